@@ -34,7 +34,7 @@ use crate::{
     connections::Progress,
     hosts,
     model::Problem,
-    problem,
+    problem::{self, Reason},
     program::Program,
     refusal_log::RefusalLog,
     routes::{path_at_node, whole},
@@ -266,7 +266,7 @@ impl Guard {
             tracing::warn!(
                 target: "turnpike::audit",
                 by = via.to_string(), request = what.request, path_bytes = what.path_bytes,
-                status = problem.status, code = problem.code,
+                status = problem.status, code = problem.code, reason = problem.reason(),
                 "admin request refused"
             );
         }
@@ -350,9 +350,10 @@ pub(crate) fn keep_from_being_kept(headers: &mut HeaderMap) {
 
 fn log(by: &str, What { request, path_bytes }: &What, response: &Response) {
     let result = response.extensions().get::<Audit>().map(|Audit(text)| text.as_str());
+    let reason = response.extensions().get::<Reason>().map(|Reason(text)| text.as_str());
     tracing::info!(
         target: "turnpike::audit",
-        by, request, path_bytes, status = response.status().as_u16(), result,
+        by, request, path_bytes, status = response.status().as_u16(), result, reason,
         "admin request"
     );
 }

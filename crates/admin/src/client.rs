@@ -29,7 +29,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 use turnpike_client::{TlsOptions, Verifier, certificates::Authorities, explain};
-use turnpike_config::{Secret, Settings, forward::ForwardSettings};
+use turnpike_config::{Secret, Settings, forward::ForwardSettings, secret_file};
 
 use crate::{
     listen::candidates,
@@ -171,11 +171,12 @@ impl Client {
     /// Where the file cannot be read. Whether somebody is there turns out with the first question.
     pub fn new(target: Option<Target>, token_file: Option<&Path>) -> Result<Self, ClientError> {
         let token = token_file.map(|path| {
-            let text = fs::read_to_string(path);
-            text.map_err(|source| ClientError::Token { path: path.to_owned(), source })
+            let invalid = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+            let found =
+                fs::read_to_string(path).and_then(|text| secret_file::first_secret(&text).map_err(invalid));
+            found.map_err(|source| ClientError::Token { path: path.to_owned(), source })
         });
-        let token =
-            token.transpose()?.map(|text| Secret::new(text.lines().next().unwrap_or_default().trim()));
+        let token = token.transpose()?.map(|token| Secret::new(token.reveal().trim_end()));
         let found = || candidates(Job::Serve).into_iter().map(Target::Unix).collect();
         let targets = target.map_or_else(found, |target| vec![target]);
         let runtime = Builder::new_current_thread().enable_all().build();

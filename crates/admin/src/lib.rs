@@ -25,6 +25,7 @@ mod key_rates;
 mod listen;
 mod live;
 pub mod model;
+mod occupant;
 mod plain_text;
 mod predecessor;
 mod problem;

@@ -27,6 +27,7 @@ use crate::{
     changes::Changes,
     connections::{self, Closings, Limits},
     model::Job,
+    occupant,
     predecessor::{self, Predecessor, Successor},
     program::{Fleet, Program},
     questions, routes,
@@ -52,6 +53,15 @@ pub enum ListenError {
         address: String,
         /// The kernel's answer.
         source: io::Error,
+    },
+    /// A process that is about to end has the address.
+    #[error(
+        "cannot serve the admin interface on {address}: another turnpike is still draining here; wait for its end, end it, or choose another \
+         address with --admin ADDRESS"
+    )]
+    Draining {
+        /// As it was configured.
+        address: String,
     },
     /// An address for applications cannot be had.
     #[error("cannot listen for applications on {address}: {source}; choose another in credentials.listen")]
@@ -333,7 +343,18 @@ impl Bound {
         lent: Option<OwnedFd>,
     ) -> Result<Self, ListenError> {
         let configured = address.to_string();
-        let failed = |address: String| |source| ListenError::Address { address, source };
+        let failed = |address: String, source: io::Error, drains: &dyn Fn() -> bool| {
+            let is_taken = source.kind() == io::ErrorKind::AddrInUse;
+            if is_taken && drains() {
+                ListenError::Draining { address }
+            } else {
+                ListenError::Address { address, source }
+            }
+        };
+        let unix = |name: &UnixName, shown: String, lent: Option<OwnedFd>| {
+            let bound = Self::unix(name, (configured.clone(), shown.clone()), lent);
+            bound.map_err(|source| failed(shown, source, &|| occupant::drains_at_unix(name)))
+        };
         match address {
             AdminAddress::DefaultSocket => {
                 let directory = runtime_directory::own();
@@ -344,13 +365,11 @@ impl Bound {
                 let name = path.to_str().ok_or_else(|| invalid("not UTF-8"))?;
                 let name = UnixName::new(name).map_err(invalid)?;
                 let shown = format!("unix:{}", path.display());
-                Self::unix(&name, (configured, shown.clone()), lent).map_err(failed(shown))
+                unix(&name, shown, lent)
             }
-            AdminAddress::Unix(name) => {
-                let shown = configured.clone();
-                Self::unix(name, (configured, shown.clone()), lent).map_err(failed(shown))
-            }
-            AdminAddress::Tcp(at) => Self::tcp(*at, tls, lent).map_err(failed(format!("tcp {at}"))),
+            AdminAddress::Unix(name) => unix(name, configured.clone(), lent),
+            AdminAddress::Tcp(at) => Self::tcp(*at, tls, lent)
+                .map_err(|source| failed(format!("tcp {at}"), source, &|| occupant::drains_at(*at))),
         }
     }
 

@@ -190,17 +190,28 @@ impl Problem {
         )
     }
 
+    /// Detail and errors in one line.
+    pub(crate) fn reason(&self) -> String {
+        let detail = std::iter::once(&*self.detail);
+        detail.chain(self.errors.iter().map(|error| &**error)).collect::<Vec<_>>().join("; ")
+    }
+
     pub(crate) fn with_errors(mut self, errors: Vec<String>) -> Self {
         self.errors = errors;
         self
     }
 }
 
+/// Why a request failed, for its audit line.
+#[derive(Clone)]
+pub(crate) struct Reason(pub(crate) String);
+
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let body = escape::json(&serde_json::to_string(&self).unwrap_or_default()).into_owned();
         let mut response = (status, [(header::CONTENT_TYPE, PROBLEM_JSON)], body).into_response();
+        response.extensions_mut().insert(Reason(self.reason()));
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
         }

@@ -3,7 +3,7 @@
 use std::{fs, io, path::PathBuf};
 
 use clap::{ArgGroup, Args};
-use turnpike_config::{Secret, access_tokens, restapi_credentials};
+use turnpike_config::{Secret, access_tokens, restapi_credentials, secret_file};
 
 /// Flags of `turnpike credentials`.
 #[derive(Args)]
@@ -88,11 +88,8 @@ fn given(text: Option<String>, file: Option<PathBuf>) -> io::Result<Option<Secre
     let content = content
         .map(Secret::new)
         .map_err(|error| io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display())))?;
-    match content.reveal().lines().next() {
-        None | Some("") => Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("the first line of {} is empty", path.display()),
-        )),
-        Some(line) => Ok(Some(Secret::new(line))),
-    }
+    let found = secret_file::first_secret(content.reveal());
+    found
+        .map(Some)
+        .map_err(|why| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", path.display())))
 }

@@ -162,6 +162,7 @@ fn managed(ask: impl FnOnce(&mut dyn Write) -> Result<(), ManageError>) -> ExitC
             error @ (ManageError::Store(DaemonError::NoStore)
             | ManageError::Address(_)
             | ManageError::OtherRealm { .. }
+            | ManageError::Secret { .. }
             | ManageError::NoRealm),
         ) => fail(BAD_USAGE, &error),
         Err(error) => fail(FAILED, &error),

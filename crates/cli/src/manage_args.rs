@@ -14,7 +14,9 @@ use turnpike_admin::{
     commands::{CommandError, Format, Keeper, MadeUp},
     model::{NewKey, NewRealm, NewSecret, NewUser, Rotation},
 };
-use turnpike_config::{Flags, Secret, Settings, Sources, api_keys, limit_keys, restapi_credentials};
+use turnpike_config::{
+    Flags, Secret, Settings, Sources, api_keys, limit_keys, restapi_credentials, secret_file,
+};
 use turnpike_daemon::DaemonError;
 
 /// Whose store it is: a running server's, or one that is named in the same way as for `serve`.
@@ -412,6 +414,14 @@ pub(crate) enum ManageError {
     /// TURNPIKE_ADMIN.
     #[error("TURNPIKE_ADMIN: {0}")]
     Address(String),
+    /// A file of a secret or password that holds something else.
+    #[error("{}: {why}", path.display())]
+    Secret {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// A file that a flag names.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
@@ -427,7 +437,7 @@ fn made_up() -> Secret {
     turnpike_daemon::random_password()
 }
 
-/// The text, or the first line of the file. An empty one is told by whoever takes it.
+/// The text, or the first line of the file.
 fn first_line(text: Option<String>, file: Option<PathBuf>) -> Result<Option<Secret>, ManageError> {
     let path = match (text, file) {
         (Some(text), _) => return Ok(Some(Secret::new(text))),
@@ -436,6 +446,7 @@ fn first_line(text: Option<String>, file: Option<PathBuf>) -> Result<Option<Secr
     };
     let read =
         if path.as_os_str() == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(&path) };
-    let text = read.map(Secret::new).map_err(|source| ManageError::Unreadable { path, source })?;
-    Ok(Some(Secret::new(text.reveal().lines().next().unwrap_or_default())))
+    let unreadable = |source| ManageError::Unreadable { path: path.clone(), source };
+    let text = read.map(Secret::new).map_err(unreadable)?;
+    secret_file::first_secret(text.reveal()).map(Some).map_err(|why| ManageError::Secret { path, why })
 }

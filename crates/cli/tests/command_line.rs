@@ -201,12 +201,14 @@ fn a_pair_of_relay_addresses_the_wrong_way_round_is_told_the_right_one() {
         ];
         turnpike(&arguments)
     };
-    let output = serve("198.51.100.7=127.0.0.1");
+    let output = serve("10.255.255.9=127.0.0.1");
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    assert!(stderr(&output).contains("write it first, 127.0.0.1=198.51.100.7"), "{}", stderr(&output));
-    let output = serve("198.51.100.7/127.0.0.1");
-    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-    assert!(stderr(&output).contains("write 127.0.0.1=198.51.100.7"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("write it first, 127.0.0.1=10.255.255.9"), "{}", stderr(&output));
+    for mistaken in ["198.51.100.7=127.0.0.1", "198.51.100.7/127.0.0.1", "127.0.0.1/198.51.100.7"] {
+        let output = serve(mistaken);
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains("write 127.0.0.1=198.51.100.7"), "{}", stderr(&output));
+    }
 }
 
 #[test]

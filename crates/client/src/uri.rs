@@ -7,6 +7,8 @@ use std::{
     str::FromStr,
 };
 
+use turnpike_net::split_zone;
+
 use crate::transport::Transport;
 
 /// A server, and how the name says that it is to be reached.
@@ -198,8 +200,7 @@ fn split_scheme(text: &str) -> Result<(Option<Scheme>, &str), InvalidServerUri> 
 
 /// Takes an address with a zone too, such as `fe80::1%eth0` (RFC 4007 section 11).
 fn is_ipv6(text: &str) -> bool {
-    let (address, zone) = text.split_once('%').map_or((text, None), |(address, zone)| (address, Some(zone)));
-    address.parse::<Ipv6Addr>().is_ok() && zone.is_none_or(|zone| !zone.is_empty() && !zone.contains('/'))
+    text.parse::<Ipv6Addr>().is_ok() || split_zone(text).is_some()
 }
 
 /// Host and port; only an IPv6 address may hold colons, and only in brackets when a port follows.
@@ -270,6 +271,8 @@ mod tests {
             ("[::1]x", "brackets"),
             ("[fe80::1%]:1", "brackets"),
             ("[a%eth0]:1", "brackets"),
+            ("[fe80::1%eth 0]:1", "brackets"),
+            ("[fe80::1%eth0%1]:1", "brackets"),
             ("turn:a b", "no host name"),
             ("turn://a:1", "\"turn:a:1\""),
             ("http://a", "none of turn"),

@@ -417,7 +417,9 @@ pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
     let mut doubt = |key: &str, what: String| doubts.push(format!("{}: {key}: {what}", settings.origin(key)));
     // If some are to be detected, all are looked at once they are known.
     let fixed: Option<Vec<_>> = settings.relay_addresses.iter().map(RelayPlace::fixed).collect();
-    relay_doubts(&fixed.unwrap_or_default()).into_iter().for_each(|what| doubt("relay.addresses", what));
+    relay_doubts(settings, &fixed.unwrap_or_default())
+        .into_iter()
+        .for_each(|what| doubt("relay.addresses", what));
     let certificate = match (&settings.tls_cert, &settings.tls_certificates[..]) {
         (Some(_), _) => Some("tls.cert"),
         (None, [_, ..]) => Some("tls.certificates"),

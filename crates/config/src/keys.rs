@@ -26,7 +26,12 @@ pub(super) const ADDRESSES: Kind<Vec<SocketAddr>> =
 
 /// `ADDR:PORT`, perhaps with a zone.
 pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
-    socket_address(text).map_err(|error| match error {
+    zoned(socket_address(text))
+}
+
+/// The reason for which an address with a zone cannot be read.
+pub(super) fn zoned<T>(read: Result<T, AddressError>) -> Result<T, &'static str> {
+    read.map_err(|error| match error {
         AddressError::Form => "",
         AddressError::NoSuchInterface => "this machine has no interface of that name",
     })

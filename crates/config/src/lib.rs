@@ -36,6 +36,7 @@ pub mod restapi_credentials;
 pub mod runtime_directory;
 mod sandbox_keys;
 mod secret;
+pub mod secret_file;
 mod settings;
 mod source;
 mod sources;

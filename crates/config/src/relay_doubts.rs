@@ -1,18 +1,14 @@
 //! Relay addresses that work, but hardly for whom the server is meant.
 
-use std::net::IpAddr;
-
 use turnpike_relay::RelayAddress;
+use turnpike_wire::address::is_private;
+
+use crate::Settings;
 
 /// Sentences for the log, about addresses that were named or detected.
-pub fn relay_doubts(addresses: &[RelayAddress]) -> Vec<String> {
-    let mut doubts = Vec::new();
-    let private = addresses.iter().find(|address| address.external.is_none() && is_private(address.bind));
-    if let Some(RelayAddress { bind, .. }) = private {
-        doubts.push(format!(
-            "relay address {bind} is private: behind a NAT, name the public one with --relay-ip {bind}=PUBLIC or --relay-ip auto=PUBLIC"
-        ));
-    }
+pub fn relay_doubts(settings: &Settings, addresses: &[RelayAddress]) -> Vec<String> {
+    let mut doubts: Vec<String> =
+        addresses.iter().filter_map(|address| unreachable(settings, address)).take(1).collect();
     if !addresses.is_empty() && addresses.iter().all(|address| address.bind.is_ipv6()) {
         doubts.push(
             "all relay addresses are IPv6: browsers and most other clients name no family, which means IPv4, and get error 440; add an IPv4 \
@@ -23,40 +19,75 @@ pub fn relay_doubts(addresses: &[RelayAddress]) -> Vec<String> {
     doubts
 }
 
-fn is_private(address: IpAddr) -> bool {
-    match address {
-        // RFC 6598, behind a carrier's NAT.
-        IpAddr::V4(v4) => v4.is_private() || v4.octets()[0] == 100 && v4.octets()[1] & 0xC0 == 64,
-        IpAddr::V6(v6) => v6.is_unique_local(),
+/// Why peers elsewhere cannot reach this address.
+fn unreachable(settings: &Settings, address: &RelayAddress) -> Option<String> {
+    let RelayAddress { bind, external } = *address;
+    match external {
+        // Clients of a server that listens on loopback alone are on this machine, as their peers are.
+        None if bind.is_loopback() => (!listens_on_loopback_alone(settings)).then(|| {
+            format!(
+                "relay address {bind} is loopback: it reaches this machine alone, and of that only what peers.allow names; name an address \
+                 of a network with --relay-ip, or leave it out to have it detected"
+            )
+        }),
+        Some(external) if bind.is_loopback() && !external.is_loopback() => Some(format!(
+            "relay address {bind}={external}: nothing leaves this machine from loopback; write --relay-ip auto={external}"
+        )),
+        None if is_private(bind) => Some(format!(
+            "relay address {bind} is private: behind a NAT, name the public one with --relay-ip {bind}=PUBLIC or --relay-ip auto=PUBLIC"
+        )),
+        Some(external) if is_private(external) && !external.is_loopback() => Some(format!(
+            "relay address {bind}={external}: {external} is private, so peers on the Internet cannot reach it; write the public address"
+        )),
+        _ => None,
     }
+}
+
+fn listens_on_loopback_alone(settings: &Settings) -> bool {
+    let mut listeners = settings.listen.iter().chain(&settings.tls_listen).chain(&settings.dtls_listen);
+    listeners.all(|at| at.ip().is_loopback())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn private_addresses_and_ipv6_alone_are_warned_about() {
+    fn doubts(listen: &str, named: &[&str]) -> Vec<String> {
         let address = |text: &str| {
             let (bind, external) = text.split_once('=').map_or((text, None), |(bind, to)| (bind, Some(to)));
             let ip = |text: &str| text.parse().unwrap();
             RelayAddress { bind: ip(bind), external: external.map(ip) }
         };
+        let settings = Settings { listen: vec![listen.parse().unwrap()], ..Settings::default() };
+        relay_doubts(&settings, &named.iter().map(|text| address(text)).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn addresses_that_peers_cannot_reach_and_ipv6_alone_are_warned_about() {
         for (named, words) in [
             (&["203.0.113.5"][..], &[][..]),
-            (&["127.0.0.1"], &[]),
+            (&["127.0.0.1"], &["127.0.0.1 is loopback"]),
+            (&["::1", "203.0.113.5"], &["::1 is loopback"]),
+            (&["127.0.0.1=203.0.113.5"], &["write --relay-ip auto=203.0.113.5"]),
             (&["10.0.0.5=203.0.113.5"], &[]),
+            (&["10.0.0.5=192.168.1.5"], &["192.168.1.5 is private, so peers on the Internet"]),
             (&["203.0.113.5", "10.0.0.5"], &["10.0.0.5 is private"]),
             (&["100.64.0.1"], &["is private"]),
+            (&["192.0.0.2"], &["is private"]),
+            (&["169.254.3.3"], &["is private"]),
             (&["2001:db8::1"], &["error 440"]),
             (&["fd00::1"], &["fd00::1 is private", "error 440"]),
             (&["2001:db8::1", "203.0.113.5"], &[]),
             (&[], &[]),
         ] {
-            let addresses: Vec<_> = named.iter().map(|text| address(text)).collect();
-            let doubts = relay_doubts(&addresses);
+            let doubts = doubts("0.0.0.0:3478", named);
             assert_eq!(doubts.len(), words.len(), "{named:?}: {doubts:?}");
             assert!(doubts.iter().zip(words).all(|(doubt, word)| doubt.contains(word)), "{doubts:?}");
         }
+    }
+
+    #[test]
+    fn a_server_for_this_machine_alone_may_relay_on_loopback() {
+        assert_eq!(doubts("127.0.0.1:3478", &["127.0.0.1"]), [] as [&str; 0]);
     }
 }

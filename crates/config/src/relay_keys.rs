@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use turnpike_relay::RelayAddress;
+use turnpike_wire::address::is_private;
 
 use crate::{
     key::{Kind, list_of},
@@ -113,6 +114,7 @@ pub(crate) fn address(text: &str) -> Result<RelayAddress, String> {
     if let Some((public, local)) = text.split_once('/')
         && let (Ok(public), Ok(local)) = (unicast(public), unicast(local))
     {
+        let (local, public) = if is_swapped(local, public) { (public, local) } else { (local, public) };
         return Err(format!("coturn's PUBLIC/LOCAL is LOCAL=PUBLIC here: write {local}={public}"));
     }
     let (bind, external) = match text.split_once('=') {
@@ -122,7 +124,15 @@ pub(crate) fn address(text: &str) -> Result<RelayAddress, String> {
     if external.is_some_and(|external| external.is_ipv4() != bind.is_ipv4()) {
         return Err("the external address has another family than the local one".to_owned());
     }
+    if let Some(external) = external.filter(|external| is_swapped(bind, *external)) {
+        return Err(format!("LOCAL comes first, and {external} is private: write {external}={bind}"));
+    }
     Ok(RelayAddress { bind, external })
+}
+
+/// Public and private address have each other's place: a NAT shows its clients' private addresses to nobody.
+pub(crate) fn is_swapped(local: IpAddr, public: IpAddr) -> bool {
+    is_private(public) && !is_private(local) && local.is_ipv4() == public.is_ipv4()
 }
 
 fn unicast(text: &str) -> Result<IpAddr, String> {
@@ -183,6 +193,12 @@ mod tests {
     fn mistaken_entries_are_told_with_the_right_ones() {
         for (text, why) in [
             ("203.0.113.5/10.0.0.5", "write 10.0.0.5=203.0.113.5"),
+            ("10.0.0.5/203.0.113.5", "write 10.0.0.5=203.0.113.5"),
+            (
+                "203.0.113.5=10.0.0.5",
+                "LOCAL comes first, and 10.0.0.5 is private: write 10.0.0.5=203.0.113.5",
+            ),
+            ("203.0.113.5=100.64.0.9", "write 100.64.0.9=203.0.113.5"),
             ("auto=turn.example.org", "\"turn.example.org\" is not an IP address"),
             ("auto=0.0.0.0", "unspecified"),
             ("10.0.0.5=2001:db8::5", "another family"),

@@ -1,10 +1,6 @@
 //! The sources of settings (flags, environment, file) brought into one shape: [`Node`]s that remember their origin.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use toml::{
     Spanned,
@@ -13,7 +9,7 @@ use toml::{
 use turnpike_strict::nearest;
 use zeroize::Zeroizing;
 
-use super::{Mistake, Origin, key::KeySpec};
+use super::{Mistake, Origin, key::KeySpec, secret_file};
 
 /// A value and where it stands.
 #[derive(Clone)]
@@ -126,16 +122,11 @@ pub(crate) fn environment_node<S>(
         }
         (None, Some(path)) => match fs::read_to_string(path).map(Zeroizing::new) {
             Ok(text) => {
-                let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
                 let origin = Origin::Environment(file_name);
                 if spec.secret {
-                    let nodes = lines.map(|(line, text)| Node {
-                        value: Value::text(text),
-                        origin: Origin::File { path: PathBuf::from(path), line, column: 1 },
-                    });
-                    return Some(Node { value: Value::List(nodes.collect()), origin });
+                    return secrets(spec, Path::new(path), &text, origin, problems);
                 }
-                let lines: Vec<&str> = lines.map(|(_, line)| line).collect();
+                let lines: Vec<&str> = secret_file::lines(&text).map(|(_, line)| line).collect();
                 if !spec.list && lines.len() > 1 {
                     let what = format!("{path} has {} lines", lines.len());
                     problems.push(Mistake::new(&origin, spec.path, what, "one line"));
@@ -155,6 +146,32 @@ pub(crate) fn environment_node<S>(
         },
         (None, None) => None,
     }
+}
+
+/// The secrets of a file, one a line; mistakes go to `problems`, and with one of them nothing is read.
+fn secrets<S>(
+    spec: &KeySpec<S>,
+    path: &Path,
+    text: &str,
+    origin: Origin,
+    problems: &mut Vec<Mistake>,
+) -> Option<Node> {
+    let mut nodes = Vec::new();
+    let mut is_good = true;
+    for (line, secret) in secret_file::lines(text) {
+        let origin = Origin::File { path: path.to_owned(), line, column: 1 };
+        if let Some(fault) = secret_file::fault(secret) {
+            problems.push(Mistake::new(&origin, spec.path, fault, ""));
+            is_good = false;
+        }
+        nodes.push(Node { value: Value::text(secret), origin });
+    }
+    if nodes.is_empty() {
+        let problem = format!("{} is empty", path.display());
+        problems.push(Mistake::new(&origin, spec.path, problem, "at least one line, or no such variable"));
+        return None;
+    }
+    is_good.then(|| Node { value: Value::List(nodes), origin })
 }
 
 /// Variables that look like ours and are none of `known`. No errors: Kubernetes, for one, sets `TURNPIKE_PORT` and the like in

@@ -112,6 +112,10 @@ pub(super) const STATE: Kind<StateDir> = Kind::one(
         Some(match &*text {
             "" => StateDir::Default,
             "off" => StateDir::Off,
+            file if is_file_name(file) => {
+                let why = "this names a database and not a directory: name a database with store.url (--store), as sqlite:///PATH";
+                return reader.refuse(node, Some(why.to_owned()));
+            }
             dir => StateDir::At(dir.into()),
         })
     },
@@ -121,6 +125,10 @@ pub(super) const STATE: Kind<StateDir> = Kind::one(
         StateDir::At(dir) => quoted(&dir.display().to_string()),
     },
 );
+
+fn is_file_name(text: &str) -> bool {
+    text.contains("://") || [".sqlite", ".sqlite3", ".db"].iter().any(|ending| text.ends_with(ending))
+}
 
 /// What clients get whose user it cannot tell.
 pub(super) const UNAVAILABLE: Kind<WhenUnavailable> = named!(

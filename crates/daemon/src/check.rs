@@ -15,7 +15,7 @@ use crate::{
 /// All of it, each with the place that names it.
 pub fn check_start(settings: &Settings) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
-    match store::address(settings) {
+    match store::checked_address(settings) {
         Ok(address) => mistakes.extend(address.and_then(|address| missing_database(settings, &address))),
         Err(errors) => mistakes.extend(errors.0),
     }

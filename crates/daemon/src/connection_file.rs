@@ -12,7 +12,7 @@ use std::{
     collections::HashMap,
     fmt::Write as _,
     fs::{self, File, OpenOptions},
-    io::{self, Write as _},
+    io,
     path::Path,
 };
 
@@ -29,6 +29,8 @@ pub(crate) struct ConnectionFile {
     rules: HashMap<String, Rule>,
     /// A full disk is told once.
     failed: bool,
+    /// The last line in the file lacks its end.
+    is_cut: bool,
 }
 
 impl ConnectionFile {
@@ -42,23 +44,24 @@ impl ConnectionFile {
         }
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         let rules = rules.iter().map(|rule| (rule.id.0.clone(), rule.clone())).collect();
-        Ok(Self { file, format, rules, failed: false })
+        Ok(Self { file, format, rules, failed: false, is_cut: false })
     }
 
-    /// Appends a line per report in one write; `lists` say why a client was refused.
-    pub(crate) fn write(&mut self, reports: &[ConnectionReport], lists: &Lists) {
+    /// Appends a line per report in one write; `lists` say why a client was refused. Returns the number of lines that the file did not take.
+    pub(crate) fn write(&mut self, reports: &[ConnectionReport], lists: &Lists) -> u64 {
         let mut text = String::new();
         let now = Zoned::now();
         for report in reports {
             self.line(&mut text, report, lists, &now);
         }
-        let written = self.file.write_all(text.as_bytes());
-        if let Err(error) = &written
+        let (unwritten, error) = append(&mut self.file, text.as_bytes(), &mut self.is_cut);
+        if let Some(error) = &error
             && !self.failed
         {
             tracing::warn!("cannot write to the file of connections: {error}");
         }
-        self.failed = written.is_err();
+        self.failed = error.is_some();
+        unwritten
     }
 
     fn line(&self, text: &mut String, report: &ConnectionReport, lists: &Lists, now: &Zoned) {
@@ -91,6 +94,32 @@ impl ConnectionFile {
             ),
         };
     }
+}
+
+/// Appends lines; returns how many of them are not whole in the file, and why.
+fn append(file: &mut impl io::Write, lines: &[u8], is_cut: &mut bool) -> (u64, Option<io::Error>) {
+    let mut error = None;
+    if *is_cut && !lines.is_empty() {
+        // The rest of that line is lost; what comes is no part of it.
+        match file.write_all(b"\n") {
+            Ok(()) => *is_cut = false,
+            Err(why) => error = Some(why),
+        }
+    }
+    let mut rest = lines;
+    while error.is_none() && !rest.is_empty() {
+        match file.write(rest) {
+            Ok(0) => error = Some(io::ErrorKind::WriteZero.into()),
+            Ok(written) => {
+                *is_cut = rest[written - 1] != b'\n';
+                rest = &rest[written..];
+            }
+            Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+            Err(why) => error = Some(why),
+        }
+    }
+    let unwritten = rest.iter().filter(|byte| **byte == b'\n').count();
+    (u64::try_from(unwritten).unwrap_or(u64::MAX), error)
 }
 
 /// rinetd's words, "local" being the target's side and "remote" the client's. Who closed first when both ended in order is not
@@ -159,6 +188,43 @@ mod tests {
             lived: Duration::from_secs(3),
             reason,
         }
+    }
+
+    /// A disk with room for so many bytes.
+    struct Disk {
+        room: usize,
+        written: Vec<u8>,
+    }
+
+    impl io::Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let taken = bytes.len().min(self.room);
+            if taken == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.room -= taken;
+            self.written.extend_from_slice(&bytes[..taken]);
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_that_a_full_disk_does_not_take_are_counted_and_spoil_no_other() {
+        let mut disk = Disk { room: 6, written: Vec::new() };
+        let mut is_cut = false;
+        let mut append = |disk: &mut Disk, lines: &str| {
+            let (unwritten, error) = append(disk, lines.as_bytes(), &mut is_cut);
+            (unwritten, error.is_some())
+        };
+        assert_eq!(append(&mut disk, "one\ntwo\nsix\n"), (2, true));
+        assert_eq!(append(&mut disk, "ten\n"), (1, true));
+        disk.room = 100;
+        assert_eq!(append(&mut disk, "end\n"), (0, false));
+        assert_eq!(disk.written, b"one\ntw\nend\n");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, Ipv4Addr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -137,7 +137,8 @@ impl ConnectionLogWriter {
     /// Writes lines until the last worker is gone.
     pub(crate) async fn run(self) {
         let start = Instant::now();
-        let mut limits = Limits::new(&self.receiver.counts());
+        let counts = self.receiver.counts();
+        let mut limits = Limits::new(&counts);
         self.receiver
             .run(|batch, lost| {
                 let Records { lists, file } =
@@ -151,11 +152,12 @@ impl ConnectionLogWriter {
                     line.is_some() || Noise::of(report) == Noise::None
                 });
                 if let Some(file) = file {
-                    file.write(batch, lists);
+                    let unwritten = file.write(batch, lists);
+                    counts.lost.fetch_add(unwritten, Ordering::Relaxed);
                 }
                 limits.ends.due(start.elapsed()).iter().for_each(write_sums);
                 if lost > 0 {
-                    tracing::warn!(target: "turnpike::forward", lines = lost, "connection log lines lost");
+                    tracing::warn!(target: "turnpike::forward", lines = lost, "log lines lost");
                 }
             })
             .await;
@@ -267,8 +269,6 @@ fn why(reason: EndReason) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use turnpike_config::forward::LineFormat;
     use turnpike_forward::RuleId;
 

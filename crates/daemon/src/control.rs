@@ -15,7 +15,7 @@ use std::{
 
 use tokio::{
     runtime,
-    sync::{mpsc, oneshot},
+    sync::{Notify, mpsc, oneshot},
     task::{self, JoinHandle},
     time::{Instant, sleep, timeout},
 };
@@ -28,7 +28,7 @@ use crate::{
     own_addresses::News,
     sandbox,
     service_manager::ServiceManager,
-    signals::Signals,
+    signals,
     upgrade::{self, Door, Estate, Patience, Program, Successor},
 };
 
@@ -41,6 +41,8 @@ const DRAIN_POLL: Duration = Duration::from_millis(100);
 const DRAIN_SETTLE: Duration = Duration::from_millis(250);
 /// How long the log may take to write what the workers left in its queue.
 const LAST_LINES: Duration = Duration::from_secs(5);
+/// How long a reload may take to end once the program is to end.
+const GRACE: Duration = Duration::from_secs(1);
 /// How long a service may take to say goodbye to others: longer than each part of that has, changes at work and a fleet.
 const GOODBYE: Duration = Duration::from_secs(6);
 /// Requests that may wait; whoever has one more waits with it.
@@ -185,9 +187,42 @@ pub(crate) trait Service: Send + 'static {
     }
 }
 
+/// Wish of a signal that the program end, for whatever waits for others meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct Stop {
+    is_asked: Arc<AtomicBool>,
+    notify: Notify,
+}
+
+impl Stop {
+    /// Ends all waits from now on.
+    pub(crate) fn ask(&self) {
+        self.is_asked.store(true, Ordering::Release);
+        self.notify.notify_waiters();
+    }
+
+    pub(crate) fn is_asked(&self) -> bool {
+        self.is_asked.load(Ordering::Acquire)
+    }
+
+    /// The same, for threads.
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_asked)
+    }
+
+    async fn asked(&self) {
+        // Registered before the flag is read, so that no call of `ask` is missed.
+        let notified = self.notify.notified();
+        if !self.is_asked() {
+            notified.await;
+        }
+    }
+}
+
 /// What is told of the control loop.
 #[derive(Debug, Default)]
 pub(crate) struct Status {
+    stop: Arc<Stop>,
     draining: AtomicBool,
     reloaded: AtomicU64,
     refused: AtomicU64,
@@ -200,6 +235,10 @@ impl Status {
     /// Whether nothing new is taken any more.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn stop(&self) -> &Arc<Stop> {
+        &self.stop
     }
 
     pub(crate) fn set_draining(&self) {
@@ -291,15 +330,25 @@ pub(crate) fn run<S: Service>(
     logging::init(level, format);
     let runtime =
         runtime::Builder::new_current_thread().enable_all().build().map_err(DaemonError::Control)?;
-    runtime.block_on(async {
-        // Before anything else, so that no signal finds its default action while sessions exist.
-        let signals = Signals::new().map_err(DaemonError::Control)?;
-        tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
+    let ended = runtime.block_on(async {
         let (control, mut requests) = Control::new();
+        let stop = Arc::clone(&control.status.stop);
+        // Before anything else, so that no signal finds its default action while sessions exist.
+        signals::pass_on(control.requests.clone(), Arc::clone(&stop)).map_err(DaemonError::Control)?;
+        tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
         // Whoever is told that this process serves may ask it at once.
         let door = Door::open(control.requests.clone());
-        let (mut service, log) = start(&control).await?;
-        tokio::spawn(signals.pass_on(control.requests.clone()));
+        let started = tokio::select! {
+            biased;
+            started = start(&control) => Some(started),
+            () = stop.asked() => None,
+        };
+        // One that was told to do without what it waited for fails.
+        let Some(started) = started.filter(|started| started.is_ok() || !stop.is_asked()) else {
+            say_stopped();
+            return Ok(());
+        };
+        let (mut service, log) = started?;
         let mut manager = ServiceManager::of_this_process();
         manager.ready();
         let failed = until_ended(&mut service, &control.status, &mut manager, &mut requests, door).await;
@@ -313,9 +362,16 @@ pub(crate) fn run<S: Service>(
         }
         // With the workers gone the log has no more writers, and ends when it is empty.
         let _ = timeout(LAST_LINES, log).await;
-        tracing::info!("stopped");
+        say_stopped();
         if failed { Err(DaemonError::Worker) } else { Ok(()) }
-    })
+    });
+    // A name that is being looked up may take half a minute, and nobody waits for it any more.
+    runtime.shutdown_background();
+    ended
+}
+
+fn say_stopped() {
+    tracing::info!("stopped");
 }
 
 /// How far the service has come.
@@ -586,10 +642,15 @@ async fn reload(
     manager: &mut ServiceManager,
 ) -> Result<Reloaded, NotReloaded> {
     manager.reloading();
-    let result = manager.stay_alive_for(service.reload()).await;
+    let result = tokio::select! {
+        biased;
+        result = manager.stay_alive_for(service.reload()) => result.map_err(NotReloaded::Refused),
+        // It has changed nothing yet: what it waits for comes before its changes. One that waits in a thread hears of the wish itself.
+        () = async { status.stop.asked().await; sleep(GRACE).await } => Err(NotReloaded::Draining),
+    };
     manager.reloaded(result.is_ok());
     status.count_reload(result.is_ok());
-    result.map_err(NotReloaded::Refused)
+    result
 }
 
 fn drain(
@@ -679,6 +740,8 @@ mod tests {
         open: AtomicU64,
         failed: bool,
         good: bool,
+        /// A reload never ends.
+        waits: bool,
     }
 
     impl Recorder {
@@ -692,6 +755,9 @@ mod tests {
 
         async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
             self.say("reload");
+            if self.waits {
+                return future::pending().await;
+            }
             if self.good { Ok(Reloaded::default()) } else { Err(vec!["line 1".to_owned()]) }
         }
         fn has_failed(&self) -> bool {
@@ -781,6 +847,48 @@ mod tests {
             drop(receiver);
         });
         (answer, service.said.into_inner().expect("no panic"), begun.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_signal_ends_a_reload_that_waits_for_others() {
+        let service = Recorder { good: true, waits: true, ..Recorder::default() };
+        let (control, mut receiver) = Control::new();
+        let status = Arc::clone(control.status());
+        let mut manager = ServiceManager::of_this_process();
+        let (reloaded, _) = tokio::join!(
+            async {
+                let (sender, answer) = oneshot::channel();
+                control.requests.send(Request::Reload(Some(sender))).await.expect("there is room");
+                sleep(Duration::from_secs(1)).await;
+                control.requests.send(Request::Drain(None)).await.expect("there is room");
+                status.stop().ask();
+                timeout(2 * GRACE, answer).await.expect("soon").expect("an answer")
+            },
+            async {
+                let mut service = service;
+                until_ended(&mut service, &status, &mut manager, &mut receiver, None).await;
+                assert_eq!(service.said.into_inner().expect("no panic"), ["reload", "drain 30"]);
+            },
+        );
+        assert_eq!(reloaded, Err(NotReloaded::Draining));
+        assert_eq!(status.reloads(), [("loaded", 0), ("failed", 1)]);
+    }
+
+    #[test]
+    fn a_signal_ends_a_start_that_waits_and_names_that_are_being_looked_up() {
+        let begun = std::time::Instant::now();
+        let started = async |control: &Control| -> Result<(Recorder, JoinHandle<()>), DaemonError> {
+            // As getaddrinfo(3) does.
+            task::spawn_blocking(|| std::thread::sleep(Duration::from_secs(20)));
+            let stop = Arc::clone(control.status().stop());
+            tokio::spawn(async move {
+                sleep(Duration::from_millis(10)).await;
+                stop.ask();
+            });
+            future::pending().await
+        };
+        run(("error", LogFormat::Text), started).expect("it is what was asked for");
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     }
 
     #[tokio::test(start_paused = true)]

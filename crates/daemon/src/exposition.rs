@@ -14,7 +14,7 @@ use prometheus_client::{
 };
 use strum::VariantArray;
 
-use crate::{admin::MetricsPage, control::Status, log_limit::LogCounts, process::ProcessUsage};
+use crate::{admin::MetricsPage, control::Status, log_limit::LogCounts, logging, process::ProcessUsage};
 
 /// The page of what `scrape` collects.
 pub(crate) fn page<C: Collector>(
@@ -28,7 +28,7 @@ pub(crate) fn page<C: Collector>(
             draining: status.is_draining(),
             reloads: status.reloads(),
             upgrades: status.upgrades(),
-            log_lost: log.lost.load(Ordering::Relaxed),
+            log_lost: log.lost.load(Ordering::Relaxed) + logging::unwritten(),
             log_suppressed: [&log.refusals, &log.ends].map(|count| count.load(Ordering::Relaxed)),
         }))?;
         Ok(status.carried().add_to(text))
@@ -99,7 +99,7 @@ pub(crate) struct Common {
     pub(crate) reloads: [(&'static str, u64); 2],
     /// Times that a new process was to take over, by result.
     pub(crate) upgrades: [(&'static str, u64); 2],
-    /// Log lines lost because the control thread lagged behind.
+    /// Log lines lost because the control thread lagged behind, or nothing took them.
     pub(crate) log_lost: u64,
     /// Log lines not written because there were too many: of refusals, of ends.
     pub(crate) log_suppressed: [u64; 2],
@@ -127,7 +127,7 @@ impl Common {
         encoder
             .encode_descriptor(
                 "log_lines_lost",
-                "Log lines of sessions and connections lost because the log was too slow.",
+                "Log lines lost because the log was too slow or could not be written, to a full disk for instance.",
                 None,
                 MetricType::Counter,
             )?

@@ -24,7 +24,7 @@ use crate::{
     changes::ForwardChanges,
     connection_file::ConnectionFile,
     connection_log::{Records, SharedRecords, connection_log},
-    control::{self, Control, Reloaded, Service, Status, say_warnings},
+    control::{self, Control, Reloaded, Service, Status, Stop, say_warnings},
     denial::Lists,
     error::DaemonError,
     forward_estate::{ForwardEstate, ForwardInheritance},
@@ -84,6 +84,7 @@ struct PortForwarder {
     says_kernel: bool,
     /// For as long as something may be bound anew.
     passed: Arc<PassedSockets>,
+    stop: Arc<Stop>,
     forwarder: Arc<Forwarder>,
     records: SharedRecords,
     page: Arc<dyn Serving>,
@@ -105,6 +106,7 @@ impl PortForwarder {
         say_warnings(&warnings);
         let (workers, datapath, reason) = threads(&settings, before.as_ref());
         passed::check(&passed, workers, |transport, at| listens(&settings.rules, transport, at))?;
+        passed::say_few_workers(&passed, settings.origin("forward.workers"), workers);
         raise_open_files(&settings, workers);
 
         let records = SharedRecords::new(Mutex::new(open_records(&settings)?));
@@ -115,7 +117,8 @@ impl PortForwarder {
         let (logger, writer) = connection_log(Arc::clone(&records));
         let log_counts = logger.counts();
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
-        let runtime = for_runtime(&settings, &settings, workers, datapath, &passed);
+        let stop = control.status().stop();
+        let runtime = for_runtime(&settings, &settings, (workers, datapath), &passed, stop);
         let is_first = before.is_none();
         let (forwarder, failed) = match before {
             None => Forwarder::start(&runtime, &settings.rules, log)?,
@@ -157,6 +160,7 @@ impl PortForwarder {
             datapath,
             says_kernel,
             passed,
+            stop: Arc::clone(stop),
             forwarder,
             records,
             page,
@@ -164,6 +168,10 @@ impl PortForwarder {
             pid_file,
         };
         Ok((service, tokio::spawn(writer.run())))
+    }
+
+    fn for_runtime(&self, settings: &ForwardSettings) -> Settings {
+        for_runtime(settings, &self.started, (self.workers, self.datapath), &self.passed, &self.stop)
     }
 
     async fn take(&mut self, loaded: ForwardLoaded) -> Result<Reloaded, DaemonError> {
@@ -175,7 +183,7 @@ impl PortForwarder {
             return Err(DaemonError::Sandbox(gone));
         }
         let records = open_records(&new)?;
-        let runtime = for_runtime(&new, &self.started, self.workers, self.datapath, &self.passed);
+        let runtime = self.for_runtime(&new);
         let (forwarder, rules) = (Arc::clone(&self.forwarder), new.rules.clone());
         // Names are looked up.
         let reload = tokio::task::spawn_blocking(move || forwarder.reload(&runtime, &rules));
@@ -221,7 +229,7 @@ impl Service for PortForwarder {
     }
 
     fn look(&mut self) {
-        let runtime = for_runtime(&self.settings, &self.started, self.workers, self.datapath, &self.passed);
+        let runtime = self.for_runtime(&self.settings);
         let come = self.forwarder.retry(&runtime);
         if !come.is_empty() {
             say_listeners(&self.settings, &self.forwarder, |id| come.contains(id));
@@ -380,9 +388,9 @@ fn for_lookers(
 fn for_runtime(
     settings: &ForwardSettings,
     started: &ForwardSettings,
-    workers: usize,
-    datapath: Datapath,
+    (workers, datapath): (usize, Datapath),
     passed: &Arc<PassedSockets>,
+    stop: &Stop,
 ) -> Settings {
     Settings {
         workers,
@@ -396,6 +404,7 @@ fn for_runtime(
         resolve_every: Duration::from_secs(settings.resolve_every.into()),
         keep_going: settings.keep_going,
         passed: Arc::clone(passed),
+        stopping: stop.flag(),
     }
 }
 

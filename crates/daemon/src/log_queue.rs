@@ -5,9 +5,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout},
+};
 
-use crate::log_limit::LogCounts;
+use crate::{log_limit::LogCounts, logging};
 
 /// Entries that may wait for the control thread: twice the default limit of allocations and of connections, so that a stop
 /// loses none of their lines. Beyond that lines are lost and counted rather than a worker held up. The queue grows as needed; an
@@ -21,6 +24,9 @@ const BATCH: usize = 1024;
 const PAUSE: Duration = Duration::from_millis(20);
 /// The writer is called at least this often, so that it can write sums when nothing else comes.
 const QUIET: Duration = Duration::from_secs(1);
+
+/// Between two reports of lost lines while none can be written.
+const REPORT_AGAIN: Duration = Duration::from_secs(60);
 
 /// The workers' end.
 pub(crate) struct LogSender<T> {
@@ -58,18 +64,23 @@ impl<T> LogReceiver<T> {
         Arc::clone(&self.counts)
     }
 
-    /// Writes until the last sender is gone: `write` gets some entries at a time, and how many were lost since the last time. It is
-    /// called each second though there are none.
+    /// Writes until the last sender is gone: `write` gets some entries at a time, and how many log lines were lost since the last time. It
+    /// is called each second though there are none.
     pub(crate) async fn run(mut self, mut write: impl FnMut(&mut Vec<T>, u64)) {
         let mut batch = Vec::new();
-        let mut reported = 0;
+        let mut reported = logging::unwritten();
+        let mut next_report = Instant::now();
         // No entry is lost by the end of the wait (tokio's `recv_many` is cancel safe).
         while !matches!(timeout(QUIET, self.receiver.recv_many(&mut batch, BATCH)).await, Ok(0)) {
-            let lost = self.counts.lost.load(Ordering::Relaxed);
-            let report = lost > reported && self.receiver.is_empty();
+            let unwritten = logging::unwritten();
+            let lost = self.counts.lost.load(Ordering::Relaxed) + unwritten;
+            let report = lost > reported && self.receiver.is_empty() && Instant::now() >= next_report;
             write(&mut batch, if report { lost - reported } else { 0 });
             batch.clear();
-            if report {
+            if report && logging::unwritten() > unwritten {
+                // A log that takes nothing takes no report either.
+                next_report = Instant::now() + REPORT_AGAIN;
+            } else if report {
                 reported = lost;
             }
             if self.receiver.len() < BATCH {

@@ -4,8 +4,11 @@ use std::{
     env,
     ffi::OsString,
     fmt::{Debug, Display},
-    io::{self, IsTerminal, Stderr, Write},
-    sync::{Mutex, OnceLock, PoisonError},
+    io::{self, IsTerminal, Write},
+    sync::{
+        Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -54,11 +57,11 @@ pub fn init(level: &str, format: LogFormat) {
     let colours = are_coloured(io::stderr().is_terminal(), env::var_os("NO_COLOR"));
     let layer = fmt::layer().with_ansi(colours);
     let layer: Box<dyn Layer<Registry> + Send + Sync> = match format {
-        LogFormat::Text => layer.fmt_fields(Fields).with_writer(io::stderr).boxed(),
-        LogFormat::Json => layer.json().flatten_event(true).with_writer(|| JsonLines(io::stderr())).boxed(),
+        LogFormat::Text => layer.fmt_fields(Fields).with_writer(lines).boxed(),
+        LogFormat::Json => layer.json().flatten_event(true).with_writer(|| JsonLines(lines())).boxed(),
         LogFormat::Journald => {
             let layer = layer.with_ansi(false).fmt_fields(Fields).event_format(Journal::default());
-            layer.with_writer(io::stderr).boxed()
+            layer.with_writer(lines).boxed()
         }
     };
     let quiet = filter_fn(|metadata| !is_silenced(metadata.target()));
@@ -167,10 +170,41 @@ impl Visit for FieldsOfLine<'_> {
     }
 }
 
-/// Writes lines of JSON that a terminal can show.
-struct JsonLines(Stderr);
+/// Lines that nothing took: the disk was full, for instance.
+static UNWRITTEN: AtomicU64 = AtomicU64::new(0);
 
-impl Write for JsonLines {
+/// Number of log lines that could not be written.
+pub(crate) fn unwritten() -> u64 {
+    UNWRITTEN.load(Ordering::Relaxed)
+}
+
+fn lines() -> Lines<io::Stderr> {
+    Lines { to: io::stderr(), unwritten: &UNWRITTEN }
+}
+
+/// Writes whole lines, and counts those that cannot be written.
+struct Lines<W> {
+    to: W,
+    unwritten: &'static AtomicU64,
+}
+
+impl<W: Write> Write for Lines<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.to.write_all(line).is_err() {
+            self.unwritten.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// Writes lines of JSON that a terminal can show.
+struct JsonLines<W>(W);
+
+impl<W: Write> Write for JsonLines<W> {
     /// Takes whole lines: the subscriber writes each at once.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         match str::from_utf8(line) {
@@ -229,6 +263,23 @@ mod tests {
                 "{terminal} {no_color:?}"
             );
         }
+    }
+
+    #[test]
+    fn lines_for_a_full_disk_are_counted() {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let full = || Lines {
+            to: std::fs::OpenOptions::new().write(true).open("/dev/full").expect("null(4)"),
+            unwritten: &COUNT,
+        };
+        for line in ["one\n", "two\n"] {
+            full().write_all(line.as_bytes()).expect("it is counted, and no error");
+        }
+        JsonLines(full()).write_all(b"{}\n").expect("the same");
+        assert_eq!(COUNT.load(Ordering::Relaxed), 3);
+        let mut disk = Vec::new();
+        Lines { to: &mut disk, unwritten: &COUNT }.write_all(b"four\n").expect("room");
+        assert_eq!((&disk[..], COUNT.load(Ordering::Relaxed)), (&b"four\n"[..], 3));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Sockets that a service manager has passed: what they say about settings, and whether something listens on each.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, thread};
 
-use turnpike_config::Flags;
+use turnpike_config::{Flags, Origin};
 use turnpike_net::{PassedSocket, PassedSockets, passed::Transport};
 
 use crate::error::DaemonError;
@@ -34,6 +34,25 @@ pub(crate) fn settings_of_forward(passed: &PassedSockets) -> Flags {
         flags.set(key, VARIABLE, workers.clone());
     }
     flags
+}
+
+/// Tells where cores stay idle because a unit passes fewer sockets of each address.
+pub(crate) fn say_few_workers(passed: &PassedSockets, origin: &Origin, workers: usize) {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    if let Some(line) = few_workers(passed, origin, (workers, cores)) {
+        tracing::info!("{line}");
+    }
+}
+
+fn few_workers(passed: &PassedSockets, origin: &Origin, (workers, cores): (usize, usize)) -> Option<String> {
+    let sockets = passed.fewest()?;
+    let is_derived = matches!(origin, Origin::Environment(name) if name == VARIABLE);
+    (is_derived && workers < cores).then(|| {
+        format!(
+            "{workers} of {cores} cores relay, because the .socket unit passes each address {sockets} times; repeat its lines once for each \
+             worker, with ReusePort=yes"
+        )
+    })
 }
 
 /// Names the first of them that nobody will read from. Clients would wait in its queue for ever: of several sockets of one address the
@@ -116,6 +135,17 @@ mod tests {
         ];
         assert_eq!(keys, expected);
         assert_eq!(passed.fewest(), Some(1));
+    }
+
+    #[test]
+    fn workers_that_a_unit_keeps_few_are_explained() {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+        let passed = passed(vec![(socket.into(), "a")]);
+        let line = |origin, cores| few_workers(&passed, &origin, (1, cores));
+        let derived = || Origin::Environment(VARIABLE.to_owned());
+        assert!(line(derived(), 4).is_some_and(|line| line.starts_with("1 of 4 cores relay")));
+        assert_eq!(line(derived(), 1), None);
+        assert_eq!(line(Origin::Flag("--workers"), 4), None, "as somebody wants it");
     }
 
     #[test]

@@ -132,6 +132,24 @@ impl Plan {
         one.contains(&address) || other.contains(&address)
     }
 
+    /// Allocations that there may be: without shared ports, no more than ports of relay addresses.
+    pub(crate) fn most_allocations(&self) -> usize {
+        let config = &self.config;
+        if config.shared_ports > 0 {
+            config.max_allocations
+        } else {
+            config.max_allocations.min(self.relay_ports())
+        }
+    }
+
+    /// Ports of all relay addresses, those of realms included.
+    fn relay_ports(&self) -> usize {
+        let config = &self.config;
+        let of_realms =
+            config.realm_limits.iter().filter_map(|limits| Some(limits.relay_ports.as_ref()?.len()));
+        (config.ports.len() + of_realms.sum::<usize>()) * config.relay.len()
+    }
+
     /// File descriptors that the relay may need: each allocation up to two sockets, though none without a port, and its client's
     /// connection, each reserved port and each connection without an allocation one, each connection to a peer two, and some for
     /// everything else.
@@ -141,7 +159,7 @@ impl Plan {
         let streams = if listeners == 0 {
             0
         } else {
-            config.max_allocations + config.streams.most_idle(config.workers)
+            self.most_allocations() + config.streams.most_idle(config.workers)
         };
         // Connections to peers have two ends, and bulk takes pipes of two ends each.
         let peers = if listeners == 0 || !config.server.tcp_relay {
@@ -150,7 +168,7 @@ impl Plan {
             config.workers * 2 * (config.server.max_total_connections + PIPES)
         };
         let sockets = (config.listen.len() + config.dtls.listen.len() + listeners) * config.workers
-            + (2 * config.max_allocations).min(config.ports.len() * config.relay.len())
+            + (2 * config.max_allocations).min(self.relay_ports())
             + config.max_reservations()
             + streams
             // At the limit, evicted and new connections coexist until the end of the tick.
@@ -369,7 +387,7 @@ fn relay_addresses(settings: &Settings, found: &[IpAddr]) -> (Vec<RelayAddress>,
                 .to_owned(),
         );
     } else if relay_keys::is_detected(places) {
-        doubts.extend(relay_doubts(&addresses));
+        doubts.extend(relay_doubts(settings, &addresses));
     }
     (addresses, doubts)
 }
@@ -377,7 +395,7 @@ fn relay_addresses(settings: &Settings, found: &[IpAddr]) -> (Vec<RelayAddress>,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use turnpike_config::{AlternateSettings, DiscoverySettings, RealmSettings, StoredKey};
+    use turnpike_config::{AlternateSettings, DiscoverySettings, RealmSettings, RelayPlace, StoredKey};
     use turnpike_testkit::randomness;
     use turnpike_turn::server::{NonceKey, RealmId, Transport};
 
@@ -418,6 +436,31 @@ mod tests {
         assert!(to("127.0.0.9:3478").expect("of this machine").contains("127.0.0.9:3478"));
         assert_eq!(to("127.0.0.9:3479"), None, "another port");
         assert_eq!(to("192.0.2.1:3478"), None, "another machine");
+    }
+
+    #[test]
+    fn files_are_for_as_many_allocations_as_there_are_relay_ports() {
+        let needed = |ports, shared_ports| {
+            let at = |bind| RelayPlace::At(RelayAddress { bind, external: None });
+            let settings = Settings {
+                ports,
+                shared_ports,
+                relay_tcp: false,
+                max_allocations: 16_384,
+                max_idle_connections: 100,
+                workers: Some(1),
+                relay_addresses: vec![at(Ipv4Addr::LOCALHOST.into())],
+                ..Settings::default()
+            };
+            let plan = Plan::new(&Merged::of(&settings), alone(), None, None, None, &Machine::find(&[]));
+            (plan.most_allocations(), plan.open_files())
+        };
+        let (allocations, files) = needed(50_000..=50_099, 0);
+        // A socket and a connection each, reservations, and connections without an allocation.
+        assert_eq!(allocations, 100);
+        assert!((300..2_000).contains(&files), "{files}");
+        assert_eq!(needed(49_152..=65_535, 0).0, 16_384);
+        assert_eq!(needed(50_000..=50_099, 4).0, 16_384);
     }
 
     #[test]

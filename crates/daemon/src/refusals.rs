@@ -255,14 +255,22 @@ impl Why {
                 Self::Credentials(Token(TokenProblem::Future { ahead: 0 }))
             }
             Self::Peer(peer, by, _) => Self::Peer(SocketAddr::new(peer.ip(), 0), by, 0),
+            Self::Request(method, code, RequestRefusal::PeerFamily(peer)) => {
+                let peer = RequestRefusal::PeerFamily(SocketAddr::new(peer.ip(), 0));
+                Self::Request(method, code, peer)
+            }
             other => other,
         }
     }
 
     /// Reason without peer, request and attribute.
     fn in_general(self) -> Self {
-        use RequestRefusal::UnknownAttribute;
-        let in_general = |why| if matches!(why, UnknownAttribute(_)) { UnknownAttribute(0) } else { why };
+        use RequestRefusal::{PeerFamily, UnknownAttribute};
+        let in_general = |why| match why {
+            UnknownAttribute(_) => UnknownAttribute(0),
+            PeerFamily(_) => PeerFamily((Ipv4Addr::UNSPECIFIED, 0).into()),
+            why => why,
+        };
         match self.without_changes() {
             Self::Peer(_, by, _) => Self::Peer((Ipv4Addr::UNSPECIFIED, 0).into(), by, 0),
             Self::Request(_, code, why) => Self::Request(Method::Binding, code, in_general(why)),

@@ -263,6 +263,7 @@ impl TurnServer {
             Some(new) => (true, new),
             None => (false, self.store.take()),
         };
+        let in_force = store.as_ref().and_then(OpenStore::taken);
         let layout = self.relay.layout();
         let merged = merge(settings, store.as_mut());
         let plan =
@@ -279,9 +280,9 @@ impl TurnServer {
             self.store = store;
         }
         let relistened = relistened.inspect_err(|_| {
-            // What it says is not in force.
-            if let Some(store) = &mut self.store {
-                store.not_in_force();
+            // What it said before stays in force.
+            if let Some(store) = self.store.as_mut().filter(|_| !is_new) {
+                store.put_back(in_force);
             }
         })?;
         (self.certificates.tls, self.certificates.dtls) = (tls, dtls);
@@ -372,6 +373,7 @@ fn plan_start(
     let (tls, dtls) = (certificates.tls.clone(), certificates.dtls.clone());
     let mut plan = Plan::new(merged, keys, tls, dtls, before.map(ServeInheritance::layout), machine);
     passed::check(passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
+    passed::say_few_workers(passed, merged.settings.origin("server.workers"), plan.config.workers);
     plan.config.passed = Arc::clone(passed);
     if let Some(before) = before {
         plan.config.datapath = before.datapath();
@@ -746,7 +748,7 @@ fn say_relistened(relistened: &Relistened) {
 }
 
 fn raise_open_files(plan: &Plan, settings: &Settings) {
-    let subject = format!("{} allocations", plan.config.max_allocations);
+    let subject = format!("{} allocations", plan.most_allocations());
     let for_applications =
         if settings.credentials.listen.is_empty() { 0 } else { admin::CREDENTIALS_DESCRIPTORS };
     let apart = admin::DESCRIPTORS + for_applications;

@@ -18,7 +18,10 @@ use crate::{
     logging::seconds,
     refusals::{
         Refusals, Why,
-        reasons::{connection_reason, credentials_reason, peer_name, peer_reason, request_reason},
+        reasons::{
+            connection_reason, credentials_reason, is_misconfiguration, peer_name, peer_reason,
+            request_reason,
+        },
     },
     session_totals::SessionTotals,
 };
@@ -146,10 +149,10 @@ impl Limits {
 }
 
 impl Limits {
-    /// Number of lines suppressed before this one, if it may be written. Lines about users are for every log, those about strangers
-    /// for `-v`.
+    /// Number of lines suppressed before this one, if it may be written. Lines about users and about mistakes of the operator are for
+    /// every log, those about strangers for `-v`.
     fn admit_closed(&mut self, now: Duration, turned: &TurnedAway) -> Option<u64> {
-        if turned.user.is_none() && !is_debugged() {
+        if turned.user.is_none() && !is_misconfiguration(turned.reason) && !is_debugged() {
             return None;
         }
         let mut suppressed = 0;
@@ -184,7 +187,7 @@ impl SessionLogWriter {
                 }
                 limits.sessions.due(start.elapsed()).iter().for_each(write_sums);
                 if lost > 0 {
-                    tracing::warn!(target: "turnpike::session", lines = lost, "session log lines lost");
+                    tracing::warn!(target: "turnpike::session", lines = lost, "log lines lost");
                 }
             })
             .await;
@@ -209,13 +212,18 @@ fn write_sums(summary: &Summary<User>) {
 }
 
 fn write_closed(turned: &TurnedAway, suppressed: u64) {
-    let TurnedAway { client, transport, user, stage, reason, count } = turned;
-    let keys = keys_of(Why::Connection(stage, reason));
-    let (transport, reason) = (<&str>::from(*transport), connection_reason(reason));
+    let TurnedAway { client, transport, user, stage, reason: label, count } = turned;
+    let keys = keys_of(Why::Connection(stage, label));
+    let (transport, reason) = (<&str>::from(*transport), connection_reason(label));
     match user {
         Some((realm, user)) => tracing::warn!(
             target: "turnpike::session",
             realm = &**realm, user = &**user, %client, transport, reason, keys, count, suppressed,
+            "connection closed by the server"
+        ),
+        None if is_misconfiguration(label) => tracing::warn!(
+            target: "turnpike::session",
+            %client, transport, stage, reason, keys, count, suppressed,
             "connection closed by the server"
         ),
         None => tracing::debug!(
@@ -502,23 +510,25 @@ mod tests {
 
     #[test]
     fn a_connection_that_the_server_closed_names_its_user_and_the_reason() {
-        let closed = |user: Option<&str>| {
+        let closed = |user: Option<&str>, reason| {
             let (client, transport) = (client().address, Transport::Tls);
             let user = user.map(|user| ("example.org".into(), user.into()));
-            let turned =
-                TurnedAway { client, transport, user, stage: "connection", reason: "not_stun", count: 1 };
+            let turned = TurnedAway { client, transport, user, stage: "connection", reason, count: 1 };
             lines(|| write_closed(&turned, 0))
         };
         assert_eq!(
-            closed(Some("alice")).trim(),
+            closed(Some("alice"), "not_stun").trim(),
             "WARN turnpike::session: connection closed by the server realm=\"example.org\" user=\"alice\" \
              client=192.0.2.9:50000 transport=\"tls\" reason=\"what came was neither STUN nor ChannelData\" count=1 suppressed=0"
         );
         assert!(
-            closed(None)
+            closed(None, "not_stun")
                 .trim()
                 .starts_with("DEBUG turnpike::session: connection closed by the server client=")
         );
+        let words = ["WARN ", "reason=\"a STUN request without TLS", "keys=\"tls.only\""];
+        let line = closed(None, "plain_stun");
+        assert!(words.iter().all(|word| line.contains(word)), "{line}");
     }
 
     #[test]

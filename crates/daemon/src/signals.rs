@@ -2,17 +2,46 @@
 
 use std::{
     io::{self, IsTerminal},
+    sync::{Arc, mpsc as std_mpsc},
+    thread,
     time::Duration,
 };
 
 use tokio::{
+    runtime,
     signal::unix::{Signal, SignalKind, signal},
     sync::mpsc,
 };
 
-use crate::control::{Asked, Request};
+use crate::control::{Asked, Request, Stop};
 
-pub(crate) struct Signals {
+/// Passes each signal on as the request that it stands for, from now on and in a thread of its own: a control loop that waits for a name
+/// server, say, is to hear that it must stop. Returns once no signal of these has its default action any more.
+///
+/// # Errors
+/// When signals cannot be caught.
+pub(crate) fn pass_on(requests: mpsc::Sender<Request>, stop: Arc<Stop>) -> io::Result<()> {
+    let (sender, caught) = std_mpsc::channel();
+    thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        let runtime = match runtime::Builder::new_current_thread().enable_io().build() {
+            Ok(runtime) => runtime,
+            Err(error) => return sender.send(Err(error)),
+        };
+        runtime.block_on(async {
+            match Signals::new() {
+                Ok(signals) => {
+                    let told = sender.send(Ok(()));
+                    signals.pass_on(requests, &stop).await;
+                    told
+                }
+                Err(error) => sender.send(Err(error)),
+            }
+        })
+    })?;
+    caught.recv().map_err(io::Error::other)?
+}
+
+struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
@@ -21,7 +50,7 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// From now on no signal of these has its default action.
-    pub(crate) fn new() -> io::Result<Self> {
+    fn new() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -30,9 +59,17 @@ impl Signals {
         })
     }
 
-    /// Passes each on as what it asks for, as long as somebody takes it.
-    pub(crate) async fn pass_on(mut self, requests: mpsc::Sender<Request>) {
-        while requests.send(self.next().await).await.is_ok() {}
+    /// Until nobody takes them any more.
+    async fn pass_on(mut self, requests: mpsc::Sender<Request>, stop: &Stop) {
+        loop {
+            let request = self.next().await;
+            if matches!(request, Request::Drain(_)) {
+                stop.ask();
+            }
+            if requests.send(request).await.is_err() {
+                return;
+            }
+        }
     }
 
     async fn next(&mut self) -> Request {

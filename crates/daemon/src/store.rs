@@ -50,6 +50,25 @@ pub(crate) fn address(settings: &Settings) -> Result<Option<(StoreAddress, Sqlit
     Ok(Some((address, SqliteUse::Foreign)))
 }
 
+/// Where the store of these settings is, if it can be there.
+///
+/// # Errors
+/// As [`address`]; or the directory of the embedded store would have to be made in one that does not exist.
+pub(crate) fn checked_address(settings: &Settings) -> Result<Option<(StoreAddress, SqliteUse)>, Mistakes> {
+    let StoreSettings { url, state, .. } = &settings.store;
+    if let Some(missing) = missing_parent(state).filter(|_| url.is_none()) {
+        let problem = format!("there is no directory {}", missing.display());
+        let expected = "a directory in one that exists; it is made itself when something is written first";
+        return Err(Mistakes(vec![Mistake::new(
+            settings.origin("store.state"),
+            "store.state",
+            problem,
+            expected,
+        )]));
+    }
+    address(settings)
+}
+
 /// The store of a configuration, for whoever lists and changes it without a server, and the settings. Must be called on the runtime that is
 /// to do the work; connects to nothing yet.
 ///
@@ -58,7 +77,7 @@ pub(crate) fn address(settings: &Settings) -> Result<Option<(StoreAddress, Sqlit
 pub fn open_store(sources: &Sources) -> Result<(Settings, Store), DaemonError> {
     // Certificates are nobody's business here.
     let settings = sources.load_but_certificates()?.0.settings;
-    let Some((address, file)) = address(&settings)? else { return Err(DaemonError::NoStore) };
+    let Some((address, file)) = checked_address(&settings)? else { return Err(DaemonError::NoStore) };
     let limits = limits(&settings.store);
     let database = Database::new(&address, 1, file, &limits);
     Ok((settings, Directory::new(database, address.to_string(), limits)))
@@ -88,6 +107,13 @@ pub fn realm_of_another(settings: &Settings) -> Option<(String, PathBuf)> {
     (!noted.is_empty() && noted != settings.realm).then_some((noted, file))
 }
 
+/// The directory that a named one would be made in, where it does not exist. A mistyped path leaves no directories behind.
+fn missing_parent(state: &StateDir) -> Option<&Path> {
+    let StateDir::At(dir) = state else { return None };
+    let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty())?;
+    (!parent.is_dir()).then_some(parent)
+}
+
 /// The directory of the embedded store, if there is one. systemd gives a service several directories with colons between them.
 fn state_dir(state: &StateDir) -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -105,13 +131,15 @@ fn state_dir(state: &StateDir) -> Option<PathBuf> {
     }
 }
 
+/// Generation of the rules in force, and whether the store was in use then.
+type Taken = (u64, bool);
+
 /// A store that is open.
 pub(crate) struct OpenStore {
     pub(crate) directory: Store,
     /// Of the embedded one: where it is, once somebody has written something.
     own_file: Option<PathBuf>,
-    /// As of which its rules are in force, and whether it was in use then.
-    taken: Option<(u64, bool)>,
+    taken: Option<Taken>,
     /// What the log was told of.
     told: Vec<String>,
 }
@@ -123,7 +151,7 @@ impl OpenStore {
     /// # Errors
     /// What somebody has to change, or an address that is none.
     pub(crate) async fn open(settings: &Settings, must_answer: bool) -> Result<Option<Self>, OpenError> {
-        let Some((address, file)) = address(settings)? else { return Ok(None) };
+        let Some((address, file)) = checked_address(settings)? else { return Ok(None) };
         let limits = limits(&settings.store);
         let database = Database::new(&address, settings.store.connections, file, &limits);
         let directory = Directory::new(database, address.to_string(), limits);
@@ -168,9 +196,14 @@ impl OpenStore {
         self.taken != Some((self.directory.generation(), self.is_in_use()))
     }
 
-    /// What was taken last is not in force after all.
-    pub(crate) fn not_in_force(&mut self) {
-        self.taken = None;
+    /// What is in force, for [`Self::put_back`].
+    pub(crate) fn taken(&self) -> Option<Taken> {
+        self.taken
+    }
+
+    /// What was taken last is not in force after all: what was taken before it stays.
+    pub(crate) fn put_back(&mut self, taken: Option<Taken>) {
+        self.taken = taken;
     }
 
     /// Adds what it says to the settings, and tells of it what the log has not been told yet.
@@ -426,6 +459,25 @@ mod tests {
             max_bps: Some(1000 * total as u64),
             ..RealmRules::default()
         }
+    }
+
+    #[test]
+    fn a_mistyped_directory_is_named_and_leaves_nothing_behind() {
+        let dir = turnpike_testkit::Dir::new();
+        let settings = |state: &Path| {
+            let mut settings = Settings::default();
+            settings.store.state = StateDir::At(state.to_owned());
+            settings
+        };
+        let mistyped = dir.at("lib/turnpike");
+        let told = checked_address(&settings(&mistyped)).expect_err("there is no lib").to_string();
+        assert!(
+            told.contains(&format!("store.state: there is no directory {}", dir.at("lib").display())),
+            "{told}"
+        );
+        assert!(!dir.at("lib").exists());
+        assert!(checked_address(&settings(&dir.at("turnpike"))).is_ok());
+        assert!(checked_address(&settings(Path::new("state"))).is_ok());
     }
 
     #[test]

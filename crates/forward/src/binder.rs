@@ -1,7 +1,7 @@
 //! The rules in force, and those that wait until they can be bound. All of it is the control thread's.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -75,6 +75,7 @@ pub(crate) fn resolved(
     resolver: &Resolver,
     known: &mut HashMap<String, ZonedIp>,
     may_come_later: bool,
+    stopping: &AtomicBool,
 ) -> Vec<Rule> {
     let names: Vec<_> =
         rules.iter().map(|rule| host_of(rule).map(|host| (host, resolver.name(host, true)))).collect();
@@ -86,7 +87,7 @@ pub(crate) fn resolved(
             all.push(rule.clone());
             continue;
         };
-        name.wait(deadline);
+        name.wait(deadline, stopping);
         let address = name.addresses().first().or_else(|| before.get(*host)).copied();
         known.extend(address.map(|address| ((*host).to_owned(), address)));
         all.push(with_address(rule, address));

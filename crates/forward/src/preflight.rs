@@ -14,7 +14,7 @@ pub(crate) fn check(rule: &Rule) -> Result<(), StartError> {
         return Ok(());
     }
     let v6 = match (source, rule.targets.first().map(|target| &target.host)) {
-        (Some(source), _) => source.is_ipv6(),
+        (Some(source), _) => source.ip().is_ipv6(),
         (None, Some(Host::Ip(target))) => target.is_ipv6(),
         _ => false,
     };
@@ -44,7 +44,7 @@ pub(crate) fn check(rule: &Rule) -> Result<(), StartError> {
         set.map_err(|error| refuse("from the clients' own addresses".to_owned(), error, ADMIN))?;
     }
     if let Some(source) = source {
-        socket.bind(&std::net::SocketAddr::new(*source, 0).into()).map_err(|error| {
+        socket.bind(&source.at(0).into()).map_err(|error| {
             refuse(format!("from {source}"), error, "choose an address of this machine (ip address)")
         })?;
     }

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -64,9 +64,9 @@ impl Name {
         self.read().error.clone()
     }
 
-    /// Waits for the first lookup to end.
-    pub(crate) fn wait(&self, deadline: Instant) {
-        while self.version() == 0 && Instant::now() < deadline {
+    /// Waits for the first lookup to end, unless the program is to end before.
+    pub(crate) fn wait(&self, deadline: Instant, stopping: &AtomicBool) {
+        while self.version() == 0 && Instant::now() < deadline && !stopping.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_millis(2));
         }
     }

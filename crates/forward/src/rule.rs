@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 pub use turnpike_net::CopyMode;
-use turnpike_net::{ConnectOptions, TcpTimers, UnixName};
+use turnpike_net::{ConnectOptions, TcpTimers, UnixName, ZonedIp};
 use turnpike_wire::proxy_protocol::ProxyVersion;
 
 use crate::{Access, Address, Bind, Pattern};
@@ -199,7 +199,7 @@ pub struct Rule {
     /// healthy unless ICMP reports that its port is closed.
     pub health_question: Option<Question>,
     /// Source address of outgoing connections and datagrams.
-    pub source: Option<IpAddr>,
+    pub source: Option<ZonedIp>,
     /// SO_BINDTODEVICE of outgoing sockets.
     pub device: Option<String>,
     /// SO_MARK of outgoing sockets.

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool, mpsc},
     time::{Duration, Instant},
 };
 
@@ -52,6 +52,8 @@ pub struct Settings {
     pub resolve_every: Duration,
     /// Start although some rules cannot be bound.
     pub keep_going: bool,
+    /// The program is to end: a start or a reload waits for no names any more.
+    pub stopping: Arc<AtomicBool>,
     /// Sockets of listeners that somebody else has bound; those of addresses that no rule listens on are left alone.
     pub passed: Arc<PassedSockets>,
 }
@@ -336,7 +338,8 @@ impl Forwarder {
         let mut names = HashMap::new();
         // What another process gives has to be matched by its address.
         let may_come_later = settings.keep_going && !is_heir;
-        let resolved = binder::resolved(rules, &forwarder.resolver, &mut names, may_come_later);
+        let resolved =
+            binder::resolved(rules, &forwarder.resolver, &mut names, may_come_later, &settings.stopping);
         let matched =
             inheritance.map(|inheritance| inheritance.matched(&resolved)).transpose()?.unwrap_or_default();
         let mut binder = Binder { matched, ..forwarder.binder(settings, count) };
@@ -418,7 +421,8 @@ impl Forwarder {
     pub fn reload(&self, settings: &Settings, rules: &[Rule]) -> Result<Vec<StartError>, StartError> {
         // Without the lock: a name server may be slow, and counters are asked for meanwhile.
         let mut names = self.rules().names.clone();
-        let resolved = binder::resolved(rules, &self.resolver, &mut names, settings.keep_going);
+        let resolved =
+            binder::resolved(rules, &self.resolver, &mut names, settings.keep_going, &settings.stopping);
         let mut in_force = self.rules();
         in_force.names = names;
         let is_kept = |active: &Active| resolved.iter().any(|rule| active.state.is_like(rule));

@@ -101,7 +101,7 @@ impl Targets {
     pub(crate) fn new(rule: &Rule, name: impl FnMut(&str, bool) -> Arc<Name>) -> Self {
         let targets = Self {
             members: RwLock::default(),
-            source: rule.source,
+            source: rule.source.map(ZonedIp::ip),
             transparent: rule.transparent,
             turn: AtomicU64::new(0),
             began: Instant::now(),

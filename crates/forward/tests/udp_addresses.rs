@@ -56,7 +56,7 @@ fn the_rules_source_address_is_what_targets_see() {
     let worker = Worker::start(Datapath::Gso);
     let to = target.local_addr().unwrap();
     let source: IpAddr = "127.0.0.77".parse().unwrap();
-    let rule = Rule { source: Some(source), ..rule(Protocol::Udp, LOCALHOST.parse().unwrap(), to) };
+    let rule = Rule { source: Some(source.into()), ..rule(Protocol::Udp, LOCALHOST.parse().unwrap(), to) };
     let client = udp_common::client(worker.add(KEY, &rule, Datapath::Gso));
     client.send(b"?").unwrap();
     assert_eq!(target.recv_from(&mut [0; 8]).unwrap().1.ip(), source);

@@ -3,7 +3,7 @@
 
 use std::{
     io::{self, IoSlice},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     time::Duration,
 };
@@ -11,7 +11,7 @@ use std::{
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::{
-    passed, rlimit,
+    ZonedIp, passed, rlimit,
     sys::{self, RawAddress},
 };
 
@@ -272,7 +272,7 @@ fn begin(socket: Socket, address: SocketAddr) -> io::Result<TcpSocket> {
 pub struct ConnectOptions {
     /// Source address; the port stays the kernel's choice, made at connect time (IP_BIND_ADDRESS_NO_PORT), so that ports run
     /// out per destination and not per source address.
-    pub source: Option<IpAddr>,
+    pub source: Option<ZonedIp>,
     /// SO_BINDTODEVICE.
     pub device: Option<String>,
     /// SO_MARK; needs CAP_NET_ADMIN.
@@ -295,7 +295,7 @@ impl TcpSocket {
     /// Those of socket(2), setsockopt(2), bind(2), and of connect(2) but EINPROGRESS; `AddrNotAvailable` for a source of the
     /// other family.
     pub fn connect(address: SocketAddr, options: &ConnectOptions) -> io::Result<Self> {
-        if options.source.is_some_and(|source| source.is_ipv6() != address.is_ipv6()) {
+        if options.source.is_some_and(|source| source.ip().is_ipv6() != address.is_ipv6()) {
             return Err(io::Error::new(
                 io::ErrorKind::AddrNotAvailable,
                 "the source address and the target are of different families",
@@ -320,7 +320,7 @@ impl TcpSocket {
         }
         if let Some(source) = options.source {
             sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
-            socket.bind(&SocketAddr::new(source, 0).into())?;
+            socket.bind(&source.at(0).into())?;
         }
         begin(socket, address)
     }

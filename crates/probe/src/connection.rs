@@ -9,13 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustls::{ClientConnection, Error};
+use rustls::{AlertDescription, ClientConnection, Error};
 use turnpike_client::{
     InvalidSetting, Judge, Security, Shown, TlsOptions, Transport,
     certificates::{AnyCertificate, Authorities},
     dtls, explain,
 };
-use turnpike_wire::frame::{self, Frame, MAX_MESSAGE_LEN};
+use turnpike_wire::{
+    escape,
+    frame::{self, Frame, MAX_MESSAGE_LEN},
+};
 
 pub(crate) struct Connection {
     channel: Channel,
@@ -167,6 +170,9 @@ impl Connection {
 
     /// A whole message out of a stream's bytes.
     fn cut(&mut self) -> io::Result<Option<Vec<u8>>> {
+        if let Some(what) = web_server(&self.rest) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
         match frame::first(&self.rest, MAX_MESSAGE_LEN) {
             Ok(Frame::Message { next, .. }) => Ok(Some(self.rest.drain(..next).collect())),
             Ok(Frame::Unfinished { .. }) => Ok(None),
@@ -238,6 +244,17 @@ impl Drop for Connection {
     }
 }
 
+/// What a failure begins with where a web server is in the way.
+pub(crate) const WEB_SERVER: &str = "a web server answers";
+
+/// Names a web server by the status line of its answer. The first letters would be ChannelData of 21 kB.
+fn web_server(answer: &[u8]) -> Option<String> {
+    let status = answer.strip_prefix(b"HTTP/")?;
+    let line = status.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
+    let line = String::from_utf8_lossy(&line[..line.len().min(60)]);
+    Some(format!("{WEB_SERVER} (HTTP/{}), not TURN", escape::line(&line)))
+}
+
 /// Time that is left.
 pub(crate) fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
@@ -300,7 +317,15 @@ fn tls(server: SocketAddr, trust: &Trust, deadline: Instant, opened: &mut Opened
         if let Err(error) = tls.process_new_packets() {
             // The alert that tells the server why.
             let _ = tls.write_tls(&mut stream);
-            return Err(explain(&error));
+            return Err(match error {
+                // nginx and others refuse the protocols of RFC 7443.
+                Error::AlertReceived(AlertDescription::NoApplicationProtocol) => {
+                    format!(
+                        "{WEB_SERVER}, or another service that knows neither stun.turn nor stun.nat-discovery by ALPN"
+                    )
+                }
+                error => explain(&error),
+            });
         }
     }
     opened.version = tls
@@ -411,6 +436,38 @@ mod tests {
 
     fn trust(options: &TlsOptions) -> Trust {
         Trust::new(options, Some("turn.example.org"), ([127, 0, 0, 1], 5349).into()).unwrap()
+    }
+
+    #[test]
+    fn a_web_server_is_named_by_its_status_line() {
+        for (answer, what) in [
+            (&b"HTTP/1.1 400 Bad Request\r\nServer: nginx\r\n"[..], Some("HTTP/1.1 400 Bad Request")),
+            (b"HTTP/1.0 200 \x1b[31m\n", Some("HTTP/1.0 200 ")),
+            (b"SSH-2.0-OpenSSH_9.7\r\n", None),
+            (&[0x01, 0x01, 0, 0], None),
+        ] {
+            let found = web_server(answer);
+            assert_eq!(found.is_some(), what.is_some(), "{found:?}");
+            assert!(found.iter().zip(what).all(|(found, what)| found.contains(what)), "{found:?}");
+            assert!(found.is_none_or(|found| !found.contains('\x1b')));
+        }
+    }
+
+    #[test]
+    fn a_probe_that_meets_a_web_server_says_so() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; 20]).unwrap();
+            stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+        });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let (mut connection, _) = Connection::open(Transport::Tcp, at, None, deadline).unwrap();
+        connection.send(&[0; 20], deadline).unwrap();
+        let error = connection.receive(deadline).unwrap_err();
+        assert_eq!(words(&error), "a web server answers (HTTP/1.1 400 Bad Request), not TURN");
+        server.join().unwrap();
     }
 
     #[test]

@@ -15,7 +15,7 @@ use turnpike_wire::{
 
 use crate::{
     PATIENCE, Probe, certificate,
-    connection::{self, Connection, words},
+    connection::{self, Connection, WEB_SERVER, words},
     report::{Level, RoundTrip, TransportFacts},
     session::{Answer, Session},
 };
@@ -280,7 +280,15 @@ impl Probe<'_> {
             let tcp = (transport != uri.transport()).then_some(transport.is_stream()).or(uri.tcp);
             ServerUri { port: Some(HTTPS), tcp, ..uri.clone() }
         });
+        let is_web_server =
+            tried.named.facts.failure.as_ref().is_some_and(|what| what.starts_with(WEB_SERVER));
         match (transport, elsewhere) {
+            (_, None) if is_web_server => {
+                let level = if transport == uri.transport() { Level::Bad } else { Level::Warn };
+                let remedy = "name the port on which TURN listens, or give TURN this one: another port for the web server, an address of \
+                              its own, or a proxy that chooses by name (SNI)";
+                (level, remedy.to_owned())
+            }
             (_, Some(there)) if transport == uri.transport() => {
                 (Level::Bad, format!("it answers on port 443: give clients {there}, or listen here too"))
             }

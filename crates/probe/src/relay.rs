@@ -2,7 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use turnpike_wire::stun::{FAMILY_IPV6, Writer, kind, method};
+use turnpike_wire::{
+    address::is_private,
+    stun::{FAMILY_IPV6, Writer, kind, method},
+};
 
 use crate::{
     report::{Level, Report},
@@ -24,6 +27,13 @@ pub(crate) fn judge_address(report: &mut Report, server: IpAddr, relayed: Socket
             format!("hands out {relayed}, which is no address"),
             "tell the server its address (turnpike: --relay-ip IP; coturn: relay-ip=)",
         );
+    } else if ip.is_loopback() && !server.is_loopback() {
+        report.advise(
+            Level::Bad,
+            area,
+            format!("hands out {relayed}, which only the server itself can reach"),
+            "relay on an address that peers reach (turnpike: --relay-ip; coturn: relay-ip=)",
+        );
     } else if is_private(ip) && !is_private(server) {
         report.advise(
             Level::Bad,
@@ -33,13 +43,6 @@ pub(crate) fn judge_address(report: &mut Report, server: IpAddr, relayed: Socket
                 "the server stands behind NAT: tell it its public address (turnpike: --relay-ip {ip}=PUBLIC; coturn: \
                  external-ip=PUBLIC/{ip}), here probably {server}"
             ),
-        );
-    } else if ip.is_loopback() && !server.is_loopback() {
-        report.advise(
-            Level::Bad,
-            area,
-            format!("hands out {relayed}, which only the server itself can reach"),
-            "relay on an address that peers reach (turnpike: --relay-ip; coturn: relay-ip=)",
         );
     } else if ip != server && ip.is_ipv4() == server.is_ipv4() {
         report.advise(
@@ -165,17 +168,6 @@ pub(crate) fn ask(session: &mut Session, feature: Feature) -> Found {
     }
 }
 
-/// Whether an address is of a network of somebody's own.
-pub(crate) fn is_private(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => {
-            let shared = ip.octets()[0] == 100 && (64..128).contains(&ip.octets()[1]);
-            ip.is_private() || ip.is_loopback() || ip.is_link_local() || shared
-        }
-        IpAddr::V6(ip) => ip.is_loopback() || ip.is_unique_local() || ip.is_unicast_link_local(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,6 +176,12 @@ mod tests {
         let mut report = Report::default();
         judge_address(&mut report, server.parse().unwrap(), relayed.parse().unwrap());
         report.worst()
+    }
+
+    fn remedy(server: &str, relayed: &str) -> String {
+        let mut report = Report::default();
+        judge_address(&mut report, server.parse().unwrap(), relayed.parse().unwrap());
+        report.findings.remove(0).remedy.expect("a remedy")
     }
 
     #[test]
@@ -196,6 +194,8 @@ mod tests {
         assert_eq!(level("10.0.0.5", "10.0.0.5:50000"), Level::Ok);
         assert_eq!(level("127.0.0.1", "127.0.0.1:50000"), Level::Ok);
         assert_eq!(level("10.0.0.5", "127.0.0.1:50000"), Level::Bad);
+        assert!(remedy("203.0.113.5", "127.0.0.1:50000").starts_with("relay on an address that peers reach"));
+        assert!(remedy("203.0.113.5", "10.0.0.5:50000").contains("--relay-ip 10.0.0.5=PUBLIC"));
         assert_eq!(level("203.0.113.5", "203.0.113.5:50000"), Level::Ok);
         assert_eq!(level("203.0.113.5", "203.0.113.6:50000"), Level::Note);
         assert_eq!(level("203.0.113.5", "[2001:db8::1]:50000"), Level::Ok);

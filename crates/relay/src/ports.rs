@@ -54,6 +54,8 @@ pub(crate) enum Refusal {
     /// The machine lacks the addresses of this family.
     Absent,
     Port,
+    /// Other programs have the ports.
+    PortsHeld,
     Reservation,
     File,
 }
@@ -63,6 +65,7 @@ impl Refusal {
         match self {
             Self::Family => OpenResult::UnsupportedFamily,
             Self::Absent => OpenResult::AddressAbsent,
+            Self::PortsHeld => OpenResult::PortsHeld,
             Self::Port | Self::Reservation | Self::File => OpenResult::NoCapacity,
         }
     }
@@ -502,13 +505,13 @@ impl Ports {
                 Stock::Free => pool.claim(span, &suits).map(|port| Drawn { port, until_ms: None }),
                 Stock::Quarantined => pool.bits.take_quarantined(|port| span.has(port) && suits(port)),
             };
-            let drawn = drawn.ok_or(Refusal::Port)?;
+            let Some(drawn) = drawn else { return Err(passed_over.refusal(span)) };
             match bind(self, pool, drawn.port) {
                 Ok(opened) => return Ok(opened),
                 Err(error) => passed_over.add(drawn, &error)?,
             }
         }
-        Err(Refusal::Port)
+        Err(Refusal::PortsHeld)
     }
 
     /// `owner` may reserve, and all together so many.
@@ -603,6 +606,8 @@ impl Ports {
             for pool in pools.clone().cycle().skip(first).take(count) {
                 match attempt(pool, stock) {
                     // This address is full, or is gone from the machine; the next one may have a port.
+                    Err(Refusal::PortsHeld) => refused = Refusal::PortsHeld,
+                    Err(Refusal::Port) if refused == Refusal::PortsHeld => {}
                     Err(Refusal::Port) if matches!(stock, Stock::Free) => refused = Refusal::Port,
                     Err(Refusal::Port | Refusal::Absent) => {}
                     done => return done,
@@ -650,6 +655,11 @@ struct PassedOver<'a> {
 impl<'a> PassedOver<'a> {
     fn of(bits: &'a PoolBits) -> Self {
         Self { bits, ports: Vec::new() }
+    }
+
+    /// Why there is no port in the end: other programs are told of where they have most.
+    fn refusal(&self, span: &Span<'_>) -> Refusal {
+        if 2 * self.ports.len() > span.range.len() { Refusal::PortsHeld } else { Refusal::Port }
     }
 
     /// Passes over a port that another program has; any other error ends the search.

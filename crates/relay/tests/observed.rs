@@ -89,7 +89,7 @@ fn who_is_turned_away_is_told_with_the_reason() {
     };
     let mut plain = connect(world.tls());
     plain.write_all(&allocate()).unwrap();
-    let turned = told("connection", "plain_refused");
+    let turned = told("connection", "plain_stun");
     assert_eq!((turned.client, turned.transport), (plain.local_addr().unwrap(), Transport::Tcp));
     let mut strange = connect(world.tcp());
     strange.write_all(&[0x80; 20]).unwrap();

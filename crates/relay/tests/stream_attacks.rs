@@ -132,7 +132,7 @@ fn plain_requests_on_a_port_for_tls_only() {
         client.send(&binding(1));
         assert_eq!(client.receive(), None);
     }
-    world.wait_for_closed(CloseReason::PlainRefused, 40);
+    world.wait_for_closed(CloseReason::PlainStun, 40);
     witness.lost_nothing();
 }
 

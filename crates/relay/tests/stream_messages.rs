@@ -67,7 +67,7 @@ fn a_tls_port_takes_plain_clients_too_unless_told_otherwise() {
     let mut refused = Client::new(connect(strict.tls()));
     refused.send(&binding(1));
     refused.ends();
-    strict.wait_for_closed(CloseReason::PlainRefused, 1);
+    strict.wait_for_closed(CloseReason::PlainStun, 1);
     strict.client().ask(&binding(1));
 }
 

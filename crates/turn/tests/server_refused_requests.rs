@@ -6,7 +6,7 @@ use turnpike_turn::{
         BadRequest, ClosedReason, Effect, Fault, ListenerId, OpenResult, RelayTransport, RequestRefusal,
         ServerConfig, request::Method,
     },
-    wire::stun::kind,
+    wire::{channel_data::ChannelNumber, stun::kind},
 };
 
 /// What was told since the last time.
@@ -25,6 +25,19 @@ fn bad(attribute: u16, fault: Fault) -> RequestRefusal {
     RequestRefusal::BadRequest(BadRequest { attribute, fault })
 }
 
+fn channel(number: u16) -> ChannelNumber {
+    ChannelNumber::new(number).unwrap()
+}
+
+fn other_family(peer: &str) -> RequestRefusal {
+    RequestRefusal::PeerFamily(peer.parse().unwrap())
+}
+
+/// The address in brackets, without the port.
+fn ip_of(peer: &str) -> &str {
+    peer.rsplit_once(':').unwrap().0
+}
+
 fn of_alice(method: Method, code: u16, why: RequestRefusal) -> Vec<(String, Method, u16, RequestRefusal)> {
     vec![("alice".to_owned(), method, code, why)]
 }
@@ -38,7 +51,20 @@ fn each_reason_is_told_with_the_code_of_the_answer() {
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     for (ask, method, code, why) in [
         (Ask::permit("198.41.0.9:0"), Method::CreatePermission, 508, RequestRefusal::Permissions),
-        (Ask::bind(0x4001, PEER), Method::ChannelBind, 400, bad(kind::CHANNEL_NUMBER, Fault::Bound)),
+        (
+            Ask::bind(0x4001, PEER),
+            Method::ChannelBind,
+            400,
+            bad(kind::CHANNEL_NUMBER, Fault::PeerHasChannel(channel(0x4000))),
+        ),
+        (
+            Ask::bind(0x4000, "198.41.0.9:9"),
+            Method::ChannelBind,
+            400,
+            bad(kind::CHANNEL_NUMBER, Fault::ChannelTaken(channel(0x4000))),
+        ),
+        (Ask::permit(PEER_V6), Method::CreatePermission, 443, other_family(&format!("{}:0", ip_of(PEER_V6)))),
+        (Ask::bind(0x4002, PEER_V6), Method::ChannelBind, 443, other_family(PEER_V6)),
         (Ask::bind(0x4001, "198.41.0.9:9"), Method::ChannelBind, 508, RequestRefusal::Channels),
         (Ask::allocate(), Method::Allocate, 437, RequestRefusal::AllocationExists),
     ] {
@@ -68,6 +94,7 @@ fn a_relayed_address_that_cannot_be_had_is_told_of_its_user() {
     for (result, code, why) in [
         (OpenResult::NoCapacity, 508, RequestRefusal::NoRelay),
         (OpenResult::AddressAbsent, 508, RequestRefusal::AddressAbsent),
+        (OpenResult::PortsHeld, 508, RequestRefusal::PortsHeld),
         (OpenResult::UnsupportedFamily, 440, RequestRefusal::Code),
     ] {
         let mut world = World::new();

@@ -16,9 +16,49 @@ pub fn canonical_ip(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
+/// Addresses that the Internet does not route to a single host: loopback, link-local (RFC 3927, RFC 4291), private (RFC 1918, RFC 4193),
+/// shared behind a carrier's NAT (RFC 6598), and the IPv4 of an IPv6 network (192.0.0.0/29, RFC 7335).
+#[must_use]
+pub fn is_private(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => {
+            let [a, b, c, d] = ip.octets();
+            let is_shared = a == 100 && b & 0xC0 == 64;
+            let is_of_ipv6_network = [a, b, c] == [192, 0, 0] && d < 8;
+            ip.is_private() || ip.is_loopback() || ip.is_link_local() || is_shared || is_of_ipv6_network
+        }
+        IpAddr::V6(ip) => ip.is_loopback() || ip.is_unique_local() || ip.is_unicast_link_local(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn private_ranges_end_where_their_rfcs_say() {
+        for (text, expected) in [
+            ("10.0.0.5", true),
+            ("172.31.255.255", true),
+            ("172.32.0.0", false),
+            ("192.168.1.1", true),
+            ("100.63.255.255", false),
+            ("100.64.0.0", true),
+            ("100.127.255.255", true),
+            ("100.128.0.0", false),
+            ("169.254.9.9", true),
+            ("127.0.0.1", true),
+            ("192.0.0.7", true),
+            ("192.0.0.8", false),
+            ("203.0.113.5", false),
+            ("::1", true),
+            ("fd00::1", true),
+            ("fe80::1", true),
+            ("2001:db8::1", false),
+        ] {
+            assert_eq!(is_private(text.parse().unwrap()), expected, "{text}");
+        }
+    }
 
     #[test]
     fn a_mapped_address_becomes_the_one_it_stands_for() {

@@ -182,7 +182,7 @@ fn what_answers_without_speaking_stun_is_not_called_silent() {
     for (address, transport, word) in [
         (echo, "udp", "an echo service"),
         (garbage, "udp", "does not speak STUN"),
-        (web, "tcp", "does not speak STUN"),
+        (web, "tcp", "a web server answers (HTTP/1.1 400 Bad Request)"),
         (bare, "udp", "an error without a code"),
     ] {
         let run = probe(&format!("turn:{address}?transport={transport}"), &["--timeout", "2"]);

@@ -313,7 +313,7 @@ fn lists_are_tables_for_people_and_json_for_programs() {
     );
     for (arguments, told) in [
         (&["user", "add", "a:b"][..], "no colon"),
-        (&["user", "add", "a", "--password-file", "/dev/null"], "password is empty"),
+        (&["user", "add", "a", "--password-file", "/dev/null"], "/dev/null: the first line is empty"),
         (&["realm", "add", "a\"b"], "127 characters"),
         (&["user", "list", "--store", "postgres://h"], "store.url"),
     ] {

@@ -122,7 +122,7 @@ fn addresses(rule: &Rule, refuse: &mut impl FnMut(&'static str, String, &str)) {
             );
         }
         if let (Some(source), Host::Ip(target)) = (rule.source, &target.host)
-            && source.is_ipv4() != target.is_ipv4()
+            && source.ip().is_ipv4() != target.is_ipv4()
         {
             refuse(
                 "rule.source",

@@ -125,7 +125,7 @@ impl Reader<'_> {
         {
             draft.origins.insert("rule.source", node.origin.clone());
             match parts::local_address(&text) {
-                Ok(address) => draft.rule.source = (!address.is_unspecified()).then_some(address),
+                Ok(address) => draft.rule.source = (!address.is_unspecified()).then_some(address.into()),
                 Err(why) => self.refuse_because("source_address", node, &why, "an address of this machine"),
             }
         }

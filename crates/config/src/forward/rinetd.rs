@@ -114,7 +114,7 @@ fn resolve(names: Vec<SourceName>, drafts: &mut [Draft], problems: &mut Vec<Mist
 
 /// All addresses are rinetd's word for none in particular.
 fn set_source(rule: &mut Rule, source: IpAddr) {
-    rule.source = (!source.is_unspecified()).then_some(source);
+    rule.source = (!source.is_unspecified()).then_some(source.into());
 }
 
 /// One line, read from left to right.

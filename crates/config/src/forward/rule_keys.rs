@@ -1,7 +1,7 @@
 //! The keys of one rule. The same table reads `[[rule]]` of a TOML file and the command line's `?key=value`, and writes rules of
 //! every format back as TOML.
 
-use std::{collections::BTreeMap, fmt::Write as _, net::IpAddr, time::Duration};
+use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
 use turnpike_forward::{
     Balance, Bind, CopyMode, Endpoint, MOST_WEIGHT, Pattern, Protocol, Proxy, ProxyVersion, Question, Rule,
@@ -17,6 +17,7 @@ use crate::{
         KeySpec, Kind, field, kind, named, number, scalar,
         show::{list, quoted},
     },
+    keys,
     read::Reader,
     source::{Entry, Node, Value, find},
 };
@@ -405,9 +406,9 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     scalar!(
         "rule.source",
-        "an IP address of this machine",
+        "an IP address of this machine, a link-local one with its interface (fe80::1%eth0)",
         |reader, node, rule| {
-            rule.source = Some(reader.parsed_as::<IpAddr>(node)?);
+            rule.source = Some(reader.parsed(node, |text| keys::zoned(text.trim().parse()))?);
             Some(())
         },
         |rule| quoted(&rule.source.map(|source| source.to_string()).unwrap_or_default()),

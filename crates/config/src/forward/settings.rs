@@ -73,6 +73,11 @@ settings! {
 }
 
 impl ForwardSettings {
+    /// Place that names the value of this key.
+    pub fn origin(&self, key: &str) -> &Origin {
+        self.origins.get(key).unwrap_or(&Origin::Default)
+    }
+
     /// Whether somebody asked for the value of this key.
     pub fn is_explicit(&self, key: &str) -> bool {
         self.origins.contains_key(key)

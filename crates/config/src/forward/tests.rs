@@ -292,6 +292,20 @@ fn limits_unix_sockets_and_both_families_are_read() {
 
 /// What is right key by key and impossible as a whole: the key that is refused, and why.
 #[test]
+fn a_source_may_name_the_interface_of_its_link() {
+    let settings = |source: &str| {
+        let loaded = from_arguments(&[&format!("udp://0.0.0.0:1=[fe80::2%lo]:1?source={source}")])?;
+        Ok::<_, Mistakes>(loaded.settings.rules[0].source.map(|source| source.to_string()))
+    };
+    assert_eq!(settings("fe80::1%lo").expect("valid"), Some("fe80::1%1".to_owned()));
+    let told = settings("fe80::1%nowhere9").expect_err("no such interface").to_string();
+    assert!(
+        told.contains("rule.source: found \"fe80::1%nowhere9\": this machine has no interface of that name"),
+        "{told}"
+    );
+}
+
+#[test]
 fn what_unix_sockets_and_single_families_cannot_is_said() {
     for (text, key, why) in [
         ("udp://unix:/a=10.0.0.2:80", "rule.listen", "Unix sockets are streams here"),

@@ -316,6 +316,26 @@ fn secrets_come_from_files_that_the_environment_names() {
 }
 
 #[test]
+fn a_line_that_holds_more_than_its_secret_is_told_and_so_is_an_empty_file() {
+    let dir = Dir::new();
+    for (text, place, words) in [
+        ("north\n\"south\"\n", ":2:1: auth.secrets: ", "quotes"),
+        ("static-auth-secret=north\n", ":1:1: auth.secrets: ", "static-auth-secret="),
+        ("\n", "TURNPIKE_AUTH_SECRETS_FILE: auth.secrets: ", "secrets is empty"),
+    ] {
+        let path = dir.file("secrets", text);
+        let variable = ("TURNPIKE_AUTH_SECRETS_FILE", path.to_str().expect("UTF-8"));
+        let told = load("", &[variable], Flags::new()).expect_err(text).to_string();
+        assert!(told.contains(place) && told.contains(words), "{told}");
+        assert!(!told.contains("north") && !told.contains("south"), "{told}");
+    }
+    let path = dir.file("secrets", "\u{feff}north\n");
+    let variable = ("TURNPIKE_AUTH_SECRETS_FILE", path.to_str().expect("UTF-8"));
+    let settings = load("", &[variable], Flags::new()).expect("a byte order mark is no mistake").settings;
+    assert_eq!(settings.secrets.iter().map(Secret::reveal).collect::<Vec<_>>(), ["north"]);
+}
+
+#[test]
 fn any_key_may_stand_in_a_file_that_the_environment_names() {
     let dir = Dir::new();
     let addresses = dir.file("addresses", "10.0.0.5=203.0.113.5\n2001:db8::5\n");

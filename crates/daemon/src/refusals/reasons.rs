@@ -211,6 +211,9 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str
         (RequestRefusal::UnknownAttribute(attribute), _) => {
             return format!("attribute {} is not known here", kind::Name(attribute)).into();
         }
+        (RequestRefusal::PeerFamily(peer), _) => {
+            return format!("{}: the relayed address is not of this peer's family", peer_name(peer)).into();
+        }
         (RequestRefusal::AllocationExists, _) => "the client address has an allocation already",
         (RequestRefusal::UserQuota, _) => "the user has as many allocations as each may have",
         (RequestRefusal::PrefixQuota, _) => {
@@ -233,6 +236,7 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str
         (RequestRefusal::AddressAbsent, _) => {
             "this machine does not have the relay address of that family at the moment"
         }
+        (RequestRefusal::PortsHeld, _) => "other programs hold the relay ports",
         (RequestRefusal::Store, _) => "the credential store does not answer",
         (RequestRefusal::Unanswered(bound), _) => unanswered_reason(bound),
         (RequestRefusal::Code, 300) => "the client was sent to another server",
@@ -295,6 +299,10 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
         (RequestRefusal::Draining, _) => {
             "New clients have to go to another server; [[alternate]] tells them which."
         }
+        (RequestRefusal::PeerFamily(_), _) => {
+            "Mostly nothing to do: clients try all candidates of a call. For such peers a client needs an allocation of their family, and \
+             relay.addresses an address of it."
+        }
         (RequestRefusal::Loop, _) => "Clients must not reach this server through itself.",
         (RequestRefusal::Tunnel, _) => {
             "A tunnel may send relayed packets back (RFC 8656 section 21.4). The client has to use IPv4."
@@ -312,6 +320,9 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
         }
         (RequestRefusal::AddressAbsent, _) => {
             "GET /v1/listeners of the admin interface has the relay addresses: wait for the address, or name another in relay.addresses."
+        }
+        (RequestRefusal::PortsHeld, _) => {
+            "`ss -lunp` shows which programs have them: choose other ports for relay.ports, also outside of net.ipv4.ip_local_port_range."
         }
         (RequestRefusal::Store, _) => {
             "The log says what is wrong with the store. Users who were looked up before get in all the same."
@@ -351,6 +362,7 @@ fn request_keys(code: u16, why: RequestRefusal) -> Option<&'static [&'static str
         RequestRefusal::Permissions => &["limits.permissions"],
         RequestRefusal::Channels => &["limits.channels"],
         RequestRefusal::SharedPeer => &["relay.shared_ports"],
+        RequestRefusal::PeerFamily(_) => &["relay.addresses"],
         RequestRefusal::Connections => &[
             "limits.peer_connections",
             "limits.peer_connections_per_user",
@@ -358,6 +370,7 @@ fn request_keys(code: u16, why: RequestRefusal) -> Option<&'static [&'static str
         ],
         RequestRefusal::NoRelay => &["relay.ports", "relay.addresses"],
         RequestRefusal::AddressAbsent => &["relay.addresses"],
+        RequestRefusal::PortsHeld => &["relay.ports"],
         RequestRefusal::Unanswered(DropReason::RefusalLimit) => &["limits.refusals_per_prefix"],
         RequestRefusal::Unanswered(DropReason::QuotaPending) => {
             &["limits.allocations_per_user", "fleet.allocations"]
@@ -396,7 +409,9 @@ pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
         "tls" => "the TLS records after the handshake were wrong",
         "no_certificate" => "a TLS client, and no certificate is configured",
         "plain_refused" => "a client without TLS, where TLS is needed",
+        "plain_stun" => "a STUN request without TLS, where TLS is needed",
         "proxy_header" => "a proxy that sent no PROXY header, or a broken one",
+        "untrusted_proxy" => "a PROXY header from an address that is not in server.proxy_protocol_from",
         "duplicate" => "a PROXY header with the addresses of another connection, which is still open",
         "replies_unread" => "the client does not read its replies",
         "evicted" => "it had no allocation and made room for a newcomer",
@@ -425,6 +440,13 @@ fn connection_remedy(reason: &'static str) -> &'static str {
         }
         "no_certificate" => "Name tls.cert and tls.key.",
         "plain_refused" => "The client needs turns: in its URI, or tls.only has to be off.",
+        "plain_stun" => {
+            "The client needs turns: in its URI. GStreamer and Janus ask without TLS in spite of turns: give them turn: with a port of \
+             server.listen, or set tls.only = false."
+        }
+        "untrusted_proxy" => {
+            "If this is a load balancer of yours, add its address to server.proxy_protocol_from."
+        }
         "proxy_header" => "Have the proxy send PROXY headers, or take it out of server.proxy_protocol_from.",
         "duplicate" => {
             "Two clients behind the proxies have the same address and port: the proxies must send the clients' public addresses."
@@ -444,12 +466,17 @@ fn connection_remedy(reason: &'static str) -> &'static str {
     }
 }
 
+/// Reasons that point to a mistake of the operator's, and to hardly anything a stranger does.
+pub(crate) fn is_misconfiguration(reason: &str) -> bool {
+    matches!(reason, "plain_stun" | "untrusted_proxy")
+}
+
 /// `None` for a reason that is not known here.
 fn connection_keys(reason: &str) -> Option<&'static [&'static str]> {
     Some(match reason {
         "no_certificate" => &["tls.cert", "tls.key"],
-        "plain_refused" => &["tls.only"],
-        "proxy_header" | "duplicate" => &["server.proxy_protocol_from"],
+        "plain_refused" | "plain_stun" => &["tls.only"],
+        "proxy_header" | "untrusted_proxy" | "duplicate" => &["server.proxy_protocol_from"],
         "busy" => &["limits.half_open", "limits.half_open_per_network"],
         "evicted" => &["limits.idle_connections"],
         "limit_address" => &["limits.idle_connections_per_address"],
@@ -566,13 +593,15 @@ mod tests {
             RequestRefusal::Connections,
             RequestRefusal::NoRelay,
             RequestRefusal::AddressAbsent,
+            RequestRefusal::PortsHeld,
+            RequestRefusal::PeerFamily(peer),
             RequestRefusal::Unanswered(DropReason::RefusalLimit),
             RequestRefusal::Unanswered(DropReason::QuotaPending),
             RequestRefusal::Unanswered(DropReason::LookupLimit),
         ];
         let codes = [405, 438, 440, 442, 486];
         let connections =
-            ["no_certificate", "plain_refused", "proxy_header", "evicted", "limit_address", "timeout"];
+            ["no_certificate", "plain_stun", "untrusted_proxy", "evicted", "limit_address", "timeout"];
         let all = peers.map(|by| Why::Peer(peer, by, 0)).into_iter();
         let all = all.chain(credentials.map(Why::Credentials));
         let all = all.chain(tokens.map(|token| Why::Credentials(CredentialRefusal::Token(token))));

@@ -113,7 +113,7 @@ impl Engine {
             let transparent;
             let options = if state.rule.transparent {
                 // A client without an address comes from ours.
-                let source = connection.client_address.ip();
+                let source = connection.client_address.ip().map(Into::into);
                 transparent =
                     ConnectOptions { source, transparent: source.is_some(), ..state.connect.clone() };
                 &transparent

@@ -67,7 +67,7 @@ pub(super) fn source_of(socket: &UdpSocket, rule: &Rule, target: SocketAddr) -> 
 pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io::Result<TcpSocket> {
     let mut options = rule.connect_options();
     if rule.transparent {
-        options.source = Some(client.ip());
+        options.source = Some(client.ip().into());
     }
     let socket = TcpSocket::connect(target, &options)?;
     socket.set_nodelay(rule.nodelay)?;
@@ -100,7 +100,7 @@ fn prepare(rule: &Rule, target: SocketAddr, socket: &SockRef<'_>) -> io::Result<
 fn source(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io::Result<SocketAddr> {
     let address = match (rule.transparent, rule.source) {
         (true, _) => client,
-        (false, Some(ip)) => SocketAddr::new(ip, 0),
+        (false, Some(ip)) => ip.at(0),
         (false, None) if target.is_ipv6() => SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
         (false, None) => SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
     };
@@ -111,4 +111,18 @@ fn source(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io::Result<Soc
         io::ErrorKind::AddrNotAvailable,
         "the source address and the target are of different families",
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Rule;
+
+    #[test]
+    fn a_link_local_source_is_bound_on_its_interface() {
+        let to = SocketAddr::from(([0xfe80, 0, 0, 0, 0, 0, 0, 2], 9));
+        let rule = Rule { source: "fe80::1%lo".parse().ok(), ..Rule::new("rule", to, to.into()) };
+        let Ok(SocketAddr::V6(from)) = source(&rule, to, to) else { panic!("an address") };
+        assert_eq!((from.ip().segments()[7], from.scope_id()), (1, 1));
+    }
 }

@@ -32,6 +32,7 @@ pub(crate) fn settings() -> Settings {
         max_connections: 100_000,
         resolve_every: Duration::from_secs(60),
         keep_going: false,
+        stopping: Arc::default(),
         passed: Arc::default(),
     }
 }

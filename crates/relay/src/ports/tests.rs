@@ -194,8 +194,9 @@ fn a_port_that_cannot_be_bound_stays_in_quarantine() {
     let before = quarantined();
     let bind = |held: &Quarantined| std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, held.port)).unwrap();
     let _others: Vec<_> = before.iter().map(bind).collect();
-    for port in [PortWish::Any, PortWish::EvenAndReserveNext([1; 8])] {
-        assert_eq!(ports.open(&wish(port), ALICE, None, 2).err(), Some(Refusal::Port));
+    let pair = PortWish::EvenAndReserveNext([1; 8]);
+    for (port, refusal) in [(PortWish::Any, Refusal::PortsHeld), (pair, Refusal::Port)] {
+        assert_eq!(ports.open(&wish(port), ALICE, None, 2).err(), Some(refusal));
         assert_eq!(quarantined(), before);
     }
 }
@@ -211,6 +212,25 @@ fn ports_that_are_not_taken_are_found_in_any_range() {
             assert_eq!(bits.not_taken(start..=end).collect::<Vec<_>>(), within);
         }
     }
+}
+
+#[test]
+fn ports_that_other_programs_hold_are_told_from_ports_that_are_used_up() {
+    let ports = ports(24_290..=24_297);
+    let held: Vec<_> = (24_290..=24_295)
+        .map(|port| std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).unwrap())
+        .collect();
+    let mut open = Vec::new();
+    let refusal = |open: &mut Vec<Opened>| loop {
+        match ports.open(&wish(PortWish::Any), ALICE, None, 0) {
+            Ok(opened) => open.push(opened),
+            Err(refusal) => break refusal,
+        }
+    };
+    assert_eq!((refusal(&mut open), open.len()), (Refusal::PortsHeld, 2));
+    assert_eq!(Refusal::PortsHeld.result(), OpenResult::PortsHeld);
+    drop(held);
+    assert_eq!((refusal(&mut open), open.len()), (Refusal::Port, 8));
 }
 
 #[test]
@@ -306,7 +326,7 @@ fn what_is_relayed_is_known_by_address_and_transport_for_as_long_as_it_is_open()
     // Who is in the way of another draw is not taken for it.
     let program = std::net::UdpSocket::bind("127.0.0.1:22800").unwrap();
     let one = ports_of(22_800..=22_800, vec![address]);
-    assert_eq!(one.open(&wish(PortWish::Any), ALICE, None, 0).err(), Some(Refusal::Port));
+    assert_eq!(one.open(&wish(PortWish::Any), ALICE, None, 0).err(), Some(Refusal::PortsHeld));
     assert!(!one.are_relayed(program.local_addr().unwrap(), udp));
 }
 

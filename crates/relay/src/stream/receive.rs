@@ -7,6 +7,7 @@ use turnpike_turn::server::{Source, Transport};
 use turnpike_wire::{
     frame::{self, Frame, FrameError},
     proxy_protocol::{self, MAX_HEADER, Parsed},
+    stun::COOKIE,
 };
 
 use super::{
@@ -127,6 +128,8 @@ impl Streams {
         if connection.stage == Stage::Proxied {
             let Some(rest) = self.read_proxy_header(slot, now_ms, span, rx)? else { return Ok(None) };
             span = rest;
+        } else if proxy_protocol::is_begun(rx.bytes(span)) == Some(true) {
+            return Err(CloseReason::UntrustedProxy);
         }
         let connection = &mut self.connections[slot];
         let listener = &self.listeners[connection.listener];
@@ -146,7 +149,10 @@ impl Streams {
                 self.scratch[..hello.len()].copy_from_slice(hello);
                 self.decrypt(slot, hello.len(), rx)
             }
-            Some(_) if listener.tls_only => Err(CloseReason::PlainRefused),
+            Some(_) if listener.tls_only => {
+                let is_stun = is_stun(rx.bytes(span));
+                Err(if is_stun { CloseReason::PlainStun } else { CloseReason::PlainRefused })
+            }
             Some(_) => {
                 connection.framer.hold(&[], 0);
                 let supersedes = self.open(slot)?;
@@ -313,6 +319,11 @@ impl Streams {
             self.close(slot, CloseReason::Client);
         }
     }
+}
+
+/// The beginning of a STUN message, its cookie included (RFC 8489 section 5).
+fn is_stun(bytes: &[u8]) -> bool {
+    bytes.first().is_some_and(|first| first & 0xC0 == 0) && bytes.get(4..8) == Some(&COOKIE)
 }
 
 impl Connection {

@@ -30,8 +30,12 @@ pub enum CloseReason {
     NoCertificate,
     /// A client without TLS on a listener that is for TLS only.
     PlainRefused,
+    /// The same, and its first bytes are a STUN message.
+    PlainStun,
     /// A listed sender that sent no PROXY header, or a broken one.
     ProxyHeader,
+    /// A PROXY header from a sender that is not listed.
+    UntrustedProxy,
     /// A PROXY header with the 5-tuple of another connection, which lives.
     Duplicate,
     /// A client that does not read the replies to its requests.

@@ -132,6 +132,10 @@ impl Worker {
                 self.counted.ports_exhausted += 1;
                 "every relay port is taken: widen --relay-ports or add a --relay-ip"
             }
+            Refusal::PortsHeld => {
+                self.counted.ports_exhausted += 1;
+                "other programs hold the relay ports (ss -lunp): choose others with --relay-ports"
+            }
             Refusal::File => {
                 self.counted.files_exhausted += 1;
                 "no file descriptor or memory for another relay socket: raise the limit of open files (ulimit -n)"

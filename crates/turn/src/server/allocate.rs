@@ -234,7 +234,7 @@ impl<G: Gate> Server<G> {
         if let Some(recorded) = pending.recorded {
             self.replays.withdraw(recorded);
         }
-        let full = matches!(why, OpenResult::NoCapacity | OpenResult::AddressAbsent);
+        let full = matches!(why, OpenResult::NoCapacity | OpenResult::AddressAbsent | OpenResult::PortsHeld);
         let goes_on = session.as_ref().filter(|_| full).is_some_and(|session| {
             let newcomer = Newcomer {
                 now,
@@ -250,6 +250,7 @@ impl<G: Gate> Server<G> {
             _ if goes_on => (300, RequestRefusal::Code),
             OpenResult::NoCapacity => (508, RequestRefusal::NoRelay),
             OpenResult::AddressAbsent => (508, RequestRefusal::AddressAbsent),
+            OpenResult::PortsHeld => (508, RequestRefusal::PortsHeld),
             _ => (code_of(why), RequestRefusal::Code),
         };
         if let Some(session) = session {
@@ -442,6 +443,7 @@ const fn code_of(result: OpenResult) -> u16 {
         OpenResult::UnsupportedFamily => 440,
         OpenResult::NoCapacity
         | OpenResult::AddressAbsent
+        | OpenResult::PortsHeld
         | OpenResult::Opened { .. }
         | OpenResult::Shared { .. } => 508,
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use turnpike_wire::stun::kind::Name;
+use turnpike_wire::{channel_data::ChannelNumber, stun::kind::Name};
 
 use super::RequestRefusal;
 
@@ -30,8 +30,10 @@ pub enum Fault {
     Beside(u16),
     /// It repeats another list than that of the challenge.
     NotAnnounced,
-    /// This number, or this peer, belongs to another channel of the allocation.
-    Bound,
+    /// This channel of the allocation is bound to another peer.
+    ChannelTaken(ChannelNumber),
+    /// The peer is bound to this other channel of the allocation.
+    PeerHasChannel(ChannelNumber),
     /// It needs a client over TCP or TLS.
     OverDatagrams,
     /// It is for datagrams, and the allocation relays TCP.
@@ -60,7 +62,10 @@ impl fmt::Display for BadRequest {
             Fault::PortZero => write!(f, "{name} has port 0"),
             Fault::Beside(other) => write!(f, "{name} must not stand beside {}", Name(other)),
             Fault::NotAnnounced => write!(f, "{name} is not the list of the server"),
-            Fault::Bound => write!(f, "{name} or its peer belongs to another channel"),
+            Fault::ChannelTaken(number) => {
+                write!(f, "channel {:#06x} is bound to another peer", number.get())
+            }
+            Fault::PeerHasChannel(number) => write!(f, "the peer already has channel {:#06x}", number.get()),
             Fault::OverDatagrams => write!(f, "{name} needs a client over TCP or TLS"),
             Fault::RelaysTcp => write!(f, "{name} is for datagrams, and the allocation relays TCP"),
             Fault::RelaysUdp => write!(f, "{name} is for connections, and the allocation relays UDP"),
@@ -106,6 +111,8 @@ mod tests {
             bad(kind::RESERVATION_TOKEN, Fault::Beside(kind::EVEN_PORT)),
             "RESERVATION-TOKEN must not stand beside EVEN-PORT"
         );
+        let taken = Fault::PeerHasChannel(ChannelNumber::MIN);
+        assert_eq!(bad(kind::CHANNEL_NUMBER, taken), "the peer already has channel 0x4000");
         assert_eq!(bad(0x0031, Fault::Malformed), "0x0031 is malformed");
     }
 }

@@ -36,8 +36,8 @@ impl<G: Gate> Server<G> {
         let most = self.config.max_permissions;
         let Some((id, entry)) = self.forwarding.at(index) else { return self.fail(context, 437) };
         // An IPv4-mapped address has the family that stands beside it, which is IPv6.
-        if peers.iter().any(|ip| !entry.has(Family::of(*ip))) {
-            return self.fail(context, 443);
+        if let Some(other) = peers.iter().find(|ip| !entry.has(Family::of(**ip))) {
+            return self.refuse(context, 443, RequestRefusal::PeerFamily(SocketAddr::new(*other, 0)));
         }
         let room = entry.permissions.room_for(&peers, most);
         if let Some(refused) = peers.iter().find(|ip| !self.config.peers_in(&context.who.realm).permits(**ip))
@@ -91,7 +91,7 @@ impl<G: Gate> Server<G> {
         let (most, most_permissions) = (self.config.max_channels, self.config.max_permissions);
         let Some((id, entry)) = self.forwarding.at(index) else { return self.fail(context, 437) };
         if !entry.has(Family::of(peer.ip())) {
-            return self.fail(context, 443);
+            return self.refuse(context, 443, RequestRefusal::PeerFamily(peer));
         }
         let at = self.config.peers.own.internal(peer);
         let renewed = entry.channels.by_number(number, now.ms).is_some();
@@ -102,7 +102,12 @@ impl<G: Gate> Server<G> {
         }
         match may_bind {
             Ok(()) => {}
-            Err(BindError::Conflict) => return self.bad(context, kind::CHANNEL_NUMBER, Fault::Bound),
+            Err(BindError::NumberTaken) => {
+                return self.bad(context, kind::CHANNEL_NUMBER, Fault::ChannelTaken(number));
+            }
+            Err(BindError::PeerHas(other)) => {
+                return self.bad(context, kind::CHANNEL_NUMBER, Fault::PeerHasChannel(other));
+            }
             Err(BindError::Full) => {
                 self.stats.channel_limit += 1;
                 return self.refuse(context, 508, RequestRefusal::Channels);

@@ -303,7 +303,7 @@ impl<G: Gate> Server<G> {
             return self.bad(&context, kind::XOR_PEER_ADDRESS, Fault::RelaysUdp);
         };
         if !has_family {
-            return self.fail(&context, 443);
+            return self.refuse(&context, 443, RequestRefusal::PeerFamily(peer));
         }
         let of_allocation = tcp.list.len();
         let same = tcp.list.iter().find(|connection| connection.peer == peer);

@@ -85,6 +85,8 @@ pub enum OpenResult {
     NoCapacity,
     /// The machine lacks the relay addresses of this family at the moment: 508.
     AddressAbsent,
+    /// Other programs have the ports: 508.
+    PortsHeld,
 }
 
 impl OpenResult {
@@ -93,7 +95,7 @@ impl OpenResult {
     pub fn relayed(&self) -> Option<SocketAddr> {
         match self {
             Self::Opened { relayed } | Self::Shared { relayed, .. } => Some(*relayed),
-            Self::UnsupportedFamily | Self::NoCapacity | Self::AddressAbsent => None,
+            Self::UnsupportedFamily | Self::NoCapacity | Self::AddressAbsent | Self::PortsHeld => None,
         }
     }
 }
@@ -347,6 +349,8 @@ pub enum RequestRefusal {
     BadRequest(BadRequest),
     /// 420: this attribute is unknown, or the first of several.
     UnknownAttribute(u16),
+    /// 443: the allocation has no relayed address of this peer's family; port 0 where the request had none.
+    PeerFamily(SocketAddr),
     /// 437: the 5-tuple has an allocation, and must have none.
     AllocationExists,
     /// The user has as many allocations as each may have.
@@ -375,6 +379,8 @@ pub enum RequestRefusal {
     NoRelay,
     /// The machine lacks the relay addresses of this family at the moment.
     AddressAbsent,
+    /// Other programs have the ports of relayed transport addresses.
+    PortsHeld,
     /// The credential store did not answer: nobody has proved who the client is.
     Store,
     /// A bound on requests is reached. There is no answer, so that the client repeats the request.

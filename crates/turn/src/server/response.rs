@@ -118,6 +118,7 @@ pub(super) fn phrase(code: u16, why: RequestRefusal) -> Cow<'static, str> {
     match why {
         RequestRefusal::BadRequest(bad) => format!("{}: {bad}", reason_phrase(code)).into(),
         RequestRefusal::AllocationExists => "Allocation Mismatch: this 5-tuple has an allocation".into(),
+        RequestRefusal::PeerFamily(peer) => format!("{}: {}", reason_phrase(code), peer.ip()).into(),
         RequestRefusal::SharedPeer => "Peer Taken on Shared Port".into(),
         _ => reason_phrase(code).into(),
     }

@@ -255,7 +255,7 @@ fn no_name_is_looked_up_while_a_line_is_wrong_and_each_that_has_no_address_is_to
         assert!(told.starts_with(place) && told.contains("cannot be resolved"), "{told}");
     }
     let known = conf("localhost 80 10.0.0.1 80 [src=localhost]\n").drafts.remove(0).rule;
-    assert!(known.source.is_some_and(|source| source.is_loopback()));
+    assert!(known.source.is_some_and(|source| source.ip().is_loopback()));
     assert_eq!(known.id.0, "tcp://localhost:80");
 }
 

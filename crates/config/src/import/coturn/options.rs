@@ -5,7 +5,9 @@ use std::{net::IpAddr, str::FromStr};
 use turnpike_turn::ip_range::IpRange;
 
 use super::draft::{Alternate, Draft};
-use crate::{Secret, StoredKey, UserSecret, keys::is_username, limit_keys, settings::User};
+use crate::{
+    Secret, StoredKey, UserSecret, keys::is_username, limit_keys, relay_keys::is_swapped, settings::User,
+};
 
 /// Handling of an option. The error of a translation is a remark for the operator; the draft may hold a value all the same.
 pub(super) enum Handling {
@@ -338,8 +340,20 @@ fn external_ip(draft: &mut Draft, value: &str) -> Result<(), String> {
     let (public, local) =
         value.split_once('/').map_or((value, None), |(public, local)| (public, Some(local)));
     let local: Option<IpAddr> = local.map(|local| parse(local, IP)).transpose()?;
-    draft.external_ips.push((parse(public, IP)?, local));
-    Ok(())
+    let public = parse(public, IP)?;
+    match local {
+        Some(local) if is_swapped(local, public) => {
+            draft.external_ips.push((local, Some(public)));
+            Err(format!(
+                "{value} is the wrong way round for coturn too, which reads PUBLIC/LOCAL: {public} is private, so it was taken for the \
+                 local address"
+            ))
+        }
+        local => {
+            draft.external_ips.push((public, local));
+            Ok(())
+        }
+    }
 }
 
 /// `NAME:PASSWORD`, or `NAME:0x` and a key.

@@ -186,6 +186,9 @@ fn addresses_behind_a_nat_are_told_by_their_public_ones() {
     assert!(told(&notes, "relay.addresses = [\"LOCAL=203.0.114.5\"]"), "{notes:?}");
     let (_, notes) = relays("relay-ip=10.0.0.5\nexternal-ip=203.0.114.6/10.0.0.6");
     assert!(told(&notes, "10.0.0.6 is not in relay-ip"), "{notes:?}");
+    let (turned, notes) = relays("external-ip=10.0.0.6/203.0.114.6");
+    assert_eq!(turned, [pair("10.0.0.6", Some("203.0.114.6"))]);
+    assert!(told(&notes, "line 1, external-ip: 10.0.0.6/203.0.114.6 is the wrong way round"), "{notes:?}");
     let (_, notes) = relays("external-ip=turn.example.org");
     assert!(told(&notes, "line 1, external-ip: \"turn.example.org\""), "{notes:?}");
 }

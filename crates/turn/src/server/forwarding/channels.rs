@@ -31,8 +31,10 @@ impl Channel {
 /// Why a channel cannot be bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::server) enum BindError {
-    /// The number is bound to another peer, or the peer to another number: 400.
-    Conflict,
+    /// The number is bound to another peer: 400.
+    NumberTaken,
+    /// The peer is bound to this other number: 400.
+    PeerHas(ChannelNumber),
     /// As many as there may be: 508.
     Full,
 }
@@ -83,7 +85,8 @@ impl Channels {
         match (self.by_number(number, now_ms), self.by_peer(peer, now_ms)) {
             (Some(one), Some(other)) if one.number == other.number && one.named == name.ip() => return Ok(()),
             (None, None) => {}
-            _ => return Err(BindError::Conflict),
+            (_, Some(other)) if other.number != number => return Err(BindError::PeerHas(other.number)),
+            _ => return Err(BindError::NumberTaken),
         }
         if self.list.len() < most { Ok(()) } else { Err(BindError::Full) }
     }
@@ -170,11 +173,13 @@ mod tests {
             for (now, (n, p, lifetime)) in steps.into_iter().enumerate() {
                 let now = now as u64;
                 model.retain(|_, (_, expires)| *expires > now);
-                let expected = match (model.get(&n), model.values().any(|(bound, _)| *bound == p)) {
+                let of_peer = model.iter().find(|(_, (bound, _))| *bound == p).map(|(n, _)| *n);
+                let expected = match (model.get(&n), of_peer) {
                     (Some((bound, _)), _) if *bound == p => Ok(()),
-                    (None, false) if model.len() < MOST => Ok(()),
-                    (None, false) => Err(BindError::Full),
-                    _ => Err(BindError::Conflict),
+                    (None, None) if model.len() < MOST => Ok(()),
+                    (None, None) => Err(BindError::Full),
+                    (_, Some(other)) => Err(BindError::PeerHas(number(other))),
+                    (Some(_), None) => Err(BindError::NumberTaken),
                 };
                 channels.retain(|channel| channel.expires_ms > now);
                 prop_assert_eq!(channels.may_bind(number(n), (peer(p), peer(p)), now, MOST), expected);

@@ -1,0 +1,79 @@
+//! Files of secrets: one on a line, as `TURNPIKE_…_FILE` and flags such as `--secret-file` name them. Names the mistakes that would otherwise
+//! become a part of the secret, so that all its credentials are refused.
+
+use crate::Secret;
+
+/// Byte order mark, which Windows editors put in front of UTF-8.
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
+/// The lines of a file that are not empty, with their numbers, without the byte order mark in front of the first.
+pub(crate) fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    (1..).zip(without_mark(text).lines().map(str::trim)).filter(|(_, line)| !line.is_empty())
+}
+
+fn without_mark(text: &str) -> &str {
+    text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text)
+}
+
+/// The fault of a line that holds more than its secret. No message quotes the secret.
+pub(crate) fn fault(line: &str) -> Option<String> {
+    let is_in = |quote| line.len() > 1 && line.starts_with(quote) && line.ends_with(quote);
+    if is_in('"') || is_in('\'') {
+        return Some("the quotes would be a part of the secret: write it without them".to_owned());
+    }
+    if line.starts_with("# ") {
+        return Some("a comment would be a secret: the file holds secrets alone".to_owned());
+    }
+    // Base64 ends in =, and begins with no name of an option.
+    let (name, _) = line.split_once('=')?;
+    let name = name.trim_start_matches('-').trim_end();
+    let is_option =
+        ["static-auth-secret", "auth-secret", "secret", "secrets", "auth.secrets"].contains(&name);
+    (is_option || name.starts_with("TURNPIKE_")).then(|| {
+        format!("{name}= would be a part of the secret: write the secret alone, without the option's name")
+    })
+}
+
+/// The secret on the first line of a file.
+///
+/// # Errors
+/// The line is empty, or holds more than the secret.
+pub fn first_secret(text: &str) -> Result<Secret, String> {
+    match without_mark(text).lines().next() {
+        None | Some("") => Err("the first line is empty".to_owned()),
+        Some(line) => fault(line.trim()).map_or_else(|| Ok(Secret::new(line)), Err),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_stands_alone_on_its_line() {
+        for (text, expected) in [
+            ("north\n", Ok("north")),
+            ("\u{feff}north\r\n", Ok("north")),
+            ("bm9ydGg=\n", Ok("bm9ydGg=")),
+            (" no rth ", Ok(" no rth ")),
+            ("no\"rth", Ok("no\"rth")),
+            ("#north", Ok("#north")),
+            ("\"", Ok("\"")),
+            ("", Err("empty")),
+            ("\nnorth", Err("empty")),
+            ("\u{feff}", Err("empty")),
+            ("\"north\"", Err("quotes")),
+            ("'north'", Err("quotes")),
+            ("static-auth-secret=north", Err("static-auth-secret= would")),
+            ("--static-auth-secret = north", Err("static-auth-secret= would")),
+            ("TURNPIKE_AUTH_SECRETS=north", Err("TURNPIKE_AUTH_SECRETS= would")),
+            ("# for Matrix", Err("comment")),
+        ] {
+            match (first_secret(text), expected) {
+                (Ok(found), Ok(secret)) => assert_eq!(found.reveal(), secret, "{text:?}"),
+                (Err(why), Err(words)) => assert!(why.contains(words) && !why.contains("north"), "{why}"),
+                (found, _) => panic!("{text:?}: {found:?}"),
+            }
+        }
+    }
+}
