@@ -411,6 +411,10 @@ impl Judge<'_> {
     }
 }
 
+/// Bytes of a 401 but for its realm, and of the request with one attribute that draws it.
+const CHALLENGE: usize = 72;
+const SMALL_REQUEST: usize = 28;
+
 /// Warnings for the log: settings that are valid, but probably a mistake.
 pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
     let mut doubts = Vec::new();
@@ -432,6 +436,22 @@ pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
             "nothing uses it: server.tcp is false, and there is neither tls.listen nor dtls.listen"
                 .to_owned(),
         );
+    }
+    for realm in realms::all(settings) {
+        let padded = |text: &str| text.len().next_multiple_of(4);
+        let server_name = if realm.tokens { 4 + padded(&settings.oauth.server_name) } else { 0 };
+        let bytes = CHALLENGE + padded(realm.name) + server_name;
+        if bytes > 4 * SMALL_REQUEST {
+            let key = if realm.name == settings.realm { "server.realm" } else { "realm" };
+            let what = if realm.tokens { "the realm and oauth.server_name are" } else { "the realm is" };
+            doubt(
+                key,
+                format!(
+                    "{what} long: a forged request of {SMALL_REQUEST} bytes draws a reply of {bytes} bytes; use a shorter name, or set \
+                     limits.refusals_per_prefix"
+                ),
+            );
+        }
     }
     if settings.fleet.url.is_none() && settings.fleet != FleetSettings::default() {
         doubt("fleet.url", "there is none, so that nothing else in [fleet] is of any use".to_owned());

@@ -25,7 +25,7 @@ pub struct RealmView<'a> {
     max_allocations_per_user: Option<usize>,
     relay_ports: Option<&'a RangeInclusive<u16>>,
     /// Whether tokens of RFC 7635 count.
-    tokens: bool,
+    pub(crate) tokens: bool,
     /// Whether users of a store count, whose names nobody lists.
     has_store: bool,
     /// Whether one of them may have no SHA-256 key.

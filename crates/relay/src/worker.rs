@@ -471,6 +471,10 @@ impl Worker {
                 Effect::Connect(request) => self.connect(now, &request),
                 Effect::Bind { connection, source } => self.bind(now, connection, &source.client, behind),
                 Effect::LookUp(query) => self.look_up(query),
+                Effect::Slow { client, until_ms } => {
+                    let behind = behind.to_vec(&self.rx);
+                    self.out.streams.slow_down(&client, &behind, until_ms, &self.poller);
+                }
                 Effect::Closed { allocation, .. } => {
                     for family in [Family::V4, Family::V6] {
                         self.close(now, RelayId { allocation, family });

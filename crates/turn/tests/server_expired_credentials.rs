@@ -256,3 +256,21 @@ fn repeated_refusals_to_a_session_are_bounded_by_cause_and_cost_no_other_client_
     world.ask(&Ask::refresh(0).signed(&alice)).success();
     assert_eq!(answered(&mut world), 100, "437 is another cause");
 }
+
+#[test]
+fn over_a_stream_repeated_refusals_are_given_and_its_client_is_read_more_slowly() {
+    let mut world = World::with(streams());
+    let (alice, _) = world.allocated_tcp();
+    world.effects();
+    let denied = Ask::connect("10.0.0.1:7000").signed(&alice);
+    for number in 0..110 {
+        assert_eq!(world.ask(&denied).code(), Some(403));
+        let until_ms = world.now.ms + 100;
+        let slowed = world.effects().iter().any(
+            |effect| matches!(effect, Effect::Slow { client, until_ms: until } if *client == world.client && *until == until_ms),
+        );
+        assert_eq!(slowed, number >= 100, "refusal {number}");
+    }
+    assert_eq!(world.ask(&Ask::connect("10.0.0.2:7000").signed(&alice)).code(), Some(403));
+    assert!(!world.effects().iter().any(|effect| matches!(effect, Effect::Slow { .. })), "another cause");
+}

@@ -398,6 +398,15 @@ fn what_is_of_no_use_or_of_too_much_is_a_warning() {
         ),
         ("[server]\nproxy_protocol_from = [\"::/0\"]", &["server.proxy_protocol_from: ::/0"]),
         ("[fleet]\nzone = \"west\"", &["fleet.url: there is none", "[fleet]"]),
+        (
+            "[server]\nrealm = \"a-realm-of-more-than-forty-bytes.example.org\"",
+            &[
+                "t.toml:2:9: server.realm: the realm is long",
+                "28 bytes",
+                "116 bytes",
+                "limits.refusals_per_prefix",
+            ],
+        ),
     ] {
         let warnings = load_text(text).expect("valid").warnings;
         assert_eq!(warnings.len(), 1, "{text}: {warnings:?}");
@@ -412,6 +421,7 @@ fn what_is_of_no_use_or_of_too_much_is_a_warning() {
         "[server]\nproxy_protocol_from = [\"10.0.0.0/8\"]",
         "[server]\ntcp = false\nlisten = [\"127.0.0.1:9641\"]",
         "[[alternate]]\naddress = \"192.0.2.1:3478\"",
+        "[server]\nrealm = \"realm-of-forty-bytes-in-all.example.org\"",
     ] {
         assert_eq!(load_text(text).expect(text).warnings, [""; 0], "{text}");
     }

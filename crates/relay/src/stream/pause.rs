@@ -1,4 +1,5 @@
-//! Connections that wait: their clients have used up their bits per second, or the worker that is to serve them has no room. What was read
+//! Connections that wait: their clients have used up their bits per second or repeat what is refused, or the worker that is to serve them has no
+//! room. What was read
 //! waits, and nothing more is read, so that TCP slows the client down. Nothing is dropped, and no more waits than one read brings.
 
 use turnpike_net::{Rx, Span, poll::Poller};
@@ -42,6 +43,18 @@ impl Streams {
             return;
         };
         connection.framer.hold(&[request, behind].concat(), 0);
+        self.pause_until(slot, until_ms, poller);
+    }
+
+    /// Reads nothing more of a client before that time; `behind` is what was read already and not yet looked at.
+    pub(crate) fn slow_down(&mut self, client: &Client, behind: &[u8], until_ms: u64, poller: &Poller) {
+        let Some(slot) = self.slot_of(client) else { return };
+        let Some(connection) = self.connections.get_mut(slot).filter(|it| it.closing.is_none()) else {
+            return;
+        };
+        if !behind.is_empty() {
+            connection.framer.hold(behind, 0);
+        }
         self.pause_until(slot, until_ms, poller);
     }
 

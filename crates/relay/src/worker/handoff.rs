@@ -119,19 +119,24 @@ impl Worker {
         request: Box<[u8]>,
         behind: Behind<'_>,
     ) {
-        let is_late = matches!(behind, Behind::HandedOver(_));
-        let mut behind = behind.to_vec(&self.rx);
+        let behind = self.all_behind(client, behind);
         let out = &mut self.out;
-        if is_late {
-            // The request waited for its user, and the stream was read on.
-            behind.extend_from_slice(out.streams.held(client));
-        }
         if self.mailboxes.get(usize::from(worker)).is_some_and(Mailbox::is_full) {
             return out.streams.put_back(client, [&request, &behind], now.ms + AGAIN_MS, &self.poller);
         }
         if let Some(taken) = out.streams.detach(client, &self.rx, &self.poller, CloseReason::HandedOver) {
             self.send(worker, Handoff::Stream(Box::new(taken), request, behind));
         }
+    }
+
+    /// All bytes that came behind a request, for a stream that goes elsewhere.
+    pub(super) fn all_behind(&self, client: &Client, behind: Behind<'_>) -> Vec<u8> {
+        let mut all = behind.to_vec(&self.rx);
+        if matches!(behind, Behind::HandedOver(_)) {
+            // The request waited for its user, and the stream was read on.
+            all.extend_from_slice(self.out.streams.held(client));
+        }
+        all
     }
 
     /// A client asks for its allocation, which another worker has.

@@ -55,7 +55,7 @@ impl Worker {
     /// From now on the client's connection is the data connection of `connection`; its reply is queued. `first` came behind the
     /// request.
     pub(super) fn bind(&mut self, now: Now, connection: ConnectionId, client: &Client, first: Behind<'_>) {
-        let first = first.to_vec(&self.rx);
+        let first = self.all_behind(client, first);
         let taken = self.out.streams.detach(client, &self.rx, &self.poller, CloseReason::DataConnection);
         match taken {
             Some(taken) => {

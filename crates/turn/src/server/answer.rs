@@ -47,6 +47,8 @@ pub(super) enum Answer {
 
 /// Milliseconds between two exchanges of a node with the fleet's store.
 const EXCHANGE_MS: u64 = 100;
+/// Milliseconds before a stream is read on whose client was refused the same too often.
+const SLOW_MS: u64 = 100;
 
 impl<G: Gate> Server<G> {
     pub(super) fn request<'a>(
@@ -96,7 +98,10 @@ impl<G: Gate> Server<G> {
         if matches!(answer, Answer::Reply)
             && !self.may_refuse_again(now, (&source.client, has_own_nonce.get()), request)
         {
-            return self.unanswered(now, source, request, DropReason::RefusalRepeated);
+            if !self.is_stream(&source.client) {
+                return self.unanswered(now, source, request, DropReason::RefusalRepeated);
+            }
+            self.effects.push_back(Effect::Slow { client: source.client, until_ms: now.ms + SLOW_MS });
         }
         if let (Delivery::Forwarded { via, .. }, Answer::Reply) = (delivery, &answer) {
             let (arrival, reply) = (arrival.take(), self.reply.as_slice().into());

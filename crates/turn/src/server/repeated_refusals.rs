@@ -1,7 +1,7 @@
 //! Bound on refusals to one 5-tuple: some clients answer a refusal at once with the next request.
 //!
-//! It holds for UDP and DTLS, whose clients repeat a request that is not answered. Over streams no client repeats, so all are answered: a
-//! client is read on only after its request was answered, and closed if it leaves 64 KiB of replies unread.
+//! Over UDP and DTLS, whose clients repeat a request, those beyond the bound are not answered. Over streams no client repeats: all requests are
+//! answered, and the stream is read on later ([`super::Effect::Slow`]).
 
 use turnpike_wire::stun::{View, kind};
 
@@ -30,7 +30,7 @@ pub(super) fn repeated_refusals() -> Rates {
 
 impl<G: Gate> Server<G> {
     /// Checks that the reply buffer holds no refusal that the 5-tuple was sent too often. Concerns requests about an allocation, and goes on
-    /// after that has ended. The client repeats its request and is answered then.
+    /// after that has ended.
     /// Requests with a nonce of the client's own have buckets of their own, which no forger of its address can fill.
     pub(super) fn may_refuse_again(
         &mut self,
@@ -43,7 +43,7 @@ impl<G: Gate> Server<G> {
             Method::Allocate | Method::ConnectionBind | Method::Binding => false,
         };
         let is_refusal = matches!(self.reply[..], [high, low, ..] if high & 1 != 0 && low & 0x10 != 0);
-        if !is_about_allocation || !is_refusal || request.view.mac().is_none() || self.is_stream(client) {
+        if !is_about_allocation || !is_refusal || request.view.mac().is_none() {
             return true;
         }
         let Ok(reply) = View::new_checked(&self.reply) else { return true };
