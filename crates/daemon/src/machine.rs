@@ -30,6 +30,8 @@ pub(crate) struct Machine {
     /// What was read is not in force.
     is_retried: bool,
     gone: BTreeMap<IpAddr, Gone>,
+    /// Relay addresses that were up at some time.
+    were_up: BTreeSet<IpAddr>,
     states: Vec<RelayState>,
     /// The last complaint in the log.
     complaint: Option<String>,
@@ -53,6 +55,7 @@ impl Machine {
             stale: false,
             is_retried: false,
             gone: BTreeMap::new(),
+            were_up: BTreeSet::new(),
             states: Vec::new(),
             complaint: None,
         };
@@ -150,6 +153,7 @@ impl Machine {
             let known = before.iter().find(|state| state.address == *address);
             let since = known.filter(|state| state.is_up == is_up).map_or(now, |state| state.since);
             self.states.push(RelayState { address: *address, is_up, since });
+            self.were_up.extend(is_up.then_some(address.bind));
             if before.is_empty() {
                 continue;
             }
@@ -202,10 +206,12 @@ impl Machine {
                 && now.duration_since(*since) >= GRACE
             {
                 *gone = Gone::Ended;
-                tracing::warn!(
-                    "relay address {ip} has been gone for {} s: its sessions end",
-                    GRACE.as_secs()
-                );
+                if self.were_up.contains(&ip) {
+                    tracing::warn!(
+                        "relay address {ip} has been gone for {} s: its sessions end",
+                        GRACE.as_secs()
+                    );
+                }
                 lost.push(ip);
             }
         }

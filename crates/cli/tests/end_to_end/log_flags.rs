@@ -67,10 +67,12 @@ fn on_terminal(command: &str, no_color: Option<&str>) -> Option<String> {
 
 #[test]
 fn colours_are_for_terminals_without_no_color() {
+    // `serve` ends by itself, after its first lines: its port is taken.
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("its address").port();
+    let serve = format!("serve --listen 127.0.0.1:{port} --admin off --user a:b --relay-ip 127.0.0.1");
     let said = |no_color: Option<&str>| {
-        // It ends by itself, after its first lines: the relay address is nobody's (RFC 5737).
-        let serve = "serve --listen 127.0.0.1:0 --admin off --user a:b --relay-ip 192.0.2.1";
-        let output = on_terminal(serve, no_color)?;
+        let output = on_terminal(&serve, no_color)?;
         let first = output.lines().find(|line| line.contains("INFO")).map(str::to_owned);
         Some(first.unwrap_or_else(|| panic!("no line in {output}")))
     };
