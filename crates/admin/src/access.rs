@@ -277,7 +277,8 @@ impl Guard {
     }
 }
 
-/// A change at work, by whom and which. If it is dropped before its end, because the program ends or it panicked, the audit log says so.
+/// A change that has begun: its author and its request. Dropped unfinished, at the end of the program or by a panic, it leaves a line in the
+/// audit log.
 struct Unfinished(Option<(String, What)>);
 
 impl Unfinished {

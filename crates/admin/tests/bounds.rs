@@ -121,7 +121,7 @@ fn server() -> Running {
     running
 }
 
-/// Whether a value has bounds by its own nature, or any value is taken and may match nothing.
+/// Returns true for parameters that take any value: filters that may match nothing, and values with bounds of their own.
 fn needs_no_bounds(method: &str, path: &str, name: &str) -> bool {
     let is_filter = method == "get" && ["user", "realm", "client", "relayed"].contains(&name);
     let is_address = name == "client";

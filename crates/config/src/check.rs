@@ -411,8 +411,9 @@ impl Judge<'_> {
     }
 }
 
-/// Bytes of a 401 but for its realm, and of the request with one attribute that draws it.
+/// Bytes of a 401 without its realm.
 const CHALLENGE: usize = 72;
+/// Bytes of the shortest request that can be granted.
 const SMALL_REQUEST: usize = 28;
 
 /// Warnings for the log: settings that are valid, but probably a mistake.

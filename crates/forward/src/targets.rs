@@ -129,7 +129,7 @@ impl Targets {
         members.rebuild(self.source);
     }
 
-    /// True if these are the targets of `rule`, chosen as it wants them chosen.
+    /// True if targets and balance are those of `rule`.
     pub(crate) fn are_of(&self, rule: &Rule) -> bool {
         let members = self.read();
         members.balance == rule.balance

@@ -357,7 +357,7 @@ impl App {
     }
 }
 
-/// Whether the store may have made a change.
+/// Returns true if the store may have made a change, also where its answer was lost.
 fn may_be_done<T>(change: &Result<T, Problem>) -> bool {
     change.as_ref().map_or_else(|problem| problem.status >= 500, |_| true)
 }

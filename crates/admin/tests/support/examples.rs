@@ -44,7 +44,7 @@ impl Examples {
         }
         assert!(
             self.updates,
-            "the example of {operation}, {}, is not like the answer: UPDATE=1 records it anew\n{example:?}\n{real}",
+            "the example of {operation}, {}, differs from the answer: UPDATE=1 records it again\n{example:?}\n{real}",
             answer.status
         );
         examples.insert(media, real);

@@ -77,7 +77,7 @@ impl Drop for Dir {
     }
 }
 
-/// Of an address that is up or absent since 1970.
+/// State of an address that has been up, or absent, since 1970.
 pub(crate) fn relay_state(bind: IpAddr, is_up: bool) -> RelayState {
     let address = RelayAddress { bind, external: Some([192, 0, 2, 1].into()) };
     RelayState { address, is_up, since: SystemTime::UNIX_EPOCH }

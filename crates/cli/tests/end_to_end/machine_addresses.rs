@@ -63,7 +63,7 @@ struct Call {
 }
 
 impl Call {
-    /// Of one family; the error code where the server refuses.
+    /// Allocates an address of one family. Returns the error code if the server refuses.
     fn new(serve: &Serve, v4: bool) -> Result<Self, u16> {
         let mut client = Stun::new(serve.address(V4));
         let (_, _, challenge) = client.challenge();
@@ -94,7 +94,7 @@ impl Call {
         Self::new(serve, true).map(|call| call.relayed.ip())
     }
 
-    /// Whether a peer on loopback reaches the client through the relay.
+    /// Checks that a peer on loopback reaches the client through the relay.
     fn goes_on(&mut self) {
         let peer = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
         let mut value = vec![0, 1];

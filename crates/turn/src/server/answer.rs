@@ -47,7 +47,7 @@ pub(super) enum Answer {
 
 /// Milliseconds between two exchanges of a node with the fleet's store.
 const EXCHANGE_MS: u64 = 100;
-/// Milliseconds before a stream is read on whose client was refused the same too often.
+/// Pause of a stream whose client repeats a refused request, in milliseconds.
 const SLOW_MS: u64 = 100;
 
 impl<G: Gate> Server<G> {

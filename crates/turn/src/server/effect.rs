@@ -125,8 +125,7 @@ pub enum Effect {
         /// What it asked.
         request: Box<[u8]>,
     },
-    /// The client's stream was refused the same too often: nothing more of it is to be read before that time, not even what came behind
-    /// the request.
+    /// The client repeats a refused request over a stream: read nothing more of the stream before that time, nor the bytes behind the request.
     Slow { client: Client, until_ms: u64 },
     /// Another worker answers a request, while the client remains where it is: give it the request, for
     /// [`super::Server::from_elsewhere`].
