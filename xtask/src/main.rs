@@ -82,10 +82,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Why a test did not run, if this line of its output says so. What a test says first stands behind its name.
+/// The reason why a test did not run, if this line of its output gives one. It may follow the name of the test, or the dots of those
+/// that passed.
 fn why_skipped(line: &str) -> Option<&str> {
-    let words = line.strip_prefix("test ").and_then(|line| line.split_once(" ... "));
-    words.map_or(line, |(_, words)| words).strip_prefix("SKIPPED: ")
+    let name = line.strip_prefix("test ").and_then(|line| line.split_once(" ... "));
+    name.map_or_else(|| line.trim_start_matches(['.', 'i']), |(_, words)| words).strip_prefix("SKIPPED: ")
 }
 
 /// The root of the repository, wherever below it the command was typed.

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::IpAddr,
 };
 
 use foldhash::fast::RandomState;
@@ -158,25 +158,14 @@ pub(crate) fn share(limit: usize, workers: usize) -> usize {
     (share + 5 * share.isqrt() + 5).min(limit)
 }
 
-/// The network of an address, by lengths of prefixes: [`ADDRESS`] or [`NEIGHBOURS`].
-pub(crate) fn network(address: IpAddr, (v4, v6): (u32, u32)) -> IpAddr {
-    match address {
-        IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & (u32::MAX << (32 - v4))).into(),
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << (128 - v6))).into(),
-    }
-}
-
-/// Lengths of prefixes for connections: one customer has 2^64 IPv6 addresses.
-pub(crate) const ADDRESS: (u32, u32) = (32, 64);
-/// The same for datagrams: a host that can send from one address can mostly send from its neighbours too.
-pub(crate) const NEIGHBOURS: (u32, u32) = (24, 56);
-
 #[cfg(test)]
 mod tests {
+    use turnpike_turn::server::PrefixLengths;
+
     use super::*;
 
     fn of(address: &str) -> IpAddr {
-        network(address.parse().unwrap(), NEIGHBOURS)
+        PrefixLengths::SITE.of(address.parse().unwrap())
     }
 
     #[test]
@@ -200,7 +189,7 @@ mod tests {
     fn a_member_counts_for_its_network_once_that_is_known() {
         let mut bounded = Bounded::new(4, 1);
         let [a, same, other] = ["2001:db8::1", "2001:db8::2", "192.0.2.1"]
-            .map(|address| network(address.parse().unwrap(), ADDRESS));
+            .map(|address| PrefixLengths::HOST.of(address.parse().unwrap()));
         let first = bounded.enter(10, None, 0);
         let second = bounded.enter(11, Some(a), 0);
         assert_eq!((bounded.in_the_way_of(other), bounded.in_the_way_of(same)), (None, Some(11)));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use turnpike_net::Tx;
-use turnpike_turn::server::{Client, Transport};
+use turnpike_turn::server::{Client, PrefixLengths, Transport};
 
 use super::{
     Associations,
@@ -13,7 +13,6 @@ use super::{
     record::{self, ALERT, Sifted},
     stats::{DtlsDrop, DtlsEnd, DtlsFailure},
 };
-use crate::bounded::{NEIGHBOURS, network};
 
 const FATAL: u8 = 2;
 const HANDSHAKE_FAILURE: u8 = 40;
@@ -179,7 +178,7 @@ impl Associations {
             self.count_drop(DtlsDrop::BadCookie);
             return None;
         };
-        let network = network(client.address.ip(), NEIGHBOURS);
+        let network = PrefixLengths::SITE.of(client.address.ip());
         let crowded = self.half_open.is_crowded(network, now_ms) || self.idle.is_crowded(network, now_ms);
         if self.admissions_left == 0 || crowded && !self.by_client.contains_key(&client) {
             self.count_drop(DtlsDrop::Busy);

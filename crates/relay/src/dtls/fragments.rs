@@ -5,10 +5,10 @@
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
-use turnpike_turn::server::Client;
+use turnpike_turn::server::{Client, PrefixLengths};
 
 use super::hello::{Fragment, MAX_HELLO};
-use crate::bounded::{Bounded, NEIGHBOURS, network};
+use crate::bounded::Bounded;
 
 /// The hellos of which a part has come.
 pub(super) struct Fragments {
@@ -54,7 +54,7 @@ impl Fragments {
             return false;
         }
         self.forget(client);
-        let network = network(client.address.ip(), NEIGHBOURS);
+        let network = PrefixLengths::SITE.of(client.address.ip());
         if self.bounded.is_crowded(network, now_ms) {
             return false;
         }

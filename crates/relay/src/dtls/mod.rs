@@ -32,7 +32,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
 use turnpike_net::{Route, Rx, SocketId, Span, Tx};
-use turnpike_turn::server::{Client, ClosedReason, Effect, NonceKeys, Source, Transport};
+use turnpike_turn::server::{Client, ClosedReason, Effect, NonceKeys, PrefixLengths, Source, Transport};
 use turnpike_wire::address::canonical;
 
 pub use config::DtlsConfig;
@@ -41,7 +41,7 @@ pub use stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
 
 use crate::{
     Layout,
-    bounded::{Bounded, NEIGHBOURS, network, share},
+    bounded::{Bounded, share},
     link::{Generations, Place},
     turned_away::{Noted, TurnedAway},
     worker::Listener,
@@ -472,7 +472,7 @@ impl Associations {
 
     /// An association without an allocation, from now on.
     fn become_idle(&mut self, now_ms: u64, slot: usize, tx: &mut Tx) {
-        let network = network(self.table[slot].client.address.ip(), NEIGHBOURS);
+        let network = PrefixLengths::SITE.of(self.table[slot].client.address.ip());
         if let Some(other) = self.idle.in_the_way(network) {
             self.close(other, DtlsEnd::Evicted, tx);
         }

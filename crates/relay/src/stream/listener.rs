@@ -6,14 +6,13 @@ use std::{
 };
 
 use turnpike_net::{ListenOptions, TcpListener, TcpSocket, poll::Poller, tcp::is_exhaustion};
-use turnpike_turn::server::{Client, Transport};
+use turnpike_turn::server::{Client, PrefixLengths, Transport};
 use turnpike_wire::{address::canonical, frame::Framer};
 
 use super::{
     CloseReason, Connection, SWEEP_MS, Stage, StreamConfig, Streams, Token, channel::Channel,
     connection::NONE, outbox::Outbox,
 };
-use crate::bounded::{ADDRESS, network};
 
 /// Seconds for which the kernel keeps a connection on which the client has said nothing (TCP_DEFER_ACCEPT). Those that speak at
 /// once, as TURN clients do, come with their first message: one wake-up for the two.
@@ -133,7 +132,7 @@ impl Streams {
         let local = if bound.ip().is_unspecified() { socket.local_addr().unwrap_or(bound) } else { bound };
         let proxied = self.config.proxies.iter().any(|proxy| proxy.contains(peer.ip()));
         // Behind a proxy the header tells whose connection it is.
-        let network = (!proxied).then(|| network(peer.ip(), ADDRESS));
+        let network = (!proxied).then(|| PrefixLengths::HOST.of(peer.ip()));
         let crowded =
             network.filter(|network| self.waiting.has(*network) || self.idle.is_crowded_by(*network, now_ms));
         if crowded.is_some_and(|network| self.waiting.in_the_way_of(network).is_some()) {
@@ -202,7 +201,7 @@ impl Streams {
     pub(super) fn admit(&mut self, now_ms: u64, poller: &Poller) {
         let waiting: Vec<usize> = self.waiting.slots().collect();
         for slot in waiting {
-            let network = network(self.connections[slot].address().ip(), ADDRESS);
+            let network = PrefixLengths::HOST.of(self.connections[slot].address().ip());
             if self.idle.is_crowded(network, now_ms) {
                 continue;
             }
@@ -254,7 +253,7 @@ impl Streams {
 
     /// Counts a connection for the address of its PROXY header, unless that has too many young ones.
     pub(super) fn count_for(&mut self, slot: usize, address: IpAddr, now_ms: u64) -> Result<(), CloseReason> {
-        let network = network(address, ADDRESS);
+        let network = PrefixLengths::HOST.of(address);
         if self.idle.is_crowded_by(network, now_ms) {
             return Err(CloseReason::LimitAddress);
         }

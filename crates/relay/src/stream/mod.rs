@@ -35,11 +35,11 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
 use turnpike_net::poll::{Event, Poller};
-use turnpike_turn::server::{Client, ClosedReason, Effect, Transport};
+use turnpike_turn::server::{Client, ClosedReason, Effect, PrefixLengths, Transport};
 
 use crate::{
     Layout,
-    bounded::{ADDRESS, Bounded, network, share},
+    bounded::{Bounded, share},
     link::{Generations, Place},
     peers,
     turned_away::{Noted, TurnedAway},
@@ -293,7 +293,7 @@ impl Streams {
             return;
         }
         connection.deadline_ms = now_ms + self.config.idle_ms;
-        let network = network(connection.address().ip(), ADDRESS);
+        let network = PrefixLengths::HOST.of(connection.address().ip());
         connection.place = Some(self.idle.enter(slot, Some(network), now_ms));
         self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
     }

@@ -3,7 +3,7 @@
 
 use rustls::ServerConnection;
 use turnpike_net::{Rx, TcpSocket, poll::Poller};
-use turnpike_turn::server::{Client, Source};
+use turnpike_turn::server::{Client, PrefixLengths, Source};
 use turnpike_wire::frame::Framer;
 
 use super::{
@@ -13,10 +13,7 @@ use super::{
     outbox::Outbox,
     receive::Incoming,
 };
-use crate::{
-    bounded::{ADDRESS, network},
-    link::Place,
-};
+use crate::link::Place;
 use std::io::IoSlice;
 
 /// A client's connection on its way.
@@ -90,7 +87,7 @@ impl Streams {
         }
         let mut outbox = Outbox::new(self.config.queue);
         outbox.begin([&unsent, b"", b""], 0);
-        let network = network(client.address.ip(), ADDRESS);
+        let network = PrefixLengths::HOST.of(client.address.ip());
         let entry = self.connections.vacant_entry();
         let slot = entry.key();
         entry.insert(Connection {

@@ -4,18 +4,13 @@
 //! A place is given only to who has shown a nonce that was made for its address and is still good, so that nobody fills the table from
 //! forged addresses; and no network gets more than its share.
 
-use std::{
-    collections::BTreeMap,
-    hash::BuildHasher as _,
-    net::{IpAddr, Ipv6Addr},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, hash::BuildHasher as _, net::IpAddr, sync::Arc};
 
 use foldhash::quality::RandomState;
 use hashbrown::HashMap;
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
-use super::{Client, DropReason, Source, User, context::Delivery};
+use super::{Client, DropReason, PrefixLengths, Source, User, context::Delivery};
 
 /// Requests that wait at the same time in one worker.
 const MOST: usize = 1024;
@@ -137,10 +132,10 @@ impl Lookups {
         if self.requests.contains_key(&hash) {
             return Err(DropReason::LookupPending);
         }
-        let held = self.networks.entry(network(&source.client)).or_default();
+        let held = self.networks.entry(host(&source.client)).or_default();
         if self.waiting.len() >= MOST || (*held >= MOST_EACH && self.waiting.len() >= MOST / 2) {
             if *held == 0 {
-                self.networks.remove(&network(&source.client));
+                self.networks.remove(&host(&source.client));
             }
             return Err(DropReason::LookupLimit);
         }
@@ -156,7 +151,7 @@ impl Lookups {
     pub(super) fn take(&mut self, LookupId(id): LookupId) -> Option<Waiting> {
         let waiting = self.waiting.remove(&id)?;
         self.requests.remove(&waiting.hash);
-        let network = network(&waiting.source.client);
+        let network = host(&waiting.source.client);
         if let Some(held) = self.networks.get_mut(&network) {
             *held -= 1;
             if *held == 0 {
@@ -186,12 +181,9 @@ impl Lookups {
     }
 }
 
-/// What one client holds, however many ports and addresses it makes up.
-fn network(client: &Client) -> IpAddr {
-    match client.address.ip() {
-        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !0 << 64).into(),
-        ip => ip,
-    }
+/// The host of a client, however many ports and addresses it makes up.
+fn host(client: &Client) -> IpAddr {
+    PrefixLengths::HOST.of(client.address.ip())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 
 use std::{
     hash::BuildHasher as _,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
 };
 
 use foldhash::fast::RandomState;
@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use turnpike_wire::stun::kind;
 
 use super::{
-    Answer, BadRequest, Client, DropReason, Fault, Gate, ListenerId, RequestRefusal, Server,
+    Answer, BadRequest, Client, DropReason, Fault, Gate, ListenerId, PrefixLengths, RequestRefusal, Server,
     request::{Method, Request},
     response::Envelope,
 };
@@ -258,7 +258,8 @@ impl DiscoveryRate {
         }
         let now = now_ms.saturating_mul(1000);
         #[expect(clippy::cast_possible_truncation, reason = "reduced to the number of buckets")]
-        let bucket = &mut self.sources[self.hasher.hash_one(network(source)) as usize % BUCKETS];
+        let bucket =
+            &mut self.sources[self.hasher.hash_one(PrefixLengths::SITE.of(source)) as usize % BUCKETS];
         let of_source = Rate::per_second(limits.per_source, SOURCE_BURST).spend(*bucket, now);
         let of_source = of_source.ok_or(DropReason::DiscoverySourceLimit)?;
         let of_total = Rate::per_second(limits.total, 1).spend(self.total, now);
@@ -268,16 +269,10 @@ impl DiscoveryRate {
     }
 }
 
-/// The /24 or /56 of an address: what one subscriber or small site has.
-fn network(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(ip) => Ipv4Addr::from_bits(ip.to_bits() & !0 << 8).into(),
-        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !0 << 72).into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     const LIMITS: DiscoveryLimits = DiscoveryLimits { per_source: 10, total: 100 };
@@ -319,13 +314,6 @@ mod tests {
             (full_at, admitted) = (later, admitted + 1);
         }
         assert_eq!(admitted, 1_000_000);
-    }
-
-    #[test]
-    fn networks_are_24_bits_of_ipv4_and_56_of_ipv6() {
-        for (ip, of) in [("192.0.2.255", "192.0.2.0"), ("2001:db8:1:2ff:ffff::1", "2001:db8:1:200::")] {
-            assert_eq!(network(ip.parse().unwrap()), of.parse::<IpAddr>().unwrap());
-        }
     }
 
     #[test]

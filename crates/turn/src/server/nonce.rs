@@ -15,12 +15,14 @@
 //! chooses for itself. But a nonce is good on every port and at every address of that half: a client has its data connections (RFC 6062)
 //! on other ports than its control connection, and every NAT mapping is a port of its own.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
 use subtle::ConstantTimeEq as _;
+
+use super::PrefixLengths;
 
 /// Length in characters.
 pub(super) const LEN: usize = 24;
@@ -109,7 +111,7 @@ impl Scope<'_> {
         if let Some(salt) = salt {
             hmac.update(&salt.to_be_bytes());
         }
-        hmac.update(&network(self.client).octets());
+        hmac.update(&host(self.client));
         // So little that with a realm of up to 25 bytes it is one block of SHA-256. The length tells where the realm begins.
         let [.., length] = self.algorithms.len().to_be_bytes();
         hmac.update(&[u8::from(self.anonymity), length]);
@@ -190,12 +192,11 @@ fn open(nonce: &[u8], unix: u64) -> Option<Opened> {
     }
 }
 
-/// What one client keeps, whatever its port: an IPv4 address, or the /64 in which an IPv6 host draws its addresses (RFC 8981).
-/// The former as its mapped address, which no client of ours has.
-fn network(ip: IpAddr) -> Ipv6Addr {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !0 << 64),
+/// The host of a client in 16 bytes, whatever its port. IPv4 takes the mapped form, which no client of ours has.
+fn host(ip: IpAddr) -> [u8; 16] {
+    match PrefixLengths::HOST.of(ip) {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
     }
 }
 

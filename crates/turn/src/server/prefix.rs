@@ -13,11 +13,16 @@ pub struct PrefixLengths {
 
 impl Default for PrefixLengths {
     fn default() -> Self {
-        Self { v4: 32, v6: 64 }
+        Self::HOST
     }
 }
 
 impl PrefixLengths {
+    /// One host: it draws its IPv6 addresses from a /64 (RFC 8981).
+    pub const HOST: Self = Self { v4: 32, v6: 64 };
+    /// A subscriber or small site. A host that can forge one source address can mostly forge its neighbours' too.
+    pub const SITE: Self = Self { v4: 24, v6: 56 };
+
     /// The prefix of an address, by its first address.
     #[must_use]
     pub fn of(self, ip: IpAddr) -> IpAddr {
@@ -48,5 +53,9 @@ mod tests {
         assert_eq!(of(32, 64, "2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
         assert_eq!(of(32, 128, "2001:db8::1"), "2001:db8::1");
         assert_eq!(of(32, 0, "2001:db8::1"), "::");
+        assert_eq!(
+            PrefixLengths::SITE.of("2001:db8:1:2ff:ffff::1".parse().unwrap()).to_string(),
+            "2001:db8:1:200::"
+        );
     }
 }
