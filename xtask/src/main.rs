@@ -1,6 +1,6 @@
 //! Chores of the repository that are too long for a shell line: `cargo xtask instructions`, `cargo xtask fuzz`,
-//! `cargo xtask attack`, `cargo xtask faults`, `cargo xtask soak`, `cargo xtask kernels`, `cargo xtask miri`, `cargo xtask requirements`,
-//! `cargo xtask reproducible`.
+//! `cargo xtask attack`, `cargo xtask faults`, `cargo xtask soak`, `cargo xtask kernels`, `cargo xtask miri`, `cargo xtask numbers`,
+//! `cargo xtask requirements`, `cargo xtask reproducible`.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
@@ -12,6 +12,7 @@ mod fuzz;
 mod instructions;
 mod kernels;
 mod miri;
+mod numbers;
 mod reproducible;
 mod requirements;
 mod soak;
@@ -55,6 +56,8 @@ enum Chore {
     Kernels(kernels::Options),
     /// Run the parts with `unsafe` that call no kernel under Miri (needs a nightly with it)
     Miri,
+    /// Measure the size and shape of the code: lines, types, public items, circular imports, unsafe blocks
+    Numbers(numbers::Options),
     /// Check that each requirement of the RFCs has a test that passes, or a documented reason
     Requirements(requirements::Options),
     /// Build the binary of a release twice, in different directories, and compare
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Chore::Attack(options) => attack::run(&options),
         Chore::Kernels(options) => kernels::run(&options),
         Chore::Miri => miri::run(),
+        Chore::Numbers(options) => numbers::run(&options),
         Chore::Reproducible(options) => reproducible::run(&options),
         Chore::Requirements(options) => requirements::run(&options),
     };

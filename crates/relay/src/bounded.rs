@@ -160,6 +160,8 @@ pub(crate) fn share(limit: usize, workers: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use turnpike_turn::server::PrefixLengths;
 
     use super::*;
