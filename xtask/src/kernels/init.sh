@@ -45,17 +45,21 @@ links_up() {
 }
 
 load() { # PATH KIND FAMILY FLAGS...
-  local path=$1 kind=$2 family=$3 server=10.77.1.1 peer=10.77.2.2
+  local path=$1 kind=$2 family=$3 server=10.77.1.1 peer=10.77.2.2 try
   shift 3
   [ "$family" = 6 ] && server='[fd77:1::1]' peer='[fd77:2::2]'
-  rm -f /run/load.json
-  ip netns exec c timeout 60 turnpike load turn "$server:3478" --peer "$peer:3480" --clients 50 --threads 1 \
-    --duration 5 --json /run/load.json "$@" >/run/load 2>&1 || tail -n 3 /run/load
-  [ -s /run/load.json ] && say load "$path" "$kind" "$(tr -d '\n' </run/load.json)"
+  # An emulated processor loses datagrams where its host stalls; losses of a path itself recur.
+  for try in 1 2 3; do
+    rm -f /run/load.json
+    ip netns exec c timeout 60 turnpike load turn "$server:3478" --peer "$peer:3480" --clients 50 --threads 1 \
+      --duration 3 --json /run/load.json "$@" >/run/load 2>&1 || tail -n 3 /run/load
+    [ -s /run/load.json ] && say load "$path" "$kind" "$(tr -d '\n' </run/load.json)"
+    grep -q '^{"sent":[0-9]*,"received":[0-9]*,"lost":0,' /run/load.json && break
+  done
 }
 
 relay() { # PATH
-  local path=$1 pid try
+  local path=$1 pid try way
   TURNPIKE_AUTH_REQUIRED=false ip netns exec server turnpike serve --listen 10.77.1.1:3478 --listen '[fd77:1::1]:3478' \
     --relay-ip 10.77.2.1 --relay-ip fd77:2::1 --allow-peer 10.77.0.0/16 --allow-peer fd77::/16 --workers 1 \
     --admin unix:/run/admin.sock --datapath "$path" >/run/serve 2>&1 &
@@ -69,9 +73,10 @@ relay() { # PATH
     return
   fi
   cat /run/serve
-  say offered "$path"
-  # An emulated processor loses datagrams where its host stalls: what a path itself loses, it loses each time.
-  for try in 1 2 3; do load "$path" steady 4 --rate 1000; done
+  way=$(sed -n 's/.* data path kernel: attached to .*(\([a-z-]*\)).*/\1/p' /run/serve)
+  say offered "$path" "${way:-$(sed -n 's/.* data path \([a-z]*\): .*; workers: .*/\1/p' /run/serve)}"
+  say sandbox "$(sed -n 's/.* sandbox: //p' /run/serve | head -n 1)"
+  load "$path" steady 4 --rate 1000
   load "$path" steady6 6 --rate 1000
   load "$path" bursts 4 --rate 3000 --burst 16
   sleep 1.5

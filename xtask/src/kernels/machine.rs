@@ -2,37 +2,25 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Write as _},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use super::{
+    architecture::Architecture,
     debian::{Mirror, Suite, said},
     report::Report,
 };
 use crate::Failure;
 
-/// Packages of this architecture, which is that of the programs.
-const ARCHITECTURE: &str = "amd64";
-
 /// QEMU, with an emulated processor: nested virtualisation hangs on too many hosts.
-fn qemu() -> Command {
+fn qemu(architecture: &Architecture) -> Command {
+    let (program, _, options) = architecture.machine;
     // It ends by itself; a guest that hangs is ended.
     let mut command = Command::new("timeout");
-    command.args([
-        "7200",
-        "qemu-system-x86_64",
-        "-machine",
-        "q35",
-        "-accel",
-        "tcg,thread=multi",
-        "-cpu",
-        "max",
-    ]);
-    command.args(["-m", "4096", "-smp", "2", "-nic", "none", "-nographic", "-no-reboot"]);
-    // Where the host is busy, Linux takes the emulated timer for broken.
-    command.args(["-append", "console=ttyS0 no_timer_check panic=-1 quiet loglevel=1"]);
+    command.args(["7200", program, "-accel", "tcg,thread=multi"]).args(options);
+    command.args(["-m", "4096", "-smp", "2", "-nic", "none", "-nographic", "-no-reboot", "-append"]);
+    command.arg(format!("{} panic=-1 quiet loglevel=1", architecture.parameters));
     command
 }
 
@@ -60,16 +48,21 @@ const TOOLS: [&str; 20] = [
     "netbase",
 ];
 
-/// The file system of all guests of a kind, without kernel and programs.
-/// Programs that were built here need the C library of this machine.
-pub(super) fn root(dir: &Path, mirror: &Mirror) -> Result<PathBuf, Failure> {
-    let suite = &mirror.codename;
-    let root = dir.join(format!("root-{suite}-{ARCHITECTURE}"));
+/// The file system of all guests of an architecture, without kernel and programs.
+pub(super) struct Root {
+    pub(super) folder: PathBuf,
+    archive: PathBuf,
+}
+
+/// Makes the file system, or finds it where an earlier run made it.
+pub(super) fn root(dir: &Path, mirror: &Mirror, architecture: &Architecture) -> Result<Root, Failure> {
+    let (suite, name) = (architecture.suite.unwrap_or(&mirror.codename), architecture.debian);
+    let root = dir.join(format!("root-{suite}-{name}"));
     let archive = root.with_extension("cpio");
     if archive.exists() {
-        return Ok(archive);
+        return Ok(Root { folder: root, archive });
     }
-    let packages = Suite::open(root.with_extension("apt"), mirror, suite, &[ARCHITECTURE])?;
+    let packages = Suite::open(root.with_extension("apt"), mirror, suite, &[name])?;
     packages.unpack_with_dependencies(&TOOLS, &root)?;
     for useless in ["usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/i18n"] {
         let _ = fs::remove_dir_all(root.join(useless));
@@ -85,25 +78,32 @@ pub(super) fn root(dir: &Path, mirror: &Mirror) -> Result<PathBuf, Failure> {
         fs::create_dir_all(root.join(folder))?;
     }
     pack(&root, &archive)?;
-    Ok(archive)
+    Ok(Root { folder: root, archive })
 }
 
 /// A kernel of Debian's, as QEMU loads it, and an archive of its modules.
 pub(super) struct Kernel {
+    architecture: &'static Architecture,
     image: PathBuf,
     modules: PathBuf,
 }
 
 impl Kernel {
     /// The one that the metapackage of the suite depends on.
-    pub(super) fn of(dir: &Path, mirror: &Mirror, suite: &str) -> Result<Self, Failure> {
-        let dir = dir.join(format!("kernel-{suite}-{ARCHITECTURE}"));
+    pub(super) fn of(
+        dir: &Path,
+        mirror: &Mirror,
+        suite: &str,
+        architecture: &'static Architecture,
+    ) -> Result<Self, Failure> {
+        let name = architecture.debian;
+        let dir = dir.join(format!("kernel-{suite}-{name}"));
         let (image, modules) = (dir.join("vmlinuz"), dir.join("modules.cpio"));
         if image.exists() && modules.exists() {
-            return Ok(Self { image, modules });
+            return Ok(Self { architecture, image, modules });
         }
-        let packages = Suite::open(dir.join("apt"), mirror, suite, &[ARCHITECTURE])?;
-        let needed = packages.needed_by(&format!("linux-image-cloud-{ARCHITECTURE}"))?;
+        let packages = Suite::open(dir.join("apt"), mirror, suite, &[name])?;
+        let needed = packages.needed_by(&format!("linux-image-cloud-{name}"))?;
         // Newer suites have image, modules and the rest in packages of their own.
         let parts = ["linux-image-", "linux-binary-", "linux-modules-"];
         let is_part = |name: &&str| {
@@ -125,36 +125,28 @@ impl Kernel {
         fs::remove_file(found)?;
         said(Command::new("depmod").arg("-b").arg(&unpacked).arg(&version))?;
         pack(&unpacked, &modules)?;
-        Ok(Self { image, modules })
+        Ok(Self { architecture, image, modules })
     }
 
-    /// Runs the guest to its end. Its console goes to `log`, and what it reports is returned.
-    pub(super) fn boot(&self, archives: [&Path; 2], log: &Path) -> Result<Report, Failure> {
-        let initrd = log.with_extension("initrd");
+    /// Runs the guest to its end, with `root` and what is in `programs`. Its console goes to `log`; `dir` has room for a file.
+    pub(super) fn boot(
+        &self,
+        root: &Root,
+        programs: &Path,
+        dir: &Path,
+        log: &mut fs::File,
+        report: &mut Report,
+    ) -> Result<(), Failure> {
+        let initrd = dir.join("initrd");
         let mut all = fs::File::create(&initrd)?;
-        for archive in [archives[0], archives[1], &self.modules] {
+        for archive in [&root.archive, programs, &self.modules] {
             std::io::copy(&mut fs::File::open(archive)?, &mut all)?;
         }
-        let mut child = qemu()
-            .arg("-kernel")
-            .arg(&self.image)
-            .arg("-initrd")
-            .arg(&initrd)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut console = BufReader::new(child.stdout.take().ok_or("QEMU has no output")?);
-        let (mut log, mut report, mut line) = (fs::File::create(log)?, Report::default(), Vec::new());
-        while console.read_until(b'\n', &mut line)? > 0 {
-            log.write_all(&line)?;
-            if let Some(news) = report.take(String::from_utf8_lossy(&line).trim_end()) {
-                println!("  {news}");
-            }
-            line.clear();
-        }
-        child.wait()?;
+        let mut guest = qemu(self.architecture);
+        guest.arg("-kernel").arg(&self.image).arg("-initrd").arg(&initrd).stdin(Stdio::null());
+        report.read(&mut guest, log)?;
         fs::remove_file(&initrd)?;
-        Ok(report)
+        Ok(())
     }
 }
 

@@ -1,48 +1,54 @@
 //! `cargo xtask kernels`: boots Debian's kernels in virtual machines, relays on each data path, runs the tests that depend on the kernel, and
 //! prints a table of what each kernel can do. It needs root where programs are to be installed, and no hardware support.
 
+mod architecture;
 mod debian;
 mod machine;
 mod programs;
 mod report;
+mod toolchain;
+mod user_mode;
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::Args;
 
 use self::{
+    architecture::{AMD64, ARM64, Architecture},
     debian::{Mirror, need},
     machine::{Kernel, root},
-    programs::archive,
-    report::head,
+    programs::{archive, build_tests},
+    report::{Report, head},
+    toolchain::Toolchain,
 };
-use crate::{Failure, program, repository, target};
+use crate::{Failure, repository, target};
 
 /// A machine to try, and the suite whose kernel it has.
 struct Machine {
     name: &'static str,
     suite: &'static str,
+    architecture: &'static Architecture,
 }
 
-const MACHINES: [Machine; 4] = [
-    Machine { name: "5.10", suite: "bullseye" },
-    Machine { name: "6.1", suite: "bookworm" },
-    Machine { name: "6.12", suite: "trixie" },
-    Machine { name: "newest", suite: "sid" },
+const MACHINES: [Machine; 5] = [
+    Machine { name: "5.10", suite: "bullseye", architecture: &AMD64 },
+    Machine { name: "6.1", suite: "bookworm", architecture: &AMD64 },
+    Machine { name: "6.12", suite: "trixie", architecture: &AMD64 },
+    Machine { name: "newest", suite: "sid", architecture: &AMD64 },
+    Machine { name: "arm64", suite: "sid", architecture: &ARM64 },
 ];
 
-/// What has to be on this machine, and the package that has it.
-const TOOLS: [(&str, &str); 5] = [
-    ("qemu-system-x86_64", "qemu-system-x86"),
-    ("cpio", "cpio"),
-    ("depmod", "kmod"),
-    ("strip", "binutils"),
-    ("dpkg-deb", "dpkg"),
-];
+/// What has to be on this machine beside QEMU, and the package that has it.
+const TOOLS: [(&str, &str); 4] =
+    [("cpio", "cpio"), ("depmod", "kmod"), ("strip", "binutils"), ("dpkg-deb", "dpkg")];
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Only these: 5.10, 6.1, 6.12, newest [default: all]
+    /// Only these: 5.10, 6.1, 6.12, newest, arm64 [default: all but arm64, which builds everything once more]
     #[arg(value_name = "KERNEL")]
     kernels: Vec<String>,
 
@@ -65,23 +71,40 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     fs::create_dir_all(&dir)?;
     let dir = dir.canonicalize()?;
     let mirror = Mirror::of_this_machine()?;
-    let program = program(&repository, options.program.as_deref())?;
-    let ours = archive(&dir.join("programs"), &repository, &program, !options.no_tests)?;
-    let base = root(&dir, &mirror)?;
     let (mut rows, mut faults, mut skipped) = (vec![head()], Vec::new(), Vec::new());
-    for machine in machines {
-        let kernel = Kernel::of(&dir, &mirror, machine.suite)?;
-        let log = dir.join(format!("{}.log", machine.name));
-        println!("{}: {}", machine.name, log.display());
-        let report = kernel.boot([&base, &ours], &log)?;
-        rows.push(report.row(machine.name));
-        faults.extend(report.faults().into_iter().map(|fault| format!("{}: {fault}", machine.name)));
-        for (why, programs) in report.skipped() {
-            skipped.push(format!("{}: skipped ({}): {why}", machine.name, programs.join(", ")));
+    for architecture in [&AMD64, &ARM64] {
+        let mut machines = machines.iter().filter(|machine| machine.architecture == architecture).peekable();
+        if machines.peek().is_none() {
+            continue;
+        }
+        let (emulator, package, _) = architecture.machine;
+        need(&[(emulator, package)])?;
+        if architecture.suite.is_some() {
+            need(&[user_mode::EMULATOR])?;
+        }
+        let toolchain = Toolchain::of(architecture, &repository, &dir, &mirror)?;
+        let root = root(&dir, &mirror, architecture)?;
+        let program = toolchain.release(options.program.as_deref())?;
+        let build = |crates| if options.no_tests { Ok(Vec::new()) } else { build_tests(&toolchain, crates) };
+        let of_this_kernel = if toolchain.is_across() { build(&user_mode::CRATES)? } else { Vec::new() };
+        let programs = dir.join(format!("programs-{}", architecture.debian));
+        let programs = archive(&programs, &repository, &toolchain, &program, &build(&programs::CRATES)?)?;
+        for machine in machines {
+            let kernel = Kernel::of(&dir, &mirror, machine.suite, architecture)?;
+            let log = dir.join(format!("{}.log", machine.name));
+            println!("{}: {}", machine.name, log.display());
+            let (mut log, mut report) = (File::create(log)?, Report::default());
+            user_mode::run(&of_this_kernel, &root, &mut log, &mut report)?;
+            kernel.boot(&root, &programs, &dir, &mut log, &mut report)?;
+            rows.push(report.row(machine.name));
+            faults.extend(report.faults().into_iter().map(|fault| format!("{}: {fault}", machine.name)));
+            for (why, programs) in report.skipped() {
+                skipped.push(format!("{}: skipped ({}): {why}", machine.name, programs.join(", ")));
+            }
         }
     }
     println!(
-        "\nlost at 1,000/s by IPv4, by IPv6, in bursts of 16 at 3,000/s by IPv4; of 5,000, 5,000 and 15,000\n"
+        "\nlost at 1,000/s by IPv4, by IPv6, in bursts of 16 at 3,000/s by IPv4; of 3,000, 3,000 and 9,000\n"
     );
     for line in rows.iter().chain(&skipped).chain(&faults) {
         println!("{line}");
@@ -94,7 +117,10 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Machine>, Failure> {
         let all = MACHINES.map(|machine| machine.name).join(", ");
         return Err(format!("unknown kernel {unknown}; there are {all}").into());
     }
-    let is_asked_for = |machine: &&Machine| names.is_empty() || names.iter().any(|name| name == machine.name);
+    let is_asked_for = |machine: &&Machine| match names {
+        [] => machine.architecture == &AMD64,
+        _ => names.iter().any(|name| name == machine.name),
+    };
     Ok(MACHINES.iter().filter(is_asked_for).collect())
 }
 
@@ -109,6 +135,7 @@ mod tests {
             chosen(&asked).map(|machines| machines.iter().map(|machine| machine.name).collect::<Vec<_>>())
         };
         assert_eq!(names(&[]).expect("all"), ["5.10", "6.1", "6.12", "newest"]);
+        assert_eq!(names(&["arm64"]).expect("one"), ["arm64"]);
         assert_eq!(names(&["newest", "6.1"]).expect("two"), ["6.1", "newest"]);
         assert!(names(&["6"]).expect_err("there is none").to_string().contains("6.12"));
     }

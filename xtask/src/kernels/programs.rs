@@ -8,37 +8,39 @@ use std::{
 
 use serde_json::Value;
 
-use super::{debian::said, machine::pack, report::PATHS};
-use crate::{Failure, cargo};
+use super::{debian::said, machine::pack, report::PATHS, toolchain::Toolchain};
+use crate::Failure;
 
 /// Crates whose tests depend on the kernel.
-const CRATES: [&str; 4] = ["net", "offload", "relay", "forward"];
+pub(super) const CRATES: [&str; 4] = ["net", "offload", "relay", "forward"];
 
 /// A program of tests, with the folder that it has to run in.
-struct Tests {
-    name: String,
-    program: PathBuf,
-    dir: PathBuf,
+pub(super) struct Tests {
+    pub(super) name: String,
+    pub(super) program: PathBuf,
+    pub(super) dir: PathBuf,
 }
 
-/// Builds the tests of [`CRATES`].
-fn build_tests(repository: &Path) -> Result<Vec<Tests>, Failure> {
+/// Builds the tests of these crates.
+pub(super) fn build_tests(toolchain: &Toolchain<'_>, crates: &[&str]) -> Result<Vec<Tests>, Failure> {
     let built = said(
-        cargo(repository)
-            // The whole workspace: else cargo compiles what all crates share once more, with other features.
-            .args(["test", "--workspace", "--locked", "--no-run", "--lib"])
+        toolchain
+            .cargo()?
+            .args(["test", "--locked", "--no-run", "--lib"])
             .arg("--message-format=json-render-diagnostics")
-            .args(CRATES.iter().flat_map(|name| ["--test", name])),
+            .args(toolchain.packages(crates))
+            .args(crates.iter().flat_map(|name| ["--test", name])),
     )?;
-    Ok(built.lines().filter_map(test_program).collect())
+    Ok(built.lines().filter_map(|message| test_program(message, crates)).collect())
 }
 
-/// An archive of all that the guests run: `program`, and the tests if they are asked for.
+/// An archive of all that the guests run: `program`, and these tests.
 pub(super) fn archive(
     folder: &Path,
     repository: &Path,
+    toolchain: &Toolchain<'_>,
     program: &Path,
-    with_tests: bool,
+    tests: &[Tests],
 ) -> Result<PathBuf, Failure> {
     if folder.exists() {
         fs::remove_dir_all(folder)?;
@@ -50,9 +52,9 @@ pub(super) fn archive(
     said(Command::new("chmod").arg("+x").arg(folder.join("init")))?;
     let paths: String = PATHS.iter().map(|path| format!("{}\n", path.name)).collect();
     fs::write(trial.join("paths"), paths)?;
-    strip(program, &folder.join("usr/local/bin/turnpike"))?;
-    for test in if with_tests { build_tests(repository)? } else { Vec::new() } {
-        strip(&test.program, &trial.join("tests").join(&test.name))?;
+    toolchain.strip(program, &folder.join("usr/local/bin/turnpike"))?;
+    for test in tests {
+        toolchain.strip(&test.program, &trial.join("tests").join(&test.name))?;
         let at = test.dir.to_str().ok_or("a path that is no text")?;
         fs::write(trial.join("tests").join(format!("{}.dir", test.name)), at)?;
         fs::create_dir_all(folder.join(test.dir.strip_prefix("/")?))?;
@@ -71,17 +73,12 @@ pub(super) fn archive(
     Ok(archive)
 }
 
-/// Copies a program without its symbols, which are most of it.
-fn strip(program: &Path, to: &Path) -> Result<(), Failure> {
-    said(Command::new("strip").arg("-o").arg(to).arg(program)).map(drop)
-}
-
 /// The test program that a message of cargo is about.
-fn test_program(message: &str) -> Option<Tests> {
+fn test_program(message: &str, crates: &[&str]) -> Option<Tests> {
     let message: Value = serde_json::from_str(message).ok()?;
     let program = message["executable"].as_str()?;
     let dir = Path::new(message["manifest_path"].as_str()?).parent()?;
-    let name = CRATES.iter().find(|name| dir.ends_with(Path::new("crates").join(name)))?;
+    let name = crates.iter().find(|name| dir.ends_with(Path::new("crates").join(name)))?;
     let kind = message["target"]["kind"][0].as_str()?;
     let name = if kind == "test" { (*name).to_owned() } else { format!("{name}-unit") };
     Some(Tests { name, program: program.into(), dir: dir.to_owned() })
@@ -99,7 +96,7 @@ mod tests {
                 "manifest_path": format!("/r/crates/{name}/Cargo.toml"),
                 "target": { "kind": [kind] },
             });
-            test_program(&message.to_string()).map(|it| it.name)
+            test_program(&message.to_string(), &CRATES).map(|it| it.name)
         };
         assert_eq!(message("net", "test").as_deref(), Some("net"));
         assert_eq!(message("relay", "lib").as_deref(), Some("relay-unit"));

@@ -1,8 +1,16 @@
 //! What a guest reports by its console, and what of it is a fault.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs::File,
+    io::{BufRead as _, BufReader, Write as _},
+    process::{Command, ExitStatus, Stdio},
+};
 
 use serde::Deserialize;
+
+use crate::Failure;
 
 /// A data path of `serve`, and the first kernel that has all that it needs.
 pub(super) struct Path {
@@ -26,6 +34,8 @@ pub(super) const PATHS: [Path; 7] = [
 pub(super) struct Report {
     /// Its kernel's release and its processor.
     kernel: String,
+    /// How the server confines itself.
+    sandbox: String,
     paths: BTreeMap<String, Trial>,
     tests: BTreeMap<String, Tests>,
     /// The program whose output is being read.
@@ -36,6 +46,8 @@ pub(super) struct Report {
 /// A data path on one machine.
 #[derive(Debug, Default)]
 struct Trial {
+    /// Step of the ladder, or hook of the program in the kernel.
+    way: String,
     /// The last line of a server that did not start.
     refusal: Option<String>,
     /// By kind of load.
@@ -63,6 +75,21 @@ struct Tests {
 }
 
 impl Report {
+    /// Runs a program and takes its output, which also goes to `log`.
+    pub(super) fn read(&mut self, program: &mut Command, log: &mut File) -> Result<ExitStatus, Failure> {
+        let mut child = program.stdout(Stdio::piped()).spawn()?;
+        let mut output = BufReader::new(child.stdout.take().ok_or("a program without output")?);
+        let mut line = Vec::new();
+        while output.read_until(b'\n', &mut line)? > 0 {
+            log.write_all(&line)?;
+            if let Some(news) = self.take(String::from_utf8_lossy(&line).trim_end()) {
+                println!("  {news}");
+            }
+            line.clear();
+        }
+        Ok(child.wait()?)
+    }
+
     /// Takes a line of the console; returns what is worth showing of it.
     pub(super) fn take(&mut self, line: &str) -> Option<String> {
         let Some(words) = line.strip_prefix("@@ ") else {
@@ -73,7 +100,8 @@ impl Report {
         let (name, more) = rest.split_once(' ').unwrap_or((rest, ""));
         match what {
             "kernel" => rest.clone_into(&mut self.kernel),
-            "offered" => _ = self.path(name),
+            "sandbox" => self.sandbox = confined_by(rest),
+            "offered" => more.clone_into(&mut self.path(name).way),
             "refused" => self.path(name).refusal = Some(more.to_owned()),
             "load" => {
                 let (kind, json) = more.split_once(' ')?;
@@ -122,7 +150,7 @@ impl Report {
 
     /// Its row of the table.
     pub(super) fn row(&self, machine: &str) -> String {
-        let mut row = format!("| {machine} | {} ", self.kernel);
+        let mut row = format!("| {machine} | {} | {} ", self.kernel, self.sandbox);
         for path in &PATHS {
             let cell = self.paths.get(path.name).map_or_else(|| "not tried".to_owned(), Trial::cell);
             let _ = write!(row, "| {cell} ");
@@ -152,12 +180,13 @@ impl Report {
             faults.extend(fault.map(|fault| format!("{}: {fault}", path.name)));
         }
         for (name, tests) in &self.tests {
-            if tests.passed.is_none() {
-                faults.push(format!(
-                    "{name}: the program did not come to its end (exit code {:?})",
-                    tests.exit
-                ));
-            }
+            let ended = match tests.exit {
+                _ if tests.passed.is_none() => Some("did not come to its end"),
+                // Of tests that fail, each has a line of its own where they ran again.
+                Some(1..) if tests.failed.is_empty() && tests.passed_alone.is_empty() => Some("failed"),
+                _ => None,
+            };
+            faults.extend(ended.map(|how| format!("{name}: the program {how} (exit code {:?})", tests.exit)));
             faults.extend(tests.failed.iter().map(|test| format!("{name}: {test} failed")));
         }
         faults
@@ -202,12 +231,18 @@ impl Trial {
         if self.refusal.is_some() {
             return "refused".to_owned();
         }
-        let lost: Vec<String> = ["steady", "steady6", "bursts"]
-            .into_iter()
-            .map(|kind| self.best(kind).map_or_else(|| "?".to_owned(), |load| load.lost.to_string()))
-            .collect();
+        let lost = ["steady", "steady6", "bursts"].map(|kind| self.lost(kind));
         let across = if self.across > 0 { format!("; {} in the kernel", self.across) } else { String::new() };
-        format!("{} lost{across}", lost.join("/"))
+        format!("{} {} lost{across}", self.way, lost.join("/"))
+    }
+
+    /// The best run of a kind, with its number where it was not the first.
+    fn lost(&self, kind: &str) -> String {
+        let Some(best) = self.best(kind) else { return "?".to_owned() };
+        match self.loads[kind].len() {
+            1 => best.lost.to_string(),
+            runs => format!("{} (of {runs} runs)", best.lost),
+        }
     }
 }
 
@@ -223,11 +258,19 @@ impl Tests {
     }
 }
 
+/// Parts of the sandbox that this kernel has, from the line that the server logs.
+fn confined_by(line: &str) -> String {
+    let parts = [("all system calls", "seccomp"), ("all files", "Landlock")];
+    let here: Vec<&str> =
+        parts.iter().filter(|(missing, _)| !line.contains(missing)).map(|(_, part)| *part).collect();
+    here.join(", ")
+}
+
 /// Head of the table.
 pub(super) fn head() -> String {
     let names: Vec<&str> = PATHS.iter().map(|path| path.name).collect();
-    let rule = "| --- ".repeat(PATHS.len() + 3);
-    format!("| machine | kernel | {} | tests passed |\n{rule}|", names.join(" | "))
+    let rule = "| --- ".repeat(PATHS.len() + 4);
+    format!("| machine | kernel | sandbox | {} | tests passed |\n{rule}|", names.join(" | "))
 }
 
 #[cfg(test)]
@@ -244,7 +287,7 @@ mod tests {
     fn machine(kernel: &str, more: &[&str]) -> Report {
         let mut lines = vec![format!("@@ kernel {kernel} x86_64")];
         for path in PATHS {
-            lines.push(format!("@@ offered {}", path.name));
+            lines.push(format!("@@ offered {} gso", path.name));
             for kind in ["steady", "steady6", "bursts"] {
                 lines.push(format!(
                     r#"@@ load {} {kind} {{"sent": 5000, "lost": 0, "size": 120}}"#,
@@ -294,13 +337,34 @@ mod tests {
         );
         let failed = [&output[..], &["@@ failed net a"]].concat();
         assert_eq!(machine("6.1.0", &failed).faults(), ["net: a failed"]);
+        let failed = [&output[..], &["@@ exit net 101"]].concat();
+        assert_eq!(machine("6.1.0", &failed).faults(), ["net: the program failed (exit code Some(101))"]);
         let hung = machine("6.1.0", &["@@ tests net", "@@ exit net 124"]);
         assert_eq!(hung.faults(), ["net: the program did not come to its end (exit code Some(124))"]);
     }
 
     #[test]
-    fn datagrams_of_both_directions_in_the_kernel_are_counted() {
-        let report = report(&["@@ offered kernel", "@@ across kernel 400+380+0"]);
-        assert!(report.row("x").contains("?/?/? lost; 780 in the kernel"), "{}", report.row("x"));
+    fn a_sandbox_without_landlock_leaves_all_files_open() {
+        let line = "@@ sandbox 90 system calls, others end the program; all files; no capabilities";
+        assert!(report(&[line]).row("5.10").contains("| seccomp |"));
+        assert_eq!(
+            confined_by("90 system calls; files to read in 3 places, to write in 1"),
+            "seccomp, Landlock"
+        );
+    }
+
+    #[test]
+    fn a_cell_has_the_hook_the_best_runs_and_the_datagrams_of_both_directions() {
+        let load = |kind, lost| format!(r#"@@ load kernel {kind} {{"sent": 3000, "lost": {lost}}}"#);
+        let [first, second] = [load("steady", 2), load("steady", 0)];
+        let report = report(&[
+            "@@ offered kernel tcx",
+            &first,
+            &second,
+            &load("bursts", 0),
+            "@@ across kernel 400+380+0",
+        ]);
+        let cell = "| tcx 0 (of 2 runs)/?/0 lost; 780 in the kernel |";
+        assert!(report.row("x").contains(cell), "{}", report.row("x"));
     }
 }

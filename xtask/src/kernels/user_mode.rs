@@ -1,0 +1,27 @@
+//! Runs tests of another processor on the kernel of this machine: QEMU emulates the processor and passes system calls on.
+
+use std::{fs::File, process::Command};
+
+use super::{machine::Root, programs::Tests, report::Report};
+use crate::Failure;
+
+/// Emulator and its package.
+pub(super) const EMULATOR: (&str, &str) = ("qemu-aarch64", "qemu-user");
+
+/// Crates whose tests need nothing of the kernel.
+pub(super) const CRATES: [&str; 2] = ["wire", "turn"];
+
+/// Runs these test programs with the libraries of `root`.
+pub(super) fn run(tests: &[Tests], root: &Root, log: &mut File, report: &mut Report) -> Result<(), Failure> {
+    for Tests { name, program, dir } in tests {
+        report.take(&format!("@@ tests {name}"));
+        let mut emulator = Command::new("timeout");
+        emulator.args(["1500", EMULATOR.0, "-L"]).arg(&root.folder).arg(program);
+        emulator.args(["--color", "never", "--show-output"]).current_dir(dir);
+        // Ten times as slow as this machine.
+        emulator.env("PROPTEST_CASES", "16").env("RUST_BACKTRACE", "0");
+        let status = report.read(&mut emulator, log)?;
+        report.take(&format!("@@ exit {name} {}", status.code().unwrap_or(-1)));
+    }
+    Ok(())
+}
