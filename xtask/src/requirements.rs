@@ -2,10 +2,10 @@
 //! why the server does otherwise.
 //!
 //! ```text
-//! rfc ⇥ section ⇥ level ⇥ requirement ⇥ TARGET::module::test, … or rfcs.md: Entry
+//! rfc ⇥ section ⇥ level ⇥ requirement ⇥ TARGET::module::test, …; rfcs.md: Entry
 //! ```
 //!
-//! TARGET is the program that cargo makes of the tests: `turn`, `relay`, `end_to_end`, or `turnpike_turn` for those inside a crate.
+//! A row has tests, an entry or both. TARGET is the program that cargo makes of the tests: `turn`, `relay`, `end_to_end`, or `turnpike_turn` for those inside a crate.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,19 +34,13 @@ pub(crate) struct Options {
     list: bool,
 }
 
-/// Evidence of a requirement.
-#[derive(Debug, PartialEq)]
-enum Evidence<'a> {
-    Tests(Vec<&'a str>),
-    /// Bold words at the beginning of an entry.
-    Entry(&'a str),
-}
-
 struct Row<'a> {
     /// Number and section, for people.
     place: String,
     rfc: &'a str,
-    evidence: Evidence<'a>,
+    tests: Vec<&'a str>,
+    /// Bold words at the beginning of an entry.
+    entry: Option<&'a str>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,7 +54,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let text = fs::read_to_string(LIST)?;
     let rows = parse(&text)?;
     let deviations = fs::read_to_string(DEVIATIONS)?;
-    let tests: BTreeSet<&str> = rows.iter().flat_map(Row::tests).collect();
+    let tests: BTreeSet<&str> = rows.iter().flat_map(|row| &row.tests).copied().collect();
     let mut mistakes = missing_entries(&rows, &deviations);
     mistakes.extend(tests.iter().filter(|test| !exists(test)).map(|test| format!("there is no test {test}")));
     let outcomes = match &options.logs {
@@ -80,16 +74,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(if mistakes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-impl<'a> Row<'a> {
-    fn tests(&self) -> impl Iterator<Item = &'a str> + '_ {
-        let tests = match &self.evidence {
-            Evidence::Tests(tests) => &tests[..],
-            Evidence::Entry(_) => &[],
-        };
-        tests.iter().copied()
-    }
-}
-
 fn parse(text: &str) -> Result<Vec<Row<'_>>, Failure> {
     let mut lines = text.lines();
     if lines.next() != Some(HEADER) {
@@ -107,21 +91,20 @@ fn parse_row(at: usize, line: &str) -> Result<Row<'_>, Failure> {
     if [rfc, section, level, requirement, evidence].iter().any(|column| column.trim().is_empty()) {
         return Err(wrong("a column is empty; a requirement has a test or an entry"));
     }
-    let evidence = match evidence.strip_prefix(ENTRY) {
-        Some(entry) => Evidence::Entry(entry),
-        None => Evidence::Tests(evidence.split(", ").collect()),
+    let (tests, entry) = match evidence.split_once(ENTRY) {
+        Some((tests, entry)) => (tests.trim_end_matches("; "), Some(entry)),
+        None => (evidence, None),
     };
-    Ok(Row { place: format!("RFC {rfc} section {section}, {requirement}"), rfc, evidence })
+    let tests = tests.split(", ").filter(|test| !test.is_empty()).collect();
+    Ok(Row { place: format!("RFC {rfc} section {section}, {requirement}"), rfc, tests, entry })
 }
 
 /// Entries that rows name and the document lacks.
 fn missing_entries(rows: &[Row<'_>], deviations: &str) -> Vec<String> {
     let is_there = |entry: &str| deviations.contains(&format!("**{entry}"));
-    let missing = rows.iter().filter_map(|row| match row.evidence {
-        Evidence::Entry(entry) if !is_there(entry) => {
-            Some(format!("{DEVIATIONS} has no entry \"{entry}\" ({})", row.place))
-        }
-        _ => None,
+    let missing = rows.iter().filter_map(|row| {
+        let entry = row.entry.filter(|entry| !is_there(entry))?;
+        Some(format!("{DEVIATIONS} has no entry \"{entry}\" ({})", row.place))
     });
     missing.collect()
 }
@@ -243,10 +226,10 @@ fn print(rows: &[Row<'_>], outcomes: Option<&BTreeMap<String, Outcome>>) {
         }
         let (_, counted) = counts.last_mut().expect("pushed above");
         counted[0] += 1;
-        counted[match &row.evidence {
-            Evidence::Entry(_) => 3,
-            Evidence::Tests(tests) if tests.iter().all(|test| is_skipped(test)) => 2,
-            Evidence::Tests(_) => 1,
+        counted[match row.entry {
+            Some(_) => 3,
+            None if row.tests.iter().all(|test| is_skipped(test)) => 2,
+            None => 1,
         }] += 1;
     }
     let all = counts.iter().fold([0; 4], |sum, (_, counted)| std::array::from_fn(|at| sum[at] + counted[at]));
@@ -266,10 +249,16 @@ mod tests {
     #[test]
     fn a_row_has_tests_or_an_entry_and_no_empty_column() {
         let list = |evidence: &str| format!("{HEADER}\n8489\t5\tMUST\tFirst two bits\t{evidence}\n");
-        let of = |text: &str| rows(text).map(|rows| format!("{:?}", rows[0].evidence)).ok();
-        assert_eq!(of(&list("turn::a::b, wire::c")).as_deref(), Some(r#"Tests(["turn::a::b", "wire::c"])"#));
-        assert_eq!(of(&list("rfcs.md: PADDING")).as_deref(), Some(r#"Entry("PADDING")"#));
-        assert_eq!((of(&list("")), of(&list(" ")), of("8489\n")), (None, None, None));
+        let of = |evidence: &str| {
+            let list = list(evidence);
+            let rows = rows(&list).ok()?;
+            Some((rows[0].tests.join(" "), rows[0].entry.map(str::to_owned)))
+        };
+        let expected = |tests: &str, entry: Option<&str>| Some((tests.to_owned(), entry.map(str::to_owned)));
+        assert_eq!(of("turn::a::b, wire::c"), expected("turn::a::b wire::c", None));
+        assert_eq!(of("rfcs.md: PADDING, all"), expected("", Some("PADDING, all")));
+        assert_eq!(of("turn::a, wire::c; rfcs.md: PADDING"), expected("turn::a wire::c", Some("PADDING")));
+        assert_eq!((of(""), of(" ")), (None, None));
         assert!(rows(&format!("{HEADER}\n8489\t5\tMUST\tFirst two bits\n")).is_err());
     }
 
