@@ -2,7 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::common::{DATAPATHS, Sender, V4, V6, bind, receive, wait_for_error};
+use crate::common::{DATAPATHS, Sender, V4, V6, bind, in_namespace, receive, wait_for_error};
+use socket2::{Domain, Protocol, Type};
 use turnpike_net::{
     Datapath, Rx, UdpOptions,
     error_queue::{self, IcmpError},
@@ -36,6 +37,32 @@ fn port_unreachable_is_read_from_the_error_queue() {
             assert_eq!(error_queue::read(sender.socket(), 16, |_| panic!("read twice")).unwrap(), 0);
         }
     }
+}
+
+/// An ICMP error may come from any router: RFC 8656 section 11.5 goes by the destination of the datagram that it quotes.
+#[test]
+fn an_error_of_a_router_names_the_peer_that_it_is_about() {
+    const NAME: &str = "icmp_errors::an_error_of_a_router_names_the_peer_that_it_is_about";
+    in_namespace(NAME, &[], || {
+        let Ok(router) = socket2::Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4)) else {
+            return turnpike_testkit::alone::skip("raw sockets are not permitted");
+        };
+        router.bind(&SocketAddr::from(([127, 0, 0, 9], 0)).into()).unwrap();
+        let sender = Sender::new(Datapath::Mmsg, V4, &with_errors());
+        let (own, peer) = (sender.socket().local_addr(), SocketAddr::from(([198, 41, 0, 4], 7000)));
+        // Time exceeded (11) in transit, about a datagram from `own` to `peer`: its IP and UDP headers (RFC 792).
+        let ip = [&[0x45, 0, 0, 28, 0, 0, 0, 0, 1, 17, 0, 0, 127, 0, 0, 1][..], &[198, 41, 0, 4]].concat();
+        let udp = [own.port().to_be_bytes(), peer.port().to_be_bytes(), [0, 8], [0, 0]].concat();
+        let mut message = [&[11, 0, 0, 0, 0, 0, 0, 0][..], &ip, &udp].concat();
+        let sum: u32 = message.chunks(2).map(|two| u32::from(u16::from_be_bytes([two[0], two[1]]))).sum();
+        let folded = !(((sum & 0xFFFF) + (sum >> 16)) as u16);
+        message[2..4].copy_from_slice(&folded.to_be_bytes());
+        router.send_to(&message, &SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        wait_for_error(sender.socket());
+        let mut errors = Vec::new();
+        error_queue::read(sender.socket(), 16, |error| errors.push(error)).unwrap();
+        assert_eq!(errors, [IcmpError { to: peer, icmp_type: 11, code: 0, info: 0, v6: false }]);
+    });
 }
 
 #[test]

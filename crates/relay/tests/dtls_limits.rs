@@ -301,20 +301,10 @@ fn what_is_longer_than_a_record_is_dropped_and_counted() {
 
 /// A ClientHello of DTLS 1.2 with these suites and signature schemes, as OpenSSL 3.0 writes it.
 fn openssl_hello(suites: &[u16], schemes: &[u16]) -> Vec<u8> {
-    let list = |items: &[u16]| -> Vec<u8> { items.iter().flat_map(|item| item.to_be_bytes()).collect() };
-    let vector = |bytes: &[u8]| [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat();
-    let extension = |kind: u16, value: &[u8]| [&kind.to_be_bytes()[..], &vector(value)].concat();
-    let extensions = [
-        extension(11, &[3, 0, 1, 2]),
-        extension(10, &vector(&list(&[0x1D, 0x17, 0x1E, 0x19, 0x18]))),
-        extension(35, &[]),
-        extension(22, &[]),
-        extension(23, &[]),
-        extension(13, &vector(&list(schemes))),
-    ];
-    let (suites, extensions) = (vector(&list(suites)), vector(&extensions.concat()));
-    let body = [&[0xFE, 0xFD][..], &[7; 32], &[0, 0], &suites, &[1, 0], &extensions].concat();
-    let length = [&[0][..], &u16::try_from(body.len()).unwrap().to_be_bytes()].concat();
+    // No session, no cookie.
+    let body = hello_body([0xFE, 0xFD], &[0, 0], suites, schemes);
+    let [.., high, low] = u32::try_from(body.len()).unwrap().to_be_bytes();
+    let length = [0, high, low];
     let message = [&[1][..], &length, &[0; 5], &length, &body].concat();
     [&[22, 0xFE, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0][..], &vector(&message)].concat()
 }
@@ -334,6 +324,7 @@ fn hello_without_common_suite_or_signature_gets_handshake_failure_and_counts_as_
     let refused = [
         ("RSA certificates only", openssl_hello(&[0xC02F, 0xC030], ANY)),
         ("CBC only", openssl_hello(&[0xC00A, 0xC009], ANY)),
+        ("DES and RC4 only", openssl_hello(&[0xC008, 0xC007, 0x000A, 0x0009, 0x0005, 0x0004], ANY)),
         ("RSA signatures only", openssl_hello(&[0xC02B], &[0x0401, 0x0804])),
         ("P-384 signatures only", openssl_hello(&[0xC02B], &[0x0503])),
     ];

@@ -116,6 +116,16 @@ fn one_port_serves_plain_udp_and_dtls() {
     assert_eq!(Message(buffer[..len].to_vec()).kind(), ALLOCATE | 0x0100);
     both.ask(&allocate());
     eventually("two allocations", || (world.allocations() == 2).then_some(()));
+    // ChannelData beside records.
+    let (other, far) = (self::peer(), self::peer());
+    other.connect(udp).unwrap();
+    for request in [allocate(), bind(far.local_addr().unwrap())] {
+        other.send(&request).unwrap();
+        heard(&other);
+    }
+    other.send(&channel_data(b"plain")).unwrap();
+    assert_eq!(heard(&far), b"plain");
+    both.ask(&binding(8));
     assert_eq!(world.dtls_stats().dropped.iter().sum::<u64>(), 0);
 }
 

@@ -69,10 +69,42 @@ fn datagrams_of_a_client_over_tcp_are_best_effort_and_not_ect() {
     let world = start_with(|_| {});
     let peer = socket();
     let mut client = Client::new(connect(world.tcp()));
-    client.ask(&allocate());
+    let relayed = plain(&client.ask(&allocate()).attribute(0x0016));
     client.ask(&bind(peer.local_addr()));
-    client.send(&padded(channel_data(b"there")));
-    assert_eq!(next(&peer), (0, b"there".to_vec()));
+    let says = UdpSocket::from(peer.as_fd().try_clone_to_owned().unwrap());
+    for tos in TOS {
+        // DSCP and ECN of the peer's datagrams end here.
+        with_tos(&says, tos);
+        says.send_to(b"back", relayed).unwrap();
+        assert_eq!(client.receive().unwrap().payload(), b"back");
+        client.send(&padded(channel_data(b"there")));
+        assert_eq!(next(&peer), (0, b"there".to_vec()));
+    }
+}
+
+/// Section 14, over a loopback with the MTU of an Ethernet.
+#[test]
+fn a_send_with_dont_fragment_leaves_whole_or_not_at_all() {
+    in_network_namespace("ip_fields::a_send_with_dont_fragment_leaves_whole_or_not_at_all", || {
+        run("ip", &["link", "set", "lo", "mtu", "1500"]);
+        let world = start_with(|_| {});
+        let (client, peer) = (self::peer(), self::peer());
+        client.connect(world.udp()).unwrap();
+        client.send(&allocate()).unwrap();
+        heard(&client);
+        let address = peer.local_addr().unwrap();
+        client.send(&permit(address)).unwrap();
+        heard(&client);
+        let to = xored(address);
+        for (size, arrives_with_df) in [(1000, true), (3000, false)] {
+            let [with, without] = [1, 2].map(|byte| vec![byte; size]);
+            client.send(&stun(SEND, 7, &[(0x0012, &to), (0x001A, &[]), (0x0013, &with)])).unwrap();
+            client.send(&stun(SEND, 8, &[(0x0012, &to), (0x0013, &without)])).unwrap();
+            let first = heard(&peer);
+            assert_eq!(first == with, arrives_with_df, "{size} bytes");
+            assert_eq!(if arrives_with_df { heard(&peer) } else { first }, without);
+        }
+    });
 }
 
 /// RFC 8489 section 6.3.1.2.

@@ -1,6 +1,11 @@
 //! TLS: which certificate is shown, which protocols are spoken, what becomes of those who speak none of it.
 
-use std::{io::Write, net::SocketAddr, os::fd::OwnedFd, sync::Arc};
+use std::{
+    io::{Read as _, Write},
+    net::SocketAddr,
+    os::fd::OwnedFd,
+    sync::Arc,
+};
 
 use crate::support::*;
 use rcgen::KeyPair;
@@ -292,4 +297,28 @@ fn with_an_rsa_certificate_tls_1_2_is_by_ecdhe_rsa() {
     let stream = tls_connect(world.tls(), "a.example", &config).unwrap();
     let suite = stream.conn.negotiated_cipher_suite().unwrap().suite();
     assert_eq!(suite, CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256);
+}
+
+/// RFC 8489 section 6.2.3.
+#[test]
+fn suites_with_known_weaknesses_are_refused() {
+    let world = world(&[&["a.example"]]);
+    let answer = |suites: &[u16]| {
+        let body = hello_body([3, 3], &[0], suites, &[0x0403, 0x0804, 0x0401]);
+        let [.., high, low] = u32::try_from(body.len()).unwrap().to_be_bytes();
+        let record = [&[22, 3, 1][..], &vector(&[&[1, 0, high, low][..], &body].concat())].concat();
+        let mut stream = connect(world.tls());
+        stream.write_all(&record).unwrap();
+        let mut answer = [0; 7];
+        stream.read_exact(&mut answer).unwrap();
+        answer
+    };
+    // DES, triple DES, RC4, no encryption, CBC; each with ECDHE and ECDSA where there is such a suite.
+    for suites in
+        [&[0x0009, 0x000A, 0xC008][..], &[0x0004, 0x0005, 0xC007], &[0x0001, 0xC006], &[0xC009, 0xC023]]
+    {
+        // RFC 5246 section 7.2: fatal, handshake_failure.
+        assert_eq!(answer(suites), [21, 3, 3, 0, 2, 2, 40], "{suites:04x?}");
+    }
+    assert_eq!(answer(&[0x000A, 0xC02B])[0], 22, "a ServerHello");
 }

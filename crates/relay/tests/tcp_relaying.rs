@@ -114,14 +114,18 @@ fn a_client_connects_to_peers_whichever_worker_its_data_connections_reach() {
         for round in 0..16 {
             let listener = listener();
             let connection = connection_to(&mut client, listener.local_addr().unwrap(), 10 + round);
-            let (peer, from) = accepted(&listener);
+            let (mut peer, from) = accepted(&listener);
             assert_eq!(from, relayed, "from the relayed transport address itself");
-            converse(data(&world, &connection), peer);
+            // A peer may send before the connection is bound.
+            peer.write_all(b"early").unwrap();
+            let mut stream = data(&world, &connection);
+            assert_eq!(read(&mut stream, 5), b"early");
+            converse(stream, peer);
         }
         world.wait_for_counter("peer_connections", "ended", 16);
         world.wait_for_counter("peer_connections", "bound", 16);
         world.wait_for_counter("connection_bytes", "to_peer", 16 * 4);
-        world.wait_for_counter("connection_bytes", "to_client", 16 * 4);
+        world.wait_for_counter("connection_bytes", "to_client", 16 * 9);
         world.wait_whether("peer_connections", "handed_over", workers == 2);
     }
 }

@@ -104,6 +104,11 @@ fn a_family_without_relay_address_is_440() {
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(440), "IPv4 is the default");
     let reply = world.ask(&Ask::allocate().with(&v6).signed(&alice)).success();
     assert_eq!(reply.relayed(), [address("[2001:db8::1]:50002")]);
+
+    let mut both = World::new();
+    let alice = both.credentials("alice", Scheme::Md5);
+    let reply = both.ask(&Ask::allocate().with(&v6).signed(&alice)).success();
+    assert_eq!(reply.relayed(), [address("[2001:db8::1]:50002")]);
 }
 
 #[test]
@@ -173,7 +178,7 @@ fn even_port_asks_for_an_even_port() {
 #[test]
 fn a_reserved_port_is_found_again_by_its_token_and_family() {
     for (family, asked) in [(Family::V4, AddressFamily::IPV4), (Family::V6, AddressFamily::IPV6)] {
-        let mut world = World::new();
+        let mut world = World::with(streams());
         let alice = world.credentials("alice", Scheme::Md5);
         let ask = Ask::allocate().with(&EvenPort::new(true)).with(&RequestedAddressFamily::new(asked));
         let Outcome::Open(request) = world.feed(&ask.signed(&alice).bytes()) else { panic!() };
@@ -181,20 +186,22 @@ fn a_reserved_port_is_found_again_by_its_token_and_family() {
         let reply = world.open(&request).success();
         assert_eq!(reply.get::<ReservationToken>().token().to_be_bytes(), token);
 
-        // From another 5-tuple, as RTCP's would be.
-        world.client = client(40_001);
-        let alice = world.credentials("alice", Scheme::Md5);
-        let ask = Ask::allocate().with(&reply.get::<ReservationToken>()).signed(&alice);
-        let Outcome::Open(OpenRequest { allocation, first, second }) = world.feed(&ask.bytes()) else {
-            panic!()
-        };
-        assert_eq!(
-            first,
-            OpenRelay { family, transport: RelayTransport::Udp, port: PortWish::Reserved(token) }
-        );
-        assert_eq!(second, None);
-        // Expired or never given: the runtime knows.
-        assert_eq!(world.opened(allocation, OpenResult::NoCapacity, None).code(), Some(508));
+        // From another 5-tuple, as RTCP's would be, and over another transport.
+        for from in [client(40_001), stream(40_001)] {
+            world.client = from;
+            let alice = world.credentials("alice", Scheme::Md5);
+            let ask = Ask::allocate().with(&reply.get::<ReservationToken>()).signed(&alice);
+            let Outcome::Open(OpenRequest { allocation, first, second }) = world.feed(&ask.bytes()) else {
+                panic!()
+            };
+            assert_eq!(
+                first,
+                OpenRelay { family, transport: RelayTransport::Udp, port: PortWish::Reserved(token) }
+            );
+            assert_eq!(second, None);
+            // Expired or never given: the runtime knows.
+            assert_eq!(world.opened(allocation, OpenResult::NoCapacity, None).code(), Some(508));
+        }
     }
 }
 

@@ -4,7 +4,6 @@ use crate::common::*;
 use stun_types::{
     attribute::{
         AttributeStaticType as _, Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm, Software,
-        Username,
     },
     message::Message,
 };
@@ -15,6 +14,36 @@ use turnpike_turn::{
         stun::View,
     },
 };
+
+const USERNAME: u16 = 0x0006;
+const MESSAGE_INTEGRITY: u16 = 0x0008;
+const MESSAGE_INTEGRITY_SHA256: u16 = 0x001C;
+const USERHASH: u16 = 0x001E;
+
+/// Asserts that a 401 or 438 has all that the next attempt needs and nothing of a user or a key (section 9.2.4).
+#[track_caller]
+fn is_challenge(reply: &Reply, code: u16) {
+    assert_eq!(reply.code(), Some(code));
+    assert_eq!(reply.get::<Realm>().realm(), REALM);
+    assert!(reply.has(Nonce::TYPE));
+    assert_eq!(
+        reply.get::<PasswordAlgorithms>().algorithms(),
+        [PasswordAlgorithmValue::SHA256, PasswordAlgorithmValue::MD5]
+    );
+    lacks(reply, &[USERNAME, USERHASH, MESSAGE_INTEGRITY, MESSAGE_INTEGRITY_SHA256]);
+}
+
+#[track_caller]
+fn lacks(reply: &Reply, kinds: &[u16]) {
+    kinds.iter().for_each(|kind| assert_eq!(reply.raw(*kind), None, "{kind:#06x}"));
+}
+
+/// Asserts that an answer to a signed request is signed, and repeats nothing that the client knows (section 9.2.4).
+#[track_caller]
+fn is_signed_answer(reply: &Reply, credentials: &Credentials) {
+    assert!(reply.is_signed(credentials), "{:?}", credentials.scheme);
+    lacks(reply, &[USERNAME, USERHASH, Realm::TYPE.value(), Nonce::TYPE.value()]);
+}
 
 fn refusals(world: &mut World) -> Vec<CredentialRefusal> {
     let refused = |effect| match effect {
@@ -28,13 +57,19 @@ fn refusals(world: &mut World) -> Vec<CredentialRefusal> {
 fn a_request_without_credentials_is_challenged_with_realm_nonce_and_algorithms() {
     let mut world = World::new();
     let challenge = world.ask(&Ask::allocate());
-    assert_eq!(challenge.code(), Some(401));
-    assert_eq!(challenge.get::<Realm>().realm(), REALM);
+    is_challenge(&challenge, 401);
     assert!(challenge.get::<Nonce>().nonce().starts_with("obMatJos2wAAA"));
-    assert_eq!(
-        challenge.get::<PasswordAlgorithms>().algorithms(),
-        [PasswordAlgorithmValue::SHA256, PasswordAlgorithmValue::MD5]
-    );
+}
+
+/// RFC 8489 section 9.2.4.
+#[test]
+fn no_two_addresses_or_ports_get_the_same_nonce() {
+    let mut world = World::new();
+    let mut seen = std::collections::HashSet::new();
+    for from in ["192.0.2.7:1", "192.0.2.7:2", "192.0.2.8:1", "[2001:db8::7]:1", "[2001:db8::8]:1"] {
+        world.client.address = address(from);
+        assert!(seen.insert(world.ask(&Ask::allocate()).get::<Nonce>().nonce().to_owned()), "{from}");
+    }
 }
 
 #[test]
@@ -43,7 +78,7 @@ fn every_scheme_is_accepted() {
         let mut world = World::new();
         let alice = world.credentials("alice", scheme);
         let reply = world.ask(&Ask::allocate().signed(&alice)).success();
-        assert!(reply.is_signed(&alice), "{scheme:?}");
+        is_signed_answer(&reply, &alice);
         let effects = world.effects();
         assert!(
             matches!(&effects[..], [Effect::Opened { username, .. }] if &**username == "alice"),
@@ -77,12 +112,27 @@ fn a_password_algorithm_is_answered_by_sha256_and_none_by_sha1() {
 }
 
 #[test]
+fn of_two_integrity_attributes_sha256_decides() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let key = |password: &str| Key::long_term(KeyAlgorithm::Md5, "alice", REALM, password.as_bytes());
+    let (right, wrong) = (key(&alice.password), key("guess"));
+    let ask = Ask::refresh(600).raw(USERNAME, b"alice").raw(0x0014, REALM.as_bytes());
+    let ask = ask.raw(0x0015, alice.nonce.as_bytes()).bytes();
+    for (sha1, sha256, code) in [(&right, &wrong, 401), (&wrong, &right, 437)] {
+        let both = signed(&signed(&ask, sha1, Mac::Sha1, false), sha256, Mac::Sha256, false);
+        let Outcome::Reply(reply) = world.feed(&both) else { panic!("no answer") };
+        assert_eq!(Reply(reply).code(), Some(code));
+    }
+}
+
+#[test]
 fn a_signed_request_gets_a_signed_error() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Sha256);
     let reply = world.ask(&Ask::permit(PEER).signed(&alice));
     assert_eq!(reply.code(), Some(437));
-    assert!(reply.is_signed(&alice));
+    is_signed_answer(&reply, &alice);
     assert!(reply.has(Software::TYPE));
 }
 
@@ -104,8 +154,7 @@ fn refused_credentials_are_401_with_a_reason_for_the_log() {
         (elsewhere, CredentialRefusal::WrongRealm),
     ] {
         let reply = world.ask(&Ask::allocate().signed(&credentials));
-        assert_eq!(reply.code(), Some(401), "{why:?}");
-        assert!(reply.has(Nonce::TYPE) && reply.has(Realm::TYPE) && !reply.has(Username::TYPE));
+        is_challenge(&reply, 401);
         assert_eq!(refusals(&mut world), [why]);
     }
     assert_eq!(world.server.stats().credentials_refused, [2, 1, 1, 1, 0, 0, 0]);
@@ -203,6 +252,13 @@ fn integrity_without_username_realm_or_nonce_is_a_bad_request_that_tells_nothing
         let reply = world.ask(&ask.raw(0x0008, &[0; 20]));
         assert_eq!(reply.code(), Some(400));
         assert!(!reply.has(Nonce::TYPE) && !reply.has(Realm::TYPE) && !reply.has(Software::TYPE));
+        lacks(&reply, &[USERNAME, USERHASH]);
+    }
+    // USERHASH is an SHA-256 (section 14.4).
+    for length in [0, 31, 33] {
+        let ask = Ask::allocate().raw(USERHASH, &vec![7; length]).raw(0x0014, alice.realm.as_bytes());
+        let ask = ask.raw(0x0015, alice.nonce.as_bytes()).raw(MESSAGE_INTEGRITY, &[0; 20]);
+        assert_eq!(world.ask(&ask).code(), Some(400), "{length}");
     }
     assert_eq!(world.server.gate_mut().lookups, 0);
 }
@@ -286,15 +342,20 @@ fn sha256_is_not_offered_where_no_such_keys_are_stored() {
 
 #[test]
 fn a_nonce_is_stale_after_its_lifetime_and_the_fresh_one_works() {
-    let mut world = World::with(ServerConfig { nonce_lifetime: 100, ..config() });
-    let mut alice = world.credentials("alice", Scheme::Md5);
-    world.sleep(100);
-    world.ask(&Ask::allocate().signed(&alice)).success();
-    world.sleep(1);
-    let stale = world.ask(&Ask::refresh(600).signed(&alice));
-    assert_eq!(stale.code(), Some(438));
-    alice.nonce = stale.get::<Nonce>().nonce().to_owned();
-    world.ask(&Ask::refresh(600).signed(&alice)).success();
+    // By default within the hour (RFC 8656 section 5).
+    let default = ServerConfig::default().nonce_lifetime;
+    assert!(default <= 3600);
+    for nonce_lifetime in [default, 100] {
+        let mut world = World::with(ServerConfig { nonce_lifetime, ..config() });
+        let mut alice = world.credentials("alice", Scheme::Md5);
+        world.sleep(nonce_lifetime.into());
+        world.ask(&Ask::allocate().signed(&alice)).success();
+        world.sleep(1);
+        let stale = world.ask(&Ask::refresh(600).signed(&alice));
+        is_challenge(&stale, 438);
+        alice.nonce = stale.get::<Nonce>().nonce().to_owned();
+        world.ask(&Ask::refresh(600).signed(&alice)).success();
+    }
 }
 
 #[test]

@@ -89,6 +89,7 @@ fn malformed_bindings_are_refused() {
         ),
         ("below the range", Ask::bind(0x3FFF, PEER), 400),
         ("above the range", Ask::bind(0x5000, PEER), 400),
+        ("above the range of RFC 5766", Ask::bind(0x8000, PEER), 400),
         ("port 0", Ask::bind(0x4000, "198.41.0.4:0"), 400),
         ("another family", Ask::bind(0x4000, PEER_V6), 443),
         ("a refused peer", Ask::bind(0x4000, "10.0.0.1:1"), 403),
@@ -179,18 +180,21 @@ fn a_binding_lives_600_seconds_and_its_permission_300_where_channels_do_not_perm
     world.sleep(299);
     assert!(matches!(world.peer_sends(relay, PEER, b"x"), Outcome::ToClient { .. }));
     assert!(matches!(world.feed(&Ask::send(PEER, b"x")), Outcome::ToPeer { .. }));
+    assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
     world.sleep(1);
-    // Section 9: the permission is gone, and with it what comes from the peer.
+    // Section 9: the permission is gone, and with it what comes from the peer. Section 12.6: data refreshes neither.
+    assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
     assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
     assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoPermission));
-    assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
     // A permission of its own brings it back, on the channel.
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     assert_eq!(
         world.peer_sends(relay, PEER, b"x"),
         Outcome::ToClient { client: world.client, bytes: channel_data(0x4000, b"x") }
     );
-    world.sleep(300);
+    world.sleep(299);
+    assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
+    world.sleep(1);
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
     // Binding it again refreshes the permission too.
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();

@@ -61,7 +61,7 @@ fn an_allocation_for_tcp_opens_listening_sockets() {
         assert_eq!(request.second.unwrap().transport, RelayTransport::Tcp);
         let reply = world.open(&request).success();
         assert_eq!(reply.relayed().len(), 2);
-        assert!(reply.is_signed(&alice));
+        assert!(reply.is_signed(&alice) && reply.raw(0x0022).is_none(), "no RESERVATION-TOKEN");
     }
     let mut world = world();
     let alice = world.credentials("alice", Scheme::Md5);
@@ -174,18 +174,24 @@ fn what_nobody_binds_in_thirty_seconds_is_closed() {
     let ours = world.connected(&alice, PEER);
     world.sleep(10);
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
-    let FromPeer::Accepted { connection: theirs, .. } = world.peer_connects(relay, OTHER_PEER) else {
-        panic!()
-    };
+    let [theirs, ignored] =
+        [OTHER_PEER, "198.41.0.4:7002"].map(|peer| match world.peer_connects(relay, peer) {
+            FromPeer::Accepted { connection, .. } => connection,
+            refused => panic!("{refused:?}"),
+        });
     world.sleep(19);
     assert_eq!(closed(&mut world), []);
     world.sleep(1);
     assert_eq!(closed(&mut world), [ours]);
     assert_eq!(code(bind(&mut world, &alice, 42_000, ours)), Some(400));
     assert!(matches!(bind(&mut world, &alice, 42_001, theirs), Outcome::Bind { .. }));
-    world.sleep(20);
+    world.sleep(9);
     assert_eq!(closed(&mut world), []);
-    assert_eq!(counted(&world, ConnectionEvent::Unbound), 1);
+    world.sleep(1);
+    assert_eq!(closed(&mut world), [ignored]);
+    world.sleep(10);
+    assert_eq!(closed(&mut world), []);
+    assert_eq!(counted(&world, ConnectionEvent::Unbound), 2);
 }
 
 #[test]

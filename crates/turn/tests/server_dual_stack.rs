@@ -72,6 +72,7 @@ fn when_only_the_second_fails_the_reply_says_so() {
         assert_eq!(reply.relayed(), [relayed]);
         let error = reply.get::<AddressErrorCode>();
         assert_eq!((error.family(), error.error().code()), (AddressFamily::IPV6, code));
+        assert!(!error.error().reason().is_empty());
         assert_eq!(world.ask(&ask), reply, "and again to the retransmission");
         assert_eq!(world.ask(&Ask::permit(PEER_V6).signed(&alice)).code(), Some(443));
     }

@@ -42,6 +42,7 @@ impl Seen {
     /// Walks the attributes of a message by itself: no parser that the server may share errors with.
     #[track_caller]
     fn note(&mut self, message: &[u8]) {
+        assert_eq!(message[0] & 0xC0, 0);
         assert_eq!(message[4..8], [0x21, 0x12, 0xA4, 0x42]);
         let mut rest = &message[20..];
         assert_eq!(usize::from(u16::from_be_bytes([message[2], message[3]])), rest.len());

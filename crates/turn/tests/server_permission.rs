@@ -36,6 +36,25 @@ fn without_a_permission_nothing_flows() {
 }
 
 #[test]
+fn permissions_and_channels_belong_to_one_allocation_and_end_with_it() {
+    let mut world = World::new();
+    let nothing_flows = |world: &mut World, relay| {
+        assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
+        assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoPermission));
+        assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+    };
+    let (alice, _) = world.allocated();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    world.client = client(40_001);
+    let (_, other) = world.allocated();
+    nothing_flows(&mut world, other);
+    world.client = client(40_000);
+    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    let (_, next) = world.allocated();
+    nothing_flows(&mut world, next);
+}
+
+#[test]
 fn a_permission_is_for_an_address_whatever_the_port() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();

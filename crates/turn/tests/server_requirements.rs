@@ -152,14 +152,33 @@ fn clients_over_four_transports_at_one_address_and_port_are_four() {
 /// Section 6.1 of RFC 8489, of the longest answers that there are.
 #[test]
 fn answers_fit_into_a_datagram_of_576_bytes() {
-    let mut world = World::with(everything());
+    // Names of the greatest length that the configuration takes.
+    let mut config = everything();
+    (config.realm, config.software) = ("r".repeat(127), Some("s".repeat(127)));
+    (config.third_party.server_name, config.third_party.keys[0].realm) =
+        ("n".repeat(255), config.realm.clone());
+    config.listeners = streams().listeners;
+    let mut world = World::with(config.clone());
     let unsigned = world.ask(&Ask::allocate());
+    assert!(unsigned.has(AttributeType::new(0x802E)), "THIRD-PARTY-AUTHORIZATION");
     let alice = world.credentials("alice", Scheme::Sha256);
     let both = Ask::allocate().with(&AdditionalAddressFamily::new(AddressFamily::IPV6)).raw(TICKET, &[]);
     let allocated = world.ask(&both.fingerprint().signed(&alice)).success();
     let denied = Ask::permit("[fe80:1234:5678:9abc:def0:1234:5678:9abc]:1").peer("10.0.0.1:1");
     let denied = world.ask(&denied.signed(&alice).fingerprint());
-    for reply in [unsigned, allocated, denied] {
+    let v6 = address("[2001:db8::5]:3478");
+    config.alternates[0].domain = Some("d".repeat(253));
+    config.alternates.push(turnpike_turn::server::Alternate { address: v6, ..config.alternates[0].clone() });
+    config.alternates.iter_mut().for_each(|it| it.when = turnpike_turn::server::AlternateWhen::Always);
+    let mut world = World::with(config);
+    world.client.listener.0 = 3;
+    let alice = world.credentials("alice", Scheme::Sha256);
+    let redirected = world.ask(&Ask::allocate().fingerprint().signed(&alice));
+    assert!(
+        redirected.alternates().len() == 2 && redirected.has(AttributeType::new(0x8003)),
+        "ALTERNATE-DOMAIN"
+    );
+    for reply in [unsigned, allocated, denied, redirected] {
         // 28 bytes of IPv4 and UDP.
         assert!(reply.0.len() <= 576 - 28, "{} bytes", reply.0.len());
     }
@@ -193,8 +212,16 @@ fn a_binding_is_never_sent_elsewhere() {
     let mut config = everything();
     config.alternates[0].when = turnpike_turn::server::AlternateWhen::Always;
     let mut world = World::with(config);
-    world.ask(&Ask::new(BINDING)).success();
-    assert!(world.ask(&Ask::new(BINDING)).alternates().is_empty());
+    // Nor beside CHANGE-REQUEST, PADDING and RESPONSE-PORT (RFC 5780 section 6.1).
+    let binding = || Ask::new(BINDING);
+    for ask in [
+        binding(),
+        binding().raw(0x0003, &[0, 0, 0, 6]),
+        binding().raw(0x0026, &[0; 100]),
+        binding().raw(0x0027, &[0x9C, 0x41, 0, 0]),
+    ] {
+        assert!(world.ask(&ask).success().alternates().is_empty());
+    }
 }
 
 /// Section 12.5 of RFC 8656.

@@ -713,3 +713,20 @@ fn what_was_passed_holds_where_nobody_else_says_anything_and_is_named_as_the_var
         load("[server]\nlisten = [\"127.0.0.1:9\"]\n", flag("server.workers", "--workers", &["1"]));
     assert_eq!((settings.listen, settings.workers), (vec!["127.0.0.1:9".parse().unwrap()], Some(1)));
 }
+
+/// RFC 8489 sections 14.9, 14.14 and 14.16; RFC 7635 section 6.1.
+#[test]
+fn names_are_no_longer_than_their_attributes_may_be() {
+    let letters = |count| "\u{e4}".repeat(count);
+    let domain = |last| ["d".repeat(63), "d".repeat(63), "d".repeat(63), "d".repeat(last)].join(".");
+    let redirect = "[[alternate]]\naddress = \"198.51.100.1:3478\"\ndomain";
+    for (key, fits, longer) in [
+        ("[server]\nrealm", letters(127), letters(128)),
+        ("[server]\nsoftware", letters(127), letters(128)),
+        ("[oauth]\nserver_name", "n".repeat(255), "n".repeat(256)),
+        (redirect, domain(61), domain(62)),
+    ] {
+        assert!(load_text(&format!("{key} = \"{fits}\"")).is_ok(), "{key}");
+        assert_eq!(errors(&format!("{key} = \"{longer}\"")).len(), 1, "{key}");
+    }
+}

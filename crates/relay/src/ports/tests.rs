@@ -292,6 +292,16 @@ fn an_even_port_comes_with_its_neighbour_held_under_the_token() {
 }
 
 #[test]
+fn an_even_port_is_even_or_none() {
+    let ports = ports(22_501..=22_504);
+    let even = || ports.open(&wish(PortWish::Even), ALICE, None, 0).map(|opened| opened.relayed.port());
+    let mut given = [even().unwrap(), even().unwrap()];
+    given.sort_unstable();
+    assert_eq!(given, [22_502, 22_504]);
+    assert_eq!(even(), Err(Refusal::Port));
+}
+
+#[test]
 fn a_reservation_ends_after_thirty_seconds_and_frees_its_port() {
     let ports = ports(22_300..=22_301);
     let first = ports

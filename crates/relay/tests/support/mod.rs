@@ -170,6 +170,27 @@ impl World {
     }
 }
 
+/// Bytes behind their length in 16 bits.
+pub(crate) fn vector(bytes: &[u8]) -> Vec<u8> {
+    [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat()
+}
+
+/// The body of a ClientHello with these suites and signature schemes, as OpenSSL 3.0 writes it; `session` stands between random and suites.
+pub(crate) fn hello_body(version: [u8; 2], session: &[u8], suites: &[u16], schemes: &[u16]) -> Vec<u8> {
+    let list = |items: &[u16]| -> Vec<u8> { items.iter().flat_map(|item| item.to_be_bytes()).collect() };
+    let extension = |kind: u16, value: &[u8]| [&kind.to_be_bytes()[..], &vector(value)].concat();
+    let extensions = [
+        extension(11, &[3, 0, 1, 2]),
+        extension(10, &vector(&list(&[0x1D, 0x17, 0x1E, 0x19, 0x18]))),
+        extension(35, &[]),
+        extension(22, &[]),
+        extension(23, &[]),
+        extension(13, &vector(&list(schemes))),
+    ];
+    let (suites, extensions) = (vector(&list(suites)), vector(&extensions.concat()));
+    [&version[..], &[7; 32], session, &suites, &[1, 0], &extensions].concat()
+}
+
 pub(crate) fn connect(to: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect_timeout(&to, SOON).unwrap();
     stream.set_nodelay(true).unwrap();

@@ -94,11 +94,13 @@ fn foreign_protocols_are_refused_with_the_alert_for_that() {
 fn versions_before_1_2_are_refused() {
     need!(installed("openssl"));
     let serve = Serve::start(&Certificate::new(&[NAME]).flags());
-    // Level 0: OpenSSL itself would not offer them otherwise.
-    let ended = s_client(serve.address(V4), &["-tls1_1", "-cipher", "DEFAULT@SECLEVEL=0"]);
-    assert_eq!(ended.code, Some(1), "{}", ended.output());
-    assert!(ended.output().contains("alert"), "{}", ended.output());
-    wait_for(&serve, "turnpike_tls_handshakes_failed_total", "reason=\"incompatible\"", 1);
+    for (count, version) in [(1, "-tls1"), (2, "-tls1_1")] {
+        // Level 0: OpenSSL itself would not offer them otherwise.
+        let ended = s_client(serve.address(V4), &[version, "-cipher", "DEFAULT@SECLEVEL=0"]);
+        assert_eq!(ended.code, Some(1), "{}", ended.output());
+        assert!(ended.output().contains("alert"), "{}", ended.output());
+        wait_for(&serve, "turnpike_tls_handshakes_failed_total", "reason=\"incompatible\"", count);
+    }
 }
 
 #[test]
