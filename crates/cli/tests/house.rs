@@ -53,7 +53,7 @@ const UNSAFE: &[(&str, usize)] = &[
     ("net/src/tcp.rs", 16),
     ("offload/src/layout.rs", 2),
     ("offload/src/links.rs", 3),
-    ("offload/src/words.rs", 5),
+    ("offload/src/mapped_array.rs", 5),
 ];
 
 /// Crates that bring sockets, runtimes, threads or clocks: `turn` is fed bytes and time.

@@ -8,13 +8,13 @@
 pub mod access;
 mod address;
 mod balance;
+mod batching;
 mod binder;
+mod bridge;
 mod circles;
 mod clients;
 mod common;
-mod cross;
 mod datagram_check;
-mod gather;
 mod gauge;
 mod handover;
 mod here;
@@ -26,7 +26,6 @@ mod resolver;
 pub mod rule;
 pub mod runtime;
 mod state;
-mod surroundings;
 mod tally;
 mod targets;
 mod tcp;
@@ -35,6 +34,7 @@ mod testing;
 pub mod udp;
 pub mod upgrade;
 mod worker;
+mod worker_context;
 
 // What threads share says `crate::sync`, where `interleave` has other types, which try every order of events.
 use std::sync;

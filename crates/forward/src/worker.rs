@@ -19,13 +19,13 @@ use turnpike_net::{
 
 use crate::{
     Address, RuleId, RuleSnapshot,
+    batching::{self, Batching},
     common::Common,
-    gather::{self, Gather},
     kernel::Parts,
     listen::{Acceptor, Bound, Kind, Tcp},
     state::RuleState,
-    surroundings::WorkerRules,
     tcp, udp,
+    worker_context::WorkerRules,
 };
 
 pub(crate) use upgrade::{Heir, Step};
@@ -90,7 +90,7 @@ pub(crate) struct Worker {
     snapshots: Arc<Snapshots>,
     started: Instant,
     published_ms: u64,
-    gather: Gather,
+    gather: Batching,
     /// Whether something happened since the last publication.
     dirty: bool,
     /// When to look for sessions whose target is one no longer.
@@ -118,7 +118,7 @@ impl Worker {
             snapshots: Arc::default(),
             started,
             published_ms: 0,
-            gather: Gather::default(),
+            gather: Batching::default(),
             dirty: true,
             // Another process may have given some.
             leave_at: Some(0),
@@ -257,7 +257,7 @@ impl Worker {
             let mut wake_up = self.tcp.take_wake_up();
             wake_up.other += datagrams + u32::from(woken);
             if self.gather.should_sleep(now, wake_up) {
-                thread::sleep(gather::REST);
+                thread::sleep(batching::REST);
             }
         }
     }

@@ -7,10 +7,10 @@ use toml::{Table, Value};
 
 use self::known::Known;
 use crate::{
+    builtin_experiments::Text,
     error::LabError,
     experiment::{COMMAND_LINE, CommandLine, Experiment},
     request::{Changes, Request, Variant},
-    shelf::Text,
 };
 
 /// Where and how the programs of an ad-hoc experiment run.

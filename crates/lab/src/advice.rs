@@ -1,10 +1,10 @@
 //! What can be done about runs that did not count: which limit was exceeded and by how much, what to change, and how to
 //! allow more.
 
+use crate::invalid_rounds::Void;
 use crate::record::{Record, Round};
 use crate::stats;
 use crate::verdict::{MetricVerdict, Outcome, Reason};
-use crate::void::Void;
 
 /// One cause of void runs.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,8 +7,10 @@ use clap::Parser;
 use crate::{
     adhoc,
     advice::advice,
-    bar, builds,
+    builds,
+    builtin_experiments::{EXPERIMENTS, SUITES, Text},
     cli::{ExperimentFile, Lab, LabArgs, LabCommand, Log, Out, SearchArgs},
+    console::{self, Screen},
     error::LabError,
     experiment::Experiment,
     metric, profile,
@@ -20,12 +22,11 @@ use crate::{
         compare::{Stage, compare},
         rates::{self, Plan},
     },
-    say::{self, Screen},
     search::Settings,
-    shelf::{EXPERIMENTS, SUITES, Text},
     stats,
     stop::Stop,
     suite::{Journal, Suite, Table, carry_on},
+    thresholds,
     topology::{
         self, Topology, offload,
         spec::{Spec, is_plain},
@@ -143,7 +144,7 @@ fn up(topology: &str, id: &str) -> Result<u8, LabError> {
     text += &format!(
         "`turnpike lab exec{option} NAME -- CMD` runs a command inside, `turnpike lab down{option}` ends it"
     );
-    say::result(&text);
+    console::result(&text);
     Ok(0)
 }
 
@@ -162,7 +163,7 @@ fn exec(id: &str, name: &str, command: &[String]) -> LabError {
 fn down(id: &str) -> Result<u8, LabError> {
     check_id(id)?;
     let ended = topology::down(id)?;
-    say::result(&match ended {
+    console::result(&match ended {
         0 => "nothing was up".to_owned(),
         1 => "1 topology removed".to_owned(),
         ended => format!("{ended} topologies removed"),
@@ -205,7 +206,7 @@ fn list() -> Result<u8, LabError> {
             text += &format!("  {name:<18} {about}\n");
         }
     }
-    say::result(&text);
+    console::result(&text);
     Ok(0)
 }
 
@@ -214,8 +215,8 @@ fn conclude_suite(journal: &Journal, markdown: bool, stop: &Stop) -> Result<u8, 
     let table = Table::of(journal);
     let path = journal.directory().join("table.md");
     fs::write(&path, table.markdown()).map_err(LabError::io(format!("cannot write {}", path.display())))?;
-    say::result(&if markdown { table.markdown() } else { table.text() });
-    say::result(&format!("suite: {}", journal.directory().display()));
+    console::result(&if markdown { table.markdown() } else { table.text() });
+    console::result(&format!("suite: {}", journal.directory().display()));
     let left = journal.left();
     if left > 0 && stop.requested() {
         Screen::new().note(&format!(
@@ -248,7 +249,7 @@ fn carry_out(requests: &[Request], out: &Out, stop: &Stop) -> Result<u8, LabErro
             Task::Rates { plan, rounds } => {
                 let record = rates::run(request, &stage, &Screen::new(), plan, *rounds)?;
                 for sweep in &record.sweeps {
-                    say::result(&rates::describe(sweep));
+                    console::result(&rates::describe(sweep));
                 }
                 if record.sweeps.is_empty() { 0 } else { conclude(&record, &stage, &[], out)? }
             }
@@ -268,8 +269,8 @@ fn carry_out(requests: &[Request], out: &Out, stop: &Stop) -> Result<u8, LabErro
 /// Writes the report and says what came out; 1 if nothing did.
 fn conclude(record: &Record, stage: &Stage, further: &[String], out: &Out) -> Result<u8, LabError> {
     report::save(&stage.directory, record).map_err(|error| LabError::failed(error.to_string()))?;
-    say::result(&summary(record, further));
-    say::result(&format!("record: {}", stage.directory.display()));
+    console::result(&summary(record, further));
+    console::result(&format!("record: {}", stage.directory.display()));
     append_row(record, &out.log)?;
     let metric = &record.experiment.metric;
     let counted =
@@ -317,7 +318,7 @@ fn summary(record: &Record, wanted: &[String]) -> String {
     for verdict in &verdicts {
         text += &format!("{verdict}\n");
     }
-    for held in bar::hold(record) {
+    for held in thresholds::hold(record) {
         text += &format!("{held}\n");
     }
     for advice in advice(record, &verdicts) {
@@ -380,7 +381,7 @@ fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
         if directory.is_dir() {
             report::save(directory, record).map_err(|error| LabError::failed(error.to_string()))?;
         }
-        say::result(&(summary(record, &[]) + &programs(record)));
+        console::result(&(summary(record, &[]) + &programs(record)));
         append_row(record, log)?;
         return Ok(0);
     }
@@ -390,7 +391,7 @@ fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
     let comparison = report::compare(&records);
     let page = Path::new("lab-comparison.html");
     report::save_comparison(page, &comparison).map_err(|error| LabError::failed(error.to_string()))?;
-    say::result(&format!("{comparison}\npage: {}", page.display()));
+    console::result(&format!("{comparison}\npage: {}", page.display()));
     Ok(0)
 }
 

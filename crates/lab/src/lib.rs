@@ -17,12 +17,12 @@
 //! order::plan(seed, runs, rounds)            which subject runs when; runs = the subjects, and the baseline again (A/A)
 //!   └─ for each slot: run the subject        progress::Progress tells round k of n, time left, the running estimate
 //!        └─ record::Round                    metric::derive() adds the per-packet figures,
-//!             └─ void::Limits::check()       a late generator or stolen CPU voids it
+//!             └─ invalid_rounds::Limits::check()       a late generator or stolen CPU voids it
 //! record::Record::save(dir) ◀───┘            after every round, so that Ctrl-C loses nothing
 //! verdict::judge(record, subject, metric)    faster, slower, no difference shown, or cannot tell
 //! report::save(dir, record)                  report.html;  report::row() for docs/performance-log.md
 //! report::compare(records)                   runs of different days, and whether they are comparable
-//! bar::hold(record)                          bars: met, missed, or not decidable; suite is a table of experiments with theirs
+//! thresholds::hold(record)                          bars: met, missed, or not decidable; suite is a table of experiments with theirs
 //!
 //! search::Search::next() ─▶ Trial ─▶ observe()   find-max, for several loss goals at once
 //! ```
@@ -42,16 +42,18 @@
 
 mod adhoc;
 pub mod advice;
-pub mod bar;
 mod builds;
+mod builtin_experiments;
 mod certificate;
 mod cli;
 mod commands;
 pub mod comparable;
+mod console;
 mod environment;
 mod error;
+mod exit_excerpt;
 mod experiment;
-mod last_words;
+pub mod invalid_rounds;
 pub mod metric;
 pub mod order;
 mod probe;
@@ -63,16 +65,14 @@ pub mod report;
 mod request;
 mod rlimit;
 mod run;
-mod say;
 pub mod search;
-mod shelf;
 pub mod stats;
 mod stop;
 mod suite;
+pub mod thresholds;
 mod tools;
 mod topology;
 pub mod verdict;
-pub mod void;
 
 pub use cli::LabArgs;
 pub use commands::{main, run};

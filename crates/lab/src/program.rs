@@ -14,7 +14,7 @@ use std::{
 use procfs::process::{self, Process, Stat};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::{error::LabError, last_words};
+use crate::{error::LabError, exit_excerpt};
 
 /// Every process that the lab starts carries this variable, set to the lab's id. Its name does not begin as those do that
 /// set up `turnpike serve` and `forward`: they warn of such a variable when they do not know it.
@@ -184,7 +184,7 @@ impl Program {
                 (None, None) => "ended".to_owned(),
             },
         };
-        let words = last_words::of(&self.log, self.log_start, &self.file_name);
+        let words = exit_excerpt::of(&self.log, self.log_start, &self.file_name);
         if words.is_empty() {
             format!("{} {how}", self.name)
         } else {

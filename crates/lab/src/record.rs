@@ -8,12 +8,12 @@ use std::{fs, io};
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::bar::Bar;
+use crate::invalid_rounds::{Limits, Void};
 use crate::metric;
 use crate::search::Found;
 use crate::stats;
+use crate::thresholds::Bar;
 use crate::verdict::Rules;
-use crate::void::{Limits, Void};
 
 /// Version of the JSON. Raised when an older reader would misunderstand it, not for a new optional field.
 pub const FORMAT: u32 = 1;

@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 use turnpike_strict::{Document, hint};
 
 use crate::{
-    bar::Bar,
+    builtin_experiments::Text,
     environment,
     error::LabError,
     experiment::{COMMAND_LINE, Experiment, fill::TURNPIKE},
     record::{Build, Record},
     run::rates::Plan,
-    shelf::Text,
+    thresholds::Bar,
 };
 
 const EXPERIMENT: &str = "experiment.toml";

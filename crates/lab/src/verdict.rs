@@ -7,10 +7,10 @@ use std::{collections::BTreeSet, fmt};
 
 use serde::{Deserialize, Serialize};
 
+use crate::invalid_rounds::Void;
 use crate::metric::{self, Direction};
 use crate::record::{Record, Round};
 use crate::stats::{self, Estimate, LogRatios, NoiseFloor};
-use crate::void::Void;
 
 /// When a verdict is given.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

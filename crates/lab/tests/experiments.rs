@@ -11,7 +11,7 @@ use std::{
 use support::{
     Dir, can_run, entries, eventually, lab, marked, namespaces, only_directory, run, said, signal,
 };
-use turnpike_lab::{Record, record::Round, void::Void};
+use turnpike_lab::{Record, invalid_rounds::Void, record::Round};
 
 #[test]
 fn as_lab() {

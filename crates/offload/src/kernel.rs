@@ -31,12 +31,12 @@ use crate::{
     layout::{self, Count, FlowKey, GATEWAY_WORDS, HOP_WORDS, STATE_WORDS},
     lent::{Inherited, Lent, LentLink, LentWay, MAPS},
     links::{self, Link},
+    mapped_array::MappedArray,
     netlink::{Interface, NeighbourNews, Netlink, News},
     ports::Ports,
     routes::Routes,
     slots::Slots,
     verification::{classifier, load_classifier, load_program},
-    words::Words,
     xdp,
 };
 
@@ -143,8 +143,8 @@ enum Stage {
 pub(crate) struct Shared {
     /// A descriptor of the map of flows, to be cloned.
     pub(crate) flows: MapData,
-    pub(crate) states: Words,
-    pub(crate) drained: Words,
+    pub(crate) states: MappedArray,
+    pub(crate) drained: MappedArray,
     pub(crate) routes: Routes,
     /// Classes of ports.
     pub(crate) ports: Ports,
@@ -751,9 +751,9 @@ fn data(map: Map) -> Result<MapData, OffloadError> {
     }
 }
 
-pub(crate) fn array(object: &mut Ebpf, name: &'static str, len: usize) -> Result<Words, OffloadError> {
+pub(crate) fn array(object: &mut Ebpf, name: &'static str, len: usize) -> Result<MappedArray, OffloadError> {
     let data = data(take(object, name)?)?;
-    Words::map(data.fd().as_fd(), len)
+    MappedArray::map(data.fd().as_fd(), len)
         .map_err(|source| OffloadError::Kernel { what: "maps in memory (BPF_F_MMAPABLE)", source })
 }
 

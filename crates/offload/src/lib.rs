@@ -9,21 +9,22 @@
 //! ```
 //!
 //! - [`Kernel`] loads the programs (`bpf/`), attaches them, and follows interfaces, routes and neighbours.
-//! - [`Flows`] is a worker's way to its flows; [`Emptied`] tells the programs what has been sent.
-//! - [`Gathering`] says for which sockets UDP_GRO is worth it beside the programs.
+//! - [`Flows`] is a worker's way to its flows; [`DrainedSockets`] tells the programs what has been sent.
+//! - [`GroControl`] says for which sockets UDP_GRO is worth it beside the programs.
 //! - [`Echo`] is a reflector's: what comes goes back.
 //! - [`Sockmap`] is for TCP: the kernel passes chatter from socket to socket.
 //! - [`mirror`] decides in Rust what the programs decide, for tests and for readers.
 
+pub mod drained;
 pub mod echo;
-pub mod emptied;
 pub mod error;
 pub mod flows;
-pub mod gathering;
+pub mod gro_control;
 pub mod kernel;
 pub mod layout;
 mod lent;
 mod links;
+mod mapped_array;
 pub mod mirror;
 mod netlink;
 mod ports;
@@ -31,14 +32,13 @@ mod routes;
 mod slots;
 pub mod sockmap;
 mod verification;
-mod words;
 mod xdp;
 
+pub use drained::DrainedSockets;
 pub use echo::{Echo, Echoed};
-pub use emptied::Emptied;
 pub use error::OffloadError;
 pub use flows::{Counted, Flows, Full, Installed, NewFlow, State, now_ns};
-pub use gathering::Gathering;
+pub use gro_control::GroControl;
 pub use kernel::{Attachment, Hook, Kernel, Settings, Snapshot};
 pub use layout::{Count, Kind};
 pub use lent::Lent;

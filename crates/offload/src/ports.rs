@@ -9,18 +9,18 @@ use std::{
 
 use crate::{
     layout::{RELAY, class_of, classes},
-    words::Words,
+    mapped_array::MappedArray,
 };
 
 /// The words that the program reads, and for how many flows it looks at which port.
 pub(crate) struct Ports {
-    words: Words,
+    words: MappedArray,
     flows: Mutex<HashMap<u16, u32>>,
 }
 
 impl Ports {
     /// As they are set already.
-    pub(crate) fn new(words: Words) -> Self {
+    pub(crate) fn new(words: MappedArray) -> Self {
         Self { words, flows: Mutex::default() }
     }
 
@@ -90,7 +90,7 @@ mod tests {
     fn a_port_is_looked_at_as_long_as_flows_come_to_it_or_for_good() {
         // Mapped, it is memory that is all zero.
         let zero = File::options().read(true).write(true).open("/dev/zero").expect("every machine has it");
-        let words = Words::map(&zero, 2048).expect("memory");
+        let words = MappedArray::map(&zero, 2048).expect("memory");
         let ports = Ports::new(words);
         ports.set(&[3478], 49_152..=65_535);
         for port in [53, 3478, 50_000] {

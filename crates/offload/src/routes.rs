@@ -15,18 +15,18 @@ use std::{
 use crate::{
     flows::{REST_NS, now_ns},
     layout::{BY_REDIRECTION, GATEWAY_WORDS, HOP_WORDS, ONLY_FROM_THERE, mapped, route_by},
+    mapped_array::MappedArray,
     netlink::{LinkAddress, Netlink, NextHop},
     slots::Slots,
-    words::Words,
 };
 
 /// The words that the programs read, and what they stand for.
 pub(crate) struct Routes {
-    words: Words,
+    words: MappedArray,
     /// For TC.
-    gateways: Words,
+    gateways: MappedArray,
     /// For XDP.
-    hops: Option<Words>,
+    hops: Option<MappedArray>,
     /// The kernel could not be asked about one of them.
     unknown: AtomicBool,
     inner: Mutex<Inner>,
@@ -117,7 +117,11 @@ fn filters_strictly(name: &str) -> bool {
 }
 
 impl Routes {
-    pub(crate) fn new(words: Words, gateways: Words, hops: Option<Words>) -> io::Result<Self> {
+    pub(crate) fn new(
+        words: MappedArray,
+        gateways: MappedArray,
+        hops: Option<MappedArray>,
+    ) -> io::Result<Self> {
         let mut netlink = Netlink::new()?;
         let links = Links::read(&mut netlink, &BTreeSet::new())?;
         let slots = Slots::new(u32::try_from(words.len()).unwrap_or(u32::MAX), REST_NS);
@@ -301,10 +305,10 @@ mod tests {
     const GET_ROUTE: u16 = 26;
 
     /// Words that nobody shares.
-    fn words(len: usize) -> Words {
+    fn words(len: usize) -> MappedArray {
         let dir = Dir::new();
         let file = File::options().read(true).write(true).open(dir.file("words", [0; 4096]));
-        Words::map(file.unwrap(), len).unwrap()
+        MappedArray::map(file.unwrap(), len).unwrap()
     }
 
     /// A kernel that knows no interfaces, and has no room for an answer to the first so many questions about routes; how many were asked.

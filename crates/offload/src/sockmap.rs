@@ -26,9 +26,9 @@ use rustix::net::sockopt::socket_cookie;
 use crate::{
     error::{OffloadError, chain},
     kernel::{array, map_error, take},
+    mapped_array::MappedArray,
     slots::Slots,
     verification::load_program,
-    words::Words,
 };
 
 /// Built by `bpf/build`.
@@ -57,7 +57,7 @@ const REST_MS: u64 = 1000;
 pub struct Sockmap {
     places: HashMap<MapData, u64, u32>,
     sockets: SockMap<MapData>,
-    sides: Words,
+    sides: MappedArray,
     raised: RingBuf<MapData>,
     free: Slots,
     /// The program is attached as long as this is there.

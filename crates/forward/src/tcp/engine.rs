@@ -16,16 +16,16 @@ use turnpike_net::{
 use turnpike_offload::Sockmap;
 
 use super::{
-    across::{Across, Talk},
     health::Check,
     opening::Opening,
     pacing::Pacing,
+    sockmap::{Across, Talk},
 };
 use crate::{
     Address, ConnectionReport, EndReason, Failure, RuleId, RuleSnapshot,
+    batching::WakeUp,
     circles::Link,
     common::Common,
-    gather::WakeUp,
     here::Here,
     listen::Acceptor,
     rate::Pace,

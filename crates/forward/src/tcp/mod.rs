@@ -2,15 +2,15 @@
 //!
 //! ```text
 //! listener ─ accept4 ─▶ limits, lists ─▶ [PROXY header] ─▶ connect, address by address ─▶ two flows ─▶ log
-//!                                        opening.rs                                       established.rs, net::copy; across.rs
+//!                                        opening.rs                                       established.rs, net::copy; sockmap.rs
 //! ```
 
-mod across;
 mod engine;
 mod established;
 mod health;
 mod opening;
 mod pacing;
+mod sockmap;
 mod stream_check;
 
 pub(crate) use engine::{Engine, Tick};

@@ -30,8 +30,8 @@ use super::{
 };
 use crate::{
     ConnectionReport, EndReason, Failure, Protocol, Rule,
+    bridge::{SCRATCH, Stream},
     circles::Link,
-    cross::{SCRATCH, Stream},
     rate::{DOWN, Pace, UP},
 };
 

@@ -50,7 +50,7 @@ pub struct Choice {
     pub address: SocketAddr,
 }
 
-/// What [`Surroundings::enter`] says.
+/// What [`WorkerContext::enter`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// Counted.
@@ -63,7 +63,7 @@ pub enum Admission {
 }
 
 /// What the engine asks of the worker that it is a part of. Asked when sessions begin and end, never for a datagram of a known one.
-pub trait Surroundings {
+pub trait WorkerContext {
     /// Whether the global lists and the rule's own let this client in.
     fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool;
     /// Counts one more connection or session of a client, unless a limit of the rule forbids it. `now` as in [`Tick::now`].
@@ -119,7 +119,7 @@ pub trait Surroundings {
         let _ = (rule, client);
         Ok(0)
     }
-    /// Returns true if a target leads to a rule of this process; sessions with it are among [`Surroundings::circles`]. `asked` is the
+    /// Returns true if a target leads to a rule of this process; sessions with it are among [`WorkerContext::circles`]. `asked` is the
     /// address that the client came to, `now` as in [`Tick::now`].
     ///
     /// # Errors
@@ -154,5 +154,5 @@ pub struct Tick<'a> {
     /// Of the worker.
     pub poller: &'a Poller,
     /// The worker.
-    pub worker: &'a mut dyn Surroundings,
+    pub worker: &'a mut dyn WorkerContext,
 }

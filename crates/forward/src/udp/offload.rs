@@ -7,7 +7,7 @@ use std::{
 };
 
 use turnpike_net::{Rx, SocketId, Sockets, UdpSocket, poll::Event, rx::Received};
-use turnpike_offload::{Counted, Emptied, Flows, Gathering, Installed, Kind, NewFlow, State, now_ns};
+use turnpike_offload::{Counted, DrainedSockets, Flows, GroControl, Installed, Kind, NewFlow, State, now_ns};
 use turnpike_wire::address::canonical;
 
 use super::{
@@ -24,9 +24,9 @@ const SWEEPS: usize = 10;
 /// One worker's part of the kernel path.
 pub(super) struct Offload {
     flows: Flows,
-    emptied: Emptied,
+    emptied: DrainedSockets,
     /// `None` where that makes no difference to the program.
-    gathering: Option<Gathering>,
+    gathering: Option<GroControl>,
     /// [`now_ns`] when the worker's clock began.
     base_ns: u64,
     /// Whether sessions get flows.
@@ -49,8 +49,8 @@ pub(super) struct Across {
 impl Offload {
     fn new(flows: Flows, now: u64, is_active: bool) -> Self {
         let base_ns = now_ns().saturating_sub(now.saturating_mul(1_000_000));
-        let emptied = Emptied::new(flows.gap_ns());
-        let gathering = (!flows.come_before_gro()).then(Gathering::default);
+        let emptied = DrainedSockets::new(flows.gap_ns());
+        let gathering = (!flows.come_before_gro()).then(GroControl::default);
         Self { flows, emptied, gathering, base_ns, is_active, open: 0, swept: now, sweep: 0 }
     }
 

@@ -12,7 +12,7 @@ use slab::Slab;
 use turnpike_net::{Route, SocketId};
 
 use super::{Choice, engine::Reached, offload::Across};
-use crate::{circles::Link, cross::Stream, rate::Pace};
+use crate::{bridge::Stream, circles::Link, rate::Pace};
 
 const NONE: u32 = u32::MAX;
 

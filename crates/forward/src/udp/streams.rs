@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     ConnectionReport, EndReason, Failure,
+    bridge::Stream,
     circles::Link,
-    cross::Stream,
     rate::{DOWN, UP},
 };
 
@@ -186,7 +186,7 @@ impl Engine {
             }
             return;
         }
-        let mut turn = crate::cross::Turn::default();
+        let mut turn = crate::bridge::Turn::default();
         let mut gate = Gate::new(session.pace.as_deref(), UP, tick.now);
         if event.readable || event.error {
             let (tx, route) = (&mut self.tx, engine::connected(*socket));

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Slot,
-    cross::{self, Stream},
+    bridge::{self, Stream},
     rate::Pace,
 };
 
@@ -42,7 +42,7 @@ pub(crate) struct Portable {
     /// The kernel's drop counter of its socket, as last seen.
     drops: u32,
     /// Of a TCP target.
-    stream: Option<cross::Held>,
+    stream: Option<bridge::Held>,
     /// As [`Arrival::hops`]; older processes do not send it.
     #[serde(default)]
     hops: u8,

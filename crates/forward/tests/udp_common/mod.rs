@@ -15,7 +15,7 @@ use std::{
 
 use turnpike_forward::{
     ConnectionReport, EndReason, Host, Protocol, Rule, RuleSnapshot, Slot,
-    udp::{Admission, Choice, Engine, Listeners, RuleKey, Surroundings, TOKENS, Tick},
+    udp::{Admission, Choice, Engine, Listeners, RuleKey, TOKENS, Tick, WorkerContext},
 };
 use turnpike_net::{
     Datapath, PassedSockets,
@@ -52,7 +52,7 @@ pub(crate) struct World {
 
 struct Shared(Arc<Mutex<World>>);
 
-impl Surroundings for Shared {
+impl WorkerContext for Shared {
     fn permits(&mut self, _: RuleKey, client: IpAddr) -> bool {
         !self.0.lock().unwrap().denied.contains(&client)
     }

@@ -11,9 +11,9 @@ use turnpike_strict::{Document, hint, nearest};
 
 use super::{Experiment, Format, Service, fill::Variables, plain};
 use crate::{
-    bar::Bar,
     error::LabError,
     metric,
+    thresholds::Bar,
     topology::spec::{Spec, is_plain},
 };
 

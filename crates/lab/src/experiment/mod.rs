@@ -16,13 +16,13 @@ use turnpike_strict::Document;
 
 use self::{fill::Variables, nodes::Node};
 use crate::{
-    bar::Bar,
+    builtin_experiments::{EXPERIMENTS, PARTS, Text},
     error::LabError,
-    shelf::{EXPERIMENTS, PARTS, Text},
+    invalid_rounds::Limits,
+    thresholds::Bar,
     tools,
     topology::spec::Spec,
     verdict::Rules,
-    void::Limits,
 };
 
 /// What stands in place of a file for an experiment that was typed.

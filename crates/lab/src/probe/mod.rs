@@ -350,9 +350,9 @@ mod tests {
 
     #[test]
     fn a_window_that_others_disturbed_is_void_and_one_that_they_did_not_is_not() {
-        let limits = crate::void::Limits::default();
+        let limits = crate::invalid_rounds::Limits::default();
         let disturbed = window(4.0, 4.0, 1.5, 3.0);
-        assert!(matches!(limits.check(&disturbed), Some(crate::void::Void::CoresShared { .. })));
+        assert!(matches!(limits.check(&disturbed), Some(crate::invalid_rounds::Void::CoresShared { .. })));
         assert_eq!(limits.check(&window(4.0, 4.0, 1.5, 0.2)), None);
     }
 }

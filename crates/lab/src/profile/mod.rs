@@ -16,13 +16,13 @@ use inferno::{
 
 pub(crate) use self::folded::Folded;
 use crate::{
+    console,
     error::LabError,
     probe::syscalls,
     program::{Launch, Program},
     record::{Record, Round},
     request::Request,
     run::{compare::Stage, halt::Halt, session::prolong},
-    say,
     tools::{self, words},
 };
 
@@ -38,7 +38,11 @@ const STACKS: &str = "stacks.folded";
 const FLAME: &str = "flame.svg";
 
 /// Profiles the stage's only subject; files and record are in its directory.
-pub(crate) fn profile(request: &Request, stage: &Stage, screen: &say::Screen) -> Result<Record, LabError> {
+pub(crate) fn profile(
+    request: &Request,
+    stage: &Stage,
+    screen: &console::Screen,
+) -> Result<Record, LabError> {
     tools::require("perf", "to take a profile")?;
     let mut kept = stage.record(request)?;
     kept.experiment.rounds = 1;
@@ -96,7 +100,7 @@ pub(crate) fn profile(request: &Request, stage: &Stage, screen: &say::Screen) ->
     kept.rounds.push(round);
     kept.save(&stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
     screen.done();
-    say::result(&format!("{text}\nflame graph: {}", stage.directory.join(FLAME).display()));
+    console::result(&format!("{text}\nflame graph: {}", stage.directory.join(FLAME).display()));
     Ok(kept)
 }
 
@@ -121,7 +125,7 @@ pub(crate) fn diff(before: &Path, after: &Path, out: &Path) -> Result<(), LabErr
     let title = format!("{} to {}", before.display(), after.display());
     write(out, &flame(&stacks, &title)?)?;
     let table = Folded::parse(&old).compare(&Folded::parse(&new), ROWS);
-    say::result(&format!("{table}\nflame graph of the difference: {}", out.display()));
+    console::result(&format!("{table}\nflame graph of the difference: {}", out.display()));
     Ok(())
 }
 

@@ -157,10 +157,10 @@ fn ratio_rows(record: &Record, judged: &[&MetricVerdict]) -> Vec<Ratio> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::invalid_rounds::Void;
     use crate::record::tests::record;
     use crate::record::{Latency, Profile, Sweep, SweepPoint, Symbol, Syscall};
     use crate::search::{Because, Found};
-    use crate::void::Void;
 
     fn full() -> Record {
         let mut record = record("packets_per_cpu_s", &[(100.0, 101.0, 152.0); 8]);
@@ -363,10 +363,10 @@ mod tests {
     fn bars_stand_in_the_page_with_what_has_become_of_them() {
         let mut record = full();
         assert!(!page(&record).contains("<h2>Bars</h2>"));
-        let bar = |limit| crate::bar::Bar {
+        let bar = |limit| crate::thresholds::Bar {
             metric: "packets_per_cpu_s".to_owned(),
             at_least: Some(limit),
-            ..crate::bar::Bar::default()
+            ..crate::thresholds::Bar::default()
         };
         (record.experiment.must, record.experiment.aim) = (vec![bar(1.2)], vec![bar(2.0)]);
         let html = page(&record);

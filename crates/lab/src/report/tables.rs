@@ -3,10 +3,10 @@
 use maud::{Markup, html};
 
 use super::page::class;
-use crate::bar::{Standing, hold};
 use crate::metric::{self, Direction};
 use crate::record::{Profile, Record, Round, Syscall};
 use crate::stats;
+use crate::thresholds::{Standing, hold};
 use crate::verdict::{MetricVerdict, Outcome};
 
 /// A row of [`cards`].

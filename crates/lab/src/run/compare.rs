@@ -9,20 +9,21 @@ use super::{
     session::{Bench, Window},
 };
 use crate::{
-    builds, certificate, environment,
+    builds, certificate,
+    console::Screen,
+    environment,
     error::LabError,
     experiment::{Experiment, Service, fill::Variables},
+    invalid_rounds::Void,
     order,
     probe::{hardware, syscalls},
     progress::Progress,
     record::{self, Record, Round},
     request::Request,
     rlimit,
-    say::Screen,
     stats::Estimate,
     stop::Stop,
     topology::{Topology, userns},
-    void::Void,
 };
 
 /// Seconds that starting and ending the programs of a run is expected to take.
@@ -355,7 +356,7 @@ impl Comparison<'_> {
                     continue;
                 }
             };
-            crate::say::result(&format!(
+            crate::console::result(&format!(
                 "\nsyscalls of {}\n{}",
                 service.name,
                 syscalls::describe(&table, 12)

@@ -1,6 +1,6 @@
 //! Why a run did not give figures.
 
-use crate::{error::LabError, void::Void};
+use crate::{error::LabError, invalid_rounds::Void};
 
 /// What ended a run early.
 #[derive(Debug)]

@@ -10,14 +10,14 @@ use super::{
     session::{Bench, Session, Window},
 };
 use crate::{
+    console::Screen,
     error::LabError,
     experiment::Service,
+    invalid_rounds::Void,
     metric, order,
     record::{Record, Round, Sweep, SweepPoint},
     request::Request,
-    say::Screen,
     search::{Because, Search, Settings, Trial},
-    void::Void,
 };
 
 /// The variable that is no rate but a number of clients, each of which sends what its profile says.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Suite;
 use crate::{
+    console::Screen,
     environment,
     error::LabError,
     record::{Record, write_whole},
@@ -19,7 +20,6 @@ use crate::{
         compare::{Stage, compare},
         rates,
     },
-    say::Screen,
     stop::Stop,
 };
 

@@ -14,13 +14,13 @@ pub(crate) use self::{
     table::Table,
 };
 use crate::{
-    bar::Bar,
+    builtin_experiments::EXPERIMENTS,
     error::LabError,
     experiment::plain,
     request::{Changes, Request, Task, Variant},
     run::rates::Plan,
     search::Settings,
-    shelf::EXPERIMENTS,
+    thresholds::Bar,
     topology::spec::is_plain,
 };
 

@@ -4,10 +4,10 @@ use std::{fmt::Write as _, iter};
 
 use super::Journal;
 use crate::{
-    bar::{Kind, Standing, hardest},
     builds, metric,
     record::Record,
     report, stats,
+    thresholds::{Kind, Standing, hardest},
 };
 
 #[derive(Default)]
@@ -264,7 +264,7 @@ fn dash() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{bar::Bar, record::tests::record};
+    use crate::{record::tests::record, thresholds::Bar};
 
     fn table() -> Table {
         let mut table = Table {

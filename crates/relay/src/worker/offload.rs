@@ -10,7 +10,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Rx, SocketId, Sockets, UdpSocket, poll::Event, rx::Received};
 use turnpike_offload::{
-    Counted, Emptied, Flows, Gathering, Installed, Kind, NewFlow, State, layout::FlowKey, now_ns,
+    Counted, DrainedSockets, Flows, GroControl, Installed, Kind, NewFlow, State, layout::FlowKey, now_ns,
 };
 use turnpike_turn::server::{AllocationId, Client, Effect, Family, Gate, Link, RelayId, Server};
 use turnpike_wire::{
@@ -71,9 +71,9 @@ pub(super) struct Offload {
     /// How many of them there are.
     open: usize,
     relays: Vec<[Option<RelaySocket>; 2]>,
-    emptied: Emptied,
+    emptied: DrainedSockets,
     /// `None` where that makes no difference to the program.
-    gathering: Option<Gathering>,
+    gathering: Option<GroControl>,
     across: Across,
     swept_ms: u64,
     sweep: usize,
@@ -135,8 +135,8 @@ struct Channel {
 impl Offload {
     /// `is_active` unless the program is still to be attached.
     pub(super) fn new(flows: Flows, base_ns: u64, range: ChannelRange, is_active: bool) -> Self {
-        let emptied = Emptied::new(flows.gap_ns());
-        let gathering = (!flows.come_before_gro()).then(Gathering::default);
+        let emptied = DrainedSockets::new(flows.gap_ns());
+        let gathering = (!flows.come_before_gro()).then(GroControl::default);
         Self {
             flows,
             base_ns,
@@ -395,7 +395,7 @@ impl Offload {
         self.open = 0;
         self.relays.clear();
         self.begun.clear();
-        self.emptied = Emptied::new(self.flows.gap_ns());
+        self.emptied = DrainedSockets::new(self.flows.gap_ns());
     }
 
     /// After a reload: channels outside of this range end for ChannelData, and sessions may have limits, or have none any more.
@@ -627,7 +627,7 @@ impl Offload {
 /// Installs flows of one client. `None` where there is no room for one, which is counted.
 struct Installer<'o> {
     flows: &'o mut Flows,
-    emptied: &'o mut Emptied,
+    emptied: &'o mut DrainedSockets,
     client: Client,
     /// Takes what the client sends.
     listener: SocketId,

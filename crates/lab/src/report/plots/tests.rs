@@ -171,7 +171,8 @@ fn runs_that_do_not_count_are_rings() {
         circles.filter(|tag| tag.contains("fill=\"none\"")).count()
     };
     assert_eq!(rings(&record), 0);
-    record.rounds[3].voided = Some(crate::void::Void::CpuStolen { percent: 3.0, limit_percent: 1.0 });
+    record.rounds[3].voided =
+        Some(crate::invalid_rounds::Void::CpuStolen { percent: 3.0, limit_percent: 1.0 });
     assert_eq!(rings(&record), 1);
 }
 

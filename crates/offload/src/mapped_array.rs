@@ -1,4 +1,4 @@
-//! The memory of an array map, as words that the program and user space share: reading a counter or setting a route takes no system call.
+//! A memory-mapped BPF array of 64-bit words, shared with the program: reading a counter or setting a route takes no system call.
 
 use std::{
     io,
@@ -15,17 +15,17 @@ use rustix::{
 
 /// The words of an array map made with BPF_F_MMAPABLE, whose values are whole words (bpf(2)).
 #[derive(Debug)]
-pub(crate) struct Words {
+pub(crate) struct MappedArray {
     start: NonNull<AtomicU64>,
     len: usize,
 }
 
 // SAFETY: what it points to is shared memory of atomics, mapped until it is dropped.
-unsafe impl Send for Words {}
+unsafe impl Send for MappedArray {}
 // SAFETY: as above.
-unsafe impl Sync for Words {}
+unsafe impl Sync for MappedArray {}
 
-impl Words {
+impl MappedArray {
     /// Maps `len` words.
     pub(crate) fn map(map: impl AsFd, len: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -36,7 +36,7 @@ impl Words {
     }
 }
 
-impl Deref for Words {
+impl Deref for MappedArray {
     type Target = [AtomicU64];
 
     fn deref(&self) -> &[AtomicU64] {
@@ -45,7 +45,7 @@ impl Deref for Words {
     }
 }
 
-impl Drop for Words {
+impl Drop for MappedArray {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length, and nobody borrows it any more.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), bytes(self.len)) };

@@ -1,4 +1,4 @@
-//! What the UDP engine asks of its worker: lists, limits, targets, the log.
+//! The worker as the UDP engine sees it: lists, limits, targets and the log.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use crate::{
     here::Here,
     state::RuleState,
     targets::{Pick, Targets},
-    udp::{Admission, Choice, RuleKey, Surroundings},
+    udp::{Admission, Choice, RuleKey, WorkerContext},
 };
 
 /// The rules of one worker that the UDP engine serves.
@@ -87,7 +87,7 @@ impl WorkerRules {
     }
 }
 
-impl Surroundings for WorkerRules {
+impl WorkerContext for WorkerRules {
     fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool {
         self.rules.get(&rule).is_some_and(|entry| self.common.admits(&entry.state.rule, client))
     }

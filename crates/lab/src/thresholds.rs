@@ -1,5 +1,5 @@
-//! Bars: lines that a figure must, or should, stay on the right side of. Whether it does is read off the interval and the noise
-//! floor, never off the median alone: a bar that the interval holds is not decided.
+//! Thresholds, called bars in experiment files: limits that a figure must or should keep. The interval and the noise floor decide, never the
+//! median alone. A threshold inside the interval is undecided.
 
 use std::{cmp::Ordering, fmt};
 
@@ -295,7 +295,7 @@ fn is_false(value: &bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{record::tests::record, void::Void};
+    use crate::{invalid_rounds::Void, record::tests::record};
 
     const METRIC: &str = "packets_per_busy_s";
 

@@ -1,4 +1,4 @@
-//! What a person reads while the lab works (standard error) and when it is done (standard output).
+//! Console output: progress on standard error, results on standard output.
 
 use std::{
     io::{IsTerminal, Write},

@@ -1,5 +1,5 @@
-//! What a program said before it ended, in few words: the first line that names an error, which the rest follows from,
-//! and the last lines. However much it said, little is read and less is kept.
+//! Excerpt of a program's output for the report of its exit: the first line that names an error, since the rest follows from it,
+//! and the last lines. The amount that is read and kept is bounded.
 
 use std::{
     fs::File,

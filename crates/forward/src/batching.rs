@@ -1,16 +1,14 @@
-//! Letting bulk gather: a worker that does nothing but move bulk in small pieces rests for a moment, so that the next wake-up
-//! moves more at once.
+//! Batching of bulk: a worker that only moves bulk in small pieces pauses briefly, so that the next wake-up moves more at once.
 //!
-//! Each piece costs a wake-up of ours, a few system calls and, on its way out, a wake-up of whoever reads it; a core that keeps up
+//! Each piece costs a wake-up of ours, a few system calls and, on its way out, a wake-up of its reader. A core that keeps up
 //! with its streams easily meets them 64 KiB at a time. Resting is what interrupt moderation does in a network card. It never
-//! happens while anything but bulk is served, nor for streams that come slowly, and not when the pieces are large because the
-//! core is busy anyway.
+//! happens while anything but bulk is served, for slow streams, or when the pieces are large because the core is busy anyway.
 
 use std::time::Duration;
 
 /// Length of a pause. At 2 GB/s 600 kB arrive meanwhile, of all streams together, far less than their receive buffers hold.
 pub(crate) const REST: Duration = Duration::from_micros(300);
-/// For so long after anything else was served, nobody rests.
+/// Time without pauses after anything else was served.
 const ALERT_MS: u64 = 10;
 /// So many lean wake-ups, each within [`GAP_MS`] of the one before, make a fast stream.
 const RUN: u32 = 8;
@@ -27,7 +25,7 @@ pub(crate) struct WakeUp {
 
 /// Decides when to rest.
 #[derive(Debug, Default)]
-pub(crate) struct Gather {
+pub(crate) struct Batching {
     /// When something else was last served; milliseconds.
     other: u64,
     /// When the last lean wake-up was, and how many came one after the other.
@@ -35,7 +33,7 @@ pub(crate) struct Gather {
     run: u32,
 }
 
-impl Gather {
+impl Batching {
     /// Whether to rest after this wake-up.
     pub(crate) fn should_sleep(&mut self, now: u64, wake_up: WakeUp) -> bool {
         if wake_up.other > 0 {
@@ -61,26 +59,26 @@ mod tests {
     const FULL: WakeUp = WakeUp { lean: 0, other: 0 };
     const OTHER: WakeUp = WakeUp { lean: 3, other: 1 };
 
-    fn after(gather: &mut Gather, from: u64, wake_ups: u32) -> Vec<bool> {
+    fn after(gather: &mut Batching, from: u64, wake_ups: u32) -> Vec<bool> {
         (0..wake_ups).map(|at| gather.should_sleep(from + u64::from(at) / 2, LEAN)).collect()
     }
 
     #[test]
     fn fast_bulk_rests_once_it_has_shown_itself() {
-        let rests = after(&mut Gather::default(), 1000, 12);
+        let rests = after(&mut Batching::default(), 1000, 12);
         assert_eq!(rests.iter().position(|rests| *rests), Some(RUN as usize - 1));
         assert!(rests[RUN as usize - 1..].iter().all(|rests| *rests));
     }
 
     #[test]
     fn slow_bulk_never_rests() {
-        let mut gather = Gather::default();
+        let mut gather = Batching::default();
         assert!((0..100).all(|at| !gather.should_sleep(1000 + at * (GAP_MS + 1), LEAN)));
     }
 
     #[test]
     fn pieces_that_are_large_already_need_no_rest() {
-        let mut gather = Gather::default();
+        let mut gather = Batching::default();
         after(&mut gather, 1000, 12);
         assert!(!gather.should_sleep(1006, FULL));
         assert!(gather.should_sleep(1006, LEAN), "one of them does not end the run");
@@ -88,7 +86,7 @@ mod tests {
 
     #[test]
     fn anything_else_is_served_without_a_rest_and_keeps_the_worker_alert() {
-        let mut gather = Gather::default();
+        let mut gather = Batching::default();
         after(&mut gather, 1000, 12);
         assert!(!gather.should_sleep(1006, OTHER));
         let rests = after(&mut gather, 1006, 40);

@@ -1,5 +1,5 @@
-//! Which sockets have had something lately, and until when all of that has been sent: as soon as the program is told, their flows may go
-//! across again. Apart from the flows themselves, which know nothing of events.
+//! Sockets that user space has drained, and the time up to which everything they received has been sent: from then on the kernel may relay
+//! their flows again. Separate from the flows, which know nothing of events.
 //!
 //! Two things tell it without being asked for. A socket that a wait does not name was empty when that wait began; and one of which a
 //! receive call brought less than it asked for was empty when that call ended. What is told is the time at which the one began, or the
@@ -38,7 +38,7 @@ impl Board for Flows {
 }
 
 /// The sockets of one worker, by numbers that are small and the worker's own. All times are [`crate::now_ns`].
-pub struct Emptied {
+pub struct DrainedSockets {
     /// [`Flows::gap_ns`].
     gap_ns: u64,
     /// By the number of the socket, while flows need it.
@@ -78,7 +78,7 @@ struct Place {
     is_behind: bool,
 }
 
-impl Emptied {
+impl DrainedSockets {
     /// `gap_ns` is [`Flows::gap_ns`].
     #[must_use]
     pub fn new(gap_ns: u64) -> Self {
@@ -272,7 +272,7 @@ mod tests {
 
     /// Sockets of a worker whose clock the test sets.
     struct Bench {
-        emptied: Emptied,
+        emptied: DrainedSockets,
         told: Told,
         lost: u64,
         backlog: usize,
@@ -280,7 +280,7 @@ mod tests {
 
     impl Bench {
         fn new() -> Self {
-            let mut emptied = Emptied::new(GAP);
+            let mut emptied = DrainedSockets::new(GAP);
             assert_eq!(emptied.slot(SOCKET, || Some(SLOT)), Some(SLOT));
             Self { emptied, told: Told::default(), lost: 0, backlog: 0 }
         }

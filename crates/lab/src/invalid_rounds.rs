@@ -1,4 +1,4 @@
-//! Why a round does not count: the generator was late, CPUs were stolen, the subject failed.
+//! Reasons to discard a round: the generator was late, CPUs were stolen, the subject failed.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,6 @@
-//! Whether what comes to a socket is gathered (UDP_GRO). What is gathered goes up, which is cheap where many datagrams come at once; a few of them, as
-//! a video frame of a call has, cost less where nothing gathers them and each goes across by itself. So a socket whose super-packets are
-//! short does without for a while, and is then looked at again.
+//! Switches UDP_GRO on and off by socket. A super-packet goes to user space, which is cheap for many datagrams; a few, such as a video frame
+//! of a call, cost less if the kernel relays each by itself. A socket with short super-packets loses UDP_GRO for a while and is then examined
+//! again.
 
 /// What a super-packet costs that goes up, in datagrams that go across: to be handled, and for a worker to be woken up, which all that it finds then
 /// share. So a few datagrams are worth gathering only where the worker is busy anyway.
@@ -22,7 +22,7 @@ const STOPS: usize = 16;
 
 /// The sockets of one worker, by numbers that are small and the worker's own.
 #[derive(Default)]
-pub struct Gathering {
+pub struct GroControl {
     places: Vec<Place>,
     /// Those of which super-packets were seen that are not judged yet, and some that were closed meanwhile.
     seen: Vec<u32>,
@@ -61,7 +61,7 @@ enum State {
     GathersAnyway { until_ms: u64 },
 }
 
-impl Gathering {
+impl GroControl {
     /// A buffer of so many datagrams was received from this socket; `goes_across` says whether they would have been relayed by the kernel alone.
     pub fn saw(&mut self, socket: u32, datagrams: usize, goes_across: bool) {
         let at = socket as usize;
@@ -145,7 +145,7 @@ impl Gathering {
     }
 
     /// Looks at what came since the last time. `start` has a socket gather again; those that are to do without are told of by
-    /// [`Gathering::end_tick`].
+    /// [`GroControl::end_tick`].
     pub fn judge(&mut self, now_ms: u64, mut start: impl FnMut(u32)) {
         self.now_ms = now_ms;
         let ticks = std::mem::take(&mut self.ticks).max(1);
@@ -225,7 +225,7 @@ mod tests {
     const SOCKET: u32 = 3;
 
     /// What a look at this time changes.
-    fn look(gathering: &mut Gathering, now_ms: u64) -> Vec<(u32, bool)> {
+    fn look(gathering: &mut GroControl, now_ms: u64) -> Vec<(u32, bool)> {
         let mut changes = Vec::new();
         gathering.judge(now_ms, |socket| changes.push((socket, true)));
         gathering.end_tick(|socket| {
@@ -235,7 +235,7 @@ mod tests {
         changes
     }
 
-    fn bring(gathering: &mut Gathering, super_packets: u64, datagrams: usize) {
+    fn bring(gathering: &mut GroControl, super_packets: u64, datagrams: usize) {
         for _ in 0..super_packets {
             gathering.saw(SOCKET, datagrams, true);
         }
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn short_super_packets_are_not_gathered_for_longer_and_longer() {
-        let mut gathering = Gathering::default();
+        let mut gathering = GroControl::default();
         let (mut now_ms, mut pauses) = (0, Vec::new());
         for _ in 0..6 {
             bring(&mut gathering, ENOUGH, 4);
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn short_ones_are_gathered_where_each_wake_up_brings_many() {
-        let mut gathering = Gathering::default();
+        let mut gathering = GroControl::default();
         for super_packets in [16, 1] {
             for _ in 0..10 {
                 bring(&mut gathering, super_packets, 4);
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn few_long_or_foreign_ones_are_gathered() {
-        let mut gathering = Gathering::default();
+        let mut gathering = GroControl::default();
         bring(&mut gathering, ENOUGH - 1, 2);
         assert_eq!(look(&mut gathering, 0), []);
         bring(&mut gathering, 1, 64);
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn what_turns_heavy_is_looked_at_at_once() {
-        let mut gathering = Gathering::default();
+        let mut gathering = GroControl::default();
         gathering.went_across(SOCKET, HEAVY + 1);
         bring(&mut gathering, ENOUGH, 2);
         assert_eq!(look(&mut gathering, 0), [(SOCKET, false)]);
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn where_as_much_comes_as_before_it_is_gathered_again() {
-        let mut gathering = Gathering::default();
+        let mut gathering = GroControl::default();
         assert_eq!(look(&mut gathering, 5_000), []);
         // A lone datagram is nothing to gather.
         bring(&mut gathering, 100, 1);
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn whoever_comes_next_begins_anew() {
-        let mut gathering = Gathering::default();
+        let mut gathering = GroControl::default();
         bring(&mut gathering, ENOUGH, 2);
         assert_eq!(look(&mut gathering, 0), [(SOCKET, false)]);
         gathering.forget(SOCKET);
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn sockets_that_come_and_go_leave_nothing_behind() {
-        let mut gathering = Gathering::default();
+        let mut gathering = GroControl::default();
         for now_ms in 0..1_000 {
             for socket in 0..4 {
                 gathering.forget(socket);
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_socket_that_is_not_empty_is_asked_until_it_is_or_has_to_gather_again() {
-        let mut gathering = Gathering::default();
+        let mut gathering = GroControl::default();
         bring(&mut gathering, ENOUGH, 2);
         gathering.judge(0, |_| unreachable!("it never did without"));
         for _ in 0..2 {

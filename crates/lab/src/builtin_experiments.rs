@@ -1,5 +1,5 @@
-//! The experiments that the program brings along, so that whoever has the binary can ask the same questions of the same
-//! programs. A file of the same name in `experiments/` goes before.
+//! Experiments compiled into the binary, so that they can be repeated without the repository. A file of the same name in
+//! `experiments/` takes precedence.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ macro_rules! texts {
     };
 }
 
-/// What stands on the shelf.
+/// Built-in files of one kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shelf {
     /// What one of them is called in a message.
