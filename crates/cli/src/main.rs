@@ -67,7 +67,7 @@ const LIMIT_EXCEEDED: u8 = 3;
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return usage::show(&error),
+        Err(error) => return usage::show(error),
     };
     match cli.command {
         Command::Serve(args) => run_server(*args),

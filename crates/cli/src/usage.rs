@@ -1,14 +1,18 @@
-//! Wrong usage: clap's own words, and a hint for options of coturn.
+//! Wrong usage: clap's own words, with hints for options of coturn, and for files and addresses without their option.
 
-use std::{env, process::ExitCode};
+use std::{env, net::SocketAddr, process::ExitCode};
 
-use clap::{CommandFactory as _, Error, error::ErrorKind};
+use clap::{
+    CommandFactory as _, Error,
+    builder::StyledStr,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 use turnpike_config::import::coturn;
 
 use crate::args::Cli;
 
 /// Shows what clap says, with its exit code; options of coturn get a line that names the way to translate them.
-pub(crate) fn show(error: &Error) -> ExitCode {
+pub(crate) fn show(mut error: Error) -> ExitCode {
     if let Some(option) = coturns(&arguments()).filter(|_| error.kind() == ErrorKind::UnknownArgument) {
         return crate::fail(
             crate::BAD_USAGE,
@@ -17,6 +21,9 @@ pub(crate) fn show(error: &Error) -> ExitCode {
                  `turnpike import coturn -- ARGUMENTS` a command line"
             ),
         );
+    }
+    if let Some(tip) = missing_option(&arguments(), &error) {
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![StyledStr::from(tip)]));
     }
     let code = u8::try_from(error.exit_code()).unwrap_or(crate::BAD_USAGE);
     if error.use_stderr() && wants_json() {
@@ -53,9 +60,46 @@ fn coturns(arguments: &[String]) -> Option<&str> {
     ["serve", "check-config"].contains(&command.as_str()).then(|| option.split('=').next().unwrap_or(option))
 }
 
+/// A tip for a file or an address that stands without the option of the command that takes it.
+fn missing_option(arguments: &[String], error: &Error) -> Option<String> {
+    let Some(ContextValue::String(stray)) = error.get(ContextKind::InvalidArg) else { return None };
+    if stray.starts_with('-') || error.kind() != ErrorKind::UnknownArgument {
+        return None;
+    }
+    let cli = Cli::command();
+    let mut commands = arguments.iter().skip(1);
+    let mut command = cli.find_subcommand(commands.next()?)?;
+    while let Some(below) = commands.next().and_then(|name| command.find_subcommand(name)) {
+        command = below;
+    }
+    let takes = |option: &str| command.get_arguments().any(|flag| flag.get_long() == Some(option));
+    let is_admin = stray.parse::<SocketAddr>().is_ok() || stray.contains("://") || stray.starts_with("unix:");
+    let option = if is_admin { "admin" } else { "config" };
+    takes(option).then(|| format!("to name it, write '--{option} {stray}'"))
+}
+
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+
+    #[test]
+    fn a_file_or_an_address_without_its_option_gets_a_tip() {
+        let tip = |line: &str| {
+            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            let error = Cli::try_parse_from(&words).map(drop).expect_err("the last word is too many");
+            missing_option(&words, &error)
+        };
+        let file = Some("to name it, write '--config turnpike.toml'");
+        assert_eq!(tip("turnpike serve turnpike.toml").as_deref(), file);
+        assert_eq!(tip("turnpike check-config turnpike.toml").as_deref(), file);
+        let address = Some("to name it, write '--admin 127.0.0.1:9641'");
+        assert_eq!(tip("turnpike health 127.0.0.1:9641").as_deref(), address);
+        assert_eq!(tip("turnpike fleet status 127.0.0.1:9641").as_deref(), address);
+        assert_eq!(tip("turnpike health turnpike.toml"), None);
+        assert_eq!(tip("turnpike serve --lissten"), None);
+    }
 
     #[test]
     fn options_of_coturn_are_known_among_others() {
