@@ -92,11 +92,17 @@ impl Envelope {
     /// Appends SOFTWARE, signs if there is a signer, and completes the response.
     ///
     /// RFC 8489 section 9.2.4 has MESSAGE-INTEGRITY-SHA256 answer a request that names a password algorithm and MESSAGE-INTEGRITY any
-    /// other, whichever attribute the request has.
+    /// other, whichever attribute the request has. A request with MESSAGE-INTEGRITY that names one contradicts section 9.2.5, but
+    /// turn-client-proto sends it and verifies that attribute alone: the response has both.
     pub(super) fn sign(&self, mut response: Writer<'_>, software: Option<&str>) {
         self.software(&mut response, software);
-        if let Some(Signer { key, .. }) = &self.signer {
-            response.sign(key, if self.names_algorithm { Mac::Sha256 } else { Mac::Sha1 });
+        if let Some(Signer { key, mac }) = &self.signer {
+            if !self.names_algorithm || *mac == Mac::Sha1 {
+                response.sign(key, Mac::Sha1);
+            }
+            if self.names_algorithm {
+                response.sign(key, Mac::Sha256);
+            }
         }
         response.finish(self.fingerprint);
     }
