@@ -1,11 +1,12 @@
 """Two aioice connections that may only meet through a TURN server talk to each other.
 
 aioice refreshes its channels and never sends CreatePermission.
-Usage: call.py HOST PORT USERNAME PASSWORD SECONDS
-Each 250 ms it prints `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of either end so far.
+Usage: call.py TRANSPORT HOST PORT USERNAME PASSWORD SECONDS
+It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of either end so far.
 """
 
 import asyncio
+import importlib.metadata
 import sys
 import time
 
@@ -15,10 +16,12 @@ INTERVAL = 0.06
 
 
 class End:
-    def __init__(self, controlling, server, username, password):
+    def __init__(self, controlling, transport, server, username, password):
         self.ice = aioice.Connection(
             ice_controlling=controlling,
             turn_server=server,
+            turn_transport="udp" if transport == "udp" else "tcp",
+            turn_ssl=transport == "tls",
             turn_username=username,
             turn_password=password,
             transport_policy=aioice.TransportPolicy.RELAY,
@@ -45,8 +48,8 @@ async def introduce(a, b):
     b.ice.remote_password = a.ice.local_password
 
 
-async def run(host, port, username, password, seconds):
-    ends = [End(controlling, (host, port), username, password) for controlling in (True, False)]
+async def run(transport, host, port, username, password, seconds):
+    ends = [End(controlling, transport, (host, port), username, password) for controlling in (True, False)]
     for end in ends:
         await end.ice.gather_candidates()
         assert {candidate.type for candidate in end.ice.local_candidates} == {"relay"}
@@ -64,8 +67,9 @@ async def run(host, port, username, password, seconds):
 
 
 def main():
-    host, port, username, password, seconds = sys.argv[1:]
-    asyncio.run(run(host, int(port), username, password, float(seconds)))
+    transport, host, port, username, password, seconds = sys.argv[1:]
+    print("version aioice", importlib.metadata.version("aioice"), flush=True)
+    asyncio.run(run(transport, host, int(port), username, password, float(seconds)))
 
 
 if __name__ == "__main__":

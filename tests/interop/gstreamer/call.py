@@ -1,7 +1,7 @@
 """Two webrtcbin of GStreamer, whose ICE is libnice, talk over a data channel; they may only meet through a TURN server.
 
-Usage: call.py HOST PORT USERNAME PASSWORD SECONDS
-Each 250 ms it prints `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of either end so far.
+Usage: call.py TRANSPORT HOST PORT USERNAME PASSWORD SECONDS
+It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of either end so far.
 """
 
 import sys
@@ -65,9 +65,13 @@ def copied(description, kind):
 
 
 def main():
-    host, port, username, password, seconds = sys.argv[1:]
+    transport, host, port, username, password, seconds = sys.argv[1:]
     Gst.init(None)
-    uri = f"turn://{quote(username, safe='')}:{quote(password, safe='')}@{host}:{port}?transport=udp"
+    # libnice brings the plugin, which has its version.
+    libnice = Gst.Registry.get().find_plugin("nice").get_version()
+    print("version", Gst.version_string(), f"with libnice {libnice}", flush=True)
+    scheme, over = ("turns", "tcp") if transport == "tls" else ("turn", transport)
+    uri = f"{scheme}://{quote(username, safe='')}:{quote(password, safe='')}@{host}:{port}?transport={over}"
     pipeline = Gst.Pipeline.new("call")
     a, b = (End(pipeline, name, uri) for name in "ab")
     for one, other in ((a, b), (b, a)):

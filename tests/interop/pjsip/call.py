@@ -1,13 +1,15 @@
 """Two accounts of PJSIP call each other on loopback; their RTP may only go through a TURN server.
 
-Usage: call.py HOST PORT USERNAME PASSWORD SECONDS
-Each 250 ms it prints `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the RTP packets of either end so far.
+Usage: call.py TRANSPORT HOST PORT USERNAME PASSWORD SECONDS
+It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the RTP packets of either end so far.
 """
 
 import sys
 import time
 
 import pjsua2 as pj
+
+TRANSPORTS = {"udp": pj.PJ_TURN_TP_UDP, "tcp": pj.PJ_TURN_TP_TCP, "tls": pj.PJ_TURN_TP_TLS}
 
 
 class Call(pj.Call):
@@ -41,7 +43,7 @@ class Account(pj.Account):
         self.call.answer(accepted)
 
 
-def account(name, port, server, username, password):
+def account(name, port, transport, server, username, password):
     config = pj.AccountConfig()
     config.idUri = f"sip:{name}@127.0.0.1:{port}"
     nat = config.natConfig
@@ -50,7 +52,7 @@ def account(name, port, server, username, password):
     nat.iceMaxHostCands = 0
     nat.turnEnabled = True
     nat.turnServer = server
-    nat.turnConnType = pj.PJ_TURN_TP_UDP
+    nat.turnConnType = TRANSPORTS[transport]
     nat.turnUserName = username
     nat.turnPassword = password
     nat.turnPasswordType = 0
@@ -60,9 +62,10 @@ def account(name, port, server, username, password):
 
 
 def main():
-    host, port, username, password, seconds = sys.argv[1:]
+    turn_transport, host, port, username, password, seconds = sys.argv[1:]
     endpoint = pj.Endpoint()
     endpoint.libCreate()
+    print("version PJSIP", endpoint.libVersion().full, flush=True)
     config = pj.EpConfig()
     config.logConfig.level = config.logConfig.consoleLevel = 1
     # Callbacks come while this thread waits for events.
@@ -77,7 +80,7 @@ def main():
     local = endpoint.transportGetInfo(number).localName.rsplit(":", 1)[1]
     endpoint.libStart()
     endpoint.audDevManager().setNullDev()
-    caller, callee = (account(name, local, f"{host}:{port}", username, password) for name in ("caller", "callee"))
+    caller, callee = (account(name, local, turn_transport, f"{host}:{port}", username, password) for name in ("caller", "callee"))
     calling = Call(caller)
     calling.makeCall(f"sip:callee@127.0.0.1:{local}", pj.CallOpParam(True))
 
@@ -87,7 +90,8 @@ def main():
         due += 0.25
         while (left := due - time.monotonic()) > 0:
             endpoint.libHandleEvents(int(left * 1000) + 1)
-        if not calling.isActive():
+        # While candidates are gathered it is not active either.
+        if began is not None and not calling.isActive():
             sys.exit("the call ended")
         ends = [calling.counts(), callee.call and callee.call.counts()]
         if began is None and all(ends) and all(end[1] for end in ends):

@@ -31,10 +31,15 @@ impl Store {
 
     /// `serve` on this store, whose clients know it as 127.0.0.1.
     pub(crate) fn serve(&self, certificate: Option<&Certificate>, more: &str) -> Server {
+        self.serve_with(certificate, more, &[])
+    }
+
+    /// The same with flags besides.
+    pub(crate) fn serve_with(&self, certificate: Option<&Certificate>, more: &str, flags: &[&str]) -> Server {
         let file = Dir::new();
         let section = "[credentials]\nlisten = [\"127.0.0.1:0\"]\nnames = [\"127.0.0.1\"]\n";
         let path = file.file("turnpike.toml", format!("{section}{more}"));
-        let arguments = ["-c", text(&path), "--state", text(self.dir.path())];
+        let arguments = [&["-c", text(&path), "--state", text(self.dir.path())], flags].concat();
         let mut serve = match certificate {
             Some(certificate) => Serve::start_secured(certificate, &arguments),
             None => Serve::start(&arguments),

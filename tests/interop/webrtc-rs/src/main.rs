@@ -1,7 +1,7 @@
 //! Two peer connections of webrtc-rs that may only meet through a TURN server talk over a data channel.
 //!
-//! Usage: `turnpike-interop-webrtc-rs HOST PORT USERNAME PASSWORD SECONDS`.
-//! Each 250 ms it prints `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of either end so far.
+//! Usage: `turnpike-interop-webrtc-rs TRANSPORT HOST PORT USERNAME PASSWORD SECONDS`.
+//! It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of either end so far.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -35,11 +35,13 @@ struct Counts {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [host, port, username, password, seconds] = &arguments[..] else {
-        return Err("HOST PORT USERNAME PASSWORD SECONDS".into());
+    let [transport, host, port, username, password, seconds] = &arguments[..] else {
+        return Err("TRANSPORT HOST PORT USERNAME PASSWORD SECONDS".into());
     };
+    println!("version webrtc-rs {} with turn {}", locked_version("webrtc"), locked_version("turn"));
+    let (scheme, over) = if transport == "tls" { ("turns", "tcp") } else { ("turn", transport.as_str()) };
     let server = RTCIceServer {
-        urls: vec![format!("turn:{host}:{port}?transport=udp")],
+        urls: vec![format!("{scheme}:{host}:{port}?transport={over}")],
         username: username.clone(),
         credential: password.clone(),
     };
@@ -80,6 +82,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
         println!("{} {}", began.elapsed().as_millis(), numbers.join(" "));
     }
     Ok(())
+}
+
+/// Version of a crate in the lock file.
+fn locked_version(name: &str) -> &'static str {
+    let package = format!("name = \"{name}\"\nversion = \"");
+    let (_, rest) = include_str!("../Cargo.lock").split_once(&package).expect("a dependency");
+    rest.split_once('"').expect("a version").0
 }
 
 /// Sends and counts on a channel while it is open.

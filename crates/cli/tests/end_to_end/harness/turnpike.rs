@@ -57,13 +57,17 @@ pub(crate) struct Serve {
 const NEWCOMERS: &str = "TURNPIKE_TEST_NEWCOMERS";
 
 impl Serve {
-    /// On loopback, in both families where there are two, for [`USER`], peers on loopback allowed.
+    /// On loopback, in both families where there are two, for [`USER`], peers on loopback allowed. It relays on loopback too, unless `more`
+    /// names a relay address.
     pub(crate) fn start(more: &[&str]) -> Self {
         let user = format!("{USER}:{PASSWORD}");
-        let mut arguments = vec!["--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"];
+        let mut arguments = vec!["--realm", REALM, "--user", &user];
         arguments.extend(["--allow-peer", "127.0.0.0/8", "--allow-peer", "::1"]);
-        if has_ipv6() {
-            arguments.extend(["--relay-ip", "::1"]);
+        if !more.contains(&"--relay-ip") {
+            arguments.extend(["--relay-ip", "127.0.0.1"]);
+            if has_ipv6() {
+                arguments.extend(["--relay-ip", "::1"]);
+            }
         }
         arguments.extend(more);
         Self::start_bare(&arguments)
