@@ -14,6 +14,8 @@ mount -t bpf bpf /sys/fs/bpf
 mount -t cgroup2 cgroup /sys/fs/cgroup
 mount -t securityfs security /sys/kernel/security
 ln -sfn /proc/self/fd /dev/fd
+# Tests mount another one over it.
+: >/etc/resolv.conf
 # What no system call asks for by itself where modules are loaded on demand.
 for module in veth sch_ingress cls_bpf act_bpf nf_tables dummy tun 8021q; do modprobe -q "$module"; done
 ip link set lo up
