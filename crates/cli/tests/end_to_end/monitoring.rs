@@ -124,6 +124,11 @@ fn every_query_of_the_dashboard_and_the_alerts_is_about_series_that_there_are() 
     for query in all.iter().map(String::as_str).chain([RULES, TESTS]) {
         assert_eq!(unknown(query, &known), [] as [String; 0], "{query}");
     }
+    // Each state is on the dashboard, and has an alert.
+    for state in known.keys().filter(|name| name.ends_with("_up")) {
+        let is_named = [RULES.to_owned(), all.join("\n")].map(|text| text.contains(state.as_str()));
+        assert_eq!(is_named, [true, true], "{state}");
+    }
     // Whatever is grouped by is a label of something.
     let labels: BTreeSet<&str> =
         known.values().flat_map(|labels| labels.keys().map(String::as_str)).collect();
