@@ -406,11 +406,7 @@ impl Bound {
         let tls = tls.filter(|_| !AdminAddress::Tcp(address).is_local()).cloned();
         let listener = match lent {
             Some(lent) => turnpike_net::TcpListener::take_over(lent)?,
-            // IPV6_V6ONLY, so that 0.0.0.0 and [::] can have one port.
-            None => {
-                let options = ListenOptions { unsent_limit: Some(UNSENT), ..ListenOptions::default() };
-                turnpike_net::TcpListener::bind(address, &options)?
-            }
+            None => bind(address)?,
         };
         let listener = StdTcpListener::from(listener.as_fd().try_clone_to_owned()?);
         listener.set_nonblocking(true)?;
@@ -420,6 +416,20 @@ impl Bound {
         let listener = Listener::Tcp(TcpListener::from_std(listener)?, tls);
         Ok(Self { listener, configured: address.to_string(), shown, socket, file: File::None })
     }
+}
+
+/// An address that this machine lacks so far (DHCP, VRRP, duplicate address detection) is bound all the same: nothing arrives there before it
+/// comes.
+fn bind(address: SocketAddr) -> io::Result<turnpike_net::TcpListener> {
+    // IPV6_V6ONLY, so that 0.0.0.0 and [::] can have one port.
+    let options = ListenOptions { unsent_limit: Some(UNSENT), ..ListenOptions::default() };
+    let bound = turnpike_net::TcpListener::bind(address, &options);
+    if bound.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable) {
+        let ip = address.ip();
+        tracing::warn!("this machine does not have the address {ip}: listening on {address} once it has");
+        return turnpike_net::TcpListener::bind(address, &ListenOptions { freebind: true, ..options });
+    }
+    bound
 }
 
 /// The path of a program's socket if the configuration names none.

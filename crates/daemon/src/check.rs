@@ -6,11 +6,7 @@ use turnpike_config::{Mistake, RelayPlace, Settings};
 use turnpike_relay::RelayAddress;
 use turnpike_stores::{SqliteUse, StoreAddress};
 
-use crate::{
-    fleet,
-    own_addresses::{self, can_bind},
-    store,
-};
+use crate::{fleet, own_addresses, store};
 
 /// All of it, each with the place that names it.
 pub fn check_start(settings: &Settings) -> Vec<Mistake> {
@@ -22,7 +18,7 @@ pub fn check_start(settings: &Settings) -> Vec<Mistake> {
     if let Err(errors) = fleet::address(settings) {
         mistakes.extend(errors.0);
     }
-    let foreign = foreign_addresses(settings).into_iter().filter(|foreign| foreign.ends_start);
+    let foreign = foreign_addresses(settings).into_iter().filter(|foreign| foreign.local.is_some());
     mistakes.extend(foreign.map(|foreign| foreign.mistake(settings)));
     mistakes
 }
@@ -39,7 +35,7 @@ fn missing_database(settings: &Settings, address: &(StoreAddress, SqliteUse)) ->
 pub fn waited_for(settings: &Settings) -> Vec<String> {
     let addresses = foreign_addresses(settings).into_iter();
     addresses
-        .filter(|foreign| !foreign.ends_start)
+        .filter(|foreign| foreign.local.is_none())
         .map(|foreign| foreign.mistake(settings).to_string())
         .collect()
 }
@@ -48,14 +44,13 @@ pub fn waited_for(settings: &Settings) -> Vec<String> {
 struct Foreign {
     key: &'static str,
     ip: IpAddr,
-    /// The address that this machine has, of a pair the wrong way round.
+    /// The address that this machine has, of a pair the wrong way round: that one ends the start.
     local: Option<IpAddr>,
-    ends_start: bool,
 }
 
 impl Foreign {
     fn mistake(&self, settings: &Settings) -> Mistake {
-        let Self { key, ip, local, ends_start } = *self;
+        let Self { key, ip, local } = *self;
         let expected = match local {
             // coturn writes the public address first.
             Some(local) => format!("{local}={ip}: this machine has {local}, which comes first"),
@@ -65,7 +60,7 @@ impl Foreign {
             }
             None => "an address of this machine".to_owned(),
         };
-        let waits = if ends_start { "" } else { "; serve starts without it, and waits for it" };
+        let waits = if local.is_some() { "" } else { "; serve starts without it, and waits for it" };
         let problem = format!("this machine does not have the address {ip}{waits}");
         Mistake::new(settings.origin(key), key, problem, expected)
     }
@@ -78,28 +73,27 @@ fn foreign_addresses(settings: &Settings) -> Vec<Foreign> {
         ("server.listen", &settings.listen),
         ("tls.listen", &settings.tls_listen),
         ("dtls.listen", &settings.dtls_listen),
+        ("credentials.listen", &settings.credentials.listen),
     ];
     let listeners = listeners.into_iter().flat_map(|(key, all)| all.iter().map(move |at| (key, at.ip())));
+    let admin = settings.admin.tcp().map(|at| ("admin.listen", at.ip()));
     let fixed: Vec<RelayAddress> = settings.relay_addresses.iter().filter_map(RelayPlace::fixed).collect();
     let relays = fixed.iter().map(|relay| ("relay.addresses", relay.bind));
     let discovery =
         settings.discovery.addresses.iter().map(|address| ("nat_discovery.addresses", address.bind));
     let lacks = |ip: IpAddr| !own_addresses::has(&own, ip);
-    let waited_for =
-        listeners.chain(relays).chain(discovery).filter(|(_, ip)| lacks(*ip)).map(|(key, ip)| {
-            let pair = fixed.iter().find(|relay| key == "relay.addresses" && relay.bind == ip);
-            let local = pair.and_then(|relay| relay.external).filter(|external| !lacks(*external));
-            Foreign { key, ip, local, ends_start: local.is_some() }
-        });
-    let applications = settings.credentials.listen.iter().map(|at| ("credentials.listen", at.ip()));
-    let ending = settings.admin.tcp().map(|at| ("admin.listen", at.ip())).chain(applications);
-    let ending = ending.filter(|(_, ip)| lacks(*ip) && !can_bind(*ip));
-    waited_for.chain(ending.map(|(key, ip)| Foreign { key, ip, local: None, ends_start: true })).collect()
+    let named = listeners.chain(admin).chain(relays).chain(discovery);
+    let foreign = named.filter(|(_, ip)| lacks(*ip)).map(|(key, ip)| {
+        let pair = fixed.iter().find(|relay| key == "relay.addresses" && relay.bind == ip);
+        let local = pair.and_then(|relay| relay.external).filter(|external| !lacks(*external));
+        Foreign { key, ip, local }
+    });
+    foreign.collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use turnpike_config::Secret;
+    use turnpike_config::{AdminAddress, Secret};
 
     use super::*;
 
@@ -122,21 +116,26 @@ mod tests {
         };
         settings.store.url = Some(Secret::new("sqlite:///nowhere/turn.sqlite"));
         settings.credentials.listen = vec![([203, 0, 113, 7], 443).into()];
+        settings.admin.listen = vec![AdminAddress::Tcp(([203, 0, 113, 9], 9641).into())];
         let mistakes: Vec<String> = check_start(&settings).iter().map(ToString::to_string).collect();
         let warnings = waited_for(&settings);
         for (told, words) in [
             (&mistakes, "store.url: there is no database /nowhere/turn.sqlite"),
             (&mistakes, "127.0.0.1=203.0.113.5: this machine has 127.0.0.1, which comes first"),
-            (&mistakes, "credentials.listen: this machine does not have the address 203.0.113.7"),
             (
                 &warnings,
                 "server.listen: this machine does not have the address 203.0.113.8; serve starts without it",
             ),
             (&warnings, "relay.addresses: this machine does not have the address 203.0.113.6; serve starts"),
+            (
+                &warnings,
+                "credentials.listen: this machine does not have the address 203.0.113.7; serve starts without it",
+            ),
+            (&warnings, "admin.listen: this machine does not have the address 203.0.113.9; serve starts"),
         ] {
             assert!(told.iter().any(|line| line.contains(words)), "{words}: {told:?}");
         }
-        assert_eq!((mistakes.len(), warnings.len()), (3, 2), "{mistakes:?} {warnings:?}");
+        assert_eq!((mistakes.len(), warnings.len()), (2, 4), "{mistakes:?} {warnings:?}");
         assert_eq!(check_start(&Settings::default()), []);
     }
 }
