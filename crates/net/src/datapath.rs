@@ -30,9 +30,9 @@ impl Datapath {
     }
 }
 
-/// UDP_SEGMENT came with Linux 4.18, UDP_GRO with 5.0 (udp(7)).
+/// UDP_SEGMENT came with Linux 4.18, UDP_GRO with 5.0 (udp(7)). The wildcard address needs no interface that is up.
 fn probe_segmentation() -> io::Result<()> {
-    let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let anywhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     let socket = UdpSocket::bind(anywhere, &UdpOptions { gro: true, ..UdpOptions::default() })?;
     sys::set_option(socket.as_fd(), sys::SOL_UDP, sys::UDP_SEGMENT, 1200)
 }

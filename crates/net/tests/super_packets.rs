@@ -2,10 +2,28 @@
 
 use crate::common::{Sender, V4, V6, bind, filled_arena, receive, wait_for_input};
 use turnpike_net::{Datapath, Rx, Span, UdpOptions};
-use turnpike_testkit::{alone::skip, loopback_keeps_super_packets};
+use turnpike_testkit::{
+    alone::{self, skip},
+    loopback_keeps_super_packets,
+};
 
 fn gro() -> UdpOptions {
     UdpOptions { gro: true, recv_buffer: Some(4 << 20), ..UdpOptions::default() }
+}
+
+/// As in a container whose loopback is down: once the machine has any address, those of loopback cannot be bound.
+#[test]
+fn the_best_data_path_is_found_without_loopback() {
+    const LINK: [&str; 8] = ["link", "add", "e0", "type", "veth", "peer", "name", "e1"];
+    let test = "super_packets::the_best_data_path_is_found_without_loopback";
+    alone::in_namespaces(test, "n", &["ip", "link", "show"], || {
+        alone::run("ip", &LINK);
+        alone::run("ip", &["address", "add", "10.0.0.1/24", "dev", "e0"]);
+        alone::run("ip", &["link", "set", "e0", "up"]);
+        let without = Datapath::best();
+        alone::run("ip", &["link", "set", "lo", "up"]);
+        assert_eq!(without, Datapath::best());
+    });
 }
 
 #[test]
