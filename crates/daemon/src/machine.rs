@@ -23,6 +23,8 @@ pub(crate) struct Machine {
     own: Option<Vec<OwnAddress>>,
     /// Of IPv4 and IPv6. The last one stays where the machine has none, until there is another.
     detected: [Option<IpAddr>; 2],
+    /// A default route has led out of this machine at some time. Before that, any of its addresses does.
+    had_route: bool,
     /// Those before these.
     displaced: BTreeSet<IpAddr>,
     /// Something has happened since the last reading.
@@ -51,6 +53,7 @@ impl Machine {
         let mut machine = Self {
             own: None,
             detected: [true, false].map(of),
+            had_route: false,
             displaced: BTreeSet::new(),
             stale: false,
             is_retried: false,
@@ -108,10 +111,16 @@ impl Machine {
     fn detect(&mut self) {
         let own = self.own.as_deref().unwrap_or_default();
         let sources = route_addresses();
+        self.had_route |= !sources.is_empty();
         for (detected, v4) in self.detected.iter_mut().zip([true, false]) {
             let source = sources.iter().copied().find(|ip| ip.is_ipv4() == v4);
+            let chosen = if self.had_route {
+                own_addresses::choose(source, own)
+            } else {
+                own_addresses::choose_without_route(v4, own)
+            };
             let before = *detected;
-            *detected = own_addresses::choose(source, own).or(before);
+            *detected = chosen.or(before);
             if *detected != before {
                 self.displaced.extend(before);
             }
@@ -121,6 +130,11 @@ impl Machine {
     /// The addresses to relay on, one of each family at most.
     pub(crate) fn detected(&self) -> Vec<IpAddr> {
         self.detected.iter().flatten().copied().collect()
+    }
+
+    /// Whether the detected addresses are those of a default route.
+    pub(crate) fn had_route(&self) -> bool {
+        self.had_route
     }
 
     /// All addresses.

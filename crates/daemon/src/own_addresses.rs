@@ -21,7 +21,7 @@ use nix::{
 };
 use tokio::{net::UnixDatagram, time::sleep};
 use turnpike_relay::source_of_route;
-use turnpike_wire::address::canonical_ip;
+use turnpike_wire::address::{canonical_ip, is_private};
 
 /// How often the addresses are read where no news can be had.
 const LOOK: Duration = Duration::from_secs(1);
@@ -116,6 +116,12 @@ pub(crate) fn choose(source: Option<IpAddr>, own: &[OwnAddress]) -> Option<IpAdd
     let order =
         |address: &&OwnAddress| (address.standing, !of_route.is_beside(address), address.ip != of_route.ip);
     own.iter().filter(suits).min_by_key(order).map(|address| address.ip)
+}
+
+/// The same where no default route leads out: a public address comes before a private one, and one of an earlier interface before others.
+pub(crate) fn choose_without_route(is_v4: bool, own: &[OwnAddress]) -> Option<IpAddr> {
+    let usable = own.iter().filter(|address| address.ip.is_ipv4() == is_v4 && address.is_usable());
+    usable.min_by_key(|address| (address.standing, is_private(address.ip))).map(|address| address.ip)
 }
 
 /// Whether this machine has an address, so that a socket there reaches others. `ip_nonlocal_bind` makes no difference.
@@ -275,6 +281,28 @@ mod tests {
             let source = source.map(|ip| ip.parse().expect("an address"));
             let chosen = chosen.map(|ip| ip.parse::<IpAddr>().expect("an address"));
             assert_eq!(choose(source, &all), chosen, "{source:?} {all:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_default_route_any_address_but_a_local_one_is_relayed_on() {
+        let (v4, v6) = ("eth0 10.0.0.5/24 80", "eth1 2001:db8::5/64 80");
+        for (all, chosen) in [
+            (
+                &["lo 127.0.0.1/8 80", "lo ::1/128 80", "eth0 169.254.3.4/16 80", "eth0 fe80::5/64 80"][..],
+                [None; 2],
+            ),
+            (
+                &["lo 127.0.0.1/8 80", v4, "docker0 172.17.0.1/16 80", v6],
+                [Some("10.0.0.5"), Some("2001:db8::5")],
+            ),
+            (&[v4, "eth1 203.0.113.5/24 80"], [Some("203.0.113.5"), None]),
+            (&["eth0 fd00::5/64 80", "eth0 2001:db8::abcd/64 01", v6], [None, Some("2001:db8::5")]),
+            (&["eth0 fd00::5/64 80", "eth0 2001:db8::5/64 c0"], [None, Some("fd00::5")]),
+        ] {
+            let all: Vec<OwnAddress> = all.iter().map(|text| own(text)).collect();
+            let chosen = chosen.map(|ip| ip.map(|ip: &str| ip.parse::<IpAddr>().expect("an address")));
+            assert_eq!([true, false].map(|is_v4| choose_without_route(is_v4, &all)), chosen, "{all:?}");
         }
     }
 

@@ -52,7 +52,7 @@ impl Plan {
     ) -> Self {
         let settings = &merged.settings;
         let mut notes = Vec::new();
-        let (relay, doubts) = relay_addresses(settings, &machine.detected());
+        let (relay, doubts) = relay_addresses(settings, &machine.detected(), machine.had_route());
         if before.is_none() {
             notes.extend(doubts);
         }
@@ -365,12 +365,16 @@ fn has_ipv6() -> io::Result<()> {
 }
 
 /// The addresses to relay on, where `found` are the detected ones, and sentences about them.
-fn relay_addresses(settings: &Settings, found: &[IpAddr]) -> (Vec<RelayAddress>, Vec<String>) {
+fn relay_addresses(
+    settings: &Settings,
+    found: &[IpAddr],
+    had_route: bool,
+) -> (Vec<RelayAddress>, Vec<String>) {
     let places = &settings.relay_addresses;
     let (mut addresses, missing) = relay_keys::resolve(places, found);
     let missing = missing.iter().map(|place| {
         format!(
-            "relay.addresses: {place}: this machine has no default route of that family, so nothing is relayed there before it has one; \
+            "relay.addresses: {place}: this machine has no address of that family, so nothing is relayed there before it has one; \
              write LOCAL in place of auto"
         )
     });
@@ -382,11 +386,17 @@ fn relay_addresses(settings: &Settings, found: &[IpAddr]) -> (Vec<RelayAddress>,
             lone(Ipv6Addr::LOCALHOST.into());
         }
         doubts.push(
-            "this machine has no default route: relaying on loopback until it has one; name relay addresses with --relay-ip, \
+            "this machine has no address to relay on but loopback: relaying there until it has one; name relay addresses with --relay-ip, \
              and peers on this machine with --allow-peer"
                 .to_owned(),
         );
     } else if relay_keys::is_detected(places) {
+        if !had_route {
+            let found = found.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
+            doubts.push(format!(
+                "this machine has no default route: relaying on {found} until it has one; name relay addresses with --relay-ip"
+            ));
+        }
         doubts.extend(relay_doubts(settings, &addresses));
     }
     (addresses, doubts)
@@ -466,7 +476,7 @@ mod tests {
     #[test]
     fn detection_always_finds_an_address() {
         for found in [&[][..], &["192.0.2.5".parse().expect("an address")]] {
-            assert!(!relay_addresses(&Settings::default(), found).0.is_empty());
+            assert!(!relay_addresses(&Settings::default(), found, true).0.is_empty());
         }
     }
 

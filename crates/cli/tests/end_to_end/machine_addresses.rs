@@ -2,7 +2,8 @@
 //! `e0`, the other end of which is `e1`.
 
 use std::{
-    net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -10,11 +11,12 @@ use serde_json::Value;
 use turnpike_testkit::alone;
 
 use super::harness::{
-    Load, PASSWORD, Program, REALM, SOON, Serve, Stun, USER, Upgraded, V4, eventually, fetch, signed_request,
-    turnpike,
+    Certificate, Dir, Load, PASSWORD, Program, REALM, SOON, Serve, Stun, USER, Upgraded, V4, eventually,
+    fetch, shown_by, signed_request, turnpike,
 };
 
 const ALLOCATE: u16 = 0x0003;
+const REFRESH: u16 = 0x0004;
 const CREATE_PERMISSION: u16 = 0x0008;
 const XOR_PEER_ADDRESS: u16 = 0x0012;
 const XOR_RELAYED_ADDRESS: u16 = 0x0016;
@@ -92,6 +94,13 @@ impl Call {
 
     fn at(serve: &Serve) -> Result<IpAddr, u16> {
         Self::new(serve, true).map(|call| call.relayed.ip())
+    }
+
+    /// Checks that the server knows the allocation.
+    fn is_answered(&mut self) {
+        let (_, _, challenge) = self.client.challenge();
+        self.client.send_raw(&signed_request(REFRESH, 2, &[], (USER, PASSWORD, &challenge)));
+        assert_eq!(self.client.receive().expect("a request is answered").error(), None);
     }
 
     /// Checks that a peer on loopback reaches the client through the relay.
@@ -247,8 +256,142 @@ fn ipv6_is_relayed_on_stable_addresses_and_never_on_loopback() {
             eventually("the stable one is relayed on", || relays_on(&serve, "2001:db8:5::5").then_some(()));
             let call = Call::new(&serve, false).expect("there is IPv6 now");
             assert_eq!(call.relayed.ip(), ip("2001:db8:5::5"));
-            run(&format!("ip address del {temporary}/64 dev e0"));
+            run(&format!("ip address change {temporary}/64 dev e0 valid_lft 2 preferred_lft 0"));
+            eventually("the temporary address has expired", || {
+                UdpSocket::bind((temporary, 0)).is_err().then_some(())
+            });
             assert_eq!(Call::new(&serve, false).map(|call| call.relayed.ip()), Ok(ip("2001:db8:5::5")));
+        },
+    );
+}
+
+#[test]
+fn ipv6_leaves_a_deprecated_address_and_sessions_there_wait_when_it_expires() {
+    alone::in_network_namespace(
+        "machine_addresses::ipv6_leaves_a_deprecated_address_and_sessions_there_wait_when_it_expires",
+        || {
+            link("e0", "e1");
+            lease(OLD, "e0", 100);
+            run("ip -6 route add default dev e0");
+            let own = |verb: &str, address: &str, lifetimes: &str| {
+                run(&format!("ip address {verb} {address}/64 dev e0 nodad {lifetimes}"));
+            };
+            own("add", "2001:db8:5::aaaa", "valid_lft 600 preferred_lft 600");
+            let serve = serve(&[]);
+            let at = || Call::new(&serve, false).map(|call| call.relayed.ip());
+            assert_eq!(at(), Ok(ip("2001:db8:5::aaaa")));
+            let mut call = Call::new(&serve, false).expect("there is IPv6");
+            own("add", "2001:db8:5::bbbb", "valid_lft 600 preferred_lft 600");
+            own("change", "2001:db8:5::aaaa", "valid_lft 600 preferred_lft 0");
+            eventually("the deprecated address is left", || {
+                (at() == Ok(ip("2001:db8:5::bbbb"))).then_some(())
+            });
+            call.is_answered();
+            own("change", "2001:db8:5::aaaa", "valid_lft 1 preferred_lft 0");
+            eventually("the address has expired", || {
+                UdpSocket::bind("[2001:db8:5::aaaa]:0").is_err().then_some(())
+            });
+            assert_eq!(at(), Ok(ip("2001:db8:5::bbbb")));
+            // It has a minute to return.
+            call.is_answered();
+        },
+    );
+}
+
+#[test]
+fn without_a_default_route_any_address_beside_loopback_is_relayed_on() {
+    alone::in_network_namespace(
+        "machine_addresses::without_a_default_route_any_address_beside_loopback_is_relayed_on",
+        || {
+            link("e0", "e1");
+            let serve = serve(&[]);
+            assert_eq!(Call::at(&serve), Ok(V4), "there is no other address");
+            run("ip address add 10.0.5.5/24 dev e0");
+            eventually_at(&serve, "10.0.5.5");
+            run("ip address del 10.0.5.5/24 dev e0");
+            run("ip address add 10.0.5.6/24 dev e0");
+            eventually_at(&serve, "10.0.5.6");
+            let mut other = self::serve(&[]).program;
+            other.line_with("no default route: relaying on 10.0.5.6 until it has one");
+            lease(OLD, "e0", 100);
+            eventually_at(&serve, OLD);
+            // Its route has only gone for a while.
+            end_lease(OLD, "e0");
+            eventually("nothing is granted elsewhere", || (Call::at(&serve) == Err(508)).then_some(()));
+        },
+    );
+}
+
+#[test]
+fn pages_on_absent_addresses_are_there_once_these_are() {
+    alone::in_network_namespace(
+        "machine_addresses::pages_on_absent_addresses_are_there_once_these_are",
+        || {
+            link("e0", "e1");
+            lease(OLD, "e0", 100);
+            let certificate = Certificate::new(&["turn.example.org"]);
+            let dir = Dir::new();
+            let flags = certificate.flags();
+            let file = format!(
+                "[admin]\ntls_cert = \"{cert}\"\ntls_key = \"{key}\"\ntokens = [\"{token}\"]\n\
+                 [credentials]\nlisten = [\"203.0.113.9:8443\", \"[2001:db8:5::9]:8443\"]\n",
+                cert = flags[1],
+                key = flags[3],
+                token = "x".repeat(16),
+            );
+            let file = dir.file("turnpike.toml", file);
+            let file = file.to_str().expect("UTF-8");
+            let named = ["-c", file, "--admin", "203.0.113.9:9641", "--admin", "[2001:db8:5::9]:9641"];
+            let named = [&named[..], &flags].concat();
+            let check =
+                Program::run(&mut turnpike(&[&["check-config", "--user", "a:b"], &named[..]].concat()));
+            assert_eq!(check.code, Some(0), "{}", check.output());
+            let serve = serve(&named);
+            let lines = serve.program.lines();
+            let pages =
+                ["203.0.113.9:9641", "203.0.113.9:8443", "[2001:db8:5::9]:9641", "[2001:db8:5::9]:8443"];
+            for page in pages {
+                let words = format!("listening on {page} once it has");
+                assert!(lines.iter().any(|line| line.contains(&words)), "{words}: {lines:?}");
+            }
+            run("ip address add 203.0.113.9/24 dev e0");
+            run("ip address add 2001:db8:5::9/64 dev e0 nodad");
+            for page in pages {
+                eventually("it is reached", || TcpStream::connect(page).is_ok());
+                let shown = shown_by(page.parse().expect("an address"), "turn.example.org");
+                assert_eq!(shown, certificate.der(), "{page}");
+            }
+        },
+    );
+}
+
+/// The minute for which sessions wait, as it really is.
+#[test]
+#[ignore = "waits for two minutes"]
+fn sessions_go_on_when_their_address_returns_after_50_seconds_and_end_when_it_stays_away_for_60() {
+    alone::in_network_namespace(
+        "machine_addresses::sessions_go_on_when_their_address_returns_after_50_seconds_and_end_when_it_stays_away_for_60",
+        || {
+            link("e0", "e1");
+            lease(OLD, "e0", 100);
+            let mut serve = serve(&[]);
+            let mut call = Call::new(&serve, true).expect("the address is there");
+            end_lease(OLD, "e0");
+            thread::sleep(Duration::from_secs(50));
+            lease(OLD, "e0", 100);
+            eventually_at(&serve, OLD);
+            call.goes_on();
+            end_lease(OLD, "e0");
+            eventually("no address is left", || (serve.health() == Some(503)).then_some(()));
+            let left = || serve.allocations();
+            thread::sleep(Duration::from_secs(57));
+            assert!(left() > 0, "they have a minute");
+            thread::sleep(Duration::from_secs(5));
+            assert_eq!(left(), 0);
+            let line = serve.program.line_with("session ended");
+            assert!(line.contains("the machine lost its relay address"), "{line}");
+            lease(OLD, "e0", 100);
+            eventually_at(&serve, OLD);
         },
     );
 }
@@ -300,7 +443,7 @@ fn named_addresses_are_waited_for_whatever_can_be_bound() {
             assert_eq!(Call::at(&serve).err(), Some(508));
             let listening = || {
                 let udp = Stun::new("203.0.113.9:3478".parse().expect("an address")).is_answered();
-                udp && std::net::TcpStream::connect("203.0.113.9:3478").is_ok()
+                udp && TcpStream::connect("203.0.113.9:3478").is_ok()
             };
             for _ in 0..2 {
                 run("ip address add 203.0.113.9/32 dev e0");

@@ -7,6 +7,7 @@
 //!  10.77.2.2  fd77:2::2  p ──────── p  10.77.2.1  fd77:2::1   peers
 //! ```
 
+mod addresses;
 mod checksums;
 mod churn;
 mod client;
