@@ -191,12 +191,18 @@ fn a_client_of_rfc_3489_learns_its_address_by_mapped_address() {
 }
 
 #[test]
-fn a_client_of_rfc_3489_gets_420_for_an_answer_from_elsewhere() {
+fn a_client_of_rfc_3489_gets_420_for_an_answer_to_elsewhere_and_none_for_one_from_there() {
     let mut world = World::new();
-    for attribute in [&[0, 3, 0, 4, 0, 0, 0, 6][..], &[0, 2, 0, 8, 0, 1, 0, 80, 192, 0, 2, 1]] {
-        let error = [0, 9, 0, 4, 0, 0, 4, 20, 0, 10, 0, 2, 0, attribute[1], 0, 0];
-        let reply = world.feed(&classic(0x0001, attribute));
-        assert_eq!(reply, Outcome::Reply(classic(0x0111, &error)));
+    let to_elsewhere: &[u8] = &[0, 2, 0, 8, 0, 1, 0, 80, 192, 0, 2, 1];
+    let error = [0, 9, 0, 4, 0, 0, 4, 20, 0, 10, 0, 4, 0, 2, 0, 2];
+    let reply = world.feed(&classic(0x0001, to_elsewhere));
+    assert_eq!(reply, Outcome::Reply(classic(0x0111, &error)), "the attribute is there twice");
+    for flags in [2, 4, 6] {
+        let from_elsewhere = [&[0, 3, 0, 4, 0, 0, 0, flags], to_elsewhere].concat();
+        for attributes in [&from_elsewhere[..8], &from_elsewhere] {
+            let outcome = world.feed(&classic(0x0001, attributes));
+            assert_eq!(outcome, Outcome::Drop(DropReason::ClassicStun), "{attributes:?}");
+        }
     }
 }
 

@@ -36,8 +36,9 @@ impl<G: Gate> Server<G> {
         self.classic_binding(now, source, &Request { method: Method::Binding, view }, header)
     }
 
-    /// Section 12.2 of RFC 5389 has CHANGE-REQUEST and RESPONSE-ADDRESS be unknown attributes, but for a CHANGE-REQUEST that asks for
-    /// nothing: some clients send it with each request.
+    /// Section 12.2 of RFC 5389 has CHANGE-REQUEST and RESPONSE-ADDRESS be unknown attributes. But a CHANGE-REQUEST that asks for nothing is sent
+    /// with each request by some clients. One that asks for an answer from elsewhere gets none: pystun3 repeats it at once after an error, and
+    /// for ever, and Debian's `stun` takes every answer for one from elsewhere.
     fn classic_binding(
         &mut self,
         now: Now,
@@ -46,8 +47,11 @@ impl<G: Gate> Server<G> {
         header: Header,
     ) -> Verdict<'_> {
         let Source { client, link } = *source;
+        let mut unknown = unknown_in_plain_binding(request);
+        if unknown.contains(&kind::CHANGE_REQUEST) {
+            return self.dropped(DropReason::ClassicStun);
+        }
         self.stats.requests[Method::Binding as usize] += 1;
-        let unknown = unknown_in_plain_binding(request);
         let response = if unknown.is_empty() {
             self.stats.successes[Method::Binding as usize] += 1;
             let mut response = Writer::begin(&mut self.reply, header.answered(Class::Success));
@@ -57,6 +61,9 @@ impl<G: Gate> Server<G> {
             let why = RequestRefusal::UnknownAttribute(unknown[0]);
             self.tell_stranger_refused(now, &client, ("", request.method), 420, why);
             self.stats.error(420);
+            // RFC 3489 section 11.2.10: nothing is padded, so one of an odd number is repeated.
+            let first = unknown[0];
+            unknown.extend((unknown.len() % 2 == 1).then_some(first));
             let mut response = Writer::begin(&mut self.reply, header.answered(Class::Error));
             response.error(420, "").unknown_attributes(&unknown);
             response

@@ -3,6 +3,7 @@
 mod aioice;
 pub(crate) mod browsers;
 mod calls;
+mod classic;
 mod coturn_abuse;
 mod coturn_client;
 mod coturn_extensions;
