@@ -360,6 +360,9 @@ impl Worker {
         }
         if self.server.poll_timeout().is_some_and(|due| due <= now.ms) {
             self.server.handle_timeout(now);
+            while let Some((lookup, credentials)) = self.server.next_answered(now) {
+                self.take_credentials(now, lookup, credentials);
+            }
             self.dirty = true;
         }
         if self.lingering.due().is_some_and(|due| due <= now.ms) {
@@ -519,6 +522,14 @@ impl Worker {
         self.server.gate_mut().look_up(query, answer);
     }
 
+    /// Takes up the request that has waited for what the store says.
+    fn take_credentials(&mut self, now: Now, lookup: LookupId, credentials: Credentials) {
+        let verdict = self.server.credentials(now, lookup, credentials);
+        self.out.reply(verdict);
+        self.carry_out_effects(now, NOTHING);
+        self.dirty = true;
+    }
+
     /// Carries out what the control thread and other workers ask for; true means the end.
     fn handle_commands(&mut self, now: Now) -> bool {
         self.inbox.acknowledge();
@@ -542,12 +553,7 @@ impl Worker {
             Command::SetDraining(draining) => self.server.set_draining(draining),
             Command::Reconfigure(new) => self.reconfigure(now, *new),
             Command::Handoff(handoff) => self.take_handoff(now, *handoff),
-            Command::Credentials(lookup, credentials) => {
-                let verdict = self.server.credentials(now, lookup, credentials);
-                self.out.reply(verdict);
-                self.carry_out_effects(now, NOTHING);
-                self.dirty = true;
-            }
+            Command::Credentials(lookup, credentials) => self.take_credentials(now, lookup, credentials),
             Command::EndAt(gone) => self.end_relays_at(now, &gone),
             Command::Answer(question) => {
                 question(&mut self.server, now);

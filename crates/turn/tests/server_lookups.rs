@@ -114,6 +114,50 @@ fn a_request_sent_again_asks_the_store_once_and_has_one_answer() {
 }
 
 #[test]
+fn an_allocate_over_a_stream_whose_user_is_known_late_waits_for_the_fleet_too() {
+    let gate = || TestGate { total: 0, undecided: true, later: true, ..TestGate::default() };
+    let again = |world: &mut World| {
+        assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 100));
+        world.now.ms += 100;
+        let (lookup, credentials) = world.server.next_answered(world.now).expect("it is due");
+        world.found(lookup, credentials)
+    };
+    let begun = |client: Client| {
+        let mut world = World::with_gate(streams(), TestGate { per_user: 10, ..gate() });
+        world.client = client;
+        let alice = world.credentials("alice", Scheme::Sha256);
+        let asked = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
+        let outcome = world.found(asked.lookup, found(&asked));
+        (world, outcome)
+    };
+    for (granted, shared) in [(true, false), (false, true)] {
+        let (mut world, outcome) = begun(stream(3));
+        let requests = world.server.stats().requests;
+        assert_eq!([outcome, again(&mut world), again(&mut world)], [const { Outcome::Later }; 3]);
+        assert_eq!(world.server.gate_mut().lookups, 1, "the store is asked once");
+        world.server.gate_mut().undecided = false;
+        (world.server.gate_mut().total, world.server.gate_mut().shared) = (usize::from(granted), shared);
+        match again(&mut world) {
+            Outcome::Open(request) => _ = world.open(&request).success(),
+            Outcome::Reply(bytes) => assert_eq!((Reply(bytes).code(), granted), (Some(508), false)),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(world.server.stats().requests, requests);
+        assert!(world.server.next_answered(world.now).is_none());
+    }
+    // As ever, for ten seconds at most.
+    let (mut world, _) = begun(stream(3));
+    for _ in 0..99 {
+        assert_eq!(again(&mut world), Outcome::Later);
+    }
+    world.sleep(1);
+    assert!(world.server.next_answered(world.now).is_none() && world.server.poll_timeout().is_none());
+    assert_eq!(world.dropped(DropReason::LookupOver), 1);
+    // Over UDP the client repeats it.
+    assert_eq!(begun(client(3)).1, Outcome::Drop(DropReason::QuotaPending));
+}
+
+#[test]
 fn a_store_that_does_not_answer_costs_ten_seconds_and_no_more() {
     let mut world = world();
     let alice = world.credentials("alice", Scheme::Md5);

@@ -13,7 +13,7 @@ use super::{
     RequestRefusal, Server, Source, User, Verdict,
     auth::{MAX_QUEUED, Who, claimed, user_of},
     bad_request::{Denied, Fault},
-    context::{Context, Delivery},
+    context::{Context, Delivery, Late},
     nat_discovery::unknown_in_plain_binding,
     peer_rules::is_tunneled,
     request::{Method, Request},
@@ -40,7 +40,7 @@ pub(super) enum Answer {
     ReplyFrom(Client),
     /// None now: an effect goes on with it.
     Later,
-    /// None before the fleet's store has answered: the stream brings the request again.
+    /// None before the fleet's store has answered: the stream brings the request again, or it is kept.
     Wait,
     Drop(DropReason),
 }
@@ -74,13 +74,18 @@ impl<G: Gate> Server<G> {
     /// Says what the store has found out ([`Effect::LookUp`]); the verdict is on the request that has waited for it, if it still does.
     pub fn credentials(&mut self, now: Now, lookup: LookupId, credentials: Credentials) -> Verdict<'_> {
         let Some(waiting) = self.lookups.take(lookup) else { return self.dropped(DropReason::LookupOver) };
-        match (credentials, &Request::parse(&waiting.request)) {
-            (_, Err(_)) => self.dropped(DropReason::LookupOver),
-            (credentials, Ok(request)) => {
-                let late = Some((credentials, waiting.asked_ms));
-                self.respond(now, &waiting.source, waiting.delivery, request, late)
+        match &Request::parse(&waiting.request) {
+            Err(_) => self.dropped(DropReason::LookupOver),
+            Ok(request) => {
+                let late = Late { lookup, waiting: &waiting, credentials };
+                self.respond(now, &waiting.source, waiting.delivery, request, Some(late))
             }
         }
+    }
+
+    /// An answer of the store that counts again by now, for [`Server::credentials`]: its request waits for the fleet's store.
+    pub fn next_answered(&mut self, now: Now) -> Option<(LookupId, Credentials)> {
+        self.lookups.next_answered(now.ms)
     }
 
     fn respond(
@@ -89,12 +94,17 @@ impl<G: Gate> Server<G> {
         source: &Source,
         delivery: Delivery,
         request: &Request<'_>,
-        late: Option<(Credentials, u64)>,
+        late: Option<Late<'_>>,
     ) -> Verdict<'_> {
         let (arrival, has_own_nonce) = (Cell::new(None), Cell::new(false));
         let told = (&arrival, &has_own_nonce);
         let transport = self.config.listener(source.client.listener).transport;
-        let answer = self.answer(Context::new(now, *source, delivery, request, late, transport, told));
+        let answer =
+            self.answer(Context::new(now, *source, delivery, request, late.as_ref(), transport, told));
+        if let (Answer::Wait, Some(Late { lookup, waiting, credentials })) = (&answer, late) {
+            self.lookups.put_back(lookup, waiting.clone(), (now.ms + EXCHANGE_MS, credentials));
+            return Verdict::Drop(None);
+        }
         if matches!(answer, Answer::Reply)
             && !self.may_refuse_again(now, (&source.client, has_own_nonce.get()), request)
         {

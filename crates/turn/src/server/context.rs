@@ -3,8 +3,8 @@
 use std::cell::Cell;
 
 use super::{
-    Arrival, Client, Credentials, Source, Transport, auth::Who, nonce::Standing, request::Request,
-    response::Envelope,
+    Arrival, Client, Credentials, LookupId, Source, Transport, auth::Who, lookups::Waiting, nonce::Standing,
+    request::Request, response::Envelope,
 };
 use crate::time::Now;
 
@@ -22,7 +22,7 @@ pub(super) struct Context<'a> {
     pub(super) who: Who,
     /// What the store has answered, if it had to be waited for.
     pub(super) credentials: Option<Credentials>,
-    /// A stream brought the request just now, and can bring it again.
+    /// A stream brought the request just now, and can bring it again; or it is kept with what the store has answered.
     pub(super) can_wait: bool,
     /// Set once the request has shown a nonce that this client was given. A forger of the client's address has none.
     pub(super) has_own_nonce: &'a Cell<bool>,
@@ -47,22 +47,29 @@ pub(super) enum Delivery {
     },
 }
 
+/// What the store has answered, and the request that has waited for it.
+pub(super) struct Late<'a> {
+    pub(super) lookup: LookupId,
+    pub(super) waiting: &'a Waiting,
+    pub(super) credentials: Credentials,
+}
+
 impl<'a> Context<'a> {
-    /// `late` is what the store has answered to a request that came then.
+    /// `late` is what the store has answered to a request that came before.
     pub(super) fn new(
         now: Now,
         source: Source,
         delivery: Delivery,
         request: &'a Request<'a>,
-        late: Option<(Credentials, u64)>,
+        late: Option<&Late<'_>>,
         transport: Transport,
         (arrival, has_own_nonce): (&'a Cell<Option<Arrival>>, &'a Cell<bool>),
     ) -> Self {
         let (envelope, who) = (Envelope::unsigned(request, transport), Who::default());
         let is_stream = matches!(transport, Transport::Tcp | Transport::Tls);
-        let can_wait = is_stream && late.is_none() && delivery == Delivery::Direct;
-        let (credentials, asked_ms) = late.unzip();
-        let asked_ms = asked_ms.unwrap_or(now.ms);
+        let can_wait = is_stream && (late.is_some() || delivery == Delivery::Direct);
+        let credentials = late.map(|late| late.credentials.clone());
+        let asked_ms = late.map_or(now.ms, |late| late.waiting.asked_ms);
         let nonce = Standing::Foreign;
         Self {
             now,

@@ -1,6 +1,8 @@
 //! Requests that wait for the credential store. A store that has to ask a database says so, the request is kept here, and the worker goes
 //! on; [`super::Server::credentials`] takes it up again.
 //!
+//! Over a stream it may then have to wait for the fleet's quota too, with what the store has answered.
+//!
 //! A place is given only to who has shown a nonce that was made for its address and is still good, so that nobody fills the table from
 //! forged addresses; and no network gets more than its share.
 
@@ -91,6 +93,7 @@ impl From<User<'_>> for Asked {
 }
 
 /// A request that waits.
+#[derive(Clone)]
 pub(super) struct Waiting {
     pub(super) source: Source,
     pub(super) delivery: Delivery,
@@ -114,6 +117,8 @@ pub(super) struct Lookups {
     /// By the hash of client and transaction.
     requests: HashMap<u64, u64, RandomState>,
     networks: HashMap<IpAddr, usize, RandomState>,
+    /// Answers to requests that wait for something else now, by the time at which they count again.
+    answered: BTreeMap<(u64, u64), Credentials>,
     last: u64,
     hasher: RandomState,
 }
@@ -161,6 +166,31 @@ impl Lookups {
         Some(waiting)
     }
 
+    /// Keeps a request for longer, with what the store has answered to it.
+    pub(super) fn put_back(
+        &mut self,
+        LookupId(id): LookupId,
+        waiting: Waiting,
+        (until_ms, answer): (u64, Credentials),
+    ) {
+        *self.networks.entry(host(&waiting.source.client)).or_default() += 1;
+        self.requests.insert(waiting.hash, id);
+        self.waiting.insert(id, waiting);
+        self.answered.insert((until_ms, id), answer);
+    }
+
+    /// The next answer whose request has been kept for long enough.
+    pub(super) fn next_answered(&mut self, now_ms: u64) -> Option<(LookupId, Credentials)> {
+        loop {
+            let due = self.answered.first_entry().filter(|entry| entry.key().0 <= now_ms)?;
+            let ((_, id), answer) = due.remove_entry();
+            // Its client may have gone.
+            if self.waiting.contains_key(&id) {
+                return Some((LookupId(id), answer));
+            }
+        }
+    }
+
     /// Forgets what clients have asked that are gone.
     pub(super) fn forget(&mut self, is_gone: impl Fn(&Source) -> bool) {
         let is_its = |(id, waiting): (&u64, &Waiting)| is_gone(&waiting.source).then_some(LookupId(*id));
@@ -177,7 +207,9 @@ impl Lookups {
     }
 
     pub(super) fn next_due(&self) -> Option<u64> {
-        self.waiting.first_key_value().map(|(_, waiting)| waiting.deadline_ms())
+        let deadline = self.waiting.first_key_value().map(|(_, waiting)| waiting.deadline_ms());
+        let answered = self.answered.first_key_value().map(|((until_ms, _), _)| *until_ms);
+        [deadline, answered].into_iter().flatten().min()
     }
 }
 
