@@ -140,7 +140,7 @@ impl Message {
 pub struct Opened {
     tags: HashSet<[u8; TAG_LEN]>,
     by_time: BTreeMap<u64, Vec<[u8; TAG_LEN]>>,
-    /// Time of the newest message that was forgotten for want of room.
+    /// Time of the newest message that was forgotten for want of room, or that an earlier process may have carried out.
     forgotten: Option<u64>,
 }
 
@@ -170,11 +170,21 @@ impl From<Remembered> for Opened {
 pub enum Refused {
     /// It was sealed with another secret, is too old or too new, or is of a version that has more to say.
     Unreadable,
-    /// It was carried out before.
+    /// It was carried out before, or may have been.
     Repeated,
 }
 
 impl Opened {
+    /// Seconds before the start of a process that it hears too, for clocks that differ.
+    const BEFORE_START_S: u64 = 2;
+
+    /// Of a process that starts at this time. An earlier one under the same name may have carried out what was said before, and somebody may put it
+    /// into the store once more.
+    #[must_use]
+    pub fn since(unix: u64) -> Self {
+        Self { forgotten: unix.checked_sub(Self::BEFORE_START_S + 1), ..Self::default() }
+    }
+
     /// Messages that are remembered: 273 a second for as long as one can be opened at all. 48 bytes each.
     pub const MOST: usize = 1 << 16;
 
@@ -186,6 +196,8 @@ impl Opened {
         let message = Message::open(sealer, unix, sealed).ok_or(Refused::Unreadable)?;
         let (_, tag) = sealed.split_last_chunk().ok_or(Refused::Unreadable)?;
         self.forget(unix);
+        // A clock that was ahead and has been set right.
+        self.forgotten = self.forgotten.map(|forgotten| forgotten.min(unix + GOOD_FOR_S));
         let is_old = self.forgotten.is_some_and(|forgotten| message.at <= forgotten);
         if is_old || !self.tags.insert(*tag) {
             return Err(Refused::Repeated);
@@ -293,6 +305,19 @@ mod tests {
         for unix in (1000..=1000 + 2 * GOOD_FOR_S).step_by(10) {
             assert_eq!(opened.open(&sealer, unix, &ahead), Err(Refused::Repeated), "{unix}");
         }
+    }
+
+    #[test]
+    fn what_was_said_before_a_process_started_it_does_not_carry_out() {
+        let (sealer, mut opened) = (Sealer::new("secret"), Opened::since(1000));
+        for (at, is_heard) in [(880, false), (997, false), (998, true), (1000, true), (1120, true)] {
+            let said = opened.open(&sealer, 1000, &sealed(&sealer, at, 1));
+            assert_eq!(said.is_ok(), is_heard, "{at}");
+        }
+        // The clock was an hour ahead.
+        let mut opened = Opened::since(5000);
+        let mut hears = |unix| opened.open(&sealer, unix, &sealed(&sealer, unix, 2)).is_ok();
+        assert_eq!([hears(1400), hears(1520), hears(1521)], [false, false, true]);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! What other nodes say, as it comes: levels of quotas, bans, drains, users who are no more, questions.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tokio::time::sleep;
 use turnpike_fleet::{Message, Notice, Pauses, Refused, Subject};
@@ -32,7 +35,7 @@ pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
         pauses.reset();
         if let Err(error) = take(&node, &users, heard).await {
             node.failed(&error);
-            node.rereads.store(true, std::sync::atomic::Ordering::Relaxed);
+            node.rereads.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -56,6 +59,10 @@ async fn take(node: &Arc<Node>, users: &SharedStore, heard: Heard) -> Result<(),
             Err(Refused::Unreadable) => unreadable += 1,
             Err(Refused::Repeated) => repeated += 1,
         }
+    }
+    if repeated > 0 {
+        // The node that has said it may have a clock that is behind, and this one has not started for as long: its bans are in the store.
+        node.rereads.store(true, Ordering::Relaxed);
     }
     node.tallies.heard([new.len(), levels.len(), unreadable, repeated]);
     for message in new {

@@ -166,7 +166,7 @@ impl Node {
             recovery: Recovering::new(same.and_then(|same| same.era)),
             members: Mutex::default(),
             abandoned: Mutex::default(),
-            opened: Mutex::new(same.map(|same| same.opened.clone()).unwrap_or_default()),
+            opened: Mutex::new(same.map_or_else(|| Opened::since(unix()), |same| same.opened.clone())),
             sight: RwLock::default(),
             sent: Mutex::default(),
             hasher: RandomState::new(),
@@ -764,6 +764,17 @@ mod tests {
         assert!(!before.rests());
         before.hand_over();
         assert!(before.is_over() && !before.is_deaf(), "sessions may have stayed");
+    }
+
+    #[test]
+    fn a_node_that_starts_again_carries_out_no_message_of_the_time_before() {
+        let node = node("a");
+        let opens = |at| {
+            let from = "b".parse().expect("a name");
+            let sealed = Message { from, at, notice: Notice::RulesChanged }.seal(&node.sealer, [1; 12]);
+            node.opened().open(&node.sealer, unix(), &sealed).is_ok()
+        };
+        assert!(!opens(unix() - 60) && opens(unix()));
     }
 
     #[test]
