@@ -377,7 +377,11 @@ fn dtls(
                 association.handle_datagram(&buffer[..read])?;
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                association.handle_timeout(Instant::now()).map_err(|what| failed(any_answer, what))?;
+                // Beyond the deadline the association has words of its own.
+                let now = Instant::now();
+                if now < deadline {
+                    association.handle_timeout(now).map_err(|what| failed(any_answer, what))?;
+                }
             }
             Err(error) => return Err(words(&error)),
         }
@@ -471,6 +475,32 @@ mod tests {
     }
 
     #[test]
+    fn a_web_server_that_refuses_our_alpn_is_named() {
+        let made = rcgen::generate_simple_self_signed(vec!["turn.example.org".to_owned()]).unwrap();
+        let key = rustls::pki_types::PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider);
+        let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+        let mut config = config.with_single_cert(vec![made.cert.der().clone()], key).unwrap();
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut tls = rustls::ServerConnection::new(Arc::new(config)).unwrap();
+            tls.complete_io(&mut stream).unwrap_err();
+        });
+        let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let failed = Connection::open(Transport::Tls, at, Some(&trust), deadline).map(drop).unwrap_err();
+        assert_eq!(
+            failed,
+            "a web server answers, or another service that knows neither stun.turn nor stun.nat-discovery by ALPN"
+        );
+        server.join().unwrap();
+    }
+
+    #[test]
     fn insecure_takes_a_certificate_and_still_says_what_is_wrong_with_it() {
         let mut params = rcgen::CertificateParams::new(vec!["turn.example.org".to_owned()]).unwrap();
         params.not_after = rcgen::date_time_ymd(2020, 2, 1);
@@ -511,28 +541,41 @@ mod tests {
         other.join().unwrap();
     }
 
-    /// Each of these datagrams would otherwise begin the wait for the next one anew, and this test would never end.
-    #[test]
-    fn a_dtls_server_that_never_stops_sending_does_not_outlast_the_deadline() {
+    /// What becomes of a handshake with a server that sends a HelloVerifyRequest (RFC 6347 section 4.2.1) with the cookie [1], so many times or
+    /// until the client has gone: the first is answered, its copies are dropped without a word.
+    fn handshake_with_copies(most: usize, patience: Duration) -> String {
         let server = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
         let address = server.local_addr().unwrap();
         let talker = thread::spawn(move || {
             let (_, client) = server.recv_from(&mut [0; 2048]).unwrap();
             // Connected, so that it hears of the client's end.
             server.connect(client).unwrap();
-            // HelloVerifyRequest (RFC 6347 section 4.2.1) with the cookie [1], again and again: the first is answered, its copies
-            // are dropped without a word.
             let hello = [3, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 4, 0xFE, 0xFF, 1, 1];
             let record = [&[22, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16][..], &hello].concat();
-            while server.send(&record).is_ok() {
+            let mut sent = 0;
+            while sent < most && server.send(&record).is_ok() {
+                sent += 1;
                 thread::yield_now();
             }
+            server
         });
         let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
-        let deadline = Instant::now() + Duration::from_millis(700);
+        let deadline = Instant::now() + patience;
         let failed =
             Connection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
-        assert_eq!(failed, "the DTLS handshake does not come to an end");
         talker.join().unwrap();
+        failed
+    }
+
+    /// Without an end datagrams would begin the wait for the next one anew, and this test would never end.
+    #[test]
+    fn a_dtls_server_that_sends_without_end_or_falls_silent_does_not_outlast_the_deadline() {
+        for most in [usize::MAX, 1] {
+            let patience = [700, 20_000].map(Duration::from_millis);
+            let mut told = patience.into_iter().map(|patience| handshake_with_copies(most, patience));
+            // A busy machine answers late.
+            let failed = told.find(|failed| failed != "no answer in time");
+            assert_eq!(failed.as_deref(), Some("the DTLS handshake does not come to an end"), "{most}");
+        }
     }
 }

@@ -274,7 +274,10 @@ fn hint(code: u16) -> &'static str {
         441 => "the user differs from the one that owns this connection; try again",
         442 => "the server does not relay UDP",
         486 => "the user's quota is used up: wait until allocations expire, or raise it",
-        508 => "the server's relay ports or allocations are used up, or it is about to stop",
+        508 => {
+            "the server's relay ports or allocations are used up, its machine lacks the relay address at the moment (turnpike health there lists \
+             each), or it is about to stop"
+        }
         _ => "see the server's log",
     }
 }
