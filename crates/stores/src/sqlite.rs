@@ -184,6 +184,8 @@ impl File {
             .open(&self.path)
             .map_err(unusable)?;
         let inode = made.metadata().map_err(unusable)?.ino();
+        // Closed later, it would give up the locks that SQLite has by then (fcntl(2)): another process that ends would take the log away.
+        drop(made);
         let connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         let prepare = || -> rusqlite::Result<i64> {
             connection.pragma_update(None, "journal_mode", "wal")?;
@@ -326,6 +328,19 @@ mod tests {
 
     use super::*;
     use crate::{Backend as _, UserRow, tables::Tables};
+
+    #[test]
+    fn the_built_in_file_is_locked_while_it_is_open() {
+        let dir = Dir::new();
+        let (path, name) = (dir.at("own.sqlite"), "a file".to_owned());
+        let mut file = File { path: path.clone(), kind: SqliteUse::Own, name, open: None };
+        file.open(true).expect("it is made");
+        let inode = fs::metadata(&path).expect("it is there").ino();
+        let (own, of_file) = (format!(" {} ", std::process::id()), format!(":{inode} "));
+        let locks = fs::read_to_string("/proc/locks").expect("proc(5)");
+        let is_its = |line: &str| line.contains("POSIX") && line.contains(&own) && line.contains(&of_file);
+        assert!(locks.lines().any(is_its), "{inode}: {locks}");
+    }
 
     #[tokio::test]
     async fn users_whose_names_are_not_utf_8_are_left_out_of_pages_and_hold_up_no_other() {
