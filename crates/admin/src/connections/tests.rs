@@ -212,7 +212,8 @@ async fn a_body_that_does_not_come_in_time_gets_408() {
     let answer = answer_to(page, head.as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("application/problem+json"), "{answer}");
     assert!(answer.contains("\"code\":\"timeout\""), "{answer}");
-    assert_eq!(closed_for("no_request"), before + 1);
+    // Other tests count too.
+    assert!(closed_for("no_request") > before);
 }
 
 #[tokio::test]

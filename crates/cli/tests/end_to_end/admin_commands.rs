@@ -285,6 +285,14 @@ fn a_reload_says_what_has_changed_and_every_mistake() {
     {
         assert!(refused.stderr.contains(part), "{part} in {}", refused.stderr);
     }
+    let reasons =
+        ["POST /v1/reload", "status=422", "auth.usrs: unknown key", "server.listen: found the integer 5"];
+    eventually("the audit line says why", || {
+        let is_it = |line: &String| {
+            line.contains("turnpike::audit") && reasons.iter().all(|part| line.contains(part))
+        };
+        server.lines().iter().any(is_it)
+    });
     let realms = |login: &Login| login.run(&["sessions", "--json"]).code;
     assert_eq!(realms(&login), Some(0), "it goes on");
 }

@@ -1,8 +1,10 @@
 //! When something runs out: the client gets 508, the operator one sentence with the remedy, the counter the rest.
 
-use std::net::SocketAddr;
+use std::{fs, net::SocketAddr};
 
-use super::harness::{Load, Serve, V4, eventually, free_port};
+use turnpike_testkit::alone;
+
+use super::harness::{Dir, Load, Serve, V4, eventually, free_port};
 
 #[test]
 fn an_exhausted_port_range_is_one_sentence_with_the_remedy() {
@@ -31,7 +33,7 @@ fn an_exhausted_port_range_is_one_sentence_with_the_remedy() {
 
 #[test]
 fn a_user_gets_no_more_allocations_than_the_quota() {
-    let dir = super::harness::Dir::new();
+    let dir = Dir::new();
     let file = dir.file("turnpike.toml", "[limits]\nallocations_per_user = 3\n");
     let serve = Serve::start(&["-c", file.to_str().expect("our own path is UTF-8")]);
     let load = Load::new(serve.address(V4))
@@ -42,5 +44,27 @@ fn a_user_gets_no_more_allocations_than_the_quota() {
     assert!(load.output().contains("486"), "{}", load.output());
     eventually("the refusal is counted", || {
         (serve.metrics().sum("turnpike_limit_refusals_total", "limit=\"user\"") > 0).then_some(())
+    });
+}
+
+#[test]
+fn the_warning_about_open_files_comes_once_for_each_need() {
+    const TEST: &str = "exhaustion::the_warning_about_open_files_comes_once_for_each_need";
+    alone::with_descriptors(TEST, 400, || {
+        let dir = Dir::new();
+        let file = dir.file("turnpike.toml", "");
+        let mut serve = Serve::start(&["--workers", "1", "-c", file.to_str().expect("UTF-8")]);
+        for (text, change, warnings) in [
+            ("[limits]\npermissions = 7\n", "limits.permissions: 64 -> 7", 1),
+            ("[limits]\npermissions = 8\n", "limits.permissions: 7 -> 8", 1),
+            ("[limits]\npermissions = 8\n[relay]\nports = \"50000-50999\"\n", "relay.ports", 2),
+        ] {
+            fs::write(&file, text).expect("our own file");
+            serve.program.signal("HUP");
+            serve.program.line_with(change);
+            let lines = serve.program.lines();
+            let told = lines.iter().filter(|line| line.contains("the limit of open files is 400")).count();
+            assert_eq!(told, warnings, "{text}: {lines:?}");
+        }
     });
 }

@@ -10,6 +10,7 @@ mod attack;
 mod bad_config;
 mod credentials;
 mod deployment;
+mod documented;
 mod exhaustion;
 mod faults;
 mod firewall;
