@@ -113,7 +113,12 @@ pub(crate) fn say() {
 pub(crate) fn remedy(errors: &str) -> Option<String> {
     let files = in_force()?.files.as_ref().ok()?;
     // Words of the kernel, of SQLite and of `config`.
-    let words = ["Permission denied", "unable to open database file", "is not readable for user"];
+    let words = [
+        "Permission denied",
+        "unable to open database file",
+        "attempt to write a readonly database",
+        "is not readable for user",
+    ];
     let may_be = words.iter().any(|words| errors.contains(words));
     may_be.then(|| {
         format!(

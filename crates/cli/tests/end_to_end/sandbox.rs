@@ -5,7 +5,9 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 
-use super::harness::{Certificate, Dir, Forward, Load, Reflect, Serve, Upgraded, V4, fetch, skip};
+use super::harness::{
+    Certificate, Dir, Forward, Load, Program, Reflect, Serve, Upgraded, V4, eventually, fetch, skip, turnpike,
+};
 
 /// Of each thread of a process, the value of a line of its status (proc(5)).
 fn of_threads(pid: u32, name: &str) -> Vec<String> {
@@ -130,4 +132,20 @@ fn a_store_elsewhere_needs_a_restart_too() {
     serve.program.signal("HUP");
     serve.program.line_with("unable to open database file");
     serve.program.line_with("name directories in sandbox.read and sandbox.write");
+    // Beside the configuration it can be read, which is not enough either for a file with a write-ahead log.
+    let state = dir.at("state");
+    let made = ["user", "add", "b", "--password", "pw", "--state", state.to_str().expect("UTF-8")];
+    assert_eq!(Program::run(&mut turnpike(&made)).code, Some(0));
+    for log in ["turnpike.sqlite-wal", "turnpike.sqlite-shm"] {
+        // Who has made it may have removed them.
+        let _ = fs::remove_file(state.join(log));
+    }
+    let url = format!("[store]\nurl = \"sqlite://{}/turnpike.sqlite\"\n", state.display());
+    fs::write(&file, url).expect("our own file");
+    serve.program.signal("HUP");
+    serve.program.line_with("attempt to write a readonly database");
+    eventually("that is said once more", || {
+        let lines = serve.program.lines();
+        lines.iter().filter(|line| line.contains("sandbox.read and sandbox.write")).count() == 2
+    });
 }

@@ -496,7 +496,9 @@ fn a_reload_takes_another_store_and_refuses_one_that_cannot_be_used() {
         said(&["user", "add", name, "--password", "pw", "--state", path(&state)]);
         format!("sqlite://{}", state.join("turnpike.sqlite").display())
     });
-    let configuration = |url: &str| format!("[store]\nurl = \"{url}\"\n");
+    // Without leave to write there, the other one could be opened only if the command that made it left its log behind.
+    let written = path(dir.path());
+    let configuration = |url: &str| format!("[store]\nurl = \"{url}\"\n[sandbox]\nwrite = [\"{written}\"]\n");
     let file = dir.file("turnpike.toml", configuration(&one));
     let mut serve = Serve::start_bare(&["-c", path(&file), "--relay-ip", "127.0.0.1"]);
     assert_eq!([allocate(&serve, "one", "pw"), allocate(&serve, "two", "pw")], [None, Some(401)]);
