@@ -1,11 +1,12 @@
 //! Chores of the repository that are too long for a shell line: `cargo xtask instructions`, `cargo xtask fuzz`,
-//! `cargo xtask attack`, `cargo xtask faults`, `cargo xtask soak`, `cargo xtask kernels`, `cargo xtask miri`, `cargo xtask numbers`,
-//! `cargo xtask requirements`, `cargo xtask reproducible`.
+//! `cargo xtask attack`, `cargo xtask differential`, `cargo xtask faults`, `cargo xtask soak`, `cargo xtask kernels`, `cargo xtask miri`,
+//! `cargo xtask numbers`, `cargo xtask requirements`, `cargo xtask reproducible`.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
 
 mod attack;
+mod differential;
 mod document;
 mod faults;
 mod fuzz;
@@ -52,6 +53,8 @@ enum Chore {
     Soak(soak::Options),
     /// Ask a server what attackers would, on all data paths, and write the tables of docs/reliability.md
     Attack(attack::Options),
+    /// Send random sequences to turnpike, coturn and pion at once, and compare what they do
+    Differential(differential::Options),
     /// Boot kernels of several ages, relay on each data path, and print what each can do (needs root or QEMU)
     Kernels(kernels::Options),
     /// Run the parts with `unsafe` that call no kernel under Miri (needs a nightly with it)
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Chore::Faults(options) => faults::run(&options),
         Chore::Soak(options) => soak::run(&options),
         Chore::Attack(options) => attack::run(&options),
+        Chore::Differential(options) => differential::run(&options),
         Chore::Kernels(options) => kernels::run(&options),
         Chore::Miri => miri::run(),
         Chore::Numbers(options) => numbers::run(&options),

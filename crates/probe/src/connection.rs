@@ -20,7 +20,8 @@ use turnpike_wire::{
     frame::{self, Frame, MAX_MESSAGE_LEN},
 };
 
-pub(crate) struct Connection {
+/// A client's connection to a server, of any transport.
+pub struct Connection {
     channel: Channel,
     /// Bytes of a stream that are not a whole message yet; datagrams that came with another one.
     rest: Vec<u8>,
@@ -37,21 +38,21 @@ enum Channel {
 
 /// What opening it took, and what the server showed.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Opened {
+pub struct Opened {
     /// TLS or DTLS version, as the library names it.
-    pub(crate) version: Option<String>,
+    pub version: Option<String>,
     /// The application protocol that was agreed on (RFC 7443).
-    pub(crate) alpn: Option<String>,
+    pub alpn: Option<String>,
     /// The server's certificates (DER), its own first.
-    pub(crate) chain: Vec<Vec<u8>>,
+    pub chain: Vec<Vec<u8>>,
     /// What is wrong with them, in words.
-    pub(crate) distrust: Option<String>,
+    pub distrust: Option<String>,
     /// From the first packet to the end of the handshake.
-    pub(crate) took: Duration,
+    pub took: Duration,
 }
 
 /// What secure connections are opened with, and what their judge saw.
-pub(crate) struct Trust {
+pub struct Trust {
     pub(crate) security: Security,
     observer: Arc<Observer>,
 }
@@ -59,11 +60,10 @@ pub(crate) struct Trust {
 impl Trust {
     /// Checks certificates with `--insecure` too: it changes what may be used, not what is true. Where the machine has no
     /// authorities to check with, that is what is wrong with every certificate.
-    pub(crate) fn new(
-        options: &TlsOptions,
-        host: Option<&str>,
-        server: SocketAddr,
-    ) -> Result<Self, InvalidSetting> {
+    ///
+    /// # Errors
+    /// When a named file has no authorities, or no certificate could have the name.
+    pub fn new(options: &TlsOptions, host: Option<&str>, server: SocketAddr) -> Result<Self, InvalidSetting> {
         let observer = match Authorities::new(options) {
             Ok(judge) => Observer::new(Arc::new(judge), None),
             Err(error) if options.ca.is_some() => return Err(error),
@@ -93,8 +93,11 @@ impl Trust {
 }
 
 impl Connection {
-    /// Connects, and shakes hands where the transport has that; in words, why not.
-    pub(crate) fn open(
+    /// Connects, and shakes hands where the transport has that.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn open(
         transport: Transport,
         server: SocketAddr,
         trust: Option<&Trust>,
@@ -126,14 +129,19 @@ impl Connection {
         matches!(self.channel, Channel::Udp(_) | Channel::Dtls(..))
     }
 
-    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
+    /// Address and port on this side.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
         match &self.channel {
             Channel::Udp(socket) | Channel::Dtls(socket, _) => socket.local_addr().ok(),
             Channel::Tcp(stream) | Channel::Tls(stream, _) => stream.local_addr().ok(),
         }
     }
 
-    pub(crate) fn send(&mut self, message: &[u8], deadline: Instant) -> io::Result<()> {
+    /// Sends one message.
+    ///
+    /// # Errors
+    /// Those of the socket, or of TLS and DTLS.
+    pub fn send(&mut self, message: &[u8], deadline: Instant) -> io::Result<()> {
         match &mut self.channel {
             Channel::Udp(socket) => socket.send(message).map(|_| ()),
             Channel::Tcp(stream) => {
@@ -156,7 +164,10 @@ impl Connection {
     }
 
     /// The next message; `TimedOut` when there is none in time.
-    pub(crate) fn receive(&mut self, deadline: Instant) -> io::Result<Vec<u8>> {
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when the server has closed the connection, `InvalidData` when it speaks no STUN, and those of the socket.
+    pub fn receive(&mut self, deadline: Instant) -> io::Result<Vec<u8>> {
         loop {
             if !self.waiting.is_empty() {
                 return Ok(self.waiting.remove(0));

@@ -10,7 +10,7 @@
 
 pub mod attack;
 mod certificate;
-mod connection;
+pub mod connection;
 mod credentials;
 mod nat;
 mod peers;

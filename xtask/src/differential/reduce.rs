@@ -1,0 +1,71 @@
+//! Delta debugging (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input"): removes the items of a list that a failure
+//! does not need.
+
+/// Asks which of these lists fails, if any. They may be tried at the same time.
+pub(super) type Fails<'a, T> = &'a mut dyn FnMut(&[Vec<T>]) -> Option<usize>;
+
+/// The smallest list found in at most `rounds` questions. Each of its items is needed if the rounds sufficed.
+pub(super) fn reduce<T: Clone>(items: Vec<T>, rounds: usize, fails: Fails<'_, T>) -> Vec<T> {
+    let mut items = items;
+    let mut parts = 2;
+    for _ in 0..rounds {
+        if items.is_empty() {
+            break;
+        }
+        parts = parts.min(items.len());
+        let candidates: Vec<Vec<T>> = (0..parts).map(|part| without(&items, part, parts)).collect();
+        match fails(&candidates) {
+            Some(failing) => {
+                items.clone_from(&candidates[failing]);
+                parts = (parts - 1).max(2);
+            }
+            None if parts == items.len() => break,
+            None => parts *= 2,
+        }
+    }
+    items
+}
+
+/// The items without one of so many parts.
+fn without<T: Clone>(items: &[T], part: usize, parts: usize) -> Vec<T> {
+    let bound = |part: usize| part * items.len() / parts;
+    [&items[..bound(part)], &items[bound(part + 1)..]].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reduced(items: Vec<u32>, rounds: usize, fails: impl Fn(&[u32]) -> bool) -> Vec<u32> {
+        reduce(items, rounds, &mut |candidates| candidates.iter().position(|items| fails(items)))
+    }
+
+    #[test]
+    fn only_what_is_needed_remains_in_its_order() {
+        let needs =
+            |wanted: &'static [u32]| move |items: &[u32]| wanted.iter().all(|item| items.contains(item));
+        assert_eq!(reduced((0..40).collect(), 1000, needs(&[3, 17, 39])), [3, 17, 39]);
+        assert_eq!(reduced((0..40).collect(), 1000, needs(&[0])), [0]);
+        assert_eq!(reduced((0..3).collect(), 1000, needs(&[0, 1, 2])), [0, 1, 2]);
+        assert_eq!(reduced((0..9).collect(), 1000, |_| true), [0; 0]);
+    }
+
+    #[test]
+    fn no_single_item_can_go_also_where_they_depend_on_each_other() {
+        // An odd number of them, and 7 among them.
+        let fails = |items: &[u32]| items.len() % 2 == 1 && items.contains(&7);
+        let left = reduced((0..21).collect(), 1000, fails);
+        assert!(fails(&left) && left.len() < 6, "{left:?}");
+        assert!((0..left.len()).all(|item| !fails(&without(&left, item, left.len()))), "{left:?}");
+    }
+
+    #[test]
+    fn rounds_are_bounded() {
+        let mut asked = 0;
+        let left = reduce((0..64).collect::<Vec<u32>>(), 3, &mut |_| {
+            asked += 1;
+            None
+        });
+        assert_eq!((asked, left.len()), (3, 64));
+    }
+}

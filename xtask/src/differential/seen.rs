@@ -1,0 +1,63 @@
+//! Observations of clients and peers.
+
+use std::fmt;
+
+use super::{
+    message::Answer,
+    step::{Client, Peer},
+};
+
+/// An event at a client or a peer.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Seen {
+    Answer(Client, Answer),
+    /// A Data indication.
+    Data(Client, Peer, usize),
+    Channel(Client, u16, usize),
+    /// A datagram at a peer, from the relayed address of this client.
+    Relayed(Peer, Client, usize),
+    /// The server closed the connection.
+    Closed(Client),
+    /// The server does not answer Binding requests any more.
+    Deaf(Client),
+    /// An unexpected or damaged message.
+    Stray(Client, &'static str),
+    Failed(Client, String),
+}
+
+impl Seen {
+    /// Nothing more will come of the connection.
+    pub(super) const fn is_end(&self) -> bool {
+        matches!(self, Self::Closed(_) | Self::Deaf(_))
+    }
+
+    /// In words, whichever client it was.
+    pub(super) fn without_client(&self) -> String {
+        match self {
+            Self::Data(_, peer, length) => format!("{length} bytes of {peer} in a Data indication"),
+            Self::Channel(_, _, length) => format!("{length} bytes by channel"),
+            Self::Relayed(peer, _, length) => format!("{peer} gets {length} bytes"),
+            Self::Stray(_, what) => (*what).to_owned(),
+            other => other.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Answer(client, answer) => write!(f, "{client} gets {answer}"),
+            Self::Data(client, peer, length) => {
+                write!(f, "{client} gets {length} bytes of {peer} in a Data indication")
+            }
+            Self::Channel(client, number, length) => {
+                write!(f, "{client} gets {length} bytes by channel 0x{number:04x}")
+            }
+            Self::Relayed(peer, client, length) => write!(f, "{peer} gets {length} bytes of {client}"),
+            Self::Closed(client) => write!(f, "{client} is disconnected"),
+            Self::Deaf(client) => write!(f, "{client} gets no answer to Binding any more"),
+            Self::Stray(client, what) => write!(f, "{client} gets {what}"),
+            Self::Failed(client, why) => write!(f, "{client} cannot connect: {why}"),
+        }
+    }
+}
