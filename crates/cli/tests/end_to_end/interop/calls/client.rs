@@ -43,10 +43,12 @@ pub(super) enum Outcome {
     Holds,
     /// Holds, over TCP where TLS is asked for.
     Unencrypted,
+    /// Ends after the default lifetime of an allocation.
+    NeverRefreshes,
     NeverStarts,
 }
 
-use Outcome::{Holds, NeverStarts, Unencrypted};
+use Outcome::{Holds, NeverRefreshes, NeverStarts, Unencrypted};
 
 const PROGRAM: Client =
     Client { name: "", program: "", script: None, arguments: &[], directory: "", transports: &[] };
@@ -81,7 +83,7 @@ pub(super) const CLIENTS: [Client; 10] = [
     },
     CHROMIUM,
     GSTREAMER,
-    Client { name: "ice4j", program: "ice4j/call", transports: &[("udp", Holds)], ..PROGRAM },
+    Client { name: "ice4j", program: "ice4j/call", transports: &[("udp", NeverRefreshes)], ..PROGRAM },
     Client {
         name: "node-datachannel",
         program: "node-command",
@@ -172,7 +174,7 @@ impl Call {
     /// Transport that its sessions are expected to have.
     pub(super) fn speaks(&self) -> Option<&'static str> {
         match self.expected {
-            Holds => Some(self.transport),
+            Holds | NeverRefreshes => Some(self.transport),
             Unencrypted => Some("tcp"),
             NeverStarts => None,
         }
