@@ -121,6 +121,13 @@ impl Case<'_> {
         self.request.is_some_and(|request| request.fields.iter().any(is_malformed))
     }
 
+    /// DONT-FRAGMENT with a value.
+    pub(super) fn has_malformed_flag(&self) -> bool {
+        let is_malformed =
+            |field: &Field| matches!(field, Field::Value(kind::DONT_FRAGMENT, value) if !value.is_empty());
+        self.request.is_some_and(|request| request.fields.iter().any(is_malformed))
+    }
+
     pub(super) fn is_silent_on_unknown_method(&self) -> bool {
         use method::{ALLOCATE, BINDING, CHANNEL_BIND, CONNECT, CONNECTION_BIND, CREATE_PERMISSION, REFRESH};
         const KNOWN: [u16; 7] =

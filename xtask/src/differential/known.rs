@@ -191,7 +191,8 @@ pub(super) const TABLE: &[Known] = &[
         why: "RFC 8656 section 7.2: 400",
         applies: |case| {
             let is_passed_over = matches!(case.codes(), Some((Some(400), Some(0) | None)));
-            is_passed_over && (case.is(method::ALLOCATE) || case.is(method::REFRESH))
+            let is_setup = case.is(method::ALLOCATE) || case.is(method::REFRESH);
+            is_passed_over && is_setup || case.only_theirs() && case.has_malformed_flag()
         },
     },
     Known {
@@ -321,7 +322,10 @@ pub(super) const TABLE: &[Known] = &[
         who: &[Pion],
         what: "DONT-FRAGMENT is not known",
         why: "RFC 8656 section 7.2: left open",
-        applies: |case| case.has(kind::DONT_FRAGMENT) && case.theirs() == Some(Some(420)),
+        applies: |case| {
+            let is_listed = case.has_any_fact("UNKNOWN-ATTRIBUTES=");
+            case.has(kind::DONT_FRAGMENT) && (is_listed || case.theirs() == Some(Some(420)))
+        },
     },
     Known {
         who: &[Pion],

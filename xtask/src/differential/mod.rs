@@ -219,6 +219,10 @@ fn campaign(
     let found: Vec<Report> = thread::scope(|scope| {
         let work = |lane| {
             let mut report = Report::default();
+            if kind == Kind::Time {
+                // coturn has one thread for all first requests.
+                thread::sleep(Duration::from_millis(20) * u32::try_from(lane).unwrap_or_default());
+            }
             loop {
                 let number = numbers.fetch_add(1, Ordering::Relaxed);
                 if number >= options.sequences {

@@ -164,7 +164,7 @@ impl Place<'_> {
         }
         match self.kind {
             Kind::Requests | Kind::Shared => {}
-            Kind::Time => _ = command.args(["--stale-nonce", "60"]),
+            Kind::Time => _ = command.arg("--stale-nonce=60"),
             Kind::Overload => _ = command.args(["--user-quota", &QUOTA.to_string()]),
         }
         command.current_dir(self.dir);
