@@ -261,6 +261,21 @@ pub(super) const TABLE: &[Known] = &[
         },
     },
     Known {
+        who: &[Coturn],
+        what: "438 before the password is looked at",
+        why: "RFC 8489 section 9.2.4: 401 before 438",
+        applies: |case| case.codes() == Some((Some(401), Some(438))),
+    },
+    Known {
+        who: &[Pion],
+        what: "the permission of a channel ends after 300 s",
+        why: "rfcs.md: A channel permits its peer",
+        applies: |case| {
+            let is_silent = matches!(case.what, What::Other { theirs, .. } if theirs.is_empty());
+            case.sequence.kind == Kind::Time && is_silent
+        },
+    },
+    Known {
         who: &[Pion],
         what: "nonces live for an hour, whatever the operator wants",
         why: "RFC 8656 section 5: at most an hour",
