@@ -44,8 +44,10 @@ fn open(path: &Path) -> io::Result<File> {
     if !found.is_file() || found.nlink() != 1 {
         return Err(refused("it is not a regular file with one name"));
     }
-    file.set_len(0)?;
-    writeln!(file, "{}", std::process::id())?;
+    // Over the old text, which ends in a newline too: a reader never finds an empty file.
+    let text = format!("{}\n", std::process::id());
+    file.write_all(text.as_bytes())?;
+    file.set_len(text.len() as u64)?;
     Ok(file)
 }
 
@@ -95,6 +97,21 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).expect("written"), format!("{}\n", std::process::id()));
         drop(file);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn readers_never_find_it_empty_while_it_is_written_again() {
+        let dir = Dir::new();
+        let path = dir.at("pid");
+        let written = || open(&path).map(drop).expect("writable");
+        written();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| (0..2_000).for_each(|_| written()));
+            while !writer.is_finished() {
+                let text = fs::read_to_string(&path).expect("it is there");
+                assert_eq!(text.lines().next(), Some(&*std::process::id().to_string()));
+            }
+        });
     }
 
     #[test]

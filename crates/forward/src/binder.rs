@@ -70,13 +70,14 @@ impl Waiting {
 }
 
 /// Puts addresses in place of the names that rules listen on, and waits for them. A rule whose name never had any keeps the name.
+/// The names are to be held until the rules are bound: the resolver forgets one without a holder, and would look it up again.
 pub(crate) fn resolved(
     rules: &[Rule],
     resolver: &Resolver,
     known: &mut HashMap<String, ZonedIp>,
     may_come_later: bool,
     stopping: &AtomicBool,
-) -> Vec<Rule> {
+) -> (Vec<Rule>, Vec<Arc<Name>>) {
     let names: Vec<_> =
         rules.iter().map(|rule| host_of(rule).map(|host| (host, resolver.name(host, true)))).collect();
     let deadline = Instant::now() + if may_come_later { SHORT_PATIENCE } else { PATIENCE };
@@ -92,7 +93,7 @@ pub(crate) fn resolved(
         known.extend(address.map(|address| ((*host).to_owned(), address)));
         all.push(with_address(rule, address));
     }
-    all
+    (all, names.into_iter().flatten().map(|(_, name)| name).collect())
 }
 
 fn host_of(rule: &Rule) -> Option<&str> {

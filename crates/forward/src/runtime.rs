@@ -338,7 +338,7 @@ impl Forwarder {
         let mut names = HashMap::new();
         // What another process gives has to be matched by its address.
         let may_come_later = settings.keep_going && !is_heir;
-        let resolved =
+        let (resolved, _held) =
             binder::resolved(rules, &forwarder.resolver, &mut names, may_come_later, &settings.stopping);
         let matched =
             inheritance.map(|inheritance| inheritance.matched(&resolved)).transpose()?.unwrap_or_default();
@@ -421,7 +421,7 @@ impl Forwarder {
     pub fn reload(&self, settings: &Settings, rules: &[Rule]) -> Result<Vec<StartError>, StartError> {
         // Without the lock: a name server may be slow, and counters are asked for meanwhile.
         let mut names = self.rules().names.clone();
-        let resolved =
+        let (resolved, _held) =
             binder::resolved(rules, &self.resolver, &mut names, settings.keep_going, &settings.stopping);
         let mut in_force = self.rules();
         in_force.names = names;

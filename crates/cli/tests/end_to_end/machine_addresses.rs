@@ -18,6 +18,7 @@ use super::harness::{
 const ALLOCATE: u16 = 0x0003;
 const REFRESH: u16 = 0x0004;
 const CREATE_PERMISSION: u16 = 0x0008;
+const LIFETIME: u16 = 0x000D;
 const XOR_PEER_ADDRESS: u16 = 0x0012;
 const XOR_RELAYED_ADDRESS: u16 = 0x0016;
 const REQUESTED_ADDRESS_FAMILY: u16 = 0x0017;
@@ -93,7 +94,17 @@ impl Call {
     }
 
     fn at(serve: &Serve) -> Result<IpAddr, u16> {
-        Self::new(serve, true).map(|call| call.relayed.ip())
+        let mut call = Self::new(serve, true)?;
+        call.end();
+        Ok(call.relayed.ip())
+    }
+
+    /// Ends the allocation, so that a test that asks often meets no quota.
+    fn end(&mut self) {
+        let (_, _, challenge) = self.client.challenge();
+        let request = signed_request(REFRESH, 2, &[(LIFETIME, &[0; 4])], (USER, PASSWORD, &challenge));
+        self.client.send_raw(&request);
+        assert_eq!(self.client.receive().expect("a request is answered").error(), None);
     }
 
     /// Checks that the server knows the allocation.

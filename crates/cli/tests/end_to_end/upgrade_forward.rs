@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::harness::{
-    Dir, Forward, SOON, Upgraded, V4, connect, ends, lives, say, say_udp, tcp_echo, udp_echo,
+    Dir, Forward, SOON, Upgraded, V4, connect, ends, eventually, lives, say, say_udp, tcp_echo, udp_echo,
 };
 
 const DATAGRAMS: u64 = 1000;
@@ -57,7 +57,7 @@ fn listeners_and_udp_sessions_go_along_and_connections_stay() {
 
     let first = upgraded.next();
     let pid_file = || fs::read_to_string(forward.path("pid")).unwrap_or_default();
-    assert_eq!(pid_file().trim(), upgraded.pid().to_string());
+    eventually("the file names the new process", || pid_file().trim() == upgraded.pid().to_string());
     assert_eq!(say(&mut stream, "after"), "after");
     assert_eq!(say(&mut connect(tcp), "a newcomer"), "a newcomer");
     assert_eq!(say_udp(udp, "a newcomer"), "a newcomer");
@@ -70,7 +70,7 @@ fn listeners_and_udp_sessions_go_along_and_connections_stay() {
     ends(first);
     // It has told what the first one counted until then.
     ends(second);
-    assert_eq!(pid_file().trim(), upgraded.pid().to_string());
+    eventually("the file names the new process", || pid_file().trim() == upgraded.pid().to_string());
 
     for talk in talks {
         talk.join().expect("all came back");
