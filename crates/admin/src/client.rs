@@ -133,7 +133,7 @@ pub enum ClientError {
         target: Target,
         /// HTTP status.
         status: u16,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
     /// A token file.

@@ -419,7 +419,7 @@ pub(crate) enum ManageError {
     Secret {
         /// Which.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
     /// A file that a flag names.

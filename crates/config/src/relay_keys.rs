@@ -130,7 +130,7 @@ pub(crate) fn address(text: &str) -> Result<RelayAddress, String> {
     Ok(RelayAddress { bind, external })
 }
 
-/// Public and private address have each other's place: a NAT shows its clients' private addresses to nobody.
+/// Public and private address are swapped: no NAT shows the private addresses of its clients.
 pub(crate) fn is_swapped(local: IpAddr, public: IpAddr) -> bool {
     is_private(public) && !is_private(local) && local.is_ipv4() == public.is_ipv4()
 }

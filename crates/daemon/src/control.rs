@@ -365,7 +365,7 @@ pub(crate) fn run<S: Service>(
         say_stopped();
         if failed { Err(DaemonError::Worker) } else { Ok(()) }
     });
-    // A name that is being looked up may take half a minute, and nobody waits for it any more.
+    // A lookup under way may take half a minute, and its result is no longer needed.
     runtime.shutdown_background();
     ended
 }

@@ -132,7 +132,7 @@ impl Machine {
         self.detected.iter().flatten().copied().collect()
     }
 
-    /// Whether the detected addresses are those of a default route.
+    /// True if the detected addresses are those of a default route.
     pub(crate) fn had_route(&self) -> bool {
         self.had_route
     }

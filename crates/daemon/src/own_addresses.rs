@@ -118,7 +118,7 @@ pub(crate) fn choose(source: Option<IpAddr>, own: &[OwnAddress]) -> Option<IpAdd
     own.iter().filter(suits).min_by_key(order).map(|address| address.ip)
 }
 
-/// The same where no default route leads out: a public address comes before a private one, and one of an earlier interface before others.
+/// Chooses without a default route: public addresses before private ones, then by the order of interfaces.
 pub(crate) fn choose_without_route(is_v4: bool, own: &[OwnAddress]) -> Option<IpAddr> {
     let usable = own.iter().filter(|address| address.ip.is_ipv4() == is_v4 && address.is_usable());
     usable.min_by_key(|address| (address.standing, is_private(address.ip))).map(|address| address.ip)

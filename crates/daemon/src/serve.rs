@@ -280,7 +280,7 @@ impl TurnServer {
             self.store = store;
         }
         let relistened = relistened.inspect_err(|_| {
-            // What it said before stays in force.
+            // The previous values stay in force.
             if let Some(store) = self.store.as_mut().filter(|_| !is_new) {
                 store.put_back(in_force);
             }

@@ -59,7 +59,7 @@ impl Signals {
         })
     }
 
-    /// Until nobody takes them any more.
+    /// Ends once the receiver is gone.
     async fn pass_on(mut self, requests: mpsc::Sender<Request>, stop: &Stop) {
         loop {
             let request = self.next().await;

@@ -31,7 +31,7 @@ impl UnixName {
     /// Takes `/run/app.sock` or `@app`.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The fault.
     pub fn new(text: &str) -> Result<Self, &'static str> {
         match text.as_bytes() {
             [b'/', _, ..] | [b'@', _, ..] if text.contains('\0') => Err("it has a zero byte"),

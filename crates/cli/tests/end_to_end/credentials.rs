@@ -34,7 +34,7 @@ impl Store {
         self.serve_with(certificate, more, &[])
     }
 
-    /// The same with flags besides.
+    /// As above, with further flags.
     pub(crate) fn serve_with(&self, certificate: Option<&Certificate>, more: &str, flags: &[&str]) -> Server {
         let file = Dir::new();
         let section = "[credentials]\nlisten = [\"127.0.0.1:0\"]\nnames = [\"127.0.0.1\"]\n";

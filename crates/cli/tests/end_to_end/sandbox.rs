@@ -137,7 +137,7 @@ fn a_store_elsewhere_needs_a_restart_too() {
     let made = ["user", "add", "b", "--password", "pw", "--state", state.to_str().expect("UTF-8")];
     assert_eq!(Program::run(&mut turnpike(&made)).code, Some(0));
     for log in ["turnpike.sqlite-wal", "turnpike.sqlite-shm"] {
-        // Who has made it may have removed them.
+        // The command that created the file may have removed them.
         let _ = fs::remove_file(state.join(log));
     }
     let url = format!("[store]\nurl = \"sqlite://{}/turnpike.sqlite\"\n", state.display());

@@ -164,7 +164,7 @@ impl Finder {
         true
     }
 
-    /// What is wrong.
+    /// The fault.
     pub(super) fn told(&self, error: &RedisError) -> StoreError {
         let told = told(&self.name, error).of_fleet();
         match told.fault {

@@ -11,7 +11,7 @@ fn debians_stun_learns_its_address() {
     let run = Program::start(Command::new(stun).arg(serve.address(V4).to_string()).arg("-v")).wait(SOON * 2);
     let said = run.output();
     assert!(said.contains("MappedAddress = 127.0.0.1:"), "{said}");
-    // Of a server with one address it cannot tell more; an answer to CHANGE-REQUEST would be "Open" to it.
+    // A server with one address allows no finer verdict; it would take an answer to CHANGE-REQUEST for "Open".
     assert!(said.contains("Primary: Firewall"), "{said}");
 }
 
