@@ -175,11 +175,11 @@ pub enum Refused {
 }
 
 impl Opened {
-    /// Seconds before the start of a process that it hears too, for clocks that differ.
+    /// Tolerance for clocks that differ: notices from this many seconds before the start are accepted.
     const BEFORE_START_S: u64 = 2;
 
-    /// Of a process that starts at this time. An earlier one under the same name may have carried out what was said before, and somebody may put it
-    /// into the store once more.
+    /// Notices for a process that starts at this time. It refuses older ones: its predecessor may have carried them out, and an attacker with
+    /// access to the store could replay them.
     #[must_use]
     pub fn since(unix: u64) -> Self {
         Self { forgotten: unix.checked_sub(Self::BEFORE_START_S + 1), ..Self::default() }
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_before_a_process_started_it_does_not_carry_out() {
+    fn notices_from_before_the_start_are_refused() {
         let (sealer, mut opened) = (Sealer::new("secret"), Opened::since(1000));
         for (at, is_heard) in [(880, false), (997, false), (998, true), (1000, true), (1120, true)] {
             let said = opened.open(&sealer, 1000, &sealed(&sealer, at, 1));

@@ -42,7 +42,7 @@ const MACHINES: [Machine; 5] = [
     Machine { name: "arm64", suite: "sid", architecture: &ARM64 },
 ];
 
-/// What has to be on this machine beside QEMU, and the package that has it.
+/// Programs needed besides QEMU, with the packages that have them.
 const TOOLS: [(&str, &str); 4] =
     [("cpio", "cpio"), ("depmod", "kmod"), ("strip", "binutils"), ("dpkg-deb", "dpkg")];
 

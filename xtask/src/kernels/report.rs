@@ -182,7 +182,7 @@ impl Report {
         for (name, tests) in &self.tests {
             let ended = match tests.exit {
                 _ if tests.passed.is_none() => Some("did not come to its end"),
-                // Of tests that fail, each has a line of its own where they ran again.
+                // A named test that fails has a line of its own from its second run.
                 Some(1..) if tests.failed.is_empty() && tests.passed_alone.is_empty() => Some("failed"),
                 _ => None,
             };

@@ -72,7 +72,7 @@ impl<'a> Toolchain<'a> {
         Ok(toolchain)
     }
 
-    /// Whether it builds for another architecture than this machine's.
+    /// True if it builds for an architecture other than this machine's.
     pub(super) fn is_across(&self) -> bool {
         self.root.is_some()
     }
@@ -104,8 +104,8 @@ impl<'a> Toolchain<'a> {
         Ok(cargo)
     }
 
-    /// What cargo has to build for the tests of these crates. With the compilers that built this command, that is the whole workspace, whose
-    /// features `./test` has compiled already.
+    /// Packages to build for the tests of these crates. With this machine's own compiler that is the whole workspace, whose features `./test`
+    /// has compiled already.
     pub(super) fn packages(&self, crates: &[&str]) -> Vec<String> {
         match self.root {
             None => vec!["--workspace".to_owned()],

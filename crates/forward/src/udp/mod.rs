@@ -50,7 +50,7 @@ pub struct Choice {
     pub address: SocketAddr,
 }
 
-/// What [`WorkerContext::enter`] says.
+/// Result of [`WorkerContext::enter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// Counted.

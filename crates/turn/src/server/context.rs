@@ -47,7 +47,7 @@ pub(super) enum Delivery {
     },
 }
 
-/// What the store has answered, and the request that has waited for it.
+/// An answer of the store, and the request that has waited for it.
 pub(super) struct Late<'a> {
     pub(super) lookup: LookupId,
     pub(super) waiting: &'a Waiting,
