@@ -1,5 +1,5 @@
-//! What one process gives another of the path through the kernel: the links of its programs, so that there is no moment without one, and the
-//! maps with all flows, if the other one lays them out in the same way.
+//! State of the kernel path that one process passes to another during an upgrade: the links of its programs, so that one is always attached,
+//! and the maps with all flows, which the new process uses if it lays them out in the same way.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -11,7 +11,7 @@ use crate::{
     links::Filter,
 };
 
-/// Maps that go along, in the order of their descriptors. What is counted by reason does not: each process has its own.
+/// Maps that are passed on, in the order of their descriptors. Each process has its own counters of reasons.
 pub(crate) const MAPS: [&str; 7] = ["flows", "states", "drained", "routes", "gateways", "hops", "ports"];
 
 /// What [`crate::Kernel::lend`] gives, without the descriptors that travel beside it: those of the maps, and then those of links.
@@ -19,6 +19,9 @@ pub(crate) const MAPS: [&str; 7] = ["flows", "states", "drained", "routes", "gat
 pub struct Lent {
     /// [`LAYOUT`].
     layout: u64,
+    /// [`MAPS`] of its version; empty if that did not send them.
+    #[serde(default)]
+    maps: Vec<String>,
     /// As [`Settings`] had them.
     pub(crate) flows: u32,
     pub(crate) sockets: u32,
@@ -57,7 +60,8 @@ pub(crate) struct Inherited {
 impl Lent {
     pub(crate) fn new(settings: &Settings, links: Vec<LentLink>) -> Self {
         let Settings { flows, sockets, hook, .. } = *settings;
-        Self { layout: LAYOUT, flows, sockets, by_xdp: hook.is_xdp(), links }
+        let maps = MAPS.map(str::to_owned).to_vec();
+        Self { layout: LAYOUT, maps, flows, sockets, by_xdp: hook.is_xdp(), links }
     }
 
     /// Without the maps: the flows of the process before are no more when this one serves.
@@ -66,27 +70,88 @@ impl Lent {
         Self { layout: 0, ..self }
     }
 
-    /// Whether maps of these settings are just like those that were lent, or smaller.
-    fn fits(&self, settings: &Settings) -> bool {
+    /// True if a process with these settings can use `count` maps of the other one.
+    fn fits(&self, count: usize, settings: &Settings) -> bool {
         let Self { layout, flows, sockets, by_xdp, .. } = *self;
         (layout, flows, by_xdp) == (LAYOUT, settings.flows, settings.hook.is_xdp())
             && sockets >= settings.sockets
+            && count == MAPS.len()
+            && (self.maps.is_empty() || self.maps == MAPS)
     }
 
-    pub(crate) fn open(self, descriptors: Vec<OwnedFd>, settings: &Settings) -> io::Result<Inherited> {
-        let fits = self.fits(settings);
-        let mut descriptors = descriptors.into_iter();
-        let missing = || io::Error::from(io::ErrorKind::UnexpectedEof);
-        let maps: Vec<OwnedFd> = descriptors.by_ref().take(MAPS.len()).collect();
-        if maps.len() < MAPS.len() {
-            return Err(missing());
-        }
-        let mut links = Vec::with_capacity(self.links.len());
-        for link in self.links {
-            let is_filter = matches!(link.way, LentWay::Filter(_));
-            let descriptor = if is_filter { None } else { Some(descriptors.next().ok_or_else(missing)?) };
-            links.push((link, descriptor));
-        }
-        Ok(Inherited { maps: fits.then_some(maps), links })
+    /// Takes the descriptors apart. Versions differ in the number of maps, which come first; each link has one descriptor in all of them.
+    pub(crate) fn open(self, mut maps: Vec<OwnedFd>, settings: &Settings) -> io::Result<Inherited> {
+        let of_links = self.links.iter().filter(|link| link.way.has_descriptor()).count();
+        let count = maps.len().checked_sub(of_links).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let mut of_links = maps.split_off(count).into_iter();
+        let fits = self.fits(count, settings);
+        let with_descriptor = |link: LentLink| {
+            let descriptor = if link.way.has_descriptor() { of_links.next() } else { None };
+            (link, descriptor)
+        };
+        Ok(Inherited {
+            links: self.links.into_iter().map(with_descriptor).collect(),
+            maps: fits.then_some(maps),
+        })
+    }
+}
+
+impl LentWay {
+    /// Filters have names instead.
+    fn has_descriptor(&self) -> bool {
+        !matches!(self, Self::Filter(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::Hook;
+
+    fn settings() -> Settings {
+        let (listeners, relay_ports) = (Vec::new(), 49_152..=65_535);
+        Settings { listeners, relay_ports, flows: 64, sockets: 8, hook: Hook::Tcx }
+    }
+
+    fn offered(links: u32) -> Lent {
+        let link = |number| LentLink { number, told: None, way: LentWay::Tcx };
+        Lent::new(&settings(), (0..links).map(link).collect())
+    }
+
+    fn descriptors(count: usize) -> Vec<OwnedFd> {
+        (0..count).map(|_| File::open("/dev/null").unwrap().into()).collect()
+    }
+
+    /// How many maps and how many descriptors of links a new process has of these.
+    fn opened(lent: Lent, count: usize) -> Option<(Option<usize>, usize)> {
+        let inherited = lent.open(descriptors(count), &settings()).ok()?;
+        let links = inherited.links.iter().filter(|(_, descriptor)| descriptor.is_some()).count();
+        Some((inherited.maps.map(|maps| maps.len()), links))
+    }
+
+    #[test]
+    fn links_are_taken_over_from_versions_with_more_and_with_fewer_maps() {
+        let from = |maps: usize| opened(offered(2), maps + 2);
+        assert_eq!(from(MAPS.len()), Some((Some(MAPS.len()), 2)));
+        assert_eq!(from(MAPS.len() - 1), Some((None, 2)));
+        assert_eq!(from(MAPS.len() + 1), Some((None, 2)));
+        assert_eq!(from(0), Some((None, 2)));
+        assert_eq!(opened(offered(2), 1), None);
+    }
+
+    #[test]
+    fn maps_are_used_if_their_layout_and_names_are_the_same() {
+        let all = MAPS.len();
+        assert_eq!(opened(offered(0), all), Some((Some(all), 0)));
+        // The version before did not send names.
+        assert_eq!(opened(Lent { maps: Vec::new(), ..offered(0) }, all), Some((Some(all), 0)));
+        let mut other = offered(0);
+        other.maps.swap(0, 1);
+        assert_eq!(opened(other, all), Some((None, 0)));
+        assert_eq!(opened(offered(0).without_flows(), all), Some((None, 0)));
+        assert_eq!(opened(Lent { flows: 128, ..offered(0) }, all), Some((None, 0)));
+        assert_eq!(opened(Lent { sockets: 7, ..offered(0) }, all), Some((None, 0)));
     }
 }
