@@ -12,7 +12,7 @@ use crate::{
     firewall_args::FirewallArgs,
     forward_args::ForwardArgs,
     import_args::ImportCommand,
-    load_args::{LoadCommand, ReflectArgs},
+    load_args::LoadCommand,
     manage_args::{KeyCommand, RealmCommand, SecretCommand, UserCommand},
     probe_args::{PROBE, PROBE_EXAMPLES, ProbeArgs},
     public_address_args::{PUBLIC_ADDRESS, PUBLIC_ADDRESS_EXAMPLES, PublicAddressArgs},
@@ -83,7 +83,7 @@ pub(crate) enum Command {
     },
     /// Send datagrams back to where they came from, and be the far end of TCP load: the peer that `load` needs
     #[command(after_help = REFLECT_EXAMPLES)]
-    Reflect(ReflectArgs),
+    Reflect(turnpike_load::reflect::Config),
     /// Generate load and measure what comes back
     Load {
         /// Which generator.

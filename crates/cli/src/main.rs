@@ -9,7 +9,6 @@ mod firewall_args;
 mod forward_args;
 mod import_args;
 mod load_args;
-mod load_forward_args;
 mod log_args;
 mod manage_args;
 mod probe_args;
@@ -25,7 +24,7 @@ use std::{
     fmt::{self, Display},
     fs,
     io::{self, IsTerminal, Write},
-    path::{Path, PathBuf},
+    path::Path,
     process::ExitCode,
 };
 
@@ -37,8 +36,9 @@ use turnpike_daemon::{DaemonError, wait_for_stop};
 use turnpike_load::{
     LoadError, Outcome, Report, Stop,
     progress::{self, Interval},
-    reflect::Reflector,
-    stream, turn, udp,
+    reflect::{self, ReflectPath, Reflector},
+    stream::{self, Workload},
+    turn, udp,
 };
 use turnpike_probe::ProbeError;
 use turnpike_wire::escape;
@@ -49,7 +49,7 @@ use crate::{
     credentials_args::CredentialsArgs,
     forward_args::ForwardArgs,
     import_args::ImportCommand,
-    load_args::{LoadCommand, ReflectArgs},
+    load_args::LoadCommand,
     manage_args::ManageError,
     probe_args::ProbeArgs,
     serve_args::{CheckConfigArgs, ServeCommand},
@@ -75,7 +75,7 @@ fn main() -> ExitCode {
         Command::Upgrade(args) => upgrade(&args),
         Command::CheckConfig(args) => check_config(*args),
         Command::Credentials(args) => print_credentials(args),
-        Command::Reflect(args) => run_reflector(args),
+        Command::Reflect(config) => run_reflector(&config),
         Command::Load { command } => generate(command),
         Command::Probe(args) => probe(args),
         Command::Sessions(args) => told(|out| args.run(out)),
@@ -250,9 +250,8 @@ fn print_credentials(args: CredentialsArgs) -> ExitCode {
     }
 }
 
-fn run_reflector(args: ReflectArgs) -> ExitCode {
-    let config = args.into_config();
-    let reflector = match Reflector::start(&config) {
+fn run_reflector(config: &reflect::Config) -> ExitCode {
+    let reflector = match Reflector::start(config) {
         Ok(reflector) => reflector,
         Err(error) => return fail_load(&error),
     };
@@ -262,8 +261,9 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
     for listener in reflector.tcp_listeners() {
         tell(format_args!("listening on tcp {listener}"));
     }
-    tell(format_args!("data path {}; workers: {}", config.datapath, config.workers));
-    if config.in_kernel {
+    tell(format_args!("data path {}; workers: {}", config.datapath.step(), config.workers()));
+    let in_kernel = config.datapath == ReflectPath::Kernel;
+    if in_kernel {
         tell(format_args!("in the kernel: what comes by {}", reflector.in_kernel().join(", ")));
     }
     if let Err(error) = wait_for_stop() {
@@ -274,7 +274,7 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
         "received {} datagrams, sent {} back, {} refused by the kernel, {} dropped for want of receive buffer",
         stats.received, stats.sent, stats.refused, stats.kernel_drops
     ));
-    if config.in_kernel {
+    if in_kernel {
         tell(format_args!("sent back in the kernel: {}", stats.in_kernel));
     }
     if stats.connections > 0 {
@@ -287,23 +287,22 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
 }
 
 fn generate(command: LoadCommand) -> ExitCode {
-    let (unit, (config, json)) = match command {
-        LoadCommand::Turn(args) => {
-            return match args.into_config() {
-                Ok((config, json)) => {
-                    run_load(json, Unit::Messages, |stop, show| turn::run(&config, stop, show))
-                }
-                Err(error) => fail_load(&error),
-            };
+    let (target, workload) = match command {
+        LoadCommand::Turn(config) => {
+            let json = config.run.json.as_deref();
+            return run_load(json, Unit::Messages, |stop, show| turn::run(&config, stop, show));
         }
-        LoadCommand::Udp(args) => {
-            let (config, json) = args.into_config();
+        LoadCommand::Udp(config) => {
+            let json = config.run.json.as_deref();
             return run_load(json, Unit::Messages, |stop, show| udp::run(&config, stop, show));
         }
-        LoadCommand::Tcp(args) => (Unit::Bytes, args.into_config()),
-        LoadCommand::Rr(args) => (Unit::Messages, args.into_config()),
-        LoadCommand::Connect(args) => (Unit::Messages, args.into_config()),
+        LoadCommand::Tcp { target, options } => (target, Workload::Bulk(options)),
+        LoadCommand::Rr { target, options } => (target, Workload::Exchange(options)),
+        LoadCommand::Connect { target, options } => (target, Workload::Connect(options)),
     };
+    let unit = if matches!(workload, Workload::Bulk(_)) { Unit::Bytes } else { Unit::Messages };
+    let config = stream::Config::new(target, workload);
+    let json = config.target.run.json.as_deref();
     run_load(json, unit, |stop, show| stream::run(&config, stop, show))
 }
 
@@ -330,11 +329,11 @@ fn probe(args: ProbeArgs) -> ExitCode {
 }
 
 fn run_load(
-    json: Option<PathBuf>,
+    json: Option<&Path>,
     unit: Unit,
     run: impl FnOnce(&Stop, &mut dyn FnMut(&Interval)) -> Result<Outcome, LoadError>,
 ) -> ExitCode {
-    if let Some(error) = json.as_deref().and_then(|path| unwritable(path).err()) {
+    if let Some(error) = json.and_then(|path| unwritable(path).err()) {
         return fail(
             FAILED,
             &format_args!("cannot write the result: {error}; choose another file with --json"),
@@ -351,7 +350,7 @@ fn run_load(
         Ok(outcome) => outcome,
         Err(error) => return fail_load(&error),
     };
-    if let Err(error) = show(&outcome.report, unit, json.as_deref()) {
+    if let Err(error) = show(&outcome.report, unit, json) {
         return fail(FAILED, &format_args!("cannot write the result: {error}"));
     }
     let exceeded = outcome.limits_exceeded();

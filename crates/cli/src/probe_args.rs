@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use clap::Args;
-use turnpike_client::ServerUri;
+use turnpike_client::{Login, ServerUri, TlsOptions};
+use turnpike_load::options::seconds;
 use turnpike_probe::{Config, Level};
-
-use crate::load_args::{TrustArgs, seconds, user};
 
 /// Flags of `probe`.
 #[derive(Args)]
@@ -17,11 +16,11 @@ pub(crate) struct ProbeArgs {
     server: ServerUri,
 
     /// Long-term credential; without it nothing behind an allocation is checked
-    #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_PROBE_USER", hide_env_values = true, value_parser = user)]
-    user: Option<(String, String)>,
+    #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_PROBE_USER", hide_env_values = true)]
+    user: Option<Login>,
 
     #[command(flatten)]
-    trust: TrustArgs,
+    tls: TlsOptions,
 
     /// Seconds after which the probe ends, whatever has not been asked by then
     #[arg(long, value_name = "S", default_value = "30", value_parser = seconds)]
@@ -45,8 +44,8 @@ pub(crate) struct ProbeArgs {
     attack_port: Vec<u16>,
 
     /// Another user, as which --attack tries to take and to end the first one's allocations by their mobility tickets [default: nobody]
-    #[arg(long, value_name = "NAME:PASSWORD", requires = "attack", value_parser = user)]
-    attack_user: Option<(String, String)>,
+    #[arg(long, value_name = "NAME:PASSWORD", requires = "attack")]
+    attack_user: Option<Login>,
 
     /// Print the result as one JSON object
     #[arg(long)]
@@ -69,7 +68,7 @@ impl ProbeArgs {
     pub(crate) fn into_config(self) -> (Config, Asked) {
         let config = Config {
             user: self.user,
-            tls: self.trust.into_options(false),
+            tls: TlsOptions { resumption: false, ..self.tls },
             timeout: self.timeout,
             count: self.count,
             attack: self.attack.then_some(self.attack_port),

@@ -29,15 +29,23 @@ const SESSIONS: usize = 10_000;
 
 /// How a server's certificate is judged, and whether sessions are resumed.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct TlsOptions {
-    /// PEM file with the authorities to trust; a certificate in it may also be the server's own, whose name is then still
-    /// checked. Default: the machine's authorities.
+    /// PEM file with the certificate authorities to trust, or with the server's own certificate [default: those of this
+    /// machine]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub ca: Option<PathBuf>,
-    /// Take any certificate.
+
+    /// Take any certificate: for tests
+    #[cfg_attr(feature = "clap", arg(long, conflicts_with = "ca"))]
     pub insecure: bool,
-    /// The name that the certificate must have. Default: the server's host name or address.
+
+    /// The name that the certificate must have, and that TLS asks for (SNI; DTLS does not) [default: the host of SERVER]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NAME"))]
     pub server_name: Option<String>,
+
     /// Resume sessions (TLS only; dimpl has none). Default true.
+    #[cfg_attr(feature = "clap", arg(skip = true))]
     pub resumption: bool,
 }
 

@@ -118,6 +118,17 @@ impl ServerUri {
     }
 }
 
+impl From<SocketAddr> for ServerUri {
+    fn from(address: SocketAddr) -> Self {
+        let zone = match address {
+            SocketAddr::V6(v6) if v6.scope_id() > 0 => format!("%{}", v6.scope_id()),
+            _ => String::new(),
+        };
+        let host = format!("{}{zone}", address.ip());
+        Self { scheme: Scheme::Turn, host, port: Some(address.port()), tcp: None }
+    }
+}
+
 impl FromStr for ServerUri {
     type Err = InvalidServerUri;
 

@@ -174,7 +174,7 @@ impl LoadError {
         failure: Failure,
         (ready, clients): (usize, usize),
     ) -> Self {
-        let transport = config.transport;
+        let transport = config.transport();
         match failure {
             Failure::Refused { code, reason } => Self::Refused { server, request, client, code, reason },
             Failure::Credentials { username: kid, realm } if config.access_token.is_some() => {

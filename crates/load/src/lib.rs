@@ -7,6 +7,7 @@
 mod clock;
 mod error;
 pub mod greeting;
+pub mod options;
 mod pacer;
 mod pattern;
 mod payload;
@@ -23,5 +24,5 @@ pub use error::LoadError;
 pub use payload::HEADER_LEN;
 pub use profile::{Profile, Shaped};
 pub use run::{Outcome, Stop};
-pub use turnpike_client::{TlsOptions, Transport};
+pub use turnpike_client::{Login, TlsOptions, Transport};
 pub use turnpike_measure::{Direction, Leg, ProfileReport, Rate, Report, StreamReport};

@@ -3,14 +3,14 @@
 use std::{
     net::{SocketAddr, TcpStream},
     process::{Child, Command, Stdio},
-    time::Duration,
 };
 
 use crate::common::{eventually, free_address, loopback};
 use turnpike_load::{
     Stop,
+    options::parse,
     reflect::{self, Reflector},
-    stream::{Config, Direction, Workload, run},
+    stream::{Config, Workload, run},
 };
 
 struct Server(Child);
@@ -56,20 +56,16 @@ fn throughput_on_loopback_agrees_with_iperf3() {
     if Command::new("iperf3").arg("--version").output().is_err() {
         return turnpike_testkit::alone::skip("iperf3 is not installed");
     }
-    let config = reflect::Config { tcp: vec![loopback(0)], workers: 1, ..reflect::Config::default() };
+    let config = reflect::Config { tcp: vec![loopback(0)], workers: Some(1), ..reflect::Config::default() };
     let reflector = Reflector::start(&config).unwrap();
     let (_server, address) = iperf3_server();
-    for (direction, flags) in [(Direction::ToServer, &[][..]), (Direction::ToClient, &["--reverse"])] {
+    for flags in [&[][..], &["--reverse"]] {
         // The machine is shared: alternating, the best of each, until they are alike.
         let (mut ours, mut theirs) = (0.0_f64, 0.0_f64);
         eventually("iperf3 and we agree", || {
-            let workload = Workload::Bulk { direction, block: 128 << 10, verify: false, skip_rx_copy: false };
-            let config = Config {
-                server: reflector.tcp_listeners()[0],
-                warmup: Duration::ZERO,
-                duration: Duration::from_secs(1),
-                ..Config::new(workload)
-            };
+            let target = format!("{} --warmup 0 --duration 1", reflector.tcp_listeners()[0]);
+            let workload = Workload::Bulk(parse(&flags.concat()).unwrap());
+            let config = Config::new(parse(&target).unwrap(), workload);
             let report = run(&config, &Stop::new(), |_| {}).unwrap().report;
             assert_eq!(report.sent, report.received, "{report:?}");
             ours = ours.max(report.recv_bps);
@@ -77,7 +73,7 @@ fn throughput_on_loopback_agrees_with_iperf3() {
             // iperf3 stops counting at the end of its time, with buffers full.
             assert!((0.5..=1.001).contains(&share), "{share}");
             theirs = theirs.max(rate);
-            eprintln!("{direction:?}: {:.2} Gbit/s, iperf3 {:.2}", ours / 1e9, theirs / 1e9);
+            eprintln!("{flags:?}: {:.2} Gbit/s, iperf3 {:.2}", ours / 1e9, theirs / 1e9);
             (0.5..2.0).contains(&(ours / theirs))
         });
     }

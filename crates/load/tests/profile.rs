@@ -17,39 +17,21 @@ use crate::common::{
     relay_with,
 };
 use turnpike_load::{
-    HEADER_LEN, Leg, LoadError, ProfileReport, Report, Shaped, Stop, TlsOptions, Transport,
+    HEADER_LEN, Leg, LoadError, ProfileReport, Report, Stop, Transport,
+    options::parse,
     turn::{self, Via},
     udp,
 };
 
-fn shaped(name: &str) -> Option<Shaped> {
-    Some(Shaped { profile: name.parse().unwrap(), seed: 1 })
-}
-
 fn straight(name: &str) -> udp::Config {
-    udp::Config {
-        server: free_address(),
-        profile: shaped(name),
-        clients: 4,
-        warmup: Duration::from_millis(200),
-        duration: Duration::from_secs(1),
-        ..udp::Config::default()
-    }
+    let server = free_address();
+    parse(&format!("{server} --profile {name} --clients 4 --warmup 0.2 --duration 1")).unwrap()
 }
 
-fn through(server: SocketAddr, transport: Transport) -> turn::Config {
-    turn::Config {
-        server,
-        transport,
-        peer: loopback(0),
-        user: USER.to_owned(),
-        password: PASSWORD.to_owned(),
-        profile: shaped("call"),
-        clients: 3,
-        warmup: Duration::from_millis(200),
-        duration: Duration::from_secs(1),
-        ..turn::Config::default()
-    }
+fn through(server: SocketAddr, flags: &str) -> turn::Config {
+    let usual =
+        format!("{server} --user {USER}:{PASSWORD} --profile call --clients 3 --warmup 0.2 --duration 1");
+    parse(&format!("{usual} {flags}")).unwrap()
 }
 
 /// Everything that was sent arrived, and sums are those of the parts.
@@ -100,13 +82,9 @@ fn a_call_goes_through_a_server_by_every_transport_over_channels_and_indications
     let ca = dir.file("ca.pem", &certificate.pem);
     for transport in Transport::ALL {
         for via in [Via::Channel, Via::Send] {
-            let config = turn::Config {
-                via,
-                host: Some("turn.example.org".to_owned()),
-                tls: TlsOptions { ca: Some(ca.clone()), ..TlsOptions::default() },
-                threads: Some(2),
-                ..through(listener(&relay, transport), transport)
-            };
+            let trust = format!("--server-name turn.example.org --ca {}", ca.display());
+            let flags = format!("--transport {transport} --via {via} --threads 2 {trust}");
+            let config = through(listener(&relay, transport), &flags);
             let report = quiet_turn(&config).unwrap();
             is_whole(&report, &format!("{transport} {via}"));
             let profile = report.profile.unwrap();
@@ -121,12 +99,7 @@ fn a_call_goes_through_a_server_by_every_transport_over_channels_and_indications
 #[test]
 fn a_seed_says_what_is_sent_and_another_one_says_something_else() {
     let sent = |seed: u64, threads: usize, relay: &turnpike_relay::Relay| {
-        let profile = "call".parse().unwrap();
-        let config = turn::Config {
-            profile: Some(Shaped { profile, seed }),
-            threads: Some(threads),
-            ..through(relay.listeners().udp[0], Transport::Udp)
-        };
+        let config = through(relay.listeners().udp[0], &format!("--seed {seed} --threads {threads}"));
         let report = quiet_turn(&config).unwrap();
         let streams = report.profile.unwrap().streams;
         streams.into_iter().map(|stream| (stream.leg.sent, stream.leg.recv_bps)).collect::<Vec<_>>()
@@ -233,13 +206,8 @@ fn what_is_lost_or_doubled_on_one_way_is_counted_there_and_only_there() {
     ] {
         let peer = free_address();
         let middle = MiddleBox::start(peer, up, down);
-        let config = udp::Config {
-            server: middle.address,
-            peer: Some(peer),
-            clients: 1,
-            warmup: Duration::ZERO,
-            ..straight("call")
-        };
+        let flags = format!("{} --peer {peer} --profile call --warmup 0 --duration 1", middle.address);
+        let config = parse(&flags).unwrap();
         let report = quiet_udp(&config).unwrap();
         let profile = report.profile.as_ref().unwrap();
         adds_up(&report, profile);
@@ -270,7 +238,7 @@ fn latency_is_that_of_one_way() {
 fn what_a_server_does_not_let_through_is_lost_and_not_received() {
     // The peer's packets pass only where a permission was installed: for another address there is none.
     let strict = relay(&Wishes { allow_loopback: false, ..Wishes::default() });
-    let error = quiet_turn(&through(strict.listeners().udp[0], Transport::Udp)).unwrap_err();
+    let error = quiet_turn(&through(strict.listeners().udp[0], "")).unwrap_err();
     assert!(matches!(error, LoadError::Refused { code: 403, .. }), "{error:?}");
 }
 
@@ -286,8 +254,8 @@ fn peers_that_cannot_listen_are_told_with_their_address() {
 #[test]
 fn a_run_that_is_stopped_reports_until_then() {
     let stop = Stop::new();
-    let config =
-        udp::Config { duration: Duration::from_secs(3_600), warmup: Duration::ZERO, ..straight("call") };
+    let mut config = straight("call");
+    (config.run.duration, config.run.warmup) = (Duration::from_secs(3_600), Duration::ZERO);
     let outcome = udp::run(&config, &stop, |interval| {
         if interval.received > 0 {
             stop.stop();

@@ -9,11 +9,12 @@ use std::{
 use crate::common::{eventually, loopback};
 use turnpike_load::{
     LoadError,
-    reflect::{Config, Reflector},
+    reflect::{Config, ReflectPath, Reflector},
 };
 use turnpike_net::Datapath;
 
-fn start(listen: Vec<SocketAddr>, datapath: Datapath, workers: usize) -> Reflector {
+fn start(listen: Vec<SocketAddr>, datapath: Datapath, workers: u16) -> Reflector {
+    let (workers, datapath) = (Some(workers), ReflectPath::Step(datapath));
     Reflector::start(&Config { listen, workers, datapath, ..Config::default() }).unwrap()
 }
 
@@ -105,7 +106,7 @@ fn ipv6_is_reflected_too() {
 fn a_port_in_use_is_named() {
     let taken = UdpSocket::bind(loopback(0)).unwrap();
     let address = taken.local_addr().unwrap();
-    let config = Config { listen: vec![address], workers: 1, ..Config::default() };
+    let config = Config { listen: vec![address], workers: Some(1), ..Config::default() };
     match Reflector::start(&config) {
         Err(LoadError::Listen { address: named, .. }) => assert_eq!(named, address),
         Err(other) => panic!("{other}"),
@@ -117,7 +118,7 @@ fn a_port_in_use_is_named() {
 #[test]
 fn a_second_reflector_on_a_port_is_told_so() {
     let first = start(vec![loopback(0)], Datapath::Basic, 2);
-    let config = Config { listen: first.listeners().to_vec(), workers: 1, ..Config::default() };
+    let config = Config { listen: first.listeners().to_vec(), workers: Some(1), ..Config::default() };
     let error = Reflector::start(&config).err().unwrap().to_string();
     assert!(error.contains("another program has this port"), "{error}");
 }

@@ -9,33 +9,31 @@ use std::{
 
 use crate::common::{eventually, free_address, loopback};
 use turnpike_load::{
-    LoadError, Outcome, Rate, Stop,
+    LoadError, Outcome, Stop,
+    options::parse,
     reflect::{self, Reflector},
-    stream::{Close, Config, Direction, Workload, run},
+    stream::{Close, Config, Workload, run},
 };
 use turnpike_testkit::process::Thread;
 
-fn reflector(workers: usize) -> Reflector {
-    let config = reflect::Config { tcp: vec![loopback(0)], workers, ..reflect::Config::default() };
+fn reflector(workers: u16) -> Reflector {
+    let config =
+        reflect::Config { tcp: vec![loopback(0)], workers: Some(workers), ..reflect::Config::default() };
     Reflector::start(&config).unwrap()
 }
 
-/// A short run: tests share the machine.
-fn load(server: SocketAddr, workload: Workload) -> Config {
-    Config {
-        server,
-        warmup: Duration::from_millis(200),
-        duration: Duration::from_millis(800),
-        ..Config::new(workload)
-    }
+/// A short run, for tests share the machine; otherwise as `flags` say, those of the run behind a `|`.
+fn load(server: SocketAddr, (kind, flags): (Kind, &str)) -> Config {
+    let (own, run) = flags.split_once('|').unwrap_or((flags, ""));
+    let target = parse(&format!("{server} --warmup 0.2 --duration 0.8 {run}")).unwrap();
+    Config::new(target, kind(own))
 }
 
-fn bulk(direction: Direction) -> Workload {
-    Workload::Bulk { direction, block: 128 << 10, verify: true, skip_rx_copy: false }
-}
+type Kind = fn(&str) -> Workload;
 
-const RR: Workload = Workload::Exchange { request: 32, response: 32 };
-const CONNECT: Workload = Workload::Connect { request: 1, response: 1, close: Close::Server };
+const BULK: Kind = |flags| Workload::Bulk(parse(flags).unwrap());
+const RR: Kind = |flags| Workload::Exchange(parse(flags).unwrap());
+const CONNECT: Kind = |flags| Workload::Connect(parse(flags).unwrap());
 
 fn quiet(config: &Config) -> Result<Outcome, LoadError> {
     run(config, &Stop::new(), |_| {})
@@ -97,13 +95,12 @@ fn bulk_arrives_to_the_byte_in_every_direction() {
     let reflector = reflector(2);
     let server = reflector.tcp_listeners()[0];
     for (direction, connections, ways) in [
-        (Direction::ToServer, 3, &["to_server_bps"][..]),
-        (Direction::ToClient, 3, &["to_client_bps"]),
-        (Direction::Both, 6, &["to_server_bps", "to_client_bps"]),
+        ("", 3, &["to_server_bps"][..]),
+        ("--reverse", 3, &["to_client_bps"]),
+        ("--bidir", 6, &["to_server_bps", "to_client_bps"]),
     ] {
-        for (verify, skip_rx_copy, block) in [(true, false, 10_007), (false, true, 128 << 10)] {
-            let workload = Workload::Bulk { direction, block, verify, skip_rx_copy };
-            let config = Config { clients: 3, threads: Some(2), ..load(server, workload) };
+        for how in ["--verify --size 10007", "--skip-rx-copy"] {
+            let config = load(server, (BULK, &format!("-P 3 {direction} {how} | --threads 2")));
             let report = quiet(&config).unwrap().report;
             assert!(report.sent > 0, "{report:?}");
             assert_eq!((report.sent, report.lost), (report.received, 0), "{report:?}");
@@ -111,7 +108,7 @@ fn bulk_arrives_to_the_byte_in_every_direction() {
             let named: f64 = ways.iter().map(|way| report.extra[*way]).sum();
             assert!(named > 0.0 && (named - report.recv_bps).abs() < 1.0, "{report:?}");
             // Each way by its own account of the time, and yet the same.
-            let by_count = report.received as f64 * 8.0 / config.duration.as_secs_f64();
+            let by_count = report.received as f64 * 8.0 / config.target.run.duration.as_secs_f64();
             assert!((0.3..3.0).contains(&(report.recv_bps / by_count)), "{report:?}");
         }
     }
@@ -120,8 +117,7 @@ fn bulk_arrives_to_the_byte_in_every_direction() {
 #[test]
 fn the_reflector_counts_the_bytes_that_the_generator_sent() {
     let reflector = reflector(1);
-    let config =
-        Config { warmup: Duration::ZERO, ..load(reflector.tcp_listeners()[0], bulk(Direction::ToServer)) };
+    let config = load(reflector.tcp_listeners()[0], (BULK, "--verify | --warmup 0"));
     let report = quiet(&config).unwrap().report;
     let greeting = turnpike_load::greeting::GREETING_LEN as u64;
     eventually("all of it is there", || reflector.stats().tcp_received_bytes >= report.sent + greeting);
@@ -133,13 +129,9 @@ fn requests_are_counted_one_by_one() {
     let reflector = reflector(1);
     let server = reflector.tcp_listeners()[0];
     for (clients, request, response) in [(1, 1, 1), (8, 32, 32), (4, 100_000, 7), (3, 5, 1 << 20)] {
-        let config = Config {
-            clients,
-            threads: Some(2.min(clients)),
-            warmup: Duration::ZERO,
-            duration: Duration::from_millis(500),
-            ..load(server, Workload::Exchange { request, response })
-        };
+        let own = format!("--clients {clients} --size {request} --response {response}");
+        let flags = format!("{own} | --threads {} --warmup 0 --duration 0.5", clients.min(2));
+        let config = load(server, (RR, &flags));
         let before = reflector.stats();
         let report = quiet(&config).unwrap().report;
         assert!(report.sent > 0, "{report:?}");
@@ -163,7 +155,7 @@ fn an_open_loop_keeps_its_rate() {
     let reflector = reflector(1);
     let server = reflector.tcp_listeners()[0];
     for workload in [RR, CONNECT] {
-        let config = Config { clients: 4, rate: Rate::Pps(500.0), ..load(server, workload) };
+        let config = load(server, (workload, "--clients 4 --rate 500"));
         let report = quiet(&config).unwrap().report;
         // 500 a second for 0.8 s, and not one more.
         assert!((1..=402).contains(&report.sent), "{report:?}");
@@ -177,14 +169,8 @@ fn connections_are_counted_one_by_one() {
     let server = reflector.tcp_listeners()[0];
     for close in [Close::Server, Close::Client, Close::Reset] {
         let before = reflector.stats().connections;
-        let workload = Workload::Connect { request: 1, response: 1, close };
-        let config = Config {
-            clients: 4,
-            threads: Some(1),
-            warmup: Duration::ZERO,
-            duration: Duration::from_millis(400),
-            ..load(server, workload)
-        };
+        let flags = format!("--clients 4 --close {close} | --threads 1 --warmup 0 --duration 0.4");
+        let config = load(server, (CONNECT, &flags));
         let report = quiet(&config).unwrap().report;
         assert!(report.sent > 0 && report.errors.is_empty(), "{close}: {report:?}");
         assert_eq!((report.sent, report.lost), (report.received, 0), "{close}: {report:?}");
@@ -197,18 +183,20 @@ fn connections_are_counted_one_by_one() {
 #[test]
 fn limits_are_noticed() {
     let reflector = reflector(1);
-    let config = Config { max_p99: Some(0), max_loss: Some(0.0), ..load(reflector.tcp_listeners()[0], RR) };
-    assert_eq!(quiet(&config).unwrap().limits_exceeded().len(), 1);
-    let generous = Config { max_p99: Some(60_000_000), ..config };
-    assert!(quiet(&generous).unwrap().limits_exceeded().is_empty());
+    for (flags, exceeded) in [("--max-p99 0 --max-loss 0", 1), ("--max-p99 60000000 --max-loss 0", 0)] {
+        let outcome = quiet(&load(reflector.tcp_listeners()[0], (RR, flags))).unwrap();
+        assert_eq!(outcome.limits_exceeded().len(), exceeded, "{flags}");
+    }
 }
 
 #[test]
 fn a_server_that_vanishes_is_a_clear_error() {
-    for workload in [bulk(Direction::ToServer), bulk(Direction::ToClient), RR, CONNECT] {
+    for (kind, flags) in
+        [(BULK, "--verify -P 2"), (BULK, "-R -P 2"), (RR, "--clients 2"), (CONNECT, "--clients 2")]
+    {
         let mut reflector = Some(reflector(1));
         let server = reflector.as_ref().unwrap().tcp_listeners()[0];
-        let config = Config { clients: 2, duration: Duration::from_secs(3600), ..load(server, workload) };
+        let config = load(server, (kind, &format!("{flags} | --duration 3600")));
         // Gone with the first report of traffic.
         let result = run(&config, &Stop::new(), |interval| {
             if interval.received > 0 {
@@ -216,7 +204,7 @@ fn a_server_that_vanishes_is_a_clear_error() {
             }
         });
         let error = result.unwrap_err();
-        assert!(matches!(error, LoadError::Lost { .. } | LoadError::Gone { .. }), "{workload:?}: {error:?}");
+        assert!(matches!(error, LoadError::Lost { .. } | LoadError::Gone { .. }), "{config:?}: {error:?}");
         assert!(error.to_string().contains(&server.to_string()), "{error}");
     }
 }
@@ -227,7 +215,7 @@ fn a_proxy_that_loses_closes_or_stalls_is_found_out() {
     let target = reflector.tcp_listeners()[0];
     let through = |harm| {
         let timeout = Duration::from_secs(1);
-        quiet(&Config { timeout, ..load(proxy(target, harm), bulk(Direction::ToServer)) }).unwrap_err()
+        quiet(&Config { timeout, ..load(proxy(target, harm), (BULK, "--verify")) }).unwrap_err()
     };
     match through(Harm::FlipByteAt(1_000_003)) {
         LoadError::Inexact { sent, received, wrong: 1, .. } => assert_eq!(sent, received),
@@ -241,8 +229,8 @@ fn a_proxy_that_loses_closes_or_stalls_is_found_out() {
 fn no_reflector_is_told_with_its_address() {
     // Bound and closed again: nobody listens.
     let closed = free_address();
-    for workload in [bulk(Direction::Both), RR, CONNECT] {
-        let error = quiet(&load(closed, workload)).unwrap_err();
+    for workload in [BULK, RR, CONNECT] {
+        let error = quiet(&load(closed, (workload, ""))).unwrap_err();
         assert!(matches!(error, LoadError::Connect { .. }), "{error:?}");
         assert!(error.to_string().contains(&closed.to_string()), "{error}");
     }
@@ -250,14 +238,15 @@ fn no_reflector_is_told_with_its_address() {
     let listener = TcpListener::bind(loopback(0)).unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || listener.incoming().for_each(drop));
-    for workload in [bulk(Direction::ToClient), RR, CONNECT] {
+    for workload in [(BULK, "-R"), (RR, ""), (CONNECT, "")] {
         let error = quiet(&load(address, workload)).unwrap_err();
         assert!(matches!(error, LoadError::NotReflector { .. }), "{error:?}");
         assert!(error.to_string().contains(&address.to_string()), "{error}");
     }
     // One that is silent: its queue takes connections, and nobody accepts them.
     let silent = TcpListener::bind(loopback(0)).unwrap();
-    let config = Config { timeout: Duration::from_millis(300), ..load(silent.local_addr().unwrap(), RR) };
+    let config =
+        Config { timeout: Duration::from_millis(300), ..load(silent.local_addr().unwrap(), (RR, "")) };
     assert!(matches!(quiet(&config), Err(LoadError::NotReflector { .. })));
 }
 

@@ -13,7 +13,8 @@ use crate::common::{
     relay_with, wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
-    LoadError, Rate, Stop, TlsOptions, Transport,
+    LoadError, Stop, Transport,
+    options::parse,
     turn::{Config, Mode, Outcome, Via, run},
 };
 use turnpike_net::Datapath;
@@ -30,7 +31,11 @@ fn traffic_over_channels_and_send_indications_comes_back_complete() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     for (via, clients, burst) in [(Via::Channel, 1, 1), (Via::Channel, 20, 4), (Via::Send, 20, 2)] {
         for size in [24, 121] {
-            let config = Config { via, clients, burst: Some(burst), size, ..load(&relay, &reflector) };
+            let config = load(
+                &relay,
+                &reflector,
+                &format!("--via {via} --clients {clients} --burst {burst} --size {size}"),
+            );
             let report = quiet(&config).unwrap().report;
             let context = format!("{via} {clients} clients of {size} bytes: {report:?}");
             // Due in one second at 2,000 a second, give or take a burst of each client.
@@ -46,15 +51,14 @@ fn traffic_over_channels_and_send_indications_comes_back_complete() {
 #[test]
 fn clients_are_divided_among_several_servers() {
     let (first, second, reflector) = (relay(&Wishes::default()), relay(&Wishes::default()), reflector());
-    let both = || Config { also: vec![second.listeners().udp[0]], ..load(&first, &reflector) };
-    let report = quiet(&Config { clients: 6, threads: Some(2), ..both() }).unwrap().report;
+    let both = |flags: &str| load(&first, &reflector, &format!("{} {flags}", second.listeners().udp[0]));
+    let report = quiet(&both("--clients 6 --threads 2")).unwrap().report;
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
     assert!(report.sent > 0 && report.errors.is_empty(), "{report:?}");
     for relay in [&first, &second] {
         wait_for_counter(relay, "allocations_closed", "deleted", 3);
     }
-    let allocate = Config { mode: Mode::Allocate, clients: 4, rate: Rate::Pps(100.0), ..both() };
-    let report = quiet(&allocate).unwrap().report;
+    let report = quiet(&both("--mode allocate --clients 4 --rate 100")).unwrap().report;
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
     for relay in [&first, &second] {
         assert!(counter(relay, "allocations_closed", "deleted") > 3);
@@ -63,7 +67,8 @@ fn clients_are_divided_among_several_servers() {
     // Whoever is waited for is named, the second one too.
     let nobody = UdpSocket::bind("127.0.0.1:0").unwrap();
     let silent = nobody.local_addr().unwrap();
-    let waits = Config { also: vec![silent], clients: 2, setup_timeout: Duration::from_secs(2), ..both() };
+    let waits = load(&first, &reflector, &format!("{silent} --clients 2"));
+    let waits = Config { setup_timeout: Duration::from_secs(2), ..waits };
     let error = quiet(&waits).unwrap_err().to_string();
     assert!(error.contains(&silent.to_string()), "{error}");
 }
@@ -77,7 +82,7 @@ fn ipv6_works_from_end_to_end() {
     let six = std::net::Ipv6Addr::LOCALHOST.into();
     let (relay, reflector) = (relay(&Wishes { address: six, ..Wishes::default() }), reflector_on(six));
     for via in [Via::Channel, Via::Send] {
-        let config = Config { via, clients: 4, ..load(&relay, &reflector) };
+        let config = load(&relay, &reflector, &format!("--via {via} --clients 4"));
         let report = quiet(&config).unwrap().report;
         assert_eq!((report.lost, report.received), (0, report.sent), "{via}: {report:?}");
     }
@@ -89,18 +94,16 @@ fn clients_with_peers_of_their_own_go_through_one_shared_relay_port() {
     let reflector = reflector_on(std::net::Ipv4Addr::UNSPECIFIED.into());
     let port = reflector.listeners()[0].port();
     for via in [Via::Channel, Via::Send] {
-        let config = Config {
-            via,
-            clients: 40,
-            peer: loopback(port),
-            peer_prefix: Some("127.9.0.0/16".parse().unwrap()),
-            ..load(&relay, &reflector)
-        };
+        let config = load(
+            &relay,
+            &reflector,
+            &format!("--via {via} --clients 40 --peer {} --peer-prefix 127.9.0.0/16", loopback(port)),
+        );
         let report = quiet(&config).unwrap().report;
         assert_eq!((report.lost, report.received), (0, report.sent), "{via}: {report:?}");
     }
     // All with one peer, all but one are refused.
-    let config = Config { clients: 2, peer: loopback(port), ..load(&relay, &reflector) };
+    let config = load(&relay, &reflector, &format!("--clients 2 --peer {}", loopback(port)));
     let error = quiet(&config).unwrap_err().to_string();
     assert!(error.contains("Peer Taken on Shared Port") && error.contains("--peer-prefix"), "{error}");
 }
@@ -109,22 +112,20 @@ fn clients_with_peers_of_their_own_go_through_one_shared_relay_port() {
 fn clients_of_one_socket_have_addresses_of_their_own() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     for (via, burst, threads) in [(Via::Channel, 1, 1), (Via::Send, 8, 2), (Via::Channel, 8, 2)] {
-        let config = Config {
-            via,
-            burst: Some(burst),
-            threads: Some(threads),
-            clients: 40,
-            client_prefix: Some("127.8.0.0/16".parse().unwrap()),
-            ..load(&relay, &reflector)
-        };
+        let config = load(
+            &relay,
+            &reflector,
+            &format!(
+                "--via {via} --burst {burst} --threads {threads} --clients 40 --client-prefix 127.8.0.0/16"
+            ),
+        );
         let report = quiet(&config).unwrap().report;
         assert_eq!((report.lost, report.received), (0, report.sent), "{via}: {report:?}");
         assert_eq!((report.reordered, report.errors.len()), (0, 0), "{via}: {report:?}");
         assert!(report.sent > 100, "{via}: {report:?}");
     }
     // Addresses that nobody has.
-    let elsewhere =
-        Config { client_prefix: Some("198.51.100.0/24".parse().unwrap()), ..load(&relay, &reflector) };
+    let elsewhere = load(&relay, &reflector, "--client-prefix 198.51.100.0/24");
     let error = quiet(&elsewhere).unwrap_err().to_string();
     assert!(error.contains("198.51.100.1 (--client-prefix)"), "{error}");
 }
@@ -133,7 +134,7 @@ fn clients_of_one_socket_have_addresses_of_their_own() {
 fn every_data_path_works() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::best().0] {
-        let config = Config { datapath, burst: Some(8), ..load(&relay, &reflector) };
+        let config = load(&relay, &reflector, &format!("--datapath {datapath} --burst 8"));
         let report = quiet(&config).unwrap().report;
         assert_eq!(report.lost, 0, "{report:?}");
         assert_eq!(report.datapath, datapath.to_string());
@@ -143,8 +144,7 @@ fn every_data_path_works() {
 #[test]
 fn a_window_bounds_a_flood() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    let config =
-        Config { rate: Rate::Max, window: Some(64), burst: Some(16), clients: 2, ..load(&relay, &reflector) };
+    let config = load(&relay, &reflector, "--rate max --window 64 --burst 16 --clients 2");
     let report = quiet(&config).unwrap().report;
     assert!(report.received > 1_000, "{report:?}");
     // What both windows hold is all that can be under way when the run ends.
@@ -154,8 +154,7 @@ fn a_window_bounds_a_flood() {
 #[test]
 fn allocations_are_made_and_deleted() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    let config =
-        Config { mode: Mode::Allocate, clients: 8, rate: Rate::Pps(200.0), ..load(&relay, &reflector) };
+    let config = load(&relay, &reflector, "--mode allocate --clients 8 --rate 200");
     let report = quiet(&config).unwrap().report;
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
     // At most what was due; a busy machine starts fewer.
@@ -167,7 +166,7 @@ fn allocations_are_made_and_deleted() {
 #[test]
 fn allocations_of_a_server_that_falls_behind_are_measured() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    let config = Config { mode: Mode::Allocate, rate: Rate::Pps(1e6), ..load(&relay, &reflector) };
+    let config = load(&relay, &reflector, "--mode allocate --rate 1M");
     let report = quiet(&config).unwrap().report;
     assert!(report.sent > 0, "{report:?}");
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
@@ -204,14 +203,8 @@ fn users_take_turns() {
         config.server.username_anonymity = false;
     });
     for mode in [Mode::Allocate, Mode::Packet] {
-        let config = Config {
-            mode,
-            users: 3,
-            clients: 4,
-            threads: Some(2),
-            rate: Rate::Pps(200.0),
-            ..load(&relay, &reflector)
-        };
+        let config =
+            load(&relay, &reflector, &format!("--mode {mode} --users 3 --clients 4 --threads 2 --rate 200"));
         let report = quiet(&config).unwrap().report;
         assert_eq!((report.lost, report.received), (0, report.sent), "{mode}: {report:?}");
         let mut asked = std::mem::take(&mut *everybody.0.lock().unwrap());
@@ -224,7 +217,7 @@ fn users_take_turns() {
 #[test]
 fn channels_are_bound_one_after_the_other() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    let config = Config { mode: Mode::Bind, clients: 4, rate: Rate::Max, ..load(&relay, &reflector) };
+    let config = load(&relay, &reflector, "--mode bind --clients 4 --rate max");
     let report = quiet(&config).unwrap().report;
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
     // More than an allocation has, so that some have begun anew.
@@ -236,7 +229,7 @@ fn channels_are_bound_one_after_the_other() {
 #[test]
 fn invalid_messages_leave_nothing_and_get_less_back_than_they_are() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    let config = Config { mode: Mode::Invalid, clients: 4, ..load(&relay, &reflector) };
+    let config = load(&relay, &reflector, "--mode invalid --clients 4");
     let report = quiet(&config).unwrap().report;
     // The honest ones do get an answer.
     assert!(report.received > 0 && report.received < report.sent, "{report:?}");
@@ -248,12 +241,7 @@ fn invalid_messages_leave_nothing_and_get_less_back_than_they_are() {
 #[test]
 fn progress_is_reported_and_the_allocations_are_deleted_at_the_end() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    let config = Config {
-        clients: 3,
-        warmup: Duration::from_millis(600),
-        duration: Duration::from_millis(1_500),
-        ..load(&relay, &reflector)
-    };
+    let config = load(&relay, &reflector, "--clients 3 --warmup 0.6 --duration 1.5");
     let mut intervals = Vec::new();
     run(&config, &Stop::new(), |interval| intervals.push(interval.clone())).unwrap();
     assert!(intervals.len() >= 2, "{intervals:?}");
@@ -267,23 +255,21 @@ fn loss_and_slowness_beyond_the_limits_are_noticed() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     // Nobody reflects here: everything is lost. The socket only keeps the port.
     let sink = UdpSocket::bind(loopback(0)).unwrap();
-    let config = Config {
-        peer: sink.local_addr().unwrap(),
-        max_loss: Some(1.0),
-        max_p99: Some(1_000_000),
-        duration: Duration::from_millis(500),
-        ..load(&relay, &reflector)
-    };
+    let config = load(
+        &relay,
+        &reflector,
+        &format!("--peer {} --max-loss 1 --max-p99 1000000 --duration 0.5", sink.local_addr().unwrap()),
+    );
     let outcome = quiet(&config).unwrap();
     assert_eq!(outcome.report.received, 0);
     assert_eq!(outcome.report.lost, outcome.report.sent);
     assert_eq!(outcome.limits_exceeded().len(), 2, "{outcome:?}");
     assert!(outcome.report.notes.iter().any(|note| note.contains("reflector")), "{outcome:?}");
 
-    let slow = Config { max_p99: Some(1), max_loss: Some(0.0), ..load(&relay, &reflector) };
+    let slow = load(&relay, &reflector, "--max-p99 1 --max-loss 0");
     let outcome = quiet(&slow).unwrap();
     assert_eq!(outcome.limits_exceeded().len(), 1, "{outcome:?}");
-    let generous = Config { max_p99: Some(5_000_000), max_loss: Some(0.0), ..load(&relay, &reflector) };
+    let generous = load(&relay, &reflector, "--max-p99 5000000 --max-loss 0");
     assert!(quiet(&generous).unwrap().limits_exceeded().is_empty());
 }
 
@@ -291,7 +277,8 @@ fn loss_and_slowness_beyond_the_limits_are_noticed() {
 fn a_wrong_password_names_user_and_realm() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     for mode in [Mode::Packet, Mode::Allocate] {
-        let config = Config { password: "looking-glass".to_owned(), mode, ..load(&relay, &reflector) };
+        let config =
+            load(&relay, &reflector, &format!("--user {}:looking-glass --mode {mode}", common::USER));
         match quiet(&config) {
             Err(LoadError::Credentials { user, realm, .. }) => {
                 assert_eq!((user.as_str(), realm.as_str()), (common::USER, "turnpike"));
@@ -306,14 +293,14 @@ fn a_closed_port_is_told_from_a_silent_one() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     // Bound and closed again: the kernel answers "port unreachable".
     let closed = free_address();
-    let config = Config { server: closed, ..load(&relay, &reflector) };
+    let config = Config { servers: vec![closed.into()], ..load(&relay, &reflector, "") };
     assert!(matches!(quiet(&config), Err(LoadError::Unreachable { server }) if server == closed));
 
     let silent = UdpSocket::bind(loopback(0)).unwrap();
     let config = Config {
-        server: silent.local_addr().unwrap(),
+        servers: vec![silent.local_addr().unwrap().into()],
         setup_timeout: Duration::from_millis(300),
-        ..load(&relay, &reflector)
+        ..load(&relay, &reflector, "")
     };
     assert!(matches!(quiet(&config), Err(LoadError::NoAnswer { ready: 0, .. })));
 }
@@ -330,14 +317,9 @@ fn an_unanswered_handshake_is_told_as_one() {
     ];
     for (transport, server) in servers {
         for mode in [Mode::Packet, Mode::Allocate] {
-            let config = Config {
-                server,
-                transport,
-                mode,
-                tls: TlsOptions { insecure: true, ..TlsOptions::default() },
-                setup_timeout: Duration::from_millis(600),
-                ..Config::default()
-            };
+            let config =
+                parse(&format!("{server} --transport {transport} --mode {mode} --insecure")).unwrap();
+            let config = Config { setup_timeout: Duration::from_millis(600), ..config };
             match quiet(&config) {
                 Err(error @ LoadError::Link { during_setup: true, .. }) => {
                     let told = error.to_string();
@@ -354,13 +336,13 @@ fn an_unanswered_handshake_is_told_as_one() {
 fn quotas_and_forbidden_peers_are_named() {
     let reflector = reflector();
     let small = relay(&Wishes { max_allocations_per_user: 2, ..Wishes::default() });
-    let config = Config { clients: 3, ..load(&small, &reflector) };
+    let config = load(&small, &reflector, "--clients 3");
     assert!(matches!(quiet(&config), Err(LoadError::Refused { code: 486, .. })));
     // Those that were granted are given back, so that the next run finds the quota free.
-    quiet(&Config { clients: 2, duration: Duration::from_millis(100), ..config }).unwrap();
+    quiet(&load(&small, &reflector, "--clients 2 --duration 0.1")).unwrap();
 
     let strict = relay(&Wishes { allow_loopback: false, ..Wishes::default() });
-    match quiet(&load(&strict, &reflector)) {
+    match quiet(&load(&strict, &reflector, "")) {
         Err(error @ LoadError::Refused { code: 403, .. }) => {
             assert!(error.to_string().contains("--allow-peer"), "{error}");
         }
@@ -371,7 +353,7 @@ fn quotas_and_forbidden_peers_are_named() {
 #[test]
 fn the_report_is_one_json_object() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    let config = Config { duration: Duration::from_millis(300), ..load(&relay, &reflector) };
+    let config = load(&relay, &reflector, "--duration 0.3");
     let report = quiet(&config).unwrap().report;
     let json: serde_json::Value = serde_json::to_value(&report).unwrap();
     assert_eq!(json["clients"], 1);

@@ -7,8 +7,8 @@ use crate::common::{
     relay_with, wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
-    LoadError, Rate, Stop, TlsOptions, Transport,
-    turn::{Config, Mode, Outcome, Relayed, run},
+    LoadError, Stop, Transport,
+    turn::{Config, Mode, Outcome, run},
 };
 use turnpike_relay::Relay;
 use turnpike_turn::server::{Alternate, AlternateWhen};
@@ -50,14 +50,8 @@ fn clients_follow_to_several_servers_over_several_hops() {
         let ends = [&one, &other].map(|relay| (listener(relay, transport), None));
         let second = signpost(&ends, None, None);
         let first = signpost(&[(listener(&second, transport), None)], None, None);
-        let config = Config {
-            transport,
-            server: listener(&first, transport),
-            clients: 6,
-            threads: Some(2),
-            rate: Rate::Pps(500.0),
-            ..load(&first, &reflector)
-        };
+        let config =
+            load(&first, &reflector, &format!("--transport {transport} --clients 6 --threads 2 --rate 500"));
         let report = quiet(&config).unwrap().report;
         assert_eq!((report.lost, report.received), (0, report.sent), "{transport}: {report:?}");
         assert!(report.sent > 0, "{transport}: {report:?}");
@@ -77,21 +71,18 @@ fn allocations_and_relayed_streams_follow_too() {
     let end = destination(None);
     let stream_reflector = turnpike_load::reflect::Reflector::start(&turnpike_load::reflect::Config {
         tcp: vec![loopback(0)],
-        workers: 1,
+        workers: Some(1),
         ..Default::default()
     })
     .unwrap();
     let reflector = reflector();
     for transport in [Transport::Udp, Transport::Tcp] {
         let first = signpost(&[(listener(&end, transport), None)], None, None);
-        let config = Config {
-            transport,
-            server: listener(&first, transport),
-            mode: Mode::Allocate,
-            clients: 4,
-            rate: Rate::Pps(50.0),
-            ..load(&first, &reflector)
-        };
+        let config = load(
+            &first,
+            &reflector,
+            &format!("--transport {transport} --mode allocate --clients 4 --rate 50"),
+        );
         let report = quiet(&config).unwrap().report;
         assert_eq!((report.lost, report.received), (0, report.sent), "{transport}: {report:?}");
         // Each begins at the first server again, in the warm-up too.
@@ -99,15 +90,14 @@ fn allocations_and_relayed_streams_follow_too() {
         wait_until_empty(&end);
     }
     let first = signpost(&[(listener(&end, Transport::Tcp), None)], None, None);
-    let config = Config {
-        transport: Transport::Tcp,
-        relayed: Relayed::Tcp,
-        server: listener(&first, Transport::Tcp),
-        peer: stream_reflector.tcp_listeners()[0],
-        clients: 2,
-        rate: Rate::Pps(500.0),
-        ..load(&first, &reflector)
-    };
+    let config = load(
+        &first,
+        &reflector,
+        &format!(
+            "--transport tcp --relay tcp --peer {} --clients 2 --rate 500",
+            stream_reflector.tcp_listeners()[0]
+        ),
+    );
     let report = quiet(&config).unwrap().report;
     assert_eq!((report.lost, report.extra["redirects"]), (0, 2.0), "{report:?}");
     assert!(report.sent > 0 && report.errors.is_empty(), "{report:?}");
@@ -125,15 +115,14 @@ fn the_domain_of_a_redirection_is_the_name_that_its_certificate_must_have() {
         for (domain, good) in [(Some("there.example"), true), (Some("nowhere.example"), false), (None, false)]
         {
             let first = signpost(&[(to, domain)], Some(&here), None);
-            let config = Config {
-                transport,
-                server: listener(&first, transport),
-                host: Some("here.example".to_owned()),
-                tls: TlsOptions { ca: Some(ca.clone()), ..TlsOptions::default() },
-                clients: 2,
-                rate: Rate::Pps(200.0),
-                ..load(&first, &reflector)
-            };
+            let config = load(
+                &first,
+                &reflector,
+                &format!(
+                    "--transport {transport} --server-name here.example --ca {} --clients 2 --rate 200",
+                    ca.display()
+                ),
+            );
             match quiet(&config) {
                 Ok(outcome) if good => {
                     let report = outcome.report;
@@ -157,7 +146,7 @@ fn servers_that_send_clients_round_in_a_circle_are_named() {
     let away = listener(&second, Transport::Udp);
     let first = signpost(&[(away, None)], None, Some(home));
     for mode in [Mode::Packet, Mode::Allocate] {
-        match quiet(&Config { mode, ..load(&first, &reflector) }) {
+        match quiet(&load(&first, &reflector, &format!("--mode {mode}"))) {
             Err(error @ LoadError::Redirected { from, to, .. }) => {
                 assert_eq!((from, to), (away, home));
                 assert!(error.to_string().contains("circle"), "{error}");
@@ -174,7 +163,10 @@ fn a_server_that_is_not_there_is_told_with_who_sent_the_clients() {
     for transport in [Transport::Udp, Transport::Tcp] {
         let first = signpost(&[(nobody, None)], None, None);
         let server = listener(&first, transport);
-        match quiet(&Config { transport, server, ..load(&first, &reflector) }) {
+        match quiet(&Config {
+            servers: vec![server.into()],
+            ..load(&first, &reflector, &format!("--transport {transport}"))
+        }) {
             Err(error @ LoadError::Alternate { .. }) => {
                 let text = error.to_string();
                 assert!(text.contains(&server.to_string()) && text.contains(&nobody.to_string()), "{text}");

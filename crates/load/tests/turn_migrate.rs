@@ -11,13 +11,15 @@ use std::{
 };
 
 use crate::common::{
-    Dir, Wishes, certificate, counter, eventually, listen_to_all, listener, load, loopback, reflector, relay,
+    Dir, Wishes, certificate, counter, eventually, listen_to_all, load, loopback, reflector, relay,
     relay_with, wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
-    LoadError, Rate, Stop, TlsOptions, Transport,
+    LoadError, Stop, Transport,
+    reflect::Reflector,
     turn::{Config, Mode, Outcome, Via, run},
 };
+use turnpike_relay::Relay;
 
 const CLIENTS: u16 = 4;
 /// Datagrams of one client a second.
@@ -28,15 +30,10 @@ fn quiet(config: &Config) -> Result<Outcome, LoadError> {
 }
 
 /// Every client moves five times.
-fn restless(config: Config) -> Config {
-    Config {
-        clients: CLIENTS.into(),
-        threads: Some(2),
-        rate: Rate::Pps(f64::from(CLIENTS * PPS)),
-        migrate: Some(Duration::from_millis(300)),
-        duration: Duration::from_millis(1_500),
-        ..config
-    }
+fn restless(relay: &Relay, reflector: &Reflector, flags: &str) -> Config {
+    let rate = CLIENTS * PPS;
+    let usual = format!("--clients {CLIENTS} --threads 2 --rate {rate} --migrate 0.3 --duration 1.5");
+    load(relay, reflector, &format!("{usual} {flags}"))
 }
 
 #[test]
@@ -56,14 +53,14 @@ fn all_clients_move_and_their_traffic_goes_on() {
         (Transport::Tls, Via::Channel),
         (Transport::Dtls, Via::Channel),
     ] {
-        let config = restless(Config {
-            transport,
-            via,
-            server: listener(&relay, transport),
-            host: Some("turn.example.org".to_owned()),
-            tls: TlsOptions { ca: Some(ca.clone()), ..TlsOptions::default() },
-            ..load(&relay, &reflector)
-        });
+        let config = restless(
+            &relay,
+            &reflector,
+            &format!(
+                "--transport {transport} --via {via} --server-name turn.example.org --ca {}",
+                ca.display()
+            ),
+        );
         let report = quiet(&config).unwrap().report;
         let context = format!("{transport} {via}: {report:?}");
         let figure = |name: &str| report.extra[name];
@@ -98,14 +95,8 @@ fn a_flood_survives_moves() {
     for transport in [Transport::Udp, Transport::Tcp] {
         // A relay for each, since it may count the last moves of a run after that has ended.
         let relay = relay_with(&Wishes::default(), |config| listen_to_all(config, None));
-        let config = Config {
-            transport,
-            server: listener(&relay, transport),
-            rate: Rate::Max,
-            window: Some(64),
-            burst: Some(16),
-            ..restless(load(&relay, &reflector))
-        };
+        let flags = format!("--transport {transport} --rate max --window 64 --burst 16");
+        let config = restless(&relay, &reflector, &flags);
         let report = quiet(&config).unwrap().report;
         let context = format!("{transport}: {report:?}");
         assert_eq!(report.extra["migrations_failed"], 0.0, "{context}");
@@ -125,7 +116,7 @@ fn a_flood_survives_moves() {
 fn a_server_that_forbids_mobility_is_told_from_others() {
     let relay = relay_with(&Wishes::default(), |config| config.server.mobility = false);
     let reflector = reflector();
-    let config = restless(load(&relay, &reflector));
+    let config = restless(&relay, &reflector, "");
     match quiet(&config) {
         Err(error @ LoadError::Refused { code: 405, .. }) => {
             let text = error.to_string();
@@ -140,7 +131,7 @@ fn a_server_that_forbids_mobility_is_told_from_others() {
 fn modes_without_allocations_do_not_move() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     for mode in [Mode::Allocate, Mode::Invalid] {
-        let config = Config { mode, ..restless(load(&relay, &reflector)) };
+        let config = restless(&relay, &reflector, &format!("--mode {mode}"));
         match quiet(&config) {
             Err(LoadError::Config(what)) => assert!(what.contains("--migrate"), "{what}"),
             other => panic!("{other:?}"),
@@ -153,7 +144,8 @@ fn a_server_that_knows_no_mobility_is_named() {
     let server = Scripted::start(false);
     let reflector = reflector();
     let relay = relay(&Wishes::default());
-    let config = Config { server: server.address, user: String::new(), ..restless(load(&relay, &reflector)) };
+    let config =
+        Config { servers: vec![server.address.into()], user: None, ..restless(&relay, &reflector, "") };
     match quiet(&config) {
         Err(error @ LoadError::NoMobility { .. }) => {
             assert!(error.to_string().contains("relay.mobility = true"), "{error}");
@@ -167,7 +159,8 @@ fn a_ticket_that_is_refused_counts_and_is_explained() {
     let server = Scripted::start(true);
     let reflector = reflector();
     let relay = relay(&Wishes::default());
-    let config = Config { server: server.address, user: String::new(), ..restless(load(&relay, &reflector)) };
+    let config =
+        Config { servers: vec![server.address.into()], user: None, ..restless(&relay, &reflector, "") };
     let report = quiet(&config).unwrap().report;
     // Each fails once; without an allocation there is nothing left to move.
     assert_eq!(report.extra["migrations_failed"], f64::from(CLIENTS), "{report:?}");

@@ -1,14 +1,14 @@
 //! Clients that hear nothing come back (`--reconnect`): a server that was started again has all of them soon, also one that they were sent
 //! to by another.
 
-use std::{thread, time::Duration};
+use std::thread;
 
 use crate::common::{
     Dir, Wishes, certificate, eventually, listen_to_all, listener, load, reflector, relay_with,
 };
 use turnpike_load::{
-    Rate, Stop, TlsOptions, Transport,
-    turn::{Config, Via, run},
+    Stop, Transport,
+    turn::{Via, run},
 };
 use turnpike_relay::Relay;
 use turnpike_turn::server::{Alternate, AlternateWhen};
@@ -39,20 +39,14 @@ fn clients_of_a_server_that_was_started_again_come_back() {
     ] {
         let first = relay_with(&Wishes::default(), |config| listen_to_all(config, Some(&certificate)));
         let listeners = first.listeners();
-        let config = Config {
-            transport,
-            via,
-            clients: CLIENTS,
-            threads: Some(2),
-            server: listener(&first, transport),
-            host: Some("turn.example.org".to_owned()),
-            tls: TlsOptions { ca: Some(ca.clone()), ..TlsOptions::default() },
-            rate: Rate::Pps(400.0),
-            patience: Some(Duration::from_millis(300)),
-            warmup: Duration::from_millis(100),
-            duration: Duration::from_secs(600),
-            ..load(&first, &reflector)
-        };
+        let config = load(
+            &first,
+            &reflector,
+            &format!(
+                "--transport {transport} --via {via} --clients {CLIENTS} --threads 2 --server-name turn.example.org --ca {} --rate 400 --reconnect 0.3 --warmup 0.1 --duration 600",
+                ca.display()
+            ),
+        );
         let stop = Stop::new();
         let outcome = thread::scope(|scope| {
             let running = scope.spawn(|| run(&config, &stop, |_| {}));
@@ -87,12 +81,7 @@ fn clients_of_a_server_that_was_started_again_come_back() {
 fn clients_that_always_hear_something_never_ask_again() {
     let relay = relay_with(&Wishes::default(), |_| {});
     let reflector = reflector();
-    let config = Config {
-        clients: CLIENTS,
-        rate: Rate::Pps(400.0),
-        patience: Some(Duration::from_secs(30)),
-        ..load(&relay, &reflector)
-    };
+    let config = load(&relay, &reflector, &format!("--clients {CLIENTS} --rate 400 --reconnect 30"));
     let report = run(&config, &Stop::new(), |_| {}).unwrap().report;
     assert_eq!((report.extra["returns_done"], report.extra["clients_silent"]), (0.0, 0.0), "{report:?}");
     assert!(report.extra["pause_ms_p50"] > 0.0, "{report:?}");
@@ -114,17 +103,13 @@ fn clients_that_come_back_ask_the_first_server_and_go_where_it_sends_them() {
                 when: AlternateWhen::Always,
             }];
         });
-        let config = Config {
-            transport,
-            clients: CLIENTS,
-            threads: Some(2),
-            server: listener(&first, transport),
-            rate: Rate::Pps(400.0),
-            patience: Some(Duration::from_millis(300)),
-            warmup: Duration::from_millis(100),
-            duration: Duration::from_secs(600),
-            ..load(&first, &reflector)
-        };
+        let config = load(
+            &first,
+            &reflector,
+            &format!(
+                "--transport {transport} --clients {CLIENTS} --threads 2 --rate 400 --reconnect 0.3 --warmup 0.1 --duration 600"
+            ),
+        );
         let stop = Stop::new();
         let outcome = thread::scope(|scope| {
             let running = scope.spawn(|| run(&config, &stop, |_| {}));

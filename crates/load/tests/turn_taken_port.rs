@@ -13,7 +13,7 @@ use std::{
 
 use crate::common::{Wishes, listener, load, loopback, reflector, relay_with};
 use turnpike_load::{
-    Rate, Stop, Transport,
+    Stop, Transport,
     turn::{Config, run},
 };
 
@@ -100,12 +100,9 @@ fn answer(way: UdpSocket, socket: UdpSocket, to: SocketAddr, ends: Arc<AtomicBoo
 fn a_client_whose_port_is_taken_takes_another_some_times() {
     let relay = relay_with(&Wishes::default(), |_| {});
     let reflector = reflector();
-    let load_over = |address| Config {
-        server: address,
-        clients: CLIENTS,
-        threads: Some(1),
-        rate: Rate::Pps(200.0),
-        ..load(&relay, &reflector)
+    let load_over = |address: SocketAddr| Config {
+        servers: vec![address.into()],
+        ..load(&relay, &reflector, &format!("--clients {CLIENTS} --threads 1 --rate 200"))
     };
     let some = Forgetful::new(listener(&relay, Transport::Udp), 2 * CLIENTS);
     let report = run(&load_over(some.address), &Stop::new(), |_| {}).unwrap().report;

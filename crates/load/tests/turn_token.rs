@@ -1,13 +1,12 @@
 //! Access tokens in place of passwords (RFC 7635): those that are good are taken, and why others are not is told.
 
-use std::time::Duration;
-
 use crate::common::{
-    Wishes, counter, eventually, listen_to_all, listener, load, reflector, relay_with, unix, wait_until_empty,
+    Wishes, counter, eventually, listen_to_all, load, reflector, relay_with, unix, wait_until_empty,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use turnpike_load::{
     LoadError, Rate, Stop, Transport,
+    reflect::Reflector,
     turn::{self, Config, Mode, Outcome, run},
 };
 use turnpike_relay::Relay;
@@ -48,9 +47,8 @@ fn token(
         .unwrap()
 }
 
-fn with(token: turn::AccessToken, config: Config) -> Config {
-    let (user, password) = (String::new(), String::new());
-    Config { access_token: Some(token), user, password, ..config }
+fn with(token: turn::AccessToken, relay: &Relay, reflector: &Reflector, flags: &str) -> Config {
+    Config { access_token: Some(token), user: None, ..load(relay, reflector, flags) }
 }
 
 #[test]
@@ -58,15 +56,9 @@ fn a_good_token_stands_in_place_of_user_and_password() {
     let (relay, reflector) = (server(), reflector());
     for transport in [Transport::Udp, Transport::Tcp] {
         let good = token("north", KEY, NAME, [9; 32], (unix(), 60));
-        let config = Config {
-            transport,
-            server: listener(&relay, transport),
-            clients: 4,
-            // The token, too, moves along.
-            migrate: Some(Duration::from_millis(500)),
-            rate: Rate::Pps(400.0),
-            ..with(good, load(&relay, &reflector))
-        };
+        // The token, too, moves along.
+        let flags = format!("--transport {transport} --clients 4 --migrate 0.5 --rate 400");
+        let config = with(good, &relay, &reflector, &flags);
         let report = quiet(&config).unwrap().report;
         assert!(report.received > 0, "{transport}: {report:?}");
         // A busy machine may be late for the last of them.
@@ -94,7 +86,7 @@ fn a_token_that_is_refused_is_explained() {
     ] {
         let kid = bad.kid.clone();
         let before = counter(&relay, "credentials_refused", counted);
-        match quiet(&with(bad, load(&relay, &reflector))) {
+        match quiet(&with(bad, &relay, &reflector, "")) {
             Err(error @ LoadError::AccessToken { .. }) => {
                 let text = error.to_string();
                 assert!(
@@ -113,7 +105,7 @@ fn a_token_that_is_refused_is_explained() {
 fn a_token_shorter_than_the_run_is_refused_at_once() {
     let (relay, reflector) = (server(), reflector());
     let short = token("north", KEY, NAME, [9; 32], (unix(), 1));
-    match quiet(&with(short, load(&relay, &reflector))) {
+    match quiet(&with(short, &relay, &reflector, "")) {
         Err(LoadError::Config(what)) => assert!(what.contains("--ttl"), "{what}"),
         other => panic!("{other:?}"),
     }

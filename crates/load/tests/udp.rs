@@ -10,25 +10,21 @@ use std::{
 
 use crate::common::{free_address, loopback, reflector};
 use turnpike_load::{
-    HEADER_LEN, LoadError, Rate, Stop,
+    HEADER_LEN, LoadError, Stop,
+    options::parse,
     udp::{Config, run},
 };
 
-fn load(server: SocketAddr) -> Config {
-    Config {
-        server,
-        rate: Rate::Pps(2_000.0),
-        warmup: Duration::from_millis(200),
-        duration: Duration::from_secs(1),
-        ..Config::default()
-    }
+fn load(server: SocketAddr, flags: &str) -> Config {
+    parse(&format!("{server} --rate 2000 --warmup 0.2 --duration 1 {flags}")).unwrap()
 }
 
 #[test]
 fn every_datagram_comes_back() {
     let reflector = reflector();
     for (clients, burst, size) in [(1, 1, 120), (8, 4, HEADER_LEN), (3, 16, 1_200)] {
-        let config = Config { clients, burst: Some(burst), size, ..load(reflector.listeners()[0]) };
+        let config =
+            load(reflector.listeners()[0], &format!("--clients {clients} --burst {burst} --size {size}"));
         let report = run(&config, &Stop::new(), |_| {}).unwrap().report;
         assert!((1..=2_100).contains(&report.sent), "{report:?}");
         assert_eq!((report.lost, report.duplicated, report.received), (0, 0, report.sent), "{report:?}");
@@ -61,7 +57,7 @@ fn what_a_reflector_swallows_and_doubles_is_counted_exactly() {
                 }
             }
         });
-        let config = Config { warmup: Duration::ZERO, max_loss: Some(5.0), ..load(server) };
+        let config = load(server, "--warmup 0 --max-loss 5");
         let outcome = run(&config, &Stop::new(), |_| {}).unwrap();
         stop.store(true, SeqCst);
         assert_eq!(outcome.limits_exceeded().len(), 1, "{outcome:?}");
@@ -96,7 +92,7 @@ fn replies_that_are_still_on_their_way_are_no_loss_in_the_progress() {
                 }
             }
         });
-        let config = Config { rate: Rate::Pps(200.0), duration: Duration::from_secs(3), ..load(server) };
+        let config = load(server, "--rate 200 --duration 3");
         let mut intervals = Vec::new();
         let report = run(&config, &Stop::new(), |interval| intervals.push(interval.clone())).unwrap().report;
         stop.store(true, SeqCst);
@@ -109,13 +105,13 @@ fn replies_that_are_still_on_their_way_are_no_loss_in_the_progress() {
 #[test]
 fn no_reflector_is_told_with_its_address() {
     let closed = free_address();
-    let error = run(&load(closed), &Stop::new(), |_| {}).unwrap_err();
+    let error = run(&load(closed, ""), &Stop::new(), |_| {}).unwrap_err();
     assert!(matches!(error, LoadError::NoReflector { .. }), "{error:?}");
     assert!(error.to_string().contains(&closed.to_string()), "{error}");
 
     let silent = UdpSocket::bind(loopback(0)).unwrap();
     let server = silent.local_addr().unwrap();
-    let config = Config { setup_timeout: Duration::from_millis(300), ..load(server) };
+    let config = Config { setup_timeout: Duration::from_millis(300), ..load(server, "") };
     let error = run(&config, &Stop::new(), |_| {}).unwrap_err();
     assert!(matches!(error, LoadError::NoReflection { ready: 0, .. }), "{error:?}");
     assert!(error.to_string().contains(&server.to_string()), "{error}");
@@ -124,8 +120,7 @@ fn no_reflector_is_told_with_its_address() {
 #[test]
 fn a_reflector_that_vanishes_is_loss_and_port_unreachable() {
     let mut reflector = Some(reflector());
-    let config =
-        Config { duration: Duration::from_secs(3), ..load(reflector.as_ref().unwrap().listeners()[0]) };
+    let config = load(reflector.as_ref().unwrap().listeners()[0], "--duration 3");
     let outcome = run(&config, &Stop::new(), |interval| {
         if interval.received > 0 {
             drop(reflector.take());

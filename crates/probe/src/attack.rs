@@ -17,7 +17,7 @@ use std::{
 };
 
 use serde::Serialize;
-use turnpike_client::Transport;
+use turnpike_client::{Login, Transport};
 use turnpike_wire::stun::{Class, FAMILY_IPV6, Header, View, Writer, kind, method};
 
 use self::forms::Form;
@@ -25,7 +25,7 @@ use crate::{
     Probe,
     connection::words,
     report::Level,
-    session::{Answer, Credentials, Session},
+    session::{Answer, Session},
 };
 
 /// How long data that was sent to where it should not go may take to come back.
@@ -146,14 +146,14 @@ pub fn plan(config: &crate::Config) -> Vec<String> {
     let forms = forms::special().count();
     let mut lines =
         vec![format!("{}: over each transport that it has (UDP, TCP, TLS, DTLS), I would", config.server)];
-    if let Some((user, _)) = &config.user {
+    if let Some(Login { name: user, .. }) = &config.user {
         lines.extend([
             format!("- allocate as {user}, and ask for {forms} addresses that should be nobody's peer (loopback, metadata, private, the"),
             "  server's own, and their IPv6 spellings) by CreatePermission, ChannelBind, Send and Connect, and again after a move (RFC 8016)".to_owned(),
             "- send one datagram to a port of the server itself through each of them, which comes back where that is let through".to_owned(),
             "- bind to connections of nobody, and show tickets that no server has made".to_owned(),
         ]);
-        if let Some((other, _)) = &config.attack_user {
+        if let Some(Login { name: other, .. }) = &config.attack_user {
             lines.push(format!("- as {other}, try to take and to end those allocations by their tickets"));
         }
     } else {
@@ -262,8 +262,7 @@ impl Probe<'_> {
 
     /// A ticket that is good, shown by somebody else.
     fn stolen(&self, asker: &mut Asker<'_>, ticket: &[u8]) -> Result<(), String> {
-        let Some((user, password)) = self.config.attack_user.clone() else { return Ok(()) };
-        let thief = Credentials { user, password };
+        let Some(thief) = self.config.attack_user.clone() else { return Ok(()) };
         let Some(mut session) = self.session_of(Some(thief), asker.transport) else { return Ok(()) };
         let answer = shows(&mut session, ticket).map_err(|error| words(&error))?;
         asker.note_theft("another user's ticket", &answer);

@@ -5,6 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use turnpike_client::Login;
 use turnpike_measure::units::span;
 use turnpike_wire::{
     escape::name,
@@ -14,7 +15,7 @@ use turnpike_wire::{
 use crate::{
     connection::words,
     report::{Level, Report},
-    session::{Answer, Credentials, Session},
+    session::{Answer, Session},
 };
 
 const AREA: &str = "credentials";
@@ -45,7 +46,7 @@ pub(crate) enum Outcome {
 pub(crate) fn allocate(
     report: &mut Report,
     session: &mut Session,
-    credentials: Option<&Credentials>,
+    credentials: Option<&Login>,
     now: SystemTime,
 ) -> Outcome {
     let first = match session.ask(method::ALLOCATE, &wanted) {
@@ -104,10 +105,10 @@ pub(crate) fn allocate(
     outcome
 }
 
-fn signed(report: &mut Report, session: &mut Session, credentials: &Credentials, now: SystemTime) -> Outcome {
+fn signed(report: &mut Report, session: &mut Session, credentials: &Login, now: SystemTime) -> Outcome {
     /// A nonce may be stale once; one that the server has just made is not.
     const NONCES: usize = 3;
-    let user = &credentials.user;
+    let user = &credentials.name;
     for _ in 0..NONCES {
         let realm = session.challenge.as_ref().map(|challenge| challenge.realm.clone()).unwrap_or_default();
         let answer = match session.signed(method::ALLOCATE, &wanted) {
@@ -183,13 +184,7 @@ fn signed(report: &mut Report, session: &mut Session, credentials: &Credentials,
 }
 
 /// A 401 in answer to a signed request, which `asks` for a realm once more.
-fn refused(
-    report: &mut Report,
-    credentials: &Credentials,
-    realm: &str,
-    asks: Option<String>,
-    now: SystemTime,
-) {
+fn refused(report: &mut Report, credentials: &Login, realm: &str, asks: Option<String>, now: SystemTime) {
     let (what, remedy) = match asks.filter(|asks| asks != realm) {
         Some(other) => (
             format!("asks for realm {realm:?} and then for {other:?}, so that no key is right"),
@@ -233,8 +228,8 @@ fn alternate(answer: &Answer) -> String {
 }
 
 /// Why a 401 came back: what can be told from this side.
-fn refusal(credentials: &Credentials, realm: &str, now: SystemTime) -> (String, String) {
-    let user = &credentials.user;
+fn refusal(credentials: &Login, realm: &str, now: SystemTime) -> (String, String) {
+    let user = &credentials.name;
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     match expiry(user) {
         Some(expiry) if expiry > now.saturating_add(TEN_YEARS) => (
@@ -301,7 +296,7 @@ mod tests {
     fn a_refusal_names_the_clock_where_the_name_has_a_time() {
         let now = UNIX_EPOCH + Duration::from_secs(1_000);
         let told = |user: &str| {
-            let credentials = Credentials { user: user.to_owned(), password: String::new() };
+            let credentials = Login { name: user.to_owned(), password: String::new() };
             refusal(&credentials, "example.org", now).0
         };
         assert!(told("900:alice").contains("expired 1 min 40 s ago"));

@@ -33,8 +33,8 @@ use credentials::Outcome;
 pub use report::{
     CertificateFacts, Finding, Level, NatFacts, PeerFacts, Report, RoundTrip, TransportFacts, UnknownLevel,
 };
-use session::{Credentials, Session};
-use turnpike_client::{InvalidSetting, ServerUri, TlsOptions, Transport};
+use session::Session;
+use turnpike_client::{InvalidSetting, Login, ServerUri, TlsOptions, Transport};
 use turnpike_wire::stun::{kind, method};
 
 /// What to probe. [`Config::new`] holds the defaults.
@@ -43,7 +43,7 @@ pub struct Config {
     /// Which server.
     pub server: ServerUri,
     /// Name and password.
-    pub user: Option<(String, String)>,
+    pub user: Option<Login>,
     /// Whom to believe. [`TlsOptions::insecure`] changes what counts as usable, not what is said of a certificate.
     pub tls: TlsOptions,
     /// When the whole probe is over. Default 30 s.
@@ -54,7 +54,7 @@ pub struct Config {
     /// `None`.
     pub attack: Option<Vec<u16>>,
     /// Name and password of somebody else, who tries to take the first one's allocations. Default `None`.
-    pub attack_user: Option<(String, String)>,
+    pub attack_user: Option<Login>,
 }
 
 impl Config {
@@ -194,7 +194,7 @@ impl Probe<'_> {
     fn turn(&mut self) {
         let Some((transport, server)) = self.reached() else { return };
         let Some(mut session) = self.session(transport) else { return };
-        let credentials = self.credentials();
+        let credentials = self.config.user.clone();
         let outcome =
             credentials::allocate(&mut self.report, &mut session, credentials.as_ref(), SystemTime::now());
         if let Some(challenge) = &session.challenge {
@@ -300,11 +300,11 @@ impl Probe<'_> {
 
     /// A session over a transport that was found to work; `None` when it no longer does.
     fn session(&self, transport: Transport) -> Option<Session> {
-        self.session_of(self.credentials(), transport)
+        self.session_of(self.config.user.clone(), transport)
     }
 
     /// The same of this user.
-    fn session_of(&self, credentials: Option<Credentials>, transport: Transport) -> Option<Session> {
+    fn session_of(&self, credentials: Option<Login>, transport: Transport) -> Option<Session> {
         let server = self.servers.get(&transport)?;
         let trust = self.trust(transport).ok()?;
         let (connection, _) = Connection::open(transport, *server, trust, self.soon()).ok()?;
@@ -332,11 +332,6 @@ impl Probe<'_> {
 
     fn stream(&self) -> Option<Transport> {
         [Transport::Tcp, Transport::Tls].into_iter().find(|transport| self.servers.contains_key(transport))
-    }
-
-    fn credentials(&self) -> Option<Credentials> {
-        let (user, password) = self.config.user.clone()?;
-        Some(Credentials { user, password })
     }
 
     fn trust(&self, transport: Transport) -> Result<Option<&Trust>, String> {

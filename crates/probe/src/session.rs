@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use turnpike_client::Login;
 use turnpike_wire::{
     address::canonical,
     escape::name,
@@ -24,13 +25,6 @@ use crate::connection::Connection;
 const MOST_CHALLENGES: u8 = 3;
 /// Indications that are kept: there is no end to what a server may send.
 const MOST_UNASKED: usize = 1024;
-
-/// Who asks.
-#[derive(Clone, Debug)]
-pub(crate) struct Credentials {
-    pub(crate) user: String,
-    pub(crate) password: String,
-}
 
 /// Writes the attributes of a request, credentials left out.
 pub(crate) type Attributes<'a> = &'a dyn Fn(&mut Writer<'_>);
@@ -128,7 +122,7 @@ pub(crate) struct Session {
     connection: Connection,
     /// Data that came while an answer was waited for.
     unasked: VecDeque<Vec<u8>>,
-    credentials: Option<Credentials>,
+    credentials: Option<Login>,
     pub(crate) challenge: Option<Challenge>,
     /// The longest wait for an answer.
     patience: Duration,
@@ -139,7 +133,7 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn new(
         connection: Connection,
-        credentials: Option<Credentials>,
+        credentials: Option<Login>,
         patience: Duration,
         deadline: Instant,
     ) -> Self {
@@ -195,7 +189,7 @@ impl Session {
         };
         let key = Key::long_term(
             algorithm,
-            &opaque_string(&credentials.user),
+            &opaque_string(&credentials.name),
             &realm,
             credentials.password.as_bytes(),
         );
@@ -304,16 +298,16 @@ pub(crate) fn write(
     transaction: [u8; 12],
     attributes: Attributes<'_>,
     challenge: Option<&Challenge>,
-    credentials: Option<&Credentials>,
+    credentials: Option<&Login>,
 ) -> Vec<u8> {
     let mut buffer = Vec::new();
     let mut message = Writer::begin(&mut buffer, Header { class: Class::Request, method, transaction });
     attributes(&mut message);
     if let (Some(challenge), Some(credentials)) = (challenge, credentials) {
         if challenge.anonymous {
-            message.attribute(kind::USERHASH, &userhash(&credentials.user, &challenge.realm));
+            message.attribute(kind::USERHASH, &userhash(&credentials.name, &challenge.realm));
         } else {
-            message.attribute(kind::USERNAME, opaque_string(&credentials.user).as_bytes());
+            message.attribute(kind::USERNAME, opaque_string(&credentials.name).as_bytes());
         }
         message.attribute(kind::REALM, challenge.realm.as_bytes());
         message.attribute(kind::NONCE, &challenge.nonce);

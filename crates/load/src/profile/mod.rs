@@ -14,6 +14,7 @@ mod schedule;
 
 use std::{fmt, path::Path, str::FromStr};
 
+use clap::Args;
 use draw::{Draw, Range};
 pub(crate) use ends::{Ends, run};
 pub(crate) use figures::{Figures, gather, put};
@@ -231,11 +232,15 @@ fn draw_size(sizes: &[Sizes], draw: &mut Draw) -> usize {
 }
 
 /// The profile as it was asked for, with the seed of its numbers.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Args)]
 pub struct Shaped {
-    /// What each client sends.
+    /// In place of --rate, --size, --burst and --window: each client has the streams of audio, call, sfu, screen, vpn, or of a TOML
+    /// file, in both directions, to peers of the generator's own; docs/load.md says how such a file looks
+    #[arg(long, value_name = "NAME|FILE", required = false, conflicts_with_all = ["rate", "size", "burst", "window"])]
     pub profile: Profile,
-    /// Runs of one seed send the same packets at the same times.
+
+    /// Where the numbers of --profile begin: runs of one seed send the same packets at the same times
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "profile")]
     pub seed: u64,
 }
 

@@ -8,15 +8,19 @@ mod udp;
 use std::{
     io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    str::FromStr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    thread,
 };
 
+use clap::Args;
 use turnpike_net::{
     Datapath,
     poll::Poller,
+    socket_address,
     worker::{self, Workers},
 };
 use turnpike_offload::{Echo, Echoed};
@@ -25,37 +29,78 @@ use crate::LoadError;
 
 pub(crate) use connection::MSG_TRUNC;
 
-/// The port of [`Config::default`].
+/// The port of a reflector that names none.
 pub const DEFAULT_PORT: u16 = 3480;
 
-/// Settings of a reflector. With neither UDP nor TCP addresses (the default) it listens for both on port 3480 of all
-/// addresses, IPv6 where the machine has it.
-#[derive(Clone, Debug)]
+/// Receive and send buffer of each UDP socket in bytes.
+const BUFFER: usize = 8 << 20;
+
+/// Settings of a reflector, which are the flags of `turnpike reflect`. With neither UDP nor TCP addresses (the default) it listens for
+/// both on port 3480 of all addresses, IPv6 where the machine has it.
+#[derive(Clone, Debug, Default, Args)]
 pub struct Config {
-    /// UDP addresses to listen on.
+    /// UDP address to reflect on; repeat for several [default, without --tcp too: port 3480 of all addresses, IPv6 where
+    /// there is any]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = socket_address)]
     pub listen: Vec<SocketAddr>,
-    /// TCP addresses to listen on.
+
+    /// TCP address to serve load tcp, rr and connect on, and an echo to any other client; repeat for several [default,
+    /// without --listen too: as for UDP]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = socket_address)]
     pub tcp: Vec<SocketAddr>,
-    /// Threads, as many for UDP as for TCP; default: one per core.
-    pub workers: usize,
-    /// Step of the ladder; default: the best.
-    pub datapath: Datapath,
-    /// Whether the kernel itself sends back what comes by Ethernet; the rest goes by the step. Default no.
-    pub in_kernel: bool,
-    /// Receive and send buffer of each UDP socket in bytes. Default 8 MiB.
-    pub buffer: usize,
+
+    /// Threads, 1 to 1024, for UDP and as many for TCP [default: one per core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
+
+    /// How datagrams enter and leave: auto, basic, mmsg or gso; kernel: sent back in the kernel where they come by Ethernet, as auto elsewhere
+    /// (as for `serve`: CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON; netfilter does not see them)
+    #[arg(long, value_name = "D", default_value = "auto")]
+    pub datapath: ReflectPath,
 }
 
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            listen: Vec::new(),
-            tcp: Vec::new(),
-            workers: std::thread::available_parallelism().map_or(1, usize::from),
-            datapath: Datapath::best().0,
-            in_kernel: false,
-            buffer: 8 << 20,
+/// How datagrams enter and leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReflectPath {
+    /// The kernel itself sends back what comes by Ethernet; the rest goes by the best step.
+    Kernel,
+    /// By a step of the ladder.
+    Step(Datapath),
+}
+
+impl ReflectPath {
+    /// The step of what does not go by the kernel.
+    #[must_use]
+    pub fn step(self) -> Datapath {
+        match self {
+            Self::Kernel => Datapath::best().0,
+            Self::Step(step) => step,
         }
+    }
+}
+
+impl Default for ReflectPath {
+    fn default() -> Self {
+        Self::Step(Datapath::best().0)
+    }
+}
+
+impl FromStr for ReflectPath {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "kernel" => Ok(Self::Kernel),
+            step => step.parse().map(Self::Step).map_err(|_| "expected auto, basic, mmsg, gso or kernel"),
+        }
+    }
+}
+
+impl Config {
+    /// Threads for UDP, and as many for TCP.
+    #[must_use]
+    pub fn workers(&self) -> usize {
+        self.workers.map_or_else(|| thread::available_parallelism().map_or(1, usize::from), usize::from)
     }
 }
 
@@ -125,22 +170,20 @@ impl Reflector {
     /// # Errors
     /// When an address cannot be listened on, or a thread not be started.
     pub fn start(config: &Config) -> Result<Self, LoadError> {
-        if config.workers == 0 {
-            return Err(LoadError::Config("a reflector needs at least one worker".to_owned()));
-        }
+        let (step, workers) = (config.datapath.step(), config.workers());
         let everywhere = config.listen.is_empty() && config.tcp.is_empty();
         let datagrams = per_worker(
             &config.listen,
             everywhere,
-            config.workers,
-            |address| udp::bind(address, config, false),
-            |address| udp::bind(address, config, true),
+            workers,
+            |address| udp::bind(address, step, false),
+            |address| udp::bind(address, step, true),
             turnpike_net::UdpSocket::local_addr,
         )?;
         let streams = per_worker(
             &config.tcp,
             everywhere,
-            config.workers,
+            workers,
             |address| tcp::bind(address, false),
             |address| tcp::bind(address, true),
             tcp::Listener::local_addr,
@@ -152,13 +195,13 @@ impl Reflector {
             workers: Workers::default(),
         };
         for (number, sockets) in datagrams.sockets.into_iter().enumerate() {
-            let worker = udp::Worker::new(sockets, config.datapath);
+            let worker = udp::Worker::new(sockets, step);
             reflector.spawn(format!("reflect-{number}"), worker)?;
         }
         for (number, listeners) in streams.sockets.into_iter().enumerate() {
             reflector.spawn(format!("reflect-tcp-{number}"), tcp::Worker::new(listeners))?;
         }
-        if config.in_kernel {
+        if config.datapath == ReflectPath::Kernel {
             let echo = Echo::start(&reflector.listeners)?;
             if echo.interfaces().is_empty() {
                 return Err(LoadError::NoEthernet);

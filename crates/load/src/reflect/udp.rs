@@ -7,16 +7,16 @@ use std::{io, net::SocketAddr, sync::atomic::Ordering::Relaxed};
 
 use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
 
-use super::{Config, Counters, Work};
+use super::{BUFFER, Counters, Work};
 use crate::LoadError;
 
 /// `shared` with the other workers.
-pub(super) fn bind(address: SocketAddr, config: &Config, shared: bool) -> Result<UdpSocket, LoadError> {
+pub(super) fn bind(address: SocketAddr, step: Datapath, shared: bool) -> Result<UdpSocket, LoadError> {
     let options = UdpOptions {
         reuse_port: shared,
-        recv_buffer: Some(config.buffer),
-        send_buffer: Some(config.buffer),
-        gro: config.datapath == Datapath::Gso,
+        recv_buffer: Some(BUFFER),
+        send_buffer: Some(BUFFER),
+        gro: step == Datapath::Gso,
         // A reply must leave from the address that was asked.
         packet_info: address.ip().is_unspecified(),
         ..UdpOptions::default()

@@ -27,6 +27,7 @@ pub(crate) use turnpike_client::Errors;
 
 use crate::{
     LoadError,
+    options::{ResultLimits, RunOptions},
     profile::Shaped,
     progress::{Interval, Kind, Phase},
 };
@@ -85,14 +86,22 @@ pub(crate) struct Frame {
     pub(crate) kind: Kind,
 }
 
+impl Frame {
+    /// Without an answer of the user's, a thread for each core, but no more than `clients`.
+    pub(crate) fn new(run: &RunOptions, clients: usize, kind: Kind) -> Self {
+        let cores = || thread::available_parallelism().map_or(1, usize::from);
+        let threads = run.threads.unwrap_or_else(cores).min(clients);
+        Self { clients, threads, warmup: run.warmup, duration: run.duration, kind }
+    }
+}
+
 /// What a report repeats of the settings, and the limits that it is held against.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub(crate) size: usize,
     pub(crate) rate: Rate,
     pub(crate) datapath: String,
-    pub(crate) max_loss: Option<f64>,
-    pub(crate) max_p99: Option<u64>,
+    pub(crate) limits: ResultLimits,
 }
 
 impl Asked {
@@ -150,12 +159,6 @@ pub(crate) fn run<C: Sync>(
     });
     let (measured, interrupted) = shared.measured();
     shared.take_failure().map_or(Ok(Found { tallies, finished, measured, interrupted }), Err)
-}
-
-/// Threads to start, for so many connections.
-pub(crate) fn threads(asked: Option<usize>, connections: usize) -> usize {
-    let cores = || thread::available_parallelism().map_or(1, usize::from);
-    asked.unwrap_or_else(cores).min(connections)
 }
 
 /// Says what is impossible about what all generators are told: numbers beyond their range, by flag.
@@ -374,12 +377,12 @@ pub(crate) fn conclude(mut report: Report, asked: &Asked, interrupted: bool) -> 
 
 fn exceeded(asked: &Asked, report: &Report) -> Vec<String> {
     let mut exceeded = Vec::new();
-    if let Some(limit) = asked.max_loss
+    if let Some(limit) = asked.limits.max_loss
         && report.loss_percent() > limit
     {
         exceeded.push(format!("loss is {:.3} %, above the limit of {limit} %", report.loss_percent()));
     }
-    if let Some(limit) = asked.max_p99 {
+    if let Some(limit) = asked.limits.max_p99 {
         if report.received == 0 {
             exceeded.push(format!("nothing came back, so that p99 is not below the limit of {limit} us"));
         } else if report.rtt_us.p99 > limit {

@@ -65,8 +65,8 @@ struct Buffers {
 impl<'a> Bulk<'a> {
     fn new(config: &'a Config, schedule: Schedule, poller: Poller) -> Self {
         let (verify, discard) = match config.workload {
-            Workload::Bulk { verify, skip_rx_copy, .. } => (verify, skip_rx_copy),
-            Workload::Exchange { .. } | Workload::Connect { .. } => (false, false),
+            Workload::Bulk(bulk) => (bulk.verify, bulk.skip_rx_copy),
+            Workload::Exchange(_) | Workload::Connect(_) => (false, false),
         };
         let (bytes, discarded) = (vec![0; READ], vec![MaybeUninit::uninit(); READ]);
         let buffers = Buffers { bytes, discarded, verify, discard };
@@ -74,7 +74,7 @@ impl<'a> Bulk<'a> {
     }
 
     fn run(&mut self, shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
-        let server = self.config.server;
+        let server = self.config.target.server;
         let now = shared.clock.ns();
         std::thread::sleep(Duration::from_nanos(self.schedule.start.saturating_sub(now)));
         for (index, stream) in self.streams.iter_mut().enumerate() {
@@ -112,7 +112,7 @@ impl<'a> Bulk<'a> {
         else {
             return Ok(());
         };
-        let server = self.config.server;
+        let server = self.config.target.server;
         let at = Moment { now, schedule: self.schedule };
         if event.readable || event.error {
             let read = stream.read(&mut self.buffers, at, &mut self.tallies);
@@ -126,15 +126,14 @@ impl<'a> Bulk<'a> {
             }
         }
         if event.writable {
-            let Workload::Bulk { block, .. } = self.config.workload else { return Ok(()) };
-            let written = stream.write(block, at, &mut self.tallies);
+            let written = stream.write(self.config.size(), at, &mut self.tallies);
             written.map_err(|error| stream.lost(server, &error))?;
         }
         Ok(())
     }
 
     fn check_progress(&self, now: u64) -> Result<(), LoadError> {
-        let server = self.config.server;
+        let server = self.config.target.server;
         let mut open = self.streams.iter().filter(|stream| !stream.is_done());
         let stalled = open.find(|stream| now.saturating_sub(stream.last_ns) > nanos(self.config.timeout));
         stalled.map_or(Ok(()), |stream| {

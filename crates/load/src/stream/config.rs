@@ -1,7 +1,8 @@
-//! What a TCP run is told.
+//! Settings of `load tcp`, `load rr` and `load connect`, which are their flags.
 
 use std::{net::SocketAddr, time::Duration};
 
+use clap::Args;
 use strum::{Display, EnumString, VariantNames};
 use turnpike_client::UnknownName;
 use turnpike_measure::Rate;
@@ -9,79 +10,126 @@ use turnpike_measure::Rate;
 use crate::{
     LoadError,
     greeting::{MAX_SIZE, Mode},
-    reflect::DEFAULT_PORT,
+    options::{self, ResultLimits, RunOptions},
     run,
 };
 
-/// Settings of `load tcp`, `load rr` and `load connect`. [`Config::new`] holds the documented defaults.
+/// Settings of a TCP run.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The reflector, or a forwarder to it. Default 127.0.0.1:3480.
-    pub server: SocketAddr,
+    /// Where it goes, and for how long.
+    pub target: Target,
     /// What is done.
     pub workload: Workload,
-    /// Connections at a time, 1 to 10,000; in bulk, streams each way. Default 1.
-    pub clients: usize,
-    /// Requests, or connections, a second over all clients; open loop: what is due waits for nothing but a free client, and
-    /// the wait counts. Default [`Rate::Max`], a closed loop. Bulk knows only that.
-    pub rate: Rate,
-    /// Measured time. Default 10 s.
-    pub duration: Duration,
-    /// Traffic before it that is not counted. Default 1 s.
-    pub warmup: Duration,
-    /// Threads. Default: one per core that this process may use, but no more than connections.
-    pub threads: Option<usize>,
-    /// Loss in percent above which the outcome says that a limit was exceeded. Bulk loses nothing, or fails.
-    pub max_loss: Option<f64>,
-    /// p99 of request or connection in microseconds above which it does.
-    pub max_p99: Option<u64>,
     /// How long anything may take that must happen: an answer to a connection attempt or a greeting, and in bulk the next
-    /// byte. Default 5 s.
+    /// byte. 5 s.
     pub timeout: Duration,
 }
 
-/// What is done with connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Workload {
-    /// As many bytes as go.
-    Bulk {
-        /// Which way.
-        direction: Direction,
-        /// Bytes of a write, 1 to 1 MiB.
-        block: usize,
-        /// Compare every byte with what was sent.
-        verify: bool,
-        /// Receivers let the kernel throw bytes away instead of copying them: less CPU for what is not measured.
-        skip_rx_copy: bool,
-    },
-    /// Requests and responses on open connections, one outstanding on each.
-    Exchange {
-        /// Bytes of a request, 1 to 1 MiB.
-        request: usize,
-        /// Bytes of its response, 1 to 1 MiB.
-        response: usize,
-    },
-    /// A connection for each request and response.
-    Connect {
-        /// Bytes of the request, 1 to 1 MiB; a greeting of 16 bytes goes before it.
-        request: usize,
-        /// Bytes of the response, 1 to 1 MiB.
-        response: usize,
-        /// How it ends.
-        close: Close,
-    },
+/// Where the connections go, and for how long.
+#[derive(Clone, Debug, Args)]
+pub struct Target {
+    /// A `turnpike reflect`, or a forwarder to one: HOST[:PORT], port 3480 by default
+    #[arg(value_name = "HOST:PORT", value_parser = options::reflector)]
+    pub server: SocketAddr,
+
+    /// How long, and by how many threads.
+    #[command(flatten)]
+    pub run: RunOptions,
 }
 
-/// Where bulk goes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Direction {
-    /// From the generator to the reflector.
-    #[default]
-    ToServer,
-    /// The other way.
-    ToClient,
-    /// Both, on connections of their own.
-    Both,
+/// What is done with connections.
+#[derive(Clone, Copy, Debug)]
+pub enum Workload {
+    /// As many bytes as go.
+    Bulk(BulkOptions),
+    /// Requests and responses on open connections, one outstanding on each.
+    Exchange(ExchangeOptions),
+    /// A connection for each request and response.
+    Connect(ConnectOptions),
+}
+
+/// Flags of `load tcp`.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct BulkOptions {
+    /// Streams, each a connection of its own, 1 to 10000; with --bidir as many each way
+    #[arg(short = 'P', long = "parallel", visible_alias = "clients", value_name = "N", default_value_t = 1)]
+    pub clients: usize,
+
+    /// The reflector sends, the generator receives
+    #[arg(short = 'R', long)]
+    pub reverse: bool,
+
+    /// Both directions at once, on connections of their own
+    #[arg(long, conflicts_with = "reverse")]
+    pub bidir: bool,
+
+    /// Bytes of a write, 1 to 1048576
+    #[arg(long, value_name = "B", default_value_t = 131_072)]
+    pub size: usize,
+
+    /// Compare every byte that arrives with what was sent; costs the receiver CPU
+    #[arg(long)]
+    pub verify: bool,
+
+    /// Receivers let the kernel throw the bytes away instead of copying them, so that the far ends cost less CPU
+    #[arg(long)]
+    pub skip_rx_copy: bool,
+}
+
+/// Flags of `load rr`.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ExchangeOptions {
+    /// Connections, with one request outstanding on each, 1 to 10000
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub clients: usize,
+
+    /// Bytes of a request, 1 to 1048576
+    #[arg(long, value_name = "B", default_value_t = 32)]
+    pub size: usize,
+
+    /// Bytes of its response, 1 to 1048576 [default: as --size]
+    #[arg(long, value_name = "B")]
+    pub response: Option<usize>,
+
+    /// Requests a second over all connections, open loop, such as 20000 or 20k; "max" sends each as soon as the last is
+    /// answered (closed loop)
+    #[arg(long, value_name = "N|max", default_value = "max")]
+    pub rate: Rate,
+
+    /// Limits of the result.
+    #[command(flatten)]
+    pub limits: ResultLimits,
+}
+
+/// Flags of `load connect`.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ConnectOptions {
+    /// Connections at once, 1 to 10000
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub clients: usize,
+
+    /// Bytes that each sends, after a greeting of 16, 1 to 1048576
+    #[arg(long, value_name = "B", default_value_t = 1)]
+    pub size: usize,
+
+    /// Bytes that each receives, 1 to 1048576
+    #[arg(long, value_name = "B", default_value_t = 1)]
+    pub response: usize,
+
+    /// Who closes first: "server", "client", or the client by "reset". Whoever does keeps the port pair for 60 s after
+    /// (TIME_WAIT, but for a reset), and a client has 28,000
+    #[arg(long, value_name = "WHO", default_value_t = Close::Server)]
+    pub close: Close,
+
+    /// Connections a second over all clients, open loop, such as 2000 or 2k; "max" opens each as soon as the last is
+    /// closed (closed loop)
+    #[arg(long, value_name = "N|max", default_value = "max")]
+    pub rate: Rate,
+
+    /// Limits of the result.
+    #[command(flatten)]
+    pub limits: ResultLimits,
 }
 
 /// Who closes a connection of `load connect` first. The first to close keeps the address pair for 60 s (TIME_WAIT), and a
@@ -101,23 +149,10 @@ pub enum Close {
 impl Config {
     /// The most connections of one run, each way.
     pub const MAX_CLIENTS: usize = 10_000;
-    /// The longest request, response or block.
-    pub const MAX_SIZE: usize = MAX_SIZE;
 
-    /// The defaults, for one workload.
-    pub fn new(workload: Workload) -> Self {
-        Self {
-            server: SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)),
-            workload,
-            clients: 1,
-            rate: Rate::Max,
-            duration: Duration::from_secs(10),
-            warmup: Duration::from_secs(1),
-            threads: None,
-            max_loss: None,
-            max_p99: None,
-            timeout: Duration::from_secs(5),
-        }
+    /// `workload` at `target`.
+    pub fn new(target: Target, workload: Workload) -> Self {
+        Self { target, workload, timeout: Duration::from_secs(5) }
     }
 
     /// Says what is impossible about these settings.
@@ -125,65 +160,84 @@ impl Config {
     /// # Errors
     /// With the first flag that is out of range.
     pub fn validate(&self) -> Result<(), LoadError> {
-        let (clients, second) = match self.workload {
-            Workload::Bulk { .. } => ("--parallel", 1),
-            Workload::Exchange { response, .. } | Workload::Connect { response, .. } => {
-                ("--clients", response)
-            }
+        let (clients, response) = match self.workload {
+            Workload::Bulk(_) => ("--parallel", 1),
+            Workload::Exchange(exchange) => ("--clients", exchange.response()),
+            Workload::Connect(connect) => ("--clients", connect.response),
         };
         let numbers = [
-            (clients, self.clients, 1..=Self::MAX_CLIENTS),
+            (clients, self.clients(), 1..=Self::MAX_CLIENTS),
             ("--size", self.size(), 1..=MAX_SIZE),
-            ("--response", second, 1..=MAX_SIZE),
+            ("--response", response, 1..=MAX_SIZE),
         ];
-        run::check(&numbers, self.threads, self.duration)?;
-        if let Workload::Bulk { verify: true, skip_rx_copy: true, .. } = self.workload {
+        run::check(&numbers, self.target.run.threads, self.target.run.duration)?;
+        if let Workload::Bulk(BulkOptions { verify: true, skip_rx_copy: true, .. }) = self.workload {
             return Err(LoadError::Config(
                 "--verify looks at bytes that --skip-rx-copy throws away".to_owned(),
             ));
         }
-        if let (Workload::Bulk { .. }, Rate::Pps(_)) = (self.workload, self.rate) {
-            return Err(LoadError::Config("bulk has no --rate: it takes what it gets".to_owned()));
-        }
         Ok(())
     }
 
-    /// Connections at a time.
-    pub fn connections(&self) -> usize {
-        let both = matches!(self.workload, Workload::Bulk { direction: Direction::Both, .. });
-        if both { self.clients * 2 } else { self.clients }
+    /// Connections at a time; in bulk, streams each way.
+    pub(crate) fn clients(&self) -> usize {
+        match self.workload {
+            Workload::Bulk(BulkOptions { clients, .. })
+            | Workload::Exchange(ExchangeOptions { clients, .. })
+            | Workload::Connect(ConnectOptions { clients, .. }) => clients,
+        }
     }
 
-    /// Threads to start.
-    pub fn threads(&self) -> usize {
-        run::threads(self.threads, self.connections())
+    /// Connections at a time, both ways together.
+    pub(crate) fn connections(&self) -> usize {
+        let both = matches!(self.workload, Workload::Bulk(BulkOptions { bidir: true, .. }));
+        if both { self.clients() * 2 } else { self.clients() }
+    }
+
+    /// Offered load: what is due waits for nothing but a free client, and the wait counts. Bulk takes what it gets, and loses nothing.
+    pub(crate) fn rate_and_limits(&self) -> (Rate, ResultLimits) {
+        match self.workload {
+            Workload::Bulk(_) => (Rate::Max, ResultLimits::default()),
+            Workload::Exchange(ExchangeOptions { rate, limits, .. })
+            | Workload::Connect(ConnectOptions { rate, limits, .. }) => (rate, limits),
+        }
     }
 
     /// Bytes of a write or a request.
     pub(crate) fn size(&self) -> usize {
         match self.workload {
-            Workload::Bulk { block, .. } => block,
-            Workload::Exchange { request, .. } | Workload::Connect { request, .. } => request,
+            Workload::Bulk(BulkOptions { size, .. })
+            | Workload::Exchange(ExchangeOptions { size, .. })
+            | Workload::Connect(ConnectOptions { size, .. }) => size,
         }
     }
 
     /// What connection `number` of the run asks the reflector for.
     pub(crate) fn mode(&self, number: usize) -> Mode {
         match self.workload {
-            Workload::Bulk { direction, block, verify, skip_rx_copy } => {
+            Workload::Bulk(BulkOptions { reverse, bidir, size, verify, skip_rx_copy, .. }) => {
                 // Every other one, so that each thread has both kinds.
-                let to_server = match direction {
-                    Direction::ToServer => true,
-                    Direction::ToClient => false,
-                    Direction::Both => number.is_multiple_of(2),
-                };
-                if to_server { Mode::Sink { verify, discard: skip_rx_copy } } else { Mode::Source { block } }
+                let to_server = if bidir { number.is_multiple_of(2) } else { !reverse };
+                if to_server {
+                    Mode::Sink { verify, discard: skip_rx_copy }
+                } else {
+                    Mode::Source { block: size }
+                }
             }
-            Workload::Exchange { request, response } => Mode::Exchange { request, response },
-            Workload::Connect { request, response, close } => {
-                Mode::Connect { request, response, client_closes: close != Close::Server }
+            Workload::Exchange(exchange) => {
+                Mode::Exchange { request: exchange.size, response: exchange.response() }
+            }
+            Workload::Connect(ConnectOptions { size, response, close, .. }) => {
+                Mode::Connect { request: size, response, client_closes: close != Close::Server }
             }
         }
+    }
+}
+
+impl ExchangeOptions {
+    /// Bytes of a response.
+    pub(crate) fn response(&self) -> usize {
+        self.response.unwrap_or(self.size)
     }
 }
 
@@ -193,26 +247,33 @@ mod tests {
 
     #[test]
     fn impossible_settings_name_the_flag() {
-        let bulk = |block, verify, skip_rx_copy| {
-            Config::new(Workload::Bulk { direction: Direction::Both, block, verify, skip_rx_copy })
+        let bulk = |flags: &str| options::parse(flags).map(Workload::Bulk);
+        let exchange = |flags: &str| options::parse(flags).map(Workload::Exchange);
+        let connect = |flags: &str| options::parse(flags).map(Workload::Connect);
+        let check = |run: &str, workload: Result<Workload, clap::Error>| {
+            let target = options::parse(&format!("127.0.0.1 {run}")).expect(run);
+            Config::new(target, workload.map_err(|error| error.to_string())?)
+                .validate()
+                .map_err(|error| error.to_string())
         };
-        let rr = |request, response| Config::new(Workload::Exchange { request, response });
-        for (config, flag) in [
-            (Config { clients: 0, ..bulk(1, false, false) }, "--parallel"),
-            (Config { clients: 10_001, ..rr(1, 1) }, "--clients"),
-            (bulk(0, false, false), "--size"),
-            (bulk(MAX_SIZE + 1, false, false), "--size"),
-            (bulk(1, true, true), "--verify"),
-            (Config { rate: Rate::Pps(1.0), ..bulk(1, false, false) }, "--rate"),
-            (rr(0, 1), "--size"),
-            (rr(1, 0), "--response"),
-            (Config { threads: Some(0), ..rr(1, 1) }, "--threads"),
-            (Config { duration: Duration::ZERO, ..rr(1, 1) }, "--duration"),
+        for (run, workload, told) in [
+            ("", bulk("-P 0"), "--parallel"),
+            ("", exchange("--clients 10001"), "--clients"),
+            ("", bulk("--size 0"), "--size"),
+            ("", bulk("--size 1048577"), "--size"),
+            ("", bulk("--verify --skip-rx-copy"), "--verify"),
+            ("", bulk("--rate 1"), "--rate"),
+            ("", bulk("--reverse --bidir"), "--bidir"),
+            ("", exchange("--size 0"), "--size"),
+            ("", exchange("--response 0"), "--response"),
+            ("", connect("--close nobody"), "server, client or reset"),
+            ("--threads 0", connect(""), "--threads"),
+            ("--duration 0", exchange(""), "--duration"),
         ] {
-            let error = config.validate().unwrap_err().to_string();
-            assert!(error.contains(flag), "{flag}: {error}");
+            let error = check(run, workload).expect_err(told);
+            assert!(error.contains(told), "{told}: {error}");
         }
-        bulk(1, true, false).validate().unwrap();
-        rr(1, MAX_SIZE).validate().unwrap();
+        assert_eq!(check("", bulk("--verify")), Ok(()));
+        assert_eq!(check("", exchange("--size 1 --response 1048576")), Ok(()));
     }
 }

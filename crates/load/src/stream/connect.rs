@@ -10,7 +10,7 @@ use std::{
 use socket2::SockRef;
 use turnpike_net::poll::{Event, Poller};
 
-use super::{Close, LONGEST_SLEEP_NS, Shared, Workload, dial, is_not_now, starts::Starts};
+use super::{Close, ConnectOptions, LONGEST_SLEEP_NS, Shared, Workload, dial, is_not_now, starts::Starts};
 use crate::{
     LoadError,
     clock::nanos,
@@ -33,10 +33,11 @@ const READ: usize = 64 << 10;
 
 /// Runs one thread's share of the clients.
 pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
-    let Workload::Connect { request, response, close } = shared.config.workload else {
+    let Workload::Connect(options) = shared.config.workload else {
         return Ok(Finished::default());
     };
-    let (count, first) = shared.share(shared.config.clients, thread);
+    let ConnectOptions { size: request, response, close, .. } = options;
+    let (count, first) = shared.share(options.clients, thread);
     let mut poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
     // Somebody must answer as a reflector does, or refusals would be all that is measured.
     drop(dial::all(shared, &mut poller, &[Mode::Exchange { request, response }])?);
@@ -156,7 +157,7 @@ impl Connect<'_> {
         let tally = self.tallies.of(due >= self.schedule.measure);
         tally.sent += 1;
         tally.sent_bytes += (self.message.len()) as u64;
-        let opened = dial::start(self.shared.config.server).and_then(|stream| {
+        let opened = dial::start(self.shared.config.target.server).and_then(|stream| {
             self.poller.add(&stream, index as u64)?;
             self.poller.set_writable(&stream, index as u64, true)?;
             Ok(stream)
@@ -265,7 +266,7 @@ impl Connect<'_> {
         self.free.push_back((index, now + REST_NS));
         let silent = now.saturating_sub(self.last_success);
         if what != NO_LOCAL_PORT && silent > GONE_NS {
-            let server = self.shared.config.server;
+            let server = self.shared.config.target.server;
             return Err(LoadError::Gone { server, seconds: silent.div_ceil(1_000_000_000), what });
         }
         Ok(())

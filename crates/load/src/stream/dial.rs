@@ -33,7 +33,7 @@ pub(super) fn all(
     poller: &mut Poller,
     modes: &[Mode],
 ) -> Result<Vec<TcpStream>, LoadError> {
-    let server = shared.config.server;
+    let server = shared.config.target.server;
     let limit = (OUTSTANDING / shared.frame.threads).max(1);
     let mut dials: Vec<Dial> = Vec::with_capacity(modes.len());
     let (mut ready, mut ready_events) = (0, Vec::new());

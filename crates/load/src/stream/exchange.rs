@@ -22,10 +22,10 @@ const READ: usize = 64 << 10;
 
 /// Runs one thread's share of the connections.
 pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
-    let Workload::Exchange { request, response } = shared.config.workload else {
+    let Workload::Exchange(options) = shared.config.workload else {
         return Ok(Finished::default());
     };
-    let (count, first) = shared.share(shared.config.clients, thread);
+    let (count, first) = shared.share(options.clients, thread);
     let mut poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
     let connections = dial::all(shared, &mut poller, &vec![shared.config.mode(first); count])?;
     shared.thread_is_ready();
@@ -41,8 +41,8 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
         clients: clients.collect(),
         free: (0..count).map(|index| (index, 0)).collect(),
         starts: Starts::new(shared, schedule, count, first),
-        request: pattern::at(0, request),
-        response,
+        request: pattern::at(0, options.size),
+        response: options.response(),
         buffer: vec![0; READ],
         tallies: Tallies::default(),
         errors: Errors::new(),
@@ -212,7 +212,7 @@ impl Exchange<'_> {
     }
 
     fn lost(&self, index: usize, error: &io::Error) -> LoadError {
-        let server = self.shared.config.server;
+        let server = self.shared.config.target.server;
         LoadError::lost(server, error, self.first + index, self.clients[index].moved)
     }
 }

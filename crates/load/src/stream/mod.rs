@@ -21,7 +21,7 @@ use std::{io, time::Duration};
 use turnpike_measure::Report;
 use turnpike_net::poll::{Event, Poller};
 
-pub use config::{Close, Config, Direction, Workload};
+pub use config::{BulkOptions, Close, Config, ConnectOptions, ExchangeOptions, Target, Workload};
 
 use crate::{
     LoadError, Outcome, Stop,
@@ -46,21 +46,11 @@ const LONGEST_SLEEP_NS: u64 = 20_000_000;
 pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
     config.validate()?;
     run::check_files(config.connections())?;
-    let bulk = matches!(config.workload, Workload::Bulk { .. });
-    let frame = Frame {
-        clients: config.connections(),
-        threads: config.threads(),
-        warmup: config.warmup,
-        duration: config.duration,
-        kind: if bulk { Kind::Bytes } else { Kind::Answered },
-    };
-    let asked = Asked {
-        size: config.size(),
-        rate: config.rate,
-        datapath: "tcp".to_owned(),
-        max_loss: config.max_loss,
-        max_p99: config.max_p99,
-    };
+    let bulk = matches!(config.workload, Workload::Bulk(_));
+    let kind = if bulk { Kind::Bytes } else { Kind::Answered };
+    let frame = Frame::new(&config.target.run, config.connections(), kind);
+    let (rate, limits) = config.rate_and_limits();
+    let asked = Asked { size: config.size(), rate, datapath: "tcp".to_owned(), limits };
     let found = run::run(config, frame, stop, run_thread, progress)?;
     let interrupted = found.interrupted;
     let mut report = run::report(&frame, &asked, found);
@@ -70,9 +60,9 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
 
 fn run_thread(shared: &Shared<'_>, number: usize) -> Result<run::Finished, LoadError> {
     match shared.config.workload {
-        Workload::Bulk { .. } => bulk::run(shared, number),
-        Workload::Exchange { .. } => exchange::run(shared, number),
-        Workload::Connect { .. } => connect::run(shared, number),
+        Workload::Bulk(_) => bulk::run(shared, number),
+        Workload::Exchange(_) => exchange::run(shared, number),
+        Workload::Connect(_) => connect::run(shared, number),
     }
 }
 
@@ -92,15 +82,15 @@ fn is_not_now(error: &io::Error) -> bool {
 /// The figures that go by another name here.
 fn complete(report: &mut Report, workload: Workload) {
     match workload {
-        Workload::Bulk { .. } => {
+        Workload::Bulk(_) => {
             let both = [bulk::TO_SERVER_BPS, bulk::TO_CLIENT_BPS].map(|name| report.extra.get(name));
             report.recv_bps = both.into_iter().flatten().sum();
             report.recv_pps = report.recv_bps / 8.0;
         }
-        Workload::Exchange { .. } => {
+        Workload::Exchange(_) => {
             report.extra.insert("transactions_per_s".to_owned(), report.recv_pps);
         }
-        Workload::Connect { .. } => {
+        Workload::Connect(_) => {
             report.extra.insert("connections_per_s".to_owned(), report.recv_pps);
             if report.errors.contains_key(connect::NO_LOCAL_PORT) {
                 report.notes.push(

@@ -21,10 +21,10 @@ impl Starts {
     /// `clients` of this thread, of which the first has number `first`.
     #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
     pub(super) fn new(shared: &Shared<'_>, schedule: Schedule, clients: usize, first: usize) -> Self {
-        let pacer = match shared.config.rate {
+        let pacer = match shared.config.rate_and_limits().0 {
             Rate::Max => None,
             Rate::Pps(rate) => {
-                let all = shared.config.clients as f64;
+                let all = shared.config.clients() as f64;
                 let share = rate * clients as f64 / all;
                 // Threads take turns instead of all starting at once.
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]

@@ -1,143 +1,169 @@
-//! What a run is told.
+//! Settings of `load turn`, which are its flags.
 
 use std::{
-    iter,
-    net::{IpAddr, SocketAddr},
+    fmt::Display,
+    fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     ops::RangeInclusive,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
+use clap::Args;
 use strum::{Display, EnumString, VariantNames};
-use turnpike_client::UnknownName;
+use turnpike_client::{Login, ServerUri, UnknownName};
 use turnpike_measure::Rate;
 use turnpike_net::Datapath;
-use turnpike_turn::{client::Relayed, server::Cidr};
+use turnpike_turn::{Family, client::Relayed, server::Cidr};
 
 use super::AccessToken;
 use crate::{
     LoadError, TlsOptions, Transport,
+    options::{self, BurstOptions, ResultLimits, RunOptions, seconds},
     payload::HEADER_LEN,
     profile::Shaped,
     progress::Kind,
-    run::{self, Frame},
+    reflect::DEFAULT_PORT,
+    run::Frame,
     traffic::echo::Plan,
     udp,
 };
 
-/// Settings of `load turn`. [`Config::default`] holds the documented defaults.
-#[derive(Clone, Debug)]
+/// Settings of `load turn`. [`Config::new`] holds the defaults.
+#[derive(Clone, Debug, Args)]
 pub struct Config {
-    /// The TURN server. Default 127.0.0.1:3478.
-    pub server: SocketAddr,
-    /// Further servers, over UDP: each has as many of the clients. In their order those of one server stand together, and at a fixed rate
-    /// clients send in their order, so that each thread's load goes from server to server. Default none.
-    pub also: Vec<SocketAddr>,
-    /// The server's name, as its certificate has it; `None` where it was named by address.
-    pub host: Option<String>,
-    /// How clients reach it. Default UDP.
-    pub transport: Transport,
-    /// How its certificate is judged.
-    pub tls: TlsOptions,
-    /// What is relayed: datagrams, or TCP connections (RFC 6062; over TCP or TLS only). Default datagrams.
-    pub relayed: Relayed,
-    /// Family of the relayed address. Default: the peer's.
-    pub family: Option<Family>,
-    /// The reflector, as the server reaches it. Default 127.0.0.1:3480.
-    pub peer: SocketAddr,
-    /// In place of the address of `peer`: each client has one of its own, from the second address of this prefix on, all of them the
-    /// reflector's. For servers whose clients share relay ports. Default none.
-    pub peer_prefix: Option<Cidr>,
-    /// Over UDP, in [`Mode::Packet`] and [`Mode::Bind`], in place of a socket for each client: one for each thread, by which each client sends from an
-    /// address of its own, from the second address of this prefix on, all of them this machine's. So one call sends what is due of many
-    /// clients. Default none.
-    pub client_prefix: Option<Cidr>,
-    /// Long-term username; empty for a server without authentication.
-    pub user: String,
-    /// Its password.
-    pub password: String,
-    /// In [`Mode::Packet`] and [`Mode::Allocate`]: so many users take turns, `user` with a number behind it from 0 on, all of this
-    /// password. Default 1, who is `user` alone.
-    pub users: usize,
-    /// In place of both: third-party authorization (RFC 7635). Default none.
-    pub access_token: Option<AccessToken>,
-    /// Clients, each with its own 5-tuple: 1 to 10,000. In [`Mode::Allocate`]: allocations under way at a time. Default 1.
-    pub clients: usize,
-    /// How data reaches the server. Default channel.
-    pub via: Via,
-    /// Offered load over all clients: datagrams, or in [`Mode::Allocate`] allocations, a second. Default 1,000.
-    pub rate: Rate,
-    /// Payload in bytes, 24 to 65,000. Default 120.
-    pub size: usize,
-    /// Datagrams of one client back to back, 1 to 64. Default: 1 at a fixed rate, 32 at [`Rate::Max`].
-    pub burst: Option<usize>,
-    /// At [`Rate::Max`]: datagrams that one client may have under way. Default: no bound, a flood.
-    pub window: Option<u64>,
-    /// Measured time. Default 10 s.
-    pub duration: Duration,
-    /// Traffic before it that is not counted. Default 1 s.
-    pub warmup: Duration,
-    /// What is generated. Default packets.
-    pub mode: Mode,
-    /// In place of `rate`, `size`, `burst` and `window`, for [`Mode::Packet`]: what each client sends, and gets from a peer of the
-    /// generator's own, which listens at `peer` (thread n at the n-th port from there). Default none.
-    pub profile: Option<Shaped>,
-    /// In the measured time, each client changes its socket so often and takes its allocation along (RFC 8016), 0.1 s to 1 h. Default
-    /// never.
-    pub migrate: Option<Duration>,
-    /// In [`Mode::Packet`]: a client that has heard nothing for so long, 0.2 s to 1 h (and up to `spread` more, each another time), has lost
-    /// its allocation: it takes another socket and asks the first server for a new one, and so on. Default never.
-    pub patience: Option<Duration>,
-    /// With `patience`: within so long those come back who notice at once, 0 s to `patience`. Default: 1 s, or `patience` where that is less.
-    pub spread: Option<Duration>,
-    /// Threads. Default: one per core that this process may use, but no more than clients.
-    pub threads: Option<usize>,
-    /// Step of the ladder. Default: the best.
-    pub datapath: Datapath,
-    /// Loss in percent above which the outcome says that a limit was exceeded.
-    pub max_loss: Option<f64>,
-    /// p99 of the round trip in microseconds above which it does.
-    pub max_p99: Option<u64>,
-    /// How long the server may take to answer anything while clients are set up. Default 10 s.
-    pub setup_timeout: Duration,
-}
+    /// The TURN server: turn:HOST[:PORT][?transport=udp|tcp], turns:… (TLS; with ?transport=udp DTLS), or HOST[:PORT]; port
+    /// 3478 by default, 5349 with TLS or DTLS. Over udp there may be several, each of which has as many of the clients
+    #[arg(value_name = "SERVER", required = true)]
+    pub servers: Vec<ServerUri>,
 
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            server: SocketAddr::from(([127, 0, 0, 1], 3478)),
-            also: Vec::new(),
-            host: None,
-            transport: Transport::Udp,
-            tls: TlsOptions::default(),
-            relayed: Relayed::Udp,
-            family: None,
-            peer: SocketAddr::from(([127, 0, 0, 1], crate::reflect::DEFAULT_PORT)),
-            peer_prefix: None,
-            client_prefix: None,
-            user: String::new(),
-            password: String::new(),
-            users: 1,
-            access_token: None,
-            clients: 1,
-            via: Via::Channel,
-            rate: Rate::Pps(1_000.0),
-            size: 120,
-            burst: None,
-            window: None,
-            duration: Duration::from_secs(10),
-            warmup: Duration::from_secs(1),
-            mode: Mode::Packet,
-            profile: None,
-            migrate: None,
-            patience: None,
-            spread: None,
-            threads: None,
-            datapath: Datapath::best().0,
-            max_loss: None,
-            max_p99: None,
-            setup_timeout: Duration::from_secs(10),
-        }
-    }
+    /// How clients reach the server: udp, tcp, tls or dtls [default: as SERVER says, udp]
+    #[arg(long, value_name = "T")]
+    pub transport: Option<Transport>,
+
+    /// What is relayed: "udp" datagrams, or "tcp" connections to a `turnpike reflect --tcp` (RFC 6062; over tcp or tls)
+    #[arg(long = "relay", value_name = "WHAT", default_value = "udp", value_parser = relayed)]
+    pub relayed: Relayed,
+
+    /// Family of the relayed address, 4 or 6 [default: that of --peer]
+    #[arg(long, value_name = "4|6", value_parser = family)]
+    pub family: Option<Family>,
+
+    /// How the server's certificate is judged.
+    #[command(flatten)]
+    pub tls: TlsOptions,
+
+    /// Make a full TLS handshake for each connection, instead of resuming sessions; over DTLS none is resumed anyway
+    #[arg(long)]
+    pub no_resumption: bool,
+
+    /// The reflector as the server reaches it [default: `turnpike reflect` beside the server, 127.0.0.1:3480 or [::1]:3480]; with
+    /// --profile, an address of this machine for the generator's own peers [default: 127.0.0.1:0 or [::1]:0, any port]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = options::resolve)]
+    pub peer: Option<SocketAddr>,
+
+    /// Give each client a peer address of its own, from the second address of this prefix on, at the port of --peer [default: 3480]; a
+    /// reflector that listens on all addresses answers from each that is routed to it (`ip route add local CIDR dev lo`). For servers
+    /// whose clients share relay ports
+    #[arg(long, value_name = "CIDR", conflicts_with = "profile")]
+    pub peer_prefix: Option<Cidr>,
+
+    /// Give each client an address of this machine of its own, from the second address of this prefix on (`ip route add local CIDR dev lo`),
+    /// and each thread one socket for all its clients, in place of a socket for each: the generator then takes far less of its core. Over UDP,
+    /// for --mode packet and bind; the server needs a route for the prefix that leads here
+    #[arg(long, value_name = "CIDR", conflicts_with_all = ["migrate", "patience"])]
+    pub client_prefix: Option<Cidr>,
+
+    /// Long-term credential; leave it out for a server without authentication
+    #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_LOAD_USER", hide_env_values = true)]
+    pub user: Option<Login>,
+
+    /// Have so many users take turns, NAME0, NAME1 and so on, all with the password, 1 to 1000000; for --mode packet (clients in turn)
+    /// and allocate (allocations in turn)
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub users: usize,
+
+    /// Third-party authorization (RFC 7635) in place of --user: all that `turnpike credentials --token-key` prints, in quotes. Other
+    /// users of this machine can see it in the process list
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "TURNPIKE_LOAD_ACCESS_TOKEN",
+        hide_env_values = true,
+        conflicts_with = "user"
+    )]
+    pub access_token: Option<AccessToken>,
+
+    /// File with the same; "-" is standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["access_token", "user"])]
+    pub access_token_file: Option<PathBuf>,
+
+    /// Clients, each with its own 5-tuple, 1 to 10000; with --mode allocate or bind, allocations under way at a time
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub clients: usize,
+
+    /// Datagrams (with --mode allocate: allocations) a second over all clients, open loop, such as 20000, 20k or 1.5M;
+    /// "max" for as many as the machine can
+    #[arg(long, value_name = "PPS|max", default_value = "1000")]
+    pub rate: Rate,
+
+    /// Payload of a datagram in bytes, 24 to 65000, over DTLS 24 to 16000; with --relay tcp, of a piece
+    #[arg(long, value_name = "B", default_value_t = 120)]
+    pub size: usize,
+
+    /// How datagrams follow each other.
+    #[command(flatten)]
+    pub bursts: BurstOptions,
+
+    /// What each client sends, and gets from a peer of the generator's own, which listens at `peer` (thread n at the n-th port from there).
+    #[command(flatten)]
+    pub profile: Option<Shaped>,
+
+    /// How data reaches the server: "channel" (ChannelData) or "send" (Send and Data indications)
+    #[arg(long, value_name = "HOW", default_value_t = Via::Channel)]
+    pub via: Via,
+
+    /// What is generated: "packet" traffic through the relay and back, "allocate" allocations, each deleted at once, "bind" channels,
+    /// one after the other by each client (with --rate max), "invalid" unauthenticated requests and malformed packets (over udp only)
+    #[arg(long, value_name = "MODE", default_value_t = Mode::Packet)]
+    pub mode: Mode,
+
+    /// In the measured time, have each client change its socket every SECONDS and take its allocation along (mobility, RFC 8016),
+    /// 0.1 to 3600; for --mode packet with --relay udp
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub migrate: Option<Duration>,
+
+    /// Have a client that has heard nothing for SECONDS, 0.2 to 3600 (and up to --reconnect-spread more, each another time), give its
+    /// allocation up, take another socket and ask SERVER for another, as calls do after a fault; the result tells how many did so, and how
+    /// long it took. For --mode packet with --relay udp
+    #[arg(long = "reconnect", alias = "return", value_name = "SECONDS", value_parser = seconds)]
+    pub patience: Option<Duration>,
+
+    /// With --reconnect: those who notice at once come back one after the other within SECONDS, 0 (all at once) to as long as --reconnect
+    /// [default: 1, or as long as --reconnect where that is less]
+    #[arg(long = "reconnect-spread", value_name = "SECONDS", value_parser = seconds, requires = "patience")]
+    pub spread: Option<Duration>,
+
+    /// How datagrams enter and leave over udp: auto, basic, mmsg or gso
+    #[arg(long, value_name = "D", default_value = "auto")]
+    pub datapath: Datapath,
+
+    /// How long, and by how many threads.
+    #[command(flatten)]
+    pub run: RunOptions,
+
+    /// Limits of the result.
+    #[command(flatten)]
+    pub limits: ResultLimits,
+
+    /// How long the server may take to answer anything while clients are set up: 10 s.
+    #[arg(skip = Duration::from_secs(10))]
+    pub setup_timeout: Duration,
+
+    /// Addresses of `servers`, which the run looks up. In their order the clients of one server stand together, and at a fixed rate
+    /// clients send in their order, so that each thread's load goes from server to server.
+    #[arg(skip)]
+    pub addresses: Vec<SocketAddr>,
 }
 
 impl Config {
@@ -152,12 +178,52 @@ impl Config {
     /// Within which those come back who notice at once, where nothing else is said.
     pub const SPREAD: Duration = Duration::from_secs(1);
 
-    /// Says what is impossible about these settings.
-    ///
-    /// # Errors
-    /// With the flag that is to be changed.
-    pub fn validate(&self) -> Result<(), LoadError> {
-        udp::check(&self.plan(), &self.frame(), self.threads)?;
+    /// The defaults, for one server.
+    #[must_use]
+    pub fn new(server: SocketAddr) -> Self {
+        options::defaults(server)
+    }
+
+    /// The same with the token of its file and the addresses of the servers.
+    pub(super) fn looked_up(&self) -> Result<Self, LoadError> {
+        let mut found = self.clone();
+        let transport = self.transport();
+        found.addresses =
+            self.servers.iter().map(|server| address_of(server, transport)).collect::<Result<_, _>>()?;
+        if let Some(path) = found.access_token_file.take() {
+            found.access_token = Some(read_token(&path)?);
+        }
+        found.validate()?;
+        Ok(found)
+    }
+
+    /// How clients reach the servers.
+    pub(crate) fn transport(&self) -> Transport {
+        self.transport.or_else(|| Some(self.servers.first()?.transport())).unwrap_or(Transport::Udp)
+    }
+
+    /// Name of the server, as its certificate has it; `None` where it was named by address.
+    pub(super) fn host(&self) -> Option<&str> {
+        self.servers.first()?.name()
+    }
+
+    /// The reflector as the server reaches it, or the generator's own peers, which are where there is room.
+    fn peer(&self) -> SocketAddr {
+        let host: IpAddr = match self.family {
+            Some(Family::V6) => Ipv6Addr::LOCALHOST.into(),
+            _ => Ipv4Addr::LOCALHOST.into(),
+        };
+        let port = if self.profile.is_some() { 0 } else { DEFAULT_PORT };
+        let mut peer = self.peer.unwrap_or_else(|| (host, port).into());
+        if let Some(prefix) = self.peer_prefix {
+            peer.set_ip(prefix.base);
+        }
+        peer
+    }
+
+    /// Says what is impossible about these settings, with the flag that is to be changed.
+    fn validate(&self) -> Result<(), LoadError> {
+        udp::check(&self.plan(), &self.frame(), self.run.threads)?;
         self.validate_transport()?;
         self.validate_servers()?;
         self.validate_migration()?;
@@ -178,19 +244,19 @@ impl Config {
 
     fn validate_servers(&self) -> Result<(), LoadError> {
         let refused = |what: String| Err(LoadError::Config(what));
-        if self.also.is_empty() {
+        let servers = self.servers.len();
+        if servers == 1 {
             return Ok(());
         }
-        if self.transport != Transport::Udp {
+        let transport = self.transport();
+        if transport != Transport::Udp {
             return refused(format!(
-                "several servers are for --transport udp, not for {}: run one generator for each",
-                self.transport
+                "several servers are for --transport udp, not for {transport}: run one generator for each"
             ));
         }
         if self.mode == Mode::Invalid {
             return refused("--mode invalid takes one server".to_owned());
         }
-        let servers = self.also.len() + 1;
         if self.clients < servers {
             return refused(format!("--clients is {}, fewer than the servers ({servers})", self.clients));
         }
@@ -199,8 +265,9 @@ impl Config {
 
     /// The server of the client of this number in the run.
     pub(super) fn server_of(&self, number: usize) -> SocketAddr {
-        let place = number * (self.also.len() + 1) / self.clients;
-        place.checked_sub(1).and_then(|place| self.also.get(place)).copied().unwrap_or(self.server)
+        let place = number * self.addresses.len() / self.clients;
+        // Settings that name no server are not run.
+        self.addresses.get(place).copied().unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into())
     }
 
     fn validate_peers(&self) -> Result<(), LoadError> {
@@ -219,7 +286,7 @@ impl Config {
             );
         }
         let last = u32::try_from(self.clients).ok().and_then(|clients| prefix.nth(clients));
-        if last.is_none_or(|last| last.is_ipv6() != self.peer.is_ipv6()) {
+        if last.is_none_or(|last| last.is_ipv6() != self.peer().is_ipv6()) {
             return refused(format!(
                 "--peer-prefix {prefix} has no address for each of {} clients: give a shorter one",
                 self.clients
@@ -231,8 +298,9 @@ impl Config {
     fn validate_clients(&self) -> Result<(), LoadError> {
         let Some(prefix) = self.client_prefix else { return Ok(()) };
         let refused = |what: String| Err(LoadError::Config(what));
-        if self.transport != Transport::Udp {
-            return refused(format!("--client-prefix is for --transport udp, not for {}", self.transport));
+        let transport = self.transport();
+        if transport != Transport::Udp {
+            return refused(format!("--client-prefix is for --transport udp, not for {transport}"));
         }
         if !matches!(self.mode, Mode::Packet | Mode::Bind) {
             return refused(format!(
@@ -250,7 +318,7 @@ impl Config {
             }
         }
         let last = u32::try_from(self.clients).ok().and_then(|clients| prefix.nth(clients));
-        let mut servers = iter::once(&self.server).chain(&self.also);
+        let mut servers = self.addresses.iter();
         if last.is_none_or(|last| servers.any(|server| last.is_ipv6() != server.is_ipv6())) {
             return refused(format!(
                 "--client-prefix {prefix} has no address of the servers' family for each of {} clients: give a shorter one, or another",
@@ -269,7 +337,8 @@ impl Config {
     pub(super) fn peer_of_client(&self, number: usize) -> SocketAddr {
         let number = u32::try_from(number).unwrap_or(u32::MAX);
         let ip = self.peer_prefix.and_then(|prefix| prefix.nth(number.saturating_add(1)));
-        SocketAddr::new(ip.unwrap_or(self.peer.ip()), self.peer.port())
+        let peer = self.peer();
+        SocketAddr::new(ip.unwrap_or(peer.ip()), peer.port())
     }
 
     fn validate_profile(&self) -> Result<(), LoadError> {
@@ -289,55 +358,50 @@ impl Config {
                 "what a call does without an answer of the server is not told by its figures",
             );
         }
-        shaped.validate(if self.transport == Transport::Dtls { Self::MAX_DTLS_SIZE } else { udp::MAX_SIZE })
+        shaped.validate(if self.transport() == Transport::Dtls { Self::MAX_DTLS_SIZE } else { udp::MAX_SIZE })
     }
 
     /// Where the peers of a thread's clients listen.
     pub(super) fn peer_of(&self, thread: usize) -> SocketAddr {
-        let port = match self.peer.port() {
+        let peer = self.peer();
+        let port = match peer.port() {
             0 => 0,
             port => u16::try_from(thread).map_or(port, |thread| port.saturating_add(thread)),
         };
-        SocketAddr::new(self.peer.ip(), port)
+        SocketAddr::new(peer.ip(), port)
     }
 
     /// What each client sends.
     pub(super) fn plan(&self) -> Plan {
-        let Self { clients, rate, size, burst, window, .. } = *self;
-        Plan { clients, rate, size, burst: udp::default_burst(burst, rate), window }
+        self.bursts.plan(self.clients, self.rate, self.size)
     }
 
     pub(super) fn frame(&self) -> Frame {
-        Frame {
-            clients: self.clients,
-            threads: run::threads(self.threads, self.clients),
-            warmup: self.warmup,
-            duration: self.duration,
-            kind: if self.mode == Mode::Invalid { Kind::OneWay } else { Kind::Answered },
-        }
+        let kind = if self.mode == Mode::Invalid { Kind::OneWay } else { Kind::Answered };
+        Frame::new(&self.run, self.clients, kind)
     }
 
     fn validate_transport(&self) -> Result<(), LoadError> {
         let refused = |what: String| Err(LoadError::Config(what));
-        if self.mode == Mode::Invalid && self.transport != Transport::Udp {
-            return refused(format!("--mode invalid is for --transport udp, not for {}", self.transport));
+        let (transport, peer) = (self.transport(), self.peer());
+        if self.mode == Mode::Invalid && transport != Transport::Udp {
+            return refused(format!("--mode invalid is for --transport udp, not for {transport}"));
         }
-        if self.relayed == Relayed::Tcp && !self.transport.is_stream() {
+        if self.relayed == Relayed::Tcp && !transport.is_stream() {
             return refused(format!(
-                "--relay tcp needs --transport tcp or tls (RFC 6062 section 4.1), not {}",
-                self.transport
+                "--relay tcp needs --transport tcp or tls (RFC 6062 section 4.1), not {transport}"
             ));
         }
         if let (Mode::Packet, Some(family)) = (self.mode, self.family)
-            && (family == Family::V6) != self.peer.is_ipv6()
+            && (family == Family::V6) != peer.is_ipv6()
         {
+            let family = if family == Family::V6 { 6 } else { 4 };
             return refused(format!(
-                "--family {family} does not go with the peer {}: name another with --peer",
-                self.peer
+                "--family {family} does not go with the peer {peer}: name another with --peer"
             ));
         }
         // A record holds less than a datagram may.
-        if self.transport == Transport::Dtls && self.size > Self::MAX_DTLS_SIZE {
+        if transport == Transport::Dtls && self.size > Self::MAX_DTLS_SIZE {
             return refused(format!(
                 "--size is {}, but over DTLS must be {HEADER_LEN} to {}",
                 self.size,
@@ -371,11 +435,11 @@ impl Config {
                 Self::MIGRATE.end().as_secs_f64()
             ));
         }
-        if interval > self.duration {
+        if interval > self.run.duration {
             return refused(format!(
                 "--migrate is {} s, longer than --duration ({} s), so that not every client would move",
                 interval.as_secs_f64(),
-                self.duration.as_secs_f64()
+                self.run.duration.as_secs_f64()
             ));
         }
         Ok(())
@@ -383,14 +447,7 @@ impl Config {
 
     fn validate_return(&self) -> Result<(), LoadError> {
         let refused = |what: String| Err(LoadError::Config(what));
-        let Some(patience) = self.patience else {
-            return match self.spread {
-                Some(_) => refused(
-                    "--reconnect-spread needs --reconnect: without it no client comes back".to_owned(),
-                ),
-                None => Ok(()),
-            };
-        };
+        let Some(patience) = self.patience else { return Ok(()) };
         if self.mode != Mode::Packet {
             return refused(format!("--reconnect is for --mode packet, not for {}", self.mode));
         }
@@ -434,7 +491,7 @@ impl Config {
         if !matches!(self.mode, Mode::Packet | Mode::Allocate) {
             return refused(format!("--users is for --mode packet and allocate, not for {}", self.mode));
         }
-        if self.user.is_empty() {
+        if self.user.is_none() {
             return refused(
                 "--users needs --user: the name before their numbers, and their password".to_owned(),
             );
@@ -445,10 +502,7 @@ impl Config {
     fn validate_token(&self) -> Result<(), LoadError> {
         let refused = |what: String| Err(LoadError::Config(what));
         let Some(token) = &self.access_token else { return Ok(()) };
-        if !self.user.is_empty() {
-            return refused("--access-token stands in place of --user: give one of them".to_owned());
-        }
-        let run = self.warmup + self.duration;
+        let run = self.run.warmup + self.run.duration;
         if let Some(seconds) = token.expires_in.filter(|seconds| Duration::from_secs(*seconds) < run) {
             return refused(format!(
                 "--access-token is good for {seconds} s, less than the run takes ({} s with --warmup): make one with a \
@@ -460,12 +514,8 @@ impl Config {
     }
 
     /// REQUESTED-ADDRESS-FAMILY of an allocation; IPv4 is what a server gives unasked.
-    pub(super) fn address_family(&self) -> Option<turnpike_turn::Family> {
-        match self.family {
-            Some(Family::V4) => Some(turnpike_turn::Family::V4),
-            Some(Family::V6) => Some(turnpike_turn::Family::V6),
-            None => self.peer.is_ipv6().then_some(turnpike_turn::Family::V6),
-        }
+    pub(super) fn address_family(&self) -> Option<Family> {
+        self.family.or_else(|| self.peer().is_ipv6().then_some(Family::V6))
     }
 
     /// Connections or sockets of one client.
@@ -474,16 +524,43 @@ impl Config {
     }
 }
 
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumString, VariantNames)]
-#[strum(parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
-pub enum Family {
-    /// IPv4.
-    #[strum(serialize = "4")]
-    V4,
-    /// IPv6.
-    #[strum(serialize = "6")]
-    V6,
+/// Where a TURN server is reached over this transport.
+fn address_of(server: &ServerUri, transport: Transport) -> Result<SocketAddr, LoadError> {
+    if !server.is_turn() {
+        let what = format!("{server} names a STUN server, which relays nothing: name one as turn: or turns:");
+        return Err(LoadError::Config(what));
+    }
+    if !server.allows(transport) {
+        return Err(LoadError::Config(format!("--transport {transport} does not go with {server}")));
+    }
+    let unknown = |source| LoadError::Name { host: server.host.clone(), source };
+    let addresses = server.resolve(transport).map_err(unknown)?;
+    addresses.first().copied().ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))
+}
+
+/// Output of `turnpike credentials`, kept in a file.
+fn read_token(path: &Path) -> Result<AccessToken, LoadError> {
+    let wrong =
+        |what: &dyn Display| LoadError::Config(format!("--access-token-file {}: {what}", path.display()));
+    let text =
+        if path.as_os_str() == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(path) };
+    text.map_err(|error| wrong(&error))?.parse().map_err(|error| wrong(&error))
+}
+
+fn relayed(text: &str) -> Result<Relayed, &'static str> {
+    match text {
+        "udp" => Ok(Relayed::Udp),
+        "tcp" => Ok(Relayed::Tcp),
+        _ => Err("expected udp or tcp"),
+    }
+}
+
+fn family(text: &str) -> Result<Family, &'static str> {
+    match text {
+        "4" => Ok(Family::V4),
+        "6" => Ok(Family::V6),
+        _ => Err("expected 4 or 6"),
+    }
 }
 
 /// How data reaches the server.
@@ -514,143 +591,149 @@ pub enum Mode {
 
 #[cfg(test)]
 mod tests {
+    use turnpike_testkit::Dir;
+
     use super::*;
+
+    /// Settings of `flags` behind the server 127.0.0.1, or what is wrong with them.
+    fn config(flags: &str) -> Result<Config, String> {
+        let config =
+            options::parse::<Config>(&format!("127.0.0.1 {flags}")).map_err(|error| error.to_string())?;
+        config.looked_up().map_err(|error| error.to_string())
+    }
 
     #[test]
     fn clients_are_divided_among_several_servers() {
-        let server = |last: u8| SocketAddr::from(([192, 0, 2, last], 3478));
-        let config =
-            Config { server: server(1), also: vec![server(2), server(3)], clients: 7, ..Config::default() };
-        assert!(config.validate().is_ok());
-        let divided: Vec<SocketAddr> = (0..7).map(|number| config.server_of(number)).collect();
-        assert_eq!(divided, [1, 1, 1, 2, 2, 3, 3].map(server));
-        assert!(
-            (0..5).all(|number| Config { clients: 5, also: Vec::new(), ..config.clone() }.server_of(number)
-                == server(1))
-        );
-        let refused = |config: Config| config.validate().expect_err("refused").to_string();
-        assert!(refused(Config { clients: 2, ..config.clone() }).contains("fewer than the servers (3)"));
-        let tcp = Config { transport: Transport::Tcp, ..config.clone() };
-        assert!(refused(tcp).contains("for --transport udp"));
-        assert!(refused(Config { mode: Mode::Invalid, ..config }).contains("takes one server"));
-    }
-
-    fn token(expires_in: u64) -> Option<AccessToken> {
-        let text = format!("username: k mac_key: AAAA access_token: AAAA expires_in: {expires_in}");
-        Some(text.parse().expect("a token"))
+        let divided = |flags: &str| -> Vec<String> {
+            let config = config(flags).expect(flags);
+            (0..config.clients).map(|number| config.server_of(number).to_string()).collect()
+        };
+        let [first, second, third] = ["127.0.0.1:3478", "127.0.0.2:4000", "127.0.0.3:3478"];
+        let seven = divided("turn:127.0.0.2:4000 127.0.0.3 --clients 7");
+        assert_eq!(seven, [first, first, first, second, second, third, third]);
+        assert_eq!(divided("--clients 2"), [first, first]);
     }
 
     #[test]
     fn impossible_settings_name_the_flag() {
-        let base = Config::default;
-        let shaped = || {
-            let profile = "call".parse().expect("a profile of ours");
-            Config { profile: Some(Shaped { profile, seed: 1 }), ..base() }
-        };
-        let moving = || Config { migrate: Some(Duration::from_secs(1)), ..base() };
-        let coming_back = || Config { patience: Some(Duration::from_secs(1)), ..base() };
-        for (config, flag) in [
-            (Config { clients: 0, ..base() }, "--clients"),
-            (Config { clients: 10_001, ..base() }, "--clients"),
-            (Config { size: 23, ..base() }, "--size"),
-            (Config { size: 65_001, ..base() }, "--size"),
-            (Config { burst: Some(0), ..base() }, "--burst"),
-            (Config { threads: Some(0), ..base() }, "--threads"),
-            (Config { duration: Duration::ZERO, ..base() }, "--duration"),
-            (Config { rate: Rate::Max, window: Some(8), ..base() }, "--window"),
-            (Config { mode: Mode::Invalid, transport: Transport::Tcp, ..base() }, "--mode invalid"),
-            (Config { relayed: Relayed::Tcp, ..base() }, "--relay tcp"),
-            (Config { family: Some(Family::V6), ..base() }, "--family 6"),
-            (Config { transport: Transport::Dtls, size: 20_000, ..base() }, "--size"),
-            (Config { users: 0, ..base() }, "--users"),
-            (
-                Config { users: 2, user: "a".to_owned(), mode: Mode::Invalid, ..base() },
-                "--mode packet and allocate",
-            ),
-            (Config { users: 2, mode: Mode::Allocate, ..base() }, "--user:"),
-            (Config { mode: Mode::Allocate, ..moving() }, "--mode allocate"),
-            (Config { mode: Mode::Bind, ..base() }, "--rate max"),
-            (Config { mode: Mode::Bind, ..moving() }, "--mode bind"),
-            (Config { mode: Mode::Invalid, ..moving() }, "--mode invalid"),
-            (Config { relayed: Relayed::Tcp, transport: Transport::Tcp, ..moving() }, "--relay tcp"),
-            (Config { migrate: Some(Duration::from_millis(99)), ..base() }, "0.1 to 3600 s"),
-            (Config { migrate: Some(Duration::from_secs(11)), ..base() }, "--duration (10 s)"),
-            (Config { mode: Mode::Allocate, ..coming_back() }, "--reconnect"),
-            (Config { relayed: Relayed::Tcp, transport: Transport::Tcp, ..coming_back() }, "--relay tcp"),
-            (Config { migrate: Some(Duration::from_secs(1)), ..coming_back() }, "--migrate"),
-            (Config { patience: Some(Duration::from_millis(199)), ..base() }, "0.2 to 3600 s"),
-            (Config { spread: Some(Duration::ZERO), ..base() }, "--reconnect-spread needs --reconnect"),
-            (
-                Config { spread: Some(Duration::from_millis(1_001)), ..coming_back() },
-                "--reconnect-spread is 1.001 s",
-            ),
-            (Config { access_token: token(60), user: "a".to_owned(), ..base() }, "--user"),
-            (Config { access_token: token(10), ..base() }, "--ttl"),
-            (Config { mode: Mode::Allocate, ..shaped() }, "--mode allocate"),
-            (Config { relayed: Relayed::Tcp, transport: Transport::Tcp, ..shaped() }, "--relay tcp"),
-            (Config { migrate: Some(Duration::from_secs(1)), ..shaped() }, "--migrate"),
-            (Config { peer_prefix: prefix("10.0.0.0/8"), ..shaped() }, "--profile"),
-            (Config { peer_prefix: prefix("10.0.0.0/8"), mode: Mode::Allocate, ..base() }, "--mode allocate"),
-            (
-                Config { peer_prefix: prefix("10.0.0.0/24"), clients: 256, ..base() },
-                "--peer-prefix 10.0.0.0/24",
-            ),
-            (Config { peer_prefix: prefix("fd00::/64"), ..base() }, "--peer-prefix fd00::/64"),
-            (
-                Config { client_prefix: prefix("10.0.0.0/8"), transport: Transport::Tcp, ..base() },
-                "--transport udp",
-            ),
-            (
-                Config { client_prefix: prefix("10.0.0.0/8"), mode: Mode::Allocate, ..base() },
-                "--mode allocate",
-            ),
-            (Config { client_prefix: prefix("10.0.0.0/8"), ..moving() }, "--migrate"),
-            (Config { client_prefix: prefix("10.0.0.0/8"), ..coming_back() }, "--reconnect"),
-            (
-                Config { client_prefix: prefix("10.0.0.0/24"), clients: 256, ..base() },
-                "--client-prefix 10.0.0.0/24",
-            ),
-            (Config { client_prefix: prefix("fd00::/64"), ..base() }, "--client-prefix fd00::/64"),
+        for (flags, told) in [
+            ("--clients 0", "--clients"),
+            ("--clients 10001", "--clients"),
+            ("--size 23", "--size"),
+            ("--size 65001", "--size"),
+            ("--burst 0", "--burst"),
+            ("--threads 0", "--threads"),
+            ("--duration 0", "--duration"),
+            ("--rate max --window 8", "--window"),
+            ("--mode invalid --transport tcp", "--mode invalid"),
+            ("--relay tcp", "--relay tcp"),
+            ("--family 5", "expected 4 or 6"),
+            ("--family 6 --peer 127.0.0.1:1", "--family 6"),
+            ("--via both", "unknown value \"both\": expected channel or send"),
+            ("--transport dtls --size 20000", "--size"),
+            ("127.0.0.2 127.0.0.3 --clients 2", "fewer than the servers (3)"),
+            ("127.0.0.2 --clients 2 --transport tcp", "for --transport udp"),
+            ("127.0.0.2 --clients 2 --mode invalid", "takes one server"),
+            ("stun:127.0.0.2", "stun:127.0.0.2 names a STUN server, which relays nothing"),
+            ("--users 0", "--users"),
+            ("--users 2 --user a:b --mode invalid", "--mode packet and allocate"),
+            ("--users 2 --mode allocate", "--user:"),
+            ("--mode bind", "--rate max"),
+            ("--migrate 1 --mode allocate", "--mode allocate"),
+            ("--migrate 1 --mode bind", "--mode bind"),
+            ("--migrate 1 --mode invalid", "--mode invalid"),
+            ("--migrate 1 --relay tcp --transport tcp", "--relay tcp"),
+            ("--migrate 0.099", "0.1 to 3600 s"),
+            ("--migrate 11", "--duration (10 s)"),
+            ("--migrate soon", "expected seconds"),
+            ("--reconnect 1 --mode allocate", "--reconnect"),
+            ("--reconnect 1 --relay tcp --transport tcp", "--relay tcp"),
+            ("--reconnect 1 --migrate 1", "--migrate"),
+            ("--reconnect 0.199", "0.2 to 3600 s"),
+            ("--reconnect-spread 0.5", "--reconnect <SECONDS>"),
+            ("--reconnect 1 --reconnect-spread 1.001", "--reconnect-spread is 1.001 s"),
+            ("--profile call --mode allocate", "--mode allocate"),
+            ("--profile call --relay tcp --transport tcp", "--relay tcp"),
+            ("--profile call --migrate 1", "--migrate"),
+            ("--profile call --size 100", "cannot be used with"),
+            ("--seed 2", "--profile"),
+            ("--profile call --peer-prefix 10.0.0.0/8", "--profile"),
+            ("--peer-prefix 10.0.0.0/8 --mode allocate", "--mode allocate"),
+            ("--peer-prefix 10.0.0.0/24 --clients 256", "--peer-prefix 10.0.0.0/24"),
+            ("--peer-prefix fd00::/64 --clients 0", "--clients"),
+            ("--client-prefix 10.0.0.0/8 --transport tcp", "--transport udp"),
+            ("--client-prefix 10.0.0.0/8 --mode allocate", "--mode allocate"),
+            ("--client-prefix 10.0.0.0/8 --migrate 1", "--migrate"),
+            ("--client-prefix 10.0.0.0/8 --reconnect 1", "--reconnect"),
+            ("--client-prefix 10.0.0.0/24 --clients 256", "--client-prefix 10.0.0.0/24"),
+            ("--client-prefix fd00::/64", "--client-prefix fd00::/64"),
         ] {
-            let error = config.validate().unwrap_err().to_string();
-            assert!(error.contains(flag), "{flag}: {error}");
+            let error = config(flags).map(|_| ()).expect_err(flags);
+            assert!(error.contains(told), "{flags}: {error}");
         }
-        base().validate().unwrap();
-        moving().validate().unwrap();
-        coming_back().validate().unwrap();
-        Config { spread: Some(Duration::ZERO), ..coming_back() }.validate().unwrap();
-        Config { spread: Some(Duration::from_secs(1)), ..coming_back() }.validate().unwrap();
-        Config { patience: Some(Duration::from_secs(1)), ..shaped() }.validate().unwrap();
-        shaped().validate().unwrap();
-        Config { access_token: token(11), ..base() }.validate().unwrap();
-        Config { peer_prefix: prefix("10.0.0.0/24"), clients: 255, ..base() }.validate().unwrap();
-        Config { client_prefix: prefix("10.0.0.0/24"), clients: 255, ..base() }.validate().unwrap();
-        Config { client_prefix: prefix("10.0.0.0/24"), ..shaped() }.validate().unwrap();
+        for flags in [
+            "",
+            "--migrate 1",
+            "--reconnect 1",
+            "--reconnect 1 --reconnect-spread 0",
+            "--reconnect 1 --reconnect-spread 1",
+            "--profile call --reconnect 1",
+            "--profile call --seed 7",
+            "--peer-prefix 10.0.0.0/24 --clients 255",
+            "--client-prefix 10.0.0.0/24 --clients 255",
+            "--client-prefix 10.0.0.0/24 --profile call",
+            "--family 6",
+        ] {
+            config(flags).expect(flags);
+        }
     }
 
-    fn prefix(text: &str) -> Option<Cidr> {
-        Some(text.parse().expect("a prefix"))
+    #[test]
+    fn an_access_token_is_pasted_or_read_stands_alone_and_outlives_the_run() {
+        let token = |seconds: u64| {
+            format!("username: north\nmac_key: AQID\naccess_token: BAUG\nexpires_in: {seconds}\n")
+        };
+        let dir = Dir::new();
+        let path = dir.file("token", token(60));
+        let file = path.to_str().expect("UTF-8").to_owned();
+        let flag = |text: &str| vec!["--access-token".to_owned(), text.to_owned()];
+        let of_file = |path: &str| vec!["--access-token-file".to_owned(), path.to_owned()];
+        let as_user = || vec!["--user".to_owned(), "a:b".to_owned()];
+        let load = |arguments: &[Vec<String>]| -> Result<String, String> {
+            let command = Config::augment_args(clap::Command::new("turn"));
+            let words = [vec!["turn".to_owned(), "127.0.0.1".to_owned()], arguments.concat()].concat();
+            let matches = command.try_get_matches_from(words).map_err(|error| error.to_string())?;
+            let config =
+                clap::FromArgMatches::from_arg_matches(&matches).map_err(|error| error.to_string())?;
+            let found = Config::looked_up(&config).map_err(|error| error.to_string())?;
+            Ok(found.access_token.expect("a token").kid)
+        };
+        assert_eq!(load(&[flag(&token(11))]), Ok("north".to_owned()));
+        assert_eq!(load(&[of_file(&file)]), Ok("north".to_owned()));
+        for (arguments, told) in [
+            (vec![flag(&token(60)), as_user()], "cannot be used with"),
+            (vec![of_file(&file), as_user()], "cannot be used with"),
+            (vec![of_file(&file), flag(&token(60))], "cannot be used with"),
+            (vec![flag("username: north")], "mac_key is missing"),
+            (vec![of_file("/nonexistent/token")], "/nonexistent/token"),
+            (vec![flag(&token(10))], "--ttl"),
+        ] {
+            let error = load(&arguments).expect_err(told);
+            assert!(error.contains(told), "{arguments:?}: {error}");
+        }
+        dir.file("token", "hunter2");
+        let error = load(&[of_file(&file)]).expect_err("no token");
+        assert!(error.contains(&file) && error.contains("username") && !error.contains("hunter2"), "{error}");
     }
 
     #[test]
     fn each_client_has_a_peer_of_its_own_in_a_prefix() {
-        let config = Config { peer_prefix: prefix("127.5.0.0/16"), ..Config::default() };
-        let peers = [0, 1, 300].map(|number| config.peer_of_client(number).to_string());
-        assert_eq!(peers, ["127.5.0.1:3480", "127.5.0.2:3480", "127.5.1.45:3480"]);
-        assert_eq!(Config::default().peer_of_client(300), Config::default().peer);
-    }
-
-    #[test]
-    fn unknown_names_are_answered_with_the_known_ones() {
-        let told = |error: UnknownName| error.to_string();
+        let peers =
+            |flags: &str| [0, 1, 300].map(|number| config(flags).unwrap().peer_of_client(number).to_string());
         assert_eq!(
-            "both".parse::<Via>().map_err(told),
-            Err("unknown value \"both\": expected channel or send".to_owned())
+            peers("--peer-prefix 127.5.0.0/16"),
+            ["127.5.0.1:3480", "127.5.0.2:3480", "127.5.1.45:3480"]
         );
-        assert_eq!(
-            "5".parse::<Family>().map_err(told),
-            Err("unknown value \"5\": expected 4 or 6".to_owned())
-        );
-        assert_eq!(("6".parse(), Mode::Allocate.to_string()), (Ok(Family::V6), "allocate".to_owned()));
+        assert_eq!(peers("").map(|peer| peer == "127.0.0.1:3480"), [true; 3]);
     }
 }

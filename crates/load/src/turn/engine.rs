@@ -122,7 +122,7 @@ impl Engine {
     ) -> Result<Self, LoadError> {
         let poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
         let relays_streams = config.relayed == Relayed::Tcp;
-        let wire = if config.transport == Transport::Udp {
+        let wire = if config.transport() == Transport::Udp {
             let mut datagrams = Datagrams::new(config.datapath, config.clients);
             for number in first..first + count {
                 let server = config.server_of(number);
@@ -138,8 +138,8 @@ impl Engine {
             Wire::Datagrams(Box::new(datagrams))
         } else {
             let settings = links::Settings {
-                server: config.server,
-                transport: config.transport,
+                server: config.server_of(0),
+                transport: config.transport(),
                 security,
                 patience: config.setup_timeout,
                 abortive: matches!(config.mode, Mode::Allocate | Mode::Bind),
@@ -176,7 +176,7 @@ impl Engine {
             answered: Vec::new(),
             next_sweep_ns: 0,
             wire,
-            pads: config.transport.is_stream() || config.via == Via::Send,
+            pads: config.transport().is_stream() || config.via == Via::Send,
             piece: config.size,
             relays_streams,
         })
@@ -304,7 +304,7 @@ impl Engine {
 
     /// Why clients cannot be set up, if a socket or a connection has told.
     pub(super) fn setup_failure(&self, config: &Config) -> Option<LoadError> {
-        let transport = config.transport;
+        let transport = config.transport();
         match &self.wire {
             Wire::Datagrams(_) => self.unreachable.map(|index| {
                 let server = self.endpoints[index].course.server;
@@ -669,7 +669,8 @@ pub(super) fn as_user(settings: &Arc<client::Config>, users: usize, number: usiz
 
 /// Settings of the TURN clients of a run.
 pub(super) fn client_settings(config: &Config) -> Arc<client::Config> {
-    let mut settings = client::Config::new(config.user.as_str(), config.password.as_str());
+    let (user, password) = config.user.as_ref().map_or(("", ""), |user| (&*user.name, &*user.password));
+    let mut settings = client::Config::new(user, password);
     if let Some(token) = &config.access_token {
         settings.username.clone_from(&token.kid);
         settings.access_token = Some(token.secret.clone());
@@ -677,7 +678,7 @@ pub(super) fn client_settings(config: &Config) -> Arc<client::Config> {
     settings.mobility = config.migrate.is_some();
     settings.family = config.address_family();
     settings.relayed = config.relayed;
-    if config.transport.is_stream() {
+    if config.transport().is_stream() {
         settings.timing = client::Timing::RELIABLE;
     }
     Arc::new(settings)

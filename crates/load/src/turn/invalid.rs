@@ -29,8 +29,8 @@ const MARK: [u8; 2] = *b"TP";
 /// Runs one thread's share.
 pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
-    let Config { server, datapath, clients, .. } = *shared.config;
-    let sockets = Clients::new(server, datapath, clients, count, shared.clock)?;
+    let Config { datapath, clients, .. } = *shared.config;
+    let sockets = Clients::new(shared.config.server_of(0), datapath, clients, count, shared.clock)?;
     // The seed is the thread's number: the same flood each time.
     let mut random = SmallRng::seed_from_u64(first as u64);
     let messages: Vec<_> = (0..PREPARED).map(|kind| message(kind, &mut random)).collect();

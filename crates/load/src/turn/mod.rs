@@ -19,7 +19,7 @@ mod returns;
 mod set_up;
 mod token;
 
-pub use config::{Config, Family, Mode, Via};
+pub use config::{Config, Mode, Via};
 pub use token::{AccessToken, InvalidAccessToken};
 
 pub use crate::run::{Outcome, Stop};
@@ -30,7 +30,7 @@ use turnpike_measure::Report;
 pub use turnpike_turn::{client::Relayed, server::Cidr};
 
 use crate::{
-    LoadError, Transport,
+    LoadError, TlsOptions, Transport,
     profile::{self, Ends},
     progress::Interval,
     run::{self, Asked, Finished},
@@ -47,22 +47,23 @@ type Shared<'a> = run::Shared<'a, Config>;
 /// When the settings are impossible, the clients cannot be set up, or it is stopped before anything was measured. What goes wrong
 /// afterwards is counted in [`turnpike_measure::Report::errors`].
 pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
-    config.validate()?;
+    let config = &config.looked_up()?;
+    let transport = config.transport();
     run::check_files(config.clients * config.files_per_client())?;
-    let security = match config.transport.is_secure() {
-        true => Some(Security::new(&config.tls, config.host.as_deref(), config.server)?),
+    let tls = TlsOptions { resumption: !config.no_resumption, ..config.tls.clone() };
+    let security = match transport.is_secure() {
+        true => Some(Security::new(&tls, config.host(), config.server_of(0))?),
         false => None,
     };
     let frame = config.frame();
     let asked = Asked {
         size: config.size,
         rate: config.rate,
-        datapath: match config.transport {
+        datapath: match transport {
             Transport::Udp => config.datapath.to_string(),
             other => other.to_string(),
         },
-        max_loss: config.max_loss,
-        max_p99: config.max_p99,
+        limits: config.limits,
     };
     let told = Told::default();
     let thread = |shared: &Shared<'_>, number| run_thread(shared, security.as_ref(), number, &told);
@@ -73,7 +74,7 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
         (found.tallies.measured.sent_bytes, found.tallies.measured.received_bytes);
     let mut report = run::report(&frame, &asked, found);
     let relayed = if config.relayed == Relayed::Tcp { "tcp" } else { "udp" };
-    report.transport = Some(config.transport.to_string());
+    report.transport = Some(transport.to_string());
     report.relay = (config.mode != Mode::Invalid).then(|| relayed.to_owned());
     if config.mode == Mode::Invalid {
         put_amplification(&mut report, sent_bytes, received_bytes);
@@ -154,7 +155,7 @@ fn relay(
 /// What a thread's engine has to say when it ends.
 #[expect(clippy::cast_precision_loss, reason = "counts of handshakes and redirections")]
 fn finished(config: &Config, engine: Engine, mut rest: Finished) -> Finished {
-    if config.transport.is_secure() {
+    if config.transport().is_secure() {
         let (full, resumed) = engine.handshakes();
         rest.sums.insert("full_handshakes", full as f64);
         rest.sums.insert("resumed_handshakes", resumed as f64);

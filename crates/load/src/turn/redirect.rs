@@ -130,8 +130,8 @@ impl Engine {
         let was_sent_on = |index: &usize| !self.endpoints[*index].course.left.is_empty();
         let mut waiting = (0..self.endpoints.len()).filter(waits);
         let index = waiting.clone().find(was_sent_on).or_else(|| waiting.next());
-        let server = index.map_or(config.server, |index| self.endpoints[index].course.server);
-        let Config { transport, .. } = *config;
+        let server = index.map_or(config.server_of(0), |index| self.endpoints[index].course.server);
+        let transport = config.transport();
         let error = LoadError::NoAnswer { transport, server, request: Request::Allocate, ready, clients };
         match index {
             Some(index) => self.blame(index, error),

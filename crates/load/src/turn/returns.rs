@@ -317,11 +317,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::options::parse;
 
     const SECOND: u64 = 1_000_000_000;
 
     fn returns(clients: usize) -> Returns {
-        let config = Config { clients, patience: Some(Duration::from_secs(1)), ..Config::default() };
+        let config = parse(&format!("127.0.0.1 --clients {clients} --reconnect 1")).unwrap();
         let mut returns = Returns::new(&config, clients, 0);
         returns.plan(Schedule { start: SECOND, measure: 2 * SECOND, end: 60 * SECOND });
         returns
@@ -350,7 +351,8 @@ mod tests {
     fn those_who_notice_at_once_come_back_within_the_spread_that_was_asked_for() {
         let patience = Duration::from_secs(3);
         let spread = |asked: Option<Duration>, patience: Duration| {
-            let config = Config { clients: 4, patience: Some(patience), spread: asked, ..Config::default() };
+            let config =
+                Config { patience: Some(patience), spread: asked, ..parse("127.0.0.1 --clients 4").unwrap() };
             let returns = Returns::new(&config, 4, 0);
             returns.clients.iter().map(|client| client.patience_ns - nanos(patience)).collect::<Vec<_>>()
         };

@@ -6,14 +6,16 @@ mod session_setup;
 
 use std::{net::SocketAddr, time::Duration};
 
+use clap::Args;
 use turnpike_measure::Rate;
-use turnpike_net::Datapath;
+use turnpike_net::{Datapath, socket_address};
 
 pub(crate) use clients::Clients;
 pub(crate) use session_setup::PROBE;
 
 use crate::{
     LoadError,
+    options::{self, BurstOptions, ResultLimits, RunOptions},
     payload::HEADER_LEN,
     profile::{self, Ends, Shaped},
     progress::{Interval, Kind},
@@ -33,79 +35,70 @@ pub(crate) const MAX_CLIENTS: usize = 10_000;
 /// The longest payload: a UDP datagram less an IPv6 Send indication's header.
 pub(crate) const MAX_SIZE: usize = 65_000;
 
-/// Settings of `load udp`. [`Config::default`] holds the documented defaults.
-#[derive(Clone, Debug)]
+/// Settings of `load udp`, which are its flags. [`Config::new`] holds the defaults.
+#[derive(Clone, Debug, Args)]
 pub struct Config {
-    /// The reflector, or a forwarder to it. Default 127.0.0.1:3480.
+    /// A `turnpike reflect`, or a forwarder to one: HOST[:PORT], port 3480 by default
+    #[arg(value_name = "HOST:PORT", value_parser = options::reflector)]
     pub server: SocketAddr,
-    /// Flows, each with its own 5-tuple: 1 to 10,000. Default 1.
+
+    /// How long, and by how many threads.
+    #[command(flatten)]
+    pub run: RunOptions,
+
+    /// Flows, each from a port of its own, 1 to 10000
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub clients: usize,
-    /// Datagrams a second over all flows. Default 1,000.
+
+    /// Datagrams a second over all flows, open loop, such as 20000, 20k or 1.5M; "max" for as many as the machine can
+    #[arg(long, value_name = "PPS|max", default_value = "1000")]
     pub rate: Rate,
-    /// Payload in bytes, 24 to 65,000. Default 120.
+
+    /// Payload of a datagram in bytes, 24 to 65000
+    #[arg(long, value_name = "B", default_value_t = 120)]
     pub size: usize,
-    /// Datagrams of one flow back to back, 1 to 64. Default: 1 at a fixed rate, 32 at [`Rate::Max`].
-    pub burst: Option<usize>,
-    /// At [`Rate::Max`]: datagrams that one flow may have under way. Default: no bound, a flood.
-    pub window: Option<u64>,
-    /// Measured time. Default 10 s.
-    pub duration: Duration,
-    /// Traffic before it that is not counted. Default 1 s.
-    pub warmup: Duration,
-    /// Threads. Default: one per core that this process may use, but no more than flows.
-    pub threads: Option<usize>,
-    /// Step of the ladder. Default: the best.
-    pub datapath: Datapath,
-    /// In place of `rate`, `size`, `burst` and `window`: what each flow's client sends, and gets. In one thread. Default none.
+
+    /// How datagrams follow each other.
+    #[command(flatten)]
+    pub bursts: BurstOptions,
+
+    /// What each flow's client sends, and gets. In one thread.
+    #[command(flatten)]
     pub profile: Option<Shaped>,
-    /// With a profile: where the generator's own peers listen, to which the server is to be a forwarder. Default: the server itself.
+
+    /// With --profile: where the generator's own peers listen, an address of this machine to which the forwarder leads
+    /// [default: SERVER itself, with nothing between]
+    #[arg(long, value_name = "ADDR:PORT", requires = "profile", value_parser = socket_address)]
     pub peer: Option<SocketAddr>,
-    /// Loss in percent above which the outcome says that a limit was exceeded.
-    pub max_loss: Option<f64>,
-    /// p99 of the round trip in microseconds above which it does.
-    pub max_p99: Option<u64>,
-    /// How long the first answer of a flow may take. Default 5 s.
+
+    /// How datagrams enter and leave: auto, basic, mmsg or gso
+    #[arg(long, value_name = "D", default_value = "auto")]
+    pub datapath: Datapath,
+
+    /// Limits of the result.
+    #[command(flatten)]
+    pub limits: ResultLimits,
+
+    /// How long the first answer of a flow may take: 5 s.
+    #[arg(skip = Duration::from_secs(5))]
     pub setup_timeout: Duration,
 }
 
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            server: SocketAddr::from(([127, 0, 0, 1], crate::reflect::DEFAULT_PORT)),
-            clients: 1,
-            rate: Rate::Pps(1_000.0),
-            size: 120,
-            burst: None,
-            window: None,
-            duration: Duration::from_secs(10),
-            warmup: Duration::from_secs(1),
-            threads: None,
-            datapath: Datapath::best().0,
-            profile: None,
-            peer: None,
-            max_loss: None,
-            max_p99: None,
-            setup_timeout: Duration::from_secs(5),
-        }
-    }
-}
-
 impl Config {
+    /// The defaults, for one server.
+    #[must_use]
+    pub fn new(server: SocketAddr) -> Self {
+        options::defaults(server)
+    }
+
     fn plan(&self) -> Plan {
-        let Self { clients, rate, size, burst, window, .. } = *self;
-        Plan { clients, rate, size, burst: default_burst(burst, rate), window }
+        self.bursts.plan(self.clients, self.rate, self.size)
     }
 
     fn frame(&self) -> Frame {
+        let frame = Frame::new(&self.run, self.clients, Kind::Answered);
         // A forwarder leads to one address, so that all peers must be there.
-        let threads = if self.profile.is_some() { 1 } else { run::threads(self.threads, self.clients) };
-        Frame {
-            clients: self.clients,
-            threads,
-            warmup: self.warmup,
-            duration: self.duration,
-            kind: Kind::Answered,
-        }
+        if self.profile.is_some() { Frame { threads: 1, ..frame } } else { frame }
     }
 }
 
@@ -117,7 +110,7 @@ impl Config {
 /// lost afterwards is counted.
 pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
     let frame = config.frame();
-    check(&config.plan(), &frame, config.threads)?;
+    check(&config.plan(), &frame, config.run.threads)?;
     if let Some(shaped) = &config.profile {
         shaped.validate(MAX_SIZE)?;
     }
@@ -126,8 +119,7 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
         size: config.size,
         rate: config.rate,
         datapath: config.datapath.to_string(),
-        max_loss: config.max_loss,
-        max_p99: config.max_p99,
+        limits: config.limits,
     };
     let asked = asked.shaped(config.profile.as_ref(), config.clients);
     let mut found = run::run(config, frame, stop, run_thread, progress)?;
@@ -177,13 +169,4 @@ pub(crate) fn check(plan: &Plan, frame: &Frame, threads: Option<usize>) -> Resul
         )));
     }
     Ok(())
-}
-
-/// Datagrams of one client back to back.
-pub(crate) fn default_burst(burst: Option<usize>, rate: Rate) -> usize {
-    const FLOOD: usize = 32;
-    burst.unwrap_or(match rate {
-        Rate::Pps(_) => 1,
-        Rate::Max => FLOOD,
-    })
 }

@@ -7,7 +7,8 @@ use std::{
 };
 
 use turnpike_load::{
-    Rate, Transport,
+    Transport,
+    options::parse,
     reflect::{self, Reflector},
     turn::Config,
 };
@@ -169,22 +170,20 @@ pub(crate) fn reflector() -> Reflector {
 
 pub(crate) fn reflector_on(address: IpAddr) -> Reflector {
     let listen = vec![SocketAddr::new(address, 0)];
-    let config = reflect::Config { listen, workers: 1, ..reflect::Config::default() };
+    let config = reflect::Config { listen, workers: Some(1), ..reflect::Config::default() };
     Reflector::start(&config).unwrap()
 }
 
-/// A short run at a low rate: tests share the machine.
-pub(crate) fn load(relay: &Relay, reflector: &Reflector) -> Config {
-    Config {
-        server: relay.listeners().udp[0],
-        peer: reflector.listeners()[0],
-        user: USER.to_owned(),
-        password: PASSWORD.to_owned(),
-        rate: Rate::Pps(2_000.0),
-        warmup: Duration::from_millis(200),
-        duration: Duration::from_secs(1),
-        ..Config::default()
+/// A short run at a low rate, for tests share the machine; otherwise as `flags` say.
+pub(crate) fn load(relay: &Relay, reflector: &Reflector, flags: &str) -> Config {
+    let (server, peer) = (relay.listeners().udp[0], reflector.listeners()[0]);
+    let usual =
+        format!("{server} --peer {peer} --user {USER}:{PASSWORD} --rate 2000 --warmup 0.2 --duration 1");
+    let mut config: Config = parse(&format!("{usual} {flags}")).unwrap();
+    if let Some(transport) = config.transport {
+        config.servers[0] = listener(relay, transport).into();
     }
+    config
 }
 
 pub(crate) fn loopback(port: u16) -> SocketAddr {
