@@ -78,6 +78,17 @@ impl Case<'_> {
         self.earlier().any(|request| request.method == method::REFRESH && request.fields.contains(&zero))
     }
 
+    /// A lifetime beyond the hour that is the maximum of all servers.
+    pub(super) fn has_asked_for_more_than_the_maximum(&self) -> bool {
+        let is_beyond = |field: &Field| match field {
+            Field::Value(kind::LIFETIME, value) => {
+                <[u8; 4]>::try_from(&value[..]).is_ok_and(|value| u32::from_be_bytes(value) >= 3_600)
+            }
+            _ => false,
+        };
+        self.earlier().any(|request| request.fields.iter().any(is_beyond))
+    }
+
     pub(super) fn has_tried_other_user(&self) -> bool {
         let user = |auth| match auth {
             Auth::OtherUser => 1,

@@ -277,6 +277,26 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
+        what: "an allocation with a LIFETIME above an hour ends after ten minutes",
+        why: "RFC 8656 section 7.2: within default and maximum",
+        applies: |case| {
+            case.sequence.kind == Kind::Time
+                && case.theirs() == Some(None)
+                && case.has_asked_for_more_than_the_maximum()
+        },
+    },
+    Known {
+        who: &[Coturn],
+        what: "the connection of a client is closed with its allocation",
+        why: "RFC 8656 section 5: the allocation alone expires",
+        applies: |case| {
+            let is_closed = |seen: &Seen| matches!(seen, Seen::Closed(_));
+            matches!(case.what, What::Other { ours, theirs } if ours.is_empty() && theirs.iter().all(is_closed))
+                && case.sequence.kind == Kind::Time
+        },
+    },
+    Known {
+        who: &[Pion],
         what: "nonces live for an hour, whatever the operator wants",
         why: "RFC 8656 section 5: at most an hour",
         applies: |case| case.sequence.kind == Kind::Time && case.ours() == Some(Some(438)),

@@ -9,7 +9,9 @@ mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev 2>/dev/null
 mkdir -p /dev/pts /dev/shm
 mount -t devpts pts /dev/pts
-for dir in /dev/shm /run /tmp; do mount -t tmpfs tmp "$dir"; done
+for dir in /dev/shm /run; do mount -t tmpfs tmp "$dir"; done
+# The repository may lie below /tmp, so nothing is mounted over it.
+chmod 1777 /tmp
 mount -t bpf bpf /sys/fs/bpf
 mount -t cgroup2 cgroup /sys/fs/cgroup
 mount -t securityfs security /sys/kernel/security
@@ -90,9 +92,12 @@ relay() { # PATH
 
 run_tests() { # NAME
   local name=$1 test
-  cd "$(cat "/trial/tests/$name.dir")" || return
-  # An emulated processor takes half an hour for the cases of property tests that a machine has by default.
   say tests "$name"
+  if ! cd "$(cat "/trial/tests/$name.dir")"; then
+    say exit "$name" 127
+    return
+  fi
+  # An emulated processor takes half an hour for the cases of property tests that a machine has by default.
   PROPTEST_CASES=1000 RUST_BACKTRACE=0 timeout 1500 "/trial/tests/$name" --color never --show-output --test-threads 4 2>&1 | tee /run/tests
   say exit "$name" "${PIPESTATUS[0]}"
   # Others may have used the machine: only what fails alone too is a failure.
