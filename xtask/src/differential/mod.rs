@@ -174,12 +174,14 @@ fn outside(options: &Options, repository: &Path) -> Result<ExitCode, Failure> {
             .map(|address| format!("ip addr add {address} dev lo nodad 2>/dev/null; "))
             .collect();
     let script = format!("ip link set lo up && {{ {addresses} exec \"$0\" \"$@\"; }}");
-    let mut command = Command::new("unshare");
+    // The servers end with this command, however it ends.
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "unshare"]);
     if fs::metadata("/proc/self")?.uid() != 0 {
         command.arg("--map-root-user");
     }
     let status = command
-        .args(["--net", "sh", "-c", &script])
+        .args(["--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", &script])
         .arg(env::current_exe()?)
         .args(env::args_os().skip(1))
         .env(INSIDE, program)
