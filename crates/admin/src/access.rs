@@ -33,9 +33,8 @@ use crate::{
     changes::Changes,
     connections::Progress,
     hosts,
-    model::Problem,
-    problem::{self, Reason},
-    program::Program,
+    problem::{self, Problem, Reason},
+    program::Owner,
     refusal_log::RefusalLog,
     routes::{path_at_node, whole},
     web,
@@ -201,13 +200,13 @@ impl Counts {
 /// State of [`admit`].
 #[derive(Clone)]
 pub(crate) struct Guard {
-    program: Arc<dyn Program>,
+    program: Arc<dyn Owner>,
     changes: Changes,
     refusals: Arc<RefusalLog>,
 }
 
 impl Guard {
-    pub(crate) fn new(program: Arc<dyn Program>, changes: Changes) -> Self {
+    pub(crate) fn new(program: Arc<dyn Owner>, changes: Changes) -> Self {
         Self { program, changes, refusals: Arc::default() }
     }
 

@@ -9,6 +9,10 @@ use std::{
 
 use axum::http::StatusCode;
 use jiff::Timestamp;
+use turnpike_api::{
+    Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, Rotated, Rotation, Secrets,
+    SharedSecret, StoredRealm, User,
+};
 use turnpike_config::{
     Secret, Settings, StoredKey, UserSecret, api_keys, is_realm, is_username, limit_keys,
     realms::{self, MOST_REALMS, RealmView},
@@ -21,13 +25,7 @@ use turnpike_stores::{
 use turnpike_wire::{escape, precis::opaque_string};
 use zeroize::Zeroizing;
 
-use crate::{
-    issue::signing_secret,
-    model::{
-        Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, Problem, Rotated, Rotation, Secrets,
-        SharedSecret, StoredRealm, User,
-    },
-};
+use crate::{issue::signing_secret, problem::Problem};
 
 /// A store behind its cache.
 pub type Store = Directory<Database>;

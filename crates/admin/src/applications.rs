@@ -23,8 +23,8 @@ use crate::{
     issue::{Reason, Refusal},
     key_rates::KeyRates,
     listen::{Bound, Lent, ListenError, Listener, Serving, take_lent},
-    model::Problem,
-    program::{Program, Server},
+    problem::Problem,
+    program::{Owner, ServerView},
     refusal_log::RefusalLog,
     routes,
     tls::Tls,
@@ -70,7 +70,7 @@ impl Applications {
 
     /// Answers from now on.
     #[must_use = "another process gets its sockets from it"]
-    pub fn serve(self, program: Arc<dyn Program>) -> Serving {
+    pub fn serve(self, program: Arc<dyn Owner>) -> Serving {
         let limits = Limits::of_one_for_applications(self.bound.len());
         let router = routes::for_applications(Arc::clone(&program), Gate::new(program, self.tls));
         Serving::new(self.bound, &router, limits, &connections::APPLICATIONS, Changes::default(), None)
@@ -80,7 +80,7 @@ impl Applications {
 /// Who gets past: by the names under which it was asked for, and by the page that asks.
 #[derive(Clone)]
 pub(crate) struct Gate {
-    program: Arc<dyn Program>,
+    program: Arc<dyn Owner>,
     tls: Option<Arc<Tls>>,
 }
 
@@ -146,7 +146,7 @@ enum Passes {
 }
 
 impl Gate {
-    pub(crate) fn new(program: Arc<dyn Program>, tls: Option<Arc<Tls>>) -> Self {
+    pub(crate) fn new(program: Arc<dyn Owner>, tls: Option<Arc<Tls>>) -> Self {
         Self { program, tls }
     }
 
@@ -196,7 +196,7 @@ impl Keys {
     /// The answer, where it is refused.
     pub(crate) async fn judge(
         &self,
-        server: Result<Server, Problem>,
+        server: Result<ServerView, Problem>,
         via: &Via,
         shown: Option<Secret>,
     ) -> Result<ApiKey, Refusal> {
@@ -226,7 +226,7 @@ impl Keys {
     }
 
     /// With the requests a second that it may make.
-    fn find(&self, server: Server, shown: &Secret) -> Result<(ApiKey, u32), Refusal> {
+    fn find(&self, server: ServerView, shown: &Secret) -> Result<(ApiKey, u32), Refusal> {
         let Some(store) = &server.store else {
             let detail = "there is no store that could have keys: name one by store.url, or a directory by store.state";
             return Err(Refusal::unavailable("no_store", detail));

@@ -9,7 +9,7 @@ use axum::{
 };
 use tokio::sync::watch;
 
-use crate::model::Problem;
+use crate::problem::Problem;
 
 /// The changes of one interface.
 #[derive(Clone, Default)]

@@ -11,6 +11,7 @@ use std::{
 };
 
 use serde::{Serialize, de::DeserializeOwned};
+use turnpike_api::{Drain, Draining, Reloaded, Session, SessionPage, Traffic};
 use turnpike_wire::escape;
 
 use turnpike_measure::units::{bytes, span};
@@ -22,7 +23,7 @@ pub use keeper::{Keeper, MadeUp};
 
 use crate::{
     client::{Client, ClientError, listed},
-    model::{Drain, Draining, Problem, Reloaded, Session, SessionPage, Traffic},
+    problem::Problem,
     routes::SessionQuery,
     table::{Table, write_members},
 };

@@ -36,7 +36,7 @@ use tokio::{
 use crate::{
     access::{Via, keep_from_being_kept},
     listen::{Listener, Stream},
-    model::Problem,
+    problem::Problem,
 };
 pub(crate) use progress::Progress;
 use room::{Place, Room};

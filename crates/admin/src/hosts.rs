@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use axum::http::{HeaderMap, StatusCode, Uri, Version, header, uri::Authority};
 
-use crate::model::Problem;
+use crate::problem::Problem;
 
 /// Judges the target of a request; `names` are those beside addresses and `localhost`, without a dot at the end, which `key` of the
 /// configuration can have more of. A name that begins with `*.` stands for all with one label in that place, as in certificates.

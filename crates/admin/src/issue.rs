@@ -10,6 +10,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use turnpike_api::CredentialsRequest;
 use turnpike_config::{
     Secret, Settings, TokenKeySettings,
     access_tokens::{self, MadeToken},
@@ -17,13 +18,7 @@ use turnpike_config::{
 };
 use turnpike_stores::ApiKey;
 
-use crate::{
-    access::Audit,
-    accounts::Store,
-    model::{CredentialsRequest, Problem},
-    program::Server,
-    ways::Ways,
-};
+use crate::{access::Audit, accounts::Store, problem::Problem, program::ServerView, ways::Ways};
 
 /// Bytes of the name of a user: USERNAME holds it behind the time and a colon, in 508 bytes (RFC 8489 section 14.3).
 const LONGEST_USER: usize = 256;
@@ -165,7 +160,7 @@ impl From<Problem> for Refusal {
 
 /// Makes a credential, at `unix` seconds, for whoever has this key, or for an administrator.
 pub(crate) fn issue(
-    server: &Server,
+    server: &ServerView,
     key: Option<&ApiKey>,
     wanted: CredentialsRequest,
     unix: u64,

@@ -1,7 +1,7 @@
 //! The admin interface: an HTTP API over a Unix socket and TCP, the page that it shows to browsers, and the commands that speak to it.
 //!
 //! ```text
-//!  listen ─▶ connections: few, short, one request each ─▶ access: Host, Origin, token, role, audit line ─▶ routes ─▶ Program
+//!  listen ─▶ connections: few, short, one request each ─▶ access: Host, Origin, token, role, audit line ─▶ routes ─▶ api::Program
 //!    Unix socket, loopback, TLS                                                                                 │
 //!  commands ─▶ client ─▶ (one of these)                    relay::sessions: workers, asked slice by slice ◀─────┤
 //!      └─────▶ accounts, where no program runs                   accounts: users, secrets, realms of a store ◀─────┘
@@ -24,12 +24,11 @@ mod issue;
 mod key_rates;
 mod listen;
 mod live;
-pub mod model;
 mod occupant;
 mod plain_text;
 mod predecessor;
 mod problem;
-pub mod program;
+mod program;
 mod questions;
 mod refusal_log;
 mod routes;
@@ -43,5 +42,6 @@ mod web;
 pub use accounts::{Accounts, Store};
 pub use applications::Applications;
 pub use listen::{Interface, Lent, ListenError, Serving, check};
-pub use program::Program;
+pub use problem::Problem;
+pub use program::{Owner, ServerView};
 pub use tls::TlsError;

@@ -17,6 +17,7 @@ use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::Notify,
 };
+use turnpike_api::{FleetAdmin, Job};
 use turnpike_config::{
     AdminAccess, AdminAddress, AdminSettings, Mistake, Settings,
     runtime_directory::{self, Origin, RuntimeDirectory},
@@ -26,10 +27,9 @@ use turnpike_net::{ListenOptions, SocketFile, UnixName};
 use crate::{
     changes::Changes,
     connections::{self, Closings, Limits},
-    model::Job,
     occupant,
     predecessor::{self, Predecessor, Successor},
-    program::{Fleet, Program},
+    program::Owner,
     questions, routes,
     tls::{Tls, TlsError},
 };
@@ -301,9 +301,9 @@ impl Interface {
 
     /// Answers from now on.
     #[must_use = "it removes the files of its sockets when it is dropped"]
-    pub fn serve(self, program: Arc<dyn Program>) -> Serving {
+    pub fn serve(self, program: Arc<dyn Owner>) -> Serving {
         // Other nodes of a fleet ask although nobody can do so here.
-        let is_asked = |fleet: &Arc<dyn Fleet>| !self.bound.is_empty() || fleet.node().is_some();
+        let is_asked = |fleet: &Arc<dyn FleetAdmin>| !self.bound.is_empty() || fleet.node().is_some();
         let others = program.fleet().filter(is_asked);
         if self.bound.is_empty() && others.is_none() {
             return Serving { kept: Vec::new(), changes: Changes::default(), successor: None };

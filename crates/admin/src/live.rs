@@ -28,12 +28,12 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch},
     time::{Instant as Deadline, MissedTickBehavior, interval, timeout, timeout_at},
 };
+use turnpike_api::{History, Live, Status, Talkers};
 use turnpike_turn::server::stats::ALLOCATION_MS;
 use turnpike_wire::escape;
 
 use crate::{
-    model::{History, Live, Status, Talkers},
-    program::Program,
+    program::{Owner, status_of},
     threads::Threads,
 };
 use history::Minutes;
@@ -58,7 +58,7 @@ type Buckets = [u64; ALLOCATION_MS.len() + 1];
 
 /// Reads once a second, for as long as the runtime lives.
 pub(crate) struct Feed {
-    program: Arc<dyn Program>,
+    program: Arc<dyn Owner>,
     /// By both clocks: one tells the time, the other how long it is ago.
     started: (Timestamp, Instant),
     newest: watch::Sender<Option<Arc<Frame>>>,
@@ -90,7 +90,7 @@ fn event(name: &str, data: &impl serde::Serialize) -> Bytes {
 
 impl Feed {
     /// Begins to read. To be called within a runtime.
-    pub(crate) fn start(program: Arc<dyn Program>) -> Arc<Self> {
+    pub(crate) fn start(program: Arc<dyn Owner>) -> Arc<Self> {
         let feed = Arc::new(Self {
             program,
             started: (Timestamp::now(), Instant::now()),
@@ -108,7 +108,7 @@ impl Feed {
     /// How the program is.
     pub(crate) fn status(&self) -> Status {
         let (at, since) = self.started;
-        Status::of(&*self.program, at, since.elapsed())
+        status_of(&*self.program, at, since.elapsed())
     }
 
     /// The newest reading; waits for the first one.

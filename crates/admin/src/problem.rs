@@ -4,9 +4,32 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use serde::{Deserialize, Serialize};
 use turnpike_wire::escape;
+use utoipa::ToSchema;
 
-use crate::model::Problem;
+/// Why a request was not done (RFC 9457).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// Always `about:blank`.
+    #[serde(rename = "type")]
+    #[schema(value_type = String)]
+    pub kind: Box<str>,
+    /// The phrase of the status.
+    #[schema(value_type = String)]
+    pub title: Box<str>,
+    /// The HTTP status.
+    #[schema(minimum = 400, maximum = 599)]
+    pub status: u16,
+    /// Description of the problem, and the remedy.
+    pub detail: String,
+    /// Kind of problem, for programs.
+    #[schema(value_type = String, example = "no_such_session")]
+    pub code: Box<str>,
+    /// One line for each mistake, if there may be several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<String>,
+}
 
 /// Media type of such an answer.
 pub(crate) const PROBLEM_JSON: &str = "application/problem+json";

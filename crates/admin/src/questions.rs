@@ -11,11 +11,15 @@ use axum::{
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use tokio::{sync::Semaphore, time::Instant};
+use turnpike_api::FleetAdmin;
 use turnpike_config::AdminAccess;
 use turnpike_fleet::{Answer, Question, Rights};
 use turnpike_wire::escape;
 
-use crate::{access::Via, model::Problem, problem::PROBLEM_JSON, program::Fleet};
+use crate::{
+    access::Via,
+    problem::{PROBLEM_JSON, Problem},
+};
 
 /// At a time.
 const MOST: usize = 8;
@@ -27,7 +31,7 @@ pub(crate) const HEADERS: [HeaderName; 3] = [header::ALLOW, header::RETRY_AFTER,
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Answers until there are no more.
-pub(crate) async fn answer(fleet: Arc<dyn Fleet>, router: Router) {
+pub(crate) async fn answer(fleet: Arc<dyn FleetAdmin>, router: Router) {
     let room = Arc::new(Semaphore::new(MOST));
     while let Some((question, reply)) = fleet.next_question().await {
         let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };

@@ -25,6 +25,7 @@ use axum::{
     routing::{delete, get, post},
 };
 use serde::Serialize;
+use turnpike_api::Job;
 use turnpike_wire::escape;
 use utoipa::{
     Modify, OpenApi,
@@ -36,9 +37,9 @@ use crate::{
     applications::{self, Gate},
     changes::Changes,
     live::Feed,
-    model::{Job, Problem},
     predecessor::Predecessor,
-    program::{Program, Server},
+    problem::Problem,
+    program::{Owner, ServerView},
     threads::Threads,
     web,
 };
@@ -55,7 +56,7 @@ pub(crate) use sessions::SessionQuery;
 /// What handlers work on.
 #[derive(Clone)]
 pub(crate) struct App {
-    program: Arc<dyn Program>,
+    program: Arc<dyn Owner>,
     threads: Arc<Threads>,
     live: Arc<Feed>,
     /// After an upgrade, until it ends.
@@ -63,7 +64,7 @@ pub(crate) struct App {
 }
 
 /// What is answered to applications, behind a guard of its own.
-pub(crate) fn for_applications(program: Arc<dyn Program>, gate: Gate) -> Router {
+pub(crate) fn for_applications(program: Arc<dyn Owner>, gate: Gate) -> Router {
     Router::new()
         .route("/", get(credentials::rest).post(credentials::rest))
         .route("/v1/credentials", post(credentials::make))
@@ -76,11 +77,7 @@ pub(crate) fn for_applications(program: Arc<dyn Program>, gate: Gate) -> Router 
 }
 
 /// All paths, behind the guard. To be called within a runtime.
-pub(crate) fn router(
-    program: Arc<dyn Program>,
-    changes: Changes,
-    predecessor: Option<Predecessor>,
-) -> Router {
+pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Option<Predecessor>) -> Router {
     let app = App {
         program: Arc::clone(&program),
         threads: Arc::default(),
@@ -216,7 +213,7 @@ impl Modify for Token {
 }
 
 /// The server, not to be kept while waiting.
-fn server_of(program: &dyn Program) -> Result<Server, Problem> {
+fn server_of(program: &dyn Owner) -> Result<ServerView, Problem> {
     match program.server() {
         Some(server) => Ok(server),
         None if program.job() == Job::Forward => Err(Problem::no_server()),

@@ -19,12 +19,12 @@ use ratatui::{
     layout::Rect,
     widgets::Widget as _,
 };
+use turnpike_api::{Certificate, Certificates, FleetStatus, History, Live};
 use turnpike_wire::escape;
 
 use crate::{
     client::{Client, ClientError},
     commands::CommandError,
-    model::{Certificate, Certificates, Fleet, History, Live},
 };
 use screen::Screen;
 
@@ -59,7 +59,7 @@ enum Told {
     Live(Box<Live>),
     History(Box<History>),
     Certificates(Vec<Certificate>),
-    Fleet(Box<Fleet>),
+    Fleet(Box<FleetStatus>),
     Problem(String),
 }
 

@@ -7,8 +7,8 @@ use turnpike_admin::{
     Accounts,
     client::{Client, Target},
     commands::{CommandError, Format, Keeper, MadeUp},
-    model::{NewKey, NewRealm, NewSecret, NewUser, Rotation},
 };
+use turnpike_api::{NewKey, NewRealm, NewSecret, NewUser, Rotation};
 use turnpike_config::{RealmSettings, Secret, Settings, User, UserSecret, restapi_credentials::fingerprint};
 use turnpike_stores::Known;
 use turnpike_wire::integrity::{Key, KeyAlgorithm};

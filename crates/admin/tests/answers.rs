@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use jsonschema::Validator;
 use serde_json::{Value, json};
-use turnpike_admin::program::{NotReloaded, Reloaded};
+use turnpike_api::{NotReloaded, Reloaded};
 use turnpike_config::{RealmSettings, Secret, TokenKeySettings, User, UserSecret};
 use turnpike_testkit::certificates::Certificate;
 use turnpike_turn::access_token::TokenKey;

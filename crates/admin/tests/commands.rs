@@ -11,9 +11,9 @@ use serde_json::Value;
 use turnpike_admin::{
     client::{Client, Target},
     commands::{self, CommandError, Format, Sessions},
-    program::{NotReloaded, Reloaded},
     top,
 };
+use turnpike_api::{NotReloaded, Reloaded};
 
 use turnpike_config::{AdminAddress, Secret};
 use turnpike_testkit::certificates::Certificate;

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use turnpike_admin::{
     client::{Client, Target},
     commands::{self, Format, Sessions},
-    program::Standing,
 };
+use turnpike_api::FleetHealth;
 
 use crate::support::{FULL, READ, Running, Together, log};
 
@@ -163,12 +163,12 @@ fn a_node_is_told_to_take_nobody_new_and_then_clients_again() {
 fn who_looks_after_a_node_hears_whether_it_is_alone_or_drained() {
     let (_, nodes) = three();
     for (standing, status, text) in [
-        (Standing::Well, 200, "ok\n"),
-        (Standing::Alone, 200, "alone\n"),
-        (Standing::Recovering, 200, "recovering\n"),
-        (Standing::Cordoned, 503, "draining\n"),
+        (FleetHealth::Healthy, 200, "ok\n"),
+        (FleetHealth::Isolated, 200, "alone\n"),
+        (FleetHealth::Recovering, 200, "recovering\n"),
+        (FleetHealth::Cordoned, 503, "draining\n"),
     ] {
-        *nodes[0].member().standing.lock().unwrap() = standing;
+        *nodes[0].member().health.lock().unwrap() = standing;
         let answer = nodes[0].get("/readyz");
         assert_eq!((answer.status, answer.body.as_str()), (status, text), "{standing:?}");
     }
@@ -256,7 +256,7 @@ fn the_commands_show_a_fleet_and_steer_it() {
     );
     commands::order_node(&client, None, false, false, &mut out).unwrap();
     assert_eq!(String::from_utf8(std::mem::take(&mut out)).unwrap(), "node a takes clients again\n");
-    *nodes[0].member().standing.lock().unwrap() = Standing::Recovering;
+    *nodes[0].member().health.lock().unwrap() = FleetHealth::Recovering;
     commands::show_fleet(&client, Format::Text(None), &mut out).unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
     assert!(text.contains("\nthe store does not know yet what all nodes have: "), "{text}");

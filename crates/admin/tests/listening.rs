@@ -14,7 +14,8 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     sign::{CertifiedKey, SingleCertAndKey},
 };
-use turnpike_admin::{Interface, ListenError, model::Job};
+use turnpike_admin::{Interface, ListenError};
+use turnpike_api::Job;
 use turnpike_config::{AdminAddress, AdminSettings, Secret, Settings};
 use turnpike_testkit::certificates::{Certificate, believing_client};
 

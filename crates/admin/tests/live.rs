@@ -6,10 +6,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use turnpike_admin::{
-    model::RuleState,
-    program::{Refusal, Rule},
-};
+use turnpike_api::{Refusal, Rule, RuleState};
 use turnpike_config::AdminAccess;
 use turnpike_testkit::{eventually, stun};
 
@@ -17,17 +14,17 @@ use crate::support::{FULL, READ, Running, SOON, relay_state, request};
 
 pub(crate) fn refusal(client: &str, user: &str) -> Refusal {
     Refusal {
-        first_ms: 1_767_322_000_000,
-        last_ms: 1_767_322_800_123,
+        first_at: "2026-01-02T02:46:40Z".to_owned(),
+        last_at: "2026-01-02T03:00:00.123Z".to_owned(),
         count: 3,
-        client: client.parse().unwrap(),
-        user: user.to_owned(),
+        client: client.to_owned(),
+        user: Some(user.to_owned()).filter(|user| !user.is_empty()),
         realm: None,
-        asked: "credentials",
+        asked: "credentials".to_owned(),
         code: Some(401),
         reason: "wrong key".to_owned(),
-        remedy: "Use the right one.",
-        keys: &["auth.users"],
+        remedy: "Use the right one.".to_owned(),
+        keys: vec!["auth.users".to_owned()],
         others: 1,
         other_users: vec!["dave".to_owned()],
         other_peers: Vec::new(),

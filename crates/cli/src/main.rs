@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod admin_args;
-mod admin_wiring;
 mod args;
 mod credentials_args;
 mod firewall_args;
@@ -30,7 +29,7 @@ use std::{
 
 use clap::Parser;
 use serde_json::{Map, Value};
-use turnpike_admin::{commands::CommandError, model::Problem};
+use turnpike_admin::{Problem, commands::CommandError};
 use turnpike_config::{Mistakes, Sources, certificates, forward::ForwardSources, readable_by_all};
 use turnpike_daemon::{DaemonError, wait_for_stop};
 use turnpike_load::{
@@ -44,7 +43,6 @@ use turnpike_probe::ProbeError;
 use turnpike_wire::escape;
 
 use crate::{
-    admin_wiring::Admin,
     args::{Cli, Command},
     credentials_args::CredentialsArgs,
     forward_args::ForwardArgs,
@@ -109,7 +107,7 @@ fn run_server(ServeCommand { check, serve: args }: ServeCommand) -> ExitCode {
     if check {
         return check_server(&args.into_sources());
     }
-    ended(turnpike_daemon::serve(&args.into_sources(), &mut io::stdout(), &Admin))
+    ended(turnpike_daemon::serve(&args.into_sources(), &mut io::stdout()))
 }
 
 fn run_forwarder(args: ForwardArgs) -> ExitCode {
@@ -118,7 +116,7 @@ fn run_forwarder(args: ForwardArgs) -> ExitCode {
     if check_only {
         return check_forward(&sources);
     }
-    ended(turnpike_daemon::forward(&sources, &Admin))
+    ended(turnpike_daemon::forward(&sources))
 }
 
 fn ended(daemon: Result<(), DaemonError>) -> ExitCode {

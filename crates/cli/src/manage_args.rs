@@ -12,8 +12,8 @@ use turnpike_admin::{
     Accounts,
     client::{Client, Target},
     commands::{CommandError, Format, Keeper, MadeUp},
-    model::{NewKey, NewRealm, NewSecret, NewUser, Rotation},
 };
+use turnpike_api::{NewKey, NewRealm, NewSecret, NewUser, Rotation};
 use turnpike_config::{
     Flags, Secret, Settings, Sources, api_keys, limit_keys, restapi_credentials, secret_file,
 };

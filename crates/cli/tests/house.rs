@@ -20,17 +20,18 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-relay", 2),
     ("turnpike-forward", 2),
     ("turnpike-load", 2),
+    ("turnpike-api", 3),
     ("turnpike-config", 3),
     ("turnpike-stores", 3),
     ("turnpike-probe", 3),
     ("turnpike-admin", 4),
-    ("turnpike-daemon", 4),
     ("turnpike-lab", 4),
-    ("turnpike-cli", 5),
+    ("turnpike-daemon", 5),
+    ("turnpike-cli", 6),
     // Chores stand outside the house: they may look in, nobody may import them.
-    ("turnpike-benches", 5),
-    ("turnpike-interleave", 5),
-    ("xtask", 5),
+    ("turnpike-benches", 6),
+    ("turnpike-interleave", 6),
+    ("xtask", 6),
 ];
 
 /// Where kernel calls live.
@@ -87,6 +88,9 @@ const RANDOM_CRATES: &[&str] = &["fastrand", "getrandom", "oorandom", "rand"];
 const RANDOM_NAMES: &[&str] =
     &["rand", "getrandom", "OsRng", "ThreadRng", "thread_rng", "from_os_rng", "from_entropy"];
 
+/// Crates by which `api` would serve what it describes.
+const SERVING_CRATES: &[&str] = &["axum", "hyper", "hyper-util", "http-body-util", "tokio"];
+
 /// What reads and writes STUN as `turnpike-wire` does, to compare the two.
 const ORACLE: &[&str] = &["stun-types", "turn-types"];
 
@@ -128,6 +132,11 @@ fn turn_knows_no_socket_clock_thread_or_file() {
     let sources = sources(&turn.dir.join("src"));
     assert!(!sources.is_empty());
     assert_eq!(tokens_in(&sources, IO_NAMES), NONE);
+}
+
+#[test]
+fn api_knows_no_http_and_no_tokio() {
+    assert_eq!(forbidden_imports(&house(), "turnpike-api", SERVING_CRATES), NONE);
 }
 
 #[test]
@@ -223,7 +232,7 @@ fn a_test_file_that_no_module_names_is_found() {
 #[test]
 fn an_upward_import_is_found() {
     let found = upward_imports(&read(&doctored("turnpike-relay", "turnpike-daemon", Value::Null)));
-    assert_eq!(found, ["turnpike-relay (floor 2) imports turnpike-daemon (floor 4)"]);
+    assert_eq!(found, ["turnpike-relay (floor 2) imports turnpike-daemon (floor 5)"]);
 }
 
 #[test]

@@ -1,27 +1,31 @@
-//! The seam to the admin interface, which is a crate of its own: who makes it, and what it may ask of a running program.
+//! What the admin interface can ask of a running program.
 
 use std::{
-    error::Error,
-    fmt, io,
-    net::SocketAddr,
-    os::fd::OwnedFd,
-    pin::Pin,
+    fmt,
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use tokio::sync::watch;
-use turnpike_config::{AdminSettings, Certificate, Settings};
-use turnpike_forward::{RuleId, RuleSnapshot};
+use turnpike_admin::{Owner, ServerView};
+use turnpike_api::{
+    Draining, FleetAdmin, Job, Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule,
+    RuleState, Sandbox,
+};
+use turnpike_config::AdminSettings;
+use turnpike_forward::{RuleId, RuleSnapshot, RuleStanding};
 use turnpike_net::Datapath;
-use turnpike_relay::{Relay, RelayState};
+use turnpike_relay::Relay;
 
 use crate::{
     certificates::Told,
     control::Control,
     fleet::FleetOrders,
-    refusals::{RefusalFilter, RefusalGroup, Refusals},
+    logging,
+    refusals::{Refusals, keys_of_count},
+    sandbox,
     serve::Shown,
-    store::{SharedStore, Store, shared},
+    store::{SharedStore, shared},
 };
 
 /// Descriptors set apart for the admin interface and for files that are read while the program runs: one for each connection, one for
@@ -31,136 +35,43 @@ pub(crate) const DESCRIPTORS: u64 = 48;
 /// More of them, where applications ask for credentials on a listener of its own.
 pub(crate) const CREDENTIALS_DESCRIPTORS: u64 = 144;
 
-/// Makes the text of `/metrics`, in the format of OpenMetrics, anew at each scrape.
+/// Writes the text of `/metrics`, in the format of OpenMetrics.
 pub(crate) type MetricsPage = Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync>;
 
-/// What each rule of a forwarder has counted.
+/// Reads the counters of each rule of a forwarder.
 pub(crate) type Rules = Arc<dyn Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync>;
 
-/// Why there is no admin interface; the message says what to change.
-pub type AdminError = Box<dyn Error + Send + Sync>;
-
-/// A listening socket of the interface for another process, by what the configuration calls it.
-pub type Lent = (String, OwnedFd);
-
-/// Makes the admin interface of a program. Called on the control thread, within its runtime.
-pub trait AdminInterface {
-    /// Listens, and answers nobody yet; by what another process has `lent` where that is the same address. What nobody has asked for
-    /// (not `explicit`) and cannot be had is left out and said.
-    ///
-    /// # Errors
-    /// Of addresses that somebody has asked for.
-    fn listen(
-        &self,
-        job: Job,
-        settings: &AdminSettings,
-        explicit: bool,
-        lent: Vec<Lent>,
-    ) -> Result<Box<dyn Listening>, AdminError>;
-
-    /// Listens where applications are to ask for credentials, and answers nobody yet; nowhere, if that is not configured. By what another
-    /// process has `lent`, as [`AdminInterface::listen`].
-    ///
-    /// # Errors
-    /// Of addresses that cannot be had, and of the certificate.
-    fn listen_for_applications(
-        &self,
-        settings: &Settings,
-        lent: Vec<Lent>,
-    ) -> Result<Box<dyn Listening>, AdminError>;
-}
-
-/// Which program it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Job {
-    /// `turnpike serve`.
-    Serve,
-    /// `turnpike forward`.
-    Forward,
-}
-
-/// Listens, and answers nobody yet.
-pub trait Listening {
-    /// Where by TCP, with real ports.
-    fn addresses(&self) -> Vec<SocketAddr>;
-    /// Says where in the log.
-    fn say_where(&self);
-    /// Answers from now on.
-    fn serve(self: Box<Self>, program: Program) -> Arc<dyn Serving>;
-}
-
-/// Answers, until the program ends; to be kept for as long.
-pub trait Serving: Send + Sync {
-    /// Its sockets, for another process.
-    ///
-    /// # Errors
-    /// Those of dup(2).
-    fn lend(&self) -> io::Result<Vec<Lent>>;
-    /// Another process has them, and answers.
-    fn leave(&self);
-    /// The program ends: nothing more is accepted.
-    fn close(&self);
-    /// Returns when no change is at work.
-    fn settled(&self) -> Pin<Box<dyn Future<Output = ()> + Send>>;
-}
-
-/// A running program, for whoever asks it from the runtime of its control thread.
-#[derive(Clone)]
-pub struct Program {
-    /// Which.
-    pub job: Job,
-    /// What it can be asked for.
-    pub control: Control,
+/// A running program. Answers on the runtime of its control thread.
+pub(crate) struct AdminView {
+    pub(crate) job: Job,
+    pub(crate) control: Control,
     pub(crate) admin: Arc<dyn Fn() -> AdminSettings + Send + Sync>,
     pub(crate) toml: Arc<dyn Fn() -> String + Send + Sync>,
     pub(crate) open: Arc<dyn Fn() -> u64 + Send + Sync>,
     pub(crate) metrics: MetricsPage,
-    pub(crate) server: Option<Server>,
+    pub(crate) server: Option<ServerHandle>,
     pub(crate) rules: Option<Rules>,
 }
 
-impl Program {
-    /// Who may use the admin interface, now.
-    #[must_use]
-    pub fn admin(&self) -> AdminSettings {
+/// The TURN server of a running program.
+pub(crate) struct ServerHandle {
+    /// Weak, so that the last owner can stop the relay while others look at it.
+    pub(crate) relay: Weak<Relay>,
+    pub(crate) shown: watch::Receiver<Shown>,
+    pub(crate) store: SharedStore,
+    pub(crate) certificates: Arc<Told>,
+    pub(crate) datapath: Datapath,
+    pub(crate) datapath_reason: Arc<str>,
+    pub(crate) fleet: Arc<FleetOrders>,
+    pub(crate) refusals: Arc<Refusals>,
+}
+
+impl Owner for AdminView {
+    fn settings(&self) -> AdminSettings {
         (self.admin)()
     }
 
-    /// The effective configuration, secrets masked.
-    #[must_use]
-    pub fn to_toml(&self) -> String {
-        (self.toml)()
-    }
-
-    /// Sessions or connections now.
-    #[must_use]
-    pub fn open(&self) -> u64 {
-        (self.open)()
-    }
-
-    /// The text of `/metrics`.
-    ///
-    /// # Errors
-    /// None that is known.
-    pub fn metrics(&self) -> Result<String, fmt::Error> {
-        (self.metrics)()
-    }
-
-    /// Clients that the TURN server has refused lately, the last ones first; `None` where there is no such server.
-    #[must_use]
-    pub fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<RefusalGroup>> {
-        self.server.as_ref().map(|server| server.refusals.find(wanted, most))
-    }
-
-    /// What each rule of the forwarder has counted; none where there is no forwarder.
-    #[must_use]
-    pub fn rules(&self) -> Vec<(RuleId, RuleSnapshot)> {
-        self.rules.as_ref().map_or_else(Vec::new, |rules| rules())
-    }
-
-    /// The TURN server, if it is one and runs still.
-    #[must_use]
-    pub fn server(&self) -> Option<ServerView> {
+    fn server(&self) -> Option<ServerView> {
         let server = self.server.as_ref()?;
         let Shown { in_force, addresses, .. } = server.shown.borrow().clone();
         Some(ServerView {
@@ -173,42 +84,95 @@ impl Program {
             datapath_reason: Arc::clone(&server.datapath_reason),
         })
     }
+}
 
-    /// Other servers that are one service with this one, and who is banned; `None` of a forwarder.
-    #[must_use]
-    pub fn fleet(&self) -> Option<FleetOrders> {
-        self.server.as_ref().map(|server| server.fleet.clone())
+impl Program for AdminView {
+    fn job(&self) -> Job {
+        self.job
     }
-}
 
-/// What is known of a TURN server.
-#[derive(Clone)]
-pub(crate) struct Server {
-    /// Weak, so that the last owner can stop the relay while others look at it.
-    pub(crate) relay: Weak<Relay>,
-    pub(crate) shown: watch::Receiver<Shown>,
-    pub(crate) store: SharedStore,
-    pub(crate) certificates: Arc<Told>,
-    pub(crate) datapath: Datapath,
-    pub(crate) datapath_reason: Arc<str>,
-    pub(crate) fleet: FleetOrders,
-    pub(crate) refusals: Arc<Refusals>,
-}
+    fn to_toml(&self) -> String {
+        (self.toml)()
+    }
 
-/// A TURN server as it is now. To be dropped soon: the server does not stop as long as this is there.
-pub struct ServerView {
-    /// What relays.
-    pub relay: Arc<Relay>,
-    /// What is configured, with what the store adds.
-    pub settings: Arc<Settings>,
-    /// Where more users are, if there is one.
-    pub store: Option<Store>,
-    /// Those that are shown to clients.
-    pub certificates: Arc<[Certificate]>,
-    /// Those that relayed transport addresses are made on.
-    pub addresses: Arc<[RelayState]>,
-    /// The step of the ladder.
-    pub datapath: Datapath,
-    /// Why that.
-    pub datapath_reason: Arc<str>,
+    fn open(&self) -> u64 {
+        (self.open)()
+    }
+
+    fn metrics(&self) -> String {
+        (self.metrics)().unwrap_or_default()
+    }
+
+    fn is_draining(&self) -> bool {
+        self.control.is_draining()
+    }
+
+    fn reload(&self) -> Later<'_, Result<Reloaded, NotReloaded>> {
+        Box::pin(self.control.reload())
+    }
+
+    fn drain(&self, patience: Option<Duration>) -> Later<'_, Option<Draining>> {
+        Box::pin(self.control.drain(patience))
+    }
+
+    fn log_level(&self) -> String {
+        logging::level()
+    }
+
+    fn set_log_level(&self, level: &str) -> Result<(), String> {
+        logging::set_level(level)
+    }
+
+    fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>> {
+        let found = self.server.as_ref()?.refusals.find(wanted, most);
+        Some(found.into_iter().map(Refusal::from).collect())
+    }
+
+    fn sandbox(&self) -> Option<Sandbox> {
+        let sandbox = sandbox::in_force()?;
+        let files = sandbox.files.as_ref().ok();
+        let capabilities = sandbox.capabilities.as_ref().ok();
+        Some(Sandbox {
+            system_calls: sandbox.system_calls.as_ref().ok().map(|count| *count as u64),
+            read: files.map(|files| files.read.clone()),
+            written: files.map(|files| files.written.clone()),
+            capabilities: capabilities.map(|kept| kept.iter().map(|&name| name.to_owned()).collect()),
+            missing: sandbox.missing(),
+        })
+    }
+
+    fn keys_of(&self, kind: &str, reason: &str) -> &'static [&'static str] {
+        keys_of_count(kind, reason)
+    }
+
+    fn rules(&self) -> Vec<Rule> {
+        let rule = |(RuleId(name), counted): (RuleId, RuleSnapshot)| {
+            let ends = counted.ended.iter().map(|(reason, count)| (<&'static str>::from(*reason), *count));
+            let dropped = [
+                ("datagrams_dropped", counted.dropped_datagrams),
+                ("datagrams_limited", counted.limited_datagrams),
+            ];
+            let (state, waits_for) = match counted.standing {
+                RuleStanding::Listening => (RuleState::Listening, None),
+                RuleStanding::Waiting(why) => (RuleState::Waiting, Some(why)),
+                RuleStanding::Closed => (RuleState::Closed, None),
+            };
+            Rule {
+                name,
+                state,
+                waits_for,
+                open: counted.active,
+                accepted: counted.accepted,
+                to_target: (counted.to_target_datagrams, counted.to_target_bytes),
+                to_client: (counted.to_client_datagrams, counted.to_client_bytes),
+                ends: ends.chain(dropped).collect(),
+            }
+        };
+        self.rules.iter().flat_map(|rules| rules()).map(rule).collect()
+    }
+
+    fn fleet(&self) -> Option<Arc<dyn FleetAdmin>> {
+        let fleet = Arc::clone(&self.server.as_ref()?.fleet);
+        Some(fleet)
+    }
 }

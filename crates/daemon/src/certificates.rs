@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use turnpike_api::Reloaded;
 use turnpike_config::{
     Certificate, Mistake, Settings,
     certificates::{self, Found},
@@ -18,7 +19,7 @@ use crate::{
     certificate_expiry::CertificateExpiry,
     certificate_watch::CertificateWatch,
     changes::CertificateChanges,
-    control::{Reloaded, say_warnings},
+    control::{self, say_warnings},
     error::DaemonError,
     sandbox,
 };
@@ -161,14 +162,14 @@ impl Certificates {
         match (&self.tls, &loaded[..]) {
             (None, _) => {}
             (Some(_), []) => {
-                reloaded.warn("no certificate is configured any more: the old ones stay in force");
+                control::warn(reloaded, "no certificate is configured any more: the old ones stay in force");
             }
             (Some(tls), _) => {
                 let identities = certificates::identities(&loaded);
                 tls.replace(&identities);
                 // A file that no longer has dtls.listen may name certificates that DTLS cannot use.
                 if let Some(Err(error)) = self.dtls.as_ref().map(|dtls| dtls.replace(&identities)) {
-                    reloaded.warn(format!("{error}: DTLS keeps the old one until a restart"));
+                    control::warn(reloaded, format!("{error}: DTLS keeps the old one until a restart"));
                 }
                 self.told.loaded.fetch_add(1, Ordering::Relaxed);
                 let changes = CertificateChanges::new(&self.told.in_use(), &loaded);

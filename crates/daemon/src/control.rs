@@ -19,6 +19,7 @@ use tokio::{
     task::{self, JoinHandle},
     time::{Instant, sleep, timeout},
 };
+use turnpike_api::{Draining, NotReloaded, Reloaded};
 use turnpike_config::LogFormat;
 
 use crate::{
@@ -64,57 +65,19 @@ pub(crate) enum Request {
     MachineChanged,
 }
 
-/// What a reload has changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reloaded {
-    /// One line for each key, realm, rule or certificate, such as `auth.users: 1 added`.
-    pub changed: Vec<String>,
-    /// Keys that have changed, and take effect only after a restart.
-    pub after_restart: Vec<String>,
-    /// What does not keep the rest from being in force: doubts, and certificates that cannot be used, in whose place the old ones stay.
-    pub warnings: Vec<String>,
+/// Warns in the log and in the answer to a reload.
+pub(crate) fn warn(reloaded: &mut Reloaded, warning: impl Into<String>) {
+    let warning = warning.into();
+    tracing::warn!("{warning}");
+    reloaded.warnings.push(warning);
 }
 
-impl Reloaded {
-    /// Says it in the log as well.
-    pub(crate) fn warn(&mut self, warning: impl Into<String>) {
-        let warning = warning.into();
-        tracing::warn!("{warning}");
-        self.warnings.push(warning);
+/// Names keys that a reload cannot change.
+pub(crate) fn need_restart(reloaded: &mut Reloaded, keys: &[&str]) {
+    for key in keys {
+        tracing::warn!("{key} has changed, but takes effect only after a restart");
+        reloaded.after_restart.push((*key).to_owned());
     }
-
-    /// The same for several.
-    pub(crate) fn warn_all(&mut self, warnings: impl IntoIterator<Item = String>) {
-        warnings.into_iter().for_each(|warning| self.warn(warning));
-    }
-
-    /// Says which keys a reload cannot change.
-    pub(crate) fn need_restart(&mut self, keys: &[&str]) {
-        for key in keys {
-            tracing::warn!("{key} has changed, but takes effect only after a restart");
-            self.after_restart.push((*key).to_owned());
-        }
-    }
-}
-
-/// Why a reload has changed nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotReloaded {
-    /// The configuration is wrong: one line a mistake.
-    Refused(Vec<String>),
-    /// The program is about to end.
-    Draining,
-    /// Another process is about to take its place, or has.
-    Upgrade,
-}
-
-/// A drain under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Draining {
-    /// Sessions or connections that are left.
-    pub open: u64,
-    /// For so long they may live on.
-    pub left: Duration,
 }
 
 /// Who asks for an upgrade, and of what.
@@ -273,7 +236,7 @@ impl Status {
 
 /// The way to a control loop.
 #[derive(Clone, Debug)]
-pub struct Control {
+pub(crate) struct Control {
     requests: mpsc::Sender<Request>,
     status: Arc<Status>,
 }
@@ -288,7 +251,7 @@ impl Control {
     ///
     /// # Errors
     /// Why nothing has changed.
-    pub async fn reload(&self) -> Result<Reloaded, NotReloaded> {
+    pub(crate) async fn reload(&self) -> Result<Reloaded, NotReloaded> {
         let (sender, answer) = oneshot::channel();
         let _ = self.requests.send(Request::Reload(Some(sender))).await;
         // Nobody answers any more in a program that has ended its loop.
@@ -297,7 +260,7 @@ impl Control {
 
     /// Has the program take nothing new and end with its last session or connection, after `patience` at the latest, which is what
     /// the configuration says if it is `None`. Asked for again, a patience counts anew. `None` if the program ends already.
-    pub async fn drain(&self, patience: Option<Duration>) -> Option<Draining> {
+    pub(crate) async fn drain(&self, patience: Option<Duration>) -> Option<Draining> {
         let (sender, answer) = oneshot::channel();
         let _ = self.requests.send(Request::DrainWithin(patience, sender)).await;
         answer.await.ok()
@@ -311,8 +274,7 @@ impl Control {
     }
 
     /// Whether nothing new is taken any more.
-    #[must_use]
-    pub fn is_draining(&self) -> bool {
+    pub(crate) fn is_draining(&self) -> bool {
         self.status.is_draining()
     }
 
@@ -629,7 +591,7 @@ async fn carry_out(
         }
         (Request::DrainWithin(wanted, answer), stage) => {
             let (stage, until) = drain_within(service, status, manager, wanted, stage);
-            let _ = answer.send(Draining { open: service.open(), left: until.left() });
+            let _ = answer.send(Draining { open: service.open(), deadline_s: until.left().as_secs_f64() });
             stage
         }
     };
@@ -960,10 +922,10 @@ mod tests {
             sleep(Duration::from_secs(10)).await;
             let again = control.drain(None).await.expect("it goes on");
             let longer = control.drain(Some(HOUR)).await.expect("it goes on");
-            [first, again, longer].map(|draining| draining.left)
+            [first, again, longer].map(|draining| draining.deadline_s)
         })
         .await;
-        assert_eq!(told, [Duration::from_secs(30), Duration::from_secs(20), HOUR]);
+        assert_eq!(told, [30.0, 20.0, HOUR.as_secs_f64()]);
         assert_eq!((said.len(), said[0].as_str()), (2, "drain 30"), "it drains once: {said:?}");
         assert_eq!(lasted, HOUR + Duration::from_secs(10));
         let (told, _, lasted) = asked(busy(), async |control| {

@@ -10,8 +10,6 @@ use turnpike_config::Mistakes;
 use turnpike_net::PassedError;
 use turnpike_relay::DtlsError;
 
-use crate::admin::AdminError;
-
 /// Each message is one sentence that says what to change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -69,7 +67,7 @@ pub enum DaemonError {
     Forward(#[from] turnpike_forward::StartError),
     /// An address for the admin interface that was asked for cannot be had.
     #[error(transparent)]
-    Admin(AdminError),
+    Admin(#[from] turnpike_admin::ListenError),
     /// A file that the configuration names.
     #[error("cannot write {what} {}: {source}; name another file, or none", path.display())]
     File {

@@ -38,7 +38,7 @@ use turnpike_relay::{Relay, SharedQuota};
 use turnpike_stores::FleetAddress;
 use turnpike_turn::server::{Destination, Newcomer, NonceKey, QuotaRefusal, Transport};
 
-pub use orders::{Asked, FleetError, FleetOrders, FleetStatus, NodeState, NodeStatus};
+pub(crate) use orders::FleetOrders;
 
 pub(crate) use counts::FleetCounts;
 #[cfg(test)]
@@ -104,7 +104,7 @@ impl Fleet {
         relay: &Arc<Relay>,
         plan: &Plan,
         users: SharedStore,
-    ) -> FleetOrders {
+    ) -> Arc<FleetOrders> {
         let Begun { beater, questions } = begun;
         self.banned.set_relay(Arc::downgrade(relay));
         self.listens(relay, plan);
@@ -116,7 +116,7 @@ impl Fleet {
             tokio::spawn(exchanging::keep_exchanging(Arc::clone(node)));
             tokio::spawn(listening::keep_listening(Arc::clone(node), users));
         }
-        FleetOrders::new(Arc::clone(self), questions)
+        Arc::new(FleetOrders::new(Arc::clone(self), questions))
     }
 
     /// Clients come in where the relay listens now, as many as this configuration allows.

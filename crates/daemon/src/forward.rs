@@ -10,6 +10,8 @@ use std::{
 };
 
 use tokio::{sync::watch, task::JoinHandle};
+use turnpike_admin::{Interface, Serving};
+use turnpike_api::{Job, Reloaded};
 use turnpike_config::{
     DatapathChoice,
     forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources, protocol_name},
@@ -20,11 +22,11 @@ use turnpike_forward::{
 use turnpike_net::{Datapath, PassedSockets, passed::Transport};
 
 use crate::{
-    admin::{self, AdminInterface, Job, Listening, MetricsPage, Program, Rules, Serving},
+    admin::{self, AdminView, MetricsPage, Rules},
     changes::ForwardChanges,
     connection_file::ConnectionFile,
     connection_log::{Records, SharedRecords, connection_log},
-    control::{self, Control, Reloaded, Service, Status, Stop, say_warnings},
+    control::{self, Control, Service, Status, Stop, say_warnings},
     denial::Lists,
     error::DaemonError,
     forward_estate::{ForwardEstate, ForwardInheritance},
@@ -41,7 +43,7 @@ use crate::{
 ///
 /// # Errors
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
-pub fn forward(sources: &ForwardSources, interface: &dyn AdminInterface) -> Result<(), DaemonError> {
+pub fn forward(sources: &ForwardSources) -> Result<(), DaemonError> {
     sandbox::forbid_core_dumps();
     upgrade::begin("forward", |heir| {
         // Before anything else is opened.
@@ -57,7 +59,7 @@ pub fn forward(sources: &ForwardSources, interface: &dyn AdminInterface) -> Resu
         let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
         sandbox::enter(&loaded.settings.sandbox, || Needs::of_forwarder(&sources, &loaded));
         let found = Found { sources, loaded, passed: Arc::new(passed), before };
-        control::run((&level, format), async |control| PortForwarder::start(found, control, interface, heir))
+        control::run((&level, format), async |control| PortForwarder::start(found, control, heir))
     })
 }
 
@@ -87,7 +89,7 @@ struct PortForwarder {
     stop: Arc<Stop>,
     forwarder: Arc<Forwarder>,
     records: SharedRecords,
-    page: Arc<dyn Serving>,
+    page: Arc<Serving>,
     metrics: MetricsPage,
     /// Behind the forwarder: it is there for as long as that.
     pid_file: PidFile,
@@ -97,7 +99,6 @@ impl PortForwarder {
     fn start(
         found: Found,
         control: &Control,
-        interface: &dyn AdminInterface,
         heir: &mut Option<Heir>,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
         let Found { sources, loaded, passed, mut before } = found;
@@ -112,8 +113,7 @@ impl PortForwarder {
         let records = SharedRecords::new(Mutex::new(open_records(&settings)?));
         let lent = before.as_mut().map(ForwardInheritance::page).unwrap_or_default();
         let is_explicit = settings.is_explicit("admin.listen");
-        let page =
-            interface.listen(Job::Forward, &settings.admin, is_explicit, lent).map_err(DaemonError::Admin)?;
+        let page = Interface::listen(Job::Forward, &settings.admin, is_explicit, lent)?;
         let (logger, writer) = connection_log(Arc::clone(&records));
         let log_counts = logger.counts();
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
@@ -138,7 +138,7 @@ impl PortForwarder {
             }
             written => written?,
         };
-        say_what_started(&settings, &forwarder, &*page);
+        say_what_started(&settings, &forwarder, &page);
         tracing::info!("data path {datapath}: {reason}; workers: {workers}");
         sandbox::say();
         let says_kernel = if is_attached {
@@ -148,9 +148,9 @@ impl PortForwarder {
         };
 
         let shown = watch::Sender::new(Arc::new(settings.clone()));
-        let program = for_lookers(control, &forwarder, &shown, log_counts);
+        let program = admin_view(control, &forwarder, &shown, log_counts);
         let metrics = Arc::clone(&program.metrics);
-        let page = page.serve(program);
+        let page = Arc::new(page.serve(Arc::new(program)));
         let service = Self {
             sources,
             started: settings.clone(),
@@ -177,8 +177,8 @@ impl PortForwarder {
     async fn take(&mut self, loaded: ForwardLoaded) -> Result<Reloaded, DaemonError> {
         let ForwardLoaded { settings: new, format, included, warnings } = loaded;
         let mut reloaded = Reloaded::default();
-        reloaded.warn_all(warnings);
-        reloaded.need_restart(&self.started.unchangeable(&new));
+        warnings.into_iter().for_each(|warning| control::warn(&mut reloaded, warning));
+        control::need_restart(&mut reloaded, &self.started.unchangeable(&new));
         if let Some(gone) = sandbox::given_up(&Needs::of_rules(&new)) {
             return Err(DaemonError::Sandbox(gone));
         }
@@ -195,7 +195,7 @@ impl PortForwarder {
         if let Err(error) =
             passed::check(&self.passed, self.workers, |transport, at| listens(&new.rules, transport, at))
         {
-            reloaded.warn(error.to_string());
+            control::warn(&mut reloaded, error.to_string());
         }
         // Opened anew even where nothing changed: log rotation moves the old one away.
         *self.records.lock().unwrap_or_else(PoisonError::into_inner) = records;
@@ -204,7 +204,7 @@ impl PortForwarder {
             self.pid_file = PidFile::NONE;
             match PidFile::write(new.pid_file.as_deref()) {
                 Ok(file) => self.pid_file = file,
-                Err(error) => reloaded.warn(error.to_string()),
+                Err(error) => control::warn(&mut reloaded, error.to_string()),
             }
         }
         say_source(self.sources.file(), format, &included, new.rules.len());
@@ -339,24 +339,24 @@ fn threads(settings: &ForwardSettings, before: Option<&ForwardInheritance>) -> (
         ),
     ];
     let differ: Vec<&str> = differ.into_iter().filter(|(differs, _)| *differs).map(|(_, key)| key).collect();
-    Reloaded::default().need_restart(&differ);
+    control::need_restart(&mut Reloaded::default(), &differ);
     (kept_workers, kept_datapath, "that of the process before".to_owned())
 }
 
-/// What others may see of it.
-fn for_lookers(
+/// Answers to the admin interface.
+fn admin_view(
     control: &Control,
     forwarder: &Arc<Forwarder>,
     shown: &watch::Sender<Arc<ForwardSettings>>,
     log: Arc<LogCounts>,
-) -> Program {
+) -> AdminView {
     // Weak, so that the last owner can stop the forwarder while others look at it.
     let weak = Arc::downgrade(forwarder);
     let rules: Rules = {
         let forwarder = Weak::clone(&weak);
         Arc::new(move || forwarder.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots()))
     };
-    Program {
+    AdminView {
         job: Job::Forward,
         control: control.clone(),
         admin: {
@@ -441,7 +441,7 @@ fn say_left_out(failed: &[StartError]) -> Vec<String> {
     lines.inspect(|line| tracing::error!("{line}")).collect()
 }
 
-fn say_what_started(settings: &ForwardSettings, forwarder: &Forwarder, page: &dyn Listening) {
+fn say_what_started(settings: &ForwardSettings, forwarder: &Forwarder, page: &Interface) {
     say_listeners(settings, forwarder, |_| true);
     page.say_where();
 }

@@ -1,8 +1,9 @@
 //! What a forwarder gives to the process that takes its place, and what that one makes of it.
 
-use std::{io, slice, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
+use turnpike_admin::{Lent, Serving};
 use turnpike_forward::{
     Forwarder,
     upgrade::{Inheritance, Offer},
@@ -10,7 +11,7 @@ use turnpike_forward::{
 use turnpike_net::{Channel, Datapath, PassedSockets};
 
 use crate::{
-    admin::{Lent, MetricsPage, Serving},
+    admin::MetricsPage,
     error::DaemonError,
     upgrade::{Estate, Heir, Names, Offered},
 };
@@ -25,7 +26,7 @@ struct ForwardOffer {
 /// Of a forwarder that runs.
 pub(crate) struct ForwardEstate {
     pub(crate) forwarder: Arc<Forwarder>,
-    pub(crate) page: Arc<dyn Serving>,
+    pub(crate) page: Arc<Serving>,
     pub(crate) passed: Arc<PassedSockets>,
     pub(crate) metrics: MetricsPage,
 }
@@ -37,7 +38,7 @@ impl Estate for ForwardEstate {
 
     fn offer(&self) -> io::Result<Offered> {
         let (forwarder, mut descriptors, heirs) = self.forwarder.offer()?;
-        let names = Names::lend(slice::from_ref(&self.page), &self.passed, &mut descriptors)?;
+        let names = Names::lend(self.page.lend()?, &self.passed, &mut descriptors)?;
         Offered::new(&ForwardOffer { forwarder, names }, descriptors, heirs)
     }
 

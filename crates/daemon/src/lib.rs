@@ -3,7 +3,7 @@
 //! ```text
 //!                   signals ─▶ Request ─▶ control (one tokio thread) ─▶ Service: TURN server or forwarder
 //!                                            │                              │ workers: a thread each
-//!      admin interface (another crate) ─▶ Program: Control, snapshots       ▼
+//!      admin interface ─▶ AdminView: Control, snapshots                     ▼
 //!                               log lines ◀── log_queue ◀── SessionLog, ConnectionLog
 //!                           fleet: beats, looks, news ◀──▶ a store that other servers use too
 //! ```
@@ -53,18 +53,12 @@ mod signals;
 mod store;
 mod upgrade;
 
-pub use admin::{AdminError, AdminInterface, Job, Lent, Listening, Program, ServerView, Serving};
 pub use check::{check_start, waited_for};
-pub use control::{Control, Draining, NotReloaded, Reloaded};
 pub use error::DaemonError;
-pub use fleet::{Asked, FleetError, FleetOrders, FleetStatus, NodeState, NodeStatus};
 pub use forward::forward;
 pub use plan::random_password;
 pub use public_address::{AddressSource, PublicAddress, PublicAddressError};
-pub use refusals::{Refusal, RefusalFilter, RefusalGroup, Why, keys_of_count};
-pub use sandbox::{Files, Sandbox, in_force as sandbox};
 pub use serve::serve;
 pub use signals::wait_for_stop;
 pub use store::{Store, open_store, realm_of_another};
-pub use turnpike_forward::{RuleId, RuleSnapshot, RuleStanding};
 pub use upgrade::{AskError, Which, ask as upgrade};

@@ -8,7 +8,7 @@
 
 pub(crate) mod reasons;
 
-pub use reasons::keys_of_count;
+pub(crate) use reasons::keys_of_count;
 
 use std::{
     collections::{HashMap, VecDeque, hash_map},
@@ -16,9 +16,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use jiff::Timestamp;
+use turnpike_api::RefusalFilter;
 use turnpike_relay::TurnedAway;
 use turnpike_turn::server::{
-    Cidr, CredentialRefusal, Effect, PeerDenial, RequestRefusal, TokenProblem, request::Method,
+    CredentialRefusal, Effect, PeerDenial, RequestRefusal, TokenProblem, request::Method,
 };
 
 /// Entries of each kind.
@@ -30,39 +32,39 @@ const NAMED: usize = 16;
 
 /// One client that was refused for one reason.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Refusal {
+pub(crate) struct RefusalEntry {
     /// For the first and the last time, Unix milliseconds.
-    pub first_ms: u64,
+    pub(crate) first_ms: u64,
     /// See `first_ms`.
-    pub last_ms: u64,
+    pub(crate) last_ms: u64,
     /// How often, as far as it was told: the rate of what is told is bounded.
-    pub count: u64,
+    pub(crate) count: u64,
     /// Where it came from the last time.
-    pub client: SocketAddr,
+    pub(crate) client: SocketAddr,
     /// Who it said it was; empty where it did not.
-    pub user: Box<str>,
+    pub(crate) user: Box<str>,
     /// The realm of a user who had proved it.
-    pub realm: Option<Arc<str>>,
+    pub(crate) realm: Option<Arc<str>>,
     /// Why.
-    pub why: Why,
+    pub(crate) why: Why,
 }
 
 /// Refusals of one client for one reason: of all its users, requests and peers.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RefusalGroup {
+pub(crate) struct RefusalGroup {
     /// The last one. Its count and its first time are those of all.
-    pub last: Refusal,
+    pub(crate) last: RefusalEntry,
     /// Refusals of other users, requests or peers that are counted in it.
-    pub others: usize,
+    pub(crate) others: usize,
     /// Users of these, the last ones first: as many as people read.
-    pub other_users: Vec<Box<str>>,
+    pub(crate) other_users: Vec<Box<str>>,
     /// Peers of these, likewise.
-    pub other_peers: Vec<SocketAddr>,
+    pub(crate) other_peers: Vec<SocketAddr>,
 }
 
 /// Why a client was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Why {
+pub(crate) enum Why {
     /// Its credentials.
     Credentials(CredentialRefusal),
     /// A peer of its request, and the number of peers beside it, which got no permission either.
@@ -75,18 +77,9 @@ pub enum Why {
     Connection(&'static str, &'static str),
 }
 
-/// Which refusals are wanted.
-#[derive(Clone, Debug, Default)]
-pub struct RefusalFilter {
-    /// Of clients within this prefix.
-    pub client: Option<Cidr>,
-    /// With this in their username.
-    pub user: Option<String>,
-}
-
 /// The refusals of this program, for those who add to them and those who look.
 #[derive(Debug, Default)]
-pub(crate) struct Refusals(Mutex<[VecDeque<Refusal>; KINDS]>);
+pub(crate) struct Refusals(Mutex<[VecDeque<RefusalEntry>; KINDS]>);
 
 impl Refusals {
     /// Adds what an effect tells, if it is a refusal; `now_ms` is Unix time.
@@ -107,14 +100,14 @@ impl Refusals {
             _ => return,
         };
         let (user, realm) = (user.clone(), realm.cloned());
-        self.add(Refusal { first_ms: now_ms, last_ms: now_ms, count: 1, client, user, realm, why });
+        self.add(RefusalEntry { first_ms: now_ms, last_ms: now_ms, count: 1, client, user, realm, why });
     }
 
     /// Adds clients whose connection was closed, or whose handshake failed.
     pub(crate) fn turned_away(&self, now_ms: u64, turned: &TurnedAway) {
         let TurnedAway { client, stage, reason, count, .. } = *turned;
         let (realm, user) = turned.user.clone().unzip();
-        self.add(Refusal {
+        self.add(RefusalEntry {
             first_ms: now_ms,
             last_ms: now_ms,
             count,
@@ -125,7 +118,7 @@ impl Refusals {
         });
     }
 
-    fn add(&self, mut refusal: Refusal) {
+    fn add(&self, mut refusal: RefusalEntry) {
         let mut kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = &mut kinds[refusal.why.kind()];
         if let Some(known) = kept.iter().position(|known| known.is_same(&refusal))
@@ -143,7 +136,7 @@ impl Refusals {
     pub(crate) fn find(&self, wanted: &RefusalFilter, most: usize) -> Vec<RefusalGroup> {
         let kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = kinds.iter().flat_map(|kept| kept.iter().rev());
-        let mut found: Vec<&Refusal> = kept.filter(|refusal| wanted.admits(refusal)).collect();
+        let mut found: Vec<&RefusalEntry> = kept.filter(|refusal| refusal.is_wanted(wanted)).collect();
         found.sort_by_key(|refusal| std::cmp::Reverse(refusal.last_ms));
         let mut groups: Vec<RefusalGroup> = Vec::new();
         let mut places: HashMap<(IpAddr, Why), usize> = HashMap::new();
@@ -163,7 +156,7 @@ impl Refusals {
 }
 
 /// Drops the oldest entry of the client with the most.
-fn forget_one(kept: &mut VecDeque<Refusal>) {
+fn forget_one(kept: &mut VecDeque<RefusalEntry>) {
     let mut counts: HashMap<IpAddr, usize> = HashMap::new();
     for refusal in &*kept {
         *counts.entry(refusal.client.ip()).or_default() += 1;
@@ -175,12 +168,12 @@ fn forget_one(kept: &mut VecDeque<Refusal>) {
 }
 
 impl RefusalGroup {
-    fn new(last: Refusal) -> Self {
+    fn new(last: RefusalEntry) -> Self {
         Self { last, others: 0, other_users: Vec::new(), other_peers: Vec::new() }
     }
 
     /// Adds an older one.
-    fn add(&mut self, other: &Refusal) {
+    fn add(&mut self, other: &RefusalEntry) {
         self.others += 1;
         self.last.count += other.count;
         self.last.first_ms = self.last.first_ms.min(other.first_ms);
@@ -196,29 +189,41 @@ impl RefusalGroup {
             self.other_peers.push(peer);
         }
     }
+}
 
-    /// Users of the others by name; one without a name has none.
-    #[must_use]
-    pub fn user_names(&self) -> Vec<String> {
-        let named = self.other_users.iter().filter(|user| !user.is_empty());
-        named.map(|user| user.to_string()).collect()
-    }
-
-    /// Peers of the others as text.
-    #[must_use]
-    pub fn peer_names(&self) -> Vec<String> {
-        self.other_peers.iter().map(|peer| reasons::peer_name(*peer)).collect()
+impl From<RefusalGroup> for turnpike_api::Refusal {
+    fn from(RefusalGroup { last, others, other_users, other_peers }: RefusalGroup) -> Self {
+        let named = other_users.into_iter().filter(|user| !user.is_empty());
+        Self {
+            first_at: at(last.first_ms),
+            last_at: at(last.last_ms),
+            count: last.count,
+            client: last.client.to_string(),
+            user: Some(last.user.into_string()).filter(|user| !user.is_empty()),
+            realm: last.realm.as_deref().map(str::to_owned),
+            asked: last.why.asked().to_owned(),
+            code: last.why.code(),
+            reason: last.why.reason(),
+            remedy: last.why.remedy().to_owned(),
+            keys: last.why.keys().iter().map(|key| (*key).to_owned()).collect(),
+            others: others as u64,
+            other_users: named.map(String::from).collect(),
+            other_peers: other_peers.into_iter().map(reasons::peer_name).collect(),
+        }
     }
 }
 
-impl RefusalFilter {
-    fn admits(&self, refusal: &Refusal) -> bool {
-        self.client.as_ref().is_none_or(|prefix| prefix.contains(refusal.client.ip()))
-            && self.user.as_ref().is_none_or(|user| refusal.user.contains(user.as_str()))
-    }
+fn at(unix_ms: u64) -> String {
+    let at = i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    at.unwrap_or(Timestamp::MAX).to_string()
 }
 
-impl Refusal {
+impl RefusalEntry {
+    fn is_wanted(&self, RefusalFilter { client, user }: &RefusalFilter) -> bool {
+        client.as_ref().is_none_or(|prefix| prefix.contains(self.client.ip()))
+            && user.as_ref().is_none_or(|user| self.user.contains(user.as_str()))
+    }
+
     fn is_same(&self, other: &Self) -> bool {
         self.client.ip() == other.client.ip()
             && self.user == other.user
@@ -280,8 +285,7 @@ impl Why {
     }
 
     /// What the client asked for, in one word.
-    #[must_use]
-    pub fn asked(self) -> &'static str {
+    pub(crate) fn asked(self) -> &'static str {
         match self {
             Self::Credentials(_) => "credentials",
             Self::Peer(..) => "peer",
@@ -291,8 +295,7 @@ impl Why {
     }
 
     /// The error code of the answer, where there was one.
-    #[must_use]
-    pub fn code(self) -> Option<u16> {
+    pub(crate) fn code(self) -> Option<u16> {
         match self {
             Self::Credentials(CredentialRefusal::WrongUser) => Some(441),
             Self::Credentials(_) => Some(401),
@@ -319,7 +322,7 @@ mod tests {
         Effect::Refused { client: client(from), username: user.into(), why, suppressed: 0 }
     }
 
-    fn find(refusals: &Refusals, client: Option<&str>, user: Option<&str>) -> Vec<Refusal> {
+    fn find(refusals: &Refusals, client: Option<&str>, user: Option<&str>) -> Vec<RefusalEntry> {
         groups(refusals, client, user).into_iter().map(|group| group.last).collect()
     }
 
@@ -420,7 +423,11 @@ mod tests {
         let probe = &found[1];
         assert_eq!((probe.last.first_ms, probe.last.last_ms), (1, 30));
         let names: Vec<String> = (14..30).rev().map(|last| format!("10.0.1.{last}:9")).collect();
-        assert_eq!(probe.peer_names(), names, "the last ones but the very last");
+        assert_eq!(
+            turnpike_api::Refusal::from(probe.clone()).other_peers,
+            names,
+            "the last ones but the very last"
+        );
         // The filter comes before the grouping.
         assert_eq!(groups(&refusals, None, Some("bob")).len(), 1);
     }
@@ -437,7 +444,11 @@ mod tests {
         let found = groups(&refusals, Some("192.0.2.9"), None);
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!((&*found[1].last.user, found[1].last.count, found[1].others), ("bob", 3, 2));
-        assert_eq!(found[1].user_names(), ["alice"], "and one that gave no name");
+        assert_eq!(
+            turnpike_api::Refusal::from(found[1].clone()).other_users,
+            ["alice"],
+            "and one that gave no name"
+        );
     }
 
     #[test]

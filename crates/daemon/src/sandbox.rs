@@ -20,22 +20,22 @@ pub(crate) use self::needs::Needs;
 
 /// What is in force, for whoever looks. A part that is missing says why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sandbox {
+pub(crate) struct Sandbox {
     /// The privileges that are left (capabilities(7)), as in `NET_BIND_SERVICE`.
-    pub capabilities: Result<Vec<&'static str>, String>,
+    pub(crate) capabilities: Result<Vec<&'static str>, String>,
     /// Which files can be used.
-    pub files: Result<Files, String>,
+    pub(crate) files: Result<Files, String>,
     /// How many system calls can be made.
-    pub system_calls: Result<usize, String>,
+    pub(crate) system_calls: Result<usize, String>,
 }
 
 /// Directories, and files beside them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Files {
+pub(crate) struct Files {
     /// What lies in these can be read.
-    pub read: Vec<String>,
+    pub(crate) read: Vec<String>,
     /// What lies in these can be written, too.
-    pub written: Vec<String>,
+    pub(crate) written: Vec<String>,
 }
 
 /// `None` within if it was turned off.
@@ -80,8 +80,7 @@ pub(crate) fn layers() -> &'static str {
 }
 
 /// What is in force; `None` where there is none.
-#[must_use]
-pub fn in_force() -> Option<&'static Sandbox> {
+pub(crate) fn in_force() -> Option<&'static Sandbox> {
     IN_FORCE.get().and_then(Option::as_ref)
 }
 
@@ -138,8 +137,7 @@ pub(crate) fn given_up(needs: &Needs) -> Option<String> {
 
 impl Sandbox {
     /// A sentence for each part that is missing.
-    #[must_use]
-    pub fn missing(&self) -> Vec<String> {
+    pub(crate) fn missing(&self) -> Vec<String> {
         let parts = [
             self.capabilities.as_ref().err().map(|why| format!("privileges are kept: {why}")),
             self.files.as_ref().err().map(|why| format!("files are not restricted: {why}")),

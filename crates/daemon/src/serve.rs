@@ -8,6 +8,8 @@ use std::{
 };
 
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
+use turnpike_admin::{Applications, Interface, Serving};
+use turnpike_api::{Job, Reloaded};
 use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret};
 use turnpike_net::{Datapath, PassedSockets};
 use turnpike_relay::{
@@ -16,10 +18,10 @@ use turnpike_relay::{
 use turnpike_turn::server::{Effect, NonceKey};
 
 use crate::{
-    admin::{self, AdminInterface, Job, Listening, MetricsPage, Program, Server, Serving},
+    admin::{self, AdminView, MetricsPage, ServerHandle},
     certificates::{Certificates, Contexts},
     changes::ServeChanges,
-    control::{self, Control, Reloaded, Service, Status, say_warnings},
+    control::{self, Control, Service, Status, say_warnings},
     credentials::Credentials,
     error::DaemonError,
     fleet::{self, Begun, Fleet, FleetEstate, NodeKeys, StatusLines, StatusWriter},
@@ -45,11 +47,7 @@ use crate::{
 ///
 /// # Errors
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
-pub fn serve(
-    sources: &Sources,
-    out: &mut dyn Write,
-    interface: &dyn AdminInterface,
-) -> Result<(), DaemonError> {
+pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), DaemonError> {
     sandbox::forbid_core_dumps();
     upgrade::begin("serve", |heir| {
         // Before anything else is opened.
@@ -69,9 +67,7 @@ pub fn serve(
         let needs = || Needs::of_server(&sources, &Settings { datapath, ..loaded.settings.clone() });
         sandbox::enter(&loaded.settings.sandbox, needs);
         let found = Found { sources, loaded, passed: Arc::new(passed), before };
-        control::run((&level, format), async |control| {
-            TurnServer::start(found, control, out, interface, heir).await
-        })
+        control::run((&level, format), async |control| TurnServer::start(found, control, out, heir).await)
     })
 }
 
@@ -114,7 +110,7 @@ struct TurnServer {
     waiting: Vec<Waiting>,
     certificates: Certificates,
     /// For applications, and the admin interface.
-    pages: [Arc<dyn Serving>; 2],
+    pages: [Arc<Serving>; 2],
     metrics: MetricsPage,
 }
 
@@ -123,7 +119,6 @@ impl TurnServer {
         found: Found,
         control: &Control,
         out: &mut dyn Write,
-        interface: &dyn AdminInterface,
         heir: &mut Option<Heir>,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
         let Found { sources, loaded, passed, mut before } = found;
@@ -145,7 +140,7 @@ impl TurnServer {
         let mut plan = plan_start(&merged, fleet.keys(), &certificates, &passed, as_before)?;
         raise_open_files(&plan, &settings);
 
-        let [page, applications] = listen_for_pages(interface, &settings, before.as_mut())?;
+        let (page, applications) = listen_for_pages(&settings, before.as_mut())?;
         // They take loopback for this machine, and a client that has TCP relayed would come from the server's own address.
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
         let (log, logs) = session_logs(&fleet);
@@ -153,7 +148,9 @@ impl TurnServer {
         let credentials = credentials(&merged, store.as_ref());
         let relay = start_relay(&plan, &fleet, credentials, log, before)?;
         let is_attached = take_over(heir, control.status(), &relay, &plan)?;
-        say_what_started(&plan, &relay, &[&*page, &*applications]);
+        say_what_started(&plan, &relay);
+        page.say_where();
+        applications.say_where();
         sandbox::say();
         if is_attached {
             say_where_attached(&relay, plan.config.max_kernel_flows, plan.config.datapath);
@@ -173,7 +170,7 @@ impl TurnServer {
         let waiting = relay.waiting();
         say_waiting(&waiting);
         let shown = watch::Sender::new(Shown::new(&settings, &merged, &machine));
-        let server = Server {
+        let server = ServerHandle {
             relay: Arc::downgrade(&relay),
             shown: shown.subscribe(),
             store: Arc::clone(&shared_store),
@@ -184,8 +181,9 @@ impl TurnServer {
             refusals: Arc::clone(&logs.refusals),
         };
         let metrics = metrics_page(&server, &fleet, &logs, control);
-        let program = for_lookers(control, Arc::clone(&metrics), server);
-        let pages = [applications.serve(program.clone()), page.serve(program)];
+        let program = Arc::new(admin_view(control, Arc::clone(&metrics), server));
+        let pages =
+            [applications.serve(Arc::<AdminView>::clone(&program)), page.serve(program)].map(Arc::new);
         let server = Self {
             sources,
             started,
@@ -232,9 +230,8 @@ impl TurnServer {
         let contexts = contexts.map_err(|error| refused(&error))?;
         let notes = self.put_into_force(&new, store, contexts).map_err(|error| refused(&error))?;
         let mut reloaded = Reloaded::default();
-        reloaded.warn_all(warnings);
-        reloaded.warn_all(notes);
-        reloaded.need_restart(&unchangeable);
+        warnings.into_iter().chain(notes).for_each(|warning| control::warn(&mut reloaded, warning));
+        control::need_restart(&mut reloaded, &unchangeable);
         let old = std::mem::replace(&mut self.settings, new);
         store::note_realm(&self.settings);
         self.fleet.set(&self.settings);
@@ -246,7 +243,7 @@ impl TurnServer {
         if old.log_level != self.settings.log_level
             && let Err(error) = logging::set_level(&self.settings.log_level)
         {
-            reloaded.warn(format!("log.level stays {}: {error}", old.log_level));
+            control::warn(&mut reloaded, format!("log.level stays {}: {error}", old.log_level));
         }
         Ok(reloaded)
     }
@@ -387,18 +384,15 @@ fn plan_start(
 
 /// The listeners of the admin interface and those for applications, by what the process before has lent.
 fn listen_for_pages(
-    interface: &dyn AdminInterface,
     settings: &Settings,
     before: Option<&mut ServeInheritance>,
-) -> Result<[Box<dyn Listening>; 2], DaemonError> {
+) -> Result<(Interface, Applications), DaemonError> {
     let lent = before.map(ServeInheritance::page).unwrap_or_default();
     let for_applications = |name: &str| settings.credentials.listen.iter().any(|at| at.to_string() == name);
     let (lent_to_applications, lent) = lent.into_iter().partition(|(name, _)| for_applications(name));
     let is_explicit = settings.is_explicit("admin.listen");
-    let page = interface.listen(Job::Serve, &settings.admin, is_explicit, lent);
-    let page = page.map_err(DaemonError::Admin)?;
-    let applications = interface.listen_for_applications(settings, lent_to_applications);
-    Ok([page, applications.map_err(DaemonError::Admin)?])
+    let page = Interface::listen(Job::Serve, &settings.admin, is_explicit, lent)?;
+    Ok((page, Applications::listen(settings, lent_to_applications)?))
 }
 
 /// Its workers take the sessions of the process before in, where there is one.
@@ -416,7 +410,12 @@ fn start_relay(
     }))
 }
 
-fn metrics_page(server: &Server, fleet: &Arc<Fleet>, logs: &SessionLogs, control: &Control) -> MetricsPage {
+fn metrics_page(
+    server: &ServerHandle,
+    fleet: &Arc<Fleet>,
+    logs: &SessionLogs,
+    control: &Control,
+) -> MetricsPage {
     let relay = Weak::clone(&server.relay);
     let shown = server.shown.clone();
     let snapshots = move || {
@@ -428,10 +427,10 @@ fn metrics_page(server: &Server, fleet: &Arc<Fleet>, logs: &SessionLogs, control
     serve_metrics::page(snapshots, told, move || fleet.counts(), status, Arc::clone(&logs.counts))
 }
 
-fn for_lookers(control: &Control, metrics: MetricsPage, server: Server) -> Program {
+fn admin_view(control: &Control, metrics: MetricsPage, server: ServerHandle) -> AdminView {
     let (of_admin, of_toml) = (server.shown.clone(), server.shown.clone());
     let (relay, carried) = (Weak::clone(&server.relay), Arc::clone(control.status().carried()));
-    Program {
+    AdminView {
         job: Job::Serve,
         control: control.clone(),
         admin: Arc::new(move || of_admin.borrow().configured.admin.clone()),
@@ -755,7 +754,7 @@ fn raise_open_files(plan: &Plan, settings: &Settings) {
     rlimit::raise_open_files(plan.open_files(), apart, &subject, "limits.allocations");
 }
 
-fn say_what_started(plan: &Plan, relay: &Relay, beside: &[&dyn Listening]) {
+fn say_what_started(plan: &Plan, relay: &Relay) {
     let config = &plan.config;
     let listeners = relay.listeners();
     let turnpike_relay::runtime::Listeners { udp, tcp, tls, dtls } = listeners;
@@ -784,7 +783,6 @@ fn say_what_started(plan: &Plan, relay: &Relay, beside: &[&dyn Listening]) {
         );
     }
     tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
-    beside.iter().for_each(|listening| listening.say_where());
 }
 
 fn say_where_attached(relay: &Relay, room: u32, datapath: Datapath) {

@@ -3,6 +3,8 @@
 use std::{collections::HashMap, io, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
+use turnpike_admin::{Lent, Serving};
+use turnpike_api::Reloaded;
 use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret};
 use turnpike_net::{Channel, Datapath, PassedSockets};
 use turnpike_relay::{
@@ -14,8 +16,8 @@ use turnpike_turn::server::NonceKey;
 use zeroize::{ZeroizeOnDrop, Zeroizing};
 
 use crate::{
-    admin::{Lent, MetricsPage, Serving},
-    control::Reloaded,
+    admin::MetricsPage,
+    control,
     error::DaemonError,
     fleet::{FleetEstate, FleetOffer},
     plan,
@@ -63,7 +65,7 @@ pub(crate) struct ServeEstate {
     pub(crate) tickets: Option<TicketKeys>,
     pub(crate) store: Option<Store>,
     /// The admin interface, and what answers beside it.
-    pub(crate) pages: [Arc<dyn Serving>; 2],
+    pub(crate) pages: [Arc<Serving>; 2],
     pub(crate) passed: Arc<PassedSockets>,
     pub(crate) metrics: MetricsPage,
 }
@@ -75,7 +77,10 @@ impl Estate for ServeEstate {
 
     fn offer(&self) -> io::Result<Offered> {
         let (relay, mut descriptors, heirs) = self.relay.offer()?;
-        let names = Names::lend(&self.pages, &self.passed, &mut descriptors)?;
+        let [applications, page] = &self.pages;
+        let mut pages = applications.lend()?;
+        pages.extend(page.lend()?);
+        let names = Names::lend(pages, &self.passed, &mut descriptors)?;
         let generated = self.generated.as_ref().and_then(|user| match &user.secret {
             UserSecret::Password(password) => {
                 Some(OfferedUser { name: user.name.clone(), password: password.reveal().to_owned() })
@@ -150,7 +155,7 @@ impl ServeInheritance {
         if !stays {
             kept.push("server.datapath");
         }
-        Reloaded::default().need_restart(&kept);
+        control::need_restart(&mut Reloaded::default(), &kept);
         settings.workers = Some(workers);
         settings.datapath = datapath;
     }

@@ -20,16 +20,14 @@ mod heir;
 mod program;
 mod succession;
 
-use std::{io, os::fd::OwnedFd, sync::Arc, time::Duration};
+use std::{io, os::fd::OwnedFd, time::Duration};
 
 use serde::{Deserialize, Serialize};
+use turnpike_admin::Lent;
 use turnpike_net::{Channel, PassedSockets};
 use zeroize::Zeroizing;
 
-use crate::{
-    admin::{Lent, Serving},
-    error::DaemonError,
-};
+use crate::error::DaemonError;
 
 pub use self::door::{AskError, Which, ask};
 pub(crate) use self::{
@@ -104,16 +102,14 @@ pub(crate) struct Names {
 impl Names {
     /// Appends the descriptors.
     pub(crate) fn lend(
-        pages: &[Arc<dyn Serving>],
+        pages: Vec<Lent>,
         passed: &PassedSockets,
         descriptors: &mut Vec<OwnedFd>,
     ) -> io::Result<Self> {
         let mut names = Self::default();
-        for page in pages {
-            for (name, descriptor) in page.lend()? {
-                names.page.push(name);
-                descriptors.push(descriptor);
-            }
+        for (name, descriptor) in pages {
+            names.page.push(name);
+            descriptors.push(descriptor);
         }
         for (descriptor, name) in passed.lend()? {
             names.passed.push(name);

@@ -2,15 +2,12 @@
 
 use std::io::Write;
 
+use turnpike_api::{FleetNode, FleetSessions, FleetStatus, NodeOrder, NodeState, Session};
 use turnpike_measure::units::{bits_per_second, span};
 use turnpike_wire::escape;
 
 use super::{CommandError, Format, List, Sessions, each_page, encoded, row, write_json};
-use crate::{
-    client::Client,
-    model::{Fleet, FleetNode, FleetSessions, NodeOrder, NodeState, Session},
-    table::Table,
-};
+use crate::{client::Client, table::Table};
 
 /// The page has the same words.
 const RECOVERING: &str =
@@ -21,11 +18,11 @@ const RECOVERING: &str =
 /// # Errors
 /// See [`CommandError`].
 pub fn show_fleet(client: &Client, format: Format, out: &mut dyn Write) -> Result<(), CommandError> {
-    let fleet: Fleet = client.get("/v1/fleet")?;
+    let fleet: FleetStatus = client.get("/v1/fleet")?;
     if format.is_json() {
         return Ok(write_json(out, &fleet)?);
     }
-    let Fleet { name, node, store, alone, recovering, nodes, .. } = &fleet;
+    let FleetStatus { name, node, store, alone, recovering, nodes, .. } = &fleet;
     let mut say = |text: &str| writeln!(out, "{}", format.sentence(text));
     say(&format!("fleet {} in {store}, as node {} sees it", escape::name(name), escape::name(node)))?;
     if let Some(why) = alone {
@@ -53,7 +50,7 @@ pub fn order_node(
     let what = if drains { "drain" } else { "uncordon" };
     let node = match node {
         Some(node) => node.to_owned(),
-        None => client.get::<Fleet>("/v1/fleet")?.node,
+        None => client.get::<FleetStatus>("/v1/fleet")?.node,
     };
     let path = format!("/v1/fleet/nodes/{}/{what}", encoded(&node));
     let order: NodeOrder = client.post(&path, None::<&()>)?;

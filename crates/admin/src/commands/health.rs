@@ -2,11 +2,10 @@
 
 use std::{io::Write, thread, time::Duration};
 
+use turnpike_api::Status;
+
 use super::{CommandError, write_json};
-use crate::{
-    client::{Client, ClientError},
-    model::Status,
-};
+use crate::client::{Client, ClientError};
 
 /// How often it is asked whether the program has ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);

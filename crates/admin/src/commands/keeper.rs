@@ -4,16 +4,16 @@ use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
+use turnpike_api::{
+    Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, Realms, Rotated, Rotation, Secrets,
+    SharedSecret, StoredRealm, User,
+};
 use turnpike_wire::escape;
 
 use super::{CommandError, Format, List, encoded, write_json};
 use crate::{
     accounts::{Accounts, Place},
     client::Client,
-    model::{
-        Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, Realms, Rotated, Rotation, Secrets,
-        SharedSecret, StoredRealm, User,
-    },
     routes::{RealmQuery, UserQuery},
 };
 

@@ -14,6 +14,7 @@ use tokio::{
     runtime::{Builder, Runtime},
     sync::Semaphore,
 };
+use turnpike_api::{Draining, Job, Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded};
 use turnpike_config::{
     AdminAccess, AdminSettings, Certificate, RealmSettings, Secret, Settings, User, UserSecret, api_keys,
 };
@@ -30,8 +31,8 @@ use crate::{
     accounts::Store,
     applications::Gate,
     changes::Changes,
-    model::{Job, Problem, Sandbox},
-    program::{Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule, Server},
+    problem::Problem,
+    program::{Owner, ServerView},
     routes,
 };
 
@@ -215,15 +216,8 @@ impl Double {
 }
 
 impl Program for Double {
-    fn sandbox(&self) -> Option<Sandbox> {
-        None
-    }
-
     fn job(&self) -> Job {
         Job::Serve
-    }
-    fn settings(&self) -> AdminSettings {
-        Double::settings(self).admin.clone()
     }
     fn to_toml(&self) -> String {
         Double::settings(self).to_toml()
@@ -231,19 +225,21 @@ impl Program for Double {
     fn open(&self) -> u64 {
         7
     }
-    fn metrics(&self) -> Result<String, std::fmt::Error> {
-        Ok("# TYPE turnpike_draining gauge\nturnpike_draining 0.0\n# EOF\n".to_owned())
+    fn metrics(&self) -> String {
+        "# TYPE turnpike_draining gauge\nturnpike_draining 0.0\n# EOF\n".to_owned()
     }
     fn is_draining(&self) -> bool {
         false
     }
-    fn reload(&self) -> Later<Result<Reloaded, NotReloaded>> {
+    fn reload(&self) -> Later<'_, Result<Reloaded, NotReloaded>> {
         self.is_told();
         Box::pin(async { Ok(Reloaded::default()) })
     }
-    fn drain(&self, patience: Option<Duration>) -> Later<Option<(u64, Duration)>> {
+    fn drain(&self, patience: Option<Duration>) -> Later<'_, Option<Draining>> {
         self.is_told();
-        Box::pin(async move { Some((7, patience.unwrap_or(Duration::from_secs(30)))) })
+        Box::pin(async move {
+            Some(Draining { open: 7, deadline_s: patience.map_or(30.0, |at_most| at_most.as_secs_f64()) })
+        })
     }
     fn log_level(&self) -> String {
         "info".to_owned()
@@ -252,8 +248,17 @@ impl Program for Double {
         self.is_told();
         turnpike_config::check_filter(level)
     }
-    fn server(&self) -> Option<Server> {
-        Some(Server {
+    fn refusals(&self, _: &RefusalFilter, _: usize) -> Option<Vec<Refusal>> {
+        Some(Vec::new())
+    }
+}
+
+impl Owner for Double {
+    fn settings(&self) -> AdminSettings {
+        Double::settings(self).admin.clone()
+    }
+    fn server(&self) -> Option<ServerView> {
+        Some(ServerView {
             relay: Arc::clone(&self.relay),
             settings: Arc::new(Double::settings(self).clone()),
             store: Some(self.store()),
@@ -266,12 +271,6 @@ impl Program for Double {
             datapath: Datapath::Gso,
             datapath_reason: "as configured".into(),
         })
-    }
-    fn refusals(&self, _: &RefusalFilter, _: usize) -> Option<Vec<Refusal>> {
-        Some(Vec::new())
-    }
-    fn rules(&self) -> Vec<Rule> {
-        Vec::new()
     }
 }
 
@@ -315,7 +314,7 @@ impl Bench {
             told: AtomicUsize::new(0),
         });
         let routers = runtime.block_on(async {
-            let program = Arc::clone(&program) as Arc<dyn Program>;
+            let program = Arc::clone(&program) as Arc<dyn Owner>;
             let gate = Gate::new(Arc::clone(&program), None);
             [
                 routes::router(Arc::clone(&program), Changes::default(), None),

@@ -1,7 +1,6 @@
 //! Connections as honest and other clients make them, over real sockets. What is asked is the health of a program that is none.
 
 use std::{
-    fmt,
     net::SocketAddr,
     sync::{
         Arc,
@@ -16,14 +15,14 @@ use tokio::{
     sync::{Semaphore, watch},
     time::timeout,
 };
+use turnpike_api::{Draining, Job, Later, NotReloaded, Program, Reloaded};
 use turnpike_config::{AdminAccess, AdminSettings, Settings};
 
 use super::*;
 use crate::{
     changes::Changes,
     listen::Bound,
-    model::Job,
-    program::{Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule, Server},
+    program::{Owner, ServerView},
     routes,
 };
 
@@ -60,26 +59,19 @@ impl Program for Nobody {
     fn job(&self) -> Job {
         Job::Forward
     }
-    fn settings(&self) -> AdminSettings {
-        AdminSettings {
-            hosts: vec!["turn.example.org".to_owned()],
-            loopback: self.loopback,
-            ..Settings::default().admin
-        }
-    }
     fn to_toml(&self) -> String {
         String::new()
     }
     fn open(&self) -> u64 {
         0
     }
-    fn metrics(&self) -> Result<String, fmt::Error> {
-        Ok(self.metrics.clone())
+    fn metrics(&self) -> String {
+        self.metrics.clone()
     }
     fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
-    fn reload(&self) -> Later<Result<Reloaded, NotReloaded>> {
+    fn reload(&self) -> Later<'_, Result<Reloaded, NotReloaded>> {
         let (mut may_reload, reloaded) = (self.may_reload.subscribe(), Arc::clone(&self.reloaded));
         Box::pin(async move {
             let _ = may_reload.wait_for(|may| *may).await;
@@ -87,7 +79,7 @@ impl Program for Nobody {
             Ok(Reloaded::default())
         })
     }
-    fn drain(&self, _: Option<Duration>) -> Later<Option<(u64, Duration)>> {
+    fn drain(&self, _: Option<Duration>) -> Later<'_, Option<Draining>> {
         Box::pin(async { None })
     }
     fn log_level(&self) -> String {
@@ -96,18 +88,18 @@ impl Program for Nobody {
     fn set_log_level(&self, _: &str) -> Result<(), String> {
         Ok(())
     }
-    fn server(&self) -> Option<Server> {
-        None
-    }
-    fn refusals(&self, _: &RefusalFilter, _: usize) -> Option<Vec<Refusal>> {
-        None
-    }
-    fn sandbox(&self) -> Option<crate::model::Sandbox> {
-        None
-    }
+}
 
-    fn rules(&self) -> Vec<Rule> {
-        Vec::new()
+impl Owner for Nobody {
+    fn settings(&self) -> AdminSettings {
+        AdminSettings {
+            hosts: vec!["turn.example.org".to_owned()],
+            loopback: self.loopback,
+            ..Settings::default().admin
+        }
+    }
+    fn server(&self) -> Option<ServerView> {
+        None
     }
 }
 

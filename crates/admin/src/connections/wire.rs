@@ -18,7 +18,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{access::keep_from_being_kept, model::Problem};
+use crate::{access::keep_from_being_kept, problem::Problem};
 use axum::{
     http::StatusCode,
     response::{IntoResponse as _, Response},

@@ -2,8 +2,9 @@
 
 use std::{collections::VecDeque, time::Instant};
 
+use turnpike_api::{History, Live};
+
 use super::{refused, total};
-use crate::model::{History, Live};
 
 /// Ten minutes.
 const MOST: usize = 600;
@@ -69,7 +70,7 @@ impl Minutes {
 fn point(live: &Live) -> Point {
     let open = Some(live.status.open as f64);
     let Some(server) = &live.server else {
-        let sum = |rate: fn(&crate::model::LiveRule) -> f64| Some(total(live.rules.iter().map(rate)));
+        let sum = |rate: fn(&turnpike_api::LiveRule) -> f64| Some(total(live.rules.iter().map(rate)));
         let ends = live.rules.iter().flat_map(|rule| &rule.ends);
         let dropped = total(ends.filter(|end| end.kind == "datagram").map(|end| end.rate));
         return [
@@ -104,7 +105,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::{Job, Status};
+    use turnpike_api::{Job, Status};
 
     fn live(open: u64) -> Live {
         Live {

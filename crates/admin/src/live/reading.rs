@@ -7,20 +7,17 @@ use std::{
 
 use jiff::Timestamp;
 use strum::VariantArray;
+use turnpike_api::{
+    Batch, Live, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, Quantiles, Rate, Reason, Rule,
+    Status, Talkers,
+};
 use turnpike_relay::{
     CloseReason, DtlsDrop, DtlsFailure, HandshakeFailure, KernelCount, ListenerCount, WorkerSnapshot,
 };
 use turnpike_turn::server::{DropReason, Stats, stats::ALLOCATION_MS};
 
 use super::Buckets;
-use crate::{
-    model::{
-        Batch, Live, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, Quantiles, Rate, Reason,
-        Status, Talkers,
-    },
-    program::{Program, Rule},
-    threads::Share,
-};
+use crate::{program::Owner, threads::Share};
 
 /// What is counted by kind and reason, always in the same order.
 type Counted = Vec<(&'static str, &'static str, u64)>;
@@ -43,7 +40,7 @@ struct ServerReading {
 }
 
 impl Reading {
-    pub(super) fn take(program: &dyn Program) -> Self {
+    pub(super) fn take(program: &dyn Owner) -> Self {
         let server = program.server().map(|server| {
             let workers = server.relay.snapshots();
             let mut turn = Stats::default();
@@ -81,7 +78,7 @@ impl Reading {
         shares: &HashMap<String, Share>,
         waits: &[Option<Duration>],
         talkers: Option<&Talkers>,
-        program: &dyn Program,
+        program: &dyn Owner,
     ) -> Live {
         let seconds = (self.at - before.at).as_secs_f64().max(0.001);
         let server = self.server.as_ref().zip(before.server.as_ref());
@@ -111,7 +108,7 @@ impl ServerReading {
         shares: &HashMap<String, Share>,
         waits: &[Option<Duration>],
         talkers: Option<&Talkers>,
-        program: &dyn Program,
+        program: &dyn Owner,
     ) -> LiveServer {
         let more = |of: fn(&Self) -> u64| per(of(self).saturating_sub(of(before)), seconds);
         let sum = |of: fn(&WorkerSnapshot) -> u64| {
@@ -141,7 +138,7 @@ impl ServerReading {
                 datagrams: more(|it| it.turn.to_client_datagrams),
                 bytes: more(|it| it.turn.to_client_bytes + it.turn.connection_bytes[1]),
             },
-            across: Rate::of((up.0 + down.0, up.1 + down.1), seconds),
+            across: rate((up.0 + down.0, up.1 + down.1), seconds),
             received: per(sum(|worker| worker.rx.datagrams), seconds),
             sent: per(sum(|worker| worker.tx.datagrams), seconds),
             requests: more(|it| it.turn.requests.iter().sum()),
@@ -237,8 +234,8 @@ fn live_rule(before: &Rule, now: &Rule, seconds: f64) -> LiveRule {
         waits_for: now.waits_for.clone(),
         open: now.open,
         accepted: per(now.accepted.saturating_sub(before.accepted), seconds),
-        to_target: Rate::of(less(now.to_target, before.to_target), seconds),
-        to_client: Rate::of(less(now.to_client, before.to_client), seconds),
+        to_target: rate(less(now.to_target, before.to_target), seconds),
+        to_client: rate(less(now.to_client, before.to_client), seconds),
         ends: ends.filter(|end| end.total > 0).collect(),
     }
 }
@@ -321,7 +318,7 @@ where
 }
 
 /// What there is of each, the most frequent first.
-fn reasons(before: &Counted, now: &Counted, seconds: f64, program: &dyn Program) -> Vec<Reason> {
+fn reasons(before: &Counted, now: &Counted, seconds: f64, program: &dyn Owner) -> Vec<Reason> {
     let both = now.iter().zip(before);
     let counted =
         both.filter(|((.., total), _)| *total > 0).map(|((kind, reason, total), (.., then))| Reason {
@@ -353,11 +350,9 @@ pub(super) fn quantiles(before: &Buckets, now: &Buckets) -> Option<Quantiles> {
     (count > 0).then(|| Quantiles { count, p50_s: at(50), p99_s: at(99) })
 }
 
-impl Rate {
-    /// Of datagrams and bytes.
-    pub(super) fn of((datagrams, bytes): (u64, u64), seconds: f64) -> Self {
-        Self { datagrams: per(datagrams, seconds), bytes: per(bytes, seconds) }
-    }
+/// Rate of datagrams and bytes.
+pub(super) fn rate((datagrams, bytes): (u64, u64), seconds: f64) -> Rate {
+    Rate { datagrams: per(datagrams, seconds), bytes: per(bytes, seconds) }
 }
 
 fn milliseconds(at: Timestamp) -> String {

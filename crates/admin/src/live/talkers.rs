@@ -9,11 +9,11 @@ use std::{
 };
 
 use tokio::{sync::oneshot, time::sleep};
+use turnpike_api::{Talker, Talkers};
 use turnpike_relay::sessions::{Look, Looked, Session, SessionFilter, SessionTraffic};
 use turnpike_turn::server::SessionId;
 
-use super::Feed;
-use crate::model::{Rate, Talker, Talkers};
+use super::{Feed, reading::rate};
 
 /// Between two comparisons, and before the first.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -103,8 +103,8 @@ async fn rank(feed: &Feed, before: &Pass, now: &Pass) -> Talkers {
             user: session.username.into_string(),
             client: session.client.to_string(),
             transport: <&str>::from(session.transport).to_owned(),
-            to_peer: Rate::of(to_peer, interval_s),
-            to_client: Rate::of(to_client, interval_s),
+            to_peer: rate(to_peer, interval_s),
+            to_client: rate(to_client, interval_s),
         });
     }
     Talkers { interval_s, active: count, talkers }

@@ -7,6 +7,9 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use turnpike_api::{
+    Change, Keys, NewKey, NewRealm, NewSecret, NewUser, Realm, Realms, Rotated, Rotation, Secrets, Users,
+};
 use turnpike_config::{limit_keys, realms};
 use utoipa::IntoParams;
 
@@ -14,10 +17,7 @@ use super::{App, Json, PathPart, body, path_part, query};
 use crate::{
     access::Audit,
     accounts::{Accounts, Place},
-    model::{
-        Change, Keys, NewKey, NewRealm, NewSecret, NewUser, Problem, Realm, Realms, Rotated, Rotation,
-        Secrets, Users,
-    },
+    problem::Problem,
 };
 
 /// Filter of users.

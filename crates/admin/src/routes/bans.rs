@@ -8,15 +8,17 @@ use axum::{
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use turnpike_api::{Ban, Banned, Bans, NewBan, Unbanned};
 use turnpike_fleet::{self as fleet, Answer, Ordered, Subject};
 use turnpike_measure::units::span;
 use utoipa::IntoParams;
 
-use super::{App, Json, body, fleet::read, query, running::seconds, sessions::predecessor_silent};
+use super::{App, Json, body, fleet::read, query, sessions::predecessor_silent};
 use crate::{
     access::{Audit, Grant},
     accounts::check_realm,
-    model::{Ban, Banned, Bans, NewBan, Problem, Unbanned},
+    problem::Problem,
+    program::seconds,
 };
 
 /// Bytes of a username (RFC 8489 section 14.3).

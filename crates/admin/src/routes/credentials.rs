@@ -14,31 +14,32 @@ use axum::{
 };
 use jiff::Timestamp;
 use serde::Deserialize;
+use turnpike_api::{Credentials, CredentialsRequest, IceCredential, IceServer, IceToken, RestCredentials};
 use turnpike_config::{Secret, access_tokens::MadeToken};
 use turnpike_stores::ApiKey;
 use utoipa::{IntoParams, ToSchema};
 
-use super::{App, Json, body, bytes, form, health, query, running::seconds, server_of};
+use super::{App, Json, body, bytes, form, health, query, server_of};
 use crate::{
     access::{Via, asks_for_credential, token},
     applications::Keys,
     issue::{Grant, Issued, Refusal, issue},
-    model::{Credentials, CredentialsRequest, IceCredential, IceServer, IceToken, Problem, RestCredentials},
-    program::Program,
+    problem::Problem,
+    program::{Owner, seconds},
     web,
 };
 
 /// What handlers of credentials work on.
 #[derive(Clone)]
 pub(crate) struct Desk {
-    program: Arc<dyn Program>,
+    program: Arc<dyn Owner>,
     /// What applications show on listeners of their own. There are none on the admin interface, which lets in nobody to here but who may
     /// do everything.
     keys: Option<Arc<Keys>>,
 }
 
 impl Desk {
-    pub(super) fn for_applications(program: Arc<dyn Program>) -> Self {
+    pub(super) fn for_applications(program: Arc<dyn Owner>) -> Self {
         Self { program, keys: Some(Arc::default()) }
     }
 }

@@ -1,6 +1,6 @@
 //! Other servers that are one service with this one: who is there, who takes nobody new, and what another of them says.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use axum::{
     Extension,
@@ -10,15 +10,14 @@ use axum::{
 };
 use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
+use turnpike_api::{FleetAdmin, FleetError, FleetSessions, FleetStatus, NodeOrder, PeerRequest, SessionPage};
 use turnpike_config::AdminAccess;
 use turnpike_fleet::{Answer, Rights};
 
 use super::{App, Json, PathPart, path_part, query, sessions::SessionQuery};
 use crate::{
     access::{Audit, Grant},
-    model::{Fleet, FleetSessions, NodeOrder, Problem, SessionPage},
-    problem::PROBLEM_JSON,
-    program::{self, Asked, FleetRefusal},
+    problem::{PROBLEM_JSON, Problem},
     questions::HEADERS,
 };
 
@@ -27,18 +26,16 @@ const AT_A_TIME: usize = 8;
 /// Between a node and its cursor; in no name.
 const CURSOR: char = '~';
 
-impl From<FleetRefusal> for Problem {
-    fn from(refusal: FleetRefusal) -> Self {
-        let (status, code, detail) = match refusal {
-            FleetRefusal::None(detail) => (StatusCode::NOT_FOUND, "no_fleet", detail),
-            FleetRefusal::NoSuchNode(detail) => (StatusCode::NOT_FOUND, "no_such_node", detail),
-            FleetRefusal::Silent(detail) => (StatusCode::GATEWAY_TIMEOUT, "node_silent", detail),
-            FleetRefusal::Store(detail) => {
-                (StatusCode::SERVICE_UNAVAILABLE, "fleet_store_unavailable", detail)
-            }
-            FleetRefusal::Wrong(detail) => (StatusCode::BAD_REQUEST, "bad_request", detail),
+impl From<FleetError> for Problem {
+    fn from(error: FleetError) -> Self {
+        let (status, code) = match error {
+            FleetError::NoFleet => (StatusCode::NOT_FOUND, "no_fleet"),
+            FleetError::NoSuchNode(_) => (StatusCode::NOT_FOUND, "no_such_node"),
+            FleetError::Silent(_) => (StatusCode::GATEWAY_TIMEOUT, "node_silent"),
+            FleetError::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "fleet_store_unavailable"),
+            FleetError::Length => (StatusCode::BAD_REQUEST, "bad_request"),
         };
-        Self::new(status, code, detail)
+        Self::new(status, code, error.to_string())
     }
 }
 
@@ -48,10 +45,10 @@ impl From<FleetRefusal> for Problem {
     path = "/v1/fleet",
     tag = "fleet",
     responses(
-        (status = 200, description = "All nodes.", body = Fleet),
+        (status = 200, description = "All nodes.", body = FleetStatus),
     ),
 )]
-pub(super) async fn fleet(State(app): State<App>) -> Result<Json<Fleet>, Problem> {
+pub(super) async fn fleet(State(app): State<App>) -> Result<Json<FleetStatus>, Problem> {
     app.fleet_status().map(Json)
 }
 
@@ -168,7 +165,7 @@ pub(super) async fn fleet_sessions(
         Some(None) => return Err(Problem::bad_request("cursor is expected to be `next` of another page")),
     };
     let mut page = FleetSessions::default();
-    let Fleet { node: own, nodes, .. } = app.fleet_status()?;
+    let FleetStatus { node: own, nodes, .. } = app.fleet_status()?;
     for node in nodes.into_iter().map(|node| node.name).filter(|name| *name >= from) {
         let left = limit - page.sessions.len();
         if left == 0 {
@@ -218,14 +215,12 @@ impl App {
     }
 
     /// `None` of a program that is no server.
-    pub(super) fn fleet(&self) -> Result<std::sync::Arc<dyn program::Fleet>, Problem> {
+    pub(super) fn fleet(&self) -> Result<Arc<dyn FleetAdmin>, Problem> {
         self.program.fleet().ok_or_else(Problem::no_server)
     }
 
-    fn fleet_status(&self) -> Result<Fleet, Problem> {
-        let none =
-            || FleetRefusal::None("this server is in no fleet: name its store in fleet.url".to_owned());
-        self.fleet()?.status().ok_or_else(|| none().into())
+    fn fleet_status(&self) -> Result<FleetStatus, Problem> {
+        Ok(self.fleet()?.status().ok_or(FleetError::NoFleet)?)
     }
 
     async fn order(&self, node: PathPart, drains: bool) -> Result<Response, Problem> {
@@ -247,8 +242,7 @@ impl App {
         let own = fleet.node().unwrap_or_default();
         let by = format!("{} at node {own}", asker.grant);
         let rights = if asker.access == AdminAccess::Full { Rights::Full } else { Rights::Read };
-        let asked = Asked { node, method: method.to_string(), path, rights, by };
-        Ok(fleet.ask(asked).await?)
+        Ok(fleet.ask(PeerRequest { node, method: method.to_string(), path, rights, by }).await?)
     }
 
     /// Sessions of another node; why not, for people.

@@ -7,16 +7,11 @@ use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
+use turnpike_api::{FleetHealth, Job, RelayRange, Rule, RuleState};
 use utoipa::OpenApi as _;
 
 use super::{App, Document};
-use crate::{
-    access::COUNTS,
-    connections, issue,
-    model::{Job, Problem, RelayRange, RuleState},
-    plain_text::plain_text,
-    program::{Rule, Standing},
-};
+use crate::{access::COUNTS, connections, issue, plain_text::plain_text, problem::Problem};
 
 /// Media type of the metrics, and how whoever takes it says so.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -51,7 +46,7 @@ pub(super) async fn live() -> &'static str {
     ),
 )]
 pub(super) async fn ready(State(app): State<App>, uri: Uri) -> (StatusCode, String) {
-    let relays = app.program.server().map_or_else(Vec::new, |server| RelayRange::all(&server));
+    let relays = app.program.server().map_or_else(Vec::new, |server| server.relay_ranges());
     let (code, word) = readiness(&app, &relays);
     let mut text = format!("{word}\n");
     if uri.query() == Some("verbose") || relays.iter().any(|relay| !relay.up) {
@@ -70,17 +65,17 @@ fn readiness(app: &App, relays: &[RelayRange]) -> (StatusCode, &'static str) {
         let serves = rules.iter().any(is(RuleState::Listening));
         return (if serves { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, "waiting");
     }
-    let standing = app.program.fleet().map_or(Standing::Well, |fleet| fleet.standing());
-    let drains = app.program.is_draining() || standing == Standing::Cordoned;
-    match standing {
+    let health = app.program.fleet().map_or(FleetHealth::Healthy, |fleet| fleet.health());
+    let drains = app.program.is_draining() || health == FleetHealth::Cordoned;
+    match health {
         _ if drains => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
         _ if relays.iter().any(|relay| !relay.up) => {
             let serves = relays.iter().any(|relay| relay.up);
             (if serves { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, "waiting")
         }
-        Standing::Alone => (StatusCode::OK, "alone"),
-        Standing::Recovering => (StatusCode::OK, "recovering"),
-        Standing::Well | Standing::Cordoned => (StatusCode::OK, "ok"),
+        FleetHealth::Isolated => (StatusCode::OK, "alone"),
+        FleetHealth::Recovering => (StatusCode::OK, "recovering"),
+        FleetHealth::Healthy | FleetHealth::Cordoned => (StatusCode::OK, "ok"),
     }
 }
 
@@ -115,7 +110,7 @@ pub(super) async fn metrics(State(app): State<App>, headers: HeaderMap) -> Resul
         Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not_written", error.to_string())
     };
     let is_server = app.program.job() == Job::Serve;
-    let text = app.program.metrics().and_then(|text| with_own(text, is_server)).map_err(failed)?;
+    let text = with_own(app.program.metrics(), is_server).map_err(failed)?;
     let takes = |value: &HeaderValue| value.to_str().is_ok_and(|text| text.contains(OPENMETRICS_TYPE));
     Ok(if headers.get_all(header::ACCEPT).iter().any(takes) {
         ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response()

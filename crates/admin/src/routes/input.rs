@@ -16,7 +16,7 @@ use serde::{
 use serde_json::{Map, Number, Value};
 use url::form_urlencoded;
 
-use crate::model::Problem;
+use crate::problem::Problem;
 
 /// Bytes of the body of a request: more than any of ours has.
 const MOST_BODY: usize = 4096;

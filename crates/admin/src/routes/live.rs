@@ -12,6 +12,7 @@ use axum::{
 use http_body_util::channel::Channel;
 use hyper::body::Bytes;
 use serde::Deserialize;
+use turnpike_api::{Access, History, Live, LiveEvent};
 use turnpike_config::AdminAccess;
 use utoipa::IntoParams;
 
@@ -20,7 +21,7 @@ use crate::{
     access::Grant,
     connections::Progress,
     live::{WATCHERS, Watched},
-    model::{Access, History, Live, LiveEvent, Problem},
+    problem::Problem,
 };
 
 /// `live` events of a stream with an end.

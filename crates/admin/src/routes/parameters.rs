@@ -16,7 +16,7 @@ use utoipa::{
 };
 
 use super::{Document, input};
-use crate::model::Problem;
+use crate::problem::Problem;
 
 /// Asked by programs that may add parameters against caches, and the answer is the same with them.
 const HEALTH: [&str; 3] = ["/livez", "/readyz", "/healthz"];

@@ -3,16 +3,13 @@
 use std::net::SocketAddr;
 
 use axum::{extract::State, http::Uri};
-use jiff::Timestamp;
 use serde::Deserialize;
+use turnpike_api::{RefusalFilter, Refusals};
 use turnpike_turn::server::Cidr;
 use utoipa::IntoParams;
 
 use super::{App, Json, query};
-use crate::{
-    model::{Problem, Refusal, Refusals},
-    program::{self, RefusalFilter},
-};
+use crate::problem::Problem;
 
 /// Refusals that are told, if nobody says how many.
 const USUAL: usize = 100;
@@ -51,38 +48,12 @@ pub(super) async fn refusals(State(app): State<App>, uri: Uri) -> Result<Json<Re
     }
     let client = client.map(|text| prefix(text.trim()));
     let wanted = RefusalFilter { client: client.transpose()?, user };
-    let found = app.program.refusals(&wanted, limit).ok_or_else(Problem::no_server)?;
-    Ok(Json(Refusals { refusals: found.into_iter().map(Refusal::from).collect() }))
+    let refusals = app.program.refusals(&wanted, limit).ok_or_else(Problem::no_server)?;
+    Ok(Json(Refusals { refusals }))
 }
 
 /// A port says nothing: a client that tries again comes from another one.
 fn prefix(text: &str) -> Result<Cidr, Problem> {
     let address = text.parse::<SocketAddr>().map_or_else(|_| text.to_owned(), |at| at.ip().to_string());
     address.parse().map_err(|why| Problem::bad_request(format!("client: {why}")))
-}
-
-impl From<program::Refusal> for Refusal {
-    fn from(found: program::Refusal) -> Self {
-        Self {
-            first_at: at(found.first_ms),
-            last_at: at(found.last_ms),
-            count: found.count,
-            client: found.client.to_string(),
-            user: Some(found.user).filter(|user| !user.is_empty()),
-            realm: found.realm,
-            asked: found.asked.to_owned(),
-            code: found.code,
-            reason: found.reason,
-            remedy: found.remedy.to_owned(),
-            keys: found.keys.iter().map(|key| (*key).to_owned()).collect(),
-            others: u64::try_from(found.others).unwrap_or(u64::MAX),
-            other_users: found.other_users,
-            other_peers: found.other_peers,
-        }
-    }
-}
-
-fn at(unix_ms: u64) -> String {
-    let at = i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
-    at.unwrap_or(Timestamp::MAX).to_string()
 }

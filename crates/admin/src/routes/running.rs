@@ -8,15 +8,11 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use jiff::Timestamp;
+use turnpike_api::{Build, Drain, Draining, LogLevel, NotReloaded, Reloaded, Status};
 use turnpike_measure::units::span;
 
 use super::{App, Json, body};
-use crate::{
-    access::Audit,
-    model::{Build, Datapath, Drain, Draining, LogLevel, Problem, RelayRange, Reloaded, Status},
-    program::{NotReloaded, Program},
-};
+use crate::{access::Audit, problem::Problem};
 
 /// The longest deadline of a drain, in seconds, as the configuration has it.
 const LONGEST: u32 = 86_400;
@@ -34,35 +30,6 @@ const LONGEST_FILTER: usize = 1000;
 )]
 pub(super) async fn status(State(app): State<App>) -> Json<Status> {
     Json(app.live.status())
-}
-
-impl Status {
-    /// Of a program that was started then, so long ago.
-    pub(crate) fn of(program: &dyn Program, at: Timestamp, uptime: Duration) -> Self {
-        let datapath = program.server().map(|server| {
-            let kernel = server.relay.kernel().map(|_| "kernel".to_owned());
-            let step = kernel.unwrap_or_else(|| server.datapath.to_string());
-            Datapath { step, why: server.datapath_reason.to_string() }
-        });
-        Self {
-            job: program.job(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            started_at: seconds(at),
-            uptime_s: uptime.as_secs(),
-            draining: program.is_draining(),
-            open: program.open(),
-            datapath,
-            relays: program.server().map_or_else(Vec::new, |server| RelayRange::all(&server)),
-            node: program.fleet().and_then(|fleet| fleet.node()),
-            sandbox: program.sandbox(),
-        }
-    }
-}
-
-/// Without fractions.
-pub(super) fn seconds(at: Timestamp) -> String {
-    Timestamp::from_second(at.as_second()).unwrap_or(at).to_string()
 }
 
 /// Shows the build of the program.
@@ -145,12 +112,12 @@ pub(super) async fn set_log_level(State(app): State<App>, request: Request) -> R
 )]
 pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> {
     match app.program.reload().await {
-        Ok(crate::program::Reloaded { changed, after_restart, warnings }) => {
-            let audit = Audit(match changed.len() {
+        Ok(reloaded) => {
+            let audit = Audit(match reloaded.changed.len() {
                 0 => "nothing has changed".to_owned(),
                 count => format!("changed: {count}"),
             });
-            Ok((Extension(audit), Json(Reloaded { changed, after_restart, warnings })).into_response())
+            Ok((Extension(audit), Json(reloaded)).into_response())
         }
         Err(NotReloaded::Refused(lines)) => {
             let detail = "the configuration is wrong, and the old one stays in force";
@@ -187,9 +154,11 @@ pub(super) async fn drain(State(app): State<App>, request: Request) -> Result<Re
         return Err(Problem::bad_request(format!("deadline_s is expected to be 0 to {LONGEST}")));
     }
     let patience = deadline_s.map(|seconds| Duration::from_secs(seconds.into()));
-    let (open, left) = app.program.drain(patience).await.ok_or_else(Problem::stopping)?;
-    let audit =
-        Audit(format!("{open} open, for {} at most", span((left + Duration::from_millis(500)).as_secs())));
-    let draining = Draining { open, deadline_s: left.as_secs_f64() };
+    let draining = app.program.drain(patience).await.ok_or_else(Problem::stopping)?;
+    let Draining { open, deadline_s } = draining;
+    let audit = Audit(format!(
+        "{open} open, for {} at most",
+        span(Duration::from_secs_f64(deadline_s + 0.5).as_secs())
+    ));
     Ok((StatusCode::ACCEPTED, Extension(audit), Json(draining)).into_response())
 }

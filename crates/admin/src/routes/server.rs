@@ -5,14 +5,11 @@ use std::time::Duration;
 use axum::extract::State;
 use jiff::Timestamp;
 use tokio::time::timeout;
-use turnpike_relay::{RelayState, WorkerSnapshot, sessions::Look};
+use turnpike_api::{Certificate, Certificates, Limit, Limits, Listener, Listeners, Traffic, Worker, Workers};
+use turnpike_relay::{WorkerSnapshot, sessions::Look};
 
-use super::{App, Json, running::seconds};
-use crate::model::{
-    Certificate, Certificates, Limit, Limits, Listener, Listeners, Problem, RelayRange, Traffic, Worker,
-    Workers,
-};
-use crate::program::Server;
+use super::{App, Json};
+use crate::{problem::Problem, program::seconds};
 
 /// A worker that takes longer to answer is told as one that does not.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -88,23 +85,7 @@ pub(super) async fn listeners(State(app): State<App>) -> Result<Json<Listeners>,
         to_peer: traffic(it.traffic.to_peer),
         to_client: traffic(it.traffic.to_client),
     });
-    Ok(Json(Listeners { listeners: listeners.collect(), relays: RelayRange::all(&server) }))
-}
-
-impl RelayRange {
-    /// Of a server.
-    pub(crate) fn all(server: &Server) -> Vec<Self> {
-        let ports = &server.settings.ports;
-        let range = |state: &RelayState| Self {
-            address: state.address.bind.to_string(),
-            external: state.address.external.map(|external| external.to_string()),
-            first_port: *ports.start(),
-            last_port: *ports.end(),
-            up: state.is_up,
-            since: Timestamp::try_from(state.since).map(seconds).unwrap_or_default(),
-        };
-        server.addresses.iter().map(range).collect()
-    }
+    Ok(Json(Listeners { listeners: listeners.collect(), relays: server.relay_ranges() }))
 }
 
 /// Lists the certificates of the server.

@@ -10,6 +10,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
+use turnpike_api::{Channel, Permission, Relayed, Session, SessionPage, Traffic};
 use turnpike_relay::sessions::{AddressFilter, Look, Looked, Session as Found, SessionFilter, Tally};
 use turnpike_turn::server::{ClosedReason, SessionId, Transport};
 use utoipa::IntoParams;
@@ -21,8 +22,8 @@ use super::{
 };
 use crate::{
     access::{Audit, Grant},
-    model::{Channel, Permission, Problem, Relayed, Session, SessionPage, Traffic},
-    program::Server,
+    problem::Problem,
+    program::ServerView,
 };
 
 /// Sessions of a page, if nobody says how many.
@@ -50,7 +51,7 @@ pub(crate) struct SessionQuery {
     pub(crate) client: Option<String>,
     /// Between client and server.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[param(schema_with = crate::model::transport)]
+    #[param(schema_with = turnpike_api::transport)]
     pub(crate) transport: Option<String>,
     /// A relayed transport address, in the same form.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -159,7 +160,7 @@ pub(super) async fn one(
     let id = read_id(id)?;
     for _ in 0..TRIES {
         if let Some(found) = app.find(id).await? {
-            return Ok(Json(Session::with_details(found)));
+            return Ok(Json(session_with_details(found)));
         }
     }
     app.elsewhere(app.asker(&grant), &Method::GET, id).await.map(Json)
@@ -185,7 +186,7 @@ pub(super) async fn end(
         if let Some(found) = app.find(id).await?
             && app.end(&found).await?
         {
-            return Ok(ended(Session::with_details(found)));
+            return Ok(ended(session_with_details(found)));
         }
     }
     app.elsewhere(app.asker(&grant), &Method::DELETE, id).await.map(ended)
@@ -219,7 +220,7 @@ fn no_such(id: SessionId, silent: usize) -> Problem {
 
 impl App {
     /// The server, not to be kept while waiting.
-    pub(super) fn server(&self) -> Result<Server, Problem> {
+    pub(super) fn server(&self) -> Result<ServerView, Problem> {
         server_of(&*self.program)
     }
 
@@ -240,7 +241,7 @@ impl App {
             }
             let look = Look { from: slot, most, filter: Arc::clone(&filter), details: false };
             let looked = self.look(worker, look).await?;
-            page.sessions.extend(looked.sessions.into_iter().map(Session::from));
+            page.sessions.extend(looked.sessions.into_iter().map(session));
             place = match looked.next {
                 Some(slot) => Place::Here { worker, slot },
                 None => Place::Here { worker: worker + 1, slot: 0 },
@@ -344,76 +345,56 @@ impl App {
     }
 }
 
-impl From<Found> for Session {
-    fn from(found: Found) -> Self {
-        let traffic = |(datagrams, bytes)| Traffic { datagrams, bytes };
-        #[expect(clippy::cast_precision_loss, reason = "2^53 ms are 285,000 years")]
-        let age_s = found.age_ms as f64 / 1000.0;
-        Self {
-            id: found.id.to_string(),
-            realm: found.realm.to_string(),
-            user: found.username.into_string(),
-            identity: found.identity.map(String::from),
-            client: found.client.to_string(),
-            server: found.server.to_string(),
-            transport: <&str>::from(found.transport).to_owned(),
-            relayed: found
-                .relayed
-                .iter()
-                .map(|(address, left_ms)| Relayed {
-                    address: address.to_string(),
-                    expires_in_s: left_ms / 1000,
-                })
-                .collect(),
-            relayed_transport: <&str>::from(found.relay_transport).to_owned(),
-            mobile: found.is_mobile,
-            away: found.is_away,
-            age_s,
-            to_peer: traffic(found.to_peer),
-            to_client: traffic(found.to_client),
-            peer_connections: found.connections as u64,
-            worker: found.worker as u64,
-            process: None,
-            node: None,
-            permissions: None,
-            channels: None,
-        }
+fn session(found: Found) -> Session {
+    let traffic = |(datagrams, bytes)| Traffic { datagrams, bytes };
+    #[expect(clippy::cast_precision_loss, reason = "2^53 ms are 285,000 years")]
+    let age_s = found.age_ms as f64 / 1000.0;
+    Session {
+        id: found.id.to_string(),
+        realm: found.realm.to_string(),
+        user: found.username.into_string(),
+        identity: found.identity.map(String::from),
+        client: found.client.to_string(),
+        server: found.server.to_string(),
+        transport: <&str>::from(found.transport).to_owned(),
+        relayed: found
+            .relayed
+            .iter()
+            .map(|(address, left_ms)| Relayed { address: address.to_string(), expires_in_s: left_ms / 1000 })
+            .collect(),
+        relayed_transport: <&str>::from(found.relay_transport).to_owned(),
+        mobile: found.is_mobile,
+        away: found.is_away,
+        age_s,
+        to_peer: traffic(found.to_peer),
+        to_client: traffic(found.to_client),
+        peer_connections: found.connections as u64,
+        worker: found.worker as u64,
+        process: None,
+        node: None,
+        permissions: None,
+        channels: None,
     }
 }
 
-impl Session {
-    /// The same, which that node has.
-    pub(super) fn of_node(self, node: &str) -> Self {
-        Self { node: Some(node.to_owned()), ..self }
-    }
-
-    /// The same, which that process has, or one before it.
-    fn of_process(self, pid: u32) -> Self {
-        Self { process: self.process.or(Some(pid)), ..self }
-    }
-
-    fn with_details(mut found: Found) -> Self {
-        let permissions = std::mem::take(&mut found.permissions).into_iter();
-        let channels = std::mem::take(&mut found.channels).into_iter();
-        Self {
-            permissions: Some(
-                permissions
-                    .map(|(peer, left_ms)| Permission {
-                        peer: peer.to_string(),
-                        expires_in_s: left_ms / 1000,
-                    })
-                    .collect(),
-            ),
-            channels: Some(
-                channels
-                    .map(|(number, peer, left_ms)| Channel {
-                        number,
-                        peer: peer.to_string(),
-                        expires_in_s: left_ms / 1000,
-                    })
-                    .collect(),
-            ),
-            ..Self::from(found)
-        }
+fn session_with_details(mut found: Found) -> Session {
+    let permissions = std::mem::take(&mut found.permissions).into_iter();
+    let channels = std::mem::take(&mut found.channels).into_iter();
+    Session {
+        permissions: Some(
+            permissions
+                .map(|(peer, left_ms)| Permission { peer: peer.to_string(), expires_in_s: left_ms / 1000 })
+                .collect(),
+        ),
+        channels: Some(
+            channels
+                .map(|(number, peer, left_ms)| Channel {
+                    number,
+                    peer: peer.to_string(),
+                    expires_in_s: left_ms / 1000,
+                })
+                .collect(),
+        ),
+        ..session(found)
     }
 }

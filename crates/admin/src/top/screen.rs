@@ -9,6 +9,7 @@ use ratatui::{
     text::{Line, Span},
     widgets::{Cell, Paragraph, Row, Sparkline, Table, Widget},
 };
+use turnpike_api::{Certificate, FleetStatus, History, Job, Live, LiveServer, Quantiles, Reason};
 use turnpike_measure::units::{per_second, span};
 use turnpike_wire::escape;
 
@@ -17,10 +18,7 @@ use super::{
     tables::{certificates, ends, listeners, nodes, reasons, rules, talkers, waiting, workers},
     units::{NONE, bits, micros},
 };
-use crate::{
-    live::{refused, total},
-    model::{Certificate, Fleet, History, Job, Live, LiveServer, Quantiles, Reason},
-};
+use crate::live::{refused, total};
 
 /// Points of a curve: the widest terminal has fewer columns.
 const POINTS: usize = 600;
@@ -64,7 +62,7 @@ pub(super) struct Screen {
     /// Bits a second to peers and to clients, the newest last.
     curves: [VecDeque<u64>; 2],
     certificates: Vec<Certificate>,
-    fleet: Option<Fleet>,
+    fleet: Option<FleetStatus>,
     problem: Option<String>,
     paused: bool,
     tab: Tab,
@@ -122,7 +120,7 @@ impl Screen {
     }
 
     /// It is one of several servers.
-    pub(super) fn join(&mut self, fleet: Fleet) {
+    pub(super) fn join(&mut self, fleet: FleetStatus) {
         if !self.paused {
             self.fleet = Some(fleet);
         }
@@ -204,7 +202,7 @@ impl Screen {
         let cores = live.cores.map_or(NONE.to_owned(), |cores| format!("{cores:.2}"));
         let open = live.status.open;
         let Some(server) = &live.server else {
-            let sum = |of: fn(&crate::model::LiveRule) -> f64| total(live.rules.iter().map(of));
+            let sum = |of: fn(&turnpike_api::LiveRule) -> f64| total(live.rules.iter().map(of));
             return vec![
                 vec![
                     ("connections", open.to_string()),

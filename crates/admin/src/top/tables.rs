@@ -1,13 +1,15 @@
 //! The tables of `turnpike top`: columns, rows, and colours of rows that need attention.
 
 use ratatui::style::Color;
+use turnpike_api::{
+    Certificate, FleetNode, FleetStatus, Live, LiveServer, LiveWorker, NodeState, Reason, Talkers,
+};
 use turnpike_measure::units::{bits_per_second, per_second, span};
 
 use super::{
     grid::{Column, Grid},
     units::{bits, mean, micros, percent},
 };
-use crate::model::{Certificate, Fleet, FleetNode, Live, LiveServer, LiveWorker, NodeState, Reason, Talkers};
 
 /// A share of a core beyond which a worker is shown as busy, and as full.
 const BUSY: f64 = 0.8;
@@ -127,7 +129,7 @@ pub(super) fn certificates(certificates: &[Certificate]) -> Grid {
     Grid { head: HEAD, rows: certificates.iter().map(row).collect() }
 }
 
-pub(super) fn nodes(fleet: Option<&Fleet>) -> Grid {
+pub(super) fn nodes(fleet: Option<&FleetStatus>) -> Grid {
     let row = |node: &FleetNode| {
         let (state, colour) = match node.state {
             NodeState::Serving if node.busy >= FULL => ("serving", Some(Color::Red)),

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 
 use ratatui::{Terminal, backend::TestBackend};
+use turnpike_api::{
+    Batch, Datapath, FleetNode, FleetStatus, Job, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker,
+    NodeState, Quantiles, Rate, Reason, RuleState, Status, Talker, Talkers,
+};
 
 use super::{screen::CURVES_FROM, *};
-use crate::model::{
-    Batch, Datapath, FleetNode, Job, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, NodeState,
-    Quantiles, Rate, Reason, RuleState, Status, Talker, Talkers,
-};
 
 fn live() -> Live {
     let rate = |datagrams: f64, bytes: f64| Rate { datagrams, bytes };
@@ -147,7 +147,7 @@ fn a_screen_has_figures_curves_workers_and_the_first_table() {
     holds(&lines, &["al\\u{1b}[2Jice"]);
 }
 
-fn fleet() -> Fleet {
+fn fleet() -> FleetStatus {
     let node = |name: &str, state, busy| FleetNode {
         name: name.to_owned(),
         number: 1,
@@ -165,7 +165,7 @@ fn fleet() -> Fleet {
         relay_ports: 100,
         addresses: Vec::new(),
     };
-    Fleet {
+    FleetStatus {
         name: "turnpike".to_owned(),
         node: "one".to_owned(),
         store: "redis://h".to_owned(),

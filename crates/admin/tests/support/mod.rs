@@ -6,7 +6,7 @@ pub(crate) mod log;
 mod together;
 
 use std::{
-    fmt, fs,
+    fs,
     io::{self, Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     os::unix::net::UnixStream,
@@ -23,10 +23,9 @@ use std::{
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
 use serde_json::Value;
 use tokio::sync::oneshot;
-use turnpike_admin::{
-    Applications, Interface, Program, Serving, Store,
-    model::Job,
-    program::{Fleet, Later, NotReloaded, Refusal, RefusalFilter, Reloaded, Rule, Server},
+use turnpike_admin::{Applications, Interface, Owner, ServerView, Serving, Store};
+use turnpike_api::{
+    Draining, FleetAdmin, Job, Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule,
 };
 use turnpike_config::{
     AdminAccess, AdminAddress, AdminSettings, Certificate, Secret, Settings, api_keys, certificates,
@@ -111,30 +110,28 @@ impl Program for Double {
     fn job(&self) -> Job {
         if self.relay.is_some() { Job::Serve } else { Job::Forward }
     }
-    fn settings(&self) -> AdminSettings {
-        Double::settings(self).admin.clone()
-    }
     fn to_toml(&self) -> String {
         Double::settings(self).to_toml()
     }
     fn open(&self) -> u64 {
         7
     }
-    fn metrics(&self) -> Result<String, fmt::Error> {
-        Ok("# TYPE turnpike_draining gauge\nturnpike_draining 0.0\n# EOF\n".to_owned())
+    fn metrics(&self) -> String {
+        "# TYPE turnpike_draining gauge\nturnpike_draining 0.0\n# EOF\n".to_owned()
     }
     fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
-    fn reload(&self) -> Later<Result<Reloaded, NotReloaded>> {
+    fn reload(&self) -> Later<'_, Result<Reloaded, NotReloaded>> {
         let result = self.reload.lock().unwrap().clone();
         Box::pin(async { result })
     }
-    fn drain(&self, patience: Option<Duration>) -> Later<Option<(u64, Duration)>> {
+    fn drain(&self, patience: Option<Duration>) -> Later<'_, Option<Draining>> {
         self.drained.lock().unwrap().push(patience);
         self.draining.store(true, Ordering::Relaxed);
         let ended = self.ended.load(Ordering::Relaxed);
-        Box::pin(async move { (!ended).then_some((7, patience.unwrap_or(Duration::from_secs(30)))) })
+        let deadline_s = patience.map_or(30.0, |at_most| at_most.as_secs_f64());
+        Box::pin(async move { (!ended).then_some(Draining { open: 7, deadline_s }) })
     }
     fn log_level(&self) -> String {
         self.level.lock().unwrap().clone()
@@ -144,31 +141,18 @@ impl Program for Double {
         *self.level.lock().unwrap() = level.to_owned();
         Ok(())
     }
-    fn server(&self) -> Option<Server> {
-        if self.ended.load(Ordering::Relaxed) {
-            return None;
-        }
-        Some(Server {
-            relay: Arc::clone(self.relay.as_ref()?),
-            settings: Arc::new(Double::settings(self).clone()),
-            store: self.store.lock().unwrap().clone(),
-            certificates: Arc::clone(&self.certificates.lock().unwrap()),
-            addresses: self.relays.lock().unwrap().clone().into(),
-            datapath: Datapath::Gso,
-            datapath_reason: "as configured".into(),
-        })
-    }
     fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>> {
         self.relay.as_ref()?;
         let refusals = self.refusals.lock().unwrap();
         let fits = |refusal: &&Refusal| {
-            wanted.client.as_ref().is_none_or(|prefix| prefix.contains(refusal.client.ip()))
-                && wanted.user.as_ref().is_none_or(|user| refusal.user.contains(user))
+            let client: SocketAddr = refusal.client.parse().unwrap();
+            wanted.client.as_ref().is_none_or(|prefix| prefix.contains(client.ip()))
+                && wanted.user.as_ref().is_none_or(|user| refusal.user.iter().any(|own| own.contains(user)))
         };
         Some(refusals.iter().filter(fits).take(most).cloned().collect())
     }
-    fn sandbox(&self) -> Option<turnpike_admin::model::Sandbox> {
-        Some(turnpike_admin::model::Sandbox {
+    fn sandbox(&self) -> Option<turnpike_api::Sandbox> {
+        Some(turnpike_api::Sandbox {
             system_calls: Some(200),
             read: Some(vec!["/etc".to_owned()]),
             written: None,
@@ -180,8 +164,28 @@ impl Program for Double {
     fn rules(&self) -> Vec<Rule> {
         self.rules.lock().unwrap().clone()
     }
-    fn fleet(&self) -> Option<Arc<dyn Fleet>> {
-        self.fleet.as_ref().map(|member| Arc::<Member>::clone(member) as Arc<dyn Fleet>)
+    fn fleet(&self) -> Option<Arc<dyn FleetAdmin>> {
+        self.fleet.as_ref().map(|member| Arc::<Member>::clone(member) as Arc<dyn FleetAdmin>)
+    }
+}
+
+impl Owner for Double {
+    fn settings(&self) -> AdminSettings {
+        Double::settings(self).admin.clone()
+    }
+    fn server(&self) -> Option<ServerView> {
+        if self.ended.load(Ordering::Relaxed) {
+            return None;
+        }
+        Some(ServerView {
+            relay: Arc::clone(self.relay.as_ref()?),
+            settings: Arc::new(Double::settings(self).clone()),
+            store: self.store.lock().unwrap().clone(),
+            certificates: Arc::clone(&self.certificates.lock().unwrap()),
+            addresses: self.relays.lock().unwrap().clone().into(),
+            datapath: Datapath::Gso,
+            datapath_reason: "as configured".into(),
+        })
     }
 }
 
@@ -263,7 +267,7 @@ impl Running {
                 let applications = Applications::listen(&began, Vec::new()).unwrap();
                 found.send((interface.addresses(), applications.addresses())).unwrap();
                 let serving =
-                    [applications.serve(Arc::clone(&served) as Arc<dyn Program>), interface.serve(served)];
+                    [applications.serve(Arc::clone(&served) as Arc<dyn Owner>), interface.serve(served)];
                 loop {
                     tokio::select! {
                         _ = &mut stopped => break,

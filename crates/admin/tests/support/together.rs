@@ -9,11 +9,10 @@ use tokio::sync::{
     mpsc::{self, UnboundedReceiver, UnboundedSender},
     oneshot,
 };
-use turnpike_admin::{
-    model::{self, NodeState},
-    program::{Asked, Fleet, FleetRefusal, Later, Reply, Standing},
+use turnpike_api::{
+    FleetAdmin, FleetError, FleetHealth, FleetNode, FleetStatus, Later, NodeState, PeerRequest, Reply,
 };
-use turnpike_fleet::{Answer, Ban, Ordered, Question, Subject, Unbanned};
+use turnpike_fleet::{Answer, Ban, NodeName, Ordered, Question, Subject, Unbanned};
 
 type Questions = UnboundedSender<(Question, Reply)>;
 
@@ -26,7 +25,7 @@ pub(crate) struct Member {
     together: Option<Together>,
     name: String,
     questions: Arc<tokio::sync::Mutex<UnboundedReceiver<(Question, Reply)>>>,
-    pub(crate) standing: Mutex<Standing>,
+    pub(crate) health: Mutex<FleetHealth>,
     bans: Mutex<Vec<Ban>>,
     /// What the others were told, line by line.
     pub(crate) told: Arc<Mutex<Vec<String>>>,
@@ -57,34 +56,33 @@ impl Member {
             together,
             name: name.to_owned(),
             questions: Arc::new(tokio::sync::Mutex::new(receiver)),
-            standing: Mutex::new(Standing::Well),
+            health: Mutex::new(FleetHealth::Healthy),
             bans: Mutex::default(),
             told: Arc::default(),
         };
         (sender, member)
     }
 
-    fn tell<T: Send + 'static>(&self, line: String, answer: T) -> Later<T> {
+    fn tell<T: Send + 'static>(&self, line: String, answer: T) -> Later<'static, T> {
         self.told.lock().unwrap().push(line);
         Box::pin(async { answer })
     }
 
-    fn way_to(&self, node: &str) -> Result<Questions, FleetRefusal> {
-        let none = || FleetRefusal::None("this server is in no fleet".to_owned());
-        let together = self.together.as_ref().ok_or_else(none)?;
+    fn way_to(&self, node: &str) -> Result<Questions, FleetError> {
+        let together = self.together.as_ref().ok_or(FleetError::NoFleet)?;
         let found = together.0.lock().unwrap().get(node).cloned();
-        found.ok_or_else(|| FleetRefusal::NoSuchNode(format!("there is no node {node:?}")))
+        found.ok_or_else(|| FleetError::NoSuchNode(node.to_owned()))
     }
 }
 
-impl Fleet for Member {
+impl FleetAdmin for Member {
     fn node(&self) -> Option<String> {
         self.together.as_ref().map(|_| self.name.clone())
     }
 
-    fn status(&self) -> Option<model::Fleet> {
+    fn status(&self) -> Option<FleetStatus> {
         let nodes = self.together.as_ref()?.0.lock().unwrap();
-        let node = |(number, name): (usize, &String)| model::FleetNode {
+        let node = |(number, name): (usize, &String)| FleetNode {
             name: name.clone(),
             number: u16::try_from(number).unwrap() + 1,
             state: NodeState::Serving,
@@ -101,44 +99,44 @@ impl Fleet for Member {
             relay_ports: 100,
             addresses: vec!["udp://192.0.2.1:3478".to_owned()],
         };
-        Some(model::Fleet {
+        Some(FleetStatus {
             name: "turnpike".to_owned(),
             node: self.name.clone(),
             store: "redis://h".to_owned(),
             alone: None,
-            recovering: *self.standing.lock().unwrap() == Standing::Recovering,
+            recovering: *self.health.lock().unwrap() == FleetHealth::Recovering,
             keys: 1,
             nodes: nodes.keys().enumerate().map(node).collect(),
         })
     }
 
-    fn standing(&self) -> Standing {
-        *self.standing.lock().unwrap()
+    fn health(&self) -> FleetHealth {
+        *self.health.lock().unwrap()
     }
 
-    fn set_draining(&self, node: &str, drains: bool) -> Later<Result<(), FleetRefusal>> {
+    fn set_draining<'a>(&'a self, node: &'a str, drains: bool) -> Later<'a, Result<(), FleetError>> {
         match self.way_to(node) {
             Ok(_) => self.tell(format!("{node} drains: {drains}"), Ok(())),
             Err(refusal) => Box::pin(async { Err(refusal) }),
         }
     }
 
-    fn ask(&self, asked: Asked) -> Later<Result<Answer, FleetRefusal>> {
+    fn ask(&self, asked: PeerRequest) -> Later<'_, Result<Answer, FleetError>> {
         let way = self.way_to(&asked.node);
         Box::pin(async move {
             let way = way?;
-            let Asked { node, method, path, rights, by } = asked;
-            let to = node.parse().unwrap();
+            let PeerRequest { node, method, path, rights, by } = asked;
+            let to: NodeName = node.parse().unwrap();
             let (sender, answer) = oneshot::channel();
             let reply: Reply = Box::new(move |answer| _ = sender.send(answer));
-            let question = Question { id: 1, to, method, path, rights, by };
-            let silent = || FleetRefusal::Silent(format!("node {node} does not answer"));
+            let question = Question { id: 1, to: to.clone(), method, path, rights, by };
+            let silent = || FleetError::Silent(to.clone());
             way.send((question, reply)).map_err(|_| silent())?;
             answer.await.map_err(|_| silent())
         })
     }
 
-    fn next_question(&self) -> Later<Option<(Question, Reply)>> {
+    fn next_question(&self) -> Later<'_, Option<(Question, Reply)>> {
         let questions = Arc::clone(&self.questions);
         Box::pin(async move { questions.lock().await.recv().await })
     }
@@ -148,13 +146,13 @@ impl Fleet for Member {
     }
 
     /// Of mallory the others hear later.
-    fn ban(&self, ban: Ban) -> Later<Result<Ordered, FleetRefusal>> {
+    fn ban(&self, ban: Ban) -> Later<'_, Result<Ordered, FleetError>> {
         let is_announced = !ban.subject.to_string().contains("mallory");
         self.bans.lock().unwrap().push(ban);
         Box::pin(async move { Ok(Ordered { here: 3, is_announced }) })
     }
 
-    fn unban(&self, subject: Subject) -> Later<Result<Unbanned, FleetRefusal>> {
+    fn unban(&self, subject: Subject) -> Later<'_, Result<Unbanned, FleetError>> {
         let is_announced = !subject.to_string().contains("mallory");
         let mut bans = self.bans.lock().unwrap();
         let before = bans.len();
@@ -167,11 +165,11 @@ impl Fleet for Member {
         Box::pin(async move { Ok(unbanned) })
     }
 
-    fn revoked(&self, realm: String, name: String) -> Later<()> {
+    fn revoked(&self, realm: String, name: String) -> Later<'_, ()> {
         self.tell(format!("revoked {name} of {realm}"), ())
     }
 
-    fn rules_changed(&self) -> Later<()> {
+    fn rules_changed(&self) -> Later<'_, ()> {
         self.tell("rules".to_owned(), ())
     }
 }

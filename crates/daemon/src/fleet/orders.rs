@@ -1,7 +1,6 @@
 //! What administrators ask of a fleet, at any of its nodes: who is there, who takes nobody new, who is banned, and what another node says.
 
 use std::{
-    net::SocketAddr,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -10,9 +9,11 @@ use tokio::{
     sync::{Mutex, Notify, mpsc, oneshot},
     time::{sleep, timeout},
 };
+use turnpike_api::{
+    FleetAdmin, FleetError, FleetHealth, FleetNode, FleetStatus, Later, NodeState, PeerRequest, Reply,
+};
 use turnpike_fleet::{
-    Answer, BEAT_MS, Ban, LONGEST_BAN_S, Load, Member, NodeName, Notice, Ordered, Question, Rights, Subject,
-    Unbanned,
+    Answer, BEAT_MS, Ban, LONGEST_BAN_S, Member, NodeName, Notice, Ordered, Question, Subject, Unbanned,
 };
 use turnpike_stores::StoreError;
 
@@ -27,273 +28,25 @@ const LAST_LOOK: Duration = Duration::from_millis(200);
 /// Before bans go back into a store that does not have them.
 const GIVE_BACK: Duration = Duration::from_secs(2);
 
-/// A question of another node, and where its answer goes.
-#[derive(Debug)]
-pub struct Asked {
-    /// What it asks.
-    pub question: Question,
-    /// To be sent within some seconds.
-    pub answer: oneshot::Sender<Answer>,
-}
-
-pub(super) type QuestionSender = mpsc::Sender<Asked>;
+pub(super) type QuestionSender = mpsc::Sender<(Question, Reply)>;
 
 /// Questions, for who answers them.
-pub(super) struct Questions(mpsc::Receiver<Asked>);
+pub(super) struct Questions(mpsc::Receiver<(Question, Reply)>);
 
 pub(super) fn questions() -> (QuestionSender, Questions) {
     let (sender, receiver) = mpsc::channel(QUESTIONS);
     (sender, Questions(receiver))
 }
 
-/// Why something was not done; each message says what to do.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FleetError {
-    /// The server is none of a fleet.
-    #[error("this server is in no fleet: name its store in fleet.url")]
-    NoFleet,
-    /// Nobody has this name.
-    #[error("there is no node {0} in the fleet; `turnpike fleet status` lists them")]
-    NoSuchNode(String),
-    /// It does not answer.
-    #[error("node {0} does not answer: it may have ended, or have another fleet.secret")]
-    Silent(NodeName),
-    /// The store is away.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// A ban that is over before it begins, or too long.
-    #[error("a ban lasts from 1 second to {} days", LONGEST_BAN_S / 86_400)]
-    Length,
-}
-
-/// A fleet, as one of its nodes sees it.
-#[derive(Clone, Debug)]
-pub struct FleetStatus {
-    /// What the fleet is called.
-    pub name: String,
-    /// What this node is called.
-    pub node: String,
-    /// Where its store is, without a password.
-    pub store: String,
-    /// Why this node knows nothing of the others as of late, where it does not.
-    pub alone: Option<String>,
-    /// Whether the store was emptied or is another server, and does not know yet what all nodes hold.
-    pub recovering: bool,
-    /// Whether this node takes nobody new because somebody wants it so.
-    pub cordoned: bool,
-    /// The version of the keys that all share.
-    pub keys: u64,
-    /// All nodes by name, this one included.
-    pub nodes: Vec<NodeStatus>,
-}
-
-/// A node.
-#[derive(Clone, Debug)]
-pub struct NodeStatus {
-    /// Its name.
-    pub name: String,
-    /// What CONNECTION-IDs and tickets hold.
-    pub number: u16,
-    /// Whether it takes clients.
-    pub state: NodeState,
-    /// Milliseconds for which it has said nothing.
-    pub silent_ms: u64,
-    /// What it has to do.
-    pub load: Load,
-    /// Of that the largest share: 0 is idle, 1 is as much as it can take.
-    pub busy: f64,
-    /// Where it is, if somebody says.
-    pub zone: String,
-    /// Of its program; none before that is known.
-    pub version: Option<String>,
-    /// Where clients reach it, such as `tls://203.0.113.5:5349`.
-    pub addresses: Vec<(&'static str, SocketAddr)>,
-}
-
-/// Whether a node takes clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NodeState {
-    /// It does.
-    Serving,
-    /// It has no room.
-    Full,
-    /// It takes nobody new.
-    Draining,
-    /// Nobody knows as of late.
-    Silent,
-}
-
-/// The way to a fleet; bans there are without one too. Clones are the same.
-#[derive(Clone)]
-pub struct FleetOrders {
+/// Administers the fleet of this node, and bans, which there are without one too.
+pub(crate) struct FleetOrders {
     fleet: Arc<Fleet>,
-    questions: Arc<Mutex<mpsc::Receiver<Asked>>>,
+    questions: Mutex<mpsc::Receiver<(Question, Reply)>>,
 }
 
 impl FleetOrders {
     pub(super) fn new(fleet: Arc<Fleet>, Questions(questions): Questions) -> Self {
-        Self { fleet, questions: Arc::new(Mutex::new(questions)) }
-    }
-
-    /// What this node is called; `None` without a fleet.
-    #[must_use]
-    pub fn node_name(&self) -> Option<&str> {
-        self.fleet.node.as_ref().map(|node| node.name.as_str())
-    }
-
-    /// Who is there; `None` without a fleet.
-    #[must_use]
-    pub fn status(&self) -> Option<FleetStatus> {
-        let node = self.fleet.node.as_deref()?;
-        let members = node.members();
-        Some(FleetStatus {
-            name: node.setting(|settings| settings.name.to_string()),
-            node: node.name.to_string(),
-            store: node.store.name().to_owned(),
-            alone: alone(node),
-            recovering: node.is_recovering(),
-            cordoned: node.is_cordoned(),
-            keys: node.ring_version(),
-            nodes: members.iter().map(|(name, member)| NodeStatus::of(name, member)).collect(),
-        })
-    }
-
-    /// Whether this node is one of a fleet, and knows nothing of the others as of late.
-    #[must_use]
-    pub fn is_alone(&self) -> bool {
-        self.fleet.node.as_ref().is_some_and(|node| node.is_alone())
-    }
-
-    /// Whether the fleet's store grants nothing, because it does not know yet what all nodes hold.
-    #[must_use]
-    pub fn is_recovering(&self) -> bool {
-        self.fleet.node.as_ref().is_some_and(|node| node.is_recovering())
-    }
-
-    /// Whether somebody has this node take nobody new.
-    #[must_use]
-    pub fn is_cordoned(&self) -> bool {
-        self.fleet.is_cordoned()
-    }
-
-    /// Whether a node is this one.
-    #[must_use]
-    pub fn is_own(&self, name: &str) -> bool {
-        self.fleet.node.as_ref().is_some_and(|node| node.name.as_str() == name)
-    }
-
-    /// Has a node take nobody new, or clients again. It runs on, and sessions that it has go on.
-    ///
-    /// # Errors
-    /// There is no such node, or no way to it.
-    pub async fn set_draining(&self, name: &str, drains: bool) -> Result<(), FleetError> {
-        let node = self.node()?;
-        let wanted = self.known(name)?;
-        if wanted == node.name {
-            node.set_cordoned(drains);
-            return Ok(());
-        }
-        Ok(node.say(Notice::Drain { node: wanted, drains }).await?)
-    }
-
-    /// Asks another node.
-    ///
-    /// # Errors
-    /// There is no such node, no way to it, or no answer.
-    pub async fn ask(
-        &self,
-        name: &str,
-        (method, path): (&str, &str),
-        rights: Rights,
-        by: &str,
-    ) -> Result<Answer, FleetError> {
-        let node = self.node()?;
-        let to = self.known(name)?;
-        let question = Question {
-            id: rand::random(),
-            to: to.clone(),
-            method: method.to_owned(),
-            path: path.to_owned(),
-            rights,
-            by: by.to_owned(),
-        };
-        let id = question.id;
-        node.say(Notice::Question(question)).await?;
-        let (mut waited, mut pause) = (Duration::ZERO, FIRST_LOOK);
-        while waited < PATIENCE {
-            sleep(pause).await;
-            if let Some(sealed) = node.store.answered(id).await? {
-                return Answer::open(&node.sealer, id, &sealed).ok_or(FleetError::Silent(to));
-            }
-            waited += pause;
-            pause = (pause * 3 / 2).min(LAST_LOOK);
-        }
-        Err(FleetError::Silent(to))
-    }
-
-    /// The next question of another node; none any more when the server ends.
-    pub async fn next_question(&self) -> Option<Asked> {
-        self.questions.lock().await.recv().await
-    }
-
-    /// Who is banned, those first whose ban ends first.
-    #[must_use]
-    pub fn bans(&self) -> Vec<Ban> {
-        let now = unix();
-        let mut bans = self.fleet.banned.list();
-        bans.retain(|ban| ban.is_in_force(now));
-        bans.sort_by(|one, other| {
-            (one.until, one.subject.to_string()).cmp(&(other.until, other.subject.to_string()))
-        });
-        bans
-    }
-
-    /// Bans a user or an address, everywhere; sessions here end. Their number. Without a fleet it is for as long as this process lives.
-    ///
-    /// # Errors
-    /// The ban is too short or too long; or more orders wait for the store than can be remembered.
-    pub async fn ban(&self, ban: Ban) -> Result<Ordered, FleetError> {
-        let seconds = ban.until.saturating_sub(unix());
-        if !(1..=LONGEST_BAN_S).contains(&seconds) {
-            return Err(FleetError::Length);
-        }
-        let (banned, ban) = (&self.fleet.banned, ban.with_id(rand::random()));
-        let subject = ban.subject.clone();
-        let Some(node) = &self.fleet.node else {
-            banned.put(ban);
-            return Ok(Ordered { here: banned.end_sessions(&subject).await, is_announced: true });
-        };
-        banned.order(ban);
-        let (announced, here) = tokio::join!(node.announce_now(&subject), banned.end_sessions(&subject));
-        Ok(Ordered { here, is_announced: announced?.is_some() })
-    }
-
-    /// Ends a ban that this node or the store knows of.
-    ///
-    /// # Errors
-    /// More orders wait for the store than can be remembered.
-    pub async fn unban(&self, subject: &Subject) -> Result<Unbanned, FleetError> {
-        let banned = &self.fleet.banned;
-        let (was_here, was_kept) = match &self.fleet.node {
-            None => (banned.lift(unix(), subject).is_some(), Some(false)),
-            Some(node) => (banned.order_lift(unix(), subject).is_some(), node.announce_now(subject).await?),
-        };
-        Ok(match was_kept {
-            None => Unbanned::HereOnly,
-            Some(was_kept) if was_here || was_kept => Unbanned::Everywhere,
-            Some(_) => Unbanned::NotBanned,
-        })
-    }
-
-    /// A user has another credential, or none: no node believes the old one any more.
-    pub async fn revoked(&self, realm: &str, name: &str) {
-        self.tell(Notice::Revoked { realm: realm.to_owned(), name: name.to_owned() }).await;
-    }
-
-    /// Secrets, realms or limits have changed in the store of users: all nodes read them.
-    pub async fn rules_changed(&self) {
-        self.tell(Notice::RulesChanged).await;
+        Self { fleet, questions: Mutex::new(questions) }
     }
 
     /// What the others find out by themselves some time later.
@@ -306,17 +59,141 @@ impl FleetOrders {
         }
     }
 
-    fn node(&self) -> Result<&Arc<Node>, FleetError> {
+    fn own_node(&self) -> Result<&Arc<Node>, FleetError> {
         self.fleet.node.as_ref().ok_or(FleetError::NoFleet)
     }
 
     /// A node that is there.
     fn known(&self, name: &str) -> Result<NodeName, FleetError> {
-        let node = self.node()?;
-        let none = || FleetError::NoSuchNode(format!("{name:?}"));
+        let node = self.own_node()?;
+        let none = || FleetError::NoSuchNode(name.to_owned());
         let wanted: NodeName = name.parse().map_err(|_| none())?;
         let is_there = wanted == node.name || node.members().get(&wanted).is_some();
         if is_there { Ok(wanted) } else { Err(none()) }
+    }
+}
+
+fn unavailable(error: StoreError) -> FleetError {
+    FleetError::Store(error.to_string())
+}
+
+impl FleetAdmin for FleetOrders {
+    fn node(&self) -> Option<String> {
+        self.fleet.node.as_ref().map(|node| node.name.to_string())
+    }
+
+    fn status(&self) -> Option<FleetStatus> {
+        let node = self.fleet.node.as_deref()?;
+        let members = node.members();
+        Some(FleetStatus {
+            name: node.setting(|settings| settings.name.to_string()),
+            node: node.name.to_string(),
+            store: node.store.name().to_owned(),
+            alone: alone(node),
+            recovering: node.is_recovering(),
+            keys: node.ring_version(),
+            nodes: members.iter().map(|(name, member)| status_of(name, member)).collect(),
+        })
+    }
+
+    fn health(&self) -> FleetHealth {
+        match &self.fleet.node {
+            _ if self.fleet.is_cordoned() => FleetHealth::Cordoned,
+            Some(node) if node.is_alone() => FleetHealth::Isolated,
+            Some(node) if node.is_recovering() => FleetHealth::Recovering,
+            _ => FleetHealth::Healthy,
+        }
+    }
+
+    fn set_draining<'a>(&'a self, name: &'a str, drains: bool) -> Later<'a, Result<(), FleetError>> {
+        Box::pin(async move {
+            let node = self.own_node()?;
+            let wanted = self.known(name)?;
+            if wanted == node.name {
+                node.set_cordoned(drains);
+                return Ok(());
+            }
+            node.say(Notice::Drain { node: wanted, drains }).await.map_err(unavailable)
+        })
+    }
+
+    fn ask(&self, request: PeerRequest) -> Later<'_, Result<Answer, FleetError>> {
+        Box::pin(async move {
+            let PeerRequest { node: name, method, path, rights, by } = request;
+            let node = self.own_node()?;
+            let to = self.known(&name)?;
+            let id = rand::random();
+            let question = Question { id, to: to.clone(), method, path, rights, by };
+            node.say(Notice::Question(question)).await.map_err(unavailable)?;
+            let (mut waited, mut pause) = (Duration::ZERO, FIRST_LOOK);
+            while waited < PATIENCE {
+                sleep(pause).await;
+                if let Some(sealed) = node.store.answered(id).await.map_err(unavailable)? {
+                    return Answer::open(&node.sealer, id, &sealed).ok_or(FleetError::Silent(to));
+                }
+                waited += pause;
+                pause = (pause * 3 / 2).min(LAST_LOOK);
+            }
+            Err(FleetError::Silent(to))
+        })
+    }
+
+    fn next_question(&self) -> Later<'_, Option<(Question, Reply)>> {
+        Box::pin(async { self.questions.lock().await.recv().await })
+    }
+
+    fn bans(&self) -> Vec<Ban> {
+        let now = unix();
+        let mut bans = self.fleet.banned.list();
+        bans.retain(|ban| ban.is_in_force(now));
+        bans.sort_by(|one, other| {
+            (one.until, one.subject.to_string()).cmp(&(other.until, other.subject.to_string()))
+        });
+        bans
+    }
+
+    fn ban(&self, ban: Ban) -> Later<'_, Result<Ordered, FleetError>> {
+        Box::pin(async move {
+            let seconds = ban.until.saturating_sub(unix());
+            if !(1..=LONGEST_BAN_S).contains(&seconds) {
+                return Err(FleetError::Length);
+            }
+            let (banned, ban) = (&self.fleet.banned, ban.with_id(rand::random()));
+            let subject = ban.subject.clone();
+            let Some(node) = &self.fleet.node else {
+                banned.put(ban);
+                return Ok(Ordered { here: banned.end_sessions(&subject).await, is_announced: true });
+            };
+            banned.order(ban);
+            let (announced, here) = tokio::join!(node.announce_now(&subject), banned.end_sessions(&subject));
+            Ok(Ordered { here, is_announced: announced.map_err(unavailable)?.is_some() })
+        })
+    }
+
+    fn unban(&self, subject: Subject) -> Later<'_, Result<Unbanned, FleetError>> {
+        Box::pin(async move {
+            let banned = &self.fleet.banned;
+            let (was_here, was_kept) = match &self.fleet.node {
+                None => (banned.lift(unix(), &subject).is_some(), Some(false)),
+                Some(node) => {
+                    let was_here = banned.order_lift(unix(), &subject).is_some();
+                    (was_here, node.announce_now(&subject).await.map_err(unavailable)?)
+                }
+            };
+            Ok(match was_kept {
+                None => Unbanned::HereOnly,
+                Some(was_kept) if was_here || was_kept => Unbanned::Everywhere,
+                Some(_) => Unbanned::NotBanned,
+            })
+        })
+    }
+
+    fn revoked(&self, realm: String, name: String) -> Later<'_, ()> {
+        Box::pin(self.tell(Notice::Revoked { realm, name }))
+    }
+
+    fn rules_changed(&self) -> Later<'_, ()> {
+        Box::pin(self.tell(Notice::RulesChanged))
     }
 }
 
@@ -329,30 +206,39 @@ fn alone(node: &Node) -> Option<String> {
     })
 }
 
-impl NodeStatus {
-    fn of(name: &NodeName, member: &Member) -> Self {
-        let Member { card, beat, silent_ms, .. } = member;
-        let state = if !member.is_heard() {
-            NodeState::Silent
-        } else if beat.draining {
-            NodeState::Draining
-        } else if beat.load.is_full() {
-            NodeState::Full
-        } else {
-            NodeState::Serving
-        };
-        let entrances = card.iter().flat_map(|card| &card.entrances);
-        Self {
-            name: name.to_string(),
-            number: beat.number,
-            state,
-            silent_ms: *silent_ms,
-            load: beat.load,
-            busy: beat.load.busy(),
-            zone: card.as_ref().map_or_else(String::new, |card| card.zone.clone()),
-            version: card.as_ref().map(|card| card.version.clone()),
-            addresses: entrances.map(|entrance| (entrance.transport.into(), entrance.address)).collect(),
-        }
+fn status_of(name: &NodeName, member: &Member) -> FleetNode {
+    let Member { card, beat, silent_ms, .. } = member;
+    let load = &beat.load;
+    let state = if !member.is_heard() {
+        NodeState::Silent
+    } else if beat.draining {
+        NodeState::Draining
+    } else if load.is_full() {
+        NodeState::Full
+    } else {
+        NodeState::Serving
+    };
+    let entrances = card.iter().flat_map(|card| &card.entrances);
+    #[expect(clippy::cast_precision_loss, reason = "2^53 ms are 285,000 years")]
+    let silent_s = *silent_ms as f64 / 1000.0;
+    FleetNode {
+        name: name.to_string(),
+        number: beat.number,
+        state,
+        silent_s,
+        zone: card.as_ref().map_or_else(String::new, |card| card.zone.clone()),
+        version: card.as_ref().map(|card| card.version.clone()),
+        busy: load.busy(),
+        sessions: load.allocations.into(),
+        max_sessions: load.most_allocations.into(),
+        bits_per_second: load.bits_per_second,
+        max_bits_per_second: Some(load.most_bits_per_second).filter(|most| *most > 0),
+        cpu: f64::from(load.cpu) / 1000.0,
+        relay_ports_left: load.ports_left.into(),
+        relay_ports: load.ports.into(),
+        addresses: entrances
+            .map(|entrance| format!("{}://{}", <&str>::from(entrance.transport), entrance.address))
+            .collect(),
     }
 }
 
@@ -382,7 +268,8 @@ impl Node {
     pub(super) fn answer(self: &Arc<Self>, question: Question) {
         let id = question.id;
         let (answer, answered) = oneshot::channel();
-        if self.questions.try_send(Asked { question, answer }).is_err() {
+        let reply: Reply = Box::new(move |said| _ = answer.send(said));
+        if self.questions.try_send((question, reply)).is_err() {
             return;
         }
         let node = Arc::clone(self);
@@ -494,7 +381,7 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_fleet::{Beat, Card, Members, Record};
+    use turnpike_fleet::{Beat, Card, Load, Members, Record};
     use turnpike_turn::server::NonceKey;
 
     use super::*;
@@ -521,13 +408,14 @@ mod tests {
         assert_eq!(subjects, ["user alice@here", "user bob@here"]);
         let ids: Vec<u64> = orders.bans().iter().map(|ban| ban.id).collect();
         assert!(!ids.contains(&0) && ids[0] != ids[1], "{ids:?}");
-        let alice = "user alice@here".parse().expect("a subject");
-        assert_eq!(orders.unban(&alice).await.expect("no other node"), Unbanned::Everywhere);
-        assert_eq!(orders.unban(&alice).await.expect("no other node"), Unbanned::NotBanned);
+        let alice: Subject = "user alice@here".parse().expect("a subject");
+        assert_eq!(orders.unban(alice.clone()).await.expect("no other node"), Unbanned::Everywhere);
+        assert_eq!(orders.unban(alice).await.expect("no other node"), Unbanned::NotBanned);
         for seconds in [0, LONGEST_BAN_S + 5] {
             assert!(matches!(orders.ban(ban("user bob@here", seconds)).await, Err(FleetError::Length)));
         }
-        assert!(orders.status().is_none() && !orders.is_alone() && !orders.is_own("a"));
+        assert!(orders.status().is_none() && orders.node().is_none());
+        assert_eq!(orders.health(), FleetHealth::Healthy);
         assert!(matches!(orders.set_draining("a", true).await, Err(FleetError::NoFleet)));
     }
 
@@ -547,7 +435,7 @@ mod tests {
                 entrances: Vec::new(),
                 domain: None,
             });
-            let status = NodeStatus::of(&name, members.get(&name).expect("it is there"));
+            let status = status_of(&name, members.get(&name).expect("it is there"));
             (status.state, status.version)
         };
         let beat = Beat { number: 1, incarnation: 1, draining: false, load };

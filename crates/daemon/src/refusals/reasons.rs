@@ -11,8 +11,7 @@ use super::Why;
 
 impl Why {
     /// Cause of the refusal.
-    #[must_use]
-    pub fn reason(self) -> String {
+    pub(crate) fn reason(self) -> String {
         match self {
             Self::Credentials(why) => credentials_reason(why),
             Self::Peer(peer, by, 0) => format!("{}: {}", peer_name(peer), peer_reason(by)),
@@ -29,8 +28,7 @@ impl Why {
     }
 
     /// Remedy for the operator.
-    #[must_use]
-    pub fn remedy(self) -> &'static str {
+    pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::Credentials(why) => credentials_remedy(why),
             Self::Peer(_, by, _) => peer_remedy(by),
@@ -43,8 +41,7 @@ impl Why {
     }
 
     /// Configuration keys that control it; empty if none does.
-    #[must_use]
-    pub fn keys(self) -> &'static [&'static str] {
+    pub(crate) fn keys(self) -> &'static [&'static str] {
         match self {
             Self::Credentials(why) => credentials_keys(why),
             Self::Peer(_, by, _) => peer_keys(by),
@@ -60,8 +57,7 @@ impl Why {
 }
 
 /// Configuration keys that control what the page counts under this kind and reason; empty if none does.
-#[must_use]
-pub fn keys_of_count(kind: &str, reason: &str) -> &'static [&'static str] {
+pub(crate) fn keys_of_count(kind: &str, reason: &str) -> &'static [&'static str] {
     let request = |why| request_keys(486, why).unwrap_or_default();
     match (kind, reason) {
         ("answer", code) => {

@@ -1,0 +1,281 @@
+//! Users, secrets, realms and API keys, as the configuration and the store have them.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Users, and how many there are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Users {
+    /// Users that have a session.
+    pub with_sessions: u64,
+    /// Users of the configuration, over all realms.
+    pub configured: u64,
+    /// Secrets of time-limited credentials in the configuration, over all realms.
+    pub secrets: u64,
+    /// Keys of access tokens (RFC 7635), those of a store included.
+    pub token_keys: u64,
+    /// A page of them: first those of the configuration, then those of the store by realm and name.
+    #[schema(max_items = 1000)]
+    pub users: Vec<User>,
+    /// The `cursor` of the next page; null on the last one.
+    pub next: Option<String>,
+}
+
+/// A user.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct User {
+    /// The username.
+    pub name: String,
+    /// The realm.
+    pub realm: String,
+    /// The algorithms of its keys, such as `MD5, SHA-256`.
+    pub keys: String,
+    /// Its origin.
+    pub from: Origin,
+}
+
+/// Origin of a user or a secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// The configuration, which alone can change it.
+    Configuration,
+    /// The store.
+    Store,
+}
+
+/// A new user, or a new password of an existing one.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "name": "alice", "password": "correct horse" }))]
+pub struct NewUser {
+    /// The username: 1 to 508 bytes without control characters and colons.
+    #[schema(min_length = 1, max_length = 508)]
+    pub name: String,
+    /// The realm; default `server.realm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 127)]
+    pub realm: Option<String>,
+    /// The password. The store keeps keys that are derived from it.
+    #[schema(min_length = 1, max_length = 1024)]
+    pub password: String,
+    /// Refuses (409) to change an existing user.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_new: bool,
+}
+
+/// Secrets of time-limited credentials.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Secrets {
+    /// All of them.
+    pub secrets: Vec<SharedSecret>,
+}
+
+/// A secret of time-limited credentials, without itself.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+pub struct SharedSecret {
+    /// The realm.
+    pub realm: String,
+    /// The first 16 hex digits of its SHA-256.
+    #[schema(min_length = 16, max_length = 16, pattern = "^[0-9a-f]{16}$")]
+    pub fingerprint: String,
+    /// Its origin.
+    pub from: Origin,
+    /// Makes new credentials.
+    pub signs: bool,
+    /// The last second in which it counts, after a rotation (RFC 3339).
+    pub until: Option<String>,
+}
+
+/// A secret to be added.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "secret": "b835b34458676107ba09b78bc9a22be5" }))]
+pub struct NewSecret {
+    /// The secret, without blanks at its ends.
+    #[schema(min_length = 1, max_length = 256)]
+    pub secret: String,
+    /// The realm; default `server.realm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 127)]
+    pub realm: Option<String>,
+    /// Answers 409 if the store has this secret.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_new: bool,
+}
+
+/// Replacement of a realm's secret.
+#[derive(Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "overlap_s": 3600 }))]
+pub struct Rotation {
+    /// The realm; default `server.realm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 127)]
+    pub realm: Option<String>,
+    /// The secret that signs new credentials; default a random one, which no answer shows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 256)]
+    pub secret: Option<String>,
+    /// Seconds for which the other secrets still count; default at least a minute more than `credentials.max_ttl`. 0 ends them at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 31536000)]
+    pub overlap_s: Option<u32>,
+}
+
+/// Result of a rotation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Rotated {
+    /// The realm.
+    pub realm: String,
+    /// The first 16 hex digits of the SHA-256 of the secret that makes new credentials.
+    pub fingerprint: String,
+    /// The store, without its password.
+    pub store: String,
+    /// The last second in which the others count (RFC 3339); none if there were no others.
+    pub until: Option<String>,
+    /// Note about the result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// Keys of applications.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Keys {
+    /// All of them, by name.
+    pub keys: Vec<Key>,
+}
+
+/// A key by which an application asks for credentials, without itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Key {
+    /// Its name.
+    pub name: String,
+    /// The only realm that it is good for; null for all.
+    pub realm: Option<String>,
+    /// Longest lifetime of its credentials in seconds; `credentials.max_ttl` holds too.
+    pub max_ttl: Option<u32>,
+    /// Requests a second; default `credentials.rate`.
+    pub rate: Option<u32>,
+}
+
+/// A key to be added. Its owner keeps the key and sends the hash alone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "name": "shop", "sha256": "4355a46b19d348dc2f57c046f8ef63d4538ebb936000f3c9ee954a27460dd865", "max_ttl": 3600 }))]
+pub struct NewKey {
+    /// Its name: small letters, digits, `-` and `_`. The key itself is `tpk_NAME.SECRET`.
+    #[schema(min_length = 1, max_length = 64, pattern = "^[a-z0-9_-]+$")]
+    pub name: String,
+    /// SHA-256 of the key in hex digits.
+    #[schema(min_length = 64, max_length = 64, pattern = "^[0-9a-fA-F]+$")]
+    pub sha256: String,
+    /// The only realm that it is good for; default all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 127)]
+    pub realm: Option<String>,
+    /// Longest lifetime of its credentials in seconds; default `credentials.max_ttl`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 31536000)]
+    pub max_ttl: Option<u32>,
+    /// Requests a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1000000)]
+    pub rate: Option<u32>,
+}
+
+/// A change of the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Change {
+    /// The username, the fingerprint of the secret, the name of the realm or of the key.
+    pub name: String,
+    /// The realm; empty for a key that is good for all.
+    pub realm: String,
+    /// The store, without its password.
+    pub store: String,
+    /// It existed before.
+    pub existed: bool,
+    /// Note about the result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// All realms.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Realms {
+    /// Realms that clients are served in.
+    pub realms: Vec<Realm>,
+    /// Realms of the store.
+    pub stored: Vec<StoredRealm>,
+}
+
+/// A realm.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Realm {
+    /// REALM.
+    pub name: String,
+    /// Its sessions.
+    pub sessions: u64,
+    /// Limit of its sessions; null if `limits.allocations` alone holds.
+    pub max_sessions: Option<u64>,
+    /// Limit of each of its users.
+    pub max_sessions_per_user: u64,
+    /// Bits per second, each way, of all its sessions together.
+    pub bits_per_second: Option<u64>,
+    /// Bits per second of each of its users.
+    pub bits_per_second_per_user: Option<u64>,
+    /// Bits per second of each session.
+    pub bits_per_second_per_session: Option<u64>,
+    /// Seconds that a session may last, however often it is refreshed.
+    pub session_length: Option<u32>,
+    /// The ports of its relayed transport addresses, such as `50000-50999`, where it has some of its own.
+    pub relay_ports: Option<String>,
+    /// Users of the configuration.
+    pub users: u64,
+    /// Secrets of time-limited credentials in the configuration.
+    pub secrets: u64,
+    /// Listeners that serve it; empty if those serve it that no realm names.
+    pub listen: Vec<String>,
+    /// TLS and DTLS server names that lead to it.
+    pub server_names: Vec<String>,
+}
+
+/// Realm of a store; a limit of the configuration comes before its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StoredRealm {
+    /// REALM.
+    pub name: String,
+    /// Limit of its sessions.
+    pub max_sessions: Option<u64>,
+    /// Limit of each of its users.
+    pub max_sessions_per_user: Option<u64>,
+    /// Bits per second, each way, of each of its sessions.
+    pub bits_per_second_per_session: Option<u64>,
+    /// Origins of web pages whose clients get it.
+    pub origins: Vec<String>,
+}
+
+/// A realm to be served beside those of the configuration, or new limits of one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "name": "blue.example", "max_sessions": 100 }))]
+pub struct NewRealm {
+    /// REALM, without control characters, `"`, `\` and blanks at its ends.
+    #[schema(min_length = 1, max_length = 127)]
+    pub name: String,
+    /// Limit of its sessions; default none of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1000000)]
+    pub max_sessions: Option<u64>,
+    /// Limit of each of its users; default none of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1000000)]
+    pub max_sessions_per_user: Option<u64>,
+    /// Bits per second, each way, of each of its sessions; kept in whole bytes per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1000, maximum = 1000000000000u64)]
+    pub bits_per_second_per_session: Option<u64>,
+    /// Answers 409 if the store has this realm.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_new: bool,
+}

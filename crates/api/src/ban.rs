@@ -1,0 +1,75 @@
+//! Bans of users and of client addresses.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Bans in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Bans {
+    /// Sorted by their end.
+    pub bans: Vec<Ban>,
+}
+
+/// A ban of a user, or of clients by their addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Ban {
+    /// The username, or the id of a time-limited one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The realm of that user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub realm: Option<String>,
+    /// A prefix.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<String>,
+    /// When it ends (RFC 3339).
+    pub until: String,
+    /// Free text; may be empty.
+    #[schema(max_length = 200)]
+    pub reason: String,
+}
+
+/// A ban to be made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "user": "alice", "seconds": 3600, "reason": "abuse" }))]
+pub struct NewBan {
+    /// The username, or the id of a time-limited one: 1 to 508 bytes without control characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 508)]
+    pub user: Option<String>,
+    /// The realm of that user; default `server.realm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 127)]
+    pub realm: Option<String>,
+    /// In place of a user: an address, or a prefix such as `192.0.2.0/24`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<String>,
+    /// Length of the ban, at most 31 days.
+    #[schema(minimum = 1, maximum = 2_678_400)]
+    pub seconds: u64,
+    /// Free text for lists of bans, without control characters.
+    #[serde(default)]
+    #[schema(max_length = 200)]
+    pub reason: String,
+}
+
+/// A ban that is in force now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Banned {
+    /// The ban.
+    pub ban: Ban,
+    /// Sessions that it has ended on the node that was asked, its previous process included.
+    pub ended: u64,
+    /// The other nodes of the fleet know. If not, they are told when the store answers again.
+    pub announced: bool,
+}
+
+/// A ban that was ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Unbanned {
+    /// Bans that are left, sorted by their end.
+    pub bans: Vec<Ban>,
+    /// The other nodes of the fleet know. If not, they are told when the store answers again.
+    pub announced: bool,
+}

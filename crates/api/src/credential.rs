@@ -1,0 +1,89 @@
+//! Credentials that applications request for their clients.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Request for a credential. Each member has a default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "user": "alice", "ttl": 600 }))]
+pub struct CredentialsRequest {
+    /// Owner of the credential: 1 to 256 bytes. Quotas count by it, and log lines name it; default a random name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 256)]
+    pub user: Option<String>,
+    /// Lifetime in seconds, at most `credentials.max_ttl`; default `credentials.ttl`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 31536000)]
+    pub ttl: Option<u32>,
+    /// The realm; default that of the key, or `server.realm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 127)]
+    pub realm: Option<String>,
+    /// Token key (`oauth.key`): the answer has a token of it instead of a password (RFC 7635).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 508)]
+    pub kid: Option<String>,
+}
+
+/// Configuration for a browser: an `RTCConfiguration` for `new RTCPeerConnection`.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct Credentials {
+    /// This server.
+    #[serde(rename = "iceServers")]
+    pub ice_servers: Vec<IceServer>,
+    /// REALM, for clients that do not take it from the server.
+    pub realm: String,
+    /// Lifetime in seconds.
+    pub ttl: u32,
+    /// Its end (RFC 3339).
+    pub expires_at: String,
+}
+
+/// An `RTCIceServer` (W3C webrtc-pc).
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct IceServer {
+    /// `turn:` and `turns:` URIs (RFC 7065), one for each transport, port and name.
+    pub urls: Vec<String>,
+    /// USERNAME; the kid of a token.
+    pub username: String,
+    /// Password or token.
+    pub credential: IceCredential,
+    /// `oauth` for a token (W3C webrtc-extensions).
+    #[serde(rename = "credentialType", default, skip_serializing_if = "Option::is_none")]
+    pub credential_type: Option<String>,
+}
+
+/// A password, or a token.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum IceCredential {
+    /// The password.
+    Password(String),
+    /// The token.
+    Token(IceToken),
+}
+
+/// An `RTCOAuthCredential` (W3C webrtc-extensions), base64 both.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct IceToken {
+    /// For MESSAGE-INTEGRITY.
+    #[serde(rename = "macKey")]
+    pub mac_key: String,
+    /// For ACCESS-TOKEN.
+    #[serde(rename = "accessToken")]
+    pub access_token: String,
+}
+
+/// Credential in the form of the draft of a TURN REST API (draft-uberti-behave-turn-rest).
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct RestCredentials {
+    /// USERNAME: its end and its owner.
+    pub username: String,
+    /// The password.
+    pub password: String,
+    /// Lifetime of both in seconds.
+    pub ttl: u32,
+    /// `turn:` and `turns:` URIs (RFC 7065).
+    pub uris: Vec<String>,
+}

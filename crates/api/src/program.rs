@@ -1,0 +1,217 @@
+//! A program as a whole: its state, and the orders that it takes.
+
+use std::{sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use utoipa::{ToSchema, openapi::Object};
+
+use crate::{FleetAdmin, Later, Refusal, RefusalFilter, RelayRange, RuleState, one_of};
+
+/// A running program, asked on its control thread.
+pub trait Program: Send + Sync + 'static {
+    /// Which program it is.
+    fn job(&self) -> Job;
+    /// The effective configuration as TOML, secrets masked.
+    fn to_toml(&self) -> String;
+    /// Sessions or connections now.
+    fn open(&self) -> u64;
+    /// Metrics as OpenMetrics text.
+    fn metrics(&self) -> String;
+    /// Takes no new clients.
+    fn is_draining(&self) -> bool;
+    /// Reads the configuration again.
+    fn reload(&self) -> Later<'_, Result<Reloaded, NotReloaded>>;
+    /// Takes no new clients, and ends after `patience` at the latest; `None` leaves that to the configuration. Returns `None` if the program
+    /// is ending already.
+    fn drain(&self, patience: Option<Duration>) -> Later<'_, Option<Draining>>;
+    /// Filter of log lines.
+    fn log_level(&self) -> String;
+    /// Replaces the filter of log lines.
+    ///
+    /// # Errors
+    /// The mistake in it.
+    fn set_log_level(&self, level: &str) -> Result<(), String>;
+    /// Recent refusals of the TURN server, the last ones first; `None` without a server.
+    fn refusals(&self, _wanted: &RefusalFilter, _most: usize) -> Option<Vec<Refusal>> {
+        None
+    }
+    /// Rights left to the process; `None` without a sandbox.
+    fn sandbox(&self) -> Option<Sandbox> {
+        None
+    }
+    /// Configuration keys that control what is counted under this kind and reason; empty if none does.
+    fn keys_of(&self, _kind: &str, _reason: &str) -> &'static [&'static str] {
+        &[]
+    }
+    /// Counters of each rule of a forwarder.
+    fn rules(&self) -> Vec<Rule> {
+        Vec::new()
+    }
+    /// Bans, and other servers that are one service with this one; `None` of a forwarder.
+    fn fleet(&self) -> Option<Arc<dyn FleetAdmin>> {
+        None
+    }
+}
+
+/// Why a reload has changed nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotReloaded {
+    /// The configuration is wrong: one line a mistake.
+    Refused(Vec<String>),
+    /// The program is about to end.
+    Draining,
+    /// Another process is taking over, or has.
+    Upgrade,
+}
+
+/// Counters of a rule of a forwarder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rule {
+    /// Its name.
+    pub name: String,
+    /// State towards clients.
+    pub state: RuleState,
+    /// Reason for waiting.
+    pub waits_for: Option<String>,
+    /// Connections and sessions that exist.
+    pub open: u64,
+    /// Connections and sessions that began.
+    pub accepted: u64,
+    /// Datagrams and bytes to targets.
+    pub to_target: (u64, u64),
+    /// Datagrams and bytes to clients.
+    pub to_client: (u64, u64),
+    /// Ended connections and sessions and dropped datagrams, by reason.
+    pub ends: Vec<(&'static str, u64)>,
+}
+
+/// Which program it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Job {
+    /// `turnpike serve`.
+    Serve,
+    /// `turnpike forward`.
+    Forward,
+}
+
+/// State of the program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Status {
+    /// Which program it is.
+    pub job: Job,
+    /// Version of the program.
+    pub version: String,
+    /// Process ID.
+    pub pid: u32,
+    /// Time of its start (RFC 3339).
+    pub started_at: String,
+    /// Seconds since then.
+    pub uptime_s: u64,
+    /// It takes no new clients and ends with the last session or connection.
+    pub draining: bool,
+    /// Sessions of a server, connections of a forwarder, those of a previous process included. At most 1 s old.
+    pub open: u64,
+    /// Path of datagrams, of a server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub datapath: Option<Datapath>,
+    /// Relay addresses of a server.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub relays: Vec<RelayRange>,
+    /// Name in its fleet; absent outside a fleet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Rights left to the process; absent without a sandbox (`sandbox.mode`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<Sandbox>,
+}
+
+/// Rights left to a process in its sandbox. A part that is null is not restricted, for a reason in `missing`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Sandbox {
+    /// Number of system calls that can be made.
+    pub system_calls: Option<u64>,
+    /// Directories and files that can be read.
+    pub read: Option<Vec<String>>,
+    /// Directories that can be written.
+    pub written: Option<Vec<String>>,
+    /// As capabilities(7) has them, without `CAP_`.
+    pub capabilities: Option<Vec<String>>,
+    /// A sentence for each part that is not restricted.
+    pub missing: Vec<String>,
+}
+
+/// Path of datagrams.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Datapath {
+    /// The step of the ladder, such as `gso`.
+    pub step: String,
+    /// Why that one.
+    pub why: String,
+}
+
+/// Build of the program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Build {
+    /// Always `turnpike`.
+    pub name: String,
+    /// Version of the program.
+    pub version: String,
+    /// Architecture and system, such as `x86_64-linux`.
+    pub target: String,
+    /// Build profile.
+    #[schema(schema_with = profile)]
+    pub profile: String,
+}
+
+/// Rights of the client that asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Access {
+    /// Changes are allowed: ending sessions, reload, drain, log level.
+    pub may_change: bool,
+}
+
+/// Filter of log lines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "level": "info" }))]
+pub struct LogLevel {
+    /// `error`, `warn`, `info`, `debug`, `trace`, `off`, or directives such as `info,turnpike_relay=debug`.
+    #[schema(min_length = 1, max_length = 1000)]
+    pub level: String,
+}
+
+/// Limit of a drain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "deadline_s": 300 }))]
+pub struct Drain {
+    /// Seconds that sessions may live on, at most a day; default `shutdown.deadline`. 0 ends them at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 86400)]
+    pub deadline_s: Option<u32>,
+}
+
+/// A drain under way.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Draining {
+    /// Sessions or connections that are left.
+    pub open: u64,
+    /// Seconds that they may live on.
+    pub deadline_s: f64,
+}
+
+/// Changes made by a reload.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Reloaded {
+    /// One line for each key, realm, rule or certificate, such as `auth.users: 1 added`.
+    pub changed: Vec<String>,
+    /// Keys that have changed, and take effect only after a restart.
+    pub after_restart: Vec<String>,
+    /// Doubts, and what could not be taken although the rest was.
+    pub warnings: Vec<String>,
+}
+
+fn profile() -> Object {
+    one_of("Build profile.", &["release", "debug"])
+}

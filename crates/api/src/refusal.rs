@@ -1,0 +1,58 @@
+//! Clients that were refused lately.
+
+use serde::{Deserialize, Serialize};
+use turnpike_turn::server::Cidr;
+use utoipa::ToSchema;
+
+/// Selects refusals.
+#[derive(Clone, Debug, Default)]
+pub struct RefusalFilter {
+    /// Of clients within this prefix.
+    pub client: Option<Cidr>,
+    /// With this in their username.
+    pub user: Option<String>,
+}
+
+/// Recent refusals.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Refusals {
+    /// The latest first.
+    #[schema(max_items = 1000)]
+    pub refusals: Vec<Refusal>,
+}
+
+/// Refusals of one client for one reason.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Refusal {
+    /// The first one (RFC 3339).
+    pub first_at: String,
+    /// The last one.
+    pub last_at: String,
+    /// Number of refusals. Above some a second of one address, `/metrics` alone counts them.
+    pub count: u64,
+    /// Address of the client at the last one.
+    pub client: String,
+    /// Username that the client gave, if any.
+    pub user: Option<String>,
+    /// The realm of an authenticated user.
+    pub realm: Option<String>,
+    /// Refused thing: `credentials`, `peer`, a request such as `allocate`, `connection`, `tls_handshake`, `dtls_handshake`, `dtls_hello` (forgeable).
+    pub asked: String,
+    /// STUN error code of the answer; null without one.
+    #[schema(minimum = 300, maximum = 699)]
+    pub code: Option<u16>,
+    /// Reason.
+    pub reason: String,
+    /// Remedy.
+    pub remedy: String,
+    /// Keys of the configuration that decide it, such as `limits.allocations_per_user`.
+    pub keys: Vec<String>,
+    /// Refusals among them that concern other users, requests or peers of the client.
+    pub others: u64,
+    /// The last users of these.
+    #[schema(max_items = 16)]
+    pub other_users: Vec<String>,
+    /// The last peers of these.
+    #[schema(max_items = 16)]
+    pub other_peers: Vec<String>,
+}

@@ -1,0 +1,133 @@
+//! Limits, listeners, certificates and workers of a TURN server.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{Traffic, transport};
+
+/// All limits that have a number.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Limits {
+    /// One for each key of the configuration.
+    pub limits: Vec<Limit>,
+}
+
+/// A limit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Limit {
+    /// Its key, such as `limits.allocations`.
+    pub key: String,
+    /// The limit; null for none. Times are in seconds (`limits.burst` in milliseconds), rates in bits per second (refusals in refusals per
+    /// second), buffers in bytes.
+    pub most: Option<u64>,
+    /// Amount in use, where that is one number.
+    pub used: Option<u64>,
+}
+
+/// Listeners and relay addresses.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Listeners {
+    /// For clients.
+    pub listeners: Vec<Listener>,
+    /// For peers.
+    pub relays: Vec<RelayRange>,
+}
+
+/// A listener for clients.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Listener {
+    /// With a certificate, `tcp` takes TLS too.
+    #[schema(schema_with = transport)]
+    pub transport: String,
+    /// Address and port.
+    pub address: String,
+    /// A reload has removed it: it takes no new clients and is listed while it has sessions.
+    pub closing: bool,
+    /// Sessions that came in here and exist now.
+    pub sessions: u64,
+    /// Traffic that these have relayed to peers.
+    pub to_peer: Traffic,
+    /// Traffic that these have relayed to clients.
+    pub to_client: Traffic,
+}
+
+/// An address with ports for relayed transport addresses.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RelayRange {
+    /// The address of this machine.
+    pub address: String,
+    /// The address that clients see, if it is another one.
+    pub external: Option<String>,
+    /// The lowest port.
+    #[schema(maximum = 65535)]
+    pub first_port: u16,
+    /// The highest port.
+    #[schema(maximum = 65535)]
+    pub last_port: u16,
+    /// Whether this machine has the address: without it no allocation is granted there.
+    pub up: bool,
+    /// Since when that is so (RFC 3339).
+    pub since: String,
+}
+
+/// Certificates of the server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Certificates {
+    /// The default one first.
+    pub certificates: Vec<Certificate>,
+}
+
+/// A certificate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Certificate {
+    /// Its file, as the configuration names it.
+    pub file: String,
+    /// Its DNS names.
+    pub names: Vec<String>,
+    /// The last second in which it is valid (RFC 3339).
+    pub not_after: String,
+    /// Seconds until then; below zero afterwards.
+    pub expires_in_s: i64,
+    /// DTLS can use it, too.
+    pub dtls: bool,
+}
+
+/// All workers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Workers {
+    /// Workers by number.
+    pub workers: Vec<Worker>,
+}
+
+/// A worker: one thread. Counts are since the start, and at most 100 ms old.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Worker {
+    /// Its number, from 0.
+    pub number: u64,
+    /// Sessions that it has.
+    pub sessions: u64,
+    /// The share of a core that it took lately, 0 to 1.
+    pub load: Option<f64>,
+    /// The share of time in which it was ready to run lately but another thread had its core.
+    pub waiting: Option<f64>,
+    /// Time that a datagram would have waited for it just now, in microseconds; null without an answer.
+    pub event_loop_us: Option<u64>,
+    /// Times that it woke up.
+    pub wakeups: u64,
+    /// Receive calls.
+    pub receive_calls: u64,
+    /// Datagrams received; over the receive calls, the size of a batch.
+    pub received: u64,
+    /// Send calls.
+    pub send_calls: u64,
+    /// Datagrams sent.
+    pub sent: u64,
+    /// Traffic relayed to peers.
+    pub to_peer: Traffic,
+    /// Traffic relayed to clients.
+    pub to_client: Traffic,
+    /// Datagrams that the kernel dropped because the worker was too slow.
+    pub kernel_drops: u64,
+    /// Datagrams that the server dropped; `/metrics` has the reasons.
+    pub dropped: u64,
+}

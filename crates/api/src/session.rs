@@ -1,0 +1,141 @@
+//! Sessions: allocations of clients, with their permissions and channels.
+
+use serde::{Deserialize, Serialize};
+use utoipa::{ToSchema, openapi::Object};
+
+use crate::{one_of, transport};
+
+/// Some sessions.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct SessionPage {
+    /// In a fixed order that has no meaning.
+    #[schema(max_items = 1000)]
+    pub sessions: Vec<Session>,
+    /// The `cursor` of the next page; null on the last one.
+    pub next: Option<String>,
+    /// The previous process if it does not answer, in a sentence: its sessions are missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub silent: Vec<String>,
+}
+
+/// Sessions of all nodes of a fleet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct FleetSessions {
+    /// Each with its node.
+    #[schema(max_items = 1000)]
+    pub sessions: Vec<Session>,
+    /// Nodes that have not answered, and why; their sessions are missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub silent: Vec<String>,
+    /// The `cursor` of the next page; null on the last one.
+    pub next: Option<String>,
+}
+
+/// An allocation of a client.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Session {
+    /// Its name for as long as it lives, on any worker: 32 hex digits.
+    #[schema(min_length = 32, max_length = 32, pattern = "^[0-9a-f]{32}$")]
+    pub id: String,
+    /// The realm of its user.
+    pub realm: String,
+    /// The username that authenticated it.
+    pub user: String,
+    /// The name that quotas count by, if it is another one, such as the id of a time-limited credential.
+    pub identity: Option<String>,
+    /// The client's address.
+    pub client: String,
+    /// The address of the server that the client sends to.
+    pub server: String,
+    /// Between client and server.
+    #[schema(schema_with = transport)]
+    pub transport: String,
+    /// Relayed transport addresses: one, or one of each family.
+    pub relayed: Vec<Relayed>,
+    /// Between the server and peers.
+    #[schema(schema_with = relayed_transport)]
+    pub relayed_transport: String,
+    /// Follows its client to another address (RFC 8016).
+    pub mobile: bool,
+    /// Its client is disconnected and may return.
+    pub away: bool,
+    /// Seconds since it began.
+    pub age_s: f64,
+    /// Traffic relayed to peers.
+    pub to_peer: Traffic,
+    /// Traffic relayed to the client.
+    pub to_client: Traffic,
+    /// Connections to peers (RFC 6062).
+    pub peer_connections: u64,
+    /// The worker that has it now.
+    pub worker: u64,
+    /// PID of the previous process, if that serves the session since an upgrade in place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<u32>,
+    /// The node of the fleet that has it; absent where only the node that was asked can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Peers that may send to it; absent in lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub permissions: Option<Vec<Permission>>,
+    /// Channels; absent in lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels: Option<Vec<Channel>>,
+}
+
+impl Session {
+    /// Names the node that has it.
+    #[must_use]
+    pub fn of_node(self, node: &str) -> Self {
+        Self { node: Some(node.to_owned()), ..self }
+    }
+
+    /// Names the process that has it, unless one before it does.
+    #[must_use]
+    pub fn of_process(self, pid: u32) -> Self {
+        Self { process: self.process.or(Some(pid)), ..self }
+    }
+}
+
+/// A relayed transport address.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Relayed {
+    /// Address and port, as the client sees them.
+    pub address: String,
+    /// Seconds until it ends, unless the client renews it.
+    pub expires_in_s: u64,
+}
+
+/// Payload, without headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Traffic {
+    /// Datagrams; none of a session that relays TCP.
+    pub datagrams: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// A peer that may send to a session.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Permission {
+    /// Its address, on any port.
+    pub peer: String,
+    /// Seconds until it ends, unless the client renews it.
+    pub expires_in_s: u64,
+}
+
+/// A channel of a session.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Channel {
+    /// Its number (RFC 8656 section 12).
+    #[schema(minimum = 16384, maximum = 20479)]
+    pub number: u16,
+    /// Address and port.
+    pub peer: String,
+    /// Seconds until it ends, unless the client renews it.
+    pub expires_in_s: u64,
+}
+
+fn relayed_transport() -> Object {
+    one_of("Transport between server and peers.", &["udp", "tcp"])
+}
