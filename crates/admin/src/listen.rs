@@ -363,7 +363,7 @@ impl Bound {
                 directory.prepare().map_err(no_place)?;
                 let invalid = |why: &str| no_place(io::Error::new(io::ErrorKind::InvalidInput, why));
                 let name = path.to_str().ok_or_else(|| invalid("not UTF-8"))?;
-                let name = UnixName::new(name).map_err(invalid)?;
+                let name = name.parse::<UnixName>().map_err(invalid)?;
                 let shown = format!("unix:{}", path.display());
                 unix(&name, shown, lent)
             }

@@ -15,7 +15,7 @@ use std::{
 
 use rustls::{ClientConnection, HandshakeKind, pki_types::ServerName};
 use socket2::Socket;
-use turnpike_net::poll::{Event, Poller};
+use turnpike_net::poll::{Event, Interest, Poller};
 use turnpike_wire::frame::{self, Frame, MAX_MESSAGE_LEN};
 
 use crate::{
@@ -360,13 +360,9 @@ impl Links {
                 Channel::Dtls(socket, Box::new(association))
             }
         };
-        let watched = poller.add(&channel, index as u64);
         let dtls = matches!(channel, Channel::Dtls(..));
-        let watched = if dtls {
-            watched
-        } else {
-            watched.and_then(|()| poller.set_writable(&channel, index as u64, true))
-        };
+        let interest = Interest::Level { read: true, write: !dtls };
+        let watched = poller.add_with(&channel, index as u64, interest);
         watched.map_err(|error| format!("cannot be watched: {error}"))?;
         link.state = if dtls { State::Handshaking } else { State::Connecting };
         link.watched_for_writing = !dtls;
@@ -448,7 +444,7 @@ impl Links {
         {
             link.watched_for_writing = blocked;
             poller
-                .set_writable(channel, index as u64, blocked)
+                .set(channel, index as u64, Interest::Level { read: true, write: blocked })
                 .map_err(|error| format!("cannot be watched: {error}"))?;
         }
         Ok(())

@@ -169,7 +169,7 @@ impl FromStr for AdminAddress {
         match text.strip_prefix("unix") {
             Some("") => Ok(Self::DefaultSocket),
             Some(rest) => {
-                let name = UnixName::new(rest.strip_prefix(':').ok_or("")?)?;
+                let name = rest.strip_prefix(':').ok_or("")?.parse::<UnixName>()?;
                 // An abstract one has no permissions: whoever is on this machine may connect.
                 if name.path().is_some() { Ok(Self::Unix(name)) } else { Err("the socket needs a file") }
             }

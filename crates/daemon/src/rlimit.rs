@@ -10,22 +10,17 @@ static WARNED: Mutex<Option<(u64, u64)>> = Mutex::new(None);
 /// shall not take them.
 pub(crate) fn raise_open_files(needed: u64, apart: u64, subject: &str, key: &str) {
     let needed = needed + apart;
-    match turnpike_net::rlimit::raise_open_files(needed) {
-        Ok(limit) if limit < needed => {
-            let warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner).replace((limit, needed));
-            if warned != Some((limit, needed)) {
-                tracing::warn!(
-                    "the limit of open files is {limit}, {subject} may need {needed}; raise it with `ulimit -n {needed}` \
-                     or LimitNOFILE=, or lower {key}"
-                );
-            }
+    let limit = turnpike_net::rlimit::raise_open_files(needed);
+    if limit < needed {
+        let warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner).replace((limit, needed));
+        if warned != Some((limit, needed)) {
+            tracing::warn!(
+                "the limit of open files is {limit}, {subject} may need {needed}; raise it with `ulimit -n {needed}` \
+                 or LimitNOFILE=, or lower {key}"
+            );
         }
-        Ok(_) => {}
-        Err(error) => tracing::warn!("cannot raise the limit of open files to {needed}: {error}"),
     }
     // Where there is no memory for it, the table grows when descriptors are asked for.
     let _ = turnpike_net::rlimit::make_room(needed);
-    if let Err(error) = turnpike_net::rlimit::set_apart(apart) {
-        tracing::warn!("cannot set descriptors apart for the admin interface: {error}");
-    }
+    turnpike_net::rlimit::set_apart(apart);
 }

@@ -179,7 +179,8 @@ impl Stream {
     pub(crate) fn send_queued(&mut self) -> io::Result<()> {
         while !self.connecting && !self.queue.is_empty() {
             let (front, back) = self.queue.as_slices();
-            let sent = written(self.socket.write_vectored(&[IoSlice::new(front), IoSlice::new(back)]))?;
+            let sent =
+                written(self.socket.write_vectored(&[IoSlice::new(front), IoSlice::new(back)], false))?;
             if sent == 0 {
                 return Ok(());
             }
@@ -245,7 +246,7 @@ impl Stream {
                 slices[2 * at] = IoSlice::new(&prefixes[at][..prefix]);
                 slices[2 * at + 1] = IoSlice::new(datagram);
             }
-            sent = written(self.socket.write_vectored(&slices[..2 * run.len()]))?;
+            sent = written(self.socket.write_vectored(&slices[..2 * run.len()], false))?;
         }
         for (at, datagram) in run.iter().enumerate() {
             let len = prefix + datagram.len();

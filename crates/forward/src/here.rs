@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_unix_socket_is_its_own_target_by_its_name() {
-        let name = |text: &str| UnixName::new(text).unwrap();
+        let name = |text: &str| text.parse::<UnixName>().unwrap();
         let rule = Rule { bind: Bind::Unix(name("@own")), ..at_port_80(HERE) };
         let OneRule(mut here, state, listening) = OneRule::new(rule);
         let mut is_refused =

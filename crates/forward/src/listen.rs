@@ -260,7 +260,7 @@ fn probe(kind: Kind, rule: &Rule, address: SocketAddr) -> io::Result<()> {
 }
 
 fn probe_tcp(rule: &Rule, address: SocketAddr) -> io::Result<SocketAddr> {
-    TcpListener::probe_as(address, &tcp_options(rule, false))
+    TcpListener::probe(address, &tcp_options(rule, false))
 }
 
 /// The same for an address of which sockets may have been passed.

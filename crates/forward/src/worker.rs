@@ -194,7 +194,7 @@ impl Worker {
         loop {
             let due = self.due();
             let at_most = self.udp.as_mut().and_then(udp::Engine::before_wait);
-            match self.poller.wait_until_within(now, due, at_most) {
+            match self.poller.wait_until(now, due, at_most) {
                 Ok(ready) => {
                     events.clear();
                     events.extend_from_slice(ready);

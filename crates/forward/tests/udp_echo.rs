@@ -62,7 +62,7 @@ fn bursts_of_200_clients_come_back_to_whom_they_belong_on_each_datapath() {
 }
 
 /// Sends equal datagrams as one super-packet, and returns what the target got.
-fn burst(datapath: Datapath, sizes: &[usize]) -> (Vec<Vec<u8>>, turnpike_net::tx::TxStats) {
+fn burst(datapath: Datapath, sizes: &[usize]) -> (Vec<Vec<u8>>, turnpike_net::TxStats) {
     let target = UdpSocket::bind(LOCALHOST).unwrap();
     target.set_read_timeout(Some(udp_common::PATIENCE)).unwrap();
     let worker = Worker::start(datapath);

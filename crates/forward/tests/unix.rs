@@ -24,7 +24,7 @@ use turnpike_forward::{
 use turnpike_testkit::Dir;
 
 fn name(path: &Path) -> UnixName {
-    UnixName::new(path.to_str().unwrap()).unwrap()
+    path.to_str().unwrap().parse::<UnixName>().unwrap()
 }
 
 fn unix_endpoint(name: UnixName) -> Endpoint {
@@ -174,13 +174,15 @@ fn a_reload_keeps_the_listener_and_changes_target_and_permissions() {
 #[test]
 fn an_abstract_socket_needs_no_file() {
     let text = format!("@turnpike-test-{}", std::process::id());
-    let name = UnixName::new(&text).unwrap();
+    let name = text.parse::<UnixName>().unwrap();
     let inner = Rule { bind: Bind::Unix(name.clone()), ..rule("inner", greeter("a")) };
     let outer = Rule { targets: vec![unix_endpoint(name)], ..rule("outer", ([127, 0, 0, 1], 1).into()) };
     let running = Running::start(&[inner, outer]);
     assert_eq!(read_exactly(&mut running.connect("outer"), 1), b"a");
-    let told =
-        start_error(&[Rule { bind: Bind::Unix(UnixName::new(&text).unwrap()), ..rule("r", greeter("b")) }]);
+    let told = start_error(&[Rule {
+        bind: Bind::Unix(text.parse::<UnixName>().unwrap()),
+        ..rule("r", greeter("b"))
+    }]);
     assert!(told.contains("another program or rule listens there"), "{told}");
 }
 

@@ -171,7 +171,7 @@ fn datagrams_are_neither_lost_nor_reordered_and_targets_see_no_difference() {
 #[test]
 fn connections_stay_and_who_connects_now_comes_to_the_new_one() {
     let dir = Dir::new();
-    let name = UnixName::new(dir.at("in.sock").to_str().unwrap()).unwrap();
+    let name = dir.at("in.sock").to_str().unwrap().parse::<UnixName>().unwrap();
     let echo = Echo::start(LOCALHOST);
     let rules = [
         rule("t", greeter("hello")),

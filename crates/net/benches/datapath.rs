@@ -58,7 +58,7 @@ fn burst(c: &mut Criterion) {
             group.bench_function(format!("{gso}, {name}"), |b| {
                 b.iter(|| {
                     for _ in 0..BURST {
-                        tx.push_with(&route, SIZE, |bytes| bytes[0] = 1);
+                        tx.push_run(&route, 1, SIZE, |bytes| bytes[0] = 1);
                     }
                     tx.flush(&mut sockets, &rx);
                     take(&mut rx, &to, BURST);
@@ -80,7 +80,7 @@ fn thin(c: &mut Criterion) {
         group.bench_function(datapath.to_string(), |b| {
             b.iter(|| {
                 for socket in &to {
-                    tx.push_with(&route(id, socket), SIZE, |bytes| bytes[0] = 1);
+                    tx.push_run(&route(id, socket), 1, SIZE, |bytes| bytes[0] = 1);
                 }
                 tx.flush(&mut sockets, &rx);
                 for socket in &to {

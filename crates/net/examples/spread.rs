@@ -23,7 +23,7 @@ use std::{
 };
 
 use bare::Run;
-use turnpike_net::poll::Poller;
+use turnpike_net::poll::{Interest, Poller};
 
 /// Longest datagram.
 const SLOT: usize = 2048;
@@ -108,8 +108,8 @@ impl Batch {
 
 fn work(flow: &Flow, run: &Run, batch: usize) {
     let mut poller = Poller::new().unwrap();
-    poller.add_exclusive(&flow.listener, LISTENER).unwrap();
-    poller.add_exclusive(&flow.upstream, UPSTREAM).unwrap();
+    poller.add_with(&flow.listener, LISTENER, Interest::Exclusive).unwrap();
+    poller.add_with(&flow.upstream, UPSTREAM, Interest::Exclusive).unwrap();
     let mut batch = Batch::new(batch);
     while run.goes_on() {
         let events = poller.wait(Some(Duration::from_millis(100))).unwrap().to_vec();

@@ -3,27 +3,37 @@
 
 use std::{
     fs::File,
-    io::{self, IoSlice},
-    mem,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    io::{self, IoSlice, IoSliceMut},
+    mem::{MaybeUninit, size_of},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     thread,
     time::{Duration, Instant},
 };
 
+use rustix::{
+    cmsg_space,
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, recvmsg, sendmsg,
+        sockopt::{socket_domain, socket_peercred, socket_type},
+    },
+    process::geteuid,
+    stdio::dup2_stdin,
+};
 use serde::{Serialize, de::DeserializeOwned};
 use socket2::{Domain, SockRef, Socket, Type};
 use zeroize::Zeroizing;
-
-use crate::sys::{self, Control};
 
 /// Bytes of a message that travel at a time, far below what a socket holds by default.
 const PIECE: usize = 32 << 10;
 /// Descriptors that travel at a time: the kernel takes up to 253 (SCM_MAX_FD).
 const DESCRIPTORS: usize = 250;
-/// Room for them, behind the head of a control message.
-const CONTROL: usize = 1024;
+/// Room for them in a control message.
+const CONTROL: usize = cmsg_space!(ScmRights(DESCRIPTORS));
 /// In front of each piece: how many bytes of the message are still to come, this piece's included, and how many descriptors.
-const HEAD: usize = 8;
+const HEAD: usize = 2 * size_of::<u32>();
 /// For a value as JSON.
 const ROOM: usize = 256 << 10;
 /// No message of ours is longer.
@@ -62,14 +72,10 @@ impl Channel {
     /// `InvalidInput` where it is no such socket, `PermissionDenied` where another user made it; those of dup(2) and getsockopt(2).
     pub fn from_stdin() -> io::Result<Self> {
         let this = Self::try_from(io::stdin().as_fd().try_clone_to_owned()?)?;
-        let peer = this.peer()?;
-        // SAFETY: no pointers.
-        if peer.uid != unsafe { libc::geteuid() } {
+        if socket_peercred(&this.fd)?.uid != geteuid() {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "another user has made this socket"));
         }
-        let nothing = File::open("/dev/null")?;
-        // SAFETY: no pointers; nobody owns the descriptor of standard input.
-        sys::check(unsafe { libc::dup2(nothing.as_raw_fd(), libc::STDIN_FILENO) })?;
+        dup2_stdin(File::open("/dev/null")?)?;
         Ok(this)
     }
 
@@ -91,12 +97,10 @@ impl Channel {
         let until = Instant::now() + time;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let ms = libc::c_int::try_from(left.as_millis()).unwrap_or(libc::c_int::MAX);
-            let mut asked = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: the pointer is to one live `pollfd`.
-            match sys::check(unsafe { libc::poll(&raw mut asked, 1, ms) }) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                answer => return answer.map(|ready| ready > 0),
+            let left = Timespec::try_from(left).map_err(io::Error::other)?;
+            match poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&left)) {
+                Err(Errno::INTR) => {}
+                answer => return Ok(answer? > 0),
             }
         }
     }
@@ -162,24 +166,6 @@ impl Channel {
         }
     }
 
-    /// Who made the socket at the other end.
-    fn peer(&self) -> io::Result<libc::ucred> {
-        // SAFETY: all members are integers, for which zero is a value.
-        let mut peer: libc::ucred = unsafe { mem::zeroed() };
-        let mut len = mem::size_of::<libc::ucred>() as u32;
-        // SAFETY: the pointers and the length describe `peer`; the kernel writes no more.
-        sys::check(unsafe {
-            libc::getsockopt(
-                self.fd.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                (&raw mut peer).cast(),
-                &raw mut len,
-            )
-        })?;
-        Ok(peer)
-    }
-
     fn send_piece(
         &self,
         (bytes, all): (usize, usize),
@@ -189,30 +175,19 @@ impl Channel {
         let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).to_be_bytes();
         let head = [number(bytes), number(all)];
         let pieces = [IoSlice::new(head.as_flattened()), IoSlice::new(piece)];
-        let mut control = Control([0; CONTROL]);
-        // SAFETY: all members are integers and pointers, for which zero is a value.
-        let mut message: libc::msghdr = unsafe { mem::zeroed() };
-        // `IoSlice` has the layout of `iovec`, as its documentation promises; the kernel only reads them.
-        message.msg_iov = pieces.as_ptr().cast_mut().cast();
-        message.msg_iovlen = pieces.len() as _;
+        let mut space = [MaybeUninit::uninit(); CONTROL];
+        let mut control = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
-            message.msg_control = control.0.as_mut_ptr().cast();
-            message.msg_controllen = write_rights(&mut control, descriptors) as _;
+            let has_room = control.push(SendAncillaryMessage::ScmRights(descriptors));
+            assert!(has_room, "room for as many descriptors as travel at a time");
         }
         let until = Instant::now() + TOO_MANY;
         loop {
-            // SAFETY: `message` describes `pieces` and `control`, which outlive the call.
-            let sent = unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
-            if sent >= 0 {
-                return Ok(());
-            }
-            let error = io::Error::last_os_error();
-            match error.raw_os_error() {
-                Some(libc::EINTR) => {}
-                Some(libc::ETOOMANYREFS) if Instant::now() < until => {
-                    thread::sleep(Duration::from_millis(1));
-                }
-                _ => return Err(timed_out(error)),
+            match sendmsg(&self.fd, &pieces, &mut control, SendFlags::NOSIGNAL) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::TOOMANYREFS) if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
+                Err(error) => return Err(timed_out(error)),
             }
         }
     }
@@ -220,50 +195,33 @@ impl Channel {
     /// Appends a piece; `left` is what is to come, once that is known. What is to come after it.
     fn receive_piece(&self, to: &mut Message, left: Option<(usize, usize)>) -> io::Result<(usize, usize)> {
         let mut buffer = Zeroizing::new(vec![0_u8; HEAD + PIECE]);
-        let mut control = Control([0; CONTROL]);
-        let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-        // SAFETY: all members are integers and pointers, for which zero is a value.
-        let mut message: libc::msghdr = unsafe { mem::zeroed() };
-        message.msg_iov = &raw mut part;
-        message.msg_iovlen = 1;
-        message.msg_control = control.0.as_mut_ptr().cast();
-        message.msg_controllen = CONTROL as _;
+        let mut space = [MaybeUninit::uninit(); CONTROL];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
         let got = loop {
-            // SAFETY: `message` describes `buffer` and `control`, and the kernel writes no more than fits.
-            let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
-            match usize::try_from(got) {
-                Ok(got) => break got,
-                Err(_) => {
-                    let error = io::Error::last_os_error();
-                    if error.kind() != io::ErrorKind::Interrupted {
-                        return Err(timed_out(error));
-                    }
-                }
+            let part = &mut [IoSliceMut::new(&mut buffer)];
+            match recvmsg(&self.fd, part, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Err(Errno::INTR) => {}
+                got => break got.map_err(timed_out)?,
             }
         };
         let before = to.descriptors.len();
-        // SAFETY: the kernel set msg_controllen to what it wrote into `control`, which is not touched meanwhile.
-        for rights in unsafe { sys::control_messages(&message) } {
-            if (rights.level, rights.kind) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-                continue;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                to.descriptors.extend(descriptors);
             }
-            let (numbers, _) = rights.data.as_chunks::<4>();
-            // SAFETY: the kernel has opened these for us, and nobody else knows them.
-            let own = |number: &[u8; 4]| unsafe { OwnedFd::from_raw_fd(i32::from_ne_bytes(*number)) };
-            to.descriptors.extend(numbers.iter().map(own));
         }
         let came = to.descriptors.len() - before;
-        if message.msg_flags & libc::MSG_CTRUNC != 0 {
-            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        if got.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(Errno::MFILE.into());
         }
-        if got == 0 {
+        if got.bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, "this is none of our messages");
-        if message.msg_flags & libc::MSG_TRUNC != 0 {
+        if got.flags.contains(ReturnFlags::TRUNC) {
             return Err(invalid());
         }
-        let (head, piece) = buffer[..got].split_at_checked(HEAD).ok_or_else(invalid)?;
+        let (head, piece) = buffer[..got.bytes].split_at_checked(HEAD).ok_or_else(invalid)?;
         let (numbers, _) = head.as_chunks::<4>();
         let [bytes, descriptors] = [0, 1].map(|at| u32::from_be_bytes(numbers[at]) as usize);
         if bytes > LONGEST
@@ -287,9 +245,8 @@ impl TryFrom<OwnedFd> for Channel {
 
     /// One end that has come from elsewhere.
     fn try_from(fd: OwnedFd) -> io::Result<Self> {
-        let option = |name| sys::get_option(fd.as_fd(), libc::SOL_SOCKET, name);
-        let is_ours = option(libc::SO_DOMAIN).ok() == Some(libc::AF_UNIX)
-            && option(libc::SO_TYPE).ok() == Some(libc::SOCK_SEQPACKET);
+        let is_ours = socket_domain(&fd).is_ok_and(|domain| domain == AddressFamily::UNIX)
+            && socket_type(&fd).is_ok_and(|kind| kind == SocketType::SEQPACKET);
         if is_ours {
             Ok(Self { fd })
         } else {
@@ -313,28 +270,7 @@ impl AsFd for Channel {
     }
 }
 
-/// Writes SCM_RIGHTS; how many bytes that takes.
-fn write_rights(control: &mut Control<CONTROL>, descriptors: &[BorrowedFd<'_>]) -> usize {
-    let bytes = u32::try_from(mem::size_of_val(descriptors)).unwrap_or(u32::MAX);
-    // SAFETY: these only compute.
-    let (space, len) = unsafe { (libc::CMSG_SPACE(bytes) as usize, libc::CMSG_LEN(bytes) as usize) };
-    assert!(space <= CONTROL, "room for as many descriptors as travel at a time");
-    // SAFETY: the buffer is longer than this and aligned for it.
-    unsafe {
-        let mut header: libc::cmsghdr = mem::zeroed();
-        header.cmsg_len = len as _;
-        header.cmsg_level = libc::SOL_SOCKET;
-        header.cmsg_type = libc::SCM_RIGHTS;
-        control.0.as_mut_ptr().cast::<libc::cmsghdr>().write(header);
-    }
-    let (places, _) = control.0[mem::size_of::<libc::cmsghdr>()..].as_chunks_mut::<4>();
-    for (place, descriptor) in places.iter_mut().zip(descriptors) {
-        *place = descriptor.as_raw_fd().to_ne_bytes();
-    }
-    space
-}
-
 /// What a blocking socket says whose time is over (socket(7), SO_RCVTIMEO).
-fn timed_out(error: io::Error) -> io::Error {
-    if error.kind() == io::ErrorKind::WouldBlock { io::ErrorKind::TimedOut.into() } else { error }
+fn timed_out(error: Errno) -> io::Error {
+    if error == Errno::WOULDBLOCK { io::ErrorKind::TimedOut.into() } else { error.into() }
 }

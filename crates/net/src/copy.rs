@@ -9,7 +9,7 @@
 //! A worker has one [`Mover`]; each connection has two [`Flow`]s, one per direction, and nothing else of its own. Memory is
 //! bounded: a flow reads only once its sink has taken what it holds, so it keeps one buffer or one pipe's fill at most.
 //!
-//! The sockets are watched edge-triggered ([`crate::poll::Poller::add_edge`]), and the owner turns events into turns:
+//! The sockets are watched edge-triggered ([`crate::poll::Interest::Edge`]), and the owner turns events into turns:
 //!
 //! ```text
 //! source readable        flow.readable = true, Mover::pump         source sent FIN (Event::closed)     flow.fin = true, pump
@@ -22,7 +22,9 @@
 
 use std::{io, mem};
 
-use crate::{Pipe, TcpSocket};
+use rustix::net::sockopt::{set_socket_oobinline, set_tcp_nodelay};
+
+use crate::{TcpSocket, splice::Pipe};
 
 /// The mover's buffer. Larger ones gain nothing (256 KiB is what a receive queue holds at full speed) and leave the cache.
 const BUFFER: usize = 256 << 10;
@@ -78,10 +80,11 @@ pub struct Flow {
     bulk: bool,
     /// Consecutive reads that speak against `bulk` as it is.
     streak: u8,
-    /// splice(2) cannot be used: an urgent byte, or the kernel refused.
-    plain: bool,
-    /// Reads go on until the source would block.
-    thorough: bool,
+    /// splice(2) cannot be used: an urgent byte, the kernel refused, or the source has its bytes where splice(2) does not find them.
+    pub plain: bool,
+    /// Reads go on until the source would block: after an urgent byte or an error, and for a source whose reads may be short although
+    /// more waits, as those of Unix sockets are at passed descriptors and urgent bytes (unix(7)).
+    pub thorough: bool,
     /// TCP_NODELAY is still to be set on the sink, before the first write that Nagle's algorithm could hold back: a connection
     /// of one short request never pays for the call.
     pub nodelay_due: bool,
@@ -170,23 +173,7 @@ impl Flow {
         self.plain = true;
         self.thorough = true;
         // Where it fails, the byte is skipped as it is by default.
-        let _ = source.set_oob_inline(true);
-    }
-
-    /// Reads go on until the source would block: for a source whose reads may be short although more waits, as those of Unix
-    /// sockets are at passed descriptors and urgent bytes (unix(7)).
-    pub fn be_thorough(&mut self) {
-        self.thorough = true;
-    }
-
-    /// From now on no pipes, for the source has its bytes where splice(2) does not find them.
-    pub fn forgo_pipes(&mut self) {
-        self.plain = true;
-    }
-
-    /// Whether neither an urgent byte, nor an error, nor the kind of its source asks for special care.
-    pub fn is_ordinary(&self) -> bool {
-        !self.thorough
+        let _ = set_socket_oobinline(source, true);
     }
 
     /// The end that was read is one.
@@ -232,24 +219,24 @@ impl Flow {
     }
 }
 
-/// What all connections of a worker share: the buffer, and the pool of pipes.
+/// What all connections of a worker share: the buffer, and the pool of pipes. Pipes are opened as bulk asks for them, 256 at most.
 #[derive(Debug)]
 pub struct Mover {
     buffer: Box<[u8]>,
     idle: Vec<Pipe>,
     pipes: usize,
     spare: Vec<Vec<u8>>,
-    /// Bytes moved by splice(2) since the last call of [`Mover::take_spliced`].
-    spliced: u64,
-    turns: Turns,
+    moved: Moved,
 }
 
-/// How many reads a [`Mover`] has made, by kind, for whoever paces its wake-ups.
+/// What a [`Mover`] has moved, for counters and for an owner that paces its wake-ups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Turns {
-    /// By splice(2), less than 256 KiB.
+pub struct Moved {
+    /// Bytes that splice(2) has moved.
+    pub spliced: u64,
+    /// Reads by splice(2) of less than 256 KiB.
     pub lean: u32,
-    /// By the shared buffer.
+    /// Reads by the shared buffer.
     pub buffered: u32,
 }
 
@@ -260,33 +247,21 @@ impl Default for Mover {
             idle: Vec::new(),
             pipes: 0,
             spare: Vec::new(),
-            spliced: 0,
-            turns: Turns::default(),
+            moved: Moved::default(),
         }
     }
 }
 
 impl Mover {
-    /// With its buffer, and without a pipe: they are opened as bulk asks for them, 256 at most.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Room for a read of something else than a flow: 256 KiB that hold nothing between two calls.
     pub fn scratch(&mut self) -> &mut [u8] {
         &mut self.buffer
     }
 
-    /// Bytes that splice(2) moved since the last call.
+    /// What has been moved since the last call.
     #[inline]
-    pub fn take_spliced(&mut self) -> u64 {
-        mem::take(&mut self.spliced)
-    }
-
-    /// What has been read since the last call.
-    #[inline]
-    pub fn take_turns(&mut self) -> Turns {
-        mem::take(&mut self.turns)
+    pub fn take_moved(&mut self) -> Moved {
+        mem::take(&mut self.moved)
     }
 
     /// Moves what can be moved now, a few reads at most. With `last`, the other flow is done: the end need not be passed on to
@@ -383,11 +358,11 @@ impl Mover {
                 if flow.nodelay_due && pipe.held() > 0 {
                     flow.nodelay_due = false;
                     // Where it fails, the write that follows fails too.
-                    let _ = to.set_nodelay(true);
+                    let _ = set_tcp_nodelay(to, true);
                 }
                 while pipe.held() > 0 {
                     match pipe.drain(to) {
-                        Ok(sent) => self.spliced += sent as u64,
+                        Ok(sent) => self.moved.spliced += sent as u64,
                         Err(error) => return blocked(error),
                     }
                 }
@@ -409,7 +384,7 @@ impl Mover {
             Ok(0) => flow.ended = true,
             Ok(moved) => {
                 flow.took(moved, true);
-                self.turns.lean += u32::from(moved < LEAN);
+                self.moved.lean += u32::from(moved < LEAN);
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                 // splice(2): the socket does not support it (kTLS, an odd protocol).
@@ -442,10 +417,10 @@ impl Mover {
         if flow.nodelay_due && (flow.bytes > 0 || got > ONE_SEGMENT) {
             flow.nodelay_due = false;
             // Where it fails, the write that follows fails too.
-            let _ = to.set_nodelay(true);
+            let _ = set_tcp_nodelay(to, true);
         }
         flow.took(got, false);
-        self.turns.buffered += 1;
+        self.moved.buffered += 1;
         let sent = match to.write(&self.buffer[..got]) {
             Ok(sent) => sent,
             Err(error) => blocked(error).map(|_| 0)?,

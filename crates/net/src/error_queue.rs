@@ -1,7 +1,7 @@
 //! ICMP errors from a socket's error queue (ip(7), IP_RECVERR).
 
 use std::{
-    io, mem,
+    io,
     net::SocketAddr,
     os::fd::{AsFd, AsRawFd},
 };
@@ -37,8 +37,7 @@ pub fn read(socket: &UdpSocket, limit: usize, mut each: impl FnMut(IcmpError)) -
         // The datagram's own bytes are not wanted; one byte keeps the iovec honest.
         let mut byte = 0_u8;
         let mut iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-        // SAFETY: zero is a value for every member.
-        let mut header: libc::msghdr = unsafe { mem::zeroed() };
+        let mut header = sys::empty_message().msg_hdr;
         header.msg_name = (&raw mut name).cast();
         header.msg_namelen = RawAddress::SIZE;
         header.msg_iov = &raw mut iov;
@@ -57,8 +56,8 @@ pub fn read(socket: &UdpSocket, limit: usize, mut each: impl FnMut(IcmpError)) -
             let error = io::Error::last_os_error();
             return if error.kind() == io::ErrorKind::WouldBlock { Ok(count) } else { Err(error) };
         }
-        // SAFETY: the kernel set msg_controllen to what it wrote into `control`, which lives on.
-        for message in unsafe { sys::control_messages(&header) } {
+        let written: usize = header.msg_controllen as _;
+        for message in sys::control_messages(&control.0[..written]) {
             let is_error = matches!(
                 (message.level, message.kind),
                 (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)

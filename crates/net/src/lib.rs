@@ -13,34 +13,33 @@
 //! This crate knows no TURN and no forwarding. It is the only one that calls the kernel with `unsafe`.
 
 pub mod channel;
-pub mod coalesce;
 pub mod copy;
 pub mod datapath;
 pub mod error_queue;
 pub mod passed;
 pub mod poll;
+mod queued;
 pub mod rlimit;
 pub mod rx;
 mod send;
 pub mod socket;
-pub mod splice;
+mod splice;
 mod sys;
 pub mod system_calls;
 pub mod tcp;
-pub mod tx;
+mod tx;
 pub mod unix;
 pub mod worker;
 mod zoned_ip;
 
 pub use channel::{Channel, Message};
-pub use coalesce::Coalescer;
-pub use copy::{CopyMode, Flow, Mover, Pumped, Turns};
+pub use copy::{CopyMode, Flow, Moved, Mover, Pumped};
 pub use datapath::Datapath;
 pub use passed::{PassedError, PassedSocket, PassedSockets};
-pub use rx::{Buffer, Rx, Span};
+pub use queued::{Route, TxStats};
+pub use rx::{Buffer, Rx, RxStats, Span};
 pub use socket::{SocketId, Sockets, UdpOptions, UdpSocket};
-pub use splice::Pipe;
 pub use tcp::{ConnectOptions, ListenOptions, TcpListener, TcpSocket, TcpTimers};
-pub use tx::{Route, Tx};
+pub use tx::Tx;
 pub use unix::{SocketFile, UnixListener, UnixName};
 pub use zoned_ip::{AddressError, ZonedIp, socket_address, split_zone};

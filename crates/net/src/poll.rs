@@ -1,18 +1,27 @@
 //! epoll(7), level-triggered for datagrams and listeners, edge-triggered for streams, and an eventfd to wake a worker from another thread.
 
 use std::{
-    io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    fmt, io,
+    mem::MaybeUninit,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use crate::sys;
+use rustix::{
+    event::{
+        EventfdFlags, Timespec,
+        epoll::{self, EventData, EventFlags},
+        eventfd,
+    },
+    io::Errno,
+    time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime},
+};
 
 /// What is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// As given to [`Poller::add`].
+    /// As given to [`Poller::add`] or [`Poller::add_with`].
     pub token: u64,
     /// Readable.
     pub readable: bool,
@@ -27,6 +36,47 @@ pub struct Event {
     pub priority: bool,
 }
 
+/// What a descriptor is watched for. Errors and hang-ups are told all the same, as [`Event::error`] and [`Event::readable`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// While it is readable, writable, either, or neither.
+    Level {
+        /// Readable.
+        read: bool,
+        /// Writable.
+        write: bool,
+    },
+    /// While it is readable, for a socket that several pollers watch: each event wakes one of them up, or some, but not all
+    /// (EPOLLEXCLUSIVE, epoll_ctl(2)). Only for [`Poller::add_with`].
+    Exclusive,
+    /// A stream's readability, writability, end and urgent byte, edge-triggered: the owner must read until a read is short, or write until
+    /// a write is; no call is needed to change what is watched. A socket that is writable tells so at once; after that, TCP tells only when
+    /// a short write was made before (SOCK_NOSPACE).
+    Edge,
+    /// As `Edge`, but without writability.
+    EdgeRead,
+    /// Of a stream nothing but its end and its errors, edge-triggered: bytes that come wake nobody up.
+    EdgeEnd,
+}
+
+impl Interest {
+    fn flags(self) -> EventFlags {
+        let of_stream = EventFlags::IN | EventFlags::RDHUP | EventFlags::PRI | EventFlags::ET;
+        match self {
+            Self::Level { read, write } => {
+                let mut flags = EventFlags::empty();
+                flags.set(EventFlags::IN, read);
+                flags.set(EventFlags::OUT, write);
+                flags
+            }
+            Self::Exclusive => EventFlags::IN | EventFlags::EXCLUSIVE,
+            Self::Edge => of_stream | EventFlags::OUT,
+            Self::EdgeRead => of_stream,
+            Self::EdgeEnd => EventFlags::RDHUP | EventFlags::ET,
+        }
+    }
+}
+
 /// Events that one wait can bring. Enough that a thousand thin flows need few calls, few enough that the arena holds
 /// what they bring.
 const BATCH: usize = 256;
@@ -38,10 +88,8 @@ const COARSE: Duration = Duration::from_millis(1);
 const TIMER: u64 = u64::MAX - 1;
 
 /// An epoll instance.
-#[derive(Debug)]
 pub struct Poller {
     fd: OwnedFd,
-    raw: Vec<libc::epoll_event>,
     events: Vec<Event>,
     /// Whether the kernel has epoll_pwait2(2).
     fine: bool,
@@ -63,15 +111,10 @@ impl Poller {
     /// # Errors
     /// Those of epoll_create1(2).
     pub fn new() -> io::Result<Self> {
-        // SAFETY: no pointers; the result is checked before it is owned.
-        let fd = unsafe { OwnedFd::from_raw_fd(sys::check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?) };
-        let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
-        // SAFETY: as above, for timerfd_create(2).
         let timer =
-            unsafe { OwnedFd::from_raw_fd(sys::check(libc::timerfd_create(libc::CLOCK_MONOTONIC, flags))?) };
+            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let poller = Self {
-            fd,
-            raw: vec![libc::epoll_event { events: 0, u64: 0 }; BATCH],
+            fd: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             events: Vec::with_capacity(BATCH),
             fine: true,
             timer,
@@ -80,7 +123,7 @@ impl Poller {
             lively: false,
         };
         // Edge-triggered, it need not be read: each expiration is one event.
-        poller.control(libc::EPOLL_CTL_ADD, &poller.timer, TIMER, libc::EPOLLIN | libc::EPOLLET)?;
+        epoll::add(&poller.fd, &poller.timer, EventData::new_u64(TIMER), EventFlags::IN | EventFlags::ET)?;
         Ok(poller)
     }
 
@@ -91,78 +134,28 @@ impl Poller {
         self.busy_poll = time;
     }
 
-    /// Watches for readability.
+    /// Watches while it is readable.
     ///
     /// # Errors
     /// Those of epoll_ctl(2); ENOSPC when /proc/sys/fs/epoll/max_user_watches is reached.
     pub fn add(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, fd, token, libc::EPOLLIN)
+        self.add_with(fd, token, Interest::Level { read: true, write: false })
     }
 
-    /// As [`Poller::add`], for a socket that several pollers watch: each event wakes one of them up, or some, but not all
-    /// (EPOLLEXCLUSIVE, epoll_ctl(2)).
+    /// Watches.
     ///
     /// # Errors
     /// As for [`Poller::add`].
-    pub fn add_exclusive(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, fd, token, libc::EPOLLIN | libc::EPOLLEXCLUSIVE)
+    pub fn add_with(&self, fd: &impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::add(&self.fd, fd, EventData::new_u64(token), interest.flags())?)
     }
 
-    /// Watches for a stream's readability, writability, end and urgent byte, edge-triggered: whoever is told must read until a
-    /// read is short, or write until a write is; no call is needed to change what is watched. Watching a socket that is
-    /// writable tells so at once; after that, TCP tells only when a short write was made before (SOCK_NOSPACE).
-    ///
-    /// # Errors
-    /// Those of epoll_ctl(2), as for [`Poller::add`].
-    pub fn add_edge(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
-        let both = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI;
-        self.control(libc::EPOLL_CTL_ADD, fd, token, both | libc::EPOLLET)
-    }
-
-    /// As [`Poller::add_edge`], but without writability.
-    ///
-    /// # Errors
-    /// Those of epoll_ctl(2), as for [`Poller::add`].
-    pub fn add_edge_readable(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
-        let read = libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLPRI;
-        self.control(libc::EPOLL_CTL_ADD, fd, token, read | libc::EPOLLET)
-    }
-
-    /// From [`Poller::add_edge_readable`] to [`Poller::add_edge`]; what is ready already is told again.
+    /// Watches for something else; if it is ready already, that is told again.
     ///
     /// # Errors
     /// Those of epoll_ctl(2).
-    pub fn add_edge_writable(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
-        let both = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI;
-        self.control(libc::EPOLL_CTL_MOD, fd, token, both | libc::EPOLLET)
-    }
-
-    /// From either of the two to nothing but a stream's end and its errors: bytes that come wake nobody up.
-    /// [`Poller::add_edge_writable`] leads back.
-    ///
-    /// # Errors
-    /// Those of epoll_ctl(2).
-    pub fn set_edge_end(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_MOD, fd, token, libc::EPOLLRDHUP | libc::EPOLLET)
-    }
-
-    /// Also watches for writability, or stops to.
-    ///
-    /// # Errors
-    /// Those of epoll_ctl(2).
-    pub fn set_writable(&self, fd: &impl AsFd, token: u64, on: bool) -> io::Result<()> {
-        let interest = if on { libc::EPOLLIN | libc::EPOLLOUT } else { libc::EPOLLIN };
-        self.control(libc::EPOLL_CTL_MOD, fd, token, interest)
-    }
-
-    /// Watches for any of the two, or for neither: errors and hang-ups are told all the same, as [`Event::error`] and
-    /// [`Event::readable`].
-    ///
-    /// # Errors
-    /// Those of epoll_ctl(2).
-    pub fn set_interest(&self, fd: &impl AsFd, token: u64, readable: bool, writable: bool) -> io::Result<()> {
-        let interest = if readable { libc::EPOLLIN } else { 0 } | if writable { libc::EPOLLOUT } else { 0 };
-        self.control(libc::EPOLL_CTL_MOD, fd, token, interest)
+    pub fn set(&self, fd: &impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::modify(&self.fd, fd, EventData::new_u64(token), interest.flags())?)
     }
 
     /// Stops watching. Closing the descriptor does the same.
@@ -170,35 +163,19 @@ impl Poller {
     /// # Errors
     /// Those of epoll_ctl(2).
     pub fn remove(&self, fd: &impl AsFd) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_DEL, fd, 0, 0)
-    }
-
-    fn control(&self, operation: i32, fd: &impl AsFd, token: u64, interest: i32) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: interest.cast_unsigned(), u64: token };
-        // SAFETY: both descriptors are open, the pointer is to a live `epoll_event`.
-        sys::check(unsafe {
-            libc::epoll_ctl(self.fd.as_raw_fd(), operation, fd.as_fd().as_raw_fd(), &raw mut event)
-        })
-        .map(|_| ())
+        Ok(epoll::delete(&self.fd, fd)?)
     }
 
     /// Waits until `due` on the caller's clock, whose reading is `now`, both in milliseconds; `None` is for ever. Never
-    /// returns much too late, but may return early with nothing.
+    /// returns much too late, but may return early with nothing. Waits no longer than `at_most`, which may be finer than the
+    /// clock's milliseconds; zero only looks.
     ///
     /// A loop whose deadline hardly changes pays nothing for it: it is a timer that stays set, whereas a time-out of
     /// epoll_wait(2) is set up and taken down by each call that sleeps.
     ///
     /// # Errors
     /// Those of epoll_wait(2) but EINTR, and of timerfd_settime(2).
-    pub fn wait_until(&mut self, now: u64, due: Option<u64>) -> io::Result<&[Event]> {
-        self.wait_until_within(now, due, None)
-    }
-
-    /// The same, but no longer than `at_most`, which may be finer than the clock's milliseconds; zero only looks.
-    ///
-    /// # Errors
-    /// As for [`Poller::wait_until`].
-    pub fn wait_until_within(
+    pub fn wait_until(
         &mut self,
         now: u64,
         due: Option<u64>,
@@ -237,17 +214,9 @@ impl Poller {
     }
 
     fn set_alarm(&self, after: Duration) -> io::Result<()> {
-        let value = libc::timespec {
-            tv_sec: after.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: after.subsec_nanos().into(),
-        };
-        let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        let setting = libc::itimerspec { it_interval: never, it_value: value };
-        // SAFETY: the pointer is to a live `itimerspec`; the old setting is not asked for.
-        let done = unsafe {
-            libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const setting, std::ptr::null_mut())
-        };
-        sys::check(done).map(|_| ())
+        let setting = Itimerspec { it_interval: Timespec::default(), it_value: timespec(after) };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &setting)?;
+        Ok(())
     }
 
     /// Waits, `None` for ever; as exact as the thread's timer slack (see [`crate::rlimit::exact_timers`]), or in whole
@@ -257,63 +226,81 @@ impl Poller {
     /// Those of epoll_wait(2) but EINTR.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<&[Event]> {
         self.events.clear();
-        let count = match self.wait_raw(timeout) {
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-            Err(error) => return Err(error),
+        let mut room = [const { MaybeUninit::uninit() }; BATCH];
+        let ready = match self.wait_raw(&mut room, timeout) {
+            Ok(ready) => ready,
+            Err(Errno::INTR) => &[],
+            Err(error) => return Err(error.into()),
         };
-        let raised = self.raw[..count].iter().filter(|raw| raw.u64 != TIMER);
-        if raised.clone().count() < count {
-            self.alarm = None;
-        }
-        self.events.extend(raised.map(|raw| {
-            let flags = raw.events.cast_signed();
-            Event {
-                token: raw.u64,
-                readable: flags & (libc::EPOLLIN | libc::EPOLLHUP) != 0,
-                writable: flags & libc::EPOLLOUT != 0,
-                error: flags & libc::EPOLLERR != 0,
-                closed: flags & libc::EPOLLRDHUP != 0,
-                priority: flags & libc::EPOLLPRI != 0,
+        for raw in ready {
+            let (token, flags) = (raw.data.u64(), raw.flags);
+            if token == TIMER {
+                self.alarm = None;
+                continue;
             }
-        }));
+            self.events.push(Event {
+                token,
+                readable: flags.intersects(EventFlags::IN | EventFlags::HUP),
+                writable: flags.intersects(EventFlags::OUT),
+                error: flags.intersects(EventFlags::ERR),
+                closed: flags.intersects(EventFlags::RDHUP),
+                priority: flags.intersects(EventFlags::PRI),
+            });
+        }
         Ok(&self.events)
     }
 
-    fn wait_raw(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
+    fn wait_raw<'a>(
+        &mut self,
+        room: &'a mut [MaybeUninit<epoll::Event>; BATCH],
+        timeout: Option<Duration>,
+    ) -> Result<&'a [epoll::Event], Errno> {
         let whole_ms = timeout.is_none_or(|t| t.subsec_nanos() % 1_000_000 == 0);
         if !whole_ms && self.fine {
-            match self.wait_fine(timeout.unwrap_or_default()) {
-                Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => self.fine = false,
-                done => return done,
+            match self.wait_fine(room, timeout.unwrap_or_default()) {
+                Err(Errno::NOSYS) => self.fine = false,
+                // SAFETY: so many events have been written.
+                done => return done.map(|count| unsafe { room[..count].assume_init_ref() }),
             }
         }
-        let ms = timeout.map_or(-1, |t| i32::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX));
-        // SAFETY: the pointer and count describe `raw`.
-        sys::check(unsafe { libc::epoll_wait(self.fd.as_raw_fd(), self.raw.as_mut_ptr(), BATCH as i32, ms) })
-            .map(|count| count as usize)
+        // In whole milliseconds, rounded up, as long as they fit in an integer.
+        let timeout = timeout.map(|time| timespec(time.min(Duration::from_millis(i32::MAX as u64))));
+        let (ready, _) = epoll::wait(&self.fd, &mut room[..], timeout.as_ref())?;
+        Ok(ready)
     }
 
-    /// epoll_pwait2(2), called by number because glibc has it only since 2.35.
-    fn wait_fine(&mut self, timeout: Duration) -> io::Result<usize> {
-        let timeout = libc::timespec {
-            tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        // SAFETY: the pointer and count describe `raw`, `timeout` lives until the call returns, and no signal mask is
-        // given.
+    /// epoll_pwait2(2), called by number because glibc has it only since 2.35, and rustix does not call it on kernels that may lack it.
+    fn wait_fine(
+        &self,
+        room: &mut [MaybeUninit<epoll::Event>; BATCH],
+        timeout: Duration,
+    ) -> Result<usize, Errno> {
+        let timeout = timespec(timeout);
+        // SAFETY: the pointer and count describe `room`, whose type has the kernel's layout; `timeout` lives until the call returns, and no
+        // signal mask is given.
         let count = unsafe {
             libc::syscall(
                 libc::SYS_epoll_pwait2,
                 self.fd.as_raw_fd(),
-                self.raw.as_mut_ptr(),
+                room.as_mut_ptr(),
                 BATCH as i32,
                 &raw const timeout,
                 std::ptr::null::<libc::sigset_t>(),
                 0_usize,
             )
         };
-        if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
+        usize::try_from(count)
+            .map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL))
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() }
+}
+
+impl fmt::Debug for Poller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Poller").field("fd", &self.fd).finish_non_exhaustive()
     }
 }
 
@@ -326,33 +313,25 @@ impl AsFd for Poller {
 
 /// Wakes a [`Poller`] from any thread.
 #[derive(Clone, Debug)]
-pub struct Waker(Arc<OwnedFd>);
+pub(crate) struct Waker(Arc<OwnedFd>);
 
 impl Waker {
     /// An eventfd watched by `poller` under `token`.
-    ///
-    /// # Errors
-    /// Those of eventfd(2) and epoll_ctl(2).
-    pub fn new(poller: &Poller, token: u64) -> io::Result<Self> {
-        // SAFETY: no pointers; the result is checked before it is owned.
-        let fd = unsafe {
-            OwnedFd::from_raw_fd(sys::check(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?)
-        };
+    pub(crate) fn new(poller: &Poller, token: u64) -> io::Result<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         poller.add(&fd, token)?;
         Ok(Self(Arc::new(fd)))
     }
 
     /// Wakes; many calls may give one event.
-    pub fn wake(&self) {
-        let one = 1_u64.to_ne_bytes();
-        // SAFETY: the pointer and length describe `one`. A full counter (EAGAIN) wakes just as well.
-        unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    pub(crate) fn wake(&self) {
+        // A full counter (EAGAIN) wakes just as well.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
     /// To be called by the woken side, before it looks at what it was woken for.
-    pub fn acknowledge(&self) {
-        let mut count = [0_u8; 8];
-        // SAFETY: the pointer and length describe `count`. Nothing to read (EAGAIN) is as good.
-        unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    pub(crate) fn acknowledge(&self) {
+        // Nothing to read (EAGAIN) is as good.
+        let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
     }
 }

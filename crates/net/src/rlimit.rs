@@ -3,33 +3,29 @@
 use std::{
     fs::File,
     io,
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
+    num::NonZeroU64,
+    os::fd::{AsFd, AsRawFd, RawFd},
     sync::atomic::{AtomicBool, AtomicI32, Ordering},
 };
 
-use crate::sys;
+use rustix::{
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+    thread::set_current_timer_slack,
+};
 
 /// Raises the soft limit of open files (RLIMIT_NOFILE, getrlimit(2)) to at least `needed`, and the hard limit too
 /// where the process may. Returns the soft limit in force afterwards, which may be below `needed`.
-///
-/// # Errors
-/// Those of getrlimit(2).
-pub fn raise_open_files(needed: u64) -> io::Result<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the pointer is to a live `rlimit`.
-    sys::check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
-    if limit.rlim_cur >= needed {
-        return Ok(limit.rlim_cur);
+pub fn raise_open_files(needed: u64) -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    // `None` is without a limit.
+    let (current, maximum) = (limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX));
+    if current >= needed {
+        return current;
     }
-    let all = libc::rlimit { rlim_cur: needed, rlim_max: limit.rlim_max.max(needed) };
-    let soft = libc::rlimit { rlim_cur: needed.min(limit.rlim_max), rlim_max: limit.rlim_max };
-    for wanted in [all, soft] {
-        // SAFETY: the pointer is to a live `rlimit`.
-        if sys::check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const wanted) }).is_ok() {
-            return Ok(wanted.rlim_cur);
-        }
-    }
-    Ok(limit.rlim_cur)
+    let all = Rlimit { current: Some(needed), maximum: Some(maximum.max(needed)) };
+    let soft = Rlimit { current: Some(needed.min(maximum)), maximum: limit.maximum };
+    let raised = [all, soft].into_iter().find(|wanted| setrlimit(Resource::Nofile, *wanted).is_ok());
+    raised.and_then(|limit| limit.current).unwrap_or(current)
 }
 
 /// Has the kernel make its table of this process's descriptors large enough for `most` of them (at most as many as RLIMIT_NOFILE
@@ -39,13 +35,9 @@ pub fn raise_open_files(needed: u64) -> io::Result<u64> {
 /// # Errors
 /// Those of fcntl(2) with F_DUPFD_CLOEXEC: EMFILE without a descriptor for a moment, ENOMEM.
 pub fn make_room(most: u64) -> io::Result<()> {
-    let limit = raise_open_files(0)?;
+    let limit = raise_open_files(0);
     let last = RawFd::try_from(most.min(limit).saturating_sub(1)).unwrap_or(RawFd::MAX);
-    let any = File::open("/dev/null")?;
-    // SAFETY: no pointers.
-    let copy = sys::check(unsafe { libc::fcntl(any.as_raw_fd(), libc::F_DUPFD_CLOEXEC, last) })?;
-    // SAFETY: it has just been made, and nobody else knows it.
-    drop(unsafe { OwnedFd::from_raw_fd(copy) });
+    rustix::io::fcntl_dupfd_cloexec(File::open("/dev/null")?, last)?;
     Ok(())
 }
 
@@ -55,17 +47,14 @@ static FIRST_SET_APART: AtomicI32 = AtomicI32::new(RawFd::MAX);
 static FULL: AtomicBool = AtomicBool::new(false);
 
 /// Keeps `wanted` descriptors free of this crate's sockets and pipes, from now on and for the whole process: those with the highest
-/// numbers that RLIMIT_NOFILE allows, for the kernel always gives the lowest that is free. At most an eighth of the limit. Whoever
-/// would get one of them is told EMFILE, as if the limit were that much lower. Returns how many are set apart.
-///
-/// # Errors
-/// Those of getrlimit(2).
-pub fn set_apart(wanted: u64) -> io::Result<u64> {
+/// numbers that RLIMIT_NOFILE allows, for the kernel always gives the lowest that is free. At most an eighth of the limit. A
+/// call that would get one of them fails with EMFILE, as if the limit were that much lower. Returns how many are set apart.
+pub fn set_apart(wanted: u64) -> u64 {
     // It need not be raised to be known.
-    let limit = raise_open_files(0)?;
+    let limit = raise_open_files(0);
     let apart = wanted.min(limit / 8);
     FIRST_SET_APART.store(RawFd::try_from(limit - apart).unwrap_or(RawFd::MAX), Ordering::Relaxed);
-    Ok(apart)
+    apart
 }
 
 /// Closes a descriptor that is none of ours.
@@ -98,6 +87,5 @@ pub(crate) fn room_for_one(any: impl AsFd) -> io::Result<()> {
 /// # Errors
 /// Those of prctl(2).
 pub fn exact_timers() -> io::Result<()> {
-    // SAFETY: no pointers.
-    sys::check(unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong) }).map(|_| ())
+    Ok(set_current_timer_slack(NonZeroU64::new(1))?)
 }

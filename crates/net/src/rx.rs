@@ -9,7 +9,7 @@
 //! tick of a thousand thin flows stays within a few pages.
 
 use std::{
-    io, mem,
+    io,
     net::{IpAddr, SocketAddr},
     os::fd::{AsFd, AsRawFd},
 };
@@ -157,8 +157,7 @@ impl Rx {
             Datapath::Mmsg => 32,
             Datapath::Gso => 16,
         };
-        // SAFETY: zero is a value for every member of `mmsghdr`.
-        let empty: mmsghdr = unsafe { mem::zeroed() };
+        let empty = sys::empty_message();
         Self {
             arena: vec![0; ARENA].into_boxed_slice(),
             used: 0,
@@ -235,10 +234,10 @@ impl Rx {
         if ask == 0 {
             return Ok(Received { first, count: 0, more: true, emptied: false });
         }
+        // `ask` slots from here on lie inside the arena.
         let base = self.arena[self.used..].as_mut_ptr();
         for i in 0..ask {
-            // SAFETY: `ask` slots from `used` on lie inside the arena.
-            self.iovecs[i].iov_base = unsafe { base.add(i * SLOT) }.cast();
+            self.iovecs[i].iov_base = base.wrapping_add(i * SLOT).cast();
             let header = &mut self.headers[i].msg_hdr;
             header.msg_iov = &raw mut self.iovecs[i];
             header.msg_iovlen = 1;
@@ -379,8 +378,9 @@ impl Rx {
             segment_size: len as u32,
             span: Span { offset: offset as u32, len: len as u32 },
         };
-        // SAFETY: the kernel set msg_controllen to what it wrote into `controls[i]`, which is not touched meanwhile.
-        for message in unsafe { sys::control_messages(header) } {
+        // The kernel set msg_controllen to the bytes that it wrote into `controls[i]`.
+        let written: usize = header.msg_controllen as _;
+        for message in sys::control_messages(&self.controls[i].0[..written]) {
             match (message.level, message.kind) {
                 (sys::SOL_UDP, sys::UDP_GRO) => {
                     if let Some(size) = message.int().filter(|size| *size > 0) {

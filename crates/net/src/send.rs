@@ -9,11 +9,12 @@ use std::{
 };
 
 use libc::{c_int, iovec, mmsghdr};
+use rustix::net::SendFlags;
 
 use crate::{
-    Route, Rx, UdpOptions, UdpSocket,
+    Rx, UdpOptions, UdpSocket,
+    queued::{Payload, Queued, Route, TxStats},
     sys::{self, Control, ControlWriter, RawAddress},
-    tx::{Payload, Queued, TxStats},
 };
 
 /// UDP_MAX_SEGMENTS of include/linux/udp.h: 64 since UDP_SEGMENT exists (4.18); Linux 6.9 doubled it, and stable kernels
@@ -46,11 +47,8 @@ fn probe_segments(segments: usize) -> io::Result<()> {
     let socket = UdpSocket::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &UdpOptions::default())?;
     socket.connect(socket.local_addr())?;
     sys::set_option(socket.as_fd(), sys::SOL_UDP, sys::UDP_SEGMENT, 1)?;
-    let bytes = vec![0_u8; segments];
-    let fd = socket.as_fd().as_raw_fd();
-    // SAFETY: the pointer and length describe `bytes`.
-    let sent = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    rustix::net::send(&socket, &vec![0; segments], SendFlags::DONTWAIT)?;
+    Ok(())
 }
 
 /// The calls that send; tests put refusals here.
@@ -115,8 +113,7 @@ unsafe impl Send for Batch {}
 
 impl Batch {
     pub(crate) fn new(max_segments: usize) -> Self {
-        // SAFETY: zero is a value for every member of `mmsghdr`.
-        let empty: mmsghdr = unsafe { mem::zeroed() };
+        let empty = sys::empty_message();
         Self {
             iovecs: Vec::with_capacity(IOVECS),
             messages: Vec::with_capacity(MESSAGES),

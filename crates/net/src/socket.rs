@@ -4,7 +4,7 @@ use std::{
     cell::Cell,
     io,
     net::SocketAddr,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -193,15 +193,11 @@ impl UdpSocket {
         bytes.ok().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0)
     }
 
-    /// Has super-packets received from now on, as [`UdpOptions::gro`] does.
-    ///
-    /// # Errors
-    /// Those of setsockopt(2): ENOPROTOOPT before Linux 5.0.
-    pub fn start_gro(&self) -> io::Result<()> {
-        sys::set_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO, 1)
+    fn set_option_gro(&self, on: bool) -> io::Result<()> {
+        sys::set_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO, on.into())
     }
 
-    /// Whether super-packets are received.
+    /// True if super-packets are received.
     ///
     /// # Errors
     /// Those of getsockopt(2): ENOPROTOOPT before Linux 5.13.
@@ -209,19 +205,22 @@ impl UdpSocket {
         Ok(sys::get_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO)? != 0)
     }
 
-    /// Has single datagrams received from now on; false where that has to wait, since something is to be received first: the kernel
-    /// tells the segment size of a super-packet when it is received, and then only if the socket still takes such. One that comes later it
-    /// segments.
+    /// Has super-packets received from now on, as [`UdpOptions::gro`] does, or single datagrams. False where the latter has to wait until
+    /// the socket is empty: the kernel tells the segment size of a super-packet when it is received, and then only if the socket still
+    /// takes such. One that comes later it segments.
     ///
     /// # Errors
-    /// As for [`UdpSocket::start_gro`].
-    pub fn stop_gro(&self) -> io::Result<bool> {
+    /// Those of setsockopt(2): ENOPROTOOPT before Linux 5.0.
+    pub fn set_gro(&self, on: bool) -> io::Result<bool> {
+        if on {
+            return self.set_option_gro(true).map(|()| true);
+        }
         if self.backlog() > 0 {
             return Ok(false);
         }
-        sys::set_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO, 0)?;
+        self.set_option_gro(false)?;
         if self.backlog() > 0 {
-            self.start_gro()?;
+            self.set_option_gro(true)?;
             return Ok(false);
         }
         Ok(true)
@@ -245,10 +244,7 @@ impl UdpSocket {
     /// # Errors
     /// Those of connect(2).
     pub fn connect(&self, peer: SocketAddr) -> io::Result<()> {
-        let mut raw = sys::RawAddress::empty();
-        let len = raw.set(peer);
-        // SAFETY: the pointer and length describe `raw`.
-        sys::check(unsafe { libc::connect(self.fd.as_raw_fd(), (&raw const raw).cast(), len) }).map(|_| ())
+        Ok(rustix::net::connect(&self.fd, &peer)?)
     }
 
     pub(crate) fn is_v6(&self) -> bool {
@@ -454,15 +450,8 @@ impl Sockets {
         self.slots.get(id.index())
     }
 
-    /// [`UdpSocket::start_gro`] of one, if it is there. Where that cannot be, nothing is gathered.
-    pub fn start_gro(&self, id: SocketId) {
-        if let Some(socket) = self.get(id) {
-            let _ = socket.start_gro();
-        }
-    }
-
-    /// [`UdpSocket::stop_gro`] of one; whether that is settled. Where it is not there, or that cannot be, there is nothing to wait for.
-    pub fn stop_gro(&self, id: SocketId) -> bool {
-        self.get(id).is_none_or(|socket| socket.stop_gro().unwrap_or(true))
+    /// [`UdpSocket::set_gro`] of one; true once that is settled. Where it is not there, or the kernel refuses, there is nothing to wait for.
+    pub fn set_gro(&self, id: SocketId, on: bool) -> bool {
+        self.get(id).is_none_or(|socket| socket.set_gro(on).unwrap_or(true))
     }
 }

@@ -2,18 +2,20 @@
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
 };
 
-use crate::{rlimit, sys, tcp::size};
+use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with};
+
+use crate::rlimit;
 
 /// Bytes asked for per pipe. A pipe of 1 MiB is what an unprivileged process may ask for by default
 /// (/proc/sys/fs/pipe-max-size); it takes memory only while it holds bytes, but for 10 KiB of bookkeeping.
-const SIZE: i32 = 1 << 20;
+const SIZE: usize = 1 << 20;
 
 /// A pipe that carries one direction of one connection at a time.
 #[derive(Debug)]
-pub struct Pipe {
+pub(crate) struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
     capacity: usize,
@@ -25,26 +27,21 @@ impl Pipe {
     ///
     /// # Errors
     /// Those of pipe2(2).
-    pub fn new() -> io::Result<Self> {
-        let mut ends = [0; 2];
-        // SAFETY: the pointer is to two integers.
-        sys::check(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_NONBLOCK | libc::O_CLOEXEC) })?;
-        // SAFETY: pipe2 gave these descriptors to nobody else.
-        let (read, write) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
+    pub(crate) fn new() -> io::Result<Self> {
+        let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
         let (read, write) = (rlimit::ours(read)?, rlimit::ours(write)?);
-        // SAFETY: no pointers. EPERM leaves the pipe as it is.
-        unsafe { libc::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, SIZE) };
-        // SAFETY: no pointers.
-        let capacity = sys::check(unsafe { libc::fcntl(write.as_raw_fd(), libc::F_GETPIPE_SZ) })?;
-        Ok(Self { read, write, capacity: capacity.unsigned_abs() as usize, held: 0 })
+        // EPERM leaves the pipe as it is.
+        let _ = fcntl_setpipe_size(&write, SIZE);
+        let capacity = fcntl_getpipe_size(&write)?;
+        Ok(Self { read, write, capacity, held: 0 })
     }
 
-    /// Moves what `from` has into the pipe, up to its capacity and to `most` bytes, which is not 0; `Ok(0)` is the end of the stream. Only for an empty pipe:
-    /// otherwise `WouldBlock` could also mean that the pipe is full.
+    /// Moves what `from` has into the pipe, up to its capacity and to `most` bytes, which is not 0; `Ok(0)` is the end of the stream.
+    /// Only for an empty pipe: otherwise `WouldBlock` could also mean that the pipe is full.
     ///
     /// # Errors
     /// Those of splice(2); `WouldBlock` when nothing waits.
-    pub fn fill(&mut self, from: &impl AsFd, most: usize) -> io::Result<usize> {
+    pub(crate) fn fill(&mut self, from: &impl AsFd, most: usize) -> io::Result<usize> {
         let moved = splice(from, &self.write, self.capacity.min(most))?;
         self.held += moved;
         Ok(moved)
@@ -55,7 +52,7 @@ impl Pipe {
     ///
     /// # Errors
     /// Those of splice(2); `WouldBlock` when nothing fits.
-    pub fn drain(&mut self, to: &impl AsFd) -> io::Result<usize> {
+    pub(crate) fn drain(&mut self, to: &impl AsFd) -> io::Result<usize> {
         if self.held == 0 {
             return Ok(0);
         }
@@ -65,26 +62,70 @@ impl Pipe {
     }
 
     /// Bytes inside.
-    pub fn held(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         self.held
-    }
-
-    /// Bytes that fit at most.
-    pub fn capacity(&self) -> usize {
-        self.capacity
     }
 }
 
 fn splice(from: &impl AsFd, to: &impl AsFd, len: usize) -> io::Result<usize> {
-    // SAFETY: both descriptors are open; no offsets, as neither end is a file.
-    size(unsafe {
-        libc::splice(
-            from.as_fd().as_raw_fd(),
-            std::ptr::null_mut(),
-            to.as_fd().as_raw_fd(),
-            std::ptr::null_mut(),
-            len,
-            libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK,
-        )
-    })
+    let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+    Ok(rustix::pipe::splice(from, None, to, None, len, flags)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{ErrorKind, Read as _, Write as _},
+        os::unix::net::UnixStream,
+    };
+
+    use turnpike_testkit::eventually;
+
+    use super::*;
+
+    /// A blocking end and one that never waits.
+    fn pair() -> (UnixStream, UnixStream) {
+        let (one, other) = UnixStream::pair().unwrap();
+        other.set_nonblocking(true).unwrap();
+        (one, other)
+    }
+
+    #[test]
+    fn a_pipe_moves_a_stream_and_knows_what_it_holds() {
+        let (mut client, from) = pair();
+        let (mut sink, to) = pair();
+        let mut pipe = Pipe::new().unwrap();
+        assert!(pipe.capacity >= 1 << 12, "{}", pipe.capacity);
+        assert_eq!(pipe.fill(&from, usize::MAX).unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert_eq!(pipe.drain(&to).unwrap(), 0);
+        let bytes: Vec<u8> =
+            (0..3_000_000_u32).map(|at| (at.wrapping_mul(0x9E37_79B9) >> 24) as u8).collect();
+        let sent = bytes.clone();
+        let writer = std::thread::spawn(move || client.write_all(&sent));
+        let reader = std::thread::spawn(move || {
+            let mut heard = Vec::new();
+            sink.read_to_end(&mut heard).map(|_| heard)
+        });
+        let mut moved = 0;
+        eventually("it comes", || {
+            match pipe.fill(&from, usize::MAX) {
+                Ok(0) => return Some(()),
+                Ok(n) => {
+                    assert_eq!(pipe.held(), n);
+                    moved += n;
+                }
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+            while pipe.held() > 0 {
+                if let Err(error) = pipe.drain(&to) {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                }
+            }
+            None
+        });
+        drop(to);
+        writer.join().unwrap().unwrap();
+        assert_eq!(moved, bytes.len());
+        assert!(reader.join().unwrap().unwrap() == bytes);
+    }
 }

@@ -1,7 +1,7 @@
-//! The few kernel calls that the data path makes, each wrapped once: socket addresses, options, control messages.
+//! The few kernel calls that the data path makes and no library wraps: socket addresses, options, control messages.
 //!
-//! Lengths in `msghdr` and `cmsghdr` are of other types in musl than in glibc, and beside unused bytes that have to be zero: the kernel
-//! reads both as one. Hence `as _` where such a length is written.
+//! Lengths in `msghdr` are of another type in musl than in glibc, beside unused bytes that have to be zero: the kernel reads both as one.
+//! Hence `as _` where such a length is written.
 
 use std::{
     io, mem,
@@ -9,51 +9,48 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-use libc::{c_int, c_void, cmsghdr, msghdr, sockaddr_in, sockaddr_in6};
+use libc::{c_int, c_void};
+use rustix::net::{SocketAddrAny, getsockname};
 
 /// UDP_SEGMENT and UDP_GRO of linux/udp.h; SO_RXQ_OVFL of asm-generic/socket.h.
 pub(crate) const UDP_SEGMENT: c_int = 103;
 pub(crate) const UDP_GRO: c_int = 104;
 pub(crate) const SOL_UDP: c_int = 17;
 
-/// Room for a socket address of either family, as the kernel wants it.
+/// Room for a socket address of either family, as the kernel wants it (ip(7), ipv6(7)):
+///
+/// ```text
+/// 0        2      4           8           16          24      28
+/// │ family │ port │ IPv4      │ 8 zeroes  │
+/// │ family │ port │ flow info │ IPv6                  │ scope │
+/// ```
 #[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) union RawAddress {
-    family: libc::sa_family_t,
-    v4: sockaddr_in,
-    v6: sockaddr_in6,
-}
+#[repr(C, align(4))]
+pub(crate) struct RawAddress([u8; 28]);
 
 impl RawAddress {
     pub(crate) const SIZE: u32 = mem::size_of::<Self>() as u32;
 
     pub(crate) const fn empty() -> Self {
-        // SAFETY: all three members are plain integers, for which zero is a value.
-        unsafe { mem::zeroed() }
+        Self([0; 28])
     }
 
     /// Writes an address and returns the length that the kernel wants for it.
     pub(crate) fn set(&mut self, address: SocketAddr) -> u32 {
+        let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        self.0[..2].copy_from_slice(&(family as libc::sa_family_t).to_ne_bytes());
+        self.0[2..4].copy_from_slice(&address.port().to_be_bytes());
         match address {
             SocketAddr::V4(a) => {
-                self.v4 = sockaddr_in {
-                    sin_family: libc::AF_INET as libc::sa_family_t,
-                    sin_port: a.port().to_be(),
-                    sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(a.ip().octets()) },
-                    sin_zero: [0; 8],
-                };
-                mem::size_of::<sockaddr_in>() as u32
+                self.0[4..8].copy_from_slice(&a.ip().octets());
+                self.0[8..16].fill(0);
+                16
             }
             SocketAddr::V6(a) => {
-                self.v6 = sockaddr_in6 {
-                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
-                    sin6_port: a.port().to_be(),
-                    sin6_flowinfo: a.flowinfo(),
-                    sin6_addr: libc::in6_addr { s6_addr: a.ip().octets() },
-                    sin6_scope_id: a.scope_id(),
-                };
-                mem::size_of::<sockaddr_in6>() as u32
+                self.0[4..8].copy_from_slice(&a.flowinfo().to_ne_bytes());
+                self.0[8..24].copy_from_slice(&a.ip().octets());
+                self.0[24..].copy_from_slice(&a.scope_id().to_ne_bytes());
+                28
             }
         }
     }
@@ -61,40 +58,59 @@ impl RawAddress {
     /// The address, canonical: an IPv4-mapped one is IPv4, zone and flow label are dropped.
     #[inline]
     pub(crate) fn get(&self) -> Option<SocketAddr> {
-        self.read::<false>()
-    }
-
-    /// With the zone, if it is wanted.
-    #[inline]
-    fn read<const ZONE: bool>(&self) -> Option<SocketAddr> {
-        // SAFETY: every member begins with the family, and all bytes were initialised by `empty`.
-        match c_int::from(unsafe { self.family }) {
+        let [f0, f1, p0, p1, ..] = self.0;
+        let port = u16::from_be_bytes([p0, p1]);
+        match c_int::from(libc::sa_family_t::from_ne_bytes([f0, f1])) {
             libc::AF_INET => {
-                // SAFETY: the family says that this member was written.
-                let a = unsafe { self.v4 };
-                let ip = Ipv4Addr::from(a.sin_addr.s_addr.to_ne_bytes());
-                Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(a.sin_port))))
+                let ip: [u8; 4] = *self.0[4..].first_chunk()?;
+                Some(SocketAddr::V4(SocketAddrV4::new(ip.into(), port)))
             }
             libc::AF_INET6 => {
-                // SAFETY: the family says that this member was written.
-                let a = unsafe { self.v6 };
-                let ip = Ipv6Addr::from(a.sin6_addr.s6_addr);
-                let port = u16::from_be(a.sin6_port);
-                Some(match ip.to_ipv4_mapped() {
-                    Some(v4) => SocketAddr::V4(SocketAddrV4::new(v4, port)),
-                    None => {
-                        SocketAddr::V6(SocketAddrV6::new(ip, port, 0, if ZONE { a.sin6_scope_id } else { 0 }))
-                    }
-                })
+                let ip: [u8; 16] = *self.0[8..].first_chunk()?;
+                Some(canonical(SocketAddrV6::new(ip.into(), port, 0, 0)))
             }
             _ => None,
         }
     }
 }
 
+/// An IPv4-mapped address is IPv4.
+#[inline]
+fn canonical(address: SocketAddrV6) -> SocketAddr {
+    match address.ip().to_ipv4_mapped() {
+        Some(v4) => SocketAddrV4::new(v4, address.port()).into(),
+        None => address.into(),
+    }
+}
+
+/// An address as rustix has it, canonical; with its zone or without.
+///
+/// # Errors
+/// EAFNOSUPPORT for other families than IP's.
+pub(crate) fn address(any: SocketAddrAny, with_zone: bool) -> io::Result<SocketAddr> {
+    Ok(match SocketAddr::try_from(any)? {
+        SocketAddr::V6(v6) => {
+            let zone = if with_zone { v6.scope_id() } else { 0 };
+            canonical(SocketAddrV6::new(*v6.ip(), v6.port(), 0, zone))
+        }
+        v4 @ SocketAddr::V4(_) => v4,
+    })
+}
+
+/// The address that a socket is bound to, with its zone: others may be bound there too.
+pub(crate) fn local_address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
+    address(getsockname(fd)?, true)
+}
+
 /// Turns a C return value into a result.
 pub(crate) fn check(value: c_int) -> io::Result<c_int> {
     if value < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
+}
+
+/// A message header without anything.
+pub(crate) fn empty_message() -> libc::mmsghdr {
+    // SAFETY: all members are integers and pointers, for which zero is a value.
+    unsafe { mem::zeroed() }
 }
 
 /// sendmmsg(2), without waiting. musl's own makes a sendmsg(2) of each message, because it does not trust the unused bytes of their
@@ -112,7 +128,7 @@ pub(crate) unsafe fn sendmmsg(fd: c_int, messages: *mut libc::mmsghdr, count: u3
     return unsafe { libc::syscall(libc::SYS_sendmmsg, fd, messages, count, libc::MSG_DONTWAIT) as c_int };
 }
 
-/// setsockopt(2) with an integer.
+/// setsockopt(2) with an integer, for options that rustix and socket2 lack.
 pub(crate) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: the pointer and length describe `value`, which outlives the call.
     check(unsafe {
@@ -129,28 +145,38 @@ pub(crate) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c
 
 /// getsockopt(2) of an integer.
 pub(crate) fn get_option(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
-    let mut value: c_int = 0;
-    let mut len = mem::size_of::<c_int>() as u32;
-    // SAFETY: the pointer and length describe `value`, and the kernel writes no more.
-    check(unsafe {
-        libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast::<c_void>(), &raw mut len)
-    })?;
-    Ok(value)
+    let mut value = [0; mem::size_of::<c_int>()];
+    get_option_bytes(fd, level, name, &mut value)?;
+    Ok(c_int::from_ne_bytes(value))
 }
 
-/// The address that a socket is bound to, with its zone: others may be bound there too.
-pub(crate) fn local_address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
-    let mut raw = RawAddress::empty();
-    let mut len = RawAddress::SIZE;
-    // SAFETY: the pointer and length describe `raw`; the kernel writes no more than `len`.
-    check(unsafe { libc::getsockname(fd.as_raw_fd(), (&raw mut raw).cast(), &raw mut len) })?;
-    raw.read::<true>().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))
+/// getsockopt(2) of a structure, or the part of it that fits. Returns the bytes that the kernel wrote.
+pub(crate) fn get_option_bytes<'a>(
+    fd: BorrowedFd<'_>,
+    level: c_int,
+    name: c_int,
+    value: &'a mut [u8],
+) -> io::Result<&'a [u8]> {
+    let mut len = u32::try_from(value.len()).unwrap_or(u32::MAX);
+    // SAFETY: the pointer and length describe `value`, and the kernel writes no more.
+    check(unsafe {
+        libc::getsockopt(fd.as_raw_fd(), level, name, value.as_mut_ptr().cast::<c_void>(), &raw mut len)
+    })?;
+    Ok(&value[..len as usize])
 }
 
 /// Bytes for control messages, aligned as `cmsghdr` wants it.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub(crate) struct Control<const N: usize>(pub(crate) [u8; N]);
+
+/// Alignment of control messages, and bytes of their length (cmsg(3), include/linux/socket.h of the kernel):
+///
+/// ```text
+/// │ length, head included │ level (4) │ kind (4) │ data │ padding to a multiple of WORD │ …
+/// ```
+const WORD: usize = mem::size_of::<usize>();
+const HEAD: usize = WORD + 8;
 
 /// Writes control messages into a [`Control`], front to back.
 pub(crate) struct ControlWriter<'a> {
@@ -165,21 +191,14 @@ impl<'a> ControlWriter<'a> {
 
     /// Appends one. Its data are bytes, because a type with padding would leave uninitialised ones in the buffer.
     pub(crate) fn push<const N: usize>(&mut self, level: c_int, kind: c_int, data: [u8; N]) {
-        // SAFETY: CMSG_SPACE and CMSG_LEN only compute.
-        let (space, len) =
-            unsafe { (libc::CMSG_SPACE(N as u32) as usize, libc::CMSG_LEN(N as u32) as usize) };
+        let len = HEAD + N;
+        let space = len.next_multiple_of(WORD);
         assert!(self.used + space <= self.buffer.len(), "control buffer is too small for what is sent");
-        let at = self.buffer[self.used..].as_mut_ptr();
-        // SAFETY: `space` bytes at `at` are inside the buffer (checked above); the buffer and every `space` are
-        // multiples of 8, so that `at` is aligned for `cmsghdr`; the data has no alignment.
-        unsafe {
-            let mut header: cmsghdr = mem::zeroed();
-            header.cmsg_len = len as _;
-            header.cmsg_level = level;
-            header.cmsg_type = kind;
-            at.cast::<cmsghdr>().write(header);
-            at.add(mem::size_of::<cmsghdr>()).cast::<[u8; N]>().write(data);
-        }
+        let place = &mut self.buffer[self.used..self.used + space];
+        place[..WORD].copy_from_slice(&len.to_ne_bytes());
+        place[WORD..WORD + 4].copy_from_slice(&level.to_ne_bytes());
+        place[WORD + 4..HEAD].copy_from_slice(&kind.to_ne_bytes());
+        place[HEAD..len].copy_from_slice(&data);
         self.used += space;
     }
 
@@ -189,13 +208,13 @@ impl<'a> ControlWriter<'a> {
 }
 
 /// One received control message.
-pub(crate) struct Received<'a> {
+pub(crate) struct ControlMessage<'a> {
     pub(crate) level: c_int,
     pub(crate) kind: c_int,
     pub(crate) data: &'a [u8],
 }
 
-impl Received<'_> {
+impl ControlMessage<'_> {
     pub(crate) fn int(&self) -> Option<c_int> {
         self.data.first_chunk().map(|b| c_int::from_ne_bytes(*b))
     }
@@ -218,32 +237,17 @@ impl Received<'_> {
     }
 }
 
-/// Walks the control messages that the kernel wrote for `header`.
-///
-/// # Safety
-/// `header.msg_control` must point at `header.msg_controllen` bytes that outlive `'a`.
-pub(crate) unsafe fn control_messages<'a>(header: &msghdr) -> impl Iterator<Item = Received<'a>> + use<'a> {
-    let bytes: &'a [u8] = if header.msg_controllen == 0 {
-        &[]
-    } else {
-        // SAFETY: the caller's promise.
-        unsafe { std::slice::from_raw_parts(header.msg_control.cast::<u8>(), header.msg_controllen as _) }
-    };
-    let mut rest = bytes;
+/// Walks the control messages that the kernel wrote: the first `msg_controllen` bytes of the buffer.
+#[inline]
+pub(crate) fn control_messages(mut rest: &[u8]) -> impl Iterator<Item = ControlMessage<'_>> {
     std::iter::from_fn(move || {
-        let head = mem::size_of::<cmsghdr>();
-        if rest.len() < head {
-            return None;
-        }
-        // SAFETY: there are enough bytes; any bytes are a valid `cmsghdr`.
-        let message: cmsghdr = unsafe { rest.as_ptr().cast::<cmsghdr>().read_unaligned() };
-        let len: usize = message.cmsg_len as _;
-        if len < head || len > rest.len() {
-            return None;
-        }
-        let data = &rest[head..len];
-        rest = rest.get(len.next_multiple_of(8)..).unwrap_or(&[]);
-        Some(Received { level: message.cmsg_level, kind: message.cmsg_type, data })
+        let (head, _) = rest.split_at_checked(HEAD)?;
+        let int = |at: usize| head[at..].first_chunk().map(|b| c_int::from_ne_bytes(*b));
+        let len = usize::from_ne_bytes(*head.first_chunk()?);
+        let data = rest.get(HEAD..len)?;
+        let message = ControlMessage { level: int(WORD)?, kind: int(WORD + 4)?, data };
+        rest = rest.get(len.next_multiple_of(WORD)..).unwrap_or(&[]);
+        Some(message)
     })
 }
 
@@ -251,15 +255,8 @@ pub(crate) unsafe fn control_messages<'a>(header: &msghdr) -> impl Iterator<Item
 mod tests {
     use super::*;
 
-    /// What is read from control messages of so many bytes.
-    fn read<const N: usize>(control: &mut Control<N>, len: usize) -> Vec<(c_int, c_int, Vec<u8>)> {
-        // SAFETY: all members are integers and pointers, for which zero is a value.
-        let mut header: msghdr = unsafe { mem::zeroed() };
-        header.msg_control = control.0.as_mut_ptr().cast();
-        header.msg_controllen = len as _;
-        // SAFETY: the pointer and the length are those of `control`, which lives until the messages have been copied.
-        let messages = unsafe { control_messages(&header) };
-        messages.map(|message| (message.level, message.kind, message.data.to_vec())).collect()
+    fn read(bytes: &[u8]) -> Vec<(c_int, c_int, Vec<u8>)> {
+        control_messages(bytes).map(|message| (message.level, message.kind, message.data.to_vec())).collect()
     }
 
     #[test]
@@ -273,21 +270,20 @@ mod tests {
             (SOL_UDP, UDP_SEGMENT, 1200_u16.to_ne_bytes().to_vec()),
             (libc::IPPROTO_IP, libc::IP_TOS, vec![2]),
         ];
-        assert_eq!(read(&mut control, len), expected);
-        assert_eq!(read(&mut control, len / 2), expected[..1]);
-        assert_eq!(read(&mut control, 0), []);
+        assert_eq!(read(&control.0[..len]), expected);
+        assert_eq!(read(&control.0[..len / 2]), expected[..1]);
+        assert_eq!(read(&[]), []);
     }
 
-    /// The kernel writes none such; whoever reads them must not go beyond the buffer all the same.
+    /// The kernel writes none such; the reader stays within the buffer all the same.
     #[test]
     fn control_messages_of_impossible_lengths_end_the_walk() {
         for len in [0_usize, 1, 15, 17, 64, usize::MAX] {
             let mut control = Control([0; 16]);
             control.0[..8].copy_from_slice(&len.to_ne_bytes());
-            assert_eq!(read(&mut control, 16), [], "{len}");
+            assert_eq!(read(&control.0), [], "{len}");
         }
-        let mut control = Control([0xFF; 16]);
-        assert_eq!(read(&mut control, 15), []);
+        assert_eq!(read(&[0xFF; 15]), []);
     }
 
     #[test]

@@ -2,8 +2,6 @@
 
 use std::io;
 
-use crate::sys;
-
 /// One instruction of a classic BPF program (linux/filter.h): code, jumps if true and if false, and a constant.
 pub type Instruction = (u16, u8, u8, u32);
 
@@ -16,8 +14,7 @@ pub fn filter(program: &[Instruction]) -> io::Result<()> {
         program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
     let len = u16::try_from(instructions.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let program = libc::sock_fprog { len, filter: instructions.as_mut_ptr() };
-    // SAFETY: this call takes numbers alone.
-    sys::check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+    rustix::thread::set_no_new_privs(true)?;
     // No stranger's code runs in this process that could look for what speculation leaves behind, so that Linux before 5.16 need not make
     // all of it slower. Linux before 4.17 knows no such wish.
     let as_fast = libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;

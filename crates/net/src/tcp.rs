@@ -4,16 +4,21 @@
 use std::{
     io::{self, IoSlice},
     net::SocketAddr,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     time::Duration,
 };
 
+use rustix::{
+    io::Errno,
+    net::{
+        RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrAny, SocketFlags, acceptfrom_with,
+        getpeername, recv, send, sendmsg, shutdown,
+        sockopt::{set_socket_keepalive, set_socket_linger, set_tcp_nodelay, socket_error},
+    },
+};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use crate::{
-    ZonedIp, passed, rlimit,
-    sys::{self, RawAddress},
-};
+use crate::{ZonedIp, passed, rlimit, sys};
 
 /// Pieces of one sendmsg(2) (UIO_MAXIOV).
 const MOST_PIECES: usize = 1024;
@@ -125,8 +130,7 @@ impl TcpListener {
             let seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
             sys::set_option(this.fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, seconds)?;
         }
-        // SAFETY: no pointers.
-        sys::check(unsafe { libc::listen(this.fd.as_raw_fd(), backlog) })?;
+        rustix::net::listen(&this.fd, backlog)?;
         Ok(this)
     }
 
@@ -143,20 +147,13 @@ impl TcpListener {
         Ok(Self { local: sys::local_address(fd.as_fd())?, fd })
     }
 
-    /// Whether nobody else has this address, and the port that the kernel would choose for port 0. Without SO_REUSEPORT,
-    /// so that a second program on the same port is told so instead of silently sharing it.
+    /// Checks that a listener of these options could bind, and returns its address: the kernel chooses one for port 0. Without
+    /// SO_REUSEPORT, so that a second program on the same port hears of it instead of silently sharing it. With
+    /// [`ListenOptions::dual_stack`] the IPv4 port has to be free too.
     ///
     /// # Errors
     /// Those of socket(2), setsockopt(2) and bind(2).
-    pub fn probe(address: SocketAddr) -> io::Result<SocketAddr> {
-        Self::probe_as(address, &ListenOptions::default())
-    }
-
-    /// As [`TcpListener::probe`], for a listener of these options. With [`ListenOptions::dual_stack`] the IPv4 port has to be free too.
-    ///
-    /// # Errors
-    /// As for [`TcpListener::probe`].
-    pub fn probe_as(address: SocketAddr, options: &ListenOptions) -> io::Result<SocketAddr> {
+    pub fn probe(address: SocketAddr, options: &ListenOptions) -> io::Result<SocketAddr> {
         let alone = ListenOptions { reuse_port: false, ..options.clone() };
         sys::local_address(bound(address, &alone)?.as_fd())
     }
@@ -166,9 +163,8 @@ impl TcpListener {
     /// # Errors
     /// Those of setsockopt(2).
     pub fn set_inherited(&self, nodelay: bool, keepalive: bool) -> io::Result<()> {
-        let fd = self.fd.as_fd();
-        sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, nodelay.into())?;
-        sys::set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, keepalive.into())
+        set_tcp_nodelay(&self.fd, nodelay)?;
+        Ok(set_socket_keepalive(&self.fd, keepalive)?)
     }
 
     /// Timers of the sockets that are accepted from now on.
@@ -184,10 +180,9 @@ impl TcpListener {
     /// # Errors
     /// Those of accept4(2): EMFILE, ENFILE, ENOBUFS and ENOMEM ask for a pause.
     pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
-        let mut raw = RawAddress::empty();
-        let mut len = RawAddress::SIZE;
-        let Some(fd) = accept(self.fd.as_fd(), (&raw mut raw).cast(), &raw mut len)? else { return Ok(None) };
-        Ok(raw.get().map(|peer| (TcpSocket { fd }, peer)))
+        let Some((fd, peer)) = accept(self.fd.as_fd())? else { return Ok(None) };
+        let peer = peer.and_then(|peer| sys::address(peer, false).ok());
+        Ok(peer.map(|peer| (TcpSocket { fd }, peer)))
     }
 
     /// The bound address.
@@ -202,36 +197,26 @@ impl AsFd for TcpListener {
     }
 }
 
-/// accept4(2) with the errors of a listening socket sorted: `None` when there is no connection to have. `name` and `len` are
-/// null, or describe a [`RawAddress`].
-pub(crate) fn accept(
-    listener: BorrowedFd<'_>,
-    name: *mut libc::sockaddr,
-    len: *mut libc::socklen_t,
-) -> io::Result<Option<OwnedFd>> {
+/// accept4(2) with the errors of a listening socket sorted: `None` when there is no connection to have.
+pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<(OwnedFd, Option<SocketAddrAny>)>> {
     rlimit::room_for_one(listener)?;
-    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: the pointers are null or describe memory of the caller's; the kernel writes no more than `len`.
-    match sys::check(unsafe { libc::accept4(listener.as_raw_fd(), name, len, flags) }) {
-        // SAFETY: accept4 gave this descriptor to nobody else.
-        Ok(fd) => rlimit::ours(unsafe { OwnedFd::from_raw_fd(fd) }).map(Some),
-        Err(error) => match error.raw_os_error() {
-            // accept(2): network errors of the new connection are reported here and are to be treated like EAGAIN.
-            Some(
-                libc::EAGAIN
-                | libc::EINTR
-                | libc::ECONNABORTED
-                | libc::EPROTO
-                | libc::ENETDOWN
-                | libc::ENOPROTOOPT
-                | libc::EHOSTDOWN
-                | libc::ENONET
-                | libc::EHOSTUNREACH
-                | libc::EOPNOTSUPP
-                | libc::ENETUNREACH,
-            ) => Ok(None),
-            _ => Err(error),
-        },
+    match acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+        Ok((fd, peer)) => rlimit::ours(fd).map(|fd| Some((fd, peer))),
+        // accept(2): network errors of the new connection are reported here and are to be treated like EAGAIN.
+        Err(
+            Errno::AGAIN
+            | Errno::INTR
+            | Errno::CONNABORTED
+            | Errno::PROTO
+            | Errno::NETDOWN
+            | Errno::NOPROTOOPT
+            | Errno::HOSTDOWN
+            | Errno::NONET
+            | Errno::HOSTUNREACH
+            | Errno::OPNOTSUPP
+            | Errno::NETUNREACH,
+        ) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -257,13 +242,9 @@ pub(crate) fn set_freebind(socket: &Socket, address: SocketAddr) -> io::Result<(
 }
 
 fn begin(socket: Socket, address: SocketAddr) -> io::Result<TcpSocket> {
-    let mut raw = RawAddress::empty();
-    let len = raw.set(address);
-    let fd: OwnedFd = socket.into();
-    // SAFETY: the pointer and length describe `raw`.
-    match sys::check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const raw).cast(), len) }) {
-        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
-        _ => Ok(TcpSocket { fd }),
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(TcpSocket { fd: socket.into() }),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -326,12 +307,16 @@ impl TcpSocket {
     }
 
     /// Begins to connect, as [`TcpSocket::connect`], from the very address and port on which a listener of ours waits. Both need
-    /// SO_REUSEPORT for that: SO_REUSEADDR alone does not get past a socket that listens (Linux, inet_csk_bind_conflict).
+    /// SO_REUSEPORT for that: SO_REUSEADDR alone does not get past a socket that listens (Linux, inet_csk_bind_conflict). With TCP_NODELAY,
+    /// since the first answer may be the request of a protocol that waits for small messages, and with SO_KEEPALIVE.
     ///
     /// # Errors
     /// As for [`TcpSocket::connect`]; `AddrNotAvailable` where this very connection exists already or is in TIME_WAIT.
     pub fn connect_from(local: SocketAddr, address: SocketAddr) -> io::Result<Self> {
-        begin(bound(local, &ListenOptions { reuse_port: true, ..ListenOptions::default() })?, address)
+        let socket = bound(local, &ListenOptions { reuse_port: true, ..ListenOptions::default() })?;
+        socket.set_tcp_nodelay(true)?;
+        socket.set_keepalive(true)?;
+        begin(socket, address)
     }
 
     /// Receives; `Ok(0)` is the end of the stream (or an empty `buffer`).
@@ -340,8 +325,7 @@ impl TcpSocket {
     /// Those of recv(2); `WouldBlock` when nothing waits.
     #[inline]
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        // SAFETY: the pointer and length describe `buffer`.
-        size(unsafe { libc::recv(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) })
+        Ok(recv(&self.fd, buffer, RecvFlags::empty())?.0)
     }
 
     /// As [`TcpSocket::read`], but what it shows stays to be read (MSG_PEEK).
@@ -349,10 +333,7 @@ impl TcpSocket {
     /// # Errors
     /// Those of recv(2); `WouldBlock` when nothing waits.
     pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        // SAFETY: the pointer and length describe `buffer`.
-        size(unsafe {
-            libc::recv(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_PEEK)
-        })
+        Ok(recv(&self.fd, buffer, RecvFlags::PEEK)?.0)
     }
 
     /// Sends what fits; never raises SIGPIPE.
@@ -361,41 +342,19 @@ impl TcpSocket {
     /// Those of send(2); `WouldBlock` when nothing fits.
     #[inline]
     pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        // SAFETY: the pointer and length describe `bytes`.
-        size(unsafe {
-            libc::send(self.fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL)
-        })
+        Ok(send(&self.fd, bytes, SendFlags::NOSIGNAL)?)
     }
 
-    /// Sends several pieces in one call, as far as they fit; of more than 1024 pieces the first 1024. Never raises
-    /// SIGPIPE, unlike writev(2).
+    /// Sends several pieces in one call, as far as they fit; of more than 1024 pieces the first 1024. Never raises SIGPIPE, unlike
+    /// writev(2). Where `more` follows at once, the kernel keeps the last, unfilled segment for it (MSG_MORE), TCP_NODELAY or not.
     ///
     /// # Errors
     /// Those of sendmsg(2); `WouldBlock` when nothing fits.
     #[inline]
-    pub fn write_vectored(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.send_pieces(pieces, libc::MSG_NOSIGNAL)
-    }
-
-    /// As [`TcpSocket::write_vectored`] where more follows at once: the kernel keeps the last, unfilled segment for it (MSG_MORE),
-    /// TCP_NODELAY or not.
-    ///
-    /// # Errors
-    /// Those of sendmsg(2); `WouldBlock` when nothing fits.
-    #[inline]
-    pub fn write_vectored_more(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.send_pieces(pieces, libc::MSG_NOSIGNAL | libc::MSG_MORE)
-    }
-
-    #[inline]
-    fn send_pieces(&self, pieces: &[IoSlice<'_>], flags: libc::c_int) -> io::Result<usize> {
-        // SAFETY: all members are integers and pointers, for which zero is a value.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        // `IoSlice` has the layout of `iovec`, as its documentation promises; the kernel only reads them.
-        message.msg_iov = pieces.as_ptr().cast_mut().cast();
-        message.msg_iovlen = pieces.len().min(MOST_PIECES) as _;
-        // SAFETY: `message` describes `pieces`, which outlive the call.
-        size(unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, flags) })
+    pub fn write_vectored(&self, pieces: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
+        let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
+        let pieces = &pieces[..pieces.len().min(MOST_PIECES)];
+        Ok(sendmsg(&self.fd, pieces, &mut SendAncillaryBuffer::default(), flags)?)
     }
 
     /// Sends FIN once all that was written has left; reading goes on.
@@ -403,34 +362,16 @@ impl TcpSocket {
     /// # Errors
     /// Those of shutdown(2); ENOTCONN when the other side is gone.
     pub fn shutdown_write(&self) -> io::Result<()> {
-        // SAFETY: no pointers.
-        sys::check(unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_WR) }).map(|_| ())
+        Ok(shutdown(&self.fd, Shutdown::Write)?)
     }
 
     /// Closes with RST instead of FIN (SO_LINGER with a time of 0, socket(7)); what is unsent is lost.
     pub fn reset(self) {
-        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-        // SAFETY: the pointer and length describe `linger`. Where it fails, the close that follows sends FIN.
-        unsafe {
-            libc::setsockopt(
-                self.fd.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_LINGER,
-                (&raw const linger).cast(),
-                std::mem::size_of::<libc::linger>() as u32,
-            )
-        };
+        // Where it fails, the close that follows sends FIN.
+        let _ = set_socket_linger(&self.fd, Some(Duration::ZERO));
     }
 
-    /// TCP_NODELAY: also pushes out what Nagle's algorithm holds back.
-    ///
-    /// # Errors
-    /// Those of setsockopt(2).
-    pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
-        sys::set_option(self.fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, on.into())
-    }
-
-    /// Sets its timers; keepalive itself is [`TcpSocket::set_keepalive`].
+    /// Sets its timers; SO_KEEPALIVE itself is another option.
     ///
     /// # Errors
     /// Those of setsockopt(2).
@@ -438,28 +379,9 @@ impl TcpSocket {
         timers.set(self.fd.as_fd())
     }
 
-    /// SO_KEEPALIVE, with the machine's own times (tcp(7)).
-    ///
-    /// # Errors
-    /// Those of setsockopt(2).
-    pub fn set_keepalive(&self, on: bool) -> io::Result<()> {
-        sys::set_option(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_KEEPALIVE, on.into())
-    }
-
-    /// SO_OOBINLINE: an urgent byte stays in the stream. May be set when one is announced, before it is read.
-    ///
-    /// # Errors
-    /// Those of setsockopt(2).
-    pub fn set_oob_inline(&self, on: bool) -> io::Result<()> {
-        sys::set_option(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_OOBINLINE, on.into())
-    }
-
     /// SIOCATMARK (tcp(7)): whether the next byte to be read is an urgent one. False where it cannot be told.
-    pub fn is_at_urgent_byte(&self) -> bool {
-        let mut is_there: libc::c_int = 0;
-        // SAFETY: SIOCATMARK writes an integer.
-        let asked = sys::check(unsafe { libc::ioctl(self.fd.as_raw_fd(), SIOCATMARK, &raw mut is_there) });
-        asked.is_ok() && is_there != 0
+    pub(crate) fn is_at_urgent_byte(&self) -> bool {
+        ioctl_int(self.fd.as_fd(), SIOCATMARK).is_ok_and(|is_there| is_there != 0)
     }
 
     /// Bytes that the kernel has taken to be sent, whether they are on their way, acknowledged or neither. Counted from somewhere: only
@@ -470,39 +392,18 @@ impl TcpSocket {
     pub fn written(&self) -> io::Result<u64> {
         // In this order: what is acknowledged in between is missed, and not counted twice.
         let acknowledged = self.acknowledged()?;
-        let mut queued: libc::c_int = 0;
-        // SAFETY: SIOCOUTQ (tcp(7)) writes an integer.
-        sys::check(unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) })?;
+        // SIOCOUTQ of tcp(7).
+        let queued = ioctl_int(self.fd.as_fd(), libc::TIOCOUTQ)?;
         Ok(acknowledged + u64::from(queued.unsigned_abs()))
     }
 
     /// TCP_INFO's tcpi_bytes_acked (Linux 4.1), behind what the C library's structure has of it.
     fn acknowledged(&self) -> io::Result<u64> {
         const AT: usize = 120;
-        const MOST: u32 = 256;
-        let mut info = [0_u8; MOST as usize];
-        let mut len = MOST;
-        // SAFETY: the pointers and length describe `info`.
-        sys::check(unsafe {
-            libc::getsockopt(
-                self.fd.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_INFO,
-                info.as_mut_ptr().cast(),
-                &raw mut len,
-            )
-        })?;
-        let told = info[..len as usize].get(AT..).and_then(|rest| rest.first_chunk());
+        let mut info = [0_u8; 256];
+        let told = sys::get_option_bytes(self.fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;
+        let told = told.get(AT..).and_then(|rest| rest.first_chunk());
         told.map(|bytes| u64::from_ne_bytes(*bytes)).ok_or_else(|| io::ErrorKind::Unsupported.into())
-    }
-
-    /// TCP_USER_TIMEOUT: how long sent data may stay unacknowledged before the connection is dropped.
-    ///
-    /// # Errors
-    /// Those of setsockopt(2).
-    pub fn set_user_timeout(&self, timeout: Duration) -> io::Result<()> {
-        let ms = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
-        sys::set_option(self.fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, ms)
     }
 
     /// SO_ERROR: why a connect failed or a connection broke, if it did; asking clears it.
@@ -510,19 +411,7 @@ impl TcpSocket {
     /// # Errors
     /// Those of getsockopt(2), and the error itself.
     pub fn take_error(&self) -> io::Result<()> {
-        let mut error: libc::c_int = 0;
-        let mut len = std::mem::size_of::<libc::c_int>() as u32;
-        // SAFETY: the pointers and length describe `error`.
-        sys::check(unsafe {
-            libc::getsockopt(
-                self.fd.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_ERROR,
-                (&raw mut error).cast(),
-                &raw mut len,
-            )
-        })?;
-        if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+        Ok(socket_error(&self.fd)??)
     }
 
     /// This side's address.
@@ -538,17 +427,29 @@ impl TcpSocket {
     /// # Errors
     /// Those of getpeername(2).
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let mut raw = RawAddress::empty();
-        let mut len = RawAddress::SIZE;
-        // SAFETY: the pointer and length describe `raw`; the kernel writes no more than `len`.
-        sys::check(unsafe { libc::getpeername(self.fd.as_raw_fd(), (&raw mut raw).cast(), &raw mut len) })?;
-        raw.get().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))
+        let peer = getpeername(&self.fd)?.ok_or(io::ErrorKind::Unsupported)?;
+        sys::address(peer, false)
     }
 }
 
 impl AsFd for TcpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+impl io::Write for &TcpSocket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (*self).write(bytes)
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        (*self).write_vectored(pieces, false)
+    }
+
+    /// Nothing is kept back.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -565,7 +466,10 @@ pub fn is_exhaustion(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// Turns a byte count or -1 into a result.
-pub(crate) fn size(value: isize) -> io::Result<usize> {
-    usize::try_from(value).map_err(|_| io::Error::last_os_error())
+/// ioctl(2) with a request that writes an integer.
+fn ioctl_int(fd: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<libc::c_int> {
+    let mut value = 0;
+    // SAFETY: the requests of this file write one integer, and `value` is one.
+    sys::check(unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut value) })?;
+    Ok(value)
 }

@@ -9,82 +9,16 @@
 //! Pieces that lie next to each other in memory share one iovec, so that a reflected super-packet, or a generator's
 //! datagrams, cost one.
 
-use std::net::{IpAddr, SocketAddr};
-
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use std::hash::BuildHasher;
 
 use crate::{
     Datapath, Rx, SocketId, Sockets, Span,
+    queued::{NONE, Payload, Queued, Route, TxStats},
     send::{self, Batch, Bytes, Kernel, Linux},
 };
 
-/// Where a datagram goes and how. Datagrams of one route keep their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Route {
-    /// The socket to send on.
-    pub socket: SocketId,
-    /// Destination; `None` on a connected socket.
-    pub to: Option<SocketAddr>,
-    /// Source address on a wildcard socket (IP_PKTINFO).
-    pub from: Option<IpAddr>,
-    /// TOS or traffic class byte; 0 leaves the socket's default.
-    pub tos: u8,
-    /// TTL or hop limit; 0 leaves the socket's default.
-    pub ttl: u8,
-    /// Send with DF set; otherwise the kernel may fragment.
-    pub dont_fragment: bool,
-}
-
-/// Cheap per-worker integers; never reset.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TxStats {
-    /// Send calls.
-    pub calls: u64,
-    /// Messages handed to the kernel (a super-packet is one).
-    pub messages: u64,
-    /// Of these, super-packets of two or more segments.
-    pub super_packets: u64,
-    /// Datagrams that the kernel took.
-    pub datagrams: u64,
-    /// Bytes of these.
-    pub bytes: u64,
-    /// Datagrams dropped because the socket's send buffer or the device queue was full (EAGAIN, ENOBUFS).
-    pub would_block: u64,
-    /// Datagrams dropped because they exceed the path MTU and must not be fragmented (EMSGSIZE).
-    pub too_big: u64,
-    /// Datagrams dropped because the kernel refused them for another reason, or because their socket is gone.
-    pub refused: u64,
-    /// Times that a socket stepped down from GSO for a while: for all segments, or for those of that size and above.
-    pub step_downs: u64,
-}
-
-/// Where a datagram's payload lies.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Payload {
-    /// In the receiver's arena.
-    Arena(Span),
-    /// In `Tx::own`, right after its header.
-    Own(u32),
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Queued {
-    /// Offset of the header in `Tx::own`.
-    pub(crate) header: u32,
-    pub(crate) header_len: u16,
-    pub(crate) padding: u8,
-    pub(crate) payload: Payload,
-    /// The whole datagram's length.
-    pub(crate) len: u32,
-    /// Datagrams of this length that lie one behind the other, from `payload` on.
-    pub(crate) run: u32,
-    /// The next of the same route, or `NONE`.
-    next: u32,
-}
-
-const NONE: u32 = u32::MAX;
 /// Routes of one socket that are searched one by one before a table is used.
 const FEW: u32 = 4;
 
@@ -174,17 +108,11 @@ impl Tx {
 
     /// Queues a copy of `bytes`.
     pub fn push_bytes(&mut self, route: &Route, bytes: &[u8]) {
-        self.push_with(route, bytes.len(), |out| out.copy_from_slice(bytes));
+        self.push_run(route, 1, bytes.len(), |out| out.copy_from_slice(bytes));
     }
 
-    /// Queues `len` bytes that `fill` writes in place (their content before is arbitrary); for generators.
-    #[inline]
-    pub fn push_with(&mut self, route: &Route, len: usize, fill: impl FnOnce(&mut [u8])) {
-        self.push_run(route, 1, len, fill);
-    }
-
-    /// The same with `count` datagrams of `len` bytes each, which `fill` writes one behind the other: cheaper than one by one. Several are a
-    /// burst, which shares no super-packet with what was queued before it.
+    /// Queues `count` datagrams of `len` bytes each that `fill` writes in place, one behind the other (their content before is arbitrary);
+    /// for generators, cheaper than one by one. Several are a burst, which shares no super-packet with what was queued before it.
     #[inline]
     pub fn push_run(&mut self, route: &Route, count: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
         if count == 0 {

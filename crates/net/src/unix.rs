@@ -8,6 +8,7 @@ use std::{
         unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
     },
     path::Path,
+    str::FromStr,
     sync::Arc,
 };
 
@@ -27,12 +28,11 @@ const LONGEST: usize = 107;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct UnixName(Arc<str>);
 
-impl UnixName {
+impl FromStr for UnixName {
+    type Err = &'static str;
+
     /// Takes `/run/app.sock` or `@app`.
-    ///
-    /// # Errors
-    /// The fault.
-    pub fn new(text: &str) -> Result<Self, &'static str> {
+    fn from_str(text: &str) -> Result<Self, &'static str> {
         match text.as_bytes() {
             [b'/', _, ..] | [b'@', _, ..] if text.contains('\0') => Err("it has a zero byte"),
             [b'/', rest @ ..] if rest.len() >= LONGEST => Err("its path has more than 107 bytes"),
@@ -41,7 +41,9 @@ impl UnixName {
             _ => Err("a Unix socket is an absolute path, or @ and a name"),
         }
     }
+}
 
+impl UnixName {
     /// Where its file is; an abstract name has none.
     pub fn path(&self) -> Option<&Path> {
         (!self.0.starts_with('@')).then(|| Path::new(&*self.0))
@@ -123,7 +125,7 @@ impl UnixListener {
     /// As for [`crate::TcpListener::accept`].
     pub fn accept(&self) -> io::Result<Option<TcpSocket>> {
         // Clients hardly ever have a name.
-        Ok(tcp::accept(self.fd.as_fd(), std::ptr::null_mut(), std::ptr::null_mut())?.map(TcpSocket::from))
+        Ok(tcp::accept(self.fd.as_fd())?.map(|(fd, _)| TcpSocket::from(fd)))
     }
 
     /// Where it listens.
@@ -244,14 +246,14 @@ mod tests {
         for good in
             ["/run/app.sock", "@app", &format!("/{}", "x".repeat(106)), &format!("@{}", "x".repeat(107))]
         {
-            let name = UnixName::new(good).expect(good);
+            let name = good.parse::<UnixName>().expect(good);
             assert_eq!(name.to_string(), good);
             assert!(name.address().is_ok(), "{good}");
         }
         let long = format!("/{}", "x".repeat(107));
         for bad in ["", "/", "@", "app.sock", "./app.sock", "/a\0b", &long, &format!("@{}", "x".repeat(108))]
         {
-            assert!(UnixName::new(bad).is_err(), "{bad:?}");
+            assert!(bad.parse::<UnixName>().is_err(), "{bad:?}");
         }
     }
 }

@@ -29,7 +29,7 @@ pub struct Question(Arc<()>);
 /// Both ends of a worker's inbox; its poller tells of new commands under `token`.
 ///
 /// # Errors
-/// Those of [`Waker::new`].
+/// Those of eventfd(2) and epoll_ctl(2).
 pub fn inbox<C>(poller: &Poller, token: u64) -> io::Result<(Sender<C>, Inbox<C>)> {
     let waker = Waker::new(poller, token)?;
     let (commands, received) = mpsc::channel();

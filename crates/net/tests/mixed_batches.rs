@@ -113,7 +113,7 @@ impl World {
                 }
                 Make::Own => {
                     let bytes: Vec<u8> = stamp.into_iter().cycle().take(run.size as usize).collect();
-                    self.tx.push_with(&route, bytes.len(), |out| out.copy_from_slice(&bytes));
+                    self.tx.push_run(&route, 1, bytes.len(), |out| out.copy_from_slice(&bytes));
                     bytes
                 }
             };

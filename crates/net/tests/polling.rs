@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use crate::common::{PATIENCE, Sender, V4, bind};
 use turnpike_net::{
     Datapath, Rx, UdpOptions,
-    poll::{Poller, Waker},
+    poll::{Interest, Poller},
+    worker::inbox,
 };
 
 const LONG: Option<Duration> = Some(PATIENCE);
@@ -37,9 +38,9 @@ fn writability_is_told_where_asked_for() {
     let socket = bind(V4, &UdpOptions::default());
     let mut poller = Poller::new().unwrap();
     poller.add(&socket, 1).unwrap();
-    poller.set_writable(&socket, 1, true).unwrap();
+    poller.set(&socket, 1, Interest::Level { read: true, write: true }).unwrap();
     assert!(poller.wait(LONG).unwrap()[0].writable);
-    poller.set_writable(&socket, 1, false).unwrap();
+    poller.set(&socket, 1, Interest::Level { read: true, write: false }).unwrap();
     assert!(poller.wait(NOW).unwrap().is_empty());
 }
 
@@ -48,7 +49,7 @@ fn a_removed_socket_is_silent() {
     let socket = bind(V4, &UdpOptions::default());
     let mut poller = Poller::new().unwrap();
     poller.add(&socket, 1).unwrap();
-    poller.set_writable(&socket, 1, true).unwrap();
+    poller.set(&socket, 1, Interest::Level { read: true, write: true }).unwrap();
     poller.remove(&socket).unwrap();
     assert!(poller.wait(NOW).unwrap().is_empty());
 }
@@ -66,23 +67,23 @@ fn a_wait_lasts_at_least_as_long_as_asked() {
 #[test]
 fn a_waker_wakes_from_another_thread_until_acknowledged() {
     let mut poller = Poller::new().unwrap();
-    let waker = Waker::new(&poller, 7).unwrap();
+    let (waker, inbox) = inbox(&poller, 7).unwrap();
     assert!(poller.wait(NOW).unwrap().is_empty());
     let remote = waker.clone();
     let thread = std::thread::spawn(move || {
         for _ in 0..1000 {
-            remote.wake();
+            remote.tell(());
         }
     });
     let events = poller.wait(LONG).unwrap();
     assert_eq!((events.len(), events[0].token, events[0].readable), (1, 7, true));
     thread.join().unwrap();
     assert_eq!(poller.wait(LONG).unwrap().len(), 1, "level-triggered");
-    waker.acknowledge();
+    inbox.acknowledge();
     assert!(poller.wait(NOW).unwrap().is_empty());
     // Nothing to acknowledge must not block.
-    waker.acknowledge();
-    waker.wake();
+    inbox.acknowledge();
+    waker.tell(());
     assert_eq!(poller.wait(LONG).unwrap().len(), 1);
 }
 
@@ -97,7 +98,7 @@ fn wait_like_a_worker(poller: &mut Poller, started: Instant, due: u64) -> usize 
     while since(started) < due {
         assert!(started.elapsed() < PATIENCE, "the deadline has been missed");
         wake_ups += 1;
-        if !poller.wait_until(since(started), Some(due)).unwrap().is_empty() {
+        if !poller.wait_until(since(started), Some(due), None).unwrap().is_empty() {
             break;
         }
     }
@@ -110,10 +111,10 @@ fn deadlines_are_met_also_when_they_move() {
     let started = Instant::now();
     // A far one is set first; the nearer one must not wait for it.
     let far = since(started) + 60_000;
-    let waker = Waker::new(&poller, 7).unwrap();
-    waker.wake();
-    assert_eq!(poller.wait_until(since(started), Some(far)).unwrap()[0].token, 7);
-    waker.acknowledge();
+    let (waker, inbox) = inbox(&poller, 7).unwrap();
+    waker.tell(());
+    assert_eq!(poller.wait_until(since(started), Some(far), None).unwrap()[0].token, 7);
+    inbox.acknowledge();
     for _ in 0..3 {
         let due = since(started) + 20;
         let wake_ups = wait_like_a_worker(&mut poller, started, due);
@@ -121,7 +122,7 @@ fn deadlines_are_met_also_when_they_move() {
         assert!(since(started) >= due);
     }
     // One that has passed is no wait at all, and a later one is not forgotten when an earlier one rang.
-    assert!(poller.wait_until(since(started), Some(0)).unwrap().is_empty());
+    assert!(poller.wait_until(since(started), Some(0), None).unwrap().is_empty());
     let (near, later) = (since(started) + 10, since(started) + 30);
     wait_like_a_worker(&mut poller, started, near);
     wait_like_a_worker(&mut poller, started, later);
@@ -133,16 +134,16 @@ fn a_wait_within_less_than_a_millisecond_ends_by_itself_and_keeps_the_deadline()
     let started = Instant::now();
     let due = since(started) + 60_000;
     for at_most in [Duration::ZERO, Duration::from_micros(70)] {
-        assert!(poller.wait_until_within(since(started), Some(due), Some(at_most)).unwrap().is_empty());
+        assert!(poller.wait_until(since(started), Some(due), Some(at_most)).unwrap().is_empty());
     }
     // What comes ends it, and a nearer deadline is met.
-    let waker = Waker::new(&poller, 7).unwrap();
-    waker.wake();
-    assert_eq!(poller.wait_until_within(since(started), Some(due), LONG).unwrap()[0].token, 7);
-    waker.acknowledge();
+    let (waker, inbox) = inbox(&poller, 7).unwrap();
+    waker.tell(());
+    assert_eq!(poller.wait_until(since(started), Some(due), LONG).unwrap()[0].token, 7);
+    inbox.acknowledge();
     let due = since(started) + 20;
     while since(started) < due {
-        assert!(poller.wait_until_within(since(started), Some(due), LONG).unwrap().is_empty());
+        assert!(poller.wait_until(since(started), Some(due), LONG).unwrap().is_empty());
     }
     assert!(started.elapsed() < PATIENCE, "the deadline has been missed");
 }
@@ -156,16 +157,16 @@ fn a_wait_within_some_milliseconds_ends_by_the_timer() {
     for round in 0..3 {
         let (began, mut wake_ups) = (Instant::now(), 0);
         while began.elapsed() < at_most {
-            assert!(poller.wait_until_within(since(started), Some(due), Some(at_most)).unwrap().is_empty());
+            assert!(poller.wait_until(since(started), Some(due), Some(at_most)).unwrap().is_empty());
             wake_ups += 1;
         }
         assert!(began.elapsed() < PATIENCE, "round {round} went on until the deadline");
         assert!(wake_ups <= 3, "round {round}: woke up {wake_ups} times");
     }
     // What comes ends it sooner.
-    let waker = Waker::new(&poller, 7).unwrap();
-    waker.wake();
-    assert_eq!(poller.wait_until_within(since(started), Some(due), LONG).unwrap()[0].token, 7);
+    let (waker, _inbox) = inbox(&poller, 7).unwrap();
+    waker.tell(());
+    assert_eq!(poller.wait_until(since(started), Some(due), LONG).unwrap()[0].token, 7);
 }
 
 #[test]
@@ -181,7 +182,7 @@ fn busy_polling_brings_the_same_events_and_ends_in_sleep() {
     for _ in 0..20 {
         sender.tx.push_bytes(&route, b"one");
         sender.flush();
-        let events = poller.wait_until(since(started), Some(since(started) + 10_000)).unwrap();
+        let events = poller.wait_until(since(started), Some(since(started) + 10_000), None).unwrap();
         assert_eq!(events.iter().map(|event| event.token).collect::<Vec<_>>(), [42]);
         assert_eq!(rx.recv(&socket).unwrap().count, 1);
     }

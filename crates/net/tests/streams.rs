@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use turnpike_net::{ConnectOptions, ListenOptions, Pipe, TcpListener, TcpSocket, TcpTimers, poll::Poller};
+use turnpike_net::{
+    ConnectOptions, ListenOptions, TcpListener, TcpSocket, TcpTimers,
+    poll::{Interest, Poller},
+};
 use turnpike_testkit::eventually;
 
 fn loopback() -> SocketAddr {
@@ -95,9 +98,9 @@ fn what_is_written_with_more_to_come_arrives_with_it() {
     eventually("it is held back", || {
         let (mut client, server) = pair(&ListenOptions { nodelay: true, ..ListenOptions::default() });
         client.set_nonblocking(true).unwrap();
-        assert_eq!(server.write_vectored_more(&[IoSlice::new(b"ab"), IoSlice::new(b"c")]).unwrap(), 3);
+        assert_eq!(server.write_vectored(&[IoSlice::new(b"ab"), IoSlice::new(b"c")], true).unwrap(), 3);
         let held = would_block(&client.peek(&mut [0; 8]));
-        assert_eq!(server.write_vectored(&[IoSlice::new(b"d")]).unwrap(), 1);
+        assert_eq!(server.write_vectored(&[IoSlice::new(b"d")], false).unwrap(), 1);
         let mut buffer = [0; 4];
         client.set_nonblocking(false).unwrap();
         client.read_exact(&mut buffer).unwrap();
@@ -111,9 +114,9 @@ fn a_probe_sees_a_listener_that_would_share_its_port() {
     let shared = ListenOptions { reuse_port: true, ..ListenOptions::default() };
     let listener = TcpListener::bind(loopback(), &shared).unwrap();
     assert!(TcpListener::bind(listener.local_addr(), &shared).is_ok());
-    let error = TcpListener::probe(listener.local_addr()).unwrap_err();
+    let error = TcpListener::probe(listener.local_addr(), &shared).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AddrInUse);
-    assert_ne!(TcpListener::probe(loopback()).unwrap().port(), 0);
+    assert_ne!(TcpListener::probe(loopback(), &shared).unwrap().port(), 0);
 }
 
 #[test]
@@ -125,7 +128,7 @@ fn a_connect_tells_by_an_event_how_it_went() {
         let source = Some([127, 0, 0, 5].into());
         let socket =
             TcpSocket::connect(address, &ConnectOptions { source, ..ConnectOptions::default() }).unwrap();
-        poller.add_edge(&socket, 7).unwrap();
+        poller.add_with(&socket, 7, Interest::Edge).unwrap();
         let event = eventually("it comes", || {
             poller.wait(Some(Duration::from_millis(100))).unwrap().first().copied()
         });
@@ -151,22 +154,22 @@ fn pieces_leave_in_order_and_more_than_the_kernel_takes_are_a_short_write() {
     let (mut client, server) = pair(&ListenOptions::default());
     let bytes: Vec<u8> = (0..1100_u32).map(|at| (at % 251) as u8).collect();
     let pieces: Vec<IoSlice<'_>> = bytes.chunks(1).map(IoSlice::new).collect();
-    assert_eq!(server.write_vectored(&pieces).unwrap(), 1024);
-    assert_eq!(server.write_vectored(&pieces[1024..]).unwrap(), 76);
-    assert_eq!(server.write_vectored(&[]).unwrap(), 0);
+    assert_eq!(server.write_vectored(&pieces, false).unwrap(), 1024);
+    assert_eq!(server.write_vectored(&pieces[1024..], false).unwrap(), 76);
+    assert_eq!(server.write_vectored(&[], false).unwrap(), 0);
     let mut heard = vec![0; bytes.len()];
     client.read_exact(&mut heard).unwrap();
     assert_eq!(heard, bytes);
     // Both ends are told how it is, none by a signal.
     drop(client);
-    eventually("it comes", || server.write_vectored(&pieces[..1]).err());
+    eventually("it comes", || server.write_vectored(&pieces[..1], false).err());
 }
 
 #[test]
 fn edges_tell_of_data_of_the_end_and_of_an_urgent_byte() {
     let (mut client, server) = pair(&ListenOptions::default());
     let mut poller = Poller::new().unwrap();
-    poller.add_edge_readable(&server, 1).unwrap();
+    poller.add_with(&server, 1, Interest::EdgeRead).unwrap();
     let mut next =
         || eventually("it comes", || poller.wait(Some(Duration::from_millis(100))).unwrap().first().copied());
     client.write_all(b"abc").unwrap();
@@ -176,7 +179,7 @@ fn edges_tell_of_data_of_the_end_and_of_an_urgent_byte() {
     socket2::SockRef::from(&client).send_out_of_band(b"!").unwrap();
     let event = next();
     assert!(event.priority, "{event:?}");
-    server.set_oob_inline(true).unwrap();
+    socket2::SockRef::from(&server).set_out_of_band_inline(true).unwrap();
     let mut buffer = [0; 8];
     assert_eq!(server.read(&mut buffer).unwrap(), 1);
     assert_eq!(buffer[0], b'!');
@@ -190,15 +193,15 @@ fn edges_tell_of_data_of_the_end_and_of_an_urgent_byte() {
 fn who_waits_for_the_end_alone_is_not_told_of_bytes_and_may_ask_for_them_again() {
     let (mut client, server) = pair(&ListenOptions::default());
     let mut poller = Poller::new().unwrap();
-    poller.add_edge(&server, 7).unwrap();
-    poller.set_edge_end(&server, 7).unwrap();
+    poller.add_with(&server, 7, Interest::Edge).unwrap();
+    poller.set(&server, 7, Interest::EdgeEnd).unwrap();
     client.write_all(b"abc").unwrap();
     eventually("they are there", || server.peek(&mut [0; 8]).is_ok_and(|seen| seen == 3));
     assert!(poller.wait(Some(Duration::ZERO)).unwrap().is_empty());
-    poller.add_edge_writable(&server, 7).unwrap();
+    poller.set(&server, 7, Interest::Edge).unwrap();
     let event = poller.wait(Some(Duration::ZERO)).unwrap()[0];
     assert!(event.readable && event.writable && !event.closed, "{event:?}");
-    poller.set_edge_end(&server, 7).unwrap();
+    poller.set(&server, 7, Interest::EdgeEnd).unwrap();
     client.shutdown(std::net::Shutdown::Write).unwrap();
     let event = eventually("the end", || poller.wait(Some(Duration::ZERO)).unwrap().first().copied());
     assert!(event.closed, "{event:?}");
@@ -223,14 +226,14 @@ fn what_is_written_is_counted_whether_or_not_it_has_arrived() {
 fn a_full_socket_tells_when_it_takes_bytes_again() {
     let (mut client, server) = pair(&ListenOptions::default());
     let mut poller = Poller::new().unwrap();
-    poller.add_edge_readable(&server, 1).unwrap();
+    poller.add_with(&server, 1, Interest::EdgeRead).unwrap();
     let chunk = vec![0; 1 << 16];
     let mut sent = 0;
     while let Ok(n) = server.write(&chunk) {
         sent += n;
     }
     assert!(would_block(&server.write(&chunk)));
-    poller.add_edge_writable(&server, 1).unwrap();
+    poller.set(&server, 1, Interest::Edge).unwrap();
     assert!(poller.wait(Some(Duration::ZERO)).unwrap().iter().all(|event| !event.writable));
     client.read_exact(&mut vec![0; sent]).unwrap();
     eventually("it comes", || {
@@ -253,42 +256,4 @@ fn a_half_closed_socket_still_reads() {
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
     client.write_all(b"x").unwrap();
     eventually("it comes", || server.read(&mut [0]).ok());
-}
-
-#[test]
-fn a_pipe_moves_a_stream_and_knows_what_it_holds() {
-    let (mut client, from) = pair(&ListenOptions::default());
-    let (mut sink, to) = pair(&ListenOptions::default());
-    let mut pipe = Pipe::new().unwrap();
-    assert!(pipe.capacity() >= 1 << 12, "{}", pipe.capacity());
-    assert!(would_block(&pipe.fill(&from, usize::MAX)));
-    assert_eq!(pipe.drain(&to).unwrap(), 0);
-    let bytes: Vec<u8> = (0..3_000_000_u32).map(|at| (at.wrapping_mul(0x9E37_79B9) >> 24) as u8).collect();
-    let sent = bytes.clone();
-    let writer = std::thread::spawn(move || client.write_all(&sent));
-    let reader = std::thread::spawn(move || {
-        let mut heard = Vec::new();
-        sink.read_to_end(&mut heard).map(|_| heard)
-    });
-    let mut moved = 0;
-    eventually("it comes", || {
-        match pipe.fill(&from, usize::MAX) {
-            Ok(0) => return Some(()),
-            Ok(n) => {
-                assert_eq!(pipe.held(), n);
-                moved += n;
-            }
-            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
-        }
-        while pipe.held() > 0 {
-            if let Err(error) = pipe.drain(&to) {
-                assert_eq!(error.kind(), ErrorKind::WouldBlock);
-            }
-        }
-        None
-    });
-    drop(to);
-    writer.join().unwrap().unwrap();
-    assert_eq!(moved, bytes.len());
-    assert!(reader.join().unwrap().unwrap() == bytes);
 }

@@ -101,7 +101,7 @@ fn clients_that_wait_for_a_listener_are_accepted_where_it_goes() {
     eventually("it is accepted", || there.accept().unwrap());
 
     let dir = Dir::new();
-    let name = UnixName::new(dir.path().join("s").to_str().unwrap()).unwrap();
+    let name = dir.path().join("s").to_str().unwrap().parse::<UnixName>().unwrap();
     let (listener, file) = UnixListener::bind(&name, None).unwrap();
     let _waiting = UnixStream::connect(name.path().unwrap()).unwrap();
     let there = UnixListener::take_over(again(&listener), &name).unwrap();
@@ -122,6 +122,6 @@ fn what_is_another_kind_of_socket_is_refused() {
     assert!(TcpListener::take_over(udp()).is_err());
     let connected = TcpStream::connect(tcp.local_addr()).unwrap();
     assert!(TcpListener::take_over(connected.into()).is_err(), "it does not listen");
-    assert!(UnixListener::take_over(again(&tcp), &UnixName::new("@x").unwrap()).is_err());
+    assert!(UnixListener::take_over(again(&tcp), &"@x".parse::<UnixName>().unwrap()).is_err());
     assert!(UdpSocket::take_over(udp(), 0).is_ok());
 }

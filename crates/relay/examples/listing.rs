@@ -36,7 +36,7 @@ fn main() {
     let mut arguments = env::args().skip(1).map(|argument| argument.parse().unwrap());
     let sessions: u32 = arguments.next().unwrap_or(100_000);
     let listings = arguments.next().unwrap_or(20);
-    let limit = turnpike_net::rlimit::raise_open_files(u64::from(sessions) + 2 * u64::from(FAN)).unwrap();
+    let limit = turnpike_net::rlimit::raise_open_files(u64::from(sessions) + 2 * u64::from(FAN));
     // As many sockets as sessions, or shared ones where that is more than may be open.
     let shared_ports = if limit > u64::from(sessions) + 500 { 0 } else { 8 };
     if shared_ports != 0 {

@@ -69,7 +69,7 @@ pub struct Config {
     pub max_kernel_flows: u32,
     /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
     pub busy_poll: Duration,
-    /// By how long a worker may delay a datagram so that its next wake-up carries more ([`turnpike_net::Coalescer`]); zero by none.
+    /// By how long a worker may delay a datagram so that its next wake-up carries more (`coalesce.rs`); zero by none.
     pub coalesce: Duration,
     /// Relay addresses. Of several of a family a client gets the one that it came to, or else the one from which the machine would send to it.
     pub relay: Vec<RelayAddress>,

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod bounded;
+mod coalesce;
 pub mod config;
 mod discovery;
 pub mod dtls;

@@ -20,7 +20,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Datapath, TcpListener, UdpOptions, UdpSocket, passed};
+use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket, passed};
 use turnpike_turn::server::{NatDiscovery, Transport};
 
 use crate::{Config, Layout, StartError, layout::Placed, runtime::Listeners, stream::listen_options};
@@ -677,7 +677,7 @@ fn probe_tcp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
     if config.passed.count(passed::Transport::Tcp, address) > 0 {
         return Ok(address);
     }
-    TcpListener::probe(address)
+    TcpListener::probe(address, &ListenOptions::default())
 }
 
 /// The flag that names the listeners of a protocol.

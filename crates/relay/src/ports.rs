@@ -415,7 +415,7 @@ impl Ports {
     pub(crate) fn prepare(&self, socket: &UdpSocket) {
         if self.options.gro {
             // Where it cannot be changed nothing is gathered.
-            let _ = socket.start_gro();
+            let _ = socket.set_gro(true);
         }
     }
 
@@ -631,7 +631,8 @@ impl Ports {
     /// SO_REUSEPORT lets connections to peers leave from the same port, and would let any program of this user in as well: whether
     /// one has it is asked without.
     fn listen(&self, pool: &Pool, port: u16) -> io::Result<(TcpListener, SocketAddr)> {
-        let address = TcpListener::probe(SocketAddr::new(pool.address.bind, port))?;
+        let address =
+            TcpListener::probe(SocketAddr::new(pool.address.bind, port), &ListenOptions::default())?;
         let options = ListenOptions {
             reuse_port: true,
             backlog: BACKLOG,

@@ -10,9 +10,7 @@ use std::{
 };
 
 use turnpike_net::{
-    Channel, UdpOptions, UdpSocket,
-    rx::RxStats,
-    tx::TxStats,
+    Channel, RxStats, TxStats, UdpOptions, UdpSocket,
     worker::{Published, Sender, Workers},
 };
 use turnpike_offload::{Hook, Kernel, Lent, OffloadError};

@@ -21,7 +21,7 @@ use std::{
 };
 
 use turnpike_net::{
-    Coalescer, CopyMode, Rx, SocketId, Sockets, Span, Tx, UdpSocket,
+    CopyMode, Rx, SocketId, Sockets, Span, Tx, UdpSocket,
     poll::{Event, Poller},
     rlimit,
     worker::{self, Inbox, Published},
@@ -38,6 +38,7 @@ use turnpike_wire::address::canonical;
 
 use crate::{
     Config, Layout, PendingLookup, SessionLog, StartError, WorkerSnapshot,
+    coalesce::Coalescer,
     dtls::Associations,
     gate::WorkerGate,
     listening,
@@ -286,7 +287,7 @@ impl Worker {
                 coalescer.pause(self.rx.stats().datagrams);
             }
             let at_most = self.offload.as_mut().and_then(Offload::before_wait);
-            match self.poller.wait_until_within(now.ms, self.due(), at_most) {
+            match self.poller.wait_until(now.ms, self.due(), at_most) {
                 Ok(ready) => {
                     events.clear();
                     events.extend_from_slice(ready);

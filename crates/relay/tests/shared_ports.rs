@@ -6,7 +6,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr, UdpSocket},
 };
 
-use turnpike_net::{rx::RxStats, tx::TxStats};
+use turnpike_net::{RxStats, TxStats};
 
 use crate::support::*;
 

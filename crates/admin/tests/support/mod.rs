@@ -66,7 +66,7 @@ impl Dir {
     }
 
     pub(crate) fn socket(&self, name: &str) -> AdminAddress {
-        AdminAddress::Unix(UnixName::new(self.path(name).to_str().unwrap()).unwrap())
+        AdminAddress::Unix(self.path(name).to_str().unwrap().parse::<UnixName>().unwrap())
     }
 }
 

@@ -97,7 +97,7 @@ const NO_PORT: PortRange = PortRange { first: 0, last: 0 };
 /// in whichever case: a host's name is shown in lower case, and would be read as a socket from there.
 fn unix(text: &str) -> Option<Result<UnixName, String>> {
     let (scheme, name) = text.split_at_checked("unix:".len())?;
-    scheme.eq_ignore_ascii_case("unix:").then(|| UnixName::new(name).map_err(str::to_owned))
+    scheme.eq_ignore_ascii_case("unix:").then(|| name.parse::<UnixName>().map_err(str::to_owned))
 }
 
 /// `HOST:PORT`, `HOST:FIRST-LAST` or `unix:NAME`, with or without `*WEIGHT`.

@@ -279,7 +279,7 @@ fn limits_unix_sockets_and_both_families_are_read() {
     let plain = argument("tcp://[::]:80=10.0.0.2:80?max_bytes_per_second=0&max_connections_per_client=0");
     assert!(plain.ipv6_only && plain.limits == turnpike_forward::Limits::default());
 
-    let unix = |name| turnpike_forward::UnixName::new(name).expect("a name");
+    let unix = |name: &str| name.parse::<turnpike_forward::UnixName>().expect("a name");
     let rule = argument("unix:///run/in.sock=unix:@app,10.0.0.2:80?socket_mode=660");
     assert_eq!(
         (rule.bind, rule.socket_mode),

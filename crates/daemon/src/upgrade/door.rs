@@ -66,7 +66,8 @@ impl Door {
         sweep(directory);
         let path = directory.join(format!("{}.{ENDING}", std::process::id()));
         let name = path.to_str().ok_or(io::ErrorKind::InvalidInput)?;
-        let name = UnixName::new(name).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        let name =
+            name.parse::<UnixName>().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         let (listener, file) = turnpike_net::UnixListener::bind(&name, Some(0o600))?;
         let listener = StdListener::from(listener.as_fd().try_clone_to_owned()?);
         listener.set_nonblocking(true)?;

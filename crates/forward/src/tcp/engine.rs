@@ -8,9 +8,10 @@ use std::{
 };
 
 use slab::Slab;
+use socket2::SockRef;
 use turnpike_net::{
     Flow, Mover, TcpSocket,
-    poll::{Event, Poller},
+    poll::{Event, Interest, Poller},
     tcp::is_exhaustion,
 };
 use turnpike_offload::Sockmap;
@@ -230,7 +231,7 @@ impl Engine {
             checks: Slab::new(),
             checks_health,
             watched: Vec::new(),
-            mover: Mover::new(),
+            mover: Mover::default(),
             here: Here::default(),
             again: Vec::new(),
             resumed: Vec::new(),
@@ -514,7 +515,7 @@ impl Engine {
         let pace = Pace::of(local.state.rates.as_ref());
         let mut up = Flow::new(nodelay);
         if client.is_unix() {
-            up.be_thorough();
+            up.thorough = true;
         }
         self.connections.insert(Connection {
             rule,
@@ -543,7 +544,7 @@ impl Engine {
             return self.connect_next(key, tick);
         }
         let client = &self.connections[key].client;
-        if let Err(error) = tick.poller.add_edge_readable(client, token(CLIENT, key)) {
+        if let Err(error) = tick.poller.add_with(client, token(CLIENT, key), Interest::EdgeRead) {
             self.complain(&error);
             self.end(key, EndReason::Limit, tick);
         }
@@ -688,7 +689,7 @@ impl Engine {
                     connection.keepalive_due = false;
                     if let Some(target) = &connection.target {
                         // A connection that broke meanwhile tells so itself.
-                        let _ = target.set_keepalive(true);
+                        let _ = SockRef::from(target).set_keepalive(true);
                     }
                 } else {
                     self.scan_found = true;
@@ -727,7 +728,7 @@ impl Engine {
 fn watch(socket: &Acceptor, key: usize, poller: &Poller) -> io::Result<()> {
     match socket {
         Acceptor::Tcp(_) => poller.add(socket, token(LISTENER, key)),
-        Acceptor::Unix(_) => poller.add_exclusive(socket, token(LISTENER, key)),
+        Acceptor::Unix(_) => poller.add_with(socket, token(LISTENER, key), Interest::Exclusive),
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::io;
 
-use turnpike_net::{CopyMode, Pumped, poll::Event};
+use turnpike_net::{
+    CopyMode, Pumped,
+    poll::{Event, Interest},
+};
 use turnpike_wire::proxy_protocol::{ENOUGH_TO_TELL, is_begun};
 
 use super::engine::{CLIENT, Connection, Engine, Side, Tick, token};
@@ -25,7 +28,7 @@ impl Engine {
         inward.readable |= event.readable;
         if event.closed && is_joined {
             // In the map, a read that is short need not be the last.
-            inward.be_thorough();
+            inward.thorough = true;
             inward.readable = true;
         }
         if event.priority
@@ -83,22 +86,22 @@ impl Engine {
         };
         let before = flow.bytes;
         let pumped = self.mover.pump(flow, from, to, copy, last);
-        let (moved, end_read) = (flow.bytes - before, std::mem::take(&mut flow.end_read));
-        local.moved(connection.seat.as_ref(), side, moved);
-        self.any_counted |= moved > 0;
-        let turns = self.mover.take_turns();
-        self.wake_up.lean += turns.lean;
+        let (taken, end_read) = (flow.bytes - before, std::mem::take(&mut flow.end_read));
+        local.moved(connection.seat.as_ref(), side, taken);
+        self.any_counted |= taken > 0;
+        let moved = self.mover.take_moved();
+        self.wake_up.lean += moved.lean;
         // Bulk that is acknowledged now and then stays bulk.
         if !(connection.up.is_bulk() || connection.down.is_bulk()) {
-            self.wake_up.other += turns.buffered;
+            self.wake_up.other += moved.buffered;
         }
-        local.counters.spliced_bytes += self.mover.take_spliced();
+        local.counters.spliced_bytes += moved.spliced;
         connection.active = tick.now;
         if connection.pace.is_some() {
             connection.settle(side);
         }
         if copy == CopyMode::Kernel {
-            connection.heard(side, moved);
+            connection.heard(side, taken);
         }
         match pumped {
             Pumped::Idle if end_read => self.judge_end(key, side, tick),
@@ -132,7 +135,7 @@ impl Engine {
             return;
         }
         connection.client_writable = true;
-        match tick.poller.add_edge_writable(&connection.client, token(CLIENT, key)) {
+        match tick.poller.set(&connection.client, token(CLIENT, key), Interest::Edge) {
             Ok(()) => {}
             // Not watched at all yet: `establish` asks again.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -168,7 +171,10 @@ impl Engine {
         // Whatever this says, the connection ends now.
         let _ = self.mover.pump(flow, from, to, copy, false);
         local.moved(connection.seat.as_ref(), side, flow.bytes - before);
-        local.counters.spliced_bytes += self.mover.take_spliced();
+        let moved = self.mover.take_moved();
+        self.wake_up.lean += moved.lean;
+        self.wake_up.other += moved.buffered;
+        local.counters.spliced_bytes += moved.spliced;
     }
 
     pub(super) fn broken(&mut self, key: usize, side: Side, tick: Tick<'_>) {

@@ -5,7 +5,7 @@ use std::{io, sync::Arc};
 
 use turnpike_net::{
     TcpSocket,
-    poll::{Event, Poller},
+    poll::{Event, Interest, Poller},
 };
 
 use super::{
@@ -43,13 +43,13 @@ impl Asked {
         if check.state.rule.targets_speak_udp() {
             let Address::Ip(address) = address else { return Err(io::ErrorKind::Unsupported.into()) };
             let asked = DatagramCheck::begin(&check.state.rule, *address)?;
-            poller.add_edge_readable(&asked, token)?;
+            poller.add_with(&asked, token, Interest::EdgeRead)?;
             return Ok(Self::Datagram(asked));
         }
         // Not the client's address, which a check does not have.
         let options = turnpike_net::ConnectOptions { transparent: false, ..check.state.connect.clone() };
         let socket = address.connect(&options)?;
-        poller.add_edge(&socket, token)?;
+        poller.add_with(&socket, token, Interest::Edge)?;
         Ok(match &check.state.rule.health_question {
             Some(question) => Self::Stream(StreamCheck::new(socket, &check.state.rule, question)),
             None => Self::Connect(socket),

@@ -2,7 +2,12 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
-use turnpike_net::{ConnectOptions, TcpTimers, poll::Event, tcp::is_exhaustion};
+use socket2::SockRef;
+use turnpike_net::{
+    ConnectOptions, TcpTimers,
+    poll::{Event, Interest},
+    tcp::is_exhaustion,
+};
 use turnpike_wire::proxy_protocol::{self, MAX_HEADER, Parsed};
 
 use super::engine::{CLIENT, Engine, Side, TARGET, Tick, token};
@@ -135,9 +140,9 @@ impl Engine {
             let begun = connected.and_then(|(socket, link)| {
                 if !address.is_unix() && state.rule.timers != TcpTimers::default() {
                     socket.set_timers(&state.rule.timers)?;
-                    socket.set_keepalive(state.rule.keepalive)?;
+                    SockRef::from(&socket).set_keepalive(state.rule.keepalive)?;
                 }
-                tick.poller.add_edge(&socket, token(TARGET, key))?;
+                tick.poller.add_with(&socket, token(TARGET, key), Interest::Edge)?;
                 Ok((socket, link))
             });
             match begun {
@@ -145,7 +150,7 @@ impl Engine {
                     opening.stage = Stage::Connecting;
                     opening.deadline = tick.now.saturating_add(opening.patience);
                     if address.is_unix() {
-                        connection.down.be_thorough();
+                        connection.down.thorough = true;
                     }
                     connection.link = link;
                     connection.target = Some(socket);
@@ -247,7 +252,7 @@ impl Engine {
             {
                 connection.up.nodelay_due = false;
                 // Where it fails, the write that follows fails too.
-                let _ = target.set_nodelay(true);
+                let _ = SockRef::from(target).set_tcp_nodelay(true);
             }
         }
         lead.extend_from_slice(&opening.inbox);
@@ -269,7 +274,7 @@ impl Engine {
         if watched {
             return;
         }
-        if let Err(error) = tick.poller.add_edge_readable(&connection.client, token(CLIENT, key)) {
+        if let Err(error) = tick.poller.add_with(&connection.client, token(CLIENT, key), Interest::EdgeRead) {
             self.complain(&error);
             return self.end(key, EndReason::Limit, tick);
         }

@@ -15,6 +15,8 @@
 
 use std::{io, os::fd::AsFd as _};
 
+use socket2::SockRef;
+use turnpike_net::poll::Interest;
 use turnpike_offload::{Joined, Sockmap};
 
 use super::engine::{CLIENT, Connection, Engine, Side, TARGET, Tick, token};
@@ -145,7 +147,7 @@ impl Connection {
     /// Whether nothing is under way in user space, so that the kernel may take over without a byte changing its place.
     fn is_quiet(&self) -> bool {
         let is_idle = [&self.up, &self.down].into_iter().all(|flow| {
-            !flow.readable && !flow.is_blocked() && !flow.has_ended() && !flow.fin && flow.is_ordinary()
+            !flow.readable && !flow.is_blocked() && !flow.has_ended() && !flow.fin && !flow.thorough
         });
         is_idle && self.opening.is_none() && !self.unvouched && self.pace.is_none()
     }
@@ -191,8 +193,8 @@ impl Engine {
         let client = &connection.client;
         let mut join = || -> io::Result<_> {
             // An urgent byte stays in the stream, as it does in user space.
-            client.set_oob_inline(true)?;
-            target.set_oob_inline(true)?;
+            SockRef::from(client).set_out_of_band_inline(true)?;
+            SockRef::from(target).set_out_of_band_inline(true)?;
             let base = [target.written()?, client.written()?];
             Ok(sockmap.join(tick.now, [client.as_fd(), target.as_fd()])?.map(|joined| (joined, base)))
         };
@@ -205,7 +207,7 @@ impl Engine {
         let ways = base.map(|base| Way { base, ..Way::default() });
         connection.across = Some(Box::new(Across { joined, passes: false, ways }));
         for flow in [&mut connection.up, &mut connection.down] {
-            flow.forgo_pipes();
+            flow.plain = true;
             (flow.doubts_end, flow.readable) = (true, true);
         }
         if self.joined.len() <= pair {
@@ -229,7 +231,7 @@ impl Engine {
         let mut is_done = lower(Side::Target);
         across.passes = true;
         for (socket, kind) in [(&connection.client, CLIENT), (target, TARGET)] {
-            is_done = is_done && tick.poller.set_edge_end(socket, token(kind, key)).is_ok();
+            is_done = is_done && tick.poller.set(socket, token(kind, key), Interest::EdgeEnd).is_ok();
         }
         if !is_done {
             self.come_up(key, tick);
@@ -255,7 +257,7 @@ impl Engine {
         connection.client_writable = true;
         for (socket, kind) in [(&connection.client, CLIENT), (target, TARGET)] {
             // What is ready by now is told again. Where it fails, the socket tells of its end all the same.
-            let _ = tick.poller.add_edge_writable(socket, token(kind, key));
+            let _ = tick.poller.set(socket, token(kind, key), Interest::Edge);
         }
         (connection.up.readable, connection.down.readable) = (true, true);
         self.again.extend(Side::BOTH.map(|side| (key, side)));

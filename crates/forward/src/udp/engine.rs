@@ -9,13 +9,11 @@ use std::{
 
 use slab::Slab;
 use turnpike_net::{
-    Datapath, Route, Rx, SocketId, Sockets, Tx,
+    Datapath, Route, Rx, RxStats, SocketId, Sockets, Tx, TxStats,
     error_queue::{self, IcmpError},
     passed::Transport,
-    poll::{Event, Poller},
-    rx::RxStats,
+    poll::{Event, Interest, Poller},
     tcp::is_exhaustion,
-    tx::TxStats,
 };
 use turnpike_wire::{address::canonical, proxy_protocol};
 
@@ -670,7 +668,9 @@ pub(super) fn connected(socket: SocketId) -> Route {
 /// Tells the poller what a stream now waits for, when that changed.
 pub(super) fn watch(stream: &mut Stream, token: u64, poller: &Poller) {
     let wanted = stream.wanted();
-    if wanted != stream.interest && poller.set_interest(stream.socket(), token, wanted.0, wanted.1).is_ok() {
+    if wanted != stream.interest
+        && poller.set(stream.socket(), token, Interest::Level { read: wanted.0, write: wanted.1 }).is_ok()
+    {
         stream.interest = wanted;
     }
 }

@@ -81,14 +81,14 @@ impl Offload {
     pub(super) fn flushed(&mut self, sockets: &Sockets) {
         self.emptied.flushed(&self.flows);
         if let Some(gathering) = &mut self.gathering {
-            gathering.end_tick(|id| sockets.stop_gro(SocketId(id)));
+            gathering.end_tick(|id| sockets.set_gro(SocketId(id), false));
         }
     }
 
     /// Nothing goes across from now on: all sockets gather.
     fn gather(&mut self, sockets: &Sockets) {
         if let Some(gathering) = &mut self.gathering {
-            gathering.end(|id| sockets.start_gro(SocketId(id)));
+            gathering.end(|id| _ = sockets.set_gro(SocketId(id), true));
         }
     }
 
@@ -327,7 +327,7 @@ impl Engine {
         }
         offload.swept = tick.now;
         if let Some(gathering) = &mut offload.gathering {
-            gathering.judge(tick.now, |id| self.sockets.start_gro(SocketId(id)));
+            gathering.judge(tick.now, |id| _ = self.sockets.set_gro(SocketId(id), true));
         }
         if offload.open == 0 {
             return false;

@@ -70,8 +70,9 @@ pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io:
         options.source = Some(client.ip().into());
     }
     let socket = TcpSocket::connect(target, &options)?;
-    socket.set_nodelay(rule.nodelay)?;
-    socket.set_keepalive(rule.keepalive)?;
+    let options = SockRef::from(&socket);
+    options.set_tcp_nodelay(rule.nodelay)?;
+    options.set_keepalive(rule.keepalive)?;
     socket.set_timers(&rule.timers)?;
     Ok(socket)
 }

@@ -2,7 +2,11 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
-use turnpike_net::{TcpSocket, poll::Event, tcp::is_exhaustion};
+use turnpike_net::{
+    TcpSocket,
+    poll::{Event, Interest},
+    tcp::is_exhaustion,
+};
 
 use super::{
     Admission, Engine, Tick,
@@ -286,8 +290,7 @@ pub(super) fn connect(
     } else {
         (begin()?, None)
     };
-    tick.poller.add(&socket, token)?;
-    tick.poller.set_interest(&socket, token, true, true)?;
+    tick.poller.add_with(&socket, token, Interest::Level { read: true, write: true })?;
     Ok((socket, link))
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{TcpSocket, UdpSocket, passed::Transport};
+use turnpike_net::{TcpSocket, UdpSocket, passed::Transport, poll::Interest};
 
 use super::{
     Choice, Engine, RuleKey, Tick,
@@ -167,8 +167,8 @@ impl Engine {
                 let framed = self.rules[rule as usize].framed();
                 let mut stream = Stream::resume(TcpSocket::from(socket), framed, held);
                 let (readable, writable) = stream.wanted();
-                tick.poller.add(stream.socket(), token)?;
-                tick.poller.set_interest(stream.socket(), token, readable, writable)?;
+                let interest = Interest::Level { read: readable, write: writable };
+                tick.poller.add_with(stream.socket(), token, interest)?;
                 stream.interest = (readable, writable);
                 if leads_here {
                     end = stream.socket().local_addr().map(|local| (Transport::Tcp, local));

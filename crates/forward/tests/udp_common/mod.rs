@@ -17,11 +17,7 @@ use turnpike_forward::{
     ConnectionReport, EndReason, Host, Protocol, Rule, RuleSnapshot, Slot,
     udp::{Admission, Choice, Engine, Listeners, RuleKey, TOKENS, Tick, WorkerContext},
 };
-use turnpike_net::{
-    Datapath, PassedSockets,
-    poll::{Poller, Waker},
-    tx::TxStats,
-};
+use turnpike_net::{Datapath, PassedSockets, TxStats, poll::Poller, worker};
 pub(crate) use turnpike_testkit::{PATIENCE, eventually, free_address};
 
 pub(crate) const DATAPATHS: [Datapath; 3] = [Datapath::Basic, Datapath::Mmsg, Datapath::Gso];
@@ -108,8 +104,7 @@ type Command = Box<dyn FnOnce(&mut Engine, &mut Tick<'_>) + Send>;
 /// A worker with nothing but an engine.
 pub(crate) struct Worker {
     pub(crate) world: Arc<Mutex<World>>,
-    commands: mpsc::Sender<Command>,
-    waker: Waker,
+    commands: worker::Sender<Option<Command>>,
     ahead: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
@@ -118,12 +113,10 @@ impl Worker {
     pub(crate) fn start(datapath: Datapath) -> Self {
         const WAKER: u64 = 0;
         let mut poller = Poller::new().unwrap();
-        let waker = Waker::new(&poller, WAKER).unwrap();
-        let (commands, inbox) = mpsc::channel::<Command>();
+        let (commands, inbox) = worker::inbox::<Option<Command>>(&poller, WAKER).unwrap();
         let world = Arc::new(Mutex::new(World::default()));
         let ahead = Arc::new(AtomicU64::new(0));
-        let (own_waker, own_ahead, mut worker) =
-            (waker.clone(), Arc::clone(&ahead), Shared(Arc::clone(&world)));
+        let (own_ahead, mut context) = (Arc::clone(&ahead), Shared(Arc::clone(&world)));
         let thread = thread::Builder::new().name(THREAD.to_owned()).spawn(move || {
             let mut engine = Engine::new(datapath);
             let started = Instant::now();
@@ -132,10 +125,10 @@ impl Worker {
                 let timeout =
                     engine.next_timeout().map(|due| Duration::from_millis(due.saturating_sub(now())));
                 let events = poller.wait(timeout).unwrap().to_vec();
-                let mut tick = Tick { now: now(), poller: &poller, worker: &mut worker };
+                let mut tick = Tick { now: now(), poller: &poller, worker: &mut context };
                 for event in &events {
                     if event.token == WAKER {
-                        own_waker.acknowledge();
+                        inbox.acknowledge();
                     } else {
                         assert_ne!(event.token & TOKENS, 0);
                         engine.on_event(event, &mut tick);
@@ -143,16 +136,15 @@ impl Worker {
                 }
                 engine.flush();
                 engine.on_tick(&mut tick);
-                loop {
-                    match inbox.try_recv() {
-                        Ok(command) => command(&mut engine, &mut tick),
-                        Err(mpsc::TryRecvError::Empty) => break,
-                        Err(mpsc::TryRecvError::Disconnected) => return engine.stop(&mut tick),
+                while let Some(command) = inbox.command() {
+                    match command {
+                        Some(command) => command(&mut engine, &mut tick),
+                        None => return engine.stop(&mut tick),
                     }
                 }
             }
         });
-        Self { world, commands, waker, ahead, thread: Some(thread.unwrap()) }
+        Self { world, commands, ahead, thread: Some(thread.unwrap()) }
     }
 
     /// Runs something on the worker's thread.
@@ -164,8 +156,7 @@ impl Worker {
         let command = Box::new(move |engine: &mut Engine, tick: &mut Tick<'_>| {
             sender.send(question(engine, tick)).unwrap();
         });
-        self.commands.send(command).unwrap();
-        self.waker.wake();
+        self.commands.tell(Some(command));
         answer.recv_timeout(PATIENCE).unwrap()
     }
 
@@ -177,8 +168,7 @@ impl Worker {
             sender.send(()).unwrap();
             released.recv_timeout(PATIENCE).unwrap();
         });
-        self.commands.send(command).unwrap();
-        self.waker.wake();
+        self.commands.tell(Some(command));
         stalled.recv_timeout(PATIENCE).unwrap();
         meanwhile();
         release.send(()).unwrap();
@@ -235,9 +225,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        let (sender, _) = mpsc::channel();
-        self.commands = sender;
-        self.waker.wake();
+        self.commands.tell(None);
         let ended = self.thread.take().unwrap().join();
         if !thread::panicking() {
             ended.unwrap();

@@ -14,7 +14,7 @@ use std::{
 
 use slab::Slab;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
-use turnpike_net::poll::{Event, Poller};
+use turnpike_net::poll::{Event, Interest, Poller};
 
 use super::{
     Counters, WAKE, Work,
@@ -97,7 +97,7 @@ impl Worker {
         /// As many connections as a generator can have clients, several times over.
         const FILES: u64 = 1 << 16;
         // With fewer, accepting pauses while they are used up.
-        let _ = turnpike_net::rlimit::raise_open_files(FILES);
+        turnpike_net::rlimit::raise_open_files(FILES);
         let poller = Poller::new()?;
         for (index, listener) in listeners.iter().enumerate() {
             poller.add(listener, LISTENERS + index as u64)?;
@@ -173,7 +173,11 @@ impl Worker {
             self.poller.remove(connection)
         } else if connection.watched_for_writing != (blocks || connection.streams()) {
             connection.watched_for_writing = !connection.watched_for_writing;
-            self.poller.set_writable(connection, index as u64, connection.watched_for_writing)
+            self.poller.set(
+                connection,
+                index as u64,
+                Interest::Level { read: true, write: connection.watched_for_writing },
+            )
         } else {
             Ok(())
         };
@@ -201,10 +205,8 @@ impl Worker {
         for index in self.parked.drain(..) {
             let Some(connection) = self.connections.get_mut(index) else { continue };
             connection.watched_for_writing = true;
-            let watched = self
-                .poller
-                .add(connection, index as u64)
-                .and_then(|()| self.poller.set_writable(connection, index as u64, true));
+            let watched =
+                self.poller.add_with(connection, index as u64, Interest::Level { read: true, write: true });
             if watched.is_err() {
                 self.connections.remove(index);
             }

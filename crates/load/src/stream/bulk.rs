@@ -9,7 +9,7 @@ use std::{
 };
 
 use socket2::SockRef;
-use turnpike_net::poll::{Event, Poller};
+use turnpike_net::poll::{Event, Interest, Poller};
 
 use super::{Config, LONGEST_SLEEP_NS, Shared, Workload, dial, is_not_now};
 use crate::{
@@ -196,7 +196,9 @@ impl Stream {
 
     fn start(&mut self, poller: &Poller, index: usize) -> io::Result<()> {
         match self.way {
-            Way::ToServer(_) => poller.set_writable(&self.socket, index as u64, true),
+            Way::ToServer(_) => {
+                poller.set(&self.socket, index as u64, Interest::Level { read: true, write: true })
+            }
             Way::ToClient(_) => self.socket.write_all(b"g"),
         }
     }
@@ -205,7 +207,7 @@ impl Stream {
         match &mut self.way {
             Way::ToServer(sending) => {
                 sending.stopped = true;
-                poller.set_writable(&self.socket, index as u64, false)
+                poller.set(&self.socket, index as u64, Interest::Level { read: true, write: false })
             }
             Way::ToClient(receiving) => {
                 receiving.stopped = true;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use socket2::SockRef;
-use turnpike_net::poll::{Event, Poller};
+use turnpike_net::poll::{Event, Interest, Poller};
 
 use super::{Close, ConnectOptions, LONGEST_SLEEP_NS, Shared, Workload, dial, is_not_now, starts::Starts};
 use crate::{
@@ -158,8 +158,7 @@ impl Connect<'_> {
         tally.sent += 1;
         tally.sent_bytes += (self.message.len()) as u64;
         let opened = dial::start(self.shared.config.target.server).and_then(|stream| {
-            self.poller.add(&stream, index as u64)?;
-            self.poller.set_writable(&stream, index as u64, true)?;
+            self.poller.add_with(&stream, index as u64, Interest::Level { read: true, write: true })?;
             Ok(stream)
         });
         let slot = &mut self.slots[index];
@@ -203,7 +202,7 @@ impl Connect<'_> {
             }
             if slot.unsent == 0 {
                 slot.state = State::Waiting;
-                self.poller.set_writable(stream, index as u64, false)?;
+                self.poller.set(stream, index as u64, Interest::Level { read: true, write: false })?;
             }
         }
         if event.readable || event.error { self.receive(index) } else { Ok(()) }

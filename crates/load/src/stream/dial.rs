@@ -7,7 +7,7 @@ use std::{
 };
 
 pub(super) use turnpike_client::sockets::connect as start;
-use turnpike_net::poll::{Event, Poller};
+use turnpike_net::poll::{Event, Interest, Poller};
 
 use super::Shared;
 use crate::{
@@ -82,8 +82,7 @@ enum State {
 impl Dial {
     fn new(server: SocketAddr, poller: &Poller, index: usize) -> Result<Self, LoadError> {
         let stream = start(server).map_err(|source| LoadError::Connect { server, source })?;
-        let watched =
-            poller.add(&stream, index as u64).and_then(|()| poller.set_writable(&stream, index as u64, true));
+        let watched = poller.add_with(&stream, index as u64, Interest::Level { read: true, write: true });
         watched.map_err(LoadError::system("cannot watch a connection"))?;
         Ok(Self { stream, state: State::Connecting })
     }
@@ -105,7 +104,7 @@ impl Dial {
                     return Ok(false);
                 }
                 poller
-                    .set_writable(&self.stream, index as u64, false)
+                    .set(&self.stream, index as u64, Interest::Level { read: true, write: false })
                     .map_err(LoadError::system("cannot watch a connection"))?;
                 // An empty send buffer takes so few bytes at once.
                 self.stream.write_all(&mode.to_bytes()).map_err(|_| refused("closed it"))?;

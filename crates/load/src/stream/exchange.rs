@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use turnpike_net::poll::{Event, Poller};
+use turnpike_net::poll::{Event, Interest, Poller};
 
 use super::{LONGEST_SLEEP_NS, Shared, Workload, dial, starts::Starts};
 use crate::{
@@ -150,7 +150,7 @@ impl Exchange<'_> {
 
     fn watch_writing(&self, index: usize, on: bool) -> Result<(), LoadError> {
         self.poller
-            .set_writable(&self.clients[index].stream, index as u64, on)
+            .set(&self.clients[index].stream, index as u64, Interest::Level { read: true, write: on })
             .map_err(LoadError::system("cannot watch a connection"))
     }
 

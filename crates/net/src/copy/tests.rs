@@ -10,7 +10,10 @@ use std::{
 };
 
 use super::*;
-use crate::{poll::Poller, rlimit};
+use crate::{
+    poll::{Interest, Poller},
+    rlimit,
+};
 
 const MODES: [CopyMode; 3] = [CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer];
 
@@ -85,7 +88,7 @@ fn message(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: CopyMode, 
     let mut heard = vec![0; len];
     ends.sink.read_exact(&mut heard).unwrap();
     assert!(heard == bytes);
-    mover.take_spliced()
+    mover.take_moved().spliced
 }
 
 /// Turn after turn, as an owner gives them, until there is nothing more to move.
@@ -128,7 +131,7 @@ fn transfer(copy: CopyMode, total: usize, appetite: usize) {
         source.shutdown(Shutdown::Write).unwrap();
         source
     });
-    let (mut mover, mut flow) = (Mover::new(), Flow::default());
+    let (mut mover, mut flow) = (Mover::default(), Flow::default());
     let (mut heard, mut buffer, mut blocked) = (0, vec![0; appetite], 0);
     until(|| {
         // Each turn as if an event had come: a read in vain only says so.
@@ -155,8 +158,8 @@ fn transfer(copy: CopyMode, total: usize, appetite: usize) {
     assert!(blocked > 0, "the sink was never full");
     match copy {
         CopyMode::Auto | CopyMode::Kernel => {}
-        CopyMode::Splice => assert_eq!(mover.take_spliced(), total as u64),
-        CopyMode::Buffer => assert_eq!(mover.take_spliced(), 0),
+        CopyMode::Splice => assert_eq!(mover.take_moved().spliced, total as u64),
+        CopyMode::Buffer => assert_eq!(mover.take_moved().spliced, 0),
     }
     drop(writer.join().unwrap());
     assert_eq!(mover.pipes, mover.idle.len(), "an ended flow holds no pipe");
@@ -175,7 +178,7 @@ fn every_byte_arrives_at_a_sink_that_takes_much_at_a_time() {
 #[test]
 fn an_end_is_passed_on_and_the_other_direction_lives() {
     for copy in MODES {
-        let (mut mover, mut ends) = (Mover::new(), Ends::new());
+        let (mut mover, mut ends) = (Mover::default(), Ends::new());
         let (mut there, mut back) = (Flow::default(), Flow::default());
         message(&mut mover, &mut there, &mut ends, copy, 9);
         ends.source.shutdown(Shutdown::Write).unwrap();
@@ -194,7 +197,7 @@ fn an_end_is_passed_on_and_the_other_direction_lives() {
 
 #[test]
 fn the_last_end_is_left_to_the_close() {
-    let (mut mover, mut flow, ends) = (Mover::new(), Flow::default(), Ends::new());
+    let (mut mover, mut flow, ends) = (Mover::default(), Flow::default(), Ends::new());
     ends.source.shutdown(Shutdown::Write).unwrap();
     until(|| {
         flow.readable = true;
@@ -208,7 +211,7 @@ fn the_last_end_is_left_to_the_close() {
 
 #[test]
 fn a_known_end_needs_no_read_of_its_own() {
-    let (mut mover, mut flow, mut ends) = (Mover::new(), Flow::default(), Ends::new());
+    let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
     ends.source.write_all(b"last").unwrap();
     ends.source.shutdown(Shutdown::Write).unwrap();
     arrive(&ends.from, 4);
@@ -221,7 +224,7 @@ fn a_known_end_needs_no_read_of_its_own() {
 
 #[test]
 fn an_end_that_is_doubted_is_told_and_passed_on_once_it_is_believed() {
-    let (mut mover, mut flow, mut ends) = (Mover::new(), Flow::default(), Ends::new());
+    let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
     ends.source.write_all(b"last").unwrap();
     ends.source.shutdown(Shutdown::Write).unwrap();
     flow.doubts_end = true;
@@ -243,7 +246,7 @@ fn an_end_that_is_doubted_is_told_and_passed_on_once_it_is_believed() {
 #[test]
 fn what_leads_goes_first() {
     for copy in MODES {
-        let (mut mover, mut flow, mut ends) = (Mover::new(), Flow::default(), Ends::new());
+        let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
         flow.lead_with(b"header ".to_vec());
         assert!(flow.is_blocked());
         ends.source.write_all(b"body").unwrap();
@@ -259,7 +262,7 @@ fn what_leads_goes_first() {
 #[test]
 fn bulk_moves_to_a_pipe_and_chatter_back_to_the_buffer() {
     const LARGE: usize = BULK + 1000;
-    let (mut mover, mut flow, mut ends) = (Mover::new(), Flow::default(), Ends::new());
+    let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
     let mut spliced =
         |flow: &mut Flow, len| message(&mut mover, flow, &mut ends, CopyMode::Auto, len) as usize;
     for _ in 0..100 {
@@ -288,19 +291,19 @@ fn bulk_moves_to_a_pipe_and_chatter_back_to_the_buffer() {
 
 #[test]
 fn a_flow_that_forgoes_pipes_is_copied_however_much_it_brings() {
-    let (mut mover, mut flow, mut ends) = (Mover::new(), Flow::default(), Ends::new());
-    flow.forgo_pipes();
+    let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
+    flow.plain = true;
     for _ in 0..2 * BULK_READS {
         assert_eq!(message(&mut mover, &mut flow, &mut ends, CopyMode::Kernel, BULK + 1000), 0);
     }
-    assert!(flow.is_ordinary());
+    assert!(!flow.thorough);
     flow.on_urgent(&ends.from);
-    assert!(!flow.is_ordinary());
+    assert!(flow.thorough);
 }
 
 #[test]
 fn an_urgent_byte_keeps_a_flow_off_pipes() {
-    let (mut mover, mut flow, mut ends) = (Mover::new(), Flow::default(), Ends::new());
+    let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
     assert_eq!(message(&mut mover, &mut flow, &mut ends, CopyMode::Splice, 100), 100);
     flow.on_urgent(&ends.from);
     assert_eq!(message(&mut mover, &mut flow, &mut ends, CopyMode::Splice, 100), 0);
@@ -311,13 +314,13 @@ fn an_urgent_byte_keeps_a_flow_off_pipes() {
 fn an_urgent_byte_that_nobody_has_told_of_ends_no_stream() {
     for copy in MODES {
         let (mut mover, mut flow, mut ends) =
-            (Mover::new(), Flow { readable: true, ..Flow::default() }, Ends::new());
+            (Mover::default(), Flow { readable: true, ..Flow::default() }, Ends::new());
         ends.source.write_all(b"abc").unwrap();
         socket2::SockRef::from(&ends.source).send_out_of_band(b"!").unwrap();
         ends.source.write_all(b"def").unwrap();
         ends.source.shutdown(Shutdown::Write).unwrap();
         let mut poller = Poller::new().unwrap();
-        poller.add_edge(&ends.from, 0).unwrap();
+        poller.add_with(&ends.from, 0, Interest::Edge).unwrap();
         until(|| poller.wait(None).unwrap().iter().any(|event| event.priority && event.closed).then_some(()));
         let first = to_the_end(&mut mover, &mut flow, &mut ends, copy);
         if first != Pumped::Done {
@@ -337,8 +340,8 @@ fn an_urgent_byte_that_nobody_has_told_of_ends_no_stream() {
 fn a_mover_has_so_many_pipes_and_keeps_fewer() {
     // Two descriptors each.
     let needed = 2 * PIPES as u64 + 256;
-    assert!(rlimit::raise_open_files(needed).unwrap() >= needed, "raise the limit of open files (ulimit -n)");
-    let (mut mover, mut ends) = (Mover::new(), Ends::new());
+    assert!(rlimit::raise_open_files(needed) >= needed, "raise the limit of open files (ulimit -n)");
+    let (mut mover, mut ends) = (Mover::default(), Ends::new());
     let mut waiting = fill_up(&ends.to);
     let flows: Vec<Flow> = (0..PIPES + 2)
         .map(|number| {
@@ -381,7 +384,7 @@ fn a_mover_has_so_many_pipes_and_keeps_fewer() {
 #[test]
 fn nagle_is_turned_off_before_it_could_hold_anything_back() {
     for copy in MODES {
-        let (mut mover, mut flow, mut ends) = (Mover::new(), Flow::new(true), Ends::new());
+        let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::new(true), Ends::new());
         let nodelay = |ends: &Ends| socket2::SockRef::from(&ends.to).tcp_nodelay().unwrap();
         message(&mut mover, &mut flow, &mut ends, copy, ONE_SEGMENT);
         // One short message needs no call; a pipe is not for such.
@@ -397,7 +400,7 @@ fn which_side_is_broken_is_told() {
         socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
     };
     for copy in MODES {
-        let (mut mover, mut flow, ends) = (Mover::new(), Flow::default(), Ends::new());
+        let (mut mover, mut flow, ends) = (Mover::default(), Flow::default(), Ends::new());
         reset(ends.source);
         let ended = until(|| {
             flow.on_error();
@@ -423,7 +426,7 @@ fn which_side_is_broken_is_told() {
 #[test]
 fn a_budget_bounds_what_is_taken_to_the_byte_and_loses_nothing() {
     for copy in MODES {
-        let (mut mover, mut ends) = (Mover::new(), Ends::new());
+        let (mut mover, mut ends) = (Mover::default(), Ends::new());
         let mut flow = Flow::new(false);
         flow.readable = true;
         let all = 300_000;

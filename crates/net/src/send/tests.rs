@@ -5,7 +5,7 @@ use std::{
     cell::Cell,
     collections::HashMap,
     net::{Ipv4Addr, SocketAddr},
-    os::fd::{AsFd, AsRawFd},
+    os::fd::AsFd,
 };
 
 use libc::{c_int, mmsghdr};
@@ -40,26 +40,19 @@ fn look(socket: &UdpSocket, message: &mmsghdr) -> Seen {
     }
     // SAFETY: the sender promises a socket address there.
     let to = unsafe { *header.msg_name.cast::<RawAddress>() }.get().unwrap();
-    // SAFETY: the sender promises `msg_controllen` bytes of control messages.
-    let segment = unsafe { sys::control_messages(header) }
+    let control = match header.msg_controllen as _ {
+        0 => &[],
+        // SAFETY: the sender promises `msg_controllen` bytes of control messages.
+        len => unsafe { std::slice::from_raw_parts(header.msg_control.cast::<u8>(), len) },
+    };
+    let segment = sys::control_messages(control)
         .find(|m| (m.level, m.kind) == (sys::SOL_UDP, sys::UDP_SEGMENT))
         .map(|m| usize::from(u16::from_ne_bytes(m.data.try_into().unwrap())));
     Seen { to, bytes, segment, dont_fragment: !cfg!(miri) && dont_fragment(socket) }
 }
 
 fn dont_fragment(socket: &UdpSocket) -> bool {
-    let (mut value, mut len) = (0, 4_u32);
-    // SAFETY: the pointers are to live locals, the length is that of an int.
-    sys::check(unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::IPPROTO_IP,
-            libc::IP_MTU_DISCOVER,
-            (&raw mut value).cast(),
-            &raw mut len,
-        )
-    })
-    .unwrap();
+    let value = sys::get_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER).unwrap();
     value == libc::IP_PMTUDISC_PROBE
 }
 

@@ -24,7 +24,7 @@ use hashbrown::HashMap;
 use slab::Slab;
 use turnpike_net::{
     CopyMode, Flow, Mover, TcpListener, TcpSocket,
-    poll::{Event, Poller},
+    poll::{Event, Interest, Poller},
     tcp::is_exhaustion,
 };
 use turnpike_turn::{
@@ -253,9 +253,6 @@ impl Peers {
         let listener = owned.listeners[request.relay.family as usize].ok_or(ConnectError::Failed)?;
         let local = self.listeners[listener].socket.local_addr();
         let socket = TcpSocket::connect_from(local, request.peer).map_err(|error| reason(&error))?;
-        // The peer's first answer may be the request of a protocol that waits for small messages.
-        let _ = socket.set_nodelay(true);
-        let _ = socket.set_keepalive(true);
         self.insert(allocation, request.connection, socket, Stage::Connecting, poller)
             .map_err(|error| reason(&error))
     }
@@ -306,7 +303,7 @@ impl Peers {
         let found = &mut self.connections[slot];
         let token = Token::Connection(Side::Client, slot, found.generation).get();
         let Detached { socket, tls, unsent, ended, .. } = taken;
-        if poller.add_edge(&socket, token).is_err() {
+        if poller.add_with(&socket, token, Interest::Edge).is_err() {
             return self.end(slot);
         }
         found.to_peer.bytes += first.len() as u64;
@@ -435,7 +432,7 @@ impl Peers {
         let entry = self.connections.vacant_entry();
         let slot = entry.key();
         self.generation = (self.generation + 1) % GENERATIONS;
-        poller.add_edge(&peer, Token::Connection(Side::Peer, slot, self.generation).get())?;
+        poller.add_with(&peer, Token::Connection(Side::Peer, slot, self.generation).get(), Interest::Edge)?;
         entry.insert(Connection {
             id,
             allocation,

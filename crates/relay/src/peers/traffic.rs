@@ -47,11 +47,11 @@ impl Peers {
 
     /// Moves what can be moved now, in both directions.
     pub(super) fn turn(&mut self, slot: usize, purse: &mut Purse<'_>) {
-        let mover = self.mover.get_or_insert_with(Mover::new);
+        let mover = self.mover.get_or_insert_with(Mover::default);
         let Some(connection) = self.connections.get_mut(slot) else { return };
         let granted = connection.grant(purse);
         let mut outcome = connection.turn(mover, self.copy);
-        self.stats.spliced_bytes += mover.take_spliced();
+        self.stats.spliced_bytes += mover.take_moved().spliced;
         if let Some(granted) = granted {
             let is_spent = connection.settle(granted, purse);
             if is_spent && matches!(outcome, Outcome::Idle | Outcome::Blocked) {

@@ -7,7 +7,7 @@
 //! from where its parts lie, and writes its records from where it encrypted them. The unbuffered one wants the plaintext in one
 //! piece and copies each record once more (rustls 0.23, `WriteTraffic::encrypt`), and both make a vector per record.
 
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, Read, Write as _};
 
 use rustls::{HandshakeKind, ServerConnection};
 use turnpike_net::TcpSocket;
@@ -72,7 +72,7 @@ pub(crate) fn write(
     writes: &mut u64,
 ) -> io::Result<usize> {
     *writes += 1;
-    none_for_now(if more { socket.write_vectored_more(slices) } else { socket.write_vectored(slices) })
+    none_for_now(socket.write_vectored(slices, more))
 }
 
 /// How much has been encrypted since the kernel was last asked to take it.
@@ -169,7 +169,7 @@ pub(crate) fn failure(error: &rustls::Error) -> HandshakeFailure {
 pub(crate) fn flush(tls: &mut ServerConnection, socket: &TcpSocket, writes: &mut u64) -> io::Result<()> {
     while tls.wants_write() {
         *writes += 1;
-        if none_for_now(tls.write_tls(&mut Writer(socket)))? == 0 {
+        if none_for_now(tls.write_tls(&mut { socket }))? == 0 {
             break;
         }
     }
@@ -180,22 +180,5 @@ fn none_for_now(written: io::Result<usize>) -> io::Result<usize> {
     match written {
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
         other => other,
-    }
-}
-
-/// rustls writes its records through this.
-struct Writer<'a>(&'a TcpSocket);
-
-impl Write for Writer<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
-    }
-
-    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.0.write_vectored(pieces)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

@@ -2,7 +2,10 @@
 //! room. What was read
 //! waits, and nothing more is read, so that TCP slows the client down. Nothing is dropped, and no more waits than one read brings.
 
-use turnpike_net::{Rx, Span, poll::Poller};
+use turnpike_net::{
+    Rx, Span,
+    poll::{Interest, Poller},
+};
 use turnpike_turn::server::Client;
 
 use super::{CloseReason, Streams, Token, receive::Incoming};
@@ -117,7 +120,11 @@ impl Streams {
         }
         connection.watches_readable = readable;
         let token = Token::Connection(slot).get();
-        let watched = poller.set_interest(&connection.socket, token, readable, connection.watches_writable);
+        let watched = poller.set(
+            &connection.socket,
+            token,
+            Interest::Level { read: readable, write: connection.watches_writable },
+        );
         if watched.is_err() {
             self.close(slot, CloseReason::Broken);
         }

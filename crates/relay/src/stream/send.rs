@@ -4,7 +4,10 @@
 use std::io::{self, IoSlice};
 
 use rustls::ServerConnection;
-use turnpike_net::{Rx, Span, TcpSocket, poll::Poller};
+use turnpike_net::{
+    Rx, Span, TcpSocket,
+    poll::{Interest, Poller},
+};
 use turnpike_wire::indication;
 
 use super::{
@@ -312,7 +315,10 @@ impl Streams {
         if waits != connection.watches_writable {
             connection.watches_writable = waits;
             let (token, readable) = (Token::Connection(slot).get(), connection.watches_readable);
-            if poller.set_interest(&connection.socket, token, readable, waits).is_err() {
+            if poller
+                .set(&connection.socket, token, Interest::Level { read: readable, write: waits })
+                .is_err()
+            {
                 self.remove(slot, CloseReason::Broken);
             }
         }

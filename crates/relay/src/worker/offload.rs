@@ -168,7 +168,7 @@ impl Offload {
     /// Nothing goes across from now on: all sockets gather.
     pub(super) fn gather(&mut self, sockets: &Sockets) {
         if let Some(gathering) = &mut self.gathering {
-            gathering.end(|id| sockets.start_gro(SocketId(id)));
+            gathering.end(|id| _ = sockets.set_gro(SocketId(id), true));
         }
     }
 
@@ -473,7 +473,7 @@ impl Offload {
     pub(super) fn flushed(&mut self, sockets: &Sockets, listeners: &[Option<(SocketId, bool)>]) {
         self.emptied.flushed(&self.flows);
         if let Some(gathering) = &mut self.gathering {
-            gathering.end_tick(|id| sockets.stop_gro(SocketId(id)));
+            gathering.end_tick(|id| sockets.set_gro(SocketId(id), false));
         }
         let mut left = BEGIN;
         while left > 0
@@ -517,7 +517,7 @@ impl Offload {
             }
         }
         if let Some(gathering) = &mut self.gathering {
-            gathering.judge(now_ms, |id| sockets.start_gro(SocketId(id)));
+            gathering.judge(now_ms, |id| _ = sockets.set_gro(SocketId(id), true));
         }
         any
     }

@@ -104,7 +104,7 @@ impl Tunnels {
             return true;
         }
         let head = Head { client: *client, tos, ttl }.write();
-        old.write_vectored(&[io::IoSlice::new(&head), io::IoSlice::new(datagram)]).is_ok()
+        old.write_vectored(&[io::IoSlice::new(&head), io::IoSlice::new(datagram)], false).is_ok()
     }
 
     /// The association of a client has ended: the new process serves it from now on.

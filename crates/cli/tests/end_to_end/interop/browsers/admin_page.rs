@@ -52,8 +52,7 @@ impl World {
 
 /// Whether so many relay sockets, and so many sockets of clients, may be open.
 fn enough_descriptors(sessions: u64) -> Result<(), String> {
-    let limit =
-        turnpike_net::rlimit::raise_open_files(2 * sessions + 1000).map_err(|error| error.to_string())?;
+    let limit = turnpike_net::rlimit::raise_open_files(2 * sessions + 1000);
     if limit >= sessions + 500 {
         Ok(())
     } else {

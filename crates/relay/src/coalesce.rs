@@ -1,5 +1,5 @@
 //! A pause before the wait: a worker whose datagrams come one by one sleeps for a set time rather than until the next of them, and so finds
-//! several when it wakes up. The opposite of busy polling ([`crate::poll::Poller::set_busy_poll`]).
+//! several when it wakes up. The opposite of busy polling ([`turnpike_net::poll::Poller::set_busy_poll`]).
 //!
 //! ```text
 //!  wait ─▶ tick ─▶ pause until the set time has passed since the wake-up ─▶ wait, which returns at once ─▶ tick …
@@ -27,7 +27,7 @@ const SHORTEST: Duration = Duration::from_micros(10);
 
 /// Decides when a worker pauses, and pauses. One for each worker.
 #[derive(Debug)]
-pub struct Coalescer {
+pub(crate) struct Coalescer {
     /// Between two wake-ups.
     time: Duration,
     /// When the worker woke up last.
@@ -53,8 +53,7 @@ struct Window {
 
 impl Coalescer {
     /// One that delays no datagram by more than `time`, and pauses only where that gathers others.
-    #[must_use]
-    pub fn new(time: Duration) -> Self {
+    pub(crate) fn new(time: Duration) -> Self {
         Self::starting(time, Instant::now())
     }
 
@@ -65,20 +64,19 @@ impl Coalescer {
 
     /// To be called when a wait has ended.
     #[inline]
-    pub fn woke(&mut self) {
+    pub(crate) fn woke(&mut self) {
         self.woke = Instant::now();
     }
 
-    /// To be called before a wait, with all datagrams that were received so far. Sleeps, or not; see [`crate::rlimit::exact_timers`].
-    pub fn pause(&mut self, datagrams: u64) {
+    /// To be called before a wait, with all datagrams that were received so far. Sleeps, or not; see [`turnpike_net::rlimit::exact_timers`].
+    pub(crate) fn pause(&mut self, datagrams: u64) {
         if let Some(pause) = self.decide(Instant::now(), datagrams) {
             thread::sleep(pause);
         }
     }
 
     /// How often it has slept.
-    #[must_use]
-    pub fn pauses(&self) -> u64 {
+    pub(crate) fn pauses(&self) -> u64 {
         self.pauses
     }
 
