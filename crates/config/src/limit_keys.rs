@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, ops::RangeInclusive};
 
-use turnpike_turn::server::{Bandwidth, MaxAge, PrefixLengths, Rates, RefusalLimit};
+use turnpike_turn::server::{Bandwidth, MaxSessionDuration, PrefixLengths, Rates, RefusalLimit};
 
 use super::{
     key::{Kind, number_or_none, show::quoted},
@@ -111,11 +111,11 @@ pub fn bandwidth(settings: &Settings) -> Bandwidth {
     Bandwidth { rates, total: settings.rate, burst_ms: settings.burst_ms, realms }
 }
 
-/// For [`turnpike_turn::server::ServerConfig::max_age`].
-pub fn max_age(settings: &Settings) -> MaxAge {
+/// For [`turnpike_turn::server::ServerConfig::max_session_duration`].
+pub fn max_session_duration(settings: &Settings) -> MaxSessionDuration {
     let own =
         settings.realms.iter().filter_map(|realm| Some((realm.name.as_str().into(), realm.session_length?)));
-    MaxAge { seconds: settings.session_length, realms: own.collect::<HashMap<_, _>>() }
+    MaxSessionDuration { seconds: settings.session_length, realms: own.collect::<HashMap<_, _>>() }
 }
 
 /// For [`turnpike_turn::server::ServerConfig::prefixes`].
@@ -206,9 +206,9 @@ mod tests {
         let blue = Rates { per_allocation: None, per_user: Some(2_000_000), per_realm: Some(5_000_000) };
         assert_eq!((realms.len(), realms.get("blue")), (1, Some(&blue)));
         assert_eq!(super::rates(&settings, "blue"), blue);
-        let max_age = max_age(&settings);
-        assert_eq!((max_age.seconds, max_age.realms.len()), (Some(3600), 1));
-        assert_eq!(max_age.realms.get("blue"), Some(&None));
+        let max_session_duration = max_session_duration(&settings);
+        assert_eq!((max_session_duration.seconds, max_session_duration.realms.len()), (Some(3600), 1));
+        assert_eq!(max_session_duration.realms.get("blue"), Some(&None));
         assert_eq!(
             refusals(&Settings { refusals_per_prefix: Some(100), ..settings }, 3).unwrap().per_second,
             34

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  workers ──▶ Fleet ── Banned                            holds without a fleet too
-//!                └───── Node ── Quotas, Sight, SentAway, keys
+//!                └───── Node ── Quotas, Sight, RecentRedirects, keys
 //!                         ▲
 //!                 beating, watching, exchanging, listening, publishing ──▶ FleetStore
 //!                 orders of administrators ───────────────────────────────┘
@@ -36,7 +36,7 @@ use std::{
 use turnpike_config::{Mistake, Mistakes, Settings};
 use turnpike_relay::{Relay, SharedQuota};
 use turnpike_stores::FleetAddress;
-use turnpike_turn::server::{Destination, Newcomer, NonceKey, QuotaRefusal, Transport};
+use turnpike_turn::server::{AllocateAttempt, Destination, NonceKey, QuotaRefusal, Transport};
 
 pub(crate) use orders::FleetOrders;
 
@@ -185,12 +185,12 @@ impl turnpike_relay::Fleet for Fleet {
         self.banned.has(unix, realm, names, client)
     }
 
-    fn comes_back(&self, newcomer: &Newcomer<'_>) -> bool {
-        self.node.as_ref().is_some_and(|node| node.comes_back(newcomer))
+    fn comes_back(&self, attempt: &AllocateAttempt<'_>) -> bool {
+        self.node.as_ref().is_some_and(|node| node.comes_back(attempt))
     }
 
-    fn elsewhere(&self, newcomer: &Newcomer<'_>, transport: Transport) -> Option<Destination> {
-        self.node.as_ref()?.elsewhere(newcomer, transport)
+    fn redirect_target(&self, attempt: &AllocateAttempt<'_>, transport: Transport) -> Option<Destination> {
+        self.node.as_ref()?.redirect_target(attempt, transport)
     }
 
     fn node(&self, number: u16, transport: Transport, v4: bool) -> Option<Destination> {

@@ -258,7 +258,7 @@ pub(crate) fn server_config(
         nonce_lifetime: settings.nonce_lifetime,
         default_lifetime: settings.default_lifetime,
         max_lifetime: settings.max_lifetime,
-        max_age: limit_keys::max_age(settings),
+        max_session_duration: limit_keys::max_session_duration(settings),
         end_with_credential: settings.end_with_credential,
         channels_permit: settings.channels_permit,
         bandwidth: limit_keys::bandwidth(settings),

@@ -19,9 +19,7 @@ use std::{
 use jiff::Timestamp;
 use turnpike_api::RefusalFilter;
 use turnpike_relay::TurnedAway;
-use turnpike_turn::server::{
-    CredentialRefusal, Effect, PeerDenial, RequestRefusal, TokenProblem, request::Method,
-};
+use turnpike_turn::server::{CredentialRefusal, Effect, Method, PeerDenial, RequestRefusal, TokenProblem};
 
 /// Entries of each kind.
 const MOST: usize = 1024;

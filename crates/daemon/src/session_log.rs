@@ -329,8 +329,8 @@ mod tests {
     };
 
     use turnpike_turn::server::{
-        AllocationId, BadRequest, Client, CredentialRefusal, DropReason, Fault, ListenerId, PeerDenial,
-        RelayTransport, RequestRefusal, TokenProblem, Transport, request::Method,
+        AllocationId, BadRequest, Client, CredentialRefusal, DropReason, Fault, ListenerId, Method,
+        PeerDenial, RelayTransport, RequestRefusal, TokenProblem, Transport,
     };
 
     use super::*;

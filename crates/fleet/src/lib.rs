@@ -2,38 +2,38 @@
 //! from it goes out; time and chance are handed in. `stores` keeps what is shared, `daemon` brings the two together.
 //!
 //! ```text
-//!  records of all nodes ──▶ Members ──▶ View ──▶ where a client goes               (spread)
+//!  records of all nodes ──▶ Members ──▶ FleetView ──▶ where a client goes               (placement)
 //!  allocations that come and go ──▶ Ledger ──▶ asks ──▶ the store: [`grant`] ──▶ Ledger    (lease)
-//!  a store that has lost something ──▶ Recovery ──▶ nothing is granted until all have told it again  (era)
+//!  a store that has lost something ──▶ Recovery ──▶ nothing is granted until all have told it again  (store_epoch)
 //!  keys of all nodes ──▶ KeyRing · notices between nodes ──▶ Bans, questions · all of it sealed
 //! ```
 #![forbid(unsafe_code)]
 
-mod abandoned;
 mod bans;
-mod era;
 mod keyring;
 mod lease;
 mod members;
 mod node;
 mod notice;
-mod pace;
+mod orphaned_quota;
+mod placement;
+mod poll_interval;
+mod recent_redirects;
 mod seal;
-mod sent;
-mod spread;
+mod store_epoch;
 
-pub use abandoned::Abandoned;
 pub use bans::{Ban, Bans, LONGEST_BAN_S, Ordered, Subject, Unbanned};
-pub use era::{
-    Chronicle, Era, EraState, LONGEST_MS, Progress, Recovery, Report, SETTLE_MS, SHORTEST_MS, TELLING_MS,
-    Turn,
-};
 pub use keyring::{Key, KeyRing};
 pub use lease::{Ask, Books, Bucket, Denial, Grant, Ledger, Level, Levels, Terms, Told, grant, reclaim};
 pub use members::{BEAT_MS, Change, Claim, GONE_MS, Member, Members, Record, Verdict};
 pub use node::{Beat, Card, Entrance, Load, MOST_NODES, NodeName};
 pub use notice::{Answer, Message, Notice, Opened, Question, Refused, Rights};
-pub use pace::{Pauses, exchange_period_ms, look_period_ms};
+pub use orphaned_quota::OrphanedQuota;
+pub use placement::{Charges, FleetView, Need, RedirectTarget};
+pub use poll_interval::{Backoff, exchange_period_ms, look_period_ms};
+pub use recent_redirects::RecentRedirects;
 pub use seal::Sealer;
-pub use sent::SentAway;
-pub use spread::{Charges, Need, Target, View};
+pub use store_epoch::{
+    Chronicle, EpochState, LONGEST_MS, Progress, Recovery, Report, SETTLE_MS, SHORTEST_MS, StoreEpoch,
+    TELLING_MS, Turn,
+};

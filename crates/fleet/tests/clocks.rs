@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use turnpike_fleet::{
-    Abandoned, Ban, Bans, Beat, Card, Change, GONE_MS, KeyRing, Load, Members, Message, NodeName, Notice,
+    Ban, Bans, Beat, Card, Change, GONE_MS, KeyRing, Load, Members, Message, NodeName, Notice, OrphanedQuota,
     Record, Sealer, Subject,
 };
 
@@ -296,7 +296,7 @@ proptest! {
         dies in 100_u64..250,
         phases in prop::collection::vec(0_u64..1000, 3),
     ) {
-        let (mut members, mut abandoned) = (Members::default(), Abandoned::default());
+        let (mut members, mut abandoned) = (Members::default(), OrphanedQuota::default());
         let mut set_ms: i64 = 0;
         let mut stamps = [0_u64; 3];
         let (mut gone, mut given_back) = (None, None);

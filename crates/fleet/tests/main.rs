@@ -5,9 +5,9 @@
 mod chance;
 mod clocks;
 mod partitions;
+mod placement;
 mod quotas;
 mod recovery;
-mod spreading;
 
 use proptest::prelude::ProptestConfig;
 

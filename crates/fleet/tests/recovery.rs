@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use turnpike_fleet::{
-    Ask, Books, Bucket, Chronicle, EraState, GONE_MS, Grant, Ledger, Level, Levels, Recovery, SETTLE_MS,
+    Ask, Books, Bucket, Chronicle, EpochState, GONE_MS, Grant, Ledger, Level, Levels, Recovery, SETTLE_MS,
     Terms, Turn, grant, reclaim,
 };
 
@@ -102,7 +102,7 @@ impl Node {
         Terms { nodes, enforced, books: self.recovery.books() }
     }
 
-    fn hear(&mut self, era: EraState) {
+    fn hear(&mut self, era: EpochState) {
         match self.recovery.hear(era) {
             Turn::Nothing => {}
             Turn::Begins => self.speaks_soon = true,
@@ -281,7 +281,7 @@ impl World {
         old.into_iter().for_each(|at| self.store.give_back(at));
     }
 
-    fn look(&mut self, at: usize) -> EraState {
+    fn look(&mut self, at: usize) -> EpochState {
         let (now, known) = (self.now_ms(), self.nodes[at].recovery.era().number);
         let run = self.store.run.clone();
         self.store.chronicle.look(now, &run, known)

@@ -21,9 +21,9 @@ mod balance;
 mod cache;
 #[path = "../../forward/src/gauge.rs"]
 mod gauge;
-#[path = "../../turn/src/server/bandwidth/limit.rs"]
+#[path = "../../turn/src/server/data/bandwidth/limit.rs"]
 mod limit;
-#[path = "../../turn/src/server/bandwidth/pool.rs"]
+#[path = "../../turn/src/server/data/bandwidth/pool.rs"]
 mod pool;
 #[path = "../../relay/src/pool_bits.rs"]
 mod pool_bits;

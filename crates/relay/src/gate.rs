@@ -7,7 +7,8 @@ use std::{
 };
 
 use turnpike_turn::server::{
-    CredentialQuery, Destination, Gate, Lookup, Newcomer, QuotaRefusal, RelayTransport, Transport, User,
+    AllocateAttempt, CredentialQuery, Destination, Gate, Lookup, QuotaRefusal, RelayTransport, Transport,
+    User,
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -64,12 +65,16 @@ impl Gate for WorkerGate {
         self.fleet.as_ref().is_some_and(|fleet| fleet.is_banned(unix, realm, names, client))
     }
 
-    fn comes_back(&mut self, newcomer: &Newcomer<'_>) -> bool {
-        self.fleet.as_ref().is_some_and(|fleet| fleet.comes_back(newcomer))
+    fn comes_back(&mut self, attempt: &AllocateAttempt<'_>) -> bool {
+        self.fleet.as_ref().is_some_and(|fleet| fleet.comes_back(attempt))
     }
 
-    fn elsewhere(&mut self, newcomer: &Newcomer<'_>, transport: Transport) -> Option<Destination> {
-        self.fleet.as_ref()?.elsewhere(newcomer, transport)
+    fn redirect_target(
+        &mut self,
+        attempt: &AllocateAttempt<'_>,
+        transport: Transport,
+    ) -> Option<Destination> {
+        self.fleet.as_ref()?.redirect_target(attempt, transport)
     }
 
     fn node(&mut self, node: u16, transport: Transport, v4: bool) -> Option<Destination> {
@@ -124,10 +129,10 @@ mod tests {
         fn is_banned(&self, _: u64, _: &str, names: [&str; 2], _: IpAddr) -> bool {
             names.contains(&"mallory")
         }
-        fn comes_back(&self, _: &Newcomer<'_>) -> bool {
+        fn comes_back(&self, _: &AllocateAttempt<'_>) -> bool {
             false
         }
-        fn elsewhere(&self, _: &Newcomer<'_>, _: Transport) -> Option<Destination> {
+        fn redirect_target(&self, _: &AllocateAttempt<'_>, _: Transport) -> Option<Destination> {
             None
         }
         fn node(&self, _: u16, _: Transport, _: bool) -> Option<Destination> {

@@ -17,9 +17,7 @@ use hashbrown::HashMap;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
-use turnpike_turn::server::{
-    Client, Family, OpenRelay, OpenResult, PortWish, RelayTransport, gate::user_key,
-};
+use turnpike_turn::server::{Client, Family, OpenRelay, OpenResult, PortRequest, RelayTransport, user_key};
 
 use crate::{
     Config, RelayAddress,
@@ -306,24 +304,24 @@ impl Ports {
         let plan = self.plan();
         let span = plan.span(realm);
         match wish.port {
-            PortWish::Any | PortWish::Own => {
+            PortRequest::Any | PortRequest::Own => {
                 self.on_some_address(&plan, (wish.family, first), now_ms, |pool, stock| {
                     self.draw(pool, stock, &span, |_| true, Self::bind)
                 })
             }
-            PortWish::Even => {
+            PortRequest::Even => {
                 let is_even = |port: u16| port.is_multiple_of(2);
                 self.on_some_address(&plan, (wish.family, first), now_ms, |pool, stock| {
                     self.draw(pool, stock, &span, is_even, Self::bind)
                 })
             }
-            PortWish::EvenAndReserveNext(token) => {
+            PortRequest::EvenAndReserveNext(token) => {
                 let (owner, most) = (user_key(realm, user), plan.most_reservations);
                 self.on_some_address(&plan, (wish.family, first), now_ms, |pool, stock| {
                     self.draw_pair((pool, stock), &span, token, (&owner, most), now_ms)
                 })
             }
-            PortWish::Reserved(token) => self.take_reserved(token, &user_key(realm, user), now_ms),
+            PortRequest::Reserved(token) => self.take_reserved(token, &user_key(realm, user), now_ms),
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
-use turnpike_turn::server::{QuotaRefusal, gate::user_key};
+use turnpike_turn::server::{QuotaRefusal, user_key};
 
 use crate::{
     Config, RealmLimits, SHARDS,

@@ -15,8 +15,8 @@ use turnpike_net::{
 };
 use turnpike_offload::{Hook, Kernel, Lent, OffloadError};
 use turnpike_turn::server::{
-    CredentialQuery, Credentials, Destination, Effect, ListenerId, Lookup, LookupId, Newcomer, NonceKeys,
-    OwnEndpoints, QuotaRefusal, Stats, Transport, User,
+    AllocateAttempt, CredentialQuery, Credentials, Destination, Effect, ListenerId, Lookup, LookupId,
+    NonceKeys, OwnEndpoints, QuotaRefusal, Stats, Transport, User,
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -120,9 +120,9 @@ pub trait Fleet: Send + Sync {
     /// As [`turnpike_turn::server::Gate::is_banned`].
     fn is_banned(&self, unix: u64, realm: &str, names: [&str; 2], client: IpAddr) -> bool;
     /// As [`turnpike_turn::server::Gate::comes_back`].
-    fn comes_back(&self, newcomer: &Newcomer<'_>) -> bool;
+    fn comes_back(&self, attempt: &AllocateAttempt<'_>) -> bool;
     /// As [`turnpike_turn::server::Gate::elsewhere`].
-    fn elsewhere(&self, newcomer: &Newcomer<'_>, transport: Transport) -> Option<Destination>;
+    fn redirect_target(&self, attempt: &AllocateAttempt<'_>, transport: Transport) -> Option<Destination>;
     /// As [`turnpike_turn::server::Gate::node`].
     fn node(&self, node: u16, transport: Transport, v4: bool) -> Option<Destination>;
 }

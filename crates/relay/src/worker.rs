@@ -30,7 +30,7 @@ use turnpike_turn::{
     random::Seed,
     server::{
         AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, ListenerId,
-        LookupId, RelayId, ReplayGuard, Seat, Server, Source,
+        LookupId, RelayId, ReplayGuard, Server, Source, WorkerId,
     },
     time::Now,
 };
@@ -236,7 +236,7 @@ impl Worker {
         let offload = offload.map(|flows| Offload::new(flows, base_ns(), range, is_active));
         let mut worker = Self {
             number,
-            server: Server::of_many(settings, gate, seat(number, config), seed),
+            server: Server::for_worker(settings, gate, worker_id(number, config), seed),
             poller,
             coalescer: (!config.coalesce.is_zero()).then(|| Coalescer::new(config.coalesce)),
             rx: Rx::new(config.datapath),
@@ -500,14 +500,14 @@ impl Worker {
                     self.send(worker, Handoff::Request { via, occupied, source, request });
                 }
                 Effect::Decline { via, source, request } => {
-                    self.send(via, Handoff::Declined { owner: self.seat(), source, request });
+                    self.send(via, Handoff::Declined { owner: self.own_number(), source, request });
                 }
-                Effect::ArrivalOver { worker, arrival } => {
-                    self.send(worker, Handoff::ArrivalOver { from: self.seat(), arrival });
+                Effect::MoveOver { worker, pending_move } => {
+                    self.send(worker, Handoff::MoveOver { from: self.own_number(), pending_move });
                 }
                 Effect::Deleted { via, deletion } => _ = self.send(via, Handoff::Deleted(deletion)),
-                Effect::Answer { via, source, arrival, reply } => {
-                    self.send(via, Handoff::Reply { source, arrival, reply });
+                Effect::Answer { via, source, pending_move, reply } => {
+                    self.send(via, Handoff::Reply { source, pending_move, reply });
                 }
                 Effect::Fetch { request, datagram } => self.fetch(request, datagram),
                 Effect::Move(request) => self.export(now, &request, Box::default()),
@@ -628,10 +628,10 @@ impl Worker {
 }
 
 /// A server has no more workers than there are seats: `config` sees to it.
-fn seat(number: usize, config: &Config) -> Seat {
+fn worker_id(number: usize, config: &Config) -> WorkerId {
     let of = |count: usize| u16::try_from(count).ok();
     of(number)
         .zip(of(config.workers.max(1)))
-        .and_then(|(number, count)| Seat::new(number, count))
-        .unwrap_or(Seat::ONLY)
+        .and_then(|(number, count)| WorkerId::new(number, count))
+        .unwrap_or(WorkerId::ONLY)
 }

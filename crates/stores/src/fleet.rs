@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 use turnpike_fleet::{
-    Ask, Beat, Bucket, Era, EraState, GONE_MS, Grant, Level, Load, NodeName, Record, Report, Subject,
+    Ask, Beat, Bucket, EpochState, GONE_MS, Grant, Level, Load, NodeName, Record, Report, StoreEpoch, Subject,
 };
 
 pub use address::FleetAddress;
@@ -73,7 +73,7 @@ pub enum Beaten {
         /// Of the key ring; 0 if there is none.
         ring: u64,
         /// In which era the store is.
-        era: EraState,
+        era: EpochState,
     },
     /// Another process has this name, by this record.
     Taken(String),
@@ -113,7 +113,7 @@ pub struct Beating<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchanged {
     /// In which era it is.
-    pub era: EraState,
+    pub era: EpochState,
     /// What is granted, in the order of the asks; `None` if that is another than the node knows: then nothing was heard.
     pub grants: Option<Vec<Grant>>,
 }
@@ -207,7 +207,7 @@ impl FleetStore {
     ///
     /// # Errors
     /// The store does not answer.
-    pub async fn era(&self, known: Era) -> Result<EraState, StoreError> {
+    pub async fn era(&self, known: StoreEpoch) -> Result<EpochState, StoreError> {
         let mut script = scripts::eval(scripts::LOOK_AT_ERA, &["era", "told"].map(|key| self.keys.of(key)));
         script.arg(known.number);
         Ok(era_of(&list(self.link.ask(&script).await?)))
@@ -221,7 +221,7 @@ impl FleetStore {
         &self,
         number: u16,
         nodes: u32,
-        known: Era,
+        known: StoreEpoch,
         asks: &[Ask],
     ) -> Result<Exchanged, StoreError> {
         let [sums, levels, events, era, told] =
@@ -398,10 +398,10 @@ impl FleetStore {
 }
 
 /// Its number, when it began, and whether the store is whole.
-fn era_of(answer: &[Value]) -> EraState {
+fn era_of(answer: &[Value]) -> EpochState {
     let number = |at: usize| answer.get(at).and_then(int).and_then(|number| u64::try_from(number).ok());
-    let era = Era { number: number(0).unwrap_or_default(), since_ms: number(1).unwrap_or_default() };
-    EraState { era, is_whole: number(2) == Some(1) }
+    let era = StoreEpoch { number: number(0).unwrap_or_default(), since_ms: number(1).unwrap_or_default() };
+    EpochState { era, is_whole: number(2) == Some(1) }
 }
 
 fn command(name: &str, arguments: &[&str]) -> Cmd {

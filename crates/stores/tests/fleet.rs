@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use tokio::{runtime::Runtime, time::sleep};
 use turnpike_fleet::{
-    Ask, Bucket, Era, EraState, Grant, Level, Load, NodeName, Progress, Report, SETTLE_MS, SHORTEST_MS,
-    TELLING_MS, grant, reclaim,
+    Ask, Bucket, EpochState, Grant, Level, Load, NodeName, Progress, Report, SETTLE_MS, SHORTEST_MS,
+    StoreEpoch, TELLING_MS, grant, reclaim,
 };
 use turnpike_stores::{Beaten, Beating, Fault, FleetAddress, FleetStore, Heard, News};
 use turnpike_testkit::{
@@ -29,9 +29,9 @@ impl World {
 
     /// Has the store know what all nodes hold.
     fn is_whole(&self, store: &FleetStore) {
-        let era = self.wait(store.era(Era::default())).unwrap().era;
+        let era = self.wait(store.era(StoreEpoch::default())).unwrap().era;
         self.put_into_era("whole", 1);
-        assert_eq!(self.wait(store.era(era)).unwrap(), EraState { era, is_whole: true });
+        assert_eq!(self.wait(store.era(era)).unwrap(), EpochState { era, is_whole: true });
     }
 
     fn put_into_era(&self, field: &str, value: u64) {
@@ -85,24 +85,24 @@ async fn beat(
     match store.beat(beating).await.unwrap() {
         // Which era it is is another question.
         Beaten::Written { number, known, ring, .. } => {
-            Beaten::Written { number, known, ring, era: EraState::default() }
+            Beaten::Written { number, known, ring, era: EpochState::default() }
         }
         other => other,
     }
 }
 
 fn written(number: u16, known: bool) -> Beaten {
-    Beaten::Written { number, known, ring: 0, era: EraState::default() }
+    Beaten::Written { number, known, ring: 0, era: EpochState::default() }
 }
 
 /// What is granted in the era that it is.
 async fn exchange(store: &FleetStore, number: u16, nodes: u32, asks: &[Ask]) -> Vec<Grant> {
-    let known = store.era(Era::default()).await.unwrap().era;
+    let known = store.era(StoreEpoch::default()).await.unwrap().era;
     store.exchange(number, nodes, known, asks).await.unwrap().grants.expect("that is its era")
 }
 
 /// What a node hears that reports of what it holds.
-async fn report(store: &FleetStore, of: &str, report: Report) -> EraState {
+async fn report(store: &FleetStore, of: &str, report: Report) -> EpochState {
     let (name, incarnation) = (&name(of), u64::from(of.as_bytes()[0]));
     let number = u16::from(of.as_bytes()[0]);
     let beating =
@@ -265,7 +265,7 @@ fn the_store_grants_what_the_rule_grants() {
     let mut sums: BTreeMap<Bucket, u32> = BTreeMap::new();
     let mut held: BTreeMap<(u16, Bucket), u32> = BTreeMap::new();
     let mut levels: BTreeMap<Bucket, Level> = BTreeMap::new();
-    let era = world.wait(store.era(Era::default())).unwrap().era;
+    let era = world.wait(store.era(StoreEpoch::default())).unwrap().era;
     world.wait(async {
         for round in 0..300 {
             let is_whole = below(3) > 0;
@@ -286,7 +286,7 @@ fn the_store_grants_what_the_rule_grants() {
                 })
                 .collect();
             let exchanged = store.exchange(node, nodes, era, &asks).await.unwrap();
-            assert_eq!(exchanged.era, EraState { era, is_whole });
+            assert_eq!(exchanged.era, EpochState { era, is_whole });
             let granted = exchanged.grants.expect("it is the same era");
             assert_eq!(granted.len(), asks.len(), "round {round}");
             for (ask, granted) in asks.iter().zip(granted) {
@@ -315,7 +315,7 @@ fn the_store_grants_what_the_rule_grants() {
 fn a_store_grants_again_when_all_have_told_that_anybody_knew_or_nobody_is_to_be_waited_for() {
     let Some(world) = World::new() else { return };
     let store = world.store();
-    let look = |known| world.wait(store.era(Era { number: known, since_ms: 0 })).unwrap();
+    let look = |known| world.wait(store.era(StoreEpoch { number: known, since_ms: 0 })).unwrap();
     let tell = |of, era, members, progress| world.wait(report(&store, of, Report { era, members, progress }));
     let another_server = |number: u64| {
         world.put_into_era("run", number);
@@ -342,7 +342,7 @@ fn a_store_grants_again_when_all_have_told_that_anybody_knew_or_nobody_is_to_be_
         ("c", era, 3, Progress::Telling, false),
         ("c", era, 3, Progress::Done, true),
     ] {
-        assert_eq!(tell(of, known, members, progress), EraState { era, is_whole }, "{of}: {progress:?}");
+        assert_eq!(tell(of, known, members, progress), EpochState { era, is_whole }, "{of}: {progress:?}");
     }
     assert!(look(9).is_whole);
 
@@ -375,8 +375,8 @@ fn what_is_asked_in_another_era_is_not_heard() {
     let store = world.store();
     world.wait(async {
         let ask = [Ask { bucket: bucket(1), limit: 10, used: 4, want: 6 }];
-        let era = store.era(Era::default()).await.unwrap();
-        for known in [Era::default(), Era { since_ms: 1, ..era.era }] {
+        let era = store.era(StoreEpoch::default()).await.unwrap();
+        for known in [StoreEpoch::default(), StoreEpoch { since_ms: 1, ..era.era }] {
             let answer = store.exchange(1, 1, known, &ask).await.unwrap();
             assert_eq!((answer.era, answer.grants), (era, None));
         }
@@ -413,14 +413,14 @@ fn what_somebody_else_has_put_in_the_place_of_a_number_counts_for_none() {
         "HSET turnpike:{f}:ring version x",
     ] {
         world.wait(async {
-            known = store.era(Era { number: known, since_ms: 0 }).await.unwrap().era.number;
+            known = store.era(StoreEpoch { number: known, since_ms: 0 }).await.unwrap().era.number;
             if !put.starts_with("HSET") {
                 // A list is put only where nothing is.
                 world.server.say("DEL turnpike:{f}:era");
             }
             let told = world.server.say(put);
             assert!(told.starts_with([':', '+']), "{put}: {told}");
-            let era = store.era(Era { number: known, since_ms: 0 }).await.unwrap().era;
+            let era = store.era(StoreEpoch { number: known, since_ms: 0 }).await.unwrap().era;
             assert!(era.number >= known && era.number < known + 3, "{put}: {era:?} after {known}");
             known = era.number;
             let written = beat(&store, "a", 1, 1, None).await;
@@ -571,7 +571,7 @@ fn a_store_that_is_gone_slow_or_emptied_is_told_of_and_found_again() {
     let known = world.wait(async {
         assert!(hear(&mut news).await.anew);
         beat(&store, "a", 1, 5, None).await;
-        let known = store.era(Era::default()).await.unwrap();
+        let known = store.era(StoreEpoch::default()).await.unwrap();
         proxy.refuse(true);
         assert_eq!(fails(&store).await, Fault::Unreachable);
         assert!(news.next().await.is_err());
@@ -622,7 +622,7 @@ fn sentinels_lead_to_the_master_and_to_the_next_one() {
     let store = store(&url, "f");
     world.wait(async {
         assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, false));
-        assert_eq!(store.era(Era::default()).await.unwrap().era.number, 1);
+        assert_eq!(store.era(StoreEpoch::default()).await.unwrap().era.number, 1);
         let error =
             crate::fleet::store(&url.replace("/main", "/other"), "f").look().await.expect_err("no such");
         assert!(error.to_string().contains("\"other\""), "{error}");
@@ -640,7 +640,7 @@ fn sentinels_lead_to_the_master_and_to_the_next_one() {
     world.wait(async {
         heals(&store).await;
         assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, true), "the replica had it");
-        let era = store.era(Era::default()).await.unwrap();
+        let era = store.era(StoreEpoch::default()).await.unwrap();
         assert_eq!((era.era.number, era.is_whole), (2, false), "nobody knows how much the replica had heard");
     });
     assert!(replica.say("ROLE").contains("master"));

@@ -121,10 +121,10 @@ impl Run {
         world.client = from;
         let who = world.credentials(user, Scheme::Sha256);
         let bytes = Ask::present(&ticket).signed(&who).bytes();
-        let (outcome, arrival) = self.workers.request_unannounced(at, from, &bytes);
+        let (outcome, pending_move) = self.workers.request_unannounced(at, from, &bytes);
         // What one worker tells the other may be lost.
         if mask & 0x80 == 0 {
-            self.workers.expect(at, arrival);
+            self.workers.expect(at, pending_move);
         }
         match outcome {
             Outcome::Reply(reply) => {
@@ -155,9 +155,9 @@ impl Run {
                 for effect in self.workers.0[at].effects() {
                     match effect {
                         Effect::Move(request) => _ = self.workers.carry_out(&request),
-                        Effect::ArrivalOver { worker, arrival } => {
+                        Effect::MoveOver { worker, pending_move } => {
                             let from = u16::try_from(at).expect("few");
-                            self.workers.0[usize::from(worker)].server.arrival_over(from, &arrival);
+                            self.workers.0[usize::from(worker)].server.move_over(from, &pending_move);
                         }
                         _ => {}
                     }

@@ -3,7 +3,7 @@
 use crate::common::{turn::*, *};
 use stun_types::attribute::{AttributeStaticType as _, Software};
 use turnpike_turn::server::{
-    DropReason, Effect, Family, OpenRelay, OpenRequest, OpenResult, PortWish, RelayId, RelayTransport,
+    DropReason, Effect, Family, OpenRelay, OpenRequest, OpenResult, PortRequest, RelayId, RelayTransport,
     ServerConfig,
 };
 
@@ -170,7 +170,7 @@ fn even_port_asks_for_an_even_port() {
     let Outcome::Open(request) = world.feed(&ask.bytes()) else { panic!() };
     assert_eq!(
         request.first,
-        OpenRelay { family: Family::V4, transport: RelayTransport::Udp, port: PortWish::Even }
+        OpenRelay { family: Family::V4, transport: RelayTransport::Udp, port: PortRequest::Even }
     );
     assert!(!world.open(&request).success().has(ReservationToken::TYPE));
 }
@@ -182,7 +182,7 @@ fn a_reserved_port_is_found_again_by_its_token_and_family() {
         let alice = world.credentials("alice", Scheme::Md5);
         let ask = Ask::allocate().with(&EvenPort::new(true)).with(&RequestedAddressFamily::new(asked));
         let Outcome::Open(request) = world.feed(&ask.signed(&alice).bytes()) else { panic!() };
-        let PortWish::EvenAndReserveNext(token) = request.first.port else { panic!("{request:?}") };
+        let PortRequest::EvenAndReserveNext(token) = request.first.port else { panic!("{request:?}") };
         let reply = world.open(&request).success();
         assert_eq!(reply.get::<ReservationToken>().token().to_be_bytes(), token);
 
@@ -196,7 +196,7 @@ fn a_reserved_port_is_found_again_by_its_token_and_family() {
             };
             assert_eq!(
                 first,
-                OpenRelay { family, transport: RelayTransport::Udp, port: PortWish::Reserved(token) }
+                OpenRelay { family, transport: RelayTransport::Udp, port: PortRequest::Reserved(token) }
             );
             assert_eq!(second, None);
             // Expired or never given: the runtime knows.

@@ -4,7 +4,7 @@ use crate::common::{turn::*, *};
 use proptest::prelude::*;
 use turnpike_turn::server::{
     AllocationId, Client, ClosedReason, ConnectError, ConnectionId, ConnectionRefusal, DropReason, Effect,
-    Family, ListenerId, PeerRules, RelayId, RelayTransport, Seat, Server, ServerConfig,
+    Family, ListenerId, PeerRules, RelayId, RelayTransport, Server, ServerConfig, WorkerId,
     stats::ConnectionEvent,
 };
 
@@ -510,8 +510,8 @@ fn connection_ids_are_unforeseeable_and_say_whose_they_are() {
     let (mut ones, mut zeros) = (0, u32::MAX);
     let config = ServerConfig { max_connections: 2000, max_user_connections: 2000, ..streams() };
     let mut world = World::with(config.clone());
-    let seat = Seat::new(1023, 1024).unwrap();
-    world.server = Server::of_many(std::sync::Arc::new(config), gate(), seat, seed(seat));
+    let worker_id = WorkerId::new(1023, 1024).unwrap();
+    world.server = Server::for_worker(std::sync::Arc::new(config), gate(), worker_id, seed(worker_id));
     let (alice, relay) = world.allocated_tcp();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     for port in 1..=2000 {

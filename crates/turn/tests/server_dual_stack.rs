@@ -3,7 +3,7 @@
 use crate::common::{turn::*, *};
 use stun_types::attribute::AttributeStaticType as _;
 use turnpike_turn::server::{
-    ClosedReason, DropReason, Effect, Family, OpenResult, PortWish, RelayId, ServerConfig,
+    ClosedReason, DropReason, Effect, Family, OpenResult, PortRequest, RelayId, ServerConfig,
 };
 
 fn ask(credentials: &Credentials) -> Ask {
@@ -26,8 +26,11 @@ fn a_dual_stack_allocation_has_an_address_of_each_family() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let Outcome::Open(request) = world.feed(&ask(&alice).bytes()) else { panic!() };
-    assert_eq!((request.first.family, request.first.port), (Family::V4, PortWish::Any));
-    assert_eq!(request.second.map(|second| (second.family, second.port)), Some((Family::V6, PortWish::Any)));
+    assert_eq!((request.first.family, request.first.port), (Family::V4, PortRequest::Any));
+    assert_eq!(
+        request.second.map(|second| (second.family, second.port)),
+        Some((Family::V6, PortRequest::Any))
+    );
     let reply = world.open(&request).success();
     assert_eq!(reply.relayed(), [address("203.0.113.1:50002"), address("[2001:db8::1]:50004")]);
     assert!(!reply.has(AddressErrorCode::TYPE));

@@ -335,13 +335,14 @@ fn an_answer_finds_its_client_on_the_worker_that_forwarded_the_request() {
         workers[1].found(asked.lookup, found(&asked)),
         Outcome::Forward { worker: 0, occupied: false }
     );
-    let (outcome, arrival) = workers[0].forwarded(1, there, &bytes);
-    assert_eq!(arrival, None);
+    let (outcome, pending_move) = workers[0].forwarded(1, there, &bytes);
+    assert_eq!(pending_move, None);
     let asked = query(outcome);
     // The reply is not this worker's to send.
     assert_eq!(workers[0].found(asked.lookup, found(&asked)), Outcome::Later);
     let effects = workers[0].effects();
-    let [Effect::Opened { .. }, Effect::Answer { via: 1, source, arrival: Some(_), reply }] = &effects[..]
+    let [Effect::Opened { .. }, Effect::Answer { via: 1, source, pending_move: Some(_), reply }] =
+        &effects[..]
     else {
         panic!("{effects:?}")
     };

@@ -4,7 +4,7 @@
 use crate::common::*;
 use proptest::prelude::*;
 use turnpike_turn::server::{
-    Arrival, Client, ClosedReason, DropReason, Effect, Link, ListenerId, MoveRequest, Moved, PeerRules,
+    Client, ClosedReason, DropReason, Effect, Link, ListenerId, MoveRequest, Moved, PeerRules, PendingMove,
     RelayId, ServerConfig, stats::MobilityEvent,
 };
 
@@ -46,8 +46,8 @@ impl Workers {
     /// Carries a request through the server, from the worker that the kernel gave it to.
     #[track_caller]
     pub(crate) fn request(&mut self, at: usize, from: Client, bytes: &[u8]) -> Outcome {
-        let (outcome, arrival) = self.request_unannounced(at, from, bytes);
-        self.expect(at, arrival);
+        let (outcome, pending_move) = self.request_unannounced(at, from, bytes);
+        self.expect(at, pending_move);
         outcome
     }
 
@@ -58,7 +58,7 @@ impl Workers {
         at: usize,
         from: Client,
         bytes: &[u8],
-    ) -> (Outcome, Option<Arrival>) {
+    ) -> (Outcome, Option<PendingMove>) {
         self.0[at].client = from;
         let via = u16::try_from(at).expect("few workers");
         let mut announced = None;
@@ -68,9 +68,9 @@ impl Workers {
             match outcome {
                 Outcome::Forward { worker, occupied } => {
                     by = worker.into();
-                    let (verdict, arrival) = self.0[by].forwarded_from(via, occupied, from, bytes);
+                    let (verdict, pending_move) = self.0[by].forwarded_from(via, occupied, from, bytes);
                     outcome = verdict;
-                    announced = arrival.or(announced);
+                    announced = pending_move.or(announced);
                 }
                 Outcome::Decline { via: back } => {
                     assert_eq!(back, via);
@@ -82,10 +82,10 @@ impl Workers {
         panic!("a request that goes round in circles")
     }
 
-    pub(crate) fn expect(&mut self, at: usize, arrival: Option<Arrival>) {
-        if let Some(arrival) = arrival {
+    pub(crate) fn expect(&mut self, at: usize, pending_move: Option<PendingMove>) {
+        if let Some(pending_move) = pending_move {
             let world = &mut self.0[at];
-            world.server.expect(arrival);
+            world.server.expect(pending_move);
         }
     }
 
@@ -359,13 +359,13 @@ fn a_client_that_closes_its_connection_where_it_arrives_may_come_back_there() {
         let world = &mut workers.0[at];
         assert!(!world.server.disconnected(world.now, &dtls));
         let left = world.all_effects().into_iter().find_map(|effect| match effect {
-            Effect::ArrivalOver { worker, arrival } => Some((worker, arrival)),
+            Effect::MoveOver { worker, pending_move } => Some((worker, pending_move)),
             _ => None,
         });
         assert_eq!(left.is_some(), at == 1);
-        if let Some((owner, arrival)) = left {
+        if let Some((owner, pending_move)) = left {
             assert_eq!(owner, 0);
-            workers.0[0].server.arrival_over(1, &arrival);
+            workers.0[0].server.move_over(1, &pending_move);
         }
         workers.present(at, dtls, &next).success();
         assert!(matches!(workers.speaks(at, dtls).0, Outcome::ToPeer { .. }));
@@ -461,9 +461,9 @@ fn what_is_lost_between_workers_is_said_again() {
     let new = elsewhere(1);
     let bytes = workers.signed(1, new, Ask::present(&ticket));
     let owner = &mut workers.0[0];
-    let (verdict, arrival) = owner.forwarded(1, new, &bytes);
+    let (verdict, pending_move) = owner.forwarded(1, new, &bytes);
     let lost = verdict;
-    assert!(arrival.is_some());
+    assert!(pending_move.is_some());
     assert_eq!(workers.speaks(1, new).0, Outcome::Drop(DropReason::NoAllocation));
     // The client hears nothing and repeats itself.
     workers.sleep(2);
@@ -474,8 +474,8 @@ fn what_is_lost_between_workers_is_said_again() {
     assert_eq!(reaches(&mut workers.0[1], moved.unwrap()), new);
     // Once it has moved there is nothing to be said.
     let here = &mut workers.0[1];
-    let (_, arrival) = here.forwarded(0, new, &bytes);
-    assert!(arrival.is_none());
+    let (_, pending_move) = here.forwarded(0, new, &bytes);
+    assert!(pending_move.is_none());
 }
 
 #[test]
@@ -550,10 +550,10 @@ fn an_arrival_that_gave_way_comes_back_with_its_ticket() {
         owner.client = there;
         let bob = owner.credentials("bob", Scheme::Md5);
         let bytes = Ask::present(&reply.ticket().unwrap()).signed(&bob).bytes();
-        let (_, arrival) = owner.forwarded(1, there, &bytes);
+        let (_, pending_move) = owner.forwarded(1, there, &bytes);
         owner.server.close_all(owner.now, ClosedReason::Deleted);
         owner.effects();
-        workers.expect(1, arrival);
+        workers.expect(1, pending_move);
     }
     assert_eq!(workers.speaks(1, new).0, Outcome::Drop(DropReason::NoAllocation));
     // It has arrived there; but its worker expects it again from now on.
@@ -568,9 +568,9 @@ fn refused(workers: &mut Workers, ticket: &[u8]) -> MoveRequest {
     let Outcome::Forward { worker: 0, .. } = workers.0[1].feed(&bytes) else { panic!() };
     workers.0[1].allocated();
     let owner = &mut workers.0[0];
-    let (verdict, arrival) = owner.forwarded(1, new, &bytes);
+    let (verdict, pending_move) = owner.forwarded(1, new, &bytes);
     assert!(matches!(verdict, Outcome::Reply(_)));
-    workers.expect(1, arrival);
+    workers.expect(1, pending_move);
     // The request would come when the client's other allocation has ended; here the owner acts first.
     let owner = &mut workers.0[0];
     owner.server.disconnected(owner.now, &client(40_000));
@@ -773,7 +773,7 @@ fn of_two_allocations_that_arrive_at_one_address_one_gets_it() {
 #[test]
 fn messages_between_workers_may_cross_threads() {
     fn is_send<T: Send>() {}
-    is_send::<Arrival>();
+    is_send::<PendingMove>();
     is_send::<MoveRequest>();
     is_send::<Moved>();
 }
@@ -825,14 +825,14 @@ proptest! {
         for (port, (at, lost, again, speaks)) in (1..).zip(steps) {
             let from = elsewhere(port);
             let bytes = workers.signed(at, from, Ask::present(&ticket));
-            let (outcome, arrival) = workers.request_unannounced(at, from, &bytes);
+            let (outcome, pending_move) = workers.request_unannounced(at, from, &bytes);
             let Outcome::Reply(reply) = outcome else { panic!("{outcome:?}") };
             let mut reply = Reply(reply).success();
             match (lost, again) {
-                (0, _) => workers.expect(at, arrival),
+                (0, _) => workers.expect(at, pending_move),
                 // Announced or not, it has not heard of it, and repeats itself.
                 (1, true) => {
-                    workers.expect(at, arrival);
+                    workers.expect(at, pending_move);
                     workers.request(at, from, &bytes);
                 }
                 (_, true) => {
@@ -841,7 +841,7 @@ proptest! {
                     reply = Reply(same);
                 }
                 (1, false) => {
-                    workers.expect(at, arrival);
+                    workers.expect(at, pending_move);
                     continue;
                 }
                 (_, false) => continue,

@@ -3,8 +3,8 @@
 use crate::common::*;
 use turnpike_turn::{
     server::{
-        BadRequest, ClosedReason, Effect, Fault, ListenerId, OpenResult, RelayTransport, RequestRefusal,
-        ServerConfig, request::Method,
+        BadRequest, ClosedReason, Effect, Fault, ListenerId, Method, OpenResult, RelayTransport,
+        RequestRefusal, ServerConfig,
     },
     wire::{channel_data::ChannelNumber, stun::kind},
 };

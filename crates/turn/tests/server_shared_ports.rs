@@ -9,7 +9,7 @@ use std::{
 use crate::common::{turn::AdditionalAddressFamily, *};
 use proptest::prelude::*;
 use turnpike_turn::server::{
-    ClosedReason, DropReason, Effect, Family, IcmpError, Link, OpenResult, PeerRules, PortWish, RelayId,
+    ClosedReason, DropReason, Effect, Family, IcmpError, Link, OpenResult, PeerRules, PortRequest, RelayId,
     ServerConfig, SharedPort, Verdict,
 };
 
@@ -158,7 +158,7 @@ fn each_family_of_a_dual_stack_allocation_is_shared_by_itself() {
         panic!()
     };
     let wishes = (request.first.port, request.second.map(|second| second.port));
-    assert_eq!(wishes, (PortWish::Any, Some(PortWish::Any)));
+    assert_eq!(wishes, (PortRequest::Any, Some(PortRequest::Any)));
     let own = OpenResult::Opened { relayed: address("203.0.113.1:50100") };
     world.opened(request.allocation, own, Some(opened(PORT, Family::V6))).success();
     let first = RelayId { family: Family::V6, ..world.last_opened() };
@@ -180,7 +180,7 @@ fn an_allocation_that_may_move_to_another_worker_wants_ports_of_its_own() {
     let mobile = Ask::allocate().with(&also).raw(TICKET, &[]).signed(&alice);
     let Outcome::Open(request) = world.feed(&mobile.bytes()) else { panic!() };
     let wishes = (request.first.port, request.second.map(|second| second.port));
-    assert_eq!(wishes, (PortWish::Own, Some(PortWish::Own)));
+    assert_eq!(wishes, (PortRequest::Own, Some(PortRequest::Own)));
 }
 
 /// A session that ended while its socket was being opened gives back what it got of a shared one too.

@@ -335,8 +335,8 @@ fn a_request_without_its_token_is_answered_by_the_worker_that_has_the_allocation
     let there = elsewhere(here, &holder, client(1));
     let present = there.bytes(Ask::present(&reply.ticket().unwrap()));
     assert_eq!(here.feed(&present), Outcome::Forward { worker: 0, occupied: false });
-    let (_, arrival) = owner.forwarded(1, client(1), &present);
-    here.server.expect(arrival.expect("it arrives"));
+    let (_, pending_move) = owner.forwarded(1, client(1), &present);
+    here.server.expect(pending_move.expect("it arrives"));
 
     // A nonce that is none is no reason to ask the owner, nor is a user with a password.
     let bare = there.without_token();

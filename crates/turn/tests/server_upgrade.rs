@@ -229,15 +229,15 @@ fn a_client_that_was_on_its_way_arrives_in_the_other_process() {
             here[0].client = new;
             assert!(matches!(here[0].feed(&present), Outcome::Reply(_)));
         } else {
-            let (outcome, arrival) = here[0].forwarded(1, new, &present);
+            let (outcome, pending_move) = here[0].forwarded(1, new, &present);
             assert!(matches!(outcome, Outcome::Reply(_)), "{outcome:?}");
-            here[1].server.expect(arrival.expect("its client is expected there"));
+            here[1].server.expect(pending_move.expect("its client is expected there"));
         }
         let mut there = World::workers(&config(), workers);
         for (here, there) in here.iter_mut().zip(&mut there) {
             there.now.ms = 77_000;
-            for arrival in here.server.expected() {
-                let text = serde_json::to_string(&arrival).unwrap();
+            for pending_move in here.server.expected() {
+                let text = serde_json::to_string(&pending_move).unwrap();
                 there.server.expect(serde_json::from_str(&text).unwrap());
             }
         }
@@ -349,8 +349,8 @@ fn a_mobile_session_of_the_previous_version_goes_on() {
         workers[0].ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success().ticket().unwrap()
     };
     let present = Ask::present(&ticket).signed(&workers[0].credentials("alice", Scheme::Md5)).bytes();
-    let (_, arrival) = workers[0].forwarded(1, client(50_001), &present);
-    let mut written = serde_json::to_value(arrival.expect("its client is expected there")).unwrap();
+    let (_, pending_move) = workers[0].forwarded(1, client(50_001), &present);
+    let mut written = serde_json::to_value(pending_move.expect("its client is expected there")).unwrap();
     written["patience_ms"] = 600_000.into();
     workers[1].server.expect(serde_json::from_value(written).unwrap());
     assert_eq!(workers[1].server.expected().len(), 1);

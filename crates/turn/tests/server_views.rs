@@ -80,8 +80,8 @@ fn a_name_goes_along_to_another_worker() {
     let alice = there.credentials("alice", Scheme::Md5);
     let refresh = Ask::present(&ticket).signed(&alice).bytes();
     assert_eq!(there.feed(&refresh), Outcome::Forward { worker: 0, occupied: false });
-    let (_, arrival) = here.forwarded(1, moved_to, &refresh);
-    there.server.expect(arrival.expect("it is expected"));
+    let (_, pending_move) = here.forwarded(1, moved_to, &refresh);
+    there.server.expect(pending_move.expect("it is expected"));
     let Outcome::Move(request) = there.feed(&channel_data(0x4000, b"x")) else { panic!("no move") };
     let moved = here.server.export(here.now, &request).expect("it goes");
     assert!(here.server.view(here.now, relay.allocation.index).is_none());

@@ -189,8 +189,8 @@ impl Service {
             match outcome {
                 Outcome::Forward { worker, occupied } => {
                     by = usize::from(worker);
-                    let (verdict, arrival) = self.workers[by].forwarded_from(via, occupied, from, bytes);
-                    (outcome, announced) = (verdict, arrival.or(announced));
+                    let (verdict, pending_move) = self.workers[by].forwarded_from(via, occupied, from, bytes);
+                    (outcome, announced) = (verdict, pending_move.or(announced));
                 }
                 Outcome::Decline { via: back } => {
                     assert_eq!(back, via);
@@ -210,8 +210,8 @@ impl Service {
                     self.relays.push((by, relay));
                 }
                 Outcome::Reply(bytes) => {
-                    if let Some(arrival) = announced {
-                        self.workers[here].server.expect(arrival);
+                    if let Some(pending_move) = announced {
+                        self.workers[here].server.expect(pending_move);
                     }
                     return self.read(&Reply(bytes));
                 }
@@ -303,8 +303,8 @@ impl Service {
             for (from, effect) in effects {
                 match effect {
                     Effect::Move(request) => assert!(self.carry_out(&request)),
-                    Effect::ArrivalOver { worker, arrival } => {
-                        self.workers[usize::from(worker)].server.arrival_over(from, &arrival);
+                    Effect::MoveOver { worker, pending_move } => {
+                        self.workers[usize::from(worker)].server.move_over(from, &pending_move);
                     }
                     Effect::Deleted { via, deletion } => {
                         let world = &mut self.workers[usize::from(via)];

@@ -126,10 +126,10 @@ pub(super) const TARGETS: &[Target] = &[
         test: "fuzz_tickets::tickets",
         max_len: 400,
         about: &[
-            "crates/turn/src/server/ticket.rs",
+            "crates/turn/src/server/mobility/ticket.rs",
             "crates/turn/src/server/mobility.rs",
-            "crates/turn/src/server/arrivals.rs",
-            "crates/turn/src/server/moved.rs",
+            "crates/turn/src/server/mobility/pending_moves.rs",
+            "crates/turn/src/server/mobility/moved.rs",
         ],
         holds: "tickets at three workers, altered, old, of somebody else: good for their user alone; one owner, counted once",
     },

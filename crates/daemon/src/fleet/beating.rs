@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::time::sleep;
-use turnpike_fleet::{BEAT_MS, Claim, Load, Notice, Pauses, Verdict};
+use turnpike_fleet::{BEAT_MS, Backoff, Claim, Load, Notice, Verdict};
 use turnpike_stores::{Beaten, Beating, Fault, StoreError};
 
 use super::{
@@ -111,7 +111,7 @@ async fn learn(node: &Node) -> Result<(), StoreError> {
 
 /// Beats until the node has left.
 pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge: Gauge) {
-    let mut pauses = Pauses::default();
+    let mut pauses = Backoff::default();
     let mut was_seen = false;
     while !node.is_over() {
         let most = node.setting(|settings| settings.bits_per_second);

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tokio::time::sleep;
-use turnpike_fleet::{Pauses, exchange_period_ms};
+use turnpike_fleet::{Backoff, exchange_period_ms};
 use turnpike_stores::Exchanged;
 
 use super::node::Node;
@@ -22,15 +22,15 @@ const SOON_MS: u64 = 20;
 
 /// Exchanges until the node has left.
 pub(super) async fn keep_exchanging(node: Arc<Node>) {
-    let mut pauses = Pauses::default();
+    let mut backoff = Backoff::default();
     while !node.is_over() {
-        let pause = exchange(&node, &mut pauses).await;
+        let pause = exchange(&node, &mut backoff).await;
         sleep(Duration::from_millis(pause)).await;
     }
 }
 
 /// How long to wait then.
-async fn exchange(node: &Node, pauses: &mut Pauses) -> u64 {
+async fn exchange(node: &Node, backoff: &mut Backoff) -> u64 {
     let nodes = node.nodes();
     let period = exchange_period_ms(usize::try_from(nodes).unwrap_or(usize::MAX));
     let number = node.number();
@@ -50,7 +50,7 @@ async fn exchange(node: &Node, pauses: &mut Pauses) -> u64 {
     match answer {
         Ok(Exchanged { era, grants }) => {
             node.answered();
-            pauses.reset();
+            backoff.reset();
             node.hear_era(era);
             let grants = grants.unwrap_or_default();
             let lost = node.quotas.lost();
@@ -65,7 +65,7 @@ async fn exchange(node: &Node, pauses: &mut Pauses) -> u64 {
         Err(error) => {
             node.quotas.unheard(&asks);
             node.failed(&error);
-            pauses.next_ms(rand::random())
+            backoff.next_ms(rand::random())
         }
     }
 }

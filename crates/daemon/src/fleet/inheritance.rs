@@ -8,7 +8,7 @@ use std::sync::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_fleet::{Ban, Era, NodeName, Opened, Subject, Told};
+use turnpike_fleet::{Ban, NodeName, Opened, StoreEpoch, Subject, Told};
 
 use super::{Fleet, node::Node};
 
@@ -37,7 +37,7 @@ pub(super) struct NodeOffer {
     pub(super) told: Vec<Told>,
     /// The era of the store and the nodes that are known, if the store knows what all of them hold.
     #[serde(default)]
-    pub(super) era: Option<(Era, u32)>,
+    pub(super) era: Option<(StoreEpoch, u32)>,
     /// Messages that were carried out.
     #[serde(default)]
     pub(super) opened: Opened,

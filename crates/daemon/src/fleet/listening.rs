@@ -6,7 +6,7 @@ use std::{
 };
 
 use tokio::time::sleep;
-use turnpike_fleet::{Message, Notice, Pauses, Refused, Subject};
+use turnpike_fleet::{Backoff, Message, Notice, Refused, Subject};
 use turnpike_stores::{Heard, StoreError};
 
 use super::{node::Node, unix, watching};
@@ -18,13 +18,13 @@ const RULES_MS: u64 = 500;
 /// Listens until the node has left, or the last session is gone that has stayed here in an upgrade. `users` is where the cached users are.
 pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
     let mut news = node.store.news();
-    let mut pauses = Pauses::default();
+    let mut backoff = Backoff::default();
     while !node.is_deaf() {
         let heard = match news.next().await {
             Ok(heard) => heard,
             Err(error) => {
                 node.failed(&error);
-                sleep(Duration::from_millis(pauses.next_ms(rand::random()))).await;
+                sleep(Duration::from_millis(backoff.next_ms(rand::random()))).await;
                 continue;
             }
         };
@@ -32,7 +32,7 @@ pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
             node.recovery.speak_soon();
         }
         node.answered();
-        pauses.reset();
+        backoff.reset();
         if let Err(error) = take(&node, &users, heard).await {
             node.failed(&error);
             node.rereads.store(true, Ordering::Relaxed);

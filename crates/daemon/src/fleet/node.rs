@@ -13,8 +13,8 @@ use std::{
 use tokio::time::timeout_at;
 use turnpike_config::{FleetSettings, Mistake, Mistakes, Settings};
 use turnpike_fleet::{
-    Abandoned, Card, Charges, KeyRing, MOST_NODES, Members, Message, NodeName, Notice, Opened, Sealer,
-    SentAway, Terms, View,
+    Card, Charges, FleetView, KeyRing, MOST_NODES, Members, Message, NodeName, Notice, Opened, OrphanedQuota,
+    RecentRedirects, Sealer, Terms,
 };
 use turnpike_relay::{Relay, SharedQuota};
 use turnpike_stores::{FleetAddress, FleetStore, StoreError};
@@ -60,12 +60,12 @@ pub(super) struct Node {
     pub(super) quotas: Quotas,
     pub(super) recovery: Recovering,
     pub(super) members: Mutex<Members>,
-    abandoned: Mutex<Abandoned>,
+    orphaned_quota: Mutex<OrphanedQuota>,
     /// Messages of other nodes that were carried out.
     opened: Mutex<Opened>,
     pub(super) sight: RwLock<Arc<Sight>>,
-    pub(super) sent: Mutex<SentAway>,
-    /// For the hashes of [`SentAway`].
+    pub(super) sent: Mutex<RecentRedirects>,
+    /// For the hashes of [`RecentRedirects`].
     pub(super) hasher: RandomState,
     pub(super) tallies: Tallies,
     /// Another node's questions, for who answers them.
@@ -115,7 +115,7 @@ struct Reach {
 /// The fleet as it was when it was looked at last.
 #[derive(Default)]
 pub(super) struct Sight {
-    pub(super) view: View,
+    pub(super) view: FleetView,
     pub(super) charges: Charges,
     /// Our own number then.
     pub(super) own: u16,
@@ -165,7 +165,7 @@ impl Node {
             quotas,
             recovery: Recovering::new(same.and_then(|same| same.era)),
             members: Mutex::default(),
-            abandoned: Mutex::default(),
+            orphaned_quota: Mutex::default(),
             opened: Mutex::new(same.map_or_else(|| Opened::since(unix()), |same| same.opened.clone())),
             sight: RwLock::default(),
             sent: Mutex::default(),
@@ -341,8 +341,8 @@ impl Node {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn abandoned(&self) -> MutexGuard<'_, Abandoned> {
-        self.abandoned.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn orphaned_quota(&self) -> MutexGuard<'_, OrphanedQuota> {
+        self.orphaned_quota.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn opened(&self) -> MutexGuard<'_, Opened> {
@@ -612,7 +612,7 @@ fn name_of_machine(settings: &Settings) -> Result<NodeName, Mistakes> {
 #[cfg(test)]
 mod tests {
     use turnpike_config::Secret;
-    use turnpike_fleet::{Books, Era, EraState, Grant, Level};
+    use turnpike_fleet::{Books, EpochState, Grant, Level, StoreEpoch};
 
     use super::*;
     use crate::fleet::orders;
@@ -665,8 +665,8 @@ mod tests {
         assert!(node.is_draining() && !node.is_cordoned());
     }
 
-    fn era(number: u64, is_whole: bool) -> EraState {
-        EraState { era: Era { number, since_ms: 7 }, is_whole }
+    fn era(number: u64, is_whole: bool) -> EpochState {
+        EpochState { era: StoreEpoch { number, since_ms: 7 }, is_whole }
     }
 
     /// A node that knows of the others.

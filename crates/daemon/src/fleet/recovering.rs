@@ -10,7 +10,7 @@ use std::{
 };
 
 use tokio::{sync::Notify, time::timeout};
-use turnpike_fleet::{Books, Era, EraState, Recovery, Report, Turn};
+use turnpike_fleet::{Books, EpochState, Recovery, Report, StoreEpoch, Turn};
 
 use super::node::Node;
 
@@ -24,13 +24,13 @@ pub(super) struct Recovering {
 
 impl Recovering {
     /// `before` is what a process knew whose place this one takes: era and nodes of a store that was whole.
-    pub(super) fn new(before: Option<(Era, u32)>) -> Self {
+    pub(super) fn new(before: Option<(StoreEpoch, u32)>) -> Self {
         let recovery = before.map(|(era, members)| Recovery::after(era, members)).unwrap_or_default();
         let books = AtomicU8::new(recovery.books() as u8);
         Self { recovery: Mutex::new(recovery), books, soon: Notify::new() }
     }
 
-    pub(super) fn hear(&self, era: EraState) -> Turn {
+    pub(super) fn hear(&self, era: EpochState) -> Turn {
         let mut recovery = self.lock();
         let turn = recovery.hear(era);
         self.books.store(recovery.books() as u8, Ordering::Relaxed);
@@ -48,12 +48,12 @@ impl Recovering {
         self.lock().looked(u32::try_from(nodes).unwrap_or(u32::MAX));
     }
 
-    pub(super) fn era(&self) -> Era {
+    pub(super) fn era(&self) -> StoreEpoch {
         self.lock().era()
     }
 
     /// What the store had of this node in that era is given back.
-    pub(super) fn cleared(&self, era: Era) {
+    pub(super) fn cleared(&self, era: StoreEpoch) {
         self.lock().cleared(era);
     }
 
@@ -66,7 +66,7 @@ impl Recovering {
     }
 
     /// For the process that takes the place of this one.
-    pub(super) fn offer(&self) -> Option<(Era, u32)> {
+    pub(super) fn offer(&self) -> Option<(StoreEpoch, u32)> {
         let recovery = self.lock();
         (recovery.books() == Books::Whole).then(|| (recovery.era(), recovery.members()))
     }
@@ -88,7 +88,7 @@ impl Recovering {
 
 impl Node {
     /// The store says in which era it is.
-    pub(super) fn hear_era(&self, era: EraState) {
+    pub(super) fn hear_era(&self, era: EpochState) {
         match self.recovery.hear(era) {
             Turn::Nothing => {}
             Turn::Begins => {
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn workers_see_what_the_control_thread_has_heard() {
-        let said = |number, is_whole| EraState { era: Era { number, since_ms: 0 }, is_whole };
+        let said = |number, is_whole| EpochState { era: StoreEpoch { number, since_ms: 0 }, is_whole };
         let recovering = Recovering::new(None);
         assert_eq!((recovering.books(), recovering.offer()), (Books::Unknown, None));
         recovering.hear(said(1, true));

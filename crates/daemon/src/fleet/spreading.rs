@@ -7,8 +7,8 @@ use std::{
 };
 
 use turnpike_config::FleetRedirect;
-use turnpike_fleet::{Card, Need, SentAway, Target, look_period_ms};
-use turnpike_turn::server::{Destination, Newcomer, Occasion, Transport};
+use turnpike_fleet::{Card, Need, RecentRedirects, RedirectTarget, look_period_ms};
+use turnpike_turn::server::{AllocateAttempt, Destination, Occasion, Transport};
 
 use super::{counts::Sent, node::Node};
 
@@ -18,33 +18,37 @@ const LOOKS: u64 = 3;
 const REMEMBERED_MS: u64 = 300_000;
 
 impl Node {
-    /// Where a newcomer goes that might be served here; `None` if here.
-    pub(super) fn elsewhere(&self, newcomer: &Newcomer<'_>, transport: Transport) -> Option<Destination> {
-        let way = (transport, newcomer.client.address.ip().to_canonical().is_ipv4());
-        let (destination, reason) = match newcomer.occasion {
+    /// Where a attempt goes that might be served here; `None` if here.
+    pub(super) fn redirect_target(
+        &self,
+        attempt: &AllocateAttempt<'_>,
+        transport: Transport,
+    ) -> Option<Destination> {
+        let way = (transport, attempt.client.address.ip().to_canonical().is_ipv4());
+        let (destination, reason) = match attempt.occasion {
             Occasion::None if self.room().is_nearly_full(self.allocations()) => {
-                if self.is_back(newcomer) {
+                if self.is_back(attempt) {
                     return None;
                 }
-                (self.with_room(newcomer, Need::Reserve, way)?, Sent::Full)
+                (self.with_room(attempt, Need::Reserve, way)?, Sent::Full)
             }
-            Occasion::None => self.better_served(newcomer, way)?,
-            Occasion::Full => (self.with_room(newcomer, Need::Room, way)?, Sent::Full),
-            Occasion::Draining => (self.with_room(newcomer, Need::Room, way)?, Sent::Draining),
+            Occasion::None => self.better_served(attempt, way)?,
+            Occasion::Full => (self.with_room(attempt, Need::Room, way)?, Sent::Full),
+            Occasion::Draining => (self.with_room(attempt, Need::Room, way)?, Sent::Draining),
         };
         self.tallies.sent(reason);
         Some(destination)
     }
 
     /// Whether a client that this node, which drains, has redirected is served all the same. One that is about to stop serves none.
-    pub(super) fn comes_back(&self, newcomer: &Newcomer<'_>) -> bool {
-        self.only_drains() && self.is_back(newcomer)
+    pub(super) fn comes_back(&self, attempt: &AllocateAttempt<'_>) -> bool {
+        self.only_drains() && self.is_back(attempt)
     }
 
     /// Whether a client came back from the same 5-tuple after a redirect; counts it.
-    fn is_back(&self, newcomer: &Newcomer<'_>) -> bool {
-        let (unix, request) = (newcomer.now.unix, self.hasher.hash_one(newcomer.transaction));
-        let is_back = !self.sent_away().may_go(unix, self.hasher.hash_one(newcomer.client), request);
+    fn is_back(&self, attempt: &AllocateAttempt<'_>) -> bool {
+        let (unix, request) = (attempt.now.unix, self.hasher.hash_one(attempt.transaction));
+        let is_back = !self.recent_redirects().may_go(unix, self.hasher.hash_one(attempt.client), request);
         if is_back {
             self.tallies.returned.fetch_add(1, Ordering::Relaxed);
         }
@@ -52,44 +56,53 @@ impl Node {
     }
 
     /// A node with room, for a client that is remembered by its 5-tuple.
-    fn with_room(&self, newcomer: &Newcomer<'_>, need: Need, way: (Transport, bool)) -> Option<Destination> {
+    fn with_room(
+        &self,
+        attempt: &AllocateAttempt<'_>,
+        need: Need,
+        way: (Transport, bool),
+    ) -> Option<Destination> {
         let sight = self.sight();
         if self.now_ms().saturating_sub(sight.at_ms) > REMEMBERED_MS {
             return None;
         }
         let target = sight.view.choose(sight.own, &sight.charges, need, way, rand::random())?;
-        let (unix, request) = (newcomer.now.unix, self.hasher.hash_one(newcomer.transaction));
-        self.sent_away().note(unix, self.hasher.hash_one(newcomer.client), request);
+        let (unix, request) = (attempt.now.unix, self.hasher.hash_one(attempt.transaction));
+        self.recent_redirects().note(unix, self.hasher.hash_one(attempt.client), request);
         Some(destination(target))
     }
 
     /// Somewhere else, or here by an address of our own.
-    fn better_served(&self, newcomer: &Newcomer<'_>, way: (Transport, bool)) -> Option<(Destination, Sent)> {
+    fn better_served(
+        &self,
+        attempt: &AllocateAttempt<'_>,
+        way: (Transport, bool),
+    ) -> Option<(Destination, Sent)> {
         let redirect = self.setting(|settings| settings.redirect);
         if redirect == FleetRedirect::Full {
             return None;
         }
         // A client that was redirected and asks again does not follow: it is served.
-        let (unix, client) = (newcomer.now.unix, newcomer.client.address.ip());
-        let who = self.hasher.hash_one((client, newcomer.realm, newcomer.identity));
-        let request = self.hasher.hash_one(newcomer.transaction);
-        if !self.sent_away().may_go(unix, who, request) {
+        let (unix, client) = (attempt.now.unix, attempt.client.address.ip());
+        let who = self.hasher.hash_one((client, attempt.realm, attempt.identity));
+        let request = self.hasher.hash_one(attempt.transaction);
+        if !self.recent_redirects().may_go(unix, who, request) {
             self.tallies.returned.fetch_add(1, Ordering::Relaxed);
             return None;
         }
         let found = self.less_busy(way).map(|target| (destination(target), Sent::Load));
         let found = found.or_else(|| {
-            let comes_here = self.is_own(newcomer.client.local);
+            let comes_here = self.is_own(attempt.client.local);
             let own = (redirect == FleetRedirect::Always && !comes_here).then(|| self.card())??;
             Some((at_own_address(&own, way)?, Sent::OwnAddress))
         });
         if found.is_some() {
-            self.sent_away().note(unix, who, request);
+            self.recent_redirects().note(unix, who, request);
         }
         found
     }
 
-    fn less_busy(&self, way: (Transport, bool)) -> Option<Target> {
+    fn less_busy(&self, way: (Transport, bool)) -> Option<RedirectTarget> {
         let sight = self.sight();
         let age_ms = self.now_ms().saturating_sub(sight.at_ms);
         if age_ms > LOOKS * look_period_ms(sight.view.nodes()) || self.is_alone() {
@@ -106,13 +119,13 @@ impl Node {
         Some(destination(target))
     }
 
-    fn sent_away(&self) -> MutexGuard<'_, SentAway> {
+    fn recent_redirects(&self) -> MutexGuard<'_, RecentRedirects> {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn destination(target: Target) -> Destination {
-    let Target { card, address, second, .. } = target;
+fn destination(target: RedirectTarget) -> Destination {
+    let RedirectTarget { card, address, second, .. } = target;
     Destination { address, second, domain: domain(&card) }
 }
 
@@ -132,7 +145,7 @@ fn domain(card: &Card) -> Option<Arc<str>> {
 #[cfg(test)]
 mod tests {
     use turnpike_config::Settings;
-    use turnpike_fleet::{Beat, Load, Members, Record, View};
+    use turnpike_fleet::{Beat, FleetView, Load, Members, Record};
     use turnpike_relay::SharedQuota;
     use turnpike_turn::{
         server::{Client, ListenerId, NonceKey},
@@ -177,24 +190,24 @@ mod tests {
         members.look(0, 0, 0, [(1, "one", own), (2, "two", other)].map(record).into());
         members.put_card(card("one", UDP));
         members.put_card(card("two", "udp://203.0.113.2:3478"));
-        let view = View::new("", &members);
+        let view = FleetView::new("", &members);
         node.set_sight(Sight { charges: view.charges(), view, own: 1, at_ms: node.now_ms() });
         node
     }
 
     /// Where client `number` is sent that comes to an address of ours.
     fn asks(node: &Node, number: u8, local: &str, occasion: Occasion) -> Option<String> {
-        let found = node.elsewhere(&newcomer(number, 50_000, local, occasion), Transport::Udp);
+        let found = node.redirect_target(&attempt(number, 50_000, local, occasion), Transport::Udp);
         found.map(|to| format!("{} {}", to.address, to.domain.as_deref().unwrap_or_default()))
     }
 
-    fn newcomer(number: u8, port: u16, local: &str, occasion: Occasion) -> Newcomer<'static> {
+    fn attempt(number: u8, port: u16, local: &str, occasion: Occasion) -> AllocateAttempt<'static> {
         let client = Client {
             listener: ListenerId(0),
             address: ([192, 0, 2, number], port).into(),
             local: local.parse().expect("an address"),
         };
-        Newcomer {
+        AllocateAttempt {
             now: Now { ms: 0, unix: 1_800_000_000 },
             client,
             realm: "here",
@@ -211,12 +224,12 @@ mod tests {
     #[test]
     fn a_draining_node_serves_a_5_tuple_that_comes_back_unless_it_is_about_to_stop() {
         let node = node(FleetRedirect::Full, 10, 10);
-        let draining = |port| newcomer(1, port, OWN, Occasion::Draining);
+        let draining = |port| attempt(1, port, OWN, Occasion::Draining);
         let first = draining(50_000);
         assert!(!node.comes_back(&first), "it does not drain");
         node.set_cordoned(true);
         assert!(!node.comes_back(&first));
-        assert!(node.elsewhere(&first, Transport::Udp).is_some());
+        assert!(node.redirect_target(&first, Transport::Udp).is_some());
         assert!(!node.comes_back(&first), "the same request, whose answer was lost");
         assert!(
             !node.comes_back(&draining(50_001)),

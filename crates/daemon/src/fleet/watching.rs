@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
-use turnpike_fleet::{Card, Change, Member, NodeName, Notice, Pauses, View, look_period_ms};
+use turnpike_fleet::{Backoff, Card, Change, FleetView, Member, NodeName, Notice, look_period_ms};
 use turnpike_stores::{Look, StoreError};
 
 use super::{
@@ -20,18 +20,18 @@ const SILENT: usize = 1000;
 
 /// Looks until the node has left.
 pub(super) async fn keep_watching(node: Arc<Node>) {
-    let mut pauses = Pauses::default();
+    let mut backoff = Backoff::default();
     while !node.is_over() {
         let pause = match look(&node).await {
             Ok(()) => {
-                pauses.reset();
+                backoff.reset();
                 // Not all at the same time.
                 let period = look_period_ms(node.members().len());
                 period * 9 / 10 + rand::random::<u64>() % (period / 5)
             }
             Err(error) => {
                 node.failed(&error);
-                pauses.next_ms(rand::random())
+                backoff.next_ms(rand::random())
             }
         };
         sleep(Duration::from_millis(pause)).await;
@@ -42,7 +42,7 @@ pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
     let Look { store_ms, records } = node.store.look().await?;
     let (now_ms, steady_ms) = (node.now_ms(), node.health.steady_ms(node.now_ms()));
     node.answered();
-    let abandoned = node.abandoned().look(now_ms, store_ms, steady_ms, &records);
+    let abandoned = node.orphaned_quota().look(now_ms, store_ms, steady_ms, &records);
     let (mut changes, missing) = {
         let mut members = node.members();
         let changes = members.look(now_ms, store_ms, steady_ms, records);
@@ -92,11 +92,11 @@ pub(super) fn leave_out(node: &Node) {
     node.set_sight(Sight { charges, view, own, at_ms: before.at_ms });
 }
 
-fn view_of(node: &Node) -> (View, u16) {
+fn view_of(node: &Node) -> (FleetView, u16) {
     let zone = node.setting(|settings| settings.zone.clone());
     let members = node.members();
     let zone = zone.as_ref().map_or("", NodeName::as_str);
-    let view = View::new(zone, &members);
+    let view = FleetView::new(zone, &members);
     node.set_nodes(members.iter().filter(|(name, _)| **name != node.name).count() + 1);
     let own = members.get(&node.name).filter(|member| member.beat.incarnation == node.incarnation);
     let own = own.map_or_else(|| node.number(), |member| member.beat.number);

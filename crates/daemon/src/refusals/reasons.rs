@@ -486,7 +486,7 @@ fn connection_keys(reason: &str) -> Option<&'static [&'static str]> {
 #[cfg(test)]
 mod tests {
     use turnpike_relay::{CloseReason, DtlsFailure, HandshakeFailure};
-    use turnpike_turn::server::request::Method;
+    use turnpike_turn::server::Method;
 
     use super::*;
 

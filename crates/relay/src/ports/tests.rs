@@ -24,7 +24,7 @@ fn ports_of(range: RangeInclusive<u16>, relay: Vec<RelayAddress>) -> Ports {
     Ports::new(&Config { relay, ports: range, ..Config::default() })
 }
 
-fn wish(port: PortWish) -> OpenRelay {
+fn wish(port: PortRequest) -> OpenRelay {
     OpenRelay { family: Family::V4, transport: RelayTransport::Udp, port }
 }
 
@@ -32,7 +32,7 @@ fn wish(port: PortWish) -> OpenRelay {
 fn a_reservation_goes_on_in_another_process_for_as_long_as_it_would_have() {
     let (here, there) = (ports(22_140..=22_147), ports(22_140..=22_147));
     let token = [5; 8];
-    let opened = here.open(&wish(PortWish::EvenAndReserveNext(token)), ALICE, None, 1000).unwrap();
+    let opened = here.open(&wish(PortRequest::EvenAndReserveNext(token)), ALICE, None, 1000).unwrap();
     let lent = here.lend_reserved(11_000).unwrap();
     for (reserved, socket) in lent {
         let text = serde_json::to_string(&reserved).unwrap();
@@ -43,14 +43,15 @@ fn a_reservation_goes_on_in_another_process_for_as_long_as_it_would_have() {
     let next = opened.relayed.port() + 1;
     assert!(there.are_relayed((Ipv4Addr::LOCALHOST, next).into(), RelayTransport::Udp));
     assert!(!here.are_relayed((Ipv4Addr::LOCALHOST, next).into(), RelayTransport::Udp));
-    let reserved = wish(PortWish::Reserved(token));
+    let reserved = wish(PortRequest::Reserved(token));
     assert_eq!(here.open(&reserved, ALICE, None, 11_000).err(), Some(Refusal::Reservation));
     there.expire(20_499);
     assert_eq!(there.open(&reserved, ALICE, None, 20_499).unwrap().relayed.port(), next);
     // Both ports are somebody's there.
-    let others: Vec<_> = (0..6).map(|_| there.open(&wish(PortWish::Any), ALICE, None, 0).unwrap()).collect();
+    let others: Vec<_> =
+        (0..6).map(|_| there.open(&wish(PortRequest::Any), ALICE, None, 0).unwrap()).collect();
     assert_eq!(others.len(), 6);
-    assert_eq!(there.open(&wish(PortWish::Any), ALICE, None, 0).err(), Some(Refusal::Port));
+    assert_eq!(there.open(&wish(PortRequest::Any), ALICE, None, 0).err(), Some(Refusal::Port));
 }
 
 #[test]
@@ -58,7 +59,7 @@ fn every_port_of_the_range_is_given_once_and_then_none() {
     let ports = ports(22_100..=22_115);
     let mut open = Vec::new();
     let refusal = loop {
-        match ports.open(&wish(PortWish::Any), ALICE, None, 0) {
+        match ports.open(&wish(PortRequest::Any), ALICE, None, 0) {
             Ok(opened) => open.push(opened),
             Err(refusal) => break refusal,
         }
@@ -72,7 +73,7 @@ fn every_port_of_the_range_is_given_once_and_then_none() {
     assert!(open.len() >= 10, "most of the range is free on this machine: {given:?}");
     assert_ne!(in_order, given, "drawn, not counted up");
     ports.release(open.pop().unwrap().socket.local_addr(), 0);
-    assert!(ports.open(&wish(PortWish::Any), ALICE, None, 0).is_ok());
+    assert!(ports.open(&wish(PortRequest::Any), ALICE, None, 0).is_ok());
 }
 
 /// RFC 8656 section 7.2 wants them unpredictable. Ports return to the pool once their quarantine is over.
@@ -82,7 +83,7 @@ fn relay_ports_are_as_if_by_chance() {
     let drawn = (0..randomness::SAMPLES as u64).map(|n| {
         let now_ms = n * QUARANTINE_MS;
         let opened = ports
-            .open(&wish(PortWish::Any), ALICE, None, now_ms)
+            .open(&wish(PortRequest::Any), ALICE, None, now_ms)
             .unwrap_or_else(|refusal| panic!("{refusal:?}"));
         ports.release(opened.socket.local_addr(), now_ms);
         (opened.relayed.port() - 49_152).to_be_bytes().to_vec()
@@ -103,18 +104,18 @@ fn one_after_the_other(ports: &Ports, wish: &OpenRelay, times: Range<u64>) -> Ve
 #[test]
 fn a_port_is_not_used_again_while_others_are_free_and_then_the_oldest_comes_first() {
     let ports = ports(24_000..=24_015);
-    let first = one_after_the_other(&ports, &wish(PortWish::Any), 0..16);
+    let first = one_after_the_other(&ports, &wish(PortRequest::Any), 0..16);
     // Other programs may have some ports of the range. Those of this test come in the order of the first round from then on.
     let period = first.iter().skip(1).position(|port| *port == first[0]).map_or(16, |at| at + 1);
     assert!(period >= 10, "most of the range is free on this machine: {first:?}");
-    let second = one_after_the_other(&ports, &wish(PortWish::Any), 16..16 + 3 * period as u64);
+    let second = one_after_the_other(&ports, &wish(PortRequest::Any), 16..16 + 3 * period as u64);
     let all = [first, second].concat();
     assert!(all.iter().zip(&all[period..]).all(|(before, after)| before == after), "{all:?}");
 }
 
 #[test]
 fn of_two_ports_each_client_gets_the_one_that_was_not_used_last() {
-    for port in [PortWish::Any, PortWish::Own] {
+    for port in [PortRequest::Any, PortRequest::Own] {
         let ports = ports(24_020..=24_021);
         let drawn = one_after_the_other(&ports, &wish(port), 0..20);
         assert!(drawn.windows(2).all(|two| two[0] != two[1]), "{drawn:?}");
@@ -133,14 +134,14 @@ fn of_two_ports_each_client_gets_the_one_that_was_not_used_last() {
 #[test]
 fn the_only_port_is_used_again_at_once() {
     let ports = ports(24_022..=24_022);
-    assert_eq!(one_after_the_other(&ports, &wish(PortWish::Any), 0..3), [24_022; 3]);
-    assert_eq!(one_after_the_other(&ports, &wish(PortWish::Even), 3..5), [24_022; 2]);
+    assert_eq!(one_after_the_other(&ports, &wish(PortRequest::Any), 0..3), [24_022; 3]);
+    assert_eq!(one_after_the_other(&ports, &wish(PortRequest::Even), 3..5), [24_022; 2]);
 }
 
 #[test]
 fn a_port_in_quarantine_is_open_for_nobody_and_free_again_when_the_time_is_over() {
     let ports = ports(24_024..=24_025);
-    let opened = ports.open(&wish(PortWish::Any), ALICE, None, 0).unwrap();
+    let opened = ports.open(&wish(PortRequest::Any), ALICE, None, 0).unwrap();
     let bound = opened.socket.local_addr();
     drop(opened);
     ports.release(bound, 5);
@@ -160,7 +161,7 @@ fn a_free_port_of_another_address_is_preferred_to_one_in_quarantine() {
     let ports = ports_on(24_026..=24_027, &addresses);
     let mut used = std::collections::HashSet::new();
     for now_ms in 0..4 {
-        let opened = ports.open(&wish(PortWish::Any), ALICE, None, now_ms).unwrap();
+        let opened = ports.open(&wish(PortRequest::Any), ALICE, None, now_ms).unwrap();
         ports.release(opened.socket.local_addr(), now_ms);
         assert!(used.insert(opened.relayed), "{} while another one was free", opened.relayed);
     }
@@ -176,7 +177,7 @@ fn the_one_port_that_other_programs_leave_is_found() {
         .filter_map(|port| std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).ok())
         .collect();
     for now_ms in 0..10 {
-        let opened = ports.open(&wish(PortWish::Any), ALICE, None, now_ms).unwrap();
+        let opened = ports.open(&wish(PortRequest::Any), ALICE, None, now_ms).unwrap();
         assert_eq!(opened.relayed.port(), 24_121);
         ports.release(opened.socket.local_addr(), now_ms);
     }
@@ -189,13 +190,13 @@ fn the_one_port_that_other_programs_leave_is_found() {
 #[test]
 fn a_port_that_cannot_be_bound_stays_in_quarantine() {
     let ports = ports(24_040..=24_041);
-    one_after_the_other(&ports, &wish(PortWish::Any), 0..2);
+    one_after_the_other(&ports, &wish(PortRequest::Any), 0..2);
     let quarantined = || ports.plan().pools[0].bits.quarantined();
     let before = quarantined();
     let bind = |held: &Quarantined| std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, held.port)).unwrap();
     let _others: Vec<_> = before.iter().map(bind).collect();
-    let pair = PortWish::EvenAndReserveNext([1; 8]);
-    for (port, refusal) in [(PortWish::Any, Refusal::PortsHeld), (pair, Refusal::Port)] {
+    let pair = PortRequest::EvenAndReserveNext([1; 8]);
+    for (port, refusal) in [(PortRequest::Any, Refusal::PortsHeld), (pair, Refusal::Port)] {
         assert_eq!(ports.open(&wish(port), ALICE, None, 2).err(), Some(refusal));
         assert_eq!(quarantined(), before);
     }
@@ -222,7 +223,7 @@ fn ports_that_other_programs_hold_are_told_from_ports_that_are_used_up() {
         .collect();
     let mut open = Vec::new();
     let refusal = |open: &mut Vec<Opened>| loop {
-        match ports.open(&wish(PortWish::Any), ALICE, None, 0) {
+        match ports.open(&wish(PortRequest::Any), ALICE, None, 0) {
             Ok(opened) => open.push(opened),
             Err(refusal) => break refusal,
         }
@@ -238,15 +239,15 @@ fn a_pair_of_ports_comes_out_of_quarantine_whole() {
     let ports = ports(24_030..=24_031);
     let pair = |token: u8, now_ms| {
         let opened =
-            ports.open(&wish(PortWish::EvenAndReserveNext([token; 8])), ALICE, None, now_ms).unwrap();
-        let next = ports.open(&wish(PortWish::Reserved([token; 8])), ALICE, None, now_ms).unwrap();
+            ports.open(&wish(PortRequest::EvenAndReserveNext([token; 8])), ALICE, None, now_ms).unwrap();
+        let next = ports.open(&wish(PortRequest::Reserved([token; 8])), ALICE, None, now_ms).unwrap();
         assert_eq!((opened.relayed.port(), next.relayed.port()), (24_030, 24_031));
         [opened, next]
     };
     let [first, second] = pair(1, 0);
     ports.release(first.socket.local_addr(), 1);
     assert_eq!(
-        ports.open(&wish(PortWish::EvenAndReserveNext([2; 8])), ALICE, None, 2).err(),
+        ports.open(&wish(PortRequest::EvenAndReserveNext([2; 8])), ALICE, None, 2).err(),
         Some(Refusal::Port),
         "half of it is in use"
     );
@@ -262,31 +263,31 @@ fn a_pair_of_ports_comes_out_of_quarantine_whole() {
 #[test]
 fn quarantine_goes_on_in_another_process() {
     let (here, there) = (ports(24_034..=24_035), ports(24_034..=24_035));
-    let used = one_after_the_other(&here, &wish(PortWish::Any), 50_000..50_001)[0];
+    let used = one_after_the_other(&here, &wish(PortRequest::Any), 50_000..50_001)[0];
     let text = serde_json::to_string(&here.quarantined(54_000)).unwrap();
     there.adopt_quarantined(100, &serde_json::from_str::<Vec<LateUse>>(&text).unwrap());
     let held = there.plan().pools[0].bits.quarantined();
     assert_eq!(held, [Quarantined { port: used, until_ms: 100 + QUARANTINE_MS - 4000 }]);
-    assert_ne!(one_after_the_other(&there, &wish(PortWish::Any), 101..102), [used]);
+    assert_ne!(one_after_the_other(&there, &wish(PortRequest::Any), 101..102), [used]);
 }
 
 #[test]
 fn an_even_port_comes_with_its_neighbour_held_under_the_token() {
     let ports = ports(22_200..=22_299);
     let first = ports
-        .open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, None, 1000)
+        .open(&wish(PortRequest::EvenAndReserveNext([7; 8])), ALICE, None, 1000)
         .unwrap_or_else(|e| panic!("{e:?}"));
     assert_eq!(first.relayed.port() % 2, 0);
     assert_eq!(
-        ports.open(&wish(PortWish::Reserved([8; 8])), ALICE, None, 1000).err(),
+        ports.open(&wish(PortRequest::Reserved([8; 8])), ALICE, None, 1000).err(),
         Some(Refusal::Reservation)
     );
     let second = ports
-        .open(&wish(PortWish::Reserved([7; 8])), ALICE, None, 30_999)
+        .open(&wish(PortRequest::Reserved([7; 8])), ALICE, None, 30_999)
         .unwrap_or_else(|e| panic!("{e:?}"));
     assert_eq!(second.relayed.port(), first.relayed.port() + 1);
     assert_eq!(
-        ports.open(&wish(PortWish::Reserved([7; 8])), ALICE, None, 1000).err(),
+        ports.open(&wish(PortRequest::Reserved([7; 8])), ALICE, None, 1000).err(),
         Some(Refusal::Reservation)
     );
 }
@@ -294,7 +295,7 @@ fn an_even_port_comes_with_its_neighbour_held_under_the_token() {
 #[test]
 fn an_even_port_is_even_or_none() {
     let ports = ports(22_501..=22_504);
-    let even = || ports.open(&wish(PortWish::Even), ALICE, None, 0).map(|opened| opened.relayed.port());
+    let even = || ports.open(&wish(PortRequest::Even), ALICE, None, 0).map(|opened| opened.relayed.port());
     let mut given = [even().unwrap(), even().unwrap()];
     given.sort_unstable();
     assert_eq!(given, [22_502, 22_504]);
@@ -305,14 +306,14 @@ fn an_even_port_is_even_or_none() {
 fn a_reservation_ends_after_thirty_seconds_and_frees_its_port() {
     let ports = ports(22_300..=22_301);
     let first = ports
-        .open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, None, 0)
+        .open(&wish(PortRequest::EvenAndReserveNext([7; 8])), ALICE, None, 0)
         .unwrap_or_else(|e| panic!("{e:?}"));
-    assert_eq!(ports.open(&wish(PortWish::Any), ALICE, None, 0).err(), Some(Refusal::Port));
+    assert_eq!(ports.open(&wish(PortRequest::Any), ALICE, None, 0).err(), Some(Refusal::Port));
     ports.expire(29_999);
     assert_eq!(ports.reservations().len(), 1);
     ports.expire(30_000);
     assert_eq!(ports.reservations().len(), 0);
-    let again = ports.open(&wish(PortWish::Any), ALICE, None, 0).unwrap_or_else(|e| panic!("{e:?}"));
+    let again = ports.open(&wish(PortRequest::Any), ALICE, None, 0).unwrap_or_else(|e| panic!("{e:?}"));
     assert_eq!(again.relayed.port(), first.relayed.port() + 1);
 }
 
@@ -322,7 +323,7 @@ fn what_is_relayed_is_known_by_address_and_transport_for_as_long_as_it_is_open()
     let address = RelayAddress { bind: "127.0.0.1".parse().unwrap(), external };
     let ports = ports_of(22_700..=22_799, vec![address]);
     let (udp, tcp) = (RelayTransport::Udp, RelayTransport::Tcp);
-    let opened = ports.open(&wish(PortWish::Any), ALICE, None, 0).unwrap_or_else(|e| panic!("{e:?}"));
+    let opened = ports.open(&wish(PortRequest::Any), ALICE, None, 0).unwrap_or_else(|e| panic!("{e:?}"));
     let (bound, told) = (opened.socket.local_addr(), opened.relayed);
     assert!(ports.are_relayed(bound, udp) && ports.are_relayed(told, udp));
     assert!(!ports.are_relayed(bound, tcp), "a client by TCP may have the same number");
@@ -336,14 +337,14 @@ fn what_is_relayed_is_known_by_address_and_transport_for_as_long_as_it_is_open()
     // Who is in the way of another draw is not taken for it.
     let program = std::net::UdpSocket::bind("127.0.0.1:22800").unwrap();
     let one = ports_of(22_800..=22_800, vec![address]);
-    assert_eq!(one.open(&wish(PortWish::Any), ALICE, None, 0).err(), Some(Refusal::PortsHeld));
+    assert_eq!(one.open(&wish(PortRequest::Any), ALICE, None, 0).err(), Some(Refusal::PortsHeld));
     assert!(!one.are_relayed(program.local_addr().unwrap(), udp));
 }
 
 #[test]
 fn a_family_without_address_is_named_as_such() {
     let ports = ports(22_400..=22_401);
-    let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortWish::Any };
+    let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortRequest::Any };
     assert_eq!(ports.open(&v6, ALICE, None, 0).err(), Some(Refusal::Family));
 }
 
@@ -364,7 +365,7 @@ fn a_client_gets_the_relay_address_that_it_came_to_or_that_leads_to_it() {
     assert_eq!(ports_on(22_100..=22_100, &addresses[..1]).address_for(Family::V4, &client), None);
 
     let opened: Vec<_> =
-        (0..2).map(|_| ports.open(&wish(PortWish::Any), ALICE, Some(addresses[1]), 0).unwrap()).collect();
+        (0..2).map(|_| ports.open(&wish(PortRequest::Any), ALICE, Some(addresses[1]), 0).unwrap()).collect();
     assert_eq!(
         [&opened[0], &opened[1]].map(|it| it.relayed.ip()),
         [addresses[1], addresses[0]],
@@ -380,10 +381,10 @@ fn a_client_gets_the_relay_address_that_it_came_to_or_that_leads_to_it() {
 fn each_address_of_a_family_gives_all_its_ports_to_dual_stack_allocations_too() {
     let addresses = ["127.0.0.1", "127.0.0.2", "::1"].map(|ip| ip.parse().unwrap());
     let ports = ports_on(22_500..=22_531, &addresses);
-    let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortWish::Any };
+    let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortRequest::Any };
     let mut open = Vec::new();
     for _ in 0..16 {
-        open.push(ports.open(&wish(PortWish::Any), ALICE, None, 0).unwrap_or_else(|e| panic!("{e:?}")));
+        open.push(ports.open(&wish(PortRequest::Any), ALICE, None, 0).unwrap_or_else(|e| panic!("{e:?}")));
         // The other half of a dual-stack allocation. Not every machine has IPv6.
         open.extend(ports.open(&v6, ALICE, None, 0));
     }
@@ -396,7 +397,7 @@ fn each_address_of_a_family_gives_all_its_ports_to_dual_stack_allocations_too() 
     drop(first);
     let mut open = kept;
     let refusal = loop {
-        match ports.open(&wish(PortWish::Any), ALICE, None, 0) {
+        match ports.open(&wish(PortRequest::Any), ALICE, None, 0) {
             Ok(opened) => open.push(opened),
             Err(refusal) => break refusal,
         }
@@ -410,14 +411,14 @@ fn each_address_of_a_family_gives_all_its_ports_to_dual_stack_allocations_too() 
 fn a_token_is_worth_nothing_to_another_user_or_realm_and_stays_good_for_its_owner() {
     let ports = ports(22_700..=22_799);
     let first = ports
-        .open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, None, 0)
+        .open(&wish(PortRequest::EvenAndReserveNext([7; 8])), ALICE, None, 0)
         .unwrap_or_else(|e| panic!("{e:?}"));
     for thief in [("here", "bob"), ("there", "alice"), ("", ""), ("here", ""), ("here\0alice", "")] {
-        let stolen = ports.open(&wish(PortWish::Reserved([7; 8])), thief, None, 0);
+        let stolen = ports.open(&wish(PortRequest::Reserved([7; 8])), thief, None, 0);
         assert_eq!(stolen.err(), Some(Refusal::Reservation), "{thief:?}");
     }
     let second =
-        ports.open(&wish(PortWish::Reserved([7; 8])), ALICE, None, 0).unwrap_or_else(|e| panic!("{e:?}"));
+        ports.open(&wish(PortRequest::Reserved([7; 8])), ALICE, None, 0).unwrap_or_else(|e| panic!("{e:?}"));
     assert_eq!(second.relayed.port(), first.relayed.port() + 1);
 }
 
@@ -426,7 +427,8 @@ fn one_user_can_reserve_a_few_ports_and_leaves_the_others_to_others() {
     let ports = ports(22_800..=23_311);
     assert_eq!(ports.plan().most_reservations, 32);
     let reserve = |owner: Owner<'_>, token: u64| {
-        let opened = ports.open(&wish(PortWish::EvenAndReserveNext(token.to_be_bytes())), owner, None, 0)?;
+        let opened =
+            ports.open(&wish(PortRequest::EvenAndReserveNext(token.to_be_bytes())), owner, None, 0)?;
         // The allocation is deleted at once; the port next to it stays reserved.
         ports.release(opened.socket.local_addr(), 0);
         Ok(())
@@ -439,7 +441,7 @@ fn one_user_can_reserve_a_few_ports_and_leaves_the_others_to_others() {
     ports.reservations().retain(|_, held| *held.owner != *user_key("here", "bob"));
     assert_eq!(reserve(ALICE, 1).err(), Some(Refusal::Reservation));
     assert_eq!(reserve(("here", "bob"), 1), Ok(()));
-    assert!(ports.open(&wish(PortWish::Reserved(1_u64.to_be_bytes())), ("here", "bob"), None, 0).is_ok());
+    assert!(ports.open(&wish(PortRequest::Reserved(1_u64.to_be_bytes())), ("here", "bob"), None, 0).is_ok());
     assert_eq!(taken(("here", "bob")), MOST_PER_USER);
     // All together have their bound, too.
     let users: Vec<String> = (0..20).map(|n| format!("user{n}")).collect();
@@ -452,7 +454,7 @@ fn a_short_range_of_ports_is_shared_out_too() {
     let ports = ports(23_400..=23_463);
     assert_eq!(ports.plan().most_reservations, 4);
     let reserve = |owner, token: [u8; 8]| {
-        ports.open(&wish(PortWish::EvenAndReserveNext(token)), owner, None, 0).map(drop)
+        ports.open(&wish(PortRequest::EvenAndReserveNext(token)), owner, None, 0).map(drop)
     };
     assert_eq!(reserve(ALICE, [1; 8]), Ok(()));
     assert_eq!(reserve(ALICE, [2; 8]), Err(Refusal::Reservation), "a quarter of four");
@@ -465,7 +467,7 @@ fn reservations_that_outlive_their_allocations_cannot_take_all_ports() {
     let mut given = 0;
     for n in 0..200_u64 {
         let user = n.to_string();
-        let wish = wish(PortWish::EvenAndReserveNext(n.to_be_bytes()));
+        let wish = wish(PortRequest::EvenAndReserveNext(n.to_be_bytes()));
         let Ok(opened) = ports.open(&wish, ("here", &user), None, 0) else { break };
         given += 1;
         // The allocation is deleted at once; the port next to it stays reserved.
@@ -473,11 +475,14 @@ fn reservations_that_outlive_their_allocations_cannot_take_all_ports() {
     }
     assert_eq!(given, 4, "a sixteenth of the ports");
     assert_eq!(
-        ports.open(&wish(PortWish::EvenAndReserveNext([9; 8])), ALICE, None, 29_999).err(),
+        ports.open(&wish(PortRequest::EvenAndReserveNext([9; 8])), ALICE, None, 29_999).err(),
         Some(Refusal::Reservation)
     );
-    assert!(ports.open(&wish(PortWish::Any), ALICE, None, 0).is_ok(), "who reserves nothing is not refused");
-    assert!(ports.open(&wish(PortWish::EvenAndReserveNext([9; 8])), ALICE, None, 30_000).is_ok());
+    assert!(
+        ports.open(&wish(PortRequest::Any), ALICE, None, 0).is_ok(),
+        "who reserves nothing is not refused"
+    );
+    assert!(ports.open(&wish(PortRequest::EvenAndReserveNext([9; 8])), ALICE, None, 30_000).is_ok());
 }
 
 fn realm(realm: &str, range: RangeInclusive<u16>) -> RealmLimits {
@@ -485,7 +490,7 @@ fn realm(realm: &str, range: RangeInclusive<u16>) -> RealmLimits {
 }
 
 fn drawn(ports: &Ports, owner: Owner<'_>) -> Vec<u16> {
-    let open = std::iter::from_fn(|| ports.open(&wish(PortWish::Any), owner, None, 0).ok());
+    let open = std::iter::from_fn(|| ports.open(&wish(PortRequest::Any), owner, None, 0).ok());
     // All of them at once, or one would be drawn twice.
     let open: Vec<_> = open.collect();
     open.iter().for_each(|opened| ports.release(opened.socket.local_addr(), 0));
@@ -518,7 +523,7 @@ fn a_realm_has_the_ports_of_its_range_and_nobody_else_has_them() {
     assert!(others.len() >= 20 && others.iter().all(is_others), "{others:?}");
     // A pair lies within the range as a whole.
     for token in 0..4_u64 {
-        let pair = PortWish::EvenAndReserveNext(token.to_be_bytes());
+        let pair = PortRequest::EvenAndReserveNext(token.to_be_bytes());
         let Ok(opened) = ports.open(&wish(pair), ("blue", &token.to_string()), None, 0) else { continue };
         assert!((23_510..=23_518).contains(&opened.relayed.port()), "{}", opened.relayed);
     }
@@ -530,7 +535,7 @@ fn a_reload_draws_elsewhere_and_leaves_open_what_is_open() {
     let at = |ip: &str, external| RelayAddress { bind: ip.parse().unwrap(), external };
     let config = |relay: Vec<RelayAddress>, range| Config { relay, ports: range, ..Config::default() };
     let ports = Ports::new(&config(vec![at("127.0.0.1", external("192.0.2.1"))], 23_600..=23_619));
-    let opened = ports.open(&wish(PortWish::Any), ALICE, None, 0).unwrap_or_else(|e| panic!("{e:?}"));
+    let opened = ports.open(&wish(PortRequest::Any), ALICE, None, 0).unwrap_or_else(|e| panic!("{e:?}"));
     let bound = opened.socket.local_addr();
     // The same address is told otherwise from now on, and there is another one.
     let next = vec![at("127.0.0.1", external("192.0.2.9")), at("127.0.0.2", None)];
@@ -539,7 +544,7 @@ fn a_reload_draws_elsewhere_and_leaves_open_what_is_open() {
     assert!(ports.are_relayed(bound, RelayTransport::Udp));
     let mut told = std::collections::HashSet::new();
     for _ in 0..4 {
-        let new = ports.open(&wish(PortWish::Any), ALICE, None, 0).unwrap_or_else(|e| panic!("{e:?}"));
+        let new = ports.open(&wish(PortRequest::Any), ALICE, None, 0).unwrap_or_else(|e| panic!("{e:?}"));
         assert!((23_700..=23_719).contains(&new.relayed.port()));
         told.insert(new.relayed.ip().to_string());
         ports.release(new.socket.local_addr(), 0);

@@ -74,7 +74,7 @@ pub(super) struct Connection {
 }
 
 /// Longest message of a client without an allocation: what a request may have.
-const MAX_REQUEST_LEN: usize = turnpike_turn::server::request::MAX_REQUEST_LEN;
+const MAX_REQUEST_LEN: usize = turnpike_turn::server::MAX_REQUEST_LEN;
 
 /// Bytes of one read.
 pub(super) const PORTION: usize = 32 << 10;

@@ -9,7 +9,7 @@ use std::sync::{
 use turnpike_net::{Buffer, UdpSocket, worker::Sender};
 use turnpike_turn::{
     server::{
-        AllocationId, Arrival, Client, ClosedReason, Family, MoveRequest, Moved, RelayId, Source, Verdict,
+        AllocationId, Client, ClosedReason, Family, MoveRequest, Moved, PendingMove, RelayId, Source, Verdict,
     },
     time::Now,
 };
@@ -46,11 +46,11 @@ pub(crate) enum Handoff {
     /// Gives it back: its client does not arrive at `owner`.
     Declined { owner: u16, source: Source, request: Box<[u8]> },
     /// A client does not arrive any more, as worker `from` has it.
-    ArrivalOver { from: u16, arrival: Arrival },
+    MoveOver { from: u16, pending_move: PendingMove },
     /// A deletion by a forwarded request, for when its client repeats it.
     Deleted((u64, u64)),
     /// The reply to it, and whom to expect.
-    Reply { source: Source, arrival: Option<Arrival>, reply: Box<[u8]> },
+    Reply { source: Source, pending_move: Option<PendingMove>, reply: Box<[u8]> },
     /// Asks for an allocation; with the client's data that made it necessary, so that it is not lost.
     Wanted(MoveRequest, Box<[u8]>),
     /// Brings it, and the data back.
@@ -106,7 +106,7 @@ impl Worker {
         self.mailboxes = mailboxes;
     }
 
-    pub(super) fn seat(&self) -> u16 {
+    pub(super) fn own_number(&self) -> u16 {
         u16::try_from(self.number).unwrap_or(u16::MAX)
     }
 
@@ -165,7 +165,7 @@ impl Worker {
             self.out.streams.released(now.ms, &was.client);
             self.out.dtls.released(now.ms, &was.client, &mut self.out.tx);
         }
-        let from = self.seat();
+        let from = self.own_number();
         self.send(request.to, Handoff::Allocation { from, moved, sockets, data });
     }
 
@@ -185,11 +185,11 @@ impl Worker {
                 self.out.reply(verdict);
             }
             Handoff::Declined { .. } => {}
-            Handoff::ArrivalOver { from, arrival } => self.server.arrival_over(from, &arrival),
+            Handoff::MoveOver { from, pending_move } => self.server.move_over(from, &pending_move),
             Handoff::Deleted(deletion) => self.server.remember_deletions(now, &[deletion]),
-            Handoff::Reply { source: Source { client, link }, arrival, reply } => {
-                if let Some(arrival) = arrival {
-                    self.server.expect(arrival);
+            Handoff::Reply { source: Source { client, link }, pending_move, reply } => {
+                if let Some(pending_move) = pending_move {
+                    self.server.expect(pending_move);
                 }
                 self.out.reply_to(&client, link, &reply);
             }
@@ -275,7 +275,7 @@ impl Worker {
     }
 
     /// Takes the relay sockets from an allocation that moves away, but for those that others have too. Those of an allocation that moves to
-    /// another worker are its own (`PortWish::Own`).
+    /// another worker are its own (`PortRequest::Own`).
     pub(super) fn detach_sockets(&mut self, allocation: AllocationId) -> Sockets {
         // What is queued leaves before its socket does. The arena keeps what is still to be routed.
         self.out.tx.flush(&mut self.sockets, &self.rx);

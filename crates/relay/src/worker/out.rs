@@ -2,7 +2,7 @@
 //! borrowed while what was received still is.
 
 use turnpike_net::{Buffer, Route, Rx, SocketId, Tx};
-use turnpike_turn::server::{Client, Family, Link, RelayId, Verdict, forwarding::relayed_ttl};
+use turnpike_turn::server::{Client, Family, Link, RelayId, Verdict, relayed_ttl};
 
 use crate::{dtls::Associations, link::Way, stream::Streams};
 

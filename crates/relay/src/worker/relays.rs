@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use turnpike_net::{SocketId, UdpSocket, error_queue, poll::Event};
 use turnpike_turn::{
     server::{
-        AllocationId, ClosedReason, Family, IcmpError, OpenRelay, OpenRequest, OpenResult, PortWish, RelayId,
-        RelayTransport, SharedPort,
+        AllocationId, ClosedReason, Family, IcmpError, OpenRelay, OpenRequest, OpenResult, PortRequest,
+        RelayId, RelayTransport, SharedPort,
     },
     time::Now,
 };
@@ -46,7 +46,7 @@ impl Worker {
         let first = self.address_for(allocation, wish.family);
         let owner = self.server.owner(allocation).unwrap_or_default();
         // A realm with ports of its own shares them with nobody.
-        if wish.port == PortWish::Any && self.shared.shares(wish.family) && !self.ports.has_own(owner.0) {
+        if wish.port == PortRequest::Any && self.shared.shares(wish.family) && !self.ports.has_own(owner.0) {
             return self.open_shared(now, allocation, wish.family, first);
         }
         let opened = match self.ports.open(wish, owner, first, now.ms) {

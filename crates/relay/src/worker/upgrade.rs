@@ -11,7 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Channel, SocketId, TcpSocket, UdpSocket};
 use turnpike_turn::{
-    server::{AllocationId, Arrival, Client, Family, Link, Moved, RelayId, SharedPort, Transport},
+    server::{AllocationId, Client, Family, Link, Moved, PendingMove, RelayId, SharedPort, Transport},
     time::Now,
 };
 
@@ -65,7 +65,7 @@ struct Head {
     drops: Vec<(Named, u32)>,
     /// Clients over DTLS, which stay.
     associations: Vec<Client>,
-    arrivals: Vec<Arrival>,
+    arrivals: Vec<PendingMove>,
     deletions: Vec<(u64, u64)>,
     /// Of all workers; the first one has them.
     reservations: Vec<Reserved>,
@@ -378,8 +378,8 @@ impl Worker {
             let old = TcpSocket::from(descriptors.next().ok_or(Unfit::Incomplete)?);
             self.tunnels.join(old, head.associations, &self.poller)?;
         }
-        for arrival in head.arrivals {
-            self.server.expect(arrival);
+        for pending_move in head.arrivals {
+            self.server.expect(pending_move);
         }
         self.server.remember_deletions(now, &head.deletions);
         for reserved in head.reservations {

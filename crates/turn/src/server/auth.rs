@@ -2,6 +2,15 @@
 //! to that very address, or who show that they do not forge theirs (a stream, a mobility ticket), so that a flood from forged addresses
 //! never reaches it.
 
+pub(crate) mod keyed_hash;
+pub(crate) mod lookups;
+pub(crate) mod nonce;
+pub(crate) mod nonce_binding;
+pub(crate) mod realm;
+pub(crate) mod replay;
+pub(crate) mod secret;
+pub(crate) mod third_party;
+
 use std::{str, sync::Arc};
 
 use turnpike_wire::{
@@ -10,16 +19,20 @@ use turnpike_wire::{
 };
 
 use super::{
-    Answer, Client, CredentialQuery, CredentialRefusal, Credentials, DropReason, Effect, Gate, Lookup,
+    Client, CredentialQuery, CredentialRefusal, Credentials, Disposition, DropReason, Effect, Gate, Lookup,
     RequestRefusal, Server, StoreFailure, Transport, User,
-    answer::Asker,
-    bad_request::{Denied, Fault},
-    context::Context,
-    nonce::{self, Standing},
-    realm::Terms,
-    request::Request,
-    response::Signer,
-    third_party::{Checked, Grant, Proof},
+    auth::{
+        nonce::Standing,
+        realm::Terms,
+        third_party::{Checked, Grant, Proof},
+    },
+    request::{
+        Request,
+        bad_request::{Denied, Fault},
+        context::Context,
+        dispatch::Requester,
+        response::Signer,
+    },
 };
 use crate::{
     rates::{Rate, Rates},
@@ -36,59 +49,59 @@ const SHORTEST_REQUEST: usize = 28;
 const HEADER: usize = 20;
 
 /// Longest challenge per byte of a request that is too short to be granted, beyond [`short_request_rate`].
-const MOST_REFLECTION: usize = 4;
+const MAX_AMPLIFICATION: usize = 4;
 
 /// Bytes of an attribute with a value of `len` bytes.
 const fn attribute(len: usize) -> usize {
     4 + len.next_multiple_of(4)
 }
 
-/// Challenges over UDP that are longer than [`MOST_REFLECTION`] times a request too short to be granted: ten a second to one host after a
+/// Challenges over UDP that are longer than [`MAX_AMPLIFICATION`] times a request too short to be granted: ten a second to one host after a
 /// burst of 50, and a thousand a second for each worker. A client that can be granted anything never meets this rate.
-pub(super) fn short_request_rate() -> Rates {
+pub(crate) fn short_request_rate() -> Rates {
     Rates::new(Rate::new(50, 100), Rate::new(1000, 1), 4096)
 }
 
 /// Effects that wait: a runtime that does not drain them gets no more of those that anybody can cause.
-pub(super) const MAX_QUEUED: usize = 1024;
+pub(crate) const MAX_QUEUED: usize = 1024;
 
 /// Who sent a request, as proven. By default nobody.
 #[derive(Default)]
-pub(super) struct Who {
+pub(crate) struct Who {
     /// Users of the same name in two realms are two users.
-    pub(super) realm: Arc<str>,
-    pub(super) username: Box<str>,
-    pub(super) identity: Box<str>,
+    pub(crate) realm: Arc<str>,
+    pub(crate) username: Box<str>,
+    pub(crate) identity: Box<str>,
     /// Of a client that authenticates with a token.
-    pub(super) grant: Option<Box<Grant>>,
+    pub(crate) grant: Option<Box<Grant>>,
     /// Last Unix second of a time-limited credential.
-    pub(super) until_unix: Option<u64>,
+    pub(crate) until_unix: Option<u64>,
 }
 
 impl Who {
     /// So many seconds, but no longer than the token lives.
-    pub(super) fn limit(&self, now: Now, seconds: u32) -> u32 {
+    pub(crate) fn limit(&self, now: Now, seconds: u32) -> u32 {
         self.grant.as_ref().map_or(seconds, |grant| grant.limit(now, seconds))
     }
 
     /// Seconds since a time-limited credential expired.
-    pub(super) fn expired(&self, now: Now) -> Option<u64> {
+    pub(crate) fn expired(&self, now: Now) -> Option<u64> {
         now.unix.checked_sub(self.until_unix?).filter(|ago| *ago > 0)
     }
 }
 
 /// What a signed request claims, before any of it is proven.
-pub(super) struct Claim<'a> {
-    pub(super) user: User<'a>,
-    pub(super) realm: Arc<Terms>,
-    pub(super) mac: Mac,
+pub(crate) struct Claim<'a> {
+    pub(crate) user: User<'a>,
+    pub(crate) realm: Arc<Terms>,
+    pub(crate) mac: Mac,
     /// What its nonce is worth.
-    pub(super) standing: Standing,
+    pub(crate) standing: Standing,
 }
 
 impl<G: Gate> Server<G> {
     /// Finds out who sent the request, and says so in its context; or answers it.
-    pub(super) fn authenticate(&mut self, context: &mut Context<'_>) -> Result<(), Answer> {
+    pub(crate) fn authenticate(&mut self, context: &mut Context<'_>) -> Result<(), Disposition> {
         let listener = context.source.client.listener;
         let origin = if self.config.origins.is_empty() { None } else { context.request.get(kind::ORIGIN) };
         let first = self.realms.challenging(&self.config, listener, origin);
@@ -130,7 +143,7 @@ impl<G: Gate> Server<G> {
             Ok(_) if standing == Standing::Foreign => Err(self.foreign_nonce(context, &claim.realm)),
             Ok(Proof { username, .. }) if standing == Standing::Stale => {
                 let (client, realm, method) = (context.client(), &claim.realm.name, context.envelope.method);
-                let asker = Asker { client, realm, username: &username, proved: true, method };
+                let asker = Requester { client, realm, username: &username, proved: true, method };
                 self.tell_refused(context.now, &asker, 438, RequestRefusal::Code);
                 Err(self.challenge(context, &claim.realm, 438))
             }
@@ -148,13 +161,17 @@ impl<G: Gate> Server<G> {
     }
 
     /// 438 for a nonce that was never given to this address.
-    pub(super) fn foreign_nonce(&mut self, context: &Context<'_>, realm: &Terms) -> Answer {
+    pub(crate) fn foreign_nonce(&mut self, context: &Context<'_>, realm: &Terms) -> Disposition {
         self.tell_of(context, 438, RequestRefusal::Code);
         self.challenge(context, realm, 438)
     }
 
     /// Verifies a request by the user's password; who that is and what is wrong with it, if something is.
-    fn check_password(&mut self, context: &mut Context<'_>, claim: &Claim<'_>) -> Result<Checked, Answer> {
+    fn check_password(
+        &mut self,
+        context: &mut Context<'_>,
+        claim: &Claim<'_>,
+    ) -> Result<Checked, Disposition> {
         let Claim { user, realm, mac, standing } = claim;
         let Some(algorithm) = password_algorithm(realm, context.request) else {
             // The list may be that of an earlier configuration, whose nonces count no more.
@@ -209,13 +226,13 @@ impl<G: Gate> Server<G> {
         user: User<'_>,
         realm: &Terms,
         algorithm: KeyAlgorithm,
-    ) -> Answer {
+    ) -> Disposition {
         let Context { now, source, delivery, request, .. } = *context;
         match self.lookups.keep(now.ms, source, delivery, request.transaction(), request.view.bytes()) {
             Ok(lookup) => {
                 let (user, realm) = (user.into(), Arc::clone(&realm.name));
                 self.effects.push_back(Effect::LookUp(CredentialQuery { lookup, user, realm, algorithm }));
-                Answer::Later
+                Disposition::Later
             }
             // Nothing is repeated over a stream: who is told of nothing waits for long.
             Err(DropReason::LookupLimit)
@@ -223,23 +240,23 @@ impl<G: Gate> Server<G> {
             {
                 self.store_failed(context, user, realm)
             }
-            Err(reason) => Answer::Drop(reason),
+            Err(reason) => Disposition::Drop(reason),
         }
     }
 
     /// What becomes of a request whose credentials the store cannot tell. Its address is its own, or it would not have waited.
-    fn store_failed(&mut self, context: &Context<'_>, user: User<'_>, realm: &Terms) -> Answer {
+    fn store_failed(&mut self, context: &Context<'_>, user: User<'_>, realm: &Terms) -> Disposition {
         match self.config.store_failure {
             StoreFailure::Answer => {
                 let (client, method) = (context.client(), context.envelope.method);
                 let (realm, username) = (&realm.name, claimed(user));
                 // Its nonce has shown that its address is its own.
-                let asker = Asker { client, realm, username, proved: true, method };
+                let asker = Requester { client, realm, username, proved: true, method };
                 self.tell_refused(context.now, &asker, 500, RequestRefusal::Store);
                 self.write_failure(&context.envelope, 500);
-                Answer::Reply
+                Disposition::Reply
             }
-            StoreFailure::Drop => Answer::Drop(DropReason::LookupOver),
+            StoreFailure::Drop => Disposition::Drop(DropReason::LookupOver),
         }
     }
 
@@ -250,7 +267,7 @@ impl<G: Gate> Server<G> {
         claim: &Claim<'_>,
         user: User<'_>,
         why: CredentialRefusal,
-    ) -> Answer {
+    ) -> Disposition {
         // Who it was is not known before the nonce is: nothing to tell of.
         if claim.standing == Standing::ForOwner {
             return self.challenge(context, &claim.realm, 438);
@@ -280,14 +297,14 @@ impl<G: Gate> Server<G> {
     }
 
     /// 401 for a time-limited credential that has expired: it makes no allocation any more.
-    pub(super) fn refuse_expired(&mut self, context: &Context<'_>, ago: u64) -> Answer {
+    pub(crate) fn refuse_expired(&mut self, context: &Context<'_>, ago: u64) -> Disposition {
         let who = &context.who;
         self.refused(context, User::Name(&who.username), CredentialRefusal::Expired { ago });
         self.challenge_again(context, 401)
     }
 
     /// Challenges a client whose request was authentic; 437 if its realm is gone.
-    pub(super) fn challenge_again(&mut self, context: &Context<'_>, code: u16) -> Answer {
+    pub(crate) fn challenge_again(&mut self, context: &Context<'_>, code: u16) -> Disposition {
         let listener = context.source.client.listener;
         let realm = self.realms.find(&self.config, listener, context.who.realm.as_bytes()).cloned();
         match realm {
@@ -297,7 +314,7 @@ impl<G: Gate> Server<G> {
     }
 
     /// Counts a refused credential and, at a bounded rate, tells of it.
-    pub(super) fn refused(&mut self, context: &Context<'_>, user: User<'_>, why: CredentialRefusal) {
+    pub(crate) fn refused(&mut self, context: &Context<'_>, user: User<'_>, why: CredentialRefusal) {
         self.stats.refused(why);
         let client = *context.client();
         if self.effects.len() < MAX_QUEUED
@@ -316,7 +333,7 @@ impl<G: Gate> Server<G> {
     /// has 80 bytes, four times a header alone: 20 of header, 8 of ERROR-CODE, 12 of REALM, 28 of NONCE and 12 of PASSWORD-ALGORITHMS. Realms
     /// of up to 40 bytes stay within four times the shortest Allocate. THIRD-PARTY-AUTHORIZATION adds at most 264 bytes, where RFC 7635
     /// section 6.1 asks for it.
-    pub(super) fn challenge(&mut self, context: &Context<'_>, realm: &Terms, code: u16) -> Answer {
+    pub(crate) fn challenge(&mut self, context: &Context<'_>, realm: &Terms, code: u16) -> Disposition {
         let server_name = realm.third_party.then(|| self.config.third_party.server_name.as_bytes());
         let len = HEADER
             + attribute(4)
@@ -327,13 +344,13 @@ impl<G: Gate> Server<G> {
         let Client { listener, address, .. } = context.source.client;
         let asked = context.request.len_without_fingerprint();
         if asked < SHORTEST_REQUEST
-            && len > MOST_REFLECTION * asked
+            && len > MAX_AMPLIFICATION * asked
             && self.config.listener(listener).transport == Transport::Udp
         {
             // Allocated once, so that a flood allocates nothing.
             self.short_request_rate.make_room_for_all();
             if !self.short_request_rate.admit_address(context.now.ms.saturating_mul(1000), address.ip()) {
-                return Answer::Drop(DropReason::RefusalRatio);
+                return Disposition::Drop(DropReason::RefusalRatio);
             }
         }
         let now = context.now.unix;
@@ -357,7 +374,7 @@ impl<G: Gate> Server<G> {
         }
         context.envelope.software(&mut response, self.config.software.as_deref());
         response.finish(context.envelope.fingerprint);
-        Answer::Reply
+        Disposition::Reply
     }
 }
 
@@ -401,7 +418,7 @@ fn named<'a>(request: &Request<'a>) -> Result<(User<'a>, &'a [u8], &'a [u8]), De
     Ok((user, get(kind::REALM)?, get(kind::NONCE)?))
 }
 
-pub(super) fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
+pub(crate) fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
     match request.get(kind::USERNAME) {
         Some(name) if name.len() <= MAX_USERNAME_LEN => str::from_utf8(name).ok().map(User::Name),
         Some(_) => None,
@@ -410,7 +427,7 @@ pub(super) fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
 }
 
 /// The user that a request names.
-pub(super) fn claimed(user: User<'_>) -> &str {
+pub(crate) fn claimed(user: User<'_>) -> &str {
     match user {
         User::Name(name) => name,
         User::Hash(_) => "(userhash)",

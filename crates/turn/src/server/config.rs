@@ -8,9 +8,9 @@ use strum::{EnumString, IntoStaticStr};
 use turnpike_wire::channel_data::ChannelRange;
 
 use super::{
-    Alternate, Bandwidth, ConnectionCounts, DiscoveryLimits, MaxAge, MobileOwners, NatDiscovery,
+    Alternate, Bandwidth, ConnectionCounts, DiscoveryLimits, MaxSessionDuration, MobileOwners, NatDiscovery,
     OwnEndpoints, PeerRules, Pools, PrefixLengths, RealmId, RefusalLimit, ReplayGuard, ThirdParty,
-    realm::Realm,
+    auth::realm::Realm,
 };
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
@@ -45,7 +45,7 @@ pub struct ServerConfig {
     /// Seconds, the most that LIFETIME gives. Default 3600.
     pub max_lifetime: u32,
     /// How old an allocation may become. Default without a limit.
-    pub max_age: MaxAge,
+    pub max_session_duration: MaxSessionDuration,
     /// Bits per second. Default without a limit.
     pub bandwidth: Bandwidth,
     /// What allocations share of them, all workers together. A new configuration's is not looked at: it outlives reloads.
@@ -252,7 +252,7 @@ impl Default for ServerConfig {
             nonce_lifetime: 3600,
             default_lifetime: 600,
             max_lifetime: 3600,
-            max_age: MaxAge::default(),
+            max_session_duration: MaxSessionDuration::default(),
             bandwidth: Bandwidth::default(),
             pools: Pools::default(),
             prefixes: PrefixLengths::default(),

@@ -11,8 +11,8 @@ use strum::IntoStaticStr;
 use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
-    AllocationId, Arrival, BadRequest, Client, ConnectRequest, ConnectionId, CredentialQuery, DropReason,
-    Family, Link, MoveRequest, PeerDenial, RelayId, SessionId, SharedPort, Source, Transport,
+    AllocationId, BadRequest, Client, ConnectRequest, ConnectionId, CredentialQuery, DropReason, Family,
+    Link, MoveRequest, PeerDenial, PendingMove, RelayId, SessionId, SharedPort, Source, Transport,
     request::Method,
 };
 
@@ -36,7 +36,7 @@ pub struct OpenRelay {
     /// What it relays.
     pub transport: RelayTransport,
     /// Which port.
-    pub port: PortWish,
+    pub port: PortRequest,
 }
 
 /// The transport between the server and peers (REQUESTED-TRANSPORT).
@@ -51,7 +51,7 @@ pub enum RelayTransport {
 
 /// Which port a relay socket shall have (RFC 8656 section 7.2 steps 6 to 8, 18.5, 18.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PortWish {
+pub enum PortRequest {
     /// Any of the range, and others may have it too: [`OpenResult::Shared`].
     Any,
     /// Any of the range, for this allocation alone: one that may move to another worker takes its relay sockets along (RFC 8016).
@@ -72,7 +72,7 @@ pub enum OpenResult {
         /// Relayed transport address for XOR-RELAYED-ADDRESS.
         relayed: SocketAddr,
     },
-    /// The same, on a relay socket that this worker's other allocations may have as well; for [`PortWish::Any`] of datagrams alone.
+    /// The same, on a relay socket that this worker's other allocations may have as well; for [`PortRequest::Any`] of datagrams alone.
     Shared {
         /// Relayed transport address for XOR-RELAYED-ADDRESS.
         relayed: SocketAddr,
@@ -147,11 +147,11 @@ pub enum Effect {
         request: Box<[u8]>,
     },
     /// A client does not arrive any more: its connection to its worker is closed, or the owner's allocation has ended or arrives elsewhere. Tell the
-    /// other one of the two workers, by [`super::Server::arrival_over`].
-    ArrivalOver {
+    /// other one of the two workers, by [`super::Server::move_over`].
+    MoveOver {
         /// Its number.
         worker: u16,
-        arrival: Arrival,
+        pending_move: PendingMove,
     },
     /// A forwarded request has deleted its client's allocation, or a part of it: tell the client's worker, which answers the request when it comes again,
     /// by [`super::Server::remember_deletions`].
@@ -169,13 +169,13 @@ pub enum Effect {
     },
     /// Call [`super::Server::export`], and have the other worker import it: its client waits there.
     Move(MoveRequest),
-    /// What another worker forwarded is answered: have it call [`super::Server::expect`], if there is an arrival, and then send the reply.
+    /// What another worker forwarded is answered: have it call [`super::Server::expect`], if there is a pending move, and then send the reply.
     Answer {
         /// Its number.
         via: u16,
         source: Source,
         /// Whose allocation is on its way there.
-        arrival: Option<Arrival>,
+        pending_move: Option<PendingMove>,
         /// A whole STUN message.
         reply: Box<[u8]>,
     },

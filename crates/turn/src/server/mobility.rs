@@ -4,20 +4,28 @@
 //! The new 5-tuple *arrives*: both are good, until the client sends data from the new one (section 3.2.2). Then the allocation *moves*, and the
 //! old one is forgotten. `handoff.rs` has the part of other workers in this.
 
+pub(crate) mod handoff;
+pub(crate) mod moved;
+pub(crate) mod owners;
+pub(crate) mod pending_moves;
+pub(crate) mod ticket;
+pub(crate) mod tombstones;
+pub(crate) mod worker_id;
+
 use serde::{Deserialize, Serialize};
 use turnpike_wire::stun::kind;
 
 use super::{
-    Answer, Client, ClosedReason, DropReason, Effect, Fault, Gate, MoveRequest, RequestRefusal, Server,
+    Client, ClosedReason, Disposition, DropReason, Effect, Fault, Gate, MoveRequest, RequestRefusal, Server,
     Source, Verdict,
-    arrivals::Expected,
-    bad_request::Denied,
-    context::{Context, Delivery},
-    handoff::Arrival,
-    request::Request,
-    secret::Secret,
+    auth::secret::Secret,
+    mobility::{handoff::PendingMove, pending_moves::Expected, ticket::Ticket},
+    request::{
+        Request,
+        bad_request::Denied,
+        context::{Context, Delivery},
+    },
     stats::MobilityEvent,
-    ticket::{self, Ticket},
 };
 use crate::time::Now;
 
@@ -27,16 +35,16 @@ const REMEMBERED_MS: u64 = 40_000;
 
 /// What a mobile allocation has beyond the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Mobility {
+pub(crate) struct Mobility {
     /// Names it in its tickets for as long as it lives.
-    pub(super) key: Secret<u64>,
+    pub(crate) key: Secret<u64>,
     /// Of the ticket that is good.
     counter: u32,
     /// The ticket before it.
     spent: Option<Spent>,
     /// The new 5-tuple, from which no data has come so far, and its worker. Once it is given away, it has arrived.
     #[serde(skip)]
-    pub(super) arriving: Option<(Source, u16)>,
+    pub(crate) arriving: Option<(Source, u16)>,
     /// The last Refresh with a ticket, to answer it again.
     last: Option<LastArrival>,
 }
@@ -61,7 +69,7 @@ struct LastArrival {
 
 impl Mobility {
     /// With the age of what has a time, in place of the time; and the other way round, on whichever clock.
-    pub(super) fn packed(&self, now: Now) -> Self {
+    pub(crate) fn packed(&self, now: Now) -> Self {
         let last = self.last.map(|last| LastArrival { at_ms: now.ms.wrapping_sub(last.at_ms), ..last });
         Self { arriving: None, last, ..self.clone() }
     }
@@ -77,12 +85,12 @@ impl Mobility {
     }
 
     /// Whether it is the ticket that was given out last.
-    pub(super) fn is_good(&self, ticket: &Ticket) -> bool {
+    pub(crate) fn is_good(&self, ticket: &Ticket) -> bool {
         ticket.counter == self.counter
     }
 
     /// Whether this is the last Refresh with a ticket again.
-    pub(super) fn is_repeated(&self, context: &Context<'_>) -> bool {
+    pub(crate) fn is_repeated(&self, context: &Context<'_>) -> bool {
         self.last.as_ref().is_some_and(|last| {
             (&last.client, last.transaction) == (context.client(), context.request.transaction())
                 && context.now.ms.wrapping_sub(last.at_ms) < REMEMBERED_MS
@@ -91,14 +99,14 @@ impl Mobility {
 
     /// A signed request from the new 5-tuple shows that the client has got the ticket that was given out last. Late requests from the old one show
     /// nothing.
-    pub(super) fn heard_from(&mut self, client: &Client, at_home: bool) {
+    pub(crate) fn heard_from(&mut self, client: &Client, at_home: bool) {
         if self.arriving.map_or(at_home, |(source, _)| source.client == *client) {
             self.spent = None;
         }
     }
 
     /// The allocation has moved: for data of its client, or, after so many datagrams, without any.
-    pub(super) fn moved(&mut self, without: Option<u64>) {
+    pub(crate) fn moved(&mut self, without: Option<u64>) {
         match (&mut self.spent, without) {
             (Some(spent), Some(sent)) => spent.sent = Some(sent),
             (spent, _) => *spent = None,
@@ -116,7 +124,7 @@ impl<G: Gate> Server<G> {
             return false;
         }
         let Some(index) = self.forwarding.find(client) else { return false };
-        let own = self.seat.number();
+        let own = self.worker_id.number();
         let Some((id, _, session)) = self.allocation(index) else { return false };
         let Some(mobility) = &session.mobility else {
             self.close(now, index, ClosedReason::Disconnected);
@@ -139,15 +147,15 @@ impl<G: Gate> Server<G> {
 
     /// The client that was expected there has not sent data, and will not. Its allocation keeps the old 5-tuple alone: otherwise it could settle
     /// later at a 5-tuple that is another client's by then. False if no client was expected there.
-    pub(super) fn give_up_arrival(&mut self, client: &Client) -> bool {
-        let Some(expected) = self.moves.remove(client) else { return false };
+    pub(crate) fn give_up_arrival(&mut self, client: &Client) -> bool {
+        let Some(expected) = self.pending_moves.remove(client) else { return false };
         let Expected { key, owner, .. } = expected;
-        if owner != self.seat.number() {
-            let arrival = Arrival { client: *client, key, owner };
-            self.effects.push_back(Effect::ArrivalOver { worker: owner, arrival });
+        if owner != self.worker_id.number() {
+            let pending_move = PendingMove { client: *client, key, owner };
+            self.effects.push_back(Effect::MoveOver { worker: owner, pending_move });
             return true;
         }
-        let index = self.moves.owned.get(&key).copied();
+        let index = self.pending_moves.owned.get(&key).copied();
         if let Some(session) = index.and_then(|index| self.sessions.get(index))
             && let Some(mobility) = &mut session.mobility
         {
@@ -157,7 +165,7 @@ impl<G: Gate> Server<G> {
     }
 
     /// What an Allocate says about mobility (section 3.1.2), or the error code.
-    pub(super) fn wants_mobility(&self, request: &Request<'_>) -> Result<bool, Denied> {
+    pub(crate) fn wants_mobility(&self, request: &Request<'_>) -> Result<bool, Denied> {
         match request.get(kind::MOBILITY_TICKET) {
             None => Ok(false),
             Some([]) if self.config.mobility => Ok(true),
@@ -169,15 +177,15 @@ impl<G: Gate> Server<G> {
     }
 
     /// Makes a new allocation mobile.
-    pub(super) fn make_mobile(&mut self, index: u32) {
-        let worker = self.seat.number();
+    pub(crate) fn make_mobile(&mut self, index: u32) {
+        let worker = self.worker_id.number();
         let Some(session) = self.sessions.get(index) else { return };
         let mut draw = || self.random.u64() >> (64 - ticket::KEY_BITS);
         let mut key = draw();
         while !self.owners.add(key, worker) {
             key = draw();
         }
-        self.moves.owned.insert(key, index);
+        self.pending_moves.owned.insert(key, index);
         session.mobility = Some(Box::new(Mobility {
             key: Secret(key),
             counter: 0,
@@ -188,20 +196,20 @@ impl<G: Gate> Server<G> {
     }
 
     /// The good ticket of a mobile allocation.
-    pub(super) fn ticket(&mut self, now: Now, index: u32) -> Option<[u8; ticket::LEN]> {
+    pub(crate) fn ticket(&mut self, now: Now, index: u32) -> Option<[u8; ticket::LEN]> {
         let mobility = self.sessions.get(index)?.mobility.as_ref()?;
-        Some(mobility.ticket(self.seat.node()).seal(&self.config.nonce_keys.at(now.unix).0))
+        Some(mobility.ticket(self.worker_id.node()).seal(&self.config.nonce_keys.at(now.unix).0))
     }
 
     /// What a request's ticket says, if it is one of ours.
-    pub(super) fn ticket_of(&self, request: &Request<'_>) -> Option<Ticket> {
+    pub(crate) fn ticket_of(&self, request: &Request<'_>) -> Option<Ticket> {
         let sealed = request.get(kind::MOBILITY_TICKET).filter(|_| self.config.mobility)?;
         self.config.nonce_keys.iter().find_map(|key| Ticket::open(sealed, &key.0))
     }
 
     /// The allocation that a Refresh with a ticket is about, and the ticket's counter; or the answer: the ticket names it, and the
     /// 5-tuple does not count (section 3.2.2). Nothing has changed by then: see [`Server::arrive`].
-    pub(super) fn presented(&mut self, context: &Context<'_>) -> Result<(u32, u32), Answer> {
+    pub(crate) fn presented(&mut self, context: &Context<'_>) -> Result<(u32, u32), Disposition> {
         if !self.config.mobility {
             return Err(self.fail(context, 405));
         }
@@ -209,10 +217,10 @@ impl<G: Gate> Server<G> {
             self.stats.mobility(MobilityEvent::TicketInvalid);
             return Err(self.bad(context, kind::MOBILITY_TICKET, Fault::Malformed));
         };
-        if self.seat.is_another(ticket.node) {
+        if self.worker_id.is_another(ticket.node) {
             return Err(self.send_to_node(context, ticket.node, Denied::code(437)));
         }
-        let Some(index) = self.moves.owned.get(&ticket.key).copied() else {
+        let Some(index) = self.pending_moves.owned.get(&ticket.key).copied() else {
             return Err(self.ask_owner(context, ticket));
         };
         let Some((_, entry, session)) = self.allocation(index) else { return Err(self.fail(context, 437)) };
@@ -259,8 +267,8 @@ impl<G: Gate> Server<G> {
     }
 
     /// A Refresh with a ticket, `presented`, has succeeded: the new 5-tuple arrives, and there is a new ticket.
-    pub(super) fn arrive(&mut self, context: &Context<'_>, index: u32, granted: u32, presented: u32) {
-        let own = self.seat.number();
+    pub(crate) fn arrive(&mut self, context: &Context<'_>, index: u32, granted: u32, presented: u32) {
+        let own = self.worker_id.number();
         let worker = if let Delivery::Forwarded { via, .. } = context.delivery { via } else { own };
         let (now, source) = (context.now, context.source);
         let Some((_, entry, session)) = self.allocation(index) else { return };
@@ -275,11 +283,11 @@ impl<G: Gate> Server<G> {
         if let Some((Source { client, .. }, at)) = mobility.arriving.replace((source, worker))
             && (client, at) != (source.client, worker)
         {
-            self.moves.remove(&client);
+            self.pending_moves.remove(&client);
             self.arrives_no_more(at, client, key);
         }
         self.stats.mobility(MobilityEvent::Arrived);
-        self.moves.expect_own(source.client, key, own);
+        self.pending_moves.expect_own(source.client, key, own);
         self.announce(context, index);
         if !away {
             return;
@@ -295,17 +303,23 @@ impl<G: Gate> Server<G> {
     }
 
     /// Tells a worker that a client does not arrive there any more with the allocation of this key, which is ours.
-    pub(super) fn arrives_no_more(&mut self, worker: u16, client: Client, key: u64) {
-        let owner = self.seat.number();
+    pub(crate) fn arrives_no_more(&mut self, worker: u16, client: Client, key: u64) {
+        let owner = self.worker_id.number();
         if worker != owner {
-            self.effects.push_back(Effect::ArrivalOver { worker, arrival: Arrival { client, key, owner } });
+            self.effects
+                .push_back(Effect::MoveOver { worker, pending_move: PendingMove { client, key, owner } });
         }
     }
 
     /// Data from a 5-tuple without an allocation.
     #[inline]
-    pub(super) fn stranger<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
-        if self.moves.is_nobody_expected() {
+    pub(crate) fn unknown_client<'a>(
+        &'a mut self,
+        now: Now,
+        source: &Source,
+        datagram: &'a [u8],
+    ) -> Verdict<'a> {
+        if self.pending_moves.is_nobody_expected() {
             return self.dropped(DropReason::NoAllocation);
         }
         self.perhaps_expected(now, source, datagram)
@@ -316,13 +330,13 @@ impl<G: Gate> Server<G> {
     #[cold]
     #[inline(never)]
     fn perhaps_expected<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
-        let to = self.seat.number();
-        let Some(expected) = self.moves.get(&source.client) else {
+        let to = self.worker_id.number();
+        let Some(expected) = self.pending_moves.get(&source.client) else {
             return self.dropped(DropReason::NoAllocation);
         };
         let Expected { key, owner, .. } = *expected;
         if owner == to {
-            let Some(index) = self.moves.owned.get(&key).copied() else {
+            let Some(index) = self.pending_moves.owned.get(&key).copied() else {
                 return self.dropped(DropReason::NoAllocation);
             };
             self.settle(now, index, *source, true);
@@ -338,14 +352,14 @@ impl<G: Gate> Server<G> {
     }
 
     /// Whether an allocation has this 5-tuple, or will.
-    pub(super) fn is_known(&mut self, client: &Client) -> bool {
-        self.forwarding.find(client).is_some() || self.moves.get(client).is_some()
+    pub(crate) fn is_known(&mut self, client: &Client) -> bool {
+        self.forwarding.find(client).is_some() || self.pending_moves.get(client).is_some()
     }
 
     /// The allocation moves to the 5-tuple that arrived. `spoke`: because data came from there.
     fn settle(&mut self, now: Now, index: u32, source: Source, spoke: bool) {
         let Source { client, link } = source;
-        self.moves.remove(&client);
+        self.pending_moves.remove(&client);
         let padded = self.is_stream(&client);
         let Some((allocation, entry, session)) = self.allocation(index) else { return };
         let was = (!entry.away).then_some(entry.client);

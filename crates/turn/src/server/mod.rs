@@ -12,112 +12,85 @@
 //! What it remembers is bounded: allocations by the gate's quotas, permissions and channels by the configuration, requests that wait for
 //! credentials and deletions by number and time, effects by being drained. A datagram that does not authenticate leaves nothing.
 
-mod age;
-mod allocate;
-mod alternate;
-mod answer;
-mod arrivals;
 mod auth;
-mod bad_request;
-pub mod bandwidth;
-mod bindings;
-mod classic;
 pub mod config;
-mod connection_table;
-mod connections;
-mod context;
-pub mod drop_reason;
+mod data;
 pub mod effect;
-pub mod forwarding;
-pub mod gate;
-mod handoff;
-mod keyed_hash;
-mod learned;
-pub mod lookups;
 mod mobility;
-mod moved;
-mod nat_discovery;
-mod nonce;
-pub mod own_endpoints;
-mod owners;
-mod packets;
-pub mod peer_rules;
-mod prefix;
-mod realm;
-mod reflection;
-mod refresh;
-mod refusal_log;
-mod repeated_refusals;
-mod replay;
-pub mod request;
-mod response;
-mod seat;
-mod secret;
+mod policy;
+mod request;
 mod session;
 pub mod stats;
-mod third_party;
-mod ticket;
-mod timers;
-mod tombstones;
-pub mod verdict;
 mod view;
-
-pub use crate::family::Family;
-pub use age::MaxAge;
-pub use alternate::{Alternate, AlternateWhen, Occasion};
-pub use bad_request::{BadRequest, Fault};
-pub use bandwidth::{Bandwidth, HeldUp, Level, Pools, Rates, Way};
-pub use config::{
-    ListenerProfile, NonceKey, NonceKeys, ServerConfig, StoreFailure, Transport, canonical_origin,
-};
-pub use connection_table::ConnectionCounts;
-pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection};
-pub use drop_reason::DropReason;
-pub use effect::{
-    ClosedReason, CredentialRefusal, Effect, OpenRelay, OpenRequest, OpenResult, PortWish, RelayTransport,
-    RequestRefusal, TokenProblem,
-};
-pub use gate::{Destination, Gate, Lookup, Newcomer, QuotaRefusal, Quotas, User};
-pub use handoff::{Arrival, MoveRequest};
-pub use lookups::{Asked, CredentialQuery, Credentials, LookupId};
-pub use moved::Moved;
-pub use nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery};
-pub use own_endpoints::OwnEndpoints;
-pub use owners::MobileOwners;
-pub use packets::IcmpError;
-pub use peer_rules::{AllowRule, Cidr, PeerDenial, PeerRules};
-pub use prefix::PrefixLengths;
-pub use realm::{Realm, RealmId};
-pub use reflection::RefusalLimit;
-pub use replay::ReplayGuard;
-pub use seat::Seat;
-pub use stats::{ConnectionRefusal, Stats};
-pub use third_party::{IssuerKey, ThirdParty};
-pub use verdict::{AllocationId, Client, Header, Link, ListenerId, RelayId, SharedPort, Source, Verdict};
-pub use view::{NoSessionId, SessionId, SessionView};
 
 use std::{collections::VecDeque, sync::Arc};
 
+use smallvec::SmallVec;
+
+pub use crate::family::Family;
 use crate::{
     random::{Random, Seed},
     rates,
     time::Now,
 };
-use answer::Answer;
-use arrivals::Moves;
-use bandwidth::Leases;
-use connection_table::Connections;
-use forwarding::{Binding, Channel, Entry, Forwarding};
-use lookups::Lookups;
-use nat_discovery::DiscoveryRate;
-use packets::Indications;
-use realm::Realms;
-use reflection::Reflection;
-use refusal_log::RefusalLog;
+use auth::{lookups::Lookups, realm::Realms};
+pub use auth::{
+    lookups::{Asked, CredentialQuery, Credentials, LookupId},
+    realm::{Realm, RealmId},
+    replay::ReplayGuard,
+    third_party::{IssuerKey, ThirdParty},
+};
+pub use config::{
+    ListenerProfile, NonceKey, NonceKeys, ServerConfig, StoreFailure, Transport, canonical_origin,
+};
+use data::{
+    bandwidth::Leases,
+    data_path::Indications,
+    forwarding::{Binding, Channel, Entry, Forwarding},
+    timers::Timers,
+};
+pub use data::{
+    bandwidth::{Bandwidth, HeldUp, Level, Pools, Rates, Way},
+    data_path::IcmpError,
+    drop_reason::DropReason,
+    forwarding::relayed_ttl,
+    verdict::{AllocationId, Client, Header, Link, ListenerId, RelayId, SharedPort, Source, Verdict},
+};
+pub use effect::{
+    ClosedReason, CredentialRefusal, Effect, OpenRelay, OpenRequest, OpenResult, PortRequest, RelayTransport,
+    RequestRefusal, TokenProblem,
+};
+pub use mobility::{
+    handoff::{MoveRequest, PendingMove},
+    moved::Moved,
+    owners::MobileOwners,
+    worker_id::WorkerId,
+};
+use mobility::{pending_moves::PendingMoves, tombstones::Tombstones};
+use policy::amplification::AmplificationGuard;
+pub use policy::{
+    alternate::{Alternate, AlternateWhen, Occasion},
+    amplification::RefusalLimit,
+    gate::{AllocateAttempt, Destination, Gate, Lookup, QuotaRefusal, Quotas, User, user_key},
+    own_endpoints::OwnEndpoints,
+    peer_rules::{AllowRule, Cidr, PeerDenial, PeerRules, SPECIAL},
+    prefix::PrefixLengths,
+    session_limit::MaxSessionDuration,
+};
+pub use request::{
+    MAX_REQUEST_LEN, Method,
+    bad_request::{BadRequest, Fault},
+    connection_table::ConnectionCounts,
+    connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection},
+    nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery},
+};
+use request::{
+    connection_table::Connections, dispatch::Disposition, nat_discovery::DiscoveryRate,
+    refusal_log::RefusalLog,
+};
 use session::{Session, Sessions};
-use smallvec::SmallVec;
-use timers::Timers;
-use tombstones::Tombstones;
+pub use stats::{ConnectionRefusal, Stats};
+pub use view::{NoSessionId, SessionId, SessionView};
 
 /// The state of one worker.
 pub struct Server<G> {
@@ -139,7 +112,7 @@ pub struct Server<G> {
     /// Of those who ask for nothing, and are told nevertheless.
     hint_rate: DiscoveryRate,
     short_request_rate: rates::Rates,
-    reflection: Reflection,
+    amplification: AmplificationGuard,
     pools: Pools,
     leases: Leases,
     replays: ReplayGuard,
@@ -155,11 +128,11 @@ pub struct Server<G> {
     alternate_turn: usize,
     indications: Indications,
     random: Random,
-    seat: Seat,
+    worker_id: WorkerId,
     connections: Connections,
     /// When connections that nobody has bound, or made, are looked at; by allocation.
     connection_timers: Timers,
-    moves: Moves,
+    pending_moves: PendingMoves,
     lookups: Lookups,
 }
 
@@ -167,14 +140,14 @@ impl<G: Gate> Server<G> {
     /// An empty server with one worker. See [`ServerConfig::check`] for what the configuration must hold.
     #[must_use]
     pub fn new(config: Arc<ServerConfig>, gate: G, seed: Seed) -> Self {
-        Self::of_many(config, gate, Seat::ONLY, seed)
+        Self::for_worker(config, gate, WorkerId::ONLY, seed)
     }
 
     /// One worker of an empty server. The configuration is the same for all of them, and so is what a [`ListenerId`]
     /// stands for; the seed is not.
     #[must_use]
-    pub fn of_many(config: Arc<ServerConfig>, gate: G, seat: Seat, seed: Seed) -> Self {
-        let (mut random, seat) = (Random::new(seed), seat.on(config.node));
+    pub fn for_worker(config: Arc<ServerConfig>, gate: G, worker_id: WorkerId, seed: Seed) -> Self {
+        let (mut random, worker_id) = (Random::new(seed), worker_id.on(config.node));
         Self {
             realms: Realms::new(&config),
             gate,
@@ -185,11 +158,11 @@ impl<G: Gate> Server<G> {
             peer_refusals: RefusalLog::default(),
             request_refusals: RefusalLog::default(),
             stranger_refusals: RefusalLog::default(),
-            repeated_refusals: repeated_refusals::repeated_refusals(),
+            repeated_refusals: request::repeated_refusals::repeated_refusals(),
             discovery_rate: DiscoveryRate::default(),
             hint_rate: DiscoveryRate::default(),
             short_request_rate: auth::short_request_rate(),
-            reflection: Reflection::default(),
+            amplification: AmplificationGuard::default(),
             pools: config.pools.clone(),
             leases: Leases::default(),
             replays: config.replays.ready(&config.own_key.0),
@@ -202,10 +175,10 @@ impl<G: Gate> Server<G> {
             alternate_turn: 0,
             indications: Indications::new(random.bytes()),
             random,
-            seat,
-            connections: Connections::new(seat, config.connection_counts.clone()),
+            worker_id,
+            connections: Connections::new(worker_id, config.connection_counts.clone()),
             connection_timers: Timers::new(),
-            moves: Moves::new(),
+            pending_moves: PendingMoves::new(),
             lookups: Lookups::default(),
             config,
         }
@@ -289,7 +262,7 @@ impl<G: Gate> Server<G> {
     /// second and of age hold for what there is, new quotas for what comes.
     pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
         self.realms = Realms::new(&config);
-        self.seat = self.seat.on(config.node);
+        self.worker_id = self.worker_id.on(config.node);
         self.config = Arc::clone(&config);
         for index in self.forwarding.indices() {
             self.end_refused(now, index);
@@ -588,7 +561,7 @@ impl<G: Gate> Server<G> {
     /// No client arrives any more at an allocation that is gone.
     fn forget_arrival(&mut self, session: &Session) {
         if let Some(mobility) = &session.mobility {
-            self.moves.forget(mobility);
+            self.pending_moves.forget(mobility);
         }
     }
 }

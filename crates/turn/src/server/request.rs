@@ -1,5 +1,19 @@
 //! Requests as the server takes them: which methods there are, how long one may be, and what is counted of one that is none.
 
+pub(crate) mod allocate;
+pub(crate) mod bad_request;
+pub(crate) mod bindings;
+pub(crate) mod classic;
+pub(crate) mod connection_table;
+pub(crate) mod connections;
+pub(crate) mod context;
+pub(crate) mod dispatch;
+pub(crate) mod nat_discovery;
+pub(crate) mod refresh;
+pub(crate) mod refusal_log;
+pub(crate) mod repeated_refusals;
+pub(crate) mod response;
+
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
@@ -35,7 +49,7 @@ pub enum Method {
 
 impl Method {
     /// The method's number.
-    pub(super) const fn number(self) -> u16 {
+    pub(crate) const fn number(self) -> u16 {
         match self {
             Self::Binding => method::BINDING,
             Self::Allocate => method::ALLOCATE,
@@ -71,13 +85,13 @@ impl From<Invalid> for DropReason {
 }
 
 /// A well-formed request.
-pub(super) struct Request<'a> {
-    pub(super) method: Method,
-    pub(super) view: View<'a>,
+pub(crate) struct Request<'a> {
+    pub(crate) method: Method,
+    pub(crate) view: View<'a>,
 }
 
 impl<'a> Request<'a> {
-    pub(super) fn parse(datagram: &'a [u8]) -> Result<Self, DropReason> {
+    pub(crate) fn parse(datagram: &'a [u8]) -> Result<Self, DropReason> {
         let header = Header::new_checked(datagram)?;
         if datagram.len() > MAX_REQUEST_LEN {
             return Err(DropReason::Oversized);
@@ -87,23 +101,23 @@ impl<'a> Request<'a> {
     }
 
     /// The first attribute of this type.
-    pub(super) fn get(&self, kind: u16) -> Option<&'a [u8]> {
+    pub(crate) fn get(&self, kind: u16) -> Option<&'a [u8]> {
         self.view.get(kind)
     }
 
-    pub(super) fn transaction(&self) -> [u8; 12] {
+    pub(crate) fn transaction(&self) -> [u8; 12] {
         self.view.header().transaction
     }
 
     /// Every XOR-PEER-ADDRESS, of the family that stands in it, IPv4-mapped or not; `None` where one is malformed.
-    pub(super) fn peers(&self) -> impl Iterator<Item = Option<SocketAddr>> + '_ {
+    pub(crate) fn peers(&self) -> impl Iterator<Item = Option<SocketAddr>> + '_ {
         let transaction = self.transaction();
         self.view.all(kind::XOR_PEER_ADDRESS).map(move |value| xor_address(value, &transaction))
     }
 
     /// Comprehension-required attributes that are not known, each once and in order. `is_known` has those that are known here beyond the
     /// others.
-    pub(super) fn unknown(&self, is_known: impl Fn(u16) -> bool) -> SmallVec<[u16; 4]> {
+    pub(crate) fn unknown(&self, is_known: impl Fn(u16) -> bool) -> SmallVec<[u16; 4]> {
         let unknown = self.view.unknown(|kind| kind::is_comprehended(kind) || is_known(kind));
         let mut found: SmallVec<[u16; 4]> = unknown.collect();
         // The number is bounded by the length of a request, and so is the time that this takes.
@@ -113,7 +127,7 @@ impl<'a> Request<'a> {
     }
 
     /// In bytes.
-    pub(super) fn len_without_fingerprint(&self) -> usize {
+    pub(crate) fn len_without_fingerprint(&self) -> usize {
         self.view.bytes().len() - if self.view.has_fingerprint() { 8 } else { 0 }
     }
 }

@@ -7,61 +7,65 @@ use std::{
 };
 
 use super::{
-    AllocationId, Family, auth::Who, connections::TcpRelay, forwarding::Entry, mobility::Mobility,
-    replay::Recorded, response::Envelope, secret::Secret, third_party::Grant, view::SessionId,
+    AllocationId, Family,
+    auth::{Who, replay::Recorded, secret::Secret, third_party::Grant},
+    data::forwarding::Entry,
+    mobility::Mobility,
+    request::{connections::TcpRelay, response::Envelope},
+    view::SessionId,
 };
 
-pub(super) struct Session {
-    pub(super) id: SessionId,
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
     /// Where its user is known.
-    pub(super) realm: Arc<str>,
+    pub(crate) realm: Arc<str>,
     /// Of the Allocate: later requests must have the same (RFC 8656 section 5).
-    pub(super) username: Box<str>,
+    pub(crate) username: Box<str>,
     /// Whom quotas count, if not the username.
-    pub(super) identity: Option<Box<str>>,
+    pub(crate) identity: Option<Box<str>>,
     /// Where its client was when it was made: quotas count it there.
-    pub(super) prefix: IpAddr,
+    pub(crate) prefix: IpAddr,
     /// Of a client that authenticates with tokens, its last one.
-    pub(super) grant: Option<Box<Grant>>,
+    pub(crate) grant: Option<Box<Grant>>,
     /// Last Unix second of the time-limited credential that made it.
-    pub(super) until_unix: Option<u64>,
-    pub(super) opened_ms: u64,
+    pub(crate) until_unix: Option<u64>,
+    pub(crate) opened_ms: u64,
     /// Of the Allocate request, and what else its answer said: to answer it again.
-    pub(super) transaction: [u8; 12],
-    pub(super) granted: u32,
-    pub(super) reservation: Option<Secret<[u8; 8]>>,
-    pub(super) address_error: Option<(Family, u16)>,
+    pub(crate) transaction: [u8; 12],
+    pub(crate) granted: u32,
+    pub(crate) reservation: Option<Secret<[u8; 8]>>,
+    pub(crate) address_error: Option<(Family, u16)>,
     /// The one of two relayed transport addresses that has ended before the other; for the log.
-    pub(super) former: Option<Box<SocketAddr>>,
+    pub(crate) former: Option<Box<SocketAddr>>,
     /// While relay sockets are being opened.
-    pub(super) pending: Option<Box<Pending>>,
+    pub(crate) pending: Option<Box<Pending>>,
     /// Where TCP is relayed (RFC 6062): its connections.
-    pub(super) tcp: Option<Box<TcpRelay>>,
+    pub(crate) tcp: Option<Box<TcpRelay>>,
     /// Where the client has asked for it (RFC 8016).
-    pub(super) mobility: Option<Box<Mobility>>,
+    pub(crate) mobility: Option<Box<Mobility>>,
 }
 
 /// What the answer to an Allocate in progress needs.
-pub(super) struct Pending {
-    pub(super) envelope: Envelope,
-    pub(super) first: Family,
-    pub(super) second: Option<Family>,
+pub(crate) struct Pending {
+    pub(crate) envelope: Envelope,
+    pub(crate) first: Family,
+    pub(crate) second: Option<Family>,
     /// Whether the client wants a mobility ticket.
-    pub(super) mobile: bool,
+    pub(crate) mobile: bool,
     /// None without authentication.
-    pub(super) recorded: Option<Recorded>,
+    pub(crate) recorded: Option<Recorded>,
     /// When the request came, in milliseconds.
-    pub(super) asked_ms: u64,
+    pub(crate) asked_ms: u64,
 }
 
 impl Session {
-    pub(super) fn identity(&self) -> &str {
+    pub(crate) fn identity(&self) -> &str {
         self.identity.as_deref().unwrap_or(&self.username)
     }
 
     /// Whether this is who made it, on whatever 5-tuple the request came. A token's USERNAME is its key's name, which all
     /// have who were given one: there it has to be the same token.
-    pub(super) fn is_of(&self, who: &Who) -> bool {
+    pub(crate) fn is_of(&self, who: &Who) -> bool {
         let same = match (&self.grant, &who.grant) {
             (None, None) => self.username == who.username,
             (Some(held), Some(shown)) => held.is_same(shown) || *self.identity() == *who.identity,
@@ -71,12 +75,12 @@ impl Session {
     }
 
     /// Whether its user is one of this realm. A user of the same name in another realm is another.
-    pub(super) fn is_in(&self, realm: &str) -> bool {
+    pub(crate) fn is_in(&self, realm: &str) -> bool {
         *self.realm == *realm
     }
 
     /// Every relayed transport address that it has had, IPv4 first.
-    pub(super) fn relayed(&self, entry: &Entry) -> [Option<SocketAddr>; 2] {
+    pub(crate) fn relayed(&self, entry: &Entry) -> [Option<SocketAddr>; 2] {
         let former = |family| self.former.as_deref().filter(|address| Family::of(address.ip()) == family);
         [Family::V4, Family::V6].map(|family| {
             let relay = entry.relays[family as usize];
@@ -87,14 +91,14 @@ impl Session {
 
 /// The sessions of a worker, in the slots of their allocations.
 #[derive(Default)]
-pub(super) struct Sessions(Vec<Option<Box<Session>>>);
+pub(crate) struct Sessions(Vec<Option<Box<Session>>>);
 
 impl Sessions {
-    pub(super) fn get(&mut self, index: u32) -> Option<&mut Session> {
+    pub(crate) fn get(&mut self, index: u32) -> Option<&mut Session> {
         self.0.get_mut(index as usize)?.as_deref_mut()
     }
 
-    pub(super) fn insert(&mut self, id: AllocationId, session: Session) {
+    pub(crate) fn insert(&mut self, id: AllocationId, session: Session) {
         let index = id.index as usize;
         if self.0.len() <= index {
             self.0.resize_with(index + 1, || None);
@@ -102,7 +106,7 @@ impl Sessions {
         self.0[index] = Some(Box::new(session));
     }
 
-    pub(super) fn remove(&mut self, index: u32) -> Option<Box<Session>> {
+    pub(crate) fn remove(&mut self, index: u32) -> Option<Box<Session>> {
         self.0.get_mut(index as usize)?.take()
     }
 }

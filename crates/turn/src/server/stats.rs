@@ -369,43 +369,43 @@ impl Stats {
         add(&mut self.bandwidth_pauses, bandwidth_pauses);
     }
 
-    pub(super) fn connection(&mut self, event: ConnectionEvent) {
+    pub(crate) fn connection(&mut self, event: ConnectionEvent) {
         self.connection_events[event as usize] += 1;
     }
 
-    pub(super) fn connection_refused(&mut self, reason: ConnectionRefusal) {
+    pub(crate) fn connection_refused(&mut self, reason: ConnectionRefusal) {
         self.connection_refusals[reason as usize] += 1;
     }
 
-    pub(super) fn mobility(&mut self, event: MobilityEvent) {
+    pub(crate) fn mobility(&mut self, event: MobilityEvent) {
         self.mobility[event as usize] += 1;
     }
 
     #[inline]
-    pub(super) fn drop(&mut self, reason: DropReason) {
+    pub(crate) fn drop(&mut self, reason: DropReason) {
         self.drops[reason as usize] += 1;
     }
 
-    pub(super) fn allocated_after(&mut self, ms: u64) {
+    pub(crate) fn allocated_after(&mut self, ms: u64) {
         self.allocations_opened += 1;
         self.allocation_ms += ms;
         let bucket = ALLOCATION_MS.iter().position(|bound| ms <= *bound);
         self.allocation_times[bucket.unwrap_or(ALLOCATION_MS.len())] += 1;
     }
 
-    pub(super) fn error(&mut self, code: u16) {
+    pub(crate) fn error(&mut self, code: u16) {
         if let Some(index) = ERROR_CODES.iter().position(|(known, _)| *known == code) {
             self.errors[index] += 1;
         }
     }
 
-    pub(super) fn closed(&mut self, reason: ClosedReason) {
+    pub(crate) fn closed(&mut self, reason: ClosedReason) {
         if let Some(index) = CLOSED.iter().position(|(known, _)| *known == reason) {
             self.allocations_closed[index] += 1;
         }
     }
 
-    pub(super) fn refused(&mut self, why: CredentialRefusal) {
+    pub(crate) fn refused(&mut self, why: CredentialRefusal) {
         let index = match why {
             CredentialRefusal::NoSuchUser => 0,
             CredentialRefusal::Expired { .. } => 1,
@@ -418,13 +418,13 @@ impl Stats {
         self.credentials_refused[index] += 1;
     }
 
-    pub(super) fn discovery(&mut self, change: bool, padding: bool, port: bool) {
+    pub(crate) fn discovery(&mut self, change: bool, padding: bool, port: bool) {
         for (count, asked) in self.nat_discovery.iter_mut().zip([change, padding, port]) {
             *count += u64::from(asked);
         }
     }
 
-    pub(super) fn quota(&mut self, refusal: QuotaRefusal) {
+    pub(crate) fn quota(&mut self, refusal: QuotaRefusal) {
         match refusal {
             QuotaRefusal::User | QuotaRefusal::Undecided { is_user: true } => self.quota_refusals[0] += 1,
             QuotaRefusal::Total | QuotaRefusal::Everywhere | QuotaRefusal::Undecided { is_user: false } => {

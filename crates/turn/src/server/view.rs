@@ -11,7 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AllocationId, Client, Gate, RelayTransport, Server, Transport, forwarding::Entry, session::Session,
+    AllocationId, Client, Gate, RelayTransport, Server, Transport, data::forwarding::Entry, session::Session,
 };
 use crate::{random::Random, time::Now};
 
@@ -21,7 +21,7 @@ use crate::{random::Random, time::Now};
 pub struct SessionId([u8; 16]);
 
 impl SessionId {
-    pub(super) fn draw(random: &mut Random) -> Self {
+    pub(crate) fn draw(random: &mut Random) -> Self {
         Self(random.bytes())
     }
 }

@@ -31,11 +31,12 @@ use turnpike_turn::wire::channel_data::ChannelRange;
 use turnpike_turn::{
     random::Seed,
     server::{
-        AllocationId, Alternate, AlternateWhen, Arrival, Client, ConnectError, ConnectRequest, ConnectionId,
-        ConnectionRefusal, CredentialQuery, Destination, DropReason, Effect, Family, Gate, IssuerKey, Link,
-        ListenerId, ListenerProfile, Lookup, LookupId, MoveRequest, NatDiscovery, Newcomer, Occasion,
-        OpenRequest, OpenResult, PeerConnection, QuotaRefusal, Quotas, Realm as TenantRealm, RelayId,
-        RelayTransport, Seat, Server, ServerConfig, SharedPort, Source, ThirdParty, Transport, User, Verdict,
+        AllocateAttempt, AllocationId, Alternate, AlternateWhen, Client, ConnectError, ConnectRequest,
+        ConnectionId, ConnectionRefusal, CredentialQuery, Destination, DropReason, Effect, Family, Gate,
+        IssuerKey, Link, ListenerId, ListenerProfile, Lookup, LookupId, MoveRequest, NatDiscovery, Occasion,
+        OpenRequest, OpenResult, PeerConnection, PendingMove, QuotaRefusal, Quotas, Realm as TenantRealm,
+        RelayId, RelayTransport, Server, ServerConfig, SharedPort, Source, ThirdParty, Transport, User,
+        Verdict, WorkerId,
     },
     time::Now,
     wire::{
@@ -138,14 +139,18 @@ impl Gate for TestGate {
         self.banned.iter().any(|banned| names.contains(&banned.as_str()) || *banned == client.to_string())
     }
 
-    fn comes_back(&mut self, newcomer: &Newcomer<'_>) -> bool {
-        self.returned.contains(&newcomer.client.address.port())
+    fn comes_back(&mut self, attempt: &AllocateAttempt<'_>) -> bool {
+        self.returned.contains(&attempt.client.address.port())
     }
 
-    fn elsewhere(&mut self, newcomer: &Newcomer<'_>, _transport: Transport) -> Option<Destination> {
+    fn redirect_target(
+        &mut self,
+        attempt: &AllocateAttempt<'_>,
+        _transport: Transport,
+    ) -> Option<Destination> {
         // Not all: what a server keeps of thousands is measured with this gate.
         if self.newcomers.len() < 10 {
-            self.newcomers.push((newcomer.identity.to_owned(), newcomer.occasion));
+            self.newcomers.push((attempt.identity.to_owned(), attempt.occasion));
         }
         self.elsewhere.clone()
     }
@@ -575,7 +580,7 @@ impl World {
     }
 
     pub(crate) fn with_gate(config: ServerConfig, gate: TestGate) -> Self {
-        Self::worker(config, gate, Seat::ONLY)
+        Self::worker(config, gate, WorkerId::ONLY)
     }
 
     /// The workers of one server.
@@ -584,13 +589,14 @@ impl World {
     }
 
     pub(crate) fn workers_with(config: &ServerConfig, count: u16, gate: &TestGate) -> Vec<Self> {
-        let worker = |number| Self::worker(config.clone(), gate.clone(), Seat::new(number, count).unwrap());
+        let worker =
+            |number| Self::worker(config.clone(), gate.clone(), WorkerId::new(number, count).unwrap());
         (0..count).map(worker).collect()
     }
 
-    fn worker(config: ServerConfig, gate: TestGate, seat: Seat) -> Self {
+    fn worker(config: ServerConfig, gate: TestGate, worker_id: WorkerId) -> Self {
         Self {
-            server: Server::of_many(Arc::new(config), gate, seat, seed(seat)),
+            server: Server::for_worker(Arc::new(config), gate, worker_id, seed(worker_id)),
             now: Now { ms: 1_000_000, unix: 1_800_000_000 },
             client: client(40_000),
             ports: 50_000,
@@ -622,7 +628,7 @@ impl World {
         via: u16,
         client: Client,
         request: &[u8],
-    ) -> (Outcome, Option<Arrival>) {
+    ) -> (Outcome, Option<PendingMove>) {
         self.forwarded_from(via, false, client, request)
     }
 
@@ -633,15 +639,16 @@ impl World {
         occupied: bool,
         client: Client,
         request: &[u8],
-    ) -> (Outcome, Option<Arrival>) {
+    ) -> (Outcome, Option<PendingMove>) {
         let drops: u64 = self.server.stats().drops.iter().sum();
         self.server.from_elsewhere(self.now, via, occupied, &client.into(), request);
         self.take_effects();
         let last = self.told.iter().rposition(|effect| matches!(effect, Effect::Answer { .. }));
-        if let Some(Effect::Answer { via: to, source, arrival, reply }) = last.map(|at| self.told.remove(at))
+        if let Some(Effect::Answer { via: to, source, pending_move, reply }) =
+            last.map(|at| self.told.remove(at))
         {
             assert_eq!((to, source.client), (via, client));
-            return (Outcome::Reply(reply.into()), arrival);
+            return (Outcome::Reply(reply.into()), pending_move);
         }
         match self.outcome(Outcome::Later) {
             Outcome::Later => {
@@ -889,8 +896,8 @@ impl World {
 }
 
 /// Another for each worker.
-pub(crate) fn seed(seat: Seat) -> Seed {
-    Seed([u8::try_from(seat.number() % 251).unwrap() + 1; 32])
+pub(crate) fn seed(worker_id: WorkerId) -> Seed {
+    Seed([u8::try_from(worker_id.number() % 251).unwrap() + 1; 32])
 }
 
 pub(crate) fn client(port: u16) -> Client {

@@ -16,8 +16,8 @@ use turnpike_turn::{
     server::{
         AllocationId, Asked, Client, ClosedReason, ConnectError, ConnectRequest, ConnectionId,
         CredentialQuery, Credentials, Effect, Family, IcmpError, Link, Moved, OpenRequest, OpenResult,
-        PeerConnection, PeerRules, RelayId, RelayTransport, Seat, Server, ServerConfig, Source, Transport,
-        Verdict,
+        PeerConnection, PeerRules, RelayId, RelayTransport, Server, ServerConfig, Source, Transport, Verdict,
+        WorkerId,
     },
     time::Now,
     wire::{
@@ -103,7 +103,7 @@ impl Run {
             ..TestGate::default()
         };
         Self {
-            server: Server::of_many(Arc::new(config.clone()), gate, Seat::ONLY, seed(Seat::ONLY)),
+            server: Server::for_worker(Arc::new(config.clone()), gate, WorkerId::ONLY, seed(WorkerId::ONLY)),
             config,
             now: Now { ms: 1_000_000, unix: 1_800_000_000 },
             ports: 50_000,
@@ -364,7 +364,8 @@ impl Run {
         self.server.close_all(self.now, ClosedReason::Shutdown);
         self.hear();
         let gate = self.server.gate_mut().clone();
-        self.server = Server::of_many(Arc::new(self.config.clone()), gate, Seat::ONLY, seed(Seat::ONLY));
+        self.server =
+            Server::for_worker(Arc::new(self.config.clone()), gate, WorkerId::ONLY, seed(WorkerId::ONLY));
         self.opening.clear();
         self.lookups.clear();
         for (client, is_away, text) in &written {
@@ -423,7 +424,7 @@ impl Run {
                 Effect::HandOver { .. }
                 | Effect::Forward { .. }
                 | Effect::Decline { .. }
-                | Effect::ArrivalOver { .. }
+                | Effect::MoveOver { .. }
                 | Effect::Deleted { .. }
                 | Effect::Fetch { .. }
                 | Effect::Move(_)

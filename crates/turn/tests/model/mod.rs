@@ -15,7 +15,7 @@
 //!
 //! Left out, though they last as long as an allocation: tokens (RFC 7635), which end it, and bits per second, which hold data up. Clients here have
 //! passwords, and no limit of that kind. Each is held against a model of its own: tokens with their deadlines, over upgrades, in
-//! `server_third_party.rs` (`an_allocation_lasts_as_long_as_its_tokens_let_it`), and rates, bursts and fair shares in `server/bandwidth/tests.rs`
+//! `server_third_party.rs` (`an_allocation_lasts_as_long_as_its_tokens_let_it`), and rates, bursts and fair shares in `server/data/bandwidth/tests.rs`
 //! (`a_bucket_keeps_its_rate_and_its_burst` and what follows it). That a bucket goes on where its allocation goes is said by one case alone, in
 //! `server_upgrade.rs`.
 

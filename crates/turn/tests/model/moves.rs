@@ -9,7 +9,8 @@ use turnpike_turn::server::{
 use super::{
     message::{Answer, Told},
     reference::{
-        Arrival, Delivery, Expectation, Expected, Goes, LastArrival, Mobility, Model, Notice, Place, Ticket,
+        Delivery, Expectation, Expected, Goes, LastArrival, Mobility, Model, Notice, PendingMove, Place,
+        Ticket,
     },
     requests::{Asking, Outcome},
 };
@@ -209,7 +210,7 @@ impl Model {
         let (client, owner) = (asking.client(), asking.at);
         let arrives = self.arriving_at(number).is_some_and(|(source, _)| source.client == client);
         if arrives && matches!(asking.delivery, Delivery::Forwarded { .. }) {
-            self.announce(Arrival { client, number, owner });
+            self.announce(PendingMove { client, number, owner });
         }
     }
 
@@ -236,8 +237,8 @@ impl Model {
         let Some(place) = expected.iter().position(|it| it.client == *client) else { return };
         let Expectation { number, owner, .. } = expected.remove(place);
         if owner != at {
-            let arrival = Arrival { client: *client, number, owner };
-            self.notices.push_back(Notice::ArrivalOver { to: owner, arrival });
+            let pending_move = PendingMove { client: *client, number, owner };
+            self.notices.push_back(Notice::MoveOver { to: owner, pending_move });
         } else if let Some(mobility) = &mut self.allocations[number].mobility
             && mobility.arriving.is_some_and(|(source, _)| source.client == *client)
         {
@@ -248,14 +249,14 @@ impl Model {
     /// Tells a worker that a client does not arrive there any more.
     pub(super) fn arrives_no_more(&mut self, at: usize, worker: usize, client: Client, number: usize) {
         if worker != at {
-            let arrival = Arrival { client, number, owner: at };
-            self.notices.push_back(Notice::ArrivalOver { to: worker, arrival });
+            let pending_move = PendingMove { client, number, owner: at };
+            self.notices.push_back(Notice::MoveOver { to: worker, pending_move });
         }
     }
 
     /// A client does not arrive any more, as another worker has it.
-    pub(super) fn arrival_over(&mut self, at: usize, via: usize, arrival: Arrival) {
-        let Arrival { client, number, owner } = arrival;
+    pub(super) fn move_over(&mut self, at: usize, via: usize, pending_move: PendingMove) {
+        let PendingMove { client, number, owner } = pending_move;
         if owner != at {
             let expected = &mut self.workers[at].expected;
             expected.retain(|it| (it.client, it.number, it.owner) != (client, number, owner));
@@ -277,8 +278,8 @@ impl Model {
     }
 
     /// This worker expects a client whose allocation another one has.
-    pub(super) fn expect(&mut self, at: usize, arrival: Arrival) {
-        let Arrival { client, number, owner } = arrival;
+    pub(super) fn expect(&mut self, at: usize, pending_move: PendingMove) {
+        let PendingMove { client, number, owner } = pending_move;
         if self.home(at, &client).is_some() {
             return;
         }

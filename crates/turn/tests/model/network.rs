@@ -10,7 +10,7 @@ use std::{
 use turnpike_turn::{
     server::{
         DropReason, Effect, Family, IcmpError, Link, LookupId, PeerConnection, RelayId, RelayTransport,
-        ReplayGuard, Seat, Server, ServerConfig, Source, Stats, Verdict,
+        ReplayGuard, Server, ServerConfig, Source, Stats, Verdict, WorkerId,
     },
     time::Now,
 };
@@ -651,10 +651,10 @@ pub(super) fn server(
     process: u8,
 ) -> Server<TestGate> {
     let of = |count: usize| u16::try_from(count).expect("few workers");
-    let seat = Seat::new(of(number), of(workers)).expect("it is one of them");
-    let mut seed = seed(seat);
+    let worker_id = WorkerId::new(of(number), of(workers)).expect("it is one of them");
+    let mut seed = seed(worker_id);
     seed.0[31] = process;
-    Server::of_many(Arc::clone(config), gate.clone(), seat, seed)
+    Server::for_worker(Arc::clone(config), gate.clone(), worker_id, seed)
 }
 
 /// Whether this is for a log alone, and limited in its rate.

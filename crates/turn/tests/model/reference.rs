@@ -14,7 +14,7 @@ use std::{
 use turnpike_turn::{
     server::{
         AllocationId, Client, ClosedReason, ConnectionRefusal, DropReason, Effect, Family, Link, LookupId,
-        OpenRelay, PortWish, RelayId, RelayTransport, SessionId, Source, Stats,
+        OpenRelay, PortRequest, RelayId, RelayTransport, SessionId, Source, Stats,
         stats::{ConnectionEvent, ERROR_CODES, MobilityEvent},
     },
     wire::channel_data::ChannelNumber,
@@ -66,7 +66,7 @@ pub(super) enum Expected {
         via: u16,
         source: Source,
         answer: Answer,
-        arrival: Option<Arrival>,
+        pending_move: Option<PendingMove>,
     },
     Drop(DropReason),
     /// An effect goes on with it.
@@ -111,7 +111,7 @@ pub(super) enum Port {
 
 /// A client that a worker shall expect with another worker's allocation.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Arrival {
+pub(super) struct PendingMove {
     pub(super) client: Client,
     pub(super) number: usize,
     pub(super) owner: usize,
@@ -166,7 +166,7 @@ pub(super) struct Model {
     pub(super) over: Vec<Effect>,
     /// Allocations that have to go to another worker at once, since their clients are nowhere else.
     pub(super) moving: VecDeque<usize>,
-    announced: Option<Arrival>,
+    announced: Option<PendingMove>,
     /// Messages to other workers.
     pub(super) notices: VecDeque<Notice>,
 }
@@ -175,7 +175,7 @@ pub(super) struct Model {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Notice {
     /// A client does not arrive any more.
-    ArrivalOver { to: usize, arrival: Arrival },
+    MoveOver { to: usize, pending_move: PendingMove },
     /// A forwarded request has deleted something.
     Deleted { to: usize, client: Client, transaction: [u8; 12], user: &'static str },
 }
@@ -1091,11 +1091,11 @@ impl Model {
         }
     }
 
-    pub(super) fn announce(&mut self, arrival: Arrival) {
-        self.announced = Some(arrival);
+    pub(super) fn announce(&mut self, pending_move: PendingMove) {
+        self.announced = Some(pending_move);
     }
 
-    pub(super) fn take_announced(&mut self) -> Option<Arrival> {
+    pub(super) fn take_announced(&mut self) -> Option<PendingMove> {
         self.announced.take()
     }
 
@@ -1182,13 +1182,13 @@ fn add((datagrams, bytes): &mut (u64, u64), payload: usize) {
 }
 
 /// What was asked for is what the model says, but for what the server draws by chance.
-pub(super) fn is_wish(wish: &Wish, asked: &OpenRelay, any: PortWish) -> bool {
+pub(super) fn is_wish(wish: &Wish, asked: &OpenRelay, any: PortRequest) -> bool {
     let port = match (wish.port, asked.port) {
         (Port::Any, port) => port == any,
-        (Port::Even, PortWish::Even) => true,
+        (Port::Even, PortRequest::Even) => true,
         // Whoever shows the token later does not say which family it is of.
-        (Port::Pair, PortWish::EvenAndReserveNext(token)) => token[7] & 1 == wish.family as u8,
-        (Port::Reserved(token), PortWish::Reserved(asked)) => token == asked,
+        (Port::Pair, PortRequest::EvenAndReserveNext(token)) => token[7] & 1 == wish.family as u8,
+        (Port::Reserved(token), PortRequest::Reserved(asked)) => token == asked,
         _ => false,
     };
     port && (wish.family, wish.transport) == (asked.family, asked.transport)

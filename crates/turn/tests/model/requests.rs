@@ -119,8 +119,8 @@ impl Model {
             Asking { at, source, delivery, request, said, who, expired: false, issued: 0, asked };
         match (self.answer(&mut asking, found), delivery) {
             (Ok(answer), Delivery::Forwarded { via, .. }) => {
-                let arrival = self.take_announced();
-                Expected::Answered { via, source, answer, arrival }
+                let pending_move = self.take_announced();
+                Expected::Answered { via, source, answer, pending_move }
             }
             (Ok(answer), _) => Expected::Reply { to: source, answer },
             (Err(Expected::Drop(reason)), _) => self.dropped(at, reason),

@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, net::SocketAddr};
 
 use turnpike_turn::{
     server::{
-        AllocationId, Arrival, Asked, Client, ClosedReason, ConnectError, ConnectionId, Credentials, Effect,
-        Family, MoveRequest, Moved, OpenRequest, OpenResult, PortWish, RelayId, RelayTransport, Server,
-        Source,
+        AllocationId, Asked, Client, ClosedReason, ConnectError, ConnectionId, Credentials, Effect, Family,
+        MoveRequest, Moved, OpenRequest, OpenResult, PendingMove, PortRequest, RelayId, RelayTransport,
+        Server, Source,
     },
     wire::integrity::{Key, KeyAlgorithm, userhash},
 };
@@ -52,9 +52,9 @@ pub(super) enum Mail {
         bytes: Box<[u8]>,
     },
     /// A client does not arrive any more.
-    ArrivalOver {
+    MoveOver {
         from: usize,
-        arrival: (Arrival, reference::Arrival),
+        pending_move: (PendingMove, reference::PendingMove),
     },
     /// A forwarded request has deleted something.
     Deleted {
@@ -64,7 +64,7 @@ pub(super) enum Mail {
     /// The reply to it, and whom to expect: as the server says it, and as the model does.
     Reply {
         source: Source,
-        arrival: Option<(Arrival, reference::Arrival)>,
+        pending_move: Option<(PendingMove, reference::PendingMove)>,
         learned: Learned,
         answer: Answer,
     },
@@ -100,8 +100,8 @@ impl Network {
     pub(super) fn take_effects(&mut self, at: usize, expected: Option<Expected>, datagram: &Datagram) {
         let (mut goes, mut answered) = match expected {
             Some(Expected::Goes(goes)) => (Some(goes), None),
-            Some(Expected::Answered { via, source, answer, arrival }) => {
-                (None, Some((via, source, answer, arrival)))
+            Some(Expected::Answered { via, source, answer, pending_move }) => {
+                (None, Some((via, source, answer, pending_move)))
             }
             _ => (None, None),
         };
@@ -110,17 +110,17 @@ impl Network {
         for effect in effects {
             match effect {
                 effect if is_for_the_log(&effect) => {}
-                Effect::Answer { via, source, arrival, reply } => {
+                Effect::Answer { via, source, pending_move, reply } => {
                     let Some((back, to, answer, announced)) = answered.take() else {
                         panic!("an answer that nobody expects: {source:?}")
                     };
                     assert_eq!((via, source), (back, to));
                     let learned = self.read(&answer, &source, &reply);
-                    let arrival = both(arrival, announced);
-                    self.post(via.into(), Mail::Reply { source, arrival, learned, answer });
+                    let pending_move = both(pending_move, announced);
+                    self.post(via.into(), Mail::Reply { source, pending_move, learned, answer });
                 }
                 Effect::Move(request) => moves.push(request),
-                effect @ (Effect::ArrivalOver { .. } | Effect::Deleted { .. }) => self.notify(at, effect),
+                effect @ (Effect::MoveOver { .. } | Effect::Deleted { .. }) => self.notify(at, effect),
                 effect @ (Effect::Open(_)
                 | Effect::Connect(_)
                 | Effect::HandOver { .. }
@@ -151,9 +151,12 @@ impl Network {
     /// One that another worker is told.
     fn notify(&mut self, at: usize, effect: Effect) {
         match (self.model.notices.pop_front(), effect) {
-            (Some(Notice::ArrivalOver { to, arrival: over }), Effect::ArrivalOver { worker, arrival }) => {
+            (
+                Some(Notice::MoveOver { to, pending_move: over }),
+                Effect::MoveOver { worker, pending_move },
+            ) => {
                 assert_eq!(usize::from(worker), to);
-                self.post(to, Mail::ArrivalOver { from: at, arrival: (arrival, over) });
+                self.post(to, Mail::MoveOver { from: at, pending_move: (pending_move, over) });
             }
             (Some(Notice::Deleted { to, client, transaction, user }), Effect::Deleted { via, deletion }) => {
                 assert_eq!(usize::from(via), to);
@@ -247,12 +250,12 @@ impl Network {
                 let it = &mut self.model.allocations[number];
                 let is_mobile = it.pending.as_ref().is_some_and(|pending| pending.mobile);
                 // A port that others have too could not follow.
-                let any = if is_mobile { PortWish::Own } else { PortWish::Any };
+                let any = if is_mobile { PortRequest::Own } else { PortRequest::Any };
                 assert!(is_wish(&first, &open.first, any), "{first:?}, not {:?}", open.first);
                 assert_eq!(open.second.map(|second| second.family), second);
                 assert!(open.second.is_none_or(|second| second.port == any));
                 it.place = Place::At(at, open.allocation);
-                if let PortWish::EvenAndReserveNext(token) = open.first.port {
+                if let PortRequest::EvenAndReserveNext(token) = open.first.port {
                     it.reservation = Some(token);
                 }
                 self.workers[at].jobs.push_back(Job::Open(open));
@@ -367,13 +370,19 @@ impl Network {
     }
 
     /// A relay socket with the port that was asked for.
-    fn socket(&mut self, at: usize, allocation: AllocationId, family: Family, port: PortWish) -> OpenResult {
+    fn socket(
+        &mut self,
+        at: usize,
+        allocation: AllocationId,
+        family: Family,
+        port: PortRequest,
+    ) -> OpenResult {
         let ip = match family {
             Family::V4 => "203.0.113.1".parse().expect("an address"),
             Family::V6 => "2001:db8::1".parse().expect("an address"),
         };
         let relayed = match port {
-            PortWish::Reserved(token) => match self.reserved.remove(&token) {
+            PortRequest::Reserved(token) => match self.reserved.remove(&token) {
                 Some(address) => address,
                 None => return OpenResult::NoCapacity,
             },
@@ -382,7 +391,7 @@ impl Network {
                 SocketAddr::new(ip, self.ports)
             }
         };
-        if let PortWish::EvenAndReserveNext(token) = port {
+        if let PortRequest::EvenAndReserveNext(token) = port {
             self.reserved.insert(token, SocketAddr::new(ip, self.ports + 1));
         }
         let relay = RelayId { allocation, family };
@@ -514,20 +523,20 @@ impl Network {
                     }
                 }
             }
-            Mail::ArrivalOver { from, arrival: (arrival, over) } => {
+            Mail::MoveOver { from, pending_move: (pending_move, over) } => {
                 let by = u16::try_from(from).expect("few workers");
-                self.model.arrival_over(at, from, over);
-                self.workers[at].server.arrival_over(by, &arrival);
+                self.model.move_over(at, from, over);
+                self.workers[at].server.move_over(by, &pending_move);
                 self.take_effects(at, None, &Datagram::Noise);
             }
             Mail::Deleted { deletion, of: (client, transaction, user) } => {
                 self.model.deleted(at, client, transaction, user);
                 self.workers[at].server.remember_deletions(now, &[deletion]);
             }
-            Mail::Reply { source, arrival, learned, answer } => {
-                if let Some((arrival, expected)) = arrival {
+            Mail::Reply { source, pending_move, learned, answer } => {
+                if let Some((pending_move, expected)) = pending_move {
                     self.model.expect(at, expected);
-                    self.workers[at].server.expect(arrival);
+                    self.workers[at].server.expect(pending_move);
                     self.take_effects(at, None, &Datagram::Noise);
                 }
                 if self.is_here(&source) {
@@ -945,8 +954,8 @@ impl Network {
         let now = self.now(at);
         heir.reconfigure(now, rules.config());
         if remembers {
-            for arrival in self.workers[at].server.expected() {
-                heir.expect(arrival);
+            for pending_move in self.workers[at].server.expected() {
+                heir.expect(pending_move);
             }
             heir.remember_deletions(now, &self.workers[at].server.deletions(now));
         }
@@ -1003,9 +1012,9 @@ fn written(moved: &Moved) -> Moved {
 
 /// What the server says of an arrival and what the model does; both, or neither.
 fn both(
-    arrival: Option<Arrival>,
-    announced: Option<reference::Arrival>,
-) -> Option<(Arrival, reference::Arrival)> {
-    assert_eq!(arrival.is_some(), announced.is_some(), "whether somebody is to be expected");
-    arrival.zip(announced)
+    pending_move: Option<PendingMove>,
+    announced: Option<reference::PendingMove>,
+) -> Option<(PendingMove, reference::PendingMove)> {
+    assert_eq!(pending_move.is_some(), announced.is_some(), "whether somebody is to be expected");
+    pending_move.zip(announced)
 }

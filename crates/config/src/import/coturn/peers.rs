@@ -5,7 +5,7 @@ use std::{net::IpAddr, ops::RangeInclusive};
 
 use turnpike_turn::{
     ip_range::{IpRange, difference, union},
-    server::{Cidr, peer_rules::SPECIAL},
+    server::{Cidr, SPECIAL},
 };
 
 use super::{Machine, draft::Draft};

@@ -1,0 +1,574 @@
+//! Where a client goes that asks for an allocation. What is known of the others is as old as the last beat, so that all decide by loads of one
+//! moment, their own included: nobody thinks himself busy because the others' figures are older than his.
+//!
+//! ```text
+//!  share of new clients that is sent on
+//!    1 ┤              ┌───────
+//!      │            ╱
+//!    0 ┼──────────╱───────────▶ own load over the mean of the zone
+//!             +1 %   +4 %
+//! ```
+//!
+//! They go to nodes below the mean alone that have missed no beat, and those send nobody on: no client goes in a circle. The better of two drawn by chance gets the client, so
+//! that the best one does not get all of them (power of two choices). What was sent there since the last beat counts as its load, times the number
+//! of nodes that send as well.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use hashbrown::HashMap;
+use turnpike_turn::server::Transport;
+
+use crate::{
+    members::{Member, Members},
+    node::Card,
+};
+
+/// Where the share of clients that are sent on begins to grow, and where all are, over the mean.
+const BEGIN: f64 = 0.01;
+const END: f64 = 0.04;
+/// A node that has less to do keeps what comes, however idle the others are: to be sent on costs a client time.
+const WORTH: f64 = 0.2;
+/// A zone that has less to do keeps what comes, however idle the others are.
+const ZONE_WORTH: f64 = 0.5;
+
+/// A node that is less busy takes the clients of nodes that keep a reserve, the last fiftieth: no client goes in a circle.
+const ROOMY: f64 = 0.95;
+
+const TRANSPORTS: usize = 4;
+
+/// Why a client might go elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// It could be served here.
+    None,
+    /// There is no room here, or no new client is taken.
+    Room,
+    /// What room is left is for clients that do not follow redirects: all others go to a node that has clearly more.
+    Reserve,
+}
+
+/// Where it goes.
+#[derive(Clone, Debug)]
+pub struct RedirectTarget {
+    /// Whose address it is.
+    pub card: Arc<Card>,
+    /// Its number.
+    pub number: u16,
+    /// For the client's own family.
+    pub address: SocketAddr,
+    /// For the other one, if the node has it.
+    pub second: Option<SocketAddr>,
+}
+
+/// All nodes as they were at the last beat, seen from a zone.
+#[derive(Debug, Default)]
+pub struct FleetView {
+    nodes: Vec<Seen>,
+    by_number: HashMap<u16, u32>,
+    /// Means of those who take clients of others: of the zone, of all.
+    near_mean: f64,
+    mean: f64,
+    /// Nodes of the zone that send on within it, and nodes that send to other zones.
+    near_senders: u32,
+    senders: u32,
+    groups: [[Group; 2]; TRANSPORTS],
+}
+
+/// A node that is there.
+#[derive(Debug)]
+struct Seen {
+    card: Arc<Card>,
+    number: u16,
+    busy: f64,
+    /// What one allocation more adds.
+    step: f64,
+    takes: bool,
+    /// It takes clients who could be served elsewhere as well.
+    invites: bool,
+}
+
+/// Nodes that serve a transport and a family, by their place.
+#[derive(Debug, Default)]
+struct Group {
+    near: Vec<u32>,
+    far: Vec<u32>,
+    /// Of these, those below the mean.
+    near_below: Vec<u32>,
+    far_below: Vec<u32>,
+}
+
+/// What one node has sent to each of the others since it has this view.
+#[derive(Debug, Default)]
+pub struct Charges(Vec<AtomicU32>);
+
+impl FleetView {
+    /// What the members look like from this zone.
+    #[must_use]
+    pub fn new(zone: &str, members: &Members) -> Self {
+        let mut view = Self::default();
+        for (_, member) in members.iter() {
+            let Some(seen) = Seen::new(member) else { continue };
+            let place = u32::try_from(view.nodes.len()).unwrap_or(u32::MAX);
+            view.by_number.insert(seen.number, place);
+            view.nodes.push(seen);
+        }
+        view.mean = mean(view.nodes.iter().filter(|seen| seen.invites).map(|seen| seen.busy));
+        let zones = zone_means(&view.nodes);
+        let zone_mean = |zone: &str| zones.get(zone).copied().unwrap_or_default();
+        view.near_mean = zone_mean(zone);
+        let (near_mean, mean) = (view.near_mean, view.mean);
+        let is_near = |seen: &&Seen| seen.card.zone == zone;
+        let sends_near = |seen: &&Seen| near_share(seen.busy, near_mean) > 0.0;
+        let sends_far = |seen: &&Seen| far_share(seen.busy, zone_mean(&seen.card.zone), mean) > 0.0;
+        view.near_senders = count(view.nodes.iter().filter(is_near).filter(sends_near));
+        view.senders = count(view.nodes.iter().filter(sends_far));
+        for (place, seen) in (0..).zip(&view.nodes) {
+            if seen.takes {
+                let near = seen.card.zone == zone;
+                let below = seen.invites && seen.busy < if near { near_mean } else { mean };
+                for entrance in &seen.card.entrances {
+                    let family = usize::from(entrance.address.is_ipv6());
+                    view.groups[entrance.transport as usize][family].put(place, near, below);
+                }
+            }
+        }
+        view
+    }
+
+    /// Nothing sent yet.
+    #[must_use]
+    pub fn charges(&self) -> Charges {
+        Charges(self.nodes.iter().map(|_| AtomicU32::new(0)).collect())
+    }
+
+    /// With what was sent since the last beats, which are those of the view `before`.
+    #[must_use]
+    pub fn charges_after(&self, before: &Self, charges: &Charges) -> Charges {
+        let sent = |seen: &Seen| {
+            let place = before.by_number.get(&seen.number).and_then(|place| charges.0.get(*place as usize));
+            AtomicU32::new(place.map_or(0, |sent| sent.load(Ordering::Relaxed)))
+        };
+        Charges(self.nodes.iter().map(sent).collect())
+    }
+
+    /// Where a client of node `own` goes that came over this transport and from an address of this family; `None` if it is best served there, or
+    /// nowhere. `dice` are any numbers.
+    #[must_use]
+    pub fn choose(
+        &self,
+        own: u16,
+        charges: &Charges,
+        need: Need,
+        (transport, v4): (Transport, bool),
+        dice: [u64; 3],
+    ) -> Option<RedirectTarget> {
+        let group = &self.groups[transport as usize][usize::from(!v4)];
+        let [whether, one, other] = dice;
+        let pair = |places: &[u32], senders: u32| self.better(own, charges, places, senders, [one, other]);
+        let place = match need {
+            Need::Room | Need::Reserve => {
+                let most = if need == Need::Room { 1.0 } else { ROOMY };
+                let fits = |(place, _): &(u32, f64)| self.estimate(charges, *place, 1) < most;
+                let any = |places: &[u32]| {
+                    let drawn = pair(places, 1).filter(fits);
+                    drawn.or_else(|| self.least(own, charges, places).filter(fits))
+                };
+                any(&group.near).or_else(|| any(&group.far))?.0
+            }
+            Need::None => {
+                let busy = self.seen(own)?.busy;
+                let far = far_share(busy, self.near_mean, self.mean);
+                let near = near_share(busy, self.near_mean);
+                let at = fraction(whether);
+                let (places, senders, mean) = if at < far {
+                    (&group.far_below, self.senders, self.mean)
+                } else if at - far < (1.0 - far) * near {
+                    (&group.near_below, self.near_senders, self.near_mean)
+                } else {
+                    return None;
+                };
+                let (place, estimate) = pair(places, senders.max(1))?;
+                // It has got as much since the last beat as brings it to the mean.
+                if estimate > mean * (1.0 + BEGIN) {
+                    return None;
+                }
+                place
+            }
+        };
+        charges.0.get(place as usize)?.fetch_add(1, Ordering::Relaxed);
+        self.target(place, transport, v4)
+    }
+
+    /// So many clients more go where another was sent.
+    pub fn charge(&self, charges: &Charges, number: u16, clients: u32) {
+        let place = self.by_number.get(&number).and_then(|place| charges.0.get(*place as usize));
+        if let Some(sent) = place {
+            sent.fetch_add(clients, Ordering::Relaxed);
+        }
+    }
+
+    /// Where clients of the node of this number come in.
+    #[must_use]
+    pub fn node(&self, number: u16, transport: Transport, v4: bool) -> Option<RedirectTarget> {
+        self.target(*self.by_number.get(&number)?, transport, v4)
+    }
+
+    /// Nodes that are there, draining ones included.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.nodes.len()
+    }
+
+    fn seen(&self, number: u16) -> Option<&Seen> {
+        self.nodes.get(*self.by_number.get(&number)? as usize)
+    }
+
+    /// The less busy of two that are drawn, and how busy it is; of one, that one.
+    fn better(
+        &self,
+        own: u16,
+        charges: &Charges,
+        places: &[u32],
+        senders: u32,
+        dice: [u64; 2],
+    ) -> Option<(u32, f64)> {
+        let own = self.by_number.get(&own).copied();
+        let drawn = dice.map(|dice| {
+            let at = usize::try_from(dice % u64::try_from(places.len().max(1)).ok()?).ok()?;
+            // Who draws himself takes the next one.
+            let place = *places.get(at)?;
+            let place = if Some(place) == own { places[(at + 1) % places.len()] } else { place };
+            (Some(place) != own).then(|| (place, self.estimate(charges, place, senders)))
+        });
+        match drawn {
+            [Some(one), Some(other)] => Some(if other.1 < one.1 { other } else { one }),
+            [one, other] => one.or(other),
+        }
+    }
+
+    /// The least busy of all.
+    fn least(&self, own: u16, charges: &Charges, places: &[u32]) -> Option<(u32, f64)> {
+        let own = self.by_number.get(&own).copied();
+        let others = places.iter().copied().filter(|place| Some(*place) != own);
+        let estimated = others.map(|place| (place, self.estimate(charges, place, 1)));
+        estimated.min_by(|one, other| one.1.total_cmp(&other.1))
+    }
+
+    /// How busy it is with what we and so many others have sent there meanwhile.
+    fn estimate(&self, charges: &Charges, place: u32, senders: u32) -> f64 {
+        let place = place as usize;
+        let sent = charges.0.get(place).map_or(0, |sent| sent.load(Ordering::Relaxed));
+        self.nodes.get(place).map_or(1.0, |seen| seen.busy + f64::from(sent) * f64::from(senders) * seen.step)
+    }
+
+    fn target(&self, place: u32, transport: Transport, v4: bool) -> Option<RedirectTarget> {
+        let Seen { card, number, .. } = self.nodes.get(place as usize)?;
+        let of = |v4: bool| {
+            let mut entrances = card.entrances.iter();
+            let found = entrances.find(|it| it.transport == transport && it.address.is_ipv4() == v4);
+            found.map(|entrance| entrance.address)
+        };
+        Some(RedirectTarget { card: Arc::clone(card), number: *number, address: of(v4)?, second: of(!v4) })
+    }
+}
+
+impl Seen {
+    fn new(member: &Member) -> Option<Self> {
+        let card = Arc::clone(member.card.as_ref()?);
+        let load = &member.beat.load;
+        let has_room = !member.beat.draining && !load.is_full();
+        Some(Self {
+            card,
+            number: member.beat.number,
+            busy: load.busy(),
+            step: 1.0 / f64::from(load.most_allocations.max(1)),
+            takes: has_room && member.is_heard(),
+            invites: has_room && member.is_on_time(),
+        })
+    }
+}
+
+impl Group {
+    fn put(&mut self, place: u32, near: bool, below: bool) {
+        let (all, of_below) =
+            if near { (&mut self.near, &mut self.near_below) } else { (&mut self.far, &mut self.far_below) };
+        // One that has two entrances of a kind is still one node.
+        if all.last() != Some(&place) {
+            all.push(place);
+            if below {
+                of_below.push(place);
+            }
+        }
+    }
+}
+
+/// Of a node, how many of those who come are sent on within its zone.
+fn near_share(busy: f64, mean: f64) -> f64 {
+    if busy < WORTH { 0.0 } else { ramp(busy, mean) }
+}
+
+/// Of a node, how many of those who come are sent to another zone, because its own is busier than others. Those below the mean of their zone send
+/// nobody: to them the others of the zone send.
+fn far_share(busy: f64, zone_mean: f64, mean: f64) -> f64 {
+    if zone_mean < ZONE_WORTH || busy < zone_mean { 0.0 } else { ramp(zone_mean, mean) }
+}
+
+fn ramp(busy: f64, mean: f64) -> f64 {
+    if mean <= 0.0 {
+        return 0.0;
+    }
+    ((busy / mean - 1.0 - BEGIN) / (END - BEGIN)).clamp(0.0, 1.0)
+}
+
+/// How busy those are who take clients of others, zone by zone.
+fn zone_means(nodes: &[Seen]) -> BTreeMap<&str, f64> {
+    let mut sums: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+    for seen in nodes.iter().filter(|seen| seen.invites) {
+        let (sum, count) = sums.entry(&*seen.card.zone).or_default();
+        (*sum, *count) = (*sum + seen.busy, *count + 1.0);
+    }
+    sums.into_iter().map(|(zone, (sum, count))| (zone, sum / count)).collect()
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0.0_f64), |(sum, count), value| (sum + value, count + 1.0));
+    if count > 0.0 { sum / count } else { 0.0 }
+}
+
+fn count<T>(items: impl Iterator<Item = T>) -> u32 {
+    u32::try_from(items.count()).unwrap_or(u32::MAX)
+}
+
+/// Of any number, a fraction of 1.
+fn fraction(dice: u64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "53 bits are what a fraction has")]
+    let fraction = (dice >> 11) as f64 / (1_u64 << 53) as f64;
+    fraction
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        members::Record,
+        node::{Beat, Entrance, Load, NodeName},
+    };
+
+    const UDP: (Transport, bool) = (Transport::Udp, true);
+
+    /// A node of a thousand allocations at most.
+    struct Node {
+        name: &'static str,
+        zone: &'static str,
+        allocations: u32,
+        draining: bool,
+        entrances: Vec<Entrance>,
+    }
+
+    fn node(name: &'static str, zone: &'static str, allocations: u32) -> Node {
+        let number = name.bytes().map(u16::from).sum::<u16>();
+        let address = SocketAddr::from(([10, 0, 0, u8::try_from(number % 200).unwrap()], 3478));
+        let entrances = vec![Entrance { transport: Transport::Udp, address }];
+        Node { name, zone, allocations, draining: false, entrances }
+    }
+
+    fn number(name: &str) -> u16 {
+        name.bytes().map(u16::from).sum()
+    }
+
+    fn view(zone: &str, nodes: &[Node]) -> FleetView {
+        view_without(zone, nodes, "")
+    }
+
+    /// The same where this one has missed two beats.
+    fn view_without(zone: &str, nodes: &[Node], late: &str) -> FleetView {
+        let mut members = Members::default();
+        let record = |node: &Node, stamp_ms| {
+            let load = Load { allocations: node.allocations, most_allocations: 1000, ..Load::default() };
+            let beat = Beat { number: number(node.name), incarnation: 1, draining: node.draining, load };
+            Record { name: node.name.parse().unwrap(), stamp_ms, beat }
+        };
+        for now in [0, 2000] {
+            let stamp = |node: &Node| if node.name == late { 0 } else { now };
+            members.look(now, now, u64::MAX, nodes.iter().map(|node| record(node, stamp(node))).collect());
+        }
+        for node in nodes {
+            members.put_card(Card {
+                name: node.name.parse::<NodeName>().unwrap(),
+                incarnation: 1,
+                zone: node.zone.to_owned(),
+                version: String::new(),
+                entrances: node.entrances.clone(),
+                domain: None,
+            });
+        }
+        FleetView::new(zone, &members)
+    }
+
+    /// Any numbers, one after the other.
+    fn dice(seed: &mut u64) -> [u64; 3] {
+        [0; 3].map(|_| {
+            *seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mixed = (*seed ^ *seed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+            mixed ^ mixed >> 31
+        })
+    }
+
+    /// How many of a thousand clients of a node go where; those that stay, to itself.
+    fn sent(view: &FleetView, own: &str, need: Need) -> HashMap<String, u32> {
+        let (charges, mut seed, mut counts) = (view.charges(), 7, HashMap::new());
+        for _ in 0..1000 {
+            let target = view.choose(number(own), &charges, need, UDP, dice(&mut seed));
+            let to = target.map_or_else(|| own.to_owned(), |target| target.card.name.to_string());
+            *counts.entry(to).or_default() += 1;
+        }
+        counts
+    }
+
+    fn only(name: &str) -> HashMap<String, u32> {
+        [(name.to_owned(), 1000)].into()
+    }
+
+    #[test]
+    fn who_is_not_much_busier_than_the_others_keeps_what_comes() {
+        let alike = view("", &[node("a", "", 503), node("b", "", 500), node("c", "", 497)]);
+        assert_eq!(sent(&alike, "a", Need::None), only("a"));
+        let idle = view("", &[node("a", "", 190), node("b", "", 0)]);
+        assert_eq!(sent(&idle, "a", Need::None), only("a"), "not worth a round trip");
+        let alone = view("", &[node("a", "", 900)]);
+        assert_eq!(sent(&alone, "a", Need::None), only("a"));
+    }
+
+    #[test]
+    fn who_is_busier_sends_on_to_those_below_the_mean_and_they_send_nobody() {
+        let nodes = [node("a", "", 800), node("b", "", 300), node("c", "", 400), node("d", "", 700)];
+        let view = view("", &nodes);
+        let counts = sent(&view, "a", Need::None);
+        assert!(!counts.contains_key("d"), "{counts:?}");
+        let (b, c) = (counts["b"], counts["c"]);
+        // Both are filled up to the mean of 550, by two that send: half of that from each.
+        assert!((110..=140).contains(&b) && (60..=90).contains(&c), "{counts:?}");
+        for own in ["b", "c"] {
+            assert_eq!(sent(&view, own, Need::None), only(own));
+        }
+    }
+
+    #[test]
+    fn who_has_missed_a_beat_gets_only_those_who_find_no_room_elsewhere() {
+        let nodes = [node("a", "", 800), node("b", "", 300), node("c", "", 795)];
+        let late = view_without("", &nodes, "b");
+        assert_eq!(sent(&late, "a", Need::None), only("a"), "hardly busier than those on time");
+        assert!(sent(&view("", &nodes), "a", Need::None)["b"] > 100);
+        let full = [node("a", "", 1000), node("b", "", 300), node("c", "", 1000)];
+        assert!(sent(&view_without("", &full, "b"), "a", Need::Room)["b"] >= 699);
+    }
+
+    #[test]
+    fn the_share_that_is_sent_on_grows_with_the_difference() {
+        let with = |allocations| view("", &[node("a", "", allocations), node("b", "", 1000 - allocations)]);
+        let went = |allocations| {
+            let view = with(allocations);
+            let mut seed = 1;
+            // Each with fresh charges: what is asked for is the share, not how many fit.
+            let goes = |_: &u32| {
+                view.choose(number("a"), &view.charges(), Need::None, UDP, dice(&mut seed)).is_some()
+            };
+            (0..1000).filter(goes).count()
+        };
+        assert_eq!(went(504), 0);
+        assert!((350..650).contains(&went(512)), "{}", went(512));
+        assert_eq!(went(560), 1000);
+    }
+
+    #[test]
+    fn who_has_no_room_sends_all_to_whoever_has_some() {
+        let mut nodes = vec![node("a", "", 1000), node("b", "", 999), node("c", "", 500), node("d", "", 10)];
+        nodes[3].draining = true;
+        let counts = sent(&view("", &nodes), "a", Need::Room);
+        assert_eq!((counts.get("b").copied().unwrap_or(1), counts.get("d")), (1, None), "{counts:?}");
+        assert_eq!(counts["c"], 500, "no more than fit");
+        assert_eq!(counts["a"], 1000 - 500 - counts.get("b").copied().unwrap_or_default());
+    }
+
+    #[test]
+    fn the_own_zone_comes_first_and_another_when_it_is_too_busy() {
+        let with = |west| {
+            view(
+                "west",
+                &[
+                    node("a", "west", west),
+                    node("b", "west", west),
+                    node("c", "east", 100),
+                    node("d", "east", 200),
+                ],
+            )
+        };
+        assert_eq!(sent(&with(400), "a", Need::None), only("a"), "half idle");
+        let counts = sent(&with(800), "a", Need::None);
+        assert!(counts["c"] > counts["d"] && counts["d"] > 50 && !counts.contains_key("b"), "{counts:?}");
+        let counts = sent(&with(400), "a", Need::Room);
+        assert!((599..=601).contains(&counts["b"]), "the zone is filled first: {counts:?}");
+        assert_eq!(counts["b"] + counts["c"] + counts["d"], 1000);
+        let full = view("west", &[node("a", "west", 1000), node("b", "west", 1000), node("c", "east", 100)]);
+        assert!(sent(&full, "a", Need::Room)["c"] >= 899);
+    }
+
+    #[test]
+    fn a_target_has_an_address_of_the_clients_transport_and_family() {
+        let mut nodes = vec![node("a", "", 900), node("b", "", 100)];
+        let all = ["udp://10.0.0.9:3478", "udp://[2001:db8::9]:3478", "tls://[2001:db8::9]:5349"];
+        nodes[1].entrances = all.map(|text| text.parse().unwrap()).into();
+        let view = view("", &nodes);
+        let to = |transport, v4| {
+            let charges = view.charges();
+            let target = view.choose(number("a"), &charges, Need::Room, (transport, v4), [0; 3])?;
+            assert_eq!(target.number, number("b"));
+            Some((target.address.to_string(), target.second.map(|second| second.to_string())))
+        };
+        let (four, six) = ("10.0.0.9:3478".to_owned(), "[2001:db8::9]:3478".to_owned());
+        assert_eq!(to(Transport::Udp, true), Some((four.clone(), Some(six.clone()))));
+        assert_eq!(to(Transport::Udp, false), Some((six, Some(four))));
+        assert_eq!(to(Transport::Tls, false), Some(("[2001:db8::9]:5349".to_owned(), None)));
+        assert_eq!((to(Transport::Tls, true), to(Transport::Tcp, true)), (None, None));
+        assert_eq!(view.node(number("b"), Transport::Tls, false).unwrap().card.name.as_str(), "b");
+        assert!(view.node(77, Transport::Udp, true).is_none());
+    }
+
+    #[test]
+    fn what_was_sent_counts_when_a_node_is_left_out() {
+        let before = view("", &[node("a", "", 900), node("b", "", 500), node("c", "", 0)]);
+        let charges = before.charges();
+        before.charge(&charges, number("b"), 300);
+        let after = view("", &[node("a", "", 900), node("b", "", 500)]);
+        let goes = |charges: &Charges| after.choose(number("a"), charges, Need::None, UDP, [0; 3]).is_some();
+        assert!(goes(&after.charges()) && !goes(&after.charges_after(&before, &charges)));
+    }
+
+    /// One idle node among many busy ones, all of which send: what each sends in one beat must not fill it twice over.
+    #[test]
+    fn many_that_send_to_one_leave_it_standing() {
+        let names: Vec<&'static str> =
+            (0..20).map(|number| &*format!("n{}", "x".repeat(number + 1)).leak()).collect();
+        let mut nodes: Vec<Node> = names.iter().map(|name| node(name, "", 900)).collect();
+        nodes.push(node("idle", "", 0));
+        let view = view("", &nodes);
+        let mut arrived = 0;
+        let mut seed = 3;
+        for name in &names {
+            let charges = view.charges();
+            let goes =
+                |_: &u32| view.choose(number(name), &charges, Need::None, UDP, dice(&mut seed)).is_some();
+            arrived += (0..500).filter(goes).count();
+        }
+        // 20 nodes of 500 clients each: without damping it would be some thousand.
+        assert!((500..=1000).contains(&arrived), "{arrived}");
+    }
+}

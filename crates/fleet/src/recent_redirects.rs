@@ -1,0 +1,85 @@
+//! Clients that were redirected not long ago. Those that do not follow a 300 ask again where they are: then they are served. A client is a hash in a
+//! table of fixed size; one that needs the place of another makes that forgotten, which is then redirected once more.
+
+/// Seconds.
+const REMEMBERED_S: u32 = 60;
+/// 192 KiB; of 10,000 redirections a second each is remembered for about as long as a client waits for an answer.
+const PLACES: usize = 1 << 14;
+
+#[derive(Clone, Copy, Default)]
+struct Place {
+    who: u32,
+    request: u32,
+    /// Unix seconds, the lower 32 bits.
+    at: u32,
+}
+
+/// Clients that were sent away.
+pub struct RecentRedirects(Box<[Place]>);
+
+impl Default for RecentRedirects {
+    fn default() -> Self {
+        Self(vec![Place::default(); PLACES].into())
+    }
+}
+
+impl RecentRedirects {
+    /// Whether this client may be sent away by this request: for the first time, or again by the same one, whose answer was lost. Both are hashes.
+    #[must_use]
+    pub fn may_go(&self, unix: u64, who: u64, request: u64) -> bool {
+        let (place, who, request) = parts(who, request);
+        let known = self.0[place];
+        let recent = known.at != 0 && low(unix).wrapping_sub(known.at) < REMEMBERED_S;
+        !(recent && known.who == who) || known.request == request
+    }
+
+    /// It is sent.
+    pub fn note(&mut self, unix: u64, who: u64, request: u64) {
+        let (place, who, request) = parts(who, request);
+        self.0[place] = Place { who, request, at: low(unix).max(1) };
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "reduced to the number of places; 32 bits are meant")]
+fn parts(who: u64, request: u64) -> (usize, u32, u32) {
+    (who as usize % PLACES, (who >> 32) as u32, (request >> 32) as u32)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the difference of two times is what counts")]
+const fn low(unix: u64) -> u32 {
+    unix as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As different as hashes are.
+    fn hash(number: u64) -> u64 {
+        number.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ number << 40
+    }
+
+    #[test]
+    fn who_was_sent_away_is_served_when_it_asks_again() {
+        let mut sent = RecentRedirects::default();
+        let (alice, bob) = (hash(1), hash(2));
+        let requests = [hash(10), hash(11)];
+        assert!(sent.may_go(1000, alice, requests[0]));
+        sent.note(1000, alice, requests[0]);
+        assert!(sent.may_go(1000, alice, requests[0]), "the same request, repeated");
+        assert!(!sent.may_go(1001, alice, requests[1]));
+        assert!(sent.may_go(1001, bob, requests[1]));
+        assert!(!sent.may_go(1059, alice, requests[1]));
+        assert!(sent.may_go(1060, alice, requests[1]), "a minute later");
+    }
+
+    #[test]
+    fn a_crowd_makes_few_forgotten() {
+        let mut sent = RecentRedirects::default();
+        for client in 0..1000 {
+            sent.note(5000, hash(client), hash(1));
+        }
+        let remembered = (0..1000).filter(|client| !sent.may_go(5000, hash(*client), hash(2))).count();
+        assert!(remembered > 900, "{remembered}");
+    }
+}

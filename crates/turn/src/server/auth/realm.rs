@@ -1,0 +1,139 @@
+//! Realms (RFC 8489 section 9.2): each has users, secrets and quotas of its own, and several can be served side by side. A
+//! listener serves some of them; a request names the one it wants in REALM.
+
+use std::{hash::BuildHasher as _, sync::Arc};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+use turnpike_wire::integrity::KeyAlgorithm;
+
+use crate::server::{ListenerId, ServerConfig, config::canonical_origin};
+
+/// PASSWORD-ALGORITHMS as we announce it, the preferred first; numbers and no parameters (RFC 8489 section 18.5).
+const SHA256_AND_MD5: &[u8] = &[0, 2, 0, 0, 0, 1, 0, 0];
+const SHA256_ONLY: &[u8] = &[0, 2, 0, 0];
+const MD5_ONLY: &[u8] = &[0, 1, 0, 0];
+
+/// A realm of a configuration: 0 is [`ServerConfig::realm`], `n` counts [`ServerConfig::tenants`] from 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RealmId(pub u16);
+
+/// A realm beside the first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Realm {
+    /// REALM, at most 127 characters, unlike that of any other realm.
+    pub name: String,
+    /// As [`ServerConfig::allow_sha256`], for this realm's users.
+    pub allow_sha256: bool,
+    /// As [`ServerConfig::username_anonymity`], for this realm's users.
+    pub username_anonymity: bool,
+}
+
+/// What requests need to know of one realm.
+pub(crate) struct Terms {
+    /// Shared with the allocations made in the realm.
+    pub(crate) name: Arc<str>,
+    /// PASSWORD-ALGORITHMS.
+    pub(crate) algorithms: &'static [u8],
+    /// Whether clients may hide their names in USERHASH.
+    pub(crate) anonymity: bool,
+    /// Whether tokens of RFC 7635 count.
+    pub(crate) third_party: bool,
+}
+
+impl Terms {
+    fn new(config: &ServerConfig, name: &str, allow_sha256: bool, anonymity: bool) -> Arc<Self> {
+        let algorithms = match (allow_sha256, config.allow_md5) {
+            (true, true) => SHA256_AND_MD5,
+            (true, false) => SHA256_ONLY,
+            (false, _) => MD5_ONLY,
+        };
+        Arc::new(Self {
+            name: name.into(),
+            algorithms,
+            anonymity,
+            third_party: config.third_party.serves(name),
+        })
+    }
+
+    /// The algorithm of this PASSWORD-ALGORITHM, if it was announced.
+    pub(crate) fn announced(&self, chosen: &[u8]) -> Option<KeyAlgorithm> {
+        if !self.algorithms.chunks_exact(4).any(|announced| announced == chosen) {
+            return None;
+        }
+        Some(if chosen == SHA256_ONLY { KeyAlgorithm::Sha256 } else { KeyAlgorithm::Md5 })
+    }
+}
+
+/// All realms of a configuration, found by listener and name.
+pub(crate) struct Realms {
+    terms: Vec<Arc<Terms>>,
+    /// What a listener that lists no realms serves: all of them.
+    all: Vec<RealmId>,
+    /// Indices of `terms` by name; seeded, because names to look up are the clients'.
+    by_name: HashTable<u16>,
+    hasher: RandomState,
+}
+
+impl Realms {
+    pub(crate) fn new(config: &ServerConfig) -> Self {
+        let first = Terms::new(config, &config.realm, config.allow_sha256, config.username_anonymity);
+        let tenants = config.tenants.iter().map(|realm| {
+            // A realm for which nothing would be left gets the algorithm that the server as a whole accepts.
+            let allow_sha256 = realm.allow_sha256 || !config.allow_md5;
+            Terms::new(config, &realm.name, allow_sha256, realm.username_anonymity)
+        });
+        let terms: Vec<_> = std::iter::once(first).chain(tenants).take(usize::from(u16::MAX)).collect();
+        let hasher = RandomState::default();
+        let mut by_name = HashTable::with_capacity(terms.len());
+        let all: Vec<_> = (0..).take(terms.len()).map(RealmId).collect();
+        for RealmId(index) in &all {
+            let hash = |index: &u16| hasher.hash_one(terms[usize::from(*index)].name.as_bytes());
+            by_name.insert_unique(hash(index), *index, hash);
+        }
+        Self { terms, all, by_name, hasher }
+    }
+
+    /// The realm that this listener's challenges name: that of the client's origin, else the first.
+    pub(crate) fn challenging(
+        &self,
+        config: &ServerConfig,
+        listener: ListenerId,
+        origin: Option<&[u8]>,
+    ) -> &Arc<Terms> {
+        let served = self.served(config, listener);
+        let of_origin = origin
+            .and_then(|origin| config.origins.get(&*canonical_origin(str::from_utf8(origin).ok()?)))
+            .filter(|id| served.contains(id));
+        let id = of_origin.or(served.first()).copied().unwrap_or_default();
+        self.terms.get(usize::from(id.0)).unwrap_or(&self.terms[0])
+    }
+
+    /// The realm of this name, if the listener serves it.
+    pub(crate) fn find(
+        &self,
+        config: &ServerConfig,
+        listener: ListenerId,
+        name: &[u8],
+    ) -> Option<&Arc<Terms>> {
+        let id = self.id(name)?;
+        self.served(config, listener).contains(&id).then(|| &self.terms[usize::from(id.0)])
+    }
+
+    /// Whether a realm of this name is configured.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.id(name.as_bytes()).is_some()
+    }
+
+    fn id(&self, name: &[u8]) -> Option<RealmId> {
+        let is_it = |index: &u16| self.terms[usize::from(*index)].name.as_bytes() == name;
+        self.by_name.find(self.hasher.hash_one(name), is_it).copied().map(RealmId)
+    }
+
+    fn served<'a>(&'a self, config: &'a ServerConfig, listener: ListenerId) -> &'a [RealmId] {
+        match &config.listener(listener).realms[..] {
+            [] => &self.all,
+            some => some,
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Third-party authorization (RFC 7635): a client without a password shows a token that an authorization server made for it.
+//! USERNAME then names the key that the token is encrypted with, and the token holds the key that the request is signed with.
+//!
+//! Clients show a token in Allocate and Refresh only (section 9), so that the others are verified with what the allocation remembers
+//! of its last one.
+
+use std::{fmt::Write as _, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use turnpike_wire::{
+    integrity::{Key, Mac},
+    stun::kind,
+};
+
+use crate::{
+    access_token::{AccessToken, TokenError, TokenKey},
+    server::{
+        Client, CredentialRefusal, Disposition, Gate, Server, TokenProblem, User,
+        auth::{Claim, nonce::Standing, realm::Terms, secret},
+        request::{Method, Request, context::Context},
+    },
+    time::Now,
+};
+
+/// Settings of third-party authorization.
+#[derive(Clone, Debug, Default)]
+pub struct ThirdParty {
+    /// THIRD-PARTY-AUTHORIZATION: the server's name, for which tokens are made; 1 to 255 bytes. Short is better: it stands in
+    /// challenges, which answer packets whose address may be forged.
+    pub server_name: String,
+    /// Seconds that clocks may differ. RFC 7635 recommends 5.
+    pub skew: u32,
+    /// Keys shared with authorization servers; without any, nothing is offered.
+    pub keys: Vec<IssuerKey>,
+}
+
+/// A key shared with an authorization server.
+#[derive(Clone, Debug)]
+pub struct IssuerKey {
+    /// Its name, which clients send in USERNAME.
+    pub kid: String,
+    /// The key.
+    pub key: TokenKey,
+    /// The one realm in which its tokens count.
+    pub realm: String,
+    /// Seconds for which a token is believed at most, whatever it says itself.
+    pub max_lifetime: u32,
+}
+
+impl ThirdParty {
+    /// Whether tokens count in this realm.
+    pub(crate) fn serves(&self, realm: &str) -> bool {
+        self.keys.iter().any(|key| key.realm == realm)
+    }
+
+    fn issuer(&self, kid: &str, realm: &Terms) -> Option<&IssuerKey> {
+        self.keys.iter().find(|key| key.kid == kid && *key.realm == *realm.name)
+    }
+}
+
+/// What is remembered of a token.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Grant {
+    /// Signs the client's requests.
+    #[serde(with = "secret::key")]
+    key: Key,
+    /// Unix seconds at which it ends, the allowed skew left out.
+    until_unix: u64,
+}
+
+impl Grant {
+    /// Whether both are of one token: its key is secret, and known to one client.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.key == other.key
+    }
+
+    /// No allocation outlives its token (section 9). One second is left to those that live within the allowed skew.
+    pub(crate) fn limit(&self, now: Now, seconds: u32) -> u32 {
+        let left = self.until_unix.saturating_sub(now.unix).max(1);
+        seconds.min(u32::try_from(left).unwrap_or(u32::MAX))
+    }
+}
+
+/// A request that is authentic.
+pub(crate) struct Proof {
+    pub(crate) key: Key,
+    pub(crate) username: Box<str>,
+    /// Whom quotas count: of a token, who holds it.
+    pub(crate) identity: Box<str>,
+    /// Where a token authenticates it.
+    pub(crate) grant: Option<Box<Grant>>,
+    /// Last Unix second of a time-limited credential.
+    pub(crate) until_unix: Option<u64>,
+}
+
+/// The verdict on credentials: a proof, or whose they are, if that is known better than the request has it, and why they are not good.
+pub(crate) type Checked = Result<Proof, (Option<Box<str>>, CredentialRefusal)>;
+
+impl<G: Gate> Server<G> {
+    /// Verifies a request by its token, or by that of its allocation. `None` where it is no matter of tokens: a user with a
+    /// password. An answer where another worker has that allocation, and where the nonce was never given to the client: nothing of a
+    /// token is looked at before.
+    pub(crate) fn check_token(
+        &mut self,
+        context: &Context<'_>,
+        claim: &Claim<'_>,
+    ) -> Result<Option<Checked>, Disposition> {
+        let Claim { user, realm, mac, standing } = claim;
+        let User::Name(kid) = *user else { return Ok(None) };
+        let (now, request) = (context.now, context.request);
+        let config = Arc::clone(&self.config);
+        let settings = &config.third_party;
+        if *standing == Standing::Foreign {
+            let shows = realm.third_party && request.get(kind::ACCESS_TOKEN).is_some();
+            let by_token =
+                shows || settings.issuer(kid, realm).is_some() || self.has_grant(context.client(), kid);
+            return if by_token { Err(self.foreign_nonce(context, realm)) } else { Ok(None) };
+        }
+        if let Some(token) = request.get(kind::ACCESS_TOKEN) {
+            let shown = || check_shown(settings, now, request, claim, kid, token).map_err(|why| (None, why));
+            return Ok(realm.third_party.then(shown));
+        }
+        // Whoever names a key that is configured is no user with a password. Key names are no secret: another worker is not troubled
+        // but with a nonce of ours.
+        let by_token = *standing != Standing::ForOwner && settings.issuer(kid, realm).is_some();
+        let index = self.holder(context, by_token)?;
+        let found = index.and_then(|index| self.sessions.get(index));
+        let Some((session, grant)) = found.and_then(|it| Some((&*it, it.grant.as_ref()?))) else {
+            return Ok(None);
+        };
+        if *session.username != *kid || !session.is_in(&realm.name) {
+            return Ok(None);
+        }
+        let (grant, identity) = (grant.clone(), session.identity().into());
+        let over = now.unix.saturating_sub(grant.until_unix);
+        Ok(Some(if over >= u64::from(config.third_party.skew).max(1) {
+            Err((None, CredentialRefusal::Expired { ago: over }))
+        } else if request.view.verify(&grant.key, *mac).is_err() {
+            Err((None, CredentialRefusal::WrongKey))
+        } else {
+            let (key, username) = (grant.key.clone(), kid.into());
+            Ok(Proof { key, username, identity, grant: Some(grant), until_unix: None })
+        }))
+    }
+
+    /// Whether the allocation of this 5-tuple was made by a token of this key.
+    fn has_grant(&mut self, client: &Client, kid: &str) -> bool {
+        let session = self.forwarding.find(client).and_then(|index| self.sessions.get(index));
+        session.is_some_and(|session| session.grant.is_some() && *session.username == *kid)
+    }
+
+    /// The allocation that a request without a token is about, before it is known who sent it. The request, or the client's stream, goes to
+    /// the allocation's owner; for clients of tokens only, since others authenticate first.
+    fn holder(&mut self, context: &Context<'_>, by_token: bool) -> Result<Option<u32>, Disposition> {
+        if context.request.method == Method::ConnectionBind {
+            let Ok(connection) = self.connection_to_bind(context) else { return Ok(None) };
+            return match self.connections.owner(connection) {
+                None if by_token => self.hand_over(context, connection).map_or(Ok(None), Err),
+                owner => Ok(owner),
+            };
+        }
+        let client = context.client();
+        if let Some(index) = self.forwarding.find(client) {
+            return Ok(Some(index));
+        }
+        let own = self.worker_id.number();
+        match self.pending_moves.get(client) {
+            Some(expected) if expected.owner == own || by_token => self.arriving(context),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// The checks of RFC 7635 section 7.
+fn check_shown(
+    settings: &ThirdParty,
+    now: Now,
+    request: &Request<'_>,
+    claim: &Claim<'_>,
+    kid: &str,
+    token: &[u8],
+) -> Result<Proof, CredentialRefusal> {
+    let Claim { realm, mac, .. } = claim;
+    // USERNAME is the name of the key.
+    let issuer = settings.issuer(kid, realm).ok_or(CredentialRefusal::Token(TokenProblem::UnknownKey))?;
+    let token = AccessToken::open(&issuer.key, &settings.server_name, token).map_err(|error| {
+        CredentialRefusal::Token(match error {
+            TokenError::Malformed => TokenProblem::Malformed,
+            TokenError::NotAuthentic => TokenProblem::NotAuthentic,
+        })
+    })?;
+    // Section 7 has lifetime + skew above the distance between now and the token's time, before or after. A token of the future is
+    // accepted within the skew alone: by that formula one would be believed for twice its lifetime.
+    let skew = u64::from(settings.skew);
+    let made = token.made_unix();
+    if made > now.unix.saturating_add(skew) {
+        return Err(CredentialRefusal::Token(TokenProblem::Future { ahead: made - now.unix }));
+    }
+    let until_unix = made.min(now.unix) + u64::from(token.lifetime.min(issuer.max_lifetime));
+    if now.unix >= until_unix + skew {
+        return Err(CredentialRefusal::Expired { ago: now.unix - until_unix });
+    }
+    let key = signing_key(request, &token, *mac).ok_or(CredentialRefusal::WrongKey)?;
+    let grant = Some(Box::new(Grant { key: key.clone(), until_unix }));
+    let identity = identity(kid, &token);
+    Ok(Proof { key, username: kid.into(), identity, grant, until_unix: None })
+}
+
+/// The key that the request is signed with. coturn, its clients and its server alike, keys HMAC-SHA1 with no more than the 16 bytes
+/// that an MD5 key has, whatever the length of `mac_key`; those 16 are secret too.
+fn signing_key(request: &Request<'_>, token: &AccessToken, mac: Mac) -> Option<Key> {
+    const COTURN_LEN: usize = 16;
+    let verifies = |key: &Key| request.view.verify(key, mac).is_ok();
+    let whole = token.key();
+    if verifies(&whole) {
+        return Some(whole);
+    }
+    let shorter = token.mac_key().get(..COTURN_LEN).filter(|_| mac == Mac::Sha1)?;
+    Some(Key::from_bytes(shorter)).filter(verifies)
+}
+
+/// A token names nobody, and may be shown for several allocations; so it is the token that has a quota, told apart by a hash of
+/// its secret, which never changes hands in the clear.
+fn identity(kid: &str, token: &AccessToken) -> Box<str> {
+    let mut name = format!("{kid}/");
+    for byte in &Sha256::digest(token.mac_key())[..8] {
+        let _ = write!(name, "{byte:02x}");
+    }
+    name.into_boxed_str()
+}

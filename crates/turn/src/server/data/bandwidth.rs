@@ -1,0 +1,334 @@
+//! Bits per second of payload: of an allocation, of its user, of its realm and of all together, each way by itself.
+//!
+//! ```text
+//!  allocation             Bucket   its own: plain numbers
+//!  user, realm, total     Pool     shared by the workers, atomic ──▶ Lease   a worker's part of it, which it gives out without asking
+//!                                                                      └▶ Share   an allocation's fair part of the pool
+//! ```
+//!
+//! Time is handed in, in milliseconds of the clock that all workers have in common. Nothing here allocates, locks or reads a clock for a
+//! packet, and an allocation without a limit has nothing of all this.
+//!
+//! **How exact.** A bucket lets pass its rate, and its burst at once; a datagram longer than the burst passes when the bucket is full, and
+//! its debt is paid before the next. [`pool`] says it of those that several have together, and how they share them.
+
+mod limit;
+mod pool;
+
+use std::collections::HashMap;
+
+use crate::{
+    server::{AllocationId, DropReason, Gate, Server, Verdict, policy::gate::user_key},
+    time::Now,
+};
+use limit::{BYTE, Limit, gained, needed_ms};
+pub(crate) use pool::Leases;
+pub use pool::Pools;
+use pool::{LEAST_POOL, Member};
+
+/// The way of a byte: the place in each pair here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the client to a peer.
+    ToPeer,
+    /// From a peer to the client.
+    ToClient,
+}
+
+/// Bits per second, each way; `None` is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// Of each allocation.
+    pub per_allocation: Option<u64>,
+    /// Of all allocations of a user together.
+    pub per_user: Option<u64>,
+    /// Of all allocations of the realm together.
+    pub per_realm: Option<u64>,
+}
+
+/// All limits of bits per second.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bandwidth {
+    /// What holds in realms that `realms` does not have.
+    pub rates: Rates,
+    /// Of all allocations together.
+    pub total: Option<u64>,
+    /// Milliseconds of each rate that may pass at once. Default 250.
+    pub burst_ms: u32,
+    /// Realms with limits of their own.
+    pub realms: HashMap<Box<str>, Rates>,
+}
+
+impl Default for Bandwidth {
+    fn default() -> Self {
+        Self { rates: Rates::default(), total: None, burst_ms: 250, realms: HashMap::new() }
+    }
+}
+
+impl Bandwidth {
+    /// The most that a rate may be, in bits per second.
+    pub const MOST: u64 = 1_000_000_000_000;
+
+    fn of(&self, realm: &str) -> Rates {
+        self.realms.get(realm).copied().unwrap_or(self.rates)
+    }
+
+    fn is_unlimited(&self) -> bool {
+        self.total.is_none() && self.rates == Rates::default() && self.realms.is_empty()
+    }
+}
+
+/// Which limit, in the order in which they are asked. What one of them holds up, those behind it do not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Of the allocation.
+    Allocation,
+    /// Of its user.
+    User,
+    /// Of its realm.
+    Realm,
+    /// Of all.
+    Total,
+}
+
+impl Level {
+    /// The values of a label in metrics, in the order of the levels.
+    pub const NAMES: [&'static str; 4] = ["allocation", "user", "realm", "total"];
+
+    /// For a datagram that is dropped.
+    #[must_use]
+    pub const fn drop_reason(self) -> DropReason {
+        match self {
+            Self::Allocation => DropReason::AllocationBandwidth,
+            Self::User => DropReason::UserBandwidth,
+            Self::Realm => DropReason::RealmBandwidth,
+            Self::Total => DropReason::TotalBandwidth,
+        }
+    }
+}
+
+/// Why something may not pass now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldUp {
+    /// Which limit.
+    pub level: Level,
+    /// When to ask again, in [`Now::ms`].
+    pub until_ms: u64,
+}
+
+/// The least that a bucket holds: a datagram that fits through most networks, and some.
+const LEAST_BURST: i64 = 2048 * BYTE;
+
+/// What so many bytes cost. Nobody asks for more than there is memory.
+fn cost(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX).saturating_mul(BYTE)
+}
+
+/// One way of one allocation.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    tokens: i64,
+    filled_ms: u64,
+}
+
+impl Bucket {
+    /// A clock that is set back brings nothing, nor does it take anything away.
+    fn refill(&mut self, limit: Limit, now_ms: u64) {
+        let elapsed = now_ms.saturating_sub(self.filled_ms);
+        if elapsed > 0 {
+            self.filled_ms = now_ms;
+            self.tokens = self.tokens.saturating_add(gained(limit.rate, elapsed)).min(limit.burst);
+        }
+    }
+
+    /// Whether so much may pass: there is as much, or it is full.
+    fn has(&self, limit: Limit, cost: i64) -> bool {
+        self.tokens >= cost.min(limit.burst)
+    }
+}
+
+/// The limits of one allocation.
+#[derive(Debug)]
+pub(crate) struct Limited {
+    own: Option<(Limit, [Bucket; 2])>,
+    /// In the order of [`SHARED`].
+    members: [Option<Member>; 3],
+}
+
+const SHARED: [Level; 3] = [Level::User, Level::Realm, Level::Total];
+
+impl Limited {
+    /// Whether a datagram of so many bytes may pass; if so, it has been counted.
+    #[inline(never)]
+    pub(crate) fn admit(&mut self, way: Way, bytes: usize, now_ms: u64) -> Result<(), HeldUp> {
+        let cost = cost(bytes);
+        if let Some((limit, buckets)) = &mut self.own {
+            let bucket = &mut buckets[way as usize];
+            bucket.refill(*limit, now_ms);
+            if !bucket.has(*limit, cost) {
+                let missing = cost.min(limit.burst) - bucket.tokens;
+                let until_ms = now_ms + needed_ms(limit.rate, missing);
+                return Err(HeldUp { level: Level::Allocation, until_ms });
+            }
+        }
+        for (level, member) in SHARED.into_iter().zip(&mut self.members) {
+            if let Some(member) = member
+                && !member.admits(way, cost, now_ms)
+            {
+                return Err(HeldUp { level, until_ms: member.until_ms(way, cost, now_ms) });
+            }
+        }
+        self.spend(way, cost);
+        Ok(())
+    }
+
+    /// How many of so many bytes of a stream may pass, one at least; they have been counted.
+    fn take(&mut self, way: Way, want: u64, now_ms: u64) -> Result<u64, HeldUp> {
+        let mut granted = cost(usize::try_from(want).unwrap_or(usize::MAX));
+        if let Some((limit, buckets)) = &mut self.own {
+            let bucket = &mut buckets[way as usize];
+            bucket.refill(*limit, now_ms);
+            granted = granted.min(bucket.tokens);
+            if granted < BYTE {
+                let until_ms = now_ms + needed_ms(limit.rate, LEAST_BURST - bucket.tokens);
+                return Err(HeldUp { level: Level::Allocation, until_ms });
+            }
+        }
+        for (level, member) in SHARED.into_iter().zip(&mut self.members) {
+            if let Some(member) = member {
+                granted = member.offers(way, granted, now_ms);
+                if granted < BYTE {
+                    return Err(HeldUp { level, until_ms: member.until_ms(way, LEAST_BURST, now_ms) });
+                }
+            }
+        }
+        let bytes = granted / BYTE;
+        self.spend(way, bytes * BYTE);
+        Ok(bytes.unsigned_abs())
+    }
+
+    /// What its own buckets hold now.
+    pub(crate) fn allowance(&self, now_ms: u64) -> Option<[i64; 2]> {
+        let (limit, buckets) = self.own?;
+        Some(buckets.map(|mut bucket| {
+            bucket.refill(limit, now_ms);
+            bucket.tokens
+        }))
+    }
+
+    /// Buckets that hold so much and gain nothing, until [`Server::limit`] says what holds here.
+    pub(crate) fn carried(tokens: [i64; 2], now_ms: u64) -> Box<Self> {
+        let buckets = tokens.map(|tokens| Bucket { tokens, filled_ms: now_ms });
+        Box::new(Self { own: Some((Limit { rate: 0, burst: 0 }, buckets)), members: [None, None, None] })
+    }
+
+    fn give_back(&mut self, way: Way, bytes: u64) {
+        let tokens = cost(usize::try_from(bytes).unwrap_or(usize::MAX));
+        if let Some((limit, buckets)) = &mut self.own {
+            let bucket = &mut buckets[way as usize];
+            bucket.tokens = bucket.tokens.saturating_add(tokens).min(limit.burst);
+        }
+        for member in self.members.iter_mut().flatten() {
+            member.give_back(way, tokens);
+        }
+    }
+
+    fn spend(&mut self, way: Way, cost: i64) {
+        if let Some((_, buckets)) = &mut self.own {
+            buckets[way as usize].tokens -= cost;
+        }
+        for member in self.members.iter_mut().flatten() {
+            member.spend(way, cost);
+        }
+    }
+}
+
+impl<G: Gate> Server<G> {
+    /// Whether an allocation has a limit of bits per second: a table that relays without asking here must leave it alone.
+    #[must_use]
+    pub fn is_limited(&mut self, allocation: AllocationId) -> bool {
+        self.forwarding.get(allocation).is_some_and(|entry| entry.limits.is_some())
+    }
+
+    /// How many of `want` bytes connections of this allocation may carry now (RFC 6062), one at least; what they do not carry is to be
+    /// given back.
+    ///
+    /// # Errors
+    /// None now, which has been counted as a pause.
+    pub fn take_bytes(
+        &mut self,
+        now: Now,
+        allocation: AllocationId,
+        way: Way,
+        want: u64,
+    ) -> Result<u64, HeldUp> {
+        let limits = self.forwarding.get(allocation).and_then(|entry| entry.limits.as_deref_mut());
+        let Some(limits) = limits else { return Ok(want) };
+        let taken = limits.take(way, want, now.ms);
+        if let Err(held_up) = taken {
+            self.stats.bandwidth_pauses[held_up.level as usize] += 1;
+        }
+        taken
+    }
+
+    /// Bytes of [`Server::take_bytes`] that were not carried.
+    pub fn give_back_bytes(&mut self, allocation: AllocationId, way: Way, bytes: u64) {
+        let limits = self.forwarding.get(allocation).and_then(|entry| entry.limits.as_deref_mut());
+        if let Some(limits) = limits {
+            limits.give_back(way, bytes);
+        }
+    }
+
+    /// What [`Verdict::Wait`] was about is lost after all: nobody can be made to wait.
+    pub fn not_waited(&mut self, otherwise: DropReason) {
+        self.stats.drop(otherwise);
+    }
+
+    /// Something that may not pass now. Where it came in a stream, reading can wait.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn held_up<'a>(&mut self, held_up: HeldUp, is_stream: bool) -> Verdict<'a> {
+        if !is_stream {
+            return self.dropped(held_up.level.drop_reason());
+        }
+        self.stats.bandwidth_pauses[held_up.level as usize] += 1;
+        Verdict::Wait { until_ms: held_up.until_ms, otherwise: held_up.level.drop_reason() }
+    }
+
+    /// Gives an allocation the limits that are configured. A bucket of its own begins full, or goes on with what it had under other limits
+    /// or elsewhere, lest moving pay.
+    pub(crate) fn limit(&mut self, now: Now, index: u32) {
+        let Some((_, entry)) = self.forwarding.at(index) else { return };
+        let before = entry.limits.take();
+        let bandwidth = &self.config.bandwidth;
+        if bandwidth.is_unlimited() {
+            return;
+        }
+        let Some(session) = self.sessions.get(index) else { return };
+        let Rates { per_allocation, per_user, per_realm } = bandwidth.of(&session.realm);
+        let own = per_allocation.map(|rate| {
+            let limit = Limit::new(rate, bandwidth.burst_ms, LEAST_BURST);
+            let had = before.as_ref().and_then(|limits| limits.own);
+            let full = [Bucket { tokens: limit.burst, filled_ms: now.ms }; 2];
+            let buckets = had.map_or(full, |(_, buckets)| buckets);
+            (limit, buckets.map(|bucket| Bucket { tokens: bucket.tokens.min(limit.burst), ..bucket }))
+        });
+        let (pools, leases) = (&self.pools, &mut self.leases);
+        let mut member = |rate: Option<u64>, name: &str| {
+            let limit = Limit::new(rate?, bandwidth.burst_ms, LEAST_POOL);
+            Some(Member::new(leases.get(pools, name, limit, now.ms)))
+        };
+        // A user's name here has a control character in it, and a realm's has none.
+        let members = [
+            member(per_user, &user_key(&session.realm, session.identity())),
+            member(per_realm, &session.realm),
+            member(bandwidth.total, ""),
+        ];
+        if own.is_some() || members.iter().any(Option::is_some) {
+            entry.limits = Some(Box::new(Limited { own, members }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

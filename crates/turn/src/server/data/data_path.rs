@@ -1,0 +1,328 @@
+//! The way of a packet. It needs the forwarding table, the peer rules and a counter, and never comes to a request: what it does not find
+//! there it leaves to [`Server::unknown_client`].
+
+use std::{
+    collections::VecDeque,
+    net::{IpAddr, SocketAddr},
+};
+
+use turnpike_wire::{
+    channel_data::{ChannelData, ChannelDataError, ChannelNumber},
+    demux::{self, Kind},
+    frame,
+    indication::{self, Indication, IndicationError, MAX_HEADER_LEN},
+    stun::{self, Class, Writer, kind, method},
+};
+
+use crate::{
+    server::{
+        AllocationId, DropReason, Effect, Family, Gate, Header, PeerRules, RelayId, Server, SharedPort,
+        Source, Verdict, Way,
+        data::forwarding::{Channels, Permissions},
+        request::context::Delivery,
+    },
+    time::Now,
+};
+
+/// The most that a UDP datagram over IPv4 holds, in bytes.
+const MAX_DATAGRAM_LEN: usize = 65_507;
+
+/// What ICMP says of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IcmpError {
+    /// Of ICMP, or of ICMPv6 where the relayed transport address is IPv6.
+    pub icmp_type: u8,
+    /// The same.
+    pub code: u8,
+    /// The MTU of the next hop where the error names one.
+    pub info: u32,
+}
+
+impl<G: Gate> Server<G> {
+    /// Feeds a datagram that a client sent. Addresses are canonical ([`turnpike_wire::address::canonical`]).
+    #[inline]
+    pub fn from_client<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+        match demux::classify(datagram) {
+            Kind::ChannelData => self.channel_data(now, source, datagram),
+            Kind::Stun if indication::is(Indication::Send, datagram) => self.send(now, source, datagram),
+            Kind::Stun => self.request(now, source, Delivery::Direct, datagram),
+            Kind::Other => self.dropped(DropReason::NotStun),
+        }
+    }
+
+    /// Whose a peer is on a relay socket that several allocations share: what came from there, and ICMP errors about it, are for that
+    /// relayed transport address. `None` if it is nobody's; then so many datagrams are counted as dropped. `peer` is canonical.
+    #[inline]
+    pub fn claimant(&mut self, port: SharedPort, peer: IpAddr, datagrams: usize) -> Option<RelayId> {
+        let index = match self.forwarding.claimant(port, peer) {
+            None if self.config.peers.own.are_translated() => self.claimant_by_name(port, peer),
+            index => index,
+        };
+        let Some((allocation, _)) = index.and_then(|index| self.forwarding.at(index)) else {
+            self.stats.drops[DropReason::NoPermission as usize] += datagrams as u64;
+            return None;
+        };
+        Some(RelayId { allocation, family: Family::of(peer) })
+    }
+
+    /// Looks the peer up under each of its translated addresses.
+    #[inline(never)]
+    fn claimant_by_name(&mut self, port: SharedPort, peer: IpAddr) -> Option<u32> {
+        let forwarding = &mut self.forwarding;
+        self.config.peers.own.aliases(peer).find_map(|name| forwarding.claimant(port, name))
+    }
+
+    /// Feeds a datagram that a peer sent to a relayed transport address. `peer` is canonical.
+    #[inline]
+    pub fn from_peer<'a>(
+        &'a mut self,
+        now: Now,
+        relay: RelayId,
+        peer: SocketAddr,
+        datagram: &'a [u8],
+    ) -> Verdict<'a> {
+        let Some(entry) = self.forwarding.get(relay.allocation) else {
+            return self.dropped(DropReason::StaleRelay);
+        };
+        if entry.away {
+            return self.dropped(DropReason::ClientAway);
+        }
+        let Ok(length) = u16::try_from(datagram.len()) else {
+            return self.dropped(DropReason::Oversized);
+        };
+        let mut bytes = [0; MAX_HEADER_LEN];
+        let (header_len, padding) = if let Some(channel) = entry.channels.by_peer(peer, now.ms) {
+            // RFC 8656 section 9: the permission may expire before the channel, unless channels permit.
+            if channel.permitted_until_ms <= now.ms {
+                return self.dropped(DropReason::NoPermission);
+            }
+            bytes[..ChannelData::HEADER_LEN].copy_from_slice(&ChannelData::header(channel.number, length));
+            if !channel.used {
+                let (number, told) = (channel.number, (self.tells_use, &mut self.effects));
+                first_use(relay.allocation, number, &mut entry.channels, told);
+            }
+            (ChannelData::HEADER_LEN, frame::padding(datagram.len()) & entry.padding)
+        } else {
+            let name;
+            let mut peer = &peer;
+            if self.config.peers.own.are_translated() {
+                name = known_as(&self.config.peers, &entry.permissions, *peer, now);
+                peer = &name;
+            }
+            if !entry.permissions.allow(peer.ip(), now.ms) {
+                return self.dropped(DropReason::NoPermission);
+            }
+            let transaction = self.indications.next();
+            let header_len =
+                indication::write_header(Indication::Data, transaction, *peer, length, &mut bytes);
+            (header_len, frame::padding(datagram.len()))
+        };
+        if header_len + datagram.len() + usize::from(padding) > MAX_DATAGRAM_LEN {
+            return self.dropped(DropReason::Oversized);
+        }
+        if let Some(limits) = &mut entry.limits
+            && let Err(held_up) = limits.admit(Way::ToClient, datagram.len(), now.ms)
+        {
+            // Whoever sends from there is no stream of ours.
+            return self.held_up(held_up, false);
+        }
+        entry.to_client.0 += 1;
+        entry.to_client.1 += u64::from(length);
+        self.stats.to_client_datagrams += 1;
+        self.stats.to_client_bytes += u64::from(length);
+        Verdict::ToClient {
+            client: entry.client,
+            link: entry.link,
+            header: Header::new(bytes, header_len),
+            payload: datagram,
+            padding,
+        }
+    }
+
+    /// Feeds an ICMP error about a datagram that a relay socket sent (RFC 8656 section 11.5).
+    pub fn from_icmp(
+        &mut self,
+        now: Now,
+        relay: RelayId,
+        peer: SocketAddr,
+        IcmpError { icmp_type, code, info }: IcmpError,
+    ) -> Verdict<'_> {
+        // Those that the section lists: unreachable and time exceeded, and for IPv6 packet too big.
+        let passed_on = match relay.family {
+            Family::V4 => matches!(icmp_type, 3 | 11),
+            Family::V6 => matches!(icmp_type, 1..=3),
+        };
+        if !passed_on {
+            return self.dropped(DropReason::IcmpType);
+        }
+        let Some(entry) = self.forwarding.get(relay.allocation) else {
+            return self.dropped(DropReason::StaleRelay);
+        };
+        // The peer that the datagram went to must have a permission, as for what the peer sends.
+        let rules = &self.config.peers;
+        let peer =
+            if rules.own.are_translated() { known_as(rules, &entry.permissions, peer, now) } else { peer };
+        if !entry.permissions.allow(peer.ip(), now.ms) {
+            return self.dropped(DropReason::NoPermission);
+        }
+        // Section 18.13 draws 7 bits of type and 9 of code; both are taken to be the 8 that ICMP has.
+        // Error Data is the MTU where ICMP has one, and else 0.
+        let data = match (relay.family, icmp_type, code) {
+            (Family::V4, 3, 4) | (Family::V6, 2, _) => info,
+            _ => 0,
+        };
+        if entry.away {
+            return self.dropped(DropReason::ClientAway);
+        }
+        let (client, link) = (entry.client, entry.link);
+        self.stats.icmp_relayed += 1;
+        let transaction = self.indications.next();
+        let header = stun::Header { class: Class::Indication, method: method::DATA, transaction };
+        let mut indication = Writer::begin(&mut self.reply, header);
+        let [d0, d1, d2, d3] = data.to_be_bytes();
+        indication
+            .xor_address(kind::XOR_PEER_ADDRESS, peer)
+            .attribute(kind::ICMP, &[0, 0, icmp_type, code, d0, d1, d2, d3]);
+        indication.finish(false);
+        Verdict::Reply { client, link, bytes: &self.reply }
+    }
+
+    /// RFC 8656 section 12.6.
+    #[inline]
+    fn channel_data<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+        let message = match ChannelData::parse_within(self.config.channels, datagram) {
+            Ok(message) => message,
+            Err(ChannelDataError::Truncated) => return self.dropped(DropReason::Truncated),
+            Err(ChannelDataError::Number(_)) => return self.dropped(DropReason::ChannelNumber),
+        };
+        let found = self.forwarding.find(&source.client).and_then(|index| self.forwarding.at(index));
+        let Some((allocation, entry)) = found else { return self.unknown_client(now, source, datagram) };
+        let Some(channel) = entry.channels.by_number(message.number(), now.ms) else {
+            return self.dropped(DropReason::UnboundChannel);
+        };
+        let peer = channel.peer;
+        if !channel.used {
+            let (number, told) = (channel.number, (self.tells_use, &mut self.effects));
+            first_use(allocation, number, &mut entry.channels, told);
+        }
+        let payload = message.payload();
+        if let Some(limits) = &mut entry.limits
+            && let Err(held_up) = limits.admit(Way::ToPeer, payload.len(), now.ms)
+        {
+            let is_stream = entry.is_by_stream();
+            return self.held_up(held_up, is_stream);
+        }
+        entry.to_peer.0 += 1;
+        entry.to_peer.1 += payload.len() as u64;
+        self.stats.to_peer_datagrams += 1;
+        self.stats.to_peer_bytes += payload.len() as u64;
+        let relay = RelayId { allocation, family: Family::of(peer.ip()) };
+        Verdict::ToPeer { relay, peer, payload, dont_fragment: false }
+    }
+
+    /// RFC 8656 section 11.2.
+    #[inline]
+    fn send<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+        let view = match indication::parse(Indication::Send, datagram) {
+            Ok(view) => view,
+            Err(error) => {
+                return self.dropped(match error {
+                    IndicationError::Missing => DropReason::MissingAttribute,
+                    IndicationError::UnknownAttribute(_) => DropReason::UnknownAttribute,
+                    IndicationError::Fingerprint => DropReason::Fingerprint,
+                    _ => DropReason::Malformed,
+                });
+            }
+        };
+        let found = self.forwarding.find(&source.client).and_then(|index| self.forwarding.at(index));
+        let Some((allocation, entry)) = found else { return self.unknown_client(now, source, datagram) };
+        let family = Family::of(view.peer.ip());
+        // RFC 6062 has connections for TCP, and no datagrams.
+        if entry.relays_tcp {
+            return self.dropped(DropReason::TcpAllocation);
+        }
+        if !entry.has(family) {
+            return self.dropped(DropReason::PeerFamily);
+        }
+        if view.peer.port() == 0 || !self.config.peers.permits_endpoint(view.peer) {
+            return self.dropped(DropReason::PeerRefused);
+        }
+        if !entry.permissions.allow(view.peer.ip(), now.ms) {
+            return self.dropped(DropReason::NoPermission);
+        }
+        if let Some(limits) = &mut entry.limits
+            && let Err(held_up) = limits.admit(Way::ToPeer, view.data.len(), now.ms)
+        {
+            let is_stream = entry.is_by_stream();
+            return self.held_up(held_up, is_stream);
+        }
+        entry.to_peer.0 += 1;
+        entry.to_peer.1 += view.data.len() as u64;
+        self.stats.to_peer_datagrams += 1;
+        self.stats.to_peer_bytes += view.data.len() as u64;
+        let own = &self.config.peers.own;
+        Verdict::ToPeer {
+            relay: RelayId { allocation, family },
+            peer: if own.are_translated() { own.internal(view.peer) } else { view.peer },
+            payload: view.data,
+            // RFC 8656 section 13: between datagrams it counts for IPv4 to IPv4 alone.
+            dont_fragment: view.dont_fragment
+                && (entry.is_by_stream() || entry.client.address.is_ipv4() && view.peer.is_ipv4()),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn dropped<'a>(&mut self, reason: DropReason) -> Verdict<'a> {
+        self.stats.drop(reason);
+        Verdict::Drop(Some(reason))
+    }
+}
+
+/// What the client calls a peer that has sent something.
+#[inline(never)]
+pub(crate) fn known_as(
+    rules: &PeerRules,
+    permissions: &Permissions,
+    peer: SocketAddr,
+    now: Now,
+) -> SocketAddr {
+    // A permission is looked up by hash, rules are lists.
+    let may_have = |peer: SocketAddr| permissions.allow(peer.ip(), now.ms) && rules.permits_endpoint(peer);
+    rules.own.external(peer, may_have)
+}
+
+/// The first datagram on a channel since it was bound.
+#[cold]
+#[inline(never)]
+fn first_use(
+    allocation: AllocationId,
+    number: ChannelNumber,
+    channels: &mut Channels,
+    (is_told, effects): (bool, &mut VecDeque<Effect>),
+) {
+    channels.mark_used(number);
+    if is_told {
+        effects.push_back(Effect::Used { allocation, number });
+    }
+}
+
+/// The transaction IDs of indications. They answer to nothing, so they need to differ, not to be random.
+pub(crate) struct Indications {
+    salt: [u8; 4],
+    count: u64,
+}
+
+impl Indications {
+    pub(crate) fn new(salt: [u8; 4]) -> Self {
+        Self { salt, count: 0 }
+    }
+
+    #[inline]
+    pub(crate) fn next(&mut self) -> [u8; 12] {
+        self.count = self.count.wrapping_add(1);
+        let mut transaction = [0; 12];
+        transaction[..4].copy_from_slice(&self.salt);
+        transaction[4..].copy_from_slice(&self.count.to_be_bytes());
+        transaction
+    }
+}

@@ -1,0 +1,294 @@
+//! Mobility (RFC 8016) across the workers of a server. The kernel may give the client's new 5-tuple to another worker than the owner of the
+//! allocation. The number of workers changes no answer: the owner answers every request from the new 5-tuple, and only data from
+//! there moves the allocation.
+//!
+//! ```text
+//!            worker 2, where the client is now                   worker 1, the owner
+//!  Refresh with ticket ──▶ Effect::Forward ─────────────────────▶ from_elsewhere ──▶ Effect::Answer
+//!        ◀──── expect(PendingMove), send the reply ◀───────────────────────┘
+//!  other request ────────▶ Effect::Forward ─────────────────────▶ from_elsewhere ──▶ Effect::Answer, or
+//!        ◀──── declined ◀──────────────────────────────────────── Effect::Decline: the client does not arrive (any more)
+//!  data ─────────────────▶ Effect::Fetch ───────────────────────▶ export ──▶ Moved, with the relay sockets
+//!              import(Moved) ◀─────────────────────────────────────────┘
+//!  connection closed ────▶ Effect::MoveOver ─────────────────▶ move_over
+//! ```
+//!
+//! A stream is handed over to the owner instead, connection and all ([`Effect::HandOver`]).
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    server::{
+        AllocationId, Client, ClosedReason, Disposition, DropReason, Effect, Gate, Link, Moved, Server,
+        Source, Verdict,
+        mobility::{pending_moves::Expected, ticket::Ticket},
+        request::context::{Context, Delivery},
+        stats::MobilityEvent,
+    },
+    time::Now,
+};
+
+/// The client of another worker's allocation that arrives here: for [`Server::expect`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingMove {
+    pub(crate) client: Client,
+    pub(crate) key: u64,
+    pub(crate) owner: u16,
+}
+
+/// Asks the owner of an allocation to give it to its client's worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoveRequest {
+    /// The worker to call [`Server::export`] at.
+    pub owner: u16,
+    /// The worker to call [`Server::import`] at.
+    pub to: u16,
+    /// The client's new 5-tuple.
+    pub client: Client,
+    /// The way of `to` to it.
+    pub link: Link,
+    pub(crate) key: u64,
+}
+
+impl<G: Gate> Server<G> {
+    /// Feeds a request whose client's connection another worker has handed over ([`Effect::HandOver`]). From then on
+    /// the client is this worker's, and [`Server::from_client`] gets what it sends.
+    pub fn from_handed_over<'a>(&'a mut self, now: Now, source: &Source, request: &[u8]) -> Verdict<'a> {
+        self.request(now, source, Delivery::HandedOver, request)
+    }
+
+    /// Feeds a request that worker `via` has forwarded ([`Effect::Forward`], which has `occupied`), and with which the client remains. The
+    /// result is an effect: [`Effect::Answer`], [`Effect::Decline`], or [`Effect::Forward`] to a third worker.
+    pub fn from_elsewhere(&mut self, now: Now, via: u16, occupied: bool, source: &Source, request: &[u8]) {
+        self.request(now, source, Delivery::Forwarded { via, occupied }, request);
+    }
+
+    /// Feeds a request again that `owner` has declined ([`Effect::Decline`]): its client does not arrive there.
+    pub fn declined<'a>(
+        &'a mut self,
+        now: Now,
+        owner: u16,
+        source: &Source,
+        request: &'a [u8],
+    ) -> Verdict<'a> {
+        let client = &source.client;
+        if self.pending_moves.get(client).is_some_and(|expected| expected.owner == owner) {
+            self.pending_moves.remove(client);
+        }
+        self.from_client(now, source, request)
+    }
+
+    /// Expects a client whose allocation another worker owns. Of too many, the one that has been expected longest is forgotten.
+    pub fn expect(&mut self, pending_move: PendingMove) {
+        let PendingMove { client, key, owner } = pending_move;
+        // The client may have made an allocation of its own meanwhile: a 5-tuple has one.
+        if self.forwarding.find(&client).is_some() {
+            return;
+        }
+        // Of two allocations that arrive at one 5-tuple, the later does.
+        if self.pending_moves.get(&client).is_some_and(|known| (known.key, known.owner) != (key, owner)) {
+            self.give_up_arrival(&client);
+        }
+        self.pending_moves.expect(client, key, owner);
+    }
+
+    /// A client does not arrive any more, as worker `from` has it ([`Effect::MoveOver`]).
+    pub fn move_over(&mut self, from: u16, pending_move: &PendingMove) {
+        let PendingMove { client, key, owner } = pending_move;
+        if *owner != self.worker_id.number() {
+            let is_it = |expected: &mut Expected| (expected.key, expected.owner) == (*key, *owner);
+            if self.pending_moves.get(client).is_some_and(is_it) {
+                self.pending_moves.remove(client);
+            }
+            return;
+        }
+        let Some(index) = self.pending_moves.owned.get(key).copied() else { return };
+        let session = self.sessions.get(index);
+        if let Some(mobility) = session.and_then(|session| session.mobility.as_deref_mut())
+            && mobility.arriving.is_some_and(|(source, worker)| (source.client, worker) == (*client, from))
+        {
+            mobility.arriving = None;
+            self.pending_moves.remove(client);
+        }
+    }
+
+    /// Gives an allocation away, if it is to go there. `None` if it has ended, or its client is expected elsewhere by now;
+    /// the asking worker is told by [`Server::not_moved`]. The relay sockets of [`Moved::from`] go with it.
+    #[must_use = "an allocation that is dropped is never released"]
+    pub fn export(&mut self, now: Now, request: &MoveRequest) -> Option<Moved> {
+        let index = *self.pending_moves.owned.get(&request.key)?;
+        let (allocation, entry, session) = self.allocation(index)?;
+        let (away, sent) = (entry.away, entry.to_peer.0);
+        let mobility = session.mobility.as_mut()?;
+        let expected = mobility.arriving.map(|(source, worker)| (source.client, worker));
+        if expected != Some((request.client, request.to)) || session.tcp.is_some() {
+            return None;
+        }
+        mobility.moved(away.then_some(sent));
+        let to = Source { client: request.client, link: request.link };
+        let moved = Moved::new(now, allocation, to, entry, session);
+        let session = self.sessions.remove(index)?;
+        self.emit(now, Effect::Exported { allocation });
+        self.forget_arrival(&session);
+        self.owners.set(request.key, request.to);
+        self.stats.mobility(MobilityEvent::Exported);
+        Some(moved)
+    }
+
+    /// Takes over an allocation whose client is here; what the relay sockets belong to from now on.
+    ///
+    /// # Errors
+    /// Gives it back where the client has made another allocation by now: to be returned by [`Server::take_back`].
+    pub fn import(&mut self, now: Now, moved: Moved) -> Result<AllocationId, Moved> {
+        let client = moved.client();
+        if self.forwarding.find(&client).is_some() {
+            return Err(moved);
+        }
+        let (from, was, link) = (moved.from(), moved.was().map(|was| was.client), moved.to().link);
+        let id = self.own(now, moved, true);
+        self.stats.mobility(MobilityEvent::Imported);
+        let padded = self.is_stream(&client);
+        let from = Some(from);
+        self.emit(now, Effect::Moved { allocation: id, was, client, link, padded, from });
+        self.tell_bindings(id);
+        self.conform(now, id.index);
+        Ok(id)
+    }
+
+    /// Takes back what [`Server::import`] has refused. It lives on under its old 5-tuple; `None`, and [`Effect::Closed`],
+    /// if that has another allocation by now.
+    pub fn take_back(&mut self, now: Now, moved: Moved) -> Option<AllocationId> {
+        let is_taken = moved.was().is_some_and(|was| self.forwarding.find(&was.client).is_some());
+        // What it was called before may be another's name by now; a slot that was free is nobody's.
+        let allocation = self.own(now, moved, false);
+        self.effects.push_back(Effect::Returned { allocation });
+        if is_taken {
+            self.close(now, allocation.index, ClosedReason::Disconnected);
+            return None;
+        }
+        self.tell_bindings(allocation);
+        self.conform(now, allocation.index);
+        Some(allocation)
+    }
+
+    /// The owner has not given the allocation that [`Effect::Fetch`] asked for. The client is a stranger again.
+    pub fn not_moved(&mut self, client: &Client) {
+        let own = self.worker_id.number();
+        if self.pending_moves.get(client).is_some_and(|expected| expected.owner != own) {
+            self.pending_moves.remove(client);
+        }
+    }
+
+    /// The owner could not be asked for what [`Effect::Fetch`] wants. The next datagram wants it again.
+    pub fn not_asked(&mut self, client: &Client) {
+        if let Some(expected) = self.pending_moves.get(client) {
+            expected.asked = false;
+        }
+    }
+
+    /// Has the worker that forwarded a request expect its client, if an allocation of ours arrives there.
+    pub(crate) fn announce(&mut self, context: &Context<'_>, index: u32) {
+        let owner = self.worker_id.number();
+        let Some(session) = self.sessions.get(index) else { return };
+        if let Some(mobility) = &session.mobility
+            && matches!(context.delivery, Delivery::Forwarded { .. })
+            && mobility.arriving.is_some_and(|(source, _)| source.client == *context.client())
+        {
+            context.pending_move.set(Some(PendingMove {
+                client: *context.client(),
+                key: mobility.key.0,
+                owner,
+            }));
+        }
+    }
+
+    /// The allocation of ours that arrives at the 5-tuple of a request, if one does; or what becomes of the request: the owner answers it.
+    /// A request never ends the old 5-tuple (section 3.2.2).
+    pub(crate) fn arriving(&mut self, context: &Context<'_>) -> Result<Option<u32>, Disposition> {
+        let own = self.worker_id.number();
+        let (source, request) = (context.source, context.request.view.bytes());
+        let expected = self.pending_moves.get(&source.client).map(|expected| *expected);
+        if let Some(expected) = expected
+            && expected.owner == own
+        {
+            return Ok(self.pending_moves.owned.get(&expected.key).copied());
+        }
+        if let Delivery::Forwarded { via, .. } = context.delivery {
+            self.effects.push_back(Effect::Decline { via, source, request: request.into() });
+            return Err(Disposition::Later);
+        }
+        let Some(expected) = expected else { return Ok(None) };
+        // The allocation is on its way here.
+        if expected.asked {
+            return Err(Disposition::Drop(DropReason::Moving));
+        }
+        self.forward(expected.owner, own, false, context);
+        Err(Disposition::Later)
+    }
+
+    /// Makes an allocation that was given away this worker's, at its client's new 5-tuple or at the old one.
+    pub(crate) fn own(&mut self, now: Now, moved: Moved, arrived: bool) -> AllocationId {
+        let at = if arrived { Some(moved.to()) } else { moved.was() };
+        let padded = at.is_some_and(|at| self.is_stream(&at.client));
+        let (mut entry, mut session) = moved.unpack(now, &self.config.peers.own, padded, arrived);
+        // In a process of an older version, or before a reload, permissions may have been shorter.
+        if self.config.channels_permit {
+            for (peer, expires_ms) in entry.outlasted_permissions() {
+                entry.permit(peer, expires_ms);
+            }
+        }
+        let key = session.mobility.as_ref().map(|mobility| mobility.key.0);
+        key.into_iter().for_each(|key| self.pending_moves.forget_foreign(key));
+        if !entry.away {
+            self.give_up_arrival(&entry.client);
+        }
+        let id = self.forwarding.install(now.ms, entry);
+        if let Some(key) = key {
+            self.pending_moves.owned.insert(key, id.index);
+            self.owners.set(key, self.worker_id.number());
+        }
+        self.connections.adopt(self.worker_id, id.index, &mut session);
+        self.sessions.insert(id, session);
+        self.limit(now, id.index);
+        self.arm_connections(now, id.index);
+        id
+    }
+
+    /// Has the owner answer a request with a genuine ticket, which names an allocation of another worker.
+    pub(crate) fn ask_owner(&mut self, context: &Context<'_>, ticket: Ticket) -> Disposition {
+        let own = self.worker_id.number();
+        let next = match self.owners.get(ticket.key) {
+            // On its way here. Over a stream nothing is repeated.
+            Some(owner) if owner == own && !self.is_stream(context.client()) => {
+                return Disposition::Drop(DropReason::Moving);
+            }
+            Some(owner) if owner != own => owner,
+            // The ticket is genuine, its allocation has ended.
+            _ => return self.fail(context, 437),
+        };
+        let client = context.client();
+        let is_another = |key: u64| key != ticket.key;
+        let (via, occupied) = match context.delivery {
+            Delivery::Forwarded { via, occupied } => (via, occupied),
+            Delivery::Direct | Delivery::HandedOver => {
+                let expected = self.pending_moves.get(client).map(|expected| expected.key);
+                (own, self.forwarding.find(client).is_some() || expected.is_some_and(is_another))
+            }
+        };
+        // The stream of another allocation stays where that is.
+        if self.is_stream(client) && !occupied {
+            self.stats.mobility(MobilityEvent::Forwarded);
+            let (source, request) = (context.source, context.request.view.bytes().into());
+            self.effects.push_back(Effect::HandOver { worker: next, source, request });
+        } else {
+            self.forward(next, via, occupied, context);
+        }
+        Disposition::Later
+    }
+
+    fn forward(&mut self, worker: u16, via: u16, occupied: bool, context: &Context<'_>) {
+        self.stats.mobility(MobilityEvent::Forwarded);
+        let (source, request) = (context.source, context.request.view.bytes().into());
+        self.effects.push_back(Effect::Forward { worker, via, occupied, source, request });
+    }
+}

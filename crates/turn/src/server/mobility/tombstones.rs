@@ -1,0 +1,151 @@
+//! Deletions of the last seconds, so that a Refresh with LIFETIME 0 whose answer was lost is answered again instead of
+//! with 437. Bounded in number and time; only authenticated requests get here.
+
+use std::{collections::VecDeque, net::IpAddr};
+
+use foldhash::quality::RandomState;
+use hashbrown::HashMap;
+
+use crate::server::{Client, auth::keyed_hash::KeyedHash};
+
+/// RFC 8489 section 6.3.1: a server that remembers transactions does so for 40 seconds.
+const LIFETIME_MS: u64 = 40_000;
+/// Half a MiB a worker.
+const MOST: usize = 8192;
+
+pub(crate) struct Tombstones {
+    /// Hash and time of expiry, oldest first. Two requests that share a keyed 64-bit hash would have one of them
+    /// answered with a success that it did not need.
+    queue: VecDeque<(u64, u64)>,
+    /// The same, from hash to time: every Refresh with LIFETIME 0 asks.
+    expiries: HashMap<u64, u64, RandomState>,
+    hash: KeyedHash,
+}
+
+impl Tombstones {
+    /// `key` is the server's own.
+    pub(crate) fn new(key: &[u8; 32]) -> Self {
+        Self {
+            queue: VecDeque::new(),
+            expiries: HashMap::with_hasher(RandomState::default()),
+            hash: KeyedHash::new(key, b"turnpike tombstones"),
+        }
+    }
+
+    /// All of them with the milliseconds that are left to each, the oldest first; for [`Tombstones::import`] of another process.
+    pub(crate) fn all(&self, now_ms: u64) -> Vec<(u64, u64)> {
+        self.queue.iter().map(|(hash, expires_ms)| (*hash, expires_ms.saturating_sub(now_ms))).collect()
+    }
+
+    /// Takes in deletions of another process or worker with the same key.
+    pub(crate) fn import(&mut self, now_ms: u64, all: &[(u64, u64)]) {
+        self.sweep(now_ms);
+        for (hash, left_ms) in all.iter().take(MOST) {
+            if self.queue.len() >= MOST {
+                self.forget_oldest();
+            }
+            self.remember(*hash, now_ms + (*left_ms).min(LIFETIME_MS));
+        }
+    }
+
+    /// The deletion, for [`Tombstones::import`] of another worker.
+    pub(crate) fn insert(
+        &mut self,
+        now_ms: u64,
+        client: &Client,
+        transaction: [u8; 12],
+        username: &str,
+    ) -> (u64, u64) {
+        self.sweep(now_ms);
+        if self.queue.len() >= MOST {
+            self.forget_oldest();
+        }
+        let hash = self.hash(client, transaction, username);
+        self.remember(hash, now_ms + LIFETIME_MS);
+        (hash, LIFETIME_MS)
+    }
+
+    pub(crate) fn contains(
+        &mut self,
+        now_ms: u64,
+        client: &Client,
+        transaction: [u8; 12],
+        username: &str,
+    ) -> bool {
+        self.sweep(now_ms);
+        self.expiries.contains_key(&self.hash(client, transaction, username))
+    }
+
+    fn remember(&mut self, hash: u64, expires_ms: u64) {
+        self.queue.push_back((hash, expires_ms));
+        self.expiries.insert(hash, expires_ms);
+    }
+
+    /// Without the number of the listener, which is another one in another process.
+    fn hash(&self, client: &Client, transaction: [u8; 12], username: &str) -> u64 {
+        let Client { address, local, .. } = client;
+        let [address, local] = [address, local].map(|at| (mapped(at.ip()), at.port().to_be_bytes()));
+        self.hash.of(&[&address.0, &address.1, &local.0, &local.1, &transaction, username.as_bytes()])
+    }
+
+    fn sweep(&mut self, now_ms: u64) {
+        while self.queue.front().is_some_and(|(_, expires_ms)| *expires_ms <= now_ms) {
+            self.forget_oldest();
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        let Some((hash, expires_ms)) = self.queue.pop_front() else { return };
+        // The same deletion may have been remembered again since.
+        if self.expiries.get(&hash) == Some(&expires_ms) {
+            self.expiries.remove(&hash);
+        }
+    }
+}
+
+fn mapped(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::ListenerId;
+
+    #[test]
+    fn a_flood_of_deletions_and_the_time_bound_what_is_remembered() {
+        let address = "192.0.2.1:1".parse().unwrap();
+        let client = Client { listener: ListenerId(0), address, local: address };
+        let transaction = |n: u32| {
+            let mut id = [0; 12];
+            id[..4].copy_from_slice(&n.to_be_bytes());
+            id
+        };
+        let mut tombstones = Tombstones::new(&[7; 32]);
+        for n in 0..20_000 {
+            tombstones.insert(0, &client, transaction(n), "alice");
+        }
+        assert_eq!((tombstones.queue.len(), tombstones.expiries.len()), (MOST, MOST));
+        assert!(tombstones.contains(39_999, &client, transaction(19_999), "alice"));
+        assert!(!tombstones.contains(39_999, &client, transaction(19_999), "bob"));
+        assert!(!tombstones.contains(39_999, &client, transaction(0), "alice"));
+        assert!(!tombstones.contains(40_000, &client, transaction(19_999), "alice"));
+        assert!(tombstones.queue.is_empty() && tombstones.expiries.is_empty());
+    }
+
+    #[test]
+    fn another_process_answers_a_deletion_again_for_as_long_as_this_one_would() {
+        let address = "192.0.2.1:1".parse().unwrap();
+        let client = |listener| Client { listener: ListenerId(listener), address, local: address };
+        let mut here = Tombstones::new(&[7; 32]);
+        here.insert(1000, &client(0), [1; 12], "alice");
+        let mut there = Tombstones::new(&[7; 32]);
+        there.import(500, &here.all(11_000));
+        assert!(there.contains(30_499, &client(3), [1; 12], "alice"));
+        assert!(!there.contains(30_499, &client(3), [2; 12], "alice"));
+        assert!(!there.contains(30_500, &client(3), [1; 12], "alice"));
+    }
+}

@@ -1,0 +1,138 @@
+//! Sends clients to another server (RFC 8489 section 10, RFC 8656 section 7.2): 300 (Try Alternate) with ALTERNATE-SERVER. Where to says the gate, of a
+//! server in a fleet, and else the configuration.
+//!
+//! For use with authentication only, lest anybody send clients away: only requests that have authenticated are redirected, and the
+//! answer is signed. A forged one gets the challenge that it gets anyway.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use turnpike_wire::{integrity::Mac, stun::kind};
+
+use crate::server::{
+    AllocateAttempt, Destination, Disposition, Gate, RequestRefusal, Server, Transport,
+    request::{bad_request::Denied, context::Context, response::Envelope},
+};
+
+/// Another server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alternate {
+    /// Where it listens; told to clients of this family.
+    pub address: SocketAddr,
+    /// The name in its certificate, at most 255 ASCII characters, where that is not ours: ALTERNATE-DOMAIN (RFC 8489 section
+    /// 14.16), for clients over TLS and DTLS.
+    pub domain: Option<String>,
+    /// For clients over these transports; empty for all.
+    pub transports: Vec<Transport>,
+    /// When clients are sent there.
+    pub when: AlternateWhen,
+}
+
+/// When clients are sent to another server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AlternateWhen {
+    /// While this one drains, in place of 508.
+    #[default]
+    Drain,
+    /// While it drains or has no room, in place of 508.
+    Full,
+    /// In place of every new allocation.
+    Always,
+}
+
+/// Why an allocation is not made here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// It could be.
+    None,
+    /// The server takes nobody new.
+    Draining,
+    /// It has no room.
+    Full,
+}
+
+impl AlternateWhen {
+    fn applies(self, occasion: Occasion) -> bool {
+        match self {
+            Self::Drain => occasion == Occasion::Draining,
+            Self::Full => occasion != Occasion::None,
+            Self::Always => true,
+        }
+    }
+}
+
+impl Alternate {
+    fn serves(&self, transport: Transport) -> bool {
+        self.transports.is_empty() || self.transports.contains(&transport)
+    }
+}
+
+impl<G: Gate> Server<G> {
+    /// Answers an Allocate with another server's address, if there is one for this occasion; whether there is.
+    pub(crate) fn write_redirect(&mut self, attempt: &AllocateAttempt<'_>, to: &Envelope) -> bool {
+        if to.signer.is_none() {
+            return false;
+        }
+        let transport = self.config.listener(attempt.client.listener).transport;
+        let found = self.gate.redirect_target(attempt, transport);
+        let Some(destination) = found.or_else(|| self.configured(attempt, transport)) else { return false };
+        self.write_alternate(&destination, transport, to);
+        true
+    }
+
+    /// Answers a request about what another node of the fleet has: the client is sent there, if the node is there still.
+    pub(crate) fn send_to_node(
+        &mut self,
+        context: &Context<'_>,
+        node: u16,
+        otherwise: Denied,
+    ) -> Disposition {
+        let client = context.client();
+        let transport = self.config.listener(client.listener).transport;
+        let signed = context.envelope.signer.is_some();
+        let found = self.gate.node(node, transport, client.address.is_ipv4()).filter(|_| signed);
+        let Some(destination) = found else { return self.deny_request(context, otherwise) };
+        self.tell_of(context, 300, RequestRefusal::Code);
+        self.write_alternate(&destination, transport, &context.envelope);
+        Disposition::Reply
+    }
+
+    /// The alternate whose turn it is.
+    fn configured(&mut self, attempt: &AllocateAttempt<'_>, transport: Transport) -> Option<Destination> {
+        let v4 = attempt.client.address.is_ipv4();
+        let of_family = |of_v4: bool| {
+            self.config.alternates.iter().filter(move |alternate| {
+                alternate.when.applies(attempt.occasion)
+                    && alternate.serves(transport)
+                    && alternate.address.is_ipv4() == of_v4
+            })
+        };
+        // The first ALTERNATE-SERVER has the family of the client's own address.
+        let count = of_family(v4).count();
+        let first = self.alternate_turn.checked_rem(count).and_then(|turn| of_family(v4).nth(turn))?;
+        // Behind it one of the other family, for clients that have both: one of the same name, because there is one
+        // ALTERNATE-DOMAIN for the two.
+        let second = of_family(!v4).find(|second| second.domain == first.domain);
+        let (address, domain) = (first.address, first.domain.as_deref().map(Arc::from));
+        let second = second.map(|second| second.address);
+        self.alternate_turn = self.alternate_turn.wrapping_add(1);
+        Some(Destination { address, second, domain })
+    }
+
+    fn write_alternate(&mut self, destination: &Destination, transport: Transport, to: &Envelope) {
+        // ALTERNATE-DOMAIN goes with a certificate, and MESSAGE-INTEGRITY-SHA256 shows that the client knows RFC 8489 and with it
+        // that attribute.
+        let knows = to.signer.as_ref().is_some_and(|signer| signer.mac == Mac::Sha256);
+        let secure = matches!(transport, Transport::Tls | Transport::Dtls) && knows;
+        self.stats.redirects += 1;
+        self.stats.error(300);
+        let mut response = to.error(&mut self.reply, 300);
+        response.address(kind::ALTERNATE_SERVER, destination.address);
+        if let Some(second) = destination.second {
+            response.address(kind::ALTERNATE_SERVER, second);
+        }
+        if let Some(domain) = destination.domain.as_deref().filter(|_| secure) {
+            response.attribute(kind::ALTERNATE_DOMAIN, domain.as_bytes());
+        }
+        to.sign(response, self.config.software.as_deref());
+    }
+}

@@ -1,0 +1,471 @@
+//! Allocate (RFC 8656 section 7): everything that can be refused is refused before a relay socket is opened.
+
+use std::sync::Arc;
+
+use turnpike_wire::stun::kind;
+
+use crate::{
+    random::Random,
+    server::{
+        AllocateAttempt, AllocationId, Client, Disposition, DropReason, Effect, Family, Gate, OpenRelay,
+        OpenRequest, OpenResult, PortRequest, QuotaRefusal, RelayTransport, RequestRefusal, Server,
+        ServerConfig, Source,
+        auth::{
+            replay::{Once, Recorded},
+            secret::Secret,
+        },
+        data::forwarding::Entry,
+        policy::{alternate::Occasion, session_limit},
+        request::{
+            Method, Request,
+            bad_request::{Denied, Fault},
+            context::Context,
+            dispatch::Requester,
+            response::{Envelope, reason_phrase},
+        },
+        session::{Pending, Session},
+        view::SessionId,
+    },
+    time::Now,
+};
+
+/// REQUESTED-TRANSPORT holds a protocol number (RFC 8656 section 18.7).
+const UDP: u8 = 17;
+const TCP: u8 = 6;
+
+/// Which relayed transport addresses a request wants.
+struct AllocateParams {
+    first: OpenRelay,
+    second: Option<Family>,
+    /// A family of a dual-stack request that is not configured, with its code.
+    address_error: Option<(Family, u16)>,
+}
+
+impl<G: Gate> Server<G> {
+    /// Section 7.2.
+    pub(crate) fn allocate(&mut self, context: Context<'_>) -> Disposition {
+        // A 5-tuple has one allocation; but the very request again is answered as before (section 5).
+        if let Some(index) = self.forwarding.find(context.client()) {
+            return self.allocate_again(&context, index);
+        }
+        // So too where it is about to become that of a mobile allocation; that of another worker may have ended since.
+        match self.arriving(&context) {
+            Ok(None) => {}
+            Ok(Some(_)) => return self.refuse(&context, 437, RequestRefusal::AllocationExists),
+            Err(answer) => return answer,
+        }
+        if let Some(ago) = context.who.expired(context.now) {
+            return self.refuse_expired(&context, ago);
+        }
+        let lifetime = match context.request.get(kind::LIFETIME).map(<[u8; 4]>::try_from) {
+            None => None,
+            Some(Ok(seconds)) => Some(u32::from_be_bytes(seconds)),
+            Some(Err(_)) => return self.bad(&context, kind::LIFETIME, Fault::Malformed),
+        };
+        let params = self.params(&context).and_then(|params| self.may_set_df(&context, params));
+        let (params, mobile) =
+            match params.and_then(|params| Ok((params, self.wants_mobility(context.request)?))) {
+                Ok(wanted) => wanted,
+                Err(denied) => return self.deny_request(&context, denied),
+            };
+        let recorded = match self.admit_allocation(&context) {
+            Ok(recorded) => recorded,
+            Err(answer) => return answer,
+        };
+        let AllocateParams { mut first, second, address_error } = params;
+        // A shared port cannot follow its client to another worker.
+        let any = if mobile { PortRequest::Own } else { PortRequest::Any };
+        if first.port == PortRequest::Any {
+            first.port = any;
+        }
+        let transport = first.transport;
+        let relays_tcp = transport == RelayTransport::Tcp;
+        let reservation = match first.port {
+            PortRequest::EvenAndReserveNext(token) => Some(Secret(token)),
+            _ => None,
+        };
+        let granted = context.who.limit(context.now, self.granted(lifetime));
+        let granted = self.config.max_session_duration.limit(&context.who.realm, granted);
+        let granted = self.limit_to_credential(&context, granted);
+        let Context { now, source: Source { client, link }, envelope, who, asked_ms, .. } = context;
+        let entry = Entry::new(client, link, self.is_stream(&client), relays_tcp);
+        let id = self.forwarding.install(now.ms, entry);
+        let transaction = envelope.transaction;
+        let pending = Pending { envelope, first: first.family, second, mobile, recorded, asked_ms };
+        let session = Session {
+            id: SessionId::draw(&mut self.random),
+            realm: who.realm,
+            identity: (who.identity != who.username).then_some(who.identity),
+            username: who.username,
+            prefix: self.config.prefixes.of(client.address.ip()),
+            grant: who.grant,
+            until_unix: who.until_unix,
+            opened_ms: now.ms,
+            transaction,
+            granted,
+            reservation,
+            address_error,
+            former: None,
+            pending: Some(Box::new(pending)),
+            tcp: relays_tcp.then(Box::default),
+            mobility: None,
+        };
+        self.sessions.insert(id, session);
+        let second = second.map(|family| OpenRelay { family, transport, port: any });
+        self.effects.push_back(Effect::Open(OpenRequest { allocation: id, first, second }));
+        Disposition::Later
+    }
+
+    /// Whether there may be one more allocation here: not while the server drains, nor beyond a quota, nor for a copy of a request that
+    /// has had one.
+    fn admit_allocation(&mut self, context: &Context<'_>) -> Result<Option<Recorded>, Disposition> {
+        let client = context.client();
+        let closing = self.config.listener(client.listener).closing;
+        let returned =
+            self.draining && !closing && self.gate.comes_back(&attempt(context, Occasion::Draining));
+        let draining = (self.draining || closing) && !returned;
+        let occasion = if draining { Occasion::Draining } else { Occasion::None };
+        if !returned && self.write_redirect(&attempt(context, occasion), &context.envelope) {
+            self.tell_of(context, 300, RequestRefusal::Code);
+            return Err(Disposition::Reply);
+        }
+        if draining {
+            self.stats.drain_refusals += 1;
+            return Err(self.refuse(context, 508, RequestRefusal::Draining));
+        }
+        let who = &context.who;
+        // Section 19: 486 is about this user; 508 is about the server, so that another one may do.
+        let prefix = self.config.prefixes.of(client.address.ip());
+        if let Err(refusal) = self.gate.acquire(&who.realm, &who.identity, prefix) {
+            if matches!(refusal, QuotaRefusal::Undecided { .. }) {
+                if context.can_wait {
+                    return Err(Disposition::Wait);
+                }
+                if !self.is_stream(client) {
+                    return Err(Disposition::Drop(DropReason::QuotaPending));
+                }
+            }
+            self.stats.quota(refusal);
+            return Err(match refusal {
+                QuotaRefusal::User | QuotaRefusal::Undecided { is_user: true } => {
+                    self.refuse(context, 486, RequestRefusal::UserQuota)
+                }
+                QuotaRefusal::Prefix => self.refuse(context, 486, RequestRefusal::PrefixQuota),
+                QuotaRefusal::Total
+                    if self.write_redirect(&attempt(context, Occasion::Full), &context.envelope) =>
+                {
+                    self.tell_of(context, 300, RequestRefusal::Code);
+                    Disposition::Reply
+                }
+                QuotaRefusal::Total
+                | QuotaRefusal::Everywhere
+                | QuotaRefusal::Undecided { is_user: false } => {
+                    self.refuse(context, 508, RequestRefusal::TotalQuota)
+                }
+            });
+        }
+        // Last of all, so that what was refused for another reason may be sent again as it is.
+        self.grant_once(context, Once::Allocate)
+            .inspect_err(|_| self.gate.release(&who.realm, &who.identity, prefix))
+    }
+
+    /// Carries on where [`Server::allocate`] asked for relay sockets. `None` if the allocation does not wait for them.
+    pub(crate) fn finish_allocate(
+        &mut self,
+        now: Now,
+        id: AllocationId,
+        first: OpenResult,
+        second: Option<OpenResult>,
+    ) -> Option<Source> {
+        self.forwarding.get(id)?;
+        let (_, entry, session) = self.allocation(id.index)?;
+        let pending = *session.pending.take()?;
+        let Entry { client, link, .. } = *entry;
+        let second = pending.second.map(|family| (family, second.unwrap_or(OpenResult::NoCapacity)));
+        let mut relayed = [None; 2];
+        for (slot, (family, result)) in
+            relayed.iter_mut().zip([Some((pending.first, first)), second].into_iter().flatten())
+        {
+            match result {
+                OpenResult::Opened { relayed } => *slot = Some(relayed),
+                OpenResult::Shared { relayed, port } => {
+                    *slot = Some(relayed);
+                    entry.shared[family as usize] = Some(port);
+                }
+                failed => session.address_error = Some((family, code_of(failed))),
+            }
+        }
+        let relayed = match relayed {
+            [Some(first), second] => (first, second),
+            [None, Some(second)] => (second, None),
+            [None, None] => {
+                self.undo_allocate(now, id, client, pending, first);
+                return Some(Source { client, link });
+            }
+        };
+        session.opened_ms = now.ms;
+        let expires_ms = now.ms + u64::from(session.granted) * 1000;
+        let opened = Effect::Opened {
+            allocation: id,
+            session: session.id,
+            client,
+            link,
+            expires_ms,
+            realm: Arc::clone(&session.realm),
+            username: session.username.clone(),
+            relayed,
+        };
+        self.stats.allocated_after(now.ms.saturating_sub(pending.asked_ms));
+        // First, so that whoever hears of it knows whether it has limits.
+        self.limit(now, id.index);
+        self.emit(now, opened);
+        if pending.mobile {
+            self.make_mobile(id.index);
+        }
+        self.write_allocated(now, id.index, &pending.envelope);
+        Some(Source { client, link })
+    }
+
+    /// None of its relay sockets could be opened.
+    fn undo_allocate(
+        &mut self,
+        now: Now,
+        id: AllocationId,
+        client: Client,
+        pending: Pending,
+        why: OpenResult,
+    ) {
+        self.forwarding.remove(id.index);
+        let session = self.sessions.remove(id.index);
+        if let Some(session) = &session {
+            self.gate.release(&session.realm, session.identity(), session.prefix);
+        }
+        if let Some(recorded) = pending.recorded {
+            self.replays.withdraw(recorded);
+        }
+        let full = matches!(why, OpenResult::NoCapacity | OpenResult::AddressAbsent | OpenResult::PortsHeld);
+        let goes_on = session.as_ref().filter(|_| full).is_some_and(|session| {
+            let attempt = AllocateAttempt {
+                now,
+                client,
+                realm: &session.realm,
+                identity: session.identity(),
+                transaction: pending.envelope.transaction,
+                occasion: Occasion::Full,
+            };
+            self.write_redirect(&attempt, &pending.envelope)
+        });
+        let (code, reason) = match why {
+            _ if goes_on => (300, RequestRefusal::Code),
+            OpenResult::NoCapacity => (508, RequestRefusal::NoRelay),
+            OpenResult::AddressAbsent => (508, RequestRefusal::AddressAbsent),
+            OpenResult::PortsHeld => (508, RequestRefusal::PortsHeld),
+            _ => (code_of(why), RequestRefusal::Code),
+        };
+        if let Some(session) = session {
+            let (realm, username, method) = (&session.realm, &*session.username, pending.envelope.method);
+            let asker = Requester { client: &client, realm, username, proved: true, method };
+            self.tell_refused(now, &asker, code, reason);
+        }
+        if !goes_on {
+            self.write_failure(&pending.envelope, code);
+        }
+    }
+
+    /// Section 7.2: what the client proposes, within the default lifetime and the longest.
+    pub(crate) fn granted(&self, proposed: Option<u32>) -> u32 {
+        let default = self.config.default_lifetime;
+        proposed.map_or(default, |seconds| seconds.min(self.config.max_lifetime).max(default))
+    }
+
+    fn allocate_again(&mut self, context: &Context<'_>, index: u32) -> Disposition {
+        let Some(session) = self.sessions.get(index) else { return self.fail(context, 437) };
+        let who = &context.who;
+        if session.transaction != context.request.transaction()
+            || session.username != who.username
+            || session.realm != who.realm
+        {
+            return self.refuse(context, 437, RequestRefusal::AllocationExists);
+        }
+        if session.pending.is_some() {
+            return Disposition::Drop(DropReason::OpenPending);
+        }
+        self.stats.retransmits += 1;
+        self.write_allocated(context.now, index, &context.envelope);
+        Disposition::Reply
+    }
+
+    /// What a request wants, or why it gets nothing: section 7.2, steps 3 to 9.
+    fn params(&mut self, context: &Context<'_>) -> Result<AllocateParams, Denied> {
+        let request = context.request;
+        let transport = match request.get(kind::REQUESTED_TRANSPORT) {
+            Some([UDP, _, _, _]) => RelayTransport::Udp,
+            Some([TCP, _, _, _]) => {
+                self.may_relay_tcp(context)?;
+                RelayTransport::Tcp
+            }
+            Some([_, _, _, _]) => return Err(Denied::code(442)),
+            Some(_) => return Err(Denied::bad(kind::REQUESTED_TRANSPORT, Fault::Malformed)),
+            None => return Err(Denied::bad(kind::REQUESTED_TRANSPORT, Fault::Missing)),
+        };
+        if request.get(kind::DONT_FRAGMENT).is_some_and(|value| !value.is_empty()) {
+            return Err(Denied::bad(kind::DONT_FRAGMENT, Fault::Malformed));
+        }
+        let even_port = match request.get(kind::EVEN_PORT) {
+            None => None,
+            Some([flags]) => Some(flags & 0x80 != 0),
+            Some(_) => return Err(Denied::bad(kind::EVEN_PORT, Fault::Malformed)),
+        };
+        let families = Families::read(request)?;
+        if let Some(token) = request.get(kind::RESERVATION_TOKEN) {
+            // A token says which port and family: nothing else may (step 5).
+            let malformed = Denied::bad(kind::RESERVATION_TOKEN, Fault::Malformed);
+            let token: [u8; 8] = token.try_into().map_err(|_| malformed)?;
+            let other = even_port.map(|_| kind::EVEN_PORT).or(families.first_named());
+            if let Some(other) = other {
+                return Err(Denied::bad(kind::RESERVATION_TOKEN, Fault::Beside(other)));
+            }
+            let first =
+                OpenRelay { family: family_of_token(token), transport, port: PortRequest::Reserved(token) };
+            return Ok(AllocateParams { first, second: None, address_error: None });
+        }
+        let reserve_next = even_port == Some(true);
+        let (family, second, address_error) = families.choose(&self.config, reserve_next)?;
+        let port = match even_port {
+            None => PortRequest::Any,
+            Some(false) => PortRequest::Even,
+            Some(true) => PortRequest::EvenAndReserveNext(new_token(&mut self.random, family)),
+        };
+        Ok(AllocateParams { first: OpenRelay { family, transport, port }, second, address_error })
+    }
+
+    /// Section 3.7: DONT-FRAGMENT is refused where the DF bit of a client's datagrams would have to be known: IPv4 to IPv6. A socket does not
+    /// tell it.
+    fn may_set_df(&self, context: &Context<'_>, params: AllocateParams) -> Result<AllocateParams, Denied> {
+        let client = context.client();
+        let relays_v6 = params.first.family == Family::V6 || params.second == Some(Family::V6);
+        let is_translated = client.address.is_ipv4() && relays_v6 && !self.is_stream(client);
+        if is_translated && context.request.get(kind::DONT_FRAGMENT).is_some() {
+            return Err(Denied { code: 420, why: RequestRefusal::UnknownAttribute(kind::DONT_FRAGMENT) });
+        }
+        Ok(params)
+    }
+
+    /// The success response of section 7.2: the relayed transport addresses, or why one of two is missing, the lifetime, the tokens, and
+    /// the client's own address.
+    fn write_allocated(&mut self, now: Now, index: u32, to: &Envelope) {
+        let ticket = self.ticket(now, index);
+        let Some((_, entry)) = self.forwarding.at(index) else { return };
+        let Some(session) = self.sessions.get(index) else { return };
+        self.stats.successes[Method::Allocate as usize] += 1;
+        let mut response = to.success(&mut self.reply);
+        for relay in entry.relays.iter().flatten() {
+            response.xor_address(kind::XOR_RELAYED_ADDRESS, relay.address);
+        }
+        response.number(kind::LIFETIME, session_limit::answered(session.granted));
+        if let Some(Secret(token)) = session.reservation {
+            response.attribute(kind::RESERVATION_TOKEN, &token);
+        }
+        if let Some(ticket) = ticket {
+            response.attribute(kind::MOBILITY_TICKET, &ticket);
+        }
+        response.xor_address(kind::XOR_MAPPED_ADDRESS, entry.client.address);
+        if let Some((family, code)) = session.address_error {
+            response.address_error(family.number(), code, reason_phrase(code));
+        }
+        to.sign(response, self.config.software.as_deref());
+    }
+}
+
+/// Which families a request names. `Err` is one that there is not.
+#[derive(Default, PartialEq, Eq)]
+struct Families {
+    requested: Option<Result<Family, u8>>,
+    additional: Option<Result<Family, u8>>,
+}
+
+impl Families {
+    fn read(request: &Request<'_>) -> Result<Self, Denied> {
+        let read = |kind| match request.get(kind) {
+            None => Ok(None),
+            Some(value) => Family::read(value).map(Some).ok_or(Denied::bad(kind, Fault::Malformed)),
+        };
+        let requested = read(kind::REQUESTED_ADDRESS_FAMILY)?;
+        let additional = match read(kind::ADDITIONAL_ADDRESS_FAMILY)? {
+            None => read(kind::DRAFT_ADDITIONAL_ADDRESS_FAMILY)?,
+            found => found,
+        };
+        Ok(Self { requested, additional })
+    }
+
+    /// The family, a second one, and one that is missing of two with its code.
+    #[expect(clippy::type_complexity, reason = "the parts of a AllocateParams")]
+    fn choose(
+        self,
+        config: &ServerConfig,
+        reserve_next: bool,
+    ) -> Result<(Family, Option<Family>, Option<(Family, u16)>), Denied> {
+        let has = |family| match family {
+            Family::V4 => config.relay_v4,
+            Family::V6 => config.relay_v6,
+        };
+        let additional = |fault| Denied::bad(kind::ADDITIONAL_ADDRESS_FAMILY, fault);
+        match (self.requested, self.additional) {
+            // Without the attribute IPv4; what is not supported is a 440.
+            (requested, None) => {
+                let family = requested.unwrap_or(Ok(Family::V4)).map_err(|_| Denied::code(440))?;
+                if has(family) { Ok((family, None, None)) } else { Err(Denied::code(440)) }
+            }
+            // The two attributes exclude each other, and the second family is IPv6; no port next to it is reserved for a pair.
+            (None, Some(Ok(Family::V6))) if !reserve_next => match (has(Family::V4), has(Family::V6)) {
+                (true, true) => Ok((Family::V4, Some(Family::V6), None)),
+                (true, false) => Ok((Family::V4, None, Some((Family::V6, 440)))),
+                (false, true) => Ok((Family::V6, None, Some((Family::V4, 440)))),
+                (false, false) => Err(Denied::code(440)),
+            },
+            (Some(_), Some(_)) => Err(additional(Fault::Beside(kind::REQUESTED_ADDRESS_FAMILY))),
+            (None, Some(Ok(Family::V6))) => Err(additional(Fault::Beside(kind::EVEN_PORT))),
+            (None, Some(_)) => Err(additional(Fault::OutOfRange)),
+        }
+    }
+
+    /// The attribute that names a family, if there is one.
+    fn first_named(&self) -> Option<u16> {
+        let requested = self.requested.map(|_| kind::REQUESTED_ADDRESS_FAMILY);
+        requested.or(self.additional.map(|_| kind::ADDITIONAL_ADDRESS_FAMILY))
+    }
+}
+
+fn attempt<'a>(context: &'a Context<'_>, occasion: Occasion) -> AllocateAttempt<'a> {
+    AllocateAttempt {
+        now: context.now,
+        client: *context.client(),
+        realm: &context.who.realm,
+        identity: &context.who.identity,
+        transaction: context.envelope.transaction,
+        occasion,
+    }
+}
+
+const fn code_of(result: OpenResult) -> u16 {
+    match result {
+        OpenResult::UnsupportedFamily => 440,
+        OpenResult::NoCapacity
+        | OpenResult::AddressAbsent
+        | OpenResult::PortsHeld
+        | OpenResult::Opened { .. }
+        | OpenResult::Shared { .. } => 508,
+    }
+}
+
+/// A token that nobody guesses. Its last bit holds the family of the port that it stands for, since a request with a
+/// token may not name the family, and may reach another worker.
+fn new_token(random: &mut Random, family: Family) -> [u8; 8] {
+    let mut token: [u8; 8] = random.bytes();
+    token[7] = token[7] & !1 | (family as u8);
+    token
+}
+
+const fn family_of_token(token: [u8; 8]) -> Family {
+    if token[7] & 1 == 0 { Family::V4 } else { Family::V6 }
+}

@@ -1,0 +1,84 @@
+//! Requests without the magic cookie: clients of RFC 3489, which learn their address by MAPPED-ADDRESS (RFC 5389 section 12.2).
+
+use turnpike_wire::stun::{Class, Header, View, Writer, kind, method};
+
+use crate::{
+    server::{
+        DropReason, Gate, RequestRefusal, Server, Source, Transport, Verdict,
+        request::{
+            MAX_REQUEST_LEN, Method, Request, nat_discovery::unknown_in_plain_binding,
+            response::reason_phrase,
+        },
+    },
+    time::Now,
+};
+
+impl<G: Gate> Server<G> {
+    /// Over UDP a Binding request gets 32 bytes for 20, or 44 over IPv6. RFC 8489 section 11 has 500 for every request over DTLS, and
+    /// streams end before a message of RFC 3489 gets here.
+    pub(crate) fn classic(&mut self, now: Now, source: &Source, datagram: &[u8]) -> Verdict<'_> {
+        if datagram.len() > MAX_REQUEST_LEN {
+            return self.dropped(DropReason::Oversized);
+        }
+        let view = match View::new_checked_classic(datagram) {
+            Ok(view) => view,
+            Err(invalid) => return self.dropped(invalid.into()),
+        };
+        let header = view.header();
+        let transport = self.config.listener(source.client.listener).transport;
+        if header.class == Class::Request && transport == Transport::Dtls {
+            self.stats.error(500);
+            let mut response = Writer::begin(&mut self.reply, header.answered(Class::Error));
+            response.error(500, reason_phrase(500));
+            response.finish_classic(in_place_of_cookie(datagram));
+            return Verdict::Reply { client: source.client, link: source.link, bytes: &self.reply };
+        }
+        if header.class != Class::Request || header.method != method::BINDING || transport != Transport::Udp {
+            return self.dropped(DropReason::ClassicStun);
+        }
+        self.classic_binding(now, source, &Request { method: Method::Binding, view }, header)
+    }
+
+    /// Section 12.2 of RFC 5389 has CHANGE-REQUEST and RESPONSE-ADDRESS be unknown attributes. But a CHANGE-REQUEST that asks for nothing is sent
+    /// with each request by some clients. One that asks for an answer from elsewhere gets none: pystun3 repeats it at once after an error, and
+    /// for ever, and Debian's `stun` takes every answer for one from elsewhere.
+    fn classic_binding(
+        &mut self,
+        now: Now,
+        source: &Source,
+        request: &Request<'_>,
+        header: Header,
+    ) -> Verdict<'_> {
+        let Source { client, link } = *source;
+        let mut unknown = unknown_in_plain_binding(request);
+        if unknown.contains(&kind::CHANGE_REQUEST) {
+            return self.dropped(DropReason::ClassicStun);
+        }
+        self.stats.requests[Method::Binding as usize] += 1;
+        let response = if unknown.is_empty() {
+            self.stats.successes[Method::Binding as usize] += 1;
+            let mut response = Writer::begin(&mut self.reply, header.answered(Class::Success));
+            response.address(kind::MAPPED_ADDRESS, client.address);
+            response
+        } else {
+            let why = RequestRefusal::UnknownAttribute(unknown[0]);
+            self.tell_stranger_refused(now, &client, ("", request.method), 420, why);
+            self.stats.error(420);
+            // RFC 3489 section 11.2.10: nothing is padded, so one of an odd number is repeated.
+            let first = unknown[0];
+            unknown.extend((unknown.len() % 2 == 1).then_some(first));
+            let mut response = Writer::begin(&mut self.reply, header.answered(Class::Error));
+            response.error(420, "").unknown_attributes(&unknown);
+            response
+        };
+        response.finish_classic(in_place_of_cookie(request.view.bytes()));
+        match self.may_answer(now, &client) {
+            Ok(()) => Verdict::Reply { client, link, bytes: &self.reply },
+            Err(reason) => self.unanswered(now, source, request, reason),
+        }
+    }
+}
+
+fn in_place_of_cookie(message: &[u8]) -> [u8; 4] {
+    [message[4], message[5], message[6], message[7]]
+}

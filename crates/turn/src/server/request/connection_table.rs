@@ -1,0 +1,246 @@
+//! The connections of a worker (RFC 6062) by CONNECTION-ID, and how many each user has on all workers: of what all share, no user takes it
+//! all.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use foldhash::quality::RandomState;
+use hashbrown::HashMap;
+
+use crate::{
+    random::Random,
+    server::{ServerConfig, WorkerId, request::connections::ConnectionId, session::Session},
+};
+
+/// Whose connections are counted together: a realm, and whom quotas count there.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Holder(Arc<str>, Box<str>);
+
+impl Holder {
+    pub(crate) fn of(session: &Session) -> Self {
+        Self(Arc::clone(&session.realm), session.identity().into())
+    }
+}
+
+/// Of what there are as many as there may be, in the order of [`crate::server::Stats::connection_limit`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    Allocation,
+    Total,
+    User,
+}
+
+type Held = HashMap<Holder, usize, RandomState>;
+
+/// Connections to peers, shared by all workers of a server. Read and changed by requests for a connection, by peers that connect, and by
+/// connections that end; bounded by their number.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectionCounts(Arc<Mutex<Counts>>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    total: usize,
+    /// Without those who have none.
+    held: Held,
+}
+
+impl ConnectionCounts {
+    /// Counts one more, unless there are as many as there may be.
+    fn take(&self, config: &ServerConfig, holder: &Holder) -> Result<(), Full> {
+        let mut counts = self.lock();
+        if counts.total >= config.max_total_connections {
+            return Err(Full::Total);
+        }
+        if counts.held.get(holder).is_some_and(|held| *held >= config.max_user_connections) {
+            return Err(Full::User);
+        }
+        counts.add(holder);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counts {
+    fn add(&mut self, holder: &Holder) {
+        self.total += 1;
+        *self.held.entry(holder.clone()).or_default() += 1;
+    }
+
+    fn remove(&mut self, holder: &Holder, count: usize) {
+        self.total -= count;
+        subtract(&mut self.held, holder, count);
+    }
+}
+
+fn subtract(held: &mut Held, holder: &Holder, count: usize) {
+    if let Some(of_holder) = held.get_mut(holder) {
+        *of_holder -= count;
+        if *of_holder == 0 {
+            held.remove(holder);
+        }
+    }
+}
+
+/// The connections of a worker, by CONNECTION-ID, with the index of the allocation that each belongs to.
+pub(crate) struct Connections {
+    owners: HashMap<u32, u32, RandomState>,
+    /// What this worker has of the counts of all.
+    held: Held,
+    counts: ConnectionCounts,
+    /// For which there are numbers.
+    most: usize,
+}
+
+impl Connections {
+    pub(crate) fn new(worker_id: WorkerId, counts: ConnectionCounts) -> Self {
+        Self {
+            owners: HashMap::with_hasher(RandomState::default()),
+            held: Held::default(),
+            counts,
+            most: worker_id.most_connections(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.owners.len()
+    }
+
+    /// The index of the allocation that it belongs to.
+    pub(crate) fn owner(&self, id: ConnectionId) -> Option<u32> {
+        self.owners.get(&id.0).copied()
+    }
+
+    /// A number for one more, of an allocation that has so many; or why there is none. `most` keeps the table small enough that a free number
+    /// is found at once.
+    pub(crate) fn draw(
+        &mut self,
+        config: &ServerConfig,
+        random: &mut Random,
+        worker_id: WorkerId,
+        (index, of_allocation): (u32, usize),
+        holder: &Holder,
+    ) -> Result<ConnectionId, Full> {
+        if of_allocation >= config.max_connections {
+            return Err(Full::Allocation);
+        }
+        if self.len() >= self.most {
+            return Err(Full::Total);
+        }
+        self.counts.take(config, holder)?;
+        *self.held.entry(holder.clone()).or_default() += 1;
+        loop {
+            let id = ConnectionId::draw(random, worker_id);
+            if self.owners.try_insert(id.0, index).is_ok() {
+                return Ok(id);
+            }
+        }
+    }
+
+    /// Takes in the connections of an allocation that comes from elsewhere, but for those whose numbers are taken here or another worker's.
+    pub(crate) fn adopt(&mut self, worker_id: WorkerId, index: u32, session: &mut Session) {
+        let holder = Holder::of(session);
+        let Some(tcp) = session.tcp.as_deref_mut() else { return };
+        tcp.retain(|id| {
+            let adopted = worker_id.of_connection(id.0).1 == worker_id.number()
+                && self.owners.try_insert(id.0, index).is_ok();
+            if adopted {
+                *self.held.entry(holder.clone()).or_default() += 1;
+                self.counts.lock().add(&holder);
+            }
+            adopted
+        });
+    }
+
+    /// Forgets one of a holder's.
+    pub(crate) fn remove(&mut self, id: ConnectionId, holder: &Holder) {
+        if self.owners.remove(&id.0).is_some() {
+            subtract(&mut self.held, holder, 1);
+            self.counts.lock().remove(holder, 1);
+        }
+    }
+
+    /// Forgets all connections of an allocation that is gone.
+    pub(crate) fn forget(&mut self, session: &Session) {
+        let Some(tcp) = &session.tcp else { return };
+        let holder = Holder::of(session);
+        tcp.ids().for_each(|id| self.remove(id, &holder));
+    }
+
+    /// Whether nothing is counted that is not there.
+    #[cfg(test)]
+    fn agrees(&self) -> bool {
+        self.held.values().sum::<usize>() == self.owners.len() && self.held.values().all(|held| *held > 0)
+    }
+}
+
+impl Drop for Connections {
+    fn drop(&mut self) {
+        let mut counts = self.counts.lock();
+        self.held.iter().for_each(|(holder, count)| counts.remove(holder, *count));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Seed;
+
+    fn holder(name: &str) -> Holder {
+        Holder("realm".into(), name.into())
+    }
+
+    #[test]
+    fn each_user_is_counted_and_forgotten() {
+        let config = ServerConfig { max_user_connections: 2, ..ServerConfig::default() };
+        let mut connections = Connections::new(WorkerId::ONLY, ConnectionCounts::default());
+        let mut random = Random::new(Seed([1; 32]));
+        let mut draw = |connections: &mut Connections, of_allocation, holder: &Holder| {
+            connections.draw(&config, &mut random, WorkerId::ONLY, (0, of_allocation), holder)
+        };
+        let mut drawn = Vec::new();
+        for name in ["alice", "alice", "bob"] {
+            drawn.push((draw(&mut connections, 0, &holder(name)).unwrap(), holder(name)));
+        }
+        assert_eq!(draw(&mut connections, 0, &holder("alice")), Err(Full::User));
+        let elsewhere = Holder("another".into(), "alice".into());
+        drawn.push((draw(&mut connections, 0, &elsewhere).expect("another user"), elsewhere));
+        assert_eq!(draw(&mut connections, 32, &holder("bob")), Err(Full::Allocation));
+        for (id, holder) in drawn {
+            connections.remove(id, &holder);
+            connections.remove(id, &holder);
+            assert!(connections.agrees());
+        }
+        assert_eq!((connections.len(), connections.held.len()), (0, 0));
+        {
+            let counts = connections.counts.lock();
+            assert_eq!((counts.total, counts.held.len()), (0, 0));
+        }
+    }
+
+    #[test]
+    fn limits_hold_for_all_workers_together_and_for_what_any_of_them_has_left() {
+        let config =
+            ServerConfig { max_total_connections: 5, max_user_connections: 3, ..ServerConfig::default() };
+        let counts = ConnectionCounts::default();
+        let worker_ids = [0, 1].map(|worker| WorkerId::new(worker, 2).unwrap());
+        let [mut one, mut other] = worker_ids.map(|worker_id| Connections::new(worker_id, counts.clone()));
+        let mut random = Random::new(Seed([1; 32]));
+        let mut draw = |connections: &mut Connections, worker: usize, name| {
+            connections.draw(&config, &mut random, worker_ids[worker], (0, 0), &holder(name))
+        };
+        // More than half of a limit on one worker.
+        for _ in 0..3 {
+            draw(&mut one, 0, "alice").unwrap();
+        }
+        assert_eq!(draw(&mut other, 1, "alice"), Err(Full::User));
+        for _ in 0..2 {
+            draw(&mut other, 1, "bob").unwrap();
+        }
+        assert_eq!(draw(&mut one, 0, "carol"), Err(Full::Total));
+        drop(other);
+        draw(&mut one, 0, "carol").unwrap();
+        assert!(one.agrees());
+    }
+}

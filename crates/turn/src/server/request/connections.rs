@@ -1,0 +1,554 @@
+//! TCP relaying (RFC 6062): connections between a relayed transport address and peers. The runtime connects, accepts and
+//! copies bytes; which connection may be, and to whom it belongs, is decided here.
+//!
+//! ```text
+//!  Connect ──▶ Effect::Connect ──▶ connected ──▶ waiting ──▶ ConnectionBind: Effect::Bind ──▶ connection_ended
+//!  a peer connects ──▶ peer_connected ───────────────┘  │
+//!                                                       └──▶ 30 s: Effect::ConnectionClosed
+//! ```
+
+use std::{net::SocketAddr, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+use turnpike_wire::stun::{Class, Header, Writer, kind, method};
+
+use crate::{
+    random::Random,
+    server::{
+        AllocationId, Client, Disposition, DropReason, Effect, Family, Fault, Gate, Link, RelayId,
+        RequestRefusal, Server, Source, Verdict, WorkerId,
+        data::data_path::known_as,
+        request::{
+            bad_request::Denied, bindings::peer_endpoint, connection_table::Holder, context::Context,
+            dispatch::Requester, response::Envelope,
+        },
+        stats::{ConnectionEvent, ConnectionRefusal},
+    },
+    time::Now,
+};
+
+/// Section 5.2 asks for at least 30 s for an attempt to connect, sections 5.2 and 5.3 for 30 s until a connection that
+/// nobody binds is closed.
+const PATIENCE_MS: u64 = 30_000;
+
+/// The deadline of an attempt whose end the runtime has been asked for: its report comes next, and is not waited for by a timer.
+const OVERDUE: u64 = u64::MAX;
+
+/// CONNECTION-ID (RFC 6062 section 6.2.1): the numbers of node and worker in the upper bits, so that a ConnectionBind finds its
+/// way, and bits that nobody foresees. What keeps a stranger out is that he must authenticate as the same user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ConnectionId(pub u32);
+
+impl ConnectionId {
+    pub(crate) fn draw(random: &mut Random, worker_id: WorkerId) -> Self {
+        Self(worker_id.connection(random.u32()))
+    }
+}
+
+/// A connection that the runtime shall open, from the relayed transport address to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectRequest {
+    /// What it will be called.
+    pub connection: ConnectionId,
+    /// From where: the relayed transport address itself (section 5.2).
+    pub relay: RelayId,
+    /// Whither: where the peer is reached that the client has named.
+    pub peer: SocketAddr,
+}
+
+/// Why a connection to a peer did not come about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectError {
+    /// Refused, unreachable, reset: 447.
+    Failed,
+    /// [`Effect::ConnectTimedOut`] ended it: 447.
+    TimedOut,
+    /// No file descriptor for it: 508.
+    NoCapacity,
+}
+
+/// What becomes of a connection that a peer made to a relayed transport address.
+pub enum PeerConnection<'a> {
+    /// Keep it, read nothing from it until it is bound, and send these bytes to `client`.
+    Accept {
+        /// What it is called.
+        connection: ConnectionId,
+        /// Whose control connection gets the indication.
+        client: Client,
+        /// The way to it.
+        link: Link,
+        /// A ConnectionAttempt indication, in the server's own buffer.
+        bytes: &'a [u8],
+    },
+    /// Close it; the reason has been counted.
+    Refuse(ConnectionRefusal),
+}
+
+/// The connections of one allocation. Few, and looked at by control messages only.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct TcpRelay {
+    list: Vec<Connection>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Connection {
+    id: ConnectionId,
+    /// As the client names it.
+    peer: SocketAddr,
+    stage: Stage,
+    /// Of the Connect request; none where the peer connected.
+    transaction: Option<[u8; 12]>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Stage {
+    /// The runtime connects. What the answer needs waits with it; the deadline is that of the attempt.
+    Connecting { deadline_ms: u64, envelope: Box<Envelope> },
+    /// Connected, and not bound yet.
+    Waiting { deadline_ms: u64 },
+    /// Spliced to a client data connection.
+    Bound,
+}
+
+/// What a Connect is to the connection that its peer has already.
+enum Again {
+    /// Its own request, which is being carried out.
+    Connecting,
+    /// Its own request, whose answer was lost.
+    Waiting(ConnectionId),
+    Another,
+}
+
+impl TcpRelay {
+    /// How many there are, those included that are being made.
+    pub(crate) fn connections(&self) -> usize {
+        self.list.len()
+    }
+
+    /// When the next of them has to be looked at.
+    fn next_deadline(&self) -> Option<u64> {
+        let deadlines = self.list.iter().filter_map(|connection| match connection.stage {
+            Stage::Connecting { deadline_ms, .. } | Stage::Waiting { deadline_ms } => Some(deadline_ms),
+            Stage::Bound => None,
+        });
+        deadlines.min().filter(|deadline_ms| *deadline_ms != OVERDUE)
+    }
+
+    /// The same with other deadlines.
+    pub(crate) fn shifted(&self, shift: impl Fn(u64) -> u64) -> Self {
+        let mut shifted = self.clone();
+        for connection in &mut shifted.list {
+            if let Stage::Connecting { deadline_ms, .. } | Stage::Waiting { deadline_ms } =
+                &mut connection.stage
+                && *deadline_ms != OVERDUE
+            {
+                *deadline_ms = shift(*deadline_ms);
+            }
+        }
+        shifted
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ConnectionId> + '_ {
+        self.list.iter().map(|connection| connection.id)
+    }
+
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(ConnectionId) -> bool) {
+        self.list.retain(|connection| keep(connection.id));
+    }
+
+    fn get(&mut self, id: ConnectionId) -> Option<&mut Connection> {
+        self.list.iter_mut().find(|connection| connection.id == id)
+    }
+
+    fn remove(&mut self, id: ConnectionId) {
+        self.list.retain(|connection| connection.id != id);
+        if self.list.is_empty() {
+            self.list = Vec::new();
+        }
+    }
+}
+
+impl<G: Gate> Server<G> {
+    /// Says how a [`ConnectRequest`] went; the verdict is the reply to the client. A connection reported as open stays
+    /// open until an effect closes it. To be called once for each request, unless [`Effect::ConnectionClosed`] or
+    /// [`Effect::Closed`] has ended the attempt.
+    pub fn connected(
+        &mut self,
+        now: Now,
+        allocation: AllocationId,
+        connection: ConnectionId,
+        result: Result<(), ConnectError>,
+    ) -> Verdict<'_> {
+        let Some(entry) = self.forwarding.get(allocation) else {
+            return self.stale_connection(allocation, connection, result);
+        };
+        let (client, link, away) = (entry.client, entry.link, entry.away);
+        let tcp = self.sessions.get(allocation.index).and_then(|session| session.tcp.as_deref_mut());
+        let Some(found) = tcp.and_then(|tcp| tcp.get(connection)) else {
+            return self.stale_connection(allocation, connection, result);
+        };
+        let waiting = Stage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
+        let envelope = match std::mem::replace(&mut found.stage, waiting) {
+            Stage::Connecting { envelope, .. } => *envelope,
+            other => {
+                found.stage = other;
+                return self.stale_connection(allocation, connection, Err(ConnectError::Failed));
+            }
+        };
+        match result {
+            Ok(()) => {
+                self.stats.connection(ConnectionEvent::Connected);
+                self.write_connected(&envelope, connection);
+            }
+            Err(error) => {
+                self.drop_connection(allocation.index, connection);
+                self.stats.connection(ConnectionEvent::ConnectFailed);
+                // 447 is for what the peer or the way to it does; want of descriptors is our own.
+                let code = if error == ConnectError::NoCapacity { 508 } else { 447 };
+                if let Some(session) = self.sessions.get(allocation.index) {
+                    let (realm, username) = (Arc::clone(&session.realm), session.username.clone());
+                    let (realm, username, method) = (&realm, &*username, envelope.method);
+                    let asker = Requester { client: &client, realm, username, proved: true, method };
+                    self.tell_refused(now, &asker, code, RequestRefusal::Code);
+                }
+                self.write_failure(&envelope, code);
+            }
+        }
+        self.arm_connections(now, allocation.index);
+        if away {
+            return self.dropped(DropReason::ClientAway);
+        }
+        Verdict::Reply { client, link, bytes: &self.reply }
+    }
+
+    /// A peer has connected to the relayed transport address `relay` (section 5.3). `peer` is canonical.
+    pub fn peer_connected(&mut self, now: Now, relay: RelayId, peer: SocketAddr) -> PeerConnection<'_> {
+        let (Source { client, link }, peer, connection) = match self.admit(now, relay, peer) {
+            Ok(admitted) => admitted,
+            Err(reason) => {
+                self.stats.connection_refused(reason);
+                return PeerConnection::Refuse(reason);
+            }
+        };
+        self.stats.connection(ConnectionEvent::Accepted);
+        self.arm_connections(now, relay.allocation.index);
+        let transaction = self.indications.next();
+        let header = Header { class: Class::Indication, method: method::CONNECTION_ATTEMPT, transaction };
+        let mut attempt = Writer::begin(&mut self.reply, header);
+        attempt.xor_address(kind::XOR_PEER_ADDRESS, peer).number(kind::CONNECTION_ID, connection.0);
+        attempt.finish(false);
+        PeerConnection::Accept { connection, client, link, bytes: &self.reply }
+    }
+
+    /// Payload that a bound connection has carried since the last report, in bytes. For counters of connections that
+    /// live long; the last report is [`Server::connection_ended`].
+    pub fn connection_carried(&mut self, connection: ConnectionId, to_peer: u64, to_client: u64) {
+        self.stats.connection_bytes[0] += to_peer;
+        self.stats.connection_bytes[1] += to_client;
+        let index = self.connections.owner(connection);
+        if let Some((_, entry)) = index.and_then(|index| self.forwarding.at(index)) {
+            entry.to_peer.1 += to_peer;
+            entry.to_client.1 += to_client;
+        }
+    }
+
+    /// A connection is over: either end has closed it, before or after it was bound. Both halves are closed by the runtime, each
+    /// with the other (section 5.5). `to_peer` and `to_client` as in [`Server::connection_carried`].
+    pub fn connection_ended(&mut self, now: Now, connection: ConnectionId, to_peer: u64, to_client: u64) {
+        self.connection_carried(connection, to_peer, to_client);
+        if let Some(index) = self.connections.owner(connection) {
+            self.drop_connection(index, connection);
+            self.stats.connection(ConnectionEvent::Ended);
+            self.arm_connections(now, index);
+        }
+    }
+
+    /// Connections to peers that exist or are being made.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Checks what section 5.1 asks of a request for TCP, beyond what holds for all.
+    pub(crate) fn may_relay_tcp(&self, context: &Context<'_>) -> Result<(), Denied> {
+        if !self.config.tcp_relay {
+            return Err(Denied::code(442));
+        }
+        // Only who comes by TCP or TLS can make further connections of the kind.
+        if !self.is_stream(context.client()) {
+            return Err(Denied::bad(kind::REQUESTED_TRANSPORT, Fault::OverDatagrams));
+        }
+        // These mean something for UDP only.
+        let refused = [kind::DONT_FRAGMENT, kind::EVEN_PORT, kind::RESERVATION_TOKEN];
+        match refused.into_iter().find(|kind| context.request.get(*kind).is_some()) {
+            Some(kind) => Err(Denied::bad(kind, Fault::RelaysTcp)),
+            None => Ok(()),
+        }
+    }
+
+    /// Section 5.2.
+    pub(crate) fn connect(&mut self, context: Context<'_>) -> Disposition {
+        let index = match self.owned(&context) {
+            Ok(index) => index,
+            Err(answer) => return answer,
+        };
+        let peer = match peer_endpoint(context.request) {
+            Ok(peer) => peer,
+            Err(fault) => return self.bad(&context, kind::XOR_PEER_ADDRESS, fault),
+        };
+        let family = Family::of(peer.ip());
+        let Some((id, entry, session)) = self.allocation(index) else { return self.fail(&context, 437) };
+        let (has_family, holder) = (entry.has(family), Holder::of(session));
+        // An allocation that relays UDP has no connections.
+        let Some(tcp) = session.tcp.as_deref_mut() else {
+            return self.bad(&context, kind::XOR_PEER_ADDRESS, Fault::RelaysUdp);
+        };
+        if !has_family {
+            return self.refuse(&context, 443, RequestRefusal::PeerFamily(peer));
+        }
+        let of_allocation = tcp.list.len();
+        let same = tcp.list.iter().find(|connection| connection.peer == peer);
+        let same = same.map(|same| {
+            // The very request again is none of its own (RFC 8656 section 5).
+            let again = same.transaction == Some(context.request.transaction());
+            match same.stage {
+                Stage::Connecting { .. } if again => Again::Connecting,
+                Stage::Waiting { .. } if again => Again::Waiting(same.id),
+                _ => Again::Another,
+            }
+        });
+        // A permission is not asked for: like CreatePermission, the request names the peer and is authenticated.
+        if !self.config.peers_in(&context.who.realm).permits_endpoint(peer) {
+            return self.refuse_peer(&context, peer, 0);
+        }
+        match same {
+            None => {}
+            Some(Again::Connecting) => return Disposition::Drop(DropReason::OpenPending),
+            Some(Again::Waiting(connection)) => {
+                self.stats.retransmits += 1;
+                self.write_connected(&context.envelope, connection);
+                return Disposition::Reply;
+            }
+            // One connection to a peer, whether it is being made, waits to be bound, or is.
+            Some(Again::Another) => return self.fail(&context, 446),
+        }
+        let place = (index, of_allocation);
+        let drawn = self.connections.draw(&self.config, &mut self.random, self.worker_id, place, &holder);
+        let connection = match drawn {
+            Ok(connection) => connection,
+            Err(full) => {
+                self.stats.connection_limit[full as usize] += 1;
+                return self.refuse(&context, 508, RequestRefusal::Connections);
+            }
+        };
+        let (now, transaction) = (context.now, Some(context.request.transaction()));
+        let deadline_ms = now.ms + PATIENCE_MS;
+        let stage = Stage::Connecting { deadline_ms, envelope: Box::new(context.envelope) };
+        self.add_connection(now, index, Connection { id: connection, peer, stage, transaction });
+        let relay = RelayId { allocation: id, family };
+        let peer = self.config.peers.own.internal(peer);
+        self.effects.push_back(Effect::Connect(ConnectRequest { connection, relay, peer }));
+        Disposition::Later
+    }
+
+    /// Section 5.4: the connection on which the request came becomes a client data connection.
+    pub(crate) fn connection_bind(&mut self, context: &Context<'_>) -> Disposition {
+        // By TCP or TLS, with a CONNECTION-ID, on a connection that is not a control connection: that stays one.
+        let connection = match self.connection_to_bind(context) {
+            Ok(connection) => connection,
+            Err(fault) => return self.bad(context, kind::CONNECTION_ID, fault),
+        };
+        if let Some(node) = self.on_another_node(connection) {
+            return self.send_to_node(context, node, Denied::bad(kind::CONNECTION_ID, Fault::Unknown));
+        }
+        if let Some(answer) = self.hand_over(context, connection) {
+            return answer;
+        }
+        let index = self.connections.owner(connection);
+        let authenticate = self.config.authenticate;
+        let found = index.and_then(|index| self.allocation(index));
+        let Some((id, entry, session)) = found else {
+            self.stats.connection_refused(ConnectionRefusal::UnknownId);
+            return self.bad(context, kind::CONNECTION_ID, Fault::Unknown);
+        };
+        // The credentials are those of the control connection. Where nobody authenticates, the address has to do.
+        let elsewhere = !authenticate && entry.client.address.ip() != context.client().address.ip();
+        if !session.is_of(&context.who) || elsewhere {
+            self.stats.connection_refused(ConnectionRefusal::WrongUser);
+            return self.wrong_user(context);
+        }
+        let found = session.tcp.as_deref_mut().and_then(|tcp| tcp.get(connection));
+        let Some(found) = found.filter(|found| matches!(found.stage, Stage::Waiting { .. })) else {
+            self.stats.connection_refused(ConnectionRefusal::UnknownId);
+            return self.bad(context, kind::CONNECTION_ID, Fault::Unknown);
+        };
+        found.stage = Stage::Bound;
+        self.stats.connection(ConnectionEvent::Bound);
+        self.arm_connections(context.now, id.index);
+        self.effects.push_back(Effect::Bind { connection, source: context.source });
+        self.done(context)
+    }
+
+    /// What a ConnectionBind names, if it may become a data connection at all: it came over a stream that is no control connection.
+    pub(crate) fn connection_to_bind(&mut self, context: &Context<'_>) -> Result<ConnectionId, Fault> {
+        let id = context.request.get(kind::CONNECTION_ID).ok_or(Fault::Missing)?;
+        let id = id.try_into().map_err(|_| Fault::Malformed)?;
+        let client = context.client();
+        if !self.is_stream(client) {
+            return Err(Fault::OverDatagrams);
+        }
+        if self.is_known(client) {
+            return Err(Fault::ControlConnection);
+        }
+        Ok(ConnectionId(u32::from_be_bytes(id)))
+    }
+
+    /// Closes what nobody has bound in time, and asks for an end to attempts that take too long.
+    pub(crate) fn expire_connections(&mut self, now: Now, index: u32) {
+        let Some((allocation, _, session)) = self.allocation(index) else { return };
+        let Some(tcp) = session.tcp.as_deref_mut() else { return };
+        let mut late = Vec::new();
+        let mut overdue = Vec::new();
+        for connection in &mut tcp.list {
+            match &mut connection.stage {
+                Stage::Connecting { deadline_ms, .. } if *deadline_ms <= now.ms => {
+                    *deadline_ms = OVERDUE;
+                    late.push(connection.id);
+                }
+                Stage::Waiting { deadline_ms } if *deadline_ms <= now.ms => overdue.push(connection.id),
+                _ => {}
+            }
+        }
+        for connection in late {
+            self.effects.push_back(Effect::ConnectTimedOut { allocation, connection });
+        }
+        for connection in overdue {
+            self.drop_connection(index, connection);
+            self.stats.connection(ConnectionEvent::Unbound);
+            self.effects.push_back(Effect::ConnectionClosed { allocation, connection });
+        }
+        self.arm_connections(now, index);
+    }
+
+    /// Closes the connections of an allocation to these peers.
+    pub(crate) fn close_connections(&mut self, index: u32, to: impl Fn(SocketAddr) -> bool) {
+        let Some((allocation, _, session)) = self.allocation(index) else { return };
+        let Some(tcp) = session.tcp.as_deref_mut() else { return };
+        let closed: Vec<ConnectionId> = tcp
+            .list
+            .iter()
+            .filter(|connection| to(connection.peer))
+            .map(|connection| connection.id)
+            .collect();
+        for connection in closed {
+            self.drop_connection(index, connection);
+            self.stats.connection(ConnectionEvent::Ended);
+            self.effects.push_back(Effect::ConnectionClosed { allocation, connection });
+        }
+    }
+
+    /// The owner of a connection gets the stream that shall be bound to it.
+    pub(crate) fn hand_over(
+        &mut self,
+        context: &Context<'_>,
+        connection: ConnectionId,
+    ) -> Option<Disposition> {
+        let worker = self.on_another_worker(connection)?;
+        self.stats.connection(ConnectionEvent::HandedOver);
+        let (source, request) = (context.source, context.request.view.bytes().into());
+        self.effects.push_back(Effect::HandOver { worker, source, request });
+        Some(Disposition::Later)
+    }
+
+    /// The worker that owns a connection, unless it is this one.
+    pub(crate) fn on_another_worker(&self, connection: ConnectionId) -> Option<u16> {
+        let (_, worker) = self.worker_id.of_connection(connection.0);
+        (worker != self.worker_id.number() && self.worker_id.has(worker)).then_some(worker)
+    }
+
+    /// The node of the fleet that owns a connection, unless it is this one.
+    pub(crate) fn on_another_node(&self, connection: ConnectionId) -> Option<u16> {
+        let (node, _) = self.worker_id.of_connection(connection.0);
+        self.worker_id.is_another(node).then_some(node)
+    }
+
+    /// Whom to tell, under which name the peer is known there, and what the connection is called.
+    fn admit(
+        &mut self,
+        now: Now,
+        relay: RelayId,
+        peer: SocketAddr,
+    ) -> Result<(Source, SocketAddr, ConnectionId), ConnectionRefusal> {
+        let index = relay.allocation.index;
+        let entry = self.forwarding.get(relay.allocation).filter(|found| found.has(relay.family));
+        let Some(entry) = entry else { return Err(ConnectionRefusal::Stale) };
+        let source = Source { client: entry.client, link: entry.link };
+        if entry.away {
+            return Err(ConnectionRefusal::ClientAway);
+        }
+        // Section 5.3: without a permission the connection is closed as soon as it is accepted.
+        let peer = known_as(&self.config.peers, &entry.permissions, peer, now);
+        if !entry.permissions.allow(peer.ip(), now.ms) {
+            return Err(ConnectionRefusal::NoPermission);
+        }
+        if !self.config.peers.permits_endpoint(peer) {
+            return Err(ConnectionRefusal::PeerRefused);
+        }
+        let Some(session) = self.sessions.get(index) else { return Err(ConnectionRefusal::Stale) };
+        let holder = Holder::of(session);
+        let Some(tcp) = session.tcp.as_deref_mut() else { return Err(ConnectionRefusal::Stale) };
+        let place = (index, tcp.list.len());
+        let drawn = self.connections.draw(&self.config, &mut self.random, self.worker_id, place, &holder);
+        let id = drawn.map_err(|full| {
+            self.stats.connection_limit[full as usize] += 1;
+            ConnectionRefusal::Limit
+        })?;
+        let stage = Stage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
+        self.add_connection(now, index, Connection { id, peer, stage, transaction: None });
+        Ok((source, peer, id))
+    }
+
+    fn add_connection(&mut self, now: Now, index: u32, connection: Connection) {
+        if let Some(tcp) = self.sessions.get(index).and_then(|session| session.tcp.as_deref_mut()) {
+            tcp.list.push(connection);
+            self.arm_connections(now, index);
+        }
+    }
+
+    /// Sets the timer of an allocation's connections after a deadline of theirs has changed.
+    pub(crate) fn arm_connections(&mut self, now: Now, index: u32) {
+        let tcp = self.sessions.get(index).and_then(|session| session.tcp.as_deref());
+        match tcp.and_then(TcpRelay::next_deadline) {
+            Some(deadline_ms) => self.connection_timers.set(now.ms, index, deadline_ms),
+            None => self.connection_timers.cancel(index),
+        }
+    }
+
+    fn write_connected(&mut self, to: &Envelope, connection: ConnectionId) {
+        self.stats.successes[to.method as usize] += 1;
+        let mut response = to.success(&mut self.reply);
+        response.number(kind::CONNECTION_ID, connection.0);
+        to.sign(response, self.config.software.as_deref());
+    }
+
+    fn drop_connection(&mut self, index: u32, connection: ConnectionId) {
+        let Some(session) = self.sessions.get(index) else { return };
+        self.connections.remove(connection, &Holder::of(session));
+        if let Some(tcp) = session.tcp.as_deref_mut() {
+            tcp.remove(connection);
+        }
+    }
+
+    /// A report about a connection that is not waited for any more: what has opened is given back.
+    fn stale_connection(
+        &mut self,
+        allocation: AllocationId,
+        connection: ConnectionId,
+        result: Result<(), ConnectError>,
+    ) -> Verdict<'_> {
+        if result.is_ok() {
+            self.effects.push_back(Effect::ConnectionClosed { allocation, connection });
+        }
+        self.dropped(DropReason::StaleRelay)
+    }
+}

@@ -1,0 +1,93 @@
+//! The longest age of an allocation: no Refresh leads beyond it.
+
+use std::collections::HashMap;
+
+use crate::common::*;
+use turnpike_turn::server::{ClosedReason, Effect, MaxSessionDuration, ServerConfig};
+
+fn aged(seconds: Option<u32>) -> ServerConfig {
+    ServerConfig { max_session_duration: MaxSessionDuration { seconds, realms: HashMap::new() }, ..config() }
+}
+
+fn closed(world: &mut World) -> Vec<(ClosedReason, u64)> {
+    let closed = |effect| match effect {
+        Effect::Closed { reason, lived_ms, .. } => Some((reason, lived_ms)),
+        _ => None,
+    };
+    world.effects().into_iter().filter_map(closed).collect()
+}
+
+/// What a Refresh for an hour is granted.
+fn refreshed(world: &mut World) -> u32 {
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.ask(&Ask::refresh(3600).signed(&alice)).success().lifetime()
+}
+
+#[test]
+fn an_allocation_ends_at_its_longest_age_however_often_it_is_refreshed() {
+    let mut world = World::with(aged(Some(5000)));
+    world.allocated();
+    assert_eq!(refreshed(&mut world), 3600);
+    world.sleep(3000);
+    assert_eq!(refreshed(&mut world), 2000, "what is left");
+    world.sleep(1999);
+    assert_eq!(refreshed(&mut world), 2, "libnice refreshes at once after a LIFETIME of 1");
+    world.now.ms += 700;
+    assert_eq!(refreshed(&mut world), 2, "no LIFETIME of 0, which would say that it is deleted");
+    world.now.ms -= 700;
+    world.sleep(1);
+    assert_eq!(world.server.allocations(), 0);
+    assert_eq!(closed(&mut world), [(ClosedReason::MaxAge, 5_000_000)]);
+    assert_eq!(world.server.stats().allocations_closed, [0, 0, 0, 0, 0, 1, 0, 0, 0]);
+}
+
+#[test]
+fn an_allocation_that_is_not_refreshed_expires_as_ever() {
+    let mut world = World::with(aged(Some(5000)));
+    world.allocated();
+    world.sleep(600);
+    assert_eq!(closed(&mut world), [(ClosedReason::Expired, 600_000)]);
+    // The first lifetime is no longer than the age either.
+    let mut world = World::with(aged(Some(300)));
+    let alice = world.credentials("alice", Scheme::Md5);
+    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).success().lifetime(), 300);
+    world.sleep(300);
+    assert_eq!(closed(&mut world), [(ClosedReason::MaxAge, 300_000)]);
+}
+
+#[test]
+fn a_reload_shortens_what_there_is_and_lengthens_what_is_refreshed() {
+    let mut world = World::with(aged(None));
+    world.allocated();
+    assert_eq!(refreshed(&mut world), 3600);
+    world.sleep(1000);
+    world.server.reconfigure(world.now, aged(Some(1500)).into());
+    assert_eq!(refreshed(&mut world), 500);
+    world.server.reconfigure(world.now, aged(Some(9000)).into());
+    assert_eq!(refreshed(&mut world), 3600);
+    world.server.reconfigure(world.now, aged(Some(900)).into());
+    world.sleep(1);
+    assert_eq!(closed(&mut world), [(ClosedReason::MaxAge, 1_001_000)]);
+}
+
+#[test]
+fn a_realm_has_an_age_of_its_own() {
+    let realms = HashMap::from([(REALM.into(), None)]);
+    let config =
+        ServerConfig { max_session_duration: MaxSessionDuration { seconds: Some(600), realms }, ..config() };
+    let mut world = World::with(config);
+    world.allocated();
+    assert_eq!(refreshed(&mut world), 3600, "none");
+}
+
+#[test]
+fn both_families_of_an_allocation_end_at_its_longest_age() {
+    let mut world = World::with(aged(Some(1000)));
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.ask(&Ask::allocate().raw(0x8000, &[2, 0, 0, 0]).signed(&alice)).success();
+    assert_eq!(refreshed(&mut world), 1000);
+    world.sleep(999);
+    assert_eq!(world.server.allocations(), 1);
+    world.sleep(1);
+    assert_eq!(closed(&mut world), [(ClosedReason::MaxAge, 1_000_000)]);
+}
