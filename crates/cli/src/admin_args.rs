@@ -15,7 +15,7 @@ use turnpike_admin::{
     commands::{self, CommandError, Format, Sessions},
     top,
 };
-use turnpike_daemon::wait_for_stop;
+use turnpike_process::wait_for_stop;
 
 /// Which program, and how it is to be asked.
 #[derive(Args)]

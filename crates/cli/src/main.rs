@@ -31,7 +31,7 @@ use clap::Parser;
 use serde_json::{Map, Value};
 use turnpike_admin::{Problem, commands::CommandError};
 use turnpike_config::{Mistakes, Sources, certificates, forward::ForwardSources, readable_by_all};
-use turnpike_daemon::{DaemonError, wait_for_stop};
+use turnpike_daemon::DaemonError;
 use turnpike_load::{
     LoadError, Outcome, Report, Stop,
     progress::{self, Interval},
@@ -40,6 +40,7 @@ use turnpike_load::{
     turn, udp,
 };
 use turnpike_probe::ProbeError;
+use turnpike_process::wait_for_stop;
 use turnpike_wire::escape;
 
 use crate::{
@@ -169,7 +170,7 @@ fn managed(ask: impl FnOnce(&mut dyn Write) -> Result<(), ManageError>) -> ExitC
 
 fn upgrade(args: &UpgradeArgs) -> ExitCode {
     let step = |step: &str| tell(format_args!("{step}"));
-    match turnpike_daemon::upgrade(&args.which(), args.binary.as_deref(), step) {
+    match turnpike_process::upgrade::ask(&args.which(), args.binary.as_deref(), step) {
         Ok(done) => print(format_args!("{done}")),
         Err(error) => fail(FAILED, &error),
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use turnpike_daemon::Which;
+use turnpike_process::upgrade::Which;
 
 /// Flags of `upgrade`.
 #[derive(Args)]

@@ -25,6 +25,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-stores", 3),
     ("turnpike-probe", 3),
     ("turnpike-admin", 4),
+    ("turnpike-process", 4),
     ("turnpike-lab", 4),
     ("turnpike-daemon", 5),
     ("turnpike-cli", 6),
@@ -96,8 +97,19 @@ const SERVERS: &[&str] = &[
     "turnpike-forward",
     "turnpike-load",
     "turnpike-probe",
+    "turnpike-process",
     "turnpike-daemon",
     "turnpike-admin",
+];
+
+/// Crates of TURN and of the forwarder, which `process` does not know.
+const WORK: &[&str] = &[
+    "turnpike-turn",
+    "turnpike-relay",
+    "turnpike-forward",
+    "turnpike-fleet",
+    "turnpike-stores",
+    "turnpike-client",
 ];
 
 #[test]
@@ -164,6 +176,11 @@ fn the_oracle_of_the_codec_is_in_tests_alone() {
 #[test]
 fn lab_links_no_server() {
     assert_eq!(servers_in_lab(&house()), NONE);
+}
+
+#[test]
+fn process_knows_neither_turn_nor_rules() {
+    assert_eq!(forbidden_imports(&house(), "turnpike-process", WORK), NONE);
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! What the admin interface can ask of a running program.
 
 use std::{
-    fmt,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -15,15 +14,13 @@ use turnpike_api::{
 use turnpike_config::AdminSettings;
 use turnpike_forward::{RuleId, RuleSnapshot, RuleStanding};
 use turnpike_net::Datapath;
+use turnpike_process::{Control, MetricsPage, logging, sandbox};
 use turnpike_relay::Relay;
 
 use crate::{
     certificates::Told,
-    control::Control,
     fleet::FleetOrders,
-    logging,
     refusals::{Refusals, keys_of_count},
-    sandbox,
     serve::Shown,
     store::{SharedStore, shared},
 };
@@ -34,9 +31,6 @@ pub(crate) const DESCRIPTORS: u64 = 48;
 
 /// More of them, where applications ask for credentials on a listener of its own.
 pub(crate) const CREDENTIALS_DESCRIPTORS: u64 = 144;
-
-/// Writes the text of `/metrics`, in the format of OpenMetrics.
-pub(crate) type MetricsPage = Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync>;
 
 /// Reads the counters of each rule of a forwarder.
 pub(crate) type Rules = Arc<dyn Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync>;
@@ -100,7 +94,7 @@ impl Program for AdminView {
     }
 
     fn metrics(&self) -> String {
-        (self.metrics)().unwrap_or_default()
+        (self.metrics)()
     }
 
     fn is_draining(&self) -> bool {

@@ -13,15 +13,12 @@ use turnpike_config::{
     Certificate, Mistake, Settings,
     certificates::{self, Found},
 };
+use turnpike_process::{log_warnings, sandbox, warn};
 use turnpike_relay::{DtlsContext, TlsContext};
 
 use crate::{
-    certificate_expiry::CertificateExpiry,
-    certificate_watch::CertificateWatch,
-    changes::CertificateChanges,
-    control::{self, say_warnings},
+    certificate_expiry::CertificateExpiry, certificate_watch::CertificateWatch, changes::CertificateChanges,
     error::DaemonError,
-    sandbox,
 };
 
 /// Of TLS and DTLS.
@@ -109,8 +106,8 @@ impl Certificates {
         Ok((tls, dtls))
     }
 
-    /// Says which they are, and has the metrics tell it.
-    pub(crate) fn say(&self) {
+    /// Logs them, and shows them in the metrics.
+    pub(crate) fn log(&self) {
         self.told.expiry.show(&self.told.in_use());
     }
 
@@ -124,7 +121,7 @@ impl Certificates {
         if has_changed || self.refused.is_some_and(|at| at.elapsed() >= RETRY) {
             let Found { certificates, problems, warnings } = certificates::load(settings);
             if has_changed || problems.is_empty() {
-                say_warnings(&warnings);
+                log_warnings(&warnings);
                 self.take(certificates, &problems, &mut Reloaded::default());
             } else {
                 self.refused = Some(Instant::now());
@@ -162,14 +159,14 @@ impl Certificates {
         match (&self.tls, &loaded[..]) {
             (None, _) => {}
             (Some(_), []) => {
-                control::warn(reloaded, "no certificate is configured any more: the old ones stay in force");
+                warn(reloaded, "no certificate is configured any more: the old ones stay in force");
             }
             (Some(tls), _) => {
                 let identities = certificates::identities(&loaded);
                 tls.replace(&identities);
                 // A file that no longer has dtls.listen may name certificates that DTLS cannot use.
                 if let Some(Err(error)) = self.dtls.as_ref().map(|dtls| dtls.replace(&identities)) {
-                    control::warn(reloaded, format!("{error}: DTLS keeps the old one until a restart"));
+                    warn(reloaded, format!("{error}: DTLS keeps the old one until a restart"));
                 }
                 self.told.loaded.fetch_add(1, Ordering::Relaxed);
                 let changes = CertificateChanges::new(&self.told.in_use(), &loaded);

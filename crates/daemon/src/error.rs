@@ -1,13 +1,7 @@
-//! Why a daemon did not start, or ended other than by being told to.
-
-use std::{
-    io,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-};
+//! Errors of starting and running a server or a forwarder.
 
 use turnpike_config::Mistakes;
-use turnpike_net::PassedError;
+use turnpike_process::ProcessError;
 use turnpike_relay::DtlsError;
 
 /// Each message is one sentence that says what to change.
@@ -17,21 +11,9 @@ pub enum DaemonError {
     /// Nothing was started, and no socket opened.
     #[error(transparent)]
     Config(#[from] Mistakes),
-    /// What the service manager has passed cannot be taken.
+    /// An error that any service may end with.
     #[error(transparent)]
-    Passed(#[from] PassedError),
-    /// Nobody would read from a socket that the service manager has passed.
-    #[error("the service manager has passed {transport} {address} ({name:?}), and {problem}")]
-    Unserved {
-        /// `udp` or `tcp`.
-        transport: &'static str,
-        /// Where it is bound.
-        address: SocketAddr,
-        /// As the unit calls it.
-        name: String,
-        /// Why, and what to do.
-        problem: String,
-    },
+    Process(#[from] ProcessError),
     /// The TURN server did not start.
     #[error(transparent)]
     Serve(#[from] turnpike_relay::StartError),
@@ -68,44 +50,15 @@ pub enum DaemonError {
     /// An address for the admin interface that was asked for cannot be had.
     #[error(transparent)]
     Admin(#[from] turnpike_admin::ListenError),
-    /// A file that the configuration names.
-    #[error("cannot write {what} {}: {source}; name another file, or none", path.display())]
-    File {
-        /// Which of them.
-        what: &'static str,
-        /// Where.
-        path: PathBuf,
-        /// The kernel's answer.
-        source: io::Error,
-    },
     /// rustls.
     #[error("cannot prepare TLS: {0}")]
     Tls(String),
     /// dimpl.
     #[error(transparent)]
     Dtls(#[from] DtlsError),
-    /// Another process was to be gone on from, and that one goes on itself.
-    #[error("cannot take over: {0}")]
-    Upgrade(String),
-    /// The control thread itself.
-    #[error("cannot start the control thread: {0}")]
-    Control(#[source] io::Error),
     /// A reload wants what was given up at the start.
     #[error(
         "the rules need the capabilities {0}, which the sandbox has given up at the start: restart, and they are kept"
     )]
     Sandbox(String),
-    /// A worker ended by itself.
-    #[error(
-        "a worker has ended though nobody stopped it; the log lines above may say why, and a restart helps"
-    )]
-    Worker,
-}
-
-impl DaemonError {
-    /// For [`Result::map_err`].
-    pub(crate) fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| Self::File { what, path, source }
-    }
 }

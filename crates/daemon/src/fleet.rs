@@ -14,8 +14,8 @@ mod beating;
 mod counts;
 mod entrances;
 mod exchanging;
+mod handover;
 mod health;
-mod inheritance;
 mod keys;
 mod listening;
 mod load;
@@ -43,7 +43,7 @@ pub(crate) use orders::FleetOrders;
 pub(crate) use counts::FleetCounts;
 #[cfg(test)]
 pub(crate) use counts::NodeCounts;
-pub(crate) use inheritance::{FleetEstate, FleetOffer};
+pub(crate) use handover::{FleetHandover, FleetOffer};
 pub(crate) use keys::NodeKeys;
 pub(crate) use publishing::{StatusLines, StatusWriter};
 

@@ -1,4 +1,4 @@
-//! `turnpike forward`: starts the forwarder, and is the [`Service`] that reloads, drains and upgrades it.
+//! `turnpike forward`: the forwarder as a [`Service`].
 
 use std::{
     io,
@@ -20,23 +20,25 @@ use turnpike_forward::{
     Bind, ConnectionLog, Forwarder, Hook, Kernel, Protocol, Rule, RuleId, Settings, StartError,
 };
 use turnpike_net::{Datapath, PassedSockets, passed::Transport};
+use turnpike_process::{
+    Control, MetricsPage, PidFile, ProcessError, Service, Stop,
+    log_queue::LogCounts,
+    log_refused, log_warnings, need_restart, passed, rlimit, sandbox,
+    upgrade::{self, HandoverState, PreviousProcess},
+    warn,
+};
 
 use crate::{
-    admin::{self, AdminView, MetricsPage, Rules},
+    admin::{self, AdminView, Rules},
     changes::ForwardChanges,
     connection_file::ConnectionFile,
     connection_log::{Records, SharedRecords, connection_log},
-    control::{self, Control, Service, Status, Stop, say_warnings},
     denial::Lists,
     error::DaemonError,
-    forward_estate::{ForwardEstate, ForwardInheritance},
-    forward_metrics, kernel_path,
-    log_limit::LogCounts,
-    passed,
-    pid_file::PidFile,
-    rlimit,
-    sandbox::{self, Needs},
-    upgrade::{self, Estate, Heir},
+    forward_handover::{ForwardHandover, PreviousForwarder},
+    forward_metrics,
+    forwarder_needs::{forwarder_needs, rule_privileges},
+    kernel_path,
 };
 
 /// Forwards until a signal or an administrator ends it.
@@ -45,53 +47,51 @@ use crate::{
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
 pub fn forward(sources: &ForwardSources) -> Result<(), DaemonError> {
     sandbox::forbid_core_dumps();
-    upgrade::begin("forward", |heir| {
+    upgrade::begin(PortForwarder::NAME, |previous| {
         // Before anything else is opened.
-        let (before, passed) = match heir {
-            Some(heir) => {
-                let (before, passed) = ForwardInheritance::new(heir)?;
-                (Some(before), passed)
-            }
-            None => (None, PassedSockets::from_service_manager()?),
-        };
-        let sources = sources.clone().with_fallback(passed::settings_of_forward(&passed));
+        let (before, passed) = previous.as_mut().map(PreviousForwarder::new).transpose()?.unzip();
+        let passed =
+            passed.map_or_else(PassedSockets::from_service_manager, Ok).map_err(ProcessError::from)?;
+        let sources = sources.clone().with_fallback(passed::settings(&passed));
         let loaded = sources.load()?;
         let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
-        sandbox::enter(&loaded.settings.sandbox, || Needs::of_forwarder(&sources, &loaded));
+        sandbox::enter(&loaded.settings.sandbox, || forwarder_needs(&sources, &loaded));
         let found = Found { sources, loaded, passed: Arc::new(passed), before };
-        control::run((&level, format), async |control| PortForwarder::start(found, control, heir))
+        turnpike_process::run((&level, format), async |control| {
+            PortForwarder::start(found, control, previous)
+        })
     })
 }
 
-/// What a forwarder begins with.
+/// Configuration and sockets at the start.
 struct Found {
     sources: ForwardSources,
     loaded: ForwardLoaded,
-    /// By a service manager.
+    /// Sockets passed by a service manager.
     passed: Arc<PassedSockets>,
-    /// In place of which it begins.
-    before: Option<ForwardInheritance>,
+    /// Offer of the previous process.
+    before: Option<PreviousForwarder>,
 }
 
 struct PortForwarder {
     sources: ForwardSources,
-    /// What the forwarder was started with; keys that a reload cannot change keep these values.
+    /// Settings at the start, for keys that a reload cannot change.
     started: ForwardSettings,
     settings: ForwardSettings,
-    /// For whoever looks.
+    /// For the admin interface.
     shown: watch::Sender<Arc<ForwardSettings>>,
     workers: usize,
     datapath: Datapath,
-    /// It has been said what the kernel's program was attached to.
-    says_kernel: bool,
-    /// For as long as something may be bound anew.
+    /// The interfaces of the kernel path have been logged.
+    has_logged_kernel: bool,
+    /// Kept while listeners may still be bound.
     passed: Arc<PassedSockets>,
     stop: Arc<Stop>,
     forwarder: Arc<Forwarder>,
     records: SharedRecords,
     page: Arc<Serving>,
     metrics: MetricsPage,
-    /// Behind the forwarder: it is there for as long as that.
+    /// Dropped after the forwarder.
     pid_file: PidFile,
 }
 
@@ -99,21 +99,21 @@ impl PortForwarder {
     fn start(
         found: Found,
         control: &Control,
-        heir: &mut Option<Heir>,
+        previous: &mut Option<PreviousProcess>,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
         let Found { sources, loaded, passed, mut before } = found;
         let ForwardLoaded { settings, format, included, warnings } = loaded;
-        say_source(sources.file(), format, &included, settings.rules.len());
-        say_warnings(&warnings);
+        log_source(sources.file(), format, &included, settings.rules.len());
+        log_warnings(&warnings);
         let (workers, datapath, reason) = threads(&settings, before.as_ref());
         passed::check(&passed, workers, |transport, at| listens(&settings.rules, transport, at))?;
-        passed::say_few_workers(&passed, settings.origin("forward.workers"), workers);
+        passed::log_few_workers(&passed, settings.origin("forward.workers"), workers);
         raise_open_files(&settings, workers);
 
         let records = SharedRecords::new(Mutex::new(open_records(&settings)?));
-        let lent = before.as_mut().map(ForwardInheritance::page).unwrap_or_default();
+        let sockets = before.as_mut().map(PreviousForwarder::page).unwrap_or_default();
         let is_explicit = settings.is_explicit("admin.listen");
-        let page = Interface::listen(Job::Forward, &settings.admin, is_explicit, lent)?;
+        let page = Interface::listen(Job::Forward, &settings.admin, is_explicit, sockets)?;
         let (logger, writer) = connection_log(Arc::clone(&records));
         let log_counts = logger.counts();
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
@@ -126,10 +126,10 @@ impl PortForwarder {
                 Forwarder::start_as_heir(&runtime, &settings.rules, log, before.into_forwarder())?
             }
         };
-        say_left_out(&failed);
+        log_left_out(&failed);
         let forwarder = Arc::new(forwarder);
-        let is_attached = heir.is_none();
-        take_over(heir, control.status(), &forwarder, &settings, datapath)?;
+        let is_attached = previous.is_none();
+        take_over(previous, control, &forwarder, &settings, datapath)?;
         let pid_file = match PidFile::write(settings.pid_file.as_deref()) {
             // Clients are served by now.
             Err(error) if !is_first => {
@@ -138,11 +138,12 @@ impl PortForwarder {
             }
             written => written?,
         };
-        say_what_started(&settings, &forwarder, &page);
+        log_listeners(&settings, &forwarder, |_| true);
+        page.say_where();
         tracing::info!("data path {datapath}: {reason}; workers: {workers}");
-        sandbox::say();
-        let says_kernel = if is_attached {
-            say_kernel(&settings, &forwarder, &settings.rules, datapath)
+        sandbox::log();
+        let has_logged_kernel = if is_attached {
+            log_kernel(&settings, &forwarder, &settings.rules, datapath)
         } else {
             forwarder.kernel().is_some()
         };
@@ -158,7 +159,7 @@ impl PortForwarder {
             shown,
             workers,
             datapath,
-            says_kernel,
+            has_logged_kernel,
             passed,
             stop: Arc::clone(stop),
             forwarder,
@@ -177,9 +178,9 @@ impl PortForwarder {
     async fn take(&mut self, loaded: ForwardLoaded) -> Result<Reloaded, DaemonError> {
         let ForwardLoaded { settings: new, format, included, warnings } = loaded;
         let mut reloaded = Reloaded::default();
-        warnings.into_iter().for_each(|warning| control::warn(&mut reloaded, warning));
-        control::need_restart(&mut reloaded, &self.started.unchangeable(&new));
-        if let Some(gone) = sandbox::given_up(&Needs::of_rules(&new)) {
+        warnings.into_iter().for_each(|warning| warn(&mut reloaded, warning));
+        need_restart(&mut reloaded, &self.started.unchangeable(&new));
+        if let Some(gone) = sandbox::given_up(rule_privileges(&new)) {
             return Err(DaemonError::Sandbox(gone));
         }
         let records = open_records(&new)?;
@@ -188,26 +189,26 @@ impl PortForwarder {
         // Names are looked up.
         let reload = tokio::task::spawn_blocking(move || forwarder.reload(&runtime, &rules));
         let failed = reload.await.map_err(io::Error::other).map_err(StartError::from)??;
-        reloaded.warnings.extend(say_left_out(&failed));
-        if !self.says_kernel {
-            self.says_kernel = say_kernel(&self.started, &self.forwarder, &new.rules, self.datapath);
+        reloaded.warnings.extend(log_left_out(&failed));
+        if !self.has_logged_kernel {
+            self.has_logged_kernel = log_kernel(&self.started, &self.forwarder, &new.rules, self.datapath);
         }
         if let Err(error) =
             passed::check(&self.passed, self.workers, |transport, at| listens(&new.rules, transport, at))
         {
-            control::warn(&mut reloaded, error.to_string());
+            warn(&mut reloaded, error.to_string());
         }
-        // Opened anew even where nothing changed: log rotation moves the old one away.
+        // Reopened even without changes: log rotation moves the old one away.
         *self.records.lock().unwrap_or_else(PoisonError::into_inner) = records;
         if self.settings.pid_file != new.pid_file {
             // The old one goes first: the new name may lead to the same file.
             self.pid_file = PidFile::NONE;
             match PidFile::write(new.pid_file.as_deref()) {
                 Ok(file) => self.pid_file = file,
-                Err(error) => control::warn(&mut reloaded, error.to_string()),
+                Err(error) => warn(&mut reloaded, error.to_string()),
             }
         }
-        say_source(self.sources.file(), format, &included, new.rules.len());
+        log_source(self.sources.file(), format, &included, new.rules.len());
         let changes = ForwardChanges::new(&self.settings, &new);
         changes.say(new.rules.len());
         reloaded.changed = changes.lines();
@@ -218,21 +219,24 @@ impl PortForwarder {
 }
 
 impl Service for PortForwarder {
+    const NAME: &'static str = "forward";
     const OPEN: &'static str = "connections";
+    const GAUGES: &'static [&'static str] =
+        &["turnpike_forward_connections", "turnpike_forward_target_connections", "turnpike_kernel_flows"];
 
     async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
         let taken = match self.sources.load() {
             Ok(loaded) => self.take(loaded).await,
             Err(mistakes) => Err(mistakes.into()),
         };
-        taken.map_err(|error| control::say_refused(&error, "rules not reloaded: the old ones stay in force"))
+        taken.map_err(|error| log_refused(&error, "rules not reloaded: the old ones stay in force"))
     }
 
-    fn look(&mut self) {
+    fn tick(&mut self) {
         let runtime = self.for_runtime(&self.settings);
         let come = self.forwarder.retry(&runtime);
         if !come.is_empty() {
-            say_listeners(&self.settings, &self.forwarder, |id| come.contains(id));
+            log_listeners(&self.settings, &self.forwarder, |id| come.contains(id));
         }
     }
 
@@ -240,15 +244,15 @@ impl Service for PortForwarder {
         self.forwarder.has_failed()
     }
 
-    fn patience(&self) -> Duration {
+    fn drain_deadline(&self) -> Duration {
         Duration::from_secs(self.settings.shutdown_deadline.into())
     }
 
-    fn drain(&mut self, patience: Duration) {
+    fn drain(&mut self, deadline: Duration) {
         self.forwarder.drain();
         // Copies of listeners, which kept them open.
         self.passed = Arc::default();
-        let deadline_s = patience.as_secs();
+        let deadline_s = deadline.as_secs();
         tracing::info!(connections = self.open(), deadline_s, "draining: nothing new is accepted");
     }
 
@@ -260,31 +264,30 @@ impl Service for PortForwarder {
         self.forwarder.active()
     }
 
-    fn say_left(&self, open: u64) {
+    fn log_left(&self, open: u64) {
         tracing::warn!(connections = open, "connections still open are ended");
     }
 
-    fn estate(&self) -> Arc<dyn Estate> {
-        Arc::new(ForwardEstate {
+    fn handover_state(&self) -> Arc<dyn HandoverState> {
+        Arc::new(ForwardHandover {
             forwarder: Arc::clone(&self.forwarder),
             page: Arc::clone(&self.page),
             passed: Arc::clone(&self.passed),
-            metrics: Arc::clone(&self.metrics),
         })
     }
 
-    fn metrics(&self) -> String {
-        (self.metrics)().unwrap_or_default()
+    fn metrics(&self) -> &MetricsPage {
+        &self.metrics
     }
 
-    fn patience_after_upgrade(&self) -> Duration {
+    fn upgrade_deadline(&self) -> Duration {
         Duration::from_secs(self.settings.upgrade_deadline.into())
     }
 
-    fn handed_over(&mut self, patience: Duration) {
+    fn handed_over(&mut self, deadline: Duration) {
         self.page.leave();
         self.pid_file.leave();
-        let deadline_s = patience.as_secs();
+        let deadline_s = deadline.as_secs();
         tracing::info!(connections = self.open(), deadline_s, "handed over; TCP connections live on here");
     }
 
@@ -293,42 +296,34 @@ impl Service for PortForwarder {
     }
 }
 
-/// Goes on where the process before stops, if there is one.
+/// Takes over from the previous process, if there is one.
 fn take_over(
-    heir: &mut Option<Heir>,
-    status: &Status,
+    previous: &mut Option<PreviousProcess>,
+    control: &Control,
     forwarder: &Arc<Forwarder>,
     settings: &ForwardSettings,
     datapath: Datapath,
-) -> Result<(), DaemonError> {
-    if let Some(heir) = heir {
-        let unfit =
-            |error: io::Error| DaemonError::Upgrade(format!("cannot take the sessions over: {error}"));
-        let inherited = || forwarder.inherited().map_err(unfit);
-        heir.take_over(status.carried(), false, inherited, || forwarder.serve())?;
-    }
-    // From now on nothing goes back to that one.
-    if let Some(heir) = heir.take() {
-        let (weak, settings) = (Arc::downgrade(forwarder), settings.clone());
-        heir.listen(Arc::clone(status.carried()), move || {
-            let Some(forwarder) = weak.upgrade() else { return };
-            match forwarder.attach_kernel() {
-                Ok(()) => _ = say_kernel(&settings, &forwarder, &settings.rules, datapath),
-                Err(error) => tracing::error!("the kernel forwards nothing from now on: {error}"),
-            }
-        });
-    }
-    Ok(())
+) -> Result<(), ProcessError> {
+    let receive = || forwarder.inherited().map_err(|error| format!("cannot take the sessions over: {error}"));
+    let (weak, settings) = (Arc::downgrade(forwarder), settings.clone());
+    let released = move || {
+        let Some(forwarder) = weak.upgrade() else { return };
+        match forwarder.attach_kernel() {
+            Ok(()) => _ = log_kernel(&settings, &forwarder, &settings.rules, datapath),
+            Err(error) => tracing::error!("the kernel forwards nothing from now on: {error}"),
+        }
+    };
+    upgrade::take_over(previous, control.status().carried(), false, receive, || forwarder.serve(), released)
 }
 
-/// How many workers there are, how datagrams enter and leave them, and why so.
-fn threads(settings: &ForwardSettings, before: Option<&ForwardInheritance>) -> (usize, Datapath, String) {
+/// Number of workers, data path, and the reason for that.
+fn threads(settings: &ForwardSettings, before: Option<&PreviousForwarder>) -> (usize, Datapath, String) {
     let workers = settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
     let (datapath, reason) = match settings.datapath {
         DatapathChoice::Step(step) => (step, "as configured".to_owned()),
         _ => Datapath::best(),
     };
-    let Some((kept_workers, kept_datapath)) = before.map(ForwardInheritance::kept) else {
+    let Some((kept_workers, kept_datapath)) = before.map(PreviousForwarder::kept) else {
         return (workers, datapath, reason);
     };
     let differ = [
@@ -339,7 +334,7 @@ fn threads(settings: &ForwardSettings, before: Option<&ForwardInheritance>) -> (
         ),
     ];
     let differ: Vec<&str> = differ.into_iter().filter(|(differs, _)| *differs).map(|(_, key)| key).collect();
-    control::need_restart(&mut Reloaded::default(), &differ);
+    need_restart(&mut Reloaded::default(), &differ);
     (kept_workers, kept_datapath, "that of the process before".to_owned())
 }
 
@@ -408,7 +403,7 @@ fn for_runtime(
     }
 }
 
-/// Whether a rule listens here, or on a name that may have this address.
+/// Returns true if a rule listens on this address, or on a name that may resolve to it.
 fn listens(rules: &[Rule], transport: Transport, address: SocketAddr) -> bool {
     rules.iter().any(|rule| {
         transport_of(rule) == transport
@@ -417,7 +412,7 @@ fn listens(rules: &[Rule], transport: Transport, address: SocketAddr) -> bool {
     })
 }
 
-/// What its clients speak.
+/// Protocol of its clients.
 fn transport_of(rule: &Rule) -> Transport {
     match rule.protocol {
         Protocol::Tcp | Protocol::TcpToUdp { .. } => Transport::Tcp,
@@ -425,7 +420,7 @@ fn transport_of(rule: &Rule) -> Transport {
     }
 }
 
-fn say_source(file: Option<&Path>, format: Option<Format>, included: &[PathBuf], rules: usize) {
+fn log_source(file: Option<&Path>, format: Option<Format>, included: &[PathBuf], rules: usize) {
     included.iter().for_each(|path| tracing::info!("{} is included", path.display()));
     match (file, format) {
         (Some(path), Some(format)) => {
@@ -436,18 +431,13 @@ fn say_source(file: Option<&Path>, format: Option<Format>, included: &[PathBuf],
 }
 
 /// Logs rules that could not be bound, and returns the lines.
-fn say_left_out(failed: &[StartError]) -> Vec<String> {
+fn log_left_out(failed: &[StartError]) -> Vec<String> {
     let lines = failed.iter().map(|error| format!("{error}; retrying each second (keep_going)"));
     lines.inspect(|line| tracing::error!("{line}")).collect()
 }
 
-fn say_what_started(settings: &ForwardSettings, forwarder: &Forwarder, page: &Interface) {
-    say_listeners(settings, forwarder, |_| true);
-    page.say_where();
-}
-
 /// One line for each rule, whose range may have thousands of ports.
-fn say_listeners(settings: &ForwardSettings, forwarder: &Forwarder, is_wanted: impl Fn(&RuleId) -> bool) {
+fn log_listeners(settings: &ForwardSettings, forwarder: &Forwarder, is_wanted: impl Fn(&RuleId) -> bool) {
     let listeners = forwarder.listeners();
     for of_rule in listeners.chunk_by(|(one, _), (other, _)| one == other) {
         let [(id, first), ..] = of_rule else { continue };
@@ -468,8 +458,8 @@ fn say_listeners(settings: &ForwardSettings, forwarder: &Forwarder, is_wanted: i
     }
 }
 
-/// What the kernel forwards itself, if it does, and what that means.
-fn say_kernel(started: &ForwardSettings, forwarder: &Forwarder, rules: &[Rule], datapath: Datapath) -> bool {
+/// Logs whether the kernel forwards datagrams itself; returns true if so.
+fn log_kernel(started: &ForwardSettings, forwarder: &Forwarder, rules: &[Rule], datapath: Datapath) -> bool {
     let by_default = started.datapath == DatapathChoice::Kernel;
     let asked = |rule: &&Rule| rule.protocol == Protocol::Udp && rule.kernel.unwrap_or(by_default);
     for rule in rules.iter().filter(asked) {
@@ -478,7 +468,7 @@ fn say_kernel(started: &ForwardSettings, forwarder: &Forwarder, rules: &[Rule], 
         }
     }
     let Some(kernel) = forwarder.kernel() else { return false };
-    kernel_path::say(&kernel, started.kernel_flows, datapath);
+    kernel_path::log_attached(&kernel, started.kernel_flows, datapath);
     tracing::warn!(
         "what the kernel forwards itself never meets this machine's firewall (netfilter), nor its IPsec policies: clients are kept away \
          by allow and deny alone"
@@ -502,6 +492,6 @@ fn open_records(settings: &ForwardSettings) -> Result<Records, DaemonError> {
         return Ok(Records { lists, file: None });
     };
     let file = ConnectionFile::open(path, settings.connection_format, &settings.rules)
-        .map_err(DaemonError::file("the file of connections", path))?;
+        .map_err(ProcessError::file("the file of connections", path))?;
     Ok(Records { lists, file: Some(file) })
 }

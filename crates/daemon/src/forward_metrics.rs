@@ -13,13 +13,13 @@ use turnpike_forward::{
     CONNECT_BOUNDS, EndReason, Failure, KernelSnapshot, RuleId, RuleSnapshot, RuleStanding, TargetSnapshot,
 };
 
-use crate::{
-    admin::MetricsPage,
-    control::Status,
+use turnpike_process::{
+    MetricsPage, Status,
     exposition::{self, Common, Families, by_name, count, counter},
-    kernel_path,
-    log_limit::LogCounts,
+    log_queue::LogCounts,
 };
+
+use crate::kernel_path;
 
 /// Of rules, and of the kernel's part where it has one.
 type Snapshots = (Vec<(RuleId, RuleSnapshot)>, Option<KernelSnapshot>);
@@ -213,7 +213,7 @@ mod tests {
             Arc::default(),
             Arc::new(LogCounts { lost: 4.into(), ends: 9.into(), ..LogCounts::default() }),
         );
-        let text = page().expect("encodes");
+        let text = page();
         for line in [
             "turnpike_forward_listening{rule=\"tcp://0.0.0.0:9000\"} 1",
             "turnpike_forward_listening{rule=\"b\"} 0",
@@ -253,7 +253,7 @@ mod tests {
             Arc::default(),
             Arc::default(),
         );
-        let text = page().expect("encodes");
+        let text = page();
         let labels = "rule=\"r\",target=\"db.example.org:5432\",address=\"[::1]:5432\"";
         for line in [
             format!("turnpike_forward_target_up{{{labels}}} 1"),
@@ -296,7 +296,7 @@ mod tests {
             Arc::default(),
             Arc::default(),
         );
-        let text = page().expect("encodes");
+        let text = page();
         let samples: Vec<&str> = text
             .lines()
             .filter(|line| !line.starts_with('#'))

@@ -1,4 +1,4 @@
-//! What `serve` and `forward` tell alike of the path through the kernel: at the start, and on the page of metrics.
+//! Log lines and metrics of the kernel path, for server and forwarder.
 
 use std::fmt;
 
@@ -8,12 +8,11 @@ use prometheus_client::{
 };
 use strum::VariantArray as _;
 use turnpike_net::Datapath;
+use turnpike_process::exposition::{counter, counts};
 use turnpike_relay::{Attachment, Hook, Kernel, KernelCount, KernelSnapshot};
 
-use crate::exposition::{counter, counts};
-
-/// Says what the program was attached to; `datapath` is for all that it leaves to user space.
-pub(crate) fn say(kernel: &Kernel, flows: u32, datapath: Datapath) {
+/// Logs where the program is attached; `datapath` handles everything that it leaves to user space.
+pub(crate) fn log_attached(kernel: &Kernel, flows: u32, datapath: Datapath) {
     let attached = kernel.attached();
     let where_to = if attached.is_empty() {
         "to no interface yet: none is Ethernet, up, and has an address".to_owned()
@@ -33,7 +32,7 @@ pub(crate) fn say(kernel: &Kernel, flows: u32, datapath: Datapath) {
     }
 }
 
-/// As `eth0, eth1 (xdp), docker0 (tcx)`.
+/// Such as `eth0, eth1 (xdp), docker0 (tcx)`.
 fn named_by_hook(attached: &[Attachment]) -> String {
     let mut hooks: Vec<Hook> = attached.iter().map(|it| it.hook).collect();
     hooks.sort_by_key(|hook| !hook.is_xdp());
@@ -45,7 +44,7 @@ fn named_by_hook(attached: &[Attachment]) -> String {
     named.collect::<Vec<_>>().join(", ")
 }
 
-/// Why datagrams went up, and how full the table of flows is.
+/// Reasons for datagrams in user space, and the use of the flow table.
 pub(crate) fn encode(encoder: &mut DescriptorEncoder<'_>, kernel: &KernelSnapshot) -> fmt::Result {
     let counted = KernelCount::VARIANTS.iter().zip(kernel.counts);
     let passes = counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));

@@ -7,25 +7,12 @@ use std::{
     hash::Hash,
     net::IpAddr,
     ops::AddAssign,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
+use turnpike_process::log_queue::LogCounts;
 use turnpike_turn::rates::{Rate, Rates};
-
-/// Log lines that were not written, for the metrics.
-#[derive(Debug, Default)]
-pub(crate) struct LogCounts {
-    /// The control thread lagged behind.
-    pub(crate) lost: AtomicU64,
-    /// Refusals beyond the rate.
-    pub(crate) refusals: AtomicU64,
-    /// Ends of sessions or connections beyond the rate.
-    pub(crate) ends: AtomicU64,
-}
 
 /// Limits the lines about refusals, over all workers. The metrics count every refusal.
 pub(crate) struct RefusalLimit {

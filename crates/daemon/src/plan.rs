@@ -56,7 +56,7 @@ impl Plan {
         if before.is_none() {
             notes.extend(doubts);
         }
-        notes.extend(alternates_that_are_us(settings));
+        notes.extend(self_alternates(settings));
         let (datapath, datapath_reason) = match settings.datapath {
             DatapathChoice::Step(step) => (step, "as configured".to_owned()),
             _ => Datapath::best(),
@@ -68,7 +68,7 @@ impl Plan {
             DatapathChoice::Auto | DatapathChoice::Step(_) => None,
         };
         if before.is_none() {
-            notes.extend(what_the_kernel_skips(settings.datapath).map(str::to_owned));
+            notes.extend(kernel_path_caveats(settings.datapath).map(str::to_owned));
         }
         let mut listen = listeners(settings, &mut notes);
         let streams = stream_config(settings, &listen, tls);
@@ -179,7 +179,7 @@ impl Plan {
 }
 
 /// What packets do not pass that the kernel relays itself.
-fn what_the_kernel_skips(datapath: DatapathChoice) -> impl Iterator<Item = &'static str> {
+fn kernel_path_caveats(datapath: DatapathChoice) -> impl Iterator<Item = &'static str> {
     use DatapathChoice::{Auto, Step, Xdp};
     let firewall = "what the kernel relays itself never meets this machine's firewall (netfilter), nor its IPsec policies: \
                     peers are kept away by the peer rules alone";
@@ -315,7 +315,7 @@ fn discovery_listeners(settings: &Settings, listen: &[SocketAddr]) -> Vec<Socket
 }
 
 /// Whether settings name nobody who could use the server.
-pub(crate) fn names_nobody(settings: &Settings) -> bool {
+pub(crate) fn has_no_users(settings: &Settings) -> bool {
     settings.auth_required && !realms::has_anybody(settings) && settings.realms.is_empty()
 }
 
@@ -345,7 +345,7 @@ fn listeners(settings: &Settings, notes: &mut Vec<String>) -> Vec<SocketAddr> {
 
 /// Alternates that turn out to be addresses of this machine where a wildcard listener of ours has the port. What the settings tell
 /// by themselves is refused with the rest of them.
-pub(crate) fn alternates_that_are_us(settings: &Settings) -> impl Iterator<Item = String> + '_ {
+pub(crate) fn self_alternates(settings: &Settings) -> impl Iterator<Item = String> + '_ {
     let everywhere = |at: &SocketAddr| {
         let mut listeners = settings.listen.iter().chain(&settings.tls_listen).chain(&settings.dtls_listen);
         listeners.any(|listener| {
@@ -415,13 +415,13 @@ mod tests {
 
     #[test]
     fn a_credential_is_needed_only_when_nobody_could_authenticate() {
-        assert!(names_nobody(&Settings::default()));
+        assert!(has_no_users(&Settings::default()));
         let open = Settings { auth_required: false, ..Settings::default() };
         let with_secret = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
         let mut with_store = Settings::default();
         with_store.stored.in_use = true;
         for settings in [open, with_secret, with_store] {
-            assert!(!names_nobody(&settings));
+            assert!(!has_no_users(&settings));
         }
     }
 
@@ -441,7 +441,7 @@ mod tests {
             let mut named = AlternateSettings::default();
             named.alternate.address = address.parse().expect("an address");
             let settings = Settings { alternates: vec![named], ..Settings::default() };
-            alternates_that_are_us(&settings).next()
+            self_alternates(&settings).next()
         };
         assert!(to("127.0.0.9:3478").expect("of this machine").contains("127.0.0.9:3478"));
         assert_eq!(to("127.0.0.9:3479"), None, "another port");

@@ -1,4 +1,4 @@
-//! `turnpike serve`: starts the TURN server, and is the [`Service`] that reloads, drains and upgrades it.
+//! `turnpike serve`: the TURN server as a [`Service`].
 
 use std::{
     fmt::Display,
@@ -12,35 +12,37 @@ use turnpike_admin::{Applications, Interface, Serving};
 use turnpike_api::{Job, Reloaded};
 use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret};
 use turnpike_net::{Datapath, PassedSockets};
+use turnpike_process::{
+    Control, MetricsPage, ProcessError, Service,
+    log_queue::LogCounts,
+    log_refused, log_warnings, logging, need_restart, passed, rlimit, sandbox,
+    upgrade::{self, HandoverState, PreviousProcess},
+    warn,
+};
 use turnpike_relay::{
     CredentialStore, Kernel, Relay, RelayState, Relistened, SessionLog, TurnedAway, Waiting,
 };
 use turnpike_turn::server::{Effect, NonceKey};
 
 use crate::{
-    admin::{self, AdminView, MetricsPage, ServerHandle},
+    admin::{self, AdminView, ServerHandle},
     certificates::{Certificates, Contexts},
     changes::ServeChanges,
-    control::{self, Control, Service, Status, say_warnings},
     credentials::Credentials,
     error::DaemonError,
-    fleet::{self, Begun, Fleet, FleetEstate, NodeKeys, StatusLines, StatusWriter},
+    fleet::{self, Begun, Fleet, FleetHandover, NodeKeys, StatusLines, StatusWriter},
     kernel_path,
-    log_limit::LogCounts,
-    logging,
     machine::Machine,
     own_addresses::News,
-    passed,
+    passed_listeners::passed_listeners,
     plan::{self, Plan},
     refusals::Refusals,
-    rlimit,
-    sandbox::{self, Needs},
-    serve_estate::{ServeEstate, ServeInheritance},
+    serve_handover::{PreviousServer, ServeHandover},
     serve_metrics::{self, Snapshots},
+    server_needs::server_needs,
     session_log::{SessionLogWriter, SessionLogger, session_log},
     session_totals::SessionTotals,
     store::{self, MadeUp, Merged, OpenError, OpenStore, SharedStore},
-    upgrade::{self, Estate, Heir},
 };
 
 /// Runs a TURN server until a signal or an administrator ends it. A generated credential goes to `out`, once.
@@ -49,67 +51,65 @@ use crate::{
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
 pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), DaemonError> {
     sandbox::forbid_core_dumps();
-    upgrade::begin("serve", |heir| {
+    upgrade::begin(TurnServer::NAME, |previous| {
         // Before anything else is opened.
-        let (before, passed) = match heir {
-            Some(heir) => {
-                let (before, passed) = ServeInheritance::new(heir)?;
-                (Some(before), passed)
-            }
-            None => (None, PassedSockets::from_service_manager()?),
-        };
-        let sources = sources.clone().with_fallback(passed::settings_of_serve(&passed));
+        let (before, passed) = previous.as_mut().map(PreviousServer::new).transpose()?.unzip();
+        let passed =
+            passed.map_or_else(PassedSockets::from_service_manager, Ok).map_err(ProcessError::from)?;
+        let sources = sources.clone().with_fallback(passed_listeners(&passed));
         let loaded = sources.load()?;
         check_store(&loaded.settings)?;
         let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
         let datapath = loaded.settings.datapath;
         let datapath = before.as_ref().map_or(datapath, |before| before.kept_datapath(datapath).0);
-        let needs = || Needs::of_server(&sources, &Settings { datapath, ..loaded.settings.clone() });
+        let needs = || server_needs(&sources, &Settings { datapath, ..loaded.settings.clone() });
         sandbox::enter(&loaded.settings.sandbox, needs);
         let found = Found { sources, loaded, passed: Arc::new(passed), before };
-        control::run((&level, format), async |control| TurnServer::start(found, control, out, heir).await)
+        turnpike_process::run((&level, format), async |control| {
+            TurnServer::start(found, control, out, previous).await
+        })
     })
 }
 
-/// Whether the settings name stores that can be some; they are not connected to.
+/// Checks the addresses of the stores, without connecting to them.
 fn check_store(settings: &Settings) -> Result<(), Mistakes> {
     store::address(settings)?;
     fleet::address(settings).map(drop)
 }
 
-/// What a server begins with.
+/// Configuration and sockets at the start.
 struct Found {
     sources: Sources,
     loaded: Loaded,
-    /// By a service manager.
+    /// Sockets passed by a service manager.
     passed: Arc<PassedSockets>,
-    /// In place of which it begins.
-    before: Option<ServeInheritance>,
+    /// Offer of the previous process.
+    before: Option<PreviousServer>,
 }
 
 struct TurnServer {
     sources: Sources,
-    /// What the relay was started with; keys that a reload cannot change keep these values.
+    /// Settings at the start, for keys that a reload cannot change.
     started: Settings,
     settings: Settings,
-    /// For whoever looks.
+    /// For the admin interface.
     shown: watch::Sender<Shown>,
-    /// Where there is no store to keep it.
+    /// The generated user, if no store keeps it.
     generated: Option<User>,
     store: Option<OpenStore>,
-    /// The same for metrics.
+    /// For metrics and the admin interface.
     shared_store: SharedStore,
     fleet: Arc<Fleet>,
     relay: Arc<Relay>,
-    /// What a service manager has passed.
+    /// Sockets passed by a service manager.
     passed: Arc<PassedSockets>,
     machine: Machine,
-    /// What the limit of open files was raised for.
+    /// Open files that the limit was raised for.
     open_files: u64,
-    /// Listeners without a socket, as the log has them.
+    /// Logged listeners without a socket.
     waiting: Vec<Waiting>,
     certificates: Certificates,
-    /// For applications, and the admin interface.
+    /// The credential service and the admin interface.
     pages: [Arc<Serving>; 2],
     metrics: MetricsPage,
 }
@@ -119,11 +119,11 @@ impl TurnServer {
         found: Found,
         control: &Control,
         out: &mut dyn Write,
-        heir: &mut Option<Heir>,
+        previous: &mut Option<PreviousProcess>,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
         let Found { sources, loaded, passed, mut before } = found;
         let Loaded { mut settings, certificates, warnings } = loaded;
-        say_warnings(&warnings);
+        log_warnings(&warnings);
         let started = settings.clone();
         if let Some(before) = &before {
             before.keep(&mut settings);
@@ -132,9 +132,9 @@ impl TurnServer {
         let merged = merge(&settings, store.as_mut());
         let certificates = Certificates::new(&settings, certificates)?;
         let (fleet, begun) = join_fleet(&settings, before.as_ref()).await?;
-        let mut machine = Machine::find(before.as_ref().map_or(&[], ServeInheritance::relay_addresses));
+        let mut machine = Machine::find(before.as_ref().map_or(&[], PreviousServer::relay_addresses));
         let news = News::subscribe();
-        // What has changed in between is seen by the first look.
+        // For changes before the subscription.
         machine.may_have_changed();
         let as_before = (before.as_ref(), &machine);
         let mut plan = plan_start(&merged, fleet.keys(), &certificates, &passed, as_before)?;
@@ -147,16 +147,17 @@ impl TurnServer {
         let is_first = before.is_none();
         let credentials = credentials(&merged, store.as_ref());
         let relay = start_relay(&plan, &fleet, credentials, log, before)?;
-        let is_attached = take_over(heir, control.status(), &relay, &plan)?;
-        say_what_started(&plan, &relay);
+        let is_attached = previous.is_none();
+        take_over(previous, control, &relay, &plan)?;
+        log_started(&plan, &relay);
         page.say_where();
         applications.say_where();
-        sandbox::say();
+        sandbox::log();
         if is_attached {
-            say_where_attached(&relay, plan.config.max_kernel_flows, plan.config.datapath);
+            log_attached(&relay, plan.config.max_kernel_flows, plan.config.datapath);
         }
-        say_notes(&plan);
-        certificates.say();
+        log_notes(&plan);
+        certificates.log();
         if let Some(generated) = generated.as_ref().filter(|_| is_first) {
             generated.print(&settings.realm, out);
         }
@@ -165,10 +166,10 @@ impl TurnServer {
         store::share(&shared_store, store.as_ref());
         let orders = fleet.begin(begun, &relay, &plan, Arc::clone(&shared_store));
 
-        tokio::spawn(control.clone().follow_machine(news));
+        tokio::spawn(report_news(control.clone(), news));
         machine.put_into_force(&plan.config);
         let waiting = relay.waiting();
-        say_waiting(&waiting);
+        log_waiting(&waiting);
         let shown = watch::Sender::new(Shown::new(&settings, &merged, &machine));
         let server = ServerHandle {
             relay: Arc::downgrade(&relay),
@@ -210,7 +211,7 @@ impl TurnServer {
         let Loaded { settings: mut new, certificates, warnings } = loaded;
         let unchangeable = self.started.unchangeable(&new);
         new.keep_unchangeable(&self.settings);
-        let refused = |error: &dyn Display| control::say_refused(error, NOT_RELOADED);
+        let refused = |error: &dyn Display| log_refused(error, NOT_RELOADED);
         let store = if new.store == self.settings.store {
             None
         } else {
@@ -220,7 +221,7 @@ impl TurnServer {
             new.replace(old);
         }
         let in_use = store.as_ref().unwrap_or(&self.store).as_ref().is_some_and(OpenStore::is_in_use);
-        if plan::names_nobody(&new) && !in_use {
+        if plan::has_no_users(&new) && !in_use {
             if self.generated.is_none() {
                 return Err(refused(&"it names neither users nor secrets, so nobody could authenticate"));
             }
@@ -230,8 +231,8 @@ impl TurnServer {
         let contexts = contexts.map_err(|error| refused(&error))?;
         let notes = self.put_into_force(&new, store, contexts).map_err(|error| refused(&error))?;
         let mut reloaded = Reloaded::default();
-        warnings.into_iter().chain(notes).for_each(|warning| control::warn(&mut reloaded, warning));
-        control::need_restart(&mut reloaded, &unchangeable);
+        warnings.into_iter().chain(notes).for_each(|warning| warn(&mut reloaded, warning));
+        need_restart(&mut reloaded, &unchangeable);
         let old = std::mem::replace(&mut self.settings, new);
         store::note_realm(&self.settings);
         self.fleet.set(&self.settings);
@@ -243,7 +244,7 @@ impl TurnServer {
         if old.log_level != self.settings.log_level
             && let Err(error) = logging::set_level(&self.settings.log_level)
         {
-            control::warn(&mut reloaded, format!("log.level stays {}: {error}", old.log_level));
+            warn(&mut reloaded, format!("log.level stays {}: {error}", old.log_level));
         }
         Ok(reloaded)
     }
@@ -266,7 +267,8 @@ impl TurnServer {
         let plan =
             Plan::new(&merged, self.fleet.keys(), tls.clone(), dtls.clone(), Some(&layout), &self.machine);
         let is_served = |transport, at| plan.listens(transport, at);
-        let relistened = passed::check(&self.passed, plan.config.workers, is_served).and_then(|()| {
+        let is_passed_served = passed::check(&self.passed, plan.config.workers, is_served);
+        let relistened = is_passed_served.map_err(DaemonError::from).and_then(|()| {
             let credentials = credentials(&merged, store.as_ref());
             Ok(self.relay.reconfigure(&plan.config, &plan.layout, &credentials)?)
         });
@@ -290,10 +292,10 @@ impl TurnServer {
         self.machine.put_into_force(&plan.config);
         self.shown.send_replace(Shown::new(settings, &merged, &self.machine));
         self.fleet.listens(&self.relay, &plan);
-        say_relistened(&relistened);
+        log_relistened(&relistened);
         let waiting = self.relay.waiting();
         if waiting != self.waiting {
-            say_waiting(&waiting);
+            log_waiting(&waiting);
             self.waiting = waiting;
         }
         Ok(plan.notes)
@@ -301,24 +303,24 @@ impl TurnServer {
 }
 
 impl TurnServer {
-    /// The same settings, with what the store or the machine says now.
+    /// Applies the same settings with the current data of store and machine.
     fn put_into_force_again(&mut self) -> Result<Vec<String>, DaemonError> {
         let contexts = (self.certificates.tls.clone(), self.certificates.dtls.clone());
         self.put_into_force(&self.settings.clone(), None, contexts)
     }
 }
 
-/// Time that changes at work have when the program ends.
+/// Time for changes under way when the program ends.
 const LAST_CHANGES: Duration = Duration::from_secs(2);
 const NOT_RELOADED: &str = "configuration not reloaded: the old one stays in force";
 
-/// What holds, for whoever looks at it.
+/// Settings and addresses in force, for the admin interface.
 #[derive(Clone)]
 pub(crate) struct Shown {
     pub(crate) configured: Arc<Settings>,
-    /// With what the store adds.
+    /// With the additions of the store.
     pub(crate) in_force: Arc<Settings>,
-    /// Those that relayed transport addresses are made on.
+    /// Addresses for relayed transport addresses.
     pub(crate) addresses: Arc<[RelayState]>,
 }
 
@@ -332,10 +334,10 @@ impl Shown {
     }
 }
 
-/// The store, and who was made up where nobody could authenticate.
+/// Opens the store, and generates a credential if there is none.
 async fn open_store(
     settings: &mut Settings,
-    before: Option<&ServeInheritance>,
+    before: Option<&PreviousServer>,
 ) -> Result<(Option<OpenStore>, Option<Generated>), DaemonError> {
     let store = OpenStore::open(settings, false).await.map_err(|error| match error {
         OpenError::Address(errors) => DaemonError::Config(errors),
@@ -353,24 +355,24 @@ async fn open_store(
 
 async fn join_fleet(
     settings: &Settings,
-    before: Option<&ServeInheritance>,
+    before: Option<&PreviousServer>,
 ) -> Result<(Arc<Fleet>, Begun), DaemonError> {
-    let own_key = before.map_or_else(|| NonceKey(rand::random()), ServeInheritance::own_key);
-    Fleet::join(settings, own_key, before.map(ServeInheritance::fleet)).await
+    let own_key = before.map_or_else(|| NonceKey(rand::random()), PreviousServer::own_key);
+    Fleet::join(settings, own_key, before.map(PreviousServer::fleet)).await
 }
 
-/// What a server starts with: like the process before, where there is one.
+/// The plan for the start; some of it is kept from the previous process.
 fn plan_start(
     merged: &Merged,
     keys: NodeKeys,
     certificates: &Certificates,
     passed: &Arc<PassedSockets>,
-    (before, machine): (Option<&ServeInheritance>, &Machine),
+    (before, machine): (Option<&PreviousServer>, &Machine),
 ) -> Result<Plan, DaemonError> {
     let (tls, dtls) = (certificates.tls.clone(), certificates.dtls.clone());
-    let mut plan = Plan::new(merged, keys, tls, dtls, before.map(ServeInheritance::layout), machine);
+    let mut plan = Plan::new(merged, keys, tls, dtls, before.map(PreviousServer::layout), machine);
     passed::check(passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
-    passed::say_few_workers(passed, merged.settings.origin("server.workers"), plan.config.workers);
+    passed::log_few_workers(passed, merged.settings.origin("server.workers"), plan.config.workers);
     plan.config.passed = Arc::clone(passed);
     if let Some(before) = before {
         plan.config.datapath = before.datapath();
@@ -382,29 +384,29 @@ fn plan_start(
     Ok(plan)
 }
 
-/// The listeners of the admin interface and those for applications, by what the process before has lent.
+/// Listeners of the admin interface and of the credential service, some from the previous process.
 fn listen_for_pages(
     settings: &Settings,
-    before: Option<&mut ServeInheritance>,
+    before: Option<&mut PreviousServer>,
 ) -> Result<(Interface, Applications), DaemonError> {
-    let lent = before.map(ServeInheritance::page).unwrap_or_default();
+    let sockets = before.map(PreviousServer::page).unwrap_or_default();
     let for_applications = |name: &str| settings.credentials.listen.iter().any(|at| at.to_string() == name);
-    let (lent_to_applications, lent) = lent.into_iter().partition(|(name, _)| for_applications(name));
+    let (of_applications, sockets) = sockets.into_iter().partition(|(name, _)| for_applications(name));
     let is_explicit = settings.is_explicit("admin.listen");
-    let page = Interface::listen(Job::Serve, &settings.admin, is_explicit, lent)?;
-    Ok((page, Applications::listen(settings, lent_to_applications)?))
+    let page = Interface::listen(Job::Serve, &settings.admin, is_explicit, sockets)?;
+    Ok((page, Applications::listen(settings, of_applications)?))
 }
 
-/// Its workers take the sessions of the process before in, where there is one.
+/// Starts the workers, which take in the sessions of the previous process if there is one.
 fn start_relay(
     plan: &Plan,
     fleet: &Arc<Fleet>,
     credentials: Arc<dyn CredentialStore>,
     log: Arc<dyn SessionLog>,
-    before: Option<ServeInheritance>,
+    before: Option<PreviousServer>,
 ) -> Result<Arc<Relay>, DaemonError> {
     let fleet: Option<Arc<dyn turnpike_relay::Fleet>> = Some(Arc::<Fleet>::clone(fleet));
-    Ok(Arc::new(match before.map(ServeInheritance::into_relay) {
+    Ok(Arc::new(match before.map(PreviousServer::into_relay) {
         None => Relay::start_in(fleet, &plan.config, credentials, log)?,
         Some(from) => Relay::start_as_heir(fleet, &plan.config, &plan.layout, credentials, log, from)?,
     }))
@@ -469,21 +471,21 @@ fn credentials(merged: &Merged, store: Option<&OpenStore>) -> Arc<dyn Credential
     Arc::new(Credentials::new(&merged.settings, in_use))
 }
 
-/// A credential that was made up because nobody could have authenticated.
+/// A credential generated because there was none.
 enum Generated {
-    /// It is gone with this process.
+    /// Valid until this process ends.
     ForThisRun(User),
-    /// In the embedded store.
+    /// Kept in the embedded store.
     Kept(MadeUp),
 }
 
-/// The same in the place of another process, which may have made somebody up.
+/// The credential after an upgrade: the previous process may have generated one.
 fn inherit_credential(
     settings: &mut Settings,
     store: Option<&OpenStore>,
-    before: &ServeInheritance,
+    before: &PreviousServer,
 ) -> Result<Option<Generated>, DaemonError> {
-    if !plan::names_nobody(settings) {
+    if !plan::has_no_users(settings) {
         return Ok(None);
     }
     if let Some(user) = before.generated() {
@@ -494,12 +496,12 @@ fn inherit_credential(
         return Ok(None);
     }
     let nobody = "the configuration names neither users nor secrets any more, so nobody could authenticate";
-    Err(DaemonError::Upgrade(nobody.to_owned()))
+    Err(ProcessError::Upgrade(nobody.to_owned()).into())
 }
 
-/// Where nobody could authenticate, somebody is made up: in the embedded store if that can be, else for as long as this process lives.
+/// Generates a credential if there is none: in the embedded store if possible, otherwise for this process only.
 async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>) -> Option<Generated> {
-    if !plan::names_nobody(settings) {
+    if !plan::has_no_users(settings) {
         return None;
     }
     if let Some(store) = store {
@@ -517,18 +519,28 @@ async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>)
 }
 
 impl Service for TurnServer {
+    const NAME: &'static str = "serve";
     const OPEN: &'static str = "allocations";
+    const GAUGES: &'static [&'static str] = &[
+        "turnpike_allocations",
+        "turnpike_realm_allocations",
+        "turnpike_listener_allocations",
+        "turnpike_connections",
+        "turnpike_dtls_associations",
+        "turnpike_peer_connections_open",
+        "turnpike_kernel_flows",
+    ];
 
-    /// Takes what a running server can change from the configuration. Certificates that cannot be used keep the old ones in force,
-    /// and nothing else: who is to lose access must not keep it because of them.
+    /// Applies all keys that a running server can change. Unusable certificates keep only the old certificates in force: a user who has lost
+    /// access must not keep it because of them.
     async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
         match self.sources.load_but_certificates() {
             Ok((loaded, problems)) => self.take(loaded, &problems).await,
-            Err(errors) => Err(control::say_refused(&errors, NOT_RELOADED)),
+            Err(errors) => Err(log_refused(&errors, NOT_RELOADED)),
         }
     }
 
-    fn look(&mut self) {
+    fn tick(&mut self) {
         self.certificates.look(&self.settings);
         if self.store.as_ref().is_some_and(OpenStore::has_news) {
             tracing::info!("the store has other realms, limits, token keys or peer rules now");
@@ -563,14 +575,14 @@ impl Service for TurnServer {
         self.relay.has_failed()
     }
 
-    fn patience(&self) -> Duration {
+    fn drain_deadline(&self) -> Duration {
         Duration::from_secs(self.settings.shutdown_deadline.into())
     }
 
-    fn drain(&mut self, patience: Duration) {
+    fn drain(&mut self, deadline: Duration) {
         self.fleet.stop_taking();
         self.relay.set_draining(true);
-        let deadline_s = patience.as_secs();
+        let deadline_s = deadline.as_secs();
         tracing::info!(allocations = self.open(), deadline_s, "draining: no new allocations");
     }
 
@@ -582,12 +594,12 @@ impl Service for TurnServer {
         allocations(&self.relay)
     }
 
-    fn say_left(&self, open: u64) {
+    fn log_left(&self, open: u64) {
         tracing::warn!(allocations = open, "sessions still open are ended");
     }
 
     async fn leave(&mut self) {
-        // What a change has to say to the fleet comes before the farewell, and none begins behind it.
+        // Changes under way still reach the fleet; later ones are refused.
         self.pages.iter().for_each(|page| page.close());
         let settled = async {
             for page in &self.pages {
@@ -596,37 +608,36 @@ impl Service for TurnServer {
         };
         if timeout(LAST_CHANGES, settled).await.is_err() {
             tracing::warn!(
-                "a change is still at work: the program ends without its result; see the audit log"
+                "a change is still under way: the program ends without its result; see the audit log"
             );
         }
         self.fleet.leave().await;
     }
 
-    fn estate(&self) -> Arc<dyn Estate> {
-        Arc::new(ServeEstate {
+    fn handover_state(&self) -> Arc<dyn HandoverState> {
+        Arc::new(ServeHandover {
             relay: Arc::clone(&self.relay),
-            fleet: FleetEstate::new(Arc::clone(&self.fleet)),
+            fleet: FleetHandover::new(Arc::clone(&self.fleet)),
             generated: self.generated.clone(),
             tickets: self.certificates.tls.as_ref().map(|tls| tls.ticket_keys()),
             store: self.store.as_ref().map(|store| store.directory.clone()),
             pages: self.pages.clone(),
             passed: Arc::clone(&self.passed),
-            metrics: Arc::clone(&self.metrics),
         })
     }
 
-    fn metrics(&self) -> String {
-        (self.metrics)().unwrap_or_default()
+    fn metrics(&self) -> &MetricsPage {
+        &self.metrics
     }
 
-    fn patience_after_upgrade(&self) -> Duration {
+    fn upgrade_deadline(&self) -> Duration {
         Duration::from_secs(self.settings.upgrade_deadline.into())
     }
 
-    fn handed_over(&mut self, patience: Duration) {
+    fn handed_over(&mut self, deadline: Duration) {
         self.pages.iter().for_each(|page| page.leave());
         let (allocations, connections) = self.relay.left();
-        let deadline_s = patience.as_secs();
+        let deadline_s = deadline.as_secs();
         tracing::info!(
             allocations,
             connections,
@@ -641,18 +652,18 @@ impl Service for TurnServer {
     }
 }
 
-/// What becomes of what the workers tell of sessions and refusals.
+/// Receivers of the workers' events.
 struct SessionLogs {
     writer: SessionLogWriter,
-    /// As coturn does, where that is wanted.
+    /// Status lines in Redis, as coturn writes them.
     publisher: Option<StatusWriter>,
-    /// Lines that were lost or suppressed.
+    /// Counts of lines that were not written.
     counts: Arc<LogCounts>,
     totals: Arc<SessionTotals>,
     refusals: Arc<Refusals>,
 }
 
-/// Whom the workers tell, and what becomes of it.
+/// Sender of the workers' events, and its receivers.
 fn session_logs(fleet: &Fleet) -> (Arc<dyn SessionLog>, SessionLogs) {
     let refusals = Arc::<Refusals>::default();
     let (logger, writer) = session_log(Arc::clone(&refusals));
@@ -671,7 +682,7 @@ impl SessionLogs {
     }
 }
 
-/// The session log, and what is published of sessions.
+/// The session log, and published status lines.
 struct Logs {
     logger: SessionLogger,
     lines: Option<StatusLines>,
@@ -690,39 +701,38 @@ impl SessionLog for Logs {
     }
 }
 
-/// Goes on where the process before stops, if there is one. Whether the kernel's path is this one's at once: that of another process is so
-/// only later.
+/// Takes over from the previous process, if there is one. The kernel's path is attached once that has released its own.
 fn take_over(
-    heir: &mut Option<Heir>,
-    status: &Status,
+    previous: &mut Option<PreviousProcess>,
+    control: &Control,
     relay: &Arc<Relay>,
     plan: &Plan,
-) -> Result<bool, DaemonError> {
-    let is_attached = heir.is_none();
-    if let Some(heir) = heir {
-        let inherited = || relay.inherited().map_err(|unfit| DaemonError::Upgrade(unfit.to_string()));
-        heir.take_over(status.carried(), relay.keeps_flows(), inherited, || relay.serve())?;
+) -> Result<(), ProcessError> {
+    let receive = || relay.inherited().map_err(|unfit| unfit.to_string());
+    let (weak, room, datapath) = (Arc::downgrade(relay), plan.config.max_kernel_flows, plan.config.datapath);
+    let released = move || {
+        let Some(relay) = weak.upgrade() else { return };
+        match relay.attach_kernel() {
+            Ok(()) => log_attached(&relay, room, datapath),
+            Err(error) => tracing::error!("the kernel relays nothing from now on: {error}"),
+        }
+    };
+    let carried = control.status().carried();
+    upgrade::take_over(previous, carried, relay.keeps_flows(), receive, || relay.serve(), released)
+}
+
+/// Reports changes of this machine to the control loop until the program ends.
+async fn report_news(control: Control, mut news: News) {
+    while control.machine_changed().await {
+        news.next().await;
     }
-    // From now on nothing goes back to that one.
-    if let Some(heir) = heir.take() {
-        let (weak, room, datapath) =
-            (Arc::downgrade(relay), plan.config.max_kernel_flows, plan.config.datapath);
-        heir.listen(Arc::clone(status.carried()), move || {
-            let Some(relay) = weak.upgrade() else { return };
-            match relay.attach_kernel() {
-                Ok(()) => say_where_attached(&relay, room, datapath),
-                Err(error) => tracing::error!("the kernel relays nothing from now on: {error}"),
-            }
-        });
-    }
-    Ok(is_attached)
 }
 
 fn allocations(relay: &Relay) -> u64 {
     relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
 }
 
-fn say_waiting(waiting: &[Waiting]) {
+fn log_waiting(waiting: &[Waiting]) {
     for Waiting { protocol, address, error } in waiting {
         match error {
             None => {
@@ -733,7 +743,7 @@ fn say_waiting(waiting: &[Waiting]) {
     }
 }
 
-fn say_relistened(relistened: &Relistened) {
+fn log_relistened(relistened: &Relistened) {
     for (protocol, address) in &relistened.opened {
         tracing::info!("listening on {protocol} {address}");
     }
@@ -754,7 +764,7 @@ fn raise_open_files(plan: &Plan, settings: &Settings) {
     rlimit::raise_open_files(plan.open_files(), apart, &subject, "limits.allocations");
 }
 
-fn say_what_started(plan: &Plan, relay: &Relay) {
+fn log_started(plan: &Plan, relay: &Relay) {
     let config = &plan.config;
     let listeners = relay.listeners();
     let turnpike_relay::runtime::Listeners { udp, tcp, tls, dtls } = listeners;
@@ -778,20 +788,20 @@ fn say_what_started(plan: &Plan, relay: &Relay) {
     }
     if config.shared_ports > 0 {
         tracing::info!(
-            "clients of a worker over UDP share {0} ports on each of these, others {0} more; there, an address of peers is one client's alone",
+            "clients of a worker over UDP share {0} ports on each of these, others {0} more; on shared ports each peer address belongs to one client",
             config.shared_ports
         );
     }
     tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
 }
 
-fn say_where_attached(relay: &Relay, room: u32, datapath: Datapath) {
+fn log_attached(relay: &Relay, room: u32, datapath: Datapath) {
     if let Some(kernel) = relay.kernel() {
-        kernel_path::say(kernel, room, datapath);
+        kernel_path::log_attached(kernel, room, datapath);
     }
 }
 
-fn say_notes(plan: &Plan) {
+fn log_notes(plan: &Plan) {
     for note in &plan.notes {
         tracing::warn!("{note}");
     }
@@ -808,7 +818,7 @@ impl Generated {
         }
     }
 
-    /// This one password is meant to be seen: it is shown nowhere else.
+    /// Prints the password, which is shown nowhere else.
     fn print(&self, realm: &str, out: &mut dyn Write) {
         let (before, user, after) = match self {
             Self::ForThisRun(user) => ("No user is configured. For this run".to_owned(), user, String::new()),

@@ -10,6 +10,11 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, NoLabelSet},
     metrics::MetricType,
 };
+use turnpike_process::{
+    MetricsPage, Status,
+    exposition::{self, Common, Families, by_name, count, counter, counts, gauge},
+    log_queue::LogCounts,
+};
 use turnpike_relay::{
     CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelSnapshot, ListenerCount, RelayState,
     WorkerSnapshot,
@@ -17,13 +22,9 @@ use turnpike_relay::{
 use turnpike_turn::server::{Stats, stats::ALLOCATION_MS};
 
 use crate::{
-    admin::MetricsPage,
     certificates::Told,
-    control::Status,
-    exposition::{self, Common, Families, by_name, count, counter, counts, gauge},
     fleet::FleetCounts,
     kernel_path,
-    log_limit::LogCounts,
     session_totals::{LENGTHS, SessionTotals, Totals},
     store::{self, SharedStore},
 };
@@ -95,8 +96,9 @@ struct Scrape {
 
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut page = Families { encoder, label: "worker", snapshots: &self.workers };
-        page.gauge("allocations", "Allocations that exist.", |snapshot| snapshot.allocations)?;
+        let families = Families { encoder, label: "worker", snapshots: &self.workers };
+        let mut page = ServerFamilies(families);
+        page.0.gauge("allocations", "Allocations that exist.", |snapshot| snapshot.allocations)?;
         page.realms(&self.realms)?;
         page.listeners(&self.listeners)?;
         page.relays(&self.relays)?;
@@ -117,20 +119,23 @@ impl Collector for Scrape {
             page.store(store)?;
         }
         page.fleet(&self.fleet)?;
-        self.common.encode(&mut page.encoder)
+        self.common.encode(&mut page.0.encoder)
     }
 }
 
 /// Counters of each worker: name, help, and field of its snapshot.
 macro_rules! each {
     ($page:expr; $($name:literal $help:literal $($field:ident).+;)+) => {
-        $($page.each($name, $help, |snapshot| snapshot.$($field).+)?;)+
+        $($page.0.each($name, $help, |snapshot| snapshot.$($field).+)?;)+
     };
 }
 
-impl Families<'_, '_, WorkerSnapshot> {
+/// Writes the families of a server.
+struct ServerFamilies<'e, 's>(Families<'e, 's, WorkerSnapshot>);
+
+impl ServerFamilies<'_, '_> {
     fn realms(&mut self, realms: &[(Box<str>, usize)]) -> fmt::Result {
-        let mut metric = self.encoder.encode_descriptor(
+        let mut metric = self.0.encoder.encode_descriptor(
             "realm_allocations",
             "Allocations that exist, by realm; one without any has no line.",
             None,
@@ -144,14 +149,15 @@ impl Families<'_, '_, WorkerSnapshot> {
 
     fn relays(&mut self, relays: &[RelayState]) -> fmt::Result {
         let help = "Whether this machine has a relay address: 0 while it is absent, and no allocation is granted there.";
-        let mut metric = self.encoder.encode_descriptor("relay_address_up", help, None, MetricType::Gauge)?;
+        let mut metric =
+            self.0.encoder.encode_descriptor("relay_address_up", help, None, MetricType::Gauge)?;
         for state in relays {
             let address = state.address.bind.to_string();
             metric.encode_family(&[("address", &*address)])?.encode_gauge(&u64::from(state.is_up))?;
         }
         let help = "Since when a relay address is up or absent, in Unix seconds.";
         let name = "relay_address_since_seconds";
-        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let mut metric = self.0.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for state in relays {
             let address = state.address.bind.to_string();
             let since = state.since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -168,7 +174,7 @@ impl Families<'_, '_, WorkerSnapshot> {
         }
         let help = "Allocations that exist, by where and how their clients come in.";
         let mut metric =
-            self.encoder.encode_descriptor("listener_allocations", help, None, MetricType::Gauge)?;
+            self.0.encoder.encode_descriptor("listener_allocations", help, None, MetricType::Gauge)?;
         for ((transport, port), allocations) in &sums {
             let port = port.to_string();
             let labels = [("transport", *transport), ("port", &*port)];
@@ -181,13 +187,13 @@ impl Families<'_, '_, WorkerSnapshot> {
     #[expect(clippy::cast_precision_loss, reason = "a histogram's sum is a float by format")]
     fn sessions(&mut self, sessions: &Totals) -> fmt::Result {
         let help = "Sessions that have ended, by realm and listener.";
-        let mut metric = counter(&mut self.encoder, "sessions_ended", help)?;
+        let mut metric = counter(&mut self.0.encoder, "sessions_ended", help)?;
         for ((realm, transport, port), value) in &sessions.ended {
             let port = port.to_string();
             count(&mut metric, &[("realm", &**realm), ("transport", *transport), ("port", &*port)], *value)?;
         }
         let help = "Payload bytes of sessions that have ended, by realm.";
-        let mut metric = counter(&mut self.encoder, "session_bytes", help)?;
+        let mut metric = counter(&mut self.0.encoder, "session_bytes", help)?;
         for (realm, bytes) in &sessions.bytes {
             for (direction, value) in ["to_peer", "to_client"].into_iter().zip(bytes) {
                 count(&mut metric, &[("realm", &**realm), ("direction", direction)], *value)?;
@@ -196,29 +202,29 @@ impl Families<'_, '_, WorkerSnapshot> {
         let bounds = LENGTHS.into_iter().map(f64::from).chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds.zip(sessions.lengths).collect();
         let help = "How long sessions lived that have ended.";
-        histogram(&mut self.encoder, "session_seconds", help, sessions.lived_ms as f64 / 1000.0, &buckets)
+        histogram(&mut self.0.encoder, "session_seconds", help, sessions.lived_ms as f64 / 1000.0, &buckets)
     }
 
     /// What the kernel has relayed without us.
     fn kernel(&mut self, kernel: &KernelSnapshot) -> fmt::Result {
-        self.by(
+        self.0.by(
             "kernel_datagrams",
             "Datagrams that the kernel has relayed itself, at most a second old; relayed_datagrams has them too.",
             "direction",
             |snapshot| vec![("to_peer", snapshot.across[0].0), ("to_client", snapshot.across[1].0)],
         )?;
-        self.by(
+        self.0.by(
             "kernel_bytes",
             "Payload bytes of these; relayed_bytes has them too.",
             "direction",
             |snapshot| vec![("to_peer", snapshot.across[0].1), ("to_client", snapshot.across[1].1)],
         )?;
-        self.each(
+        self.0.each(
             "kernel_channels_limited",
             "Channels that stay in user space because their allocation has a limit of bits per second.",
             |snapshot| snapshot.kernel_limited,
         )?;
-        kernel_path::encode(&mut self.encoder, kernel)
+        kernel_path::encode(&mut self.0.encoder, kernel)
     }
 
     /// Files are named as the configuration names them.
@@ -227,7 +233,7 @@ impl Families<'_, '_, WorkerSnapshot> {
         reason = "gauges are floats by format, and no certificate outlives 2^53 s"
     )]
     fn certificates(&mut self, told: &Told) -> fmt::Result {
-        let mut metric = self.encoder.encode_descriptor(
+        let mut metric = self.0.encoder.encode_descriptor(
             "certificate_not_after_seconds",
             "When a certificate in force ends, Unix time, by file.",
             None,
@@ -237,7 +243,7 @@ impl Families<'_, '_, WorkerSnapshot> {
             metric.encode_family(&[("file", file.as_str())])?.encode_gauge(&(not_after as f64))?;
         }
         counts(
-            &mut self.encoder,
+            &mut self.0.encoder,
             "certificate_reloads",
             "Times that certificates were read again, by result; after a failure the old ones stay in force.",
             "result",
@@ -246,22 +252,27 @@ impl Families<'_, '_, WorkerSnapshot> {
     }
 
     fn store(&mut self, store: &turnpike_stores::Counts) -> fmt::Result {
-        gauge(&mut self.encoder, "store_up", "1 while the store answers.", u8::from(store.is_up).into())?;
+        gauge(&mut self.0.encoder, "store_up", "1 while the store answers.", u8::from(store.is_up).into())?;
         #[expect(
             clippy::cast_precision_loss,
             reason = "gauges are floats by format, and so many users have no room"
         )]
         let users = store.users as f64;
-        gauge(&mut self.encoder, "store_cached_users", "Users of the store that are kept in memory.", users)?;
+        gauge(
+            &mut self.0.encoder,
+            "store_cached_users",
+            "Users of the store that are kept in memory.",
+            users,
+        )?;
         counts(
-            &mut self.encoder,
+            &mut self.0.encoder,
             "store_answers",
             "Users who were told of without a query of their own, by what told of them.",
             "from",
             store.answers,
         )?;
         counts(
-            &mut self.encoder,
+            &mut self.0.encoder,
             "store_queries",
             "Queries for a user, by result.",
             "result",
@@ -269,7 +280,7 @@ impl Families<'_, '_, WorkerSnapshot> {
         )?;
         let buckets: Vec<(f64, u64)> = store.query_times.to_vec();
         let help = "How long the store took to tell of a user, or until it was given up.";
-        histogram(&mut self.encoder, "store_query_seconds", help, store.query_seconds, &buckets)
+        histogram(&mut self.0.encoder, "store_query_seconds", help, store.query_seconds, &buckets)
     }
 
     /// Other servers that are one service with this one, and who is banned.
@@ -278,7 +289,7 @@ impl Families<'_, '_, WorkerSnapshot> {
         reason = "gauges are floats by format, and these are far below 2^53"
     )]
     fn fleet(&mut self, fleet: &FleetCounts) -> fmt::Result {
-        gauge(&mut self.encoder, "bans", "Users and client addresses that are banned.", fleet.bans as f64)?;
+        gauge(&mut self.0.encoder, "bans", "Users and client addresses that are banned.", fleet.bans as f64)?;
         let Some(node) = &fleet.node else { return Ok(()) };
         let is = |true_or_not: bool| f64::from(u8::from(true_or_not));
         let quotas = &node.quotas;
@@ -320,30 +331,30 @@ impl Families<'_, '_, WorkerSnapshot> {
                 quotas.waiting as f64,
             ),
         ] {
-            gauge(&mut self.encoder, name, help, value)?;
+            gauge(&mut self.0.encoder, name, help, value)?;
         }
         let help = "Nodes of the fleet that are known here, by state.";
-        let mut metric = self.encoder.encode_descriptor("fleet_nodes", help, None, MetricType::Gauge)?;
+        let mut metric = self.0.encoder.encode_descriptor("fleet_nodes", help, None, MetricType::Gauge)?;
         for (state, count) in node.nodes {
             metric.encode_family(&[("state", state)])?.encode_gauge(&count)?;
         }
         let refusals = ["user", "realm", "total"].into_iter().zip(quotas.refused);
         let help = "Allocations refused because all nodes together had as many as there may be, by limit.";
-        counts(&mut self.encoder, "fleet_refusals", help, "limit", refusals)?;
+        counts(&mut self.0.encoder, "fleet_refusals", help, "limit", refusals)?;
         let help = "Clients for which the address of another node was found, or of this one by which it alone is reached, by reason.";
-        counts(&mut self.encoder, "fleet_redirects", help, "reason", node.redirects)?;
+        counts(&mut self.0.encoder, "fleet_redirects", help, "reason", node.redirects)?;
         let help = "Clients that came back after a redirect, and were served here.";
-        counter(&mut self.encoder, "fleet_returns", help)?
+        counter(&mut self.0.encoder, "fleet_returns", help)?
             .encode_counter::<NoLabelSet, _, u64>(&node.returned, None)?;
         let help = "Exchanges with the store about shared limits, by result.";
-        counts(&mut self.encoder, "fleet_exchanges", help, "result", node.exchanges)?;
+        counts(&mut self.0.encoder, "fleet_exchanges", help, "result", node.exchanges)?;
         let help = "How long these took.";
-        counter(&mut self.encoder, "fleet_exchange_seconds", help)?
+        counter(&mut self.0.encoder, "fleet_exchange_seconds", help)?
             .encode_counter::<NoLabelSet, _, f64>(&node.exchange_seconds, None)?;
         let help = "Messages of other nodes and levels of quotas, by kind; unreadable ones have another fleet.secret or clock, repeated ones were not carried out.";
-        counts(&mut self.encoder, "fleet_heard", help, "kind", node.heard)?;
+        counts(&mut self.0.encoder, "fleet_heard", help, "kind", node.heard)?;
         let help = "Lines about sessions that were not published, because the store was away or slow.";
-        counter(&mut self.encoder, "fleet_status_lines_lost", help)?
+        counter(&mut self.0.encoder, "fleet_status_lines_lost", help)?
             .encode_counter::<NoLabelSet, _, f64>(&node.lines_lost, None)
     }
 
@@ -351,7 +362,7 @@ impl Families<'_, '_, WorkerSnapshot> {
     /// brought together, as the format wants it.
     fn turn(&mut self) -> fmt::Result {
         let mut families: Vec<(&'static str, Vec<TurnSample<'_>>)> = Vec::new();
-        for (worker, snapshot) in self.snapshots {
+        for (worker, snapshot) in self.0.snapshots {
             for (family, label, value) in snapshot.turn.counters() {
                 let sample = (worker.as_str(), label, value);
                 match families.iter_mut().find(|(name, _)| *name == family) {
@@ -361,7 +372,7 @@ impl Families<'_, '_, WorkerSnapshot> {
             }
         }
         for (family, samples) in &families {
-            let mut metric = counter(&mut self.encoder, family, turn_help(family).unwrap_or_default())?;
+            let mut metric = counter(&mut self.0.encoder, family, turn_help(family).unwrap_or_default())?;
             for (worker, label, value) in samples {
                 let labels: Vec<_> = [("worker", *worker)].into_iter().chain(*label).collect();
                 count(&mut metric, &labels, *value)?;
@@ -373,11 +384,17 @@ impl Families<'_, '_, WorkerSnapshot> {
     #[expect(clippy::cast_precision_loss, reason = "a histogram is of floats by format")]
     fn allocation_times(&mut self) -> fmt::Result {
         let mut all = Stats::default();
-        self.snapshots.iter().for_each(|(_, snapshot)| all.merge(&snapshot.turn));
+        self.0.snapshots.iter().for_each(|(_, snapshot)| all.merge(&snapshot.turn));
         let bounds = ALLOCATION_MS.map(|ms| ms as f64 / 1000.0).into_iter().chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds.zip(all.allocation_times).collect();
         let help = "How long after its request an allocation was there; look-ups in a store count.";
-        histogram(&mut self.encoder, "allocation_seconds", help, all.allocation_ms as f64 / 1000.0, &buckets)
+        histogram(
+            &mut self.0.encoder,
+            "allocation_seconds",
+            help,
+            all.allocation_ms as f64 / 1000.0,
+            &buckets,
+        )
     }
 
     fn refused(&mut self) -> fmt::Result {
@@ -412,7 +429,7 @@ impl Families<'_, '_, WorkerSnapshot> {
             "tx_datagrams" "Datagrams sent." tx.datagrams;
             "tx_bytes" "Bytes sent." tx.bytes;
         );
-        self.by("tx_dropped", "Datagrams not sent, by reason.", "reason", |snapshot| {
+        self.0.by("tx_dropped", "Datagrams not sent, by reason.", "reason", |snapshot| {
             vec![
                 ("would_block", snapshot.tx.would_block),
                 ("too_big", snapshot.tx.too_big),
@@ -427,21 +444,24 @@ impl Families<'_, '_, WorkerSnapshot> {
 
     /// TCP and TLS clients.
     fn streams(&mut self) -> fmt::Result {
-        self.gauge("connections", "Connections that exist.", |snapshot| snapshot.streams.open)?;
+        self.0.gauge("connections", "Connections that exist.", |snapshot| snapshot.streams.open)?;
         each!(self;
             "connections_accepted" "Connections accepted." streams.accepted;
             "connections_adopted" "Connections taken over from another worker." streams.adopted;
             "connections_plain" "Connections that turned out to be plain TCP." streams.plain;
         );
-        self.by("connections_closed", "Connections that ended, by reason.", "reason", |snapshot| {
+        self.0.by("connections_closed", "Connections that ended, by reason.", "reason", |snapshot| {
             by_name(|reason: CloseReason| snapshot.streams.closed(reason))
         })?;
-        self.by("tls_handshakes", "TLS handshakes finished, by kind.", "kind", |snapshot| {
+        self.0.by("tls_handshakes", "TLS handshakes finished, by kind.", "kind", |snapshot| {
             vec![("full", snapshot.streams.handshakes_full), ("resumed", snapshot.streams.handshakes_resumed)]
         })?;
-        self.by("tls_handshakes_failed", "TLS handshakes that failed, by reason.", "reason", |snapshot| {
-            by_name(|why: HandshakeFailure| snapshot.streams.failed(why))
-        })?;
+        self.0.by(
+            "tls_handshakes_failed",
+            "TLS handshakes that failed, by reason.",
+            "reason",
+            |snapshot| by_name(|why: HandshakeFailure| snapshot.streams.failed(why)),
+        )?;
         each!(self;
             "accept_pauses" "Times that accepting paused for want of file descriptors." streams.accept_pauses;
             "stream_dropped" "Datagrams dropped because a client reads too slowly." streams.queue_drops;
@@ -457,13 +477,13 @@ impl Families<'_, '_, WorkerSnapshot> {
 
     /// DTLS clients.
     fn dtls(&mut self) -> fmt::Result {
-        let mut metric = self.encoder.encode_descriptor(
+        let mut metric = self.0.encoder.encode_descriptor(
             "dtls_associations",
             "DTLS associations that exist, by how far they have come.",
             None,
             MetricType::Gauge,
         )?;
-        for (worker, snapshot) in self.snapshots {
+        for (worker, snapshot) in self.0.snapshots {
             for (stage, count) in [("half_open", snapshot.dtls.half_open), ("open", snapshot.dtls.open)] {
                 metric
                     .encode_family(&[("worker", worker.as_str()), ("stage", stage)])?
@@ -473,18 +493,24 @@ impl Families<'_, '_, WorkerSnapshot> {
         each!(self;
             "dtls_cookies" "Cookies sent to DTLS clients." dtls.cookies;
         );
-        self.by("dtls_handshakes", "DTLS handshakes finished, by version.", "version", |snapshot| {
+        self.0.by("dtls_handshakes", "DTLS handshakes finished, by version.", "version", |snapshot| {
             vec![("1.2", snapshot.dtls.handshakes_1_2), ("1.3", snapshot.dtls.handshakes_1_3)]
         })?;
-        self.by("dtls_handshakes_failed", "DTLS handshakes that failed, by reason.", "reason", |snapshot| {
-            by_name(|why: DtlsFailure| snapshot.dtls.failed(why))
-        })?;
-        self.by("dtls_ended", "DTLS associations that ended, by reason.", "reason", |snapshot| {
+        self.0.by(
+            "dtls_handshakes_failed",
+            "DTLS handshakes that failed, by reason.",
+            "reason",
+            |snapshot| by_name(|why: DtlsFailure| snapshot.dtls.failed(why)),
+        )?;
+        self.0.by("dtls_ended", "DTLS associations that ended, by reason.", "reason", |snapshot| {
             by_name(|why: DtlsEnd| snapshot.dtls.ended(why))
         })?;
-        self.by("dtls_dropped", "Datagrams dropped on DTLS listeners, by reason.", "reason", |snapshot| {
-            by_name(|why: DtlsDrop| snapshot.dtls.dropped(why))
-        })?;
+        self.0.by(
+            "dtls_dropped",
+            "Datagrams dropped on DTLS listeners, by reason.",
+            "reason",
+            |snapshot| by_name(|why: DtlsDrop| snapshot.dtls.dropped(why)),
+        )?;
         each!(self;
             "dtls_datagrams" "Datagrams received for DTLS." dtls.datagrams;
             "dtls_received" "Messages decrypted from DTLS clients." dtls.received;
@@ -495,7 +521,7 @@ impl Families<'_, '_, WorkerSnapshot> {
 
     /// TCP relaying, and what workers say to one another.
     fn peers(&mut self) -> fmt::Result {
-        self.gauge(
+        self.0.gauge(
             "peer_connections_open",
             "Connections to peers that exist or are being made.",
             |snapshot| snapshot.peers.open,
@@ -512,13 +538,13 @@ impl Families<'_, '_, WorkerSnapshot> {
     /// Batch sizes as a histogram. Bucket i of the snapshot counts calls with 2^i to 2^(i+1) - 1 datagrams.
     #[expect(clippy::cast_precision_loss, reason = "a histogram's sum is a float by format")]
     fn batches(&mut self) -> fmt::Result {
-        let mut metric = self.encoder.encode_descriptor(
+        let mut metric = self.0.encoder.encode_descriptor(
             "rx_batch_datagrams",
             "Datagrams per receive call.",
             None,
             MetricType::Histogram,
         )?;
-        for (worker, snapshot) in self.snapshots {
+        for (worker, snapshot) in self.0.snapshots {
             let batch = &snapshot.rx.batch;
             let last = batch.len() - 1;
             let buckets: Vec<(f64, u64)> = batch
@@ -604,7 +630,9 @@ mod tests {
     use turnpike_turn::server::Transport;
 
     use super::*;
-    use crate::{exposition::encode, fleet::NodeCounts};
+    use turnpike_process::exposition::encode;
+
+    use crate::fleet::NodeCounts;
 
     fn scrape() -> Scrape {
         let mut first = WorkerSnapshot { allocations: 3, wakeups: 11, ..WorkerSnapshot::default() };
@@ -671,8 +699,8 @@ mod tests {
             },
             common: Common {
                 log_lost: 2,
-                reloads: Status::default().reloads(),
-                upgrades: Status::default().upgrades(),
+                reloads: [("loaded", 0), ("failed", 0)],
+                upgrades: [("done", 0), ("failed", 0)],
                 ..Common::default()
             },
         }

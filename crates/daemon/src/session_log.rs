@@ -6,6 +6,10 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use turnpike_process::{
+    log_queue::{BACKLOG, LogCounts, LogReceiver, LogSender, log_queue},
+    logging::seconds,
+};
 use turnpike_relay::{SessionLog, TurnedAway};
 use turnpike_turn::{
     rates::{Rate, Rates},
@@ -13,9 +17,7 @@ use turnpike_turn::{
 };
 
 use crate::{
-    log_limit::{EndLimit, LogCounts, RefusalLimit, Sum, Summary},
-    log_queue::{BACKLOG, LogReceiver, LogSender, log_queue},
-    logging::seconds,
+    log_limit::{EndLimit, RefusalLimit, Sum, Summary},
     refusals::{
         Refusals, Why,
         reasons::{

@@ -23,7 +23,7 @@ use turnpike_relay::{
 use turnpike_turn::server::{Effect, SessionId};
 
 use super::node::Node;
-use crate::log_queue::BACKLOG;
+use turnpike_process::log_queue::BACKLOG;
 
 /// How often sessions are looked through for traffic and renewals.
 const PERIOD: Duration = Duration::from_secs(10);

@@ -1,0 +1,90 @@
+//! State of a node for a new process, so that the fleet sees the same node: incarnation, number, keys, quotas held, and bans. After the offer
+//! this process exchanges no quotas, unless the upgrade fails.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use serde::{Deserialize, Serialize};
+use turnpike_fleet::{Ban, NodeName, Opened, StoreEpoch, Subject, Told};
+
+use super::{Fleet, node::Node};
+
+/// Part of a server's offer, in a fleet or not.
+#[derive(Default, Serialize, Deserialize)]
+pub(crate) struct FleetOffer {
+    pub(super) bans: Vec<Ban>,
+    /// Subjects of these and of lifted bans that the other nodes have not heard of.
+    #[serde(default)]
+    pub(super) unannounced: Vec<Subject>,
+    pub(super) node: Option<NodeOffer>,
+}
+
+/// State of a node.
+#[derive(Serialize, Deserialize)]
+pub(super) struct NodeOffer {
+    pub(super) identity: Identity,
+    pub(super) incarnation: u64,
+    /// 0 for none.
+    pub(super) number: u16,
+    pub(super) is_cordoned: bool,
+    /// The key ring, sealed: whoever has another secret shall not be this node.
+    pub(super) ring: Option<Vec<u8>>,
+    /// Whether clients may have something that was made with the server's own key.
+    pub(super) own_is_used: bool,
+    pub(super) told: Vec<Told>,
+    /// The era of the store and the nodes that are known, if the store knows what all of them hold.
+    #[serde(default)]
+    pub(super) era: Option<(StoreEpoch, u32)>,
+    /// Messages that were carried out.
+    #[serde(default)]
+    pub(super) opened: Opened,
+}
+
+/// Which node of which fleet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Identity {
+    pub(super) store: String,
+    pub(super) fleet: NodeName,
+    pub(super) node: NodeName,
+}
+
+/// The fleet's part of an upgrade. Dropped without [`FleetHandover::forget`], it resumes normal service.
+pub(crate) struct FleetHandover {
+    fleet: Arc<Fleet>,
+    is_forgotten: AtomicBool,
+}
+
+impl FleetHandover {
+    pub(crate) fn new(fleet: Arc<Fleet>) -> Self {
+        Self { fleet, is_forgotten: AtomicBool::new(false) }
+    }
+
+    /// State for the new process. Waits for exchanges under way, so it must not be called on the runtime's thread.
+    pub(crate) fn offer(&self) -> FleetOffer {
+        let Fleet { banned, node, .. } = &*self.fleet;
+        FleetOffer {
+            bans: banned.list(),
+            unannounced: banned.unannounced(),
+            node: node.as_deref().map(Node::offer),
+        }
+    }
+
+    /// The new process is the node from now on.
+    pub(crate) fn forget(&self) {
+        self.is_forgotten.store(true, Ordering::Relaxed);
+        self.fleet.banned.clear_unannounced();
+        if let Some(node) = &self.fleet.node {
+            node.hand_over();
+        }
+    }
+}
+
+impl Drop for FleetHandover {
+    fn drop(&mut self) {
+        if let Some(node) = self.fleet.node.as_ref().filter(|_| !self.is_forgotten.load(Ordering::Relaxed)) {
+            node.resume_exchanges();
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! State of a forwarder for a new process, on both sides.
+
+use std::{io, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use turnpike_admin::Serving;
+use turnpike_forward::{
+    Forwarder,
+    upgrade::{Inheritance, Offer},
+};
+use turnpike_net::{Channel, Datapath, PassedSockets};
+
+use turnpike_process::{
+    ProcessError,
+    upgrade::{DescriptorNames, HandoverOffer, HandoverState, NamedSocket, PreviousProcess},
+};
+
+/// The offer, as JSON.
+#[derive(Serialize, Deserialize)]
+struct ForwardOffer {
+    forwarder: Offer,
+    names: DescriptorNames,
+}
+
+/// State of a running forwarder.
+pub(crate) struct ForwardHandover {
+    pub(crate) forwarder: Arc<Forwarder>,
+    pub(crate) page: Arc<Serving>,
+    pub(crate) passed: Arc<PassedSockets>,
+}
+
+impl HandoverState for ForwardHandover {
+    fn offer(&self) -> io::Result<HandoverOffer> {
+        let (forwarder, mut descriptors, channels) = self.forwarder.offer()?;
+        let names = DescriptorNames::export(self.page.lend()?, &self.passed, &mut descriptors)?;
+        HandoverOffer::new(&ForwardOffer { forwarder, names }, descriptors, channels)
+    }
+
+    fn pause(&self, _: bool) -> io::Result<()> {
+        self.forwarder.freeze()
+    }
+
+    fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize> {
+        self.forwarder.hand_over(channels, patience)
+    }
+
+    fn resume(&self) {
+        self.forwarder.thaw();
+    }
+
+    fn forget(&self) {
+        self.forwarder.release();
+    }
+}
+
+/// Offer of the previous forwarder to this process.
+pub(crate) struct PreviousForwarder {
+    forwarder: Inheritance,
+    workers: usize,
+    datapath: Datapath,
+    page: Vec<NamedSocket>,
+}
+
+impl PreviousForwarder {
+    /// Reads the offer; returns also the sockets that a service manager had passed to the previous process.
+    pub(crate) fn new(previous: &mut PreviousProcess) -> Result<(Self, PassedSockets), ProcessError> {
+        let (ForwardOffer { forwarder, names }, mut descriptors) = previous.offer::<ForwardOffer>()?;
+        let (page, passed) = names.import(&mut descriptors)?;
+        let datapath = forwarder.datapath().ok_or_else(|| {
+            ProcessError::Upgrade("this version does not have the old one's data path".to_owned())
+        })?;
+        let workers = forwarder.workers;
+        let forwarder = Inheritance::new(forwarder, descriptors);
+        Ok((Self { forwarder, workers, datapath, page }, passed))
+    }
+
+    /// Number of workers, which listeners are bound to, and data path, which the packets waiting in them belong to: both stay.
+    pub(crate) fn kept(&self) -> (usize, Datapath) {
+        (self.workers, self.datapath)
+    }
+
+    /// Sockets of the admin interface.
+    pub(crate) fn page(&mut self) -> Vec<NamedSocket> {
+        std::mem::take(&mut self.page)
+    }
+
+    pub(crate) fn into_forwarder(self) -> Inheritance {
+        self.forwarder
+    }
+}

@@ -1,0 +1,220 @@
+//! State of a TURN server for a new process, on both sides.
+
+use std::{collections::HashMap, io, os::fd::OwnedFd, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use turnpike_admin::Serving;
+use turnpike_api::Reloaded;
+use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret};
+use turnpike_net::{Channel, Datapath, PassedSockets};
+use turnpike_process::{
+    ProcessError, need_restart,
+    upgrade::{DescriptorNames, HandoverOffer, HandoverState, NamedSocket, PreviousProcess},
+};
+use turnpike_relay::{
+    Layout, Relay, RelayAddress, TicketKeys,
+    upgrade::{Inheritance, Offer},
+};
+use turnpike_stores::StoredSecret;
+use turnpike_turn::server::NonceKey;
+use zeroize::{ZeroizeOnDrop, Zeroizing};
+
+use crate::{
+    fleet::{FleetHandover, FleetOffer},
+    plan,
+    store::Store,
+};
+
+/// The offer, as JSON.
+#[derive(Serialize, Deserialize)]
+struct ServeOffer {
+    relay: Offer,
+    /// The generated user, if there was no other and no store for it.
+    generated: Option<OfferedUser>,
+    tickets: Option<TicketKeys>,
+    /// Secrets of the store that have ended: sessions that began with their credentials go on.
+    #[serde(default)]
+    ended_secrets: Vec<OfferedSecret>,
+    /// Bans, and the identity of this node in a fleet.
+    #[serde(default)]
+    fleet: FleetOffer,
+    names: DescriptorNames,
+}
+
+/// Overwritten when it is dropped.
+#[derive(Serialize, Deserialize, ZeroizeOnDrop)]
+struct OfferedUser {
+    name: String,
+    password: String,
+}
+
+/// Overwritten when it is dropped.
+#[derive(Serialize, Deserialize, ZeroizeOnDrop)]
+struct OfferedSecret {
+    realm: String,
+    value: String,
+    since: u64,
+    until: Option<u64>,
+}
+
+/// State of a running server.
+pub(crate) struct ServeHandover {
+    pub(crate) relay: Arc<Relay>,
+    pub(crate) fleet: FleetHandover,
+    pub(crate) generated: Option<User>,
+    pub(crate) tickets: Option<TicketKeys>,
+    pub(crate) store: Option<Store>,
+    /// The credential service and the admin interface.
+    pub(crate) pages: [Arc<Serving>; 2],
+    pub(crate) passed: Arc<PassedSockets>,
+}
+
+impl HandoverState for ServeHandover {
+    fn offer(&self) -> io::Result<HandoverOffer> {
+        let (relay, mut descriptors, channels) = self.relay.offer()?;
+        let mut page = Vec::new();
+        for serving in &self.pages {
+            page.extend(serving.lend()?);
+        }
+        let names = DescriptorNames::export(page, &self.passed, &mut descriptors)?;
+        let generated = self.generated.as_ref().and_then(|user| match &user.secret {
+            UserSecret::Password(password) => {
+                Some(OfferedUser { name: user.name.clone(), password: password.reveal().to_owned() })
+            }
+            UserSecret::Keys(_) => None,
+        });
+        let (tickets, fleet) = (self.tickets.clone(), self.fleet.offer());
+        let ended = self.store.as_ref().map(Store::all_ended_secrets).unwrap_or_default();
+        let ended_secrets = ended.iter().flat_map(|(realm, secrets)| {
+            secrets.iter().map(|secret| OfferedSecret {
+                realm: realm.to_string(),
+                value: secret.value.to_string(),
+                since: secret.since,
+                until: secret.until,
+            })
+        });
+        let ended_secrets = ended_secrets.collect();
+        let offer = ServeOffer { relay, generated, tickets, ended_secrets, fleet, names };
+        HandoverOffer::new(&offer, descriptors, channels)
+    }
+
+    fn pause(&self, successor_keeps_flows: bool) -> io::Result<()> {
+        self.relay.freeze(successor_keeps_flows)
+    }
+
+    fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize> {
+        self.relay.hand_over(channels, patience)
+    }
+
+    fn resume(&self) {
+        self.relay.thaw();
+    }
+
+    fn forget(&self) {
+        // First, so that sessions that moved are not published as ended.
+        self.fleet.forget();
+        self.relay.release();
+    }
+}
+
+/// Offer of the previous server to this process.
+pub(crate) struct PreviousServer {
+    offer: ServeOffer,
+    descriptors: Vec<OwnedFd>,
+    page: Vec<NamedSocket>,
+    datapath: Datapath,
+}
+
+impl PreviousServer {
+    /// Reads the offer; returns also the sockets that a service manager had passed to the previous process.
+    pub(crate) fn new(previous: &mut PreviousProcess) -> Result<(Self, PassedSockets), ProcessError> {
+        let (mut offer, mut descriptors) = previous.offer::<ServeOffer>()?;
+        let (page, passed) = std::mem::take(&mut offer.names).import(&mut descriptors)?;
+        let datapath = offer.relay.datapath().ok_or_else(|| {
+            ProcessError::Upgrade("this version does not have the old one's data path".to_owned())
+        })?;
+        Ok((Self { offer, descriptors, page, datapath }, passed))
+    }
+
+    /// Keeps the number of workers, which sockets are bound to, and the data path, which the packets waiting in them belong to.
+    pub(crate) fn keep(&self, settings: &mut Settings) {
+        let workers = self.offer.relay.workers;
+        let mut kept = Vec::new();
+        if plan::workers(settings) != workers {
+            kept.push("server.workers");
+        }
+        let (datapath, stays) = self.kept_datapath(settings.datapath);
+        if !stays {
+            kept.push("server.datapath");
+        }
+        need_restart(&mut Reloaded::default(), &kept);
+        settings.workers = Some(workers);
+        settings.datapath = datapath;
+    }
+
+    /// The data path if this one is configured, and whether the two are equal.
+    pub(crate) fn kept_datapath(&self, configured: DatapathChoice) -> (DatapathChoice, bool) {
+        let (step, kernel) = (DatapathChoice::Step(self.datapath), self.offer.relay.kernel);
+        // Each process attaches its own program, so the hook may differ.
+        match configured {
+            it @ (DatapathChoice::Kernel | DatapathChoice::Xdp | DatapathChoice::XdpGeneric) => {
+                (if kernel { it } else { step }, kernel)
+            }
+            _ if kernel => (DatapathChoice::Kernel, false),
+            it => (step, it == DatapathChoice::Auto || it == step),
+        }
+    }
+
+    /// Numbers of the listeners so far.
+    pub(crate) fn layout(&self) -> &Layout {
+        self.offer.relay.layout()
+    }
+
+    /// Relay addresses in force.
+    pub(crate) fn relay_addresses(&self) -> &[RelayAddress] {
+        self.offer.relay.relay()
+    }
+
+    /// The data path in user space.
+    pub(crate) fn datapath(&self) -> Datapath {
+        self.datapath
+    }
+
+    pub(crate) fn own_key(&self) -> NonceKey {
+        self.offer.relay.own_key()
+    }
+
+    pub(crate) fn fleet(&self) -> &FleetOffer {
+        &self.offer.fleet
+    }
+
+    pub(crate) fn tickets(&self) -> Option<&TicketKeys> {
+        self.offer.tickets.as_ref()
+    }
+
+    /// Passes secrets that have ended to the store.
+    pub(crate) fn remember_ended_secrets(&self, store: &Store) {
+        let mut ended: HashMap<Box<str>, Vec<StoredSecret>> = HashMap::new();
+        for OfferedSecret { realm, value, since, until } in &self.offer.ended_secrets {
+            let secret = StoredSecret { value: Zeroizing::new(value.clone()), since: *since, until: *until };
+            ended.entry(realm.as_str().into()).or_default().push(secret);
+        }
+        store.remember_ended_secrets(ended.into_iter().map(|(realm, secrets)| (realm, secrets.into())));
+    }
+
+    /// The generated user.
+    pub(crate) fn generated(&self) -> Option<User> {
+        let user = self.offer.generated.as_ref()?;
+        let secret = UserSecret::Password(Secret::new(&*user.password));
+        Some(User { name: user.name.clone(), secret })
+    }
+
+    /// Sockets of the admin interface and of the credential service.
+    pub(crate) fn page(&mut self) -> Vec<NamedSocket> {
+        std::mem::take(&mut self.page)
+    }
+
+    pub(crate) fn into_relay(self) -> Inheritance {
+        Inheritance::new(self.offer.relay, self.descriptors)
+    }
+}

@@ -1,0 +1,93 @@
+//! Files and privileges that a TURN server needs in its sandbox.
+
+use std::path::PathBuf;
+
+use turnpike_config::{DatapathChoice, Settings, Sources, certificates};
+use turnpike_process::sandbox::{Needs, directory_of};
+use turnpike_stores::StoreAddress;
+
+use crate::store;
+
+/// Bytes that the channels from worker to worker ask the kernel for.
+const BUFFER: usize = 4 << 20;
+
+/// Needs of these settings.
+pub(crate) fn server_needs(sources: &Sources, settings: &Settings) -> Needs {
+    let mut needs = Needs::new(&settings.sandbox, &settings.admin, sources.file());
+    needs.files.extend(certificates::files(settings));
+    let applications = &settings.credentials;
+    needs.files.extend(applications.tls_cert.iter().chain(&applications.tls_key).cloned());
+    if let Ok(Some((StoreAddress::Sqlite(file), _))) = store::address(settings) {
+        needs.written.extend(directory_of(&file));
+    }
+    let url = settings.store.url.as_ref().map_or("", |url| url.reveal());
+    needs.files.extend(files_of_url(url));
+    use DatapathChoice as Path;
+    if matches!(settings.datapath, Path::Kernel | Path::Xdp | Path::XdpGeneric) {
+        needs.privileges |= Needs::KERNEL;
+    }
+    needs.add_buffers(settings.listener_buffer.max(settings.relay_buffer).max(BUFFER));
+    needs.with_directories()
+}
+
+/// Files named in the query of a store's URL, such as its certificates.
+fn files_of_url(url: &str) -> Vec<PathBuf> {
+    let options = url.split_once('?').map_or("", |(_, options)| options).split('&');
+    let values =
+        options.filter_map(|option| option.split_once('=')).map(|(_, value)| value.replace("%2F", "/"));
+    values.filter(|value| value.starts_with('/')).map(PathBuf::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpike_config::Flags;
+    use turnpike_testkit::Dir;
+
+    use super::*;
+
+    fn needs_of(settings: &[(&str, &str)]) -> Needs {
+        let mut flags = Flags::new();
+        for (key, value) in settings {
+            let key: &'static str = Box::leak((*key).to_owned().into_boxed_str());
+            flags.set(key, key, Some((*value).to_owned()));
+        }
+        let sources = Sources::new(None, Vec::new(), flags);
+        let loaded = sources.load_but_certificates().expect("the settings are right").0;
+        server_needs(&sources, &loaded.settings)
+    }
+
+    #[test]
+    fn a_server_needs_the_kernel_only_for_the_kernel_path() {
+        let dir = Dir::new();
+        let state = dir.path().to_str().expect("it is text");
+        assert!(!needs_of(&[("store.state", state)]).is_in_kernel());
+        for path in ["kernel", "xdp"] {
+            assert!(needs_of(&[("store.state", state), ("server.datapath", path)]).is_in_kernel(), "{path}");
+        }
+    }
+
+    #[test]
+    fn files_in_the_configuration_are_needed_in_place() {
+        let dir = Dir::new();
+        let state = dir.at("made/state");
+        let needs = needs_of(&[
+            ("store.state", state.to_str().expect("it is text")),
+            ("tls.cert", "/srv/tls/cert.pem"),
+            ("tls.key", "/srv/tls/key.pem"),
+            ("admin.listen", "unix:/srv/run/admin.sock"),
+            ("sandbox.read", "/srv/more"),
+        ]);
+        assert!(needs.written.contains(&state) && state.is_dir(), "{needs:?}");
+        assert!(needs.written.contains(&PathBuf::from("/srv/run")), "{needs:?}");
+        assert!(needs.files.contains(&PathBuf::from("/srv/tls/key.pem")), "{needs:?}");
+        assert!(needs.read.contains(&PathBuf::from("/srv/more")), "{needs:?}");
+    }
+
+    #[test]
+    fn certificates_of_a_store_are_among_its_files() {
+        let url =
+            "postgres://u:p@db/turn?sslmode=verify-full&sslrootcert=/srv/ca.pem&sslkey=%2Fsrv%2Fkey.pem";
+        assert_eq!(files_of_url(url), [PathBuf::from("/srv/ca.pem"), PathBuf::from("/srv/key.pem")]);
+        assert!(files_of_url("redis://db/0").is_empty());
+    }
+}

@@ -1,0 +1,317 @@
+//! Metrics of the previous process: its last page is added to this process's page, so that counters continue. Both pages are text, because
+//! the previous process may be of another version; counters that only it has stay in the sum.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// Prefix of metrics that describe a process, not its service.
+const OF_PROCESS: &str = "turnpike_process_";
+
+/// Metrics of the previous process and of all before it.
+#[derive(Debug, Default)]
+pub struct CarriedMetrics {
+    /// Gauges that add up while both processes have sessions.
+    gauges: &'static [&'static str],
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    page: Page,
+    /// Sessions of the previous process are not counted here.
+    is_apart: bool,
+    lives: bool,
+}
+
+impl CarriedMetrics {
+    pub(crate) fn new(gauges: &'static [&'static str]) -> Self {
+        Self { gauges, state: Mutex::default() }
+    }
+
+    /// Sets the page of a process that is about to hand over: its sessions come here.
+    pub(crate) fn expect(&self, text: &str) {
+        *self.lock() = State { page: Page::new(text), is_apart: false, lives: false };
+    }
+
+    /// This process serves; the previous one goes on with the sessions left there.
+    pub(crate) fn begin(&self) {
+        self.lock().lives = true;
+    }
+
+    /// Sets the page of the sessions left there.
+    pub(crate) fn set(&self, text: &str) {
+        *self.lock() = State { page: Page::new(text), is_apart: true, lives: true };
+    }
+
+    /// The previous process has ended, and its sessions with it. Its counters stay.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        (state.is_apart, state.lives) = (false, false);
+    }
+
+    /// Returns true while the previous process lives.
+    pub(crate) fn lives(&self) -> bool {
+        self.lock().lives
+    }
+
+    /// Sum of a gauge over sessions left in the previous process.
+    #[must_use]
+    pub fn apart(&self, gauge: &str) -> u64 {
+        let State { page, is_apart, .. } = &*self.lock();
+        let family = page.0.iter().find(|family| *is_apart && family.name == gauge);
+        let values = family.into_iter().flat_map(|family| &family.samples);
+        values.filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
+    }
+
+    /// A page of this process, with the carried metrics.
+    pub(crate) fn add_to(&self, own: String) -> String {
+        let State { page, is_apart, .. } = &*self.lock();
+        if page.0.is_empty() {
+            return own;
+        }
+        let mut sum = Page::new(&own);
+        for family in page.0.iter().filter(|family| self.adds_up(family, *is_apart)) {
+            match sum.0.iter_mut().find(|ours| ours.name == family.name) {
+                Some(ours) => ours.add(family),
+                None => sum.0.push(family.clone()),
+            }
+        }
+        sum.to_string()
+    }
+
+    /// Returns true if the sum of this family over two processes has a meaning.
+    fn adds_up(&self, family: &Family, is_apart: bool) -> bool {
+        match &*family.kind {
+            "counter" | "histogram" => !family.name.starts_with(OF_PROCESS),
+            "gauge" => is_apart && self.gauges.contains(&&*family.name),
+            _ => false,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A page in the format of OpenMetrics, by family.
+#[derive(Debug, Default)]
+struct Page(Vec<Family>);
+
+#[derive(Clone, Debug, Default)]
+struct Family {
+    name: String,
+    kind: String,
+    /// Lines before the samples.
+    head: Vec<String>,
+    /// Series and values.
+    samples: Vec<(String, String)>,
+}
+
+impl Page {
+    fn new(text: &str) -> Self {
+        let mut families: Vec<Family> = Vec::new();
+        for line in text.lines() {
+            let Some(about) = line.strip_prefix("# ") else {
+                if let (Some(family), Some((series, value))) = (families.last_mut(), line.rsplit_once(' ')) {
+                    family.samples.push((series.to_owned(), value.to_owned()));
+                }
+                continue;
+            };
+            let mut words = about.splitn(3, ' ');
+            let (Some(what), Some(name)) = (words.next(), words.next()) else { continue };
+            if families.last().is_none_or(|family| family.name != name) {
+                families.push(Family { name: name.to_owned(), ..Family::default() });
+            }
+            if let Some(family) = families.last_mut() {
+                family.head.push(line.to_owned());
+                if what == "TYPE" {
+                    family.kind = words.next().unwrap_or_default().to_owned();
+                }
+            }
+        }
+        Self(families)
+    }
+}
+
+impl fmt::Display for Page {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Family { head, samples, .. } in &self.0 {
+            head.iter().try_for_each(|line| writeln!(f, "{line}"))?;
+            samples.iter().try_for_each(|(series, value)| writeln!(f, "{series} {value}"))?;
+        }
+        f.write_str("# EOF\n")
+    }
+}
+
+impl Family {
+    fn add(&mut self, other: &Self) {
+        let places: HashMap<String, usize> =
+            self.samples.iter().enumerate().map(|(at, (series, _))| (in_order(series), at)).collect();
+        for (series, value) in &other.samples {
+            match places.get(&in_order(series)) {
+                Some(at) => self.samples[*at].1 = sum(&self.samples[*at].1, value),
+                None => self.samples.push((series.clone(), value.clone())),
+            }
+        }
+    }
+}
+
+/// A series with its labels in the order of their names.
+fn in_order(series: &str) -> String {
+    let Some((name, labels)) = series.split_once('{') else { return series.to_owned() };
+    let labels = labels.strip_suffix('}').unwrap_or(labels);
+    let (mut quoted, mut escaped) = (false, false);
+    let mut labels: Vec<&str> = labels
+        .split(|c: char| {
+            let is_end = c == ',' && !quoted;
+            quoted ^= c == '"' && !escaped;
+            escaped = c == '\\' && !escaped;
+            is_end
+        })
+        .collect();
+    labels.sort_unstable();
+    format!("{name}{{{}}}", labels.join(","))
+}
+
+fn sum(one: &str, other: &str) -> String {
+    if let (Ok(one), Ok(other)) = (one.parse::<u64>(), other.parse::<u64>()) {
+        return one.saturating_add(other).to_string();
+    }
+    let number = |text: &str| text.parse::<f64>().unwrap_or_default();
+    format!("{:?}", number(one) + number(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GAUGES: &[&str] = &["turnpike_allocations"];
+    const OLD: &str = "\
+# HELP turnpike_allocations Allocations that exist.
+# TYPE turnpike_allocations gauge
+turnpike_allocations{worker=\"0\"} 2
+# HELP turnpike_draining 1 while the server takes nothing new.
+# TYPE turnpike_draining gauge
+turnpike_draining 1.0
+# HELP turnpike_ended Ends.
+# TYPE turnpike_ended counter
+turnpike_ended_total{worker=\"0\",reason=\"a,b\"} 18446744073709551000
+turnpike_ended_total{reason=\"\\\"x\\\",y\",worker=\"0\"} 5
+turnpike_ended_total{worker=\"1\",reason=\"gone\"} 7
+# HELP turnpike_process_cpu_seconds CPU time.
+# TYPE turnpike_process_cpu_seconds counter
+turnpike_process_cpu_seconds_total 99.5
+# HELP turnpike_forgotten What the new version does not count.
+# TYPE turnpike_forgotten counter
+turnpike_forgotten_total 3
+# HELP turnpike_time Times.
+# TYPE turnpike_time histogram
+turnpike_time_sum 1.25
+turnpike_time_count 2
+turnpike_time_bucket{le=\"+Inf\"} 2
+# HELP turnpike_build This program.
+# TYPE turnpike_build info
+turnpike_build_info{version=\"1\"} 1
+# EOF
+";
+    const NEW: &str = "\
+# HELP turnpike_allocations Allocations that exist.
+# TYPE turnpike_allocations gauge
+turnpike_allocations{worker=\"0\"} 10
+# HELP turnpike_draining 1 while the server takes nothing new.
+# TYPE turnpike_draining gauge
+turnpike_draining 0.0
+# HELP turnpike_ended Ends.
+# TYPE turnpike_ended counter
+turnpike_ended_total{reason=\"a,b\",worker=\"0\"} 15
+turnpike_ended_total{worker=\"0\",reason=\"\\\"x\\\",y\"} 1
+# HELP turnpike_process_cpu_seconds CPU time.
+# TYPE turnpike_process_cpu_seconds counter
+turnpike_process_cpu_seconds_total 0.5
+# HELP turnpike_time Times.
+# TYPE turnpike_time histogram
+turnpike_time_sum 0.5
+turnpike_time_count 1
+turnpike_time_bucket{le=\"+Inf\"} 1
+# HELP turnpike_build This program.
+# TYPE turnpike_build info
+turnpike_build_info{version=\"2\"} 1
+# EOF
+";
+
+    fn value<'t>(text: &'t str, series: &str) -> Vec<&'t str> {
+        text.lines().filter_map(|line| line.strip_prefix(series)?.strip_prefix(' ')).collect()
+    }
+
+    #[test]
+    fn a_page_alone_is_left_as_it_is() {
+        let carried = CarriedMetrics::new(GAUGES);
+        assert!(!carried.lives());
+        assert_eq!(carried.add_to(NEW.to_owned()), NEW);
+        assert_eq!(Page::new(NEW).to_string(), NEW);
+    }
+
+    #[test]
+    fn counters_continue_and_gauges_add_up_while_both_live() {
+        let carried = CarriedMetrics::new(GAUGES);
+        carried.set(OLD);
+        let text = carried.add_to(NEW.to_owned());
+        for (series, expected) in [
+            ("turnpike_allocations{worker=\"0\"}", "12"),
+            ("turnpike_draining", "0.0"),
+            ("turnpike_ended_total{reason=\"a,b\",worker=\"0\"}", "18446744073709551015"),
+            ("turnpike_ended_total{worker=\"0\",reason=\"\\\"x\\\",y\"}", "6"),
+            ("turnpike_ended_total{worker=\"1\",reason=\"gone\"}", "7"),
+            ("turnpike_process_cpu_seconds_total", "0.5"),
+            ("turnpike_forgotten_total", "3"),
+            ("turnpike_time_sum", "1.75"),
+            ("turnpike_time_bucket{le=\"+Inf\"}", "3"),
+            ("turnpike_build_info{version=\"2\"}", "1"),
+        ] {
+            assert_eq!(value(&text, series), [expected], "{series} in\n{text}");
+        }
+        assert!(!text.contains("version=\"1\"") && text.matches("# EOF").count() == 1, "{text}");
+        assert!(text.ends_with("# EOF\n"), "{text}");
+        let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        assert_eq!(families.count(), 7, "{text}");
+        assert_eq!(carried.apart("turnpike_allocations"), 2);
+    }
+
+    #[test]
+    fn only_counters_are_left_of_a_process_that_has_ended() {
+        let carried = CarriedMetrics::new(GAUGES);
+        carried.set(OLD);
+        assert!(carried.lives());
+        carried.end();
+        assert!(!carried.lives());
+        assert_eq!(carried.apart("turnpike_allocations"), 0);
+        let text = carried.add_to(NEW.to_owned());
+        assert_eq!(value(&text, "turnpike_allocations{worker=\"0\"}"), ["10"]);
+        assert_eq!(value(&text, "turnpike_ended_total{worker=\"1\",reason=\"gone\"}"), ["7"]);
+    }
+
+    #[test]
+    fn sessions_about_to_arrive_are_not_counted_twice() {
+        let carried = CarriedMetrics::new(GAUGES);
+        carried.expect(OLD);
+        carried.begin();
+        assert_eq!(carried.apart("turnpike_allocations"), 0);
+        let text = carried.add_to(NEW.to_owned());
+        assert_eq!(value(&text, "turnpike_allocations{worker=\"0\"}"), ["10"]);
+        assert_eq!(value(&text, "turnpike_forgotten_total"), ["3"]);
+        assert!(carried.lives());
+    }
+
+    #[test]
+    fn a_third_process_carries_the_sums_of_the_first_two() {
+        let (second, third) = (CarriedMetrics::new(GAUGES), CarriedMetrics::new(GAUGES));
+        second.expect(OLD);
+        third.expect(&second.add_to(NEW.to_owned()));
+        let text = third.add_to(NEW.to_owned());
+        assert_eq!(value(&text, "turnpike_time_count"), ["4"]);
+        assert_eq!(value(&text, "turnpike_forgotten_total"), ["3"]);
+    }
+}

@@ -1,0 +1,765 @@
+//! The control loop: an actor that carries out one [`Request`] at a time, and in between looks after its [`Service`]. Signals and
+//! administrators send the same requests.
+
+use std::{
+    fmt::Display,
+    future,
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    runtime,
+    sync::mpsc,
+    task::{self, JoinHandle},
+    time::{Instant, sleep, timeout},
+};
+use turnpike_api::{Draining, NotReloaded, Reloaded};
+use turnpike_config::LogFormat;
+
+use crate::{
+    error::ProcessError,
+    logging,
+    request::{Control, Request, Status, UpgradeProgress, UpgradeRequest},
+    sandbox,
+    service::Service,
+    service_manager::ServiceManager,
+    signals,
+    upgrade::{self, Patience, Program, Successor, UpgradeSocket},
+};
+
+/// Interval of [`Service::tick`] and of checks for failed workers. A worker that has ended leaves its share of the clients unserved, and the
+/// service manager can do more about that than half a server.
+const TICK: Duration = Duration::from_secs(1);
+/// Interval of checks for the end of the last session in a drain.
+const DRAIN_POLL: Duration = Duration::from_millis(100);
+/// Snapshots may be 100 ms old, so that "no sessions" counts only after that.
+const DRAIN_SETTLE: Duration = Duration::from_millis(250);
+/// Time for the log to write the lines that the workers left in its queue.
+const LAST_LINES: Duration = Duration::from_secs(5);
+/// Time for a reload to finish once the program is to end.
+const GRACE: Duration = Duration::from_secs(1);
+/// Time for [`Service::leave`]: longer than its parts have, which are changes under way and a fleet.
+const GOODBYE: Duration = Duration::from_secs(6);
+/// Runs a service until a signal or an administrator ends it. `start` returns the service and the task that writes its log.
+///
+/// # Errors
+/// Those of `start`; a worker has ended by itself; signals cannot be caught.
+pub fn run<S: Service, E: From<ProcessError>>(
+    (level, format): (&str, LogFormat),
+    start: impl AsyncFnOnce(&Control) -> Result<(S, JoinHandle<()>), E>,
+) -> Result<(), E> {
+    logging::init(level, format);
+    let runtime =
+        runtime::Builder::new_current_thread().enable_all().build().map_err(ProcessError::Control)?;
+    let ended = runtime.block_on(async {
+        let (control, mut requests) = Control::new(S::GAUGES);
+        let stop = Arc::clone(control.status().stop());
+        // Before anything else, so that no signal finds its default action while sessions exist.
+        signals::pass_on(control.requests().clone(), Arc::clone(&stop)).map_err(ProcessError::Control)?;
+        tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
+        // Open before the service manager hears that this process serves.
+        let socket = UpgradeSocket::open(control.requests().clone());
+        let started = tokio::select! {
+            biased;
+            started = start(&control) => Some(started),
+            () = stop.requested() => None,
+        };
+        // An error after a stop comes from an interrupted wait.
+        let Some(started) = started.filter(|started| started.is_ok() || !stop.is_requested()) else {
+            log_stopped();
+            return Ok(());
+        };
+        let (mut service, log) = started?;
+        let mut manager = ServiceManager::of_this_process();
+        manager.notify_ready();
+        let failed = until_ended(&mut service, control.status(), &mut manager, &mut requests, socket).await;
+        // From now on no request waits for an answer.
+        drop(requests);
+        control.status().set_draining();
+        let _ = timeout(GOODBYE, service.leave()).await;
+        // Joins threads, and the log must be written meanwhile.
+        if tokio::task::spawn_blocking(move || drop(service)).await.is_err() {
+            tracing::warn!("the workers did not stop in order");
+        }
+        // With the workers gone the log has no more writers, and ends when it is empty.
+        let _ = timeout(LAST_LINES, log).await;
+        log_stopped();
+        if failed { Err(ProcessError::Worker.into()) } else { Ok(()) }
+    });
+    // A lookup under way may take half a minute, and its result is no longer needed.
+    runtime.shutdown_background();
+    ended
+}
+
+fn log_stopped() {
+    tracing::info!("stopped");
+}
+
+/// State of the service.
+enum Stage {
+    Serving,
+    /// A new process is about to take over, unless that fails.
+    Upgrading(Upgrading),
+    Draining(Until),
+    /// Another process serves; this one has the sessions that did not move.
+    HandedOver(Successor, Until),
+}
+
+struct Upgrading {
+    request: Arc<UpgradeRequest>,
+    ended: JoinHandle<Upgraded>,
+    cancelled: Arc<AtomicBool>,
+    /// Drain requested meanwhile.
+    drain: Option<Option<Duration>>,
+}
+
+/// The new process and a summary, or the reason of the failure.
+type Upgraded = Result<(Successor, String), String>;
+
+/// A time limit for sessions to end.
+#[derive(Clone, Copy)]
+struct Until {
+    since: Instant,
+    patience: Duration,
+}
+
+impl Until {
+    fn new(patience: Duration) -> Self {
+        Self { since: Instant::now(), patience }
+    }
+
+    fn left(&self) -> Duration {
+        self.patience.saturating_sub(self.since.elapsed())
+    }
+
+    /// Returns true if the time is over, or the last session has ended.
+    fn is_over(&self, open: impl FnOnce() -> u64) -> bool {
+        self.left().is_zero() || self.since.elapsed() >= DRAIN_SETTLE && open() == 0
+    }
+}
+
+impl Upgrading {
+    fn begin<S: Service>(service: &S, request: UpgradeRequest) -> Self {
+        let (request, cancelled) = (Arc::new(request), Arc::<AtomicBool>::default());
+        let (of_thread, stop) = (Arc::clone(&request), Arc::clone(&cancelled));
+        let (state, metrics) = (service.handover_state(), Arc::clone(service.metrics()));
+        let ended = task::spawn_blocking(move || {
+            let program = Program::find(of_thread.program.as_deref())?;
+            let step = |text: String| of_thread.report(UpgradeProgress::Step(text));
+            let handed_over = (S::NAME, &*state, &metrics);
+            upgrade::hand_over(handed_over, &program, Patience::default(), &stop, &step)
+        });
+        Self { request, ended, cancelled, drain: None }
+    }
+
+    /// Cancels the upgrade if it is not too late; a drain follows.
+    fn cancel(self, drain: Option<Duration>) -> Self {
+        self.cancelled.store(true, Ordering::Relaxed);
+        Self { drain: Some(drain), ..self }
+    }
+
+    fn conclude(&self, ended: Upgraded, service: &mut impl Service, status: &Status) -> Stage {
+        status.count_upgrade(ended.is_ok());
+        match ended {
+            Ok((successor, how)) => {
+                let patience = service.upgrade_deadline();
+                service.handed_over(patience);
+                self.request.report(UpgradeProgress::Done(how));
+                Stage::HandedOver(successor, Until::new(patience))
+            }
+            Err(why) => {
+                self.request.report(UpgradeProgress::Failed(why));
+                Stage::Serving
+            }
+        }
+    }
+}
+
+impl Stage {
+    /// Waits for the end of an upgrade; without one, forever.
+    async fn upgraded(&mut self) -> Upgraded {
+        match self {
+            Self::Upgrading(upgrading) => {
+                (&mut upgrading.ended).await.unwrap_or_else(|panic| Err(panic.to_string()))
+            }
+            _ => future::pending().await,
+        }
+    }
+
+    /// Time until the next call; `None` at the end.
+    fn pause(&mut self, service: &impl Service, status: &Status) -> Option<Duration> {
+        match self {
+            Self::Serving | Self::Upgrading(_) => Some(TICK),
+            Self::Draining(until) => {
+                if until.is_over(|| service.open()) {
+                    return None;
+                }
+                Some(DRAIN_POLL.min(until.left()))
+            }
+            Self::HandedOver(successor, until) => {
+                // The process before this one may need it to reach its clients.
+                if until.is_over(|| service.left() + u64::from(status.carried().lives())) {
+                    return None;
+                }
+                successor.send_metrics(service.metrics());
+                Some(TICK.min(until.left()))
+            }
+        }
+    }
+
+    /// Lets the service follow the machine, except during an upgrade, while its sockets move.
+    fn follow_machine(&self, service: &mut impl Service) {
+        if !matches!(self, Self::Upgrading(_)) {
+            service.follow_machine(matches!(self, Self::Serving));
+        }
+    }
+
+    /// Word for the service manager.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Serving => "serving",
+            Self::Upgrading(_) => "upgrading",
+            Self::Draining(_) => "draining",
+            Self::HandedOver(..) => "handed over",
+        }
+    }
+
+    /// Reason why neither a reload nor an upgrade is possible now.
+    fn obstacle(&self) -> String {
+        match self {
+            Self::Serving => "now".to_owned(),
+            Self::Upgrading(_) => "during an upgrade".to_owned(),
+            Self::Draining(_) => "while draining".to_owned(),
+            Self::HandedOver(successor, _) => format!("here: process {} serves now", successor.id()),
+        }
+    }
+
+    fn refuse_reload(&self) -> NotReloaded {
+        tracing::warn!("no reload {}", self.obstacle());
+        if matches!(self, Self::Draining(_)) { NotReloaded::Draining } else { NotReloaded::Upgrade }
+    }
+}
+
+/// Carries out requests until the end; returns true if a failed worker is the reason. `socket` stays open for as long as this process can be
+/// upgraded.
+async fn until_ended<S: Service>(
+    service: &mut S,
+    status: &Status,
+    manager: &mut ServiceManager,
+    requests: &mut mpsc::Receiver<Request>,
+    mut socket: Option<UpgradeSocket>,
+) -> bool {
+    let mut stage = Stage::Serving;
+    while let Some(pause) = stage.pause(service, status) {
+        let name = stage.name();
+        manager.tick(|| service.makes_progress(), || format!("{name}; {}: {}", S::OPEN, service.open()));
+        let request = tokio::select! {
+            request = requests.recv() => request,
+            ended = stage.upgraded() => {
+                // A drain requested meanwhile begins now.
+                let drain = if let Stage::Upgrading(upgrading) = stage {
+                    stage = upgrading.conclude(ended, service, status);
+                    upgrading.drain
+                } else {
+                    None
+                };
+                if matches!(stage, Stage::HandedOver(..)) {
+                    drop(socket.take());
+                }
+                let Some(patience) = drain else { continue };
+                Some(Request::Drain(patience))
+            }
+            () = sleep(pause.min(manager.pause())) => {
+                if matches!(stage, Stage::Serving) {
+                    service.tick();
+                }
+                stage.follow_machine(service);
+                // A worker that is stuck during a handover fails the upgrade first.
+                if !matches!(stage, Stage::Upgrading(_)) && service.has_failed() {
+                    return true;
+                }
+                continue;
+            }
+        };
+        let Some(request) = request else {
+            // All senders are gone.
+            break;
+        };
+        match carry_out(request, stage, service, status, manager).await {
+            ControlFlow::Continue(next) => stage = next,
+            ControlFlow::Break(last) => {
+                stage = last;
+                break;
+            }
+        }
+    }
+    let open = match &mut stage {
+        Stage::HandedOver(successor, _) => {
+            successor.send_metrics(service.metrics());
+            service.left()
+        }
+        _ => service.open(),
+    };
+    if open > 0 {
+        service.log_left(open);
+    }
+    false
+}
+
+/// Carries out a request, and returns the next stage; `Break` at the end.
+async fn carry_out(
+    request: Request,
+    stage: Stage,
+    service: &mut impl Service,
+    status: &Status,
+    manager: &mut ServiceManager,
+) -> ControlFlow<Stage, Stage> {
+    let next = match (request, stage) {
+        (Request::Reload(answer), stage) => {
+            let result = match &stage {
+                Stage::Serving => reload(service, status, manager).await,
+                stage => Err(stage.refuse_reload()),
+            };
+            if let Some(answer) = answer {
+                // A client that has gone finds it in the log.
+                let _ = answer.send(result);
+            }
+            stage
+        }
+        (Request::MachineChanged, stage) => {
+            service.machine_changed();
+            stage.follow_machine(service);
+            stage
+        }
+        (Request::Upgrade(request), Stage::Serving) => Stage::Upgrading(Upgrading::begin(service, request)),
+        (Request::Upgrade(request), stage) => {
+            request.report(UpgradeProgress::Failed(format!("no upgrade {}", stage.obstacle())));
+            stage
+        }
+        (Request::Drain(patience), Stage::Serving) => {
+            Stage::Draining(drain(service, status, manager, patience))
+        }
+        (Request::Drain(patience), Stage::Upgrading(upgrading)) if upgrading.drain.is_none() => {
+            Stage::Upgrading(upgrading.cancel(patience))
+        }
+        (Request::Drain(patience), Stage::HandedOver(successor, _)) if !status.is_draining() => {
+            Stage::HandedOver(successor, drain(service, status, manager, patience))
+        }
+        (Request::Drain(_), last) => {
+            tracing::warn!("second signal: stopping at once");
+            return ControlFlow::Break(last);
+        }
+        (Request::DrainWithin(wanted, answer), stage) => {
+            let (stage, until) = drain_within(service, status, manager, wanted, stage);
+            let _ = answer.send(Draining { open: service.open(), deadline_s: until.left().as_secs_f64() });
+            stage
+        }
+    };
+    ControlFlow::Continue(next)
+}
+
+async fn reload(
+    service: &mut impl Service,
+    status: &Status,
+    manager: &mut ServiceManager,
+) -> Result<Reloaded, NotReloaded> {
+    manager.notify_reloading();
+    let result = tokio::select! {
+        biased;
+        result = manager.stay_alive_for(service.reload()) => result.map_err(NotReloaded::Refused),
+        // Nothing has changed yet: a reload waits only before its changes. One that waits in a thread sees the flag itself.
+        () = async { status.stop().requested().await; sleep(GRACE).await } => Err(NotReloaded::Draining),
+    };
+    manager.notify_reloaded(result.is_ok());
+    status.count_reload(result.is_ok());
+    result
+}
+
+fn drain(
+    service: &mut impl Service,
+    status: &Status,
+    manager: &ServiceManager,
+    patience: Option<Duration>,
+) -> Until {
+    let patience = patience.unwrap_or_else(|| service.drain_deadline());
+    status.set_draining();
+    manager.notify_stopping(patience);
+    service.drain(patience);
+    Until::new(patience)
+}
+
+/// Drains for an administrator: a drain under way goes on, with a new deadline if one is `wanted`. An upgrade is cancelled first.
+fn drain_within(
+    service: &mut impl Service,
+    status: &Status,
+    manager: &ServiceManager,
+    wanted: Option<Duration>,
+    stage: Stage,
+) -> (Stage, Until) {
+    let again = |going: Until| match wanted {
+        Some(patience) => {
+            manager.notify_stopping(patience);
+            Until::new(patience)
+        }
+        None => going,
+    };
+    match stage {
+        Stage::Draining(going) => {
+            let until = again(going);
+            (Stage::Draining(until), until)
+        }
+        Stage::HandedOver(successor, going) if status.is_draining() => {
+            let until = again(going);
+            (Stage::HandedOver(successor, until), until)
+        }
+        Stage::HandedOver(successor, _) => {
+            let until = drain(service, status, manager, wanted);
+            (Stage::HandedOver(successor, until), until)
+        }
+        Stage::Serving => {
+            let until = drain(service, status, manager, wanted);
+            (Stage::Draining(until), until)
+        }
+        Stage::Upgrading(upgrading) => {
+            // It begins once the upgrade has ended.
+            let until = Until::new(wanted.unwrap_or_else(|| service.drain_deadline()));
+            (Stage::Upgrading(upgrading.cancel(wanted)), until)
+        }
+    }
+}
+
+/// Warns in the log and in the answer to a reload.
+pub fn warn(reloaded: &mut Reloaded, warning: impl Into<String>) {
+    let warning = warning.into();
+    tracing::warn!("{warning}");
+    reloaded.warnings.push(warning);
+}
+
+/// Names keys that a reload cannot change, in the log and in the answer to a reload.
+pub fn need_restart(reloaded: &mut Reloaded, keys: &[&str]) {
+    for key in keys {
+        tracing::warn!("{key} has changed, but takes effect only after a restart");
+        reloaded.after_restart.push((*key).to_owned());
+    }
+}
+
+/// Logs warnings.
+pub fn log_warnings(warnings: &[String]) {
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+}
+
+/// Logs why a reload changes nothing, one line for each mistake, and returns the lines.
+pub fn log_refused(error: &dyn Display, refused: &str) -> Vec<String> {
+    let error = error.to_string();
+    let lines: Vec<String> = error.lines().map(str::to_owned).chain(sandbox::remedy(&error)).collect();
+    for line in &lines {
+        tracing::error!("{line}");
+    }
+    tracing::error!("{refused}");
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io,
+        sync::{Mutex, atomic::AtomicU64},
+    };
+
+    use tokio::sync::oneshot;
+    use turnpike_net::Channel;
+
+    use super::*;
+    use crate::{
+        MetricsPage,
+        upgrade::{HandoverOffer, HandoverState},
+    };
+
+    /// Records calls in order. One of its `open` sessions ends with each count of them.
+    struct Recorder {
+        calls: Mutex<Vec<String>>,
+        open: AtomicU64,
+        failed: bool,
+        good: bool,
+        /// A reload never ends.
+        waits: bool,
+        metrics: MetricsPage,
+    }
+
+    impl Default for Recorder {
+        fn default() -> Self {
+            Self {
+                calls: Mutex::default(),
+                open: AtomicU64::default(),
+                failed: false,
+                good: false,
+                waits: false,
+                metrics: Arc::new(String::new),
+            }
+        }
+    }
+
+    impl Recorder {
+        fn record(&self, call: impl Into<String>) {
+            self.calls.lock().expect("no panic").push(call.into());
+        }
+    }
+
+    impl Service for Recorder {
+        const NAME: &'static str = "serve";
+        const GAUGES: &'static [&'static str] = &[];
+        const OPEN: &'static str = "sessions";
+
+        async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
+            self.record("reload");
+            if self.waits {
+                return future::pending().await;
+            }
+            if self.good { Ok(Reloaded::default()) } else { Err(vec!["line 1".to_owned()]) }
+        }
+        fn has_failed(&self) -> bool {
+            self.failed
+        }
+        fn drain_deadline(&self) -> Duration {
+            Duration::from_secs(30)
+        }
+        fn drain(&mut self, patience: Duration) {
+            self.record(format!("drain {}", patience.as_secs()));
+        }
+        fn makes_progress(&self) -> bool {
+            true
+        }
+        fn open(&self) -> u64 {
+            let next = |open: u64| Some(open.saturating_sub(1));
+            self.open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).expect("always some")
+        }
+        fn log_left(&self, open: u64) {
+            self.record(format!("left {open}"));
+        }
+        fn handover_state(&self) -> Arc<dyn HandoverState> {
+            Arc::new(Nothing)
+        }
+        fn metrics(&self) -> &MetricsPage {
+            &self.metrics
+        }
+        fn upgrade_deadline(&self) -> Duration {
+            Duration::from_secs(60)
+        }
+        fn handed_over(&mut self, patience: Duration) {
+            self.record(format!("handed over {}", patience.as_secs()));
+        }
+        fn left(&self) -> u64 {
+            self.open()
+        }
+    }
+
+    struct Nothing;
+
+    impl HandoverState for Nothing {
+        fn offer(&self) -> io::Result<HandoverOffer> {
+            HandoverOffer::new(&(), Vec::new(), Vec::new())
+        }
+        fn pause(&self, _: bool) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        fn export(&self, _: Vec<Channel>, _: Duration) -> io::Result<usize> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        fn resume(&self) {}
+        fn forget(&self) {}
+    }
+
+    /// Calls that these requests cause, in tokio's virtual time.
+    async fn calls_of(
+        mut service: Recorder,
+        requests: impl IntoIterator<Item = Request>,
+    ) -> (bool, Vec<String>, Arc<Status>) {
+        let (control, mut receiver) = Control::new(&[]);
+        for request in requests {
+            control.requests().send(request).await.expect("there is room");
+        }
+        let mut manager = ServiceManager::of_this_process();
+        let failed = until_ended(&mut service, control.status(), &mut manager, &mut receiver, None).await;
+        (failed, service.calls.into_inner().expect("no panic"), Arc::clone(control.status()))
+    }
+
+    /// As [`calls_of`], for requests that `ask` sends.
+    async fn asked<T>(
+        mut service: Recorder,
+        ask: impl AsyncFnOnce(&Control) -> T,
+    ) -> (T, Vec<String>, Duration) {
+        let begun = Instant::now();
+        let (control, mut receiver) = Control::new(&[]);
+        let status = Arc::clone(control.status());
+        let mut manager = ServiceManager::of_this_process();
+        let (answer, _) = tokio::join!(ask(&control), async {
+            until_ended(&mut service, &status, &mut manager, &mut receiver, None).await;
+            drop(receiver);
+        });
+        (answer, service.calls.into_inner().expect("no panic"), begun.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_signal_ends_a_reload_that_waits_for_others() {
+        let service = Recorder { good: true, waits: true, ..Recorder::default() };
+        let (control, mut receiver) = Control::new(&[]);
+        let status = Arc::clone(control.status());
+        let mut manager = ServiceManager::of_this_process();
+        let (reloaded, _) = tokio::join!(
+            async {
+                let (sender, answer) = oneshot::channel();
+                control.requests().send(Request::Reload(Some(sender))).await.expect("there is room");
+                sleep(Duration::from_secs(1)).await;
+                control.requests().send(Request::Drain(None)).await.expect("there is room");
+                status.stop().request();
+                timeout(2 * GRACE, answer).await.expect("soon").expect("an answer")
+            },
+            async {
+                let mut service = service;
+                until_ended(&mut service, &status, &mut manager, &mut receiver, None).await;
+                assert_eq!(service.calls.into_inner().expect("no panic"), ["reload", "drain 30"]);
+            },
+        );
+        assert_eq!(reloaded, Err(NotReloaded::Draining));
+        assert_eq!(status.reloads(), [("loaded", 0), ("failed", 1)]);
+    }
+
+    #[test]
+    fn a_signal_ends_a_start_that_waits_and_names_that_are_being_looked_up() {
+        let begun = std::time::Instant::now();
+        let started = async |control: &Control| -> Result<(Recorder, JoinHandle<()>), ProcessError> {
+            // As getaddrinfo(3) does.
+            task::spawn_blocking(|| std::thread::sleep(Duration::from_secs(20)));
+            let stop = Arc::clone(control.status().stop());
+            tokio::spawn(async move {
+                sleep(Duration::from_millis(10)).await;
+                stop.request();
+            });
+            future::pending().await
+        };
+        run(("error", LogFormat::Text), started).expect("it is what was asked for");
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_ends_with_the_last_session() {
+        let service = Recorder { open: 9.into(), ..Recorder::default() };
+        let (failed, calls, status) = calls_of(service, [Request::Drain(None)]).await;
+        assert_eq!((failed, calls), (false, vec!["drain 30".to_owned()]));
+        assert!(status.is_draining());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_patience_of_a_drain_ends_and_a_second_one_has_none() {
+        for (requests, drain) in
+            [(&[None][..], "drain 30"), (&[None, None], "drain 30"), (&[Some(Duration::ZERO)], "drain 0")]
+        {
+            let service = Recorder { open: 1_000_000.into(), ..Recorder::default() };
+            let begun = Instant::now();
+            let (failed, calls, _) = calls_of(service, requests.iter().copied().map(Request::Drain)).await;
+            assert!(
+                !failed && calls.len() == 2 && calls[0] == drain && calls[1].starts_with("left "),
+                "{calls:?}"
+            );
+            assert_eq!(begun.elapsed() >= Duration::from_secs(30), requests == [None]);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reloads_are_counted_by_result_and_refused_while_draining() {
+        let all =
+            || [Request::Reload(None), Request::Reload(None), Request::Drain(None), Request::Reload(None)];
+        let (_, calls, status) = calls_of(Recorder { good: true, ..Recorder::default() }, all()).await;
+        assert_eq!(calls, ["reload", "reload", "drain 30"]);
+        assert_eq!(status.reloads(), [("loaded", 2), ("failed", 0)]);
+        let (_, _, status) = calls_of(Recorder::default(), all()).await;
+        assert_eq!(status.reloads(), [("loaded", 0), ("failed", 2)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_that_ends_by_itself_ends_the_service_draining_or_not() {
+        for drains in [0, 1] {
+            let service = Recorder { failed: true, open: 1_000_000.into(), ..Recorder::default() };
+            assert!(calls_of(service, (0..drains).map(|_| Request::Drain(None))).await.0, "{drains}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reload_is_answered_with_its_result() {
+        let ask = async |control: &Control| {
+            let first = control.reload().await;
+            control.drain(None).await.expect("it begins");
+            (first, control.reload().await)
+        };
+        let good = Recorder { good: true, open: 9.into(), ..Recorder::default() };
+        let (answer, calls, _) = asked(good, ask).await;
+        assert_eq!(answer, (Ok(Reloaded::default()), Err(NotReloaded::Draining)));
+        assert_eq!(calls, ["reload", "drain 30"]);
+        let bad = Recorder { open: 9.into(), ..Recorder::default() };
+        let (answer, ..) = asked(bad, ask).await;
+        assert_eq!(answer.0, Err(NotReloaded::Refused(vec!["line 1".to_owned()])));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_administrator_may_change_the_deadline_of_a_drain() {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let busy = || Recorder { open: 1_000_000.into(), ..Recorder::default() };
+        let (answer, calls, lasted) = asked(busy(), async |control| {
+            let first = control.drain(None).await.expect("it begins");
+            assert!(control.is_draining());
+            sleep(Duration::from_secs(10)).await;
+            let again = control.drain(None).await.expect("it goes on");
+            let longer = control.drain(Some(HOUR)).await.expect("it goes on");
+            [first, again, longer].map(|draining| draining.deadline_s)
+        })
+        .await;
+        assert_eq!(answer, [30.0, 20.0, HOUR.as_secs_f64()]);
+        assert_eq!((calls.len(), calls[0].as_str()), (2, "drain 30"), "it drains once: {calls:?}");
+        assert_eq!(lasted, HOUR + Duration::from_secs(10));
+        let (answer, _, lasted) = asked(busy(), async |control| {
+            control.drain(None).await.expect("it begins");
+            control.drain(Some(Duration::ZERO)).await.expect("it ends");
+            control.drain(None).await
+        })
+        .await;
+        assert_eq!((answer, lasted), (None, Duration::ZERO), "nobody waits for a program that has ended");
+    }
+
+    fn upgrade_to(program: &str) -> (Request, mpsc::UnboundedReceiver<UpgradeProgress>) {
+        let (sender, steps) = mpsc::unbounded_channel();
+        (Request::Upgrade(UpgradeRequest { program: Some(program.into()), progress: Some(sender) }), steps)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_upgrade_is_reported_and_service_goes_on() {
+        let (request, mut steps) = upgrade_to("/bin/false");
+        let requests = [request, Request::Reload(None), Request::Drain(None)];
+        let (failed, calls, status) = calls_of(Recorder::default(), requests).await;
+        // What was asked for meanwhile is done afterwards, but for the reload.
+        assert_eq!((failed, calls), (false, vec!["drain 30".to_owned()]));
+        assert_eq!(status.upgrades(), [("done", 0), ("failed", 1)]);
+        let mut last = None;
+        while let Some(step) = steps.recv().await {
+            last = Some(step);
+        }
+        assert!(matches!(last, Some(UpgradeProgress::Failed(_))), "{last:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_service_that_drains_is_not_upgraded() {
+        let (request, mut steps) = upgrade_to("/bin/false");
+        let (_, calls, status) = calls_of(Recorder::default(), [Request::Drain(None), request]).await;
+        assert_eq!(calls, ["drain 30"]);
+        assert_eq!(steps.recv().await, Some(UpgradeProgress::Failed("no upgrade while draining".to_owned())));
+        assert_eq!(steps.recv().await, None);
+        // It was never begun.
+        assert_eq!(status.upgrades(), [("done", 0), ("failed", 0)]);
+    }
+}

@@ -1,0 +1,38 @@
+//! Everything that a service of turnpike needs besides its work: a control loop, signals, reload, drain, upgrade, a sandbox, logs and a
+//! page of metrics. A program implements [`Service`], and [`run`] does the rest. This crate knows neither TURN nor rules of a forwarder.
+//!
+//! ```text
+//!   signals, `turnpike upgrade` ─▶ Request ─▶ control loop (one tokio thread) ─▶ Service ─▶ workers: a thread each
+//!   admin interface ─▶ Control ──────▲              │
+//!                                                   ├─▶ service manager: ready, reloading, status, watchdog
+//!                                                   └─▶ upgrade: HandoverState ─▶ new process
+//! ```
+//!
+//! Whatever may wait (files, HTTP, signals, the terminal) happens on the control thread; a worker never waits for it.
+#![forbid(unsafe_code)]
+
+mod carried_metrics;
+mod control;
+mod error;
+pub mod exposition;
+pub mod log_queue;
+pub mod logging;
+pub mod passed;
+mod pid_file;
+mod request;
+pub mod rlimit;
+pub mod sandbox;
+mod service;
+mod service_manager;
+mod signals;
+pub mod upgrade;
+mod usage;
+
+pub use carried_metrics::CarriedMetrics;
+pub use control::{log_refused, log_warnings, need_restart, run, warn};
+pub use error::ProcessError;
+pub use exposition::MetricsPage;
+pub use pid_file::PidFile;
+pub use request::{Control, Status, Stop};
+pub use service::Service;
+pub use signals::wait_for_stop;

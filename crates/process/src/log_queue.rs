@@ -1,0 +1,129 @@
+//! The queue from the workers to the log: bounded, so that workers never wait, with a writer that takes many entries at once.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout},
+};
+
+use crate::logging;
+
+/// Entries that may wait for the control thread: twice the default limit of allocations and of connections, so that a stop
+/// loses none of their lines. Beyond that, lines are lost and counted instead of blocking a worker. The queue grows as needed; an
+/// entry has about 200 bytes.
+pub const BACKLOG: usize = 32_768;
+
+/// Entries written in one go.
+const BATCH: usize = 1024;
+/// Pause between batches. A writer that waited for each entry would cost the worker a wake-up of another thread (two system calls) for
+/// each; one that checks again a little later costs it none.
+const PAUSE: Duration = Duration::from_millis(20);
+/// The writer is called at least this often, so that it can write sums when nothing else comes.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Interval of reports of lost lines while none can be written.
+const REPORT_AGAIN: Duration = Duration::from_secs(60);
+
+/// Log lines that were not written, for the metrics.
+#[derive(Debug, Default)]
+pub struct LogCounts {
+    /// The control thread lagged behind.
+    pub lost: AtomicU64,
+    /// Refusals beyond the rate.
+    pub refusals: AtomicU64,
+    /// Ends of sessions or connections beyond the rate.
+    pub ends: AtomicU64,
+}
+
+/// The workers' end.
+pub struct LogSender<T> {
+    sender: mpsc::Sender<T>,
+    counts: Arc<LogCounts>,
+}
+
+/// The control thread's end.
+pub struct LogReceiver<T> {
+    receiver: mpsc::Receiver<T>,
+    counts: Arc<LogCounts>,
+}
+
+/// Makes a queue for `backlog` entries.
+#[must_use]
+pub fn log_queue<T>(backlog: usize) -> (LogSender<T>, LogReceiver<T>) {
+    let (sender, receiver) = mpsc::channel(backlog);
+    let counts = Arc::<LogCounts>::default();
+    (LogSender { sender, counts: Arc::clone(&counts) }, LogReceiver { receiver, counts })
+}
+
+impl<T> LogSender<T> {
+    /// Hands an entry over, or counts it as lost.
+    pub fn send(&self, entry: T) {
+        if self.sender.try_send(entry).is_err() {
+            self.counts.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts of lines that were not written.
+    #[must_use]
+    pub fn counts(&self) -> Arc<LogCounts> {
+        Arc::clone(&self.counts)
+    }
+}
+
+impl<T> LogReceiver<T> {
+    /// Counts of lines that were not written.
+    #[must_use]
+    pub fn counts(&self) -> Arc<LogCounts> {
+        Arc::clone(&self.counts)
+    }
+
+    /// Writes until the last sender is gone. `write` gets some entries at a time, and the number of log lines lost since the last call; it is
+    /// called each second even without entries.
+    pub async fn run(mut self, mut write: impl FnMut(&mut Vec<T>, u64)) {
+        let mut batch = Vec::new();
+        let mut reported = logging::unwritten();
+        let mut next_report = Instant::now();
+        // No entry is lost by the end of the wait (tokio's `recv_many` is cancel safe).
+        while !matches!(timeout(QUIET, self.receiver.recv_many(&mut batch, BATCH)).await, Ok(0)) {
+            let unwritten = logging::unwritten();
+            let lost = self.counts.lost.load(Ordering::Relaxed) + unwritten;
+            let report = lost > reported && self.receiver.is_empty() && Instant::now() >= next_report;
+            write(&mut batch, if report { lost - reported } else { 0 });
+            batch.clear();
+            if report && logging::unwritten() > unwritten {
+                // A log that takes nothing takes no report either.
+                next_report = Instant::now() + REPORT_AGAIN;
+            } else if report {
+                reported = lost;
+            }
+            if self.receiver.len() < BATCH {
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn entries_lost_by_a_full_backlog_are_reported_once() {
+        let (sender, receiver) = log_queue(2);
+        for entry in 0..5 {
+            sender.send(entry);
+        }
+        assert_eq!(sender.counts().lost.load(Ordering::Relaxed), 3);
+        drop(sender);
+        let mut seen = Vec::new();
+        receiver.run(|batch, lost| seen.push((batch.clone(), lost))).await;
+        assert_eq!(seen, [(vec![0, 1], 3)]);
+    }
+}

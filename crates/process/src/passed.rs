@@ -1,0 +1,114 @@
+//! Sockets passed by a service manager: the settings that they imply, and a check that each is used.
+
+use std::{net::SocketAddr, thread};
+
+use turnpike_config::{Flags, Origin};
+use turnpike_net::{PassedSocket, PassedSockets, passed::Transport};
+
+use crate::error::ProcessError;
+
+/// The variable that announces them (sd_listen_fds(3)), as the origin of settings.
+pub const VARIABLE: &str = "LISTEN_FDS";
+
+/// Settings that the sockets imply unless something else is configured: one worker for each socket of an address.
+#[must_use]
+pub fn settings(passed: &PassedSockets) -> Flags {
+    let mut flags = Flags::new();
+    let workers = passed.fewest().map(|sockets| sockets.to_string());
+    for key in ["server.workers", "forward.workers"] {
+        flags.set(key, VARIABLE, workers.clone());
+    }
+    flags
+}
+
+/// Logs that cores stay idle because a unit passes too few sockets of each address.
+pub fn log_few_workers(passed: &PassedSockets, origin: &Origin, workers: usize) {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    if let Some(line) = few_workers(passed, origin, (workers, cores)) {
+        tracing::info!("{line}");
+    }
+}
+
+fn few_workers(passed: &PassedSockets, origin: &Origin, (workers, cores): (usize, usize)) -> Option<String> {
+    let sockets = passed.fewest()?;
+    let is_derived = matches!(origin, Origin::Environment(name) if name == VARIABLE);
+    (is_derived && workers < cores).then(|| {
+        format!(
+            "{workers} of {cores} cores relay, because the .socket unit passes each address {sockets} times; repeat its lines once for each \
+             worker, with ReusePort=yes"
+        )
+    })
+}
+
+/// Checks that each socket is read. Otherwise clients would wait in its queue forever: the kernel spreads them over all sockets of an
+/// address.
+///
+/// # Errors
+/// [`ProcessError::Unserved`] with the first unused socket.
+pub fn check(
+    passed: &PassedSockets,
+    workers: usize,
+    listens: impl Fn(Transport, SocketAddr) -> bool,
+) -> Result<(), ProcessError> {
+    for PassedSocket { name, transport, address, .. } in passed.iter() {
+        let sockets = passed.count(*transport, *address);
+        let problem = if !listens(*transport, *address) {
+            "nothing in the configuration listens there; name that address in the configuration, or take it out of the .socket unit"
+                .to_owned()
+        } else if sockets > workers {
+            format!(
+                "{sockets} sockets of it for {workers} workers; name each address in the .socket unit once for each worker, or configure \
+                 {sockets} workers"
+            )
+        } else {
+            continue;
+        };
+        let (transport, address): (&str, _) = (transport.into(), *address);
+        return Err(ProcessError::Unserved { transport, address, name: name.clone(), problem });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    fn passed(sockets: Vec<(std::os::fd::OwnedFd, &str)>) -> PassedSockets {
+        let named = sockets.into_iter().map(|(socket, name)| (socket, name.to_owned()));
+        PassedSockets::new(named).expect("sockets")
+    }
+
+    #[test]
+    fn idle_cores_are_explained() {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+        let passed = passed(vec![(socket.into(), "a")]);
+        let line = |origin, cores| few_workers(&passed, &origin, (1, cores));
+        let derived = || Origin::Environment(VARIABLE.to_owned());
+        assert!(line(derived(), 4).is_some_and(|line| line.starts_with("1 of 4 cores relay")));
+        assert_eq!(line(derived(), 1), None);
+        assert_eq!(line(Origin::Flag("--workers"), 4), None, "as configured");
+    }
+
+    #[test]
+    fn an_unused_socket_is_named() {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+        let at = socket.local_addr().expect("bound");
+        let passed = passed(vec![(socket.into(), "odd.socket")]);
+        assert!(check(&passed, 1, |transport, address| (transport, address) == (Transport::Udp, at)).is_ok());
+        let error =
+            check(&passed, 1, |transport, _| transport == Transport::Tcp).expect_err("it is UDP").to_string();
+        assert!(error.contains(&format!("udp {at}")) && error.contains("odd.socket"), "{error}");
+    }
+
+    #[test]
+    fn more_sockets_of_an_address_than_workers_are_too_many() {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+        let again = socket.try_clone().expect("a descriptor");
+        let passed = passed(vec![(socket.into(), "a"), (again.into(), "a")]);
+        assert!(check(&passed, 2, |_, _| true).is_ok());
+        let error = check(&passed, 1, |_, _| true).expect_err("the second is not read").to_string();
+        assert!(error.contains("2 sockets of it for 1 workers"), "{error}");
+    }
+}

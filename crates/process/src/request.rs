@@ -1,0 +1,209 @@
+//! Requests to the control loop, their answers, and [`Control`], through which they are sent.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::{Notify, mpsc, oneshot};
+use turnpike_api::{Draining, NotReloaded, Reloaded};
+
+use crate::carried_metrics::CarriedMetrics;
+
+/// Requests that may wait; a sender of one more waits too.
+const BACKLOG: usize = 16;
+
+/// A request to the control loop.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// Read the configuration again, and report the result to the sender if there is one.
+    Reload(Option<oneshot::Sender<Result<Reloaded, NotReloaded>>>),
+    /// Accept nothing new, and end with the last session, after this time at most; `None` means the configured time. A second
+    /// request ends the process at once.
+    Drain(Option<Duration>),
+    /// As [`Request::Drain`], but a second request only sets a new time, if it has one.
+    DrainWithin(Option<Duration>, oneshot::Sender<Draining>),
+    /// Go on in a new process.
+    Upgrade(UpgradeRequest),
+    /// Addresses or routes of this machine may have changed.
+    MachineChanged,
+}
+
+/// A request for an upgrade.
+#[derive(Debug, Default)]
+pub(crate) struct UpgradeRequest {
+    /// Program to start; by default this process's own.
+    pub(crate) program: Option<PathBuf>,
+    /// Receives each step, as the log does.
+    pub(crate) progress: Option<mpsc::UnboundedSender<UpgradeProgress>>,
+}
+
+/// Progress of an upgrade: steps, and then one of the two ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum UpgradeProgress {
+    Step(String),
+    Done(String),
+    Failed(String),
+}
+
+impl UpgradeRequest {
+    /// Logs progress, and reports it to the sender of this request.
+    pub(crate) fn report(&self, progress: UpgradeProgress) {
+        match &progress {
+            UpgradeProgress::Step(text) | UpgradeProgress::Done(text) => tracing::info!("upgrade: {text}"),
+            UpgradeProgress::Failed(why) => tracing::error!("not upgraded, all goes on as before: {why}"),
+        }
+        if let Some(sender) = &self.progress {
+            let _ = sender.send(progress);
+        }
+    }
+}
+
+/// Set by a signal that ends the program, for code that waits for something else.
+#[derive(Debug, Default)]
+pub struct Stop {
+    is_requested: Arc<AtomicBool>,
+    notify: Notify,
+}
+
+impl Stop {
+    /// Ends all waits from now on.
+    pub(crate) fn request(&self) {
+        self.is_requested.store(true, Ordering::Release);
+        self.notify.notify_waiters();
+    }
+
+    pub(crate) fn is_requested(&self) -> bool {
+        self.is_requested.load(Ordering::Acquire)
+    }
+
+    /// Flag for threads.
+    #[must_use]
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_requested)
+    }
+
+    pub(crate) async fn requested(&self) {
+        // Registered before the flag is read, so that no call of `request` is missed.
+        let notified = self.notify.notified();
+        if !self.is_requested() {
+            notified.await;
+        }
+    }
+}
+
+/// State of the control loop, for metrics and readers.
+#[derive(Debug, Default)]
+pub struct Status {
+    stop: Arc<Stop>,
+    draining: AtomicBool,
+    reloaded: AtomicU64,
+    refused: AtomicU64,
+    upgraded: AtomicU64,
+    not_upgraded: AtomicU64,
+    carried: Arc<CarriedMetrics>,
+}
+
+impl Status {
+    /// Returns true if nothing new is accepted.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Set once a signal has ended the program.
+    #[must_use]
+    pub fn stop(&self) -> &Arc<Stop> {
+        &self.stop
+    }
+
+    pub(crate) fn set_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn reloads(&self) -> [(&'static str, u64); 2] {
+        [("loaded", &self.reloaded), ("failed", &self.refused)]
+            .map(|(result, count)| (result, count.load(Ordering::Relaxed)))
+    }
+
+    pub(crate) fn upgrades(&self) -> [(&'static str, u64); 2] {
+        [("done", &self.upgraded), ("failed", &self.not_upgraded)]
+            .map(|(result, count)| (result, count.load(Ordering::Relaxed)))
+    }
+
+    /// Counters of the previous process, if there was one.
+    #[must_use]
+    pub fn carried(&self) -> &Arc<CarriedMetrics> {
+        &self.carried
+    }
+
+    pub(crate) fn count_upgrade(&self, done: bool) {
+        let count = if done { &self.upgraded } else { &self.not_upgraded };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_reload(&self, taken: bool) {
+        let count = if taken { &self.reloaded } else { &self.refused };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Handle for sending requests to a control loop.
+#[derive(Clone, Debug)]
+pub struct Control {
+    requests: mpsc::Sender<Request>,
+    status: Arc<Status>,
+}
+
+impl Control {
+    /// `gauges` are those of [`Service::GAUGES`](crate::Service::GAUGES).
+    pub(crate) fn new(gauges: &'static [&'static str]) -> (Self, mpsc::Receiver<Request>) {
+        let (requests, received) = mpsc::channel(BACKLOG);
+        let carried = Arc::new(CarriedMetrics::new(gauges));
+        (Self { requests, status: Arc::new(Status { carried, ..Status::default() }) }, received)
+    }
+
+    /// Has the configuration read again.
+    ///
+    /// # Errors
+    /// The reason why nothing has changed.
+    pub async fn reload(&self) -> Result<Reloaded, NotReloaded> {
+        let (sender, answer) = oneshot::channel();
+        let _ = self.requests.send(Request::Reload(Some(sender))).await;
+        // A program that has ended its loop answers no more.
+        answer.await.unwrap_or(Err(NotReloaded::Draining))
+    }
+
+    /// Drains the program: it accepts nothing new, and ends with its last session or connection, after `deadline` at the latest; `None` means
+    /// the configured time. During a drain, a new deadline replaces the old one. Returns `None` if the program is ending already.
+    pub async fn drain(&self, deadline: Option<Duration>) -> Option<Draining> {
+        let (sender, answer) = oneshot::channel();
+        let _ = self.requests.send(Request::DrainWithin(deadline, sender)).await;
+        answer.await.ok()
+    }
+
+    /// Notifies the service that addresses or routes of this machine may have changed; returns false once the program has ended.
+    pub async fn machine_changed(&self) -> bool {
+        self.requests.send(Request::MachineChanged).await.is_ok()
+    }
+
+    /// Returns true if nothing new is accepted.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.status.is_draining()
+    }
+
+    /// State of the loop.
+    #[must_use]
+    pub fn status(&self) -> &Arc<Status> {
+        &self.status
+    }
+
+    pub(crate) fn requests(&self) -> &mpsc::Sender<Request> {
+        &self.requests
+    }
+}

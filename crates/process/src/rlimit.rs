@@ -1,0 +1,25 @@
+//! The limit of open files.
+
+use std::sync::{Mutex, PoisonError};
+
+/// Limit and need of the last warning, so that a reload does not repeat it.
+static WARNED: Mutex<Option<(u64, u64)>> = Mutex::new(None);
+
+/// Raises the limit of open files to `needed` plus `apart`, or warns that `subject` needs them and `key` can be lowered instead. Those set
+/// `apart` are for the admin interface and for files that a reload reads: clients cannot use them up.
+pub fn raise_open_files(needed: u64, apart: u64, subject: &str, key: &str) {
+    let needed = needed + apart;
+    let limit = turnpike_net::rlimit::raise_open_files(needed);
+    if limit < needed {
+        let warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner).replace((limit, needed));
+        if warned != Some((limit, needed)) {
+            tracing::warn!(
+                "the limit of open files is {limit}, {subject} may need {needed}; raise it with `ulimit -n {needed}` \
+                 or LimitNOFILE=, or lower {key}"
+            );
+        }
+    }
+    // If there is no memory for it, the table grows later.
+    let _ = turnpike_net::rlimit::make_room(needed);
+    turnpike_net::rlimit::set_apart(apart);
+}

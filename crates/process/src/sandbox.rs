@@ -1,0 +1,203 @@
+//! The sandbox: after reading its configuration, and before its second thread and its first packet, a process gives up every privilege that
+//! the configuration does not need, every file that it does not name, and every system call that turnpike does not make. An attacker
+//! who takes the process over has only the rest.
+//!
+//! All three outlive execve(2) and can only become stricter. So the new process of an upgrade lives in the same sandbox, and adds its own
+//! restrictions.
+
+mod files;
+mod layers;
+mod needs;
+mod privileges;
+mod system_calls;
+
+use std::{env, fmt, sync::OnceLock};
+
+use rustix::thread::CapabilitySet;
+use turnpike_config::{SandboxMode, SandboxSettings};
+
+use self::layers::Layers;
+pub use self::needs::{Needs, directory_of};
+
+/// The sandbox in force. A missing part has its reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sandbox {
+    /// Remaining privileges (capabilities(7)), such as `NET_BIND_SERVICE`.
+    pub capabilities: Result<Vec<&'static str>, String>,
+    /// Accessible files.
+    pub files: Result<Files, String>,
+    /// Number of allowed system calls.
+    pub system_calls: Result<usize, String>,
+}
+
+/// Directories and single files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Files {
+    /// Readable.
+    pub read: Vec<String>,
+    /// Readable and writable.
+    pub written: Vec<String>,
+}
+
+/// Contains `None` if the sandbox is off.
+static IN_FORCE: OnceLock<Option<Sandbox>> = OnceLock::new();
+
+/// Restrictions in force, for the new process of an upgrade.
+static LAYERS: OnceLock<String> = OnceLock::new();
+
+/// Enters the sandbox, unless that is off. Must be called while the process has one thread: it applies to this and to later ones only.
+pub fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
+    IN_FORCE.get_or_init(|| {
+        let mut layers = Layers::inherited();
+        let entered = match settings.mode {
+            SandboxMode::Off => None,
+            SandboxMode::On => {
+                let needs = needs();
+                let capabilities = privileges::drop_all_but(needs.privileges);
+                let files = files::restrict(&needs, &mut layers);
+                // Last: the other two need calls that the list need not allow.
+                let system_calls = system_calls::restrict(needs.is_in_kernel(), &mut layers);
+                Some(Sandbox { capabilities, files, system_calls })
+            }
+        };
+        LAYERS.get_or_init(|| layers.to_variable());
+        entered
+    });
+}
+
+/// Reason why the kernel may write a core dump of this process.
+static CORE_DUMPS: OnceLock<String> = OnceLock::new();
+
+/// Forbids core dumps of this process, with or without a sandbox. Must be called before any key is read.
+pub fn forbid_core_dumps() {
+    if let Err(error) = privileges::forbid_core_dumps() {
+        CORE_DUMPS.get_or_init(|| error.to_string());
+    }
+}
+
+/// Restrictions in force, which the new process of an upgrade need not apply again.
+pub(crate) fn layers() -> &'static str {
+    LAYERS.get().map_or("", String::as_str)
+}
+
+/// The sandbox in force, if there is one.
+#[must_use]
+pub fn in_force() -> Option<&'static Sandbox> {
+    IN_FORCE.get().and_then(Option::as_ref)
+}
+
+/// Logs the sandbox in force.
+pub fn log() {
+    if let Some(error) = CORE_DUMPS.get() {
+        tracing::warn!("a core dump of this process would hold its keys: {error}");
+    }
+    let Some(sandbox) = in_force() else {
+        tracing::info!("sandbox: off, as configured");
+        return;
+    };
+    tracing::info!("sandbox: {sandbox}");
+    for missing in sandbox.missing() {
+        tracing::warn!("sandbox: {missing}");
+    }
+    let home = env::var("HOME").ok().filter(|home| home != "/");
+    if let (Some(home), Ok(files)) = (home, &sandbox.files)
+        && files.read.contains(&home)
+    {
+        tracing::warn!(
+            "sandbox: a file that the configuration names, or the program, lies in {home} itself, of which all can be read therefore: \
+             give it a directory of its own"
+        );
+    }
+}
+
+/// Remedy for errors that the sandbox may have caused; `None` for others.
+#[must_use]
+pub fn remedy(errors: &str) -> Option<String> {
+    let files = in_force()?.files.as_ref().ok()?;
+    // Words of the kernel, of SQLite and of `config`.
+    let words = [
+        "Permission denied",
+        "unable to open database file",
+        "attempt to write a readonly database",
+        "is not readable for user",
+    ];
+    let is_likely = words.iter().any(|words| errors.contains(words));
+    is_likely.then(|| {
+        format!(
+            "the sandbox lets this process read {}, and write {}, nothing else: restart it, which takes in what the configuration names \
+             now, or name directories in sandbox.read and sandbox.write first",
+            files.read.join(", "),
+            files.written.join(", ")
+        )
+    })
+}
+
+/// Needed privileges that the process began with and has given up: a restart brings them back.
+#[must_use]
+pub fn given_up(wanted: CapabilitySet) -> Option<String> {
+    in_force()?;
+    privileges::given_up(wanted)
+}
+
+impl Sandbox {
+    /// One sentence for each missing part.
+    #[must_use]
+    pub fn missing(&self) -> Vec<String> {
+        let parts = [
+            self.capabilities.as_ref().err().map(|why| format!("privileges are kept: {why}")),
+            self.files.as_ref().err().map(|why| format!("files are not restricted: {why}")),
+            self.system_calls.as_ref().err().map(|why| format!("system calls are not restricted: {why}")),
+        ];
+        parts.into_iter().flatten().collect()
+    }
+}
+
+impl fmt::Display for Sandbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.system_calls {
+            Ok(count) => write!(f, "{count} system calls, {}; ", system_calls::OTHERS)?,
+            Err(_) => f.write_str("all system calls; ")?,
+        }
+        match &self.files {
+            Ok(Files { read, written }) => {
+                write!(
+                    f,
+                    "files to read in {} places, to write in {}; ",
+                    read.len() + written.len(),
+                    written.len()
+                )?;
+            }
+            Err(_) => f.write_str("all files; ")?,
+        }
+        match self.capabilities.as_deref() {
+            Ok([]) => f.write_str("no capabilities"),
+            Ok(kept) => write!(f, "capabilities {}", kept.join(", ")),
+            Err(_) => f.write_str("all capabilities"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sandbox_is_one_line_and_each_missing_part_a_sentence() {
+        let files = Files { read: vec!["/etc".to_owned()], written: vec!["/run/turnpike".to_owned()] };
+        let all =
+            Sandbox { capabilities: Ok(vec!["NET_BIND_SERVICE"]), files: Ok(files), system_calls: Ok(7) };
+        let said = all.to_string();
+        assert!(said.starts_with("7 system calls, "), "{said}");
+        assert!(
+            said.ends_with("; files to read in 2 places, to write in 1; capabilities NET_BIND_SERVICE"),
+            "{said}"
+        );
+        assert!(all.missing().is_empty());
+        let none = |why: &str| why.to_owned();
+        let nothing =
+            Sandbox { capabilities: Err(none("a")), files: Err(none("b")), system_calls: Err(none("c")) };
+        assert_eq!(nothing.to_string(), "all system calls; all files; all capabilities");
+        assert_eq!(nothing.missing().len(), 3);
+        assert!(nothing.missing()[1].ends_with(": b"));
+    }
+}

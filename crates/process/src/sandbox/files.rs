@@ -1,0 +1,158 @@
+//! Files, by Landlock: directories whose files can be read, and those whose files can be written. Files elsewhere cannot be opened any more,
+//! not even by root. Network sockets are not restricted, nor are connections to Unix sockets.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use landlock::{
+    ABI, Access as _, AccessFs, BitFlags, CompatLevel, Compatible as _, Ruleset, RulesetAttr as _,
+    RulesetCreatedAttr as _, RulesetError, RulesetStatus, Scope, path_beneath_rules,
+};
+
+use super::{Files, Layers, Needs};
+
+/// Needed by any program: libraries, name services, certificates, time zones, /proc and /sys; and the places for a new version of this one.
+/// Whole directories, because files in them are replaced while the process runs.
+const SYSTEM: &[&str] = &[
+    "/bin",
+    "/etc",
+    "/gnu",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/nix",
+    "/opt",
+    "/proc",
+    "/run",
+    "/sbin",
+    "/sys",
+    "/usr",
+    "/var/lib/ca-certificates",
+];
+/// Devices that are no hardware.
+const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"];
+/// Version of Landlock whose rights are restricted, as far as the kernel knows them.
+const KNOWN: ABI = ABI::V6;
+
+/// Puts all other files out of reach.
+pub(super) fn restrict(needs: &Needs, layers: &mut Layers) -> Result<Files, String> {
+    let read = directories(needs);
+    let written: BTreeSet<PathBuf> = needs.written.iter().filter(|path| path.is_dir()).cloned().collect();
+    layers.add(&(&read, &written), || match apply(&read, &written) {
+        Ok(RulesetStatus::NotEnforced) => {
+            Err("this kernel has no Landlock, or it is not turned on (Linux 5.13, lsm=landlock,…)".to_owned())
+        }
+        Ok(_) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    })?;
+    let text = |paths: BTreeSet<PathBuf>| paths.iter().map(|path| path.display().to_string()).collect();
+    Ok(Files { read: text(read), written: text(written) })
+}
+
+fn apply(read: &BTreeSet<PathBuf>, written: &BTreeSet<PathBuf>) -> Result<RulesetStatus, RulesetError> {
+    let to_write = (AccessFs::from_all(KNOWN) & !AccessFs::Execute)
+        & !(AccessFs::MakeBlock | AccessFs::MakeChar | AccessFs::IoctlDev);
+    let devices: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate;
+    let status = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(KNOWN))?
+        .scope(Scope::Signal)?
+        .create()?
+        .add_rules(path_beneath_rules(read, AccessFs::from_read(KNOWN)))?
+        .add_rules(path_beneath_rules(written, to_write))?
+        .add_rules(path_beneath_rules(DEVICES, devices))?
+        .restrict_self()?;
+    Ok(status.ruleset)
+}
+
+/// Directories whose files may be read.
+fn directories(needs: &Needs) -> BTreeSet<PathBuf> {
+    let system = SYSTEM.iter().map(PathBuf::from);
+    let named = needs.files.iter().flat_map(|file| places(file));
+    let mut all: BTreeSet<PathBuf> =
+        system.chain(named).chain(needs.read.iter().cloned()).filter(|path| path.is_dir()).collect();
+    // Those within another one are redundant.
+    let within: Vec<PathBuf> = all
+        .iter()
+        .filter(|path| path.ancestors().skip(1).any(|above| all.contains(above)))
+        .cloned()
+        .collect();
+    within.iter().for_each(|path| _ = all.remove(path));
+    all
+}
+
+/// Directories of a file: that of its name, and that of the target of its links.
+fn places(file: &Path) -> Vec<PathBuf> {
+    let absolute = std::path::absolute(file).ok();
+    let leads_to = fs::canonicalize(file).ok();
+    [absolute, leads_to].into_iter().flatten().filter_map(|path| path.parent().map(Path::to_owned)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, io, os::unix::fs::symlink, thread};
+
+    use turnpike_testkit::{Dir, alone};
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_readable_by_its_name_and_at_the_target_of_its_links() {
+        let dir = Dir::new();
+        for made in ["live", "archive"] {
+            fs::create_dir(dir.at(made)).expect("the directory is ours");
+        }
+        fs::write(dir.at("archive/cert1.pem"), "").expect("the directory is ours");
+        symlink("../archive/cert1.pem", dir.at("live/cert.pem")).expect("the directory is ours");
+        let needs = Needs { files: vec![dir.at("live/cert.pem")], ..Needs::default() };
+        let found = directories(&needs);
+        let real = fs::canonicalize(dir.path()).expect("it is there");
+        assert!(found.contains(&dir.at("live")) && found.contains(&real.join("archive")), "{found:?}");
+        assert!(!found.contains(dir.path()) && !found.contains(Path::new("/home")));
+        let needs = Needs { read: vec![dir.path().to_owned(), dir.at("nothing")], ..needs };
+        let found = directories(&needs);
+        assert!(found.contains(dir.path()) && !found.contains(&dir.at("live")), "{found:?}");
+    }
+
+    #[test]
+    fn files_elsewhere_are_out_of_reach_of_this_thread_and_those_that_it_starts() {
+        const TEST: &str =
+            "sandbox::files::tests::files_elsewhere_are_out_of_reach_of_this_thread_and_those_that_it_starts";
+        alone::in_own_process(TEST, || {
+            let dir = Dir::new();
+            for made in ["read", "written", "other"] {
+                fs::create_dir(dir.at(made)).expect("the directory is ours");
+                fs::write(dir.at(&format!("{made}/file")), "text").expect("the directory is ours");
+            }
+            let needs = Needs {
+                files: vec![dir.at("read/file")],
+                written: vec![dir.at("written")],
+                ..Needs::default()
+            };
+            match restrict(&needs, &mut Layers::default()) {
+                Ok(files) => assert_eq!(files.written, [dir.at("written").display().to_string()]),
+                Err(why) => return alone::skip(&why),
+            }
+            let look = || {
+                let denied = |result: io::Result<()>| {
+                    result.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+                };
+                let read = |path: &str| fs::read(dir.at(path)).map(drop);
+                let write = |path: &str| fs::write(dir.at(path), "other");
+                read("read/file").expect("it is named");
+                read("written/file").expect("what is written is read");
+                write("written/new").expect("it is named");
+                fs::remove_file(dir.at("written/new")).expect("it is ours");
+                assert!(
+                    denied(read("other/file")) && denied(write("other/new")) && denied(write("read/file"))
+                );
+                File::open("/proc/self/status").expect("the kernel tells");
+            };
+            look();
+            thread::scope(|scope| scope.spawn(look).join().expect("it sees the same"));
+        });
+    }
+}

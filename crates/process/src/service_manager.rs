@@ -1,0 +1,262 @@
+//! Notifications to a service manager (sd_notify(3)): ready, reloading, stopping, a status line, and signs of life for the watchdog as long
+//! as control loop and workers make progress. Without a service manager there are none.
+
+use std::{env, pin::pin, time::Duration};
+
+use sd_notify::NotifyState;
+use tokio::time::{Instant, sleep};
+
+/// Signs of life per watchdog timeout: two may come late.
+const SIGNS: u32 = 3;
+/// Interval of checks for stalled workers without a watchdog.
+const UNWATCHED: Duration = Duration::from_secs(10);
+/// Least interval of status lines.
+const STATUS: Duration = Duration::from_secs(5);
+/// Time for a stop after the sessions' deadline: workers end, the log is written.
+const AFTERWARDS: Duration = Duration::from_secs(15);
+
+/// Process whose signs of life the watchdog expects (sd_watchdog_enabled(3)). Unset, those of any main process count: also those of a
+/// new process after an upgrade.
+pub(crate) const WATCHDOG_PID: &str = "WATCHDOG_PID";
+
+type Notify = Box<dyn Fn(&[NotifyState<'_>]) + Send>;
+
+/// Makes another process the main process of the service. Only the current one may do so (`NotifyAccess=main`), as its last notification.
+pub(crate) fn notify_main_process(id: u32) {
+    if env::var_os("NOTIFY_SOCKET").is_some()
+        && let Err(error) = sd_notify::notify(&[NotifyState::MainPid(id)])
+    {
+        tracing::warn!("cannot tell the service manager that process {id} is the main one: {error}");
+    }
+}
+
+pub(crate) struct ServiceManager {
+    /// `None` without a service manager.
+    notify: Option<Notify>,
+    /// Interval of signs of life, if there is a watchdog.
+    every: Option<Duration>,
+    next_sign: Instant,
+    /// Time since which a worker takes no commands, once logged.
+    stalled: Option<Instant>,
+    /// The last status line, and the earliest time of the next.
+    status: String,
+    next_status: Instant,
+    /// The last reload changed nothing.
+    refused: bool,
+}
+
+impl ServiceManager {
+    /// The service manager that has started this process, if any.
+    pub(crate) fn of_this_process() -> Self {
+        // A service manager that hears nothing acts on that; clients need not suffer from it.
+        let notify = |states: &[NotifyState<'_>]| _ = sd_notify::notify(states);
+        let listens = env::var_os("NOTIFY_SOCKET").is_some();
+        Self::new(listens.then(|| Box::new(notify) as Notify), sd_notify::watchdog_enabled())
+    }
+
+    fn new(notify: Option<Notify>, watchdog: Option<Duration>) -> Self {
+        let now = Instant::now();
+        let every = watchdog.filter(|_| notify.is_some()).map(|patience| patience / SIGNS);
+        Self {
+            notify,
+            every,
+            next_sign: now,
+            stalled: None,
+            status: String::new(),
+            next_status: now,
+            refused: false,
+        }
+    }
+
+    /// Longest sleep of the control loop.
+    pub(crate) fn pause(&self) -> Duration {
+        self.every.unwrap_or(Duration::MAX)
+    }
+
+    /// All listeners are open.
+    pub(crate) fn notify_ready(&self) {
+        self.notify(&[NotifyState::Ready]);
+    }
+
+    /// A reload is under way, until [`Self::notify_reloaded`].
+    pub(crate) fn notify_reloading(&self) {
+        match NotifyState::monotonic_usec_now() {
+            Ok(now) => self.notify(&[NotifyState::Reloading, now]),
+            Err(error) => tracing::warn!("cannot tell the service manager of the reload: {error}"),
+        }
+    }
+
+    /// A reload has ended; `taken` if the new configuration is in force.
+    pub(crate) fn notify_reloaded(&mut self, taken: bool) {
+        self.notify(&[NotifyState::Ready]);
+        self.refused = !taken;
+        self.next_status = Instant::now();
+    }
+
+    /// Gives signs of life while the control loop waits for `busy`, which must end by itself.
+    pub(crate) async fn stay_alive_for<T>(&mut self, busy: impl Future<Output = T>) -> T {
+        let mut busy = pin!(busy);
+        loop {
+            tokio::select! {
+                done = &mut busy => return done,
+                () = sleep(self.pause()) => self.notify(&[NotifyState::Watchdog]),
+            }
+        }
+    }
+
+    /// The process ends, after this time for its sessions.
+    pub(crate) fn notify_stopping(&self, patience: Duration) {
+        // Instead of TimeoutStopSec=, which does not know the configured deadline.
+        let until = format!("EXTEND_TIMEOUT_USEC={}", (patience + AFTERWARDS).as_micros());
+        self.notify(&[NotifyState::Stopping, NotifyState::Custom(&until)]);
+    }
+
+    /// Called in each round of the control loop. Calls `makes_progress` from time to time, and if a sign of life is due.
+    pub(crate) fn tick(&mut self, makes_progress: impl FnOnce() -> bool, status: impl FnOnce() -> String) {
+        let now = Instant::now();
+        if now >= self.next_sign {
+            let every = self.every.unwrap_or(UNWATCHED);
+            self.next_sign = now + every;
+            self.note_progress(makes_progress(), now, every);
+        }
+        if self.notify.is_none() || now < self.next_status {
+            return;
+        }
+        self.next_status = now + STATUS;
+        let refused = if self.refused { "; the last reload was refused: see the log" } else { "" };
+        let status = status() + refused;
+        if status != self.status {
+            self.notify(&[NotifyState::Status(&status)]);
+            self.status = status;
+        }
+    }
+
+    /// Notes whether the workers have taken the commands sent `every` ago.
+    fn note_progress(&mut self, progress: bool, now: Instant, every: Duration) {
+        match (progress, self.stalled) {
+            (false, None) => {
+                tracing::warn!(
+                    "a worker has taken no command for {} s: its clients are not served",
+                    every.as_secs_f64()
+                );
+                self.stalled = Some(now - every);
+            }
+            (false, Some(_)) => {}
+            (true, stalled) => {
+                if let Some(since) = stalled {
+                    tracing::warn!(
+                        "all workers take commands again, after {:.1} s",
+                        (now - since).as_secs_f64()
+                    );
+                }
+                self.stalled = None;
+                if self.every.is_some() {
+                    self.notify(&[NotifyState::Watchdog]);
+                }
+            }
+        }
+    }
+
+    fn notify(&self, states: &[NotifyState<'_>]) {
+        if let Some(notify) = &self.notify {
+            notify(states);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    fn manager(watchdog: Option<Duration>) -> (ServiceManager, Arc<Mutex<Vec<String>>>) {
+        let said = Arc::<Mutex<Vec<String>>>::default();
+        let heard = Arc::clone(&said);
+        let say = move |states: &[NotifyState<'_>]| {
+            let states: Vec<String> = states.iter().map(ToString::to_string).collect();
+            heard.lock().expect("no panic").push(states.join(" "));
+        };
+        (ServiceManager::new(Some(Box::new(say)), watchdog), said)
+    }
+
+    fn take(said: &Mutex<Vec<String>>) -> Vec<String> {
+        std::mem::take(&mut said.lock().expect("no panic"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn signs_of_life_come_in_time_and_only_while_there_is_progress() {
+        let (mut manager, said) = manager(Some(Duration::from_secs(30)));
+        assert_eq!(manager.pause(), Duration::from_secs(10));
+        let status = || "fine".to_owned();
+        let mut signs = Vec::new();
+        for second in 0..100 {
+            manager.tick(|| !(35..75).contains(&second), status);
+            if take(&said).iter().any(|said| said == "WATCHDOG=1") {
+                signs.push(second);
+            }
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!(signs, [0, 10, 20, 30, 80, 90]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_wait_gives_signs_of_life() {
+        let (mut manager, said) = manager(Some(Duration::from_secs(30)));
+        let busy = async {
+            sleep(Duration::from_secs(35)).await;
+            7
+        };
+        assert_eq!((manager.stay_alive_for(busy).await, take(&said)), (7, vec!["WATCHDOG=1".to_owned(); 3]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_watchdog_progress_is_checked_and_no_sign_of_life_sent() {
+        let (mut manager, said) = manager(None);
+        let (mut asked, mut stalled) = (Vec::new(), Vec::new());
+        for second in 0..50 {
+            let progress = || {
+                asked.push(second);
+                !(15..35).contains(&second)
+            };
+            manager.tick(progress, || "1 allocation".to_owned());
+            stalled.extend(manager.stalled.map(|_| second));
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!((asked, take(&said)), (vec![0, 10, 20, 30, 40], vec!["STATUS=1 allocation".to_owned()]));
+        assert_eq!((stalled.first(), stalled.last()), (Some(&20), Some(&39)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_status_line_is_sent_only_after_a_change() {
+        let (mut manager, said) = manager(None);
+        for second in 0..20_u32 {
+            manager.tick(|| true, || format!("{} allocations", second.min(7)));
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!(take(&said), [0, 5, 7].map(|count| format!("STATUS={count} allocations")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reload_has_a_beginning_with_its_time_and_an_end() {
+        let (mut manager, said) = manager(None);
+        manager.notify_ready();
+        manager.notify_reloading();
+        manager.notify_reloaded(false);
+        manager.tick(|| true, || "serving".to_owned());
+        manager.notify_stopping(Duration::from_secs(3600));
+        let said = take(&said);
+        let expected = [
+            "READY=1",
+            "RELOADING=1 MONOTONIC_USEC=",
+            "READY=1",
+            "STATUS=serving; the last reload",
+            "STOPPING=1 ",
+        ];
+        assert_eq!(said.len(), expected.len(), "{said:?}");
+        for (said, expected) in said.iter().zip(expected) {
+            assert!(said.starts_with(expected), "{said}");
+        }
+        assert!(said[4].ends_with(" EXTEND_TIMEOUT_USEC=3615000000"), "{}", said[4]);
+    }
+}

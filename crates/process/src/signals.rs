@@ -1,0 +1,103 @@
+//! Signals: SIGTERM and SIGINT end the program, SIGHUP reloads, SIGUSR2 upgrades.
+
+use std::{
+    io::{self, IsTerminal},
+    sync::{Arc, mpsc as std_mpsc},
+    thread,
+    time::Duration,
+};
+
+use tokio::{
+    runtime,
+    signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
+};
+
+use crate::request::{Request, Stop, UpgradeRequest};
+
+/// Sends a request for each signal from now on, from a thread of its own, so that a control loop that waits (for a name server, say) hears
+/// that it must stop. Returns once none of these signals has its default action any more.
+///
+/// # Errors
+/// When signals cannot be caught.
+pub(crate) fn pass_on(requests: mpsc::Sender<Request>, stop: Arc<Stop>) -> io::Result<()> {
+    let (sender, caught) = std_mpsc::channel();
+    thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        let runtime = match runtime::Builder::new_current_thread().enable_io().build() {
+            Ok(runtime) => runtime,
+            Err(error) => return sender.send(Err(error)),
+        };
+        runtime.block_on(async {
+            match Signals::new() {
+                Ok(signals) => {
+                    let sent = sender.send(Ok(()));
+                    signals.pass_on(requests, &stop).await;
+                    sent
+                }
+                Err(error) => sender.send(Err(error)),
+            }
+        })
+    })?;
+    caught.recv().map_err(io::Error::other)?
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+    user2: Signal,
+}
+
+impl Signals {
+    /// From now on none of these signals has its default action.
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+            user2: signal(SignalKind::user_defined2())?,
+        })
+    }
+
+    /// Ends once the receiver is gone.
+    async fn pass_on(mut self, requests: mpsc::Sender<Request>, stop: &Stop) {
+        loop {
+            let request = self.next().await;
+            if matches!(request, Request::Drain(_)) {
+                stop.request();
+            }
+            if requests.send(request).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn next(&mut self) -> Request {
+        tokio::select! {
+            _ = self.terminate.recv() => Request::Drain(None),
+            _ = self.interrupt.recv() => {
+                // Ctrl-C at a terminal: stop at once.
+                Request::Drain(io::stdin().is_terminal().then_some(Duration::ZERO))
+            }
+            _ = self.hangup.recv() => Request::Reload(None),
+            _ = self.user2.recv() => Request::Upgrade(UpgradeRequest::default()),
+        }
+    }
+}
+
+/// Blocks until SIGTERM or SIGINT, for programs that have nothing else to wait for.
+///
+/// # Errors
+/// When signals cannot be caught.
+pub fn wait_for_stop() -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    runtime.block_on(async {
+        let (mut terminate, mut interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        Ok(())
+    })
+}

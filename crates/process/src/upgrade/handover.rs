@@ -1,0 +1,109 @@
+//! The state that a service hands over, and the descriptors that come with it.
+
+use std::{io, os::fd::OwnedFd, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use turnpike_net::{Channel, PassedSockets};
+use zeroize::Zeroizing;
+
+use crate::error::ProcessError;
+
+/// A listening socket and its address in the configuration.
+pub type NamedSocket = (String, OwnedFd);
+
+/// State that a service can hand over to a new process; used from a thread that may wait.
+pub trait HandoverState: Send + Sync {
+    /// Everything that the new process needs in advance.
+    ///
+    /// # Errors
+    /// Those of dup(2) and socketpair(2).
+    fn offer(&self) -> io::Result<HandoverOffer>;
+    /// Pauses the workers. [`HandoverState::forget`] or [`HandoverState::resume`] follows, even after an error.
+    ///
+    /// # Errors
+    /// A worker is stuck.
+    fn pause(&self, successor_keeps_flows: bool) -> io::Result<()>;
+    /// Sends the sessions to the workers at the other ends of `channels`; returns their number.
+    ///
+    /// # Errors
+    /// A worker of either process is stuck or has ended.
+    fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize>;
+    /// Resumes normal service.
+    fn resume(&self);
+    /// Forgets the sessions that the new process has.
+    fn forget(&self);
+}
+
+/// See [`HandoverState::offer`].
+pub struct HandoverOffer {
+    /// As JSON; contains keys.
+    pub(crate) text: Zeroizing<Vec<u8>>,
+    /// Descriptors that it names.
+    pub(crate) descriptors: Vec<OwnedFd>,
+    /// This process's ends of the channels from worker to worker.
+    pub(crate) channels: Vec<Channel>,
+}
+
+impl HandoverOffer {
+    /// Serializes the offer.
+    ///
+    /// # Errors
+    /// Those of `serde_json`.
+    pub fn new(
+        offer: &impl Serialize,
+        descriptors: Vec<OwnedFd>,
+        channels: Vec<Channel>,
+    ) -> io::Result<Self> {
+        // Room for all of it: a buffer that grows would leave a copy behind.
+        let mut text = Zeroizing::new(Vec::with_capacity(1 << 16));
+        serde_json::to_writer(&mut *text, offer)?;
+        Ok(Self { text, descriptors, channels })
+    }
+}
+
+/// Names of the last descriptors of an offer: sockets of the admin interface and of the credential service, then those passed by a service
+/// manager.
+#[derive(Default, Serialize, Deserialize)]
+pub struct DescriptorNames {
+    page: Vec<String>,
+    passed: Vec<String>,
+}
+
+impl DescriptorNames {
+    /// Appends the descriptors.
+    ///
+    /// # Errors
+    /// Those of dup(2).
+    pub fn export(
+        page: Vec<NamedSocket>,
+        passed: &PassedSockets,
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> io::Result<Self> {
+        let mut names = Self::default();
+        for (name, descriptor) in page {
+            names.page.push(name);
+            descriptors.push(descriptor);
+        }
+        for (descriptor, name) in passed.lend()? {
+            names.passed.push(name);
+            descriptors.push(descriptor);
+        }
+        Ok(names)
+    }
+
+    /// Takes the descriptors out again.
+    ///
+    /// # Errors
+    /// Some are missing, or are no sockets.
+    pub fn import(
+        self,
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> Result<(Vec<NamedSocket>, PassedSockets), ProcessError> {
+        let Self { page, passed } = self;
+        let first = descriptors.len().checked_sub(page.len() + passed.len());
+        let incomplete = || ProcessError::Upgrade("the old process's offer is incomplete".to_owned());
+        let mut sockets = descriptors.split_off(first.ok_or_else(incomplete)?).into_iter();
+        let page = page.into_iter().zip(sockets.by_ref()).collect();
+        Ok((page, PassedSockets::new(sockets.zip(passed))?))
+    }
+}

@@ -1,0 +1,296 @@
+//! The new process's side of an upgrade.
+
+use std::{env, fmt::Display, io, os::fd::OwnedFd, sync::Arc, thread, time::Duration};
+
+use serde::de::DeserializeOwned;
+use turnpike_config::UPGRADE_VARIABLE;
+use turnpike_net::{Channel, Message};
+use zeroize::Zeroizing;
+
+use super::protocol::{FromNew, FromOld, PROTOCOL};
+use crate::{carried_metrics::CarriedMetrics, error::ProcessError};
+
+/// Time for the rest of a refused offer to arrive.
+const REST: Duration = Duration::from_secs(2);
+
+/// The previous process: its offer, and the channel to it.
+pub struct PreviousProcess {
+    channel: Channel,
+    text: Zeroizing<Vec<u8>>,
+    descriptors: Vec<OwnedFd>,
+}
+
+/// Runs a service, which takes over from the previous process if that has started this one. If the service cannot start, the previous
+/// process hears why, and goes on.
+///
+/// # Errors
+/// Those of `run`, and [`ProcessError::Upgrade`].
+pub fn begin<E: Display + From<ProcessError>>(
+    service: &str,
+    run: impl FnOnce(&mut Option<PreviousProcess>) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut previous = PreviousProcess::of_this_process(service)?;
+    let ended = run(&mut previous);
+    if let (Some(previous), Err(error)) = (previous, &ended) {
+        refuse(&previous.channel, error);
+    }
+    ended
+}
+
+impl PreviousProcess {
+    fn of_this_process(service: &str) -> Result<Option<Self>, ProcessError> {
+        if env::var_os(UPGRADE_VARIABLE).is_none() {
+            return Ok(None);
+        }
+        let channel = Channel::from_stdin().map_err(|error| {
+            ProcessError::Upgrade(format!(
+                "{UPGRADE_VARIABLE} is set, but standard input leads to no process that is to be upgraded ({error}): unset it"
+            ))
+        })?;
+        Self::receive_offer(channel, service).map(Some)
+    }
+
+    /// Receives the greeting and the offer.
+    fn receive_offer(channel: Channel, service: &str) -> Result<Self, ProcessError> {
+        let offered = check_hello(&channel, service)
+            .and_then(|()| channel.receive().map_err(|error| error.to_string()));
+        match offered {
+            Ok(Message { bytes, descriptors }) => Ok(Self { channel, text: bytes, descriptors }),
+            Err(why) => {
+                refuse(&channel, &why);
+                // If the socket closes with unread data, the refusal is lost.
+                let _ = channel.set_patience(REST).and_then(|()| channel.receive());
+                Err(ProcessError::Upgrade(why))
+            }
+        }
+    }
+
+    /// The offer and its descriptors.
+    ///
+    /// # Errors
+    /// The offer cannot be read.
+    pub fn offer<T: DeserializeOwned>(&mut self) -> Result<(T, Vec<OwnedFd>), ProcessError> {
+        let text = std::mem::take(&mut self.text);
+        let offer = serde_json::from_slice::<T>(&text).map_err(|error| {
+            ProcessError::Upgrade(format!(
+                "the old process's offer cannot be read ({error}): it is of too different a version, restart instead"
+            ))
+        })?;
+        Ok((offer, std::mem::take(&mut self.descriptors)))
+    }
+
+    /// Takes over once everything that can fail is done, except for the sessions: `receive` waits for them and returns their number, and
+    /// `serve` begins to serve them. `keeps_flows` means that flows in the kernel go on.
+    fn take_over(
+        &self,
+        carried: &CarriedMetrics,
+        keeps_flows: bool,
+        receive: impl FnOnce() -> Result<usize, String>,
+        serve: impl FnOnce(),
+    ) -> Result<(), ProcessError> {
+        let gone =
+            |error: io::Error| ProcessError::Upgrade(format!("the old process has called it off ({error})"));
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        self.channel.send_value(&FromNew::Ready { version, keeps_flows }, &[]).map_err(gone)?;
+        let sessions = receive().map_err(ProcessError::Upgrade)?;
+        self.channel.send_value(&FromNew::Taken { sessions }, &[]).map_err(gone)?;
+        loop {
+            match self.channel.receive_value::<FromOld>().map_err(gone)?.0 {
+                FromOld::Commit => break,
+                // Everything that exists there is about to exist here.
+                FromOld::Metrics(text) => carried.expect(&text),
+                FromOld::Hello { .. } | FromOld::Released => {
+                    return Err(ProcessError::Upgrade("the old process speaks out of turn".to_owned()));
+                }
+            }
+        }
+        serve();
+        // If the old process has just ended, this one serves all the same.
+        let _ = self.channel.send_value(&FromNew::Serving, &[]);
+        Ok(())
+    }
+
+    /// Listens to the old process until it ends; calls `released` once it has given up the kernel's path.
+    fn listen(self, carried: Arc<CarriedMetrics>, released: impl FnOnce() + Send + 'static) {
+        carried.begin();
+        let listening = Arc::clone(&carried);
+        let listen = move || {
+            let mut released = Some(released);
+            loop {
+                match self.channel.receive_value::<FromOld>().map(|(said, _)| said) {
+                    Ok(FromOld::Released) => {
+                        if let Some(released) = released.take() {
+                            released();
+                        }
+                    }
+                    Ok(FromOld::Metrics(text)) => listening.set(&text),
+                    Ok(FromOld::Hello { .. } | FromOld::Commit) => {}
+                    Err(_) => break,
+                }
+            }
+            // Its end releases it too.
+            if let Some(released) = released {
+                released();
+            }
+            listening.end();
+            tracing::info!("the process before this one has ended");
+        };
+        if let Err(error) = thread::Builder::new().name("predecessor".to_owned()).spawn(listen) {
+            carried.end();
+            tracing::warn!("cannot listen to the process before this one: {error}");
+        }
+    }
+}
+
+/// Takes over from the previous process, if there is one: `receive` waits for its sessions and returns their number, `serve` begins to serve
+/// them, and `released` is called once the kernel's path is free. `keeps_flows` means that flows in the kernel go on.
+///
+/// # Errors
+/// That of `receive`, or the previous process has called the upgrade off.
+pub fn take_over(
+    previous: &mut Option<PreviousProcess>,
+    carried: &Arc<CarriedMetrics>,
+    keeps_flows: bool,
+    receive: impl FnOnce() -> Result<usize, String>,
+    serve: impl FnOnce(),
+    released: impl FnOnce() + Send + 'static,
+) -> Result<(), ProcessError> {
+    if let Some(previous) = previous {
+        previous.take_over(carried, keeps_flows, receive, serve)?;
+    }
+    // After this the previous process cannot resume.
+    if let Some(previous) = previous.take() {
+        previous.listen(Arc::clone(carried), released);
+    }
+    Ok(())
+}
+
+fn check_hello(channel: &Channel, service: &str) -> Result<(), String> {
+    let hello = channel.receive_value::<FromOld>().map_err(|error| error.to_string())?.0;
+    let FromOld::Hello { protocol, version, service: theirs } = hello else {
+        return Err("the old process speaks out of turn".to_owned());
+    };
+    let ours = env!("CARGO_PKG_VERSION");
+    if protocol != PROTOCOL {
+        return Err(format!(
+            "turnpike {version} hands over by protocol {protocol}, turnpike {ours} takes over by {PROTOCOL}: restart instead"
+        ));
+    }
+    if theirs != service {
+        return Err(format!("a process of turnpike {theirs} cannot go on as turnpike {service}"));
+    }
+    Ok(())
+}
+
+fn refuse(channel: &Channel, why: &dyn Display) {
+    let why = why.to_string();
+    // If it cannot be sent, it is in the log.
+    let _ = channel.send_value(&FromNew::Refused { why }, &[]);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use turnpike_testkit::PATIENCE;
+
+    use super::*;
+
+    fn pair() -> (Channel, Channel) {
+        let (here, there) = Channel::pair().expect("a pair");
+        here.set_patience(PATIENCE).expect("it is ours");
+        there.set_patience(PATIENCE).expect("it is ours");
+        (here, there)
+    }
+
+    fn hello(protocol: u32, service: &str) -> Value {
+        json!({ "hello": { "protocol": protocol, "version": "9.8.7", "service": service, "more": [1] } })
+    }
+
+    fn said(channel: &Channel) -> Value {
+        channel.receive_value::<Value>().expect("it says something").0
+    }
+
+    fn met(hello: &Value) -> (Channel, Result<PreviousProcess, ProcessError>) {
+        let (here, there) = pair();
+        here.send_value(hello, &[]).expect("it listens");
+        here.send(b"[7]", &[]).expect("it listens");
+        (here, PreviousProcess::receive_offer(there, "serve"))
+    }
+
+    #[test]
+    fn another_protocol_or_service_or_none_is_refused_with_a_reason() {
+        for (greeting, why) in [
+            (hello(PROTOCOL + 1, "serve"), "turnpike 9.8.7 hands over by protocol 2"),
+            (hello(PROTOCOL, "forward"), "turnpike forward cannot go on as turnpike serve"),
+            (json!("commit"), "out of turn"),
+            (json!({ "greetings": 1 }), "cannot be read"),
+        ] {
+            let (old, previous) = met(&greeting);
+            let error = previous.err().expect("it is refused").to_string();
+            assert!(error.contains(why), "{error}");
+            let told = said(&old);
+            assert!(told["refused"]["why"].as_str().is_some_and(|told| told.contains(why)), "{told}");
+        }
+    }
+
+    #[test]
+    fn the_conversation_ends_in_serving_and_not_before() {
+        let (old, previous) = met(&hello(PROTOCOL, "serve"));
+        let mut previous = previous.expect("it fits");
+        assert_eq!(previous.offer::<Vec<u8>>().expect("it can be read").0, [7]);
+        let carried = CarriedMetrics::default();
+        let other = thread::spawn(move || {
+            assert_eq!(
+                said(&old),
+                json!({ "ready": { "version": env!("CARGO_PKG_VERSION"), "keeps_flows": true } })
+            );
+            assert_eq!(said(&old), json!({ "taken": { "sessions": 5 } }));
+            assert!(!old.is_ready(Duration::ZERO).expect("it is open"), "nobody has said commit");
+            let page = "# TYPE turnpike_x counter\nturnpike_x_total 4\n# EOF\n";
+            old.send_value(&FromOld::Metrics(page.to_owned()), &[]).expect("it listens");
+            old.send_value(&FromOld::Commit, &[]).expect("it listens");
+            assert_eq!(said(&old), json!("serving"));
+        });
+        let mut serves = false;
+        previous.take_over(&carried, true, || Ok(5), || serves = true).expect("all is well");
+        other.join().expect("it heard all that");
+        assert!(serves && !carried.lives());
+        assert!(carried.add_to("# EOF\n".to_owned()).contains("turnpike_x_total 4"));
+    }
+
+    #[test]
+    fn an_old_process_that_goes_away_ends_it_before_it_serves() {
+        let (old, previous) = met(&hello(PROTOCOL, "serve"));
+        let previous = previous.expect("it fits");
+        let receive = || {
+            drop(old);
+            Ok(5)
+        };
+        let error = previous
+            .take_over(&CarriedMetrics::default(), false, receive, || panic!("it serves"))
+            .expect_err("it is called off");
+        assert!(error.to_string().contains("called it off"), "{error}");
+    }
+
+    #[test]
+    fn metrics_of_the_old_process_arrive_until_it_ends() {
+        let (old, previous) = met(&hello(PROTOCOL, "serve"));
+        let carried = Arc::<CarriedMetrics>::default();
+        let (sender, released) = std::sync::mpsc::channel();
+        previous
+            .expect("it fits")
+            .listen(Arc::clone(&carried), move || sender.send(()).expect("somebody waits"));
+        assert!(carried.lives());
+        old.send_value(&FromOld::Released, &[]).expect("it listens");
+        released.recv_timeout(PATIENCE).expect("it is told");
+        let page = |count| format!("# TYPE turnpike_x counter\nturnpike_x_total {count}\n# EOF\n");
+        for count in [1, 2] {
+            old.send_value(&FromOld::Metrics(page(count)), &[]).expect("it listens");
+        }
+        let has = |text: &str| carried.add_to("# EOF\n".to_owned()).contains(text);
+        turnpike_testkit::eventually("the last page", || has("turnpike_x_total 2"));
+        drop(old);
+        turnpike_testkit::eventually("its end", || !carried.lives());
+        assert!(has("turnpike_x_total 2"));
+    }
+}

@@ -1,0 +1,136 @@
+//! The program that takes over.
+
+use std::{
+    env, fs,
+    os::unix::{fs::MetadataExt as _, process::CommandExt as _},
+    path::{Path, PathBuf},
+    process::{Child, Command},
+};
+
+use turnpike_config::{UPGRADE_SANDBOX_VARIABLE, UPGRADE_VARIABLE};
+use turnpike_net::Channel;
+
+use crate::{sandbox, service_manager::WATCHDOG_PID};
+
+/// Suffix that the kernel appends to the path of a program whose file has been replaced (proc(5), /proc/pid/exe).
+const REPLACED: &str = " (deleted)";
+
+/// An existing program that may be run as this service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Program(PathBuf);
+
+impl Program {
+    /// The requested program, or the file that now has the name of this process's own.
+    pub(crate) fn find(requested: Option<&Path>) -> Result<Self, String> {
+        if std::process::id() == 1 {
+            return Err(
+                "this is process 1 of its container, which ends with it: start a new container, or run turnpike under an init \
+                 (docker run --init)"
+                    .to_owned(),
+            );
+        }
+        match requested {
+            Some(path) => Self::checked(path),
+            None => Self::own(),
+        }
+    }
+
+    fn own() -> Result<Self, String> {
+        let running = env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+        let path = running
+            .to_str()
+            .and_then(|path| path.strip_suffix(REPLACED))
+            .map_or_else(|| running.clone(), PathBuf::from);
+        if path.is_file() {
+            Ok(Self(path))
+        } else {
+            Err(format!("{} is gone: name the new program with --binary", path.display()))
+        }
+    }
+
+    /// Clients of the upgrade socket may run any program as this service, provided that no other user can have put it there.
+    fn checked(path: &Path) -> Result<Self, String> {
+        let refused = |why: String| format!("cannot start {}: {why}", path.display());
+        if !path.is_absolute() {
+            return Err(refused("it is no absolute path".to_owned()));
+        }
+        let path = path.canonicalize().map_err(|error| refused(error.to_string()))?;
+        let about = fs::metadata(&path).map_err(|error| refused(error.to_string()))?;
+        if !about.is_file() {
+            return Err(refused("it is no file".to_owned()));
+        }
+        if ![0, rustix::process::geteuid().as_raw()].contains(&about.uid()) || about.mode() & 0o022 != 0 {
+            return Err(refused("others than root and this service's user can write to it".to_owned()));
+        }
+        Ok(Self(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Starts it with this process's arguments and one end of a channel.
+    pub(crate) fn start(&self, channel: Channel) -> Result<Child, String> {
+        let mut arguments = env::args_os();
+        let mut command = Command::new(&self.0);
+        if let Some(name) = arguments.next() {
+            command.arg0(name);
+        }
+        let started = command
+            .args(arguments)
+            .env(UPGRADE_VARIABLE, "1")
+            .env(UPGRADE_SANDBOX_VARIABLE, sandbox::layers())
+            .env_remove(WATCHDOG_PID)
+            .stdin(std::os::fd::OwnedFd::from(channel))
+            .spawn();
+        started.map_err(|error| {
+            let failed = format!("cannot start {}: {error}", self.0.display());
+            let remedy = sandbox::remedy(&failed).map(|remedy| format!("; {remedy}"));
+            failed + remedy.as_deref().unwrap_or_default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use turnpike_testkit::Dir;
+
+    use super::*;
+
+    #[test]
+    fn without_a_name_it_is_this_very_program() {
+        let program = Program::find(None).expect("the tests run");
+        assert_eq!(program.path(), env::current_exe().expect("the tests run"));
+    }
+
+    #[test]
+    fn a_program_that_strangers_can_write_to_is_refused() {
+        let dir = Dir::new();
+        let file = dir.file("turnpike", "");
+        let mode = |mode| fs::set_permissions(&file, fs::Permissions::from_mode(mode)).expect("it is ours");
+        for strangers in [0o775, 0o757] {
+            mode(strangers);
+            let error = Program::find(Some(&file)).expect_err("others write to it");
+            assert!(error.contains("can write to it"), "{error}");
+        }
+        mode(0o755);
+        assert_eq!(
+            Program::find(Some(&file)).map(|program| program.0),
+            Ok(file.canonicalize().expect("it exists"))
+        );
+        // What is checked is what is run.
+        symlink(&file, dir.at("link")).expect("the directory is ours");
+        let linked = Program::find(Some(&dir.at("link"))).expect("the file is good");
+        assert_eq!(linked.path().file_name(), file.file_name());
+        for (path, why) in [
+            (dir.at("none"), "No such file"),
+            (dir.path().to_owned(), "no file"),
+            (PathBuf::from("turnpike"), "absolute"),
+        ] {
+            let error = Program::find(Some(&path)).expect_err("no program");
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}
