@@ -427,6 +427,9 @@ fn a_process_that_is_killed_leaves_no_link_and_its_filter_goes_with_the_next() {
         holder.wait().expect("it has ended");
         if hook == "clsact" {
             assert_eq!(filters("one"), 1, "a filter outlives its process");
+        }
+        // Before Linux 6.6 loopback has a filter with every hook.
+        if hook == "clsact" || !is_offered(Hook::Tcx) {
             drop(start(Hook::Clsact));
         }
         nothing_is_left(&["one", "lo"]);
