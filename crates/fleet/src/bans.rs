@@ -14,12 +14,12 @@ use std::{
 use serde::{Deserialize, Serialize};
 use turnpike_turn::server::Cidr;
 
-use crate::notice;
-
 /// Seconds that a ban may last: what is meant for longer is a change of users or of peers.
 pub const LONGEST_BAN_S: u64 = 31 * 86_400;
-/// Seconds for which a ban is remembered after its end: by the clock of another node it may last for so much longer.
-const REMEMBERED_S: u64 = notice::GOOD_FOR_S;
+/// Seconds by which the clocks of two nodes may differ and a message may be late.
+pub(crate) const GOOD_FOR_S: u64 = 120;
+/// Seconds for which a ban is remembered after its end: it may last that much longer by the clock of another node.
+const REMEMBERED_S: u64 = GOOD_FOR_S;
 
 /// Who is banned. Written as `user NAME@REALM` or `client 192.0.2.0/24`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

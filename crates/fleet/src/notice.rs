@@ -6,13 +6,10 @@ use std::collections::{BTreeMap, HashSet};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    bans::{Ban, Subject},
+    bans::{Ban, GOOD_FOR_S, Subject},
     node::NodeName,
     seal::{Sealer, TAG_LEN},
 };
-
-/// Seconds that the clocks of two nodes may differ, and that a message may be on its way.
-pub(crate) const GOOD_FOR_S: u64 = 120;
 
 /// What is sealed as a message opens as nothing else.
 const PURPOSE: &str = "message";

@@ -1,5 +1,4 @@
-//! The keys of message integrity and the MACs that they make (RFC 8489 sections 9.2, 14.5 and 14.6); which bytes a MAC covers is for
-//! [`crate::stun`] to know.
+//! Keys and MACs of message integrity (RFC 8489 sections 9.2, 14.5 and 14.6). [`crate::stun`] knows which bytes a MAC covers.
 //!
 //! Key and MAC are apart: RFC 8489 lets a client sign with SHA-256 under an MD5 key (section 9.2.4), and a store may hold nothing
 //! but the key.
@@ -13,10 +12,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq as _;
 use zeroize::Zeroizing;
 
-use crate::{
-    precis::{opaque_bytes, opaque_string},
-    stun::kind,
-};
+use crate::precis::{opaque_bytes, opaque_string};
 
 /// How a long-term key is derived from the password (RFC 8489 section 18.5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -140,15 +136,7 @@ impl KeyAlgorithm {
 }
 
 impl Mac {
-    /// Of the attribute.
-    pub(crate) const fn kind(self) -> u16 {
-        match self {
-            Self::Sha1 => kind::MESSAGE_INTEGRITY,
-            Self::Sha256 => kind::MESSAGE_INTEGRITY_SHA256,
-        }
-    }
-
-    /// Of its value, in bytes.
+    /// Bytes of the attribute's value.
     pub(crate) const fn len(self) -> usize {
         match self {
             Self::Sha1 => 20,

@@ -341,3 +341,13 @@ impl<'a> View<'a> {
 fn place(offset: usize) -> Option<NonZero<u32>> {
     u32::try_from(offset).ok().and_then(NonZero::new)
 }
+
+impl Mac {
+    /// Type of its attribute.
+    const fn kind(self) -> u16 {
+        match self {
+            Self::Sha1 => kind::MESSAGE_INTEGRITY,
+            Self::Sha256 => kind::MESSAGE_INTEGRITY_SHA256,
+        }
+    }
+}
