@@ -18,7 +18,8 @@ use syn::{
 use crate::{Failure, cargo, repository};
 
 /// Crates of the management plane: everything around the relay, the forwarder and the generator.
-const MANAGEMENT: [&str; 8] = ["admin", "api", "cli", "client", "config", "daemon", "fleet", "stores"];
+const MANAGEMENT: [&str; 10] =
+    ["admin", "api", "cli", "client", "config", "ctl", "daemon", "fleet", "process", "stores"];
 /// Crates that only tests link.
 const TESTS: [&str; 3] = ["interleave", "strict", "testkit"];
 

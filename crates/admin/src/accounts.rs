@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use jiff::Timestamp;
 use turnpike_api::{
     Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, Rotated, Rotation, Secrets,
-    SharedSecret, StoredRealm, User,
+    SharedSecret, StoredRealm, User, UserPage,
 };
 use turnpike_config::{
     Secret, Settings, StoredKey, UserSecret, api_keys, is_realm, is_username, limit_keys,
@@ -25,7 +25,7 @@ use turnpike_stores::{
 use turnpike_wire::{escape, precis::opaque_string};
 use zeroize::Zeroizing;
 
-use crate::{issue::signing_secret, problem::Problem};
+use crate::{credential_issuer::signing_secret, problem::Problem};
 
 /// A store behind its cache.
 pub type Store = Directory<Database>;
@@ -52,32 +52,25 @@ pub struct Accounts {
     is_complete: bool,
 }
 
-/// Some users, and where to go on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct UserPage {
-    pub(crate) users: Vec<User>,
-    pub(crate) next: Option<Place>,
-}
-
 /// Where a list of users is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+enum UserCursor {
     /// So many of the configuration have been told.
     Configured(usize),
     /// Those of the store behind this realm and name.
     Stored(String, String),
 }
 
-impl Place {
+impl UserCursor {
     /// As a cursor: letters, digits and a point.
-    pub(crate) fn to_text(&self) -> String {
+    fn to_text(&self) -> String {
         match self {
             Self::Configured(told) => told.to_string(),
             Self::Stored(realm, name) => format!("{}.{}", hex::encode(realm), hex::encode(name)),
         }
     }
 
-    pub(crate) fn from_text(text: &str) -> Option<Self> {
+    fn from_text(text: &str) -> Option<Self> {
         let word = |digits: &str| String::from_utf8(hex::decode(digits).ok()?).ok();
         match text.split_once('.') {
             Some((realm, name)) => Some(Self::Stored(word(realm)?, word(name)?)),
@@ -100,24 +93,32 @@ impl Accounts {
     }
 
     /// Users of one realm or of all: those of the configuration first. Their number is 1 to [`PAGE`].
-    pub(crate) async fn users(
+    ///
+    /// # Errors
+    /// See [`Problem::code`].
+    pub async fn users(
         &self,
         realm: Option<&str>,
         limit: Option<usize>,
-        from: Option<Place>,
+        cursor: Option<&str>,
     ) -> Result<UserPage, Problem> {
+        let wrong = || Problem::bad_request("cursor is expected to be `next` of another page");
+        let from = cursor.map(|cursor| UserCursor::from_text(cursor).ok_or_else(wrong)).transpose()?;
         let limit = match limit.unwrap_or(USERS) {
             limit @ 1..=PAGE => limit,
             _ => return Err(Problem::bad_request(format!("limit is expected to be 1 to {PAGE}"))),
         };
         realm.map_or(Ok(()), check_realm)?;
         let mut users = Vec::new();
-        let after = match from.unwrap_or(Place::Configured(0)) {
-            Place::Stored(realm, name) => Some(UserRow { realm, name, keys: "" }),
-            Place::Configured(told) => {
+        let after = match from.unwrap_or(UserCursor::Configured(0)) {
+            UserCursor::Stored(realm, name) => Some(UserRow { realm, name, keys: "" }),
+            UserCursor::Configured(told) => {
                 users.extend(configured(&self.settings, realm).skip(told).take(limit));
                 if users.len() == limit {
-                    return Ok(UserPage { users, next: Some(Place::Configured(told + limit)) });
+                    return Ok(UserPage {
+                        users,
+                        next: Some(UserCursor::Configured(told + limit).to_text()),
+                    });
                 }
                 None
             }
@@ -128,7 +129,7 @@ impl Accounts {
         let has_more = rows.len() == PAGE || rows.len() > wanted;
         rows.truncate(wanted);
         let last = rows.last().filter(|_| has_more);
-        let next = last.map(|last| Place::Stored(last.realm.clone(), last.name.clone()));
+        let next = last.map(|last| UserCursor::Stored(last.realm.clone(), last.name.clone()).to_text());
         let stored =
             |UserRow { realm, name, keys }| User { name, realm, keys: keys.to_owned(), from: Origin::Store };
         users.extend(rows.into_iter().map(stored));
@@ -136,7 +137,10 @@ impl Accounts {
     }
 
     /// Makes a user, or gives one another password.
-    pub(crate) async fn put_user(&self, new: NewUser) -> Result<Change, Problem> {
+    ///
+    /// # Errors
+    /// See [`Problem::code`].
+    pub async fn put_user(&self, new: NewUser) -> Result<Change, Problem> {
         let NewUser { name, realm, password, only_new } = new;
         let password = Zeroizing::new(password);
         if !is_username(&name) {
@@ -157,7 +161,10 @@ impl Accounts {
     }
 
     /// Removes a user.
-    pub(crate) async fn remove_user(&self, realm: Option<&str>, name: &str) -> Result<Change, Problem> {
+    ///
+    /// # Errors
+    /// See [`Problem::code`].
+    pub async fn remove_user(&self, realm: Option<&str>, name: &str) -> Result<Change, Problem> {
         let (realm, name) = (self.realm(realm)?, name.to_owned());
         let edit = Edit::RemoveUser { realm: realm.clone(), name: name.clone() };
         let removed = self.remove(edit, USER, name.clone(), realm.clone()).await;
@@ -165,7 +172,10 @@ impl Accounts {
     }
 
     /// Secrets of one realm or of all, by realm and fingerprint.
-    pub(crate) async fn secrets(&self, realm: Option<&str>) -> Result<Secrets, Problem> {
+    ///
+    /// # Errors
+    /// See [`Problem::code`].
+    pub async fn secrets(&self, realm: Option<&str>) -> Result<Secrets, Problem> {
         realm.map_or(Ok(()), check_realm)?;
         self.read().await?;
         let is_wanted = |of: &str| realm.is_none_or(|realm| realm == of);
@@ -194,7 +204,10 @@ impl Accounts {
     }
 
     /// Takes one more secret.
-    pub(crate) async fn put_secret(&self, new: NewSecret) -> Result<Change, Problem> {
+    ///
+    /// # Errors
+    /// See [`Problem::code`].
+    pub async fn put_secret(&self, new: NewSecret) -> Result<Change, Problem> {
         let secret = Secret::new(new.secret);
         check_secret(&secret)?;
         let realm = self.realm(new.realm.as_deref())?;
@@ -204,7 +217,10 @@ impl Accounts {
     }
 
     /// Removes a secret by its fingerprint.
-    pub(crate) async fn remove_secret(&self, realm: Option<&str>, wanted: &str) -> Result<Change, Problem> {
+    ///
+    /// # Errors
+    /// See [`Problem::code`].
+    pub async fn remove_secret(&self, realm: Option<&str>, wanted: &str) -> Result<Change, Problem> {
         let realm = self.realm(realm)?;
         self.read().await?;
         let is_it = |(of, secret): &(String, StoredSecret)| {
@@ -220,7 +236,10 @@ impl Accounts {
     }
 
     /// Has another secret make new credentials. The others count for as long as credentials may live that were made with them.
-    pub(crate) async fn rotate_secret(&self, rotation: Rotation) -> Result<Rotated, Problem> {
+    ///
+    /// # Errors
+    /// See [`Problem::code`].
+    pub async fn rotate_secret(&self, rotation: Rotation) -> Result<Rotated, Problem> {
         let Rotation { realm, secret, overlap_s } = rotation;
         let realm = self.realm(realm.as_deref())?;
         let secret = secret.map_or_else(random_secret, Secret::new);
@@ -250,7 +269,10 @@ impl Accounts {
     }
 
     /// Keys of applications, by name.
-    pub(crate) async fn keys(&self) -> Result<Keys, Problem> {
+    ///
+    /// # Errors
+    /// See [`Problem::code`].
+    pub async fn keys(&self) -> Result<Keys, Problem> {
         self.read().await?;
         let Some(store) = &self.store else { return Ok(Keys::default()) };
         let shown = |key: &ApiKey| {
@@ -261,7 +283,10 @@ impl Accounts {
     }
 
     /// Takes a key.
-    pub(crate) async fn put_key(&self, new: NewKey) -> Result<Change, Problem> {
+    ///
+    /// # Errors
+    /// See [`Problem::code`].
+    pub async fn put_key(&self, new: NewKey) -> Result<Change, Problem> {
         let NewKey { name, sha256, realm, max_ttl, rate } = new;
         if !api_keys::is_name(&name) {
             let why = "name is expected to have 1 to 64 small letters, digits, - and _";
@@ -283,13 +308,19 @@ impl Accounts {
     }
 
     /// Removes a key.
-    pub(crate) async fn remove_key(&self, name: &str) -> Result<Change, Problem> {
+    ///
+    /// # Errors
+    /// See [`Problem::code`].
+    pub async fn remove_key(&self, name: &str) -> Result<Change, Problem> {
         let edit = Edit::RemoveApiKey { name: name.to_owned() };
         self.remove(edit, KEY, name.to_owned(), String::new()).await
     }
 
     /// Realms that the store names.
-    pub(crate) async fn realms(&self) -> Result<Vec<StoredRealm>, Problem> {
+    ///
+    /// # Errors
+    /// See [`Problem::code`].
+    pub async fn realms(&self) -> Result<Vec<StoredRealm>, Problem> {
         self.read().await?;
         let Some(rules) = self.store.as_ref().and_then(Store::rules) else { return Ok(Vec::new()) };
         let origins = |realm: &str| {
@@ -309,7 +340,10 @@ impl Accounts {
     }
 
     /// Names a realm, or gives one other limits.
-    pub(crate) async fn put_realm(&self, new: NewRealm) -> Result<Change, Problem> {
+    ///
+    /// # Errors
+    /// See [`Problem::code`].
+    pub async fn put_realm(&self, new: NewRealm) -> Result<Change, Problem> {
         let NewRealm {
             name,
             max_sessions,
@@ -352,7 +386,10 @@ impl Accounts {
     }
 
     /// Names a realm no more.
-    pub(crate) async fn remove_realm(&self, name: &str) -> Result<Change, Problem> {
+    ///
+    /// # Errors
+    /// See [`Problem::code`].
+    pub async fn remove_realm(&self, name: &str) -> Result<Change, Problem> {
         let edit = Edit::RemoveRealm { realm: name.to_owned() };
         let removed = self.remove(edit, REALM, name.to_owned(), name.to_owned()).await;
         self.still_configured(removed, REALM, name, name)
@@ -625,17 +662,17 @@ mod tests {
     #[test]
     fn a_cursor_leads_back_to_its_place() {
         for place in [
-            Place::Configured(0),
-            Place::Configured(1000),
-            Place::Stored(String::new(), "a".to_owned()),
-            Place::Stored("exämple.org".to_owned(), "a/b.c d".to_owned()),
+            UserCursor::Configured(0),
+            UserCursor::Configured(1000),
+            UserCursor::Stored(String::new(), "a".to_owned()),
+            UserCursor::Stored("exämple.org".to_owned(), "a/b.c d".to_owned()),
         ] {
             let text = place.to_text();
             assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.'), "{text}");
-            assert_eq!(Place::from_text(&text), Some(place));
+            assert_eq!(UserCursor::from_text(&text), Some(place));
         }
         for bad in ["", "-1", "x", ".6", "6.", "zz.61", "ff.61", "61.62.63"] {
-            assert_eq!(Place::from_text(bad), None, "{bad}");
+            assert_eq!(UserCursor::from_text(bad), None, "{bad}");
         }
     }
 }

@@ -104,18 +104,18 @@ pub(crate) enum Closed {
 }
 
 /// Connections of this process that have been refused or closed, by reason.
-pub(crate) struct Closings {
+pub(crate) struct CloseReasons {
     /// Whose, for log lines.
     of: &'static str,
     counts: [AtomicU64; 6],
 }
 
 /// Those of the admin interface.
-pub(crate) static ADMIN: Closings = Closings::new("the admin interface");
+pub(crate) static ADMIN: CloseReasons = CloseReasons::new("the admin interface");
 /// Those of applications.
-pub(crate) static APPLICATIONS: Closings = Closings::new("the credentials API");
+pub(crate) static APPLICATIONS: CloseReasons = CloseReasons::new("the credentials API");
 
-impl Closings {
+impl CloseReasons {
     const fn new(of: &'static str) -> Self {
         Self { of, counts: [const { AtomicU64::new(0) }; 6] }
     }
@@ -142,12 +142,12 @@ pub(crate) async fn serve(
     listener: Listener,
     router: Router,
     limits: Limits,
-    closings: &'static Closings,
+    close_reasons: &'static CloseReasons,
     left: Arc<Notify>,
 ) {
     let http = Arc::new(http(limits));
     let refusing = Router::new().fallback(busy);
-    let mut room = Room::new(limits.connections, closings);
+    let mut room = Room::new(limits.connections, close_reasons);
     loop {
         let accepted = tokio::select! {
             biased;
@@ -161,17 +161,30 @@ pub(crate) async fn serve(
         match room.place().await {
             Some(Place::Free(place)) => {
                 let progress = Progress::new(place);
-                let connection =
-                    answer(Arc::clone(&http), stream, router.clone(), limits, progress.clone(), closings);
+                let connection = answer(
+                    Arc::clone(&http),
+                    stream,
+                    router.clone(),
+                    limits,
+                    progress.clone(),
+                    close_reasons,
+                );
                 room.enter(tokio::spawn(connection).abort_handle(), progress);
             }
             Some(Place::Busy(place)) => {
-                closings.count(Closed::Busy);
+                close_reasons.count(Closed::Busy);
                 let limits = Limits { head: REFUSAL, whole: REFUSAL, ..limits };
                 let progress = Progress::new(place);
-                tokio::spawn(answer(Arc::clone(&http), stream, refusing.clone(), limits, progress, closings));
+                tokio::spawn(answer(
+                    Arc::clone(&http),
+                    stream,
+                    refusing.clone(),
+                    limits,
+                    progress,
+                    close_reasons,
+                ));
             }
-            None => closings.count(Closed::Crowded),
+            None => close_reasons.count(Closed::Crowded),
         }
         // Each connection runs once before the next is accepted, and aborted ones end.
         task::yield_now().await;
@@ -204,26 +217,26 @@ async fn answer(
     router: Router,
     limits: Limits,
     progress: Progress,
-    closings: &'static Closings,
+    close_reasons: &'static CloseReasons,
 ) {
     let closed = match stream {
         Stream::Unix(stream) => {
             let via = Via::Unix(stream.peer_cred().ok().map(|peer| peer.uid()));
-            return speak(&http, stream, router, via, limits, progress, closings).await;
+            return speak(&http, stream, router, via, limits, progress, close_reasons).await;
         }
         Stream::Tcp(stream, from, None) => {
-            return speak(&http, stream, router, Via::Loopback(from), limits, progress, closings).await;
+            return speak(&http, stream, router, Via::Loopback(from), limits, progress, close_reasons).await;
         }
         Stream::Tcp(stream, from, Some(tls)) => match time::timeout(limits.head, tls.accept(stream)).await {
             Ok(Ok((stream, client))) => {
-                return speak(&http, stream, router, Via::Tls(from, client), limits, progress, closings)
+                return speak(&http, stream, router, Via::Tls(from, client), limits, progress, close_reasons)
                     .await;
             }
             Ok(Err(_)) => Closed::Tls,
             Err(_) => Closed::NoRequest,
         },
     };
-    closings.count(closed);
+    close_reasons.count(closed);
 }
 
 async fn speak<S>(
@@ -233,7 +246,7 @@ async fn speak<S>(
     via: Via,
     limits: Limits,
     progress: Progress,
-    closings: &'static Closings,
+    close_reasons: &'static CloseReasons,
 ) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -270,19 +283,19 @@ async fn speak<S>(
             }
             // With any other error the client has gone.
             if error.is_timeout() {
-                closings.count(Closed::NoRequest);
+                close_reasons.count(Closed::NoRequest);
             } else if error.is_parse() {
-                closings.count(Closed::Malformed);
+                close_reasons.count(Closed::Malformed);
             }
         }
         Err(closed) => {
             // A request whose body does not come is at no work yet, and nothing has been answered.
             if wire.has_request() && is_waiting {
                 let _ = time::timeout(LAST_WORD, wire.refuse(wire::body_overdue())).await;
-                closings.count(Closed::NoRequest);
+                close_reasons.count(Closed::NoRequest);
                 wire.close().await;
             } else {
-                closings.count(closed);
+                close_reasons.count(closed);
             }
             return;
         }

@@ -26,11 +26,11 @@ use turnpike_net::{ListenOptions, SocketFile, UnixName};
 
 use crate::{
     changes::Changes,
-    connections::{self, Closings, Limits},
-    occupant,
+    connections::{self, CloseReasons, Limits},
+    occupant, peer_requests,
     predecessor::{self, Predecessor, Successor},
     program::Owner,
-    questions, routes,
+    routes,
     tls::{Tls, TlsError},
 };
 
@@ -166,13 +166,19 @@ impl Serving {
         bound: Vec<Bound>,
         router: &Router,
         limits: Limits,
-        closings: &'static Closings,
+        close_reasons: &'static CloseReasons,
         changes: Changes,
         successor: Option<Successor>,
     ) -> Self {
         let serve = |Bound { listener, configured, socket, file, .. }: Bound| {
             let left = Arc::new(Notify::new());
-            tokio::spawn(connections::serve(listener, router.clone(), limits, closings, Arc::clone(&left)));
+            tokio::spawn(connections::serve(
+                listener,
+                router.clone(),
+                limits,
+                close_reasons,
+                Arc::clone(&left),
+            ));
             let file = match file {
                 File::None => None,
                 File::Own(file) => Some(file),
@@ -314,7 +320,7 @@ impl Interface {
         let router = routes::router(program, changes.clone(), self.predecessor);
         let successor = is_server.then(|| Successor::new(router.clone()));
         if let Some(fleet) = others {
-            tokio::spawn(questions::answer(fleet, router.clone()));
+            tokio::spawn(peer_requests::answer(fleet, router.clone()));
         }
         Serving::new(self.bound, &router, limits, &connections::ADMIN, changes, successor)
     }
@@ -441,8 +447,9 @@ fn default_socket(job: Job, directory: &RuntimeDirectory) -> PathBuf {
     })
 }
 
-/// Where the commands look for a program, in this order.
-pub(crate) fn candidates(job: Job) -> Vec<PathBuf> {
+/// Paths at which the commands look for the socket of a program, in this order.
+#[must_use]
+pub fn candidates(job: Job) -> Vec<PathBuf> {
     runtime_directory::all().iter().map(|directory| default_socket(job, directory)).collect()
 }
 

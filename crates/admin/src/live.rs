@@ -38,7 +38,6 @@ use crate::{
 };
 use history::Minutes;
 use reading::Reading;
-pub(crate) use reading::{refused, total};
 
 /// Between two readings.
 const TICK: Duration = Duration::from_secs(1);

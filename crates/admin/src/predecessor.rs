@@ -4,7 +4,7 @@
 //! ```text
 //!   previous process                            this process
 //!     lend ── one end, among the listening sockets ──▶ Predecessor
-//!     leave: Successor::answer ◀── Asked, Answered ──▶ ask: /v1/sessions, /v1/bans
+//!     leave: Successor::answer ◀── PredecessorRequest, PredecessorAnswer ──▶ ask: /v1/sessions, /v1/bans
 //! ```
 //!
 //! The end goes along under a name that is no address, so a version that does not know it closes it, and one that offers none is not asked.
@@ -24,7 +24,7 @@ use turnpike_config::AdminAccess;
 use turnpike_fleet::Answer;
 use turnpike_net::Channel;
 
-use crate::{access::Via, questions};
+use crate::{access::Via, peer_requests};
 
 /// Name of the socket among those that go to a new process.
 pub(crate) const NAME: &str = "predecessor";
@@ -32,7 +32,7 @@ pub(crate) const NAME: &str = "predecessor";
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Serialize, Deserialize)]
-struct Asked {
+struct PredecessorRequest {
     id: u64,
     method: String,
     /// With the query.
@@ -45,7 +45,7 @@ struct Asked {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Answered {
+struct PredecessorAnswer {
     id: u64,
     pid: u32,
     answer: Answer,
@@ -76,11 +76,16 @@ impl Successor {
         let Some(channel) = channel else { return };
         let (router, runtime) = (self.router.clone(), Handle::current());
         let answer = move || {
-            while let Ok((Asked { id, method, path, body, by }, _)) = channel.receive_value::<Asked>() {
+            while let Ok((PredecessorRequest { id, method, path, body, by }, _)) =
+                channel.receive_value::<PredecessorRequest>()
+            {
                 // The new process has judged whether its client may ask this.
                 let via = Via::Node(AdminAccess::Full, by);
-                let answer = runtime.block_on(questions::ask(router.clone(), via, &method, path, body));
-                if channel.send_value(&Answered { id, pid: std::process::id(), answer }, &[]).is_err() {
+                let answer = runtime.block_on(peer_requests::ask(router.clone(), via, &method, path, body));
+                if channel
+                    .send_value(&PredecessorAnswer { id, pid: std::process::id(), answer }, &[])
+                    .is_err()
+                {
                     break;
                 }
             }
@@ -120,7 +125,7 @@ impl Predecessor {
         let silent = || "the previous process does not answer".to_owned();
         let link = timeout(PATIENCE, Arc::clone(&self.0).lock_owned()).await.map_err(|_| silent())?;
         // A client that goes away meanwhile leaves no answer behind that the next question would find.
-        let asked = Asked { id: 0, method: method.to_string(), path, body, by };
+        let asked = PredecessorRequest { id: 0, method: method.to_string(), path, body, by };
         let asking = task::spawn_blocking(move || exchange(link, asked));
         match asking.await {
             Ok(Ok(answered)) => Ok(answered),
@@ -129,13 +134,16 @@ impl Predecessor {
     }
 }
 
-fn exchange(mut link: OwnedMutexGuard<Option<Link>>, question: Asked) -> io::Result<Option<(u32, Answer)>> {
+fn exchange(
+    mut link: OwnedMutexGuard<Option<Link>>,
+    question: PredecessorRequest,
+) -> io::Result<Option<(u32, Answer)>> {
     let Some(Link { channel, asked }) = &mut *link else { return Ok(None) };
     *asked += 1;
     let (id, until) = (*asked, Instant::now() + PATIENCE);
-    let mut answered = channel.send_value(&Asked { id, ..question }, &[]);
+    let mut answered = channel.send_value(&PredecessorRequest { id, ..question }, &[]);
     while answered.is_ok() && Instant::now() < until {
-        match channel.receive_value::<Answered>() {
+        match channel.receive_value::<PredecessorAnswer>() {
             Ok((answer, _)) if answer.id == id => return Ok(Some((answer.pid, answer.answer))),
             // To an earlier question, too late.
             Ok(_) => {}

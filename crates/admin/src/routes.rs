@@ -43,15 +43,13 @@ use crate::{
     threads::Threads,
     web,
 };
-pub(crate) use accounts::{RealmQuery, UserQuery};
-use credentials::Desk;
+use credentials::CredentialService;
 use errors::Errors;
 use examples::Examples;
 pub(crate) use fleet::path_at_node;
 pub(crate) use input::whole;
 use input::{PathPart, body, bytes, form, path_part, query};
 use parameters::Parameters;
-pub(crate) use sessions::SessionQuery;
 
 /// What handlers work on.
 #[derive(Clone)]
@@ -72,7 +70,7 @@ pub(crate) fn for_applications(program: Arc<dyn Owner>, gate: Gate) -> Router {
         .route_layer(middleware::from_fn_with_state(Parameters::of_document(), parameters::check))
         .fallback(nothing_for_applications)
         .method_not_allowed_fallback(nothing_for_applications)
-        .with_state(Desk::for_applications(program))
+        .with_state(CredentialService::for_applications(program))
         .layer(middleware::from_fn_with_state(gate, applications::admit))
 }
 

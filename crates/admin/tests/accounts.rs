@@ -3,13 +3,13 @@
 use std::{io, sync::Arc};
 
 use serde_json::{Value, json};
-use turnpike_admin::{
-    Accounts,
-    client::{Client, Target},
-    commands::{CommandError, Format, Keeper, MadeUp},
-};
+use turnpike_admin::Accounts;
 use turnpike_api::{NewKey, NewRealm, NewSecret, NewUser, Rotation};
 use turnpike_config::{RealmSettings, Secret, Settings, User, UserSecret, restapi_credentials::fingerprint};
+use turnpike_ctl::{
+    client::{Client, Target},
+    commands::{AccountBackend, CommandError, Format, GeneratedSecret},
+};
 use turnpike_stores::Known;
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -131,21 +131,21 @@ fn what_the_configuration_defines_cannot_be_changed_in_the_store() {
     let user =
         || NewUser { name: "alice".to_owned(), realm: None, password: "another".to_owned(), only_new: false };
     let mark = fingerprint(&secret);
-    for keeper in keepers(&running) {
+    for backend in backends(&running) {
         let refused = |error: CommandError| {
             let text = error.to_string();
             assert!(text.contains("realm \"turnpike\"") && text.contains("(default)"), "{text}");
             text
         };
         let text =
-            refused(keeper.add_user(user(), None, false, &mut Vec::new()).expect_err("it is configured"));
+            refused(backend.add_user(user(), None, false, &mut Vec::new()).expect_err("it is configured"));
         assert!(text.starts_with("user \"alice\"") && text.contains("auth.users"), "{text}");
-        refused(keeper.remove_user("alice", None, false, &mut Vec::new()).expect_err("it is configured"));
-        refused(keeper.remove_secret(&mark, None, false, &mut Vec::new()).expect_err("it is configured"));
+        refused(backend.remove_user("alice", None, false, &mut Vec::new()).expect_err("it is configured"));
+        refused(backend.remove_secret(&mark, None, false, &mut Vec::new()).expect_err("it is configured"));
         // What is in both is removed from the store, with a word on what stays.
         let both = NewSecret { secret: "north".to_owned(), realm: None, only_new: false };
-        keeper.add_secret(both, None, false, &mut Vec::new()).expect("one more");
-        let text = shown(|out| keeper.remove_secret(&mark, None, false, out));
+        backend.add_secret(both, None, false, &mut Vec::new()).expect("one more");
+        let text = shown(|out| backend.remove_secret(&mark, None, false, out));
         assert!(
             text.contains("note: secret") && text.contains("is still in force: it is in auth.secrets"),
             "{text}"
@@ -176,14 +176,14 @@ fn without_a_store_there_is_nothing_to_change() {
 }
 
 /// Both ways to a store, which must say the same.
-fn keepers(running: &Running) -> [Keeper; 2] {
+fn backends(running: &Running) -> [AccountBackend; 2] {
     let client = Client::new(Some(Target::Unix(running.dir.path("a.sock"))), None).unwrap();
     assert!(client.finds_somebody().unwrap());
-    let here = Keeper::here(|| {
+    let here = AccountBackend::here(|| {
         let settings = Arc::new(running.program.settings().clone());
         Ok::<_, io::Error>(Accounts::new(settings, Some(store(&running.dir.path(STATE)))))
     });
-    [Keeper::Running(client), here.unwrap()]
+    [AccountBackend::Running(client), here.unwrap()]
 }
 
 fn shown(run: impl FnOnce(&mut Vec<u8>) -> Result<(), CommandError>) -> String {
@@ -196,19 +196,19 @@ fn shown(run: impl FnOnce(&mut Vec<u8>) -> Result<(), CommandError>) -> String {
 fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
     let running = Running::server(1);
     let place = running.program.store.lock().unwrap().as_ref().unwrap().name().to_owned();
-    for keeper in keepers(&running) {
+    for backend in backends(&running) {
         let user = |realm: Option<&str>, password: &str| NewUser {
             name: "alice".to_owned(),
             realm: realm.map(str::to_owned),
             password: password.to_owned(),
             only_new: false,
         };
-        let list = |json| shown(|out| keeper.list_users(None, json, out));
+        let list = |json| shown(|out| backend.list_users(None, json, out));
         assert_eq!([list(Format::Text(None)), list(Format::Json)], ["no users\n", "[]\n"]);
-        let made_up = || MadeUp { what: "password", text: "0123" };
-        let text = shown(|out| keeper.add_user(user(None, "0123"), Some(made_up()), false, out));
+        let made_up = || GeneratedSecret { what: "password", text: "0123" };
+        let text = shown(|out| backend.add_user(user(None, "0123"), Some(made_up()), false, out));
         assert_eq!(text, format!("added user alice in realm turnpike ({place})\npassword: 0123\n"));
-        let error = keeper.add_user(user(Some("blue"), "pw"), None, false, &mut Vec::new());
+        let error = backend.add_user(user(Some("blue"), "pw"), None, false, &mut Vec::new());
         let told = error.expect_err("it is not served").to_string();
         assert!(told.contains("not served") && told.contains("turnpike realm add blue"), "{told}");
         let blue = |max_sessions, rate| NewRealm {
@@ -218,12 +218,12 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
             bits_per_second_per_session: rate,
             only_new: false,
         };
-        let text = shown(|out| keeper.add_realm(blue(Some(5), Some(64_000)), false, out));
+        let text = shown(|out| backend.add_realm(blue(Some(5), Some(64_000)), false, out));
         assert_eq!(text, format!("added realm blue ({place})\n"));
-        let text = shown(|out| keeper.add_user(user(Some("blue"), "pw"), Some(made_up()), true, out));
+        let text = shown(|out| backend.add_user(user(Some("blue"), "pw"), Some(made_up()), true, out));
         let told: Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&told["password"], &told["existed"]), (&json!("0123"), &json!(false)));
-        let text = shown(|out| keeper.add_user(user(None, "pw"), None, false, out));
+        let text = shown(|out| backend.add_user(user(None, "pw"), None, false, out));
         assert_eq!(text, format!("changed user alice in realm turnpike ({place})\n"));
         let table = list(Format::Text(None));
         let lines: Vec<&str> = table.lines().collect();
@@ -235,22 +235,23 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
                 "alice  turnpike  MD5, SHA-256  store"
             ]
         );
-        let of_blue: Value =
-            serde_json::from_str(&shown(|out| keeper.list_users(Some("blue".to_owned()), Format::Json, out)))
-                .unwrap();
+        let of_blue: Value = serde_json::from_str(&shown(|out| {
+            backend.list_users(Some("blue".to_owned()), Format::Json, out)
+        }))
+        .unwrap();
         assert_eq!(
             of_blue,
             json!([{ "name": "alice", "realm": "blue", "keys": "MD5, SHA-256", "from": "store" }])
         );
 
         let secret = NewSecret { secret: "north".to_owned(), realm: None, only_new: false };
-        let text = shown(|out| keeper.add_secret(secret, None, false, out));
+        let text = shown(|out| backend.add_secret(secret, None, false, out));
         assert_eq!(text, format!("added secret dc365e79d41cfae1 in realm turnpike ({place})\n"));
-        let text = shown(|out| keeper.list_secrets(None, Format::Text(None), out));
+        let text = shown(|out| backend.list_secrets(None, Format::Text(None), out));
         assert!(text.contains("dc365e79d41cfae1") && !text.contains("north"), "{text}");
-        let text = shown(|out| keeper.remove_secret("DC365e79d41cfae1", None, false, out));
+        let text = shown(|out| backend.remove_secret("DC365e79d41cfae1", None, false, out));
         assert!(text.starts_with("removed secret"), "{text}");
-        let error = keeper.remove_secret("dc365e79d41cfae1", None, false, &mut Vec::new());
+        let error = backend.remove_secret("dc365e79d41cfae1", None, false, &mut Vec::new());
         assert!(error.expect_err("it is gone").to_string().starts_with("there is no secret"));
 
         let rotate = |secret: &str| Rotation {
@@ -259,16 +260,16 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
             overlap_s: Some(60),
         };
         let [one, two] = ["one", "two"].map(|secret| fingerprint(&Secret::new(secret)));
-        let made_up = || MadeUp { what: "secret", text: "one" };
-        let text = shown(|out| keeper.rotate_secret(rotate("one"), Some(made_up()), false, out));
+        let made_up = || GeneratedSecret { what: "secret", text: "one" };
+        let text = shown(|out| backend.rotate_secret(rotate("one"), Some(made_up()), false, out));
         let first = format!(
             "secret {one} makes new credentials in realm blue ({place})\nthere was no other\nsecret: one\n"
         );
         assert_eq!(text, first);
-        let text = shown(|out| keeper.rotate_secret(rotate("two"), None, true, out));
+        let text = shown(|out| backend.rotate_secret(rotate("two"), None, true, out));
         let told: Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&told["fingerprint"], told.get("secret")), (&json!(two), None));
-        let text = shown(|out| keeper.list_secrets(Some("blue".to_owned()), Format::Json, out));
+        let text = shown(|out| backend.list_secrets(Some("blue".to_owned()), Format::Json, out));
         let listed: Value = serde_json::from_str(&text).unwrap();
         for secret in listed.as_array().unwrap() {
             let (signs, until) = if secret["fingerprint"] == json!(two) {
@@ -279,7 +280,7 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
             assert_eq!((&secret["signs"], &secret["until"]), (&json!(signs), until), "{listed}");
         }
         for secret in [&one, &two] {
-            shown(|out| keeper.remove_secret(secret, Some("blue".to_owned()), false, out));
+            shown(|out| backend.remove_secret(secret, Some("blue".to_owned()), false, out));
         }
 
         let key = || NewKey {
@@ -289,35 +290,35 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
             max_ttl: Some(600),
             rate: None,
         };
-        let made_up = MadeUp { what: "key", text: "tpk_shop.x" };
-        let text = shown(|out| keeper.add_key(key(), Some(made_up), false, out));
+        let made_up = GeneratedSecret { what: "key", text: "tpk_shop.x" };
+        let text = shown(|out| backend.add_key(key(), Some(made_up), false, out));
         assert_eq!(text, format!("added key shop ({place})\nkey: tpk_shop.x\n"));
-        let error = keeper.add_key(key(), None, false, &mut Vec::new()).expect_err("it is taken");
+        let error = backend.add_key(key(), None, false, &mut Vec::new()).expect_err("it is taken");
         assert!(error.to_string().contains("take another name") && !error.is_usage(), "{error}");
-        let text = shown(|out| keeper.list_keys(Format::Text(None), out));
+        let text = shown(|out| backend.list_keys(Format::Text(None), out));
         assert_eq!(text, "NAME  REALM  MAX TTL  RATE\nshop  all    600      -\n");
-        let text = shown(|out| keeper.remove_key("shop", false, out));
+        let text = shown(|out| backend.remove_key("shop", false, out));
         assert_eq!(text, format!("removed key shop ({place})\n"));
-        assert_eq!(shown(|out| keeper.list_keys(Format::Text(None), out)), "no keys\n");
-        let error = keeper.remove_key("shop", false, &mut Vec::new()).expect_err("it is gone");
+        assert_eq!(shown(|out| backend.list_keys(Format::Text(None), out)), "no keys\n");
+        let error = backend.remove_key("shop", false, &mut Vec::new()).expect_err("it is gone");
         assert!(error.to_string().starts_with("there is no key \"shop\" in"), "{error}");
 
-        let text = shown(|out| keeper.list_realms(Format::Text(None), out));
+        let text = shown(|out| backend.list_realms(Format::Text(None), out));
         assert_eq!(text, "NAME  SESSIONS  PER USER  BITS/S EACH  ORIGINS\nblue  5         -         64000\n");
-        let slow = keeper.add_realm(blue(None, Some(999)), false, &mut Vec::new());
+        let slow = backend.add_realm(blue(None, Some(999)), false, &mut Vec::new());
         assert!(slow.expect_err("no rate").is_usage());
-        let text = shown(|out| keeper.remove_realm("blue", false, out));
+        let text = shown(|out| backend.remove_realm("blue", false, out));
         assert_eq!(text, format!("removed realm blue ({place})\n"));
 
         for realm in [None, Some("blue".to_owned())] {
-            shown(|out| keeper.remove_user("alice", realm.clone(), false, out));
-            let error = keeper.remove_user("alice", realm, false, &mut Vec::new()).expect_err("it is gone");
+            shown(|out| backend.remove_user("alice", realm.clone(), false, out));
+            let error = backend.remove_user("alice", realm, false, &mut Vec::new()).expect_err("it is gone");
             assert!(error.to_string().starts_with("there is no user \"alice\""), "{error}");
             assert!(!error.is_usage());
         }
         let wrong =
             NewUser { name: "a:b".to_owned(), realm: None, password: "pw".to_owned(), only_new: false };
-        assert!(keeper.add_user(wrong, None, false, &mut Vec::new()).expect_err("no name").is_usage());
+        assert!(backend.add_user(wrong, None, false, &mut Vec::new()).expect_err("no name").is_usage());
     }
 }
 
@@ -361,10 +362,10 @@ fn more_than_a_page_of_users_is_listed_page_by_page() {
     };
     let settings = Settings { users: (0..1500).map(user).collect(), ..Settings::default() };
     let accounts = || Accounts::of_store(Arc::new(settings), store(&dir.path(STATE)));
-    let keeper = Keeper::here(|| Ok::<_, io::Error>(accounts())).unwrap();
+    let backend = AccountBackend::here(|| Ok::<_, io::Error>(accounts())).unwrap();
     let new = NewUser { name: "last".to_owned(), realm: None, password: "pw".to_owned(), only_new: false };
-    keeper.add_user(new, None, false, &mut Vec::new()).unwrap();
-    let text = shown(|out| keeper.list_users(None, Format::Json, out));
+    backend.add_user(new, None, false, &mut Vec::new()).unwrap();
+    let text = shown(|out| backend.list_users(None, Format::Json, out));
     let users: Value = serde_json::from_str(&text).unwrap();
     let names: Vec<&str> =
         users.as_array().unwrap().iter().map(|user| user["name"].as_str().unwrap()).collect();

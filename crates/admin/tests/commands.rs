@@ -8,12 +8,12 @@ use std::{
 };
 
 use serde_json::Value;
-use turnpike_admin::{
+use turnpike_api::{NotReloaded, Reloaded};
+use turnpike_ctl::{
     client::{Client, Target},
     commands::{self, CommandError, Format, Sessions},
     top,
 };
-use turnpike_api::{NotReloaded, Reloaded};
 
 use turnpike_config::{AdminAddress, Secret};
 use turnpike_testkit::certificates::Certificate;

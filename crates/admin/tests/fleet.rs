@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use turnpike_admin::{
+use turnpike_api::FleetHealth;
+use turnpike_ctl::{
     client::{Client, Target},
     commands::{self, Format, Sessions},
 };
-use turnpike_api::FleetHealth;
 
 use crate::support::{FULL, READ, Running, Together, log};
 

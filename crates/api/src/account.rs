@@ -1,7 +1,7 @@
 //! Users, secrets, realms and API keys, as the configuration and the store have them.
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 /// Users, and how many there are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -18,6 +18,15 @@ pub struct Users {
     #[schema(max_items = 1000)]
     pub users: Vec<User>,
     /// The `cursor` of the next page; null on the last one.
+    pub next: Option<String>,
+}
+
+/// Some users: what a client that counts nothing reads of [`Users`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct UserPage {
+    /// First those of the configuration, then those of the store by realm and name.
+    pub users: Vec<User>,
+    /// The cursor of the next page.
     pub next: Option<String>,
 }
 
@@ -278,4 +287,33 @@ pub struct NewRealm {
     /// Answers 409 if the store has this realm.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub only_new: bool,
+}
+
+/// Filter of users.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct UserQuery {
+    /// The realm; default all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(min_length = 1, max_length = 127)]
+    pub realm: Option<String>,
+    /// Users per page; default 100.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(minimum = 1, maximum = 1000)]
+    pub limit: Option<usize>,
+    /// `next` of the previous page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
+}
+
+/// A realm.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct RealmQuery {
+    /// The realm; default all in lists, and `server.realm` in changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(min_length = 1, max_length = 127)]
+    pub realm: Option<String>,
 }

@@ -17,8 +17,8 @@ use std::pin::Pin;
 use utoipa::openapi::{Object, ObjectBuilder, Type};
 
 pub use account::{
-    Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, Realm, Realms, Rotated, Rotation,
-    Secrets, SharedSecret, StoredRealm, User, Users,
+    Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, Realm, RealmQuery, Realms, Rotated,
+    Rotation, Secrets, SharedSecret, StoredRealm, User, UserPage, UserQuery, Users,
 };
 pub use ban::{Ban, Banned, Bans, NewBan, Unbanned};
 pub use credential::{Credentials, CredentialsRequest, IceCredential, IceServer, IceToken, RestCredentials};
@@ -27,7 +27,7 @@ pub use fleet::{
 };
 pub use live::{
     Batch, History, Live, LiveEvent, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, Quantiles,
-    Rate, Reason, RuleState, Talker, Talkers,
+    Rate, Reason, RuleState, Talker, Talkers, refused, total,
 };
 pub use program::{
     Access, Build, Datapath, Drain, Draining, Job, LogLevel, NotReloaded, Program, Reloaded, Rule, Sandbox,
@@ -37,7 +37,7 @@ pub use refusal::{Refusal, RefusalFilter, Refusals};
 pub use server::{
     Certificate, Certificates, Limit, Limits, Listener, Listeners, RelayRange, Worker, Workers,
 };
-pub use session::{Channel, FleetSessions, Permission, Relayed, Session, SessionPage, Traffic};
+pub use session::{Channel, FleetSessions, Permission, Relayed, Session, SessionPage, SessionQuery, Traffic};
 
 /// An answer that takes its time.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

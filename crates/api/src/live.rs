@@ -282,3 +282,15 @@ pub struct History {
     #[schema(max_items = 600)]
     pub event_loop_us: Vec<Option<f64>>,
 }
+
+/// Refusals a second, each counted once: what a limit, a peer rule or a drain has refused is among the answers.
+#[must_use]
+pub fn refused(refusals: &[Reason]) -> f64 {
+    let counts_once = |kind: &str| matches!(kind, "answer" | "credentials" | "connection" | "tls" | "dtls");
+    total(refusals.iter().filter(|reason| counts_once(&reason.kind)).map(|reason| reason.rate))
+}
+
+/// The sum of nothing is 0 here, and -0 in the standard library, which people would see.
+pub fn total(rates: impl Iterator<Item = f64>) -> f64 {
+    rates.fold(0.0, |sum, rate| sum + rate)
+}

@@ -1,7 +1,7 @@
 //! Sessions: allocations of clients, with their permissions and channels.
 
 use serde::{Deserialize, Serialize};
-use utoipa::{ToSchema, openapi::Object};
+use utoipa::{IntoParams, ToSchema, openapi::Object};
 
 use crate::{one_of, transport};
 
@@ -138,4 +138,34 @@ pub struct Channel {
 
 fn relayed_transport() -> Object {
     one_of("Transport between server and peers.", &["udp", "tcp"])
+}
+
+/// Filter of sessions: all conditions must hold.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct SessionQuery {
+    /// The username, or the id of a time-limited one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The realm.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub realm: Option<String>,
+    /// The client: `ADDR:PORT`, an address, or a prefix such as `192.0.2.0/24`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client: Option<String>,
+    /// Between client and server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(schema_with = transport)]
+    pub transport: Option<String>,
+    /// A relayed transport address, in the same form.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relayed: Option<String>,
+    /// Sessions per page; default 100.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(minimum = 1, maximum = 1000)]
+    pub limit: Option<usize>,
+    /// `next` of the previous page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use turnpike_admin::{
+use turnpike_ctl::{
     client::{Client, Target},
     commands::{self, CommandError, Format, Sessions},
     top,

@@ -29,8 +29,9 @@ use std::{
 
 use clap::Parser;
 use serde_json::{Map, Value};
-use turnpike_admin::{Problem, commands::CommandError};
+use turnpike_admin::Problem;
 use turnpike_config::{Mistakes, Sources, certificates, forward::ForwardSources, readable_by_all};
+use turnpike_ctl::commands::CommandError;
 use turnpike_daemon::DaemonError;
 use turnpike_load::{
     LoadError, Outcome, Report, Stop,

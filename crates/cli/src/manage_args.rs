@@ -8,14 +8,14 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use turnpike_admin::{
-    Accounts,
-    client::{Client, Target},
-    commands::{CommandError, Format, Keeper, MadeUp},
-};
+use turnpike_admin::Accounts;
 use turnpike_api::{NewKey, NewRealm, NewSecret, NewUser, Rotation};
 use turnpike_config::{
     Flags, Secret, Settings, Sources, api_keys, limit_keys, restapi_credentials, secret_file,
+};
+use turnpike_ctl::{
+    client::{Client, Target},
+    commands::{AccountBackend, CommandError, Format, GeneratedSecret},
 };
 use turnpike_daemon::DaemonError;
 
@@ -208,17 +208,18 @@ impl UserCommand {
                 let given = first_line(password, password_file)?;
                 let password = given.clone().unwrap_or_else(made_up);
                 let (realm, json) = (store.realm.clone(), store.json);
-                let shown = given.is_none().then_some(MadeUp { what: "password", text: password.reveal() });
+                let shown =
+                    given.is_none().then_some(GeneratedSecret { what: "password", text: password.reveal() });
                 let new = NewUser { name, realm, password: password.reveal().to_owned(), only_new: false };
-                Ok(store.keeper_of_realm()?.add_user(new, shown, json, out)?)
+                Ok(store.backend_of_realm()?.add_user(new, shown, json, out)?)
             }
             Self::List { store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
-                Ok(store.keeper()?.list_users(realm, Format::of_stdout(json), out)?)
+                Ok(store.backend()?.list_users(realm, Format::of_stdout(json), out)?)
             }
             Self::Remove { name, store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
-                Ok(store.keeper_of_realm()?.remove_user(&name, realm, json, out)?)
+                Ok(store.backend_of_realm()?.remove_user(&name, realm, json, out)?)
             }
         }
     }
@@ -231,29 +232,31 @@ impl SecretCommand {
                 let given = first_line(secret, secret_file)?;
                 let secret = given.clone().unwrap_or_else(made_up);
                 let (realm, json) = (store.realm.clone(), store.json);
-                let shown = given.is_none().then_some(MadeUp { what: "secret", text: secret.reveal() });
+                let shown =
+                    given.is_none().then_some(GeneratedSecret { what: "secret", text: secret.reveal() });
                 let new = NewSecret { secret: secret.reveal().to_owned(), realm, only_new: false };
-                Ok(store.keeper_of_realm()?.add_secret(new, shown, json, out)?)
+                Ok(store.backend_of_realm()?.add_secret(new, shown, json, out)?)
             }
             Self::List { store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
-                Ok(store.keeper()?.list_secrets(realm, Format::of_stdout(json), out)?)
+                Ok(store.backend()?.list_secrets(realm, Format::of_stdout(json), out)?)
             }
             Self::Rotate { name, overlap, secret_file, store } => {
                 let given = first_line(None, secret_file)?;
                 let secret = given.clone().unwrap_or_else(restapi_credentials::random_secret);
                 let json = store.json;
-                let shown = given.is_none().then_some(MadeUp { what: "secret", text: secret.reveal() });
+                let shown =
+                    given.is_none().then_some(GeneratedSecret { what: "secret", text: secret.reveal() });
                 let rotation = Rotation {
                     realm: Some(name),
                     secret: Some(secret.reveal().to_owned()),
                     overlap_s: overlap,
                 };
-                Ok(store.keeper()?.rotate_secret(rotation, shown, json, out)?)
+                Ok(store.backend()?.rotate_secret(rotation, shown, json, out)?)
             }
             Self::Remove { fingerprint, store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
-                Ok(store.keeper_of_realm()?.remove_secret(&fingerprint, realm, json, out)?)
+                Ok(store.backend_of_realm()?.remove_secret(&fingerprint, realm, json, out)?)
             }
         }
     }
@@ -278,15 +281,15 @@ impl RealmCommand {
                     only_new: false,
                 };
                 let json = store.json;
-                Ok(store.keeper()?.add_realm(new, json, out)?)
+                Ok(store.backend()?.add_realm(new, json, out)?)
             }
             Self::List { store } => {
                 let json = store.json;
-                Ok(store.keeper()?.list_realms(Format::of_stdout(json), out)?)
+                Ok(store.backend()?.list_realms(Format::of_stdout(json), out)?)
             }
             Self::Remove { name, store } => {
                 let json = store.json;
-                Ok(store.keeper()?.remove_realm(&name, json, out)?)
+                Ok(store.backend()?.remove_realm(&name, json, out)?)
             }
         }
     }
@@ -301,24 +304,24 @@ impl KeyCommand {
                 // The server gets no more than the hash, wherever it is.
                 let sha256 = api_keys::hash_digits(&key);
                 let new = NewKey { name, sha256, realm, max_ttl: ttl_max, rate };
-                let shown = Some(MadeUp { what: "key", text: key.reveal() });
-                Ok(store.keeper()?.add_key(new, shown, json, out)?)
+                let shown = Some(GeneratedSecret { what: "key", text: key.reveal() });
+                Ok(store.backend()?.add_key(new, shown, json, out)?)
             }
             Self::List { store } => {
                 let json = store.json;
-                Ok(store.keeper()?.list_keys(Format::of_stdout(json), out)?)
+                Ok(store.backend()?.list_keys(Format::of_stdout(json), out)?)
             }
             Self::Remove { name, store } => {
                 let json = store.json;
-                Ok(store.keeper()?.remove_key(&name, json, out)?)
+                Ok(store.backend()?.remove_key(&name, json, out)?)
             }
         }
     }
 }
 
 impl StoreArgs {
-    /// The keeper for a change in one realm. Without --realm that has to be the realm of the server that uses the store.
-    fn keeper_of_realm(self) -> Result<Keeper, ManageError> {
+    /// The backend for a change in one realm. Without --realm that has to be the realm of the server that uses the store.
+    fn backend_of_realm(self) -> Result<AccountBackend, ManageError> {
         let is_named = self.realm.is_some();
         self.open(|settings| {
             if is_named {
@@ -335,13 +338,16 @@ impl StoreArgs {
         })
     }
 
-    fn keeper(self) -> Result<Keeper, ManageError> {
+    fn backend(self) -> Result<AccountBackend, ManageError> {
         self.open(|_| Ok(()))
     }
 
     /// The server or the store that is named; otherwise a running server, or if there is none, the store that it would have, with
     /// settings that pass the check.
-    fn open(self, check: impl FnOnce(&Settings) -> Result<(), ManageError>) -> Result<Keeper, ManageError> {
+    fn open(
+        self,
+        check: impl FnOnce(&Settings) -> Result<(), ManageError>,
+    ) -> Result<AccountBackend, ManageError> {
         let is_named = self.config.is_some() || self.store.is_some() || self.state.is_some() || names_store();
         if self.admin.is_some() || !is_named {
             let target = match (self.admin, env::var("TURNPIKE_ADMIN")) {
@@ -354,7 +360,7 @@ impl StoreArgs {
             let client = Client::new(target, self.token_file.as_deref()).map_err(CommandError::from)?;
             let client = client.trusting(self.ca);
             if is_wanted || client.finds_somebody().map_err(CommandError::from)? {
-                return Ok(Keeper::Running(client));
+                return Ok(AccountBackend::Running(client));
             }
         }
         let mut flags = Flags::new();
@@ -362,7 +368,7 @@ impl StoreArgs {
         flags.set("store.state", "--state", self.state);
         let has_file = self.config.is_some();
         let sources = Sources::from_process(self.config, flags);
-        Keeper::here(|| {
+        AccountBackend::here(|| {
             let (settings, store) = turnpike_daemon::open_store(&sources)?;
             check(&settings)?;
             let settings = Arc::new(settings);

@@ -27,6 +27,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-admin", 4),
     ("turnpike-process", 4),
     ("turnpike-lab", 4),
+    ("turnpike-ctl", 5),
     ("turnpike-daemon", 5),
     ("turnpike-cli", 6),
     // Chores stand outside the house: they may look in, nobody may import them.

@@ -240,7 +240,7 @@ pub(super) const TARGETS: &[Target] = &[
             "crates/admin/src/accounts.rs",
             "crates/admin/src/applications.rs",
             "crates/admin/src/hosts.rs",
-            "crates/admin/src/issue.rs",
+            "crates/admin/src/credential_issuer.rs",
             "crates/admin/src/routes.rs",
             "crates/admin/src/routes/",
         ],

@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::{Closed, Closings, Progress};
+use super::{CloseReasons, Closed, Progress};
 
 /// An idle connection keeps its place for so long at least: the time that an honest client takes to send its request.
 const GRACE: Duration = Duration::from_millis(100);
@@ -24,7 +24,7 @@ pub(super) struct Room {
     refused: Arc<Semaphore>,
     /// The oldest first.
     open: VecDeque<Open>,
-    closings: &'static Closings,
+    close_reasons: &'static CloseReasons,
     logged: Option<Instant>,
 }
 
@@ -43,9 +43,9 @@ pub(super) enum Place {
 }
 
 impl Room {
-    pub(super) fn new(places: usize, closings: &'static Closings) -> Self {
+    pub(super) fn new(places: usize, close_reasons: &'static CloseReasons) -> Self {
         let (places, refused) = (Arc::new(Semaphore::new(places)), Arc::new(Semaphore::new(REFUSED)));
-        Self { places, refused, open: VecDeque::new(), closings, logged: None }
+        Self { places, refused, open: VecDeque::new(), close_reasons, logged: None }
     }
 
     pub(super) fn enter(&mut self, task: AbortHandle, progress: Progress) {
@@ -91,14 +91,14 @@ impl Room {
         let oldest = self.open.iter().position(idle).and_then(|index| self.open.remove(index));
         let Some(Open { task, .. }) = oldest else { return false };
         task.abort();
-        self.closings.count(Closed::Crowded);
+        self.close_reasons.count(Closed::Crowded);
         true
     }
 
     fn log(&mut self) {
         if self.logged.is_none_or(|logged| logged.elapsed() >= LOG_PAUSE) {
             self.logged = Some(Instant::now());
-            tracing::warn!("all connections of {} are busy: newcomers get 503", self.closings.of);
+            tracing::warn!("all connections of {} are busy: newcomers get 503", self.close_reasons.of);
         }
     }
 }

@@ -2,9 +2,7 @@
 
 use std::{collections::VecDeque, time::Instant};
 
-use turnpike_api::{History, Live};
-
-use super::{refused, total};
+use turnpike_api::{History, Live, refused, total};
 
 /// Ten minutes.
 const MOST: usize = 600;

@@ -294,17 +294,6 @@ fn refusals(workers: &[WorkerSnapshot], turn: &Stats) -> Counted {
 const HARMLESS: [&str; 7] =
     ["client", "broken", "idle", "data_connection", "handed_over", "shutdown", "handshake"];
 
-/// Refusals a second, each counted once: what a limit, a peer rule or a drain has refused is among the answers.
-pub(crate) fn refused(refusals: &[Reason]) -> f64 {
-    let counts_once = |kind: &str| matches!(kind, "answer" | "credentials" | "connection" | "tls" | "dtls");
-    total(refusals.iter().filter(|reason| counts_once(&reason.kind)).map(|reason| reason.rate))
-}
-
-/// The sum of nothing is 0 here, and -0 in the standard library, which people would see.
-pub(crate) fn total(rates: impl Iterator<Item = f64>) -> f64 {
-    rates.fold(0.0, |sum, rate| sum + rate)
-}
-
 fn family(turn: &Stats, wanted: &str, kind: &'static str) -> Counted {
     let found = turn.counters().filter(|(family, ..)| *family == wanted);
     found.filter_map(|(_, label, value)| Some((kind, label?.1, value))).collect()
@@ -381,6 +370,8 @@ fn rounded(value: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+
+    use turnpike_api::refused;
 
     use super::*;
 

@@ -6,48 +6,15 @@ use axum::{
     http::{StatusCode, Uri},
     response::{IntoResponse, Response},
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use turnpike_api::{
-    Change, Keys, NewKey, NewRealm, NewSecret, NewUser, Realm, Realms, Rotated, Rotation, Secrets, Users,
+    Change, Keys, NewKey, NewRealm, NewSecret, NewUser, Realm, RealmQuery, Realms, Rotated, Rotation,
+    Secrets, UserPage, UserQuery, Users,
 };
 use turnpike_config::{limit_keys, realms};
-use utoipa::IntoParams;
 
 use super::{App, Json, PathPart, body, path_part, query};
-use crate::{
-    access::Audit,
-    accounts::{Accounts, Place},
-    problem::Problem,
-};
-
-/// Filter of users.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(crate) struct UserQuery {
-    /// The realm; default all.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[param(min_length = 1, max_length = 127)]
-    pub(crate) realm: Option<String>,
-    /// Users per page; default 100.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[param(minimum = 1, maximum = 1000)]
-    pub(crate) limit: Option<usize>,
-    /// `next` of the previous page.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) cursor: Option<String>,
-}
-
-/// A realm.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(crate) struct RealmQuery {
-    /// The realm; default all in lists, and `server.realm` in changes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[param(min_length = 1, max_length = 127)]
-    pub(crate) realm: Option<String>,
-}
+use crate::{access::Audit, accounts::Accounts, problem::Problem};
 
 /// Lists users in pages: first those of the configuration, then those of the store.
 #[utoipa::path(
@@ -61,8 +28,6 @@ pub(crate) struct RealmQuery {
 )]
 pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<Users>, Problem> {
     let UserQuery { realm, limit, cursor } = query(&uri)?;
-    let wrong = || Problem::bad_request("cursor is expected to be `next` of another page");
-    let from = cursor.map(|cursor| Place::from_text(&cursor).ok_or_else(wrong)).transpose()?;
     let (counts, accounts) = {
         let server = app.server()?;
         let realms = realms::all(&server.settings);
@@ -76,8 +41,8 @@ pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<Users
         };
         (counts, app.accounts()?)
     };
-    let page = accounts.users(realm.as_deref(), limit, from).await?;
-    Ok(Json(Users { users: page.users, next: page.next.map(|next| next.to_text()), ..counts }))
+    let UserPage { users, next } = accounts.users(realm.as_deref(), limit, cursor.as_deref()).await?;
+    Ok(Json(Users { users, next, ..counts }))
 }
 
 /// Adds a user to the store, or changes the password of one.

@@ -23,7 +23,7 @@ use super::{App, Json, body, bytes, form, health, query, server_of};
 use crate::{
     access::{Via, asks_for_credential, token},
     applications::Keys,
-    issue::{Grant, Issued, Refusal, issue},
+    credential_issuer::{Grant, Issued, Refusal, issue},
     problem::Problem,
     program::{Owner, seconds},
     web,
@@ -31,20 +31,20 @@ use crate::{
 
 /// What handlers of credentials work on.
 #[derive(Clone)]
-pub(crate) struct Desk {
+pub(crate) struct CredentialService {
     program: Arc<dyn Owner>,
     /// What applications show on listeners of their own. There are none on the admin interface, which lets in nobody to here but who may
     /// do everything.
     keys: Option<Arc<Keys>>,
 }
 
-impl Desk {
+impl CredentialService {
     pub(super) fn for_applications(program: Arc<dyn Owner>) -> Self {
         Self { program, keys: Some(Arc::default()) }
     }
 }
 
-impl FromRef<App> for Desk {
+impl FromRef<App> for CredentialService {
     fn from_ref(app: &App) -> Self {
         Self { program: Arc::clone(&app.program), keys: None }
     }
@@ -89,11 +89,11 @@ pub(crate) struct RestQuery {
     ),
 )]
 pub(crate) async fn make(
-    State(desk): State<Desk>,
+    State(service): State<CredentialService>,
     Extension(via): Extension<Via>,
     request: Request,
 ) -> Response {
-    desk.make(&via, request).await.unwrap_or_else(Refusal::answer)
+    service.make(&via, request).await.unwrap_or_else(Refusal::answer)
 }
 
 /// Shows the page to browsers, and a list of paths to other clients. With a query, such as `/?service=turn&username=alice`, makes a credential
@@ -111,9 +111,13 @@ pub(crate) async fn make(
         ),
     ),
 )]
-pub(crate) async fn front(desk: State<Desk>, via: Extension<Via>, request: Request) -> Response {
+pub(crate) async fn front(
+    service: State<CredentialService>,
+    via: Extension<Via>,
+    request: Request,
+) -> Response {
     if asks_for_credential(request.uri()) {
-        return rest(desk, via, request).await;
+        return rest(service, via, request).await;
     }
     if web::is_wanted(request.headers()) { web::front() } else { health::PATHS.into_response() }
 }
@@ -130,11 +134,11 @@ pub(crate) async fn front(desk: State<Desk>, via: Extension<Via>, request: Reque
     ),
 )]
 pub(crate) async fn rest(
-    State(desk): State<Desk>,
+    State(service): State<CredentialService>,
     Extension(via): Extension<Via>,
     request: Request,
 ) -> Response {
-    desk.make_as_in_the_draft(&via, request).await.unwrap_or_else(Refusal::answer)
+    service.make_as_in_the_draft(&via, request).await.unwrap_or_else(Refusal::answer)
 }
 
 impl RestQuery {
@@ -181,7 +185,7 @@ fn is_form(headers: &HeaderMap) -> bool {
     essence.eq_ignore_ascii_case("application/x-www-form-urlencoded")
 }
 
-impl Desk {
+impl CredentialService {
     async fn make(&self, via: &Via, request: Request) -> Result<Response, Refusal> {
         let shown = self.shown(request.headers())?;
         let key = self.judge(via, shown).await?;

@@ -10,15 +10,20 @@ use axum::{
 };
 use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
-use turnpike_api::{FleetAdmin, FleetError, FleetSessions, FleetStatus, NodeOrder, PeerRequest, SessionPage};
+use turnpike_api::{
+    FleetAdmin, FleetError, FleetSessions, FleetStatus, NodeOrder, PeerRequest, SessionPage, SessionQuery,
+};
 use turnpike_config::AdminAccess;
 use turnpike_fleet::{Answer, Rights};
 
-use super::{App, Json, PathPart, path_part, query, sessions::SessionQuery};
+use super::{
+    App, Json, PathPart, path_part, query,
+    sessions::{check, limit},
+};
 use crate::{
     access::{Audit, Grant},
+    peer_requests::HEADERS,
     problem::{PROBLEM_JSON, Problem},
-    questions::HEADERS,
 };
 
 /// Nodes that are asked at a time.
@@ -156,8 +161,8 @@ pub(super) async fn fleet_sessions(
         return Err(Problem::bad_request("a node that is asked by another asks nobody"));
     }
     let mut wanted: SessionQuery = query(&uri)?;
-    wanted.check()?;
-    let limit = wanted.limit()?;
+    check(&wanted)?;
+    let most = limit(&wanted)?;
     let cursor = wanted.cursor.take();
     let (from, mut within) = match cursor.as_deref().map(|cursor| cursor.split_once(CURSOR)) {
         None => (String::new(), None),
@@ -167,7 +172,7 @@ pub(super) async fn fleet_sessions(
     let mut page = FleetSessions::default();
     let FleetStatus { node: own, nodes, .. } = app.fleet_status()?;
     for node in nodes.into_iter().map(|node| node.name).filter(|name| *name >= from) {
-        let left = limit - page.sessions.len();
+        let left = most - page.sessions.len();
         if left == 0 {
             page.next = Some(format!("{node}{CURSOR}"));
             return Ok(Json(page));

@@ -11,7 +11,7 @@ use turnpike_api::{FleetHealth, Job, RelayRange, Rule, RuleState};
 use utoipa::OpenApi as _;
 
 use super::{App, Document};
-use crate::{access::COUNTS, connections, issue, plain_text::plain_text, problem::Problem};
+use crate::{access::COUNTS, connections, credential_issuer, plain_text::plain_text, problem::Problem};
 
 /// Media type of the metrics, and how whoever takes it says so.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -147,13 +147,13 @@ fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error
             "credentials_api_issued",
             "Credentials and tokens made for applications and administrators, by kind.",
             "kind",
-            &issue::COUNTS.issued(),
+            &credential_issuer::COUNTS.issued(),
         ),
         (
             "credentials_api_refused",
             "Requests for credentials that were refused, by reason.",
             "reason",
-            &issue::COUNTS.refused(),
+            &credential_issuer::COUNTS.refused(),
         ),
     ];
     let families = own.iter().chain(of_applications.iter().filter(|_| is_server));

@@ -8,12 +8,10 @@ use axum::{
     http::{Method, StatusCode, Uri},
     response::{IntoResponse, Response},
 };
-use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
-use turnpike_api::{Channel, Permission, Relayed, Session, SessionPage, Traffic};
+use turnpike_api::{Channel, Permission, Relayed, Session, SessionPage, SessionQuery, Traffic};
 use turnpike_relay::sessions::{AddressFilter, Look, Looked, Session as Found, SessionFilter, Tally};
 use turnpike_turn::server::{ClosedReason, SessionId, Transport};
-use utoipa::IntoParams;
 
 use super::{
     App, Json, PathPart,
@@ -35,79 +33,6 @@ const PREVIOUS: &str = "previous";
 /// A session that moves to another worker while it is looked for may be missed; not so often.
 const TRIES: usize = 3;
 
-/// Filter of sessions: all conditions must hold.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(crate) struct SessionQuery {
-    /// The username, or the id of a time-limited one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) user: Option<String>,
-    /// The realm.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) realm: Option<String>,
-    /// The client: `ADDR:PORT`, an address, or a prefix such as `192.0.2.0/24`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) client: Option<String>,
-    /// Between client and server.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[param(schema_with = turnpike_api::transport)]
-    pub(crate) transport: Option<String>,
-    /// A relayed transport address, in the same form.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) relayed: Option<String>,
-    /// Sessions per page; default 100.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[param(minimum = 1, maximum = 1000)]
-    pub(crate) limit: Option<usize>,
-    /// `next` of the previous page.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) cursor: Option<String>,
-}
-
-impl SessionQuery {
-    /// Whether each of it can be meant.
-    pub(super) fn check(&self) -> Result<(), Problem> {
-        self.filter().map(drop)
-    }
-
-    fn filter(&self) -> Result<SessionFilter, Problem> {
-        let address = |name: &str, text: &Option<String>| {
-            let parsed = text.as_ref().map(|text| text.parse::<AddressFilter>()).transpose();
-            parsed.map_err(|why| Problem::bad_request(format!("{name}: {why}, or ADDR:PORT")))
-        };
-        let transport = self.transport.as_ref().map(|text| text.parse::<Transport>()).transpose();
-        Ok(SessionFilter {
-            user: self.user.clone(),
-            realm: self.realm.clone(),
-            client: address("client", &self.client)?,
-            transport: transport
-                .map_err(|_| Problem::bad_request("transport is expected to be udp, tcp, tls or dtls"))?,
-            relayed: address("relayed", &self.relayed)?,
-            id: None,
-        })
-    }
-
-    pub(super) fn limit(&self) -> Result<usize, Problem> {
-        match self.limit.unwrap_or(PAGE) {
-            limit @ 1..=LONGEST_PAGE => Ok(limit),
-            _ => Err(Problem::bad_request(format!("limit is expected to be 1 to {LONGEST_PAGE}"))),
-        }
-    }
-
-    fn place(&self) -> Result<Place, Problem> {
-        let Some(cursor) = &self.cursor else { return Ok(Place::default()) };
-        let place = match cursor.strip_prefix(PREVIOUS) {
-            Some("") => Some(Place::Previous(None)),
-            Some(within) => within.strip_prefix('.').map(|within| Place::Previous(Some(within.to_owned()))),
-            None => cursor.split_once('.').and_then(|(worker, slot)| {
-                Some(Place::Here { worker: worker.parse().ok()?, slot: slot.parse().ok()? })
-            }),
-        };
-        place.ok_or_else(|| Problem::bad_request("cursor is expected to be `next` of another page"))
-    }
-}
-
 /// Where a listing is. What begins behind it is in a later page; what moves to a worker before it is in none.
 enum Place {
     Here {
@@ -122,6 +47,47 @@ impl Default for Place {
     fn default() -> Self {
         Self::Here { worker: 0, slot: 0 }
     }
+}
+
+/// Whether each of it can be meant.
+pub(super) fn check(query: &SessionQuery) -> Result<(), Problem> {
+    filter(query).map(drop)
+}
+
+fn filter(query: &SessionQuery) -> Result<SessionFilter, Problem> {
+    let address = |name: &str, text: &Option<String>| {
+        let parsed = text.as_ref().map(|text| text.parse::<AddressFilter>()).transpose();
+        parsed.map_err(|why| Problem::bad_request(format!("{name}: {why}, or ADDR:PORT")))
+    };
+    let transport = query.transport.as_ref().map(|text| text.parse::<Transport>()).transpose();
+    Ok(SessionFilter {
+        user: query.user.clone(),
+        realm: query.realm.clone(),
+        client: address("client", &query.client)?,
+        transport: transport
+            .map_err(|_| Problem::bad_request("transport is expected to be udp, tcp, tls or dtls"))?,
+        relayed: address("relayed", &query.relayed)?,
+        id: None,
+    })
+}
+
+pub(super) fn limit(query: &SessionQuery) -> Result<usize, Problem> {
+    match query.limit.unwrap_or(PAGE) {
+        limit @ 1..=LONGEST_PAGE => Ok(limit),
+        _ => Err(Problem::bad_request(format!("limit is expected to be 1 to {LONGEST_PAGE}"))),
+    }
+}
+
+fn place(query: &SessionQuery) -> Result<Place, Problem> {
+    let Some(cursor) = &query.cursor else { return Ok(Place::default()) };
+    let place = match cursor.strip_prefix(PREVIOUS) {
+        Some("") => Some(Place::Previous(None)),
+        Some(within) => within.strip_prefix('.').map(|within| Place::Previous(Some(within.to_owned()))),
+        None => cursor.split_once('.').and_then(|(worker, slot)| {
+            Some(Place::Here { worker: worker.parse().ok()?, slot: slot.parse().ok()? })
+        }),
+    };
+    place.ok_or_else(|| Problem::bad_request("cursor is expected to be `next` of another page"))
 }
 
 /// Lists sessions in pages. A session that exists throughout and stays on its worker is in exactly one of them.
@@ -226,7 +192,7 @@ impl App {
 
     /// Sessions of this server, and then those of the previous process.
     pub(super) async fn page(&self, by: &Grant, query: &SessionQuery) -> Result<SessionPage, Problem> {
-        let (filter, limit, mut place) = (Arc::new(query.filter()?), query.limit()?, query.place()?);
+        let (filter, limit, mut place) = (Arc::new(filter(query)?), limit(query)?, place(query)?);
         let workers = self.server()?.relay.workers();
         let mut page = SessionPage::default();
         while let Place::Here { worker, slot } = place {

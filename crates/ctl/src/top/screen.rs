@@ -9,7 +9,9 @@ use ratatui::{
     text::{Line, Span},
     widgets::{Cell, Paragraph, Row, Sparkline, Table, Widget},
 };
-use turnpike_api::{Certificate, FleetStatus, History, Job, Live, LiveServer, Quantiles, Reason};
+use turnpike_api::{
+    Certificate, FleetStatus, History, Job, Live, LiveServer, Quantiles, Reason, refused, total,
+};
 use turnpike_measure::units::{per_second, span};
 use turnpike_wire::escape;
 
@@ -18,7 +20,6 @@ use super::{
     tables::{certificates, ends, listeners, nodes, reasons, rules, talkers, waiting, workers},
     units::{NONE, bits, micros},
 };
-use crate::live::{refused, total};
 
 /// Points of a curve: the widest terminal has fewer columns.
 const POINTS: usize = 600;

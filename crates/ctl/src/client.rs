@@ -28,11 +28,10 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::TlsConnector;
+use turnpike_admin::{Problem, candidates};
 use turnpike_api::{Job, Status};
 use turnpike_client::{TlsOptions, Verifier, certificates::Authorities, explain};
 use turnpike_config::{Secret, Settings, forward::ForwardSettings, secret_file};
-
-use crate::{listen::candidates, problem::Problem};
 
 /// What a request may take: a little more than the server gives it.
 const PATIENCE: Duration = Duration::from_secs(35);

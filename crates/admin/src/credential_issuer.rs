@@ -18,7 +18,7 @@ use turnpike_config::{
 };
 use turnpike_stores::ApiKey;
 
-use crate::{access::Audit, accounts::Store, problem::Problem, program::ServerView, ways::Ways};
+use crate::{access::Audit, accounts::Store, client_uris::ClientUris, problem::Problem, program::ServerView};
 
 /// Bytes of the name of a user: USERNAME holds it behind the time and a colon, in 508 bytes (RFC 8489 section 14.3).
 const LONGEST_USER: usize = 256;
@@ -56,7 +56,7 @@ impl Issued {
     }
 }
 
-/// Why there is none, for the count of it.
+/// Label of the refusal counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     NoKey,
@@ -180,7 +180,7 @@ pub(crate) fn issue(
     let ttl = ttl_of(settings, key, token_key.map(|key| key.max_lifetime), ttl)?;
     let addresses: Vec<_> =
         server.addresses.iter().filter(|state| state.is_up).map(|state| state.address).collect();
-    let uris = Ways {
+    let uris = ClientUris {
         settings,
         listeners: &server.relay.listeners(),
         certificates: &server.certificates,

@@ -1,4 +1,4 @@
-//! What other nodes of a fleet ask: answered as if they had come by a connection, with what whoever asked there may do.
+//! Requests of other nodes of a fleet: answered as if they had come by a connection, with the rights of the client over there.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 

@@ -2,48 +2,38 @@
 
 use std::io::{self, Write};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
+use turnpike_admin::Accounts;
 use turnpike_api::{
-    Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, Realms, Rotated, Rotation, Secrets,
-    SharedSecret, StoredRealm, User,
+    Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, RealmQuery, Realms, Rotated, Rotation,
+    Secrets, SharedSecret, StoredRealm, User, UserPage, UserQuery,
 };
 use turnpike_wire::escape;
 
 use super::{CommandError, Format, List, encoded, write_json};
-use crate::{
-    accounts::{Accounts, Place},
-    client::Client,
-    routes::{RealmQuery, UserQuery},
-};
+use crate::client::Client;
 
 /// Users asked for at a time.
 const PAGE: usize = 1000;
 
-/// Who has the users.
-pub enum Keeper {
-    /// A running server, whose store it is.
+/// Where users, secrets, realms and keys are kept.
+pub enum AccountBackend {
+    /// A running server and its store.
     Running(Client),
-    /// This process, for a store that no server need have open.
+    /// A store that this process opens.
     Here(Runtime, Accounts),
 }
 
-/// What was made up, and is shown this once.
-pub struct MadeUp<'a> {
+/// A generated secret, which is shown once.
+pub struct GeneratedSecret<'a> {
     /// `password`, `secret` or `key`.
     pub what: &'static str,
-    /// It.
+    /// The secret.
     pub text: &'a str,
 }
 
-/// Of `/v1/users`: the rest of that answer nobody needs here.
-#[derive(Deserialize)]
-struct UserPage {
-    users: Vec<User>,
-    next: Option<String>,
-}
-
-impl Keeper {
+impl AccountBackend {
     /// A store that `open` opens, within the runtime that is to do its work.
     ///
     /// # Errors
@@ -86,7 +76,7 @@ impl Keeper {
     pub fn add_user(
         &self,
         new: NewUser,
-        shown: Option<MadeUp<'_>>,
+        shown: Option<GeneratedSecret<'_>>,
         json: bool,
         out: &mut dyn Write,
     ) -> Result<(), CommandError> {
@@ -143,7 +133,7 @@ impl Keeper {
     pub fn add_secret(
         &self,
         new: NewSecret,
-        shown: Option<MadeUp<'_>>,
+        shown: Option<GeneratedSecret<'_>>,
         json: bool,
         out: &mut dyn Write,
     ) -> Result<(), CommandError> {
@@ -181,7 +171,7 @@ impl Keeper {
     pub fn rotate_secret(
         &self,
         rotation: Rotation,
-        shown: Option<MadeUp<'_>>,
+        shown: Option<GeneratedSecret<'_>>,
         json: bool,
         out: &mut dyn Write,
     ) -> Result<(), CommandError> {
@@ -228,7 +218,7 @@ impl Keeper {
     pub fn add_key(
         &self,
         new: NewKey,
-        shown: Option<MadeUp<'_>>,
+        shown: Option<GeneratedSecret<'_>>,
         json: bool,
         out: &mut dyn Write,
     ) -> Result<(), CommandError> {
@@ -296,9 +286,8 @@ impl Keeper {
                 Ok(client.get(&with_query("/v1/users", &query))?)
             }
             Self::Here(runtime, accounts) => {
-                let from = cursor.as_deref().and_then(Place::from_text);
-                let page = runtime.block_on(accounts.users(realm.as_deref(), Some(PAGE), from))?;
-                Ok(UserPage { users: page.users, next: page.next.map(|next| next.to_text()) })
+                let users = accounts.users(realm.as_deref(), Some(PAGE), cursor.as_deref());
+                Ok(runtime.block_on(users)?)
             }
         }
     }
@@ -352,7 +341,7 @@ fn show_change(
     what: &str,
     change: &Change,
     done: Option<&str>,
-    shown: Option<MadeUp<'_>>,
+    shown: Option<GeneratedSecret<'_>>,
     json: bool,
     out: &mut dyn Write,
 ) -> io::Result<()> {
@@ -371,14 +360,18 @@ fn show_change(
     note.iter().try_for_each(|note| writeln!(out, "note: {note}"))
 }
 
-fn show_made_up(out: &mut dyn Write, shown: Option<MadeUp<'_>>) -> io::Result<()> {
-    shown.iter().try_for_each(|MadeUp { what, text }| writeln!(out, "{what}: {text}"))
+fn show_made_up(out: &mut dyn Write, shown: Option<GeneratedSecret<'_>>) -> io::Result<()> {
+    shown.iter().try_for_each(|GeneratedSecret { what, text }| writeln!(out, "{what}: {text}"))
 }
 
 /// As JSON, with what was made up beside it.
-fn write_with(out: &mut dyn Write, value: &impl Serialize, shown: Option<MadeUp<'_>>) -> io::Result<()> {
+fn write_with(
+    out: &mut dyn Write,
+    value: &impl Serialize,
+    shown: Option<GeneratedSecret<'_>>,
+) -> io::Result<()> {
     let mut object = serde_json::to_value(value)?;
-    if let Some(MadeUp { what, text }) = shown {
+    if let Some(GeneratedSecret { what, text }) = shown {
         object[what] = text.into();
     }
     write_json(out, &object)

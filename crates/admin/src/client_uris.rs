@@ -1,4 +1,4 @@
-//! By which URIs clients reach the TURN server (RFC 7065): its listeners, under the names that clients know it by.
+//! URIs of the TURN server for its clients (RFC 7065): its listeners, under the names that clients know it by.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,19 +7,19 @@ use turnpike_config::{Certificate, Settings, realms};
 use turnpike_relay::{RelayAddress, runtime::Listeners};
 use turnpike_turn::server::Transport;
 
-/// What is known of the ways to a server.
-pub(crate) struct Ways<'a> {
-    /// What is in force.
+/// Sources of the URIs.
+pub(crate) struct ClientUris<'a> {
+    /// Settings in force.
     pub(crate) settings: &'a Settings,
     /// With real ports.
     pub(crate) listeners: &'a Listeners,
-    /// Those that clients are shown; without any there is no TLS.
+    /// Certificates that clients get; without any there is no TLS.
     pub(crate) certificates: &'a [Certificate],
     /// Relay addresses: what they are called outside is what this machine is called there.
     pub(crate) addresses: &'a [RelayAddress],
 }
 
-impl Ways<'_> {
+impl ClientUris<'_> {
     /// URIs for clients of a realm: UDP, TCP, TLS and DTLS, as far as they are served. A client that knows nothing but the URI takes the
     /// realm that it is challenged with, so that these are the listeners which name this one; where none does, those that serve it
     /// all the same, for clients that are told the realm.
@@ -170,7 +170,7 @@ mod tests {
         );
         let certificates = certificate(&["other.example.org"]);
         let told = |settings: &Settings, certificates: &[Certificate]| {
-            Ways { settings, listeners: &listeners, certificates, addresses: &[] }.to("turnpike")
+            ClientUris { settings, listeners: &listeners, certificates, addresses: &[] }.to("turnpike")
         };
         let plain = [
             "turn:turn.example.org:3478?transport=udp",
@@ -195,7 +195,7 @@ mod tests {
             (listeners(&["0.0.0.0:3478", "[::]:3478"], &["10.0.0.6:443"], &[], &[]), settings());
         let addresses = [relay("10.0.0.5", Some("203.0.113.5")), relay("2001:db8::5", None)];
         let told = |certificates: &[Certificate]| {
-            Ways { settings: &settings, listeners: &listeners, certificates, addresses: &addresses }
+            ClientUris { settings: &settings, listeners: &listeners, certificates, addresses: &addresses }
                 .to("turnpike")
         };
         let by_address = [
@@ -224,7 +224,8 @@ mod tests {
         settings.credentials.names =
             ["203.0.113.5", "2001:db8::5", "turn.example.org"].map(str::to_owned).into();
         let listeners = listeners(&["[::]:3478"], &[], &[], &[]);
-        let ways = Ways { settings: &settings, listeners: &listeners, certificates: &[], addresses: &[] };
+        let ways =
+            ClientUris { settings: &settings, listeners: &listeners, certificates: &[], addresses: &[] };
         assert_eq!(
             ways.to("turnpike"),
             ["turn:[2001:db8::5]:3478?transport=udp", "turn:turn.example.org:3478?transport=udp"]
@@ -234,7 +235,8 @@ mod tests {
     #[test]
     fn loopback_is_told_where_there_is_nothing_else() {
         let (settings, listeners) = (settings(), listeners(&["127.0.0.1:50000"], &["[::1]:50001"], &[], &[]));
-        let ways = Ways { settings: &settings, listeners: &listeners, certificates: &[], addresses: &[] };
+        let ways =
+            ClientUris { settings: &settings, listeners: &listeners, certificates: &[], addresses: &[] };
         assert_eq!(
             ways.to("turnpike"),
             ["turn:127.0.0.1:50000?transport=udp", "turn:[::1]:50001?transport=tcp"]
@@ -262,8 +264,12 @@ mod tests {
         let listeners =
             listeners(&["10.0.0.1:40000", "10.0.0.2:3478"], &["10.0.0.1:40000", "10.0.0.2:3478"], &[], &[]);
         let certificates = certificate(&["turn.example.org", "turn.named.example"]);
-        let ways =
-            Ways { settings: &settings, listeners: &listeners, certificates: &certificates, addresses: &[] };
+        let ways = ClientUris {
+            settings: &settings,
+            listeners: &listeners,
+            certificates: &certificates,
+            addresses: &[],
+        };
         let at_port = |port: u16| {
             [
                 format!("turn:turn.example.org:{port}?transport=udp"),

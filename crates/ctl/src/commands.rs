@@ -1,9 +1,9 @@
 //! `turnpike sessions`, `session`, `drain` and `reload`: what they ask and how they show it, as tables for people or as JSON. `user`,
-//! `secret`, `realm` and `key` are in `keeper`, `fleet` and `health` in files of their own.
+//! `secret`, `realm` and `key` are in `backend`, `fleet` and `health` in files of their own.
 
+mod account_commands;
 mod fleet;
 mod health;
-mod keeper;
 
 use std::{
     io::{self, Write},
@@ -11,20 +11,19 @@ use std::{
 };
 
 use serde::{Serialize, de::DeserializeOwned};
-use turnpike_api::{Drain, Draining, Reloaded, Session, SessionPage, Traffic};
+use turnpike_admin::Problem;
+use turnpike_api::{Drain, Draining, Reloaded, Session, SessionPage, SessionQuery, Traffic};
 use turnpike_wire::escape;
 
 use turnpike_measure::units::{bytes, span};
 
 pub use crate::table::Format;
+pub use account_commands::{AccountBackend, GeneratedSecret};
 pub use fleet::{list_fleet_sessions, order_node, show_fleet};
 pub use health::{health, wait_for_end};
-pub use keeper::{Keeper, MadeUp};
 
 use crate::{
     client::{Client, ClientError, listed},
-    problem::Problem,
-    routes::SessionQuery,
     table::{Table, write_members},
 };
 
