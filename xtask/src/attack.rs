@@ -10,7 +10,7 @@ use std::{
 
 use clap::Args;
 
-use crate::{Failure, INCOMPLETE, document::with_table, end_to_end, program, repository, why_skipped};
+use crate::{Failure, INCOMPLETE, document::with_table, program, repository, trials, why_skipped};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -86,9 +86,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     let program = program(&root, options.program.as_deref())?;
     let tables: Vec<&Table> = TABLES.iter().filter(|table| table.is_asked_for(&options.modules)).collect();
-    let mut child = end_to_end(&root)
+    let mut child = trials(&root)
         // One after the other: that a witness loses nothing is said of an attack, not of other tests.
-        .args(["--", "--nocapture", "--test-threads", "1"])
+        .args(["--", "--include-ignored", "--nocapture", "--test-threads", "1"])
         .args(filters(&options.modules))
         .env("TURNPIKE_TEST_ATTACK", "1")
         .env("TURNPIKE_TEST_PROGRAM", program)

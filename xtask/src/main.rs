@@ -122,10 +122,10 @@ fn cargo(repository: &Path) -> Command {
     command
 }
 
-/// The tests of the binary. Always the whole workspace, as ./test has it: so cargo compiles everything once.
-fn end_to_end(repository: &Path) -> Command {
+/// The trials of the binary. Always the whole workspace, as ./test has it: so cargo compiles everything once.
+fn trials(repository: &Path) -> Command {
     let mut command = cargo(repository);
-    command.args(["test", "--quiet", "--workspace", "--locked", "--test", "end_to_end"]);
+    command.args(["test", "--quiet", "--workspace", "--locked", "--test", "trials"]);
     command
 }
 

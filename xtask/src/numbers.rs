@@ -20,8 +20,10 @@ use crate::{Failure, cargo, repository};
 /// Crates of the management plane: everything around the relay, the forwarder and the generator.
 const MANAGEMENT: [&str; 10] =
     ["admin", "api", "cli", "client", "config", "ctl", "daemon", "fleet", "process", "stores"];
+/// Programs that make the tables of the documents.
+const TRIALS: &str = "trials";
 /// Crates that only tests link.
-const TESTS: [&str; 3] = ["interleave", "strict", "testkit"];
+const TESTS: [&str; 4] = ["interleave", "strict", "testkit", "trials"];
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -61,8 +63,9 @@ struct Shape {
 #[derive(Default)]
 struct Numbers {
     sources: Vec<Source>,
-    /// Lines of files in `tests` directories.
+    /// Lines of files in `tests` directories, without those of [`TRIALS`].
     test_lines: usize,
+    trial_lines: usize,
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
@@ -75,6 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let rows = [
         ("source_lines", numbers.source_lines(|krate| !TESTS.contains(&krate))),
         ("test_lines", numbers.all_test_lines()),
+        ("trial_lines", numbers.trial_lines),
         ("management_lines", numbers.source_lines(|krate| MANAGEMENT.contains(&krate))),
         ("types", types.len()),
         ("types_defined_more_than_once", repeated.len()),
@@ -111,7 +115,8 @@ impl Numbers {
             let krate = krate?.path();
             let name = name_of(&krate);
             for file in rust_files(&krate.join("tests"))? {
-                numbers.test_lines += fs::read_to_string(file)?.lines().count();
+                let lines = fs::read_to_string(file)?.lines().count();
+                *(if name == TRIALS { &mut numbers.trial_lines } else { &mut numbers.test_lines }) += lines;
             }
             let src = krate.join("src");
             for file in rust_files(&src)? {
@@ -426,7 +431,7 @@ mod tests {
 
     #[test]
     fn a_file_that_only_tests_declare_is_a_test() {
-        let mut numbers = Numbers { sources: vec![source("net", &["x"], FILE)], test_lines: 0 };
+        let mut numbers = Numbers { sources: vec![source("net", &["x"], FILE)], ..Numbers::default() };
         numbers.sources.push(source("net", &["x", "fixtures"], "struct Four;\n"));
         numbers.sources.push(source("relay", &["x", "fixtures"], "struct Five;\n"));
         numbers.set_test_files_apart();
@@ -444,14 +449,14 @@ mod tests {
             source("relay", &["a"], "use crate::c::C;"),
             source("relay", &["c"], ""),
         ];
-        let numbers = Numbers { sources, test_lines: 0 };
+        let numbers = Numbers { sources, ..Numbers::default() };
         assert_eq!(numbers.cycles(), [("net::a".to_owned(), "net::b".to_owned())]);
     }
 
     #[test]
     fn a_type_name_of_two_crates_is_listed_with_both() {
         let sources = vec![source("net", &["a"], "struct A;"), source("relay", &[], "enum A {}")];
-        let numbers = Numbers { sources, test_lines: 0 };
+        let numbers = Numbers { sources, ..Numbers::default() };
         assert_eq!(numbers.types()["A"], ["net::a", "relay"]);
     }
 }

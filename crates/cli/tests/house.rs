@@ -13,6 +13,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-strict", 0),
     // For tests alone.
     ("turnpike-testkit", 0),
+    ("turnpike-trials", 1),
     ("turnpike-turn", 1),
     ("turnpike-client", 1),
     ("turnpike-offload", 1),

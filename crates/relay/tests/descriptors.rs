@@ -14,8 +14,6 @@ use turnpike_testkit::{
 
 use crate::support::{witness::Witness, *};
 
-const CONNECT: u16 = 0x000A;
-
 #[test]
 fn a_worker_without_descriptors_rests_counts_and_goes_on_with_them() {
     const TEST: &str = "descriptors::a_worker_without_descriptors_rests_counts_and_goes_on_with_them";
@@ -33,11 +31,6 @@ fn connect_last(to: SocketAddr, taken: &mut Vec<File>) -> TcpStream {
         stream.set_write_timeout(Some(SOON)).unwrap();
         Some(stream)
     })
-}
-
-fn error_code(message: &Message) -> u16 {
-    let value = message.attribute(0x0009);
-    u16::from(value[2]) * 100 + u16::from(value[3])
 }
 
 fn starve() {
@@ -68,10 +61,10 @@ fn starve() {
 
     // Refused, and told so.
     udp.send(&allocate()).unwrap();
-    assert_eq!(error_code(&Message(heard(&udp))), 508);
+    assert_eq!(Message(heard(&udp)).error(), Some(508));
     eventually("counted", || (world.relay.snapshots()[0].files_exhausted == 1).then_some(()));
     control.send(&stun(CONNECT, 2, &[(0x0012, &there)]));
-    assert_eq!(error_code(&control.receive().unwrap()), 508);
+    assert_eq!(control.receive().unwrap().error(), Some(508));
     witness.goes_on();
 
     // Those who wait are served as soon as there are descriptors again.

@@ -13,8 +13,6 @@ use turnpike_turn::server::PeerRules;
 use crate::support::*;
 
 const PUBLIC: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 41, 0, 9));
-const XOR_PEER_ADDRESS: u16 = 0x0012;
-const DATA_ATTRIBUTE: u16 = 0x0013;
 
 /// Behind a NAT, and by the peer rules of a server to which nothing is allowed: what is bound is no peer under its own address.
 pub(crate) fn behind_nat(config: &mut Config) {
@@ -62,10 +60,10 @@ impl Caller {
 
     /// One datagram without a channel.
     fn sends_to(&self, other: &Self) {
-        let attributes = [(XOR_PEER_ADDRESS, &xored(other.relayed)[..]), (DATA_ATTRIBUTE, b"alone")];
+        let attributes = [(XOR_PEER_ADDRESS, &xored(other.relayed)[..]), (PAYLOAD, b"alone")];
         self.socket.send(&stun(SEND, 7, &attributes)).unwrap();
         let indication = Message(heard(&other.socket));
-        assert_eq!((indication.kind(), &indication.attribute(DATA_ATTRIBUTE)[..]), (DATA, &b"alone"[..]));
+        assert_eq!((indication.kind(), &indication.attribute(PAYLOAD)[..]), (DATA, &b"alone"[..]));
         assert_eq!(plain(&indication.attribute(XOR_PEER_ADDRESS)), self.relayed);
     }
 }

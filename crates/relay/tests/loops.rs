@@ -9,12 +9,11 @@ use std::{
 };
 
 use crate::support::{
-    Client, Message, SOON, World, allocate, bind, binding, channel_data, connect, eventually,
-    in_network_namespace, plain, run, start_with, stun, xored,
+    Client, MOBILITY_TICKET, Message, SOON, World, allocate, bind, binding, channel_data, connect,
+    eventually, in_network_namespace, plain, run, start_with, stun, xored,
 };
 use turnpike_relay::RelayAddress;
 
-const TICKET: u16 = 0x8030;
 const RELAY: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
 /// Of a range that a `local` route makes this machine's: the peer rules know nothing of it.
 const DOOR: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
@@ -24,12 +23,7 @@ fn allocate_of(transport: u8, more: &[(u16, &[u8])]) -> Vec<u8> {
 }
 
 fn present(ticket: &[u8]) -> Vec<u8> {
-    stun(support::REFRESH, 5, &[(TICKET, ticket)])
-}
-
-fn error_code(answer: &Message) -> u16 {
-    let value = answer.attribute(0x0009);
-    u16::from(value[2]) * 100 + u16::from(value[3])
+    stun(support::REFRESH, 5, &[(MOBILITY_TICKET, ticket)])
 }
 
 /// Two workers, listening everywhere.
@@ -95,13 +89,13 @@ fn a_client_behind_a_relayed_address_gets_and_moves_no_allocation_and_nothing_ci
         // The way is there, and where it comes out is known.
         assert_eq!(plain(&outer.exchange_through(&binding(9)).attribute(0x0020)), relayed);
 
-        for request in [allocate(), allocate_of(17, &[(TICKET, &[])])] {
-            assert_eq!(error_code(&outer.exchange_through(&request)), 403);
+        for request in [allocate(), allocate_of(17, &[(MOBILITY_TICKET, &[])])] {
+            assert_eq!(outer.exchange_through(&request).error(), Some(403));
         }
         // One that was made without a detour does not go there by its ticket, and elsewhere it does.
         let mobile = Outer::new(&world);
-        let ticket = mobile.ask(&allocate_of(17, &[(TICKET, &[])])).attribute(TICKET);
-        assert_eq!(error_code(&outer.exchange_through(&present(&ticket))), 403);
+        let ticket = mobile.ask(&allocate_of(17, &[(MOBILITY_TICKET, &[])])).attribute(MOBILITY_TICKET);
+        assert_eq!(outer.exchange_through(&present(&ticket)).error(), Some(403));
         Outer::new(&world).ask(&present(&ticket));
         eventually("three refusals are counted", || (refused(&world) == 3).then_some(()));
 
@@ -139,7 +133,7 @@ fn a_client_behind_a_relayed_tcp_address_gets_none_either() {
         assert_eq!(plain(&inner.ask(&binding(9)).attribute(0x0020)), relayed);
         for request in [allocate(), allocate_of(6, &[]), stun(0x000B, 4, &[(0x002A, &[7; 4])])] {
             inner.send(&request);
-            assert_eq!(error_code(&inner.receive().unwrap()), 403);
+            assert_eq!(inner.receive().unwrap().error(), Some(403));
         }
         eventually("three refusals are counted", || (refused(&world) == 3).then_some(()));
         // A client by UDP may have the same number by chance: here it takes it.

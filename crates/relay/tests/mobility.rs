@@ -10,22 +10,21 @@ use std::{
 
 use crate::support::dtls::{DtlsClient, Kind};
 use crate::support::{
-    CHANNEL, Client, Message, SOON, World, allocate, bind, binding, channel_data, connect, heard, padded,
-    peer, plain, refresh, stun,
+    CHANNEL, Client, MOBILITY_TICKET, Message, SOON, World, allocate, bind, binding, channel_data, connect,
+    heard, padded, peer, plain, refresh, stun,
 };
 use turnpike_relay::{CloseReason, DtlsEnd};
 use turnpike_wire::proxy_protocol::{ProxyVersion, encode};
 
-const TICKET: u16 = 0x8030;
 /// Enough that with two workers some lead from one to the other: all but one of 4096 runs.
 const MOVES: u8 = 12;
 
 fn allocate_mobile() -> Vec<u8> {
-    stun(support::ALLOCATE, 1, &[(0x0019, &[17, 0, 0, 0]), (TICKET, &[])])
+    stun(support::ALLOCATE, 1, &[(0x0019, &[17, 0, 0, 0]), (MOBILITY_TICKET, &[])])
 }
 
 fn present(ticket: &[u8], id: u8) -> Vec<u8> {
-    stun(support::REFRESH, id, &[(TICKET, ticket)])
+    stun(support::REFRESH, id, &[(MOBILITY_TICKET, ticket)])
 }
 
 /// A client over UDP that repeats itself, as clients do.
@@ -55,8 +54,7 @@ impl Mobile {
     fn refused(&self, request: &[u8]) -> u16 {
         let answer = self.exchange(request);
         assert_eq!(answer.kind(), u16::from_be_bytes([request[0], request[1]]) | 0x0110);
-        let error = answer.attribute(0x0009);
-        u16::from(error[2]) * 100 + u16::from(error[3])
+        answer.error().unwrap()
     }
 
     fn exchange(&self, request: &[u8]) -> Message {
@@ -105,12 +103,12 @@ fn a_client_that_changes_its_port_keeps_traffic_flowing() {
         let mut client = Mobile::new(&world);
         let answer = client.ask(&allocate_mobile());
         let relayed = plain(&answer.attribute(0x0016));
-        let mut ticket = answer.attribute(TICKET);
+        let mut ticket = answer.attribute(MOBILITY_TICKET);
         client.ask(&bind(peer.local_addr().unwrap()));
         assert_eq!(client.converse(&peer, b"at home"), relayed);
         for step in 0..MOVES {
             let old = std::mem::replace(&mut client.socket, Mobile::socket());
-            let next = client.ask(&present(&ticket, 100 + step)).attribute(TICKET);
+            let next = client.ask(&present(&ticket, 100 + step)).attribute(MOBILITY_TICKET);
             assert_ne!(next, ticket);
             ticket = next;
             assert_eq!(client.converse(&peer, format!("stop {step}").as_bytes()), relayed);
@@ -141,11 +139,11 @@ fn the_first_data_from_a_new_port_is_not_lost_whichever_worker_it_reaches() {
         let peer = peer();
         let mut client = Mobile::new(&world);
         let answer = client.ask(&allocate_mobile());
-        let mut ticket = answer.attribute(TICKET);
+        let mut ticket = answer.attribute(MOBILITY_TICKET);
         client.ask(&bind(peer.local_addr().unwrap()));
         for step in 0..MOVES {
             let old = std::mem::replace(&mut client.socket, Mobile::socket());
-            ticket = client.ask(&present(&ticket, 100 + step)).attribute(TICKET);
+            ticket = client.ask(&present(&ticket, 100 + step)).attribute(MOBILITY_TICKET);
             let word = format!("stop {step}");
             if step % 2 == 0 {
                 client.socket.send_to(&channel_data(word.as_bytes()), client.server).unwrap();
@@ -170,7 +168,7 @@ fn the_old_port_is_good_until_data_comes_from_the_new_one() {
         let world = support::start_workers(workers);
         let peer = peer();
         let client = Mobile::new(&world);
-        let ticket = client.ask(&allocate_mobile()).attribute(TICKET);
+        let ticket = client.ask(&allocate_mobile()).attribute(MOBILITY_TICKET);
         client.ask(&bind(peer.local_addr().unwrap()));
         client.converse(&peer, b"before");
         let elsewhere = Mobile::new(&world);
@@ -210,10 +208,10 @@ fn the_number_of_workers_changes_no_answer() {
         let bind = bind(peer.local_addr().unwrap());
         let case = format!("{workers} workers, from {home} to {away}");
         let (old, new) = (on_worker(&world, home), on_worker(&world, away));
-        let ticket = old.ask(&allocate_mobile()).attribute(TICKET);
+        let ticket = old.ask(&allocate_mobile()).attribute(MOBILITY_TICKET);
         old.ask(&bind);
         old.converse(&peer, b"at home");
-        let next = new.ask(&present(&ticket, 50)).attribute(TICKET);
+        let next = new.ask(&present(&ticket, 50)).attribute(MOBILITY_TICKET);
         // Requests end nothing, whichever they are.
         for request in [&bind, &refresh(51), &stun(support::REFRESH, 52, &[(0x000D, &[0, 0, 2, 88])])] {
             new.ask(request);
@@ -241,13 +239,13 @@ fn over_tcp_a_mobile_allocation_outlives_its_connection() {
         let mut client = world.client();
         let answer = client.ask(&allocate_mobile());
         let relayed = plain(&answer.attribute(0x0016));
-        let mut ticket = answer.attribute(TICKET);
+        let mut ticket = answer.attribute(MOBILITY_TICKET);
         client.ask(&bind(peer.local_addr().unwrap()));
         for step in 0..MOVES {
             drop(client);
             world.wait_for_counter("mobility", "kept", u64::from(step) + 1);
             client = Client::new(connect(world.tcp()));
-            ticket = client.ask(&present(&ticket, 100 + step)).attribute(TICKET);
+            ticket = client.ask(&present(&ticket, 100 + step)).attribute(MOBILITY_TICKET);
             let word = format!("stop {step}");
             client.send(&padded(channel_data(word.as_bytes())));
             assert_eq!(heard(&peer), word.as_bytes());
@@ -280,13 +278,13 @@ fn who_gets_the_address_of_a_client_that_is_away_keeps_its_connection() {
     let end: [fn(&Mobile, &[u8]); 2] = [
         |elsewhere, ticket| _ = elsewhere.ask(&present(ticket, 50)),
         |elsewhere, ticket| {
-            _ = elsewhere.ask(&stun(support::REFRESH, 51, &[(TICKET, ticket), (0x000D, &[0; 4])]));
+            _ = elsewhere.ask(&stun(support::REFRESH, 51, &[(MOBILITY_TICKET, ticket), (0x000D, &[0; 4])]));
         },
     ];
     let mut others = Vec::new();
     for (port, end) in (4000..).zip(end) {
         let mut gone = from_port(&world, port);
-        let ticket = gone.ask(&allocate_mobile()).attribute(TICKET);
+        let ticket = gone.ask(&allocate_mobile()).attribute(MOBILITY_TICKET);
         drop(gone);
         world.wait_for_counter("mobility", "kept", u64::from(port) - 3999);
         let mut other = from_port(&world, port);
@@ -313,7 +311,7 @@ fn a_connection_that_an_allocation_has_left_for_another_worker_is_idle() {
     let peer = peer();
     for _ in 0..MOVES {
         let mut left = world.client();
-        let ticket = left.ask(&allocate_mobile()).attribute(TICKET);
+        let ticket = left.ask(&allocate_mobile()).attribute(MOBILITY_TICKET);
         left.ask(&bind(peer.local_addr().unwrap()));
         let elsewhere = Mobile::new(&world);
         elsewhere.ask(&present(&ticket, 50));
@@ -331,7 +329,7 @@ fn a_connection_that_an_allocation_has_left_for_another_worker_is_idle() {
 fn who_gets_the_address_of_a_dtls_client_that_is_away_keeps_its_association() {
     let world = support::dtls::world_with(|config| config.idle_ms = 500);
     let mut gone = DtlsClient::connect(world.dtls(), Kind::V13);
-    let ticket = gone.ask(&allocate_mobile()).attribute(TICKET);
+    let ticket = gone.ask(&allocate_mobile()).attribute(MOBILITY_TICKET);
     gone.close();
     world.wait_for_counter("mobility", "kept", 1);
     let mut other = DtlsClient::on(gone.socket.try_clone().unwrap(), Kind::V13);

@@ -5,11 +5,6 @@ use std::net::{Ipv4Addr, UdpSocket};
 
 use crate::support::*;
 
-const EVEN_PORT: u16 = 0x0018;
-const REQUESTED_TRANSPORT: u16 = 0x0019;
-const RESERVATION_TOKEN: u16 = 0x0022;
-const XOR_RELAYED_ADDRESS: u16 = 0x0016;
-
 const ALICE: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const BOB: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
@@ -28,8 +23,7 @@ fn reserves(world: &World, from: Ipv4Addr) -> Message {
 
 fn code(answer: &Message) -> u16 {
     assert_eq!(answer.kind(), ALLOCATE | 0x0110, "{answer:?}");
-    let value = answer.attribute(0x0009);
-    u16::from(value[2]) * 100 + u16::from(value[3])
+    answer.error().unwrap()
 }
 
 #[test]

@@ -6,8 +6,6 @@ use crate::support::*;
 use turnpike_relay::{Config, RelayAddress};
 
 const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2)];
-const REQUESTED_TRANSPORT: u16 = 0x0019;
-const XOR_RELAYED_ADDRESS: u16 = 0x0016;
 
 fn with_both(change: impl FnOnce(&mut Config)) -> World {
     start_with(|config| {

@@ -12,11 +12,6 @@ use rustls::ClientConfig;
 use turnpike_relay::CloseReason;
 
 const NAME: &str = "turn.example.org";
-const CONNECT: u16 = 0x000A;
-const CONNECTION_BIND: u16 = 0x000B;
-const CONNECTION_ID: u16 = 0x002A;
-const PEER: u16 = 0x0012;
-const UDP_DATA: u16 = 0x0013;
 
 fn world() -> World {
     start(|config| config.tls = Some(context(&[identity(&[NAME])])))
@@ -111,9 +106,9 @@ fn every_cut_is_none<S: Cut>(stream: S, fence: &mut Fence) {
         padded(channel_data(b"")),
         padded(channel_data(b"1")),
         permit(permitted_at),
-        stun(SEND, 7, &[(PEER, &address), (UDP_DATA, b"indicated")]),
+        stun(SEND, 7, &[(XOR_PEER_ADDRESS, &address), (PAYLOAD, b"indicated")]),
         padded(channel_data(b"12345")),
-        stun(SEND, 8, &[(PEER, &address), (UDP_DATA, b"")]),
+        stun(SEND, 8, &[(XOR_PEER_ADDRESS, &address), (PAYLOAD, b"")]),
         bind(bound_at),
         padded(channel_data(b"123456")),
         refresh(9),
@@ -125,7 +120,7 @@ fn every_cut_is_none<S: Cut>(stream: S, fence: &mut Fence) {
     for at in 0..bytes.len() + S::MORE {
         client.stream.write_halves(&bytes, at, fence);
         let answers: Vec<u16> = (0..4).map(|_| client.receive().unwrap().kind() & !0x0100).collect();
-        assert_eq!(answers, [PERMIT, BIND, REFRESH, BINDING], "cut at {at}");
+        assert_eq!(answers, [CREATE_PERMISSION, CHANNEL_BIND, REFRESH, BINDING], "cut at {at}");
         for expected in [&b""[..], b"1", b"12345", b"123456", b"1234567", b"last"] {
             assert_eq!(heard(&bound), expected, "cut at {at}");
         }
@@ -163,7 +158,7 @@ fn every_truncation_is_nothing<S: Read + Write>(
     let address = xored(permitted.local_addr().unwrap());
     let messages = [
         padded(channel_data(b"12345")),
-        stun(SEND, 7, &[(PEER, &address), (UDP_DATA, b"indicated")]),
+        stun(SEND, 7, &[(XOR_PEER_ADDRESS, &address), (PAYLOAD, b"indicated")]),
         permit(permitted.local_addr().unwrap()),
         bind(bound.local_addr().unwrap()),
         refresh(9),
@@ -225,7 +220,8 @@ fn data_follows_every_cut<S: Cut>(world: &World, connect: impl Fn() -> S) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let there: SocketAddr = listener.local_addr().unwrap();
         let id = u8::try_from(at % 200).unwrap() + 20;
-        let connection = control.ask(&stun(CONNECT, id, &[(PEER, &xored(there))])).attribute(CONNECTION_ID);
+        let connection =
+            control.ask(&stun(CONNECT, id, &[(XOR_PEER_ADDRESS, &xored(there))])).attribute(CONNECTION_ID);
         let (mut far, _) = listener.accept().unwrap();
         far.set_read_timeout(Some(SOON)).unwrap();
         let request = stun(CONNECTION_BIND, 5, &[(CONNECTION_ID, &connection)]);

@@ -12,24 +12,19 @@ use std::{
 };
 
 use crate::support::{
-    Client, Message, SOON, World, connect, eventually, permit, plain, stun, tls_config, tls_connect, xored,
+    CONNECT, CONNECTION_ATTEMPT, CONNECTION_BIND, CONNECTION_ID, Client, SOON, World, XOR_PEER_ADDRESS,
+    connect, eventually, permit, plain, stun, tls_config, tls_connect, xored,
 };
 use turnpike_net::{ConnectOptions, TcpSocket};
 use turnpike_relay::CloseReason;
 use turnpike_turn::server::{Bandwidth, Rates};
-
-const CONNECT: u16 = 0x000A;
-const CONNECTION_BIND: u16 = 0x000B;
-const CONNECTION_ATTEMPT: u16 = 0x001C;
-const CONNECTION_ID: u16 = 0x002A;
-const PEER: u16 = 0x0012;
 
 fn allocate_tcp() -> Vec<u8> {
     stun(support::ALLOCATE, 1, &[(0x0019, &[6, 0, 0, 0])])
 }
 
 fn connect_to(peer: SocketAddr, id: u8) -> Vec<u8> {
-    stun(CONNECT, id, &[(PEER, &xored(peer))])
+    stun(CONNECT, id, &[(XOR_PEER_ADDRESS, &xored(peer))])
 }
 
 fn bind_to(connection: &[u8]) -> Vec<u8> {
@@ -88,11 +83,6 @@ fn bound<S: Read + Write>(mut stream: S, connection: &[u8]) -> S {
     assert_eq!(header[..2], [0x01, 0x0B], "{header:?}");
     read(&mut stream, usize::from(u16::from_be_bytes([header[2], header[3]])));
     stream
-}
-
-fn error_code(message: &Message) -> u16 {
-    let value = message.attribute(0x0009);
-    u16::from(value[2]) * 100 + u16::from(value[3])
 }
 
 /// Says something in both directions; the peer closes.
@@ -158,7 +148,7 @@ fn peers_connect_and_what_they_sent_before_is_not_lost() {
             peer.write_all(b"early").unwrap();
             let attempt = client.receive().expect("a ConnectionAttempt");
             assert_eq!(attempt.kind(), CONNECTION_ATTEMPT);
-            assert_eq!(plain(&attempt.attribute(PEER)), peer.local_addr().unwrap());
+            assert_eq!(plain(&attempt.attribute(XOR_PEER_ADDRESS)), peer.local_addr().unwrap());
             let mut stream = data(&world, &attempt.attribute(CONNECTION_ID));
             assert_eq!(read(&mut stream, 5), b"early");
             converse(stream, peer);
@@ -211,7 +201,10 @@ fn two_clients_of_a_relay_behind_a_nat_are_connected() {
             called.ask(&permit(from));
             let connection = connection_to(&mut caller, to, 10 + round);
             let attempt = called.receive().expect("a ConnectionAttempt");
-            assert_eq!((attempt.kind(), plain(&attempt.attribute(PEER))), (CONNECTION_ATTEMPT, from));
+            assert_eq!(
+                (attempt.kind(), plain(&attempt.attribute(XOR_PEER_ADDRESS))),
+                (CONNECTION_ATTEMPT, from)
+            );
             let far = data(&world, &attempt.attribute(CONNECTION_ID));
             converse(data(&world, &connection), far);
         }
@@ -253,12 +246,12 @@ fn a_peer_that_refuses_is_447_and_the_same_peer_twice_446() {
     let (mut client, _) = control(&world);
     let gone = listener().local_addr().unwrap();
     client.send(&connect_to(gone, 2));
-    assert_eq!(error_code(&client.receive().unwrap()), 447);
+    assert_eq!(client.receive().unwrap().error(), Some(447));
     let listener = listener();
     let there = listener.local_addr().unwrap();
     connection_to(&mut client, there, 3);
     client.send(&connect_to(there, 4));
-    assert_eq!(error_code(&client.receive().unwrap()), 446);
+    assert_eq!(client.receive().unwrap().error(), Some(446));
 }
 
 #[test]

@@ -1,16 +1,91 @@
-//! STUN messages written and read by hand (RFC 8489 section 5): an oracle that shares no code with what is tested, and that can write
-//! what no honest client would.
+//! STUN messages written and read by hand (RFC 8489 section 5), and a client that sends them: an oracle that shares no code with what
+//! is tested, and that can write what no honest client would.
 
-use std::net::{IpAddr, SocketAddr};
+mod client;
+mod message;
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+pub use client::Client;
+pub use message::{Challenge, Message, allocate_request, forged_request, plain_message, signed_request};
 
 /// RFC 8489 section 5.
 pub const MAGIC_COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
 
-/// A message of this type with these attributes; `id` is every byte of its transaction ID.
+/// Types of requests and indications (RFC 8489 section 18.2, RFC 8656 section 17, RFC 6062 section 6.1).
+#[expect(missing_docs, reason = "the names of the RFCs")]
+pub mod kind {
+    pub const BINDING: u16 = 0x0001;
+    pub const ALLOCATE: u16 = 0x0003;
+    pub const REFRESH: u16 = 0x0004;
+    pub const CREATE_PERMISSION: u16 = 0x0008;
+    pub const CHANNEL_BIND: u16 = 0x0009;
+    pub const CONNECT: u16 = 0x000A;
+    pub const CONNECTION_BIND: u16 = 0x000B;
+    pub const SEND: u16 = 0x0016;
+    pub const DATA: u16 = 0x0017;
+    pub const CONNECTION_ATTEMPT: u16 = 0x001C;
+}
+
+/// Types of attributes (RFC 8489 section 18.3, RFC 8656 section 18, RFC 5780 section 7, RFC 6062 section 6.2, RFC 8016 section 4.1).
+#[expect(missing_docs, reason = "the names of the RFCs")]
+pub mod attribute {
+    pub const CHANGE_REQUEST: u16 = 0x0003;
+    pub const USERNAME: u16 = 0x0006;
+    pub const MESSAGE_INTEGRITY: u16 = 0x0008;
+    pub const ERROR_CODE: u16 = 0x0009;
+    pub const CHANNEL_NUMBER: u16 = 0x000C;
+    pub const LIFETIME: u16 = 0x000D;
+    pub const XOR_PEER_ADDRESS: u16 = 0x0012;
+    /// DATA, whose name a message has too.
+    pub const PAYLOAD: u16 = 0x0013;
+    pub const REALM: u16 = 0x0014;
+    pub const NONCE: u16 = 0x0015;
+    pub const XOR_RELAYED_ADDRESS: u16 = 0x0016;
+    pub const REQUESTED_ADDRESS_FAMILY: u16 = 0x0017;
+    pub const EVEN_PORT: u16 = 0x0018;
+    pub const REQUESTED_TRANSPORT: u16 = 0x0019;
+    pub const RESERVATION_TOKEN: u16 = 0x0022;
+    pub const PADDING: u16 = 0x0026;
+    pub const RESPONSE_PORT: u16 = 0x0027;
+    pub const CONNECTION_ID: u16 = 0x002A;
+    pub const ALTERNATE_SERVER: u16 = 0x8023;
+    pub const MOBILITY_TICKET: u16 = 0x8030;
+}
+
+/// UDP, as REQUESTED-TRANSPORT has it (RFC 8656 section 18.7).
+pub const UDP: [u8; 4] = [17, 0, 0, 0];
+
+/// Transaction ID of a message (RFC 8489 section 5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transaction([u8; 12]);
+
+impl Transaction {
+    /// One that no other message of this process has: to a server they would be copies.
+    #[must_use]
+    pub fn unique() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let mut bytes = [7; 12];
+        bytes[4..].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+        Self(bytes)
+    }
+}
+
+/// The same byte twelve times.
+impl From<u8> for Transaction {
+    fn from(byte: u8) -> Self {
+        Self([byte; 12])
+    }
+}
+
+/// A message of this type with these attributes.
 ///
 /// # Panics
 /// When it is longer than a message can be.
-pub fn message(kind: u16, id: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
+pub fn message(kind: u16, id: impl Into<Transaction>, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut body = Vec::new();
     for (kind, value) in attributes {
         body.extend(kind.to_be_bytes());
@@ -18,7 +93,7 @@ pub fn message(kind: u16, id: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
         body.extend_from_slice(value);
         body.resize(body.len().next_multiple_of(4), 0);
     }
-    [&kind.to_be_bytes(), &length(&body).to_be_bytes()[..], &MAGIC_COOKIE, &[id; 12], &body].concat()
+    [&kind.to_be_bytes(), &length(&body).to_be_bytes()[..], &MAGIC_COOKIE, &id.into().0, &body].concat()
 }
 
 /// The attributes of a message, in their order.
@@ -37,8 +112,8 @@ pub fn attributes(message: &[u8]) -> Vec<(u16, Vec<u8>)> {
     found
 }
 
-/// The value of an XOR-…-ADDRESS attribute (RFC 8489 section 14.2) in a message whose transaction ID has only bytes `id`.
-pub fn xor_address(address: SocketAddr, id: u8) -> Vec<u8> {
+/// The value of an XOR-…-ADDRESS attribute (RFC 8489 section 14.2) in a message with this transaction ID, which counts for IPv6 alone.
+pub fn xor_address(address: SocketAddr, id: impl Into<Transaction>) -> Vec<u8> {
     let (family, mut ip) = match address.ip() {
         IpAddr::V4(ip) => (1, ip.octets().to_vec()),
         IpAddr::V6(ip) => (2, ip.octets().to_vec()),
@@ -52,7 +127,7 @@ pub fn xor_address(address: SocketAddr, id: u8) -> Vec<u8> {
 ///
 /// # Panics
 /// When the value is none.
-pub fn address(value: &[u8], id: u8) -> SocketAddr {
+pub fn address(value: &[u8], id: impl Into<Transaction>) -> SocketAddr {
     let port = u16::from_be_bytes([value[2], value[3]]) ^ 0x2112;
     let bytes: Vec<u8> = value[4..].iter().zip(mask(id)).map(|(byte, mask)| byte ^ mask).collect();
     let ip = match *bytes.as_slice() {
@@ -62,8 +137,8 @@ pub fn address(value: &[u8], id: u8) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
-fn mask(id: u8) -> impl Iterator<Item = u8> {
-    MAGIC_COOKIE.into_iter().chain([id; 12])
+fn mask(id: impl Into<Transaction>) -> impl Iterator<Item = u8> {
+    MAGIC_COOKIE.into_iter().chain(id.into().0)
 }
 
 fn length(bytes: &[u8]) -> u16 {

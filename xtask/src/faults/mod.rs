@@ -1,5 +1,5 @@
 //! `cargo xtask faults`: clients on calls while one thing breaks, row by row, and what came of it. The rows are tests of the binary
-//! (crates/cli/tests/end_to_end/faults); here they are run one after the other with the release build, and become a table. Those of a fleet
+//! (crates/trials/tests/faults); here they are run one after the other with the release build, and become a table. Those of a fleet
 //! have a table of their own.
 
 mod fleet;
@@ -79,7 +79,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         if row.exists() {
             fs::remove_file(&row)?;
         }
-        let output = crate::end_to_end(&repository)
+        let output = crate::trials(&repository)
             .args(["--", "--exact", name, "--include-ignored", "--nocapture", "--test-threads=1"])
             .env("TURNPIKE_TEST_ROWS", &found)
             .env("TURNPIKE_TEST_PROGRAM", &program)
@@ -116,7 +116,7 @@ fn short(name: &str) -> &str {
 
 /// The names of all rows. In modules called `tests` are those of their tools.
 fn rows(repository: &Path) -> Result<Vec<String>, Failure> {
-    let output = crate::end_to_end(repository).args(["--", "--list"]).stderr(Stdio::inherit()).output()?;
+    let output = crate::trials(repository).args(["--", "--list"]).stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         return Err("the tests cannot be built".into());
     }

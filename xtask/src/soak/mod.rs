@@ -151,7 +151,7 @@ fn soak(
         let piece = json!({
             "datapath": datapath, "seconds": seconds, "allocations": left.0, "datagrams": left.1, "file": file,
         });
-        let output = crate::end_to_end(repository)
+        let output = crate::trials(repository)
             .args(["--", "--exact", TEST, "--include-ignored", "--nocapture", "--test-threads=1"])
             .env("TURNPIKE_TEST_SOAK", piece.to_string())
             .env("TURNPIKE_TEST_PROGRAM", program)

@@ -296,16 +296,9 @@ impl Running {
 
     /// A client over UDP that has an allocation; its address and the relayed one.
     pub(crate) fn allocated(&self) -> (UdpSocket, SocketAddr) {
-        let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        client.set_read_timeout(Some(SOON)).unwrap();
-        client.connect(self.relay().listeners().udp[0]).unwrap();
-        client.send(&stun::message(0x0003, 1, &[(0x0019, &[17, 0, 0, 0])])).unwrap();
-        let mut answer = [0; 1500];
-        let length = client.recv(&mut answer).unwrap();
-        assert_eq!(&answer[..2], [0x01, 0x03]);
-        let attributes = stun::attributes(&answer[..length]);
-        let relayed = attributes.iter().find(|(kind, _)| *kind == 0x0016).expect("XOR-RELAYED-ADDRESS");
-        (client, stun::address(&relayed.1, 0))
+        let client = stun::Client::new(self.relay().listeners().udp[0]);
+        let allocated = client.ask(&stun::allocate_request(None));
+        (client.socket().try_clone().unwrap(), allocated.address(stun::attribute::XOR_RELAYED_ADDRESS))
     }
 
     /// Asks over the Unix socket.

@@ -4,7 +4,7 @@ use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt, path::Path, process
 
 use serde_json::Value;
 
-use super::harness::{
+use turnpike_trials::{
     Dir, Finished, Load, Program, Reflect, SOON, USER, V4, eventually, free_port, get_unix, turnpike,
 };
 
@@ -188,7 +188,7 @@ fn without_a_runtime_directory_the_admin_socket_is_in_run_turnpike() {
     }
     let ended = Program::run(&mut command);
     if ended.code == Some(CANNOT) || ended.stderr.contains("unshare: ") {
-        return super::harness::skip("only root can have a /run of its own");
+        return turnpike_trials::skip("only root can have a /run of its own");
     }
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     assert!(ended.stdout.contains("mode 700"), "{}", ended.output());
@@ -199,14 +199,14 @@ fn login() -> Option<Login> {
     let login = Login(Dir::new());
     let length = login.socket().as_os_str().len();
     if length > 107 {
-        super::harness::skip("the path of the socket would have more than 107 bytes");
+        turnpike_trials::skip("the path of the socket would have more than 107 bytes");
         return None;
     }
     Some(login)
 }
 
 fn listening(program: &mut Program) -> std::net::SocketAddr {
-    super::harness::address_after(&program.line_with("listening on udp "), "listening on udp ")
+    turnpike_trials::address_after(&program.line_with("listening on udp "), "listening on udp ")
 }
 
 #[test]

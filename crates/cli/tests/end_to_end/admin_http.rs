@@ -7,7 +7,7 @@ use std::{
 
 use turnpike_testkit::alone;
 
-use super::harness::{Dir, Load, Serve, V4, eventually, free_address, get_as};
+use turnpike_trials::{Dir, Load, Serve, V4, eventually, free_address, get_as};
 
 fn connect_to(address: SocketAddr, said: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).expect("it listens");

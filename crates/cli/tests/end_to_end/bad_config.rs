@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::PermissionsExt,
 };
 
-use super::harness::{Certificate, Dir, Finished, Program, SOON, V4, free_port, turnpike};
+use turnpike_trials::{Certificate, Dir, Finished, Program, SOON, V4, free_port, turnpike};
 
 /// Runs `serve -c turnpike.toml` on this file.
 fn run(file: &str) -> Finished {

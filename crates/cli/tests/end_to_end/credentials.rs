@@ -2,14 +2,15 @@
 //! without anybody noticing.
 
 use std::{net::SocketAddr, path::Path};
+use turnpike_testkit::stun;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac::{Hmac, Mac as _};
 use serde_json::{Value, json};
 
-use super::harness::{
-    Certificate, Challenge, Dir, Load, Program, REALM, Reflect, SOON, Serve, Stun, V4, address_after,
-    eventually, fetch, post, turnpike,
+use turnpike_trials::{
+    Certificate, Dir, Load, Program, REALM, Reflect, SOON, Serve, V4, address_after, eventually, fetch, post,
+    turnpike,
 };
 
 /// A directory with a store, in which there are a secret and a key.
@@ -96,9 +97,9 @@ impl Server {
     /// The error code of an Allocate, or `None` if it is granted.
     pub(crate) fn allocate(&self, credential: &Credential) -> Option<u16> {
         loop {
-            let mut client = Stun::new(self.serve.address(V4));
+            let client = stun::Client::new(self.serve.address(V4));
             let (_, _, challenge) = client.challenge();
-            let Challenge { realm, .. } = &challenge;
+            let stun::Challenge { realm, .. } = &challenge;
             assert_eq!(realm, REALM.as_bytes(), "a browser takes the realm that it is challenged with");
             match client.allocate(&credential.username, &credential.password, &challenge) {
                 // The port is that of an earlier client, whose allocation is still there.

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use super::harness::{Dir, Finished, Program, installed, need, turnpike};
+use turnpike_trials::{Dir, Finished, Program, installed, need, turnpike};
 
 /// Of ten; less is better.
 const MOST_EXPOSED: f32 = 2.0;

@@ -4,7 +4,7 @@ use std::{net::TcpStream, process::Command};
 
 use turnpike_testkit::alone;
 
-use super::harness::{
+use turnpike_trials::{
     Certificate, Dir, Load, PASSWORD, Program, REALM, Serve, USER, eventually, installed, need, shown_by,
 };
 

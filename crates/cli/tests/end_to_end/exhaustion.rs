@@ -4,7 +4,7 @@ use std::{fs, net::SocketAddr};
 
 use turnpike_testkit::alone;
 
-use super::harness::{Dir, Load, Serve, V4, eventually, free_port};
+use turnpike_trials::{Dir, Load, Serve, V4, eventually, free_port};
 
 #[test]
 fn an_exhausted_port_range_is_one_sentence_with_the_remedy() {

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use turnpike_testkit::alone;
 
-use super::harness::{Dir, Program, installed, need, turnpike};
+use turnpike_trials::{Dir, Program, installed, need, turnpike};
 
 /// Listeners of all transports, of one address and of all.
 const CONFIG: &str = "\

@@ -5,7 +5,7 @@ use std::{
     net::{SocketAddr, TcpStream},
 };
 
-use super::harness::{Forward, SOON, connect, eventually, say, tcp_echo};
+use turnpike_trials::{Forward, SOON, connect, eventually, say, tcp_echo};
 
 /// That the other side closes without a byte, in whatever way.
 fn is_closed(address: SocketAddr) {

@@ -6,7 +6,7 @@ use std::{
     net::{TcpListener, TcpStream},
 };
 
-use super::harness::{Dir, Finished, Forward, Program, SOON, V4, connect, say, tcp_echo, turnpike};
+use turnpike_trials::{Dir, Finished, Forward, Program, SOON, V4, connect, say, tcp_echo, turnpike};
 
 fn run(arguments: &[&str], file: Option<(&str, &str)>) -> Finished {
     let dir = Dir::new();

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use super::harness::{
+use turnpike_trials::{
     Dir, Forward, SOON, V4, connect, eventually, free_port, say, say_udp, tcp_echo, udp_echo,
 };
 
@@ -186,7 +186,7 @@ fn a_udp_port_that_somebody_listens_on_is_told() {
     let mut forward = Forward::start(&[&format!("udp://127.0.0.1:0={}?name=a", udp_echo())]);
     let at = forward.address("rule a");
     assert_eq!(say_udp(at, "hello"), "hello");
-    let mut other = super::harness::Program::start(&mut super::harness::turnpike(&[
+    let mut other = turnpike_trials::Program::start(&mut turnpike_trials::turnpike(&[
         "forward",
         &format!("udp://{at}=127.0.0.1:9"),
         "--admin",

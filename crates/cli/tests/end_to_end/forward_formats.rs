@@ -2,7 +2,7 @@
 
 use std::{fs, net::SocketAddr};
 
-use super::harness::{Forward, SOON, V4, connect, eventually, free_port, say, say_udp, tcp_echo, udp_echo};
+use turnpike_trials::{Forward, SOON, V4, connect, eventually, free_port, say, say_udp, tcp_echo, udp_echo};
 
 fn line_of(forward: &Forward, file: &str, text: &str) -> String {
     eventually(&format!("a line with {text:?} in {file}"), || {

@@ -7,7 +7,7 @@ use std::{
 
 use turnpike_testkit::alone::{self, run};
 
-use super::harness::{Dir, Forward, Program, SOON, connect, eventually, say, tcp_echo, turnpike};
+use turnpike_trials::{Dir, Forward, Program, SOON, connect, eventually, say, tcp_echo, turnpike};
 
 const HOSTS: &str = "/etc/hosts";
 /// RFC 5737: no machine has them.

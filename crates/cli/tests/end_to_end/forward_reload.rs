@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use super::harness::{Forward, connect, say, tcp_echo};
+use turnpike_trials::{Forward, connect, say, tcp_echo};
 
 const TRANSFER: usize = 48 << 20;
 

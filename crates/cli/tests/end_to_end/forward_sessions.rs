@@ -2,7 +2,7 @@
 
 use std::net::UdpSocket;
 
-use super::harness::{Forward, V4, eventually, say_udp, udp_echo};
+use turnpike_trials::{Forward, V4, eventually, say_udp, udp_echo};
 
 fn lines_with(forward: &Forward, text: &str) -> Vec<String> {
     forward.program.lines().into_iter().filter(|line| line.contains(text)).collect()

@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::harness::{Dir, Load, Program, Reflect, SOON, Serve, USER, V4, eventually, turnpike};
+use turnpike_trials::{Dir, Load, Program, Reflect, SOON, Serve, USER, V4, eventually, turnpike};
 
 const CLIENTS: &str = "4";
 

@@ -6,8 +6,9 @@ use std::{
     thread,
     time::Duration,
 };
+use turnpike_testkit::stun;
 
-use super::harness::{Load, REALM, SOON, Serve, Stun, V4, eventually, forged_request};
+use turnpike_trials::{Load, REALM, SOON, Serve, V4, eventually};
 
 #[test]
 fn a_flood_leaves_no_state_no_log_lines_and_no_amplification() {
@@ -52,7 +53,7 @@ fn pour_in_forged_requests(server: SocketAddr, stop: &AtomicBool) -> u64 {
             for nonce in nonces {
                 for realm in ["elsewhere.example", REALM] {
                     let request =
-                        forged_request(round, format!("forged-{round}").as_bytes(), realm.as_bytes(), nonce);
+                        stun::forged_request(format!("forged-{round}").as_bytes(), realm.as_bytes(), nonce);
                     socket.send_to(&request, server).expect("loopback takes a datagram");
                     sent += 1;
                 }
@@ -80,7 +81,7 @@ fn a_genuine_clients_refusals_are_logged_while_forged_packets_pour_in() {
         eventually("the flood is under way", || (wrong_realms(&serve) > 500).then_some(()));
         for user in 1..=9 {
             let user = format!("genuine-{user}");
-            let mut stun = Stun::new(server);
+            let stun = stun::Client::new(server);
             let (_, _, challenge) = stun.challenge();
             assert_eq!(stun.forge(&user, &challenge.realm, &challenge.nonce), Some(401));
             let line = serve.program.line_with(&user);
@@ -115,18 +116,18 @@ const MOST_AMPLIFICATION: u64 = 5;
 #[test]
 fn the_challenge_is_not_larger_than_needed() {
     let serve = Serve::start(&[]);
-    let (asked, answer, challenge) = Stun::new(serve.address(V4)).challenge();
+    let (asked, answer, challenge) = stun::Client::new(serve.address(V4)).challenge();
     let needed = challenge.realm.len() + challenge.nonce.len();
     // Header, ERROR-CODE with a phrase, headers of REALM and NONCE, PASSWORD-ALGORITHMS, SOFTWARE, FINGERPRINT.
-    assert!(answer.len <= needed + 96, "{} bytes, realm and nonce are {needed}", answer.len);
+    assert!(answer.0.len() <= needed + 96, "{} bytes, realm and nonce are {needed}", answer.0.len());
     let most = asked * usize::try_from(MOST_AMPLIFICATION).expect("small");
-    assert!(answer.len <= most, "{} bytes for {asked}", answer.len);
+    assert!(answer.0.len() <= most, "{} bytes for {asked}", answer.0.len());
 }
 
 #[test]
 fn malformed_datagrams_get_no_answer() {
     let serve = Serve::start(&[]);
-    let mut stun = Stun::new(serve.address(V4));
+    let stun = stun::Client::new(serve.address(V4));
     let malformed: &[&[u8]] = &[
         b"",
         b"\x00",

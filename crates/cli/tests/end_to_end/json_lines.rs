@@ -2,6 +2,7 @@
 //! takes no name twice, and each name has the type that docs/serve.md gives it.
 
 use std::{collections::BTreeSet, fmt, fs, net::TcpStream};
+use turnpike_testkit::stun;
 
 use serde::{
     Deserialize, Deserializer,
@@ -9,9 +10,8 @@ use serde::{
 };
 use serde_json::Value;
 
-use super::harness::{
-    Dir, Forward, Load, REALM, Reflect, SOON, Serve, Stun, USER, V4, connect, eventually, free_port, say,
-    tcp_echo,
+use turnpike_trials::{
+    Dir, Forward, Load, REALM, Reflect, SOON, Serve, USER, V4, connect, eventually, free_port, say, tcp_echo,
 };
 
 /// An object without a name that is listed twice; `serde_json` itself would keep the last.
@@ -129,7 +129,7 @@ fn every_kind_of_line_of_serve_is_an_object_of_the_schema() {
             .run();
         assert_ne!(run.code, Some(0), "{peer} is refused");
     }
-    let mut stun = Stun::new(serve.address(V4));
+    let stun = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = stun.challenge();
     stun.forge("mal\"lory\\", &challenge.realm, &challenge.nonce);
     let churn = Load::new(serve.address(V4))

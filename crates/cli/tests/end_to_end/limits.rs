@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use super::harness::{
+use turnpike_trials::{
     Dir, Finished, Load, Program, Reflect, Serve, V4, address_after, eventually, free_port, turnpike,
 };
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use turnpike_load::Report;
 use turnpike_testkit::tests;
 
-use super::harness::{Load, Reflect, SOON, Serve, USER, V4, V6, eventually, free_port, loopback_of, need};
+use turnpike_trials::{Load, Reflect, SOON, Serve, USER, V4, V6, eventually, free_port, loopback_of, need};
 
 /// Relays for a second or two and expects every datagram back.
 fn relays_all(family: IpAddr, via: &str, datapath: &str) {

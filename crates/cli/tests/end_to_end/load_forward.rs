@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::harness::{Finished, Program, Reflect, SOON, V4, free_port, turnpike};
+use turnpike_trials::{Finished, Program, Reflect, SOON, V4, free_port, turnpike};
 
 /// Returns datagrams, but not those of which `drops` says so: by the number of the sender, and that of its datagram.
 fn lossy_reflector(drops: impl Fn(usize, usize) -> bool + Send + 'static) -> SocketAddr {

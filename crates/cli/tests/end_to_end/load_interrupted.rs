@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 
-use super::harness::{Load, Program, Reflect, SOON, Serve, V4, turnpike};
+use turnpike_trials::{Load, Program, Reflect, SOON, Serve, V4, turnpike};
 
 /// Longer than any test waits: what ends it is the signal.
 const FOR_AN_HOUR: [&str; 4] = ["--duration", "3600", "--warmup", "0"];

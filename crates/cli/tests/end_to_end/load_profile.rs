@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 
-use super::harness::{Dir, Finished, Forward, Load, Program, SOON, Serve, V4, free_port, turnpike};
+use turnpike_trials::{Dir, Finished, Forward, Load, Program, SOON, Serve, V4, free_port, turnpike};
 
 const SHORT: [&str; 4] = ["--duration", "1", "--warmup", "0.2"];
 

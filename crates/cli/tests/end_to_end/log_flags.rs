@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::harness::{
+use turnpike_trials::{
     Forward, Load, Program, Serve, V4, connect, eventually, installed, need, say, tcp_echo,
 };
 
@@ -18,12 +18,12 @@ fn v_says_more_and_q_says_less() {
     let rule = format!("tcp://127.0.0.1:19201={target}?name=a&deny=127.0.0.2");
     for (flags, ended) in [(&["-q"][..], false), (&["-qq"], false), (&[], true)] {
         let forward =
-            Program::start(super::harness::turnpike(&["forward", "--admin", "off", &rule]).args(flags));
+            Program::start(turnpike_trials::turnpike(&["forward", "--admin", "off", &rule]).args(flags));
         let mut stream = eventually("it listens", || std::net::TcpStream::connect("127.0.0.1:19201").ok());
         assert_eq!(say(&mut stream, "hello"), "hello");
         drop(stream);
         forward.signal("INT");
-        let forward = forward.wait(super::harness::SOON);
+        let forward = forward.wait(turnpike_trials::SOON);
         assert_eq!(forward.stderr.contains("connection ended"), ended, "{flags:?}: {}", forward.stderr);
         assert_eq!(forward.stderr.contains("listening"), ended, "{flags:?}: {}", forward.stderr);
     }
@@ -33,12 +33,12 @@ fn v_says_more_and_q_says_less() {
 fn a_level_is_said_in_one_way_only() {
     for command in ["serve", "forward"] {
         for flags in [&["-v", "-q"][..], &["-v", "--log", "info"], &["-q", "--log", "info"]] {
-            let mut program = super::harness::turnpike(&[command]);
+            let mut program = turnpike_trials::turnpike(&[command]);
             let run = Program::run(program.args(flags));
             assert_eq!(run.code, Some(2), "{command} {flags:?}: {}", run.output());
             assert!(run.stderr.contains("cannot be used with"), "{}", run.output());
         }
-        let run = Program::run(&mut super::harness::turnpike(&[command, "--log-format", "xml"]));
+        let run = Program::run(&mut turnpike_trials::turnpike(&[command, "--log-format", "xml"]));
         assert_eq!(run.code, Some(2), "{}", run.output());
         assert!(run.stderr.contains("--log-format") && run.stderr.contains("json"), "{}", run.output());
     }
@@ -95,7 +95,7 @@ fn help_mistakes_and_results_have_colours_on_terminals_alone() {
         ("lab list", false),
     ] {
         let words: Vec<&str> = command.split(' ').collect();
-        let piped = Program::run(&mut super::harness::turnpike(&words)).output();
+        let piped = Program::run(&mut turnpike_trials::turnpike(&words)).output();
         assert!(!piped.contains('\u{1b}'), "{command}: {piped:?}");
         let Some(shown) = on_terminal(command, None) else { continue };
         assert_eq!(shown.contains('\u{1b}'), coloured, "{command}: {shown:?}");

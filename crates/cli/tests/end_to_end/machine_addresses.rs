@@ -2,28 +2,22 @@
 //! `e0`, the other end of which is `e1`.
 
 use std::{
-    net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
     thread,
     time::{Duration, Instant},
 };
 
 use serde_json::Value;
-use turnpike_testkit::alone;
-
-use super::harness::{
-    Certificate, Dir, Load, PASSWORD, Program, REALM, SOON, Serve, Stun, USER, Upgraded, V4, eventually,
-    fetch, shown_by, signed_request, turnpike,
+use turnpike_testkit::{
+    alone,
+    stun::{self, attribute::*, kind::*},
 };
 
-const ALLOCATE: u16 = 0x0003;
-const REFRESH: u16 = 0x0004;
-const CREATE_PERMISSION: u16 = 0x0008;
-const LIFETIME: u16 = 0x000D;
-const XOR_PEER_ADDRESS: u16 = 0x0012;
-const XOR_RELAYED_ADDRESS: u16 = 0x0016;
-const REQUESTED_ADDRESS_FAMILY: u16 = 0x0017;
-const REQUESTED_TRANSPORT: u16 = 0x0019;
-const COOKIE: u32 = 0x2112_A442;
+use turnpike_trials::{
+    Certificate, Dir, Load, PASSWORD, Program, REALM, SOON, Serve, USER, Upgraded, V4, eventually, fetch,
+    shown_by, turnpike,
+};
+
 const OLD: &str = "203.0.113.5";
 const NEW: &str = "203.0.113.77";
 
@@ -61,73 +55,51 @@ fn serve(more: &[&str]) -> Serve {
 
 /// A client with its allocation.
 struct Call {
-    client: Stun,
+    client: stun::Client,
     relayed: SocketAddr,
 }
 
 impl Call {
     /// Allocates an address of one family. Returns the error code if the server refuses.
     fn new(serve: &Serve, v4: bool) -> Result<Self, u16> {
-        let mut client = Stun::new(serve.address(V4));
-        let (_, _, challenge) = client.challenge();
+        let client = stun::Client::new(serve.address(V4));
         let family = [if v4 { 1 } else { 2 }, 0, 0, 0];
-        let attributes = [(REQUESTED_TRANSPORT, &[17, 0, 0, 0][..]), (REQUESTED_ADDRESS_FAMILY, &family)];
-        let request = signed_request(ALLOCATE, 1, &attributes, (USER, PASSWORD, &challenge));
-        client.send_raw(&request);
-        let answer = client.receive().expect("an Allocate is answered");
-        if let Some(code) = answer.error() {
-            return Err(code);
+        let attributes = [(REQUESTED_TRANSPORT, &stun::UDP[..]), (REQUESTED_ADDRESS_FAMILY, &family)];
+        let answer = client.ask_as((USER, PASSWORD), ALLOCATE, &attributes);
+        match answer.error() {
+            Some(code) => Err(code),
+            None => Ok(Self { client, relayed: answer.address(XOR_RELAYED_ADDRESS) }),
         }
-        let value = answer.value(XOR_RELAYED_ADDRESS);
-        let port = u16::from_be_bytes([value[2], value[3]]) ^ 0x2112;
-        let ip: IpAddr = match <[u8; 16]>::try_from(&value[4..]) {
-            Ok(ip) => {
-                let mask: [u8; 16] = request[4..20].try_into().expect("a header");
-                Ipv6Addr::from_bits(u128::from_be_bytes(ip) ^ u128::from_be_bytes(mask)).into()
-            }
-            Err(_) => {
-                let ip = u32::from_be_bytes(value[4..8].try_into().expect("four bytes"));
-                IpAddr::V4((ip ^ COOKIE).into())
-            }
-        };
-        Ok(Self { client, relayed: (ip, port).into() })
     }
 
     fn at(serve: &Serve) -> Result<IpAddr, u16> {
-        let mut call = Self::new(serve, true)?;
+        let call = Self::new(serve, true)?;
         call.end();
         Ok(call.relayed.ip())
     }
 
     /// Ends the allocation, so that a test that asks often meets no quota.
-    fn end(&mut self) {
-        let (_, _, challenge) = self.client.challenge();
-        let request = signed_request(REFRESH, 2, &[(LIFETIME, &[0; 4])], (USER, PASSWORD, &challenge));
-        self.client.send_raw(&request);
-        assert_eq!(self.client.receive().expect("a request is answered").error(), None);
+    fn end(&self) {
+        self.asks(REFRESH, &[(LIFETIME, &[0; 4])]);
     }
 
     /// Checks that the server knows the allocation.
-    fn is_answered(&mut self) {
-        let (_, _, challenge) = self.client.challenge();
-        self.client.send_raw(&signed_request(REFRESH, 2, &[], (USER, PASSWORD, &challenge)));
-        assert_eq!(self.client.receive().expect("a request is answered").error(), None);
+    fn is_answered(&self) {
+        self.asks(REFRESH, &[]);
+    }
+
+    fn asks(&self, kind: u16, attributes: &[(u16, &[u8])]) {
+        assert_eq!(self.client.ask_as((USER, PASSWORD), kind, attributes).error(), None);
     }
 
     /// Checks that a peer on loopback reaches the client through the relay.
-    fn goes_on(&mut self) {
+    fn goes_on(&self) {
         let peer = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
-        let mut value = vec![0, 1];
-        value.extend((peer.local_addr().expect("it is bound").port() ^ 0x2112).to_be_bytes());
-        value.extend((0x7F00_0001 ^ COOKIE).to_be_bytes());
-        let (_, _, challenge) = self.client.challenge();
-        let wanted = [(XOR_PEER_ADDRESS, &value[..])];
-        self.client.send_raw(&signed_request(CREATE_PERMISSION, 2, &wanted, (USER, PASSWORD, &challenge)));
-        let permitted = self.client.receive().expect("a request is answered");
-        assert_eq!(permitted.error(), None);
+        let address = stun::xor_address(peer.local_addr().expect("it is bound"), 0);
+        self.asks(CREATE_PERMISSION, &[(XOR_PEER_ADDRESS, &address)]);
         peer.send_to(b"still there", self.relayed).expect("the relay has the address");
         let data = self.client.receive().expect("a Data indication");
-        assert_eq!(data.value(0x0013), b"still there");
+        assert_eq!(data.attribute(PAYLOAD), b"still there");
     }
 }
 
@@ -197,7 +169,7 @@ fn a_lease_with_another_address_under_200_calls_serves_new_calls_within_two_seco
             let mut program = serve.program;
             program.signal("HUP");
             program.line_with("configuration reloaded; nothing in it has changed");
-            Upgraded::new(&program).next();
+            Upgraded::new(&program).upgrade();
             load.signal("INT");
             load.wait(SOON);
         },
@@ -210,7 +182,7 @@ fn sessions_go_on_when_their_address_returns() {
         link("e0", "e1");
         lease(OLD, "e0", 100);
         let serve = serve(&[]);
-        let mut call = Call::new(&serve, true).expect("the address is there");
+        let call = Call::new(&serve, true).expect("the address is there");
         call.goes_on();
         end_lease(OLD, "e0");
         eventually("no address is left", || (serve.health() == Some(503)).then_some(()));
@@ -291,7 +263,7 @@ fn ipv6_leaves_a_deprecated_address_and_sessions_there_wait_when_it_expires() {
             let serve = serve(&[]);
             let at = || Call::new(&serve, false).map(|call| call.relayed.ip());
             assert_eq!(at(), Ok(ip("2001:db8:5::aaaa")));
-            let mut call = Call::new(&serve, false).expect("there is IPv6");
+            let call = Call::new(&serve, false).expect("there is IPv6");
             own("add", "2001:db8:5::bbbb", "valid_lft 600 preferred_lft 600");
             own("change", "2001:db8:5::aaaa", "valid_lft 600 preferred_lft 0");
             eventually("the deprecated address is left", || {
@@ -386,7 +358,7 @@ fn sessions_go_on_when_their_address_returns_after_50_seconds_and_end_when_it_st
             link("e0", "e1");
             lease(OLD, "e0", 100);
             let mut serve = serve(&[]);
-            let mut call = Call::new(&serve, true).expect("the address is there");
+            let call = Call::new(&serve, true).expect("the address is there");
             end_lease(OLD, "e0");
             thread::sleep(Duration::from_secs(50));
             lease(OLD, "e0", 100);
@@ -422,7 +394,9 @@ fn a_tentative_address_at_the_start_is_relayed_on_once_it_is_verified() {
             eventually("it is relayed on", || relays_on(&serve, "2001:db8:5::5").then_some(()));
             assert!(Call::new(&serve, false).is_ok());
             eventually("it is listened on", || {
-                Stun::new("[2001:db8:5::5]:3478".parse().expect("an address")).is_answered().then_some(())
+                stun::Client::new("[2001:db8:5::5]:3478".parse().expect("an address"))
+                    .is_answered()
+                    .then_some(())
             });
         },
     );
@@ -453,7 +427,7 @@ fn named_addresses_are_waited_for_whatever_can_be_bound() {
             assert_eq!(relays(&serve), [("203.0.113.9".to_owned(), false), ("::1".to_owned(), true)]);
             assert_eq!(Call::at(&serve).err(), Some(508));
             let listening = || {
-                let udp = Stun::new("203.0.113.9:3478".parse().expect("an address")).is_answered();
+                let udp = stun::Client::new("203.0.113.9:3478".parse().expect("an address")).is_answered();
                 udp && TcpStream::connect("203.0.113.9:3478").is_ok()
             };
             for _ in 0..2 {

@@ -1,18 +1,16 @@
 //! The real binary over real sockets on loopback: one module per behaviour, and `interop` for other people's programs.
-//! One test program instead of one per file, so that the harness is compiled and linked once.
+//! One test program instead of one per file, so that it is linked once.
 #![forbid(unsafe_code)]
-// Cargo builds this with `--test` only; saying so lets clippy treat the harness as test code.
+// Cargo builds this with `--test` only; saying so lets clippy treat helpers as test code.
 #![cfg(test)]
 
 mod admin_commands;
 mod admin_http;
-mod attack;
 mod bad_config;
 mod credentials;
 mod deployment;
 mod documented;
 mod exhaustion;
-mod faults;
 mod firewall;
 mod forward_access;
 mod forward_bad_rules;
@@ -22,7 +20,6 @@ mod forward_late_listeners;
 mod forward_reload;
 mod forward_sessions;
 mod graceful_stop;
-mod harness;
 mod interop;
 mod invalid_flood;
 mod json_lines;
@@ -52,7 +49,6 @@ mod sandbox;
 mod serve_default;
 mod service_manager;
 mod session_lines;
-mod soak;
 mod stores;
 mod tenants;
 mod tls_certificates;

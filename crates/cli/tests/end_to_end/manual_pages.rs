@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use super::harness::{Dir, Program, installed, need, skip, turnpike};
+use turnpike_trials::{Dir, Program, installed, need, skip, turnpike};
 
 fn printed(arguments: &[&str]) -> String {
     let run = Program::run(&mut turnpike(arguments));

@@ -1,6 +1,6 @@
 //! Counters move while a session is alive, not when it ends.
 
-use super::harness::{Load, Reflect, SOON, Serve, V4, eventually};
+use turnpike_trials::{Load, Reflect, SOON, Serve, V4, eventually};
 
 #[test]
 fn counters_move_while_the_session_is_alive() {
@@ -44,7 +44,7 @@ fn no_label_has_a_value_that_a_client_chose() {
         Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "100", "--duration", "1"]).run();
     assert_eq!(load.code, Some(0), "{}", load.output());
     let metrics = serve.metrics();
-    for chosen in [super::harness::USER, &reflect.address.to_string(), &reflect.address.port().to_string()] {
+    for chosen in [turnpike_trials::USER, &reflect.address.to_string(), &reflect.address.port().to_string()] {
         let labelled = metrics.text().lines().find(|line| line.contains(&format!("\"{chosen}\"")));
         assert_eq!(labelled, None);
     }

@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::harness::{
+use turnpike_trials::{
     Certificate, Dir, Forward, Load, Reflect, Serve, V4, connect, installed, need, say, tcp_echo,
 };
 

@@ -10,9 +10,10 @@ use hmac::{Hmac, Mac as _};
 use serde_json::Value;
 use sha1::Sha1;
 use turnpike_testkit::names::CORPUS;
+use turnpike_testkit::stun;
 use turnpike_wire::escape;
 
-use super::harness::{Program, REALM, Serve, Stun, V4, fetch, turnpike};
+use turnpike_trials::{Program, REALM, Serve, V4, fetch, turnpike};
 
 /// An address for each name: log lines about refusals are limited by address.
 fn client(number: usize) -> IpAddr {
@@ -33,7 +34,7 @@ fn users(body: &str, list: &str) -> BTreeSet<String> {
 fn refused_names_are_escaped_in_the_log_and_kept_by_the_api() {
     let mut serve = Serve::start(&[]);
     for (number, (name, shown)) in CORPUS.iter().enumerate() {
-        let mut stun = Stun::from(client(number), serve.address(V4));
+        let stun = stun::Client::from(client(number), serve.address(V4));
         let (_, _, challenge) = stun.challenge();
         stun.forge(name, REALM.as_bytes(), &challenge.nonce);
         let line = serve.program.line_with(&format!("credential refused user=\"{shown}\" "));
@@ -48,9 +49,9 @@ fn refused_names_are_escaped_in_the_log_and_kept_by_the_api() {
 #[test]
 fn a_username_that_is_no_text_is_refused_and_named_by_its_attribute() {
     let mut serve = Serve::start(&["-v"]);
-    let mut stun = Stun::new(serve.address(V4));
+    let stun = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = stun.challenge();
-    let code = stun.forge_bytes(b"f\xffnul", REALM.as_bytes(), &challenge.nonce);
+    let code = stun.forge(b"f\xffnul", REALM.as_bytes(), &challenge.nonce);
     assert_eq!(code, Some(400));
     let line = serve.program.line_with("request refused");
     assert!(line.contains(" user=\"\" ") && line.contains("USERNAME"), "{line}");
@@ -65,7 +66,7 @@ fn names_of_sessions_are_escaped_in_tables_and_kept_in_json() {
         let mut mac = Hmac::<Sha1>::new_from_slice(b"north-star").expect("any length");
         mac.update(user.as_bytes());
         let password = BASE64_STANDARD.encode(mac.finalize().into_bytes());
-        let mut stun = Stun::from(client(number), serve.address(V4));
+        let stun = stun::Client::from(client(number), serve.address(V4));
         let (_, _, challenge) = stun.challenge();
         assert_eq!(stun.allocate(&user, &password, &challenge), None, "{user:?}");
         wanted.insert(user);

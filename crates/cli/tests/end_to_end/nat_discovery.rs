@@ -5,23 +5,12 @@ use std::{
     time::Duration,
 };
 
-use super::harness::{Dir, Program, SOON, Serve, V4, address_after, eventually, free_port, turnpike};
-
-const CHANGE_REQUEST: u16 = 0x0003;
-const PADDING: u16 = 0x0026;
-const RESPONSE_PORT: u16 = 0x0027;
+use turnpike_testkit::stun::{self, attribute::*};
+use turnpike_trials::{Dir, Program, SOON, Serve, V4, address_after, eventually, free_port, turnpike};
 
 /// A Binding request with one attribute.
 fn binding(kind: u16, value: &[u8]) -> Vec<u8> {
-    let length = u16::try_from(value.len()).expect("a short value");
-    let mut bytes =
-        [&[0, 1][..], &(length.next_multiple_of(4) + 4).to_be_bytes(), &[0x21, 0x12, 0xA4, 0x42], &[7; 12]]
-            .concat();
-    bytes.extend(kind.to_be_bytes());
-    bytes.extend(length.to_be_bytes());
-    bytes.extend(value);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes
+    stun::plain_message(stun::kind::BINDING, &[(kind, value)])
 }
 
 fn client() -> UdpSocket {

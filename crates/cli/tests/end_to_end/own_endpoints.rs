@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use turnpike_testkit::alone;
 
-use super::harness::{Load, Serve, V4, eventually};
+use turnpike_trials::{Load, Serve, V4, eventually};
 
 fn ip(arguments: &[&str]) {
     alone::run("ip", arguments);

@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::harness::{
+use turnpike_trials::{
     Dir, Load, Program, Reflect, SOON, V4, eventually, free_port, say, say_udp, tcp_echo, udp_echo,
 };
 

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::harness::{Finished, PASSWORD, Program, REALM, Serve, USER, V4, free_port, turnpike};
+use turnpike_trials::{Finished, PASSWORD, Program, REALM, Serve, USER, V4, free_port, turnpike};
 
 fn probe(arguments: &[&str]) -> Finished {
     let mut all = vec!["probe"];

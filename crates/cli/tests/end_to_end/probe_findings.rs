@@ -2,10 +2,11 @@
 //! address, NAT behaviour, and peers that should be out of reach.
 
 use serde_json::Value;
+use turnpike_testkit::stun;
 
-use super::harness::{
-    Certificate, Dir, Finished, PASSWORD, Program, REALM, Serve, Stun, USER, V4, V6, eventually, fetch,
-    free_port, has_ipv6, namespace, need, turnpike,
+use turnpike_trials::{
+    Certificate, Dir, Finished, PASSWORD, Program, REALM, Serve, USER, V4, V6, eventually, fetch, free_port,
+    has_ipv6, namespace, need, turnpike,
 };
 
 const NAME: &str = "turn.example.org";
@@ -299,7 +300,7 @@ fn probe_does_not_bury_refusals_of_others() {
         "--relay-ip",
         "127.0.0.1",
     ]);
-    let mut stranger = Stun::new(serve.address(V4));
+    let stranger = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = stranger.challenge();
     assert_eq!(stranger.forge("mallory", REALM.as_bytes(), &challenge.nonce), Some(401));
     let run = probe(&format!("turn:{}", serve.address(V4)), &[]);

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::harness::{
+use turnpike_trials::{
     Certificate, Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, SOON, Serve, USER, V4, turnpike,
 };
 

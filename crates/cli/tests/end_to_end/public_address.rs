@@ -1,6 +1,6 @@
 //! `turnpike public-address` beside a metadata service as clouds have one, and what `serve` makes of its files.
 
-use super::harness::{Dir, Program, installed, namespace, need};
+use turnpike_trials::{Dir, Program, installed, namespace, need};
 
 /// In a network where the service has its own address, 169.254.169.254.
 #[test]

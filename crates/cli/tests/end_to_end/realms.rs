@@ -1,8 +1,9 @@
 //! Several realms on one server: each with its own users, listener and limit, from one file and through a reload.
 
 use std::fs;
+use turnpike_testkit::stun;
 
-use super::harness::{Challenge, Dir, Finished, Load, Program, Stun, V4, free_port, turnpike};
+use turnpike_trials::{Dir, Finished, Load, Program, V4, free_port, turnpike};
 
 fn allocate(port: u16, user: &str, clients: &str) -> Finished {
     Load::as_user(([127, 0, 0, 1], port).into(), user)
@@ -85,9 +86,9 @@ fn a_reload_that_removes_a_realm_ends_its_sessions_and_no_others() {
 
     let server = ([127, 0, 0, 1], port).into();
     for (realm, password) in [("north.example", "one"), ("south.example", "two")] {
-        let mut stun = Stun::new(server);
+        let stun = stun::Client::new(server);
         let (_, _, challenge) = stun.challenge();
-        let wanted = Challenge { realm: realm.into(), ..challenge };
+        let wanted = stun::Challenge { realm: realm.into(), ..challenge };
         assert_eq!(stun.allocate("ned", password, &wanted), None, "{realm}");
     }
 

@@ -1,7 +1,8 @@
 //! Time-limited credentials are accepted until their time is over. Each refused credential has a reason, in one log
 //! line for people and one counter for machines; the client learns no more than 401.
 
-use super::harness::{Dir, Load, Program, REALM, Serve, Stun, USER, V4, eventually, turnpike};
+use turnpike_testkit::stun;
+use turnpike_trials::{Dir, Load, Program, REALM, Serve, USER, V4, eventually, turnpike};
 
 /// Username, realm it is sent with, reason in the log, `reason` label of the counter.
 const REFUSALS: &[(&str, &str, &str, &str)] = &[
@@ -18,7 +19,7 @@ fn each_refused_credential_is_logged_and_counted_with_its_reason() {
     for (username, realm, reason, label) in REFUSALS {
         // A server each: log lines about refusals are bounded in rate, and this is not about that bound.
         let mut serve = Serve::start(&["--secret", "north-star"]);
-        let mut stun = Stun::new(serve.address(V4));
+        let stun = stun::Client::new(serve.address(V4));
         let (_, _, challenge) = stun.challenge();
         assert_eq!(challenge.realm, REALM.as_bytes());
         let error = stun.forge(username, realm.as_bytes(), &challenge.nonce);
@@ -39,11 +40,11 @@ fn each_refused_credential_is_logged_and_counted_with_its_reason() {
 #[test]
 fn a_time_limited_credential_says_for_how_long_it_is_over() {
     let mut serve = Serve::start(&["--secret", "north-star"]);
-    let mut stun = Stun::new(serve.address(V4));
+    let stun = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = stun.challenge();
     let now =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs();
-    stun.forge(&format!("{}:bob", now - 42), REALM.as_bytes(), &challenge.nonce);
+    stun.forge(format!("{}:bob", now - 42), REALM.as_bytes(), &challenge.nonce);
     let line = serve.program.line_with("credential refused");
     // A slow machine may see it a few seconds later.
     let seconds = (42..72).find(|seconds| line.contains(&format!("expired {seconds} s ago")));
@@ -54,12 +55,12 @@ fn a_time_limited_credential_says_for_how_long_it_is_over() {
 #[test]
 fn one_who_guesses_passwords_leaves_room_in_the_log_for_others() {
     let mut serve = Serve::start(&["--workers", "1"]);
-    let mut guesser = Stun::from([127, 0, 0, 2].into(), serve.address(V4));
+    let guesser = stun::Client::from([127, 0, 0, 2].into(), serve.address(V4));
     let (_, _, challenge) = guesser.challenge();
     for _ in 0..500 {
         assert_eq!(guesser.forge("guessed", REALM.as_bytes(), &challenge.nonce), Some(401));
     }
-    let mut honest = Stun::new(serve.address(V4));
+    let honest = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = honest.challenge();
     assert_eq!(honest.forge("honest", REALM.as_bytes(), &challenge.nonce), Some(401));
     let line = serve.program.line_with("honest");
@@ -81,7 +82,8 @@ fn one_who_guesses_passwords_leaves_room_in_the_log_for_others() {
 #[test]
 fn a_wrong_key_with_a_nonce_of_another_address_is_counted_and_accuses_nobody() {
     let serve = Serve::start(&[]);
-    let error = Stun::new(serve.address(V4)).forge(USER, REALM.as_bytes(), b"a nonce of somebody else");
+    let error =
+        stun::Client::new(serve.address(V4)).forge(USER, REALM.as_bytes(), b"a nonce of somebody else");
     assert_eq!(error, Some(401));
     let counted = || serve.metrics().sum("turnpike_credentials_refused_total", "reason=\"wrong_key\"");
     eventually("it is counted", || (counted() == 1).then_some(()));
@@ -128,7 +130,7 @@ fn a_user_and_a_time_limited_id_of_the_same_name_have_quotas_of_their_own() {
     let mut clients = Vec::new();
     for (user, password) in [("a", "one"), timed] {
         for expected in [None, Some(486)] {
-            let mut stun = Stun::new(serve.address(V4));
+            let stun = stun::Client::new(serve.address(V4));
             let (_, _, challenge) = stun.challenge();
             assert_eq!(stun.allocate(user, password, &challenge), expected, "{user}");
             // Its allocation lives on.

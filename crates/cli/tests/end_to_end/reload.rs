@@ -2,7 +2,7 @@
 
 use std::{fs, net::UdpSocket};
 
-use super::harness::{
+use turnpike_trials::{
     Dir, Finished, Load, Program, Reflect, SOON, Serve, V4, eventually, fetch, free_port, turnpike,
 };
 

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 
-use super::harness::{
+use turnpike_trials::{
     Certificate, Dir, Forward, Load, Program, Reflect, Serve, Upgraded, V4, eventually, fetch, skip, turnpike,
 };
 
@@ -57,7 +57,7 @@ fn each_thread_of_a_server_is_in_it_and_so_is_the_process_that_goes_on() {
     let filters = of_threads(serve.program.pid(), "Seccomp_filters");
     let mut upgraded = Upgraded::new(&serve.program);
     for _ in 0..2 {
-        upgraded.next();
+        upgraded.upgrade();
         assert_sandboxed(upgraded.pid());
         // The kernel takes only so many: what is in force is not put there again.
         assert_eq!(of_threads(upgraded.pid(), "Seccomp_filters").first(), filters.first());

@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use super::harness::{Load, Metrics, Program, Reflect, SOON, Serve, V4, eventually, turnpike};
+use turnpike_trials::{Load, Metrics, Program, Reflect, SOON, Serve, V4, eventually, turnpike};
 
 #[test]
 fn the_generated_credential_works_and_is_printed_once() {

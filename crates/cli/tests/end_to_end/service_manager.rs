@@ -2,7 +2,7 @@
 
 use std::{os::unix::net::UnixDatagram, process::Command, time::Instant};
 
-use super::harness::{Dir, Program, SOON, tcp_echo, turnpike};
+use turnpike_trials::{Dir, Program, SOON, tcp_echo, turnpike};
 
 /// The end of the service manager.
 struct Manager {

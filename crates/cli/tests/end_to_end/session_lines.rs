@@ -1,6 +1,6 @@
 //! A line per session: what it names, and that nobody fills a disk with them.
 
-use super::harness::{Certificate, Load, Reflect, SOON, Serve, USER, V4, eventually};
+use turnpike_trials::{Certificate, Load, Reflect, SOON, Serve, USER, V4, eventually};
 
 fn field(line: &str, name: &str) -> Option<String> {
     let (_, rest) = line.split_once(&format!(" {name}="))?;

@@ -12,26 +12,27 @@ use std::{
     thread,
     time::Duration,
 };
+use turnpike_testkit::stun;
 
 use serde_json::Value;
 use turnpike_testkit::databases::{PASSWORD as SERVERS_PASSWORD, Proxy, Server};
 
-use super::harness::{
-    Challenge, Dir, Finished, Load, Program, Reflect, SOON, Serve, Stun, V4, eventually, need, skip, turnpike,
+use turnpike_trials::{
+    Dir, Finished, Load, Program, Reflect, SOON, Serve, V4, coturn_store, eventually, need, skip, turnpike,
 };
 
 /// The error code that this user gets for an Allocate in the realm that the server names first; `None` for an allocation.
 fn allocate(serve: &Serve, user: &str, password: &str) -> Option<u16> {
-    let mut client = Stun::new(serve.address(V4));
+    let client = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = client.challenge();
     client.allocate(user, password, &challenge)
 }
 
 /// The same in a realm that the client knows of.
 fn allocate_in(serve: &Serve, realm: &str, user: &str, password: &str) -> Option<u16> {
-    let mut client = Stun::new(serve.address(V4));
-    let (_, _, Challenge { nonce, .. }) = client.challenge();
-    client.allocate(user, password, &Challenge { realm: realm.as_bytes().to_vec(), nonce })
+    let client = stun::Client::new(serve.address(V4));
+    let (_, _, stun::Challenge { nonce, .. }) = client.challenge();
+    client.allocate(user, password, &stun::Challenge { realm: realm.as_bytes().to_vec(), nonce })
 }
 
 fn run(arguments: &[&str]) -> Finished {
@@ -108,7 +109,7 @@ fn a_command_without_the_server_writes_to_no_realm_that_the_server_does_not_have
     let dir = Dir::new();
     let state = path(dir.path());
     let serve = Serve::start(&["--state", state]);
-    let realm = super::harness::REALM;
+    let realm = turnpike_trials::REALM;
     for command in [&["user", "add", "carol"][..], &["user", "remove", "carol"], &["secret", "add"]] {
         let ended = run(&[command, &["--state", state]].concat());
         assert_eq!(ended.code, Some(2), "{command:?}: {}", ended.output());
@@ -131,7 +132,7 @@ fn a_running_server_sees_what_the_commands_write() {
     let dir = Dir::new();
     let state = path(dir.path());
     let mut serve = Serve::start(&["--state", state]);
-    let realm = super::harness::REALM;
+    let realm = turnpike_trials::REALM;
     let with = |command: &[&str], more: &[&str]| {
         let mut arguments = command.to_vec();
         arguments.extend(["--state", state]);
@@ -142,7 +143,7 @@ fn a_running_server_sees_what_the_commands_write() {
     with(&["user", "add", "bob"], &["--realm", realm, "--password", "sesame"]);
     eventually("bob gets in", || (allocate(&serve, "bob", "sesame").is_none()).then_some(()));
     // Beside those of the configuration.
-    assert_eq!(allocate(&serve, super::harness::USER, super::harness::PASSWORD), None);
+    assert_eq!(allocate(&serve, turnpike_trials::USER, turnpike_trials::PASSWORD), None);
     with(&["user", "add", "bob"], &["--realm", realm, "--password", "changed"]);
     eventually("bob's new password counts", || (allocate(&serve, "bob", "changed").is_none()).then_some(()));
     assert_eq!(allocate(&serve, "bob", "sesame"), Some(401));
@@ -178,9 +179,9 @@ fn a_running_server_sees_what_the_commands_write() {
     assert_eq!(allocate_in(&serve, realm, "dora", "pw"), Some(401));
     with(&["realm", "add", "blue.example"], &["--allocations-per-user", "1"]);
     eventually("the realm is served", || {
-        let mut client = Stun::new(serve.address(V4));
-        let (_, _, Challenge { nonce, .. }) = client.challenge();
-        let wanted = Challenge { realm: b"blue.example".to_vec(), nonce };
+        let client = stun::Client::new(serve.address(V4));
+        let (_, _, stun::Challenge { nonce, .. }) = client.challenge();
+        let wanted = stun::Challenge { realm: b"blue.example".to_vec(), nonce };
         // Who names a realm that is not served is led to the first.
         let answer = client.forge("dora", &wanted.realm, &wanted.nonce);
         (answer == Some(438)).then_some(())
@@ -218,7 +219,7 @@ fn a_running_server_is_asked_where_no_store_is_named_and_the_store_of_nobody_whe
     let address = address.parse().expect("an address");
     server.line_with("admin interface on unix:");
     let allocate = |user: &str, password: &str| {
-        let mut client = Stun::new(address);
+        let client = stun::Client::new(address);
         let (_, _, challenge) = client.challenge();
         client.allocate(user, password, &challenge)
     };
@@ -332,28 +333,6 @@ fn a_state_that_cannot_be_written_leaves_a_credential_for_this_run() {
     assert_eq!(allocate(&serve, "turnpike", rest.split(' ').next().expect("a word")), None);
 }
 
-/// PostgreSQL with coturn's tables, and a proxy in front of it.
-pub(crate) fn coturn_store() -> Result<(Server, Proxy), String> {
-    let server = Server::postgres()?;
-    let proxy = Proxy::new(server.address);
-    let document = include_str!("../../../../docs/stores.md");
-    let (_, rest) = document.split_once("```sql\n").expect("the document has the schema");
-    let psql = turnpike_testkit::databases::installed("psql").ok_or("psql is not installed")?;
-    let schema = rest.split_once("```").expect("and its end").0;
-    let ended = Program::run(std::process::Command::new(psql).env("PGPASSWORD", SERVERS_PASSWORD).args([
-        "-X",
-        "-q",
-        "-v",
-        "ON_ERROR_STOP=1",
-        "-d",
-        &server.coturn_words(),
-        "-c",
-        schema,
-    ]));
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
-    Ok((server, proxy))
-}
-
 /// Such a store, and `serve` that asks it.
 struct World {
     serve: Serve,
@@ -377,7 +356,7 @@ impl World {
             "add",
             name,
             "--realm",
-            super::harness::REALM,
+            turnpike_trials::REALM,
             "--password",
             password,
             "--store",
@@ -403,7 +382,7 @@ fn a_database_that_goes_and_comes_is_noticed_by_who_is_not_known_alone() {
     for _ in 0..4 {
         assert_eq!(allocate(&world.serve, "known", "pw"), None);
         assert_eq!(allocate(&world.serve, "stranger", "pw"), Some(500));
-        assert_eq!(allocate(&world.serve, super::harness::USER, super::harness::PASSWORD), None);
+        assert_eq!(allocate(&world.serve, turnpike_trials::USER, turnpike_trials::PASSWORD), None);
     }
     let line = world.serve.program.line_with("does not answer in time");
     assert!(!line.contains(SERVERS_PASSWORD), "{line}");
@@ -424,7 +403,7 @@ fn a_database_that_is_away_at_the_start_is_taken_when_it_comes() {
     let url = server.url(server.address, "");
     let mut serve = Serve::start(&["--store", &url]);
     serve.program.line_with("cannot be reached");
-    assert_eq!(allocate(&serve, super::harness::USER, super::harness::PASSWORD), None);
+    assert_eq!(allocate(&serve, turnpike_trials::USER, turnpike_trials::PASSWORD), None);
     assert_eq!(allocate(&serve, "stranger", "pw"), Some(500));
     server.start();
     // It has no tables: that is told when it is there.
@@ -447,7 +426,7 @@ fn store_that_answers_nonsense_does_not_end_a_server_with_users_of_its_own() {
         }
     });
     let serve = Serve::start(&["--store", &url]);
-    assert_eq!(allocate(&serve, super::harness::USER, super::harness::PASSWORD), None);
+    assert_eq!(allocate(&serve, turnpike_trials::USER, turnpike_trials::PASSWORD), None);
 }
 
 #[test]

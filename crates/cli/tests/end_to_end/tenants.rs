@@ -10,10 +10,11 @@ use std::{
     sync::mpsc::{self, Receiver},
     thread,
 };
+use turnpike_testkit::stun;
 
-use super::harness::{
-    Answer, Certificate, Challenge, Dir, Finished, Load, Program, Reflect, SOON, Stun, V4, address_after,
-    allocate_request, eventually, installed, need, shown_by, turnpike,
+use turnpike_trials::{
+    Certificate, Dir, Finished, Load, Program, Reflect, SOON, V4, address_after, eventually, installed, need,
+    shown_by, turnpike,
 };
 
 const A: &str = "a.example";
@@ -117,7 +118,7 @@ fn a_server_name_leads_to_its_own_certificate_realm_and_users() {
     assert_eq!(run.code, Some(1), "{}", run.output());
     assert!(run.stderr.contains("refused user"), "{}", run.output());
     // Without a name of its own a client gets what everybody gets, and so does one without TLS.
-    let mut plain = Stun::new(tenants.address);
+    let plain = stun::Client::new(tenants.address);
     assert_eq!(plain.challenge().2.realm, b"other");
 
     // Users of a realm are others after a reload; names and numbers of listeners stay.
@@ -158,11 +159,11 @@ fn a_client_may_name_another_realm_that_its_listener_serves() {
         (listeners[1], "sue", "two", "south.example", false),
         (listeners[0], "ned", "one", "nowhere.example", false),
     ] {
-        let mut stun = Stun::new(listener);
+        let stun = stun::Client::new(listener);
         let (_, _, challenge) = stun.challenge();
         assert_eq!(challenge.realm, b"north.example");
         // Nonces are a realm's own, so that one of another is stale.
-        let wanted = Challenge { realm: realm.into(), ..challenge };
+        let wanted = stun::Challenge { realm: realm.into(), ..challenge };
         let answer = stun.allocate(user, password, &wanted);
         let expected = if granted { None } else { Some(401) };
         assert_eq!(answer, expected, "{user} in {realm} on {listener}");
@@ -179,15 +180,15 @@ fn a_server_name_leads_to_its_certificate_and_realm_by_dtls_too() {
     {
         let own = tenants.certificates[certificate].cert();
         let mut openssl = Openssl::start(tenants.address, name, &own);
-        let refused = openssl.ask(&allocate_request(1, None));
+        let refused = openssl.ask(&stun::allocate_request(None));
         assert_eq!(refused.error(), Some(401), "{name}");
         let challenge = refused.challenge();
         assert_eq!(challenge.realm, realm.as_bytes(), "{name}");
-        for (id, nobody) in (2..).zip(["ann", "bea", "otto"].into_iter().filter(|other| *other != user)) {
-            let refused = openssl.ask(&allocate_request(id, Some((nobody, "x", &challenge))));
+        for nobody in ["ann", "bea", "otto"].into_iter().filter(|other| *other != user) {
+            let refused = openssl.ask(&stun::allocate_request(Some((nobody, "x", &challenge))));
             assert_eq!(refused.error(), Some(401), "{nobody} at {name}");
         }
-        let granted = openssl.ask(&allocate_request(9, Some((user, "x", &challenge))));
+        let granted = openssl.ask(&stun::allocate_request(Some((user, "x", &challenge))));
         assert_eq!(granted.error(), None, "{user} at {name}");
         // Its farewell ends the allocation, which is found under the number that the name has.
         openssl.end();
@@ -202,7 +203,8 @@ fn a_server_name_leads_to_its_certificate_and_realm_by_dtls_too() {
     tenants.program.line_with("configuration reloaded");
     let own = tenants.certificates[0].cert();
     eventually("the new realm is served", || {
-        let refused = Openssl::start(tenants.address, "other.example", &own).ask(&allocate_request(1, None));
+        let refused =
+            Openssl::start(tenants.address, "other.example", &own).ask(&stun::allocate_request(None));
         (refused.challenge().realm == b"realm-c").then_some(())
     });
 }
@@ -244,11 +246,11 @@ impl Openssl {
     }
 
     /// The answer to a request, which goes into one record.
-    fn ask(&mut self, request: &[u8]) -> Answer {
+    fn ask(&mut self, request: &[u8]) -> stun::Message {
         let stdin = self.child.stdin.as_mut().expect("piped");
         stdin.write_all(request).and_then(|()| stdin.flush()).expect("openssl reads");
         let answer = self.answers.recv_timeout(SOON).expect("an answer, and a certificate that verifies");
-        Answer::parse(&answer)
+        stun::Message::stun(&answer)
     }
 
     /// Has nothing more to say, at which openssl takes its leave of the server.

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use super::harness::{
+use turnpike_trials::{
     Certificate, Dir, Finished, Load, Program, Reflect, SOON, Serve, V4, eventually, installed, need,
     shown_by, turnpike,
 };

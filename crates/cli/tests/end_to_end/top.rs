@@ -1,8 +1,9 @@
 //! `turnpike top` against a real server, and why a client was refused, from the client's packet to the words.
 
 use serde_json::Value;
+use turnpike_testkit::stun;
 
-use super::harness::{Finished, Load, Program, REALM, Reflect, Serve, Stun, V4, eventually, turnpike};
+use turnpike_trials::{Finished, Load, Program, REALM, Reflect, Serve, V4, eventually, turnpike};
 
 fn top(serve: &Serve, more: &[&str]) -> Finished {
     let admin = serve.admin().to_string();
@@ -47,13 +48,13 @@ fn top_needs_a_terminal_or_a_word_that_it_needs_none() {
 #[test]
 fn a_client_that_is_refused_is_found_with_the_reason_and_a_remedy() {
     let serve = Serve::start(&[]);
-    let mut stun = Stun::new(serve.address(V4));
+    let stun = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = stun.challenge();
     for _ in 0..3 {
         assert_eq!(stun.forge("mallory", REALM.as_bytes(), &challenge.nonce), Some(401));
     }
     let found = eventually("it is remembered", || {
-        let (status, text) = super::harness::fetch(serve.admin(), "/v1/refusals?client=127.0.0.1").ok()?;
+        let (status, text) = turnpike_trials::fetch(serve.admin(), "/v1/refusals?client=127.0.0.1").ok()?;
         assert_eq!(status, 200, "{text}");
         let found: Value = serde_json::from_str(&text).expect("JSON");
         (found["refusals"][0]["count"] == 3).then(|| found["refusals"][0].clone())
@@ -61,6 +62,6 @@ fn a_client_that_is_refused_is_found_with_the_reason_and_a_remedy() {
     assert_eq!((&found["user"], &found["code"]), (&"mallory".into(), &401.into()));
     assert_eq!(found["reason"], "no such user");
     assert!(found["remedy"].as_str().is_some_and(|remedy| remedy.ends_with('.')), "{found}");
-    let (_, text) = super::harness::fetch(serve.admin(), "/v1/refusals?user=somebody").expect("an answer");
+    let (_, text) = turnpike_trials::fetch(serve.admin(), "/v1/refusals?user=somebody").expect("an answer");
     assert_eq!(text, "{\"refusals\":[]}");
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use turnpike_testkit::tests;
 
-use super::harness::{
+use turnpike_trials::{
     Certificate, Dir, Finished, Load, PASSWORD, Program, Reflect, SOON, Serve, USER, V4, V6, address_after,
     eventually, free_port, loopback_of, need, turnpike, words,
 };

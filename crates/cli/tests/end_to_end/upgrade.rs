@@ -1,16 +1,12 @@
 //! `turnpike upgrade` and SIGUSR2: another process takes the place of a running server, and its clients notice nothing.
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
-};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
 use serde_json::Value;
 
-use super::harness::{
-    Certificate, Dir, Finished, Load, Metrics, Program, RUN, Reflect, SOON, Serve, Upgraded, V4,
-    address_after, delete, ends, eventually, fetch, lives, post, turnpike, upgradable,
+use turnpike_trials::{
+    Certificate, Dir, Finished, Load, Metrics, Program, Reflect, SOON, Serve, Upgraded, V4, address_after,
+    delete, ends, eventually, fetch, lives, post, run_directory, turnpike, upgradable,
 };
 
 /// Datagrams a second, few enough that the smallest receive buffer of any kernel holds what comes while a busy machine lets a
@@ -64,7 +60,7 @@ fn clients_over_udp_notice_nothing_and_all_is_counted() {
     let mut upgraded = Upgraded::new(&serve.program);
     let load = talking(&serve, &reflect, 16);
     for turn in 1..=3 {
-        let before = (relayed(&serve), upgraded.next());
+        let before = (relayed(&serve), upgraded.upgrade());
         // The page is the new one's, and what the one before has counted is in it.
         let now = relayed(&serve);
         assert!(now >= before.0, "{now} after {}", before.0);
@@ -132,7 +128,7 @@ fn streams_and_dtls_live_on_in_the_old_process_and_newcomers_come_to_the_new_one
     let before: Vec<Program> = all.iter().map(|transport| load(transport, "600")).collect();
     serve.wait_for_allocations(16);
     goes_on(&serve);
-    let first = upgraded.next();
+    let first = upgraded.upgrade();
     let lines = serve.program.lines();
     let line = lines.iter().find(|line| line.contains("handed over")).expect("it says so");
     assert!(line.contains("allocations=12 connections=12 "), "{line}");
@@ -144,7 +140,7 @@ fn streams_and_dtls_live_on_in_the_old_process_and_newcomers_come_to_the_new_one
     }
     serve.wait_for_allocations(16);
     // Again: now two processes have clients of before.
-    let second = upgraded.next();
+    let second = upgraded.upgrade();
     serve.wait_for_allocations(16);
     for transport in all {
         is_well(load(transport, "1").wait(SOON), transport);
@@ -205,7 +201,7 @@ fn sessions_that_stay_in_previous_processes_are_listed_and_can_be_ended() {
 
     let (udp, old) = (load("udp", "1"), load("tcp", "2"));
     serve.wait_for_allocations(3);
-    let first = upgraded.next();
+    let first = upgraded.upgrade();
     let expected = [in_process(first), in_process(first), here("udp")];
     assert_eq!(of(&listed(&run)), expected);
     // A page may end anywhere.
@@ -233,7 +229,7 @@ fn sessions_that_stay_in_previous_processes_are_listed_and_can_be_ended() {
     // Once more: the second process asks the first.
     let middle = load("tcp", "1");
     serve.wait_for_allocations(4);
-    let second = upgraded.next();
+    let second = upgraded.upgrade();
     let both = listed(&run);
     let mut expected = vec![in_process(first), in_process(first), in_process(second), here("udp")];
     expected.sort();
@@ -274,10 +270,10 @@ fn a_ban_ends_sessions_that_stay_in_previous_processes() {
     };
     let oldest = load("2");
     serve.wait_for_allocations(2);
-    let first = upgraded.next();
+    let first = upgraded.upgrade();
     let middle = load("1");
     serve.wait_for_allocations(3);
-    let second = upgraded.next();
+    let second = upgraded.upgrade();
     let ban = serde_json::json!({ "client": "127.0.0.0/8", "seconds": 600 });
     let (status, banned) = post(serve.admin(), "/v1/bans", TOKEN, &ban).expect("it answers");
     assert_eq!((status, &banned["ended"]), (201, &3.into()), "{banned}");
@@ -322,7 +318,7 @@ fn a_program_that_does_not_take_over_changes_nothing() {
     let asked = upgraded.ask(&["--binary", "/nowhere/turnpike"]);
     assert!(asked.code == Some(1) && asked.stderr.contains("/nowhere/turnpike"), "{}", asked.output());
     assert_eq!(serve.metrics().sum("turnpike_upgrades_total", "result=\"failed\""), 3);
-    upgraded.next();
+    upgraded.upgrade();
     heard_all(load);
 }
 
@@ -368,7 +364,7 @@ fn a_configuration_that_does_not_fit_is_told_and_changes_nothing() {
     }
     // Another number of workers is none that a running server can have, and no reason to refuse.
     fs::write(path, text.replace("workers = 2", "workers = 3")).expect("our own file");
-    upgraded.next();
+    upgraded.upgrade();
     program.line_with("server.workers has changed, but takes effect only after a restart");
     eventually("it goes on", || {
         (count("turnpike_relayed_datagrams_total", "direction=\"to_client\"") > 1000).then_some(())
@@ -395,7 +391,7 @@ fn a_server_that_drains_or_is_not_there_is_not_upgraded() {
         "{}",
         asked.output()
     );
-    let socket = Path::new(RUN).join(format!("{pid}.sock"));
+    let socket = run_directory().join(format!("{pid}.sock"));
     assert!(!socket.exists(), "its socket is left");
     let asked = Program::run(&mut turnpike(&["upgrade", "--socket", &socket.display().to_string()]));
     assert!(asked.code == Some(1) && asked.stderr.contains("cannot ask at"), "{}", asked.output());

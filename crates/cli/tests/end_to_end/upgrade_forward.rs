@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::harness::{
+use turnpike_trials::{
     Dir, Forward, SOON, Upgraded, V4, connect, ends, eventually, lives, say, say_udp, tcp_echo, udp_echo,
 };
 
@@ -55,7 +55,7 @@ fn listeners_and_udp_sessions_go_along_and_connections_stay() {
     let talks: Vec<_> = (0..4).map(|_| talk(udp)).collect();
     forward.wait_for("turnpike_forward_connections", "rule=\"u\"", 4);
 
-    let first = upgraded.next();
+    let first = upgraded.upgrade();
     let pid_file = || fs::read_to_string(forward.path("pid")).unwrap_or_default();
     eventually("the file names the new process", || pid_file().trim() == upgraded.pid().to_string());
     assert_eq!(say(&mut stream, "after"), "after");
@@ -63,7 +63,7 @@ fn listeners_and_udp_sessions_go_along_and_connections_stay() {
     assert_eq!(say_udp(udp, "a newcomer"), "a newcomer");
     forward.wait_for("turnpike_forward_accepted_total", "rule=\"t\"", 2);
     forward.wait_for("turnpike_forward_connections", "rule=\"t\"", 1);
-    let second = upgraded.next();
+    let second = upgraded.upgrade();
     assert_eq!(say(&mut stream, "once more"), "once more");
     assert!(lives(first), "it has a connection");
     drop(stream);
@@ -102,7 +102,7 @@ fn a_rule_that_is_gone_is_told_and_changes_nothing() {
     assert!(asked.stderr.contains("rule b ") && asked.stderr.contains("reload"), "{}", asked.output());
     assert_eq!(say(&mut connect(address), "still here"), "still here");
     forward.write("f.toml", &both);
-    upgraded.next();
+    upgraded.upgrade();
     assert_eq!(say(&mut connect(address), "and there"), "and there");
     ends(forward.program.pid());
     assert_eq!(say(&mut connect(address), "alone"), "alone");

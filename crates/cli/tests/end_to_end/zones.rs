@@ -8,7 +8,7 @@ use std::{
 
 use turnpike_testkit::alone::{self, run};
 
-use super::harness::{Forward, SOON, Serve, connect, eventually, say};
+use turnpike_trials::{Forward, SOON, Serve, connect, eventually, say};
 
 const LISTENER: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 const TARGET: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2);

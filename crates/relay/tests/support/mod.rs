@@ -18,7 +18,10 @@ use turnpike_relay::{
     StreamConfig, StreamStats, TlsContext, WorkerSnapshot,
 };
 pub(crate) use turnpike_testkit::{
-    PATIENCE as SOON, alone::in_network_namespace, alone::run, eventually, stun::message as stun,
+    PATIENCE as SOON,
+    alone::{in_network_namespace, run},
+    eventually,
+    stun::{Message, attribute::*, kind::*, message as stun},
 };
 use turnpike_testkit::{
     certificates::{Certificate, believing_client},
@@ -28,14 +31,6 @@ use turnpike_turn::server::{PeerRules, ServerConfig};
 use turnpike_wire::frame::{Framer, MAX_MESSAGE_LEN};
 
 pub(crate) const CHANNEL: u16 = 0x4001;
-
-pub(crate) const BINDING: u16 = 0x0001;
-pub(crate) const ALLOCATE: u16 = 0x0003;
-pub(crate) const REFRESH: u16 = 0x0004;
-pub(crate) const SEND: u16 = 0x0016;
-pub(crate) const DATA: u16 = 0x0017;
-pub(crate) const PERMIT: u16 = 0x0008;
-pub(crate) const BIND: u16 = 0x0009;
 
 pub(crate) struct World {
     pub(crate) relay: Relay,
@@ -223,12 +218,12 @@ pub(crate) fn plain(value: &[u8]) -> SocketAddr {
 }
 
 pub(crate) fn permit(peer: SocketAddr) -> Vec<u8> {
-    stun(PERMIT, 3, &[(0x0012, &xored(peer))])
+    stun(CREATE_PERMISSION, 3, &[(0x0012, &xored(peer))])
 }
 
 pub(crate) fn bind(peer: SocketAddr) -> Vec<u8> {
     let number = [&CHANNEL.to_be_bytes()[..], &[0, 0]].concat();
-    stun(BIND, 2, &[(0x000C, &number), (0x0012, &xored(peer))])
+    stun(CHANNEL_BIND, 2, &[(0x000C, &number), (0x0012, &xored(peer))])
 }
 
 /// Without padding.
@@ -240,27 +235,6 @@ pub(crate) fn channel_data(payload: &[u8]) -> Vec<u8> {
 pub(crate) fn padded(mut message: Vec<u8>) -> Vec<u8> {
     message.resize(message.len().next_multiple_of(4), 0);
     message
-}
-
-/// A message, taken apart.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Message(pub(crate) Vec<u8>);
-
-impl Message {
-    pub(crate) fn kind(&self) -> u16 {
-        u16::from_be_bytes([self.0[0], self.0[1]])
-    }
-
-    pub(crate) fn attribute(&self, wanted: u16) -> Vec<u8> {
-        let found = stun::attributes(&self.0).into_iter().find(|(kind, _)| *kind == wanted);
-        found.unwrap_or_else(|| panic!("no attribute {wanted:#06x} in {self:?}")).1
-    }
-
-    /// What ChannelData carries.
-    pub(crate) fn payload(&self) -> &[u8] {
-        assert_eq!(self.kind(), CHANNEL);
-        &self.0[4..]
-    }
 }
 
 /// A client over whatever moves bytes.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    BIND, Message, SOON, World, allocate, bind, channel_data, eventually, heard, padded, peer, plain,
+    CHANNEL_BIND, Message, SOON, World, allocate, bind, channel_data, eventually, heard, padded, peer, plain,
 };
 
 /// Between two rounds: some hundred a second are a client, more are a load.
@@ -35,7 +35,7 @@ impl Witness {
         udp.send(&allocate()).unwrap();
         let udp_relayed = plain(&Message(heard(&udp)).attribute(0x0016));
         udp.send(&bind(far.local_addr().unwrap())).unwrap();
-        assert_eq!(Message(heard(&udp)).kind(), BIND | 0x0100);
+        assert_eq!(Message(heard(&udp)).kind(), CHANNEL_BIND | 0x0100);
         let mut tcp = world.client();
         let tcp_relayed = tcp.allocated(&far);
         let thread = thread::spawn(move || {

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use crate::harness::{
+use turnpike_trials::{
     Certificate, Finished, PASSWORD, Program, Serve, USER, V4, V6, eventually, interop_program, loopback_of,
     need,
 };

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::harness::{Program, SOON, Serve, V4, free_port, installed, interop_program, need};
+use turnpike_trials::{Program, SOON, Serve, V4, free_port, installed, interop_program, need};
 
 #[test]
 fn debians_stun_learns_its_address() {

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{Certificate, Load, Program, Reflect, SOON, Serve, V4, eventually, need};
+use turnpike_trials::{Certificate, Load, Program, Reflect, SOON, Serve, V4, eventually, need};
 
 use super::coturn_client::{ALICE, coturn, returns_all, start_uclient};
 

@@ -8,7 +8,7 @@ use std::{
 
 use turnpike_testkit::tests;
 
-use crate::harness::{
+use turnpike_trials::{
     Certificate, Finished, PASSWORD, Program, Reflect, SOON, Serve, USER, V4, V6, eventually, free_port,
     has_ipv6, installed, loopback_of, need, words,
 };

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use crate::harness::{
+use turnpike_trials::{
     Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, Serve, USER, V4, eventually, free_port,
     installed, need, turnpike,
 };

@@ -8,10 +8,11 @@ use std::{
 };
 
 use serde_json::Value;
+use turnpike_testkit::stun;
 use turnpike_testkit::tests;
 
-use crate::harness::{
-    Dir, Load, PASSWORD, Program, REALM, Reflect, SOON, Stun, USER, V4, V6, eventually, free_port, installed,
+use turnpike_trials::{
+    Dir, Load, PASSWORD, Program, REALM, Reflect, SOON, USER, V4, V6, eventually, free_port, installed,
     loopback_of, need, turnpike,
 };
 
@@ -53,7 +54,7 @@ impl Turnserver {
         command.args(["--lt-cred-mech", "-r", REALM, "-u", &format!("{USER}:{PASSWORD}")]);
         command.args(["--allow-loopback-peers", "-m", "1"]);
         let program = Program::start(command.current_dir(dir.path()));
-        let mut stun = Stun::new(address);
+        let stun = stun::Client::new(address);
         eventually("turnserver answers", || stun.is_answered().then_some(()));
         Ok(Self { address, _program: program, _dir: dir })
     }

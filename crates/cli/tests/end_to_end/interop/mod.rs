@@ -16,7 +16,7 @@ mod pion;
 
 use serde_json::Value;
 
-use super::harness::Finished;
+use turnpike_trials::Finished;
 
 /// The one JSON object that our helper programs print.
 fn report(ended: &Finished) -> Value {

@@ -5,7 +5,7 @@ use std::{fs, net::IpAddr, path::Path, process::Command};
 use turnpike_testkit::names::CORPUS;
 use turnpike_wire::escape;
 
-use crate::harness::{
+use turnpike_trials::{
     Certificate, Finished, PASSWORD, Program, Serve, USER, V4, V6, interop_program, loopback_of, need,
 };
 

@@ -5,7 +5,7 @@ use std::{
     process::Command,
 };
 
-use crate::harness::{
+use turnpike_trials::{
     Certificate, Dir, Finished, Load, Program, Reflect, Serve, V4, eventually, installed, interop_program,
     need,
 };
@@ -82,7 +82,7 @@ fn curl_asks_by_tls_with_a_token() {
         "[admin]\nlisten = [\"127.0.0.1:0\", \"0.0.0.0:0\"]\nread_tokens = [\"{token}\"]\ntls_cert = \"{cert}\"\ntls_key = \"{key}\"\n"
     );
     let file = dir.file("t.toml", &text);
-    let mut serve = Program::start(&mut crate::harness::turnpike(&[
+    let mut serve = Program::start(&mut turnpike_trials::turnpike(&[
         "serve",
         "--listen",
         "127.0.0.1:0",
@@ -95,7 +95,7 @@ fn curl_asks_by_tls_with_a_token() {
     ]));
     let line = serve.line_with("admin interface on https://");
     assert!(line.contains("with a token or a client certificate"), "{line}");
-    let port = crate::harness::address_after(&line, "https://").port();
+    let port = turnpike_trials::address_after(&line, "https://").port();
     let authority = certificate.authority();
     let authority = authority.to_str().expect("our own path is UTF-8");
     let resolve = format!("admin.example.org:{port}:127.0.0.1");

@@ -2,7 +2,7 @@
 
 use std::{fs, net::SocketAddr, path::Path, process::Command};
 
-use crate::harness::{Certificate, Dir, Finished, Program, Serve, V4, eventually, installed, need};
+use turnpike_trials::{Certificate, Dir, Finished, Program, Serve, V4, eventually, installed, need};
 
 const NAME: &str = "turn.example.org";
 

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use turnpike_testkit::tests;
 
-use crate::harness::{
+use turnpike_trials::{
     Certificate, Finished, PASSWORD, Program, Serve, USER, V4, eventually, interop_program, need,
 };
 

@@ -7,7 +7,7 @@ use super::{
     client::{Client, bound, is_silent},
     relays::Pair,
 };
-use crate::harness::eventually;
+use turnpike_trials::eventually;
 
 const CHANNEL: u16 = 0x4001;
 const OTHER: &str = "10.77.2.9";

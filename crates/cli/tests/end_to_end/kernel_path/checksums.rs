@@ -8,7 +8,7 @@ use super::{
     on_links,
     relays::Pair,
 };
-use crate::harness::{Dir, Program, eventually, installed, need};
+use turnpike_trials::{Dir, Program, eventually, installed, need};
 
 /// What tcpdump says of the packets that arrive at an end, while `body` runs.
 pub(super) fn captured(interface: &str, filter: &str, body: impl FnOnce()) -> Vec<String> {
@@ -154,7 +154,7 @@ fn headers_are_as_user_space_writes_them() {
             let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
             let peer = bound(PEER[0]);
             client.bind(0x4001, peer.local_addr().expect("bound"));
-            client.socket.set_ttl(33).expect("a TTL");
+            client.socket().set_ttl(33).expect("a TTL");
             let lines = captured("p", "udp", || {
                 // A channel's first datagram goes up, and so does what follows it closely.
                 if datapath != "gso" {

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::{CLIENT, PEER, SERVER, client::Client, client::bound, on_links};
-use crate::harness::eventually;
+use turnpike_trials::eventually;
 
 #[test]
 fn channels_that_come_and_go_by_the_thousand_leave_no_flow() {

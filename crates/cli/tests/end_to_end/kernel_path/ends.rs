@@ -8,7 +8,7 @@ use super::{
     on_links,
     relays::Pair,
 };
-use crate::harness::{Dir, Load, Reflect, eventually};
+use turnpike_trials::{Dir, Load, Reflect, eventually};
 
 const CHANNEL: u16 = 0x4001;
 
@@ -23,7 +23,7 @@ fn after_the_answer_to_refresh_0_nothing_is_relayed() {
         pair.client.send(CHANNEL, b"late");
         pair.peer.send_to(b"late", pair.client.relayed).expect("it leaves");
         assert!(is_silent(&pair.peer), "to the peer");
-        assert!(is_silent(&pair.client.socket), "to the client");
+        assert!(is_silent(pair.client.socket()), "to the client");
         assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 0);
     });
 }
@@ -42,7 +42,7 @@ fn a_peer_that_a_reload_refuses_is_cut_off() {
         eventually("its flows are gone", || server.metrics().sum("turnpike_kernel_flows", "") == 0);
         pair.client.send(CHANNEL, b"late");
         pair.peer.send_to(b"late", pair.client.relayed).expect("it leaves");
-        assert!(is_silent(&pair.peer) && is_silent(&pair.client.socket));
+        assert!(is_silent(&pair.peer) && is_silent(pair.client.socket()));
     });
 }
 

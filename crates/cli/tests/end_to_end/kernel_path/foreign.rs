@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::Path, process::Command};
 
 use super::{Links, PEER, SERVER, Server, on_links};
-use crate::harness::{
+use turnpike_trials::{
     Finished, PASSWORD, Program, REALM, Reflect, SOON, USER, eventually, installed, interop_program, need,
 };
 

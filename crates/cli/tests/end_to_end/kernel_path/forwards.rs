@@ -13,7 +13,7 @@ use super::{
     client::{bound, is_silent, received},
     on_links,
 };
-use crate::harness::{
+use turnpike_trials::{
     Dir, Finished, Program, Reflect, SOON, Upgraded, ends, eventually, installed, need, turnpike,
 };
 
@@ -431,7 +431,7 @@ fn a_process_that_takes_its_place_has_its_programs_links_and_sessions_go_across_
             let mut session = Session::new(0, at(0, 5000), &target);
             session.settle(&forward);
             for _ in 0..2 {
-                ends(upgraded.next());
+                ends(upgraded.upgrade());
                 session.exchange(30);
                 session.settle(&forward);
                 assert_eq!(flows(&forward), 2);

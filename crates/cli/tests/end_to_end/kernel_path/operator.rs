@@ -14,7 +14,7 @@ use super::{
     on_links,
     relays::Pair,
 };
-use crate::harness::{Load, Program, Reflect, SOON, eventually, turnpike};
+use turnpike_trials::{Load, Program, Reflect, SOON, eventually, turnpike};
 
 const USER: &str = "65534";
 
@@ -301,7 +301,7 @@ fn a_server_that_is_killed_leaves_nothing_behind() {
         // Were the program still there, the flow would be: nobody else takes these datagrams.
         pair.client.send(0x4001, b"into the void");
         pair.peer.send_to(b"into the void", pair.client.relayed).expect("it leaves");
-        assert!(super::client::is_silent(&pair.peer) && super::client::is_silent(&pair.client.socket));
+        assert!(super::client::is_silent(&pair.peer) && super::client::is_silent(pair.client.socket()));
         assert!(!links.inside_says(&["ip", "link", "show"]).contains("xdp"));
         let again = links.serve(&["--datapath", datapath]);
         Pair::new(0, 0).settle(&again);

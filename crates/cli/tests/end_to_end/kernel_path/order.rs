@@ -9,7 +9,7 @@ use super::{
     client::{Client, bound, received},
     on_links, reason_of_bulk,
 };
-use crate::harness::{Load, Program, Reflect, SOON, eventually, turnpike};
+use turnpike_trials::{Load, Program, Reflect, SOON, eventually, turnpike};
 
 fn load(arguments: &[&str]) -> Load {
     Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body").with(arguments)
@@ -154,7 +154,7 @@ fn stands_still(server: &Server<'_>, client: &Client, receive: impl Fn() -> Vec<
         let [_, payload @ ..] = sent.to_be_bytes();
         if padded {
             // The kernel does not take what has padding.
-            client.socket.send(&[&[0x40, 0x01, 0, 3][..], &payload, &[0]].concat()).expect("it leaves");
+            client.socket().send(&[&[0x40, 0x01, 0, 3][..], &payload, &[0]].concat()).expect("it leaves");
         } else {
             client.send(0x4001, &payload);
         }

@@ -10,7 +10,7 @@ use std::{
 use socket2::{Domain, Protocol, Socket, Type};
 use turnpike_testkit::alone::run;
 
-use crate::harness::{Finished, Program, SOON, turnpike};
+use turnpike_trials::{Finished, Program, SOON, turnpike};
 
 use super::{CLIENT, Links, SERVER, on_links, operator::unprivileged};
 

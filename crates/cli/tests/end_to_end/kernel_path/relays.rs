@@ -11,7 +11,7 @@ use super::{
     client::{Client, bound, received},
     on_links, run,
 };
-use crate::harness::{SOON, eventually};
+use turnpike_trials::{SOON, eventually};
 
 const CHANNEL: u16 = 0x4001;
 
@@ -255,7 +255,7 @@ fn clients_that_share_a_relayed_address_go_across_each_to_its_own_peer() {
             let stranger = bound(pairs[1].peer.local_addr().expect("bound").ip());
             stranger.send_to(b"strange", relayed).expect("it leaves");
             let mut buffer = [0; 200];
-            let len = pairs[1].client.socket.recv(&mut buffer).expect("a Data indication");
+            let len = pairs[1].client.socket().recv(&mut buffer).expect("a Data indication");
             assert_eq!(buffer[..2], [0x00, 0x17], "{:02x?}", &buffer[..len]);
             eventually("it went up", || server.passes("unknown_peer") > before);
             // One that leaves takes its own flows along, and nobody else's.

@@ -6,7 +6,7 @@ use super::{
     on_links,
     relays::Pair,
 };
-use crate::harness::eventually;
+use turnpike_trials::eventually;
 
 const CHANNEL: u16 = 0x4001;
 
@@ -35,7 +35,7 @@ fn what_the_program_does_not_take_is_relayed_by_user_space() {
 
         // Padded to four bytes, as on a stream.
         let before = server.passes("padded");
-        pair.client.socket.send(&[&[0x40, 0x01, 0, 3][..], b"abc\0"].concat()).expect("it leaves");
+        pair.client.socket().send(&[&[0x40, 0x01, 0, 3][..], b"abc\0"].concat()).expect("it leaves");
         assert_eq!(received(&pair.peer).0, b"abc");
         assert!(server.passes("padded") > before);
 
@@ -46,10 +46,10 @@ fn what_the_program_does_not_take_is_relayed_by_user_space() {
         assert!(server.passes("not_channel_data") > 0);
 
         // Its end of life.
-        pair.client.socket.set_ttl(1).expect("a TTL");
+        pair.client.socket().set_ttl(1).expect("a TTL");
         pair.client.send(CHANNEL, b"dies here");
         assert!(is_silent(&pair.peer));
-        pair.client.socket.set_ttl(64).expect("a TTL");
+        pair.client.socket().set_ttl(64).expect("a TTL");
         assert!(server.passes("ttl") > 0);
         assert!(server.metrics().sum("turnpike_ttl_expired_total", "") > 0);
 
@@ -71,7 +71,7 @@ fn what_the_program_does_not_take_is_relayed_by_user_space() {
 #[test]
 fn a_table_that_is_full_leaves_flows_to_user_space() {
     on_links("kernel_path::untouched::a_table_that_is_full_leaves_flows_to_user_space", |links| {
-        let dir = crate::harness::Dir::new();
+        let dir = turnpike_trials::Dir::new();
         let file = dir.file("turnpike.toml", "[limits]\nkernel_flows = 4\n");
         let server = links.serve(&["-c", file.to_str().expect("a name")]);
         let mut pairs: Vec<Pair> = (0..4).map(|_| Pair::new(0, 0)).collect();
@@ -95,7 +95,7 @@ fn who_has_a_limit_of_bits_per_second_stays_in_user_space_until_a_reload() {
     on_links(
         "kernel_path::untouched::who_has_a_limit_of_bits_per_second_stays_in_user_space_until_a_reload",
         |links| {
-            let dir = crate::harness::Dir::new();
+            let dir = turnpike_trials::Dir::new();
             let limits = "[limits]\nbits_per_second_per_allocation = \"8M\"\nburst = 20\n";
             let file = dir.file("turnpike.toml", limits);
             let mut server = links.serve(&["-c", file.to_str().expect("a name")]);

@@ -7,7 +7,7 @@ use super::{
     relays::{Pair, number},
     run,
 };
-use crate::harness::{Dir, Load, Program, Reflect, SOON, Upgraded, ends, eventually, turnpike};
+use turnpike_trials::{Dir, Load, Program, Reflect, SOON, Upgraded, ends, eventually, turnpike};
 
 /// Datagrams of clients that went up because the kernel had no flow for them. (Those of strangers to relay ports may be of a process that
 /// tries out what its sockets can.)
@@ -43,7 +43,7 @@ fn started_by(dir: &Dir, name: &str, exec: &str) -> String {
 fn ends_with_its_total(mut pair: Pair, server: &mut Server<'_>) {
     pair.exchange(20);
     pair.client.refresh(0);
-    let client = pair.client.socket.local_addr().expect("bound");
+    let client = pair.client.socket().local_addr().expect("bound");
     let line = server.program.line_with(&format!("client={client} transport="));
     assert_eq!(number(&line, "to_peer_datagrams"), pair.sent, "{line}");
     assert_eq!(number(&line, "to_client_datagrams"), pair.sent, "{line}");
@@ -69,7 +69,7 @@ fn what_goes_across_does_so_all_the_time_and_nothing_is_lost_or_reordered() {
             let before = without_flow(&server);
             for _ in 0..2 {
                 assert_eq!(flows(&server), 80);
-                ends(upgraded.next());
+                ends(upgraded.upgrade());
                 goes_across();
                 assert_eq!(flows(&server), 80);
             }
@@ -103,7 +103,7 @@ fn totals_are_exact_and_what_has_come_in_the_pause_is_relayed_in_order() {
             pairs.iter_mut().for_each(|pair| pair.settle(&server));
             for _ in 0..2 {
                 (0..30).for_each(|_| pairs.iter_mut().for_each(|pair| pair.exchange(40)));
-                ends(upgraded.next());
+                ends(upgraded.upgrade());
                 pairs.iter_mut().for_each(|pair| pair.exchange(40));
                 pairs.iter_mut().for_each(|pair| pair.settle(&server));
             }
@@ -158,7 +158,7 @@ fn clients_that_share_a_relayed_address_still_do() {
         let mut pairs: Vec<Pair> = (3..=5).map(Pair::apart).collect();
         pairs.iter_mut().for_each(|pair| pair.settle(&server));
         let before = without_flow(&server);
-        ends(upgraded.next());
+        ends(upgraded.upgrade());
         pairs.iter_mut().for_each(|pair| pair.settle(&server));
         assert_eq!((flows(&server), without_flow(&server)), (6, before));
         // Whoever comes now shares it too.
@@ -181,7 +181,7 @@ fn limits_and_drain_hold_after_an_upgrade_as_before() {
         let mut upgraded = Upgraded::new(&server.program);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
-        ends(upgraded.next());
+        ends(upgraded.upgrade());
         let signal = |name: &str, upgraded: &Upgraded| {
             run("kill", &["-s", name, &upgraded.pid().to_string()]);
         };
@@ -193,7 +193,7 @@ fn limits_and_drain_hold_after_an_upgrade_as_before() {
         (0..20).for_each(|_| pair.exchange(20));
         assert_eq!(server.across(), before);
         // With a limit there is nothing in the kernel that could go along, and a reload takes it away as ever.
-        ends(upgraded.next());
+        ends(upgraded.upgrade());
         (0..20).for_each(|_| pair.exchange(20));
         assert_eq!(flows(&server), 0);
         fs::write(&file, "").expect("our own file");

@@ -12,7 +12,7 @@ use super::{
     client::{Client, bound, is_silent, received},
     on_links,
 };
-use crate::harness::{eventually, installed, need, skip};
+use turnpike_trials::{eventually, installed, need, skip};
 
 /// A VLAN between the ends of link `p`: 10.77.NUMBER.1 inside, 10.77.NUMBER.2 outside. False, and said, where the kernel has none.
 fn lay(links: &Links, number: &str) -> bool {
@@ -120,7 +120,7 @@ fn what_is_tagged_for_another_vlan_is_nobodys_flow() {
         send_frames(&[frame(links, None, from, to, b"by hand")]);
         assert_eq!(client.receive(), Some((0x4001, b"by hand".to_vec())));
         send_frames(&vec![frame(links, Some(6), from, to, b"of another"); 20]);
-        assert!(is_silent(&client.socket));
+        assert!(is_silent(client.socket()));
         send_frames(&[frame(links, None, from, to, b"once more")]);
         assert_eq!(client.receive(), Some((0x4001, b"once more".to_vec())));
         assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);

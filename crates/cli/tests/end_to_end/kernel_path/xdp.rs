@@ -1,7 +1,7 @@
 //! What only `--datapath xdp` has: neighbours that user space must know, and links whose drivers cannot.
 
 use super::{client::received, on_links, relays::Pair, run};
-use crate::harness::{Program, SOON, eventually, installed, need, turnpike};
+use turnpike_trials::{Program, SOON, eventually, installed, need, turnpike};
 
 #[test]
 fn a_neighbour_that_is_not_known_yet_is_found_by_what_goes_up() {

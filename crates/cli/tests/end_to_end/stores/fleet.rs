@@ -12,13 +12,14 @@ use std::{
     thread,
     time::Duration,
 };
+use turnpike_testkit::stun;
 
 use serde_json::Value;
 use turnpike_testkit::databases::{Proxy, Server};
 
-use super::super::harness::{
-    Challenge, Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, SOON, Serve, Stun, USER, Upgraded, V4,
-    ends, eventually, free_port, get_unix, lives, need, turnpike,
+use turnpike_trials::{
+    Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, SOON, Serve, USER, Upgraded, V4, ends,
+    eventually, free_port, get_unix, lives, need, turnpike,
 };
 
 const SECRET: &str = "of the fleet, and of at least 32 characters";
@@ -159,14 +160,18 @@ fn a_node_that_drains_sends_its_clients_to_another_which_knows_their_nonce() {
     assert_eq!(drain.code, Some(0), "{}", drain.output());
     b.waits_for(&[("a", "draining"), ("b", "serving")]);
     assert_eq!(a.readiness(), (503, "draining\n".to_owned()));
-    let mut client = Stun::new(a.address());
+    let client = stun::Client::new(a.address());
     let (_, _, challenge) = client.challenge();
-    let answer = client.ask(USER, PASSWORD, &challenge);
+    let answer = client.allocate_once(USER, PASSWORD, &challenge);
     assert_eq!((answer.error(), answer.alternate()), (Some(300), b.address()));
-    let mut follows = Stun::new(answer.alternate());
-    assert_eq!(follows.ask(USER, PASSWORD, &challenge).error(), None, "no second round");
+    let follows = stun::Client::new(answer.alternate());
+    assert_eq!(follows.allocate_once(USER, PASSWORD, &challenge).error(), None, "no second round");
     assert_eq!(a.serve.metrics().sum("turnpike_fleet_returns_total", ""), 0);
-    assert_eq!(client.ask(USER, PASSWORD, &challenge).error(), None, "it does not follow, and is served");
+    assert_eq!(
+        client.allocate_once(USER, PASSWORD, &challenge).error(),
+        None,
+        "it does not follow, and is served"
+    );
     assert_eq!(a.serve.metrics().sum("turnpike_fleet_returns_total", ""), 1);
     assert_eq!(a.serve.metrics().sum("turnpike_fleet_redirects_total", "reason=\"draining\""), 1);
 
@@ -188,12 +193,12 @@ fn who_comes_by_a_balancer_is_sent_to_the_nodes_own_port_and_who_comes_there_is_
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let node = Node { serve: Serve::start(&arguments), socket: world.socket("a") };
     node.waits_for(&[("a", "serving")]);
-    let mut client = Stun::new(balanced);
+    let client = stun::Client::new(balanced);
     let (_, _, challenge) = client.challenge();
-    let answer = client.ask(USER, PASSWORD, &challenge);
+    let answer = client.allocate_once(USER, PASSWORD, &challenge);
     assert_eq!((answer.error(), answer.alternate()), (Some(300), node.address()));
-    let mut client = Stun::new(answer.alternate());
-    assert_eq!(client.ask(USER, PASSWORD, &challenge).error(), None, "no second round");
+    let client = stun::Client::new(answer.alternate());
+    assert_eq!(client.allocate_once(USER, PASSWORD, &challenge).error(), None, "no second round");
 }
 
 #[test]
@@ -367,7 +372,7 @@ fn a_store_that_was_emptied_is_told_everything_again() {
     });
     let (status, body) = a.ask("POST", "/v1/bans", "{\"client\":\"192.0.2.0/24\",\"seconds\":600}");
     assert_eq!(status, 201, "{body}");
-    let nonce = |node: &Node| Stun::new(node.address()).challenge().2;
+    let nonce = |node: &Node| stun::Client::new(node.address()).challenge().2;
     let before = nonce(&a);
     assert!(world.server.say("FLUSHALL").contains("OK"));
     a.serve.program.line_with("each grants its equal share");
@@ -387,8 +392,9 @@ fn a_store_that_was_emptied_is_told_everything_again() {
         world.server.say("HLEN turnpike:{turnpike}:bans").starts_with(":1").then_some(())
     });
     // The keys are those from before.
-    let Challenge { realm, nonce } = before;
-    let answer = Stun::new(b.address()).ask("nobody", "x", &Challenge { realm, nonce });
+    let stun::Challenge { realm, nonce } = before;
+    let answer =
+        stun::Client::new(b.address()).allocate_once("nobody", "x", &stun::Challenge { realm, nonce });
     assert_eq!(answer.error(), Some(401), "not stale");
 }
 
@@ -430,21 +436,25 @@ fn a_node_that_goes_on_in_another_process_is_the_same_node() {
         told.lines().filter(|line| !line.starts_with(['*', '$'])).map(str::to_owned).collect::<BTreeSet<_>>()
     };
     eventually("the store knows what it has", || held().contains("4").then_some(()));
-    let Challenge { realm, nonce } = Stun::new(a.address()).challenge().2;
+    let stun::Challenge { realm, nonce } = stun::Client::new(a.address()).challenge().2;
 
     for drains in [false, true] {
         if drains {
             assert_eq!(b.told(&["fleet", "drain", "a"]).code, Some(0));
             b.waits_for(&[("a", "draining"), ("b", "serving")]);
         }
-        let old = upgraded.next();
+        let old = upgraded.upgrade();
         ends(old);
         assert_eq!(ids(&a), sessions, "they have their names still");
         a.waits_for(&[("a", if drains { "draining" } else { "serving" }), ("b", "serving")]);
         assert_eq!(of_a(&b.json(&["fleet", "status"])), before, "its number, and the keys of all");
         for node in [&a, &b] {
-            let known = Challenge { realm: realm.clone(), nonce: nonce.clone() };
-            assert_eq!(Stun::new(node.address()).ask("nobody", "x", &known).error(), Some(401), "not stale");
+            let known = stun::Challenge { realm: realm.clone(), nonce: nonce.clone() };
+            assert_eq!(
+                stun::Client::new(node.address()).allocate_once("nobody", "x", &known).error(),
+                Some(401),
+                "not stale"
+            );
         }
         assert!(a.ask("GET", "/v1/bans", "").1.contains("mallory"));
         eventually("the store knows what it has still", || held().contains("4").then_some(()));
@@ -483,7 +493,7 @@ fn a_ban_reaches_sessions_that_have_stayed_in_the_process_before() {
     let over_tcp = ["--transport", "tcp", "--rate", "100", "--duration", "600"];
     let load = Load::new(a.serve.address_of("tcp", V4)).to(reflect.address).with(&over_tcp).start();
     a.serve.wait_for_allocations(1);
-    let old = upgraded.next();
+    let old = upgraded.upgrade();
     assert!(lives(old), "it has a client");
     let (status, body) = b.ask("POST", "/v1/bans", &format!("{{\"user\":\"{USER}\",\"seconds\":600}}"));
     assert_eq!(status, 201, "{body}");
@@ -614,7 +624,7 @@ fn a_node_that_starts_again_is_seen_as_it_is_from_the_first_moment() {
         (b.json(&["fleet", "status"])["nodes"][0]["sessions"] == 1).then_some(())
     });
     let mut upgraded = Upgraded::new(&again.serve.program);
-    let old = upgraded.next();
+    let old = upgraded.upgrade();
     ends(old);
     for _ in 0..30 {
         let node = b.json(&["fleet", "status"])["nodes"][0].clone();

@@ -9,11 +9,12 @@ use std::{
 
 use serde_json::{Value, json};
 use turnpike_measure::units;
+use turnpike_testkit::stun;
 use turnpike_testkit::tests;
 
-use super::driver::{Devtools, Driver, Marionette};
-use crate::harness::{
-    Dir, Load, Program, REALM, Reflect, Serve, Stun, USER, V4, eventually, interop_program, need,
+use turnpike_trials::browsers::{Devtools, Driver, Marionette};
+use turnpike_trials::{
+    Dir, Load, Program, REALM, Reflect, Serve, USER, V4, eventually, interop_program, need,
 };
 
 const TOKEN: &str = "token-for-the-browsers-test";
@@ -88,7 +89,7 @@ fn shows_ten_thousand_sessions<D: Driver>() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let world = World::new(SESSIONS);
     // Somebody whose password is wrong.
-    let mut stranger = Stun::new(world.serve.address(V4));
+    let stranger = stun::Client::new(world.serve.address(V4));
     let (_, _, challenge) = stranger.challenge();
     assert_eq!(stranger.forge("mallory", REALM.as_bytes(), &challenge.nonce), Some(401));
 
@@ -247,7 +248,7 @@ fn axe_finds_nothing<D: Driver>() {
     let axe = fs::read_to_string(axe).expect("a script");
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let world = World::new(150);
-    let mut stranger = Stun::new(world.serve.address(V4));
+    let stranger = stun::Client::new(world.serve.address(V4));
     let (_, _, challenge) = stranger.challenge();
     assert_eq!(stranger.forge("mallory", REALM.as_bytes(), &challenge.nonce), Some(401));
     let mut page = D::start();
@@ -320,7 +321,7 @@ fn fits_a_phone<D: Driver>() {
     need!(D::available());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let world = World::new(3);
-    let mut stranger = Stun::new(world.serve.address(V4));
+    let stranger = stun::Client::new(world.serve.address(V4));
     let (_, _, challenge) = stranger.challenge();
     assert_eq!(stranger.forge("mallory", REALM.as_bytes(), &challenge.nonce), Some(401));
     let mut page = D::start();

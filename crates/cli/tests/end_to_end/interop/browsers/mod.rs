@@ -1,9 +1,6 @@
 //! Browsers: two peer connections of one page that may only meet through `serve`, with audio, video and a data channel.
 
 mod admin_page;
-pub(crate) mod browser;
-mod driver;
-pub(crate) mod page;
 
 use std::net::{IpAddr, TcpListener};
 
@@ -11,46 +8,13 @@ use serde_json::{Value, json};
 
 use turnpike_testkit::{alone::run, tests};
 
-use crate::{
-    harness::{
-        Certificate, Dir, Metrics, PASSWORD, Program, REALM, Serve, USER, V4, V6, eventually, free_port,
-        loopback_of, need, turnpike,
-    },
-    kernel_path::{SERVER, on_links},
+use turnpike_trials::links::{SERVER, on_links};
+use turnpike_trials::{
+    Certificate, Dir, Metrics, PASSWORD, Program, REALM, Serve, USER, V4, V6, eventually, free_port,
+    loopback_of, need, turnpike,
 };
 
-use browser::{Browser, Chromium, Firefox};
-use page::Page;
-
-/// How a browser reaches the server.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Over {
-    Udp,
-    Tcp,
-    Tls,
-}
-
-impl Over {
-    /// The server's URI (RFC 7065). `localhost` is both addresses, but the ports of the two families differ.
-    pub(crate) fn uri<B: Browser>(self, serve: &Serve, family: IpAddr) -> String {
-        let server = serve.address(family);
-        match self {
-            Self::Tls if B::TLS_WANTS_NAME => format!("turns:localhost:{}?transport=tcp", server.port()),
-            Self::Udp => format!("turn:{server}?transport=udp"),
-            Self::Tcp => format!("turn:{server}?transport=tcp"),
-            Self::Tls => format!("turns:{server}?transport=tcp"),
-        }
-    }
-
-    /// `relayProtocol` of W3C webrtc-stats.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Udp => "udp",
-            Self::Tcp => "tcp",
-            Self::Tls => "tls",
-        }
-    }
-}
+use turnpike_trials::browsers::{Browser, Chromium, Firefox, Over, Page};
 
 /// Has a browser call itself through `serve`, and holds what it saw against what the server counted.
 fn calls_itself<B: Browser>(over: Over, family: IpAddr) {

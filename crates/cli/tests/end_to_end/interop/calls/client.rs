@@ -10,14 +10,9 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{call_length, credential};
-use crate::{
-    credentials::{Credential, Server},
-    harness::{Certificate, Finished, Program, V4, fetch, interop_program},
-    interop::browsers::{
-        browser::{Browser as _, Chromium},
-        page::Page,
-    },
-};
+use crate::credentials::{Credential, Server};
+use turnpike_trials::browsers::{Browser as _, Chromium, Page};
+use turnpike_trials::{Certificate, Finished, Program, V4, fetch, interop_program};
 
 /// Time in which every client starts its call beside all others.
 const START: Duration = Duration::from_secs(60);

@@ -10,11 +10,9 @@ use std::{
 
 use serde_json::json;
 
-use crate::{
-    credentials::{Credential, Server, Store, rotate},
-    harness::{Certificate, SOON, need, skip},
-};
+use crate::credentials::{Credential, Server, Store, rotate};
 use client::{CLIENTS, Call, GSTREAMER, Outcome, longest_gap};
+use turnpike_trials::{Certificate, SOON, need, skip};
 
 /// Seconds that a call lasts.
 const SECONDS: &str = "TURNPIKE_TEST_CALL_SECONDS";

@@ -9,11 +9,12 @@ use std::{
 
 use serde_json::Value;
 
+use turnpike_testkit::stun;
 use turnpike_testkit::tests;
 
-use crate::harness::{
-    Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, Stun, USER, V4, V6, eventually, free_port,
-    has_ipv6, installed, loopback_of, need, turnpike, words,
+use turnpike_trials::{
+    Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, USER, V4, V6, eventually, free_port, has_ipv6,
+    installed, loopback_of, need, turnpike, words,
 };
 
 /// A running turnserver with every transport, on loopback in both families; two IPv4 addresses, for RFC 5780.
@@ -54,7 +55,7 @@ impl Turnserver {
         command.args(["--allow-loopback-peers", "--mobility", "-m", "1"]);
         command.args(more);
         let program = Program::start(command.current_dir(dir.path()));
-        let mut stun = Stun::new((V4, plain).into());
+        let stun = stun::Client::new((V4, plain).into());
         eventually("turnserver answers", || stun.is_answered().then_some(()));
         Ok(Self { plain, secure, certificate, _program: program, dir })
     }

@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use crate::harness::{Dir, Forward, Program, SOON, copies, installed, need};
+use turnpike_trials::{Dir, Forward, Program, SOON, copies, installed, need};
 
 #[test]
 fn curl_gets_files_of_all_sizes() {

@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, net::SocketAddr, process::Command, thread};
 
 use super::{Workshop, all_installed, free_address, run};
-use crate::harness::{Dir, Forward, Program, V4, eventually, free_port, installed, need};
+use turnpike_trials::{Dir, Forward, Program, V4, eventually, free_port, installed, need};
 
 /// Host number n has the address 10.1.n/256.n%256.
 const HOSTS: u32 = 200;

@@ -20,7 +20,7 @@ use std::{
 
 use turnpike_testkit::certificates;
 
-use crate::harness::{Finished, Program, SOON, free_address, installed};
+use turnpike_trials::{Finished, Program, SOON, free_address, installed};
 
 /// The user without rights, on all Linux systems.
 const NOBODY: u32 = 65_534;

@@ -3,7 +3,7 @@
 use std::{fs, net::SocketAddr, path::Path, process::Command};
 
 use super::{Certificate, NAME, Workshop, all_installed, free_address, noise, run};
-use crate::harness::{Dir, Forward, Program, copies, eventually, installed, need};
+use turnpike_trials::{Dir, Forward, Program, copies, eventually, installed, need};
 
 const BODY: u64 = 48 << 20;
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{Certificate, NAME, Workshop, all_installed, free_address, run};
-use crate::harness::{Dir, Forward, Program, SOON, copies, installed, need};
+use turnpike_trials::{Dir, Forward, Program, SOON, copies, installed, need};
 
 const PASSWORD: &str = "forwarded";
 const ROWS: u32 = 200_000;

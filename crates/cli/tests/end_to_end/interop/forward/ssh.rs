@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{all_installed, free_address, is_root, noise, run};
-use crate::harness::{Dir, Finished, Forward, Program, copies, installed, need};
+use turnpike_trials::{Dir, Finished, Forward, Program, copies, installed, need};
 
 const FILE: u64 = 8 << 20;
 

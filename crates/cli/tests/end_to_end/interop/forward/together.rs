@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, net::SocketAddr, thread};
 
 use super::{dns::Dnsmasq, nginx::Nginx, postgres::Postgres, ssh::Sshd};
-use crate::harness::{Forward, skip};
+use turnpike_trials::{Forward, skip};
 
 #[test]
 fn all_programs_at_once_through_one_process() {

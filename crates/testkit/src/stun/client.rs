@@ -1,0 +1,160 @@
+//! A client over UDP.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    time::{Duration, Instant},
+};
+
+use super::{
+    Challenge, Message, UDP, allocate_request,
+    attribute::REQUESTED_TRANSPORT,
+    forged_request,
+    kind::{ALLOCATE, BINDING},
+    plain_message, signed_request,
+};
+use crate::PATIENCE;
+
+/// Initial retransmission timeout (RFC 8489 section 6.2.1).
+const RTO: Duration = Duration::from_millis(500);
+
+/// A bare client, which knows nothing of what it has sent.
+#[derive(Debug)]
+pub struct Client {
+    socket: UdpSocket,
+}
+
+impl Client {
+    /// From loopback.
+    #[must_use]
+    pub fn new(server: SocketAddr) -> Self {
+        let v4 = server.is_ipv4();
+        Self::from(if v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() }, server)
+    }
+
+    /// From this address of ours.
+    ///
+    /// # Panics
+    /// When the server cannot be reached from it.
+    #[must_use]
+    pub fn from(local: IpAddr, server: SocketAddr) -> Self {
+        let socket = UdpSocket::bind((local, 0)).expect("there is a free port");
+        socket.connect(server).expect("there is a route");
+        socket.set_read_timeout(Some(PATIENCE)).expect("not zero");
+        Self { socket }
+    }
+
+    /// The socket, connected to the server.
+    #[must_use]
+    pub fn socket(&self) -> &UdpSocket {
+        &self.socket
+    }
+
+    /// True if a server answers Binding; for waiting until there is one.
+    pub fn is_answered(&self) -> bool {
+        // An unconnected port answers with ICMP, which shows up here: nobody listens there yet.
+        let _ = self.socket.send(&plain_message(BINDING, &[]));
+        self.waiting(PATIENCE / 100, || self.receive().is_some())
+    }
+
+    /// Length of an Allocate request without credentials, and its 401.
+    ///
+    /// # Panics
+    /// When it is answered otherwise.
+    #[must_use]
+    pub fn challenge(&self) -> (usize, Message, Challenge) {
+        let request = plain_message(ALLOCATE, &[(REQUESTED_TRANSPORT, &UDP)]);
+        self.send_raw(&request);
+        let answer = self.receive().expect("an Allocate is answered");
+        assert_eq!(answer.error(), Some(401));
+        let challenge = answer.challenge();
+        (request.len(), answer, challenge)
+    }
+
+    /// Asks for an allocation as `username` with a MESSAGE-INTEGRITY that no key makes; the error code of the answer.
+    pub fn forge(&self, username: impl AsRef<[u8]>, realm: &[u8], nonce: &[u8]) -> Option<u16> {
+        self.send_raw(&forged_request(username.as_ref(), realm, nonce));
+        self.receive().expect("a request is answered").error()
+    }
+
+    /// Asks for an allocation with a password, once more where the nonce is stale; the error code of the answer, or `None` if it
+    /// is granted.
+    pub fn allocate(&self, username: &str, password: &str, challenge: &Challenge) -> Option<u16> {
+        let answer = self.allocate_once(username, password, challenge);
+        if answer.error() != Some(438) {
+            return answer.error();
+        }
+        let again = answer.challenge();
+        assert_eq!(again.realm, challenge.realm, "a nonce for the realm that was asked for");
+        self.allocate_once(username, password, &again).error()
+    }
+
+    /// Asks once for an allocation with a password.
+    #[must_use]
+    pub fn allocate_once(&self, username: &str, password: &str, challenge: &Challenge) -> Message {
+        self.ask(&allocate_request(Some((username, password, challenge))))
+    }
+
+    /// Asks with a nonce of this moment.
+    #[must_use]
+    pub fn ask_as(
+        &self,
+        (username, password): (&str, &str),
+        kind: u16,
+        attributes: &[(u16, &[u8])],
+    ) -> Message {
+        let (_, _, challenge) = self.challenge();
+        self.ask(&signed_request(kind, attributes, (username, password, &challenge)))
+    }
+
+    /// Answer to a request, which is repeated until there is one. Those to earlier requests are passed over, and so is data.
+    ///
+    /// # Panics
+    /// When there is no answer.
+    #[must_use]
+    pub fn ask(&self, request: &[u8]) -> Message {
+        let began = Instant::now();
+        self.waiting(RTO, || {
+            loop {
+                self.send_raw(request);
+                if let Some(answer) = self.answer_to(request) {
+                    return answer;
+                }
+                assert!(began.elapsed() < PATIENCE, "a request is answered");
+            }
+        })
+    }
+
+    fn answer_to(&self, request: &[u8]) -> Option<Message> {
+        let mut buffer = [0; 4096];
+        loop {
+            let len = self.socket.recv(&mut buffer).ok()?;
+            if len >= 20 && buffer[..2] != request[..2] && buffer[8..20] == request[8..20] {
+                return Some(Message::stun(&buffer[..len]));
+            }
+        }
+    }
+
+    /// Sends bytes as they are.
+    ///
+    /// # Panics
+    /// When they do not leave.
+    pub fn send_raw(&self, bytes: &[u8]) {
+        self.socket.send(bytes).expect("a datagram leaves");
+    }
+
+    /// Next STUN message of the server.
+    #[must_use]
+    pub fn receive(&self) -> Option<Message> {
+        let mut buffer = [0; 4096];
+        let len = self.socket.recv(&mut buffer).ok()?;
+        Some(Message::stun(&buffer[..len]))
+    }
+
+    /// Does something with another patience.
+    fn waiting<T>(&self, patience: Duration, body: impl FnOnce() -> T) -> T {
+        self.socket.set_read_timeout(Some(patience)).expect("not zero");
+        let found = body();
+        self.socket.set_read_timeout(Some(PATIENCE)).expect("not zero");
+        found
+    }
+}

@@ -1,0 +1,155 @@
+//! Messages that a client writes, and what a server answers.
+
+use std::net::SocketAddr;
+
+use hmac::{Hmac, Mac};
+use md5::{Digest, Md5};
+use sha1::Sha1;
+
+use super::{
+    MAGIC_COOKIE, Transaction, UDP, address,
+    attribute::{
+        ALTERNATE_SERVER, ERROR_CODE, MESSAGE_INTEGRITY, NONCE, REALM, REQUESTED_TRANSPORT, USERNAME,
+    },
+    attributes,
+    kind::ALLOCATE,
+    length, message,
+};
+
+/// Realm and nonce that a 401 or 438 names.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names of the RFC")]
+pub struct Challenge {
+    pub realm: Vec<u8>,
+    pub nonce: Vec<u8>,
+}
+
+/// An Allocate request with a MESSAGE-INTEGRITY that no key makes.
+#[must_use]
+pub fn forged_request(username: &[u8], realm: &[u8], nonce: &[u8]) -> Vec<u8> {
+    let attributes = [
+        (REQUESTED_TRANSPORT, &UDP[..]),
+        (USERNAME, username),
+        (REALM, realm),
+        (NONCE, nonce),
+        (MESSAGE_INTEGRITY, &[0x5A; 20]),
+    ];
+    plain_message(ALLOCATE, &attributes)
+}
+
+/// An Allocate request; with credentials, signed.
+#[must_use]
+pub fn allocate_request(credentials: Option<(&str, &str, &Challenge)>) -> Vec<u8> {
+    let attributes = [(REQUESTED_TRANSPORT, &UDP[..])];
+    match credentials {
+        Some(credentials) => signed_request(ALLOCATE, &attributes, credentials),
+        None => plain_message(ALLOCATE, &attributes),
+    }
+}
+
+/// A request without credentials, or an indication.
+#[must_use]
+pub fn plain_message(kind: u16, attributes: &[(u16, &[u8])]) -> Vec<u8> {
+    message(kind, Transaction::unique(), attributes)
+}
+
+/// A request that is signed as RFC 8489 section 9.2.2 has it with an MD5 key, for a user with this password.
+#[must_use]
+pub fn signed_request(
+    kind: u16,
+    attributes: &[(u16, &[u8])],
+    (username, password, Challenge { realm, nonce }): (&str, &str, &Challenge),
+) -> Vec<u8> {
+    let user = username.as_bytes();
+    let credentials = [(USERNAME, user), (REALM, &realm[..]), (NONCE, &nonce[..])];
+    // The length already counts the MAC, whose place is taken by zeros so far.
+    let mac = [(MESSAGE_INTEGRITY, &[0; 20][..])];
+    let mut message = plain_message(kind, &[attributes, &credentials, &mac].concat());
+    message.truncate(message.len() - 24);
+    let key = Md5::digest([user, b":", realm, b":", password.as_bytes()].concat());
+    let mut mac = <Hmac<Sha1> as Mac>::new_from_slice(&key).unwrap_or_else(|error| panic!("{error}"));
+    mac.update(&message);
+    message.extend(MESSAGE_INTEGRITY.to_be_bytes());
+    message.extend([0, 20]);
+    message.extend(mac.finalize().into_bytes());
+    message
+}
+
+/// A message that came, STUN or ChannelData.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message(pub Vec<u8>);
+
+impl Message {
+    /// A whole STUN message.
+    ///
+    /// # Panics
+    /// When it is none.
+    #[must_use]
+    pub fn stun(bytes: &[u8]) -> Self {
+        assert!(bytes.len() >= 20 && bytes[4..8] == MAGIC_COOKIE, "no STUN message: {bytes:?}");
+        assert_eq!(bytes[2..4], length(&bytes[20..]).to_be_bytes(), "the length of a STUN message");
+        Self(bytes.to_vec())
+    }
+
+    /// Type of the message, or number of the channel.
+    #[must_use]
+    pub fn kind(&self) -> u16 {
+        u16::from_be_bytes([self.0[0], self.0[1]])
+    }
+
+    /// Value of an attribute.
+    ///
+    /// # Panics
+    /// When there is none of this type.
+    #[must_use]
+    pub fn attribute(&self, wanted: u16) -> Vec<u8> {
+        let found = attributes(&self.0).into_iter().find(|(kind, _)| *kind == wanted);
+        found.unwrap_or_else(|| panic!("no attribute {wanted:#06x} in {self:?}")).1
+    }
+
+    /// Value of an XOR-…-ADDRESS attribute.
+    ///
+    /// # Panics
+    /// When there is none of this type.
+    #[must_use]
+    pub fn address(&self, wanted: u16) -> SocketAddr {
+        let id = <[u8; 12]>::try_from(&self.0[8..20]).unwrap_or_else(|error| panic!("{error}"));
+        address(&self.attribute(wanted), Transaction(id))
+    }
+
+    /// Code of an error response (class bits 11, RFC 8489 section 5).
+    #[must_use]
+    pub fn error(&self) -> Option<u16> {
+        (self.kind() & 0x0110 == 0x0110).then(|| {
+            let value = self.attribute(ERROR_CODE);
+            u16::from(value[2]) * 100 + u16::from(value[3])
+        })
+    }
+
+    /// Realm and nonce of a 401 or 438.
+    #[must_use]
+    pub fn challenge(&self) -> Challenge {
+        Challenge { realm: self.attribute(REALM), nonce: self.attribute(NONCE) }
+    }
+
+    /// Server that a 300 names for clients over IPv4 (RFC 8489 section 14.15).
+    ///
+    /// # Panics
+    /// When it names none.
+    #[must_use]
+    pub fn alternate(&self) -> SocketAddr {
+        let value = self.attribute(ALTERNATE_SERVER);
+        let [0, 1, high, low, a, b, c, d] = value[..] else { panic!("no IPv4 address: {value:?}") };
+        SocketAddr::from(([a, b, c, d], u16::from_be_bytes([high, low])))
+    }
+
+    /// Payload of ChannelData.
+    ///
+    /// # Panics
+    /// When it is none.
+    #[must_use]
+    pub fn payload(&self) -> &[u8] {
+        assert!((0x4000..0x8000).contains(&self.kind()), "no ChannelData: {self:?}");
+        &self.0[4..]
+    }
+}

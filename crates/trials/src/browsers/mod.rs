@@ -1,0 +1,43 @@
+//! Browsers that are steered by a test.
+
+mod browser;
+mod driver;
+mod page;
+
+use std::net::IpAddr;
+
+use crate::Serve;
+
+pub use browser::{Browser, Chromium, Firefox};
+pub use driver::{Devtools, Driver, Marionette};
+pub use page::Page;
+
+/// How a browser reaches the server.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Over {
+    Udp,
+    Tcp,
+    Tls,
+}
+
+impl Over {
+    /// The server's URI (RFC 7065). `localhost` is both addresses, but the ports of the two families differ.
+    pub fn uri<B: Browser>(self, serve: &Serve, family: IpAddr) -> String {
+        let server = serve.address(family);
+        match self {
+            Self::Tls if B::TLS_WANTS_NAME => format!("turns:localhost:{}?transport=tcp", server.port()),
+            Self::Udp => format!("turn:{server}?transport=udp"),
+            Self::Tcp => format!("turn:{server}?transport=tcp"),
+            Self::Tls => format!("turns:{server}?transport=tcp"),
+        }
+    }
+
+    /// `relayProtocol` of W3C webrtc-stats.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "udp",
+            Self::Tcp => "tcp",
+            Self::Tls => "tls",
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! A database of coturn's.
+
+use std::process::Command;
+
+use turnpike_testkit::databases::{PASSWORD, Proxy, Server, installed};
+
+use super::Program;
+
+/// PostgreSQL with coturn's tables, and a proxy in front of it.
+pub fn coturn_store() -> Result<(Server, Proxy), String> {
+    let server = Server::postgres()?;
+    let proxy = Proxy::new(server.address);
+    let document = include_str!("../../../docs/stores.md");
+    let (_, rest) = document.split_once("```sql\n").expect("the document has the schema");
+    let psql = installed("psql").ok_or("psql is not installed")?;
+    let schema = rest.split_once("```").expect("and its end").0;
+    let ended = Program::run(Command::new(psql).env("PGPASSWORD", PASSWORD).args([
+        "-X",
+        "-q",
+        "-v",
+        "ON_ERROR_STOP=1",
+        "-d",
+        &server.coturn_words(),
+        "-c",
+        schema,
+    ]));
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    Ok((server, proxy))
+}

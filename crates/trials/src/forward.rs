@@ -1,0 +1,165 @@
+//! A running `turnpike forward`, and servers to forward to.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    path::PathBuf,
+    thread,
+};
+
+use super::{
+    Dir, Metrics, Program, SOON, V4, eventually, http, may_load_programs, skip,
+    turnpike::{address_after, upgradable},
+};
+
+/// Ways to copy, of which the kernel's needs one that is new enough.
+pub fn copies() -> Vec<&'static str> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.trim().parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+    let mut copies = vec!["auto", "splice", "buffer"];
+    if version >= (6, 16) && may_load_programs().is_ok() {
+        copies.push("kernel");
+    } else {
+        skip("copy = \"kernel\" needs root and Linux 6.16");
+    }
+    copies
+}
+
+pub struct Forward {
+    pub program: Program,
+    pub admin: SocketAddr,
+    dir: Dir,
+}
+
+impl Forward {
+    /// With these arguments; the admin page is on a port of its own.
+    pub fn start(arguments: &[&str]) -> Self {
+        Self::start_in(Dir::new(), arguments)
+    }
+
+    pub fn start_file(name: &str, text: &str) -> Self {
+        let dir = Dir::new();
+        dir.file(name, text);
+        Self::start_in(dir, &["-c", name])
+    }
+
+    pub fn start_in(dir: Dir, arguments: &[&str]) -> Self {
+        let all: Vec<&str> = ["forward", "--admin", "127.0.0.1:0"].iter().chain(arguments).copied().collect();
+        let mut program = Program::start(upgradable(&all).current_dir(dir.path()));
+        let admin = address_after(&program.line_with(" on http://"), " on http://");
+        let forward = Self { program, admin, dir };
+        eventually("/healthz answers", || forward.health());
+        forward
+    }
+
+    /// Where the rule listens whose listener's line contains `text`, such as `rule web`.
+    pub fn address(&mut self, text: &str) -> SocketAddr {
+        let found = eventually(&format!("a listener with {text:?}"), || {
+            let listening = |line: &String| line.contains("listening on ") && line.contains(text);
+            self.program.lines().into_iter().find(listening)
+        });
+        let label =
+            if found.contains("listening on tcp") { "listening on tcp " } else { "listening on udp " };
+        address_after(&found, label)
+    }
+
+    pub fn health(&self) -> Option<u16> {
+        http::get(self.admin, "/healthz").ok().map(|(status, _)| status)
+    }
+
+    pub fn metrics(&self) -> Metrics {
+        let (status, text) = http::get(self.admin, "/metrics").expect("the admin page answers");
+        assert_eq!(status, 200);
+        Metrics::new(text)
+    }
+
+    /// Waits until a counter of all rules has this value.
+    pub fn wait_for(&self, family: &str, label: &str, wanted: u64) {
+        eventually(&format!("{family}{{{label}}} is {wanted}"), || {
+            (self.metrics().sum(family, label) == wanted).then_some(())
+        });
+    }
+
+    /// Writes a file beside the one it was started with.
+    pub fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).expect("our own directory can be written");
+    }
+
+    /// Sends SIGHUP and waits for the answer.
+    pub fn reload(&mut self, answer: &str) {
+        let before = self.count(answer);
+        self.program.signal("HUP");
+        eventually(&format!("another line with {answer:?}"), || (self.count(answer) > before).then_some(()));
+    }
+
+    fn count(&self, text: &str) -> usize {
+        self.program.lines().iter().filter(|line| line.contains(text)).count()
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}
+
+/// A TCP server that sends everything back, and ends its side when the client has ended its own.
+pub fn tcp_echo() -> SocketAddr {
+    let listener = TcpListener::bind((V4, 0)).expect("loopback has a free port");
+    let address = listener.local_addr().expect("it is bound");
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || echo(stream));
+        }
+    });
+    address
+}
+
+fn echo(mut stream: TcpStream) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(len @ 1..) = stream.read(&mut buffer) {
+        if stream.write_all(&buffer[..len]).is_err() {
+            return;
+        }
+    }
+}
+
+/// A UDP server that sends everything back.
+pub fn udp_echo() -> SocketAddr {
+    let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+    let address = socket.local_addr().expect("it is bound");
+    thread::spawn(move || {
+        let mut buffer = vec![0; 65_535];
+        while let Ok((len, client)) = socket.recv_from(&mut buffer) {
+            let _ = socket.send_to(&buffer[..len], client);
+        }
+    });
+    address
+}
+
+/// A connection that fails a test rather than hang.
+pub fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect_timeout(&address, SOON).expect("it listens");
+    stream.set_read_timeout(Some(SOON)).expect("not zero");
+    stream.set_write_timeout(Some(SOON)).expect("not zero");
+    stream
+}
+
+/// Sends `text` and reads as much back.
+pub fn say(stream: &mut TcpStream, text: &str) -> String {
+    stream.write_all(text.as_bytes()).expect("it takes bytes");
+    let mut answer = vec![0; text.len()];
+    stream.read_exact(&mut answer).expect("it answers");
+    String::from_utf8(answer).expect("what was sent")
+}
+
+/// Sends a datagram and waits for its echo.
+pub fn say_udp(address: SocketAddr, text: &str) -> String {
+    let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+    socket.connect(address).expect("loopback is reachable");
+    socket.set_read_timeout(Some(SOON)).expect("not zero");
+    socket.send(text.as_bytes()).expect("loopback takes a datagram");
+    let mut buffer = vec![0; 2048];
+    let len = socket.recv(&mut buffer).expect("it answers");
+    String::from_utf8(buffer[..len].to_vec()).expect("what was sent")
+}

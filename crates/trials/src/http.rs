@@ -1,0 +1,114 @@
+//! Just enough HTTP to read the admin page and to ask for credentials, and just enough of the metrics format to read a number.
+
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+    os::unix::net::UnixStream,
+    path::Path,
+};
+
+use serde_json::Value;
+
+use super::SOON;
+
+/// Status and JSON of a POST with a key.
+pub fn post(server: SocketAddr, path: &str, key: &str, body: &Value) -> io::Result<(u16, Value)> {
+    change(server, "POST", path, key, &body.to_string())
+}
+
+/// Status and JSON of a DELETE with a key.
+pub fn delete(server: SocketAddr, path: &str, key: &str) -> io::Result<(u16, Value)> {
+    change(server, "DELETE", path, key, "")
+}
+
+fn change(server: SocketAddr, method: &str, path: &str, key: &str, body: &str) -> io::Result<(u16, Value)> {
+    let mut stream = TcpStream::connect_timeout(&server, SOON)?;
+    stream.set_read_timeout(Some(SOON))?;
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.0\r\nHost: {server}\r\nAuthorization: Bearer {key}\r\n\
+         Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )?;
+    let (status, body) = answer(stream)?;
+    Ok((status, serde_json::from_str(&body)?))
+}
+
+/// Status and body of a GET.
+pub fn get(server: SocketAddr, path: &str) -> io::Result<(u16, String)> {
+    get_as(server, path, &server.to_string())
+}
+
+/// The same by a name of the server's.
+pub fn get_as(server: SocketAddr, path: &str, host: &str) -> io::Result<(u16, String)> {
+    let stream = TcpStream::connect_timeout(&server, SOON)?;
+    stream.set_read_timeout(Some(SOON))?;
+    ask(stream, path, host)
+}
+
+/// The same over a Unix socket, whose server may be in another network namespace.
+pub fn get_unix(socket: &Path, path: &str) -> io::Result<(u16, String)> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(SOON))?;
+    ask(stream, path, "localhost")
+}
+
+fn ask(mut stream: impl Read + Write, path: &str, host: &str) -> io::Result<(u16, String)> {
+    // 1.0: the answer ends with the connection and is never chunked.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n")?;
+    answer(stream)
+}
+
+fn answer(mut stream: impl Read) -> io::Result<(u16, String)> {
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;
+    let status =
+        head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
+    Ok((status, body.to_owned()))
+}
+
+/// One reading of `/metrics`.
+pub struct Metrics(String);
+
+impl Metrics {
+    pub fn new(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The sum of all series of `name` whose labels contain `label` (such as `reason="expired"`; empty for all).
+    ///
+    /// # Panics
+    /// When there is no such series: a misspelt name must not read as zero.
+    pub fn sum(&self, name: &str, label: &str) -> u64 {
+        let mut found = false;
+        let mut sum = 0.0;
+        for line in self.0.lines().filter(|line| !line.starts_with('#')) {
+            let Some((series, value)) = line.rsplit_once(' ') else { continue };
+            let (family, labels) = series.split_once('{').unwrap_or((series, ""));
+            if family == name && labels.contains(label) {
+                found = true;
+                sum += value.parse::<f64>().expect("a sample is a number");
+            }
+        }
+        assert!(found, "no series {name}{{{label}}} in\n{}", self.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "counters, far below 2^53"
+        )]
+        {
+            sum as u64
+        }
+    }
+
+    /// The same, where there is such a series.
+    pub fn maybe(&self, name: &str) -> Option<u64> {
+        let there = |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
+        self.0.lines().any(there).then(|| self.sum(name, ""))
+    }
+
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+}

@@ -1,0 +1,81 @@
+//! Harness of all tests of the binary: programs that are started, watched and always ended, links of their own, the admin page,
+//! a bare STUN client. The trials themselves are in `tests`.
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, reason = "shown by libtest where a test fails")]
+#![allow(missing_docs, reason = "for tests alone")]
+
+pub mod browsers;
+mod coturn_store;
+mod forward;
+mod http;
+pub mod links;
+mod namespace;
+mod newcomers;
+mod program;
+mod tls;
+mod turnpike;
+mod upgraded;
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
+    os::unix::fs::MetadataExt as _,
+    path::PathBuf,
+};
+
+pub use coturn_store::coturn_store;
+pub use forward::{Forward, connect, copies, say, say_udp, tcp_echo, udp_echo};
+pub use http::{Metrics, delete, get as fetch, get_as, get_unix, post};
+pub use namespace::{Namespace, namespace};
+pub use newcomers::Newcomers;
+pub use program::{Finished, Program};
+pub use tls::{Certificate, shown_by};
+pub use turnpike::{
+    Load, PASSWORD, REALM, Reflect, Serve, USER, address_after, run_directory, turnpike, upgradable,
+};
+pub use turnpike_testkit::{Dir, PATIENCE as SOON, alone::skip, eventually, free_address, free_port, need};
+pub use upgraded::{Upgraded, ends, lives};
+
+pub const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+
+/// Flags as a person types them.
+pub fn words(text: &str) -> Vec<&str> {
+    text.split(' ').collect()
+}
+
+/// True if this machine has an IPv6 loopback address.
+pub fn has_ipv6() -> bool {
+    loopback_of(V6).is_ok()
+}
+
+/// Fails with the reason if this machine has no loopback address of the family.
+pub fn loopback_of(family: IpAddr) -> Result<(), &'static str> {
+    UdpSocket::bind((family, 0)).map(drop).map_err(|_| "no IPv6 loopback address")
+}
+
+/// Fails unless this process may load programs into the kernel, which a user namespace never allows.
+pub fn may_load_programs() -> Result<(), &'static str> {
+    if is_root() { Ok(()) } else { Err("only root may load programs into the kernel here") }
+}
+
+/// True for root outside user namespaces.
+pub fn is_root() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let is_root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
+    is_root && map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+/// Path of a program on the PATH, or in the directories of servers, which the PATH of an ordinary user leaves out.
+pub fn installed(name: &str) -> Result<PathBuf, String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let servers = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    let mut places = std::env::split_paths(&path).chain(servers).map(|dir| dir.join(name));
+    places.find(|program| program.is_file()).ok_or_else(|| format!("{name} is not installed"))
+}
+
+/// Path of a program that a step of `./test` has put into `target/interop`.
+pub fn interop_program(step: &str, name: &str) -> Result<PathBuf, String> {
+    let program = turnpike::target().join("interop").join(name);
+    if program.is_file() { Ok(program) } else { Err(format!("{name} is missing: ./test {step} installs it")) }
+}

@@ -1,0 +1,74 @@
+//! A network of one's own, in which addresses and ports are free that somebody has outside.
+
+use std::{fs, process::Command};
+
+use super::{Program, eventually, installed};
+
+/// Commands that have the shell run a script in a new network namespace, with loopback and what else `setup` makes. Or why there are none.
+pub fn namespace(setup: &'static str) -> Result<impl Fn(&str) -> Command, String> {
+    installed("ip")?;
+    installed("unshare")?;
+    // With the shell, the first process of its namespace, everything in it ends.
+    let inside = move |flags: &str, script: &str| {
+        let script = format!("ip link set lo up && {setup} && {script}");
+        let mut command = Command::new("unshare");
+        command.args([flags, "--kill-child", "sh", "-c", &script]).env_remove("TURNPIKE_CONFIG");
+        command
+    };
+    // A user namespace needs no privilege, but is often forbidden in containers, where root may do without.
+    let allowed = |flags: &&str| Program::run(&mut inside(flags, "true")).code == Some(0);
+    let flags = ["-npf", "-rnpf"].into_iter().find(allowed);
+    let flags = flags.ok_or("unshare(1) and ip(8) cannot make a network namespace here")?;
+    Ok(move |script: &str| inside(flags, script))
+}
+
+/// A namespace beside this process's, which may make one.
+pub struct Namespace {
+    /// Keeps it.
+    holder: Program,
+}
+
+impl Namespace {
+    /// With loopback and nothing else.
+    pub fn with_loopback() -> Self {
+        let holder = Program::start(Command::new("unshare").args(["-n", "sleep", "86400"]));
+        let pid = holder.pid();
+        let own = fs::read_link("/proc/self/ns/net").expect("this process has a namespace");
+        eventually("there is another namespace", || {
+            fs::read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|other| other != own)
+        });
+        let namespace = Self { holder };
+        namespace.inside(&["ip", "link", "set", "lo", "up"]);
+        namespace
+    }
+
+    /// A process in it.
+    pub fn pid(&self) -> u32 {
+        self.holder.pid()
+    }
+
+    /// Runs a program in it, which must succeed.
+    pub fn inside(&self, words: &[&str]) {
+        self.inside_says(words);
+    }
+
+    /// The same, for what it says.
+    pub fn inside_says(&self, words: &[&str]) -> String {
+        let output = Command::new("nsenter").args(self.nsenter()).args(words).output().expect("nsenter runs");
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The words of `nsenter` in front of those of a program that is to run in it.
+    pub fn nsenter(&self) -> Vec<String> {
+        vec![format!("--net=/proc/{}/ns/net", self.pid()), "--".to_owned()]
+    }
+
+    /// A program of ours, to be run in it.
+    pub fn command(&self, of: &Command) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(self.nsenter()).arg(of.get_program()).args(of.get_args()).env_clear();
+        command.envs(of.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command
+    }
+}

@@ -1,0 +1,103 @@
+//! Newcomers: clients that ask for an allocation for the first time, each from a port of its own, at a fixed rate.
+
+use std::{
+    collections::VecDeque,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+use turnpike_testkit::stun;
+
+/// Sockets kept open for the answer.
+const WAITING: usize = 256;
+/// Length of a nonce that works.
+const NONCE_LEN: usize = 24;
+
+/// Newcomers that arrive until this is stopped or dropped.
+pub struct Newcomers {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Arrived>>,
+}
+
+/// Outcome for the newcomers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Arrived {
+    pub sent: u64,
+    /// 401 with a nonce that works.
+    pub challenged: u64,
+    /// Other answers.
+    pub refused: u64,
+}
+
+impl Newcomers {
+    /// `rate` newcomers per second over UDP, from `networks` addresses in /24 networks of their own; a single one is 127.0.0.1.
+    pub fn arrive(server: SocketAddr, rate: u32, networks: u32) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let stop = Arc::clone(&stop);
+            thread::spawn(move || arrive(server, rate, networks, &stop))
+        };
+        Self { stop, thread: Some(thread) }
+    }
+
+    pub fn stop(mut self) -> Arrived {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().expect("joined once");
+        thread.join().expect("newcomers do not panic")
+    }
+}
+
+impl Drop for Newcomers {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn arrive(server: SocketAddr, rate: u32, networks: u32, stop: &AtomicBool) -> Arrived {
+    let interval = Duration::from_secs(1) / rate;
+    let mut arrived = Arrived::default();
+    let mut waiting = VecDeque::with_capacity(WAITING);
+    let started = Instant::now();
+    for number in 0_u32.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        thread::sleep((interval * number).saturating_sub(started.elapsed()));
+        let socket = UdpSocket::bind((source(number % networks), 0)).expect("loopback has free ports");
+        socket.set_nonblocking(true).expect("a socket");
+        // A full socket buffer of the server is loss, as on a network.
+        if socket.send_to(&stun::allocate_request(None), server).is_ok() {
+            arrived.sent += 1;
+        }
+        waiting.push_back(socket);
+        if waiting.len() == WAITING {
+            waiting.pop_front().iter().for_each(|socket| arrived.count(socket));
+        }
+    }
+    thread::sleep(Duration::from_millis(100));
+    waiting.iter().for_each(|socket| arrived.count(socket));
+    arrived
+}
+
+impl Arrived {
+    fn count(&mut self, socket: &UdpSocket) {
+        let mut buffer = [0; 1024];
+        let Ok(len) = socket.recv(&mut buffer) else { return };
+        let answer = stun::Message::stun(&buffer[..len]);
+        if answer.error() == Some(401) && answer.challenge().nonce.len() == NONCE_LEN {
+            self.challenged += 1;
+        } else {
+            self.refused += 1;
+        }
+    }
+}
+
+/// The host of number 0 is 127.0.0.1, each other one in a /24 of its own.
+fn source(network: u32) -> IpAddr {
+    Ipv4Addr::from_bits(0x7F00_0001 + (network << 8)).into()
+}

@@ -1,0 +1,140 @@
+//! A program that runs beside the test: its output is kept, every wait has a deadline, and dropping it ends it.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use super::{SOON, eventually};
+
+type Lines = Arc<Mutex<Vec<String>>>;
+
+pub struct Program {
+    name: String,
+    child: Child,
+    stdout: Lines,
+    stderr: Lines,
+    readers: Vec<JoinHandle<()>>,
+}
+
+/// How a program ended.
+pub struct Finished {
+    /// Exit status; `None` when a signal killed it.
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Finished {
+    pub fn output(&self) -> String {
+        format!("{}\n{}", self.stdout, self.stderr)
+    }
+}
+
+impl Program {
+    pub fn start(command: &mut Command) -> Self {
+        Self::start_with(command.stdin(Stdio::null()).stdout(Stdio::piped()))
+    }
+
+    /// With the standard input and output that the command has.
+    pub fn start_with(command: &mut Command) -> Self {
+        let name = format!("{command:?}");
+        let mut child =
+            command.stderr(Stdio::piped()).spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let (stdout, stderr) = (Lines::default(), Lines::default());
+        let of_stdout = child.stdout.take().map(|stream| collect(stream, &stdout));
+        let of_stderr = child.stderr.take().map(|stream| collect(stream, &stderr));
+        let readers = of_stdout.into_iter().chain(of_stderr).collect();
+        Self { name, child, stdout, stderr, readers }
+    }
+
+    /// Runs a program to its end.
+    pub fn run(command: &mut Command) -> Finished {
+        Self::start(command).wait(SOON * 2)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has written so far, line by line, errors last.
+    pub fn lines(&self) -> Vec<String> {
+        [&self.stdout, &self.stderr].iter().flat_map(|lines| snapshot(lines)).collect()
+    }
+
+    /// The first line that contains `text`, as soon as there is one.
+    pub fn line_with(&mut self, text: &str) -> String {
+        eventually(&format!("{}: a line with {text:?}", self.name), || {
+            // Its last words may still be on their way through the pipe, which those that took its place have too.
+            let is_silent = self.has_ended() && self.readers.iter().all(JoinHandle::is_finished);
+            let found = self.lines().into_iter().find(|line| line.contains(text));
+            assert!(found.is_some() || !is_silent, "{} ended without a line with {text:?}", self.name);
+            found
+        })
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("our own child can be waited for").is_some()
+    }
+
+    /// Sends a signal, named as in `kill -NAME`.
+    pub fn signal(&self, name: &str) {
+        // The shell's own `kill`: a machine need not have the program, and a call of ours would need `unsafe`.
+        let script = format!("kill -{name} {}", self.pid());
+        let status = Command::new("sh").args(["-c", &script]).status().expect("every Linux has sh");
+        assert!(status.success(), "{script}");
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When it has not ended after `deadline`.
+    pub fn wait(mut self, deadline: Duration) -> Finished {
+        let until = Instant::now() + deadline;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("our own child can be waited for") {
+                break status;
+            }
+            assert!(Instant::now() < until, "{} still runs after {deadline:?}", self.name);
+            thread::sleep(Duration::from_millis(10));
+        };
+        self.readers.drain(..).for_each(|reader| reader.join().expect("a reader does not panic"));
+        Finished {
+            code: status.code(),
+            stdout: snapshot(&self.stdout).join("\n"),
+            stderr: snapshot(&self.stderr).join("\n"),
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            println!("--- {}", self.name);
+            self.lines().iter().for_each(|line| println!("    {line}"));
+        }
+    }
+}
+
+fn collect(stream: impl Read + Send + 'static, lines: &Lines) -> JoinHandle<()> {
+    let lines = Arc::clone(lines);
+    thread::spawn(move || {
+        let mut reader = BufReader::new(stream);
+        let mut bytes = Vec::new();
+        // Not `lines()`: it would stop for good at the first byte that is not UTF-8.
+        while reader.read_until(b'\n', &mut bytes).is_ok_and(|len| len > 0) {
+            let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+            lines.lock().expect("nobody panics while holding this").push(line);
+            bytes.clear();
+        }
+    })
+}
+
+fn snapshot(lines: &Lines) -> Vec<String> {
+    lines.lock().expect("nobody panics while holding this").clone()
+}

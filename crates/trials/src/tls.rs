@@ -1,0 +1,132 @@
+//! Certificates made for a test, and a client that asks a server for its own.
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use rcgen::{CertificateParams, KeyPair, PublicKeyData};
+use rustls::{
+    ClientConnection,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
+use sha2::{Digest, Sha256};
+use turnpike_testkit::certificates;
+
+use super::{Dir, SOON};
+
+/// A certificate and its key, in files of their own. Self-signed, but for [`Certificate::of_authority`].
+pub struct Certificate {
+    dir: Dir,
+}
+
+impl Certificate {
+    pub fn new(names: &[&str]) -> Self {
+        let certificate = Self { dir: Dir::new() };
+        certificate.renew(names);
+        certificate
+    }
+
+    /// Another certificate and key in the same files.
+    pub fn renew(&self, names: &[&str]) {
+        self.write(&certificates::Certificate::new(names));
+    }
+
+    /// One whose time is over.
+    pub fn expired(names: &[&str]) -> Self {
+        let day = |year| rcgen::date_time_ymd(year, 1, 1);
+        Self::with(names, |params| (params.not_before, params.not_after) = (day(2020), day(2021)))
+    }
+
+    /// One whose time has not come.
+    pub fn early(names: &[&str]) -> Self {
+        let day = |year| rcgen::date_time_ymd(year, 1, 1);
+        Self::with(names, |params| (params.not_before, params.not_after) = (day(2090), day(2091)))
+    }
+
+    /// One whose time is over after so many whole days.
+    pub fn expiring(names: &[&str], days: u64) -> Self {
+        const DAY: u64 = 86_400;
+        // An hour more, so that no slow test sees a day less.
+        Self::ending_in(names, Duration::from_secs(days * DAY + 3600))
+    }
+
+    /// One whose time is over in so long.
+    pub fn ending_in(names: &[&str], left: Duration) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970");
+        Self::with(names, |params| params.not_after = rcgen::date_time_ymd(1970, 1, 1) + now + left)
+    }
+
+    /// One that an authority of this test alone has signed: what trusts no self-signed server is made to trust that.
+    pub fn of_authority(names: &[&str]) -> Self {
+        let certificate = Self { dir: Dir::new() };
+        let (made, authority) = certificates::Certificate::of_authority(names);
+        fs::write(certificate.authority(), authority).expect("our own directory");
+        certificate.write(&made);
+        certificate
+    }
+
+    fn with(names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Self {
+        let certificate = Self { dir: Dir::new() };
+        certificate.write(&certificates::Certificate::with(names, change));
+        certificate
+    }
+
+    fn write(&self, made: &certificates::Certificate) {
+        fs::write(self.cert(), &made.pem).expect("our own directory");
+        fs::write(self.key(), &made.key).expect("our own directory");
+    }
+
+    pub fn cert(&self) -> PathBuf {
+        self.dir.path().join("cert.pem")
+    }
+
+    pub fn key(&self) -> PathBuf {
+        self.dir.path().join("key.pem")
+    }
+
+    /// The certificate of the authority, where there is one.
+    pub fn authority(&self) -> PathBuf {
+        self.dir.path().join("authority.pem")
+    }
+
+    /// SHA-256 of the public key with its kind (SPKI), in Base64: how Chromium and HPKP (RFC 7469) name a key.
+    pub fn spki_hash(&self) -> String {
+        let pem = fs::read_to_string(self.key()).expect("our own file");
+        let key = KeyPair::from_pem(&pem).expect("our own key");
+        STANDARD.encode(Sha256::digest(key.subject_public_key_info()))
+    }
+
+    /// What `serve` is given.
+    pub fn flags(&self) -> [&str; 4] {
+        // Leaked: a few dozen bytes for the life of a test program.
+        let leak = |path: PathBuf| &*path.into_os_string().into_string().expect("UTF-8").leak();
+        ["--tls-cert", leak(self.cert()), "--tls-key", leak(self.key())]
+    }
+
+    /// The certificate as a client sees it.
+    pub fn der(&self) -> CertificateDer<'static> {
+        read(&self.cert())
+    }
+}
+
+fn read(path: &Path) -> CertificateDer<'static> {
+    CertificateDer::from_pem_file(path).expect("a certificate")
+}
+
+/// The certificate that a server shows to a client that names this one.
+pub fn shown_by(server: SocketAddr, name: &'static str) -> CertificateDer<'static> {
+    let config = certificates::believing_client(rustls::ALL_VERSIONS);
+    let name = ServerName::try_from(name).expect("names of tests are names");
+    let mut connection = ClientConnection::new(Arc::new(config), name).expect("a valid configuration");
+    let mut socket = TcpStream::connect_timeout(&server, SOON).expect("it listens");
+    socket.set_read_timeout(Some(SOON)).expect("not zero");
+    while connection.is_handshaking() {
+        connection.complete_io(&mut socket).expect("the handshake succeeds");
+    }
+    connection.peer_certificates().expect("a server shows one")[0].clone().into_owned()
+}

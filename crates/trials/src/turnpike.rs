@@ -1,0 +1,270 @@
+//! The binary's own commands, as the tests use them.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    process::Command,
+};
+
+use serde_json::Value;
+
+use turnpike_testkit::process;
+
+use super::{Certificate, Dir, Finished, Metrics, Namespace, Newcomers, Program, eventually, has_ipv6, http};
+
+pub const USER: &str = "alice";
+pub const PASSWORD: &str = "secret";
+pub const REALM: &str = "example.org";
+
+/// The binary, with nothing of this environment that could configure it.
+pub fn turnpike(arguments: &[&str]) -> Command {
+    // `cargo xtask faults` has a release build tested.
+    let program = std::env::var_os("TURNPIKE_TEST_PROGRAM").map_or_else(built_program, PathBuf::from);
+    let mut command = Command::new(program);
+    command.args(arguments).env_clear().env("RUST_BACKTRACE", "1");
+    // All servers and forwarders of all tests by another data path, and another way to copy.
+    for (asked, variables) in [
+        ("TURNPIKE_TEST_DATAPATH", &["TURNPIKE_SERVER_DATAPATH", "TURNPIKE_FORWARD_DATAPATH"][..]),
+        ("TURNPIKE_TEST_COPY", &["TURNPIKE_FORWARD_COPY"][..]),
+    ] {
+        if let Some(value) = std::env::var_os(asked) {
+            command.envs(variables.iter().map(|variable| (variable, &value)));
+        }
+    }
+    command
+}
+
+/// The binary that cargo has put beside the directory of this test program.
+fn built_program() -> PathBuf {
+    let program = build_directory().join("turnpike");
+    assert!(program.is_file(), "{}: cargo build --bin turnpike makes it", program.display());
+    program
+}
+
+/// Such as `target/debug`.
+fn build_directory() -> PathBuf {
+    let test = std::env::current_exe().expect("this program has a path");
+    // Below it in `deps`.
+    test.ancestors().nth(2).expect("cargo has put it there").to_owned()
+}
+
+/// Directory of all that cargo builds.
+pub(crate) fn target() -> PathBuf {
+    build_directory().parent().expect("it is a directory of the target directory").to_owned()
+}
+
+/// Where processes of tests have the sockets on which they can be asked to upgrade. None has its admin interface there.
+pub fn run_directory() -> PathBuf {
+    target().join("tmp/run")
+}
+
+/// The same, for one that has such a socket or asks at one.
+pub fn upgradable(arguments: &[&str]) -> Command {
+    let mut command = turnpike(arguments);
+    command.env("RUNTIME_DIRECTORY", run_directory());
+    command
+}
+
+/// A running `turnpike serve`.
+pub struct Serve {
+    pub program: Program,
+    v4: SocketAddr,
+    v6: Option<SocketAddr>,
+    admin: SocketAddr,
+    _newcomers: Option<Newcomers>,
+    _dir: Dir,
+}
+
+/// Newcomers per second that arrive at each server while its test runs, from the address that most tests use.
+const NEWCOMERS: &str = "TURNPIKE_TEST_NEWCOMERS";
+
+impl Serve {
+    /// On loopback, in both families where there are two, for [`USER`], peers on loopback allowed. It relays on loopback too, unless `more`
+    /// names a relay address.
+    pub fn start(more: &[&str]) -> Self {
+        let user = format!("{USER}:{PASSWORD}");
+        let mut arguments = vec!["--realm", REALM, "--user", &user];
+        arguments.extend(["--allow-peer", "127.0.0.0/8", "--allow-peer", "::1"]);
+        if !more.contains(&"--relay-ip") {
+            arguments.extend(["--relay-ip", "127.0.0.1"]);
+            if has_ipv6() {
+                arguments.extend(["--relay-ip", "::1"]);
+            }
+        }
+        arguments.extend(more);
+        Self::start_bare(&arguments)
+    }
+
+    /// The same with TLS and DTLS as well: all four on the port that UDP has, told apart by what comes first.
+    pub fn start_secured(certificate: &Certificate, more: &[&str]) -> Self {
+        let mut arguments = certificate.flags().to_vec();
+        arguments.extend(["--dtls-listen", "127.0.0.1:0"]);
+        if has_ipv6() {
+            arguments.extend(["--dtls-listen", "[::1]:0"]);
+        }
+        arguments.extend(more);
+        Self::start(&arguments)
+    }
+
+    /// Only the sockets are chosen here, so that tests never meet.
+    pub fn start_bare(more: &[&str]) -> Self {
+        let mut arguments = vec!["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
+        if has_ipv6() {
+            arguments.extend(["--listen", "[::1]:0"]);
+        }
+        arguments.extend(more);
+        let dir = Dir::new();
+        let mut program = Program::start(upgradable(&arguments).current_dir(dir.path()));
+        let admin = address_after(&program.line_with(" on http://"), " on http://");
+        let v4 = address_after(&program.line_with("listening on udp 127.0.0.1:"), "listening on udp ");
+        let v6 = has_ipv6()
+            .then(|| address_after(&program.line_with("listening on udp [::1]:"), "listening on udp "));
+        let mut serve = Self { program, v4, v6, admin, _newcomers: None, _dir: dir };
+        eventually("/healthz answers 200", || (serve.health()? == 200).then_some(()));
+        serve._newcomers = std::env::var(NEWCOMERS)
+            .ok()
+            .map(|rate| Newcomers::arrive(v4, rate.parse().expect("newcomers per second"), 1));
+        serve
+    }
+
+    /// Where it listens.
+    pub fn address(&self, family: IpAddr) -> SocketAddr {
+        if family.is_ipv4() { self.v4 } else { self.v6.expect("asked only where there is IPv6") }
+    }
+
+    /// Where it listens by `udp`, `tcp`, `tls` or `dtls` on this address.
+    pub fn address_of(&self, transport: &str, ip: IpAddr) -> SocketAddr {
+        // A TCP listener takes TLS too; its line is the one of plain TCP.
+        let shown = if transport == "tls" { "tcp" } else { transport };
+        let label = format!("listening on {shown} ");
+        // The lines of listeners came before the admin page's, for which the start has waited.
+        let lines = self.program.lines();
+        let found = lines.iter().filter(|line| line.contains(&label)).map(|line| address_after(line, &label));
+        found.into_iter().find(|address| address.ip() == ip).unwrap_or_else(|| panic!("no {label}{ip}"))
+    }
+
+    /// Where the admin page is.
+    pub fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// The status of `/healthz`, if the admin page is there.
+    pub fn health(&self) -> Option<u16> {
+        http::get(self.admin, "/healthz").ok().map(|(status, _)| status)
+    }
+
+    pub fn metrics(&self) -> Metrics {
+        let (status, text) = http::get(self.admin, "/metrics").expect("the admin page answers");
+        assert_eq!(status, 200);
+        Metrics::new(text)
+    }
+
+    pub fn allocations(&self) -> u64 {
+        self.metrics().sum("turnpike_allocations", "")
+    }
+
+    pub fn wait_for_allocations(&self, wanted: u64) {
+        eventually(&format!("{wanted} allocations"), || (self.allocations() == wanted).then_some(()));
+    }
+
+    /// Memory of its own in bytes.
+    pub fn memory(&self) -> u64 {
+        process::memory_of(self.program.pid())
+    }
+}
+
+/// A running `turnpike reflect`.
+pub struct Reflect {
+    pub address: SocketAddr,
+    pub program: Program,
+}
+
+impl Reflect {
+    pub fn start(family: IpAddr, more: &[&str]) -> Self {
+        let listen = SocketAddr::new(family, 0).to_string();
+        let mut arguments = vec!["reflect", "--listen", &listen];
+        arguments.extend(more);
+        Self::of(Program::start(&mut turnpike(&arguments)))
+    }
+
+    /// At this address of another namespace.
+    pub fn start_in(namespace: &Namespace, listen: SocketAddr) -> Self {
+        let listen = listen.to_string();
+        Self::of(Program::start(&mut namespace.command(&turnpike(&["reflect", "--listen", &listen]))))
+    }
+
+    fn of(mut program: Program) -> Self {
+        let address = address_after(&program.line_with(" on udp "), " on udp ");
+        Self { address, program }
+    }
+}
+
+/// A `turnpike load turn` to be run.
+pub struct Load(Vec<String>);
+
+impl Load {
+    /// As [`USER`] through `server`, the result as JSON on standard output.
+    pub fn new(server: SocketAddr) -> Self {
+        Self::as_user(server, &format!("{USER}:{PASSWORD}"))
+    }
+
+    /// As [`USER`] through the server of a URI.
+    pub fn at(server: &str) -> Self {
+        Self::at_as(server, &format!("{USER}:{PASSWORD}"))
+    }
+
+    pub fn as_user(server: SocketAddr, user: &str) -> Self {
+        Self::at_as(&server.to_string(), user)
+    }
+
+    /// As somebody else through the server of a URI.
+    pub fn at_as(server: &str, user: &str) -> Self {
+        Self(["load", "turn", server, "--user", user, "--json", "-"].map(str::to_owned).to_vec())
+    }
+
+    /// To and from this peer.
+    pub fn to(self, peer: SocketAddr) -> Self {
+        self.with(&["--peer", &peer.to_string()])
+    }
+
+    pub fn with(mut self, more: &[&str]) -> Self {
+        self.0.extend(more.iter().map(|&argument| argument.to_owned()));
+        self
+    }
+
+    pub fn start(&self) -> Program {
+        Program::start(&mut self.command())
+    }
+
+    /// In another namespace.
+    pub fn start_in(&self, namespace: &Namespace) -> Program {
+        Program::start(&mut namespace.command(&self.command()))
+    }
+
+    fn command(&self) -> Command {
+        let arguments: Vec<&str> = self.0.iter().map(String::as_str).collect();
+        turnpike(&arguments)
+    }
+
+    /// Runs it to its end.
+    pub fn run(&self) -> Finished {
+        self.start().wait(super::SOON * 2)
+    }
+}
+
+impl Finished {
+    /// The JSON result of a generator that has done its work.
+    pub fn result(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| {
+            panic!("no JSON result ({error}), exit {:?}:\n{}", self.code, self.output())
+        })
+    }
+}
+
+/// The address that stands in `line` after `label`.
+pub fn address_after(line: &str, label: &str) -> SocketAddr {
+    let (_, rest) = line.split_once(label).expect("the line was found by its label");
+    let end = rest.find(|c: char| !c.is_ascii_hexdigit() && !"[]:.".contains(c)).unwrap_or(rest.len());
+    let text = rest[..end].trim_end_matches('.');
+    text.parse().unwrap_or_else(|error| panic!("{text:?} in {line:?}: {error}"))
+}

@@ -1,0 +1,191 @@
+//! What somebody gets who may only look, and an application with its key: no secret of anybody's, and no change of anything.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+};
+use turnpike_testkit::stun;
+
+use serde_json::{Value, json};
+
+use turnpike_trials::{Dir, Program, REALM, SOON, Serve, V4, address_after, fetch, turnpike};
+
+const FULL: &str = "0123456789-may-do-everything";
+const READ: &str = "0123456789-may-only-look";
+/// A user, whose password is no word of anybody else's.
+const BOB: (&str, &str) = ("bob", "hunter-and-gatherer");
+/// Of the configuration, beside those in the store.
+const SECRET: &str = "signs-what-is-configured";
+/// In the store, beside the realm of the server.
+const TENANT: &str = "tenant.example";
+
+/// A server with secrets of each kind, which runs on a store, and the keys of two applications.
+struct World {
+    serve: Serve,
+    /// Where applications ask.
+    api: SocketAddr,
+    /// Of an application, good for [`REALM`] alone.
+    key: String,
+    /// Whatever must not be seen: tokens, passwords, secrets, and what of each key is secret.
+    secrets: Vec<String>,
+    _dir: Dir,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = Dir::new();
+        let state = dir.at("state").display().to_string();
+        let said = |words: &[&str]| {
+            let ended = Program::run(&mut turnpike(&[words, &["--json", "--state", &state]].concat()));
+            assert_eq!(ended.code, Some(0), "{}", ended.output());
+            ended.result()
+        };
+        let printed =
+            |name: &str, words: &[&str]| said(words)[name].as_str().expect("it is printed once").to_owned();
+        let other = printed("key", &["key", "add", "other"]);
+        let key = printed("key", &["key", "add", "shop", "--realm", REALM, "--ttl-max", "60"]);
+        let mut secrets = [FULL, READ, BOB.1, SECRET].map(str::to_owned).to_vec();
+        secrets.extend([REALM, TENANT].map(|realm| printed("secret", &["secret", "rotate", realm])));
+        secrets.extend([&key, &other].map(|key| key.split_once('.').expect("behind its name").1.to_owned()));
+        let text = format!(
+            "[admin]\nloopback = \"none\"\ntokens = [\"{FULL}\"]\nread_tokens = [\"{READ}\"]\n\
+             [auth]\nsecrets = [\"{SECRET}\"]\nusers = [\"{}:{}\"]\n\
+             [credentials]\nlisten = [\"127.0.0.1:0\"]\nnames = [\"127.0.0.1\"]\n",
+            BOB.0, BOB.1
+        );
+        let file = dir.file("turnpike.toml", text).display().to_string();
+        let mut serve = Serve::start_bare(&[
+            "-c",
+            &file,
+            "--state",
+            &state,
+            "--realm",
+            REALM,
+            "--relay-ip",
+            "127.0.0.1",
+            "--workers",
+            "1",
+        ]);
+        let label = "credentials for applications on http://";
+        let api = address_after(&serve.program.line_with(label), label);
+        Self { serve, api, key, secrets, _dir: dir }
+    }
+
+    /// Each method at each path that the description of the interface has.
+    fn all_paths() -> Vec<(String, String)> {
+        let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json"));
+        let described: Value = serde_json::from_str(&text.expect("it is committed")).expect("it is JSON");
+        let paths = described["paths"].as_object().expect("paths by name");
+        let each = paths.iter().flat_map(|(path, methods)| {
+            let filled = path.split('/').map(|part| if part.starts_with('{') { "x" } else { part });
+            let filled = filled.collect::<Vec<_>>().join("/");
+            // Else it would never end.
+            let filled = if filled.ends_with("/events") { format!("{filled}?count=1") } else { filled };
+            let methods = methods.as_object().expect("methods by name").keys();
+            methods.map(move |method| (method.to_uppercase(), filled.clone())).collect::<Vec<_>>()
+        });
+        each.collect()
+    }
+
+    fn holds_no_secret(&self, body: &str, of: &str) {
+        for secret in &self.secrets {
+            assert!(!body.contains(secret), "{of}: {secret} in {body}");
+        }
+    }
+}
+
+/// What a request has that may have a body.
+fn body_of(method: &str) -> &'static str {
+    if ["POST", "PUT"].contains(&method) { "{}" } else { "" }
+}
+
+/// Status and text of an answer to a request with this token or key.
+fn asked(at: SocketAddr, method: &str, path: &str, token: &str, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect_timeout(&at, SOON).expect("it listens");
+    stream.set_read_timeout(Some(SOON)).expect("not zero");
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.0\r\nHost: {at}\r\nAuthorization: Bearer {token}\r\n\
+         Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .expect("it is open");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers in text");
+    let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    (status, answer)
+}
+
+#[test]
+fn who_may_only_look_sees_no_secret_and_changes_nothing() {
+    let world = World::new();
+    let (serve, admin) = (&world.serve, world.serve.admin());
+    // Somebody whose session can be looked at.
+    let client = stun::Client::new(serve.address(V4));
+    let (_, _, challenge) = client.challenge();
+    assert_eq!(client.allocate(BOB.0, BOB.1, &challenge), None);
+    let paths = World::all_paths();
+    assert!(paths.len() > 40, "{paths:?}");
+    let mut looked = 0;
+    for (method, path) in paths {
+        let (status, answer) = asked(admin, &method, &path, READ, body_of(&method));
+        let asked_for = format!("{method} {path}");
+        world.holds_no_secret(&answer, &asked_for);
+        if method == "GET" {
+            // Secrets are told by their fingerprints, by which weak ones could be guessed.
+            let is_closed = path == "/v1/secrets";
+            assert_eq!(status == 403, is_closed, "{asked_for}: {answer}");
+            looked += usize::from(status == 200);
+        } else {
+            assert_eq!(status, 403, "{asked_for}: {answer}");
+        }
+    }
+    assert!(looked > 15, "{looked}");
+    // There is something to see, and it is as it was.
+    let (_, sessions) = asked(admin, "GET", "/v1/sessions", READ, "");
+    assert!(sessions.contains(BOB.0), "{sessions}");
+    let (_, secrets) = asked(admin, "GET", "/v1/secrets", FULL, "");
+    assert!(secrets.contains("fingerprint"), "{secrets}");
+    assert_eq!(fetch(admin, "/healthz").expect("it answers").0, 200, "it does not drain");
+}
+
+#[test]
+fn a_key_is_good_for_credentials_of_its_own_realm_and_for_nothing_else() {
+    let world = World::new();
+    let give = |wanted: &Value| asked(world.api, "POST", "/v1/credentials", &world.key, &wanted.to_string());
+    let (status, answer) = give(&json!({ "user": "alice" }));
+    assert!(status == 200 && answer.contains(REALM), "{answer}");
+    world.holds_no_secret(&answer, "a credential");
+    for (wanted, refused) in [
+        (json!({ "user": "alice", "realm": TENANT }), 403),
+        (json!({ "user": "alice", "realm": "nowhere" }), 403),
+        (json!({ "user": "alice", "ttl": 61 }), 400),
+    ] {
+        let (status, answer) = give(&wanted);
+        assert_eq!(status, refused, "{wanted}: {answer}");
+        world.holds_no_secret(&answer, "a refusal");
+    }
+    // The interface of who looks after the server takes no keys of applications. It answers them late.
+    for (method, path) in [
+        ("GET", "/v1/status"),
+        ("GET", "/v1/keys"),
+        ("GET", "/metrics"),
+        ("POST", "/v1/users"),
+        ("POST", "/v1/drain"),
+    ] {
+        let (status, answer) = asked(world.serve.admin(), method, path, &world.key, body_of(method));
+        assert_eq!(status, 401, "{method} {path}: {answer}");
+    }
+    // Where they ask there is nothing but credentials.
+    for (method, path) in World::all_paths() {
+        if path == "/v1/credentials" || path == "/" {
+            continue;
+        }
+        let (status, answer) = asked(world.api, &method, &path, &world.key, body_of(&method));
+        world.holds_no_secret(&answer, &path);
+        // Balancers ask there whether it lives; a request that should have no body is refused for that.
+        let is_told_to_everybody = ["/livez", "/readyz", "/healthz"].contains(&&*path) && status == 200;
+        assert!([404, 413].contains(&status) || is_told_to_everybody, "{method} {path}: {answer}");
+    }
+}

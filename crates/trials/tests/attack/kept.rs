@@ -1,0 +1,229 @@
+//! What a server keeps of strangers: of packets whose source may be forged nothing, of connections what its limits say, and no log lines.
+
+use std::{
+    fs,
+    io::Write as _,
+    net::{SocketAddr, TcpStream},
+};
+
+use super::{
+    is_thorough, row,
+    strangers::{Packet, half_open, pour_in_as_read},
+    wire::client_hello,
+};
+use turnpike_trials::{Certificate, Dir, Serve, V4, eventually};
+
+/// What a running server has.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    memory: u64,
+    descriptors: usize,
+    log: usize,
+}
+
+impl Kept {
+    fn by(serve: &Serve) -> Self {
+        let fds = fs::read_dir(format!("/proc/{}/fd", serve.program.pid())).expect("it runs").count();
+        let log = serve.program.lines().iter().map(|line| line.len() + 1).sum();
+        Self { memory: serve.memory(), descriptors: fds, log }
+    }
+
+    /// By what it has grown since then.
+    fn since(self, before: Self) -> Self {
+        Self {
+            memory: self.memory.saturating_sub(before.memory),
+            descriptors: self.descriptors.saturating_sub(before.descriptors),
+            log: self.log - before.log,
+        }
+    }
+}
+
+fn secured() -> (Certificate, Serve) {
+    let certificate = Certificate::new(&["turn.example.org"]);
+    let serve = Serve::start_secured(&certificate, &["--workers", "1"]);
+    (certificate, serve)
+}
+
+/// The same with these limits.
+fn limited(limits: &str) -> (Certificate, Serve) {
+    let dir = Dir::new();
+    let file = dir.file("turnpike.toml", format!("[limits]\n{limits}\n"));
+    let path = file.to_str().expect("our own path is UTF-8");
+    let certificate = Certificate::new(&["turn.example.org"]);
+    let serve = Serve::start_secured(&certificate, &["--workers", "1", "-c", path]);
+    (certificate, serve)
+}
+
+fn arrived(serve: &Serve) -> u64 {
+    serve.metrics().sum("turnpike_rx_datagrams_total", "")
+}
+
+/// The first so many fill tables and arenas whose size does not depend on how many come; after that there is no growth.
+#[test]
+fn packets_with_forged_sources_leave_nothing_behind() {
+    let count = if is_thorough() { 60_000 } else { 16_000 };
+    let (_certificate, serve) = secured();
+    for packet in Packet::ALL {
+        let server = match packet {
+            Packet::ClientHello => serve.address_of("dtls", V4),
+            _ => serve.address(V4),
+        };
+        let flood = |first, count| {
+            let before = arrived(&serve);
+            pour_in_as_read(packet, server, first, count);
+            // What the kernel had no room for has left nothing either, but proves nothing.
+            eventually("most have arrived", || {
+                (arrived(&serve) - before > u64::from(count) * 9 / 10).then_some(())
+            });
+        };
+        flood(0, count);
+        // As many as ever came before come each time, so that a table of them would have to grow. What the allocator asks for now and then
+        // it does not ask for three times.
+        let mut each = f64::INFINITY;
+        for first in [count, count * 2, count * 4] {
+            let before = Kept::by(&serve);
+            flood(first, first);
+            // The connection that asked for the metrics is closed a moment later.
+            let kept = eventually("no descriptor stays", || {
+                let kept = Kept::by(&serve).since(before);
+                (kept.descriptors == 0).then_some(kept)
+            });
+            assert_eq!(kept.log, 0, "{packet:?}: {kept:?}");
+            each = each.min(kept.memory as f64 / f64::from(first));
+            if each == 0.0 {
+                break;
+            }
+        }
+        // A table of their addresses would take twenty times as much.
+        assert!(each < 1.0, "{packet:?}: {each} bytes of each");
+        row("kept", &[&packet.name(), &count, &format_args!("{each:.1}"), &0, &0, &"nothing is kept"]);
+    }
+    assert_eq!(serve.allocations(), 0);
+}
+
+/// Connections of strangers: each costs a descriptor and its buffers until it is closed, and there is a limit to them.
+#[test]
+fn connections_of_strangers_cost_what_is_said_and_have_a_limit() {
+    const LIMIT: usize = 300;
+    // What there is of a message that is never whole: as much of it as a stranger may send (4,096 bytes), and of a record of TLS.
+    let most_of_a_message = [&[0, 3, 0x0F, 0xEC, 0x21, 0x12, 0xA4, 0x42][..], &[0; 4087]].concat();
+    let most_of_a_record = [&[0x16, 3, 1, 0x40, 0, 1, 0, 0x3F, 0xFC, 3, 3][..], &[0; 16_377]].concat();
+    for (name, bytes, most) in [
+        ("TCP connections that say nothing", &b""[..], 2048.0),
+        ("TCP connections with half a message", &[0, 3, 0, 8, 0x21, 0x12, 0xA4, 0x42], 2048.0),
+        ("TCP connections with the longest message but for a byte", &most_of_a_message, 8192.0),
+        ("TLS connections with half a ClientHello", &[0x16, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3], 12_288.0),
+        ("TLS connections with the longest record but for a byte", &most_of_a_record, 40_960.0),
+        ("TLS connections with a ClientHello and nothing more", &client_hello(), 16_384.0),
+    ] {
+        // A server of its own for each: what those of another row have left to the allocator would cost nothing here.
+        let (_certificate, serve) = limited(&format!("idle_connections = {LIMIT}"));
+        let server = serve.address_of("tls", V4);
+        let evicted = || serve.metrics().sum("turnpike_connections_closed_total", "reason=\"evicted\"");
+        // The first one makes what all later ones use, and no more than that.
+        drop(crowd(&serve, server, bytes, 1));
+        all_gone(&serve);
+        let (before, given_way) = (Kept::by(&serve), evicted());
+        let first = crowd(&serve, server, bytes, LIMIT);
+        let kept = Kept::by(&serve).since(before);
+        let each = kept.memory as f64 / LIMIT as f64;
+        assert!(each <= most, "{name}: {kept:?}");
+        assert!(kept.descriptors.abs_diff(LIMIT) <= 8, "{name}: {kept:?}");
+        assert_eq!(kept.log, 0, "{name}: {:?}", serve.program.lines().last());
+        assert_eq!(evicted(), given_way, "{name}: there was room");
+        // One more takes the place of one that was there.
+        let more: Vec<TcpStream> = (0..20).map(|_| connect(server, bytes)).collect();
+        eventually("as many give way as come", || evicted() == given_way + 20);
+        assert!(serve.metrics().sum("turnpike_connections", "") <= LIMIT as u64);
+        drop((first, more));
+        all_gone(&serve);
+        // Those who come later find the room that they have left.
+        let crowds = if is_thorough() { 10 } else { 3 };
+        for _ in 0..crowds {
+            let later = crowd(&serve, server, bytes, LIMIT);
+            let grown = Kept::by(&serve).since(before);
+            let most = kept.memory + kept.memory / 4 + 64 * 1024;
+            assert!(grown.memory <= most, "{name}: {grown:?} after {kept:?}");
+            drop(later);
+            all_gone(&serve);
+        }
+        // The connection that asks for the metrics is closed a moment later.
+        let left = eventually("no descriptor stays", || {
+            let left = Kept::by(&serve).since(before);
+            (left.descriptors == 0).then_some(left)
+        });
+        assert_eq!(left.log, 0, "{name}: {:?}", serve.program.lines().last());
+        let descriptors = (kept.descriptors as f64 / LIMIT as f64).round();
+        let bound = format!("limits.idle_connections ({LIMIT} here), limits.idle_connections_per_address");
+        row("kept", &[&name, &LIMIT, &format_args!("{each:.0}"), &descriptors, &kept.log, &bound]);
+    }
+}
+
+/// DTLS clients whose address is proved: each costs the state of its handshake until that is over or others come, and never a descriptor.
+#[test]
+#[ignore = "thorough: cargo xtask attack"]
+fn dtls_clients_that_say_nothing_after_a_good_cookie_cost_what_is_said_and_have_a_limit() {
+    const LIMIT: u32 = 200;
+    const MOST_EACH: f64 = 32_768.0;
+    let (_certificate, serve) = limited(&format!("half_open = {LIMIT}\nhalf_open_per_network = {LIMIT}"));
+    let server = serve.address_of("dtls", V4);
+    let under_way = || serve.metrics().sum("turnpike_dtls_associations", "stage=\"half_open\"");
+    let ended = || serve.metrics().sum("turnpike_dtls_ended_total", "");
+    // The first one makes what all later ones use. Its socket stays: a closed one would be told of by ICMP.
+    let mut silent = vec![half_open(server, 0)];
+    let before = Kept::by(&serve);
+    silent.extend((1..LIMIT).map(|number| half_open(server, number)));
+    assert!(under_way() <= u64::from(LIMIT));
+    let kept = Kept::by(&serve).since(before);
+    let each = kept.memory as f64 / f64::from(LIMIT - 1);
+    assert!(each <= MOST_EACH, "{kept:?}");
+    // Many more take the places of those that were there.
+    let given_way = ended();
+    let more = if is_thorough() { 20 } else { 3 } * LIMIT;
+    silent.extend((LIMIT..LIMIT + more).map(|number| half_open(server, number)));
+    eventually("the oldest have given way", || ended() - given_way >= u64::from(more));
+    assert!(under_way() <= u64::from(LIMIT));
+    // The connection that asks for the metrics is closed a moment later.
+    let all = eventually("no descriptor is taken", || {
+        let kept = Kept::by(&serve).since(before);
+        (kept.descriptors == 0).then_some(kept)
+    });
+    let most = kept.memory + kept.memory / 4 + u64::from(LIMIT) * 1024;
+    assert!(all.memory <= most, "{all:?} after {kept:?}");
+    assert_eq!(all.log, 0, "{:?}", serve.program.lines().last());
+    assert_eq!(serve.allocations(), 0);
+    let bound = format!("limits.half_open ({LIMIT} here), limits.half_open_per_network");
+    let count = LIMIT + more;
+    row(
+        "kept",
+        &[
+            &"DTLS clients that say nothing after a good cookie",
+            &count,
+            &format_args!("{each:.0}"),
+            &0,
+            &0,
+            &bound,
+        ],
+    );
+}
+
+fn connect(server: SocketAddr, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(server).expect("it listens");
+    stream.write_all(bytes).expect("it is open");
+    stream
+}
+
+/// So many connections, all of which the server has accepted and read.
+fn crowd(serve: &Serve, server: SocketAddr, bytes: &[u8], count: usize) -> Vec<TcpStream> {
+    let read = || serve.metrics().sum("turnpike_stream_read_bytes_total", "");
+    let wanted = read() + (count * bytes.len()) as u64;
+    let crowd = (0..count).map(|_| connect(server, bytes)).collect();
+    eventually("all are accepted and read", || {
+        serve.metrics().sum("turnpike_connections", "") >= count as u64 && read() >= wanted
+    });
+    crowd
+}
+
+fn all_gone(serve: &Serve) {
+    eventually("all are gone", || (serve.metrics().sum("turnpike_connections", "") == 0).then_some(()));
+}

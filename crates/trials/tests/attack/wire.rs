@@ -1,0 +1,260 @@
+//! What attackers speak by who wait for answers: a socket, a connection, a connection with TLS, an association with DTLS. And users of a
+//! server, who have an allocation and ask for what they must not get.
+
+use std::{
+    collections::VecDeque,
+    io::{Read, Write},
+    mem,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustls::{ClientConnection, StreamOwned, pki_types::ServerName};
+use turnpike_client::{Security, TlsOptions, dtls};
+use turnpike_testkit::{
+    certificates,
+    stun::{self, attribute::*, kind::*},
+};
+
+use turnpike_trials::SOON;
+
+/// One way to a server, and back.
+pub(super) enum Wire {
+    Datagrams(UdpSocket),
+    Stream(Box<dyn StreamOfBytes>),
+    Dtls(Box<Association>),
+}
+
+/// See [`Wire`].
+pub(super) trait StreamOfBytes: Read + Write + Send {}
+
+impl<S: Read + Write + Send> StreamOfBytes for S {}
+
+impl Wire {
+    pub(super) fn new(transport: &str, server: SocketAddr) -> Self {
+        match transport {
+            "udp" => Self::udp(server),
+            "tcp" => Self::tcp(server),
+            "tls" => Self::tls(server),
+            _ => Self::Dtls(Box::new(Association::new(server))),
+        }
+    }
+
+    pub(super) fn udp(server: SocketAddr) -> Self {
+        Self::Datagrams(socket(server))
+    }
+
+    pub(super) fn tcp(server: SocketAddr) -> Self {
+        Self::Stream(Box::new(connect(server)))
+    }
+
+    pub(super) fn tls(server: SocketAddr) -> Self {
+        Self::Stream(Box::new(handshake(server)))
+    }
+
+    pub(super) fn send(&mut self, message: &[u8]) {
+        match self {
+            Self::Datagrams(socket) => _ = socket.send(message).expect("loopback takes it"),
+            Self::Stream(stream) => {
+                stream.write_all(message).expect("it is open");
+                stream.flush().expect("it is open");
+            }
+            Self::Dtls(association) => association.send(message),
+        }
+    }
+
+    pub(super) fn receive(&mut self) -> stun::Message {
+        stun::Message::stun(&self.hear())
+    }
+
+    /// Answers that have come so far, as datagrams.
+    pub(super) fn arrived(&mut self) -> Vec<stun::Message> {
+        let Self::Datagrams(socket) = self else { panic!("no datagrams") };
+        let mut buffer = [0; 4096];
+        socket.set_nonblocking(true).expect("a socket");
+        let answers = std::iter::from_fn(|| {
+            socket.recv(&mut buffer).ok().map(|len| stun::Message::stun(&buffer[..len]))
+        });
+        let answers = answers.collect();
+        socket.set_nonblocking(false).expect("a socket");
+        answers
+    }
+
+    /// So many bytes, of whatever a connection has become.
+    pub(super) fn read(&mut self, len: usize) -> Vec<u8> {
+        let Self::Stream(stream) = self else { panic!("no stream of bytes") };
+        let mut bytes = vec![0; len];
+        stream.read_exact(&mut bytes).expect("something comes");
+        bytes
+    }
+
+    /// The next message, be it data.
+    pub(super) fn hear(&mut self) -> Vec<u8> {
+        match self {
+            Self::Datagrams(socket) => {
+                let mut buffer = [0; 4096];
+                let len = socket.recv(&mut buffer).expect("something comes");
+                buffer[..len].to_vec()
+            }
+            Self::Stream(stream) => {
+                let mut message = vec![0; 4];
+                stream.read_exact(&mut message).expect("something comes");
+                let len = usize::from(u16::from_be_bytes([message[2], message[3]]));
+                // ChannelData is padded (RFC 8656 section 12.5); the length of a STUN message leaves out its header.
+                let rest = if message[0] & 0xC0 == 0x40 { len.next_multiple_of(4) } else { 16 + len };
+                message.resize(4 + rest, 0);
+                stream.read_exact(&mut message[4..]).expect("a message is whole");
+                message
+            }
+            Self::Dtls(association) => association.hear(),
+        }
+    }
+}
+
+/// A socket to the server; on loopback from an address that no witness has: whatever is held against it is held against nobody else.
+fn socket(server: SocketAddr) -> UdpSocket {
+    let own = if server.ip().is_loopback() { Ipv4Addr::new(127, 3, 3, 3) } else { Ipv4Addr::UNSPECIFIED };
+    let socket = UdpSocket::bind((IpAddr::V4(own), 0)).expect("each address of loopback is ours");
+    socket.connect(server).expect("there is a route");
+    socket.set_read_timeout(Some(SOON)).expect("not zero");
+    socket
+}
+
+/// An association with DTLS, whose handshake is done.
+pub(super) struct Association {
+    socket: UdpSocket,
+    client: dtls::Association,
+    heard: VecDeque<Vec<u8>>,
+}
+
+impl Association {
+    fn new(server: SocketAddr) -> Self {
+        let options = TlsOptions { insecure: true, ..TlsOptions::default() };
+        let security = Security::new(&options, Some("turn.example.org"), server).expect("it is a name");
+        let settings = dtls::Settings::new(security, SOON).expect("a valid configuration");
+        let client = dtls::Association::new(&settings, None, Instant::now()).expect("it begins");
+        let mut association = Self { socket: socket(server), client, heard: VecDeque::new() };
+        association.pass();
+        while !association.client.is_connected() {
+            association.read();
+        }
+        association
+    }
+
+    fn send(&mut self, message: &[u8]) {
+        self.client.send(message).expect("the handshake is over");
+        self.pass();
+    }
+
+    fn hear(&mut self) -> Vec<u8> {
+        let until = Instant::now() + SOON;
+        loop {
+            if let Some(message) = self.heard.pop_front() {
+                return message;
+            }
+            assert!(Instant::now() < until, "something comes");
+            self.read();
+        }
+    }
+
+    /// Takes a datagram of the server's, or the end of the time in which one should have come.
+    fn read(&mut self) {
+        let now = Instant::now();
+        let until = self.client.timeout().map_or(SOON, |at| at.saturating_duration_since(now));
+        let wait = until.clamp(Duration::from_millis(1), SOON);
+        self.socket.set_read_timeout(Some(wait)).expect("not zero");
+        let mut buffer = [0; 4096];
+        match self.socket.recv(&mut buffer) {
+            Ok(len) => self.client.handle_datagram(&buffer[..len]).expect("a good record"),
+            Err(_) => self.client.handle_timeout(Instant::now()).expect("the handshake has time"),
+        }
+        self.pass();
+    }
+
+    /// Hands on what there is to be sent, and what was received.
+    fn pass(&mut self) {
+        let Self { socket, client, heard } = self;
+        let send = |packet: &[u8]| _ = socket.send(packet).expect("the link takes it");
+        client.drain(send, |message| heard.push_back(message.to_vec())).expect("it goes on");
+    }
+}
+
+fn connect(server: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect_timeout(&server, SOON).expect("it listens");
+    stream.set_read_timeout(Some(SOON)).expect("not zero");
+    stream
+}
+
+/// A connection with TLS, whose handshake is done.
+pub(super) fn handshake(server: SocketAddr) -> StreamOwned<ClientConnection, TcpStream> {
+    let mut stream = StreamOwned::new(hello(), connect(server));
+    while stream.conn.is_handshaking() {
+        stream.conn.complete_io(&mut stream.sock).expect("the handshake succeeds");
+    }
+    stream
+}
+
+/// The client's side of a connection with TLS.
+fn hello() -> ClientConnection {
+    let config = certificates::believing_client(rustls::ALL_VERSIONS);
+    let name = ServerName::try_from("turn.example.org").expect("it is a name");
+    ClientConnection::new(Arc::new(config), name).expect("a valid configuration")
+}
+
+/// A whole ClientHello of TLS.
+pub(super) fn client_hello() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    hello().write_tls(&mut bytes).expect("a vector takes it");
+    bytes
+}
+
+/// A user, whose requests are signed.
+pub(super) struct User {
+    pub(super) wire: Wire,
+    name: &'static str,
+    password: &'static str,
+    challenge: stun::Challenge,
+}
+
+impl User {
+    /// Who has asked once, and knows realm and nonce.
+    pub(super) fn new(mut wire: Wire, name: &'static str, password: &'static str) -> Self {
+        wire.send(&stun::plain_message(ALLOCATE, &[(REQUESTED_TRANSPORT, &stun::UDP)]));
+        let challenge = wire.receive().challenge();
+        Self { wire, name, password, challenge }
+    }
+
+    /// Says it, and waits for nothing.
+    pub(super) fn say(&mut self, message_type: u16, attributes: &[(u16, &[u8])]) {
+        let credentials = (self.name, self.password, &self.challenge);
+        let request = stun::signed_request(message_type, attributes, credentials);
+        self.wire.send(&request);
+    }
+
+    pub(super) fn ask(&mut self, message_type: u16, attributes: &[(u16, &[u8])]) -> stun::Message {
+        self.say(message_type, attributes);
+        self.wire.receive()
+    }
+
+    /// The same once, by the same way, as somebody else.
+    pub(super) fn ask_as(
+        &mut self,
+        (name, password): (&'static str, &'static str),
+        message_type: u16,
+        attributes: &[(u16, &[u8])],
+    ) -> stun::Message {
+        let own = (mem::replace(&mut self.name, name), mem::replace(&mut self.password, password));
+        let answer = self.ask(message_type, attributes);
+        (self.name, self.password) = own;
+        answer
+    }
+
+    /// An allocation for UDP (17) or TCP (6), with more attributes.
+    pub(super) fn allocate(&mut self, protocol: u8, more: &[(u16, &[u8])]) -> stun::Message {
+        let transport: (u16, &[u8]) = (REQUESTED_TRANSPORT, &[protocol, 0, 0, 0]);
+        let answer = self.ask(ALLOCATE, &[&[transport], more].concat());
+        assert_eq!(answer.error(), None, "an allocation is granted");
+        answer
+    }
+}

@@ -1,0 +1,178 @@
+//! What an allocation takes: while nothing is broken, under a fault, and right after it. A figure of a machine that was busy with something
+//! else says nothing, so that such turns are made again, and a row that has no others is void.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{Row, Server, or_thorough};
+use turnpike_trials::Load;
+
+/// Milliseconds that it takes at most while nothing is broken, or is broken no more. Machines of two cores with a crowd on calls need a
+/// third of it.
+const MOST_WITHOUT: f64 = 10.0;
+/// By how much it may be longer under a fault.
+const MOST_UNDER: f64 = 2.0;
+
+/// Allocations that are made and deleted, for `seconds`, by these clients: the 99th percentile of the time that one takes, in
+/// milliseconds. All must be granted.
+pub(super) fn allocation_p99(server: &Server, user: &str, seconds: &str) -> f64 {
+    let run = Load::as_user(server.address, user)
+        .with(&[
+            "--mode",
+            "allocate",
+            "--clients",
+            "4",
+            "--rate",
+            // So many that one in a hundred is not only those few that wait for one and the same query.
+            or_thorough("100", "400"),
+            "--warmup",
+            "0.2",
+            "--duration",
+            seconds,
+        ])
+        .run();
+    let result = run.result();
+    assert_eq!((run.code, &result["lost"]), (Some(0), &0.into()), "{}", run.output());
+    result["rtt_us"]["p99"].as_f64().expect("a number") / 1_000.0
+}
+
+/// Turns of [`allocation_p99`].
+pub(super) struct Turns {
+    /// All is as it should be: before the first fault, and whenever what a fault has left is over.
+    without: Vec<Turn>,
+    under: Vec<Turn>,
+    /// Begun when the fault was over, with whatever it has left.
+    right_after: Vec<Turn>,
+    /// How long after such a turn all that was left was over, at most.
+    settled: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    p99: f64,
+    /// The longest that the machine kept a thread waiting meanwhile which does nothing but sleep.
+    machine: Duration,
+}
+
+impl Turn {
+    /// Whether its figure is the server's and not the machine's. One in a hundred allocations tells: a gap that is much longer than what one of
+    /// them takes is all that would be seen.
+    fn counts(&self) -> bool {
+        self.machine <= Duration::from_millis(10)
+    }
+}
+
+/// Turns without a fault, under it and right after it. `settle` waits until a fault that is over has left nothing.
+pub(super) fn allocations_under(
+    server: &mut Server,
+    user: &str,
+    settle: impl Fn(&Server),
+    mut fault: impl FnMut(&mut Server, bool),
+) -> Turns {
+    let watched = Watched::default();
+    thread::scope(|scope| {
+        // Also where an assertion fails, or the scope would wait for ever.
+        let _end = Over(&watched);
+        scope.spawn(|| watched.watch());
+        let turn = |server: &Server| {
+            watched.longest.store(0, Ordering::Relaxed);
+            let p99 = allocation_p99(server, user, or_thorough("0.5", "2"));
+            let machine = Duration::from_micros(watched.longest.load(Ordering::Relaxed));
+            Turn { p99, machine }
+        };
+        // Again where the machine was busy, which a test by itself takes as it comes.
+        let good_turn = |server: &Server| {
+            let mut tries = (0..or_thorough(1, 5)).map(|_| turn(server));
+            let first = tries.next().expect("there is one");
+            if first.counts() { first } else { tries.find(Turn::counts).unwrap_or(first) }
+        };
+        let (mut without, mut under, mut right_after) = (Vec::new(), Vec::new(), Vec::new());
+        let mut settled = Duration::ZERO;
+        for _ in 0..or_thorough(1, 5) {
+            without.push(good_turn(server));
+            fault(server, true);
+            under.push(good_turn(server));
+            fault(server, false);
+            right_after.push(turn(server));
+            let ended = Instant::now();
+            settle(server);
+            settled = settled.max(ended.elapsed());
+        }
+        Turns { without, under, right_after, settled }
+    })
+}
+
+/// How late a thread is that only sleeps: by that the machine is known, whatever the server does.
+#[derive(Default)]
+struct Watched {
+    over: AtomicBool,
+    /// In microseconds.
+    longest: AtomicU64,
+}
+
+impl Watched {
+    fn watch(&self) {
+        const SLEEP: Duration = Duration::from_millis(2);
+        while !self.over.load(Ordering::Relaxed) {
+            let begun = Instant::now();
+            thread::sleep(SLEEP);
+            let late = begun.elapsed().saturating_sub(SLEEP).as_micros();
+            self.longest.fetch_max(u64::try_from(late).unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
+    }
+}
+
+struct Over<'a>(&'a Watched);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.over.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Turns {
+    /// Tells them: `who` takes these allocations, `when` is the fault.
+    pub(super) fn tell(&self, row: &mut Row, who: &str, when: &str) {
+        let all = [&self.without, &self.under, &self.right_after];
+        let [without, under, right_after] = all.map(|turns| median(turns));
+        for (name, turns) in ["without", "under it", "right after"].iter().zip(all) {
+            println!("  {name}: {turns:?}");
+        }
+        let machine = all.into_iter().flatten().map(|turn| turn.machine).max().unwrap_or_default();
+        row.note(format!(
+            "{who}: allocation p99 {without:.2} ms without (before the first time {:.2}), {under:.2} ms under it, {right_after:.2} ms right \
+             after it, and {:.1} s later all had settled; the machine kept a thread that only sleeps waiting for up to {} ms",
+            self.without[0].p99,
+            self.settled.as_secs_f64(),
+            machine.as_millis(),
+        ));
+        let [without_count, under_count, after_count] =
+            all.map(|turns| turns.iter().filter(|turn| turn.counts()).count() * 2 > turns.len());
+        if !(without_count && under_count) {
+            row.void(format!(
+                "allocation p99 {when}: in most turns the machine kept a thread that only sleeps waiting"
+            ));
+        } else if without > MOST_WITHOUT {
+            row.void(format!("allocation p99 without: {without:.2} ms, above {MOST_WITHOUT}"));
+        }
+        row.limit(&format!("allocation p99 {when}, by that without"), under / without, MOST_UNDER);
+        // Such a turn comes once, whatever the machine does meanwhile; and whoever asks for a user first may wait for a query.
+        if after_count {
+            row.limit("the same right after it, in ms", right_after, MOST_WITHOUT);
+        }
+    }
+}
+
+/// Of those that count, or of all where none does.
+fn median(turns: &[Turn]) -> f64 {
+    let good = turns.iter().filter(|turn| turn.counts());
+    let mut figures: Vec<f64> = good.map(|turn| turn.p99).collect();
+    if figures.is_empty() {
+        figures = turns.iter().map(|turn| turn.p99).collect();
+    }
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}

@@ -1,0 +1,149 @@
+//! Control groups of a test's own: to have one thread stand still, and to leave a process little memory.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use super::within;
+use turnpike_trials::SOON;
+
+const ROOT: &str = "/sys/fs/cgroup";
+
+/// A thread that does not run.
+pub(super) struct Frozen {
+    group: PathBuf,
+    thread: u32,
+    /// Where it was.
+    home: PathBuf,
+    control: (&'static str, &'static str, &'static str),
+}
+
+/// A process whose memory is counted, and may be limited.
+pub(crate) struct Group {
+    group: PathBuf,
+    process: u32,
+    /// Where it was.
+    home: PathBuf,
+}
+
+impl Frozen {
+    /// Or why not.
+    pub(super) fn thread(thread: u32) -> Result<Self, String> {
+        // Version 1, whose groups hold threads; then version 2, where a group for threads lies within that of their process.
+        let (base, home, members, control) = match place(thread, "freezer") {
+            Some(home) => {
+                (PathBuf::from(ROOT).join("freezer"), home, "tasks", ("freezer.state", "FROZEN", "THAWED"))
+            }
+            None => {
+                let home = place(thread, "").ok_or("there is no freezer for threads")?;
+                (home.clone(), home, "cgroup.threads", ("cgroup.freeze", "1", "0"))
+            }
+        };
+        let group = base.join(format!("turnpike-test-{thread}"));
+        let why = |error: io::Error| format!("a thread cannot be frozen here: {error}");
+        fs::create_dir(&group).map_err(why)?;
+        let frozen = Self { home: home.join(members), thread, control, group };
+        if members == "cgroup.threads" {
+            fs::write(frozen.group.join("cgroup.type"), "threaded").map_err(why)?;
+        }
+        fs::write(frozen.group.join(members), thread.to_string()).map_err(why)?;
+        fs::write(frozen.group.join(control.0), control.1).map_err(why)?;
+        Ok(frozen)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = fs::write(self.group.join(self.control.0), self.control.2);
+        let _ = fs::write(&self.home, self.thread.to_string());
+        remove(&self.group);
+    }
+}
+
+impl Group {
+    /// Puts a process into a group of its own; or why not.
+    pub(crate) fn of_process(pid: u32) -> Result<Self, String> {
+        let why = |error: io::Error| format!("a process cannot be given a limit of memory here: {error}");
+        let (base, home) = match place(pid, "memory") {
+            Some(home) => (PathBuf::from(ROOT).join("memory"), home),
+            None => (PathBuf::from(ROOT), place(pid, "").ok_or("there are no control groups")?),
+        };
+        let group = base.join(format!("turnpike-test-{pid}"));
+        let limited = Self { group, process: pid, home: home.join("cgroup.procs") };
+        fs::create_dir(&limited.group).map_err(why)?;
+        fs::metadata(limited.limit()).map_err(why)?;
+        fs::write(limited.group.join("cgroup.procs"), pid.to_string()).map_err(why)?;
+        Ok(limited)
+    }
+
+    /// Bytes that it may use from now on.
+    pub(super) fn to(&self, bytes: u64) -> io::Result<()> {
+        fs::write(self.limit(), bytes.to_string())
+    }
+
+    /// Bytes that it uses, those of its files included.
+    pub(super) fn used(&self) -> u64 {
+        let text = ["memory.usage_in_bytes", "memory.current"]
+            .iter()
+            .find_map(|name| fs::read_to_string(self.group.join(name)).ok());
+        text.and_then(|text| text.trim().parse().ok()).expect("the kernel counts it")
+    }
+
+    /// How often it wanted more than its limit: reclaimed from it, refused, or ended for it.
+    pub(super) fn refusals(&self) -> u64 {
+        if let Ok(text) = fs::read_to_string(self.group.join("memory.failcnt")) {
+            return text.trim().parse().expect("a number");
+        }
+        let events = fs::read_to_string(self.group.join("memory.events")).expect("version 2 has it");
+        let most = events.lines().find_map(|line| line.strip_prefix("max ")?.parse().ok());
+        most.expect("version 2 counts it")
+    }
+
+    /// Bytes that the kernel has for it (slabs, sockets), where it says so.
+    pub(crate) fn kernel(&self) -> Option<u64> {
+        if let Ok(text) = fs::read_to_string(self.group.join("memory.kmem.usage_in_bytes")) {
+            return text.trim().parse().ok();
+        }
+        let stat = fs::read_to_string(self.group.join("memory.stat")).ok()?;
+        stat.lines().find_map(|line| line.strip_prefix("kernel ")?.parse().ok())
+    }
+
+    fn limit(&self) -> PathBuf {
+        let first = self.group.join("memory.limit_in_bytes");
+        if first.exists() { first } else { self.group.join("memory.max") }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = fs::write(&self.home, self.process.to_string());
+        remove(&self.group);
+    }
+}
+
+/// The directory of the group that a thread is in, for a controller of version 1, or `""` for version 2.
+fn place(thread: u32, controller: &str) -> Option<PathBuf> {
+    let groups = fs::read_to_string(format!("/proc/{thread}/cgroup")).ok()?;
+    let line = groups.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let controllers = fields.next()?;
+        controllers.split(',').any(|name| name == controller).then(|| fields.next()).flatten()
+    })?;
+    let dir = Path::new(ROOT).join(controller).join(line.trim_start_matches('/'));
+    dir.is_dir().then_some(dir)
+}
+
+/// Those in it may need a moment to be gone.
+fn remove(group: &Path) {
+    for _ in 0..100 {
+        if fs::remove_dir(group).is_ok() || !group.exists() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    within(SOON, "the control group can be removed", || fs::remove_dir(group).is_ok());
+}

@@ -1,0 +1,280 @@
+//! The time of day jumps. A time namespace does not move it, and the machine's own clock is not a test's to move: the server loads a
+//! library in front of libc's that adds what a file says.
+
+use std::{
+    fs::File,
+    os::unix::fs::FileExt as _,
+    process::Command,
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use super::{
+    Crowd, Row, Server, Wanted, allocation_p99, forwarder::Forwarder, forwards::unharmed, rows, talks,
+    visitor::Visitor, within,
+};
+use turnpike_trials::{
+    Dir, Load, PASSWORD, Program, REALM, Reflect, SOON, USER, V4, installed, need, turnpike,
+};
+
+const DAY: i64 = 86_400;
+
+/// A day forth, two back, and home.
+const JUMPS: [i64; 3] = [DAY, -DAY, 0];
+
+/// The time of day of one program.
+struct Clock {
+    offset: File,
+    /// With the library and the file.
+    _dir: Dir,
+}
+
+impl Clock {
+    /// Of what is started so; or why there is none.
+    fn of(wanted: &mut Wanted) -> Result<Self, String> {
+        installed("cc")?;
+        let dir = Dir::new();
+        let source = dir.file("clock.c", include_str!("clock.c"));
+        let library = dir.at("clock.so");
+        let mut cc = Command::new("cc");
+        let built = Program::run(cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source));
+        assert_eq!(built.code, Some(0), "{}", built.output());
+        let file = dir.file("offset", 0_i64.to_ne_bytes());
+        let offset = File::options().write(true).open(&file).expect("our own file");
+        wanted.environment.push(("LD_PRELOAD", library.display().to_string()));
+        wanted.environment.push(("FAULTS_CLOCK", file.display().to_string()));
+        Ok(Self { offset, _dir: dir })
+    }
+
+    /// So many seconds from the machine's time.
+    fn jump(&self, seconds: i64) {
+        self.offset.write_all_at(&seconds.to_ne_bytes(), 0).expect("our own file");
+        thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// Waits for a line of a program that has been written so many seconds from the machine's time: it has seen that time.
+fn says_so(seconds: i64, lines: impl Fn() -> Vec<String>, said: usize) {
+    within(SOON, "a line has the other day", || {
+        let day = day(seconds);
+        lines()[said..].iter().any(|line| line.starts_with(&day))
+    });
+}
+
+/// The date (UTC) so many seconds from now, as lines of the log begin with.
+fn day(seconds: i64) -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("it is after 1970").as_secs();
+    let then = now.checked_add_signed(seconds).expect("a day more or less");
+    let date = Program::run(Command::new("date").args(["-u", "-d", &format!("@{then}"), "+%Y-%m-%d"]));
+    assert_eq!(date.code, Some(0), "{}", date.output());
+    date.stdout.trim().to_owned()
+}
+
+/// What opens the server for a time, all made at home: which is good at which time of day.
+struct Timed {
+    /// With the token.
+    dir: Dir,
+    /// A name with its time and the password (`auth.secrets`), good for two hours.
+    short: (String, String),
+    /// The same, good for three days.
+    long: (String, String),
+}
+
+/// For names with a time.
+const SECRET: &str = "north wind";
+/// For access tokens, in base64.
+const TOKEN_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+impl Timed {
+    /// What the server's file has for it.
+    fn settings() -> String {
+        format!(
+            "[auth]\nsecrets = [\"{SECRET}\"]\n[oauth]\nserver_name = \"turn.faults.test\"\nkey = [{{ kid = \"east\", key = \"{TOKEN_KEY}\" }}]\n"
+        )
+    }
+
+    fn new() -> Self {
+        let made = |arguments: &[&str]| {
+            let run = Program::run(&mut turnpike(&[&["credentials"], arguments].concat()));
+            assert_eq!(run.code, Some(0), "{}", run.output());
+            run.stdout
+        };
+        let named = |hours: &str| {
+            let said = made(&["--secret", SECRET, "--user", "carol", "--ttl", hours, "--realm", REALM]);
+            let field = |label: &str| {
+                let line = said.lines().find_map(|line| line.strip_prefix(label));
+                line.unwrap_or_else(|| panic!("no {label} in {said}")).trim().to_owned()
+            };
+            (field("username:"), field("password:"))
+        };
+        let token = [
+            "--token-key",
+            TOKEN_KEY,
+            "--user",
+            "east",
+            "--server-name",
+            "turn.faults.test",
+            "--ttl",
+            "7200",
+        ];
+        let dir = Dir::new();
+        dir.file("token", made(&token));
+        Self { dir, short: named("7200"), long: named("259200") }
+    }
+
+    /// So many seconds from home: whoever comes is let in or not, as the documents have it.
+    fn are_judged(&self, server: &Server, seconds: i64) {
+        let answers = |(name, password): &(String, String)| server.answers(name, password);
+        let is_over = seconds >= DAY;
+        assert_eq!(
+            answers(&self.short),
+            is_over.then_some(401),
+            "a name good for two hours, {seconds} s from home"
+        );
+        assert_eq!(answers(&self.long), None, "a name good for three days, {seconds} s from home");
+        // One from the future is none, either.
+        let is_good = seconds == 0;
+        let server = server.address.to_string();
+        let token = self.dir.at("token").display().to_string();
+        let run = Program::run(&mut turnpike(&[
+            "load",
+            "turn",
+            &server,
+            "--access-token-file",
+            &token,
+            "--mode",
+            "allocate",
+            "--rate",
+            "20",
+            "--warmup",
+            "0.1",
+            "--duration",
+            "0.3",
+            "--json",
+            "-",
+        ]));
+        assert_eq!(run.code, Some(if is_good { 0 } else { 1 }), "{seconds} s from home: {}", run.output());
+        if is_good {
+            assert_eq!(run.result()["lost"], 0, "{}", run.output());
+        } else {
+            assert!(run.output().contains("401"), "{}", run.output());
+        }
+    }
+}
+
+/// Two clients that take another socket again and again and their allocation along, by the ticket that they got last, before, while and
+/// after `meanwhile`: each of these is good.
+fn movers_notice_nothing(server: &Server, reflect: &Reflect, meanwhile: impl FnOnce()) {
+    let there = server.allocations() + 2;
+    let movers = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
+        .to(reflect.address)
+        .with(&[
+            "--clients",
+            "2",
+            "--rate",
+            "100",
+            "--migrate",
+            "0.3",
+            "--warmup",
+            "0.1",
+            "--duration",
+            "600",
+        ])
+        .start();
+    let count = |event: &str| server.metrics().sum("turnpike_mobility_total", &format!("event=\"{event}\""));
+    let (moved, refused) = (|| count("arrived"), || count("ticket_invalid"));
+    let none = refused();
+    within(SOON, "two clients that move", || server.allocations() >= there);
+    let before = moved();
+    within(SOON, "they move", || moved() > before + 2);
+    meanwhile();
+    let before = moved();
+    within(SOON, "they still move", || moved() > before + 2);
+    movers.signal("INT");
+    let run = movers.wait(SOON);
+    assert_eq!(refused(), none, "{}", run.output());
+    // Of the 5-tuple of a new socket the server may remember an allocation, and say so (437).
+    assert!(run.result()["migrations_done"].as_u64() > Some(4), "{}", run.output());
+}
+
+/// Waits until each client of the crowd has refreshed its allocation. Nobody else may be there.
+fn all_refresh(server: &Server, clients: u32) {
+    /// They do so each half minute (`limits.default_lifetime` is a minute here).
+    const PATIENCE: Duration = Duration::from_secs(50);
+    let refreshed = || server.metrics().sum("turnpike_successes_total", "method=\"refresh\"");
+    let before = refreshed();
+    within(PATIENCE, "all refresh their allocations", || refreshed() >= before + u64::from(clients));
+}
+
+/// How often somebody came with a nonce of another time.
+fn stale(server: &Server) -> u64 {
+    server.metrics().sum("turnpike_error_responses_total", "code=\"438\"")
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn the_clock_jumps_forth_and_back() {
+    let dir = Dir::new();
+    let file = dir.file("turnpike.toml", Timed::settings());
+    let mut wanted = Wanted::flags(&["--workers", "2", "-c", file.to_str().expect("UTF-8")]);
+    wanted.environment.push(("TURNPIKE_LOG_LEVEL", "info".to_owned()));
+    let clock = need!(Clock::of(&mut wanted));
+    let reflect = Reflect::start(V4, &[]);
+    let mut server = Server::start(wanted);
+    let crowd = Crowd::patient(&server, "20");
+    let clients = crowd.clients;
+    let seen =
+        Row::new("the_clock_jumps_forth_and_back", "the time of day jumps a day forth, two back, and home")
+            .run(&mut server, crowd, |server, row| {
+                let timed = Timed::new();
+                timed.are_judged(server, 0);
+                let mut at_home = Visitor::of(server);
+                for jump in JUMPS {
+                    let (said, before) = (server.lines().len(), stale(server));
+                    // One who has a nonce of the time before, and has not used it.
+                    let mut late = Visitor::of(server);
+                    movers_notice_nothing(server, &reflect, || clock.jump(jump));
+                    // It is too old, or of the future; with the one that comes with the answer he is served.
+                    let asked = [(); 2].map(|()| late.asks(USER, PASSWORD));
+                    assert_eq!(asked, [Some(438), None], "{jump} s from home");
+                    // Whoever comes new.
+                    allocation_p99(server, &format!("{USER}:{PASSWORD}"), "0.5");
+                    timed.are_judged(server, jump);
+                    says_so(jump, || server.lines(), said);
+                    // That takes half a minute each time.
+                    if rows().is_some() {
+                        all_refresh(server, clients);
+                        assert!(stale(server) >= before + u64::from(clients), "each had a nonce of before");
+                    }
+                }
+                assert_eq!(at_home.asks(USER, PASSWORD), None, "its nonce is of this hour");
+                row.note(
+                    "new allocations were granted at each time, of which lines of the log have the date; with a nonce of another time a client is \
+                     told so (438), and served with the next; so is each of the crowd that refreshes; tickets of clients that move are good at \
+                     each; a name with its time that is over (401 a day later) and an access token (401 a day later, and a day before it was \
+                     made) are good again at home",
+                );
+            });
+    assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn the_clock_of_a_forwarder_jumps() {
+    let mut wanted = Wanted::default();
+    let clock = need!(Clock::of(&mut wanted));
+    let row = Row::new(
+        "the_clock_of_a_forwarder_jumps",
+        "forward: the time of day jumps a day forth, two back, and home",
+    );
+    let seen = Forwarder::local(wanted).row(row, |forwarder, row| {
+        for jump in JUMPS {
+            let said = forwarder.lines().len();
+            clock.jump(jump);
+            talks::whole(forwarder.tcp, forwarder.udp);
+            says_so(jump, || forwarder.lines(), said);
+        }
+        row.note("newcomers were served at each time, of which lines of the log have the date");
+    });
+    unharmed(&seen);
+}

@@ -1,0 +1,202 @@
+//! Clients on calls: both ends are the generator's, so that what was lost is known, and each client that hears nothing for a while comes
+//! back with another allocation, as calls do.
+
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+
+use super::{Server, or_thorough, within};
+use turnpike_trials::{Load, PASSWORD, Program, SOON, USER};
+
+/// Silence after which a client comes back, in seconds: more than a busy machine makes by itself.
+const PATIENCE: &str = "2";
+
+pub(super) struct Crowd {
+    parts: Vec<Part>,
+    peer: String,
+    pub(super) clients: u32,
+}
+
+/// Clients of one transport.
+struct Part {
+    transport: &'static str,
+    profile: &'static str,
+    clients: u32,
+    asked: Load,
+    load: Option<Program>,
+}
+
+impl Crowd {
+    /// As many as usual, on loopback.
+    pub(super) fn of(server: &Server) -> Self {
+        Self::of_user(server, &format!("{USER}:{PASSWORD}"))
+    }
+
+    /// The same as another user.
+    pub(super) fn of_user(server: &Server, user: &str) -> Self {
+        Self::usual(server.address, "127.0.0.1:0", PATIENCE, user)
+    }
+
+    /// The same that wait so many seconds before they come back.
+    pub(super) fn patient(server: &Server, seconds: &str) -> Self {
+        Self::at(server.address, "127.0.0.1:0", seconds)
+    }
+
+    /// To the server by this address, with peers at another one.
+    pub(super) fn at(server: SocketAddr, peer: &str, patience: &str) -> Self {
+        Self::usual(server, peer, patience, &format!("{USER}:{PASSWORD}"))
+    }
+
+    /// The same whose datagrams come one by one: voice alone.
+    pub(super) fn thin(server: SocketAddr, peer: &str, patience: &str) -> Self {
+        let part = Part::new(
+            server,
+            peer,
+            patience,
+            &format!("{USER}:{PASSWORD}"),
+            ("udp", "audio", or_thorough(6, 40)),
+        );
+        Self::new(vec![part], peer)
+    }
+
+    /// As many as usual by TCP, TLS and DTLS, a third each.
+    pub(super) fn secured(server: &Server) -> Self {
+        let (peer, user) = ("127.0.0.1:0", format!("{USER}:{PASSWORD}"));
+        let part = |transport| {
+            let kind = (transport, or_thorough("audio", "call"), or_thorough(2, 7));
+            Part::new(server.address, peer, PATIENCE, &user, kind)
+        };
+        Self::new(["tcp", "tls", "dtls"].map(part).into(), peer)
+    }
+
+    fn usual(server: SocketAddr, peer: &str, patience: &str, user: &str) -> Self {
+        let kind = ("udp", or_thorough("audio", "call"), or_thorough(6, 20));
+        Self::new(vec![Part::new(server, peer, patience, user, kind)], peer)
+    }
+
+    fn new(parts: Vec<Part>, peer: &str) -> Self {
+        let clients = parts.iter().map(|part| part.clients).sum();
+        Self { parts, peer: peer.to_owned(), clients }
+    }
+
+    /// Starts it, and waits until all have what they need.
+    pub(super) fn begin(&mut self, server: &Server) {
+        let before = server.allocations();
+        self.parts.iter_mut().for_each(|part| part.load = Some(part.asked.start()));
+        within(SOON, "all clients are there", || server.allocations() >= before + u64::from(self.clients));
+        self.flows();
+    }
+
+    /// Waits until media flows as it should, for all: by what the clients and their peers say each second.
+    pub(super) fn flows(&self) {
+        for part in &self.parts {
+            let load = part.load.as_ref().expect("it has begun");
+            let seconds = || load.lines().iter().filter_map(|line| Second::of(line)).collect::<Vec<_>>();
+            let begun = seconds().len();
+            // Were one of them silent, it would be less; the second that had begun counts for nothing.
+            let whole = 1.0 - 0.5 / f64::from(part.clients);
+            within(SOON * 3, "media flows for all", || {
+                seconds()
+                    .iter()
+                    .skip(begun + 1)
+                    .any(|second| second.sent > 0.0 && second.received >= second.sent * whole)
+            });
+        }
+    }
+
+    /// Ends it: what it has seen. Nobody may be silent at the end.
+    pub(super) fn end(&mut self) -> Value {
+        let loads =
+            self.parts.iter_mut().map(|part| (part.transport, part.load.take().expect("it has begun")));
+        let loads: Vec<_> = loads.collect();
+        loads.iter().for_each(|(_, load)| load.signal("INT"));
+        let seen = loads.into_iter().map(|(transport, load)| {
+            let run = load.wait(SOON);
+            let result = run.result();
+            assert_eq!(result["clients_silent"], 0, "{}", run.output());
+            assert_eq!(result["transport"], transport, "{}", run.output());
+            result
+        });
+        together(seen.collect())
+    }
+
+    /// A whole call of two more, in each way.
+    pub(super) fn control_calls(&self, server: &Server) -> Vec<Load> {
+        let call = |part: &Part| {
+            // Thin where the crowd is.
+            let load = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
+                .with(&["--profile", part.profile, "--clients", "2", "--duration", or_thorough("1", "3")])
+                .with(&["--max-loss", "0", "--warmup", "0.2", "--peer", &self.peer]);
+            by(load, part.transport)
+        };
+        self.parts.iter().map(call).collect()
+    }
+}
+
+impl Part {
+    fn new(
+        server: SocketAddr,
+        peer: &str,
+        patience: &str,
+        user: &str,
+        (transport, profile, clients): (&'static str, &'static str, u32),
+    ) -> Self {
+        let asked = Load::as_user(server, user).with(&[
+            "--profile",
+            profile,
+            "--clients",
+            &clients.to_string(),
+            "--peer",
+            peer,
+            "--reconnect",
+            patience,
+            "--warmup",
+            "0.2",
+            "--duration",
+            "600",
+        ]);
+        Self { transport, profile, clients, asked: by(asked, transport), load: None }
+    }
+}
+
+/// By this transport.
+fn by(load: Load, transport: &str) -> Load {
+    let load = load.with(&["--transport", transport]);
+    if matches!(transport, "tls" | "dtls") { load.with(&["--insecure"]) } else { load }
+}
+
+/// What all parts have seen: counts of all, and of silence the longest.
+fn together(mut parts: Vec<Value>) -> Value {
+    const COUNTS: [&str; 5] = ["sent", "lost", "duplicated", "reordered", "returns_done"];
+    if parts.len() == 1 {
+        return parts.swap_remove(0);
+    }
+    let mut all = json!({});
+    for name in COUNTS {
+        let counts = parts.iter().map(|part| part[name].as_u64().expect("each tells it"));
+        all[name] = counts.sum::<u64>().into();
+    }
+    for name in ["pause_ms_p50", "pause_ms_max"] {
+        let times = parts.iter().map(|part| part[name].as_f64().expect("each tells it"));
+        all[name] = times.fold(0.0, f64::max).into();
+    }
+    all["parts"] = parts.into();
+    all
+}
+
+/// What was sent and received in a second, by both ends.
+pub(super) struct Second {
+    pub(super) sent: f64,
+    pub(super) received: f64,
+}
+
+impl Second {
+    /// A line such as `  12.0 s  sent 1,200/s  received 1,199/s  loss 0.08 %  p50 ...`.
+    pub(super) fn of(line: &str) -> Option<Self> {
+        let rate = |label: &str| {
+            let (_, rest) = line.split_once(label)?;
+            rest.split_once("/s")?.0.replace(',', "").parse().ok()
+        };
+        Some(Self { sent: rate(" sent ")?, received: rate(" received ")? })
+    }
+}

@@ -1,0 +1,484 @@
+//! Faults of a fleet: three nodes behind a balancer, clients by UDP, TCP and TLS, a user who always wants more than he may have, and one thing
+//! that breaks. Each row finds that it was broken, by what the nodes or their clients say of it meanwhile. Each test is a row of docs/fleet.md;
+//! `cargo xtask faults fleet --write` writes them there. Needs root, HAProxy, nftables, Redis and PostgreSQL.
+
+mod crowd;
+mod network;
+mod quota;
+mod service;
+mod visitors;
+mod watch;
+
+use std::{
+    array, fs, thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use turnpike_testkit::alone::in_network_namespace;
+
+use super::{Row, or_thorough, within};
+use crowd::{Crowd, Seen, clients, newcomers};
+use network::{NODES, Network};
+use service::{World, name, quota};
+use turnpike_trials::{SOON, is_root, lives, need, skip};
+use visitors::{KNOWN, STRANGER, are_turned_away, ask, is_served};
+use watch::Watch;
+
+/// The node that breaks, where one does.
+const BROKEN: usize = 0;
+/// Another one, which is asked about it.
+const WITNESS: usize = 1;
+const NOBODY: [bool; NODES] = [false; NODES];
+const ALL: [bool; NODES] = [true; NODES];
+/// [`BROKEN`] and no other.
+const ONE: [bool; NODES] = {
+    let mut one = NOBODY;
+    one[BROKEN] = true;
+    one
+};
+
+/// What clients may notice.
+#[derive(Clone, Copy, PartialEq)]
+enum Notice {
+    Nothing,
+    /// Some datagrams are lost.
+    Loss,
+    /// All of [`BROKEN`] lose their sessions, and nobody else loses anything.
+    End,
+}
+
+/// What has to come of a fault.
+#[derive(Clone, Copy)]
+struct Expected {
+    notice: Notice,
+    /// The nodes that are without their store for so long that they go by limits of their own.
+    alone: [bool; NODES],
+}
+
+/// Has a fault happen and end while a crowd talks through the fleet, and holds what comes of it against what is expected; `test` is the calling
+/// test's name with its modules. `fault` finds that it is there before it mends it, and says when that was.
+fn on_a_fleet(
+    test: &str,
+    what: &'static str,
+    notice: Notice,
+    alone: [bool; NODES],
+    fault: impl FnOnce(&mut World, &mut Row) -> Instant,
+) {
+    let expected = Expected { notice, alone };
+    if !is_root() {
+        return skip("only root can make machines for a fleet, and run a database as another user");
+    }
+    need!(Network::is_possible());
+    let name: &'static str = test.rsplit("::").next().unwrap_or_default().to_owned().leak();
+    in_network_namespace(test, || {
+        let mut world = need!(World::up());
+        let row = Row::new(name, what);
+        // Where nobody has to come back, or it is not about the time, a machine with other things to do shall not make anybody.
+        let patience = if notice == Notice::End { or_thorough("3", "1") } else { "5" };
+        let crowd = Crowd::begin(&world.network, patience);
+        world.are_served(clients().into());
+        crowd.flows();
+        let outcome = Outcome::of(&mut world, crowd, row, fault);
+        outcome.judge(expected);
+    });
+}
+
+struct Outcome {
+    row: Row,
+    seen: Vec<Seen>,
+    /// Sessions of each node before.
+    before: [u64; NODES],
+    /// Allocations of each node afterwards, in percent of all, and how many of the newcomers each got.
+    shares: [u64; NODES],
+    newcomers: [u64; NODES],
+    most_in_a_second: u64,
+    most_of_one_user: usize,
+    /// The nodes that have said that they go by limits of their own.
+    alone: [bool; NODES],
+    /// Seconds until the fleet was whole again, once the cause was mended.
+    healed: f64,
+}
+
+impl Outcome {
+    fn of(
+        world: &mut World,
+        crowd: Crowd,
+        mut row: Row,
+        fault: impl FnOnce(&mut World, &mut Row) -> Instant,
+    ) -> Self {
+        let before = world.all_allocations();
+        world.greedy.most();
+        let times_alone = world.times_alone();
+        let watch = Watch::start(world);
+        let mended = fault(world, &mut row);
+        world.is_whole();
+        let healed = mended.elapsed().as_secs_f64();
+        crowd.flows();
+        let most_in_a_second = watch.most_in_a_second();
+
+        // Nobody has heard of these users so far. They come when all nodes have looked at one another again: before, two might send a client to
+        // each other.
+        thread::sleep(Duration::from_secs(3));
+        let begin = Instant::now();
+        let more = Crowd::more(&world.network, "new");
+        more.flows();
+        let newcomers = watch.granted_since(begin);
+        let after = world.all_allocations();
+        let more = more.end();
+        assert_eq!(more[0].count("lost"), 0, "newcomers are not served well");
+
+        let seen = crowd.end();
+        world.quota_is_used();
+        let most_of_one_user = world.greedy.most();
+        let now_alone = world.times_alone();
+        let alone = array::from_fn(|node| now_alone[node] > times_alone[node]);
+        // What was given up while a node could not be told ends by itself, later.
+        let kept: u64 = seen.iter().map(|seen| seen.count("sessions_lost")).sum();
+        within(SOON, "no session is left", || {
+            world.all_allocations().iter().sum::<u64>() <= kept + NODES as u64
+        });
+        let all: u64 = after.iter().sum();
+        let shares = after.map(|count| (100 * count + all / 2) / all.max(1));
+        Self { row, seen, before, shares, newcomers, most_in_a_second, most_of_one_user, alone, healed }
+    }
+
+    fn sum(&self, name: &str) -> u64 {
+        self.seen.iter().map(|seen| seen.count(name)).sum()
+    }
+
+    fn longest(&self, name: &str) -> f64 {
+        self.seen.iter().map(|seen| seen.seconds(name)).fold(0.0, f64::max)
+    }
+
+    /// Writes the row; fails where somebody has noticed what he may not, or nobody what a fault like this does.
+    fn judge(mut self, Expected { notice, alone }: Expected) {
+        let most = f64::from(quota());
+        let beyond = ((self.most_of_one_user as f64 / most - 1.0) * 100.0).max(0.0);
+        let (lost, of_others) = (self.sum("sessions_lost"), self.sum("lost_of_others"));
+        if notice == Notice::End {
+            let p99 = self.longest("reconnect_ms_p99");
+            self.row.limit("seconds until lost clients had another allocation, p99", p99, 3.0);
+        }
+        let were_alone = self.alone != NOBODY;
+        if !were_alone {
+            self.row.limit("allocations beyond the quota, %", beyond, MOST_BEYOND);
+        }
+        let of_transport = |seen: &Seen| {
+            json!({
+                "transport": seen.transport, "lost": seen.count("sessions_lost"),
+                "p50": seen.seconds("reconnect_ms_p50"), "p99": seen.seconds("reconnect_ms_p99"),
+                "max": seen.seconds("reconnect_ms_max"),
+            })
+        };
+        let transports: Vec<Value> = self.seen.iter().map(of_transport).collect();
+        let broken = self.before[BROKEN];
+        let fleet = json!({
+            "sessions_lost": lost, "sessions_of_the_broken": (notice == Notice::End).then_some(broken),
+            "sent": self.sum("sent"), "lost": self.sum("lost"), "lost_of_others": of_others,
+            "longest_silence": self.longest("pause_ms_max"), "reconnect": transports,
+            "quota": quota(), "most_of_one_user": self.most_of_one_user, "beyond": beyond, "were_alone": were_alone,
+            "most_in_a_second": self.most_in_a_second, "shares": self.shares, "newcomers": self.newcomers,
+            "healed": self.healed,
+        });
+        println!("{fleet:#}");
+        self.row.write(json!({ "clients": clients(), "log": [], "fleet": fleet }));
+        // An allocation of the greedy user may have been counted as another's.
+        let may_be_lost =
+            if notice == Notice::End { broken.saturating_sub(1).max(1)..=broken } else { 0..=0 };
+        assert!(may_be_lost.contains(&lost), "{lost} sessions were lost, and {may_be_lost:?} may have been");
+        match notice {
+            Notice::Loss => assert!(of_others > 0, "no datagram was lost, though its way was broken"),
+            Notice::Nothing | Notice::End => {
+                assert_eq!(of_others, 0, "datagrams of those were lost who kept their sessions");
+            }
+        }
+        // On a machine with other things to do others may have been held up for as long.
+        let is_right =
+            |node: usize| self.alone[node] == alone[node] || self.alone[node] && or_thorough(true, false);
+        assert!(
+            (0..NODES).all(is_right),
+            "{:?} of the nodes went by limits of their own, and not {alone:?}",
+            self.alone
+        );
+        assert!(were_alone || beyond <= MOST_BEYOND, "{} allocations of {most}", self.most_of_one_user);
+    }
+}
+
+/// Excess of a quota in percent, where all nodes get a burst at once: `turnpike_fleet::lease` bounds it by half of the limit.
+const MOST_BEYOND: f64 = 50.0;
+
+/// How long a store is away, and a link.
+fn a_while() {
+    thread::sleep(or_thorough(Duration::from_secs(4), Duration::from_secs(8)));
+}
+
+/// Waits until these nodes and no others say that they are alone.
+fn are_alone(world: &World, alone: [bool; NODES]) {
+    within(SOON, &format!("of the nodes these are alone: {alone:?}"), || {
+        let now: [bool; NODES] = array::from_fn(|node| world.is_alone(node));
+        now == alone
+    });
+}
+
+/// Waits until the other nodes and the balancer have missed [`BROKEN`].
+fn is_missed(world: &World) {
+    within(SOON, "the others miss it", || world.is_missed(BROKEN));
+    within(SOON, "the balancer misses it", || !world.network.leads_to_all());
+}
+
+#[test]
+fn a_node_is_killed() {
+    on_a_fleet(
+        "faults::fleet::a_node_is_killed",
+        "SIGKILL to a node, started again when its clients are elsewhere",
+        Notice::End,
+        NOBODY,
+        |world, _| {
+            world.kill(BROKEN);
+            world.are_served(clients().into());
+            is_missed(world);
+            world.nodes[BROKEN].again();
+            Instant::now()
+        },
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults fleet"]
+fn a_node_loses_its_link() {
+    on_a_fleet(
+        "faults::fleet::a_node_loses_its_link",
+        "the only link of a node is down for 8 s: to clients, peers, stores and other nodes",
+        Notice::End,
+        ONE,
+        |world, _| {
+            world.network.cut(BROKEN, true);
+            a_while();
+            are_alone(world, ONE);
+            is_missed(world);
+            world.network.cut(BROKEN, false);
+            Instant::now()
+        },
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults fleet"]
+fn the_link_of_a_node_flaps() {
+    /// It is down for so long, and then up.
+    const FLAP: Duration = Duration::from_millis(300);
+    on_a_fleet(
+        "faults::fleet::the_link_of_a_node_flaps",
+        "the only link of a node is down for 0.3 s, three times",
+        Notice::Loss,
+        NOBODY,
+        |world, _| {
+            for _ in 0..3 {
+                let begun = Instant::now();
+                world.network.cut(BROKEN, true);
+                assert!(!world.network.reaches(BROKEN), "it answers without a link");
+                thread::sleep(FLAP.saturating_sub(begun.elapsed()));
+                let begun = Instant::now();
+                world.network.cut(BROKEN, false);
+                within(SOON, "it answers again", || world.network.reaches(BROKEN));
+                thread::sleep(FLAP.saturating_sub(begun.elapsed()));
+            }
+            Instant::now()
+        },
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults fleet"]
+fn a_node_and_the_store_are_partitioned() {
+    on_a_fleet(
+        "faults::fleet::a_node_and_the_store_are_partitioned",
+        "what a node says to the Redis is dropped for 8 s",
+        Notice::Nothing,
+        ONE,
+        |world, _| {
+            world.network.partition(Some(BROKEN), world.store.address, true);
+            a_while();
+            are_alone(world, ONE);
+            within(SOON, "the others miss it", || world.is_missed(BROKEN));
+            world.network.partition(Some(BROKEN), world.store.address, false);
+            Instant::now()
+        },
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults fleet"]
+fn all_nodes_and_the_store_are_partitioned() {
+    on_a_fleet(
+        "faults::fleet::all_nodes_and_the_store_are_partitioned",
+        "what all nodes say to the Redis is dropped for 8 s",
+        Notice::Nothing,
+        ALL,
+        |world, _| {
+            world.network.partition(None, world.store.address, true);
+            a_while();
+            are_alone(world, ALL);
+            world.network.partition(None, world.store.address, false);
+            Instant::now()
+        },
+    );
+}
+
+#[test]
+fn the_store_is_killed_and_comes_back_empty() {
+    on_a_fleet(
+        "faults::fleet::the_store_is_killed_and_comes_back_empty",
+        "SIGKILL to the Redis, started again with nothing in it after half a second",
+        Notice::Nothing,
+        NOBODY,
+        |world, row| {
+            let (before, emptied) = (world.books(), world.times_emptied());
+            assert!(before.is_whole && before.ring > 0, "{before:?}");
+            world.redis.kill();
+            // So that nobody writes before it is looked at.
+            world.store.refuse(true);
+            // What it may have saved by itself meanwhile.
+            let _ = fs::remove_file(world.redis.dir.join("dump.rdb"));
+            thread::sleep(Duration::from_millis(500));
+            world.redis.start();
+            assert_eq!(world.redis.say("DBSIZE"), ":0\r\n", "keys of a store that comes back empty");
+            world.store.refuse(false);
+            let mended = Instant::now();
+            within(SOON, "all nodes have told it everything again", || {
+                let (now, nodes, greedy) = (world.books(), NODES as u64, world.greedy.count() as u64);
+                let all = u64::from(clients()) + greedy;
+                now.is_whole
+                    && now.era > before.era
+                    && (now.ring, now.nodes, now.cards) == (before.ring, nodes, nodes)
+                    && now.sums.get(1).is_some_and(|sum| *sum >= all)
+                    && now.sums.get(2).is_some_and(|sum| *sum >= greedy)
+            });
+            let again = world.times_emptied();
+            assert!(
+                (0..NODES).all(|node| again[node] > emptied[node]),
+                "not all nodes have seen that it was emptied: {emptied:?}, {again:?}"
+            );
+            let now = world.books();
+            row.note(format!(
+                "{} keys before, none when it was back; then nodes wrote {}: all nodes, the ring of before, {} allocations, of which {} of one user",
+                before.keys, now.keys, now.sums[0], now.sums[2]
+            ));
+            mended
+        },
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults fleet"]
+fn the_store_stands_still() {
+    on_a_fleet(
+        "faults::fleet::the_store_stands_still",
+        "the Redis stands still for 8 s (SIGSTOP)",
+        Notice::Nothing,
+        ALL,
+        |world, _| {
+            world.redis.signal("STOP");
+            a_while();
+            are_alone(world, ALL);
+            world.redis.signal("CONT");
+            Instant::now()
+        },
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults fleet"]
+fn the_users_are_away() {
+    on_a_fleet(
+        "faults::fleet::the_users_are_away",
+        "PostgreSQL crashes and is started again after 8 s",
+        Notice::Nothing,
+        NOBODY,
+        |world, row| {
+            (0..NODES).for_each(|node| is_served(node, KNOWN, &[]));
+            world.postgres.kill();
+            are_turned_away();
+            within(SOON, "all nodes have given the store up", || {
+                (0..NODES).all(|node| world.is_without_users(node))
+            });
+            a_while();
+            // As long as it is away.
+            are_turned_away();
+            (0..NODES).for_each(|node| is_served(node, KNOWN, &[]));
+            assert!((0..NODES).all(|node| world.is_without_users(node)), "a node has found the store");
+            world.postgres.start();
+            let mended = Instant::now();
+            (0..NODES).for_each(|node| is_served(node, STRANGER, &[500]));
+            row.note("strangers were answered 500 at all nodes, and known users served");
+            // Between two probes there are 5 s at most, and one takes 2 s at most.
+            row.limit(
+                "seconds until a stranger was let in at each node",
+                mended.elapsed().as_secs_f64(),
+                7.0,
+            );
+            mended
+        },
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults fleet"]
+fn upgraded_node_by_node() {
+    on_a_fleet(
+        "faults::fleet::upgraded_node_by_node",
+        "`turnpike upgrade` of each node, one after the other",
+        Notice::Nothing,
+        NOBODY,
+        |world, row| {
+            let before = world.nodes.each_mut().map(|node| node.upgraded.upgrade());
+            let mended = Instant::now();
+            world.is_whole();
+            for (node, old) in world.nodes.iter().zip(before) {
+                assert!(node.pid() != old && lives(node.pid()), "process {old} has handed over to nobody");
+            }
+            let stay = before.iter().filter(|pid| lives(**pid)).count();
+            row.note(format!("{stay} old processes went on with clients over TCP and TLS"));
+            mended
+        },
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults fleet"]
+fn drained_and_uncordoned() {
+    on_a_fleet(
+        "faults::fleet::drained_and_uncordoned",
+        "`turnpike fleet drain` of a node, newcomers, `uncordon`",
+        Notice::Nothing,
+        NOBODY,
+        |world, row| {
+            let asked = |world: &World, verb: &str| {
+                let told = world.told(WITNESS, &["fleet", verb, &name(BROKEN)]);
+                assert_eq!(told.code, Some(0), "{}", told.output());
+            };
+            let before = world.all_allocations();
+            asked(world, "drain");
+            within(SOON, "it drains", || world.readiness(BROKEN).is_some_and(|(status, _)| status == 503));
+            within(SOON, "the others know that it drains", || world.drains_for_others(BROKEN));
+            let late = Crowd::more(&world.network, "late");
+            late.flows();
+            let during = world.all_allocations();
+            // The greedy user is counted a moment later.
+            assert!(
+                during[BROKEN] <= before[BROKEN] + 1,
+                "a node that drains has taken somebody: {during:?}"
+            );
+            let late = late.end();
+            assert_eq!(late[0].count("lost"), 0, "who came meanwhile is not served well");
+            let told = late[0].count("redirects");
+            row.note(format!("{} came meanwhile, of whom {told} were told another node", newcomers()));
+            // For the sake of load nobody is sent away twice.
+            let answers = [ask(BROKEN, KNOWN), ask(BROKEN, KNOWN)];
+            assert_eq!(answers, [Some(300); 2], "what a node says that drains");
+            asked(world, "uncordon");
+            Instant::now()
+        },
+    );
+}

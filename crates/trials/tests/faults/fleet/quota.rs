@@ -1,0 +1,155 @@
+//! A user who wants more than he may have: he asks all nodes for allocations, again and again, and keeps what he gets. So it shows how far a
+//! limit for all nodes together is exceeded, at each moment.
+
+use std::{
+    io,
+    net::UdpSocket,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+use turnpike_testkit::stun;
+
+use super::network::{NODES, node_address};
+
+pub(super) const GREEDY: &str = "greedy";
+
+/// Between two requests of one thread that are refused.
+const PAUSE: Duration = Duration::from_millis(15);
+
+pub(super) struct Greedy {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    password: &'static str,
+    ends: AtomicBool,
+    held: Mutex<Held>,
+}
+
+#[derive(Default)]
+struct Held {
+    /// Sockets with an allocation, by node.
+    sockets: [Vec<UdpSocket>; NODES],
+    /// What each node has granted him.
+    granted: [u64; NODES],
+    /// How often each node has lost them.
+    losses: [u32; NODES],
+    /// The most at a time.
+    most: usize,
+}
+
+impl Held {
+    fn count(&self) -> usize {
+        self.sockets.iter().map(Vec::len).sum()
+    }
+}
+
+impl Greedy {
+    pub(super) fn start(password: &'static str) -> Self {
+        let shared = Arc::new(Shared { password, ends: AtomicBool::new(false), held: Mutex::default() });
+        let ask = |node: usize| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.ask_again_and_again(node))
+        };
+        let threads = (0..NODES).map(ask).collect();
+        Self { shared, threads }
+    }
+
+    /// Allocations that he has now.
+    pub(super) fn count(&self) -> usize {
+        self.shared.held().count()
+    }
+
+    /// The same at one node.
+    pub(super) fn count_at(&self, node: usize) -> usize {
+        self.shared.held().sockets[node].len()
+    }
+
+    /// The most that he had at a time, since this was asked last.
+    pub(super) fn most(&self) -> usize {
+        let mut held = self.shared.held();
+        let now = held.count();
+        std::mem::replace(&mut held.most, now)
+    }
+
+    /// How many each node has granted him so far, to be asked by another thread.
+    pub(super) fn granted(&self) -> impl Fn(usize) -> u64 + Send + use<> {
+        let shared = Arc::clone(&self.shared);
+        move |node| shared.held().granted[node]
+    }
+
+    /// A node was killed, and all that he had there is gone.
+    pub(super) fn has_lost(&self, node: usize) {
+        let mut held = self.shared.held();
+        held.sockets[node].clear();
+        held.losses[node] += 1;
+    }
+}
+
+impl Drop for Greedy {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask_again_and_again(&self, node: usize) {
+        let mut spare: Option<(UdpSocket, stun::Challenge)> = None;
+        while !self.ends.load(Relaxed) {
+            let losses = self.held().losses[node];
+            let Some((socket, challenge)) = spare.take().or_else(|| challenged(node).ok()) else {
+                thread::sleep(PAUSE);
+                continue;
+            };
+            match exchange(&socket, &stun::allocate_request(Some((GREEDY, self.password, &challenge)))) {
+                Ok(answer) if answer.error().is_none() => {
+                    let mut held = self.held();
+                    if held.losses[node] == losses {
+                        held.sockets[node].push(socket);
+                        held.granted[node] += 1;
+                        held.most = held.most.max(held.count());
+                    }
+                }
+                Ok(answer) => {
+                    // With a nonce that is stale he begins anew; sent elsewhere he is there already.
+                    if answer.error() != Some(438) {
+                        spare = Some((socket, challenge));
+                    }
+                    thread::sleep(PAUSE);
+                }
+                Err(_) => thread::sleep(PAUSE),
+            }
+        }
+    }
+}
+
+/// A socket that knows the nonce.
+fn challenged(node: usize) -> io::Result<(UdpSocket, stun::Challenge)> {
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    socket.connect(node_address(node))?;
+    socket.set_read_timeout(Some(Duration::from_secs(1)))?;
+    let answer = exchange(&socket, &stun::allocate_request(None))?;
+    match answer.error() {
+        Some(401 | 438) => Ok((socket, answer.challenge())),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+fn exchange(socket: &UdpSocket, request: &[u8]) -> io::Result<stun::Message> {
+    let mut buffer = [0; 2048];
+    socket.send(request)?;
+    let len = socket.recv(&mut buffer)?;
+    Ok(stun::Message::stun(&buffer[..len]))
+}

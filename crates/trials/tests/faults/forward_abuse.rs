@@ -1,0 +1,539 @@
+//! Strangers who mean harm, and names that lie, at `turnpike forward`: those who are served notice nothing.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use turnpike_testkit::alone::{in_namespaces, run};
+
+use super::{
+    Row, Wanted,
+    forwarder::Forwarder,
+    forwards::unharmed,
+    limits::cpu_ms,
+    or_thorough,
+    talks::{self, Fate, Target},
+    within,
+};
+use turnpike_trials::links::{PEER, SERVER, on_links};
+use turnpike_trials::{Dir, SOON, V4, need};
+
+/// Bytes that a connection may cost the process, whatever its client does. What waits for a reader is the kernel's.
+const MOST_MEMORY: u64 = 16 << 10;
+
+/// How long it lasts.
+fn a_while() -> Duration {
+    or_thorough(Duration::from_secs(1), Duration::from_secs(6))
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn clients_that_hardly_speak() {
+    let row = Row::new(
+        "clients_that_hardly_speak",
+        "forward: 500 clients send a byte a second (slow loris), 500 more are half closed or never read",
+    );
+    // Room for those who are served and for these.
+    let most = Forwarder::clients() + 1000;
+    let wanted = Wanted::default().with_rule(&format!("max_connections = {most}\n"));
+    let seen = Forwarder::local(wanted).row(row, |forwarder, row| {
+        let before = forwarder.kept();
+        let connect =
+            || TcpStream::connect_timeout(&forwarder.tcp, Duration::from_secs(5)).expect("it listens");
+        let slow: Vec<TcpStream> = (0..500).map(|_| connect()).collect();
+        let deaf: Vec<TcpStream> = (0..500).map(|_| connect()).collect();
+        for (number, mut stream) in deaf.iter().enumerate() {
+            if number % 2 == 0 {
+                stream.write_all(talks::HOLD).expect("it is open");
+                stream.shutdown(std::net::Shutdown::Write).expect("it is open");
+            } else {
+                // What the target sends back finds no reader.
+                stream.set_nonblocking(true).expect("it is open");
+                while stream.write(&[7; 16_384]).is_ok() {}
+            }
+        }
+        let spent = cpu_ms(forwarder.pid());
+        for _ in 0..a_while().as_secs() {
+            for mut stream in &slow {
+                stream.write_all(b".").expect("it is open");
+            }
+            thread::sleep(Duration::from_secs(1));
+        }
+        let spent = cpu_ms(forwarder.pid()) - spent;
+        // With the sessions of the rule for datagrams.
+        let all = most + Forwarder::clients();
+        within(SOON, "all of them are there", || forwarder.kept().sessions == all);
+        let held = forwarder.kept();
+        for _ in 0..100 {
+            assert_eq!(talks::newcomer(forwarder.tcp), Fate::Refused, "the rule has its most");
+        }
+        let open = forwarder.metrics().sum("turnpike_forward_connections", "rule=\"t\"");
+        assert!(open <= most, "{open} are open");
+        within(SOON, "those who were refused are counted", || {
+            forwarder.metrics().sum("turnpike_forward_ended_total", "reason=\"limit\"") >= 100
+        });
+        let each = held.memory.saturating_sub(before.memory) / 1000;
+        assert!(each <= MOST_MEMORY, "{each} bytes of memory for each");
+        let descriptors = held.descriptors.saturating_sub(before.descriptors);
+        assert!(descriptors <= 2 * 1000 + 10, "{descriptors} descriptors");
+        row.note(format!(
+            "meanwhile {} KiB of memory for each of them, {} ms of processor time a second; 100 more were refused by `max_connections`",
+            each / 1024,
+            spent / a_while().as_secs()
+        ));
+    });
+    unharmed(&seen);
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn connections_that_never_come_about() {
+    const TEST: &str = "faults::forward_abuse::connections_that_never_come_about";
+    on_links(TEST, |links| {
+        // Room for those who are served, and for one more.
+        let most = Forwarder::clients() + 1;
+        let wanted = Wanted::inside(links).with_rule(&format!("max_connections = {most}\n"));
+        let forwarder = Forwarder::between(SERVER[0], Target::on(PEER[0]), wanted);
+        // From this address nothing leaves but the first packet of each connection.
+        run("ip", &["addr", "add", "10.77.1.66/24", "dev", "c"]);
+        run("nft", &["add table inet flood"]);
+        run("nft", &["add chain inet flood out { type filter hook output priority 0; }"]);
+        run("nft", &["add rule inet flood out ip saddr 10.77.1.66 tcp flags != syn drop"]);
+        let row = Row::new(
+            "connections_that_never_come_about",
+            "forward: SYN flood of 20,000, and no answer to any SYN-ACK",
+        );
+        let seen = forwarder.row(row, |forwarder, row| {
+            let before = forwarder.kept();
+            let mut sent = 0_u32;
+            let (mut half, mut served) = (0, 0);
+            for turn in 0..or_thorough(10, 100) {
+                let flood: Vec<socket2::Socket> = (0..200).filter_map(|_| half_open(forwarder.tcp)).collect();
+                sent += u32::try_from(flood.len()).expect("a few");
+                thread::sleep(Duration::from_millis(50));
+                // Those that the kernel keeps: state 03 is SYN_RECV.
+                let table = links.inside_says(&["cat", "/proc/net/tcp"]);
+                let state = |line: &str| line.split_whitespace().nth(3).map(str::to_owned);
+                half = half.max(table.lines().filter(|line| state(line).as_deref() == Some("03")).count());
+                if turn % 10 == 9 {
+                    let fate = talks::newcomer(forwarder.tcp);
+                    assert_eq!(fate, Fate::Served, "the flood takes nobody's place");
+                    served += 1;
+                }
+            }
+            let held = forwarder.kept();
+            assert!(half > 100, "only {half} were half open at a time");
+            assert!(held.sessions <= before.sessions + 1, "none of them is a connection: {held:?}");
+            assert!(held.descriptors <= before.descriptors + 4, "{before:?}, {held:?}");
+            assert!(held.memory <= before.memory + (4 << 20), "{before:?}, {held:?}");
+            row.note(format!(
+                "{sent} begun, {half} half open at a time at most: the kernel keeps them, the forwarder none; \
+                 {served} newcomers meanwhile were served by a rule with room for one"
+            ));
+        });
+        unharmed(&seen);
+    });
+}
+
+/// Sends the first packet of a connection.
+fn half_open(to: SocketAddr) -> Option<socket2::Socket> {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).ok()?;
+    socket.set_nonblocking(true).ok()?;
+    socket.bind(&SocketAddr::from((Ipv4Addr::new(10, 77, 1, 66), 0)).into()).ok()?;
+    // It is under way.
+    let _ = socket.connect(&to.into());
+    Some(socket)
+}
+
+/// Whose PROXY headers are believed, and somebody whose are not.
+const PROXY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
+const NO_PROXY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 8);
+/// How long a header may take here: as long as a connect.
+const TOO_LATE: Duration = Duration::from_secs(2);
+/// By when it has come to an end because of that: before the ten seconds that a connect may take by default.
+const MUCH_LATER: Duration = Duration::from_secs(5);
+/// What stands behind a header, and would come back if a target heard it.
+const BEHIND: &[u8] = b"let me through";
+/// How version 2 begins.
+const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn hostile_proxy_headers() {
+    let row = Row::new(
+        "hostile_proxy_headers",
+        "forward: connections with PROXY headers that are malformed, endless, or lie",
+    );
+    let rule = format!("proxy_protocol_from = [\"{PROXY}\"]\nconnect_timeout = {}\n", TOO_LATE.as_secs());
+    let seen = Forwarder::local(Wanted::default().with_rule(&rule)).row(row, |forwarder, row| {
+        let refused = |reason: &str| {
+            let of_it = format!("rule=\"t\",reason=\"{reason}\"");
+            forwarder.metrics().sum("turnpike_forward_ended_total", &of_it)
+        };
+        let all_are_counted = |reason: &str, wanted: u64| {
+            within(SOON, reason, || refused(reason) >= wanted);
+            assert_eq!(refused(reason), wanted, "{reason}");
+        };
+        let (bad, untrusted) = (refused("bad_proxy_header"), refused("untrusted_proxy"));
+        let [connections, heard] = forwarder.visits();
+        let served = good_headers_are_served(forwarder.tcp);
+        assert_eq!(
+            forwarder.visits(),
+            [connections + served, heard + served],
+            "the target serves the good ones"
+        );
+
+        let (mut tried, mut late) = (0, 0);
+        for turn in 0..or_thorough(2, 40) {
+            for header in bad_headers() {
+                let stream = come_from(PROXY, forwarder.tcp);
+                // In pieces, every other time.
+                say(&stream, &[&header[..], BEHIND].concat(), if turn % 2 == 0 { usize::MAX } else { 7 });
+                assert_eq!(until_its_end(&stream), b"", "{}", header.escape_ascii());
+                tried += 1;
+            }
+        }
+        for _ in 0..or_thorough(1, 5) {
+            late += headers_without_an_end(forwarder.tcp);
+        }
+        all_are_counted("bad_proxy_header", bad + tried + late);
+        assert_eq!(forwarder.visits(), [connections + served, heard + served], "a target saw one of them");
+
+        let mut liars = 0;
+        for header in good_headers().into_iter().filter(|header| !header.is_empty()) {
+            for piece in [usize::MAX, 1] {
+                let stream = come_from(NO_PROXY, forwarder.tcp);
+                say(&stream, &[&header[..], BEHIND].concat(), piece);
+                assert_eq!(until_its_end(&stream), b"", "{}", header.escape_ascii());
+                liars += 1;
+            }
+        }
+        all_are_counted("untrusted_proxy", untrusted + liars);
+        // The connection may be there before its client has said anything.
+        let visits = forwarder.visits();
+        assert!(visits[0] <= connections + served + liars && visits[1] == heard + served, "{visits:?}");
+
+        let served = served + good_headers_are_served(forwarder.tcp);
+        assert_eq!(forwarder.visits()[1], heard + served, "the target serves the good ones");
+        all_are_counted("bad_proxy_header", bad + tried + late);
+        all_are_counted("untrusted_proxy", untrusted + liars);
+        let after = TOO_LATE.as_secs();
+        row.note(format!("{tried} such connections, and {late} that stayed and were ended after {after} s"));
+        row.note(format!(
+            "a target saw none of them, and heard none of {liars} from somebody who is no proxy"
+        ));
+        row.note(format!("all of these were counted; {served} as they should be were served"));
+    });
+    unharmed(&seen);
+}
+
+/// A connection from this address of loopback.
+fn come_from(ip: Ipv4Addr, to: SocketAddr) -> TcpStream {
+    let socket =
+        socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a descriptor");
+    socket.bind(&SocketAddr::from((ip, 0)).into()).expect("loopback has it");
+    socket.connect(&to.into()).expect("it listens");
+    let stream = TcpStream::from(socket);
+    stream.set_nodelay(true).expect("it is open");
+    stream.set_read_timeout(Some(SOON)).expect("not zero");
+    stream
+}
+
+/// Says it in pieces of so many bytes; the other side may end before the last one.
+fn say(mut stream: &TcpStream, bytes: &[u8], piece: usize) {
+    let _ = bytes.chunks(piece).try_for_each(|bytes| stream.write_all(bytes));
+}
+
+/// What comes until a connection ends.
+fn until_its_end(mut stream: &TcpStream) -> Vec<u8> {
+    let mut back = Vec::new();
+    if let Err(error) = stream.read_to_end(&mut back) {
+        // A reset is an end as well.
+        assert_ne!(error.kind(), ErrorKind::WouldBlock, "the connection does not end");
+    }
+    back
+}
+
+/// Headers as they should be. None is one for whoever is no proxy.
+fn good_headers() -> Vec<Vec<u8>> {
+    let v2 = |len: u8| [SIGNATURE, &[0x21, 0x11, 0, len], &[1; 12]].concat();
+    vec![
+        b"PROXY TCP4 192.0.2.7 192.0.2.8 4660 443\r\n".to_vec(),
+        b"PROXY UNKNOWN\r\n".to_vec(),
+        v2(12),
+        // Behind the addresses something that says to be longer than it is: that may be passed over, unread (section 2.2).
+        [&v2(20)[..], &[4, 0xFF, 0xFF, 0, 0, 0, 0, 0]].concat(),
+        Vec::new(),
+    ]
+}
+
+/// What is behind good headers comes back; how many these were.
+fn good_headers_are_served(server: SocketAddr) -> u64 {
+    let mut served = 0;
+    for header in good_headers() {
+        for piece in [usize::MAX, 1] {
+            let stream = come_from(if header.is_empty() { NO_PROXY } else { PROXY }, server);
+            say(&stream, &[&header[..], BEHIND].concat(), piece);
+            let mut back = [0; BEHIND.len()];
+            (&stream).read_exact(&mut back).unwrap_or_else(|error| {
+                panic!("{} is not served: {error}", header.escape_ascii());
+            });
+            assert_eq!(back, BEHIND, "{}", header.escape_ascii());
+            served += 1;
+        }
+    }
+    served
+}
+
+/// Headers that are none, and no header at all.
+fn bad_headers() -> Vec<Vec<u8>> {
+    let v2 = |rest: &[&[u8]]| [&[SIGNATURE][..], rest].concat().concat();
+    vec![
+        Vec::new(),
+        b"PROXY TCP4 999.1.1.1 1.1.1.1 1 2\r\n".to_vec(),
+        b"PROXY TCP4 127.0.0.1 127.0.0.1 99999 1\r\n".to_vec(),
+        b"PROXY TCP6 ::1 1.2.3.4 1 1\r\n".to_vec(),
+        [b"PROXY UNKNOWN ".to_vec(), vec![b'x'; 4096]].concat(),
+        b"PROXY".to_vec(),
+        b"PROXY TCP4 \0\0\0\r\n".to_vec(),
+        v2(&[&[0x21, 0x11, 0xFF, 0xFF], &[0; 65_535]]),
+        v2(&[&[0x21, 0x11, 0, 3, 1, 2, 3]]),
+        v2(&[&[0x31, 0x11, 0, 12], &[1; 12]]),
+        v2(&[&[0x21, 0x21, 0, 12], &[1; 12]]),
+        vec![0xFF; 20_000],
+        SIGNATURE[..5].to_vec(),
+    ]
+}
+
+/// Proxies that stay, with a header that is not whole and goes on slowly, if at all: their connections end, and not before their time.
+/// How many these were.
+fn headers_without_an_end(server: SocketAddr) -> u64 {
+    let beginning = |bytes: &[u8], slowly| (bytes.to_vec(), slowly);
+    // Of the longest that is believed.
+    let longest = [SIGNATURE, &[0x21, 0x11, 0x0F, 0xF0]].concat();
+    let headers = [
+        beginning(b"", false),
+        beginning(b"PROXY", false),
+        beginning(b"PROXY TCP4 127.0.0.1", false),
+        beginning(&SIGNATURE[..5], false),
+        beginning(&[SIGNATURE, &[0x21, 0x11, 0, 12], &[1; 11]].concat(), false),
+        beginning(&[&longest[..], &[0; 4000]].concat(), false),
+        beginning(b"PROXY UNKNOWN ", true),
+        beginning(&longest, true),
+    ];
+    let tried = headers.len() as u64;
+    thread::scope(|scope| {
+        for (bytes, slowly) in headers {
+            scope.spawn(move || {
+                let begun = Instant::now();
+                let stream = come_from(PROXY, server);
+                say(&stream, &bytes, usize::MAX);
+                if slowly {
+                    stream.set_read_timeout(Some(TOO_LATE / 20)).expect("not zero");
+                    while (&stream).read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+                        say(&stream, b"x", 1);
+                    }
+                } else {
+                    assert_eq!(until_its_end(&stream), b"", "{}", bytes.escape_ascii());
+                }
+                let lasted = begun.elapsed();
+                let in_time = lasted > TOO_LATE - TOO_LATE / 10 && lasted < MUCH_LATER;
+                assert!(in_time, "{} ended after {lasted:?}", bytes.escape_ascii());
+            });
+        }
+    });
+    tried
+}
+
+/// Where the name leads.
+const TARGET: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
+
+/// What a name server says, and what becomes of those who come new then. An answer that is none, or that names nobody, leaves the last one
+/// as it was; one with addresses counts, wherever these lead. The forwarder listens at the target's ports on 127.0.0.1.
+const LIES: [(&str, Fate); 8] = [
+    ("the truth", Fate::Served),
+    ("no such name", Fate::Served),
+    ("nothing", Fate::Served),
+    ("bytes without sense", Fate::Served),
+    ("0.0.0.0", Fate::Served),
+    ("the forwarder's own address", Fate::Refused),
+    ("where nobody listens", Fate::Refused),
+    ("200 addresses", Fate::Refused),
+];
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn a_name_server_lies() {
+    const TEST: &str = "faults::forward_abuse::a_name_server_lies";
+    let probe = ["mount", "--bind", "/etc/resolv.conf", "/etc/resolv.conf"];
+    in_namespaces(TEST, "nm", &probe, || {
+        run("ip", &["link", "set", "lo", "up"]);
+        let dir = Dir::new();
+        for (name, text) in [
+            ("resolv.conf", "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n"),
+            ("nsswitch.conf", "hosts: dns\n"),
+        ] {
+            let there = format!("/etc/{name}");
+            if fs::exists(&there).unwrap_or(false) {
+                run("mount", &["--bind", dir.file(name, text).to_str().expect("UTF-8"), &there]);
+            }
+        }
+        let server = need!(NameServer::start());
+        // Not where 0.0.0.0 would lead, and not the address where the forwarder listens.
+        let target = Target::on(TARGET.into());
+        let forwarder = Forwarder::to_name(Wanted::default(), target, "target.faults.test");
+        let row = Row::new(
+            "a_name_server_lies",
+            "forward: the name server says that the target's name is not, is silent, garbles, sends to nowhere, back, or to 200 addresses",
+        );
+        let seen = forwarder.row(row, |forwarder, row| {
+            // The name is asked for once a second; an answer that is waited for takes longer.
+            let is_asked = |times: u64| {
+                let asked = server.asked();
+                within(SOON, "it asks again", || server.asked() >= asked + times);
+            };
+            let told = |what: &str| forwarder.lines().iter().filter(|line| line.contains(what)).count();
+            let sum = |family: &str, label: &str| forwarder.metrics().sum(family, label);
+            let begun = |rule: &str| sum("turnpike_forward_accepted_total", rule);
+            let unreached =
+                |rule: &str| sum("turnpike_forward_ended_total", &format!("{rule},reason=\"connect_failed\""));
+            for (lie, (said, fate)) in LIES.iter().enumerate().skip(1) {
+                server.say(lie);
+                // Questions for both families, and one more round.
+                is_asked(or_thorough(4, 8));
+                within(SOON, said, || talks::newcomer(forwarder.tcp) == *fate);
+                let (kept, before) = (forwarder.kept(), RULES.map(begun));
+                let failed = RULES.map(unreached);
+                let fates = [(); 5].map(|()| talks::newcomer(forwarder.tcp));
+                assert_eq!(fates, [*fate; 5], "newcomers by TCP, the name server saying {said}");
+                let by_udp = talks::newcomer_of_udp(forwarder.udp, 100);
+                assert_eq!(by_udp == Fate::Served, *fate == Fate::Served, "{said}: {by_udp:?}");
+                // It was heard.
+                match fate {
+                    Fate::Served => within(SOON, said, || told("cannot resolve") > 0),
+                    _ => within(SOON, said, || {
+                        let now = RULES.map(unreached);
+                        now[0] >= failed[0] + 5 && now[1] > failed[1]
+                    }),
+                }
+                // Each newcomer is one connection or session, and not one that makes others.
+                let (now, more) = (forwarder.kept(), RULES.map(begun));
+                assert!(now.sessions <= kept.sessions + FEW, "{said}: {kept:?}, {now:?}");
+                assert!(now.descriptors as u64 <= kept.descriptors as u64 + FEW, "{said}: {kept:?}, {now:?}");
+                assert!((0..2).all(|rule| more[rule] <= before[rule] + FEW), "{said}: {before:?}, {more:?}");
+            }
+            assert!(told("the rule itself listens there") > 0, "{:?}", forwarder.lines());
+            server.say(0);
+            within(SOON, "the truth counts", || talks::newcomer(forwarder.tcp) == Fate::Served);
+            let of_fate = |wanted: Fate| {
+                let lies = LIES[1..].iter().filter(|(_, fate)| *fate == wanted).map(|(said, _)| *said);
+                lies.collect::<Vec<_>>().join(", ")
+            };
+            row.note(format!(
+                "newcomers were served by the last good answer ({}) or refused at once ({}); connections and sessions that there were went on",
+                of_fate(Fate::Served),
+                of_fate(Fate::Refused)
+            ));
+        });
+        unharmed(&seen);
+    });
+}
+
+/// The rules for streams and for datagrams, as labels.
+const RULES: [&str; 2] = ["rule=\"t\"", "rule=\"u\""];
+/// Newcomers while one lie is looked at, and then some.
+const FEW: u64 = 20;
+
+/// Answers for every name.
+struct NameServer {
+    says: Arc<AtomicU8>,
+    asked: Arc<AtomicU64>,
+    ends: Arc<AtomicBool>,
+}
+
+impl NameServer {
+    fn start() -> Result<Self, String> {
+        let socket = UdpSocket::bind((V4, 53)).map_err(|error| format!("no port 53: {error}"))?;
+        socket.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
+        let server = Self { says: Arc::default(), asked: Arc::default(), ends: Arc::default() };
+        let (says, asked, ends) =
+            (Arc::clone(&server.says), Arc::clone(&server.asked), Arc::clone(&server.ends));
+        thread::spawn(move || {
+            let mut buffer = [0; 1500];
+            while !ends.load(Relaxed) {
+                let Ok((len, client)) = socket.recv_from(&mut buffer) else { continue };
+                asked.fetch_add(1, Relaxed);
+                if let Some(answer) = answer(&buffer[..len], says.load(Relaxed).into()) {
+                    let _ = socket.send_to(&answer, client);
+                }
+            }
+        });
+        Ok(server)
+    }
+
+    fn say(&self, lie: usize) {
+        self.says.store(u8::try_from(lie).expect("a few"), Relaxed);
+    }
+
+    fn asked(&self) -> u64 {
+        self.asked.load(Relaxed)
+    }
+}
+
+impl Drop for NameServer {
+    fn drop(&mut self) {
+        self.ends.store(true, Relaxed);
+    }
+}
+
+/// An answer to a question with one name (RFC 1035 section 4).
+fn answer(question: &[u8], lie: usize) -> Option<Vec<u8>> {
+    let name = question.get(12..)?;
+    let end = name.iter().position(|byte| *byte == 0)?;
+    let asked = name.get(..end + 5)?;
+    let is_a = asked[end + 1..end + 3] == [0, 1];
+    let (code, addresses): (u8, Vec<[u8; 4]>) = match LIES[lie].0 {
+        "nothing" => return None,
+        "bytes without sense" => return Some(vec![0xA5; 300]),
+        "no such name" => (3, Vec::new()),
+        "0.0.0.0" => (0, vec![[0; 4]]),
+        // At the target's port, as all of these.
+        "the forwarder's own address" => (0, vec![[127, 0, 0, 1]]),
+        "where nobody listens" => (0, vec![[127, 0, 0, 4]]),
+        "200 addresses" => (0, (0..200).map(|last| [198, 51, 100, last]).collect()),
+        _ => (0, vec![TARGET.octets()]),
+    };
+    let addresses = if is_a { addresses } else { Vec::new() };
+    let count = u16::try_from(addresses.len()).ok()?;
+    // Response, recursion available; then question and answers, a second's life each.
+    let mut out = [&question[..2], &[0x81, 0x80 | code, 0, 1], &count.to_be_bytes(), &[0; 4], asked].concat();
+    for address in addresses {
+        out.extend([0xC0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4]);
+        out.extend(address);
+    }
+    Some(out)
+}
+
+/// Not rows.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_one_for_dig() {
+        // A question for a.b, type A, class IN.
+        let question = [7, 9, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, b'a', 1, b'b', 0, 0, 1, 0, 1];
+        let said = answer(&question, 0).expect("the truth");
+        assert_eq!(said[..12], [7, 9, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]);
+        assert_eq!(said[12..21], question[12..]);
+        assert_eq!(said[21..], [0xC0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4, 127, 0, 0, 3]);
+        assert_eq!(answer(&question, 2), None);
+    }
+}

@@ -1,0 +1,165 @@
+//! Something has run out for `turnpike forward`: memory, ports, room for its log. Descriptors are in `forwards.rs`.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{TcpStream, UdpSocket},
+    thread,
+    time::Duration,
+};
+
+use super::{
+    Row, Wanted,
+    cgroup::Group,
+    forward_links::on_a_link,
+    forwarder::Forwarder,
+    forwards::unharmed,
+    limits::Disk,
+    or_thorough,
+    talks::{self, Fate},
+    within,
+};
+use turnpike_trials::{SOON, need};
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn no_memory_is_left_to_a_forwarder() {
+    let forwarder = Forwarder::local(Wanted::default());
+    drop(need!(Group::of_process(forwarder.pid())));
+    let row = Row::new(
+        "no_memory_is_left_to_a_forwarder",
+        "forward: memory limited to what it uses, while 1,000 more connections come whose data nobody reads",
+    );
+    let mut killed = false;
+    let seen = forwarder.row(row, |forwarder, row| {
+        let limited = Group::of_process(forwarder.pid()).expect("it went before");
+        limited.to(limited.used() + (2 << 20)).expect("it can be limited");
+        let opened: Vec<TcpStream> = (0..1000)
+            .filter_map(|_| TcpStream::connect_timeout(&forwarder.tcp, Duration::from_millis(200)).ok())
+            .collect();
+        for mut stream in &opened {
+            stream.set_nonblocking(true).expect("it is open");
+            while stream.write(&[7; 16_384]).is_ok() {}
+        }
+        within(SOON, "the limit is in the way", || limited.refusals() > 0);
+        thread::sleep(or_thorough(Duration::from_millis(500), Duration::from_secs(3)));
+        killed = forwarder.program.has_ended();
+        row.note(if killed {
+            "the kernel ended it, and it was started again".to_owned()
+        } else {
+            format!(
+                "it lived on with {} more connections begun; {} times it wanted more than it may have",
+                opened.len(),
+                limited.refusals()
+            )
+        });
+        drop(opened);
+        if killed {
+            forwarder.again();
+        } else {
+            limited.to(1 << 40).expect("it can be given back");
+        }
+        within(SOON * 2, "newcomers are served", || talks::newcomer(forwarder.tcp) == Fate::Served);
+    });
+    assert!(!killed || seen["cut"].as_u64() >= Some(Forwarder::clients()), "{seen}");
+}
+
+/// Ports towards a target, which the kernel gives: what comes nearest to a server's relay ports.
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn no_port_is_left_to_a_forwarder() {
+    on_a_link(
+        "faults::forward_limits::no_port_is_left_to_a_forwarder",
+        "forward: the kernel has no port left towards the target, and more clients come",
+        |links, forwarder, row| {
+            const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+            let set = |range: &str| links.inside(&["sh", "-c", &format!("echo {range} > {RANGE}")]);
+            let before = links.inside_says(&["cat", RANGE]);
+            set("40000 40003");
+            let held: Vec<TcpStream> = (0..4)
+                .map(|_| TcpStream::connect_timeout(&forwarder.tcp, SOON).expect("it listens"))
+                .collect();
+            for mut stream in &held {
+                stream.set_read_timeout(Some(SOON)).expect("not zero");
+                stream.write_all(b"?").and_then(|()| stream.read_exact(&mut [0])).expect("there is a port");
+            }
+            let refused = or_thorough(10, 100);
+            for _ in 0..refused {
+                assert_eq!(talks::newcomer(forwarder.tcp), Fate::Refused, "no port is left");
+            }
+            let of_udp = send_without_ports(forwarder, refused);
+            row.note(format!(
+                "{refused} newcomers of TCP were refused at once, the datagrams of {of_udp} of UDP dropped and counted; \
+                 four of each that had the last ports were served"
+            ));
+            drop(held);
+            set(before.trim());
+            within(SOON, "newcomers are served", || talks::newcomer(forwarder.tcp) == Fate::Served);
+            let fate = talks::newcomer_of_udp(forwarder.udp, 100);
+            assert_eq!(fate, Fate::Served, "a newcomer of UDP");
+        },
+        unharmed,
+    );
+}
+
+/// Four take the last ports towards the target for datagrams; so many more are not served. Of these all must be counted.
+fn send_without_ports(forwarder: &Forwarder, clients: u64) -> u64 {
+    let refused =
+        || forwarder.metrics().sum("turnpike_forward_ended_total", r#"rule="u",reason="connect_failed""#);
+    let before = refused();
+    let ask = |client: &UdpSocket| client.send(b"?").map(drop);
+    let held: Vec<UdpSocket> = (0..4).map(|_| talks::client_of(forwarder.udp)).collect();
+    let served = |client: &UdpSocket| {
+        client.set_read_timeout(Some(SOON)).expect("not zero");
+        ask(client).and_then(|()| client.recv(&mut [0]))
+    };
+    held.iter().for_each(|client| assert_eq!(served(client).ok(), Some(1), "there is a port"));
+    let newcomers: Vec<UdpSocket> = (0..clients).map(|_| talks::client_of(forwarder.udp)).collect();
+    for client in &newcomers {
+        // These do not fall silent meanwhile, which would end their sessions.
+        held.iter().chain([client]).for_each(|client| ask(client).expect("there is a route"));
+    }
+    within(SOON, "all are counted", || refused() >= before + clients);
+    for client in &newcomers {
+        client.set_nonblocking(true).expect("it is open");
+        client.recv(&mut [0]).expect_err("no port is left");
+    }
+    refused() - before
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn no_room_is_left_for_the_log_of_a_forwarder() {
+    const TEST: &str = "faults::forward_limits::no_room_is_left_for_the_log_of_a_forwarder";
+    Disk::alone(TEST, |mut disk| {
+        let forwarder = Forwarder::local(disk.has_the_log_of(Wanted::default()));
+        let row = Row::new(
+            "no_room_is_left_for_the_log_of_a_forwarder",
+            "forward: the disk of its log is full, while connections end, each of which has a line",
+        );
+        let seen = forwarder.row(row, |forwarder, row| {
+            let come_and_go = |clients: u32| {
+                for _ in 0..clients {
+                    assert_eq!(talks::newcomer(forwarder.tcp), Fate::Served);
+                }
+            };
+            let before = disk.lines();
+            come_and_go(5);
+            within(SOON, "each has a line", || disk.lines() >= before + 5);
+            disk.fill();
+            // The last page of the log has some room left.
+            come_and_go(100);
+            thread::sleep(Duration::from_secs(1));
+            let before = disk.lines();
+            come_and_go(100);
+            thread::sleep(Duration::from_secs(1));
+            assert_eq!(disk.lines(), before, "the disk is full");
+            disk.free();
+            within(SOON, "lines are written again", || {
+                come_and_go(1);
+                disk.lines() > before
+            });
+            row.note("no line could be written; 200 newcomers were served meanwhile, and afterwards there were lines again");
+        });
+        unharmed(&seen);
+    });
+}

@@ -1,0 +1,150 @@
+//! What happens to the links of `turnpike forward`: streams stay whole to the byte, and go on.
+
+use std::thread;
+
+use serde_json::Value;
+
+use super::{
+    Row, Wanted,
+    forwarder::Forwarder,
+    link_faults, or_thorough,
+    talks::{self, Fate, Target},
+};
+use turnpike_trials::links::{Links, PEER, SERVER, on_links};
+
+/// Has something happen to the links, with clients at one and the target at the other; no connection may be cut by it.
+pub(super) fn on_a_link(
+    test: &str,
+    what: &'static str,
+    fault: impl FnOnce(&Links, &Forwarder, &mut Row),
+    check: impl FnOnce(&Value),
+) {
+    let name: &'static str = test.rsplit("::").next().unwrap_or_default().to_owned().leak();
+    on_links(test, |links| {
+        let forwarder = Forwarder::between(SERVER[0], Target::on(PEER[0]), Wanted::inside(links));
+        let seen = forwarder.row(Row::new(name, what), |forwarder, row| fault(links, forwarder, row));
+        assert_eq!(seen["cut"], 0, "{seen}");
+        check(&seen);
+    });
+}
+
+/// The fault has cost somebody something.
+fn was_felt(seen: &Value) {
+    assert!(seen["lost"].as_u64() > Some(0), "{seen}");
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn interfaces_of_a_forwarder_go_down_and_up() {
+    on_a_link(
+        "faults::forward_links::interfaces_of_a_forwarder_go_down_and_up",
+        "forward: the interfaces to targets and to clients go down for 3 s, one after the other",
+        |links, _, _| link_faults::go_down_and_up(links),
+        was_felt,
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn an_address_of_a_forwarder_is_removed() {
+    on_a_link(
+        "faults::forward_links::an_address_of_a_forwarder_is_removed",
+        "forward: the address towards targets, then that of the listeners, is removed for 3 s",
+        |links, forwarder, row| {
+            let mut fates = Vec::new();
+            link_faults::lose_their_addresses(links, |_| fates.push(talks::newcomer(forwarder.tcp)));
+            assert!(!fates.contains(&Fate::Served), "a newcomer is served meanwhile: {fates:?}");
+            row.note("no newcomer was served meanwhile; connections that there were waited, and went on");
+        },
+        was_felt,
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn the_mtu_of_a_forwarder_becomes_small() {
+    on_a_link(
+        "faults::forward_links::the_mtu_of_a_forwarder_becomes_small",
+        "forward: both links take 1,000 bytes for a while, then 1,500 again",
+        |links, forwarder, row| {
+            link_faults::become_narrow(links, || {
+                let before = fragments(links);
+                let fate = talks::newcomer_of_udp(forwarder.udp, 1400);
+                assert_eq!(fate, Fate::Served, "a datagram of 1,400 bytes");
+                // To the target and back to the client, in two each.
+                assert!(fragments(links) >= before + 4, "the links are not narrow");
+            });
+            row.note("a datagram of 1,400 bytes went to the target and back meanwhile, in fragments");
+        },
+        |_| {},
+    );
+}
+
+/// How many fragments have left the forwarder's namespace.
+fn fragments(links: &Links) -> u64 {
+    let said = links.inside_says(&["cat", "/proc/net/snmp"]);
+    let mut lines = said.lines().filter_map(|line| line.strip_prefix("Ip: "));
+    let (names, figures) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    let found = names.split(' ').zip(figures.split(' ')).find(|(name, _)| *name == "FragCreates");
+    found.and_then(|(_, figure)| figure.parse().ok()).expect("the kernel counts them")
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn queues_of_a_forwarder_are_full() {
+    on_a_link(
+        "faults::forward_links::queues_of_a_forwarder_are_full",
+        "forward: the queues of both links take 1 Mbit/s, the rest is refused (ENOBUFS)",
+        |links, _, row| {
+            let dropped = link_faults::are_full(links);
+            assert!(dropped > 0, "the queues were not full");
+            row.note(format!("the queues refused {dropped} packets"));
+        },
+        was_felt,
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn links_of_a_forwarder_lose_much() {
+    on_a_link(
+        "faults::forward_links::links_of_a_forwarder_lose_much",
+        "forward: 30 % of all packets lost on both links, both ways",
+        |links, forwarder, row| {
+            let mut served = 0;
+            let lost = link_faults::lose(links, 30, || {
+                // While they wait, for no longer: a connection that waits for its turn to send again waits twice as long each time.
+                thread::scope(|scope| {
+                    let come = || talks::newcomer(forwarder.tcp) == Fate::Served;
+                    let newcomers: Vec<_> = (0..8).map(|_| scope.spawn(come)).collect();
+                    link_faults::a_while();
+                    link_faults::a_while();
+                    served =
+                        newcomers.into_iter().filter_map(|one| one.join().ok()).filter(|got| *got).count();
+                });
+            });
+            assert!(served > 0, "no newcomer was served");
+            row.note(format!("{served} of 8 newcomers were served within 6 s"));
+            assert!(lost > or_thorough(100, 1000), "only {lost} packets were lost");
+            row.note(format!("{lost} packets were lost"));
+        },
+        was_felt,
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn the_firewall_of_a_forwarder_is_full() {
+    on_a_link(
+        "faults::forward_links::the_firewall_of_a_forwarder_is_full",
+        "forward: a firewall with a table of connections that is full: no new ones",
+        |links, forwarder, row| {
+            link_faults::have_a_full_firewall(links, || {
+                let fates = (talks::newcomer(forwarder.tcp), talks::newcomer_of_udp(forwarder.udp, 100));
+                assert_eq!(fates, (Fate::Unheard, Fate::Unheard), "newcomers by TCP and UDP");
+            });
+            row.note("nf_conntrack_max is one for all namespaces: in its place nftables drops what is new (ct state)");
+        },
+        |seen| assert_eq!(seen["lost"], 0, "{seen}"),
+    );
+}

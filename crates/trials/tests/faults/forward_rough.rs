@@ -1,0 +1,92 @@
+//! The way between clients of `turnpike forward` and its rule for datagrams gets worse. What is lost on a way of streams, their kernels send
+//! again: `forward_links.rs`.
+
+use serde_json::Value;
+
+use super::{
+    Row, Wanted,
+    forwarder::Forwarder,
+    link_faults::a_while,
+    path::Path,
+    talks::{self, Fate},
+    within,
+};
+use turnpike_trials::SOON;
+
+/// Makes the way of datagrams worse for some seconds, while a newcomer comes by it too.
+fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32; 3]) -> Value {
+    let forwarder = Forwarder::local(Wanted::default());
+    let path = Path::to(forwarder.udp);
+    forwarder.row_by(path.address, Row::new(name, what), |_, row| {
+        path.worsen(lost, doubled, late);
+        let before = path.passed();
+        a_while();
+        let fate = talks::newcomer_of_udp(path.address, 100);
+        assert_eq!(fate, Fate::Served, "a newcomer tries more than once");
+        a_while();
+        row.note(format!("{} datagrams went that way; a newcomer was served", path.passed() - before));
+        path.worsen(0, 0, 0);
+    })
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn many_datagrams_to_a_forwarder_are_lost() {
+    let seen = worsened(
+        "many_datagrams_to_a_forwarder_are_lost",
+        "forward: 30 % of all datagrams of clients lost, both ways",
+        [30, 0, 0],
+    );
+    assert!(seen["lost"].as_u64() > Some(0) && seen["cut"] == 0, "{seen}");
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn many_datagrams_to_a_forwarder_come_late() {
+    let seen = worsened(
+        "many_datagrams_to_a_forwarder_come_late",
+        "forward: 20 % of all datagrams of clients reordered",
+        [0, 0, 20],
+    );
+    assert!(seen["reordered"].as_u64() > Some(0), "{seen}");
+    super::forwards::unharmed(&seen);
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn many_datagrams_to_a_forwarder_come_twice() {
+    let seen = worsened(
+        "many_datagrams_to_a_forwarder_come_twice",
+        "forward: 20 % of all datagrams of clients doubled",
+        [0, 20, 0],
+    );
+    assert!(seen["duplicated"].as_u64() > Some(0), "{seen}");
+    super::forwards::unharmed(&seen);
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn a_nat_before_a_forwarder_rebinds_all_at_once() {
+    let forwarder = Forwarder::local(Wanted::default());
+    let path = Path::to(forwarder.udp);
+    let clients = Forwarder::clients();
+    let row = Row::new(
+        "a_nat_before_a_forwarder_rebinds_all_at_once",
+        "forward: a NAT gives all clients of the rule for datagrams another port at once",
+    );
+    let seen = forwarder.row_by(path.address, row, |forwarder, row| {
+        let begun =
+            |forwarder: &Forwarder| forwarder.metrics().sum("turnpike_forward_accepted_total", "rule=\"u\"");
+        let before = begun(forwarder);
+        path.rebind();
+        within(SOON, "each client has another session", || begun(forwarder) >= before + clients);
+        // The old ones end by themselves.
+        within(SOON, "those of the old ports have ended", || forwarder.kept().sessions <= 2 * clients);
+        row.note(format!(
+            "{} sessions were begun by new ports, the old ones ended by `idle`",
+            begun(forwarder) - before
+        ));
+    });
+    // What was under way to an old port is lost; whoever came by the new one was served at once.
+    assert_eq!(seen["cut"], 0, "{seen}");
+}

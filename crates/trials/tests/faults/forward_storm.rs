@@ -1,0 +1,262 @@
+//! Thousands of clients of `turnpike forward` whose process is killed, and who all come back within a second.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use super::{
+    Row, Wanted, as_before,
+    forwarder::Forwarder,
+    or_thorough,
+    row::complaints,
+    talks::{client_of, foretold, whole},
+    within,
+};
+use turnpike_trials::{SOON, need};
+
+/// A client says something once in this time, and whoever was cut is back within it.
+const TURN: Duration = Duration::from_secs(1);
+/// Bytes of it.
+const PIECE: usize = 64;
+
+/// What clients of a kind have seen.
+#[derive(Default)]
+struct Kind {
+    /// Those served by the first process.
+    first: AtomicU64,
+    /// When those that came back were served by the second one, each once.
+    back: Mutex<Vec<Instant>>,
+    sent: AtomicU64,
+    right: AtomicU64,
+    wrong: AtomicU64,
+}
+
+struct Storm {
+    tcp: SocketAddr,
+    udp: SocketAddr,
+    clients: u32,
+    ends: AtomicBool,
+    /// 0, and 1 once the first process has ended.
+    process: AtomicU64,
+    streams: Kind,
+    datagrams: Kind,
+    /// Connections that were not even taken.
+    failed: AtomicU64,
+}
+
+impl Kind {
+    /// A client has been served for the first time by a process.
+    fn served(&self, process: u64) {
+        if process == 0 {
+            self.first.fetch_add(1, Relaxed);
+        } else {
+            self.back.lock().expect("nobody panics with it").push(Instant::now());
+        }
+    }
+
+    fn came_back(&self, sent: &[u8], came: &[u8]) {
+        let figure = if sent == came { &self.right } else { &self.wrong };
+        figure.fetch_add(1, Relaxed);
+    }
+}
+
+impl Storm {
+    /// A client's place in a turn, so that they come one after the other.
+    fn place(&self, number: u32) -> Duration {
+        TURN * number / self.clients
+    }
+
+    /// One client's connections, until the end.
+    fn stream(&self, number: u32) {
+        for life in 0.. {
+            thread::sleep(self.place(number));
+            if self.ends.load(Relaxed) {
+                return;
+            }
+            match TcpStream::connect_timeout(&self.tcp, SOON) {
+                Ok(stream) => self.talk(&stream, u64::from(number + life * self.clients)),
+                Err(_) => {
+                    self.failed.fetch_add(1, Relaxed);
+                    thread::sleep(TURN / 10);
+                }
+            }
+        }
+    }
+
+    /// One connection, until it ends.
+    fn talk(&self, mut stream: &TcpStream, number: u64) {
+        // Whoever connects to the second process knows that the first has ended.
+        let (process, mut position) = (self.process.load(Relaxed), 0);
+        while !self.ends.load(Relaxed) {
+            let piece: Vec<u8> = (position..).take(PIECE).map(|at| foretold(number, at)).collect();
+            let mut back = [0; PIECE];
+            stream.set_read_timeout(Some(SOON)).expect("not zero");
+            self.streams.sent.fetch_add(1, Relaxed);
+            if stream.write_all(&piece).and_then(|()| stream.read_exact(&mut back)).is_err() {
+                return;
+            }
+            self.streams.came_back(&piece, &back);
+            if position == 0 {
+                self.streams.served(process);
+            }
+            position += PIECE as u64;
+            // Until it says something again, nothing may come but the end.
+            stream.set_read_timeout(Some(TURN)).expect("not zero");
+            match stream.read(&mut back) {
+                Ok(0) => return,
+                Ok(_) => _ = self.streams.wrong.fetch_add(1, Relaxed),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// One client's datagrams, until the end.
+    fn datagrams(&self, number: u32) {
+        let socket = client_of(self.udp);
+        thread::sleep(self.place(number));
+        let number = u64::from(number) << 32;
+        // Where the second process found it, if it has, and by whom it has been served.
+        let (mut position, mut found, mut served) = (0, None, [false; 2]);
+        while !self.ends.load(Relaxed) {
+            let due = Instant::now() + TURN;
+            if self.process.load(Relaxed) > 0 {
+                found.get_or_insert(position);
+            }
+            self.datagrams.sent.fetch_add(1, Relaxed);
+            // Where nobody listens for a moment, ICMP says so.
+            let _ = socket.send(&datagram(number, position));
+            let mut back = [0; 2 * PIECE];
+            while let Some(left) = due.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+                socket.set_read_timeout(Some(left)).expect("not zero");
+                match socket.recv(&mut back) {
+                    Ok(len) => {
+                        // It may be a late one.
+                        let of = back[..8].try_into().map_or(0, u64::from_be_bytes).min(position);
+                        self.datagrams.came_back(&datagram(number, of), &back[..len]);
+                        let process = u64::from(found.is_some_and(|first| of >= first));
+                        if !std::mem::replace(&mut served[usize::from(process > 0)], true) {
+                            self.datagrams.served(process);
+                        }
+                    }
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                    Err(_) => thread::sleep(left.min(TURN / 20)),
+                }
+            }
+            position += 1;
+        }
+    }
+
+    fn kinds(&self) -> [&Kind; 2] {
+        [&self.streams, &self.datagrams]
+    }
+}
+
+/// A client's datagram with this number: the number, then bytes that can be foretold.
+fn datagram(client: u64, number: u64) -> Vec<u8> {
+    number
+        .to_be_bytes()
+        .into_iter()
+        .chain((8..PIECE as u64).map(|at| foretold(client + number, at)))
+        .collect()
+}
+
+/// Whether this process may have so many descriptors.
+fn descriptors(wanted: u64) -> Result<(), String> {
+    let limits = fs::read_to_string("/proc/self/limits").map_err(|error| error.to_string())?;
+    let most = limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next());
+    match most.and_then(|most| most.parse::<u64>().ok()) {
+        Some(most) if most < wanted => Err(format!("{wanted} descriptors are needed: ulimit -n {wanted}")),
+        _ => Ok(()),
+    }
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn thousands_return_to_a_forwarder() {
+    let clients: u32 = or_thorough(200, 2_000);
+    // Two for each connection, its end at the target being the second one, and one for each socket.
+    need!(descriptors(u64::from(3 * clients) + 200));
+    let mut forwarder = Forwarder::local(Wanted::default());
+    whole(forwarder.tcp, forwarder.udp);
+    within(SOON, "the rehearsal is over", || forwarder.kept().sessions == 0);
+    let before = forwarder.kept();
+    let storm = Storm {
+        tcp: forwarder.tcp,
+        udp: forwarder.udp,
+        clients,
+        ends: AtomicBool::new(false),
+        process: AtomicU64::new(0),
+        streams: Kind::default(),
+        datagrams: Kind::default(),
+        failed: AtomicU64::new(0),
+    };
+    let mut said = 0;
+    thread::scope(|scope| {
+        let storm = &storm;
+        for number in 0..clients {
+            let small = || thread::Builder::new().stack_size(256 << 10);
+            small().spawn_scoped(scope, move || storm.stream(number)).expect("a thread more");
+            small().spawn_scoped(scope, move || storm.datagrams(number)).expect("a thread more");
+        }
+        // Whatever fails below, they end.
+        let _ends = Ends(&storm.ends);
+        let all =
+            |count: &dyn Fn(&Kind) -> u64| storm.kinds().map(count).iter().all(|of| *of >= clients.into());
+        within(SOON * 2, "all are served", || all(&|kind| kind.first.load(Relaxed)));
+        said = forwarder.lines().len();
+        forwarder.kill();
+        storm.process.store(1, Relaxed);
+        forwarder.again();
+        let back = |kind: &Kind| kind.back.lock().expect("nobody panics with it").len() as u64;
+        within(SOON * 2, "all are back", || all(&back));
+    });
+    let took = storm.kinds().map(|kind| {
+        let back = kind.back.lock().expect("nobody panics with it");
+        let (first, last) = (back.iter().min(), back.iter().max());
+        last.expect("all are back").duration_since(*first.expect("all are back")).as_secs_f64()
+    });
+    assert_eq!(storm.kinds().map(|kind| kind.wrong.load(Relaxed)), [0, 0], "what came back is what was sent");
+    whole(forwarder.tcp, forwarder.udp);
+    as_before(|| forwarder.kept(), before, SOON);
+    let mut row = Row::new(
+        "thousands_return_to_a_forwarder",
+        "forward: SIGKILL, started again; 2,000 connections and 2,000 clients that send datagrams return within a second",
+    );
+    row.note(format!(
+        "{clients} connections were all served again {:.1} s after the first of them, as many sessions after {:.1} s; {} tries to connect failed; \
+         {} pieces of streams right, none wrong",
+        took[0],
+        took[1],
+        storm.failed.load(Relaxed),
+        storm.streams.right.load(Relaxed)
+    ));
+    row.limit("seconds from the first client back to the last", took[0].max(took[1]), 5.0);
+    let [sent, right] = [&storm.datagrams.sent, &storm.datagrams.right].map(|figure| figure.load(Relaxed));
+    let seen = json!({ "sent": sent, "lost": sent - right });
+    row.tell(
+        &seen,
+        &complaints(&forwarder.lines()[said..]),
+        (before, forwarder.kept()),
+        u64::from(2 * clients),
+    );
+}
+
+/// Says that it ends when it goes.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}

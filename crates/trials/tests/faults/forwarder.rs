@@ -1,0 +1,229 @@
+//! A forwarder that is to break, with a target of its own: clients' streams are checked byte for byte, their datagrams one by one.
+
+use std::{
+    fs,
+    io::ErrorKind,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    os::unix::fs::PermissionsExt as _,
+    time::Duration,
+};
+
+use serde_json::Value;
+
+use super::{
+    Row, Wanted, as_before, or_thorough,
+    row::complaints,
+    server::{Kept, start},
+    talks::{self, Talks, Target},
+    within,
+};
+use turnpike_trials::{Dir, Metrics, Program, SOON, Upgraded, V4, eventually, free_port, get_unix};
+
+pub(super) struct Forwarder {
+    pub(super) program: Program,
+    pub(super) tcp: SocketAddr,
+    pub(super) udp: SocketAddr,
+    target: Option<Target>,
+    /// How the rules name its host.
+    host: Option<String>,
+    wanted: Wanted,
+    dir: Dir,
+    said: Vec<String>,
+    pub(super) upgraded: Upgraded,
+}
+
+impl Forwarder {
+    /// From loopback to a target on loopback.
+    pub(super) fn local(wanted: Wanted) -> Self {
+        Self::between(V4, Target::on(V4), wanted)
+    }
+
+    /// To a target that the rules know by this name, at its own ports: the name can lead to the forwarder itself. In a namespace where
+    /// nobody else has them.
+    pub(super) fn to_name(wanted: Wanted, target: Target, name: &str) -> Self {
+        Self::new(V4, target, Some(name), wanted)
+    }
+
+    /// From this address to that target.
+    pub(super) fn between(listen: IpAddr, target: Target, wanted: Wanted) -> Self {
+        Self::new(listen, target, None, wanted)
+    }
+
+    fn new(listen: IpAddr, target: Target, host: Option<&str>, wanted: Wanted) -> Self {
+        let dir = Dir::new();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
+        let ports = match host {
+            Some(_) => [target.tcp.port(), target.udp.port()],
+            None if listen == V4 => [free_port(V4), free_port(V4)],
+            // In a namespace of its own every port is free.
+            None => [9000, 9001],
+        };
+        let [tcp, udp] = ports.map(|port| SocketAddr::new(listen, port));
+        let host = host.map(str::to_owned);
+        dir.file("f.toml", rules(tcp, udp, &target, host.as_deref(), &wanted.rule, 0));
+        let program = launch(&wanted, &dir);
+        let upgraded = Upgraded::new(&program);
+        let target = Some(target);
+        let forwarder = Self { program, tcp, udp, target, host, wanted, dir, said: Vec::new(), upgraded };
+        forwarder.is_up();
+        forwarder
+    }
+
+    pub(super) fn kill_and_start(&mut self) {
+        self.kill();
+        self.again();
+    }
+
+    /// Ends it at once.
+    pub(super) fn kill(&mut self) {
+        self.program.signal("KILL");
+        eventually("it has ended", || self.program.has_ended());
+    }
+
+    /// Another one in place of one that has ended.
+    pub(super) fn again(&mut self) {
+        self.said.append(&mut self.program.lines());
+        let _ = fs::remove_file(self.dir.at("a.sock"));
+        self.program = launch(&self.wanted, &self.dir);
+        self.upgraded = Upgraded::new(&self.program);
+        self.is_up();
+    }
+
+    /// Reads another file of rules, in which something has changed that its clients need not notice.
+    pub(super) fn reload(&self, turn: u32) {
+        let target = self.target.as_ref().expect("it is there");
+        let text = rules(self.tcp, self.udp, target, self.host.as_deref(), &self.wanted.rule, turn);
+        self.dir.file("next.toml", text);
+        fs::rename(self.dir.at("next.toml"), self.dir.at("f.toml")).expect("one directory");
+        self.program.signal("HUP");
+    }
+
+    /// Whether the rules of that turn are in force: that the one that nobody uses is where they have it, and leads where they say.
+    pub(super) fn has_rules_of(&self, turn: u32) -> bool {
+        let (listener, target) = other(self.tcp, turn);
+        let leads_there = format!("rule=\"other\",target=\"{target}\"");
+        let is_taken = TcpListener::bind(listener).is_err_and(|error| error.kind() == ErrorKind::AddrInUse);
+        is_taken && self.metrics().text().contains(&leads_there)
+    }
+
+    /// Connections that have come to the target, and those of them that it has heard anything by.
+    pub(super) fn visits(&self) -> [u64; 2] {
+        self.target.as_ref().expect("it is there").visits()
+    }
+
+    /// The target goes.
+    pub(super) fn lose_target(&mut self) {
+        self.target = None;
+    }
+
+    /// Another one comes.
+    pub(super) fn lead_to(&mut self, target: Target) {
+        self.target = Some(target);
+        self.reload(1);
+    }
+
+    pub(super) fn metrics(&self) -> Metrics {
+        eventually("the admin interface answers", || match get_unix(&self.dir.at("a.sock"), "/metrics") {
+            Ok((200, text)) => Some(Metrics::new(text)),
+            _ => None,
+        })
+    }
+
+    pub(super) fn lines(&self) -> Vec<String> {
+        [self.said.clone(), self.program.lines()].concat()
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.upgraded.pid()
+    }
+
+    /// Connections and sessions, descriptors, memory.
+    pub(super) fn kept(&self) -> Kept {
+        Kept::of(self.pid(), self.metrics().sum("turnpike_forward_connections", ""))
+    }
+
+    fn is_up(&self) {
+        within(SOON, "/healthz answers 200", || {
+            get_unix(&self.dir.at("a.sock"), "/healthz").is_ok_and(|(status, _)| status == 200)
+        });
+    }
+
+    /// So many clients send streams, and as many datagrams.
+    pub(super) fn clients() -> u64 {
+        or_thorough(4, 20)
+    }
+
+    /// Has `fault` happen and end while clients talk: what they saw. All must be as before then.
+    pub(super) fn row(self, row: Row, fault: impl FnOnce(&mut Self, &mut Row)) -> Value {
+        let udp = self.udp;
+        self.row_by(udp, row, fault)
+    }
+
+    /// The same with datagrams that come by way of this address.
+    pub(super) fn row_by(
+        mut self,
+        udp: SocketAddr,
+        mut row: Row,
+        fault: impl FnOnce(&mut Self, &mut Row),
+    ) -> Value {
+        let clients = Self::clients();
+        Talks::begin(self.tcp, udp, clients).end();
+        let rest = Duration::from_secs(20);
+        within(rest, "the rehearsal is over", || self.kept().sessions == 0);
+        let before = self.kept();
+
+        let talks = Talks::begin(self.tcp, udp, clients);
+        let said = self.lines().len();
+        fault(&mut self, &mut row);
+        talks.flow();
+        let seen = talks.end();
+        // Whole from beginning to end.
+        talks::whole(self.tcp, udp);
+        as_before(|| self.kept(), before, rest);
+        row.note(format!(
+            "{} bytes of streams right, none wrong; {} of {} connections cut",
+            seen["stream_bytes"], seen["cut"], seen["connections"]
+        ));
+        let log = complaints(&self.lines()[said..]);
+        row.tell(&seen, &log, (before, self.kept()), clients);
+        seen
+    }
+}
+
+fn launch(wanted: &Wanted, dir: &Dir) -> Program {
+    start(&["forward", "-c", "f.toml"], wanted, dir.path())
+}
+
+/// Sessions of UDP end soon, so that nothing has to be waited for; a rule that nobody uses is another one each time.
+fn rules(
+    tcp: SocketAddr,
+    udp: SocketAddr,
+    target: &Target,
+    host: Option<&str>,
+    more: &str,
+    turn: u32,
+) -> String {
+    let named = |address: SocketAddr| match host {
+        Some(host) => format!("{host}:{}", address.port()),
+        None => address.to_string(),
+    };
+    let (unused, nowhere) = other(tcp, turn);
+    format!(
+        "[forward]\nworkers = 2\nresolve_every = 1\n\
+         [[rule]]\nname = \"t\"\nlisten = \"{tcp}\"\ntarget = \"{}\"\n{more}\
+         [[rule]]\nname = \"u\"\nprotocol = \"udp\"\nlisten = \"{udp}\"\ntarget = \"{}\"\nidle = 3\n\
+         [[rule]]\nname = \"other\"\nlisten = \"{unused}\"\ntarget = \"{nowhere}\"\n",
+        named(target.tcp),
+        named(target.udp),
+    )
+}
+
+/// Where the rule that nobody uses listens, and where it leads, each another time somewhere else.
+fn other(tcp: SocketAddr, turn: u32) -> (SocketAddr, SocketAddr) {
+    // Of loopback's addresses one that nobody else has, as nobody else has the port.
+    let [high, low] = tcp.port().to_be_bytes();
+    let ip = if tcp.ip().is_loopback() { Ipv4Addr::new(127, 9, high, low).into() } else { tcp.ip() };
+    let port = u16::try_from(9_100 + turn % 50).expect("a small number");
+    let last = u8::try_from(turn % 250).expect("a small number");
+    (SocketAddr::new(ip, port), (Ipv4Addr::new(192, 0, 2, last), 80).into())
+}

@@ -1,0 +1,133 @@
+//! The same for `turnpike forward`: it ends, is replaced, reads its rules again, stands still, has too little of something.
+
+use std::{net::TcpStream, thread, time::Duration};
+
+use super::{
+    Row, Wanted,
+    cgroup::Frozen,
+    forwarder::Forwarder,
+    limits::{cpu_ms, few_descriptors},
+    or_thorough,
+    stalled::{watched, worker},
+    talks::{self, Fate, Target},
+    within,
+};
+use turnpike_trials::{SOON, V4, need};
+
+use serde_json::Value;
+
+pub(super) fn unharmed(seen: &Value) {
+    assert_eq!((&seen["cut"], &seen["lost"]), (&0.into(), &0.into()), "{seen}");
+}
+
+#[test]
+fn a_forwarder_is_killed_and_started_again() {
+    let row = Row::new("a_forwarder_is_killed_and_started_again", "forward: SIGKILL, started again at once");
+    let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, _| forwarder.kill_and_start());
+    assert!(seen["cut"].as_u64() >= Some(Forwarder::clients()), "{seen}");
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn a_forwarder_is_upgraded_in_place() {
+    let row = Row::new("a_forwarder_is_upgraded_in_place", "forward: two upgrades in place");
+    let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, _| {
+        for _ in 0..2 {
+            let before = forwarder.upgraded.upgrade();
+            assert_ne!(before, forwarder.pid(), "another process serves");
+        }
+    });
+    unharmed(&seen);
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn a_forwarder_is_reloaded_again_and_again() {
+    let row = Row::new(
+        "a_forwarder_is_reloaded_again_and_again",
+        "forward: 20 reloads a second, each with changes",
+    );
+    let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, row| {
+        let last = or_thorough(20, 100);
+        for turn in 1..=last {
+            forwarder.reload(turn);
+            thread::sleep(Duration::from_millis(50));
+        }
+        within(SOON, "the last rules are in force", || forwarder.has_rules_of(last));
+        assert!(!forwarder.has_rules_of(last - 1), "those of before are not");
+        let [loaded, failed] = ["loaded", "failed"].map(|result| {
+            let of_it = format!("result=\"{result}\"");
+            forwarder.metrics().sum("turnpike_config_reloads_total", &of_it)
+        });
+        assert_eq!(failed, 0, "reloads were refused");
+        // Two signals that come during a reload are one.
+        let (asked, most) = (u64::from(last), loaded * 4 >= u64::from(last) * 3);
+        assert!(most && loaded <= asked, "{loaded} of {asked} reloads were done");
+        row.note(format!(
+            "{loaded} reloads were done of {asked} that were asked for, the last one among them"
+        ));
+    });
+    unharmed(&seen);
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn a_target_goes_and_comes() {
+    let row = Row::new(
+        "a_target_goes_and_comes",
+        "forward: the target ends with all its connections, another one comes",
+    );
+    let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, _| {
+        forwarder.lose_target();
+        assert_eq!(talks::newcomer(forwarder.tcp), Fate::Refused, "there is no target");
+        thread::sleep(or_thorough(Duration::from_millis(500), Duration::from_secs(3)));
+        forwarder.lead_to(Target::on(V4));
+    });
+    assert!(seen["cut"].as_u64() >= Some(Forwarder::clients()), "{seen}");
+    assert!(seen["lost"].as_u64() > Some(0), "{seen}");
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn a_worker_of_a_forwarder_stalls() {
+    let forwarder = Forwarder::local(watched(Wanted::default()));
+    drop(need!(Frozen::thread(worker(forwarder.pid(), "forward-0"))));
+    let row =
+        Row::new("a_worker_of_a_forwarder_stalls", "forward: one of two workers stands still for a while");
+    let seen = forwarder.row(row, |forwarder, _| {
+        let says =
+            |forwarder: &Forwarder, text: &str| forwarder.lines().iter().any(|line| line.contains(text));
+        let frozen = Frozen::thread(worker(forwarder.pid(), "forward-0")).expect("it went before");
+        within(SOON, "the watchdog says so", || says(forwarder, "a worker has taken no command"));
+        thread::sleep(Duration::from_millis(500));
+        drop(frozen);
+        within(SOON, "it says the end too", || says(forwarder, "all workers take commands again"));
+    });
+    assert_eq!(seen["cut"], 0, "{seen}");
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn no_descriptor_is_left_to_a_forwarder() {
+    // Two for each connection, one for each session.
+    let forwarder = Forwarder::local(few_descriptors(Wanted::default(), 150));
+    let row = Row::new(
+        "no_descriptor_is_left_to_a_forwarder",
+        "forward: all descriptors taken, and more clients come",
+    );
+    let seen = forwarder.row(row, |forwarder, row| {
+        let opened: Vec<TcpStream> = (0..300)
+            .filter_map(|_| TcpStream::connect_timeout(&forwarder.tcp, Duration::from_millis(200)).ok())
+            .collect();
+        within(SOON, "it says so", || forwarder.lines().iter().any(|line| line.contains("accepting pauses")));
+        let spent = cpu_ms(forwarder.pid());
+        thread::sleep(Duration::from_secs(1));
+        let spent = cpu_ms(forwarder.pid()) - spent;
+        assert_ne!(talks::newcomer(forwarder.tcp), Fate::Served, "no descriptor is left");
+        row.note(format!(
+            "with {} more connections begun, {spent} ms of processor time a second",
+            opened.len()
+        ));
+    });
+    unharmed(&seen);
+}

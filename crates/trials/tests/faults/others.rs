@@ -1,0 +1,308 @@
+//! Clients that come by other ways than the rest of the rows: by TCP, TLS and DTLS; and over UDP by `--datapath kernel`, which user space
+//! does not see.
+
+use std::{
+    net::SocketAddr,
+    process::Command,
+    sync::atomic::Ordering::Relaxed,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use super::{
+    Crowd, Row, Server, Wanted,
+    cgroup::Frozen,
+    link_faults, or_thorough,
+    restarts::{Storm, all_return, for_many},
+    stalled::{watched, worker},
+    within,
+};
+use turnpike_trials::links::{Links, RELAY, SERVER, on_links};
+use turnpike_trials::{Certificate, Dir, Program, SOON, V4, ends, free_port, lives, need};
+
+/// A server that takes UDP, TCP, TLS and DTLS at one port; `wanted` is told its flags for that.
+fn secured(certificate: &Certificate, wanted: impl FnOnce(&[&str]) -> Wanted) -> Server {
+    let address = SocketAddr::new(V4, free_port(V4));
+    let listen = address.to_string();
+    let flags = [&certificate.flags()[..], &["--dtls-listen", &listen]].concat();
+    Server::on(address, V4, wanted(&flags))
+}
+
+/// With two workers.
+fn two_workers(flags: &[&str]) -> Wanted {
+    Wanted::flags(&[&["--workers", "2"], flags].concat())
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn killed_under_tcp_tls_and_dtls() {
+    let certificate = Certificate::new(&["127.0.0.1"]);
+    let mut server = secured(&certificate, two_workers);
+    let crowd = Crowd::secured(&server);
+    let clients = crowd.clients;
+    let row = Row::new(
+        "killed_under_tcp_tls_and_dtls",
+        "clients by TCP, TLS and DTLS, a third each: SIGKILL, started again at once",
+    );
+    let seen = row.run(&mut server, crowd, |server, _| server.kill_and_start());
+    for part in seen["parts"].as_array().expect("one for each transport") {
+        assert!(part["returns_done"].as_u64() >= Some(u64::from(clients / 3)), "{part}");
+    }
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn upgraded_under_tcp_tls_and_dtls() {
+    let certificate = Certificate::new(&["127.0.0.1"]);
+    let mut server = secured(&certificate, two_workers);
+    let crowd = Crowd::secured(&server);
+    let mut before = Vec::new();
+    let row =
+        Row::new("upgraded_under_tcp_tls_and_dtls", "clients by TCP, TLS and DTLS: two upgrades in place");
+    let seen = row.run(&mut server, crowd, |server, row| {
+        for _ in 0..2 {
+            before.push(server.upgraded.upgrade());
+        }
+        // They stay where they are: of the second process nobody has come yet.
+        assert!(lives(before[0]), "the first process has clients");
+        row.note("who was there stayed in the first process, which ended after the last of them");
+    });
+    before.into_iter().for_each(ends);
+    let nothing = ["lost", "reordered", "returns_done"].map(|name| seen[name].as_u64());
+    assert_eq!(nothing, [Some(0); 3], "{seen}");
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn reloaded_under_tcp_tls_and_dtls() {
+    let (certificate, storm) = (Certificate::new(&["127.0.0.1"]), Storm::new());
+    let mut server = secured(&certificate, |flags| storm.wanted(flags));
+    let crowd = Crowd::secured(&server);
+    let row = Row::new(
+        "reloaded_under_tcp_tls_and_dtls",
+        "clients by TCP, TLS and DTLS: 20 reloads a second, each with changes",
+    );
+    let seen = row.run(&mut server, crowd, |server, row| {
+        storm.rages(server, row, |_, _, storms| {
+            storms.store(true, Relaxed);
+            a_storm_lasts();
+        });
+    });
+    assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
+}
+
+/// Has something happen to a server whose kernel relays; `test` is the calling test's name with its modules. Clients come back after so many
+/// seconds of silence. Most of what was relayed since the server began has to have gone across.
+fn in_the_kernel(
+    test: &str,
+    what: &'static str,
+    (wanted, patience): (Wanted, &str),
+    fault: impl FnOnce(&Links, &mut Server, &mut Row),
+    check: impl FnOnce(&Value),
+) {
+    let name: &'static str = test.rsplit("::").next().unwrap_or_default().to_owned().leak();
+    on_links(test, |links| {
+        let address = SocketAddr::new(SERVER[0], 3478);
+        let mut server = Server::on(address, RELAY[0], inside(links, wanted));
+        let crowd = Crowd::thin(address, "10.77.2.2:0", patience);
+        let clients = u64::from(crowd.clients);
+        let mut row = Row::new(name, what);
+        row.leaves_sessions = true;
+        let seen = row.run(&mut server, crowd, |server, row| {
+            goes_across(server, clients);
+            fault(links, server, row);
+            goes_across(server, 3 * clients);
+            most_goes_across(server, row);
+        });
+        check(&seen);
+    });
+}
+
+/// In the namespace at the other end of these links, by the kernel's path.
+fn inside(links: &Links, wanted: Wanted) -> Wanted {
+    let mut flags = wanted.flags;
+    flags.extend(["--datapath", "kernel"].map(str::to_owned));
+    Wanted { entry: Wanted::inside(links).entry, flags, ..wanted }
+}
+
+/// Waits until a second of what so many clients say and hear has gone across.
+fn goes_across(server: &Server, clients: u64) {
+    let before = server.across();
+    within(SOON, "it goes across", || server.across() > before + 50 * clients);
+}
+
+/// Of what this process and those whose place it has taken have relayed.
+fn most_goes_across(server: &Server, row: &mut Row) {
+    let relayed = server.metrics().sum("turnpike_relayed_datagrams_total", "");
+    let across = server.across();
+    assert!(2 * across > relayed, "{across} of {relayed} datagrams went across");
+    row.note(format!("{across} of {relayed} datagrams went across the kernel"));
+}
+
+/// Packets that have left for clients.
+fn sent_to_clients(links: &Links) -> u64 {
+    let said = links.inside_says(&["ip", "-s", "link", "show", "dev", "c"]);
+    let sent = said.lines().last().and_then(|line| line.split_whitespace().nth(1));
+    sent.and_then(|packets| packets.parse().ok()).expect("ip counts them")
+}
+
+/// How many flows the kernel has: two for each client.
+fn flows(server: &Server) -> u64 {
+    server.metrics().sum("turnpike_kernel_flows", "")
+}
+
+/// How many packets leave for clients meanwhile, and how many would if all clients of these flows heard all that is said to them.
+fn heard(links: &Links, flows: u64, meanwhile: impl FnOnce()) -> [u64; 2] {
+    let (before, begun) = (sent_to_clients(links), Instant::now());
+    meanwhile();
+    let sent = sent_to_clients(links) - before;
+    // Each says something every 20 ms.
+    [sent, flows / 2 * u64::try_from(begun.elapsed().as_millis() / 20).unwrap_or_default()]
+}
+
+fn a_storm_lasts() {
+    thread::sleep(or_thorough(Duration::from_secs(1), Duration::from_secs(10)));
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn reloaded_in_the_kernel() {
+    let storm = Storm::new();
+    in_the_kernel(
+        "faults::others::reloaded_in_the_kernel",
+        "`--datapath kernel`: 20 reloads a second, each with changes",
+        (storm.wanted(&[]), "2"),
+        |_, server, row| {
+            storm.rages(server, row, |server, _, storms| {
+                storms.store(true, Relaxed);
+                let before = server.across();
+                a_storm_lasts();
+                within(SOON, "it goes across meanwhile", || server.across() > before);
+            });
+        },
+        |seen| assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}"),
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn upgraded_in_the_kernel() {
+    in_the_kernel(
+        "faults::others::upgraded_in_the_kernel",
+        "`--datapath kernel`: two upgrades in place",
+        (two_workers(&[]), "2"),
+        |_, server, row| {
+            let without_flow = |server: &Server| {
+                server.metrics().sum("turnpike_kernel_passes_total", "reason=\"unknown_channel\"")
+            };
+            let before = (flows(server), without_flow(server));
+            for _ in 0..2 {
+                ends(server.upgraded.upgrade());
+                goes_across(server, before.0 / 2);
+                assert_eq!((flows(server), without_flow(server)), before, "some flow was away");
+            }
+            row.note("no datagram found the kernel without its flow");
+        },
+        |seen| {
+            let nothing = ["lost", "reordered", "returns_done"].map(|name| seen[name].as_u64());
+            assert_eq!(nothing, [Some(0); 3], "{seen}");
+        },
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn killed_in_the_kernel() {
+    in_the_kernel(
+        "faults::others::killed_in_the_kernel",
+        "`--datapath kernel`: SIGKILL, started again half a second later",
+        (two_workers(&[]), "2"),
+        |links, server, row| {
+            let flows = flows(server);
+            server.kill();
+            // Were a program still there, clients would go on hearing their peers. Else the kernel tells them now and then that nobody listens.
+            let [sent, all] = heard(links, flows, || thread::sleep(Duration::from_millis(500)));
+            assert!(sent < all / 10, "{sent} packets went to clients, of {all}");
+            server.again();
+            row.note(format!(
+                "nothing stayed attached: until it was started again {sent} packets left for clients, in place of {all}"
+            ));
+        },
+        |seen| {
+            let clients = or_thorough(6, 40);
+            assert!(seen["returns_done"].as_u64() >= Some(clients), "{seen}");
+        },
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn a_worker_stalls_beside_the_kernel() {
+    const WATCHED: &str = "a worker has taken no command";
+    // Ways that a machine does not have are told before anything else.
+    let sleeps = Program::start(Command::new("sleep").arg("600"));
+    drop(need!(Frozen::thread(sleeps.pid())));
+    in_the_kernel(
+        "faults::others::a_worker_stalls_beside_the_kernel",
+        "`--datapath kernel`: the only worker stands still for 3 s",
+        (watched(Wanted::flags(&["--workers", "1"])), "60"),
+        |links, server, row| {
+            let flows = flows(server);
+            let frozen = Frozen::thread(worker(server.pid(), "relay-0")).expect("it went before");
+            let [sent, all] = heard(links, flows, || thread::sleep(Duration::from_secs(3)));
+            assert!(server.lines().iter().any(|line| line.contains(WATCHED)), "the watchdog says so");
+            drop(frozen);
+            // But for what has come as a burst: that, and what follows it, waits for the worker.
+            assert!(all > 0 && sent > all / 2, "{sent} packets went to clients, of {all}");
+            row.note(format!("meanwhile {sent} packets left for clients, of {all} that were said to them"));
+        },
+        |seen| {
+            assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
+            assert!(seen["pause_ms_p50"].as_f64() < Some(1_500.0), "half of them noticed: {seen}");
+        },
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn a_queue_is_full_in_the_kernel() {
+    in_the_kernel(
+        "faults::others::a_queue_is_full_in_the_kernel",
+        "`--datapath kernel`: the queues of both links take 1 Mbit/s, the rest is dropped",
+        (two_workers(&[]), "2"),
+        |links, server, row| {
+            let before = server.across();
+            let dropped = link_faults::are_full(links);
+            within(SOON, "it goes across meanwhile", || server.across() > before);
+            assert!(dropped > 0, "the queues dropped nothing");
+            row.note(format!("the queues dropped {dropped} packets: what goes across is theirs to count"));
+        },
+        |seen| assert!(seen["lost"].as_u64() > Some(0), "{seen}"),
+    );
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn many_return_to_the_kernel() {
+    on_links("faults::others::many_return_to_the_kernel", |links| {
+        let dir = Dir::new();
+        let address = SocketAddr::new(SERVER[0], 3478);
+        let mut server = Server::on(address, RELAY[0], inside(links, for_many(&dir, &[])));
+        let row = Row::new(
+            "many_return_to_the_kernel",
+            "`--datapath kernel`: SIGKILL, started again; 5,000 clients return within a second",
+        );
+        let clients = (or_thorough(200, 5_000), "10.77.2.2:0");
+        all_return(row, &mut server, clients, |server, row| {
+            within(SOON, "all have flows", || flows(server) >= 2 * clients.0);
+            let relayed = || server.metrics().sum("turnpike_relayed_datagrams_total", "");
+            let before = (server.across(), relayed());
+            goes_across(server, clients.0 / 10);
+            let (across, all) = (server.across() - before.0, relayed() - before.1);
+            assert!(2 * across > all, "{across} of {all} datagrams went across");
+            row.note(format!("then {across} of {all} datagrams went across the kernel"));
+        });
+    });
+}

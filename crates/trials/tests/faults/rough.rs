@@ -1,0 +1,71 @@
+//! The way between clients and server gets worse.
+
+use std::{thread, time::Duration};
+
+use serde_json::Value;
+
+use super::{Crowd, Row, Server, Wanted, or_thorough, path::Path};
+use turnpike_trials::{Load, PASSWORD, USER};
+
+/// Makes the way worse for some seconds, while newcomers come by it too.
+fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32; 3]) -> Value {
+    let mut server = Server::start(Wanted::flags(&["--workers", "2"]));
+    let path = Path::to(server.address);
+    let mut row = Row::new(name, what);
+    // A client that loses the answer to its goodbye may ask no more.
+    row.leaves_sessions = true;
+    let crowd = Crowd::at(path.address, "127.0.0.1:0", "5");
+    row.run(&mut server, crowd, |_, row| {
+        path.worsen(lost, doubled, late);
+        let before = (path.passed(), path.worsened());
+        let newcomers = Load::as_user(path.address, &format!("{USER}:{PASSWORD}"))
+            .with(&["--profile", "audio", "--clients", "4", "--warmup", "0.1"])
+            .with(&["--duration", or_thorough("2", "8")]);
+        // A generator gives up after ten seconds without an answer, which chance may well make; people try again.
+        let tries = (1..=5).find(|_| newcomers.run().code == Some(0)).expect("newcomers find a way");
+        let [passed, worsened] = [path.passed() - before.0, path.worsened() - before.1];
+        // The chance that was asked for, or nearly: thousands went by.
+        let most = u64::from(lost + doubled + late) * passed / 100;
+        assert!(worsened > most / 2 && worsened < 2 * most, "{worsened} of {passed}");
+        row.note(format!(
+            "{worsened} of {passed} datagrams met that; four newcomers talked by that way, at try {tries}"
+        ));
+        path.worsen(0, 0, 0);
+        thread::sleep(Duration::from_millis(100));
+    })
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn a_third_is_lost() {
+    let seen = worsened("a_third_is_lost", "30 % of all datagrams of clients lost, both ways", [30, 0, 0]);
+    assert!(seen["lost"].as_u64() > Some(0), "{seen}");
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn many_come_late() {
+    let seen = worsened("many_come_late", "20 % of them reordered", [0, 0, 20]);
+    assert!(seen["reordered"].as_u64() > Some(0), "{seen}");
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn many_come_twice() {
+    let seen = worsened("many_come_twice", "20 % of them doubled", [0, 20, 0]);
+    assert!(seen["duplicated"].as_u64() > Some(0), "{seen}");
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn a_nat_rebinds_all_at_once() {
+    let mut server = Server::start(Wanted::flags(&["--workers", "2"]));
+    let path = Path::to(server.address);
+    let crowd = Crowd::at(path.address, "127.0.0.1:0", "2");
+    let clients = crowd.clients;
+    let mut row = Row::new("a_nat_rebinds_all_at_once", "a NAT gives all clients another port at once");
+    row.leaves_sessions = true;
+    row.note("sessions of the old ports end with their lifetime");
+    let seen = row.run(&mut server, crowd, |_, _| path.rebind());
+    assert!(seen["returns_done"].as_u64() >= Some(u64::from(clients)), "{seen}");
+}

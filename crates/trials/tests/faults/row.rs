@@ -1,0 +1,193 @@
+//! One row: clients on calls before, while and after something breaks.
+
+use std::{collections::BTreeMap, fmt::Write as _, fs, time::Duration};
+
+use serde_json::{Value, json};
+
+use super::{Crowd, Server, or_thorough, rows, server::Kept, within};
+use turnpike_trials::Metrics;
+
+/// What is told of a fault.
+pub(super) struct Row {
+    name: &'static str,
+    what: &'static str,
+    notes: Vec<String>,
+    limits: Vec<Value>,
+    /// Why its figures say nothing.
+    void: Vec<String>,
+    /// Clients may leave sessions behind that end by themselves.
+    pub(super) leaves_sessions: bool,
+}
+
+/// What has to be as it was.
+pub(super) fn as_before(kept: impl Fn() -> Kept, before: Kept, patience: Duration) {
+    within(patience, "no session is left", || kept().sessions <= before.sessions);
+    within(patience, "no descriptor is left", || kept().descriptors <= before.descriptors + 2);
+    // What an allocator keeps for the next time is no leak; a leak shows in the hours of `cargo xtask soak`.
+    within(patience, "no memory is left", || kept().memory <= before.memory + before.memory / 4 + (16 << 20));
+}
+
+impl Row {
+    /// `name` is the test's, `what` what breaks, for a reader.
+    pub(super) fn new(name: &'static str, what: &'static str) -> Self {
+        Self { name, what, notes: Vec::new(), limits: Vec::new(), void: Vec::new(), leaves_sessions: false }
+    }
+
+    /// Something to know about it.
+    pub(super) fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+
+    /// A figure that must not be above another one; `cargo xtask faults` judges.
+    pub(super) fn limit(&mut self, what: &str, value: f64, most: f64) {
+        self.limits.push(json!({ "what": what, "value": value, "most": most }));
+    }
+
+    /// Why its figures say nothing: the row has to be run again on an idle machine.
+    pub(super) fn void(&mut self, why: String) {
+        self.void.push(why);
+    }
+
+    /// Has `fault` happen and end while the crowd is on calls: what the crowd saw. All must be as before then.
+    pub(super) fn run(
+        mut self,
+        server: &mut Server,
+        mut crowd: Crowd,
+        fault: impl FnOnce(&mut Server, &mut Self),
+    ) -> Value {
+        // What a crowd like this needs for good is there afterwards.
+        crowd.begin(server);
+        crowd.end();
+        within(Duration::from_secs(90), "the rehearsal is over", || server.allocations() == 0);
+        let before = server.kept();
+
+        crowd.begin(server);
+        let (said, counted) = (server.lines().len(), drops(&server.metrics()));
+        fault(server, &mut self);
+        crowd.flows();
+        // And those few who would not be missed in the sum.
+        std::thread::sleep(or_thorough(Duration::ZERO, Duration::from_millis(2_500)));
+        let seen = crowd.end();
+        let new = drops(&server.metrics()).into_iter().filter_map(|(series, count)| {
+            // Another process may have begun anew.
+            let before = counted.get(&series).filter(|before| **before <= count);
+            let new = count - before.copied().unwrap_or_default();
+            (new > 0).then(|| format!("{series} {new}"))
+        });
+        let new: Vec<String> = new.collect();
+        if !new.is_empty() {
+            self.note(format!("counted: {}", new.join(", ")));
+        }
+        for call in crowd.control_calls(server) {
+            let run = call.run();
+            assert_eq!(run.code, Some(0), "the control call is not whole: {}", run.output());
+        }
+        let patience = if self.leaves_sessions { 90 } else { 20 };
+        if !self.leaves_sessions || rows().is_some() {
+            as_before(|| server.kept(), before, Duration::from_secs(patience));
+        }
+        let log = complaints(&server.lines()[said..]);
+        self.tell(&seen, &log, (before, server.kept()), crowd.clients.into());
+        seen
+    }
+
+    /// Writes it down.
+    pub(super) fn tell(self, seen: &Value, log: &[String], (before, after): (Kept, Kept), clients: u64) {
+        let figure = |name: &str| seen[name].clone();
+        let row = json!({
+            "clients": clients, "sent": figure("sent"), "lost": figure("lost"), "duplicated": figure("duplicated"), "reordered": figure("reordered"),
+            "pause_ms_p50": figure("pause_ms_p50"), "pause_ms_max": figure("pause_ms_max"), "returns": figure("returns_done"),
+            "log": log, "before": told(before), "after": told(after),
+        });
+        let mut line = format!("{}: lost {} of {}", self.what, row["lost"], row["sent"]);
+        let _ = write!(line, "; longest silence {} ms; came back {}", row["pause_ms_max"], row["returns"]);
+        println!("{line}\n  {}", row["log"]);
+        self.write(row);
+    }
+
+    /// Writes these figures down, and what is told beside them.
+    pub(super) fn write(self, mut figures: Value) {
+        println!("  {:?}\n  {:?}\n  {:?}", self.notes, self.limits, self.void);
+        figures["name"] = self.name.into();
+        figures["what"] = self.what.into();
+        figures["notes"] = self.notes.into_iter().map(|note| without_places(&note)).collect();
+        figures["limits"] = self.limits.into();
+        figures["void"] = self.void.into();
+        if let Some(dir) = rows() {
+            fs::write(dir.join(format!("{}.json", self.name)), figures.to_string())
+                .expect("the directory is there");
+        }
+    }
+}
+
+/// What the server has counted as dropped, by series.
+fn drops(metrics: &Metrics) -> BTreeMap<String, u64> {
+    const FAMILIES: [&str; 3] = ["tx_dropped_total", "rx_kernel_drops_total", "dropped_datagrams_total"];
+    let series = metrics.text().lines().filter_map(|line| line.strip_prefix("turnpike_")?.rsplit_once(' '));
+    let series = series.filter(|(name, _)| FAMILIES.iter().any(|family| name.starts_with(family)));
+    series.filter_map(|(name, count)| Some((name.to_owned(), count.parse().ok()?))).collect()
+}
+
+fn told(kept: Kept) -> Value {
+    json!({ "sessions": kept.sessions, "descriptors": kept.descriptors, "memory": kept.memory })
+}
+
+/// Without the names of directories that tests make for themselves, which are others each time.
+fn without_places(words: &str) -> String {
+    let temporary = std::env::temp_dir().join("turnpike-test-");
+    let temporary = temporary.to_string_lossy();
+    let mut parts = words.split(temporary.as_ref());
+    let mut told = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        told.push_str("DIR");
+        told.push_str(part.trim_start_matches(|c: char| c.is_ascii_digit() || c == '-'));
+    }
+    told
+}
+
+/// Warnings and errors, without their times, each kind once.
+pub(super) fn complaints(lines: &[String]) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for line in lines {
+        let Some((_, words)) = [" WARN ", " ERROR "].iter().find_map(|level| line.split_once(level)) else {
+            continue;
+        };
+        // Behind the module.
+        let words = words.split_once(": ").map_or(words, |(_, words)| words).trim();
+        // What every start says on a machine with few descriptors.
+        if words.starts_with("the limit of open files is") {
+            continue;
+        }
+        let words = without_places(words);
+        let kind = |text: &str| text.chars().filter(|c| !c.is_ascii_digit()).take(40).collect::<String>();
+        if !found.iter().any(|before| kind(before) == kind(&words)) {
+            found.push(words);
+        }
+    }
+    found
+}
+
+/// Not rows.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_complaint_of_two_directories_is_told_once() {
+        let line = |number: u32| {
+            let place = std::env::temp_dir().join(format!("turnpike-test-25041-{number}"));
+            format!(
+                "2026-11-28T13:00:00Z  WARN turnpike::reload: {}/a.toml: every user can read it",
+                place.display()
+            )
+        };
+        let told = complaints(&[line(1), "2026-11-28T13:00:00Z  INFO turnpike: ready".to_owned(), line(2)]);
+        assert_eq!(told, ["DIR/a.toml: every user can read it"]);
+    }
+
+    #[test]
+    fn what_is_told_names_no_directory_of_a_test() {
+        let place = std::env::temp_dir().join("turnpike-test-25041-0");
+        let told = format!("sqlite://{0}/state refuses: {0} is full", place.display());
+        assert_eq!(without_places(&told), "sqlite://DIR/state refuses: DIR is full");
+    }
+}

@@ -1,0 +1,329 @@
+//! The store of users becomes slow, silent, is gone, garbles what it says, or says quickly and clearly what is wrong.
+
+use std::{
+    process::Command,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use turnpike_testkit::databases::{self, Proxy};
+
+use super::{Crowd, Row, Server, Wanted, allocations_under, visitor::Visitor, within};
+use turnpike_trials::coturn_store;
+use turnpike_trials::{Finished, PASSWORD, Program, REALM, SOON, USER, need, turnpike};
+
+/// What a question may take where the store is as it should be: less than what anybody waits for a store that does not answer.
+const AT_ONCE: Duration = Duration::from_millis(200);
+
+/// How long the store has for an answer (`store.deadline`).
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// PostgreSQL behind a proxy.
+struct World {
+    proxy: Proxy,
+    database: databases::Server,
+}
+
+impl World {
+    /// With these users, all of the password `pw`.
+    fn new(users: &[&str]) -> Result<Self, String> {
+        let (database, proxy) = coturn_store()?;
+        let world = Self { proxy, database };
+        users.iter().for_each(|user| world.has(user, "pw"));
+        Ok(world)
+    }
+
+    /// Where the server finds it.
+    fn url(&self) -> String {
+        self.database.url(self.proxy.address, "")
+    }
+
+    /// A user has this password from now on.
+    fn has(&self, user: &str, password: &str) {
+        let url = self.database.url(self.database.address, "");
+        let arguments = ["user", "add", user, "--realm", REALM, "--password", password, "--store", &url];
+        let added = Program::start(&mut turnpike(&arguments)).wait(SOON);
+        assert_eq!(added.code, Some(0), "{}", added.output());
+    }
+
+    fn sql(&self, statement: &str) {
+        let psql = databases::installed("psql").expect("it was there before");
+        let done: Finished = Program::run(Command::new(psql).env("PGPASSWORD", databases::PASSWORD).args([
+            "-X",
+            "-q",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-d",
+            &self.database.coturn_words(),
+            "-c",
+            statement,
+        ]));
+        assert_eq!(done.code, Some(0), "{}", done.output());
+    }
+}
+
+/// Has the store fail in turns, and holds what `known` waits for an allocation then against what it waits for otherwise.
+fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) {
+    let world = need!(World::new(&["known", "stranger"]));
+    let mut server = Server::start(Wanted::flags(&["--workers", "2", "--store", &world.url()]));
+    let crowd = Crowd::of_user(&server, "known:pw");
+    let seen = Row::new(name, what).run(&mut server, crowd, |server, row| {
+        let turns = allocations_under(server, "known:pw", settled, |server, on| {
+            fault(&world, on);
+            if on {
+                nobody_finds_it(server);
+            }
+        });
+        turns.tell(row, "users that are known", "in an outage");
+        // Who is in the configuration never asks a store.
+        super::allocation_p99(server, &format!("{USER}:{PASSWORD}"), "0.5");
+        thread::sleep(Duration::from_millis(200));
+    });
+    // And whoever was not known finds it again.
+    within(SOON, "a stranger is let in", || server.answers("stranger", "pw").is_none());
+    assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
+}
+
+/// Eight strangers at once, each of a name that nobody has, and that was never asked for: what each is answered, and after how long.
+fn eight_strangers(server: &Server) -> Vec<(Option<u16>, Duration)> {
+    thread::scope(|scope| {
+        let asking: Vec<_> = (0..8).map(|_| scope.spawn(|| look_up(server))).collect();
+        asking.into_iter().map(|one| one.join().expect("it is answered")).collect()
+    })
+}
+
+/// Strangers come, and the store has no answer: then the server asks it no more, but for whether it is back.
+fn nobody_finds_it(server: &Server) {
+    let answers = eight_strangers(server);
+    assert!(answers.iter().all(|(answer, _)| *answer == Some(500)), "the store answers: {answers:?}");
+    within(SOON, "the store is away", || server.metrics().sum("turnpike_store_up", "") == 0);
+}
+
+/// Waits until the store is asked again, and three names that nobody has are looked up one after the other: each of them is a query.
+fn settled(server: &Server) {
+    within(SOON, "the store is asked", || server.metrics().sum("turnpike_store_up", "") == 1);
+    within(SOON, "the store answers", || {
+        (0..3).all(|_| {
+            let (answer, took) = look_up(server);
+            answer == Some(401) && took < AT_ONCE
+        })
+    });
+}
+
+/// What is said to somebody with a name that nobody has, and that was never asked for; how long that took.
+fn look_up(server: &Server) -> (Option<u16>, Duration) {
+    static NAMES: AtomicU64 = AtomicU64::new(0);
+    ask(server, &format!("nobody{}", NAMES.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// The same of somebody with this name.
+fn ask(server: &Server, user: &str) -> (Option<u16>, Duration) {
+    let mut visitor = Visitor::of(server);
+    let begun = Instant::now();
+    let answer = visitor.asks(user, "pw");
+    (answer, begun.elapsed())
+}
+
+/// How many queries for a user came to this.
+fn queries(server: &Server, result: &str) -> u64 {
+    server.metrics().sum("turnpike_store_queries_total", &format!("result=\"{result}\""))
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn the_store_is_slow() {
+    /// A piece waits for half of it on its way to the store, and another on its way back.
+    const SLOWER: Duration = Duration::from_secs(1);
+    /// For strangers, and one that reads the rules meanwhile. A connection that had to be made would take several questions.
+    const CONNECTIONS: usize = 16;
+    const STRANGERS: [&str; 5] = ["one", "two", "three", "four", "five"];
+    let world = need!(World::new(&[&["known"], &STRANGERS[..]].concat()));
+    let mut wanted = Wanted::flags(&["--workers", "2", "--store", &world.url()]);
+    wanted.environment.push(("TURNPIKE_STORE_CONNECTIONS", CONNECTIONS.to_string()));
+    let mut server = Server::start(wanted);
+    let crowd = Crowd::of_user(&server, "known:pw");
+    let seen = Row::new("the_store_is_slow", "the store takes 1 s longer for each answer, of 2 s that it has").run(
+        &mut server,
+        crowd,
+        |server, row| {
+            let failed = |server: &Server| queries(server, "timeout") + queries(server, "failed");
+            let before = failed(server);
+            let mut strangers = STRANGERS.iter();
+            let (mut soonest, mut latest) = (Duration::MAX, Duration::ZERO);
+            let turns = allocations_under(server, "known:pw", settled, |server, on| {
+                if on {
+                    // All connections are there, and each knows the question: they take turns.
+                    (0..2 * CONNECTIONS).for_each(|_| assert_eq!(look_up(server).0, Some(401)));
+                }
+                world.proxy.delay(if on { SLOWER / 2 } else { Duration::ZERO });
+                if on {
+                    let mut answers = eight_strangers(server);
+                    assert!(answers.iter().all(|(answer, _)| *answer == Some(401)), "{answers:?}");
+                    let stranger = ask(server, strangers.next().expect("one for each turn"));
+                    assert_eq!(stranger.0, None, "a stranger is let in");
+                    answers.push(stranger);
+                    for (_, took) in answers {
+                        (soonest, latest) = (soonest.min(took), latest.max(took));
+                    }
+                }
+                // The store counts as up all the time.
+                assert_eq!(server.metrics().sum("turnpike_store_up", ""), 1);
+            });
+            assert!(soonest >= SLOWER && latest < DEADLINE, "strangers waited for {soonest:?} to {latest:?}");
+            assert_eq!(failed(server), before, "queries that failed");
+            row.note(format!(
+                "strangers were answered after {:.2} to {:.2} s, those that nobody knows with 401, the others were let in; the store was not \
+                 given up",
+                soonest.as_secs_f64(),
+                latest.as_secs_f64()
+            ));
+            turns.tell(row, "users that are known", "while it is slow");
+        },
+    );
+    assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn the_store_is_silent() {
+    outage("the_store_is_silent", "the store takes questions and does not answer", |world, on| {
+        world.proxy.hold(on);
+    });
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn the_store_is_gone() {
+    outage("the_store_is_gone", "the store refuses and cuts connections", |world, on| world.proxy.refuse(on));
+}
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn the_store_talks_nonsense() {
+    outage(
+        "the_store_talks_nonsense",
+        "every other byte of the store's answers is another one",
+        |world, on| {
+            world.proxy.garble(on);
+        },
+    );
+}
+
+/// Rows of rules that make no sense, how each goes again, and what the server says of it.
+const ODD_RULES: [[&str; 3]; 4] = [
+    [
+        "INSERT INTO turn_realm_option VALUES ('example.org', 'max-bps', '-7')",
+        "DELETE FROM turn_realm_option WHERE opt = 'max-bps'",
+        "max-bps of realm \"example.org\" is \"-7\", no number",
+    ],
+    [
+        "INSERT INTO turn_realm_option VALUES ('example.org', 'user-quota', 'many')",
+        "DELETE FROM turn_realm_option WHERE opt = 'user-quota'",
+        "user-quota of realm \"example.org\" is \"many\", no number",
+    ],
+    [
+        "INSERT INTO denied_peer_ip VALUES ('example.org', '300.1.2.3-nowhere')",
+        "DELETE FROM denied_peer_ip",
+        "in denied_peer_ip, ",
+    ],
+    [
+        "INSERT INTO oauth_key VALUES ('west', 'no base64!', 0, 0, 'A256GCM', 'example.org')",
+        "DELETE FROM oauth_key",
+        "oauth_key \"west\" is no base64",
+    ],
+];
+
+/// A rule that makes sense, by which nobody who is new gets an allocation. Rules are taken all or none.
+const NOBODY_NEW: [&str; 2] = [
+    "INSERT INTO turn_realm_option VALUES ('example.org', 'total-quota', '1')",
+    "DELETE FROM turn_realm_option WHERE opt = 'total-quota'",
+];
+
+#[test]
+#[ignore = "thorough: cargo xtask faults"]
+fn the_store_lies() {
+    let strangers = ["one", "two", "three", "four"];
+    let world = need!(World::new(&[&["known", "changed", "gone"], &strangers[..]].concat()));
+    let mut wanted = Wanted::flags(&["--workers", "2", "--store", &world.url()]);
+    for variable in
+        ["TURNPIKE_STORE_REFRESH", "TURNPIKE_STORE_CACHE_LIFETIME", "TURNPIKE_STORE_CACHE_NEGATIVE"]
+    {
+        wanted.environment.push((variable, "1".to_owned()));
+    }
+    let mut server = Server::start(wanted);
+    let crowd = Crowd::of_user(&server, "known:pw");
+    let what = "the store answers at once, and wrongly: rows that make no sense, another key for a user, and none for another";
+    let seen = Row::new("the_store_lies", what).run(&mut server, crowd, |server, row| {
+        let failed = || queries(server, "failed") + queries(server, "timeout");
+        let before = failed();
+        let is_let_in = |user: &str| {
+            // What was known of somebody who was turned away counts for a second.
+            within(SOON, &format!("{user} is let in"), || server.answers(user, "pw").is_none());
+        };
+        ["changed", "gone"].into_iter().for_each(is_let_in);
+        users_are_others(&world, server);
+        for (odd, stranger) in ODD_RULES.into_iter().zip(strangers) {
+            odd_rule(&world, server, odd, stranger);
+        }
+        // Alone that rule is taken.
+        world.sql(NOBODY_NEW[0]);
+        within(SOON, "nobody new is let in", || server.answers("one", "pw") == Some(508));
+        world.sql(NOBODY_NEW[1]);
+        ["odd", "changed", "gone"].into_iter().for_each(|user| world.has(user, "pw"));
+        ["odd", "changed", "gone", "one", "two", "three", "four"].into_iter().for_each(is_let_in);
+        assert_eq!((failed(), server.metrics().sum("turnpike_store_up", "")), (before, 1));
+        row.note(
+            "each of these rows was read, and said to be wrong: a key that is none opened nothing, and with one rule that made no sense all \
+             stayed as they were before; meanwhile strangers were let in; who had another key, or none, was turned away as soon as he was asked \
+             for again (here after a second)",
+        );
+    });
+    assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
+}
+
+/// A user has a key that is none, one has another's, and one is gone.
+fn users_are_others(world: &World, server: &Server) {
+    world.sql(&format!("INSERT INTO turnusers_lt VALUES ('{REALM}', 'odd', repeat('z', 128))"));
+    let (since, found) = (server.lines().len(), queries(server, "found"));
+    assert_eq!(server.answers("odd", "pw"), Some(401));
+    assert!(queries(server, "found") > found, "nobody has read it");
+    let told = format!(
+        "the key of user \"odd\" in realm \"{REALM}\" is none of 32, 64 or 96 hex digits, and opens nothing"
+    );
+    within(SOON, "the log tells of the key", || says(server, since, &told));
+    world.has("changed", "another");
+    world.sql("DELETE FROM turnusers_lt WHERE name = 'gone'");
+    for user in ["changed", "gone"] {
+        within(SOON, &format!("{user} is turned away"), || server.answers(user, "pw") == Some(401));
+    }
+    assert_eq!(server.answers("changed", "another"), None);
+}
+
+/// One rule makes no sense for a while: it is read and told, and none of the others are taken.
+fn odd_rule(world: &World, server: &Server, [comes, goes, told]: [&str; 3], stranger: &str) {
+    /// Rules are read each second.
+    const LONG_ENOUGH: Duration = Duration::from_millis(2_500);
+    let since = server.lines().len();
+    world.sql(comes);
+    within(SOON, told, || {
+        let lines = &server.lines()[since..];
+        lines
+            .iter()
+            .any(|line| line.contains(told) && line.contains("the rules that were read before stay in force"))
+    });
+    world.sql(NOBODY_NEW[0]);
+    let begun = Instant::now();
+    while begun.elapsed() < LONG_ENOUGH {
+        assert_eq!(server.answers(stranger, "pw"), None, "{stranger}, by the rules of before");
+        thread::sleep(Duration::from_millis(50));
+    }
+    world.sql(NOBODY_NEW[1]);
+    world.sql(goes);
+    within(SOON, "the rules are read again", || says(server, since, "can be read again"));
+}
+
+/// Whether a line since then has these words.
+fn says(server: &Server, since: usize, words: &str) -> bool {
+    server.lines()[since..].iter().any(|line| line.contains(words))
+}

@@ -1,0 +1,57 @@
+//! Somebody who asks for one allocation and gives it back at once: whether he is let in, and by which challenge.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use turnpike_testkit::stun::{self, attribute::LIFETIME, kind::REFRESH};
+
+use super::Server;
+
+pub(super) struct Visitor {
+    client: stun::Client,
+    challenge: stun::Challenge,
+}
+
+impl Visitor {
+    /// One who has been challenged, and has not answered yet.
+    pub(super) fn of(server: &Server) -> Self {
+        let client = stun::Client::from(way_to(server.address), server.address);
+        let (_, _, challenge) = client.challenge();
+        Self { client, challenge }
+    }
+
+    /// The error code of what an Allocate by that challenge is answered with, or none: then the allocation is gone again. A challenge that
+    /// comes with a 438 is for the next time.
+    pub(super) fn asks(&mut self, user: &str, password: &str) -> Option<u16> {
+        let answer = self.client.allocate_once(user, password, &self.challenge);
+        let error = answer.error();
+        match error {
+            Some(438) => self.challenge = answer.challenge(),
+            Some(_) => {}
+            None => {
+                let credentials = (user, password, &self.challenge);
+                self.client.send_raw(&stun::signed_request(REFRESH, &[(LIFETIME, &[0; 4])], credentials));
+                let deleted = self.client.receive().expect("a request is answered");
+                assert_eq!(deleted.error(), None, "it has an allocation");
+            }
+        }
+        error
+    }
+}
+
+impl Server {
+    /// The same of somebody who comes now.
+    pub(super) fn answers(&self, user: &str, password: &str) -> Option<u16> {
+        let mut visitor = Visitor::of(self);
+        match visitor.asks(user, password) {
+            Some(438) => visitor.asks(user, password),
+            answered => answered,
+        }
+    }
+}
+
+/// The address of ours from which that one is reached.
+fn way_to(server: SocketAddr) -> IpAddr {
+    let any = if server.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).expect("a free port");
+    socket.connect(server).expect("there is a route");
+    socket.local_addr().expect("it is connected").ip()
+}
