@@ -1,6 +1,10 @@
 //! What the program says and how it exits when nothing is served: configuration checks, credentials, wrong usage.
 
-use std::process::{Command, Output, Stdio};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
 
 use turnpike_testkit::Dir;
 
@@ -227,4 +231,26 @@ fn yaml_is_told_from_toml() {
         );
         assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
     }
+}
+
+/// Examples of earlier versions without their comments: the defaults, and what was commented out as an example. One line is left out
+/// on purpose: `accept_proxy` without `proxy_protocol_from`, which is refused since it believes anybody.
+#[test]
+fn configurations_of_earlier_versions_load() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/configurations");
+    let files = fs::read_dir(folder).expect("it is in the repository");
+    let mut loaded = 0;
+    for file in files.map(|entry| entry.expect("it can be read").path()) {
+        let name = file.file_name().expect("a file").to_string_lossy().into_owned();
+        let flag = if name.starts_with("forward") { "--forward" } else { "--config" };
+        let output = turnpike(&["check-config", flag, file.to_str().expect("UTF-8")]);
+        // The certificates of the examples are nowhere.
+        let text = stderr(&output);
+        let mistakes: Vec<&str> =
+            text.lines().filter(|line| !line.contains("cannot be read: No such file or directory")).collect();
+        assert!(mistakes.is_empty(), "{name}: {mistakes:#?}");
+        assert!(output.status.code() == Some(0) || name.contains("examples"), "{name}: {text}");
+        loaded += 1;
+    }
+    assert!(loaded >= 13, "{loaded} files");
 }

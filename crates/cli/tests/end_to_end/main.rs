@@ -19,6 +19,7 @@ mod forward_formats;
 mod forward_late_listeners;
 mod forward_reload;
 mod forward_sessions;
+mod golden;
 mod graceful_stop;
 mod interop;
 mod invalid_flood;

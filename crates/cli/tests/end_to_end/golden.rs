@@ -1,0 +1,154 @@
+//! Contracts that scripts and dashboards rely on, each in a file of `tests/golden`: help texts, names of metrics with their labels,
+//! keys of JSON results. The API has docs/openapi.json. `TURNPIKE_TEST_GOLDEN=write cargo test --workspace --test end_to_end golden::`
+//! writes the files after a change on purpose; the change then shows in the diff.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env,
+    fmt::Write as _,
+    fs,
+    path::Path,
+};
+
+use serde_json::Value;
+use turnpike_trials::{
+    Certificate, Forward, Load, Metrics, PASSWORD, Program, Reflect, SOON, Serve, USER, V4, eventually,
+    say_udp, turnpike, udp_echo,
+};
+
+/// Compares with a file of `tests/golden`, or writes it.
+#[track_caller]
+fn is_as_in(file: &str, found: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);
+    if env::var_os("TURNPIKE_TEST_GOLDEN").is_some_and(|what| what == "write") {
+        fs::write(path, found).expect("the repository can be written");
+        return;
+    }
+    let expected = fs::read_to_string(&path).unwrap_or_default();
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
+    let (wanted, have) = (lines(&expected), lines(found));
+    assert!(
+        found == expected,
+        "{file} differs; only in the file: {:#?}; only now: {:#?}",
+        wanted.difference(&have).collect::<Vec<_>>(),
+        have.difference(&wanted).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn help_texts_are_as_before() {
+    let mut text = String::new();
+    collect_help(&[], &mut text);
+    is_as_in("help.txt", &text);
+}
+
+/// The help of a command, and of all commands below it.
+fn collect_help(path: &[&str], text: &mut String) {
+    let run = Program::run(&mut turnpike(&[path, &["--help"]].concat()));
+    assert_eq!(run.code, Some(0), "{path:?}: {}", run.output());
+    let _ = writeln!(text, "$ turnpike {}\n{}\n", [path, &["--help"]].concat().join(" "), run.stdout);
+    let listed = run.stdout.lines().skip_while(|line| *line != "Commands:").skip(1);
+    // A longer description goes on in lines that are indented further.
+    let names = listed
+        .take_while(|line| line.is_empty() || line.starts_with(' '))
+        .filter_map(|line| line.strip_prefix("  "))
+        .filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()))
+        .filter_map(|line| line.split(' ').next())
+        .filter(|name| *name != "help");
+    for name in names {
+        collect_help(&[path, &[name]].concat(), text);
+    }
+}
+
+#[test]
+fn metrics_have_the_names_types_and_labels_that_they_had() {
+    let certificate = Certificate::new(&["turn.example.org"]);
+    // Metrics of the kernel path are there with that path alone.
+    let serve = Serve::start_secured(&certificate, &["--datapath", "mmsg"]);
+    let reflect = Reflect::start(V4, &[]);
+    let load = Load::new(serve.address(V4)).to(reflect.address);
+    assert_eq!(load.with(&["--rate", "100", "--duration", "0.5"]).run().code, Some(0));
+    is_as_in("metrics-serve.txt", &families(&serve.metrics()));
+
+    let mut forward =
+        Forward::start(&[&format!("udp://127.0.0.1:0={}?name=echo", udp_echo()), "--datapath", "mmsg"]);
+    let listener = forward.address("rule echo");
+    assert_eq!(say_udp(listener, "hello"), "hello");
+    is_as_in("metrics-forward.txt", &families(&forward.metrics()));
+}
+
+/// A line for each family: its name, its type and its labels.
+fn families(metrics: &Metrics) -> String {
+    let mut families = BTreeMap::<&str, (&str, BTreeSet<&str>)>::new();
+    let mut family = "";
+    for line in metrics.text().lines() {
+        if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            family = name;
+            families.insert(name, (kind, BTreeSet::new()));
+        } else if let Some((_, rest)) = line.split_once('{')
+            && let Some((labels, _)) = rest.rsplit_once('}')
+        {
+            // No value of a label has both a quotation mark and a comma in it.
+            let names = labels.split("\",").filter_map(|label| Some(label.split_once('=')?.0));
+            families.entry(family).or_default().1.extend(names);
+        }
+    }
+    families.into_iter().fold(String::new(), |mut text, (name, (kind, labels))| {
+        let labels = labels.into_iter().collect::<Vec<_>>().join(" ");
+        let _ = writeln!(text, "{}", format!("{name} {kind} {labels}").trim_end());
+        text
+    })
+}
+
+#[test]
+fn json_results_have_the_keys_that_they_had() {
+    let serve = Serve::start(&[]);
+    let reflect = Reflect::start(V4, &[]);
+    let more = ["--rate", "100", "--duration", "0.5"];
+    let turn = Load::new(serve.address(V4)).to(reflect.address).with(&more).run();
+    is_as_in("load-turn.txt", &keys(&turn.result()));
+
+    let to = reflect.address.to_string();
+    let udp = Program::run(&mut turnpike(&[&["load", "udp", &to, "--json", "-"][..], &more].concat()));
+    is_as_in("load-udp.txt", &keys(&udp.result()));
+
+    let server = format!("turn:{}", serve.address(V4));
+    let user = format!("{USER}:{PASSWORD}");
+    let probe = Program::start(&mut turnpike(&["probe", &server, "--user", &user, "--json"])).wait(SOON * 2);
+    is_as_in("probe.txt", &keys(&probe.result()));
+    eventually("all have ended", || serve.allocations() == 0);
+}
+
+/// Contents of these depend on the run or the machine.
+const VARIABLE: [&str; 3] = [".errors", ".notes", ".port_443"];
+
+/// A line for each key, with the types of its values.
+fn keys(result: &Value) -> String {
+    let mut keys = BTreeMap::new();
+    collect_keys("", result, &mut keys);
+    keys.into_iter().fold(String::new(), |mut text, (key, types)| {
+        let _ = writeln!(text, "{key} {}", types.into_iter().collect::<Vec<_>>().join("|"));
+        text
+    })
+}
+
+fn collect_keys(path: &str, value: &Value, keys: &mut BTreeMap<String, BTreeSet<&'static str>>) {
+    let kind = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    keys.entry(path.to_owned()).or_default().insert(kind);
+    match value {
+        Value::Array(values) if !VARIABLE.contains(&path) => {
+            values.iter().for_each(|value| collect_keys(&format!("{path}[]"), value, keys));
+        }
+        Value::Object(values) if !VARIABLE.contains(&path) => {
+            values.iter().for_each(|(key, value)| collect_keys(&format!("{path}.{key}"), value, keys));
+        }
+        _ => {}
+    }
+}
