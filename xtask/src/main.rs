@@ -1,6 +1,7 @@
 //! Chores of the repository that are too long for a shell line: `cargo xtask instructions`, `cargo xtask fuzz`,
 //! `cargo xtask attack`, `cargo xtask differential`, `cargo xtask faults`, `cargo xtask soak`, `cargo xtask kernels`, `cargo xtask miri`,
-//! `cargo xtask numbers`, `cargo xtask requirements`, `cargo xtask reproducible`.
+//! `cargo xtask mutants`, `cargo xtask numbers`, `cargo xtask requirements`, `cargo xtask reproducible`,
+//! `cargo xtask upgrade-from`.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
@@ -13,10 +14,12 @@ mod fuzz;
 mod instructions;
 mod kernels;
 mod miri;
+mod mutants;
 mod numbers;
 mod reproducible;
 mod requirements;
 mod soak;
+mod upgrade_from;
 
 use std::{
     env,
@@ -59,12 +62,16 @@ enum Chore {
     Kernels(kernels::Options),
     /// Run the parts with `unsafe` that call no kernel under Miri (needs a nightly with it)
     Miri,
+    /// Break one function after the other of wire, turn and fleet, and print what no test notices (hours)
+    Mutants(mutants::Options),
     /// Measure the size and shape of the code: lines, types, public items, circular imports, unsafe blocks
     Numbers(numbers::Options),
     /// Check that each requirement of the RFCs has a test that passes, or a documented reason
     Requirements(requirements::Options),
     /// Build the binary of a release twice, in different directories, and compare
     Reproducible(reproducible::Options),
+    /// Upgrade under load from the build of an earlier commit to this one, and back
+    UpgradeFrom(upgrade_from::Options),
 }
 
 fn main() -> ExitCode {
@@ -77,9 +84,11 @@ fn main() -> ExitCode {
         Chore::Differential(options) => differential::run(&options),
         Chore::Kernels(options) => kernels::run(&options),
         Chore::Miri => miri::run(),
+        Chore::Mutants(options) => mutants::run(&options),
         Chore::Numbers(options) => numbers::run(&options),
         Chore::Reproducible(options) => reproducible::run(&options),
         Chore::Requirements(options) => requirements::run(&options),
+        Chore::UpgradeFrom(options) => upgrade_from::run(&options),
     };
     match done {
         Ok(code) => code,

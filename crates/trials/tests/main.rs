@@ -1,4 +1,4 @@
-//! Faults, attacks and hours of load against the real binary. `cargo xtask faults`, `attack`, and `soak` run them
+//! Faults, attacks and hours of load against the real binary. `cargo xtask faults`, `attack`, `soak` and `upgrade-from` run them
 //! in full and write the tables of docs/reliability.md and docs/fleet.md; `./test` runs those that are not ignored.
 #![forbid(unsafe_code)]
 // Cargo builds this with `--test` only; saying so lets clippy treat the helpers as test code.
@@ -7,3 +7,4 @@
 mod attack;
 mod faults;
 mod soak;
+mod upgrade_from;

@@ -1,0 +1,111 @@
+//! In-place upgrades from another build to this one and back, under load. `cargo xtask upgrade-from COMMIT` makes the other build,
+//! which starts first, and names this one in TURNPIKE_TEST_NEXT_BUILD.
+
+use std::{
+    env,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use turnpike_testkit::need;
+use turnpike_trials::{
+    Forward, Load, Program, Reflect, SOON, Serve, Upgraded, V4, ends, eventually,
+    links::{PEER, SERVER, on_links},
+    say_udp, udp_echo,
+};
+
+/// Clients on calls, each with this many datagrams a second.
+const CLIENTS: &str = "20";
+const RATE: &str = "1000";
+
+/// Paths of the build that starts, and of the one that takes its place.
+fn builds() -> Result<[PathBuf; 2], &'static str> {
+    let path = |name| env::var_os(name).map(PathBuf::from);
+    match (path("TURNPIKE_TEST_PROGRAM"), path("TURNPIKE_TEST_NEXT_BUILD")) {
+        (Some(first), Some(next)) => Ok([first, next]),
+        _ => Err("cargo xtask upgrade-from COMMIT makes another build"),
+    }
+}
+
+/// Upgrades to the next build, back to the first and once more; `goes_on` checks that traffic flows after each. What serves then ends
+/// with the result.
+#[must_use]
+fn there_and_back(program: &Program, [first, next]: &[PathBuf; 2], mut goes_on: impl FnMut()) -> Upgraded {
+    let mut upgraded = Upgraded::new(program);
+    goes_on();
+    for build in [next, first, next] {
+        upgrade_to(&mut upgraded, build);
+        goes_on();
+    }
+    upgraded
+}
+
+fn upgrade_to(upgraded: &mut Upgraded, build: &Path) {
+    let before = upgraded.pid();
+    let asked = upgraded.ask(&["--binary", build.to_str().expect("paths of builds are UTF-8")]);
+    assert_eq!(asked.code, Some(0), "to {}: {}", build.display(), asked.output());
+    upgraded.took_over(&asked.stdout);
+    ends(before);
+}
+
+/// Ends the clients: all that they sent came back, in order.
+fn heard_all(load: Program) {
+    load.signal("INT");
+    let run = load.wait(SOON);
+    let result = run.result();
+    for key in ["lost", "reordered", "duplicated"] {
+        assert_eq!(result[key], 0, "{key} in {result}\n{}", run.output());
+    }
+    println!("{} datagrams came back", result["received"]);
+}
+
+#[test]
+#[ignore = "needs another build: cargo xtask upgrade-from COMMIT"]
+fn clients_of_a_server_lose_nothing() {
+    let builds = need!(builds());
+    let serve = Serve::start(&["--workers", "2"]);
+    let reflect = Reflect::start(V4, &[]);
+    let load = Load::new(serve.address(V4))
+        .to(reflect.address)
+        .with(&["--clients", CLIENTS, "--rate", RATE, "--warmup", "0.1", "--duration", "600"])
+        .start();
+    let relayed = || serve.metrics().sum("turnpike_relayed_datagrams_total", "direction=\"to_client\"");
+    let _serves = there_and_back(&serve.program, &builds, || {
+        let before = relayed();
+        eventually("datagrams are relayed", || relayed() > before + 2000);
+    });
+    heard_all(load);
+    serve.wait_for_allocations(0);
+}
+
+/// Flows cross the kernel again after each upgrade, whether the tables went along or new ones were made.
+#[test]
+#[ignore = "needs another build: cargo xtask upgrade-from COMMIT"]
+fn clients_of_a_server_with_the_kernel_path_lose_nothing() {
+    let builds = need!(builds());
+    on_links("upgrade_from::clients_of_a_server_with_the_kernel_path_lose_nothing", |links| {
+        let server = links.serve(&["--workers", "2"]);
+        let reflect = Reflect::start(PEER[0], &[]);
+        let load = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
+            .with(&["--clients", CLIENTS, "--rate", RATE, "--warmup", "0.1", "--duration", "600"])
+            .to(reflect.address)
+            .start();
+        let _serves = there_and_back(&server.program, &builds, || {
+            let before = server.across();
+            eventually("datagrams cross the kernel", || server.across() > before + 2000);
+        });
+        heard_all(load);
+        eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+    });
+}
+
+#[test]
+#[ignore = "needs another build: cargo xtask upgrade-from COMMIT"]
+fn a_forwarder_goes_on() {
+    let builds = need!(builds());
+    let target = udp_echo();
+    let mut forward = Forward::start(&[&format!("udp://127.0.0.1:0={target}?name=echo")]);
+    let listener = forward.address("rule echo");
+    let _serves =
+        there_and_back(&forward.program, &builds, || assert_eq!(say_udp(listener, "hello"), "hello"));
+}
