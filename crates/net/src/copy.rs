@@ -226,12 +226,12 @@ pub struct Mover {
     idle: Vec<Pipe>,
     pipes: usize,
     spare: Vec<Vec<u8>>,
-    moved: Moved,
+    moved: CopyCounts,
 }
 
 /// What a [`Mover`] has moved, for counters and for an owner that paces its wake-ups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct CopyCounts {
     /// Bytes that splice(2) has moved.
     pub spliced: u64,
     /// Reads by splice(2) of less than 256 KiB.
@@ -247,7 +247,7 @@ impl Default for Mover {
             idle: Vec::new(),
             pipes: 0,
             spare: Vec::new(),
-            moved: Moved::default(),
+            moved: CopyCounts::default(),
         }
     }
 }
@@ -260,7 +260,7 @@ impl Mover {
 
     /// What has been moved since the last call.
     #[inline]
-    pub fn take_moved(&mut self) -> Moved {
+    pub fn take_moved(&mut self) -> CopyCounts {
         mem::take(&mut self.moved)
     }
 

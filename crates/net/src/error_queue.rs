@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     UdpSocket,
-    sys::{self, Control, RawAddress},
+    sys::{self, ControlBuffer, RawAddress},
 };
 
 /// One ICMP error about a datagram that this socket sent.
@@ -33,7 +33,7 @@ pub struct IcmpError {
 pub fn read(socket: &UdpSocket, limit: usize, mut each: impl FnMut(IcmpError)) -> io::Result<usize> {
     for count in 0..limit {
         let mut name = RawAddress::empty();
-        let mut control = Control([0; 256]);
+        let mut control = ControlBuffer([0; 256]);
         // The datagram's own bytes are not wanted; one byte keeps the iovec honest.
         let mut byte = 0_u8;
         let mut iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };

@@ -33,7 +33,7 @@ pub mod worker;
 mod zoned_ip;
 
 pub use channel::{Channel, Message};
-pub use copy::{CopyMode, Flow, Moved, Mover, Pumped};
+pub use copy::{CopyCounts, CopyMode, Flow, Mover, Pumped};
 pub use datapath::Datapath;
 pub use passed::{PassedError, PassedSocket, PassedSockets};
 pub use queued::{Route, TxStats};

@@ -18,7 +18,7 @@ use libc::{iovec, mmsghdr};
 
 use crate::{
     Datapath, UdpSocket,
-    sys::{self, Control, RawAddress},
+    sys::{self, ControlBuffer, RawAddress},
 };
 
 /// Longest that one receive call can bring: a UDP datagram, or a GRO super-packet.
@@ -138,7 +138,7 @@ pub struct Rx {
     headers: Box<[mmsghdr]>,
     iovecs: Box<[iovec]>,
     names: Box<[RawAddress]>,
-    controls: Box<[Control<CONTROL>]>,
+    controls: Box<[ControlBuffer<CONTROL>]>,
 }
 
 /// Room for packet information (IPv6: 40), TOS, TTL, GRO size and drop counter (24 each).
@@ -167,7 +167,7 @@ impl Rx {
             headers: vec![empty; most].into_boxed_slice(),
             iovecs: vec![iovec { iov_base: std::ptr::null_mut(), iov_len: SLOT }; most].into_boxed_slice(),
             names: vec![RawAddress::empty(); most].into_boxed_slice(),
-            controls: vec![Control([0; CONTROL]); most].into_boxed_slice(),
+            controls: vec![ControlBuffer([0; CONTROL]); most].into_boxed_slice(),
         }
     }
 

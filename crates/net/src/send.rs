@@ -14,7 +14,7 @@ use rustix::net::SendFlags;
 use crate::{
     Rx, UdpOptions, UdpSocket,
     queued::{Payload, Queued, Route, TxStats},
-    sys::{self, Control, ControlWriter, RawAddress},
+    sys::{self, ControlBuffer, ControlWriter, RawAddress},
 };
 
 /// UDP_MAX_SEGMENTS of include/linux/udp.h: 64 since UDP_SEGMENT exists (4.18); Linux 6.9 doubled it, and stable kernels
@@ -52,7 +52,7 @@ fn probe_segments(segments: usize) -> io::Result<()> {
 }
 
 /// The calls that send; tests put refusals here.
-pub(crate) trait Kernel {
+pub(crate) trait SendCalls {
     /// sendmmsg(2), or sendmsg(2) for one message.
     fn send(&mut self, socket: &UdpSocket, messages: &mut [mmsghdr]) -> io::Result<usize>;
 }
@@ -60,7 +60,7 @@ pub(crate) trait Kernel {
 /// The real one.
 pub(crate) struct Linux;
 
-impl Kernel for Linux {
+impl SendCalls for Linux {
     fn send(&mut self, socket: &UdpSocket, messages: &mut [mmsghdr]) -> io::Result<usize> {
         let fd = socket.as_fd().as_raw_fd();
         if let [one] = messages {
@@ -103,7 +103,7 @@ pub(crate) struct Batch {
     messages: Vec<Message>,
     headers: Box<[mmsghdr]>,
     names: Box<[RawAddress]>,
-    controls: Box<[Control<CONTROL>]>,
+    controls: Box<[ControlBuffer<CONTROL>]>,
     /// Most segments of a super-packet; 1 where none are to be formed.
     max_segments: usize,
 }
@@ -119,12 +119,12 @@ impl Batch {
             messages: Vec::with_capacity(MESSAGES),
             headers: vec![empty; MESSAGES].into_boxed_slice(),
             names: vec![RawAddress::empty(); MESSAGES].into_boxed_slice(),
-            controls: vec![Control([0; CONTROL]); MESSAGES].into_boxed_slice(),
+            controls: vec![ControlBuffer([0; CONTROL]); MESSAGES].into_boxed_slice(),
             max_segments,
         }
     }
 
-    pub(crate) fn open<'a, K: Kernel>(
+    pub(crate) fn open<'a, K: SendCalls>(
         &'a mut self,
         kernel: &'a mut K,
         socket: &'a UdpSocket,
@@ -169,7 +169,7 @@ pub(crate) struct Sender<'a, K> {
     dont_fragment: bool,
 }
 
-impl<K: Kernel> Sender<'_, K> {
+impl<K: SendCalls> Sender<'_, K> {
     /// All datagrams until the next call take this route.
     pub(crate) fn route(&mut self, route: &Route) {
         if route.dont_fragment != self.dont_fragment {
@@ -540,8 +540,8 @@ fn drop_counter(stats: &mut TxStats, errno: c_int) -> &mut u64 {
     }
 }
 
-fn append_segment_size(control: &mut Control<CONTROL>, used: usize, segment: usize) -> usize {
-    let mut tail = Control([0; 24]);
+fn append_segment_size(control: &mut ControlBuffer<CONTROL>, used: usize, segment: usize) -> usize {
+    let mut tail = ControlBuffer([0; 24]);
     let mut writer = ControlWriter::new(&mut tail);
     #[expect(clippy::cast_possible_truncation, reason = "a datagram is shorter than 64 KiB")]
     let segment = segment as u16;

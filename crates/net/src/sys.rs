@@ -37,16 +37,18 @@ impl RawAddress {
 
     /// Writes an address and returns the length that the kernel wants for it.
     pub(crate) fn set(&mut self, address: SocketAddr) -> u32 {
-        let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        self.0[..2].copy_from_slice(&(family as libc::sa_family_t).to_ne_bytes());
-        self.0[2..4].copy_from_slice(&address.port().to_be_bytes());
+        let [p0, p1] = address.port().to_be_bytes();
         match address {
             SocketAddr::V4(a) => {
-                self.0[4..8].copy_from_slice(&a.ip().octets());
-                self.0[8..16].fill(0);
+                let [f0, f1] = (libc::AF_INET as libc::sa_family_t).to_ne_bytes();
+                let [a, b, c, d] = a.ip().octets();
+                // In one piece: written in several, it costs three times as much.
+                self.0[..16].copy_from_slice(&[f0, f1, p0, p1, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0]);
                 16
             }
             SocketAddr::V6(a) => {
+                let [f0, f1] = (libc::AF_INET6 as libc::sa_family_t).to_ne_bytes();
+                self.0[..4].copy_from_slice(&[f0, f1, p0, p1]);
                 self.0[4..8].copy_from_slice(&a.flowinfo().to_ne_bytes());
                 self.0[8..24].copy_from_slice(&a.ip().octets());
                 self.0[24..].copy_from_slice(&a.scope_id().to_ne_bytes());
@@ -168,7 +170,7 @@ pub(crate) fn get_option_bytes<'a>(
 /// Bytes for control messages, aligned as `cmsghdr` wants it.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-pub(crate) struct Control<const N: usize>(pub(crate) [u8; N]);
+pub(crate) struct ControlBuffer<const N: usize>(pub(crate) [u8; N]);
 
 /// Alignment of control messages, and bytes of their length (cmsg(3), include/linux/socket.h of the kernel):
 ///
@@ -178,14 +180,14 @@ pub(crate) struct Control<const N: usize>(pub(crate) [u8; N]);
 const WORD: usize = mem::size_of::<usize>();
 const HEAD: usize = WORD + 8;
 
-/// Writes control messages into a [`Control`], front to back.
+/// Writes control messages into a [`ControlBuffer`], front to back.
 pub(crate) struct ControlWriter<'a> {
     buffer: &'a mut [u8],
     used: usize,
 }
 
 impl<'a> ControlWriter<'a> {
-    pub(crate) fn new<const N: usize>(control: &'a mut Control<N>) -> Self {
+    pub(crate) fn new<const N: usize>(control: &'a mut ControlBuffer<N>) -> Self {
         Self { buffer: &mut control.0, used: 0 }
     }
 
@@ -261,7 +263,7 @@ mod tests {
 
     #[test]
     fn control_messages_are_read_as_they_are_written() {
-        let mut control = Control([0; 64]);
+        let mut control = ControlBuffer([0; 64]);
         let mut writer = ControlWriter::new(&mut control);
         writer.push(SOL_UDP, UDP_SEGMENT, 1200_u16.to_ne_bytes());
         writer.push(libc::IPPROTO_IP, libc::IP_TOS, [2]);
@@ -279,7 +281,7 @@ mod tests {
     #[test]
     fn control_messages_of_impossible_lengths_end_the_walk() {
         for len in [0_usize, 1, 15, 17, 64, usize::MAX] {
-            let mut control = Control([0; 16]);
+            let mut control = ControlBuffer([0; 16]);
             control.0[..8].copy_from_slice(&len.to_ne_bytes());
             assert_eq!(read(&control.0), [], "{len}");
         }

@@ -16,7 +16,7 @@ use std::hash::BuildHasher;
 use crate::{
     Datapath, Rx, SocketId, Sockets, Span,
     queued::{NONE, Payload, Queued, Route, TxStats},
-    send::{self, Batch, Bytes, Kernel, Linux},
+    send::{self, Batch, Bytes, Linux, SendCalls},
 };
 
 /// Routes of one socket that are searched one by one before a table is used.
@@ -148,7 +148,7 @@ impl Tx {
         &self.stats
     }
 
-    pub(crate) fn flush_through(&mut self, kernel: &mut impl Kernel, sockets: &mut Sockets, rx: &Rx) {
+    pub(crate) fn flush_through(&mut self, kernel: &mut impl SendCalls, sockets: &mut Sockets, rx: &Rx) {
         for index in 0..self.touched.len() {
             let id = self.touched[index];
             let chain = std::mem::replace(&mut self.chains[id.index()], EMPTY);

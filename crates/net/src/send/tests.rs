@@ -10,7 +10,7 @@ use std::{
 
 use libc::{c_int, mmsghdr};
 
-use super::{FEWEST_SEGMENTS, Kernel, MAX_IOVECS, MOST_SEGMENTS, max_segments, probe_segments};
+use super::{FEWEST_SEGMENTS, MAX_IOVECS, MOST_SEGMENTS, SendCalls, max_segments, probe_segments};
 use crate::{
     Datapath, Route, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
     sys::{self, RawAddress},
@@ -81,7 +81,7 @@ fn ruled<R: FnMut(&Seen) -> Option<c_int>>(rule: R) -> Ruled<R> {
     }
 }
 
-impl<R: FnMut(&Seen) -> Option<c_int>> Kernel for Ruled<R> {
+impl<R: FnMut(&Seen) -> Option<c_int>> SendCalls for Ruled<R> {
     fn send(&mut self, socket: &UdpSocket, messages: &mut [mmsghdr]) -> std::io::Result<usize> {
         self.calls += 1;
         for (at, message) in messages.iter().enumerate() {
@@ -175,7 +175,7 @@ impl Bench {
         self.pushed.push((route.to.unwrap(), whole));
     }
 
-    fn flush(&mut self, kernel: &mut impl Kernel) {
+    fn flush(&mut self, kernel: &mut impl SendCalls) {
         self.tx.flush_through(kernel, &mut self.sockets, &self.rx);
     }
 
