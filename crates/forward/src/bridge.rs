@@ -15,7 +15,10 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::TcpSocket;
+use turnpike_net::{
+    TcpSocket,
+    poll::{Interest, Poller},
+};
 
 /// Longest payload of a UDP datagram over IPv4: 65535 - 20 - 8.
 pub(crate) const MAX_DATAGRAM: usize = 65_507;
@@ -139,6 +142,15 @@ impl Stream {
     /// What the poller should watch for.
     pub(crate) fn wanted(&self) -> (bool, bool) {
         (!self.read_closed, self.connecting || !self.queue.is_empty())
+    }
+
+    /// Tells the poller what the stream now waits for, when that changed.
+    pub(crate) fn watch(&mut self, token: u64, poller: &Poller) {
+        let wanted = self.wanted();
+        let interest = Interest::Level { read: wanted.0, write: wanted.1 };
+        if wanted != self.interest && poller.set(&self.socket, token, interest).is_ok() {
+            self.interest = wanted;
+        }
     }
 
     /// Whether connect(2) has ended well; an event may be about a socket that was here before.

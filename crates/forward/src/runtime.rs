@@ -511,7 +511,7 @@ impl Forwarder {
         self.tell_all(|done| {
             let (common, leave) = (Arc::clone(&common), leave.clone());
             let (come, parts) = (of_workers.next().unwrap_or_default(), parts.next().unwrap_or_default());
-            Command::Change(Box::new(Change { common, parts, leave, come, done: done.clone() }))
+            Command::Change(Box::new(Change { common, parts, leave, come, done }))
         });
         Ok(())
     }
@@ -557,20 +557,14 @@ impl Forwarder {
         drop(rules);
         // In two steps: while some workers still listen and others do not, the kernel spreads datagrams in another way than before,
         // and those of living sessions would arrive at workers that do not know them.
-        self.tell_all(|done| Command::Drain(done.clone()));
-        self.tell_all(|done| Command::Unlisten(done.clone()));
+        self.tell_all(Command::Drain);
+        self.tell_all(Command::Unlisten);
     }
 
-    /// Waits until all workers have carried out a command, each of which says so on the channel that it gets.
-    fn tell_all(&self, mut command: impl FnMut(&mpsc::Sender<()>) -> Command) {
-        let (done, finished) = mpsc::channel();
-        self.workers.senders().for_each(|worker| worker.tell(command(&done)));
-        drop(done);
-        for _ in 0..self.workers.count() {
-            if finished.recv_timeout(CHANGE).is_err() {
-                tracing::error!("a worker does not carry out its command; it is stuck or gone");
-                break;
-            }
+    /// Waits until all workers have carried out a command, each of which answers on the channel that it gets.
+    fn tell_all(&self, command: impl FnMut(mpsc::Sender<()>) -> Command) {
+        if let Err(error) = self.workers.ask(CHANGE, "carry out its command", command) {
+            tracing::error!("{error}: it is stuck or gone");
         }
     }
 

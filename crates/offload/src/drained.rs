@@ -20,7 +20,7 @@ const GIVE_WAY_NS: u64 = 250_000_000;
 const REST_NS: u64 = 2_500_000_000;
 
 /// Where the program reads of sockets, by their number there.
-pub trait Board {
+pub(crate) trait Board {
     /// [`Flows::drained`].
     fn drained(&self, slot: u32, at_ns: u64);
     /// [`Flows::behind`].
@@ -38,7 +38,7 @@ impl Board for Flows {
 }
 
 /// The sockets of one worker, by numbers that are small and the worker's own. All times are [`crate::now_ns`].
-pub struct DrainedSockets {
+pub(crate) struct DrainedSockets {
     /// [`Flows::gap_ns`].
     gap_ns: u64,
     /// By the number of the socket, while flows need it.
@@ -80,8 +80,7 @@ struct Place {
 
 impl DrainedSockets {
     /// `gap_ns` is [`Flows::gap_ns`].
-    #[must_use]
-    pub fn new(gap_ns: u64) -> Self {
+    pub(crate) fn new(gap_ns: u64) -> Self {
         Self {
             gap_ns,
             places: Vec::new(),
@@ -98,7 +97,7 @@ impl DrainedSockets {
     }
 
     /// The number of a socket on the board; `number` makes one.
-    pub fn slot(&mut self, socket: u32, number: impl FnOnce() -> Option<u32>) -> Option<u32> {
+    pub(crate) fn slot(&mut self, socket: u32, number: impl FnOnce() -> Option<u32>) -> Option<u32> {
         let at = socket as usize;
         if self.places.len() <= at {
             self.places.resize(at + 1, None);
@@ -121,13 +120,12 @@ impl DrainedSockets {
     }
 
     /// Whether flows need this socket.
-    #[must_use]
-    pub fn is_needed(&self, socket: u32) -> bool {
+    pub(crate) fn is_needed(&self, socket: u32) -> bool {
         matches!(self.places.get(socket as usize), Some(Some(_)))
     }
 
     /// The socket is about to be closed; gives back its number.
-    pub fn forget(&mut self, socket: u32) -> Option<u32> {
+    pub(crate) fn forget(&mut self, socket: u32) -> Option<u32> {
         let place = self.places.get_mut(socket as usize).and_then(Option::take)?;
         if place.is_watched {
             self.watched.retain(|watched| *watched != socket);
@@ -137,7 +135,7 @@ impl DrainedSockets {
     }
 
     /// Something may be on its way through this socket.
-    pub fn touch(&mut self, socket: u32) {
+    pub(crate) fn touch(&mut self, socket: u32) {
         let Some(Some(place)) = self.places.get_mut(socket as usize) else { return };
         (place.ready, place.touched_ns, place.is_bulk) = (self.wait, None, false);
         self.fresh += 1;
@@ -149,7 +147,7 @@ impl DrainedSockets {
     }
 
     /// Something was received in bulk through this socket, which was touched in this tick.
-    pub fn bulk(&mut self, socket: u32) {
+    pub(crate) fn bulk(&mut self, socket: u32) {
         if let Some(Some(place)) = self.places.get_mut(socket as usize)
             && place.is_watched
             && !std::mem::replace(&mut place.is_bulk, true)
@@ -159,14 +157,14 @@ impl DrainedSockets {
     }
 
     /// A receive call has emptied this socket; what it brought is still to be sent.
-    pub fn received(&mut self, socket: u32) {
+    pub(crate) fn received(&mut self, socket: u32) {
         if matches!(self.places.get(socket as usize), Some(Some(place)) if place.is_watched) {
             self.received.push(socket);
         }
     }
 
     /// All that was received has been sent.
-    pub fn flushed(&mut self, board: &impl Board) {
+    pub(crate) fn flushed(&mut self, board: &impl Board) {
         for socket in self.received.drain(..) {
             if let Some(Some(place)) = self.places.get_mut(socket as usize) {
                 place.tell(self.after_ns, self.after_ns, self.lost, board);
@@ -175,7 +173,7 @@ impl DrainedSockets {
     }
 
     /// Before a wait: how long it may last.
-    pub fn before_wait(&mut self, now_ns: u64) -> Option<Duration> {
+    pub(crate) fn before_wait(&mut self, now_ns: u64) -> Option<Duration> {
         self.before_ns = now_ns;
         let (fresh, bulky) = (std::mem::take(&mut self.fresh), std::mem::take(&mut self.bulky));
         if fresh > 0 {
@@ -188,7 +186,7 @@ impl DrainedSockets {
 
     /// After a wait: what was told. `are_all` says that nothing else is ready, `lost` how many datagrams sockets have lost so far, and
     /// `backlog` how much waits in one of them, in bytes of the kernel's memory.
-    pub fn after_wait(
+    pub(crate) fn after_wait(
         &mut self,
         now_ns: u64,
         ready: impl Iterator<Item = u32>,

@@ -10,10 +10,10 @@ use aya::{
 
 use crate::{
     error::OffloadError,
-    kernel::{map_error, take},
     layout::mapped,
     links::{self, Link},
     netlink::{Interface, Netlink},
+    object::{map_error, take},
     verification::{classifier, load_classifier},
 };
 

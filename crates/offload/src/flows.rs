@@ -8,27 +8,18 @@ use std::{
 };
 
 use aya::maps::{HashMap, Map, MapData};
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use turnpike_wire::channel_data::ChannelNumber;
 
 use crate::{
+    clock::now_ns,
     error::OffloadError,
-    kernel::{Shared, map_error},
     layout::{
         BEHIND, BYTES, CALM, DATAGRAMS, Flow, FlowKey, Kind, STATE_WORDS, UP, XDP_GAP_NS, address, mapped,
     },
+    object::map_error,
+    shared::Shared,
 };
-
-/// The kernel's monotonic clock in nanoseconds, as the program reads it (bpf_ktime_get_ns).
-#[must_use]
-pub fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
-}
-
-/// How long places in the tables rest before they are another's: a CPU of a virtual machine may stand still in the midst of a program.
-pub(crate) const REST_NS: u64 = 100_000_000;
 
 /// One worker's.
 pub struct Flows {

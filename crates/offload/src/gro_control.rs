@@ -22,7 +22,7 @@ const STOPS: usize = 16;
 
 /// The sockets of one worker, by numbers that are small and the worker's own.
 #[derive(Default)]
-pub struct GroControl {
+pub(crate) struct GroControl {
     places: Vec<Place>,
     /// Those of which super-packets were seen that are not judged yet, and some that were closed meanwhile.
     seen: Vec<u32>,
@@ -63,7 +63,7 @@ enum State {
 
 impl GroControl {
     /// A buffer of so many datagrams was received from this socket; `goes_across` says whether they would have been relayed by the kernel alone.
-    pub fn saw(&mut self, socket: u32, datagrams: usize, goes_across: bool) {
+    pub(crate) fn saw(&mut self, socket: u32, datagrams: usize, goes_across: bool) {
         let at = socket as usize;
         if self.places.len() <= at {
             self.places.resize(at + 1, Place::default());
@@ -88,7 +88,7 @@ impl GroControl {
     }
 
     /// All that a wake-up brought has been handled. `stop` has a socket gather nothing, if it is empty; whether that is settled.
-    pub fn end_tick(&mut self, mut stop: impl FnMut(u32) -> bool) {
+    pub(crate) fn end_tick(&mut self, mut stop: impl FnMut(u32) -> bool) {
         let of_tick = std::mem::take(&mut self.of_tick);
         self.super_packets += of_tick;
         self.ticks += u64::from(of_tick > 0);
@@ -101,7 +101,7 @@ impl GroControl {
     }
 
     /// So many datagrams of one session that come to this socket went across in the last second: it may be worth gathering them after all.
-    pub fn went_across(&mut self, socket: u32, datagrams: u64) {
+    pub(crate) fn went_across(&mut self, socket: u32, datagrams: u64) {
         if datagrams <= HEAVY {
             return;
         }
@@ -113,7 +113,7 @@ impl GroControl {
     }
 
     /// Somebody else had this socket before, and may have had it do without. Told once, or with each flow of it.
-    pub fn adopted(&mut self, socket: u32) {
+    pub(crate) fn adopted(&mut self, socket: u32) {
         let at = socket as usize;
         if self.places.len() <= at {
             self.places.resize(at + 1, Place::default());
@@ -126,7 +126,7 @@ impl GroControl {
     }
 
     /// The socket is closed.
-    pub fn forget(&mut self, socket: u32) {
+    pub(crate) fn forget(&mut self, socket: u32) {
         let Some(place) = self.places.get_mut(socket as usize) else { return };
         if let State::DoesWithout { .. } = place.state {
             self.stopping.retain(|stopping| *stopping != socket);
@@ -135,7 +135,7 @@ impl GroControl {
     }
 
     /// From now on nothing goes across: all that do without are told to `start`.
-    pub fn end(&mut self, mut start: impl FnMut(u32)) {
+    pub(crate) fn end(&mut self, mut start: impl FnMut(u32)) {
         for socket in std::mem::take(&mut self.waiting) {
             if let Some(Place { state: State::DoesWithout { .. }, .. }) = self.places.get(socket as usize) {
                 start(socket);
@@ -146,7 +146,7 @@ impl GroControl {
 
     /// Looks at what came since the last time. `start` has a socket gather again; those that are to do without are told of by
     /// [`GroControl::end_tick`].
-    pub fn judge(&mut self, now_ms: u64, mut start: impl FnMut(u32)) {
+    pub(crate) fn judge(&mut self, now_ms: u64, mut start: impl FnMut(u32)) {
         self.now_ms = now_ms;
         let ticks = std::mem::take(&mut self.ticks).max(1);
         let super_packets = std::mem::take(&mut self.super_packets).max(ticks);

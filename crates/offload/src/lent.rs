@@ -6,9 +6,9 @@ use std::{io, os::fd::OwnedFd};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    kernel::{Attachment, Settings},
     layout::LAYOUT,
     links::Filter,
+    settings::{Attachment, Settings},
 };
 
 /// Maps that are passed on, in the order of their descriptors. Each process has its own counters of reasons.

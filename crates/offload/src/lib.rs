@@ -9,17 +9,17 @@
 //! ```
 //!
 //! - [`Kernel`] loads the programs (`bpf/`), attaches them, and follows interfaces, routes and neighbours.
-//! - [`Flows`] is a worker's way to its flows; [`DrainedSockets`] tells the programs what has been sent.
-//! - [`GroControl`] says for which sockets UDP_GRO is worth it beside the programs.
+//! - [`Flows`] is a worker's way to its flows; [`WorkerSockets`] tells the programs what has been sent, and switches UDP_GRO by socket.
 //! - [`Echo`] is a reflector's: what comes goes back.
 //! - [`Sockmap`] is for TCP: the kernel passes chatter from socket to socket.
 //! - [`mirror`] decides in Rust what the programs decide, for tests and for readers.
 
-pub mod drained;
+mod clock;
+mod drained;
 pub mod echo;
 pub mod error;
 pub mod flows;
-pub mod gro_control;
+mod gro_control;
 pub mod kernel;
 pub mod layout;
 mod lent;
@@ -27,23 +27,29 @@ mod links;
 mod mapped_array;
 pub mod mirror;
 mod netlink;
+mod object;
 mod ports;
 mod routes;
+mod settings;
+mod shared;
 mod slots;
 pub mod sockmap;
 mod verification;
+mod watcher;
+mod worker_sockets;
 mod xdp;
 
-pub use drained::DrainedSockets;
+pub use clock::{WorkerClock, now_ns};
 pub use echo::{Echo, Echoed};
 pub use error::OffloadError;
-pub use flows::{Counted, Flows, Full, Installed, NewFlow, State, now_ns};
-pub use gro_control::GroControl;
-pub use kernel::{Attachment, Hook, Kernel, Settings, Snapshot};
+pub use flows::{Counted, Flows, Full, Installed, NewFlow, State};
+pub use kernel::{Kernel, Snapshot};
 pub use layout::{Count, Kind};
 pub use lent::Lent;
 pub use netlink::interface_of_route;
+pub use settings::{Attachment, Hook, Settings};
 pub use sockmap::{Joined, Sockmap};
+pub use worker_sockets::WorkerSockets;
 
 #[cfg(not(target_endian = "little"))]
 compile_error!(

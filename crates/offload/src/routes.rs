@@ -13,11 +13,11 @@ use std::{
 };
 
 use crate::{
-    flows::{REST_NS, now_ns},
+    clock::now_ns,
     layout::{BY_REDIRECTION, GATEWAY_WORDS, HOP_WORDS, ONLY_FROM_THERE, mapped, route_by},
     mapped_array::MappedArray,
     netlink::{LinkAddress, Netlink, NextHop},
-    slots::Slots,
+    slots::{REST_NS, Slots},
 };
 
 /// The words that the programs read, and what they stand for.

@@ -3,6 +3,9 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+/// How long places in the tables rest before they are another's: a CPU of a virtual machine may stand still in the midst of a program.
+pub(crate) const REST_NS: u64 = 100_000_000;
+
 /// The free ones.
 #[derive(Debug)]
 pub(crate) struct Slots {

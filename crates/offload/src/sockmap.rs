@@ -25,8 +25,8 @@ use rustix::net::sockopt::socket_cookie;
 
 use crate::{
     error::{OffloadError, chain},
-    kernel::{array, map_error, take},
     mapped_array::MappedArray,
+    object::{array, map_error, take},
     slots::Slots,
     verification::load_program,
 };

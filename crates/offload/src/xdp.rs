@@ -9,9 +9,9 @@ use aya::util::KernelVersion;
 
 use crate::{
     error::OffloadError,
-    kernel::Hook,
     links::{self, Kind},
     netlink::{Interface, Netlink},
+    settings::Hook,
 };
 
 /// The first that has what the program asks of it (bpf_xdp_load_bytes).

@@ -26,6 +26,7 @@ use turnpike_net::{
     rlimit,
     worker::{self, Inbox, Published},
 };
+use turnpike_offload::WorkerClock;
 use turnpike_turn::{
     random::Seed,
     server::{
@@ -228,12 +229,9 @@ impl Worker {
         let snapshot = Arc::<Snapshot>::default();
         let offload = common.kernel.as_ref().map(|kernel| kernel.flows()).transpose()?;
         // The state machine's clock began with `started`.
-        let base_ns = || {
-            let since = u64::try_from(started.elapsed().as_nanos()).unwrap_or_default();
-            turnpike_offload::now_ns().saturating_sub(since)
-        };
+        let clock = WorkerClock::at(started.elapsed());
         let (range, is_active) = (config.server.channels, !common.is_heir);
-        let offload = offload.map(|flows| Offload::new(flows, base_ns(), range, is_active));
+        let offload = offload.map(|flows| Offload::new(flows, clock, range, is_active));
         let mut worker = Self {
             number,
             server: Server::for_worker(settings, gate, worker_id(number, config), seed),

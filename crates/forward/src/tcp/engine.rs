@@ -17,15 +17,16 @@ use turnpike_net::{
 use turnpike_offload::Sockmap;
 
 use super::{
-    health::Check,
-    opening::Opening,
-    pacing::Pacing,
-    sockmap::{Across, Talk},
+    attempt::Opening,
+    check::Check,
+    connection::Connection,
+    pacing_queue::Pacing,
+    side::{CLIENT, LISTENER, Side, TARGET, Tick, token},
+    talk::Talk,
 };
 use crate::{
     Address, ConnectionReport, EndReason, Failure, RuleId, RuleSnapshot,
     batching::WakeUp,
-    circles::Link,
     common::Common,
     here::Here,
     listen::Acceptor,
@@ -47,27 +48,6 @@ const SINGLES: u32 = 16;
 /// connections are spared the call.
 const KEEPALIVE_AGE_MS: u64 = 10_000;
 
-/// Kinds of tokens, in the lowest two bits.
-pub(super) const LISTENER: u64 = 0;
-pub(super) const CLIENT: u64 = 1;
-pub(super) const TARGET: u64 = 2;
-pub(super) const HEALTH: u64 = 3;
-
-/// What holds for one wake-up.
-#[derive(Clone, Copy)]
-pub(crate) struct Tick<'a> {
-    /// Milliseconds of a clock that never goes back.
-    pub(crate) now: u64,
-    pub(crate) poller: &'a Poller,
-}
-
-/// One of the two ends of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    Client,
-    Target,
-}
-
 /// A rule as this worker has it.
 pub(super) struct LocalRule {
     pub(super) state: Arc<RuleState>,
@@ -88,53 +68,6 @@ struct Listener {
     /// Calls that brought the one connection asked for, since two were last asked for.
     singles: u32,
     paused: bool,
-}
-
-pub(super) struct Connection {
-    pub(super) rule: usize,
-    /// Set if it leads to another rule of this process. Stands in front of the target's socket, so that it is dropped before that port is free.
-    pub(super) link: Option<Box<Link>>,
-    pub(super) client: TcpSocket,
-    pub(super) target: Option<TcpSocket>,
-    /// From client to target.
-    pub(super) up: Flow,
-    /// From target to client.
-    pub(super) down: Flow,
-    pub(super) client_address: Address,
-    pub(super) target_address: Option<Address>,
-    /// Its place at one of the rule's targets; see [`LocalRule::sit`].
-    pub(super) seat: Option<Seat>,
-    /// Until it is connected.
-    pub(super) opening: Option<u32>,
-    /// When it was accepted, and when a byte last moved; milliseconds.
-    pub(super) began: u64,
-    pub(super) active: u64,
-    /// The client's socket is watched for writability too.
-    pub(super) client_writable: bool,
-    /// The client may not send a PROXY header, and its first bytes have yet to be looked at.
-    pub(super) unvouched: bool,
-    keepalive_due: bool,
-    pub(super) place: Place,
-    /// Its bytes a second, where the rule limits them.
-    pub(super) pace: Option<Box<Pace>>,
-    /// Whether it is chatter, and whether its sockets are where the kernel passes that on.
-    pub(super) talk: Talk,
-    pub(super) across: Option<Box<Across>>,
-}
-
-impl Connection {
-    /// Whether one of the flows has passed its end on.
-    pub(super) fn half_done(&self) -> bool {
-        self.up.is_done() || self.down.is_done()
-    }
-
-    /// The flow whose source is `side`.
-    pub(super) fn flow(&mut self, side: Side) -> &mut Flow {
-        match side {
-            Side::Client => &mut self.up,
-            Side::Target => &mut self.down,
-        }
-    }
 }
 
 impl LocalRule {
@@ -730,8 +663,4 @@ fn watch(socket: &Acceptor, key: usize, poller: &Poller) -> io::Result<()> {
         Acceptor::Tcp(_) => poller.add(socket, token(LISTENER, key)),
         Acceptor::Unix(_) => poller.add_with(socket, token(LISTENER, key), Interest::Exclusive),
     }
-}
-
-pub(super) fn token(kind: u64, key: usize) -> u64 {
-    (key as u64) << 2 | kind
 }

@@ -8,7 +8,11 @@ use turnpike_net::{
 };
 use turnpike_wire::proxy_protocol::{ENOUGH_TO_TELL, is_begun};
 
-use super::engine::{CLIENT, Connection, Engine, Side, Tick, token};
+use super::{
+    connection::Connection,
+    engine::Engine,
+    side::{CLIENT, Side, Tick, token},
+};
 use crate::EndReason;
 
 impl Engine {

@@ -1,67 +1,16 @@
 //! Health checks: to each target a TCP connect, with a question if the rule has one, or a datagram where it speaks UDP, as often as its
 //! rule says.
 
-use std::{io, sync::Arc};
+use std::sync::Arc;
 
-use turnpike_net::{
-    TcpSocket,
-    poll::{Event, Interest, Poller},
-};
+use turnpike_net::poll::Event;
 
 use super::{
-    engine::{Engine, HEALTH, Tick, token},
-    stream_check::StreamCheck,
+    check::{Asked, Check},
+    engine::Engine,
+    side::{HEALTH, Tick, token},
 };
-use crate::{
-    Address,
-    datagram_check::{self, DatagramCheck},
-    state::RuleState,
-    targets::Member,
-};
-
-/// One address of a target under watch.
-pub(super) struct Check {
-    state: Arc<RuleState>,
-    member: Arc<Member>,
-    /// When to begin the next, or to give up the one under way; milliseconds.
-    due: u64,
-    interval: u64,
-    patience: u64,
-    asked: Option<Asked>,
-}
-
-/// A question under way.
-enum Asked {
-    Connect(TcpSocket),
-    Stream(StreamCheck),
-    Datagram(DatagramCheck),
-}
-
-impl Asked {
-    /// Begins to ask; an event will tell of the answer.
-    fn begin(check: &Check, address: &Address, token: u64, poller: &Poller) -> io::Result<Self> {
-        if check.state.rule.targets_speak_udp() {
-            let Address::Ip(address) = address else { return Err(io::ErrorKind::Unsupported.into()) };
-            let asked = DatagramCheck::begin(&check.state.rule, *address)?;
-            poller.add_with(&asked, token, Interest::EdgeRead)?;
-            return Ok(Self::Datagram(asked));
-        }
-        // Not the client's address, which a check does not have.
-        let options = turnpike_net::ConnectOptions { transparent: false, ..check.state.connect.clone() };
-        let socket = address.connect(&options)?;
-        poller.add_with(&socket, token, Interest::Edge)?;
-        Ok(match &check.state.rule.health_question {
-            Some(question) => Self::Stream(StreamCheck::new(socket, &check.state.rule, question)),
-            None => Self::Connect(socket),
-        })
-    }
-}
-
-impl Check {
-    pub(super) fn is_for(&self, state: &Arc<RuleState>) -> bool {
-        Arc::ptr_eq(&self.state, state)
-    }
-}
+use crate::{datagram_check, state::RuleState, targets::Member};
 
 impl Engine {
     /// Begins to watch a rule's targets, if it asks for that and no other worker does it.

@@ -5,12 +5,19 @@
 //!                                        opening.rs                                       established.rs, net::copy; sockmap.rs
 //! ```
 
+mod attempt;
+mod check;
+mod connection;
 mod engine;
 mod established;
 mod health;
 mod opening;
 mod pacing;
+mod pacing_queue;
+mod side;
 mod sockmap;
 mod stream_check;
+mod talk;
 
-pub(crate) use engine::{Engine, Tick};
+pub(crate) use engine::Engine;
+pub(crate) use side::Tick;

@@ -1,6 +1,6 @@
 //! A connection until its target answers: the PROXY header, the name, and one address after the other.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Instant};
+use std::{io, sync::Arc, time::Instant};
 
 use socket2::SockRef;
 use turnpike_net::{
@@ -10,85 +10,16 @@ use turnpike_net::{
 };
 use turnpike_wire::proxy_protocol::{self, MAX_HEADER, Parsed};
 
-use super::engine::{CLIENT, Engine, Side, TARGET, Tick, token};
+use super::{
+    attempt::Stage,
+    engine::Engine,
+    side::{CLIENT, Side, TARGET, Tick, token},
+};
 use crate::{
-    Address, EndReason, Rule,
+    Address, EndReason,
     state::RuleState,
-    tally::Slot,
     targets::{Pick, Seat},
 };
-
-/// What a connection needs only until it is connected.
-pub(super) struct Opening {
-    pub(super) connection: usize,
-    stage: Stage,
-    /// When this stage has taken too long; milliseconds.
-    deadline: u64,
-    patience: u64,
-    /// Place of the listener's port in the rule's range.
-    offset: u16,
-    /// Number of rules of this process that the client has come through.
-    hops: u8,
-    /// The targets that were given up.
-    tried: Vec<Slot>,
-    /// The one whose queue was full.
-    queued: Option<Slot>,
-    /// No name server has answered in time: what there is without it has to do.
-    without_names: bool,
-    /// When the connect under way began. One clock read per connect, for the milliseconds of a tick are too coarse.
-    connecting: Instant,
-    /// Why the last address was given up, for the log.
-    obstacle: Option<(Address, io::Error)>,
-    /// Bytes read for the PROXY header and not used up by it.
-    inbox: Vec<u8>,
-    /// The address that the client asked, as its PROXY header names it.
-    asked: Option<SocketAddr>,
-    /// The client is a proxy of ours, whose header comes first.
-    is_proxy: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// Nothing begun, or a PROXY header is awaited.
-    Waiting,
-    Name,
-    Descriptor,
-    /// The queue of a Unix socket is full, where TCP would send its SYN again.
-    Queue,
-    Connecting,
-}
-
-impl Opening {
-    pub(super) fn new(
-        connection: usize,
-        rule: &Rule,
-        (offset, hops): (u16, u8),
-        now: u64,
-        is_proxy: bool,
-    ) -> Self {
-        let patience = u64::try_from(rule.connect_timeout.as_millis()).unwrap_or(u64::MAX / 2);
-        Self {
-            connection,
-            stage: Stage::Waiting,
-            deadline: now.saturating_add(patience),
-            patience,
-            offset,
-            hops,
-            tried: Vec::new(),
-            queued: None,
-            without_names: false,
-            connecting: Instant::now(),
-            obstacle: None,
-            inbox: Vec::new(),
-            asked: None,
-            is_proxy,
-        }
-    }
-
-    pub(super) fn waits_for_name(&self) -> bool {
-        self.stage == Stage::Name
-    }
-}
 
 impl Engine {
     /// Begins to connect to the next address that there is, or ends the connection where there is none.

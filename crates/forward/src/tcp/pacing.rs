@@ -1,41 +1,16 @@
 //! Connections whose rule limits bytes a second. A flow without tokens stops reading, so that TCP slows its sender down, and
 //! waits in a queue; a few times a second each gets the same share of what has come in since.
 
-use std::collections::VecDeque;
-
-use super::engine::{Connection, Engine, Side, Tick};
-use crate::rate::{DOWN, UP};
+use super::{
+    connection::Connection,
+    engine::Engine,
+    side::{Side, Tick},
+};
 
 /// Between two looks at the queue, in milliseconds.
 const STEP_MS: u64 = 10;
 /// Taken at once by a flow that does not wait: more than one turn moves.
 const MOST: u64 = 4 << 20;
-
-/// The queue of one worker.
-#[derive(Default)]
-pub(super) struct Pacing {
-    queue: VecDeque<(u64, usize, Side)>,
-    /// The last ticket; 0 is none.
-    tickets: u64,
-    /// When the queue was last looked at, and when it is next.
-    last: u64,
-    due: u64,
-}
-
-impl Pacing {
-    pub(super) fn due(&self) -> Option<u64> {
-        (!self.queue.is_empty()).then_some(self.due)
-    }
-}
-
-impl Side {
-    fn way(self) -> usize {
-        match self {
-            Self::Client => UP,
-            Self::Target => DOWN,
-        }
-    }
-}
 
 impl Connection {
     /// Sets what the flow from `side` may move now: `share` for one whose turn in the queue it is.

@@ -1,15 +1,15 @@
 //! Sessions that leave a target which does not serve them: one that is a target no longer, or one that never answers. All of it is decided
 //! by timers, from what is counted and touched anyway.
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::cmp::Reverse;
 
 use super::{
-    Choice, Engine, RuleKey, Tick,
-    engine::narrow,
-    outgoing,
+    Choice, Engine, RuleKey, Tick, outgoing,
     sessions::{Arrival, Inward},
+    tokens::narrow,
+    unanswered::Look,
 };
-use crate::{EndReason, Failure, Slot};
+use crate::{EndReason, Failure};
 
 /// A former target keeps a session until it has been silent for so long, in milliseconds.
 const SILENCE_MS: u64 = 5000;
@@ -19,58 +19,6 @@ const FIRST_LOOK_MS: u64 = 500;
 const LONGEST_LOOK_MS: u64 = 32_000;
 /// Looks in one tick.
 const LOOKS: usize = 256;
-
-/// Sessions that may have another target and have no answer yet, by the time of the next look. Each is here once.
-#[derive(Default)]
-pub(super) struct Unanswered(BinaryHeap<Reverse<Look>>);
-
-/// The next look at one session.
-struct Look {
-    due: u64,
-    at: u32,
-    /// When the session began: its slot may have another one by now.
-    opened: u64,
-    /// When it got its present target.
-    since: u64,
-    wait: u64,
-    /// Targets that did not answer it.
-    tried: Vec<Slot>,
-    /// It finds out whether any target of the rule answers.
-    explores: bool,
-}
-
-impl Ord for Look {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.due, self.at).cmp(&(other.due, other.at))
-    }
-}
-
-impl PartialOrd for Look {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Look {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Look {}
-
-impl Unanswered {
-    pub(super) fn due(&self) -> Option<u64> {
-        self.0.peek().map(|Reverse(look)| look.due)
-    }
-
-    fn pop(&mut self, now: u64) -> Option<Look> {
-        if self.due()? > now {
-            return None;
-        }
-        self.0.pop().map(|Reverse(look)| look)
-    }
-}
 
 impl Engine {
     /// Ends the sessions of a rule whose targets are targets no longer: at once where the target never answered, otherwise when it has been

@@ -16,10 +16,10 @@ use turnpike_net::{Datapath, UdpOptions, UdpSocket};
 
 use super::{
     Engine, Tick,
-    engine::{connected, inward_token, narrow},
     outgoing::BUFFER,
-    rules::{Kind, Listener},
-    sessions::{Inward, Key, Session, Stage},
+    rule_state::{Kind, Listener},
+    sessions::{Inward, Key, Session, Stage, connected},
+    tokens::{inward_token, narrow},
 };
 use crate::EndReason;
 

@@ -12,24 +12,26 @@ use turnpike_net::{
     Datapath, Route, Rx, RxStats, SocketId, Sockets, Tx, TxStats,
     error_queue::{self, IcmpError},
     passed::Transport,
-    poll::{Event, Interest, Poller},
+    poll::Event,
     tcp::is_exhaustion,
 };
 use turnpike_wire::{address::canonical, proxy_protocol};
 
 use super::{
-    Admission, Choice, TOKENS, Tick,
-    departures::Unanswered,
-    offload::Offload,
+    Admission, Choice, Tick,
+    kernel_flows::Offload,
     outgoing,
-    rules::{Kind, Listener, RuleState},
-    sessions::{Addressed, Arrival, Gate, Inward, Key, List, Outward, Session, Stage, Table},
-    streams,
+    rule_state::{Kind, Listener, RuleState},
+    sessions::{
+        ATTEMPTS, Arrival, Gate, Inward, Key, List, Outward, Reached, Session, Stage, Table, addressed,
+        connected,
+    },
+    tokens::{INWARD, LISTENER, OUTWARD, inward_token, outward_token, slot_of},
+    unanswered::Unanswered,
 };
 use crate::{
     ConnectionReport, EndReason, Failure, Protocol, Rule,
     bridge::{SCRATCH, Stream},
-    circles::Link,
     rate::{DOWN, Pace, UP},
 };
 
@@ -39,8 +41,6 @@ const LISTENER_SHARE: usize = 512;
 const TARGET_SHARE: usize = 64;
 /// ICMP errors read from one socket in one tick.
 const ERRORS: usize = 16;
-/// Targets tried for one session.
-pub(super) const ATTEMPTS: u8 = 4;
 /// Sockets of ended sessions that wait for the next flush.
 const LEAVING: usize = 64;
 /// Sessions that expire in one tick; the rest in the next, so that ten thousand at once stall nobody.
@@ -48,14 +48,6 @@ const EXPIRIES: usize = 256;
 
 /// Sessions whose counters are read before one of them gives its place to a new one.
 const LOOKS: u8 = 16;
-
-/// Sides of a session, and listeners, in tokens: two bits below the slot.
-const LISTENER: u64 = 0;
-const OUTWARD: u64 = 1;
-const INWARD: u64 = 2;
-
-/// The side of a target, and its link where it leads to a rule of this process.
-pub(super) type Reached = (Outward, Option<Box<Link>>);
 
 /// UDP sessions of one worker, TCP sides included.
 pub struct Engine {
@@ -271,7 +263,7 @@ impl Engine {
                 Ok(sent) => {
                     (bytes, datagrams) = (sent.bytes, sent.datagrams);
                     state.counters.dropped_datagrams += sent.dropped;
-                    watch(stream, token(OUTWARD, at), tick.poller);
+                    stream.watch(outward_token(at), tick.poller);
                 }
                 Err(_) => return self.end(at, EndReason::TargetReset, tick),
             },
@@ -353,7 +345,7 @@ impl Engine {
                 state.moved(session.choice, 0, bytes);
                 state.counters.to_client_datagrams += datagrams;
                 if let Inward::Stream(stream) = &mut session.inward {
-                    watch(stream, token(INWARD, at), tick.poller);
+                    stream.watch(inward_token(at), tick.poller);
                 }
                 self.sessions.touch(at, tick.now, &mut state.lists);
             }
@@ -497,12 +489,12 @@ impl Engine {
         asked: Option<IpAddr>,
         tick: &mut Tick<'_>,
     ) -> io::Result<Reached> {
-        let token = token(OUTWARD, at);
+        let token = outward_token(at);
         let header = self.header(arrival, asked);
         let Arrival { rule, client, hops, .. } = arrival;
         let state = &self.rules[rule as usize];
         if let Protocol::UdpToTcp { framed } = state.rule.protocol {
-            let (socket, link) = streams::connect(state, arrival, choice.address, token, tick)?;
+            let (socket, link) = outgoing::watched_stream(state, arrival, choice.address, token, tick)?;
             return Ok((Outward::Stream(Box::new(Stream::new(socket, framed, true))), link));
         }
         let leads_here = tick.worker.approach(state.key, choice.address, asked, tick.now)?;
@@ -607,7 +599,7 @@ impl Engine {
     pub(super) fn send_queued(&mut self) {
         self.tx.flush(&mut self.sockets, &self.rx);
         if let Some(offload) = &mut self.offload {
-            offload.flushed(&self.sockets);
+            offload.sockets.flushed(&self.sockets, &offload.flows);
         }
         self.copied = 0;
         for socket in self.leaving.drain(..) {
@@ -636,67 +628,4 @@ impl Engine {
         let due = |list: &&List| self.sessions.due(list).is_some_and(|due| due <= now);
         lists.all().into_iter().find(due)?.head()
     }
-}
-
-/// The socket that an event is about, if it is one for datagrams and sessions share it or have it towards their target.
-pub(super) fn socket_of(listeners: &Slab<Listener>, sessions: &Table, token: u64) -> Option<SocketId> {
-    let at = slot_of(token);
-    match token & 3 {
-        LISTENER => match listeners.get(at as usize)?.kind {
-            Kind::Datagrams(socket) => Some(socket),
-            Kind::Streams { .. } => None,
-        },
-        OUTWARD => sessions.get(at)?.outward.socket(),
-        _ => None,
-    }
-}
-
-/// The side of a target that is reached by this socket: at `any_port` if the socket is not connected.
-pub(super) fn addressed(socket: SocketId, any_port: Option<SocketAddr>, header: Vec<u8>) -> Outward {
-    if any_port.is_none() && header.is_empty() {
-        return Outward::Datagrams(socket);
-    }
-    Outward::Addressed(Box::new(Addressed { route: Route { to: any_port, ..connected(socket) }, header }))
-}
-
-/// Where all datagrams of a connected socket go.
-#[inline]
-pub(super) fn connected(socket: SocketId) -> Route {
-    Route { socket, to: None, from: None, tos: 0, ttl: 0, dont_fragment: false }
-}
-
-/// Tells the poller what a stream now waits for, when that changed.
-pub(super) fn watch(stream: &mut Stream, token: u64, poller: &Poller) {
-    let wanted = stream.wanted();
-    if wanted != stream.interest
-        && poller.set(stream.socket(), token, Interest::Level { read: wanted.0, write: wanted.1 }).is_ok()
-    {
-        stream.interest = wanted;
-    }
-}
-
-pub(super) fn outward_token(at: u32) -> u64 {
-    token(OUTWARD, at)
-}
-
-pub(super) fn inward_token(at: u32) -> u64 {
-    token(INWARD, at)
-}
-
-pub(super) fn listener_token(at: u32) -> u64 {
-    token(LISTENER, at)
-}
-
-fn token(side: u64, slot: u32) -> u64 {
-    TOKENS | u64::from(slot) << 2 | side
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "as `token` made it")]
-fn slot_of(token: u64) -> u32 {
-    (token >> 2) as u32
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "rules and listeners are fewer than 2^31")]
-pub(super) fn narrow(slot: usize) -> u32 {
-    slot as u32
 }

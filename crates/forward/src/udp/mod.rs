@@ -11,12 +11,16 @@
 mod departures;
 mod drain;
 mod engine;
+mod kernel_flows;
 pub(crate) mod listeners;
 mod offload;
 pub(crate) mod outgoing;
+mod rule_state;
 mod rules;
 mod sessions;
 mod streams;
+mod tokens;
+mod unanswered;
 mod upgrade;
 
 use std::{

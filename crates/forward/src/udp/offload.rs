@@ -1,198 +1,19 @@
 //! Sessions that the kernel forwards itself (`turnpike_offload`): a flow each way, from a session's first datagram to its end, and what the
 //! two have counted. What they leave to user space takes its usual way, in the same order.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
-use turnpike_net::{Rx, SocketId, Sockets, UdpSocket, poll::Event, rx::Received};
-use turnpike_offload::{Counted, DrainedSockets, Flows, GroControl, Installed, Kind, NewFlow, State, now_ns};
+use turnpike_net::poll::Event;
+use turnpike_offload::{Counted, Flows};
 use turnpike_wire::address::canonical;
 
 use super::{
     Engine, RuleKey, TOKENS, Tick,
-    engine::{narrow, socket_of},
-    rules::RuleState,
+    kernel_flows::Offload,
+    rule_state::{RuleState, socket_of},
     sessions::{Inward, Outward, Session},
+    tokens::narrow,
 };
-
-/// Each session's counters are read once in ten of these, in milliseconds.
-const SWEEP_MS: u64 = 100;
-const SWEEPS: usize = 10;
-
-/// One worker's part of the kernel path.
-pub(super) struct Offload {
-    flows: Flows,
-    emptied: DrainedSockets,
-    /// `None` where that makes no difference to the program.
-    gathering: Option<GroControl>,
-    /// [`now_ns`] when the worker's clock began.
-    base_ns: u64,
-    /// Whether sessions get flows.
-    is_active: bool,
-    /// Sessions that have flows.
-    open: usize,
-    swept: u64,
-    sweep: usize,
-}
-
-/// What a session has in the kernel.
-pub(super) struct Across {
-    to_target: (Installed, State),
-    to_client: (Installed, State),
-    outward: SocketId,
-    /// When the flows end if nobody extends them.
-    expires: u64,
-}
-
-impl Offload {
-    fn new(flows: Flows, now: u64, is_active: bool) -> Self {
-        let base_ns = now_ns().saturating_sub(now.saturating_mul(1_000_000));
-        let emptied = DrainedSockets::new(flows.gap_ns());
-        let gathering = (!flows.come_before_gro()).then(GroControl::default);
-        Self { flows, emptied, gathering, base_ns, is_active, open: 0, swept: now, sweep: 0 }
-    }
-
-    /// When there are counters to be read.
-    pub(super) fn due(&self) -> Option<u64> {
-        (self.open > 0).then_some(self.swept + SWEEP_MS)
-    }
-
-    /// What a receive call has brought through this socket, which is still to be sent. `empties` says whether it shows that there was no more.
-    pub(super) fn received(&mut self, socket: SocketId, received: Received, empties: bool, rx: &Rx) {
-        let mut gathering = self.gathering.as_mut().filter(|_| self.emptied.is_needed(socket.0));
-        let mut is_bulk = false;
-        for buffer in rx.buffers(received) {
-            is_bulk |= buffer.count() > 1;
-            if let Some(gathering) = &mut gathering {
-                gathering.saw(socket.0, buffer.count(), true);
-            }
-        }
-        if is_bulk {
-            self.emptied.bulk(socket.0);
-        }
-        if empties {
-            self.emptied.received(socket.0);
-        }
-    }
-
-    /// All that was received has been sent.
-    pub(super) fn flushed(&mut self, sockets: &Sockets) {
-        self.emptied.flushed(&self.flows);
-        if let Some(gathering) = &mut self.gathering {
-            gathering.end_tick(|id| sockets.set_gro(SocketId(id), false));
-        }
-    }
-
-    /// Nothing goes across from now on: all sockets gather.
-    fn gather(&mut self, sockets: &Sockets) {
-        if let Some(gathering) = &mut self.gathering {
-            gathering.end(|id| _ = sockets.set_gro(SocketId(id), true));
-        }
-    }
-
-    /// A socket is about to be closed, its flows are gone.
-    pub(super) fn forget(&mut self, SocketId(socket): SocketId) {
-        if let Some(gathering) = &mut self.gathering {
-            gathering.forget(socket);
-        }
-        if let Some(number) = self.emptied.forget(socket) {
-            self.flows.give_back_socket(number);
-        }
-    }
-
-    /// Removes the flows of a session; what they have counted since the last time.
-    pub(super) fn release(&mut self, across: Across) -> [Counted; 2] {
-        self.open -= 1;
-        self.forget(across.outward);
-        [across.to_target, across.to_client].map(|flow| self.remove(flow))
-    }
-
-    /// The flows of a session whose client asks `asked`, and which reaches `target` from `from`. `None` where there is no room, which is
-    /// counted, or where an address needs an interface beside it, for which a flow has no place.
-    fn install(
-        &mut self,
-        [client, asked, from, target]: [SocketAddr; 4],
-        [listener, outward]: [SocketId; 2],
-        expires: u64,
-    ) -> Option<Box<Across>> {
-        let is_odd = |address: &SocketAddr| match address.ip() {
-            IpAddr::V6(ip) => ip.is_unspecified() || ip.is_unicast_link_local(),
-            IpAddr::V4(ip) => ip.is_unspecified(),
-        };
-        if [client, asked, from, target].iter().any(is_odd) {
-            return None;
-        }
-        let listener = listener.0;
-        let [of_client, of_target] = [listener, outward.0].map(|socket| {
-            let slot = self.emptied.slot(socket, || self.flows.socket());
-            // What came until now may be on its way.
-            self.emptied.touch(socket);
-            slot
-        });
-        let there = of_client.and_then(|socket| self.flow([client, asked, from, target], socket, expires));
-        let back = there.as_ref().and(of_target);
-        let back = back.and_then(|socket| self.flow([target, from, asked, client], socket, expires));
-        match (there, back) {
-            (Some(to_target), Some(to_client)) => {
-                self.open += 1;
-                Some(Box::new(Across { to_target, to_client, outward, expires }))
-            }
-            (there, _) => {
-                if let Some(there) = there {
-                    self.remove(there);
-                }
-                self.forget(outward);
-                None
-            }
-        }
-    }
-
-    fn flow(
-        &mut self,
-        [remote, local, from, to]: [SocketAddr; 4],
-        socket: u32,
-        expires: u64,
-    ) -> Option<(Installed, State)> {
-        let state = self.flows.state().ok()?;
-        let (kind, expires_ns) = (Kind::Forward, self.ns(expires));
-        let new = NewFlow { kind, remote, local, channel: None, from, to, state: &state, socket, expires_ns };
-        match self.flows.install(&new) {
-            Ok(flow) => Some((flow, state)),
-            Err(_) => {
-                self.flows.give_back_state(state);
-                None
-            }
-        }
-    }
-
-    fn remove(&mut self, (flow, state): (Installed, State)) -> Counted {
-        self.flows.remove(flow);
-        self.flows.give_back_state(state)
-    }
-
-    /// What has been counted since the last time. Flows of a session that lives are extended in time, also where user space alone has heard of
-    /// it, which was `heard`.
-    fn counted(&mut self, across: &mut Across, heard: u64, patience: u64, now: u64) -> [Counted; 2] {
-        let counted =
-            [&mut across.to_target, &mut across.to_client].map(|(_, state)| self.flows.counted(state));
-        let lives = now.saturating_sub(heard) <= patience || counted.iter().any(|counted| !counted.is_zero());
-        if lives && across.expires < now.saturating_add(patience).saturating_add(patience / 2) {
-            across.expires = now.saturating_add(patience.saturating_mul(2));
-            let expires_ns = self.ns(across.expires);
-            for (flow, _) in [&mut across.to_target, &mut across.to_client] {
-                // Where it fails, the flow ends early and its datagrams go up.
-                let _ = self.flows.extend(flow, expires_ns);
-            }
-        }
-        counted
-    }
-
-    fn ns(&self, ms: u64) -> u64 {
-        self.base_ns.saturating_add(ms.saturating_mul(1_000_000))
-    }
-}
 
 impl Engine {
     /// Sessions of [`Engine::offload_rule`] go across the kernel from now on; `is_active` unless the program is still to be attached.
@@ -204,7 +25,7 @@ impl Engine {
     pub(crate) fn suspend_across(&mut self, tick: &mut Tick<'_>) {
         if let Some(offload) = &mut self.offload {
             offload.is_active = false;
-            offload.gather(&self.sockets);
+            offload.sockets.end(&self.sockets);
         }
         self.release_all(tick);
     }
@@ -232,18 +53,16 @@ impl Engine {
 
     /// Before the worker waits for events: how long at most.
     pub(crate) fn before_wait(&mut self) -> Option<Duration> {
-        self.offload.as_mut().and_then(|offload| offload.emptied.before_wait(now_ns()))
+        self.offload.as_mut().and_then(|offload| offload.sockets.before_wait())
     }
 
     /// What the worker was told, before any of it is handled; `are_all` says that there is nothing else ready. True if the kernel has
     /// forwarded something.
     pub(crate) fn after_wait(&mut self, events: &[Event], are_all: bool, tick: &mut Tick<'_>) -> bool {
-        let Some(Offload { flows, emptied, .. }) = &mut self.offload else { return false };
+        let Some(Offload { flows, sockets, .. }) = &mut self.offload else { return false };
         let of_ours = events.iter().filter(|event| event.token & TOKENS != 0);
         let ready = of_ours.filter_map(|event| socket_of(&self.listeners, &self.sessions, event.token));
-        let lost = self.rx.stats().kernel_drops;
-        let backlog = |socket| self.sockets.get(SocketId(socket)).map_or(0, UdpSocket::backlog);
-        emptied.after_wait(now_ns(), ready.map(|socket| socket.0), are_all, (lost, backlog), flows);
+        sockets.after_wait(ready, are_all, self.rx.stats().kernel_drops, &self.sockets, flows);
         self.sweep(tick)
     }
 
@@ -282,10 +101,9 @@ impl Engine {
         if to_target.is_zero() && to_client.is_zero() {
             return false;
         }
-        if let (Some(gathering), Inward::Datagrams { reply, .. }) = (&mut offload.gathering, &session.inward)
-        {
-            gathering.went_across(reply.socket.0, to_target.datagrams);
-            gathering.went_across(across.outward.0, to_client.datagrams);
+        if let Inward::Datagrams { reply, .. } = &session.inward {
+            offload.sockets.went_across(reply.socket, to_target.datagrams);
+            offload.sockets.went_across(across.outward, to_client.datagrams);
         }
         if !to_client.is_zero()
             && !std::mem::replace(&mut session.answered, true)
@@ -301,7 +119,7 @@ impl Engine {
     /// All sessions take the way through user space from now on.
     pub(super) fn recall(&mut self, tick: &mut Tick<'_>) {
         if let Some(offload) = &mut self.offload {
-            offload.gather(&self.sockets);
+            offload.sockets.end(&self.sockets);
         }
         self.release_all(tick);
         self.offload = None;
@@ -322,19 +140,14 @@ impl Engine {
     /// Reads the counters of some sessions, and has sockets gather or not.
     fn sweep(&mut self, tick: &mut Tick<'_>) -> bool {
         let Some(offload) = &mut self.offload else { return false };
-        if tick.now < offload.swept + SWEEP_MS {
+        let Some(some) = offload.sockets.begin_sweep(tick.now, self.sessions.capacity()) else {
             return false;
+        };
+        let any = offload.open > 0 && some.fold(false, |any, at| self.book(narrow(at), tick) | any);
+        if let Some(offload) = &mut self.offload {
+            offload.sockets.end_sweep(tick.now, &self.sockets);
         }
-        offload.swept = tick.now;
-        if let Some(gathering) = &mut offload.gathering {
-            gathering.judge(tick.now, |id| _ = self.sockets.set_gro(SocketId(id), true));
-        }
-        if offload.open == 0 {
-            return false;
-        }
-        offload.sweep = (offload.sweep + 1) % SWEEPS;
-        let some = (offload.sweep..self.sessions.capacity()).step_by(SWEEPS);
-        some.fold(false, |any, at| self.book(narrow(at), tick) | any)
+        any
     }
 }
 

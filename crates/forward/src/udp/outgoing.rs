@@ -6,9 +6,10 @@ use std::{
 };
 
 use socket2::{Domain, SockRef, Socket, Type};
-use turnpike_net::{Datapath, TcpSocket, UdpOptions, UdpSocket};
+use turnpike_net::{Datapath, TcpSocket, UdpOptions, UdpSocket, poll::Interest};
 
-use crate::Rule;
+use super::{Tick, rule_state::RuleState, sessions::Arrival};
+use crate::{Rule, circles::Link};
 
 /// A few super-packets of 64 KiB each way; the kernel takes memory only for what waits.
 pub(super) const BUFFER: usize = 1 << 20;
@@ -75,6 +76,27 @@ pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io:
     options.set_keepalive(rule.keepalive)?;
     socket.set_timers(&rule.timers)?;
     Ok(socket)
+}
+
+/// A TCP socket that has begun to connect, watched; and its link where it leads to a rule of this process.
+pub(super) fn watched_stream(
+    state: &RuleState,
+    arrival: Arrival,
+    target: SocketAddr,
+    token: u64,
+    tick: &mut Tick<'_>,
+) -> io::Result<(TcpSocket, Option<Box<Link>>)> {
+    // The rule's own listener speaks UDP: the address that the client asked does not matter.
+    let leads_here = tick.worker.approach(state.key, target, None, tick.now)?;
+    let begin = || stream(&state.rule, arrival.client, target);
+    let (socket, link) = if leads_here {
+        let (socket, link) = tick.worker.circles().connect(arrival.hops, begin)?;
+        (socket, Some(link))
+    } else {
+        (begin()?, None)
+    };
+    tick.poller.add_with(&socket, token, Interest::Level { read: true, write: true })?;
+    Ok((socket, link))
 }
 
 /// Whether it was this target that could not be reached, so that another one may be.

@@ -11,10 +11,12 @@ use hashbrown::HashTable;
 use slab::Slab;
 use turnpike_net::{Route, SocketId};
 
-use super::{Choice, engine::Reached, offload::Across};
+use super::{Choice, kernel_flows::Across};
 use crate::{bridge::Stream, circles::Link, rate::Pace};
 
 const NONE: u32 = u32::MAX;
+/// Targets tried for one session.
+pub(super) const ATTEMPTS: u8 = 4;
 
 /// Who a UDP session belongs to. A client that asks two of our addresses has two, each answered from its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +52,7 @@ pub(super) struct Heard {
     pub(super) at: u64,
 }
 
+/// A session, from its first datagram to its end.
 pub(super) struct Session {
     /// Slot of its rule.
     pub(super) rule: u32,
@@ -405,6 +408,23 @@ fn hash(seeded: &RandomState, key: &Key) -> u64 {
     hasher.write_u128(key.local.map_or(0, bits));
     hasher.write_u64(u64::from(key.client.port()) << 32 | u64::from(key.listener));
     hasher.finish()
+}
+
+/// The side of a target, and its link where it leads to a rule of this process.
+pub(super) type Reached = (Outward, Option<Box<Link>>);
+
+/// The side of a target that is reached by this socket: at `any_port` if the socket is not connected.
+pub(super) fn addressed(socket: SocketId, any_port: Option<SocketAddr>, header: Vec<u8>) -> Outward {
+    if any_port.is_none() && header.is_empty() {
+        return Outward::Datagrams(socket);
+    }
+    Outward::Addressed(Box::new(Addressed { route: Route { to: any_port, ..connected(socket) }, header }))
+}
+
+/// Where all datagrams of a connected socket go.
+#[inline]
+pub(super) fn connected(socket: SocketId) -> Route {
+    Route { socket, to: None, from: None, tos: 0, ttl: 0, dont_fragment: false }
 }
 
 #[cfg(test)]

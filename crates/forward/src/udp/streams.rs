@@ -1,24 +1,18 @@
 //! The TCP sides of sessions: accepting clients, connecting to targets, and what streams bring.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
-use turnpike_net::{
-    TcpSocket,
-    poll::{Event, Interest},
-    tcp::is_exhaustion,
-};
+use turnpike_net::{TcpSocket, poll::Event, tcp::is_exhaustion};
 
 use super::{
-    Admission, Engine, Tick,
-    engine::{self, ATTEMPTS},
-    outgoing,
-    rules::{Kind, RuleState},
-    sessions::{Arrival, Gate, Inward, Outward, Session, Stage},
+    Admission, Engine, Tick, outgoing,
+    rule_state::{Kind, RuleState},
+    sessions::{ATTEMPTS, Arrival, Gate, Inward, Outward, Session, Stage, connected},
+    tokens,
 };
 use crate::{
     ConnectionReport, EndReason, Failure,
     bridge::Stream,
-    circles::Link,
     rate::{DOWN, UP},
 };
 
@@ -61,7 +55,7 @@ impl Engine {
         for (at, listener) in &mut self.listeners {
             let Kind::Streams { socket, paused_until } = &mut listener.kind else { continue };
             let Some(until) = *paused_until else { continue };
-            let token = engine::listener_token(engine::narrow(at));
+            let token = tokens::listener_token(tokens::narrow(at));
             if until <= tick.now && tick.poller.add(socket, token).is_ok() {
                 *paused_until = None;
                 continue;
@@ -92,7 +86,7 @@ impl Engine {
         }
         let framed = state.framed();
         let at = self.sessions.next();
-        if let Err(error) = tick.poller.add(&stream, engine::inward_token(at)) {
+        if let Err(error) = tick.poller.add(&stream, tokens::inward_token(at)) {
             self.complain(&error);
             tick.worker.dismiss_client(key, client.ip());
             tick.worker.leave(key);
@@ -137,7 +131,7 @@ impl Engine {
         if stream.send_queued().is_err() {
             return self.end(at, EndReason::TargetReset, tick);
         }
-        engine::watch(stream, engine::outward_token(at), tick.poller);
+        stream.watch(tokens::outward_token(at), tick.poller);
         if !event.readable && !event.error {
             return;
         }
@@ -181,7 +175,7 @@ impl Engine {
             return self.end(at, EndReason::ClientReset, tick);
         }
         if stream.read_closed {
-            engine::watch(stream, engine::inward_token(at), tick.poller);
+            stream.watch(tokens::inward_token(at), tick.poller);
             // It hears nothing more either: only a hang-up or an error is told of what is not watched.
             if event.error || event.readable {
                 let reset = stream.socket().take_error().is_err();
@@ -193,7 +187,7 @@ impl Engine {
         let mut turn = crate::bridge::Turn::default();
         let mut gate = Gate::new(session.pace.as_deref(), UP, tick.now);
         if event.readable || event.error {
-            let (tx, route) = (&mut self.tx, engine::connected(*socket));
+            let (tx, route) = (&mut self.tx, connected(*socket));
             let pass = |datagram: &[u8]| {
                 if gate.admits(datagram) {
                     tx.push_bytes(&route, datagram);
@@ -206,7 +200,7 @@ impl Engine {
         }
         stream.read_closed = turn.closed;
         turn.limit(gate.limited, gate.bytes);
-        engine::watch(stream, engine::inward_token(at), tick.poller);
+        stream.watch(tokens::inward_token(at), tick.poller);
         session.to_target += turn.bytes;
         let rule = session.rule;
         let state = &mut self.rules[rule as usize];
@@ -243,9 +237,9 @@ impl Engine {
             session.choice = Some(choice);
             session.tried = choice.address;
             session.attempts += 1;
-            let token = engine::outward_token(at);
+            let token = tokens::outward_token(at);
             let arrival = Arrival { rule, client, port, hops };
-            let connected = connect(state, arrival, choice.address, token, tick);
+            let connected = outgoing::watched_stream(state, arrival, choice.address, token, tick);
             match (connected, &mut session.outward) {
                 (Ok((socket, link)), Outward::Stream(stream)) => {
                     state.took(choice);
@@ -271,27 +265,6 @@ impl Engine {
             self.send_queued();
         }
     }
-}
-
-/// A TCP socket that has begun to connect, watched; and its link where it leads to a rule of this process.
-pub(super) fn connect(
-    state: &RuleState,
-    arrival: Arrival,
-    target: SocketAddr,
-    token: u64,
-    tick: &mut Tick<'_>,
-) -> io::Result<(TcpSocket, Option<Box<Link>>)> {
-    // The rule's own listener speaks UDP: the address that the client asked does not matter.
-    let leads_here = tick.worker.approach(state.key, target, None, tick.now)?;
-    let begin = || outgoing::stream(&state.rule, arrival.client, target);
-    let (socket, link) = if leads_here {
-        let (socket, link) = tick.worker.circles().connect(arrival.hops, begin)?;
-        (socket, Some(link))
-    } else {
-        (begin()?, None)
-    };
-    tick.poller.add_with(&socket, token, Interest::Level { read: true, write: true })?;
-    Ok((socket, link))
 }
 
 /// A TCP client that never became a session.

@@ -10,11 +10,10 @@ use serde::{Deserialize, Serialize};
 use turnpike_net::{TcpSocket, UdpSocket, passed::Transport, poll::Interest};
 
 use super::{
-    Choice, Engine, RuleKey, Tick,
-    engine::{addressed, connected, narrow, outward_token},
-    outgoing,
-    rules::{Kind, Listener},
-    sessions::{Arrival, Inward, Key, Outward, Session},
+    Choice, Engine, RuleKey, Tick, outgoing,
+    rule_state::{Kind, Listener},
+    sessions::{Arrival, Inward, Key, Outward, Session, addressed, connected},
+    tokens::{narrow, outward_token},
 };
 use crate::{
     Slot,

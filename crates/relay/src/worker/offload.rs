@@ -8,9 +8,9 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Rx, SocketId, Sockets, UdpSocket, poll::Event, rx::Received};
+use turnpike_net::{Buffer, Rx, SocketId, Sockets, poll::Event, rx::Received};
 use turnpike_offload::{
-    Counted, DrainedSockets, Flows, GroControl, Installed, Kind, NewFlow, State, layout::FlowKey, now_ns,
+    Counted, Flows, Installed, Kind, NewFlow, State, WorkerClock, WorkerSockets, layout::FlowKey,
 };
 use turnpike_turn::server::{AllocationId, Client, Effect, Family, Gate, Link, RelayId, Server};
 use turnpike_wire::{
@@ -21,9 +21,6 @@ use turnpike_wire::{
 use super::out::side;
 use crate::link::Way;
 
-/// Each session's counters are read once in ten of these, in milliseconds.
-const SWEEP_MS: u64 = 100;
-const SWEEPS: usize = 10;
 /// Sessions that are taken into the kernel, or out of it, between two ticks.
 const WALK: usize = 256;
 /// Channels whose flows are installed between two ticks. Each takes several system calls, and other datagrams wait meanwhile.
@@ -64,19 +61,15 @@ pub(super) enum Side {
 /// One worker's part of the kernel path.
 pub(super) struct Offload {
     flows: Flows,
-    /// [`now_ns`] when the state machine's clock began.
-    base_ns: u64,
+    /// The state machine's.
+    clock: WorkerClock,
     /// By the index of their allocation.
     sessions: Vec<Option<Box<Session>>>,
     /// How many of them there are.
     open: usize,
     relays: Vec<[Option<RelaySocket>; 2]>,
-    emptied: DrainedSockets,
-    /// `None` where that makes no difference to the program.
-    gathering: Option<GroControl>,
+    pub(super) sockets: WorkerSockets,
     across: Across,
-    swept_ms: u64,
-    sweep: usize,
     /// Channels that are used, and have no flows so far.
     begun: VecDeque<(AllocationId, ChannelNumber)>,
     /// Of channels that may be used.
@@ -134,20 +127,16 @@ struct Channel {
 
 impl Offload {
     /// `is_active` unless the program is still to be attached.
-    pub(super) fn new(flows: Flows, base_ns: u64, range: ChannelRange, is_active: bool) -> Self {
-        let emptied = DrainedSockets::new(flows.gap_ns());
-        let gathering = (!flows.come_before_gro()).then(GroControl::default);
+    pub(super) fn new(flows: Flows, clock: WorkerClock, range: ChannelRange, is_active: bool) -> Self {
+        let sockets = WorkerSockets::new(&flows, 0);
         Self {
             flows,
-            base_ns,
+            clock,
             sessions: Vec::new(),
             open: 0,
             relays: Vec::new(),
-            emptied,
-            gathering,
+            sockets,
             across: Across::default(),
-            swept_ms: 0,
-            sweep: 0,
             begun: VecDeque::new(),
             range,
             limited: 0,
@@ -161,14 +150,7 @@ impl Offload {
         self.is_active = is_active;
         self.walk = Some(0);
         if !is_active {
-            self.gather(sockets);
-        }
-    }
-
-    /// Nothing goes across from now on: all sockets gather.
-    pub(super) fn gather(&mut self, sockets: &Sockets) {
-        if let Some(gathering) = &mut self.gathering {
-            gathering.end(|id| _ = sockets.set_gro(SocketId(id), true));
+            self.sockets.end(sockets);
         }
     }
 
@@ -224,12 +206,7 @@ impl Offload {
 
     /// A listener, or a relay socket, is about to be closed.
     pub(super) fn socket_closed(&mut self, id: SocketId) {
-        if let Some(gathering) = &mut self.gathering {
-            gathering.forget(id.0);
-        }
-        if let Some(number) = self.emptied.forget(id.0) {
-            self.flows.give_back_socket(number);
-        }
+        self.sockets.forget(id, &self.flows);
     }
 
     /// The first to hear of each effect, so that what has ended has ended in the kernel before anybody is answered. Adds to the totals
@@ -355,15 +332,10 @@ impl Offload {
         let Some(client) = session.client.filter(|_| session.allocation == allocation) else { return };
         let listener = listeners.get(usize::from(client.listener.0)).copied().flatten();
         let Some((listener, _)) = listener else { return };
-        let (flows, emptied) = (&mut self.flows, &mut self.emptied);
+        let (flows, sockets) = (&mut self.flows, &mut self.sockets);
         let key = |channel| FlowKey::new(client.address, client.local, channel);
         let Some(own) = flows.adopt(&key(None), client.address) else { return };
-        emptied.slot(listener.0, || Some(flows.adopt_socket(&own)));
-        if let Some(gathering) = &mut self.gathering {
-            gathering.adopted(listener.0);
-        }
-        // Something may have come to it since the other process rested.
-        emptied.touch(listener.0);
+        sockets.adopt(listener, || flows.adopt_socket(&own));
         let state = flows.adopt_state(&own, lent.own);
         session.own = Some((own, state));
         let relays = self.relays.get(index).copied().unwrap_or_default();
@@ -376,11 +348,7 @@ impl Offload {
             let Some((relay, (_, seen))) = relay.zip(seen) else { continue };
             let key = FlowKey::new(channel.peer, relay.bound, None);
             let Some(flow) = flows.adopt(&key, client.address) else { continue };
-            emptied.slot(relay.id.0, || Some(flows.adopt_socket(&flow)));
-            if let Some(gathering) = &mut self.gathering {
-                gathering.adopted(relay.id.0);
-            }
-            emptied.touch(relay.id.0);
+            sockets.adopt(relay.id, || flows.adopt_socket(&flow));
             let state = flows.adopt_state(&flow, *seen);
             channel.to_client = Some((flow, state));
             channel.used = true;
@@ -395,7 +363,7 @@ impl Offload {
         self.open = 0;
         self.relays.clear();
         self.begun.clear();
-        self.emptied = DrainedSockets::new(self.flows.gap_ns());
+        self.sockets.leave(&self.flows);
     }
 
     /// After a reload: channels outside of this range end for ChannelData, and sessions may have limits, or have none any more.
@@ -430,51 +398,33 @@ impl Offload {
 
     /// Before the worker waits for events: how long at most.
     pub(super) fn before_wait(&mut self) -> Option<Duration> {
-        self.emptied.before_wait(now_ns())
+        self.sockets.before_wait()
     }
 
     /// What the worker was told, and how much its sockets have lost so far. `are_all` says that there is nothing else ready.
     pub(super) fn after_wait(&mut self, events: &[Event], are_all: bool, lost: u64, sockets: &Sockets) {
         // The tokens of sockets for datagrams are their numbers.
-        let ready = events.iter().filter_map(|event| u32::try_from(event.token).ok());
-        let backlog = |socket| sockets.get(SocketId(socket)).map_or(0, UdpSocket::backlog);
-        self.emptied.after_wait(now_ns(), ready, are_all, (lost, backlog), &self.flows);
+        let ready = events.iter().filter_map(|event| u32::try_from(event.token).ok()).map(SocketId);
+        self.sockets.after_wait(ready, are_all, lost, sockets, &self.flows);
     }
 
-    /// What a receive call has brought through this socket, of `side`, which is still to be sent. `empties` says whether it shows that there was
-    /// no more.
+    /// [`WorkerSockets::received`], through a socket of `side`.
     pub(super) fn received(
         &mut self,
         (socket, side): (SocketId, Side),
         received: Received,
-        empties: bool,
+        is_empty: bool,
         rx: &Rx,
     ) {
-        let is_judged = self.is_active && self.emptied.is_needed(socket.0);
-        let mut gathering = self.gathering.as_mut().filter(|_| is_judged);
-        let mut is_bulk = false;
-        for buffer in rx.buffers(received) {
-            is_bulk |= buffer.count() > 1;
-            if let Some(gathering) = &mut gathering {
-                let goes_across =
-                    side == Side::Peers || demux::classify(buffer.bytes) == demux::Kind::ChannelData;
-                gathering.saw(socket.0, buffer.count(), goes_across);
-            }
-        }
-        if is_bulk {
-            self.emptied.bulk(socket.0);
-        }
-        if empties {
-            self.emptied.received(socket.0);
-        }
+        let goes_across = |buffer: &Buffer<'_>| {
+            side == Side::Peers || demux::classify(buffer.bytes) == demux::Kind::ChannelData
+        };
+        self.sockets.received(socket, received, is_empty, rx, self.is_active.then_some(goes_across));
     }
 
     /// All that was received has been sent: time for the flows of channels that came into use.
     pub(super) fn flushed(&mut self, sockets: &Sockets, listeners: &[Option<(SocketId, bool)>]) {
-        self.emptied.flushed(&self.flows);
-        if let Some(gathering) = &mut self.gathering {
-            gathering.end_tick(|id| sockets.set_gro(SocketId(id), false));
-        }
+        self.sockets.flushed(sockets, &self.flows);
         let mut left = BEGIN;
         while left > 0
             && let Some((allocation, begun)) = self.begun.pop_front()
@@ -492,22 +442,16 @@ impl Offload {
         server: &mut Server<G>,
         (sockets, listeners): (&Sockets, &[Option<(SocketId, bool)>]),
     ) -> bool {
-        if now_ms < self.swept_ms + SWEEP_MS {
-            return false;
-        }
-        self.swept_ms = now_ms;
-        self.sweep = (self.sweep + 1) % SWEEPS;
+        let Some(some) = self.sockets.begin_sweep(now_ms, self.sessions.len()) else { return false };
         let mut any = false;
-        for index in (self.sweep..self.sessions.len()).step_by(SWEEPS) {
+        for index in some {
             let Some(session) = &mut self.sessions[index] else { continue };
             let (allocation, counted) = (session.allocation, session.counted(&self.flows));
-            if let Some(gathering) = &mut self.gathering {
-                if let Some((listener, _)) = session.listener(listeners) {
-                    gathering.went_across(listener.0, counted.to_peer.datagrams);
-                }
-                for relay in self.relays.get(index).into_iter().flatten().flatten() {
-                    gathering.went_across(relay.id.0, counted.to_client.datagrams);
-                }
+            if let Some((listener, _)) = session.listener(listeners) {
+                self.sockets.went_across(listener, counted.to_peer.datagrams);
+            }
+            for relay in self.relays.get(index).into_iter().flatten().flatten() {
+                self.sockets.went_across(relay.id, counted.to_client.datagrams);
             }
             if !counted.is_zero() {
                 self.across.add(&counted);
@@ -516,15 +460,13 @@ impl Offload {
                 any = true;
             }
         }
-        if let Some(gathering) = &mut self.gathering {
-            gathering.judge(now_ms, |id| _ = sockets.set_gro(SocketId(id), true));
-        }
+        self.sockets.end_sweep(now_ms, sockets);
         any
     }
 
     /// When the next counters are due, in milliseconds.
     pub(super) fn due(&self) -> Option<u64> {
-        let sweep = (self.open > 0).then_some(self.swept_ms + SWEEP_MS);
+        let sweep = (self.open > 0).then(|| self.sockets.sweep_due());
         let at_once = (self.walk.is_some() || !self.begun.is_empty()).then_some(0);
         [sweep, at_once].into_iter().flatten().min()
     }
@@ -591,21 +533,20 @@ impl Offload {
             return;
         }
         let Some((listener, _)) = session.listener(listeners) else { return };
-        let (flows, emptied) = (&mut self.flows, &mut self.emptied);
-        let Some(socket) = emptied.slot(listener.0, || flows.socket()) else { return };
-        let mut installer = Installer { flows, emptied, client, listener, socket };
+        let (flows, sockets) = (&mut self.flows, &mut self.sockets);
+        let Some(socket) = sockets.slot(listener, flows) else { return };
+        let mut installer = Installer { flows, sockets, client, listener, socket };
         if session.own.is_none() {
             session.own = installer.install_own();
         }
         let Some((_, own)) = &session.own else { return };
         let relays = self.relays.get(index).copied().unwrap_or_default();
-        let ns = |ms: u64| self.base_ns.saturating_add(ms.saturating_mul(1_000_000));
         for channel in session.channels.iter_mut().filter(|channel| which(channel)) {
             let Some(relay) = relays[side(family_of(channel.peer.ip()))] else { continue };
             if is_link_local(channel.peer) {
                 continue;
             }
-            let expires_ns = ns(channel.expires_ms);
+            let expires_ns = self.clock.ns(channel.expires_ms);
             match &mut channel.to_peer {
                 Some(flow) => _ = installer.flows.extend(flow, expires_ns),
                 // Since a reload, the state machine drops it.
@@ -615,7 +556,7 @@ impl Offload {
             // RFC 8656 section 9: a channel does not stand in for the permission.
             let permitted = session.permissions.iter().find(|(ip, _)| *ip == channel.named);
             let Some((_, permitted_ms)) = permitted else { continue };
-            let expires_ns = ns(channel.expires_ms.min(*permitted_ms));
+            let expires_ns = self.clock.ns(channel.expires_ms.min(*permitted_ms));
             match &mut channel.to_client {
                 Some((flow, _)) => _ = installer.flows.extend(flow, expires_ns),
                 None => channel.to_client = installer.install_to_client(channel, relay, expires_ns),
@@ -627,7 +568,7 @@ impl Offload {
 /// Installs flows of one client. `None` where there is no room for one, which is counted.
 struct Installer<'o> {
     flows: &'o mut Flows,
-    emptied: &'o mut DrainedSockets,
+    sockets: &'o mut WorkerSockets,
     client: Client,
     /// Takes what the client sends.
     listener: SocketId,
@@ -664,7 +605,7 @@ impl Installer<'_> {
         expires_ns: u64,
     ) -> Option<Installed> {
         self.flows.hold_up(own);
-        self.emptied.touch(self.listener.0);
+        self.sockets.touch(self.listener);
         let flow = NewFlow {
             kind: Kind::ToPeer,
             remote: self.client.address,
@@ -686,9 +627,9 @@ impl Installer<'_> {
         relay: RelaySocket,
         expires_ns: u64,
     ) -> Option<(Installed, State)> {
-        let socket = self.emptied.slot(relay.id.0, || self.flows.socket())?;
+        let socket = self.sockets.slot(relay.id, self.flows)?;
         let state = self.flows.state().ok()?;
-        self.emptied.touch(relay.id.0);
+        self.sockets.touch(relay.id);
         let flow = NewFlow {
             kind: Kind::ToClient,
             remote: channel.peer,

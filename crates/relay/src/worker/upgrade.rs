@@ -298,7 +298,7 @@ impl Worker {
     fn release(&mut self, now: Now) {
         // Some sockets without flows have GRO off. The other worker cannot know which, so GRO is switched on again.
         if let Some(offload) = &mut self.offload {
-            offload.gather(&self.sockets);
+            offload.sockets.end(&self.sockets);
         }
         // Closing a socket here would not take it from the poller while it is open there.
         for (_, id) in self.sockets_listened_on() {

@@ -374,7 +374,7 @@ fn sockets_that_did_without_gather_again_where_nothing_goes_across() {
         let Some(mut bench) = Bench::new(0, 65_536) else { return };
         let (listener, _) = bench.worker.out.listeners[0].unwrap();
         let gathers = |bench: &Bench| bench.worker.sockets.get(listener).unwrap().gathers().unwrap();
-        bench.worker.offload.as_mut().unwrap().gathering.as_mut().unwrap().adopted(listener.0);
+        bench.worker.offload.as_mut().unwrap().sockets.adopt(listener, || 0);
         assert!(bench.worker.sockets.get(listener).unwrap().set_gro(false).unwrap());
         assert!(!gathers(&bench));
         bench.set_active(false);

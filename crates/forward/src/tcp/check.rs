@@ -1,0 +1,55 @@
+//! A health check of one target: when it is due, and the question under way.
+
+use std::{io, sync::Arc};
+
+use turnpike_net::{
+    TcpSocket,
+    poll::{Interest, Poller},
+};
+
+use super::stream_check::StreamCheck;
+use crate::{Address, datagram_check::DatagramCheck, state::RuleState, targets::Member};
+
+/// One address of a target under watch.
+pub(super) struct Check {
+    pub(super) state: Arc<RuleState>,
+    pub(super) member: Arc<Member>,
+    /// When to begin the next, or to give up the one under way; milliseconds.
+    pub(super) due: u64,
+    pub(super) interval: u64,
+    pub(super) patience: u64,
+    pub(super) asked: Option<Asked>,
+}
+
+/// A question under way.
+pub(super) enum Asked {
+    Connect(TcpSocket),
+    Stream(StreamCheck),
+    Datagram(DatagramCheck),
+}
+
+impl Asked {
+    /// Begins to ask; an event will tell of the answer.
+    pub(super) fn begin(check: &Check, address: &Address, token: u64, poller: &Poller) -> io::Result<Self> {
+        if check.state.rule.targets_speak_udp() {
+            let Address::Ip(address) = address else { return Err(io::ErrorKind::Unsupported.into()) };
+            let asked = DatagramCheck::begin(&check.state.rule, *address)?;
+            poller.add_with(&asked, token, Interest::EdgeRead)?;
+            return Ok(Self::Datagram(asked));
+        }
+        // Not the client's address, which a check does not have.
+        let options = turnpike_net::ConnectOptions { transparent: false, ..check.state.connect.clone() };
+        let socket = address.connect(&options)?;
+        poller.add_with(&socket, token, Interest::Edge)?;
+        Ok(match &check.state.rule.health_question {
+            Some(question) => Self::Stream(StreamCheck::new(socket, &check.state.rule, question)),
+            None => Self::Connect(socket),
+        })
+    }
+}
+
+impl Check {
+    pub(super) fn is_for(&self, state: &Arc<RuleState>) -> bool {
+        Arc::ptr_eq(&self.state, state)
+    }
+}

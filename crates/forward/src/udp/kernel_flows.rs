@@ -1,0 +1,138 @@
+//! The flows of sessions in the kernel: installed, extended, counted and removed.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use turnpike_net::{Buffer, Rx, SocketId, rx::Received};
+use turnpike_offload::{Counted, Flows, Installed, Kind, NewFlow, State, WorkerClock, WorkerSockets};
+
+/// One worker's part of the kernel path.
+pub(super) struct Offload {
+    pub(super) flows: Flows,
+    pub(super) sockets: WorkerSockets,
+    pub(super) clock: WorkerClock,
+    /// Whether sessions get flows.
+    pub(super) is_active: bool,
+    /// Sessions that have flows.
+    pub(super) open: usize,
+}
+
+/// What a session has in the kernel.
+pub(super) struct Across {
+    pub(super) to_target: (Installed, State),
+    pub(super) to_client: (Installed, State),
+    pub(super) outward: SocketId,
+    /// When the flows end if nobody extends them.
+    pub(super) expires: u64,
+}
+
+impl Offload {
+    pub(super) fn new(flows: Flows, now: u64, is_active: bool) -> Self {
+        let sockets = WorkerSockets::new(&flows, now);
+        Self { flows, sockets, clock: WorkerClock::at(Duration::from_millis(now)), is_active, open: 0 }
+    }
+
+    /// When there are counters to be read.
+    pub(super) fn due(&self) -> Option<u64> {
+        (self.open > 0).then(|| self.sockets.sweep_due())
+    }
+
+    /// [`WorkerSockets::received`].
+    pub(super) fn received(&mut self, socket: SocketId, received: Received, is_empty: bool, rx: &Rx) {
+        self.sockets.received(socket, received, is_empty, rx, Some(|_: &Buffer<'_>| true));
+    }
+
+    /// Removes the flows of a session; what they have counted since the last time.
+    pub(super) fn release(&mut self, across: Across) -> [Counted; 2] {
+        self.open -= 1;
+        self.sockets.forget(across.outward, &self.flows);
+        [across.to_target, across.to_client].map(|flow| self.remove(flow))
+    }
+
+    /// The flows of a session whose client asks `asked`, and which reaches `target` from `from`. `None` where there is no room, which is
+    /// counted, or where an address needs an interface beside it, for which a flow has no place.
+    pub(super) fn install(
+        &mut self,
+        [client, asked, from, target]: [SocketAddr; 4],
+        [listener, outward]: [SocketId; 2],
+        expires: u64,
+    ) -> Option<Box<Across>> {
+        let is_odd = |address: &SocketAddr| match address.ip() {
+            IpAddr::V6(ip) => ip.is_unspecified() || ip.is_unicast_link_local(),
+            IpAddr::V4(ip) => ip.is_unspecified(),
+        };
+        if [client, asked, from, target].iter().any(is_odd) {
+            return None;
+        }
+        let [of_client, of_target] = [listener, outward].map(|socket| {
+            let slot = self.sockets.slot(socket, &self.flows);
+            // What came until now may be on its way.
+            self.sockets.touch(socket);
+            slot
+        });
+        let there = of_client.and_then(|socket| self.flow([client, asked, from, target], socket, expires));
+        let back = there.as_ref().and(of_target);
+        let back = back.and_then(|socket| self.flow([target, from, asked, client], socket, expires));
+        match (there, back) {
+            (Some(to_target), Some(to_client)) => {
+                self.open += 1;
+                Some(Box::new(Across { to_target, to_client, outward, expires }))
+            }
+            (there, _) => {
+                if let Some(there) = there {
+                    self.remove(there);
+                }
+                self.sockets.forget(outward, &self.flows);
+                None
+            }
+        }
+    }
+
+    pub(super) fn flow(
+        &mut self,
+        [remote, local, from, to]: [SocketAddr; 4],
+        socket: u32,
+        expires: u64,
+    ) -> Option<(Installed, State)> {
+        let state = self.flows.state().ok()?;
+        let (kind, expires_ns) = (Kind::Forward, self.clock.ns(expires));
+        let new = NewFlow { kind, remote, local, channel: None, from, to, state: &state, socket, expires_ns };
+        match self.flows.install(&new) {
+            Ok(flow) => Some((flow, state)),
+            Err(_) => {
+                self.flows.give_back_state(state);
+                None
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, (flow, state): (Installed, State)) -> Counted {
+        self.flows.remove(flow);
+        self.flows.give_back_state(state)
+    }
+
+    /// What has been counted since the last time. Flows of a session that lives are extended in time, also where user space alone has heard of
+    /// it, which was `heard`.
+    pub(super) fn counted(
+        &mut self,
+        across: &mut Across,
+        heard: u64,
+        patience: u64,
+        now: u64,
+    ) -> [Counted; 2] {
+        let counted =
+            [&mut across.to_target, &mut across.to_client].map(|(_, state)| self.flows.counted(state));
+        let lives = now.saturating_sub(heard) <= patience || counted.iter().any(|counted| !counted.is_zero());
+        if lives && across.expires < now.saturating_add(patience).saturating_add(patience / 2) {
+            across.expires = now.saturating_add(patience.saturating_mul(2));
+            let expires_ns = self.clock.ns(across.expires);
+            for (flow, _) in [&mut across.to_target, &mut across.to_client] {
+                // Where it fails, the flow ends early and its datagrams go up.
+                let _ = self.flows.extend(flow, expires_ns);
+            }
+        }
+        counted
+    }
+}

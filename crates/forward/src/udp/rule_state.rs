@@ -1,0 +1,108 @@
+//! A rule as an engine has it, and its listeners.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use slab::Slab;
+use turnpike_net::{SocketId, TcpListener};
+
+use super::{
+    Choice, RuleKey,
+    sessions::{Lists, Table},
+    tokens::{LISTENER, OUTWARD, slot_of},
+};
+use crate::{EndReason, Failure, Protocol, Rule, RuleSnapshot, rate::Rates, tally::Tallies};
+
+pub(super) struct Listener {
+    pub(super) rule: u32,
+    /// Place in the rule's range.
+    pub(super) port: u16,
+    pub(super) address: SocketAddr,
+    pub(super) kind: Kind,
+}
+
+pub(super) enum Kind {
+    Datagrams(SocketId),
+    /// `paused_until`: out of descriptors, not watched.
+    Streams {
+        socket: TcpListener,
+        paused_until: Option<u64>,
+    },
+}
+
+pub(super) struct RuleState {
+    pub(super) key: RuleKey,
+    pub(super) rule: Rule,
+    pub(super) lists: Lists,
+    pub(super) counters: RuleSnapshot,
+    pub(super) tallies: Tallies,
+    pub(super) rates: Option<Arc<Rates>>,
+    /// The kernel forwards its sessions where it can.
+    pub(super) goes_across: bool,
+    pub(super) removed: bool,
+}
+
+impl RuleState {
+    pub(super) fn count_end(&mut self, reason: EndReason) {
+        match self.counters.ended.iter_mut().find(|(other, _)| *other == reason) {
+            Some((_, count)) => *count += 1,
+            None => self.counters.ended.push((reason, 1)),
+        }
+    }
+
+    /// A session has this target now; one of UDP has nothing to wait for.
+    pub(super) fn took(&mut self, choice: Choice) {
+        let tally = self.tallies.of(choice.target);
+        tally.open += 1;
+        if !matches!(self.rule.protocol, Protocol::UdpToTcp { .. }) {
+            tally.connected += 1;
+        }
+    }
+
+    /// A session has it no longer.
+    pub(super) fn left(&mut self, choice: Choice, failure: Option<Failure>) {
+        self.tallies.of(choice.target).open -= 1;
+        self.failed(choice, failure);
+    }
+
+    /// A target could not be reached.
+    pub(super) fn failed(&mut self, choice: Choice, failure: Option<Failure>) {
+        if let Some(failure) = failure {
+            self.tallies.of(choice.target).failed(failure);
+        }
+    }
+
+    /// Bytes of a session; none that has moved bytes is without a target.
+    #[inline]
+    pub(super) fn moved(&mut self, choice: Option<Choice>, to_target: u64, to_client: u64) {
+        self.counters.to_target_bytes += to_target;
+        self.counters.to_client_bytes += to_client;
+        if let Some(choice) = choice {
+            self.tallies.moved(choice.target, to_target, to_client);
+        }
+    }
+
+    /// Whether its clients speak UDP.
+    pub(super) fn hears_datagrams(&self) -> bool {
+        matches!(self.rule.protocol, Protocol::Udp | Protocol::UdpToTcp { .. })
+    }
+
+    pub(super) fn framed(&self) -> bool {
+        matches!(
+            self.rule.protocol,
+            Protocol::UdpToTcp { framed: true } | Protocol::TcpToUdp { framed: true }
+        )
+    }
+}
+
+/// The socket that an event is about, if it is one for datagrams and sessions share it or have it towards their target.
+pub(super) fn socket_of(listeners: &Slab<Listener>, sessions: &Table, token: u64) -> Option<SocketId> {
+    let at = slot_of(token);
+    match token & 3 {
+        LISTENER => match listeners.get(at as usize)?.kind {
+            Kind::Datagrams(socket) => Some(socket),
+            Kind::Streams { .. } => None,
+        },
+        OUTWARD => sessions.get(at)?.outward.socket(),
+        _ => None,
+    }
+}

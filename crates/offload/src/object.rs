@@ -1,0 +1,109 @@
+//! The compiled programs: loaded with maps as large as the settings say, and taken apart.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{Map, MapData, MapError},
+    programs::Xdp,
+    util::KernelVersion,
+};
+
+use crate::{
+    error::OffloadError,
+    lent::MAPS,
+    links,
+    mapped_array::MappedArray,
+    settings::Settings,
+    verification::{classifier, load_classifier, load_program},
+    xdp,
+};
+
+/// Built by `bpf/build`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/relay.o");
+
+/// The program for TC, by whose name leftovers are found too.
+pub(crate) const PROGRAM: &str = "turnpike";
+/// The program for XDP.
+const XDP_PROGRAM: &str = "turnpike_xdp";
+
+/// The first kernel with bpf_check_mtu.
+const TELLS_MTU: KernelVersion = KernelVersion::new(5, 12, 0);
+
+/// Whether this kernel tells a program how much fits through an interface (bpf_check_mtu). One that does not has [`crate::routes::Routes`] do so, which hear of
+/// a change a moment later.
+fn tells_mtu() -> bool {
+    KernelVersion::current().is_ok_and(|it| it >= TELLS_MTU)
+}
+
+/// The programs, verified and not attached, with maps as large as the settings say; these take the place of maps of the same names.
+pub(crate) fn load_object(settings: &Settings, lent: Option<Vec<OwnedFd>>) -> Result<Ebpf, OffloadError> {
+    let mut object = EbpfLoader::new()
+        .btf(None)
+        .override_global("kernel_tells_mtu", &u32::from(tells_mtu()), true)
+        .map_max_entries("flows", settings.flows.saturating_add(settings.flows / 2))
+        .map_max_entries("states", settings.states())
+        .map_max_entries("drained", settings.sockets)
+        .map_max_entries("routes", settings.flows)
+        .map_max_entries("gateways", settings.flows)
+        .map_max_entries("hops", settings.hops())
+        .load(OBJECT)
+        .map_err(OffloadError::load)?;
+    for (name, lent) in MAPS.iter().zip(lent.iter().flatten()) {
+        let what = "descriptors of maps (dup3)";
+        let kernel = |source| OffloadError::Kernel { what, source };
+        links::stand_for(descriptor(&object, name)?, lent).map_err(kernel)?;
+    }
+    drop(lent);
+    // Before its maps are taken from the object: the program names them by descriptors that are open.
+    load_classifier(&mut object, PROGRAM)?;
+    if settings.hook.is_xdp() {
+        xdp::check_kernel()?;
+        let program = xdp_program(&mut object)?;
+        load_program(|| program.load())?;
+    }
+    Ok(object)
+}
+
+fn xdp_program(object: &mut Ebpf) -> Result<&mut Xdp, OffloadError> {
+    let program =
+        object.program_mut(XDP_PROGRAM).ok_or_else(|| OffloadError::Object(format!("no {XDP_PROGRAM}")))?;
+    program.try_into().map_err(OffloadError::program)
+}
+
+pub(crate) fn tc_descriptor(object: &mut Ebpf) -> Result<BorrowedFd<'_>, OffloadError> {
+    Ok(classifier(object, PROGRAM)?.fd().map_err(OffloadError::program)?.as_fd())
+}
+
+pub(crate) fn xdp_descriptor(object: &mut Ebpf) -> Result<BorrowedFd<'_>, OffloadError> {
+    Ok(xdp_program(object)?.fd().map_err(OffloadError::program)?.as_fd())
+}
+
+/// That of a map that has not been taken from the object.
+pub(crate) fn descriptor<'o>(object: &'o Ebpf, name: &str) -> Result<BorrowedFd<'o>, OffloadError> {
+    match object.map(name) {
+        Some(Map::HashMap(data) | Map::Array(data)) => Ok(data.fd().as_fd()),
+        _ => Err(OffloadError::Object(format!("no map {name}"))),
+    }
+}
+
+pub(crate) fn take(object: &mut Ebpf, name: &'static str) -> Result<Map, OffloadError> {
+    object.take_map(name).ok_or_else(|| OffloadError::Object(format!("no map {name}")))
+}
+
+pub(crate) fn data(map: Map) -> Result<MapData, OffloadError> {
+    match map {
+        Map::HashMap(data) | Map::Array(data) => Ok(data),
+        _ => Err(OffloadError::Object("a map of another type".to_owned())),
+    }
+}
+
+pub(crate) fn array(object: &mut Ebpf, name: &'static str, len: usize) -> Result<MappedArray, OffloadError> {
+    let data = data(take(object, name)?)?;
+    MappedArray::map(data.fd().as_fd(), len)
+        .map_err(|source| OffloadError::Kernel { what: "maps in memory (BPF_F_MMAPABLE)", source })
+}
+
+pub(crate) fn map_error(error: MapError) -> OffloadError {
+    OffloadError::load(error.into())
+}

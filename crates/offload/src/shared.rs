@@ -1,0 +1,128 @@
+//! State that workers, the watcher and the control thread share.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    os::fd::OwnedFd,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use aya::{
+    Ebpf,
+    maps::{MapData, PerCpuArray},
+};
+
+use crate::{
+    clock::now_ns,
+    error::OffloadError,
+    layout::{self, FlowKey, GATEWAY_WORDS, HOP_WORDS, STATE_WORDS},
+    lent::MAPS,
+    links::Link,
+    mapped_array::MappedArray,
+    object::{array, data, descriptor, map_error, take},
+    ports::Ports,
+    routes::Routes,
+    settings::{Attachment, Hook, Settings},
+    slots::{REST_NS, Slots},
+};
+
+/// State of the programs: their maps, the places in these, and where they are attached.
+pub(crate) struct Shared {
+    /// A descriptor of the map of flows, to be cloned.
+    pub(crate) flows: MapData,
+    pub(crate) states: MappedArray,
+    pub(crate) drained: MappedArray,
+    pub(crate) routes: Routes,
+    /// Classes of ports.
+    pub(crate) ports: Ports,
+    pub(crate) state_slots: Mutex<Slots>,
+    pub(crate) socket_slots: Mutex<Slots>,
+    pub(crate) most_flows: u32,
+    /// Flows that there are, and that there was no room for.
+    pub(crate) held: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    /// Distinguishes installations, over all workers, and from those of a process before.
+    pub(crate) stamp: AtomicU64,
+    pub(crate) first_stamp: u64,
+    /// Flows of a process before that workers have made their own, until it is known that all have.
+    pub(crate) adopted: Mutex<HashSet<FlowKey>>,
+    /// How long after a program has seen it a packet may come to its socket.
+    pub(crate) gap_ns: u64,
+    pub(crate) counts: Mutex<PerCpuArray<MapData, u64>>,
+    /// [`MAPS`].
+    pub(crate) maps: Vec<OwnedFd>,
+    /// By the interface's number.
+    links: Mutex<BTreeMap<u32, Attached>>,
+    /// Another process has the links and the flows.
+    pub(crate) is_handed_on: AtomicBool,
+    pub(crate) hook: Hook,
+}
+
+impl Shared {
+    /// Takes the maps from the object.
+    pub(crate) fn new(settings: &Settings, object: &mut Ebpf) -> Result<Self, OffloadError> {
+        let words = |count: u32| count as usize;
+        let by_xdp = settings.hook.is_xdp();
+        let own = |name: &&str| Ok::<_, OffloadError>(descriptor(object, name)?.try_clone_to_owned()?);
+        let maps = MAPS.iter().map(own).collect::<Result<_, _>>()?;
+        let ports = array(object, "ports", 2048)?;
+        let counts = PerCpuArray::try_from(take(object, "counts")?).map_err(map_error)?;
+        let stamp = now_ns();
+        Ok(Self {
+            states: array(object, "states", words(settings.states()) * STATE_WORDS)?,
+            drained: array(object, "drained", words(settings.sockets))?,
+            routes: Routes::new(
+                array(object, "routes", words(settings.flows))?,
+                array(object, "gateways", words(settings.flows) * GATEWAY_WORDS)?,
+                by_xdp.then(|| array(object, "hops", words(settings.hops()) * HOP_WORDS)).transpose()?,
+            )?,
+            ports: Ports::new(ports),
+            flows: data(take(object, "flows")?)?,
+            state_slots: Mutex::new(Slots::new(settings.states(), REST_NS)),
+            socket_slots: Mutex::new(Slots::new(settings.sockets, REST_NS)),
+            most_flows: settings.flows,
+            held: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            // Nobody installs one in each nanosecond, so that later processes have higher ones.
+            stamp: AtomicU64::new(stamp),
+            first_stamp: stamp,
+            adopted: Mutex::default(),
+            gap_ns: if by_xdp { layout::XDP_GAP_NS } else { layout::TC_GAP_NS },
+            counts: Mutex::new(counts),
+            maps,
+            links: Mutex::default(),
+            is_handed_on: AtomicBool::new(false),
+            hook: settings.hook,
+        })
+    }
+
+    pub(crate) fn links(&self) -> MutexGuard<'_, BTreeMap<u32, Attached>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn detach_all(&self) {
+        let is_handed_on = self.is_handed_on.load(Ordering::Relaxed);
+        for attached in std::mem::take(&mut *self.links()).into_values() {
+            // A link lives on by the descriptors of the other process, a filter by itself.
+            if !(is_handed_on && attached.is_lent && matches!(attached.link, Link::Filter(_))) {
+                attached.link.detach();
+            }
+        }
+    }
+}
+
+pub(crate) struct Attached {
+    /// `None` for loopback, where nothing is relayed.
+    pub(crate) told: Option<Attachment>,
+    pub(crate) link: Link,
+    /// Whether another process has been told of it.
+    pub(crate) is_lent: bool,
+}
+
+impl Attached {
+    pub(crate) fn new(told: Option<Attachment>, link: Link) -> Self {
+        Self { told, link, is_lent: false }
+    }
+}

@@ -1,0 +1,251 @@
+//! Keeps the programs attached to the interfaces that there are, and their tables of routes and neighbours up to date.
+
+use std::{
+    collections::BTreeSet,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use aya::Ebpf;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::{
+    error::OffloadError,
+    lent::{LentLink, LentWay},
+    links::{self, Link},
+    netlink::{Interface, NeighbourNews, Netlink, News},
+    object::{PROGRAM, tc_descriptor, xdp_descriptor},
+    settings::{Attachment, Hook},
+    shared::{Attached, Shared},
+    verification::classifier,
+    xdp,
+};
+
+/// How often the kernel is told which neighbours XDP sends to: before it asks itself whether they are still there.
+const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
+/// When the kernel is asked again that could not be asked.
+const AGAIN: Duration = Duration::from_secs(1);
+/// The watcher rests so long when neighbours were lost.
+const AFTER_LOST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// Follows interfaces, routes and neighbours, on a thread of its own.
+pub(crate) struct Watcher {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) object: Ebpf,
+    pub(crate) netlink: Netlink,
+    pub(crate) news: News,
+    pub(crate) neighbours: NeighbourNews,
+    pub(crate) stop: OwnedFd,
+    /// How a program is attached to TC.
+    pub(crate) at_tc: Hook,
+    /// What a process before this one has attached.
+    pub(crate) inherited: Vec<(LentLink, Option<OwnedFd>)>,
+    /// Interfaces that it could not be attached to, said once.
+    pub(crate) complained: BTreeSet<u32>,
+}
+
+impl Watcher {
+    pub(crate) fn run(mut self) {
+        let mut used = Instant::now();
+        let mut failed = false;
+        loop {
+            let stopped = {
+                let readable = PollFlags::IN;
+                let mut fds = [
+                    PollFd::new(&self.stop, readable),
+                    PollFd::new(&self.news, readable),
+                    PollFd::new(&self.neighbours, readable),
+                ];
+                let at_most = Timespec::try_from(if failed { AGAIN } else { NEIGHBOURS_EVERY }).ok();
+                let _ = poll(&mut fds, at_most.as_ref());
+                !fds[0].revents().is_empty()
+            };
+            if stopped {
+                break;
+            }
+            if self.news.heard() | self.shared.routes.are_unknown() | failed {
+                let had_failed = std::mem::replace(&mut failed, false);
+                for done in [self.attach(false), self.follow_routes()] {
+                    if let Err(error) = done {
+                        failed = true;
+                        if !had_failed {
+                            tracing::warn!("{error}: the kernel path keeps what it knows, and asks again");
+                        }
+                    }
+                }
+            }
+            let is_time = used.elapsed() >= NEIGHBOURS_EVERY;
+            if is_time {
+                used = Instant::now();
+            }
+            if let Err(error) = self.follow_neighbours(is_time) {
+                tracing::warn!(
+                    "cannot read the neighbours of this machine ({error}): the kernel path keeps those of before"
+                );
+            }
+        }
+    }
+
+    pub(crate) fn follow_routes(&mut self) -> Result<(), OffloadError> {
+        let by_xdp = |(number, it): (&u32, &Attached)| matches!(it.link, Link::Xdp(_)).then_some(*number);
+        let xdp = self.shared.links().iter().filter_map(by_xdp).collect();
+        Ok(self.shared.routes.refresh(&mut self.netlink, &xdp)?)
+    }
+
+    fn follow_neighbours(&mut self, is_time: bool) -> std::io::Result<()> {
+        let changed = self.neighbours.heard();
+        let routes = &self.shared.routes;
+        let those = |which: fn(bool) -> bool| {
+            let all = changed.as_ref()?.iter();
+            Some(all.filter(|(_, is_there)| which(**is_there)).map(|(hop, _)| *hop).collect::<BTreeSet<_>>())
+        };
+        let known = those(|is_there| !is_there);
+        let is_much = known.is_none();
+        let lost = known.map_or_else(|| routes.lost_gateways(&mut self.netlink), Ok)?;
+        if is_much || !lost.is_empty() {
+            routes.refresh_lost(&mut self.netlink, &lost)?;
+            // Whoever floods the link with addresses that nobody has makes such news without end.
+            let _ = poll(&mut [PollFd::new(&self.stop, PollFlags::IN)], Some(&AFTER_LOST));
+        }
+        if !self.shared.hook.is_xdp() {
+            return Ok(());
+        }
+        let changed = those(|_| true);
+        if changed.as_ref().is_none_or(|changed| !changed.is_empty()) {
+            routes.refresh_neighbours(&mut self.netlink, changed.as_ref())?;
+        }
+        if is_time { routes.use_neighbours(&mut self.netlink) } else { Ok(()) }
+    }
+
+    /// Has these programs take the place of those of the process before, where they would be attached in the same way.
+    pub(crate) fn take_links_over(&mut self) {
+        for (lent, descriptor) in std::mem::take(&mut self.inherited) {
+            let LentLink { number, told, way } = lent;
+            match self.take_link_over(told.as_ref(), way, descriptor) {
+                Ok(link) => _ = self.shared.links().insert(number, Attached::new(told, link)),
+                // It may be gone by now; where it is not, it is attached anew.
+                Err(error) => tracing::debug!("a program of the process before cannot be replaced: {error}"),
+            }
+        }
+    }
+
+    fn take_link_over(
+        &mut self,
+        told: Option<&Attachment>,
+        way: LentWay,
+        descriptor: Option<OwnedFd>,
+    ) -> Result<Link, OffloadError> {
+        let other = || OffloadError::Object("it is attached in another way".to_owned());
+        // At TC although XDP is wanted: because its driver cannot, or because there XDP was not wanted.
+        let at_tc = told.is_none_or(|told| self.shared.hook.is_xdp() == told.why.is_some());
+        match (way, descriptor) {
+            (LentWay::Xdp, Some(link)) if told.is_some_and(|told| told.hook == self.shared.hook) => {
+                links::update(link.as_fd(), xdp_descriptor(&mut self.object)?)?;
+                Ok(Link::Xdp(link))
+            }
+            (LentWay::Tcx, Some(link)) if at_tc && self.at_tc == Hook::Tcx => {
+                links::update(link.as_fd(), tc_descriptor(&mut self.object)?)?;
+                Ok(Link::Tcx(link))
+            }
+            (LentWay::Filter(filter), _) if at_tc && self.at_tc == Hook::Clsact => {
+                let replaced = filter.replace(classifier(&mut self.object, PROGRAM)?);
+                replaced.map(Link::Filter).map_err(OffloadError::program)
+            }
+            (LentWay::Filter(filter), _) => {
+                filter.detach();
+                Err(other())
+            }
+            (LentWay::Xdp | LentWay::Tcx, Some(link)) => {
+                links::detach(&link);
+                Err(other())
+            }
+            _ => Err(other()),
+        }
+    }
+
+    /// Attaches to what has come, lets go of what is gone. At the start, an interface that refuses is an error; later it is said.
+    pub(crate) fn attach(&mut self, starting: bool) -> Result<(), OffloadError> {
+        let addressed = self.netlink.with_addresses()?;
+        let relays = |it: &Interface| it.is_ethernet && !it.is_port;
+        let wanted: Vec<Interface> = self
+            .netlink
+            .interfaces()?
+            .into_iter()
+            .filter(|it| it.is_up && addressed.contains(&it.number) && (it.is_loopback || relays(it)))
+            .collect();
+        let numbers: BTreeSet<u32> = wanted.iter().map(|interface| interface.number).collect();
+        let shared = Arc::clone(&self.shared);
+        let gone: Vec<u32> =
+            shared.links().keys().copied().filter(|number| !numbers.contains(number)).collect();
+        for number in gone {
+            let attached = shared.links().remove(&number);
+            if let Some(attached) = attached {
+                attached.link.detach();
+                if let Some(Attachment { interface, .. }) = attached.told.filter(|_| !starting) {
+                    tracing::info!("kernel data path: {interface} is down, or has no address any more");
+                }
+            }
+        }
+        self.complained.retain(|number| numbers.contains(number));
+        for interface in wanted {
+            if shared.links().contains_key(&interface.number) {
+                continue;
+            }
+            match self.attach_to(&interface) {
+                Ok(attached) => {
+                    if let Some(told) = attached.told.as_ref().filter(|_| !starting) {
+                        let Attachment { interface, hook, .. } = told;
+                        tracing::info!("kernel data path: attached to {interface} ({})", hook.name());
+                    }
+                    shared.links().insert(interface.number, attached);
+                }
+                // Gone since it was asked for.
+                Err(_) if !self.netlink.interfaces()?.iter().any(|it| it.number == interface.number) => {}
+                Err(error) if starting => {
+                    shared.detach_all();
+                    return Err(error);
+                }
+                Err(error) => {
+                    if self.complained.insert(interface.number) {
+                        tracing::warn!("{error}: what comes by it is relayed in user space");
+                    }
+                }
+            }
+        }
+        let mut told: Vec<Attachment> = shared.links().values().filter_map(|it| it.told.clone()).collect();
+        if starting
+            && self.shared.hook.is_xdp()
+            && !told.iter().any(|it| it.hook.is_xdp())
+            && !told.is_empty()
+        {
+            shared.detach_all();
+            told.sort_by(|one, other| one.interface.cmp(&other.interface));
+            let why = |it: Attachment| format!("{}: {}", it.interface, it.why.unwrap_or_default());
+            return Err(OffloadError::Xdp { said: told.into_iter().map(why).collect::<Vec<_>>().join("; ") });
+        }
+        Ok(())
+    }
+
+    fn attach_to(&mut self, interface: &Interface) -> Result<Attached, OffloadError> {
+        let told = |hook, why| Attachment { interface: interface.name.clone(), hook, why };
+        if interface.is_loopback {
+            // What our relayed addresses send to each other passes by here, and marks its flow.
+            return Ok(Attached::new(None, self.attach_to_tc(interface)?));
+        }
+        let mut why = None;
+        if self.shared.hook.is_xdp() {
+            match xdp::attach(xdp_descriptor(&mut self.object)?, interface, self.shared.hook) {
+                Ok(link) => return Ok(Attached::new(Some(told(self.shared.hook, None)), Link::Xdp(link))),
+                Err(said) => why = Some(said),
+            }
+        }
+        let link = self.attach_to_tc(interface)?;
+        Ok(Attached::new(Some(told(self.at_tc, why)), link))
+    }
+
+    fn attach_to_tc(&mut self, interface: &Interface) -> Result<Link, OffloadError> {
+        let program = classifier(&mut self.object, PROGRAM)?;
+        links::attach_to_tc(program, PROGRAM, interface, self.at_tc == Hook::Tcx)
+    }
+}
