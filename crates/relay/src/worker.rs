@@ -21,7 +21,7 @@ use std::{
 };
 
 use turnpike_net::{
-    CopyMode, Rx, SocketId, Sockets, Span, Tx, UdpSocket,
+    Buffer, CopyMode, Rx, SocketId, Sockets, Span, Tx, UdpSocket,
     poll::{Event, Poller},
     rlimit,
     worker::{self, Inbox, Published},
@@ -68,7 +68,7 @@ const SHARE: usize = 512;
 /// The token of the waker; sockets use their id.
 const WAKER: u64 = u64::MAX;
 
-/// When somebody has asked, and who gets the answer.
+/// A question for the time that commands wait.
 pub(crate) struct Probe {
     pub(crate) asked: Instant,
     pub(crate) answer: ToldWait,
@@ -118,24 +118,38 @@ enum Role {
     Relay(Holder),
 }
 
-/// What came behind a message, on a stream.
+/// Bytes that followed a message on its stream.
 #[derive(Clone, Copy)]
-enum Behind<'a> {
+enum TrailingBytes<'a> {
     /// From the client.
     Received(Span),
     /// With the stream, from another worker.
     HandedOver(&'a [u8]),
 }
 
-const NOTHING: Behind<'static> = Behind::HandedOver(&[]);
+const NO_TRAILING: TrailingBytes<'static> = TrailingBytes::HandedOver(&[]);
 
-impl Behind<'_> {
+/// TOS and TTL of data that came in a stream or from another worker: relayed datagrams get the defaults (RFC 8656 section 15.2).
+const UNMARKED: (u8, u8) = (0, 0);
+
+impl TrailingBytes<'_> {
     fn to_vec(self, rx: &Rx) -> Vec<u8> {
         match self {
             Self::Received(span) => rx.bytes(span).to_vec(),
             Self::HandedOver(bytes) => bytes.to_vec(),
         }
     }
+}
+
+/// The datagrams of a received buffer. They outlive the borrow of the arena, so that effects can be carried out between two of them.
+fn datagrams(rx: &Rx, buffer: &Buffer<'_>) -> impl Iterator<Item = Span> + use<> {
+    let (mut rest, size) = (Some(rx.span(buffer.bytes)), u32::try_from(buffer.segment_size.max(1)));
+    let size = size.unwrap_or(u32::MAX);
+    std::iter::from_fn(move || {
+        let Span { offset, len } = rest?;
+        rest = (len > size).then(|| Span { offset: offset + size, len: len - size });
+        Some(Span { offset, len: len.min(size) })
+    })
 }
 
 /// One listening socket.
@@ -332,7 +346,7 @@ impl Worker {
             self.serve_accepted(now);
             self.handle_timeouts(now);
             // Before the flush: some of them have a reply.
-            self.carry_out_effects(now, NOTHING);
+            self.carry_out_effects(now, NO_TRAILING);
             self.flush();
             self.tell_gone(now);
             // Farewells to DTLS clients that had to give way.
@@ -403,30 +417,15 @@ impl Worker {
     /// Routes the datagrams of one received buffer: all of one client.
     fn route_client_buffer(&mut self, now: Now, place: usize, index: usize) {
         let Listener { bound, number, .. } = self.listeners[place];
-        let mut routed = 0;
-        loop {
-            let Some(buffer) = self.rx.buffer(index) else { return };
-            let local = SocketAddr::new(buffer.local.unwrap_or(bound.ip()), bound.port());
-            let client = Client { listener: number, address: buffer.from, local: canonical(local) };
-            let source = Source::from(client);
-            let mut datagrams = buffer.datagrams();
-            if routed > 0 {
-                datagrams.nth(routed - 1);
+        let Some(buffer) = self.rx.buffer(index) else { return };
+        let local = SocketAddr::new(buffer.local.unwrap_or(bound.ip()), bound.port());
+        let client = Client { listener: number, address: buffer.from, local: canonical(local) };
+        let (source, marks) = (Source::from(client), (buffer.tos, buffer.ttl));
+        for datagram in datagrams(&self.rx, &buffer) {
+            let verdict = self.server.from_client(now, &source, self.rx.bytes(datagram));
+            if self.out.carry_out(&self.rx, marks, verdict) {
+                self.carry_out_effects(now, NO_TRAILING);
             }
-            let mut paused = false;
-            for datagram in datagrams.by_ref() {
-                let verdict = self.server.from_client(now, &source, datagram);
-                paused = self.out.carry_out(&self.rx, &buffer, verdict) && self.server.has_effects();
-                if paused {
-                    break;
-                }
-            }
-            if !paused {
-                return;
-            }
-            // What follows changes what the loop above borrows; it happens on requests only, and on few of them.
-            routed = buffer.count() - datagrams.count();
-            self.carry_out_effects(now, NOTHING);
         }
     }
 
@@ -460,7 +459,7 @@ impl Worker {
     }
 
     /// Does what the state machine asks for, in its order. `behind` the message that it was fed last.
-    fn carry_out_effects(&mut self, now: Now, behind: Behind<'_>) {
+    fn carry_out_effects(&mut self, now: Now, behind: TrailingBytes<'_>) {
         while let Some(mut effect) = self.server.poll_effect() {
             if let Some(offload) = &mut self.offload {
                 offload.hear(&mut effect, &mut self.server, &self.out.listeners);
@@ -525,7 +524,7 @@ impl Worker {
     fn take_credentials(&mut self, now: Now, lookup: LookupId, credentials: Credentials) {
         let verdict = self.server.credentials(now, lookup, credentials);
         self.out.reply(verdict);
-        self.carry_out_effects(now, NOTHING);
+        self.carry_out_effects(now, NO_TRAILING);
         self.dirty = true;
     }
 
@@ -556,14 +555,14 @@ impl Worker {
             Command::EndAt(gone) => self.end_relays_at(now, &gone),
             Command::Answer(question) => {
                 question(&mut self.server, now);
-                self.carry_out_effects(now, NOTHING);
+                self.carry_out_effects(now, NO_TRAILING);
             }
             Command::Publish(Probe { asked, answer }) => self.asked.push((asked.elapsed(), answer)),
             Command::Upgrade(step) => return self.upgrade(now, step),
             Command::Stop => {
                 self.flush();
                 self.server.close_all(now, ClosedReason::Shutdown);
-                self.carry_out_effects(now, NOTHING);
+                self.carry_out_effects(now, NO_TRAILING);
                 self.out.streams.shutdown(&self.poller);
                 self.out.dtls.shutdown(&mut self.out.tx);
                 self.flush();

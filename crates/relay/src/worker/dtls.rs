@@ -1,9 +1,9 @@
 //! The part of a worker that DTLS listeners need.
 
-use turnpike_net::{Buffer, Span};
+use turnpike_net::Span;
 use turnpike_turn::{server::Client, time::Now};
 
-use super::{NOTHING, SHARE, Worker, offload::Side};
+use super::{NO_TRAILING, SHARE, Worker, datagrams, offload::Side};
 use crate::dtls::Associations;
 
 impl Worker {
@@ -41,7 +41,7 @@ impl Worker {
     fn route_dtls_buffer(&mut self, now: Now, place: usize, index: usize) {
         let Some(buffer) = self.rx.buffer(index) else { return };
         let from = self.out.dtls.client(place, buffer.from, buffer.local);
-        let (marks, count) = ((buffer.tos, buffer.ttl), buffer.count());
+        let marks = (buffer.tos, buffer.ttl);
         if self.tunnels.leads_away(&from) {
             for datagram in buffer.datagrams() {
                 if !self.tunnels.pass_on(&from, marks, datagram) {
@@ -50,41 +50,21 @@ impl Worker {
             }
             return;
         }
-        let whole = self.rx.span(buffer.bytes);
-        #[expect(clippy::cast_possible_truncation, reason = "at most 64 KiB")]
-        let size = buffer.segment_size.max(1) as u32;
-        for number in 0..u32::try_from(count).unwrap_or(u32::MAX) {
-            let skipped = (number * size).min(whole.len);
-            let span = Span { offset: whole.offset + skipped, len: size.min(whole.len - skipped) };
-            self.route_dtls_datagram(now, from, span, marks);
+        for datagram in datagrams(&self.rx, &buffer) {
+            self.route_dtls_datagram(now, from, datagram, marks);
         }
     }
 
     /// Routes the messages of a datagram from this client, as a socket sees it. `marks` are TOS and TTL.
-    pub(super) fn route_dtls_datagram(
-        &mut self,
-        now: Now,
-        from: Client,
-        datagram: Span,
-        (tos, ttl): (u8, u8),
-    ) {
+    pub(super) fn route_dtls_datagram(&mut self, now: Now, from: Client, datagram: Span, marks: (u8, u8)) {
         let source = self.out.dtls.receive(now.ms, from, datagram, &mut self.rx, &mut self.out.tx);
         let Some(source) = source else { return };
         let mut arrived = 0;
         while let Some(message) = self.out.dtls.arrived(arrived) {
             arrived += 1;
-            let bytes = self.rx.bytes(message);
-            let buffer = Buffer {
-                from: source.client.address,
-                local: None,
-                tos,
-                ttl,
-                segment_size: bytes.len(),
-                bytes,
-            };
-            let verdict = self.server.from_client(now, &source, bytes);
-            if self.out.carry_out(&self.rx, &buffer, verdict) {
-                self.carry_out_effects(now, NOTHING);
+            let verdict = self.server.from_client(now, &source, self.rx.bytes(message));
+            if self.out.carry_out(&self.rx, marks, verdict) {
+                self.carry_out_effects(now, NO_TRAILING);
             }
         }
     }

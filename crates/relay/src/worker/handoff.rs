@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use turnpike_net::{Buffer, UdpSocket, worker::Sender};
+use turnpike_net::{UdpSocket, worker::Sender};
 use turnpike_turn::{
     server::{
         AllocationId, Client, ClosedReason, Family, MoveRequest, Moved, PendingMove, RelayId, Source, Verdict,
@@ -14,7 +14,7 @@ use turnpike_turn::{
     time::Now,
 };
 
-use super::{Behind, Command, Holder, NOTHING, Role, Worker, out::side};
+use super::{Command, Holder, NO_TRAILING, Role, TrailingBytes, UNMARKED, Worker, out::side};
 use crate::{
     link::Way,
     stream::{CloseReason, Detached, Streams},
@@ -117,7 +117,7 @@ impl Worker {
         client: &Client,
         worker: u16,
         request: Box<[u8]>,
-        behind: Behind<'_>,
+        behind: TrailingBytes<'_>,
     ) {
         let behind = self.all_behind(client, behind);
         let out = &mut self.out;
@@ -130,9 +130,9 @@ impl Worker {
     }
 
     /// All bytes that came behind a request, for a stream that goes elsewhere.
-    pub(super) fn all_behind(&self, client: &Client, behind: Behind<'_>) -> Vec<u8> {
+    pub(super) fn all_behind(&self, client: &Client, behind: TrailingBytes<'_>) -> Vec<u8> {
         let mut all = behind.to_vec(&self.rx);
-        if matches!(behind, Behind::HandedOver(_)) {
+        if matches!(behind, TrailingBytes::HandedOver(_)) {
             // The request waited for its user, and the stream was read on.
             all.extend_from_slice(self.out.streams.held(client));
         }
@@ -208,7 +208,7 @@ impl Worker {
             Handoff::NotMoved(client) => self.server.not_moved(&client),
             Handoff::Returned { moved, sockets } => self.take_back(now, moved, sockets),
         }
-        self.carry_out_effects(now, NOTHING);
+        self.carry_out_effects(now, NO_TRAILING);
     }
 
     fn take_back(&mut self, now: Now, moved: Moved, sockets: Sockets) {
@@ -254,7 +254,7 @@ impl Worker {
         let Some(source) = adopted else { return };
         let verdict = self.server.from_handed_over(now, &source, request);
         self.out.reply(verdict);
-        self.carry_out_effects(now, Behind::HandedOver(behind));
+        self.carry_out_effects(now, TrailingBytes::HandedOver(behind));
         // It may have become a data connection, or travelled on.
         let Way::Stream(place) = Way::of(source.link) else { return };
         for part in behind.chunks(Streams::FEED) {
@@ -333,18 +333,15 @@ impl Worker {
             Ok(len)
         });
         let Ok(span) = copied else { return };
-        let bytes = self.rx.bytes(span);
-        let from = source.client.address;
-        let buffer = Buffer { from, local: None, tos: 0, ttl: 0, segment_size: bytes.len(), bytes };
-        match self.server.from_client(now, &source, bytes) {
+        match self.server.from_client(now, &source, self.rx.bytes(span)) {
             Verdict::Wait { otherwise, .. } => self.server.not_waited(otherwise),
-            verdict => _ = self.out.carry_out(&self.rx, &buffer, verdict),
+            verdict => _ = self.out.carry_out(&self.rx, UNMARKED, verdict),
         }
     }
 
     pub(super) fn attach_sockets(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {
         // A session that ended in this tick may have had the same index.
-        self.carry_out_effects(now, NOTHING);
+        self.carry_out_effects(now, NO_TRAILING);
         for (family, socket) in sockets {
             let bound = socket.local_addr();
             let relay = RelayId { allocation, family };

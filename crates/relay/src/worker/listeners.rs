@@ -8,7 +8,7 @@ use turnpike_turn::{
     time::Now,
 };
 
-use super::{Listener, NOTHING, Role, Worker};
+use super::{Listener, NO_TRAILING, Role, Worker};
 use crate::{
     Config, DtlsConfig, Layout, StreamConfig,
     listening::{Clients, Closing, Sockets, Source},
@@ -50,7 +50,7 @@ impl Worker {
         if let Some(offload) = &mut self.offload {
             offload.restrict(channels, &mut self.server, &self.out.listeners);
         }
-        self.carry_out_effects(now, NOTHING);
+        self.carry_out_effects(now, NO_TRAILING);
         self.layout = Arc::clone(&layout);
         self.out.streams.reconfigure(Arc::clone(&layout), streams);
         self.out.dtls.reconfigure(layout, dtls, keys);
@@ -196,7 +196,7 @@ impl Worker {
         if matches!(role, Role::Free) {
             self.close_socket(socket);
         }
-        self.carry_out_effects(now, NOTHING);
+        self.carry_out_effects(now, NO_TRAILING);
     }
 
     /// What is queued leaves before its socket does. The arena keeps what is still to be routed.

@@ -1,7 +1,7 @@
-//! What becomes of a verdict: a datagram of a UDP socket, a piece of a stream, or a DTLS record. Separate from the worker, because it is
-//! borrowed while what was received still is.
+//! Turns a verdict into a datagram of a UDP socket, a piece of a stream, or a DTLS record. Separate from the worker, because the received
+//! bytes are borrowed meanwhile.
 
-use turnpike_net::{Buffer, Route, Rx, SocketId, Tx};
+use turnpike_net::{Route, Rx, SocketId, Tx};
 use turnpike_turn::server::{Client, Family, Link, RelayId, Verdict, relayed_ttl};
 
 use crate::{dtls::Associations, link::Way, stream::Streams};
@@ -19,16 +19,15 @@ pub(super) struct Out {
 }
 
 impl Out {
-    /// Queues what a verdict says. True if an effect may go on with it: never where something was relayed.
+    /// Queues the packet of a verdict. `marks` are TOS and TTL of the datagram. True if effects may follow: never where something was relayed.
     #[inline]
-    pub(super) fn carry_out(&mut self, rx: &Rx, buffer: &Buffer<'_>, verdict: Verdict<'_>) -> bool {
+    pub(super) fn carry_out(&mut self, rx: &Rx, (tos, ttl): (u8, u8), verdict: Verdict<'_>) -> bool {
         match verdict {
             Verdict::ToPeer { relay, peer, payload, dont_fragment } => {
                 if let Some(socket) = self.relay_socket(relay)
-                    && let Some(ttl) = self.next_ttl(buffer)
+                    && let Some(ttl) = self.next_ttl(ttl)
                 {
-                    let route =
-                        Route { socket, to: Some(peer), from: None, tos: buffer.tos, ttl, dont_fragment };
+                    let route = Route { socket, to: Some(peer), from: None, tos, ttl, dont_fragment };
                     self.tx.push(&route, &[], rx.span(payload), 0);
                 }
                 false
@@ -37,17 +36,17 @@ impl Out {
                 let header = header.as_slice();
                 match Way::of(link) {
                     Way::Datagrams => {
-                        if let Some(ttl) = self.next_ttl(buffer)
+                        if let Some(ttl) = self.next_ttl(ttl)
                             && let Some(route) = self.route_to(&client)
                         {
-                            let route = Route { tos: buffer.tos, ttl, ..route };
+                            let route = Route { tos, ttl, ..route };
                             self.tx.push(&route, header, rx.span(payload), padding);
                         }
                     }
                     Way::Stream(place) => self.streams.relay(place, header, rx.span(payload), padding),
                     Way::Dtls(place) => {
-                        if let Some(ttl) = self.next_ttl(buffer) {
-                            let marks = (buffer.tos, ttl);
+                        if let Some(ttl) = self.next_ttl(ttl) {
+                            let marks = (tos, ttl);
                             self.dtls.relay(place, [header, payload], padding, marks, &mut self.tx);
                         }
                     }
@@ -112,8 +111,8 @@ impl Out {
 
     /// Of what is relayed for this; `None`, and counted, where it ends here.
     #[inline]
-    fn next_ttl(&mut self, buffer: &Buffer<'_>) -> Option<u8> {
-        let ttl = relayed_ttl(buffer.ttl);
+    fn next_ttl(&mut self, received: u8) -> Option<u8> {
+        let ttl = relayed_ttl(received);
         self.ttl_expired += u64::from(ttl.is_none());
         ttl
     }

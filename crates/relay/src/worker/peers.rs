@@ -10,7 +10,7 @@ use turnpike_turn::{
 };
 use turnpike_wire::address::canonical;
 
-use super::{Behind, Worker};
+use super::{TrailingBytes, Worker};
 use crate::{
     peers::{PeerEvent, Purse},
     ports::Refusal,
@@ -54,7 +54,13 @@ impl Worker {
 
     /// From now on the client's connection is the data connection of `connection`; its reply is queued. `first` came behind the
     /// request.
-    pub(super) fn bind(&mut self, now: Now, connection: ConnectionId, client: &Client, first: Behind<'_>) {
+    pub(super) fn bind(
+        &mut self,
+        now: Now,
+        connection: ConnectionId,
+        client: &Client,
+        first: TrailingBytes<'_>,
+    ) {
         let first = self.all_behind(client, first);
         let taken = self.out.streams.detach(client, &self.rx, &self.poller, CloseReason::DataConnection);
         match taken {

@@ -12,7 +12,7 @@ use turnpike_turn::{
     time::Now,
 };
 
-use super::{NOTHING, Role, SHARE, Worker, offload::Side, out::side};
+use super::{NO_TRAILING, Role, SHARE, Worker, offload::Side, out::side};
 use crate::{
     link::Way,
     ports::{Opened, Refusal},
@@ -161,7 +161,7 @@ impl Worker {
                 self.server.end_relay(now, relay, ClosedReason::AddressGone);
             }
         }
-        self.carry_out_effects(now, NOTHING);
+        self.carry_out_effects(now, NO_TRAILING);
         self.dirty = true;
     }
 
@@ -200,7 +200,7 @@ impl Worker {
                 let Some(relay) = relay else { continue };
                 for datagram in buffer.datagrams() {
                     let verdict = self.server.from_peer(now, relay, buffer.from, datagram);
-                    self.out.carry_out(&self.rx, &buffer, verdict);
+                    self.out.carry_out(&self.rx, (buffer.tos, buffer.ttl), verdict);
                 }
             }
             share = share.saturating_sub(received.count);

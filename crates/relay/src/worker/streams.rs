@@ -1,9 +1,9 @@
 //! The part of a worker that TCP and TLS clients need.
 
-use turnpike_net::{Buffer, poll::Event};
+use turnpike_net::poll::Event;
 use turnpike_turn::{server::Verdict, time::Now};
 
-use super::{Behind, NOTHING, Worker};
+use super::{NO_TRAILING, TrailingBytes, UNMARKED, Worker};
 use crate::stream::{Gone, Incoming, Streams, Token};
 
 impl Worker {
@@ -59,7 +59,7 @@ impl Worker {
             self.server.disconnected(now, &client);
         }
         self.tell_ended_associations();
-        self.carry_out_effects(now, NOTHING);
+        self.carry_out_effects(now, NO_TRAILING);
     }
 
     /// Resumes connections that had to wait: for their bits per second, or for the end of an older connection of the same 5-tuple.
@@ -82,22 +82,13 @@ impl Worker {
         let source = incoming.source;
         while let Some(message) = self.out.streams.next(&mut incoming, now.ms, &self.rx) {
             let bytes = self.rx.bytes(message);
-            // A stream has no TOS and no TTL of its own: relayed datagrams get the defaults (RFC 8656 section 15.2).
-            let buffer = Buffer {
-                from: source.client.address,
-                local: None,
-                tos: 0,
-                ttl: 0,
-                segment_size: bytes.len(),
-                bytes,
-            };
             let verdict = self.server.from_client(now, &source, bytes);
             if let Verdict::Wait { until_ms, .. } = verdict {
                 let until_ms = until_ms.max(now.ms + 1);
                 return self.out.streams.pause(&incoming, message, until_ms, &self.rx, &self.poller);
             }
-            if self.out.carry_out(&self.rx, &buffer, verdict) {
-                self.carry_out_effects(now, Behind::Received(incoming.rest));
+            if self.out.carry_out(&self.rx, UNMARKED, verdict) {
+                self.carry_out_effects(now, TrailingBytes::Received(incoming.rest));
                 if self.out.streams.is_paused(incoming.slot) {
                     return;
                 }

@@ -15,7 +15,7 @@ use turnpike_turn::{
     time::Now,
 };
 
-use super::{Command, Holder, Lingering, NOTHING, Role, Worker, handoff, offload::LentFlows};
+use super::{Command, Holder, Lingering, NO_TRAILING, Role, Worker, handoff, offload::LentFlows};
 use crate::{
     link::Way,
     listening::Named,
@@ -183,7 +183,7 @@ impl Worker {
     /// Rests until it is told how it goes on. True means the end.
     fn freeze(&mut self, now: Now, done: &mpsc::Sender<()>) -> bool {
         // What was read has left before anybody else reads.
-        self.carry_out_effects(now, NOTHING);
+        self.carry_out_effects(now, NO_TRAILING);
         self.flush();
         let _ = done.send(());
         let (mut taken, mut later) = (0, Vec::new());
@@ -334,7 +334,7 @@ impl Worker {
         if let Err(error) = self.tunnels.watch(&self.poller) {
             tracing::error!(worker = self.number, %error, "clients over DTLS cannot be served any more");
         }
-        self.carry_out_effects(now, NOTHING);
+        self.carry_out_effects(now, NO_TRAILING);
         self.flush();
         self.publish_now(now.ms);
     }

@@ -81,7 +81,7 @@ fn take(worker: &mut Worker) -> usize {
 fn present(here: &mut Worker, from: Source, refresh: &[u8]) {
     here.server.from_client(NOW, &from, refresh);
     assert!(here.server.has_effects(), "not forwarded");
-    here.carry_out_effects(NOW, NOTHING);
+    here.carry_out_effects(NOW, NO_TRAILING);
 }
 
 /// Data from there; whether it asks for an allocation.
@@ -91,7 +91,7 @@ fn asks(here: &mut Worker, from: Source) -> Result<(), DropReason> {
         Verdict::Drop(Some(reason)) => return Err(reason),
         _ => panic!("neither known nor a stranger"),
     }
-    here.carry_out_effects(NOW, NOTHING);
+    here.carry_out_effects(NOW, NO_TRAILING);
     Ok(())
 }
 
@@ -192,7 +192,7 @@ fn a_late_handover_takes_along_half_a_message() {
         let of = |listener| Client { listener: ListenerId(listener), address, local };
         let of_stream = (0..8).map(of).find(|of| here.out.streams.held(of) == half).expect("half a message");
         fill(&here, 0, if is_full { BACKLOG } else { 0 });
-        here.hand_over(NOW, &of_stream, 0, refresh.into(), NOTHING);
+        here.hand_over(NOW, &of_stream, 0, refresh.into(), NO_TRAILING);
         if is_full {
             fill(&here, 0, 0);
             here.resume_streams(Now { ms: NOW.ms + AGAIN_MS, ..NOW });

@@ -25,7 +25,7 @@ use crate::{
     Config, RelayAddress, SessionLog,
     listening::Places,
     runtime::Common,
-    worker::{NOTHING, Worker},
+    worker::{NO_TRAILING, Worker},
 };
 
 const CLIENTS: u16 = 200;
@@ -143,7 +143,7 @@ impl Bench {
         let verdict = self.worker.server.from_client(self.now, &Source::from(client), &request);
         let succeeded =
             matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == (kind | 0x100).to_be_bytes());
-        self.worker.carry_out_effects(self.now, NOTHING);
+        self.worker.carry_out_effects(self.now, NO_TRAILING);
         succeeded
     }
 
@@ -194,7 +194,7 @@ impl Bench {
     }
 
     fn end_tick(&mut self) {
-        self.worker.carry_out_effects(self.now, NOTHING);
+        self.worker.carry_out_effects(self.now, NO_TRAILING);
         self.worker.flush();
     }
 
@@ -237,7 +237,7 @@ impl Bench {
         self.now.ms += ms;
         while self.worker.server.poll_timeout().is_some_and(|due| due <= self.now.ms) {
             self.worker.server.handle_timeout(self.now);
-            self.worker.carry_out_effects(self.now, NOTHING);
+            self.worker.carry_out_effects(self.now, NO_TRAILING);
         }
     }
 
@@ -512,6 +512,6 @@ fn come_and_go(bench: &mut Bench) {
     bench.compare();
     assert!(bench.kernel.snapshot().flows > 0);
     bench.worker.server.close_all(bench.now, ClosedReason::Shutdown);
-    bench.worker.carry_out_effects(bench.now, NOTHING);
+    bench.worker.carry_out_effects(bench.now, NO_TRAILING);
     assert_eq!((bench.kernel.snapshot().flows, bench.flows.keys().len(), bench.flows.routes()), (0, 0, 0));
 }
