@@ -123,7 +123,16 @@ pub(crate) enum Command {
     #[command(after_help = TOP_EXAMPLES)]
     Top(TopArgs),
     /// Compare programs in network namespaces: is it faster, by how much, how sure, and where does the time go
+    #[cfg(feature = "tools")]
     Lab(Box<turnpike_lab::LabArgs>),
+    /// Compare programs in network namespaces: this build cannot
+    #[cfg(not(feature = "tools"))]
+    #[command(disable_help_flag = true)]
+    Lab {
+        /// Command of the lab
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<std::ffi::OsString>,
+    },
     /// Say what a firewall has to let in, in its own words: the listeners and relay ports of the configuration
     #[command(long_about = PRINT_FIREWALL, after_help = PRINT_FIREWALL_EXAMPLES)]
     PrintFirewall(Box<FirewallArgs>),

@@ -2,7 +2,7 @@
 
 use clap::Subcommand;
 use turnpike_load::{
-    stream::{BulkOptions, ConnectOptions, ExchangeOptions, Target},
+    stream::{BulkLoad, ConnectLoad, ExchangeLoad, StreamTarget},
     turn, udp,
 };
 
@@ -16,25 +16,25 @@ pub(crate) enum LoadCommand {
     #[command(long_about = LOAD_TCP, after_help = LOAD_TCP_EXAMPLES)]
     Tcp {
         #[command(flatten)]
-        target: Target,
+        target: StreamTarget,
         #[command(flatten)]
-        options: BulkOptions,
+        options: BulkLoad,
     },
     /// Requests and responses over open TCP connections
     #[command(long_about = LOAD_RR, after_help = LOAD_RR_EXAMPLES)]
     Rr {
         #[command(flatten)]
-        target: Target,
+        target: StreamTarget,
         #[command(flatten)]
-        options: ExchangeOptions,
+        options: ExchangeLoad,
     },
     /// TCP connections opened and closed
     #[command(long_about = LOAD_CONNECT, after_help = LOAD_CONNECT_EXAMPLES)]
     Connect {
         #[command(flatten)]
-        target: Target,
+        target: StreamTarget,
         #[command(flatten)]
-        options: ConnectOptions,
+        options: ConnectLoad,
     },
     /// Datagrams there and back
     #[command(long_about = LOAD_UDP, after_help = LOAD_UDP_EXAMPLES)]

@@ -34,7 +34,7 @@ use turnpike_config::{Mistakes, Sources, certificates, forward::ForwardSources, 
 use turnpike_ctl::commands::CommandError;
 use turnpike_daemon::DaemonError;
 use turnpike_load::{
-    LoadError, Outcome, Report, Stop,
+    LoadError, Report, RunOutcome, StopHandle,
     progress::{self, Interval},
     reflect::{self, ReflectPath, Reflector},
     stream::{self, Workload},
@@ -101,7 +101,14 @@ fn main() -> ExitCode {
         },
         Command::Completions(args) => written("the completions", args.write(&mut io::stdout())),
         Command::Man(args) => written("the manual pages", args.write(&mut io::stdout())),
-        Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::Stop::on_signals())),
+        #[cfg(feature = "tools")]
+        Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::StopFlag::on_signals())),
+        #[cfg(not(feature = "tools"))]
+        Command::Lab { arguments } => {
+            drop(arguments);
+            let remedy = "build turnpike with its cargo feature `tools`, which is on by default";
+            fail(BAD_USAGE, &format_args!("this build has no lab: {remedy}"))
+        }
     }
 }
 
@@ -331,7 +338,7 @@ fn probe(args: ProbeArgs) -> ExitCode {
 fn run_load(
     json: Option<&Path>,
     unit: Unit,
-    run: impl FnOnce(&Stop, &mut dyn FnMut(&Interval)) -> Result<Outcome, LoadError>,
+    run: impl FnOnce(&StopHandle, &mut dyn FnMut(&Interval)) -> Result<RunOutcome, LoadError>,
 ) -> ExitCode {
     if let Some(error) = json.and_then(|path| unwritable(path).err()) {
         return fail(
@@ -339,7 +346,7 @@ fn run_load(
             &format_args!("cannot write the result: {error}; choose another file with --json"),
         );
     }
-    let stop = Stop::new();
+    let stop = StopHandle::new();
     if let Err(error) = stop_on_signals(stop.clone()) {
         return fail(FAILED, &format_args!("cannot wait for signals: {error}"));
     }
@@ -362,7 +369,7 @@ fn run_load(
 }
 
 /// The first SIGINT or SIGTERM ends the run with what it has measured, the second at once.
-fn stop_on_signals(stop: Stop) -> io::Result<()> {
+fn stop_on_signals(stop: StopHandle) -> io::Result<()> {
     let wait = move || {
         if wait_for_stop().is_ok() {
             stop.stop();

@@ -5,12 +5,12 @@ use std::{
     io::{self, Write as _},
 };
 
-use turnpike_probe::{Level, Report};
+use turnpike_probe::{Level, ProbeReport};
 use turnpike_wire::escape;
 
 use crate::forgive_closed_pipe;
 
-pub(crate) fn show(report: &Report, json: bool) -> io::Result<()> {
+pub(crate) fn show(report: &ProbeReport, json: bool) -> io::Result<()> {
     let shown = if json {
         writeln!(io::stdout(), "{}", escape::json(&serde_json::to_string(report)?))
     } else {
@@ -20,7 +20,7 @@ pub(crate) fn show(report: &Report, json: bool) -> io::Result<()> {
 }
 
 /// Shows a report line by line.
-struct Text<'a>(&'a Report);
+struct Text<'a>(&'a ProbeReport);
 
 impl fmt::Display for Text<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

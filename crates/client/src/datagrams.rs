@@ -18,7 +18,7 @@ pub struct Datagrams {
     /// By client.
     ids: Vec<SocketId>,
     /// Where clients that share a socket are, and whom they send to; empty where each has its own.
-    ends: Vec<End>,
+    ends: Vec<DatagramEnd>,
     options: UdpOptions,
     /// Datagrams that the kernel has not taken, by reason, as last seen.
     refused: [u64; 3],
@@ -26,7 +26,7 @@ pub struct Datagrams {
 
 /// A client on a shared socket.
 #[derive(Clone, Copy)]
-struct End {
+struct DatagramEnd {
     own: IpAddr,
     server: SocketAddr,
 }
@@ -88,7 +88,7 @@ impl Datagrams {
             }
         };
         self.ids.push(id);
-        self.ends.push(End { own, server });
+        self.ends.push(DatagramEnd { own, server });
         Ok(())
     }
 
@@ -245,7 +245,7 @@ impl Datagrams {
 }
 
 /// Whose address this is, of clients that have one behind the other.
-fn of(ends: &[End], own: IpAddr) -> Option<usize> {
+fn of(ends: &[DatagramEnd], own: IpAddr) -> Option<usize> {
     let bits = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
         IpAddr::V6(ip) => ip.to_bits(),
@@ -262,8 +262,8 @@ mod tests {
     #[test]
     fn a_shared_socket_tells_clients_by_their_addresses() {
         let server = SocketAddr::from(([192, 0, 2, 1], 3478));
-        let end = |last: u8| End { own: [10, 79, 0, last].into(), server };
-        let ends: Vec<End> = (5..9).map(end).collect();
+        let end = |last: u8| DatagramEnd { own: [10, 79, 0, last].into(), server };
+        let ends: Vec<DatagramEnd> = (5..9).map(end).collect();
         let whose = |last: u8| of(&ends, [10, 79, 0, last].into());
         assert_eq!([4, 5, 8, 9].map(whose), [None, Some(0), Some(3), None]);
         assert_eq!(of(&ends, Ipv6Addr::LOCALHOST.into()), None);

@@ -17,13 +17,13 @@ const MTU: usize = 1_200;
 
 /// What every DTLS client of a run shares.
 #[derive(Clone)]
-pub struct Settings {
+pub struct DtlsSettings {
     config: Arc<Config>,
     certificate: DtlsCertificate,
     security: Security,
 }
 
-impl Settings {
+impl DtlsSettings {
     /// With a certificate of its own, which dimpl wants to have and TURN servers do not ask for. `handshake` is how long one may
     /// take.
     ///
@@ -48,7 +48,7 @@ impl Settings {
 }
 
 /// One client's association.
-pub struct Association {
+pub struct ClientAssociation {
     dtls: Dtls,
     security: Security,
     buffer: Vec<u8>,
@@ -59,14 +59,14 @@ pub struct Association {
     pub certificate: Option<Vec<u8>>,
 }
 
-impl Association {
-    /// Begins a handshake; [`Association::drain`] has the first packet. `name` is what the certificate must have where that is
+impl ClientAssociation {
+    /// Begins a handshake; [`ClientAssociation::drain`] has the first packet. `name` is what the certificate must have where that is
     /// not the name of the settings.
     ///
     /// # Errors
     /// In words, as everywhere here: why it does not go on.
     pub fn new(
-        settings: &Settings,
+        settings: &DtlsSettings,
         name: Option<&ServerName<'static>>,
         now: Instant,
     ) -> Result<Self, String> {
@@ -93,7 +93,7 @@ impl Association {
         self.connected
     }
 
-    /// When [`Association::handle_timeout`] wants to be called.
+    /// When [`ClientAssociation::handle_timeout`] wants to be called.
     pub fn timeout(&self) -> Option<Instant> {
         self.timeout
     }

@@ -58,7 +58,7 @@ pub struct Broken {
 
 /// What all links of a run have in common.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings<'a> {
+pub struct LinkSettings<'a> {
     /// Where they go, unless aimed elsewhere.
     pub server: SocketAddr,
     /// TCP, TLS or DTLS.
@@ -76,8 +76,8 @@ pub struct Links {
     server: SocketAddr,
     /// Links that go to another server, with its name where that is another too.
     elsewhere: HashMap<usize, (SocketAddr, Option<ServerName<'static>>)>,
-    kind: Kind,
-    links: Vec<Link>,
+    kind: LinkKind,
+    links: Vec<ClientLink>,
     /// Links with something to send, each once.
     dirty: Vec<usize>,
     /// Messages pushed since the last flush.
@@ -97,18 +97,18 @@ pub struct Links {
     pub broken: Option<Broken>,
 }
 
-enum Kind {
+enum LinkKind {
     Tcp,
     Tls(Security),
-    Dtls(Box<dtls::Settings>),
+    Dtls(Box<dtls::DtlsSettings>),
 }
 
 #[derive(Default)]
-struct Link {
-    channel: Option<Channel>,
+struct ClientLink {
+    channel: Option<LinkChannel>,
     /// When it was begun to be opened.
     since: Option<Instant>,
-    state: State,
+    state: LinkState,
     framing: Framing,
     out: Vec<u8>,
     /// Ends of the messages in `out`, which DTLS sends one by one.
@@ -123,7 +123,7 @@ struct Link {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum LinkState {
     #[default]
     Idle,
     Connecting,
@@ -132,13 +132,13 @@ enum State {
     Broken,
 }
 
-enum Channel {
+enum LinkChannel {
     Tcp(TcpStream),
     Tls(TcpStream, Box<ClientConnection>),
-    Dtls(UdpSocket, Box<dtls::Association>),
+    Dtls(UdpSocket, Box<dtls::ClientAssociation>),
 }
 
-impl AsFd for Channel {
+impl AsFd for LinkChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Tcp(stream) | Self::Tls(stream, _) => stream.as_fd(),
@@ -152,19 +152,19 @@ impl Links {
     ///
     /// # Errors
     /// When DTLS cannot be set up.
-    pub fn new(settings: &Settings<'_>, count: usize) -> Result<Self, InvalidSetting> {
+    pub fn new(settings: &LinkSettings<'_>, count: usize) -> Result<Self, InvalidSetting> {
         let kind = match (settings.transport, settings.security) {
-            (Transport::Tls, Some(security)) => Kind::Tls(security.clone()),
+            (Transport::Tls, Some(security)) => LinkKind::Tls(security.clone()),
             (Transport::Dtls, Some(security)) => {
-                Kind::Dtls(Box::new(dtls::Settings::new(security.clone(), settings.patience)?))
+                LinkKind::Dtls(Box::new(dtls::DtlsSettings::new(security.clone(), settings.patience)?))
             }
-            _ => Kind::Tcp,
+            _ => LinkKind::Tcp,
         };
         Ok(Self {
             server: settings.server,
             elsewhere: HashMap::new(),
             kind,
-            links: (0..count).map(|_| Link::default()).collect(),
+            links: (0..count).map(|_| ClientLink::default()).collect(),
             dirty: Vec::new(),
             queued: 0,
             dropped: 0,
@@ -183,7 +183,7 @@ impl Links {
     /// # Errors
     /// When no certificate could have the name.
     pub fn aim(&mut self, index: usize, server: SocketAddr, name: Option<&str>) -> Result<(), InvalidDomain> {
-        let secure = !matches!(self.kind, Kind::Tcp);
+        let secure = !matches!(self.kind, LinkKind::Tcp);
         let name = name.filter(|_| secure).map(|name| ServerName::try_from(name.to_owned())).transpose();
         self.elsewhere.insert(index, (server, name.map_err(|_| InvalidDomain)?));
         Ok(())
@@ -196,13 +196,13 @@ impl Links {
 
     /// Whether the link has failed and is not to be opened any more.
     pub fn is_broken(&self, index: usize) -> bool {
-        self.links[index].state == State::Broken
+        self.links[index].state == LinkState::Broken
     }
 
     /// Whether the link takes another message.
     pub fn has_room(&self, index: usize) -> bool {
         let link = &self.links[index];
-        link.state != State::Broken && link.waiting() < MAX_WAITING
+        link.state != LinkState::Broken && link.waiting() < MAX_WAITING
     }
 
     /// Queues a message: `len` bytes that `fill` writes.
@@ -216,7 +216,7 @@ impl Links {
         let start = link.out.len();
         link.out.resize(start + len, 0);
         fill(&mut link.out[start..]);
-        if matches!(self.kind, Kind::Dtls(_)) {
+        if matches!(self.kind, LinkKind::Dtls(_)) {
             link.ends.push(start + len);
         }
         if !std::mem::replace(&mut link.dirty, true) {
@@ -236,9 +236,9 @@ impl Links {
         for index in dirty.drain(..) {
             self.links[index].dirty = false;
             let sent = match self.links[index].state {
-                State::Idle => self.open(index, poller),
-                State::Open => self.send(index, poller),
-                State::Connecting | State::Handshaking | State::Broken => Ok(()),
+                LinkState::Idle => self.open(index, poller),
+                LinkState::Open => self.send(index, poller),
+                LinkState::Connecting | LinkState::Handshaking | LinkState::Broken => Ok(()),
             };
             if let Err(what) = sent {
                 self.fail(index, what, errors);
@@ -256,14 +256,14 @@ impl Links {
     pub fn close(&mut self, index: usize) {
         let link = &mut self.links[index];
         let dirty = link.dirty;
-        let old = std::mem::replace(link, Link { dirty, ..Link::default() });
+        let old = std::mem::replace(link, ClientLink { dirty, ..ClientLink::default() });
         match old.channel {
-            Some(Channel::Dtls(socket, mut association)) => {
+            Some(LinkChannel::Dtls(socket, mut association)) => {
                 association.close();
                 // Nobody waits for the farewell.
                 let _ = association.drain(|packet| _ = socket.send(packet), |_| {});
             }
-            Some(Channel::Tcp(stream) | Channel::Tls(stream, _)) if self.abortive => {
+            Some(LinkChannel::Tcp(stream) | LinkChannel::Tls(stream, _)) if self.abortive => {
                 let socket = Socket::from(stream);
                 // Without it the close is an ordinary one.
                 let _ = socket.set_linger(Some(Duration::ZERO));
@@ -280,12 +280,14 @@ impl Links {
     /// Calls the timers of DTLS.
     pub fn sweep(&mut self, errors: &mut Errors) {
         self.give_up(errors);
-        if !matches!(self.kind, Kind::Dtls(_)) {
+        if !matches!(self.kind, LinkKind::Dtls(_)) {
             return;
         }
         let now = Instant::now();
         for index in 0..self.links.len() {
-            let Some(Channel::Dtls(socket, association)) = &mut self.links[index].channel else { continue };
+            let Some(LinkChannel::Dtls(socket, association)) = &mut self.links[index].channel else {
+                continue;
+            };
             if association.timeout().is_none_or(|at| at > now) {
                 continue;
             }
@@ -310,13 +312,13 @@ impl Links {
             return;
         };
         let mut served = Ok(());
-        if self.links[index].state == State::Connecting && (event.writable || event.error) {
+        if self.links[index].state == LinkState::Connecting && (event.writable || event.error) {
             served = self.connected(index, poller);
         }
         if served.is_ok() && (event.readable || event.error || event.closed) {
             served = self.receive(index, poller, each);
         }
-        if served.is_ok() && event.writable && self.links[index].state != State::Connecting {
+        if served.is_ok() && event.writable && self.links[index].state != LinkState::Connecting {
             served = self.send(index, poller);
         }
         if let Err(what) = served {
@@ -343,28 +345,28 @@ impl Links {
             None => (self.server, None),
         };
         let channel = match &self.kind {
-            Kind::Tcp => Channel::Tcp(connect(server).map_err(|error| refusal(&error))?),
-            Kind::Tls(security) => {
+            LinkKind::Tcp => LinkChannel::Tcp(connect(server).map_err(|error| refusal(&error))?),
+            LinkKind::Tls(security) => {
                 let stream = connect(server).map_err(|error| refusal(&error))?;
                 let name = name.unwrap_or(&security.name).clone();
                 let mut tls = ClientConnection::new(security.config.clone(), name)
                     .map_err(|error| error.to_string())?;
                 // `waiting` bounds it, and a burst must not be cut.
                 tls.set_buffer_limit(None);
-                Channel::Tls(stream, Box::new(tls))
+                LinkChannel::Tls(stream, Box::new(tls))
             }
-            Kind::Dtls(settings) => {
+            LinkKind::Dtls(settings) => {
                 let socket = connect_udp(server).map_err(|error| refusal(&error))?;
-                let mut association = dtls::Association::new(settings, name, now)?;
+                let mut association = dtls::ClientAssociation::new(settings, name, now)?;
                 association.drain(|packet| _ = socket.send(packet), |_| {})?;
-                Channel::Dtls(socket, Box::new(association))
+                LinkChannel::Dtls(socket, Box::new(association))
             }
         };
-        let dtls = matches!(channel, Channel::Dtls(..));
+        let dtls = matches!(channel, LinkChannel::Dtls(..));
         let interest = Interest::Level { read: true, write: !dtls };
         let watched = poller.add_with(&channel, index as u64, interest);
         watched.map_err(|error| format!("cannot be watched: {error}"))?;
-        link.state = if dtls { State::Handshaking } else { State::Connecting };
+        link.state = if dtls { LinkState::Handshaking } else { LinkState::Connecting };
         link.watched_for_writing = !dtls;
         link.channel = Some(channel);
         link.since = Some(now);
@@ -374,15 +376,18 @@ impl Links {
     fn connected(&mut self, index: usize, poller: &Poller) -> Result<(), String> {
         let link = &mut self.links[index];
         let stream = match &link.channel {
-            Some(Channel::Tcp(stream) | Channel::Tls(stream, _)) => stream,
+            Some(LinkChannel::Tcp(stream) | LinkChannel::Tls(stream, _)) => stream,
             _ => return Ok(()),
         };
         match stream.take_error() {
             Ok(None) => {}
             Ok(Some(error)) | Err(error) => return Err(refusal(&error)),
         }
-        link.state =
-            if matches!(link.channel, Some(Channel::Tls(..))) { State::Handshaking } else { State::Open };
+        link.state = if matches!(link.channel, Some(LinkChannel::Tls(..))) {
+            LinkState::Handshaking
+        } else {
+            LinkState::Open
+        };
         self.send(index, poller)
     }
 
@@ -391,7 +396,7 @@ impl Links {
         let link = &mut self.links[index];
         let blocked = match &mut link.channel {
             None => return Ok(()),
-            Some(Channel::Tcp(stream)) => loop {
+            Some(LinkChannel::Tcp(stream)) => loop {
                 if link.left == link.out.len() {
                     link.out.clear();
                     link.left = 0;
@@ -404,8 +409,8 @@ impl Links {
                     Err(error) => return Err(refusal(&error)),
                 }
             },
-            Some(Channel::Tls(stream, tls)) => {
-                if link.state == State::Open && !link.out.is_empty() {
+            Some(LinkChannel::Tls(stream, tls)) => {
+                if link.state == LinkState::Open && !link.out.is_empty() {
                     tls.writer().write_all(&link.out).map_err(|error| error.to_string())?;
                     link.records += link.out.len();
                     link.out.clear();
@@ -423,8 +428,8 @@ impl Links {
                     }
                 }
             }
-            Some(Channel::Dtls(socket, association)) => {
-                if link.state == State::Open {
+            Some(LinkChannel::Dtls(socket, association)) => {
+                if link.state == LinkState::Open {
                     let mut start = 0;
                     for end in link.ends.drain(..) {
                         association.send(&link.out[start..end])?;
@@ -462,22 +467,22 @@ impl Links {
         let Some(mut channel) = link.channel.take() else { return Ok(()) };
         let scratch = &mut self.scratch;
         let read = match &mut channel {
-            Channel::Tcp(stream) => link.read_tcp(stream, scratch, each),
-            Channel::Tls(stream, tls) => link.read_tls(stream, tls, scratch, each),
-            Channel::Dtls(socket, association) => read_dtls(socket, association, scratch, each),
+            LinkChannel::Tcp(stream) => link.read_tcp(stream, scratch, each),
+            LinkChannel::Tls(stream, tls) => link.read_tls(stream, tls, scratch, each),
+            LinkChannel::Dtls(socket, association) => read_dtls(socket, association, scratch, each),
         };
         let secured = match &channel {
-            Channel::Tls(_, tls) if !tls.is_handshaking() => Some(tls.handshake_kind()),
-            Channel::Dtls(_, association) if association.is_connected() => Some(None),
+            LinkChannel::Tls(_, tls) if !tls.is_handshaking() => Some(tls.handshake_kind()),
+            LinkChannel::Dtls(_, association) if association.is_connected() => Some(None),
             _ => None,
         };
-        let wants_write = matches!(&channel, Channel::Tls(_, tls) if tls.wants_write());
+        let wants_write = matches!(&channel, LinkChannel::Tls(_, tls) if tls.wants_write());
         link.channel = Some(channel);
         let read = read?;
-        if link.state == State::Handshaking
+        if link.state == LinkState::Handshaking
             && let Some(kind) = secured
         {
-            link.state = State::Open;
+            link.state = LinkState::Open;
             match kind {
                 Some(HandshakeKind::Resumed) => self.resumed_handshakes += 1,
                 _ => self.full_handshakes += 1,
@@ -491,10 +496,10 @@ impl Links {
 
     fn fail(&mut self, index: usize, what: String, errors: &mut Errors) {
         let link = &mut self.links[index];
-        let during_setup = link.state != State::Open;
+        let during_setup = link.state != LinkState::Open;
         *errors.entry(if during_setup { "connect_failed" } else { "connection_lost" }).or_default() += 1;
         self.close(index);
-        self.links[index].state = State::Broken;
+        self.links[index].state = LinkState::Broken;
         self.broken.get_or_insert(Broken { link: index, during_setup, what });
     }
 }
@@ -502,7 +507,7 @@ impl Links {
 /// A server would keep an association of which nobody takes leave until it has been idle for long.
 impl Drop for Links {
     fn drop(&mut self) {
-        if matches!(self.kind, Kind::Dtls(_)) {
+        if matches!(self.kind, LinkKind::Dtls(_)) {
             self.close_from(0);
         }
     }
@@ -517,7 +522,7 @@ enum Read {
     Ended,
 }
 
-impl Link {
+impl ClientLink {
     fn is_overdue(&self, now: Instant, patience: Duration) -> bool {
         self.since.is_some_and(|since| now.saturating_duration_since(since) > patience)
     }
@@ -525,9 +530,11 @@ impl Link {
     /// What the server does not answer while the link is being opened.
     fn silence(&self) -> Option<&'static str> {
         match (self.state, &self.channel) {
-            (State::Connecting, _) => Some("does not answer: no connection comes about"),
-            (State::Handshaking, Some(Channel::Dtls(..))) => Some("does not answer the DTLS handshake"),
-            (State::Handshaking, _) => Some("takes the connection but does not answer the TLS handshake"),
+            (LinkState::Connecting, _) => Some("does not answer: no connection comes about"),
+            (LinkState::Handshaking, Some(LinkChannel::Dtls(..))) => {
+                Some("does not answer the DTLS handshake")
+            }
+            (LinkState::Handshaking, _) => Some("takes the connection but does not answer the TLS handshake"),
             _ => None,
         }
     }
@@ -649,7 +656,7 @@ impl Link {
 
 fn read_dtls(
     socket: &UdpSocket,
-    association: &mut dtls::Association,
+    association: &mut dtls::ClientAssociation,
     scratch: &mut [u8],
     each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
 ) -> Result<Read, String> {

@@ -108,7 +108,7 @@ fn config(options: &TlsOptions, verifier: Arc<Verifier>) -> Result<Arc<ClientCon
     let mut config = builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
     config.alpn_protocols = vec![ALPN_TURN.to_vec()];
     config.resumption = if options.resumption {
-        Resumption::store(Arc::new(Sessions::default()))
+        Resumption::store(Arc::new(SessionCache::default()))
     } else {
         Resumption::disabled()
     };
@@ -132,25 +132,25 @@ fn server_name(
 
 /// Sessions to resume. A TLS 1.3 ticket is good for one connection (RFC 8446 appendix C.4), and the memory of rustls keeps
 /// eight of them a server: clients that connect many at a time would mostly find none and not resume.
-struct Sessions {
+struct SessionCache {
     /// For all but the tickets of TLS 1.3.
     others: ClientSessionMemoryCache,
     tickets: Mutex<HashMap<ServerName<'static>, VecDeque<Tls13ClientSessionValue>>>,
 }
 
-impl Default for Sessions {
+impl Default for SessionCache {
     fn default() -> Self {
         Self { others: ClientSessionMemoryCache::new(SESSIONS), tickets: Mutex::default() }
     }
 }
 
-impl fmt::Debug for Sessions {
+impl fmt::Debug for SessionCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sessions").finish_non_exhaustive()
     }
 }
 
-impl ClientSessionStore for Sessions {
+impl ClientSessionStore for SessionCache {
     fn set_kx_hint(&self, server_name: ServerName<'static>, group: NamedGroup) {
         self.others.set_kx_hint(server_name, group);
     }

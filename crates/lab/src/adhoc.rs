@@ -1,21 +1,26 @@
 //! Experiments without a file: `lab ab --a CMD --b CMD -- WORKLOAD` and `lab profile CMD -- WORKLOAD` are turned into the
 //! text of one, so that they are checked, recorded and repeated like any other.
+//!
+//! Workloads that the lab knows keep the command short: our generators and iperf3 are given their duration, their results are read, the
+//! reflector is started, and readiness is asked for at the address that they are aimed at. Explicit options win.
 
-mod known;
+use std::thread;
 
 use toml::{Table, Value};
 
-use self::known::Known;
 use crate::{
-    builtin_experiments::Text,
+    builtin_experiments::BuiltinText,
     error::LabError,
     experiment::{COMMAND_LINE, CommandLine, Experiment},
-    request::{Changes, Request, Variant},
+    request::{Overrides, RunRequest, Variant},
 };
+
+/// Port of a reflector that names none.
+const ECHO: u16 = 3480;
 
 /// Where and how the programs of an ad-hoc experiment run.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args)]
-pub(crate) struct Setting {
+pub(crate) struct AdhocOptions {
     /// `host`, `veth` or `wire` (client, relay, peer), or a topology file [default: veth if a command names {client}, {relay}
     /// or {peer}, else host]
     #[arg(long, value_name = "T")]
@@ -66,7 +71,7 @@ pub(crate) struct Setting {
     pub(crate) whole: bool,
 }
 
-impl Setting {
+impl AdhocOptions {
     /// Whether the command line says when a subject is ready.
     fn has_probe(&self) -> bool {
         [&self.ready_stun, &self.ready_tcp, &self.ready_log, &self.ready_udp_port, &self.ready_tcp_port]
@@ -84,21 +89,33 @@ impl Setting {
     }
 }
 
+/// A workload as it was typed, with what is known of its program.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Adhoc {
+    setting: AdhocOptions,
+    workload: Vec<String>,
+    /// Where a reflector of ours must listen.
+    reflector: Option<String>,
+    /// Metrics judged beside the deciding one.
+    metrics: &'static [&'static str],
+}
+
 /// A request that compares `subjects`, name and command line, under `workload`.
 pub(crate) fn request(
     name: &str,
     subjects: &[(&str, &str)],
     workload: &[String],
-    setting: &Setting,
-    changes: &Changes,
-) -> Result<Request, LabError> {
+    setting: &AdhocOptions,
+    changes: &Overrides,
+) -> Result<RunRequest, LabError> {
     if workload.is_empty() {
         return Err(LabError::usage("no workload: put its command after `--`"));
     }
     let commands: Vec<&str> = subjects.iter().map(|(_, command)| *command).collect();
-    let known = known::complete(setting, workload, &commands)?;
-    let text = document(name, subjects, &known, changes).to_string();
-    let requests = Request::of(Text { path: COMMAND_LINE.into(), text }, changes, &Variant::default(), &[])?;
+    let adhoc = Adhoc::new(setting, workload, &commands)?;
+    let text = document(name, subjects, &adhoc, changes).to_string();
+    let requests =
+        RunRequest::of(BuiltinText { path: COMMAND_LINE.into(), text }, changes, &Variant::default(), &[])?;
     requests.into_iter().next().ok_or_else(|| LabError::failed("an experiment without a point"))
 }
 
@@ -120,8 +137,95 @@ pub(crate) fn describe(experiment: &Experiment) -> String {
     text + &format!("deciding: {}", experiment.metric)
 }
 
-fn document(name: &str, subjects: &[(&str, &str)], known: &Known, changes: &Changes) -> Table {
-    let setting = &known.setting;
+impl Adhoc {
+    /// Completes `setting` and `workload`. `commands` are those of the subjects.
+    fn new(setting: &AdhocOptions, workload: &[String], commands: &[&str]) -> Result<Self, LabError> {
+        let mut adhoc = Self { setting: setting.clone(), workload: workload.to_vec(), ..Self::default() };
+        if adhoc.setting.topology.is_none() {
+            let mut texts =
+                commands.iter().copied().chain(workload.iter().chain(&setting.helper).map(String::as_str));
+            let routed =
+                texts.any(|text| ["{client", "{relay", "{peer"].iter().any(|name| text.contains(name)));
+            adhoc.setting.topology = Some(if routed { "veth" } else { "host" }.to_owned());
+        }
+        let program = workload.first().map_or("", |word| word.rsplit('/').next().unwrap_or(word));
+        match (program, workload.get(1).map(String::as_str)) {
+            ("turnpike" | "{turnpike}", Some("load")) => adhoc.load()?,
+            ("iperf3", _) => adhoc.iperf3(),
+            _ => {}
+        }
+        if let Some(program) = adhoc.workload.first_mut().filter(|program| *program == "turnpike") {
+            "{turnpike}".clone_into(program);
+        }
+        Ok(adhoc)
+    }
+
+    fn load(&mut self) -> Result<(), LabError> {
+        for option in ["--duration", "--warmup"] {
+            if has(&self.workload, option) {
+                return Err(LabError::usage(format!(
+                    "{option} of the workload is the lab's to set: give {option} before the `--`"
+                )));
+            }
+            self.workload.extend([option.to_owned(), format!("{{{}}}", &option[2..])]);
+        }
+        let setting = &mut self.setting;
+        if setting.format.is_none() && !has(&self.workload, "--json") {
+            self.workload.extend(["--json".to_owned(), "{result}".to_owned()]);
+            setting.result = Some("{result}".to_owned());
+        }
+        setting.format.get_or_insert_with(|| "turnpike".to_owned());
+        let mode = self.workload.get(2).cloned().unwrap_or_default();
+        let target = self.workload.get(3).filter(|word| !word.starts_with('-')).cloned();
+        let target = target.map(|target| target.trim_start_matches("turn:").to_owned());
+        let routed = matches!(setting.topology.as_deref(), Some("veth" | "wire"));
+        if mode == "turn" {
+            if !has(&self.workload, "--peer") {
+                let host = if routed { "{peer}" } else { "127.0.0.1" };
+                self.workload.extend(["--peer".to_owned(), format!("{host}:{ECHO}")]);
+            }
+            if setting.helper.is_empty() {
+                self.reflector = value(&self.workload, "--peer");
+            }
+            if routed && setting.delivered_at.is_empty() {
+                setting.delivered_at = vec!["client".to_owned(), "peer".to_owned()];
+            }
+            self.metrics =
+                &["delivered_pps", "cpu_us_per_packet", "loss_percent", "latency_p50_us", "latency_p99_us"];
+        }
+        if let Some(target) = target.filter(|_| !setting.has_probe()) {
+            let port = target.rsplit(':').next().filter(|port| !port.contains(['}', ']']));
+            match (mode.as_str(), port) {
+                ("turn", Some(port)) if *port == target => {
+                    setting.ready_stun = Some(format!("{target}:3478"));
+                }
+                ("turn", None) => setting.ready_stun = Some(format!("{target}:3478")),
+                ("turn", Some(_)) => setting.ready_stun = Some(target.clone()),
+                ("udp", Some(port)) => setting.ready_udp_port = Some(port.to_owned()),
+                (_, Some(port)) => setting.ready_tcp_port = Some(port.to_owned()),
+                _ => {}
+            }
+        }
+        pin(setting);
+        Ok(())
+    }
+
+    fn iperf3(&mut self) {
+        let setting = &mut self.setting;
+        if setting.format.is_none() && !has(&self.workload, "--json") && !has(&self.workload, "-J") {
+            self.workload.push("--json".to_owned());
+        }
+        if !["-t", "--time", "-n", "--bytes", "-k"].iter().any(|option| has(&self.workload, option)) {
+            self.workload.extend(["--time".to_owned(), "{whole_total}".to_owned()]);
+        }
+        setting.format.get_or_insert_with(|| "iperf3".to_owned());
+        self.metrics = &["delivered_bps"];
+        pin(setting);
+    }
+}
+
+fn document(name: &str, subjects: &[(&str, &str)], adhoc: &Adhoc, changes: &Overrides) -> Table {
+    let setting = &adhoc.setting;
     let format = setting.format.as_deref().unwrap_or("none");
     let usual = match (format, setting.delivered_at.is_empty(), pinned(setting.cpus.as_deref())) {
         ("iperf3", _, _) => "cpu_s_per_gb",
@@ -137,18 +241,18 @@ fn document(name: &str, subjects: &[(&str, &str)], known: &Known, changes: &Chan
     ]);
     let services = subjects.iter().map(|(name, command)| Value::Table(subject(name, command, setting)));
     let helpers = setting.helper.iter().enumerate().map(|(index, text)| helper(index + 1, text, setting));
-    let helpers = helpers.chain(known.reflector.as_deref().map(|address| reflector(address, setting)));
-    document.insert("metrics".to_owned(), known.metrics.to_vec().into());
+    let helpers = helpers.chain(adhoc.reflector.as_deref().map(|address| reflector(address, setting)));
+    document.insert("metrics".to_owned(), adhoc.metrics.to_vec().into());
     document.insert("subject".to_owned(), Value::Array(services.collect()));
     document.insert("helper".to_owned(), Value::Array(helpers.map(Value::Table).collect()));
-    document.insert("workload".to_owned(), Value::Table(load(&known.workload, format, setting)));
+    document.insert("workload".to_owned(), Value::Table(load(&adhoc.workload, format, setting)));
     document
 }
 
-fn subject(name: &str, command: &str, setting: &Setting) -> Table {
+fn subject(name: &str, command: &str, setting: &AdhocOptions) -> Table {
     let mut service = table([
         ("name", Some(name)),
-        ("command", Some(&known::this_program(command))),
+        ("command", Some(&this_program(command))),
         ("cpus", pinned(setting.cpus.as_deref())),
         ("namespace", setting.place(setting.namespace.as_deref(), "relay")),
     ]);
@@ -166,7 +270,7 @@ fn subject(name: &str, command: &str, setting: &Setting) -> Table {
 }
 
 /// `[NAMESPACE:]CMD`.
-fn helper(number: usize, text: &str, setting: &Setting) -> Table {
+fn helper(number: usize, text: &str, setting: &AdhocOptions) -> Table {
     let (space, command) = match text.split_once(':') {
         Some((space, command)) if !setting.is_on_host() && !space.contains(char::is_whitespace) => {
             (Some(space), command)
@@ -175,13 +279,13 @@ fn helper(number: usize, text: &str, setting: &Setting) -> Table {
     };
     table([
         ("name", Some(&format!("helper-{number}"))),
-        ("command", Some(&known::this_program(command))),
+        ("command", Some(&this_program(command))),
         ("namespace", space),
         ("cpus", pinned(setting.load_cpus.as_deref())),
     ])
 }
 
-fn reflector(address: &str, setting: &Setting) -> Table {
+fn reflector(address: &str, setting: &AdhocOptions) -> Table {
     let mut service = table([
         ("name", Some("reflector")),
         ("command", Some(&format!("{{turnpike}} reflect --listen {address} --workers 1"))),
@@ -193,7 +297,7 @@ fn reflector(address: &str, setting: &Setting) -> Table {
     service
 }
 
-fn load(command: &[String], format: &str, setting: &Setting) -> Table {
+fn load(command: &[String], format: &str, setting: &AdhocOptions) -> Table {
     let mut load = table([
         ("format", Some(format)),
         ("result", Some(setting.result.as_deref().unwrap_or("stdout"))),
@@ -217,6 +321,40 @@ fn table<const N: usize>(entries: [(&str, Option<&str>); N]) -> Table {
     entries.filter_map(|(key, value)| Some((key.to_owned(), Value::from(value?)))).collect()
 }
 
+/// The same command with `turnpike` in front replaced by this program.
+fn this_program(command: &str) -> String {
+    match command.strip_prefix("turnpike ") {
+        Some(rest) => format!("{{turnpike}} {rest}"),
+        None => command.to_owned(),
+    }
+}
+
+/// The subject on a CPU of its own, where the machine has two and the command line says nothing.
+fn pin(setting: &mut AdhocOptions) {
+    let several = thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
+    if several && setting.cpus.is_none() && setting.load_cpus.is_none() {
+        setting.cpus = Some("0".to_owned());
+        setting.load_cpus = Some("1".to_owned());
+    }
+}
+
+/// Whether an option is there, alone or as `--option=value`.
+fn has(words: &[String], option: &str) -> bool {
+    words
+        .iter()
+        .any(|word| word == option || word.strip_prefix(option).is_some_and(|rest| rest.starts_with('=')))
+}
+
+fn value(words: &[String], option: &str) -> Option<String> {
+    words.iter().enumerate().find_map(|(at, word)| {
+        if word == option {
+            words.get(at + 1).cloned()
+        } else {
+            word.strip_prefix(option)?.strip_prefix('=').map(str::to_owned)
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -227,14 +365,14 @@ mod tests {
 
     #[test]
     fn a_command_line_becomes_an_experiment() {
-        let setting = Setting {
+        let setting = AdhocOptions {
             ready_tcp: Some("{relay}:5201".to_owned()),
             helper: vec!["peer:iperf3 -s".to_owned()],
-            ..Setting::default()
+            ..AdhocOptions::default()
         };
         let subjects = [("a", "socat \"TCP-LISTEN:1,fork\" x"), ("b", "sleep 1")];
         let workload = words("iperf3 -c {relay} -t {whole_duration} --json");
-        let request = request("ab", &subjects, &workload, &setting, &Changes::default()).unwrap();
+        let request = request("ab", &subjects, &workload, &setting, &Overrides::default()).unwrap();
         let experiment = request.experiment().unwrap();
         assert_eq!(experiment.metric, "cpu_s_per_gb");
         assert_eq!(experiment.subject[1].namespace.as_deref(), Some("relay"));
@@ -248,9 +386,14 @@ mod tests {
         let serve = "serve --listen {relay}:3478 --relay-ip {relay-peer} --user u:p --allow-peer {peer}/32";
         let (a, b) = (format!("./old/turnpike {serve}"), format!("turnpike {serve}"));
         let workload = words("turnpike load turn {relay}:3478 --user u:p --rate max");
-        let request =
-            request("ab", &[("a", &a), ("b", &b)], &workload, &Setting::default(), &Changes::default())
-                .unwrap();
+        let request = request(
+            "ab",
+            &[("a", &a), ("b", &b)],
+            &workload,
+            &AdhocOptions::default(),
+            &Overrides::default(),
+        )
+        .unwrap();
         let experiment = request.experiment().unwrap();
         let [reflector] = &experiment.helper[..] else { panic!("{:?}", experiment.helper) };
         assert_eq!(reflector.namespace.as_deref(), Some("peer"));
@@ -266,8 +409,86 @@ mod tests {
 
     #[test]
     fn a_missing_workload_is_refused() {
-        let error =
-            request("ab", &[("a", "true")], &[], &Setting::default(), &Changes::default()).unwrap_err();
+        let error = request("ab", &[("a", "true")], &[], &AdhocOptions::default(), &Overrides::default())
+            .unwrap_err();
         assert_eq!(error.exit_code(), 2);
+    }
+
+    fn completed(setting: &AdhocOptions, workload: &str) -> Adhoc {
+        Adhoc::new(setting, &words(workload), &["./new/turnpike serve"]).unwrap()
+    }
+
+    #[test]
+    fn a_generator_is_told_its_time_and_gets_its_reflector() {
+        let known =
+            completed(&AdhocOptions::default(), "turnpike load turn {relay}:3478 --user u:p --rate max");
+        assert_eq!(
+            known.workload,
+            words(
+                "{turnpike} load turn {relay}:3478 --user u:p --rate max --duration {duration} --warmup {warmup} \
+                 --json {result} --peer {peer}:3480"
+            )
+        );
+        assert_eq!(known.reflector.as_deref(), Some("{peer}:3480"));
+        let setting = known.setting;
+        assert_eq!(setting.topology.as_deref(), Some("veth"));
+        assert_eq!(setting.ready_stun.as_deref(), Some("{relay}:3478"));
+        assert_eq!(
+            (setting.format.as_deref(), setting.result.as_deref()),
+            (Some("turnpike"), Some("{result}"))
+        );
+        assert_eq!(setting.delivered_at, ["client", "peer"]);
+    }
+
+    #[test]
+    fn without_names_of_namespaces_all_runs_on_the_host() {
+        let known = completed(&AdhocOptions::default(), "./turnpike load turn turn:127.0.0.1");
+        assert_eq!(known.setting.topology.as_deref(), Some("host"));
+        assert_eq!(known.setting.ready_stun.as_deref(), Some("127.0.0.1:3478"));
+        assert_eq!(known.reflector.as_deref(), Some("127.0.0.1:3480"));
+        assert!(known.setting.delivered_at.is_empty());
+        assert_eq!(known.workload[0], "./turnpike", "another build stays another build");
+    }
+
+    #[test]
+    fn what_the_command_line_says_is_left_alone() {
+        let setting = AdhocOptions {
+            topology: Some("host".to_owned()),
+            cpus: Some("1".to_owned()),
+            ready_log: Some("up".to_owned()),
+            helper: words("reflector"),
+            ..AdhocOptions::default()
+        };
+        let known = completed(&setting, "turnpike load turn 127.0.0.1:99 --peer=127.0.0.1:7");
+        assert_eq!((known.setting.cpus.as_deref(), known.setting.load_cpus.as_deref()), (Some("1"), None));
+        assert_eq!((known.setting.ready_stun, known.reflector), (None, None));
+        assert_eq!(value(&known.workload, "--peer").as_deref(), Some("127.0.0.1:7"));
+    }
+
+    #[test]
+    fn streams_are_ready_when_their_port_listens() {
+        let known = completed(&AdhocOptions::default(), "turnpike load rr {relay}:5000 --clients 8");
+        assert_eq!(known.setting.ready_tcp_port.as_deref(), Some("5000"));
+        assert_eq!(known.reflector, None);
+    }
+
+    #[test]
+    fn iperf3_is_asked_for_json_and_told_its_time() {
+        let known = completed(&AdhocOptions::default(), "iperf3 -c {relay} -P 4");
+        assert_eq!(known.workload, words("iperf3 -c {relay} -P 4 --json --time {whole_total}"));
+        assert_eq!(known.setting.format.as_deref(), Some("iperf3"));
+    }
+
+    #[test]
+    fn a_time_of_its_own_is_refused_and_an_unknown_workload_is_as_it_was() {
+        let error = Adhoc::new(&AdhocOptions::default(), &words("turnpike load turn x:1 --duration 9"), &[])
+            .unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("before the `--`"), "{error}");
+        let known = completed(&AdhocOptions::default(), "sleep 5");
+        assert_eq!(
+            (known.workload, known.setting.format, known.setting.cpus),
+            (words("sleep 5"), None, None)
+        );
     }
 }

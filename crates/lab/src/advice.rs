@@ -1,10 +1,12 @@
 //! What can be done about runs that did not count: which limit was exceeded and by how much, what to change, and how to
 //! allow more.
 
-use crate::invalid_rounds::Void;
-use crate::record::{Record, Round};
+use std::fmt;
+
+use crate::invalid_rounds::Cause;
+use crate::record::Record;
 use crate::stats;
-use crate::verdict::{MetricVerdict, Outcome, Reason};
+use crate::verdict::{Conclusion, MetricVerdict, VerdictReason};
 
 /// One cause of void runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,94 +19,101 @@ pub struct Advice {
 
 /// For each cause that cost one of these verdicts, or all runs of a subject.
 pub fn advice(record: &Record, verdicts: &[MetricVerdict]) -> Vec<Advice> {
-    let cost = |is: fn(&Reason) -> bool| {
-        verdicts.iter().any(|verdict| match &verdict.outcome {
-            Outcome::CannotTell { reasons, .. } => reasons.iter().any(is),
-            _ => false,
-        })
-    };
     let metric = &record.experiment.metric;
     let nothing_counts = record.experiment.subjects.iter().any(|subject| {
         let mut own = record.rounds.iter().filter(|round| round.subject == subject.name).peekable();
         own.peek().is_some() && own.all(|round| !record.counts(round, metric))
     });
-    let mut all = Vec::new();
-    if nothing_counts || cost(|reason| matches!(reason, Reason::GeneratorLate { .. })) {
-        all.extend(late(record));
-    }
-    if nothing_counts || cost(|reason| matches!(reason, Reason::CpuStolen { .. })) {
-        all.extend(stolen(record));
-    }
-    if nothing_counts || cost(|reason| matches!(reason, Reason::CoresShared { .. })) {
-        all.extend(shared(record));
-    }
-    all
+    let cost = |cause: &Cause| {
+        let names_it = |reason: &VerdictReason| matches!(reason, VerdictReason::Void { cause: named, .. } if named == cause);
+        verdicts.iter().any(|verdict| {
+            matches!(&verdict.outcome, Conclusion::CannotTell { reasons, .. } if reasons.iter().any(names_it))
+        })
+    };
+    let causes = Cause::ALL.into_iter().filter(|cause| nothing_counts || cost(cause));
+    causes.filter_map(|cause| of_cause(record, cause)).collect()
 }
 
-impl std::fmt::Display for Advice {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.what)?;
         self.tries.iter().try_for_each(|text| write!(f, "\n  - {text}"))
     }
 }
 
-fn late(record: &Record) -> Option<Advice> {
-    let measured = Measured::of(record, |void| match void {
-        Void::GeneratorLate { p99_us, .. } => Some(*p99_us),
-        _ => None,
-    })?;
-    let limit = record.experiment.limits.late_p99_us;
-    let enough = round_up(measured.most * 1.1);
+/// `None` where no run is void for this.
+fn of_cause(record: &Record, cause: Cause) -> Option<Advice> {
+    let all = || record.rounds.iter().chain(&record.aa);
+    let voids = all().filter_map(|round| round.voided.as_ref()?.cause());
+    let values: Vec<f64> = voids.filter(|(other, _)| *other == cause).map(|(_, value)| value).collect();
+    let most = values.iter().copied().reduce(f64::max)?;
+    let runs = format!("{} of {}", values.len(), plural(all().count(), "run"));
+    let limits = &record.experiment.limits;
+    let (what, mut tries, enough, flag, key) = match cause {
+        Cause::GeneratorLate => (
+            format!(
+                "The generator was late in {runs}: 1 % of what it sent left {} µs or more after it was due, {:.0} µs are \
+                 allowed (late_p99_us). Then rates, losses and latencies of a run do not count; CPU per datagram does. Try:",
+                span(&values, 0),
+                limits.late_p99_us
+            ),
+            vec![
+                "a lower rate or fewer clients (--rate, --clients of `turnpike load`)".to_owned(),
+                cpu_for_the_load(record),
+                quieter_machine(record),
+            ],
+            round_up(most * 1.1),
+            "--max-late-us",
+            "late_p99_us",
+        ),
+        Cause::CpuStolen => (
+            format!(
+                "The hypervisor took CPU time in {runs}: {} % of the machine's, {} % are allowed (steal_percent). That \
+                 changes every figure, so no metric of such a run counts. Try:",
+                span(&values, 1),
+                limits.steal_percent
+            ),
+            vec![
+                "another time of the day, or a machine whose CPUs are not shared".to_owned(),
+                idle_that_polls(record),
+                "more rounds (--rounds): void ones are made again, up to half as many as were wanted"
+                    .to_owned(),
+            ],
+            round_up(most * 1.1).min(100.0),
+            "--max-steal",
+            "steal_percent",
+        ),
+        Cause::CoresShared => (
+            format!(
+                "Others used the subject's cores in {runs}: {} % of their time, {} % are allowed (foreign_percent). A subject \
+                 that waits for its core finds more work at once when it gets it, so no metric of such a run counts. Try:",
+                span(&values, 1),
+                limits.foreign_percent
+            ),
+            vec![
+                quieter_machine(record),
+                "another core for the subjects: --cpus, or `cpus` in the experiment's file".to_owned(),
+            ],
+            round_up(most * 1.1).min(100.0),
+            "--max-foreign",
+            "foreign_percent",
+        ),
+    };
+    tries.push(format!(
+        "where that is good enough: {flag} {enough}, or {key} = {enough} under [limits] in the experiment's file"
+    ));
+    Some(Advice { what, tries })
+}
+
+fn cpu_for_the_load(record: &Record) -> String {
     let pinned = |cpus: &Option<String>| cpus.clone().unwrap_or_else(|| "any CPU".to_owned());
     let subjects =
         record.experiment.subjects.first().map(|subject| pinned(&subject.cpus)).unwrap_or_default();
-    Some(Advice {
-        what: format!(
-            "The generator was late in {}: 1 % of what it sent left {} µs or more after it was due, {limit:.0} µs are \
-             allowed (late_p99_us). Then rates, losses and latencies of a run do not count; CPU per datagram does. Try:",
-            measured.runs(),
-            measured.span(|us| format!("{us:.0}")),
-        ),
-        tries: vec![
-            "a lower rate or fewer clients (--rate, --clients of `turnpike load`)".to_owned(),
-            format!(
-                "a CPU for the load alone (now: load on {}, subjects on {subjects}): --load-cpus and --cpus, or `cpus` in \
-                 the experiment's file; helpers run with the load",
-                pinned(&record.experiment.load_cpus)
-            ),
-            quieter_machine(record),
-            format!(
-                "where so late is good enough: --max-late-us {enough:.0}, or late_p99_us = {enough:.0} under [limits] in \
-                 the experiment's file"
-            ),
-        ],
-    })
-}
-
-fn stolen(record: &Record) -> Option<Advice> {
-    let measured = Measured::of(record, |void| match void {
-        Void::CpuStolen { percent, .. } => Some(*percent),
-        _ => None,
-    })?;
-    let limit = record.experiment.limits.steal_percent;
-    let enough = round_up(measured.most * 1.1).min(100.0);
-    Some(Advice {
-        what: format!(
-            "The hypervisor took CPU time in {}: {} % of the machine's, {limit} % are allowed (steal_percent). That \
-             changes every figure, so no metric of such a run counts. Try:",
-            measured.runs(),
-            measured.span(|percent| format!("{percent:.1}")),
-        ),
-        tries: vec![
-            "another time of the day, or a machine whose CPUs are not shared".to_owned(),
-            idle_that_polls(record),
-            "more rounds (--rounds): void ones are made again, up to half as many as were wanted".to_owned(),
-            format!(
-                "where that is good enough: --max-steal {enough}, or steal_percent = {enough} under [limits] in the \
-                 experiment's file"
-            ),
-        ],
-    })
+    format!(
+        "a CPU for the load alone (now: load on {}, subjects on {subjects}): --load-cpus and --cpus, or `cpus` in the \
+         experiment's file; helpers run with the load",
+        pinned(&record.experiment.load_cpus)
+    )
 }
 
 fn idle_that_polls(record: &Record) -> String {
@@ -118,31 +127,6 @@ fn idle_that_polls(record: &Record) -> String {
     )
 }
 
-fn shared(record: &Record) -> Option<Advice> {
-    let measured = Measured::of(record, |void| match void {
-        Void::CoresShared { percent, .. } => Some(*percent),
-        _ => None,
-    })?;
-    let limit = record.experiment.limits.foreign_percent;
-    let enough = round_up(measured.most * 1.1).min(100.0);
-    Some(Advice {
-        what: format!(
-            "Others used the subject's cores in {}: {} % of their time, {limit} % are allowed (foreign_percent). A subject \
-             that waits for its core finds more work at once when it gets it, so no metric of such a run counts. Try:",
-            measured.runs(),
-            measured.span(|percent| format!("{percent:.1}")),
-        ),
-        tries: vec![
-            quieter_machine(record),
-            "another core for the subjects: --cpus, or `cpus` in the experiment's file".to_owned(),
-            format!(
-                "where that is good enough: --max-foreign {enough}, or foreign_percent = {enough} under [limits] in the \
-                 experiment's file"
-            ),
-        ],
-    })
-}
-
 fn quieter_machine(record: &Record) -> String {
     match record.environment.notes.iter().find(|note| note.starts_with("load average")) {
         Some(note) => format!("a quieter machine ({note} when it began)"),
@@ -150,54 +134,33 @@ fn quieter_machine(record: &Record) -> String {
     }
 }
 
-/// By how much a limit was exceeded in the runs that it made void.
-struct Measured {
-    count: usize,
-    of: usize,
-    least: f64,
-    median: f64,
-    most: f64,
+fn plural(count: usize, word: &str) -> String {
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
-impl Measured {
-    fn of(record: &Record, value: impl Fn(&Void) -> Option<f64>) -> Option<Self> {
-        let runs = || record.rounds.iter().chain(&record.aa);
-        let values: Vec<f64> =
-            runs().filter_map(|round: &Round| round.voided.as_ref().and_then(&value)).collect();
-        Some(Self {
-            count: values.len(),
-            of: runs().count(),
-            least: values.iter().copied().reduce(f64::min)?,
-            median: stats::median(&values)?,
-            most: values.iter().copied().reduce(f64::max)?,
-        })
-    }
-
-    fn runs(&self) -> String {
-        format!("{} of {} {}", self.count, self.of, if self.of == 1 { "run" } else { "runs" })
-    }
-
-    fn span(&self, show: impl Fn(f64) -> String) -> String {
-        if self.count == 1 {
-            return show(self.most);
+/// From the smallest to the largest.
+fn span(values: &[f64], digits: usize) -> String {
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = values.iter().copied().fold(0.0, f64::max);
+    match stats::median(values) {
+        Some(median) if values.len() > 1 => {
+            format!("{least:.digits$} to {most:.digits$} (median {median:.digits$})")
         }
-        format!("{} to {} (median {})", show(self.least), show(self.most), show(self.median))
+        _ => format!("{most:.digits$}"),
     }
 }
 
 /// The next number of one significant figure that is 1, 2 or 5.
 fn round_up(value: f64) -> f64 {
     let power = 10_f64.powf(value.max(f64::MIN_POSITIVE).log10().floor());
-    [1.0, 2.0, 5.0, 10.0]
-        .map(|figure| figure * power)
-        .into_iter()
-        .find(|round| *round >= value)
-        .unwrap_or(value)
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|figure| figure * power);
+    steps.into_iter().find(|step| *step >= value).unwrap_or(value)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::invalid_rounds::Void;
     use crate::record::tests::record;
     use crate::report;
 
@@ -250,32 +213,26 @@ mod tests {
     }
 
     #[test]
-    fn stolen_time_is_told_with_its_own_limit() {
-        let mut record = late_record("delivered_pps");
-        for round in record.rounds.iter_mut().chain(&mut record.aa) {
-            round.voided = Some(Void::CpuStolen { percent: 3.26, limit_percent: 1.0 });
-        }
-        let [advice] = &advice(&record, &report::verdicts(&record))[..] else { panic!("one cause") };
-        let text = advice.to_string();
-        assert!(text.contains("3.3 to 3.3 (median 3.3) %") && text.contains("1 % are allowed"), "{text}");
-        assert!(
-            text.contains("--max-steal 5,") && text.contains("steal_percent = 5 under [limits]"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn cores_that_others_used_are_told_with_their_own_limit() {
-        let mut record = late_record("packets_per_busy_s");
-        for round in record.rounds.iter_mut().chain(&mut record.aa) {
-            round.voided = Some(Void::CoresShared { percent: 12.0, limit_percent: 3.0 });
-        }
-        let [advice] = &advice(&record, &report::verdicts(&record))[..] else { panic!("one cause") };
-        let text = advice.to_string();
-        for part in
-            ["12.0 to 12.0 (median 12.0) %", "3 % are allowed", "load average 3.20", "--max-foreign 20,"]
-        {
-            assert!(text.contains(part), "{part} is missing in {text}");
+    fn stolen_time_and_shared_cores_are_told_with_their_own_limits() {
+        for (void, parts) in [
+            (
+                Void::CpuStolen { percent: 3.26, limit_percent: 1.0 },
+                ["3.3 to 3.3 (median 3.3) %", "1 % are allowed", "--max-steal 5,", "steal_percent = 5 under"],
+            ),
+            (
+                Void::CoresShared { percent: 12.0, limit_percent: 3.0 },
+                ["12.0 to 12.0 (median 12.0) %", "3 % are allowed", "load average 3.20", "--max-foreign 20,"],
+            ),
+        ] {
+            let mut record = late_record("packets_per_busy_s");
+            for round in record.rounds.iter_mut().chain(&mut record.aa) {
+                round.voided = Some(void.clone());
+            }
+            let [advice] = &advice(&record, &report::verdicts(&record))[..] else { panic!("one cause") };
+            let text = advice.to_string();
+            for part in parts {
+                assert!(text.contains(part), "{part} is missing in {text}");
+            }
         }
     }
 

@@ -17,8 +17,8 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     environment,
-    experiment::{Experiment, Service, fill::Variables},
-    record::Build,
+    experiment::{Experiment, ServiceSpec, fill::Variables},
+    record::BuildFile,
     tools,
 };
 
@@ -37,7 +37,7 @@ pub(crate) fn look(
     experiment: &Experiment,
     variables: &Variables,
     versions: &BTreeMap<String, String>,
-) -> Vec<Build> {
+) -> Vec<BuildFile> {
     let mut seen = BTreeMap::new();
     let mut builds = Vec::new();
     let mut add = |name: &str, command: &[String], directory: Option<&Path>| {
@@ -51,12 +51,12 @@ pub(crate) fn look(
             let build = seen.entry(path.clone()).or_insert_with(|| of_file(&path)).clone();
             let said = versions.get(name).filter(|_| word == 0).cloned();
             let version = said.or_else(|| own_version(&path));
-            builds.push(Build { name: name.to_owned(), word, version, ..build });
+            builds.push(BuildFile { name: name.to_owned(), word, version, ..build });
         }
     };
     let subjects_first = experiment.subject.iter().chain(&experiment.helper);
     for service in subjects_first {
-        for Service { name, cwd, command, .. } in service.processes(variables).unwrap_or_default() {
+        for ServiceSpec { name, cwd, command, .. } in service.processes(variables).unwrap_or_default() {
             if let Ok(command) = command.words() {
                 add(&name, &command, cwd.as_deref());
             }
@@ -69,8 +69,9 @@ pub(crate) fn look(
 }
 
 /// In what the programs of now differ from those of a record, as sentences.
-pub(crate) fn differences(then: &[Build], now: &[Build]) -> Vec<String> {
-    let of_now = |before: &Build| now.iter().find(|now| (&now.name, now.word) == (&before.name, before.word));
+pub(crate) fn differences(then: &[BuildFile], now: &[BuildFile]) -> Vec<String> {
+    let of_now =
+        |before: &BuildFile| now.iter().find(|now| (&now.name, now.word) == (&before.name, before.word));
     then.iter()
         .filter_map(|before| {
             let Some(after) = of_now(before) else {
@@ -89,7 +90,7 @@ pub(crate) fn differences(then: &[Build], now: &[Build]) -> Vec<String> {
 }
 
 /// What has become of the files that a record names, as sentences; none while all are as they were.
-pub(crate) fn since(builds: &[Build]) -> Vec<String> {
+pub(crate) fn since(builds: &[BuildFile]) -> Vec<String> {
     let mut told = Vec::new();
     for build in builds {
         let path = Path::new(&build.path);
@@ -108,16 +109,16 @@ pub(crate) fn since(builds: &[Build]) -> Vec<String> {
 }
 
 /// One line for a person.
-pub(crate) fn describe(build: &Build) -> String {
+pub(crate) fn describe(build: &BuildFile) -> String {
     let version = build.version.as_ref().map_or_else(String::new, |version| format!(" ({version})"));
     format!("{}: {}{version}, {}", build.name, build.path, short(build))
 }
 
-fn both(then: &Build, now: &Build) -> String {
+fn both(then: &BuildFile, now: &BuildFile) -> String {
     format!("then {}, now {}", short(then), short(now))
 }
 
-fn short(build: &Build) -> String {
+fn short(build: &BuildFile) -> String {
     let hash = match &build.sha256 {
         Some(hash) => format!("SHA-256 {}", hash.get(..SHORT).unwrap_or(hash)),
         None => "no hash".to_owned(),
@@ -125,7 +126,7 @@ fn short(build: &Build) -> String {
     format!("{hash}, {} bytes, modified {}", build.size, build.modified)
 }
 
-impl Build {
+impl BuildFile {
     /// By the hash; where there is none, by size and time.
     fn is_same_as(&self, other: &Self) -> bool {
         match (&self.sha256, &other.sha256) {
@@ -153,16 +154,16 @@ fn file_of(word: &str, is_program: bool, directory: Option<&Path>) -> Option<Pat
     Some(path.canonicalize().unwrap_or(path))
 }
 
-fn of_file(path: &Path) -> Build {
+fn of_file(path: &Path) -> BuildFile {
     let metadata = fs::metadata(path).ok();
     let size = metadata.as_ref().map_or(0, fs::Metadata::len);
     let modified = metadata.and_then(|metadata| Timestamp::try_from(metadata.modified().ok()?).ok());
-    Build {
+    BuildFile {
         path: path.display().to_string(),
         size,
         modified: modified.map_or_else(|| "unknown".to_owned(), environment::show_time),
         sha256: if size <= LONGEST { hash(path).ok() } else { None },
-        ..Build::default()
+        ..BuildFile::default()
     }
 }
 
@@ -187,7 +188,7 @@ mod tests {
     use super::*;
 
     /// An experiment whose subjects are `first` and `second`, scripts of `directory`.
-    fn experiment(directory: &Path) -> Vec<Build> {
+    fn experiment(directory: &Path) -> Vec<BuildFile> {
         for (name, text) in [("first", "#!/bin/sh\nsleep 1\n"), ("second", "sleep 2\n"), ("list.conf", "x\n")]
         {
             fs::write(directory.join(name), text).unwrap();
@@ -195,7 +196,7 @@ mod tests {
         look_at(directory)
     }
 
-    fn look_at(directory: &Path) -> Vec<Build> {
+    fn look_at(directory: &Path) -> Vec<BuildFile> {
         let text = format!(
             "name = 'x'\nmetric = 'delivered_pps'\ntopology = 'host'\n\
              [[subject]]\nname = 'a'\ncommand = '{0}/first --config={0}/list.conf {0}'\n\
@@ -204,8 +205,7 @@ mod tests {
             directory.display()
         );
         let experiment = Experiment::parse(Path::new("x.toml"), &text).unwrap();
-        let variables =
-            Variables::new(&experiment, &BTreeMap::new(), &experiment.points()[0], Path::new("."));
+        let variables = experiment.variables(&BTreeMap::new(), &experiment.points()[0], Path::new("."));
         look(&experiment, &variables, &[("b".to_owned(), "2.0".to_owned())].into())
     }
 

@@ -51,28 +51,30 @@ pub(crate) const SUITES: Shelf = Shelf {
 
 /// A file as it was read, or would be if there were one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Text {
+pub(crate) struct BuiltinText {
     pub(crate) path: PathBuf,
     pub(crate) text: String,
 }
 
 impl Shelf {
     /// The file `wanted`, or the text of that name: in `experiments/`, or else brought along.
-    pub(crate) fn find(&self, wanted: &Path, experiments: &Path) -> Result<Text, LabError> {
+    pub(crate) fn find(&self, wanted: &Path, experiments: &Path) -> Result<BuiltinText, LabError> {
         let named = experiments.join(self.folder).join(wanted).with_extension("toml");
         if let Some(path) = [wanted.to_owned(), named].into_iter().find(|path| path.is_file()) {
-            return Ok(Text { text: LabError::read(&path)?, path });
+            return Ok(BuiltinText { text: LabError::read(&path)?, path });
         }
         let name = wanted.display().to_string();
         match self.texts.iter().find(|(known, _)| *known == name) {
-            Some((name, text)) => Ok(Text { path: built_in(name), text: (*text).to_owned() }),
+            Some((name, text)) => Ok(BuiltinText { path: built_in(name), text: (*text).to_owned() }),
             None => Err(self.unknown(&name)),
         }
     }
 
     /// All that are brought along, by name.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, Text)> {
-        self.texts.iter().map(|(name, text)| (*name, Text { path: built_in(name), text: (*text).to_owned() }))
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, BuiltinText)> {
+        self.texts
+            .iter()
+            .map(|(name, text)| (*name, BuiltinText { path: built_in(name), text: (*text).to_owned() }))
     }
 
     fn unknown(&self, wanted: &str) -> LabError {
@@ -128,12 +130,12 @@ mod tests {
 
     #[test]
     fn every_text_parses_and_is_sound() {
-        for (name, Text { path, text }) in EXPERIMENTS.all() {
+        for (name, BuiltinText { path, text }) in EXPERIMENTS.all() {
             let parsed = Experiment::parse(&path, &text);
             assert!(is_sound(parsed), "{name}: {:?}", Experiment::parse(&path, &text).err());
             assert!(text.contains(&format!("name = \"{name}\"")), "{name} is called otherwise");
         }
-        for (name, Text { path, text }) in SUITES.all() {
+        for (name, BuiltinText { path, text }) in SUITES.all() {
             let suite = Suite::parse(&path, &text).unwrap();
             assert_eq!(suite.name, name);
             let requests = suite.requests(&Default::default(), &[], None);
@@ -147,7 +149,7 @@ mod tests {
         let own = directory.at("relay-thin.toml");
         fs::write(&own, "x").unwrap();
         let found = EXPERIMENTS.find(Path::new("relay-thin"), directory.path()).unwrap();
-        assert_eq!(found, Text { path: own.clone(), text: "x".to_owned() });
+        assert_eq!(found, BuiltinText { path: own.clone(), text: "x".to_owned() });
         assert_eq!(EXPERIMENTS.find(&own, Path::new("nowhere")).unwrap().path, own);
         let built_in = EXPERIMENTS.find(Path::new("relay-thin"), Path::new("nowhere")).unwrap();
         assert_eq!(built_in.path, Path::new("built-in/relay-thin.toml"));

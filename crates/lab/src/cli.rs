@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{adhoc::Setting, request::Changes};
+use crate::{adhoc::AdhocOptions, request::Overrides, search::SearchOptions};
 
 const AB: &str = "\
 Names in commands: {client}, {relay}, {peer} are the addresses of the namespaces (client - relay - peer),
@@ -87,7 +87,7 @@ pub(crate) enum LabCommand {
         #[command(flatten)]
         file: ExperimentFile,
         #[command(flatten)]
-        out: Out,
+        out: OutputOptions,
     },
     /// List the experiments and suites that need no file
     List,
@@ -110,9 +110,9 @@ pub(crate) enum LabCommand {
         #[arg(long, value_name = "NAME=VALUE")]
         set: Vec<String>,
         #[command(flatten)]
-        place: Place,
+        place: TopologyOptions,
         #[command(flatten)]
-        changes: Changes,
+        changes: Overrides,
         /// Directory below which the suite gets one of its own
         #[arg(long, value_name = "DIR", default_value = "lab-runs")]
         out: PathBuf,
@@ -127,11 +127,11 @@ pub(crate) enum LabCommand {
         #[arg(long, value_name = "CMD")]
         b: String,
         #[command(flatten)]
-        setting: Setting,
+        setting: AdhocOptions,
         #[command(flatten)]
-        changes: Changes,
+        changes: Overrides,
         #[command(flatten)]
-        out: Out,
+        out: OutputOptions,
         /// Workload
         #[arg(last = true, required = true)]
         workload: Vec<String>,
@@ -144,16 +144,16 @@ pub(crate) enum LabCommand {
         #[arg(long, value_name = "PPS,...", value_delimiter = ',', required = true)]
         rates: Vec<u64>,
         #[command(flatten)]
-        out: Out,
+        out: OutputOptions,
     },
     /// Search the highest rate that each subject bears, and its latency at 30, 60 and 80 % of it
     FindMax {
         #[command(flatten)]
         file: ExperimentFile,
         #[command(flatten)]
-        search: SearchArgs,
+        search: SearchOptions,
         #[command(flatten)]
-        out: Out,
+        out: OutputOptions,
     },
     /// Flame graph, hottest symbols and syscalls of a command under a workload; or the difference of two such
     #[command(after_long_help = PROFILE)]
@@ -165,11 +165,11 @@ pub(crate) enum LabCommand {
         #[arg(long, num_args = 2, value_names = ["DIR", "DIR"], conflicts_with_all = ["subject", "workload"])]
         diff: Vec<PathBuf>,
         #[command(flatten)]
-        setting: Setting,
+        setting: AdhocOptions,
         #[command(flatten)]
-        changes: Changes,
+        changes: Overrides,
         #[command(flatten)]
-        out: Out,
+        out: OutputOptions,
         /// Workload
         #[arg(last = true, required_unless_present = "diff")]
         workload: Vec<String>,
@@ -187,7 +187,7 @@ pub(crate) enum LabCommand {
         /// Directory of the record
         directory: PathBuf,
         #[command(flatten)]
-        out: Out,
+        out: OutputOptions,
     },
 }
 
@@ -207,20 +207,20 @@ pub(crate) struct ExperimentFile {
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) place: TopologyOptions,
     #[command(flatten)]
-    pub(crate) changes: Changes,
+    pub(crate) changes: Overrides,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Place {
+pub(crate) struct TopologyOptions {
     /// `wire`, `veth`, `host`, or a topology file, in place of the experiment's
     #[arg(long, value_name = "T")]
     pub(crate) topology: Option<String>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Out {
+pub(crate) struct OutputOptions {
     /// Directory below which the record gets one of its own
     #[arg(long, value_name = "DIR", default_value = "lab-runs")]
     pub(crate) out: PathBuf,
@@ -239,23 +239,4 @@ pub(crate) struct Log {
     /// The gain predicted before measuring, for that row
     #[arg(long, value_name = "RATIO", requires = "log")]
     pub(crate) predicted: Option<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct SearchArgs {
-    /// Lowest rate, datagrams a second
-    #[arg(long, value_name = "PPS", default_value_t = 1_000)]
-    pub(crate) min: u64,
-    /// Highest rate; the search begins there
-    #[arg(long, value_name = "PPS", default_value_t = 1_000_000)]
-    pub(crate) max: u64,
-    /// Width of the result in percent of the rate
-    #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
-    pub(crate) width: f64,
-    /// Seconds of a trial of the last phase
-    #[arg(long, value_name = "S", default_value_t = 5.0)]
-    pub(crate) trial: f64,
-    /// Loss goals in percent
-    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_values_t = [0.0, 0.1, 0.5])]
-    pub(crate) loss: Vec<f64>,
 }

@@ -8,24 +8,24 @@ use crate::{
     adhoc,
     advice::advice,
     builds,
-    builtin_experiments::{EXPERIMENTS, SUITES, Text},
-    cli::{ExperimentFile, Lab, LabArgs, LabCommand, Log, Out, SearchArgs},
-    console::{self, Screen},
+    builtin_experiments::{BuiltinText, EXPERIMENTS, SUITES},
+    cli::{ExperimentFile, Lab, LabArgs, LabCommand, Log, OutputOptions},
+    console::{self, Console},
     error::LabError,
     experiment::Experiment,
     metric, profile,
     program::MARK,
     record::Record,
     report,
-    request::{self, Changes, Request, Task, Variant},
+    request::{self, Overrides, RunRequest, Task, Variant},
     run::{
-        compare::{Stage, compare},
-        rates::{self, Plan},
+        compare::{RunStage, compare},
+        rates,
     },
-    search::Settings,
+    search::RatePlan,
     stats,
-    stop::Stop,
-    suite::{Journal, Suite, Table, carry_on},
+    stop::StopFlag,
+    suite::{Suite, SuiteJournal, SuiteTable, carry_on},
     thresholds,
     topology::{
         self, Topology, offload,
@@ -43,7 +43,7 @@ const FURTHER: usize = 8;
 /// Runs `turnpike lab` with these arguments, the program's name first; the exit code: 0 done, 1 failed, 2 bad usage.
 pub fn main<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) -> u8 {
     match Lab::try_parse_from(arguments) {
-        Ok(lab) => run(lab.args, &Stop::on_signals()),
+        Ok(lab) => run(lab.args, &StopFlag::on_signals()),
         Err(error) => {
             // Nobody to tell if the terminal is closed. Help is no mistake.
             let _ = error.print();
@@ -53,17 +53,17 @@ pub fn main<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) -
 }
 
 /// Runs one command; `stop` ends it early and keeps what was measured. The exit code is as for [`main`].
-pub fn run(arguments: LabArgs, stop: &Stop) -> u8 {
+pub fn run(arguments: LabArgs, stop: &StopFlag) -> u8 {
     match dispatch(arguments.command, stop) {
         Ok(code) => code,
         Err(error) => {
-            Screen::new().note(&format!("turnpike lab: {error}"));
+            Console::new().note(&format!("turnpike lab: {error}"));
             error.exit_code()
         }
     }
 }
 
-fn dispatch(command: LabCommand, stop: &Stop) -> Result<u8, LabError> {
+fn dispatch(command: LabCommand, stop: &StopFlag) -> Result<u8, LabError> {
     match command {
         LabCommand::Up { topology, id } => up(&topology, &id.id),
         LabCommand::Exec { id, name, command } => Err(exec(&id.id, &name, &command)),
@@ -72,22 +72,22 @@ fn dispatch(command: LabCommand, stop: &Stop) -> Result<u8, LabError> {
         LabCommand::List => list(),
         LabCommand::Suite { suite, resume, markdown, only, set, place, changes, out } => {
             let mut journal = match (resume, suite) {
-                (Some(directory), _) => Journal::load(&directory)?,
+                (Some(directory), _) => SuiteJournal::load(&directory)?,
                 (None, suite) => {
-                    let Text { path, text } =
+                    let BuiltinText { path, text } =
                         SUITES.find(&suite.unwrap_or_default(), Path::new("experiments"))?;
                     let suite = Suite::parse(&path, &text)?.only(&only)?;
                     // One for all rows, so that the table can name it.
                     let seed = changes.seed.unwrap_or_else(request::draw_seed);
-                    let changes = Changes { seed: Some(seed), ..changes };
-                    let requests = suite.requests(&changes, &set, place.topology.as_deref())?;
+                    let changes = Overrides { seed: Some(seed), ..changes };
+                    let rows = suite.requests(&changes, &set, place.topology.as_deref())?;
                     // Before anything is written: it may begin again, as root of a namespace.
-                    for request in &requests {
+                    for (_, request) in &rows {
                         if request.experiment()?.topology()?.is_some() {
                             userns::enter_if_needed()?;
                         }
                     }
-                    Journal::begin(&suite, &requests, &out)?
+                    SuiteJournal::begin(&suite.name, &suite.about, &rows, &out)?
                 }
             };
             carry_on(&mut journal, stop)?;
@@ -95,17 +95,19 @@ fn dispatch(command: LabCommand, stop: &Stop) -> Result<u8, LabError> {
         }
         LabCommand::Ab { a, b, setting, changes, out, workload } => {
             let request = adhoc::request("ab", &[("a", &a), ("b", &b)], &workload, &setting, &changes)?;
-            Screen::new().note(&adhoc::describe(&request.experiment()?));
+            Console::new().note(&adhoc::describe(&request.experiment()?));
             carry_out(&[request], &out, stop)
         }
         LabCommand::Sweep { file, rates, out } => {
             if rates.contains(&0) {
                 return Err(LabError::usage("--rates: expected datagrams a second, at least 1"));
             }
-            rates_of_file(&file, Plan::Sweep(rates), &out, stop)
+            rates_of_file(&file, RatePlan::Sweep(rates), &out, stop)
         }
         LabCommand::FindMax { file, search, out } => {
-            let plan = Plan::FindMax(settings(&search)?);
+            let plan = RatePlan::FindMax(
+                search.settings().map_err(|mistake| LabError::usage(format!("find-max: {mistake}")))?,
+            );
             rates_of_file(&file, plan, &out, stop)
         }
         LabCommand::Profile { subject, diff, setting, changes, out, workload } => {
@@ -117,11 +119,11 @@ fn dispatch(command: LabCommand, stop: &Stop) -> Result<u8, LabError> {
             let mut request =
                 adhoc::request("profile", &[("subject", &subject)], &workload, &setting, &changes)?;
             request.task = Task::Profile;
-            Screen::new().note(&adhoc::describe(&request.experiment()?));
+            Console::new().note(&adhoc::describe(&request.experiment()?));
             carry_out(&[request], &out, stop)
         }
         LabCommand::Report { directories, log } => show(&directories, &log),
-        LabCommand::Rerun { directory, out } => carry_out(&[Request::load(&directory)?], &out, stop),
+        LabCommand::Rerun { directory, out } => carry_out(&[RunRequest::load(&directory)?], &out, stop),
     }
 }
 
@@ -179,7 +181,12 @@ fn check_id(id: &str) -> Result<(), LabError> {
     Err(LabError::usage(format!("--id {id}: expected 1 to 16 lower case letters and digits, a letter first")))
 }
 
-fn rates_of_file(file: &ExperimentFile, plan: Plan, out: &Out, stop: &Stop) -> Result<u8, LabError> {
+fn rates_of_file(
+    file: &ExperimentFile,
+    plan: RatePlan,
+    out: &OutputOptions,
+    stop: &StopFlag,
+) -> Result<u8, LabError> {
     let rounds = file.changes.rounds.unwrap_or(1);
     let mut requests = requests_of(file)?;
     for request in &mut requests {
@@ -188,9 +195,9 @@ fn rates_of_file(file: &ExperimentFile, plan: Plan, out: &Out, stop: &Stop) -> R
     carry_out(&requests, out, stop)
 }
 
-fn requests_of(file: &ExperimentFile) -> Result<Vec<Request>, LabError> {
+fn requests_of(file: &ExperimentFile) -> Result<Vec<RunRequest>, LabError> {
     let variant = Variant { topology: file.place.topology.clone(), ..Variant::default() };
-    Request::of(Experiment::find(&file.experiment)?, &file.changes, &variant, &file.set)
+    RunRequest::of(Experiment::find(&file.experiment)?, &file.changes, &variant, &file.set)
 }
 
 /// What can be run by name, each with its first comment.
@@ -201,7 +208,7 @@ fn list() -> Result<u8, LabError> {
         ("suites (`turnpike lab suite NAME`)", SUITES),
     ] {
         text += &format!("{title}\n");
-        for (name, Text { text: content, .. }) in shelf.all() {
+        for (name, BuiltinText { text: content, .. }) in shelf.all() {
             let about = content.lines().next().and_then(|line| line.strip_prefix("# ")).unwrap_or_default();
             text += &format!("  {name:<18} {about}\n");
         }
@@ -211,15 +218,15 @@ fn list() -> Result<u8, LabError> {
 }
 
 /// Shows a suite's table, and keeps it; 1 if a row is missing, 3 if a bar that must be met is missed.
-fn conclude_suite(journal: &Journal, markdown: bool, stop: &Stop) -> Result<u8, LabError> {
-    let table = Table::of(journal);
+fn conclude_suite(journal: &SuiteJournal, markdown: bool, stop: &StopFlag) -> Result<u8, LabError> {
+    let table = SuiteTable::of(journal);
     let path = journal.directory().join("table.md");
     fs::write(&path, table.markdown()).map_err(LabError::io(format!("cannot write {}", path.display())))?;
     console::result(&if markdown { table.markdown() } else { table.text() });
     console::result(&format!("suite: {}", journal.directory().display()));
     let left = journal.left();
     if left > 0 && stop.requested() {
-        Screen::new().note(&format!(
+        Console::new().note(&format!(
             "interrupted with {left} of {} rows left: `turnpike lab suite --resume {}` makes them",
             journal.rows.len(),
             journal.directory().display()
@@ -233,13 +240,13 @@ fn conclude_suite(journal: &Journal, markdown: bool, stop: &Stop) -> Result<u8, 
 }
 
 /// Does what each request asks for, one after the other.
-fn carry_out(requests: &[Request], out: &Out, stop: &Stop) -> Result<u8, LabError> {
+fn carry_out(requests: &[RunRequest], out: &OutputOptions, stop: &StopFlag) -> Result<u8, LabError> {
     let mut code = 0;
     for request in requests {
-        let stage = Stage::set(request, &out.out, stop.clone())?;
+        let stage = RunStage::set(request, &out.out, stop.clone())?;
         code = code.max(match &request.task {
             Task::Compare => {
-                let record = compare(request, &stage, &Screen::new())?;
+                let record = compare(request, &stage, &Console::new())?;
                 if record.rounds.is_empty() {
                     0
                 } else {
@@ -247,14 +254,14 @@ fn carry_out(requests: &[Request], out: &Out, stop: &Stop) -> Result<u8, LabErro
                 }
             }
             Task::Rates { plan, rounds } => {
-                let record = rates::run(request, &stage, &Screen::new(), plan, *rounds)?;
+                let record = rates::run(request, &stage, &Console::new(), plan, *rounds)?;
                 for sweep in &record.sweeps {
                     console::result(&rates::describe(sweep));
                 }
                 if record.sweeps.is_empty() { 0 } else { conclude(&record, &stage, &[], out)? }
             }
             Task::Profile => {
-                let record = profile::profile(request, &stage, &Screen::new())
+                let record = profile::profile(request, &stage, &Console::new())
                     .inspect_err(|_| stage.leave_nothing())?;
                 conclude(&record, &stage, &stage.experiment.metrics, out)?
             }
@@ -267,7 +274,12 @@ fn carry_out(requests: &[Request], out: &Out, stop: &Stop) -> Result<u8, LabErro
 }
 
 /// Writes the report and says what came out; 1 if nothing did.
-fn conclude(record: &Record, stage: &Stage, further: &[String], out: &Out) -> Result<u8, LabError> {
+fn conclude(
+    record: &Record,
+    stage: &RunStage,
+    further: &[String],
+    out: &OutputOptions,
+) -> Result<u8, LabError> {
     report::save(&stage.directory, record).map_err(|error| LabError::failed(error.to_string()))?;
     console::result(&summary(record, further));
     console::result(&format!("record: {}", stage.directory.display()));
@@ -344,10 +356,9 @@ fn append_row(record: &Record, asked: &Log) -> Result<(), LabError> {
     const HEAD: &str = "| date | commit | change | workload | predicted | measured A/B ratio (rounds) | verdict |\n\
                         | --- | --- | --- | --- | --- | --- | --- |\n";
     let Some(log) = &asked.log else { return Ok(()) };
-    let change = report::Change {
+    let change = report::LogEntry {
         change: asked.change.clone().unwrap_or_else(|| record.experiment.name.clone()),
         predicted: asked.predicted.clone().unwrap_or_default(),
-        decided: None,
     };
     let Some(row) = report::row(record, &change) else {
         return Err(LabError::usage("--log: a record of one subject has no row"));
@@ -368,9 +379,9 @@ fn append_row(record: &Record, asked: &Log) -> Result<(), LabError> {
 
 fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
     if let [directory] = directories
-        && Journal::is_in(directory)
+        && SuiteJournal::is_in(directory)
     {
-        return conclude_suite(&Journal::load(directory)?, false, &Stop::default());
+        return conclude_suite(&SuiteJournal::load(directory)?, false, &StopFlag::default());
     }
     let mut records = Vec::new();
     for directory in directories {
@@ -393,11 +404,6 @@ fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
     report::save_comparison(page, &comparison).map_err(|error| LabError::failed(error.to_string()))?;
     console::result(&format!("{comparison}\npage: {}", page.display()));
     Ok(0)
-}
-
-fn settings(search: &SearchArgs) -> Result<Settings, LabError> {
-    Settings::of(search.min, search.max, search.width, search.trial, &search.loss)
-        .map_err(|mistake| LabError::usage(format!("find-max: {mistake}")))
 }
 
 #[cfg(test)]
@@ -454,11 +460,8 @@ mod tests {
     }
 
     #[test]
-    fn bad_ids_and_searches_are_refused() {
+    fn bad_ids_are_refused() {
         assert!(check_id("a1").is_ok());
         assert!(check_id("a-b").is_err() && check_id("").is_err() && check_id("A").is_err());
-        let search = SearchArgs { min: 10, max: 5, width: 1.0, trial: 1.0, loss: vec![0.0] };
-        assert_eq!(settings(&search).unwrap_err().exit_code(), 2);
-        assert!(settings(&SearchArgs { max: 50, ..search }).is_ok());
     }
 }

@@ -5,15 +5,15 @@ use std::{
     time::Instant,
 };
 
-use crate::progress::Progress;
+use crate::progress::RunProgress;
 
 /// The line of progress on standard error: rewritten in place on a terminal, one line a run elsewhere.
-pub(crate) struct Screen {
+pub(crate) struct Console {
     since: Instant,
     terminal: bool,
 }
 
-impl Screen {
+impl Console {
     pub(crate) fn new() -> Self {
         Self { since: Instant::now(), terminal: std::io::stderr().is_terminal() }
     }
@@ -22,7 +22,7 @@ impl Screen {
         self.since.elapsed()
     }
 
-    pub(crate) fn progress(&self, progress: &Progress) {
+    pub(crate) fn progress(&self, progress: &RunProgress) {
         let line = progress.line(self.now());
         // Nobody to tell if standard error is closed.
         let _ = if self.terminal {

@@ -1,9 +1,10 @@
 //! Reasons to discard a round: the generator was late, CPUs were stolen, the subject failed.
 
+use std::{collections::BTreeMap, fmt};
+
 use serde::{Deserialize, Serialize};
 
 use crate::metric;
-use crate::record::Round;
 
 /// Why a run was declared void.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
@@ -28,10 +29,48 @@ pub enum Void {
     Other { what: String },
 }
 
+/// What made runs void through no fault of a subject, where a limit says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// [`Void::GeneratorLate`].
+    GeneratorLate,
+    /// [`Void::CpuStolen`].
+    CpuStolen,
+    /// [`Void::CoresShared`].
+    CoresShared,
+}
+
+impl Cause {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::GeneratorLate, Self::CpuStolen, Self::CoresShared];
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::GeneratorLate => "the generator was late",
+            Self::CpuStolen => "CPU time was stolen",
+            Self::CoresShared => "others used the subjects' cores",
+        })
+    }
+}
+
+impl Void {
+    /// The limit that was exceeded, and what was measured: microseconds or percent.
+    pub fn cause(&self) -> Option<(Cause, f64)> {
+        match self {
+            Self::GeneratorLate { p99_us, .. } => Some((Cause::GeneratorLate, *p99_us)),
+            Self::CpuStolen { percent, .. } => Some((Cause::CpuStolen, *percent)),
+            Self::CoresShared { percent, .. } => Some((Cause::CoresShared, *percent)),
+            Self::SubjectFailed { .. } | Self::Other { .. } => None,
+        }
+    }
+}
+
 /// What a run may suffer and still count.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Limits {
+pub struct VoidLimits {
     /// Lateness of the generator, 99th percentile, microseconds.
     pub late_p99_us: f64,
     /// Stolen CPU time of the whole machine, percent.
@@ -46,7 +85,7 @@ pub struct Limits {
     pub broken_percent: Option<f64>,
 }
 
-impl Default for Limits {
+impl Default for VoidLimits {
     /// 1 % steal is a fifth of the difference that an experiment resolves by default; 3 % of a core, and some of its kernel's own
     /// threads run there even where nothing else does.
     fn default() -> Self {
@@ -60,13 +99,13 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+impl VoidLimits {
     /// Why this run is void by its own metrics ([`metric::LATE_P99_US`], [`metric::STEAL_PERCENT`],
     /// [`metric::FOREIGN_PERCENT`] and others), if it is.
     ///
     /// That a subject failed is known only to who ran it. A metric that was not recorded voids nothing.
-    pub fn check(&self, round: &Round) -> Option<Void> {
-        let above = |name: &str, limit: f64| round.metrics.get(name).copied().filter(|value| *value > limit);
+    pub fn check(&self, metrics: &BTreeMap<String, f64>) -> Option<Void> {
+        let above = |name: &str, limit: f64| metrics.get(name).copied().filter(|value| *value > limit);
         // Lateness last, for it does not spoil every metric.
         if let Some(percent) = above(metric::STEAL_PERCENT, self.steal_percent) {
             return Some(Void::CpuStolen { percent, limit_percent: self.steal_percent });
@@ -93,59 +132,49 @@ impl Limits {
 mod tests {
     use super::*;
 
-    fn round(name: &str, value: f64) -> Round {
-        Round { metrics: [(name.to_owned(), value)].into(), ..Round::new(0, "a", 0) }
+    fn check(limits: VoidLimits, metrics: &[(&str, f64)]) -> Option<Void> {
+        limits.check(&metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect())
     }
 
     #[test]
-    fn a_late_generator_voids_the_round() {
-        let void = Limits::default().check(&round(metric::LATE_P99_US, 1_500.0)).unwrap();
-        assert_eq!(void, Void::GeneratorLate { p99_us: 1_500.0, limit_us: 1_000.0 });
-        assert_eq!(void.to_string(), "the generator was late (p99 1500 µs, allowed 1000 µs)");
-        assert_eq!(Limits::default().check(&round(metric::LATE_P99_US, 999.0)), None);
-    }
-
-    #[test]
-    fn stolen_cpus_void_the_round() {
-        let void = Limits::default().check(&round(metric::STEAL_PERCENT, 3.25)).unwrap();
-        assert_eq!(void.to_string(), "CPU time was stolen (3.2 %, allowed 1.0 %)");
-        assert_eq!(Limits::default().check(&round(metric::STEAL_PERCENT, 0.5)), None);
-    }
-
-    #[test]
-    fn a_subject_that_had_to_share_its_cores_voids_the_round() {
-        let void = Limits::default().check(&round(metric::FOREIGN_PERCENT, 12.5)).unwrap();
-        assert_eq!(void.to_string(), "others used the subject's cores (12.5 %, allowed 3.0 %)");
-        assert_eq!(Limits::default().check(&round(metric::FOREIGN_PERCENT, 2.9)), None);
-        let allowed = Limits { foreign_percent: 20.0, ..Limits::default() };
-        assert_eq!(allowed.check(&round(metric::FOREIGN_PERCENT, 12.5)), None);
-    }
-
-    #[test]
-    fn losses_and_broken_connections_void_a_round_only_where_a_limit_says_so() {
-        for (name, limits) in [
-            (metric::LOSS_PERCENT, Limits { loss_percent: Some(5.0), ..Limits::default() }),
-            (metric::BROKEN_PERCENT, Limits { broken_percent: Some(5.0), ..Limits::default() }),
+    fn a_figure_above_its_limit_voids_the_round() {
+        let usual = VoidLimits::default();
+        let foreign = VoidLimits { foreign_percent: 20.0, ..usual };
+        let loss = VoidLimits { loss_percent: Some(5.0), ..usual };
+        let broken = VoidLimits { broken_percent: Some(5.0), ..usual };
+        for (limits, metric, value, told) in [
+            (usual, metric::LATE_P99_US, 1_500.0, "the generator was late (p99 1500 µs, allowed 1000 µs)"),
+            (usual, metric::LATE_P99_US, 999.0, ""),
+            (usual, metric::STEAL_PERCENT, 3.25, "CPU time was stolen (3.2 %, allowed 1.0 %)"),
+            (usual, metric::STEAL_PERCENT, 0.5, ""),
+            (usual, metric::FOREIGN_PERCENT, 12.5, "others used the subject's cores (12.5 %, allowed 3.0 %)"),
+            (usual, metric::FOREIGN_PERCENT, 2.9, ""),
+            (foreign, metric::FOREIGN_PERCENT, 12.5, ""),
+            (usual, metric::LOSS_PERCENT, 50.0, ""),
+            (loss, metric::LOSS_PERCENT, 5.0, ""),
+            (loss, metric::LOSS_PERCENT, 6.0, "6.00 % were lost, 5 % are allowed (loss_percent)"),
+            (usual, metric::BROKEN_PERCENT, 50.0, ""),
+            (
+                broken,
+                metric::BROKEN_PERCENT,
+                6.0,
+                "6.00 % of the connections broke, 5 % are allowed (broken_percent)",
+            ),
+            (usual, "unknown", 9e9, ""),
         ] {
-            assert_eq!(Limits::default().check(&round(name, 50.0)), None, "{name}");
-            assert_eq!(limits.check(&round(name, 5.0)), None, "{name}");
-            let void = limits.check(&round(name, 6.0)).unwrap().to_string();
-            assert!(void.starts_with("6.00 % ") && void.contains(&format!("({name})")), "{void}");
+            let void = check(limits, &[(metric, value)]).map_or_else(String::new, |void| void.to_string());
+            assert_eq!(void, told, "{metric} {value}");
         }
     }
 
     #[test]
     fn a_run_both_late_and_robbed_is_void_for_what_spoils_more() {
-        let mut both = round(metric::STEAL_PERCENT, 3.0);
-        both.metrics.insert(metric::LATE_P99_US.to_owned(), 9_000.0);
-        assert!(matches!(Limits::default().check(&both), Some(Void::CpuStolen { .. })));
-        both.metrics.remove(metric::STEAL_PERCENT);
-        both.metrics.insert(metric::FOREIGN_PERCENT.to_owned(), 9.0);
-        assert!(matches!(Limits::default().check(&both), Some(Void::CoresShared { .. })));
-    }
-
-    #[test]
-    fn a_round_without_these_metrics_counts() {
-        assert_eq!(Limits::default().check(&Round::new(0, "a", 0)), None);
+        let late = (metric::LATE_P99_US, 9_000.0);
+        for (other, cause) in
+            [(metric::STEAL_PERCENT, Cause::CpuStolen), (metric::FOREIGN_PERCENT, Cause::CoresShared)]
+        {
+            let void = check(VoidLimits::default(), &[late, (other, 9.0)]).unwrap();
+            assert_eq!(void.cause(), Some((cause, 9.0)));
+        }
     }
 }

@@ -15,14 +15,14 @@
 //!
 //! ```text
 //! order::plan(seed, runs, rounds)            which subject runs when; runs = the subjects, and the baseline again (A/A)
-//!   └─ for each slot: run the subject        progress::Progress tells round k of n, time left, the running estimate
+//!   └─ for each slot: run the subject        progress::RunProgress tells round k of n, time left, the running estimate
 //!        └─ record::Round                    metric::derive() adds the per-packet figures,
-//!             └─ invalid_rounds::Limits::check()       a late generator or stolen CPU voids it
+//!             └─ invalid_rounds::VoidLimits::check()   a late generator or stolen CPU voids it
 //! record::Record::save(dir) ◀───┘            after every round, so that Ctrl-C loses nothing
 //! verdict::judge(record, subject, metric)    faster, slower, no difference shown, or cannot tell
 //! report::save(dir, record)                  report.html;  report::row() for docs/performance-log.md
 //! report::compare(records)                   runs of different days, and whether they are comparable
-//! thresholds::hold(record)                          bars: met, missed, or not decidable; suite is a table of experiments with theirs
+//! thresholds::hold(record)                   bars: met, missed, or not decidable; suite is a table of experiments with theirs
 //!
 //! search::Search::next() ─▶ Trial ─▶ observe()   find-max, for several loss goals at once
 //! ```
@@ -47,7 +47,6 @@ mod builtin_experiments;
 mod certificate;
 mod cli;
 mod commands;
-pub mod comparable;
 mod console;
 mod environment;
 mod error;
@@ -78,5 +77,5 @@ pub use cli::LabArgs;
 pub use commands::{main, run};
 pub use error::LabError;
 pub use record::{Record, Round};
-pub use stop::Stop;
-pub use verdict::{MetricVerdict, Outcome, judge};
+pub use stop::StopFlag;
+pub use verdict::{Conclusion, MetricVerdict, judge};

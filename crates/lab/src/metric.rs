@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// Which values of a metric one wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum Preference {
     /// More is better: packets per CPU-second.
     Higher,
     /// Less is better: CPU per packet, latency.
@@ -24,7 +24,7 @@ pub struct Metric {
     /// Unit as printed; empty for plain counts and ratios.
     pub unit: &'static str,
     /// Which values are better.
-    pub better: Direction,
+    pub better: Preference,
     /// What it is, in a few words.
     pub about: &'static str,
 }
@@ -141,15 +141,15 @@ pub const METRICS: &[Metric] = &[
 ];
 
 const fn higher(name: &'static str, unit: &'static str, about: &'static str) -> Metric {
-    Metric { name, unit, better: Direction::Higher, about }
+    Metric { name, unit, better: Preference::Higher, about }
 }
 
 const fn lower(name: &'static str, unit: &'static str, about: &'static str) -> Metric {
-    Metric { name, unit, better: Direction::Lower, about }
+    Metric { name, unit, better: Preference::Lower, about }
 }
 
 const fn neither(name: &'static str, unit: &'static str, about: &'static str) -> Metric {
-    Metric { name, unit, better: Direction::Neither, about }
+    Metric { name, unit, better: Preference::Neither, about }
 }
 
 /// CPU seconds of one process of a run: a subject, a node of one, or a helper.
@@ -171,9 +171,9 @@ pub fn find(name: &str) -> Option<&'static Metric> {
     listed.or_else(|| is_of_process(name).then_some(&OF_PROCESS))
 }
 
-/// Which values are better; [`Direction::Neither`] for a metric that is not listed.
-pub fn direction(name: &str) -> Direction {
-    find(name).map_or(Direction::Neither, |metric| metric.better)
+/// Which values are better; [`Preference::Neither`] for a metric that is not listed.
+pub fn direction(name: &str) -> Preference {
+    find(name).map_or(Preference::Neither, |metric| metric.better)
 }
 
 /// Whether a run in which the generator was late still counts for this metric.
@@ -261,10 +261,10 @@ mod tests {
 
     #[test]
     fn less_cpu_per_packet_is_better_and_more_packets_per_cpu_second_are() {
-        assert_eq!(direction(CPU_US_PER_PACKET), Direction::Lower);
-        assert_eq!(direction(PACKETS_PER_CPU_S), Direction::Higher);
-        assert_eq!(direction("made_up"), Direction::Neither);
-        assert_eq!((direction(&of_process("store")), unit("cpu.store_s")), (Direction::Lower, "s"));
+        assert_eq!(direction(CPU_US_PER_PACKET), Preference::Lower);
+        assert_eq!(direction(PACKETS_PER_CPU_S), Preference::Higher);
+        assert_eq!(direction("made_up"), Preference::Neither);
+        assert_eq!((direction(&of_process("store")), unit("cpu.store_s")), (Preference::Lower, "s"));
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub(crate) struct Launch {
 
 /// A process group; ended when dropped.
 #[derive(Debug)]
-pub(crate) struct Program {
+pub(crate) struct ChildProgram {
     pub(crate) name: String,
     /// Of the command, as it may begin its messages.
     file_name: String,
@@ -58,7 +58,7 @@ pub(crate) struct Program {
     ended: Option<ExitStatus>,
 }
 
-impl Program {
+impl ChildProgram {
     /// Starts the program; its pid is that of the command itself, through namespace entry and pinning.
     pub(crate) fn start(launch: &Launch) -> Result<Self, LabError> {
         let mut words = launch.entry.clone();
@@ -200,7 +200,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for ChildProgram {
     fn drop(&mut self) {
         self.stop();
     }
@@ -309,7 +309,8 @@ mod tests {
         let directory = Dir::new();
         let mark = format!("test-{}-a", std::process::id());
         let mut program =
-            Program::start(&launch(directory.path(), "trap '' TERM; sleep 600 & sleep 600", &mark)).unwrap();
+            ChildProgram::start(&launch(directory.path(), "trap '' TERM; sleep 600 & sleep 600", &mark))
+                .unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
         while marked(&mark).len() < 3 {
             assert!(Instant::now() < deadline, "the children never started");
@@ -329,7 +330,7 @@ mod tests {
         let directory = Dir::new();
         let mark = format!("test-{}-b", std::process::id());
         let mut program =
-            Program::start(&launch(directory.path(), "setsid sleep 600 & exit 0", &mark)).unwrap();
+            ChildProgram::start(&launch(directory.path(), "setsid sleep 600 & exit 0", &mark)).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("the shell ends");
         program.stop();
         sweep(&mark);
@@ -340,7 +341,7 @@ mod tests {
     fn an_obituary_tells_the_code_and_the_last_words() {
         let directory = Dir::new();
         let mut program =
-            Program::start(&launch(directory.path(), "echo no such port; exit 3", "x")).unwrap();
+            ChildProgram::start(&launch(directory.path(), "echo no such port; exit 3", "x")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
         assert_eq!(program.obituary(), "probe exited with code 3; it said: no such port");
     }
@@ -349,7 +350,7 @@ mod tests {
     fn the_error_is_told_even_when_much_is_said_after_it() {
         let directory = Dir::new();
         let script = "echo ERROR no such port; for i in 1 2 3 4 5 6 7 8 9; do echo stopping $i; done; exit 3";
-        let mut program = Program::start(&launch(directory.path(), script, "x")).unwrap();
+        let mut program = ChildProgram::start(&launch(directory.path(), script, "x")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
         assert_eq!(
             program.obituary(),
@@ -361,7 +362,8 @@ mod tests {
     fn an_error_of_an_earlier_run_in_the_same_log_is_not_told() {
         let directory = Dir::new();
         fs::write(directory.at("log"), "ERROR of the run before\n").unwrap();
-        let mut program = Program::start(&launch(directory.path(), "echo no route; exit 3", "x")).unwrap();
+        let mut program =
+            ChildProgram::start(&launch(directory.path(), "echo no route; exit 3", "x")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
         assert_eq!(program.obituary(), "probe exited with code 3; it said: no route");
     }
@@ -369,7 +371,7 @@ mod tests {
     #[test]
     fn a_program_gets_no_variable_that_looks_like_a_setting_of_the_server() {
         let directory = Dir::new();
-        let mut program = Program::start(&launch(directory.path(), "env", "7.0")).unwrap();
+        let mut program = ChildProgram::start(&launch(directory.path(), "env", "7.0")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
         let said = fs::read_to_string(directory.at("log")).unwrap();
         assert!(said.lines().any(|line| line == format!("{MARK}=7.0")), "{said}");

@@ -1,6 +1,6 @@
 //! What a person sees while an experiment runs: round k of n, what runs now, time left, the running estimate.
 //!
-//! Pure: time is passed in as the duration since the beginning, and whoever owns the terminal prints [`Progress::line`].
+//! Pure: time is passed in as the duration since the beginning, and whoever owns the terminal prints [`RunProgress::line`].
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::stats::{self, Estimate};
 
 /// Progress of an experiment of equally long runs.
 #[derive(Clone, Debug)]
-pub struct Progress {
+pub struct RunProgress {
     rounds: u32,
     runs_per_round: u32,
     expected: Duration,
@@ -20,7 +20,7 @@ pub struct Progress {
     estimate: Option<(String, Estimate)>,
 }
 
-impl Progress {
+impl RunProgress {
     /// An experiment of `rounds` times `runs_per_round` runs, each expected to take `expected` from start to stop
     /// (warm-up, measured time, and starting the processes).
     pub fn new(rounds: u32, runs_per_round: u32, expected: Duration) -> Self {
@@ -42,7 +42,7 @@ impl Progress {
         self.began = Some(now);
     }
 
-    /// The run has ended. A round repeated because it was void is announced by [`Progress::add_round`].
+    /// The run has ended. A round repeated because it was void is announced by [`RunProgress::add_round`].
     pub fn run_ends(&mut self, now: Duration) {
         if let Some(began) = self.began.take() {
             self.took.push(now.saturating_sub(began).as_secs_f64());
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_first_line_knows_only_the_plan() {
-        let mut progress = Progress::new(10, 3, s(8));
+        let mut progress = RunProgress::new(10, 3, s(8));
         assert_eq!(progress.line(s(0)), "round 1 of 10, run 1 of 3, 4 min left");
         progress.run_begins("coturn", s(0));
         assert_eq!(progress.line(s(6)), "round 1 of 10, run 1 of 3: coturn, 4 min left");
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn time_left_follows_what_runs_really_take() {
-        let mut progress = Progress::new(4, 2, s(5));
+        let mut progress = RunProgress::new(4, 2, s(5));
         for (begin, end) in [(0, 60), (60, 70), (70, 80)] {
             progress.run_begins("a", s(begin));
             progress.run_ends(s(end));
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_run_that_falls_out_takes_no_time() {
-        let mut progress = Progress::new(2, 2, s(10));
+        let mut progress = RunProgress::new(2, 2, s(10));
         progress.run_begins("a", s(0));
         progress.run_ends(s(10));
         progress.run_falls_out();
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn the_running_estimate_stands_at_the_end() {
-        let mut progress = Progress::new(2, 1, s(10));
+        let mut progress = RunProgress::new(2, 1, s(10));
         progress.run_begins("a", s(0));
         progress.run_ends(s(10));
         progress.estimate("new / old", Estimate::new(&[0.0], 1));
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_round_more_is_planned_for_a_void_one_and_the_end_is_told() {
-        let mut progress = Progress::new(1, 1, s(10));
+        let mut progress = RunProgress::new(1, 1, s(10));
         progress.run_begins("a", s(0));
         progress.run_ends(s(10));
         assert_eq!(progress.line(s(10)), "all 1 rounds done");

@@ -8,12 +8,10 @@ use std::{fs, io};
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::invalid_rounds::{Limits, Void};
+use crate::invalid_rounds::{Void, VoidLimits};
 use crate::metric;
-use crate::search::Found;
+use crate::search::FoundRate;
 use crate::stats;
-use crate::thresholds::Bar;
-use crate::verdict::Rules;
 
 /// Version of the JSON. Raised when an older reader would misunderstand it, not for a new optional field.
 pub const FORMAT: u32 = 1;
@@ -41,7 +39,7 @@ pub struct Record {
     /// Where it ran.
     pub environment: Environment,
     /// What was asked for.
-    pub experiment: Experiment,
+    pub experiment: RecordedExperiment,
     /// One entry for each run of each subject, in the order in which they ran.
     pub rounds: Vec<Round>,
     /// The second runs of the baseline: entry `index` pairs with the baseline's run in round `index`.
@@ -52,13 +50,13 @@ pub struct Record {
     pub sweeps: Vec<Sweep>,
     /// The files that were run: which build each path stood for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub programs: Vec<Build>,
+    pub programs: Vec<BuildFile>,
     /// Syscalls of each subject, the longest first, from a run of its own: tracing slows the subject down.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub syscalls: BTreeMap<String, Vec<Syscall>>,
     /// Where each subject spent its time, by samples.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub profiles: BTreeMap<String, Profile>,
+    pub profiles: BTreeMap<String, CpuProfile>,
     /// Stopped before all rounds were done.
     #[serde(default)]
     pub interrupted: bool,
@@ -66,7 +64,7 @@ pub struct Record {
 
 /// A file that a command named, as it was when the run began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Build {
+pub struct BuildFile {
     /// The subject or helper that it belongs to, or "the workload".
     pub name: String,
     /// Which word of the command named it: 0 is the program itself, others are scripts and configurations.
@@ -100,7 +98,7 @@ pub struct Syscall {
 
 /// Samples of a subject under load; the flame graph is `flame.svg` beside the record.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Profile {
+pub struct CpuProfile {
     /// Samples taken.
     pub samples: u64,
     /// Of those in the kernel, percent.
@@ -150,11 +148,11 @@ pub struct Environment {
 
 /// What was asked for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Experiment {
+pub struct RecordedExperiment {
     /// Its name.
     pub name: String,
     /// Those compared; the first is the baseline.
-    pub subjects: Vec<Subject>,
+    pub subjects: Vec<RecordedSubject>,
     /// The workload in words or as its command line; equal text means equal workload.
     pub workload: String,
     /// CPUs it was pinned to.
@@ -170,21 +168,65 @@ pub struct Experiment {
     pub warmup_s: f64,
     /// When a verdict is given.
     #[serde(default)]
-    pub rules: Rules,
+    pub rules: VerdictRules,
     /// When a run is void.
     #[serde(default)]
-    pub limits: Limits,
+    pub limits: VoidLimits,
     /// Lines that figures must stay on the right side of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub must: Vec<Bar>,
+    pub must: Vec<Threshold>,
     /// Lines that they should.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub aim: Vec<Bar>,
+    pub aim: Vec<Threshold>,
+}
+
+/// When a verdict is given.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VerdictRules {
+    /// Rounds that must count.
+    pub min_rounds: u32,
+    /// Smallest relative difference worth knowing (0.05 is 5 %). *No difference shown* is said only when the interval
+    /// is narrower than plus or minus this; before, it is *cannot tell*.
+    pub resolution: f64,
+    /// Refuse without A/A rounds.
+    pub need_noise_floor: bool,
+    /// Share of the rounds that may be void without casting doubt on the rest.
+    pub max_voided: f64,
+}
+
+impl Default for VerdictRules {
+    fn default() -> Self {
+        Self { min_rounds: 6, resolution: 0.05, need_noise_floor: true, max_voided: 0.25 }
+    }
+}
+
+/// One line for one figure.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Threshold {
+    /// The figure's metric.
+    pub metric: String,
+    /// It must not be lower.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_least: Option<f64>,
+    /// It must not be higher. Exactly one of the two is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_most: Option<f64>,
+    /// Whose figure; absent for the last subject.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
+    /// The figure is its ratio to this subject's; absent for every other one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub against: Option<String>,
+    /// The figure is the value itself, no ratio.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub own: bool,
 }
 
 /// A program under test.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Subject {
+pub struct RecordedSubject {
     /// Its name in the rounds.
     pub name: String,
     /// How it was started.
@@ -214,7 +256,7 @@ pub struct Round {
     pub voided: Option<Void>,
     /// Latency, where the workload measures it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub latency: Option<Latency>,
+    pub latency: Option<LatencySummary>,
     /// What else happened, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -224,16 +266,13 @@ pub struct Round {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "percentiles are what they are called")]
-pub struct Latency {
+pub struct LatencySummary {
     pub min: f64,
     pub p50: f64,
     pub p90: f64,
     pub p99: f64,
     pub p999: f64,
     pub max: f64,
-    /// Counts by upper bound of the bucket in microseconds, ascending, where kept.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub histogram: Vec<(f64, u64)>,
 }
 
 /// What one subject did at several offered rates.
@@ -248,7 +287,7 @@ pub struct Sweep {
     pub points: Vec<SweepPoint>,
     /// What a find-max search concluded from them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub found: Vec<Found>,
+    pub found: Vec<FoundRate>,
 }
 
 /// One trial.
@@ -267,13 +306,13 @@ pub struct SweepPoint {
     pub duration_s: f64,
     /// Latency, where measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub latency: Option<Latency>,
+    pub latency: Option<LatencySummary>,
 }
 
 /// Why a record cannot be kept or read.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what their fields are")]
-pub enum Error {
+pub enum RecordError {
     /// No access.
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
@@ -299,7 +338,7 @@ impl Syscall {
     }
 }
 
-impl Latency {
+impl LatencySummary {
     /// Named values as plotted, from the lowest percentile on.
     pub fn percentiles(&self) -> [(&'static str, f64); 5] {
         [("p50", self.p50), ("p90", self.p90), ("p99", self.p99), ("p99.9", self.p999), ("max", self.max)]
@@ -319,11 +358,11 @@ impl Latency {
 }
 
 /// What our own generators report, in microseconds as here.
-impl From<turnpike_measure::Percentiles> for Latency {
+impl From<turnpike_measure::Percentiles> for LatencySummary {
     fn from(of: turnpike_measure::Percentiles) -> Self {
         let [min, p50, p90, p99, p999, max] =
             [of.min, of.p50, of.p90, of.p99, of.p999, of.max].map(|us| us as f64);
-        Self { min, p50, p90, p99, p999, max, histogram: Vec::new() }
+        Self { min, p50, p90, p99, p999, max }
     }
 }
 
@@ -389,26 +428,27 @@ impl Record {
     }
 
     /// Writes `record.json` into `dir`, which is made if need be. A crash leaves the previous one whole.
-    pub fn save(&self, dir: &Path) -> Result<(), Error> {
+    pub fn save(&self, dir: &Path) -> Result<(), RecordError> {
         let path = dir.join(FILE);
         let json = serde_json::to_string_pretty(self)
-            .map_err(|source| Error::Json { path: path.clone(), source })?;
+            .map_err(|source| RecordError::Json { path: path.clone(), source })?;
         write_whole(&path, json.as_bytes())
     }
 
     /// Reads `record.json` of `dir`, or the file itself.
-    pub fn load(dir: &Path) -> Result<Self, Error> {
+    pub fn load(dir: &Path) -> Result<Self, RecordError> {
         #[derive(Deserialize)]
-        struct Version {
+        struct FormatVersion {
             format: u32,
         }
         let path = if dir.is_dir() { dir.join(FILE) } else { dir.to_owned() };
-        let json = fs::read_to_string(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
-        let bad = |source| Error::Json { path: path.clone(), source };
+        let json =
+            fs::read_to_string(&path).map_err(|source| RecordError::Io { path: path.clone(), source })?;
+        let bad = |source| RecordError::Json { path: path.clone(), source };
         // The version first: what else a newer format holds need not make sense here.
-        let Version { format } = serde_json::from_str(&json).map_err(bad)?;
+        let FormatVersion { format } = serde_json::from_str(&json).map_err(bad)?;
         if format > FORMAT {
-            return Err(Error::Newer { path, found: format });
+            return Err(RecordError::Newer { path, found: format });
         }
         serde_json::from_str(&json).map_err(bad)
     }
@@ -425,11 +465,16 @@ impl Record {
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
 /// Writes beside and renames, so that the file is the old or the new one, never half of either.
-pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), Error> {
+pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), RecordError> {
     let error = |path: &Path| {
         let path = path.to_owned();
-        move |source| Error::Io { path, source }
+        move |source| RecordError::Io { path, source }
     };
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir).map_err(error(dir))?;

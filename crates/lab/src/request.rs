@@ -11,13 +11,12 @@ use serde::{Deserialize, Serialize};
 use turnpike_strict::{Document, hint};
 
 use crate::{
-    builtin_experiments::Text,
+    builtin_experiments::BuiltinText,
     environment,
     error::LabError,
     experiment::{COMMAND_LINE, Experiment, fill::TURNPIKE},
-    record::{Build, Record},
-    run::rates::Plan,
-    thresholds::Bar,
+    record::{BuildFile, Record, Threshold},
+    search::RatePlan,
 };
 
 const EXPERIMENT: &str = "experiment.toml";
@@ -25,10 +24,10 @@ const REQUEST: &str = "request.json";
 
 /// One experiment at one point of its sweep, with what the command line changed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Request {
+pub(crate) struct RunRequest {
     /// Where relative paths of the experiment start.
     path: PathBuf,
-    pub(crate) changes: Changes,
+    pub(crate) changes: Overrides,
     /// Values of the variables at this point.
     pub(crate) point: BTreeMap<String, String>,
     pub(crate) seed: u64,
@@ -47,7 +46,7 @@ pub(crate) struct Request {
     text: String,
     /// What the record that this repeats has measured.
     #[serde(skip)]
-    pub(crate) repeats: Option<Vec<Build>>,
+    pub(crate) repeats: Option<Vec<BuildFile>>,
 }
 
 /// An experiment otherwise than its file has it.
@@ -56,9 +55,9 @@ pub(crate) struct Variant {
     pub(crate) topology: Option<String>,
     /// In place of all bars of the file, if there are any.
     #[serde(default)]
-    pub(crate) must: Vec<Bar>,
+    pub(crate) must: Vec<Threshold>,
     #[serde(default)]
-    pub(crate) aim: Vec<Bar>,
+    pub(crate) aim: Vec<Threshold>,
 }
 
 /// What is done with the experiment.
@@ -69,14 +68,14 @@ pub(crate) enum Task {
     #[default]
     Compare,
     /// Each subject is offered several rates.
-    Rates { plan: Plan, rounds: u32 },
+    Rates { plan: RatePlan, rounds: u32 },
     /// Its one subject is looked into.
     Profile,
 }
 
 /// What the command line says instead of the file.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, clap::Args)]
-pub(crate) struct Changes {
+pub(crate) struct Overrides {
     /// Rounds, at least 6 for a verdict
     #[arg(long, value_name = "N")]
     pub(crate) rounds: Option<u32>,
@@ -110,11 +109,11 @@ pub(crate) struct Changes {
     pub(crate) max_foreign: Option<f64>,
 }
 
-impl Request {
+impl RunRequest {
     /// One request for each point of the experiment's sweep. `set` gives variables values, and picks points.
     pub(crate) fn of(
-        Text { path, text }: Text,
-        changes: &Changes,
+        BuiltinText { path, text }: BuiltinText,
+        changes: &Overrides,
         variant: &Variant,
         set: &[String],
     ) -> Result<Vec<Self>, LabError> {
@@ -214,7 +213,7 @@ impl Request {
     }
 }
 
-impl Changes {
+impl Overrides {
     fn apply(&self, variant: &Variant, experiment: &mut Experiment) -> Result<(), LabError> {
         if let Some(topology) = &variant.topology {
             topology.clone_into(&mut experiment.topology);
@@ -272,7 +271,7 @@ mod tests {
     use turnpike_testkit::Dir;
 
     use super::*;
-    use crate::search::Settings;
+    use crate::search::SearchSettings;
 
     const TEXT: &str = "
 name = 'x'
@@ -289,13 +288,13 @@ command = 'sleep {port}'
 command = 'true {clients}'
 ";
 
-    fn requests(set: &[&str]) -> Result<Vec<Request>, LabError> {
+    fn requests(set: &[&str]) -> Result<Vec<RunRequest>, LabError> {
         let set: Vec<String> = set.iter().map(|text| (*text).to_owned()).collect();
-        Request::of(text(), &Changes::default(), &Variant::default(), &set)
+        RunRequest::of(text(), &Overrides::default(), &Variant::default(), &set)
     }
 
-    fn text() -> Text {
-        Text { path: "x.toml".into(), text: TEXT.to_owned() }
+    fn text() -> BuiltinText {
+        BuiltinText { path: "x.toml".into(), text: TEXT.to_owned() }
     }
 
     #[test]
@@ -319,9 +318,9 @@ command = 'true {clients}'
     #[test]
     fn what_has_no_first_run_gets_none() {
         let discards = |text: &str| {
-            let changes = Changes { discard: Some(3.0), ..Changes::default() };
-            let text = Text { path: "x.toml".into(), text: text.to_owned() };
-            let requests = Request::of(text, &changes, &Variant::default(), &[]).unwrap();
+            let changes = Overrides { discard: Some(3.0), ..Overrides::default() };
+            let text = BuiltinText { path: "x.toml".into(), text: text.to_owned() };
+            let requests = RunRequest::of(text, &changes, &Variant::default(), &[]).unwrap();
             requests[0].experiment().unwrap().discard
         };
         assert_eq!(discards(TEXT), 3.0);
@@ -331,18 +330,19 @@ command = 'true {clients}'
     #[test]
     fn a_request_comes_back_as_it_was_kept() {
         let directory = Dir::new();
-        let changes = Changes { rounds: Some(7), ..Changes::default() };
-        let bar = Bar { metric: "delivered_pps".to_owned(), at_least: Some(2.0), ..Bar::default() };
+        let changes = Overrides { rounds: Some(7), ..Overrides::default() };
+        let bar =
+            Threshold { metric: "delivered_pps".to_owned(), at_least: Some(2.0), ..Threshold::default() };
         let variant = Variant { must: vec![bar], ..Variant::default() };
-        let mut requests = Request::of(text(), &changes, &variant, &[]).unwrap();
+        let mut requests = RunRequest::of(text(), &changes, &variant, &[]).unwrap();
         let request = &mut requests[1];
-        request.task = Task::Rates { plan: Plan::FindMax(Settings::default()), rounds: 3 };
+        request.task = Task::Rates { plan: RatePlan::FindMax(SearchSettings::default()), rounds: 3 };
         request.save(directory.path()).unwrap();
-        let again = Request::load(directory.path()).unwrap();
+        let again = RunRequest::load(directory.path()).unwrap();
         assert_eq!(again.task, request.task);
         assert_eq!((again.seed, &again.point), (request.seed, &request.point));
         let experiment = again.experiment().unwrap();
         assert_eq!((experiment.rounds, &experiment.must, &experiment.aim), (7, &variant.must, &vec![]));
-        assert!(Request::load(&directory.at("none")).is_err());
+        assert!(RunRequest::load(&directory.at("none")).is_err());
     }
 }

@@ -15,17 +15,26 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::stats;
 
 /// How much less than the wanted rate the generator may send before the trial is void.
 const SHORTFALL: f64 = 0.02;
 
+/// What to do with each subject in each round.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum RatePlan {
+    /// Offer each of these rates, datagrams a second.
+    Sweep(Vec<u64>),
+    FindMax(SearchSettings),
+}
+
 /// What to search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Settings {
+pub struct SearchSettings {
     /// Lowest rate tried, datagrams a second.
     pub min_pps: u64,
     /// Highest rate tried, datagrams a second; the search begins there.
@@ -50,7 +59,7 @@ pub struct Settings {
     pub max_p99_us: Option<f64>,
 }
 
-impl Default for Settings {
+impl Default for SearchSettings {
     fn default() -> Self {
         Self {
             min_pps: 1_000,
@@ -78,7 +87,7 @@ pub struct Trial {
 
 /// What the search found for one goal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Found {
+pub struct FoundRate {
     /// The goal: loss as a ratio.
     pub max_loss: f64,
     /// Highest rate that keeps the goal, datagrams a second. `None`: not even the lowest rate does.
@@ -107,39 +116,76 @@ pub enum Because {
     Ended,
 }
 
-impl Settings {
-    /// From what people say: percent of the rate, percent lost. Or what is wrong with it.
-    pub(crate) fn of(
-        min_pps: u64,
-        max_pps: u64,
-        width: f64,
-        trial_s: f64,
-        loss: &[f64],
-    ) -> Result<Self, String> {
-        if min_pps == 0 || min_pps >= max_pps {
-            return Err(format!("min {min_pps} and max {max_pps}: expected 0 < min < max"));
+/// What a person asks of a search, on a command line or in a row of a suite.
+#[derive(Clone, Debug, Deserialize, clap::Args)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SearchOptions {
+    /// Lowest rate, datagrams a second
+    #[arg(long, value_name = "PPS", default_value_t = 1_000)]
+    pub(crate) min: u64,
+    /// Highest rate; the search begins there
+    #[arg(long, value_name = "PPS", default_value_t = 1_000_000)]
+    pub(crate) max: u64,
+    /// Width of the result in percent of the rate
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
+    #[serde(default = "three")]
+    pub(crate) width: f64,
+    /// Seconds of a trial of the last phase
+    #[arg(long, value_name = "S", default_value_t = 5.0)]
+    #[serde(default = "three")]
+    pub(crate) trial: f64,
+    /// Loss goals in percent
+    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_values_t = [0.0, 0.1, 0.5])]
+    #[serde(deserialize_with = "one_goal")]
+    pub(crate) loss: Vec<f64>,
+    /// What comes later than this, 99th percentile, counts as lost.
+    #[arg(skip)]
+    pub(crate) max_p99_us: Option<f64>,
+    /// How late the generator may be, 99th percentile: less than what is allowed to the subject.
+    #[arg(skip)]
+    pub(crate) max_late_us: Option<f64>,
+}
+
+fn three() -> f64 {
+    3.0
+}
+
+/// A row of a suite has one figure.
+fn one_goal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, D::Error> {
+    f64::deserialize(deserializer).map(|loss| vec![loss])
+}
+
+impl SearchOptions {
+    /// The settings of the search, or what is wrong with these.
+    pub(crate) fn settings(&self) -> Result<SearchSettings, String> {
+        let &Self { min, max, width, trial, ref loss, max_p99_us, .. } = self;
+        if min == 0 || min >= max {
+            return Err(format!("min {min} and max {max}: expected 0 < min < max"));
         }
         if !(0.1..=50.0).contains(&width) {
             return Err(format!("width {width}: expected 0.1 to 50 percent"));
         }
-        if !(0.1..=600.0).contains(&trial_s) {
-            return Err(format!("trial {trial_s}: expected 0.1 to 600 seconds"));
+        if !(0.1..=600.0).contains(&trial) {
+            return Err(format!("trial {trial}: expected 0.1 to 600 seconds"));
         }
         if loss.is_empty() || loss.iter().any(|loss| !(0.0..100.0).contains(loss)) {
             return Err("loss: expected percentages from 0 to below 100".to_owned());
         }
-        Ok(Self {
-            min_pps,
-            max_pps,
+        Ok(SearchSettings {
+            min_pps: min,
+            max_pps: max,
             goals: loss.iter().map(|percent| percent / 100.0).collect(),
             width: width / 100.0,
-            short_s: (trial_s / 5.0).max(0.6).min(trial_s),
-            long_s: trial_s,
-            sum_s: trial_s * 3.0,
-            ..Self::default()
+            short_s: (trial / 5.0).max(0.6).min(trial),
+            long_s: trial,
+            sum_s: trial * 3.0,
+            max_p99_us,
+            ..SearchSettings::default()
         })
     }
+}
 
+impl SearchSettings {
     /// The largest loss that any goal allows, as a ratio.
     pub fn loosest(&self) -> f64 {
         self.goals.iter().copied().fold(0.0, f64::max)
@@ -161,9 +207,9 @@ impl fmt::Display for Because {
 /// A search under way.
 #[derive(Clone, Debug)]
 pub struct Search {
-    settings: Settings,
-    phases: Vec<Phase>,
-    tried: BTreeMap<u64, Vec<Tried>>,
+    settings: SearchSettings,
+    phases: Vec<SearchPhase>,
+    tried: BTreeMap<u64, Vec<TriedRate>>,
     /// By rate and goal.
     voids: BTreeMap<(u64, usize), u32>,
     /// For each goal the lowest rate that the generator cannot make, and what it made instead, if that is known.
@@ -176,14 +222,14 @@ pub struct Search {
 
 /// A pass over all goals.
 #[derive(Clone, Copy, Debug)]
-struct Phase {
+struct SearchPhase {
     trial_s: f64,
     sum_s: f64,
     width: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Tried {
+struct TriedRate {
     duration_s: f64,
     loss: f64,
     delivered_pps: f64,
@@ -200,19 +246,19 @@ struct Cursor {
     /// How far to move from the nearest bound, relative; doubles with each move, so that a far goal is reached fast.
     step: f64,
     /// How the last rate of this phase and goal was decided.
-    last: Option<Bound>,
+    last: Option<RateBound>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bound {
+enum RateBound {
     Lower,
     Upper,
 }
 
 impl Search {
     /// Begins. Settings out of order (a lowest rate above the highest, no goal) make a search that is done at once.
-    pub fn new(settings: Settings) -> Self {
-        let phase = |trial_s, sum_s, factor| Phase { trial_s, sum_s, width: settings.width * factor };
+    pub fn new(settings: SearchSettings) -> Self {
+        let phase = |trial_s, sum_s, factor| SearchPhase { trial_s, sum_s, width: settings.width * factor };
         let phases = vec![
             phase(settings.short_s, settings.short_s, 4.0),
             phase(settings.short_s, 3.0 * settings.short_s, 2.0),
@@ -273,7 +319,7 @@ impl Search {
         }
         self.trials += 1;
         let loss = (1.0 - received as f64 / sent as f64).max(0.0);
-        let tried = Tried {
+        let tried = TriedRate {
             duration_s: trial.duration_s,
             loss,
             // Whatever is counted, clients or datagrams: in the unit of the rate.
@@ -290,17 +336,17 @@ impl Search {
 
     /// The current trial says nothing: the generator was late, CPUs were stolen.
     ///
-    /// It is repeated; after [`Settings::max_voids`] times the search stays below this rate.
+    /// It is repeated; after [`SearchSettings::max_voids`] times the search stays below this rate.
     pub fn observe_void(&mut self) {
         self.void(None);
     }
 
     /// An interval for each goal, in the order of the goals; also before the search is done, then from what is known.
-    pub fn found(&self) -> Vec<Found> {
+    pub fn found(&self) -> Vec<FoundRate> {
         (0..self.settings.goals.len()).map(|goal| self.found_for(goal)).collect()
     }
 
-    fn found_for(&self, goal: usize) -> Found {
+    fn found_for(&self, goal: usize) -> FoundRate {
         let last = self.phases.len() - 1;
         let decided = self.finished(last, goal);
         let phase = if decided {
@@ -326,7 +372,7 @@ impl Search {
             (_, None) => Because::Highest,
             (_, Some(_)) => Because::Lowest,
         };
-        Found { max_loss, lower_pps: lower, upper_pps: upper, delivered_pps, because }
+        FoundRate { max_loss, lower_pps: lower, upper_pps: upper, delivered_pps, because }
     }
 
     fn void(&mut self, made_pps: Option<f64>) {
@@ -368,9 +414,9 @@ impl Search {
     }
 
     /// A rate that the generator cannot make is as good as an upper bound for where to go next.
-    fn decided(&self, cursor: &Cursor) -> Option<Bound> {
+    fn decided(&self, cursor: &Cursor) -> Option<RateBound> {
         if self.ceilings[cursor.goal].is_some_and(|(ceiling, _)| cursor.rate >= ceiling) {
-            return Some(Bound::Upper);
+            return Some(RateBound::Upper);
         }
         self.classify(cursor.phase, cursor.goal, cursor.rate)
     }
@@ -414,8 +460,8 @@ impl Search {
             (Some(lower), Some(upper)) => {
                 let middle = (lower as f64 * upper as f64).sqrt();
                 match cursor.last {
-                    Some(Bound::Lower) => up(lower).min(middle),
-                    Some(Bound::Upper) => down(upper).max(middle),
+                    Some(RateBound::Lower) => up(lower).min(middle),
+                    Some(RateBound::Upper) => down(upper).max(middle),
                     None => middle,
                 }
             }
@@ -467,8 +513,8 @@ impl Search {
         let mut lower = None;
         for &rate in self.tried.keys() {
             match self.classify(phase, goal, rate) {
-                Some(Bound::Upper) => return (lower, Some(rate)),
-                Some(Bound::Lower) => lower = Some(rate),
+                Some(RateBound::Upper) => return (lower, Some(rate)),
+                Some(RateBound::Lower) => lower = Some(rate),
                 None => {}
             }
         }
@@ -479,7 +525,7 @@ impl Search {
     ///
     /// Trials shorter than the phase's count only as evidence against the rate, and only by what lossy ones exceed the
     /// good ones: a short trial has had less time to lose something.
-    fn classify(&self, phase: usize, goal: usize, rate: u64) -> Option<Bound> {
+    fn classify(&self, phase: usize, goal: usize, rate: u64) -> Option<RateBound> {
         let (phase, max_loss) = (&self.phases[phase], self.settings.goals[goal]);
         let trials = self.tried.get(&rate)?;
         let seconds = |full: bool, kept: bool| -> f64 {
@@ -497,18 +543,13 @@ impl Search {
         // Half of the time may be bad: what is found is the median, which one hiccup does not move.
         let allowed = whole / 2.0;
         if whole - good <= allowed {
-            Some(Bound::Lower)
+            Some(RateBound::Lower)
         } else if bad > allowed {
-            Some(Bound::Upper)
+            Some(RateBound::Upper)
         } else {
             None
         }
     }
-}
-
-/// Latency is measured below the maximum: at 30, 60 and 80 % of the rate found.
-pub fn latency_trials(found_pps: u64, duration_s: f64) -> [Trial; 3] {
-    [30, 60, 80].map(|percent| Trial { rate_pps: (found_pps * percent / 100).max(1), duration_s })
 }
 
 fn narrow(lower: u64, upper: u64, width: f64) -> bool {

@@ -55,14 +55,14 @@ pub fn log_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> LogRatios {
 
 /// Both ends included.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Interval {
+pub struct ConfidenceInterval {
     /// Lower end.
     pub low: f64,
     /// Upper end.
     pub high: f64,
 }
 
-impl Interval {
+impl ConfidenceInterval {
     /// Whether `value` lies in it.
     pub fn covers(&self, value: f64) -> bool {
         (self.low..=self.high).contains(&value)
@@ -77,7 +77,7 @@ pub struct Estimate {
     /// Median of the log-ratios: above 0, the candidate's value is the higher one.
     pub log_ratio: f64,
     /// Bootstrap interval of that median, see [`Estimate::confidence`].
-    pub log_interval: Interval,
+    pub log_interval: ConfidenceInterval,
     /// Median absolute deviation of the log-ratios: the noise of one round.
     pub mad: f64,
     /// Rounds in which the candidate's value was higher.
@@ -106,8 +106,8 @@ impl Estimate {
     }
 
     /// The interval of the ratio.
-    pub fn interval(&self) -> Interval {
-        Interval { low: self.log_interval.low.exp(), high: self.log_interval.high.exp() }
+    pub fn interval(&self) -> ConfidenceInterval {
+        ConfidenceInterval { low: self.log_interval.low.exp(), high: self.log_interval.high.exp() }
     }
 
     /// What the interval is worth: 0.95, or less below [`ROUNDS_FOR_95_PERCENT`] rounds.
@@ -143,7 +143,7 @@ impl Estimate {
 }
 
 /// The median of some values and its interval, bootstrapped as that of [`Estimate`]. `None` without a value.
-pub fn median_interval(values: &[f64], seed: u64) -> Option<(f64, Interval)> {
+pub fn median_interval(values: &[f64], seed: u64) -> Option<(f64, ConfidenceInterval)> {
     Some((median(values)?, bootstrap_median(values, seed)?))
 }
 
@@ -205,7 +205,7 @@ fn middle(n: usize) -> Option<(usize, usize)> {
 }
 
 /// The expanded percentile interval of the median (see the top of this file).
-fn bootstrap_median(values: &[f64], seed: u64) -> Option<Interval> {
+fn bootstrap_median(values: &[f64], seed: u64) -> Option<ConfidenceInterval> {
     let n = values.len();
     let (below, above) = middle(n)?;
     let mut sorted = values.to_vec();
@@ -225,7 +225,7 @@ fn bootstrap_median(values: &[f64], seed: u64) -> Option<Interval> {
     }
     medians.sort_unstable_by(f64::total_cmp);
     let cut = cut_off(n);
-    Some(Interval { low: medians[cut], high: medians[RESAMPLES - 1 - cut] })
+    Some(ConfidenceInterval { low: medians[cut], high: medians[RESAMPLES - 1 - cut] })
 }
 
 /// The `place`-th smallest value of a resample, given how often each of the sorted values was drawn.
@@ -324,7 +324,7 @@ mod tests {
     fn six_rounds_span_from_the_smallest_to_the_largest() {
         let values = [0.01, 0.05, -0.02, 0.03, 0.04, 0.02];
         let estimate = Estimate::new(&values, 1).unwrap();
-        assert_eq!(estimate.log_interval, Interval { low: -0.02, high: 0.05 });
+        assert_eq!(estimate.log_interval, ConfidenceInterval { low: -0.02, high: 0.05 });
         assert!(close(estimate.log_ratio, 0.025, 1e-12));
         assert_eq!((estimate.higher, estimate.lower), (5, 1));
         assert_eq!(estimate.confidence(), 0.95);

@@ -12,12 +12,12 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Whether to stop; clones share the answer.
 #[derive(Clone, Debug, Default)]
-pub struct Stop(Arc<AtomicBool>);
+pub struct StopFlag(Arc<AtomicBool>);
 
-impl Stop {
+impl StopFlag {
     /// Listens for SIGINT, SIGTERM and SIGHUP from now on.
     pub fn on_signals() -> Self {
-        static STOP: OnceLock<Stop> = OnceLock::new();
+        static STOP: OnceLock<StopFlag> = OnceLock::new();
         STOP.get_or_init(|| {
             let stop = Self::default();
             let listener = stop.clone();

@@ -3,41 +3,16 @@
 
 use std::{cmp::Ordering, fmt};
 
-use serde::{Deserialize, Serialize};
-
 use crate::{
     metric,
-    record::Record,
-    stats::{self, Interval},
-    verdict::{Grounds, Reason, reasons_of_void},
+    record::{Record, Threshold},
+    stats::{self, ConfidenceInterval},
+    verdict::{Grounds, VerdictReason, reasons_of_void},
 };
-
-/// One line for one figure.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Bar {
-    /// The figure's metric.
-    pub metric: String,
-    /// It must not be lower.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub at_least: Option<f64>,
-    /// It must not be higher. Exactly one of the two is there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub at_most: Option<f64>,
-    /// Whose figure; absent for the last subject.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub subject: Option<String>,
-    /// The figure is its ratio to this subject's; absent for every other one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub against: Option<String>,
-    /// The figure is the value itself, no ratio.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub own: bool,
-}
 
 /// How binding a bar is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ThresholdKind {
     /// Missing it fails the suite.
     Must,
     /// What is worked for.
@@ -46,7 +21,7 @@ pub enum Kind {
 
 /// How a figure stands to a bar.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Standing {
+pub enum ThresholdOutcome {
     /// Its whole interval is on the right side.
     Met,
     /// Its whole interval is on the wrong side.
@@ -57,33 +32,33 @@ pub enum Standing {
 
 /// A bar, and what was found.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Held {
+pub struct ThresholdResult {
     /// The bar.
-    pub bar: Bar,
+    pub bar: Threshold,
     /// How binding it is.
-    pub kind: Kind,
+    pub kind: ThresholdKind,
     /// Whose figure.
     pub subject: String,
     /// To whose it is a ratio; `None` for a value of its own.
     pub against: Option<String>,
     /// Median and interval, as far as there are any.
-    pub figure: Option<(f64, Interval)>,
+    pub figure: Option<(f64, ConfidenceInterval)>,
     /// How it stands.
-    pub standing: Standing,
+    pub standing: ThresholdOutcome,
 }
 
 /// Holds a record against all its bars; one against several subjects comes once for each.
 #[must_use]
-pub fn hold(record: &Record) -> Vec<Held> {
+pub fn hold(record: &Record) -> Vec<ThresholdResult> {
     let experiment = &record.experiment;
-    let kinds = [(Kind::Must, &experiment.must), (Kind::Aim, &experiment.aim)];
+    let kinds = [(ThresholdKind::Must, &experiment.must), (ThresholdKind::Aim, &experiment.aim)];
     kinds
         .into_iter()
         .flat_map(|(kind, bars)| bars.iter().flat_map(move |bar| bar.hold(kind, record)))
         .collect()
 }
 
-impl Bar {
+impl Threshold {
     /// What is wrong with it, if anything.
     pub(crate) fn mistake(&self) -> Option<&'static str> {
         match (self.at_least, self.at_most) {
@@ -101,11 +76,11 @@ impl Bar {
         }
     }
 
-    fn hold(&self, kind: Kind, record: &Record) -> Vec<Held> {
+    fn hold(&self, kind: ThresholdKind, record: &Record) -> Vec<ThresholdResult> {
         let names: Vec<&str> =
             record.experiment.subjects.iter().map(|subject| subject.name.as_str()).collect();
         let Some(subject) = self.subject.as_deref().or(names.last().copied()) else { return Vec::new() };
-        let held = |against: Option<&str>, (figure, standing)| Held {
+        let held = |against: Option<&str>, (figure, standing)| ThresholdResult {
             bar: self.clone(),
             kind,
             subject: subject.to_owned(),
@@ -126,7 +101,12 @@ impl Bar {
         others.into_iter().map(|other| held(Some(other), self.hold_ratio(record, subject, other))).collect()
     }
 
-    fn hold_ratio(&self, record: &Record, subject: &str, other: &str) -> (Option<(f64, Interval)>, Standing) {
+    fn hold_ratio(
+        &self,
+        record: &Record,
+        subject: &str,
+        other: &str,
+    ) -> (Option<(f64, ConfidenceInterval)>, ThresholdOutcome) {
         let missing = |name: &str| record.experiment.subjects.iter().all(|subject| subject.name != name);
         if let Some(name) = [subject, other].into_iter().find(|name| missing(name)) {
             return (None, undecided(&format!("{name} was not measured")));
@@ -134,7 +114,7 @@ impl Bar {
         let Grounds { estimate, floor, reasons, .. } = Grounds::of(record, other, subject, &self.metric);
         let figure = estimate.map(|estimate| (estimate.ratio(), estimate.interval()));
         let standing = match estimate {
-            _ if !reasons.is_empty() => Standing::Undecided(in_words(&reasons)),
+            _ if !reasons.is_empty() => ThresholdOutcome::Undecided(in_words(&reasons)),
             None => undecided("no ratio"),
             // On a logarithmic scale, on which the floor is as wide to both sides.
             Some(estimate) => self.weigh(
@@ -147,16 +127,20 @@ impl Bar {
         (figure, standing)
     }
 
-    fn hold_value(&self, record: &Record, subject: &str) -> (Option<(f64, Interval)>, Standing) {
+    fn hold_value(
+        &self,
+        record: &Record,
+        subject: &str,
+    ) -> (Option<(f64, ConfidenceInterval)>, ThresholdOutcome) {
         let values = record.values(subject, &self.metric);
         let figure = stats::median_interval(&values, record.seed);
         let mut reasons = reasons_of_void(record, &[subject], &self.metric, values.len());
         let (have, need) = (values.len(), record.experiment.rules.min_rounds.max(1));
         if have < need as usize {
-            reasons.push(Reason::TooFewRounds { have, need });
+            reasons.push(VerdictReason::TooFewRounds { have, need });
         }
         let standing = match figure {
-            _ if !reasons.is_empty() => Standing::Undecided(in_words(&reasons)),
+            _ if !reasons.is_empty() => ThresholdOutcome::Undecided(in_words(&reasons)),
             None => undecided("not measured"),
             Some((median, interval)) => self.weigh(median, interval, |limit| limit, 0.0),
         };
@@ -164,7 +148,13 @@ impl Bar {
     }
 
     /// `scale` brings the limit to the scale of the figure; nearer to it than `floor` decides nothing.
-    fn weigh(&self, median: f64, interval: Interval, scale: impl Fn(f64) -> f64, floor: f64) -> Standing {
+    fn weigh(
+        &self,
+        median: f64,
+        interval: ConfidenceInterval,
+        scale: impl Fn(f64) -> f64,
+        floor: f64,
+    ) -> ThresholdOutcome {
         let (limit, up) = match (self.at_least, self.at_most) {
             (Some(limit), _) => (limit, true),
             (None, limit) => (limit.unwrap_or_default(), false),
@@ -176,16 +166,16 @@ impl Bar {
             return undecided("the interval holds the bar");
         }
         if (median - at).abs() < floor {
-            return Standing::Undecided(format!(
+            return ThresholdOutcome::Undecided(format!(
                 "nearer to the bar than the noise floor of {:.1} %",
                 floor.exp_m1() * 100.0
             ));
         }
-        if kept { Standing::Met } else { Standing::Missed }
+        if kept { ThresholdOutcome::Met } else { ThresholdOutcome::Missed }
     }
 }
 
-impl fmt::Display for Bar {
+impl fmt::Display for Threshold {
     /// `packets_per_busy_s >= 1.1 x`, or `loss_percent <= 0.1 %` for a value of its own.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (sign, limit) = match (self.at_least, self.at_most) {
@@ -200,7 +190,7 @@ impl fmt::Display for Bar {
     }
 }
 
-impl Held {
+impl ThresholdResult {
     /// The figure and its interval, as ratios or as values with their unit.
     pub(crate) fn figure_in_words(&self) -> Option<String> {
         let show = |figure: f64| {
@@ -219,10 +209,10 @@ impl Held {
 
     /// Whether it is the harder one of two that stand for the same bar.
     fn is_harder_than(&self, other: &Self) -> bool {
-        let rank = |standing: &Standing| match standing {
-            Standing::Missed => 2,
-            Standing::Undecided(_) => 1,
-            Standing::Met => 0,
+        let rank = |standing: &ThresholdOutcome| match standing {
+            ThresholdOutcome::Missed => 2,
+            ThresholdOutcome::Undecided(_) => 1,
+            ThresholdOutcome::Met => 0,
         };
         match rank(&self.standing).cmp(&rank(&other.standing)) {
             Ordering::Equal => self.excess() > other.excess(),
@@ -233,8 +223,8 @@ impl Held {
 
 /// One for each bar: of a bar against several subjects the one that is hardest to keep.
 #[must_use]
-pub fn hardest(record: &Record) -> Vec<Held> {
-    let mut all: Vec<Held> = Vec::new();
+pub fn hardest(record: &Record) -> Vec<ThresholdResult> {
+    let mut all: Vec<ThresholdResult> = Vec::new();
     for held in hold(record) {
         match all.iter_mut().find(|other| (other.kind, &other.bar) == (held.kind, &held.bar)) {
             Some(other) if held.is_harder_than(other) => *other = held,
@@ -245,7 +235,7 @@ pub fn hardest(record: &Record) -> Vec<Held> {
     all
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ThresholdKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Must => "must",
@@ -254,7 +244,7 @@ impl fmt::Display for Kind {
     }
 }
 
-impl fmt::Display for Standing {
+impl fmt::Display for ThresholdOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Met => f.write_str("met"),
@@ -264,7 +254,7 @@ impl fmt::Display for Standing {
     }
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for ThresholdResult {
     /// `must, packets_per_busy_s of turnpike ≥ 1.1 × coturn: met; 1.310 (1.280 to 1.350)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whom = self.against.as_ref().map_or_else(String::new, |against| format!(" {against}"));
@@ -279,17 +269,12 @@ fn short(ratio: f64) -> f64 {
     (ratio * 1e3).round() / 1e3
 }
 
-fn undecided(why: &str) -> Standing {
-    Standing::Undecided(why.to_owned())
+fn undecided(why: &str) -> ThresholdOutcome {
+    ThresholdOutcome::Undecided(why.to_owned())
 }
 
-fn in_words(reasons: &[Reason]) -> String {
+fn in_words(reasons: &[VerdictReason]) -> String {
     reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-fn is_false(value: &bool) -> bool {
-    !value
 }
 
 #[cfg(test)]
@@ -308,15 +293,15 @@ mod tests {
         record(METRIC, &values)
     }
 
-    fn at_least(limit: f64) -> Bar {
-        Bar { metric: METRIC.to_owned(), at_least: Some(limit), ..Bar::default() }
+    fn at_least(limit: f64) -> Threshold {
+        Threshold { metric: METRIC.to_owned(), at_least: Some(limit), ..Threshold::default() }
     }
 
-    fn at_most(limit: f64) -> Bar {
-        Bar { metric: METRIC.to_owned(), at_most: Some(limit), ..Bar::default() }
+    fn at_most(limit: f64) -> Threshold {
+        Threshold { metric: METRIC.to_owned(), at_most: Some(limit), ..Threshold::default() }
     }
 
-    fn standing(record: &Record, bar: Bar) -> Standing {
+    fn standing(record: &Record, bar: Threshold) -> ThresholdOutcome {
         let mut record = record.clone();
         record.experiment.must = vec![bar];
         let [held] = &hold(&record)[..] else { panic!("one bar") };
@@ -327,10 +312,10 @@ mod tests {
     fn a_ratio_clear_of_its_bar_is_met_or_missed_and_one_across_it_is_not_decidable() {
         let record = samples(1.5, 0.02);
         for (bar, expected) in [
-            (at_least(1.2), Standing::Met),
-            (at_least(1.8), Standing::Missed),
-            (at_most(1.8), Standing::Met),
-            (at_most(1.2), Standing::Missed),
+            (at_least(1.2), ThresholdOutcome::Met),
+            (at_least(1.8), ThresholdOutcome::Missed),
+            (at_most(1.8), ThresholdOutcome::Met),
+            (at_most(1.2), ThresholdOutcome::Missed),
             (at_least(1.5), undecided("the interval holds the bar")),
             (at_most(1.5), undecided("the interval holds the bar")),
         ] {
@@ -349,13 +334,13 @@ mod tests {
     #[test]
     fn nearer_to_the_bar_than_the_noise_floor_is_not_decidable() {
         let mut record = samples(1.1, 0.001);
-        assert_eq!(standing(&record, at_least(1.0)), Standing::Met);
+        assert_eq!(standing(&record, at_least(1.0)), ThresholdOutcome::Met);
         for (i, round) in record.aa.iter_mut().enumerate() {
             round.metrics.insert(METRIC.to_owned(), if i % 2 == 0 { 80.0 } else { 120.0 });
         }
-        let Standing::Undecided(why) = standing(&record, at_least(1.0)) else { panic!("decided") };
+        let ThresholdOutcome::Undecided(why) = standing(&record, at_least(1.0)) else { panic!("decided") };
         assert!(why.starts_with("nearer to the bar than the noise floor of "), "{why}");
-        assert_eq!(standing(&record, at_least(3.0)), Standing::Missed);
+        assert_eq!(standing(&record, at_least(3.0)), ThresholdOutcome::Missed);
     }
 
     #[test]
@@ -366,7 +351,7 @@ mod tests {
         let mut failed = samples(2.0, 0.01);
         failed.rounds[3].voided = Some(Void::SubjectFailed { how: "code 1".to_owned() });
         assert_eq!(standing(&failed, at_least(1.0)), undecided("new failed in 1 run (code 1)"));
-        let absent = Bar { against: Some("pion".to_owned()), ..at_least(1.0) };
+        let absent = Threshold { against: Some("pion".to_owned()), ..at_least(1.0) };
         assert_eq!(standing(&samples(2.0, 0.01), absent), undecided("pion was not measured"));
         let mut alone = samples(2.0, 0.01);
         alone.experiment.subjects.truncate(1);
@@ -375,17 +360,17 @@ mod tests {
 
     #[test]
     fn a_value_of_its_own_needs_no_ratio_so_zero_is_one() {
-        let own = |limit| Bar {
+        let own = |limit| Threshold {
             metric: "loss_percent".to_owned(),
             own: true,
             at_most: Some(limit),
-            ..Bar::default()
+            ..Threshold::default()
         };
         let lossless = record("loss_percent", &[(0.0, 0.0, 0.0); 6]);
-        assert_eq!(standing(&lossless, own(0.1)), Standing::Met);
-        assert_eq!(standing(&lossless, own(0.0)), Standing::Met, "on the bar counts as kept");
+        assert_eq!(standing(&lossless, own(0.1)), ThresholdOutcome::Met);
+        assert_eq!(standing(&lossless, own(0.0)), ThresholdOutcome::Met, "on the bar counts as kept");
         let lossy = record("loss_percent", &[(0.0, 0.0, 3.0); 6]);
-        assert_eq!(standing(&lossy, own(0.1)), Standing::Missed);
+        assert_eq!(standing(&lossy, own(0.1)), ThresholdOutcome::Missed);
         let mixed = record("loss_percent", &[(0.0, 0.0, 0.0), (0.0, 0.0, 3.0)].repeat(3));
         assert_eq!(standing(&mixed, own(0.1)), undecided("the interval holds the bar"));
         assert_eq!(
@@ -409,7 +394,7 @@ mod tests {
         record.experiment.aim = vec![at_least(1.0)];
         let held = hold(&record);
         let told: Vec<_> = held.iter().map(|held| (held.against.as_deref(), &held.standing)).collect();
-        assert_eq!(told, [(Some("old"), &Standing::Met), (Some("third"), &Standing::Missed)]);
+        assert_eq!(told, [(Some("old"), &ThresholdOutcome::Met), (Some("third"), &ThresholdOutcome::Missed)]);
         // In a table it is one line, the hardest.
         let [hardest] = &hardest(&record)[..] else { panic!("one bar") };
         assert_eq!(hardest, &held[1]);
@@ -426,11 +411,15 @@ mod tests {
 
     #[test]
     fn a_bar_is_one_line_for_one_figure() {
-        let both = Bar { at_most: Some(1.0), ..at_least(1.0) };
-        let neither = Bar { metric: METRIC.to_owned(), ..Bar::default() };
+        let both = Threshold { at_most: Some(1.0), ..at_least(1.0) };
+        let neither = Threshold { metric: METRIC.to_owned(), ..Threshold::default() };
         assert!(both.mistake().is_some() && neither.mistake().is_some());
-        assert!(Bar { own: true, against: Some("old".to_owned()), ..at_least(1.0) }.mistake().is_some());
-        assert!(at_least(0.0).mistake().is_some() && Bar { own: true, ..at_most(0.0) }.mistake().is_none());
+        assert!(
+            Threshold { own: true, against: Some("old".to_owned()), ..at_least(1.0) }.mistake().is_some()
+        );
+        assert!(
+            at_least(0.0).mistake().is_some() && Threshold { own: true, ..at_most(0.0) }.mistake().is_none()
+        );
         assert_eq!(at_least(f64::NAN).mistake(), Some("a bar is a number, not negative"));
         assert_eq!(at_least(1.0).mistake(), None);
     }

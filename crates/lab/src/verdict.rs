@@ -5,37 +5,14 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use serde::{Deserialize, Serialize};
-
-use crate::invalid_rounds::Void;
-use crate::metric::{self, Direction};
-use crate::record::{Record, Round};
+use crate::invalid_rounds::{Cause, Void};
+use crate::metric::{self, Preference};
+use crate::record::{Record, Round, VerdictRules};
 use crate::stats::{self, Estimate, LogRatios, NoiseFloor};
-
-/// When a verdict is given.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Rules {
-    /// Rounds that must count.
-    pub min_rounds: u32,
-    /// Smallest relative difference worth knowing (0.05 is 5 %). *No difference shown* is said only when the interval
-    /// is narrower than plus or minus this; before, it is *cannot tell*.
-    pub resolution: f64,
-    /// Refuse without A/A rounds.
-    pub need_noise_floor: bool,
-    /// Share of the rounds that may be void without casting doubt on the rest.
-    pub max_voided: f64,
-}
-
-impl Default for Rules {
-    fn default() -> Self {
-        Self { min_rounds: 6, resolution: 0.05, need_noise_floor: true, max_voided: 0.25 }
-    }
-}
 
 /// What can be said.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
+pub enum Conclusion {
     /// The subject is better than the baseline in this metric.
     Faster,
     /// It is worse.
@@ -50,7 +27,7 @@ pub enum Outcome {
     /// No verdict.
     CannotTell {
         /// Why not; not empty.
-        reasons: Vec<Reason>,
+        reasons: Vec<VerdictReason>,
         /// About how many rounds in total would do, where more rounds help.
         rounds: Option<u32>,
     },
@@ -59,19 +36,13 @@ pub enum Outcome {
 /// Why there is no verdict.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what their fields are")]
-pub enum Reason {
+pub enum VerdictReason {
     /// A subject crashed, never became ready, or delivered nothing.
     #[error("{subject} failed in {runs} {} ({how})", if *runs == 1 { "run" } else { "runs" })]
     SubjectFailed { subject: String, runs: usize, how: String },
-    /// The generator was late.
-    #[error("the generator was late in {rounds} of {of} rounds")]
-    GeneratorLate { rounds: usize, of: usize },
-    /// CPU time was stolen.
-    #[error("CPU time was stolen in {rounds} of {of} rounds")]
-    CpuStolen { rounds: usize, of: usize },
-    /// Others used the cores of the subjects.
-    #[error("others used the subjects' cores in {rounds} of {of} rounds")]
-    CoresShared { rounds: usize, of: usize },
+    /// A limit was exceeded.
+    #[error("{cause} in {rounds} of {of} rounds")]
+    Void { cause: Cause, rounds: usize, of: usize },
     /// Rounds are void for another reason.
     #[error("{rounds} of {of} rounds are void ({what})")]
     Voided { rounds: usize, of: usize, what: String },
@@ -108,7 +79,7 @@ pub struct MetricVerdict {
     /// The baseline's name.
     pub baseline: String,
     /// What can be said.
-    pub outcome: Outcome,
+    pub outcome: Conclusion,
     /// The figures, as far as there are any, whatever the outcome.
     pub estimate: Option<Estimate>,
     /// What the baseline differs from itself.
@@ -127,7 +98,7 @@ pub fn judge(record: &Record, subject: &str, metric: &str) -> MetricVerdict {
     let medians = if grounds.has_ratios() { None } else { medians(&grounds.pairs) };
     // Zeros have no ratio, but need none: rounds that agree in a sign test speak for themselves.
     let zeros = match grounds.reasons[..] {
-        [Reason::NoRatio { .. }] => {
+        [VerdictReason::NoRatio { .. }] => {
             weigh_zeros(&grounds.pairs, &record.aa_pairs(metric), metric::direction(metric))
         }
         _ => None,
@@ -140,7 +111,7 @@ pub fn judge(record: &Record, subject: &str, metric: &str) -> MetricVerdict {
         }
         _ => {
             let rounds = rounds_that_help(&reasons, estimate.as_ref(), None, rules);
-            Outcome::CannotTell { reasons, rounds }
+            Conclusion::CannotTell { reasons, rounds }
         }
     };
     let late = late_rounds(record, &baseline, subject, metric);
@@ -164,7 +135,7 @@ pub(crate) struct Grounds {
     /// What the baseline differs from itself.
     pub(crate) floor: Option<NoiseFloor>,
     /// Why the figures decide nothing, whatever they are; empty where they may.
-    pub(crate) reasons: Vec<Reason>,
+    pub(crate) reasons: Vec<VerdictReason>,
 }
 
 impl Grounds {
@@ -187,11 +158,11 @@ impl MetricVerdict {
     /// for a metric without direction, the plain ratio.
     pub fn gain(&self) -> Option<f64> {
         let ratio = self.estimate?.ratio();
-        Some(if metric::direction(&self.metric) == Direction::Lower { 1.0 / ratio } else { ratio })
+        Some(if metric::direction(&self.metric) == Preference::Lower { 1.0 / ratio } else { ratio })
     }
 }
 
-impl Outcome {
+impl Conclusion {
     /// The verdict without its figures.
     pub fn word(&self) -> &'static str {
         match self {
@@ -205,7 +176,7 @@ impl Outcome {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for Conclusion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.word())?;
         let Self::CannotTell { reasons, rounds } = self else { return Ok(()) };
@@ -254,20 +225,25 @@ impl fmt::Display for MetricVerdict {
 }
 
 /// The statistical part: rounds enough, a floor if one is needed, nothing void.
-fn weigh(estimate: &Estimate, floor: Option<&NoiseFloor>, rules: &Rules, better: Direction) -> Outcome {
+fn weigh(
+    estimate: &Estimate,
+    floor: Option<&NoiseFloor>,
+    rules: &VerdictRules,
+    better: Preference,
+) -> Conclusion {
     let effect = estimate.log_ratio.abs();
     let resolution = rules.resolution.ln_1p();
     let precise = estimate.half_width() <= resolution;
     let reason = match floor.filter(|floor| effect <= floor.level) {
-        _ if !estimate.excludes_one() && precise => return Outcome::NoDifference,
+        _ if !estimate.excludes_one() && precise => return Conclusion::NoDifference,
         _ if !estimate.excludes_one() => {
             let percent = estimate.half_width().exp_m1() * 100.0;
-            Reason::TooNoisy { percent, wanted_percent: rules.resolution * 100.0 }
+            VerdictReason::TooNoisy { percent, wanted_percent: rules.resolution * 100.0 }
         }
         None => return outcome_of(estimate.log_ratio > 0.0, better),
         // The effect is below the floor, and the floor below what is worth knowing: nothing of interest can hide.
-        Some(floor) if precise && floor.level <= resolution => return Outcome::NoDifference,
-        Some(floor) => Reason::BelowNoiseFloor {
+        Some(floor) if precise && floor.level <= resolution => return Conclusion::NoDifference,
+        Some(floor) => VerdictReason::BelowNoiseFloor {
             percent: effect.exp_m1() * 100.0,
             floor_percent: floor.percent(),
             bias: floor.is_bias(),
@@ -275,12 +251,12 @@ fn weigh(estimate: &Estimate, floor: Option<&NoiseFloor>, rules: &Rules, better:
     };
     let reasons = vec![reason];
     let rounds = rounds_that_help(&reasons, Some(estimate), floor, rules);
-    Outcome::CannotTell { reasons, rounds }
+    Conclusion::CannotTell { reasons, rounds }
 }
 
 /// A verdict without ratios: every round has a zero on the same side (a sign test, so six rounds at least), or on both.
 /// The baseline must not differ from itself in this respect. `None` where the rounds disagree.
-fn weigh_zeros(pairs: &[(f64, f64)], floor: &[(f64, f64)], better: Direction) -> Option<Outcome> {
+fn weigh_zeros(pairs: &[(f64, f64)], floor: &[(f64, f64)], better: Preference) -> Option<Conclusion> {
     let (before, after) = pairs.first()?;
     let like_the_first =
         |(a, b): &(f64, f64)| (*a == 0.0) == (*before == 0.0) && (*b == 0.0) == (*after == 0.0);
@@ -290,7 +266,7 @@ fn weigh_zeros(pairs: &[(f64, f64)], floor: &[(f64, f64)], better: Direction) ->
         return None;
     }
     match (*before == 0.0, *after == 0.0) {
-        (true, true) => Some(Outcome::NoDifference),
+        (true, true) => Some(Conclusion::NoDifference),
         (zero_before, _) if pairs.len() >= stats::ROUNDS_FOR_95_PERCENT => {
             Some(outcome_of(zero_before, better))
         }
@@ -303,12 +279,12 @@ fn medians(pairs: &[(f64, f64)]) -> Option<(f64, f64)> {
     Some((stats::median(&before)?, stats::median(&after)?))
 }
 
-fn outcome_of(higher: bool, better: Direction) -> Outcome {
+fn outcome_of(higher: bool, better: Preference) -> Conclusion {
     match (better, higher) {
-        (Direction::Higher, true) | (Direction::Lower, false) => Outcome::Faster,
-        (Direction::Higher, false) | (Direction::Lower, true) => Outcome::Slower,
-        (Direction::Neither, true) => Outcome::Higher,
-        (Direction::Neither, false) => Outcome::Lower,
+        (Preference::Higher, true) | (Preference::Lower, false) => Conclusion::Faster,
+        (Preference::Higher, false) | (Preference::Lower, true) => Conclusion::Slower,
+        (Preference::Neither, true) => Conclusion::Higher,
+        (Preference::Neither, false) => Conclusion::Lower,
     }
 }
 
@@ -339,7 +315,7 @@ pub(crate) fn reasons_of_void(
     subjects: &[&str],
     metric: &str,
     usable: usize,
-) -> Vec<Reason> {
+) -> Vec<VerdictReason> {
     let rules = &record.experiment.rules;
     let concerned = concerned(record, subjects);
 
@@ -352,38 +328,37 @@ pub(crate) fn reasons_of_void(
             });
         if let Some(how) = failures.next() {
             let runs = 1 + failures.count();
-            reasons.push(Reason::SubjectFailed { subject: (*name).to_owned(), runs, how: how.clone() });
+            reasons.push(VerdictReason::SubjectFailed {
+                subject: (*name).to_owned(),
+                runs,
+                how: how.clone(),
+            });
         }
     }
 
     let of = distinct_rounds(concerned.iter().copied());
-    let rounds_with = |is: fn(&Void) -> bool| {
+    let rounds_with = |is: &dyn Fn(&Void) -> bool| {
         let is_void = |round: &&Round| !record.counts(round, metric) && round.voided.as_ref().is_some_and(is);
         distinct_rounds(concerned.iter().copied().filter(is_void))
     };
-    let void = rounds_with(|void| !matches!(void, Void::SubjectFailed { .. }));
+    let void = rounds_with(&|void| !matches!(void, Void::SubjectFailed { .. }));
     let too_many = void as f64 > rules.max_voided * of as f64;
     let least = rules.min_rounds as usize;
     let would_have_sufficed = usable < least && usable + void >= least;
     if void == 0 || !(too_many || would_have_sufficed) {
         return reasons;
     }
-    let late = rounds_with(|void| matches!(void, Void::GeneratorLate { .. }));
-    let stolen = rounds_with(|void| matches!(void, Void::CpuStolen { .. }));
-    let shared = rounds_with(|void| matches!(void, Void::CoresShared { .. }));
-    let causes = [
-        (late, Reason::GeneratorLate { rounds: late, of }),
-        (stolen, Reason::CpuStolen { rounds: stolen, of }),
-        (shared, Reason::CoresShared { rounds: shared, of }),
-    ];
-    reasons.extend(causes.into_iter().filter(|(rounds, _)| *rounds > 0).map(|(_, reason)| reason));
+    reasons.extend(Cause::ALL.into_iter().filter_map(|cause| {
+        let rounds = rounds_with(&|void| void.cause().is_some_and(|(other, _)| other == cause));
+        (rounds > 0).then_some(VerdictReason::Void { cause, rounds, of })
+    }));
     let what = concerned.iter().find_map(|round| match &round.voided {
         Some(Void::Other { what }) => Some(what.clone()),
         _ => None,
     });
     if let Some(what) = what {
-        let rounds = rounds_with(|void| matches!(void, Void::Other { .. }));
-        reasons.push(Reason::Voided { rounds, of, what });
+        let rounds = rounds_with(&|void| matches!(void, Void::Other { .. }));
+        reasons.push(VerdictReason::Voided { rounds, of, what });
     }
     reasons
 }
@@ -398,56 +373,56 @@ fn reasons_of_data(
     metric: &str,
     ratios: &LogRatios,
     floor: bool,
-) -> Vec<Reason> {
+) -> Vec<VerdictReason> {
     let rules = &record.experiment.rules;
     let have = ratios.values.len();
     let mut reasons = Vec::new();
     if have == 0 && ratios.unusable == 0 && !record.rounds.is_empty() {
         let mut runs = record.rounds.iter().filter(|round| subjects.contains(&round.subject.as_str()));
         let not_supported = runs.any(|round| round.not_supported.contains(metric));
-        return vec![Reason::NotMeasured { not_supported }];
+        return vec![VerdictReason::NotMeasured { not_supported }];
     }
     // At least one round, whatever the rules say: there is no median of nothing.
     let need = rules.min_rounds.max(1);
     if have == 0 && ratios.unusable >= need as usize {
-        reasons.push(Reason::NoRatio { rounds: ratios.unusable });
+        reasons.push(VerdictReason::NoRatio { rounds: ratios.unusable });
         if rules.need_noise_floor && record.aa_pairs(metric).is_empty() {
-            reasons.push(Reason::NoNoiseFloor);
+            reasons.push(VerdictReason::NoNoiseFloor);
         }
         return reasons;
     }
     if have < need as usize {
         if ratios.unusable > 0 {
-            reasons.push(Reason::NoRatio { rounds: ratios.unusable });
+            reasons.push(VerdictReason::NoRatio { rounds: ratios.unusable });
         }
-        reasons.push(Reason::TooFewRounds { have, need });
+        reasons.push(VerdictReason::TooFewRounds { have, need });
     }
     if rules.need_noise_floor && !floor {
-        reasons.push(Reason::NoNoiseFloor);
+        reasons.push(VerdictReason::NoNoiseFloor);
     }
     reasons
 }
 
 /// Rounds in total after which a verdict can be expected, when more rounds cure all the reasons.
 fn rounds_that_help(
-    reasons: &[Reason],
+    reasons: &[VerdictReason],
     estimate: Option<&Estimate>,
     floor: Option<&NoiseFloor>,
-    rules: &Rules,
+    rules: &VerdictRules,
 ) -> Option<u32> {
     let resolution = rules.resolution.ln_1p();
     reasons.iter().try_fold(0, |most: u32, reason| {
         let rounds = match (reason, estimate) {
             // Two rounds say nothing about the noise.
-            (Reason::TooFewRounds { need, .. }, Some(e)) if e.rounds > 2 => {
+            (VerdictReason::TooFewRounds { need, .. }, Some(e)) if e.rounds > 2 => {
                 e.rounds_for(resolution).max(*need)
             }
-            (Reason::TooFewRounds { need, .. }, _) => *need,
-            (Reason::TooNoisy { .. }, Some(e)) => {
+            (VerdictReason::TooFewRounds { need, .. }, _) => *need,
+            (VerdictReason::TooNoisy { .. }, Some(e)) => {
                 // Two estimates of the same noise; the larger one is right more often than it disappoints.
                 scaled(e.rounds, e.half_width() / resolution).max(e.rounds_for(resolution))
             }
-            (Reason::BelowNoiseFloor { bias: false, .. }, Some(e)) => {
+            (VerdictReason::BelowNoiseFloor { bias: false, .. }, Some(e)) => {
                 scaled(e.rounds, floor?.level / e.log_ratio.abs())
             }
             _ => return None,

@@ -6,6 +6,7 @@ mod support;
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Output,
 };
 
 use support::{
@@ -68,8 +69,25 @@ patience = 20
     path
 }
 
-fn run_experiment(path: &Path, out: &Path) -> std::process::Output {
-    run(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()])
+/// Runs the lab with these words, which blanks separate.
+fn run_words(words: &str) -> Output {
+    run(&words.split_whitespace().collect::<Vec<_>>())
+}
+
+fn run_experiment(path: &Path, out: &Path) -> Output {
+    run_words(&format!("run {} --out {}", path.display(), out.display()))
+}
+
+/// What a run of the experiment that `make` writes said, and its record; `None` where it cannot run. It must end with that code.
+fn recorded(code: i32, make: impl FnOnce(&Path) -> PathBuf) -> Option<(String, Record)> {
+    if !can_run(&["python3"]) {
+        return None;
+    }
+    let directory = Dir::new();
+    let out = directory.at("out");
+    let output = run_experiment(&make(directory.path()), &out);
+    assert_eq!(output.status.code(), Some(code), "{}", said(&output));
+    Some((said(&output), Record::load(&only_directory(&out)).unwrap()))
 }
 
 /// Nothing is left of the lab that was that process.
@@ -160,14 +178,7 @@ vars = { own = "{peer}", left = "LEFT" }
 
 #[test]
 fn several_processes_are_one_subject_and_the_load_goes_to_all() {
-    if !can_run(&["python3"]) {
-        return;
-    }
-    let directory = Dir::new();
-    let out = directory.at("out");
-    let output = run_experiment(&fleet(directory.path(), "-1"), &out);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let record = Record::load(&only_directory(&out)).unwrap();
+    let Some((_, record)) = recorded(0, |directory| fleet(directory, "-1")) else { return };
     let of = |name: &str| record.rounds.iter().find(|round| round.subject == name).unwrap();
     let metric =
         |round: &Round, name: &str| *round.metrics.get(name).unwrap_or_else(|| panic!("{name} of {round:?}"));
@@ -190,33 +201,19 @@ fn several_processes_are_one_subject_and_the_load_goes_to_all() {
 
 #[test]
 fn a_node_that_crashes_fails_its_subject_and_is_named() {
-    if !can_run(&["python3"]) {
-        return;
-    }
-    let directory = Dir::new();
-    let out = directory.at("out");
-    let output = run_experiment(&fleet(directory.path(), "150"), &out);
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("under load, second-two exited with code 7"), "{}", said(&output));
-    let record = Record::load(&only_directory(&out)).unwrap();
+    let Some((said, record)) = recorded(1, |directory| fleet(directory, "150")) else { return };
+    assert!(said.contains("under load, second-two exited with code 7"), "{said}");
     let failed = |round: &Round| matches!(round.voided, Some(Void::SubjectFailed { .. }));
     assert!(record.rounds.iter().all(|round| failed(round) == (round.subject == "second")), "{record:?}");
 }
 
 #[test]
 fn a_subject_that_crashes_is_reported_as_such() {
-    if !can_run(&["python3"]) {
-        return;
-    }
-    let directory = Dir::new();
-    let out = directory.at("out");
     // It survives the first run after its start and dies in the measured one.
-    let path = experiment(directory.path(), &[("4000 -1\"", "4000 300\""), ("rounds = 2", "rounds = 3")]);
-    let output = run_experiment(&path, &out);
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("under load, second exited with code 7"), "{}", said(&output));
-    assert!(said(&output).contains("this is the end"), "its last words: {}", said(&output));
-    let record = Record::load(&only_directory(&out)).unwrap();
+    let changes = [("4000 -1\"", "4000 300\""), ("rounds = 2", "rounds = 3")];
+    let Some((said, record)) = recorded(1, |directory| experiment(directory, &changes)) else { return };
+    assert!(said.contains("under load, second exited with code 7"), "{said}");
+    assert!(said.contains("this is the end"), "its last words: {said}");
     let failed: Vec<&Round> = record.rounds.iter().filter(|round| round.subject == "second").collect();
     assert_eq!(failed.len(), 2, "given up after two");
     for round in failed {
@@ -226,32 +223,18 @@ fn a_subject_that_crashes_is_reported_as_such() {
         );
         assert!(round.metrics.is_empty());
     }
-    assert!(!said(&output).contains("faster"), "no verdict: {}", said(&output));
+    assert!(!said.contains("faster"), "no verdict: {said}");
 }
 
 #[test]
 fn an_optional_subject_that_fails_every_time_is_given_up_and_the_others_go_on() {
-    if !can_run(&["python3"]) {
-        return;
-    }
-    let directory = Dir::new();
-    let out = directory.at("out");
-    let path = experiment(
-        directory.path(),
-        &[
-            ("name = \"second\"", "name = \"second\"\noptional = true"),
-            ("4000 -1\"", "none\""),
-            ("rounds = 2", "rounds = 3"),
-        ],
-    );
-    let output = run_experiment(&path, &out);
-    assert_eq!(output.status.code(), Some(1), "it gave no figure: {}", said(&output));
-    assert!(
-        said(&output).contains("second fails every time: the others go on without it"),
-        "{}",
-        said(&output)
-    );
-    let record = Record::load(&only_directory(&out)).unwrap();
+    let changes = [
+        ("name = \"second\"", "name = \"second\"\noptional = true"),
+        ("4000 -1\"", "none\""),
+        ("rounds = 2", "rounds = 3"),
+    ];
+    let Some((said, record)) = recorded(1, |directory| experiment(directory, &changes)) else { return };
+    assert!(said.contains("second fails every time: the others go on without it"), "{said}");
     let runs = |name: &str| record.rounds.iter().filter(|round| round.subject == name).count();
     assert_eq!((runs("first"), record.aa.len(), runs("second")), (3, 3, 2));
 }
@@ -352,20 +335,13 @@ fn ab_with_every_round_void_says_which_limit_which_flag_and_what_to_try() {
 
 #[test]
 fn what_a_datagram_costs_counts_although_the_generator_was_late() {
-    if !can_run(&["python3"]) {
-        return;
-    }
-    let directory = Dir::new();
-    let out = directory.at("out");
     // So few that even a busy machine sends them all in time, but for the stalls.
-    let path = experiment(directory.path(), &[("500 {total}\"", "200 {total} 30\"")]);
-    let output = run_experiment(&path, &out);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    assert!(said(&output).contains("with a late generator"), "{}", said(&output));
-    let record = Record::load(&only_directory(&out)).unwrap();
+    let changes = [("500 {total}\"", "200 {total} 30\"")];
+    let Some((said, record)) = recorded(0, |directory| experiment(directory, &changes)) else { return };
+    assert!(said.contains("with a late generator"), "{said}");
     assert!(record.rounds.iter().all(|round| matches!(round.voided, Some(Void::GeneratorLate { .. }))));
     let counting = |metric: &str| record.rounds.iter().filter(|round| record.counts(round, metric)).count();
-    assert!(counting("cpu_us_per_packet") >= 2, "{}", said(&output));
+    assert!(counting("cpu_us_per_packet") >= 2, "{said}");
     assert_eq!(counting("latency_p99_us"), 0);
 }
 
@@ -500,39 +476,15 @@ fn two_commands_are_compared_without_a_file() {
     let (echo, load) = (script("echo.py"), script("load.py"));
     let port = 20_000 + std::process::id() % 20_000;
     let subject = format!("python3 {} 127.0.0.1 {port}", echo.display());
-    let output = run(&[
-        "ab",
-        "--a",
-        &subject,
-        "--b",
-        &subject,
-        "--ready-udp-port",
-        &port.to_string(),
-        "--format",
-        "turnpike",
-        "--rounds",
-        "1",
-        "--duration",
-        "0.3",
-        "--warmup",
-        "0.1",
-        // Whoever takes the CPU away is not what is tested.
-        "--max-steal",
-        "100",
-        "--max-late-us",
-        "10000000",
-        "--discard",
-        "0",
-        "--out",
-        out.to_str().unwrap(),
-        "--",
-        "python3",
-        load.to_str().unwrap(),
-        "127.0.0.1",
-        &port.to_string(),
-        "300",
-        "{total}",
-    ]);
+    // Whoever takes the CPU away is not what is tested.
+    let limits = "--max-steal 100 --max-late-us 10000000";
+    let options =
+        format!("--ready-udp-port {port} --format turnpike --rounds 1 --duration 0.3 --warmup 0.1 {limits}");
+    let words = format!("ab {options} --discard 0 --out {}", out.display());
+    let mut words: Vec<&str> = words.split(' ').chain(["--a", &subject, "--b", &subject, "--"]).collect();
+    let load = format!("python3 {} 127.0.0.1 {port} 300 {{total}}", load.display());
+    words.extend(load.split(' '));
+    let output = run(&words);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     assert!(
         said(&output).contains("\npackets_per_cpu_s: b against a: cannot tell"),
@@ -562,24 +514,8 @@ fn a_search_finds_a_rate_and_says_what_it_rests_on() {
     let (_, workload) = rest.split_once("[workload]").unwrap();
     fs::write(&path, format!("{first}[workload]{workload}")).unwrap();
     // The top of so low a range is borne, so the search is short.
-    let output = run(&[
-        "find-max",
-        path.to_str().unwrap(),
-        "--min",
-        "50",
-        "--max",
-        "200",
-        "--trial",
-        "0.3",
-        "--width",
-        "50",
-        "--loss",
-        "0.5",
-        "--rounds",
-        "1",
-        "--out",
-        out.to_str().unwrap(),
-    ]);
+    let options = "--min 50 --max 200 --trial 0.3 --width 50 --loss 0.5 --rounds 1";
+    let output = run_words(&format!("find-max {} {options} --out {}", path.display(), out.display()));
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let record = Record::load(&only_directory(&out)).unwrap();
     assert_eq!(record.sweeps.len(), 1);

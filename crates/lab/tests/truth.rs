@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use turnpike_lab::metric::PACKETS_PER_CPU_S;
-use turnpike_lab::record::{Experiment, FORMAT, Record, Round, Subject};
-use turnpike_lab::{MetricVerdict, Outcome, judge, order};
+use turnpike_lab::record::{FORMAT, Record, RecordedExperiment, RecordedSubject, Round};
+use turnpike_lab::{Conclusion, MetricVerdict, judge, order};
 
 /// Relative standard deviation of one run.
 const NOISE: f64 = 0.08;
@@ -77,18 +77,18 @@ fn experiment(seed: u64, speed: f64, rounds: u32, slots: &[Slot]) -> Record {
 }
 
 fn experiment_on(mut machine: Machine, seed: u64, speed: f64, rounds: u32, slots: &[Slot]) -> Record {
-    let subject = |name: &str| Subject { name: name.to_owned(), ..Subject::default() };
+    let subject = |name: &str| RecordedSubject { name: name.to_owned(), ..RecordedSubject::default() };
     let mut record = Record {
         format: FORMAT,
         id: format!("simulated-{seed}"),
         started: "2026-11-20T12:00:00Z".to_owned(),
         seed,
-        experiment: Experiment {
+        experiment: RecordedExperiment {
             name: "simulated".to_owned(),
             subjects: vec![subject("old"), subject("new")],
             metric: PACKETS_PER_CPU_S.to_owned(),
             rounds,
-            ..Experiment::default()
+            ..RecordedExperiment::default()
         },
         ..Record::default()
     };
@@ -115,7 +115,7 @@ fn sequential_verdict(seed: u64, speed: f64) -> MetricVerdict {
 #[test]
 fn a_subject_against_itself_shows_no_difference() {
     let verdicts: Vec<MetricVerdict> = (0..20).map(|seed| verdict(seed, 1.0, ROUNDS)).collect();
-    let right = verdicts.iter().filter(|verdict| verdict.outcome == Outcome::NoDifference).count();
+    let right = verdicts.iter().filter(|verdict| verdict.outcome == Conclusion::NoDifference).count();
     assert!(
         right >= 19,
         "{right} of 20: {:#?}",
@@ -127,7 +127,9 @@ fn a_subject_against_itself_shows_no_difference() {
 fn a_subject_against_itself_is_hardly_ever_called_faster_or_slower() {
     for rounds in [6, 12, 24] {
         let wrong = (0..200)
-            .filter(|&seed| matches!(verdict(seed, 1.0, rounds).outcome, Outcome::Faster | Outcome::Slower))
+            .filter(|&seed| {
+                matches!(verdict(seed, 1.0, rounds).outcome, Conclusion::Faster | Conclusion::Slower)
+            })
             .count();
         // 5 % is what the interval alone allows; the noise floor must not let it grow.
         assert!(wrong <= 10, "{rounds} rounds: {wrong} of 200");
@@ -141,25 +143,25 @@ fn a_subject_that_is_five_percent_slower_is_found_and_the_interval_covers_it() {
     let rounds = 128;
     let verdicts: Vec<MetricVerdict> = (0..20).map(|seed| verdict(seed, 0.95, rounds)).collect();
     let told: Vec<String> = verdicts.iter().map(ToString::to_string).collect();
-    let found = verdicts.iter().filter(|verdict| verdict.outcome == Outcome::Slower).count();
+    let found = verdicts.iter().filter(|verdict| verdict.outcome == Conclusion::Slower).count();
     assert!(found >= 18, "found in {found} of 20: {told:#?}");
     let covered = verdicts.iter().filter(|verdict| verdict.estimate.unwrap().interval().covers(0.95)).count();
     assert!(covered >= 18, "covered in {covered} of 20: {told:#?}");
-    assert!(verdicts.iter().all(|verdict| verdict.outcome != Outcome::Faster), "{told:#?}");
+    assert!(verdicts.iter().all(|verdict| verdict.outcome != Conclusion::Faster), "{told:#?}");
 }
 
 #[test]
 fn with_few_rounds_it_cannot_tell_and_the_rounds_it_asks_for_suffice() {
     let mut asked = 0;
     for seed in 0..20 {
-        if let Outcome::CannotTell { rounds: Some(rounds), .. } = verdict(seed, 1.0, 10).outcome {
+        if let Conclusion::CannotTell { rounds: Some(rounds), .. } = verdict(seed, 1.0, 10).outcome {
             asked += 1;
             assert!((11..400).contains(&rounds), "{rounds} rounds");
             let then = verdict(seed, 1.0, rounds);
             // The noise was itself estimated from ten rounds: it may ask once more, for less than twice as many.
             match then.outcome {
-                Outcome::CannotTell { rounds: Some(more), .. } => assert!(more < 4 * rounds, "{then}"),
-                Outcome::NoDifference => {}
+                Conclusion::CannotTell { rounds: Some(more), .. } => assert!(more < 4 * rounds, "{then}"),
+                Conclusion::NoDifference => {}
                 _ => panic!("{then}"),
             }
         }
@@ -170,7 +172,7 @@ fn with_few_rounds_it_cannot_tell_and_the_rounds_it_asks_for_suffice() {
 #[test]
 fn all_of_one_and_then_all_of_the_other_would_have_been_wrong() {
     let equal: Vec<MetricVerdict> = (0..20).map(|seed| sequential_verdict(seed, 1.0)).collect();
-    let wrong = equal.iter().filter(|verdict| verdict.outcome == Outcome::Slower).count();
+    let wrong = equal.iter().filter(|verdict| verdict.outcome == Conclusion::Slower).count();
     let told: Vec<String> = equal.iter().map(ToString::to_string).collect();
     assert!(wrong >= 18, "equal subjects called slower in {wrong} of 20: {told:#?}");
 
@@ -193,7 +195,8 @@ fn cold_verdicts(slots: impl Fn(u64) -> Vec<Slot>) -> Vec<MetricVerdict> {
 #[test]
 fn running_first_is_a_handicap_that_the_order_spreads_evenly() {
     let verdicts = cold_verdicts(|seed| lab_order(seed, ROUNDS));
-    let wrong = verdicts.iter().filter(|v| matches!(v.outcome, Outcome::Faster | Outcome::Slower)).count();
+    let wrong =
+        verdicts.iter().filter(|v| matches!(v.outcome, Conclusion::Faster | Conclusion::Slower)).count();
     assert!(wrong <= 1, "{wrong} of 20: {:#?}", verdicts.iter().map(ToString::to_string).collect::<Vec<_>>());
 
     // In a fixed order the handicap looks like a difference: the interval leaves out the truth.

@@ -136,7 +136,7 @@ pub enum LoadError {
     /// Threads, epoll and the like.
     #[error("{what}: {source}")]
     System { what: &'static str, source: io::Error },
-    /// The run was told to stop ([`Stop`](crate::Stop)) before there was anything to report.
+    /// The run was told to stop ([`StopHandle`](crate::Stop)) before there was anything to report.
     #[error("interrupted {during}: nothing was measured")]
     Interrupted { during: &'static str },
     /// Another thread failed, and its error is the one to show.

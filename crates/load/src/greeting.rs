@@ -41,7 +41,7 @@ const VERSION: u8 = 1;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum StreamMode {
     /// The server takes bytes and counts them.
     Sink {
         /// Compare with the pattern.
@@ -78,8 +78,8 @@ const CLIENT_CLOSES: u8 = 4;
 
 /// What the first bytes of a connection are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Beginning {
-    Greeting(Mode),
+pub(crate) enum GreetingBytes {
+    Greeting(StreamMode),
     /// So far it could be one.
     Incomplete,
     /// A greeting of another version, or one that asks for the impossible.
@@ -87,7 +87,7 @@ pub(crate) enum Beginning {
     Foreign,
 }
 
-impl Mode {
+impl StreamMode {
     /// The greeting that asks for it.
     pub fn to_bytes(self) -> [u8; GREETING_LEN] {
         let flag = |on: bool, flag: u8| if on { flag } else { 0 };
@@ -109,7 +109,7 @@ impl Mode {
     }
 }
 
-impl Beginning {
+impl GreetingBytes {
     /// Judges the first bytes of a connection; at most [`GREETING_LEN`] are looked at.
     pub(crate) fn read(bytes: &[u8]) -> Self {
         let shown = bytes.len().min(MAGIC.len());
@@ -124,11 +124,13 @@ impl Beginning {
         let (a, b) = (size([a0, a1, a2, a3]), size([b0, b1, b2, b3]));
         let flags = greeting[6];
         let mode = match (greeting[4], greeting[5], a, b) {
-            (VERSION, 1, ..) => Mode::Sink { verify: flags & VERIFY != 0, discard: flags & DISCARD != 0 },
-            (VERSION, 2, Some(block), _) => Mode::Source { block },
-            (VERSION, 3, Some(request), Some(response)) => Mode::Exchange { request, response },
+            (VERSION, 1, ..) => {
+                StreamMode::Sink { verify: flags & VERIFY != 0, discard: flags & DISCARD != 0 }
+            }
+            (VERSION, 2, Some(block), _) => StreamMode::Source { block },
+            (VERSION, 3, Some(request), Some(response)) => StreamMode::Exchange { request, response },
             (VERSION, 4, Some(request), Some(response)) => {
-                Mode::Connect { request, response, client_closes: flags & CLIENT_CLOSES != 0 }
+                StreamMode::Connect { request, response, client_closes: flags & CLIENT_CLOSES != 0 }
             }
             _ => return Self::Unknown,
         };
@@ -143,7 +145,7 @@ pub(crate) fn ack(accepted: bool) -> [u8; ACK_LEN] {
 
 /// A server's account of a stream so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct StreamRecord {
     /// Payload bytes, received or sent.
     pub(crate) total: u64,
     /// Since the greeting, by the server's clock.
@@ -152,7 +154,7 @@ pub(crate) struct Record {
     pub(crate) wrong: u64,
 }
 
-impl Record {
+impl StreamRecord {
     pub(crate) fn to_bytes(self) -> [u8; RECORD_LEN] {
         let mut bytes = [0; RECORD_LEN];
         bytes[..8].copy_from_slice(&self.total.to_be_bytes());
@@ -174,17 +176,17 @@ mod tests {
     #[test]
     fn what_is_asked_for_reads_back() {
         for mode in [
-            Mode::Sink { verify: true, discard: false },
-            Mode::Sink { verify: false, discard: true },
-            Mode::Source { block: MAX_SIZE },
-            Mode::Exchange { request: 1, response: 70_000 },
-            Mode::Connect { request: 1, response: 1, client_closes: true },
-            Mode::Connect { request: 2, response: 3, client_closes: false },
+            StreamMode::Sink { verify: true, discard: false },
+            StreamMode::Sink { verify: false, discard: true },
+            StreamMode::Source { block: MAX_SIZE },
+            StreamMode::Exchange { request: 1, response: 70_000 },
+            StreamMode::Connect { request: 1, response: 1, client_closes: true },
+            StreamMode::Connect { request: 2, response: 3, client_closes: false },
         ] {
             let bytes = mode.to_bytes();
-            assert_eq!(Beginning::read(&bytes), Beginning::Greeting(mode));
+            assert_eq!(GreetingBytes::read(&bytes), GreetingBytes::Greeting(mode));
             for len in 0..GREETING_LEN {
-                assert_eq!(Beginning::read(&bytes[..len]), Beginning::Incomplete);
+                assert_eq!(GreetingBytes::read(&bytes[..len]), GreetingBytes::Incomplete);
             }
         }
     }
@@ -192,24 +194,24 @@ mod tests {
     #[test]
     fn the_impossible_is_unknown_and_anything_else_foreign() {
         for mode in [
-            Mode::Source { block: 0 },
-            Mode::Exchange { request: MAX_SIZE + 1, response: 1 },
-            Mode::Exchange { request: 1, response: 0 },
-            Mode::Connect { request: usize::MAX, response: 1, client_closes: false },
+            StreamMode::Source { block: 0 },
+            StreamMode::Exchange { request: MAX_SIZE + 1, response: 1 },
+            StreamMode::Exchange { request: 1, response: 0 },
+            StreamMode::Connect { request: usize::MAX, response: 1, client_closes: false },
         ] {
-            assert_eq!(Beginning::read(&mode.to_bytes()), Beginning::Unknown, "{mode:?}");
+            assert_eq!(GreetingBytes::read(&mode.to_bytes()), GreetingBytes::Unknown, "{mode:?}");
         }
-        let mut newer = Mode::Source { block: 1 }.to_bytes();
+        let mut newer = StreamMode::Source { block: 1 }.to_bytes();
         newer[4] += 1;
-        assert_eq!(Beginning::read(&newer), Beginning::Unknown);
+        assert_eq!(GreetingBytes::read(&newer), GreetingBytes::Unknown);
         for foreign in [&b"GET / HTTP/1.1\r\n"[..], b"T\r\n", b"TPKE"] {
-            assert_eq!(Beginning::read(foreign), Beginning::Foreign);
+            assert_eq!(GreetingBytes::read(foreign), GreetingBytes::Foreign);
         }
     }
 
     #[test]
     fn records_read_back() {
-        let record = Record { total: 1 << 40, elapsed: Duration::from_nanos(987_654_321), wrong: 3 };
-        assert_eq!(Record::from_bytes(record.to_bytes()), record);
+        let record = StreamRecord { total: 1 << 40, elapsed: Duration::from_nanos(987_654_321), wrong: 3 };
+        assert_eq!(StreamRecord::from_bytes(record.to_bytes()), record);
     }
 }

@@ -23,6 +23,6 @@ pub mod udp;
 pub use error::LoadError;
 pub use payload::HEADER_LEN;
 pub use profile::{Profile, Shaped};
-pub use run::{Outcome, Stop};
+pub use run::{RunOutcome, StopHandle};
 pub use turnpike_client::{Login, TlsOptions, Transport};
 pub use turnpike_measure::{Direction, Leg, ProfileReport, Rate, Report, StreamReport};

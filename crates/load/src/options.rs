@@ -11,7 +11,7 @@ use clap::{Args, Command};
 use turnpike_measure::Rate;
 use turnpike_net::{ZonedIp, socket_address};
 
-use crate::{reflect::DEFAULT_PORT, traffic::echo::Plan};
+use crate::{reflect::DEFAULT_PORT, traffic::echo::EchoPlan};
 
 /// How long a run lasts, by how many threads, and where its result goes.
 #[derive(Clone, Debug, Args)]
@@ -60,10 +60,10 @@ pub struct BurstOptions {
 
 impl BurstOptions {
     /// What is sent at this rate.
-    pub(crate) fn plan(self, clients: usize, rate: Rate, size: usize) -> Plan {
+    pub(crate) fn plan(self, clients: usize, rate: Rate, size: usize) -> EchoPlan {
         const FLOOD: usize = 32;
         let burst = self.burst.unwrap_or(if rate == Rate::Max { FLOOD } else { 1 });
-        Plan { clients, rate, size, burst, window: self.window }
+        EchoPlan { clients, rate, size, burst, window: self.window }
     }
 }
 

@@ -12,7 +12,7 @@ const MAGIC: u64 = 0x5450_4B45 << 32;
 
 /// One datagram's identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stamp {
+pub(crate) struct PayloadStamp {
     /// Number of the flow in this run: of the client, or with a profile of its stream.
     pub(crate) flow: u32,
     /// Counts the flow's datagrams from 0.
@@ -21,7 +21,7 @@ pub(crate) struct Stamp {
     pub(crate) due_ns: u64,
 }
 
-impl Stamp {
+impl PayloadStamp {
     /// Writes the header; `out` holds at least [`HEADER_LEN`] bytes.
     #[inline]
     pub(crate) fn write(self, out: &mut [u8]) {
@@ -51,13 +51,13 @@ mod tests {
 
     #[test]
     fn what_is_written_reads_back_and_nothing_else_does() {
-        let stamp = Stamp { flow: 9_999, sequence: 1 << 40, due_ns: 123_456_789_012 };
+        let stamp = PayloadStamp { flow: 9_999, sequence: 1 << 40, due_ns: 123_456_789_012 };
         let mut payload = [0xAA; 30];
         stamp.write(&mut payload);
-        assert_eq!(Stamp::read(&payload), Some(stamp));
+        assert_eq!(PayloadStamp::read(&payload), Some(stamp));
         assert_eq!(payload[HEADER_LEN..], [0xAA; 6]);
-        assert_eq!(Stamp::read(&payload[..HEADER_LEN - 1]), None);
+        assert_eq!(PayloadStamp::read(&payload[..HEADER_LEN - 1]), None);
         payload[0] ^= 1;
-        assert_eq!(Stamp::read(&payload), None);
+        assert_eq!(PayloadStamp::read(&payload), None);
     }
 }

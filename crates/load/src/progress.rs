@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Where a run stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum RunPhase {
     /// Allocating and binding.
     Setup {
         /// Clients that are ready.
@@ -26,7 +26,7 @@ pub enum Phase {
 
 /// What a run counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum CountKind {
     /// Datagrams or requests, each of which is answered; what is not is lost.
     Answered,
     /// Messages most of which deserve no reply.
@@ -39,12 +39,12 @@ pub enum Kind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interval {
     /// Where the run stands.
-    pub phase: Phase,
+    pub phase: RunPhase,
     /// Time since the run began.
     pub elapsed: Duration,
     /// How long the interval was.
     pub length: Duration,
-    /// Sent in it: messages, or with [`Kind::Bytes`] bytes.
+    /// Sent in it: messages, or with [`CountKind::Bytes`] bytes.
     pub sent: u64,
     /// Received in it.
     pub received: u64,
@@ -53,7 +53,7 @@ pub struct Interval {
     /// Sent since the run began and neither answered nor found to be lost: under way, or lost without a later answer that shows it.
     pub outstanding: u64,
     /// What is counted.
-    pub kind: Kind,
+    pub kind: CountKind,
     /// Median round trip in microseconds.
     pub p50_us: u64,
     /// 99 % in microseconds.
@@ -73,18 +73,18 @@ impl fmt::Display for Interval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:6.1} s  ", self.elapsed.as_secs_f64())?;
         let label = match self.phase {
-            Phase::Setup { ready, clients } => return write!(f, "{ready} of {clients} clients ready"),
-            Phase::Warmup => "  (warm-up)",
-            Phase::Measuring => "",
+            RunPhase::Setup { ready, clients } => return write!(f, "{ready} of {clients} clients ready"),
+            RunPhase::Warmup => "  (warm-up)",
+            RunPhase::Measuring => "",
         };
-        if self.kind == Kind::Bytes {
+        if self.kind == CountKind::Bytes {
             let gbits = |bytes| turnpike_measure::per_second(bytes, self.length) * 8.0 / 1e9;
             let (sent, received) = (gbits(self.sent), gbits(self.received));
             return write!(f, "sent {sent:.3} Gbit/s  received {received:.3} Gbit/s{label}");
         }
         let rate = |count| Thousands(turnpike_measure::per_second(count, self.length));
         write!(f, "sent {}/s  received {}/s", rate(self.sent), rate(self.received))?;
-        if self.kind == Kind::Answered {
+        if self.kind == CountKind::Answered {
             write!(
                 f,
                 "  loss {:.2} %  outstanding {}",
@@ -155,14 +155,14 @@ mod tests {
     #[test]
     fn a_line_has_rates_loss_what_is_outstanding_and_percentiles() {
         let mut interval = Interval {
-            phase: Phase::Warmup,
+            phase: RunPhase::Warmup,
             elapsed: Duration::from_millis(3_100),
             length: Duration::from_millis(500),
             sent: 1_000_000,
             received: 990_000,
             lost: 1_000,
             outstanding: 9_000,
-            kind: Kind::Answered,
+            kind: CountKind::Answered,
             p50_us: 84,
             p99_us: 142,
         };
@@ -171,11 +171,11 @@ mod tests {
             line,
             "   3.1 s  sent 2,000,000/s  received 1,980,000/s  loss 0.10 %  outstanding 9,000  p50 84 us  p99 142 us  (warm-up)"
         );
-        interval.kind = Kind::OneWay;
+        interval.kind = CountKind::OneWay;
         assert!(!interval.to_string().contains("loss") && !interval.to_string().contains("outstanding"));
-        interval.kind = Kind::Bytes;
+        interval.kind = CountKind::Bytes;
         assert_eq!(interval.to_string(), "   3.1 s  sent 0.016 Gbit/s  received 0.016 Gbit/s  (warm-up)");
-        interval.phase = Phase::Setup { ready: 12, clients: 1_000 };
+        interval.phase = RunPhase::Setup { ready: 12, clients: 1_000 };
         assert_eq!(interval.to_string(), "   3.1 s  12 of 1000 clients ready");
         assert_eq!(Interval { sent: 0, ..interval }.loss_percent(), 0.0);
     }

@@ -17,9 +17,9 @@ use crate::common::{
     relay_with,
 };
 use turnpike_load::{
-    HEADER_LEN, Leg, LoadError, ProfileReport, Report, Stop, Transport,
+    HEADER_LEN, Leg, LoadError, ProfileReport, Report, StopHandle, Transport,
     options::parse,
-    turn::{self, Via},
+    turn::{self, DataVia},
     udp,
 };
 
@@ -56,11 +56,11 @@ fn adds_up(report: &Report, profile: &ProfileReport) {
 }
 
 fn quiet_turn(config: &turn::Config) -> Result<Report, LoadError> {
-    turn::run(config, &Stop::new(), |_| {}).map(|outcome| outcome.report)
+    turn::run(config, &StopHandle::new(), |_| {}).map(|outcome| outcome.report)
 }
 
 fn quiet_udp(config: &udp::Config) -> Result<Report, LoadError> {
-    udp::run(config, &Stop::new(), |_| {}).map(|outcome| outcome.report)
+    udp::run(config, &StopHandle::new(), |_| {}).map(|outcome| outcome.report)
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn a_call_goes_through_a_server_by_every_transport_over_channels_and_indications
     let dir = Dir::new();
     let ca = dir.file("ca.pem", &certificate.pem);
     for transport in Transport::ALL {
-        for via in [Via::Channel, Via::Send] {
+        for via in [DataVia::Channel, DataVia::Send] {
             let trust = format!("--server-name turn.example.org --ca {}", ca.display());
             let flags = format!("--transport {transport} --via {via} --threads 2 {trust}");
             let config = through(listener(&relay, transport), &flags);
@@ -253,7 +253,7 @@ fn peers_that_cannot_listen_are_told_with_their_address() {
 
 #[test]
 fn a_run_that_is_stopped_reports_until_then() {
-    let stop = Stop::new();
+    let stop = StopHandle::new();
     let mut config = straight("call");
     (config.run.duration, config.run.warmup) = (Duration::from_secs(3_600), Duration::ZERO);
     let outcome = udp::run(&config, &stop, |interval| {

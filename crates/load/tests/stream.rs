@@ -9,7 +9,7 @@ use std::{
 
 use crate::common::{eventually, free_address, loopback};
 use turnpike_load::{
-    LoadError, Outcome, Stop,
+    LoadError, RunOutcome, StopHandle,
     options::parse,
     reflect::{self, Reflector},
     stream::{Close, Config, Workload, run},
@@ -23,20 +23,20 @@ fn reflector(workers: u16) -> Reflector {
 }
 
 /// A short run, for tests share the machine; otherwise as `flags` say, those of the run behind a `|`.
-fn load(server: SocketAddr, (kind, flags): (Kind, &str)) -> Config {
+fn load(server: SocketAddr, (kind, flags): (Work, &str)) -> Config {
     let (own, run) = flags.split_once('|').unwrap_or((flags, ""));
     let target = parse(&format!("{server} --warmup 0.2 --duration 0.8 {run}")).unwrap();
     Config::new(target, kind(own))
 }
 
-type Kind = fn(&str) -> Workload;
+type Work = fn(&str) -> Workload;
 
-const BULK: Kind = |flags| Workload::Bulk(parse(flags).unwrap());
-const RR: Kind = |flags| Workload::Exchange(parse(flags).unwrap());
-const CONNECT: Kind = |flags| Workload::Connect(parse(flags).unwrap());
+const BULK: Work = |flags| Workload::Bulk(parse(flags).unwrap());
+const RR: Work = |flags| Workload::Exchange(parse(flags).unwrap());
+const CONNECT: Work = |flags| Workload::Connect(parse(flags).unwrap());
 
-fn quiet(config: &Config) -> Result<Outcome, LoadError> {
-    run(config, &Stop::new(), |_| {})
+fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
+    run(config, &StopHandle::new(), |_| {})
 }
 
 /// A one-connection-at-a-time proxy that harms what it passes on: closes both sides after so many bytes from the server,
@@ -198,7 +198,7 @@ fn a_server_that_vanishes_is_a_clear_error() {
         let server = reflector.as_ref().unwrap().tcp_listeners()[0];
         let config = load(server, (kind, &format!("{flags} | --duration 3600")));
         // Gone with the first report of traffic.
-        let result = run(&config, &Stop::new(), |interval| {
+        let result = run(&config, &StopHandle::new(), |interval| {
             if interval.received > 0 {
                 drop(reflector.take());
             }

@@ -13,23 +13,24 @@ use crate::common::{
     relay_with, wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
-    LoadError, Stop, Transport,
+    LoadError, StopHandle, Transport,
     options::parse,
-    turn::{Config, Mode, Outcome, Via, run},
+    turn::{Config, DataVia, Mode, RunOutcome, run},
 };
 use turnpike_net::Datapath;
 use turnpike_relay::CredentialStore;
 use turnpike_turn::server::{Lookup, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
-fn quiet(config: &Config) -> Result<Outcome, LoadError> {
-    run(config, &Stop::new(), |_| {})
+fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
+    run(config, &StopHandle::new(), |_| {})
 }
 
 #[test]
 fn traffic_over_channels_and_send_indications_comes_back_complete() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    for (via, clients, burst) in [(Via::Channel, 1, 1), (Via::Channel, 20, 4), (Via::Send, 20, 2)] {
+    for (via, clients, burst) in [(DataVia::Channel, 1, 1), (DataVia::Channel, 20, 4), (DataVia::Send, 20, 2)]
+    {
         for size in [24, 121] {
             let config = load(
                 &relay,
@@ -81,7 +82,7 @@ fn ipv6_works_from_end_to_end() {
     }
     let six = std::net::Ipv6Addr::LOCALHOST.into();
     let (relay, reflector) = (relay(&Wishes { address: six, ..Wishes::default() }), reflector_on(six));
-    for via in [Via::Channel, Via::Send] {
+    for via in [DataVia::Channel, DataVia::Send] {
         let config = load(&relay, &reflector, &format!("--via {via} --clients 4"));
         let report = quiet(&config).unwrap().report;
         assert_eq!((report.lost, report.received), (0, report.sent), "{via}: {report:?}");
@@ -93,7 +94,7 @@ fn clients_with_peers_of_their_own_go_through_one_shared_relay_port() {
     let relay = relay_with(&Wishes::default(), |config| config.shared_ports = 1);
     let reflector = reflector_on(std::net::Ipv4Addr::UNSPECIFIED.into());
     let port = reflector.listeners()[0].port();
-    for via in [Via::Channel, Via::Send] {
+    for via in [DataVia::Channel, DataVia::Send] {
         let config = load(
             &relay,
             &reflector,
@@ -111,7 +112,7 @@ fn clients_with_peers_of_their_own_go_through_one_shared_relay_port() {
 #[test]
 fn clients_of_one_socket_have_addresses_of_their_own() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    for (via, burst, threads) in [(Via::Channel, 1, 1), (Via::Send, 8, 2), (Via::Channel, 8, 2)] {
+    for (via, burst, threads) in [(DataVia::Channel, 1, 1), (DataVia::Send, 8, 2), (DataVia::Channel, 8, 2)] {
         let config = load(
             &relay,
             &reflector,
@@ -243,7 +244,7 @@ fn progress_is_reported_and_the_allocations_are_deleted_at_the_end() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let config = load(&relay, &reflector, "--clients 3 --warmup 0.6 --duration 1.5");
     let mut intervals = Vec::new();
-    run(&config, &Stop::new(), |interval| intervals.push(interval.clone())).unwrap();
+    run(&config, &StopHandle::new(), |interval| intervals.push(interval.clone())).unwrap();
     assert!(intervals.len() >= 2, "{intervals:?}");
     assert!(intervals.iter().any(|interval| interval.received > 0), "{intervals:?}");
     assert_eq!(relay.snapshots().len(), 1);

@@ -7,14 +7,14 @@ use crate::common::{
     relay_with, wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
-    LoadError, Stop, Transport,
-    turn::{Config, Mode, Outcome, run},
+    LoadError, StopHandle, Transport,
+    turn::{Config, Mode, RunOutcome, run},
 };
 use turnpike_relay::Relay;
 use turnpike_turn::server::{Alternate, AlternateWhen};
 
-fn quiet(config: &Config) -> Result<Outcome, LoadError> {
-    run(config, &Stop::new(), |_| {})
+fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
+    run(config, &StopHandle::new(), |_| {})
 }
 
 /// A relay that sends every client on.

@@ -15,9 +15,9 @@ use crate::common::{
     relay_with, wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
-    LoadError, Stop, Transport,
+    LoadError, StopHandle, Transport,
     reflect::Reflector,
-    turn::{Config, Mode, Outcome, Via, run},
+    turn::{Config, DataVia, Mode, RunOutcome, run},
 };
 use turnpike_relay::Relay;
 
@@ -25,8 +25,8 @@ const CLIENTS: u16 = 4;
 /// Datagrams of one client a second.
 const PPS: u16 = 100;
 
-fn quiet(config: &Config) -> Result<Outcome, LoadError> {
-    run(config, &Stop::new(), |_| {})
+fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
+    run(config, &StopHandle::new(), |_| {})
 }
 
 /// Every client moves five times.
@@ -46,12 +46,12 @@ fn all_clients_move_and_their_traffic_goes_on() {
     let ca = dir.file("ca.pem", &certificate.pem);
     let mut moved = 0;
     for (transport, via) in [
-        (Transport::Udp, Via::Channel),
-        (Transport::Udp, Via::Send),
-        (Transport::Tcp, Via::Channel),
-        (Transport::Tcp, Via::Send),
-        (Transport::Tls, Via::Channel),
-        (Transport::Dtls, Via::Channel),
+        (Transport::Udp, DataVia::Channel),
+        (Transport::Udp, DataVia::Send),
+        (Transport::Tcp, DataVia::Channel),
+        (Transport::Tcp, DataVia::Send),
+        (Transport::Tls, DataVia::Channel),
+        (Transport::Dtls, DataVia::Channel),
     ] {
         let config = restless(
             &relay,

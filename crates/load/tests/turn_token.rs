@@ -5,9 +5,9 @@ use crate::common::{
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use turnpike_load::{
-    LoadError, Rate, Stop, Transport,
+    LoadError, Rate, StopHandle, Transport,
     reflect::Reflector,
-    turn::{self, Config, Mode, Outcome, run},
+    turn::{self, Config, Mode, RunOutcome, run},
 };
 use turnpike_relay::Relay;
 use turnpike_turn::{
@@ -18,8 +18,8 @@ use turnpike_turn::{
 const KEY: [u8; 32] = [5; 32];
 const NAME: &str = "turn.example.org";
 
-fn quiet(config: &Config) -> Result<Outcome, LoadError> {
-    run(config, &Stop::new(), |_| {})
+fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
+    run(config, &StopHandle::new(), |_| {})
 }
 
 fn server() -> Relay {

@@ -4,28 +4,29 @@
 //!
 //! What is sent to a peer, if a server lets that happen, is a Binding request to a port at which the server itself answers, by default. Where
 //! somebody answers it, that comes back by the relay and gives it away; of a peer that keeps silent nothing can be seen from here, and nothing is
-//! claimed ([`Outcome::Silent`]): the server's own counters have to say it.
+//! claimed ([`AttackOutcome::Silent`]): the server's own counters have to say it.
 
+pub(crate) mod facts;
 mod forms;
 mod strangers;
 
 use std::{
     collections::HashMap,
-    fmt, io,
+    io,
     net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
-use serde::Serialize;
 use turnpike_client::{Login, Transport};
 use turnpike_wire::stun::{Class, FAMILY_IPV6, Header, View, Writer, kind, method};
 
+pub use self::facts::{AttackEntry, AttackFacts, AttackOutcome, AttackReply, Attempt};
 use self::forms::Form;
 use crate::{
-    Probe,
+    ProbeRun,
     connection::words,
     report::Level,
-    session::{Answer, Session},
+    session::{ProbeSession, ServerAnswer},
 };
 
 /// How long data that was sent to where it should not go may take to come back.
@@ -35,107 +36,24 @@ const FIRST_CHANNEL: u16 = 0x4000;
 /// Numbers that a server would not have given to a connection of somebody else's, and those that a careless one would.
 const MADE_UP_IDS: [u32; 4] = [0, 1, 0x7A6B_5C4D, u32::MAX];
 
-/// What was asked, and what came of it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct AttackFacts {
-    /// Peers, by each way in.
-    pub peers: Vec<Attempt>,
-    /// Messages without a credential over UDP and DTLS.
-    pub strangers: Vec<Reply>,
-}
-
-/// One thing that a user must not get.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Attempt {
-    /// `udp`, `tcp`, `tls` or `dtls`.
-    pub transport: String,
-    /// How it was asked for: a method, or what leads to one.
-    pub entry: Entry,
-    /// What kind of address it is, or what else was asked for.
-    pub form: String,
-    /// The peer; empty where there is none.
-    pub peer: String,
-    /// What came of it.
-    pub outcome: Outcome,
-    /// In the server's words.
-    pub answer: String,
-}
-
-/// A way in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "they are named after what the RFCs call them")]
-pub enum Entry {
-    CreatePermission,
-    ChannelBind,
-    Send,
-    Connect,
-    ConnectionBind,
-    Mobility,
-    MobilityChannelBind,
-    MobilitySend,
-}
-
 /// The ways in by which datagrams go, in the order in which they are tried.
 #[derive(Clone, Copy)]
 struct Entries {
-    permission: Entry,
-    channel: Entry,
-    send: Entry,
+    permission: AttackEntry,
+    channel: AttackEntry,
+    send: AttackEntry,
 }
 
-const AT_HOME: Entries =
-    Entries { permission: Entry::CreatePermission, channel: Entry::ChannelBind, send: Entry::Send };
-const AFTER_A_MOVE: Entries =
-    Entries { permission: Entry::Mobility, channel: Entry::MobilityChannelBind, send: Entry::MobilitySend };
-
-impl fmt::Display for Entry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::CreatePermission => "CreatePermission",
-            Self::ChannelBind => "ChannelBind",
-            Self::Send => "Send",
-            Self::Connect => "Connect",
-            Self::ConnectionBind => "ConnectionBind",
-            Self::Mobility => "mobility",
-            Self::MobilityChannelBind => "ChannelBind after a move",
-            Self::MobilitySend => "Send after a move",
-        })
-    }
-}
-
-/// What came of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Outcome {
-    /// As it should be.
-    Refused,
-    /// Sent, and nothing came back; nobody says whether that was let through to a peer that does not answer.
-    Silent,
-    /// Granted for the address, which has ports that may be a peer's; what matters is whether data goes to this one.
-    AddressOnly,
-    /// Refused for another reason, or not answered.
-    Unknown,
-    /// It is let in.
-    Open,
-}
-
-/// What a server sends to an address that anybody may have written into a packet.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Reply {
-    /// `udp` or `dtls`.
-    pub transport: String,
-    /// Of what kind the message was.
-    pub message: String,
-    /// Its bytes, of UDP payload.
-    pub sent: usize,
-    /// Bytes of all datagrams that came for it, repetitions included.
-    pub received: usize,
-    /// How many datagrams these were.
-    pub datagrams: usize,
-    /// Bytes out per byte in.
-    pub ratio: f64,
-}
+const AT_HOME: Entries = Entries {
+    permission: AttackEntry::CreatePermission,
+    channel: AttackEntry::ChannelBind,
+    send: AttackEntry::Send,
+};
+const AFTER_A_MOVE: Entries = Entries {
+    permission: AttackEntry::Mobility,
+    channel: AttackEntry::MobilityChannelBind,
+    send: AttackEntry::MobilitySend,
+};
 
 /// Bytes that a server should send to strangers at most, per byte of their requests.
 pub const MOST_AMPLIFICATION: f64 = 4.0;
@@ -167,7 +85,7 @@ pub fn plan(config: &crate::Config) -> Vec<String> {
     lines
 }
 
-impl Probe<'_> {
+impl ProbeRun<'_> {
     /// Asks over each transport that was reached.
     pub(crate) fn attack(&mut self, ports: &[u16]) {
         let mut facts = AttackFacts::default();
@@ -184,7 +102,7 @@ impl Probe<'_> {
             let own = [server.port()];
             let ports = if ports.is_empty() { &own[..] } else { ports };
             if self.config.user.is_some() {
-                let mut asker = Asker { transport, ports, found: &mut facts.peers };
+                let mut asker = AttackSession { transport, ports, found: &mut facts.peers };
                 let mut public = Vec::new();
                 for is_v6 in [false, true] {
                     let asked = self.peers_of(&mut asker, server, is_v6, &mut public);
@@ -209,19 +127,20 @@ impl Probe<'_> {
 
     fn peers_of(
         &self,
-        asker: &mut Asker<'_>,
+        asker: &mut AttackSession<'_>,
         server: SocketAddr,
         is_v6: bool,
         public: &mut Vec<IpAddr>,
     ) -> Result<(), String> {
         let transport = asker.transport;
-        let Some((mut session, granted)) = self.allocation(transport, is_v6, Relayed::Udp)? else {
+        let Some((mut session, granted)) = self.allocation(transport, is_v6, RelayedByAttack::Udp)? else {
             return Ok(());
         };
         public.extend(granted.addresses(kind::XOR_RELAYED_ADDRESS).iter().map(SocketAddr::ip));
         let forms: Vec<Form> = forms::all(is_v6, server.ip(), public).collect();
-        let renew =
-            || self.allocation(transport, is_v6, Relayed::Udp).ok().flatten().map(|(session, _)| session);
+        let renew = || {
+            self.allocation(transport, is_v6, RelayedByAttack::Udp).ok().flatten().map(|(session, _)| session)
+        };
         asker.datagrams(AT_HOME, &mut session, &forms, &renew)?;
         session.delete();
         self.moved(asker, is_v6, &forms)?;
@@ -232,7 +151,7 @@ impl Probe<'_> {
     }
 
     /// The same peers once more, from another address of the client, for which the allocation has moved.
-    fn moved(&self, asker: &mut Asker<'_>, is_v6: bool, forms: &[Form]) -> Result<(), String> {
+    fn moved(&self, asker: &mut AttackSession<'_>, is_v6: bool, forms: &[Form]) -> Result<(), String> {
         let transport = asker.transport;
         let Some((old, ticket)) = self.mobile(transport, is_v6)? else { return Ok(()) };
         let Some(mut session) = self.session(transport) else { return Ok(()) };
@@ -243,7 +162,7 @@ impl Probe<'_> {
         let zeros = vec![0; ticket.len()];
         for (form, made_up) in [("a changed ticket", &broken), ("a ticket of zeros", &zeros)] {
             let answer = shows(&mut session, made_up).map_err(|error| words(&error))?;
-            asker.note_id(Entry::Mobility, form, &answer);
+            asker.note_id(AttackEntry::Mobility, form, &answer);
         }
         self.stolen(asker, &ticket)?;
         let answer = shows(&mut session, &ticket).map_err(|error| words(&error))?;
@@ -261,7 +180,7 @@ impl Probe<'_> {
     }
 
     /// A ticket that is good, shown by somebody else.
-    fn stolen(&self, asker: &mut Asker<'_>, ticket: &[u8]) -> Result<(), String> {
+    fn stolen(&self, asker: &mut AttackSession<'_>, ticket: &[u8]) -> Result<(), String> {
         let Some(thief) = self.config.attack_user.clone() else { return Ok(()) };
         let Some(mut session) = self.session_of(Some(thief), asker.transport) else { return Ok(()) };
         let answer = shows(&mut session, ticket).map_err(|error| words(&error))?;
@@ -274,8 +193,8 @@ impl Probe<'_> {
     }
 
     /// An allocation that may move, and its ticket.
-    fn mobile(&self, transport: Transport, is_v6: bool) -> Result<Option<(Session, Vec<u8>)>, String> {
-        let Some((mut session, granted)) = self.allocation(transport, is_v6, Relayed::Mobile)? else {
+    fn mobile(&self, transport: Transport, is_v6: bool) -> Result<Option<(ProbeSession, Vec<u8>)>, String> {
+        let Some((mut session, granted)) = self.allocation(transport, is_v6, RelayedByAttack::Mobile)? else {
             return Ok(None);
         };
         match granted.value(kind::MOBILITY_TICKET).filter(|ticket| !ticket.is_empty()) {
@@ -288,9 +207,11 @@ impl Probe<'_> {
     }
 
     /// RFC 6062: connections to these peers, and binding to those of others.
-    fn connections(&self, asker: &mut Asker<'_>, is_v6: bool, forms: &[Form]) -> Result<(), String> {
+    fn connections(&self, asker: &mut AttackSession<'_>, is_v6: bool, forms: &[Form]) -> Result<(), String> {
         let transport = asker.transport;
-        let Some((mut session, _)) = self.allocation(transport, is_v6, Relayed::Tcp)? else { return Ok(()) };
+        let Some((mut session, _)) = self.allocation(transport, is_v6, RelayedByAttack::Tcp)? else {
+            return Ok(());
+        };
         for form in forms {
             for port in asker.ports {
                 let peer = SocketAddr::new(form.ip, *port);
@@ -299,7 +220,7 @@ impl Probe<'_> {
                         message.xor_address(kind::XOR_PEER_ADDRESS, peer);
                     })
                     .map_err(|error| words(&error))?;
-                asker.note(Entry::Connect, form, *port, &answer);
+                asker.note(AttackEntry::Connect, form, *port, &answer);
             }
         }
         for id in MADE_UP_IDS {
@@ -308,7 +229,7 @@ impl Probe<'_> {
                 message.attribute(kind::CONNECTION_ID, &id.to_be_bytes());
             });
             if let Ok(answer) = bound {
-                asker.note_id(Entry::ConnectionBind, "a connection of nobody", &answer);
+                asker.note_id(AttackEntry::ConnectionBind, "a connection of nobody", &answer);
             }
         }
         session.delete();
@@ -320,16 +241,16 @@ impl Probe<'_> {
         &self,
         transport: Transport,
         is_v6: bool,
-        relayed: Relayed,
-    ) -> Result<Option<(Session, Answer)>, String> {
+        relayed: RelayedByAttack,
+    ) -> Result<Option<(ProbeSession, ServerAnswer)>, String> {
         let Some(mut session) = self.session(transport) else { return Ok(None) };
         let granted = session.request(method::ALLOCATE, &|message| {
-            let protocol = if relayed == Relayed::Tcp { 6 } else { 17 };
+            let protocol = if relayed == RelayedByAttack::Tcp { 6 } else { 17 };
             message.attribute(kind::REQUESTED_TRANSPORT, &[protocol, 0, 0, 0]);
             if is_v6 {
                 message.attribute(kind::REQUESTED_ADDRESS_FAMILY, &[FAMILY_IPV6, 0, 0, 0]);
             }
-            if relayed == Relayed::Mobile {
+            if relayed == RelayedByAttack::Mobile {
                 message.attribute(kind::MOBILITY_TICKET, &[]);
             }
         });
@@ -343,8 +264,8 @@ impl Probe<'_> {
     }
 
     fn judge_attack(&mut self, facts: &AttackFacts) {
-        let open = facts.peers.iter().filter(|attempt| attempt.outcome == Outcome::Open);
-        let mut by_entry: HashMap<(Entry, &str), Vec<&str>> = HashMap::new();
+        let open = facts.peers.iter().filter(|attempt| attempt.outcome == AttackOutcome::Open);
+        let mut by_entry: HashMap<(AttackEntry, &str), Vec<&str>> = HashMap::new();
         for attempt in open {
             by_entry.entry((attempt.entry, attempt.form.as_str())).or_default().push(&attempt.transport);
         }
@@ -360,11 +281,12 @@ impl Probe<'_> {
             let what = format!("{entry} lets users in to {form} (over {})", transports.join(", "));
             self.report.advise(Level::Bad, "attack", what, remedy);
         }
-        let count = |wanted: fn(Outcome) -> bool| {
+        let count = |wanted: fn(AttackOutcome) -> bool| {
             facts.peers.iter().filter(|attempt| wanted(attempt.outcome)).count()
         };
         let asked = facts.peers.len();
-        let (closed, silent) = (count(|it| it != Outcome::Open), count(|it| it == Outcome::Silent));
+        let (closed, silent) =
+            (count(|it| it != AttackOutcome::Open), count(|it| it == AttackOutcome::Silent));
         if asked > 0 {
             let level = if closed == asked { Level::Ok } else { Level::Note };
             let mut what =
@@ -377,7 +299,7 @@ impl Probe<'_> {
             self.report.line(level, "attack", what);
         }
         let worst = facts.strangers.iter().max_by(|one, other| one.ratio.total_cmp(&other.ratio));
-        if let Some(Reply { message, ratio, sent, received, .. }) = worst {
+        if let Some(AttackReply { message, ratio, sent, received, .. }) = worst {
             let what = format!(
                 "sends strangers at most {ratio:.1} bytes for each of theirs ({message}: {received} for {sent})"
             );
@@ -393,26 +315,26 @@ impl Probe<'_> {
 
 /// What an allocation is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Relayed {
+enum RelayedByAttack {
     Udp,
     Tcp,
     Mobile,
 }
 
 /// Asks over one transport, and notes what comes of it.
-struct Asker<'a> {
+struct AttackSession<'a> {
     transport: Transport,
     ports: &'a [u16],
     found: &'a mut Vec<Attempt>,
 }
 
-impl Asker<'_> {
+impl AttackSession<'_> {
     fn datagrams(
         &mut self,
         entries: Entries,
-        session: &mut Session,
+        session: &mut ProbeSession,
         forms: &[Form],
-        renew: &dyn Fn() -> Option<Session>,
+        renew: &dyn Fn() -> Option<ProbeSession>,
     ) -> Result<(), String> {
         let failed = |error: io::Error| words(&error);
         let mut number = FIRST_CHANNEL;
@@ -443,20 +365,26 @@ impl Asker<'_> {
     }
 
     /// A Binding request in a Send indication, to a port where one is answered.
-    fn send(&mut self, entry: Entry, session: &mut Session, form: &Form, port: u16) -> Result<(), String> {
+    fn send(
+        &mut self,
+        entry: AttackEntry,
+        session: &mut ProbeSession,
+        form: &Form,
+        port: u16,
+    ) -> Result<(), String> {
         let peer = SocketAddr::new(form.ip, port);
         let payload = binding(self.found.len());
         let sent = session.indicate(method::SEND, &|message| {
             message.xor_address(kind::XOR_PEER_ADDRESS, peer).attribute(kind::DATA, &payload);
         });
         sent.map_err(|error| words(&error))?;
-        let attempt = self.attempt(entry, form, port, Outcome::Silent);
+        let attempt = self.attempt(entry, form, port, AttackOutcome::Silent);
         self.found.push(Attempt { answer: "nothing comes back".to_owned(), ..attempt });
         Ok(())
     }
 
     /// What comes back has got through.
-    fn returned(&mut self, session: &mut Session) -> Result<(), String> {
+    fn returned(&mut self, session: &mut ProbeSession) -> Result<(), String> {
         let until = Instant::now() + RETURN;
         loop {
             match session.hear(until) {
@@ -464,7 +392,7 @@ impl Asker<'_> {
                     if let Some(place) = place_in(&message)
                         && let Some(attempt) = self.found.get_mut(place)
                     {
-                        attempt.outcome = Outcome::Open;
+                        attempt.outcome = AttackOutcome::Open;
                         attempt.answer = "the server answers itself by the relay".to_owned();
                     }
                 }
@@ -474,43 +402,43 @@ impl Asker<'_> {
         }
     }
 
-    fn note(&mut self, entry: Entry, form: &Form, port: u16, answer: &Answer) {
+    fn note(&mut self, entry: AttackEntry, form: &Form, port: u16, answer: &ServerAnswer) {
         let outcome = match answer.code() {
-            None if form.is_own && matches!(entry, Entry::CreatePermission | Entry::Mobility) => {
-                Outcome::AddressOnly
+            None if form.is_own && matches!(entry, AttackEntry::CreatePermission | AttackEntry::Mobility) => {
+                AttackOutcome::AddressOnly
             }
-            None => Outcome::Open,
-            Some(403 | 443) => Outcome::Refused,
+            None => AttackOutcome::Open,
+            Some(403 | 443) => AttackOutcome::Refused,
             // It has tried.
-            Some(447) if entry == Entry::Connect => Outcome::Open,
-            Some(_) => Outcome::Unknown,
+            Some(447) if entry == AttackEntry::Connect => AttackOutcome::Open,
+            Some(_) => AttackOutcome::Unknown,
         };
         let attempt = self.attempt(entry, form, port, outcome);
         self.found.push(Attempt { answer: answer.told(), ..attempt });
     }
 
     /// Where there is no peer: a number or a ticket that is nobody's.
-    fn note_id(&mut self, entry: Entry, form: &str, answer: &Answer) {
+    fn note_id(&mut self, entry: AttackEntry, form: &str, answer: &ServerAnswer) {
         let outcome = match answer.code() {
-            None => Outcome::Open,
+            None => AttackOutcome::Open,
             // Who has not shown who he is has not asked.
-            Some(401 | 438) => Outcome::Unknown,
-            Some(_) => Outcome::Refused,
+            Some(401 | 438) => AttackOutcome::Unknown,
+            Some(_) => AttackOutcome::Refused,
         };
         self.note_one(entry, form, outcome, answer);
     }
 
     /// A good ticket that is not the user's: refused for the user's sake (441, RFC 8656 section 19), or nothing is known of it.
-    fn note_theft(&mut self, form: &str, answer: &Answer) {
+    fn note_theft(&mut self, form: &str, answer: &ServerAnswer) {
         let outcome = match answer.code() {
-            None => Outcome::Open,
-            Some(441) => Outcome::Refused,
-            Some(_) => Outcome::Unknown,
+            None => AttackOutcome::Open,
+            Some(441) => AttackOutcome::Refused,
+            Some(_) => AttackOutcome::Unknown,
         };
-        self.note_one(Entry::Mobility, form, outcome, answer);
+        self.note_one(AttackEntry::Mobility, form, outcome, answer);
     }
 
-    fn note_one(&mut self, entry: Entry, form: &str, outcome: Outcome, answer: &Answer) {
+    fn note_one(&mut self, entry: AttackEntry, form: &str, outcome: AttackOutcome, answer: &ServerAnswer) {
         self.found.push(Attempt {
             transport: self.transport.to_string(),
             entry,
@@ -521,7 +449,7 @@ impl Asker<'_> {
         });
     }
 
-    fn attempt(&self, entry: Entry, form: &Form, port: u16, outcome: Outcome) -> Attempt {
+    fn attempt(&self, entry: AttackEntry, form: &Form, port: u16, outcome: AttackOutcome) -> Attempt {
         Attempt {
             transport: self.transport.to_string(),
             entry,
@@ -534,11 +462,11 @@ impl Asker<'_> {
 }
 
 /// Asks for the allocation of this ticket.
-fn shows(session: &mut Session, ticket: &[u8]) -> io::Result<Answer> {
+fn shows(session: &mut ProbeSession, ticket: &[u8]) -> io::Result<ServerAnswer> {
     session.request(method::REFRESH, &|message| _ = message.attribute(kind::MOBILITY_TICKET, ticket))
 }
 
-fn permission(session: &mut Session, peer: SocketAddr) -> io::Result<Answer> {
+fn permission(session: &mut ProbeSession, peer: SocketAddr) -> io::Result<ServerAnswer> {
     session
         .request(method::CREATE_PERMISSION, &|message| _ = message.xor_address(kind::XOR_PEER_ADDRESS, peer))
 }

@@ -13,7 +13,7 @@ use x509_cert::{
     ext::pkix::{SubjectAltName, name::GeneralName},
 };
 
-use crate::report::{CertificateFacts, Level, Report};
+use crate::report::{CertificateFacts, Level, ProbeReport};
 
 /// Less than this is about to expire: automatic renewal begins at 30 days.
 const SOON_DAYS: i64 = 14;
@@ -52,7 +52,7 @@ pub(crate) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime)
 }
 
 /// Says what is good and bad about it.
-pub(crate) fn judge(report: &mut Report, transport: Transport, facts: &CertificateFacts) {
+pub(crate) fn judge(report: &mut ProbeReport, transport: Transport, facts: &CertificateFacts) {
     let area = "certificate";
     if let Some(why) = &facts.unreadable {
         let distrust = facts.distrust.iter().map(|why| format!("; {why}")).collect::<String>();
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(facts.names, names);
         assert!(facts.days_left > 1_000 && facts.verifies, "{facts:?}");
         assert_eq!(facts.chain, 1);
-        let mut report = Report::default();
+        let mut report = ProbeReport::default();
         judge(&mut report, Transport::Tls, &facts);
         assert_eq!(report.worst(), Level::Ok, "{report:?}");
     }
@@ -173,7 +173,7 @@ mod tests {
             distrust: Some("the certificate comes from an authority that is not trusted here".to_owned()),
             ..CertificateFacts::default()
         };
-        let mut report = Report::default();
+        let mut report = ProbeReport::default();
         judge(&mut report, Transport::Tls, &facts);
         assert_eq!(report.findings.len(), 4);
         assert!(report.findings.iter().all(|line| line.remedy.is_some()), "{report:?}");
@@ -184,7 +184,7 @@ mod tests {
         let why = "the certificate is not valid (BadEncoding)".to_owned();
         let facts = read(&[vec![0x30, 0]], Some(why.clone()), SystemTime::now()).unwrap();
         assert_eq!((facts.verifies, facts.distrust.as_ref()), (false, Some(&why)));
-        let mut report = Report::default();
+        let mut report = ProbeReport::default();
         judge(&mut report, Transport::Tls, &facts);
         assert_eq!(report.findings.len(), 1, "{report:?}");
         assert!(report.worst() == Level::Bad && report.findings[0].what.contains(&why), "{report:?}");

@@ -21,24 +21,24 @@ use turnpike_wire::{
 };
 
 /// A client's connection to a server, of any transport.
-pub struct Connection {
-    channel: Channel,
+pub struct ProbeConnection {
+    channel: ProbeChannel,
     /// Bytes of a stream that are not a whole message yet; datagrams that came with another one.
     rest: Vec<u8>,
     waiting: Vec<Vec<u8>>,
     buffer: Vec<u8>,
 }
 
-enum Channel {
+enum ProbeChannel {
     Udp(UdpSocket),
     Tcp(TcpStream),
     Tls(TcpStream, Box<ClientConnection>),
-    Dtls(UdpSocket, Box<dtls::Association>),
+    Dtls(UdpSocket, Box<dtls::ClientAssociation>),
 }
 
 /// What opening it took, and what the server showed.
 #[derive(Clone, Debug, Default)]
-pub struct Opened {
+pub struct OpenedConnection {
     /// TLS or DTLS version, as the library names it.
     pub version: Option<String>,
     /// The application protocol that was agreed on (RFC 7443).
@@ -92,7 +92,7 @@ impl Trust {
     }
 }
 
-impl Connection {
+impl ProbeConnection {
     /// Connects, and shakes hands where the transport has that.
     ///
     /// # Errors
@@ -102,12 +102,12 @@ impl Connection {
         server: SocketAddr,
         trust: Option<&Trust>,
         deadline: Instant,
-    ) -> Result<(Self, Opened), String> {
+    ) -> Result<(Self, OpenedConnection), String> {
         let began = Instant::now();
-        let mut opened = Opened::default();
+        let mut opened = OpenedConnection::default();
         let channel = match (transport, trust) {
-            (Transport::Udp, _) => Channel::Udp(udp(server).map_err(|error| words(&error))?),
-            (Transport::Tcp, _) => Channel::Tcp(tcp(server, deadline).map_err(|error| words(&error))?),
+            (Transport::Udp, _) => ProbeChannel::Udp(udp(server).map_err(|error| words(&error))?),
+            (Transport::Tcp, _) => ProbeChannel::Tcp(tcp(server, deadline).map_err(|error| words(&error))?),
             (Transport::Tls, Some(trust)) => tls(server, trust, deadline, &mut opened)?,
             (Transport::Dtls, Some(trust)) => dtls(server, trust, deadline, &mut opened)?,
             (Transport::Tls | Transport::Dtls, None) => {
@@ -126,14 +126,14 @@ impl Connection {
 
     /// Whether messages may get lost on the way.
     pub(crate) fn is_lossy(&self) -> bool {
-        matches!(self.channel, Channel::Udp(_) | Channel::Dtls(..))
+        matches!(self.channel, ProbeChannel::Udp(_) | ProbeChannel::Dtls(..))
     }
 
     /// Address and port on this side.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         match &self.channel {
-            Channel::Udp(socket) | Channel::Dtls(socket, _) => socket.local_addr().ok(),
-            Channel::Tcp(stream) | Channel::Tls(stream, _) => stream.local_addr().ok(),
+            ProbeChannel::Udp(socket) | ProbeChannel::Dtls(socket, _) => socket.local_addr().ok(),
+            ProbeChannel::Tcp(stream) | ProbeChannel::Tls(stream, _) => stream.local_addr().ok(),
         }
     }
 
@@ -143,12 +143,12 @@ impl Connection {
     /// Those of the socket, or of TLS and DTLS.
     pub fn send(&mut self, message: &[u8], deadline: Instant) -> io::Result<()> {
         match &mut self.channel {
-            Channel::Udp(socket) => socket.send(message).map(|_| ()),
-            Channel::Tcp(stream) => {
+            ProbeChannel::Udp(socket) => socket.send(message).map(|_| ()),
+            ProbeChannel::Tcp(stream) => {
                 stream.set_write_timeout(Some(left(deadline)?))?;
                 stream.write_all(message)
             }
-            Channel::Tls(stream, tls) => {
+            ProbeChannel::Tls(stream, tls) => {
                 stream.set_write_timeout(Some(left(deadline)?))?;
                 tls.writer().write_all(message)?;
                 while tls.wants_write() {
@@ -156,7 +156,7 @@ impl Connection {
                 }
                 Ok(())
             }
-            Channel::Dtls(socket, association) => association
+            ProbeChannel::Dtls(socket, association) => association
                 .send(message)
                 .and_then(|()| association.drain(|packet| _ = socket.send(packet), |_| {}))
                 .map_err(io::Error::other),
@@ -199,17 +199,17 @@ impl Connection {
 
     fn read(&mut self, deadline: Instant) -> io::Result<()> {
         match &mut self.channel {
-            Channel::Udp(socket) => {
+            ProbeChannel::Udp(socket) => {
                 socket.set_read_timeout(Some(left(deadline)?))?;
                 let read = timed_out(socket.recv(&mut self.buffer))?;
                 self.waiting.push(self.buffer[..read].to_vec());
             }
-            Channel::Tcp(stream) => {
+            ProbeChannel::Tcp(stream) => {
                 stream.set_read_timeout(Some(left(deadline)?))?;
                 let read = timed_out(stream.read(&mut self.buffer))?;
                 self.rest.extend_from_slice(whole(&self.buffer, read)?);
             }
-            Channel::Tls(stream, tls) => {
+            ProbeChannel::Tls(stream, tls) => {
                 stream.set_read_timeout(Some(left(deadline)?))?;
                 if timed_out(tls.read_tls(stream))? == 0 {
                     return Err(io::ErrorKind::UnexpectedEof.into());
@@ -221,7 +221,7 @@ impl Connection {
                     Err(error) => return Err(error),
                 }
             }
-            Channel::Dtls(socket, association) => {
+            ProbeChannel::Dtls(socket, association) => {
                 socket.set_read_timeout(Some(left(deadline)?))?;
                 let read = timed_out(socket.recv(&mut self.buffer))?;
                 let waiting = &mut self.waiting;
@@ -238,19 +238,19 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for ProbeConnection {
     /// Says farewell, as a client should; nobody waits for an answer.
     fn drop(&mut self) {
         match &mut self.channel {
-            Channel::Tls(stream, tls) => {
+            ProbeChannel::Tls(stream, tls) => {
                 tls.send_close_notify();
                 let _ = tls.write_tls(stream);
             }
-            Channel::Dtls(socket, association) => {
+            ProbeChannel::Dtls(socket, association) => {
                 association.close();
                 let _ = association.drain(|packet| _ = socket.send(packet), |_| {});
             }
-            Channel::Udp(_) | Channel::Tcp(_) => {}
+            ProbeChannel::Udp(_) | ProbeChannel::Tcp(_) => {}
         }
     }
 }
@@ -307,7 +307,12 @@ fn tcp(server: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-fn tls(server: SocketAddr, trust: &Trust, deadline: Instant, opened: &mut Opened) -> Result<Channel, String> {
+fn tls(
+    server: SocketAddr,
+    trust: &Trust,
+    deadline: Instant,
+    opened: &mut OpenedConnection,
+) -> Result<ProbeChannel, String> {
     let mut stream = tcp(server, deadline).map_err(|error| words(&error))?;
     let Security { config, name, .. } = &trust.security;
     let mut tls =
@@ -346,19 +351,20 @@ fn tls(server: SocketAddr, trust: &Trust, deadline: Instant, opened: &mut Opened
     opened.alpn = tls.alpn_protocol().map(|name| String::from_utf8_lossy(name).into_owned());
     opened.chain = tls.peer_certificates().unwrap_or_default().iter().map(|cert| cert.to_vec()).collect();
     opened.distrust = trust.verdict();
-    Ok(Channel::Tls(stream, Box::new(tls)))
+    Ok(ProbeChannel::Tls(stream, Box::new(tls)))
 }
 
 fn dtls(
     server: SocketAddr,
     trust: &Trust,
     deadline: Instant,
-    opened: &mut Opened,
-) -> Result<Channel, String> {
+    opened: &mut OpenedConnection,
+) -> Result<ProbeChannel, String> {
     let socket = udp(server).map_err(|error| words(&error))?;
     let bound = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    let settings = dtls::Settings::new(trust.security.clone(), bound).map_err(|error| error.to_string())?;
-    let mut association = dtls::Association::new(&settings, None, Instant::now())?;
+    let settings =
+        dtls::DtlsSettings::new(trust.security.clone(), bound).map_err(|error| error.to_string())?;
+    let mut association = dtls::ClientAssociation::new(&settings, None, Instant::now())?;
     let mut buffer = vec![0; 1 << 16];
     let mut any_answer = false;
     let failed = |any_answer: bool, what: String| {
@@ -400,7 +406,7 @@ fn dtls(
     opened.version = association.version();
     opened.chain = association.certificate.iter().cloned().collect();
     opened.distrust = trust.verdict();
-    Ok(Channel::Dtls(socket, Box::new(association)))
+    Ok(ProbeChannel::Dtls(socket, Box::new(association)))
 }
 
 /// A read that took too long, by whichever of its two names.
@@ -478,7 +484,7 @@ mod tests {
             stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
         });
         let deadline = Instant::now() + Duration::from_secs(20);
-        let (mut connection, _) = Connection::open(Transport::Tcp, at, None, deadline).unwrap();
+        let (mut connection, _) = ProbeConnection::open(Transport::Tcp, at, None, deadline).unwrap();
         connection.send(&[0; 20], deadline).unwrap();
         let error = connection.receive(deadline).unwrap_err();
         assert_eq!(words(&error), "a web server answers (HTTP/1.1 400 Bad Request), not TURN");
@@ -503,7 +509,7 @@ mod tests {
         });
         let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
         let deadline = Instant::now() + Duration::from_secs(20);
-        let failed = Connection::open(Transport::Tls, at, Some(&trust), deadline).map(drop).unwrap_err();
+        let failed = ProbeConnection::open(Transport::Tls, at, Some(&trust), deadline).map(drop).unwrap_err();
         assert_eq!(
             failed,
             "a web server answers, or another service that knows neither stun.turn nor stun.nat-discovery by ALPN"
@@ -547,7 +553,7 @@ mod tests {
         let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
         let deadline = Instant::now() + Duration::from_secs(20);
         let failed =
-            Connection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
+            ProbeConnection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
         assert_eq!(failed, "what answers does not speak DTLS");
         other.join().unwrap();
     }
@@ -573,7 +579,7 @@ mod tests {
         let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
         let deadline = Instant::now() + patience;
         let failed =
-            Connection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
+            ProbeConnection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
         talker.join().unwrap();
         failed
     }

@@ -14,8 +14,8 @@ use turnpike_wire::{
 
 use crate::{
     connection::words,
-    report::{Level, Report},
-    session::{Answer, Session},
+    report::{Level, ProbeReport},
+    session::{ProbeSession, ServerAnswer},
 };
 
 const AREA: &str = "credentials";
@@ -26,14 +26,14 @@ pub(crate) fn wanted(message: &mut Writer<'_>) {
 }
 
 /// Whether the report finds credentials handled wrongly.
-pub(crate) fn is_bad(report: &Report) -> bool {
+pub(crate) fn is_bad(report: &ProbeReport) -> bool {
     report.findings.iter().any(|line| line.area == AREA && line.level == Level::Bad)
 }
 
 /// What came of it.
-pub(crate) enum Outcome {
+pub(crate) enum CredentialOutcome {
     /// The answer that granted an allocation.
-    Granted(Answer),
+    Granted(ServerAnswer),
     /// The server works, and sends its clients to another one.
     SentOn,
     /// The credential is good, but the server relays no IPv4, which is the family of a request that names none.
@@ -44,16 +44,16 @@ pub(crate) enum Outcome {
 
 /// Allocates, one step at a time.
 pub(crate) fn allocate(
-    report: &mut Report,
-    session: &mut Session,
+    report: &mut ProbeReport,
+    session: &mut ProbeSession,
     credentials: Option<&Login>,
     now: SystemTime,
-) -> Outcome {
+) -> CredentialOutcome {
     let first = match session.ask(method::ALLOCATE, &wanted) {
         Ok(answer) => answer,
         Err(error) => {
             silent(report, &error);
-            return Outcome::Nothing;
+            return CredentialOutcome::Nothing;
         }
     };
     match first.code() {
@@ -64,7 +64,7 @@ pub(crate) fn allocate(
                 "gives allocations to everybody, without any credential: an open relay",
                 "turn authentication on (turnpike: --user or --secret; coturn: lt-cred-mech or use-auth-secret, no no-auth)",
             );
-            return Outcome::Granted(first);
+            return CredentialOutcome::Granted(first);
         }
         Some(401) => {}
         Some(300) => return sent_on(report, &first),
@@ -75,7 +75,7 @@ pub(crate) fn allocate(
                 format!("refuses to allocate before it asks who is there: {}", first.told()),
                 "if this is a STUN server, name it as stun:HOST; else see the server's log",
             );
-            return Outcome::Nothing;
+            return CredentialOutcome::Nothing;
         }
     }
     let realm = first.text(kind::REALM);
@@ -87,7 +87,7 @@ pub(crate) fn allocate(
             "asks for a credential but sends no realm or no nonce, so that no client can answer (RFC 8489 section 9.2.4)",
             "give the server a realm (turnpike: --realm; coturn: realm=)",
         );
-        return Outcome::Nothing;
+        return CredentialOutcome::Nothing;
     }
     let Some(credentials) = credentials else {
         let realm = realm.unwrap_or_default();
@@ -97,15 +97,20 @@ pub(crate) fn allocate(
             format!("wants a credential of realm {realm:?}: nothing behind it was checked"),
             "give one with --user NAME:PASSWORD",
         );
-        return Outcome::Nothing;
+        return CredentialOutcome::Nothing;
     };
     session.accept_challenge(&first);
     let outcome = signed(report, session, credentials, now);
-    report.credentials_accepted = Some(!matches!(outcome, Outcome::Nothing));
+    report.credentials_accepted = Some(!matches!(outcome, CredentialOutcome::Nothing));
     outcome
 }
 
-fn signed(report: &mut Report, session: &mut Session, credentials: &Login, now: SystemTime) -> Outcome {
+fn signed(
+    report: &mut ProbeReport,
+    session: &mut ProbeSession,
+    credentials: &Login,
+    now: SystemTime,
+) -> CredentialOutcome {
     /// A nonce may be stale once; one that the server has just made is not.
     const NONCES: usize = 3;
     let user = &credentials.name;
@@ -115,13 +120,17 @@ fn signed(report: &mut Report, session: &mut Session, credentials: &Login, now: 
             Ok(answer) => answer,
             Err(error) => {
                 silent(report, &error);
-                return Outcome::Nothing;
+                return CredentialOutcome::Nothing;
             }
         };
         match answer.code() {
             None | Some(300) if answer.verified => {
                 report.line(Level::Ok, AREA, format!("accepts {user:?} in realm {realm:?}"));
-                return if answer.is_success() { Outcome::Granted(answer) } else { sent_on(report, &answer) };
+                return if answer.is_success() {
+                    CredentialOutcome::Granted(answer)
+                } else {
+                    sent_on(report, &answer)
+                };
             }
             None => {
                 report.advise(
@@ -130,7 +139,7 @@ fn signed(report: &mut Report, session: &mut Session, credentials: &Login, now: 
                     "grants an allocation, but its answer is not signed with this user's key, so that clients throw it away",
                     "something on the way changes messages, or this is not the server that knows the user",
                 );
-                return Outcome::Granted(answer);
+                return CredentialOutcome::Granted(answer);
             }
             Some(300) => {
                 report.advise(
@@ -143,14 +152,14 @@ fn signed(report: &mut Report, session: &mut Session, credentials: &Login, now: 
                     ),
                     "something on the way changes messages, or this is not the server that knows the user",
                 );
-                return Outcome::Nothing;
+                return CredentialOutcome::Nothing;
             }
             Some(438) => {
                 session.accept_challenge(&answer);
             }
             Some(401) => {
                 refused(report, credentials, &realm, answer.text(kind::REALM), now);
-                return Outcome::Nothing;
+                return CredentialOutcome::Nothing;
             }
             Some(440) => {
                 report.line(Level::Ok, AREA, format!("accepts {user:?} in realm {realm:?}"));
@@ -160,7 +169,7 @@ fn signed(report: &mut Report, session: &mut Session, credentials: &Login, now: 
                     format!("answers {} to a request that names no family, as browsers send it", answer.told()),
                     "relay on an IPv4 address too (turnpike: --relay-ip; coturn: relay-ip=): a family that is not named is IPv4",
                 );
-                return Outcome::NoIpv4;
+                return CredentialOutcome::NoIpv4;
             }
             Some(code) => {
                 report.advise(
@@ -169,7 +178,7 @@ fn signed(report: &mut Report, session: &mut Session, credentials: &Login, now: 
                     format!("knows {user:?} but answers {}", answer.told()),
                     hint(code),
                 );
-                return Outcome::Nothing;
+                return CredentialOutcome::Nothing;
             }
         }
     }
@@ -180,11 +189,17 @@ fn signed(report: &mut Report, session: &mut Session, credentials: &Login, now: 
         "requests reach different servers (a load balancer without affinity), this side's address changes between them, or the \
          server's clock jumps: keep one client on one server, and check its clock",
     );
-    Outcome::Nothing
+    CredentialOutcome::Nothing
 }
 
 /// A 401 in answer to a signed request, which `asks` for a realm once more.
-fn refused(report: &mut Report, credentials: &Login, realm: &str, asks: Option<String>, now: SystemTime) {
+fn refused(
+    report: &mut ProbeReport,
+    credentials: &Login,
+    realm: &str,
+    asks: Option<String>,
+    now: SystemTime,
+) {
     let (what, remedy) = match asks.filter(|asks| asks != realm) {
         Some(other) => (
             format!("asks for realm {realm:?} and then for {other:?}, so that no key is right"),
@@ -198,7 +213,7 @@ fn refused(report: &mut Report, credentials: &Login, realm: &str, asks: Option<S
 
 /// A client asks the other server again, from the start (RFC 8489 section 10): what it finds there is that server's, and for
 /// another probe.
-fn sent_on(report: &mut Report, answer: &Answer) -> Outcome {
+fn sent_on(report: &mut ProbeReport, answer: &ServerAnswer) -> CredentialOutcome {
     if answer.address(kind::ALTERNATE_SERVER).is_none() {
         report.advise(
             Level::Bad,
@@ -206,7 +221,7 @@ fn sent_on(report: &mut Report, answer: &Answer) -> Outcome {
             "sends its clients on without saying where to (300 without ALTERNATE-SERVER, RFC 8489 section 14.15)",
             "name the other server in this one's configuration (turnpike: [[alternate]]; coturn: alternate-server=)",
         );
-        return Outcome::Nothing;
+        return CredentialOutcome::Nothing;
     }
     let to = alternate(answer);
     report.line(
@@ -214,11 +229,11 @@ fn sent_on(report: &mut Report, answer: &Answer) -> Outcome {
         AREA,
         format!("sends its clients on to {to} (300 Try Alternate): probe that one"),
     );
-    Outcome::SentOn
+    CredentialOutcome::SentOn
 }
 
 /// Where a 300 leads, with the name that the other server's certificate has.
-fn alternate(answer: &Answer) -> String {
+fn alternate(answer: &ServerAnswer) -> String {
     let to = answer.address(kind::ALTERNATE_SERVER);
     let to = to.map_or_else(|| "nowhere".to_owned(), |address| address.to_string());
     match answer.text(kind::ALTERNATE_DOMAIN) {
@@ -277,7 +292,7 @@ fn hint(code: u16) -> &'static str {
     }
 }
 
-fn silent(report: &mut Report, error: &io::Error) {
+fn silent(report: &mut ProbeReport, error: &io::Error) {
     report.advise(
         Level::Bad,
         AREA,

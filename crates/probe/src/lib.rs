@@ -28,12 +28,13 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use connection::{Connection, Trust, words};
-use credentials::Outcome;
+use connection::{ProbeConnection, Trust, words};
+use credentials::CredentialOutcome;
 pub use report::{
-    CertificateFacts, Finding, Level, NatFacts, PeerFacts, Report, RoundTrip, TransportFacts, UnknownLevel,
+    CertificateFacts, Finding, Level, NatFacts, PeerFacts, ProbeReport, RoundTrip, TransportFacts,
+    UnknownLevel,
 };
-use session::Session;
+use session::ProbeSession;
 use turnpike_client::{InvalidSetting, Login, ServerUri, TlsOptions, Transport};
 use turnpike_wire::stun::{kind, method};
 
@@ -97,7 +98,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 ///
 /// # Errors
 /// When the settings are impossible, [`TlsOptions::ca`] cannot be used, or the name has no address. What is wrong with the server is in the report.
-pub fn run(config: &Config) -> Result<Report, ProbeError> {
+pub fn run(config: &Config) -> Result<ProbeReport, ProbeError> {
     if !(1..=1_000).contains(&config.count) {
         return Err(invalid(format!("--count is {}, but must be 1 to 1000", config.count)));
     }
@@ -111,10 +112,10 @@ pub fn run(config: &Config) -> Result<Report, ProbeError> {
     run_at(config, addresses, deadline)
 }
 
-fn run_at(config: &Config, addresses: Vec<IpAddr>, deadline: Instant) -> Result<Report, ProbeError> {
+fn run_at(config: &Config, addresses: Vec<IpAddr>, deadline: Instant) -> Result<ProbeReport, ProbeError> {
     let trust = trust(config, &addresses)?;
     let servers = HashMap::new();
-    let mut probe = Probe { config, deadline, addresses, trust, servers, report: Report::default() };
+    let mut probe = ProbeRun { config, deadline, addresses, trust, servers, report: ProbeReport::default() };
     probe.report.server = config.server.to_string();
     probe.transports();
     if let Some(ports) = &config.attack {
@@ -131,7 +132,7 @@ fn run_at(config: &Config, addresses: Vec<IpAddr>, deadline: Instant) -> Result<
     Ok(probe.ended())
 }
 
-struct Probe<'a> {
+struct ProbeRun<'a> {
     config: &'a Config,
     deadline: Instant,
     /// One of each family, at least one.
@@ -140,11 +141,11 @@ struct Probe<'a> {
     trust: Result<Trust, String>,
     /// Where the transports were reached that work.
     servers: HashMap<Transport, SocketAddr>,
-    report: Report,
+    report: ProbeReport,
 }
 
-impl Probe<'_> {
-    fn ended(mut self) -> Report {
+impl ProbeRun<'_> {
+    fn ended(mut self) -> ProbeReport {
         if Instant::now() >= self.deadline {
             let seconds = self.config.timeout.as_secs_f64();
             self.report.advise(
@@ -205,14 +206,14 @@ impl Probe<'_> {
         let asks = credentials.is_none() && self.report.realm.is_some() && !credentials::is_bad(&self.report);
         self.report.usable = self.wanted_works()
             && match outcome {
-                Outcome::Granted(_) | Outcome::SentOn => true,
-                Outcome::Nothing => asks,
-                Outcome::NoIpv4 => false,
+                CredentialOutcome::Granted(_) | CredentialOutcome::SentOn => true,
+                CredentialOutcome::Nothing => asks,
+                CredentialOutcome::NoIpv4 => false,
             };
         let granted = match outcome {
-            Outcome::Granted(granted) => granted,
-            Outcome::NoIpv4 => return self.features(transport, server.ip()),
-            Outcome::SentOn | Outcome::Nothing => return,
+            CredentialOutcome::Granted(granted) => granted,
+            CredentialOutcome::NoIpv4 => return self.features(transport, server.ip()),
+            CredentialOutcome::SentOn | CredentialOutcome::Nothing => return,
         };
         relay::judge_mapped(&mut self.report, session.local_addr(), &granted);
         let relayed = granted.addresses(kind::XOR_RELAYED_ADDRESS);
@@ -259,9 +260,9 @@ impl Probe<'_> {
             };
             let Some(mut session) = self.session(over) else { continue };
             let found = relay::ask(&mut session, feature);
-            let is_granted = matches!(found, relay::Found::Less(_));
+            let is_granted = matches!(found, relay::RelayFound::Less(_));
             match found {
-                relay::Found::Yes(addresses) => {
+                relay::RelayFound::Yes(addresses) => {
                     yes.push(feature.title().to_owned());
                     self.report.features.insert(feature.name().to_owned(), true);
                     if feature == relay::Feature::Ipv6 {
@@ -270,21 +271,22 @@ impl Probe<'_> {
                         }
                         let renew = || {
                             let mut fresh = self.session(over)?;
-                            matches!(relay::ask(&mut fresh, feature), relay::Found::Yes(_)).then_some(fresh)
+                            matches!(relay::ask(&mut fresh, feature), relay::RelayFound::Yes(_))
+                                .then_some(fresh)
                         };
                         let asked = peers::ask(&mut session, true, &renew);
                         peers::judge(&mut self.report, asked);
                     }
                     session.delete();
                 }
-                relay::Found::No(why) | relay::Found::Less(why) => {
+                relay::RelayFound::No(why) | relay::RelayFound::Less(why) => {
                     no.push(format!("{} ({why})", feature.title()));
                     self.report.features.insert(feature.name().to_owned(), false);
                     if is_granted {
                         session.delete();
                     }
                 }
-                relay::Found::Unknown(why) => unknown.push(format!("{} ({why})", feature.title())),
+                relay::RelayFound::Unknown(why) => unknown.push(format!("{} ({why})", feature.title())),
             }
         }
         for (level, label, list) in [
@@ -299,16 +301,16 @@ impl Probe<'_> {
     }
 
     /// A session over a transport that was found to work; `None` when it no longer does.
-    fn session(&self, transport: Transport) -> Option<Session> {
+    fn session(&self, transport: Transport) -> Option<ProbeSession> {
         self.session_of(self.config.user.clone(), transport)
     }
 
     /// The same of this user.
-    fn session_of(&self, credentials: Option<Login>, transport: Transport) -> Option<Session> {
+    fn session_of(&self, credentials: Option<Login>, transport: Transport) -> Option<ProbeSession> {
         let server = self.servers.get(&transport)?;
         let trust = self.trust(transport).ok()?;
-        let (connection, _) = Connection::open(transport, *server, trust, self.soon()).ok()?;
-        Some(Session::new(connection, credentials, PATIENCE, self.deadline))
+        let (connection, _) = ProbeConnection::open(transport, *server, trust, self.soon()).ok()?;
+        Some(ProbeSession::new(connection, credentials, PATIENCE, self.deadline))
     }
 
     /// The transport that the name asks for if it works, else the first that does.
@@ -419,7 +421,7 @@ mod tests {
         port
     }
 
-    fn probe(addresses: &[IpAddr], port: u16) -> Report {
+    fn probe(addresses: &[IpAddr], port: u16) -> ProbeReport {
         let uri: ServerUri = format!("turn:turn.example.org:{port}?transport=tcp").parse().unwrap();
         let config = Config { timeout: Duration::from_secs(20), ..Config::new(uri) };
         run_at(&config, addresses.to_vec(), Instant::now() + config.timeout).unwrap()

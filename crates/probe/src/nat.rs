@@ -11,7 +11,7 @@ use turnpike_wire::stun::{Writer, kind, method};
 use crate::{
     connection::{any, left},
     report::NatFacts,
-    session::{Answer, read, write},
+    session::{ServerAnswer, read, write},
 };
 
 /// A request that is not answered after its third transmission was kept away by a filter, or its answer was.
@@ -68,7 +68,12 @@ pub(crate) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Opti
 }
 
 /// One Binding, its answer from wherever it comes.
-fn binding(socket: &UdpSocket, to: SocketAddr, change: u8, deadline: Instant) -> io::Result<Option<Answer>> {
+fn binding(
+    socket: &UdpSocket,
+    to: SocketAddr,
+    change: u8,
+    deadline: Instant,
+) -> io::Result<Option<ServerAnswer>> {
     let id: [u8; 12] = rand::random();
     let attributes = |message: &mut Writer<'_>| {
         if change != 0 {

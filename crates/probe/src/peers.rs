@@ -6,8 +6,8 @@ use std::{io, net::SocketAddr};
 use turnpike_wire::stun::{kind, method};
 
 use crate::{
-    report::{Level, PeerFacts, Report},
-    session::Session,
+    report::{Level, PeerFacts, ProbeReport},
+    session::ProbeSession,
 };
 
 /// An address that a server must not relay to, and how bad it is if it does.
@@ -57,16 +57,16 @@ const PORT: u16 = 9;
 const FIRST_CHANNEL: u16 = 0x4000;
 
 /// What a server said about the peers that one allocation could have.
-pub(crate) struct Asked {
+pub(crate) struct PeerQuestion {
     is_v6: bool,
-    answers: Vec<(&'static Forbidden, Access, String)>,
+    answers: Vec<(&'static Forbidden, PeerAccess, String)>,
     /// Why not every address was asked for.
     ended: Option<String>,
 }
 
 /// What two answers mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Access {
+enum PeerAccess {
     Allowed,
     Refused,
     /// The server refused for another reason than the peer's address.
@@ -76,17 +76,21 @@ enum Access {
 /// Asks for each address that the allocation's family can reach. Ends early when the server no longer answers. Where an
 /// allocation has no room left for another permission or channel, `renew` is asked for a fresh one in its place, which stays
 /// in `session`.
-pub(crate) fn ask(session: &mut Session, is_v6: bool, renew: &dyn Fn() -> Option<Session>) -> Asked {
+pub(crate) fn ask(
+    session: &mut ProbeSession,
+    is_v6: bool,
+    renew: &dyn Fn() -> Option<ProbeSession>,
+) -> PeerQuestion {
     // With an IPv4 allocation the mapped forms are asked for as well: some servers take them for what they embed.
     let mapped = V6.iter().filter(|target| !is_v6 && target.address.starts_with("::ffff:"));
     let targets = if is_v6 { V6 } else { V4 };
-    let mut asked = Asked { is_v6, answers: Vec::new(), ended: None };
+    let mut asked = PeerQuestion { is_v6, answers: Vec::new(), ended: None };
     let mut is_fresh = true;
     for (number, target) in (FIRST_CHANNEL..).zip(targets.iter().chain(mapped)) {
         let Ok(ip) = target.address.parse() else { continue };
         let address = SocketAddr::new(ip, PORT);
         let mut answer = ask_for(session, address, number);
-        if !is_fresh && matches!(answer, Ok((Access::Unknown, _))) {
+        if !is_fresh && matches!(answer, Ok((PeerAccess::Unknown, _))) {
             // First, lest the user's quota be in the way of the next.
             session.delete();
             let Some(next) = renew() else {
@@ -100,7 +104,7 @@ pub(crate) fn ask(session: &mut Session, is_v6: bool, renew: &dyn Fn() -> Option
         match answer {
             Ok((verdict, told)) => {
                 // A peer that is not let in takes no room.
-                is_fresh &= verdict != Access::Allowed;
+                is_fresh &= verdict != PeerAccess::Allowed;
                 asked.answers.push((target, verdict, told));
             }
             Err(error) => {
@@ -113,15 +117,15 @@ pub(crate) fn ask(session: &mut Session, is_v6: bool, renew: &dyn Fn() -> Option
 }
 
 /// Says whom the server lets in.
-pub(crate) fn judge(report: &mut Report, asked: Asked) {
-    let Asked { is_v6, answers, ended } = asked;
+pub(crate) fn judge(report: &mut ProbeReport, asked: PeerQuestion) {
+    let PeerQuestion { is_v6, answers, ended } = asked;
     let family = if is_v6 { "IPv6" } else { "IPv4" };
     if let Some(what) = ended {
         report.line(Level::Note, "peers", format!("the check ended early: {what}"));
     }
-    let of = |verdict: Access| answers.iter().filter(move |(_, it, _)| *it == verdict);
+    let of = |verdict: PeerAccess| answers.iter().filter(move |(_, it, _)| *it == verdict);
     for level in [Level::Bad, Level::Warn] {
-        let these = of(Access::Allowed).filter(|(target, ..)| target.level == level);
+        let these = of(PeerAccess::Allowed).filter(|(target, ..)| target.level == level);
         let list: Vec<_> =
             these.map(|(target, ..)| format!("{} ({})", target.address, target.kind)).collect();
         if list.is_empty() {
@@ -136,7 +140,7 @@ pub(crate) fn judge(report: &mut Report, asked: Asked) {
         };
         report.advise(level, "peers", format!("lets users send to {}", list.join(", ")), remedy);
     }
-    let unknown: Vec<_> = of(Access::Unknown).collect();
+    let unknown: Vec<_> = of(PeerAccess::Unknown).collect();
     if let Some((_, _, told)) = unknown.first() {
         let list: Vec<_> = unknown.iter().map(|(target, ..)| target.address).collect();
         report.advise(
@@ -146,7 +150,7 @@ pub(crate) fn judge(report: &mut Report, asked: Asked) {
             "see the server's log: this says neither that users can reach these peers nor that they cannot",
         );
     }
-    let refused = of(Access::Refused).count();
+    let refused = of(PeerAccess::Refused).count();
     if refused > 0 {
         report.line(
             Level::Ok,
@@ -158,16 +162,20 @@ pub(crate) fn judge(report: &mut Report, asked: Asked) {
         peer: target.address.to_owned(),
         kind: target.kind.to_owned(),
         allowed: match verdict {
-            Access::Allowed => Some(true),
-            Access::Refused => Some(false),
-            Access::Unknown => None,
+            PeerAccess::Allowed => Some(true),
+            PeerAccess::Refused => Some(false),
+            PeerAccess::Unknown => None,
         },
         answer,
     }));
 }
 
 /// Whether one of the two ways in is open, and what the server said to them.
-fn ask_for(session: &mut Session, address: SocketAddr, channel: u16) -> io::Result<(Access, String)> {
+fn ask_for(
+    session: &mut ProbeSession,
+    address: SocketAddr,
+    channel: u16,
+) -> io::Result<(PeerAccess, String)> {
     let permission = session.request(method::CREATE_PERMISSION, &|message| {
         message.xor_address(kind::XOR_PEER_ADDRESS, address);
     })?;
@@ -188,13 +196,13 @@ fn ask_for(session: &mut Session, address: SocketAddr, channel: u16) -> io::Resu
 }
 
 /// Of the two answers' error codes, `None` for success. One way in is enough, and only two refusals shut the peer out.
-fn access(permission: Option<u16>, channel: Option<u16>) -> Access {
+fn access(permission: Option<u16>, channel: Option<u16>) -> PeerAccess {
     if permission.is_none() || channel.is_none() {
-        Access::Allowed
+        PeerAccess::Allowed
     } else if is_refusal(permission) && is_refusal(channel) {
-        Access::Refused
+        PeerAccess::Refused
     } else {
-        Access::Unknown
+        PeerAccess::Unknown
     }
 }
 
@@ -213,14 +221,14 @@ mod tests {
     #[test]
     fn only_what_speaks_of_the_peer_is_a_refusal() {
         for (permission, channel, expected) in [
-            (Some(403), Some(403), Access::Refused),
-            (Some(443), Some(403), Access::Refused),
-            (None, Some(403), Access::Allowed),
-            (Some(508), None, Access::Allowed),
-            (Some(508), Some(508), Access::Unknown),
-            (Some(403), Some(508), Access::Unknown),
-            (Some(437), Some(437), Access::Unknown),
-            (Some(0), Some(400), Access::Unknown),
+            (Some(403), Some(403), PeerAccess::Refused),
+            (Some(443), Some(403), PeerAccess::Refused),
+            (None, Some(403), PeerAccess::Allowed),
+            (Some(508), None, PeerAccess::Allowed),
+            (Some(508), Some(508), PeerAccess::Unknown),
+            (Some(403), Some(508), PeerAccess::Unknown),
+            (Some(437), Some(437), PeerAccess::Unknown),
+            (Some(0), Some(400), PeerAccess::Unknown),
         ] {
             assert_eq!(access(permission, channel), expected, "{permission:?} {channel:?}");
         }
@@ -228,12 +236,12 @@ mod tests {
 
     #[test]
     fn what_could_not_be_asked_is_no_refusal() {
-        let mut report = Report::default();
+        let mut report = ProbeReport::default();
         let answers = vec![
-            (&V4[0], Access::Refused, "403 Forbidden".to_owned()),
-            (&V4[5], Access::Unknown, "508 Insufficient Capacity".to_owned()),
+            (&V4[0], PeerAccess::Refused, "403 Forbidden".to_owned()),
+            (&V4[5], PeerAccess::Unknown, "508 Insufficient Capacity".to_owned()),
         ];
-        judge(&mut report, Asked { is_v6: false, answers, ended: None });
+        judge(&mut report, PeerQuestion { is_v6: false, answers, ended: None });
         let allowed: Vec<_> = report.peers.iter().map(|facts| facts.allowed).collect();
         assert_eq!(allowed, [Some(false), None]);
         let told: Vec<_> = report.findings.iter().map(|line| (line.level, line.what.as_str())).collect();

@@ -14,17 +14,17 @@ use turnpike_wire::{
 };
 
 use crate::{
-    PATIENCE, Probe, certificate,
-    connection::{self, Connection, WEB_SERVER, words},
+    PATIENCE, ProbeRun, certificate,
+    connection::{self, ProbeConnection, WEB_SERVER, words},
     report::{Level, RoundTrip, TransportFacts},
-    session::{Answer, Session},
+    session::{ProbeSession, ServerAnswer},
 };
 
 /// Strict firewalls let TLS out on this port alone.
 const HTTPS: u16 = 443;
 
 /// Result for one transport at one address and port.
-struct Attempt {
+struct ReachAttempt {
     transport: Transport,
     server: SocketAddr,
     facts: TransportFacts,
@@ -32,14 +32,14 @@ struct Attempt {
 }
 
 /// Results for one transport at one address.
-struct Tried {
+struct ReachTried {
     /// At the port that the name leads to.
-    named: Attempt,
+    named: ReachAttempt,
     /// On port 443, if that is another one.
-    https: Option<Attempt>,
+    https: Option<ReachAttempt>,
 }
 
-impl Tried {
+impl ReachTried {
     fn transport(&self) -> Transport {
         self.named.transport
     }
@@ -59,7 +59,7 @@ pub(crate) fn has_route(ip: IpAddr) -> bool {
     connection::udp(SocketAddr::new(ip, 9)).is_ok()
 }
 
-impl Probe<'_> {
+impl ProbeRun<'_> {
     /// Every transport that the name allows, at an address of each family. What is asked later goes to where the transport
     /// works by which the server is named.
     pub(crate) fn transports(&mut self) {
@@ -95,7 +95,7 @@ impl Probe<'_> {
     }
 
     /// Tries all ports of all transports at once: a firewall that swallows packets costs a whole wait each.
-    fn attempts(&self, ip: IpAddr, transports: &[Transport]) -> Vec<Tried> {
+    fn attempts(&self, ip: IpAddr, transports: &[Transport]) -> Vec<ReachTried> {
         thread::scope(|scope| {
             let try_at = |transport: Transport, port| {
                 let server = (ip, port).into();
@@ -113,20 +113,20 @@ impl Probe<'_> {
     }
 
     /// Sorts the attempts of one transport: at the port that the name leads to, and on port 443.
-    fn choose(&self, mut attempts: Vec<Attempt>) -> Tried {
+    fn choose(&self, mut attempts: Vec<ReachAttempt>) -> ReachTried {
         let is_named = attempts[0].transport.is_secure() == self.config.server.is_secure();
         let works = attempts.iter().position(|attempt| attempt.facts.reachable);
         let mut named = attempts.remove(works.filter(|_| !is_named).unwrap_or(0));
         if let Some(what) = &mut named.facts.failure
             && !is_named
         {
-            for Attempt { server, facts, .. } in &attempts {
+            for ReachAttempt { server, facts, .. } in &attempts {
                 if let Some(more) = &facts.failure {
                     *what += &format!("; on port {}: {more}", server.port());
                 }
             }
         }
-        Tried { named, https: attempts.into_iter().find(|attempt| attempt.server.port() == HTTPS) }
+        ReachTried { named, https: attempts.into_iter().find(|attempt| attempt.server.port() == HTTPS) }
     }
 
     /// The port that the name leads to, then others. A plain server may have TLS and DTLS on their usual port or on its own, told apart by
@@ -145,7 +145,7 @@ impl Probe<'_> {
         ports
     }
 
-    fn try_at(&self, transport: Transport, server: SocketAddr) -> Attempt {
+    fn try_at(&self, transport: Transport, server: SocketAddr) -> ReachAttempt {
         let mut facts = TransportFacts { address: server.to_string(), ..TransportFacts::default() };
         let tried = self.try_transport(transport, server, &mut facts);
         facts.reachable = tried.is_ok();
@@ -153,7 +153,7 @@ impl Probe<'_> {
             facts.failure = Some(what);
             None
         });
-        Attempt { transport, server, facts, software }
+        ReachAttempt { transport, server, facts, software }
     }
 
     /// Opens, asks, and returns SOFTWARE.
@@ -164,7 +164,7 @@ impl Probe<'_> {
         facts: &mut TransportFacts,
     ) -> Result<Option<String>, String> {
         let trust = self.trust(transport)?;
-        let (connection, opened) = Connection::open(transport, server, trust, self.soon())?;
+        let (connection, opened) = ProbeConnection::open(transport, server, trust, self.soon())?;
         if opening_takes_packets(transport) {
             facts.open_ms = Some(opened.took.as_secs_f64() * 1_000.0);
         }
@@ -173,9 +173,9 @@ impl Probe<'_> {
         if transport.is_secure() {
             facts.certificate = certificate::read(&opened.chain, opened.distrust, SystemTime::now());
         }
-        let mut session = Session::new(connection, None, PATIENCE, self.deadline);
+        let mut session = ProbeSession::new(connection, None, PATIENCE, self.deadline);
         let mut times = Vec::new();
-        let mut last: Option<Answer> = None;
+        let mut last: Option<ServerAnswer> = None;
         for _ in 0..self.config.count {
             match session.ask(method::BINDING, &|_| ()) {
                 Ok(answer) => {
@@ -206,10 +206,10 @@ impl Probe<'_> {
         Ok(answer.text(kind::SOFTWARE))
     }
 
-    fn tell(&mut self, tried: Tried, over_tls: &'static str) {
+    fn tell(&mut self, tried: ReachTried, over_tls: &'static str) {
         let transport = tried.transport();
         let (level, remedy) = self.unreachable(&tried, over_tls);
-        let Tried { named: Attempt { server, facts, software, .. }, https } = tried;
+        let ReachTried { named: ReachAttempt { server, facts, software, .. }, https } = tried;
         match &facts.failure {
             None => {
                 self.servers.insert(transport, server);
@@ -228,8 +228,8 @@ impl Probe<'_> {
     }
 
     /// Port 443, beside the port that the name leads to.
-    fn tell_https(&mut self, https: Attempt, named: &TransportFacts, over_tls: &'static str) {
-        let Attempt { transport, server, facts, software } = https;
+    fn tell_https(&mut self, https: ReachAttempt, named: &TransportFacts, over_tls: &'static str) {
+        let ReachAttempt { transport, server, facts, software } = https;
         match &facts.failure {
             None => {
                 self.servers.entry(transport).or_insert(server);
@@ -250,12 +250,12 @@ impl Probe<'_> {
     }
 
     /// The address of the other family: clients choose either.
-    fn tell_other(&mut self, chosen: &[Tried], other: Vec<Tried>) {
-        for Tried { named: Attempt { transport, server, facts, .. }, .. } in other {
+    fn tell_other(&mut self, chosen: &[ReachTried], other: Vec<ReachTried>) {
+        for ReachTried { named: ReachAttempt { transport, server, facts, .. }, .. } in other {
             let at_chosen = chosen.iter().find(|tried| tried.transport() == transport);
             match &facts.failure {
                 None => self.report.line(Level::Ok, transport, answers(&facts)),
-                Some(what) if at_chosen.is_some_and(Tried::works) => self.report.advise(
+                Some(what) if at_chosen.is_some_and(ReachTried::works) => self.report.advise(
                     Level::Warn,
                     transport,
                     format!("{server}: {what}, though the name has this address too"),
@@ -273,7 +273,7 @@ impl Probe<'_> {
     }
 
     /// How bad it is that a transport does not work, and what to do.
-    fn unreachable(&self, tried: &Tried, over_tls: &'static str) -> (Level, String) {
+    fn unreachable(&self, tried: &ReachTried, over_tls: &'static str) -> (Level, String) {
         let uri = &self.config.server;
         let transport = tried.transport();
         let elsewhere = tried.works_on_https().map(|_| {
@@ -312,7 +312,7 @@ impl Probe<'_> {
     }
 
     /// Advice for clients behind strict firewalls: it depends on the service that port 443 has now.
-    fn advice_on_https(&self, chosen: &[Tried]) -> &'static str {
+    fn advice_on_https(&self, chosen: &[ReachTried]) -> &'static str {
         let tcp = chosen.iter().find(|tried| tried.transport() == Transport::Tcp);
         let https = tcp.and_then(|tried| {
             [tried.https.as_ref(), Some(&tried.named)]
@@ -336,7 +336,7 @@ impl Probe<'_> {
     }
 }
 
-fn works(tried: &[Tried], transport: Transport) -> bool {
+fn works(tried: &[ReachTried], transport: Transport) -> bool {
     tried.iter().any(|tried| tried.transport() == transport && tried.works())
 }
 

@@ -8,15 +8,15 @@ use turnpike_wire::{
 };
 
 use crate::{
-    report::{Level, Report},
-    session::{Answer, Session},
+    report::{Level, ProbeReport},
+    session::{ProbeSession, ServerAnswer},
 };
 
 /// Ports that relayed addresses should have (RFC 8656 section 7.2).
 const RELAY_PORTS: std::ops::RangeInclusive<u16> = 49152..=65535;
 
 /// Whether peers can reach the address that was handed out.
-pub(crate) fn judge_address(report: &mut Report, server: IpAddr, relayed: SocketAddr) {
+pub(crate) fn judge_address(report: &mut ProbeReport, server: IpAddr, relayed: SocketAddr) {
     let area = "relay";
     let ip = relayed.ip();
     report.relayed.push(relayed.to_string());
@@ -64,7 +64,7 @@ pub(crate) fn judge_address(report: &mut Report, server: IpAddr, relayed: Socket
 }
 
 /// What the allocation's answer tells about this side.
-pub(crate) fn judge_mapped(report: &mut Report, local: Option<SocketAddr>, answer: &Answer) {
+pub(crate) fn judge_mapped(report: &mut ProbeReport, local: Option<SocketAddr>, answer: &ServerAnswer) {
     let Some(mapped) = answer.address(kind::XOR_MAPPED_ADDRESS) else {
         report.line(Level::Warn, "relay", "does not tell clients their own address (XOR-MAPPED-ADDRESS)");
         return;
@@ -132,7 +132,7 @@ impl Feature {
         }
     }
 
-    fn is_in(self, answer: &Answer) -> bool {
+    fn is_in(self, answer: &ServerAnswer) -> bool {
         let relayed = answer.addresses(kind::XOR_RELAYED_ADDRESS);
         match self {
             Self::Ipv6 => relayed.first().is_some_and(SocketAddr::is_ipv6),
@@ -145,7 +145,7 @@ impl Feature {
 }
 
 /// What asking found.
-pub(crate) enum Found {
+pub(crate) enum RelayFound {
     Yes(Vec<SocketAddr>),
     /// With the server's words.
     No(String),
@@ -156,15 +156,15 @@ pub(crate) enum Found {
 }
 
 /// Asks by an allocation on a session of its own; what was granted stays until the session deletes it.
-pub(crate) fn ask(session: &mut Session, feature: Feature) -> Found {
+pub(crate) fn ask(session: &mut ProbeSession, feature: Feature) -> RelayFound {
     match session.request(method::ALLOCATE, &|message| feature.ask(message)) {
         Ok(answer) => match answer.code() {
-            None if feature.is_in(&answer) => Found::Yes(answer.addresses(kind::XOR_RELAYED_ADDRESS)),
-            None => Found::Less(answer.family_refused().unwrap_or_else(|| "ignored".to_owned())),
-            Some(401 | 437 | 438 | 486 | 508) => Found::Unknown(answer.told()),
-            Some(_) => Found::No(answer.told()),
+            None if feature.is_in(&answer) => RelayFound::Yes(answer.addresses(kind::XOR_RELAYED_ADDRESS)),
+            None => RelayFound::Less(answer.family_refused().unwrap_or_else(|| "ignored".to_owned())),
+            Some(401 | 437 | 438 | 486 | 508) => RelayFound::Unknown(answer.told()),
+            Some(_) => RelayFound::No(answer.told()),
         },
-        Err(error) => Found::Unknown(crate::connection::words(&error)),
+        Err(error) => RelayFound::Unknown(crate::connection::words(&error)),
     }
 }
 
@@ -173,13 +173,13 @@ mod tests {
     use super::*;
 
     fn level(server: &str, relayed: &str) -> Level {
-        let mut report = Report::default();
+        let mut report = ProbeReport::default();
         judge_address(&mut report, server.parse().unwrap(), relayed.parse().unwrap());
         report.worst()
     }
 
     fn remedy(server: &str, relayed: &str) -> String {
-        let mut report = Report::default();
+        let mut report = ProbeReport::default();
         judge_address(&mut report, server.parse().unwrap(), relayed.parse().unwrap());
         report.findings.remove(0).remedy.expect("a remedy")
     }

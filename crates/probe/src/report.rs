@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::Serialize;
 
-use crate::attack::AttackFacts;
+use crate::attack::facts::AttackFacts;
 
 /// How good or bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -160,7 +160,7 @@ pub struct PeerFacts {
 
 /// The whole result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Report {
+pub struct ProbeReport {
     /// As the user wrote it.
     pub server: String,
     /// Whether the server can be used as it was named, with the credential that was given.
@@ -198,7 +198,7 @@ pub struct Report {
     pub findings: Vec<Finding>,
 }
 
-impl Report {
+impl ProbeReport {
     /// The worst of all lines.
     #[must_use]
     pub fn worst(&self) -> Level {
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn the_worst_line_is_the_verdict_and_a_note_is_no_warning() {
-        let mut report = Report::default();
+        let mut report = ProbeReport::default();
         assert_eq!(report.worst(), Level::Ok);
         report.line(Level::Note, "nat", "a");
         assert!(report.worst() < Level::Warn);

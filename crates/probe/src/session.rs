@@ -19,7 +19,7 @@ use turnpike_wire::{
     },
 };
 
-use crate::connection::Connection;
+use crate::connection::ProbeConnection;
 
 /// Challenges answered before they count as a refusal.
 const MOST_CHALLENGES: u8 = 3;
@@ -27,11 +27,11 @@ const MOST_CHALLENGES: u8 = 3;
 const MOST_UNASKED: usize = 1024;
 
 /// Writes the attributes of a request, credentials left out.
-pub(crate) type Attributes<'a> = &'a dyn Fn(&mut Writer<'_>);
+pub(crate) type RequestAttributes<'a> = &'a dyn Fn(&mut Writer<'_>);
 
 /// A server's challenge, and the key that answers it.
 #[derive(Clone, Debug)]
-pub(crate) struct Challenge {
+pub(crate) struct ProbeChallenge {
     pub(crate) realm: String,
     nonce: Vec<u8>,
     algorithms: Option<Vec<u8>>,
@@ -42,7 +42,7 @@ pub(crate) struct Challenge {
     pub(crate) anonymous: bool,
 }
 
-impl Challenge {
+impl ProbeChallenge {
     /// Whether keys and MACs are SHA-256's.
     pub(crate) fn is_sha256(&self) -> bool {
         self.mac == Mac::Sha256
@@ -51,7 +51,7 @@ impl Challenge {
 
 /// An answer.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ServerAnswer {
     bytes: Vec<u8>,
     /// Error code and reason; `None` for success.
     pub(crate) error: Option<(u16, String)>,
@@ -63,7 +63,7 @@ pub(crate) struct Answer {
     pub(crate) sent: u32,
 }
 
-impl Answer {
+impl ServerAnswer {
     pub(crate) fn code(&self) -> Option<u16> {
         self.error.as_ref().map(|(code, _)| *code)
     }
@@ -118,21 +118,21 @@ impl Answer {
 }
 
 /// Requests over one connection, one at a time.
-pub(crate) struct Session {
-    connection: Connection,
+pub(crate) struct ProbeSession {
+    connection: ProbeConnection,
     /// Data that came while an answer was waited for.
     unasked: VecDeque<Vec<u8>>,
     credentials: Option<Login>,
-    pub(crate) challenge: Option<Challenge>,
+    pub(crate) challenge: Option<ProbeChallenge>,
     /// The longest wait for an answer.
     patience: Duration,
     /// When everything must be over.
     deadline: Instant,
 }
 
-impl Session {
+impl ProbeSession {
     pub(crate) fn new(
-        connection: Connection,
+        connection: ProbeConnection,
         credentials: Option<Login>,
         patience: Duration,
         deadline: Instant,
@@ -145,17 +145,25 @@ impl Session {
     }
 
     /// One request, unsigned.
-    pub(crate) fn ask(&mut self, method: u16, attributes: Attributes<'_>) -> io::Result<Answer> {
+    pub(crate) fn ask(&mut self, method: u16, attributes: RequestAttributes<'_>) -> io::Result<ServerAnswer> {
         self.exchange(method, attributes, false)
     }
 
     /// One request, signed for the challenge that there is.
-    pub(crate) fn signed(&mut self, method: u16, attributes: Attributes<'_>) -> io::Result<Answer> {
+    pub(crate) fn signed(
+        &mut self,
+        method: u16,
+        attributes: RequestAttributes<'_>,
+    ) -> io::Result<ServerAnswer> {
         self.exchange(method, attributes, true)
     }
 
     /// One request, signed as soon as there is a challenge, and again after each.
-    pub(crate) fn request(&mut self, method: u16, attributes: Attributes<'_>) -> io::Result<Answer> {
+    pub(crate) fn request(
+        &mut self,
+        method: u16,
+        attributes: RequestAttributes<'_>,
+    ) -> io::Result<ServerAnswer> {
         let mut signed = self.challenge.is_some();
         for _ in 0..MOST_CHALLENGES {
             let answer = self.exchange(method, attributes, signed)?;
@@ -173,7 +181,7 @@ impl Session {
     }
 
     /// Takes over realm and nonce of a challenge; false when it lacks them, or there is nobody to sign as.
-    pub(crate) fn accept_challenge(&mut self, answer: &Answer) -> bool {
+    pub(crate) fn accept_challenge(&mut self, answer: &ServerAnswer) -> bool {
         let Some(credentials) = &self.credentials else { return false };
         let known = self.challenge.as_ref().map(|challenge| challenge.realm.clone());
         let realm = answer.view().text(kind::REALM).map(str::to_owned).or(known);
@@ -195,12 +203,12 @@ impl Session {
         );
         let anonymous = security_features(nonce) & feature::USERNAME_ANONYMITY != 0;
         self.challenge =
-            Some(Challenge { realm, nonce: nonce.to_vec(), algorithms, key, algorithm, mac, anonymous });
+            Some(ProbeChallenge { realm, nonce: nonce.to_vec(), algorithms, key, algorithm, mac, anonymous });
         true
     }
 
     /// One indication, unsigned: nobody answers it.
-    pub(crate) fn indicate(&mut self, method: u16, attributes: Attributes<'_>) -> io::Result<()> {
+    pub(crate) fn indicate(&mut self, method: u16, attributes: RequestAttributes<'_>) -> io::Result<()> {
         let mut buffer = Vec::new();
         let header = Header { class: Class::Indication, method, transaction: rand::random() };
         let mut message = Writer::begin(&mut buffer, header);
@@ -223,7 +231,12 @@ impl Session {
         let _ = self.request(method::REFRESH, &|message| _ = message.number(kind::LIFETIME, 0));
     }
 
-    fn exchange(&mut self, method: u16, attributes: Attributes<'_>, signed: bool) -> io::Result<Answer> {
+    fn exchange(
+        &mut self,
+        method: u16,
+        attributes: RequestAttributes<'_>,
+        signed: bool,
+    ) -> io::Result<ServerAnswer> {
         let id: [u8; 12] = rand::random();
         let challenge = self.challenge.as_ref().filter(|_| signed);
         let message = write(method, id, attributes, challenge, self.credentials.as_ref());
@@ -296,8 +309,8 @@ impl Stray {
 pub(crate) fn write(
     method: u16,
     transaction: [u8; 12],
-    attributes: Attributes<'_>,
-    challenge: Option<&Challenge>,
+    attributes: RequestAttributes<'_>,
+    challenge: Option<&ProbeChallenge>,
     credentials: Option<&Login>,
 ) -> Vec<u8> {
     let mut buffer = Vec::new();
@@ -332,10 +345,10 @@ pub(crate) fn read(
     bytes: Vec<u8>,
     method: u16,
     id: [u8; 12],
-    challenge: Option<&Challenge>,
+    challenge: Option<&ProbeChallenge>,
     took: Duration,
     sent: u32,
-) -> Option<Answer> {
+) -> Option<ServerAnswer> {
     let view = View::new_checked(&bytes).ok()?;
     let header = view.header();
     if (header.method, header.transaction) != (method, id) {
@@ -350,7 +363,7 @@ pub(crate) fn read(
         Class::Request | Class::Indication => return None,
     };
     let verified = challenge.is_none_or(|challenge| view.verify(&challenge.key, challenge.mac).is_ok());
-    Some(Answer { bytes, error, verified, took, sent })
+    Some(ServerAnswer { bytes, error, verified, took, sent })
 }
 
 fn told(code: u16, reason: &str) -> String {
@@ -362,7 +375,7 @@ mod tests {
     use super::*;
 
     /// What a server says to a Binding request of this transaction.
-    fn answer(class: Class, id: [u8; 12], attributes: Attributes<'_>) -> Vec<u8> {
+    fn answer(class: Class, id: [u8; 12], attributes: RequestAttributes<'_>) -> Vec<u8> {
         let mut buffer = Vec::new();
         let header = Header { class, method: method::BINDING, transaction: id };
         let mut message = Writer::begin(&mut buffer, header);

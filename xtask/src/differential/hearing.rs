@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use turnpike_probe::connection::Connection;
+use turnpike_probe::connection::ProbeConnection;
 use turnpike_wire::{
     channel_data::{ChannelData, ChannelRange},
     stun::{self, Class, View, kind, method},
@@ -43,7 +43,7 @@ impl Session<'_> {
 
     fn answer(&mut self, client: Client, view: &View<'_>) -> Seen {
         let state = &mut self.clients[client.0];
-        let own = state.connection.as_ref().and_then(Connection::local_addr);
+        let own = state.connection.as_ref().and_then(ProbeConnection::local_addr);
         let Some(sent) = state.last.as_ref().filter(|sent| sent.transaction == view.header().transaction)
         else {
             return Seen::Stray(client, "an answer to no request");

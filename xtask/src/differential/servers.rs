@@ -14,7 +14,7 @@ use std::{
 };
 
 use turnpike_client::{TlsOptions, Transport};
-use turnpike_probe::connection::{Connection, Trust};
+use turnpike_probe::connection::{ProbeConnection, Trust};
 
 use super::{
     INSIDE, Kind,
@@ -188,9 +188,10 @@ impl Place<'_> {
 
 impl Server {
     /// In words, why not.
-    pub(super) fn connect(&self, transport: Transport, deadline: Instant) -> Result<Connection, String> {
+    pub(super) fn connect(&self, transport: Transport, deadline: Instant) -> Result<ProbeConnection, String> {
         let address = SocketAddr::new(self.ip, transport.default_port());
-        Connection::open(transport, address, Some(&self.trust), deadline).map(|(connection, _)| connection)
+        ProbeConnection::open(transport, address, Some(&self.trust), deadline)
+            .map(|(connection, _)| connection)
     }
 
     /// Asks for a nonce.

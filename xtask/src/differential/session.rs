@@ -12,7 +12,7 @@ use std::{
 };
 
 use turnpike_client::Transport;
-use turnpike_probe::connection::Connection;
+use turnpike_probe::connection::ProbeConnection;
 use turnpike_wire::{
     integrity::{Key, Mac},
     stun::{Class, Header, Transaction, View, Writer, kind, method},
@@ -72,7 +72,7 @@ pub(super) struct Session<'a> {
 
 pub(super) struct State {
     transport: Transport,
-    pub(super) connection: Option<Connection>,
+    pub(super) connection: Option<ProbeConnection>,
     /// The server has closed it, or answers no more.
     is_gone: bool,
     pub(super) challenge: Challenge,

@@ -9,11 +9,11 @@ use std::{
 
 use turnpike_strict::{Document, hint, nearest};
 
-use super::{Experiment, Format, Service, fill::Variables, plain};
+use super::{Experiment, ResultFormat, ServiceSpec, fill::Variables, plain};
 use crate::{
     error::LabError,
     metric,
-    thresholds::Bar,
+    record::Threshold,
     topology::spec::{Spec, is_plain},
 };
 
@@ -88,9 +88,9 @@ impl Experiment {
     }
 
     /// All services, each with its path in the file; those of a part stand where it is included.
-    fn placed_services(&self) -> impl Iterator<Item = (String, &Service)> {
-        fn placed<'a>(list: &str, services: &'a [Service]) -> Vec<(String, &'a Service)> {
-            let (included, own): (Vec<&Service>, _) =
+    fn placed_services(&self) -> impl Iterator<Item = (String, &ServiceSpec)> {
+        fn placed<'a>(list: &str, services: &'a [ServiceSpec]) -> Vec<(String, &'a ServiceSpec)> {
+            let (included, own): (Vec<&ServiceSpec>, _) =
                 services.iter().partition(|service| service.is_included);
             let own =
                 own.into_iter().enumerate().map(|(index, service)| (format!("{list}[{index}]"), service));
@@ -156,7 +156,7 @@ impl Experiment {
     fn check_metrics(&self, document: &mut Document) {
         let of_processes: Vec<String> = self
             .services()
-            .flat_map(Service::process_names)
+            .flat_map(ServiceSpec::process_names)
             .map(|process| metric::of_process(&process))
             .collect();
         let asked = self.metrics.iter().enumerate().map(|(index, name)| (format!("metrics[{index}]"), name));
@@ -178,12 +178,12 @@ impl Experiment {
             let list = known().collect::<Vec<_>>().join(", ");
             document.problem(&path, format!("no metric \"{name}\"{hint} (there are: {list})"));
         }
-        if self.workload.format == Format::Json && self.workload.fields.is_empty() {
+        if self.workload.format == ResultFormat::Json && self.workload.fields.is_empty() {
             document.problem("workload.format", "workload.format = \"json\" needs workload.fields");
         }
     }
 
-    fn placed_bars(&self) -> impl Iterator<Item = (String, &Bar)> {
+    fn placed_bars(&self) -> impl Iterator<Item = (String, &Threshold)> {
         let placed = |list: &'static str| move |(index, bar)| (format!("{list}[{index}]"), bar);
         let must = self.must.iter().enumerate().map(placed("must"));
         must.chain(self.aim.iter().enumerate().map(placed("aim")))
@@ -209,7 +209,7 @@ impl Experiment {
     fn check_variables(&self, spec: Option<&Spec>, document: &mut Document) {
         let addresses = spec.map(Spec::addresses).unwrap_or_default();
         for point in self.points() {
-            let variables = Variables::new(self, &addresses, &point, Path::new("."));
+            let variables = self.variables(&addresses, &point, Path::new("."));
             let mut tell = |path: &str, error: LabError| document.problem(path, error.to_string());
             for (path, service) in self.placed_services() {
                 let Some(own) = scope(&variables, &service.vars, &path, &mut tell) else { continue };
@@ -256,7 +256,12 @@ fn scope(
     variables.with(vars).ok()
 }
 
-fn check_texts(service: &Service, variables: &Variables, path: &str, tell: &mut impl FnMut(&str, LabError)) {
+fn check_texts(
+    service: &ServiceSpec,
+    variables: &Variables,
+    path: &str,
+    tell: &mut impl FnMut(&str, LabError),
+) {
     for (key, command) in [("command", Some(&service.command)), ("version", service.version.as_ref())] {
         if let Some(Err(error)) = command.map(|command| variables.command(command)) {
             tell(&format!("{path}.{key}"), error);

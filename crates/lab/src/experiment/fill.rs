@@ -1,4 +1,4 @@
-//! `{name}` in commands, results and configuration files.
+//! Commands, and `{name}` in them, in results and in configuration files.
 
 use std::{
     collections::BTreeMap,
@@ -6,28 +6,56 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::Deserialize;
 use turnpike_strict::nearest;
 
-use super::{CommandLine, Experiment, plain};
 use crate::{certificate, error::LabError};
 
 /// The name of this program; the only one of ours that an experiment may redefine.
 pub(crate) const TURNPIKE: &str = "turnpike";
+
+/// A command as one line (split as a shell would, no shell runs) or as a list of words.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a command line or a list of words")]
+pub(crate) enum CommandLine {
+    Line(String),
+    Words(Vec<String>),
+}
+
+impl CommandLine {
+    /// The words, variables still in them.
+    pub(crate) fn words(&self) -> Result<Vec<String>, LabError> {
+        let words = match self {
+            Self::Line(line) => shlex::split(line)
+                .ok_or_else(|| LabError::usage(format!("`{line}`: a quote is not closed")))?,
+            Self::Words(words) => words.clone(),
+        };
+        if words.is_empty() { Err(LabError::usage("a command is empty")) } else { Ok(words) }
+    }
+}
+
+/// A value as it stands in a command.
+pub(crate) fn plain(value: &toml::Value) -> String {
+    match value {
+        toml::Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
 
 /// What names stand for in one run.
 #[derive(Clone, Debug)]
 pub(crate) struct Variables(BTreeMap<String, String>);
 
 impl Variables {
-    /// `addresses` of the topology, `point` of the sweep; files of the run go to `directory`.
-    pub(crate) fn new(
-        experiment: &Experiment,
+    /// `addresses` of the topology, `point` of the sweep; the experiment's file is in `experiments`, and files of the run go to
+    /// `directory`. The times of a run are not among them.
+    pub(super) fn new(
+        experiments: &Path,
         addresses: &BTreeMap<String, String>,
         point: &BTreeMap<String, String>,
         directory: &Path,
     ) -> Self {
         let mut names = addresses.clone();
-        let experiments = experiment.path.parent().unwrap_or(Path::new("")).to_owned();
         let turnpike = env::current_exe().unwrap_or_else(|_| PathBuf::from("turnpike"));
         names.extend(point.clone());
         names.insert("dir".to_owned(), directory.display().to_string());
@@ -36,12 +64,10 @@ impl Variables {
         {
             names.insert(name.to_owned(), directory.join(file).display().to_string());
         }
-        names.insert("experiments".to_owned(), absolute(&experiments));
+        names.insert("experiments".to_owned(), absolute(experiments));
         // A build of last week may stand in for this program.
         names.entry(TURNPIKE.to_owned()).or_insert_with(|| turnpike.display().to_string());
-        let mut variables = Self(names);
-        variables.set_window(experiment.warmup, experiment.duration);
-        variables
+        Self(names)
     }
 
     /// What the workload is told: a second more than is measured, so that our window lies within its own; `whole_*`

@@ -3,26 +3,29 @@
 
 mod check;
 pub(crate) mod fill;
-mod nodes;
+mod service;
 
 use std::{
     collections::BTreeMap,
-    env, fmt,
+    env,
     path::{Path, PathBuf},
 };
 
 use serde::Deserialize;
 use turnpike_strict::Document;
 
-use self::{fill::Variables, nodes::Node};
+use self::{fill::Variables, service::require};
+pub(crate) use self::{
+    fill::{CommandLine, plain},
+    service::{Ready, ServiceSpec},
+};
 use crate::{
-    builtin_experiments::{EXPERIMENTS, PARTS, Text},
+    builtin_experiments::{BuiltinText, EXPERIMENTS, PARTS},
     error::LabError,
-    invalid_rounds::Limits,
-    thresholds::Bar,
+    invalid_rounds::VoidLimits,
+    record::{Threshold, VerdictRules},
     tools,
     topology::spec::Spec,
-    verdict::Rules,
 };
 
 /// What stands in place of a file for an experiment that was typed.
@@ -77,21 +80,21 @@ pub(crate) struct Experiment {
     #[serde(default)]
     pub(crate) sweep: BTreeMap<String, Vec<toml::Value>>,
     #[serde(default)]
-    pub(crate) rules: Rules,
+    pub(crate) rules: VerdictRules,
     #[serde(default)]
-    pub(crate) limits: Limits,
+    pub(crate) limits: VoidLimits,
     /// Lines that figures must stay on the right side of, and those that should be.
     #[serde(default)]
-    pub(crate) must: Vec<Bar>,
+    pub(crate) must: Vec<Threshold>,
     #[serde(default)]
-    pub(crate) aim: Vec<Bar>,
+    pub(crate) aim: Vec<Threshold>,
     /// Those compared; the first is the baseline.
     #[serde(default)]
-    pub(crate) subject: Vec<Service>,
+    pub(crate) subject: Vec<ServiceSpec>,
     /// Started before the subject, anew each time: reflectors, servers behind a forwarder.
     #[serde(default)]
-    pub(crate) helper: Vec<Service>,
-    pub(crate) workload: Workload,
+    pub(crate) helper: Vec<ServiceSpec>,
+    pub(crate) workload: WorkloadSpec,
     /// Where relative paths start and what messages call it.
     #[serde(skip)]
     pub(crate) path: PathBuf,
@@ -103,77 +106,19 @@ pub(crate) struct Experiment {
 /// What `include` names.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Part {
+struct ExperimentPart {
     #[serde(default)]
     vars: BTreeMap<String, toml::Value>,
     #[serde(default)]
-    subject: Vec<Service>,
+    subject: Vec<ServiceSpec>,
     #[serde(default)]
-    helper: Vec<Service>,
-}
-
-/// A program that runs while the load does, or several of a kind.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Service {
-    pub(crate) name: String,
-    pub(crate) command: CommandLine,
-    pub(crate) cwd: Option<PathBuf>,
-    #[serde(default)]
-    pub(crate) env: BTreeMap<String, String>,
-    /// As `taskset -c` takes it.
-    pub(crate) cpus: Option<String>,
-    /// Absent for the host.
-    pub(crate) namespace: Option<String>,
-    pub(crate) ready: Option<Ready>,
-    /// Names for use in what stands here; a subject's are the workload's too.
-    #[serde(default)]
-    pub(crate) vars: BTreeMap<String, toml::Value>,
-    /// Where it is several processes: each of them.
-    #[serde(default)]
-    pub(crate) node: Vec<Node>,
-    /// Written into `{dir}` before it starts: configuration files.
-    #[serde(default)]
-    pub(crate) files: BTreeMap<String, String>,
-    /// `http://ADDRESS:PORT/PATH` of Prometheus metrics.
-    pub(crate) metrics: Option<String>,
-    /// Prints its version.
-    pub(crate) version: Option<CommandLine>,
-    /// Left out, and said so, where its program is not installed.
-    #[serde(default)]
-    pub(crate) optional: bool,
-    /// Whether it comes from `include`.
-    #[serde(skip)]
-    is_included: bool,
-}
-
-/// When a program has started.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Ready {
-    /// `ADDRESS:PORT` answers a STUN Binding request over UDP.
-    pub(crate) stun: Option<String>,
-    /// `ADDRESS:PORT` accepts a TCP connection.
-    pub(crate) tcp: Option<String>,
-    /// `http://ADDRESS:PORT/PATH` answers 200.
-    pub(crate) http: Option<String>,
-    /// Its output has this text.
-    pub(crate) log: Option<String>,
-    /// A UDP socket of its namespace is bound to this port.
-    pub(crate) udp_port: Option<String>,
-    /// A TCP socket of its namespace listens on this port: unlike `tcp`, nothing is connected.
-    pub(crate) tcp_port: Option<String>,
-    /// The namespace that asks; its own if absent.
-    pub(crate) from: Option<String>,
-    /// Seconds until it counts as failed.
-    #[serde(default = "ten")]
-    pub(crate) within: f64,
+    helper: Vec<ServiceSpec>,
 }
 
 /// What makes the load and how its result is read.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Workload {
+pub(crate) struct WorkloadSpec {
     pub(crate) command: CommandLine,
     pub(crate) cwd: Option<PathBuf>,
     #[serde(default)]
@@ -182,7 +127,7 @@ pub(crate) struct Workload {
     pub(crate) namespace: Option<String>,
     /// How its JSON is read.
     #[serde(default)]
-    pub(crate) format: Format,
+    pub(crate) format: ResultFormat,
     /// `stdout`, or the file that it writes.
     #[serde(default = "result_file")]
     pub(crate) result: String,
@@ -209,7 +154,7 @@ pub(crate) struct Workload {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Format {
+pub(crate) enum ResultFormat {
     /// As our generators write it, [`turnpike_measure::Report`].
     #[default]
     Turnpike,
@@ -220,29 +165,9 @@ pub(crate) enum Format {
     None,
 }
 
-/// A command as one line (split as a shell would, no shell runs) or as a list of words.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a command line or a list of words")]
-pub(crate) enum CommandLine {
-    Line(String),
-    Words(Vec<String>),
-}
-
-impl CommandLine {
-    /// The words, variables still in them.
-    pub(crate) fn words(&self) -> Result<Vec<String>, LabError> {
-        let words = match self {
-            Self::Line(line) => shlex::split(line)
-                .ok_or_else(|| LabError::usage(format!("`{line}`: a quote is not closed")))?,
-            Self::Words(words) => words.clone(),
-        };
-        if words.is_empty() { Err(LabError::usage("a command is empty")) } else { Ok(words) }
-    }
-}
-
 impl Experiment {
     /// The text of `wanted`: a file, or the name of one in `experiments/` or of those that are brought along.
-    pub(crate) fn find(wanted: &Path) -> Result<Text, LabError> {
+    pub(crate) fn find(wanted: &Path) -> Result<BuiltinText, LabError> {
         EXPERIMENTS.find(wanted, Path::new("experiments"))
     }
 
@@ -273,11 +198,11 @@ impl Experiment {
     }
 
     fn take_part(&mut self, name: &str, known: &BTreeMap<String, String>) -> Result<(), LabError> {
-        let Text { path, text } = match known.get(name) {
-            Some(text) => Text { path: name.into(), text: text.clone() },
+        let BuiltinText { path, text } = match known.get(name) {
+            Some(text) => BuiltinText { path: name.into(), text: text.clone() },
             None => PARTS.find(Path::new(name), self.path.parent().unwrap_or(Path::new(".")))?,
         };
-        let (mut part, document): (Part, _) = Document::parse(&path, &text)?;
+        let (mut part, document): (ExperimentPart, _) = Document::parse(&path, &text)?;
         document.finish()?;
         part.subject.retain(|service| !self.without.contains(&service.name));
         for service in part.subject.iter_mut().chain(&mut part.helper) {
@@ -322,7 +247,7 @@ impl Experiment {
     }
 
     /// All that run beside the workload.
-    pub(crate) fn services(&self) -> impl Iterator<Item = &Service> {
+    pub(crate) fn services(&self) -> impl Iterator<Item = &ServiceSpec> {
         self.helper.iter().chain(&self.subject)
     }
 
@@ -344,6 +269,19 @@ impl Experiment {
         points
     }
 
+    /// What names stand for at one point of the sweep; files of the run go to `directory`.
+    pub(crate) fn variables(
+        &self,
+        addresses: &BTreeMap<String, String>,
+        point: &BTreeMap<String, String>,
+        directory: &Path,
+    ) -> Variables {
+        let experiments = self.path.parent().unwrap_or(Path::new(""));
+        let mut variables = Variables::new(experiments, addresses, point, directory);
+        variables.set_window(self.warmup, self.duration);
+        variables
+    }
+
     /// What is run against the first subject.
     pub(crate) fn workload_of_first(&self, variables: &Variables) -> Result<Vec<String>, LabError> {
         match self.subject.first() {
@@ -360,100 +298,13 @@ impl Experiment {
         }
         let words = self.workload_of_first(variables)?;
         require(&words, self.workload.cwd.as_deref().unwrap_or(&base), "the workload")?;
-        let is_pinned =
-            |service: &Service| service.cpus.is_some() || service.node.iter().any(|node| node.cpus.is_some());
+        let is_pinned = |service: &ServiceSpec| {
+            service.cpus.is_some() || service.node.iter().any(|node| node.cpus.is_some())
+        };
         if self.services().any(is_pinned) || self.workload.cpus.is_some() {
             tools::require("taskset", "to pin programs to CPUs")?;
         }
         Ok(())
-    }
-}
-
-impl Service {
-    /// Fails with the remedy if its program is not installed.
-    fn check_tools(&self, variables: &Variables, base: &Path) -> Result<(), LabError> {
-        for process in self.processes(variables)? {
-            require(&process.command.words()?, self.cwd.as_deref().unwrap_or(base), &self.name)?;
-        }
-        Ok(())
-    }
-
-    /// The same with all variables replaced.
-    fn fill(&self, variables: &Variables) -> Result<Self, LabError> {
-        let mut filled = self.clone();
-        filled.command = CommandLine::Words(variables.command(&self.command)?);
-        for (_, text) in filled.texts() {
-            *text = variables.text(text)?;
-        }
-        // Configuration languages have braces of their own, so only known names are replaced.
-        let file =
-            |(name, content): (&String, &String)| (variables.lenient(name), variables.lenient(content));
-        filled.files = self.files.iter().map(file).collect();
-        Ok(filled)
-    }
-
-    /// All texts but the commands in which variables stand, by their keys.
-    fn texts(&mut self) -> Vec<(String, &mut String)> {
-        let mut texts: Vec<(String, &mut String)> =
-            self.env.iter_mut().map(|(name, value)| (format!("env.{name}"), value)).collect();
-        texts.extend(self.metrics.as_mut().map(|url| ("metrics".to_owned(), url)));
-        if let Some(ready) = &mut self.ready {
-            let probes = [
-                ("stun", &mut ready.stun),
-                ("tcp", &mut ready.tcp),
-                ("http", &mut ready.http),
-                ("log", &mut ready.log),
-                ("udp_port", &mut ready.udp_port),
-                ("tcp_port", &mut ready.tcp_port),
-            ];
-            texts.extend(
-                probes.into_iter().filter_map(|(key, text)| Some((format!("ready.{key}"), text.as_mut()?))),
-            );
-        }
-        texts
-    }
-}
-
-impl Ready {
-    fn probes(&self) -> usize {
-        [&self.stun, &self.tcp, &self.http, &self.log, &self.udp_port, &self.tcp_port]
-            .into_iter()
-            .flatten()
-            .count()
-    }
-}
-
-impl fmt::Display for Ready {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let probes = [
-            (&self.stun, "answers STUN"),
-            (&self.tcp, "accepts TCP"),
-            (&self.http, "answers HTTP"),
-            (&self.log, "is in its output"),
-            (&self.udp_port, "is bound as UDP port"),
-            (&self.tcp_port, "listens as TCP port"),
-        ];
-        for (value, does) in probes {
-            if let Some(value) = value {
-                write!(f, "ready when {value} {does}")?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn require(words: &[String], base: &Path, who: &str) -> Result<(), LabError> {
-    let Some(program) = words.first() else { return Ok(()) };
-    let found =
-        if program.contains('/') { base.join(program).is_file() } else { tools::find(program).is_some() };
-    if found { Ok(()) } else { Err(LabError::usage(tools::missing(program, &format!("for {who}")))) }
-}
-
-/// A value as it stands in a command.
-pub(crate) fn plain(value: &toml::Value) -> String {
-    match value {
-        toml::Value::String(text) => text.clone(),
-        other => other.to_string(),
     }
 }
 
@@ -479,10 +330,6 @@ fn one() -> f64 {
 
 fn five() -> f64 {
     5.0
-}
-
-fn ten() -> f64 {
-    10.0
 }
 
 fn thirty() -> f64 {

@@ -142,7 +142,7 @@ fn a_sweep_has_a_point_for_each_combination() {
 #[test]
 fn a_missing_program_is_a_sentence_with_the_remedy() {
     let experiment = parse(&MINIMAL.replace("sleep 60", "no-such-relay -x")).unwrap();
-    let variables = Variables::new(&experiment, &BTreeMap::new(), &experiment.points()[0], Path::new("."));
+    let variables = experiment.variables(&BTreeMap::new(), &experiment.points()[0], Path::new("."));
     let error = experiment.check_tools(&variables).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -202,7 +202,7 @@ fn subjects_that_may_be_missing_are_left_out_and_named() {
         "[[subject]]\nname = 'b'\ncommand = 'no-such-relay'\noptional = true\n[workload]",
     );
     let mut experiment = parse(&text).unwrap();
-    let variables = Variables::new(&experiment, &BTreeMap::new(), &experiment.points()[0], Path::new("."));
+    let variables = experiment.variables(&BTreeMap::new(), &experiment.points()[0], Path::new("."));
     let told = experiment.leave_out(&variables);
     assert_eq!(
         told,

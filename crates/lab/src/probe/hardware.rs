@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     error::LabError,
-    program::{Launch, Program},
+    program::{ChildProgram, Launch},
     tools::{self, words},
 };
 
@@ -38,7 +38,7 @@ pub(crate) fn supported() -> bool {
 
 /// `perf stat` attached to the subject for the length of the window.
 pub(crate) struct Counting {
-    perf: Program,
+    perf: ChildProgram,
     result: PathBuf,
 }
 
@@ -53,7 +53,7 @@ impl Counting {
         let mut command =
             words(["perf", "stat", "-x", ",", "-e", &events.join(","), "-p", &pids.join(","), "-o"]);
         command.push(result.display().to_string());
-        let perf = Program::start(&Launch {
+        let perf = ChildProgram::start(&Launch {
             name: "perf stat".to_owned(),
             command,
             mark: mark.to_owned(),

@@ -14,7 +14,7 @@ use self::{
     cpu::{CpuTime, GroupUse},
     network::Network,
 };
-use crate::{error::LabError, experiment::Service, metric, record::Round, topology::Topology};
+use crate::{error::LabError, experiment::ServiceSpec, metric, record::Round, topology::Topology};
 
 /// The name of the host where it stands beside namespaces.
 const HOST: &str = "host";
@@ -23,7 +23,7 @@ const TICK_S: f64 = 0.01;
 
 /// What to look at.
 #[derive(Clone, Debug)]
-pub(crate) struct Scope {
+pub(crate) struct CounterScope {
     /// Namespaces by name with a process in each; the host under its own name where there are none.
     spaces: Vec<(String, u32)>,
     /// The subject's process groups and namespaces; no namespace on the host.
@@ -43,7 +43,7 @@ pub(crate) struct Scope {
     pub(crate) delivered_at: Vec<String>,
 }
 
-impl Scope {
+impl CounterScope {
     /// Of nobody yet.
     pub(crate) fn new(topology: &Topology) -> Result<Self, LabError> {
         let mut spaces = Vec::new();
@@ -69,7 +69,7 @@ impl Scope {
     /// A process of the subject, by its group.
     pub(crate) fn add_node(
         &mut self,
-        process: &Service,
+        process: &ServiceSpec,
         group: u32,
         topology: &Topology,
     ) -> Result<(), LabError> {
@@ -115,7 +115,7 @@ impl Scope {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Reading {
+pub(crate) struct CounterReading {
     pub(crate) taken: Instant,
     spaces: BTreeMap<String, Network>,
     cpus: Vec<(usize, CpuTime)>,
@@ -133,9 +133,9 @@ pub(crate) struct Reading {
     exported: Option<BTreeMap<String, f64>>,
 }
 
-impl Reading {
+impl CounterReading {
     /// `generator` is the workload's process group.
-    pub(crate) fn take(scope: &Scope, generator: u32) -> Result<Self, LabError> {
+    pub(crate) fn take(scope: &CounterScope, generator: u32) -> Result<Self, LabError> {
         // Asked first: the answer costs the subject a little, and what has a time must lie close together.
         let mut exported = None;
         for (address, path, space) in &scope.metrics {
@@ -171,7 +171,7 @@ impl Reading {
     }
 
     /// Writes into `round` what happened between `earlier` and this reading.
-    pub(crate) fn since(&self, earlier: &Self, scope: &Scope, round: &mut Round) {
+    pub(crate) fn since(&self, earlier: &Self, scope: &CounterScope, round: &mut Round) {
         let elapsed = self.taken.duration_since(earlier.taken).as_secs_f64();
         round.metrics.insert("elapsed_s".to_owned(), elapsed);
         self.network_since(earlier, scope, elapsed, round);
@@ -192,7 +192,7 @@ impl Reading {
         }
     }
 
-    fn network_since(&self, earlier: &Self, scope: &Scope, elapsed: f64, round: &mut Round) {
+    fn network_since(&self, earlier: &Self, scope: &CounterScope, elapsed: f64, round: &mut Round) {
         let (mut delivered, mut packets, mut drops, mut socket_drops) = (0, 0, 0, 0);
         for (name, now) in &self.spaces {
             let Some(then) = earlier.spaces.get(name) else { continue };
@@ -202,7 +202,7 @@ impl Reading {
                 packets += change.rx_packets();
             }
             if scope.is_of_subject(name) {
-                socket_drops += change.receive_buffer_errors;
+                socket_drops += change.receive_buffer_errors();
             }
             drops += change.drops();
             // The host's interfaces are not ours alone, and there may be dozens.
@@ -227,7 +227,7 @@ impl Reading {
         }
     }
 
-    fn machine_since(&self, earlier: &Self, scope: &Scope, elapsed: f64, round: &mut Round) {
+    fn machine_since(&self, earlier: &Self, scope: &CounterScope, elapsed: f64, round: &mut Round) {
         let (mut busy, mut softirq, mut steal, mut core_busy, mut cores) = (0.0, 0.0, 0.0, 0.0, 0);
         for (number, now) in &self.cpus {
             let Some((_, then)) = earlier.cpus.iter().find(|(earlier, _)| earlier == number) else {
@@ -297,7 +297,7 @@ mod tests {
 
     /// A window of ten seconds on two CPUs; the subject is pinned to the first, which is idle for `idle` seconds.
     fn window(idle: f64, subject: f64, network_threads: f64, others: f64) -> Round {
-        let scope = Scope {
+        let scope = CounterScope {
             spaces: Vec::new(),
             subject: Vec::new(),
             subject_spaces: Vec::new(),
@@ -308,7 +308,7 @@ mod tests {
             metrics: Vec::new(),
             delivered_at: Vec::new(),
         };
-        let reading = |taken, idle, subject, network_threads, others| Reading {
+        let reading = |taken, idle, subject, network_threads, others| CounterReading {
             taken,
             spaces: BTreeMap::new(),
             cpus: vec![(0, CpuTime { idle, ..CpuTime::default() }), (1, CpuTime::default())],
@@ -350,9 +350,12 @@ mod tests {
 
     #[test]
     fn a_window_that_others_disturbed_is_void_and_one_that_they_did_not_is_not() {
-        let limits = crate::invalid_rounds::Limits::default();
+        let limits = crate::invalid_rounds::VoidLimits::default();
         let disturbed = window(4.0, 4.0, 1.5, 3.0);
-        assert!(matches!(limits.check(&disturbed), Some(crate::invalid_rounds::Void::CoresShared { .. })));
-        assert_eq!(limits.check(&window(4.0, 4.0, 1.5, 0.2)), None);
+        assert!(matches!(
+            limits.check(&disturbed.metrics),
+            Some(crate::invalid_rounds::Void::CoresShared { .. })
+        ));
+        assert_eq!(limits.check(&window(4.0, 4.0, 1.5, 0.2).metrics), None);
     }
 }

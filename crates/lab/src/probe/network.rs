@@ -5,42 +5,23 @@
 
 use std::collections::BTreeMap;
 
-use procfs::{net::DeviceStatus, process::Process};
+use procfs::process::Process;
 use turnpike_measure::kernel::NetCounters;
 
 use crate::error::LabError;
 
 /// Of a namespace: datagrams that one packet of its interfaces carried there, before GRO. 1 on a link that behaves as a wire does.
 pub(crate) const DATAGRAMS_PER_PACKET: &str = "datagrams_per_packet";
+/// Datagrams dropped because a socket's receive buffer was full.
+const RECEIVE_BUFFER_ERRORS: &str = "udp_receive_buffer_errors";
 
 /// What has happened in a namespace since it was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Network {
     /// IP packets received, each segment of a super-packet counted.
     pub(crate) datagrams: u64,
-    /// Buffers (skbs) they came in; a super-packet is one.
-    pub(crate) buffers: u64,
-    /// `Udp: InDatagrams` and `OutDatagrams` of both families.
-    pub(crate) udp_in: u64,
-    pub(crate) udp_out: u64,
-    /// Datagrams to ports without a socket.
-    pub(crate) no_port: u64,
-    /// Dropped because a socket's receive or send buffer was full.
-    pub(crate) receive_buffer_errors: u64,
-    pub(crate) send_buffer_errors: u64,
-    /// By device, without the loopback.
-    pub(crate) interfaces: BTreeMap<String, Interface>,
-}
-
-/// What a device has carried.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Interface {
-    pub(crate) rx_bytes: u64,
-    pub(crate) rx_packets: u64,
-    pub(crate) rx_drops: u64,
-    pub(crate) tx_bytes: u64,
-    pub(crate) tx_packets: u64,
-    pub(crate) tx_drops: u64,
+    /// By the name of the metric; that of a device has the device's name in front. The loopback is left out.
+    counters: BTreeMap<String, u64>,
 }
 
 impl Network {
@@ -51,109 +32,79 @@ impl Network {
             .ok()
             .and_then(|pid| Process::new(pid).and_then(|process| process.dev_status()).ok())
             .ok_or_else(|| LabError::failed(format!("cannot read /proc/{pid}/net/dev")))?;
-        let interfaces = devices.into_values().filter(|device| device.name != "lo");
-        let interfaces = interfaces.map(|device| (device.name.clone(), Interface::from(&device))).collect();
-        Ok(Self { interfaces, ..Self::from_counters(&counters) })
+        let mut network = Self::from_counters(&counters);
+        for device in devices.into_values().filter(|device| device.name != "lo") {
+            for (name, value) in [
+                ("rx_packets", device.recv_packets),
+                ("rx_bytes", device.recv_bytes),
+                ("rx_drops", device.recv_drop),
+                ("tx_packets", device.sent_packets),
+                ("tx_bytes", device.sent_bytes),
+                ("tx_drops", device.sent_drop),
+            ] {
+                network.counters.insert(format!("{}.{name}", device.name), value);
+            }
+        }
+        Ok(network)
     }
 
     fn from_counters(counters: &NetCounters) -> Self {
-        let sum = |names: &[&str]| counters.sum(names);
-        Self {
-            datagrams: counters.datagrams(),
-            buffers: counters.buffers(),
-            udp_in: sum(&["Udp:InDatagrams", "Udp6InDatagrams"]),
-            udp_out: sum(&["Udp:OutDatagrams", "Udp6OutDatagrams"]),
-            no_port: sum(&["Udp:NoPorts", "Udp6NoPorts"]),
-            receive_buffer_errors: sum(&["Udp:RcvbufErrors", "Udp6RcvbufErrors"]),
-            send_buffer_errors: sum(&["Udp:SndbufErrors", "Udp6SndbufErrors"]),
-            interfaces: BTreeMap::new(),
-        }
+        let of_both = |name: &str| counters.sum(&[&format!("Udp:{name}"), &format!("Udp6{name}")]);
+        let named = [
+            // Buffers (skbs) that they came in; a super-packet is one.
+            ("buffers_in", counters.buffers()),
+            ("udp_in", of_both("InDatagrams")),
+            ("udp_out", of_both("OutDatagrams")),
+            // To ports without a socket.
+            ("udp_no_port", of_both("NoPorts")),
+            (RECEIVE_BUFFER_ERRORS, of_both("RcvbufErrors")),
+            ("udp_send_buffer_errors", of_both("SndbufErrors")),
+        ];
+        let counters_by_name = named.map(|(name, value)| (name.to_owned(), value)).into();
+        Self { datagrams: counters.datagrams(), counters: counters_by_name }
     }
 
     /// What happened between an earlier reading and this one.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
-        let none = Interface::default();
+        let then = |name: &String| earlier.counters.get(name).copied().unwrap_or(0);
         Self {
             datagrams: self.datagrams.saturating_sub(earlier.datagrams),
-            buffers: self.buffers.saturating_sub(earlier.buffers),
-            udp_in: self.udp_in.saturating_sub(earlier.udp_in),
-            udp_out: self.udp_out.saturating_sub(earlier.udp_out),
-            no_port: self.no_port.saturating_sub(earlier.no_port),
-            receive_buffer_errors: self.receive_buffer_errors.saturating_sub(earlier.receive_buffer_errors),
-            send_buffer_errors: self.send_buffer_errors.saturating_sub(earlier.send_buffer_errors),
-            interfaces: self
-                .interfaces
+            counters: self
+                .counters
                 .iter()
-                .map(|(name, now)| (name.clone(), now.since(earlier.interfaces.get(name).unwrap_or(&none))))
+                .map(|(name, now)| (name.clone(), now.saturating_sub(then(name))))
                 .collect(),
         }
     }
 
     /// Packets received at all interfaces.
     pub(crate) fn rx_packets(&self) -> u64 {
-        self.interfaces.values().map(|interface| interface.rx_packets).sum()
+        self.sum(".rx_packets")
     }
 
     /// Packets dropped at all interfaces.
     pub(crate) fn drops(&self) -> u64 {
-        self.interfaces.values().map(|interface| interface.rx_drops + interface.tx_drops).sum()
+        self.sum(".rx_drops") + self.sum(".tx_drops")
+    }
+
+    /// Datagrams dropped because a socket's receive buffer was full.
+    pub(crate) fn receive_buffer_errors(&self) -> u64 {
+        self.sum(RECEIVE_BUFFER_ERRORS)
+    }
+
+    fn sum(&self, ending: &str) -> u64 {
+        self.counters.iter().filter(|(name, _)| name.ends_with(ending)).map(|(_, value)| value).sum()
     }
 
     /// All of it as metrics, named after the namespace.
     pub(crate) fn metrics(&self, space: &str, metrics: &mut BTreeMap<String, f64>) {
-        let put = |metrics: &mut BTreeMap<String, f64>, name, value: u64| metrics.insert(name, value as f64);
-        for (name, value) in [
-            ("datagrams_in", self.datagrams),
-            ("buffers_in", self.buffers),
-            ("udp_in", self.udp_in),
-            ("udp_out", self.udp_out),
-            ("udp_no_port", self.no_port),
-            ("udp_receive_buffer_errors", self.receive_buffer_errors),
-            ("udp_send_buffer_errors", self.send_buffer_errors),
-        ] {
-            put(metrics, format!("net.{space}.{name}"), value);
-        }
+        metrics.insert(format!("net.{space}.datagrams_in"), self.datagrams as f64);
         if self.rx_packets() > 0 {
             let ratio = self.datagrams as f64 / self.rx_packets() as f64;
             metrics.insert(format!("net.{space}.{DATAGRAMS_PER_PACKET}"), ratio);
         }
-        for (device, interface) in &self.interfaces {
-            for (name, value) in [
-                ("rx_packets", interface.rx_packets),
-                ("rx_bytes", interface.rx_bytes),
-                ("rx_drops", interface.rx_drops),
-                ("tx_packets", interface.tx_packets),
-                ("tx_bytes", interface.tx_bytes),
-                ("tx_drops", interface.tx_drops),
-            ] {
-                put(metrics, format!("net.{space}.{device}.{name}"), value);
-            }
-        }
-    }
-}
-
-impl Interface {
-    fn since(&self, earlier: &Self) -> Self {
-        Self {
-            rx_bytes: self.rx_bytes.saturating_sub(earlier.rx_bytes),
-            rx_packets: self.rx_packets.saturating_sub(earlier.rx_packets),
-            rx_drops: self.rx_drops.saturating_sub(earlier.rx_drops),
-            tx_bytes: self.tx_bytes.saturating_sub(earlier.tx_bytes),
-            tx_packets: self.tx_packets.saturating_sub(earlier.tx_packets),
-            tx_drops: self.tx_drops.saturating_sub(earlier.tx_drops),
-        }
-    }
-}
-
-impl From<&DeviceStatus> for Interface {
-    fn from(device: &DeviceStatus) -> Self {
-        Self {
-            rx_bytes: device.recv_bytes,
-            rx_packets: device.recv_packets,
-            rx_drops: device.recv_drop,
-            tx_bytes: device.sent_bytes,
-            tx_packets: device.sent_packets,
-            tx_drops: device.sent_drop,
+        for (name, value) in &self.counters {
+            metrics.insert(format!("net.{space}.{name}"), *value as f64);
         }
     }
 }
@@ -176,32 +127,38 @@ IpExt: 0 794000 6500
     #[test]
     fn udp_counters_add_both_families() {
         let network = Network::from_counters(&NetCounters::parse(SNMP, NETSTAT, SNMP6));
-        assert_eq!((network.datagrams, network.buffers), (6500 + 9, 504));
-        assert_eq!((network.udp_in, network.udp_out, network.no_port), (446, 68, 2));
-        assert_eq!((network.receive_buffer_errors, network.send_buffer_errors), (3058, 4));
+        assert_eq!(network.datagrams, 6500 + 9);
+        for (name, value) in [
+            ("buffers_in", 504),
+            ("udp_in", 446),
+            ("udp_out", 68),
+            ("udp_no_port", 2),
+            (RECEIVE_BUFFER_ERRORS, 3058),
+            ("udp_send_buffer_errors", 4),
+        ] {
+            assert_eq!(network.counters[name], value, "{name}");
+        }
     }
 
     #[test]
     fn our_own_namespace_can_be_read_and_its_loopback_is_left_out() {
         let network = Network::read(std::process::id()).unwrap();
-        assert!(!network.interfaces.contains_key("lo"));
+        assert!(!network.counters.contains_key("lo.rx_packets"));
         assert!(Network::read(u32::MAX).is_err());
     }
 
     #[test]
     fn a_difference_is_per_device_and_never_negative() {
-        let device = Interface { rx_packets: 90, rx_drops: 3, tx_drops: 2, ..Interface::default() };
-        let earlier =
-            Network { datagrams: 10, interfaces: [("r-c".to_owned(), device)].into(), ..Network::default() };
-        let mut later = earlier.clone();
-        later.datagrams = 25;
-        if let Some(interface) = later.interfaces.get_mut("r-c") {
-            interface.rx_packets += 7;
-            interface.tx_drops = 0;
-        }
-        let difference = later.since(&earlier);
-        assert_eq!(difference.datagrams, 15);
-        assert_eq!(difference.rx_packets(), 7);
-        assert_eq!(difference.drops(), 0);
+        let network = |datagrams: u64, received: u64, dropped: u64| Network {
+            datagrams,
+            counters: [("rx_packets", received), ("rx_drops", 3), ("tx_drops", dropped)]
+                .map(|(name, value)| (format!("r-c.{name}"), value))
+                .into(),
+        };
+        let difference = network(25, 97, 0).since(&network(10, 90, 2));
+        assert_eq!((difference.datagrams, difference.rx_packets(), difference.drops()), (15, 7, 0));
+        let mut metrics = BTreeMap::new();
+        difference.metrics("relay", &mut metrics);
+        assert_eq!((metrics["net.relay.datagrams_in"], metrics["net.relay.r-c.rx_packets"]), (15.0, 7.0));
     }
 }

@@ -12,7 +12,7 @@ use procfs::process::Process;
 
 use crate::{
     error::LabError,
-    program::{Launch, Program},
+    program::{ChildProgram, Launch},
     record::Syscall,
     tools::{self, words},
 };
@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// A tracer at work.
 pub(crate) struct Tracing {
-    tracer: Program,
+    tracer: ChildProgram,
     tool: Tool,
     result: PathBuf,
 }
@@ -52,7 +52,7 @@ impl Tracing {
             Tool::PerfTrace => vec!["-p".to_owned(), words.join(",")],
             Tool::Strace => words.into_iter().flat_map(|pid| ["-p".to_owned(), pid]).collect(),
         });
-        let mut tracer = Program::start(&Launch {
+        let mut tracer = ChildProgram::start(&Launch {
             name: "the tracer".to_owned(),
             command,
             mark: mark.to_owned(),

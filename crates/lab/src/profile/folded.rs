@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::record::{Profile, Symbol};
+use crate::record::{CpuProfile, Symbol};
 
 /// The mark of a kernel frame.
 const KERNEL: &str = "_[k]";
@@ -40,12 +40,16 @@ impl Folded {
     }
 
     /// The hottest `rows` symbols, for the record.
-    pub(crate) fn profile(&self, rows: usize) -> Profile {
+    pub(crate) fn profile(&self, rows: usize) -> CpuProfile {
         let symbols = self.hottest().take(rows).map(|leaf| {
             let (name, side) = side(leaf);
             Symbol { name: name.to_owned(), kernel: side == "kernel", percent: self.percent(leaf) }
         });
-        Profile { samples: self.samples(), kernel_percent: self.kernel_percent(), symbols: symbols.collect() }
+        CpuProfile {
+            samples: self.samples(),
+            kernel_percent: self.kernel_percent(),
+            symbols: symbols.collect(),
+        }
     }
 
     fn hottest(&self) -> impl Iterator<Item = &String> {

@@ -19,10 +19,10 @@ use crate::{
     console,
     error::LabError,
     probe::syscalls,
-    program::{Launch, Program},
+    program::{ChildProgram, Launch},
     record::{Record, Round},
-    request::Request,
-    run::{compare::Stage, halt::Halt, session::prolong},
+    request::RunRequest,
+    run::{compare::RunStage, halt::Halt, session::prolong},
     tools::{self, words},
 };
 
@@ -39,9 +39,9 @@ const FLAME: &str = "flame.svg";
 
 /// Profiles the stage's only subject; files and record are in its directory.
 pub(crate) fn profile(
-    request: &Request,
-    stage: &Stage,
-    screen: &console::Screen,
+    request: &RunRequest,
+    stage: &RunStage,
+    screen: &console::Console,
 ) -> Result<Record, LabError> {
     tools::require("perf", "to take a profile")?;
     let mut kept = stage.record(request)?;
@@ -96,7 +96,7 @@ pub(crate) fn profile(
     write(&stage.directory.join("profile.txt"), &text)?;
     kept.profiles.insert(service.name.clone(), stacks.profile(2 * ROWS));
     round.notes.push("measured while perf took samples".to_owned());
-    round.voided = kept.experiment.limits.check(&round);
+    round.voided = kept.experiment.limits.check(&round.metrics);
     kept.rounds.push(round);
     kept.save(&stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
     screen.done();
@@ -129,7 +129,7 @@ pub(crate) fn diff(before: &Path, after: &Path, out: &Path) -> Result<(), LabErr
     Ok(())
 }
 
-fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<Program, LabError> {
+fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<ChildProgram, LabError> {
     let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
     let hardware = crate::probe::hardware::supported();
     // Without hardware counters the kernel's timer samples; it cannot see code that runs with interrupts off.
@@ -149,7 +149,7 @@ fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<Pro
         "-o",
     ]);
     command.push(data.display().to_string());
-    let mut perf = Program::start(&Launch {
+    let mut perf = ChildProgram::start(&Launch {
         name: "perf record".to_owned(),
         command,
         mark: mark.to_owned(),
@@ -160,7 +160,7 @@ fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<Pro
     Ok(perf)
 }
 
-fn finish(mut perf: Program) {
+fn finish(mut perf: ChildProgram) {
     perf.interrupt();
     perf.wait(Instant::now() + PATIENCE, || false);
 }

@@ -4,7 +4,7 @@ use super::*;
 
 /// Two subjects, `old` and `new`, and the values of one metric: `(old, old again, new)` of each round.
 pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
-    let subject = |name: &str| Subject {
+    let subject = |name: &str| RecordedSubject {
         name: name.to_owned(),
         command: vec![format!("./{name}"), "serve".to_owned()],
         cpus: Some("0".to_owned()),
@@ -27,7 +27,7 @@ pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
             commit: Some("0123456789abcdef".to_owned()),
             ..Environment::default()
         },
-        experiment: Experiment {
+        experiment: RecordedExperiment {
             name: "relay-flood".to_owned(),
             subjects: vec![subject("old"), subject("new")],
             workload: "load turn --clients 8 --rate max --size 120".to_owned(),
@@ -35,7 +35,7 @@ pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
             rounds: u32::try_from(values.len()).unwrap(),
             duration_s: 5.0,
             warmup_s: 1.0,
-            ..Experiment::default()
+            ..RecordedExperiment::default()
         },
         ..Record::default()
     };
@@ -55,8 +55,7 @@ fn full_record() -> Record {
     let mut record = record("delivered_pps", &[(100.0, 101.0, 110.0), (90.0, 91.0, 99.0)]);
     record.rounds[0].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
     record.rounds[1].not_supported.insert("cycles".to_owned());
-    record.rounds[1].latency =
-        Some(Latency { p50: 40.0, p99: 90.0, histogram: vec![(50.0, 7), (100.0, 3)], ..Latency::default() });
+    record.rounds[1].latency = Some(LatencySummary { p50: 40.0, p99: 90.0, ..LatencySummary::default() });
     record.rounds[1].notes.push("GSO was refused".to_owned());
     record.sweeps.push(Sweep {
         subject: "new".to_owned(),
@@ -74,16 +73,16 @@ fn full_record() -> Record {
         vec![Syscall { name: "sendmmsg".to_owned(), calls: 10, errors: 1, seconds: 0.25 }],
     );
     let symbol = Symbol { name: "udp_sendmsg".to_owned(), kernel: true, percent: 12.5 };
-    let profile = Profile { samples: 8, kernel_percent: 75.0, symbols: vec![symbol] };
+    let profile = CpuProfile { samples: 8, kernel_percent: 75.0, symbols: vec![symbol] };
     record.profiles.insert("new".to_owned(), profile);
-    record.programs.push(Build {
+    record.programs.push(BuildFile {
         name: "new".to_owned(),
         path: "/usr/bin/new".to_owned(),
         size: 3,
         modified: "2026-11-20T10:00:00Z".to_owned(),
         sha256: Some("ab".repeat(32)),
         version: Some("new 2.0".to_owned()),
-        ..Build::default()
+        ..BuildFile::default()
     });
     record.interrupted = true;
     record
@@ -102,13 +101,14 @@ fn a_saved_record_reads_back_the_same() {
 #[test]
 fn percentiles_of_a_latency_are_metrics_with_a_direction() {
     let mut round = Round::new(0, "a", 0);
-    let latency = Latency { p50: 1.0, p90: 2.0, p99: 3.0, p999: 4.0, max: 5.0, ..Latency::default() };
+    let latency =
+        LatencySummary { p50: 1.0, p90: 2.0, p99: 3.0, p999: 4.0, max: 5.0, ..LatencySummary::default() };
     round.metrics.extend(latency.metrics());
     round.latency = Some(latency);
     assert_eq!(round.metrics.values().copied().sum::<f64>(), 15.0);
     assert_eq!(round.metrics["latency_p999_us"], 4.0);
     for name in round.metrics.keys() {
-        assert_eq!(crate::metric::direction(name), crate::metric::Direction::Lower, "{name}");
+        assert_eq!(crate::metric::direction(name), crate::metric::Preference::Lower, "{name}");
     }
 }
 
@@ -127,14 +127,14 @@ fn a_newer_format_is_refused_whatever_else_it_holds() {
     let dir = Dir::new();
     fs::write(dir.at(FILE), r#"{"format": 99, "surprise": []}"#).unwrap();
     let error = Record::load(dir.path()).unwrap_err();
-    assert!(matches!(error, Error::Newer { found: 99, .. }), "{error}");
+    assert!(matches!(error, RecordError::Newer { found: 99, .. }), "{error}");
     assert!(error.to_string().contains("format 99"), "{error}");
 }
 
 #[test]
 fn a_directory_without_a_record_and_a_damaged_one_are_named() {
     let dir = Dir::new();
-    assert!(matches!(Record::load(dir.path()), Err(Error::Io { .. })));
+    assert!(matches!(Record::load(dir.path()), Err(RecordError::Io { .. })));
     fs::write(dir.at(FILE), "{\"format\": 1").unwrap();
     let error = Record::load(dir.path()).unwrap_err().to_string();
     assert!(error.contains(FILE) && error.contains("not a record"), "{error}");

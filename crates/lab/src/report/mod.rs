@@ -12,9 +12,9 @@ use std::path::Path;
 
 pub use compare::{Comparison, compare};
 pub use page::page;
-pub use row::{Change, insert_row, row};
+pub use row::{LogEntry, insert_row, row};
 
-use crate::metric::{self, Direction};
+use crate::metric::{self, Preference};
 use crate::record::{self, Record, write_whole};
 use crate::verdict::{MetricVerdict, judge};
 
@@ -22,12 +22,12 @@ use crate::verdict::{MetricVerdict, judge};
 pub const FILE: &str = "report.html";
 
 /// Writes `report.html` into `dir`, which is made if need be.
-pub fn save(dir: &Path, record: &Record) -> Result<(), record::Error> {
+pub fn save(dir: &Path, record: &Record) -> Result<(), record::RecordError> {
     write_whole(&dir.join(FILE), page(record).as_bytes())
 }
 
 /// Writes the comparison of several records to a file.
-pub fn save_comparison(file: &Path, comparison: &Comparison) -> Result<(), record::Error> {
+pub fn save_comparison(file: &Path, comparison: &Comparison) -> Result<(), record::RecordError> {
     write_whole(file, comparison.page().as_bytes())
 }
 
@@ -40,6 +40,6 @@ pub fn verdicts(record: &Record) -> Vec<MetricVerdict> {
 pub fn other_verdicts(record: &Record, subject: &str) -> Vec<MetricVerdict> {
     let mut names: Vec<&str> =
         record.metrics().into_iter().filter(|&name| name != record.experiment.metric).collect();
-    names.sort_by_key(|name| (metric::direction(name) == Direction::Neither, *name));
+    names.sort_by_key(|name| (metric::direction(name) == Preference::Neither, *name));
     names.into_iter().map(|name| judge(record, subject, name)).collect()
 }

@@ -5,9 +5,9 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::plots::{self, Curve, Ratio};
 use super::{other_verdicts, tables, verdicts};
 use crate::advice::advice;
-use crate::metric::{self, Direction};
+use crate::metric::{self, Preference};
 use crate::record::Record;
-use crate::verdict::{MetricVerdict, Outcome};
+use crate::verdict::MetricVerdict;
 
 const STYLE: &str = include_str!("style.css");
 
@@ -27,7 +27,7 @@ pub fn page(record: &Record) -> String {
             p { strong { "Interrupted" } ": the figures rest on the rounds done until then." }
         }
         @for verdict in &deciding {
-            p class={ "verdict " (class(&verdict.outcome)) } { (verdict.to_string()) }
+            p class={ "verdict " (tables::class(&verdict.outcome)) } { (verdict.to_string()) }
         }
         @for advice in advice(record, &deciding) {
             div.advice {
@@ -64,7 +64,7 @@ fn figures(record: &Record, deciding: Vec<MetricVerdict>) -> Markup {
         .flat_map(|(subject, first)| std::iter::once(first).chain(other_verdicts(record, subject)))
         .collect();
     let is_telling = |verdict: &&MetricVerdict| {
-        metric::direction(&verdict.metric) != Direction::Neither || verdict.metric == *metric
+        metric::direction(&verdict.metric) != Preference::Neither || verdict.metric == *metric
     };
     let (telling, counters): (Vec<&MetricVerdict>, Vec<&MetricVerdict>) = judged.iter().partition(is_telling);
     let ratios = plots::ratios(&ratio_rows(record, &telling));
@@ -129,15 +129,6 @@ fn folded(title: &str, content: &Markup) -> Markup {
     }
 }
 
-pub(super) fn class(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Faster => "faster",
-        Outcome::Slower => "slower",
-        Outcome::NoDifference => "none",
-        _ => "",
-    }
-}
-
 fn ratio_rows(record: &Record, judged: &[&MetricVerdict]) -> Vec<Ratio> {
     let several = record.candidates().count() > 1;
     judged
@@ -145,9 +136,9 @@ fn ratio_rows(record: &Record, judged: &[&MetricVerdict]) -> Vec<Ratio> {
         .filter_map(|verdict| {
             let subject = if several { format!("{}: ", verdict.subject) } else { String::new() };
             let better = match metric::direction(&verdict.metric) {
-                Direction::Higher => " ↑",
-                Direction::Lower => " ↓",
-                Direction::Neither => "",
+                Preference::Higher => " ↑",
+                Preference::Lower => " ↓",
+                Preference::Neither => "",
             };
             Ratio::of(format!("{subject}{}{better}", verdict.metric), verdict)
         })
@@ -159,8 +150,8 @@ mod tests {
     use super::*;
     use crate::invalid_rounds::Void;
     use crate::record::tests::record;
-    use crate::record::{Latency, Profile, Sweep, SweepPoint, Symbol, Syscall};
-    use crate::search::{Because, Found};
+    use crate::record::{CpuProfile, LatencySummary, Sweep, SweepPoint, Symbol, Syscall};
+    use crate::search::{Because, FoundRate};
 
     fn full() -> Record {
         let mut record = record("packets_per_cpu_s", &[(100.0, 101.0, 152.0); 8]);
@@ -171,15 +162,8 @@ mod tests {
             round.metrics.insert("loss_percent".to_owned(), 0.0);
             round.not_supported.insert("cycles".to_owned());
             let p50 = 40.0 + i as f64;
-            round.latency = Some(Latency {
-                min: 9.0,
-                p50,
-                p90: 60.0,
-                p99: 90.0,
-                p999: 200.0,
-                max: 900.0,
-                histogram: Vec::new(),
-            });
+            round.latency =
+                Some(LatencySummary { min: 9.0, p50, p90: 60.0, p99: 90.0, p999: 200.0, max: 900.0 });
         }
         let point = |offered: f64, delivered: f64| SweepPoint {
             rate_pps: 0,
@@ -187,9 +171,9 @@ mod tests {
             delivered_pps: delivered,
             loss_percent: (1.0 - delivered / offered) * 100.0,
             duration_s: 5.0,
-            latency: Some(Latency { p99: offered / 1000.0, ..Latency::default() }),
+            latency: Some(LatencySummary { p99: offered / 1000.0, ..LatencySummary::default() }),
         };
-        let found = Found {
+        let found = FoundRate {
             max_loss: 0.005,
             lower_pps: Some(241_700),
             upper_pps: Some(243_000),
@@ -209,9 +193,10 @@ mod tests {
             vec![Syscall { name: "sendmmsg".to_owned(), calls: 1234, errors: 9, seconds: 0.617 }],
         );
         let symbol = Symbol { name: "udp_sendmsg<T>".to_owned(), kernel: true, percent: 12.5 };
-        record
-            .profiles
-            .insert("new".to_owned(), Profile { samples: 4321, kernel_percent: 80.0, symbols: vec![symbol] });
+        record.profiles.insert(
+            "new".to_owned(),
+            CpuProfile { samples: 4321, kernel_percent: 80.0, symbols: vec![symbol] },
+        );
         record
     }
 
@@ -363,10 +348,10 @@ mod tests {
     fn bars_stand_in_the_page_with_what_has_become_of_them() {
         let mut record = full();
         assert!(!page(&record).contains("<h2>Bars</h2>"));
-        let bar = |limit| crate::thresholds::Bar {
+        let bar = |limit| crate::record::Threshold {
             metric: "packets_per_cpu_s".to_owned(),
             at_least: Some(limit),
-            ..crate::thresholds::Bar::default()
+            ..crate::record::Threshold::default()
         };
         (record.experiment.must, record.experiment.aim) = (vec![bar(1.2)], vec![bar(2.0)]);
         let html = page(&record);
@@ -379,11 +364,11 @@ mod tests {
     fn the_builds_that_were_measured_stand_in_the_page() {
         let mut record = full();
         assert!(!page(&record).contains("SHA-256"));
-        record.programs.push(crate::record::Build {
+        record.programs.push(crate::record::BuildFile {
             name: "new".to_owned(),
             path: "/opt/<new>".to_owned(),
             sha256: Some("0f".repeat(32)),
-            ..crate::record::Build::default()
+            ..crate::record::BuildFile::default()
         });
         let html = page(&record);
         assert!(html.contains(&"0f".repeat(32)) && html.contains("/opt/&lt;new&gt;"));

@@ -9,10 +9,10 @@ use plotters::prelude::*;
 use crate::metric;
 use crate::record::{Record, Round, Sweep};
 use crate::stats;
-use crate::verdict::{MetricVerdict, Outcome};
+use crate::verdict::{Conclusion, MetricVerdict};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn = Result<(), Box<dyn std::error::Error>>;
+type PlotResult = Result<(), Box<dyn std::error::Error>>;
 
 const WIDTH: u32 = 760;
 /// Rows of the plot of ratios, at most.
@@ -54,8 +54,8 @@ impl Ratio {
         let interval = estimate.interval();
         let floor = verdict.floor.map(|floor| floor.level);
         let better = match verdict.outcome {
-            Outcome::Faster => Some(true),
-            Outcome::Slower => Some(false),
+            Conclusion::Faster => Some(true),
+            Conclusion::Slower => Some(false),
             _ => None,
         };
         Some(Self { label, ratio: estimate.ratio(), low: interval.low, high: interval.high, floor, better })
@@ -261,7 +261,7 @@ pub(super) fn rounds_legend(record: &Record, metric: &str) -> Markup {
 
 /// Latency percentiles of each subject, the median over its rounds, on a logarithmic scale.
 pub(super) fn latency(record: &Record) -> String {
-    let curves: Vec<Line<'_, usize>> = lines(record, |subject| median_percentiles(record, subject));
+    let curves: Vec<PlotLine<'_, usize>> = lines(record, |subject| median_percentiles(record, subject));
     let all = || curves.iter().flat_map(|line| line.points.iter().map(|(_, value)| *value));
     let Some((_, high)) = range(all()) else { return String::new() };
     let low = all().fold(f64::INFINITY, f64::min) / 1.2;
@@ -287,7 +287,7 @@ pub(super) fn latency(record: &Record) -> String {
             .y_label_formatter(&|y| format!("{y:.0} µs"))
             .label_style(FONT)
             .draw()?;
-        for Line { subject, name, points } in &curves {
+        for PlotLine { subject, name, points } in &curves {
             let colour = colour(*subject);
             let at = |&(place, value): &(usize, f64)| (SegmentValue::CenterOf(place), value);
             chart
@@ -300,7 +300,7 @@ pub(super) fn latency(record: &Record) -> String {
     })
 }
 
-struct Line<'a, X> {
+struct PlotLine<'a, X> {
     /// Its place among the subjects, which gives the colour.
     subject: usize,
     name: &'a str,
@@ -308,10 +308,10 @@ struct Line<'a, X> {
 }
 
 /// The curves of all subjects that have one.
-fn lines<X>(record: &Record, points: impl Fn(&str) -> Vec<(X, f64)>) -> Vec<Line<'_, X>> {
+fn lines<X>(record: &Record, points: impl Fn(&str) -> Vec<(X, f64)>) -> Vec<PlotLine<'_, X>> {
     let subjects = record.experiment.subjects.iter().map(|subject| subject.name.as_str()).enumerate();
     subjects
-        .map(|(subject, name)| Line { subject, name, points: points(name) })
+        .map(|(subject, name)| PlotLine { subject, name, points: points(name) })
         .filter(|line| !line.points.is_empty())
         .collect()
 }
@@ -322,7 +322,7 @@ fn median_percentiles(record: &Record, subject: &str) -> Vec<(usize, f64)> {
         .rounds
         .iter()
         .filter(|round| round.subject == subject && round.voided.is_none())
-        .filter_map(|round| round.latency.as_ref().map(crate::record::Latency::percentiles))
+        .filter_map(|round| round.latency.as_ref().map(crate::record::LatencySummary::percentiles))
         .collect();
     (0..5)
         .filter_map(|i| Some((i, stats::median(&latencies.iter().map(|p| p[i].1).collect::<Vec<_>>())?)))
@@ -340,7 +340,8 @@ pub(super) enum Curve {
 
 /// One curve for each subject over the offered rate; several trials at a rate count as their median.
 pub(super) fn sweeps(record: &Record, curve: Curve) -> String {
-    let curves: Vec<Line<'_, f64>> = lines(record, |subject| sweep_points(&record.sweeps, subject, curve));
+    let curves: Vec<PlotLine<'_, f64>> =
+        lines(record, |subject| sweep_points(&record.sweeps, subject, curve));
     let points = || curves.iter().flat_map(|line| &line.points);
     let (Some((low, high)), Some((left, right))) =
         (range(points().map(|p| p.1)), range(points().map(|p| p.0)))
@@ -370,7 +371,7 @@ pub(super) fn sweeps(record: &Record, curve: Curve) -> String {
             let (from, to) = (left.max(low).max(0.0), right.min(high));
             chart.draw_series(LineSeries::new([(from, from), (to, to)], BLACK.mix(0.3)))?;
         }
-        for Line { subject, name, points } in &curves {
+        for PlotLine { subject, name, points } in &curves {
             let colour = colour(*subject);
             chart
                 .draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?
@@ -418,7 +419,7 @@ fn colour(subject: usize) -> RGBColor {
     COLOURS[subject % COLOURS.len()]
 }
 
-fn legend<'a, DB, X: Ranged, Y: Ranged>(chart: &mut ChartContext<'a, DB, Cartesian2d<X, Y>>) -> Drawn
+fn legend<'a, DB, X: Ranged, Y: Ranged>(chart: &mut ChartContext<'a, DB, Cartesian2d<X, Y>>) -> PlotResult
 where
     DB: DrawingBackend + 'a,
     DB::ErrorType: 'static,
@@ -435,7 +436,7 @@ where
 }
 
 /// The text of one SVG element; empty when it cannot be drawn.
-fn svg(height: u32, draw: impl FnOnce(&Area<'_>) -> Drawn) -> String {
+fn svg(height: u32, draw: impl FnOnce(&Area<'_>) -> PlotResult) -> String {
     let mut text = String::new();
     let drawn = {
         let area = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();

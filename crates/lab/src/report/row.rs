@@ -2,23 +2,21 @@
 
 use crate::metric;
 use crate::record::Record;
-use crate::verdict::{MetricVerdict, Outcome};
+use crate::verdict::{Conclusion, MetricVerdict};
 
 /// What only the person who made the change knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Change {
+pub struct LogEntry {
     /// What was changed, in a few words.
     pub change: String,
     /// The gain predicted before measuring.
     pub predicted: String,
-    /// What was decided, if not what the figures suggest: *kept*, *dropped* or *unclear*.
-    pub decided: Option<String>,
 }
 
 /// The row, without an end of line, for the first candidate of the record. `None` when there is none.
 ///
 /// The ratio is new over old, **turned so that above 1 is better** whatever the metric's direction.
-pub fn row(record: &Record, change: &Change) -> Option<String> {
+pub fn row(record: &Record, change: &LogEntry) -> Option<String> {
     let verdict = super::verdicts(record).into_iter().next()?;
     let date = record.started.get(..10).unwrap_or(&record.started);
     let commit = match &record.environment.commit {
@@ -28,7 +26,6 @@ pub fn row(record: &Record, change: &Change) -> Option<String> {
         }
         None => "–".to_owned(),
     };
-    let decided = change.decided.as_deref().unwrap_or_else(|| suggested(&verdict.outcome));
     let cells = [
         date,
         &commit,
@@ -36,7 +33,7 @@ pub fn row(record: &Record, change: &Change) -> Option<String> {
         or_dash(&record.experiment.workload),
         or_dash(&change.predicted),
         &measured(&verdict),
-        decided,
+        suggested(&verdict.outcome),
     ];
     Some(format!("| {} |", cells.map(cell).join(" | ")))
 }
@@ -58,7 +55,7 @@ fn measured(verdict: &MetricVerdict) -> String {
         return format!("{}: {}", verdict.metric, verdict.outcome);
     };
     let interval = estimate.interval();
-    let turned = metric::direction(&verdict.metric) == metric::Direction::Lower;
+    let turned = metric::direction(&verdict.metric) == metric::Preference::Lower;
     let (low, high) =
         if turned { (1.0 / interval.high, 1.0 / interval.low) } else { (interval.low, interval.high) };
     let word = verdict.outcome.word();
@@ -66,10 +63,10 @@ fn measured(verdict: &MetricVerdict) -> String {
 }
 
 /// A change that is not shown to be faster is not yet a wrong one: a person decides.
-fn suggested(outcome: &Outcome) -> &'static str {
+fn suggested(outcome: &Conclusion) -> &'static str {
     match outcome {
-        Outcome::Faster => "kept",
-        Outcome::Slower => "dropped",
+        Conclusion::Faster => "kept",
+        Conclusion::Slower => "dropped",
         _ => "unclear",
     }
 }
@@ -88,8 +85,8 @@ mod tests {
     use super::*;
     use crate::record::tests::record;
 
-    fn change() -> Change {
-        Change { change: "GSO on relay sockets".to_owned(), predicted: "1.9".to_owned(), decided: None }
+    fn change() -> LogEntry {
+        LogEntry { change: "GSO on relay sockets".to_owned(), predicted: "1.9".to_owned() }
     }
 
     fn steady(metric: &str, ratio: f64) -> Record {
@@ -119,9 +116,9 @@ mod tests {
         let mut record = steady("packets_per_cpu_s", 0.5);
         record.environment.dirty = true;
         record.experiment.workload = "a | b\nc \\".to_owned();
-        let row = row(&record, &Change { decided: Some("kept".to_owned()), ..Change::default() }).unwrap();
+        let row = row(&record, &LogEntry::default()).unwrap();
         assert!(row.starts_with("| 2026-11-20 | 012345678+ | – | a \\| b c \\\\ | – | 0.500"), "{row}");
-        assert!(row.ends_with(": slower | kept |"), "{row}");
+        assert!(row.ends_with(": slower | dropped |"), "{row}");
         assert_eq!(row.replace("\\|", "").matches('|').count(), 8);
     }
 

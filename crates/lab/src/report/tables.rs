@@ -2,15 +2,14 @@
 
 use maud::{Markup, html};
 
-use super::page::class;
-use crate::metric::{self, Direction};
-use crate::record::{Profile, Record, Round, Syscall};
+use crate::metric::{self, Preference};
+use crate::record::{CpuProfile, Record, Round, Syscall};
 use crate::stats;
-use crate::thresholds::{Standing, hold};
-use crate::verdict::{MetricVerdict, Outcome};
+use crate::thresholds::{ThresholdOutcome, hold};
+use crate::verdict::{Conclusion, MetricVerdict};
 
 /// A row of [`cards`].
-pub(super) struct Row {
+pub(super) struct TableRow {
     /// Class of the row; may be empty.
     pub(super) class: &'static str,
     pub(super) cells: Vec<Cell>,
@@ -30,7 +29,7 @@ impl Cell {
 }
 
 /// A table that falls apart into one card a row on a narrow screen, each cell under its column's name. Empty without rows.
-pub(super) fn cards(head: &[&str], rows: &[Row]) -> Markup {
+pub(super) fn cards(head: &[&str], rows: &[TableRow]) -> Markup {
     html! {
         @if !rows.is_empty() {
             table.cards {
@@ -52,7 +51,7 @@ pub(super) fn cards(head: &[&str], rows: &[Row]) -> Markup {
 /// One row a metric: the verdict stands next to it, where no screen is too narrow for it.
 pub(super) fn metrics(record: &Record, judged: &[&MetricVerdict]) -> Markup {
     let several = record.candidates().count() > 1;
-    let rows: Vec<Row> = judged.iter().map(|verdict| metric_row(record, verdict, several)).collect();
+    let rows: Vec<TableRow> = judged.iter().map(|verdict| metric_row(record, verdict, several)).collect();
     let baseline = record.baseline().unwrap_or("baseline");
     let subject = if several { "subject" } else { record.candidates().next().unwrap_or("subject") };
     cards(
@@ -61,16 +60,16 @@ pub(super) fn metrics(record: &Record, judged: &[&MetricVerdict]) -> Markup {
     )
 }
 
-fn metric_row(record: &Record, verdict: &MetricVerdict, several: bool) -> Row {
+fn metric_row(record: &Record, verdict: &MetricVerdict, several: bool) -> TableRow {
     let name = &verdict.metric;
     let median = |subject: &str| {
         stats::median(&record.values(subject, name))
             .map_or_else(|| absent(record, subject, name), |value| metric::show(name, value))
     };
     let better = match metric::direction(name) {
-        Direction::Higher => "; higher is better",
-        Direction::Lower => "; lower is better",
-        Direction::Neither => "",
+        Preference::Higher => "; higher is better",
+        Preference::Lower => "; lower is better",
+        Preference::Neither => "",
     };
     let title = html! {
         @if several { (verdict.subject) ": " }
@@ -97,13 +96,23 @@ fn metric_row(record: &Record, verdict: &MetricVerdict, several: bool) -> Row {
         Cell { class: "verdict", ..Cell::text(&in_short(&verdict.outcome)) },
     ];
     cells.extend(figures.iter().map(|text| Cell::text(text)));
-    Row { class: class(&verdict.outcome), cells }
+    TableRow { class: class(&verdict.outcome), cells }
+}
+
+/// Class of a row with this verdict; may be empty.
+pub(super) fn class(outcome: &Conclusion) -> &'static str {
+    match outcome {
+        Conclusion::Faster => "faster",
+        Conclusion::Slower => "slower",
+        Conclusion::NoDifference => "none",
+        _ => "",
+    }
 }
 
 /// Without the reasons that more rounds would cure: those stand on top, once.
-fn in_short(outcome: &Outcome) -> String {
+fn in_short(outcome: &Conclusion) -> String {
     match outcome {
-        Outcome::CannotTell { rounds: Some(rounds), .. } => {
+        Conclusion::CannotTell { rounds: Some(rounds), .. } => {
             format!("{}, needs about {rounds} rounds", outcome.word())
         }
         _ => outcome.to_string(),
@@ -117,13 +126,13 @@ fn absent(record: &Record, subject: &str, metric: &str) -> String {
 
 /// How the record stands to its bars.
 pub(super) fn bars(record: &Record) -> Markup {
-    let rows: Vec<Row> = hold(record)
+    let rows: Vec<TableRow> = hold(record)
         .iter()
         .map(|held| {
             let class = match held.standing {
-                Standing::Met => "faster",
-                Standing::Missed => "slower",
-                Standing::Undecided(_) => "",
+                ThresholdOutcome::Met => "faster",
+                ThresholdOutcome::Missed => "slower",
+                ThresholdOutcome::Undecided(_) => "",
             };
             let figure = held.figure_in_words().unwrap_or_else(dash);
             let whom = held.against.clone().unwrap_or_else(|| format!("of {}", held.subject));
@@ -135,7 +144,7 @@ pub(super) fn bars(record: &Record) -> Markup {
             ];
             let mut cells: Vec<Cell> = texts.iter().map(|text| Cell::text(text)).collect();
             cells[1].class = "verdict";
-            Row { class, cells }
+            TableRow { class, cells }
         })
         .collect();
     cards(&["metric", "verdict", "figure", "bar"], &rows)
@@ -161,7 +170,7 @@ pub(super) fn found(record: &Record) -> Markup {
     table(&["subject", "loss at most", "keeps it, /s", "does not, /s", "delivered, /s", "because"], &rows)
 }
 
-pub(super) fn symbols(profile: &Profile) -> Markup {
+pub(super) fn symbols(profile: &CpuProfile) -> Markup {
     let rows: Vec<Vec<String>> = profile
         .symbols
         .iter()
@@ -304,7 +313,7 @@ pub(super) fn rounds(record: &Record, rounds: &[Round]) -> Markup {
 
 /// Which builds were measured.
 pub(super) fn programs(record: &Record) -> Markup {
-    let rows: Vec<Row> = record
+    let rows: Vec<TableRow> = record
         .programs
         .iter()
         .map(|build| {
@@ -319,7 +328,7 @@ pub(super) fn programs(record: &Record) -> Markup {
             .into();
             let hash = html! { code { (build.sha256.as_deref().unwrap_or("not known")) } };
             cells.push(Cell { html: hash, class: "hash" });
-            Row { class: "", cells }
+            TableRow { class: "", cells }
         })
         .collect();
     cards(&["program", "file", "version", "bytes", "modified", "SHA-256"], &rows)

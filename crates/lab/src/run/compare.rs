@@ -6,23 +6,23 @@ use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 use super::{
     halt::Halt,
     links,
-    session::{Bench, Window},
+    session::{MeasuredWindow, TestBench},
 };
 use crate::{
     builds, certificate,
-    console::Screen,
+    console::Console,
     environment,
     error::LabError,
-    experiment::{Experiment, Service, fill::Variables},
+    experiment::{Experiment, ServiceSpec, fill::Variables},
     invalid_rounds::Void,
     order,
     probe::{hardware, syscalls},
-    progress::Progress,
+    progress::RunProgress,
     record::{self, Record, Round},
-    request::Request,
+    request::RunRequest,
     rlimit,
     stats::Estimate,
-    stop::Stop,
+    stop::StopFlag,
     topology::{Topology, userns},
 };
 
@@ -32,7 +32,7 @@ const OVERHEAD: f64 = 1.5;
 const HOPELESS: usize = 2;
 
 /// A place to run experiments in: everything that a comparison, a sweep and a profile share.
-pub(crate) struct Stage {
+pub(crate) struct RunStage {
     pub(crate) experiment: Experiment,
     pub(crate) topology: Topology,
     pub(crate) variables: Variables,
@@ -43,19 +43,23 @@ pub(crate) struct Stage {
     pub(crate) hardware: bool,
     /// Subjects that are not installed, in sentences.
     left_out: Vec<String>,
-    pub(crate) stop: Stop,
+    pub(crate) stop: StopFlag,
 }
 
-impl Stage {
+impl RunStage {
     /// Checks everything that can be checked before anything starts, then makes topology and directories below `base`.
-    pub(crate) fn set(request: &Request, base: &std::path::Path, stop: Stop) -> Result<Self, LabError> {
+    pub(crate) fn set(
+        request: &RunRequest,
+        base: &std::path::Path,
+        stop: StopFlag,
+    ) -> Result<Self, LabError> {
         let mut experiment = request.experiment()?;
         let spec = experiment.topology()?;
         if spec.is_some() {
             userns::enter_if_needed()?;
         }
         let addresses = spec.as_ref().map(crate::topology::spec::Spec::addresses).unwrap_or_default();
-        let nowhere = Variables::new(&experiment, &addresses, &request.point, std::path::Path::new("."));
+        let nowhere = experiment.variables(&addresses, &request.point, std::path::Path::new("."));
         let left_out = experiment.leave_out(&nowhere);
         if experiment.subject.is_empty() {
             return Err(LabError::usage(left_out.join("\n")));
@@ -65,7 +69,7 @@ impl Stage {
         let topology = Topology::for_run(spec.as_ref())?;
         let directory = request.make_directory(base, &experiment)?;
         let scratch = directory.join("runs");
-        let variables = Variables::new(&experiment, &addresses, &request.point, &scratch);
+        let variables = experiment.variables(&addresses, &request.point, &scratch);
         fs::create_dir_all(&scratch).map_err(LabError::io(format!("cannot make {}", scratch.display())))?;
         if experiment.wants_certificate() {
             certificate::make(&scratch, addresses.into_values())?;
@@ -75,8 +79,8 @@ impl Stage {
         Ok(Self { experiment, topology, variables, directory, scratch, hardware, left_out, stop })
     }
 
-    pub(crate) fn bench(&self) -> Bench<'_> {
-        Bench {
+    pub(crate) fn bench(&self) -> TestBench<'_> {
+        TestBench {
             experiment: &self.experiment,
             topology: &self.topology,
             variables: self.variables.clone(),
@@ -86,8 +90,8 @@ impl Stage {
         }
     }
 
-    pub(crate) fn window(&self) -> Window {
-        Window { warmup: self.experiment.warmup, duration: self.experiment.duration }
+    pub(crate) fn window(&self) -> MeasuredWindow {
+        MeasuredWindow { warmup: self.experiment.warmup, duration: self.experiment.duration }
     }
 
     /// Removes the record's directory, and the one around it if that was made for it.
@@ -100,7 +104,7 @@ impl Stage {
     }
 
     /// A record without rounds.
-    pub(crate) fn record(&self, request: &Request) -> Result<Record, LabError> {
+    pub(crate) fn record(&self, request: &RunRequest) -> Result<Record, LabError> {
         let experiment = &self.experiment;
         let mut subjects = Vec::new();
         for service in &experiment.subject {
@@ -111,7 +115,7 @@ impl Stage {
             environment.notes.insert(0, experiment.about.clone());
         }
         for note in &self.left_out {
-            Screen::new().note(note);
+            Console::new().note(note);
             environment.notes.push(note.clone());
         }
         let programs = builds::look(experiment, &self.variables, &environment.tools);
@@ -121,7 +125,7 @@ impl Stage {
                 then => builds::differences(then, &programs),
             };
             for note in notes {
-                Screen::new().note(&format!("warning: {note}"));
+                Console::new().note(&format!("warning: {note}"));
                 environment.notes.push(note);
             }
         }
@@ -134,7 +138,7 @@ impl Stage {
             command: request.command.clone(),
             seed: request.seed,
             environment,
-            experiment: record::Experiment {
+            experiment: record::RecordedExperiment {
                 name: experiment.name.clone(),
                 subjects,
                 workload: self.workload_in_words(request)?,
@@ -154,7 +158,7 @@ impl Stage {
     }
 
     /// The same text for the same workload, wherever the record lies and whichever build asked.
-    fn workload_in_words(&self, request: &Request) -> Result<String, LabError> {
+    fn workload_in_words(&self, request: &RunRequest) -> Result<String, LabError> {
         let mut command = self.experiment.workload.command.words()?;
         for word in &mut command {
             for (name, value) in &request.point {
@@ -166,9 +170,9 @@ impl Stage {
 }
 
 /// Runs the experiment of `request`; the record is in its directory, also if it was interrupted.
-pub(crate) fn compare(request: &Request, stage: &Stage, screen: &Screen) -> Result<Record, LabError> {
+pub(crate) fn compare(request: &RunRequest, stage: &RunStage, screen: &Console) -> Result<Record, LabError> {
     let mut record = stage.record(request)?;
-    let outcome = Comparison { stage, bench: stage.bench(), screen }.run(&mut record);
+    let outcome = ComparisonRun { stage, bench: stage.bench(), screen }.run(&mut record);
     if record.rounds.is_empty() || matches!(outcome, Err(LabError::Usage(_))) {
         // Nothing was measured, or the experiment is wrong: nothing is left.
         stage.leave_nothing();
@@ -182,7 +186,7 @@ pub(crate) fn compare(request: &Request, stage: &Stage, screen: &Screen) -> Resu
 
 /// What is known of the whole run only in its end: how its links behaved, and whether somebody built while it ran, so that its rounds
 /// are of two programs.
-pub(crate) fn note_changes(record: &mut Record, screen: &Screen) {
+pub(crate) fn note_changes(record: &mut Record, screen: &Console) {
     for told in builds::since(&record.programs) {
         let note = format!("a file changed while the experiment ran: {told}");
         screen.note(&format!("warning: {note}"));
@@ -200,13 +204,13 @@ enum Prospect {
     None,
 }
 
-struct Comparison<'a> {
-    stage: &'a Stage,
-    bench: Bench<'a>,
-    screen: &'a Screen,
+struct ComparisonRun<'a> {
+    stage: &'a RunStage,
+    bench: TestBench<'a>,
+    screen: &'a Console,
 }
 
-impl Comparison<'_> {
+impl ComparisonRun<'_> {
     fn run(&self, record: &mut Record) -> Result<(), LabError> {
         let experiment = &self.stage.experiment;
         let subjects = &experiment.subject;
@@ -222,7 +226,7 @@ impl Comparison<'_> {
             + experiment.duration
             + OVERHEAD;
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let mut progress = Progress::new(count(wanted), count(runs), Duration::from_secs_f64(each));
+        let mut progress = RunProgress::new(count(wanted), count(runs), Duration::from_secs_f64(each));
         let mut given_up = BTreeSet::new();
         self.screen.note(&format!("{}: seed {}", record.id, record.seed));
         for (index, order) in order::plan(record.seed, runs, count(most)).into_iter().enumerate() {
@@ -280,7 +284,7 @@ impl Comparison<'_> {
         &self,
         round: Round,
         again: bool,
-        service: &Service,
+        service: &ServiceSpec,
         record: &mut Record,
     ) -> Result<Prospect, LabError> {
         let (name, index) = (&service.name, round.index + 1);
@@ -307,14 +311,20 @@ impl Comparison<'_> {
     }
 
     /// One run of one subject. What ends the experiment is an error; what only voids the run is in the round.
-    fn run_once(&self, service: &Service, index: u32, place: u32, record: &Record) -> Result<Round, Halt> {
+    fn run_once(
+        &self,
+        service: &ServiceSpec,
+        index: u32,
+        place: u32,
+        record: &Record,
+    ) -> Result<Round, Halt> {
         let mut round = Round::new(index, &service.name, place);
         let measured = self.bench.start(service).and_then(|mut session| {
             session.discard_first()?;
             session.measure(self.stage.window(), |_| {}, &mut round)
         });
         match measured {
-            Ok(_) => round.voided = record.experiment.limits.check(&round),
+            Ok(_) => round.voided = record.experiment.limits.check(&round.metrics),
             // The first start of all shows mistakes of the experiment: no half hour is spent on those.
             Err(halt @ (Halt::NotReady(_) | Halt::HelperNotReady(_)))
                 if !has_run(record, &service.name) && !service.optional =>

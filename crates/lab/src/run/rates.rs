@@ -1,23 +1,21 @@
 //! What a subject does at several offered rates: a sweep over given ones, and the search for the highest that it bears.
 //! One start of the subject serves all trials of a round, and its first run is thrown away as ever.
 
-use serde::{Deserialize, Serialize};
-
 use super::{
-    compare::{Stage, note_changes},
+    compare::{RunStage, note_changes},
     halt::Halt,
-    result::Outcome,
-    session::{Bench, Session, Window},
+    result::WorkloadResult,
+    session::{MeasuredWindow, SubjectSession, TestBench},
 };
 use crate::{
-    console::Screen,
+    console::Console,
     error::LabError,
-    experiment::Service,
+    experiment::ServiceSpec,
     invalid_rounds::Void,
     metric, order,
     record::{Record, Round, Sweep, SweepPoint},
-    request::Request,
-    search::{Because, Search, Settings, Trial},
+    request::RunRequest,
+    search::{Because, RatePlan, Search, SearchSettings, Trial},
 };
 
 /// The variable that is no rate but a number of clients, each of which sends what its profile says.
@@ -40,21 +38,12 @@ const SHARES: [u32; 5] = [30, 60, 80, WHOLE, OVERLOAD];
 const WHOLE: u32 = 100;
 const OVERLOAD: u32 = 200;
 
-/// What to do with each subject in each round.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Plan {
-    /// Offer each of these rates, datagrams a second.
-    Sweep(Vec<u64>),
-    FindMax(Settings),
-}
-
 /// Carries out `plan` for all subjects, `rounds` times.
 pub(crate) fn run(
-    request: &Request,
-    stage: &Stage,
-    screen: &Screen,
-    plan: &Plan,
+    request: &RunRequest,
+    stage: &RunStage,
+    screen: &Console,
+    plan: &RatePlan,
     rounds: u32,
 ) -> Result<Record, LabError> {
     let variable = &stage.experiment.workload.rate;
@@ -66,7 +55,7 @@ pub(crate) fn run(
     }
     let mut record = stage.record(request)?;
     record.experiment.rounds = rounds;
-    if let Plan::FindMax(settings) = plan {
+    if let RatePlan::FindMax(settings) = plan {
         // The middle goal decides: none is a matter of luck, and the loosest is for orientation.
         record.experiment.metric = settings
             .goals
@@ -74,7 +63,7 @@ pub(crate) fn run(
             .or(settings.goals.first())
             .map_or_else(String::new, |goal| metric_of(*goal, variable));
     }
-    let outcome = Rates { stage, bench: stage.bench(), screen, plan }.run(&mut record, rounds);
+    let outcome = RatesRun { stage, bench: stage.bench(), screen, plan }.run(&mut record, rounds);
     if record.sweeps.is_empty() {
         stage.leave_nothing();
     } else {
@@ -87,14 +76,14 @@ pub(crate) fn run(
     outcome.map(|()| record)
 }
 
-struct Rates<'a> {
-    stage: &'a Stage,
-    bench: Bench<'a>,
-    screen: &'a Screen,
-    plan: &'a Plan,
+struct RatesRun<'a> {
+    stage: &'a RunStage,
+    bench: TestBench<'a>,
+    screen: &'a Console,
+    plan: &'a RatePlan,
 }
 
-impl Rates<'_> {
+impl RatesRun<'_> {
     fn run(&self, record: &mut Record, rounds: u32) -> Result<(), LabError> {
         let subjects = &self.stage.experiment.subject;
         let enough = rounds >= self.stage.experiment.rules.min_rounds;
@@ -142,11 +131,11 @@ impl Rates<'_> {
         Ok(())
     }
 
-    fn one(&self, service: &Service, sweep: &mut Sweep, round: &mut Round) -> Result<(), Halt> {
+    fn one(&self, service: &ServiceSpec, sweep: &mut Sweep, round: &mut Round) -> Result<(), Halt> {
         let mut session = self.bench.start(service)?;
         session.discard_first()?;
         match self.plan {
-            Plan::Sweep(rates) => {
+            RatePlan::Sweep(rates) => {
                 for rate in rates {
                     let trial = Trial { rate_pps: *rate, duration_s: self.stage.experiment.duration };
                     let (point, _) = self.trial(&mut session, service, trial)?;
@@ -154,7 +143,7 @@ impl Rates<'_> {
                 }
                 Ok(())
             }
-            Plan::FindMax(settings) => {
+            RatePlan::FindMax(settings) => {
                 let mut search = Search::new(settings.clone());
                 let searched = self.search(&mut session, service, settings, &mut search, sweep);
                 // Also of a search that was ended early: it says so.
@@ -167,9 +156,9 @@ impl Rates<'_> {
 
     fn search(
         &self,
-        session: &mut Session<'_>,
-        service: &Service,
-        settings: &Settings,
+        session: &mut SubjectSession<'_>,
+        service: &ServiceSpec,
+        settings: &SearchSettings,
         search: &mut Search,
         sweep: &mut Sweep,
     ) -> Result<(), Halt> {
@@ -208,8 +197,8 @@ impl Rates<'_> {
     /// is offered.
     fn shares(
         &self,
-        session: &mut Session<'_>,
-        service: &Service,
+        session: &mut SubjectSession<'_>,
+        service: &ServiceSpec,
         sweep: &mut Sweep,
         round: &mut Round,
     ) -> Result<(), Halt> {
@@ -251,8 +240,8 @@ impl Rates<'_> {
     /// One trial, and why it is void, if it is.
     fn trial(
         &self,
-        session: &mut Session<'_>,
-        service: &Service,
+        session: &mut SubjectSession<'_>,
+        service: &ServiceSpec,
         trial: Trial,
     ) -> Result<(SweepPoint, Option<Void>), Halt> {
         self.trial_into(session, service, trial, &mut Round::new(0, &service.name, 0))
@@ -261,13 +250,13 @@ impl Rates<'_> {
     /// The same, with all of its figures in `round`.
     fn trial_into(
         &self,
-        session: &mut Session<'_>,
-        service: &Service,
+        session: &mut SubjectSession<'_>,
+        service: &ServiceSpec,
         trial: Trial,
         round: &mut Round,
     ) -> Result<(SweepPoint, Option<Void>), Halt> {
         let experiment = &self.stage.experiment;
-        let window = Window { warmup: experiment.warmup, duration: trial.duration_s };
+        let window = MeasuredWindow { warmup: experiment.warmup, duration: trial.duration_s };
         let rate = trial.rate_pps.to_string();
         let outcome =
             session.measure(window, |variables| variables.set(&experiment.workload.rate, &rate), round)?;
@@ -277,7 +266,7 @@ impl Rates<'_> {
                  \"iperf3\" over UDP) can be searched or swept",
             ))
         })?;
-        let void = experiment.limits.check(round);
+        let void = experiment.limits.check(&round.metrics);
         let verdict = match &void {
             Some(void) => format!("{:.3} % lost, but {void}", point.loss_percent),
             None => format!("{:.3} % lost", point.loss_percent),
@@ -289,7 +278,7 @@ impl Rates<'_> {
 }
 
 /// By the workload's own account: both ends of the same datagrams.
-fn point(outcome: &Outcome, trial: Trial) -> Option<SweepPoint> {
+fn point(outcome: &WorkloadResult, trial: Trial) -> Option<SweepPoint> {
     let (sent, received) = (outcome.sent? as f64, outcome.received? as f64);
     let offered = outcome.metrics.get("offered_pps").copied().unwrap_or(trial.rate_pps as f64);
     let kept = if sent > 0.0 { (received / sent).min(1.0) } else { 0.0 };
@@ -381,7 +370,7 @@ mod tests {
 
     #[test]
     fn the_metric_names_are_those_that_are_listed() {
-        for goal in Settings::default().goals {
+        for goal in SearchSettings::default().goals {
             for name in [metric_of(goal, "rate"), metric_of(goal, CLIENTS)] {
                 assert!(metric::find(&name).is_some(), "{name}");
             }
@@ -402,7 +391,7 @@ mod tests {
     #[test]
     fn the_trials_of_an_interrupted_search_are_no_latencies() {
         let point = |rate_pps| SweepPoint { rate_pps, offered_pps: rate_pps as f64, ..SweepPoint::default() };
-        let found = crate::search::Found {
+        let found = crate::search::FoundRate {
             max_loss: 0.0,
             lower_pps: Some(1000),
             upper_pps: None,
@@ -419,8 +408,8 @@ mod tests {
     #[test]
     fn a_workload_that_counts_nothing_has_no_point() {
         let trial = Trial { rate_pps: 10, duration_s: 1.0 };
-        assert!(point(&Outcome::default(), trial).is_none());
-        let counted = Outcome { sent: Some(200), received: Some(199), ..Outcome::default() };
+        assert!(point(&WorkloadResult::default(), trial).is_none());
+        let counted = WorkloadResult { sent: Some(200), received: Some(199), ..WorkloadResult::default() };
         assert!((point(&counted, trial).unwrap().loss_percent - 0.5).abs() < 1e-9);
     }
 }

@@ -13,10 +13,10 @@ use turnpike_measure::kernel;
 use super::halt::Halt;
 use crate::{
     error::LabError,
-    experiment::{Ready, Service},
+    experiment::{Ready, ServiceSpec},
     probe::inside,
-    program::Program,
-    stop::Stop,
+    program::ChildProgram,
+    stop::StopFlag,
     topology::Topology,
 };
 
@@ -28,11 +28,11 @@ const BREATH: Duration = Duration::from_millis(100);
 
 /// Waits until `program` is ready, as `service` says.
 pub(crate) fn wait(
-    service: &Service,
-    program: &mut Program,
+    service: &ServiceSpec,
+    program: &mut ChildProgram,
     topology: &Topology,
     log: &Path,
-    stop: &Stop,
+    stop: &StopFlag,
 ) -> Result<(), Halt> {
     program.settle(SETTLE);
     let Some(ready) = &service.ready else {
@@ -42,7 +42,7 @@ pub(crate) fn wait(
             None => Ok(()),
         };
     };
-    let question = Question::new(ready, service, topology, log)?;
+    let question = ReadinessProbe::new(ready, service, topology, log)?;
     let deadline = Instant::now() + Duration::from_secs_f64(ready.within);
     loop {
         if program.ended().is_some() {
@@ -68,7 +68,7 @@ pub(crate) fn wait(
     }
 }
 
-enum Question<'a> {
+enum ReadinessProbe<'a> {
     Stun(SocketAddr, Option<u32>),
     Tcp(SocketAddr, Option<u32>),
     Http(SocketAddr, String, Option<u32>),
@@ -77,10 +77,10 @@ enum Question<'a> {
     TcpPort(u16, u32),
 }
 
-impl<'a> Question<'a> {
+impl<'a> ReadinessProbe<'a> {
     fn new(
         ready: &'a Ready,
-        service: &'a Service,
+        service: &'a ServiceSpec,
         topology: &Topology,
         log: &'a Path,
     ) -> Result<Self, LabError> {

@@ -6,9 +6,9 @@ use serde_json::Value;
 use turnpike_measure::Report;
 
 use crate::{
-    experiment::{Format, Workload},
+    experiment::{ResultFormat, WorkloadSpec},
     metric,
-    record::{Latency, Round},
+    record::{LatencySummary, Round},
 };
 
 /// What a generator calls a connection that broke or could not be opened.
@@ -16,9 +16,9 @@ const BROKEN: [&str; 3] = ["connection_lost", "connect_failed", "refresh_failed"
 
 /// A workload's own account of its own window.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Outcome {
+pub(crate) struct WorkloadResult {
     pub(crate) metrics: BTreeMap<String, f64>,
-    pub(crate) latency: Option<Latency>,
+    pub(crate) latency: Option<LatencySummary>,
     /// Bytes of a datagram, where there is one size.
     pub(crate) size: Option<f64>,
     /// Datagrams sent and received.
@@ -29,12 +29,12 @@ pub(crate) struct Outcome {
 }
 
 /// Reads a result; an error is a sentence part.
-pub(crate) fn read(workload: &Workload, text: &str) -> Result<Outcome, String> {
+pub(crate) fn read(workload: &WorkloadSpec, text: &str) -> Result<WorkloadResult, String> {
     let mut outcome = match workload.format {
-        Format::None => return Ok(Outcome::default()),
-        Format::Turnpike => turnpike(text)?,
-        Format::Iperf3 => iperf3(&json(text)?)?,
-        Format::Json => Outcome::default(),
+        ResultFormat::None => return Ok(WorkloadResult::default()),
+        ResultFormat::Turnpike => turnpike(text)?,
+        ResultFormat::Iperf3 => iperf3(&json(text)?)?,
+        ResultFormat::Json => WorkloadResult::default(),
     };
     if !workload.fields.is_empty() {
         outcome.take_fields(&json(text)?, &workload.fields)?;
@@ -46,7 +46,7 @@ fn json(text: &str) -> Result<Value, String> {
     serde_json::from_str(text).map_err(|error| format!("the workload's result is no JSON: {error}"))
 }
 
-impl Outcome {
+impl WorkloadResult {
     /// Numbers of any JSON, by their paths.
     fn take_fields(&mut self, value: &Value, fields: &BTreeMap<String, String>) -> Result<(), String> {
         for (name, path) in fields {
@@ -89,7 +89,7 @@ impl Outcome {
 }
 
 /// As our generators write it.
-fn turnpike(text: &str) -> Result<Outcome, String> {
+fn turnpike(text: &str) -> Result<WorkloadResult, String> {
     let report: Report = serde_json::from_str(text)
         .map_err(|error| format!("the workload's result is not one of our generators': {error}"))?;
     let percent = |count: u64| if report.sent == 0 { 0.0 } else { count as f64 * 100.0 / report.sent as f64 };
@@ -111,12 +111,12 @@ fn turnpike(text: &str) -> Result<Outcome, String> {
     .into();
     // Figures that only one mode has keep their names.
     metrics.extend(report.extra);
-    let latency = (report.rtt_us.max > 0).then(|| Latency::from(report.rtt_us));
-    metrics.extend(latency.iter().flat_map(Latency::metrics));
+    let latency = (report.rtt_us.max > 0).then(|| LatencySummary::from(report.rtt_us));
+    metrics.extend(latency.iter().flat_map(LatencySummary::metrics));
     let errors = report.errors.iter().filter(|(_, count)| **count > 0);
     let errors = errors.map(|(name, count)| format!("generator: {name} {count}"));
     let notes = report.notes.iter().map(|note| format!("generator: {note}"));
-    Ok(Outcome {
+    Ok(WorkloadResult {
         metrics,
         latency,
         size: Some(report.size as f64),
@@ -128,12 +128,12 @@ fn turnpike(text: &str) -> Result<Outcome, String> {
 }
 
 /// `iperf3 --json`, TCP or UDP, without the seconds omitted by `-O`.
-fn iperf3(value: &Value) -> Result<Outcome, String> {
+fn iperf3(value: &Value) -> Result<WorkloadResult, String> {
     if let Some(error) = value.get("error").and_then(Value::as_str) {
         return Err(format!("iperf3: {error}"));
     }
     let number = |path: &str| at(value, path);
-    let mut outcome = Outcome::default();
+    let mut outcome = WorkloadResult::default();
     let mut put =
         |name: &str, value: Option<f64>| outcome.metrics.extend(value.map(|value| (name.to_owned(), value)));
     if number("end.sum.lost_percent").is_some() {
@@ -188,11 +188,11 @@ fn count(value: Option<f64>) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn workload(format: &str) -> Workload {
+    fn workload(format: &str) -> WorkloadSpec {
         toml::from_str(&format!("command = 'x'\nformat = '{format}'")).unwrap()
     }
 
-    fn with_fields(format: &str, fields: &str) -> Workload {
+    fn with_fields(format: &str, fields: &str) -> WorkloadSpec {
         toml::from_str(&format!("command = 'x'\nformat = '{format}'\nfields = {fields}")).unwrap()
     }
 

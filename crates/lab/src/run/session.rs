@@ -15,20 +15,20 @@ use std::{
 use super::{
     halt::Halt,
     ready,
-    result::{self, Outcome},
+    result::{self, WorkloadResult},
 };
 use crate::{
     error::LabError,
-    experiment::{Experiment, Service, fill::Variables},
+    experiment::{Experiment, ServiceSpec, fill::Variables},
     metric,
     probe::{
-        Reading, Scope, cpu,
+        CounterReading, CounterScope, cpu,
         hardware::{self, Counting},
         syscalls::{ATTACH, Tracing},
     },
-    program::{self, Launch, Program},
+    program::{self, ChildProgram, Launch},
     record::{Round, Syscall},
-    stop::Stop,
+    stop::StopFlag,
     topology::Topology,
 };
 
@@ -39,27 +39,27 @@ const LOOK: Duration = Duration::from_millis(10);
 const SATURATED: f64 = 0.97;
 
 /// Where and how runs are made; the same for all subjects.
-pub(crate) struct Bench<'a> {
+pub(crate) struct TestBench<'a> {
     pub(crate) experiment: &'a Experiment,
     pub(crate) topology: &'a Topology,
     pub(crate) variables: Variables,
     /// Logs and results of the programs.
     pub(crate) directory: PathBuf,
-    pub(crate) stop: Stop,
+    pub(crate) stop: StopFlag,
     /// Whether `perf stat` counts anything on this machine.
     pub(crate) hardware: bool,
 }
 
 /// A subject that is up.
-pub(crate) struct Session<'a> {
-    bench: &'a Bench<'a>,
+pub(crate) struct SubjectSession<'a> {
+    bench: &'a TestBench<'a>,
     /// With those of the subject.
     variables: Variables,
     // Fields are dropped in order: the subject before what it depends on.
     /// One, or the nodes of a fleet.
-    nodes: Vec<Program>,
-    helpers: Vec<Program>,
-    pub(crate) scope: Scope,
+    nodes: Vec<ChildProgram>,
+    helpers: Vec<ChildProgram>,
+    pub(crate) scope: CounterScope,
     /// Bytes, before anybody asked it for anything.
     memory_at_start: u64,
     /// Whether a workload has been at it.
@@ -68,15 +68,15 @@ pub(crate) struct Session<'a> {
 
 /// How long to measure and what to tell the workload.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Window {
+pub(crate) struct MeasuredWindow {
     pub(crate) warmup: f64,
     pub(crate) duration: f64,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> TestBench<'a> {
     /// Starts helpers and subject anew and waits until each is ready.
-    pub(crate) fn start(&'a self, subject: &Service) -> Result<Session<'a>, Halt> {
-        let mut scope = Scope::new(self.topology)?;
+    pub(crate) fn start(&'a self, subject: &ServiceSpec) -> Result<SubjectSession<'a>, Halt> {
+        let mut scope = CounterScope::new(self.topology)?;
         scope.delivered_at.clone_from(&self.experiment.workload.delivered_at);
         let mut helpers = Vec::new();
         for helper in &self.experiment.helper {
@@ -97,13 +97,20 @@ impl<'a> Bench<'a> {
             nodes.push(launched);
         }
         let variables = subject.scope(&self.variables)?;
-        let mut session =
-            Session { bench: self, variables, nodes, helpers, scope, memory_at_start: 0, has_worked: false };
+        let mut session = SubjectSession {
+            bench: self,
+            variables,
+            nodes,
+            helpers,
+            scope,
+            memory_at_start: 0,
+            has_worked: false,
+        };
         session.memory_at_start = session.memory();
         Ok(session)
     }
 
-    fn launch(&self, service: &Service) -> Result<Program, Halt> {
+    fn launch(&self, service: &ServiceSpec) -> Result<ChildProgram, Halt> {
         for (name, content) in &service.files {
             let path = self.directory.join(name);
             fs::write(&path, content).map_err(LabError::io(format!("cannot write {}", path.display())))?;
@@ -111,7 +118,7 @@ impl<'a> Bench<'a> {
         let log = self.log(&service.name);
         // A line of the run before must not pass for readiness of this one.
         let _ = fs::remove_file(&log);
-        let mut program = Program::start(&Launch {
+        let mut program = ChildProgram::start(&Launch {
             name: service.name.clone(),
             entry: self.topology.entry(service.namespace.as_deref())?,
             command: service.command.words()?,
@@ -131,7 +138,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-impl Session<'_> {
+impl SubjectSession<'_> {
     /// The first run after a start, thrown away: caches fill, memory is faulted in, connections are learnt.
     pub(crate) fn discard_first(&mut self) -> Result<(), Halt> {
         let seconds = self.bench.experiment.discard;
@@ -152,21 +159,21 @@ impl Session<'_> {
     /// A workload that says nothing in the end need not come to one: it ends when it is dropped.
     fn is_ended_by_us(&self) -> bool {
         let workload = &self.bench.experiment.workload;
-        workload.format == crate::experiment::Format::None && !workload.whole
+        workload.format == crate::experiment::ResultFormat::None && !workload.whole
     }
 
     /// One measured run; figures go into `round`.
     pub(crate) fn measure(
         &mut self,
-        window: Window,
+        window: MeasuredWindow,
         adjust: impl FnOnce(&mut Variables),
         round: &mut Round,
-    ) -> Result<Outcome, Halt> {
+    ) -> Result<WorkloadResult, Halt> {
         self.measure_with(window, adjust, round, |_| Ok(()), |()| {})
     }
 
     /// The same under a tracer, for the table of syscalls; `None` where there is no tracer.
-    pub(crate) fn trace(&mut self, window: Window) -> Result<Option<Vec<Syscall>>, Halt> {
+    pub(crate) fn trace(&mut self, window: MeasuredWindow) -> Result<Option<Vec<Syscall>>, Halt> {
         let mark = self.bench.topology.id().to_owned();
         let directory = self.bench.directory.clone();
         let mut table = None;
@@ -184,19 +191,19 @@ impl Session<'_> {
     /// Measures, with something attached to the subject's processes for the length of the window.
     pub(crate) fn measure_with<T>(
         &mut self,
-        window: Window,
+        window: MeasuredWindow,
         adjust: impl FnOnce(&mut Variables),
         round: &mut Round,
         attach: impl FnOnce(&[u32]) -> Result<T, Halt>,
         detach: impl FnOnce(T),
-    ) -> Result<Outcome, Halt> {
+    ) -> Result<WorkloadResult, Halt> {
         let bench = self.bench;
         let mut variables = self.variables.clone();
         variables.set_window(window.warmup, window.duration);
         adjust(&mut variables);
         self.rest()?;
         let whole = bench.experiment.workload.whole;
-        let before = if whole { Some(Reading::take(&self.scope, u32::MAX)?) } else { None };
+        let before = if whole { Some(CounterReading::take(&self.scope, u32::MAX)?) } else { None };
 
         let (mut workload, result) = self.start_workload(&variables)?;
         let opened = match before {
@@ -204,7 +211,7 @@ impl Session<'_> {
             None => {
                 self.await_flow(&mut workload)?;
                 self.pass(Duration::from_secs_f64(window.warmup), &mut workload)?;
-                Reading::take(&self.scope, workload.pid())?
+                CounterReading::take(&self.scope, workload.pid())?
             }
         };
         let counting = if bench.hardware {
@@ -221,7 +228,7 @@ impl Session<'_> {
             let rest = Duration::from_secs_f64(window.duration).saturating_sub(spent);
             self.pass(rest, &mut workload)?;
         }
-        let closed = Reading::take(&self.scope, workload.pid())?;
+        let closed = CounterReading::take(&self.scope, workload.pid())?;
         // Behind the window: the subject waits while its pages are counted.
         let memory = self.memory();
         detach(attached);
@@ -275,7 +282,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn start_workload(&self, variables: &Variables) -> Result<(Program, PathBuf), Halt> {
+    fn start_workload(&self, variables: &Variables) -> Result<(ChildProgram, PathBuf), Halt> {
         let bench = self.bench;
         let workload = &bench.experiment.workload;
         let on_stdout = workload.result == "stdout";
@@ -290,7 +297,7 @@ impl Session<'_> {
         for (name, value) in &workload.env {
             environment.push((name.clone(), variables.text(value)?));
         }
-        let mut program = Program::start(&Launch {
+        let mut program = ChildProgram::start(&Launch {
             name: "the workload".to_owned(),
             entry: bench.topology.entry(workload.namespace.as_deref())?,
             command: variables.command(&workload.command)?,
@@ -306,7 +313,7 @@ impl Session<'_> {
     }
 
     /// Until the workload's packets arrive; at once on the host, where others' do too.
-    fn await_flow(&mut self, workload: &mut Program) -> Result<(), Halt> {
+    fn await_flow(&mut self, workload: &mut ChildProgram) -> Result<(), Halt> {
         let patience = self.bench.experiment.workload.patience;
         let deadline = Instant::now() + Duration::from_secs_f64(patience);
         let Some(start) = self.scope.arrived()? else { return Ok(()) };
@@ -325,7 +332,7 @@ impl Session<'_> {
     }
 
     /// Lets time pass while everything runs.
-    fn pass(&mut self, time: Duration, workload: &mut Program) -> Result<(), Halt> {
+    fn pass(&mut self, time: Duration, workload: &mut ChildProgram) -> Result<(), Halt> {
         let until = Instant::now() + time;
         loop {
             self.look(workload)?;
@@ -338,7 +345,7 @@ impl Session<'_> {
     }
 
     /// Everything runs and nobody has asked to stop.
-    fn look(&mut self, workload: &mut Program) -> Result<(), Halt> {
+    fn look(&mut self, workload: &mut ChildProgram) -> Result<(), Halt> {
         if self.bench.stop.requested() {
             return Err(Halt::Interrupted);
         }
@@ -355,7 +362,7 @@ impl Session<'_> {
     }
 
     fn check_alive(&mut self) -> Result<(), Halt> {
-        let obituary = |programs: &mut [Program]| {
+        let obituary = |programs: &mut [ChildProgram]| {
             programs.iter_mut().find_map(|program| program.ended().is_some().then(|| program.obituary()))
         };
         if let Some(obituary) = obituary(&mut self.nodes) {
@@ -367,7 +374,7 @@ impl Session<'_> {
         }
     }
 
-    fn await_end(&mut self, workload: &mut Program, expected: f64) -> Result<(), Halt> {
+    fn await_end(&mut self, workload: &mut ChildProgram, expected: f64) -> Result<(), Halt> {
         let stop = self.bench.stop.clone();
         let patience = self.bench.experiment.workload.patience;
         let deadline = Instant::now() + Duration::from_secs_f64(expected + patience);
@@ -390,13 +397,13 @@ impl Session<'_> {
 }
 
 /// Tells the workload to go on for longer: a tracer takes its time to attach.
-pub(crate) fn prolong(variables: &mut Variables, window: Window) {
+pub(crate) fn prolong(variables: &mut Variables, window: MeasuredWindow) {
     variables.set_window(window.warmup, window.duration + ATTACH.as_secs_f64());
 }
 
-fn read_result(experiment: &Experiment, path: &Path) -> Result<Outcome, String> {
-    if experiment.workload.format == crate::experiment::Format::None {
-        return Ok(Outcome::default());
+fn read_result(experiment: &Experiment, path: &Path) -> Result<WorkloadResult, String> {
+    if experiment.workload.format == crate::experiment::ResultFormat::None {
+        return Ok(WorkloadResult::default());
     }
     let text = fs::read_to_string(path).map_err(|error| format!("the workload left no result: {error}"))?;
     result::read(&experiment.workload, &text)

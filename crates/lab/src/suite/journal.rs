@@ -8,19 +8,18 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::Suite;
 use crate::{
-    console::Screen,
+    console::Console,
     environment,
     error::LabError,
     record::{Record, write_whole},
     report,
-    request::{Request, Task},
+    request::{RunRequest, Task},
     run::{
-        compare::{Stage, compare},
+        compare::{RunStage, compare},
         rates,
     },
-    stop::Stop,
+    stop::StopFlag,
 };
 
 /// File name inside the suite's directory.
@@ -28,10 +27,10 @@ const FILE: &str = "suite.json";
 
 /// A suite in its directory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Journal {
+pub(crate) struct SuiteJournal {
     pub(crate) name: String,
     pub(crate) about: String,
-    pub(crate) rows: Vec<Entry>,
+    pub(crate) rows: Vec<JournalRow>,
     /// Where it lies: it may have been moved since.
     #[serde(skip)]
     directory: PathBuf,
@@ -39,7 +38,7 @@ pub(crate) struct Journal {
 
 /// A row and what has become of it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Entry {
+pub(crate) struct JournalRow {
     pub(crate) title: String,
     /// Directory of its record, below that of the suite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -49,14 +48,23 @@ pub(crate) struct Entry {
     pub(crate) failed: Option<String>,
 }
 
-impl Journal {
-    /// Begins `suite` in a directory of its own below `base`, with all that its rows will ask.
-    pub(crate) fn begin(suite: &Suite, requests: &[Request], base: &Path) -> Result<Self, LabError> {
-        let directory = base.join(format!("suite-{}-{}", suite.name, environment::stamp()));
-        let rows =
-            suite.titles().map(|title| Entry { title: title.to_owned(), ..Entry::default() }).collect();
-        let journal = Self { name: suite.name.clone(), about: suite.about.clone(), rows, directory };
-        for (index, request) in requests.iter().enumerate() {
+impl SuiteJournal {
+    /// Begins a suite in a directory of its own below `base`. Each of its rows has a title, and what it will ask.
+    pub(crate) fn begin(
+        name: &str,
+        about: &str,
+        rows: &[(String, RunRequest)],
+        base: &Path,
+    ) -> Result<Self, LabError> {
+        let entry =
+            |(title, _): &(String, RunRequest)| JournalRow { title: title.clone(), ..JournalRow::default() };
+        let journal = Self {
+            name: name.to_owned(),
+            about: about.to_owned(),
+            rows: rows.iter().map(entry).collect(),
+            directory: base.join(format!("suite-{name}-{}", environment::stamp())),
+        };
+        for (index, (_, request)) in rows.iter().enumerate() {
             let place = journal.request_of(index);
             fs::create_dir_all(&place).map_err(LabError::io(format!("cannot make {}", place.display())))?;
             request.save(&place)?;
@@ -86,7 +94,7 @@ impl Journal {
     }
 
     /// The record of a row, where there is one.
-    pub(crate) fn record(&self, entry: &Entry) -> Option<Record> {
+    pub(crate) fn record(&self, entry: &JournalRow) -> Option<Record> {
         Record::load(&self.directory.join(entry.record.as_ref()?)).ok()
     }
 
@@ -107,14 +115,14 @@ impl Journal {
 }
 
 /// Makes the rows that have no record yet, those that failed among them, one after the other. Ends early when `stop` says so.
-pub(crate) fn carry_on(journal: &mut Journal, stop: &Stop) -> Result<(), LabError> {
-    let (screen, of) = (Screen::new(), journal.rows.len());
+pub(crate) fn carry_on(journal: &mut SuiteJournal, stop: &StopFlag) -> Result<(), LabError> {
+    let (screen, of) = (Console::new(), journal.rows.len());
     for index in 0..of {
         if journal.rows[index].record.is_some() || stop.requested() {
             continue;
         }
         screen.note(&format!("row {} of {of}: {}", index + 1, journal.rows[index].title));
-        let request = Request::load(&journal.request_of(index))?;
+        let request = RunRequest::load(&journal.request_of(index))?;
         match make(&request, &journal.directory, stop) {
             Ok(None) => return Ok(()),
             Ok(Some(name)) => {
@@ -133,11 +141,11 @@ pub(crate) fn carry_on(journal: &mut Journal, stop: &Stop) -> Result<(), LabErro
 }
 
 /// The name of a row's record; none if it was interrupted: then it is not whole.
-fn make(request: &Request, base: &Path, stop: &Stop) -> Result<Option<String>, LabError> {
-    let stage = Stage::set(request, base, stop.clone())?;
+fn make(request: &RunRequest, base: &Path, stop: &StopFlag) -> Result<Option<String>, LabError> {
+    let stage = RunStage::set(request, base, stop.clone())?;
     let record = match &request.task {
-        Task::Rates { plan, rounds } => rates::run(request, &stage, &Screen::new(), plan, *rounds)?,
-        Task::Compare | Task::Profile => compare(request, &stage, &Screen::new())?,
+        Task::Rates { plan, rounds } => rates::run(request, &stage, &Console::new(), plan, *rounds)?,
+        Task::Compare | Task::Profile => compare(request, &stage, &Console::new())?,
     };
     if record.interrupted {
         return Ok(None);

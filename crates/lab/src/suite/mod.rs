@@ -10,17 +10,16 @@ use serde::Deserialize;
 use turnpike_strict::Document;
 
 pub(crate) use self::{
-    journal::{Journal, carry_on},
-    table::Table,
+    journal::{SuiteJournal, carry_on},
+    table::SuiteTable,
 };
 use crate::{
     builtin_experiments::EXPERIMENTS,
     error::LabError,
     experiment::plain,
-    request::{Changes, Request, Task, Variant},
-    run::rates::Plan,
-    search::Settings,
-    thresholds::Bar,
+    record::Threshold,
+    request::{Overrides, RunRequest, Task, Variant},
+    search::{RatePlan, SearchOptions},
     topology::spec::is_plain,
 };
 
@@ -31,7 +30,7 @@ pub(crate) struct Suite {
     /// One sentence above its table.
     #[serde(default)]
     pub(crate) about: String,
-    row: Vec<Row>,
+    row: Vec<SuiteRow>,
     /// Where its experiments are looked for.
     #[serde(skip)]
     experiments: std::path::PathBuf,
@@ -40,7 +39,7 @@ pub(crate) struct Suite {
 /// An experiment of a suite.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Row {
+struct SuiteRow {
     /// As it stands in the table.
     title: String,
     /// File, or name.
@@ -50,43 +49,12 @@ struct Row {
     set: BTreeMap<String, toml::Value>,
     topology: Option<String>,
     /// The highest rate is searched, in place of a comparison at one rate.
-    find_max: Option<FindMax>,
+    find_max: Option<SearchOptions>,
     /// In place of the experiment's.
     #[serde(default)]
-    must: Vec<Bar>,
+    must: Vec<Threshold>,
     #[serde(default)]
-    aim: Vec<Bar>,
-}
-
-/// What is searched, as `lab find-max` has it on its command line.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FindMax {
-    min: u64,
-    max: u64,
-    /// Percent.
-    loss: f64,
-    /// Percent of the rate.
-    #[serde(default = "three")]
-    width: f64,
-    /// Seconds of a trial of the last phase.
-    #[serde(default = "three")]
-    trial: f64,
-    /// What comes later than this, 99th percentile, counts as lost.
-    max_p99_us: Option<f64>,
-    /// How late the generator may be, 99th percentile: less than what is allowed to the subject.
-    max_late_us: Option<f64>,
-}
-
-fn three() -> f64 {
-    3.0
-}
-
-impl FindMax {
-    fn settings(&self) -> Result<Settings, String> {
-        let settings = Settings::of(self.min, self.max, self.width, self.trial, &[self.loss])?;
-        Ok(Settings { max_p99_us: self.max_p99_us, ..settings })
-    }
+    aim: Vec<Threshold>,
 }
 
 impl Suite {
@@ -104,7 +72,7 @@ impl Suite {
 
     /// The same without the rows in whose title or experiment none of `texts` stands; all of them if there are no texts.
     pub(crate) fn only(mut self, texts: &[String]) -> Result<Self, LabError> {
-        let has = |row: &Row, text: &String| row.title.contains(text) || row.experiment.contains(text);
+        let has = |row: &SuiteRow, text: &String| row.title.contains(text) || row.experiment.contains(text);
         self.row.retain(|row| texts.is_empty() || texts.iter().any(|text| has(row, text)));
         if self.row.is_empty() {
             return Err(LabError::usage(format!("--only: no row of suite {} has that text", self.name)));
@@ -112,34 +80,30 @@ impl Suite {
         Ok(self)
     }
 
-    /// One request a row, all of them checked. `set` and `topology` are for every row.
+    /// Title and request of each row, all of them checked. `set` and `topology` are for every row.
     pub(crate) fn requests(
         &self,
-        changes: &Changes,
+        changes: &Overrides,
         set: &[String],
         topology: Option<&str>,
-    ) -> Result<Vec<Request>, LabError> {
+    ) -> Result<Vec<(String, RunRequest)>, LabError> {
         let (mut requests, mut mistakes) = (Vec::new(), Vec::new());
         for row in &self.row {
             match self.request(row, changes, set, topology) {
-                Ok(request) => requests.push(request),
+                Ok(request) => requests.push((row.title.clone(), request)),
                 Err(error) => mistakes.push(format!("row \"{}\": {error}", row.title)),
             }
         }
         if mistakes.is_empty() { Ok(requests) } else { Err(LabError::usage(mistakes.join("\n"))) }
     }
 
-    pub(crate) fn titles(&self) -> impl Iterator<Item = &str> {
-        self.row.iter().map(|row| row.title.as_str())
-    }
-
     fn request(
         &self,
-        row: &Row,
-        changes: &Changes,
+        row: &SuiteRow,
+        changes: &Overrides,
         set: &[String],
         topology: Option<&str>,
-    ) -> Result<Request, LabError> {
+    ) -> Result<RunRequest, LabError> {
         let text = EXPERIMENTS.find(Path::new(&row.experiment), &self.experiments)?;
         let values = row.set.iter().map(|(name, value)| format!("{name}={}", plain(value)));
         let values: Vec<String> = values.chain(set.iter().cloned()).collect();
@@ -149,13 +113,13 @@ impl Suite {
             aim: row.aim.clone(),
         };
         let max_late_us = changes.max_late_us.or(row.find_max.as_ref().and_then(|search| search.max_late_us));
-        let changes = Changes { max_late_us, ..changes.clone() };
-        let mut requests = Request::of(text, &changes, &variant, &values)?;
+        let changes = Overrides { max_late_us, ..changes.clone() };
+        let mut requests = RunRequest::of(text, &changes, &variant, &values)?;
         match requests.len() {
             1 => {
                 let mut request = requests.remove(0);
                 if let Some(search) = &row.find_max {
-                    let plan = Plan::FindMax(search.settings().map_err(LabError::usage)?);
+                    let plan = RatePlan::FindMax(search.settings().map_err(LabError::usage)?);
                     let rounds = request.experiment()?.rounds;
                     request.task = Task::Rates { plan, rounds };
                 }
@@ -185,7 +149,7 @@ impl Suite {
                     }
                 }
             }
-            if let Some(Err(mistake)) = row.find_max.as_ref().map(FindMax::settings) {
+            if let Some(Err(mistake)) = row.find_max.as_ref().map(SearchOptions::settings) {
                 document.problem(&format!("row[{index}].find_max"), mistake);
             }
             if self.row[..index].iter().any(|other| other.title == row.title) {
@@ -238,13 +202,13 @@ mod tests {
         };
         let suite =
             row("{ min = 10, max = 500, loss = 0.1, max_p99_us = 20000, max_late_us = 5000 }").unwrap();
-        let changes = Changes { rounds: Some(7), ..Changes::default() };
+        let changes = Overrides { rounds: Some(7), ..Overrides::default() };
         let requests = suite.requests(&changes, &[], None).unwrap();
-        let Task::Rates { plan: Plan::FindMax(settings), rounds: 7 } = &requests[0].task else {
-            panic!("{:?}", requests[0].task)
+        let Task::Rates { plan: RatePlan::FindMax(settings), rounds: 7 } = &requests[0].1.task else {
+            panic!("{:?}", requests[0].1.task)
         };
         assert_eq!((settings.min_pps, settings.max_pps, &settings.goals[..]), (10, 500, &[0.001][..]));
-        assert_eq!(requests[0].changes.max_late_us, Some(5_000.0));
+        assert_eq!(requests[0].1.changes.max_late_us, Some(5_000.0));
         assert_eq!((settings.max_p99_us, settings.width, settings.long_s), (Some(20_000.0), 0.03, 3.0));
         let told = row("{ min = 10, max = 5, loss = 0.1 }").unwrap_err().to_string();
         assert!(told.contains("s.toml:6:12: min 10 and max 5: expected 0 < min < max"), "{told}");
@@ -258,17 +222,17 @@ mod tests {
         let text = "name = 's'\n[[row]]\ntitle = 'eight'\nexperiment = 'x'\nset = { clients = 8 }\n\
             must = [{ metric = 'delivered_pps', at_least = 2 }]\n[[row]]\ntitle = 'all'\nexperiment = 'x'\n";
         let suite = Suite::parse(&directory.at("s.toml"), text).unwrap();
-        let told = suite.requests(&Changes::default(), &[], None).unwrap_err().to_string();
+        let told = suite.requests(&Overrides::default(), &[], None).unwrap_err().to_string();
         assert_eq!(told, "row \"all\": x sweeps 2 points: set what it sweeps");
         let suite = suite.only(&["eig".to_owned()]).unwrap();
-        let [request] = &suite.requests(&Changes::default(), &[], None).unwrap()[..] else {
+        let [(_, request)] = &suite.requests(&Overrides::default(), &[], None).unwrap()[..] else {
             panic!("one row")
         };
         assert_eq!(request.point["clients"], "8");
         assert_eq!(request.experiment().unwrap().must[0].at_least, Some(2.0));
         assert!(suite.clone().only(&["nine".to_owned()]).is_err());
         // What is said for every row wins.
-        let set = suite.requests(&Changes::default(), &["clients=3".to_owned()], Some("veth")).unwrap();
-        assert_eq!((&*set[0].point["clients"], &*set[0].experiment().unwrap().topology), ("3", "veth"));
+        let set = suite.requests(&Overrides::default(), &["clients=3".to_owned()], Some("veth")).unwrap();
+        assert_eq!((&*set[0].1.point["clients"], &*set[0].1.experiment().unwrap().topology), ("3", "veth"));
     }
 }

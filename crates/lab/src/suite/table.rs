@@ -2,19 +2,19 @@
 
 use std::{fmt::Write as _, iter};
 
-use super::Journal;
+use super::journal::SuiteJournal;
 use crate::{
     builds, metric,
     record::Record,
     report, stats,
-    thresholds::{Kind, Standing, hardest},
+    thresholds::{ThresholdKind, ThresholdOutcome, hardest},
 };
 
 #[derive(Default)]
-pub(crate) struct Table {
+pub(crate) struct SuiteTable {
     /// Names of all subjects of all rows, in the order in which they come.
     subjects: Vec<String>,
-    lines: Vec<Line>,
+    lines: Vec<SuiteLine>,
     /// Where the figures come from, in sentences.
     origin: Vec<String>,
     /// `must` bars that are missed.
@@ -25,7 +25,7 @@ pub(crate) struct Table {
     missed_aims: usize,
 }
 
-struct Line {
+struct SuiteLine {
     title: String,
     figure: String,
     /// Median of each subject.
@@ -35,8 +35,8 @@ struct Line {
     verdict: String,
 }
 
-impl Table {
-    pub(crate) fn of(journal: &Journal) -> Self {
+impl SuiteTable {
+    pub(crate) fn of(journal: &SuiteJournal) -> Self {
         let records: Vec<Option<Record>> = journal.rows.iter().map(|entry| journal.record(entry)).collect();
         let mut table = Self::default();
         for subject in records.iter().flatten().flat_map(|record| &record.experiment.subjects) {
@@ -54,7 +54,7 @@ impl Table {
                     );
                     let medians = table.subjects.iter().map(|_| dash()).collect();
                     let title = entry.title.clone();
-                    table.lines.push(Line {
+                    table.lines.push(SuiteLine {
                         title,
                         figure: dash(),
                         medians,
@@ -73,10 +73,10 @@ impl Table {
         let bars = hardest(record);
         for held in &bars {
             match (&held.standing, held.kind) {
-                (Standing::Met, _) => self.met += 1,
-                (Standing::Missed, Kind::Must) => self.missed += 1,
-                (Standing::Missed, Kind::Aim) => self.missed_aims += 1,
-                (Standing::Undecided(_), _) => self.undecided += 1,
+                (ThresholdOutcome::Met, _) => self.met += 1,
+                (ThresholdOutcome::Missed, ThresholdKind::Must) => self.missed += 1,
+                (ThresholdOutcome::Missed, ThresholdKind::Aim) => self.missed_aims += 1,
+                (ThresholdOutcome::Undecided(_), _) => self.undecided += 1,
             }
             let whom = match (&held.against, &held.bar.against) {
                 (None, _) => format!(" of {}", held.subject),
@@ -86,20 +86,22 @@ impl Table {
                 (Some(against), _) => format!(" {against}"),
             };
             let told = match &held.standing {
-                Standing::Missed => "**missed**".to_owned(),
+                ThresholdOutcome::Missed => "**missed**".to_owned(),
                 other => shortened(&other.to_string()),
             };
             let figure = held.figure_in_words().unwrap_or_else(dash);
             let bar = format!("{} {}{whom}", held.kind, held.bar);
             // Several bars for one figure share its line.
-            let same = |line: &&mut Line| {
+            let same = |line: &&mut SuiteLine| {
                 line.title == title && line.figure == held.bar.metric && line.ratio == figure
             };
             match self.lines.iter_mut().find(same) {
                 Some(line) => {
                     line.bar += &format!("; {bar}");
                     // Why it is not decidable is said once.
-                    if line.verdict != told || matches!(held.standing, Standing::Met | Standing::Missed) {
+                    if line.verdict != told
+                        || matches!(held.standing, ThresholdOutcome::Met | ThresholdOutcome::Missed)
+                    {
                         line.verdict += &format!("; {told}");
                     }
                 }
@@ -134,7 +136,7 @@ impl Table {
         let median = |subject: &String| {
             stats::median(&record.values(subject, name)).map_or_else(dash, |value| metric::show(name, value))
         };
-        self.lines.push(Line {
+        self.lines.push(SuiteLine {
             title: title.to_owned(),
             figure: name.to_owned(),
             medians: self.subjects.iter().map(median).collect(),
@@ -166,7 +168,7 @@ impl Table {
         let plain =
             |cells: Vec<String>| cells.into_iter().map(|cell| cell.replace("**", "")).collect::<Vec<_>>();
         let rows: Vec<Vec<String>> =
-            iter::once(self.head()).chain(self.lines.iter().map(Line::cells)).map(plain).collect();
+            iter::once(self.head()).chain(self.lines.iter().map(SuiteLine::cells)).map(plain).collect();
         let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
         let mut text = String::new();
@@ -195,7 +197,7 @@ impl Table {
     }
 }
 
-impl Line {
+impl SuiteLine {
     fn cells(&self) -> Vec<String> {
         let first = [self.title.clone(), self.figure.clone()].into_iter();
         let last = [self.ratio.clone(), self.bar.clone(), self.verdict.clone()];
@@ -264,17 +266,20 @@ fn dash() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{record::tests::record, thresholds::Bar};
+    use crate::record::{Threshold, tests::record};
 
-    fn table() -> Table {
-        let mut table = Table {
+    fn table() -> SuiteTable {
+        let mut table = SuiteTable {
             subjects: vec!["old".to_owned(), "new".to_owned()],
             origin: vec!["Somewhere.".to_owned()],
-            ..Table::default()
+            ..SuiteTable::default()
         };
         let mut judged = record("packets_per_busy_s", &[(100.0, 100.1, 150.0); 8]);
-        let bar =
-            |limit| Bar { metric: "packets_per_busy_s".to_owned(), at_least: Some(limit), ..Bar::default() };
+        let bar = |limit| Threshold {
+            metric: "packets_per_busy_s".to_owned(),
+            at_least: Some(limit),
+            ..Threshold::default()
+        };
         judged.experiment.must = vec![bar(1.2), bar(2.0)];
         judged.experiment.aim = vec![bar(3.0)];
         table.add("many | thin", &judged);

@@ -26,7 +26,7 @@ use turnpike_strict::hint;
 use self::{
     guardian::Guardian,
     spec::{Namespace, Spec},
-    state::{Identity, SpaceState, State},
+    state::{ProcessIdentity, SpaceState, TopologyState},
 };
 use crate::{
     error::LabError,
@@ -42,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A set of namespaces, or none (the host alone).
 #[derive(Debug)]
 pub(crate) struct Topology {
-    state: State,
+    state: TopologyState,
     /// Names for addresses in commands, see [`Spec::addresses`].
     pub(crate) addresses: BTreeMap<String, String>,
     /// By `NAMESPACE/DEVICE`.
@@ -56,7 +56,7 @@ pub(crate) struct Topology {
 impl Topology {
     /// Makes the namespaces of `spec`, to be kept until [`down`].
     pub(crate) fn up(spec: &Spec, id: &str) -> Result<Self, LabError> {
-        if let Some(state) = State::load(id)?
+        if let Some(state) = TopologyState::load(id)?
             && !state.is_stale()
         {
             return Err(LabError::usage(format!(
@@ -80,7 +80,8 @@ impl Topology {
         // Several runs of one process (tests) must not share their namespaces.
         static RUNS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let run = RUNS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let mut lab = Self::new(&format!("{}.{run}", std::process::id()), Identity::of(std::process::id()));
+        let mut lab =
+            Self::new(&format!("{}.{run}", std::process::id()), ProcessIdentity::of(std::process::id()));
         let spaces = spec.map_or(&[][..], |spec| &spec.namespace);
         let names: Vec<String> = if userns::is_root() {
             spaces.iter().map(|space| lab.netns_name(&space.name)).collect()
@@ -97,7 +98,7 @@ impl Topology {
 
     /// The topology that `lab up` made.
     pub(crate) fn find(id: &str) -> Result<Self, LabError> {
-        match State::load(id)? {
+        match TopologyState::load(id)? {
             Some(state) if state.is_whole() => Ok(Self {
                 state,
                 addresses: BTreeMap::new(),
@@ -109,9 +110,13 @@ impl Topology {
         }
     }
 
-    fn new(id: &str, owner: Option<Identity>) -> Self {
-        let state =
-            State { id: id.to_owned(), owner, user_namespace: !userns::is_root(), spaces: Vec::new() };
+    fn new(id: &str, owner: Option<ProcessIdentity>) -> Self {
+        let state = TopologyState {
+            id: id.to_owned(),
+            owner,
+            user_namespace: !userns::is_root(),
+            spaces: Vec::new(),
+        };
         Self {
             state,
             addresses: BTreeMap::new(),
@@ -258,7 +263,7 @@ impl Topology {
             .map_err(LabError::io("cannot start `sleep`"))?
             .id();
         let identity =
-            Identity::of(anchor).ok_or_else(|| LabError::failed("an anchor process died at once"))?;
+            ProcessIdentity::of(anchor).ok_or_else(|| LabError::failed("an anchor process died at once"))?;
         self.state.spaces.push(SpaceState { name: space.name.clone(), anchor: identity, netns });
         self.state.save()?;
         let deadline = Instant::now() + PATIENCE;
@@ -313,7 +318,7 @@ impl Drop for Topology {
 /// Ends the topology of that id, if there is one, and all that have lost their owner; how many it ended.
 pub(crate) fn down(id: &str) -> Result<usize, LabError> {
     let mut ended = 0;
-    if let Some(state) = State::load(id)? {
+    if let Some(state) = TopologyState::load(id)? {
         remove(&state)?;
         ended += 1;
     }
@@ -325,13 +330,14 @@ pub(crate) fn remove_stale() -> Result<usize, LabError> {
     // Names before states: another lab writes its state first, so whatever has a name by now has a state, too.
     let named = userns::is_root() && tools::find("ip").is_some();
     let names = if named { netns_names()? } else { Vec::new() };
-    let (stale, alive): (Vec<State>, Vec<State>) = state::all()?.into_iter().partition(State::is_stale);
+    let (stale, alive): (Vec<TopologyState>, Vec<TopologyState>) =
+        state::all()?.into_iter().partition(TopologyState::is_stale);
     for state in &stale {
         remove(state)?;
     }
     let mut removed = stale.len();
     for name in names {
-        let belongs_to = |state: &State| name.starts_with(&format!("{FAMILY}{}-", state.id));
+        let belongs_to = |state: &TopologyState| name.starts_with(&format!("{FAMILY}{}-", state.id));
         if !alive.iter().any(belongs_to) {
             remove_netns(&name)?;
             removed += usize::from(!stale.iter().any(belongs_to));
@@ -340,7 +346,7 @@ pub(crate) fn remove_stale() -> Result<usize, LabError> {
     Ok(removed)
 }
 
-fn remove(state: &State) -> Result<(), LabError> {
+fn remove(state: &TopologyState) -> Result<(), LabError> {
     program::sweep(&state.id);
     if userns::is_root() && tools::find("ip").is_some() {
         // By name, not from the list: it may have died between making one and noting it.

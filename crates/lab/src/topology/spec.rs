@@ -14,34 +14,38 @@ use crate::error::LabError;
 
 /// The topologies that need no file, by name; the first is the one that is used when nobody names another. What stands last holds
 /// instead of what the text says.
-const KNOWN: [(&str, &str, &[Change]); 8] = [
+const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
     ("veth", include_str!("veth.toml"), &[]),
     ("wire", WIRE, &[]),
     // Most network cards have no UDP segmentation: the kernel cuts super-packets before they reach the device.
-    ("wire-without-uso", WIRE, &[Change::Offload("relay", "tx-udp-segmentation", false)]),
+    ("wire-without-uso", WIRE, &[LinkChange::Offload("relay", "tx-udp-segmentation", false)]),
     // XDP sees what is in a packet, and there a veth's own checksums are not. They cost the relay more here than a card that verifies.
-    ("wire-with-sums", WIRE, &[Change::Offload("client", "tx", false), Change::Offload("peer", "tx", false)]),
+    (
+        "wire-with-sums",
+        WIRE,
+        &[LinkChange::Offload("client", "tx", false), LinkChange::Offload("peer", "tx", false)],
+    ),
     // As a network card does that is told to interrupt its CPU less often.
     (
         "wire-mitigated",
         WIRE,
-        &[Change::Mitigation("relay", Mitigation { gro_flush_timeout_us: 100, napi_defer_hard_irqs: 2 })],
+        &[LinkChange::Mitigation("relay", Mitigation { gro_flush_timeout_us: 100, napi_defer_hard_irqs: 2 })],
     ),
     // Waking up the far ends is then not the relay's work, as it is nobody's on a wire.
     (
         "wire-far-mitigated",
         WIRE,
-        &[Change::Mitigation("client", FAR_MITIGATION), Change::Mitigation("peer", FAR_MITIGATION)],
+        &[LinkChange::Mitigation("client", FAR_MITIGATION), LinkChange::Mitigation("peer", FAR_MITIGATION)],
     ),
     // Nor does any packet come from a wire whose checksum somebody is still to add.
     (
         "wire-far-mitigated-with-sums",
         WIRE,
         &[
-            Change::Mitigation("client", FAR_MITIGATION),
-            Change::Mitigation("peer", FAR_MITIGATION),
-            Change::Offload("client", "tx", false),
-            Change::Offload("peer", "tx", false),
+            LinkChange::Mitigation("client", FAR_MITIGATION),
+            LinkChange::Mitigation("peer", FAR_MITIGATION),
+            LinkChange::Offload("client", "tx", false),
+            LinkChange::Offload("peer", "tx", false),
         ],
     ),
     ("fleet", include_str!("fleet.toml"), &[]),
@@ -50,12 +54,12 @@ const FAR_MITIGATION: Mitigation = Mitigation { gro_flush_timeout_us: 200, napi_
 const WIRE: &str = include_str!("wire.toml");
 
 /// Of the devices of a namespace.
-enum Change {
+enum LinkChange {
     Offload(&'static str, &'static str, bool),
     Mitigation(&'static str, Mitigation),
 }
 
-impl Change {
+impl LinkChange {
     fn apply(&self, spec: &mut Spec) {
         let (Self::Offload(namespace, ..) | Self::Mitigation(namespace, _)) = self;
         let ends = spec.link.iter_mut().flat_map(|link| &mut link.ends);
@@ -73,7 +77,7 @@ impl Change {
 pub(crate) struct Spec {
     pub(crate) namespace: Vec<Namespace>,
     #[serde(default)]
-    pub(crate) link: Vec<Link>,
+    pub(crate) link: Vec<VethLink>,
     /// `ethtool -K` names, applied to every device.
     #[serde(default)]
     pub(crate) offloads: BTreeMap<String, bool>,
@@ -102,15 +106,15 @@ pub(crate) struct Namespace {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Link {
-    pub(crate) ends: [End; 2],
+pub(crate) struct VethLink {
+    pub(crate) ends: [VethEnd; 2],
     #[serde(default = "ethernet")]
     pub(crate) mtu: u32,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct End {
+pub(crate) struct VethEnd {
     pub(crate) namespace: String,
     pub(crate) device: String,
     /// `ADDRESS/PREFIX`.
@@ -212,7 +216,7 @@ impl Spec {
         }
     }
 
-    pub(crate) fn ends(&self) -> impl Iterator<Item = &End> {
+    pub(crate) fn ends(&self) -> impl Iterator<Item = &VethEnd> {
         self.link.iter().flat_map(|link| &link.ends)
     }
 
@@ -244,7 +248,7 @@ impl Spec {
     }
 }
 
-fn check_end(end: &End, path: &str, names: &BTreeSet<&str>, document: &mut Document) {
+fn check_end(end: &VethEnd, path: &str, names: &BTreeSet<&str>, document: &mut Document) {
     if !names.contains(end.namespace.as_str()) {
         let hint = match nearest(&end.namespace, names.iter().copied()) {
             Some(meant) => format!("; did you mean \"{meant}\"?"),
@@ -290,7 +294,7 @@ pub(crate) fn is_plain(name: &str, longest: usize) -> bool {
         && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
 }
 
-impl End {
+impl VethEnd {
     /// What its device shall have, by the names of `ethtool -K`.
     pub(crate) fn wanted(&self, all: &BTreeMap<String, bool>) -> BTreeMap<String, bool> {
         let mut wanted = all.clone();

@@ -2,22 +2,21 @@
 //! whatever a crash leaves is found.
 
 use std::{
-    env, fs,
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    fs,
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 
-use super::userns;
+use super::userns::directory;
 use crate::{error::LabError, program::birth};
 
 /// A topology as far as it has been made.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct State {
+pub(crate) struct TopologyState {
     pub(crate) id: String,
     /// The process without which it is stale; `None` for `lab up`, which lives until `lab down`.
-    pub(crate) owner: Option<Identity>,
+    pub(crate) owner: Option<ProcessIdentity>,
     /// Whether its namespaces belong to a user namespace, which must be entered first.
     pub(crate) user_namespace: bool,
     pub(crate) spaces: Vec<SpaceState>,
@@ -27,20 +26,20 @@ pub(crate) struct State {
 pub(crate) struct SpaceState {
     pub(crate) name: String,
     /// A process that sleeps in the namespace as long as it exists.
-    pub(crate) anchor: Identity,
+    pub(crate) anchor: ProcessIdentity,
     /// The name that `ip netns` knows, as root.
     pub(crate) netns: Option<String>,
 }
 
 /// A process: a pid alone is reused sooner or later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Identity {
+pub(crate) struct ProcessIdentity {
     pub(crate) pid: u32,
     /// Clock ticks from boot to its start.
     pub(crate) birth: u64,
 }
 
-impl Identity {
+impl ProcessIdentity {
     pub(crate) fn of(pid: u32) -> Option<Self> {
         birth(pid).map(|birth| Self { pid, birth })
     }
@@ -50,7 +49,7 @@ impl Identity {
     }
 }
 
-impl State {
+impl TopologyState {
     pub(crate) fn save(&self) -> Result<(), LabError> {
         let path = path_of(&self.id)?;
         // Renamed into place: a reader never sees half a file.
@@ -87,7 +86,7 @@ impl State {
 }
 
 /// All topologies of this user.
-pub(crate) fn all() -> Result<Vec<State>, LabError> {
+pub(crate) fn all() -> Result<Vec<TopologyState>, LabError> {
     let directory = directory()?;
     let entries =
         fs::read_dir(&directory).map_err(LabError::io(format!("cannot read {}", directory.display())))?;
@@ -103,28 +102,9 @@ pub(crate) fn path_of(id: &str) -> Result<PathBuf, LabError> {
     Ok(directory()?.join(format!("{id}.json")))
 }
 
-fn read(path: &Path) -> Option<State> {
+fn read(path: &Path) -> Option<TopologyState> {
     // Unreadable state is none; its namespaces are still found by name and its processes by their mark.
     serde_json::from_str(&fs::read_to_string(path).ok()?).ok()
-}
-
-/// Made if missing, for this user alone.
-pub(crate) fn directory() -> Result<PathBuf, LabError> {
-    let directory = match userns::inherited_directory() {
-        Some(directory) => directory,
-        None if userns::is_root() => PathBuf::from("/run/turnpike-lab"),
-        None => match env::var_os("XDG_RUNTIME_DIR") {
-            Some(runtime) => PathBuf::from(runtime).join("turnpike-lab"),
-            None => env::temp_dir().join(format!("turnpike-lab-{}", userns::uid())),
-        },
-    };
-    let cannot = || LabError::io(format!("cannot use {} for the lab's state", directory.display()));
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(cannot())?;
-    // In a shared /tmp somebody else could have been first.
-    if fs::metadata(&directory).map_err(cannot())?.uid() != userns::uid() {
-        return Err(LabError::usage(format!("{} belongs to another user: remove it", directory.display())));
-    }
-    Ok(directory)
 }
 
 #[cfg(test)]
@@ -133,21 +113,24 @@ mod tests {
 
     #[test]
     fn a_topology_is_stale_once_its_owner_is_gone() {
-        let me = Identity::of(std::process::id()).unwrap();
-        let alive = State { owner: Some(me), ..State::default() };
+        let me = ProcessIdentity::of(std::process::id()).unwrap();
+        let alive = TopologyState { owner: Some(me), ..TopologyState::default() };
         assert!(!alive.is_stale());
-        let reused = State { owner: Some(Identity { birth: me.birth + 1, ..me }), ..State::default() };
+        let reused = TopologyState {
+            owner: Some(ProcessIdentity { birth: me.birth + 1, ..me }),
+            ..TopologyState::default()
+        };
         assert!(reused.is_stale(), "the pid now belongs to another process");
     }
 
     #[test]
     fn a_topology_without_owner_lives_as_long_as_its_anchors() {
-        let me = Identity::of(std::process::id()).unwrap();
+        let me = ProcessIdentity::of(std::process::id()).unwrap();
         let space = SpaceState { name: "a".to_owned(), anchor: me, netns: None };
-        let mut state = State { spaces: vec![space.clone()], ..State::default() };
+        let mut state = TopologyState { spaces: vec![space.clone()], ..TopologyState::default() };
         assert!(!state.is_stale());
-        state.spaces.push(SpaceState { anchor: Identity { pid: u32::MAX, birth: 1 }, ..space });
+        state.spaces.push(SpaceState { anchor: ProcessIdentity { pid: u32::MAX, birth: 1 }, ..space });
         assert!(state.is_stale());
-        assert!(State::default().is_stale(), "it was interrupted before it had a namespace");
+        assert!(TopologyState::default().is_stale(), "it was interrupted before it had a namespace");
     }
 }

@@ -2,12 +2,14 @@
 
 use std::{
     env, fs,
-    os::unix::{fs::MetadataExt, process::CommandExt},
+    os::unix::{
+        fs::{DirBuilderExt, MetadataExt},
+        process::CommandExt,
+    },
     path::PathBuf,
     process::{Command, Stdio},
 };
 
-use super::state;
 use crate::{error::LabError, tools};
 
 /// Set in the inner process, to the outer one's state directory; named as [`crate::program::MARK`] is, for what is
@@ -41,7 +43,7 @@ pub(crate) fn enter_if_needed() -> Result<(), LabError> {
         .args(["-Ur", "--"])
         .arg(program)
         .args(env::args_os().skip(1))
-        .env(INSIDE, state::directory()?)
+        .env(INSIDE, directory()?)
         .exec();
     Err(LabError::failed(format!("cannot start `unshare`: {error}")))
 }
@@ -59,6 +61,25 @@ fn can_make_namespaces() -> Result<(), LabError> {
 /// Inside the user namespace: where the outer process keeps its state.
 pub(crate) fn inherited_directory() -> Option<PathBuf> {
     env::var_os(INSIDE).map(PathBuf::from)
+}
+
+/// Directory of the state of all topologies, made if missing, for this user alone.
+pub(crate) fn directory() -> Result<PathBuf, LabError> {
+    let directory = match inherited_directory() {
+        Some(directory) => directory,
+        None if is_root() => PathBuf::from("/run/turnpike-lab"),
+        None => match env::var_os("XDG_RUNTIME_DIR") {
+            Some(runtime) => PathBuf::from(runtime).join("turnpike-lab"),
+            None => env::temp_dir().join(format!("turnpike-lab-{}", uid())),
+        },
+    };
+    let cannot = || LabError::io(format!("cannot use {} for the lab's state", directory.display()));
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(cannot())?;
+    // In a shared /tmp somebody else could have been first.
+    if fs::metadata(&directory).map_err(cannot())?.uid() != uid() {
+        return Err(LabError::usage(format!("{} belongs to another user: remove it", directory.display())));
+    }
+    Ok(directory)
 }
 
 /// Root of the machine (or of a container), not of our own user namespace.

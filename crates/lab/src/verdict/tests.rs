@@ -10,16 +10,16 @@ fn steady(metric: &str, rounds: usize, ratio: f64, noise: f64) -> Record {
     record(metric, &values)
 }
 
-fn reasons(verdict: &MetricVerdict) -> &[Reason] {
+fn reasons(verdict: &MetricVerdict) -> &[VerdictReason] {
     match &verdict.outcome {
-        Outcome::CannotTell { reasons, .. } => reasons,
+        Conclusion::CannotTell { reasons, .. } => reasons,
         other => panic!("a verdict: {other}"),
     }
 }
 
 fn rounds_needed(verdict: &MetricVerdict) -> Option<u32> {
     match &verdict.outcome {
-        Outcome::CannotTell { rounds, .. } => *rounds,
+        Conclusion::CannotTell { rounds, .. } => *rounds,
         other => panic!("a verdict: {other}"),
     }
 }
@@ -27,12 +27,12 @@ fn rounds_needed(verdict: &MetricVerdict) -> Option<u32> {
 #[test]
 fn more_packets_per_cpu_second_are_faster_and_more_cpu_per_packet_is_slower() {
     for (metric, ratio, outcome, gain) in [
-        (PACKETS_PER_CPU_S, 1.25, Outcome::Faster, 1.25),
-        (PACKETS_PER_CPU_S, 0.8, Outcome::Slower, 0.8),
-        (CPU_US_PER_PACKET, 1.25, Outcome::Slower, 0.8),
-        (CPU_US_PER_PACKET, 0.8, Outcome::Faster, 1.25),
-        ("batch_occupancy", 1.25, Outcome::Higher, 1.25),
-        ("batch_occupancy", 0.8, Outcome::Lower, 0.8),
+        (PACKETS_PER_CPU_S, 1.25, Conclusion::Faster, 1.25),
+        (PACKETS_PER_CPU_S, 0.8, Conclusion::Slower, 0.8),
+        (CPU_US_PER_PACKET, 1.25, Conclusion::Slower, 0.8),
+        (CPU_US_PER_PACKET, 0.8, Conclusion::Faster, 1.25),
+        ("batch_occupancy", 1.25, Conclusion::Higher, 1.25),
+        ("batch_occupancy", 0.8, Conclusion::Lower, 0.8),
     ] {
         let verdict = judge(&steady(metric, 8, ratio, 0.01), "new", metric);
         assert_eq!(verdict.outcome, outcome, "{verdict}");
@@ -43,13 +43,13 @@ fn more_packets_per_cpu_second_are_faster_and_more_cpu_per_packet_is_slower() {
 #[test]
 fn equal_subjects_show_no_difference_once_it_would_have_been_seen() {
     let verdict = judge(&steady(PACKETS_PER_CPU_S, 8, 1.0, 0.02), "new", PACKETS_PER_CPU_S);
-    assert_eq!(verdict.outcome, Outcome::NoDifference, "{verdict}");
+    assert_eq!(verdict.outcome, Conclusion::NoDifference, "{verdict}");
 }
 
 #[test]
 fn noise_above_the_resolution_cannot_tell_and_says_how_many_rounds_would() {
     let verdict = judge(&steady(PACKETS_PER_CPU_S, 8, 1.0, 0.2), "new", PACKETS_PER_CPU_S);
-    assert!(matches!(reasons(&verdict), [Reason::TooNoisy { .. }]), "{verdict}");
+    assert!(matches!(reasons(&verdict), [VerdictReason::TooNoisy { .. }]), "{verdict}");
     let needed = rounds_needed(&verdict).unwrap();
     assert!((30..300).contains(&needed), "{verdict}");
     assert!(verdict.to_string().contains(&format!("cannot tell, needs about {needed} rounds")), "{verdict}");
@@ -58,7 +58,7 @@ fn noise_above_the_resolution_cannot_tell_and_says_how_many_rounds_would() {
 #[test]
 fn five_rounds_are_too_few_however_clear_they_are() {
     let verdict = judge(&steady(PACKETS_PER_CPU_S, 5, 2.0, 0.001), "new", PACKETS_PER_CPU_S);
-    assert_eq!(reasons(&verdict), [Reason::TooFewRounds { have: 5, need: 6 }]);
+    assert_eq!(reasons(&verdict), [VerdictReason::TooFewRounds { have: 5, need: 6 }]);
     assert_eq!(rounds_needed(&verdict), Some(6));
     assert!(verdict.estimate.is_some(), "the figures are shown all the same");
 }
@@ -68,7 +68,7 @@ fn fewer_rounds_count_when_told_so_and_the_interval_says_what_it_is_worth() {
     let mut record = steady(PACKETS_PER_CPU_S, 3, 2.0, 0.001);
     record.experiment.rules.min_rounds = 3;
     let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
-    assert_eq!(verdict.outcome, Outcome::Faster);
+    assert_eq!(verdict.outcome, Conclusion::Faster);
     assert!(verdict.to_string().contains("75 % interval"), "{verdict}");
 }
 
@@ -79,7 +79,7 @@ fn an_effect_below_the_noise_floor_is_refused() {
         round.metrics.insert(PACKETS_PER_CPU_S.to_owned(), if i % 2 == 0 { 90.0 } else { 110.0 });
     }
     let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
-    assert!(matches!(reasons(&verdict), [Reason::BelowNoiseFloor { bias: false, .. }]), "{verdict}");
+    assert!(matches!(reasons(&verdict), [VerdictReason::BelowNoiseFloor { bias: false, .. }]), "{verdict}");
     assert!(rounds_needed(&verdict).unwrap() > 8);
 }
 
@@ -89,10 +89,10 @@ fn an_effect_below_a_floor_that_is_itself_below_the_resolution_is_no_difference(
     for (i, round) in record.aa.iter_mut().enumerate() {
         round.metrics.insert(PACKETS_PER_CPU_S.to_owned(), if i % 2 == 0 { 98.0 } else { 102.0 });
     }
-    assert_eq!(judge(&record, "new", PACKETS_PER_CPU_S).outcome, Outcome::NoDifference);
+    assert_eq!(judge(&record, "new", PACKETS_PER_CPU_S).outcome, Conclusion::NoDifference);
     record.experiment.rules.resolution = 0.005;
     let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
-    assert!(matches!(reasons(&verdict), [Reason::BelowNoiseFloor { .. }]), "{verdict}");
+    assert!(matches!(reasons(&verdict), [VerdictReason::BelowNoiseFloor { .. }]), "{verdict}");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn more_rounds_are_not_promised_against_a_bias() {
         round.metrics.insert(PACKETS_PER_CPU_S.to_owned(), 110.0);
     }
     let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
-    assert!(matches!(reasons(&verdict), [Reason::BelowNoiseFloor { bias: true, .. }]), "{verdict}");
+    assert!(matches!(reasons(&verdict), [VerdictReason::BelowNoiseFloor { bias: true, .. }]), "{verdict}");
     assert_eq!(rounds_needed(&verdict), None);
 }
 
@@ -110,9 +110,9 @@ fn more_rounds_are_not_promised_against_a_bias() {
 fn without_an_aa_run_there_is_no_verdict_unless_told_so() {
     let mut record = steady(PACKETS_PER_CPU_S, 8, 2.0, 0.01);
     record.aa.clear();
-    assert_eq!(reasons(&judge(&record, "new", PACKETS_PER_CPU_S)), [Reason::NoNoiseFloor]);
+    assert_eq!(reasons(&judge(&record, "new", PACKETS_PER_CPU_S)), [VerdictReason::NoNoiseFloor]);
     record.experiment.rules.need_noise_floor = false;
-    assert_eq!(judge(&record, "new", PACKETS_PER_CPU_S).outcome, Outcome::Faster);
+    assert_eq!(judge(&record, "new", PACKETS_PER_CPU_S).outcome, Conclusion::Faster);
 }
 
 #[test]
@@ -145,7 +145,11 @@ fn late_of(subject: &str, metric: &str, load: impl Fn(&Round) -> f64) -> Record 
 fn a_generator_late_in_many_rounds_refuses_the_verdict() {
     for metric in ["delivered_pps", "latency_p99_us", "loss_percent", "subject_cpu_s", "context_switches"] {
         let verdict = judge(&late(metric, |_| 1000.0), "new", metric);
-        assert_eq!(reasons(&verdict), [Reason::GeneratorLate { rounds: 6, of: 20 }], "{metric}");
+        assert_eq!(
+            reasons(&verdict),
+            [VerdictReason::Void { cause: Cause::GeneratorLate, rounds: 6, of: 20 }],
+            "{metric}"
+        );
         assert_eq!(rounds_needed(&verdict), None);
     }
 }
@@ -156,7 +160,7 @@ fn what_a_datagram_costs_is_judged_though_the_generator_was_late() {
         [PACKETS_PER_CPU_S, CPU_US_PER_PACKET, "packets_per_busy_s", "busy_us_per_packet", "cpu_s_per_gb"]
     {
         let verdict = judge(&late(metric, |_| 1000.0), "new", metric);
-        assert!(matches!(verdict.outcome, Outcome::Faster | Outcome::Slower), "{verdict}");
+        assert!(matches!(verdict.outcome, Conclusion::Faster | Conclusion::Slower), "{verdict}");
         assert_eq!((verdict.estimate.unwrap().rounds, verdict.late), (20, 6));
         assert!(verdict.to_string().ends_with(", generator late in 6 of them)"), "{verdict}");
         // A round that does not count is not one of them.
@@ -172,7 +176,11 @@ fn a_late_generator_that_offered_one_subject_another_load_refuses_that_too() {
     for subject in ["new", "old"] {
         let slowed = |round: &Round| if round.subject == subject { 900.0 } else { 1000.0 };
         let verdict = judge(&late_of(subject, PACKETS_PER_CPU_S, slowed), "new", PACKETS_PER_CPU_S);
-        assert_eq!(reasons(&verdict), [Reason::GeneratorLate { rounds: 6, of: 20 }], "{subject}");
+        assert_eq!(
+            reasons(&verdict),
+            [VerdictReason::Void { cause: Cause::GeneratorLate, rounds: 6, of: 20 }],
+            "{subject}"
+        );
     }
 }
 
@@ -184,7 +192,11 @@ fn cores_that_others_used_refuse_the_verdict_whatever_the_metric() {
             round.voided = Some(Void::CoresShared { percent: 40.0, limit_percent: 3.0 });
         }
         let verdict = judge(&record, "new", metric);
-        assert_eq!(reasons(&verdict), [Reason::CoresShared { rounds: 6, of: 20 }], "{metric}");
+        assert_eq!(
+            reasons(&verdict),
+            [VerdictReason::Void { cause: Cause::CoresShared, rounds: 6, of: 20 }],
+            "{metric}"
+        );
     }
 }
 
@@ -203,12 +215,19 @@ fn a_verdict_begins_with_its_metric() {
 fn stolen_cpus_that_leave_too_few_rounds_refuse_the_verdict() {
     let mut record = steady(PACKETS_PER_CPU_S, 6, 2.0, 0.01);
     record.aa[0].voided = Some(Void::CpuStolen { percent: 9.0, limit_percent: 1.0 });
-    assert_eq!(judge(&record, "new", PACKETS_PER_CPU_S).outcome, Outcome::Faster, "one A/A run is no loss");
+    assert_eq!(
+        judge(&record, "new", PACKETS_PER_CPU_S).outcome,
+        Conclusion::Faster,
+        "one A/A run is no loss"
+    );
     record.rounds[0].voided = Some(Void::CpuStolen { percent: 9.0, limit_percent: 1.0 });
     let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
     assert_eq!(
         reasons(&verdict),
-        [Reason::CpuStolen { rounds: 1, of: 6 }, Reason::TooFewRounds { have: 5, need: 6 }]
+        [
+            VerdictReason::Void { cause: Cause::CpuStolen, rounds: 1, of: 6 },
+            VerdictReason::TooFewRounds { have: 5, need: 6 }
+        ]
     );
 }
 
@@ -217,21 +236,27 @@ fn a_void_round_among_many_is_left_out() {
     let mut record = steady(PACKETS_PER_CPU_S, 20, 2.0, 0.01);
     record.rounds[0].voided = Some(Void::Other { what: "iperf3 ended with 1".to_owned() });
     let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
-    assert_eq!((verdict.outcome, verdict.estimate.unwrap().rounds), (Outcome::Faster, 19));
+    assert_eq!((verdict.outcome, verdict.estimate.unwrap().rounds), (Conclusion::Faster, 19));
 }
 
 #[test]
 fn a_metric_nobody_has_and_one_that_is_not_supported_are_told_apart() {
     let mut record = steady(PACKETS_PER_CPU_S, 8, 2.0, 0.01);
-    assert_eq!(reasons(&judge(&record, "new", "cycles")), [Reason::NotMeasured { not_supported: false }]);
+    assert_eq!(
+        reasons(&judge(&record, "new", "cycles")),
+        [VerdictReason::NotMeasured { not_supported: false }]
+    );
     record.rounds[0].not_supported.insert("cycles".to_owned());
-    assert_eq!(reasons(&judge(&record, "new", "cycles")), [Reason::NotMeasured { not_supported: true }]);
+    assert_eq!(
+        reasons(&judge(&record, "new", "cycles")),
+        [VerdictReason::NotMeasured { not_supported: true }]
+    );
 }
 
 #[test]
 fn losses_of_zero_on_both_sides_show_no_difference() {
     let verdict = judge(&record("loss_percent", &[(0.0, 0.0, 0.0); 8]), "new", "loss_percent");
-    assert_eq!(verdict.outcome, Outcome::NoDifference);
+    assert_eq!(verdict.outcome, Conclusion::NoDifference);
     assert_eq!(
         verdict.to_string(),
         "loss_percent: new against old: no difference shown; 0 %, and 0 % with old"
@@ -241,10 +266,10 @@ fn losses_of_zero_on_both_sides_show_no_difference() {
 #[test]
 fn a_loss_that_was_always_zero_and_never_is_now_needs_no_ratio() {
     let verdict = judge(&record("loss_percent", &[(0.0, 0.0, 2.0); 6]), "new", "loss_percent");
-    assert_eq!(verdict.outcome, Outcome::Slower);
+    assert_eq!(verdict.outcome, Conclusion::Slower);
     assert!(verdict.to_string().ends_with("new against old: slower; 2.000 %, and 0 % with old"), "{verdict}");
     let verdict = judge(&record("loss_percent", &[(2.0, 2.0, 0.0); 6]), "new", "loss_percent");
-    assert_eq!(verdict.outcome, Outcome::Faster);
+    assert_eq!(verdict.outcome, Conclusion::Faster);
 }
 
 #[test]
@@ -255,16 +280,16 @@ fn zeros_that_come_and_go_have_no_verdict() {
     for values in [&mixed[..], &unsteady_baseline, &too_few] {
         let verdict = judge(&record("loss_percent", values), "new", "loss_percent");
         let rounds = values.len();
-        assert!(reasons(&verdict).contains(&Reason::NoRatio { rounds }), "{verdict}");
+        assert!(reasons(&verdict).contains(&VerdictReason::NoRatio { rounds }), "{verdict}");
     }
     let mut unfounded = record("loss_percent", &[(0.0, 0.0, 2.0); 8]);
     unfounded.aa.clear();
-    assert!(reasons(&judge(&unfounded, "new", "loss_percent")).contains(&Reason::NoNoiseFloor));
+    assert!(reasons(&judge(&unfounded, "new", "loss_percent")).contains(&VerdictReason::NoNoiseFloor));
 }
 
 #[test]
 fn an_empty_record_is_no_panic() {
     let verdict = judge(&record(PACKETS_PER_CPU_S, &[]), "new", PACKETS_PER_CPU_S);
-    assert!(reasons(&verdict).contains(&Reason::TooFewRounds { have: 0, need: 6 }), "{verdict}");
+    assert!(reasons(&verdict).contains(&VerdictReason::TooFewRounds { have: 0, need: 6 }), "{verdict}");
     assert_eq!(verdict.gain(), None);
 }

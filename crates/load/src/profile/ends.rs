@@ -13,8 +13,8 @@ use super::{
 use crate::{
     LoadError,
     clock::Clock,
-    payload::{HEADER_LEN, Stamp},
-    run::{Finished, Heartbeat, Schedule, Shared, Tallies},
+    payload::{HEADER_LEN, PayloadStamp},
+    run::{Finished, Heartbeat, RunShared, RunTallies, Schedule},
     traffic::{BATCH, Carrier, LONGEST_DRAIN_NS, LONGEST_SLEEP, PEER, QUIET_NS, SHORTEST_SLEEP, Sink},
     udp::PROBE,
 };
@@ -22,8 +22,8 @@ use crate::{
 /// Sends and receives until the run ends.
 pub(crate) fn run<C>(
     carrier: &mut impl Carrier,
-    mut ends: Ends<'_>,
-    shared: &Shared<'_, C>,
+    mut ends: ProfileEnds<'_>,
+    shared: &RunShared<'_, C>,
     thread: usize,
 ) -> Result<Finished, LoadError> {
     for (client, address) in ends.peer.addresses.iter_mut().enumerate() {
@@ -37,12 +37,12 @@ pub(crate) fn run<C>(
         }
         carrier.receive(Duration::from_millis(1), &mut ends)?;
     };
-    let Counts { profile, seed, share, .. } = ends.counts;
+    let EndCounts { profile, seed, share, .. } = ends.counts;
     ends.counts.measure_ns = schedule.measure;
     carrier.plan(schedule);
     let mut bursts = Bursts::new(profile, seed, share, schedule.start);
     let mut heartbeat = Heartbeat::new(shared, thread, schedule);
-    let mut tallies = Tallies::default();
+    let mut tallies = RunTallies::default();
     loop {
         let now = shared.clock.ns();
         if heartbeat.is_due(now) {
@@ -69,7 +69,7 @@ pub(crate) fn run<C>(
 }
 
 /// One flow: its sender's count, and what its receiver has seen.
-struct Flow {
+struct ShapedFlow {
     next_sequence: u64,
     seen: Sequence,
     jitter: Jitter,
@@ -79,22 +79,22 @@ struct Flow {
 }
 
 /// The clients' end and the peers'.
-pub(crate) struct Ends<'a> {
-    counts: Counts<'a>,
+pub(crate) struct ProfileEnds<'a> {
+    counts: EndCounts<'a>,
     peer: Peer,
     clock: Clock,
 }
 
 /// What was sent at either end, and arrived at the other.
-struct Counts<'a> {
+struct EndCounts<'a> {
     profile: &'a Profile,
     seed: u64,
     /// How many clients, and the number of the first in the run.
     share: (usize, usize),
     /// By client, then by its flow.
-    flows: Vec<Flow>,
+    flows: Vec<ShapedFlow>,
     /// By stream, since they were last summed.
-    tallies: Vec<Tallies>,
+    tallies: Vec<RunTallies>,
     /// By stream, before that.
     totals: Vec<Figures>,
     measure_ns: u64,
@@ -110,7 +110,7 @@ struct Peer {
     received: usize,
 }
 
-impl<'a> Ends<'a> {
+impl<'a> ProfileEnds<'a> {
     /// The peers listen on `listen`, and are watched by `poller`.
     pub(crate) fn new(
         shaped: &'a Shaped,
@@ -125,19 +125,19 @@ impl<'a> Ends<'a> {
         let address = datagrams
             .listen(listen, poller, PEER)
             .map_err(|source| LoadError::Peers { address: listen, source })?;
-        let flow = || Flow {
+        let flow = || ShapedFlow {
             next_sequence: 0,
             seen: Sequence::new(),
             jitter: Jitter::default(),
             sent: 0,
             received: 0,
         };
-        let counts = Counts {
+        let counts = EndCounts {
             profile,
             seed: shaped.seed,
             share,
             flows: std::iter::repeat_with(flow).take(share.0 * profile.flows()).collect(),
-            tallies: std::iter::repeat_with(Tallies::default).take(profile.streams.len()).collect(),
+            tallies: std::iter::repeat_with(RunTallies::default).take(profile.streams.len()).collect(),
             totals: vec![Figures::default(); profile.streams.len()],
             measure_ns: u64::MAX,
         };
@@ -202,7 +202,7 @@ impl<'a> Ends<'a> {
             packets += count;
             bytes += len * count;
             let stamp = |out: &mut [u8]| {
-                Stamp { flow: number, sequence: flow.next_sequence, due_ns: burst.due_ns }.write(out);
+                PayloadStamp { flow: number, sequence: flow.next_sequence, due_ns: burst.due_ns }.write(out);
                 flow.next_sequence += 1;
             };
             match stream.direction {
@@ -229,7 +229,7 @@ impl<'a> Ends<'a> {
                 return;
             };
             *received += 1;
-            let stamp = Stamp::read(payload);
+            let stamp = PayloadStamp::read(payload);
             if let Some((stamp, client)) = stamp.and_then(|stamp| Some((stamp, counts.client_of(stamp)?))) {
                 addresses[client] = Some(from);
                 if stamp.sequence == PROBE {
@@ -254,7 +254,7 @@ impl<'a> Ends<'a> {
     }
 
     /// Waits for the last packets.
-    fn drain<C>(&mut self, carrier: &mut impl Carrier, shared: &Shared<'_, C>) -> Result<(), LoadError> {
+    fn drain<C>(&mut self, carrier: &mut impl Carrier, shared: &RunShared<'_, C>) -> Result<(), LoadError> {
         let start = shared.clock.ns();
         let mut last = start;
         loop {
@@ -273,10 +273,10 @@ impl<'a> Ends<'a> {
     }
 }
 
-impl Sink for Ends<'_> {
+impl Sink for ProfileEnds<'_> {
     #[inline]
     fn payload(&mut self, client: usize, now_ns: u64, payload: &[u8]) {
-        let known = Stamp::read(payload).is_some_and(|stamp| {
+        let known = PayloadStamp::read(payload).is_some_and(|stamp| {
             self.counts.arrived(client, Direction::ToClient, now_ns, stamp, payload.len())
         });
         // A late answer to a greeting is none of ours either.
@@ -290,10 +290,17 @@ impl Sink for Ends<'_> {
     }
 }
 
-impl Counts<'_> {
+impl EndCounts<'_> {
     /// Counts what arrived at one of the ends; false if it is not what was sent there.
     #[inline]
-    fn arrived(&mut self, client: usize, at: Direction, now_ns: u64, stamp: Stamp, len: usize) -> bool {
+    fn arrived(
+        &mut self,
+        client: usize,
+        at: Direction,
+        now_ns: u64,
+        stamp: PayloadStamp,
+        len: usize,
+    ) -> bool {
         let profile = self.profile;
         let first = profile.flow_number(self.share.1 + client, 0);
         let Some(flow) = stamp.flow.checked_sub(first).map(|flow| flow as usize) else { return false };
@@ -325,7 +332,7 @@ impl Counts<'_> {
 
     /// Whose packet, or greeting, it is.
     #[inline]
-    fn client_of(&self, stamp: Stamp) -> Option<usize> {
+    fn client_of(&self, stamp: PayloadStamp) -> Option<usize> {
         let (count, first) = self.share;
         let number = match stamp.sequence {
             PROBE => stamp.flow as usize,
@@ -340,7 +347,7 @@ impl Counts<'_> {
     }
 
     /// Adds what the streams counted since the last time to `all`.
-    fn sum(&mut self, all: &mut Tallies) {
+    fn sum(&mut self, all: &mut RunTallies) {
         for (tallies, total) in self.tallies.iter_mut().zip(&mut self.totals) {
             total.tally.merge(&mut tallies.measured);
             for (from, to) in

@@ -5,13 +5,13 @@ use std::time::Duration;
 use turnpike_measure::{Direction, Leg, ProfileReport, Report, StreamReport, per_second};
 
 use super::Shaped;
-use crate::run::{Found, Tally};
+use crate::run::{RunFindings, RunTally};
 
 /// What one stream counted, in one thread or in all.
 #[derive(Clone, Default)]
 pub(crate) struct Figures {
     /// Of the measured time.
-    pub(crate) tally: Tally,
+    pub(crate) tally: RunTally,
     /// Sum and number of the flows' jitter estimates, in microseconds.
     pub(crate) jitter: (f64, u64),
 }
@@ -42,7 +42,7 @@ impl Figures {
 }
 
 /// All threads' figures, by stream.
-pub(crate) fn gather(found: &mut Found) -> Vec<Figures> {
+pub(crate) fn gather(found: &mut RunFindings) -> Vec<Figures> {
     let mut all: Vec<Figures> = Vec::new();
     for finished in &mut found.finished {
         all.resize_with(all.len().max(finished.streams.len()), Figures::default);

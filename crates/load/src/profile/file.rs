@@ -6,7 +6,7 @@ use serde::Deserialize;
 use turnpike_measure::Direction;
 use turnpike_strict::{Document, Mistakes};
 
-use super::{KeyFrames, Profile, Range, Shape, Sizes, Stream};
+use super::{KeyFrames, Profile, ProfileStream, Range, Shape, Sizes};
 use crate::{payload::HEADER_LEN, udp::MAX_SIZE};
 
 /// Bursts a second of one flow.
@@ -26,31 +26,31 @@ const PACKETS: RangeInclusive<u32> = HEADER_LEN as u32..=MAX_SIZE as u32;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct ProfileFile {
     name: Option<String>,
     #[serde(default)]
-    stream: Vec<Entry>,
+    stream: Vec<StreamEntry>,
 }
 
 /// `[[stream]]`. What is needed of it depends on the rest.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct StreamEntry {
     name: Option<String>,
-    direction: Option<Way>,
+    direction: Option<StreamWay>,
     rate: Option<f64>,
     copies: Option<u32>,
-    burst: Option<Span>,
+    burst: Option<SizeSpan>,
     size: Option<Size>,
-    frame: Option<Span>,
+    frame: Option<SizeSpan>,
     packet: Option<u32>,
-    key_frame: Option<Span>,
+    key_frame: Option<SizeSpan>,
     key_every: Option<u32>,
 }
 
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Way {
+enum StreamWay {
     ToPeer,
     ToClient,
     Both,
@@ -58,7 +58,7 @@ enum Way {
 
 #[derive(Clone, Copy, Deserialize)]
 #[serde(untagged, expecting = "expected a whole number, or two of them: [LEAST, MOST]")]
-enum Span {
+enum SizeSpan {
     Just(u32),
     FromTo([u32; 2]),
 }
@@ -69,20 +69,20 @@ enum Span {
     expecting = "expected a whole number, two of them: [LEAST, MOST], or tables like { size = 120, weight = 3 }"
 )]
 enum Size {
-    Span(Span),
+    Span(SizeSpan),
     Weighted(Vec<Weighted>),
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Weighted {
-    size: Span,
+    size: SizeSpan,
     weight: u32,
 }
 
 /// Reads a profile; `file` is where mistakes are said to be, `title` its name where it gives none itself.
 pub(super) fn parse(file: &Path, title: &str, text: &str) -> Result<Profile, Mistakes> {
-    let (File { name, stream }, mut document) = Document::parse(file, text)?;
+    let (ProfileFile { name, stream }, mut document) = Document::parse(file, text)?;
     let name = name.unwrap_or_else(|| title.to_owned());
     let mut profile = Profile { name, streams: Vec::new(), flows: Vec::new() };
     if profile.name.is_empty() || profile.name.contains(char::is_control) {
@@ -92,7 +92,7 @@ pub(super) fn parse(file: &Path, title: &str, text: &str) -> Result<Profile, Mis
         document.problem("stream", "there is no [[stream]], and nothing to send");
     }
     for (index, entry) in stream.into_iter().enumerate() {
-        Table { document: &mut document, path: format!("stream[{index}]") }.take(entry, &mut profile);
+        ProfileTable { document: &mut document, path: format!("stream[{index}]") }.take(entry, &mut profile);
     }
     let (flows, most) = (profile.flows.len(), Profile::MAX_FLOWS);
     if flows > most {
@@ -105,13 +105,13 @@ pub(super) fn parse(file: &Path, title: &str, text: &str) -> Result<Profile, Mis
 const NO_NAME: &str = "name: expected text in quotes, neither empty nor with control characters";
 
 /// A stream while it is checked. `None` is of what has been told.
-struct Table<'a> {
+struct ProfileTable<'a> {
     document: &'a mut Document,
     path: String,
 }
 
-impl Table<'_> {
-    fn take(&mut self, entry: Entry, profile: &mut Profile) -> Option<()> {
+impl ProfileTable<'_> {
+    fn take(&mut self, entry: StreamEntry, profile: &mut Profile) -> Option<()> {
         let is_name = |name: &String| !name.is_empty() && !name.contains(char::is_control);
         let name = self.needed("name", entry.name.clone());
         let name =
@@ -126,9 +126,9 @@ impl Table<'_> {
         let shape = self.shape(&entry);
         let (name, way, bursts_per_second, copies, shape) = (name?, way?, rate?, copies?, shape?);
         let directions = match way {
-            Way::ToPeer => &[Direction::ToPeer][..],
-            Way::ToClient => &[Direction::ToClient],
-            Way::Both => &[Direction::ToPeer, Direction::ToClient],
+            StreamWay::ToPeer => &[Direction::ToPeer][..],
+            StreamWay::ToClient => &[Direction::ToClient],
+            StreamWay::Both => &[Direction::ToPeer, Direction::ToClient],
         };
         for direction in directions.iter().copied() {
             if profile.streams.iter().any(|known| known.name == name && known.direction == direction) {
@@ -137,13 +137,13 @@ impl Table<'_> {
             }
             profile.flows.extend(std::iter::repeat_n(profile.streams.len(), copies as usize));
             let (name, shape) = (name.clone(), shape.clone());
-            profile.streams.push(Stream { name, direction, bursts_per_second, shape });
+            profile.streams.push(ProfileStream { name, direction, bursts_per_second, shape });
         }
         Some(())
     }
 
-    fn shape(&mut self, entry: &Entry) -> Option<Shape> {
-        let Entry { burst, ref size, frame, packet, key_frame, key_every, .. } = *entry;
+    fn shape(&mut self, entry: &StreamEntry) -> Option<Shape> {
+        let StreamEntry { burst, ref size, frame, packet, key_frame, key_every, .. } = *entry;
         if self.document.is_wrong(&format!("{}.frame", self.path)) {
             return None;
         }
@@ -206,21 +206,21 @@ impl Table<'_> {
 
     /// A whole number of `range`.
     fn whole(&mut self, key: &str, number: u32, range: &RangeInclusive<u32>) -> Option<u32> {
-        self.range(key, Span::Just(number), range).map(|range| range.least)
+        self.range(key, SizeSpan::Just(number), range).map(|range| range.least)
     }
 
-    fn range(&mut self, key: &str, span: Span, range: &RangeInclusive<u32>) -> Option<Range> {
+    fn range(&mut self, key: &str, span: SizeSpan, range: &RangeInclusive<u32>) -> Option<Range> {
         let name = key.rsplit('.').next().unwrap_or(key);
         let what = format!("{name}: expected a whole number, {} to {}", range.start(), range.end());
         match span {
-            Span::Just(number) if range.contains(&number) => Some(Range::just(number)),
-            Span::Just(_) => self.wrong(key, &what),
-            Span::FromTo([least, most])
+            SizeSpan::Just(number) if range.contains(&number) => Some(Range::just(number)),
+            SizeSpan::Just(_) => self.wrong(key, &what),
+            SizeSpan::FromTo([least, most])
                 if least <= most && range.contains(&least) && range.contains(&most) =>
             {
                 Some(Range { least, most })
             }
-            Span::FromTo(_) => self.wrong(key, &(what + ", or two of them: [LEAST, MOST]")),
+            SizeSpan::FromTo(_) => self.wrong(key, &(what + ", or two of them: [LEAST, MOST]")),
         }
     }
 

@@ -16,7 +16,7 @@ use std::{fmt, path::Path, str::FromStr};
 
 use clap::Args;
 use draw::{Draw, Range};
-pub(crate) use ends::{Ends, run};
+pub(crate) use ends::{ProfileEnds, run};
 pub(crate) use figures::{Figures, gather, put};
 use turnpike_measure::Direction;
 use turnpike_strict::{Mistake, Mistakes, Origin};
@@ -37,14 +37,14 @@ const BUILT_IN: [(&str, &str); 5] = [
 pub struct Profile {
     name: String,
     /// By index: what results call a stream.
-    streams: Vec<Stream>,
+    streams: Vec<ProfileStream>,
     /// By index: one client's flows, each of a stream. A flow has its own sequence numbers.
     flows: Vec<usize>,
 }
 
 /// Packets of one kind in one direction.
 #[derive(Clone, Debug, PartialEq)]
-struct Stream {
+struct ProfileStream {
     name: String,
     direction: Direction,
     /// Of each of its flows.
@@ -133,7 +133,7 @@ impl Profile {
             / self.packets_per_second()
     }
 
-    fn per_flow(&self, figure: impl Fn(&Stream) -> f64) -> f64 {
+    fn per_flow(&self, figure: impl Fn(&ProfileStream) -> f64) -> f64 {
         self.flows.iter().map(|stream| figure(&self.streams[*stream])).sum()
     }
 }

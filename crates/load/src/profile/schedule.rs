@@ -7,7 +7,7 @@ use super::{Draw, Profile};
 
 /// The bursts of one thread's clients.
 pub(super) struct Bursts {
-    rotations: Vec<Rotation>,
+    rotations: Vec<FlowRotation>,
 }
 
 /// A burst that is due.
@@ -24,25 +24,25 @@ pub(super) struct Burst {
 }
 
 /// The bursts of one stream.
-struct Rotation {
+struct FlowRotation {
     stream: usize,
     start_ns: u64,
     interval_ns: f64,
     /// In the order of their places in the interval.
-    places: Vec<Place>,
+    places: Vec<BurstPlace>,
     next: usize,
     round: u64,
     /// When the next is due.
     due_ns: u64,
 }
 
-struct Place {
+struct BurstPlace {
     offset_ns: u64,
     client: usize,
     flow: usize,
 }
 
-impl Place {
+impl BurstPlace {
     /// Where in its stream's interval a flow is.
     #[expect(
         clippy::cast_possible_truncation,
@@ -63,8 +63,8 @@ impl Bursts {
         let rotation = |stream: usize| {
             let interval_ns = 1e9 / profile.streams[stream].bursts_per_second;
             let flows = || (0..profile.flows()).filter(|flow| profile.flows[*flow] == stream);
-            let place = |client: usize, flow: usize| Place {
-                offset_ns: Place::draw(seed, profile.flow_number(first + client, flow), interval_ns),
+            let place = |client: usize, flow: usize| BurstPlace {
+                offset_ns: BurstPlace::draw(seed, profile.flow_number(first + client, flow), interval_ns),
                 client,
                 flow,
             };
@@ -73,7 +73,7 @@ impl Bursts {
                 (0..count).flat_map(of_client).map(|(client, flow)| place(client, flow)).collect();
             places.sort_by_key(|place| (place.offset_ns, place.client, place.flow));
             let due_ns = places.first().map_or(u64::MAX, |place| start_ns + place.offset_ns);
-            Rotation { stream, start_ns, interval_ns, places, next: 0, round: 0, due_ns }
+            FlowRotation { stream, start_ns, interval_ns, places, next: 0, round: 0, due_ns }
         };
         Self { rotations: (0..profile.streams.len()).map(rotation).collect() }
     }
@@ -101,7 +101,7 @@ impl Bursts {
     }
 }
 
-impl Rotation {
+impl FlowRotation {
     #[inline]
     fn advance(&mut self) {
         self.next += 1;

@@ -23,7 +23,7 @@ fn the_built_in_profiles_are_as_busy_as_their_documentation_says() {
         assert_eq!(profile.name(), name);
         assert!(profile.longest() <= 1_452, "{name}");
         for (direction, (pps, kbps)) in [(Direction::ToPeer, to_peer), (Direction::ToClient, to_client)] {
-            let of = |figure: fn(&Stream) -> f64| {
+            let of = |figure: fn(&ProfileStream) -> f64| {
                 profile.per_flow(|stream| if stream.direction == direction { figure(stream) } else { 0.0 })
             };
             let found = of(|stream| stream.bursts_per_second * stream.shape.mean().packets);

@@ -12,7 +12,7 @@ use std::{
 use socket2::SockRef;
 
 use crate::{
-    greeting::{self, Beginning, GREETING_LEN, MAX_SIZE, Mode, RECORD_LEN, Record},
+    greeting::{self, GREETING_LEN, GreetingBytes, MAX_SIZE, RECORD_LEN, StreamMode, StreamRecord},
     pattern,
 };
 
@@ -43,18 +43,18 @@ impl Buffers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Wait,
-    /// [`Connection::tell`] is wanted, and was not before.
+    /// [`ReflectedConnection::tell`] is wanted, and was not before.
     News,
     Close,
 }
 
-pub(super) struct Connection {
+pub(super) struct ReflectedConnection {
     stream: TcpStream,
-    role: Role,
+    role: ReflectRole,
     pub(super) watched_for_writing: bool,
 }
 
-enum Role {
+enum ReflectRole {
     Greeting {
         bytes: [u8; GREETING_LEN],
         len: usize,
@@ -63,17 +63,17 @@ enum Role {
         pending: Vec<u8>,
         written: usize,
     },
-    Sink(Sink),
-    Source(Source),
-    Exchange(Exchange),
+    Sink(SinkState),
+    Source(SourceState),
+    Exchange(ExchangeState),
     /// All is said; the peer closes.
     Lingering,
 }
 
-struct Sink {
+struct SinkState {
     verify: bool,
     discard: bool,
-    record: Record,
+    record: StreamRecord,
     since: Instant,
     /// Whether the worker knows that there is something to tell.
     news: bool,
@@ -82,7 +82,7 @@ struct Sink {
     rest: Rest,
 }
 
-struct Source {
+struct SourceState {
     block: usize,
     /// Commands received: the first starts, the second stops.
     commands: usize,
@@ -91,19 +91,19 @@ struct Source {
     rest: Rest,
 }
 
-struct Exchange {
+struct ExchangeState {
     request: usize,
     response: usize,
     /// Bytes of the request that are still to come.
     missing: usize,
     /// Bytes of responses that are still to be sent.
     owed: u64,
-    once: Option<Once>,
+    once: Option<ConnectState>,
 }
 
 /// Who closes after one exchange.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Once {
+enum ConnectState {
     Server,
     Client,
 }
@@ -117,7 +117,7 @@ struct Rest {
 impl Rest {
     const NONE: Self = Self { bytes: [0; RECORD_LEN], written: RECORD_LEN };
 
-    fn of(record: Record) -> Self {
+    fn of(record: StreamRecord) -> Self {
         Self { bytes: record.to_bytes(), written: 0 }
     }
 
@@ -130,30 +130,33 @@ impl Rest {
     }
 }
 
-impl AsFd for Connection {
+impl AsFd for ReflectedConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 }
 
-impl Connection {
+impl ReflectedConnection {
     pub(super) fn new(stream: TcpStream) -> Self {
-        let role = Role::Greeting { bytes: [0; GREETING_LEN], len: 0 };
+        let role = ReflectRole::Greeting { bytes: [0; GREETING_LEN], len: 0 };
         Self { stream, role, watched_for_writing: false }
     }
 
     /// Whether it must write before it reads on.
     pub(super) fn blocked(&self) -> bool {
         match &self.role {
-            Role::Echo { pending, written } => *written < pending.len(),
-            Role::Exchange(exchange) => exchange.owed > 0,
-            Role::Greeting { .. } | Role::Sink(_) | Role::Source(_) | Role::Lingering => false,
+            ReflectRole::Echo { pending, written } => *written < pending.len(),
+            ReflectRole::Exchange(exchange) => exchange.owed > 0,
+            ReflectRole::Greeting { .. }
+            | ReflectRole::Sink(_)
+            | ReflectRole::Source(_)
+            | ReflectRole::Lingering => false,
         }
     }
 
     /// Whether it writes as long as there is room.
     pub(super) fn streams(&self) -> bool {
-        matches!(&self.role, Role::Source(source) if source.commands > 0)
+        matches!(&self.role, ReflectRole::Source(source) if source.commands > 0)
     }
 
     /// Reads and writes what can be.
@@ -188,7 +191,7 @@ impl Connection {
             }
         }
         match &mut self.role {
-            Role::Sink(sink) if !sink.news && sink.record.total != sink.told => {
+            ReflectRole::Sink(sink) if !sink.news && sink.record.total != sink.told => {
                 sink.news = true;
                 Ok(Next::News)
             }
@@ -198,7 +201,7 @@ impl Connection {
 
     /// A sink's record. False when there is nothing more to tell, or nobody to tell it to.
     pub(super) fn tell(&mut self, buffers: &mut Buffers, now: Instant) -> bool {
-        let Role::Sink(sink) = &mut self.role else { return false };
+        let ReflectRole::Sink(sink) = &mut self.role else { return false };
         // An error shows at the next read as well.
         if matches!(sink.rest.write(&mut self.stream, buffers), Ok(true)) && sink.record.total != sink.told {
             sink.record.elapsed = now.saturating_duration_since(sink.since);
@@ -212,12 +215,12 @@ impl Connection {
 
     /// One receive call: bytes received, and bytes that there was room for.
     fn read(&mut self, buffers: &mut Buffers) -> io::Result<(usize, usize)> {
-        if let Role::Sink(Sink { discard: true, .. }) = self.role {
+        if let ReflectRole::Sink(SinkState { discard: true, .. }) = self.role {
             let len = SockRef::from(&self.stream).recv_with_flags(&mut buffers.discarded, MSG_TRUNC)?;
             return Ok((len, READ));
         }
         // What comes behind a greeting is small, or its role reads it: nothing of it may be discarded or doubled.
-        let room = if let Role::Greeting { .. } = self.role { MAX_GREETING_READ } else { READ };
+        let room = if let ReflectRole::Greeting { .. } = self.role { MAX_GREETING_READ } else { READ };
         Ok((self.stream.read(&mut buffers.bytes[..room])?, room))
     }
 
@@ -225,53 +228,53 @@ impl Connection {
     fn take(&mut self, len: usize, buffers: &mut Buffers, now: Instant) -> io::Result<Next> {
         let data = &buffers.bytes[..len];
         match &mut self.role {
-            Role::Greeting { .. } => return self.choose_role(len, buffers, now),
-            Role::Echo { pending, written } => {
+            ReflectRole::Greeting { .. } => return self.choose_role(len, buffers, now),
+            ReflectRole::Echo { pending, written } => {
                 // Only called when all of the last is written.
                 pending.clear();
                 *written = 0;
                 pending.extend_from_slice(data);
             }
-            Role::Sink(sink) => {
+            ReflectRole::Sink(sink) => {
                 if sink.verify && !sink.discard {
                     sink.record.wrong += pattern::wrong(sink.record.total, data);
                 }
                 sink.record.total += len as u64;
             }
-            Role::Source(source) => source.commands = source.commands.saturating_add(len),
-            Role::Exchange(exchange) => exchange.take(len),
-            Role::Lingering => {}
+            ReflectRole::Source(source) => source.commands = source.commands.saturating_add(len),
+            ReflectRole::Exchange(exchange) => exchange.take(len),
+            ReflectRole::Lingering => {}
         }
         Ok(Next::Wait)
     }
 
     fn choose_role(&mut self, len: usize, buffers: &mut Buffers, now: Instant) -> io::Result<Next> {
-        let Role::Greeting { bytes, len: had } = &mut self.role else { return Ok(Next::Wait) };
+        let ReflectRole::Greeting { bytes, len: had } = &mut self.role else { return Ok(Next::Wait) };
         let part = len.min(GREETING_LEN - *had);
         bytes[*had..*had + part].copy_from_slice(&buffers.bytes[..part]);
         *had += part;
-        match Beginning::read(&bytes[..*had]) {
-            Beginning::Incomplete => return Ok(Next::Wait),
-            Beginning::Unknown => {
+        match GreetingBytes::read(&bytes[..*had]) {
+            GreetingBytes::Incomplete => return Ok(Next::Wait),
+            GreetingBytes::Unknown => {
                 // It is told why, if it listens.
                 let _ = write(&mut self.stream, &greeting::ack(false), buffers);
                 return Ok(Next::Close);
             }
-            Beginning::Foreign => {
+            GreetingBytes::Foreign => {
                 let mut pending = bytes[..*had].to_vec();
                 pending.extend_from_slice(&buffers.bytes[part..len]);
-                self.role = Role::Echo { pending, written: 0 };
+                self.role = ReflectRole::Echo { pending, written: 0 };
                 return Ok(Next::Wait);
             }
-            Beginning::Greeting(mode) => {
+            GreetingBytes::Greeting(mode) => {
                 // An empty send buffer takes a few bytes at once.
-                if !matches!(mode, Mode::Connect { .. }) {
+                if !matches!(mode, StreamMode::Connect { .. }) {
                     let ack = greeting::ack(true);
                     if write(&mut self.stream, &ack, buffers)? < ack.len() {
                         return Ok(Next::Close);
                     }
                 }
-                self.role = Role::of(mode, now);
+                self.role = ReflectRole::of(mode, now);
             }
         }
         if len > part {
@@ -284,7 +287,7 @@ impl Connection {
     /// Writes what is due.
     fn write(&mut self, buffers: &mut Buffers) -> io::Result<Next> {
         match &mut self.role {
-            Role::Echo { pending, written } => {
+            ReflectRole::Echo { pending, written } => {
                 while *written < pending.len() {
                     match write(&mut self.stream, &pending[*written..], buffers)? {
                         0 => return Ok(Next::Wait),
@@ -294,20 +297,20 @@ impl Connection {
                 pending.clear();
                 *written = 0;
             }
-            Role::Source(source) => {
+            ReflectRole::Source(source) => {
                 if source.write(&mut self.stream, buffers)? {
                     self.stream.shutdown(Shutdown::Write)?;
-                    self.role = Role::Lingering;
+                    self.role = ReflectRole::Lingering;
                 }
             }
-            Role::Exchange(_) => return self.answer(buffers),
-            Role::Greeting { .. } | Role::Sink(_) | Role::Lingering => {}
+            ReflectRole::Exchange(_) => return self.answer(buffers),
+            ReflectRole::Greeting { .. } | ReflectRole::Sink(_) | ReflectRole::Lingering => {}
         }
         Ok(Next::Wait)
     }
 
     fn answer(&mut self, buffers: &mut Buffers) -> io::Result<Next> {
-        let Role::Exchange(exchange) = &mut self.role else { return Ok(Next::Wait) };
+        let ReflectRole::Exchange(exchange) = &mut self.role else { return Ok(Next::Wait) };
         if exchange.owed == 0 {
             return Ok(Next::Wait);
         }
@@ -320,9 +323,9 @@ impl Connection {
         }
         match exchange.once {
             None => Ok(Next::Wait),
-            Some(Once::Server) => Ok(Next::Close),
-            Some(Once::Client) => {
-                self.role = Role::Lingering;
+            Some(ConnectState::Server) => Ok(Next::Close),
+            Some(ConnectState::Client) => {
+                self.role = ReflectRole::Lingering;
                 Ok(Next::Wait)
             }
         }
@@ -332,34 +335,34 @@ impl Connection {
 /// A greeting, and a small request behind it.
 const MAX_GREETING_READ: usize = 4 << 10;
 
-impl Role {
-    fn of(mode: Mode, now: Instant) -> Self {
+impl ReflectRole {
+    fn of(mode: StreamMode, now: Instant) -> Self {
         let exchange = |request, response, once| {
-            Self::Exchange(Exchange { request, response, missing: request, owed: 0, once })
+            Self::Exchange(ExchangeState { request, response, missing: request, owed: 0, once })
         };
         match mode {
-            Mode::Sink { verify, discard } => Self::Sink(Sink {
+            StreamMode::Sink { verify, discard } => Self::Sink(SinkState {
                 verify,
                 discard,
-                record: Record::default(),
+                record: StreamRecord::default(),
                 since: now,
                 news: false,
                 told: 0,
                 rest: Rest::NONE,
             }),
-            Mode::Source { block } => {
-                Self::Source(Source { block, commands: 0, total: 0, since: now, rest: Rest::NONE })
+            StreamMode::Source { block } => {
+                Self::Source(SourceState { block, commands: 0, total: 0, since: now, rest: Rest::NONE })
             }
-            Mode::Exchange { request, response } => exchange(request, response, None),
-            Mode::Connect { request, response, client_closes } => {
-                let once = if client_closes { Once::Client } else { Once::Server };
+            StreamMode::Exchange { request, response } => exchange(request, response, None),
+            StreamMode::Connect { request, response, client_closes } => {
+                let once = if client_closes { ConnectState::Client } else { ConnectState::Server };
                 exchange(request, response, Some(once))
             }
         }
     }
 }
 
-impl Exchange {
+impl ExchangeState {
     fn take(&mut self, len: usize) {
         let mut len = len;
         while len >= self.missing {
@@ -371,7 +374,7 @@ impl Exchange {
     }
 }
 
-impl Source {
+impl SourceState {
     /// True when it has stopped and said how much it was.
     fn write(&mut self, stream: &mut TcpStream, buffers: &mut Buffers) -> io::Result<bool> {
         if self.commands == 0 {
@@ -391,7 +394,7 @@ impl Source {
         }
         if self.commands != STOPPED {
             self.commands = STOPPED;
-            let record = Record { total: self.total, elapsed: self.since.elapsed(), wrong: 0 };
+            let record = StreamRecord { total: self.total, elapsed: self.since.elapsed(), wrong: 0 };
             self.rest = Rest::of(record);
         }
         self.rest.write(stream, buffers)

@@ -9,10 +9,7 @@ use std::{
     io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     str::FromStr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, PoisonError},
     thread,
 };
 
@@ -106,7 +103,7 @@ impl Config {
 
 /// What a reflector has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct ReflectStats {
     /// Datagrams received.
     pub received: u64,
     /// Bytes of them.
@@ -127,32 +124,32 @@ pub struct Stats {
     pub tcp_sent_bytes: u64,
 }
 
+impl ReflectStats {
+    fn add(&mut self, other: Self) {
+        self.received += other.received;
+        self.received_bytes += other.received_bytes;
+        self.sent += other.sent;
+        self.refused += other.refused;
+        self.kernel_drops += other.kernel_drops;
+        self.connections += other.connections;
+        self.tcp_received_bytes += other.tcp_received_bytes;
+        self.tcp_sent_bytes += other.tcp_sent_bytes;
+    }
+}
+
 /// A running reflector. Dropping it stops it.
 pub struct Reflector {
     listeners: Vec<SocketAddr>,
     tcp_listeners: Vec<SocketAddr>,
     echo: Option<Echo>,
-    workers: Workers<Stop, Counters>,
+    workers: Workers<StopReflecting, Mutex<ReflectStats>>,
 }
 
 /// All that a worker is ever told.
-struct Stop;
+struct StopReflecting;
 
-impl worker::Command for Stop {
+impl worker::Command for StopReflecting {
     const STOP: Self = Self;
-}
-
-/// [`Stats`] as a worker publishes them, once a wake-up.
-#[derive(Default)]
-struct Counters {
-    received: AtomicU64,
-    received_bytes: AtomicU64,
-    sent: AtomicU64,
-    refused: AtomicU64,
-    kernel_drops: AtomicU64,
-    connections: AtomicU64,
-    tcp_received_bytes: AtomicU64,
-    tcp_sent_bytes: AtomicU64,
 }
 
 const WAKE: u64 = u64::MAX;
@@ -161,7 +158,7 @@ const WAKE: u64 = u64::MAX;
 trait Work: Send + 'static {
     fn poller(&self) -> &Poller;
     fn wake_up(&mut self) -> io::Result<()>;
-    fn publish(&self, counters: &Counters);
+    fn stats(&self) -> ReflectStats;
 }
 
 impl Reflector {
@@ -186,7 +183,7 @@ impl Reflector {
             workers,
             |address| tcp::bind(address, false),
             |address| tcp::bind(address, true),
-            tcp::Listener::local_addr,
+            tcp::ReflectListener::local_addr,
         )?;
         let mut reflector = Self {
             listeners: datagrams.addresses,
@@ -195,11 +192,11 @@ impl Reflector {
             workers: Workers::default(),
         };
         for (number, sockets) in datagrams.sockets.into_iter().enumerate() {
-            let worker = udp::Worker::new(sockets, step);
+            let worker = udp::UdpReflectWorker::new(sockets, step);
             reflector.spawn(format!("reflect-{number}"), worker)?;
         }
         for (number, listeners) in streams.sockets.into_iter().enumerate() {
-            reflector.spawn(format!("reflect-tcp-{number}"), tcp::Worker::new(listeners))?;
+            reflector.spawn(format!("reflect-tcp-{number}"), tcp::TcpReflectWorker::new(listeners))?;
         }
         if config.datapath == ReflectPath::Kernel {
             let echo = Echo::start(&reflector.listeners)?;
@@ -227,30 +224,23 @@ impl Reflector {
     }
 
     /// What all workers together have done, and the kernel.
-    pub fn stats(&self) -> Stats {
-        let mut total = Stats::default();
+    pub fn stats(&self) -> ReflectStats {
+        let mut total = ReflectStats::default();
         if let Some(Echoed { datagrams, bytes }) = self.echo.as_ref().map(Echo::echoed) {
             total.in_kernel = datagrams;
             total.received = datagrams;
             total.received_bytes = bytes;
             total.sent = datagrams;
         }
-        for counters in self.workers.shared() {
-            total.received += counters.received.load(Relaxed);
-            total.received_bytes += counters.received_bytes.load(Relaxed);
-            total.sent += counters.sent.load(Relaxed);
-            total.refused += counters.refused.load(Relaxed);
-            total.kernel_drops += counters.kernel_drops.load(Relaxed);
-            total.connections += counters.connections.load(Relaxed);
-            total.tcp_received_bytes += counters.tcp_received_bytes.load(Relaxed);
-            total.tcp_sent_bytes += counters.tcp_sent_bytes.load(Relaxed);
+        for stats in self.workers.shared() {
+            total.add(*stats.lock().unwrap_or_else(PoisonError::into_inner));
         }
         total
     }
 
     /// Stops and joins the workers. What they have done by then is final; before, [`Self::stats`] may
     /// lag behind replies that have left.
-    pub fn stop(mut self) -> Stats {
+    pub fn stop(mut self) -> ReflectStats {
         self.workers.stop();
         self.stats()
     }
@@ -258,11 +248,11 @@ impl Reflector {
     fn spawn(&mut self, name: String, worker: io::Result<impl Work>) -> Result<(), LoadError> {
         let started = worker.and_then(|mut worker| {
             let (sender, inbox) = worker::inbox(worker.poller(), WAKE)?;
-            let counters = Arc::<Counters>::default();
+            let counters = Arc::<Mutex<ReflectStats>>::default();
             let published = Arc::clone(&counters);
             self.workers.spawn(name, sender, counters, move || {
                 while inbox.command().is_none() && worker.wake_up().is_ok() {
-                    worker.publish(&published);
+                    *published.lock().unwrap_or_else(PoisonError::into_inner) = worker.stats();
                 }
             })
         });

@@ -8,7 +8,6 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     os::fd::{AsFd, BorrowedFd},
-    sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
@@ -17,8 +16,8 @@ use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use turnpike_net::poll::{Event, Interest, Poller};
 
 use super::{
-    Counters, WAKE, Work,
-    connection::{Buffers, Connection, Next},
+    ReflectStats, WAKE, Work,
+    connection::{Buffers, Next, ReflectedConnection},
 };
 use crate::LoadError;
 
@@ -32,19 +31,19 @@ const RECORDS: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// A listening socket and its address.
-pub(super) struct Listener {
+pub(super) struct ReflectListener {
     socket: TcpListener,
     address: SocketAddr,
     paused: bool,
 }
 
-impl Listener {
+impl ReflectListener {
     pub(super) fn local_addr(&self) -> SocketAddr {
         self.address
     }
 }
 
-impl AsFd for Listener {
+impl AsFd for ReflectListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -52,7 +51,7 @@ impl AsFd for Listener {
 
 /// Listens; port 0 lets the kernel choose.
 /// `shared` with the other workers.
-pub(super) fn bind(address: SocketAddr, shared: bool) -> Result<Listener, LoadError> {
+pub(super) fn bind(address: SocketAddr, shared: bool) -> Result<ReflectListener, LoadError> {
     let open = || {
         let socket =
             Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
@@ -70,15 +69,15 @@ pub(super) fn bind(address: SocketAddr, shared: bool) -> Result<Listener, LoadEr
         socket.listen(BACKLOG)?;
         let socket = TcpListener::from(socket);
         let address = socket.local_addr()?;
-        Ok(Listener { socket, address, paused: false })
+        Ok(ReflectListener { socket, address, paused: false })
     };
     open().map_err(|source| LoadError::Listen { transport: "tcp", address, source })
 }
 
-pub(super) struct Worker {
+pub(super) struct TcpReflectWorker {
     poller: Poller,
-    listeners: Vec<Listener>,
-    connections: Slab<Connection>,
+    listeners: Vec<ReflectListener>,
+    connections: Slab<ReflectedConnection>,
     buffers: Buffers,
     ready: Vec<Event>,
     /// Sinks that have news, each once.
@@ -92,8 +91,8 @@ pub(super) struct Worker {
     accepted: u64,
 }
 
-impl Worker {
-    pub(super) fn new(listeners: Vec<Listener>) -> io::Result<Self> {
+impl TcpReflectWorker {
+    pub(super) fn new(listeners: Vec<ReflectListener>) -> io::Result<Self> {
         /// As many connections as a generator can have clients, several times over.
         const FILES: u64 = 1 << 16;
         // With fewer, accepting pauses while they are used up.
@@ -129,7 +128,7 @@ impl Worker {
                     }
                     let entry = self.connections.vacant_entry();
                     let index = entry.key();
-                    let connection = entry.insert(Connection::new(stream));
+                    let connection = entry.insert(ReflectedConnection::new(stream));
                     if self.poller.add(connection, index as u64).is_err() {
                         self.connections.remove(index);
                     }
@@ -217,7 +216,7 @@ impl Worker {
     }
 }
 
-impl Work for Worker {
+impl Work for TcpReflectWorker {
     fn poller(&self) -> &Poller {
         &self.poller
     }
@@ -249,9 +248,12 @@ impl Work for Worker {
         Ok(())
     }
 
-    fn publish(&self, counters: &Counters) {
-        counters.connections.store(self.accepted, Relaxed);
-        counters.tcp_received_bytes.store(self.buffers.received, Relaxed);
-        counters.tcp_sent_bytes.store(self.buffers.sent, Relaxed);
+    fn stats(&self) -> ReflectStats {
+        ReflectStats {
+            connections: self.accepted,
+            tcp_received_bytes: self.buffers.received,
+            tcp_sent_bytes: self.buffers.sent,
+            ..ReflectStats::default()
+        }
     }
 }

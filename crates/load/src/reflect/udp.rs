@@ -3,11 +3,11 @@
 //! Each worker has its own `SO_REUSEPORT` socket per address. A received super-packet leaves as one again, because its
 //! datagrams lie next to each other in the arena.
 
-use std::{io, net::SocketAddr, sync::atomic::Ordering::Relaxed};
+use std::{io, net::SocketAddr};
 
 use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
 
-use super::{BUFFER, Counters, Work};
+use super::{BUFFER, ReflectStats, Work};
 use crate::LoadError;
 
 /// `shared` with the other workers.
@@ -28,7 +28,7 @@ pub(super) fn bind(address: SocketAddr, step: Datapath, shared: bool) -> Result<
     })
 }
 
-pub(super) struct Worker {
+pub(super) struct UdpReflectWorker {
     sockets: Sockets,
     poller: Poller,
     rx: Rx,
@@ -36,7 +36,7 @@ pub(super) struct Worker {
     ready: Vec<SocketId>,
 }
 
-impl Worker {
+impl UdpReflectWorker {
     pub(super) fn new(sockets: Vec<UdpSocket>, datapath: Datapath) -> io::Result<Self> {
         let (poller, mut table) = (Poller::new()?, Sockets::default());
         for socket in sockets {
@@ -84,7 +84,7 @@ impl Worker {
     }
 }
 
-impl Work for Worker {
+impl Work for UdpReflectWorker {
     fn poller(&self) -> &Poller {
         &self.poller
     }
@@ -101,12 +101,15 @@ impl Work for Worker {
         Ok(())
     }
 
-    fn publish(&self, counters: &Counters) {
+    fn stats(&self) -> ReflectStats {
         let (rx, tx) = (self.rx.stats(), self.tx.stats());
-        counters.received.store(rx.datagrams, Relaxed);
-        counters.received_bytes.store(rx.bytes, Relaxed);
-        counters.kernel_drops.store(rx.kernel_drops, Relaxed);
-        counters.sent.store(tx.datagrams, Relaxed);
-        counters.refused.store(tx.would_block + tx.too_big + tx.refused, Relaxed);
+        ReflectStats {
+            received: rx.datagrams,
+            received_bytes: rx.bytes,
+            kernel_drops: rx.kernel_drops,
+            sent: tx.datagrams,
+            refused: tx.would_block + tx.too_big + tx.refused,
+            ..ReflectStats::default()
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Schedule, Shared, Tallies};
+use super::{RunShared, RunTallies, Schedule};
 use crate::{LoadError, clock::thread_cpu};
 
 /// How often counts are handed to the reporter.
@@ -10,7 +10,7 @@ const PUBLISH_NS: u64 = 200_000_000;
 
 /// Hands counts to the reporter, hears whether the run was stopped, and keeps the CPU time of the measured part.
 pub(crate) struct Heartbeat<'a, C> {
-    shared: &'a Shared<'a, C>,
+    shared: &'a RunShared<'a, C>,
     thread: usize,
     next: u64,
     measure: u64,
@@ -19,7 +19,7 @@ pub(crate) struct Heartbeat<'a, C> {
 }
 
 impl<'a, C> Heartbeat<'a, C> {
-    pub(crate) fn new(shared: &'a Shared<'a, C>, thread: usize, schedule: Schedule) -> Self {
+    pub(crate) fn new(shared: &'a RunShared<'a, C>, thread: usize, schedule: Schedule) -> Self {
         Self { shared, thread, next: schedule.start, measure: schedule.measure, cpu: None }
     }
 
@@ -35,7 +35,7 @@ impl<'a, C> Heartbeat<'a, C> {
     pub(crate) fn beat(
         &mut self,
         now: u64,
-        tallies: &mut Tallies,
+        tallies: &mut RunTallies,
         schedule: &mut Schedule,
         under_way: impl FnOnce() -> u64,
     ) -> Result<bool, LoadError> {

@@ -21,20 +21,20 @@ use std::{
 use turnpike_measure::{LATE_P99_US, Rate, Report, per_second};
 
 pub(crate) use heartbeat::Heartbeat;
-pub(crate) use shared::{Schedule, Shared};
-pub(crate) use tally::{Finished, Tallies, Tally};
+pub(crate) use shared::{RunShared, Schedule};
+pub(crate) use tally::{Finished, RunTallies, RunTally};
 pub(crate) use turnpike_client::Errors;
 
 use crate::{
     LoadError,
     options::{ResultLimits, RunOptions},
     profile::Shaped,
-    progress::{Interval, Kind, Phase},
+    progress::{CountKind, Interval, RunPhase},
 };
 
 /// What a run found.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
+pub struct RunOutcome {
     /// The figures, to be written as JSON or shown.
     pub report: Report,
     /// Each asked-for limit that was exceeded, as a sentence.
@@ -43,13 +43,13 @@ pub struct Outcome {
     interrupted: bool,
 }
 
-impl Outcome {
+impl RunOutcome {
     /// The asked-for limits (`--max-loss`, `--max-p99`) that were exceeded, one sentence each; empty when all was well.
     pub fn limits_exceeded(&self) -> &[String] {
         &self.exceeded
     }
 
-    /// Whether the run was ended by [`Stop::stop`] before its time: the report is of what was measured until then.
+    /// Whether the run was ended by [`StopHandle::stop`] before its time: the report is of what was measured until then.
     pub fn was_interrupted(&self) -> bool {
         self.interrupted
     }
@@ -57,9 +57,9 @@ impl Outcome {
 
 /// Ends a run before its time, from another thread.
 #[derive(Clone, Debug, Default)]
-pub struct Stop(Arc<AtomicBool>);
+pub struct StopHandle(Arc<AtomicBool>);
 
-impl Stop {
+impl StopHandle {
     /// One that has not been told to stop.
     pub fn new() -> Self {
         Self::default()
@@ -78,17 +78,17 @@ impl Stop {
 
 /// What all generators' settings have in common.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Frame {
+pub(crate) struct RunFrame {
     pub(crate) clients: usize,
     pub(crate) threads: usize,
     pub(crate) warmup: Duration,
     pub(crate) duration: Duration,
-    pub(crate) kind: Kind,
+    pub(crate) kind: CountKind,
 }
 
-impl Frame {
+impl RunFrame {
     /// Without an answer of the user's, a thread for each core, but no more than `clients`.
-    pub(crate) fn new(run: &RunOptions, clients: usize, kind: Kind) -> Self {
+    pub(crate) fn new(run: &RunOptions, clients: usize, kind: CountKind) -> Self {
         let cores = || thread::available_parallelism().map_or(1, usize::from);
         let threads = run.threads.unwrap_or_else(cores).min(clients);
         Self { clients, threads, warmup: run.warmup, duration: run.duration, kind }
@@ -97,14 +97,14 @@ impl Frame {
 
 /// What a report repeats of the settings, and the limits that it is held against.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct AskedLoad {
     pub(crate) size: usize,
     pub(crate) rate: Rate,
     pub(crate) datapath: String,
     pub(crate) limits: ResultLimits,
 }
 
-impl Asked {
+impl AskedLoad {
     /// The same of `clients` that send and get what a profile says, if there is one.
     #[expect(
         clippy::cast_possible_truncation,
@@ -120,8 +120,8 @@ impl Asked {
 }
 
 /// What all threads found together.
-pub(crate) struct Found {
-    pub(crate) tallies: Tallies,
+pub(crate) struct RunFindings {
+    pub(crate) tallies: RunTallies,
     pub(crate) finished: Vec<Finished>,
     pub(crate) measured: Duration,
     /// Whether it is shorter than was asked for.
@@ -131,13 +131,13 @@ pub(crate) struct Found {
 /// Runs `body` in each thread. `progress` is called about once a second, from the calling thread.
 pub(crate) fn run<C: Sync>(
     config: &C,
-    frame: Frame,
-    stop: &Stop,
-    body: impl Fn(&Shared<'_, C>, usize) -> Result<Finished, LoadError> + Sync,
+    frame: RunFrame,
+    stop: &StopHandle,
+    body: impl Fn(&RunShared<'_, C>, usize) -> Result<Finished, LoadError> + Sync,
     mut progress: impl FnMut(&Interval),
-) -> Result<Found, LoadError> {
-    let shared = Shared::new(config, frame);
-    let mut tallies = Tallies::default();
+) -> Result<RunFindings, LoadError> {
+    let shared = RunShared::new(config, frame);
+    let mut tallies = RunTallies::default();
     let finished = thread::scope(|scope| {
         let (sender, receiver) = mpsc::channel();
         for number in 0..frame.threads {
@@ -158,7 +158,7 @@ pub(crate) fn run<C: Sync>(
         watch(&shared, stop, &receiver, &mut tallies, &mut progress)
     });
     let (measured, interrupted) = shared.measured();
-    shared.take_failure().map_or(Ok(Found { tallies, finished, measured, interrupted }), Err)
+    shared.take_failure().map_or(Ok(RunFindings { tallies, finished, measured, interrupted }), Err)
 }
 
 /// Says what is impossible about what all generators are told: numbers beyond their range, by flag.
@@ -193,10 +193,10 @@ pub(crate) fn check_files(clients: usize) -> Result<(), LoadError> {
 
 /// Reports each second until all threads have ended.
 fn watch<C>(
-    shared: &Shared<'_, C>,
-    stop: &Stop,
+    shared: &RunShared<'_, C>,
+    stop: &StopHandle,
     threads: &mpsc::Receiver<Option<Finished>>,
-    total: &mut Tallies,
+    total: &mut RunTallies,
     progress: &mut impl FnMut(&Interval),
 ) -> Vec<Finished> {
     const INTERVAL: Duration = Duration::from_secs(1);
@@ -216,7 +216,7 @@ fn watch<C>(
             Err(mpsc::RecvTimeoutError::Timeout) if last.elapsed() < INTERVAL => {}
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 let now = Instant::now();
-                let mut interval = Tallies::default();
+                let mut interval = RunTallies::default();
                 collect(shared, &mut interval);
                 let newly = losses.note(&interval);
                 progress(&Interval {
@@ -235,9 +235,9 @@ fn watch<C>(
     finished
 }
 
-fn collect<C>(shared: &Shared<'_, C>, into: &mut Tallies) {
+fn collect<C>(shared: &RunShared<'_, C>, into: &mut RunTallies) {
     for slot in &shared.slots {
-        Tallies::collect(slot, into);
+        RunTallies::collect(slot, into);
     }
 }
 
@@ -250,8 +250,8 @@ struct Losses {
 
 impl Losses {
     /// What was found to be lost in this interval. A reply that comes after all takes from the next losses.
-    fn note(&mut self, interval: &Tallies) -> u64 {
-        let Tallies { warmup, measured, under_way } = interval;
+    fn note(&mut self, interval: &RunTallies) -> u64 {
+        let RunTallies { warmup, measured, under_way } = interval;
         self.unanswered = (self.unanswered + warmup.sent + measured.sent)
             .saturating_sub(warmup.received + measured.received);
         let lost = self.unanswered.saturating_sub(*under_way);
@@ -267,18 +267,18 @@ impl Losses {
 }
 
 fn summary<C>(
-    shared: &Shared<'_, C>,
-    interval: &mut Tallies,
+    shared: &RunShared<'_, C>,
+    interval: &mut RunTallies,
     elapsed: Duration,
     length: Duration,
 ) -> Interval {
-    let mut both = Tally::default();
+    let mut both = RunTally::default();
     both.merge(&mut interval.warmup);
     both.merge(&mut interval.measured);
     let phase = match shared.schedule() {
-        None => Phase::Setup { ready: shared.ready_clients.load(Relaxed), clients: shared.frame.clients },
-        Some(schedule) if shared.clock.ns() < schedule.measure => Phase::Warmup,
-        Some(_) => Phase::Measuring,
+        None => RunPhase::Setup { ready: shared.ready_clients.load(Relaxed), clients: shared.frame.clients },
+        Some(schedule) if shared.clock.ns() < schedule.measure => RunPhase::Warmup,
+        Some(_) => RunPhase::Measuring,
     };
     Interval {
         phase,
@@ -296,7 +296,7 @@ fn summary<C>(
 
 /// The report of a run in which messages are answered, each on its own. Notes and limits are up to [`conclude`].
 #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
-pub(crate) fn report(frame: &Frame, asked: &Asked, found: Found) -> Report {
+pub(crate) fn report(frame: &RunFrame, asked: &AskedLoad, found: RunFindings) -> Report {
     let tally = found.tallies.measured;
     let mut errors = BTreeMap::new();
     let mut extra: BTreeMap<String, f64> = BTreeMap::new();
@@ -330,8 +330,8 @@ pub(crate) fn report(frame: &Frame, asked: &Asked, found: Found) -> Report {
     }
     let lost = match frame.kind {
         // Most of what is sent deserves no reply.
-        Kind::OneWay => 0,
-        Kind::Answered | Kind::Bytes => tally.sent.saturating_sub(tally.received),
+        CountKind::OneWay => 0,
+        CountKind::Answered | CountKind::Bytes => tally.sent.saturating_sub(tally.received),
     };
     Report {
         sent: tally.sent,
@@ -360,7 +360,7 @@ pub(crate) fn report(frame: &Frame, asked: &Asked, found: Found) -> Report {
 }
 
 /// Says what was late, and holds the report against the limits.
-pub(crate) fn conclude(mut report: Report, asked: &Asked, interrupted: bool) -> Outcome {
+pub(crate) fn conclude(mut report: Report, asked: &AskedLoad, interrupted: bool) -> RunOutcome {
     if report.late_us.p99 > LATE_P99_US {
         report.notes.insert(
             0,
@@ -371,10 +371,10 @@ pub(crate) fn conclude(mut report: Report, asked: &Asked, interrupted: bool) -> 
             ),
         );
     }
-    Outcome { exceeded: exceeded(asked, &report), report, interrupted }
+    RunOutcome { exceeded: exceeded(asked, &report), report, interrupted }
 }
 
-fn exceeded(asked: &Asked, report: &Report) -> Vec<String> {
+fn exceeded(asked: &AskedLoad, report: &Report) -> Vec<String> {
     let mut exceeded = Vec::new();
     if let Some(limit) = asked.limits.max_loss
         && report.loss_percent() > limit
@@ -395,8 +395,8 @@ fn exceeded(asked: &Asked, report: &Report) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn interval(sent: u64, received: u64, under_way: u64) -> Tallies {
-        let mut tallies = Tallies::default();
+    fn interval(sent: u64, received: u64, under_way: u64) -> RunTallies {
+        let mut tallies = RunTallies::default();
         (tallies.measured.sent, tallies.measured.received, tallies.under_way) = (sent, received, under_way);
         tallies
     }

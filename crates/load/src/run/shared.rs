@@ -8,19 +8,19 @@ use std::{
     time::Duration,
 };
 
-use super::{Frame, tally::Tallies};
+use super::{RunFrame, tally::RunTallies};
 use crate::{
     LoadError,
     clock::{Clock, nanos},
 };
 
 /// Made once, borrowed by all threads.
-pub(crate) struct Shared<'a, C> {
+pub(crate) struct RunShared<'a, C> {
     pub(crate) config: &'a C,
-    pub(crate) frame: Frame,
+    pub(crate) frame: RunFrame,
     pub(crate) clock: Clock,
     /// One per thread.
-    pub(crate) slots: Vec<Mutex<Tallies>>,
+    pub(crate) slots: Vec<Mutex<RunTallies>>,
     /// Clients that are set up.
     pub(crate) ready_clients: AtomicUsize,
     ready_threads: AtomicUsize,
@@ -47,8 +47,8 @@ impl Schedule {
     }
 }
 
-impl<'a, C> Shared<'a, C> {
-    pub(crate) fn new(config: &'a C, frame: Frame) -> Self {
+impl<'a, C> RunShared<'a, C> {
+    pub(crate) fn new(config: &'a C, frame: RunFrame) -> Self {
         Self {
             config,
             frame,
@@ -151,11 +151,11 @@ impl<'a, C> Shared<'a, C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::progress::Kind;
+    use crate::progress::CountKind;
 
-    fn shared(warmup: Duration) -> Shared<'static, ()> {
+    fn shared(warmup: Duration) -> RunShared<'static, ()> {
         let duration = Duration::from_secs(100);
-        Shared::new(&(), Frame { clients: 1, threads: 1, warmup, duration, kind: Kind::Answered })
+        RunShared::new(&(), RunFrame { clients: 1, threads: 1, warmup, duration, kind: CountKind::Answered })
     }
 
     #[test]
@@ -194,8 +194,8 @@ mod tests {
     #[test]
     fn times_beyond_the_clocks_end_are_no_overflow() {
         let (warmup, duration) = (Duration::from_secs(1), Duration::MAX);
-        let frame = Frame { clients: 1, threads: 1, warmup, duration, kind: Kind::Answered };
-        let shared = Shared::new(&(), frame);
+        let frame = RunFrame { clients: 1, threads: 1, warmup, duration, kind: CountKind::Answered };
+        let shared = RunShared::new(&(), frame);
         assert!(shared.schedule().is_none());
         shared.thread_is_ready();
         let schedule = shared.schedule().unwrap();

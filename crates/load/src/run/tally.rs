@@ -9,7 +9,7 @@ use crate::profile::Figures;
 
 /// Counts of one thread, or of several merged.
 #[derive(Clone, Default)]
-pub(crate) struct Tally {
+pub(crate) struct RunTally {
     pub(crate) sent: u64,
     pub(crate) sent_bytes: u64,
     pub(crate) received: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Tally {
     run_length: u32,
 }
 
-impl Tally {
+impl RunTally {
     #[inline]
     pub(crate) fn record_rtt(&mut self, us: u64) {
         if us == self.run_us {
@@ -69,16 +69,16 @@ impl Tally {
 
 /// Tallies of the warm-up and of the measured time. A datagram belongs where it was due.
 #[derive(Default)]
-pub(crate) struct Tallies {
-    pub(crate) warmup: Tally,
-    pub(crate) measured: Tally,
+pub(crate) struct RunTallies {
+    pub(crate) warmup: RunTally,
+    pub(crate) measured: RunTally,
     /// What was sent and may still be answered, when this was published.
     pub(crate) under_way: u64,
 }
 
-impl Tallies {
+impl RunTallies {
     #[inline]
-    pub(crate) fn of(&mut self, measured: bool) -> &mut Tally {
+    pub(crate) fn of(&mut self, measured: bool) -> &mut RunTally {
         if measured { &mut self.measured } else { &mut self.warmup }
     }
 
@@ -131,12 +131,12 @@ mod tests {
 
     #[test]
     fn equal_round_trips_in_a_row_are_all_counted() {
-        let mut tally = Tally::default();
+        let mut tally = RunTally::default();
         for us in [5, 5, 5, 7, 7, 5] {
             tally.received += 1;
             tally.record_rtt(us);
         }
-        let mut total = Tally::default();
+        let mut total = RunTally::default();
         total.merge(&mut tally);
         tally.clear();
         total.merge(&mut tally);
@@ -146,16 +146,16 @@ mod tests {
 
     #[test]
     fn what_is_published_is_collected_once() {
-        let (slot, mut total) = (Mutex::new(Tallies::default()), Tallies::default());
-        let mut own = Tallies::default();
+        let (slot, mut total) = (Mutex::new(RunTallies::default()), RunTallies::default());
+        let mut own = RunTallies::default();
         own.of(false).sent = 3;
         own.of(true).sent = 4;
         own.of(true).record_rtt(9);
         own.of(true).received = 1;
         own.publish(&slot, 6);
         own.publish(&slot, 5);
-        Tallies::collect(&slot, &mut total);
-        Tallies::collect(&slot, &mut total);
+        RunTallies::collect(&slot, &mut total);
+        RunTallies::collect(&slot, &mut total);
         assert_eq!((total.warmup.sent, total.measured.sent, total.measured.rtt.count()), (3, 4, 1));
         // What is under way is a level and no count: each look at it sees the latest.
         assert_eq!(total.under_way, 5 + 5);

@@ -11,14 +11,14 @@ use std::{
 use socket2::SockRef;
 use turnpike_net::poll::{Event, Interest, Poller};
 
-use super::{Config, LONGEST_SLEEP_NS, Shared, Workload, dial, is_not_now};
+use super::{Config, LONGEST_SLEEP_NS, StreamShared, Workload, dial, is_not_now};
 use crate::{
     LoadError,
     clock::nanos,
-    greeting::{Mode, RECORD_LEN, Record},
+    greeting::{RECORD_LEN, StreamMode, StreamRecord},
     pattern,
     reflect::MSG_TRUNC,
-    run::{Errors, Finished, Heartbeat, Schedule, Tallies},
+    run::{Errors, Finished, Heartbeat, RunTallies, Schedule},
 };
 
 /// What arrived at the reflector, and at the generator, within the measured time, in bits a second.
@@ -31,16 +31,16 @@ const READ: usize = 256 << 10;
 const BUDGET: usize = 1 << 20;
 
 /// Runs one thread's share of the streams.
-pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
+pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.connections(), thread);
-    let modes: Vec<Mode> = (first..first + count).map(|number| shared.config.mode(number)).collect();
+    let modes: Vec<StreamMode> = (first..first + count).map(|number| shared.config.mode(number)).collect();
     let mut poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
     let connections = dial::all(shared, &mut poller, &modes)?;
     shared.thread_is_ready();
     let schedule = shared.wait_for_start()?;
     let mut bulk = Bulk::new(shared.config, schedule, poller);
     for (index, (connection, mode)) in connections.into_iter().zip(modes).enumerate() {
-        bulk.streams.push(Stream::new(connection, mode, first + index));
+        bulk.streams.push(BulkStream::new(connection, mode, first + index));
     }
     bulk.run(shared, thread)
 }
@@ -49,13 +49,13 @@ struct Bulk<'a> {
     config: &'a Config,
     schedule: Schedule,
     poller: Poller,
-    streams: Vec<Stream>,
-    buffers: Buffers,
-    tallies: Tallies,
+    streams: Vec<BulkStream>,
+    buffers: ReceiveBuffers,
+    tallies: RunTallies,
 }
 
 /// Where bytes are received, and what is done with them.
-struct Buffers {
+struct ReceiveBuffers {
     bytes: Vec<u8>,
     discarded: Vec<MaybeUninit<u8>>,
     verify: bool,
@@ -69,11 +69,11 @@ impl<'a> Bulk<'a> {
             Workload::Exchange(_) | Workload::Connect(_) => (false, false),
         };
         let (bytes, discarded) = (vec![0; READ], vec![MaybeUninit::uninit(); READ]);
-        let buffers = Buffers { bytes, discarded, verify, discard };
-        Self { config, schedule, poller, streams: Vec::new(), buffers, tallies: Tallies::default() }
+        let buffers = ReceiveBuffers { bytes, discarded, verify, discard };
+        Self { config, schedule, poller, streams: Vec::new(), buffers, tallies: RunTallies::default() }
     }
 
-    fn run(&mut self, shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
+    fn run(&mut self, shared: &StreamShared<'_>, thread: usize) -> Result<Finished, LoadError> {
         let server = self.config.target.server;
         let now = shared.clock.ns();
         std::thread::sleep(Duration::from_nanos(self.schedule.start.saturating_sub(now)));
@@ -83,7 +83,7 @@ impl<'a> Bulk<'a> {
         }
         let (mut heartbeat, mut stopped) = (Heartbeat::new(shared, thread, self.schedule), false);
         let mut ready: Vec<Event> = Vec::new();
-        while !self.streams.iter().all(Stream::is_done) {
+        while !self.streams.iter().all(BulkStream::is_done) {
             let now = shared.clock.ns();
             if heartbeat.beat(now, &mut self.tallies, &mut self.schedule, || 0)? {
                 self.check_progress(now)?;
@@ -113,7 +113,7 @@ impl<'a> Bulk<'a> {
             return Ok(());
         };
         let server = self.config.target.server;
-        let at = Moment { now, schedule: self.schedule };
+        let at = BulkMoment { now, schedule: self.schedule };
         if event.readable || event.error {
             let read = stream.read(&mut self.buffers, at, &mut self.tallies);
             read.map_err(|error| stream.lost(server, &error))?;
@@ -147,8 +147,8 @@ impl<'a> Bulk<'a> {
         let (mut rates, measured) = (BTreeMap::new(), self.schedule.measured());
         for stream in &self.streams {
             let (name, rate) = match &stream.way {
-                Way::ToServer(sending) => (TO_SERVER_BPS, sending.rate(measured)),
-                Way::ToClient(receiving) => (TO_CLIENT_BPS, receiving.rate(measured)),
+                BulkWay::ToServer(sending) => (TO_SERVER_BPS, sending.rate(measured)),
+                BulkWay::ToClient(receiving) => (TO_CLIENT_BPS, receiving.rate(measured)),
             };
             *rates.entry(name).or_default() += rate;
         }
@@ -157,12 +157,12 @@ impl<'a> Bulk<'a> {
 }
 
 #[derive(Clone, Copy)]
-struct Moment {
+struct BulkMoment {
     now: u64,
     schedule: Schedule,
 }
 
-impl Moment {
+impl BulkMoment {
     fn is_measured(self) -> bool {
         self.now >= self.schedule.measure
     }
@@ -172,44 +172,44 @@ impl Moment {
     }
 }
 
-struct Stream {
+struct BulkStream {
     socket: TcpStream,
     number: usize,
-    way: Way,
+    way: BulkWay,
     /// When something last moved.
     last_ns: u64,
 }
 
-enum Way {
+enum BulkWay {
     ToServer(Sending),
     ToClient(Receiving),
 }
 
-impl Stream {
-    fn new(socket: TcpStream, mode: Mode, number: usize) -> Self {
+impl BulkStream {
+    fn new(socket: TcpStream, mode: StreamMode, number: usize) -> Self {
         let way = match mode {
-            Mode::Source { .. } => Way::ToClient(Receiving::default()),
-            _ => Way::ToServer(Sending::default()),
+            StreamMode::Source { .. } => BulkWay::ToClient(Receiving::default()),
+            _ => BulkWay::ToServer(Sending::default()),
         };
         Self { socket, number, way, last_ns: 0 }
     }
 
     fn start(&mut self, poller: &Poller, index: usize) -> io::Result<()> {
         match self.way {
-            Way::ToServer(_) => {
+            BulkWay::ToServer(_) => {
                 poller.set(&self.socket, index as u64, Interest::Level { read: true, write: true })
             }
-            Way::ToClient(_) => self.socket.write_all(b"g"),
+            BulkWay::ToClient(_) => self.socket.write_all(b"g"),
         }
     }
 
     fn stop(&mut self, poller: &Poller, index: usize) -> io::Result<()> {
         match &mut self.way {
-            Way::ToServer(sending) => {
+            BulkWay::ToServer(sending) => {
                 sending.stopped = true;
                 poller.set(&self.socket, index as u64, Interest::Level { read: true, write: false })
             }
-            Way::ToClient(receiving) => {
+            BulkWay::ToClient(receiving) => {
                 receiving.stopped = true;
                 self.socket.write_all(b"s")
             }
@@ -218,21 +218,21 @@ impl Stream {
 
     fn is_done(&self) -> bool {
         match &self.way {
-            Way::ToServer(sending) => sending.stopped && sending.latest.total >= sending.sent,
-            Way::ToClient(receiving) => receiving.ended,
+            BulkWay::ToServer(sending) => sending.stopped && sending.latest.total >= sending.sent,
+            BulkWay::ToClient(receiving) => receiving.ended,
         }
     }
 
     /// Payload bytes so far.
     fn moved(&self) -> u64 {
         match &self.way {
-            Way::ToServer(sending) => sending.sent,
-            Way::ToClient(receiving) => receiving.received,
+            BulkWay::ToServer(sending) => sending.sent,
+            BulkWay::ToClient(receiving) => receiving.received,
         }
     }
 
-    fn write(&mut self, block: usize, at: Moment, tallies: &mut Tallies) -> io::Result<()> {
-        let Way::ToServer(sending) = &mut self.way else { return Ok(()) };
+    fn write(&mut self, block: usize, at: BulkMoment, tallies: &mut RunTallies) -> io::Result<()> {
+        let BulkWay::ToServer(sending) = &mut self.way else { return Ok(()) };
         let mut budget = BUDGET;
         while budget > 0 && !sending.stopped {
             match self.socket.write(pattern::at(sending.sent, block)) {
@@ -255,19 +255,24 @@ impl Stream {
         Ok(())
     }
 
-    fn read(&mut self, buffers: &mut Buffers, at: Moment, tallies: &mut Tallies) -> io::Result<()> {
+    fn read(
+        &mut self,
+        buffers: &mut ReceiveBuffers,
+        at: BulkMoment,
+        tallies: &mut RunTallies,
+    ) -> io::Result<()> {
         let (socket, last_ns) = (&mut self.socket, &mut self.last_ns);
         match &mut self.way {
-            Way::ToServer(sending) => sending.read_records(socket, last_ns, at, tallies),
-            Way::ToClient(receiving) => receiving.read(socket, last_ns, buffers, at, tallies),
+            BulkWay::ToServer(sending) => sending.read_records(socket, last_ns, at, tallies),
+            BulkWay::ToClient(receiving) => receiving.read(socket, last_ns, buffers, at, tallies),
         }
     }
 
     /// Whether all arrived, once done.
     fn check(&self, server: SocketAddr) -> Result<(), LoadError> {
         let (sent, received, wrong) = match &self.way {
-            Way::ToServer(sending) => (sending.sent, sending.latest.total, sending.latest.wrong),
-            Way::ToClient(receiving) => (receiving.sent(), receiving.received, receiving.wrong),
+            BulkWay::ToServer(sending) => (sending.sent, sending.latest.total, sending.latest.wrong),
+            BulkWay::ToClient(receiving) => (receiving.sent(), receiving.received, receiving.wrong),
         };
         if sent == received && wrong == 0 {
             return Ok(());
@@ -289,9 +294,9 @@ struct Sending {
     stopped: bool,
     partial: [u8; RECORD_LEN],
     partial_len: usize,
-    latest: Record,
+    latest: StreamRecord,
     /// The first and the last record that came within the measured time.
-    window: Option<(Record, Record)>,
+    window: Option<(StreamRecord, StreamRecord)>,
 }
 
 impl Sending {
@@ -299,8 +304,8 @@ impl Sending {
         &mut self,
         socket: &mut TcpStream,
         last_ns: &mut u64,
-        at: Moment,
-        tallies: &mut Tallies,
+        at: BulkMoment,
+        tallies: &mut RunTallies,
     ) -> io::Result<()> {
         loop {
             match socket.read(&mut self.partial[self.partial_len..]) {
@@ -313,7 +318,7 @@ impl Sending {
                 return Ok(());
             }
             self.partial_len = 0;
-            self.note(Record::from_bytes(self.partial), at, tallies);
+            self.note(StreamRecord::from_bytes(self.partial), at, tallies);
             *last_ns = at.now;
             if self.stopped && self.latest.total >= self.sent {
                 return Ok(());
@@ -321,7 +326,7 @@ impl Sending {
         }
     }
 
-    fn note(&mut self, record: Record, at: Moment, tallies: &mut Tallies) {
+    fn note(&mut self, record: StreamRecord, at: BulkMoment, tallies: &mut RunTallies) {
         // The stream keeps its order: its first bytes are the warm-up's, whenever they arrive.
         let before = self.latest.total;
         let measured = record.total.saturating_sub(before.max(self.warmup));
@@ -367,9 +372,9 @@ impl Receiving {
         &mut self,
         socket: &mut TcpStream,
         last_ns: &mut u64,
-        buffers: &mut Buffers,
-        at: Moment,
-        tallies: &mut Tallies,
+        buffers: &mut ReceiveBuffers,
+        at: BulkMoment,
+        tallies: &mut RunTallies,
     ) -> io::Result<()> {
         let mut budget = BUDGET;
         while budget > 0 {
@@ -429,7 +434,7 @@ impl Receiving {
 
     /// What the reflector says that it sent.
     fn sent(&self) -> u64 {
-        Record::from_bytes(self.tail.bytes).total
+        StreamRecord::from_bytes(self.tail.bytes).total
     }
 
     fn rate(&self, duration: Duration) -> f64 {
@@ -483,9 +488,13 @@ mod tests {
     fn bytes_of_the_warm_up_count_as_such_however_late_they_arrive() {
         let schedule = Schedule { start: 0, measure: 100, end: 200 };
         let (mut tallies, mut sending) =
-            (Tallies::default(), Sending { sent: 1_000, warmup: 300, ..Sending::default() });
+            (RunTallies::default(), Sending { sent: 1_000, warmup: 300, ..Sending::default() });
         for (now, total) in [(50, 100), (150, 400), (250, 1_000)] {
-            sending.note(Record { total, ..Record::default() }, Moment { now, schedule }, &mut tallies);
+            sending.note(
+                StreamRecord { total, ..StreamRecord::default() },
+                BulkMoment { now, schedule },
+                &mut tallies,
+            );
         }
         assert_eq!((tallies.warmup.received, tallies.measured.received), (300, 700));
     }

@@ -9,7 +9,7 @@ use turnpike_measure::Rate;
 
 use crate::{
     LoadError,
-    greeting::{MAX_SIZE, Mode},
+    greeting::{MAX_SIZE, StreamMode},
     options::{self, ResultLimits, RunOptions},
     run,
 };
@@ -18,7 +18,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where it goes, and for how long.
-    pub target: Target,
+    pub target: StreamTarget,
     /// What is done.
     pub workload: Workload,
     /// How long anything may take that must happen: an answer to a connection attempt or a greeting, and in bulk the next
@@ -28,7 +28,7 @@ pub struct Config {
 
 /// Where the connections go, and for how long.
 #[derive(Clone, Debug, Args)]
-pub struct Target {
+pub struct StreamTarget {
     /// A `turnpike reflect`, or a forwarder to one: HOST[:PORT], port 3480 by default
     #[arg(value_name = "HOST:PORT", value_parser = options::reflector)]
     pub server: SocketAddr,
@@ -42,16 +42,16 @@ pub struct Target {
 #[derive(Clone, Copy, Debug)]
 pub enum Workload {
     /// As many bytes as go.
-    Bulk(BulkOptions),
+    Bulk(BulkLoad),
     /// Requests and responses on open connections, one outstanding on each.
-    Exchange(ExchangeOptions),
+    Exchange(ExchangeLoad),
     /// A connection for each request and response.
-    Connect(ConnectOptions),
+    Connect(ConnectLoad),
 }
 
 /// Flags of `load tcp`.
 #[derive(Clone, Copy, Debug, Args)]
-pub struct BulkOptions {
+pub struct BulkLoad {
     /// Streams, each a connection of its own, 1 to 10000; with --bidir as many each way
     #[arg(short = 'P', long = "parallel", visible_alias = "clients", value_name = "N", default_value_t = 1)]
     pub clients: usize,
@@ -79,7 +79,7 @@ pub struct BulkOptions {
 
 /// Flags of `load rr`.
 #[derive(Clone, Copy, Debug, Args)]
-pub struct ExchangeOptions {
+pub struct ExchangeLoad {
     /// Connections, with one request outstanding on each, 1 to 10000
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub clients: usize,
@@ -104,7 +104,7 @@ pub struct ExchangeOptions {
 
 /// Flags of `load connect`.
 #[derive(Clone, Copy, Debug, Args)]
-pub struct ConnectOptions {
+pub struct ConnectLoad {
     /// Connections at once, 1 to 10000
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub clients: usize,
@@ -151,7 +151,7 @@ impl Config {
     pub const MAX_CLIENTS: usize = 10_000;
 
     /// `workload` at `target`.
-    pub fn new(target: Target, workload: Workload) -> Self {
+    pub fn new(target: StreamTarget, workload: Workload) -> Self {
         Self { target, workload, timeout: Duration::from_secs(5) }
     }
 
@@ -171,7 +171,7 @@ impl Config {
             ("--response", response, 1..=MAX_SIZE),
         ];
         run::check(&numbers, self.target.run.threads, self.target.run.duration)?;
-        if let Workload::Bulk(BulkOptions { verify: true, skip_rx_copy: true, .. }) = self.workload {
+        if let Workload::Bulk(BulkLoad { verify: true, skip_rx_copy: true, .. }) = self.workload {
             return Err(LoadError::Config(
                 "--verify looks at bytes that --skip-rx-copy throws away".to_owned(),
             ));
@@ -182,15 +182,15 @@ impl Config {
     /// Connections at a time; in bulk, streams each way.
     pub(crate) fn clients(&self) -> usize {
         match self.workload {
-            Workload::Bulk(BulkOptions { clients, .. })
-            | Workload::Exchange(ExchangeOptions { clients, .. })
-            | Workload::Connect(ConnectOptions { clients, .. }) => clients,
+            Workload::Bulk(BulkLoad { clients, .. })
+            | Workload::Exchange(ExchangeLoad { clients, .. })
+            | Workload::Connect(ConnectLoad { clients, .. }) => clients,
         }
     }
 
     /// Connections at a time, both ways together.
     pub(crate) fn connections(&self) -> usize {
-        let both = matches!(self.workload, Workload::Bulk(BulkOptions { bidir: true, .. }));
+        let both = matches!(self.workload, Workload::Bulk(BulkLoad { bidir: true, .. }));
         if both { self.clients() * 2 } else { self.clients() }
     }
 
@@ -198,43 +198,43 @@ impl Config {
     pub(crate) fn rate_and_limits(&self) -> (Rate, ResultLimits) {
         match self.workload {
             Workload::Bulk(_) => (Rate::Max, ResultLimits::default()),
-            Workload::Exchange(ExchangeOptions { rate, limits, .. })
-            | Workload::Connect(ConnectOptions { rate, limits, .. }) => (rate, limits),
+            Workload::Exchange(ExchangeLoad { rate, limits, .. })
+            | Workload::Connect(ConnectLoad { rate, limits, .. }) => (rate, limits),
         }
     }
 
     /// Bytes of a write or a request.
     pub(crate) fn size(&self) -> usize {
         match self.workload {
-            Workload::Bulk(BulkOptions { size, .. })
-            | Workload::Exchange(ExchangeOptions { size, .. })
-            | Workload::Connect(ConnectOptions { size, .. }) => size,
+            Workload::Bulk(BulkLoad { size, .. })
+            | Workload::Exchange(ExchangeLoad { size, .. })
+            | Workload::Connect(ConnectLoad { size, .. }) => size,
         }
     }
 
     /// What connection `number` of the run asks the reflector for.
-    pub(crate) fn mode(&self, number: usize) -> Mode {
+    pub(crate) fn mode(&self, number: usize) -> StreamMode {
         match self.workload {
-            Workload::Bulk(BulkOptions { reverse, bidir, size, verify, skip_rx_copy, .. }) => {
+            Workload::Bulk(BulkLoad { reverse, bidir, size, verify, skip_rx_copy, .. }) => {
                 // Every other one, so that each thread has both kinds.
                 let to_server = if bidir { number.is_multiple_of(2) } else { !reverse };
                 if to_server {
-                    Mode::Sink { verify, discard: skip_rx_copy }
+                    StreamMode::Sink { verify, discard: skip_rx_copy }
                 } else {
-                    Mode::Source { block: size }
+                    StreamMode::Source { block: size }
                 }
             }
             Workload::Exchange(exchange) => {
-                Mode::Exchange { request: exchange.size, response: exchange.response() }
+                StreamMode::Exchange { request: exchange.size, response: exchange.response() }
             }
-            Workload::Connect(ConnectOptions { size, response, close, .. }) => {
-                Mode::Connect { request: size, response, client_closes: close != Close::Server }
+            Workload::Connect(ConnectLoad { size, response, close, .. }) => {
+                StreamMode::Connect { request: size, response, client_closes: close != Close::Server }
             }
         }
     }
 }
 
-impl ExchangeOptions {
+impl ExchangeLoad {
     /// Bytes of a response.
     pub(crate) fn response(&self) -> usize {
         self.response.unwrap_or(self.size)

@@ -10,13 +10,13 @@ use std::{
 use socket2::SockRef;
 use turnpike_net::poll::{Event, Interest, Poller};
 
-use super::{Close, ConnectOptions, LONGEST_SLEEP_NS, Shared, Workload, dial, is_not_now, starts::Starts};
+use super::{Close, ConnectLoad, LONGEST_SLEEP_NS, StreamShared, Workload, dial, is_not_now, starts::Starts};
 use crate::{
     LoadError,
     clock::nanos,
-    greeting::Mode,
+    greeting::StreamMode,
     pattern,
-    run::{Errors, Finished, Heartbeat, Schedule, Tallies},
+    run::{Errors, Finished, Heartbeat, RunTallies, Schedule},
 };
 
 /// The error of a machine that has no local port left for this server.
@@ -32,20 +32,27 @@ const GONE_NS: u64 = 1_500_000_000;
 const READ: usize = 64 << 10;
 
 /// Runs one thread's share of the clients.
-pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
+pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let Workload::Connect(options) = shared.config.workload else {
         return Ok(Finished::default());
     };
-    let ConnectOptions { size: request, response, close, .. } = options;
+    let ConnectLoad { size: request, response, close, .. } = options;
     let (count, first) = shared.share(options.clients, thread);
     let mut poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
     // Somebody must answer as a reflector does, or refusals would be all that is measured.
-    drop(dial::all(shared, &mut poller, &[Mode::Exchange { request, response }])?);
+    drop(dial::all(shared, &mut poller, &[StreamMode::Exchange { request, response }])?);
     shared.thread_is_ready();
     let schedule = shared.wait_for_start()?;
     let mut message = shared.config.mode(first).to_bytes().to_vec();
     message.extend_from_slice(pattern::at(0, request));
-    let idle = || Slot { stream: None, state: State::Connecting, due: 0, began: 0, unsent: 0, missing: 0 };
+    let idle = || ConnectSlot {
+        stream: None,
+        state: SlotState::Connecting,
+        due: 0,
+        began: 0,
+        unsent: 0,
+        missing: 0,
+    };
     let mut connect = Connect {
         shared,
         thread,
@@ -58,7 +65,7 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
         response,
         close,
         buffer: vec![0; READ],
-        tallies: Tallies::default(),
+        tallies: RunTallies::default(),
         errors: Errors::new(),
         last_success: schedule.start,
     };
@@ -68,11 +75,11 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
 }
 
 struct Connect<'a> {
-    shared: &'a Shared<'a>,
+    shared: &'a StreamShared<'a>,
     thread: usize,
     schedule: Schedule,
     poller: Poller,
-    slots: Vec<Slot>,
+    slots: Vec<ConnectSlot>,
     /// Slots without a connection, and from when on they may have one.
     free: VecDeque<(usize, u64)>,
     starts: Starts,
@@ -80,28 +87,28 @@ struct Connect<'a> {
     response: usize,
     close: Close,
     buffer: Vec<u8>,
-    tallies: Tallies,
+    tallies: RunTallies,
     errors: Errors,
     last_success: u64,
 }
 
-struct Slot {
+struct ConnectSlot {
     stream: Option<TcpStream>,
-    state: State,
+    state: SlotState,
     due: u64,
     began: u64,
     unsent: usize,
     missing: usize,
 }
 
-impl Slot {
+impl ConnectSlot {
     fn is_unanswered(&self) -> bool {
-        self.stream.is_some() && self.state != State::Closing
+        self.stream.is_some() && self.state != SlotState::Closing
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum SlotState {
     Connecting,
     Sending,
     Waiting,
@@ -163,7 +170,7 @@ impl Connect<'_> {
         });
         let slot = &mut self.slots[index];
         slot.stream = None;
-        (slot.state, slot.due, slot.began) = (State::Connecting, due, now);
+        (slot.state, slot.due, slot.began) = (SlotState::Connecting, due, now);
         (slot.unsent, slot.missing) = (self.message.len(), self.response);
         match opened {
             Ok(stream) => {
@@ -187,21 +194,21 @@ impl Connect<'_> {
     fn advance(&mut self, index: usize, event: Event) -> io::Result<()> {
         let slot = &mut self.slots[index];
         let Some(stream) = &mut slot.stream else { return Ok(()) };
-        if slot.state == State::Connecting {
+        if slot.state == SlotState::Connecting {
             dial::finish(stream)?;
             if !event.writable {
                 return Ok(());
             }
-            slot.state = State::Sending;
+            slot.state = SlotState::Sending;
         }
-        if slot.state == State::Sending && event.writable {
+        if slot.state == SlotState::Sending && event.writable {
             match stream.write(&self.message[self.message.len() - slot.unsent..]) {
                 Ok(len) => slot.unsent -= len,
                 Err(error) if is_not_now(&error) => {}
                 Err(error) => return Err(error),
             }
             if slot.unsent == 0 {
-                slot.state = State::Waiting;
+                slot.state = SlotState::Waiting;
                 self.poller.set(stream, index as u64, Interest::Level { read: true, write: false })?;
             }
         }
@@ -214,7 +221,7 @@ impl Connect<'_> {
         loop {
             let room = (slot.missing + 1).min(READ);
             match stream.read(&mut self.buffer[..room]) {
-                Ok(0) if slot.state == State::Closing => break,
+                Ok(0) if slot.state == SlotState::Closing => break,
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(len) if len > slot.missing => {
                     return Err(io::Error::other("more bytes than were asked for"));
@@ -222,13 +229,13 @@ impl Connect<'_> {
                 Ok(len) => slot.missing -= len,
                 Err(error) if is_not_now(&error) => return Ok(()),
                 // The answer is here, and however the server closes, it is closed.
-                Err(_) if slot.state == State::Closing => break,
+                Err(_) if slot.state == SlotState::Closing => break,
                 Err(error) => return Err(error),
             }
             if slot.missing > 0 {
                 continue;
             }
-            slot.state = State::Closing;
+            slot.state = SlotState::Closing;
             let (now, due) = (self.shared.clock.ns(), slot.due);
             self.last_success = now;
             let tally = self.tallies.of(due >= self.schedule.measure);
@@ -279,7 +286,7 @@ impl Connect<'_> {
             if slot.stream.is_none() || now.saturating_sub(slot.began) <= limit {
                 continue;
             }
-            if slot.state == State::Closing {
+            if slot.state == SlotState::Closing {
                 *self.errors.entry("not_closed").or_default() += 1;
                 self.slots[index].stream = None;
                 self.free.push_back((index, now));

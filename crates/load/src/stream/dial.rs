@@ -9,11 +9,11 @@ use std::{
 pub(super) use turnpike_client::sockets::connect as start;
 use turnpike_net::poll::{Event, Interest, Poller};
 
-use super::Shared;
+use super::StreamShared;
 use crate::{
     LoadError,
     clock::nanos,
-    greeting::{self, ACK_LEN, Mode},
+    greeting::{self, ACK_LEN, StreamMode},
 };
 
 /// Connection attempts of all threads that may be under way while a run is set up.
@@ -29,9 +29,9 @@ pub(super) fn finish(stream: &TcpStream) -> io::Result<()> {
 
 /// Connects `modes.len()` times and waits for all acknowledgements. The poller's tokens are indices into the result.
 pub(super) fn all(
-    shared: &Shared<'_>,
+    shared: &StreamShared<'_>,
     poller: &mut Poller,
-    modes: &[Mode],
+    modes: &[StreamMode],
 ) -> Result<Vec<TcpStream>, LoadError> {
     let server = shared.config.target.server;
     let limit = (OUTSTANDING / shared.frame.threads).max(1);
@@ -57,7 +57,7 @@ pub(super) fn all(
             }
         }
         if shared.clock.ns() - last_progress > nanos(shared.config.timeout) {
-            let greeted = dials.iter().any(|dial| matches!(dial.state, State::Greeted { .. }));
+            let greeted = dials.iter().any(|dial| matches!(dial.state, DialState::Greeted { .. }));
             return Err(if greeted {
                 LoadError::NotReflector { server, what: "does not answer" }
             } else {
@@ -70,10 +70,10 @@ pub(super) fn all(
 
 struct Dial {
     stream: TcpStream,
-    state: State,
+    state: DialState,
 }
 
-enum State {
+enum DialState {
     Connecting,
     Greeted { ack: [u8; ACK_LEN], len: usize },
     Ready,
@@ -84,7 +84,7 @@ impl Dial {
         let stream = start(server).map_err(|source| LoadError::Connect { server, source })?;
         let watched = poller.add_with(&stream, index as u64, Interest::Level { read: true, write: true });
         watched.map_err(LoadError::system("cannot watch a connection"))?;
-        Ok(Self { stream, state: State::Connecting })
+        Ok(Self { stream, state: DialState::Connecting })
     }
 
     /// True when it has just become ready.
@@ -93,12 +93,12 @@ impl Dial {
         server: SocketAddr,
         poller: &Poller,
         index: usize,
-        mode: Mode,
+        mode: StreamMode,
         event: Event,
     ) -> Result<bool, LoadError> {
         let refused = |what| LoadError::NotReflector { server, what };
         match &mut self.state {
-            State::Connecting => {
+            DialState::Connecting => {
                 finish(&self.stream).map_err(|source| LoadError::Connect { server, source })?;
                 if !event.writable {
                     return Ok(false);
@@ -108,10 +108,10 @@ impl Dial {
                     .map_err(LoadError::system("cannot watch a connection"))?;
                 // An empty send buffer takes so few bytes at once.
                 self.stream.write_all(&mode.to_bytes()).map_err(|_| refused("closed it"))?;
-                self.state = State::Greeted { ack: [0; ACK_LEN], len: 0 };
+                self.state = DialState::Greeted { ack: [0; ACK_LEN], len: 0 };
                 Ok(false)
             }
-            State::Greeted { ack, len } => {
+            DialState::Greeted { ack, len } => {
                 match self.stream.read(&mut ack[*len..]) {
                     Ok(0) => return Err(refused("closed it without an answer")),
                     Ok(read) => *len += read,
@@ -119,7 +119,7 @@ impl Dial {
                     Err(_) => return Err(refused("reset it without an answer")),
                 }
                 if *ack == greeting::ack(true) {
-                    self.state = State::Ready;
+                    self.state = DialState::Ready;
                     return Ok(true);
                 }
                 if *len < ACK_LEN {
@@ -132,7 +132,7 @@ impl Dial {
                 }))
             }
             // Nobody sends before it is asked: the connection has ended.
-            State::Ready => Err(refused("closed it before the run began")),
+            DialState::Ready => Err(refused("closed it before the run began")),
         }
     }
 }

@@ -9,10 +9,10 @@ use std::{
 
 use turnpike_net::poll::{Event, Interest, Poller};
 
-use super::{LONGEST_SLEEP_NS, Shared, Workload, dial, starts::Starts};
+use super::{LONGEST_SLEEP_NS, StreamShared, Workload, dial, starts::Starts};
 use crate::{
     LoadError, pattern,
-    run::{Errors, Finished, Heartbeat, Schedule, Tallies},
+    run::{Errors, Finished, Heartbeat, RunTallies, Schedule},
 };
 
 /// Responses that have not come so long after the end are lost.
@@ -21,7 +21,7 @@ const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 const READ: usize = 64 << 10;
 
 /// Runs one thread's share of the connections.
-pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
+pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let Workload::Exchange(options) = shared.config.workload else {
         return Ok(Finished::default());
     };
@@ -30,8 +30,13 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
     let connections = dial::all(shared, &mut poller, &vec![shared.config.mode(first); count])?;
     shared.thread_is_ready();
     let schedule = shared.wait_for_start()?;
-    let clients =
-        connections.into_iter().map(|stream| Client { stream, due: 0, unsent: 0, missing: 0, moved: 0 });
+    let clients = connections.into_iter().map(|stream| ExchangeClient {
+        stream,
+        due: 0,
+        unsent: 0,
+        missing: 0,
+        moved: 0,
+    });
     let mut exchange = Exchange {
         shared,
         thread,
@@ -44,7 +49,7 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
         request: pattern::at(0, options.size),
         response: options.response(),
         buffer: vec![0; READ],
-        tallies: Tallies::default(),
+        tallies: RunTallies::default(),
         errors: Errors::new(),
     };
     let cpu = exchange.run()?;
@@ -53,23 +58,23 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
 }
 
 struct Exchange<'a> {
-    shared: &'a Shared<'a>,
+    shared: &'a StreamShared<'a>,
     thread: usize,
     first: usize,
     schedule: Schedule,
     poller: Poller,
-    clients: Vec<Client>,
+    clients: Vec<ExchangeClient>,
     /// Clients without a request, and since when; the longest first.
     free: VecDeque<(usize, u64)>,
     starts: Starts,
     request: &'static [u8],
     response: usize,
     buffer: Vec<u8>,
-    tallies: Tallies,
+    tallies: RunTallies,
     errors: Errors,
 }
 
-struct Client {
+struct ExchangeClient {
     stream: TcpStream,
     due: u64,
     /// Bytes of the request that the kernel has not taken yet.

@@ -21,15 +21,15 @@ use std::{io, time::Duration};
 use turnpike_measure::Report;
 use turnpike_net::poll::{Event, Poller};
 
-pub use config::{BulkOptions, Close, Config, ConnectOptions, ExchangeOptions, Target, Workload};
+pub use config::{BulkLoad, Close, Config, ConnectLoad, ExchangeLoad, StreamTarget, Workload};
 
 use crate::{
-    LoadError, Outcome, Stop,
-    progress::{Interval, Kind},
-    run::{self, Asked, Frame},
+    LoadError, RunOutcome, StopHandle,
+    progress::{CountKind, Interval},
+    run::{self, AskedLoad, RunFrame},
 };
 
-type Shared<'a> = run::Shared<'a, Config>;
+type StreamShared<'a> = run::RunShared<'a, Config>;
 
 /// A thread wakes at least this often, to end in time.
 const LONGEST_SLEEP_NS: u64 = 20_000_000;
@@ -43,14 +43,18 @@ const LONGEST_SLEEP_NS: u64 = 20_000_000;
 /// # Errors
 /// When the settings are impossible, no reflector answers, a connection is lost in mid-run, or it is stopped before anything was
 /// measured; in a bulk run, when not every byte arrives.
-pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
+pub fn run(
+    config: &Config,
+    stop: &StopHandle,
+    progress: impl FnMut(&Interval),
+) -> Result<RunOutcome, LoadError> {
     config.validate()?;
     run::check_files(config.connections())?;
     let bulk = matches!(config.workload, Workload::Bulk(_));
-    let kind = if bulk { Kind::Bytes } else { Kind::Answered };
-    let frame = Frame::new(&config.target.run, config.connections(), kind);
+    let kind = if bulk { CountKind::Bytes } else { CountKind::Answered };
+    let frame = RunFrame::new(&config.target.run, config.connections(), kind);
     let (rate, limits) = config.rate_and_limits();
-    let asked = Asked { size: config.size(), rate, datapath: "tcp".to_owned(), limits };
+    let asked = AskedLoad { size: config.size(), rate, datapath: "tcp".to_owned(), limits };
     let found = run::run(config, frame, stop, run_thread, progress)?;
     let interrupted = found.interrupted;
     let mut report = run::report(&frame, &asked, found);
@@ -58,7 +62,7 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
     Ok(run::conclude(report, &asked, interrupted))
 }
 
-fn run_thread(shared: &Shared<'_>, number: usize) -> Result<run::Finished, LoadError> {
+fn run_thread(shared: &StreamShared<'_>, number: usize) -> Result<run::Finished, LoadError> {
     match shared.config.workload {
         Workload::Bulk(_) => bulk::run(shared, number),
         Workload::Exchange(_) => exchange::run(shared, number),

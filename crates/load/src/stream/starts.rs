@@ -2,10 +2,10 @@
 
 use turnpike_measure::Rate;
 
-use super::Shared;
+use super::StreamShared;
 use crate::{
     pacer::Pacer,
-    run::{Errors, Schedule, Tallies},
+    run::{Errors, RunTallies, Schedule},
 };
 
 /// Requests that were due in the measured time, and found no free client until its end.
@@ -20,7 +20,7 @@ pub(super) struct Starts {
 impl Starts {
     /// `clients` of this thread, of which the first has number `first`.
     #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
-    pub(super) fn new(shared: &Shared<'_>, schedule: Schedule, clients: usize, first: usize) -> Self {
+    pub(super) fn new(shared: &StreamShared<'_>, schedule: Schedule, clients: usize, first: usize) -> Self {
         let pacer = match shared.config.rate_and_limits().0 {
             Rate::Max => None,
             Rate::Pps(rate) => {
@@ -38,7 +38,13 @@ impl Starts {
     /// When the next request was due, if the run goes on until `end` and it may start now on a client that is free since `free_since`. Only what passes
     /// after both is the generator's lateness; the wait for a client is the server's, and part of the round trip.
     #[inline]
-    pub(super) fn take(&mut self, now: u64, free_since: u64, end: u64, tallies: &mut Tallies) -> Option<u64> {
+    pub(super) fn take(
+        &mut self,
+        now: u64,
+        free_since: u64,
+        end: u64,
+        tallies: &mut RunTallies,
+    ) -> Option<u64> {
         if now < self.schedule.start || now >= end {
             return None;
         }

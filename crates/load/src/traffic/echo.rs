@@ -12,12 +12,12 @@ use super::{BATCH, Carrier, LONGEST_DRAIN_NS, LONGEST_SLEEP, QUIET_NS, SHORTEST_
 use crate::{
     LoadError,
     pacer::Pacer,
-    payload::Stamp,
-    run::{Finished, Heartbeat, Schedule, Shared, Tallies},
+    payload::PayloadStamp,
+    run::{Finished, Heartbeat, RunShared, RunTallies, Schedule},
 };
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct EchoPlan {
     /// Clients of all threads.
     pub(crate) clients: usize,
     /// Of all clients.
@@ -33,12 +33,12 @@ pub(crate) struct Plan {
 /// Sends and receives until the run ends, for `count` clients that are ready, of which the first has number `first`.
 pub(crate) fn run<C>(
     carrier: &mut impl Carrier,
-    plan: &Plan,
-    shared: &Shared<'_, C>,
+    plan: &EchoPlan,
+    shared: &RunShared<'_, C>,
     thread: usize,
 ) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(plan.clients, thread);
-    let mut echo = Echo::new(count, first);
+    let mut echo = EchoFlows::new(count, first);
     shared.thread_is_ready();
     let schedule = loop {
         shared.check()?;
@@ -50,11 +50,11 @@ pub(crate) fn run<C>(
     echo.measure_ns = schedule.measure;
     carrier.plan(schedule);
     let mut heartbeat = Heartbeat::new(shared, thread, schedule);
-    let mut sender = Sender::new(*plan, schedule, count, first);
+    let mut sender = EchoSender::new(*plan, schedule, count, first);
     loop {
         let now = shared.clock.ns();
         let flows = &echo.flows;
-        let under_way = || flows.iter().map(Flow::under_way).sum();
+        let under_way = || flows.iter().map(EchoFlow::under_way).sum();
         if heartbeat.beat(now, &mut echo.tallies, &mut sender.schedule, under_way)? {
             carrier.plan(sender.schedule);
         }
@@ -73,14 +73,14 @@ pub(crate) fn run<C>(
         carrier.lost(client, flow.sent.saturating_sub(flow.received));
     }
     let cpu = heartbeat.cpu();
-    let under_way = echo.flows.iter().map(Flow::under_way).sum();
+    let under_way = echo.flows.iter().map(EchoFlow::under_way).sum();
     echo.tallies.publish(&shared.slots[thread], under_way);
     let estimates = echo.flows.iter().filter_map(|flow| flow.jitter.estimate());
     let jitter = estimates.fold((0.0, 0), |(sum, count), estimate| (sum + estimate, count + 1));
     Ok(Finished { jitter, cpu, garbled: echo.garbled, ..Finished::default() })
 }
 
-struct Flow {
+struct EchoFlow {
     number: u32,
     next_sequence: u64,
     seen: Sequence,
@@ -92,25 +92,25 @@ struct Flow {
     received: u64,
 }
 
-impl Flow {
+impl EchoFlow {
     /// Payloads sent whose reply, or that of a later one, has not come back.
     fn under_way(&self) -> u64 {
         self.next_sequence - self.seen.next().max(self.settled)
     }
 }
 
-struct Echo {
-    flows: Vec<Flow>,
-    tallies: Tallies,
+struct EchoFlows {
+    flows: Vec<EchoFlow>,
+    tallies: RunTallies,
     measure_ns: u64,
     /// What came back and is not what was sent.
     garbled: u64,
 }
 
-impl Echo {
+impl EchoFlows {
     #[expect(clippy::cast_possible_truncation, reason = "validated: at most 10,000 clients")]
     fn new(count: usize, first: usize) -> Self {
-        let flow = |number: usize| Flow {
+        let flow = |number: usize| EchoFlow {
             number: number as u32,
             next_sequence: 0,
             seen: Sequence::new(),
@@ -121,18 +121,18 @@ impl Echo {
         };
         Self {
             flows: (first..first + count).map(flow).collect(),
-            tallies: Tallies::default(),
+            tallies: RunTallies::default(),
             measure_ns: u64::MAX,
             garbled: 0,
         }
     }
 
     /// Queues a burst of one client.
-    fn push(&mut self, carrier: &mut impl Carrier, client: usize, due_ns: u64, plan: &Plan) {
+    fn push(&mut self, carrier: &mut impl Carrier, client: usize, due_ns: u64, plan: &EchoPlan) {
         let flow = &mut self.flows[client];
         let number = flow.number;
         carrier.push(client, plan.burst, plan.size, |out| {
-            Stamp { flow: number, sequence: flow.next_sequence, due_ns }.write(out);
+            PayloadStamp { flow: number, sequence: flow.next_sequence, due_ns }.write(out);
             flow.next_sequence += 1;
         });
         let measured = due_ns >= self.measure_ns;
@@ -144,7 +144,7 @@ impl Echo {
 
     #[inline]
     fn arrived(&mut self, client: usize, now_ns: u64, payload: &[u8]) -> bool {
-        let Some(stamp) = Stamp::read(payload) else { return false };
+        let Some(stamp) = PayloadStamp::read(payload) else { return false };
         let flow = &mut self.flows[client];
         if stamp.flow != flow.number || stamp.sequence >= flow.next_sequence {
             return false;
@@ -171,7 +171,7 @@ impl Echo {
     }
 }
 
-impl Sink for Echo {
+impl Sink for EchoFlows {
     #[inline]
     fn payload(&mut self, client: usize, now_ns: u64, payload: &[u8]) {
         if !self.arrived(client, now_ns, payload) {
@@ -186,25 +186,25 @@ impl Sink for Echo {
 }
 
 /// Decides which client sends when.
-struct Sender {
-    plan: Plan,
+struct EchoSender {
+    plan: EchoPlan,
     schedule: Schedule,
-    pace: Pace,
+    pace: EchoPace,
     flows: usize,
     /// The client whose turn it is.
     turn: usize,
 }
 
-enum Pace {
+enum EchoPace {
     /// Bursts at their due times.
     Open(Pacer),
     /// As much as goes, each client within its window if there is one; since when nothing has come back.
     Flood { window: u64, stuck_since: u64 },
 }
 
-impl Sender {
+impl EchoSender {
     #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
-    fn new(plan: Plan, schedule: Schedule, flows: usize, first: usize) -> Self {
+    fn new(plan: EchoPlan, schedule: Schedule, flows: usize, first: usize) -> Self {
         let pace = match plan.rate {
             Rate::Pps(pps) => {
                 let bursts = pps / plan.burst as f64;
@@ -212,9 +212,9 @@ impl Sender {
                 // Threads take turns instead of all sending at once.
                 let offset = (first as f64 / plan.clients as f64) * 1e9 / (bursts * share);
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
-                Pace::Open(Pacer::new(schedule.start + offset as u64, bursts * share))
+                EchoPace::Open(Pacer::new(schedule.start + offset as u64, bursts * share))
             }
-            Rate::Max => Pace::Flood { window: plan.window.unwrap_or(u64::MAX), stuck_since: 0 },
+            Rate::Max => EchoPace::Flood { window: plan.window.unwrap_or(u64::MAX), stuck_since: 0 },
         };
         Self { plan, schedule, pace, flows, turn: 0 }
     }
@@ -223,8 +223,8 @@ impl Sender {
     fn send<C>(
         &mut self,
         carrier: &mut impl Carrier,
-        echo: &mut Echo,
-        shared: &Shared<'_, C>,
+        echo: &mut EchoFlows,
+        shared: &RunShared<'_, C>,
         now: u64,
     ) -> Option<Duration> {
         /// After so many batches it is the receiver's turn, however late the sender is.
@@ -235,10 +235,10 @@ impl Sender {
                 return Some(Duration::from_nanos(self.schedule.start - now).min(LONGEST_SLEEP));
             }
             match &mut self.pace {
-                Pace::Open(_) => {
+                EchoPace::Open(_) => {
                     self.send_due(carrier, echo, now);
                     now = shared.clock.ns();
-                    let Pace::Open(pacer) = &self.pace else { return None };
+                    let EchoPace::Open(pacer) = &self.pace else { return None };
                     let due = pacer.due();
                     if due >= self.schedule.end {
                         return None;
@@ -248,7 +248,7 @@ impl Sender {
                         return Some(sleep.clamp(SHORTEST_SLEEP, LONGEST_SLEEP));
                     }
                 }
-                Pace::Flood { .. } => {
+                EchoPace::Flood { .. } => {
                     if now >= self.schedule.end {
                         return None;
                     }
@@ -261,8 +261,8 @@ impl Sender {
 
     /// One batch of what is due by now.
     #[expect(clippy::cast_possible_truncation, reason = "a burst is at most 64")]
-    fn send_due(&mut self, carrier: &mut impl Carrier, echo: &mut Echo, now: u64) {
-        let Pace::Open(pacer) = &mut self.pace else { return };
+    fn send_due(&mut self, carrier: &mut impl Carrier, echo: &mut EchoFlows, now: u64) {
+        let EchoPace::Open(pacer) = &mut self.pace else { return };
         let mut due = pacer.due();
         while due <= now && due < self.schedule.end && carrier.queued() < BATCH {
             if !carrier.hold(self.turn, due) {
@@ -278,15 +278,15 @@ impl Sender {
     }
 
     /// One batch, round robin over the clients; returns how long to wait for replies.
-    fn flood(&mut self, carrier: &mut impl Carrier, echo: &mut Echo, now: u64) -> Duration {
+    fn flood(&mut self, carrier: &mut impl Carrier, echo: &mut EchoFlows, now: u64) -> Duration {
         /// With every window full and nothing coming back for so long, what is under way is lost.
         const STUCK_NS: u64 = 100_000_000;
         /// Clients whose window has room have another burst until so many, or so many bytes, are queued: those of one client leave in
         /// one call. Without a window there would be no end to it.
         const GATHERED: usize = 32;
         const GATHERED_BYTES: usize = 256 << 10;
-        let Plan { burst, size, .. } = self.plan;
-        let Pace::Flood { window, stuck_since } = &mut self.pace else { return Duration::ZERO };
+        let EchoPlan { burst, size, .. } = self.plan;
+        let EchoPace::Flood { window, stuck_since } = &mut self.pace else { return Duration::ZERO };
         let gathered =
             if *window == u64::MAX { 0 } else { (GATHERED * burst).min(GATHERED_BYTES / size.max(1)) };
         // Clients that had their turn; and of the last of them, how many could not send.
@@ -323,7 +323,7 @@ impl Sender {
 }
 
 /// Sends the batch; what the kernel did not take was not sent.
-fn flush(carrier: &mut impl Carrier, echo: &mut Echo, plan: &Plan, measured: bool) -> u64 {
+fn flush(carrier: &mut impl Carrier, echo: &mut EchoFlows, plan: &EchoPlan, measured: bool) -> u64 {
     let dropped = carrier.flush();
     if dropped > 0 {
         let tally = echo.tallies.of(measured);
@@ -334,7 +334,7 @@ fn flush(carrier: &mut impl Carrier, echo: &mut Echo, plan: &Plan, measured: boo
 }
 
 /// Sends what waited for a client to move, at most a batch of it.
-fn release(carrier: &mut impl Carrier, echo: &mut Echo, plan: &Plan) {
+fn release(carrier: &mut impl Carrier, echo: &mut EchoFlows, plan: &EchoPlan) {
     while carrier.queued() < BATCH
         && let Some((client, due)) = carrier.release()
     {
@@ -346,9 +346,9 @@ fn release(carrier: &mut impl Carrier, echo: &mut Echo, plan: &Plan) {
 /// Waits for the last replies.
 fn drain<C>(
     carrier: &mut impl Carrier,
-    echo: &mut Echo,
-    plan: &Plan,
-    shared: &Shared<'_, C>,
+    echo: &mut EchoFlows,
+    plan: &EchoPlan,
+    shared: &RunShared<'_, C>,
 ) -> Result<(), LoadError> {
     let start = shared.clock.ns();
     let mut last = start;

@@ -11,15 +11,15 @@ use turnpike_client::{Errors, Security};
 use turnpike_turn::client::{self, Event, Failure, Request};
 
 use super::{
-    Mode, Shared,
-    engine::{Engine, as_user, client_settings},
+    Mode, TurnShared,
+    engine::{TurnEngine, as_user, client_settings},
     finished,
 };
 use crate::{
     LoadError,
     clock::nanos,
     pacer::Pacer,
-    run::{Finished, Heartbeat, Schedule, Tallies},
+    run::{Finished, Heartbeat, RunTallies, Schedule},
     traffic::{Carrier as _, LONGEST_DRAIN_NS, LONGEST_SLEEP, NoData},
 };
 
@@ -32,12 +32,12 @@ const CHANNELS: u16 = 60;
 
 /// Runs one thread's share.
 pub(super) fn run(
-    shared: &Shared<'_>,
+    shared: &TurnShared<'_>,
     security: Option<&Security>,
     thread: usize,
 ) -> Result<Finished, LoadError> {
     let (limit, first) = shared.share(shared.config.clients, thread);
-    let engine = Engine::new(shared.config, security, (limit, first), shared.clock)?;
+    let engine = TurnEngine::new(shared.config, security, (limit, first), shared.clock)?;
     shared.ready_clients.fetch_add(limit, std::sync::atomic::Ordering::Relaxed);
     shared.thread_is_ready();
     let schedule = shared.wait_for_start()?;
@@ -46,8 +46,8 @@ pub(super) fn run(
         due: vec![0; limit],
         is_granted: vec![false; limit],
         bound: vec![0; limit],
-        ports: Ports::of_thread(thread, shared.frame.threads),
-        users: Users::of_thread(thread, shared),
+        ports: SourcePorts::of_thread(thread, shared.frame.threads),
+        users: UserRotation::of_thread(thread, shared),
         engine,
         shared,
         schedule,
@@ -55,15 +55,15 @@ pub(super) fn run(
         under_way: 0,
         deleting: 0,
         granted: 0,
-        tallies: Tallies::default(),
+        tallies: RunTallies::default(),
     };
     churn.go(thread)
 }
 
 struct Churn<'a> {
-    shared: &'a Shared<'a>,
+    shared: &'a TurnShared<'a>,
     schedule: Schedule,
-    engine: Engine,
+    engine: TurnEngine,
     /// Endpoints without an allocation, the longest rested first.
     free: VecDeque<usize>,
     /// When each endpoint's allocation, or channel, was due.
@@ -72,14 +72,14 @@ struct Churn<'a> {
     is_granted: Vec<bool>,
     /// How many channels each has asked for.
     bound: Vec<u16>,
-    ports: Ports,
-    users: Users,
+    ports: SourcePorts,
+    users: UserRotation,
     limit: usize,
     under_way: usize,
     /// Of these, those that were granted.
     deleting: usize,
     granted: u64,
-    tallies: Tallies,
+    tallies: RunTallies,
 }
 
 impl Churn<'_> {
@@ -259,7 +259,7 @@ impl Churn<'_> {
 }
 
 /// Whose the allocations of one thread are, round and round.
-struct Users {
+struct UserRotation {
     /// Of the first, whose name the others have before their numbers.
     settings: Arc<client::Config>,
     count: usize,
@@ -267,9 +267,9 @@ struct Users {
     threads: usize,
 }
 
-impl Users {
+impl UserRotation {
     /// Threads take turns, so that all users together come round once in `count` allocations.
-    fn of_thread(thread: usize, shared: &Shared<'_>) -> Self {
+    fn of_thread(thread: usize, shared: &TurnShared<'_>) -> Self {
         let config = shared.config;
         let settings = client_settings(config);
         Self { settings, count: config.users, next: thread % config.users, threads: shared.frame.threads }
@@ -283,13 +283,13 @@ impl Users {
 }
 
 /// The source ports of one thread, round and round.
-struct Ports {
+struct SourcePorts {
     first: u16,
     count: u16,
     next: u16,
 }
 
-impl Ports {
+impl SourcePorts {
     /// An equal part of [`PORTS`] for each thread.
     fn of_thread(thread: usize, threads: usize) -> Self {
         let each = (PORTS.len() / threads).max(1);
@@ -328,7 +328,7 @@ mod tests {
         for threads in [1, 2, 3, 7] {
             let mut seen = std::collections::HashSet::new();
             for thread in 0..threads {
-                let mut ports = Ports::of_thread(thread, threads);
+                let mut ports = SourcePorts::of_thread(thread, threads);
                 let own: Vec<_> = (0..PORTS.len() / threads).map(|_| ports.next()).collect();
                 assert!(
                     own.iter().all(|port| PORTS.contains(port) && seen.insert(*port)),

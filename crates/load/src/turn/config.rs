@@ -22,10 +22,10 @@ use crate::{
     options::{self, BurstOptions, ResultLimits, RunOptions, seconds},
     payload::HEADER_LEN,
     profile::Shaped,
-    progress::Kind,
+    progress::CountKind,
     reflect::DEFAULT_PORT,
-    run::Frame,
-    traffic::echo::Plan,
+    run::RunFrame,
+    traffic::echo::EchoPlan,
     udp,
 };
 
@@ -120,8 +120,8 @@ pub struct Config {
     pub profile: Option<Shaped>,
 
     /// How data reaches the server: "channel" (ChannelData) or "send" (Send and Data indications)
-    #[arg(long, value_name = "HOW", default_value_t = Via::Channel)]
-    pub via: Via,
+    #[arg(long, value_name = "HOW", default_value_t = DataVia::Channel)]
+    pub via: DataVia,
 
     /// What is generated: "packet" traffic through the relay and back, "allocate" allocations, each deleted at once, "bind" channels,
     /// one after the other by each client (with --rate max), "invalid" unauthenticated requests and malformed packets (over udp only)
@@ -372,13 +372,13 @@ impl Config {
     }
 
     /// What each client sends.
-    pub(super) fn plan(&self) -> Plan {
+    pub(super) fn plan(&self) -> EchoPlan {
         self.bursts.plan(self.clients, self.rate, self.size)
     }
 
-    pub(super) fn frame(&self) -> Frame {
-        let kind = if self.mode == Mode::Invalid { Kind::OneWay } else { Kind::Answered };
-        Frame::new(&self.run, self.clients, kind)
+    pub(super) fn frame(&self) -> RunFrame {
+        let kind = if self.mode == Mode::Invalid { CountKind::OneWay } else { CountKind::Answered };
+        RunFrame::new(&self.run, self.clients, kind)
     }
 
     fn validate_transport(&self) -> Result<(), LoadError> {
@@ -566,7 +566,7 @@ fn family(text: &str) -> Result<Family, &'static str> {
 /// How data reaches the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, VariantNames)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
-pub enum Via {
+pub enum DataVia {
     /// ChannelData on a bound channel.
     #[default]
     Channel,

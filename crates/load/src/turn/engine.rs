@@ -13,7 +13,7 @@ use turnpike_turn::{
 };
 use turnpike_wire::{channel_data::ChannelData, frame, indication};
 
-use super::{Config, Mode, Via, migrate::Moves, redirect::Course, returns::Returns};
+use super::{Config, DataVia, Mode, course::Course, moves::ClientMoves, returns::Returns};
 use crate::{
     LoadError,
     clock::Clock,
@@ -24,7 +24,7 @@ use crate::{
 /// How often clients are asked whether something is due.
 const SWEEP_NS: u64 = 20_000_000;
 
-pub(super) struct Endpoint {
+pub(super) struct TurnEndpoint {
     pub(super) client: Client,
     /// The client's.
     pub(super) settings: Arc<client::Config>,
@@ -35,18 +35,18 @@ pub(super) struct Endpoint {
     binding: Option<DataConnection>,
     /// Whom it sends to.
     pub(super) peer: SocketAddr,
-    header: Header,
+    header: DataHeader,
 }
 
 /// What stands in front of a client's payloads of one length, ready to be copied.
-struct Header {
+struct DataHeader {
     bytes: [u8; indication::MAX_HEADER_LEN],
     len: usize,
     /// Of these payloads; 0 where there is none yet.
     payload: usize,
 }
 
-impl Endpoint {
+impl TurnEndpoint {
     /// Has the header for payloads of this length, which may be that of those before.
     #[inline]
     fn prepare(&mut self, payload: usize) {
@@ -73,8 +73,8 @@ impl Endpoint {
 }
 
 /// All that one thread drives.
-pub(super) struct Engine {
-    pub(super) endpoints: Vec<Endpoint>,
+pub(super) struct TurnEngine {
+    pub(super) endpoints: Vec<TurnEndpoint>,
     /// What clients reported, by endpoint; whoever drives the engine empties it.
     pub(super) events: Vec<(usize, Event)>,
     /// Endpoints whose peer connection was bound, or why not; likewise.
@@ -85,7 +85,7 @@ pub(super) struct Engine {
     /// How often clients were sent on to another server.
     pub(super) redirects: u64,
     /// Who changes its socket when.
-    pub(super) moves: Moves,
+    pub(super) moves: ClientMoves,
     /// Who comes back after silence.
     pub(super) returns: Returns,
     /// Clients bind a channel to their peer, in place of a permission alone.
@@ -96,7 +96,7 @@ pub(super) struct Engine {
     /// Clients that had an answer by the socket that they share.
     answered: Vec<usize>,
     next_sweep_ns: u64,
-    wire: Wire,
+    wire: EngineSockets,
     /// On a stream ChannelData is padded as attributes are (RFC 8656 section 12.5), Send indications are everywhere.
     pads: bool,
     /// Length of the pieces into which a peer connection's bytes are cut.
@@ -105,13 +105,13 @@ pub(super) struct Engine {
     relays_streams: bool,
 }
 
-enum Wire {
+enum EngineSockets {
     Datagrams(Box<Datagrams>),
     /// Peer connections, where there are any, stand behind the clients' own.
     Links(Box<Links>),
 }
 
-impl Engine {
+impl TurnEngine {
     /// Makes `count` clients, the first of which has number `first` in the run; datagram sockets are opened at once,
     /// connections when there is something to say.
     pub(super) fn new(
@@ -135,9 +135,9 @@ impl Engine {
                         .map_err(|source| LoadError::Socket { server, source })?,
                 }
             }
-            Wire::Datagrams(Box::new(datagrams))
+            EngineSockets::Datagrams(Box::new(datagrams))
         } else {
-            let settings = links::Settings {
+            let settings = links::LinkSettings {
                 server: config.server_of(0),
                 transport: config.transport(),
                 security,
@@ -145,19 +145,19 @@ impl Engine {
                 abortive: matches!(config.mode, Mode::Allocate | Mode::Bind),
             };
             let links = if relays_streams { 2 * count } else { count };
-            Wire::Links(Box::new(Links::new(&settings, links)?))
+            EngineSockets::Links(Box::new(Links::new(&settings, links)?))
         };
         let settings = client_settings(config);
         let endpoint = |number| {
             let settings = as_user(&settings, config.users, first + number);
-            Endpoint {
+            TurnEndpoint {
                 client: Client::new(Arc::clone(&settings), Seed(rand::random())),
                 settings,
                 course: Course::new(config.server_of(first + number)),
                 timeout: u64::MAX,
                 binding: None,
                 peer: config.peer_of_client(first + number),
-                header: Header { bytes: [0; indication::MAX_HEADER_LEN], len: 0, payload: 0 },
+                header: DataHeader { bytes: [0; indication::MAX_HEADER_LEN], len: 0, payload: 0 },
             }
         };
         Ok(Self {
@@ -167,16 +167,16 @@ impl Engine {
             errors: Errors::new(),
             unreachable: None,
             redirects: 0,
-            moves: Moves::new(config, count, first),
+            moves: ClientMoves::new(config, count, first),
             returns: Returns::new(config, count, first),
-            binds: config.via == Via::Channel && !relays_streams,
+            binds: config.via == DataVia::Channel && !relays_streams,
             clock,
             poller,
             ready: Vec::new(),
             answered: Vec::new(),
             next_sweep_ns: 0,
             wire,
-            pads: config.transport().is_stream() || config.via == Via::Send,
+            pads: config.transport().is_stream() || config.via == DataVia::Send,
             piece: config.size,
             relays_streams,
         })
@@ -186,10 +186,10 @@ impl Engine {
     /// the old one.
     pub(super) fn reopen(&mut self, index: usize, port: u16) -> io::Result<()> {
         match &mut self.wire {
-            Wire::Datagrams(datagrams) => {
+            EngineSockets::Datagrams(datagrams) => {
                 datagrams.reopen(index, self.endpoints[index].course.server, &self.poller, port)
             }
-            Wire::Links(links) => {
+            EngineSockets::Links(links) => {
                 links.close(index);
                 Ok(())
             }
@@ -203,7 +203,7 @@ impl Engine {
 
     /// Closes the peer connections (RFC 6062), so that the end of their allocations does not look like a loss.
     pub(super) fn close_peer_connections(&mut self) {
-        if let Wire::Links(links) = &mut self.wire {
+        if let EngineSockets::Links(links) = &mut self.wire {
             links.close_from(self.endpoints.len());
         }
     }
@@ -220,7 +220,7 @@ impl Engine {
         server: SocketAddr,
         name: Option<&str>,
     ) -> Result<(), links::InvalidDomain> {
-        let Wire::Links(links) = &mut self.wire else { return Ok(()) };
+        let EngineSockets::Links(links) = &mut self.wire else { return Ok(()) };
         links.aim(index, server, name)?;
         if self.relays_streams {
             links.aim(self.endpoints.len() + index, server, name)?;
@@ -230,7 +230,7 @@ impl Engine {
 
     /// The same to the first server.
     pub(super) fn aim_home(&mut self, index: usize) {
-        let Wire::Links(links) = &mut self.wire else { return };
+        let EngineSockets::Links(links) = &mut self.wire else { return };
         links.aim_home(index);
         links.aim_home(self.endpoints.len() + index);
     }
@@ -238,8 +238,8 @@ impl Engine {
     /// Whether an endpoint's connection has failed, so that nothing goes over it any more.
     pub(super) fn is_broken(&self, index: usize) -> bool {
         match &self.wire {
-            Wire::Datagrams(_) => false,
-            Wire::Links(links) => links.is_broken(index),
+            EngineSockets::Datagrams(_) => false,
+            EngineSockets::Links(links) => links.is_broken(index),
         }
     }
 
@@ -252,8 +252,8 @@ impl Engine {
     #[inline]
     fn push_with(&mut self, index: usize, len: usize, fill: impl FnMut(&mut [u8])) {
         match &mut self.wire {
-            Wire::Datagrams(datagrams) => datagrams.push_with(index, len, fill),
-            Wire::Links(links) => links.push_with(index, len, fill),
+            EngineSockets::Datagrams(datagrams) => datagrams.push_with(index, len, fill),
+            EngineSockets::Links(links) => links.push_with(index, len, fill),
         }
     }
 
@@ -283,10 +283,12 @@ impl Engine {
         let endpoint = &mut self.endpoints[index];
         while let Some(bytes) = endpoint.client.poll_transmit() {
             match &mut self.wire {
-                Wire::Datagrams(datagrams) => {
+                EngineSockets::Datagrams(datagrams) => {
                     datagrams.push_with(index, bytes.len(), |out| out.copy_from_slice(bytes));
                 }
-                Wire::Links(links) => links.push_with(index, bytes.len(), |out| out.copy_from_slice(bytes)),
+                EngineSockets::Links(links) => {
+                    links.push_with(index, bytes.len(), |out| out.copy_from_slice(bytes));
+                }
             }
         }
         while let Some(event) = endpoint.client.poll_event() {
@@ -306,11 +308,11 @@ impl Engine {
     pub(super) fn setup_failure(&self, config: &Config) -> Option<LoadError> {
         let transport = config.transport();
         match &self.wire {
-            Wire::Datagrams(_) => self.unreachable.map(|index| {
+            EngineSockets::Datagrams(_) => self.unreachable.map(|index| {
                 let server = self.endpoints[index].course.server;
                 self.blame(index, LoadError::Unreachable { server })
             }),
-            Wire::Links(links) => links.broken.as_ref().map(|broken| {
+            EngineSockets::Links(links) => links.broken.as_ref().map(|broken| {
                 let (what, during_setup) = (broken.what.clone(), broken.during_setup);
                 let index = broken.link % self.endpoints.len();
                 let server = self.endpoints[index].course.server;
@@ -322,8 +324,8 @@ impl Engine {
     /// TLS and DTLS handshakes so far: full ones and resumed ones.
     pub(super) fn handshakes(&self) -> (u64, u64) {
         match &self.wire {
-            Wire::Datagrams(_) => (0, 0),
-            Wire::Links(links) => (links.full_handshakes, links.resumed_handshakes),
+            EngineSockets::Datagrams(_) => (0, 0),
+            EngineSockets::Links(links) => (links.full_handshakes, links.resumed_handshakes),
         }
     }
 
@@ -336,7 +338,7 @@ impl Engine {
         self.next_sweep_ns = now_ns + SWEEP_NS;
         let now = now_ns / 1_000_000;
         self.come_back(now_ns);
-        if let Wire::Links(links) = &mut self.wire {
+        if let EngineSockets::Links(links) = &mut self.wire {
             links.sweep(&mut self.errors);
         }
         for index in 0..self.endpoints.len() {
@@ -365,16 +367,20 @@ impl Engine {
             }
             let Ok(index) = usize::try_from(ready.token) else { continue };
             messages += match &mut self.wire {
-                Wire::Datagrams(_) => self.drain_socket(index, sink),
-                Wire::Links(_) if index < self.endpoints.len() => self.drain_link(ready, index, sink),
-                Wire::Links(_) => self.drain_peer_link(ready, index - self.endpoints.len(), sink),
+                EngineSockets::Datagrams(_) => self.drain_socket(index, sink),
+                EngineSockets::Links(_) if index < self.endpoints.len() => {
+                    self.drain_link(ready, index, sink)
+                }
+                EngineSockets::Links(_) => self.drain_peer_link(ready, index - self.endpoints.len(), sink),
             };
         }
         Ok(messages)
     }
 
     fn drain_socket(&mut self, index: usize, sink: &mut impl Sink) -> usize {
-        let Self { wire: Wire::Datagrams(datagrams), endpoints, errors, clock, .. } = self else { return 0 };
+        let Self { wire: EngineSockets::Datagrams(datagrams), endpoints, errors, clock, .. } = self else {
+            return 0;
+        };
         let Some(endpoint) = endpoints.get_mut(index) else { return 0 };
         let (mut messages, mut unexpected, mut control, mut data, mut now_ns) = (0, 0, false, false, 0);
         let unreachable = datagrams.receive(index, errors, |datagram| match datagram {
@@ -399,7 +405,8 @@ impl Engine {
 
     /// The socket of all clients.
     fn drain_shared(&mut self, sink: &mut impl Sink) -> usize {
-        let Self { wire: Wire::Datagrams(datagrams), endpoints, errors, clock, answered, .. } = self else {
+        let Self { wire: EngineSockets::Datagrams(datagrams), endpoints, errors, clock, answered, .. } = self
+        else {
             return 0;
         };
         let (mut messages, mut unexpected, mut now_ns) = (0, 0, 0);
@@ -426,7 +433,9 @@ impl Engine {
     }
 
     fn drain_link(&mut self, ready: Ready, index: usize, sink: &mut impl Sink) -> usize {
-        let Self { wire: Wire::Links(links), endpoints, errors, clock, poller, .. } = self else { return 0 };
+        let Self { wire: EngineSockets::Links(links), endpoints, errors, clock, poller, .. } = self else {
+            return 0;
+        };
         let Some(endpoint) = endpoints.get_mut(index) else { return 0 };
         let (mut messages, mut unexpected, mut control, mut data) = (0, 0, false, false);
         let now_ns = clock.ns();
@@ -448,7 +457,9 @@ impl Engine {
 
     /// A peer connection: first the answer to ConnectionBind, then the peer's bytes.
     fn drain_peer_link(&mut self, ready: Ready, index: usize, sink: &mut impl Sink) -> usize {
-        let Self { wire: Wire::Links(links), endpoints, errors, clock, poller, bound, piece, .. } = self
+        let Self {
+            wire: EngineSockets::Links(links), endpoints, errors, clock, poller, bound, piece, ..
+        } = self
         else {
             return 0;
         };
@@ -490,7 +501,7 @@ impl Engine {
     }
 }
 
-impl Carrier for Engine {
+impl Carrier for TurnEngine {
     #[inline]
     fn push(&mut self, client: usize, count: usize, len: usize, mut fill: impl FnMut(&mut [u8])) {
         // A peer connection carries the peer's bytes and nothing else.
@@ -504,7 +515,7 @@ impl Carrier for Engine {
         }
         let endpoint = &mut endpoints[client];
         endpoint.prepare(len);
-        let Header { bytes, len: start, .. } = &endpoint.header;
+        let DataHeader { bytes, len: start, .. } = &endpoint.header;
         let end = start + len;
         let padding = if *pads { usize::from(frame::padding(len)) } else { 0 };
         let mut fill = |out: &mut [u8]| {
@@ -513,8 +524,10 @@ impl Carrier for Engine {
             out[end..].fill(0);
         };
         match wire {
-            Wire::Datagrams(datagrams) => datagrams.push_run(client, None, (count, end + padding), fill),
-            Wire::Links(links) => {
+            EngineSockets::Datagrams(datagrams) => {
+                datagrams.push_run(client, None, (count, end + padding), fill);
+            }
+            EngineSockets::Links(links) => {
                 (0..count).for_each(|_| links.push_with(client, end + padding, &mut fill));
             }
         }
@@ -523,24 +536,26 @@ impl Carrier for Engine {
     #[inline]
     fn queued(&self) -> usize {
         match &self.wire {
-            Wire::Datagrams(datagrams) => datagrams.queued(),
-            Wire::Links(links) => links.queued(),
+            EngineSockets::Datagrams(datagrams) => datagrams.queued(),
+            EngineSockets::Links(links) => links.queued(),
         }
     }
 
     fn flush(&mut self) -> u64 {
         match &mut self.wire {
-            Wire::Datagrams(datagrams) => datagrams.flush(&mut self.errors),
-            Wire::Links(links) => links.flush(&self.poller, &mut self.errors),
+            EngineSockets::Datagrams(datagrams) => datagrams.flush(&mut self.errors),
+            EngineSockets::Links(links) => links.flush(&self.poller, &mut self.errors),
         }
     }
 
     /// UDP tells only when it is too late that there is no room.
     fn can_send(&self, client: usize) -> bool {
         let has_room = match &self.wire {
-            Wire::Datagrams(_) => true,
-            Wire::Links(links) if self.relays_streams => links.has_room(self.endpoints.len() + client),
-            Wire::Links(links) => links.has_room(client),
+            EngineSockets::Datagrams(_) => true,
+            EngineSockets::Links(links) if self.relays_streams => {
+                links.has_room(self.endpoints.len() + client)
+            }
+            EngineSockets::Links(links) => links.has_room(client),
         };
         has_room && !self.moves.is_moving(client)
     }
@@ -637,7 +652,7 @@ enum Delivered {
 
 #[inline]
 fn deliver(
-    endpoint: &mut Endpoint,
+    endpoint: &mut TurnEndpoint,
     index: usize,
     now_ns: u64,
     message: &[u8],

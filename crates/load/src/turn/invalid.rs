@@ -8,13 +8,13 @@ use std::{collections::BTreeMap, time::Duration};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use turnpike_wire::stun::{Class, Header, Writer, kind, method};
 
-use super::{Config, Shared};
+use super::{Config, TurnShared};
 use crate::{
     LoadError,
     pacer::Pacer,
-    run::{Finished, Heartbeat, Schedule, Tallies},
+    run::{Finished, Heartbeat, RunTallies, Schedule},
     traffic::{BATCH, Carrier as _, LONGEST_SLEEP, Sink},
-    udp::Clients,
+    udp::UdpClients,
 };
 
 const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
@@ -27,10 +27,10 @@ const TRANSACTION: std::ops::Range<usize> = 8..20;
 const MARK: [u8; 2] = *b"TP";
 
 /// Runs one thread's share.
-pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
+pub(super) fn run(shared: &TurnShared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
     let Config { datapath, clients, .. } = *shared.config;
-    let sockets = Clients::new(shared.config.server_of(0), datapath, clients, count, shared.clock)?;
+    let sockets = UdpClients::new(shared.config.server_of(0), datapath, clients, count, shared.clock)?;
     // The seed is the thread's number: the same flood each time.
     let mut random = SmallRng::seed_from_u64(first as u64);
     let messages: Vec<_> = (0..PREPARED).map(|kind| message(kind, &mut random)).collect();
@@ -48,7 +48,7 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
         pacer,
         replies: Replies {
             measure_ns: schedule.measure,
-            tallies: Tallies::default(),
+            tallies: RunTallies::default(),
             longest: 0,
             worst: 0.0,
         },
@@ -76,7 +76,7 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
 
 struct Replies {
     measure_ns: u64,
-    tallies: Tallies,
+    tallies: RunTallies,
     longest: usize,
     /// The most reply bytes for each byte of one message.
     worst: f64,
@@ -105,7 +105,7 @@ impl Sink for Replies {
 
 /// Messages in turn, each from the next client.
 struct Flood {
-    clients: Clients,
+    clients: UdpClients,
     count: usize,
     messages: Vec<Vec<u8>>,
     /// How many have been queued.
@@ -118,7 +118,7 @@ struct Flood {
 impl Flood {
     fn run<'a>(
         &mut self,
-        shared: &'a Shared<'a>,
+        shared: &'a TurnShared<'a>,
         thread: usize,
         mut schedule: Schedule,
     ) -> Result<Heartbeat<'a, Config>, LoadError> {

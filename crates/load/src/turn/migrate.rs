@@ -8,226 +8,30 @@
 //! ticket. What is due until the server has answered waits, for from there it knows nobody yet; the round trips contain the wait.
 //! What the server still sends to the old socket is lost, and counted so.
 
-use std::{mem, sync::Mutex};
-
-use turnpike_measure::{Latency, Report};
-use turnpike_turn::client::Failure;
-
-use super::{Config, engine::Engine};
-use crate::{clock::nanos, run::Schedule};
+use super::{engine::TurnEngine, moves::MoveState};
 
 /// Moves begun before it is the turn of traffic again.
 const AT_A_TIME: usize = 32;
-/// Bursts of all clients of a thread that may wait; what is due beyond them is sent, and lost where the server is not ready.
-const MOST_HELD: usize = 4096;
 
-/// The moves of one thread's clients.
-pub(super) struct Moves {
-    plan: Option<Plan>,
-    /// When the next client moves; `u64::MAX` where none does any more.
-    next_ns: u64,
-    clients: Vec<State>,
-    /// Clients of which a move is under way.
-    under_way: usize,
-    /// Whose burst waits, and when it was due.
-    held: Vec<(usize, u64)>,
-    /// Some of them need to wait no longer.
-    releasing: bool,
-    found: Found,
-}
-
-/// When which client moves.
-struct Plan {
-    begin_ns: u64,
-    end_ns: u64,
-    interval_ns: u64,
-    /// Number of this thread's first client, and of how many.
-    first: usize,
-    of: usize,
-    /// Moves begun by this thread.
-    turn: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    Settled,
-    Moving(u64),
-    Stranded,
-}
-
-/// What came of moves.
-#[derive(Default)]
-pub(super) struct Found {
-    done: u64,
-    failed: u64,
-    /// From opening the new socket until the server has answered.
-    took: Latency,
-    /// Why the first one failed.
-    why: Option<String>,
-}
-
-impl Moves {
-    /// Of `count` clients, the first of which has number `first` in the whole run. None moves before [`Moves::plan`].
-    pub(super) fn new(config: &Config, count: usize, first: usize) -> Self {
-        let plan = config.migrate.map(|interval| Plan {
-            begin_ns: 0,
-            end_ns: 0,
-            interval_ns: nanos(interval),
-            first,
-            of: config.clients,
-            turn: 0,
-        });
-        Self { plan, ..Self::without(count) }
-    }
-
-    fn without(count: usize) -> Self {
-        Self {
-            plan: None,
-            next_ns: u64::MAX,
-            clients: vec![State::Settled; count],
-            under_way: 0,
-            held: Vec::new(),
-            releasing: false,
-            found: Found::default(),
-        }
-    }
-
-    /// Has clients move in the measured time, if that was asked for. The run may come to have an earlier end.
-    pub(super) fn plan(&mut self, schedule: Schedule) {
-        let Some(plan) = &mut self.plan else { return };
-        (plan.begin_ns, plan.end_ns) = (schedule.measure, schedule.end);
-        self.next_ns = plan.next(self.clients.len());
-    }
-
-    /// Whether a client is to move.
-    #[inline]
-    pub(super) fn is_due(&self, now_ns: u64) -> bool {
-        now_ns >= self.next_ns
-    }
-
-    /// Whether a server has not answered yet, or something waits.
-    pub(super) fn any_under_way(&self) -> bool {
-        self.under_way > 0 || !self.held.is_empty()
-    }
-
-    /// Whether a client cannot send.
-    #[inline]
-    pub(super) fn is_moving(&self, index: usize) -> bool {
-        matches!(self.clients[index], State::Moving(_))
-    }
-
-    /// Keeps a burst of a client that cannot send. False if it is to be sent.
-    #[inline]
-    pub(super) fn hold(&mut self, index: usize, due_ns: u64) -> bool {
-        let held = self.is_moving(index) && self.held.len() < MOST_HELD;
-        if held {
-            self.held.push((index, due_ns));
-        }
-        held
-    }
-
-    /// Whether there is something to [`Moves::release`].
-    #[inline]
-    pub(super) fn is_releasing(&self) -> bool {
-        self.releasing
-    }
-
-    /// A burst that waits no longer, and when it was due: in the order in which they were.
-    pub(super) fn release(&mut self) -> Option<(usize, u64)> {
-        let clients = &self.clients;
-        let ready = self.held.iter().position(|(index, _)| !matches!(clients[*index], State::Moving(_)));
-        self.releasing = ready.is_some();
-        ready.map(|position| self.held.remove(position))
-    }
-
-    /// Gives up on what is under way.
-    pub(super) fn end(&mut self) {
-        for index in 0..self.clients.len() {
-            if self.is_moving(index) {
-                self.failed(index, || "no answer came before the run was over".to_owned());
-            }
-        }
-    }
-
-    /// Whose time has come.
-    fn next(&mut self, now_ns: u64) -> Option<usize> {
-        let count = self.clients.len();
-        let plan = self.plan.as_mut().filter(|_| now_ns >= self.next_ns)?;
-        // At most 10,000 clients.
-        let index = usize::try_from(plan.turn % count as u64).unwrap_or_default();
-        plan.turn += 1;
-        self.next_ns = plan.next(count);
-        Some(index)
-    }
-
-    /// The server knows the new socket.
-    pub(super) fn done(&mut self, index: usize, now_ns: u64) {
-        if let State::Moving(began) = self.settle(index, State::Settled) {
-            self.found.done += 1;
-            self.found.took.record(now_ns.saturating_sub(began) / 1_000);
-        }
-    }
-
-    /// The server does not take it.
-    pub(super) fn refused(&mut self, index: usize, failure: &Failure) {
-        match failure {
-            // The allocation may live on (RFC 8016 section 3.2.1); the next move tries again.
-            Failure::Timeout { .. } => self.failed(index, || failure.to_string()),
-            _ => self.stranded(index, || failure.to_string()),
-        }
-    }
-
-    /// What came of all moves, for the report.
-    pub(super) fn finish(&mut self, all: &Mutex<Found>) {
-        let found = mem::take(&mut self.found);
-        if let Ok(mut all) = all.lock() {
-            all.done += found.done;
-            all.failed += found.failed;
-            all.took.merge(&found.took);
-            all.why = all.why.take().or(found.why);
-        }
-    }
-
-    fn failed(&mut self, index: usize, why: impl FnOnce() -> String) {
-        self.settle(index, State::Settled);
-        self.found.failed += 1;
-        self.found.why.get_or_insert_with(why);
-    }
-
-    fn stranded(&mut self, index: usize, why: impl FnOnce() -> String) {
-        self.failed(index, why);
-        self.clients[index] = State::Stranded;
-    }
-
-    fn settle(&mut self, index: usize, state: State) -> State {
-        let was = mem::replace(&mut self.clients[index], state);
-        if let State::Moving(_) = was {
-            self.under_way -= 1;
-            self.releasing |= !self.held.is_empty();
-        }
-        was
-    }
-}
-
-impl Engine {
+impl TurnEngine {
     /// Moves the clients whose time has come. Nothing may be queued for their old sockets.
     pub(super) fn start_moves(&mut self) {
         let now_ns = self.now_ns();
         for _ in 0..AT_A_TIME {
             let Some(index) = self.moves.next(now_ns) else { return };
             match self.moves.clients[index] {
-                State::Stranded => continue,
+                MoveState::Stranded => continue,
                 // It is still being asked; a connection that failed asks no more.
-                State::Moving(_) if !self.is_broken(index) => continue,
-                State::Moving(_) => self.moves.failed(index, || "the new connection failed".to_owned()),
-                State::Settled => {}
+                MoveState::Moving(_) if !self.is_broken(index) => continue,
+                MoveState::Moving(_) => self.moves.failed(index, || "the new connection failed".to_owned()),
+                MoveState::Settled => {}
             }
             self.start_move(index);
         }
     }
 
     fn start_move(&mut self, index: usize) {
-        self.moves.clients[index] = State::Moving(self.now_ns());
+        self.moves.clients[index] = MoveState::Moving(self.now_ns());
         self.moves.under_way += 1;
         if let Err(error) = self.reopen(index, 0) {
             return self.moves.failed(index, || format!("no new socket: {error}"));
@@ -237,91 +41,5 @@ impl Engine {
             return self.moves.stranded(index, || error.to_string());
         }
         self.pump(index);
-    }
-}
-
-impl Plan {
-    /// When the next of `count` clients moves. All clients of a run are spread over an interval, so that a server does not get all
-    /// at once.
-    fn next(&self, count: usize) -> u64 {
-        let (round, index) = (self.turn / count as u64, self.turn % count as u64);
-        let place = u128::from(self.interval_ns) * (2 * (self.first as u128 + u128::from(index)) + 1);
-        // Below the interval.
-        let offset = u64::try_from(place / (2 * self.of as u128)).unwrap_or(self.interval_ns);
-        let due = self.begin_ns.saturating_add(self.interval_ns.saturating_mul(round)) + offset;
-        if due < self.end_ns { due } else { u64::MAX }
-    }
-}
-
-impl Found {
-    /// Puts the figures where scripts look for them.
-    #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
-    pub(super) fn put(&self, report: &mut Report) {
-        let ms = |us: u64| us as f64 / 1_000.0;
-        for (name, value) in [
-            ("migrations_done", self.done as f64),
-            ("migrations_failed", self.failed as f64),
-            ("migration_ms_p50", ms(self.took.quantile(0.50))),
-            ("migration_ms_p99", ms(self.took.quantile(0.99))),
-            ("migration_ms_max", ms(self.took.max())),
-        ] {
-            report.extra.insert(name.to_owned(), value);
-        }
-        if let Some(why) = &self.why {
-            report.notes.push(format!(
-                "{} of {} moves to another socket failed, the first one so: {why}",
-                self.failed,
-                self.done + self.failed
-            ));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bursts_wait_for_their_own_client_and_leave_in_order() {
-        let mut moves = Moves::without(2);
-        assert!(!moves.hold(0, 1), "it does not move");
-        for index in 0..2 {
-            moves.clients[index] = State::Moving(5);
-            moves.under_way += 1;
-        }
-        assert!([(0, 10), (1, 11), (0, 12)].into_iter().all(|(index, due)| moves.hold(index, due)));
-        assert!(!moves.is_releasing());
-        moves.done(0, 20);
-        assert!(moves.is_releasing() && moves.any_under_way());
-        assert_eq!([moves.release(), moves.release(), moves.release()], [Some((0, 10)), Some((0, 12)), None]);
-        assert!(!moves.is_releasing());
-        moves.end();
-        assert_eq!([moves.release(), moves.release()], [Some((1, 11)), None]);
-        assert!(!moves.any_under_way());
-        assert_eq!((moves.found.done, moves.found.failed), (1, 1));
-        for due in 0..=MOST_HELD as u64 {
-            moves.clients[1] = State::Moving(5);
-            assert_eq!(moves.hold(1, due), due < MOST_HELD as u64);
-        }
-    }
-
-    fn dues(count: usize, first: usize, of: usize) -> Vec<u64> {
-        let mut plan = Plan { begin_ns: 1_000, end_ns: 1_250, interval_ns: 100, first, of, turn: 0 };
-        let mut dues = Vec::new();
-        while plan.next(count) < u64::MAX {
-            dues.push(plan.next(count));
-            plan.turn += 1;
-        }
-        dues
-    }
-
-    #[test]
-    fn clients_are_spread_over_the_interval_whichever_thread_has_them() {
-        let all = dues(5, 0, 5);
-        assert_eq!(all, [10, 30, 50, 70, 90, 110, 130, 150, 170, 190, 210, 230].map(|ns| 1_000 + ns));
-        let mut both = [dues(3, 0, 5), dues(2, 3, 5)].concat();
-        both.sort_unstable();
-        assert_eq!(both, all);
-        assert_eq!(dues(1, 0, 1), [1_050, 1_150]);
     }
 }

@@ -11,18 +11,21 @@
 
 mod allocate;
 mod config;
+mod course;
 mod engine;
 mod invalid;
 mod migrate;
+mod moves;
+mod reconnect;
 mod redirect;
 mod returns;
 mod set_up;
 mod token;
 
-pub use config::{Config, Mode, Via};
+pub use config::{Config, DataVia, Mode};
 pub use token::{AccessToken, InvalidAccessToken};
 
-pub use crate::run::{Outcome, Stop};
+pub use crate::run::{RunOutcome, StopHandle};
 use std::sync::{Mutex, PoisonError};
 
 use turnpike_client::Security;
@@ -31,14 +34,14 @@ pub use turnpike_turn::{client::Relayed, server::Cidr};
 
 use crate::{
     LoadError, TlsOptions, Transport,
-    profile::{self, Ends},
+    profile::{self, ProfileEnds},
     progress::Interval,
-    run::{self, Asked, Finished},
+    run::{self, AskedLoad, Finished},
     traffic::{Carrier as _, echo},
 };
-use engine::Engine;
+use engine::TurnEngine;
 
-type Shared<'a> = run::Shared<'a, Config>;
+type TurnShared<'a> = run::RunShared<'a, Config>;
 
 /// Runs a load until its time is over or `stop` is told to stop. `progress` is called about once a second, from the calling
 /// thread.
@@ -46,7 +49,11 @@ type Shared<'a> = run::Shared<'a, Config>;
 /// # Errors
 /// When the settings are impossible, the clients cannot be set up, or it is stopped before anything was measured. What goes wrong
 /// afterwards is counted in [`turnpike_measure::Report::errors`].
-pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
+pub fn run(
+    config: &Config,
+    stop: &StopHandle,
+    progress: impl FnMut(&Interval),
+) -> Result<RunOutcome, LoadError> {
     let config = &config.looked_up()?;
     let transport = config.transport();
     run::check_files(config.clients * config.files_per_client())?;
@@ -56,7 +63,7 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
         false => None,
     };
     let frame = config.frame();
-    let asked = Asked {
+    let asked = AskedLoad {
         size: config.size,
         rate: config.rate,
         datapath: match transport {
@@ -65,8 +72,8 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
         },
         limits: config.limits,
     };
-    let told = Told::default();
-    let thread = |shared: &Shared<'_>, number| run_thread(shared, security.as_ref(), number, &told);
+    let told = ClientFigures::default();
+    let thread = |shared: &TurnShared<'_>, number| run_thread(shared, security.as_ref(), number, &told);
     let asked = asked.shaped(config.profile.as_ref(), config.clients);
     let mut found = run::run(config, frame, stop, thread, progress)?;
     let (interrupted, measured, streams) = (found.interrupted, found.measured, profile::gather(&mut found));
@@ -102,16 +109,16 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
 
 /// What all threads tell of their clients, beside the traffic.
 #[derive(Default)]
-struct Told {
-    moved: Mutex<migrate::Found>,
-    returned: Mutex<returns::Found>,
+struct ClientFigures {
+    moved: Mutex<moves::MoveFigures>,
+    returned: Mutex<returns::ReturnFigures>,
 }
 
 fn run_thread(
-    shared: &Shared<'_>,
+    shared: &TurnShared<'_>,
     security: Option<&Security>,
     number: usize,
-    told: &Told,
+    told: &ClientFigures,
 ) -> Result<Finished, LoadError> {
     match shared.config.mode {
         Mode::Packet => relay(shared, security, number, told),
@@ -122,19 +129,20 @@ fn run_thread(
 
 /// Mode `packet`: traffic through the relay to the reflector and back.
 fn relay(
-    shared: &Shared<'_>,
+    shared: &TurnShared<'_>,
     security: Option<&Security>,
     thread: usize,
-    told: &Told,
+    told: &ClientFigures,
 ) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
-    let mut engine = Engine::new(shared.config, security, (count, first), shared.clock)?;
+    let mut engine = TurnEngine::new(shared.config, security, (count, first), shared.clock)?;
     let relayed = match &shared.config.profile {
         None => set_up::set_up(&mut engine, shared)
             .and_then(|()| echo::run(&mut engine, &shared.config.plan(), shared, thread)),
         Some(shaped) => {
             let (peer, datapath) = (shared.config.peer_of(thread), shared.config.datapath);
-            let ends = Ends::new(shaped, (count, first), peer, datapath, engine.poller(), shared.clock)?;
+            let ends =
+                ProfileEnds::new(shaped, (count, first), peer, datapath, engine.poller(), shared.clock)?;
             engine.set_peer(ends.peer());
             set_up::set_up(&mut engine, shared).and_then(|()| profile::run(&mut engine, ends, shared, thread))
         }
@@ -154,7 +162,7 @@ fn relay(
 
 /// What a thread's engine has to say when it ends.
 #[expect(clippy::cast_precision_loss, reason = "counts of handshakes and redirections")]
-fn finished(config: &Config, engine: Engine, mut rest: Finished) -> Finished {
+fn finished(config: &Config, engine: TurnEngine, mut rest: Finished) -> Finished {
     if config.transport().is_secure() {
         let (full, resumed) = engine.handshakes();
         rest.sums.insert("full_handshakes", full as f64);

@@ -1,22 +1,16 @@
-//! Clients that come back (`--reconnect`): one that hears nothing for a while takes another socket and asks the first server for an
-//! allocation anew, and goes where it is sent from there (300).
-//!
-//! As a call does whose path has failed: ICE notices the silence and gathers its candidates again (RFC 8445 section 2.4). What a client
-//! would have sent while it has no allocation is lost, and counted so. Told at the end are how many allocations were lost, how long it took
-//! until their clients had another one, and the silence that each client bore longest: how long a fault lasts for those who use the server.
+//! What clients that may come back (`--reconnect`) have heard, and when they ask again.
 
-use std::{mem, sync::Arc, sync::Mutex};
+use std::{mem, sync::Mutex};
 
 use turnpike_measure::{Latency, Report};
-use turnpike_turn::client::{Event, Failure, Request};
 
-use super::{Config, allocate, engine::Engine, redirect::is_taken_port, set_up};
-use crate::{clock::nanos, run::Schedule, traffic::Carrier as _};
+use super::Config;
+use crate::{clock::nanos, run::Schedule};
 
 /// What the clients of one thread have heard, and when they come back.
 pub(super) struct Returns {
     /// Empty where nobody comes back.
-    clients: Vec<Client>,
+    clients: Vec<ReturningClient>,
     /// For so long a client that comes back waits for an answer.
     patience_ns: u64,
     /// Only of this time silence is told.
@@ -25,11 +19,11 @@ pub(super) struct Returns {
     looked_ns: u64,
     /// Silence from before it proves nothing: this thread stood still.
     awake_ns: u64,
-    found: Found,
+    found: ReturnFigures,
 }
 
 #[derive(Clone, Copy)]
-struct Client {
+struct ReturningClient {
     /// Silence after which it gives its allocation up: of each client another, so that those who notice at once do not all come at once.
     patience_ns: u64,
     /// When a payload came last; 0 before the first.
@@ -48,7 +42,7 @@ struct Client {
 
 /// What came of it.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct ReturnFigures {
     /// Allocations that were given up.
     lost: u64,
     /// When that was for the first time and for the last.
@@ -74,7 +68,7 @@ impl Returns {
             let spread_ns = nanos(config.spread.unwrap_or(Config::SPREAD)).min(patience_ns);
             let share = u128::from(spread_ns) * (first + number) as u128 / config.clients as u128;
             let patience_ns = patience_ns + u64::try_from(share).unwrap_or_default();
-            Client {
+            ReturningClient {
                 patience_ns,
                 heard_ns: 0,
                 asked_ns: 0,
@@ -92,7 +86,7 @@ impl Returns {
             measured: None,
             looked_ns: u64::MAX,
             awake_ns: 0,
-            found: Found::default(),
+            found: ReturnFigures::default(),
         }
     }
 
@@ -126,16 +120,16 @@ impl Returns {
     }
 
     /// Clients are looked after. Where that was long ago, what would have been heard since has not been read either.
-    fn look(&mut self, now_ns: u64) {
+    pub(super) fn look(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(mem::replace(&mut self.looked_ns, now_ns)) > self.patience_ns / 2 {
             self.awake_ns = now_ns;
         }
     }
 
     /// Who has heard nothing for too long, from this client on. Nobody before the run has begun and after its end.
-    fn next_due(&self, from: usize, now_ns: u64) -> Option<usize> {
+    pub(super) fn next_due(&self, from: usize, now_ns: u64) -> Option<usize> {
         let measured = self.measured.filter(|measured| (measured.start..measured.end).contains(&now_ns))?;
-        let is_due = |client: &Client| {
+        let is_due = |client: &ReturningClient| {
             let since = client.heard_ns.max(client.asked_ns).max(self.awake_ns).max(measured.start);
             let patience_ns = if client.away { self.patience_ns } else { client.patience_ns };
             now_ns.saturating_sub(since) > patience_ns
@@ -145,7 +139,7 @@ impl Returns {
     }
 
     /// A client gives its allocation up, if it has one.
-    fn leave(&mut self, index: usize, now_ns: u64) {
+    pub(super) fn leave(&mut self, index: usize, now_ns: u64) {
         let start = self.measured.map_or(0, |measured| measured.start);
         let client = &mut self.clients[index];
         client.asked_ns = now_ns;
@@ -159,7 +153,7 @@ impl Returns {
     }
 
     /// A client has another one.
-    fn has_come_back(&mut self, index: usize, now_ns: u64) {
+    pub(super) fn has_come_back(&mut self, index: usize, now_ns: u64) {
         let client = &mut self.clients[index];
         client.away = false;
         self.found.done += 1;
@@ -173,13 +167,13 @@ impl Returns {
         }
     }
 
-    fn failed(&mut self, why: impl FnOnce() -> String) {
+    pub(super) fn failed(&mut self, why: impl FnOnce() -> String) {
         self.found.failed += 1;
         self.found.why.get_or_insert_with(why);
     }
 
     /// What came of all, for the report.
-    pub(super) fn finish(&mut self, all: &Mutex<Found>) {
+    pub(super) fn finish(&mut self, all: &Mutex<ReturnFigures>) {
         let mut found = mem::take(&mut self.found);
         for client in &self.clients {
             let end = self.measured.map_or(0, |measured| measured.end);
@@ -207,77 +201,14 @@ fn hull(one: Option<(u64, u64)>, other: Option<(u64, u64)>) -> Option<(u64, u64)
     Some((one_from.min(from), one_to.max(to)))
 }
 
-impl Client {
+impl ReturningClient {
     /// Since when it is silent, as far as that is measured.
     fn since(&self, measured: Option<Schedule>) -> u64 {
         self.heard_ns.max(measured.map_or(0, |measured| measured.measure))
     }
 }
 
-impl Engine {
-    /// Has those come back that have heard nothing for too long.
-    pub(super) fn come_back(&mut self, now_ns: u64) {
-        self.returns.look(now_ns);
-        let mut from = 0;
-        while let Some(index) = self.returns.next_due(from, now_ns) {
-            from = index + 1;
-            // Nothing may be queued for a socket that is closed.
-            if self.queued() > 0 {
-                self.flush();
-            }
-            self.returns.leave(index, now_ns);
-            self.return_home(index);
-            if let Err(error) = self.reopen(index, 0) {
-                self.returns.failed(|| format!("no new socket: {error}"));
-                continue;
-            }
-            self.renew(index, Arc::clone(&self.endpoints[index].settings));
-            // A new client can allocate.
-            let _ = self.endpoints[index].client.allocate(now_ns / 1_000_000);
-            self.pump(index);
-        }
-    }
-
-    /// Takes what a client that comes back was told; false if it is none.
-    pub(super) fn returning(&mut self, index: usize, event: &Event) -> bool {
-        if !self.returns.is_away(index) {
-            return false;
-        }
-        match event {
-            Event::Allocated(_) => set_up::begin(self, index),
-            Event::Bound(..) | Event::Permitted(_) => {
-                self.endpoints[index].forget_header();
-                self.returns.has_come_back(index, self.now_ns());
-            }
-            Event::Failed {
-                request: Request::Allocate,
-                failure: Failure::TryAlternate { server, domain },
-            } => {
-                if let Err(error) = self.follow(index, *server, domain.as_deref()) {
-                    self.returns.failed(|| error.to_string());
-                }
-            }
-            Event::Failed { request, failure } if is_taken_port(*request, failure) => {
-                match self.take_another_port(index) {
-                    Ok(true) => {}
-                    Ok(false) => self.stay_away(*request, failure),
-                    Err(error) => self.returns.failed(|| error.to_string()),
-                }
-            }
-            Event::Failed { request, failure } => self.stay_away(*request, failure),
-            _ => {}
-        }
-        true
-    }
-
-    /// It asks again when its patience is over.
-    fn stay_away(&mut self, request: Request, failure: &Failure) {
-        allocate::count(&mut self.errors, request, failure);
-        self.returns.failed(|| failure.to_string());
-    }
-}
-
-impl Found {
+impl ReturnFigures {
     /// Puts the figures where scripts look for them.
     #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
     pub(super) fn put(&self, report: &mut Report) {
@@ -374,7 +305,7 @@ mod tests {
         one.leave(0, 20 * SECOND);
         other.leave(1, 11 * SECOND);
         other.leave(0, 13 * SECOND);
-        let all = Mutex::new(Found::default());
+        let all = Mutex::new(ReturnFigures::default());
         one.finish(&all);
         other.finish(&all);
         returns(2).finish(&all);
@@ -393,7 +324,7 @@ mod tests {
             returns.clients.iter().map(|client| client.longest_ns).collect::<Vec<_>>(),
             [7, 3].map(|s| s * SECOND)
         );
-        let all = Mutex::new(Found::default());
+        let all = Mutex::new(ReturnFigures::default());
         returns.finish(&all);
         let found = all.into_inner().expect("nobody else has it");
         assert_eq!((found.silent, found.pauses.max() / 100_000), (1, 550));
@@ -423,7 +354,7 @@ mod tests {
         returns.leave(0, 13 * SECOND);
         returns.has_come_back(0, 14 * SECOND);
         (0..2).for_each(|index| returns.lost(index, 7));
-        let Found { lost, failed, done, times, lost_of_others, .. } = &returns.found;
+        let ReturnFigures { lost, failed, done, times, lost_of_others, .. } = &returns.found;
         assert_eq!((*lost, *failed, *done, *lost_of_others), (1, 1, 1, 7));
         assert_eq!(times.max() / 100_000, 40);
     }

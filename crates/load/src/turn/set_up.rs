@@ -5,9 +5,9 @@ use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 use turnpike_turn::client::{Event, Failure, Relayed, Request};
 
 use super::{
-    Config, Shared,
-    engine::{Endpoint, Engine},
-    redirect::is_taken_port,
+    Config, TurnShared,
+    course::is_taken_port,
+    engine::{TurnEndpoint, TurnEngine},
 };
 use crate::{
     LoadError,
@@ -19,12 +19,12 @@ use crate::{
 const OUTSTANDING: usize = 256;
 
 /// This thread's part of them.
-fn outstanding(shared: &Shared<'_>) -> usize {
+fn outstanding(shared: &TurnShared<'_>) -> usize {
     (OUTSTANDING / shared.frame.threads).max(1)
 }
 
 /// Allocates, and binds a channel, installs a permission, or connects to the peer, for every client of this thread.
-pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), LoadError> {
+pub(super) fn set_up(engine: &mut TurnEngine, shared: &TurnShared<'_>) -> Result<(), LoadError> {
     let config = shared.config;
     let Config { setup_timeout, .. } = *config;
     let limit = outstanding(shared);
@@ -97,10 +97,10 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
 }
 
 /// Has a client that got its allocation ask for what it needs to reach its peer.
-pub(super) fn begin(engine: &mut Engine, index: usize) {
+pub(super) fn begin(engine: &mut TurnEngine, index: usize) {
     engine.has_a_port(index);
     let now = engine.now_ms();
-    let Endpoint { peer, client, .. } = &mut engine.endpoints[index];
+    let TurnEndpoint { peer, client, .. } = &mut engine.endpoints[index];
     let peer = *peer;
     // Neither can fail on a fresh allocation.
     match engine.binds {
@@ -111,7 +111,7 @@ pub(super) fn begin(engine: &mut Engine, index: usize) {
 }
 
 /// Deletes all allocations, so that the next run finds the server as this one did; gives up on what takes long.
-pub(super) fn take_down(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), LoadError> {
+pub(super) fn take_down(engine: &mut TurnEngine, shared: &TurnShared<'_>) -> Result<(), LoadError> {
     const LONGEST_NS: u64 = 3_000_000_000;
     engine.close_peer_connections();
     let limit = outstanding(shared);

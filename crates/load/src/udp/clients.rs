@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Those of one thread.
-pub(crate) struct Clients {
+pub(crate) struct UdpClients {
     datagrams: Datagrams,
     poller: Poller,
     ready: Vec<Event>,
@@ -25,7 +25,7 @@ pub(crate) struct Clients {
     pub(super) unreachable: bool,
 }
 
-impl Clients {
+impl UdpClients {
     /// Opens `count` sockets, of `clients` in the whole run.
     pub(crate) fn new(
         server: SocketAddr,
@@ -43,7 +43,7 @@ impl Clients {
     }
 }
 
-impl Carrier for Clients {
+impl Carrier for UdpClients {
     #[inline]
     fn push(&mut self, client: usize, count: usize, len: usize, fill: impl FnMut(&mut [u8])) {
         self.datagrams.push_run(client, None, (count, len), fill);

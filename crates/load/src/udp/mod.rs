@@ -10,23 +10,23 @@ use clap::Args;
 use turnpike_measure::Rate;
 use turnpike_net::{Datapath, socket_address};
 
-pub(crate) use clients::Clients;
+pub(crate) use clients::UdpClients;
 pub(crate) use session_setup::PROBE;
 
 use crate::{
     LoadError,
     options::{self, BurstOptions, ResultLimits, RunOptions},
     payload::HEADER_LEN,
-    profile::{self, Ends, Shaped},
-    progress::{Interval, Kind},
-    run::{self, Asked, Finished, Frame, Outcome, Stop},
+    profile::{self, ProfileEnds, Shaped},
+    progress::{CountKind, Interval},
+    run::{self, AskedLoad, Finished, RunFrame, RunOutcome, StopHandle},
     traffic::{
         Carrier as _,
-        echo::{self, Plan},
+        echo::{self, EchoPlan},
     },
 };
 
-type Shared<'a> = run::Shared<'a, Config>;
+type UdpShared<'a> = run::RunShared<'a, Config>;
 
 /// The longest burst: the kernel's UDP_MAX_SEGMENTS in all versions that have it.
 pub(crate) const MAX_BURST: usize = 64;
@@ -91,14 +91,14 @@ impl Config {
         options::defaults(server)
     }
 
-    fn plan(&self) -> Plan {
+    fn plan(&self) -> EchoPlan {
         self.bursts.plan(self.clients, self.rate, self.size)
     }
 
-    fn frame(&self) -> Frame {
-        let frame = Frame::new(&self.run, self.clients, Kind::Answered);
+    fn frame(&self) -> RunFrame {
+        let frame = RunFrame::new(&self.run, self.clients, CountKind::Answered);
         // A forwarder leads to one address, so that all peers must be there.
-        if self.profile.is_some() { Frame { threads: 1, ..frame } } else { frame }
+        if self.profile.is_some() { RunFrame { threads: 1, ..frame } } else { frame }
     }
 }
 
@@ -108,14 +108,18 @@ impl Config {
 /// # Errors
 /// When the settings are impossible, nothing comes back from the server, or it is stopped before anything was measured. What is
 /// lost afterwards is counted.
-pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
+pub fn run(
+    config: &Config,
+    stop: &StopHandle,
+    progress: impl FnMut(&Interval),
+) -> Result<RunOutcome, LoadError> {
     let frame = config.frame();
     check(&config.plan(), &frame, config.run.threads)?;
     if let Some(shaped) = &config.profile {
         shaped.validate(MAX_SIZE)?;
     }
     run::check_files(config.clients)?;
-    let asked = Asked {
+    let asked = AskedLoad {
         size: config.size,
         rate: config.rate,
         datapath: config.datapath.to_string(),
@@ -135,10 +139,10 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
     Ok(run::conclude(report, &asked, interrupted))
 }
 
-fn run_thread(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
+fn run_thread(shared: &UdpShared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let config = shared.config;
     let share = shared.share(config.clients, thread);
-    let mut clients = Clients::new(config.server, config.datapath, config.clients, share.0, shared.clock)?;
+    let mut clients = UdpClients::new(config.server, config.datapath, config.clients, share.0, shared.clock)?;
     let finished = match &config.profile {
         None => {
             session_setup::set_up(&mut clients, shared, share, || {})?;
@@ -146,7 +150,8 @@ fn run_thread(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError>
         }
         Some(shaped) => {
             let listen = config.peer.unwrap_or(config.server);
-            let mut ends = Ends::new(shaped, share, listen, config.datapath, clients.poller(), shared.clock)?;
+            let mut ends =
+                ProfileEnds::new(shaped, share, listen, config.datapath, clients.poller(), shared.clock)?;
             session_setup::set_up(&mut clients, shared, share, || ends.receive_at_peer())?;
             profile::run(&mut clients, ends, shared, thread)?
         }
@@ -155,7 +160,7 @@ fn run_thread(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError>
 }
 
 /// Says what is impossible about settings that all datagrams have in common.
-pub(crate) fn check(plan: &Plan, frame: &Frame, threads: Option<usize>) -> Result<(), LoadError> {
+pub(crate) fn check(plan: &EchoPlan, frame: &RunFrame, threads: Option<usize>) -> Result<(), LoadError> {
     let numbers = [
         ("--clients", plan.clients, 1..=MAX_CLIENTS),
         ("--size", plan.size, HEADER_LEN..=MAX_SIZE),

@@ -3,11 +3,11 @@
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
-use super::{Config, Shared, clients::Clients};
+use super::{Config, UdpShared, clients::UdpClients};
 use crate::{
     LoadError,
     clock::nanos,
-    payload::{HEADER_LEN, Stamp},
+    payload::{HEADER_LEN, PayloadStamp},
     traffic::{Carrier as _, Sink},
 };
 
@@ -23,8 +23,8 @@ const LONGEST_RETRY_NS: u64 = 200_000_000;
 /// Waits until every client of this thread, of which the first has number `first`, has got a datagram back. `peer_is_ready` is
 /// called when the peers' socket, if there is one, can be read.
 pub(super) fn set_up(
-    clients: &mut Clients,
-    shared: &Shared<'_>,
+    clients: &mut UdpClients,
+    shared: &UdpShared<'_>,
     (count, first): (usize, usize),
     peer_is_ready: impl FnMut(),
 ) -> Result<(), LoadError> {
@@ -66,8 +66,8 @@ pub(super) fn set_up(
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "validated: at most 10,000 clients")]
-fn send(clients: &mut Clients, index: usize, first: usize) {
-    let stamp = Stamp { flow: (first + index) as u32, sequence: PROBE, due_ns: 0 };
+fn send(clients: &mut UdpClients, index: usize, first: usize) {
+    let stamp = PayloadStamp { flow: (first + index) as u32, sequence: PROBE, due_ns: 0 };
     clients.push(index, 1, HEADER_LEN, |out| stamp.write(out));
 }
 
@@ -80,7 +80,7 @@ struct Answers<F> {
 
 impl<F: FnMut()> Sink for Answers<F> {
     fn payload(&mut self, client: usize, _now_ns: u64, payload: &[u8]) {
-        let ours = Stamp::read(payload)
+        let ours = PayloadStamp::read(payload)
             .is_some_and(|stamp| stamp.sequence == PROBE && stamp.flow as usize == self.first + client);
         if ours && !std::mem::replace(&mut self.answered[client], true) {
             self.ready += 1;

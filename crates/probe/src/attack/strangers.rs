@@ -10,7 +10,7 @@ use std::{
 use turnpike_client::{Transport, dtls};
 use turnpike_wire::stun::{kind, method};
 
-use super::{Reply, unsigned};
+use super::{AttackReply, unsigned};
 use crate::connection::{Trust, udp};
 
 /// How long answers are waited for, repetitions included: RFC 6347 section 4.2.4 begins with one second.
@@ -25,7 +25,7 @@ pub(super) fn ask(
     transport: Transport,
     server: SocketAddr,
     trust: Option<&Trust>,
-    found: &mut Vec<Reply>,
+    found: &mut Vec<AttackReply>,
 ) -> io::Result<()> {
     let messages = match (transport, trust) {
         (Transport::Dtls, Some(trust)) => hellos(trust)?,
@@ -51,13 +51,15 @@ pub(super) fn ask(
         }
         thread::sleep(Duration::from_millis(10));
     }
-    found.extend(waiting.into_iter().zip(counted).map(|((_, message, sent), (received, datagrams))| Reply {
-        transport: transport.to_string(),
-        message,
-        sent,
-        received,
-        datagrams,
-        ratio: received as f64 / sent.max(1) as f64,
+    found.extend(waiting.into_iter().zip(counted).map(|((_, message, sent), (received, datagrams))| {
+        AttackReply {
+            transport: transport.to_string(),
+            message,
+            sent,
+            received,
+            datagrams,
+            ratio: received as f64 / sent.max(1) as f64,
+        }
     }));
     Ok(())
 }
@@ -150,9 +152,9 @@ fn datagrams() -> Vec<(String, Vec<u8>)> {
 
 /// A ClientHello as it is and what becomes of it on a bad way; and short ones, for the ratio is that of the shortest that is answered.
 fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
-    let settings = dtls::Settings::new(trust.security.clone(), WAIT).map_err(io::Error::other)?;
+    let settings = dtls::DtlsSettings::new(trust.security.clone(), WAIT).map_err(io::Error::other)?;
     let mut association =
-        dtls::Association::new(&settings, None, Instant::now()).map_err(io::Error::other)?;
+        dtls::ClientAssociation::new(&settings, None, Instant::now()).map_err(io::Error::other)?;
     let mut flight: Vec<Vec<u8>> = Vec::new();
     association.drain(|packet| flight.push(packet.to_vec()), |_| {}).map_err(io::Error::other)?;
     let Some(hello) = flight.first() else { return Ok(Vec::new()) };

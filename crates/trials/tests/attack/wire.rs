@@ -124,7 +124,7 @@ fn socket(server: SocketAddr) -> UdpSocket {
 /// An association with DTLS, whose handshake is done.
 pub(super) struct Association {
     socket: UdpSocket,
-    client: dtls::Association,
+    client: dtls::ClientAssociation,
     heard: VecDeque<Vec<u8>>,
 }
 
@@ -132,8 +132,8 @@ impl Association {
     fn new(server: SocketAddr) -> Self {
         let options = TlsOptions { insecure: true, ..TlsOptions::default() };
         let security = Security::new(&options, Some("turn.example.org"), server).expect("it is a name");
-        let settings = dtls::Settings::new(security, SOON).expect("a valid configuration");
-        let client = dtls::Association::new(&settings, None, Instant::now()).expect("it begins");
+        let settings = dtls::DtlsSettings::new(security, SOON).expect("a valid configuration");
+        let client = dtls::ClientAssociation::new(&settings, None, Instant::now()).expect("it begins");
         let mut association = Self { socket: socket(server), client, heard: VecDeque::new() };
         association.pass();
         while !association.client.is_connected() {

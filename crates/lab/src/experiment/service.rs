@@ -1,16 +1,78 @@
-//! A subject that is several processes at once: the nodes of a fleet, each with a place and names of its own.
+//! Programs that run beside the workload: a subject or a helper, which may be several processes at once, such as the nodes of a fleet.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+};
 
 use serde::Deserialize;
 
-use super::{Service, fill::Variables};
-use crate::{error::LabError, record};
+use super::fill::{CommandLine, Variables};
+use crate::{error::LabError, record, tools};
+
+/// A program that runs while the load does, or several of a kind.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ServiceSpec {
+    pub(crate) name: String,
+    pub(crate) command: CommandLine,
+    pub(crate) cwd: Option<PathBuf>,
+    #[serde(default)]
+    pub(crate) env: BTreeMap<String, String>,
+    /// As `taskset -c` takes it.
+    pub(crate) cpus: Option<String>,
+    /// Absent for the host.
+    pub(crate) namespace: Option<String>,
+    pub(crate) ready: Option<Ready>,
+    /// Names for use in what stands here; a subject's are the workload's too.
+    #[serde(default)]
+    pub(crate) vars: BTreeMap<String, toml::Value>,
+    /// Where it is several processes: each of them.
+    #[serde(default)]
+    pub(crate) node: Vec<SubjectNode>,
+    /// Written into `{dir}` before it starts: configuration files.
+    #[serde(default)]
+    pub(crate) files: BTreeMap<String, String>,
+    /// `http://ADDRESS:PORT/PATH` of Prometheus metrics.
+    pub(crate) metrics: Option<String>,
+    /// Prints its version.
+    pub(crate) version: Option<CommandLine>,
+    /// Left out, and said so, where its program is not installed.
+    #[serde(default)]
+    pub(crate) optional: bool,
+    /// Whether it comes from `include`.
+    #[serde(skip)]
+    pub(super) is_included: bool,
+}
+
+/// When a program has started.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Ready {
+    /// `ADDRESS:PORT` answers a STUN Binding request over UDP.
+    pub(crate) stun: Option<String>,
+    /// `ADDRESS:PORT` accepts a TCP connection.
+    pub(crate) tcp: Option<String>,
+    /// `http://ADDRESS:PORT/PATH` answers 200.
+    pub(crate) http: Option<String>,
+    /// Its output has this text.
+    pub(crate) log: Option<String>,
+    /// A UDP socket of its namespace is bound to this port.
+    pub(crate) udp_port: Option<String>,
+    /// A TCP socket of its namespace listens on this port: unlike `tcp`, nothing is connected.
+    pub(crate) tcp_port: Option<String>,
+    /// The namespace that asks; its own if absent.
+    pub(crate) from: Option<String>,
+    /// Seconds until it counts as failed.
+    #[serde(default = "ten")]
+    pub(crate) within: f64,
+}
 
 /// One process of a service that has several; whatever it does not say itself the service says for all.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Node {
+pub(crate) struct SubjectNode {
     /// `{node}` in what the service says.
     pub(crate) name: String,
     pub(crate) cpus: Option<String>,
@@ -20,7 +82,50 @@ pub(crate) struct Node {
     pub(crate) vars: BTreeMap<String, toml::Value>,
 }
 
-impl Service {
+impl ServiceSpec {
+    /// Fails with the remedy if its program is not installed.
+    pub(super) fn check_tools(&self, variables: &Variables, base: &Path) -> Result<(), LabError> {
+        for process in self.processes(variables)? {
+            require(&process.command.words()?, self.cwd.as_deref().unwrap_or(base), &self.name)?;
+        }
+        Ok(())
+    }
+
+    /// The same with all variables replaced.
+    fn fill(&self, variables: &Variables) -> Result<Self, LabError> {
+        let mut filled = self.clone();
+        filled.command = CommandLine::Words(variables.command(&self.command)?);
+        for (_, text) in filled.texts() {
+            *text = variables.text(text)?;
+        }
+        // Configuration languages have braces of their own, so only known names are replaced.
+        let file =
+            |(name, content): (&String, &String)| (variables.lenient(name), variables.lenient(content));
+        filled.files = self.files.iter().map(file).collect();
+        Ok(filled)
+    }
+
+    /// All texts but the commands in which variables stand, by their keys.
+    pub(super) fn texts(&mut self) -> Vec<(String, &mut String)> {
+        let mut texts: Vec<(String, &mut String)> =
+            self.env.iter_mut().map(|(name, value)| (format!("env.{name}"), value)).collect();
+        texts.extend(self.metrics.as_mut().map(|url| ("metrics".to_owned(), url)));
+        if let Some(ready) = &mut self.ready {
+            let probes = [
+                ("stun", &mut ready.stun),
+                ("tcp", &mut ready.tcp),
+                ("http", &mut ready.http),
+                ("log", &mut ready.log),
+                ("udp_port", &mut ready.udp_port),
+                ("tcp_port", &mut ready.tcp_port),
+            ];
+            texts.extend(
+                probes.into_iter().filter_map(|(key, text)| Some((format!("ready.{key}"), text.as_mut()?))),
+            );
+        }
+        texts
+    }
+
     /// These names, and its own. A subject's are the workload's too, while it is measured.
     pub(crate) fn scope(&self, variables: &Variables) -> Result<Variables, LabError> {
         variables.with(&self.vars)
@@ -34,7 +139,7 @@ impl Service {
         }
     }
 
-    fn name_of(&self, node: &Node) -> String {
+    fn name_of(&self, node: &SubjectNode) -> String {
         format!("{}-{}", self.name, node.name)
     }
 
@@ -44,7 +149,7 @@ impl Service {
         if self.node.is_empty() {
             return Ok(vec![self.fill(&own)?]);
         }
-        let process = |node: &Node| {
+        let process = |node: &SubjectNode| {
             let mut filled = self.fill(&node.scope(&own)?)?;
             filled.name = self.name_of(node);
             filled.namespace = node.namespace.clone().or(filled.namespace);
@@ -56,14 +161,14 @@ impl Service {
     }
 
     /// As a record has it: the commands of several processes one behind the other, as a shell takes them.
-    pub(crate) fn describe(&self, variables: &Variables) -> Result<record::Subject, LabError> {
+    pub(crate) fn describe(&self, variables: &Variables) -> Result<record::RecordedSubject, LabError> {
         let (mut commands, mut cpus) = (Vec::new(), Vec::new());
         for process in self.processes(variables)? {
             commands.push(process.command.words()?);
             cpus.extend(process.cpus);
         }
         cpus.dedup();
-        Ok(record::Subject {
+        Ok(record::RecordedSubject {
             name: self.name.clone(),
             command: commands.join(&"&".to_owned()),
             cpus: (!cpus.is_empty()).then(|| cpus.join(",")),
@@ -71,13 +176,52 @@ impl Service {
     }
 }
 
-impl Node {
+impl SubjectNode {
     /// The names of the service, and its own.
     pub(crate) fn scope(&self, variables: &Variables) -> Result<Variables, LabError> {
         let mut own = variables.with(&self.vars)?;
         own.set("node", &self.name);
         Ok(own)
     }
+}
+
+impl Ready {
+    pub(super) fn probes(&self) -> usize {
+        [&self.stun, &self.tcp, &self.http, &self.log, &self.udp_port, &self.tcp_port]
+            .into_iter()
+            .flatten()
+            .count()
+    }
+}
+
+impl fmt::Display for Ready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let probes = [
+            (&self.stun, "answers STUN"),
+            (&self.tcp, "accepts TCP"),
+            (&self.http, "answers HTTP"),
+            (&self.log, "is in its output"),
+            (&self.udp_port, "is bound as UDP port"),
+            (&self.tcp_port, "listens as TCP port"),
+        ];
+        for (value, does) in probes {
+            if let Some(value) = value {
+                write!(f, "ready when {value} {does}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn require(words: &[String], base: &Path, who: &str) -> Result<(), LabError> {
+    let Some(program) = words.first() else { return Ok(()) };
+    let found =
+        if program.contains('/') { base.join(program).is_file() } else { tools::find(program).is_some() };
+    if found { Ok(()) } else { Err(LabError::usage(tools::missing(program, &format!("for {who}")))) }
+}
+
+fn ten() -> f64 {
+    10.0
 }
 
 #[cfg(test)]
@@ -113,7 +257,7 @@ command = 'load {both*}'
 
     fn variables(experiment: &Experiment) -> Variables {
         let addresses = experiment.topology().unwrap().unwrap().addresses();
-        Variables::new(experiment, &addresses, &experiment.points()[0], Path::new("d"))
+        experiment.variables(&addresses, &experiment.points()[0], Path::new("d"))
     }
 
     #[test]
