@@ -19,9 +19,9 @@ use turnpike_relay::Relay;
 
 use crate::{
     certificates::Told,
+    effective_settings::EffectiveSettings,
     fleet::FleetOrders,
     refusals::{Refusals, keys_of_count},
-    serve::Shown,
     store::{SharedStore, shared},
 };
 
@@ -51,7 +51,7 @@ pub(crate) struct AdminView {
 pub(crate) struct ServerHandle {
     /// Weak, so that the last owner can stop the relay while others look at it.
     pub(crate) relay: Weak<Relay>,
-    pub(crate) shown: watch::Receiver<Shown>,
+    pub(crate) shown: watch::Receiver<EffectiveSettings>,
     pub(crate) store: SharedStore,
     pub(crate) certificates: Arc<Told>,
     pub(crate) datapath: Datapath,
@@ -67,7 +67,7 @@ impl Owner for AdminView {
 
     fn server(&self) -> Option<ServerView> {
         let server = self.server.as_ref()?;
-        let Shown { in_force, addresses, .. } = server.shown.borrow().clone();
+        let EffectiveSettings { in_force, addresses, .. } = server.shown.borrow().clone();
         Some(ServerView {
             relay: server.relay.upgrade()?,
             settings: in_force,

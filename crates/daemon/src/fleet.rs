@@ -2,29 +2,29 @@
 //! it is current. The rules are in `turnpike_fleet`, the store's keys in `turnpike_stores`.
 //!
 //! ```text
-//!  workers ──▶ Fleet ── Banned                            holds without a fleet too
+//!  workers ──▶ Fleet ── Banned                            without a fleet, too
 //!                └───── Node ── Quotas, Sight, RecentRedirects, keys
 //!                         ▲
-//!                 beating, watching, exchanging, listening, publishing ──▶ FleetStore
-//!                 orders of administrators ───────────────────────────────┘
+//!                 heartbeat, watching, quota_exchange, listening, publishing ──▶ FleetStore
+//!                 admin_ops ────────────────────────────────────────────────────────┘
 //! ```
 
+mod admin_ops;
+mod advertised_addresses;
 mod banned;
-mod beating;
 mod counts;
-mod entrances;
-mod exchanging;
 mod handover;
 mod health;
+mod heartbeat;
 mod keys;
 mod listening;
 mod load;
 mod node;
-mod orders;
+mod placement;
 mod publishing;
+mod quota_exchange;
 mod quotas;
 mod recovering;
-mod spreading;
 mod watching;
 
 use std::{
@@ -34,11 +34,11 @@ use std::{
 };
 
 use turnpike_config::{Mistake, Mistakes, Settings};
-use turnpike_relay::{Relay, SharedQuota};
+use turnpike_relay::{Config, Relay, SharedQuota};
 use turnpike_stores::FleetAddress;
 use turnpike_turn::server::{AllocateAttempt, Destination, NonceKey, QuotaRefusal, Transport};
 
-pub(crate) use orders::FleetOrders;
+pub(crate) use admin_ops::FleetOrders;
 
 pub(crate) use counts::FleetCounts;
 #[cfg(test)]
@@ -47,9 +47,9 @@ pub(crate) use handover::{FleetHandover, FleetOffer};
 pub(crate) use keys::NodeKeys;
 pub(crate) use publishing::{StatusLines, StatusWriter};
 
-use crate::{DaemonError, plan::Plan, store::SharedStore};
+use crate::{DaemonError, store::SharedStore};
 use banned::Banned;
-use beating::Beater;
+use heartbeat::Beater;
 use load::Room;
 use node::Node;
 
@@ -64,7 +64,7 @@ pub(crate) struct Fleet {
 /// What a node has to do once its relay runs.
 pub(crate) struct Begun {
     beater: Beater,
-    questions: orders::Questions,
+    questions: admin_ops::Questions,
 }
 
 impl Fleet {
@@ -78,14 +78,14 @@ impl Fleet {
         own: NonceKey,
         before: Option<&FleetOffer>,
     ) -> Result<(Arc<Self>, Begun), DaemonError> {
-        let (questions, received) = orders::questions();
+        let (questions, received) = admin_ops::questions();
         let node = match address(settings)? {
             Some(address) => Some(Arc::new(Node::new(settings, &address, own, before, questions)?)),
             None => None,
         };
         let beater = match &node {
-            Some(node) if node.goes_on() => beating::go_on(node).await?,
-            Some(node) => beating::join(node).await?,
+            Some(node) if node.goes_on() => heartbeat::go_on(node).await?,
+            Some(node) => heartbeat::join(node).await?,
             None => Beater::default(),
         };
         let banned = node.as_ref().map_or_else(Arc::<Banned>::default, |node| Arc::clone(&node.banned));
@@ -102,28 +102,28 @@ impl Fleet {
         self: &Arc<Self>,
         begun: Begun,
         relay: &Arc<Relay>,
-        plan: &Plan,
+        config: &Config,
         users: SharedStore,
     ) -> Arc<FleetOrders> {
         let Begun { beater, questions } = begun;
         self.banned.set_relay(Arc::downgrade(relay));
-        self.listens(relay, plan);
+        self.listens(relay, config);
         if let Some(node) = &self.node {
             node.begin(relay);
-            tokio::spawn(beating::keep_beating(Arc::clone(node), beater, load::Gauge::new(&plan.config)));
-            tokio::spawn(orders::keep_announcing(Arc::clone(node)));
+            tokio::spawn(heartbeat::keep_beating(Arc::clone(node), beater, load::Gauge::new(config)));
+            tokio::spawn(admin_ops::keep_announcing(Arc::clone(node)));
             tokio::spawn(watching::keep_watching(Arc::clone(node)));
-            tokio::spawn(exchanging::keep_exchanging(Arc::clone(node)));
+            tokio::spawn(quota_exchange::keep_exchanging(Arc::clone(node)));
             tokio::spawn(listening::keep_listening(Arc::clone(node), users));
         }
         Arc::new(FleetOrders::new(Arc::clone(self), questions))
     }
 
     /// Clients come in where the relay listens now, as many as this configuration allows.
-    pub(crate) fn listens(&self, relay: &Relay, plan: &Plan) {
+    pub(crate) fn listens(&self, relay: &Relay, config: &Config) {
         if let Some(node) = &self.node {
-            let entrances = entrances::of(&plan.config, &relay.listeners(), &node.settings());
-            node.set_reach(entrances, Room::of(&plan.config));
+            let entrances = advertised_addresses::of(config, &relay.listeners(), &node.settings());
+            node.set_reach(entrances, Room::of(config));
         }
     }
 

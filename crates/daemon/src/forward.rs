@@ -123,7 +123,7 @@ impl PortForwarder {
         let (forwarder, failed) = match before {
             None => Forwarder::start(&runtime, &settings.rules, log)?,
             Some(before) => {
-                Forwarder::start_as_heir(&runtime, &settings.rules, log, before.into_forwarder())?
+                Forwarder::start_from_handover(&runtime, &settings.rules, log, before.into_forwarder())?
             }
         };
         log_left_out(&failed);
@@ -304,7 +304,7 @@ fn take_over(
     settings: &ForwardSettings,
     datapath: Datapath,
 ) -> Result<(), ProcessError> {
-    let receive = || forwarder.inherited().map_err(|error| format!("cannot take the sessions over: {error}"));
+    let receive = || forwarder.received().map_err(|error| format!("cannot take the sessions over: {error}"));
     let (weak, settings) = (Arc::downgrade(forwarder), settings.clone());
     let released = move || {
         let Some(forwarder) = weak.upgrade() else { return };

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use turnpike_admin::Serving;
 use turnpike_forward::{
     Forwarder,
-    upgrade::{Inheritance, Offer},
+    upgrade::{ForwarderHandover, ForwarderOffer},
 };
 use turnpike_net::{Channel, Datapath, PassedSockets};
 
@@ -18,7 +18,7 @@ use turnpike_process::{
 /// The offer, as JSON.
 #[derive(Serialize, Deserialize)]
 struct ForwardOffer {
-    forwarder: Offer,
+    forwarder: ForwarderOffer,
     names: DescriptorNames,
 }
 
@@ -37,25 +37,25 @@ impl HandoverState for ForwardHandover {
     }
 
     fn pause(&self, _: bool) -> io::Result<()> {
-        self.forwarder.freeze()
+        self.forwarder.pause()
     }
 
     fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize> {
-        self.forwarder.hand_over(channels, patience)
+        self.forwarder.export(channels, patience)
     }
 
     fn resume(&self) {
-        self.forwarder.thaw();
+        self.forwarder.resume();
     }
 
     fn forget(&self) {
-        self.forwarder.release();
+        self.forwarder.forget();
     }
 }
 
-/// Offer of the previous forwarder to this process.
+/// ForwarderOffer of the previous forwarder to this process.
 pub(crate) struct PreviousForwarder {
-    forwarder: Inheritance,
+    forwarder: ForwarderHandover,
     workers: usize,
     datapath: Datapath,
     page: Vec<NamedSocket>,
@@ -70,7 +70,7 @@ impl PreviousForwarder {
             ProcessError::Upgrade("this version does not have the old one's data path".to_owned())
         })?;
         let workers = forwarder.workers;
-        let forwarder = Inheritance::new(forwarder, descriptors);
+        let forwarder = ForwarderHandover::new(forwarder, descriptors);
         Ok((Self { forwarder, workers, datapath, page }, passed))
     }
 
@@ -84,7 +84,7 @@ impl PreviousForwarder {
         std::mem::take(&mut self.page)
     }
 
-    pub(crate) fn into_forwarder(self) -> Inheritance {
+    pub(crate) fn into_forwarder(self) -> ForwarderHandover {
         self.forwarder
     }
 }

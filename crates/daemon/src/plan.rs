@@ -7,9 +7,7 @@ use std::{
     thread,
 };
 
-use turnpike_config::{
-    DatapathChoice, Secret, Settings, User, UserSecret, limit_keys, realms, relay_doubts, relay_keys,
-};
+use turnpike_config::{DatapathChoice, Settings, limit_keys, realms, relay_doubts, relay_keys};
 use turnpike_net::{Datapath, passed};
 use turnpike_relay::{Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, ServerConfig};
@@ -23,9 +21,6 @@ use crate::{
 
 /// Pipes of one worker's [`turnpike_net::Mover`].
 const PIPES: usize = 256;
-
-/// The name of the user that is made up when none is configured.
-pub(crate) const GENERATED_USER: &str = "turnpike";
 
 /// Everything the relay needs, and what the log should say about it.
 #[derive(Clone, Debug)]
@@ -319,16 +314,6 @@ pub(crate) fn has_no_users(settings: &Settings) -> bool {
     settings.auth_required && !realms::has_anybody(settings) && settings.realms.is_empty()
 }
 
-/// The user that is made up where there is none.
-pub(crate) fn random_user() -> User {
-    User { name: GENERATED_USER.to_owned(), secret: UserSecret::Password(random_password()) }
-}
-
-/// 128 bits by chance, as hex digits.
-pub fn random_password() -> Secret {
-    Secret::new(hex::encode(rand::random::<[u8; 16]>()))
-}
-
 /// The default listens on both families, and a machine without IPv6 is no reason to fail; an address that somebody
 /// asked for is.
 fn listeners(settings: &Settings, notes: &mut Vec<String>) -> Vec<SocketAddr> {
@@ -405,8 +390,9 @@ fn relay_addresses(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use turnpike_config::{AlternateSettings, DiscoverySettings, RealmSettings, RelayPlace, StoredKey};
-    use turnpike_testkit::randomness;
+    use turnpike_config::{
+        AlternateSettings, DiscoverySettings, RealmSettings, RelayPlace, Secret, StoredKey, User, UserSecret,
+    };
     use turnpike_turn::server::{NonceKey, RealmId, Transport};
 
     fn alone() -> NodeKeys {
@@ -423,16 +409,6 @@ mod tests {
         for settings in [open, with_secret, with_store] {
             assert!(!has_no_users(&settings));
         }
-    }
-
-    #[test]
-    fn generated_passwords_are_as_if_by_chance() {
-        let password = || match random_user().secret {
-            UserSecret::Password(password) => hex::decode(password.reveal()).expect("hex digits"),
-            UserSecret::Keys(_) => panic!("a password"),
-        };
-        let passwords: Vec<_> = std::iter::repeat_with(password).take(randomness::SAMPLES).collect();
-        randomness::judge(&passwords, &[0xFF; 16]).unwrap();
     }
 
     #[test]

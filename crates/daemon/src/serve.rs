@@ -29,8 +29,10 @@ use crate::{
     certificates::{Certificates, Contexts},
     changes::ServeChanges,
     credentials::Credentials,
+    effective_settings::EffectiveSettings,
     error::DaemonError,
     fleet::{self, Begun, Fleet, FleetHandover, NodeKeys, StatusLines, StatusWriter},
+    generated_user::random_user,
     kernel_path,
     machine::Machine,
     own_addresses::News,
@@ -93,7 +95,7 @@ struct TurnServer {
     started: Settings,
     settings: Settings,
     /// For the admin interface.
-    shown: watch::Sender<Shown>,
+    shown: watch::Sender<EffectiveSettings>,
     /// The generated user, if no store keeps it.
     generated: Option<User>,
     store: Option<OpenStore>,
@@ -164,13 +166,13 @@ impl TurnServer {
         store::note_realm(&settings);
         let shared_store = SharedStore::default();
         store::share(&shared_store, store.as_ref());
-        let orders = fleet.begin(begun, &relay, &plan, Arc::clone(&shared_store));
+        let orders = fleet.begin(begun, &relay, &plan.config, Arc::clone(&shared_store));
 
         tokio::spawn(report_news(control.clone(), news));
         machine.put_into_force(&plan.config);
         let waiting = relay.waiting();
         log_waiting(&waiting);
-        let shown = watch::Sender::new(Shown::new(&settings, &merged, &machine));
+        let shown = watch::Sender::new(EffectiveSettings::new(&settings, &merged, &machine));
         let server = ServerHandle {
             relay: Arc::downgrade(&relay),
             shown: shown.subscribe(),
@@ -290,8 +292,8 @@ impl TurnServer {
             self.open_files = plan.open_files();
         }
         self.machine.put_into_force(&plan.config);
-        self.shown.send_replace(Shown::new(settings, &merged, &self.machine));
-        self.fleet.listens(&self.relay, &plan);
+        self.shown.send_replace(EffectiveSettings::new(settings, &merged, &self.machine));
+        self.fleet.listens(&self.relay, &plan.config);
         log_relistened(&relistened);
         let waiting = self.relay.waiting();
         if waiting != self.waiting {
@@ -314,26 +316,6 @@ impl TurnServer {
 const LAST_CHANGES: Duration = Duration::from_secs(2);
 const NOT_RELOADED: &str = "configuration not reloaded: the old one stays in force";
 
-/// Settings and addresses in force, for the admin interface.
-#[derive(Clone)]
-pub(crate) struct Shown {
-    pub(crate) configured: Arc<Settings>,
-    /// With the additions of the store.
-    pub(crate) in_force: Arc<Settings>,
-    /// Addresses for relayed transport addresses.
-    pub(crate) addresses: Arc<[RelayState]>,
-}
-
-impl Shown {
-    fn new(configured: &Settings, merged: &Merged, machine: &Machine) -> Self {
-        Self {
-            configured: Arc::new(configured.clone()),
-            in_force: Arc::new(merged.settings.clone()),
-            addresses: machine.states().into(),
-        }
-    }
-}
-
 /// Opens the store, and generates a credential if there is none.
 async fn open_store(
     settings: &mut Settings,
@@ -348,7 +330,7 @@ async fn open_store(
     }
     let generated = match before {
         None => generate_credential(settings, store.as_ref()).await,
-        Some(before) => inherit_credential(settings, store.as_ref(), before)?,
+        Some(before) => keep_credential(settings, store.as_ref(), before)?,
     };
     Ok((store, generated))
 }
@@ -408,7 +390,7 @@ fn start_relay(
     let fleet: Option<Arc<dyn turnpike_relay::Fleet>> = Some(Arc::<Fleet>::clone(fleet));
     Ok(Arc::new(match before.map(PreviousServer::into_relay) {
         None => Relay::start_in(fleet, &plan.config, credentials, log)?,
-        Some(from) => Relay::start_as_heir(fleet, &plan.config, &plan.layout, credentials, log, from)?,
+        Some(from) => Relay::start_from_handover(fleet, &plan.config, &plan.layout, credentials, log, from)?,
     }))
 }
 
@@ -480,7 +462,7 @@ enum Generated {
 }
 
 /// The credential after an upgrade: the previous process may have generated one.
-fn inherit_credential(
+fn keep_credential(
     settings: &mut Settings,
     store: Option<&OpenStore>,
     before: &PreviousServer,
@@ -513,7 +495,7 @@ async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>)
             }
         }
     }
-    let user = plan::random_user();
+    let user = random_user();
     settings.users.push(user.clone());
     Some(Generated::ForThisRun(user))
 }
@@ -708,7 +690,7 @@ fn take_over(
     relay: &Arc<Relay>,
     plan: &Plan,
 ) -> Result<(), ProcessError> {
-    let receive = || relay.inherited().map_err(|unfit| unfit.to_string());
+    let receive = || relay.received().map_err(|unfit| unfit.to_string());
     let (weak, room, datapath) = (Arc::downgrade(relay), plan.config.max_kernel_flows, plan.config.datapath);
     let released = move || {
         let Some(relay) = weak.upgrade() else { return };

@@ -13,7 +13,7 @@ use turnpike_process::{
 };
 use turnpike_relay::{
     Layout, Relay, RelayAddress, TicketKeys,
-    upgrade::{Inheritance, Offer},
+    upgrade::{RelayHandover, RelayOffer},
 };
 use turnpike_stores::StoredSecret;
 use turnpike_turn::server::NonceKey;
@@ -28,7 +28,7 @@ use crate::{
 /// The offer, as JSON.
 #[derive(Serialize, Deserialize)]
 struct ServeOffer {
-    relay: Offer,
+    relay: RelayOffer,
     /// The generated user, if there was no other and no store for it.
     generated: Option<OfferedUser>,
     tickets: Option<TicketKeys>,
@@ -99,25 +99,25 @@ impl HandoverState for ServeHandover {
     }
 
     fn pause(&self, successor_keeps_flows: bool) -> io::Result<()> {
-        self.relay.freeze(successor_keeps_flows)
+        self.relay.pause(successor_keeps_flows)
     }
 
     fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize> {
-        self.relay.hand_over(channels, patience)
+        self.relay.export(channels, patience)
     }
 
     fn resume(&self) {
-        self.relay.thaw();
+        self.relay.resume();
     }
 
     fn forget(&self) {
         // First, so that sessions that moved are not published as ended.
         self.fleet.forget();
-        self.relay.release();
+        self.relay.forget();
     }
 }
 
-/// Offer of the previous server to this process.
+/// RelayOffer of the previous server to this process.
 pub(crate) struct PreviousServer {
     offer: ServeOffer,
     descriptors: Vec<OwnedFd>,
@@ -214,7 +214,7 @@ impl PreviousServer {
         std::mem::take(&mut self.page)
     }
 
-    pub(crate) fn into_relay(self) -> Inheritance {
-        Inheritance::new(self.offer.relay, self.descriptors)
+    pub(crate) fn into_relay(self) -> RelayHandover {
+        RelayHandover::new(self.offer.relay, self.descriptors)
     }
 }

@@ -21,7 +21,7 @@ use turnpike_turn::{
     server::{AllowRule, PeerRules, RealmId, StoreFailure},
 };
 
-use crate::{DaemonError, plan};
+use crate::{DaemonError, generated_user::random_user};
 
 /// A store behind its cache.
 pub type Store = Directory<Database>;
@@ -227,7 +227,7 @@ impl OpenStore {
             Ok(false) => {}
             Err(error) => return Some(Err(error)),
         }
-        let user = plan::random_user();
+        let user = random_user();
         let UserSecret::Password(password) = &user.secret else { return None };
         let (realm, name) = (settings.realm.clone(), user.name.clone());
         let keys = UserKeys::new(&name, &realm, password.reveal());

@@ -4,7 +4,7 @@
 use std::{ops::RangeInclusive, os::fd::OwnedFd, sync::Arc};
 
 use turnpike_net::CopyMode;
-use turnpike_offload::{Flows, Kernel, Lent, Sockmap};
+use turnpike_offload::{Flows, Kernel, PassedKernel, Sockmap};
 
 use crate::{Protocol, Settings, StartError, state::RuleState};
 
@@ -21,7 +21,7 @@ pub(crate) struct Loaded {
 }
 
 /// Of a process that takes another one's place: what that one has attached.
-pub(crate) type Before = Option<(Lent, Vec<OwnedFd>)>;
+pub(crate) type Before = Option<(PassedKernel, Vec<OwnedFd>)>;
 
 /// What one worker gets of it.
 #[derive(Default)]
@@ -64,7 +64,9 @@ impl Loaded {
             };
             let attach = before.is_none();
             let kernel = match before.flatten() {
-                Some((lent, descriptors)) => Kernel::succeed(&kernel, lent.without_flows(), descriptors),
+                Some((passed, descriptors)) => {
+                    Kernel::from_handover(&kernel, passed.without_flows(), descriptors)
+                }
                 None => Kernel::load(&kernel),
             }
             .map_err(StartError::Datapath)?;

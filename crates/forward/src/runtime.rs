@@ -25,8 +25,8 @@ use crate::{
     listen::{Held, Kind},
     resolver::Resolver,
     tally::TargetSnapshot,
-    upgrade::{Inheritance, Matched},
-    worker::{Change, Command, Heir, Snapshots, Worker},
+    upgrade::{ForwarderHandover, Matched},
+    worker::{Change, Command, Snapshots, Takeover, Worker},
 };
 
 /// Settings of all rules. `workers`, `datapath`, the three of the kernel and `busy_poll` are fixed at the start.
@@ -267,8 +267,8 @@ pub struct Forwarder {
     circles: Arc<Circles>,
     resolver: Resolver,
     rules: Mutex<Rules>,
-    /// Of an heir: what its workers say of their inheritance.
-    pub(crate) heirs: Mutex<Option<mpsc::Receiver<io::Result<usize>>>>,
+    /// In a new process: results of the workers' takeovers.
+    pub(crate) handover_results: Mutex<Option<mpsc::Receiver<io::Result<usize>>>>,
 }
 
 impl Forwarder {
@@ -290,25 +290,25 @@ impl Forwarder {
     ///
     /// # Errors
     /// [`StartError`]; the other process goes on.
-    pub fn start_as_heir(
+    pub fn start_from_handover(
         settings: &Settings,
         rules: &[Rule],
         log: Arc<dyn ConnectionLog>,
-        inheritance: Inheritance,
+        handover: ForwarderHandover,
     ) -> Result<(Self, Vec<StartError>), StartError> {
-        Self::begin(settings, rules, log, Some(inheritance))
+        Self::begin(settings, rules, log, Some(handover))
     }
 
     fn begin(
         settings: &Settings,
         rules: &[Rule],
         log: Arc<dyn ConnectionLog>,
-        inheritance: Option<Inheritance>,
+        handover: Option<ForwarderHandover>,
     ) -> Result<(Self, Vec<StartError>), StartError> {
         let count = settings.workers.max(1);
-        let is_heir = inheritance.is_some();
+        let takes_over = handover.is_some();
         // One clock, so that buckets of tokens can be shared.
-        let began = inheritance.as_ref().map_or_else(Instant::now, Inheritance::began);
+        let began = handover.as_ref().map_or_else(Instant::now, ForwarderHandover::began);
         let total = Arc::new(Gauge::new(settings.max_connections));
         let circles = Arc::<Circles>::default();
         let common = Arc::new(Common {
@@ -333,21 +333,20 @@ impl Forwarder {
             circles,
             resolver,
             rules: Mutex::new(Rules::default()),
-            heirs: Mutex::default(),
+            handover_results: Mutex::default(),
         };
         let mut names = HashMap::new();
         // What another process gives has to be matched by its address.
-        let may_come_later = settings.keep_going && !is_heir;
+        let may_come_later = settings.keep_going && !takes_over;
         let (resolved, _held) =
             binder::resolved(rules, &forwarder.resolver, &mut names, may_come_later, &settings.stopping);
-        let matched =
-            inheritance.map(|inheritance| inheritance.matched(&resolved)).transpose()?.unwrap_or_default();
+        let matched = handover.map(|handover| handover.matched(&resolved)).transpose()?.unwrap_or_default();
         let mut binder = Binder { matched, ..forwarder.binder(settings, count) };
         let NewRules { active, of_workers, failed, waiting } = binder.bind(rules.iter().zip(&resolved))?;
         let Binder { key: next_key, mut matched, .. } = binder;
         let mut loaded = Loaded::default();
         let states = active.iter().map(|active| &*active.state);
-        let before = is_heir.then(|| matched.take_kernel());
+        let before = takes_over.then(|| matched.take_kernel());
         let parts = loaded.provide(settings, count, before, states)?;
         let common = forwarder.common(settings, &active);
         for ((worker, come), parts) in workers.iter_mut().zip(of_workers).zip(parts) {
@@ -364,8 +363,8 @@ impl Forwarder {
         // A rule that was offered has been taken over, or all has failed.
         let keys = matched.keys(&keys).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         forwarder.rules = Mutex::new(Rules { active, next_key, loaded, waiting, names, drained: false });
-        let heirs = is_heir.then(|| (matched.into_channels(), keys));
-        forwarder.run(workers.into_iter().zip(senders).collect(), heirs)?;
+        let takeovers = takes_over.then(|| (matched.into_channels(), keys));
+        forwarder.run(workers.into_iter().zip(senders).collect(), takeovers)?;
         Ok((forwarder, failed))
     }
 
@@ -373,26 +372,27 @@ impl Forwarder {
     fn run(
         &mut self,
         workers: Vec<(Worker, Sender<Command>)>,
-        heirs: Option<(Vec<Channel>, Arc<[u32]>)>,
+        takeovers: Option<(Vec<Channel>, Arc<[u32]>)>,
     ) -> Result<(), StartError> {
         let (answer, answers) = mpsc::channel();
-        let mut heirs = match heirs {
+        let mut takeovers = match takeovers {
             // One more would change which worker a client comes to.
             Some((channels, _)) if channels.len() != workers.len() => {
                 return Err(io::Error::from(io::ErrorKind::InvalidInput).into());
             }
             Some((channels, rules)) => {
-                self.heirs = Mutex::new(Some(answers));
-                let heir = |channel| Heir { channel, rules: Arc::clone(&rules), answer: answer.clone() };
-                channels.into_iter().map(heir).collect::<Vec<_>>().into_iter()
+                self.handover_results = Mutex::new(Some(answers));
+                let takeover =
+                    |channel| Takeover { channel, rules: Arc::clone(&rules), answer: answer.clone() };
+                channels.into_iter().map(takeover).collect::<Vec<_>>().into_iter()
             }
             None => Vec::new().into_iter(),
         };
         for (number, (mut worker, sender)) in workers.into_iter().enumerate() {
-            let (snapshots, heir) = (worker.snapshots(), heirs.next());
-            let run = move || match heir {
+            let (snapshots, takeover) = (worker.snapshots(), takeovers.next());
+            let run = move || match takeover {
                 None => worker.run(),
-                Some(heir) => worker.run_as_heir(heir),
+                Some(takeover) => worker.run_from_handover(takeover),
             };
             self.workers.spawn(format!("forward-{number}"), sender, snapshots, run)?;
         }

@@ -1,17 +1,17 @@
-//! A forwarder that goes on in another process: the old one gives its listeners, and the sessions of UDP clients with their sockets, to a
-//! new one, and keeps TCP connections until they end.
+//! Handover of a forwarder to another process: the old one passes its listeners, and the sessions of UDP clients with their sockets, and
+//! keeps TCP connections until they end.
 //!
 //! ```text
 //!        old process                                          new process
-//!  offer ─────────── its rules, their listeners ─────────────▶ start_as_heir     checks, makes its workers
-//!  freeze            the kernel forwards nothing, workers rest, datagrams wait
-//!  hand_over ─────── worker n: sessions and their sockets ───▶ worker n of it    all are taken in, or none
-//!                                                              inherited, serve  reads from the same sockets
-//!  release           what went is forgotten
-//!                                                              attach_kernel     its program takes the other's place
+//!  offer ─────────── its rules, their listeners ─────────────▶ start_from_handover   checks, makes its workers
+//!  pause             the kernel forwards nothing, datagrams wait in sockets
+//!  export ────────── worker n: sessions and their sockets ───▶ worker n of it        all are taken in, or none
+//!                                                              received, serve       reads from the same sockets
+//!  forget            exported sessions are dropped
+//!                                                              attach_kernel         its program replaces the old one
 //! ```
 //!
-//! Until `release` the old one has everything that it had, and `thaw` lets it go on.
+//! Until `forget` the old process keeps everything, and `resume` ends the upgrade.
 
 use std::{
     io,
@@ -22,7 +22,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Channel, Datapath, SocketFile};
-use turnpike_offload::{Lent, OffloadError};
+use turnpike_offload::{OffloadError, PassedKernel};
 
 use crate::{
     Bind, Forwarder, Protocol, Rule, StartError,
@@ -30,42 +30,42 @@ use crate::{
     worker::{Command, Step},
 };
 
-/// So long a worker may take for a step that is none but its own.
+/// Time for a worker's step that involves no other worker.
 const STEP: Duration = Duration::from_secs(2);
 
-/// What the new process has to know before it can say whether it can take over.
+/// Everything that the new process needs to decide whether it can take over.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Offer {
+pub struct ForwarderOffer {
     /// Threads; the new one has as many.
     pub workers: usize,
     /// How datagrams enter and leave, by name: what waits in a socket was coalesced for it.
     datapath: String,
     /// How old the clock is by which sessions have their ages.
     age_ms: u64,
-    rules: Vec<Offered>,
-    /// What is attached in the kernel; its descriptors are the last.
-    #[serde(default)]
-    lent: Option<Lent>,
+    rules: Vec<OfferedRule>,
+    /// Passed part of the kernel path; its descriptors are the last.
+    #[serde(default, rename = "lent")]
+    passed: Option<PassedKernel>,
 }
 
 /// A rule, and with it a listener of each worker for each of its addresses.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Offered {
+struct OfferedRule {
     name: String,
     protocol: Protocol,
     /// As the configuration has them: a port may be 0.
     addresses: Vec<String>,
 }
 
-/// What a new process begins with: see [`Forwarder::start_as_heir`].
+/// An offer and its descriptors, for [`Forwarder::start_from_handover`].
 #[derive(Debug)]
-pub struct Inheritance {
-    offer: Offer,
+pub struct ForwarderHandover {
+    offer: ForwarderOffer,
     /// Of each worker its listeners, those of each rule after the other, and then its end of a channel.
     descriptors: Vec<OwnedFd>,
 }
 
-/// An inheritance, as the rules of the new process have it.
+/// A handover, matched with the rules of the new process.
 #[derive(Default)]
 pub(crate) struct Matched {
     /// Of each offered rule: which of ours it is.
@@ -77,7 +77,7 @@ pub(crate) struct Matched {
     kernel: Before,
 }
 
-impl Offer {
+impl ForwarderOffer {
     /// How datagrams enter and leave; `None` for what this version does not have.
     #[must_use]
     pub fn datapath(&self) -> Option<Datapath> {
@@ -91,7 +91,7 @@ impl Offer {
     }
 }
 
-impl Offered {
+impl OfferedRule {
     fn of(rule: &Rule) -> Self {
         let addresses = match &rule.bind {
             Bind::Unix(_) => vec![rule.bind.to_string()],
@@ -109,10 +109,10 @@ impl Offered {
     }
 }
 
-impl Inheritance {
-    /// What a process was offered, and what came with it.
+impl ForwarderHandover {
+    /// Pairs an offer with its descriptors.
     #[must_use]
-    pub fn new(offer: Offer, descriptors: Vec<OwnedFd>) -> Self {
+    pub fn new(offer: ForwarderOffer, descriptors: Vec<OwnedFd>) -> Self {
         Self { offer, descriptors }
     }
 
@@ -123,10 +123,10 @@ impl Inheritance {
     /// Finds each offered rule among these, or says which is gone.
     pub(crate) fn matched(self, rules: &[Rule]) -> Result<Matched, StartError> {
         let Self { offer, descriptors } = self;
-        let ours: Vec<Offered> = rules.iter().map(Offered::of).collect();
+        let ours: Vec<OfferedRule> = rules.iter().map(OfferedRule::of).collect();
         let mut places: Vec<usize> = Vec::with_capacity(offer.rules.len());
         for offered in &offer.rules {
-            let is_it = |(at, rule): &(usize, &Offered)| !places.contains(at) && rule.is_like(offered);
+            let is_it = |(at, rule): &(usize, &OfferedRule)| !places.contains(at) && rule.is_like(offered);
             let found = ours.iter().enumerate().find(is_it).map(|(at, _)| at);
             let gone = || StartError::RuleGone {
                 rule: offered.name.clone(),
@@ -144,7 +144,7 @@ impl Inheritance {
             }
             channels.push(Channel::try_from(next()?)?);
         }
-        let kernel = offer.lent.map(|lent| (lent, descriptors.collect()));
+        let kernel = offer.passed.map(|passed| (passed, descriptors.collect()));
         Ok(Matched { places, listeners, channels, kernel })
     }
 }
@@ -176,66 +176,66 @@ impl Forwarder {
     ///
     /// # Errors
     /// A worker that is stuck or gone; no more descriptors.
-    pub fn offer(&self) -> io::Result<(Offer, Vec<OwnedFd>, Vec<Channel>)> {
+    pub fn offer(&self) -> io::Result<(ForwarderOffer, Vec<OwnedFd>, Vec<Channel>)> {
         let keys = self.keys();
-        let (mut descriptors, mut heirs) = (Vec::new(), Vec::new());
+        let (mut descriptors, mut channels) = (Vec::new(), Vec::new());
         for listeners in
-            self.ask(STEP, "lend its listeners", |answer| Step::Lend(Arc::clone(&keys), answer))?
+            self.ask(STEP, "lend its listeners", |answer| Step::ExportSockets(Arc::clone(&keys), answer))?
         {
             let (here, there) = Channel::pair()?;
             descriptors.extend(listeners?);
             descriptors.push(there.into());
-            heirs.push(here);
+            channels.push(here);
         }
-        let lent = self.kernel().map(|kernel| kernel.lend()).transpose()?;
-        let lent = lent.map(|(lent, more)| {
+        let passed = self.kernel().map(|kernel| kernel.export_fds()).transpose()?;
+        let passed = passed.map(|(passed, more)| {
             descriptors.extend(more);
-            lent
+            passed
         });
-        let offer = Offer {
-            workers: heirs.len(),
-            lent,
+        let offer = ForwarderOffer {
+            workers: channels.len(),
+            passed,
             datapath: self.datapath.to_string(),
             age_ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
-            rules: self.rules().active.iter().map(|active| Offered::of(&active.state.rule)).collect(),
+            rules: self.rules().active.iter().map(|active| OfferedRule::of(&active.state.rule)).collect(),
         };
-        Ok((offer, descriptors, heirs))
+        Ok((offer, descriptors, channels))
     }
 
-    /// Has the workers rest, behind all that they have read. What comes from now on waits in its socket. [`Forwarder::thaw`] is due
+    /// Has the workers rest, behind all that they have read. What comes from now on waits in its socket. [`Forwarder::resume`] is due
     /// whatever comes of it.
     ///
     /// # Errors
     /// A worker that is stuck or gone.
-    pub fn freeze(&self) -> io::Result<()> {
-        self.ask(STEP, "come to rest", Step::Freeze).map(drop)
+    pub fn pause(&self) -> io::Result<()> {
+        self.ask(STEP, "come to rest", Step::Pause).map(drop)
     }
 
     /// Gives what the frozen workers have to those at the other ends of these ways, each within so long; how many sessions.
     ///
     /// # Errors
     /// A worker that is stuck or gone; what the other process does not take.
-    pub fn hand_over(&self, heirs: Vec<Channel>, patience: Duration) -> io::Result<usize> {
-        for heir in &heirs {
-            heir.set_patience(patience)?;
+    pub fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize> {
+        for channel in &channels {
+            channel.set_patience(patience)?;
         }
         let keys = self.keys();
-        let mut heirs = heirs.into_iter();
-        let give = |answer| match heirs.next() {
-            Some(heir) => Step::Give(heir, Arc::clone(&keys), answer),
+        let mut channels = channels.into_iter();
+        let export = |answer| match channels.next() {
+            Some(channel) => Step::Export(channel, Arc::clone(&keys), answer),
             // Dropped: no answer.
-            None => Step::Thaw,
+            None => Step::Resume,
         };
-        self.ask(patience + STEP, "give its sessions", give)?.into_iter().sum()
+        self.ask(patience + STEP, "give its sessions", export)?.into_iter().sum()
     }
 
-    /// There is no upgrade: all goes on as before.
-    pub fn thaw(&self) {
-        self.tell(|| Step::Thaw);
+    /// The upgrade has failed: resumes normal service.
+    pub fn resume(&self) {
+        self.tell(|| Step::Resume);
     }
 
     /// The new process serves. What it has is forgotten here when this returns, and what is left lives on: [`Forwarder::active`].
-    pub fn release(&self) {
+    pub fn forget(&self) {
         let mut rules = self.rules();
         rules.waiting.clear();
         for active in &mut rules.active {
@@ -244,7 +244,7 @@ impl Forwarder {
             }
         }
         drop(rules);
-        if let Err(error) = self.ask(STEP, "forget what another process has", Step::Release) {
+        if let Err(error) = self.ask(STEP, "forget what another process has", Step::Forget) {
             tracing::warn!("{error}");
         }
         if let Some(kernel) = self.kernel() {
@@ -252,30 +252,30 @@ impl Forwarder {
         }
     }
 
-    /// Of an heir: the old process has let go of the kernel's path, and this one's program takes the place of its.
+    /// In a new process: the old one has released the kernel's path, and this one's program replaces its program.
     ///
     /// # Errors
     /// [`OffloadError`]; user space forwards on.
     pub fn attach_kernel(&self) -> Result<(), OffloadError> {
         if let Some(kernel) = self.kernel() {
             kernel.attach()?;
-            self.tell(|| Step::Resume);
+            self.tell(|| Step::ResumeFlows);
         }
         Ok(())
     }
 
-    /// Of an heir: waits until all workers have taken in what they were given; how many sessions.
+    /// In a new process: waits for the sessions of all workers, and returns their number.
     ///
     /// # Errors
     /// Why they cannot.
-    pub fn inherited(&self) -> io::Result<usize> {
-        let heirs = self.heirs.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(heirs) = heirs else { return Ok(0) };
+    pub fn received(&self) -> io::Result<usize> {
+        let results = self.handover_results.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(results) = results else { return Ok(0) };
         let ended = |_| Err(io::Error::other("a worker has ended; the log lines above may say why"));
-        (0..self.workers.count()).map(|_| heirs.recv().unwrap_or_else(ended)).sum()
+        (0..self.workers.count()).map(|_| results.recv().unwrap_or_else(ended)).sum()
     }
 
-    /// Of an heir: from now on it accepts, and reads what comes.
+    /// In a new process: begins to accept connections and to read from the sockets.
     pub fn serve(&self) {
         for active in self.rules().active.iter_mut().filter(|active| active.file.is_none()) {
             let Bind::Unix(name) = &active.state.rule.bind else { continue };
@@ -317,9 +317,9 @@ mod tests {
         rule
     }
 
-    fn offer(rules: &[Rule], workers: usize) -> Offer {
-        let rules = rules.iter().map(Offered::of).collect();
-        let offer = Offer { workers, datapath: "gso".to_owned(), age_ms: 5000, rules, lent: None };
+    fn offer(rules: &[Rule], workers: usize) -> ForwarderOffer {
+        let rules = rules.iter().map(OfferedRule::of).collect();
+        let offer = ForwarderOffer { workers, datapath: "gso".to_owned(), age_ms: 5000, rules, passed: None };
         serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap()
     }
 
@@ -341,7 +341,7 @@ mod tests {
         ];
         let descriptors =
             vec![socket(), socket(), socket(), channel(), socket(), socket(), socket(), channel()];
-        let mut matched = Inheritance::new(offer(&old, 2), descriptors).matched(&new).unwrap();
+        let mut matched = ForwarderHandover::new(offer(&old, 2), descriptors).matched(&new).unwrap();
         assert_eq!(matched.places, [2, 1]);
         let count = |listeners: Option<Vec<Vec<OwnedFd>>>| {
             listeners.map(|of_workers| of_workers.iter().map(Vec::len).collect::<Vec<_>>())
@@ -363,9 +363,11 @@ mod tests {
             vec![rule("a", Protocol::Udp, 81, 81)],
             vec![rule("a", Protocol::UdpToTcp { framed: true }, 80, 80)],
         ] {
-            let inheritance =
-                Inheritance::new(offer(&[rule("a", Protocol::Udp, 80, 80)], 1), vec![socket(), channel()]);
-            let Err(error) = inheritance.matched(&new) else { panic!("{new:?} is taken for the same") };
+            let handover = ForwarderHandover::new(
+                offer(&[rule("a", Protocol::Udp, 80, 80)], 1),
+                vec![socket(), channel()],
+            );
+            let Err(error) = handover.matched(&new) else { panic!("{new:?} is taken for the same") };
             let text = error.to_string();
             assert!(text.contains("rule a ") && text.contains("127.0.0.1:80"), "{text}");
         }
@@ -375,10 +377,10 @@ mod tests {
     fn what_is_missing_among_the_descriptors_is_an_error() {
         let rules = [rule("a", Protocol::Udp, 80, 80)];
         for descriptors in [vec![], vec![socket()], vec![channel(), socket()]] {
-            assert!(Inheritance::new(offer(&rules, 1), descriptors).matched(&rules).is_err());
+            assert!(ForwarderHandover::new(offer(&rules, 1), descriptors).matched(&rules).is_err());
         }
         let offer = offer(&rules, 1);
         assert_eq!(offer.datapath(), Some(Datapath::Gso));
-        assert!(Inheritance::new(offer, vec![socket(), channel()]).matched(&rules).is_ok());
+        assert!(ForwarderHandover::new(offer, vec![socket(), channel()]).matched(&rules).is_ok());
     }
 }

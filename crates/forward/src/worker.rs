@@ -28,7 +28,7 @@ use crate::{
     worker_context::WorkerRules,
 };
 
-pub(crate) use upgrade::{Heir, Step};
+pub(crate) use upgrade::{Step, Takeover};
 
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;

@@ -16,7 +16,7 @@ use std::{
 
 use turnpike_forward::{
     Balance, Bind, EndReason, Forwarder, Limits, Protocol, Rule, Settings, UnixName,
-    upgrade::{Inheritance, Offer},
+    upgrade::{ForwarderHandover, ForwarderOffer},
 };
 use turnpike_net::Datapath;
 use turnpike_testkit::Dir;
@@ -32,28 +32,28 @@ use crate::{
 
 /// Has `old` go on in a new one. Why not, if it does not: then it goes on itself.
 fn upgraded(old: &Running, settings: &Settings, rules: &[Rule]) -> Result<Running, String> {
-    let (offer, descriptors, heirs) = old.forwarder.offer().map_err(|error| error.to_string())?;
-    let offer: Offer = serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap();
+    let (offer, descriptors, channels) = old.forwarder.offer().map_err(|error| error.to_string())?;
+    let offer: ForwarderOffer = serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap();
     let log = Arc::new(Reports::default());
-    let inheritance = Inheritance::new(offer, descriptors);
-    let heir = Forwarder::start_as_heir(settings, rules, log.clone(), inheritance);
-    let (forwarder, failed) = heir.map_err(|error| error.to_string())?;
+    let handover = ForwarderHandover::new(offer, descriptors);
+    let new = Forwarder::start_from_handover(settings, rules, log.clone(), handover);
+    let (forwarder, failed) = new.map_err(|error| error.to_string())?;
     assert!(failed.is_empty(), "{failed:?}");
-    let given = old.forwarder.freeze().and_then(|()| old.forwarder.hand_over(heirs, PATIENCE));
-    let done = match (given, forwarder.inherited()) {
-        (Ok(given), Ok(taken)) => {
-            assert_eq!(given, taken);
+    let exported = old.forwarder.pause().and_then(|()| old.forwarder.export(channels, PATIENCE));
+    let done = match (exported, forwarder.received()) {
+        (Ok(exported), Ok(taken)) => {
+            assert_eq!(exported, taken);
             Ok(())
         }
         (_, Err(error)) | (Err(error), _) => Err(error.to_string()),
     };
     if let Err(why) = done {
         drop(forwarder);
-        old.forwarder.thaw();
+        old.forwarder.resume();
         return Err(why);
     }
     forwarder.serve();
-    old.forwarder.release();
+    old.forwarder.forget();
     Ok(Running { forwarder, log })
 }
 
@@ -313,11 +313,11 @@ fn a_new_one_that_cannot_take_over_leaves_all_as_it_was() {
     assert!(upgraded(&old, &with(3, Datapath::Gso), &rules).is_err(), "another number of workers");
 
     // It takes part, and then is no more when the sessions come.
-    let (_, descriptors, heirs) = old.forwarder.offer().unwrap();
-    old.forwarder.freeze().unwrap();
+    let (_, descriptors, channels) = old.forwarder.offer().unwrap();
+    old.forwarder.pause().unwrap();
     drop(descriptors);
-    assert!(old.forwarder.hand_over(heirs, PATIENCE).is_err());
-    old.forwarder.thaw();
+    assert!(old.forwarder.export(channels, PATIENCE).is_err());
+    old.forwarder.resume();
 
     let before = old.snapshot("u").to_client_datagrams;
     eventually("it goes on", || old.snapshot("u").to_client_datagrams > before + 100);

@@ -80,7 +80,7 @@ pub enum OffloadError {
     Object(String),
     /// Of the process before there is not all that it said.
     #[error("what the process before has of the kernel path did not all come along ({0}): restart instead")]
-    Inherited(#[source] io::Error),
+    Handover(#[source] io::Error),
     /// Netlink, threads, memory.
     #[error(
         "cannot follow the interfaces and routes of this machine: {0}; let the process open AF_NETLINK sockets"

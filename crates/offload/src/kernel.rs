@@ -17,8 +17,8 @@ use strum::VariantArray as _;
 use crate::{
     error::OffloadError,
     flows::Flows,
+    handover::{PassedKernel, PassedLink, PassedWay, ReceivedKernel},
     layout::Count,
-    lent::{Inherited, Lent, LentLink, LentWay},
     links::{self, Link},
     netlink::{NeighbourNews, Netlink, News},
     object::load_object,
@@ -75,26 +75,30 @@ impl Kernel {
     /// # Errors
     /// As for [`Kernel::start`].
     pub fn load(settings: &Settings) -> Result<Self, OffloadError> {
-        Self::prepare(settings, Inherited::default())
+        Self::prepare(settings, ReceivedKernel::default())
     }
 
-    /// The same in the place of another process, by what [`Kernel::lend`] of that one gave: [`Kernel::attach`] has these programs take the place
+    /// The same in the place of another process, by what [`Kernel::export_fds`] of that one gave: [`Kernel::attach`] has these programs take the place
     /// of that one's. Until then that one has everything that it had.
     ///
     /// # Errors
     /// As for [`Kernel::start`].
-    pub fn succeed(settings: &Settings, lent: Lent, descriptors: Vec<OwnedFd>) -> Result<Self, OffloadError> {
+    pub fn from_handover(
+        settings: &Settings,
+        passed: PassedKernel,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Self, OffloadError> {
         let mut settings = settings.clone();
-        let sockets = lent.sockets;
-        let inherited = lent.open(descriptors, &settings).map_err(OffloadError::Inherited)?;
-        if inherited.maps.is_some() {
+        let sockets = passed.sockets;
+        let received = passed.open(descriptors, &settings).map_err(OffloadError::Handover)?;
+        if received.maps.is_some() {
             settings.sockets = sockets;
         }
-        Self::prepare(&settings, inherited)
+        Self::prepare(&settings, received)
     }
 
-    fn prepare(settings: &Settings, inherited: Inherited) -> Result<Self, OffloadError> {
-        let Inherited { maps, links: inherited } = inherited;
+    fn prepare(settings: &Settings, received: ReceivedKernel) -> Result<Self, OffloadError> {
+        let ReceivedKernel { maps, links: received } = received;
         let keeps_flows = maps.is_some();
         let mut object = load_object(settings, maps)?;
         let shared = Arc::new(Shared::new(settings, &mut object)?);
@@ -114,7 +118,7 @@ impl Kernel {
             neighbours: NeighbourNews::new()?,
             stop: stop.try_clone()?,
             at_tc,
-            inherited,
+            received,
             complained: BTreeSet::new(),
         };
         let looked_at = (settings.listeners.clone(), settings.relay_ports.clone());
@@ -157,25 +161,25 @@ impl Kernel {
         Ok(())
     }
 
-    /// What another process needs to go on in the place of this one ([`Kernel::succeed`]), with its descriptors. Nothing changes by that.
+    /// What another process needs to go on in the place of this one ([`Kernel::from_handover`]), with its descriptors. Nothing changes by that.
     ///
     /// # Errors
     /// No more file descriptors.
-    pub fn lend(&self) -> io::Result<(Lent, Vec<OwnedFd>)> {
+    pub fn export_fds(&self) -> io::Result<(PassedKernel, Vec<OwnedFd>)> {
         let mut descriptors: Vec<OwnedFd> =
             self.shared.maps.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
         let mut links = Vec::new();
         for (number, attached) in &mut *self.shared.links() {
-            attached.is_lent = true;
+            attached.is_passed = true;
             let way = match &attached.link {
-                Link::Tcx(link) => (LentWay::Tcx, Some(link)),
-                Link::Xdp(link) => (LentWay::Xdp, Some(link)),
-                Link::Filter(filter) => (LentWay::Filter(filter.clone()), None),
+                Link::Tcx(link) => (PassedWay::Tcx, Some(link)),
+                Link::Xdp(link) => (PassedWay::Xdp, Some(link)),
+                Link::Filter(filter) => (PassedWay::Filter(filter.clone()), None),
             };
             descriptors.extend(way.1.map(OwnedFd::try_clone).transpose()?);
-            links.push(LentLink { number: *number, told: attached.told.clone(), way: way.0 });
+            links.push(PassedLink { number: *number, told: attached.told.clone(), way: way.0 });
         }
-        Ok((Lent::new(&self.settings, links), descriptors))
+        Ok((PassedKernel::new(&self.settings, links), descriptors))
     }
 
     /// Whether it has the maps of the process before, and with them its flows: then that one lets them be.
@@ -184,7 +188,7 @@ impl Kernel {
         self.keeps_flows
     }
 
-    /// Another process has what was lent: lets go of it, and follows nothing any more. What has been counted can still be asked for.
+    /// Another process has what was passed: lets go of it, and follows nothing any more. What has been counted can still be asked for.
     pub fn hand_on(&self) {
         self.shared.is_handed_on.store(true, Ordering::Relaxed);
         self.detach();

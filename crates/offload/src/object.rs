@@ -11,7 +11,7 @@ use aya::{
 
 use crate::{
     error::OffloadError,
-    lent::MAPS,
+    handover::MAPS,
     links,
     mapped_array::MappedArray,
     settings::Settings,
@@ -37,7 +37,7 @@ fn tells_mtu() -> bool {
 }
 
 /// The programs, verified and not attached, with maps as large as the settings say; these take the place of maps of the same names.
-pub(crate) fn load_object(settings: &Settings, lent: Option<Vec<OwnedFd>>) -> Result<Ebpf, OffloadError> {
+pub(crate) fn load_object(settings: &Settings, passed: Option<Vec<OwnedFd>>) -> Result<Ebpf, OffloadError> {
     let mut object = EbpfLoader::new()
         .btf(None)
         .override_global("kernel_tells_mtu", &u32::from(tells_mtu()), true)
@@ -49,12 +49,12 @@ pub(crate) fn load_object(settings: &Settings, lent: Option<Vec<OwnedFd>>) -> Re
         .map_max_entries("hops", settings.hops())
         .load(OBJECT)
         .map_err(OffloadError::load)?;
-    for (name, lent) in MAPS.iter().zip(lent.iter().flatten()) {
+    for (name, passed) in MAPS.iter().zip(passed.iter().flatten()) {
         let what = "descriptors of maps (dup3)";
         let kernel = |source| OffloadError::Kernel { what, source };
-        links::stand_for(descriptor(&object, name)?, lent).map_err(kernel)?;
+        links::stand_for(descriptor(&object, name)?, passed).map_err(kernel)?;
     }
-    drop(lent);
+    drop(passed);
     // Before its maps are taken from the object: the program names them by descriptors that are open.
     load_classifier(&mut object, PROGRAM)?;
     if settings.hook.is_xdp() {

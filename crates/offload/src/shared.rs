@@ -17,8 +17,8 @@ use aya::{
 use crate::{
     clock::now_ns,
     error::OffloadError,
+    handover::MAPS,
     layout::{self, FlowKey, GATEWAY_WORDS, HOP_WORDS, STATE_WORDS},
-    lent::MAPS,
     links::Link,
     mapped_array::MappedArray,
     object::{array, data, descriptor, map_error, take},
@@ -106,7 +106,7 @@ impl Shared {
         let is_handed_on = self.is_handed_on.load(Ordering::Relaxed);
         for attached in std::mem::take(&mut *self.links()).into_values() {
             // A link lives on by the descriptors of the other process, a filter by itself.
-            if !(is_handed_on && attached.is_lent && matches!(attached.link, Link::Filter(_))) {
+            if !(is_handed_on && attached.is_passed && matches!(attached.link, Link::Filter(_))) {
                 attached.link.detach();
             }
         }
@@ -118,11 +118,11 @@ pub(crate) struct Attached {
     pub(crate) told: Option<Attachment>,
     pub(crate) link: Link,
     /// Whether another process has been told of it.
-    pub(crate) is_lent: bool,
+    pub(crate) is_passed: bool,
 }
 
 impl Attached {
     pub(crate) fn new(told: Option<Attachment>, link: Link) -> Self {
-        Self { told, link, is_lent: false }
+        Self { told, link, is_passed: false }
     }
 }

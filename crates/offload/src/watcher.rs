@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{
     error::OffloadError,
-    lent::{LentLink, LentWay},
+    handover::{PassedLink, PassedWay},
     links::{self, Link},
     netlink::{Interface, NeighbourNews, Netlink, News},
     object::{PROGRAM, tc_descriptor, xdp_descriptor},
@@ -40,7 +40,7 @@ pub(crate) struct Watcher {
     /// How a program is attached to TC.
     pub(crate) at_tc: Hook,
     /// What a process before this one has attached.
-    pub(crate) inherited: Vec<(LentLink, Option<OwnedFd>)>,
+    pub(crate) received: Vec<(PassedLink, Option<OwnedFd>)>,
     /// Interfaces that it could not be attached to, said once.
     pub(crate) complained: BTreeSet<u32>,
 }
@@ -120,8 +120,8 @@ impl Watcher {
 
     /// Has these programs take the place of those of the process before, where they would be attached in the same way.
     pub(crate) fn take_links_over(&mut self) {
-        for (lent, descriptor) in std::mem::take(&mut self.inherited) {
-            let LentLink { number, told, way } = lent;
+        for (passed, descriptor) in std::mem::take(&mut self.received) {
+            let PassedLink { number, told, way } = passed;
             match self.take_link_over(told.as_ref(), way, descriptor) {
                 Ok(link) => _ = self.shared.links().insert(number, Attached::new(told, link)),
                 // It may be gone by now; where it is not, it is attached anew.
@@ -133,30 +133,30 @@ impl Watcher {
     fn take_link_over(
         &mut self,
         told: Option<&Attachment>,
-        way: LentWay,
+        way: PassedWay,
         descriptor: Option<OwnedFd>,
     ) -> Result<Link, OffloadError> {
         let other = || OffloadError::Object("it is attached in another way".to_owned());
         // At TC although XDP is wanted: because its driver cannot, or because there XDP was not wanted.
         let at_tc = told.is_none_or(|told| self.shared.hook.is_xdp() == told.why.is_some());
         match (way, descriptor) {
-            (LentWay::Xdp, Some(link)) if told.is_some_and(|told| told.hook == self.shared.hook) => {
+            (PassedWay::Xdp, Some(link)) if told.is_some_and(|told| told.hook == self.shared.hook) => {
                 links::update(link.as_fd(), xdp_descriptor(&mut self.object)?)?;
                 Ok(Link::Xdp(link))
             }
-            (LentWay::Tcx, Some(link)) if at_tc && self.at_tc == Hook::Tcx => {
+            (PassedWay::Tcx, Some(link)) if at_tc && self.at_tc == Hook::Tcx => {
                 links::update(link.as_fd(), tc_descriptor(&mut self.object)?)?;
                 Ok(Link::Tcx(link))
             }
-            (LentWay::Filter(filter), _) if at_tc && self.at_tc == Hook::Clsact => {
+            (PassedWay::Filter(filter), _) if at_tc && self.at_tc == Hook::Clsact => {
                 let replaced = filter.replace(classifier(&mut self.object, PROGRAM)?);
                 replaced.map(Link::Filter).map_err(OffloadError::program)
             }
-            (LentWay::Filter(filter), _) => {
+            (PassedWay::Filter(filter), _) => {
                 filter.detach();
                 Err(other())
             }
-            (LentWay::Xdp | LentWay::Tcx, Some(link)) => {
+            (PassedWay::Xdp | PassedWay::Tcx, Some(link)) => {
                 links::detach(&link);
                 Err(other())
             }

@@ -242,9 +242,9 @@ fn seen_by() -> Vec<u32> {
     numbers
 }
 
-fn lent(old: &Kernel, settings: &Settings) -> Kernel {
-    let (lent, descriptors) = old.lend().expect("descriptors");
-    Kernel::succeed(settings, lent, descriptors).expect("as the old one")
+fn passed(old: &Kernel, settings: &Settings) -> Kernel {
+    let (passed, descriptors) = old.export_fds().expect("descriptors");
+    Kernel::from_handover(settings, passed, descriptors).expect("as the old one")
 }
 
 /// Where flows lead.
@@ -286,12 +286,12 @@ fn a_successor_takes_the_place_of_its_programs_by_the_same_links_and_goes_on_wit
         let mut flows = old.flows().expect("descriptors");
         let (known, stranger) = (install(&mut flows, 1), install(&mut flows, 2));
         // One that comes to nothing changes nothing.
-        let failed = lent(&old, &settings(hook));
+        let failed = passed(&old, &settings(hook));
         assert!(failed.keeps_flows() && failed.attached().is_empty(), "{hook:?}");
         drop(failed);
         assert_eq!((seen_by(), flows.keys().len(), old.snapshot().flows), (first.clone(), 2, 2), "{hook:?}");
 
-        let new = lent(&old, &settings(hook));
+        let new = passed(&old, &settings(hook));
         let mut here = new.flows().expect("descriptors");
         assert!(here.adopt(&stranger, SocketAddr::from(([10, 78, 0, 4], 9))).is_none(), "it leads elsewhere");
         let flow = here.adopt(&known, target()).expect("it is there");
@@ -342,7 +342,7 @@ fn a_successor_with_other_maps_or_another_way_has_flows_of_its_own_and_what_it_c
         let mut flows = old.flows().expect("descriptors");
         install(&mut flows, 1);
         let first = seen_by();
-        let new = lent(&old, &after);
+        let new = passed(&old, &after);
         let keeps = matches!((before, after.hook), (Hook::Xdp, Hook::XdpGeneric));
         assert_eq!(new.keeps_flows(), keeps, "{before:?} {after:?}");
         old.hand_on();
@@ -381,7 +381,7 @@ fn a_successor_attaches_in_another_way_while_somebody_still_has_the_links() {
     for (before, after) in [(Hook::Xdp, Hook::XdpGeneric), (Hook::Tcx, Hook::Xdp)] {
         let Some(old) = start(before).filter(|_| is_offered(after)) else { continue };
         let first = seen_by();
-        let new = lent(&old, &settings(after));
+        let new = passed(&old, &settings(after));
         let held = links_of_this_process();
         assert!(!held.is_empty(), "{before:?} has links");
         old.hand_on();

@@ -13,7 +13,7 @@ use turnpike_net::{
     Channel, RxStats, TxStats, UdpOptions, UdpSocket,
     worker::{Published, Sender, Workers},
 };
-use turnpike_offload::{Hook, Kernel, Lent, OffloadError};
+use turnpike_offload::{Hook, Kernel, OffloadError, PassedKernel};
 use turnpike_turn::server::{
     AllocateAttempt, CredentialQuery, Credentials, Destination, Effect, ListenerId, Lookup, LookupId,
     NonceKeys, OwnEndpoints, QuotaRefusal, Stats, Transport, User,
@@ -29,8 +29,8 @@ use crate::{
     quotas::Quotas,
     routes,
     stream::StreamStats,
-    upgrade::{Inheritance, Inherited, Unfit},
-    worker::{Command, Heir, Mailbox, Reconfigure, Snapshot, Worker},
+    upgrade::{ReceivedRelay, RelayHandover, Unfit},
+    worker::{Command, Mailbox, Reconfigure, Snapshot, Takeover, Worker},
 };
 
 /// Users and their keys; shared by all workers, asked on requests only.
@@ -228,8 +228,8 @@ pub struct Relay {
     quotas: Arc<Quotas>,
     pub(crate) ports: Arc<Ports>,
     in_force: Mutex<InForce>,
-    /// Of an heir: what its workers say of their inheritance.
-    pub(crate) heirs: Mutex<Option<mpsc::Receiver<Result<usize, Unfit>>>>,
+    /// In a new process: results of the workers' takeovers.
+    pub(crate) handover_results: Mutex<Option<mpsc::Receiver<Result<usize, Unfit>>>>,
     /// Behind the workers, so that it is dropped after them.
     pub(crate) kernel: Option<Arc<Kernel>>,
 }
@@ -249,7 +249,7 @@ pub(crate) struct Common {
     pub(crate) fleet: Option<Arc<dyn Fleet>>,
     pub(crate) kernel: Option<Arc<Kernel>>,
     /// Whether another process serves until it is told otherwise.
-    pub(crate) is_heir: bool,
+    pub(crate) takes_over: bool,
 }
 
 impl Common {
@@ -259,7 +259,7 @@ impl Common {
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
         kernel: Option<Arc<Kernel>>,
-        is_heir: bool,
+        takes_over: bool,
     ) -> Self {
         let quotas = Quotas::new(&config);
         Self {
@@ -273,7 +273,7 @@ impl Common {
             log,
             fleet: None,
             kernel,
-            is_heir,
+            takes_over,
             config,
         }
     }
@@ -362,15 +362,15 @@ impl Relay {
     ///
     /// # Errors
     /// [`StartError`]; the other process goes on.
-    pub fn start_as_heir(
+    pub fn start_from_handover(
         fleet: Option<Arc<dyn Fleet>>,
         config: &Config,
         layout: &Layout,
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
-        inheritance: Inheritance,
+        handover: RelayHandover,
     ) -> Result<Self, StartError> {
-        Self::begin(fleet, config, layout, credentials, log, Some(inheritance))
+        Self::begin(fleet, config, layout, credentials, log, Some(handover))
     }
 
     fn begin(
@@ -379,20 +379,20 @@ impl Relay {
         layout: &Layout,
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
-        inheritance: Option<Inheritance>,
+        handover: Option<RelayHandover>,
     ) -> Result<Self, StartError> {
         probe_relay_addresses(config, &[])?;
-        let is_heir = inheritance.is_some();
-        let inherited = inheritance.map(|inheritance| inheritance.open(config.workers)).transpose()?;
-        let Inherited { places, sockets: lent, channels, known, kernel: of_kernel } =
-            inherited.unwrap_or_default();
+        let takes_over = handover.is_some();
+        let received = handover.map(|handover| handover.open(config.workers)).transpose()?;
+        let ReceivedRelay { places, sockets: received_sockets, channels, known, kernel: of_kernel } =
+            received.unwrap_or_default();
         let Change { places, mut sockets, closing, held, .. } = places.change(layout, config)?;
         if let Some((protocol, address)) = closing.first().copied() {
             return Err(StartError::ListenerGone { protocol, address });
         }
         held.keep();
-        for (all, lent) in sockets.iter_mut().zip(lent) {
-            all.extend(lent);
+        for (all, received) in sockets.iter_mut().zip(received_sockets) {
+            all.extend(received);
         }
         let mut config = config.clone();
         settle(&mut config, layout, &places)?;
@@ -401,11 +401,11 @@ impl Relay {
         config.server.set_own_endpoints(&own);
         let kernel = config.kernel.map(|hook| offload(&config, &places.listeners(), hook, of_kernel));
         let kernel = kernel.transpose()?.map(Arc::new);
-        if let Some(kernel) = kernel.as_ref().filter(|_| !is_heir) {
+        if let Some(kernel) = kernel.as_ref().filter(|_| !takes_over) {
             kernel.attach()?;
         }
         let of_workers = kernel.as_ref().map(Arc::clone);
-        let common = Common::new(config, layout.clone(), credentials, log, of_workers, is_heir);
+        let common = Common::new(config, layout.clone(), credentials, log, of_workers, takes_over);
         let common = Common { fleet, ..common };
         common.ports.take_over(&common.config, known);
         let in_force = InForce {
@@ -417,17 +417,17 @@ impl Relay {
         };
         // What is refused here, or lasts longer than it may here, ends before anybody is served.
         let command = in_force.commands();
-        let heirs = channels.into_iter().map(|channel| (channel, command(Sockets::default()))).collect();
+        let takeovers = channels.into_iter().map(|channel| (channel, command(Sockets::default()))).collect();
         let mut relay = Self {
             workers: Workers::default(),
             store: Arc::clone(&common.store),
             quotas: Arc::clone(&common.quotas),
             ports: Arc::clone(&common.ports),
             in_force: Mutex::new(in_force),
-            heirs: Mutex::default(),
+            handover_results: Mutex::default(),
             kernel,
         };
-        relay.start_workers(&common, sockets, heirs)?;
+        relay.start_workers(&common, sockets, takeovers)?;
         Ok(relay)
     }
 
@@ -437,29 +437,30 @@ impl Relay {
         &mut self,
         common: &Common,
         sockets: Vec<Sockets>,
-        heirs: Vec<(Channel, Command)>,
+        takeovers: Vec<(Channel, Command)>,
     ) -> Result<(), StartError> {
         let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
         let (answer, answers) = mpsc::channel();
-        let mut heirs = heirs.into_iter();
+        let mut takeovers = takeovers.into_iter();
         for (number, sockets) in sockets.into_iter().enumerate() {
             let (worker, mailbox, snapshot) = Worker::new(number, common, sockets)?;
-            let heir = heirs.next().map(|(channel, first)| Heir { channel, answer: answer.clone(), first });
-            bound.push((worker, mailbox.worker.clone(), snapshot, heir));
+            let takeover =
+                takeovers.next().map(|(channel, first)| Takeover { channel, answer: answer.clone(), first });
+            bound.push((worker, mailbox.worker.clone(), snapshot, takeover));
             mailboxes.push(mailbox);
         }
         drop(answer);
         let mailboxes: Arc<[Mailbox]> = mailboxes.into();
-        if common.is_heir {
-            self.heirs = Mutex::new(Some(answers));
+        if common.takes_over {
+            self.handover_results = Mutex::new(Some(answers));
         }
         // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
         // made before the last one joined would be left with a worker that hears nothing of its client any more.
-        for (number, (mut worker, sender, snapshot, heir)) in bound.into_iter().enumerate() {
+        for (number, (mut worker, sender, snapshot, takeover)) in bound.into_iter().enumerate() {
             worker.set_mailboxes(Arc::clone(&mailboxes));
-            let run = move || match heir {
+            let run = move || match takeover {
                 None => worker.run(),
-                Some(heir) => worker.run_as_heir(heir),
+                Some(takeover) => worker.run_from_handover(takeover),
             };
             self.workers.spawn(format!("relay-{number}"), sender, snapshot, run)?;
         }
@@ -657,7 +658,7 @@ fn offload(
     config: &Config,
     listeners: &Listeners,
     hook: Hook,
-    before: Option<(Lent, Vec<OwnedFd>)>,
+    before: Option<(PassedKernel, Vec<OwnedFd>)>,
 ) -> Result<Kernel, OffloadError> {
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let sockets = listeners.udp.len() * config.workers.max(1) + 2 * config.max_allocations;
@@ -670,7 +671,7 @@ fn offload(
     };
     match before {
         None => Kernel::load(&settings),
-        Some((lent, descriptors)) => Kernel::succeed(&settings, lent, descriptors),
+        Some((passed, descriptors)) => Kernel::from_handover(&settings, passed, descriptors),
     }
 }
 

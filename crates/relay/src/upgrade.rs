@@ -1,20 +1,20 @@
-//! A relay that goes on in another process: the old one gives its listening sockets, the relay sockets of clients over UDP and all that it
-//! knows of them to a new one, and keeps the clients over streams and DTLS until they end.
+//! Handover of a relay to another process: the old one passes its listening sockets, and the relay sockets and state of clients over UDP, and
+//! keeps clients over streams and DTLS until they end.
 //!
 //! ```text
 //!        old process                                          new process
-//!  offer ─────────── how it listens, its keys, sockets ──────▶ start_as_heir     checks, makes its workers
-//!  freeze            workers rest, datagrams wait; the kernel relays on
-//!  hand_over ─────── worker n: sessions and their sockets ───▶ worker n of it    all are taken in, or none
-//!                                                              inherited, serve  reads from the same sockets
-//!  release           what went is forgotten, the kernel's flows too
-//!                                                              attach_kernel     its program takes the other's place
+//!  offer ─────────── how it listens, its keys, sockets ──────▶ start_from_handover   checks, makes its workers
+//!  pause             datagrams wait in sockets; the kernel relays on
+//!  export ────────── worker n: sessions and their sockets ───▶ worker n of it        all are taken in, or none
+//!                                                              received, serve       reads from the same sockets
+//!  forget            exported sessions are dropped, the kernel's flows too
+//!                                                              attach_kernel         its program replaces the old one
 //! ```
 //!
-//! Where the new process cannot go on with the kernel's maps, all flows go up before the workers rest, and across again behind
+//! If the new process cannot use the kernel's maps, all flows return to user space before the pause, and to the kernel after
 //! `attach_kernel`.
 //!
-//! Until `release` the old one has everything that it had, and `thaw` lets it go on. The kernel spreads clients over the very same sockets
+//! Until `forget` the old process keeps everything, and `resume` ends the upgrade. The kernel spreads clients over the very same sockets
 //! before and after, so that each stays with the worker of its number.
 
 use std::{
@@ -26,7 +26,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Channel, Datapath};
-use turnpike_offload::{Lent, OffloadError};
+use turnpike_offload::{OffloadError, PassedKernel};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
@@ -37,23 +37,23 @@ use crate::{
     worker::{Command, Step},
 };
 
-/// So long a worker may take for a step that is none but its own.
+/// Time for a worker's step that involves no other worker.
 const STEP: Duration = Duration::from_secs(2);
 /// Sessions that a worker takes out of the kernel in that time are more than there can be; but it serves meanwhile.
 const SUSPEND: Duration = Duration::from_secs(30);
 /// Rounds after which what workers hand to one another has come to an end; three are enough for all that there is.
 const ROUNDS: usize = 32;
 
-/// What the new process has to know before it can say whether it can take over. It holds keys.
+/// Everything that the new process needs to decide whether it can take over. Contains keys.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Offer {
+pub struct RelayOffer {
     /// Threads; the new one has as many.
     pub workers: usize,
     /// Whether the kernel relays what it can.
     pub kernel: bool,
-    /// What of that goes along; its descriptors are the last.
-    #[serde(default)]
-    lent: Option<Lent>,
+    /// Passed part of it; its descriptors are the last.
+    #[serde(default, rename = "lent")]
+    passed: Option<PassedKernel>,
     /// How datagrams enter and leave, by name: what waits in a socket was coalesced for it.
     datapath: String,
     /// Between processes it has the name that other versions know.
@@ -68,15 +68,15 @@ pub struct Offer {
     known: Known,
 }
 
-/// What a new process begins with: see [`Relay::start_as_heir`].
+/// An offer and its descriptors, for [`Relay::start_from_handover`].
 #[derive(Debug)]
-pub struct Inheritance {
-    offer: Offer,
+pub struct RelayHandover {
+    offer: RelayOffer,
     /// Of each worker its sockets in the order of the offer's, and then its end of a channel.
     descriptors: Vec<OwnedFd>,
 }
 
-/// Why sessions cannot be taken over.
+/// Reason why sessions cannot be taken over.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the messages say what their fields are")]
@@ -98,7 +98,7 @@ pub enum Unfit {
     Worker,
 }
 
-impl Offer {
+impl RelayOffer {
     /// How datagrams enter and leave; `None` for what this version does not have.
     #[must_use]
     pub fn datapath(&self) -> Option<Datapath> {
@@ -130,7 +130,7 @@ impl Relay {
     ///
     /// # Errors
     /// A worker that is stuck or gone; no more descriptors.
-    pub fn offer(&self) -> io::Result<(Offer, Vec<OwnedFd>, Vec<Channel>)> {
+    pub fn offer(&self) -> io::Result<(RelayOffer, Vec<OwnedFd>, Vec<Channel>)> {
         let (places, layout, relay, own_key, datapath) = {
             let in_force = self.in_force();
             let config = &in_force.config;
@@ -138,33 +138,35 @@ impl Relay {
             (in_force.places.offered(), layout, relay, config.server.own_key, config.datapath.to_string())
         };
         let named: Arc<[Named]> = places.named().collect();
-        let (mut descriptors, mut heirs) = (Vec::new(), Vec::new());
-        for sockets in self.ask(STEP, "lend its sockets", |answer| Step::Lend(Arc::clone(&named), answer))? {
+        let (mut descriptors, mut channels) = (Vec::new(), Vec::new());
+        for sockets in
+            self.ask(STEP, "lend its sockets", |answer| Step::ExportSockets(Arc::clone(&named), answer))?
+        {
             let (here, there) = Channel::pair()?;
             descriptors.extend(sockets?);
             descriptors.push(there.into());
-            heirs.push(here);
+            channels.push(here);
         }
-        let lent = self.kernel.as_ref().map(|kernel| kernel.lend()).transpose()?;
-        let lent = lent.map(|(lent, more)| {
+        let passed = self.kernel.as_ref().map(|kernel| kernel.export_fds()).transpose()?;
+        let passed = passed.map(|(passed, more)| {
             descriptors.extend(more);
-            lent
+            passed
         });
-        let (workers, kernel, known) = (heirs.len(), self.kernel.is_some(), self.ports.known());
-        let offer = Offer { workers, kernel, lent, datapath, own_key, layout, places, relay, known };
-        Ok((offer, descriptors, heirs))
+        let (workers, kernel, known) = (channels.len(), self.kernel.is_some(), self.ports.known());
+        let offer = RelayOffer { workers, kernel, passed, datapath, own_key, layout, places, relay, known };
+        Ok((offer, descriptors, channels))
     }
 
     /// Has the workers rest, behind all that they have read; before that, has the kernel relay nothing any more, unless the new process
-    /// [`Relay::keeps_flows`]. What comes from now on waits in its socket. [`Relay::thaw`] is due whatever comes of it.
+    /// [`Relay::keeps_flows`]. What comes from now on waits in its socket. [`Relay::resume`] is due whatever comes of it.
     ///
     /// # Errors
     /// A worker that is stuck or gone.
-    pub fn freeze(&self, heir_keeps_flows: bool) -> io::Result<()> {
-        if !heir_keeps_flows {
-            self.ask(SUSPEND, "take its flows out of the kernel", Step::Suspend)?;
+    pub fn pause(&self, successor_keeps_flows: bool) -> io::Result<()> {
+        if !successor_keeps_flows {
+            self.ask(SUSPEND, "take its flows out of the kernel", Step::SuspendFlows)?;
         }
-        self.ask(STEP, "come to rest", Step::Freeze)?;
+        self.ask(STEP, "come to rest", Step::Pause)?;
         for _ in 0..ROUNDS {
             let taken: Vec<usize> = self.ask(STEP, "settle", Step::Settle)?;
             if taken.iter().all(|taken| *taken == 0) {
@@ -181,27 +183,27 @@ impl Relay {
     ///
     /// # Errors
     /// A worker that is stuck or gone; what the other process does not take.
-    pub fn hand_over(&self, heirs: Vec<Channel>, patience: Duration) -> io::Result<usize> {
-        for heir in &heirs {
-            heir.set_patience(patience)?;
+    pub fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize> {
+        for channel in &channels {
+            channel.set_patience(patience)?;
         }
-        let mut heirs = heirs.into_iter();
-        let give = |answer| match heirs.next() {
-            Some(heir) => Step::Give(heir, answer),
+        let mut channels = channels.into_iter();
+        let export = |answer| match channels.next() {
+            Some(channel) => Step::Export(channel, answer),
             // Dropped: no answer.
-            None => Step::Thaw,
+            None => Step::Resume,
         };
-        self.ask(patience + STEP, "give its sessions", give)?.into_iter().sum()
+        self.ask(patience + STEP, "give its sessions", export)?.into_iter().sum()
     }
 
-    /// There is no upgrade: all goes on as before.
-    pub fn thaw(&self) {
-        self.tell(|| Step::Thaw);
+    /// The upgrade has failed: resumes normal service.
+    pub fn resume(&self) {
+        self.tell(|| Step::Resume);
     }
 
     /// The new process serves. What it has is forgotten here when this returns, and what is left lives on: [`Relay::left`].
-    pub fn release(&self) {
-        if let Err(error) = self.ask(STEP, "forget what another process has", Step::Release) {
+    pub fn forget(&self) {
+        if let Err(error) = self.ask(STEP, "forget what another process has", Step::Forget) {
             tracing::warn!("{error}");
         }
         if let Some(kernel) = &self.kernel {
@@ -209,7 +211,7 @@ impl Relay {
         }
     }
 
-    /// Of an heir: whether it goes on with the flows that the old process has in the kernel.
+    /// In a new process: returns true if it goes on with the flows that the old one has in the kernel.
     #[must_use]
     pub fn keeps_flows(&self) -> bool {
         self.kernel.as_ref().is_some_and(|kernel| kernel.keeps_flows())
@@ -223,33 +225,33 @@ impl Relay {
         })
     }
 
-    /// Of an heir: waits until all workers have taken in what they were given; how many sessions.
+    /// In a new process: waits for the sessions of all workers, and returns their number.
     ///
     /// # Errors
     /// [`Unfit`].
-    pub fn inherited(&self) -> Result<usize, Unfit> {
-        let heirs = self.heirs.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(heirs) = heirs else { return Ok(0) };
+    pub fn received(&self) -> Result<usize, Unfit> {
+        let results = self.handover_results.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(results) = results else { return Ok(0) };
         let mut sessions = 0;
         for _ in 0..self.workers.count() {
-            sessions += heirs.recv().unwrap_or(Err(Unfit::Worker))?;
+            sessions += results.recv().unwrap_or(Err(Unfit::Worker))?;
         }
         Ok(sessions)
     }
 
-    /// Of an heir: from now on it reads what comes.
+    /// In a new process: begins to read from the sockets.
     pub fn serve(&self) {
         self.tell(|| Step::Serve);
     }
 
-    /// Of an heir: the old process has let go of the kernel's path, and this one's program takes the place of its.
+    /// In a new process: the old one has released the kernel's path, and this one's program replaces its program.
     ///
     /// # Errors
     /// [`OffloadError`]; user space relays on.
     pub fn attach_kernel(&self) -> Result<(), OffloadError> {
         if let Some(kernel) = &self.kernel {
             kernel.attach()?;
-            self.tell(|| Step::Resume);
+            self.tell(|| Step::ResumeFlows);
         }
         Ok(())
     }
@@ -268,22 +270,22 @@ impl Relay {
     }
 }
 
-impl Inheritance {
-    /// What a process was offered, and what came with it.
+impl RelayHandover {
+    /// Pairs an offer with its descriptors.
     #[must_use]
-    pub fn new(offer: Offer, descriptors: Vec<OwnedFd>) -> Self {
+    pub fn new(offer: RelayOffer, descriptors: Vec<OwnedFd>) -> Self {
         Self { offer, descriptors }
     }
 
     /// What was offered.
     #[must_use]
-    pub fn offer(&self) -> &Offer {
+    pub fn offer(&self) -> &RelayOffer {
         &self.offer
     }
 
-    /// What so many workers begin with.
-    pub(crate) fn open(self, workers: usize) -> Result<Inherited, StartError> {
-        let Self { offer: Offer { workers: offered, lent, places, known, .. }, descriptors } = self;
+    /// Distributes the descriptors among so many workers.
+    pub(crate) fn open(self, workers: usize) -> Result<ReceivedRelay, StartError> {
+        let Self { offer: RelayOffer { workers: offered, passed, places, known, .. }, descriptors } = self;
         if offered != workers {
             // One more would change which worker a client comes to.
             return Err(StartError::Worker(io::ErrorKind::InvalidInput.into()));
@@ -296,14 +298,14 @@ impl Inheritance {
             sockets.push(places.sockets(&here, &mut next)?);
             channels.push(Channel::try_from(next()?)?);
         }
-        let kernel = lent.map(|lent| (lent, descriptors.collect()));
-        Ok(Inherited { places: here, sockets, channels, known, kernel })
+        let kernel = passed.map(|passed| (passed, descriptors.collect()));
+        Ok(ReceivedRelay { places: here, sockets, channels, known, kernel })
     }
 }
 
-/// An inheritance that is there as a whole; without one, nothing.
+/// A complete handover; empty without one.
 #[derive(Default)]
-pub(crate) struct Inherited {
+pub(crate) struct ReceivedRelay {
     pub(crate) places: Places,
     /// One for each worker.
     pub(crate) sockets: Vec<Sockets>,
@@ -311,7 +313,7 @@ pub(crate) struct Inherited {
     pub(crate) channels: Vec<Channel>,
     pub(crate) known: Known,
     /// Of the path through the kernel.
-    pub(crate) kernel: Option<(Lent, Vec<OwnedFd>)>,
+    pub(crate) kernel: Option<(PassedKernel, Vec<OwnedFd>)>,
 }
 
 #[cfg(test)]
@@ -337,11 +339,11 @@ mod tests {
     }
 
     /// As a relay with one worker makes it whose listeners are these.
-    fn offer(layout: &Layout, places: &Places) -> Offer {
-        let offer = Offer {
+    fn offer(layout: &Layout, places: &Places) -> RelayOffer {
+        let offer = RelayOffer {
             workers: 1,
             kernel: false,
-            lent: None,
+            passed: None,
             datapath: "gso".to_owned(),
             own_key: NonceKey([213; 32]),
             layout: layout.clone(),
@@ -382,8 +384,8 @@ mod tests {
         assert_eq!(named, [(plain, 0), (plain, 1), (stream, 0), (stream, 1)]);
         assert_eq!(*offer.layout(), layout);
         let descriptors = vec![udp(), udp(), tcp(), tcp(), channel()];
-        let Inherited { places: here, sockets, channels, .. } =
-            Inheritance::new(offer, descriptors).open(1).unwrap_or_else(|error| panic!("{error}"));
+        let ReceivedRelay { places: here, sockets, channels, .. } =
+            RelayHandover::new(offer, descriptors).open(1).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!((sockets.len(), channels.len()), (1, 1));
         assert_eq!(here.listeners(), places.listeners());
         let [of_one] = &sockets[..] else { panic!() };
@@ -409,11 +411,11 @@ mod tests {
         for descriptors in
             [vec![], vec![udp()], vec![channel(), udp()], vec![udp(), udp()], vec![tcp(), channel()]]
         {
-            assert!(Inheritance::new(offer(), descriptors).open(1).is_err());
+            assert!(RelayHandover::new(offer(), descriptors).open(1).is_err());
         }
-        assert!(Inheritance::new(offer(), vec![udp(), channel()]).open(2).is_err(), "another worker");
+        assert!(RelayHandover::new(offer(), vec![udp(), channel()]).open(2).is_err(), "another worker");
         assert_eq!(offer().datapath(), Some(Datapath::Gso));
         assert!(!format!("{:?}", offer()).contains("213, 213"));
-        assert!(Inheritance::new(offer(), vec![udp(), channel()]).open(1).is_ok());
+        assert!(RelayHandover::new(offer(), vec![udp(), channel()]).open(1).is_ok());
     }
 }

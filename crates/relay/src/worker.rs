@@ -58,7 +58,7 @@ use out::Out;
 use relays::Holder;
 use shared::SharedPorts;
 use tunnel::Tunnels;
-pub(crate) use upgrade::{Heir, Step};
+pub(crate) use upgrade::{Step, Takeover};
 
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;
@@ -195,7 +195,7 @@ pub(crate) struct Worker {
     /// To clients over DTLS that another process has.
     tunnels: Tunnels,
     /// What another process is about to have.
-    given: Vec<AllocationId>,
+    handed_over: Vec<AllocationId>,
     replays: ReplayGuard,
     inbox: Inbox<Command>,
     snapshot: Arc<Snapshot>,
@@ -244,7 +244,7 @@ impl Worker {
         let offload = common.kernel.as_ref().map(|kernel| kernel.flows()).transpose()?;
         // The state machine's clock began with `started`.
         let clock = WorkerClock::at(started.elapsed());
-        let (range, is_active) = (config.server.channels, !common.is_heir);
+        let (range, is_active) = (config.server.channels, !common.takes_over);
         let offload = offload.map(|flows| Offload::new(flows, clock, range, is_active));
         let mut worker = Self {
             number,
@@ -266,7 +266,7 @@ impl Worker {
             offload,
             suspended: None,
             tunnels: Tunnels::default(),
-            given: Vec::new(),
+            handed_over: Vec::new(),
             replays: config.server.replays.clone(),
             inbox,
             snapshot: Arc::clone(&snapshot),

@@ -13,7 +13,7 @@ use std::{
 use rustls::HandshakeKind;
 use turnpike_relay::{
     Config, Relay, StartError,
-    upgrade::{Inheritance, Offer},
+    upgrade::{RelayHandover, RelayOffer},
 };
 
 use crate::{
@@ -28,34 +28,34 @@ use crate::{
 
 /// Has `old` go on in a new one of this configuration. Why not, if it does not: then it goes on itself.
 fn upgraded(old: &World, config: &Config) -> Result<World, String> {
-    let (offer, descriptors, heirs) = old.relay.offer().map_err(|error| error.to_string())?;
-    let offer: Offer = serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap();
+    let (offer, descriptors, channels) = old.relay.offer().map_err(|error| error.to_string())?;
+    let offer: RelayOffer = serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap();
     let mut config = config.clone();
     config.server.own_key = offer.own_key();
     config.server.nonce_keys = offer.own_key().into();
     let mut layout = offer.layout().clone();
     layout.follow(&config.listen, &config.dtls.listen, &config.streams);
-    let inheritance = Inheritance::new(offer, descriptors);
-    let heir = Relay::start_as_heir(None, &config, &layout, Arc::new(()), Arc::new(()), inheritance);
-    let heir = heir.map_err(|error| error.to_string())?;
-    let given = old.relay.freeze(false).and_then(|()| old.relay.hand_over(heirs, SOON));
+    let handover = RelayHandover::new(offer, descriptors);
+    let new = Relay::start_from_handover(None, &config, &layout, Arc::new(()), Arc::new(()), handover);
+    let new = new.map_err(|error| error.to_string())?;
+    let exported = old.relay.pause(false).and_then(|()| old.relay.export(channels, SOON));
     // Who does not take it closes the way that the old one writes to, and knows better why.
-    let done = match (given, heir.inherited()) {
-        (Ok(given), Ok(taken)) => {
-            assert_eq!(given, taken);
+    let done = match (exported, new.received()) {
+        (Ok(exported), Ok(taken)) => {
+            assert_eq!(exported, taken);
             Ok(())
         }
         (_, Err(unfit)) => Err(unfit.to_string()),
         (Err(error), Ok(_)) => Err(error.to_string()),
     };
     if let Err(why) = done {
-        drop(heir);
-        old.relay.thaw();
+        drop(new);
+        old.relay.resume();
         return Err(why);
     }
-    heir.serve();
-    old.relay.release();
-    Ok(World { relay: heir })
+    new.serve();
+    old.relay.forget();
+    Ok(World { relay: new })
 }
 
 fn ended(old: World) {
@@ -377,12 +377,12 @@ fn a_new_one_that_never_reads_does_not_hold_the_old_one_up() {
     let old = start(&config);
     let talks: Vec<Talk> = (0..4).map(|_| Talk::start(old.udp())).collect();
     // Ten megabytes would wait for somebody to read them; here the other ends are gone.
-    let (_, descriptors, heirs) = old.relay.offer().unwrap();
+    let (_, descriptors, channels) = old.relay.offer().unwrap();
     drop(descriptors);
-    old.relay.freeze(false).unwrap();
-    let error = old.relay.hand_over(heirs, SOON).expect_err("nobody is there").to_string();
+    old.relay.pause(false).unwrap();
+    let error = old.relay.export(channels, SOON).expect_err("nobody is there").to_string();
     assert!(!error.is_empty());
-    old.relay.thaw();
+    old.relay.resume();
     talks.iter().for_each(Talk::goes_on);
     talks.into_iter().for_each(Talk::lost_nothing);
 }
@@ -393,9 +393,9 @@ fn an_offer_of_a_later_version_may_say_more() {
     let (offer, ..) = old.relay.offer().unwrap();
     let mut value = serde_json::to_value(&offer).unwrap();
     value["something"] = serde_json::json!({"new": 1});
-    assert!(serde_json::from_value::<Offer>(value.clone()).is_ok());
+    assert!(serde_json::from_value::<RelayOffer>(value.clone()).is_ok());
     value.as_object_mut().unwrap().remove("layout");
-    assert!(serde_json::from_value::<Offer>(value).is_err());
+    assert!(serde_json::from_value::<RelayOffer>(value).is_err());
     let error = StartError::ListenerGone { protocol: "tls", address: old.tcp() };
     assert!(error.to_string().contains("tls 127.0.0.1:"), "{error}");
 }

@@ -21,14 +21,14 @@ use turnpike_stores::{FleetAddress, FleetStore, StoreError};
 use turnpike_turn::server::{NonceKey, QuotaRefusal};
 
 use super::{
+    admin_ops::{Announcements, QuestionSender},
+    advertised_addresses::Entrances,
     banned::Banned,
     counts::Tallies,
-    entrances::Entrances,
     handover::{FleetOffer, Identity, NodeOffer},
     health::Health,
     keys::{Custody, NodeKeys, Step},
     load::Room,
-    orders::{Announcements, QuestionSender},
     quotas::{Buckets, Quotas},
     recovering::Recovering,
     unix,
@@ -615,7 +615,7 @@ mod tests {
     use turnpike_fleet::{Books, EpochState, Grant, Level, StoreEpoch};
 
     use super::*;
-    use crate::fleet::orders;
+    use crate::fleet::admin_ops;
 
     const OWN: NonceKey = NonceKey([9; 32]);
 
@@ -628,7 +628,7 @@ mod tests {
         settings.fleet.node = Some(name.parse().expect("a name"));
         settings.fleet.secret = Some(Secret::new("a secret that is long enough for it"));
         let address = "redis://127.0.0.1:1".parse().expect("an address");
-        Node::new(&settings, &address, OWN, before, orders::questions().0).expect("nothing wrong")
+        Node::new(&settings, &address, OWN, before, admin_ops::questions().0).expect("nothing wrong")
     }
 
     #[test]
@@ -791,7 +791,7 @@ mod tests {
         settings.fleet.node = "a".parse().ok();
         settings.fleet.secret = Some(Secret::new("another secret that is long enough for it"));
         let address = "redis://127.0.0.1:1".parse().expect("an address");
-        let refused = Node::new(&settings, &address, OWN, Some(&offer), orders::questions().0);
+        let refused = Node::new(&settings, &address, OWN, Some(&offer), admin_ops::questions().0);
         assert!(matches!(refused, Err(DaemonError::OtherSecret { .. })));
     }
 

@@ -60,14 +60,14 @@ impl Engine {
     }
 
     /// The drop counters of a rule's listeners as last seen, in the order of its range.
-    pub(crate) fn lend_listeners(&self, key: RuleKey) -> Vec<u32> {
-        let lent = self.listeners_of(key).filter_map(|(_, listener)| match listener.kind {
+    pub(crate) fn listener_drops(&self, key: RuleKey) -> Vec<u32> {
+        let drops_by_port = self.listeners_of(key).filter_map(|(_, listener)| match listener.kind {
             Kind::Datagrams(id) => Some((listener.port, self.sockets.get(id)?.lend())),
             Kind::Streams { .. } => None,
         });
-        let mut lent: Vec<(u16, u32)> = lent.collect();
-        lent.sort_unstable();
-        lent.into_iter().map(|(_, drops)| drops).collect()
+        let mut drops_by_port: Vec<(u16, u32)> = drops_by_port.collect();
+        drops_by_port.sort_unstable();
+        drops_by_port.into_iter().map(|(_, drops)| drops).collect()
     }
 
     /// What the other process has told of them.
@@ -91,7 +91,7 @@ impl Engine {
     }
 
     /// What a session is, and the socket towards its target; it goes on here if nobody takes it. `rules` are those of the process.
-    pub(crate) fn lend(&self, at: u32, rules: &[RuleKey], now: u64) -> Option<(Portable, BorrowedFd<'_>)> {
+    pub(crate) fn export(&self, at: u32, rules: &[RuleKey], now: u64) -> Option<(Portable, BorrowedFd<'_>)> {
         let session = self.sessions.get(at)?;
         let key = self.client_of(at)?;
         let rule = self.rules.get(session.rule as usize)?.key;

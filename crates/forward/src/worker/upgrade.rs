@@ -19,28 +19,28 @@ const BATCH: usize = 64;
 /// What a worker is told in an upgrade. Who asks to be answered waits for it. Rules are named by their keys.
 pub(crate) enum Step {
     /// The listeners of these rules, in the order of their ranges.
-    Lend(Arc<[u32]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
+    ExportSockets(Arc<[u32]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
     /// Rest: what comes waits in its socket.
-    Freeze(mpsc::Sender<()>),
+    Pause(mpsc::Sender<()>),
     /// Give the sessions of these rules: how many.
-    Give(Channel, Arc<[u32]>, mpsc::Sender<io::Result<usize>>),
+    Export(Channel, Arc<[u32]>, mpsc::Sender<io::Result<usize>>),
     /// Go on: there is no upgrade.
-    Thaw,
+    Resume,
     /// Go on with what is left; answered when what is not has been forgotten.
-    Release(mpsc::Sender<()>),
+    Forget(mpsc::Sender<()>),
     /// Serve what was taken in.
     Serve,
     /// The kernel forwards again.
-    Resume,
+    ResumeFlows,
 }
 
-/// What a worker that takes another's place needs for that.
-pub(crate) struct Heir {
+/// A worker's part of a handover in the new process.
+pub(crate) struct Takeover {
     /// From the other one.
     pub(crate) channel: Channel,
     /// Of the rules in the order of the other process, the keys that they have here.
     pub(crate) rules: Arc<[u32]>,
-    /// How many sessions there are, or why they cannot be taken.
+    /// Receives the number of sessions, or the reason why they cannot be taken over.
     pub(crate) answer: mpsc::Sender<io::Result<usize>>,
 }
 
@@ -62,29 +62,29 @@ impl Worker {
     /// A step of a worker that serves. True means the end.
     pub(super) fn upgrade(&mut self, step: Step) -> bool {
         match step {
-            Step::Lend(rules, answer) => _ = answer.send(self.lend(&rules)),
-            Step::Freeze(done) => return self.freeze(&done),
-            Step::Resume => self.resume_across(),
+            Step::ExportSockets(rules, answer) => _ = answer.send(self.export_sockets(&rules)),
+            Step::Pause(done) => return self.pause(&done),
+            Step::ResumeFlows => self.resume_across(),
             // Who rests, or has yet to begin, is told these.
-            Step::Give(..) | Step::Thaw | Step::Release(_) | Step::Serve => {}
+            Step::Export(..) | Step::Resume | Step::Forget(_) | Step::Serve => {}
         }
         false
     }
 
-    fn lend(&self, rules: &[u32]) -> io::Result<Vec<OwnedFd>> {
-        let mut lent = Vec::new();
+    fn export_sockets(&self, rules: &[u32]) -> io::Result<Vec<OwnedFd>> {
+        let mut sockets = Vec::new();
         for rule in rules {
             let of_tcp = self.tcp.listening(*rule);
             let of_udp = self.udp.iter().flat_map(|engine| engine.listening(udp::RuleKey(*rule)));
             for descriptor in of_tcp.into_iter().chain(of_udp) {
-                lent.push(descriptor.try_clone_to_owned()?);
+                sockets.push(descriptor.try_clone_to_owned()?);
             }
         }
-        Ok(lent)
+        Ok(sockets)
     }
 
     /// Rests until it is told how it goes on. True means the end.
-    fn freeze(&mut self, done: &mpsc::Sender<()>) -> bool {
+    fn pause(&mut self, done: &mpsc::Sender<()>) -> bool {
         let now = self.now();
         if let Some(engine) = &mut self.udp {
             engine.suspend_across(&mut udp::Tick {
@@ -99,15 +99,15 @@ impl Worker {
         let mut later = Vec::new();
         while let Some(command) = self.inbox.wait() {
             match command {
-                Command::Upgrade(Step::Give(channel, rules, answer)) => {
-                    let _ = answer.send(self.give(&channel, &rules));
+                Command::Upgrade(Step::Export(channel, rules, answer)) => {
+                    let _ = answer.send(self.export_sessions(&channel, &rules));
                 }
-                Command::Upgrade(Step::Thaw) => {
+                Command::Upgrade(Step::Resume) => {
                     self.resume_across();
                     break;
                 }
-                Command::Upgrade(Step::Release(done)) => {
-                    self.release();
+                Command::Upgrade(Step::Forget(done)) => {
+                    self.forget();
                     let _ = done.send(());
                     break;
                 }
@@ -130,17 +130,17 @@ impl Worker {
     }
 
     /// Sends all sessions that can go. They remain here.
-    fn give(&mut self, channel: &Channel, rules: &[u32]) -> io::Result<usize> {
+    fn export_sessions(&mut self, channel: &Channel, rules: &[u32]) -> io::Result<usize> {
         let now = self.now();
         let rules: Vec<udp::RuleKey> = rules.iter().map(|key| udp::RuleKey(*key)).collect();
-        let of_rule = |key: &udp::RuleKey| self.udp.as_ref().map(|engine| engine.lend_listeners(*key));
+        let of_rule = |key: &udp::RuleKey| self.udp.as_ref().map(|engine| engine.listener_drops(*key));
         let drops = rules.iter().map(|key| of_rule(key).unwrap_or_default()).collect();
         channel.send_value(&Head { drops }, &[])?;
         let mut count = 0;
         if let Some(engine) = &self.udp {
             for some in engine.portable().chunks(BATCH) {
-                let lent = some.iter().filter_map(|at| engine.lend(*at, &rules, now));
-                let (sessions, descriptors): (Vec<_>, Vec<_>) = lent.unzip();
+                let exported = some.iter().filter_map(|at| engine.export(*at, &rules, now));
+                let (sessions, descriptors): (Vec<_>, Vec<_>) = exported.unzip();
                 count += sessions.len();
                 channel.send_value(&Batch { sessions, is_last: false }, &descriptors)?;
             }
@@ -150,7 +150,7 @@ impl Worker {
     }
 
     /// The other worker has them now. Connections live on here.
-    fn release(&mut self) {
+    fn forget(&mut self) {
         let now = self.now();
         self.tcp.surrender(tcp::Tick { now, poller: &self.poller });
         if let Some(engine) = &mut self.udp {
@@ -159,10 +159,10 @@ impl Worker {
         self.publish(now);
     }
 
-    /// Takes another worker's place and serves, if all others can do so too.
-    pub(crate) fn run_as_heir(&mut self, heir: Heir) {
-        let Heir { channel, rules, answer } = heir;
-        let result = self.inherit(&channel, &rules);
+    /// Takes over from a worker of the old process, and serves if all other workers can do so too.
+    pub(crate) fn run_from_handover(&mut self, takeover: Takeover) {
+        let Takeover { channel, rules, answer } = takeover;
+        let result = self.receive(&channel, &rules);
         let has_it = result.is_ok();
         let _ = answer.send(result);
         drop(channel);
@@ -185,7 +185,7 @@ impl Worker {
     }
 
     /// Takes in what the worker of the same number gives; how many sessions.
-    fn inherit(&mut self, channel: &Channel, rules: &[u32]) -> io::Result<usize> {
+    fn receive(&mut self, channel: &Channel, rules: &[u32]) -> io::Result<usize> {
         let incomplete =
             || io::Error::new(io::ErrorKind::InvalidData, "what the old process sent is not complete");
         let now = self.now();

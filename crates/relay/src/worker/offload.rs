@@ -84,7 +84,7 @@ pub(super) struct Offload {
 
 /// Of a session with flows, how far their counters have been read: another process finds them by what it knows of the session.
 #[derive(Serialize, Deserialize)]
-pub(super) struct LentFlows {
+pub(super) struct PassedFlows {
     /// Those of the client as such.
     own: Counted,
     /// Those of what peers send, by channel.
@@ -305,11 +305,11 @@ impl Offload {
     }
 
     /// For a process that goes on with the flows of this session; what they have counted so far has been booked here then.
-    pub(super) fn lend<G: Gate>(
+    pub(super) fn export<G: Gate>(
         &mut self,
         allocation: AllocationId,
         server: &mut Server<G>,
-    ) -> Option<LentFlows> {
+    ) -> Option<PassedFlows> {
         self.with(allocation, server, |session, flows| session.counted(flows));
         let session = self.session(allocation)?;
         let (_, own) = session.own.as_ref()?;
@@ -317,14 +317,14 @@ impl Offload {
             let (_, state) = channel.to_client.as_ref()?;
             Some((channel.number.get(), state.seen()))
         });
-        Some(LentFlows { own: own.seen(), to_client: to_client.collect() })
+        Some(PassedFlows { own: own.seen(), to_client: to_client.collect() })
     }
 
     /// The flows of this session, which another process had, are this one's. In the kernel nothing changes by that.
     pub(super) fn adopt(
         &mut self,
         allocation: AllocationId,
-        lent: &LentFlows,
+        passed: &PassedFlows,
         listeners: &[Option<(SocketId, bool)>],
     ) {
         let index = allocation.index as usize;
@@ -336,14 +336,14 @@ impl Offload {
         let key = |channel| FlowKey::new(client.address, client.local, channel);
         let Some(own) = flows.adopt(&key(None), client.address) else { return };
         sockets.adopt(listener, || flows.adopt_socket(&own));
-        let state = flows.adopt_state(&own, lent.own);
+        let state = flows.adopt_state(&own, passed.own);
         session.own = Some((own, state));
         let relays = self.relays.get(index).copied().unwrap_or_default();
         for channel in &mut session.channels {
             // A peer may be reached elsewhere by what is configured now.
             channel.to_peer = flows.adopt(&key(Some(channel.number)), channel.peer);
             channel.used = channel.to_peer.is_some();
-            let seen = lent.to_client.iter().find(|(number, _)| *number == channel.number.get());
+            let seen = passed.to_client.iter().find(|(number, _)| *number == channel.number.get());
             let relay = relays[side(family_of(channel.peer.ip()))];
             let Some((relay, (_, seen))) = relay.zip(seen) else { continue };
             let key = FlowKey::new(channel.peer, relay.bound, None);

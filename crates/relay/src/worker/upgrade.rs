@@ -15,7 +15,7 @@ use turnpike_turn::{
     time::Now,
 };
 
-use super::{Command, Holder, Lingering, NO_TRAILING, Role, Worker, handoff, offload::LentFlows};
+use super::{Command, Holder, Lingering, NO_TRAILING, Role, Worker, handoff, offload::PassedFlows};
 use crate::{
     link::Way,
     listening::Named,
@@ -29,30 +29,30 @@ const BATCH: usize = 64;
 /// What a worker is told in an upgrade. Who asks to be answered waits for it.
 pub(crate) enum Step {
     /// The sockets of these listeners.
-    Lend(Arc<[Named]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
+    ExportSockets(Arc<[Named]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
     /// The kernel relays nothing from now on; answered when it does not.
-    Suspend(mpsc::Sender<()>),
+    SuspendFlows(mpsc::Sender<()>),
     /// Rest: what comes waits in its socket.
-    Freeze(mpsc::Sender<()>),
+    Pause(mpsc::Sender<()>),
     /// How much other workers have handed over since it was last asked.
     Settle(mpsc::Sender<usize>),
     /// Give all that can go: how many sessions.
-    Give(Channel, mpsc::Sender<io::Result<usize>>),
+    Export(Channel, mpsc::Sender<io::Result<usize>>),
     /// Go on: there is no upgrade.
-    Thaw,
+    Resume,
     /// Go on with what is left; answered when what is not has been forgotten.
-    Release(mpsc::Sender<()>),
+    Forget(mpsc::Sender<()>),
     /// Serve what was taken in.
     Serve,
     /// The kernel relays again.
-    Resume,
+    ResumeFlows,
 }
 
-/// What a worker that takes another's place needs for that.
-pub(crate) struct Heir {
+/// A worker's part of a handover in the new process.
+pub(crate) struct Takeover {
     /// From the other one.
     pub(crate) channel: Channel,
-    /// How many sessions there are, or why they cannot be taken.
+    /// Receives the number of sessions, or the reason why they cannot be taken over.
     pub(crate) answer: mpsc::Sender<Result<usize, Unfit>>,
     /// What holds from the first moment.
     pub(crate) first: Command,
@@ -74,7 +74,7 @@ struct Head {
     quarantined: Vec<LateUse>,
     /// Relay sockets that allocations share.
     #[serde(default)]
-    shared: Vec<LentShared>,
+    shared: Vec<PassedShared>,
     #[serde(rename = "has_granted")]
     has_replays: bool,
     has_tunnel: bool,
@@ -89,21 +89,22 @@ struct Batch {
 #[derive(Serialize, Deserialize)]
 struct Session {
     moved: Moved,
-    lent: Vec<Lent>,
+    #[serde(rename = "lent")]
+    sockets: Vec<PassedRelaySocket>,
     /// Of those in the kernel, if they stay there.
-    flows: Option<LentFlows>,
+    flows: Option<PassedFlows>,
 }
 
 /// A relay socket: its descriptor travels beside it.
 #[derive(Serialize, Deserialize)]
-struct Lent {
+struct PassedRelaySocket {
     family: Family,
     drops: u32,
 }
 
 /// A relay socket that several sessions have: its descriptor travels behind those of reservations.
 #[derive(Serialize, Deserialize)]
-struct LentShared {
+struct PassedShared {
     port: SharedPort,
     relayed: SocketAddr,
     drops: u32,
@@ -118,19 +119,19 @@ impl Worker {
     /// A step of a worker that serves. True means the end.
     pub(super) fn upgrade(&mut self, now: Now, step: Step) -> bool {
         match step {
-            Step::Lend(named, answer) => _ = answer.send(self.lend(&named)),
-            Step::Suspend(done) => match &mut self.offload {
+            Step::ExportSockets(named, answer) => _ = answer.send(self.export_sockets(&named)),
+            Step::SuspendFlows(done) => match &mut self.offload {
                 Some(offload) => {
                     offload.set_active(false, &self.sockets);
                     self.suspended = Some(done);
                 }
                 None => _ = done.send(()),
             },
-            Step::Freeze(done) => return self.freeze(now, &done),
-            Step::Thaw => self.thaw(),
-            Step::Resume => self.resume_offload(),
+            Step::Pause(done) => return self.pause(now, &done),
+            Step::Resume => self.resume(),
+            Step::ResumeFlows => self.resume_offload(),
             // Who rests, or has yet to begin, is told these.
-            Step::Settle(_) | Step::Give(..) | Step::Release(_) | Step::Serve => {}
+            Step::Settle(_) | Step::Export(..) | Step::Forget(_) | Step::Serve => {}
         }
         false
     }
@@ -168,7 +169,7 @@ impl Worker {
         all
     }
 
-    fn lend(&self, named: &[Named]) -> io::Result<Vec<OwnedFd>> {
+    fn export_sockets(&self, named: &[Named]) -> io::Result<Vec<OwnedFd>> {
         let closed = || io::Error::new(io::ErrorKind::NotFound, "a listener has just been closed: try again");
         let lend = |(transport, place): &Named| {
             if *transport == Transport::Tcp {
@@ -181,7 +182,7 @@ impl Worker {
     }
 
     /// Rests until it is told how it goes on. True means the end.
-    fn freeze(&mut self, now: Now, done: &mpsc::Sender<()>) -> bool {
+    fn pause(&mut self, now: Now, done: &mpsc::Sender<()>) -> bool {
         // What was read has left before anybody else reads.
         self.carry_out_effects(now, NO_TRAILING);
         self.flush();
@@ -195,13 +196,15 @@ impl Worker {
                     self.flush();
                 }
                 Command::Upgrade(Step::Settle(answer)) => _ = answer.send(mem::take(&mut taken)),
-                Command::Upgrade(Step::Give(channel, answer)) => _ = answer.send(self.give(now, &channel)),
-                Command::Upgrade(Step::Thaw) => {
-                    self.thaw();
+                Command::Upgrade(Step::Export(channel, answer)) => {
+                    _ = answer.send(self.export_sessions(now, &channel));
+                }
+                Command::Upgrade(Step::Resume) => {
+                    self.resume();
                     break;
                 }
-                Command::Upgrade(Step::Release(done)) => {
-                    self.release(now);
+                Command::Upgrade(Step::Forget(done)) => {
+                    self.forget(now);
                     let _ = done.send(());
                     break;
                 }
@@ -216,14 +219,14 @@ impl Worker {
         later.into_iter().any(|command| self.handle_command(now, command))
     }
 
-    fn thaw(&mut self) {
-        self.given.clear();
+    fn resume(&mut self) {
+        self.handed_over.clear();
         self.tunnels.close();
         self.resume_offload();
     }
 
     /// Sends all that can go. It remains here.
-    fn give(&mut self, now: Now, channel: &Channel) -> io::Result<usize> {
+    fn export_sessions(&mut self, now: Now, channel: &Channel) -> io::Result<usize> {
         let portable = self.server.portable(by_datagrams);
         let listened_on = self.sockets_listened_on();
         let drops =
@@ -236,10 +239,11 @@ impl Worker {
         let (reservations, sockets): (Vec<_>, Vec<_>) = reserved.into_iter().unzip();
         let quarantined = if is_first { self.ports.quarantined(now.ms) } else { Vec::new() };
         let places = self.shared.portable();
-        let lent = places.filter_map(|(port, place)| Some((port, place, self.sockets.get(place.socket)?)));
-        let (shared, sockets_shared): (Vec<_>, Vec<_>) = lent
+        let of_allocations =
+            places.filter_map(|(port, place)| Some((port, place, self.sockets.get(place.socket)?)));
+        let (shared, sockets_shared): (Vec<_>, Vec<_>) = of_allocations
             .map(|(port, place, socket)| {
-                let shared = LentShared { port, relayed: place.relayed, drops: socket.lend() };
+                let shared = PassedShared { port, relayed: place.relayed, drops: socket.lend() };
                 (shared, socket.as_fd())
             })
             .unzip();
@@ -262,40 +266,40 @@ impl Worker {
             channel.send(&self.replays.to_bytes(), &[])?;
         }
         for sessions in portable.chunks(BATCH) {
-            self.give_batch(now, channel, sessions)?;
+            self.export_batch(now, channel, sessions)?;
         }
         channel.send_value(&Batch { sessions: Vec::new(), is_last: true }, &[])?;
         let count = portable.len();
-        self.given = portable;
+        self.handed_over = portable;
         Ok(count)
     }
 
-    fn give_batch(&mut self, now: Now, channel: &Channel, allocations: &[AllocationId]) -> io::Result<()> {
+    fn export_batch(&mut self, now: Now, channel: &Channel, allocations: &[AllocationId]) -> io::Result<()> {
         let mut batch = Batch { sessions: Vec::with_capacity(allocations.len()), is_last: false };
         let mut descriptors = Vec::with_capacity(2 * allocations.len());
         for allocation in allocations {
             // First: what they have counted belongs to the session.
             let offload = self.offload.as_mut();
-            let flows = offload.and_then(|offload| offload.lend(*allocation, &mut self.server));
+            let flows = offload.and_then(|offload| offload.export(*allocation, &mut self.server));
             let Some(mut moved) = self.server.snapshot(now, *allocation) else { continue };
             moved.keep_arrival(by_datagrams);
-            let mut lent = Vec::with_capacity(2);
+            let mut passed = Vec::with_capacity(2);
             for family in [Family::V4, Family::V6] {
                 if moved.shared(family).is_some() {
                     continue;
                 }
                 let id = self.out.relay_socket(RelayId { allocation: *allocation, family });
                 let Some(socket) = id.and_then(|id| self.sockets.get(id)) else { continue };
-                lent.push(Lent { family, drops: socket.lend() });
+                passed.push(PassedRelaySocket { family, drops: socket.lend() });
                 descriptors.push(socket.as_fd());
             }
-            batch.sessions.push(Session { moved, lent, flows });
+            batch.sessions.push(Session { moved, sockets: passed, flows });
         }
         channel.send_value(&batch, &descriptors)
     }
 
     /// Drops the sessions that were sent; the rest stay.
-    fn release(&mut self, now: Now) {
+    fn forget(&mut self, now: Now) {
         // Some sockets without flows have GRO off. The other worker cannot know which, so GRO is switched on again.
         if let Some(offload) = &mut self.offload {
             offload.sockets.end(&self.sockets);
@@ -320,7 +324,7 @@ impl Worker {
         if let Some(offload) = &mut self.offload {
             offload.leave();
         }
-        for allocation in mem::take(&mut self.given) {
+        for allocation in mem::take(&mut self.handed_over) {
             for (_, socket) in self.detach_sockets(allocation) {
                 self.ports.release(socket.local_addr(), now.ms);
             }
@@ -339,10 +343,10 @@ impl Worker {
         self.publish_now(now.ms);
     }
 
-    /// Takes another worker's place and serves, if all others can do so too.
-    pub(crate) fn run_as_heir(&mut self, heir: Heir) {
-        let Heir { channel, answer, first } = heir;
-        let result = self.inherit(&channel);
+    /// Takes over from a worker of the old process, and serves if all other workers can do so too.
+    pub(crate) fn run_from_handover(&mut self, takeover: Takeover) {
+        let Takeover { channel, answer, first } = takeover;
+        let result = self.receive(&channel);
         let has_it = result.is_ok();
         let _ = answer.send(result);
         drop(channel);
@@ -364,7 +368,7 @@ impl Worker {
     }
 
     /// Takes in what the worker of the same number gives; how many sessions.
-    fn inherit(&mut self, channel: &Channel) -> Result<usize, Unfit> {
+    fn receive(&mut self, channel: &Channel) -> Result<usize, Unfit> {
         let (head, descriptors) = channel.receive_value::<Head>()?;
         let mut descriptors = descriptors.into_iter();
         let now = self.now();
@@ -387,7 +391,7 @@ impl Worker {
             self.ports.adopt_reserved(now.ms, reserved, socket)?;
         }
         self.ports.adopt_quarantined(now.ms, &head.quarantined);
-        for LentShared { port, relayed, drops } in head.shared {
+        for PassedShared { port, relayed, drops } in head.shared {
             let socket = UdpSocket::take_over(descriptors.next().ok_or(Unfit::Incomplete)?, drops)?;
             let bound = socket.local_addr();
             self.ports.adopt(bound);
@@ -418,9 +422,9 @@ impl Worker {
         session: Session,
         descriptors: &mut impl Iterator<Item = OwnedFd>,
     ) -> Result<(), Unfit> {
-        let Session { moved, lent, flows } = session;
-        let mut sockets = handoff::Sockets::with_capacity(lent.len());
-        for Lent { family, drops } in &lent {
+        let Session { moved, sockets: passed, flows } = session;
+        let mut sockets = handoff::Sockets::with_capacity(passed.len());
+        for PassedRelaySocket { family, drops } in &passed {
             let socket = UdpSocket::take_over(descriptors.next().ok_or(Unfit::Incomplete)?, *drops)?;
             self.ports.adopt(socket.local_addr());
             sockets.push((*family, socket));
@@ -440,10 +444,10 @@ impl Worker {
         if let (Some(offload), Some(flows)) = (&mut self.offload, &flows) {
             offload.adopt(allocation, flows, &self.out.listeners);
         }
-        let has = |lent: &Lent| {
-            let relay = RelayId { allocation, family: lent.family };
+        let has = |passed: &PassedRelaySocket| {
+            let relay = RelayId { allocation, family: passed.family };
             self.out.relay_socket(relay).is_some()
         };
-        if lent.iter().all(has) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::OutOfMemory).into()) }
+        if passed.iter().all(has) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::OutOfMemory).into()) }
     }
 }

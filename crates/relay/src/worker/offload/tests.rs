@@ -346,7 +346,7 @@ fn channels_whose_flows_come_from_another_process_are_used() {
         let before = keys(&bench);
         assert_eq!(before.len(), 3);
         let (now, worker) = (bench.now, &mut bench.worker);
-        let lent = worker.offload.as_mut().unwrap().lend(relay.allocation, &mut worker.server).unwrap();
+        let passed = worker.offload.as_mut().unwrap().export(relay.allocation, &mut worker.server).unwrap();
         let moved = worker.server.snapshot(now, relay.allocation).unwrap();
         worker.offload.as_mut().unwrap().leave();
         let sockets = worker.detach_sockets(relay.allocation);
@@ -354,7 +354,7 @@ fn channels_whose_flows_come_from_another_process_are_used() {
         let restored = worker.server.restore(now, moved, Way::Datagrams.link());
         let allocation = restored.unwrap_or_else(|_| panic!("there is room"));
         worker.attach_sockets(now, allocation, sockets);
-        worker.offload.as_mut().unwrap().adopt(allocation, &lent, &worker.out.listeners);
+        worker.offload.as_mut().unwrap().adopt(allocation, &passed, &worker.out.listeners);
         assert_eq!(keys(&bench), before);
         // Let go and begun anew without a datagram in between: these, and not that of the channel without use.
         for (is_active, left) in [(false, HashSet::new()), (true, before)] {

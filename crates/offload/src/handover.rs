@@ -14,9 +14,9 @@ use crate::{
 /// Maps that are passed on, in the order of their descriptors. Each process has its own counters of reasons.
 pub(crate) const MAPS: [&str; 7] = ["flows", "states", "drained", "routes", "gateways", "hops", "ports"];
 
-/// What [`crate::Kernel::lend`] gives, without the descriptors that travel beside it: those of the maps, and then those of links.
+/// What [`crate::Kernel::export_fds`] gives, without the descriptors that travel beside it: those of the maps, and then those of links.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Lent {
+pub struct PassedKernel {
     /// [`LAYOUT`].
     layout: u64,
     /// [`MAPS`] of its version; empty if that did not send them.
@@ -27,22 +27,22 @@ pub struct Lent {
     pub(crate) sockets: u32,
     /// Whether a program that sees packets before GRO is among them.
     pub(crate) by_xdp: bool,
-    pub(crate) links: Vec<LentLink>,
+    pub(crate) links: Vec<PassedLink>,
 }
 
 /// A program at an interface.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct LentLink {
+pub(crate) struct PassedLink {
     /// The interface's.
     pub(crate) number: u32,
     /// `None` for loopback.
     pub(crate) told: Option<Attachment>,
-    pub(crate) way: LentWay,
+    pub(crate) way: PassedWay,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum LentWay {
+pub(crate) enum PassedWay {
     Tcx,
     Xdp,
     Filter(Filter),
@@ -50,15 +50,15 @@ pub(crate) enum LentWay {
 
 /// What has come.
 #[derive(Default)]
-pub(crate) struct Inherited {
+pub(crate) struct ReceivedKernel {
     /// In the order of [`MAPS`], if they can be gone on with.
     pub(crate) maps: Option<Vec<OwnedFd>>,
     /// With its descriptor, where it is a link.
-    pub(crate) links: Vec<(LentLink, Option<OwnedFd>)>,
+    pub(crate) links: Vec<(PassedLink, Option<OwnedFd>)>,
 }
 
-impl Lent {
-    pub(crate) fn new(settings: &Settings, links: Vec<LentLink>) -> Self {
+impl PassedKernel {
+    pub(crate) fn new(settings: &Settings, links: Vec<PassedLink>) -> Self {
         let Settings { flows, sockets, hook, .. } = *settings;
         let maps = MAPS.map(str::to_owned).to_vec();
         Self { layout: LAYOUT, maps, flows, sockets, by_xdp: hook.is_xdp(), links }
@@ -80,23 +80,23 @@ impl Lent {
     }
 
     /// Takes the descriptors apart. Versions differ in the number of maps, which come first; each link has one descriptor in all of them.
-    pub(crate) fn open(self, mut maps: Vec<OwnedFd>, settings: &Settings) -> io::Result<Inherited> {
+    pub(crate) fn open(self, mut maps: Vec<OwnedFd>, settings: &Settings) -> io::Result<ReceivedKernel> {
         let of_links = self.links.iter().filter(|link| link.way.has_descriptor()).count();
         let count = maps.len().checked_sub(of_links).ok_or(io::ErrorKind::UnexpectedEof)?;
         let mut of_links = maps.split_off(count).into_iter();
         let fits = self.fits(count, settings);
-        let with_descriptor = |link: LentLink| {
+        let with_descriptor = |link: PassedLink| {
             let descriptor = if link.way.has_descriptor() { of_links.next() } else { None };
             (link, descriptor)
         };
-        Ok(Inherited {
+        Ok(ReceivedKernel {
             links: self.links.into_iter().map(with_descriptor).collect(),
             maps: fits.then_some(maps),
         })
     }
 }
 
-impl LentWay {
+impl PassedWay {
     /// Filters have names instead.
     fn has_descriptor(&self) -> bool {
         !matches!(self, Self::Filter(_))
@@ -115,9 +115,9 @@ mod tests {
         Settings { listeners, relay_ports, flows: 64, sockets: 8, hook: Hook::Tcx }
     }
 
-    fn offered(links: u32) -> Lent {
-        let link = |number| LentLink { number, told: None, way: LentWay::Tcx };
-        Lent::new(&settings(), (0..links).map(link).collect())
+    fn offered(links: u32) -> PassedKernel {
+        let link = |number| PassedLink { number, told: None, way: PassedWay::Tcx };
+        PassedKernel::new(&settings(), (0..links).map(link).collect())
     }
 
     fn descriptors(count: usize) -> Vec<OwnedFd> {
@@ -125,10 +125,10 @@ mod tests {
     }
 
     /// How many maps and how many descriptors of links a new process has of these.
-    fn opened(lent: Lent, count: usize) -> Option<(Option<usize>, usize)> {
-        let inherited = lent.open(descriptors(count), &settings()).ok()?;
-        let links = inherited.links.iter().filter(|(_, descriptor)| descriptor.is_some()).count();
-        Some((inherited.maps.map(|maps| maps.len()), links))
+    fn opened(passed: PassedKernel, count: usize) -> Option<(Option<usize>, usize)> {
+        let received = passed.open(descriptors(count), &settings()).ok()?;
+        let links = received.links.iter().filter(|(_, descriptor)| descriptor.is_some()).count();
+        Some((received.maps.map(|maps| maps.len()), links))
     }
 
     #[test]
@@ -146,12 +146,12 @@ mod tests {
         let all = MAPS.len();
         assert_eq!(opened(offered(0), all), Some((Some(all), 0)));
         // The version before did not send names.
-        assert_eq!(opened(Lent { maps: Vec::new(), ..offered(0) }, all), Some((Some(all), 0)));
+        assert_eq!(opened(PassedKernel { maps: Vec::new(), ..offered(0) }, all), Some((Some(all), 0)));
         let mut other = offered(0);
         other.maps.swap(0, 1);
         assert_eq!(opened(other, all), Some((None, 0)));
         assert_eq!(opened(offered(0).without_flows(), all), Some((None, 0)));
-        assert_eq!(opened(Lent { flows: 128, ..offered(0) }, all), Some((None, 0)));
-        assert_eq!(opened(Lent { sockets: 7, ..offered(0) }, all), Some((None, 0)));
+        assert_eq!(opened(PassedKernel { flows: 128, ..offered(0) }, all), Some((None, 0)));
+        assert_eq!(opened(PassedKernel { sockets: 7, ..offered(0) }, all), Some((None, 0)));
     }
 }

@@ -153,7 +153,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::fleet::{entrances::Entrances, load::Room, node::Sight, orders};
+    use crate::fleet::{admin_ops, advertised_addresses::Entrances, load::Room, node::Sight};
 
     const UDP: &str = "udp://203.0.113.1:3478";
 
@@ -174,7 +174,7 @@ mod tests {
         settings.fleet.node = "one".parse().ok();
         settings.fleet.redirect = redirect;
         let address = "redis://127.0.0.1:1".parse().expect("an address");
-        let (key, questions) = (NonceKey([9; 32]), orders::questions().0);
+        let (key, questions) = (NonceKey([9; 32]), admin_ops::questions().0);
         let node = Node::new(&settings, &address, key, None, questions).expect("nothing wrong");
         let all = vec![UDP.parse().expect("an entrance")];
         let entrances = Entrances { own: vec!["203.0.113.1:3478".parse().expect("one")], all };

@@ -1,0 +1,29 @@
+//! Settings and addresses in force, for the admin interface.
+
+use std::sync::Arc;
+
+use turnpike_config::Settings;
+use turnpike_relay::RelayState;
+
+use crate::{machine::Machine, store::Merged};
+
+/// Settings and addresses in force, for the admin interface.
+#[derive(Clone)]
+pub(crate) struct EffectiveSettings {
+    /// As configured.
+    pub(crate) configured: Arc<Settings>,
+    /// With the additions of the store.
+    pub(crate) in_force: Arc<Settings>,
+    /// Addresses for relayed transport addresses.
+    pub(crate) addresses: Arc<[RelayState]>,
+}
+
+impl EffectiveSettings {
+    pub(crate) fn new(configured: &Settings, merged: &Merged, machine: &Machine) -> Self {
+        Self {
+            configured: Arc::new(configured.clone()),
+            in_force: Arc::new(merged.settings.clone()),
+            addresses: machine.states().into(),
+        }
+    }
+}

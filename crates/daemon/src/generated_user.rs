@@ -1,0 +1,33 @@
+//! The user generated for a server without users.
+
+use turnpike_config::{Secret, User, UserSecret};
+
+/// Name of the generated user.
+const NAME: &str = "turnpike";
+
+/// A user with a random password.
+pub(crate) fn random_user() -> User {
+    User { name: NAME.to_owned(), secret: UserSecret::Password(random_password()) }
+}
+
+/// 128 random bits in hex digits.
+pub fn random_password() -> Secret {
+    Secret::new(hex::encode(rand::random::<[u8; 16]>()))
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpike_testkit::randomness;
+
+    use super::*;
+
+    #[test]
+    fn generated_passwords_pass_tests_of_randomness() {
+        let password = || match random_user().secret {
+            UserSecret::Password(password) => hex::decode(password.reveal()).expect("hex digits"),
+            UserSecret::Keys(_) => panic!("a password"),
+        };
+        let passwords: Vec<_> = std::iter::repeat_with(password).take(randomness::SAMPLES).collect();
+        randomness::judge(&passwords, &[0xFF; 16]).unwrap();
+    }
+}
