@@ -18,12 +18,12 @@ use syn::{
 use crate::{Failure, cargo, repository};
 
 /// Crates of the management plane: everything around the relay, the forwarder and the generator.
-const MANAGEMENT: [&str; 10] =
-    ["admin", "api", "cli", "client", "config", "ctl", "daemon", "fleet", "process", "stores"];
+const MANAGEMENT: [&str; 11] =
+    ["admin", "api", "cli", "client", "config", "convert", "ctl", "daemon", "fleet", "process", "stores"];
 /// Programs that make the tables of the documents.
 const TRIALS: &str = "trials";
 /// Crates that only tests link.
-const TESTS: [&str; 4] = ["interleave", "strict", "testkit", "trials"];
+const TESTS: [&str; 3] = ["interleave", "testkit", "trials"];
 
 #[derive(Args)]
 pub(crate) struct Options {

@@ -14,7 +14,7 @@ use turnpike_api::{
     SharedSecret, StoredRealm, User, UserPage,
 };
 use turnpike_config::{
-    Secret, Settings, StoredKey, UserSecret, api_keys, is_realm, is_username, limit_keys,
+    Secret, Settings, StoredKey, UserSecret, api_keys,
     realms::{self, MOST_REALMS, RealmView},
     restapi_credentials::{fingerprint, random_secret},
 };
@@ -22,7 +22,12 @@ use turnpike_stores::{
     ApiKey, CUT_OFF, Database, Directory, Edit, Existing, PAGE, RealmOptions, StoreError, StoredSecret,
     UserKeys, UserRow,
 };
-use turnpike_wire::{escape, precis::opaque_string};
+use turnpike_turn::server::Bandwidth;
+use turnpike_wire::{
+    escape,
+    names::{is_realm, is_username},
+    precis::opaque_string,
+};
 use zeroize::Zeroizing;
 
 use crate::{credential_issuer::signing_secret, problem::Problem};
@@ -333,7 +338,7 @@ impl Accounts {
             name: name.to_string(),
             max_sessions: limit(realm.total_quota),
             max_sessions_per_user: limit(realm.user_quota),
-            bits_per_second_per_session: realm.max_bps.map(limit_keys::of_bytes),
+            bits_per_second_per_session: realm.max_bps.map(Bandwidth::from_bytes),
             origins: origins(name),
         });
         Ok(row.collect())
@@ -352,8 +357,8 @@ impl Accounts {
             only_new,
         } = new;
         let name = self.realm(Some(&name))?;
-        if rate.is_some_and(|rate| !limit_keys::RATES.contains(&rate)) {
-            let (least, most) = limit_keys::RATES.into_inner();
+        if rate.is_some_and(|rate| !Bandwidth::RATES.contains(&rate)) {
+            let (least, most) = Bandwidth::RATES.into_inner();
             let detail = format!("bits_per_second_per_session is expected to be {least} to {most}");
             return Err(Problem::bad_request(detail));
         }

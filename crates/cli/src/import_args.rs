@@ -8,10 +8,8 @@ use std::{
 };
 
 use clap::Subcommand;
-use turnpike_config::{
-    Mistakes,
-    import::{Imported, coturn},
-};
+use turnpike_config::{Mistake, Mistakes, certificates, settings_of};
+use turnpike_convert::{Imported, coturn};
 
 /// Subcommands of `turnpike import`.
 #[derive(Subcommand)]
@@ -41,7 +39,9 @@ Examples:
 impl ImportCommand {
     pub(crate) fn run(&self) -> Result<Imported, Mistakes> {
         match self {
-            Self::Coturn { file, arguments, .. } => coturn::import(file.as_deref(), arguments),
+            Self::Coturn { file, arguments, .. } => {
+                coturn::import(file.as_deref(), arguments, certificates::can_dtls, mistakes)
+            }
         }
     }
 
@@ -51,6 +51,10 @@ impl ImportCommand {
             Self::Coturn { output, .. } => output.as_deref().filter(|path| *path != Path::new("-")),
         }
     }
+}
+
+fn mistakes(toml: &str) -> Vec<Mistake> {
+    settings_of(toml).err().map_or_else(Vec::new, |mistakes| mistakes.0)
 }
 
 /// Writes a new file for this user alone; a file that is there is left as it is.

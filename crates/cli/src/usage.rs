@@ -7,7 +7,7 @@ use clap::{
     builder::StyledStr,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use turnpike_config::import::coturn;
+use turnpike_convert::coturn;
 
 use crate::args::Cli;
 

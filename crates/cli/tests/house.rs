@@ -17,6 +17,8 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-turn", 1),
     ("turnpike-client", 1),
     ("turnpike-offload", 1),
+    ("turnpike-rules", 1),
+    ("turnpike-convert", 2),
     ("turnpike-fleet", 2),
     ("turnpike-relay", 2),
     ("turnpike-forward", 2),

@@ -7,17 +7,15 @@ use std::{
     str::FromStr,
 };
 
+use turnpike_convert::toml_text::{list, quoted, strings};
 use turnpike_net::UnixName;
+use turnpike_strict::Value;
 
 use crate::{
     Mistake, Origin, Secret,
-    key::{
-        Kind, named,
-        show::{list, quoted, strings},
-    },
+    key::{Kind, named},
     keys,
     secret::MASK,
-    source::Value,
 };
 
 /// Shorter tokens could be guessed, whatever a wrong one costs.

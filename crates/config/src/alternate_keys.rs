@@ -2,14 +2,12 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
+use turnpike_convert::forward::parts::without_zone;
+use turnpike_convert::toml_text::{list, quoted};
 use turnpike_turn::server::{Alternate, AlternateWhen, Transport};
 
 use super::{
-    key::{
-        Kind, named, settings,
-        show::{list, quoted},
-    },
-    keys::without_zone,
+    key::{Kind, named, settings},
     realm_keys::server_name,
     tables::Place,
 };

@@ -10,7 +10,7 @@ use std::{
 
 use turnpike_relay::{CertificateError, ChainFault, Identity};
 
-use super::{CertificateFiles, Mistake, Settings, exposed};
+use super::{CertificateFiles, Mistake, Settings, world_readable};
 
 /// A certificate and its key, and the file that it is from.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ fn load_by(settings: &Settings, read: fn(&CertificateFiles) -> Result<Identity, 
             Ok(identity) => {
                 warnings.extend(chain_warning(&files.cert, &identity));
                 certificates.push(Certificate { file: files.cert, identity });
-                warnings.extend(exposed::readable_by_all(&files.key, "this private key"));
+                warnings.extend(world_readable::readable_by_all(&files.key, "this private key"));
             }
             // The mistake is in the file, but the line that names it is where a reader starts.
             Err((path, problem)) => {
@@ -126,6 +126,12 @@ pub fn read(files: &CertificateFiles) -> Result<Identity, (PathBuf, String)> {
         error if error.is_about_key() => (files.key.clone(), error.to_string()),
         error => (files.cert.clone(), error.to_string()),
     })
+}
+
+/// Whether DTLS can use a certificate and its key; `None` if they cannot be read.
+pub fn can_dtls(cert: &Path, key: &Path) -> Option<bool> {
+    let files = CertificateFiles { cert: cert.to_owned(), key: key.to_owned() };
+    read(&files).ok().map(|identity| identity.can_dtls())
 }
 
 /// Sentences about certificates that are not valid now.

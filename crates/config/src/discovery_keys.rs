@@ -1,8 +1,9 @@
 //! `[nat_discovery]`: where and how often clients may find out about their NAT (RFC 5780).
 
+use turnpike_convert::toml_text::list;
 use turnpike_relay::RelayAddress;
 
-use crate::key::{Kind, show::list};
+use crate::key::Kind;
 
 /// Settings of NAT discovery.
 #[derive(Clone, Debug, PartialEq)]

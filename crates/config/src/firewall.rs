@@ -7,7 +7,7 @@ mod host;
 use std::{fmt, net::IpAddr, ops::RangeInclusive};
 
 use strum::{EnumString, IntoStaticStr, VariantArray};
-use turnpike_forward::{Bind, Protocol, Rule};
+use turnpike_rules::{Bind, Protocol, Rule};
 
 use crate::{AdminSettings, RelayPlace, Settings, forward::ForwardSettings};
 

@@ -1,16 +1,14 @@
 //! `[fleet]`: what makes several servers one service.
 
+use turnpike_convert::toml_text::{list, quoted};
 use turnpike_fleet::{Entrance, NodeName};
+use turnpike_strict::Value;
 
 use super::{
     Secret,
-    key::{
-        Kind, list_of, named,
-        show::{list, quoted},
-    },
+    key::{Kind, list_of, named},
     realm_keys::server_name,
     secret::MASK,
-    source::Value,
 };
 
 /// Characters that a secret has at least: who can read the store could try all shorter ones.

@@ -3,11 +3,9 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use super::{
-    Origin,
-    read::Reader,
-    source::{Node, Value},
-};
+use turnpike_strict::{Node, Value};
+
+use super::{Origin, read::Reader};
 
 /// One key of a table that is read into an `S`.
 pub(crate) struct KeySpec<S> {
@@ -97,7 +95,7 @@ macro_rules! list_of {
         $crate::key::Kind::list(
             $expected,
             |reader, node| reader.list(node, |reader, node| reader.parsed(node, $parse)),
-            |items| $crate::key::show::strings(items),
+            |items| turnpike_convert::toml_text::strings(items),
         )
     };
 }
@@ -113,7 +111,7 @@ macro_rules! text {
                 let is_right: fn(&str) -> bool = $is_right;
                 if is_right(&text) { Some(text) } else { reader.refuse(node, None) }
             },
-            |text: &String| $crate::key::show::quoted(text),
+            |text: &String| turnpike_convert::toml_text::quoted(text),
         )
     };
 }
@@ -137,10 +135,12 @@ macro_rules! number_or_none {
         $crate::key::Kind::<Option<$type>>::one(
             concat!($what, ", ", $least, " to ", $most, ", or \"none\""),
             |reader, node| match &node.value {
-                $crate::source::Value::Text(text) if **text == "none" => Some(None),
+                turnpike_strict::Value::Text(text) if **text == "none" => Some(None),
                 _ => reader.integer(node, &($least..=$most)).map(Some),
             },
-            |value| value.map_or_else(|| $crate::key::show::quoted("none"), |value| value.to_string()),
+            |value| {
+                value.map_or_else(|| turnpike_convert::toml_text::quoted("none"), |value| value.to_string())
+            },
         )
     };
 }
@@ -158,7 +158,7 @@ macro_rules! named {
                 })
             },
             |value| {
-                $crate::key::show::quoted(match value {
+                turnpike_convert::toml_text::quoted(match value {
                     $($value => $name,)+
                 })
             },
@@ -301,7 +301,9 @@ pub(crate) fn are_shown_otherwise<S>(one: &S, other: &S, show: fn(&S) -> String)
 pub(crate) mod kind {
     use std::{net::IpAddr, path::PathBuf};
 
-    use super::{Kind, Value, show::quoted};
+    use turnpike_convert::toml_text::quoted;
+
+    use super::{Kind, Value};
     use crate::{LogFormat, realm_keys::server_name};
 
     pub(crate) const SWITCH: Kind<bool> =
@@ -349,47 +351,4 @@ pub(crate) mod kind {
         "json" => LogFormat::Json,
         "journald" => LogFormat::Journald,
     );
-}
-
-/// Values as TOML.
-pub(crate) mod show {
-    use turnpike_wire::escape;
-
-    pub(crate) fn strings<T: ToString>(items: &[T]) -> String {
-        list(items.iter().map(|item| quoted(&item.to_string())))
-    }
-
-    pub(crate) fn list(items: impl Iterator<Item = String>) -> String {
-        format!("[{}]", items.collect::<Vec<_>>().join(", "))
-    }
-
-    /// On one line, and fit to be shown: characters without a shape of their own have TOML's escapes.
-    pub(crate) fn quoted(text: &str) -> String {
-        if text.chars().all(escape::is_plain) {
-            return toml::Value::String(text.to_owned()).to_string();
-        }
-        let escaped = text.chars().map(|char| match char {
-            '\n' => "\\n".to_owned(),
-            '"' | '\\' => format!("\\{char}"),
-            char if escape::is_plain(char) => char.to_string(),
-            char => format!("\\U{:08x}", u32::from(char)),
-        });
-        format!("\"{}\"", escaped.collect::<String>())
-    }
-
-    #[cfg(test)]
-    mod tests {
-        use turnpike_testkit::names::CORPUS;
-
-        #[test]
-        fn any_text_is_shown_on_one_line_and_reads_as_itself() {
-            let more = ["", "\"\\'", "a\nlisten\n", "\r\n\"\u{0}\u{7f}\\é", "'''\n\"\"\""];
-            for text in CORPUS.iter().map(|(text, _)| *text).chain(more) {
-                let shown = super::quoted(text);
-                assert!(shown.chars().all(super::escape::is_plain), "{shown}");
-                let read: toml::Table = format!("x = {shown}").parse().expect("TOML");
-                assert_eq!(read["x"].as_str(), Some(text), "{shown}");
-            }
-        }
-    }
 }

@@ -2,19 +2,18 @@
 
 use std::{net::SocketAddr, ops::RangeInclusive, path::Path};
 
-use turnpike_net::{AddressError, socket_address, split_zone};
+use turnpike_convert::forward::parts::without_zone;
+use turnpike_convert::toml_text::{list, quoted};
+use turnpike_net::{AddressError, socket_address};
 use turnpike_relay::RelayAddress;
+use turnpike_strict::{Node, Value, find};
 use turnpike_turn::server::{AllowRule, Cidr};
+use turnpike_wire::names::{is_realm, is_username};
 
 use super::{
     CertificateFiles, DatapathChoice, StoredKey, User, UserSecret,
-    key::{
-        Kind, kind, list_of,
-        show::{list, quoted},
-        text,
-    },
+    key::{Kind, kind, list_of, text},
     read::Reader,
-    source::{self, Node, Value},
 };
 use crate::{RelayPlace, Secret, relay_keys, secret::MASK};
 
@@ -35,15 +34,6 @@ pub(super) fn zoned<T>(read: Result<T, AddressError>) -> Result<T, &'static str>
         AddressError::Form => "",
         AddressError::NoSuchInterface => "this machine has no interface of that name",
     })
-}
-
-/// The text, unless it is an address with a zone. Messages and patterns of addresses have none.
-pub(super) fn without_zone(text: &str) -> Result<&str, String> {
-    let address = text.split(['/', ']']).next().unwrap_or_default().trim_start_matches('[');
-    if let Some((address, zone)) = split_zone(address) {
-        return Err(format!("only this machine knows the interface %{zone}: write {address} without it"));
-    }
-    Ok(text)
 }
 
 /// How datagrams enter and leave.
@@ -74,12 +64,6 @@ pub(super) const SECURE_ADDRESSES: &str = "a list of \"ADDR:PORT\" such as [\"0.
 /// REALM.
 pub(super) const REALM: Kind<String> =
     text!("a name of 1 to 127 characters without control characters, \" or \\", is_realm);
-
-/// REALM has less than 128 characters (RFC 8489 section 14.9); what would have to be quoted is left out.
-pub fn is_realm(name: &str) -> bool {
-    (1..=127).contains(&name.chars().count())
-        && !name.contains(|c: char| c.is_control() || c == '"' || c == '\\')
-}
 
 /// SOFTWARE.
 pub(super) const SOFTWARE: Kind<String> =
@@ -162,7 +146,7 @@ pub(super) const ALLOW_RULES: Kind<Vec<AllowRule>> = list_of!(
 
 fn certificate_files(reader: &mut Reader<'_>, node: &Node) -> Option<CertificateFiles> {
     let entries = reader.table(node, &["cert", "key"])?;
-    let mut find = |wanted: &str| match source::find(entries, wanted) {
+    let mut find = |wanted: &str| match find(entries, wanted) {
         Some(node) => match (kind::FILE.read)(reader, node)? {
             Some(path) => Some(path),
             None => reader.refuse(node, Some("the path is empty".to_owned())),
@@ -203,7 +187,7 @@ fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
         return reader.refuse(node, Some(why));
     }
     let entries = reader.table(node, &["name", "password", "key"])?;
-    let find = |wanted| source::find(entries, wanted);
+    let find = |wanted| find(entries, wanted);
     let Some(name) = find("name") else {
         return reader.refuse(node, Some("it has no name".to_owned()));
     };
@@ -241,27 +225,6 @@ fn stored_key(reader: &mut Reader<'_>, node: &Node) -> Option<StoredKey> {
         None => {
             let why = "a key is 32 hex digits (MD5) or 64 (SHA-256), see `turnpike credentials --help`";
             reader.refuse(node, Some(why.to_owned()))
-        }
-    }
-}
-
-/// USERNAME is less than 509 bytes (RFC 8489 section 14.3); a colon would make the long-term key ambiguous.
-pub fn is_username(name: &str) -> bool {
-    (1..=508).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c == ':')
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_that_others_see_have_no_zone() {
-        let told = "only this machine knows the interface %eth0: write fe80::1 without it".to_owned();
-        for text in ["fe80::1%eth0", "[fe80::1%eth0]:3478", "fe80::1%eth0/64"] {
-            assert_eq!(without_zone(text), Err(told.clone()), "{text}");
-        }
-        for text in ["fe80::1", "[2001:db8::1]:3478", "10.0.0.0/8", "100%"] {
-            assert_eq!(without_zone(text), Ok(text));
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Limits as keys have them, for all realms and for one, and in the form that the TURN server takes.
 
-use std::{collections::HashMap, ops::RangeInclusive};
+use std::collections::HashMap;
 
+use turnpike_convert::toml_text::quoted;
+use turnpike_strict::{Node, Value};
 use turnpike_turn::server::{Bandwidth, MaxSessionDuration, PrefixLengths, Rates, RefusalLimit};
 
 use super::{
-    key::{Kind, number_or_none, show::quoted},
+    key::{Kind, number_or_none},
     read::Reader,
-    source::{Node, Value},
 };
 use crate::{RealmSettings, Settings, realms};
 
@@ -38,12 +39,9 @@ pub(super) const REALM_SESSION_LENGTH: Kind<Option<Option<u32>>> = Kind::one(
 fn read_rate(reader: &mut Reader<'_>, node: &Node) -> Option<Option<u64>> {
     match &node.value {
         Value::Text(_) => reader.parsed(node, rate),
-        _ => reader.integer(node, &RATES).map(Some),
+        _ => reader.integer(node, &Bandwidth::RATES).map(Some),
     }
 }
-
-/// Bits per second that can be a limit: less is no rate that anything could be relayed at.
-pub const RATES: RangeInclusive<u64> = 1000..=Bandwidth::MOST;
 
 /// A rate as it is written, such as `2M`, or `none`.
 ///
@@ -61,7 +59,7 @@ pub fn rate(text: &str) -> Result<Option<u64>, &'static str> {
     };
     let rate = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
     let rate = rate.ok_or("not a whole number")?;
-    if RATES.contains(&rate) { Ok(Some(rate)) } else { Err("out of range") }
+    if Bandwidth::RATES.contains(&rate) { Ok(Some(rate)) } else { Err("out of range") }
 }
 
 fn show_rate(rate: &Option<u64>) -> String {
@@ -75,11 +73,6 @@ pub(super) fn rates_of(settings: &Settings, realm: &RealmSettings) -> Rates {
         per_user: realm.rate_per_user.unwrap_or(settings.rate_per_user),
         per_realm: realm.rate.unwrap_or(settings.rate_per_realm),
     }
-}
-
-/// What coturn calls `max-bps` is bytes a second; the nearest rate that there can be.
-pub fn of_bytes(bytes: u64) -> u64 {
-    bytes.saturating_mul(8).clamp(*RATES.start(), *RATES.end())
 }
 
 /// What holds in a realm, be it `server.realm`.
@@ -166,7 +159,7 @@ mod tests {
     #[test]
     fn a_store_may_have_a_rate_of_the_main_realm_in_bytes() {
         for (bytes, bits) in [(1, 1000), (125, 1000), (64_000, 512_000), (u64::MAX, Bandwidth::MOST)] {
-            assert_eq!(of_bytes(bytes), bits);
+            assert_eq!(Bandwidth::from_bytes(bytes), bits);
         }
         let mut settings = Settings {
             rate_per_allocation: Some(1_000_000),

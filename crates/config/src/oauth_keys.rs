@@ -2,17 +2,14 @@
 
 use std::fs;
 
+use turnpike_convert::toml_text::{list, quoted};
+use turnpike_strict::{Node, find};
 use turnpike_turn::access_token::TokenKey;
+use turnpike_wire::names::is_username;
 
 use super::{
-    key::{
-        Kind,
-        show::{list, quoted},
-        text,
-    },
-    keys::is_username,
+    key::{Kind, text},
     read::Reader,
-    source::{self, Node},
 };
 use crate::{Secret, access_tokens::token_key, secret::MASK};
 
@@ -74,7 +71,7 @@ pub(super) const KEYS: Kind<Vec<TokenKeySettings>> = Kind::list(
 
 fn issuer_key(reader: &mut Reader<'_>, node: &Node) -> Option<TokenKeySettings> {
     let entries = reader.table(node, &["kid", "key", "key_file", "algorithm", "lifetime", "realm"])?;
-    let find = |wanted| source::find(entries, wanted);
+    let find = |wanted| find(entries, wanted);
     let Some(kid_node) = find("kid") else {
         return reader.refuse(node, Some("it has no kid".to_owned()));
     };

@@ -2,11 +2,9 @@
 
 use std::{fmt::Display, ops::RangeInclusive, str::FromStr};
 
-use super::{
-    Mistake, Secret,
-    key::KeySpec,
-    source::{Entry, Node, Value},
-};
+use turnpike_strict::{Entry, Node, Value};
+
+use super::{Mistake, Secret, key::KeySpec};
 
 /// Reads the value of one key; every refusal becomes a [`Mistake`] and `None`.
 pub(crate) struct Reader<'a> {
@@ -126,7 +124,7 @@ impl<'a> Reader<'a> {
         detail: Option<String>,
         meant: Option<&str>,
     ) -> Option<T> {
-        let found = if self.secret { kind_of(node).to_owned() } else { shown(node) };
+        let found = if self.secret { node.kind().to_owned() } else { node.to_string() };
         let problem = match detail.filter(|detail| !detail.is_empty()) {
             Some(detail) => format!("found {found}: {detail}"),
             None => format!("found {found}"),
@@ -168,27 +166,4 @@ fn meant_number(text: &str, expected: &str) -> Option<i64> {
         _ => return None,
     };
     number.checked_mul(factor)
-}
-
-fn kind_of(node: &Node) -> &'static str {
-    match &node.value {
-        Value::Text(_) => "a string",
-        Value::Integer(_) => "an integer",
-        Value::Boolean(_) => "a boolean",
-        Value::List(_) => "an array",
-        Value::Table(_) => "a table",
-        Value::Other(kind) => kind,
-    }
-}
-
-/// A value as messages quote it.
-pub(crate) fn shown(node: &Node) -> String {
-    match &node.value {
-        Value::Text(text) if node.origin.is_textual() => format!("{:?}", text.as_str()),
-        Value::Text(text) => format!("the string {:?}", text.as_str()),
-        Value::Integer(value) => format!("the integer {value}"),
-        Value::Boolean(value) => format!("the boolean {value}"),
-        Value::List(_) | Value::Table(_) => kind_of(node).to_owned(),
-        Value::Other(kind) => format!("a value of type {kind}"),
-    }
 }

@@ -2,13 +2,11 @@
 
 use std::net::IpAddr;
 
+use turnpike_convert::forward::parts::without_zone;
 use turnpike_relay::RelayAddress;
-use turnpike_wire::address::is_private;
+use turnpike_wire::address::is_swapped;
 
-use crate::{
-    key::{Kind, list_of},
-    keys::without_zone,
-};
+use crate::key::{Kind, list_of};
 
 /// An entry of `relay.addresses`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,11 +126,6 @@ pub(crate) fn address(text: &str) -> Result<RelayAddress, String> {
         return Err(format!("LOCAL comes first, and {external} is private: write {external}={bind}"));
     }
     Ok(RelayAddress { bind, external })
-}
-
-/// Public and private address are swapped: no NAT shows the private addresses of its clients.
-pub(crate) fn is_swapped(local: IpAddr, public: IpAddr) -> bool {
-    is_private(public) && !is_private(local) && local.is_ipv4() == public.is_ipv4()
 }
 
 fn unicast(text: &str) -> Result<IpAddr, String> {

@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::key::{Kind, named, show::strings};
+use crate::key::{Kind, named};
+use turnpike_convert::toml_text::strings;
 
 /// `[sandbox]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use turnpike_net::Datapath;
-use turnpike_turn::server::{AllowRule, Cidr};
+use turnpike_turn::server::{AllowRule, Cidr, MAX_ALLOCATIONS};
 
 use crate::{
     AdminSettings, AlternateSettings, CredentialsSettings, DiscoverySettings, FleetSettings, OauthSettings,
@@ -134,7 +134,7 @@ settings! {
         /// What it says.
         stored: Stored = Stored::default();
         /// Allocations in total.
-        max_allocations: usize = 16_384, reload "limits.allocations" number!(usize, "a number", 1..=1_000_000);
+        max_allocations: usize = MAX_ALLOCATIONS, reload "limits.allocations" number!(usize, "a number", 1..=1_000_000);
         /// Allocations of one user.
         max_allocations_per_user: usize = 1024,
             reload "limits.allocations_per_user" number!(usize, "a number", 1..=1_000_000);

@@ -1,63 +1,11 @@
 //! The sources of settings (flags, environment, file) brought into one shape: [`Node`]s that remember their origin.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{fs, path::Path};
 
-use toml::{
-    Spanned,
-    de::{DeTable, DeValue},
-};
-use turnpike_strict::nearest;
+use turnpike_strict::{Node, Value, nearest};
 use zeroize::Zeroizing;
 
 use super::{Mistake, Origin, key::KeySpec, secret_file};
-
-/// A value and where it stands.
-#[derive(Clone)]
-pub(crate) struct Node {
-    pub(crate) value: Value,
-    pub(crate) origin: Origin,
-}
-
-/// What a source says, before anyone has judged it.
-#[derive(Clone)]
-pub(crate) enum Value {
-    /// Overwritten when it is dropped: it may be a password.
-    Text(Zeroizing<String>),
-    Integer(i64),
-    Boolean(bool),
-    List(Vec<Node>),
-    Table(Vec<Entry>),
-    /// A type that no key has, by its TOML name.
-    Other(&'static str),
-}
-
-impl Value {
-    pub(crate) fn text(text: impl Into<String>) -> Self {
-        Self::Text(Zeroizing::new(text.into()))
-    }
-}
-
-/// A key with its value.
-#[derive(Clone)]
-pub(crate) struct Entry {
-    pub(crate) key: String,
-    pub(crate) origin: Origin,
-    pub(crate) node: Node,
-}
-
-/// The value of a key.
-pub(crate) fn find<'e>(entries: &'e [Entry], key: &str) -> Option<&'e Node> {
-    entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
-}
-
-impl Entry {
-    /// For an entry of `table` that is none of `names`.
-    pub(crate) fn unknown(&self, table: &str, names: &[&str]) -> Mistake {
-        let (key, expected) = (format!("{table}.{}", self.key), format!("one of {}", names.join(", ")));
-        Mistake::new(&self.origin, key, "unknown key", expected)
-            .suggesting_instead(nearest(&self.key, names.iter().copied()))
-    }
-}
 
 /// Settings given on the command line, by key. Values are text as typed; they are judged with all the rest, so that
 /// every mistake is reported in one go. A flag replaces the whole key of the file, lists included.
@@ -188,82 +136,6 @@ pub(crate) fn unknown_variables(environment: &[(String, String)], known: &[Strin
             None => format!("environment variable {name} is not known and ignored"),
         })
         .collect()
-}
-
-/// The text of a configuration file, which may hold passwords.
-pub(crate) fn file_text(path: &Path, problems: &mut Vec<Mistake>) -> Option<Zeroizing<String>> {
-    match fs::read_to_string(path) {
-        Ok(text) => Some(Zeroizing::new(text)),
-        Err(error) => {
-            problems.push(Mistake::new(
-                &Origin::file(path),
-                "",
-                format!("cannot read the configuration file: {error}"),
-                "a readable file in UTF-8",
-            ));
-            None
-        }
-    }
-}
-
-/// Reads the text of a file into its top-level entries; syntax errors go to `problems`.
-pub(crate) fn parse_file(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Vec<Entry> {
-    let places = Places { path, text };
-    let (table, errors) = DeTable::parse_recoverable(text);
-    let mut told = BTreeSet::new();
-    for error in &errors {
-        let start = error.span().map_or(0, |span| span.start);
-        // What else the parser finds in the same place follows from the first.
-        if !told.insert(start) {
-            continue;
-        }
-        // Only the message and the place: the error's own text quotes the line, and the line may hold a password.
-        problems.push(Mistake::new(
-            &places.origin(start),
-            "",
-            format!("no valid TOML: {}", error.message().replace('\n', ", ")),
-            "",
-        ));
-    }
-    places.entries(table.get_ref())
-}
-
-struct Places<'a> {
-    path: &'a Path,
-    text: &'a str,
-}
-
-impl Places<'_> {
-    fn origin(&self, offset: usize) -> Origin {
-        Origin::in_text(self.path, self.text, offset)
-    }
-
-    /// The table in the order of the file (the parser's map is sorted by key).
-    fn entries(&self, table: &DeTable<'_>) -> Vec<Entry> {
-        let mut entries: Vec<_> = table.iter().collect();
-        entries.sort_by_key(|(key, _)| key.span().start);
-        entries
-            .into_iter()
-            .map(|(key, value)| Entry {
-                key: key.get_ref().to_string(),
-                origin: self.origin(key.span().start),
-                node: self.node(value),
-            })
-            .collect()
-    }
-
-    fn node(&self, value: &Spanned<DeValue<'_>>) -> Node {
-        let converted = match value.get_ref() {
-            DeValue::String(text) => Value::text(text.to_string()),
-            DeValue::Boolean(value) => Value::Boolean(*value),
-            DeValue::Integer(digits) => i64::from_str_radix(digits.as_str(), digits.radix())
-                .map_or(Value::Other("integer"), Value::Integer),
-            DeValue::Array(items) => Value::List(items.iter().map(|item| self.node(item)).collect()),
-            DeValue::Table(table) => Value::Table(self.entries(table)),
-            other => Value::Other(other.type_str()),
-        };
-        Node { value: converted, origin: self.origin(value.span().start) }
-    }
 }
 
 fn textual<'a, S>(spec: &KeySpec<S>, values: impl Iterator<Item = &'a str>, origin: &Origin) -> Node {

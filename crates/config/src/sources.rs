@@ -6,18 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use turnpike_strict::nearest;
+use turnpike_convert::wrong_format;
+use turnpike_strict::{Entry, Node, Value, file_text, nearest, parse_file};
 
 use crate::{
     AlternateSettings, Certificate, Flags, Mistake, Mistakes, Origin, RealmSettings, Settings,
-    alternate_keys::ALTERNATE_KEYS,
-    certificates, check, exposed, foreign,
-    key::KeySpec,
-    read::Reader,
-    realm_keys::REALM_KEYS,
-    settings::KEYS,
-    source::{self, Entry, Node, Value},
-    tables,
+    alternate_keys::ALTERNATE_KEYS, certificates, check, key::KeySpec, read::Reader, realm_keys::REALM_KEYS,
+    settings::KEYS, source, tables, world_readable,
 };
 
 /// Settings and what the user should know about them.
@@ -168,14 +163,28 @@ impl Sources {
 
     /// Sentences about files with secrets that every user of this machine can read.
     pub(crate) fn exposed(&self, file: &[Entry]) -> Vec<String> {
-        let with_secrets = exposed::files(file, &self.environment);
-        with_secrets.iter().filter_map(|file| exposed::readable_by_all(file, "the secrets in it")).collect()
+        let with_secrets = world_readable::files(file, &self.environment);
+        with_secrets
+            .iter()
+            .filter_map(|file| world_readable::readable_by_all(file, "the secrets in it"))
+            .collect()
     }
 
     /// Sentences about variables of the environment that look like ours.
     pub(crate) fn unknown_variables(&self) -> Vec<String> {
         source::unknown_variables(&self.environment, &known_variables())
     }
+}
+
+/// The settings of a text alone, without environment and flags. The files that it names are not read.
+///
+/// # Errors
+/// Everything that is wrong.
+pub fn settings_of(text: &str) -> Result<Settings, Mistakes> {
+    let mut problems = Vec::new();
+    let entries = parse_file(Path::new("result"), text, &mut problems);
+    let sources = Sources::new(None, Vec::new(), Flags::new());
+    sources.merge(&entries, problems, |_| certificates::Found::default()).map(|(loaded, _)| loaded.settings)
 }
 
 /// Every environment variable that any subcommand reads. Each subcommand knows them all, because several may share one
@@ -187,17 +196,17 @@ pub fn known_variables() -> Vec<String> {
 
 /// The entries of a file; one that is no file of ours is an error by itself.
 fn file_entries(path: &Path, problems: &mut Vec<Mistake>) -> Result<Vec<Entry>, Mistakes> {
-    let Some(text) = source::file_text(path, problems) else { return Ok(Vec::new()) };
+    let Some(text) = file_text(path, problems) else { return Ok(Vec::new()) };
     entries_of(path, &text, problems)
 }
 
 fn entries_of(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Result<Vec<Entry>, Mistakes> {
-    if let Some(problem) = foreign::of_another_program(path, text, foreign::Reader::Serve) {
+    if let Some(problem) = wrong_format::of_another_program(path, text, wrong_format::Reader::Serve) {
         return Err(Mistakes(vec![problem]));
     }
-    let entries = source::parse_file(path, text, problems);
+    let entries = parse_file(path, text, problems);
     let sections = (&own_sections()[..], &crate::forward::own_sections()[..]);
-    match foreign::of_the_other_command(path, &entries, sections, foreign::Reader::Serve) {
+    match wrong_format::of_the_other_command(path, &entries, sections, wrong_format::Reader::Serve) {
         Some(problem) => Err(Mistakes(vec![problem])),
         None => Ok(entries),
     }

@@ -2,11 +2,13 @@
 
 use std::{collections::BTreeSet, path::PathBuf};
 
+use turnpike_convert::toml_text::quoted;
+use turnpike_strict::Value;
+
 use super::{
     Secret,
-    key::{Kind, named, show::quoted},
+    key::{Kind, named},
     secret::MASK,
-    source::Value,
 };
 
 /// Settings of the store.

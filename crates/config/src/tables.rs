@@ -3,12 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{
-    Mistake, Origin,
-    key::KeySpec,
-    read::Reader,
-    source::{Entry, Node, Value},
-};
+use turnpike_strict::{Entry, Node, Value};
+
+use super::{Mistake, Origin, key::KeySpec, read::Reader};
 
 /// A place in the file; ignored when settings are compared.
 #[derive(Clone, Debug)]

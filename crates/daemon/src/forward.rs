@@ -14,7 +14,7 @@ use turnpike_admin::{Interface, Serving};
 use turnpike_api::{Job, Reloaded};
 use turnpike_config::{
     DatapathChoice,
-    forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources, protocol_name},
+    forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources},
 };
 use turnpike_forward::{
     Bind, ConnectionLog, Forwarder, Hook, Kernel, Protocol, Rule, RuleId, Settings, StartError,
@@ -446,7 +446,7 @@ fn log_listeners(settings: &ForwardSettings, forwarder: &Forwarder, is_wanted: i
         }
         let rule = settings.rules.iter().find(|rule| rule.id == *id);
         let transport: &str = (&rule.map_or(Transport::Tcp, transport_of)).into();
-        let protocol = rule.map_or("", |rule| protocol_name(rule.protocol));
+        let protocol = rule.map_or("", |rule| rule.protocol.name());
         let targets = rule.map_or_else(String::new, |rule| {
             rule.targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
         });

@@ -10,7 +10,7 @@ use std::{
 
 use turnpike_config::{
     Mistake, Mistakes, RealmSettings, Settings, Sources, StateDir, StoreSettings, TokenKeySettings, User,
-    UserSecret, WhenUnavailable, limit_keys, readable_by_all, realms,
+    UserSecret, WhenUnavailable, readable_by_all, realms,
 };
 use turnpike_stores::{
     Database, Directory, Edit, Existing, Limits, PeerRanges, Rules, SqliteUse, StoreAddress, StoreError,
@@ -18,6 +18,7 @@ use turnpike_stores::{
 };
 use turnpike_turn::{
     ip_range,
+    server::Bandwidth,
     server::{AllowRule, PeerRules, RealmId, StoreFailure},
 };
 
@@ -334,7 +335,7 @@ impl Merged {
             rules.md5_only.as_ref().map(|realms| realms.iter().map(|realm| realm.to_string()).collect());
         let mut left_out = 0_usize;
         for (name, realm) in &rules.realms {
-            let rate = realm.max_bps.map(limit_keys::of_bytes);
+            let rate = realm.max_bps.map(Bandwidth::from_bytes);
             if **name == *settings.realm {
                 settings.stored.allocations = realm.total_quota;
                 settings.stored.allocations_per_user = realm.user_quota;
@@ -436,7 +437,7 @@ impl Merged {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_config::Secret;
+    use turnpike_config::{Secret, limit_keys};
     use turnpike_stores::{RealmRules, StoredTokenKey};
     use turnpike_turn::access_token::TokenKey;
 

@@ -10,7 +10,7 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::{HashMap, hash_map::Entry};
 
-use crate::{EndReason, rule::Limits};
+use crate::{EndReason, Limits};
 
 /// Workers hardly ever meet in one.
 const SHARDS: usize = 16;

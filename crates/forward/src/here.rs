@@ -3,12 +3,14 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},
 };
 
 use hashbrown::HashMap;
 use turnpike_net::passed::Transport;
 use turnpike_wire::address::canonical_ip;
+
+use turnpike_rules::{hears, reached};
 
 use crate::{Address, Bind, binder::Active, listen::Kind, state::RuleState};
 
@@ -18,22 +20,6 @@ const ASKED_MS: u64 = 10_000;
 const LOCAL_MS: u64 = 1000;
 /// Addresses that are remembered at a time, of each kind.
 const MOST: usize = 64;
-
-/// True if a listener at `bind` takes what is sent to `ip`, an address of this machine.
-#[must_use]
-pub fn hears(bind: IpAddr, ipv6_only: bool, ip: IpAddr) -> bool {
-    let (bind, ip) = (canonical_ip(bind), reached(ip));
-    bind == ip || bind.is_unspecified() && (bind.is_ipv4() == ip.is_ipv4() || bind.is_ipv6() && !ipv6_only)
-}
-
-/// The address that connect(2) makes of this one: the loopback address of the unspecified one.
-fn reached(ip: IpAddr) -> IpAddr {
-    match canonical_ip(ip) {
-        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    }
-}
 
 /// Listeners of the rules in force; replaced as a whole by a reload.
 #[derive(Default)]
@@ -185,6 +171,8 @@ fn reaches_itself(target: SocketAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use turnpike_net::UnixName;
+
+    use std::net::Ipv4Addr;
 
     use super::*;
     use crate::{PortRange, Protocol, Rule, targets::Targets};

@@ -5,8 +5,6 @@
 //! files into [`Rule`]s and hears of connections through [`ConnectionLog`].
 #![forbid(unsafe_code)]
 
-pub mod access;
-mod address;
 mod balance;
 mod batching;
 mod binder;
@@ -23,7 +21,6 @@ mod listen;
 mod preflight;
 mod rate;
 mod resolver;
-pub mod rule;
 pub mod runtime;
 mod state;
 mod tally;
@@ -39,18 +36,13 @@ mod worker_context;
 // What threads share says `crate::sync`, where `interleave` has other types, which try every order of events.
 use std::sync;
 
-pub use access::{Access, Pattern};
-pub use address::{Address, Bind};
-pub use here::hears;
-pub use rule::{
-    Balance, CopyMode, Endpoint, Host, Limits, MOST_WEIGHT, PortRange, Protocol, Proxy, Question, Rule,
-    RuleId,
-};
 pub use runtime::{
     ByKernel, ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, RuleStanding, Settings,
     StartError,
 };
 pub use tally::{CONNECT_BOUNDS, Failure, Slot, Tally, TargetSnapshot};
-pub use turnpike_net::{TcpTimers, UnixName, ZonedIp};
 pub use turnpike_offload::{Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot};
-pub use turnpike_wire::proxy_protocol::ProxyVersion;
+pub use turnpike_rules::{
+    Access, Address, Balance, Bind, CopyMode, Endpoint, Host, Limits, MOST_WEIGHT, Pattern, PortRange,
+    Protocol, Proxy, ProxyVersion, Question, Rule, RuleId, TcpTimers, UnixName, ZonedIp, hears,
+};

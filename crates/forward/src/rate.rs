@@ -3,7 +3,7 @@
 //! Time is milliseconds of the clock that all workers have in common. A rule without such a limit has nothing of all this.
 
 use crate::{
-    rule::Limits,
+    Limits,
     sync::{
         Arc,
         atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed},

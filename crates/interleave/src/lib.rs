@@ -53,7 +53,7 @@ use loom::{
 use turnpike_turn::server::{Bandwidth, RelayTransport, Way};
 
 use limit::{BYTE, Limit, gained, needed_ms};
-pub use turnpike_forward::{Address, Balance, Endpoint, Host, PortRange, Rule, UnixName, ZonedIp};
+pub use turnpike_forward::{Address, Balance, Endpoint, Host, Limits, PortRange, Rule, UnixName, ZonedIp};
 
 /// One part, so that it is no matter of chance who meets in it: loom wants every run alike.
 const SHARDS: usize = 1;
@@ -91,16 +91,6 @@ fn quotas_of(max_allocations: usize, max_allocations_per_user: usize) -> Arc<quo
         max_allocations_per_prefix,
         realm_limits,
     }))
-}
-
-/// What [`rate`] is told of a rule.
-mod rule {
-    #[derive(Clone, Debug, Default)]
-    pub(crate) struct Limits {
-        pub(crate) bytes_per_second: Option<u64>,
-        pub(crate) bytes_per_second_per_connection: Option<u64>,
-        pub(crate) connections: Option<u64>,
-    }
 }
 
 /// Runs `work` in a thread of its own, with something that is shared.
@@ -195,7 +185,7 @@ pub fn a_port_that_is_taken_again_has_nothing_open_but_what_its_owner_opens() {
 
 pub fn a_bucket_gives_each_byte_once_whoever_fills_it() {
     loom::model(|| {
-        let limits = rule::Limits { bytes_per_second: Some(1_000_000), ..rule::Limits::default() };
+        let limits = Limits { bytes_per_second: Some(1_000_000), ..Limits::default() };
         let rates = rate::Rates::new(&limits).unwrap_or_else(|| panic!("there is a limit"));
         let pace = || rate::Pace::of(Some(&rates)).unwrap_or_else(|| panic!("there is a limit"));
         let (one, another) = (pace(), pace());

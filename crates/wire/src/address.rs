@@ -31,6 +31,12 @@ pub fn is_private(ip: IpAddr) -> bool {
     }
 }
 
+/// Public and private address are swapped: no NAT shows the private addresses of its clients.
+#[must_use]
+pub fn is_swapped(local: IpAddr, public: IpAddr) -> bool {
+    is_private(public) && !is_private(local) && local.is_ipv4() == public.is_ipv4()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

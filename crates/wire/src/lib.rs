@@ -12,6 +12,7 @@ pub mod escape;
 pub mod frame;
 pub mod indication;
 pub mod integrity;
+pub mod names;
 pub mod pem;
 pub mod precis;
 pub mod proxy_protocol;

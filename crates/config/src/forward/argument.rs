@@ -1,13 +1,13 @@
 //! Rules on the command line: `tcp://LISTEN=TARGET[,TARGET...][?KEY=VALUE[&KEY=VALUE...]]`. `unix:///PATH=` is short for
 //! `tcp://unix:/PATH=`.
 
-use turnpike_strict::nearest;
+use turnpike_strict::{Entry, Node, Value, nearest};
 
-use super::rule_keys::{BOTH, Draft, protocol_named};
-use crate::{
-    Mistake, Origin,
-    source::{Entry, Node, Value},
-};
+use turnpike_convert::forward::draft::Draft;
+use turnpike_rules::Protocol;
+
+use super::rule_keys::{BOTH, read_rules};
+use crate::{Mistake, Origin};
 
 const FORM: &str = "SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, udp, tcp+udp, udptotcp, tcptoudp or unix, such \
                     as tcp://0.0.0.0:9000=10.0.0.2:9001";
@@ -23,7 +23,7 @@ pub(crate) fn read(text: &str, problems: &mut Vec<Mistake>) -> Vec<Draft> {
     };
     let unix = scheme == "unix";
     let protocol = if unix { "tcp" } else { scheme };
-    if protocol_named(protocol).is_none() && protocol != BOTH {
+    if Protocol::from_name(protocol).is_none() && protocol != BOTH {
         let meant = match scheme {
             "udp+tcp" | "tcpudp" | "both" => Some(BOTH),
             _ => nearest(scheme, ["tcp", "udp", BOTH, "udptotcp", "tcptoudp", "unix"]),
@@ -59,7 +59,7 @@ pub(crate) fn read(text: &str, problems: &mut Vec<Mistake>) -> Vec<Draft> {
         entries.push(argument.entry(key, at, value, (at + key.len() + 1).min(text.len())));
         at += option.len() + 1;
     }
-    Draft::read_all(&entries, &argument.origin(0), problems)
+    read_rules(&entries, &argument.origin(0), problems)
 }
 
 struct Argument<'a>(&'a str);

@@ -2,11 +2,13 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use turnpike_forward::{
+use turnpike_rules::{
     Access, Balance, Bind, CopyMode, Host, Pattern, PortRange, Protocol, Proxy, ProxyVersion, Rule, TcpTimers,
 };
 
-use super::{parts, rule_keys::Draft, settings::ForwardSettings};
+use turnpike_convert::forward::{draft::Draft, parts};
+
+use super::settings::ForwardSettings;
 use crate::{Mistake, Origin};
 
 /// Listeners of one rule; a range of every port would need 65,535 sockets a worker.

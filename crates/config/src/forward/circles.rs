@@ -7,10 +7,10 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use turnpike_forward::{Bind, Host, Protocol, Rule, hears};
+use turnpike_rules::{Bind, Host, Protocol, Rule, hears};
 
-use super::{parts, rule_keys::Draft};
 use crate::Mistake;
+use turnpike_convert::forward::{draft::Draft, parts};
 
 const LOCALHOST: &str = "localhost";
 
@@ -103,7 +103,7 @@ impl<'a> Map<'a> {
     fn new(drafts: &'a [Draft]) -> Self {
         let mut listeners: HashMap<(bool, u16), Vec<usize>> = HashMap::new();
         let mut own = Vec::new();
-        let localhost = LazyCell::new(|| parts::local_address(LOCALHOST).ok());
+        let localhost = LazyCell::new(|| parts::local_address(LOCALHOST, super::machine().resolve).ok());
         let address = |draft: &Draft| match &draft.rule.bind {
             Bind::Ip(ip) => Some(ip.ip().to_canonical()),
             Bind::Name(name) if name == LOCALHOST => *localhost,

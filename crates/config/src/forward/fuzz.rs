@@ -1,5 +1,7 @@
 //! Fuzz targets: any text as a rule of the command line, and as each of the formats that a file of `forward` may have.
 
+use turnpike_convert::forward::Services;
+use turnpike_strict::parse_file;
 use turnpike_testkit::fuzz;
 
 use super::*;
@@ -22,11 +24,11 @@ fn oxidinetd_toml() {
 /// Straight to its reader, with services that are the same on every machine.
 #[test]
 fn rinetd_conf() {
-    let services = Services::parse(SERVICES);
+    let machine = Machine { services: Services::parse(SERVICES), ..tests::machine() };
     fuzz::target("rinetd_conf", rinetd_seeds, |bytes| {
         let Ok(text) = str::from_utf8(bytes) else { return };
         let mut problems = Vec::new();
-        let conf = rinetd::read(Path::new("r.conf"), text, &services, &mut problems);
+        let conf = rinetd::read(Path::new("r.conf"), text, &machine, &mut problems);
         conf.drafts.iter().for_each(|draft| check::rule(draft, &mut problems));
         check::together(&conf.drafts, &mut problems);
         circles::check(&conf.drafts, &mut problems);
@@ -35,9 +37,8 @@ fn rinetd_conf() {
         }
         assert!(conf.drafts.len() <= text.lines().count());
         // What it came to is a file of ours.
-        let mut content = Content { format: Some(Format::Rinetd), ..Content::default() };
-        content.set(Path::new("r.conf"), conf.access, conf.connection_file, conf.pid_file);
-        let rules = rules(conf.drafts, &content.settings);
+        let content = Content::foreign(Path::new("r.conf"), Format::Rinetd, conf);
+        let rules = rules(content.drafts, &content.settings);
         shown_means_the_same(ForwardSettings { rules, ..content.settings });
     });
 }
@@ -56,7 +57,7 @@ fn rule_argument() {
 fn file(bytes: &[u8], is_wanted: fn(&[Entry]) -> bool) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     // Other files are what tests of their own are for.
-    let entries = source::parse_file(Path::new("f.conf"), text, &mut Vec::new());
+    let entries = parse_file(Path::new("f.conf"), text, &mut Vec::new());
     if entries.iter().any(|entry| entry.key == INCLUDE) || !is_wanted(&entries) {
         return;
     }

@@ -5,13 +5,12 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
+use turnpike_strict::{Entry, Value, parse_file};
 
-use super::{Draft, is_mistyped_rule, is_oxidinetd, looks_like_toml, no_section, read_rules};
-use crate::{
-    Mistake, Origin,
-    read::shown,
-    source::{self, Entry, Value},
-};
+use turnpike_convert::forward::draft::Draft;
+
+use super::{is_mistyped_rule, is_oxidinetd, looks_like_toml, no_section, read_tables};
+use crate::{Mistake, Origin};
 
 pub(crate) const INCLUDE: &str = "include";
 /// Files of all patterns together; a pattern that catches a whole disk is a mistake.
@@ -55,7 +54,7 @@ impl Included {
         for node in nodes {
             match &node.value {
                 Value::Text(pattern) if !pattern.is_empty() => self.pattern(from, pattern, &node.origin),
-                _ => self.refuse(&node.origin, format!("found {}", shown(node)), FORM),
+                _ => self.refuse(&node.origin, format!("found {node}"), FORM),
             }
         }
     }
@@ -139,7 +138,7 @@ impl Included {
     fn content(&mut self, path: &Path, text: &str) {
         let before = self.problems.len();
         let is_toml = looks_like_toml(text);
-        let entries = if is_toml { source::parse_file(path, text, &mut self.problems) } else { Vec::new() };
+        let entries = if is_toml { parse_file(path, text, &mut self.problems) } else { Vec::new() };
         if !is_toml || is_oxidinetd(&entries) {
             let origin = Origin::file(path);
             let expected = format!(
@@ -153,7 +152,7 @@ impl Included {
         for entry in &entries {
             match entry.key.as_str() {
                 "rule" => {
-                    let drafts = read_rules(entry, broken, &mut self.problems);
+                    let drafts = read_tables(entry, broken, &mut self.problems);
                     self.drafts.extend(drafts);
                 }
                 INCLUDE => includes.push(entry),

@@ -14,11 +14,7 @@ mod argument;
 mod check;
 mod circles;
 mod include;
-mod oxidinetd;
-mod parts;
-mod rinetd;
 mod rule_keys;
-mod services;
 mod settings;
 
 use std::{
@@ -28,23 +24,19 @@ use std::{
 
 use self::{
     include::{INCLUDE, Included},
-    rule_keys::Draft,
-    services::Services,
-    settings::{FORWARD_KEYS, LogFile},
+    rule_keys::read_rules,
+    settings::FORWARD_KEYS,
 };
-use turnpike_forward::{Access, Rule};
-use turnpike_strict::nearest;
+use turnpike_convert::{
+    forward::{ForeignRules, Machine, draft::Draft, oxidinetd, rinetd},
+    wrong_format,
+};
+use turnpike_rules::Rule;
 
-pub use self::{
-    parts::show_pattern,
-    rule_keys::protocol_name,
-    settings::{ForwardSettings, LineFormat},
-};
-use crate::{
-    Flags, Mistake, Mistakes, Origin, Sources, foreign,
-    key::KeySpec,
-    source::{self, Entry, Value},
-};
+pub use self::settings::ForwardSettings;
+use crate::{Flags, Mistake, Mistakes, Origin, Sources, key::KeySpec};
+pub use turnpike_convert::forward::{LineFormat, parts::show_pattern};
+use turnpike_strict::{Entry, Value, file_text, nearest, parse_file};
 
 /// Who wrote the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +102,7 @@ impl ForwardSources {
     /// Everything that is wrong, not only the first.
     pub fn load(&self) -> Result<ForwardLoaded, Mistakes> {
         let mut problems = Vec::new();
-        let text = self.file().map(|path| (path, source::file_text(path, &mut problems)));
+        let text = self.file().map(|path| (path, file_text(path, &mut problems)));
         match text {
             None => self.merge(None, problems),
             Some((path, Some(text))) => self.merge(Some((path, &text)), problems),
@@ -184,23 +176,17 @@ struct Content {
 
 impl Content {
     fn read(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Self {
-        if let Some(problem) = foreign::of_another_program(path, text, foreign::Reader::Forward) {
+        if let Some(problem) = wrong_format::of_another_program(path, text, wrong_format::Reader::Forward) {
             problems.push(problem);
             return Self::default();
         }
         if !looks_like_toml(text) {
-            let conf = rinetd::read(path, text, &Services::of_this_machine(), problems);
-            let mut content = Self { format: Some(Format::Rinetd), ..Self::default() };
-            content.set(path, conf.access, conf.connection_file, conf.pid_file);
-            return Self { drafts: conf.drafts, warnings: conf.warnings, ..content };
+            return Self::foreign(path, Format::Rinetd, rinetd::read(path, text, &machine(), problems));
         }
         let before = problems.len();
-        let entries = source::parse_file(path, text, problems);
+        let entries = parse_file(path, text, problems);
         if is_oxidinetd(&entries) {
-            let file = oxidinetd::read(&entries, problems);
-            let mut content = Self { format: Some(Format::Oxidinetd), ..Self::default() };
-            content.set(path, file.access, file.connection_file, file.pid_file);
-            return Self { drafts: file.drafts, warnings: file.warnings, ..content };
+            return Self::foreign(path, Format::Oxidinetd, oxidinetd::read(&entries, &machine(), problems));
         }
         if let Some(realm) = entries.iter().find(|entry| entry.key == "endpoints") {
             problems.truncate(before);
@@ -209,7 +195,7 @@ impl Content {
         }
         let sections = (&own_sections()[..], &crate::sources::own_sections()[..]);
         if let Some(problem) =
-            foreign::of_the_other_command(path, &entries, sections, foreign::Reader::Forward)
+            wrong_format::of_the_other_command(path, &entries, sections, wrong_format::Reader::Forward)
         {
             // Whatever else is wrong with it is for the other one to tell.
             problems.truncate(before);
@@ -225,18 +211,20 @@ impl Content {
         problems.extend(mistyped.iter().map(no_section));
         let broken = problems.len() > before;
         let mut drafts: Vec<Draft> =
-            rules.iter().flat_map(|entry| read_rules(entry, broken, problems)).collect();
+            rules.iter().flat_map(|entry| read_tables(entry, broken, problems)).collect();
         let mut included = Included::read(path, &includes);
         drafts.append(&mut included.drafts);
         let warnings = std::mem::take(&mut included.warnings);
         Self { format: Some(Format::Turnpike), drafts, entries, warnings, included, ..Self::default() }
     }
 
-    /// Takes what formats without our keys say beside rules.
-    fn set(&mut self, path: &Path, access: Access, connections: Option<LogFile>, pid_file: Option<PathBuf>) {
+    /// The content of a file of another forwarder.
+    fn foreign(path: &Path, format: Format, rules: ForeignRules) -> Self {
+        let ForeignRules { drafts, access, connection_file, pid_file, warnings } = rules;
+        let mut settings = ForwardSettings::default();
         let mut explicit = |key| {
             let origin = Origin::file(path);
-            self.settings.origins.insert(key, origin);
+            settings.origins.insert(key, origin);
         };
         if !access.allow.is_empty() {
             explicit("forward.allow");
@@ -244,22 +232,31 @@ impl Content {
         if !access.deny.is_empty() {
             explicit("forward.deny");
         }
-        self.settings.access = access;
-        if let Some(file) = connections {
+        settings.access = access;
+        if let Some(file) = connection_file {
             explicit("log.connections");
             explicit("log.connections_format");
-            (self.settings.connection_file, self.settings.connection_format) = (Some(file.path), file.format);
+            (settings.connection_file, settings.connection_format) = (Some(file.path), file.format);
         }
         if pid_file.is_some() {
             explicit("forward.pid_file");
-            self.settings.pid_file = pid_file;
+            settings.pid_file = pid_file;
         }
+        Self { format: Some(format), drafts, settings, warnings, ..Self::default() }
     }
+}
+
+/// Names of this machine. Tests ask no name server.
+fn machine() -> Machine {
+    #[cfg(test)]
+    return tests::machine();
+    #[cfg(not(test))]
+    Machine::this()
 }
 
 /// The rules of `[[rule]]`. In a file whose TOML is broken half a rule may be all that was read, and what it lacks is no mistake of
 /// its own.
-fn read_rules(entry: &Entry, broken: bool, problems: &mut Vec<Mistake>) -> Vec<Draft> {
+fn read_tables(entry: &Entry, broken: bool, problems: &mut Vec<Mistake>) -> Vec<Draft> {
     let Value::List(items) = &entry.node.value else {
         let what =
             if matches!(entry.node.value, Value::Table(_)) { "it is one table" } else { "it is a value" };
@@ -271,7 +268,7 @@ fn read_rules(entry: &Entry, broken: bool, problems: &mut Vec<Mistake>) -> Vec<D
         match &item.value {
             Value::Table(entries) => {
                 let mut found = Vec::new();
-                drafts.extend(Draft::read_all(entries, &item.origin, &mut found));
+                drafts.extend(read_rules(entries, &item.origin, &mut found));
                 problems.extend(found.into_iter().filter(|problem| !broken || problem.origin != item.origin));
             }
             _ => problems.push(no_table(&item.origin, "it is a value")),

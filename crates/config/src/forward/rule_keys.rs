@@ -1,148 +1,91 @@
 //! The keys of one rule. The same table reads `[[rule]]` of a TOML file and the command line's `?key=value`, and writes rules of
 //! every format back as TOML.
 
-use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
+use std::{fmt::Write as _, time::Duration};
 
-use turnpike_forward::{
-    Balance, Bind, CopyMode, Endpoint, MOST_WEIGHT, Pattern, Protocol, Proxy, ProxyVersion, Question, Rule,
-    RuleId,
+use turnpike_convert::toml_text::{list, quoted};
+use turnpike_rules::{
+    Balance, CopyMode, Endpoint, MOST_WEIGHT, Pattern, Protocol, Proxy, ProxyVersion, Question, Rule, RuleId,
 };
 
-use turnpike_strict::nearest;
+use turnpike_strict::{Entry, Node, Value, find, nearest};
 
-use super::{parts, settings::ForwardSettings};
+use turnpike_convert::forward::{
+    draft::{Draft, default_id, defaults},
+    parts,
+};
+
+use super::settings::ForwardSettings;
 use crate::{
     Mistake, Origin,
-    key::{
-        KeySpec, Kind, field, kind, named, number, scalar,
-        show::{list, quoted},
-    },
+    key::{KeySpec, Kind, field, kind, named, number, scalar},
     keys,
     read::Reader,
-    source::{Entry, Node, Value, find},
 };
 
-/// A rule that is being read, and who said what of it.
-#[derive(Clone, Debug)]
-pub(crate) struct Draft {
-    /// What is known so far; the rest are defaults.
-    pub(crate) rule: Rule,
-    /// Where the rule as a whole stands.
-    pub(crate) origin: Origin,
-    /// Where its keys stand, by path.
-    pub(crate) origins: BTreeMap<&'static str, Origin>,
+/// Reads a rule; mistakes go to `problems`. `None` when it lacks what a rule must have.
+pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mistake>) -> Option<Draft> {
+    let mut draft = Draft::new(origin);
+    let mut good = true;
+    for entry in entries.iter().filter(|entry| RULE_KEYS.iter().all(|spec| spec.name() != entry.key)) {
+        problems.push(unknown_key(entry));
+        good = false;
+    }
+    // In the order of the table: what a key may say can depend on the protocol.
+    for spec in RULE_KEYS {
+        for entry in entries.iter().filter(|entry| entry.key == spec.name()) {
+            if draft.has(spec.path) {
+                problems.push(said_twice(spec, entry));
+                good = false;
+                continue;
+            }
+            let mut reader = Reader::new(spec, problems);
+            if (spec.apply)(&mut reader, &entry.node, &mut draft.rule).is_none() {
+                good = false;
+            }
+            // Said, though perhaps wrongly: a mistake is told once, not again as a missing key.
+            draft.origins.insert(spec.path, entry.node.origin.clone());
+        }
+    }
+    for path in ["rule.listen", "rule.target"].into_iter().filter(|path| !draft.has(path)) {
+        problems.push(Mistake::new(
+            &draft.origin,
+            path,
+            "the rule does not say it",
+            spec_of(path).map_or("", |spec| spec.expected),
+        ));
+        good = false;
+    }
+    good.then(|| draft.with_defaults())
 }
 
-impl Draft {
-    /// A rule of which only the place is known.
-    pub(crate) fn new(origin: Origin) -> Self {
-        Self { rule: defaults(Protocol::Tcp), origin, origins: BTreeMap::new() }
+/// The same of one or two rules: `tcp+udp` is a rule for each, with the keys that its protocol has, whose mistakes are told once.
+pub(crate) fn read_rules(entries: &[Entry], origin: &Origin, problems: &mut Vec<Mistake>) -> Vec<Draft> {
+    let is_both = |entry: &&Entry| {
+        entry.key == "protocol" && matches!(&entry.node.value, Value::Text(text) if **text == BOTH)
+    };
+    if !entries.iter().any(|entry| is_both(&entry)) {
+        return read_rule(entries, origin.clone(), problems).into_iter().collect();
     }
-
-    /// Whether somebody said something about this key.
-    pub(crate) fn has(&self, path: &str) -> bool {
-        self.origins.contains_key(path)
+    let before = problems.len();
+    let mut drafts = Vec::new();
+    for (protocol, foreign) in [("tcp", ONLY_UDP), ("udp", ONLY_TCP)] {
+        let mut entries = entries.to_vec();
+        entries.retain(|entry| !foreign.contains(&entry.key.as_str()));
+        for entry in &mut entries {
+            let text = match (entry.key.as_str(), &entry.node.value) {
+                ("protocol", _) => protocol.to_owned(),
+                ("name", Value::Text(name)) => format!("{}-{protocol}", name.as_str()),
+                _ => continue,
+            };
+            entry.node.value = Value::text(&text);
+        }
+        drafts.extend(read_rule(&entries, origin.clone(), problems));
+        if problems.len() > before {
+            break;
+        }
     }
-
-    /// Where to point for this key.
-    pub(crate) fn origin_of(&self, path: &str) -> &Origin {
-        self.origins.get(path).unwrap_or(&self.origin)
-    }
-
-    /// Reads a rule; mistakes go to `problems`. `None` when it lacks what a rule must have.
-    pub(crate) fn read(entries: &[Entry], origin: Origin, problems: &mut Vec<Mistake>) -> Option<Self> {
-        let mut draft = Self::new(origin);
-        let mut good = true;
-        for entry in entries.iter().filter(|entry| RULE_KEYS.iter().all(|spec| spec.name() != entry.key)) {
-            problems.push(unknown_key(entry));
-            good = false;
-        }
-        // In the order of the table: what a key may say can depend on the protocol.
-        for spec in RULE_KEYS {
-            for entry in entries.iter().filter(|entry| entry.key == spec.name()) {
-                if draft.has(spec.path) {
-                    problems.push(said_twice(spec, entry));
-                    good = false;
-                    continue;
-                }
-                let mut reader = Reader::new(spec, problems);
-                if (spec.apply)(&mut reader, &entry.node, &mut draft.rule).is_none() {
-                    good = false;
-                }
-                // Said, though perhaps wrongly: a mistake is told once, not again as a missing key.
-                draft.origins.insert(spec.path, entry.node.origin.clone());
-            }
-        }
-        for path in ["rule.listen", "rule.target"].into_iter().filter(|path| !draft.has(path)) {
-            problems.push(Mistake::new(
-                &draft.origin,
-                path,
-                "the rule does not say it",
-                spec_of(path).map_or("", |spec| spec.expected),
-            ));
-            good = false;
-        }
-        good.then(|| draft.with_defaults())
-    }
-
-    /// The same of one or two rules: `tcp+udp` is a rule for each, with the keys that its protocol has, whose mistakes are told once.
-    pub(crate) fn read_all(entries: &[Entry], origin: &Origin, problems: &mut Vec<Mistake>) -> Vec<Self> {
-        let is_both = |entry: &&Entry| {
-            entry.key == "protocol" && matches!(&entry.node.value, Value::Text(text) if **text == BOTH)
-        };
-        if !entries.iter().any(|entry| is_both(&entry)) {
-            return Self::read(entries, origin.clone(), problems).into_iter().collect();
-        }
-        let before = problems.len();
-        let mut drafts = Vec::new();
-        for (protocol, foreign) in [("tcp", ONLY_UDP), ("udp", ONLY_TCP)] {
-            let mut entries = entries.to_vec();
-            entries.retain(|entry| !foreign.contains(&entry.key.as_str()));
-            for entry in &mut entries {
-                let text = match (entry.key.as_str(), &entry.node.value) {
-                    ("protocol", _) => protocol.to_owned(),
-                    ("name", Value::Text(name)) => format!("{}-{protocol}", name.as_str()),
-                    _ => continue,
-                };
-                entry.node.value = Value::text(&text);
-            }
-            drafts.extend(Self::read(&entries, origin.clone(), problems));
-            if problems.len() > before {
-                break;
-            }
-        }
-        drafts
-    }
-
-    /// Fills in what depends on the protocol, and the name.
-    pub(crate) fn with_defaults(mut self) -> Self {
-        if !self.has("rule.idle") {
-            self.rule.idle_timeout = defaults(self.rule.protocol).idle_timeout;
-        }
-        if !self.has("rule.name") {
-            self.rule.id = default_id(&self.rule);
-        }
-        self
-    }
-}
-
-/// What a rule is when it says no more than where from and where to.
-pub(crate) fn defaults(protocol: Protocol) -> Rule {
-    // rinetd's and oxidinetd's default: a UDP session has no other end.
-    let idle_timeout = (protocol != Protocol::Tcp).then_some(Duration::from_secs(72));
-    Rule { protocol, idle_timeout, ..Rule::default() }
-}
-
-/// `tcp://0.0.0.0:9000`: one listener has one rule, so that this is a name that lives on when the target changes. Port 0 is no
-/// listener yet, and the target tells such rules apart.
-fn default_id(rule: &Rule) -> RuleId {
-    let mut id =
-        format!("{}://{}", protocol_name(rule.protocol), parts::show_listener(&rule.bind, rule.ports));
-    if rule.ports.first == 0 && !matches!(rule.bind, Bind::Unix(_)) {
-        let targets: Vec<String> = rule.targets.iter().map(Endpoint::to_string).collect();
-        let _ = write!(id, "={}", targets.join(","));
-    }
-    RuleId(id)
+    drafts
 }
 
 /// The rule as a `[[rule]]` of a TOML file; what it has from `settings` or by default is left out.
@@ -164,16 +107,6 @@ pub(crate) fn as_toml(rule: &Rule, settings: &ForwardSettings) -> String {
     text
 }
 
-/// The protocol's name in TOML and before `://`.
-pub fn protocol_name(protocol: Protocol) -> &'static str {
-    match protocol {
-        Protocol::Tcp => "tcp",
-        Protocol::Udp => "udp",
-        Protocol::UdpToTcp { .. } => "udptotcp",
-        Protocol::TcpToUdp { .. } => "tcptoudp",
-    }
-}
-
 /// TCP and UDP on the same port, as two rules.
 pub(crate) const BOTH: &str = "tcp+udp";
 /// Keys that [`BOTH`] gives to one of its rules.
@@ -186,17 +119,6 @@ const ONLY_TCP: &[&str] = &[
     "copy",
 ];
 const ONLY_UDP: &[&str] = &["any_port", "kernel"];
-
-/// The opposite of [`protocol_name`].
-pub(crate) fn protocol_named(name: &str) -> Option<Protocol> {
-    Some(match name {
-        "tcp" => Protocol::Tcp,
-        "udp" => Protocol::Udp,
-        "udptotcp" => Protocol::UdpToTcp { framed: false },
-        "tcptoudp" => Protocol::TcpToUdp { framed: false },
-        _ => return None,
-    })
-}
 
 fn spec_of(path: &str) -> Option<&'static KeySpec<Rule>> {
     RULE_KEYS.iter().find(|spec| spec.path == path)
@@ -308,10 +230,10 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         "rule.protocol",
         "\"tcp\", \"udp\", \"tcp+udp\" for a rule of each, \"udptotcp\" or \"tcptoudp\"",
         |reader, node, rule| {
-            rule.protocol = reader.parsed(node, |text| protocol_named(text).ok_or(""))?;
+            rule.protocol = reader.parsed(node, |text| Protocol::from_name(text).ok_or(""))?;
             Some(())
         },
-        |rule| quoted(protocol_name(rule.protocol)),
+        |rule| quoted(rule.protocol.name()),
     ),
     scalar!(
         "rule.framed",

@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use turnpike_forward::{Access, CopyMode, Rule};
+use turnpike_convert::forward::LineFormat;
+use turnpike_rules::{Access, CopyMode, Rule};
 
 use super::rule_keys::{COPY, PATTERNS};
 use crate::{
@@ -102,23 +103,6 @@ impl ForwardSettings {
     pub fn changed(&self, new: &Self) -> Vec<Change> {
         key::changes(FORWARD_KEYS, self, new)
     }
-}
-
-/// How a line of the connection file looks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LineFormat {
-    /// rinetd's fields, separated by tabs.
-    #[default]
-    Rinetd,
-    /// As web servers do, `logcommon` of rinetd.
-    Common,
-}
-
-/// The connection file as other programs' configuration names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LogFile {
-    pub(crate) path: PathBuf,
-    pub(crate) format: LineFormat,
 }
 
 /// How datagrams enter and leave.

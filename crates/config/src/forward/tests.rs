@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use turnpike_forward::{Balance, CopyMode, Endpoint, Host, Pattern, PortRange, Protocol, ProxyVersion, Rule};
+use turnpike_convert::forward::{Services, parts};
+use turnpike_rules::{Balance, CopyMode, Endpoint, Host, Pattern, PortRange, Protocol, ProxyVersion, Rule};
+use turnpike_strict::parse_file;
 
 use super::*;
 use crate::{Change, DatapathChoice};
@@ -11,6 +13,16 @@ mod docs;
 
 const EXAMPLE: &str = include_str!("../../../../examples/forward.toml");
 const RINETD: &str = include_str!("../../../../examples/rinetd.conf");
+
+/// Knows `localhost` alone of all names.
+pub(super) fn machine() -> Machine {
+    let resolve = |name: &str| match name {
+        "localhost" => Ok(Some(std::net::Ipv4Addr::LOCALHOST.into())),
+        "nowhere" => Ok(None),
+        _ => Err(std::io::Error::other("tests know no such name")),
+    };
+    Machine { services: Services::of_this_machine(), resolve }
+}
 
 fn load(
     file: Option<&str>,
@@ -269,7 +281,7 @@ fn limits_unix_sockets_and_both_families_are_read() {
          &max_bytes_per_second=1000000&max_bytes_per_second_per_connection=1000",
     );
     assert!(!rule.ipv6_only);
-    let limits = turnpike_forward::Limits {
+    let limits = turnpike_rules::Limits {
         connections_per_client: Some(20),
         new_connections_per_client: Some(5),
         bytes_per_second: Some(1_000_000),
@@ -277,13 +289,13 @@ fn limits_unix_sockets_and_both_families_are_read() {
     };
     assert_eq!(rule.limits, limits);
     let plain = argument("tcp://[::]:80=10.0.0.2:80?max_bytes_per_second=0&max_connections_per_client=0");
-    assert!(plain.ipv6_only && plain.limits == turnpike_forward::Limits::default());
+    assert!(plain.ipv6_only && plain.limits == turnpike_rules::Limits::default());
 
-    let unix = |name: &str| name.parse::<turnpike_forward::UnixName>().expect("a name");
+    let unix = |name: &str| name.parse::<turnpike_rules::UnixName>().expect("a name");
     let rule = argument("unix:///run/in.sock=unix:@app,10.0.0.2:80?socket_mode=660");
     assert_eq!(
         (rule.bind, rule.socket_mode),
-        (turnpike_forward::Bind::Unix(unix("/run/in.sock")), Some(0o660))
+        (turnpike_rules::Bind::Unix(unix("/run/in.sock")), Some(0o660))
     );
     assert_eq!(rule.id.0, "tcp://unix:/run/in.sock");
     assert_eq!(rule.targets[0].host, Host::Unix(unix("@app")));
@@ -776,7 +788,7 @@ fn the_format_shows_in_the_content() {
         ("[[rules]]", false),
         ("[log]", false),
     ] {
-        let entries = source::parse_file(Path::new("f"), text, &mut Vec::new());
+        let entries = parse_file(Path::new("f"), text, &mut Vec::new());
         assert_eq!(is_oxidinetd(&entries), theirs, "{text}");
     }
 }

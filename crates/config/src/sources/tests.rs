@@ -6,6 +6,8 @@ use turnpike_turn::server::{AlternateWhen, Transport};
 
 use std::net::SocketAddr;
 
+use turnpike_strict::parse_file;
+
 use super::*;
 use crate::{Change, FleetRedirect, Secret, StoredKey, UserSecret};
 
@@ -19,7 +21,7 @@ fn load(text: &str, environment: &[(&str, &str)], flags: Flags) -> Result<Loaded
     let environment =
         environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let mut problems = Vec::new();
-    let entries = source::parse_file(Path::new("t.toml"), text, &mut problems);
+    let entries = parse_file(Path::new("t.toml"), text, &mut problems);
     let sources = Sources::new(None, environment, flags);
     Ok(sources.merge(&entries, problems, |_| certificates::Found::default())?.0)
 }
@@ -431,7 +433,7 @@ fn what_is_of_no_use_or_of_too_much_is_a_warning() {
 fn a_bad_certificate_stands_beside_the_rest_and_not_in_its_way() {
     let merge = |text: &str| {
         let mut problems = Vec::new();
-        let entries = source::parse_file(Path::new("t.toml"), text, &mut problems);
+        let entries = parse_file(Path::new("t.toml"), text, &mut problems);
         Sources::new(None, Vec::new(), Flags::new()).merge(&entries, problems, certificates::load)
     };
     let text = "[server]\nrealm = \"new\"\n[tls]\ncert = \"/nowhere/cert.pem\"\nkey = \"/nowhere/key.pem\"";
@@ -700,7 +702,7 @@ fn what_was_passed_holds_where_nobody_else_says_anything_and_is_named_as_the_var
     };
     let load = |text: &str, flags: Flags| {
         let mut problems = Vec::new();
-        let entries = source::parse_file(Path::new("t.toml"), text, &mut problems);
+        let entries = parse_file(Path::new("t.toml"), text, &mut problems);
         let sources = Sources::new(None, Vec::new(), flags).with_fallback(passed());
         let merged = sources.merge(&entries, problems, |_| certificates::Found::default());
         merged.expect("a valid configuration").0.settings

@@ -236,6 +236,9 @@ impl From<NonceKey> for NonceKeys {
     }
 }
 
+/// Allocations in total, by default.
+pub const MAX_ALLOCATIONS: usize = 16_384;
+
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {

@@ -41,7 +41,8 @@ pub use auth::{
     third_party::{IssuerKey, ThirdParty},
 };
 pub use config::{
-    ListenerProfile, NonceKey, NonceKeys, ServerConfig, StoreFailure, Transport, canonical_origin,
+    ListenerProfile, MAX_ALLOCATIONS, NonceKey, NonceKeys, ServerConfig, StoreFailure, Transport,
+    canonical_origin,
 };
 use data::{
     bandwidth::Leases,

@@ -5,8 +5,9 @@ use std::{
     os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
+use turnpike_strict::file_text;
 
-use super::super::{ForwardLoaded, ForwardSources, source};
+use super::super::{ForwardLoaded, ForwardSources};
 use crate::{Flags, Mistakes, Sources};
 
 /// A directory whose own name would be a pattern.
@@ -27,7 +28,7 @@ impl Dir {
         let sources = Sources::new(None, Vec::new(), Flags::new());
         let sources = ForwardSources { sources, arguments: Vec::new() };
         let mut problems = Vec::new();
-        let text = source::file_text(&main, &mut problems).expect("a main file");
+        let text = file_text(&main, &mut problems).expect("a main file");
         sources.merge(Some((&main, &text)), problems)
     }
 

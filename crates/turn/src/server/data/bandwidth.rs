@@ -15,7 +15,7 @@
 mod limit;
 mod pool;
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::RangeInclusive};
 
 use crate::{
     server::{AllocationId, DropReason, Gate, Server, Verdict, policy::gate::user_key},
@@ -66,8 +66,16 @@ impl Default for Bandwidth {
 }
 
 impl Bandwidth {
-    /// The most that a rate may be, in bits per second.
+    /// Highest rate, in bits per second.
     pub const MOST: u64 = 1_000_000_000_000;
+    /// Rates that can be a limit, in bits per second: at less than the lowest nothing could be relayed.
+    pub const RATES: RangeInclusive<u64> = 1000..=Self::MOST;
+
+    /// The rate nearest to so many bytes per second, the unit of coturn's `max-bps`.
+    #[must_use]
+    pub fn from_bytes(bytes: u64) -> u64 {
+        bytes.saturating_mul(8).clamp(*Self::RATES.start(), *Self::RATES.end())
+    }
 
     fn of(&self, realm: &str) -> Rates {
         self.realms.get(realm).copied().unwrap_or(self.rates)

@@ -5,22 +5,13 @@
 
 use std::path::PathBuf;
 
-use turnpike_forward::{Access, Endpoint, PortRange};
-use turnpike_strict::nearest;
+use turnpike_rules::{Access, Endpoint, PortRange, Protocol};
+use turnpike_strict::{Entry, Mistake, Node, Origin, Value, find, nearest};
 
-use super::{
-    parts,
-    rule_keys::{Draft, protocol_named},
-    settings::{LineFormat, LogFile},
-};
-use crate::{
-    Mistake, Origin,
-    read::shown,
-    source::{Entry, Node, Value, find},
-};
+use super::{ForeignRules, LineFormat, LogFile, Machine, draft::Draft, parts};
 
 /// The keys of the file itself.
-pub(crate) const TOP: [&str; 5] = ["global_rules", "forwarding_rules", "log_file", "pid_file", "log_format"];
+pub const TOP: [&str; 5] = ["global_rules", "forwarding_rules", "log_file", "pid_file", "log_format"];
 const RULE: [&str; 8] = [
     "bind_address",
     "bind_port",
@@ -36,20 +27,10 @@ const ACCESS: [&str; 2] = ["type", "pattern"];
 const PORT_FORM: &str = "a port, 1 to 65535";
 const PATH_FORM: &str = "the path of a file";
 
-/// What a file says.
-#[derive(Debug, Default)]
-pub(crate) struct OxidinetdToml {
-    pub(crate) drafts: Vec<Draft>,
-    pub(crate) access: Access,
-    pub(crate) connection_file: Option<LogFile>,
-    pub(crate) pid_file: Option<PathBuf>,
-    pub(crate) warnings: Vec<String>,
-}
-
 /// Reads the entries of a file.
-pub(crate) fn read(entries: &[Entry], problems: &mut Vec<Mistake>) -> OxidinetdToml {
-    let mut file = OxidinetdToml::default();
-    let mut reader = Reader { problems, warnings: Vec::new() };
+pub fn read(entries: &[Entry], machine: &Machine, problems: &mut Vec<Mistake>) -> ForeignRules {
+    let mut file = ForeignRules::default();
+    let mut reader = Reader { problems, warnings: Vec::new(), resolve: machine.resolve };
     reader.warn_unknown("", entries, &TOP);
     if let Some(node) = find(entries, "global_rules") {
         file.access = reader.access("global_rules", node);
@@ -79,6 +60,7 @@ pub(crate) fn read(entries: &[Entry], problems: &mut Vec<Mistake>) -> OxidinetdT
 struct Reader<'a> {
     problems: &'a mut Vec<Mistake>,
     warnings: Vec<String>,
+    resolve: parts::Resolve,
 }
 
 impl Reader<'_> {
@@ -114,7 +96,7 @@ impl Reader<'_> {
         if let Some(node) = find(table, "protocol") {
             const FORM: &str = "\"tcp\", \"udp\", \"udptotcp\" or \"tcptoudp\"";
             if let Some(text) = self.text("protocol", node, FORM) {
-                match protocol_named(&text) {
+                match Protocol::from_name(&text) {
                     Some(protocol) => draft.rule.protocol = protocol,
                     None => self.refuse("protocol", node, FORM),
                 }
@@ -124,7 +106,7 @@ impl Reader<'_> {
             && let Some(text) = self.text("source_address", node, "an address of this machine")
         {
             draft.origins.insert("rule.source", node.origin.clone());
-            match parts::local_address(&text) {
+            match parts::local_address(&text, self.resolve) {
                 Ok(address) => draft.rule.source = (!address.is_unspecified()).then_some(address.into()),
                 Err(why) => self.refuse_because("source_address", node, &why, "an address of this machine"),
             }
@@ -140,7 +122,6 @@ impl Reader<'_> {
 
     /// There, only UDP listeners have one.
     fn timeout(&mut self, node: &Node, draft: &mut Draft) {
-        use turnpike_forward::Protocol;
         let seconds = match node.value {
             Value::Integer(seconds) => {
                 u64::try_from(seconds).ok().filter(|seconds| (1..=31_536_000).contains(seconds))
@@ -258,11 +239,11 @@ impl Reader<'_> {
     }
 
     fn refuse(&mut self, key: &str, node: &Node, expected: &str) {
-        self.push(&node.origin, key, format!("found {}", shown(node)), expected);
+        self.push(&node.origin, key, format!("found {}", node), expected);
     }
 
     fn refuse_because(&mut self, key: &str, node: &Node, why: &str, expected: &str) {
-        self.push(&node.origin, key, format!("found {}: {why}", shown(node)), expected);
+        self.push(&node.origin, key, format!("found {}: {why}", node), expected);
     }
 
     fn push(&mut self, origin: &Origin, key: &str, problem: String, expected: &str) {

@@ -2,10 +2,9 @@
 
 use std::{path::Path, time::Duration};
 
-use turnpike_forward::Protocol;
+use turnpike_strict::parse_file;
 
 use super::*;
-use crate::source;
 
 const SAMPLE: &str = r#"
 log_file = "/var/log/oi.log"
@@ -59,10 +58,10 @@ connect_port = 9091
 protocol = "tcptoudp"
 "#;
 
-fn parse(text: &str) -> Result<OxidinetdToml, Vec<String>> {
+fn parse(text: &str) -> Result<ForeignRules, Vec<String>> {
     let mut problems = Vec::new();
-    let entries = source::parse_file(Path::new("o.toml"), text, &mut problems);
-    let file = read(&entries, &mut problems);
+    let entries = parse_file(Path::new("o.toml"), text, &mut problems);
+    let file = read(&entries, &super::super::tests::machine(""), &mut problems);
     if problems.is_empty() { Ok(file) } else { Err(problems.iter().map(ToString::to_string).collect()) }
 }
 

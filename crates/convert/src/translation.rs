@@ -1,6 +1,4 @@
-//! Configurations of other servers, translated into one of ours.
-
-pub mod coturn;
+//! A configuration of another server, translated into one of ours.
 
 /// A translation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +18,7 @@ pub struct Note {
     pub option: String,
     /// The remark: the work to do, or the reason why there is none.
     pub text: String,
-    /// The operator has nothing to do.
+    /// Whether the operator has nothing to do.
     pub is_harmless: bool,
 }
 

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 
 /// A table of services.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Services(Vec<Service>);
+pub struct Services(Vec<Service>);
 
 #[derive(Clone, Debug)]
 struct Service {
@@ -14,15 +14,18 @@ struct Service {
     transport: String,
 }
 
-/// What the port of a service is asked for.
+/// The transport of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transport {
+pub enum Transport {
+    /// TCP.
     Tcp,
+    /// UDP.
     Udp,
 }
 
 impl Transport {
-    pub(crate) fn name(self) -> &'static str {
+    /// As /etc/services has it.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
             Self::Udp => "udp",
@@ -31,8 +34,8 @@ impl Transport {
 }
 
 impl Services {
-    /// This machine's; a machine without the file knows no names.
-    pub(crate) fn of_this_machine() -> Self {
+    /// Those of this machine; a machine without the file knows no names.
+    pub fn of_this_machine() -> Self {
         Self::read(Path::new("/etc/services"))
     }
 
@@ -42,7 +45,7 @@ impl Services {
     }
 
     /// Lines that make no sense are passed over, as the C library does.
-    pub(crate) fn parse(text: &str) -> Self {
+    pub fn parse(text: &str) -> Self {
         let mut services = Vec::new();
         for line in text.lines() {
             let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
@@ -59,13 +62,13 @@ impl Services {
     }
 
     /// The port of a service by name or alias.
-    pub(crate) fn port(&self, name: &str, transport: Transport) -> Option<u16> {
+    pub fn port(&self, name: &str, transport: Transport) -> Option<u16> {
         let fits = |service: &&Service| service.name == name && service.transport == transport.name();
         self.0.iter().find(fits).map(|service| service.port)
     }
 
     /// All names, for suggestions.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+    pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|service| service.name.as_str())
     }
 }

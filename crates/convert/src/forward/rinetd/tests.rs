@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use turnpike_forward::{Bind, Host, Pattern, Rule};
+use turnpike_rules::Bind;
 
 use super::*;
 
 const SERVICES: &str = "http 80/tcp www\ndomain 53/tcp\ndomain 53/udp\nsnmp-trap 162/udp\n";
 
-fn parse(text: &str) -> std::result::Result<RinetdConf, Vec<String>> {
+fn parse(text: &str) -> std::result::Result<ForeignRules, Vec<String>> {
     let mut problems = Vec::new();
-    let conf = read(Path::new("r.conf"), text, &Services::parse(SERVICES), &mut problems);
+    let conf = read(Path::new("r.conf"), text, &super::super::tests::machine(SERVICES), &mut problems);
     if problems.is_empty() { Ok(conf) } else { Err(problems.iter().map(ToString::to_string).collect()) }
 }
 
-fn conf(text: &str) -> RinetdConf {
+fn conf(text: &str) -> ForeignRules {
     parse(text).unwrap_or_else(|problems| panic!("{text}: {problems:?}"))
 }
 

@@ -16,13 +16,11 @@ use std::{
     path::Path,
 };
 
-use super::{Imported, Note};
-use turnpike_strict::nearest;
+use turnpike_strict::{Mistake, Mistakes, file_text, nearest};
 
 use crate::{
-    CertificateFiles, Flags, Mistake, Mistakes, Sources, certificates,
-    foreign::{self, Reader},
-    source,
+    translation::{Imported, Note},
+    wrong_format::{self, Reader},
 };
 use draft::Draft;
 use options::{Handling, OPTIONS};
@@ -32,15 +30,24 @@ use read::{Setting, is_on, settings, whole, without_comment};
 struct Machine {
     is_own: fn(IpAddr) -> bool,
     is_file: fn(&Path) -> bool,
-    /// The certificate can be used for DTLS; `None` if it cannot be read here.
-    can_dtls: fn(&CertificateFiles) -> Option<bool>,
+    /// Whether a certificate and its key can be used for DTLS; `None` if they cannot be read here.
+    can_dtls: fn(cert: &Path, key: &Path) -> Option<bool>,
+    /// Mistakes of a configuration, whose files are not read: they may be on another machine.
+    mistakes: fn(&str) -> Vec<Mistake>,
 }
 
-/// Reads and translates a file, the arguments of a command line, or both. Arguments win, as in coturn.
+/// Reads and translates a file, the arguments of a command line, or both. Arguments win, as in coturn. `can_dtls` tells whether DTLS
+/// can use a certificate and its key (`None` if it cannot be read here), `mistakes` finds those of the result without reading the files
+/// that it names.
 ///
 /// # Errors
 /// The file cannot be read, or is another program's; or there is neither a file nor an argument.
-pub fn import(path: Option<&Path>, arguments: &[String]) -> Result<Imported, Mistakes> {
+pub fn import(
+    path: Option<&Path>,
+    arguments: &[String],
+    can_dtls: fn(cert: &Path, key: &Path) -> Option<bool>,
+    mistakes: fn(&str) -> Vec<Mistake>,
+) -> Result<Imported, Mistakes> {
     let mut notes = Vec::new();
     let given = read::arguments(arguments, &mut notes);
     if let Some(named) = path.filter(|_| given.no_file) {
@@ -54,9 +61,9 @@ pub fn import(path: Option<&Path>, arguments: &[String]) -> Result<Imported, Mis
     let mut problems = Vec::new();
     let text = match path {
         Some(path) => {
-            let text = source::file_text(path, &mut problems);
+            let text = file_text(path, &mut problems);
             problems.extend(
-                text.as_ref().and_then(|text| foreign::of_another_program(path, text, Reader::Coturn)),
+                text.as_ref().and_then(|text| wrong_format::of_another_program(path, text, Reader::Coturn)),
             );
             text.filter(|_| problems.is_empty()).ok_or(Mistakes(problems))?
         }
@@ -71,7 +78,7 @@ pub fn import(path: Option<&Path>, arguments: &[String]) -> Result<Imported, Mis
         let text = "coturn also reads its turnserver.conf here: name that file too if there is one";
         notes.push(Note { line: 0, option: "-n".to_owned(), text: text.to_owned(), is_harmless: true });
     }
-    let here = Machine { is_own, is_file: Path::is_file, can_dtls };
+    let here = Machine { is_own, is_file: Path::is_file, can_dtls, mistakes };
     let all = settings(&text).chain(given.settings);
     Ok(translate(&name, all, notes, &here))
 }
@@ -91,10 +98,6 @@ fn is_own(ip: IpAddr) -> bool {
         socket.local_addr()
     };
     !ip.is_unspecified() && !ip.is_multicast() && from().is_ok_and(|from| from.ip() == ip)
-}
-
-fn can_dtls(files: &CertificateFiles) -> Option<bool> {
-    certificates::read(files).ok().map(|identity| identity.can_dtls())
 }
 
 /// Translates settings; `name` is the place that the result names as their source.
@@ -120,7 +123,7 @@ fn translate<'a>(
         apply(&mut draft, handling, value, &mut note);
     }
     let mut toml = draft.finish(machine, &mut notes);
-    notes.extend(mistakes(&toml));
+    notes.extend((machine.mistakes)(&toml).into_iter().map(of_result));
     for note in notes.iter_mut().filter(|note| note.line == 0) {
         note.line = line_of(&all, note);
     }
@@ -203,18 +206,7 @@ fn comment(text: &str) -> String {
     format!("# {}\n", text.replace(char::is_control, " "))
 }
 
-/// Mistakes in the result. Files that it names are not read: they may be on another machine.
-fn mistakes(toml: &str) -> Vec<Note> {
-    let mut problems = Vec::new();
-    let entries = source::parse_file(Path::new("result"), toml, &mut problems);
-    let sources = Sources::new(None, Vec::new(), Flags::new());
-    let errors = match sources.merge(&entries, problems, |_| certificates::Found::default()) {
-        Ok(_) => Vec::new(),
-        Err(Mistakes(errors)) => errors,
-    };
-    let note = |Mistake { key, problem, expected, .. }: Mistake| {
-        let text = format!("{problem}; expected {expected}");
-        Note { line: 0, option: key, text, is_harmless: false }
-    };
-    errors.into_iter().map(note).collect()
+/// A mistake in the result.
+fn of_result(Mistake { key, problem, expected, .. }: Mistake) -> Note {
+    Note { line: 0, option: key, text: format!("{problem}; expected {expected}"), is_harmless: false }
 }

@@ -7,14 +7,9 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
+use turnpike_strict::{Entry, Node, Value};
 
-use super::{
-    Origin,
-    key::KeySpec,
-    realm_keys::REALM_KEYS,
-    settings::KEYS,
-    source::{Entry, Node, Value},
-};
+use super::{Origin, key::KeySpec, realm_keys::REALM_KEYS, settings::KEYS};
 
 /// A warning if every user of this machine can read a file that holds `what`. Read permission for a group is fine: that is how
 /// a server that does not run as root gets the file.
@@ -86,7 +81,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::source;
+    use turnpike_strict::parse_file;
 
     #[test]
     fn a_file_that_everybody_can_read_is_a_warning() {
@@ -105,7 +100,7 @@ mod tests {
     fn a_configuration_holds_a_secret_in_any_of_its_forms_and_else_none() {
         let holds = |text: &str| {
             let mut problems = Vec::new();
-            let entries = source::parse_file(Path::new("t.toml"), text, &mut problems);
+            let entries = parse_file(Path::new("t.toml"), text, &mut problems);
             assert!(problems.is_empty(), "{text}: {problems:?}");
             files(&entries, &[]).into_iter().collect::<Vec<_>>()
         };

@@ -1,21 +1,24 @@
-//! Files that were meant for another program, or for our other command: told as that, in one sentence, instead of as one mistake
-//! a line.
+//! Files of another program, or of our other command: one mistake names the format, instead of one for each line.
 
 use std::{net::IpAddr, path::Path};
 
-use super::{Mistake, Origin, import::coturn::is_option, source::Entry};
+use turnpike_strict::{Entry, Mistake, Origin};
+
+use crate::coturn::is_option;
 
 /// The command that reads the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reader {
+pub enum Reader {
+    /// `turnpike serve`.
     Serve,
+    /// `turnpike forward`.
     Forward,
     /// `turnpike import coturn`.
     Coturn,
 }
 
 /// The mistake if a text is a file of another program; `reader` knows its own formats itself.
-pub(crate) fn of_another_program(path: &Path, text: &str, reader: Reader) -> Option<Mistake> {
+pub fn of_another_program(path: &Path, text: &str, reader: Reader) -> Option<Mistake> {
     let found = lines(text).find_map(|line| recognise(&line, text)).or_else(|| yaml(text))?;
     let expected = expected(found.format, reader, path)?;
     let name = match found.format {
@@ -71,7 +74,7 @@ fn expected(format: Format, reader: Reader, path: &Path) -> Option<String> {
 }
 
 /// What TOML is if its sections are those of the other command: `theirs` and `ours` are sections that only one of them has.
-pub(crate) fn of_the_other_command(
+pub fn of_the_other_command(
     path: &Path,
     entries: &[Entry],
     (ours, theirs): (&[&str], &[&str]),

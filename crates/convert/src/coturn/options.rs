@@ -2,12 +2,11 @@
 
 use std::{net::IpAddr, str::FromStr};
 
-use turnpike_turn::ip_range::IpRange;
+use turnpike_turn::{ip_range::IpRange, server::Bandwidth};
+use turnpike_wire::{address::is_swapped, names::is_username};
 
 use super::draft::{Alternate, Draft};
-use crate::{
-    Secret, StoredKey, UserSecret, keys::is_username, limit_keys, relay_keys::is_swapped, settings::User,
-};
+use crate::toml_text::{quoted, strings};
 
 /// Handling of an option. The error of a translation is a remark for the operator; the draft may hold a value all the same.
 pub(super) enum Handling {
@@ -321,7 +320,7 @@ fn within(place: &mut Option<u32>, value: &str, least: u32, most: u32) -> Result
 /// Bytes a second, 0 for no limit.
 fn rate(place: &mut Option<u64>, value: &str) -> Result<(), String> {
     let bytes: u64 = parse(value, NUMBER)?;
-    let bits = limit_keys::of_bytes(bytes);
+    let bits = Bandwidth::from_bytes(bytes);
     *place = Some(bits).filter(|_| bytes > 0);
     if bytes == 0 || bytes.checked_mul(8) == Some(bits) {
         Ok(())
@@ -363,13 +362,13 @@ fn user(draft: &mut Draft, value: &str) -> Result<(), String> {
         return Err("the name or the password is missing".to_owned());
     }
     let secret = match secret.strip_prefix("0x").or_else(|| secret.strip_prefix("0X")) {
-        Some(digits) => {
-            let key = StoredKey::from_hex(digits);
-            UserSecret::Keys(vec![key.ok_or("the key needs 32 or 64 hex digits")?])
+        Some(key) if matches!(key.len(), 32 | 64) && key.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+            format!("key = {}", strings(&[key]))
         }
-        None => UserSecret::Password(Secret::new(secret)),
+        Some(_) => return Err("the key needs 32 or 64 hex digits".to_owned()),
+        None => format!("password = {}", quoted(secret)),
     };
-    draft.users.push(User { name: name.to_owned(), secret });
+    draft.users.push(format!("{{ name = {}, {secret} }}", quoted(name)));
     Ok(())
 }
 

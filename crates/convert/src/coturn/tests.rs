@@ -2,23 +2,28 @@
 
 use std::collections::BTreeSet;
 
+use turnpike_config::{Settings, settings_of};
+
 use super::*;
-use crate::Settings;
 
 const CONF: &str = include_str!("tests/all.conf");
 const TOML: &str = include_str!("tests/all.toml");
 const NOTES: &str = include_str!("tests/all.txt");
-const DOCUMENT: &str = include_str!("../../../../../docs/from-coturn.md");
+const DOCUMENT: &str = include_str!("../../../../docs/from-coturn.md");
 
 /// Those of 4.17.1, from its own list of options.
 const COTURN: &str = include_str!("tests/options-4.17.1.txt");
 
 fn read(toml: &str) -> Settings {
-    let mut problems = Vec::new();
-    let entries = source::parse_file(Path::new("t.toml"), toml, &mut problems);
-    let sources = Sources::new(None, Vec::new(), Flags::new());
-    let loaded = sources.merge(&entries, problems, |_| certificates::Found::default());
-    loaded.unwrap_or_else(|errors| panic!("{errors}\n{toml}")).0.settings
+    settings_of(toml).unwrap_or_else(|errors| panic!("{errors}\n{toml}"))
+}
+
+fn mistakes(toml: &str) -> Vec<Mistake> {
+    settings_of(toml).err().map_or_else(Vec::new, |mistakes| mistakes.0)
+}
+
+fn import_here(path: Option<&Path>, arguments: &[String]) -> Result<Imported, Mistakes> {
+    import(path, arguments, |_, _| None, mistakes)
 }
 
 /// What a file comes to, and what is told that is to be done.
@@ -29,7 +34,8 @@ fn translated(text: &str) -> (Settings, Vec<String>) {
 }
 
 /// A machine with no address of the file, with all its databases, and without its certificates.
-pub(super) const ELSEWHERE: Machine = Machine { is_own: |_| false, is_file: |_| true, can_dtls: |_| None };
+pub(super) const ELSEWHERE: Machine =
+    Machine { is_own: |_| false, is_file: |_| true, can_dtls: |_, _| None, mistakes };
 
 pub(super) fn text_of(text: &str) -> Imported {
     translate("t.conf", settings(text), Vec::new(), &ELSEWHERE)
@@ -163,7 +169,7 @@ fn addresses_behind_a_nat_are_told_by_their_public_ones() {
         let shown = settings
             .relay_addresses
             .iter()
-            .filter_map(crate::RelayPlace::fixed)
+            .filter_map(turnpike_config::RelayPlace::fixed)
             .map(|address| (address.bind.to_string(), address.external.map(|ip| ip.to_string())));
         (shown.collect::<Vec<_>>(), notes)
     };
@@ -274,7 +280,7 @@ fn listeners_are_where_coturns_are() {
 /// A certificate that can be used decides for DTLS, where the file does not.
 #[test]
 fn dtls_is_served_where_coturn_serves_it_if_the_certificate_allows_that() {
-    let listen = |text: &str, can_dtls: fn(&CertificateFiles) -> Option<bool>| {
+    let listen = |text: &str, can_dtls: fn(&Path, &Path) -> Option<bool>| {
         let machine = Machine { can_dtls, ..ELSEWHERE };
         let imported = translate("t.conf", settings(text), Vec::new(), &machine);
         let listen: Vec<String> = read(&imported.toml).dtls_listen.iter().map(ToString::to_string).collect();
@@ -283,15 +289,15 @@ fn dtls_is_served_where_coturn_serves_it_if_the_certificate_allows_that() {
     let with = |more: &str| format!("listening-ip=10.0.0.5\ncert=/c.pem\npkey=/k.pem\nuser=a:b\n{more}");
     let (tls, both): (&[&str], &[&str]) = (&["10.0.0.5:5349"], &["10.0.0.5:3478", "10.0.0.5:5349"]);
     for (more, can_dtls, expected, has_note) in [
-        ("", (|_| Some(true)) as fn(&CertificateFiles) -> Option<bool>, tls, false),
-        ("", |_| Some(false), &[], true),
-        ("", |_| None, &[], true),
-        ("no-dtls", |_| Some(true), &[], false),
-        ("no-udp", |_| Some(true), &[], false),
-        ("no-dtls=false", |_| Some(true), both, false),
-        ("dtls", |_| Some(true), both, false),
-        ("dtls", |_| Some(false), &[], true),
-        ("dtls", |_| None, both, true),
+        ("", (|_, _| Some(true)) as fn(&Path, &Path) -> Option<bool>, tls, false),
+        ("", |_, _| Some(false), &[], true),
+        ("", |_, _| None, &[], true),
+        ("no-dtls", |_, _| Some(true), &[], false),
+        ("no-udp", |_, _| Some(true), &[], false),
+        ("no-dtls=false", |_, _| Some(true), both, false),
+        ("dtls", |_, _| Some(true), both, false),
+        ("dtls", |_, _| Some(false), &[], true),
+        ("dtls", |_, _| None, both, true),
     ] {
         let (listen, noted) = listen(&with(more), can_dtls);
         assert_eq!(
@@ -355,7 +361,7 @@ proptest::proptest! {
         let text = lines.join("\n") + "\n" + OPTIONS[known].0 + "=" + lines.first().map_or("", String::as_str);
         let imported = text_of(&text);
         let mut problems = Vec::new();
-        source::parse_file(Path::new("t"), &imported.toml, &mut problems);
+        turnpike_strict::parse_file(Path::new("t"), &imported.toml, &mut problems);
         proptest::prop_assert!(problems.is_empty(), "{problems:?}\n{}", imported.toml);
     }
 }
@@ -541,7 +547,7 @@ fn a_command_line_alone_is_translated() {
     let words =
         ["-n", "--lt-cred-mech", "--user=alice:wonderland", "--realm=example.org", "--min-port=50000"];
     let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-    let imported = import(None, &words).expect("a translation");
+    let imported = import_here(None, &words).expect("a translation");
     let settings = read(&imported.toml);
     assert_eq!(
         (settings.users.len(), settings.realm.as_str(), *settings.ports.start()),
@@ -552,14 +558,14 @@ fn a_command_line_alone_is_translated() {
     let dir = turnpike_testkit::Dir::new();
     let file = dir.at("turnserver.conf");
     std::fs::write(&file, "realm=old.example.org\nuser=bob:builder\n").expect("a file");
-    let imported = import(Some(&file), &["--realm=new.example.org".to_owned()]).expect("a translation");
+    let imported = import_here(Some(&file), &["--realm=new.example.org".to_owned()]).expect("a translation");
     let settings = read(&imported.toml);
     assert_eq!((settings.realm.as_str(), settings.users.len()), ("new.example.org", 1));
-    let imported = import(Some(&file), &["-n".to_owned()]).expect("a translation");
+    let imported = import_here(Some(&file), &["-n".to_owned()]).expect("a translation");
     assert_eq!(read(&imported.toml).realm, "old.example.org", "a file that is named is read");
     let is_told = |note: &Note| note.option == "-n" && note.text.starts_with("coturn reads no file with it");
     assert!(imported.notes.iter().any(is_told), "{:?}", imported.notes);
     std::fs::write(&file, "eturnal:\n  secret: \"x\"\n").expect("a file");
-    let error = import(Some(&file), &[]).expect_err("another program's").to_string();
+    let error = import_here(Some(&file), &[]).expect_err("another program's").to_string();
     assert!(error.contains("this looks like eturnal.yml"), "{error}");
 }

@@ -8,14 +8,12 @@ use std::{
     path::Path,
 };
 
-use turnpike_turn::ip_range::IpRange;
+use turnpike_turn::{ip_range::IpRange, server::MAX_ALLOCATIONS};
 
 use super::{Machine, peers};
 use crate::{
-    CertificateFiles, Settings, StoredKey, UserSecret,
-    import::Note,
-    key::show::{quoted, strings},
-    settings::User,
+    toml_text::{quoted, strings},
+    translation::Note,
 };
 
 /// Everything that has a translation.
@@ -46,7 +44,8 @@ pub(super) struct Draft {
     pub(super) lt_cred_mech: bool,
     pub(super) use_auth_secret: bool,
     pub(super) oauth: bool,
-    pub(super) users: Vec<User>,
+    /// Entries of `auth.users`.
+    pub(super) users: Vec<String>,
     pub(super) secrets: Vec<String>,
     pub(super) realm: Option<String>,
     pub(super) server_name: Option<String>,
@@ -218,9 +217,8 @@ impl Draft {
                 note(option, format!("{path} is looked for where turnpike is started: write the whole path"));
             }
         }
-        let files = CertificateFiles { cert: cert.into(), key: key.into() };
         let by_tls = self.listeners(port);
-        let can_dtls = (machine.can_dtls)(&files);
+        let can_dtls = (machine.can_dtls)(Path::new(cert), Path::new(key));
         match (self.dtls, can_dtls) {
             (Some(false), _) => {}
             (Some(true), Some(false)) => note("dtls", no_dtls(&by_tls)),
@@ -341,22 +339,7 @@ impl Draft {
             note("user", "coturn ignores it beside use-auth-secret; here such users count too".to_owned());
         }
         if !self.users.is_empty() {
-            let entry = |user: &User| match &user.secret {
-                UserSecret::Password(password) => {
-                    format!("{{ name = {}, password = {} }}", quoted(&user.name), quoted(password.reveal()))
-                }
-                UserSecret::Keys(keys) => {
-                    let digits =
-                        keys.iter().map(|(StoredKey::Md5(key) | StoredKey::Sha256(key))| key.reveal());
-                    format!(
-                        "{{ name = {}, key = {} }}",
-                        quoted(&user.name),
-                        strings(&digits.collect::<Vec<_>>())
-                    )
-                }
-            };
-            let entries: Vec<String> = self.users.iter().map(entry).collect();
-            file.key("auth", "users", format!("[\n  {},\n]", entries.join(",\n  ")));
+            file.key("auth", "users", format!("[\n  {},\n]", self.users.join(",\n  ")));
         }
         if !self.secrets.is_empty() {
             file.key("auth", "secrets", strings(&self.secrets));
@@ -416,7 +399,7 @@ impl Draft {
         let no_zero = |limit: Option<usize>| limit.filter(|limit| *limit > 0);
         let ports = if self.multiplex_peer { usize::MAX } else { ports };
         let total = no_zero(self.total_quota).map(|total| total.min(ports));
-        let most = total.unwrap_or(Settings::default().max_allocations);
+        let most = total.unwrap_or(MAX_ALLOCATIONS);
         file.some("limits", "allocations", total);
         file.some("limits", "allocations_per_user", no_zero(self.user_quota).map(|user| user.min(most)));
         file.some("limits", "bits_per_second", self.bps_capacity);

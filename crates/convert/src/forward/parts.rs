@@ -1,5 +1,5 @@
 //! The parts of forwarding rules: hosts, ports, targets, client patterns. Every format is made of them, so that all accept and
-//! refuse the same. Errors are half sentences; the caller, who knows the place, makes [`Mistake`](crate::Mistake)s of
+//! refuse the same. Errors are half sentences; the caller, who knows the place, makes [`Mistake`](turnpike_strict::Mistake)s of
 //! them.
 
 use std::{
@@ -8,31 +8,40 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use turnpike_forward::{Bind, Endpoint, Host, MOST_WEIGHT, Pattern, PortRange, Proxy, UnixName};
 use turnpike_net::split_zone;
+use turnpike_rules::{Bind, Endpoint, Host, MOST_WEIGHT, Pattern, PortRange, Proxy, UnixName};
 use turnpike_turn::server::Cidr;
 
-use crate::{key::show::quoted, keys::without_zone};
+use crate::toml_text::quoted;
 
 /// Completes "expected ..." for [`endpoint`].
-pub(crate) const TARGET_FORM: &str = "HOST:PORT or HOST:FIRST-LAST, IPv6 in brackets, or unix:/PATH, *WEIGHT behind it if not 1, \
+pub const TARGET_FORM: &str = "HOST:PORT or HOST:FIRST-LAST, IPv6 in brackets, or unix:/PATH, *WEIGHT behind it if not 1, \
                                       such as \"10.0.0.2:9001\", \"[2001:db8::2]:80\" or \"db.example.org:5432*3\"";
 /// Completes "expected ..." for [`listener`].
-pub(crate) const LISTEN_FORM: &str = "ADDR:PORT or ADDR:FIRST-LAST, IPv6 in brackets, such as \"0.0.0.0:9000\" or \
+pub const LISTEN_FORM: &str = "ADDR:PORT or ADDR:FIRST-LAST, IPv6 in brackets, such as \"0.0.0.0:9000\" or \
                                       \"[::]:9000-9010\", or unix:/PATH";
 /// Completes "expected ..." for [`pattern`].
-pub(crate) const PATTERN_FORM: &str =
+pub const PATTERN_FORM: &str =
     "an address with * and ? such as \"192.168.*\" or \"fe80:*\", or a prefix such as \"10.0.0.0/8\"";
 
 /// Completes "expected ..." for [`proxy`].
-pub(crate) const PROXY_FORM: &str = "addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them; \
+pub const PROXY_FORM: &str = "addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them; \
                                      \"unix:\" for all who come by a Unix socket";
 /// Completes "expected ..." for [`payload`].
-pub(crate) const PAYLOAD_FORM: &str =
+pub const PAYLOAD_FORM: &str =
     "at most 1024 bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"";
 
+/// The text, unless it is an address with a zone: neither messages nor patterns have zones.
+pub fn without_zone(text: &str) -> Result<&str, String> {
+    let address = text.split(['/', ']']).next().unwrap_or_default().trim_start_matches('[');
+    if let Some((address, zone)) = split_zone(address) {
+        return Err(format!("only this machine knows the interface %{zone}: write {address} without it"));
+    }
+    Ok(text)
+}
+
 /// A lone port or `FIRST-LAST`.
-pub(crate) fn port_range(text: &str) -> Result<PortRange, String> {
+pub fn port_range(text: &str) -> Result<PortRange, String> {
     let (first, last) = match text.split_once('-') {
         Some((first, last)) => (port(first)?, port(last)?),
         None => (port(text)?, port(text)?),
@@ -56,7 +65,7 @@ fn port(text: &str) -> Result<u16, String> {
 }
 
 /// An address, with or without brackets around IPv6, or a host name.
-pub(crate) fn host(text: &str) -> Result<Host, String> {
+pub fn host(text: &str) -> Result<Host, String> {
     if let Some(inner) = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         return match inner.parse::<IpAddr>() {
             Ok(address @ IpAddr::V6(_)) => Ok(Host::Ip(address)),
@@ -101,7 +110,7 @@ fn unix(text: &str) -> Option<Result<UnixName, String>> {
 }
 
 /// `HOST:PORT`, `HOST:FIRST-LAST` or `unix:NAME`, with or without `*WEIGHT`.
-pub(crate) fn endpoint(text: &str) -> Result<Endpoint, String> {
+pub fn endpoint(text: &str) -> Result<Endpoint, String> {
     let (text, weight) = match text.rsplit_once('*') {
         Some((text, weight)) => (text, self::weight(weight)?),
         None => (text, 1),
@@ -125,7 +134,7 @@ fn weight(text: &str) -> Result<u16, String> {
 }
 
 /// `ADDR:PORT`, `ADDR:FIRST-LAST` or `unix:NAME` to listen on. Names are resolved when the rule is bound.
-pub(crate) fn listener(text: &str) -> Result<(Bind, PortRange), String> {
+pub fn listener(text: &str) -> Result<(Bind, PortRange), String> {
     if let Some(name) = unix(text) {
         return Ok((Bind::Unix(name?), NO_PORT));
     }
@@ -135,7 +144,7 @@ pub(crate) fn listener(text: &str) -> Result<(Bind, PortRange), String> {
 }
 
 /// The listener that was meant by `:8080`, `*:8080` or `8080`.
-pub(crate) fn meant_listener(text: &str) -> Option<String> {
+pub fn meant_listener(text: &str) -> Option<String> {
     let ports = text.strip_prefix("*:").or_else(|| text.strip_prefix(':')).unwrap_or(text);
     port_range(ports).is_ok().then(|| format!("0.0.0.0:{ports}"))
 }
@@ -156,8 +165,11 @@ fn split_port(text: &str) -> Result<(&str, &str), String> {
     Ok((host, port))
 }
 
-/// An address of this machine; of a name the first that the resolver gives, as rinetd takes it.
-pub(crate) fn local_address(text: &str) -> Result<IpAddr, String> {
+/// Looks up a name: the first address that the resolver gives.
+pub type Resolve = fn(&str) -> io::Result<Option<IpAddr>>;
+
+/// An address of this machine. Of a name it is the first that the resolver gives, as in rinetd.
+pub fn local_address(text: &str, resolve: Resolve) -> Result<IpAddr, String> {
     match host(text)? {
         Host::Ip(address) => Ok(address),
         // No word that stands before a port is one.
@@ -169,26 +181,8 @@ pub(crate) fn local_address(text: &str) -> Result<IpAddr, String> {
     }
 }
 
-/// The first address that the resolver gives.
-#[cfg(not(test))]
-fn resolve(name: &str) -> io::Result<Option<IpAddr>> {
-    use std::net::ToSocketAddrs as _;
-
-    Ok((name, 0).to_socket_addrs()?.next().map(|address| address.ip()))
-}
-
-/// Tests ask nobody's name server.
-#[cfg(test)]
-fn resolve(name: &str) -> io::Result<Option<IpAddr>> {
-    match name {
-        "localhost" => Ok(Some(Ipv4Addr::LOCALHOST.into())),
-        "nowhere" => Ok(None),
-        _ => Err(io::Error::other("tests know no such name")),
-    }
-}
-
 /// An allow or deny pattern.
-pub(crate) fn pattern(text: &str) -> Result<Pattern, String> {
+pub fn pattern(text: &str) -> Result<Pattern, String> {
     without_zone(text)?;
     if text.contains('/') {
         return text.parse::<Cidr>().map(|cidr| Pattern::Prefix(cidr.base, cidr.bits));
@@ -205,7 +199,7 @@ pub(crate) fn pattern(text: &str) -> Result<Pattern, String> {
 }
 
 /// The pattern that was meant by one that fits no address: one with too few or too many parts, leading zeros, or IPv4 in IPv6.
-pub(crate) fn meant_pattern(text: &str) -> Option<String> {
+pub fn meant_pattern(text: &str) -> Option<String> {
     let text = text.to_ascii_lowercase();
     let text = without_mapping(&text);
     if text.contains(':') {
@@ -224,12 +218,12 @@ pub(crate) fn meant_pattern(text: &str) -> Option<String> {
 }
 
 /// A pattern over IPv4-mapped addresses as one over IPv4, which is how their clients count.
-pub(crate) fn without_mapping(text: &str) -> &str {
+pub fn without_mapping(text: &str) -> &str {
     text.strip_prefix("::ffff:").filter(|rest| rest.contains('.') && !rest.contains('/')).unwrap_or(text)
 }
 
 /// The first groups of an IPv6 address as a prefix: the text of an address may have `::` in place of any of them.
-pub(crate) fn meant_prefix(text: &str) -> Option<String> {
+pub fn meant_prefix(text: &str) -> Option<String> {
     let groups: Vec<&str> = text.trim_end_matches('*').trim_end_matches(':').split(':').collect();
     let read = |group: &&str| u16::from_str_radix(group, 16).ok();
     let mut address = [0; 8];
@@ -241,7 +235,7 @@ pub(crate) fn meant_prefix(text: &str) -> Option<String> {
 
 /// True if a pattern such as `2001:db8:0:*` misses most of what it means: `2001:db8::1` has no such text. Zeros in a row become `::` (RFC 5952
 /// section 4.2), so a group of zero is one only between groups that are none.
-pub(crate) fn misses_zeros(pattern: &Pattern) -> bool {
+pub fn misses_zeros(pattern: &Pattern) -> bool {
     let Pattern::Wildcard(text) = pattern else { return false };
     if !text.contains(':') || text.contains("::") || !text.contains(['*', '?']) {
         return false;
@@ -259,12 +253,12 @@ pub(crate) fn misses_zeros(pattern: &Pattern) -> bool {
 }
 
 /// The end of a warning.
-pub(crate) fn did_you_mean(meant: Option<impl std::fmt::Display>) -> String {
+pub fn did_you_mean(meant: Option<impl std::fmt::Display>) -> String {
     meant.map_or_else(String::new, |meant| format!("; did you mean \"{meant}\"?"))
 }
 
 /// An address, a prefix or `unix:`.
-pub(crate) fn proxy(text: &str) -> Result<Proxy, String> {
+pub fn proxy(text: &str) -> Result<Proxy, String> {
     match text.trim() {
         "unix:" => Ok(Proxy::Unix),
         text => without_zone(text)?
@@ -274,7 +268,7 @@ pub(crate) fn proxy(text: &str) -> Result<Proxy, String> {
 }
 
 /// The opposite of [`proxy`].
-pub(crate) fn show_proxy(proxy: &Proxy) -> String {
+pub fn show_proxy(proxy: &Proxy) -> String {
     match proxy {
         Proxy::Network(pattern) => show_pattern(pattern),
         Proxy::Unix => "unix:".to_owned(),
@@ -282,7 +276,7 @@ pub(crate) fn show_proxy(proxy: &Proxy) -> String {
 }
 
 /// The payload of a datagram.
-pub(crate) fn payload(text: &str) -> Result<Vec<u8>, String> {
+pub fn payload(text: &str) -> Result<Vec<u8>, String> {
     let bytes = match text.strip_prefix("0x") {
         None => text.as_bytes().to_vec(),
         Some(digits) => {
@@ -306,14 +300,14 @@ pub(crate) fn payload(text: &str) -> Result<Vec<u8>, String> {
 }
 
 /// rinetd's `0` for "all addresses".
-pub(crate) fn or_zero(text: &str) -> &str {
+pub fn or_zero(text: &str) -> &str {
     const ANY: &str = "0.0.0.0";
     debug_assert_eq!(Ok(Ipv4Addr::UNSPECIFIED), ANY.parse());
     if text == "0" { ANY } else { text }
 }
 
 /// The opposite of [`endpoint`].
-pub(crate) fn show_target(endpoint: &Endpoint) -> String {
+pub fn show_target(endpoint: &Endpoint) -> String {
     match endpoint.weight {
         1 => endpoint.to_string(),
         weight => format!("{endpoint}*{weight}"),
@@ -321,7 +315,7 @@ pub(crate) fn show_target(endpoint: &Endpoint) -> String {
 }
 
 /// The opposite of [`listener`].
-pub(crate) fn show_listener(bind: &Bind, ports: PortRange) -> String {
+pub fn show_listener(bind: &Bind, ports: PortRange) -> String {
     match bind {
         Bind::Ip(_) | Bind::Name(_) => format!("{bind}:{ports}"),
         Bind::Unix(_) => bind.to_string(),
@@ -337,7 +331,7 @@ pub fn show_pattern(pattern: &Pattern) -> String {
 }
 
 /// The opposite of [`payload`], as TOML; nothing is as an empty one.
-pub(crate) fn show_payload(payload: Option<&[u8]>) -> String {
+pub fn show_payload(payload: Option<&[u8]>) -> String {
     let payload = payload.unwrap_or_default();
     let plain = |byte: &u8| (b' '..=b'~').contains(byte) && !b"\"\\".contains(byte);
     if payload.iter().all(plain) && !payload.starts_with(b"0x") {
@@ -353,6 +347,17 @@ pub(crate) fn show_payload(payload: Option<&[u8]>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_that_others_see_have_no_zone() {
+        let told = "only this machine knows the interface %eth0: write fe80::1 without it".to_owned();
+        for text in ["fe80::1%eth0", "[fe80::1%eth0]:3478", "fe80::1%eth0/64"] {
+            assert_eq!(without_zone(text), Err(told.clone()), "{text}");
+        }
+        for text in ["fe80::1", "[2001:db8::1]:3478", "10.0.0.0/8", "100%"] {
+            assert_eq!(without_zone(text), Ok(text));
+        }
+    }
 
     #[test]
     fn payloads_are_text_or_hexadecimal_and_written_back() {

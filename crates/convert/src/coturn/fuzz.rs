@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use turnpike_config::{Secret, Settings, UserSecret, settings_of};
 use turnpike_testkit::fuzz;
 use turnpike_turn::{
     ip_range::{IpRange, difference},
@@ -9,7 +10,6 @@ use turnpike_turn::{
 };
 
 use super::{tests::text_of, *};
-use crate::{Settings, UserSecret};
 
 const CONF: &str = include_str!("tests/all.conf");
 
@@ -20,7 +20,7 @@ fn turnserver_conf() {
         let imported = text_of(text);
         notes_are_bounded(&imported.notes, text);
         comments_say_nothing(&imported, text);
-        match load(&imported.toml) {
+        match settings_of(&imported.toml) {
             Ok(settings) => {
                 peers_are_refused_as_in_coturn(&settings, text);
                 no_note_has_a_secret(&settings, &imported.notes, text);
@@ -32,13 +32,6 @@ fn turnserver_conf() {
             }),
         }
     });
-}
-
-fn load(toml: &str) -> Result<Settings, Mistakes> {
-    let mut problems = Vec::new();
-    let entries = source::parse_file(Path::new("t.toml"), toml, &mut problems);
-    let sources = Sources::new(None, Vec::new(), Flags::new());
-    sources.merge(&entries, problems, |_| certificates::Found::default()).map(|(loaded, _)| loaded.settings)
 }
 
 fn notes_are_bounded(notes: &[Note], text: &str) {
@@ -64,7 +57,7 @@ fn comments_say_nothing(imported: &Imported, text: &str) {
 /// A denied peer is refused unless it is allowed too, and an allowed one is not.
 fn peers_are_refused_as_in_coturn(settings: &Settings, text: &str) {
     let ranges = |wanted: &str| -> Vec<IpRange> {
-        let named = settings_of(text).filter(|(option, _)| *option == wanted);
+        let named = options_of(text).filter(|(option, _)| *option == wanted);
         named.filter_map(|(_, value)| value.parse().ok()).collect()
     };
     let (allowed, denied) = (ranges("allowed-peer-ip"), ranges("denied-peer-ip"));
@@ -89,7 +82,7 @@ fn peers_are_refused_as_in_coturn(settings: &Settings, text: &str) {
     }
 }
 
-fn settings_of(text: &str) -> impl Iterator<Item = (&str, &str)> {
+fn options_of(text: &str) -> impl Iterator<Item = (&str, &str)> {
     super::settings(text).map(|(_, option, value)| (option, without_comment(value).0))
 }
 
@@ -112,7 +105,7 @@ fn no_note_has_a_secret(settings: &Settings, notes: &[Note], text: &str) {
         UserSecret::Password(password) => Some(password),
         UserSecret::Keys(_) => None,
     });
-    for secret in passwords.chain(&settings.secrets).map(crate::Secret::reveal) {
+    for secret in passwords.chain(&settings.secrets).map(Secret::reveal) {
         // One that stands elsewhere too may be told from there, and a short one is in many words.
         if secret.len() >= 8 && text.matches(secret).count() == 1 {
             assert!(notes.iter().all(|note| !note.to_string().contains(secret)), "{secret}");

@@ -11,16 +11,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use turnpike_forward::{Access, Endpoint, Host, PortRange, Protocol, Rule};
-use turnpike_strict::nearest;
+use turnpike_rules::{Access, Endpoint, Host, Pattern, PortRange, Protocol, Rule};
+use turnpike_strict::{Mistake, Origin, nearest};
 
-use super::{
-    parts,
-    rule_keys::Draft,
-    services::{Services, Transport},
-    settings::{LineFormat, LogFile},
-};
-use crate::{Mistake, Origin};
+use super::{ForeignRules, LineFormat, LogFile, Machine, draft::Draft, parts, services::Transport};
 
 const RULE_FORM: &str =
     "bindaddress bindport connectaddress connectport [options], such as 0.0.0.0 80 10.0.0.2 8080";
@@ -31,35 +25,32 @@ const LONGEST_IDLE: u32 = 31_536_000;
 const OPTIONS_FORM: &str = "[timeout=SECONDS, src=ADDRESS, keepalive=on|off], each at most once";
 const DIRECTIVES: [&str; 5] = ["allow", "deny", "logfile", "logcommon", "pidlogfile"];
 
-/// What a file says.
-#[derive(Debug, Default)]
-pub(crate) struct RinetdConf {
-    pub(crate) drafts: Vec<Draft>,
-    pub(crate) access: Access,
-    pub(crate) connection_file: Option<LogFile>,
-    pub(crate) pid_file: Option<PathBuf>,
-    pub(crate) warnings: Vec<String>,
-}
-
 /// Wrong lines of a file without a right one that are told one by one; beyond that it is no rinetd.conf.
 const FEW: usize = 3;
 
 /// Reads a file; every line with a mistake is one problem. Names of this machine are looked up when all lines are right: a name
 /// server may be silent for long, and a file that is none of ours would have a "name" in each line.
-pub(crate) fn read(path: &Path, text: &str, services: &Services, problems: &mut Vec<Mistake>) -> RinetdConf {
-    let mut conf = RinetdConf::default();
+pub fn read(path: &Path, text: &str, machine: &Machine, problems: &mut Vec<Mistake>) -> ForeignRules {
+    let mut conf = ForeignRules::default();
     let mut log_file = None;
     let mut common = false;
     let mut names = Vec::new();
     let mut wrong = Vec::new();
     for (index, line) in text.lines().enumerate() {
-        let mut line = Line { path, number: index + 1, text: line, at: 0, services, names: &mut names };
+        let mut line = Line {
+            path,
+            number: index + 1,
+            text: line,
+            at: 0,
+            services: &machine.services,
+            names: &mut names,
+        };
         if let Err(problem) = line.read(&mut conf, &mut log_file, &mut common) {
             wrong.push(*problem);
         }
     }
     if wrong.is_empty() {
-        resolve(names, &mut conf.drafts, &mut wrong);
+        resolve(names, machine.resolve, &mut conf.drafts, &mut wrong);
     } else if conf.drafts.is_empty() && wrong.len() > FEW {
         let more = wrong.len() - 1;
         wrong.truncate(1);
@@ -85,15 +76,23 @@ struct SourceName {
 const LOOKUPS: usize = 32;
 
 /// Looks names up, many at a time: each may take as long as a name server that does not answer.
-fn resolve(names: Vec<SourceName>, drafts: &mut [Draft], problems: &mut Vec<Mistake>) {
+fn resolve(
+    names: Vec<SourceName>,
+    resolve: parts::Resolve,
+    drafts: &mut [Draft],
+    problems: &mut Vec<Mistake>,
+) {
     let mut distinct: Vec<&str> = names.iter().map(|name| name.name.as_str()).collect();
     distinct.sort_unstable();
     distinct.dedup();
     let mut answers: HashMap<&str, std::result::Result<IpAddr, String>> = HashMap::new();
     for some in distinct.chunks(LOOKUPS) {
         std::thread::scope(|scope| {
-            let asked: Vec<_> =
-                some.iter().copied().map(|name| scope.spawn(move || parts::local_address(name))).collect();
+            let asked: Vec<_> = some
+                .iter()
+                .copied()
+                .map(|name| scope.spawn(move || parts::local_address(name, resolve)))
+                .collect();
             for (name, thread) in some.iter().zip(asked) {
                 let answer = thread.join().unwrap_or_else(|_| Err("it cannot be looked up".to_owned()));
                 answers.insert(name, answer);
@@ -123,7 +122,7 @@ struct Line<'a> {
     number: usize,
     text: &'a str,
     at: usize,
-    services: &'a Services,
+    services: &'a super::Services,
     names: &'a mut Vec<SourceName>,
 }
 
@@ -132,7 +131,7 @@ type Result<T> = std::result::Result<T, Box<Mistake>>;
 impl Line<'_> {
     fn read(
         &mut self,
-        conf: &mut RinetdConf,
+        conf: &mut ForeignRules,
         log_file: &mut Option<PathBuf>,
         common: &mut bool,
     ) -> Result<()> {
@@ -348,9 +347,9 @@ impl Line<'_> {
     /// Before the first rule a pattern is for all rules, after it for the last one.
     fn pattern(
         &mut self,
-        conf: &mut RinetdConf,
+        conf: &mut ForeignRules,
         consequence: &str,
-        list: fn(&mut Access) -> &mut Vec<turnpike_forward::Pattern>,
+        list: fn(&mut Access) -> &mut Vec<Pattern>,
     ) -> Result<()> {
         let at = self.skip_blanks();
         let word = self.word("#").to_owned();

@@ -1,20 +1,21 @@
-//! Where somebody is who speaks TCP with us: an address and port, or a Unix socket.
+//! Ends of connections (an address and port, or a Unix socket), and listeners.
 
 use std::{
     fmt, io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 use turnpike_net::{ConnectOptions, TcpSocket, UnixName, ZonedIp, unix};
+use turnpike_wire::address::canonical_ip;
 
 use crate::Host;
 
 /// A client, a target or a listener. Shown as `10.0.0.2:80` or `unix:/run/app.sock`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// Of TCP or UDP.
+    /// TCP or UDP.
     Ip(SocketAddr),
-    /// A Unix stream socket. Clients hardly ever have one of their own: theirs is the one that they came in by.
+    /// A Unix stream socket; a client has that of the listener, as most clients bind none.
     Unix(UnixName),
 }
 
@@ -35,12 +36,13 @@ impl Address {
         }
     }
 
-    pub(crate) fn is_unix(&self) -> bool {
+    /// Whether it is a Unix socket.
+    pub fn is_unix(&self) -> bool {
         matches!(self, Self::Unix(_))
     }
 
     /// Begins to connect. The options are for IP alone.
-    pub(crate) fn connect(&self, options: &ConnectOptions) -> io::Result<TcpSocket> {
+    pub fn connect(&self, options: &ConnectOptions) -> io::Result<TcpSocket> {
         match self {
             Self::Ip(address) => TcpSocket::connect(*address, options),
             Self::Unix(name) => unix::connect(name),
@@ -63,7 +65,7 @@ impl From<SocketAddr> for Address {
     }
 }
 
-/// What a rule listens on, beside its ports.
+/// The listening address of a rule, without its ports.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Bind {
     /// An address of this machine.
@@ -100,5 +102,22 @@ impl From<Host> for Bind {
 impl<T: Into<IpAddr>> From<T> for Bind {
     fn from(ip: T) -> Self {
         Self::Ip(ZonedIp::from(ip))
+    }
+}
+
+/// True if a listener at `bind` takes what is sent to `ip`, an address of this machine.
+#[must_use]
+pub fn hears(bind: IpAddr, ipv6_only: bool, ip: IpAddr) -> bool {
+    let (bind, ip) = (canonical_ip(bind), reached(ip));
+    bind == ip || bind.is_unspecified() && (bind.is_ipv4() == ip.is_ipv4() || bind.is_ipv6() && !ipv6_only)
+}
+
+/// The address that connect(2) makes of this one: the loopback address of the unspecified one.
+#[must_use]
+pub fn reached(ip: IpAddr) -> IpAddr {
+    match canonical_ip(ip) {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
     }
 }

@@ -7,8 +7,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-pub use turnpike_net::CopyMode;
-use turnpike_net::{ConnectOptions, TcpTimers, UnixName, ZonedIp};
+use turnpike_net::{ConnectOptions, CopyMode, TcpTimers, UnixName, ZonedIp};
 use turnpike_wire::proxy_protocol::ProxyVersion;
 
 use crate::{Access, Address, Bind, Pattern};
@@ -38,6 +37,31 @@ pub enum Protocol {
     },
 }
 
+impl Protocol {
+    /// Its name in TOML and before `://`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::UdpToTcp { .. } => "udptotcp",
+            Self::TcpToUdp { .. } => "tcptoudp",
+        }
+    }
+
+    /// The opposite of [`Protocol::name`]; not framed.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "tcp" => Self::Tcp,
+            "udp" => Self::Udp,
+            "udptotcp" => Self::UdpToTcp { framed: false },
+            "tcptoudp" => Self::TcpToUdp { framed: false },
+            _ => return None,
+        })
+    }
+}
+
 /// An inclusive range of ports; a lone port is a range of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortRange {
@@ -52,7 +76,7 @@ pub struct PortRange {
 pub enum Host {
     /// An address.
     Ip(IpAddr),
-    /// A name, or an address with a zone such as `fe80::1%eth0`, resolved again when its answer is older than [`crate::Settings::resolve_every`]. Each of its addresses, of both
+    /// A name, or an address with a zone such as `fe80::1%eth0`, resolved again when its answer is older than the forwarder's `resolve_every`. Each of its addresses, of both
     /// families and 16 at most, is balanced as a target of its own.
     Name(String),
     /// A Unix stream socket; the endpoint's ports mean nothing then.
@@ -234,7 +258,7 @@ pub struct Rule {
     pub any_port: bool,
     /// How bytes move (TCP).
     pub copy: CopyMode,
-    /// Whether the kernel forwards lone datagrams itself (UDP); `None` is as [`crate::Settings::kernel`] says, where the rule allows it.
+    /// Whether the kernel forwards lone datagrams itself (UDP); `None` is as the forwarder's `kernel` says, where the rule allows it.
     pub kernel: Option<bool>,
 }
 
@@ -283,7 +307,7 @@ impl Rule {
     }
 
     /// Whether this client is one of [`Rule::proxy_protocol_from`].
-    pub(crate) fn is_proxy(&self, client: &Address) -> bool {
+    pub fn is_proxy(&self, client: &Address) -> bool {
         self.proxy_protocol_from.iter().any(|proxy| match (proxy, client) {
             (Proxy::Network(pattern), Address::Ip(client)) => pattern.matches(client.ip()),
             (Proxy::Unix, Address::Unix(_)) => true,
@@ -310,12 +334,12 @@ impl Rule {
     }
 
     /// Whether what goes out is UDP.
-    pub(crate) fn targets_speak_udp(&self) -> bool {
+    pub fn targets_speak_udp(&self) -> bool {
         matches!(self.protocol, Protocol::Udp | Protocol::TcpToUdp { .. })
     }
 
     /// How its outgoing TCP sockets are made. Those of a [`Rule::transparent`] one also want the client's address as source.
-    pub(crate) fn connect_options(&self) -> ConnectOptions {
+    pub fn connect_options(&self) -> ConnectOptions {
         ConnectOptions {
             source: self.source,
             device: self.device.clone(),

@@ -1,0 +1,65 @@
+//! Rules as their sources have them: which keys are given, and their places.
+
+use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
+
+use turnpike_rules::{Bind, Endpoint, Protocol, Rule, RuleId};
+use turnpike_strict::Origin;
+
+use super::parts;
+
+/// A rule that is being read, with the places of its keys.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    /// The rule so far; the rest are defaults.
+    pub rule: Rule,
+    /// Place of the rule.
+    pub origin: Origin,
+    /// Places of its keys, by path.
+    pub origins: BTreeMap<&'static str, Origin>,
+}
+
+impl Draft {
+    /// A rule of which only the place is known.
+    pub fn new(origin: Origin) -> Self {
+        Self { rule: defaults(Protocol::Tcp), origin, origins: BTreeMap::new() }
+    }
+
+    /// Whether the source has this key.
+    pub fn has(&self, path: &str) -> bool {
+        self.origins.contains_key(path)
+    }
+
+    /// Place of this key, or of the rule.
+    pub fn origin_of(&self, path: &str) -> &Origin {
+        self.origins.get(path).unwrap_or(&self.origin)
+    }
+
+    /// Fills in the name and the defaults that depend on the protocol.
+    pub fn with_defaults(mut self) -> Self {
+        if !self.has("rule.idle") {
+            self.rule.idle_timeout = defaults(self.rule.protocol).idle_timeout;
+        }
+        if !self.has("rule.name") {
+            self.rule.id = default_id(&self.rule);
+        }
+        self
+    }
+}
+
+/// A rule with neither listener nor target, and all else by default.
+pub fn defaults(protocol: Protocol) -> Rule {
+    // rinetd's and oxidinetd's default: a UDP session has no other end.
+    let idle_timeout = (protocol != Protocol::Tcp).then_some(Duration::from_secs(72));
+    Rule { protocol, idle_timeout, ..Rule::default() }
+}
+
+/// `tcp://0.0.0.0:9000`: one listener has one rule, so that this is a name that lives on when the target changes. Port 0 is no
+/// listener yet, and the target tells such rules apart.
+pub fn default_id(rule: &Rule) -> RuleId {
+    let mut id = format!("{}://{}", rule.protocol.name(), parts::show_listener(&rule.bind, rule.ports));
+    if rule.ports.first == 0 && !matches!(rule.bind, Bind::Unix(_)) {
+        let targets: Vec<String> = rule.targets.iter().map(Endpoint::to_string).collect();
+        let _ = write!(id, "={}", targets.join(","));
+    }
+    RuleId(id)
+}

@@ -1,0 +1,16 @@
+//! Forwarding rules, already parsed: their listeners, targets and limits, and the clients that they admit.
+//!
+//! The forwarder runs them, the configuration reads them, and other programs' files are translated into them.
+#![forbid(unsafe_code)]
+
+mod access;
+mod address;
+mod rule;
+
+pub use access::{Access, Pattern};
+pub use address::{Address, Bind, hears, reached};
+pub use rule::{
+    Balance, Endpoint, Host, Limits, MOST_WEIGHT, PortRange, Protocol, Proxy, Question, Rule, RuleId,
+};
+pub use turnpike_net::{CopyMode, TcpTimers, UnixName, ZonedIp};
+pub use turnpike_wire::proxy_protocol::ProxyVersion;

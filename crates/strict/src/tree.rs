@@ -1,0 +1,174 @@
+//! A TOML file as a tree whose nodes remember their place.
+
+use std::{collections::BTreeSet, fmt, fs, path::Path};
+
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+use zeroize::Zeroizing;
+
+use crate::{Mistake, Origin, nearest};
+
+/// A value and its place.
+#[derive(Clone)]
+pub struct Node {
+    /// The value.
+    pub value: Value,
+    /// Its place.
+    pub origin: Origin,
+}
+
+/// A value as its source has it, not yet validated.
+#[derive(Clone)]
+pub enum Value {
+    /// Overwritten when it is dropped: it may be a password.
+    Text(Zeroizing<String>),
+    /// A whole number.
+    Integer(i64),
+    /// True or false.
+    Boolean(bool),
+    /// An array.
+    List(Vec<Node>),
+    /// A table, in the order of the file.
+    Table(Vec<Entry>),
+    /// A type that no key has, by its TOML name.
+    Other(&'static str),
+}
+
+impl Value {
+    /// See [`Value::Text`].
+    pub fn text(text: impl Into<String>) -> Self {
+        Self::Text(Zeroizing::new(text.into()))
+    }
+}
+
+/// A key with its value.
+#[derive(Clone)]
+pub struct Entry {
+    /// The key.
+    pub key: String,
+    /// Place of the key.
+    pub origin: Origin,
+    /// The value.
+    pub node: Node,
+}
+
+/// The value of a key.
+pub fn find<'e>(entries: &'e [Entry], key: &str) -> Option<&'e Node> {
+    entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
+}
+
+impl Entry {
+    /// The mistake for an entry of `table` that is none of `names`.
+    pub fn unknown(&self, table: &str, names: &[&str]) -> Mistake {
+        let (key, expected) = (format!("{table}.{}", self.key), format!("one of {}", names.join(", ")));
+        Mistake::new(&self.origin, key, "unknown key", expected)
+            .suggesting_instead(nearest(&self.key, names.iter().copied()))
+    }
+}
+
+impl Node {
+    /// The name of its type, with an article.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match &self.value {
+            Value::Text(_) => "a string",
+            Value::Integer(_) => "an integer",
+            Value::Boolean(_) => "a boolean",
+            Value::List(_) => "an array",
+            Value::Table(_) => "a table",
+            Value::Other(kind) => kind,
+        }
+    }
+}
+
+/// As messages quote it.
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            Value::Text(text) if self.origin.is_textual() => write!(f, "{:?}", text.as_str()),
+            Value::Text(text) => write!(f, "the string {:?}", text.as_str()),
+            Value::Integer(value) => write!(f, "the integer {value}"),
+            Value::Boolean(value) => write!(f, "the boolean {value}"),
+            Value::List(_) | Value::Table(_) => f.write_str(self.kind()),
+            Value::Other(kind) => write!(f, "a value of type {kind}"),
+        }
+    }
+}
+
+/// The text of a configuration file, which may hold passwords.
+pub fn file_text(path: &Path, problems: &mut Vec<Mistake>) -> Option<Zeroizing<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Some(Zeroizing::new(text)),
+        Err(error) => {
+            problems.push(Mistake::new(
+                &Origin::file(path),
+                "",
+                format!("cannot read the configuration file: {error}"),
+                "a readable file in UTF-8",
+            ));
+            None
+        }
+    }
+}
+
+/// Reads the text of a file into its top-level entries; syntax errors go to `problems`.
+pub fn parse_file(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Vec<Entry> {
+    let places = Places { path, text };
+    let (table, errors) = DeTable::parse_recoverable(text);
+    let mut told = BTreeSet::new();
+    for error in &errors {
+        let start = error.span().map_or(0, |span| span.start);
+        // What else the parser finds in the same place follows from the first.
+        if !told.insert(start) {
+            continue;
+        }
+        // Only the message and the place: the error's own text quotes the line, and the line may hold a password.
+        problems.push(Mistake::new(
+            &places.origin(start),
+            "",
+            format!("no valid TOML: {}", error.message().replace('\n', ", ")),
+            "",
+        ));
+    }
+    places.entries(table.get_ref())
+}
+
+struct Places<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+impl Places<'_> {
+    fn origin(&self, offset: usize) -> Origin {
+        Origin::in_text(self.path, self.text, offset)
+    }
+
+    /// The table in the order of the file (the parser's map is sorted by key).
+    fn entries(&self, table: &DeTable<'_>) -> Vec<Entry> {
+        let mut entries: Vec<_> = table.iter().collect();
+        entries.sort_by_key(|(key, _)| key.span().start);
+        entries
+            .into_iter()
+            .map(|(key, value)| Entry {
+                key: key.get_ref().to_string(),
+                origin: self.origin(key.span().start),
+                node: self.node(value),
+            })
+            .collect()
+    }
+
+    fn node(&self, value: &Spanned<DeValue<'_>>) -> Node {
+        let converted = match value.get_ref() {
+            DeValue::String(text) => Value::text(text.to_string()),
+            DeValue::Boolean(value) => Value::Boolean(*value),
+            DeValue::Integer(digits) => i64::from_str_radix(digits.as_str(), digits.radix())
+                .map_or(Value::Other("integer"), Value::Integer),
+            DeValue::Array(items) => Value::List(items.iter().map(|item| self.node(item)).collect()),
+            DeValue::Table(table) => Value::Table(self.entries(table)),
+            other => Value::Other(other.type_str()),
+        };
+        Node { value: converted, origin: self.origin(value.span().start) }
+    }
+}
