@@ -1,5 +1,5 @@
-//! `turnpike sessions`, `session`, `drain` and `reload`: what they ask and how they show it, as tables for people or as JSON. `user`,
-//! `secret`, `realm` and `key` are in `backend`, `fleet` and `health` in files of their own.
+//! `turnpike sessions`, `session`, `drain` and `reload`: their requests, and their answers as tables for people or as JSON. `user`, `secret`,
+//! `realm` and `key` are in `account_commands`; `fleet` and `health` have files of their own.
 
 mod account_commands;
 mod fleet;
