@@ -388,8 +388,9 @@ fn request_keys(code: u16, why: RequestRefusal) -> Option<&'static [&'static str
             438 => &["auth.nonce_lifetime"],
             440 => &["relay.addresses"],
             442 => &["relay.tcp"],
-            486 => &["limits.allocations"],
-            300 | 400 | 401 | 403 | 420 | 437 | 441 | 443 | 446 | 447 | 500 | 508 => &[],
+            486 => &["limits.allocations_per_user", "limits.allocations_per_prefix"],
+            508 => &["limits.allocations", "relay.ports", "relay.addresses"],
+            300 | 400 | 401 | 403 | 420 | 437 | 441 | 443 | 446 | 447 | 500 => &[],
             _ => return None,
         },
     })
@@ -548,6 +549,16 @@ mod tests {
         ] {
             assert!(!keys.is_empty(), "{kind} {reason}");
             assert_eq!(keys_of_count(kind, reason), keys, "{kind} {reason}");
+        }
+        // Of an answer only the code is counted, whatever limit has caused it.
+        for (code, causes) in [
+            (486, [RequestRefusal::UserQuota, RequestRefusal::PrefixQuota]),
+            (508, [RequestRefusal::TotalQuota, RequestRefusal::NoRelay]),
+        ] {
+            let keys = keys_of_count("answer", &code.to_string());
+            for key in causes.iter().flat_map(|cause| Why::Request(Method::Allocate, code, *cause).keys()) {
+                assert!(keys.contains(key), "{code} {key}");
+            }
         }
         // Every limit has a key.
         for (kind, reason) in counted().filter(|(kind, _)| *kind == "limit") {
