@@ -1,4 +1,4 @@
-//! What the interface reads of the program that it belongs to, beside what any client can ask of it ([`turnpike_api::Program`]).
+//! Access of the interface to its own program, beyond what any client can ask ([`turnpike_api::Program`]).
 
 use std::{sync::Arc, time::Duration};
 

@@ -61,7 +61,7 @@ pub struct Banned {
     pub ban: Ban,
     /// Sessions that it has ended on the node that was asked, its previous process included.
     pub ended: u64,
-    /// The other nodes of the fleet know. If not, they are told when the store answers again.
+    /// True if the other nodes of the fleet know. Otherwise they learn it when the store answers again.
     pub announced: bool,
 }
 
@@ -70,6 +70,6 @@ pub struct Banned {
 pub struct Unbanned {
     /// Bans that are left, sorted by their end.
     pub bans: Vec<Ban>,
-    /// The other nodes of the fleet know. If not, they are told when the store answers again.
+    /// True if the other nodes of the fleet know. Otherwise they learn it when the store answers again.
     pub announced: bool,
 }

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 /// Selects refusals.
 #[derive(Clone, Debug, Default)]
 pub struct RefusalFilter {
-    /// Of clients within this prefix.
+    /// Only clients within this prefix.
     pub client: Option<Cidr>,
     /// With this in their username.
     pub user: Option<String>,

@@ -64,7 +64,7 @@ pub struct RelayRange {
     /// The highest port.
     #[schema(maximum = 65535)]
     pub last_port: u16,
-    /// Whether this machine has the address: without it no allocation is granted there.
+    /// True if this machine has the address. Allocations are granted only on an address that it has.
     pub up: bool,
     /// Since when that is so (RFC 3339).
     pub since: String,

@@ -234,7 +234,7 @@ fn yaml_is_told_from_toml() {
 }
 
 /// Examples of earlier versions without their comments: the defaults, and what was commented out as an example. One line is left out
-/// on purpose: `accept_proxy` without `proxy_protocol_from`, which is refused since it believes anybody.
+/// on purpose: `accept_proxy` without `proxy_protocol_from`, which is refused because it trusts every client.
 #[test]
 fn configurations_of_earlier_versions_load() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/configurations");

@@ -6,15 +6,14 @@ use std::{
     path::PathBuf,
 };
 
-/// Anonymous memory of this process in bytes, counted page by page (proc_pid_smaps(5)). RssAnon of proc_pid_status(5) lags by up to 256 KiB a
-/// thread before Linux 6.2.
+/// Memory of this process that is its own, in bytes: pages in use that no file has (RssAnon of proc_pid_status(5)).
 pub fn memory() -> u64 {
-    memory_at("/proc/self/smaps_rollup", "Anonymous:")
+    memory_at("/proc/self/status")
 }
 
-/// RssAnon of another process, whose pages only root may count if it makes no core dumps.
+/// The same of another process.
 pub fn memory_of(pid: u32) -> u64 {
-    memory_at(&format!("/proc/{pid}/status"), "RssAnon:")
+    memory_at(&format!("/proc/{pid}/status"))
 }
 
 /// How much [`memory`] has grown when `work` is done; 0 if it has shrunk.
@@ -72,11 +71,11 @@ impl Thread {
     }
 }
 
-fn memory_at(path: &str, field: &str) -> u64 {
-    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
-    let value = text.lines().find_map(|line| line.strip_prefix(field));
-    let kib = value.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kib.unwrap_or_else(|| panic!("no {field} in {path}")) * 1024
+fn memory_at(path: &str) -> u64 {
+    let status = fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let field = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = field.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.unwrap_or_else(|| panic!("no RssAnon in {path}")) * 1024
 }
 
 #[cfg(test)]

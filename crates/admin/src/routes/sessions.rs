@@ -49,7 +49,7 @@ impl Default for Place {
     }
 }
 
-/// Whether each of it can be meant.
+/// Rejects values that cannot be meant.
 pub(super) fn check(query: &SessionQuery) -> Result<(), Problem> {
     filter(query).map(drop)
 }
