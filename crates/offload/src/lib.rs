@@ -49,6 +49,7 @@ pub use layout::{Count, Kind};
 pub use netlink::interface_of_route;
 pub use settings::{Attachment, Hook, Settings};
 pub use sockmap::{Joined, Sockmap};
+pub use verification::load_program;
 pub use worker_sockets::WorkerSockets;
 
 #[cfg(not(target_endian = "little"))]

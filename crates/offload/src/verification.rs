@@ -1,4 +1,4 @@
-//! Asking the kernel to take a program, as often as it takes.
+//! Loads programs into the kernel, and tries again after temporary failures.
 
 use std::{thread, time::Duration};
 
@@ -36,12 +36,13 @@ pub(crate) fn classifier<'o>(
     program.try_into().map_err(OffloadError::program)
 }
 
-/// Has a program verified. The kernel gives up half-way where a signal is pending for the thread (EAGAIN) or memory is short; the library then
-/// asks a second time with room for the verifier's log, which must not be too small (ENOSPC): all of that passes, so it is asked again.
+/// Has a program verified, and tries again when the failure is temporary. The kernel gives up half-way if a signal is pending for the
+/// thread (EAGAIN) or memory is short; the library then asks once more with room for the verifier's log, and fails if that is too small
+/// (ENOSPC).
 ///
 /// # Errors
 /// [`OffloadError`], which says what to change.
-pub(crate) fn load_program(load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), OffloadError> {
+pub fn load_program(load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), OffloadError> {
     let passes = |error: &ProgramError| matches!(error, ProgramError::LoadError { io_error, .. } if is_passing(io_error));
     until_judged(load, passes).map_err(OffloadError::program)
 }

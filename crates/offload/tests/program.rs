@@ -15,6 +15,7 @@ use aya::{
 use turnpike_offload::{
     Count,
     layout::{ACROSS, ARRIVED, BYTES, CALM, DATAGRAMS, Flow, FlowKey, HOP_WORDS, SINCE, STATE_WORDS, UP},
+    load_program,
     mirror::{Action, Frame, Place, State, Summed, Tables},
 };
 use turnpike_testkit::alone::skip;
@@ -113,11 +114,11 @@ impl Program {
             .map_err(|error| format!("{error:?}"))?;
         let program: &mut SchedClassifier =
             object.program_mut("turnpike").expect("it is there").try_into().expect("of this type");
-        program.load().map_err(|error| format!("{error:?}"))?;
+        load_program(|| program.load()).map_err(|error| format!("{error:?}"))?;
         if has_xdp() {
             let program: &mut Xdp =
                 object.program_mut("turnpike_xdp").expect("it is there").try_into().expect("of this type");
-            program.load().map_err(|error| format!("{error:?}"))?;
+            load_program(|| program.load()).map_err(|error| format!("{error:?}"))?;
         }
         let mut take = |name| object.take_map(name).expect("a map");
         Ok(Self {

@@ -120,7 +120,10 @@ fn json_results_have_the_keys_that_they_had() {
 }
 
 /// Contents of these depend on the run or the machine.
-const VARIABLE: [&str; 3] = [".errors", ".notes", ".port_443"];
+const VARIABLE: [&str; 2] = [".errors", ".port_443"];
+
+/// A run that has nothing to note leaves this key out.
+const OPTIONAL: &str = ".notes";
 
 /// A line for each key, with the types of its values.
 fn keys(result: &Value) -> String {
@@ -133,6 +136,9 @@ fn keys(result: &Value) -> String {
 }
 
 fn collect_keys(path: &str, value: &Value, keys: &mut BTreeMap<String, BTreeSet<&'static str>>) {
+    if path == OPTIONAL {
+        return;
+    }
     let kind = match value {
         Value::Null => "null",
         Value::Bool(_) => "bool",
