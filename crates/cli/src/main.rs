@@ -102,7 +102,7 @@ fn main() -> ExitCode {
         Command::Completions(args) => written("the completions", args.write(&mut io::stdout())),
         Command::Man(args) => written("the manual pages", args.write(&mut io::stdout())),
         #[cfg(feature = "tools")]
-        Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::StopFlag::on_signals())),
+        Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args)),
         #[cfg(not(feature = "tools"))]
         Command::Lab { arguments } => {
             drop(arguments);
@@ -346,7 +346,7 @@ fn run_load(
             &format_args!("cannot write the result: {error}; choose another file with --json"),
         );
     }
-    let stop = StopHandle::new();
+    let stop = StopHandle::default();
     if let Err(error) = stop_on_signals(stop.clone()) {
         return fail(FAILED, &format_args!("cannot wait for signals: {error}"));
     }
@@ -360,12 +360,12 @@ fn run_load(
     if let Err(error) = show(&outcome.report, unit, json) {
         return fail(FAILED, &format_args!("cannot write the result: {error}"));
     }
-    let exceeded = outcome.limits_exceeded();
+    let exceeded = &outcome.exceeded;
     if !exceeded.is_empty() {
         return fail(LIMIT_EXCEEDED, &exceeded.join("\n"));
     }
     // Who asked for an hour did not get it, whatever the figures are.
-    if outcome.was_interrupted() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS }
+    if outcome.interrupted { ExitCode::from(FAILED) } else { ExitCode::SUCCESS }
 }
 
 /// The first SIGINT or SIGTERM ends the run with what it has measured, the second at once.

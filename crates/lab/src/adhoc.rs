@@ -11,7 +11,7 @@ use toml::{Table, Value};
 use crate::{
     builtin_experiments::BuiltinText,
     error::LabError,
-    experiment::{COMMAND_LINE, CommandLine, Experiment},
+    experiment::{COMMAND_LINE, CommandLine, Experiment, Ready},
     request::{Overrides, RunRequest, Variant},
 };
 
@@ -128,7 +128,8 @@ pub(crate) fn describe(experiment: &Experiment) -> String {
     let words = |command: &CommandLine| command.words().unwrap_or_default().join(" ");
     let mut text = String::new();
     for service in experiment.services() {
-        let ready = service.ready.as_ref().map_or_else(String::new, |ready| format!(", {ready}"));
+        let ready = service.ready.as_ref().and_then(Ready::probe);
+        let ready = ready.map_or_else(String::new, |(_, value, does)| format!(", ready when {value} {does}"));
         let place = place(&service.namespace, &service.cpus);
         text += &format!("{} ({place}{ready}): {}\n", service.name, words(&service.command));
     }

@@ -8,17 +8,16 @@ use crate::record::Record;
 use crate::stats;
 use crate::verdict::{Conclusion, MetricVerdict, VerdictReason};
 
-/// One cause of void runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Advice {
+pub(crate) struct Advice {
     /// The limit, and what was measured.
-    pub what: String,
+    pub(crate) what: String,
     /// What to try, the best first.
-    pub tries: Vec<String>,
+    pub(crate) tries: Vec<String>,
 }
 
 /// For each cause that cost one of these verdicts, or all runs of a subject.
-pub fn advice(record: &Record, verdicts: &[MetricVerdict]) -> Vec<Advice> {
+pub(crate) fn advice(record: &Record, verdicts: &[MetricVerdict]) -> Vec<Advice> {
     let metric = &record.experiment.metric;
     let nothing_counts = record.experiment.subjects.iter().any(|subject| {
         let mut own = record.rounds.iter().filter(|round| round.subject == subject.name).peekable();

@@ -119,14 +119,16 @@ fn both(then: &BuildFile, now: &BuildFile) -> String {
 }
 
 fn short(build: &BuildFile) -> String {
-    let hash = match &build.sha256 {
-        Some(hash) => format!("SHA-256 {}", hash.get(..SHORT).unwrap_or(hash)),
-        None => "no hash".to_owned(),
-    };
+    let hash = build.short_hash().map_or_else(|| "no hash".to_owned(), |hash| format!("SHA-256 {hash}"));
     format!("{hash}, {} bytes, modified {}", build.size, build.modified)
 }
 
 impl BuildFile {
+    /// Enough of the hash for a sentence.
+    pub(crate) fn short_hash(&self) -> Option<&str> {
+        self.sha256.as_ref().map(|hash| hash.get(..SHORT).unwrap_or(hash))
+    }
+
     /// By the hash; where there is none, by size and time.
     fn is_same_as(&self, other: &Self) -> bool {
         match (&self.sha256, &other.sha256) {

@@ -18,10 +18,7 @@ use crate::{
     record::Record,
     report,
     request::{self, Overrides, RunRequest, Task, Variant},
-    run::{
-        compare::{RunStage, compare},
-        rates,
-    },
+    run::{self, rates, stage::RunStage},
     search::RatePlan,
     stats,
     stop::StopFlag,
@@ -43,7 +40,7 @@ const FURTHER: usize = 8;
 /// Runs `turnpike lab` with these arguments, the program's name first; the exit code: 0 done, 1 failed, 2 bad usage.
 pub fn main<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) -> u8 {
     match Lab::try_parse_from(arguments) {
-        Ok(lab) => run(lab.args, &StopFlag::on_signals()),
+        Ok(lab) => run(lab.args),
         Err(error) => {
             // Nobody to tell if the terminal is closed. Help is no mistake.
             let _ = error.print();
@@ -52,9 +49,9 @@ pub fn main<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) -
     }
 }
 
-/// Runs one command; `stop` ends it early and keeps what was measured. The exit code is as for [`main`].
-pub fn run(arguments: LabArgs, stop: &StopFlag) -> u8 {
-    match dispatch(arguments.command, stop) {
+/// Runs one command. A signal ends it early and keeps what was measured. The exit code is as for [`main`].
+pub fn run(arguments: LabArgs) -> u8 {
+    match dispatch(arguments.command, &StopFlag::on_signals()) {
         Ok(code) => code,
         Err(error) => {
             Console::new().note(&format!("turnpike lab: {error}"));
@@ -243,29 +240,14 @@ fn conclude_suite(journal: &SuiteJournal, markdown: bool, stop: &StopFlag) -> Re
 fn carry_out(requests: &[RunRequest], out: &OutputOptions, stop: &StopFlag) -> Result<u8, LabError> {
     let mut code = 0;
     for request in requests {
-        let stage = RunStage::set(request, &out.out, stop.clone())?;
-        code = code.max(match &request.task {
-            Task::Compare => {
-                let record = compare(request, &stage, &Console::new())?;
-                if record.rounds.is_empty() {
-                    0
-                } else {
-                    conclude(&record, &stage, &stage.experiment.metrics, out)?
-                }
-            }
-            Task::Rates { plan, rounds } => {
-                let record = rates::run(request, &stage, &Console::new(), plan, *rounds)?;
-                for sweep in &record.sweeps {
-                    console::result(&rates::describe(sweep));
-                }
-                if record.sweeps.is_empty() { 0 } else { conclude(&record, &stage, &[], out)? }
-            }
-            Task::Profile => {
-                let record = profile::profile(request, &stage, &Console::new())
-                    .inspect_err(|_| stage.leave_nothing())?;
-                conclude(&record, &stage, &stage.experiment.metrics, out)?
-            }
-        });
+        let stage = RunStage::set(request, &out.out, stop)?;
+        let record = run::carry_out(request, &stage)?;
+        for sweep in &record.sweeps {
+            console::result(&rates::describe(sweep));
+        }
+        if stage.directory.is_dir() {
+            code = code.max(conclude(request, &record, &stage, out)?);
+        }
         if stop.requested() {
             break;
         }
@@ -275,12 +257,17 @@ fn carry_out(requests: &[RunRequest], out: &OutputOptions, stop: &StopFlag) -> R
 
 /// Writes the report and says what came out; 1 if nothing did.
 fn conclude(
+    request: &RunRequest,
     record: &Record,
     stage: &RunStage,
-    further: &[String],
     out: &OutputOptions,
 ) -> Result<u8, LabError> {
-    report::save(&stage.directory, record).map_err(|error| LabError::failed(error.to_string()))?;
+    // The metrics of a search are its own.
+    let further = match request.task {
+        Task::Rates { .. } => &[][..],
+        Task::Compare | Task::Profile => &stage.experiment.metrics,
+    };
+    report::save(&stage.directory, record)?;
     console::result(&summary(record, further));
     console::result(&format!("record: {}", stage.directory.display()));
     append_row(record, &out.log)?;
@@ -385,12 +372,12 @@ fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
     }
     let mut records = Vec::new();
     for directory in directories {
-        records.push(Record::load(directory).map_err(|error| LabError::usage(error.to_string()))?);
+        records.push(Record::load(directory)?);
     }
     if let [record] = &records[..] {
         let directory = &directories[0];
         if directory.is_dir() {
-            report::save(directory, record).map_err(|error| LabError::failed(error.to_string()))?;
+            report::save(directory, record)?;
         }
         console::result(&(summary(record, &[]) + &programs(record)));
         append_row(record, log)?;
@@ -401,7 +388,7 @@ fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
     }
     let comparison = report::compare(&records);
     let page = Path::new("lab-comparison.html");
-    report::save_comparison(page, &comparison).map_err(|error| LabError::failed(error.to_string()))?;
+    report::save_comparison(page, &comparison)?;
     console::result(&format!("{comparison}\npage: {}", page.display()));
     Ok(0)
 }

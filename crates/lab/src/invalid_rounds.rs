@@ -12,7 +12,7 @@ use crate::metric;
 #[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum Void {
     /// The generator sent later than due, so that the offered load was not the wanted one. Some metrics
-    /// [survive](metric::survives_lateness) that.
+    /// survive that.
     #[error("the generator was late (p99 {p99_us:.0} µs, allowed {limit_us:.0} µs)")]
     GeneratorLate { p99_us: f64, limit_us: f64 },
     /// The hypervisor took CPU time away.
@@ -31,7 +31,7 @@ pub enum Void {
 
 /// What made runs void through no fault of a subject, where a limit says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub(crate) enum Cause {
     /// [`Void::GeneratorLate`].
     GeneratorLate,
     /// [`Void::CpuStolen`].
@@ -42,7 +42,7 @@ pub enum Cause {
 
 impl Cause {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::GeneratorLate, Self::CpuStolen, Self::CoresShared];
+    pub(crate) const ALL: [Self; 3] = [Self::GeneratorLate, Self::CpuStolen, Self::CoresShared];
 }
 
 impl fmt::Display for Cause {
@@ -57,7 +57,7 @@ impl fmt::Display for Cause {
 
 impl Void {
     /// The limit that was exceeded, and what was measured: microseconds or percent.
-    pub fn cause(&self) -> Option<(Cause, f64)> {
+    pub(crate) fn cause(&self) -> Option<(Cause, f64)> {
         match self {
             Self::GeneratorLate { p99_us, .. } => Some((Cause::GeneratorLate, *p99_us)),
             Self::CpuStolen { percent, .. } => Some((Cause::CpuStolen, *percent)),
@@ -104,7 +104,7 @@ impl VoidLimits {
     /// [`metric::FOREIGN_PERCENT`] and others), if it is.
     ///
     /// That a subject failed is known only to who ran it. A metric that was not recorded voids nothing.
-    pub fn check(&self, metrics: &BTreeMap<String, f64>) -> Option<Void> {
+    pub(crate) fn check(&self, metrics: &BTreeMap<String, f64>) -> Option<Void> {
         let above = |name: &str, limit: f64| metrics.get(name).copied().filter(|value| *value > limit);
         // Lateness last, for it does not spoil every metric.
         if let Some(percent) = above(metric::STEAL_PERCENT, self.steal_percent) {

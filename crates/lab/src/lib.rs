@@ -28,12 +28,12 @@
 //! ```
 //!
 //! **Ratios.** A paired ratio is always candidate over baseline of the same round, in logarithms until shown; the
-//! baseline is the experiment's first subject. Whether above 1 is good is a property of the [`metric`].
+//! baseline is the experiment's first subject. Whether above 1 is good is a property of the `metric`.
 //!
 //! **A/A.** Give `order::plan` one run more than there are subjects, and let the last one be the baseline again. Its
 //! rounds go into `Record::aa`, under the baseline's name. Six rounds make whole blocks for two subjects and this one.
 //!
-//! **How sure.** Simulated with 8 % noise a run and a drift of 20 % (`tests/truth.rs`): of 1,000 experiments of 96 rounds
+//! **How sure.** Simulated with 8 % noise a run and a drift of 20 % (`truth.rs`): of 1,000 experiments of 96 rounds
 //! with equal subjects 974 show no difference and 23 claim one; 5 % slower is found in 88 % of the experiments with 96
 //! rounds and in 97 % with 128. With 2 % noise the same takes a sixteenth of the rounds.
 //!
@@ -41,7 +41,7 @@
 #![forbid(unsafe_code)]
 
 mod adhoc;
-pub mod advice;
+mod advice;
 mod builds;
 mod builtin_experiments;
 mod certificate;
@@ -53,29 +53,29 @@ mod error;
 mod exit_excerpt;
 mod experiment;
 pub mod invalid_rounds;
-pub mod metric;
+mod metric;
 pub mod order;
 mod probe;
 mod profile;
 mod program;
-pub mod progress;
+mod progress;
 pub mod record;
-pub mod report;
+mod report;
 mod request;
 mod rlimit;
 mod run;
-pub mod search;
-pub mod stats;
+mod search;
+mod stats;
 mod stop;
 mod suite;
-pub mod thresholds;
+mod thresholds;
 mod tools;
 mod topology;
-pub mod verdict;
+#[cfg(test)]
+mod truth;
+mod verdict;
 
 pub use cli::LabArgs;
 pub use commands::{main, run};
 pub use error::LabError;
-pub use record::{Record, Round};
-pub use stop::StopFlag;
-pub use verdict::{Conclusion, MetricVerdict, judge};
+pub use record::Record;

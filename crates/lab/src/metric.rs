@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// Which values of a metric one wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Preference {
+pub(crate) enum Preference {
     /// More is better: packets per CPU-second.
     Higher,
     /// Less is better: CPU per packet, latency.
@@ -16,69 +16,41 @@ pub enum Preference {
     Neither,
 }
 
-/// One metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Metric {
-    /// Its name in a record.
-    pub name: &'static str,
+pub(crate) struct Metric {
+    pub(crate) name: &'static str,
     /// Unit as printed; empty for plain counts and ratios.
-    pub unit: &'static str,
-    /// Which values are better.
-    pub better: Preference,
-    /// What it is, in a few words.
-    pub about: &'static str,
+    pub(crate) unit: &'static str,
+    pub(crate) better: Preference,
+    pub(crate) about: &'static str,
 }
 
-/// Datagrams (transactions, connections) delivered at the far ends.
-pub const DELIVERED: &str = "delivered";
-/// `delivered` a second.
-pub const DELIVERED_PPS: &str = "delivered_pps";
-/// Datagrams a second that the generator sent.
-pub const OFFERED_PPS: &str = "offered_pps";
-/// Payload bytes delivered at the far ends.
-pub const DELIVERED_BYTES: &str = "delivered_bytes";
-/// CPU seconds of the subject, user and system.
-pub const SUBJECT_CPU_S: &str = "subject_cpu_s";
-/// Of these, in user space.
-pub const SUBJECT_USER_S: &str = "subject_user_s";
-/// Of these, in the kernel.
-pub const SUBJECT_SYSTEM_S: &str = "subject_system_s";
-/// Datagrams lost on the way, percent of those sent.
-pub const LOSS_PERCENT: &str = "loss_percent";
-/// Connections of the generator that broke or could not be opened, percent of what it sent.
-pub const BROKEN_PERCENT: &str = "broken_percent";
-/// Memory of the subject when the window closes, shared pages divided by their users, bytes.
-pub const MEMORY_BYTES: &str = "memory_bytes";
-/// What that has grown by since the subject was ready, for each client of the generator.
-pub const MEMORY_PER_CLIENT_BYTES: &str = "memory_per_client_bytes";
-/// Percent of the subject's cores that were used neither by it nor by the kernel's network threads.
-pub const FOREIGN_PERCENT: &str = "foreign_percent";
-/// Busy seconds of the subject's cores, softirq included.
-pub const CORE_BUSY_S: &str = "core_busy_s";
-/// Percent of the machine's CPU time that the hypervisor took away.
-pub const STEAL_PERCENT: &str = "steal_percent";
-/// Microseconds by which the generator sent late, 99th percentile.
-pub const LATE_P99_US: &str = "late_p99_us";
-/// CPU microseconds of the subject per delivered datagram.
-pub const CPU_US_PER_PACKET: &str = "cpu_us_per_packet";
-/// Delivered datagrams per CPU-second of the subject.
-pub const PACKETS_PER_CPU_S: &str = "packets_per_cpu_s";
-/// CPU-seconds of the subject per delivered gigabyte (10^9 bytes).
-pub const CPU_S_PER_GB: &str = "cpu_s_per_gb";
-/// Busy seconds of the subject's cores per delivered gigabyte (10^9 bytes).
-pub const BUSY_S_PER_GB: &str = "busy_s_per_gb";
-/// Busy microseconds of the subject's cores per delivered datagram.
-pub const BUSY_US_PER_PACKET: &str = "busy_us_per_packet";
-/// Delivered datagrams per busy second of the subject's cores.
-pub const PACKETS_PER_BUSY_S: &str = "packets_per_busy_s";
-/// Datagrams (UDP counters) over packets (interface counters): a GSO super-packet is one of the latter.
-pub const SEGMENTS_PER_SUPERPACKET: &str = "segments_per_superpacket";
-
-/// Of its highest rate, what a subject still delivers when twice as much is offered.
-pub const OVERLOAD_SHARE: &str = "overload_share";
+pub(crate) const DELIVERED: &str = "delivered";
+pub(crate) const DELIVERED_PPS: &str = "delivered_pps";
+pub(crate) const OFFERED_PPS: &str = "offered_pps";
+pub(crate) const DELIVERED_BYTES: &str = "delivered_bytes";
+pub(crate) const SUBJECT_CPU_S: &str = "subject_cpu_s";
+pub(crate) const SUBJECT_USER_S: &str = "subject_user_s";
+pub(crate) const SUBJECT_SYSTEM_S: &str = "subject_system_s";
+pub(crate) const LOSS_PERCENT: &str = "loss_percent";
+pub(crate) const BROKEN_PERCENT: &str = "broken_percent";
+pub(crate) const MEMORY_BYTES: &str = "memory_bytes";
+pub(crate) const MEMORY_PER_CLIENT_BYTES: &str = "memory_per_client_bytes";
+pub(crate) const FOREIGN_PERCENT: &str = "foreign_percent";
+pub(crate) const CORE_BUSY_S: &str = "core_busy_s";
+pub(crate) const STEAL_PERCENT: &str = "steal_percent";
+pub(crate) const LATE_P99_US: &str = "late_p99_us";
+pub(crate) const CPU_US_PER_PACKET: &str = "cpu_us_per_packet";
+pub(crate) const PACKETS_PER_CPU_S: &str = "packets_per_cpu_s";
+pub(crate) const CPU_S_PER_GB: &str = "cpu_s_per_gb";
+pub(crate) const BUSY_S_PER_GB: &str = "busy_s_per_gb";
+pub(crate) const BUSY_US_PER_PACKET: &str = "busy_us_per_packet";
+pub(crate) const PACKETS_PER_BUSY_S: &str = "packets_per_busy_s";
+pub(crate) const SEGMENTS_PER_SUPERPACKET: &str = "segments_per_superpacket";
+pub(crate) const OVERLOAD_SHARE: &str = "overload_share";
 
 /// Every metric that has a direction or a unit.
-pub const METRICS: &[Metric] = &[
+pub(crate) const METRICS: &[Metric] = &[
     higher(DELIVERED_PPS, "/s", "delivered at the far ends"),
     higher(DELIVERED, "", "delivered at the far ends"),
     higher(DELIVERED_BYTES, "B", "payload delivered at the far ends"),
@@ -156,23 +128,23 @@ const fn neither(name: &'static str, unit: &'static str, about: &'static str) ->
 static OF_PROCESS: Metric = lower("cpu.NAME_s", "s", "CPU of that process and its children");
 
 /// The name of its metric.
-pub fn of_process(name: &str) -> String {
+pub(crate) fn of_process(name: &str) -> String {
     format!("cpu.{name}_s")
 }
 
 /// Whether a metric is of one process.
-pub fn is_of_process(name: &str) -> bool {
+pub(crate) fn is_of_process(name: &str) -> bool {
     name.starts_with("cpu.") && name.ends_with("_s")
 }
 
 /// The metric of this name, if it is listed or of a process.
-pub fn find(name: &str) -> Option<&'static Metric> {
+pub(crate) fn find(name: &str) -> Option<&'static Metric> {
     let listed = METRICS.iter().find(|metric| metric.name == name);
     listed.or_else(|| is_of_process(name).then_some(&OF_PROCESS))
 }
 
 /// Which values are better; [`Preference::Neither`] for a metric that is not listed.
-pub fn direction(name: &str) -> Preference {
+pub(crate) fn direction(name: &str) -> Preference {
     find(name).map_or(Preference::Neither, |metric| metric.better)
 }
 
@@ -180,7 +152,7 @@ pub fn direction(name: &str) -> Preference {
 ///
 /// Lateness changes what was offered and when, so all rates, losses and latencies fall with it. What the subject spends
 /// *per datagram delivered* is its own doing: it is counted at its CPU and at the far ends, in the same window.
-pub fn survives_lateness(name: &str) -> bool {
+pub(crate) fn survives_lateness(name: &str) -> bool {
     [
         CPU_US_PER_PACKET,
         BUSY_US_PER_PACKET,
@@ -194,14 +166,14 @@ pub fn survives_lateness(name: &str) -> bool {
 }
 
 /// Unit as printed; empty for a metric that is not listed.
-pub fn unit(name: &str) -> &'static str {
+pub(crate) fn unit(name: &str) -> &'static str {
     find(name).map_or("", |metric| metric.unit)
 }
 
 /// Adds the figures per packet and per gigabyte for which the counters of the round are there.
 ///
 /// A figure whose divisor is zero (nothing delivered, no CPU seen) is left out: it would be infinite.
-pub fn derive(metrics: &mut BTreeMap<String, f64>) {
+pub(crate) fn derive(metrics: &mut BTreeMap<String, f64>) {
     if let (Some(&user), Some(&system)) = (metrics.get(SUBJECT_USER_S), metrics.get(SUBJECT_SYSTEM_S)) {
         metrics.entry(SUBJECT_CPU_S.to_owned()).or_insert(user + system);
     }
@@ -223,7 +195,7 @@ pub fn derive(metrics: &mut BTreeMap<String, f64>) {
 }
 
 /// A value with its unit, to four significant figures, with SI prefixes where the unit takes them.
-pub fn show(name: &str, value: f64) -> String {
+pub(crate) fn show(name: &str, value: f64) -> String {
     let unit = unit(name);
     let (scaled, prefix) = match (unit, value.abs()) {
         ("µs" | "%" | "s", _) => (value, ""),

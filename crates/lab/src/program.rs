@@ -22,6 +22,8 @@ pub(crate) const MARK: &str = "TPLAB";
 
 /// From SIGTERM to SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
+/// For a perf or a tracer to write its result.
+const WRITE: Duration = Duration::from_secs(20);
 /// Between two looks at a process that is to end.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -105,6 +107,23 @@ impl ChildProgram {
         })
     }
 
+    /// Starts a perf or a tracer that looks at other programs until [`ChildProgram::detach`].
+    pub(crate) fn attach(
+        name: &str,
+        command: Vec<String>,
+        mark: &str,
+        log: PathBuf,
+    ) -> Result<Self, LabError> {
+        let (name, mark) = (name.to_owned(), mark.to_owned());
+        Self::start(&Launch { name, command, mark, log, ..Launch::default() })
+    }
+
+    /// Ends it, and waits until its result is written.
+    pub(crate) fn detach(mut self) {
+        self.signal(Signal::INT);
+        self.wait(Instant::now() + WRITE, || false);
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -155,10 +174,6 @@ impl ChildProgram {
             }
             thread::sleep(LOOK);
         }
-    }
-
-    pub(crate) fn interrupt(&mut self) {
-        self.signal(Signal::INT);
     }
 
     /// SIGTERM to the group, and SIGKILL to what is left after a grace period.

@@ -8,7 +8,7 @@ use crate::stats::{self, Estimate};
 
 /// Progress of an experiment of equally long runs.
 #[derive(Clone, Debug)]
-pub struct RunProgress {
+pub(crate) struct RunProgress {
     rounds: u32,
     runs_per_round: u32,
     expected: Duration,
@@ -23,7 +23,7 @@ pub struct RunProgress {
 impl RunProgress {
     /// An experiment of `rounds` times `runs_per_round` runs, each expected to take `expected` from start to stop
     /// (warm-up, measured time, and starting the processes).
-    pub fn new(rounds: u32, runs_per_round: u32, expected: Duration) -> Self {
+    pub(crate) fn new(rounds: u32, runs_per_round: u32, expected: Duration) -> Self {
         Self {
             rounds,
             runs_per_round,
@@ -37,13 +37,13 @@ impl RunProgress {
     }
 
     /// A run begins now.
-    pub fn run_begins(&mut self, what: impl Into<String>, now: Duration) {
+    pub(crate) fn run_begins(&mut self, what: impl Into<String>, now: Duration) {
         self.running = Some(what.into());
         self.began = Some(now);
     }
 
     /// The run has ended. A round repeated because it was void is announced by [`RunProgress::add_round`].
-    pub fn run_ends(&mut self, now: Duration) {
+    pub(crate) fn run_ends(&mut self, now: Duration) {
         if let Some(began) = self.began.take() {
             self.took.push(now.saturating_sub(began).as_secs_f64());
         }
@@ -51,27 +51,27 @@ impl RunProgress {
     }
 
     /// A run that was planned is not made.
-    pub fn run_falls_out(&mut self) {
+    pub(crate) fn run_falls_out(&mut self) {
         self.fallen_out += 1;
     }
 
     /// A round more than planned, because one was void.
-    pub fn add_round(&mut self) {
+    pub(crate) fn add_round(&mut self) {
         self.rounds += 1;
     }
 
     /// What the rounds say so far about `what` ("turnpike / coturn").
-    pub fn estimate(&mut self, what: impl Into<String>, estimate: Option<Estimate>) {
+    pub(crate) fn estimate(&mut self, what: impl Into<String>, estimate: Option<Estimate>) {
         self.estimate = estimate.map(|estimate| (what.into(), estimate));
     }
 
     /// Runs that have ended, or were not made.
-    pub fn runs_done(&self) -> usize {
+    pub(crate) fn runs_done(&self) -> usize {
         self.took.len() + self.fallen_out
     }
 
     /// Time left, from what the runs took so far: their median, since a first start may be slow.
-    pub fn left(&self, now: Duration) -> Duration {
+    pub(crate) fn left(&self, now: Duration) -> Duration {
         let runs = (self.rounds as usize * self.runs_per_round as usize).saturating_sub(self.runs_done());
         let each = stats::median(&self.took).map_or(self.expected, Duration::from_secs_f64);
         let spent = self.began.map_or(Duration::ZERO, |began| now.saturating_sub(began)).min(each);
@@ -81,7 +81,7 @@ impl RunProgress {
     /// One line, without an end of line.
     ///
     /// `round 3 of 10, run 2 of 3: coturn, 12 min left, turnpike / coturn 1.52 (1.41 to 1.66)`
-    pub fn line(&self, now: Duration) -> String {
+    pub(crate) fn line(&self, now: Duration) -> String {
         let runs = (self.runs_per_round as usize).max(1);
         let (round, run) = (self.runs_done() / runs + 1, self.runs_done() % runs + 1);
         let mut line = if round > self.rounds as usize {

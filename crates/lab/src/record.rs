@@ -3,30 +3,31 @@
 //! A directory holds `record.json`, which is the truth, and `report.html`, which is made from it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::fs;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::error::LabError;
 use crate::invalid_rounds::{Void, VoidLimits};
 use crate::metric;
 use crate::search::FoundRate;
 use crate::stats;
 
 /// Version of the JSON. Raised when an older reader would misunderstand it, not for a new optional field.
-pub const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 1;
 
 /// Relative difference of offered load up to which two runs were offered the same: a rate held by a generator that is
 /// late now and then stays far within it, one that it cannot reach does not.
 const SAME_LOAD: f64 = 0.05;
 
 /// File name inside the record's directory.
-pub const FILE: &str = "record.json";
+pub(crate) const FILE: &str = "record.json";
 
 /// One run of one experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// [`FORMAT`] of the writer.
+    /// `FORMAT` of the writer.
     pub format: u32,
     /// Unique name; the directory is usually called so.
     pub id: String,
@@ -245,7 +246,7 @@ pub struct Round {
     pub subject: String,
     /// Place within the round, from 0, runs of `aa` included.
     pub order_in_round: u32,
-    /// What was measured, by the names of [`crate::metric`]. JSON has no infinity: what is not finite is not kept.
+    /// What was measured, by the names of `crate::metric`. JSON has no infinity: what is not finite is not kept.
     #[serde(default, serialize_with = "finite_only")]
     pub metrics: BTreeMap<String, f64>,
     /// Metrics that this machine or subject cannot give.
@@ -309,38 +310,31 @@ pub struct SweepPoint {
     pub latency: Option<LatencySummary>,
 }
 
-/// Why a record cannot be kept or read.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what their fields are")]
-pub enum RecordError {
-    /// No access.
-    #[error("{}: {source}", path.display())]
-    Io { path: PathBuf, source: io::Error },
-    /// Not a record.
-    #[error("{}: not a record of the lab: {source}", path.display())]
-    Json { path: PathBuf, source: serde_json::Error },
-    /// Written by a newer lab.
-    #[error("{}: format {found}, this lab reads up to {FORMAT}: use the version that wrote it", path.display())]
-    Newer { path: PathBuf, found: u32 },
-}
-
 impl Round {
     /// A run without results yet.
-    pub fn new(index: u32, subject: impl Into<String>, order_in_round: u32) -> Self {
+    pub(crate) fn new(index: u32, subject: impl Into<String>, order_in_round: u32) -> Self {
         Self { index, subject: subject.into(), order_in_round, ..Self::default() }
+    }
+}
+
+impl Environment {
+    /// Nine digits of the commit, with a `+` for a changed tree.
+    pub(crate) fn short_commit(&self) -> String {
+        let Some(commit) = &self.commit else { return "–".to_owned() };
+        format!("{}{}", commit.get(..9).unwrap_or(commit), if self.dirty { "+" } else { "" })
     }
 }
 
 impl Syscall {
     /// Microseconds of one call; 0 without a call.
-    pub fn us_per_call(&self) -> f64 {
+    pub(crate) fn us_per_call(&self) -> f64 {
         if self.calls == 0 { 0.0 } else { self.seconds * 1e6 / self.calls as f64 }
     }
 }
 
 impl LatencySummary {
     /// Named values as plotted, from the lowest percentile on.
-    pub fn percentiles(&self) -> [(&'static str, f64); 5] {
+    pub(crate) fn percentiles(&self) -> [(&'static str, f64); 5] {
         [("p50", self.p50), ("p90", self.p90), ("p99", self.p99), ("p99.9", self.p999), ("max", self.max)]
     }
 
@@ -368,17 +362,17 @@ impl From<turnpike_measure::Percentiles> for LatencySummary {
 
 impl Record {
     /// The subject that the others are compared with: the first.
-    pub fn baseline(&self) -> Option<&str> {
+    pub(crate) fn baseline(&self) -> Option<&str> {
         self.experiment.subjects.first().map(|subject| subject.name.as_str())
     }
 
     /// Names of the others.
-    pub fn candidates(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn candidates(&self) -> impl Iterator<Item = &str> {
         self.experiment.subjects.iter().skip(1).map(|subject| subject.name.as_str())
     }
 
     /// Names of all metrics that some round has.
-    pub fn metrics(&self) -> BTreeSet<&str> {
+    pub(crate) fn metrics(&self) -> BTreeSet<&str> {
         self.rounds.iter().flat_map(|round| round.metrics.keys()).map(String::as_str).collect()
     }
 
@@ -408,7 +402,7 @@ impl Record {
     }
 
     /// Values of a metric over the rounds of a subject that count.
-    pub fn values(&self, subject: &str, metric: &str) -> Vec<f64> {
+    pub(crate) fn values(&self, subject: &str, metric: &str) -> Vec<f64> {
         self.rounds
             .iter()
             .filter(|round| round.subject == subject && self.counts(round, metric))
@@ -417,38 +411,40 @@ impl Record {
     }
 
     /// `(other, subject)` of each round in which both runs count and have the metric, in the order of the rounds.
-    pub fn pairs(&self, other: &str, subject: &str, metric: &str) -> Vec<(f64, f64)> {
+    pub(crate) fn pairs(&self, other: &str, subject: &str, metric: &str) -> Vec<(f64, f64)> {
         paired(&self.of_subject(other, metric), &self.of_subject(subject, metric))
     }
 
     /// The same for the baseline and itself.
-    pub fn aa_pairs(&self, metric: &str) -> Vec<(f64, f64)> {
+    pub(crate) fn aa_pairs(&self, metric: &str) -> Vec<(f64, f64)> {
         let baseline = self.baseline().unwrap_or_default();
         paired(&self.of_subject(baseline, metric), &self.by_index(self.aa.iter(), metric))
     }
 
     /// Writes `record.json` into `dir`, which is made if need be. A crash leaves the previous one whole.
-    pub fn save(&self, dir: &Path) -> Result<(), RecordError> {
-        let path = dir.join(FILE);
-        let json = serde_json::to_string_pretty(self)
-            .map_err(|source| RecordError::Json { path: path.clone(), source })?;
-        write_whole(&path, json.as_bytes())
+    pub fn save(&self, dir: &Path) -> Result<(), LabError> {
+        write_json(&dir.join(FILE), self)
     }
 
     /// Reads `record.json` of `dir`, or the file itself.
-    pub fn load(dir: &Path) -> Result<Self, RecordError> {
+    ///
+    /// # Errors
+    /// When it cannot be read, is no record, or was written by a newer lab.
+    pub fn load(dir: &Path) -> Result<Self, LabError> {
         #[derive(Deserialize)]
         struct FormatVersion {
             format: u32,
         }
         let path = if dir.is_dir() { dir.join(FILE) } else { dir.to_owned() };
-        let json =
-            fs::read_to_string(&path).map_err(|source| RecordError::Io { path: path.clone(), source })?;
-        let bad = |source| RecordError::Json { path: path.clone(), source };
+        let refuse = |what: String| LabError::usage(format!("{}: {what}", path.display()));
+        let json = fs::read_to_string(&path).map_err(|error| refuse(error.to_string()))?;
+        let bad = |error| refuse(format!("not a record of the lab: {error}"));
         // The version first: what else a newer format holds need not make sense here.
         let FormatVersion { format } = serde_json::from_str(&json).map_err(bad)?;
         if format > FORMAT {
-            return Err(RecordError::Newer { path, found: format });
+            return Err(refuse(format!(
+                "format {format}, this lab reads up to {FORMAT}: use the version that wrote it"
+            )));
         }
         serde_json::from_str(&json).map_err(bad)
     }
@@ -471,17 +467,19 @@ fn is_false(value: &bool) -> bool {
 }
 
 /// Writes beside and renames, so that the file is the old or the new one, never half of either.
-pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), RecordError> {
-    let error = |path: &Path| {
-        let path = path.to_owned();
-        move |source| RecordError::Io { path, source }
-    };
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).map_err(error(dir))?;
-    }
+pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), LabError> {
     let beside = path.with_extension("new");
-    fs::write(&beside, content).map_err(error(&beside))?;
-    fs::rename(&beside, path).map_err(error(path))
+    path.parent()
+        .map_or(Ok(()), fs::create_dir_all)
+        .and_then(|()| fs::write(&beside, content))
+        .and_then(|()| fs::rename(&beside, path))
+        .map_err(LabError::io(format!("cannot write {}", path.display())))
+}
+
+/// The same for a value as JSON.
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), LabError> {
+    let json = serde_json::to_string_pretty(value).map_err(|error| LabError::failed(error.to_string()))?;
+    write_whole(path, json.as_bytes())
 }
 
 fn finite_only<S: Serializer>(metrics: &BTreeMap<String, f64>, serializer: S) -> Result<S::Ok, S::Error> {

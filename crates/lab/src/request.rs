@@ -15,7 +15,7 @@ use crate::{
     environment,
     error::LabError,
     experiment::{COMMAND_LINE, Experiment, fill::TURNPIKE},
-    record::{BuildFile, Record, Threshold},
+    record::{BuildFile, Record, Threshold, write_json, write_whole},
     search::RatePlan,
 };
 
@@ -167,10 +167,8 @@ impl RunRequest {
     }
 
     pub(crate) fn save(&self, directory: &Path) -> Result<(), LabError> {
-        let json = serde_json::to_string_pretty(self).map_err(|error| LabError::failed(error.to_string()))?;
-        fs::write(directory.join(REQUEST), json)
-            .and_then(|()| fs::write(directory.join(EXPERIMENT), &self.text))
-            .map_err(LabError::io(format!("cannot write into {}", directory.display())))
+        write_json(&directory.join(REQUEST), self)?;
+        write_whole(&directory.join(EXPERIMENT), self.text.as_bytes())
     }
 
     pub(crate) fn experiment(&self) -> Result<Experiment, LabError> {

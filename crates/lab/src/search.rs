@@ -34,29 +34,29 @@ pub(crate) enum RatePlan {
 /// What to search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct SearchSettings {
+pub(crate) struct SearchSettings {
     /// Lowest rate tried, datagrams a second.
-    pub min_pps: u64,
+    pub(crate) min_pps: u64,
     /// Highest rate tried, datagrams a second; the search begins there.
-    pub max_pps: u64,
+    pub(crate) max_pps: u64,
     /// Loss goals as ratios: 0.001 is 0.1 %.
-    pub goals: Vec<f64>,
+    pub(crate) goals: Vec<f64>,
     /// Width of the result relative to its upper end. Not below the largest goal: then the delivered rates of two goals
     /// can change places.
-    pub width: f64,
+    pub(crate) width: f64,
     /// Seconds of a trial in the coarse phases.
-    pub short_s: f64,
+    pub(crate) short_s: f64,
     /// Seconds of a trial in the last phase.
-    pub long_s: f64,
+    pub(crate) long_s: f64,
     /// Seconds of long trials after which a rate is decided in any case. An odd multiple of `long_s`, so that half of it
     /// is a majority.
-    pub sum_s: f64,
+    pub(crate) sum_s: f64,
     /// End the search after so many trials.
-    pub max_trials: usize,
+    pub(crate) max_trials: usize,
     /// Void trials at a rate after which the generator is held unable to make it.
-    pub max_voids: u32,
+    pub(crate) max_voids: u32,
     /// A trial whose 99th percentile of latency is above this has lost everything, microseconds.
-    pub max_p99_us: Option<f64>,
+    pub(crate) max_p99_us: Option<f64>,
 }
 
 impl Default for SearchSettings {
@@ -78,11 +78,11 @@ impl Default for SearchSettings {
 
 /// One measurement to make.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Trial {
+pub(crate) struct Trial {
     /// Datagrams to offer a second.
-    pub rate_pps: u64,
+    pub(crate) rate_pps: u64,
     /// Measured seconds.
-    pub duration_s: f64,
+    pub(crate) duration_s: f64,
 }
 
 /// What the search found for one goal.
@@ -187,7 +187,7 @@ impl SearchOptions {
 
 impl SearchSettings {
     /// The largest loss that any goal allows, as a ratio.
-    pub fn loosest(&self) -> f64 {
+    pub(crate) fn loosest(&self) -> f64 {
         self.goals.iter().copied().fold(0.0, f64::max)
     }
 }
@@ -206,7 +206,7 @@ impl fmt::Display for Because {
 
 /// A search under way.
 #[derive(Clone, Debug)]
-pub struct Search {
+pub(crate) struct Search {
     settings: SearchSettings,
     phases: Vec<SearchPhase>,
     tried: BTreeMap<u64, Vec<TriedRate>>,
@@ -257,7 +257,7 @@ enum RateBound {
 
 impl Search {
     /// Begins. Settings out of order (a lowest rate above the highest, no goal) make a search that is done at once.
-    pub fn new(settings: SearchSettings) -> Self {
+    pub(crate) fn new(settings: SearchSettings) -> Self {
         let phase = |trial_s, sum_s, factor| SearchPhase { trial_s, sum_s, width: settings.width * factor };
         let phases = vec![
             phase(settings.short_s, settings.short_s, 4.0),
@@ -279,7 +279,7 @@ impl Search {
 
     /// The trial to make now; the same one until it is observed. `None` when the search is done.
     #[expect(clippy::should_implement_trait, reason = "not an iterator: it must hear the result in between")]
-    pub fn next(&mut self) -> Option<Trial> {
+    pub(crate) fn next(&mut self) -> Option<Trial> {
         if let Some((trial, _)) = self.current {
             return Some(trial);
         }
@@ -287,25 +287,14 @@ impl Search {
         self.current.map(|(trial, _)| trial)
     }
 
-    /// Whether there is nothing left to try.
-    #[must_use]
-    pub fn done(&mut self) -> bool {
-        self.next().is_none()
-    }
-
-    /// Trials observed, void ones included.
-    pub fn trials(&self) -> usize {
-        self.trials
-    }
-
     /// The current trial sent and received so many datagrams. Sending much less than wanted makes it void.
-    pub fn observe(&mut self, sent: u64, received: u64) {
+    pub(crate) fn observe(&mut self, sent: u64, received: u64) {
         self.take(sent, received, false);
     }
 
     /// The same of a trial in which the generator was late. Bursts are harder to bear than an even stream: a goal that
     /// was kept all the same counts as kept, but one that was not says nothing, and is tried again like a void trial.
-    pub fn observe_late(&mut self, sent: u64, received: u64) {
+    pub(crate) fn observe_late(&mut self, sent: u64, received: u64) {
         self.take(sent, received, true);
     }
 
@@ -337,12 +326,12 @@ impl Search {
     /// The current trial says nothing: the generator was late, CPUs were stolen.
     ///
     /// It is repeated; after [`SearchSettings::max_voids`] times the search stays below this rate.
-    pub fn observe_void(&mut self) {
+    pub(crate) fn observe_void(&mut self) {
         self.void(None);
     }
 
     /// An interval for each goal, in the order of the goals; also before the search is done, then from what is known.
-    pub fn found(&self) -> Vec<FoundRate> {
+    pub(crate) fn found(&self) -> Vec<FoundRate> {
         (0..self.settings.goals.len()).map(|goal| self.found_for(goal)).collect()
     }
 

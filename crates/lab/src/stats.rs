@@ -28,19 +28,19 @@ const MEDIAN_OVER_MEAN: f64 = 1.253_314;
 
 /// Below this many rounds not even the span from the smallest to the largest ratio covers 95 %: it covers
 /// `1 - 2^(1-n)`, which is 93.75 % at five.
-pub const ROUNDS_FOR_95_PERCENT: usize = 6;
+pub(crate) const ROUNDS_FOR_95_PERCENT: usize = 6;
 
 /// `ln(candidate / baseline)` of each round that has both.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct LogRatios {
+pub(crate) struct LogRatios {
     /// One for each usable round, in the order of the rounds.
-    pub values: Vec<f64>,
+    pub(crate) values: Vec<f64>,
     /// Rounds left out because a value was zero, negative or not finite, so that no ratio exists.
-    pub unusable: usize,
+    pub(crate) unusable: usize,
 }
 
 /// Pairs `(baseline, candidate)`, one for each round.
-pub fn log_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> LogRatios {
+pub(crate) fn log_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> LogRatios {
     let mut ratios = LogRatios::default();
     for (baseline, candidate) in pairs {
         let ratio = (candidate / baseline).ln();
@@ -55,40 +55,36 @@ pub fn log_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> LogRatios {
 
 /// Both ends included.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ConfidenceInterval {
-    /// Lower end.
-    pub low: f64,
-    /// Upper end.
-    pub high: f64,
+pub(crate) struct ConfidenceInterval {
+    pub(crate) low: f64,
+    pub(crate) high: f64,
 }
 
 impl ConfidenceInterval {
     /// Whether `value` lies in it.
-    pub fn covers(&self, value: f64) -> bool {
+    pub(crate) fn covers(&self, value: f64) -> bool {
         (self.low..=self.high).contains(&value)
     }
 }
 
 /// What the rounds say about one metric of two subjects.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Estimate {
-    /// Rounds that entered.
-    pub rounds: usize,
+pub(crate) struct Estimate {
+    pub(crate) rounds: usize,
     /// Median of the log-ratios: above 0, the candidate's value is the higher one.
-    pub log_ratio: f64,
+    pub(crate) log_ratio: f64,
     /// Bootstrap interval of that median, see [`Estimate::confidence`].
-    pub log_interval: ConfidenceInterval,
+    pub(crate) log_interval: ConfidenceInterval,
     /// Median absolute deviation of the log-ratios: the noise of one round.
-    pub mad: f64,
+    pub(crate) mad: f64,
     /// Rounds in which the candidate's value was higher.
-    pub higher: usize,
-    /// Rounds in which it was lower.
-    pub lower: usize,
+    pub(crate) higher: usize,
+    pub(crate) lower: usize,
 }
 
 impl Estimate {
     /// Estimates from log-ratios; the same seed gives the same interval. `None` without a single ratio.
-    pub fn new(log_ratios: &[f64], seed: u64) -> Option<Self> {
+    pub(crate) fn new(log_ratios: &[f64], seed: u64) -> Option<Self> {
         let log_ratio = median(log_ratios)?;
         Some(Self {
             rounds: log_ratios.len(),
@@ -101,61 +97,61 @@ impl Estimate {
     }
 
     /// Candidate over baseline.
-    pub fn ratio(&self) -> f64 {
+    pub(crate) fn ratio(&self) -> f64 {
         self.log_ratio.exp()
     }
 
     /// The interval of the ratio.
-    pub fn interval(&self) -> ConfidenceInterval {
+    pub(crate) fn interval(&self) -> ConfidenceInterval {
         ConfidenceInterval { low: self.log_interval.low.exp(), high: self.log_interval.high.exp() }
     }
 
     /// What the interval is worth: 0.95, or less below [`ROUNDS_FOR_95_PERCENT`] rounds.
-    pub fn confidence(&self) -> f64 {
+    pub(crate) fn confidence(&self) -> f64 {
         if self.rounds >= ROUNDS_FOR_95_PERCENT { 0.95 } else { 1.0 - 2.0_f64.powi(1 - small(self.rounds)) }
     }
 
     /// Half of the width of the interval, in logarithms: the precision reached.
-    pub fn half_width(&self) -> f64 {
+    pub(crate) fn half_width(&self) -> f64 {
         (self.log_interval.high - self.log_interval.low) / 2.0
     }
 
     /// Whether the interval leaves out a ratio of 1.
-    pub fn excludes_one(&self) -> bool {
+    pub(crate) fn excludes_one(&self) -> bool {
         !self.log_interval.covers(0.0)
     }
 
     /// Standard deviation of one round's log-ratio, estimated from the MAD (outliers do not count).
-    pub fn sigma(&self) -> f64 {
+    pub(crate) fn sigma(&self) -> f64 {
         self.mad * MAD_TO_SIGMA
     }
 
     /// The effect in units of one round's noise; infinite for noiseless rounds that differ. Around 0.2 it takes
     /// hundreds of rounds to see it, above 2 every single round shows it.
-    pub fn effect_size(&self) -> f64 {
+    pub(crate) fn effect_size(&self) -> f64 {
         if self.log_ratio == 0.0 { 0.0 } else { self.log_ratio / self.sigma() }
     }
 
     /// Rounds for an interval of plus or minus `half_width` (log-ratio; for small ones the relative difference).
-    pub fn rounds_for(&self, half_width: f64) -> u32 {
+    pub(crate) fn rounds_for(&self, half_width: f64) -> u32 {
         rounds_for(self.sigma(), half_width)
     }
 }
 
 /// The median of some values and its interval, bootstrapped as that of [`Estimate`]. `None` without a value.
-pub fn median_interval(values: &[f64], seed: u64) -> Option<(f64, ConfidenceInterval)> {
+pub(crate) fn median_interval(values: &[f64], seed: u64) -> Option<(f64, ConfidenceInterval)> {
     Some((median(values)?, bootstrap_median(values, seed)?))
 }
 
 /// What the baseline differs from itself: below this, a difference means nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct NoiseFloor {
+pub(crate) struct NoiseFloor {
     /// A/A rounds that entered.
-    pub rounds: usize,
+    pub(crate) rounds: usize,
     /// Median of the A/A log-ratios. Far from 0, the second run of a round is systematically favoured.
-    pub log_ratio: f64,
+    pub(crate) log_ratio: f64,
     /// Absolute log-ratio that an effect must exceed.
-    pub level: f64,
+    pub(crate) level: f64,
 }
 
 impl NoiseFloor {
@@ -163,26 +159,26 @@ impl NoiseFloor {
     ///
     /// The level is half the width of their interval, that is what chance alone does to the median of so many rounds,
     /// and never less than the median seen, which may be a bias.
-    pub fn new(log_ratios: &[f64], seed: u64) -> Option<Self> {
+    pub(crate) fn new(log_ratios: &[f64], seed: u64) -> Option<Self> {
         let itself = Estimate::new(log_ratios, seed)?;
         let level = itself.half_width().max(itself.log_ratio.abs());
         Some(Self { rounds: itself.rounds, log_ratio: itself.log_ratio, level })
     }
 
     /// The level as a relative difference, in percent.
-    pub fn percent(&self) -> f64 {
+    pub(crate) fn percent(&self) -> f64 {
         self.level.exp_m1() * 100.0
     }
 
     /// Whether the level is a bias rather than noise, so that more rounds will not lower it.
-    pub fn is_bias(&self) -> bool {
+    pub(crate) fn is_bias(&self) -> bool {
         self.log_ratio.abs() >= self.level
     }
 }
 
 /// Rounds for a 95 % interval of plus or minus `half_width` when one round's log-ratio has the standard deviation
 /// `sigma`; at least [`ROUNDS_FOR_95_PERCENT`].
-pub fn rounds_for(sigma: f64, half_width: f64) -> u32 {
+pub(crate) fn rounds_for(sigma: f64, half_width: f64) -> u32 {
     let least = ROUNDS_FOR_95_PERCENT as f64;
     let rounds = (Z * MEDIAN_OVER_MEAN * sigma / half_width).powi(2).ceil();
     if rounds.is_nan() {
@@ -192,7 +188,7 @@ pub fn rounds_for(sigma: f64, half_width: f64) -> u32 {
 }
 
 /// `None` when empty.
-pub fn median(values: &[f64]) -> Option<f64> {
+pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
     let (below, above) = middle(sorted.len())?;

@@ -12,11 +12,11 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Whether to stop; clones share the answer.
 #[derive(Clone, Debug, Default)]
-pub struct StopFlag(Arc<AtomicBool>);
+pub(crate) struct StopFlag(Arc<AtomicBool>);
 
 impl StopFlag {
     /// Listens for SIGINT, SIGTERM and SIGHUP from now on.
-    pub fn on_signals() -> Self {
+    pub(crate) fn on_signals() -> Self {
         static STOP: OnceLock<StopFlag> = OnceLock::new();
         STOP.get_or_init(|| {
             let stop = Self::default();
@@ -29,12 +29,12 @@ impl StopFlag {
     }
 
     /// Asks to stop.
-    pub fn request(&self) {
+    pub(crate) fn request(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
     /// Whether somebody has asked.
-    pub fn requested(&self) -> bool {
+    pub(crate) fn requested(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 

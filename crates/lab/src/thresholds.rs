@@ -12,16 +12,15 @@ use crate::{
 
 /// How binding a bar is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ThresholdKind {
+pub(crate) enum ThresholdKind {
     /// Missing it fails the suite.
     Must,
     /// What is worked for.
     Aim,
 }
 
-/// How a figure stands to a bar.
 #[derive(Clone, Debug, PartialEq)]
-pub enum ThresholdOutcome {
+pub(crate) enum ThresholdOutcome {
     /// Its whole interval is on the right side.
     Met,
     /// Its whole interval is on the wrong side.
@@ -32,24 +31,19 @@ pub enum ThresholdOutcome {
 
 /// A bar, and what was found.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ThresholdResult {
-    /// The bar.
-    pub bar: Threshold,
-    /// How binding it is.
-    pub kind: ThresholdKind,
-    /// Whose figure.
-    pub subject: String,
+pub(crate) struct ThresholdResult {
+    pub(crate) bar: Threshold,
+    pub(crate) kind: ThresholdKind,
+    pub(crate) subject: String,
     /// To whose it is a ratio; `None` for a value of its own.
-    pub against: Option<String>,
+    pub(crate) against: Option<String>,
     /// Median and interval, as far as there are any.
-    pub figure: Option<(f64, ConfidenceInterval)>,
-    /// How it stands.
-    pub standing: ThresholdOutcome,
+    pub(crate) figure: Option<(f64, ConfidenceInterval)>,
+    pub(crate) standing: ThresholdOutcome,
 }
 
 /// Holds a record against all its bars; one against several subjects comes once for each.
-#[must_use]
-pub fn hold(record: &Record) -> Vec<ThresholdResult> {
+pub(crate) fn hold(record: &Record) -> Vec<ThresholdResult> {
     let experiment = &record.experiment;
     let kinds = [(ThresholdKind::Must, &experiment.must), (ThresholdKind::Aim, &experiment.aim)];
     kinds
@@ -222,8 +216,7 @@ impl ThresholdResult {
 }
 
 /// One for each bar: of a bar against several subjects the one that is hardest to keep.
-#[must_use]
-pub fn hardest(record: &Record) -> Vec<ThresholdResult> {
+pub(crate) fn hardest(record: &Record) -> Vec<ThresholdResult> {
     let mut all: Vec<ThresholdResult> = Vec::new();
     for held in hold(record) {
         match all.iter_mut().find(|other| (other.kind, &other.bar) == (held.kind, &held.bar)) {

@@ -10,9 +10,8 @@ use crate::metric::{self, Preference};
 use crate::record::{Record, Round, VerdictRules};
 use crate::stats::{self, Estimate, LogRatios, NoiseFloor};
 
-/// What can be said.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Conclusion {
+pub(crate) enum Conclusion {
     /// The subject is better than the baseline in this metric.
     Faster,
     /// It is worse.
@@ -24,9 +23,7 @@ pub enum Conclusion {
     /// A difference of the resolution would have been seen, and was not: the interval is narrow enough and holds 1, or
     /// the effect is below a noise floor that is itself below the resolution.
     NoDifference,
-    /// No verdict.
     CannotTell {
-        /// Why not; not empty.
         reasons: Vec<VerdictReason>,
         /// About how many rounds in total would do, where more rounds help.
         rounds: Option<u32>,
@@ -35,63 +32,49 @@ pub enum Conclusion {
 
 /// Why there is no verdict.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what their fields are")]
-pub enum VerdictReason {
-    /// A subject crashed, never became ready, or delivered nothing.
+pub(crate) enum VerdictReason {
     #[error("{subject} failed in {runs} {} ({how})", if *runs == 1 { "run" } else { "runs" })]
     SubjectFailed { subject: String, runs: usize, how: String },
-    /// A limit was exceeded.
     #[error("{cause} in {rounds} of {of} rounds")]
     Void { cause: Cause, rounds: usize, of: usize },
-    /// Rounds are void for another reason.
     #[error("{rounds} of {of} rounds are void ({what})")]
     Voided { rounds: usize, of: usize, what: String },
-    /// No round has this metric of both subjects.
     #[error("{}", if *not_supported { "not supported here" } else { "not measured for both" })]
     NotMeasured { not_supported: bool },
-    /// Values of zero have no ratio.
     #[error("no ratio in {rounds} rounds: a value is zero")]
     NoRatio { rounds: usize },
-    /// Not enough rounds.
     #[error("{have} rounds count, {need} are the least")]
     TooFewRounds { have: usize, need: u32 },
-    /// The baseline was not measured against itself.
     #[error("the baseline was not measured against itself")]
     NoNoiseFloor,
-    /// The baseline differs from itself by as much.
     #[error(
         "{percent:.1} % is below the noise floor: the baseline differs from itself by {floor_percent:.1} %{}",
         if *bias { ", always to the same side" } else { "" }
     )]
     BelowNoiseFloor { percent: f64, floor_percent: f64, bias: bool },
-    /// The interval is too wide to exclude a difference worth knowing.
     #[error("known to ±{percent:.1} % only, ±{wanted_percent:.1} % wanted")]
     TooNoisy { percent: f64, wanted_percent: f64 },
 }
 
 /// One metric of one subject against the baseline.
 #[derive(Clone, Debug, PartialEq)]
-pub struct MetricVerdict {
-    /// The metric's name.
-    pub metric: String,
-    /// The subject's name.
-    pub subject: String,
-    /// The baseline's name.
-    pub baseline: String,
-    /// What can be said.
-    pub outcome: Conclusion,
+pub(crate) struct MetricVerdict {
+    pub(crate) metric: String,
+    pub(crate) subject: String,
+    pub(crate) baseline: String,
+    pub(crate) outcome: Conclusion,
     /// The figures, as far as there are any, whatever the outcome.
-    pub estimate: Option<Estimate>,
+    pub(crate) estimate: Option<Estimate>,
     /// What the baseline differs from itself.
-    pub floor: Option<NoiseFloor>,
+    pub(crate) floor: Option<NoiseFloor>,
     /// Medians of baseline and subject where zeros leave no ratio at all.
-    pub medians: Option<(f64, f64)>,
+    pub(crate) medians: Option<(f64, f64)>,
     /// Rounds among those of the estimate in which the generator was late.
-    pub late: usize,
+    pub(crate) late: usize,
 }
 
 /// Judges one metric of one subject by the experiment's rules.
-pub fn judge(record: &Record, subject: &str, metric: &str) -> MetricVerdict {
+pub(crate) fn judge(record: &Record, subject: &str, metric: &str) -> MetricVerdict {
     let rules = &record.experiment.rules;
     let baseline = record.baseline().unwrap_or_default().to_owned();
     let grounds = Grounds::of(record, &baseline, subject, metric);
@@ -156,7 +139,7 @@ impl Grounds {
 impl MetricVerdict {
     /// How much better the subject is: above 1 is better whatever the metric's direction. `None` without an estimate;
     /// for a metric without direction, the plain ratio.
-    pub fn gain(&self) -> Option<f64> {
+    pub(crate) fn gain(&self) -> Option<f64> {
         let ratio = self.estimate?.ratio();
         Some(if metric::direction(&self.metric) == Preference::Lower { 1.0 / ratio } else { ratio })
     }
@@ -164,7 +147,7 @@ impl MetricVerdict {
 
 impl Conclusion {
     /// The verdict without its figures.
-    pub fn word(&self) -> &'static str {
+    pub(crate) fn word(&self) -> &'static str {
         match self {
             Self::Faster => "faster",
             Self::Slower => "slower",

@@ -13,8 +13,9 @@ use super::{Experiment, ResultFormat, ServiceSpec, fill::Variables, plain};
 use crate::{
     error::LabError,
     metric,
+    probe::cpu::cpu_list,
     record::Threshold,
-    topology::spec::{Spec, is_plain},
+    topology::spec::{PLAIN, Spec, is_plain},
 };
 
 impl Experiment {
@@ -41,26 +42,7 @@ impl Experiment {
 
     fn check_figures(&self, document: &mut Document) {
         if !is_plain(&self.name, 64) {
-            document.problem(
-                "name",
-                format!(
-                    "name \"{}\": expected lower case letters, digits and hyphens, a letter first",
-                    self.name
-                ),
-            );
-        }
-        if !(0.1..=3600.0).contains(&self.duration) {
-            document.problem("duration", format!("duration {}: expected 0.1 to 3600 seconds", self.duration));
-        }
-        for (path, value) in
-            [("warmup", self.warmup), ("discard", self.discard), ("workload.rest", self.workload.rest)]
-        {
-            if !(0.0..=600.0).contains(&value) {
-                document.problem(path, format!("{path} {value}: expected 0 to 600 seconds"));
-            }
-        }
-        if !(1..=1000).contains(&self.rounds) {
-            document.problem("rounds", format!("rounds {}: expected 1 to 1000", self.rounds));
+            document.problem("name", format!("name \"{}\": expected {PLAIN}", self.name));
         }
         let limits = self.limits;
         if !(limits.late_p99_us > 0.0 && limits.late_p99_us.is_finite()) {
@@ -69,14 +51,23 @@ impl Experiment {
                 format!("late_p99_us {}: expected microseconds, above 0", limits.late_p99_us),
             );
         }
-        for (name, percent) in [
-            ("steal_percent", Some(limits.steal_percent)),
-            ("foreign_percent", Some(limits.foreign_percent)),
-            ("loss_percent", limits.loss_percent),
-            ("broken_percent", limits.broken_percent),
+        let percent = |value| (value, 0.0..=100.0, "");
+        let seconds = |value| (Some(value), 0.0..=600.0, " seconds");
+        for (path, (value, range, unit)) in [
+            ("duration", (Some(self.duration), 0.1..=3600.0, " seconds")),
+            ("warmup", seconds(self.warmup)),
+            ("discard", seconds(self.discard)),
+            ("workload.rest", seconds(self.workload.rest)),
+            ("rounds", (Some(f64::from(self.rounds)), 1.0..=1000.0, "")),
+            ("limits.steal_percent", percent(Some(limits.steal_percent))),
+            ("limits.foreign_percent", percent(Some(limits.foreign_percent))),
+            ("limits.loss_percent", percent(limits.loss_percent)),
+            ("limits.broken_percent", percent(limits.broken_percent)),
         ] {
-            if let Some(percent) = percent.filter(|percent| !(0.0..=100.0).contains(percent)) {
-                document.problem(&format!("limits.{name}"), format!("{name} {percent}: expected 0 to 100"));
+            if let Some(value) = value.filter(|value| !range.contains(value)) {
+                let name = path.strip_prefix("limits.").unwrap_or(path);
+                let (least, most) = range.into_inner();
+                document.problem(path, format!("{name} {value}: expected {least} to {most}{unit}"));
             }
         }
         if self.subject.is_empty() {
@@ -111,7 +102,7 @@ impl Experiment {
                 document.problem(&format!("{path}.name"), format!("\"{name}\" is named twice"));
             }
             if let Some(ready) = &service.ready {
-                if ready.probes() != 1 {
+                if ready.probe().is_none() {
                     document.problem(
                         &format!("{path}.ready"),
                         format!(
@@ -275,7 +266,7 @@ fn check_texts(
 }
 
 fn no_name(name: &str) -> String {
-    format!("name \"{name}\": expected at most 32 lower case letters, digits and hyphens, a letter first")
+    format!("name \"{name}\": expected at most 32 {PLAIN}")
 }
 
 fn no_namespace(name: &str, spaces: &BTreeSet<String>) -> String {
@@ -288,7 +279,7 @@ fn no_namespace(name: &str, spaces: &BTreeSet<String>) -> String {
 fn check_cpus(who: &str, list: Option<&str>, path: &str, document: &mut Document) {
     let Some(list) = list else { return };
     let cpus = thread::available_parallelism().map_or(1, usize::from);
-    let problem = match highest_cpu(list) {
+    let problem = match cpu_list(list).and_then(|cpus| cpus.into_iter().max()) {
         None => format!("{who}: cpus \"{list}\": expected a list such as \"0\" or \"1-3\""),
         Some(highest) if highest >= cpus => format!(
             "{who} is pinned to CPU {highest}, but this machine has {cpus}: lower `cpus`, or use more CPUs"
@@ -296,15 +287,4 @@ fn check_cpus(who: &str, list: Option<&str>, path: &str, document: &mut Document
         Some(_) => return,
     };
     document.problem(&format!("{path}.cpus"), problem);
-}
-
-/// The highest CPU of a list such as `0,2-3`.
-fn highest_cpu(list: &str) -> Option<usize> {
-    list.split(',')
-        .map(|part| {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-            (first <= last).then_some(last)
-        })
-        .try_fold(0, |highest, last| Some(highest.max(last?)))
 }

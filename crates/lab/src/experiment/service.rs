@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     path::{Path, PathBuf},
 };
 
@@ -110,19 +109,8 @@ impl ServiceSpec {
         let mut texts: Vec<(String, &mut String)> =
             self.env.iter_mut().map(|(name, value)| (format!("env.{name}"), value)).collect();
         texts.extend(self.metrics.as_mut().map(|url| ("metrics".to_owned(), url)));
-        if let Some(ready) = &mut self.ready {
-            let probes = [
-                ("stun", &mut ready.stun),
-                ("tcp", &mut ready.tcp),
-                ("http", &mut ready.http),
-                ("log", &mut ready.log),
-                ("udp_port", &mut ready.udp_port),
-                ("tcp_port", &mut ready.tcp_port),
-            ];
-            texts.extend(
-                probes.into_iter().filter_map(|(key, text)| Some((format!("ready.{key}"), text.as_mut()?))),
-            );
-        }
+        let probes = self.ready.iter_mut().flat_map(Ready::probes);
+        texts.extend(probes.filter_map(|(key, text, _)| Some((format!("ready.{key}"), text.as_mut()?))));
         texts
     }
 
@@ -186,30 +174,24 @@ impl SubjectNode {
 }
 
 impl Ready {
-    pub(super) fn probes(&self) -> usize {
-        [&self.stun, &self.tcp, &self.http, &self.log, &self.udp_port, &self.tcp_port]
-            .into_iter()
-            .flatten()
-            .count()
+    /// Every probe: its key, its value, and a predicate for the value.
+    fn probes(&mut self) -> [(&'static str, &mut Option<String>, &'static str); 6] {
+        [
+            ("stun", &mut self.stun, "answers STUN"),
+            ("tcp", &mut self.tcp, "accepts TCP"),
+            ("http", &mut self.http, "answers HTTP"),
+            ("log", &mut self.log, "is in its output"),
+            ("udp_port", &mut self.udp_port, "is bound as UDP port"),
+            ("tcp_port", &mut self.tcp_port, "listens as TCP port"),
+        ]
     }
-}
 
-impl fmt::Display for Ready {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let probes = [
-            (&self.stun, "answers STUN"),
-            (&self.tcp, "accepts TCP"),
-            (&self.http, "answers HTTP"),
-            (&self.log, "is in its output"),
-            (&self.udp_port, "is bound as UDP port"),
-            (&self.tcp_port, "listens as TCP port"),
-        ];
-        for (value, does) in probes {
-            if let Some(value) = value {
-                write!(f, "ready when {value} {does}")?;
-            }
-        }
-        Ok(())
+    /// The only probe; `None` where there are none or several.
+    pub(crate) fn probe(&self) -> Option<(&'static str, String, &'static str)> {
+        let mut all = self.clone();
+        let mut given =
+            all.probes().into_iter().filter_map(|(key, value, does)| Some((key, value.take()?, does)));
+        given.next().filter(|_| given.next().is_none())
     }
 }
 

@@ -203,15 +203,18 @@ fn parse_migrations(sched: &str) -> Option<u64> {
     line.rsplit_once(':')?.1.trim().parse().ok()
 }
 
-/// CPUs of a list such as `0,2-3`.
-pub(crate) fn cpu_list(list: &str) -> Vec<usize> {
-    list.split(',')
-        .filter_map(|part| {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            Some(first.trim().parse::<usize>().ok()?..=last.trim().parse().ok()?)
-        })
-        .flatten()
-        .collect()
+/// CPUs of a list such as `0,2-3`; `None` for what is no list.
+pub(crate) fn cpu_list(list: &str) -> Option<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let range = first.trim().parse::<usize>().ok()?..=last.trim().parse().ok()?;
+        if range.is_empty() {
+            return None;
+        }
+        cpus.extend(range);
+    }
+    Some(cpus)
 }
 
 #[cfg(test)]
@@ -268,7 +271,7 @@ intr 336889 0
 
     #[test]
     fn cpu_lists_have_ranges() {
-        assert_eq!(cpu_list("0,2-4"), [0, 2, 3, 4]);
+        assert_eq!(cpu_list("0,2-4"), Some(vec![0, 2, 3, 4]));
     }
 
     #[test]

@@ -4,12 +4,11 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
 };
 
 use crate::{
     error::LabError,
-    program::{ChildProgram, Launch},
+    program::ChildProgram,
     tools::{self, words},
 };
 
@@ -20,9 +19,6 @@ pub(crate) const EVENTS: [(&str, &str); 4] = [
     ("cache-misses", "cache_misses"),
     ("branch-misses", "branch_misses"),
 ];
-
-/// For perf to write its result.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Whether it is worth asking: perf is there and counts cycles of a process of ours.
 pub(crate) fn supported() -> bool {
@@ -53,20 +49,13 @@ impl Counting {
         let mut command =
             words(["perf", "stat", "-x", ",", "-e", &events.join(","), "-p", &pids.join(","), "-o"]);
         command.push(result.display().to_string());
-        let perf = ChildProgram::start(&Launch {
-            name: "perf stat".to_owned(),
-            command,
-            mark: mark.to_owned(),
-            log: directory.join("perf-stat.log"),
-            ..Launch::default()
-        })?;
+        let perf = ChildProgram::attach("perf stat", command, mark, directory.join("perf-stat.log"))?;
         Ok(Self { perf, result })
     }
 
     /// Detaches; what was counted, by the names of our metrics.
-    pub(crate) fn finish(mut self) -> BTreeMap<String, f64> {
-        self.perf.interrupt();
-        self.perf.wait(Instant::now() + PATIENCE, || false);
+    pub(crate) fn finish(self) -> BTreeMap<String, f64> {
+        self.perf.detach();
         parse(&std::fs::read_to_string(&self.result).unwrap_or_default())
     }
 }

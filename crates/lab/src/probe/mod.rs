@@ -22,7 +22,7 @@ const HOST: &str = "host";
 const TICK_S: f64 = 0.01;
 
 /// What to look at.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct CounterScope {
     /// Namespaces by name with a process in each; the host under its own name where there are none.
     spaces: Vec<(String, u32)>,
@@ -53,17 +53,7 @@ impl CounterScope {
         if spaces.is_empty() {
             spaces.push((HOST.to_owned(), std::process::id()));
         }
-        Ok(Self {
-            spaces,
-            subject: Vec::new(),
-            subject_spaces: Vec::new(),
-            subject_cpus: Vec::new(),
-            named: Vec::new(),
-            network_threads: Vec::new(),
-            receivers: topology.receivers.clone(),
-            metrics: Vec::new(),
-            delivered_at: Vec::new(),
-        })
+        Ok(Self { spaces, receivers: topology.receivers.clone(), ..Self::default() })
     }
 
     /// A process of the subject, by its group.
@@ -76,7 +66,7 @@ impl CounterScope {
         self.subject.push(group);
         self.named.push((process.name.clone(), group));
         self.subject_spaces.extend(process.namespace.clone());
-        self.subject_cpus.extend(process.cpus.as_deref().map(cpu::cpu_list).unwrap_or_default());
+        self.subject_cpus.extend(process.cpus.as_deref().and_then(cpu::cpu_list).unwrap_or_default());
         self.subject_cpus.sort_unstable();
         self.subject_cpus.dedup();
         self.network_threads = cpu::network_threads(&self.subject_cpus);

@@ -12,13 +12,11 @@ use procfs::process::Process;
 
 use crate::{
     error::LabError,
-    program::{ChildProgram, Launch},
+    program::ChildProgram,
     record::Syscall,
     tools::{self, words},
 };
 
-/// For the tracer to write its summary.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// For the tracer to attach; perf loads the kernel's type information first.
 pub(crate) const ATTACH: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
@@ -52,13 +50,7 @@ impl Tracing {
             Tool::PerfTrace => vec!["-p".to_owned(), words.join(",")],
             Tool::Strace => words.into_iter().flat_map(|pid| ["-p".to_owned(), pid]).collect(),
         });
-        let mut tracer = ChildProgram::start(&Launch {
-            name: "the tracer".to_owned(),
-            command,
-            mark: mark.to_owned(),
-            log: directory.join("syscalls.log"),
-            ..Launch::default()
-        })?;
+        let mut tracer = ChildProgram::attach("the tracer", command, mark, directory.join("syscalls.log"))?;
         match tool {
             Tool::PerfTrace => tracer.await_counters(ATTACH),
             Tool::Strace => {
@@ -75,9 +67,8 @@ impl Tracing {
     }
 
     /// Detaches; the table, the longest first.
-    pub(crate) fn finish(mut self) -> Vec<Syscall> {
-        self.tracer.interrupt();
-        self.tracer.wait(Instant::now() + PATIENCE, || false);
+    pub(crate) fn finish(self) -> Vec<Syscall> {
+        self.tracer.detach();
         let text = fs::read_to_string(&self.result).unwrap_or_default();
         let mut table = match self.tool {
             Tool::PerfTrace => parse_perf(&text),

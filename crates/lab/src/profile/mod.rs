@@ -3,11 +3,7 @@
 
 mod folded;
 
-use std::{
-    fs,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{fs, path::Path};
 
 use inferno::{
     collapse::{Collapse, perf},
@@ -19,17 +15,15 @@ use crate::{
     console,
     error::LabError,
     probe::syscalls,
-    program::{ChildProgram, Launch},
+    program::ChildProgram,
     record::{Record, Round},
     request::RunRequest,
-    run::{compare::RunStage, halt::Halt, session::prolong},
+    run::{halt::Halt, session::prolong, stage::RunStage},
     tools::{self, words},
 };
 
 /// Samples a second: a prime, so that it does not beat with timers of round periods.
 const FREQUENCY: u32 = 997;
-/// For perf to write its data.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// Rows of a table.
 const ROWS: usize = 20;
 
@@ -38,15 +32,10 @@ const STACKS: &str = "stacks.folded";
 const FLAME: &str = "flame.svg";
 
 /// Profiles the stage's only subject; files and record are in its directory.
-pub(crate) fn profile(
-    request: &RunRequest,
-    stage: &RunStage,
-    screen: &console::Console,
-) -> Result<Record, LabError> {
+pub(crate) fn profile(request: &RunRequest, stage: &RunStage) -> Result<Record, LabError> {
     tools::require("perf", "to take a profile")?;
     let mut kept = stage.record(request)?;
     kept.experiment.rounds = 1;
-    let bench = stage.bench();
     let service = stage
         .experiment
         .subject
@@ -55,15 +44,15 @@ pub(crate) fn profile(
     let data = stage.scratch.join("perf.data");
     let mark = stage.topology.id().to_owned();
     let mut round = Round::new(0, &service.name, 0);
-    screen.note(&format!("profiling {} for {} s", service.name, stage.experiment.duration));
-    let recorded = bench.start(service).and_then(|mut session| {
+    stage.console.note(&format!("profiling {} for {} s", service.name, stage.experiment.duration));
+    let recorded = stage.start(service).and_then(|mut session| {
         session.discard_first()?;
         session.measure_with(
             stage.window(),
             |variables| prolong(variables, stage.window()),
             &mut round,
             |pids| Ok(record(pids, &mark, &data, &stage.scratch)?),
-            finish,
+            ChildProgram::detach,
         )
     });
     recorded.map_err(Halt::into_error)?;
@@ -78,8 +67,8 @@ pub(crate) fn profile(
     let title = format!("{}, {} samples", service.name, stacks.samples());
     write(&stage.directory.join(FLAME), &flame(&folded, &title)?)?;
 
-    screen.note("syscalls");
-    let traced = bench.start(service).and_then(|mut session| {
+    stage.console.note("syscalls");
+    let traced = stage.start(service).and_then(|mut session| {
         session.discard_first()?;
         session.trace(stage.window())
     });
@@ -98,8 +87,8 @@ pub(crate) fn profile(
     round.notes.push("measured while perf took samples".to_owned());
     round.voided = kept.experiment.limits.check(&round.metrics);
     kept.rounds.push(round);
-    kept.save(&stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
-    screen.done();
+    kept.save(&stage.directory)?;
+    stage.console.done();
     console::result(&format!("{text}\nflame graph: {}", stage.directory.join(FLAME).display()));
     Ok(kept)
 }
@@ -149,20 +138,9 @@ fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<Chi
         "-o",
     ]);
     command.push(data.display().to_string());
-    let mut perf = ChildProgram::start(&Launch {
-        name: "perf record".to_owned(),
-        command,
-        mark: mark.to_owned(),
-        log: directory.join("perf-record.log"),
-        ..Launch::default()
-    })?;
+    let mut perf = ChildProgram::attach("perf record", command, mark, directory.join("perf-record.log"))?;
     perf.await_counters(syscalls::ATTACH);
     Ok(perf)
-}
-
-fn finish(mut perf: ChildProgram) {
-    perf.interrupt();
-    perf.wait(Instant::now() + PATIENCE, || false);
 }
 
 /// Stacks as one line each, kernel frames marked by `_[k]`.

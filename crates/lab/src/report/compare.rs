@@ -12,7 +12,7 @@ use maud::{PreEscaped, html};
 
 use super::page::{document, section};
 use super::plots::{self, Ratio};
-use super::tables::{Cell, TableRow, cards, class, table};
+use super::tables::{TableRow, cards, class, table};
 use super::verdicts;
 use crate::metric;
 use crate::record::{BuildFile, Record, RecordedExperiment, RecordedSubject};
@@ -21,38 +21,32 @@ use crate::verdict::MetricVerdict;
 
 /// Several records, the first of which the others are held against.
 #[derive(Clone, Debug)]
-pub struct Comparison {
-    /// One for each record.
-    pub entries: Vec<ComparedRecord>,
+pub(crate) struct Comparison {
+    pub(crate) entries: Vec<ComparedRecord>,
 }
 
-/// One record in a comparison.
 #[derive(Clone, Debug)]
-pub struct ComparedRecord {
-    /// The record's id.
-    pub id: String,
-    /// When it began.
-    pub started: String,
+pub(crate) struct ComparedRecord {
+    pub(crate) id: String,
+    pub(crate) started: String,
     /// Its commit, a `+` behind it for a changed tree.
-    pub commit: String,
+    pub(crate) commit: String,
     /// In what it differs from the first record.
-    pub differences: Vec<RecordDifference>,
-    /// Its deciding verdicts.
-    pub verdicts: Vec<MetricVerdict>,
+    pub(crate) differences: Vec<RecordDifference>,
+    pub(crate) verdicts: Vec<MetricVerdict>,
     /// Median of the baseline in the deciding metric: what the machine gave on that day.
-    pub baseline: Option<f64>,
+    pub(crate) baseline: Option<f64>,
     metric: String,
 }
 
 /// Holds all records against the first.
-pub fn compare(records: &[Record]) -> Comparison {
+pub(crate) fn compare(records: &[Record]) -> Comparison {
     let entry = |record: &Record| {
         let metric = record.experiment.metric.clone();
-        let commit = record.environment.commit.as_deref().unwrap_or("–").chars().take(9).collect::<String>();
         ComparedRecord {
             id: record.id.clone(),
             started: record.started.clone(),
-            commit: if record.environment.dirty { commit + "+" } else { commit },
+            commit: record.environment.short_commit(),
             differences: comparable(&records[0], record),
             verdicts: verdicts(record),
             baseline: record.baseline().and_then(|name| stats::median(&record.values(name, &metric))),
@@ -64,7 +58,7 @@ pub fn compare(records: &[Record]) -> Comparison {
 
 impl ComparedRecord {
     /// Whether its figures may be held against those of the first record.
-    pub fn is_comparable(&self) -> bool {
+    pub(crate) fn is_comparable(&self) -> bool {
         !self.differences.iter().any(|difference| difference.forbids)
     }
 
@@ -75,12 +69,11 @@ impl ComparedRecord {
 
 impl Comparison {
     /// Whether all records may be compared.
-    pub fn is_comparable(&self) -> bool {
+    pub(crate) fn is_comparable(&self) -> bool {
         self.entries.iter().all(ComparedRecord::is_comparable)
     }
 
-    /// As HTML.
-    pub fn page(&self) -> String {
+    pub(crate) fn page(&self) -> String {
         let answer = if self.is_comparable() { "comparable" } else { "not comparable" };
         let differences: Vec<Vec<String>> = self
             .entries
@@ -134,9 +127,7 @@ impl ComparedRecord {
             self.started.clone(),
             self.commit.clone(),
         ];
-        let mut cells: Vec<Cell> = texts.iter().map(|text| Cell::text(text)).collect();
-        cells[1].class = "verdict";
-        TableRow { class: class(&verdict.outcome), cells }
+        TableRow::of(class(&verdict.outcome), &texts)
     }
 
     fn date(&self) -> &str {
@@ -171,15 +162,13 @@ impl fmt::Display for Comparison {
 /// In what two records differ.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {first} and {second}")]
-pub struct RecordDifference {
+pub(crate) struct RecordDifference {
     /// What: "kernel", "offloads of veth0".
-    pub what: String,
-    /// In the first record.
-    pub first: String,
-    /// In the second.
-    pub second: String,
+    pub(crate) what: String,
+    pub(crate) first: String,
+    pub(crate) second: String,
     /// Whether the figures of the two may no longer be compared; otherwise a reader should merely know.
-    pub forbids: bool,
+    pub(crate) forbids: bool,
 }
 
 /// In what two records differ; they may be compared when none of the differences [forbids](Difference::forbids) it.
@@ -232,12 +221,7 @@ fn comparable(a: &Record, b: &Record) -> Vec<RecordDifference> {
     for before in &a.programs {
         let same = |build: &&BuildFile| (&build.name, build.word) == (&before.name, before.word);
         let Some(after) = b.programs.iter().find(same) else { continue };
-        let hash = |build: &BuildFile| {
-            build
-                .sha256
-                .as_ref()
-                .map_or_else(|| "no hash".to_owned(), |hash| hash[..12.min(hash.len())].to_owned())
-        };
+        let hash = |build: &BuildFile| build.short_hash().unwrap_or("no hash").to_owned();
         let file = before.path.rsplit('/').next().unwrap_or_default();
         compare(&format!("build of {} ({file})", before.name), hash(before), hash(after), false);
     }

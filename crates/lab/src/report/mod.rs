@@ -10,34 +10,35 @@ mod tables;
 
 use std::path::Path;
 
-pub use compare::{Comparison, compare};
-pub use page::page;
-pub use row::{LogEntry, insert_row, row};
+pub(crate) use compare::{Comparison, compare};
+pub(crate) use page::page;
+pub(crate) use row::{LogEntry, insert_row, row};
 
+use crate::error::LabError;
 use crate::metric::{self, Preference};
-use crate::record::{self, Record, write_whole};
+use crate::record::{Record, write_whole};
 use crate::verdict::{MetricVerdict, judge};
 
 /// File name inside the record's directory.
-pub const FILE: &str = "report.html";
+pub(crate) const FILE: &str = "report.html";
 
 /// Writes `report.html` into `dir`, which is made if need be.
-pub fn save(dir: &Path, record: &Record) -> Result<(), record::RecordError> {
+pub(crate) fn save(dir: &Path, record: &Record) -> Result<(), LabError> {
     write_whole(&dir.join(FILE), page(record).as_bytes())
 }
 
 /// Writes the comparison of several records to a file.
-pub fn save_comparison(file: &Path, comparison: &Comparison) -> Result<(), record::RecordError> {
+pub(crate) fn save_comparison(file: &Path, comparison: &Comparison) -> Result<(), LabError> {
     write_whole(file, comparison.page().as_bytes())
 }
 
 /// The verdict on the deciding metric for each subject but the baseline.
-pub fn verdicts(record: &Record) -> Vec<MetricVerdict> {
+pub(crate) fn verdicts(record: &Record) -> Vec<MetricVerdict> {
     record.candidates().map(|subject| judge(record, subject, &record.experiment.metric)).collect()
 }
 
 /// The verdicts on all other metrics of a subject: those with a better direction first, then by name.
-pub fn other_verdicts(record: &Record, subject: &str) -> Vec<MetricVerdict> {
+pub(crate) fn other_verdicts(record: &Record, subject: &str) -> Vec<MetricVerdict> {
     let mut names: Vec<&str> =
         record.metrics().into_iter().filter(|&name| name != record.experiment.metric).collect();
     names.sort_by_key(|name| (metric::direction(name) == Preference::Neither, *name));

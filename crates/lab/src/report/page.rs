@@ -17,7 +17,7 @@ baseline differs from itself. ↑: higher is better, ↓: lower is better. Green
 not shown. The scale is logarithmic.";
 
 /// The whole report of a record, as HTML.
-pub fn page(record: &Record) -> String {
+pub(crate) fn page(record: &Record) -> String {
     let experiment = &record.experiment;
     let deciding = verdicts(record);
     let body = html! {

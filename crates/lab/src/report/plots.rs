@@ -38,14 +38,14 @@ const COLOURS: [RGBColor; 6] = [
 
 /// A row of the ratio plot.
 pub(super) struct Ratio {
-    pub label: String,
-    pub ratio: f64,
-    pub low: f64,
-    pub high: f64,
+    pub(crate) label: String,
+    pub(crate) ratio: f64,
+    pub(crate) low: f64,
+    pub(crate) high: f64,
     /// Half of the band around 1 that means nothing, as a logarithm.
-    pub floor: Option<f64>,
+    pub(crate) floor: Option<f64>,
     /// Whether the difference is shown, and is for the better.
-    pub better: Option<bool>,
+    pub(crate) better: Option<bool>,
 }
 
 impl Ratio {
@@ -261,7 +261,7 @@ pub(super) fn rounds_legend(record: &Record, metric: &str) -> Markup {
 
 /// Latency percentiles of each subject, the median over its rounds, on a logarithmic scale.
 pub(super) fn latency(record: &Record) -> String {
-    let curves: Vec<PlotLine<'_, usize>> = lines(record, |subject| median_percentiles(record, subject));
+    let curves = lines(record, |subject| median_percentiles(record, subject));
     let all = || curves.iter().flat_map(|line| line.points.iter().map(|(_, value)| *value));
     let Some((_, high)) = range(all()) else { return String::new() };
     let low = all().fold(f64::INFINITY, f64::min) / 1.2;
@@ -287,16 +287,7 @@ pub(super) fn latency(record: &Record) -> String {
             .y_label_formatter(&|y| format!("{y:.0} µs"))
             .label_style(FONT)
             .draw()?;
-        for PlotLine { subject, name, points } in &curves {
-            let colour = colour(*subject);
-            let at = |&(place, value): &(usize, f64)| (SegmentValue::CenterOf(place), value);
-            chart
-                .draw_series(LineSeries::new(points.iter().map(at), colour.stroke_width(2)))?
-                .label(*name)
-                .legend(move |(x, y)| Circle::new((x + 8, y), 4, colour.filled()));
-            chart.draw_series(points.iter().map(at).map(|point| Circle::new(point, 4, colour.filled())))?;
-        }
-        legend(&mut chart)
+        draw_lines(&mut chart, curves)
     })
 }
 
@@ -317,7 +308,7 @@ fn lines<X>(record: &Record, points: impl Fn(&str) -> Vec<(X, f64)>) -> Vec<Plot
 }
 
 /// Empty without latencies. A percentile of 0 cannot stand on a logarithmic scale and is left out.
-fn median_percentiles(record: &Record, subject: &str) -> Vec<(usize, f64)> {
+fn median_percentiles(record: &Record, subject: &str) -> Vec<(SegmentValue<usize>, f64)> {
     let latencies: Vec<_> = record
         .rounds
         .iter()
@@ -325,7 +316,12 @@ fn median_percentiles(record: &Record, subject: &str) -> Vec<(usize, f64)> {
         .filter_map(|round| round.latency.as_ref().map(crate::record::LatencySummary::percentiles))
         .collect();
     (0..5)
-        .filter_map(|i| Some((i, stats::median(&latencies.iter().map(|p| p[i].1).collect::<Vec<_>>())?)))
+        .filter_map(|i| {
+            Some((
+                SegmentValue::CenterOf(i),
+                stats::median(&latencies.iter().map(|p| p[i].1).collect::<Vec<_>>())?,
+            ))
+        })
         .filter(|(_, value)| *value > 0.0)
         .collect()
 }
@@ -340,8 +336,7 @@ pub(super) enum Curve {
 
 /// One curve for each subject over the offered rate; several trials at a rate count as their median.
 pub(super) fn sweeps(record: &Record, curve: Curve) -> String {
-    let curves: Vec<PlotLine<'_, f64>> =
-        lines(record, |subject| sweep_points(&record.sweeps, subject, curve));
+    let curves = lines(record, |subject| sweep_points(&record.sweeps, subject, curve));
     let points = || curves.iter().flat_map(|line| &line.points);
     let (Some((low, high)), Some((left, right))) =
         (range(points().map(|p| p.1)), range(points().map(|p| p.0)))
@@ -371,15 +366,7 @@ pub(super) fn sweeps(record: &Record, curve: Curve) -> String {
             let (from, to) = (left.max(low).max(0.0), right.min(high));
             chart.draw_series(LineSeries::new([(from, from), (to, to)], BLACK.mix(0.3)))?;
         }
-        for PlotLine { subject, name, points } in &curves {
-            let colour = colour(*subject);
-            chart
-                .draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?
-                .label(*name)
-                .legend(move |(x, y)| Circle::new((x + 8, y), 4, colour.filled()));
-            chart.draw_series(points.iter().map(|point| Circle::new(*point, 3, colour.filled())))?;
-        }
-        legend(&mut chart)
+        draw_lines(&mut chart, curves)
     })
 }
 
@@ -419,13 +406,24 @@ fn colour(subject: usize) -> RGBColor {
     COLOURS[subject % COLOURS.len()]
 }
 
-fn legend<'a, DB, X: Ranged, Y: Ranged>(chart: &mut ChartContext<'a, DB, Cartesian2d<X, Y>>) -> PlotResult
+/// The curves with a dot at each point, and a legend.
+fn draw_lines<'a, DB, X: Ranged>(
+    chart: &mut ChartContext<'a, DB, Cartesian2d<X, impl Ranged<ValueType = f64>>>,
+    curves: Vec<PlotLine<'_, X::ValueType>>,
+) -> PlotResult
 where
     DB: DrawingBackend + 'a,
     DB::ErrorType: 'static,
     X::ValueType: Clone + 'static,
-    Y::ValueType: Clone + 'static,
 {
+    for PlotLine { subject, name, points } in curves {
+        let colour = colour(subject);
+        chart
+            .draw_series(LineSeries::new(points.iter().cloned(), colour.stroke_width(2)))?
+            .label(name)
+            .legend(move |(x, y)| Circle::new((x + 8, y), 4, colour.filled()));
+        chart.draw_series(points.into_iter().map(|point| Circle::new(point, 4, colour.filled())))?;
+    }
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperLeft)

@@ -6,29 +6,22 @@ use crate::verdict::{Conclusion, MetricVerdict};
 
 /// What only the person who made the change knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LogEntry {
+pub(crate) struct LogEntry {
     /// What was changed, in a few words.
-    pub change: String,
+    pub(crate) change: String,
     /// The gain predicted before measuring.
-    pub predicted: String,
+    pub(crate) predicted: String,
 }
 
 /// The row, without an end of line, for the first candidate of the record. `None` when there is none.
 ///
 /// The ratio is new over old, **turned so that above 1 is better** whatever the metric's direction.
-pub fn row(record: &Record, change: &LogEntry) -> Option<String> {
+pub(crate) fn row(record: &Record, change: &LogEntry) -> Option<String> {
     let verdict = super::verdicts(record).into_iter().next()?;
     let date = record.started.get(..10).unwrap_or(&record.started);
-    let commit = match &record.environment.commit {
-        Some(commit) => {
-            let short: String = commit.chars().take(9).collect();
-            if record.environment.dirty { format!("{short}+") } else { short }
-        }
-        None => "–".to_owned(),
-    };
     let cells = [
         date,
-        &commit,
+        &record.environment.short_commit(),
         or_dash(&change.change),
         or_dash(&record.experiment.workload),
         or_dash(&change.predicted),
@@ -40,7 +33,7 @@ pub fn row(record: &Record, change: &LogEntry) -> Option<String> {
 
 /// The log with the row as its newest: under the head of the table that begins with `| date |`. `None` when the text
 /// has no such table.
-pub fn insert_row(log: &str, row: &str) -> Option<String> {
+pub(crate) fn insert_row(log: &str, row: &str) -> Option<String> {
     let is_head = |lines: &[&str]| lines[0].starts_with("| date |") && lines[1].starts_with("| ---");
     let lines: Vec<&str> = log.split_inclusive('\n').collect();
     let head = lines.windows(2).position(is_head)?;

@@ -22,6 +22,15 @@ pub(super) struct Cell {
     pub(super) class: &'static str,
 }
 
+impl TableRow {
+    /// Plain cells, with the verdict in the second column.
+    pub(super) fn of(class: &'static str, texts: &[String]) -> Self {
+        let mut cells: Vec<Cell> = texts.iter().map(|text| Cell::text(text)).collect();
+        cells[1].class = "verdict";
+        Self { class, cells }
+    }
+}
+
 impl Cell {
     pub(super) fn text(text: &str) -> Self {
         Self { html: html! { (text) }, class: number(text).unwrap_or_default() }
@@ -142,9 +151,7 @@ pub(super) fn bars(record: &Record) -> Markup {
                 figure,
                 format!("{} {} {whom}", held.kind, held.bar),
             ];
-            let mut cells: Vec<Cell> = texts.iter().map(|text| Cell::text(text)).collect();
-            cells[1].class = "verdict";
-            TableRow { class, cells }
+            TableRow::of(class, &texts)
         })
         .collect();
     cards(&["metric", "verdict", "figure", "bar"], &rows)

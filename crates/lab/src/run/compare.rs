@@ -1,29 +1,19 @@
 //! An experiment from its first round to its record: fresh processes for each run, in the order drawn from the seed, the
 //! baseline once more each round as noise floor, and the record saved after every run.
 
-use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
-use super::{
-    halt::Halt,
-    links,
-    session::{MeasuredWindow, TestBench},
-};
+use super::{halt::Halt, stage::RunStage};
 use crate::{
-    builds, certificate,
-    console::Console,
-    environment,
     error::LabError,
-    experiment::{Experiment, ServiceSpec, fill::Variables},
+    experiment::ServiceSpec,
     invalid_rounds::Void,
     order,
-    probe::{hardware, syscalls},
+    probe::syscalls,
     progress::RunProgress,
-    record::{self, Record, Round},
+    record::{Record, Round},
     request::RunRequest,
-    rlimit,
     stats::Estimate,
-    stop::StopFlag,
-    topology::{Topology, userns},
 };
 
 /// Seconds that starting and ending the programs of a run is expected to take.
@@ -31,168 +21,14 @@ const OVERHEAD: f64 = 1.5;
 /// Runs of one subject that fail before any has worked, after which the rest is not tried.
 const HOPELESS: usize = 2;
 
-/// A place to run experiments in: everything that a comparison, a sweep and a profile share.
-pub(crate) struct RunStage {
-    pub(crate) experiment: Experiment,
-    pub(crate) topology: Topology,
-    pub(crate) variables: Variables,
-    /// Of the record.
-    pub(crate) directory: PathBuf,
-    /// Of logs and results of single runs.
-    pub(crate) scratch: PathBuf,
-    pub(crate) hardware: bool,
-    /// Subjects that are not installed, in sentences.
-    left_out: Vec<String>,
-    pub(crate) stop: StopFlag,
-}
-
-impl RunStage {
-    /// Checks everything that can be checked before anything starts, then makes topology and directories below `base`.
-    pub(crate) fn set(
-        request: &RunRequest,
-        base: &std::path::Path,
-        stop: StopFlag,
-    ) -> Result<Self, LabError> {
-        let mut experiment = request.experiment()?;
-        let spec = experiment.topology()?;
-        if spec.is_some() {
-            userns::enter_if_needed()?;
-        }
-        let addresses = spec.as_ref().map(crate::topology::spec::Spec::addresses).unwrap_or_default();
-        let nowhere = experiment.variables(&addresses, &request.point, std::path::Path::new("."));
-        let left_out = experiment.leave_out(&nowhere);
-        if experiment.subject.is_empty() {
-            return Err(LabError::usage(left_out.join("\n")));
-        }
-        experiment.check_tools(&nowhere)?;
-        rlimit::raise_open_files();
-        let topology = Topology::for_run(spec.as_ref())?;
-        let directory = request.make_directory(base, &experiment)?;
-        let scratch = directory.join("runs");
-        let variables = experiment.variables(&addresses, &request.point, &scratch);
-        fs::create_dir_all(&scratch).map_err(LabError::io(format!("cannot make {}", scratch.display())))?;
-        if experiment.wants_certificate() {
-            certificate::make(&scratch, addresses.into_values())?;
-        }
-        request.save(&directory)?;
-        let hardware = experiment.counters && hardware::supported();
-        Ok(Self { experiment, topology, variables, directory, scratch, hardware, left_out, stop })
-    }
-
-    pub(crate) fn bench(&self) -> TestBench<'_> {
-        TestBench {
-            experiment: &self.experiment,
-            topology: &self.topology,
-            variables: self.variables.clone(),
-            directory: self.scratch.clone(),
-            stop: self.stop.clone(),
-            hardware: self.hardware,
-        }
-    }
-
-    pub(crate) fn window(&self) -> MeasuredWindow {
-        MeasuredWindow { warmup: self.experiment.warmup, duration: self.experiment.duration }
-    }
-
-    /// Removes the record's directory, and the one around it if that was made for it.
-    pub(crate) fn leave_nothing(&self) {
-        // What cannot be removed is seen by the user, who has been told why there is no record.
-        let _ = fs::remove_dir_all(&self.directory);
-        if let Some(base) = self.directory.parent() {
-            let _ = fs::remove_dir(base);
-        }
-    }
-
-    /// A record without rounds.
-    pub(crate) fn record(&self, request: &RunRequest) -> Result<Record, LabError> {
-        let experiment = &self.experiment;
-        let mut subjects = Vec::new();
-        for service in &experiment.subject {
-            subjects.push(service.describe(&self.variables)?);
-        }
-        let mut environment = environment::describe(experiment, &self.topology, &self.variables);
-        if !experiment.about.is_empty() {
-            environment.notes.insert(0, experiment.about.clone());
-        }
-        for note in &self.left_out {
-            Console::new().note(note);
-            environment.notes.push(note.clone());
-        }
-        let programs = builds::look(experiment, &self.variables, &environment.tools);
-        if let Some(then) = &request.repeats {
-            let notes = match &then[..] {
-                [] => vec!["the record that this repeats does not say which builds it measured".to_owned()],
-                then => builds::differences(then, &programs),
-            };
-            for note in notes {
-                Console::new().note(&format!("warning: {note}"));
-                environment.notes.push(note);
-            }
-        }
-        let id =
-            self.directory.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        Ok(Record {
-            format: record::FORMAT,
-            id,
-            started: environment::now(),
-            command: request.command.clone(),
-            seed: request.seed,
-            environment,
-            experiment: record::RecordedExperiment {
-                name: experiment.name.clone(),
-                subjects,
-                workload: self.workload_in_words(request)?,
-                load_cpus: experiment.workload.cpus.clone(),
-                metric: experiment.metric.clone(),
-                rounds: experiment.rounds,
-                duration_s: experiment.duration,
-                warmup_s: experiment.warmup,
-                rules: experiment.rules,
-                limits: experiment.limits,
-                must: experiment.must.clone(),
-                aim: experiment.aim.clone(),
-            },
-            programs,
-            ..Record::default()
-        })
-    }
-
-    /// The same text for the same workload, wherever the record lies and whichever build asked.
-    fn workload_in_words(&self, request: &RunRequest) -> Result<String, LabError> {
-        let mut command = self.experiment.workload.command.words()?;
-        for word in &mut command {
-            for (name, value) in &request.point {
-                *word = word.replace(&format!("{{{name}}}"), value);
-            }
-        }
-        Ok(format!("{} [{}]", command.join(" "), self.experiment.topology))
-    }
-}
-
 /// Runs the experiment of `request`; the record is in its directory, also if it was interrupted.
-pub(crate) fn compare(request: &RunRequest, stage: &RunStage, screen: &Console) -> Result<Record, LabError> {
+pub(super) fn compare(request: &RunRequest, stage: &RunStage) -> Result<Record, LabError> {
     let mut record = stage.record(request)?;
-    let outcome = ComparisonRun { stage, bench: stage.bench(), screen }.run(&mut record);
-    if record.rounds.is_empty() || matches!(outcome, Err(LabError::Usage(_))) {
-        // Nothing was measured, or the experiment is wrong: nothing is left.
-        stage.leave_nothing();
-    } else {
-        note_changes(&mut record, screen);
-        record.save(&stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
-    }
-    screen.done();
+    let outcome = stage.run_rounds(&mut record);
+    let is_wrong = matches!(outcome, Err(LabError::Usage(_)));
+    let is_measured = !record.rounds.is_empty() && !is_wrong;
+    stage.keep(&mut record, is_measured)?;
     outcome.map(|()| record)
-}
-
-/// What is known of the whole run only in its end: how its links behaved, and whether somebody built while it ran, so that its rounds
-/// are of two programs.
-pub(crate) fn note_changes(record: &mut Record, screen: &Console) {
-    for told in builds::since(&record.programs) {
-        let note = format!("a file changed while the experiment ran: {told}");
-        screen.note(&format!("warning: {note}"));
-        record.environment.notes.push(note);
-    }
-    record.environment.notes.extend(links::describe(record));
 }
 
 /// Whether further runs are worth their time.
@@ -204,15 +40,9 @@ enum Prospect {
     None,
 }
 
-struct ComparisonRun<'a> {
-    stage: &'a RunStage,
-    bench: TestBench<'a>,
-    screen: &'a Console,
-}
-
-impl ComparisonRun<'_> {
-    fn run(&self, record: &mut Record) -> Result<(), LabError> {
-        let experiment = &self.stage.experiment;
+impl RunStage {
+    fn run_rounds(&self, record: &mut Record) -> Result<(), LabError> {
+        let experiment = &self.experiment;
         let subjects = &experiment.subject;
         // The baseline's second run is one more entry of the round.
         let runs = subjects.len() + usize::from(experiment.aa);
@@ -228,7 +58,7 @@ impl ComparisonRun<'_> {
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let mut progress = RunProgress::new(count(wanted), count(runs), Duration::from_secs_f64(each));
         let mut given_up = BTreeSet::new();
-        self.screen.note(&format!("{}: seed {}", record.id, record.seed));
+        self.console.note(&format!("{}: seed {}", record.id, record.seed));
         for (index, order) in order::plan(record.seed, runs, count(most)).into_iter().enumerate() {
             if index >= rounds {
                 break;
@@ -241,19 +71,19 @@ impl ComparisonRun<'_> {
                     continue;
                 }
                 let name = if again { format!("{} (again)", service.name) } else { service.name.clone() };
-                progress.run_begins(name, self.screen.now());
-                self.screen.progress(&progress);
+                progress.run_begins(name, self.console.now());
+                self.console.progress(&progress);
                 let round = match self.run_once(service, count(index), count(place), record) {
                     Ok(round) => round,
                     Err(Halt::Interrupted) => {
                         record.interrupted = true;
-                        self.screen.note("interrupted: what was measured is kept");
+                        self.console.note("interrupted: what was measured is kept");
                         return Ok(());
                     }
                     Err(halt) => return Err(halt.into_error()),
                 };
-                progress.run_ends(self.screen.now());
-                match self.keep(round, again, service, record)? {
+                progress.run_ends(self.console.now());
+                match self.add(round, again, service, record)? {
                     Prospect::Good => {}
                     Prospect::WithoutIt => {
                         given_up.insert(service.name.clone());
@@ -280,7 +110,7 @@ impl ComparisonRun<'_> {
     }
 
     /// Puts a run into the record, and says what its failure means for the runs to come.
-    fn keep(
+    fn add(
         &self,
         round: Round,
         again: bool,
@@ -291,14 +121,14 @@ impl ComparisonRun<'_> {
         if let Some(void) = &round.voided {
             let counts = record.counts(&round, &record.experiment.metric);
             let what = if counts { "counts only for what a datagram costs" } else { "void" };
-            self.screen.note(&format!("round {index}, {name}: {what}, {void}"));
+            self.console.note(&format!("round {index}, {name}: {what}, {void}"));
         }
         if again {
             record.aa.push(round);
         } else {
             record.rounds.push(round);
         }
-        record.save(&self.stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
+        record.save(&self.directory)?;
         if !hopeless(record, name) {
             return Ok(Prospect::Good);
         }
@@ -306,7 +136,7 @@ impl ComparisonRun<'_> {
             true => (Prospect::WithoutIt, "the others go on without it"),
             false => (Prospect::None, "the rest is not tried"),
         };
-        self.screen.note(&format!("{name} fails every time: {rest}"));
+        self.console.note(&format!("{name} fails every time: {rest}"));
         Ok(prospect)
     }
 
@@ -319,9 +149,9 @@ impl ComparisonRun<'_> {
         record: &Record,
     ) -> Result<Round, Halt> {
         let mut round = Round::new(index, &service.name, place);
-        let measured = self.bench.start(service).and_then(|mut session| {
+        let measured = self.start(service).and_then(|mut session| {
             session.discard_first()?;
-            session.measure(self.stage.window(), |_| {}, &mut round)
+            session.measure(self.window(), |_| {}, &mut round)
         });
         match measured {
             Ok(_) => round.voided = record.experiment.limits.check(&round.metrics),
@@ -345,9 +175,9 @@ impl ComparisonRun<'_> {
     }
 
     fn trace_all(&self, record: &mut Record) -> Result<(), LabError> {
-        for service in &self.stage.experiment.subject {
-            self.screen.note(&format!("syscalls of {}", service.name));
-            let traced = self.bench.start(service).and_then(|mut session| session.trace(self.stage.window()));
+        for service in &self.experiment.subject {
+            self.console.note(&format!("syscalls of {}", service.name));
+            let traced = self.start(service).and_then(|mut session| session.trace(self.window()));
             let table = match traced {
                 Ok(Some(table)) => table,
                 Ok(None) => {

@@ -2,13 +2,12 @@
 //! One start of the subject serves all trials of a round, and its first run is thrown away as ever.
 
 use super::{
-    compare::{RunStage, note_changes},
     halt::Halt,
     result::WorkloadResult,
-    session::{MeasuredWindow, SubjectSession, TestBench},
+    session::SubjectSession,
+    stage::{MeasuredWindow, RunStage},
 };
 use crate::{
-    console::Console,
     error::LabError,
     experiment::ServiceSpec,
     invalid_rounds::Void,
@@ -39,10 +38,9 @@ const WHOLE: u32 = 100;
 const OVERLOAD: u32 = 200;
 
 /// Carries out `plan` for all subjects, `rounds` times.
-pub(crate) fn run(
+pub(super) fn run(
     request: &RunRequest,
     stage: &RunStage,
-    screen: &Console,
     plan: &RatePlan,
     rounds: u32,
 ) -> Result<Record, LabError> {
@@ -63,32 +61,20 @@ pub(crate) fn run(
             .or(settings.goals.first())
             .map_or_else(String::new, |goal| metric_of(*goal, variable));
     }
-    let outcome = RatesRun { stage, bench: stage.bench(), screen, plan }.run(&mut record, rounds);
-    if record.sweeps.is_empty() {
-        stage.leave_nothing();
-    } else {
-        note_changes(&mut record, screen);
-        let ends = ended_by_the_generator(&record);
-        record.environment.notes.extend(ends);
-        record.save(&stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
-    }
-    screen.done();
+    let outcome = stage.run_rates(plan, &mut record, rounds);
+    let ends = ended_by_the_generator(&record);
+    record.environment.notes.extend(ends);
+    let is_measured = !record.sweeps.is_empty();
+    stage.keep(&mut record, is_measured)?;
     outcome.map(|()| record)
 }
 
-struct RatesRun<'a> {
-    stage: &'a RunStage,
-    bench: TestBench<'a>,
-    screen: &'a Console,
-    plan: &'a RatePlan,
-}
-
-impl RatesRun<'_> {
-    fn run(&self, record: &mut Record, rounds: u32) -> Result<(), LabError> {
-        let subjects = &self.stage.experiment.subject;
-        let enough = rounds >= self.stage.experiment.rules.min_rounds;
-        let runs = subjects.len() + usize::from(enough && self.stage.experiment.aa);
-        self.screen.note(&format!("{}: seed {}", record.id, record.seed));
+impl RunStage {
+    fn run_rates(&self, plan: &RatePlan, record: &mut Record, rounds: u32) -> Result<(), LabError> {
+        let subjects = &self.experiment.subject;
+        let enough = rounds >= self.experiment.rules.min_rounds;
+        let runs = subjects.len() + usize::from(enough && self.experiment.aa);
+        self.console.note(&format!("{}: seed {}", record.id, record.seed));
         for (index, order) in (0..rounds).zip(order::plan(record.seed, runs, rounds)) {
             for (place, run) in (0..).zip(order) {
                 let again = run == subjects.len();
@@ -96,8 +82,8 @@ impl RatesRun<'_> {
                 let mut round = Round::new(index, &service.name, place);
                 let mut sweep =
                     Sweep { subject: service.name.clone(), round: Some(index), ..Sweep::default() };
-                let done = self.one(service, &mut sweep, &mut round);
-                let variable = &self.stage.experiment.workload.rate;
+                let done = self.offer(plan, service, &mut sweep, &mut round);
+                let variable = &self.experiment.workload.rate;
                 for found in &sweep.found {
                     let rate = found.lower_pps.map(|rate| (metric_of(found.max_loss, variable), rate as f64));
                     round.metrics.extend(rate);
@@ -112,32 +98,38 @@ impl RatesRun<'_> {
                     Some(Halt::NotReady(_)) if service.optional => {}
                     Some(Halt::Interrupted) => {
                         record.interrupted = true;
-                        self.screen.note("interrupted: what was measured is kept");
+                        self.console.note("interrupted: what was measured is kept");
                         return Ok(());
                     }
                     Some(halt) => return Err(halt.into_error()),
                 }
                 if let Some(void) = &round.voided {
-                    self.screen.note(&format!("{}: void, {void}", service.name));
+                    self.console.note(&format!("{}: void, {void}", service.name));
                 }
                 if again {
                     record.aa.push(round);
                 } else {
                     record.rounds.push(round);
                 }
-                record.save(&self.stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
+                record.save(&self.directory)?;
             }
         }
         Ok(())
     }
 
-    fn one(&self, service: &ServiceSpec, sweep: &mut Sweep, round: &mut Round) -> Result<(), Halt> {
-        let mut session = self.bench.start(service)?;
+    fn offer(
+        &self,
+        plan: &RatePlan,
+        service: &ServiceSpec,
+        sweep: &mut Sweep,
+        round: &mut Round,
+    ) -> Result<(), Halt> {
+        let mut session = self.start(service)?;
         session.discard_first()?;
-        match self.plan {
+        match plan {
             RatePlan::Sweep(rates) => {
                 for rate in rates {
-                    let trial = Trial { rate_pps: *rate, duration_s: self.stage.experiment.duration };
+                    let trial = Trial { rate_pps: *rate, duration_s: self.experiment.duration };
                     let (point, _) = self.trial(&mut session, service, trial)?;
                     sweep.points.push(point);
                 }
@@ -165,7 +157,7 @@ impl RatesRun<'_> {
         let mut voids = 0;
         while let Some(trial) = search.next() {
             let (point, void) = self.trial(session, service, trial)?;
-            let (sent, received) = counts(&point, trial, &self.stage.experiment.workload.rate);
+            let (sent, received) = counts(&point, trial, &self.experiment.workload.rate);
             let p99 = point.latency.as_ref().map_or(0.0, |latency| latency.p99);
             // What comes too late for a call is lost to it.
             let received = if settings.max_p99_us.is_some_and(|most| p99 > most) { 0 } else { received };
@@ -206,7 +198,7 @@ impl RatesRun<'_> {
         let mut delivered_pps = None;
         for percent in SHARES {
             let rate_pps = share_of(highest, percent);
-            let trial = Trial { rate_pps, duration_s: self.stage.experiment.duration };
+            let trial = Trial { rate_pps, duration_s: self.experiment.duration };
             let mut one = Round::new(round.index, &service.name, round.order_in_round);
             let (point, void) = self.trial_into(session, service, trial, &mut one)?;
             match percent {
@@ -227,7 +219,7 @@ impl RatesRun<'_> {
                 continue;
             }
             if let Some(latency) = &point.latency {
-                self.screen.note(&format!(
+                self.console.note(&format!(
                     "{}: at {percent} % ({rate_pps}/s) latency p50 {:.0} us, p99 {:.0} us, p99.9 {:.0} us",
                     service.name, latency.p50, latency.p99, latency.p999
                 ));
@@ -255,7 +247,7 @@ impl RatesRun<'_> {
         trial: Trial,
         round: &mut Round,
     ) -> Result<(SweepPoint, Option<Void>), Halt> {
-        let experiment = &self.stage.experiment;
+        let experiment = &self.experiment;
         let window = MeasuredWindow { warmup: experiment.warmup, duration: trial.duration_s };
         let rate = trial.rate_pps.to_string();
         let outcome =
@@ -271,7 +263,7 @@ impl RatesRun<'_> {
             Some(void) => format!("{:.3} % lost, but {void}", point.loss_percent),
             None => format!("{:.3} % lost", point.loss_percent),
         };
-        self.screen
+        self.console
             .note(&format!("{}: {}/s for {} s: {verdict}", service.name, trial.rate_pps, trial.duration_s));
         Ok((point, void))
     }

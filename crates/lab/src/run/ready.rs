@@ -42,7 +42,6 @@ pub(crate) fn wait(
             None => Ok(()),
         };
     };
-    let question = ReadinessProbe::new(ready, service, topology, log)?;
     let deadline = Instant::now() + Duration::from_secs_f64(ready.within);
     loop {
         if program.ended().is_some() {
@@ -52,7 +51,7 @@ pub(crate) fn wait(
             return Err(Halt::Interrupted);
         }
         let asked = Instant::now();
-        if question.ask()? {
+        if is_ready(service, topology, log)? {
             return Ok(());
         }
         if Instant::now() > deadline {
@@ -60,7 +59,7 @@ pub(crate) fn wait(
                 "{} is not ready after {} s ({}); {}",
                 service.name,
                 ready.within,
-                question.describe(),
+                missing(ready),
                 program.obituary()
             )));
         }
@@ -68,76 +67,49 @@ pub(crate) fn wait(
     }
 }
 
-enum ReadinessProbe<'a> {
-    Stun(SocketAddr, Option<u32>),
-    Tcp(SocketAddr, Option<u32>),
-    Http(SocketAddr, String, Option<u32>),
-    Log(&'a str, &'a Path),
-    UdpPort(u16, u32),
-    TcpPort(u16, u32),
+/// Asks once, from the namespace that the probe names.
+fn is_ready(service: &ServiceSpec, topology: &Topology, log: &Path) -> Result<bool, LabError> {
+    // Checked when the file was read: exactly one is there.
+    let Some((ready, (key, text, _))) =
+        service.ready.as_ref().and_then(|ready| Some((ready, ready.probe()?)))
+    else {
+        return Ok(true);
+    };
+    let refuse =
+        |expected| LabError::usage(format!("{}: ready.{key} \"{text}\": expected {expected}", service.name));
+    let address = || text.parse::<SocketAddr>().map_err(|_| refuse("ADDRESS:PORT, IPv6 in brackets"));
+    let port = || text.parse::<u16>().map_err(|_| refuse("a port"));
+    let pid = |name: Option<&String>| name.map(|name| topology.anchor(name)).transpose();
+    let from = pid(ready.from.as_ref().or(service.namespace.as_ref()))?;
+    let own = pid(service.namespace.as_ref())?.unwrap_or_else(std::process::id);
+    Ok(match key {
+        "stun" => {
+            let address = address()?;
+            inside::inside(from, || inside::answers_stun(address))?.is_some()
+        }
+        "tcp" => {
+            let address = address()?;
+            inside::inside(from, || inside::accepts_tcp(address))?.is_some()
+        }
+        "http" => {
+            let (address, path) = inside::parse_url(&text)?;
+            inside::inside(from, || inside::http_get(address, &path))?.is_some()
+        }
+        "udp_port" => kernel::udp_port_is_bound(own, port()?),
+        "tcp_port" => kernel::tcp_port_listens(own, port()?),
+        _ => String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).contains(&text),
+    })
 }
 
-impl<'a> ReadinessProbe<'a> {
-    fn new(
-        ready: &'a Ready,
-        service: &'a ServiceSpec,
-        topology: &Topology,
-        log: &'a Path,
-    ) -> Result<Self, LabError> {
-        let refuse = |what: &str, text: &str, expected: &str| {
-            LabError::usage(format!("{}: ready.{what} \"{text}\": expected {expected}", service.name))
-        };
-        let address = |what: &str, text: &str| {
-            text.parse::<SocketAddr>().map_err(|_| refuse(what, text, "ADDRESS:PORT, IPv6 in brackets"))
-        };
-        let pid = |name: &Option<String>| name.as_deref().map(|name| topology.anchor(name)).transpose();
-        let from = pid(if ready.from.is_some() { &ready.from } else { &service.namespace })?;
-        if let Some(text) = &ready.stun {
-            return Ok(Self::Stun(address("stun", text)?, from));
-        }
-        if let Some(text) = &ready.tcp {
-            return Ok(Self::Tcp(address("tcp", text)?, from));
-        }
-        if let Some(url) = &ready.http {
-            let (address, path) = inside::parse_url(url)?;
-            return Ok(Self::Http(address, path, from));
-        }
-        let own = pid(&service.namespace)?.unwrap_or_else(std::process::id);
-        if let Some(port) = &ready.udp_port {
-            return Ok(Self::UdpPort(port.parse().map_err(|_| refuse("udp_port", port, "a port"))?, own));
-        }
-        if let Some(port) = &ready.tcp_port {
-            return Ok(Self::TcpPort(port.parse().map_err(|_| refuse("tcp_port", port, "a port"))?, own));
-        }
-        // Checked when the file was read: exactly one is there.
-        Ok(Self::Log(ready.log.as_deref().unwrap_or_default(), log))
-    }
-
-    fn ask(&self) -> Result<bool, LabError> {
-        let answered = match self {
-            Self::Stun(address, from) => inside::inside(*from, || inside::answers_stun(*address))?,
-            Self::Tcp(address, from) => inside::inside(*from, || inside::accepts_tcp(*address))?,
-            Self::Http(address, path, from) => {
-                inside::inside(*from, || inside::http_get(*address, path).map(drop))?
-            }
-            Self::Log(text, log) => {
-                let said = fs::read(log).unwrap_or_default();
-                String::from_utf8_lossy(&said).contains(text).then_some(())
-            }
-            Self::UdpPort(port, pid) => kernel::udp_port_is_bound(*pid, *port).then_some(()),
-            Self::TcpPort(port, pid) => kernel::tcp_port_listens(*pid, *port).then_some(()),
-        };
-        Ok(answered.is_some())
-    }
-
-    fn describe(&self) -> String {
-        match self {
-            Self::Stun(address, _) => format!("no answer to STUN from {address}"),
-            Self::Tcp(address, _) => format!("no TCP connection to {address}"),
-            Self::Http(address, path, _) => format!("no answer to http://{address}{path}"),
-            Self::Log(text, _) => format!("its output has no \"{text}\""),
-            Self::UdpPort(port, _) => format!("no UDP socket on port {port}"),
-            Self::TcpPort(port, _) => format!("nothing listens on TCP port {port}"),
-        }
+/// What the probe still waits for.
+fn missing(ready: &Ready) -> String {
+    match ready.probe() {
+        Some(("stun", address, _)) => format!("no answer to STUN from {address}"),
+        Some(("tcp", address, _)) => format!("no TCP connection to {address}"),
+        Some(("http", url, _)) => format!("no answer to {url}"),
+        Some(("udp_port", port, _)) => format!("no UDP socket on port {port}"),
+        Some(("tcp_port", port, _)) => format!("nothing listens on TCP port {port}"),
+        Some((_, text, _)) => format!("its output has no \"{text}\""),
+        None => String::new(),
     }
 }

@@ -16,10 +16,11 @@ use super::{
     halt::Halt,
     ready,
     result::{self, WorkloadResult},
+    stage::{MeasuredWindow, RunStage},
 };
 use crate::{
     error::LabError,
-    experiment::{Experiment, ServiceSpec, fill::Variables},
+    experiment::{Experiment, ResultFormat, ServiceSpec, fill::Variables},
     metric,
     probe::{
         CounterReading, CounterScope, cpu,
@@ -28,8 +29,6 @@ use crate::{
     },
     program::{self, ChildProgram, Launch},
     record::{Round, Syscall},
-    stop::StopFlag,
-    topology::Topology,
 };
 
 /// Packets at which traffic is taken to flow.
@@ -38,21 +37,9 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Share of one CPU from which a generator is held saturated.
 const SATURATED: f64 = 0.97;
 
-/// Where and how runs are made; the same for all subjects.
-pub(crate) struct TestBench<'a> {
-    pub(crate) experiment: &'a Experiment,
-    pub(crate) topology: &'a Topology,
-    pub(crate) variables: Variables,
-    /// Logs and results of the programs.
-    pub(crate) directory: PathBuf,
-    pub(crate) stop: StopFlag,
-    /// Whether `perf stat` counts anything on this machine.
-    pub(crate) hardware: bool,
-}
-
 /// A subject that is up.
 pub(crate) struct SubjectSession<'a> {
-    bench: &'a TestBench<'a>,
+    stage: &'a RunStage,
     /// With those of the subject.
     variables: Variables,
     // Fields are dropped in order: the subject before what it depends on.
@@ -66,17 +53,10 @@ pub(crate) struct SubjectSession<'a> {
     has_worked: bool,
 }
 
-/// How long to measure and what to tell the workload.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MeasuredWindow {
-    pub(crate) warmup: f64,
-    pub(crate) duration: f64,
-}
-
-impl<'a> TestBench<'a> {
+impl RunStage {
     /// Starts helpers and subject anew and waits until each is ready.
-    pub(crate) fn start(&'a self, subject: &ServiceSpec) -> Result<SubjectSession<'a>, Halt> {
-        let mut scope = CounterScope::new(self.topology)?;
+    pub(crate) fn start(&self, subject: &ServiceSpec) -> Result<SubjectSession<'_>, Halt> {
+        let mut scope = CounterScope::new(&self.topology)?;
         scope.delivered_at.clone_from(&self.experiment.workload.delivered_at);
         let mut helpers = Vec::new();
         for helper in &self.experiment.helper {
@@ -93,12 +73,12 @@ impl<'a> TestBench<'a> {
         let mut nodes = Vec::new();
         for process in subject.processes(&self.variables)? {
             let launched = self.launch(&process)?;
-            scope.add_node(&process, launched.pid(), self.topology)?;
+            scope.add_node(&process, launched.pid(), &self.topology)?;
             nodes.push(launched);
         }
         let variables = subject.scope(&self.variables)?;
         let mut session = SubjectSession {
-            bench: self,
+            stage: self,
             variables,
             nodes,
             helpers,
@@ -112,7 +92,7 @@ impl<'a> TestBench<'a> {
 
     fn launch(&self, service: &ServiceSpec) -> Result<ChildProgram, Halt> {
         for (name, content) in &service.files {
-            let path = self.directory.join(name);
+            let path = self.scratch.join(name);
             fs::write(&path, content).map_err(LabError::io(format!("cannot write {}", path.display())))?;
         }
         let log = self.log(&service.name);
@@ -129,19 +109,19 @@ impl<'a> TestBench<'a> {
             log: log.clone(),
             output: None,
         })?;
-        ready::wait(service, &mut program, self.topology, &log, &self.stop)?;
+        ready::wait(service, &mut program, &self.topology, &log, &self.stop)?;
         Ok(program)
     }
 
     fn log(&self, name: &str) -> PathBuf {
-        self.directory.join(format!("{name}.log"))
+        self.scratch.join(format!("{name}.log"))
     }
 }
 
 impl SubjectSession<'_> {
     /// The first run after a start, thrown away: caches fill, memory is faulted in, connections are learnt.
     pub(crate) fn discard_first(&mut self) -> Result<(), Halt> {
-        let seconds = self.bench.experiment.discard;
+        let seconds = self.stage.experiment.discard;
         if seconds == 0.0 {
             return Ok(());
         }
@@ -158,8 +138,8 @@ impl SubjectSession<'_> {
 
     /// A workload that says nothing in the end need not come to one: it ends when it is dropped.
     fn is_ended_by_us(&self) -> bool {
-        let workload = &self.bench.experiment.workload;
-        workload.format == crate::experiment::ResultFormat::None && !workload.whole
+        let workload = &self.stage.experiment.workload;
+        workload.format == ResultFormat::None && !workload.whole
     }
 
     /// One measured run; figures go into `round`.
@@ -174,8 +154,8 @@ impl SubjectSession<'_> {
 
     /// The same under a tracer, for the table of syscalls; `None` where there is no tracer.
     pub(crate) fn trace(&mut self, window: MeasuredWindow) -> Result<Option<Vec<Syscall>>, Halt> {
-        let mark = self.bench.topology.id().to_owned();
-        let directory = self.bench.directory.clone();
+        let mark = self.stage.topology.id().to_owned();
+        let directory = self.stage.scratch.clone();
         let mut table = None;
         let mut round = Round::new(0, "", 0);
         self.measure_with(
@@ -197,12 +177,12 @@ impl SubjectSession<'_> {
         attach: impl FnOnce(&[u32]) -> Result<T, Halt>,
         detach: impl FnOnce(T),
     ) -> Result<WorkloadResult, Halt> {
-        let bench = self.bench;
+        let stage = self.stage;
         let mut variables = self.variables.clone();
         variables.set_window(window.warmup, window.duration);
         adjust(&mut variables);
         self.rest()?;
-        let whole = bench.experiment.workload.whole;
+        let whole = stage.experiment.workload.whole;
         let before = if whole { Some(CounterReading::take(&self.scope, u32::MAX)?) } else { None };
 
         let (mut workload, result) = self.start_workload(&variables)?;
@@ -214,8 +194,8 @@ impl SubjectSession<'_> {
                 CounterReading::take(&self.scope, workload.pid())?
             }
         };
-        let counting = if bench.hardware {
-            Some(Counting::start(&self.pids(), bench.topology.id(), &bench.directory)?)
+        let counting = if stage.hardware {
+            Some(Counting::start(&self.pids(), stage.topology.id(), &stage.scratch)?)
         } else {
             None
         };
@@ -245,12 +225,12 @@ impl SubjectSession<'_> {
         // It may have died right at the end.
         self.check_alive()?;
         let elapsed = round.metrics.get("elapsed_s").copied().unwrap_or(window.duration);
-        let outcome = read_result(bench.experiment, &result).map_err(Halt::Other)?;
+        let outcome = read_result(&stage.experiment, &result).map_err(Halt::Other)?;
         outcome.clone().complete(elapsed, round);
         round.metrics.insert(metric::MEMORY_BYTES.to_owned(), memory as f64);
         // After a first run, what it had asked for is still there.
         if let Some(clients) =
-            outcome.clients.filter(|clients| *clients > 0 && bench.experiment.discard == 0.0)
+            outcome.clients.filter(|clients| *clients > 0 && stage.experiment.discard == 0.0)
         {
             let grown = memory.saturating_sub(self.memory_at_start) as f64 / clients as f64;
             round.metrics.insert(metric::MEMORY_PER_CLIENT_BYTES.to_owned(), grown);
@@ -270,9 +250,9 @@ impl SubjectSession<'_> {
 
     /// Leaves the subject alone between two runs, as long as the experiment says.
     fn rest(&mut self) -> Result<(), Halt> {
-        let until = Instant::now() + Duration::from_secs_f64(self.bench.experiment.workload.rest);
+        let until = Instant::now() + Duration::from_secs_f64(self.stage.experiment.workload.rest);
         while self.has_worked && Instant::now() < until {
-            if self.bench.stop.requested() {
+            if self.stage.stop.requested() {
                 return Err(Halt::Interrupted);
             }
             self.check_alive()?;
@@ -283,11 +263,11 @@ impl SubjectSession<'_> {
     }
 
     fn start_workload(&self, variables: &Variables) -> Result<(ChildProgram, PathBuf), Halt> {
-        let bench = self.bench;
-        let workload = &bench.experiment.workload;
+        let stage = self.stage;
+        let workload = &stage.experiment.workload;
         let on_stdout = workload.result == "stdout";
         let result = if on_stdout {
-            bench.directory.join("workload.out")
+            stage.scratch.join("workload.out")
         } else {
             PathBuf::from(variables.text(&workload.result)?)
         };
@@ -299,13 +279,13 @@ impl SubjectSession<'_> {
         }
         let mut program = ChildProgram::start(&Launch {
             name: "the workload".to_owned(),
-            entry: bench.topology.entry(workload.namespace.as_deref())?,
+            entry: stage.topology.entry(workload.namespace.as_deref())?,
             command: variables.command(&workload.command)?,
             directory: workload.cwd.clone(),
             environment,
             cpus: workload.cpus.clone(),
-            mark: bench.topology.id().to_owned(),
-            log: bench.log("workload"),
+            mark: stage.topology.id().to_owned(),
+            log: stage.log("workload"),
             output: on_stdout.then(|| result.clone()),
         })?;
         program.settle(Duration::from_secs(5));
@@ -314,7 +294,7 @@ impl SubjectSession<'_> {
 
     /// Until the workload's packets arrive; at once on the host, where others' do too.
     fn await_flow(&mut self, workload: &mut ChildProgram) -> Result<(), Halt> {
-        let patience = self.bench.experiment.workload.patience;
+        let patience = self.stage.experiment.workload.patience;
         let deadline = Instant::now() + Duration::from_secs_f64(patience);
         let Some(start) = self.scope.arrived()? else { return Ok(()) };
         loop {
@@ -346,7 +326,7 @@ impl SubjectSession<'_> {
 
     /// Everything runs and nobody has asked to stop.
     fn look(&mut self, workload: &mut ChildProgram) -> Result<(), Halt> {
-        if self.bench.stop.requested() {
+        if self.stage.stop.requested() {
             return Err(Halt::Interrupted);
         }
         self.check_alive()?;
@@ -375,8 +355,8 @@ impl SubjectSession<'_> {
     }
 
     fn await_end(&mut self, workload: &mut ChildProgram, expected: f64) -> Result<(), Halt> {
-        let stop = self.bench.stop.clone();
-        let patience = self.bench.experiment.workload.patience;
+        let stop = self.stage.stop.clone();
+        let patience = self.stage.experiment.workload.patience;
         let deadline = Instant::now() + Duration::from_secs_f64(expected + patience);
         let ended = loop {
             let ended = workload.wait(Instant::now() + 10 * LOOK, || stop.requested());
@@ -402,7 +382,7 @@ pub(crate) fn prolong(variables: &mut Variables, window: MeasuredWindow) {
 }
 
 fn read_result(experiment: &Experiment, path: &Path) -> Result<WorkloadResult, String> {
-    if experiment.workload.format == crate::experiment::ResultFormat::None {
+    if experiment.workload.format == ResultFormat::None {
         return Ok(WorkloadResult::default());
     }
     let text = fs::read_to_string(path).map_err(|error| format!("the workload left no result: {error}"))?;

@@ -61,7 +61,7 @@ fn a_steady_device_is_found_within_the_width_wherever_its_limit_lies() {
             assert!(upper - lower <= 0.01 * upper, "{found:?}");
             assert!(found.delivered_pps.unwrap() <= capacity * 1.001, "{found:?}");
         }
-        assert!(search.trials() < 90, "{capacity}: {} trials", search.trials());
+        assert!(search.trials < 90, "{capacity}: {} trials", search.trials);
     }
 }
 
@@ -70,7 +70,7 @@ fn noise_and_hiccups_move_the_result_little() {
     let mut good = 0;
     for seed in 0..20 {
         let search = Device::noisy(200_000.0, seed).search(SearchSettings::default());
-        assert!(search.trials() < 200, "{} trials", search.trials());
+        assert!(search.trials < 200, "{} trials", search.trials);
         let found = search.found();
         good += usize::from(found.iter().all(|found| {
             let truth = truth(200_000.0, found.max_loss);
@@ -127,7 +127,7 @@ fn a_device_that_loses_always_is_said_to_be_below_the_lowest_rate() {
         assert_eq!((found.because, found.lower_pps, found.upper_pps), (Because::Lowest, None, Some(1_000)));
         assert_eq!(found.delivered_pps, None);
     }
-    assert!(search.trials() < 60, "{} trials", search.trials());
+    assert!(search.trials < 60, "{} trials", search.trials);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_generator_that_cannot_make_the_rate_bounds_the_search_and_is_named() {
         let sent = pps(made as f64 * trial.duration_s);
         search.observe(sent, sent);
     }
-    assert!(search.trials() < 60, "{} trials", search.trials());
+    assert!(search.trials < 60, "{} trials", search.trials);
     for found in search.found() {
         assert_eq!(found.because, Because::Generator, "{found:?}");
         let lower = found.lower_pps.unwrap();
@@ -175,7 +175,7 @@ fn a_generator_that_is_late_above_some_rate_bounds_the_search_too() {
         let lower = found.lower_pps.unwrap();
         assert!(found.because == Because::Generator && (297_000..=300_000).contains(&lower), "{found:?}");
     }
-    assert!(search.trials() < 90, "{} trials", search.trials());
+    assert!(search.trials < 90, "{} trials", search.trials);
 }
 
 #[test]
@@ -185,14 +185,14 @@ fn a_void_trial_is_repeated_and_counts_for_nothing() {
     search.observe_void();
     assert_eq!(search.next(), Some(trial));
     assert_eq!(search.found()[0].lower_pps, None);
-    assert_eq!(search.trials(), 1);
+    assert_eq!(search.trials, 1);
 }
 
 #[test]
 fn the_search_ends_when_trials_run_out_and_tells_what_it_knows() {
     let search =
         Device::steady(100_000.0).search(SearchSettings { max_trials: 8, ..SearchSettings::default() });
-    assert_eq!(search.trials(), 8);
+    assert_eq!(search.trials, 8);
     for found in search.found() {
         assert_eq!(found.because, Because::Ended);
         assert!(found.lower_pps.unwrap() <= 100_600, "{found:?}");
@@ -203,16 +203,18 @@ fn the_search_ends_when_trials_run_out_and_tells_what_it_knows() {
 fn next_repeats_the_trial_until_it_is_observed() {
     let mut search = Search::new(SearchSettings::default());
     assert_eq!(search.next(), search.next());
-    assert!(!search.done());
-    let before = search.trials();
+    assert!(!search.next().is_none());
+    let before = search.trials;
     search.observe(2_000_000, 0);
-    assert_eq!(search.trials(), before + 1);
+    assert_eq!(search.trials, before + 1);
 }
 
 #[test]
 fn impossible_settings_are_done_at_once() {
-    assert!(Search::new(SearchSettings { min_pps: 10, max_pps: 5, ..SearchSettings::default() }).done());
-    assert!(Search::new(SearchSettings { goals: Vec::new(), ..SearchSettings::default() }).done());
+    assert!(
+        Search::new(SearchSettings { min_pps: 10, max_pps: 5, ..SearchSettings::default() }).next().is_none()
+    );
+    assert!(Search::new(SearchSettings { goals: Vec::new(), ..SearchSettings::default() }).next().is_none());
 }
 
 #[test]
@@ -231,7 +233,7 @@ fn any_answers_end_the_search() {
                 _ => search.observe(sent, rng.random_range(0..=sent)),
             }
         }
-        assert!(search.trials() <= 300 && search.done());
+        assert!(search.trials <= 300 && search.next().is_none());
         assert_eq!(search.found().len(), 3);
     }
 }

@@ -12,13 +12,10 @@ use crate::{
     console::Console,
     environment,
     error::LabError,
-    record::{Record, write_whole},
+    record::{Record, write_json},
     report,
-    request::{RunRequest, Task},
-    run::{
-        compare::{RunStage, compare},
-        rates,
-    },
+    request::RunRequest,
+    run::{self, stage::RunStage},
     stop::StopFlag,
 };
 
@@ -108,9 +105,7 @@ impl SuiteJournal {
     }
 
     fn save(&self) -> Result<(), LabError> {
-        let json = serde_json::to_string_pretty(self).map_err(|error| LabError::failed(error.to_string()))?;
-        write_whole(&self.directory.join(FILE), json.as_bytes())
-            .map_err(|error| LabError::failed(error.to_string()))
+        write_json(&self.directory.join(FILE), self)
     }
 }
 
@@ -142,14 +137,11 @@ pub(crate) fn carry_on(journal: &mut SuiteJournal, stop: &StopFlag) -> Result<()
 
 /// The name of a row's record; none if it was interrupted: then it is not whole.
 fn make(request: &RunRequest, base: &Path, stop: &StopFlag) -> Result<Option<String>, LabError> {
-    let stage = RunStage::set(request, base, stop.clone())?;
-    let record = match &request.task {
-        Task::Rates { plan, rounds } => rates::run(request, &stage, &Console::new(), plan, *rounds)?,
-        Task::Compare | Task::Profile => compare(request, &stage, &Console::new())?,
-    };
+    let stage = RunStage::set(request, base, stop)?;
+    let record = run::carry_out(request, &stage)?;
     if record.interrupted {
         return Ok(None);
     }
-    report::save(&stage.directory, &record).map_err(|error| LabError::failed(error.to_string()))?;
+    report::save(&stage.directory, &record)?;
     Ok(stage.directory.file_name().map(|name| name.to_string_lossy().into_owned()))
 }

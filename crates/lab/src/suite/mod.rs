@@ -20,7 +20,7 @@ use crate::{
     record::Threshold,
     request::{Overrides, RunRequest, Task, Variant},
     search::{RatePlan, SearchOptions},
-    topology::spec::is_plain,
+    topology::spec::{PLAIN, is_plain},
 };
 
 #[derive(Clone, Debug, Deserialize)]
@@ -133,13 +133,7 @@ impl Suite {
 
     fn check(&self, document: &mut Document) {
         if !is_plain(&self.name, 32) {
-            document.problem(
-                "name",
-                format!(
-                    "name \"{}\": expected lower case letters, digits and hyphens, a letter first",
-                    self.name
-                ),
-            );
+            document.problem("name", format!("name \"{}\": expected {PLAIN}", self.name));
         }
         for (index, row) in self.row.iter().enumerate() {
             for (list, bars) in [("must", &row.must), ("aim", &row.aim)] {

@@ -227,8 +227,7 @@ fn origin(records: &[&Record]) -> Vec<String> {
     let mut programs = Vec::new();
     for build in records.iter().flat_map(|record| &record.programs).filter(|build| build.word == 0) {
         // A subject is called as the experiment likes; its version says what it is.
-        let hash =
-            || build.sha256.as_deref().map(|hash| format!("SHA-256 {}", hash.get(..12).unwrap_or(hash)));
+        let hash = || build.short_hash().map(|hash| format!("SHA-256 {hash}"));
         let version = build.version.clone().or_else(hash).unwrap_or_else(|| "of unknown version".to_owned());
         let told = format!("{} ({version})", build.name);
         if build.name != builds::WORKLOAD && !programs.contains(&told) {

@@ -99,31 +99,23 @@ impl Topology {
     /// The topology that `lab up` made.
     pub(crate) fn find(id: &str) -> Result<Self, LabError> {
         match TopologyState::load(id)? {
-            Some(state) if state.is_whole() => Ok(Self {
-                state,
-                addresses: BTreeMap::new(),
-                offloads: BTreeMap::new(),
-                receivers: BTreeMap::new(),
-                guardian: None,
-            }),
+            Some(state) if state.is_whole() => Ok(Self::of(state)),
             _ => Err(LabError::usage(format!("topology \"{id}\" is not up: `turnpike lab up` makes it"))),
         }
     }
 
     fn new(id: &str, owner: Option<ProcessIdentity>) -> Self {
-        let state = TopologyState {
+        Self::of(TopologyState {
             id: id.to_owned(),
             owner,
             user_namespace: !userns::is_root(),
             spaces: Vec::new(),
-        };
-        Self {
-            state,
-            addresses: BTreeMap::new(),
-            offloads: BTreeMap::new(),
-            receivers: BTreeMap::new(),
-            guardian: None,
-        }
+        })
+    }
+
+    fn of(state: TopologyState) -> Self {
+        let (addresses, offloads, receivers) = Default::default();
+        Self { state, addresses, offloads, receivers, guardian: None }
     }
 
     /// The mark of its processes.

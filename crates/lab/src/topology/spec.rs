@@ -287,6 +287,9 @@ pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
     prefix.parse::<u32>().is_ok_and(|prefix| prefix <= bits).then_some(address)
 }
 
+/// The names of [`is_plain`].
+pub(crate) const PLAIN: &str = "lower case letters, digits and hyphens, a letter first";
+
 /// Whether a name can stand in a file name, a command and an interface list.
 pub(crate) fn is_plain(name: &str, longest: usize) -> bool {
     (1..=longest).contains(&name.len())

@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::userns::directory;
-use crate::{error::LabError, program::birth};
+use crate::{error::LabError, program::birth, record::write_json};
 
 /// A topology as far as it has been made.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -51,13 +51,7 @@ impl ProcessIdentity {
 
 impl TopologyState {
     pub(crate) fn save(&self) -> Result<(), LabError> {
-        let path = path_of(&self.id)?;
-        // Renamed into place: a reader never sees half a file.
-        let draft = path.with_extension("draft");
-        let text = serde_json::to_string(self).map_err(|error| LabError::failed(error.to_string()))?;
-        fs::write(&draft, text)
-            .and_then(|()| fs::rename(&draft, &path))
-            .map_err(LabError::io(format!("cannot write {}", path.display())))
+        write_json(&path_of(&self.id)?, self)
     }
 
     /// The topology of that id, if there is one.

@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use turnpike_lab::metric::PACKETS_PER_CPU_S;
-use turnpike_lab::record::{FORMAT, Record, RecordedExperiment, RecordedSubject, Round};
-use turnpike_lab::{Conclusion, MetricVerdict, judge, order};
+
+use crate::metric::PACKETS_PER_CPU_S;
+use crate::order;
+use crate::record::{FORMAT, Record, RecordedExperiment, RecordedSubject, Round};
+use crate::verdict::{Conclusion, MetricVerdict, judge};
 
 /// Relative standard deviation of one run.
 const NOISE: f64 = 0.08;

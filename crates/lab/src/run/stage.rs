@@ -1,0 +1,171 @@
+//! The place of an experiment: what a comparison, a sweep and a profile share.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::links;
+use crate::{
+    builds, certificate,
+    console::Console,
+    environment,
+    error::LabError,
+    experiment::{Experiment, fill::Variables},
+    probe::hardware,
+    record::{self, Record},
+    request::RunRequest,
+    rlimit,
+    stop::StopFlag,
+    topology::{Topology, spec::Spec, userns},
+};
+
+/// An experiment about to run, with its topology and its directories.
+pub(crate) struct RunStage {
+    pub(crate) experiment: Experiment,
+    pub(crate) topology: Topology,
+    pub(crate) variables: Variables,
+    /// Of the record.
+    pub(crate) directory: PathBuf,
+    /// Of logs and results of single runs.
+    pub(crate) scratch: PathBuf,
+    pub(crate) hardware: bool,
+    /// Subjects that are not installed, in sentences.
+    left_out: Vec<String>,
+    pub(crate) stop: StopFlag,
+    pub(crate) console: Console,
+}
+
+/// How long to measure and what to tell the workload.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MeasuredWindow {
+    pub(crate) warmup: f64,
+    pub(crate) duration: f64,
+}
+
+impl RunStage {
+    /// Checks everything that can be checked before anything starts, then makes topology and directories below `base`.
+    pub(crate) fn set(request: &RunRequest, base: &Path, stop: &StopFlag) -> Result<Self, LabError> {
+        let mut experiment = request.experiment()?;
+        let spec = experiment.topology()?;
+        if spec.is_some() {
+            userns::enter_if_needed()?;
+        }
+        let addresses = spec.as_ref().map(Spec::addresses).unwrap_or_default();
+        let nowhere = experiment.variables(&addresses, &request.point, Path::new("."));
+        let left_out = experiment.leave_out(&nowhere);
+        if experiment.subject.is_empty() {
+            return Err(LabError::usage(left_out.join("\n")));
+        }
+        experiment.check_tools(&nowhere)?;
+        rlimit::raise_open_files();
+        let topology = Topology::for_run(spec.as_ref())?;
+        let directory = request.make_directory(base, &experiment)?;
+        let scratch = directory.join("runs");
+        let variables = experiment.variables(&addresses, &request.point, &scratch);
+        fs::create_dir_all(&scratch).map_err(LabError::io(format!("cannot make {}", scratch.display())))?;
+        if experiment.wants_certificate() {
+            certificate::make(&scratch, addresses.into_values())?;
+        }
+        request.save(&directory)?;
+        let hardware = experiment.counters && hardware::supported();
+        let (stop, console) = (stop.clone(), Console::new());
+        Ok(Self { experiment, topology, variables, directory, scratch, hardware, left_out, stop, console })
+    }
+
+    pub(crate) fn window(&self) -> MeasuredWindow {
+        MeasuredWindow { warmup: self.experiment.warmup, duration: self.experiment.duration }
+    }
+
+    /// Keeps the record with what is known only in the end: how its links behaved, and whether a program was replaced meanwhile. Where
+    /// nothing was measured nothing is left.
+    pub(crate) fn keep(&self, record: &mut Record, is_measured: bool) -> Result<(), LabError> {
+        if is_measured {
+            for told in builds::since(&record.programs) {
+                let note = format!("a file changed while the experiment ran: {told}");
+                self.console.note(&format!("warning: {note}"));
+                record.environment.notes.push(note);
+            }
+            record.environment.notes.extend(links::describe(record));
+            record.save(&self.directory)?;
+        } else {
+            self.leave_nothing();
+        }
+        self.console.done();
+        Ok(())
+    }
+
+    /// Removes the record's directory, and the one around it if that was made for it.
+    pub(crate) fn leave_nothing(&self) {
+        // What cannot be removed is seen by the user, who has been told why there is no record.
+        let _ = fs::remove_dir_all(&self.directory);
+        if let Some(base) = self.directory.parent() {
+            let _ = fs::remove_dir(base);
+        }
+    }
+
+    /// A record without rounds.
+    pub(crate) fn record(&self, request: &RunRequest) -> Result<Record, LabError> {
+        let experiment = &self.experiment;
+        let mut subjects = Vec::new();
+        for service in &experiment.subject {
+            subjects.push(service.describe(&self.variables)?);
+        }
+        let mut environment = environment::describe(experiment, &self.topology, &self.variables);
+        if !experiment.about.is_empty() {
+            environment.notes.insert(0, experiment.about.clone());
+        }
+        for note in &self.left_out {
+            self.console.note(note);
+            environment.notes.push(note.clone());
+        }
+        let programs = builds::look(experiment, &self.variables, &environment.tools);
+        if let Some(then) = &request.repeats {
+            let notes = match &then[..] {
+                [] => vec!["the record that this repeats does not say which builds it measured".to_owned()],
+                then => builds::differences(then, &programs),
+            };
+            for note in notes {
+                self.console.note(&format!("warning: {note}"));
+                environment.notes.push(note);
+            }
+        }
+        let id =
+            self.directory.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        Ok(Record {
+            format: record::FORMAT,
+            id,
+            started: environment::now(),
+            command: request.command.clone(),
+            seed: request.seed,
+            environment,
+            experiment: record::RecordedExperiment {
+                name: experiment.name.clone(),
+                subjects,
+                workload: self.workload_in_words(request)?,
+                load_cpus: experiment.workload.cpus.clone(),
+                metric: experiment.metric.clone(),
+                rounds: experiment.rounds,
+                duration_s: experiment.duration,
+                warmup_s: experiment.warmup,
+                rules: experiment.rules,
+                limits: experiment.limits,
+                must: experiment.must.clone(),
+                aim: experiment.aim.clone(),
+            },
+            programs,
+            ..Record::default()
+        })
+    }
+
+    /// The same text for the same workload, wherever the record lies and whichever build asked.
+    fn workload_in_words(&self, request: &RunRequest) -> Result<String, LabError> {
+        let mut command = self.experiment.workload.command.words()?;
+        for word in &mut command {
+            for (name, value) in &request.point {
+                *word = word.replace(&format!("{{{name}}}"), value);
+            }
+        }
+        Ok(format!("{} [{}]", command.join(" "), self.experiment.topology))
+    }
+}
