@@ -3,7 +3,7 @@
 use crate::support;
 
 use std::{
-    io::Read,
+    io::{ErrorKind, Read},
     net::{SocketAddr, TcpListener, UdpSocket},
     sync::{
         Arc,
@@ -13,7 +13,7 @@ use std::{
 };
 
 use crate::support::{
-    Running, eventually, free_address, greeter, is_reset, listener, read_exactly, rule, serve_greetings,
+    Running, eventually, free_address, greeter, listener, read_exactly, rule, serve_greetings,
 };
 use turnpike_forward::{
     Balance, EndReason, Endpoint, Failure, Host, PortRange, Protocol, ProxyVersion, Question, Rule,
@@ -106,7 +106,8 @@ fn with_no_target_left_the_client_is_reset() {
     let mut rule = between(&[free_address(), mute], Balance::RoundRobin);
     rule.connect_timeout = Duration::from_millis(200);
     let running = Running::start(&[rule]);
-    is_reset(running.address("r"));
+    let mut client = running.connect("r");
+    assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     let report = running.log.wait(1).remove(0);
     assert_eq!((report.reason, report.target), (EndReason::ConnectFailed, None));
     assert_eq!(running.forwarder.active(), 0);

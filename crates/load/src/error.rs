@@ -17,129 +17,98 @@ use crate::turn;
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum LoadError {
-    /// An impossible setting.
     #[error("{0}")]
     Config(String),
-    /// Too few file descriptors for so many clients.
     #[error(
         "{clients} clients need {needed} open files but only {limit} are allowed; raise the limit (ulimit -n {needed}) or use fewer clients"
     )]
     OpenFiles { clients: usize, needed: u64, limit: u64 },
-    /// The name leads nowhere.
     #[error("cannot find the server {host}: {source}")]
     Name { host: String, source: io::Error },
-    /// A socket could not be made.
     #[error("cannot open a UDP socket towards {server}: {source}")]
     Socket { server: SocketAddr, source: io::Error },
-    /// A client has no such address.
     #[error(
         "cannot send from {address} (--client-prefix): {source}; make all addresses of the prefix this machine's: ip route add local CIDR dev lo"
     )]
     ClientAddress { address: IpAddr, source: io::Error },
-    /// The reflector's address is taken or not ours.
     #[error("cannot listen on {transport} {address}: {source}; {}", listen_hint(transport, source))]
     Listen { transport: &'static str, address: SocketAddr, source: io::Error },
-    /// The kernel cannot reflect.
     #[error("--datapath kernel cannot be had: {0}")]
     Kernel(#[from] OffloadError),
-    /// There is nothing by which the kernel could.
     #[error(
         "--datapath kernel: no Ethernet interface is up and has an address; name another data path, such as auto"
     )]
     NoEthernet,
-    /// The generator's own peers have no socket.
     #[error(
         "cannot listen for the peers of --profile on udp {address}: {source}; they are the generator's own: name an address of this \
          machine, with a port that is free, with --peer"
     )]
     Peers { address: SocketAddr, source: io::Error },
-    /// Nobody listens there (ICMP port unreachable).
     #[error(
         "nothing listens on udp {server} (port unreachable); is the server running, and is this its address?"
     )]
     Unreachable { server: SocketAddr },
-    /// Nobody listens there (ICMP port unreachable), and a reflector was meant to.
     #[error(
         "nothing listens on udp {server} (port unreachable); start `turnpike reflect --listen {server}` there, or name the address of one"
     )]
     NoReflector { server: SocketAddr },
-    /// Datagrams do not come back.
     #[error(
         "nothing comes back from udp {server} ({ready} of {clients} clients had an answer); is `turnpike reflect` running there, or behind the forwarder, and does no firewall stand between?"
     )]
     NoReflection { server: SocketAddr, ready: usize, clients: usize },
-    /// A connection could not be made.
     #[error("cannot connect to tcp {server}: {source}; is `turnpike reflect --tcp` running there?")]
     Connect { server: SocketAddr, source: io::Error },
-    /// Connected, but what answers is no reflector, or nobody does.
     #[error(
         "tcp {server} took the connection but {what}; is `turnpike reflect --tcp` running there, or behind the forwarder?"
     )]
     NotReflector { server: SocketAddr, what: &'static str },
-    /// A connection ended in mid-run.
     #[error(
         "tcp {server} {how} in mid-run, connection {connection} after {bytes} bytes; is the reflector, and any forwarder to it, still running?"
     )]
     Lost { server: SocketAddr, how: String, connection: usize, bytes: u64 },
-    /// Nothing moves any more.
     #[error(
         "tcp {server} has moved nothing for {seconds} s, connection {connection} after {bytes} bytes; is it, and all on the way to it, still running?"
     )]
     Stalled { server: SocketAddr, seconds: u64, connection: usize, bytes: u64 },
-    /// A stream did not arrive as it was sent.
     #[error(
         "connection {connection} to tcp {server} did not arrive as it was sent: {sent} bytes sent, {received} received, {wrong} of them wrong"
     )]
     Inexact { server: SocketAddr, connection: usize, sent: u64, received: u64, wrong: u64 },
-    /// No connection succeeds any more.
     #[error("tcp {server} has taken no connection for {seconds} s ({what}); is it still running?")]
     Gone { server: SocketAddr, seconds: u64, what: &'static str },
-    /// A connection to the server could not be made, or ended.
     #[error("{transport} {server}: {what}{}", link_hint(*transport, *during_setup, what))]
     Link { transport: Transport, server: SocketAddr, what: String, during_setup: bool },
-    /// No answer at all.
     #[error(
         "{transport} {server} does not answer {request} ({ready} of {clients} clients were ready); check its address, its listeners and any firewall between"
     )]
     NoAnswer { transport: Transport, server: SocketAddr, request: Request, ready: usize, clients: usize },
-    /// Wrong user or password.
     #[error("{server} refused user {user:?} in realm {realm:?}: check --user and the server's credentials")]
     Credentials { server: SocketAddr, user: String, realm: String },
-    /// The server does not take the access token (RFC 7635).
     #[error(
         "{server} refused the access token of key {kid:?} in realm {realm:?} (401): it has expired, or the server has no such \
          key (oauth.key), another key of that name, another name of its own (oauth.server_name) or no tokens in this realm; its log \
          says which. Make another with `turnpike credentials --token-key`"
     )]
     AccessToken { server: SocketAddr, kid: String, realm: String },
-    /// The server asks for a credential, and there is none.
     #[error("{server} wants a credential of realm {realm:?}: give one with --user NAME:PASSWORD")]
     CredentialsNeeded { server: SocketAddr, realm: String },
-    /// A request was refused.
     #[error("{server} refused {request} of client {client}: {code} {}{}", name(reason).cut(127), hint(*code))]
     Refused { server: SocketAddr, request: Request, client: usize, code: u16, reason: String },
-    /// The server knows nothing of mobility.
     #[error(
         "{server} gave no mobility ticket (RFC 8016), so that no client can take its allocation along; let it give some \
          (turnpike: relay.mobility = true; coturn: --mobility), or leave out --migrate"
     )]
     NoMobility { server: SocketAddr },
-    /// The server sent its clients where they cannot go.
     #[error("{from} sent its clients on to {to} (300 Try Alternate), {why}")]
     Redirected { from: SocketAddr, to: SocketAddr, why: &'static str },
-    /// It went wrong at a server that clients were sent on to.
     #[error("{from} sent its clients on (300 Try Alternate), and there: {source}")]
     Alternate { from: SocketAddr, source: Box<LoadError> },
-    /// The server's answer makes no sense, or the request cannot be written.
     #[error("{request} to {server} failed: {failure}")]
     Protocol { server: SocketAddr, request: Request, failure: Box<Failure> },
-    /// Threads, epoll and the like.
     #[error("{what}: {source}")]
     System { what: &'static str, source: io::Error },
-    /// The run was told to stop ([`StopHandle`](crate::Stop)) before there was anything to report.
     #[error("interrupted {during}: nothing was measured")]
     Interrupted { during: &'static str },
-    /// Another thread failed, and its error is the one to show.
     #[error("stopped")]
     Stopped,
 }

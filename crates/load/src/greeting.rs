@@ -27,49 +27,30 @@
 
 use std::time::Duration;
 
-/// Bytes of a greeting.
-pub const GREETING_LEN: usize = 16;
-/// Bytes of an acknowledgement.
-pub const ACK_LEN: usize = 8;
-/// Bytes of a record.
-pub const RECORD_LEN: usize = 24;
+pub(crate) const GREETING_LEN: usize = 16;
+pub(crate) const ACK_LEN: usize = 8;
+pub(crate) const RECORD_LEN: usize = 24;
 /// The longest request, response or block.
-pub const MAX_SIZE: usize = 1 << 20;
+pub(crate) const MAX_SIZE: usize = 1 << 20;
 
 const MAGIC: [u8; 4] = *b"TPKS";
 const VERSION: u8 = 1;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StreamMode {
+pub(crate) enum StreamMode {
     /// The server takes bytes and counts them.
     Sink {
-        /// Compare with the pattern.
         verify: bool,
         /// Let the kernel throw the bytes away instead of copying them to user space.
         discard: bool,
     },
     /// The server sends bytes in writes of so many, 1 to [`MAX_SIZE`].
-    Source {
-        /// Bytes of a write.
-        block: usize,
-    },
+    Source { block: usize },
     /// Requests and responses, 1 to [`MAX_SIZE`] bytes each.
-    Exchange {
-        /// Bytes of a request.
-        request: usize,
-        /// Bytes of its response.
-        response: usize,
-    },
+    Exchange { request: usize, response: usize },
     /// One exchange, then the connection is closed.
-    Connect {
-        /// Bytes of the request.
-        request: usize,
-        /// Bytes of its response.
-        response: usize,
-        /// Whether the client closes first.
-        client_closes: bool,
-    },
+    Connect { request: usize, response: usize, client_closes: bool },
 }
 
 const VERIFY: u8 = 1;
@@ -89,7 +70,7 @@ pub(crate) enum GreetingBytes {
 
 impl StreamMode {
     /// The greeting that asks for it.
-    pub fn to_bytes(self) -> [u8; GREETING_LEN] {
+    pub(crate) fn to_bytes(self) -> [u8; GREETING_LEN] {
         let flag = |on: bool, flag: u8| if on { flag } else { 0 };
         let (mode, flags, a, b) = match self {
             Self::Sink { verify, discard } => (1, flag(verify, VERIFY) | flag(discard, DISCARD), 0, 0),

@@ -6,7 +6,7 @@
 
 mod clock;
 mod error;
-pub mod greeting;
+mod greeting;
 pub mod options;
 mod pacer;
 mod pattern;

@@ -66,7 +66,7 @@ fn throughput_on_loopback_agrees_with_iperf3() {
             let target = format!("{} --warmup 0 --duration 1", reflector.tcp_listeners()[0]);
             let workload = Workload::Bulk(parse(&flags.concat()).unwrap());
             let config = Config::new(parse(&target).unwrap(), workload);
-            let report = run(&config, &StopHandle::new(), |_| {}).unwrap().report;
+            let report = run(&config, &StopHandle::default(), |_| {}).unwrap().report;
             assert_eq!(report.sent, report.received, "{report:?}");
             ours = ours.max(report.recv_bps);
             let (rate, share) = iperf3(address, flags);

@@ -56,11 +56,11 @@ fn adds_up(report: &Report, profile: &ProfileReport) {
 }
 
 fn quiet_turn(config: &turn::Config) -> Result<Report, LoadError> {
-    turn::run(config, &StopHandle::new(), |_| {}).map(|outcome| outcome.report)
+    turn::run(config, &StopHandle::default(), |_| {}).map(|outcome| outcome.report)
 }
 
 fn quiet_udp(config: &udp::Config) -> Result<Report, LoadError> {
-    udp::run(config, &StopHandle::new(), |_| {}).map(|outcome| outcome.report)
+    udp::run(config, &StopHandle::default(), |_| {}).map(|outcome| outcome.report)
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn peers_that_cannot_listen_are_told_with_their_address() {
 
 #[test]
 fn a_run_that_is_stopped_reports_until_then() {
-    let stop = StopHandle::new();
+    let stop = StopHandle::default();
     let mut config = straight("call");
     (config.run.duration, config.run.warmup) = (Duration::from_secs(3_600), Duration::ZERO);
     let outcome = udp::run(&config, &stop, |interval| {
@@ -262,6 +262,6 @@ fn a_run_that_is_stopped_reports_until_then() {
         }
     });
     let outcome = outcome.unwrap();
-    assert!(outcome.was_interrupted());
+    assert!(outcome.interrupted);
     is_whole(&outcome.report, "until it was stopped");
 }

@@ -23,7 +23,7 @@ use turnpike_turn::server::{Lookup, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
-    run(config, &StopHandle::new(), |_| {})
+    run(config, &StopHandle::default(), |_| {})
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn progress_is_reported_and_the_allocations_are_deleted_at_the_end() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let config = load(&relay, &reflector, "--clients 3 --warmup 0.6 --duration 1.5");
     let mut intervals = Vec::new();
-    run(&config, &StopHandle::new(), |interval| intervals.push(interval.clone())).unwrap();
+    run(&config, &StopHandle::default(), |interval| intervals.push(interval.clone())).unwrap();
     assert!(intervals.len() >= 2, "{intervals:?}");
     assert!(intervals.iter().any(|interval| interval.received > 0), "{intervals:?}");
     assert_eq!(relay.snapshots().len(), 1);
@@ -264,14 +264,14 @@ fn loss_and_slowness_beyond_the_limits_are_noticed() {
     let outcome = quiet(&config).unwrap();
     assert_eq!(outcome.report.received, 0);
     assert_eq!(outcome.report.lost, outcome.report.sent);
-    assert_eq!(outcome.limits_exceeded().len(), 2, "{outcome:?}");
+    assert_eq!(outcome.exceeded.len(), 2, "{outcome:?}");
     assert!(outcome.report.notes.iter().any(|note| note.contains("reflector")), "{outcome:?}");
 
     let slow = load(&relay, &reflector, "--max-p99 1 --max-loss 0");
     let outcome = quiet(&slow).unwrap();
-    assert_eq!(outcome.limits_exceeded().len(), 1, "{outcome:?}");
+    assert_eq!(outcome.exceeded.len(), 1, "{outcome:?}");
     let generous = load(&relay, &reflector, "--max-p99 5000000 --max-loss 0");
-    assert!(quiet(&generous).unwrap().limits_exceeded().is_empty());
+    assert!(quiet(&generous).unwrap().exceeded.is_empty());
 }
 
 #[test]

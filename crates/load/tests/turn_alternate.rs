@@ -14,7 +14,7 @@ use turnpike_relay::Relay;
 use turnpike_turn::server::{Alternate, AlternateWhen};
 
 fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
-    run(config, &StopHandle::new(), |_| {})
+    run(config, &StopHandle::default(), |_| {})
 }
 
 /// A relay that sends every client on.

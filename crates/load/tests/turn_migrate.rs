@@ -26,7 +26,7 @@ const CLIENTS: u16 = 4;
 const PPS: u16 = 100;
 
 fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
-    run(config, &StopHandle::new(), |_| {})
+    run(config, &StopHandle::default(), |_| {})
 }
 
 /// Every client moves five times.

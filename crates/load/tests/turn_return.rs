@@ -47,7 +47,7 @@ fn clients_of_a_server_that_was_started_again_come_back() {
                 ca.display()
             ),
         );
-        let stop = StopHandle::new();
+        let stop = StopHandle::default();
         let outcome = thread::scope(|scope| {
             let running = scope.spawn(|| run(&config, &stop, |_| {}));
             eventually("all are relayed", || allocations(&first) == CLIENTS as u64 && relayed(&first) > 100);
@@ -82,7 +82,7 @@ fn clients_that_always_hear_something_never_ask_again() {
     let relay = relay_with(&Wishes::default(), |_| {});
     let reflector = reflector();
     let config = load(&relay, &reflector, &format!("--clients {CLIENTS} --rate 400 --reconnect 30"));
-    let report = run(&config, &StopHandle::new(), |_| {}).unwrap().report;
+    let report = run(&config, &StopHandle::default(), |_| {}).unwrap().report;
     assert_eq!((report.extra["returns_done"], report.extra["clients_silent"]), (0.0, 0.0), "{report:?}");
     assert!(report.extra["pause_ms_p50"] > 0.0, "{report:?}");
     assert_eq!((report.extra["sessions_lost"], report.extra["reconnect_ms_max"]), (0.0, 0.0), "{report:?}");
@@ -110,7 +110,7 @@ fn clients_that_come_back_ask_the_first_server_and_go_where_it_sends_them() {
                 "--transport {transport} --clients {CLIENTS} --threads 2 --rate 400 --reconnect 0.3 --warmup 0.1 --duration 600"
             ),
         );
-        let stop = StopHandle::new();
+        let stop = StopHandle::default();
         let outcome = thread::scope(|scope| {
             let running = scope.spawn(|| run(&config, &stop, |_| {}));
             eventually("all are relayed", || allocations(&end) == CLIENTS as u64 && relayed(&end) > 100);

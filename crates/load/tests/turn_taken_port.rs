@@ -105,12 +105,12 @@ fn a_client_whose_port_is_taken_takes_another_some_times() {
         ..load(&relay, &reflector, &format!("--clients {CLIENTS} --threads 1 --rate 200"))
     };
     let some = Forgetful::new(listener(&relay, Transport::Udp), 2 * CLIENTS);
-    let report = run(&load_over(some.address), &StopHandle::new(), |_| {}).unwrap().report;
+    let report = run(&load_over(some.address), &StopHandle::default(), |_| {}).unwrap().report;
     assert_eq!(some.refused.load(Ordering::Relaxed), 2 * CLIENTS);
     assert!(report.sent > 0 && report.received > 0, "{report:?}");
 
     let all = Forgetful::new(listener(&relay, Transport::Udp), usize::MAX);
-    let error = run(&load_over(all.address), &StopHandle::new(), |_| {}).unwrap_err().to_string();
+    let error = run(&load_over(all.address), &StopHandle::default(), |_| {}).unwrap_err().to_string();
     assert!(error.contains("437") && error.contains("those tried after it"), "{error}");
     let tried = all.refused.load(Ordering::Relaxed);
     assert!((6..=6 * CLIENTS).contains(&tried), "{tried} ports");

@@ -19,7 +19,7 @@ const KEY: [u8; 32] = [5; 32];
 const NAME: &str = "turn.example.org";
 
 fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
-    run(config, &StopHandle::new(), |_| {})
+    run(config, &StopHandle::default(), |_| {})
 }
 
 fn server() -> Relay {

@@ -25,7 +25,7 @@ fn every_datagram_comes_back() {
     for (clients, burst, size) in [(1, 1, 120), (8, 4, HEADER_LEN), (3, 16, 1_200)] {
         let config =
             load(reflector.listeners()[0], &format!("--clients {clients} --burst {burst} --size {size}"));
-        let report = run(&config, &StopHandle::new(), |_| {}).unwrap().report;
+        let report = run(&config, &StopHandle::default(), |_| {}).unwrap().report;
         assert!((1..=2_100).contains(&report.sent), "{report:?}");
         assert_eq!((report.lost, report.duplicated, report.received), (0, 0, report.sent), "{report:?}");
         assert!(report.errors.is_empty() && report.rtt_us.p50 > 0, "{report:?}");
@@ -58,9 +58,9 @@ fn what_a_reflector_swallows_and_doubles_is_counted_exactly() {
             }
         });
         let config = load(server, "--warmup 0 --max-loss 5");
-        let outcome = run(&config, &StopHandle::new(), |_| {}).unwrap();
+        let outcome = run(&config, &StopHandle::default(), |_| {}).unwrap();
         stop.store(true, SeqCst);
-        assert_eq!(outcome.limits_exceeded().len(), 1, "{outcome:?}");
+        assert_eq!(outcome.exceeded.len(), 1, "{outcome:?}");
         outcome.report
     });
     assert!(report.sent > 0, "{report:?}");
@@ -95,7 +95,7 @@ fn replies_that_are_still_on_their_way_are_no_loss_in_the_progress() {
         let config = load(server, "--rate 200 --duration 3");
         let mut intervals = Vec::new();
         let report =
-            run(&config, &StopHandle::new(), |interval| intervals.push(interval.clone())).unwrap().report;
+            run(&config, &StopHandle::default(), |interval| intervals.push(interval.clone())).unwrap().report;
         stop.store(true, SeqCst);
         assert!(intervals.iter().any(|interval| interval.received > 0), "{intervals:?}");
         assert!(intervals.iter().all(|interval| interval.lost == 0), "{intervals:?}");
@@ -106,14 +106,14 @@ fn replies_that_are_still_on_their_way_are_no_loss_in_the_progress() {
 #[test]
 fn no_reflector_is_told_with_its_address() {
     let closed = free_address();
-    let error = run(&load(closed, ""), &StopHandle::new(), |_| {}).unwrap_err();
+    let error = run(&load(closed, ""), &StopHandle::default(), |_| {}).unwrap_err();
     assert!(matches!(error, LoadError::NoReflector { .. }), "{error:?}");
     assert!(error.to_string().contains(&closed.to_string()), "{error}");
 
     let silent = UdpSocket::bind(loopback(0)).unwrap();
     let server = silent.local_addr().unwrap();
     let config = Config { setup_timeout: Duration::from_millis(300), ..load(server, "") };
-    let error = run(&config, &StopHandle::new(), |_| {}).unwrap_err();
+    let error = run(&config, &StopHandle::default(), |_| {}).unwrap_err();
     assert!(matches!(error, LoadError::NoReflection { ready: 0, .. }), "{error:?}");
     assert!(error.to_string().contains(&server.to_string()), "{error}");
 }
@@ -122,7 +122,7 @@ fn no_reflector_is_told_with_its_address() {
 fn a_reflector_that_vanishes_is_loss_and_port_unreachable() {
     let mut reflector = Some(reflector());
     let config = load(reflector.as_ref().unwrap().listeners()[0], "--duration 3");
-    let outcome = run(&config, &StopHandle::new(), |interval| {
+    let outcome = run(&config, &StopHandle::default(), |interval| {
         if interval.received > 0 {
             drop(reflector.take());
         }

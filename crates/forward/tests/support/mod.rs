@@ -1,7 +1,7 @@
 //! A forwarder between a test's own clients and servers, on loopback.
 
 use std::{
-    io::{self, ErrorKind, Read, Write},
+    io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{Arc, LazyLock, Mutex},
     time::Duration,
@@ -139,18 +139,6 @@ pub(crate) fn socket_address(address: &Address) -> SocketAddr {
 
 pub(crate) fn client(address: SocketAddr) -> TcpStream {
     patient(TcpStream::connect(address).expect("the forwarder accepts"))
-}
-
-/// The first byte that a connection to this address brings, if it brings one. A reset may come before connect(2) returns.
-pub(crate) fn first_byte(address: SocketAddr) -> io::Result<Option<u8>> {
-    let mut byte = [0];
-    let got = patient(TcpStream::connect(address)?).read(&mut byte)?;
-    Ok((got == 1).then_some(byte[0]))
-}
-
-#[track_caller]
-pub(crate) fn is_reset(address: SocketAddr) {
-    assert_eq!(first_byte(address).unwrap_err().kind(), ErrorKind::ConnectionReset);
 }
 
 /// A socket whose reads and writes do not hang for ever.

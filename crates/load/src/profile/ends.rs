@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use turnpike_client::{Datagrams, Errors};
-use turnpike_measure::{Arrival, Direction, Jitter, Sequence};
+use turnpike_measure::Direction;
 use turnpike_net::{Datapath, poll::Poller};
 
 use super::{
@@ -15,7 +15,10 @@ use crate::{
     clock::Clock,
     payload::{HEADER_LEN, PayloadStamp},
     run::{Finished, Heartbeat, RunShared, RunTallies, Schedule},
-    traffic::{BATCH, Carrier, LONGEST_DRAIN_NS, LONGEST_SLEEP, PEER, QUIET_NS, SHORTEST_SLEEP, Sink},
+    traffic::{
+        BATCH, Carrier, LONGEST_DRAIN_NS, LONGEST_SLEEP, PEER, QUIET_NS, SHORTEST_SLEEP, Sink, await_start,
+        flow::Flow,
+    },
     udp::PROBE,
 };
 
@@ -29,17 +32,9 @@ pub(crate) fn run<C>(
     for (client, address) in ends.peer.addresses.iter_mut().enumerate() {
         *address = carrier.seen_as(client).or(*address);
     }
-    shared.thread_is_ready();
-    let mut schedule = loop {
-        shared.check()?;
-        if let Some(schedule) = shared.schedule() {
-            break schedule;
-        }
-        carrier.receive(Duration::from_millis(1), &mut ends)?;
-    };
+    let mut schedule = await_start(carrier, &mut ends, shared)?;
     let EndCounts { profile, seed, share, .. } = ends.counts;
     ends.counts.measure_ns = schedule.measure;
-    carrier.plan(schedule);
     let mut bursts = Bursts::new(profile, seed, share, schedule.start);
     let mut heartbeat = Heartbeat::new(shared, thread, schedule);
     let mut tallies = RunTallies::default();
@@ -56,7 +51,7 @@ pub(crate) fn run<C>(
     }
     ends.drain(carrier, shared)?;
     for (number, flow) in ends.counts.flows.iter().enumerate() {
-        carrier.lost(number / profile.flows(), flow.sent.saturating_sub(flow.received));
+        carrier.lost(number / profile.flows(), flow.lost());
     }
     let cpu = heartbeat.cpu();
     ends.counts.sum(&mut tallies);
@@ -66,16 +61,6 @@ pub(crate) fn run<C>(
     }
     let (streams, jitter) = ends.counts.figures();
     Ok(Finished { cpu, streams, jitter, ..Finished::default() })
-}
-
-/// One flow: its sender's count, and what its receiver has seen.
-struct ShapedFlow {
-    next_sequence: u64,
-    seen: Sequence,
-    jitter: Jitter,
-    /// In the measured time.
-    sent: u64,
-    received: u64,
 }
 
 /// The clients' end and the peers'.
@@ -92,7 +77,7 @@ struct EndCounts<'a> {
     /// How many clients, and the number of the first in the run.
     share: (usize, usize),
     /// By client, then by its flow.
-    flows: Vec<ShapedFlow>,
+    flows: Vec<Flow>,
     /// By stream, since they were last summed.
     tallies: Vec<RunTallies>,
     /// By stream, before that.
@@ -125,18 +110,11 @@ impl<'a> ProfileEnds<'a> {
         let address = datagrams
             .listen(listen, poller, PEER)
             .map_err(|source| LoadError::Peers { address: listen, source })?;
-        let flow = || ShapedFlow {
-            next_sequence: 0,
-            seen: Sequence::new(),
-            jitter: Jitter::default(),
-            sent: 0,
-            received: 0,
-        };
         let counts = EndCounts {
             profile,
             seed: shaped.seed,
             share,
-            flows: std::iter::repeat_with(flow).take(share.0 * profile.flows()).collect(),
+            flows: std::iter::repeat_with(Flow::default).take(share.0 * profile.flows()).collect(),
             tallies: std::iter::repeat_with(RunTallies::default).take(profile.streams.len()).collect(),
             totals: vec![Figures::default(); profile.streams.len()],
             measure_ns: u64::MAX,
@@ -306,28 +284,11 @@ impl EndCounts<'_> {
         let Some(flow) = stamp.flow.checked_sub(first).map(|flow| flow as usize) else { return false };
         let Some(stream) = profile.flows.get(flow).copied() else { return false };
         let flow = &mut self.flows[client * profile.flows() + flow];
-        if profile.streams[stream].direction != at || stamp.sequence >= flow.next_sequence {
+        if profile.streams[stream].direction != at {
             return false;
         }
         let measured = stamp.due_ns >= self.measure_ns;
-        let tally = self.tallies[stream].of(measured);
-        match flow.seen.note(stamp.sequence) {
-            Arrival::InOrder => {}
-            Arrival::Reordered | Arrival::TooOld => tally.reordered += 1,
-            Arrival::Duplicate => {
-                tally.duplicated += 1;
-                return true;
-            }
-        }
-        let latency_us = now_ns.saturating_sub(stamp.due_ns) / 1_000;
-        tally.received += 1;
-        tally.received_bytes += len as u64;
-        tally.record_rtt(latency_us);
-        if measured {
-            flow.received += 1;
-            flow.jitter.note(latency_us);
-        }
-        true
+        flow.arrived(stamp, len, now_ns, measured, self.tallies[stream].of(measured))
     }
 
     /// Whose packet, or greeting, it is.
@@ -343,7 +304,7 @@ impl EndCounts<'_> {
 
     /// Packets that have not arrived, nor a later one of their flow.
     fn under_way(&self) -> u64 {
-        self.flows.iter().map(|flow| flow.next_sequence - flow.seen.next()).sum()
+        self.flows.iter().map(Flow::under_way).sum()
     }
 
     /// Adds what the streams counted since the last time to `all`.

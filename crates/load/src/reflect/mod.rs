@@ -173,18 +173,11 @@ impl Reflector {
             &config.listen,
             everywhere,
             workers,
-            |address| udp::bind(address, step, false),
-            |address| udp::bind(address, step, true),
+            |address, shared| udp::bind(address, step, shared),
             turnpike_net::UdpSocket::local_addr,
         )?;
-        let streams = per_worker(
-            &config.tcp,
-            everywhere,
-            workers,
-            |address| tcp::bind(address, false),
-            |address| tcp::bind(address, true),
-            tcp::ReflectListener::local_addr,
-        )?;
+        let streams =
+            per_worker(&config.tcp, everywhere, workers, tcp::bind, tcp::ReflectListener::local_addr)?;
         let mut reflector = Self {
             listeners: datagrams.addresses,
             tcp_listeners: streams.addresses,
@@ -266,41 +259,32 @@ struct PerWorker<S> {
     sockets: Vec<Vec<S>>,
 }
 
-/// Binds each address once without SO_REUSEPORT (`probe`), with which a second reflector would silently take half of the
-/// traffic, and then once for each worker with it.
+/// Binds each address once unshared (without SO_REUSEPORT, with which a second reflector would silently take half of the traffic), and
+/// then once for each worker.
 fn per_worker<S>(
     wanted: &[SocketAddr],
     everywhere: bool,
     workers: usize,
-    probe: impl Fn(SocketAddr) -> Result<S, LoadError>,
-    bind: impl Fn(SocketAddr) -> Result<S, LoadError>,
+    bind: impl Fn(SocketAddr, bool) -> Result<S, LoadError>,
     address: impl Fn(&S) -> SocketAddr,
 ) -> Result<PerWorker<S>, LoadError> {
-    let probes = if everywhere { bind_everywhere(&probe)? } else { all(wanted, &probe)? };
+    let all = |addresses: &[SocketAddr], shared| -> Result<Vec<S>, LoadError> {
+        addresses.iter().map(|address| bind(*address, shared)).collect()
+    };
+    let mut probes = all(wanted, false)?;
+    if everywhere {
+        probes.push(bind((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT).into(), false)?);
+        match bind((Ipv6Addr::UNSPECIFIED, DEFAULT_PORT).into(), false) {
+            Ok(socket) => probes.push(socket),
+            // Many containers have no IPv6.
+            Err(LoadError::Listen { source, .. }) if source.kind() != io::ErrorKind::AddrInUse => {}
+            Err(error) => return Err(error),
+        }
+    }
     // The kernel's choice, where the wish was port 0, is the workers' wish.
     let addresses: Vec<_> = probes.iter().map(address).collect();
     drop(probes);
-    if addresses.is_empty() {
-        return Ok(PerWorker { addresses, sockets: Vec::new() });
-    }
-    let sockets = (0..workers).map(|_| all(&addresses, &bind)).collect::<Result<_, _>>()?;
+    let workers = if addresses.is_empty() { 0 } else { workers };
+    let sockets = (0..workers).map(|_| all(&addresses, true)).collect::<Result<_, _>>()?;
     Ok(PerWorker { addresses, sockets })
-}
-
-fn all<S>(
-    addresses: &[SocketAddr],
-    bind: &impl Fn(SocketAddr) -> Result<S, LoadError>,
-) -> Result<Vec<S>, LoadError> {
-    addresses.iter().map(|address| bind(*address)).collect()
-}
-
-fn bind_everywhere<S>(bind: &impl Fn(SocketAddr) -> Result<S, LoadError>) -> Result<Vec<S>, LoadError> {
-    let mut sockets = vec![bind((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT).into())?];
-    match bind((Ipv6Addr::UNSPECIFIED, DEFAULT_PORT).into()) {
-        Ok(socket) => sockets.push(socket),
-        // Nobody asked for IPv6, and many containers have none.
-        Err(LoadError::Listen { source, .. }) if source.kind() != io::ErrorKind::AddrInUse => {}
-        Err(error) => return Err(error),
-    }
-    Ok(sockets)
 }

@@ -37,22 +37,10 @@ use crate::{
 pub struct RunOutcome {
     /// The figures, to be written as JSON or shown.
     pub report: Report,
-    /// Each asked-for limit that was exceeded, as a sentence.
-    exceeded: Vec<String>,
-    /// Whether it ended before its time.
-    interrupted: bool,
-}
-
-impl RunOutcome {
-    /// The asked-for limits (`--max-loss`, `--max-p99`) that were exceeded, one sentence each; empty when all was well.
-    pub fn limits_exceeded(&self) -> &[String] {
-        &self.exceeded
-    }
-
-    /// Whether the run was ended by [`StopHandle::stop`] before its time: the report is of what was measured until then.
-    pub fn was_interrupted(&self) -> bool {
-        self.interrupted
-    }
+    /// Each asked-for limit (`--max-loss`, `--max-p99`) that was exceeded, as a sentence.
+    pub exceeded: Vec<String>,
+    /// Whether [`StopHandle::stop`] ended it before its time: the report is of what was measured until then.
+    pub interrupted: bool,
 }
 
 /// Ends a run before its time, from another thread.
@@ -60,11 +48,6 @@ impl RunOutcome {
 pub struct StopHandle(Arc<AtomicBool>);
 
 impl StopHandle {
-    /// One that has not been told to stop.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Ends the run within half a second; it waits for the last replies, gives its allocations back and reports what it
     /// measured.
     pub fn stop(&self) {

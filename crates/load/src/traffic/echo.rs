@@ -6,9 +6,11 @@
 
 use std::time::Duration;
 
-use turnpike_measure::{Arrival, Jitter, Rate, Sequence};
+use turnpike_measure::Rate;
 
-use super::{BATCH, Carrier, LONGEST_DRAIN_NS, LONGEST_SLEEP, QUIET_NS, SHORTEST_SLEEP, Sink};
+use super::{
+    BATCH, Carrier, LONGEST_DRAIN_NS, LONGEST_SLEEP, QUIET_NS, SHORTEST_SLEEP, Sink, await_start, flow::Flow,
+};
 use crate::{
     LoadError,
     pacer::Pacer,
@@ -39,22 +41,14 @@ pub(crate) fn run<C>(
 ) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(plan.clients, thread);
     let mut echo = EchoFlows::new(count, first);
-    shared.thread_is_ready();
-    let schedule = loop {
-        shared.check()?;
-        if let Some(schedule) = shared.schedule() {
-            break schedule;
-        }
-        carrier.receive(Duration::from_millis(1), &mut echo)?;
-    };
+    let schedule = await_start(carrier, &mut echo, shared)?;
     echo.measure_ns = schedule.measure;
-    carrier.plan(schedule);
     let mut heartbeat = Heartbeat::new(shared, thread, schedule);
     let mut sender = EchoSender::new(*plan, schedule, count, first);
     loop {
         let now = shared.clock.ns();
         let flows = &echo.flows;
-        let under_way = || flows.iter().map(EchoFlow::under_way).sum();
+        let under_way = || flows.iter().map(Flow::under_way).sum();
         if heartbeat.beat(now, &mut echo.tallies, &mut sender.schedule, under_way)? {
             carrier.plan(sender.schedule);
         }
@@ -70,37 +64,20 @@ pub(crate) fn run<C>(
     }
     drain(carrier, &mut echo, plan, shared)?;
     for (client, flow) in echo.flows.iter().enumerate() {
-        carrier.lost(client, flow.sent.saturating_sub(flow.received));
+        carrier.lost(client, flow.lost());
     }
     let cpu = heartbeat.cpu();
-    let under_way = echo.flows.iter().map(EchoFlow::under_way).sum();
+    let under_way = echo.flows.iter().map(Flow::under_way).sum();
     echo.tallies.publish(&shared.slots[thread], under_way);
     let estimates = echo.flows.iter().filter_map(|flow| flow.jitter.estimate());
     let jitter = estimates.fold((0.0, 0), |(sum, count), estimate| (sum + estimate, count + 1));
     Ok(Finished { jitter, cpu, garbled: echo.garbled, ..Finished::default() })
 }
 
-struct EchoFlow {
-    number: u32,
-    next_sequence: u64,
-    seen: Sequence,
-    jitter: Jitter,
-    /// Everything below counts as no longer under way.
-    settled: u64,
-    /// In the measured time.
-    sent: u64,
-    received: u64,
-}
-
-impl EchoFlow {
-    /// Payloads sent whose reply, or that of a later one, has not come back.
-    fn under_way(&self) -> u64 {
-        self.next_sequence - self.seen.next().max(self.settled)
-    }
-}
-
 struct EchoFlows {
-    flows: Vec<EchoFlow>,
+    /// Number of the first client.
+    first: usize,
+    flows: Vec<Flow>,
     tallies: RunTallies,
     measure_ns: u64,
     /// What came back and is not what was sent.
@@ -108,29 +85,27 @@ struct EchoFlows {
 }
 
 impl EchoFlows {
-    #[expect(clippy::cast_possible_truncation, reason = "validated: at most 10,000 clients")]
     fn new(count: usize, first: usize) -> Self {
-        let flow = |number: usize| EchoFlow {
-            number: number as u32,
-            next_sequence: 0,
-            seen: Sequence::new(),
-            jitter: Jitter::default(),
-            settled: 0,
-            sent: 0,
-            received: 0,
-        };
         Self {
-            flows: (first..first + count).map(flow).collect(),
+            first,
+            flows: std::iter::repeat_with(Flow::default).take(count).collect(),
             tallies: RunTallies::default(),
             measure_ns: u64::MAX,
             garbled: 0,
         }
     }
 
+    /// The number of a client's flow in the whole run.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "validated: at most 10,000 clients")]
+    fn number(&self, client: usize) -> u32 {
+        (self.first + client) as u32
+    }
+
     /// Queues a burst of one client.
     fn push(&mut self, carrier: &mut impl Carrier, client: usize, due_ns: u64, plan: &EchoPlan) {
+        let number = self.number(client);
         let flow = &mut self.flows[client];
-        let number = flow.number;
         carrier.push(client, plan.burst, plan.size, |out| {
             PayloadStamp { flow: number, sequence: flow.next_sequence, due_ns }.write(out);
             flow.next_sequence += 1;
@@ -144,30 +119,13 @@ impl EchoFlows {
 
     #[inline]
     fn arrived(&mut self, client: usize, now_ns: u64, payload: &[u8]) -> bool {
-        let Some(stamp) = PayloadStamp::read(payload) else { return false };
-        let flow = &mut self.flows[client];
-        if stamp.flow != flow.number || stamp.sequence >= flow.next_sequence {
+        let Some(stamp) = PayloadStamp::read(payload).filter(|stamp| stamp.flow == self.number(client))
+        else {
             return false;
-        }
+        };
         let measured = stamp.due_ns >= self.measure_ns;
         let tally = self.tallies.of(measured);
-        match flow.seen.note(stamp.sequence) {
-            Arrival::InOrder => {}
-            Arrival::Reordered | Arrival::TooOld => tally.reordered += 1,
-            Arrival::Duplicate => {
-                tally.duplicated += 1;
-                return true;
-            }
-        }
-        let rtt_us = now_ns.saturating_sub(stamp.due_ns) / 1_000;
-        tally.received += 1;
-        tally.received_bytes += payload.len() as u64;
-        tally.record_rtt(rtt_us);
-        if measured {
-            flow.received += 1;
-            flow.jitter.note(rtt_us);
-        }
-        true
+        self.flows[client].arrived(stamp, payload.len(), now_ns, measured, tally)
     }
 }
 

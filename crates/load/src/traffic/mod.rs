@@ -2,13 +2,17 @@
 //! sent and what comes back, [`echo`] and [`crate::profile`] decide; how it gets there, the carriers.
 
 pub(crate) mod echo;
+pub(crate) mod flow;
 
 use std::{net::SocketAddr, time::Duration};
 
 use turnpike_client::Errors;
 use turnpike_net::poll::Poller;
 
-use crate::{LoadError, run::Schedule};
+use crate::{
+    LoadError,
+    run::{RunShared, Schedule},
+};
 
 /// Payloads queued before they are sent.
 pub(crate) const BATCH: usize = 256;
@@ -87,6 +91,23 @@ pub(crate) trait Sink {
     fn forget(&mut self, _client: usize) {}
     /// There is something to read at the socket that was added as [`PEER`].
     fn peer_is_ready(&mut self) {}
+}
+
+/// Says that this thread is ready, and receives until all are.
+pub(crate) fn await_start<C>(
+    carrier: &mut impl Carrier,
+    sink: &mut impl Sink,
+    shared: &RunShared<'_, C>,
+) -> Result<Schedule, LoadError> {
+    shared.thread_is_ready();
+    loop {
+        shared.check()?;
+        if let Some(schedule) = shared.schedule() {
+            carrier.plan(schedule);
+            return Ok(schedule);
+        }
+        carrier.receive(Duration::from_millis(1), sink)?;
+    }
 }
 
 /// Takes nothing: while clients are set up or taken down.

@@ -166,18 +166,25 @@ pub struct Config {
     pub addresses: Vec<SocketAddr>,
 }
 
+/// Fails with this message about the settings.
+macro_rules! refuse_if {
+    ($is_wrong:expr, $($what:tt)*) => {
+        if $is_wrong {
+            return Err(LoadError::Config(format!($($what)*)));
+        }
+    };
+}
+
+/// Users who may take turns.
+const USERS: RangeInclusive<usize> = 1..=1_000_000;
+/// Intervals in which clients change their socket: a Refresh that was lost is sent again after half a second.
+const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
+/// Silences after which clients come back.
+const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
+
 impl Config {
     /// The longest payload over DTLS: a record's 2^14 bytes (RFC 6347 section 4.1) less the longest header.
     pub const MAX_DTLS_SIZE: usize = 16_000;
-    /// How many may take turns.
-    pub const USERS: RangeInclusive<usize> = 1..=1_000_000;
-    /// How often clients may change their socket: a Refresh that was lost is sent again after half a second.
-    pub const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
-    /// After which silence clients may come back.
-    pub const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
-    /// Within which those come back who notice at once, where nothing else is said.
-    pub const SPREAD: Duration = Duration::from_secs(1);
-
     /// The defaults, for one server.
     #[must_use]
     pub fn new(server: SocketAddr) -> Self {
@@ -232,34 +239,28 @@ impl Config {
         self.validate_clients()?;
         self.validate_profile()?;
         self.validate_users()?;
-        self.validate_token()?;
-        if self.mode == Mode::Bind && self.rate.pps().is_some() {
-            return Err(LoadError::Config(
-                "--mode bind needs --rate max: each client binds its next channel when it has the last"
-                    .to_owned(),
-            ));
-        }
+        refuse_if!(
+            self.mode == Mode::Bind && self.rate.pps().is_some(),
+            "--mode bind needs --rate max: each client binds its next channel when it has the last"
+        );
         Ok(())
     }
 
     fn validate_servers(&self) -> Result<(), LoadError> {
-        let refused = |what: String| Err(LoadError::Config(what));
-        let servers = self.servers.len();
+        let (servers, transport) = (self.servers.len(), self.transport());
         if servers == 1 {
             return Ok(());
         }
-        let transport = self.transport();
-        if transport != Transport::Udp {
-            return refused(format!(
-                "several servers are for --transport udp, not for {transport}: run one generator for each"
-            ));
-        }
-        if self.mode == Mode::Invalid {
-            return refused("--mode invalid takes one server".to_owned());
-        }
-        if self.clients < servers {
-            return refused(format!("--clients is {}, fewer than the servers ({servers})", self.clients));
-        }
+        refuse_if!(
+            transport != Transport::Udp,
+            "several servers are for --transport udp, not for {transport}: run one generator for each"
+        );
+        refuse_if!(self.mode == Mode::Invalid, "--mode invalid takes one server");
+        refuse_if!(
+            self.clients < servers,
+            "--clients is {}, fewer than the servers ({servers})",
+            self.clients
+        );
         Ok(())
     }
 
@@ -272,59 +273,51 @@ impl Config {
 
     fn validate_peers(&self) -> Result<(), LoadError> {
         let Some(prefix) = self.peer_prefix else { return Ok(()) };
-        let refused = |what: String| Err(LoadError::Config(what));
-        if !matches!(self.mode, Mode::Packet | Mode::Bind) {
-            return refused(format!(
-                "--peer-prefix does not go with --mode {}: there are no peers",
-                self.mode
-            ));
-        }
-        if self.profile.is_some() {
-            return refused(
-                "--peer-prefix does not go with --profile: its peers are the generator's own, on one address"
-                    .to_owned(),
-            );
-        }
+        refuse_if!(
+            !matches!(self.mode, Mode::Packet | Mode::Bind),
+            "--peer-prefix does not go with --mode {}: there are no peers",
+            self.mode
+        );
+        refuse_if!(
+            self.profile.is_some(),
+            "--peer-prefix does not go with --profile: its peers are the generator's own, on one address"
+        );
         let last = u32::try_from(self.clients).ok().and_then(|clients| prefix.nth(clients));
-        if last.is_none_or(|last| last.is_ipv6() != self.peer().is_ipv6()) {
-            return refused(format!(
-                "--peer-prefix {prefix} has no address for each of {} clients: give a shorter one",
-                self.clients
-            ));
-        }
+        refuse_if!(
+            last.is_none_or(|last| last.is_ipv6() != self.peer().is_ipv6()),
+            "--peer-prefix {prefix} has no address for each of {} clients: give a shorter one",
+            self.clients
+        );
         Ok(())
     }
 
     fn validate_clients(&self) -> Result<(), LoadError> {
         let Some(prefix) = self.client_prefix else { return Ok(()) };
-        let refused = |what: String| Err(LoadError::Config(what));
         let transport = self.transport();
-        if transport != Transport::Udp {
-            return refused(format!("--client-prefix is for --transport udp, not for {transport}"));
-        }
-        if !matches!(self.mode, Mode::Packet | Mode::Bind) {
-            return refused(format!(
-                "--client-prefix does not go with --mode {}: each of its clients needs other ports",
-                self.mode
-            ));
-        }
+        refuse_if!(
+            transport != Transport::Udp,
+            "--client-prefix is for --transport udp, not for {transport}"
+        );
+        refuse_if!(
+            !matches!(self.mode, Mode::Packet | Mode::Bind),
+            "--client-prefix does not go with --mode {}: each of its clients needs other ports",
+            self.mode
+        );
         for (flag, is_given) in
             [("--migrate", self.migrate.is_some()), ("--reconnect", self.patience.is_some())]
         {
-            if is_given {
-                return refused(format!(
-                    "--client-prefix does not go with {flag}: clients that move need a socket each"
-                ));
-            }
+            refuse_if!(
+                is_given,
+                "--client-prefix does not go with {flag}: clients that move need a socket each"
+            );
         }
         let last = u32::try_from(self.clients).ok().and_then(|clients| prefix.nth(clients));
         let mut servers = self.addresses.iter();
-        if last.is_none_or(|last| servers.any(|server| last.is_ipv6() != server.is_ipv6())) {
-            return refused(format!(
-                "--client-prefix {prefix} has no address of the servers' family for each of {} clients: give a shorter one, or another",
-                self.clients
-            ));
-        }
+        refuse_if!(
+            last.is_none_or(|last| servers.any(|server| last.is_ipv6() != server.is_ipv6())),
+            "--client-prefix {prefix} has no address of the servers' family for each of {} clients: give a shorter one, or another",
+            self.clients
+        );
         Ok(())
     }
 
@@ -343,21 +336,19 @@ impl Config {
 
     fn validate_profile(&self) -> Result<(), LoadError> {
         let Some(shaped) = &self.profile else { return Ok(()) };
-        let refused = |flag: &str, why: &str| {
-            Err(LoadError::Config(format!("--profile does not go with {flag}: {why}")))
-        };
-        if self.mode != Mode::Packet {
-            return refused(&format!("--mode {}", self.mode), "a profile is of packets");
-        }
-        if self.relayed == Relayed::Tcp {
-            return refused("--relay tcp", "a profile is of packets, and a stream has none");
-        }
-        if self.migrate.is_some() {
-            return refused(
-                "--migrate",
-                "what a call does without an answer of the server is not told by its figures",
-            );
-        }
+        refuse_if!(
+            self.mode != Mode::Packet,
+            "--profile does not go with --mode {}: a profile is of packets",
+            self.mode
+        );
+        refuse_if!(
+            self.relayed == Relayed::Tcp,
+            "--profile does not go with --relay tcp: a profile is of packets, and a stream has none"
+        );
+        refuse_if!(
+            self.migrate.is_some(),
+            "--profile does not go with --migrate: what a call does without an answer of the server is not told by its figures"
+        );
         shaped.validate(if self.transport() == Transport::Dtls { Self::MAX_DTLS_SIZE } else { udp::MAX_SIZE })
     }
 
@@ -382,134 +373,101 @@ impl Config {
     }
 
     fn validate_transport(&self) -> Result<(), LoadError> {
-        let refused = |what: String| Err(LoadError::Config(what));
         let (transport, peer) = (self.transport(), self.peer());
-        if self.mode == Mode::Invalid && transport != Transport::Udp {
-            return refused(format!("--mode invalid is for --transport udp, not for {transport}"));
-        }
-        if self.relayed == Relayed::Tcp && !transport.is_stream() {
-            return refused(format!(
-                "--relay tcp needs --transport tcp or tls (RFC 6062 section 4.1), not {transport}"
-            ));
-        }
-        if let (Mode::Packet, Some(family)) = (self.mode, self.family)
-            && (family == Family::V6) != peer.is_ipv6()
-        {
-            let family = if family == Family::V6 { 6 } else { 4 };
-            return refused(format!(
-                "--family {family} does not go with the peer {peer}: name another with --peer"
-            ));
-        }
+        refuse_if!(
+            self.mode == Mode::Invalid && transport != Transport::Udp,
+            "--mode invalid is for --transport udp, not for {transport}"
+        );
+        refuse_if!(
+            self.relayed == Relayed::Tcp && !transport.is_stream(),
+            "--relay tcp needs --transport tcp or tls (RFC 6062 section 4.1), not {transport}"
+        );
+        let is_v6 = self.family.map(|family| family == Family::V6);
+        refuse_if!(
+            self.mode == Mode::Packet && is_v6.is_some_and(|is_v6| is_v6 != peer.is_ipv6()),
+            "--family {} does not go with the peer {peer}: name another with --peer",
+            if peer.is_ipv6() { 4 } else { 6 }
+        );
         // A record holds less than a datagram may.
-        if transport == Transport::Dtls && self.size > Self::MAX_DTLS_SIZE {
-            return refused(format!(
-                "--size is {}, but over DTLS must be {HEADER_LEN} to {}",
-                self.size,
-                Self::MAX_DTLS_SIZE
-            ));
-        }
+        refuse_if!(
+            transport == Transport::Dtls && self.size > Self::MAX_DTLS_SIZE,
+            "--size is {}, but over DTLS must be {HEADER_LEN} to {}",
+            self.size,
+            Self::MAX_DTLS_SIZE
+        );
         Ok(())
     }
 
     fn validate_migration(&self) -> Result<(), LoadError> {
-        let refused = |what: String| Err(LoadError::Config(what));
         let Some(interval) = self.migrate else { return Ok(()) };
-        if self.mode != Mode::Packet {
-            return refused(format!(
-                "--migrate is for --mode packet: with --mode {} no client keeps an allocation that could move",
-                self.mode
-            ));
-        }
-        if self.relayed == Relayed::Tcp {
-            return refused(
-                "--migrate does not go with --relay tcp: a ticket moves the allocation, not the connections that carry \
-                 the peers' bytes (RFC 6062 section 4.3)"
-                    .to_owned(),
-            );
-        }
-        if !Self::MIGRATE.contains(&interval) {
-            return refused(format!(
-                "--migrate is {} s, but must be {} to {} s",
-                interval.as_secs_f64(),
-                Self::MIGRATE.start().as_secs_f64(),
-                Self::MIGRATE.end().as_secs_f64()
-            ));
-        }
-        if interval > self.run.duration {
-            return refused(format!(
-                "--migrate is {} s, longer than --duration ({} s), so that not every client would move",
-                interval.as_secs_f64(),
-                self.run.duration.as_secs_f64()
-            ));
-        }
+        refuse_if!(
+            self.mode != Mode::Packet,
+            "--migrate is for --mode packet: with --mode {} no client keeps an allocation that could move",
+            self.mode
+        );
+        refuse_if!(
+            self.relayed == Relayed::Tcp,
+            "--migrate does not go with --relay tcp: a ticket moves the allocation, not the connections that carry the peers' \
+             bytes (RFC 6062 section 4.3)"
+        );
+        within("--migrate", interval, MIGRATE)?;
+        refuse_if!(
+            interval > self.run.duration,
+            "--migrate is {} s, longer than --duration ({} s), so that not every client would move",
+            interval.as_secs_f64(),
+            self.run.duration.as_secs_f64()
+        );
         Ok(())
     }
 
     fn validate_return(&self) -> Result<(), LoadError> {
-        let refused = |what: String| Err(LoadError::Config(what));
         let Some(patience) = self.patience else { return Ok(()) };
-        if self.mode != Mode::Packet {
-            return refused(format!("--reconnect is for --mode packet, not for {}", self.mode));
-        }
-        if self.relayed == Relayed::Tcp {
-            return refused(
-                "--reconnect does not go with --relay tcp: a stream that was cut is not one again".to_owned(),
-            );
-        }
-        if self.migrate.is_some() {
-            return refused(
-                "--reconnect does not go with --migrate: a client either takes its allocation along or asks for another"
-                    .to_owned(),
-            );
-        }
-        if !Self::PATIENCE.contains(&patience) {
-            return refused(format!(
-                "--reconnect is {} s, but must be {} to {} s",
-                patience.as_secs_f64(),
-                Self::PATIENCE.start().as_secs_f64(),
-                Self::PATIENCE.end().as_secs_f64()
-            ));
-        }
-        if let Some(spread) = self.spread.filter(|spread| *spread > patience) {
-            return refused(format!(
-                "--reconnect-spread is {} s, longer than --reconnect ({} s)",
-                spread.as_secs_f64(),
-                patience.as_secs_f64()
-            ));
-        }
+        refuse_if!(self.mode != Mode::Packet, "--reconnect is for --mode packet, not for {}", self.mode);
+        refuse_if!(
+            self.relayed == Relayed::Tcp,
+            "--reconnect does not go with --relay tcp: a stream that was cut is not one again"
+        );
+        refuse_if!(
+            self.migrate.is_some(),
+            "--reconnect does not go with --migrate: a client either takes its allocation along or asks for another"
+        );
+        within("--reconnect", patience, PATIENCE)?;
+        let spread = self.spread.unwrap_or_default();
+        refuse_if!(
+            spread > patience,
+            "--reconnect-spread is {} s, longer than --reconnect ({} s)",
+            spread.as_secs_f64(),
+            patience.as_secs_f64()
+        );
         Ok(())
     }
 
+    /// Users who take turns, and the token in place of one.
     fn validate_users(&self) -> Result<(), LoadError> {
-        let refused = |what: String| Err(LoadError::Config(what));
-        if self.users == 1 {
-            return Ok(());
-        }
-        if !Self::USERS.contains(&self.users) {
-            return refused(format!("--users is {}, but must be 1 to {}", self.users, Self::USERS.end()));
-        }
-        if !matches!(self.mode, Mode::Packet | Mode::Allocate) {
-            return refused(format!("--users is for --mode packet and allocate, not for {}", self.mode));
-        }
-        if self.user.is_none() {
-            return refused(
-                "--users needs --user: the name before their numbers, and their password".to_owned(),
+        if self.users != 1 {
+            refuse_if!(
+                !USERS.contains(&self.users),
+                "--users is {}, but must be 1 to {}",
+                self.users,
+                USERS.end()
+            );
+            refuse_if!(
+                !matches!(self.mode, Mode::Packet | Mode::Allocate),
+                "--users is for --mode packet and allocate, not for {}",
+                self.mode
+            );
+            refuse_if!(
+                self.user.is_none(),
+                "--users needs --user: the name before their numbers, and their password"
             );
         }
-        Ok(())
-    }
-
-    fn validate_token(&self) -> Result<(), LoadError> {
-        let refused = |what: String| Err(LoadError::Config(what));
-        let Some(token) = &self.access_token else { return Ok(()) };
         let run = self.run.warmup + self.run.duration;
-        if let Some(seconds) = token.expires_in.filter(|seconds| Duration::from_secs(*seconds) < run) {
-            return refused(format!(
-                "--access-token is good for {seconds} s, less than the run takes ({} s with --warmup): make one with a \
-                 longer --ttl",
-                run.as_secs_f64()
-            ));
-        }
+        let good_for = self.access_token.as_ref().and_then(|token| token.expires_in).unwrap_or(u64::MAX);
+        refuse_if!(
+            Duration::from_secs(good_for) < run,
+            "--access-token is good for {good_for} s, less than the run takes ({} s with --warmup): make one with a longer --ttl",
+            run.as_secs_f64()
+        );
         Ok(())
     }
 
@@ -522,6 +480,12 @@ impl Config {
     pub(super) fn files_per_client(&self) -> usize {
         if self.relayed == Relayed::Tcp { 2 } else { 1 }
     }
+}
+
+fn within(flag: &str, time: Duration, range: RangeInclusive<Duration>) -> Result<(), LoadError> {
+    let (least, most) = (range.start().as_secs_f64(), range.end().as_secs_f64());
+    refuse_if!(!range.contains(&time), "{flag} is {} s, but must be {least} to {most} s", time.as_secs_f64());
+    Ok(())
 }
 
 /// Where a TURN server is reached over this transport.

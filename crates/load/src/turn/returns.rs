@@ -1,11 +1,14 @@
 //! What clients that may come back (`--reconnect`) have heard, and when they ask again.
 
-use std::{mem, sync::Mutex};
+use std::{mem, sync::Mutex, time::Duration};
 
 use turnpike_measure::{Latency, Report};
 
 use super::Config;
 use crate::{clock::nanos, run::Schedule};
+
+/// Within which those come back who notice at once, where nothing else is said.
+const SPREAD: Duration = Duration::from_secs(1);
 
 /// What the clients of one thread have heard, and when they come back.
 pub(super) struct Returns {
@@ -65,7 +68,7 @@ impl Returns {
     /// Of `count` clients, the first of which has number `first` in the whole run.
     pub(super) fn new(config: &Config, count: usize, first: usize) -> Self {
         let client = |number: usize, patience_ns: u64| {
-            let spread_ns = nanos(config.spread.unwrap_or(Config::SPREAD)).min(patience_ns);
+            let spread_ns = nanos(config.spread.unwrap_or(SPREAD)).min(patience_ns);
             let share = u128::from(spread_ns) * (first + number) as u128 / config.clients as u128;
             let patience_ns = patience_ns + u64::try_from(share).unwrap_or_default();
             ReturningClient {

@@ -1,0 +1,61 @@
+//! What one flow has sent, and what of it arrived.
+
+use turnpike_measure::{Arrival, Jitter, Sequence};
+
+use crate::{payload::PayloadStamp, run::RunTally};
+
+#[derive(Default)]
+pub(crate) struct Flow {
+    pub(crate) next_sequence: u64,
+    pub(crate) jitter: Jitter,
+    /// Everything below counts as no longer under way.
+    pub(crate) settled: u64,
+    /// In the measured time.
+    pub(crate) sent: u64,
+    received: u64,
+    seen: Sequence,
+}
+
+impl Flow {
+    /// Counts a payload of `len` bytes that arrived; false if it was never sent.
+    #[inline]
+    pub(crate) fn arrived(
+        &mut self,
+        stamp: PayloadStamp,
+        len: usize,
+        now_ns: u64,
+        measured: bool,
+        tally: &mut RunTally,
+    ) -> bool {
+        if stamp.sequence >= self.next_sequence {
+            return false;
+        }
+        match self.seen.note(stamp.sequence) {
+            Arrival::InOrder => {}
+            Arrival::Reordered | Arrival::TooOld => tally.reordered += 1,
+            Arrival::Duplicate => {
+                tally.duplicated += 1;
+                return true;
+            }
+        }
+        let latency_us = now_ns.saturating_sub(stamp.due_ns) / 1_000;
+        tally.received += 1;
+        tally.received_bytes += len as u64;
+        tally.record_rtt(latency_us);
+        if measured {
+            self.received += 1;
+            self.jitter.note(latency_us);
+        }
+        true
+    }
+
+    /// Payloads sent that have not arrived, nor a later one.
+    pub(crate) fn under_way(&self) -> u64 {
+        self.next_sequence - self.seen.next().max(self.settled)
+    }
+
+    /// Payloads lost in the measured time.
+    pub(crate) fn lost(&self) -> u64 {
+        self.sent.saturating_sub(self.received)
+    }
+}
