@@ -34,6 +34,9 @@ pub(crate) struct Options {
 /// Ends with 3 where a change survives.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
+    if let Some(missing) = options.files.iter().find(|file| !root.join(file).exists()) {
+        return Err(format!("{} does not exist in the repository", missing.display()).into());
+    }
     let folder = target(&root).join("mutants");
     fs::create_dir_all(&folder)?;
     let mut mutants = Command::new(installed(&root, &folder)?);

@@ -1,8 +1,6 @@
 //! Who may look, who may change things, and what no honest client sends.
 
-use turnpike_config::{AdminAccess, Secret};
-
-use crate::support::{Answer, FULL, READ, Running, request};
+use crate::prelude::*;
 
 fn bearer(token: &str) -> (String, String) {
     ("Authorization".to_owned(), format!("Bearer {token}"))

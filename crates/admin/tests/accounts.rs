@@ -1,19 +1,16 @@
 //! Users, secrets, realms and keys of a store: listed and changed over the interface, and by the same commands where no server runs.
 
-use std::{io, sync::Arc};
+use crate::prelude::*;
+use std::io;
 
-use serde_json::{Value, json};
 use turnpike_admin::Accounts;
 use turnpike_api::{NewKey, NewRealm, NewSecret, NewUser, Rotation};
-use turnpike_config::{RealmSettings, Secret, Settings, User, UserSecret, restapi_credentials::fingerprint};
-use turnpike_ctl::{
-    client::{Client, Target},
-    commands::{AccountBackend, CommandError, Format, GeneratedSecret},
-};
+use turnpike_config::restapi_credentials::fingerprint;
+use turnpike_ctl::commands::{AccountBackend, GeneratedSecret};
 use turnpike_stores::Known;
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
-use crate::support::{Dir, FULL, READ, Running, STATE, store};
+use crate::support::{STATE, store};
 
 fn add_user(running: &Running, name: &str, password: &str) -> u16 {
     let body = json!({ "name": name, "password": password }).to_string();

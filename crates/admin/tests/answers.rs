@@ -1,15 +1,9 @@
 //! Each path answers as the OpenAPI document says, and says what is so.
 
-use std::{collections::BTreeSet, time::Duration};
-
+use crate::prelude::*;
 use jsonschema::Validator;
-use serde_json::{Value, json};
-use turnpike_api::{NotReloaded, Reloaded};
-use turnpike_config::{RealmSettings, Secret, TokenKeySettings, User, UserSecret};
-use turnpike_testkit::certificates::Certificate;
-use turnpike_turn::access_token::TokenKey;
 
-use crate::support::{Answer, Running, Together, certificates_in, examples::Examples};
+use crate::support::{certificates_in, examples::Examples};
 
 /// The document as the program itself gives it.
 struct Document(Value);

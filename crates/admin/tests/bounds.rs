@@ -1,10 +1,6 @@
 //! Bounds of the OpenAPI document: the server accepts each of them and refuses the next value.
 
-use serde_json::{Value, json};
-use turnpike_config::{RealmSettings, Secret, TokenKeySettings};
-use turnpike_turn::access_token::TokenKey;
-
-use crate::support::{Answer, Running};
+use crate::prelude::*;
 
 /// One request with everything else as in the example.
 struct Case<'a> {

@@ -1,13 +1,9 @@
 //! Changes that have begun run to their end, and each of them is in the audit log.
 
-use std::{
-    collections::BTreeSet, io::Write as _, net::TcpStream, os::unix::net::UnixStream, thread, time::Duration,
-};
+use crate::prelude::*;
+use std::{io::Write as _, os::unix::net::UnixStream, thread};
 
-use serde_json::json;
-use turnpike_testkit::eventually;
-
-use crate::support::{FULL, READ, Running, exchange, log, request};
+use crate::support::exchange;
 
 fn user(name: &str) -> String {
     json!({ "name": name, "password": "pw" }).to_string()

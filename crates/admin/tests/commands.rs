@@ -1,24 +1,9 @@
 //! What the commands ask over the Unix socket, and how they show it.
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt,
-    sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
-};
+use crate::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use serde_json::Value;
-use turnpike_api::{NotReloaded, Reloaded};
-use turnpike_ctl::{
-    client::{Client, Target},
-    commands::{self, CommandError, Format, Sessions},
-    top,
-};
-
-use turnpike_config::{AdminAddress, Secret};
-use turnpike_testkit::certificates::Certificate;
-
-use crate::support::{Dir, FULL, READ, Running};
+use turnpike_ctl::top;
 
 fn client(running: &Running) -> Client {
     Client::new(Some(Target::Unix(running.dir.path("a.sock"))), None).unwrap()

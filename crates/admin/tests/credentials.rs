@@ -1,14 +1,10 @@
 //! What applications get, who gets nothing and is told why, and what a page of whose origin may read.
 
-use std::{net::Ipv4Addr, sync::Arc};
+use crate::prelude::*;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use serde_json::{Value, json};
-use turnpike_config::{RealmSettings, Secret, TokenKeySettings, restapi_credentials};
-use turnpike_testkit::certificates::{Certificate, believing_client};
-use turnpike_turn::access_token::{AccessToken, TokenKey};
-
-use crate::support::{Answer, READ, Running, exchange_tls, request};
+use turnpike_config::restapi_credentials;
+use turnpike_turn::access_token::AccessToken;
 
 const SECRET: &str = "north";
 

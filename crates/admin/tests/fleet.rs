@@ -1,15 +1,8 @@
 //! Several servers as one: asked at any of them, without a store between them.
 
-use std::collections::BTreeMap;
+use crate::prelude::*;
 
-use serde_json::{Value, json};
 use turnpike_api::FleetHealth;
-use turnpike_ctl::{
-    client::{Client, Target},
-    commands::{self, Format, Sessions},
-};
-
-use crate::support::{FULL, READ, Running, Together, log};
 
 fn three() -> (Together, [Running; 3]) {
     let together = Together::default();

@@ -1,9 +1,6 @@
 //! Parameters and bodies: unknown, misplaced and repeated ones are errors, and messages name what is wrong.
 
-use serde_json::json;
-use turnpike_config::{Secret, User, UserSecret};
-
-use crate::support::Running;
+use crate::prelude::*;
 
 /// What a problem tells people.
 fn detail(running: &Running, method: &str, path: &str, body: Option<&str>) -> String {

@@ -1,12 +1,7 @@
 //! Where the interface listens: a socket of this user alone, and TLS for whoever comes from elsewhere.
 
-use std::{
-    fs,
-    io::ErrorKind,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
-    os::unix::{fs::PermissionsExt, net::UnixListener},
-    sync::Arc,
-};
+use crate::prelude::*;
+use std::{io::ErrorKind, net::TcpListener, os::unix::net::UnixListener};
 
 use rustls::{
     ClientConfig,
@@ -16,10 +11,7 @@ use rustls::{
 };
 use turnpike_admin::{Interface, ListenError};
 use turnpike_api::Job;
-use turnpike_config::{AdminAddress, AdminSettings, Secret, Settings};
-use turnpike_testkit::certificates::{Certificate, believing_client};
-
-use crate::support::{Dir, FULL, READ, Running, exchange_tls, request};
+use turnpike_config::AdminSettings;
 
 /// What becomes of listening, and nothing more.
 fn listen(settings: &AdminSettings, explicit: bool) -> Result<usize, ListenError> {

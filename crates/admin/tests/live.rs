@@ -1,16 +1,11 @@
 //! What the program does at this moment: asked for once, and as a stream of events with few places, which are given back.
 
-use std::{
-    io::{BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpStream},
-};
+use crate::prelude::*;
+use std::io::{BufRead, BufReader, Read, Write};
 
-use serde_json::{Value, json};
 use turnpike_api::{Refusal, Rule, RuleState};
-use turnpike_config::AdminAccess;
-use turnpike_testkit::{eventually, stun};
 
-use crate::support::{FULL, READ, Running, SOON, relay_state, request};
+use crate::support::{SOON, relay_state};
 
 pub(crate) fn refusal(client: &str, user: &str) -> Refusal {
     Refusal {
@@ -187,7 +182,7 @@ fn places_for_those_who_watch_are_few_and_are_given_back() {
         assert_eq!(events.next().unwrap().0, "live");
     }
     watching.truncate(7);
-    eventually("a place is free", || (Events::open(&running, "", &[]).status() == "200").then_some(()));
+    eventually("a place is free", || Events::open(&running, "", &[]).status() == "200");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![cfg(test)]
 
+mod prelude;
 mod support;
 
 mod access;

@@ -1,8 +1,6 @@
 //! The page for browsers: who gets it, and what its answers forbid the browser.
 
-use turnpike_config::AdminAccess;
-
-use crate::support::{Answer, Running, request};
+use crate::prelude::*;
 
 fn page(running: &Running, headers: &[(&str, &str)]) -> Answer {
     let accept = ("Accept", "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8");

@@ -1,14 +1,6 @@
 //! Sessions in pages, one by one, and ended; as a client of the interface sees them.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
-};
-
-use serde_json::{Value, json};
-use turnpike_testkit::stun;
-
-use crate::support::Running;
+use crate::prelude::*;
 
 fn listed(running: &Running, query: &str) -> Vec<Value> {
     running.get(&format!("/v1/sessions{query}")).ok()["sessions"].as_array().expect("a list").clone()

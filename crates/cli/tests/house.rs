@@ -237,6 +237,16 @@ fn no_test_file_is_forgotten() {
     }
 }
 
+#[test]
+fn documents_name_files_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let files = files_below(&root);
+    for document in ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/internals.md"] {
+        let text = fs::read_to_string(root.join(document)).expect("documents are UTF-8");
+        assert_eq!(missing_files(&text, &files), NONE, "in {document}");
+    }
+}
+
 // The rules, each shown to fail.
 
 #[test]
@@ -247,74 +257,68 @@ fn a_test_file_that_no_module_names_is_found() {
 }
 
 #[test]
-fn an_upward_import_is_found() {
-    let found = upward_imports(&read(&doctored("turnpike-relay", "turnpike-daemon", Value::Null)));
-    assert_eq!(found, ["turnpike-relay (floor 2) imports turnpike-daemon (floor 5)"]);
+fn a_file_that_is_not_there_is_found_in_a_document() {
+    let files = ["/a/src/one.rs", "/a/justfile"].map(PathBuf::from);
+    assert_eq!(missing_files("`one.rs`, `src/one.rs`, `cargo run x.rs`, `*.rs`, `NAME.rs`", &files), NONE);
+    assert_eq!(missing_files("`ne.rs` and `src/two.rs`", &files), ["ne.rs", "src/two.rs"]);
 }
 
+/// Of a crate with one import; `dev` and `build` are cargo's kinds of dependencies.
 #[test]
-fn an_upward_import_in_a_build_script_is_found() {
-    let found = upward_imports(&read(&doctored("turnpike-turn", "turnpike-relay", json!("build"))));
-    assert_eq!(found, ["turnpike-turn (floor 1) imports turnpike-relay (floor 2)"]);
-}
-
-#[test]
-fn an_import_from_the_same_floor_is_found() {
-    let found = upward_imports(&read(&doctored("turnpike-net", "turnpike-wire", Value::Null)));
-    assert_eq!(found, ["turnpike-net (floor 0) imports turnpike-wire (floor 0)"]);
-}
-
-#[test]
-fn a_crate_without_a_floor_is_found() {
-    let found = upward_imports(&read(&doctored("turnpike-attic", "serde", Value::Null)));
-    assert_eq!(found, ["turnpike-attic has no floor"]);
-}
-
-#[test]
-fn an_import_of_a_crate_without_a_floor_is_found() {
-    let found = upward_imports(&read(&doctored("turnpike-relay", "turnpike-attic", Value::Null)));
-    assert_eq!(found, ["turnpike-relay imports turnpike-attic, which has no floor"]);
-}
-
-#[test]
-fn a_downward_import_and_a_test_only_import_are_no_offence() {
-    assert_eq!(upward_imports(&read(&doctored("turnpike-relay", "turnpike-turn", Value::Null))), NONE);
-    assert_eq!(upward_imports(&read(&doctored("turnpike-turn", "turnpike-relay", json!("dev")))), NONE);
-}
-
-#[test]
-fn a_socket_crate_in_turn_is_found() {
-    let found = io_crates_in_turn(&read(&doctored("turnpike-turn", "socket2", Value::Null)));
-    assert_eq!(found, ["turnpike-turn imports socket2"]);
-    assert_eq!(io_crates_in_turn(&read(&doctored("turnpike-relay", "socket2", Value::Null))), NONE);
-}
-
-#[test]
-fn a_random_generator_in_turn_is_found() {
-    let found = forbidden_imports(
-        &read(&doctored("turnpike-turn", "rand", Value::Null)),
-        "turnpike-turn",
-        RANDOM_CRATES,
-    );
-    assert_eq!(found, ["turnpike-turn imports rand"]);
+fn imports_that_break_a_rule_are_found() {
+    type Rule = fn(&[Room]) -> Vec<String>;
+    let randomness: Rule = |house| forbidden_imports(house, "turnpike-turn", RANDOM_CRATES);
+    for (rule, room, import, kind, found) in [
+        (
+            upward_imports as Rule,
+            "turnpike-relay",
+            "turnpike-daemon",
+            None,
+            "(floor 2) imports turnpike-daemon (floor 5)",
+        ),
+        (
+            upward_imports,
+            "turnpike-turn",
+            "turnpike-relay",
+            Some("build"),
+            "(floor 1) imports turnpike-relay (floor 2)",
+        ),
+        (upward_imports, "turnpike-net", "turnpike-wire", None, "(floor 0) imports turnpike-wire (floor 0)"),
+        (upward_imports, "turnpike-attic", "serde", None, "has no floor"),
+        (
+            upward_imports,
+            "turnpike-relay",
+            "turnpike-attic",
+            None,
+            "imports turnpike-attic, which has no floor",
+        ),
+        (upward_imports, "turnpike-relay", "turnpike-turn", None, ""),
+        (upward_imports, "turnpike-turn", "turnpike-relay", Some("dev"), ""),
+        (io_crates_in_turn, "turnpike-turn", "socket2", None, "imports socket2"),
+        (io_crates_in_turn, "turnpike-relay", "socket2", None, ""),
+        (randomness, "turnpike-turn", "rand", None, "imports rand"),
+        (servers_in_lab, "turnpike-lab", "turnpike-relay", None, "imports turnpike-relay"),
+    ] {
+        let told = rule(&read(&doctored(room, import, json!(kind))));
+        let expected = if found.is_empty() { vec![] } else { vec![format!("{room} {found}")] };
+        assert_eq!(told, expected, "{room} and {import}");
+    }
     let draw = (PathBuf::from("a.rs"), "let key: u64 = rand::random();".to_owned());
     assert_eq!(tokens_in(&[draw], RANDOM_NAMES), ["a.rs:1: rand"]);
 }
 
 #[test]
-fn a_server_in_lab_is_found() {
-    let found = servers_in_lab(&read(&doctored("turnpike-lab", "turnpike-relay", Value::Null)));
-    assert_eq!(found, ["turnpike-lab imports turnpike-relay"]);
-}
-
-#[test]
 fn a_token_is_found_in_code_but_not_in_comments_strings_or_longer_names() {
     let find = |code: &str| tokens_in(&[(PathBuf::from("a.rs"), code.to_owned())], &["unsafe"]);
-    assert_eq!(find("fn f() {\n    unsafe { g() }\n}"), ["a.rs:2: unsafe"]);
-    assert_eq!(find("/* one /* two */ still */ unsafe fn f() {}"), ["a.rs:1: unsafe"]);
-    assert_eq!(find("let quote = '\"'; unsafe {}"), ["a.rs:1: unsafe"]);
-    assert_eq!(find("fn f<'a>(x: &'a str) { unsafe {} }"), ["a.rs:1: unsafe"]);
-    assert_eq!(find("let r = r#\"a \" b\"#; unsafe {}"), ["a.rs:1: unsafe"]);
+    for code in [
+        "\nfn f() { unsafe { g() } }",
+        "\n/* one /* two */ still */ unsafe fn f() {}",
+        "\nlet quote = '\"'; unsafe {}",
+        "\nfn f<'a>(x: &'a str) { unsafe {} }",
+        "\nlet r = r#\"a \" b\"#; unsafe {}",
+    ] {
+        assert_eq!(find(code), ["a.rs:2: unsafe"], "{code}");
+    }
     for harmless in [
         "// unsafe",
         "/* unsafe */",
@@ -491,19 +495,38 @@ fn forbids_unsafe(root: &str) -> bool {
     code_of(root).split_whitespace().collect::<String>().contains("#![forbid(unsafe_code)]")
 }
 
-/// Every `.rs` file below `dir`, with its text.
-fn sources(dir: &Path) -> Vec<(PathBuf, String)> {
+/// Files below `dir` that may be part of the repository.
+fn files_below(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).expect("a directory of the workspace can be read") {
         let path = entry.expect("its entries too").path();
-        if path.is_dir() {
-            found.extend(sources(&path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(&path).expect("sources are UTF-8");
-            found.push((path, text));
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if !path.is_dir() {
+            found.push(path);
+        } else if name != "target" && !name.starts_with('.') {
+            found.extend(files_below(&path));
         }
     }
     found
+}
+
+/// Names of source files that a document has in code, and that no path ends with.
+fn missing_files(document: &str, files: &[PathBuf]) -> Vec<String> {
+    let is_named = |text: &str| {
+        let endings = [".rs", ".md", ".toml", ".sh", ".tsv", ".py", ".c"];
+        let is_path = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
+        let is_pattern = text.contains("NAME") || !text.chars().all(is_path);
+        !is_pattern && endings.iter().any(|ending| text.ends_with(ending))
+    };
+    let named = document.split('`').skip(1).step_by(2).filter(|text| is_named(text));
+    named.filter(|name| !files.iter().any(|path| path.ends_with(name))).map(str::to_owned).collect()
+}
+
+/// Every `.rs` file below `dir`, with its text.
+fn sources(dir: &Path) -> Vec<(PathBuf, String)> {
+    let files = files_below(dir).into_iter();
+    let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    files.map(|path| (path.clone(), fs::read_to_string(path).expect("sources are UTF-8"))).collect()
 }
 
 /// `file:line: token` for each of `tokens` that stands in code as a whole word.

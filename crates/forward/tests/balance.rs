@@ -1,21 +1,9 @@
 //! Weights, stickiness by source, and what is counted by target, over real sockets and with several workers.
 
-use crate::support;
+use crate::prelude::*;
+use std::os::fd::OwnedFd;
 
-use std::{
-    io::{Read, Write},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    os::fd::OwnedFd,
-    thread,
-    time::Duration,
-};
-
-use crate::support::{
-    PATIENCE, Running, eventually, free_address, greeter, listener, patient, read_exactly, rule, settings,
-};
-use turnpike_forward::{
-    Balance, Endpoint, Failure, Pattern, Protocol, Proxy, Rule, Settings, TargetSnapshot,
-};
+use turnpike_forward::TargetSnapshot;
 
 fn weighted(targets: &[(SocketAddr, u16)], balance: Balance) -> Rule {
     let mut rule = rule("r", targets[0].0);
@@ -226,7 +214,7 @@ fn what_goes_to_each_target_is_counted() {
     support::serve_greetings(TcpListener::bind(nobody).unwrap(), "n");
     eventually("the target that was down to be up", || {
         let _ = running.connect("r").read(&mut [0]);
-        target(&running, nobody).up.then_some(())
+        target(&running, nobody).up
     });
 }
 

@@ -1,19 +1,7 @@
 //! `copy = "kernel"`: connections that chat are passed on by the kernel, come back when they do more, and lose no byte on either way, however
 //! they end. What all ways of copying have in common is in `transfers`.
 
-use std::{
-    io::{ErrorKind, Read, Write},
-    net::{Shutdown, TcpListener, TcpStream},
-    thread,
-    time::Duration,
-};
-
-use turnpike_forward::{CopyMode, EndReason, Rule, RuleSnapshot, Settings};
-
-use crate::support::{
-    Running, accept, chat, eventually, kernel_passes_on, listener, pattern, read_all, read_exactly, reset,
-    rule, settings,
-};
+use crate::prelude::*;
 
 fn start(workers: usize, change: impl FnOnce(&mut Rule)) -> (Running, TcpListener) {
     let (server, target) = listener();

@@ -1,19 +1,12 @@
 //! Rules that lead to themselves or to each other.
 
-use std::{
-    io::{ErrorKind, Read},
-    net::{SocketAddr, UdpSocket},
-    time::Duration,
-};
-
+use crate::prelude::*;
 use socket2::{Domain, Socket, Type};
-use turnpike_forward::{Balance, EndReason, Endpoint, Failure, PortRange, Protocol, Rule, RuleId, Settings};
-use turnpike_testkit::alone;
+use turnpike_forward::RuleId;
 
 use crate::{
-    support::{self, Running, eventually, free_address, greeter},
+    support,
     targets::{failures, greeting},
-    udp_common::Echo,
 };
 
 const HERE: [u8; 4] = [127, 0, 0, 1];
@@ -148,49 +141,43 @@ fn rules_that_lead_to_each_other_are_bounded() {
 
 #[test]
 fn rules_with_their_clients_addresses_that_lead_to_each_other_send_nothing() {
-    alone::in_network_namespace(
-        "circles::rules_with_their_clients_addresses_that_lead_to_each_other_send_nothing",
-        || {
-            let (mut rules, first) = pair(Protocol::Udp);
-            rules.iter_mut().for_each(|rule| rule.transparent = true);
-            let running = start(&rules);
-            let client = sharing_client();
-            for _ in 0..3 {
-                client.send_to(b"?", first).unwrap();
-            }
-            let ended = || running.snapshot("0").ended;
-            eventually("the client is refused", || ended() == [(EndReason::ConnectFailed, 3)]);
-            assert_eq!(running.snapshot("1").accepted, 0);
-        },
-    );
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
+        let (mut rules, first) = pair(Protocol::Udp);
+        rules.iter_mut().for_each(|rule| rule.transparent = true);
+        let running = start(&rules);
+        let client = sharing_client();
+        for _ in 0..3 {
+            client.send_to(b"?", first).unwrap();
+        }
+        let ended = || running.snapshot("0").ended;
+        eventually("the client is refused", || ended() == [(EndReason::ConnectFailed, 3)]);
+        assert_eq!(running.snapshot("1").accepted, 0);
+    });
 }
 
 #[test]
 fn a_client_that_asks_many_ports_of_a_transparent_rule_is_in_no_circle() {
-    alone::in_network_namespace(
-        "circles::a_client_that_asks_many_ports_of_a_transparent_rule_is_in_no_circle",
-        || {
-            // To another machine, but for the answers.
-            alone::run("ip", &["route", "add", "10.8.0.1", "dev", "lo"]);
-            let ports = PortRange { first: 36000, last: 36011 };
-            let (rule, _) = at_a_known_port(HERE, Protocol::Udp);
-            let host = turnpike_forward::Host::Ip([10, 8, 0, 1].into());
-            let rule = Rule {
-                bind: HERE.into(),
-                ports,
-                targets: vec![Endpoint { host, ports, weight: 1 }],
-                transparent: true,
-                ..rule
-            };
-            let running = Running::start(&[rule]);
-            let client = sharing_client();
-            for port in ports.first..=ports.last {
-                client.send_to(b"?", (std::net::Ipv4Addr::from(HERE), port)).unwrap();
-            }
-            eventually("all have a session", || running.snapshot("r").accepted == 12);
-            assert_eq!(running.snapshot("r").ended, []);
-        },
-    );
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
+        // To another machine, but for the answers.
+        alone::run("ip", &["route", "add", "10.8.0.1", "dev", "lo"]);
+        let ports = PortRange { first: 36000, last: 36011 };
+        let (rule, _) = at_a_known_port(HERE, Protocol::Udp);
+        let host = turnpike_forward::Host::Ip([10, 8, 0, 1].into());
+        let rule = Rule {
+            bind: HERE.into(),
+            ports,
+            targets: vec![Endpoint { host, ports, weight: 1 }],
+            transparent: true,
+            ..rule
+        };
+        let running = Running::start(&[rule]);
+        let client = sharing_client();
+        for port in ports.first..=ports.last {
+            client.send_to(b"?", (std::net::Ipv4Addr::from(HERE), port)).unwrap();
+        }
+        eventually("all have a session", || running.snapshot("r").accepted == 12);
+        assert_eq!(running.snapshot("r").ended, []);
+    });
 }
 
 #[test]

@@ -1,11 +1,7 @@
 //! Listeners of [::] that are open to IPv4 clients too, and those that are not.
 
-use crate::support;
-
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-
-use crate::support::{Running, greeter, read_all, read_exactly, rule};
-use turnpike_forward::{Access, EndReason, Forwarder, Pattern, Protocol, ProxyVersion, Rule};
+use crate::prelude::*;
+use std::net::Ipv6Addr;
 
 fn dual_stack(target: SocketAddr) -> Rule {
     Rule { bind: Ipv6Addr::UNSPECIFIED.into(), ipv6_only: false, ..rule("r", target) }

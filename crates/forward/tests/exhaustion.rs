@@ -1,18 +1,10 @@
 //! A process without descriptors: accepting pauses, nothing crashes, and it goes on when there are some again.
 
-use std::{io::Write, net::TcpStream, time::Duration};
-
-use turnpike_testkit::{
-    alone,
-    process::{Thread, take_descriptors},
-};
-
-use crate::support::{Running, greeter, patient, read_exactly, rule};
+use crate::prelude::*;
 
 #[test]
 fn accepting_pauses_without_descriptors_and_goes_on_with_them() {
-    const TEST: &str = "exhaustion::accepting_pauses_without_descriptors_and_goes_on_with_them";
-    alone::with_descriptors(TEST, 200, || {
+    alone::with_descriptors(turnpike_testkit::this_test!(), 200, || {
         // With all of them taken by clients, accept4 finds none; with half of them left, accepted connections find none for
         // their other half.
         for clients in [6, 3] {

@@ -1,17 +1,12 @@
 //! Thousands of idle connections cost little memory, and none of them is forgotten.
 
-use std::io::Write;
-
-use turnpike_testkit::{alone, process::grown};
-
-use crate::support::{Running, accept, listener, read_exactly, rule};
+use crate::prelude::*;
 
 const COUNT: usize = 5000;
 
 #[test]
 fn five_thousand_idle_connections_cost_less_than_a_kilobyte_each() {
-    const TEST: &str = "idle_crowd::five_thousand_idle_connections_cost_less_than_a_kilobyte_each";
-    alone::in_own_process(TEST, gather);
+    alone::in_own_process(turnpike_testkit::this_test!(), gather);
 }
 
 fn gather() {

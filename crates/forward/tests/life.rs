@@ -1,21 +1,8 @@
 //! Start, reload, drain and stop.
 
-use crate::support;
+use crate::prelude::*;
 
-use std::{
-    io::{ErrorKind, Read, Write},
-    net::{SocketAddr, TcpStream},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    thread,
-};
-
-use crate::support::{
-    Reports, Running, eventually, free_address, greeter, listener, read_exactly, rule, settings,
-};
-use turnpike_forward::{EndReason, Forwarder, Rule, StartError};
+use turnpike_forward::StartError;
 
 fn at(mut rule: Rule, address: SocketAddr) -> Rule {
     rule.ports.first = address.port();
@@ -133,9 +120,7 @@ fn a_reload_keeps_connections_and_changes_what_comes_after() {
     assert_eq!(TcpStream::connect(gone_at).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     assert_eq!(running.snapshot("gone").active, 1);
     drop(open);
-    eventually("the rule to go", || {
-        (!running.forwarder.snapshots().iter().any(|(id, _)| id.0 == "gone")).then_some(())
-    });
+    eventually("the rule to go", || !running.forwarder.snapshots().iter().any(|(id, _)| id.0 == "gone"));
 }
 
 #[test]
@@ -227,7 +212,7 @@ fn a_drain_takes_nobody_new_and_keeps_who_is_there() {
     let mut open = running.connect("r");
     assert_eq!(read_exactly(&mut open, 1), b"a");
     running.forwarder.drain();
-    eventually("the listener to close", || TcpStream::connect(address).is_err().then_some(()));
+    eventually("the listener to close", || TcpStream::connect(address).is_err());
     open.write_all(b"x").unwrap();
     assert_eq!(read_exactly(&mut open, 1), b"x");
     assert_eq!(running.forwarder.active(), 1);

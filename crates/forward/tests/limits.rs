@@ -1,15 +1,6 @@
 //! Who is let in, how many, and how long a silent connection lives.
 
-use crate::support;
-
-use std::{
-    io::{ErrorKind, Read, Write},
-    net::{Shutdown, UdpSocket},
-    time::Duration,
-};
-
-use crate::support::{Running, eventually, greeter, listener, read_all, read_exactly, rule, settings};
-use turnpike_forward::{Access, EndReason, Limits, Pattern, Protocol, Proxy, Rule};
+use crate::prelude::*;
 
 fn denies(pattern: &str) -> Access {
     Access { allow: Vec::new(), deny: vec![Pattern::Wildcard(pattern.to_owned())] }

@@ -4,6 +4,7 @@
 #![cfg(test)]
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]
 
+mod prelude;
 mod support;
 mod udp_common;
 

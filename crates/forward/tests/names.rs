@@ -1,21 +1,8 @@
 //! A name that changes its address, end to end: getaddrinfo(3) reads a hosts file of the test's own.
 
-use std::{
-    fs,
-    io::{ErrorKind, Read, Write},
-    net::{SocketAddr, TcpListener, UdpSocket},
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
-};
+use crate::prelude::*;
 
-use crate::support::{Reports, Running, eventually, read_exactly, rule, serve_greetings, settings};
-use turnpike_forward::{Bind, EndReason, Forwarder, Host, Protocol, Rule, Settings};
-use turnpike_testkit::alone::{self, run};
+use turnpike_testkit::alone;
 
 const HOSTS: &str = "/etc/hosts";
 
@@ -62,7 +49,7 @@ fn ask_udp(address: SocketAddr) -> Option<u8> {
 #[test]
 fn a_name_that_changes_its_address_is_followed() {
     let probe = ["mount", "--bind", HOSTS, HOSTS];
-    alone::in_namespaces("names::a_name_that_changes_its_address_is_followed", "m", &probe, follow);
+    alone::in_namespaces(turnpike_testkit::this_test!(), "m", &probe, follow);
 }
 
 fn follow() {
@@ -160,7 +147,7 @@ fn follow() {
 #[test]
 fn a_udp_session_leaves_an_address_that_its_name_has_lost() {
     let probe = ["mount", "--bind", HOSTS, HOSTS];
-    let name = "names::a_udp_session_leaves_an_address_that_its_name_has_lost";
+    let name = turnpike_testkit::this_test!();
     alone::in_namespaces(name, "m", &probe, leave);
 }
 
@@ -211,7 +198,7 @@ fn leave() {
     let unanswered = client();
     eventually("its session", || {
         assert_eq!(hears(&unanswered), None);
-        (running.snapshot("r").active == 1).then_some(())
+        running.snapshot("r").active == 1
     });
     hosts(&path, "127.0.0.2 moving.test\n");
     eventually("the new address", || hears(&unanswered).filter(|name| *name == b'b'));
@@ -243,7 +230,7 @@ fn leave() {
 
 #[test]
 fn a_name_server_that_is_silent_holds_up_neither_counters_nor_a_start_that_keeps_going() {
-    let name = "names::a_name_server_that_is_silent_holds_up_neither_counters_nor_a_start_that_keeps_going";
+    let name = turnpike_testkit::this_test!();
     let probe = ["mount", "--bind", HOSTS, HOSTS];
     alone::in_namespaces(name, "mn", &probe, hold_up);
 }

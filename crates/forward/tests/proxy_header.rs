@@ -1,15 +1,6 @@
 //! PROXY headers, in and out, both versions.
 
-use crate::support;
-
-use std::{
-    io::{ErrorKind, Read, Write},
-    net::Shutdown,
-    time::Duration,
-};
-
-use crate::support::{Running, accept, listener, read_all, read_exactly, rule};
-use turnpike_forward::{Access, EndReason, Pattern, Proxy, ProxyVersion, Rule};
+use crate::prelude::*;
 
 const V2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c\xc0\x00\x02\x07\x0a\x00\x00\x01\x12\x34\x01\xbb";
 
@@ -158,9 +149,7 @@ fn who_is_no_proxy_is_served_as_itself_whatever_it_says_first() {
         assert_eq!(read_all(&mut client), b"answer");
         let reports = running.log.all();
         assert!(reports.iter().all(|report| report.reason == EndReason::Finished), "{reports:?}");
-        support::eventually("its report", || {
-            running.log.all().iter().any(|report| report.client == own).then_some(())
-        });
+        support::eventually("its report", || running.log.all().iter().any(|report| report.client == own));
     }
     // A target that speaks first does not wait for the client.
     let running = Running::start(&[accepting_from_others(support::greeter("a"))]);

@@ -1,20 +1,7 @@
 //! Bytes a second: how much may arrive in the time that it took, of a rule and of each connection, TCP and UDP. On a busy machine it
 //! takes longer, and the bound is as much higher; that a rate is reached, too, the tests beside the code show.
 
-use crate::support;
-
-use std::{
-    io::{Read, Write},
-    net::{TcpStream, UdpSocket},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
-
-use crate::support::{Running, accept, eventually, listener, read_exactly, rule};
-use turnpike_forward::{CopyMode, Limits, Protocol, Rule};
+use crate::prelude::*;
 
 const RATE: u64 = 400_000;
 /// A tenth of a second's worth may come at once.

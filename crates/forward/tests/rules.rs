@@ -1,23 +1,7 @@
 //! Rules of every protocol side by side in one forwarder.
 
-use crate::support;
-
-use std::{
-    io::Write,
-    net::{SocketAddr, TcpStream, UdpSocket},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-    time::Duration,
-};
-
-use crate::support::{
-    Running, accept, eventually, free_address, greeter, listener, read_exactly, rule, settings,
-};
-use turnpike_forward::{Balance, EndReason, Endpoint, Protocol, ProxyVersion, Rule, RuleStanding};
-use turnpike_net::Datapath;
+use crate::prelude::*;
+use turnpike_forward::RuleStanding;
 
 /// A UDP server that answers each datagram with its name and the datagram. Ends with the process.
 fn udp_echo(name: &'static str) -> SocketAddr {
@@ -330,7 +314,7 @@ fn a_refused_session_makes_the_next_one_try_another_target() {
         client.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         client.send(b"x").unwrap();
         let mut buffer = [0; 16];
-        client.recv(&mut buffer).is_ok_and(|n| buffer[..n] == *b"bx").then_some(())
+        client.recv(&mut buffer).is_ok_and(|n| buffer[..n] == *b"bx")
     });
 }
 

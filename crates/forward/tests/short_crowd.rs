@@ -1,24 +1,11 @@
 //! Ten thousand short connections: each byte arrives, none is lost, and memory and descriptors come back.
 
-use std::{
-    io::Write,
-    net::{SocketAddr, TcpListener},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-};
+use crate::prelude::*;
 
-use turnpike_forward::{ConnectionLog, ConnectionReport, CopyMode, EndReason, Forwarder, Rule};
-use turnpike_testkit::{
-    alone,
-    process::{descriptors, grown},
-};
+use turnpike_forward::{ConnectionLog, ConnectionReport};
+use turnpike_testkit::process::descriptors;
 
-use crate::support::{
-    accept, client, eventually, listener, pattern, read_all, read_exactly, rule, settings, socket_address,
-};
+use crate::support::{client, socket_address};
 
 const CLIENTS: usize = 4;
 
@@ -74,8 +61,7 @@ fn run(forwarder: &Forwarder, listener: &TcpListener, address: SocketAddr, count
 
 #[test]
 fn ten_thousand_short_connections_are_whole_and_leave_nothing_behind() {
-    const TEST: &str = "short_crowd::ten_thousand_short_connections_are_whole_and_leave_nothing_behind";
-    alone::in_own_process(TEST, come_and_go);
+    alone::in_own_process(turnpike_testkit::this_test!(), come_and_go);
 }
 
 fn come_and_go() {

@@ -1,16 +1,7 @@
 //! Bytes arrive as they were sent, in every copy mode, however slow either side is; ends and resets arrive too.
 
-use std::{
-    io::{ErrorKind, Read, Write},
-    net::{Shutdown, TcpStream},
-    thread,
-    time::Duration,
-};
-
-use crate::support::{
-    Running, accept, chat, copy_modes, eventually, listener, pattern, read_all, read_exactly, reset, rule,
-};
-use turnpike_forward::{CopyMode, EndReason};
+use crate::prelude::*;
+use crate::support::copy_modes;
 
 /// A forwarder, a client and the server's end of its connection.
 struct Pair {
@@ -86,9 +77,7 @@ fn both_ways(copy: CopyMode, slow_send: bool, slow_receive: bool) {
     let all = total as u64 + said;
     assert_eq!((report.to_target, report.to_client), (all, all), "{copy:?}");
     // Published together with the end of the connection.
-    eventually("counters", || {
-        (running.snapshot("r").active == 0 && running.snapshot("r").accepted == 1).then_some(())
-    });
+    eventually("counters", || running.snapshot("r").active == 0 && running.snapshot("r").accepted == 1);
     assert_eq!(running.snapshot("r").to_client_bytes, all);
     let spliced = running.snapshot("r").spliced_bytes;
     match copy {
@@ -134,9 +123,7 @@ fn auto_moves_bulk_to_a_pipe_and_chatter_stays_off_it() {
     };
     receive(server, total, 3, false);
     writer.join().unwrap();
-    eventually("the counters", || {
-        (running.snapshot("r").to_target_bytes == 6400 + total as u64).then_some(())
-    });
+    eventually("the counters", || running.snapshot("r").to_target_bytes == 6400 + total as u64);
     // How much of it is the scheduler's business: where the reader keeps up, reads are small, and those belong in the buffer.
     assert!(running.snapshot("r").spliced_bytes > total as u64 / 64, "{:?}", running.snapshot("r"));
 }

@@ -1,14 +1,9 @@
 //! Answers leave from the address that was asked: the clients' sockets are connected, and hear nobody else.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use crate::prelude::*;
+use std::net::IpAddr;
 
-use turnpike_forward::{Protocol, Rule};
-use turnpike_net::Datapath;
-use turnpike_testkit::alone;
-
-use crate::udp_common::{
-    self, DATAPATHS, Echo, KEY, LOCALHOST, PATIENCE, Worker, eventually, expect_echo, rule,
-};
+use crate::udp_common::{self, PATIENCE, eventually, rule};
 
 /// One client address and port that asks several of our addresses has a session with each.
 fn ask_each(bind: &str, addresses: &[&str], from: &str, datapath: Datapath) {
@@ -38,7 +33,7 @@ fn answers_leave_from_the_ipv4_address_that_was_asked() {
 
 #[test]
 fn answers_leave_from_the_ipv6_address_that_was_asked() {
-    alone::in_network_namespace("udp_addresses::answers_leave_from_the_ipv6_address_that_was_asked", || {
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         for ip in ["fd00::1", "fd00::2"] {
             alone::run("ip", &["address", "add", &format!("{ip}/128"), "dev", "lo", "nodad"]);
             wait_until_reachable(ip.parse().unwrap());

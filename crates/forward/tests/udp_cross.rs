@@ -1,17 +1,7 @@
 //! From one protocol to the other: plain and framed, slow readers, half-close, targets that are down.
 
-use std::{
-    io::{Read, Write},
-    net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    time::Duration,
-};
-
-use crate::udp_common::{
-    DATAPATHS, Echo, KEY, LOCALHOST, PATIENCE, Worker, client, eventually, free_address, payload, receive,
-    rule,
-};
-use turnpike_forward::{EndReason, Endpoint, Host, PortRange, Protocol, Rule};
-use turnpike_net::Datapath;
+use crate::prelude::*;
+use crate::udp_common::{PATIENCE, eventually, free_address, rule};
 
 fn cross(protocol: Protocol, target: SocketAddr) -> Rule {
     rule(protocol, LOCALHOST.parse().unwrap(), target)

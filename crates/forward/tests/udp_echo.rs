@@ -1,14 +1,9 @@
 //! Every byte through every data path, and super-packets where they are possible.
 
-use crate::udp_common;
+use crate::prelude::*;
 
-use std::net::UdpSocket;
-
-use crate::udp_common::{
-    DATAPATHS, Echo, KEY, LOCALHOST, Worker, client, expect_echo, payload, receive, rule,
-};
-use turnpike_forward::Protocol;
-use turnpike_net::{Datapath, Route, Rx, Sockets, Tx, UdpOptions};
+use crate::udp_common::rule;
+use turnpike_net::{Route, Rx, Sockets, Tx, UdpOptions};
 use turnpike_testkit::{alone::skip, loopback_keeps_super_packets};
 
 /// Empty, tiny, one MTU, beyond it, and the longest that UDP has.

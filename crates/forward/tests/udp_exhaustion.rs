@@ -1,24 +1,12 @@
 //! Out of file descriptors: listeners rest and come back, datagrams are dropped, nothing ends that need not.
 
-use std::{
-    io::{Read, Write},
-    net::{SocketAddr, TcpStream},
-    time::Duration,
-};
+use crate::prelude::*;
 
-use turnpike_forward::{EndReason, Protocol, udp::RuleKey};
-use turnpike_net::Datapath;
-use turnpike_testkit::{
-    alone,
-    process::{Thread, take_descriptors},
-};
-
-use crate::udp_common::{Echo, LOCALHOST, PATIENCE, THREAD, Worker, client, eventually, expect_echo, rule};
+use crate::udp_common::{PATIENCE, THREAD, eventually, rule};
 
 #[test]
 fn a_worker_without_descriptors_recovers_when_some_are_free_again() {
-    const TEST: &str = "udp_exhaustion::a_worker_without_descriptors_recovers_when_some_are_free_again";
-    alone::with_descriptors(TEST, 80, starve);
+    alone::with_descriptors(turnpike_testkit::this_test!(), 80, starve);
 }
 
 fn starve() {

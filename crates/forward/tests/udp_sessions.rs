@@ -1,18 +1,8 @@
 //! The life of a session: idle, evicted, refused, denied, removed.
 
-use crate::udp_common;
+use crate::prelude::*;
 
-use std::{
-    collections::HashSet,
-    net::{SocketAddr, UdpSocket},
-    time::Duration,
-};
-
-use crate::udp_common::{
-    Echo, KEY, LOCALHOST, Worker, client, eventually, expect_echo, free_address, payload, receive, rule,
-};
-use turnpike_forward::{EndReason, Endpoint, Host, PortRange, Protocol, Rule, RuleSnapshot, udp::RuleKey};
-use turnpike_net::Datapath;
+use crate::udp_common::{eventually, free_address, rule};
 
 fn udp(target: SocketAddr) -> Rule {
     rule(Protocol::Udp, LOCALHOST.parse().unwrap(), target)

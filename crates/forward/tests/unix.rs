@@ -1,27 +1,10 @@
 //! Unix sockets, as listeners and as targets.
 
-use crate::support;
-
-use std::{
-    io::{Read, Write},
-    net::Shutdown,
-    os::unix::{
-        fs::{FileTypeExt as _, PermissionsExt as _},
-        net::{UnixListener, UnixStream},
-    },
-    path::Path,
-    sync::Arc,
-    time::Duration,
+use crate::prelude::*;
+use std::os::unix::{
+    fs::{FileTypeExt as _, PermissionsExt as _},
+    net::UnixListener,
 };
-
-use crate::support::{
-    PATIENCE, Running, accept, eventually, greeter, listener, read_exactly, rule, settings,
-};
-use turnpike_forward::{
-    Balance, Bind, CopyMode, EndReason, Endpoint, Forwarder, Host, PortRange, Proxy, ProxyVersion, Rule,
-    UnixName,
-};
-use turnpike_testkit::Dir;
 
 fn name(path: &Path) -> UnixName {
     path.to_str().unwrap().parse::<UnixName>().unwrap()
@@ -233,9 +216,7 @@ fn a_target_that_is_gone_gives_way_to_the_next_and_health_checks_find_it_back() 
             let _ = stream.write_all(b"a");
         }
     });
-    eventually("the first to be chosen again", || {
-        (read_exactly(&mut running.connect("r"), 1) == b"a").then_some(())
-    });
+    eventually("the first to be chosen again", || read_exactly(&mut running.connect("r"), 1) == b"a");
 }
 
 /// Where TCP would send its SYN again, a Unix socket says at once that its queue is full.

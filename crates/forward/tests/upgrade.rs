@@ -1,33 +1,13 @@
 //! A forwarder that goes on in another one, as it would in another process: the sockets are the same, and so is all that passes between the
 //! two.
 
-use std::{
-    collections::HashSet,
-    io::{Read, Write},
-    net::{SocketAddr, UdpSocket},
-    os::unix::net::UnixStream,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread,
-    time::Duration,
-};
+use crate::prelude::*;
 
-use turnpike_forward::{
-    Balance, Bind, EndReason, Forwarder, Limits, Protocol, Rule, Settings, UnixName,
-    upgrade::{ForwarderHandover, ForwarderOffer},
-};
-use turnpike_net::Datapath;
-use turnpike_testkit::Dir;
+use turnpike_forward::upgrade::{ForwarderHandover, ForwarderOffer};
 
 use crate::{
     circles::{chain, circles},
-    support::{
-        PATIENCE, Reports, Running, accept, client as tcp_client, eventually, greeter, listener, read_all,
-        read_exactly, rule, settings,
-    },
-    udp_common::{Echo, LOCALHOST, client, expect_echo, receive},
+    support::client as tcp_client,
 };
 
 /// Has `old` go on in a new one. Why not, if it does not: then it goes on itself.

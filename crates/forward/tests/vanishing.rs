@@ -1,17 +1,9 @@
 //! Clients and servers that vanish without FIN or RST, as when a cable is cut: TCP's own timers or the rule's idle timeout end
 //! such a connection, and the other side is told by a reset.
 
-use std::{
-    fs,
-    io::{ErrorKind, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
-    thread,
-    time::Duration,
-};
+use crate::prelude::*;
 
-use crate::support::{Running, accept, eventually, kernel_passes_on, listener, patient, read_exactly, rule};
-use turnpike_forward::{CopyMode, EndReason, Rule};
-use turnpike_testkit::alone::{self, run};
+use turnpike_testkit::alone;
 
 const TEST: &str = "vanishing::who_vanishes_without_a_word_is_given_up_and_the_other_side_is_reset";
 

@@ -1,11 +1,7 @@
 //! A wildcard socket learns which of its addresses was asked, and answers from it.
 
-use crate::common;
-
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-
-use crate::common::{DATAPATHS, Sender, in_namespace, receive};
-use turnpike_net::{Datapath, Route, Rx, UdpOptions};
+use crate::prelude::*;
+use std::net::Ipv6Addr;
 
 const WILDCARD4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 const WILDCARD6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
@@ -62,7 +58,7 @@ fn dual_stack_answers_leave_from_the_asked_ipv4_address() {
 #[test]
 fn ipv6_answers_leave_from_the_asked_address() {
     let setup = ["link set lo up", "addr add fd00::1/64 dev lo nodad", "addr add fd00::2/64 dev lo nodad"];
-    in_namespace("addresses::ipv6_answers_leave_from_the_asked_address", &setup, || {
+    in_namespace(turnpike_testkit::this_test!(), &setup, || {
         let asked = ["::1", "fd00::1", "fd00::2"].map(|ip| ip.parse().unwrap());
         asked.iter().for_each(|ip| common::wait_until_reachable(*ip));
         answers_leave_from_the_asked_address(WILDCARD6, asked[1], &asked);

@@ -1,15 +1,10 @@
 //! Messages and descriptors between processes.
 
+use crate::prelude::*;
 use std::{
-    collections::BTreeMap,
-    io::{ErrorKind, Read, Write},
     net::UdpSocket,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::net::{UnixDatagram, UnixStream},
-    },
+    os::{fd::BorrowedFd, unix::net::UnixDatagram},
     thread,
-    time::Duration,
 };
 
 use turnpike_net::Channel;
@@ -100,7 +95,7 @@ fn what_is_no_message_is_an_error_and_silence_has_an_end() {
 
 #[test]
 fn standard_input_that_is_no_such_socket_is_left_alone() {
-    in_own_process("channel::standard_input_that_is_no_such_socket_is_left_alone", || {
+    in_own_process(turnpike_testkit::this_test!(), || {
         assert_eq!(Channel::from_stdin().unwrap_err().kind(), ErrorKind::InvalidInput);
     });
 }

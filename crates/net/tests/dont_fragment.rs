@@ -1,9 +1,6 @@
 //! DF per datagram, over a loopback with the MTU of an Ethernet.
 
-use std::net::IpAddr;
-
-use crate::common::{DATAPATHS, Sender, V4, V6, bind, in_namespace, receive};
-use turnpike_net::{Route, Rx, UdpOptions};
+use crate::prelude::*;
 
 const SMALL_MTU: [&str; 1] = ["link set lo mtu 1500 up"];
 
@@ -40,14 +37,14 @@ fn only_fragmentable_datagrams_pass(ip: IpAddr) {
 
 #[test]
 fn ipv4_datagrams_beyond_the_mtu_pass_only_without_df() {
-    in_namespace("dont_fragment::ipv4_datagrams_beyond_the_mtu_pass_only_without_df", &SMALL_MTU, || {
+    in_namespace(turnpike_testkit::this_test!(), &SMALL_MTU, || {
         only_fragmentable_datagrams_pass(V4);
     });
 }
 
 #[test]
 fn ipv6_datagrams_beyond_the_mtu_pass_only_without_df() {
-    in_namespace("dont_fragment::ipv6_datagrams_beyond_the_mtu_pass_only_without_df", &SMALL_MTU, || {
+    in_namespace(turnpike_testkit::this_test!(), &SMALL_MTU, || {
         only_fragmentable_datagrams_pass(V6);
     });
 }
@@ -66,23 +63,19 @@ fn datagrams_with_df_beyond_the_path_mtu_leave_to_be_refused_there() {
         "route add 10.9.0.2/32 dev near mtu 600",
         "-6 route add 2001:db8:9::2/128 dev near mtu 1280",
     ];
-    in_namespace(
-        "dont_fragment::datagrams_with_df_beyond_the_path_mtu_leave_to_be_refused_there",
-        &setup,
-        || {
-            for (from, to) in [("10.9.0.1", "10.9.0.2:9"), ("2001:db8:9::1", "[2001:db8:9::2]:9")] {
-                for datapath in DATAPATHS {
-                    let mut sender = Sender::new(datapath, from.parse().unwrap(), &UdpOptions::default());
-                    let route = Route { dont_fragment: true, ..sender.route(to.parse().unwrap()) };
-                    for size in [1400, 1300, 1400, 1400] {
-                        sender.tx.push_bytes(&route, &vec![1; size]);
-                    }
-                    sender.flush();
-                    let stats = *sender.tx.stats();
-                    assert_eq!((stats.datagrams, stats.too_big), (4, 0), "{from} {datapath}");
-                    assert_eq!(stats.step_downs, 0);
+    in_namespace(turnpike_testkit::this_test!(), &setup, || {
+        for (from, to) in [("10.9.0.1", "10.9.0.2:9"), ("2001:db8:9::1", "[2001:db8:9::2]:9")] {
+            for datapath in DATAPATHS {
+                let mut sender = Sender::new(datapath, from.parse().unwrap(), &UdpOptions::default());
+                let route = Route { dont_fragment: true, ..sender.route(to.parse().unwrap()) };
+                for size in [1400, 1300, 1400, 1400] {
+                    sender.tx.push_bytes(&route, &vec![1; size]);
                 }
+                sender.flush();
+                let stats = *sender.tx.stats();
+                assert_eq!((stats.datagrams, stats.too_big), (4, 0), "{from} {datapath}");
+                assert_eq!(stats.step_downs, 0);
             }
-        },
-    );
+        }
+    });
 }

@@ -1,9 +1,6 @@
 //! What does not fit is dropped and counted: in our send buffer (EAGAIN), in the receiver's (SO_RXQ_OVFL).
 
-use crate::common;
-
-use crate::common::{DATAPATHS, Sender, V4, bind, in_namespace, receive};
-use turnpike_net::{Datapath, Rx, UdpOptions};
+use crate::prelude::*;
 
 /// A neighbour that never answers ARP keeps what is sent to it in our send buffer.
 #[test]
@@ -15,7 +12,7 @@ fn a_full_send_buffer_drops_and_counts() {
         "link set near up",
         "link set far up",
     ];
-    in_namespace("full_buffers::a_full_send_buffer_drops_and_counts", &setup, || {
+    in_namespace(turnpike_testkit::this_test!(), &setup, || {
         for datapath in DATAPATHS {
             let options = UdpOptions { send_buffer: Some(16 << 10), ..UdpOptions::default() };
             let mut sender = Sender::new(datapath, "10.9.8.1".parse().unwrap(), &options);

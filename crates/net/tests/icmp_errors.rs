@@ -1,13 +1,9 @@
 //! ICMP errors: read from the error queue, and never at the cost of a datagram.
 
-use std::net::{IpAddr, SocketAddr};
-
-use crate::common::{DATAPATHS, Sender, V4, V6, bind, in_namespace, receive, wait_for_error};
+use crate::common::wait_for_error;
+use crate::prelude::*;
 use socket2::{Domain, Protocol, Type};
-use turnpike_net::{
-    Datapath, Rx, UdpOptions,
-    error_queue::{self, IcmpError},
-};
+use turnpike_net::error_queue::{self, IcmpError};
 use turnpike_testkit::free_port;
 
 /// An address where nobody listens.
@@ -42,8 +38,7 @@ fn port_unreachable_is_read_from_the_error_queue() {
 /// An ICMP error may come from any router: RFC 8656 section 11.5 goes by the destination of the datagram that it quotes.
 #[test]
 fn an_error_of_a_router_names_the_peer_that_it_is_about() {
-    const NAME: &str = "icmp_errors::an_error_of_a_router_names_the_peer_that_it_is_about";
-    in_namespace(NAME, &[], || {
+    in_namespace(turnpike_testkit::this_test!(), &[], || {
         let Ok(router) = socket2::Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4)) else {
             return turnpike_testkit::alone::skip("raw sockets are not permitted");
         };

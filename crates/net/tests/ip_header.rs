@@ -1,7 +1,6 @@
 //! TOS (DSCP and ECN) and TTL are carried both ways, alone and in super-packets.
 
-use crate::common::{DATAPATHS, Sender, V4, V6, bind, receive};
-use turnpike_net::{Datapath, Route, Rx, UdpOptions};
+use crate::prelude::*;
 
 #[test]
 fn tos_and_ttl_arrive_as_sent() {

@@ -5,6 +5,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]
 
 mod common;
+mod prelude;
 
 mod addresses;
 mod channel;

@@ -1,15 +1,11 @@
 //! Random batches over several sockets, destinations and families arrive intact, and in order within each flow.
 
-use std::{
-    cell::RefCell,
-    collections::BTreeMap,
-    net::{IpAddr, SocketAddr},
-};
+use crate::prelude::*;
+use std::cell::RefCell;
 
-use crate::common::{V4, V6, bind, filled_arena, receive};
 use proptest::{prelude::*, test_runner::TestRunner};
-use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket};
-use turnpike_testkit::{loopback_keeps_super_packets, tests};
+use turnpike_net::SocketId;
+use turnpike_testkit::tests;
 
 /// A run of datagrams of one route and size.
 #[derive(Clone, Debug)]

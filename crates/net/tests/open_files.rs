@@ -13,7 +13,7 @@ fn limits() -> (u64, u64) {
 #[test]
 fn the_limit_is_raised_and_never_lowered() {
     // The limit belongs to the process.
-    turnpike_testkit::alone::in_own_process("open_files::the_limit_is_raised_and_never_lowered", raise);
+    turnpike_testkit::alone::in_own_process(turnpike_testkit::this_test!(), raise);
 }
 
 fn raise() {
@@ -38,8 +38,7 @@ fn table() -> u64 {
 
 #[test]
 fn the_table_has_room_before_anybody_asks_for_a_descriptor() {
-    const TEST: &str = "open_files::the_table_has_room_before_anybody_asks_for_a_descriptor";
-    turnpike_testkit::alone::in_own_process(TEST, || {
+    turnpike_testkit::alone::in_own_process(turnpike_testkit::this_test!(), || {
         let most = raise_open_files(2000).min(2000);
         assert!(table() < most, "it is small by itself");
         let open = turnpike_testkit::process::descriptors();

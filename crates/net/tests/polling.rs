@@ -1,13 +1,10 @@
 //! epoll and the waker.
 
-use std::time::{Duration, Instant};
+use crate::prelude::*;
+use std::time::Instant;
 
-use crate::common::{PATIENCE, Sender, V4, bind};
-use turnpike_net::{
-    Datapath, Rx, UdpOptions,
-    poll::{Interest, Poller},
-    worker::inbox,
-};
+use crate::common::PATIENCE;
+use turnpike_net::worker::inbox;
 
 const LONG: Option<Duration> = Some(PATIENCE);
 const NOW: Option<Duration> = Some(Duration::ZERO);

@@ -1,14 +1,9 @@
 //! Descriptors that are set apart are had by others than this crate's sockets.
 
-use std::{
-    io::Write,
-    net::{Ipv4Addr, SocketAddr, TcpStream},
-};
+use crate::prelude::*;
 
-use turnpike_net::{
-    ConnectOptions, ListenOptions, TcpListener, TcpSocket, UdpOptions, UdpSocket, rlimit, tcp::is_exhaustion,
-};
-use turnpike_testkit::{alone, eventually, process::take_descriptors};
+use turnpike_net::tcp::is_exhaustion;
+use turnpike_testkit::{alone, process::take_descriptors};
 
 fn anywhere() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
@@ -22,7 +17,7 @@ fn accept(listener: &TcpListener) -> std::io::Result<TcpSocket> {
 #[test]
 fn descriptors_that_are_set_apart_are_left_to_others() {
     // The limit belongs to the process.
-    alone::in_own_process("set_apart::descriptors_that_are_set_apart_are_left_to_others", leave);
+    alone::in_own_process(turnpike_testkit::this_test!(), leave);
 }
 
 fn leave() {

@@ -1,13 +1,12 @@
 //! A real refusal of super-packets, segments longer than the MTU, and what must be none.
 
-use crate::common::{Sender, V4, V6, bind, in_namespace, receive};
-use turnpike_net::{Datapath, Rx, UdpOptions};
+use crate::prelude::*;
 use turnpike_testkit::alone::run;
 
 #[test]
 fn segments_beyond_the_mtu_leave_one_by_one() {
     let setup = ["link set lo mtu 1500 up"];
-    in_namespace("step_down::segments_beyond_the_mtu_leave_one_by_one", &setup, || {
+    in_namespace(turnpike_testkit::this_test!(), &setup, || {
         for ip in [V4, V6] {
             let options = UdpOptions { gro: true, recv_buffer: Some(4 << 20), ..UdpOptions::default() };
             let to = bind(ip, &options);
@@ -41,7 +40,7 @@ fn segments_beyond_the_mtu_leave_one_by_one() {
 #[test]
 fn super_packets_come_back_when_the_mtu_does() {
     let setup = ["link set lo mtu 1500 up"];
-    in_namespace("step_down::super_packets_come_back_when_the_mtu_does", &setup, || {
+    in_namespace(turnpike_testkit::this_test!(), &setup, || {
         let to = bind(V4, &UdpOptions::default());
         let mut sender = Sender::new(Datapath::Gso, V4, &UdpOptions::default());
         let route = sender.route(to.local_addr());
@@ -75,7 +74,7 @@ fn a_narrow_ipv4_path_takes_super_packets_from_nobody() {
         "neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev near",
         "route add 10.9.0.2/32 dev near mtu 600",
     ];
-    in_namespace("step_down::a_narrow_ipv4_path_takes_super_packets_from_nobody", &setup, || {
+    in_namespace(turnpike_testkit::this_test!(), &setup, || {
         let mut sender = Sender::new(Datapath::Gso, "10.9.0.1".parse().unwrap(), &UdpOptions::default());
         let route = sender.route("10.9.0.2:9".parse().unwrap());
         for round in 1..3 {

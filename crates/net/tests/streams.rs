@@ -1,16 +1,9 @@
 //! TCP sockets and pipes.
 
-use std::{
-    io::{self, ErrorKind, IoSlice, Read, Write},
-    net::{SocketAddr, TcpStream},
-    time::Duration,
-};
+use crate::prelude::*;
+use std::io::{self, IoSlice};
 
-use turnpike_net::{
-    ConnectOptions, ListenOptions, TcpListener, TcpSocket, TcpTimers,
-    poll::{Interest, Poller},
-};
-use turnpike_testkit::eventually;
+use turnpike_net::TcpTimers;
 
 fn loopback() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))

@@ -1,11 +1,8 @@
 //! Super-packets really are used: counted where they are sent and seen where they arrive.
 
-use crate::common::{Sender, V4, V6, bind, filled_arena, receive, wait_for_input};
-use turnpike_net::{Datapath, Rx, Span, UdpOptions};
-use turnpike_testkit::{
-    alone::{self, skip},
-    loopback_keeps_super_packets,
-};
+use crate::common::wait_for_input;
+use crate::prelude::*;
+use turnpike_testkit::alone::{self, skip};
 
 fn gro() -> UdpOptions {
     UdpOptions { gro: true, recv_buffer: Some(4 << 20), ..UdpOptions::default() }
@@ -15,7 +12,7 @@ fn gro() -> UdpOptions {
 #[test]
 fn the_best_data_path_is_found_without_loopback() {
     const LINK: [&str; 8] = ["link", "add", "e0", "type", "veth", "peer", "name", "e1"];
-    let test = "super_packets::the_best_data_path_is_found_without_loopback";
+    let test = turnpike_testkit::this_test!();
     alone::in_namespaces(test, "n", &["ip", "link", "show"], || {
         alone::run("ip", &LINK);
         alone::run("ip", &["address", "add", "10.0.0.1/24", "dev", "e0"]);

@@ -1,19 +1,10 @@
 //! A socket that goes to another process is there what it was here, and nothing of it is counted twice.
 
-use std::{
-    net::{TcpStream, UdpSocket as StdSocket},
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::net::UnixStream,
-    },
-};
+use crate::prelude::*;
+use std::net::UdpSocket as StdSocket;
 
-use crate::common::{Sender, V4, V6, bind, receive};
-use turnpike_net::{
-    Datapath, ListenOptions, Route, Rx, SocketFile, Sockets, TcpListener, Tx, UdpOptions, UdpSocket,
-    UnixListener, UnixName,
-};
-use turnpike_testkit::{Dir, eventually};
+use turnpike_net::{SocketFile, UnixListener, UnixName};
+use turnpike_testkit::Dir;
 
 fn again(of: &impl AsFd) -> OwnedFd {
     of.as_fd().try_clone_to_owned().unwrap()

@@ -1,9 +1,7 @@
 //! Many sockets with a datagram each: one tick, and no more memory than the datagrams need.
 
-use crate::common;
-
-use crate::common::{Sender, V4, bind, eventually};
-use turnpike_net::{Datapath, Rx, Span, UdpOptions, UdpSocket, poll::Poller, rlimit};
+use crate::common::eventually;
+use crate::prelude::*;
 
 #[test]
 fn a_thousand_ready_sockets_fit_in_one_tick() {

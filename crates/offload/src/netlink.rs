@@ -479,8 +479,7 @@ mod tests {
     /// As much as the kernel keeps for whoever does not listen, and more.
     #[test]
     fn too_much_news_of_neighbours_is_told_from_none() {
-        const TEST: &str = "netlink::tests::too_much_news_of_neighbours_is_told_from_none";
-        alone::in_network_namespace(TEST, || {
+        alone::in_network_namespace(turnpike_testkit::this_test!(), || {
             alone::run("ip", &["link", "add", "one", "type", "veth", "peer", "name", "other"]);
             for device in ["one", "other"] {
                 alone::run("ip", &["link", "set", device, "addrgenmode", "none", "up"]);

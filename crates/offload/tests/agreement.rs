@@ -1,11 +1,7 @@
 //! Random packets and tables: the programs and their mirror agree on where each goes, why, and as which bytes.
 
-use std::{
-    cell::RefCell,
-    collections::BTreeMap,
-    net::{Ipv4Addr, SocketAddr},
-    panic::AssertUnwindSafe,
-};
+use crate::prelude::*;
+use std::{collections::BTreeMap, net::Ipv4Addr, panic::AssertUnwindSafe};
 
 use proptest::{
     prelude::*,
@@ -15,18 +11,11 @@ use proptest::{
 };
 use strum::VariantArray as _;
 use turnpike_offload::{
-    Count, Kind,
-    layout::{
-        BEHIND, BURST, BY_REDIRECTION, Flow, FlowKey, HOP_WORDS, ONLY_FROM_THERE, classes, mapped, route_by,
-    },
-    mirror::{Action, Decision, Frame, Moment, Place, State, Summed, Tables, decide},
-    now_ns,
+    layout::{BEHIND, BURST, BY_REDIRECTION, ONLY_FROM_THERE},
+    mirror::Decision,
 };
-use turnpike_testkit::{
-    alone::skip,
-    fuzz::{self, Input},
-};
-use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
+use turnpike_testkit::fuzz::{self, Input};
+use turnpike_wire::channel_data::ChannelRange;
 
 use crate::program::{LOOPBACK, MTU, Outcome, PLACES, Program, has_xdp, places, with_program};
 

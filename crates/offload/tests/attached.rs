@@ -1,20 +1,18 @@
 //! Where the programs are attached, and that nothing stays when whoever attached them is gone.
 
+use crate::prelude::*;
 use std::{
-    env, fs,
+    env,
     fs::DirEntry,
     io::{BufRead as _, BufReader},
-    net::SocketAddr,
     os::fd::OwnedFd,
     process::{Command, Stdio},
 };
 
-use aya::programs::{SchedClassifier, TcAttachType};
+use aya::programs::TcAttachType;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
-use turnpike_offload::{
-    Counted, Flows, Hook, Kernel, Kind, NewFlow, OffloadError, Settings, layout::FlowKey,
-};
-use turnpike_testkit::{alone::skip, eventually};
+use turnpike_offload::{Counted, Flows, Kernel, OffloadError, Settings};
+use turnpike_testkit::eventually;
 
 use crate::program::has_xdp;
 

@@ -1,9 +1,7 @@
 //! Tens of thousands of flows that come and go, from several workers at once: nothing is left over, and nobody gets what is another's.
 
-use std::{net::SocketAddr, thread};
-
-use turnpike_offload::{Hook, Kind, NewFlow, now_ns};
-use turnpike_wire::channel_data::ChannelNumber;
+use crate::prelude::*;
+use std::thread;
 
 use crate::attached::{start, with_a_link};
 

@@ -1,12 +1,7 @@
 //! Frames written down by hand (and by a program that is not ours), with what becomes of them: the programs and their mirror make just
 //! that of them.
 
-use turnpike_offload::{
-    Count, Kind,
-    layout::{Flow, FlowKey, classes, mapped, route_by},
-    mirror::{Action, Frame, Moment, Place, State, Summed, Tables, decide},
-};
-use turnpike_wire::channel_data::ChannelNumber;
+use crate::prelude::*;
 
 use crate::program::{LOOPBACK, MTU, Program, places, tells_mtu, with_program};
 

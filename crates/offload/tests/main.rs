@@ -5,4 +5,5 @@ mod attached;
 mod churn;
 mod functions;
 mod golden;
+mod prelude;
 mod program;

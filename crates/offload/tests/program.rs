@@ -1,24 +1,21 @@
 //! The programs under BPF_PROG_TEST_RUN: fed frames one by one, with tables of the test's own.
 
+use crate::prelude::*;
 use std::{
-    cell::RefCell,
-    fs, io,
+    io,
     os::fd::{AsFd as _, AsRawFd as _, RawFd},
 };
 
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues},
-    programs::{SchedClassifier, Xdp},
+    programs::Xdp,
     util::KernelVersion,
 };
 use turnpike_offload::{
-    Count,
-    layout::{ACROSS, ARRIVED, BYTES, CALM, DATAGRAMS, Flow, FlowKey, HOP_WORDS, SINCE, STATE_WORDS, UP},
+    layout::{ACROSS, ARRIVED, BYTES, CALM, DATAGRAMS, SINCE, STATE_WORDS, UP},
     load_program,
-    mirror::{Action, Frame, Place, State, Summed, Tables},
 };
-use turnpike_testkit::alone::skip;
 
 /// The MTU of the only interface that there is.
 pub(crate) const MTU: u32 = 1400;

@@ -1,18 +1,6 @@
 //! Limits of bits per second over real sockets: what gets through is held against what the time that really passed allows.
 
-use std::{
-    io::{Read, Write},
-    net::{SocketAddr, UdpSocket},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
-};
-
-use turnpike_relay::Config;
-use turnpike_turn::server::{Bandwidth, Rates};
+use crate::prelude::*;
 
 use crate::support::*;
 
@@ -141,7 +129,7 @@ fn waits<S: Read + Write + Send>(world: &World, burst_ms: u32, mut client: Clien
                 assert_eq!(usize::from(u16::from_be_bytes([payload[0], payload[1]])), number);
             }
         });
-        eventually("it waits", || (pauses() > before).then_some(()));
+        eventually("it waits", || pauses() > before);
         world.client().ask(&binding(1));
         reading.join().unwrap();
         let (passed, most) = ((DATAGRAMS * PAYLOAD) as u64, allowed(started, burst_ms));
@@ -164,7 +152,7 @@ fn a_reload_brings_and_takes_the_limit() {
         // The counters are younger than the last datagram.
         let bindings = world.counter("requests", "binding");
         client.ask(&binding(1));
-        eventually("the counters", || (world.counter("requests", "binding") > bindings).then_some(()));
+        eventually("the counters", || world.counter("requests", "binding") > bindings);
         pauses()
     };
     let reload = |bandwidth: Bandwidth| {

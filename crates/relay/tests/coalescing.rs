@@ -1,8 +1,7 @@
 //! Pauses before the wait (`Config::coalesce`) over real sockets: all arrives in order, streams know nothing of them, and who sends little
 //! has none.
 
-use std::time::Duration;
-
+use crate::prelude::*;
 use crate::support::*;
 
 fn start_coalescing() -> World {
@@ -45,7 +44,7 @@ fn many_lone_datagrams_are_gathered_and_all_arrive() {
                 assert_eq!(heard(peer), [word; 20], "in order");
             }
         }
-        (pauses(&world) > 0).then_some(())
+        pauses(&world) > 0
     });
 }
 
@@ -63,7 +62,7 @@ fn requests_on_a_stream_and_a_few_datagrams_are_served_without_a_pause() {
     // Counters are published when there was something to do: the stream is asked again until they are.
     eventually("it is counted", || {
         stream.ask(&binding(1));
-        (world.relay.snapshots()[0].turn.to_peer_datagrams == 1).then_some(())
+        world.relay.snapshots()[0].turn.to_peer_datagrams == 1
     });
     assert_eq!(pauses(&world), 0);
 }

@@ -1,23 +1,16 @@
 //! A relay without descriptors: listeners rest and come back, allocations and connections are refused with their reason, and who
 //! has what it needs is served on.
 
-use std::{
-    fs::File,
-    io::{Read, Write},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-};
+use crate::prelude::*;
+use std::fs::File;
 
-use turnpike_testkit::{
-    alone,
-    process::{Thread, take_descriptors},
-};
+use turnpike_testkit::process::take_descriptors;
 
-use crate::support::{witness::Witness, *};
+use crate::support::*;
 
 #[test]
 fn a_worker_without_descriptors_rests_counts_and_goes_on_with_them() {
-    const TEST: &str = "descriptors::a_worker_without_descriptors_rests_counts_and_goes_on_with_them";
-    alone::with_descriptors(TEST, 100, starve);
+    alone::with_descriptors(turnpike_testkit::this_test!(), 100, starve);
 }
 
 /// A connection with the last descriptor, so that there is none for its other end. A listener that ends its rest just then may be
@@ -51,9 +44,7 @@ fn starve() {
     world.wait_for("the TCP listener rests", |streams| streams.accept_pauses >= 1);
     let tls_client = connect_last(world.tls(), &mut taken);
     let mut far = connect_last(relayed, &mut taken);
-    eventually("the relayed address rests", || {
-        (world.relay.snapshots()[0].peers.accept_pauses >= 1).then_some(())
-    });
+    eventually("the relayed address rests", || world.relay.snapshots()[0].peers.accept_pauses >= 1);
     assert_eq!(take_descriptors().len(), 0, "there is none left");
 
     // Level-triggered, a queue that cannot be emptied would wake the worker for ever.
@@ -62,7 +53,7 @@ fn starve() {
     // Refused, and told so.
     udp.send(&allocate()).unwrap();
     assert_eq!(Message(heard(&udp)).error(), Some(508));
-    eventually("counted", || (world.relay.snapshots()[0].files_exhausted == 1).then_some(()));
+    eventually("counted", || world.relay.snapshots()[0].files_exhausted == 1);
     control.send(&stun(CONNECT, 2, &[(0x0012, &there)]));
     assert_eq!(control.receive().unwrap().error(), Some(508));
     witness.goes_on();

@@ -1,13 +1,8 @@
 //! What DTLS costs the server while nobody has shown a credential: nothing for who is not there, bounded for all others.
 
-use std::{net::UdpSocket, time::Instant};
-
-use crate::support::{
-    dtls::{DtlsClient, Kind, hellos, wait_for_no_allocation, world, world_with},
-    witness::Witness,
-    *,
-};
-use turnpike_relay::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
+use crate::prelude::*;
+use crate::support::*;
+use turnpike_relay::DtlsStats;
 
 fn dropped(stats: &DtlsStats) -> u64 {
     stats.dropped.iter().sum()

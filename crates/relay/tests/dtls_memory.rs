@@ -1,20 +1,13 @@
 //! Memory under floods of handshakes: what the first ones need, many more of them need no more.
 
-use std::{net::UdpSocket, time::Duration};
-
-use crate::support::{
-    dtls::{DtlsClient, Kind, hellos, world, world_with},
-    witness::Witness,
-    *,
-};
-use turnpike_relay::{DtlsEnd, DtlsFailure};
-use turnpike_testkit::{alone, process::grown};
+use crate::prelude::*;
+use crate::support::*;
 
 /// Nobody knows an address by a ClientHello: it might be anybody's. Loopback has no spoofed addresses, but to the server each
 /// source port is another client, and none of these ever answers.
 #[test]
 fn a_flood_of_first_hellos_leaves_nothing_behind() {
-    alone::in_own_process("dtls_memory::a_flood_of_first_hellos_leaves_nothing_behind", flood);
+    alone::in_own_process(turnpike_testkit::this_test!(), flood);
 }
 
 fn flood() {
@@ -45,8 +38,7 @@ fn flood() {
 
 #[test]
 fn two_thousand_half_open_handshakes_take_the_memory_of_the_bound() {
-    const TEST: &str = "dtls_memory::two_thousand_half_open_handshakes_take_the_memory_of_the_bound";
-    alone::in_own_process(TEST, half_open);
+    alone::in_own_process(turnpike_testkit::this_test!(), half_open);
 }
 
 fn half_open() {

@@ -1,22 +1,11 @@
 //! DTLS clients of both versions: handshakes, messages, ends, certificates.
 
-use std::{
-    io::{Read, Write},
-    net::UdpSocket,
-    process::{Child, Command, Stdio},
-    sync::{Arc, mpsc},
-    thread,
-    time::Instant,
-};
+use crate::prelude::*;
+use std::process::{Child, Command, Stdio};
 
-use crate::support::{
-    dtls::{DtlsClient, Kind, context, hellos, wait_for_no_allocation, world},
-    *,
-};
+use crate::support::{dtls::context, *};
 use dimpl::ProtocolVersion;
-use rcgen::KeyPair;
-use turnpike_relay::{DtlsDrop, DtlsEnd, DtlsError};
-use turnpike_testkit::certificates::Certificate;
+use turnpike_relay::DtlsError;
 
 #[test]
 fn both_versions_allocate_and_relay_by_channel_in_both_directions() {
@@ -50,7 +39,7 @@ fn a_farewell_ends_the_allocation_at_once_in_both_versions() {
     for kind in [Kind::V12, Kind::V13] {
         let mut client = DtlsClient::connect(world.dtls(), kind);
         client.allocated(&peer());
-        eventually("an allocation", || (world.allocations() == 1).then_some(()));
+        eventually("an allocation", || world.allocations() == 1);
         client.close();
         wait_for_no_allocation(&world);
     }
@@ -115,7 +104,7 @@ fn one_port_serves_plain_udp_and_dtls() {
     };
     assert_eq!(Message(buffer[..len].to_vec()).kind(), ALLOCATE | 0x0100);
     both.ask(&allocate());
-    eventually("two allocations", || (world.allocations() == 2).then_some(()));
+    eventually("two allocations", || world.allocations() == 2);
     // ChannelData beside records.
     let (other, far) = (self::peer(), self::peer());
     other.connect(udp).unwrap();

@@ -1,13 +1,7 @@
 //! Two clients of one relay behind a NAT have each other as peers by the addresses that they are told. There is no NAT here that could
 //! send anything back: nobody has the public address, and nothing that went there would arrive.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
-    sync::Arc,
-};
-
-use turnpike_net::Datapath;
-use turnpike_relay::{Config, RelayAddress};
+use crate::prelude::*;
 use turnpike_turn::server::PeerRules;
 
 use crate::support::*;
@@ -121,7 +115,7 @@ fn a_reload_that_tells_of_the_nat_or_of_another_address_leaves_calls_up() {
             socket.connect(world.udp()).unwrap();
             socket.send(&allocate()).unwrap();
             let told = plain(&Message(heard(&socket)).attribute(0x0016));
-            (told.ip().to_string() == external).then_some(())
+            told.ip().to_string() == external
         });
         alice.speaks_to(&bob);
         bob.speaks_to(&alice);

@@ -1,12 +1,9 @@
 //! IP header fields of what is relayed (RFC 8656 sections 14 to 16), and that an answer leaves from the address that was asked.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
-    os::fd::AsFd as _,
-    time::Instant,
-};
+use crate::prelude::*;
+use std::os::fd::AsFd as _;
 
-use turnpike_net::{Datapath, Rx, UdpOptions, UdpSocket as Reading};
+use turnpike_net::{Rx, UdpOptions, UdpSocket as Reading};
 
 use crate::support::*;
 
@@ -85,7 +82,7 @@ fn datagrams_of_a_client_over_tcp_are_best_effort_and_not_ect() {
 /// Section 14, over a loopback with the MTU of an Ethernet.
 #[test]
 fn a_send_with_dont_fragment_leaves_whole_or_not_at_all() {
-    in_network_namespace("ip_fields::a_send_with_dont_fragment_leaves_whole_or_not_at_all", || {
+    in_network_namespace(turnpike_testkit::this_test!(), || {
         run("ip", &["link", "set", "lo", "mtu", "1500"]);
         let world = start_with(|_| {});
         let (client, peer) = (self::peer(), self::peer());

@@ -1,18 +1,8 @@
 //! Allocations within allocations: whoever comes from one of our own relayed transport addresses gets none and moves none, though the
 //! peer rules let him reach us. In a namespace of its own, where an address leads to the listeners that no interface has.
 
-use crate::support;
-
-use std::{
-    io::{Read, Write},
-    net::{Ipv4Addr, SocketAddr, UdpSocket},
-};
-
-use crate::support::{
-    Client, MOBILITY_TICKET, Message, SOON, World, allocate, bind, binding, channel_data, connect,
-    eventually, in_network_namespace, plain, run, start_with, stun, xored,
-};
-use turnpike_relay::RelayAddress;
+use crate::prelude::*;
+use crate::support::{in_network_namespace, run, start_with};
 
 const RELAY: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
 /// Of a range that a `local` route makes this machine's: the peer rules know nothing of it.
@@ -77,9 +67,7 @@ impl Outer {
 
 #[test]
 fn a_client_behind_a_relayed_address_gets_and_moves_no_allocation_and_nothing_circulates() {
-    const TEST: &str =
-        "loops::a_client_behind_a_relayed_address_gets_and_moves_no_allocation_and_nothing_circulates";
-    in_network_namespace(TEST, || {
+    in_network_namespace(turnpike_testkit::this_test!(), || {
         let world = world();
         let door = SocketAddr::from((DOOR, world.udp().port()));
         let outer = Outer::new(&world);
@@ -97,7 +85,7 @@ fn a_client_behind_a_relayed_address_gets_and_moves_no_allocation_and_nothing_ci
         let ticket = mobile.ask(&allocate_of(17, &[(MOBILITY_TICKET, &[])])).attribute(MOBILITY_TICKET);
         assert_eq!(outer.exchange_through(&present(&ticket)).error(), Some(403));
         Outer::new(&world).ask(&present(&ticket));
-        eventually("three refusals are counted", || (refused(&world) == 3).then_some(()));
+        eventually("three refusals are counted", || refused(&world) == 3);
 
         // Each datagram passes once.
         let relayed = || world.relay.snapshots().iter().map(|s| s.turn.to_peer_datagrams).sum::<u64>();
@@ -107,15 +95,15 @@ fn a_client_behind_a_relayed_address_gets_and_moves_no_allocation_and_nothing_ci
             for _ in 0..50 {
                 outer.0.send(&channel_data(&channel_data(b"round and round"))).unwrap();
             }
-            eventually("each came out once", || (passed() == 50 * round).then_some(()));
+            eventually("each came out once", || passed() == 50 * round);
         }
-        eventually("each went in once", || (relayed() == before + 300).then_some(()));
+        eventually("each went in once", || relayed() == before + 300);
     });
 }
 
 #[test]
 fn a_client_behind_a_relayed_tcp_address_gets_none_either() {
-    in_network_namespace("loops::a_client_behind_a_relayed_tcp_address_gets_none_either", || {
+    in_network_namespace(turnpike_testkit::this_test!(), || {
         let world = world();
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, world.tcp().port()));
         let mut control = Client::new(connect(server));
@@ -135,7 +123,7 @@ fn a_client_behind_a_relayed_tcp_address_gets_none_either() {
             inner.send(&request);
             assert_eq!(inner.receive().unwrap().error(), Some(403));
         }
-        eventually("three refusals are counted", || (refused(&world) == 3).then_some(()));
+        eventually("three refusals are counted", || refused(&world) == 3);
         // A client by UDP may have the same number by chance: here it takes it.
         let namesake = UdpSocket::bind(relayed).unwrap();
         namesake.connect(server).unwrap();

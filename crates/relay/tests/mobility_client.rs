@@ -1,16 +1,7 @@
 //! Mobility (RFC 8016) with the client of this workspace, `turn::client`, which moves between real sockets before a running relay.
 
-use crate::support;
-
-use std::{
-    io::{ErrorKind, Read, Write},
-    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
-    sync::Arc,
-    time::{Duration, Instant},
-};
-
-use crate::support::{SOON, World, connect, peer};
-use turnpike_turn::client::{Client, Config, Event, Incoming, Timing};
+use crate::prelude::*;
+use turnpike_turn::client::{Client, Config, Incoming, Timing};
 use turnpike_wire::{
     frame::{self, Framer, MAX_MESSAGE_LEN},
     indication::MAX_HEADER_LEN,
@@ -191,7 +182,7 @@ fn travels(over_tcp: bool, workers: usize) {
     traveller.client.delete(now).unwrap();
     traveller.until(|event| matches!(event, Event::Deleted).then_some(()));
     support::eventually("the allocation is gone", || {
-        world.relay.snapshots().iter().all(|snapshot| snapshot.allocations == 0).then_some(())
+        world.relay.snapshots().iter().all(|snapshot| snapshot.allocations == 0)
     });
     assert!(!traveller.client.can_migrate());
 }

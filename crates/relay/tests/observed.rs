@@ -1,16 +1,9 @@
 //! What may be seen of a relay from outside: its counts at once, how many clients each listener has, and who was turned
 //! away.
 
-use std::{
-    io::Write,
-    net::UdpSocket,
-    sync::{Arc, Mutex, mpsc},
-    time::Duration,
-};
-
-use crate::support::{self, *};
-use turnpike_relay::{Relay, SessionLog, TurnedAway};
-use turnpike_turn::server::{Effect, Transport};
+use crate::prelude::*;
+use crate::support::*;
+use turnpike_relay::TurnedAway;
 
 /// Has a worker publish what it has counted.
 fn probe(relay: &Relay, worker: usize) -> Duration {
@@ -119,7 +112,7 @@ fn who_is_turned_away_is_told_with_the_reason() {
     let mut client = world.client();
     client.ask(&allocate());
     drop(client);
-    eventually("it has ended", || (world.relay.snapshots()[0].allocations == 0).then_some(()));
+    eventually("it has ended", || world.relay.snapshots()[0].allocations == 0);
     probe(&world.relay, 0);
     assert_eq!(door.0.lock().unwrap().len(), count);
 }

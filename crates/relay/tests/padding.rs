@@ -1,16 +1,7 @@
 //! What fills a message up to four bytes is zero on every transport: neither another client's bytes nor old ones.
 
-use crate::support;
-
-use std::{
-    io::{Read, Write},
-    net::{SocketAddr, UdpSocket},
-};
-
-use crate::support::{
-    dtls::{DtlsClient, Kind},
-    *,
-};
+use crate::prelude::*;
+use crate::support::*;
 
 /// Long ones first, so that what is used again holds something else than zeros.
 const LENGTHS: [usize; 10] = [1399, 1398, 1397, 0, 1, 2, 3, 4, 5, 7];

@@ -1,15 +1,10 @@
 //! A credential store that has to ask somebody else: its client waits, and nobody else does.
 
-use std::{
-    net::{SocketAddr, UdpSocket},
-    sync::{Arc, Mutex, mpsc},
-    time::{Duration, Instant},
-};
-
+use crate::prelude::*;
 use crate::support::*;
-use turnpike_relay::{CredentialStore, PendingLookup};
+use turnpike_relay::PendingLookup;
 use turnpike_turn::{
-    client::{Client, Config, Event},
+    client::{Client, Config},
     random::Seed,
     server::{Asked, CredentialQuery, Credentials, Lookup, StoreFailure, User},
 };

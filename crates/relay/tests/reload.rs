@@ -1,17 +1,10 @@
 //! A reload changes where is listened and relayed, while those who are there go on.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
-    sync::Arc,
-};
-
-use turnpike_relay::{Config, CredentialStore, RelayAddress, Relistened, StartError, Waiting};
+use crate::prelude::*;
+use turnpike_relay::{Relistened, Waiting};
 use turnpike_testkit::free_port;
 
-use crate::support::{
-    dtls::{DtlsClient, Kind},
-    *,
-};
+use crate::support::*;
 
 const ANOTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
 
@@ -79,15 +72,15 @@ fn a_udp_listener_that_is_taken_away_keeps_its_clients_until_the_last_and_takes_
         let new = world.udp();
         assert_eq!((changed.opened, changed.closed), (vec![("udp", new)], vec![("udp", old)]));
         assert_eq!((new.ip(), world.relay.listeners().udp.len()), (ANOTHER, 1));
-        eventually("it serves", || allocates(new).then_some(()));
-        eventually("the old one takes nobody", || (!allocates(old)).then_some(()));
+        eventually("it serves", || allocates(new));
+        eventually("the old one takes nobody", || !allocates(old));
         assert!(is_success(&asked(&peer(), old, &binding(1))), "but answers");
         flow.goes_on();
 
         // It comes back as the same one.
         let changed = reload(&world, |config| config.listen.push(SocketAddr::new(ANOTHER, 0))).unwrap();
         assert_eq!((changed.opened, changed.closed), (vec![("udp", old)], vec![]));
-        eventually("it takes clients again", || allocates(old).then_some(()));
+        eventually("it takes clients again", || allocates(old));
         flow.goes_on();
 
         // Others have come, who stay for as long as they like: one listener without them.
@@ -99,7 +92,7 @@ fn a_udp_listener_that_is_taken_away_keeps_its_clients_until_the_last_and_takes_
         assert!(UdpSocket::bind(old).is_err());
         flow.ends();
         eventually("it is closed on all workers", || UdpSocket::bind(old).ok());
-        eventually("the new one serves", || allocates(world.udp()).then_some(()));
+        eventually("the new one serves", || allocates(world.udp()));
     }
 }
 
@@ -173,11 +166,11 @@ fn nothing_is_granted_or_listened_on_at_an_absent_address_until_it_is_there() {
     reload(&world, named(&[])).unwrap();
     let waiting = world.relay.waiting();
     assert!(waiting[0].error.as_ref().is_some_and(|error| error.contains("another program")), "{waiting:?}");
-    eventually("it is granted", || code().is_none().then_some(()));
+    eventually("it is granted", || code().is_none());
     drop(other);
     let changed = reload(&world, named(&[])).unwrap();
     assert_eq!((changed.opened, world.relay.waiting()), (vec![("udp", at)], vec![]));
-    eventually("it is listened on", || allocates(at).then_some(()));
+    eventually("it is listened on", || allocates(at));
 }
 
 #[test]
@@ -196,7 +189,7 @@ fn sessions_on_a_lost_address_end_with_that_reason_and_others_go_on() {
         world.relay.end_at(&[flow.relayed.ip()]);
         world.wait_for_counter("allocations_closed", "address_gone", 2);
         assert!(!is_success(&asked(&flow.client, flow.server, &refresh(5))));
-        eventually("none is left", || (world.allocations() == 0).then_some(()));
+        eventually("none is left", || world.allocations() == 0);
     }
 }
 

@@ -1,8 +1,7 @@
 //! A reserved port (EVEN-PORT with R = 1, RFC 8656 section 7.2) is for whoever reserved it. Where nobody authenticates, users are
 //! told apart by their addresses.
 
-use std::net::{Ipv4Addr, UdpSocket};
-
+use crate::prelude::*;
 use crate::support::*;
 
 const ALICE: Ipv4Addr = Ipv4Addr::LOCALHOST;

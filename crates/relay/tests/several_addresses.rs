@@ -1,9 +1,7 @@
 //! Several relay addresses of a family: a client gets the one that it came to.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-
+use crate::prelude::*;
 use crate::support::*;
-use turnpike_relay::{Config, RelayAddress};
 
 const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2)];
 

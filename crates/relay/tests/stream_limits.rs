@@ -1,9 +1,7 @@
 //! What a connection may cost: time, memory, and what becomes of those that want more.
 
-use std::{io::Write, net::TcpStream, thread, time::Duration};
-
+use crate::prelude::*;
 use crate::support::*;
-use turnpike_relay::{CloseReason, HandshakeFailure};
 
 fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) {
     let peer = peer();

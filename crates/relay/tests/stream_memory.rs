@@ -1,18 +1,8 @@
 //! Memory under clients over TCP and TLS that begin what they do not finish, and that do not read.
 
-use std::{
-    io::{ErrorKind, Read, Write},
-    net::{Ipv4Addr, TcpListener, TcpStream},
-    thread,
-    time::Duration,
-};
-
-use crate::support::{witness::Witness, *};
-use turnpike_relay::{CloseReason, HandshakeFailure};
-use turnpike_testkit::{
-    alone,
-    process::{Thread, grown, memory},
-};
+use crate::prelude::*;
+use crate::support::*;
+use turnpike_testkit::process::memory;
 
 const NAME: &str = "turn.example.org";
 /// Both ends of each are in this process, which may have no more than 1024 descriptors.
@@ -50,9 +40,7 @@ fn crowd(world: &World, bytes: &[u8]) -> Vec<TcpStream> {
 
 #[test]
 fn half_done_handshakes_cost_a_record_each_and_those_who_want_more_are_closed() {
-    const TEST: &str =
-        "stream_memory::half_done_handshakes_cost_a_record_each_and_those_who_want_more_are_closed";
-    alone::in_own_process(TEST, begin_handshakes);
+    alone::in_own_process(turnpike_testkit::this_test!(), begin_handshakes);
 }
 
 fn begin_handshakes() {
@@ -94,8 +82,7 @@ fn begin_handshakes() {
 /// the server nothing that grows, and nothing of it is lost.
 #[test]
 fn data_connections_that_are_never_read_stand_still_and_cost_no_memory() {
-    const TEST: &str = "stream_memory::data_connections_that_are_never_read_stand_still_and_cost_no_memory";
-    alone::in_own_process(TEST, read_no_data);
+    alone::in_own_process(turnpike_testkit::this_test!(), read_no_data);
 }
 
 fn read_no_data() {
@@ -181,8 +168,7 @@ fn fill(control: &mut Client<TcpStream>, far: &mut TcpStream) -> u64 {
 
 #[test]
 fn a_client_that_never_reads_its_replies_is_closed_and_costs_no_memory() {
-    const TEST: &str = "stream_memory::a_client_that_never_reads_its_replies_is_closed_and_costs_no_memory";
-    alone::in_own_process(TEST, read_no_replies);
+    alone::in_own_process(turnpike_testkit::this_test!(), read_no_replies);
 }
 
 fn read_no_replies() {

@@ -1,14 +1,7 @@
 //! Messages over TCP and TLS: cut anywhere, several in one segment, padded both ways, and the end of the connection.
 
-use crate::support;
-
-use std::{
-    io::{Read, Write},
-    net::Shutdown,
-};
-
+use crate::prelude::*;
 use crate::support::*;
-use turnpike_relay::CloseReason;
 use turnpike_turn::server::DropReason;
 
 fn relays_both_ways<S: Read + Write>(client: &mut Client<S>) {
@@ -80,19 +73,19 @@ fn the_end_of_the_connection_is_the_end_of_the_allocation() {
     tls.ask(&allocate());
     let mut half = world.client();
     half.ask(&allocate());
-    eventually("three allocations", || (world.allocations() == 3).then_some(()));
+    eventually("three allocations", || world.allocations() == 3);
     drop(plain);
-    eventually("two are left", || (world.allocations() == 2).then_some(()));
+    eventually("two are left", || world.allocations() == 2);
     tls.stream.conn.send_close_notify();
     tls.stream.flush().unwrap();
-    eventually("one is left", || (world.allocations() == 1).then_some(()));
+    eventually("one is left", || world.allocations() == 1);
     // What was asked before the end is answered.
     half.send(&[binding(4), refresh(5)].concat());
     half.stream.shutdown(Shutdown::Write).unwrap();
     assert_eq!(half.receive().unwrap().kind(), BINDING | 0x0100);
     assert_eq!(half.receive().unwrap().kind(), REFRESH | 0x0100);
     assert_eq!(half.receive(), None);
-    eventually("none is left", || (world.allocations() == 0).then_some(()));
+    eventually("none is left", || world.allocations() == 0);
     let snapshot = &world.relay.snapshots()[0];
     let closed: u64 = snapshot
         .turn
@@ -118,7 +111,7 @@ fn an_allocation_that_ends_leaves_its_connection_and_the_other_way_round_nothing
     peer.send_to(b"late", relayed).unwrap();
     client.send(&channel_data(&[1; 4]));
     eventually("the datagram without an allocation", || {
-        (world.relay.snapshots()[0].turn.dropped(DropReason::NoAllocation) == 1).then_some(())
+        world.relay.snapshots()[0].turn.dropped(DropReason::NoAllocation) == 1
     });
     client.allocated(&peer);
 }

@@ -1,10 +1,7 @@
 //! PROXY headers: believed from whom they are expected, and from nobody else.
 
-use std::net::SocketAddr;
-
+use crate::prelude::*;
 use crate::support::*;
-use turnpike_relay::CloseReason;
-use turnpike_wire::proxy_protocol::{ProxyVersion, encode};
 
 fn behind_a_proxy() -> World {
     start(|config| {

@@ -1,13 +1,7 @@
 //! Clients that reset their connection and connect again from the same port at once.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr, TcpStream},
-    time::Duration,
-};
-
-use rustls::{ClientConnection, StreamOwned, pki_types::ServerName};
+use crate::prelude::*;
 use socket2::{Domain, Socket, Type};
-use turnpike_relay::CloseReason;
 
 use crate::support::*;
 
@@ -45,7 +39,5 @@ fn each_connection_of_a_client_that_resets_and_reconnects_gets_its_allocation() 
         Client::new(StreamOwned::new(tls, stream)).ask(&allocate());
     }
     assert_eq!(world.streams().closed(CloseReason::Duplicate), 0);
-    eventually("the allocations of connections that were reset end", || {
-        (world.allocations() == 0).then_some(())
-    });
+    eventually("the allocations of connections that were reset end", || world.allocations() == 0);
 }

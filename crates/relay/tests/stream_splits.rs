@@ -1,15 +1,8 @@
 //! Each kind of message cut at each of its bytes, over TCP and TLS: in two halves it means what it means as a whole, and its first
 //! half alone means nothing.
 
-use std::{
-    io::{Read, Write},
-    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    sync::Arc,
-};
-
+use crate::prelude::*;
 use crate::support::*;
-use rustls::ClientConfig;
-use turnpike_relay::CloseReason;
 
 const NAME: &str = "turn.example.org";
 
@@ -179,7 +172,7 @@ fn every_truncation_is_nothing<S: Read + Write>(
         }
     }
     world.wait_for_closed(CloseReason::Client, before + count);
-    eventually("no allocation is left", || (world.allocations() == 0).then_some(()));
+    eventually("no allocation is left", || world.allocations() == 0);
     for peer in [bound, permitted] {
         peer.set_nonblocking(true).unwrap();
         assert!(peer.recv(&mut [0; 64]).is_err(), "nothing was relayed");

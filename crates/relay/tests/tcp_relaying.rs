@@ -1,23 +1,9 @@
 //! TCP relaying (RFC 6062) over real sockets: clients over TCP and TLS, peers that are connected to and peers that connect, one
 //! worker and two.
 
-use crate::support;
+use crate::prelude::*;
 
-use std::{
-    io::{ErrorKind, Read, Write},
-    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
-    os::fd::OwnedFd,
-    time::Duration,
-    time::Instant,
-};
-
-use crate::support::{
-    CONNECT, CONNECTION_ATTEMPT, CONNECTION_BIND, CONNECTION_ID, Client, SOON, World, XOR_PEER_ADDRESS,
-    connect, eventually, permit, plain, stun, tls_config, tls_connect, xored,
-};
-use turnpike_net::{ConnectOptions, TcpSocket};
-use turnpike_relay::CloseReason;
-use turnpike_turn::server::{Bandwidth, Rates};
+use crate::support::{CONNECT, CONNECTION_ATTEMPT, CONNECTION_BIND, CONNECTION_ID, XOR_PEER_ADDRESS, permit};
 
 fn allocate_tcp() -> Vec<u8> {
     stun(support::ALLOCATE, 1, &[(0x0019, &[6, 0, 0, 0])])
@@ -269,7 +255,7 @@ fn all_ends_with_the_allocation() {
         assert!(is_over(&mut peer) && is_over(&mut stream));
         eventually("the relayed address is closed", || TcpStream::connect(relayed).err());
         eventually("no connection is left", || {
-            world.relay.snapshots().iter().all(|snapshot| snapshot.peers.open == 0).then_some(())
+            world.relay.snapshots().iter().all(|snapshot| snapshot.peers.open == 0)
         });
     }
 }
@@ -431,9 +417,7 @@ fn a_reset_ends_a_tls_data_connection_though_nothing_can_be_moved() {
         (bound(tls, &connection), peer)
     };
     let open = |count: u64| {
-        eventually(&format!("{count} connections"), || {
-            (world.relay.snapshots()[0].peers.open == count).then_some(())
-        });
+        eventually(&format!("{count} connections"), || world.relay.snapshots()[0].peers.open == count);
     };
 
     let (mut data, peer) = bound_pair(2);

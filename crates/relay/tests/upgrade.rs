@@ -1,29 +1,14 @@
 //! A relay that goes on in another one, as it would in another process: the sockets are the same, and so is all that passes between the two.
 
-use std::{
-    net::{SocketAddr, UdpSocket},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread,
-    time::Duration,
-};
+use crate::prelude::*;
+use std::sync::atomic::AtomicU64;
 
-use rustls::HandshakeKind;
-use turnpike_relay::{
-    Config, Relay, StartError,
-    upgrade::{RelayHandover, RelayOffer},
-};
+use turnpike_relay::upgrade::{RelayHandover, RelayOffer};
 
 use crate::{
     hairpinning::{Caller, behind_nat},
     shared_ports::peer_at,
-    support::{
-        Client, Message, SOON, World, allocate, bind, binding, channel_data, configured, connect, context,
-        dtls::{self, DtlsClient, Kind},
-        eventually, heard, identity, padded, peer, plain, refresh, tls_config, tls_connect,
-    },
+    support::{configured, context, dtls, identity},
 };
 
 /// Has `old` go on in a new one of this configuration. Why not, if it does not: then it goes on itself.

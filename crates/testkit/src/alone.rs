@@ -73,6 +73,23 @@ pub fn run(program: &str, arguments: &[&str]) {
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Name of the test function that this stands in, as the test program knows it.
+#[macro_export]
+macro_rules! this_test {
+    () => {{
+        fn here() {}
+        $crate::alone::path_of(here)
+    }};
+}
+
+/// Path of the function that `inner` is declared in, without the crate.
+#[doc(hidden)]
+pub fn path_of<T>(_inner: T) -> &'static str {
+    let path = std::any::type_name::<T>().trim_end_matches("::here");
+    let path = path.split_once("::{{closure}}").map_or(path, |(path, _)| path);
+    path.split_once("::").map_or(path, |(_, path)| path)
+}
+
 /// What a test cannot do without; where that is missing, says why and ends the test.
 #[macro_export]
 macro_rules! need {
@@ -149,7 +166,7 @@ mod tests {
     #[test]
     fn a_limit_holds_inside_alone() {
         let outside = std::process::id();
-        with_descriptors("alone::tests::a_limit_holds_inside_alone", 50, || {
+        with_descriptors(crate::this_test!(), 50, || {
             let taken = process::take_descriptors();
             assert!(taken.len() < 50);
         });
@@ -158,9 +175,10 @@ mod tests {
 
     #[test]
     fn what_fails_inside_fails_outside() {
-        const TEST: &str = "alone::tests::what_fails_inside_fails_outside";
-        let inside = is_inside(TEST);
-        let failed = panic::catch_unwind(|| in_own_process(TEST, || panic!("as it should")));
+        let test = crate::this_test!();
+        assert_eq!(test, "alone::tests::what_fails_inside_fails_outside");
+        let inside = is_inside(test);
+        let failed = panic::catch_unwind(|| in_own_process(test, || panic!("as it should")));
         if inside {
             panic::resume_unwind(failed.expect_err("it panics"));
         }

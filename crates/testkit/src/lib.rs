@@ -19,6 +19,12 @@ pub use loopback::loopback_keeps_super_packets;
 pub use ports::{free_address, free_port};
 pub use wait::{PATIENCE, eventually};
 
+/// True if golden files are to be written: `TURNPIKE_TEST_GOLDEN=write`.
+#[must_use]
+pub fn writes_golden_files() -> bool {
+    std::env::var_os("TURNPIKE_TEST_GOLDEN").is_some_and(|what| what == "write")
+}
+
 /// Tests that differ in what they are called with.
 #[macro_export]
 macro_rules! tests {

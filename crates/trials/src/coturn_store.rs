@@ -14,7 +14,7 @@ pub fn coturn_store() -> Result<(Server, Proxy), String> {
     let (_, rest) = document.split_once("```sql\n").expect("the document has the schema");
     let psql = installed("psql").ok_or("psql is not installed")?;
     let schema = rest.split_once("```").expect("and its end").0;
-    let ended = Program::run(Command::new(psql).env("PGPASSWORD", PASSWORD).args([
+    Program::run(Command::new(psql).env("PGPASSWORD", PASSWORD).args([
         "-X",
         "-q",
         "-v",
@@ -23,7 +23,7 @@ pub fn coturn_store() -> Result<(Server, Proxy), String> {
         &server.coturn_words(),
         "-c",
         schema,
-    ]));
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    ]))
+    .ended(0);
     Ok((server, proxy))
 }

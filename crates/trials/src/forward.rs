@@ -78,7 +78,7 @@ impl Forward {
     /// Waits until a counter of all rules has this value.
     pub fn wait_for(&self, family: &str, label: &str, wanted: u64) {
         eventually(&format!("{family}{{{label}}} is {wanted}"), || {
-            (self.metrics().sum(family, label) == wanted).then_some(())
+            self.metrics().sum(family, label) == wanted
         });
     }
 
@@ -91,7 +91,7 @@ impl Forward {
     pub fn reload(&mut self, answer: &str) {
         let before = self.count(answer);
         self.program.signal("HUP");
-        eventually(&format!("another line with {answer:?}"), || (self.count(answer) > before).then_some(()));
+        eventually(&format!("another line with {answer:?}"), || self.count(answer) > before);
     }
 
     fn count(&self, text: &str) -> usize {

@@ -32,6 +32,20 @@ impl Finished {
     pub fn output(&self) -> String {
         format!("{}\n{}", self.stdout, self.stderr)
     }
+
+    /// Returns it if it has ended with this exit code.
+    #[track_caller]
+    pub fn ended(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{}", self.output());
+        self
+    }
+
+    /// Returns it if its standard error contains this.
+    #[track_caller]
+    pub fn says(self, text: &str) -> Self {
+        assert!(self.stderr.contains(text), "{text:?} in {}", self.output());
+        self
+    }
 }
 
 impl Program {

@@ -79,6 +79,11 @@ pub struct Serve {
 const NEWCOMERS: &str = "TURNPIKE_TEST_NEWCOMERS";
 
 impl Serve {
+    /// A generator by UDP and IPv4, to and from this reflector.
+    pub fn load(&self, reflect: &Reflect) -> Load {
+        Load::new(self.address(super::V4)).to(reflect.address)
+    }
+
     /// On loopback, in both families where there are two, for [`USER`], peers on loopback allowed. It relays on loopback too, unless `more`
     /// names a relay address.
     pub fn start(more: &[&str]) -> Self {
@@ -120,7 +125,7 @@ impl Serve {
         let v6 = has_ipv6()
             .then(|| address_after(&program.line_with("listening on udp [::1]:"), "listening on udp "));
         let mut serve = Self { program, v4, v6, admin, _newcomers: None, _dir: dir };
-        eventually("/healthz answers 200", || (serve.health()? == 200).then_some(()));
+        eventually("/healthz answers 200", || serve.health() == Some(200));
         serve._newcomers = std::env::var(NEWCOMERS)
             .ok()
             .map(|rate| Newcomers::arrive(v4, rate.parse().expect("newcomers per second"), 1));
@@ -164,7 +169,7 @@ impl Serve {
     }
 
     pub fn wait_for_allocations(&self, wanted: u64) {
-        eventually(&format!("{wanted} allocations"), || (self.allocations() == wanted).then_some(()));
+        eventually(&format!("{wanted} allocations"), || self.allocations() == wanted);
     }
 
     /// Memory of its own in bytes.
@@ -224,10 +229,16 @@ impl Load {
 
     /// To and from this peer.
     pub fn to(self, peer: SocketAddr) -> Self {
-        self.with(&["--peer", &peer.to_string()])
+        self.with(&format!("--peer {peer}"))
     }
 
-    pub fn with(mut self, more: &[&str]) -> Self {
+    /// With these arguments, which blanks separate.
+    pub fn with(self, more: &str) -> Self {
+        self.with_words(&super::words(more))
+    }
+
+    /// With these arguments, whatever is in them.
+    pub fn with_words(mut self, more: &[&str]) -> Self {
         self.0.extend(more.iter().map(|&argument| argument.to_owned()));
         self
     }

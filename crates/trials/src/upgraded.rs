@@ -29,8 +29,7 @@ impl Upgraded {
     /// The same, which must not fail; the number of the process before.
     pub fn upgrade(&mut self) -> u32 {
         let before = self.pid();
-        let asked = self.ask(&[]);
-        assert_eq!(asked.code, Some(0), "{}", asked.output());
+        let asked = self.ask(&[]).ended(0);
         self.took_over(&asked.stdout);
         before
     }
@@ -65,5 +64,5 @@ pub fn lives(pid: u32) -> bool {
 
 /// Waits for its end.
 pub fn ends(pid: u32) {
-    eventually(&format!("process {pid} ends"), || (!lives(pid)).then_some(()));
+    eventually(&format!("process {pid} ends"), || !lives(pid));
 }

@@ -228,8 +228,8 @@ impl<'l> Soak<'l> {
     fn talk(&self, transport: &str, how: &[&str]) -> Program {
         self.load(transport)
             .to(self.reflect.address)
-            .with(&["--rate", "max", "--size", "200", "--threads", "1"])
-            .with(how)
+            .with("--rate max --size 200 --threads 1")
+            .with_words(how)
             .start()
     }
 
@@ -237,22 +237,16 @@ impl<'l> Soak<'l> {
     fn come_and_go(&self, transport: &str) -> Program {
         let clients = if transport == "dtls" { "4" } else { "8" };
         self.load(transport)
-            .with(&["--mode", "allocate", "--clients", clients, "--rate", "max", "--threads", "1"])
+            .with(&format!("--mode allocate --clients {clients} --rate max --threads 1"))
             .start()
     }
 
     fn load(&self, transport: &str) -> Load {
         let port = if matches!(transport, "udp" | "tcp") { 3478 } else { 5349 };
         let authority = self.certificate.authority().display().to_string();
-        let load = Load::as_user(SocketAddr::new(SERVER[0], port), &format!("{USER}:{PASSWORD}")).with(&[
-            "--transport",
-            transport,
-            "--warmup",
-            "0",
-            "--duration",
-            &SECONDS.to_string(),
-        ]);
-        if port == 5349 { load.with(&["--ca", &authority, "--server-name", "turn.soak.test"]) } else { load }
+        let load = Load::as_user(SocketAddr::new(SERVER[0], port), &format!("{USER}:{PASSWORD}"))
+            .with(&format!("--transport {transport} --warmup 0 --duration {SECONDS}"));
+        if port == 5349 { load.with(&format!("--ca {authority} --server-name turn.soak.test")) } else { load }
     }
 }
 

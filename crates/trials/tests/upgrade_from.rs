@@ -65,9 +65,9 @@ fn clients_of_a_server_lose_nothing() {
     let builds = need!(builds());
     let serve = Serve::start(&["--workers", "2"]);
     let reflect = Reflect::start(V4, &[]);
-    let load = Load::new(serve.address(V4))
-        .to(reflect.address)
-        .with(&["--clients", CLIENTS, "--rate", RATE, "--warmup", "0.1", "--duration", "600"])
+    let load = serve
+        .load(&reflect)
+        .with(&format!("--clients {CLIENTS} --rate {RATE} --warmup 0.1 --duration 600"))
         .start();
     let relayed = || serve.metrics().sum("turnpike_relayed_datagrams_total", "direction=\"to_client\"");
     let _serves = there_and_back(&serve.program, &builds, || {
@@ -83,11 +83,11 @@ fn clients_of_a_server_lose_nothing() {
 #[ignore = "needs another build: cargo xtask upgrade-from COMMIT"]
 fn clients_of_a_server_with_the_kernel_path_lose_nothing() {
     let builds = need!(builds());
-    on_links("upgrade_from::clients_of_a_server_with_the_kernel_path_lose_nothing", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&["--workers", "2"]);
         let reflect = Reflect::start(PEER[0], &[]);
         let load = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
-            .with(&["--clients", CLIENTS, "--rate", RATE, "--warmup", "0.1", "--duration", "600"])
+            .with(&format!("--clients {CLIENTS} --rate {RATE} --warmup 0.1 --duration 600"))
             .to(reflect.address)
             .start();
         let _serves = there_and_back(&server.program, &builds, || {

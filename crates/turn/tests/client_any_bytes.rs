@@ -2,8 +2,6 @@
 
 use crate::client_support::*;
 use proptest::prelude::*;
-use stun_types::message::IntegrityAlgorithm;
-use turnpike_turn::client::Incoming;
 
 proptest! {
     #[test]

@@ -1,18 +1,11 @@
 //! The client proves who it is, and believes only what is proven to it (RFC 8489 section 9.2).
 
-use std::sync::Arc;
-
 use crate::client_support::*;
-use stun_types::{
-    attribute::{
-        AttributeStaticType as _, MessageIntegrity, MessageIntegritySha256, PasswordAlgorithm,
-        PasswordAlgorithmValue, PasswordAlgorithms,
-    },
-    message::{IntegrityAlgorithm, Message},
+use stun_types::attribute::{
+    AttributeStaticType as _, MessageIntegrity, MessageIntegritySha256, PasswordAlgorithm,
+    PasswordAlgorithmValue, PasswordAlgorithms,
 };
-use turnpike_turn::client::{
-    Allocation, Client, Config, Event, Failure, Ignored, Incoming, Request, RequestError,
-};
+use turnpike_turn::client::Allocation;
 
 const MD5: PasswordAlgorithmValue = PasswordAlgorithmValue::MD5;
 const SHA256: PasswordAlgorithmValue = PasswordAlgorithmValue::SHA256;

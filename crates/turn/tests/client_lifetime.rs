@@ -1,15 +1,10 @@
 //! The client keeps what it has: retransmission, refreshes, deletion, in virtual time.
 
 use crate::client_support::*;
-use stun_types::message::{IntegrityAlgorithm, Message};
-use turn_types::{
-    attribute::Lifetime,
-    message::{CHANNEL_BIND, CREATE_PERMISSION, REFRESH},
-};
-use turnpike_turn::client::{Client, Event, Failure, Ignored, Incoming, Request, RequestError};
+use turn_types::message::{CHANNEL_BIND, CREATE_PERMISSION};
 use turnpike_wire::{
     channel_data::{ChannelData, ChannelNumber},
-    indication::{self, Indication, MAX_HEADER_LEN},
+    indication::{self, Indication},
 };
 
 #[test]

@@ -3,21 +3,13 @@
 
 use crate::client_support;
 
-use std::sync::Arc;
-
 use crate::client_support::*;
 use stun_types::{
     attribute::{AlternateDomain, AlternateServer, AttributeType, ErrorCode, RawAttribute},
-    message::{
-        IntegrityAlgorithm, Message, MessageIntegrityCredentials, MessageWrite as _, MessageWriteExt as _,
-        MessageWriteVec, ShortTermCredentials,
-    },
+    message::{MessageIntegrityCredentials, MessageWrite as _, MessageWriteExt as _, ShortTermCredentials},
 };
-use turn_types::{
-    attribute::{Lifetime, XorRelayedAddress},
-    message::{ALLOCATE, REFRESH},
-};
-use turnpike_turn::client::{AccessToken, Client, Config, Event, Failure, Incoming, Request, RequestError};
+use turn_types::{attribute::XorRelayedAddress, message::ALLOCATE};
+use turnpike_turn::client::AccessToken;
 
 const TICKET: AttributeType = AttributeType::new(0x8030);
 

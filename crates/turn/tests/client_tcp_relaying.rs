@@ -1,19 +1,12 @@
 //! The client over TCP, and relaying TCP (RFC 6062).
 
-use std::sync::Arc;
-
 use crate::client_support::*;
-use stun_types::message::{
-    IntegrityAlgorithm, Message, MessageClass, MessageType, MessageWrite as _, MessageWriteExt as _,
-    MessageWriteVec,
-};
+use stun_types::message::{MessageClass, MessageType, MessageWrite as _, MessageWriteExt as _};
 use turn_types::{
     attribute::{ConnectionId as ConnectionIdAttribute, RequestedTransport, XorPeerAddress},
     message::{CONNECT, CONNECTION_ATTEMPT, CONNECTION_BIND},
 };
-use turnpike_turn::client::{
-    Client, Config, ConnectionId, Event, Failure, Ignored, Incoming, Progress, Relayed, Request, Timing,
-};
+use turnpike_turn::client::{ConnectionId, Progress, Relayed, Timing};
 
 fn tcp_client() -> Client {
     let config = Config { relayed: Relayed::Tcp, timing: Timing::RELIABLE, ..Config::new(USER, PASSWORD) };

@@ -2,12 +2,8 @@
 //! ticket altered, an older one, while allocations move, clients go and time passes.
 
 use turnpike_testkit::fuzz::{self, Input};
-use turnpike_turn::server::{Client, Effect, ListenerId};
 
-use crate::{
-    common::*,
-    server_mobility_workers::{Workers, elsewhere},
-};
+use crate::{common::*, server_mobility_workers::Workers};
 
 const WORKERS: u16 = 3;
 const USERS: [&str; 2] = ["alice", "bob"];

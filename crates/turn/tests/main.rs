@@ -56,7 +56,6 @@ mod server_stats;
 mod server_third_party;
 mod server_upgrade;
 mod server_views;
-mod server_worker_counts;
 
 /// Seeds of failures are kept beside the test.
 fn kept_seeds() -> proptest::test_runner::Config {

@@ -1,17 +1,13 @@
 //! Allocate (RFC 8656 section 7): what it grants and every reason to refuse.
 
 use crate::common::{turn::*, *};
-use stun_types::attribute::{AttributeStaticType as _, Software};
-use turnpike_turn::server::{
-    DropReason, Effect, Family, OpenRelay, OpenRequest, OpenResult, PortRequest, RelayId, RelayTransport,
-    ServerConfig,
-};
+use stun_types::attribute::AttributeStaticType as _;
+use turnpike_turn::server::{OpenRelay, OpenRequest};
 
 #[test]
 fn an_allocation_tells_relayed_and_mapped_address_and_lifetime() {
     let mut world = World::new();
-    let alice = world.credentials("alice", Scheme::Md5);
-    let reply = world.ask(&Ask::allocate().signed(&alice)).success();
+    let reply = world.ask_as("alice", Ask::allocate()).success();
     assert_eq!(reply.relayed(), [address("203.0.113.1:50002")]);
     assert_eq!(reply.mapped(), world.client.address);
     assert_eq!(reply.lifetime(), 600);
@@ -106,8 +102,7 @@ fn a_family_without_relay_address_is_440() {
     assert_eq!(reply.relayed(), [address("[2001:db8::1]:50002")]);
 
     let mut both = World::new();
-    let alice = both.credentials("alice", Scheme::Md5);
-    let reply = both.ask(&Ask::allocate().with(&v6).signed(&alice)).success();
+    let reply = both.ask_as("alice", Ask::allocate().with(&v6)).success();
     assert_eq!(reply.relayed(), [address("[2001:db8::1]:50002")]);
 }
 
@@ -130,7 +125,7 @@ fn a_relay_socket_that_cannot_be_opened_is_508_and_leaves_nothing() {
         let mut world = World::new();
         let alice = world.credentials("alice", Scheme::Sha256);
         let ask = Ask::allocate().signed(&alice);
-        let Outcome::Open(request) = world.feed(&ask.bytes()) else { panic!() };
+        let request = world.feed(&ask.bytes()).opens();
         assert_eq!(world.server.gate_mut().held(), 1);
         let reply = world.opened(request.allocation, result, None);
         assert_eq!(reply.code(), Some(code));
@@ -147,9 +142,8 @@ fn a_relay_socket_that_cannot_be_opened_is_508_and_leaves_nothing() {
 #[test]
 fn a_relay_socket_opened_for_an_allocation_that_is_gone_is_given_back() {
     let mut world = World::new();
-    let alice = world.credentials("alice", Scheme::Md5);
-    let Outcome::Open(request) = world.feed(&Ask::allocate().signed(&alice).bytes()) else { panic!() };
-    world.server.close_all(world.now, turnpike_turn::server::ClosedReason::Shutdown);
+    let request = world.feed_as("alice", Ask::allocate()).opens();
+    world.server.close_all(world.now, ClosedReason::Shutdown);
     assert!(
         matches!(&world.effects()[..], [Effect::Closed { allocation, .. }] if *allocation == request.allocation)
     );
@@ -167,7 +161,7 @@ fn even_port_asks_for_an_even_port() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let ask = Ask::allocate().with(&EvenPort::new(false)).signed(&alice);
-    let Outcome::Open(request) = world.feed(&ask.bytes()) else { panic!() };
+    let request = world.feed(&ask.bytes()).opens();
     assert_eq!(
         request.first,
         OpenRelay { family: Family::V4, transport: RelayTransport::Udp, port: PortRequest::Even }
@@ -181,7 +175,7 @@ fn a_reserved_port_is_found_again_by_its_token_and_family() {
         let mut world = World::with(streams());
         let alice = world.credentials("alice", Scheme::Md5);
         let ask = Ask::allocate().with(&EvenPort::new(true)).with(&RequestedAddressFamily::new(asked));
-        let Outcome::Open(request) = world.feed(&ask.signed(&alice).bytes()) else { panic!() };
+        let request = world.feed(&ask.signed(&alice).bytes()).opens();
         let PortRequest::EvenAndReserveNext(token) = request.first.port else { panic!("{request:?}") };
         let reply = world.open(&request).success();
         assert_eq!(reply.get::<ReservationToken>().token().to_be_bytes(), token);
@@ -222,7 +216,7 @@ fn no_request_works_before_the_relay_socket_is_open() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let ask = Ask::allocate().signed(&alice);
-    let Outcome::Open(request) = world.feed(&ask.bytes()) else { panic!() };
+    let request = world.feed(&ask.bytes()).opens();
     assert_eq!(world.feed(&ask.bytes()), Outcome::Drop(DropReason::OpenPending));
     for ask in [Ask::refresh(0), Ask::permit(PEER), Ask::bind(0x4000, PEER)] {
         assert_eq!(world.ask(&ask.signed(&alice)).code(), Some(437));
@@ -239,11 +233,10 @@ fn draining_refuses_new_allocations_and_keeps_the_old() {
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     world.server.set_draining(true);
     world.ask(&Ask::refresh(600).signed(&alice)).success();
-    assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
-    assert!(matches!(world.peer_sends(relay, PEER, b"x"), Outcome::ToClient { .. }));
+    assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
+    assert!(world.peer_sends(relay, PEER, b"x").goes_to_client());
     world.client = client(40_001);
-    let bob = world.credentials("bob", Scheme::Md5);
-    assert_eq!(world.ask(&Ask::allocate().signed(&bob)).code(), Some(508));
+    assert_eq!(world.ask_as("bob", Ask::allocate()).code(), Some(508));
     assert_eq!(world.server.stats().drain_refusals, 1);
     assert_eq!(world.server.allocations(), 1);
 }

@@ -2,9 +2,6 @@
 
 use crate::common::*;
 use stun_types::attribute::{AlternateDomain, AttributeStaticType as _};
-use turnpike_turn::server::{
-    Alternate, AlternateWhen, ListenerId, ListenerProfile, OpenResult, ServerConfig, Transport,
-};
 
 fn alternate(at: &str, when: AlternateWhen) -> Alternate {
     Alternate { address: address(at), domain: None, transports: Vec::new(), when }
@@ -61,8 +58,7 @@ fn without_authentication_nobody_is_redirected() {
 #[test]
 fn a_malformed_request_is_a_bad_request_wherever_it_would_go() {
     let mut world = World::with(with(vec![alternate(V4, AlternateWhen::Always)]));
-    let alice = world.credentials("alice", Scheme::Md5);
-    assert_eq!(world.ask(&Ask::new(ALLOCATE).signed(&alice)).code(), Some(400));
+    assert_eq!(world.ask_as("alice", Ask::new(ALLOCATE)).code(), Some(400));
 }
 
 #[test]
@@ -104,8 +100,7 @@ fn a_full_server_sends_on_and_a_user_at_the_limit_stays() {
             (5, "bob", Some(code)),
         ] {
             world.client = client(port);
-            let credentials = world.credentials(user, Scheme::Md5);
-            let reply = world.ask(&Ask::allocate().signed(&credentials));
+            let reply = world.ask_as(user, Ask::allocate());
             assert_eq!(reply.code(), expected, "{when:?} {port}");
         }
         assert_eq!(world.server.stats().quota_refusals, [1, 1, 0]);

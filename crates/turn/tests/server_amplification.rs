@@ -1,7 +1,7 @@
 //! Refusals to prefixes: whoever forges a source address makes the server send there no more than it may.
 
 use crate::common::*;
-use turnpike_turn::server::{Client, DropReason, ListenerId, PrefixLengths, RefusalLimit, ServerConfig};
+use turnpike_turn::server::RefusalLimit;
 
 fn bounded() -> ServerConfig {
     ServerConfig {

@@ -2,14 +2,8 @@
 
 use crate::common::*;
 use stun_types::{
-    attribute::{
-        AttributeStaticType as _, Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm, Software,
-    },
+    attribute::{AttributeStaticType as _, Realm},
     message::Message,
-};
-use turnpike_turn::{
-    server::{CredentialRefusal, DropReason, Effect, ListenerId, ServerConfig},
-    wire::integrity::{Key, KeyAlgorithm, Mac},
 };
 
 const USERNAME: u16 = 0x0006;
@@ -40,14 +34,6 @@ fn lacks(reply: &Reply, kinds: &[u16]) {
 fn is_signed_answer(reply: &Reply, credentials: &Credentials) {
     assert!(reply.is_signed(credentials), "{:?}", credentials.scheme);
     lacks(reply, &[USERNAME, USERHASH, Realm::TYPE.value(), Nonce::TYPE.value()]);
-}
-
-fn refusals(world: &mut World) -> Vec<CredentialRefusal> {
-    let refused = |effect| match effect {
-        Effect::Refused { why, .. } => Some(why),
-        _ => None,
-    };
-    world.effects().into_iter().filter_map(refused).collect()
 }
 
 #[test]
@@ -122,8 +108,7 @@ fn of_two_integrity_attributes_sha256_decides() {
     let ask = ask.raw(0x0015, alice.nonce.as_bytes()).bytes();
     for (sha1, sha256, code) in [(&right, &wrong, 401), (&wrong, &right, 437)] {
         let both = signed(&signed(&ask, sha1, Mac::Sha1, false), sha256, Mac::Sha256, false);
-        let Outcome::Reply(reply) = world.feed(&both) else { panic!("no answer") };
-        assert_eq!(Reply(reply).code(), Some(code));
+        assert_eq!(world.feed(&both).reply().code(), Some(code));
     }
 }
 
@@ -156,7 +141,7 @@ fn refused_credentials_are_401_with_a_reason_for_the_log() {
     ] {
         let reply = world.ask(&Ask::allocate().signed(&credentials));
         is_challenge(&reply, 401);
-        assert_eq!(refusals(&mut world), [why]);
+        assert_eq!(world.refusals(), [why]);
     }
     assert_eq!(world.server.stats().credentials_refused, [2, 1, 1, 1, 0, 0, 0]);
     assert_eq!(world.server.allocations(), 0);
@@ -220,7 +205,7 @@ fn a_wrong_realm_without_a_nonce_of_ours_is_counted_and_not_told() {
     for nonce in ["", "f//499k954d6OL34oL9FSTvy64sA", &anothers] {
         elsewhere.nonce = nonce.to_owned();
         assert_eq!(world.ask(&Ask::allocate().signed(&elsewhere)).code(), Some(401), "{nonce:?}");
-        assert_eq!(refusals(&mut world), [], "{nonce:?}");
+        assert_eq!(world.refusals(), [], "{nonce:?}");
     }
     assert_eq!(world.server.stats().credentials_refused, [0, 0, 0, 3, 0, 0, 0]);
 }
@@ -234,7 +219,7 @@ fn over_tcp_tls_and_dtls_a_wrong_realm_is_told_with_any_nonce() {
         elsewhere.realm = "elsewhere.example".to_owned();
         elsewhere.nonce = "f//499k954d6OL34oL9FSTvy64sA".to_owned();
         assert_eq!(world.ask(&Ask::allocate().signed(&elsewhere)).code(), Some(401));
-        assert_eq!(refusals(&mut world), [CredentialRefusal::WrongRealm]);
+        assert_eq!(world.refusals(), [CredentialRefusal::WrongRealm]);
     }
 }
 
@@ -337,8 +322,7 @@ fn sha256_is_not_offered_where_no_such_keys_are_stored() {
     // One who answers a longer list than ours was lied to on the way.
     let sha256 = world.credentials("alice", Scheme::Sha256);
     assert_eq!(world.ask(&Ask::allocate().signed(&sha256)).code(), Some(400));
-    let md5 = world.credentials("alice", Scheme::Md5);
-    world.ask(&Ask::allocate().signed(&md5)).success();
+    world.ask_as("alice", Ask::allocate()).success();
 }
 
 #[test]
@@ -387,7 +371,7 @@ fn a_nonce_that_was_never_given_to_the_client_is_438_after_user_and_key() {
         assert_eq!(code(&mut world, &of("alice", "guess")), Some(401));
         assert_eq!(code(&mut world, &of("alice", &alice.password)), Some(438));
         // Its address may be forged: it is counted, and nobody is accused.
-        assert_eq!(refusals(&mut world), []);
+        assert_eq!(world.refusals(), []);
         // A list of another configuration goes with a nonce of it.
         let listed = Ask::allocate().raw(0x8002, &[0, 1, 0, 0]).raw(0x001D, &[0, 1, 0, 0]);
         let reply = world.ask(&listed.signed(&of("alice", &alice.password)));
@@ -429,17 +413,14 @@ fn attributes_after_message_integrity_are_ignored() {
         bytes[2..4].copy_from_slice(&length.to_be_bytes());
         bytes
     };
-    let Outcome::Open(request) = world.feed(&with_lifetime_appended(Ask::allocate(), &alice)) else {
-        panic!()
-    };
+    let request = world.feed(&with_lifetime_appended(Ask::allocate(), &alice)).opens();
     assert_eq!(world.open(&request).lifetime(), 600);
     // An unknown one there is no reason for 420 either.
     let mut bytes = Ask::refresh(700).signed(&alice).bytes();
     bytes.extend_from_slice(&[0x7F, 0xFF, 0, 0]);
     let length = u16::try_from(bytes.len() - 20).unwrap();
     bytes[2..4].copy_from_slice(&length.to_be_bytes());
-    let Outcome::Reply(reply) = world.feed(&bytes) else { panic!() };
-    assert_eq!(Reply(reply).success().lifetime(), 700);
+    assert_eq!(world.feed(&bytes).reply().success().lifetime(), 700);
 }
 
 #[test]
@@ -449,8 +430,7 @@ fn a_request_altered_on_the_way_is_401() {
     let mut bytes = Ask::allocate().signed(&alice).bytes();
     // REQUESTED-TRANSPORT's protocol number.
     bytes[24] = 6;
-    let Outcome::Reply(reply) = world.feed(&bytes) else { panic!() };
-    assert_eq!(Reply(reply).code(), Some(401));
+    assert_eq!(world.feed(&bytes).reply().code(), Some(401));
 }
 
 #[test]

@@ -1,11 +1,7 @@
 //! Limits of bits per second, as the forwarding table holds them: what passes is counted, in virtual time.
 
-use std::collections::HashMap;
-
 use crate::common::*;
-use turnpike_turn::server::{
-    Bandwidth, Client, DropReason, Level, PeerRules, Rates, RelayId, ServerConfig, Way,
-};
+use turnpike_turn::server::{Level, Way};
 
 const PERMITTED: &str = "198.41.0.5:7000";
 
@@ -130,7 +126,7 @@ fn what_a_stream_brings_waits_and_is_not_dropped() {
     assert_eq!(world.feed(&datagram), Outcome::Wait { until_ms, otherwise });
     assert_eq!(world.feed(&Ask::send(PERMITTED, &[7; 1000])), Outcome::Wait { until_ms, otherwise });
     world.now.ms = until_ms;
-    assert!(matches!(world.feed(&datagram), Outcome::ToPeer { .. }), "fed again");
+    assert!(world.feed(&datagram).goes_to_peer(), "fed again");
     assert_eq!(world.server.stats().bandwidth_pauses, [3, 0, 0, 0], "the first, when it was counted, too");
     assert_eq!(world.dropped(DropReason::AllocationBandwidth), 0);
     // Where nobody can be made to wait, it is lost, and said so.
@@ -157,7 +153,7 @@ fn connections_take_bytes_from_the_same_buckets_and_give_back_what_they_do_not_c
     assert!(held_up.level == Level::Allocation && held_up.until_ms > now.ms);
     assert_eq!(server.take_bytes(now, id, Way::ToClient, 10), Ok(10));
     assert_eq!(server.stats().bandwidth_pauses, [1, 0, 0, 0]);
-    let stranger = turnpike_turn::server::AllocationId { index: 77, generation: 0 };
+    let stranger = AllocationId { index: 77, generation: 0 };
     assert_eq!(server.take_bytes(now, stranger, Way::ToPeer, 5), Ok(5), "nobody's limits");
 }
 
@@ -187,8 +183,7 @@ fn a_new_allocation_of_a_user_has_no_burst_of_its_own() {
     let mut world = World::with(limited(Rates { per_user: Some(8_000_000), ..Rates::default() }, None));
     relaying(&mut world, client(1), "alice");
     assert_eq!(passing(&mut world, client(1)), 100);
-    let alice = world.credentials("alice", Scheme::Md5);
-    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    world.ask_as("alice", Ask::refresh(0)).success();
     relaying(&mut world, client(1), "alice");
     assert_eq!(passing(&mut world, client(1)), 0);
 }
@@ -200,8 +195,7 @@ fn no_rule_but_the_rates_holds_up_who_is_within_them() {
     config.peers = PeerRules { deny: vec!["198.41.0.5".parse().unwrap()], ..PeerRules::default() };
     let mut world = World::with(config);
     world.client = client(1);
-    let alice = world.credentials("alice", Scheme::Md5);
-    world.ask(&Ask::allocate().signed(&alice)).success();
+    world.ask_as("alice", Ask::allocate()).success();
     assert_eq!(world.feed(&Ask::send(PERMITTED, b"x")), Outcome::Drop(DropReason::PeerRefused));
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
 }

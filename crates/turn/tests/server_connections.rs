@@ -1,12 +1,7 @@
 //! TCP relaying (RFC 6062).
 
 use crate::common::{turn::*, *};
-use proptest::prelude::*;
-use turnpike_turn::server::{
-    AllocationId, Client, ClosedReason, ConnectError, ConnectionId, ConnectionRefusal, DropReason, Effect,
-    Family, ListenerId, PeerRules, RelayId, RelayTransport, Server, ServerConfig, WorkerId,
-    stats::ConnectionEvent,
-};
+use turnpike_turn::server::{ConnectionId, Server, WorkerId};
 
 const OTHER_PEER: &str = "198.41.0.4:7001";
 
@@ -56,7 +51,7 @@ fn an_allocation_for_tcp_opens_listening_sockets() {
         world.client.listener = ListenerId(transport);
         let alice = world.credentials("alice", Scheme::Md5);
         let ask = Ask::allocate_tcp().with(&AdditionalAddressFamily::new(AddressFamily::IPV6)).signed(&alice);
-        let Outcome::Open(request) = world.feed(&ask.bytes()) else { panic!() };
+        let request = world.feed(&ask.bytes()).opens();
         assert_eq!(request.first.transport, RelayTransport::Tcp);
         assert_eq!(request.second.unwrap().transport, RelayTransport::Tcp);
         let reply = world.open(&request).success();
@@ -64,8 +59,7 @@ fn an_allocation_for_tcp_opens_listening_sockets() {
         assert!(reply.is_signed(&alice) && reply.raw(0x0022).is_none(), "no RESERVATION-TOKEN");
     }
     let mut world = world();
-    let alice = world.credentials("alice", Scheme::Md5);
-    let Outcome::Open(request) = world.feed(&Ask::allocate().signed(&alice).bytes()) else { panic!() };
+    let request = world.feed_as("alice", Ask::allocate()).opens();
     assert_eq!(request.first.transport, RelayTransport::Udp);
 }
 
@@ -74,8 +68,7 @@ fn an_allocation_for_tcp_needs_a_stream_to_the_client() {
     for datagrams in [0, 3, 99] {
         let mut world = world();
         world.client.listener = ListenerId(datagrams);
-        let alice = world.credentials("alice", Scheme::Md5);
-        assert_eq!(world.ask(&Ask::allocate_tcp().signed(&alice)).code(), Some(400));
+        assert_eq!(world.ask_as("alice", Ask::allocate_tcp()).code(), Some(400));
         assert_eq!(world.server.gate_mut().held(), 0);
     }
 }
@@ -130,8 +123,7 @@ fn a_client_connects_to_a_peer_and_binds_the_connection() {
     assert_eq!(world.server.stats().connection_bytes, [11, 22]);
     world.effects();
     world.client = stream(41_000);
-    let alice = world.credentials("alice", Scheme::Md5);
-    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    world.ask_as("alice", Ask::refresh(0)).success();
     assert!(matches!(&world.effects()[..], [Effect::Closed { to_peer: (0, 11), to_client: (0, 22), .. }]));
 }
 
@@ -237,8 +229,7 @@ fn connect_is_refused_as_the_peer_or_the_request_deserves() {
         assert_eq!(world.ask(&ask.signed(&alice)).code(), Some(code));
     }
     assert_eq!(world.ask(&Ask::connect(PEER)).code(), Some(401));
-    let bob = world.credentials("bob", Scheme::Md5);
-    assert_eq!(world.ask(&Ask::connect(PEER).signed(&bob)).code(), Some(441));
+    assert_eq!(world.ask_as("bob", Ask::connect(PEER)).code(), Some(441));
     assert_eq!(world.server.connections(), 0);
     // Without an allocation, and with one that relays UDP.
     world.client = stream(2);
@@ -328,8 +319,7 @@ fn connection_bind_is_400_for_what_is_not_pending() {
     assert_eq!(world.ask(&Ask::connection_bind(request.connection).signed(&alice)).code(), Some(400));
     for listener in [0, 3] {
         world.client = Client { listener: ListenerId(listener), ..stream(42_002) };
-        let alice = world.credentials("alice", Scheme::Md5);
-        assert_eq!(world.ask(&Ask::connection_bind(request.connection).signed(&alice)).code(), Some(400));
+        assert_eq!(world.ask_as("alice", Ask::connection_bind(request.connection)).code(), Some(400));
     }
     assert!(matches!(bind(&mut world, &alice, 42_003, request.connection), Outcome::Bind { .. }));
     assert_eq!(code(bind(&mut world, &alice, 42_004, request.connection)), Some(400));
@@ -400,7 +390,7 @@ fn connections_end_with_their_realm() {
     let (alice, _) = world.allocated_tcp();
     world.connected(&alice, PEER);
     let renamed = ServerConfig { realm: "renamed.example".to_owned(), ..streams() };
-    world.server.reconfigure(world.now, std::sync::Arc::new(renamed));
+    world.server.reconfigure(world.now, Arc::new(renamed));
     assert_eq!(world.server.connections(), 0);
     assert!(matches!(&world.effects()[..], [Effect::Closed { reason: ClosedReason::Administrator, .. }]));
 }
@@ -460,7 +450,7 @@ fn a_reload_closes_connections_to_peers_that_it_refuses() {
     let (gone, stays) = (world.connected(&alice, PEER), world.connected(&alice, "192.5.5.241:7000"));
     bind(&mut world, &alice, 42_000, gone);
     let peers = PeerRules { deny: vec!["198.41.0.0/24".parse().unwrap()], ..PeerRules::default() };
-    world.server.reconfigure(world.now, std::sync::Arc::new(ServerConfig { peers, ..streams() }));
+    world.server.reconfigure(world.now, Arc::new(ServerConfig { peers, ..streams() }));
     assert_eq!(closed(&mut world), [gone]);
     assert_eq!(world.server.connections(), 1);
     assert!(matches!(bind(&mut world, &alice, 42_001, stays), Outcome::Bind { .. }));
@@ -511,7 +501,7 @@ fn connection_ids_are_unforeseeable_and_say_whose_they_are() {
     let config = ServerConfig { max_connections: 2000, max_user_connections: 2000, ..streams() };
     let mut world = World::with(config.clone());
     let worker_id = WorkerId::new(1023, 1024).unwrap();
-    world.server = Server::for_worker(std::sync::Arc::new(config), gate(), worker_id, seed(worker_id));
+    world.server = Server::for_worker(Arc::new(config), gate(), worker_id, seed(worker_id));
     let (alice, relay) = world.allocated_tcp();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     for port in 1..=2000 {
@@ -562,122 +552,5 @@ fn every_truncation_of_a_request_is_dropped() {
         bytes[..2].copy_from_slice(&kind.to_be_bytes());
 
         assert_eq!(world.feed(&bytes), Outcome::Drop(DropReason::UnexpectedClass), "{kind:#06x}");
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Connect(u16),
-    Report(usize, bool),
-    Peer(u16),
-    Bind(usize, bool),
-    End(usize),
-    Permit,
-    Sleep(u64),
-    Refresh(u32),
-    Gone,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        4 => (1..12_u16).prop_map(Step::Connect),
-        4 => (any::<usize>(), any::<bool>()).prop_map(|(which, ok)| Step::Report(which, ok)),
-        3 => (1..12_u16).prop_map(Step::Peer),
-        4 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, right)| Step::Bind(which, right)),
-        3 => any::<usize>().prop_map(Step::End),
-        1 => Just(Step::Permit),
-        2 => (0..40_u64).prop_map(Step::Sleep),
-        1 => prop_oneof![3 => 1..700_u32, 1 => Just(0)].prop_map(Step::Refresh),
-        1 => prop::bool::weighted(0.2).prop_map(|gone| if gone { Step::Gone } else { Step::Sleep(1) }),
-    ]
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
-    Connecting,
-    Open,
-}
-
-proptest! {
-    #![proptest_config(crate::kept_seeds())]
-
-    /// A runtime that does what it is told, and a server, agree on which connections there are, and nothing outgrows its
-    /// limit.
-    #[test]
-    fn books_agree_after_any_sequence(steps in prop::collection::vec(step(), 1..150)) {
-        let mut world = World::with(ServerConfig { max_connections: 6, max_total_connections: 8, ..streams() });
-        let mut books = std::collections::BTreeMap::new();
-        let mut last: Option<RelayId> = None;
-        for (number, step) in steps.into_iter().enumerate() {
-            world.client = stream(41_000);
-            let alice = world.credentials("alice", Scheme::Md5);
-            if world.server.allocations() == 0 {
-                prop_assert!(books.is_empty());
-                world.ask(&Ask::allocate_tcp().signed(&alice)).success();
-                last = Some(world.last_opened());
-            }
-            let relay = last.expect("allocated above");
-            let nth = |books: &std::collections::BTreeMap<u32, Known>, which: usize| {
-                (!books.is_empty()).then(|| ConnectionId(*books.keys().nth(which % books.len()).expect("within")))
-            };
-            match step {
-                Step::Connect(port) => {
-                    let ask = Ask::connect(&format!("198.41.0.4:{port}")).signed(&alice);
-                    if let Outcome::Connect(request) = world.feed(&ask.bytes()) {
-                        prop_assert!(books.insert(request.connection.0, Known::Connecting).is_none());
-                    }
-                }
-                Step::Report(which, ok) => {
-                    let Some(id) = nth(&books, which) else { continue };
-                    if books[&id.0] == Known::Connecting {
-                        let result = if ok { Ok(()) } else { Err(ConnectError::Failed) };
-                        let verdict = world.server.connected(world.now, relay.allocation, id, result);
-                        prop_assert!(matches!(Outcome::from(verdict), Outcome::Reply(_)));
-                        if ok { books.insert(id.0, Known::Open); } else { books.remove(&id.0); }
-                    }
-                }
-                Step::Peer(port) => {
-                    let peer = format!("198.41.0.4:{port}");
-                    if let FromPeer::Accepted { connection, .. } = world.peer_connects(relay, &peer) {
-                        prop_assert!(books.insert(connection.0, Known::Open).is_none());
-                    }
-                }
-                Step::Bind(which, right) => {
-                    let Some(id) = nth(&books, which) else { continue };
-                    let who = if right { alice } else { Credentials { user: "bob".to_owned(), ..alice } };
-                    let port = 50_000 + u16::try_from(number).expect("few");
-                    let bound = matches!(bind(&mut world, &who, port, id), Outcome::Bind { .. });
-                    prop_assert!(!bound || (right && books[&id.0] == Known::Open));
-                }
-                Step::End(which) => {
-                    let Some(id) = nth(&books, which) else { continue };
-                    if books[&id.0] == Known::Open {
-                        world.server.connection_ended(world.now, id, 1, 1);
-                        books.remove(&id.0);
-                    }
-                }
-                Step::Permit => { world.ask(&Ask::permit("198.41.0.4:1").signed(&alice)).success(); }
-                Step::Sleep(seconds) => world.sleep(seconds),
-                Step::Refresh(seconds) => { world.ask(&Ask::refresh(seconds).signed(&alice)).success(); }
-                Step::Gone => assert!(world.server.disconnected(world.now, &stream(41_000))),
-            }
-            for effect in world.effects() {
-                match effect {
-                    Effect::ConnectionClosed { connection, .. } => {
-                        prop_assert!(books.remove(&connection.0).is_some());
-                    }
-                    Effect::ConnectTimedOut { allocation, connection } => {
-                        prop_assert_eq!(books.remove(&connection.0), Some(Known::Connecting));
-                        let late = Err(ConnectError::TimedOut);
-                        let _ = world.server.connected(world.now, allocation, connection, late);
-                    }
-                    Effect::Closed { .. } => books.clear(),
-                    _ => {}
-                }
-            }
-            prop_assert_eq!(world.server.connections(), books.len());
-            prop_assert!(books.len() <= 6);
-            prop_assert_eq!(world.server.gate_mut().held(), world.server.allocations());
-        }
     }
 }

@@ -1,12 +1,7 @@
 //! Time-limited credentials that expire while their allocation lives, and the bound on refusals to one session.
 
-use std::sync::Arc;
-
 use crate::{common::*, server_mobility_workers::Workers};
-use turnpike_turn::{
-    server::{ClosedReason, CredentialRefusal, Credentials as Found, DropReason, Effect, Link, ServerConfig},
-    wire::integrity::{Key, KeyAlgorithm},
-};
+use turnpike_turn::server::Credentials as Found;
 
 /// A server at which the credential of `timed` expires in a minute.
 fn world(config: ServerConfig) -> World {
@@ -26,22 +21,6 @@ fn allocated(world: &mut World) -> Credentials {
     timed
 }
 
-fn refusals(world: &mut World) -> Vec<CredentialRefusal> {
-    let refused = |effect| match effect {
-        Effect::Refused { why, .. } => Some(why),
-        _ => None,
-    };
-    world.effects().into_iter().filter_map(refused).collect()
-}
-
-fn closed(world: &mut World) -> Vec<(ClosedReason, u64)> {
-    let closed = |effect| match effect {
-        Effect::Closed { reason, lived_ms, .. } => Some((reason, lived_ms)),
-        _ => None,
-    };
-    world.effects().into_iter().filter_map(closed).collect()
-}
-
 #[test]
 fn an_allocation_goes_on_after_its_credential_has_expired() {
     let mut world = world(ServerConfig { nonce_lifetime: 60, ..config() });
@@ -56,7 +35,7 @@ fn an_allocation_goes_on_after_its_credential_has_expired() {
         world.ask(&Ask::permit(PEER).signed(&timed)).success();
         world.ask(&Ask::bind(0x4000, PEER).signed(&timed)).success();
     }
-    assert_eq!(refusals(&mut world), []);
+    assert_eq!(world.refusals(), []);
     let deletion = Ask::refresh(0).signed(&timed);
     assert_eq!(world.ask(&deletion).success().lifetime(), 0);
     assert_eq!(world.ask(&deletion).success().lifetime(), 0, "and again, should the answer be lost");
@@ -75,12 +54,11 @@ fn an_expired_credential_makes_no_allocation() {
     world.client = client(40_001);
     let refused = world.ask(&Ask::allocate().signed(&timed));
     assert_eq!(refused.code(), Some(401));
-    assert_eq!(refusals(&mut world), [CredentialRefusal::Expired { ago: 3 }]);
+    assert_eq!(world.refusals(), [CredentialRefusal::Expired { ago: 3 }]);
     assert_eq!(world.ask(&Ask::refresh(600).signed(&timed)).code(), Some(437));
     // Nor does it lead to the allocation of another user.
     world.allocated();
-    let timed = world.credentials("timed", Scheme::Md5);
-    assert_eq!(world.ask(&Ask::refresh(0).signed(&timed)).code(), Some(441));
+    assert_eq!(world.ask_as("timed", Ask::refresh(0)).code(), Some(441));
     assert_eq!(world.server.allocations(), 2);
 }
 
@@ -105,15 +83,13 @@ fn a_store_that_has_to_be_asked_makes_no_difference() {
         let (username, identity) = ("timed".into(), "timed".into());
         world.found(asked.lookup, Found::Keys { username, identity, keys: vec![(key, Some(until))] })
     };
-    let Outcome::Open(request) = answer(&mut world, &Ask::allocate().signed(&timed)) else { panic!() };
+    let request = answer(&mut world, &Ask::allocate().signed(&timed)).opens();
     world.open(&request).success();
     world.sleep(100);
-    let Outcome::Reply(reply) = answer(&mut world, &Ask::permit(PEER).signed(&timed)) else { panic!() };
-    Reply(reply).success();
+    answer(&mut world, &Ask::permit(PEER).signed(&timed)).reply().success();
     world.client = client(40_001);
-    let Outcome::Reply(reply) = answer(&mut world, &Ask::allocate().signed(&timed)) else { panic!() };
-    assert_eq!(Reply(reply).code(), Some(401));
-    assert_eq!(refusals(&mut world), [CredentialRefusal::Expired { ago: 40 }]);
+    assert_eq!(answer(&mut world, &Ask::allocate().signed(&timed)).reply().code(), Some(401));
+    assert_eq!(world.refusals(), [CredentialRefusal::Expired { ago: 40 }]);
 }
 
 #[test]
@@ -125,8 +101,7 @@ fn relayed_connections_are_made_and_bound_after_the_credential_has_expired() {
     world.sleep(100);
     let connection = world.connected(&timed, PEER);
     world.client = stream(41_001);
-    let timed = world.credentials("timed", Scheme::Md5);
-    let bound = world.feed(&Ask::connection_bind(connection).signed(&timed).bytes());
+    let bound = world.feed_as("timed", Ask::connection_bind(connection));
     assert!(matches!(bound, Outcome::Bind { .. }), "{bound:?}");
 }
 
@@ -137,15 +112,13 @@ fn a_client_takes_its_allocation_along_after_its_credential_has_expired() {
         world.server.gate_mut().timed_until = world.now.unix + 60;
     }
     let home = &mut workers.0[0];
-    let timed = home.credentials("timed", Scheme::Md5);
-    let reply = home.ask(&Ask::allocate().raw(TICKET, &[]).signed(&timed)).success();
+    let reply = home.ask_as("timed", Ask::allocate().raw(TICKET, &[])).success();
     let ticket = reply.ticket().expect("one was asked for");
     workers.sleep(100);
     for (worker, port) in [(0, 40_500), (1, 40_501)] {
         let world = &mut workers.0[worker];
         world.client = client(port);
-        let timed = world.credentials("timed", Scheme::Md5);
-        let presented = world.feed(&Ask::present(&ticket).signed(&timed).bytes());
+        let presented = world.feed_as("timed", Ask::present(&ticket));
         match worker {
             0 => assert!(matches!(presented, Outcome::Reply(reply) if Reply(reply.clone()).is_success())),
             _ => assert!(matches!(presented, Outcome::Forward { worker: 0, .. })),
@@ -174,7 +147,7 @@ fn an_allocation_ends_with_its_credential_where_that_is_configured() {
         world.sleep(39);
         assert_eq!(world.ask(&Ask::refresh(600).signed(&timed)).success().lifetime(), 2);
         world.ask(&Ask::permit(PEER).signed(&timed)).success();
-        assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
+        assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
         world.sleep(1);
         assert_eq!(closed(world), [(ClosedReason::Credential, 60_000)]);
     }

@@ -1,12 +1,7 @@
 //! A server that is one of many: who is sent to another node, how requests find the node that they belong to, and what all nodes share.
 
-use std::sync::Arc;
-
 use crate::common::*;
-use turnpike_turn::server::{
-    Alternate, AlternateWhen, Destination, DropReason, Effect, NonceKey, NonceKeys, Occasion, RequestRefusal,
-    ServerConfig,
-};
+use turnpike_turn::server::{Destination, NonceKey, NonceKeys, Occasion};
 
 const OTHER: &str = "198.51.100.7:3478";
 const OTHER_V6: &str = "[2001:db8::7]:3478";
@@ -66,8 +61,7 @@ fn the_fleet_is_told_why_and_who_it_keeps_is_served_or_refused_as_ever() {
     let occasions: Vec<_> = world.server.gate_mut().newcomers.iter().map(|(_, occasion)| *occasion).collect();
     assert_eq!(occasions, [Occasion::None, Occasion::None, Occasion::Full, Occasion::Draining]);
     world.client = client(40_000);
-    let alice = world.credentials("alice", Scheme::Md5);
-    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    world.ask_as("alice", Ask::refresh(0)).success();
     world.client = client(3);
     allocate(&mut world, "bob").success();
 }
@@ -132,8 +126,7 @@ fn an_allocate_beyond_the_share_of_a_node_waits_for_the_fleet() {
 #[test]
 fn a_ticket_leads_to_its_node() {
     let mut home = World::with_gate(node(1), gate());
-    let alice = home.credentials("alice", Scheme::Md5);
-    let reply = home.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
+    let reply = home.ask_as("alice", Ask::allocate().raw(TICKET, &[])).success();
     let ticket = reply.ticket().expect("it was asked for");
     for (mut world, code, alternates) in [
         (World::with_gate(node(2), knows(1, OTHER)), 300, vec![address(OTHER)]),
@@ -157,17 +150,14 @@ fn a_ticket_leads_to_its_node() {
 #[test]
 fn a_ticket_that_was_given_before_the_node_had_a_number_is_its_own() {
     let mut world = World::with_gate(node(0), gate());
-    let alice = world.credentials("alice", Scheme::Md5);
-    let reply = world.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
+    let reply = world.ask_as("alice", Ask::allocate().raw(TICKET, &[])).success();
     let now = world.now;
     world.server.reconfigure(now, Arc::new(node(9)));
     world.client = client(5);
-    let alice = world.credentials("alice", Scheme::Md5);
-    let next = world.ask(&Ask::present(&reply.ticket().unwrap()).signed(&alice)).success();
+    let next = world.ask_as("alice", Ask::present(&reply.ticket().unwrap())).success();
     let mut other = World::with_gate(node(2), knows(9, OTHER));
     other.client = client(6);
-    let alice = other.credentials("alice", Scheme::Md5);
-    let reply = other.ask(&Ask::present(&next.ticket().unwrap()).signed(&alice));
+    let reply = other.ask_as("alice", Ask::present(&next.ticket().unwrap()));
     assert_eq!(reply.alternates(), [address(OTHER)], "its next one has the number");
 }
 
@@ -181,16 +171,14 @@ fn a_connection_leads_to_its_node() {
         (World::with_gate(node(2), gate()), 400, vec![]),
     ] {
         world.client = stream(42_000);
-        let alice = world.credentials("alice", Scheme::Md5);
-        let reply = world.ask(&Ask::connection_bind(connection).signed(&alice));
+        let reply = world.ask_as("alice", Ask::connection_bind(connection));
         if code == 400 {
             assert_eq!(reply.reason(), "Bad Request: CONNECTION-ID is not known here (any more)");
         }
         assert_eq!((reply.code(), reply.alternates()), (Some(code), alternates));
     }
     home.client = stream(42_000);
-    let alice = home.credentials("alice", Scheme::Md5);
-    let bound = home.feed(&Ask::connection_bind(connection).signed(&alice).bytes());
+    let bound = home.feed_as("alice", Ask::connection_bind(connection));
     assert!(matches!(bound, Outcome::Bind { .. }), "{bound:?}");
 }
 

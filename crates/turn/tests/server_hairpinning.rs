@@ -1,15 +1,7 @@
 //! Clients of one server behind a NAT are each other's peers by external addresses, and reach each other without the NAT.
 
-use std::{net::SocketAddr, sync::Arc};
-
 use crate::common::{turn::*, *};
-use turnpike_turn::{
-    server::{
-        DropReason, Effect, Family, IcmpError, Link, Moved, OwnEndpoints, RelayId, ServerConfig, SharedPort,
-        Verdict,
-    },
-    wire::channel_data::ChannelNumber,
-};
+use turnpike_turn::wire::channel_data::ChannelNumber;
 
 /// What another client's relayed transport address is called, and where it is bound.
 const NAMED: &str = "203.0.114.5:50101";
@@ -92,8 +84,7 @@ fn send_and_data_indications_name_what_clients_know() {
         let icmp_type = if relay.family == Family::V4 { 3 } else { 1 };
         let unreachable = IcmpError { icmp_type, code: 0, info: 0 };
         let told = world.server.from_icmp(world.now, relay, address(bound), unreachable);
-        let Outcome::Reply(bytes) = told.into() else { panic!() };
-        assert_eq!(said_of(&Reply(bytes)), address(named));
+        assert_eq!(said_of(&Outcome::from(told).reply()), address(named));
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::common::{turn::*, *};
 use stun_types::{attribute::AttributeStaticType as _, message::MessageClass};
-use turnpike_turn::server::{DropReason, Family, IcmpError, RelayId};
 
 /// What the client reads: type, code, error data.
 fn relayed(

@@ -1,11 +1,8 @@
 //! Credentials that a store cannot tell without waiting: the request is kept, the worker goes on, and the answer takes it up again.
 
 use crate::common::*;
-use turnpike_turn::server::{
-    Asked, Client, ClosedReason, CredentialQuery, CredentialRefusal, DropReason, Effect, RequestRefusal,
-    ServerConfig, StoreFailure, Transport,
-};
-use turnpike_turn::wire::integrity::{Key, KeyAlgorithm, userhash};
+use turnpike_turn::server::{Asked, CredentialQuery, StoreFailure};
+use turnpike_turn::wire::integrity::userhash;
 
 type Found = turnpike_turn::server::Credentials;
 
@@ -59,12 +56,12 @@ fn a_request_is_answered_when_the_store_has_answered() {
         assert_eq!((&*asked.realm, asked.algorithm), (REALM, algorithm));
         assert_eq!(world.server.allocations(), 0, "nothing has come of it so far");
         world.sleep(9);
-        let Outcome::Open(request) = world.found(asked.lookup, found(&asked)) else { panic!() };
+        let request = world.found(asked.lookup, found(&asked)).opens();
         let reply = world.open(&request).success();
         assert!(reply.is_signed(&alice));
         answered(&mut world, &Ask::permit(PEER).signed(&alice)).success();
         answered(&mut world, &Ask::bind(0x4000, PEER).signed(&alice)).success();
-        assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
+        assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
         assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 300_000), "nothing waits any more");
     }
 }
@@ -83,10 +80,8 @@ fn what_the_store_refuses_is_refused_as_ever() {
         (wrong, CredentialRefusal::WrongKey),
     ] {
         let mut world = world();
-        let alice = world.credentials("alice", Scheme::Md5);
-        let asked = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
-        let Outcome::Reply(reply) = world.found(asked.lookup, credentials) else { panic!() };
-        assert_eq!(Reply(reply).code(), Some(401));
+        let asked = query(world.feed_as("alice", Ask::allocate()));
+        assert_eq!(world.found(asked.lookup, credentials).reply().code(), Some(401));
         let effects = world.effects();
         assert!(matches!(effects[..], [Effect::Refused { why, .. }] if why == refusal), "{effects:?}");
     }
@@ -105,10 +100,13 @@ fn a_request_sent_again_asks_the_store_once_and_has_one_answer() {
     // Another request of the same client is another question.
     let other = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
     assert_ne!(asked.lookup, other.lookup);
-    let Outcome::Open(request) = world.found(asked.lookup, found(&asked)) else { panic!() };
+    let request = world.found(asked.lookup, found(&asked)).opens();
     world.open(&request).success();
-    let Outcome::Reply(reply) = world.found(other.lookup, found(&other)) else { panic!() };
-    assert_eq!(Reply(reply).code(), Some(437), "there is an allocation by now");
+    assert_eq!(
+        world.found(other.lookup, found(&other)).reply().code(),
+        Some(437),
+        "there is an allocation by now"
+    );
     assert_eq!(world.server.allocations(), 1);
     assert_eq!(world.found(asked.lookup, found(&asked)), Outcome::Drop(DropReason::LookupOver), "once");
 }
@@ -175,10 +173,9 @@ fn a_store_that_does_not_answer_costs_ten_seconds_and_no_more() {
 #[test]
 fn how_long_an_allocation_took_counts_from_its_request() {
     let mut world = world();
-    let alice = world.credentials("alice", Scheme::Md5);
-    let asked = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
+    let asked = query(world.feed_as("alice", Ask::allocate()));
     world.now.ms += 40;
-    let Outcome::Open(request) = world.found(asked.lookup, found(&asked)) else { panic!() };
+    let request = world.found(asked.lookup, found(&asked)).opens();
     world.open(&request).success();
     let stats = world.server.stats();
     assert_eq!((stats.allocation_times[4], stats.allocation_ms), (1, 40), "within 50 ms");
@@ -251,11 +248,9 @@ fn who_finds_no_place_is_told_so_over_a_stream_and_repeats_over_udp() {
 #[test]
 fn a_nonce_may_have_gone_stale_meanwhile() {
     let mut world = later(ServerConfig { nonce_lifetime: 5, ..config() });
-    let alice = world.credentials("alice", Scheme::Md5);
-    let asked = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
+    let asked = query(world.feed_as("alice", Ask::allocate()));
     world.sleep(6);
-    let Outcome::Reply(reply) = world.found(asked.lookup, found(&asked)) else { panic!() };
-    assert_eq!(Reply(reply).code(), Some(438));
+    assert_eq!(world.found(asked.lookup, found(&asked)).reply().code(), Some(438));
 }
 
 #[test]
@@ -293,8 +288,7 @@ fn one_address_cannot_take_all_places_and_all_addresses_not_more_than_there_are(
         let mut dropped = 0;
         for port in 1..=times {
             world.client.address = address(&format!("{ip}:{port}"));
-            let alice = world.credentials("alice", Scheme::Md5);
-            match world.feed(&Ask::allocate().signed(&alice).bytes()) {
+            match world.feed_as("alice", Ask::allocate()) {
                 Outcome::LookUp(query) => waiting.push(query.lookup),
                 Outcome::Drop(DropReason::LookupLimit) => dropped += 1,
                 other => panic!("{other:?}"),
@@ -313,8 +307,7 @@ fn one_address_cannot_take_all_places_and_all_addresses_not_more_than_there_are(
     let lookup = waiting[0];
     world.found(lookup, Found::NoSuchUser);
     world.client.address = address("198.18.1.1:9");
-    let alice = world.credentials("alice", Scheme::Md5);
-    query(world.feed(&Ask::allocate().signed(&alice).bytes()));
+    query(world.feed_as("alice", Ask::allocate()));
     world.sleep(10);
     assert_eq!(world.dropped(DropReason::LookupOver), 1024);
     assert_eq!(world.server.poll_timeout(), None);
@@ -355,8 +348,7 @@ fn a_client_that_leaves_while_it_waits_gets_nothing() {
     let mut world = world();
     world.client = stream(41_000);
     assert_eq!(streams().listeners[1].transport, Transport::Tcp);
-    let alice = world.credentials("alice", Scheme::Md5);
-    let asked = query(world.feed(&Ask::allocate_tcp().signed(&alice).bytes()));
+    let asked = query(world.feed_as("alice", Ask::allocate_tcp()));
     world.server.disconnected(world.now, &stream(41_000));
     let late = world.found(asked.lookup, found(&asked));
     assert_eq!(late, Outcome::Drop(DropReason::LookupOver));

@@ -1,7 +1,7 @@
 //! Clients that come from one of our own relayed transport addresses: no allocation, none moved, no connection bound.
 
 use crate::common::*;
-use turnpike_turn::server::{ConnectionId, ListenerId, RelayTransport};
+use turnpike_turn::server::ConnectionId;
 
 /// A client on a listener for datagrams (0) or streams (1), whose address is one that we relay on by `transport`.
 fn behind(listener: u16, transport: RelayTransport) -> (World, Credentials) {

@@ -3,7 +3,6 @@
 use crate::common;
 use crate::common::*;
 use std::hint::black_box;
-use turnpike_turn::server::ServerConfig;
 
 fn allocations(work: impl FnOnce()) -> u64 {
     allocation_counter::measure(work).count_total
@@ -86,8 +85,7 @@ fn an_idle_allocation_costs_less_than_600_bytes() {
         for port in 1..=u16::try_from(COUNT).unwrap() {
             world.client = client(port);
             world.now.unix += 1;
-            let alice = world.credentials("alice", Scheme::Md5);
-            let reply = world.ask(&Ask::allocate().signed(&alice));
+            let reply = world.ask_as("alice", Ask::allocate());
             assert!(reply.is_success());
             world.effects();
         }
@@ -113,8 +111,7 @@ fn what_a_mobile_allocation_or_one_for_tcp_costs_is_its_own() {
                 // They expire one after the other: what all of them leave to be drained at once is not theirs.
                 world.now.unix += 1;
                 world.now.ms += 100;
-                let alice = world.credentials("alice", Scheme::Md5);
-                assert!(world.ask(&ask.clone().signed(&alice)).is_success());
+                assert!(world.ask_as("alice", ask.clone()).is_success());
                 world.effects();
             }
         });

@@ -1,15 +1,6 @@
 //! Mobility (RFC 8016) within one worker.
 
 use crate::common::*;
-use turnpike_turn::server::{
-    Client, ClosedReason, ConnectionRefusal, CredentialRefusal, DropReason, Effect, IcmpError, Link,
-    ListenerId, RelayId, ServerConfig, stats::MobilityEvent,
-};
-
-/// A network that the client comes to later.
-fn elsewhere(n: u16) -> Client {
-    Client { address: address(&format!("198.18.0.1:{n}")), ..client(n) }
-}
 
 fn stream_elsewhere(n: u16) -> Client {
     Client { listener: ListenerId(1), ..elsewhere(n) }
@@ -38,17 +29,7 @@ fn from(client: Client) -> (World, RelayId, Vec<u8>) {
 /// Presents a ticket from there.
 fn present(world: &mut World, from: Client, ticket: &[u8]) -> Reply {
     world.client = from;
-    let alice = world.credentials("alice", Scheme::Md5);
-    world.ask(&Ask::present(ticket).signed(&alice))
-}
-
-/// Where what the peer sends goes.
-#[track_caller]
-fn reaches(world: &mut World, relay: RelayId) -> Client {
-    match world.peer_sends(relay, PEER, b"from the peer") {
-        Outcome::ToClient { client, .. } => client,
-        other => panic!("{other:?}"),
-    }
+    world.ask_as("alice", Ask::present(ticket))
 }
 
 fn speaks(world: &mut World, from: Client) -> Outcome {
@@ -69,8 +50,7 @@ fn a_client_that_asks_gets_a_ticket_and_nobody_else_does() {
     let (_, other) = (world.allocated(), world.client);
     assert_eq!(other, client(2));
     world.client = client(3);
-    let alice = world.credentials("alice", Scheme::Md5);
-    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).success().ticket(), None);
+    assert_eq!(world.ask_as("alice", Ask::allocate()).success().ticket(), None);
     world.client = client(4);
     let alice = world.credentials("alice", Scheme::Md5);
     let ask = Ask::allocate().raw(TICKET, &reply.ticket().unwrap()).signed(&alice);
@@ -82,7 +62,7 @@ fn a_client_that_asks_gets_a_ticket_and_nobody_else_does() {
 fn mobility_switched_off_is_405() {
     let (mut world, _, ticket) = mobile();
     let off = ServerConfig { mobility: false, ..streams() };
-    world.server.reconfigure(world.now, std::sync::Arc::new(off));
+    world.server.reconfigure(world.now, Arc::new(off));
     assert_eq!(present(&mut world, elsewhere(1), &ticket).code(), Some(405));
     let alice = world.credentials("alice", Scheme::Md5);
     assert_eq!(world.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).code(), Some(405));
@@ -120,7 +100,7 @@ fn the_old_address_is_good_until_data_comes_from_the_new() {
     assert_eq!(speaks(&mut world, old), Outcome::Drop(DropReason::NoAllocation));
     // The permission that was asked for from the new address, the channel and the quota have come along.
     world.client = new;
-    assert!(matches!(world.feed(&Ask::send("198.41.0.9:5", b"x")), Outcome::ToPeer { .. }));
+    assert!(world.feed(&Ask::send("198.41.0.9:5", b"x")).goes_to_peer());
     assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (1, 1));
 }
 
@@ -128,7 +108,7 @@ fn the_old_address_is_good_until_data_comes_from_the_new() {
 fn a_send_indication_is_data_too() {
     let (mut world, relay, ticket) = mobile();
     present(&mut world, elsewhere(1), &ticket).success();
-    assert!(matches!(world.feed(&Ask::send(PEER, b"x")), Outcome::ToPeer { .. }));
+    assert!(world.feed(&Ask::send(PEER, b"x")).goes_to_peer());
     assert_eq!(reaches(&mut world, relay), elsewhere(1));
 }
 
@@ -203,7 +183,7 @@ fn a_copy_of_a_refresh_is_refused_wherever_it_comes_from_and_whenever() {
     // Now the ticket is spent as well.
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     refused(&mut world, 400);
-    assert!(matches!(speaks(&mut world, new), Outcome::ToPeer { .. }));
+    assert!(speaks(&mut world, new).goes_to_peer());
     refused(&mut world, 400);
     assert_eq!(reaches(&mut world, relay), new);
     assert_eq!(counted(&world, MobilityEvent::Arrived), 1);
@@ -223,7 +203,7 @@ fn the_client_gets_its_allocation_back_from_a_copy_that_came_first() {
     assert_eq!(world.ask(&request).code(), Some(438));
     present(&mut world, elsewhere(1), &ticket).success();
     assert_eq!(speaks(&mut world, elsewhere(66)), Outcome::Drop(DropReason::NoAllocation));
-    assert!(matches!(speaks(&mut world, elsewhere(1)), Outcome::ToPeer { .. }));
+    assert!(speaks(&mut world, elsewhere(1)).goes_to_peer());
     assert_eq!(reaches(&mut world, relay), elsewhere(1));
 }
 
@@ -235,12 +215,10 @@ fn a_signed_request_from_the_new_address_shows_that_its_ticket_has_arrived() {
         let next = present(&mut world, elsewhere(1), &ticket).success().ticket().unwrap();
         // A request from the old address shows nothing.
         world.client = old;
-        let alice = world.credentials("alice", Scheme::Md5);
-        world.ask(&Ask::permit(PEER).signed(&alice)).success();
+        world.ask_as("alice", Ask::permit(PEER)).success();
         let again = present(&mut world, elsewhere(1), &ticket).success().ticket().unwrap();
         assert_ne!(again, next);
-        let alice = world.credentials("alice", Scheme::Md5);
-        world.ask(&ask.signed(&alice)).success();
+        world.ask_as("alice", ask).success();
         assert_eq!(present(&mut world, elsewhere(2), &ticket).code(), Some(400));
         assert_eq!(reaches(&mut world, relay), old, "it ends nothing");
         present(&mut world, elsewhere(2), &again).success();
@@ -254,8 +232,7 @@ fn a_signed_request_from_the_new_address_shows_that_its_ticket_has_arrived() {
     let (mut world, _, ticket) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     present(&mut world, elsewhere(1), &ticket).success();
-    let alice = world.credentials("alice", Scheme::Md5);
-    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    world.ask_as("alice", Ask::permit(PEER)).success();
     assert_eq!(present(&mut world, elsewhere(2), &ticket).code(), Some(400));
 }
 
@@ -267,10 +244,10 @@ fn a_ticket_is_good_once_and_then_the_next_is() {
     let third = present(&mut world, elsewhere(3), &second).success().ticket().unwrap();
     assert_eq!(reaches(&mut world, relay), client(40_000));
     assert_eq!(speaks(&mut world, elsewhere(1)), Outcome::Drop(DropReason::NoAllocation));
-    assert!(matches!(speaks(&mut world, elsewhere(3)), Outcome::ToPeer { .. }));
+    assert!(speaks(&mut world, elsewhere(3)).goes_to_peer());
     // And home again.
     present(&mut world, client(40_000), &third).success();
-    assert!(matches!(speaks(&mut world, client(40_000)), Outcome::ToPeer { .. }));
+    assert!(speaks(&mut world, client(40_000)).goes_to_peer());
     assert_eq!(reaches(&mut world, relay), client(40_000));
     // Replayed, by the client itself or from anywhere.
     for spent in [first, second, third] {
@@ -290,12 +267,12 @@ fn a_ticket_whose_answer_was_lost_is_good_until_data_shows_that_it_was_not() {
     assert!(lost.iter().enumerate().all(|(n, ticket)| !lost[..n].contains(ticket) && *ticket != first));
     assert_eq!(speaks(&mut world, elsewhere(1)), Outcome::Drop(DropReason::NoAllocation));
     // What comes late over the old one says nothing of the new.
-    assert!(matches!(speaks(&mut world, client(40_000)), Outcome::ToPeer { .. }));
+    assert!(speaks(&mut world, client(40_000)).goes_to_peer());
     let last = present(&mut world, elsewhere(3), &first).success().ticket().unwrap();
     for superseded in &lost {
         assert_eq!(present(&mut world, elsewhere(4), superseded).code(), Some(400));
     }
-    assert!(matches!(speaks(&mut world, elsewhere(3)), Outcome::ToPeer { .. }));
+    assert!(speaks(&mut world, elsewhere(3)).goes_to_peer());
     assert_eq!(reaches(&mut world, relay), elsewhere(3));
     assert_eq!(present(&mut world, elsewhere(4), &first).code(), Some(400));
     present(&mut world, elsewhere(4), &last).success();
@@ -313,12 +290,12 @@ fn a_ticket_whose_answer_died_with_its_stream_is_good_until_data_shows_that_it_d
     // Its server need not have heard of the end.
     present(&mut world, stream(41_004), &first).success();
     let last = present(&mut world, stream(41_005), &first).success().ticket().unwrap();
-    assert!(matches!(speaks(&mut world, stream(41_005)), Outcome::ToPeer { .. }));
+    assert!(speaks(&mut world, stream(41_005)).goes_to_peer());
     world.server.disconnected(world.now, &stream(41_005));
     assert_eq!(present(&mut world, stream(41_006), &first).code(), Some(400));
     present(&mut world, stream(41_006), &last).success();
     // Here data comes after the move, and the next ticket is as good as the one before it was.
-    assert!(matches!(speaks(&mut world, stream(41_006)), Outcome::ToPeer { .. }));
+    assert!(speaks(&mut world, stream(41_006)).goes_to_peer());
     assert_eq!(present(&mut world, stream(41_007), &last).code(), Some(400));
 }
 
@@ -326,7 +303,7 @@ fn a_ticket_whose_answer_died_with_its_stream_is_good_until_data_shows_that_it_d
 fn a_ticket_of_a_realm_that_is_no_more_opens_nothing_in_another() {
     let (mut world, _, ticket) = mobile();
     let renamed = ServerConfig { realm: "renamed.example".to_owned(), ..streams() };
-    world.server.reconfigure(world.now, std::sync::Arc::new(renamed));
+    world.server.reconfigure(world.now, Arc::new(renamed));
     assert_eq!(world.server.allocations(), 0);
     assert_eq!(present(&mut world, elsewhere(1), &ticket).code(), Some(437));
 }
@@ -337,7 +314,7 @@ fn a_ticket_is_worth_nothing_to_a_user_of_the_same_name_in_another_realm() {
     let old =
         turnpike_turn::server::Realm { name: REALM.to_owned(), allow_sha256: true, username_anonymity: true };
     let both = ServerConfig { realm: "other.example".to_owned(), tenants: vec![old], ..streams() };
-    world.server.reconfigure(world.now, std::sync::Arc::new(both));
+    world.server.reconfigure(world.now, Arc::new(both));
     assert_eq!(present(&mut world, elsewhere(2), &ticket).code(), Some(441));
     assert_eq!(world.server.allocations(), 1);
 }
@@ -403,8 +380,7 @@ fn nobody_but_its_user_moves_an_allocation() {
     let old = world.client;
     world.client = elsewhere(1);
     assert_eq!(world.ask(&Ask::present(&ticket)).code(), Some(401));
-    let bob = world.credentials("bob", Scheme::Md5);
-    assert_eq!(world.ask(&Ask::present(&ticket).signed(&bob)).code(), Some(441));
+    assert_eq!(world.ask_as("bob", Ask::present(&ticket)).code(), Some(441));
     assert_eq!(world.server.stats().credentials_refused[4], 1);
     assert_eq!(speaks(&mut world, elsewhere(1)), Outcome::Drop(DropReason::NoAllocation));
     assert_eq!(reaches(&mut world, relay), old);
@@ -449,8 +425,7 @@ fn one_address_has_one_allocation() {
     let (alice, _) = world.allocated();
     assert_eq!(world.ask(&Ask::present(&ticket).signed(&alice)).code(), Some(437));
     present(&mut world, elsewhere(2), &ticket).success();
-    let alice = world.credentials("alice", Scheme::Md5);
-    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(437));
+    assert_eq!(world.ask_as("alice", Ask::allocate()).code(), Some(437));
     assert_eq!(world.server.gate_mut().held(), 2);
 }
 
@@ -502,7 +477,7 @@ fn a_stream_that_ends_while_its_relay_is_opened_leaves_nothing() {
     world.client = stream(41_000);
     let alice = world.credentials("alice", Scheme::Md5);
     let ask = Ask::allocate().raw(TICKET, &[]).signed(&alice);
-    let Outcome::Open(_) = world.feed(&ask.bytes()) else { panic!() };
+    world.feed(&ask.bytes()).opens();
     world.server.disconnected(world.now, &stream(41_000));
     assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (0, 0));
 }
@@ -533,7 +508,7 @@ fn the_end_of_the_new_stream_leaves_the_old_address() {
     assert_eq!(reaches(&mut world, relay), client(40_000));
     assert_eq!(speaks(&mut world, stream(41_000)), Outcome::Drop(DropReason::NoAllocation));
     present(&mut world, elsewhere(1), &next).success();
-    assert!(matches!(speaks(&mut world, elsewhere(1)), Outcome::ToPeer { .. }));
+    assert!(speaks(&mut world, elsewhere(1)).goes_to_peer());
 }
 
 #[test]
@@ -554,7 +529,7 @@ fn who_gets_the_address_of_a_stream_that_has_ended_gets_nothing_else() {
     world.client = stream(41_000);
     let bob = world.credentials("bob", Scheme::Md5);
     world.ask(&Ask::permit(PEER).signed(&bob)).success();
-    assert!(matches!(world.peer_sends(other, PEER, b"x"), Outcome::ToClient { .. }));
+    assert!(world.peer_sends(other, PEER, b"x").goes_to_client());
     world.ask(&Ask::refresh(0).signed(&bob)).success();
     assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (0, 0));
 }
@@ -565,7 +540,7 @@ fn the_client_itself_may_come_back_to_the_address_of_its_stream() {
     world.server.disconnected(world.now, &stream(41_000));
     present(&mut world, stream(41_000), &ticket).success();
     assert_eq!(reaches(&mut world, relay), stream(41_000));
-    assert!(matches!(speaks(&mut world, stream(41_000)), Outcome::ToPeer { .. }));
+    assert!(speaks(&mut world, stream(41_000)).goes_to_peer());
 }
 
 #[test]

@@ -2,18 +2,10 @@
 //! allocation.
 
 use crate::common::*;
-use proptest::prelude::*;
-use turnpike_turn::server::{
-    Client, ClosedReason, DropReason, Effect, Link, ListenerId, MoveRequest, Moved, PeerRules, PendingMove,
-    RelayId, ServerConfig, stats::MobilityEvent,
-};
+use turnpike_turn::server::{MoveRequest, PendingMove};
 
 /// The workers of a server, and a runtime that carries messages between them. Their clocks started at different times.
 pub(crate) struct Workers(pub(crate) Vec<World>);
-
-pub(crate) fn elsewhere(n: u16) -> Client {
-    Client { address: address(&format!("198.18.0.1:{n}")), ..client(n) }
-}
 
 impl Workers {
     pub(crate) fn new(count: u16) -> Self {
@@ -112,7 +104,7 @@ impl Workers {
         };
         let here = &mut self.0[to];
         match here.server.import(here.now, moved) {
-            Ok(allocation) => Some(RelayId { allocation, family: turnpike_turn::server::Family::V4 }),
+            Ok(allocation) => Some(RelayId { allocation, family: Family::V4 }),
             Err(moved) => {
                 let owner = &mut self.0[usize::from(request.owner)];
                 owner.server.take_back(owner.now, moved);
@@ -152,14 +144,6 @@ impl Workers {
     }
 }
 
-#[track_caller]
-fn reaches(world: &mut World, relay: RelayId) -> Client {
-    match world.peer_sends(relay, PEER, b"from the peer") {
-        Outcome::ToClient { client, .. } => client,
-        other => panic!("{other:?}"),
-    }
-}
-
 #[test]
 fn repeated_refusals_of_forwarded_requests_are_bounded_as_others_are() {
     let (mut workers, _, ticket) = Workers::mobile(2);
@@ -184,7 +168,7 @@ fn an_allocation_follows_its_client_to_another_worker() {
     assert_ne!(next, ticket);
     // Until it speaks, everything is as it was.
     assert_eq!(reaches(&mut workers.0[0], relay), old);
-    assert!(matches!(workers.speaks(0, old).0, Outcome::ToPeer { .. }));
+    assert!(workers.speaks(0, old).0.goes_to_peer());
     assert_eq!(workers.allocations(), [1, 0, 0]);
 
     workers.0.iter_mut().for_each(|world| drop(world.effects()));
@@ -237,7 +221,7 @@ fn the_next_ticket_leads_to_wherever_the_allocation_is() {
         let reply = workers.present(at, elsewhere(port), &ticket).success();
         let spent = std::mem::replace(&mut ticket, reply.ticket().unwrap());
         if speaks {
-            assert!(matches!(workers.speaks(at, elsewhere(port)).0, Outcome::ToPeer { .. }), "{port}");
+            assert!(workers.speaks(at, elsewhere(port)).0.goes_to_peer(), "{port}");
             assert_eq!(workers.allocations()[at], 1);
             for (anywhere, from) in (0..4).zip(100..) {
                 assert!(!workers.present(anywhere, elsewhere(from), &spent).is_success(), "a spent ticket");
@@ -275,17 +259,16 @@ fn requests_from_the_new_address_are_answered_by_the_owner_and_move_nothing() {
     workers.present(1, new, &ticket).success();
     for ask in [Ask::permit("198.41.0.9:0"), Ask::refresh(700), Ask::bind(0x4001, "198.41.0.9:7")] {
         let bytes = workers.signed(1, new, ask);
-        let Outcome::Reply(reply) = workers.request(1, new, &bytes) else { panic!() };
-        Reply(reply).success();
+        workers.request(1, new, &bytes).reply().success();
         assert_eq!(reaches(&mut workers.0[0], relay), old);
-        assert!(matches!(workers.speaks(0, old).0, Outcome::ToPeer { .. }));
+        assert!(workers.speaks(0, old).0.goes_to_peer());
         assert_eq!(workers.allocations(), [1, 0]);
     }
     // The client's answer has arrived, then, and the ticket before is spent.
     assert_eq!(workers.present(1, elsewhere(2), &ticket).code(), Some(400));
     assert_eq!(workers.present(0, client(40_002), &ticket).code(), Some(400));
     let (outcome, moved) = workers.speaks(1, new);
-    assert!(matches!(outcome, Outcome::ToPeer { .. }), "{outcome:?}");
+    assert!(outcome.goes_to_peer(), "{outcome:?}");
     assert_eq!(reaches(&mut workers.0[1], moved.unwrap()), new);
 }
 
@@ -300,8 +283,7 @@ fn a_request_that_comes_while_the_allocation_is_on_its_way_is_repeated_by_its_cl
     assert_eq!(workers.request(1, new, &bytes), Outcome::Drop(DropReason::Moving));
     assert_eq!(workers.speaks(1, new).0, Outcome::Drop(DropReason::Moving));
     assert!(workers.carry_out(&request).is_some());
-    let Outcome::Reply(reply) = workers.request(1, new, &bytes) else { panic!() };
-    Reply(reply).success();
+    workers.request(1, new, &bytes).reply().success();
 }
 
 #[test]
@@ -310,7 +292,7 @@ fn a_ticket_from_where_the_client_arrives_already_is_400_on_every_worker() {
         let (mut workers, _, ticket) = Workers::mobile(3);
         let next = workers.present(at, elsewhere(1), &ticket).success().ticket().unwrap();
         assert_eq!(workers.present(at, elsewhere(1), &next).code(), Some(400));
-        assert!(matches!(workers.speaks(at, elsewhere(1)).0, Outcome::ToPeer { .. }));
+        assert!(workers.speaks(at, elsewhere(1)).0.goes_to_peer());
     }
 }
 
@@ -322,13 +304,12 @@ fn a_copy_of_a_refresh_is_refused_on_every_worker() {
     let bytes = workers.signed(1, new, Ask::present(&ticket));
     let first = workers.request(1, new, &bytes);
     for at in 0..3 {
-        let Outcome::Reply(reply) = workers.request(at, elsewhere(10), &bytes) else { panic!() };
-        assert_eq!(Reply(reply).code(), Some(438), "worker {at}");
+        assert_eq!(workers.request(at, elsewhere(10), &bytes).reply().code(), Some(438), "worker {at}");
         assert_eq!(workers.speaks(at, elsewhere(10)).0, Outcome::Drop(DropReason::NoAllocation));
     }
     assert_eq!(workers.request(1, new, &bytes), first, "the client itself repeats it");
     assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
-    assert!(matches!(workers.speaks(1, new).0, Outcome::ToPeer { .. }));
+    assert!(workers.speaks(1, new).0.goes_to_peer());
 }
 
 #[test]
@@ -340,12 +321,11 @@ fn a_ticket_at_a_5_tuple_with_another_allocation_gets_the_owners_answer() {
     assert_eq!(workers.present(1, taken, &ticket).code(), Some(437));
     let bob = workers.0[1].credentials("bob", Scheme::Md5);
     let bytes = Ask::present(&ticket).signed(&bob).bytes();
-    let Outcome::Reply(reply) = workers.request(1, taken, &bytes) else { panic!() };
-    assert_eq!(Reply(reply).code(), Some(441));
+    assert_eq!(workers.request(1, taken, &bytes).reply().code(), Some(441));
     let next = workers.present(1, elsewhere(2), &ticket).success().ticket().unwrap();
-    assert!(matches!(workers.speaks(1, elsewhere(2)).0, Outcome::ToPeer { .. }));
+    assert!(workers.speaks(1, elsewhere(2)).0.goes_to_peer());
     let last = workers.present(0, client(40_001), &next).success().ticket().unwrap();
-    assert!(matches!(workers.speaks(0, client(40_001)).0, Outcome::ToPeer { .. }));
+    assert!(workers.speaks(0, client(40_001)).0.goes_to_peer());
     assert_eq!(workers.present(1, taken, &next).code(), Some(400), "a spent one");
     workers.present(1, elsewhere(3), &last).success();
 }
@@ -368,7 +348,7 @@ fn a_client_that_closes_its_connection_where_it_arrives_may_come_back_there() {
             workers.0[0].server.move_over(1, &pending_move);
         }
         workers.present(at, dtls, &next).success();
-        assert!(matches!(workers.speaks(at, dtls).0, Outcome::ToPeer { .. }));
+        assert!(workers.speaks(at, dtls).0.goes_to_peer());
     }
 }
 
@@ -420,7 +400,7 @@ fn a_client_that_leaves_before_it_speaks_is_still_led_to_the_owner() {
     let last = workers.present(1, elsewhere(2), &next).success().ticket().unwrap();
     workers.present(1, elsewhere(3), &last).success();
     assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
-    assert!(matches!(workers.speaks(1, elsewhere(3)).0, Outcome::ToPeer { .. }));
+    assert!(workers.speaks(1, elsewhere(3)).0.goes_to_peer());
 }
 
 #[test]
@@ -438,8 +418,7 @@ fn an_address_that_is_expected_makes_no_other_allocation() {
     let (mut workers, relay, ticket) = Workers::mobile(2);
     workers.present(1, elsewhere(1), &ticket).success();
     let alice = workers.signed(1, elsewhere(1), Ask::allocate());
-    let Outcome::Reply(reply) = workers.request(1, elsewhere(1), &alice) else { panic!() };
-    assert_eq!(Reply(reply).code(), Some(437));
+    assert_eq!(workers.request(1, elsewhere(1), &alice).reply().code(), Some(437));
     assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
     assert_eq!((workers.allocations(), workers.held()), (vec![1, 0], 1));
 }
@@ -470,7 +449,7 @@ fn what_is_lost_between_workers_is_said_again() {
     assert_eq!(workers.request(1, new, &bytes), lost);
     assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
     let (outcome, moved) = workers.speaks(1, new);
-    assert!(matches!(outcome, Outcome::ToPeer { .. }), "{outcome:?}");
+    assert!(outcome.goes_to_peer(), "{outcome:?}");
     assert_eq!(reaches(&mut workers.0[1], moved.unwrap()), new);
     // Once it has moved there is nothing to be said.
     let here = &mut workers.0[1];
@@ -503,8 +482,7 @@ fn a_ticket_leads_to_its_allocation_whoever_has_forgotten_its_client() {
         workers.sleep(300);
         for ask in [Ask::refresh(600), Ask::bind(0x4000, PEER)] {
             let bytes = workers.signed(0, client(40_000), ask);
-            let Outcome::Reply(reply) = workers.request(0, client(40_000), &bytes) else { panic!() };
-            assert!(Reply(reply).is_success());
+            assert!(workers.request(0, client(40_000), &bytes).reply().is_success());
         }
     }
     // The answers are lost, so that it is the same ticket everywhere.
@@ -514,7 +492,7 @@ fn a_ticket_leads_to_its_allocation_whoever_has_forgotten_its_client() {
     assert_eq!(workers.allocations(), [1, 0, 0, 0]);
     let data = channel_data(0x4000, b"x");
     workers.0[0].client = elsewhere(5);
-    assert!(matches!(workers.0[0].feed(&data), Outcome::ToPeer { .. }));
+    assert!(workers.0[0].feed(&data).goes_to_peer());
     assert_eq!(reaches(&mut workers.0[0], relay), elsewhere(5));
 }
 
@@ -530,7 +508,7 @@ fn a_move_that_could_not_be_asked_for_is_asked_for_by_the_next_datagram() {
         assert_eq!(workers.0[1].feed(&data), Outcome::Drop(DropReason::Moving));
         workers.0[1].server.not_asked(&new);
     }
-    assert!(matches!(workers.speaks(1, new).0, Outcome::ToPeer { .. }));
+    assert!(workers.speaks(1, new).0.goes_to_peer());
 }
 
 #[test]
@@ -544,8 +522,7 @@ fn an_arrival_that_gave_way_comes_back_with_its_ticket() {
         workers.0.iter_mut().for_each(|world| world.now.unix += 1);
         let owner = &mut workers.0[2];
         owner.client = client(n + 1);
-        let bob = owner.credentials("bob", Scheme::Md5);
-        let reply = owner.ask(&Ask::allocate().raw(TICKET, &[]).signed(&bob)).success();
+        let reply = owner.ask_as("bob", Ask::allocate().raw(TICKET, &[])).success();
         let there = Client { address: address(&format!("198.18.7.7:{}", n + 1)), ..client(1) };
         owner.client = there;
         let bob = owner.credentials("bob", Scheme::Md5);
@@ -558,7 +535,7 @@ fn an_arrival_that_gave_way_comes_back_with_its_ticket() {
     assert_eq!(workers.speaks(1, new).0, Outcome::Drop(DropReason::NoAllocation));
     // It has arrived there; but its worker expects it again from now on.
     assert_eq!(workers.present(1, new, &next).code(), Some(400));
-    assert!(matches!(workers.speaks(1, new).0, Outcome::ToPeer { .. }));
+    assert!(workers.speaks(1, new).0.goes_to_peer());
 }
 
 /// The client has made an allocation at its new address while the owner was answering its Refresh.
@@ -598,10 +575,10 @@ fn an_allocation_given_back_lives_on_at_its_old_address() {
     let moved = workers.export(&request).unwrap();
     let owner = &mut workers.0[0];
     let allocation = owner.server.take_back(owner.now, moved).expect("its address is free");
-    let relay = RelayId { allocation, family: turnpike_turn::server::Family::V4 };
+    let relay = RelayId { allocation, family: Family::V4 };
     workers.0[1].server.not_moved(&elsewhere(1));
     assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
-    assert!(matches!(workers.speaks(0, client(40_000)).0, Outcome::ToPeer { .. }));
+    assert!(workers.speaks(0, client(40_000)).0.goes_to_peer());
     assert_eq!(workers.speaks(1, elsewhere(1)).0, Outcome::Drop(DropReason::NoAllocation));
     // The ticket that it got is good, though it names the worker that has refused.
     workers.present(1, elsewhere(2), &next).success();
@@ -635,7 +612,7 @@ fn what_is_refused_while_an_allocation_is_on_its_way_does_not_arrive_with_it() {
     let denying = || {
         let deny = vec!["198.41.0.0/24".parse().unwrap()];
         let peers = PeerRules { deny, ..PeerRules::default() };
-        std::sync::Arc::new(ServerConfig { peers, ..streams() })
+        Arc::new(ServerConfig { peers, ..streams() })
     };
     for is_taken in [true, false] {
         let (mut workers, _, ticket) = Workers::mobile(2);
@@ -657,7 +634,7 @@ fn what_is_refused_while_an_allocation_is_on_its_way_does_not_arrive_with_it() {
         };
         let effects = workers.0[at].all_effects();
         assert!(effects.iter().any(|it| matches!(it, Effect::Unbound { .. })), "{effects:?}");
-        let relay = RelayId { allocation, family: turnpike_turn::server::Family::V4 };
+        let relay = RelayId { allocation, family: Family::V4 };
         let back = workers.0[at].peer_sends(relay, PEER, b"from the peer");
         assert_eq!(back, Outcome::Drop(DropReason::NoPermission));
         workers.0[at].client = if is_taken { elsewhere(1) } else { client(40_000) };
@@ -706,8 +683,8 @@ fn a_stream_is_handed_over_to_the_owner() {
     assert_eq!(workers.0[2].feed(&bytes), Outcome::HandOver { worker: 0 });
     let owner = &mut workers.0[0];
     let outcome = owner.handed_over(new, &bytes);
-    assert!(matches!(outcome, Outcome::Reply(bytes) if Reply(bytes.clone()).is_success()));
-    assert!(matches!(workers.speaks(0, new).0, Outcome::ToPeer { .. }));
+    assert!(outcome.reply().is_success());
+    assert!(workers.speaks(0, new).0.goes_to_peer());
     assert_eq!(reaches(&mut workers.0[0], relay), new);
     // A stream with the ticket of an allocation that has ended stays where it is.
     let spent = workers.signed(1, stream(5), Ask::present(&ticket));
@@ -745,8 +722,7 @@ fn of_two_allocations_that_arrive_at_one_address_one_gets_it() {
     let (new, old) = (elsewhere(1), client(40_001));
     let owner = &mut workers.0[1];
     owner.client = old;
-    let alice = owner.credentials("alice", Scheme::Md5);
-    let second = owner.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success().ticket().unwrap();
+    let second = owner.ask_as("alice", Ask::allocate().raw(TICKET, &[])).success().ticket().unwrap();
     // Worker 1 is not told that the first arrives there, so that the second may as well.
     let bytes = workers.signed(1, new, Ask::present(&ticket));
     workers.request_unannounced(1, new, &bytes);
@@ -768,161 +744,4 @@ fn of_two_allocations_that_arrive_at_one_address_one_gets_it() {
     assert!(matches!(outcome, Outcome::ToPeer { relay, .. } if relay == moved), "{outcome:?}");
     assert_eq!(workers.allocations(), [0, 2]);
     workers.present(1, elsewhere(2), &second).success();
-}
-
-#[test]
-fn messages_between_workers_may_cross_threads() {
-    fn is_send<T: Send>() {}
-    is_send::<PendingMove>();
-    is_send::<MoveRequest>();
-    is_send::<Moved>();
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    /// A ticket, the good one or an older one, from an address at a worker.
-    Present {
-        at: usize,
-        port: u16,
-        age: usize,
-    },
-    Data {
-        at: usize,
-        port: u16,
-    },
-    Permit {
-        at: usize,
-        port: u16,
-    },
-    Gone {
-        at: usize,
-        port: u16,
-    },
-    Sleep(u64),
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let place = || (0..3_usize, 1..5_u16);
-    prop_oneof![
-        5 => (place(), prop_oneof![4 => Just(0), 1 => 1..4_usize])
-            .prop_map(|((at, port), age)| Step::Present { at, port, age }),
-        5 => place().prop_map(|(at, port)| Step::Data { at, port }),
-        2 => place().prop_map(|(at, port)| Step::Permit { at, port }),
-        2 => place().prop_map(|(at, port)| Step::Gone { at, port }),
-        2 => (0..50_u64).prop_map(Step::Sleep),
-    ]
-}
-
-proptest! {
-    #![proptest_config(crate::kept_seeds())]
-
-    /// Whatever gets lost on the way, a client that goes on with the ticket it has keeps its allocation.
-    #[test]
-    fn what_is_lost_costs_no_client_its_allocation(
-        steps in prop::collection::vec((0..3_usize, 0..3_u8, any::<bool>(), any::<bool>()), 1..40),
-    ) {
-        let (mut workers, _, mut ticket) = Workers::mobile(3);
-        for (port, (at, lost, again, speaks)) in (1..).zip(steps) {
-            let from = elsewhere(port);
-            let bytes = workers.signed(at, from, Ask::present(&ticket));
-            let (outcome, pending_move) = workers.request_unannounced(at, from, &bytes);
-            let Outcome::Reply(reply) = outcome else { panic!("{outcome:?}") };
-            let mut reply = Reply(reply).success();
-            match (lost, again) {
-                (0, _) => workers.expect(at, pending_move),
-                // Announced or not, it has not heard of it, and repeats itself.
-                (1, true) => {
-                    workers.expect(at, pending_move);
-                    workers.request(at, from, &bytes);
-                }
-                (_, true) => {
-                    let Outcome::Reply(same) = workers.request(at, from, &bytes) else { panic!() };
-                    prop_assert_eq!(&same, &reply.0);
-                    reply = Reply(same);
-                }
-                (1, false) => {
-                    workers.expect(at, pending_move);
-                    continue;
-                }
-                (_, false) => continue,
-            }
-            ticket = reply.ticket().expect("a new one");
-            if speaks {
-                let heard = workers.speaks(at, from).0;
-                prop_assert!(matches!(&heard, Outcome::ToPeer { .. }), "{heard:?}");
-                prop_assert_eq!(workers.allocations()[at], 1);
-            }
-            prop_assert_eq!((workers.allocations().iter().sum::<usize>(), workers.held()), (1, 1));
-        }
-    }
-
-    /// Whatever the client does, one worker owns the allocation, the quota is held once, and the good ticket is good.
-    #[test]
-    fn one_worker_owns_it_whatever_happens(steps in prop::collection::vec(step(), 1..60)) {
-        let (mut workers, _, ticket) = Workers::mobile(3);
-        let mut tickets = vec![ticket];
-        // The one that was presented last.
-        let mut spent = None;
-        // Ports are of one worker each, as 5-tuples are.
-        let from = |at: usize, port: u16| elsewhere(100 * u16::try_from(at).expect("few") + port);
-        for step in steps {
-            match step {
-                Step::Present { at, port, age } => {
-                    let Some(ticket) = tickets.iter().rev().nth(age).cloned() else { continue };
-                    let number = tickets.len() - 1 - age;
-                    let reply = workers.present(at, from(at, port), &ticket);
-                    match reply.is_success() {
-                        true => {
-                            prop_assert!(age == 0 || spent == Some(number), "a spent ticket");
-                            spent = Some(number);
-                            tickets.push(reply.ticket().expect("a new one"));
-                        }
-                        false => prop_assert!(age > 0 || reply.code() == Some(400), "{:?}", reply.code()),
-                    }
-                }
-                Step::Data { at, port } => { workers.speaks(at, from(at, port)); }
-                Step::Permit { at, port } => {
-                    let bytes = workers.signed(at, from(at, port), Ask::permit(PEER));
-                    workers.request(at, from(at, port), &bytes);
-                }
-                Step::Gone { at, port } => {
-                    let world = &mut workers.0[at];
-                    world.server.disconnected(world.now, &from(at, port));
-                }
-                Step::Sleep(seconds) => {
-                    workers.sleep(seconds);
-                    // It shall not expire here.
-                    for at in 0..3 {
-                        let client = workers.0[at].client;
-                        let bytes = workers.signed(at, client, Ask::refresh(3600));
-                        workers.request(at, client, &bytes);
-                    }
-                }
-            }
-            for at in 0..3 {
-                for effect in workers.0[at].effects() {
-                    match effect {
-                        Effect::Move(request) => {
-                            prop_assert!(workers.carry_out(&request).is_some());
-                        }
-                        Effect::Closed { .. } => prop_assert!(
-                            workers.0[at].now.ms >= 1_000_000 + 600_000, "it ended by other means than time"
-                        ),
-                        _ => {}
-                    }
-                }
-            }
-            let owners = workers.allocations().iter().sum::<usize>();
-            prop_assert!(owners <= 1);
-            prop_assert_eq!(workers.held(), owners);
-            if owners == 0 {
-                return Ok(());
-            }
-        }
-        // The good ticket leads there from every worker.
-        for at in [2, 0, 1] {
-            let ticket = tickets.last().cloned().expect("one is good");
-            tickets.push(workers.present(at, from(at, 50), &ticket).success().ticket().expect("a new one"));
-        }
-    }
 }

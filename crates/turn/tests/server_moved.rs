@@ -3,11 +3,6 @@
 use crate::common::*;
 use proptest::prelude::*;
 use turn::{AdditionalAddressFamily, EvenPort};
-use turnpike_turn::access_token::{AccessToken, TokenKey};
-use turnpike_turn::{
-    server::{AllocationId, Effect, Link, Moved, RelayId, ServerConfig, stats::ConnectionEvent},
-    wire::integrity::{Key, Mac},
-};
 
 /// A server of another process, whose clock is another and which knows the same users.
 fn another(config: ServerConfig) -> World {
@@ -60,19 +55,18 @@ fn channels_permissions_and_counters_go_along() {
         matches!(there.feed(&channel_data(0x4013, b"x")), Outcome::ToPeer { relay: of, .. } if of == relay)
     );
     let to_client = there.server.from_peer(there.now, relay, address("198.41.0.9:1"), b"x");
-    assert!(matches!(to_client, turnpike_turn::server::Verdict::ToClient { link: Link(7), .. }));
+    assert!(matches!(to_client, Verdict::ToClient { link: Link(7), .. }));
     // Of the 300 s of a permission 100 are over, and of the 600 s of a channel.
     there.sleep(199);
-    assert!(matches!(there.peer_sends(relay, "198.41.0.9:1", b"x"), Outcome::ToClient { .. }));
+    assert!(there.peer_sends(relay, "198.41.0.9:1", b"x").goes_to_client());
     there.sleep(1);
-    let refused = Outcome::Drop(turnpike_turn::server::DropReason::NoPermission);
+    let refused = Outcome::Drop(DropReason::NoPermission);
     assert_eq!(there.peer_sends(relay, "198.41.0.9:1", b"x"), refused);
     there.sleep(299);
-    assert!(matches!(there.peer_sends(relay, "198.41.0.4:7019", b"x"), Outcome::ToClient { .. }));
+    assert!(there.peer_sends(relay, "198.41.0.4:7019", b"x").goes_to_client());
     there.sleep(1);
     assert_eq!(there.peer_sends(relay, "198.41.0.4:7019", b"x"), refused);
-    let alice = there.credentials("alice", Scheme::Md5);
-    there.ask(&Ask::refresh(0).signed(&alice)).success();
+    there.ask_as("alice", Ask::refresh(0)).success();
     let effects = there.effects();
     let [Effect::Closed { session, lived_ms, to_peer, to_client, .. }] = &effects[..] else {
         panic!("{effects:?}")
@@ -92,8 +86,8 @@ fn a_channel_permits_in_the_process_that_takes_over() {
         let mut there = another(config());
         let relay = RelayId { allocation: carried(&mut here, relay.allocation, &mut there), ..relay };
         there.sleep(599 - gone);
-        assert!(matches!(there.peer_sends(relay, PEER, b"x"), Outcome::ToClient { .. }), "after {gone} s");
-        assert!(matches!(there.feed(&Ask::send(PEER, b"x")), Outcome::ToPeer { .. }), "after {gone} s");
+        assert!(there.peer_sends(relay, PEER, b"x").goes_to_client(), "after {gone} s");
+        assert!(there.feed(&Ask::send(PEER, b"x")).goes_to_peer(), "after {gone} s");
     }
 }
 
@@ -190,8 +184,7 @@ fn what_cannot_be_taken_in_is_given_back() {
 #[test]
 fn an_allocation_that_is_still_being_made_is_no_data_yet() {
     let mut world = World::new();
-    let alice = world.credentials("alice", Scheme::Md5);
-    let Outcome::Open(request) = world.feed(&Ask::allocate().signed(&alice).bytes()) else { panic!() };
+    let request = world.feed_as("alice", Ask::allocate()).opens();
     assert!(world.server.snapshot(world.now, request.allocation).is_none());
 }
 
@@ -232,7 +225,7 @@ fn secrets_are_written_and_never_shown() {
         .with(&stun_types::attribute::Realm::new(REALM).unwrap());
     let ask = ask.with(&stun_types::attribute::Nonce::new(&nonce).unwrap()).bytes();
     let ask = signed(&ask, &Key::from_bytes(&mac_key), Mac::Sha1, false);
-    let Outcome::Open(request) = world.feed(&ask) else { panic!() };
+    let request = world.feed(&ask).opens();
     world.open(&request).success();
     let moved = world.server.snapshot(world.now, request.allocation).unwrap();
     let (shown, text) = (format!("{moved:?}"), written(&moved));
@@ -271,7 +264,7 @@ proptest! {
                 there.feed(&channel_data(0x4000, b"x"));
                 there.peer_sends(RelayId { allocation, ..relay }, PEER, b"x");
                 prop_assert!(there.server.poll_timeout().is_some());
-                there.server.close_all(there.now, turnpike_turn::server::ClosedReason::Shutdown);
+                there.server.close_all(there.now, ClosedReason::Shutdown);
             }
             prop_assert_eq!((there.server.allocations(), there.server.gate_mut().held()), (0, 0));
         }

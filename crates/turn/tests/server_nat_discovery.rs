@@ -1,13 +1,9 @@
 //! NAT behaviour discovery (RFC 5780): who answers from where, to where, with what, and how often.
 
-use std::net::SocketAddr;
-
 use crate::common::*;
 use proptest::prelude::*;
-use stun_types::attribute::{AttributeStaticType as _, AttributeType, UnknownAttributes, XorMappedAddress};
-use turnpike_turn::server::{
-    Client, DiscoveryLimits, DropReason, ListenerId, MAX_PADDING, NatDiscovery, ServerConfig, Verdict,
-};
+use stun_types::attribute::{AttributeStaticType as _, XorMappedAddress};
+use turnpike_turn::server::{MAX_PADDING, NatDiscovery};
 
 const CHANGE_REQUEST: u16 = 0x0003;
 const PADDING: u16 = 0x0026;

@@ -1,7 +1,7 @@
 //! Nonces that a client learned at another address: from which ports and for which requests they count (RFC 6062, RFC 8016).
 
 use crate::common::*;
-use turnpike_turn::server::{Client, ConnectionId};
+use turnpike_turn::server::ConnectionId;
 
 /// A client's TCP connection from another address than that of [`client`].
 fn stream_elsewhere(port: u16) -> Client {
@@ -176,8 +176,7 @@ fn a_ticket_leads_to_its_owner_with_the_nonce_of_the_old_address() {
     let bytes = Ask::present(&ticket).signed(&alice).bytes();
     assert_eq!(here.feed(&bytes), Outcome::Forward { worker: 0, occupied: false });
     let (verdict, pending_move) = owner.forwarded(1, new, &bytes);
-    let Outcome::Reply(reply) = verdict else { panic!() };
-    assert!(Reply(reply).success().ticket().is_some());
+    assert!(verdict.reply().success().ticket().is_some());
     assert!(pending_move.is_some());
     // A nonce that is nobody's is the owner's to refuse.
     let next = elsewhere(2);

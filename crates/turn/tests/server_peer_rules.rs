@@ -1,8 +1,7 @@
 //! "Safe by default": every special range, in every form that embeds it, on every way in.
 
 use crate::common::{turn::*, *};
-use std::net::IpAddr;
-use turnpike_turn::server::{DropReason, Effect, PeerDenial, PeerRules, ServerConfig};
+use turnpike_turn::server::PeerDenial;
 
 /// First and last address of each range that is refused, and the public addresses next to it.
 const V4: &[(&str, &str, Option<&str>, Option<&str>)] = &[
@@ -75,7 +74,7 @@ fn world(config: ServerConfig) -> (World, Credentials) {
 #[track_caller]
 fn check(world: &mut World, alice: &Credentials, ip: IpAddr, permitted: bool) {
     static CHANNEL: std::sync::atomic::AtomicU16 = std::sync::atomic::AtomicU16::new(0);
-    let peer = std::net::SocketAddr::new(ip, 7000).to_string();
+    let peer = SocketAddr::new(ip, 7000).to_string();
     let refused = if permitted { None } else { Some(403) };
     // Slowly enough for a session to be answered each time.
     world.now.ms += 100;
@@ -86,7 +85,7 @@ fn check(world: &mut World, alice: &Credentials, ip: IpAddr, permitted: bool) {
     assert_eq!(world.ask(&Ask::bind(channel, &peer).signed(alice)).code(), refused, "ChannelBind to {peer}");
     assert_eq!(world.ask(&Ask::permit(&peer).signed(alice)).code(), refused, "CreatePermission for {peer}");
     if permitted {
-        assert!(matches!(world.feed(&Ask::send(&peer, b"x")), Outcome::ToPeer { .. }), "Send to {peer}");
+        assert!(world.feed(&Ask::send(&peer, b"x")).goes_to_peer(), "Send to {peer}");
     }
 }
 

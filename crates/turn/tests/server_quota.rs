@@ -1,9 +1,6 @@
 //! Quotas of allocations (RFC 8656 sections 7.2 and 19: 486 of a user, 508 in total).
 
-use std::net::{IpAddr, SocketAddr};
-
 use crate::common::*;
-use turnpike_turn::server::{Client, ListenerId, ListenerProfile, PrefixLengths, ServerConfig};
 
 fn at(ip: &str, port: u16) -> Client {
     let ip: IpAddr = ip.parse().unwrap();
@@ -31,8 +28,7 @@ fn a_user_has_no_more_allocations_than_the_gate_gives() {
     world.client = client(4);
     world.ask(&Ask::refresh(0).signed(&bob)).success();
     world.client = client(3);
-    let alice = world.credentials("alice", Scheme::Md5);
-    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(486));
+    assert_eq!(world.ask_as("alice", Ask::allocate()).code(), Some(486));
     assert_eq!(world.server.stats().quota_refusals, [2, 1, 0]);
     assert_eq!(world.server.allocations(), 2);
     assert_eq!(world.server.stats().errors_with(486), 2);
@@ -65,8 +61,7 @@ fn a_prefix_has_no_more_allocations_than_the_gate_gives_whoever_its_users_are() 
     world.client = at("198.51.100.1", 1);
     world.ask(&Ask::refresh(0).signed(&alice)).success();
     world.client = at("198.51.100.9", 9);
-    let bob = world.credentials("bob", Scheme::Md5);
-    world.ask(&Ask::allocate().signed(&bob)).success();
+    world.ask_as("bob", Ask::allocate()).success();
 }
 
 #[test]
@@ -78,13 +73,12 @@ fn a_listener_that_is_to_be_closed_takes_no_new_allocation_and_keeps_those_that_
     let listeners = vec![ListenerProfile { closing: true, ..ListenerProfile::default() }];
     world.server.reconfigure(world.now, ServerConfig { listeners, ..config() }.into());
     world.ask(&Ask::refresh(600).signed(&alice)).success();
-    assert!(matches!(world.feed(&channel_data(0x4000, b"on")), Outcome::ToPeer { .. }));
-    assert!(matches!(world.peer_sends(relay, PEER, b"back"), Outcome::ToClient { .. }));
+    assert!(world.feed(&channel_data(0x4000, b"on")).goes_to_peer());
+    assert!(world.peer_sends(relay, PEER, b"back").goes_to_client());
 
     let mut newcomer = |listener| {
         world.client = Client { listener, ..client(2) };
-        let bob = world.credentials("bob", Scheme::Md5);
-        world.ask(&Ask::allocate().signed(&bob)).code()
+        world.ask_as("bob", Ask::allocate()).code()
     };
     assert_eq!(newcomer(ListenerId(0)), Some(508));
     assert_eq!(newcomer(ListenerId(1)), None, "another listener");

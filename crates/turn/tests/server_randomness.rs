@@ -1,12 +1,10 @@
 //! What nobody may guess is drawn as if by chance, by the figures of [`turnpike_testkit::randomness`].
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 
 use crate::common::{turn::*, *};
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
-use stun_types::attribute::Nonce;
 use turnpike_testkit::randomness::{SAMPLES, judge};
-use turnpike_turn::server::{Client, ServerConfig};
 
 /// Clients with addresses of their own.
 fn clients() -> impl Iterator<Item = Client> {

@@ -1,11 +1,8 @@
 //! Several realms on one server: chosen by listener, or by the REALM of a request.
 
 use crate::common::*;
-use stun_types::attribute::{Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm as RealmAttribute};
-use turnpike_turn::server::{
-    Cidr, ClosedReason, CredentialRefusal, DropReason, Effect, ListenerId, ListenerProfile, PeerRules, Realm,
-    RealmId, ServerConfig,
-};
+use stun_types::attribute::Realm as RealmAttribute;
+use turnpike_turn::server::{Cidr, Realm, RealmId};
 
 const TENANT: &str = "tenant.example";
 const OTHER: &str = "other.example";
@@ -100,8 +97,7 @@ fn a_key_of_one_realm_is_wrong_in_another() {
     assert_eq!(OTHER.len().next_multiple_of(4), TENANT.len().next_multiple_of(4));
     forged[at - 1] = u8::try_from(TENANT.len()).unwrap();
     forged[at..at + TENANT.len()].copy_from_slice(TENANT.as_bytes());
-    let Outcome::Reply(reply) = world.feed(&forged) else { panic!("it is a request") };
-    assert_eq!(Reply(reply).code(), Some(401));
+    assert_eq!(world.feed(&forged).reply().code(), Some(401));
     assert!(matches!(&world.effects()[..], [Effect::Refused { why: CredentialRefusal::WrongKey, .. }]));
 }
 
@@ -157,7 +153,7 @@ fn a_reload_that_takes_a_realm_away_ends_its_sessions_and_no_others() {
     world.ask(&Ask::bind(0x4000, PEER).signed(&namesake)).success();
     world.effects();
 
-    world.server.reconfigure(world.now, std::sync::Arc::new(config()));
+    world.server.reconfigure(world.now, Arc::new(config()));
     let effects = world.effects();
     let [Effect::Closed { client, realm, reason: ClosedReason::Administrator, .. }] = &effects[..] else {
         panic!("{effects:?}")
@@ -165,7 +161,7 @@ fn a_reload_that_takes_a_realm_away_ends_its_sessions_and_no_others() {
     assert_eq!((*client, &**realm), (theirs, TENANT));
     assert_eq!(world.server.allocations(), 1);
     assert_eq!(world.server.gate_mut().held(), 1, "given back to the realm's quota");
-    assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
+    assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
     world.client = theirs;
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::NoAllocation));
 }
@@ -176,7 +172,7 @@ fn a_session_of_a_removed_realm_does_not_pass_to_a_user_of_the_same_name() {
     let mut world = World::with(tenants());
     let tenant = alice_in(&mut world, 1, TENANT);
     world.ask(&Ask::allocate().signed(&tenant)).success();
-    world.server.reconfigure(world.now, std::sync::Arc::new(config()));
+    world.server.reconfigure(world.now, Arc::new(config()));
     world.client.listener = ListenerId(1);
     let namesake = world.credentials("alice", Scheme::Sha256);
     assert_eq!(namesake.realm, REALM);
@@ -192,7 +188,7 @@ fn a_realm_with_another_name_is_another_realm() {
     world.ask(&Ask::allocate().signed(&tenant)).success();
     let mut renamed = tenants();
     renamed.tenants[0].name = "renamed.example".to_owned();
-    world.server.reconfigure(world.now, std::sync::Arc::new(renamed));
+    world.server.reconfigure(world.now, Arc::new(renamed));
     assert_eq!(world.server.allocations(), 0);
     assert_eq!(world.server.gate_mut().held(), 0);
 }
@@ -257,13 +253,13 @@ fn a_realm_has_peer_rules_of_its_own() {
             world.ask(&ask.signed(&alice)).success();
         }
         let sent = world.feed(&channel_data(0x4000, b"x"));
-        assert!(matches!(sent, Outcome::ToPeer { .. }), "{realm}: {sent:?}");
+        assert!(sent.goes_to_peer(), "{realm}: {sent:?}");
     }
     world.effects();
     // A reload that changes one realm's rules takes its permissions along, and no other's.
     let mut stricter = rules;
     stricter.realm_peers.insert(OTHER.into(), strict);
-    world.server.reconfigure(world.now, std::sync::Arc::new(stricter));
+    world.server.reconfigure(world.now, Arc::new(stricter));
     for (port, relays) in [(1, true), (2, true), (3, false)] {
         world.client = client(port);
         let sent = world.feed(&channel_data(0x4000, b"x"));

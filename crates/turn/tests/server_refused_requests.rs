@@ -2,10 +2,7 @@
 
 use crate::common::*;
 use turnpike_turn::{
-    server::{
-        BadRequest, ClosedReason, Effect, Fault, ListenerId, Method, OpenResult, RelayTransport,
-        RequestRefusal, ServerConfig,
-    },
+    server::{BadRequest, Fault, Method},
     wire::{channel_data::ChannelNumber, stun::kind},
 };
 
@@ -98,8 +95,7 @@ fn a_relayed_address_that_cannot_be_had_is_told_of_its_user() {
         (OpenResult::UnsupportedFamily, 440, RequestRefusal::Code),
     ] {
         let mut world = World::new();
-        let alice = world.credentials("alice", Scheme::Md5);
-        let Outcome::Open(request) = world.feed(&Ask::allocate().signed(&alice).bytes()) else { panic!() };
+        let request = world.feed_as("alice", Ask::allocate()).opens();
         assert_eq!(world.opened(request.allocation, result, None).code(), Some(code));
         assert_eq!(told(&mut world), of_alice(Method::Allocate, code, why));
     }
@@ -136,8 +132,7 @@ fn each_cause_of_400_names_its_attribute() {
         ),
     ] {
         let mut world = World::new();
-        let alice = world.credentials("alice", Scheme::Md5);
-        let response = world.ask(&ask.signed(&alice));
+        let response = world.ask_as("alice", ask);
         let text = BadRequest { attribute, fault }.to_string();
         assert_eq!(response.code(), Some(400), "{text}");
         assert_eq!(response.reason(), format!("Bad Request: {text}"));
@@ -233,8 +228,7 @@ fn of_who_has_not_proved_who_he_is_nothing_is_told_nor_twice_of_a_peer_or_a_wron
     world.all_effects();
     assert_eq!(world.ask(&Ask::allocate()).code(), Some(401));
     assert_eq!(world.ask(&Ask::permit("127.0.0.1:0").signed(&alice)).code(), Some(403));
-    let bob = world.credentials("bob", Scheme::Md5);
-    assert_eq!(world.ask(&Ask::refresh(600).signed(&bob)).code(), Some(441));
+    assert_eq!(world.ask_as("bob", Ask::refresh(600)).code(), Some(441));
     let effects = world.all_effects();
     assert!(
         matches!(effects[..], [Effect::PeerRefused { .. }, Effect::Refused { .. }]),
@@ -274,7 +268,7 @@ fn each_listener_knows_how_many_clients_it_has() {
     assert_eq!(world.client.listener, ListenerId(1));
     world.ask(&Ask::present(&ticket).signed(&alice)).success();
     assert_eq!(world.server.allocations_by_listener(), [2], "it has not moved before data comes");
-    assert!(matches!(world.feed(&channel_data(0x4000, b"data")), Outcome::ToPeer { .. }));
+    assert!(world.feed(&channel_data(0x4000, b"data")).goes_to_peer());
     assert_eq!(world.server.allocations_by_listener(), [1, 1]);
     for allocation in [of_first.allocation, relay.allocation] {
         assert!(world.server.close_one(world.now, allocation, ClosedReason::Shutdown));

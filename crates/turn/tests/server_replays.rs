@@ -1,7 +1,6 @@
 //! Copies of an Allocate: answered again while its allocation lives on that 5-tuple, and granted nowhere else.
 
 use crate::common::*;
-use turnpike_turn::server::{Client, ListenerId, ServerConfig};
 
 const EVEN_PORT: u16 = 0x0018;
 const RESERVATION_TOKEN: u16 = 0x0022;
@@ -75,7 +74,7 @@ fn a_copy_where_a_mobile_client_was_before_makes_no_allocation() {
     world.client = Client { address: address("192.0.2.7:41000"), ..old };
     world.ask(&Ask::present(&ticket).signed(&alice)).success();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
-    assert!(matches!(world.feed(&channel_data(0x4000, b"moves")), Outcome::ToPeer { .. }));
+    assert!(world.feed(&channel_data(0x4000, b"moves")).goes_to_peer());
     world.client = old;
     assert_eq!(world.ask(&ask).code(), Some(438));
     assert_eq!(world.server.allocations(), 1);
@@ -107,7 +106,7 @@ fn a_copy_takes_no_reserved_port() {
     let token = world.ask(&pair).success().raw(RESERVATION_TOKEN).expect("one was asked for");
     world.client = client(41_000);
     let ask = Ask::allocate().raw(RESERVATION_TOKEN, &token).signed(&alice);
-    let Outcome::Open(request) = world.feed(&ask.bytes()) else { panic!() };
+    let request = world.feed(&ask.bytes()).opens();
     // The copy comes while the port is being opened, and after.
     world.client = client(42_000);
     assert_eq!(world.ask(&ask).code(), Some(438));
@@ -147,7 +146,7 @@ fn what_was_granted_is_remembered_through_a_reload() {
     let mut world = World::new();
     let (alice, ask) = granted(&mut world);
     world.ask(&Ask::refresh(0).signed(&alice)).success();
-    world.server.reconfigure(world.now, std::sync::Arc::new(ServerConfig { max_lifetime: 4000, ..config() }));
+    world.server.reconfigure(world.now, Arc::new(ServerConfig { max_lifetime: 4000, ..config() }));
     assert_eq!(world.ask(&ask).code(), Some(438));
 }
 

@@ -3,10 +3,9 @@
 
 use crate::common::{turn::*, *};
 use stun_types::{
-    attribute::{AttributeStaticType as _, AttributeType, ErrorCode},
+    attribute::{AttributeStaticType as _, ErrorCode},
     message::{MessageClass, Method},
 };
-use turnpike_turn::server::{DropReason, ServerConfig};
 
 const METHODS: [Method; 7] =
     [BINDING, ALLOCATE, REFRESH, CREATE_PERMISSION, CHANNEL_BIND, CONNECT, CONNECTION_BIND];
@@ -42,10 +41,7 @@ fn an_answer_has_method_and_transaction_of_its_request() {
 fn reason_phrases_and_software_are_short() {
     let longest = "2606:4700:1234:5678:9abc:def0:1234:5678";
     let mut world = World::with(ServerConfig {
-        peers: turnpike_turn::server::PeerRules {
-            deny: vec!["2606:4700::/32".parse().unwrap()],
-            ..Default::default()
-        },
+        peers: PeerRules { deny: vec!["2606:4700::/32".parse().unwrap()], ..Default::default() },
         ..config()
     });
     let alice = world.credentials("alice", Scheme::Md5);
@@ -86,8 +82,7 @@ fn unexpected_and_unknown_optional_attributes_are_ignored_and_order_does_not_mat
     ];
     for ask in orders {
         let mut world = World::new();
-        let alice = world.credentials("alice", Scheme::Md5);
-        assert_eq!(world.ask(&ask.signed(&alice)).success().lifetime(), 700);
+        assert_eq!(world.ask_as("alice", ask).success().lifetime(), 700);
         assert_eq!(
             world.feed(&Ask::send(PEER, b"x")),
             Outcome::Drop(DropReason::NoPermission),
@@ -121,8 +116,7 @@ fn padding_and_reserved_bits_of_requests_are_ignored() {
     let mut bytes = Ask::new(BINDING).raw(0x8022, b"x").bytes();
     let len = bytes.len();
     bytes[len - 3..].fill(0xFF);
-    let Outcome::Reply(reply) = world.feed(&bytes) else { panic!("no answer") };
-    assert!(Reply(reply).success().has(AttributeType::new(0x0020)));
+    assert!(world.feed(&bytes).reply().success().has(AttributeType::new(0x0020)));
 }
 
 /// Section 6.3 of RFC 8489: the rest of a message counts nothing where its beginning is another protocol's (RFC 7983, RFC 9443).
@@ -143,8 +137,7 @@ fn clients_over_four_transports_at_one_address_and_port_are_four() {
     let mut world = World::with(streams());
     for listener in 0..4 {
         world.client.listener.0 = listener;
-        let alice = world.credentials("alice", Scheme::Md5);
-        world.ask(&Ask::allocate().signed(&alice)).success();
+        world.ask_as("alice", Ask::allocate()).success();
     }
     assert_eq!(world.server.allocations(), 4);
 }
@@ -168,8 +161,8 @@ fn answers_fit_into_a_datagram_of_576_bytes() {
     let denied = world.ask(&denied.signed(&alice).fingerprint());
     let v6 = address("[2001:db8::5]:3478");
     config.alternates[0].domain = Some("d".repeat(253));
-    config.alternates.push(turnpike_turn::server::Alternate { address: v6, ..config.alternates[0].clone() });
-    config.alternates.iter_mut().for_each(|it| it.when = turnpike_turn::server::AlternateWhen::Always);
+    config.alternates.push(Alternate { address: v6, ..config.alternates[0].clone() });
+    config.alternates.iter_mut().for_each(|it| it.when = AlternateWhen::Always);
     let mut world = World::with(config);
     world.client.listener.0 = 3;
     let alice = world.credentials("alice", Scheme::Sha256);
@@ -191,18 +184,12 @@ fn a_long_realm_is_another_and_a_long_nonce_is_stale() {
     let alice = world.credentials("alice", Scheme::Md5);
     assert!(alice.nonce.len() < 128 && alice.realm.len() < 128);
     let long = "x".repeat(763);
-    let key = turnpike_turn::wire::integrity::Key::long_term(
-        turnpike_turn::wire::integrity::KeyAlgorithm::Md5,
-        "alice",
-        REALM,
-        alice.password.as_bytes(),
-    );
+    let key = Key::long_term(KeyAlgorithm::Md5, "alice", REALM, alice.password.as_bytes());
     for (realm, nonce, code) in [(&long[..], &alice.nonce[..], 401), (REALM, &long, 438)] {
         let ask = Ask::allocate().raw(0x0006, b"alice").raw(0x0014, realm.as_bytes());
         let ask = ask.raw(0x0015, nonce.as_bytes()).bytes();
-        let mac = turnpike_turn::wire::integrity::Mac::Sha1;
-        let Outcome::Reply(reply) = world.feed(&signed(&ask, &key, mac, false)) else { panic!("no answer") };
-        assert_eq!(Reply(reply).code(), Some(code));
+        let mac = Mac::Sha1;
+        assert_eq!(world.feed(&signed(&ask, &key, mac, false)).reply().code(), Some(code));
     }
 }
 
@@ -210,7 +197,7 @@ fn a_long_realm_is_another_and_a_long_nonce_is_stale() {
 #[test]
 fn a_binding_is_never_sent_elsewhere() {
     let mut config = everything();
-    config.alternates[0].when = turnpike_turn::server::AlternateWhen::Always;
+    config.alternates[0].when = AlternateWhen::Always;
     let mut world = World::with(config);
     // Nor beside CHANGE-REQUEST, PADDING and RESPONSE-PORT (RFC 5780 section 6.1).
     let binding = || Ask::new(BINDING);
@@ -230,7 +217,7 @@ fn an_icmp_error_comes_by_a_data_indication_though_its_peer_has_a_channel() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
-    let error = turnpike_turn::server::IcmpError { icmp_type: 3, code: 3, info: 0 };
+    let error = IcmpError { icmp_type: 3, code: 3, info: 0 };
     let verdict = world.server.from_icmp(world.now, relay, address(PEER), error).into();
     let Outcome::Reply(bytes) = verdict else { panic!("{verdict:?}") };
     assert_eq!(bytes[..2], [0, 0x17], "a Data indication");

@@ -1,26 +1,15 @@
 //! The longest age of an allocation: no Refresh leads beyond it.
 
-use std::collections::HashMap;
-
 use crate::common::*;
-use turnpike_turn::server::{ClosedReason, Effect, MaxSessionDuration, ServerConfig};
+use turnpike_turn::server::MaxSessionDuration;
 
 fn aged(seconds: Option<u32>) -> ServerConfig {
     ServerConfig { max_session_duration: MaxSessionDuration { seconds, realms: HashMap::new() }, ..config() }
 }
 
-fn closed(world: &mut World) -> Vec<(ClosedReason, u64)> {
-    let closed = |effect| match effect {
-        Effect::Closed { reason, lived_ms, .. } => Some((reason, lived_ms)),
-        _ => None,
-    };
-    world.effects().into_iter().filter_map(closed).collect()
-}
-
 /// What a Refresh for an hour is granted.
 fn refreshed(world: &mut World) -> u32 {
-    let alice = world.credentials("alice", Scheme::Md5);
-    world.ask(&Ask::refresh(3600).signed(&alice)).success().lifetime()
+    world.ask_as("alice", Ask::refresh(3600)).success().lifetime()
 }
 
 #[test]
@@ -49,8 +38,7 @@ fn an_allocation_that_is_not_refreshed_expires_as_ever() {
     assert_eq!(closed(&mut world), [(ClosedReason::Expired, 600_000)]);
     // The first lifetime is no longer than the age either.
     let mut world = World::with(aged(Some(300)));
-    let alice = world.credentials("alice", Scheme::Md5);
-    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).success().lifetime(), 300);
+    assert_eq!(world.ask_as("alice", Ask::allocate()).success().lifetime(), 300);
     world.sleep(300);
     assert_eq!(closed(&mut world), [(ClosedReason::MaxAge, 300_000)]);
 }
@@ -83,8 +71,7 @@ fn a_realm_has_an_age_of_its_own() {
 #[test]
 fn both_families_of_an_allocation_end_at_its_longest_age() {
     let mut world = World::with(aged(Some(1000)));
-    let alice = world.credentials("alice", Scheme::Md5);
-    world.ask(&Ask::allocate().raw(0x8000, &[2, 0, 0, 0]).signed(&alice)).success();
+    world.ask_as("alice", Ask::allocate().raw(0x8000, &[2, 0, 0, 0])).success();
     assert_eq!(refreshed(&mut world), 1000);
     world.sleep(999);
     assert_eq!(world.server.allocations(), 1);

@@ -1,17 +1,7 @@
 //! Several allocations on one relayed transport address: an address of peers is one client's alone, and whoever comes second is refused.
 
-use std::{
-    collections::BTreeMap,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
-
 use crate::common::{turn::AdditionalAddressFamily, *};
 use proptest::prelude::*;
-use turnpike_turn::server::{
-    ClosedReason, DropReason, Effect, Family, IcmpError, Link, OpenResult, PeerRules, PortRequest, RelayId,
-    ServerConfig, SharedPort, Verdict,
-};
 
 const PORT: SharedPort = SharedPort(0);
 const OTHER_PORT: SharedPort = SharedPort(1);
@@ -99,7 +89,7 @@ fn whoever_wants_a_peer_second_is_refused_and_told_why() {
     world.client = client(4);
     let (dave, own) = world.allocated();
     assert_eq!(ask(&mut world, 4, &Ask::permit(PEER).signed(&dave)), None);
-    assert!(matches!(world.peer_sends(own, PEER, b"x"), Outcome::ToClient { .. }));
+    assert!(world.peer_sends(own, PEER, b"x").goes_to_client());
 }
 
 #[test]
@@ -154,9 +144,7 @@ fn each_family_of_a_dual_stack_allocation_is_shared_by_itself() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let also = AdditionalAddressFamily::new(AddressFamily::IPV6);
-    let Outcome::Open(request) = world.feed(&Ask::allocate().with(&also).signed(&alice).bytes()) else {
-        panic!()
-    };
+    let request = world.feed(&Ask::allocate().with(&also).signed(&alice).bytes()).opens();
     let wishes = (request.first.port, request.second.map(|second| second.port));
     assert_eq!(wishes, (PortRequest::Any, Some(PortRequest::Any)));
     let own = OpenResult::Opened { relayed: address("203.0.113.1:50100") };
@@ -169,7 +157,7 @@ fn each_family_of_a_dual_stack_allocation_is_shared_by_itself() {
     world.ask(&Ask::refresh(0).raw(0x0017, &[2, 0, 0, 0]).signed(&alice)).success();
     assert_eq!(claimant(&mut world, PORT, "2606:4700::1"), None);
     let v4 = RelayId { family: Family::V4, ..first };
-    assert!(matches!(world.peer_sends(v4, PEER, b"x"), Outcome::ToClient { .. }));
+    assert!(world.peer_sends(v4, PEER, b"x").goes_to_client());
 }
 
 #[test]
@@ -178,7 +166,7 @@ fn an_allocation_that_may_move_to_another_worker_wants_ports_of_its_own() {
     let alice = world.credentials("alice", Scheme::Md5);
     let also = AdditionalAddressFamily::new(AddressFamily::IPV6);
     let mobile = Ask::allocate().with(&also).raw(TICKET, &[]).signed(&alice);
-    let Outcome::Open(request) = world.feed(&mobile.bytes()) else { panic!() };
+    let request = world.feed(&mobile.bytes()).opens();
     let wishes = (request.first.port, request.second.map(|second| second.port));
     assert_eq!(wishes, (PortRequest::Own, Some(PortRequest::Own)));
 }
@@ -187,8 +175,7 @@ fn an_allocation_that_may_move_to_another_worker_wants_ports_of_its_own() {
 #[test]
 fn a_shared_port_that_comes_too_late_is_given_back() {
     let mut world = World::new();
-    let alice = world.credentials("alice", Scheme::Md5);
-    let Outcome::Open(request) = world.feed(&Ask::allocate().signed(&alice).bytes()) else { panic!() };
+    let request = world.feed_as("alice", Ask::allocate()).opens();
     world.server.close_all(world.now, ClosedReason::Administrator);
     world.all_effects();
     let verdict = world.server.opened(world.now, request.allocation, opened(PORT, Family::V4), None);

@@ -1,7 +1,7 @@
 //! Counters are live: they show each event at once, under the labels that dashboards know.
 
 use crate::common::*;
-use turnpike_turn::server::{DropReason, Stats, stats::ERROR_CODES};
+use turnpike_turn::server::{Stats, stats::ERROR_CODES};
 
 fn value(stats: &Stats, family: &str, label: Option<(&str, &str)>) -> u64 {
     let found = stats.counters().find(|(name, with, _)| *name == family && *with == label);

@@ -1,20 +1,11 @@
 //! Third-party authorization (RFC 7635): tokens in place of passwords, from the challenge to the end of the session.
 
-use std::sync::Arc;
-
 use crate::common::*;
 use proptest::prelude::*;
-use stun_types::attribute::{
-    AttributeStaticType as _, AttributeType, Nonce, Realm as RealmAttribute, UnknownAttributes, Username,
-};
+use stun_types::attribute::{AttributeStaticType as _, Realm as RealmAttribute, Username};
 use turnpike_turn::{
-    access_token::{AccessToken, TokenKey},
-    server::{
-        ClosedReason, CredentialRefusal, Effect, IssuerKey, Link, Moved, Realm, ServerConfig, ThirdParty,
-        TokenProblem,
-    },
+    server::{Realm, TokenProblem},
     time::Now,
-    wire::integrity::{Key, Mac},
 };
 
 const ACCESS_TOKEN: u16 = 0x001B;
@@ -113,14 +104,6 @@ impl Holder {
     fn signed(&self, reply: &Reply) -> bool {
         reply.verifies(&Key::from_bytes(&self.mac_key), Mac::Sha1)
     }
-}
-
-fn refusals(world: &mut World) -> Vec<CredentialRefusal> {
-    let refused = |effect| match effect {
-        Effect::Refused { why, .. } => Some(why),
-        _ => None,
-    };
-    world.effects().into_iter().filter_map(refused).collect()
 }
 
 #[test]
@@ -222,7 +205,7 @@ fn a_refused_token_is_401_with_a_reason_for_the_log() {
         let reply = holder.ask(&mut world, Ask::allocate());
         assert_eq!(reply.code(), Some(401), "{why:?}");
         assert!(reply.has(AttributeType::new(THIRD_PARTY_AUTHORIZATION)) && !holder.signed(&reply));
-        assert_eq!(refusals(&mut world), [why]);
+        assert_eq!(world.refusals(), [why]);
         assert_eq!(world.server.allocations(), 0);
     }
 }
@@ -252,7 +235,7 @@ fn a_key_bounds_how_long_its_tokens_are_believed() {
     world.sleep(70);
     let reply = holder.ask(&mut world, Ask::allocate());
     assert_eq!(reply.code(), Some(401));
-    assert!(refusals(&mut world).contains(&CredentialRefusal::Expired { ago: 10 }));
+    assert!(world.refusals().contains(&CredentialRefusal::Expired { ago: 10 }));
 }
 
 #[test]
@@ -293,7 +276,7 @@ fn a_request_without_a_token_is_believed_from_its_own_address_alone() {
     elsewhere.nonce.clone_from(&holder.nonce);
     elsewhere.mac_key = vec![6; 20];
     assert_eq!(elsewhere.ask(&mut world, Ask::permit(PEER)).code(), Some(401));
-    assert!(refusals(&mut world).contains(&CredentialRefusal::WrongKey));
+    assert!(world.refusals().contains(&CredentialRefusal::WrongKey));
 }
 
 /// The workers of a server on streams and datagrams.
@@ -302,7 +285,7 @@ fn workers(count: u16) -> Vec<World> {
 }
 
 /// A client somewhere else, with the same token and a nonce for that address.
-fn elsewhere(world: &mut World, holder: &Holder, client: turnpike_turn::server::Client) -> Holder {
+fn elsewhere(world: &mut World, holder: &Holder, client: Client) -> Holder {
     world.client = client;
     let challenge = world.ask(&Ask::allocate());
     Holder { nonce: challenge.get::<Nonce>().nonce().to_owned(), ..holder.clone() }
@@ -323,7 +306,7 @@ fn a_mobile_client_needs_its_token_for_the_refresh_alone() {
     }
     let wrong = Holder { mac_key: vec![6; 20], ..bare };
     assert_eq!(wrong.ask(&mut world, Ask::permit(PEER)).code(), Some(401));
-    assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
+    assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
 }
 
 #[test]
@@ -347,7 +330,7 @@ fn a_request_without_its_token_is_answered_by_the_worker_that_has_the_allocation
     let permit = bare.bytes(Ask::permit(PEER));
     assert_eq!(here.feed(&permit), Outcome::Forward { worker: 0, occupied: false });
     let (outcome, _) = owner.forwarded(1, client(1), &permit);
-    assert!(matches!(outcome, Outcome::Reply(bytes) if Reply(bytes.clone()).is_success()));
+    assert!(outcome.reply().is_success());
     assert_eq!((owner.server.allocations(), here.server.allocations()), (1, 0));
 }
 
@@ -407,7 +390,7 @@ fn a_token_counts_in_the_realm_of_its_key_alone() {
     holder.renew(&world, &south(), 0, 600);
     assert_eq!(holder.ask(&mut world, Ask::allocate()).code(), Some(401));
     let token = |problem| CredentialRefusal::Token(problem);
-    assert_eq!(refusals(&mut world), [token(TokenProblem::NotAuthentic), token(TokenProblem::UnknownKey)]);
+    assert_eq!(world.refusals(), [token(TokenProblem::NotAuthentic), token(TokenProblem::UnknownKey)]);
 }
 
 #[test]
@@ -426,13 +409,12 @@ fn users_with_passwords_live_beside_tokens() {
 #[test]
 fn where_tokens_do_not_count_theirs_is_an_unknown_attribute() {
     let mut world = World::with(config());
-    let alice = world.credentials("alice", Scheme::Md5);
-    let reply = world.ask(&Ask::allocate().raw(ACCESS_TOKEN, &[0; 60]).signed(&alice));
+    let reply = world.ask_as("alice", Ask::allocate().raw(ACCESS_TOKEN, &[0; 60]));
     assert_eq!(reply.code(), Some(420));
     assert!(reply.get::<UnknownAttributes>().has_attribute(AttributeType::new(ACCESS_TOKEN)));
     let holder = Holder::new(&mut world, 0, 600);
     assert_eq!(holder.ask(&mut world, Ask::allocate()).code(), Some(401));
-    assert_eq!(refusals(&mut world), [CredentialRefusal::NoSuchUser]);
+    assert_eq!(world.refusals(), [CredentialRefusal::NoSuchUser]);
 }
 
 #[test]
@@ -457,7 +439,7 @@ fn a_stale_nonce_is_438_and_a_foreign_one_costs_no_decryption() {
     "obMatJos2wAAAAAAAAAAAAAAAAAAA".clone_into(&mut holder.nonce);
     holder.token = Some(vec![0; 60]);
     assert_eq!(holder.ask(&mut world, Ask::allocate()).code(), Some(438));
-    assert_eq!(refusals(&mut world), [], "a token that is none was not looked at");
+    assert_eq!(world.refusals(), [], "a token that is none was not looked at");
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! What an administrator is told of an allocation, and the name that it keeps.
 
 use crate::common::*;
-use turnpike_turn::server::{Effect, RelayTransport, Transport, stats::MobilityEvent};
 
 #[test]
 fn a_view_tells_what_there_is_and_for_how_long() {
@@ -71,8 +70,7 @@ fn a_name_goes_along_to_another_worker() {
     let mut workers = World::workers(&streams(), 2);
     let (from, to) = workers.split_at_mut(1);
     let (here, there) = (&mut from[0], &mut to[0]);
-    let alice = here.credentials("alice", Scheme::Md5);
-    let ticket = here.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success().ticket().unwrap();
+    let ticket = here.ask_as("alice", Ask::allocate().raw(TICKET, &[])).success().ticket().unwrap();
     let relay = here.last_opened();
     let name = here.server.view(here.now, relay.allocation.index).expect("it is there").id();
     let moved_to = client(40_009);

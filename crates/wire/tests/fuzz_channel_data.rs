@@ -1,11 +1,8 @@
 //! Fuzz target: any bytes as ChannelData.
 
+use crate::prelude::*;
 use turn_types::channel::ChannelData as OracleChannelData;
-use turnpike_testkit::fuzz;
-use turnpike_wire::{
-    channel_data::{ChannelData, ChannelDataError, ChannelNumber, ChannelRange},
-    demux,
-};
+use turnpike_wire::channel_data::{ChannelDataError, ChannelRange};
 
 #[test]
 fn channel_data() {

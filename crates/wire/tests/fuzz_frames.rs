@@ -1,8 +1,9 @@
 //! Fuzz target: any bytes as a stream, in any pieces.
 
+use crate::prelude::*;
 use turnpike_testkit::fuzz::{self, Input};
 use turnpike_wire::{
-    channel_data::{ChannelData, ChannelRange},
+    channel_data::ChannelRange,
     frame::{self, Frame, FrameError, Framer, MAX_MESSAGE_LEN},
     stun,
 };

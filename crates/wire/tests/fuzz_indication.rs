@@ -1,17 +1,9 @@
 //! Fuzz target: any bytes as an indication, once as they are and once behind a header that is right.
 
-use turnpike_testkit::fuzz;
-use turnpike_wire::{
-    address::canonical,
-    frame,
-    indication::{self, Indication, MAX_HEADER_LEN},
-    stun::{COOKIE, View, kind},
-};
+use crate::prelude::*;
+use turnpike_wire::{address::canonical, stun::COOKIE};
 
-use crate::{
-    oracle::{oracles_view, our_view},
-    support::fingerprinted,
-};
+use crate::oracle::{oracles_view, our_view};
 
 #[test]
 fn indication() {

@@ -1,9 +1,7 @@
 //! Fuzz target: any bytes as the beginning of a stream behind a proxy, once as they are and once behind what every header of version
 //! 2 begins with.
 
-use std::net::SocketAddr;
-
-use turnpike_testkit::fuzz;
+use crate::prelude::*;
 use turnpike_wire::proxy_protocol::{
     ENOUGH_TO_TELL, MAX_HEADER, Parsed, ProxyVersion, encode, encode_unknown, is_begun, parse,
 };

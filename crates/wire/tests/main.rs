@@ -11,6 +11,7 @@ mod fuzz_stun;
 mod message_integrity;
 mod no_alloc;
 mod oracle;
+mod prelude;
 mod rfc_vectors;
 mod stream_splits;
 mod stun;

@@ -1,18 +1,15 @@
 //! Message integrity against `stun_types`, and the corners where RFC 8489 sections 14.5 to 14.7 are easily got wrong.
 
+use crate::prelude::*;
 use proptest::prelude::*;
 use stun_types::attribute::{
     Attribute as _, AttributeStaticType, AttributeWrite, Fingerprint, MessageIntegrity,
-    MessageIntegritySha256, RawAttribute, Software, Username,
+    MessageIntegritySha256, RawAttribute, Username,
 };
 use stun_types::message::{
-    BINDING, IntegrityAlgorithm, LongTermKeyCredentials, Message, MessageIntegrityCredentials, MessageWrite,
-    MessageWriteExt, MessageWriteVec, ShortTermCredentials,
+    BINDING, IntegrityAlgorithm, LongTermKeyCredentials, MessageIntegrityCredentials, MessageWrite,
+    MessageWriteExt, ShortTermCredentials,
 };
-use turnpike_wire::integrity::{IntegrityError, Key, KeyAlgorithm, Mac};
-use turnpike_wire::stun::{Invalid, View};
-
-use crate::support::{fingerprinted, has_fingerprint, mac_of, signed, verify};
 
 const PASSWORD: &str = "correct horse";
 

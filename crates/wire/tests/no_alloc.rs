@@ -1,16 +1,7 @@
 //! The data path does not allocate: not for a good packet, not for a bad one.
 
+use crate::prelude::*;
 use std::hint::black_box;
-use std::net::SocketAddr;
-
-use turnpike_wire::channel_data::{ChannelData, ChannelNumber};
-use turnpike_wire::demux;
-use turnpike_wire::frame;
-use turnpike_wire::indication::{self, Indication, MAX_HEADER_LEN};
-use turnpike_wire::integrity::{Key, KeyAlgorithm, Mac};
-use turnpike_wire::stun::{self, Class, Header, View, Writer, kind};
-
-use crate::support::{fingerprinted, mac_of, signed, verify};
 
 fn allocations(work: impl FnOnce()) -> u64 {
     allocation_counter::measure(work).count_total

@@ -1,24 +1,17 @@
 //! Properties of the data path's parsers and writers against `stun_types` and `turn_types`: what we write, they and
 //! we read alike; what they write, we read; and of messages that neither wrote, both understand the same.
 
-use std::net::{IpAddr, SocketAddr};
+use crate::prelude::*;
+use std::net::IpAddr;
 
 use proptest::prelude::*;
-use stun_types::attribute::{Attribute as _, AttributeWrite as _, RawAttribute, Software};
-use stun_types::message::{
-    Message, MessageClass, MessageType, MessageWrite, MessageWriteExt, MessageWriteVec, TransactionId,
-};
+use stun_types::attribute::{Attribute as _, AttributeWrite as _, RawAttribute};
+use stun_types::message::{MessageClass, MessageType, MessageWrite, MessageWriteExt, TransactionId};
 use turn_types::attribute::{Data, DontFragment, Icmp, XorPeerAddress};
 use turn_types::channel::ChannelData as OracleChannelData;
 use turn_types::message::{DATA, SEND};
 use turnpike_wire::address::canonical;
-use turnpike_wire::channel_data::{ChannelData, ChannelNumber};
-use turnpike_wire::demux;
-use turnpike_wire::frame;
-use turnpike_wire::indication::{self, Indication, IndicationError, MAX_HEADER_LEN, View};
-use turnpike_wire::stun::{self, Invalid};
-
-use crate::support::{fingerprinted, has_fingerprint};
+use turnpike_wire::indication::{IndicationError, View};
 
 fn any_peer() -> impl Strategy<Value = SocketAddr> {
     (any::<IpAddr>(), any::<u16>()).prop_map(|(ip, port)| SocketAddr::new(ip, port))

@@ -1,10 +1,8 @@
 //! The test vectors of RFC 5769 and of RFC 8489 appendix B, verified, and written again from their attributes.
 
+use crate::prelude::*;
 use stun_types::attribute::Userhash;
-use turnpike_wire::integrity::{self, IntegrityError, Key, KeyAlgorithm, Mac};
-use turnpike_wire::stun::{self, Class, View, kind};
-
-use crate::support::{fingerprinted, has_fingerprint, mac_of, signed, verify};
+use turnpike_wire::integrity;
 
 /// RFC 5769 sections 2.1 to 2.3.
 const SHORT_TERM_PASSWORD: &[u8] = b"VOkJxbRl1RmTxUk/WvJxBt";

@@ -1,26 +1,26 @@
 //! The codec against `stun_types`: any bytes are read without a panic, what we write is read back, and where both read a message they
 //! read the same.
 
-use std::net::{IpAddr, SocketAddr};
+use crate::prelude::*;
+use std::net::IpAddr;
 
 use proptest::{prelude::*, sample::Index};
 use stun_types::{
     attribute::{
         AlternateDomain, AlternateServer, Attribute as _, AttributeWrite, ErrorCode as OracleErrorCode,
-        Nonce, PasswordAlgorithm, PasswordAlgorithmValue, PasswordAlgorithms, Realm, Software,
-        UnknownAttributes, Userhash, Username, XorMappedAddress,
+        Nonce, PasswordAlgorithm, PasswordAlgorithmValue, PasswordAlgorithms, Realm, UnknownAttributes,
+        Userhash, Username, XorMappedAddress,
     },
     message::{
-        IntegrityAlgorithm, Message, MessageClass, MessageIntegrityCredentials, MessageType,
-        MessageWrite as _, MessageWriteExt as _, MessageWriteVec, Method, ShortTermCredentials,
-        TransactionId,
+        IntegrityAlgorithm, MessageClass, MessageIntegrityCredentials, MessageType, MessageWrite as _,
+        MessageWriteExt as _, Method, ShortTermCredentials, TransactionId,
     },
 };
 use turn_types::{AddressFamily, attribute as turn};
 use turnpike_wire::{
-    integrity::{IntegrityError, Key, KeyAlgorithm, Mac, userhash},
+    integrity::userhash,
     precis::opaque_string,
-    stun::{self, Class, ErrorCode, HEADER_LEN, Header, Invalid, View, Writer, kind},
+    stun::{ErrorCode, HEADER_LEN},
 };
 
 const PASSWORD: &str = "correct horse";

@@ -11,7 +11,7 @@ use utoipa::{
 /// Bodies by operation, status and media type.
 type Recorded = BTreeMap<String, BTreeMap<String, BTreeMap<String, Value>>>;
 
-/// See [`Recorded`]. `UPDATE=1 cargo test -p turnpike-admin --test admin every_path_answers` records missing ones.
+/// See [`Recorded`]. `TURNPIKE_TEST_GOLDEN=write cargo test -p turnpike-admin --test admin every_path_answers` records missing ones.
 const RECORDED: &str = include_str!("examples.json");
 
 /// Adds them to the document.

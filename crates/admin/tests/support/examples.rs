@@ -1,6 +1,6 @@
 //! Examples of answers in the OpenAPI document, held against answers of a running server.
 
-use std::{collections::BTreeMap, env, fs};
+use std::{collections::BTreeMap, fs};
 
 use serde_json::Value;
 
@@ -20,7 +20,7 @@ pub(crate) struct Examples {
 impl Examples {
     pub(crate) fn read() -> Self {
         let text = fs::read_to_string(FILE).unwrap();
-        Self { known: serde_json::from_str(&text).unwrap(), updates: env::var_os("UPDATE").is_some() }
+        Self { known: serde_json::from_str(&text).unwrap(), updates: turnpike_testkit::writes_golden_files() }
     }
 
     /// Compares the example of an operation with an answer: the same members, with values of the same kinds.
@@ -44,7 +44,7 @@ impl Examples {
         }
         assert!(
             self.updates,
-            "the example of {operation}, {}, differs from the answer: UPDATE=1 records it again\n{example:?}\n{real}",
+            "the example of {operation}, {}, differs from the answer: TURNPIKE_TEST_GOLDEN=write records it again\n{example:?}\n{real}",
             answer.status
         );
         examples.insert(media, real);

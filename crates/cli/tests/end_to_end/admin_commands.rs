@@ -1,12 +1,6 @@
 //! `turnpike sessions`, `session`, `drain` and `reload` against a running program, over the socket where they look for it.
 
-use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt, path::Path, process::Command};
-
-use serde_json::Value;
-
-use turnpike_trials::{
-    Dir, Finished, Load, Program, Reflect, SOON, USER, V4, eventually, free_port, get_unix, turnpike,
-};
+use crate::prelude::*;
 
 /// A directory as a login gives to a user, and servers and commands that know of it.
 struct Login(Dir);
@@ -23,8 +17,7 @@ impl Login {
     }
 
     fn json(&self, arguments: &[&str]) -> Value {
-        let ended = self.run(&[arguments, &["--json"]].concat());
-        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        let ended = self.run(&[arguments, &["--json"]].concat()).ended(0);
         serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {}", ended.stdout))
     }
 
@@ -133,7 +126,7 @@ fn what_commands_print_as_json_is_of_the_schema_that_the_documentation_names() {
     let mut serve = login.serve(&["--user", "alice:secret", "--realm", "example.org", "--state", &state]);
     let reflect = Reflect::start(V4, &[]);
     let at = listening(&mut serve);
-    let _session = Load::new(at).to(reflect.address).with(&["--rate", "30", "--duration", "600"]).start();
+    let _session = Load::new(at).to(reflect.address).with("--rate 30 --duration 600").start();
     let id = eventually("a session", || login.json(&["sessions"])[0]["id"].as_str().map(str::to_owned));
     for (arguments, schema, more) in [
         (&["user", "add", "bob"][..], "Change", "password"),
@@ -219,7 +212,7 @@ fn sessions_are_listed_looked_at_and_ended_over_the_socket_where_the_commands_lo
     let reflect = Reflect::start(V4, &[]);
     let load = |user: &str| {
         let more = ["--clients", "3", "--rate", "30", "--duration", "600"];
-        Load::as_user(at, &format!("{user}:secret")).to(reflect.address).with(&more).start()
+        Load::as_user(at, &format!("{user}:secret")).to(reflect.address).with_words(&more).start()
     };
     let (_alices, _bobs) = (load("alice"), load("bob"));
     let all = eventually("six sessions", || {
@@ -240,8 +233,7 @@ fn sessions_are_listed_looked_at_and_ended_over_the_socket_where_the_commands_lo
     let shown = login.json(&["session", "show", id]);
     assert_eq!((&shown["id"], &shown["client"]), (&alices[1]["id"], &alices[1]["client"]));
     assert!(!shown["channels"].as_array().expect("channels").is_empty(), "{shown}");
-    let ended = login.run(&["session", "end", id]);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    login.run(&["session", "end", id]).ended(0);
     let line = server.line_with("ended by an administrator");
     assert!(line.contains(&format!("session={id}")) && line.contains("user=\"alice\""), "{line}");
     let audit = server.line_with("turnpike::audit");
@@ -303,11 +295,10 @@ fn a_drain_ends_the_server_with_its_last_session_or_at_its_deadline() {
     let mut server = login.serve(&["--user", "alice:secret"]);
     let at = listening(&mut server);
     let reflect = Reflect::start(V4, &[]);
-    let session = Load::new(at).to(reflect.address).with(&["--rate", "30", "--duration", "600"]).start();
+    let session = Load::new(at).to(reflect.address).with("--rate 30 --duration 600").start();
     // What a drain tells is counted ten times a second.
     eventually("a session", || {
-        let (_, status) = get_unix(&login.socket(), "/v1/status").ok()?;
-        status.contains("\"open\":1").then_some(())
+        get_unix(&login.socket(), "/v1/status").is_ok_and(|(_, status)| status.contains("\"open\":1"))
     });
     let said = login.run(&["drain", "--deadline", "86400"]);
     assert!(said.stdout.starts_with("draining: 1 open, for 1 day at"), "{}", said.output());
@@ -316,9 +307,7 @@ fn a_drain_ends_the_server_with_its_last_session_or_at_its_deadline() {
     assert!(refused.stderr.contains("drains"), "{}", refused.stderr);
     let said = login.json(&["drain", "--deadline", "0"]);
     assert_eq!(said["open"], 1);
-    let ended = server.wait(SOON);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
-    assert!(ended.stderr.contains("sessions still open are ended"), "{}", ended.stderr);
+    server.wait(SOON).ended(0).says("sessions still open are ended");
     drop(session);
     assert!(!login.socket().exists(), "its socket goes with it");
     // On loopback, where commands look next, a server of another test may be.
@@ -341,13 +330,12 @@ fn health_is_told_by_the_exit_code_and_a_drain_may_wait_for_the_end() {
     assert!(well.code == Some(0) && well.stdout.starts_with("ok\nrelay address "), "{}", well.output());
     assert_eq!(login.json(&["health", "--live"])["well"], true);
     let reflect = Reflect::start(V4, &[]);
-    let session = Load::new(at).to(reflect.address).with(&["--rate", "30", "--duration", "600"]).start();
+    let session = Load::new(at).to(reflect.address).with("--rate 30 --duration 600").start();
     eventually("a session", || {
-        let (_, status) = get_unix(&login.socket(), "/v1/status").ok()?;
-        status.contains("\"open\":1").then_some(())
+        get_unix(&login.socket(), "/v1/status").is_ok_and(|(_, status)| status.contains("\"open\":1"))
     });
     let mut waiting = Program::start(&mut login.command(&["drain", "--deadline", "86400", "--wait"]));
-    eventually("a drain", || (login.run(&["health"]).code == Some(1)).then_some(()));
+    eventually("a drain", || login.run(&["health"]).code == Some(1));
     let drains = login.run(&["health"]);
     assert!(drains.stderr.contains("draining"), "{}", drains.output());
     assert_eq!(login.run(&["health", "--live"]).code, Some(0), "it runs");
@@ -356,8 +344,7 @@ fn health_is_told_by_the_exit_code_and_a_drain_may_wait_for_the_end() {
     assert_eq!(server.wait(SOON).code, Some(0));
     // Who has its place now is not waited for.
     let _next = login.serve(&["--user", "alice:secret"]);
-    let waited = waiting.wait(SOON);
-    assert_eq!(waited.code, Some(0), "{}", waited.output());
+    let waited = waiting.wait(SOON).ended(0);
     assert!(waited.stdout.starts_with("draining: 1 open, for 1 day at"), "{}", waited.output());
     drop(session);
 }
@@ -413,14 +400,13 @@ fn on_loopback_the_commands_look_and_with_a_token_they_change_things() {
     let more = ["--admin", &admin, "-c", &path(&file), "-q"];
     let mut program = Program::start(&mut turnpike(&[&arguments[..], &more].concat()));
     let run = |arguments: &[&str]| Program::run(&mut turnpike(&[arguments, &["--admin", &admin]].concat()));
-    eventually("it answers", || (run(&["sessions"]).code == Some(0)).then_some(()));
+    eventually("it answers", || run(&["sessions"]).code == Some(0));
     let refused = run(&["reload"]);
     assert_eq!(refused.code, Some(1));
     assert!(refused.stderr.contains("changes need a token of admin.tokens"), "{}", refused.stderr);
     for (mode, is_told) in [(0o644, true), (0o600, false)] {
         fs::set_permissions(&token_file, fs::Permissions::from_mode(mode)).expect("our own file");
-        let done = run(&["reload", "--token-file", &path(&token_file)]);
-        assert_eq!(done.code, Some(0), "{}", done.output());
+        let done = run(&["reload", "--token-file", &path(&token_file)]).ended(0);
         let told = "every user of this machine can read the token in it (mode 644); chmod o= ";
         assert_eq!(done.stderr.contains(told), is_told, "{}", done.stderr);
     }
@@ -454,8 +440,6 @@ fn an_interface_beyond_loopback_needs_tls_and_somebody_who_may_enter() {
         &["serve", "--user", "a:b", "--admin", "0.0.0.0:0"][..],
         &["forward", "tcp://127.0.0.1:0=127.0.0.1:9", "--admin", "[::]:0"],
     ] {
-        let ended = open(arguments);
-        assert_eq!(ended.code, Some(2), "{}", ended.output());
-        assert!(ended.stderr.contains("not on loopback, and there is no certificate"), "{}", ended.stderr);
+        open(arguments).ended(2).says("not on loopback, and there is no certificate");
     }
 }

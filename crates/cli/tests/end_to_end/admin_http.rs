@@ -1,13 +1,7 @@
 //! The admin page beside the relay when descriptors are few: neither takes what the other needs.
 
-use std::{
-    io::Write,
-    net::{SocketAddr, TcpStream},
-};
-
-use turnpike_testkit::alone;
-
-use turnpike_trials::{Dir, Load, Serve, V4, eventually, free_address, get_as};
+use crate::prelude::*;
+use turnpike_trials::get_as;
 
 fn connect_to(address: SocketAddr, said: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).expect("it listens");
@@ -21,59 +15,47 @@ fn max_descriptors(serve: &Serve) -> u64 {
 
 #[test]
 fn eight_hundred_unfinished_requests_leave_the_relay_its_descriptors() {
-    alone::with_descriptors(
-        "admin_http::eight_hundred_unfinished_requests_leave_the_relay_its_descriptors",
-        1024,
-        || {
-            let serve = Serve::start(&["--workers", "1"]);
-            assert_eq!(max_descriptors(&serve), 1024);
-            let unfinished: Vec<TcpStream> =
-                (0..800).map(|_| connect_to(serve.admin(), b"GET /metrics HTTP/1.1\r\nHost: lo")).collect();
-            eventually("all but a few are closed", || {
-                let closed =
-                    serve.metrics().sum("turnpike_admin_connections_closed_total", "reason=\"crowded\"");
-                (closed >= 760).then_some(())
-            });
-            assert!(serve.metrics().sum("turnpike_process_open_fds", "") < 150);
-            let load = Load::new(serve.address(V4))
-                .to(free_address())
-                .with(&["--clients", "16", "--rate", "100", "--duration", "1"])
-                .run();
-            assert!(!load.output().contains("508"), "{}", load.output());
-            eventually("sixteen clients had an allocation", || {
-                serve.metrics().sum("turnpike_allocations_opened_total", "") >= 16
-            });
-            assert_eq!(serve.metrics().sum("turnpike_files_exhausted_total", ""), 0);
-            assert_eq!(serve.health(), Some(200));
-            drop(unfinished);
-        },
-    );
+    alone::with_descriptors(turnpike_testkit::this_test!(), 1024, || {
+        let serve = Serve::start(&["--workers", "1"]);
+        assert_eq!(max_descriptors(&serve), 1024);
+        let unfinished: Vec<TcpStream> =
+            (0..800).map(|_| connect_to(serve.admin(), b"GET /metrics HTTP/1.1\r\nHost: lo")).collect();
+        eventually("all but a few are closed", || {
+            let closed = serve.metrics().sum("turnpike_admin_connections_closed_total", "reason=\"crowded\"");
+            closed >= 760
+        });
+        assert!(serve.metrics().sum("turnpike_process_open_fds", "") < 150);
+        let load = Load::new(serve.address(V4))
+            .to(free_address())
+            .with("--clients 16 --rate 100 --duration 1")
+            .run();
+        assert!(!load.output().contains("508"), "{}", load.output());
+        eventually("sixteen clients had an allocation", || {
+            serve.metrics().sum("turnpike_allocations_opened_total", "") >= 16
+        });
+        assert_eq!(serve.metrics().sum("turnpike_files_exhausted_total", ""), 0);
+        assert_eq!(serve.health(), Some(200));
+        drop(unfinished);
+    });
 }
 
 #[test]
 fn clients_that_take_every_descriptor_leave_the_admin_page_its_own() {
-    alone::with_descriptors(
-        "admin_http::clients_that_take_every_descriptor_leave_the_admin_page_its_own",
-        1024,
-        || {
-            let dir = Dir::new();
-            let text = "[limits]\nidle_connections_per_address = 4096\nfirst_message = 600\n";
-            let file = dir.file("turnpike.toml", text);
-            let serve =
-                Serve::start(&["--workers", "1", "-c", file.to_str().expect("our own path is UTF-8")]);
-            assert_eq!(max_descriptors(&serve), 1024);
-            // The first byte of a STUN message: the connection is accepted, and waits for more. This process has 1,024 as well.
-            let there = serve.address_of("tcp", V4);
-            let _crowd: Vec<TcpStream> = (0..985).map(|_| connect_to(there, &[0])).collect();
-            eventually("the listener rests", || {
-                (serve.metrics().sum("turnpike_accept_pauses_total", "") > 0).then_some(())
-            });
-            assert!(serve.metrics().sum("turnpike_process_open_fds", "") >= 1024 - 48);
-            for _ in 0..3 {
-                assert_eq!(serve.health(), Some(200));
-            }
-        },
-    );
+    alone::with_descriptors(turnpike_testkit::this_test!(), 1024, || {
+        let dir = Dir::new();
+        let text = "[limits]\nidle_connections_per_address = 4096\nfirst_message = 600\n";
+        let file = dir.file("turnpike.toml", text);
+        let serve = Serve::start(&["--workers", "1", "-c", file.to_str().expect("our own path is UTF-8")]);
+        assert_eq!(max_descriptors(&serve), 1024);
+        // The first byte of a STUN message: the connection is accepted, and waits for more. This process has 1,024 as well.
+        let there = serve.address_of("tcp", V4);
+        let _crowd: Vec<TcpStream> = (0..985).map(|_| connect_to(there, &[0])).collect();
+        eventually("the listener rests", || serve.metrics().sum("turnpike_accept_pauses_total", "") > 0);
+        assert!(serve.metrics().sum("turnpike_process_open_fds", "") >= 1024 - 48);
+        for _ in 0..3 {
+            assert_eq!(serve.health(), Some(200));
+        }
+    });
 }
 
 #[test]

@@ -1,12 +1,6 @@
 //! Mistakes in files, flags and environment: exit 2, where and what, before any socket opens.
 
-use std::{
-    fs,
-    net::{SocketAddr, TcpListener, UdpSocket},
-    os::unix::fs::PermissionsExt,
-};
-
-use turnpike_trials::{Certificate, Dir, Finished, Program, SOON, V4, free_port, turnpike};
+use crate::prelude::*;
 
 /// Runs `serve -c turnpike.toml` on this file.
 fn run(file: &str) -> Finished {
@@ -55,8 +49,7 @@ fn a_secret_is_not_quoted_in_a_message() {
 fn no_socket_opens_before_the_configuration_is_right() {
     let holder = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     let taken = holder.local_addr().expect("it is bound");
-    let ended = run(&format!("[server]\nlisten = [\"{taken}\"]\nlisen = []\n"));
-    assert_eq!(ended.code, Some(2), "{}", ended.output());
+    let ended = run(&format!("[server]\nlisten = [\"{taken}\"]\nlisen = []\n")).ended(2);
     assert!(!ended.stderr.contains("in use"), "{}", ended.stderr);
 }
 
@@ -76,15 +69,11 @@ fn check_names_all_that_would_end_serve() {
             Program::start(&mut turnpike(&[command, &["--listen", &taken, "--user", "a:b"], more].concat()))
                 .wait(SOON)
         };
-        let good = check(&["--relay-ip", "127.0.0.1"]);
-        assert_eq!(good.code, Some(0), "{}", good.output());
+        let good = check(&["--relay-ip", "127.0.0.1"]).ended(0);
         assert!(good.stdout.starts_with("ok\n"), "{}", good.stdout);
         // An address that comes later ends nothing.
-        let waits = check(&["--relay-ip", "203.0.113.5"]);
-        assert_eq!(waits.code, Some(0), "{}", waits.output());
-        assert!(waits.stderr.contains("does not have the address 203.0.113.5"), "{}", waits.output());
-        let bad = check(&["-c", file, "--store", "sqlite:///nowhere/turn.sqlite"]);
-        assert_eq!(bad.code, Some(2), "{}", bad.output());
+        check(&["--relay-ip", "203.0.113.5"]).ended(0).says("does not have the address 203.0.113.5");
+        let bad = check(&["-c", file, "--store", "sqlite:///nowhere/turn.sqlite"]).ended(2);
         for words in ["/nowhere/admin.pem", "no database /nowhere/turn.sqlite"] {
             assert!(bad.stderr.contains(words), "{words}: {}", bad.stderr);
         }

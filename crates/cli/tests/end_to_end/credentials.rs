@@ -1,17 +1,9 @@
 //! Credentials that applications get: good for each transport that they are told, until their time is over; and secrets that are rotated
 //! without anybody noticing.
 
-use std::{net::SocketAddr, path::Path};
-use turnpike_testkit::stun;
-
+use crate::prelude::*;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use hmac::{Hmac, Mac as _};
-use serde_json::{Value, json};
-
-use turnpike_trials::{
-    Certificate, Dir, Load, Program, REALM, Reflect, SOON, Serve, V4, address_after, eventually, fetch, post,
-    turnpike,
-};
+use hmac::Mac as _;
 
 /// A directory with a store, in which there are a secret and a key.
 pub(crate) struct Store {
@@ -159,9 +151,9 @@ fn a_credential_is_good_for_each_transport_that_it_comes_with() {
         let report = probed.result();
         assert_eq!((&report["usable"], &report["realm"]), (&json!(true), &json!(REALM)), "{url}: {report}");
         let trust = ["--ca", text(&authority)];
-        let load = Load::at_as(url, &user).to(reflect.address).with(&["--clients", "2", "--rate", "100"]);
-        let load = load.with(&["--duration", "0.5", "--warmup", "0.1"]);
-        let run = if url.starts_with("turns:") { load.with(&trust) } else { load }.run();
+        let load = Load::at_as(url, &user).to(reflect.address).with("--clients 2 --rate 100");
+        let load = load.with("--duration 0.5 --warmup 0.1");
+        let run = if url.starts_with("turns:") { load.with_words(&trust) } else { load }.run();
         assert_eq!(run.code, Some(0), "{url}: {}", run.output());
         assert!(run.result()["received"].as_u64() > Some(10), "{url}: {}", run.output());
     }
@@ -187,7 +179,7 @@ fn a_credential_ends_with_its_time_and_a_wrong_password_never_begins() {
     eventually("its time is over", || {
         // Each time that it still gets in there is one allocation more.
         std::thread::sleep(std::time::Duration::from_millis(50));
-        (server.allocate(&short) == Some(401)).then_some(())
+        server.allocate(&short) == Some(401)
     });
     let good = server.credential(&json!({ "user": "carol" }));
     assert_eq!(server.allocate(&good), None);
@@ -213,7 +205,7 @@ fn the_draft_of_a_turn_rest_api_is_answered_and_who_has_no_key_is_not() {
     let listed = said(&["key", "list", "--state", text(store.dir.path())]);
     assert!(listed.contains("shop") && !listed.contains(&store.key), "{listed}");
     said(&["key", "remove", "shop", "--state", text(store.dir.path())]);
-    eventually("the key is good no more", || (server.ask(&json!({})).0 == 401).then_some(()));
+    eventually("the key is good no more", || server.ask(&json!({})).0 == 401);
 }
 
 #[test]
@@ -241,8 +233,7 @@ fn a_token_of_the_api_lets_a_client_in() {
     let arguments =
         ["load", "turn", &server_at, "--access-token-file", text(&file), "--peer", &peer, "--json", "-"];
     let more = ["--rate", "100", "--duration", "0.5", "--warmup", "0.1"];
-    let run = Program::run(&mut turnpike(&[&arguments[..], &more].concat()));
-    assert_eq!(run.code, Some(0), "{}", run.output());
+    let run = Program::run(&mut turnpike(&[&arguments[..], &more].concat())).ended(0);
     assert!(run.result()["received"].as_u64() > Some(10), "{}", run.output());
 }
 
@@ -264,7 +255,7 @@ fn a_rotation_leaves_old_and_new_credentials_good_until_the_old_secrets_end() {
     eventually("the other secrets are good no more", || {
         // Each time that one still gets in there is one allocation more.
         std::thread::sleep(std::time::Duration::from_millis(50));
-        ([server.allocate(&old), server.allocate(&new)] == [Some(401); 2]).then_some(())
+        [server.allocate(&old), server.allocate(&new)] == [Some(401); 2]
     });
     let newest = eventually("the third secret signs", || {
         Some(server.credential(&json!({ "user": "carol" }))).filter(|credential| credential.is_of(&third))
@@ -276,7 +267,7 @@ fn a_rotation_leaves_old_and_new_credentials_good_until_the_old_secrets_end() {
         let listed = json_of(&["secret", "list", "--json", "--state", text(state)]);
         let left: Vec<&Value> =
             listed.as_array().expect("a list").iter().map(|one| &one["fingerprint"]).collect();
-        (left == [&third["fingerprint"]]).then_some(())
+        left == [&third["fingerprint"]]
     });
 }
 
@@ -294,7 +285,7 @@ fn servers_of_one_store_take_each_others_credentials_from_the_first_moment() {
     let from_other = other.credential(&json!({ "user": "carol" }));
     assert_eq!([one.allocate(&from_other), other.allocate(&from_other)], [None, None]);
     eventually("both sign with the same secret", || {
-        other.credential(&json!({ "user": "carol" })).is_of(&secret).then_some(())
+        other.credential(&json!({ "user": "carol" })).is_of(&secret)
     });
 }
 
@@ -327,7 +318,7 @@ fn what_cannot_be_is_said_before_anything_is_opened() {
     }
     assert!(!dir.at("turnpike.sqlite").exists(), "nothing was written");
     said(&[&["key", "add", "shop"][..], &state].concat());
-    let again = Program::run(&mut turnpike(&[&["key", "add", "shop"][..], &state].concat()));
-    assert_eq!(again.code, Some(1), "{}", again.output());
-    assert!(again.stderr.contains("take another name"), "{}", again.stderr);
+    Program::run(&mut turnpike(&[&["key", "add", "shop"][..], &state].concat()))
+        .ended(1)
+        .says("take another name");
 }

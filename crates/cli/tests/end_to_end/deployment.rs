@@ -1,12 +1,6 @@
 //! The files of deploy/: systemd takes the units and finds little exposed, and what the Debian package is made of is there.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
-
-use turnpike_trials::{Dir, Finished, Program, installed, need, turnpike};
+use crate::prelude::*;
 
 /// Of ten; less is better.
 const MOST_EXPOSED: f32 = 2.0;
@@ -114,8 +108,7 @@ fn the_units_say_what_the_program_understands() {
 fn the_configuration_of_the_package_is_valid_as_it_is() {
     let path = repository().join("deploy/debian/turnpike.toml");
     let path = path.to_str().expect("UTF-8");
-    let run = Program::run(&mut turnpike(&["check-config", "-c", path]));
-    assert_eq!(run.code, Some(0), "{}", run.output());
+    Program::run(&mut turnpike(&["check-config", "-c", path])).ended(0);
     // And with all that it proposes, as far as it is on one line.
     let dir = Dir::new();
     let proposed = read("deploy/debian/turnpike.toml");
@@ -161,6 +154,5 @@ fn shellcheck_finds_nothing_in_the_scripts() {
     let scripts = of_debian.map(|script| format!("debian/{script}"));
     let mut shellcheck = Command::new(shellcheck);
     shellcheck.args(["build", "release", "try-image"]).args(scripts);
-    let run = Program::run(shellcheck.current_dir(repository().join("deploy")));
-    assert_eq!(run.code, Some(0), "{}", run.output());
+    Program::run(shellcheck.current_dir(repository().join("deploy"))).ended(0);
 }

@@ -1,12 +1,6 @@
 //! Commands and configurations of the documents that other programs read.
 
-use std::{net::TcpStream, process::Command};
-
-use turnpike_testkit::alone;
-
-use turnpike_trials::{
-    Certificate, Dir, Load, PASSWORD, Program, REALM, Serve, USER, eventually, installed, need, shown_by,
-};
+use crate::prelude::*;
 
 const SERVE: &str = include_str!("../../../../docs/serve.md");
 const NAT: &str = include_str!("../../../../docs/nat.md");
@@ -27,15 +21,14 @@ fn run(line: &str) {
 #[test]
 fn haproxy_hands_on_who_its_clients_are() {
     let haproxy = need!(installed("haproxy"));
-    alone::in_network_namespace("documented::haproxy_hands_on_who_its_clients_are", || {
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         run("ip address add 10.0.0.5/32 dev lo");
         let dir = Dir::new();
         let lines =
             block(SERVE, "can claim any address. HAProxy:").replace("bind :443", "bind 127.0.0.1:443");
         assert!(lines.contains("bind 127.0.0.1:443"), "{lines}");
         let lines = dir.file("haproxy.cfg", lines);
-        let check = Program::run(Command::new(&haproxy).arg("-c").arg("-f").arg(&lines));
-        assert_eq!(check.code, Some(0), "{}", check.output());
+        Program::run(Command::new(&haproxy).arg("-c").arg("-f").arg(&lines)).ended(0);
 
         let certificate = Certificate::new(&[NAME]);
         let file = dir.file("turnpike.toml", block(SERVE, "## Behind a load balancer"));
@@ -52,21 +45,10 @@ fn haproxy_hands_on_who_its_clients_are() {
         eventually("haproxy listens", || TcpStream::connect("127.0.0.1:443").is_ok());
         assert_eq!(shown_by(([127, 0, 0, 1], 443).into(), NAME), certificate.der());
         let ca = certificate.cert().display().to_string();
-        let load = Load::at("turns:127.0.0.1:443?transport=tcp")
-            .with(&[
-                "--ca",
-                &ca,
-                "--server-name",
-                NAME,
-                "--mode",
-                "allocate",
-                "--rate",
-                "5",
-                "--duration",
-                "1",
-            ])
-            .run();
-        assert_eq!(load.code, Some(0), "{}", load.output());
+        Load::at("turns:127.0.0.1:443?transport=tcp")
+            .with(&format!("--ca {ca} --server-name {NAME} --mode allocate --rate 5 --duration 1"))
+            .run()
+            .ended(0);
         let line = serve.program.line_with("session ended");
         assert!(line.contains("client=127.0.0.1:"), "{line}");
     });
@@ -74,27 +56,24 @@ fn haproxy_hands_on_who_its_clients_are() {
 
 #[test]
 fn answers_leave_by_the_uplink_of_the_address_that_was_asked() {
-    alone::in_network_namespace(
-        "documented::answers_leave_by_the_uplink_of_the_address_that_was_asked",
-        || {
-            for (link, network, own) in [("eth0", "203.0.113", 5), ("eth1", "198.51.100", 7)] {
-                run(&format!("ip link add {link} type veth peer name {link}-far"));
-                run(&format!("ip link set {link}-far up"));
-                run(&format!("ip link set {link} up"));
-                run(&format!("ip address add {network}.{own}/24 dev {link}"));
-            }
-            run("ip route add default via 203.0.113.1 dev eth0");
-            for line in block(NAT, "**Two uplinks.**").lines() {
-                let command = line.split('#').next().unwrap_or_default();
-                run(command.strip_prefix("sudo ").expect("each is for root"));
-            }
-            for (own, way) in
-                [("203.0.113.5", "via 203.0.113.1 dev eth0"), ("198.51.100.7", "via 198.51.100.1 dev eth1")]
-            {
-                let mut command = Command::new("ip");
-                let route = Program::run(command.args(["route", "get", "192.0.2.1", "from", own]));
-                assert!(route.stdout.contains(way), "{}", route.output());
-            }
-        },
-    );
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
+        for (link, network, own) in [("eth0", "203.0.113", 5), ("eth1", "198.51.100", 7)] {
+            run(&format!("ip link add {link} type veth peer name {link}-far"));
+            run(&format!("ip link set {link}-far up"));
+            run(&format!("ip link set {link} up"));
+            run(&format!("ip address add {network}.{own}/24 dev {link}"));
+        }
+        run("ip route add default via 203.0.113.1 dev eth0");
+        for line in block(NAT, "**Two uplinks.**").lines() {
+            let command = line.split('#').next().unwrap_or_default();
+            run(command.strip_prefix("sudo ").expect("each is for root"));
+        }
+        for (own, way) in
+            [("203.0.113.5", "via 203.0.113.1 dev eth0"), ("198.51.100.7", "via 198.51.100.1 dev eth1")]
+        {
+            let mut command = Command::new("ip");
+            let route = Program::run(command.args(["route", "get", "192.0.2.1", "from", own]));
+            assert!(route.stdout.contains(way), "{}", route.output());
+        }
+    });
 }

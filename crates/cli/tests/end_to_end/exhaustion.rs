@@ -1,10 +1,6 @@
 //! When something runs out: the client gets 508, the operator one sentence with the remedy, the counter the rest.
 
-use std::{fs, net::SocketAddr};
-
-use turnpike_testkit::alone;
-
-use turnpike_trials::{Dir, Load, Serve, V4, eventually, free_port};
+use crate::prelude::*;
 
 #[test]
 fn an_exhausted_port_range_is_one_sentence_with_the_remedy() {
@@ -15,9 +11,9 @@ fn an_exhausted_port_range_is_one_sentence_with_the_remedy() {
     let mut serve = Serve::start(&["--workers", "1", "--relay-ports", &ports]);
     let load = Load::new(serve.address(V4))
         .to(SocketAddr::new(V4, free_port(V4)))
-        .with(&["--clients", "8", "--rate", "100", "--duration", "1"])
-        .run();
-    assert_eq!(load.code, Some(1), "{}", load.output());
+        .with("--clients 8 --rate 100 --duration 1")
+        .run()
+        .ended(1);
     assert!(load.output().contains("508"), "{}", load.output());
 
     let line = serve.program.line_with("relay port");
@@ -27,30 +23,13 @@ fn an_exhausted_port_range_is_one_sentence_with_the_remedy() {
     eventually("the refusals are counted", || {
         let metrics = serve.metrics();
         let exhausted = metrics.sum("turnpike_ports_exhausted_total", "") > 0;
-        (exhausted && metrics.sum("turnpike_error_responses_total", "code=\"508\"") > 0).then_some(())
-    });
-}
-
-#[test]
-fn a_user_gets_no_more_allocations_than_the_quota() {
-    let dir = Dir::new();
-    let file = dir.file("turnpike.toml", "[limits]\nallocations_per_user = 3\n");
-    let serve = Serve::start(&["-c", file.to_str().expect("our own path is UTF-8")]);
-    let load = Load::new(serve.address(V4))
-        .to(SocketAddr::new(V4, free_port(V4)))
-        .with(&["--clients", "8", "--rate", "100", "--duration", "1"])
-        .run();
-    assert_eq!(load.code, Some(1), "{}", load.output());
-    assert!(load.output().contains("486"), "{}", load.output());
-    eventually("the refusal is counted", || {
-        (serve.metrics().sum("turnpike_limit_refusals_total", "limit=\"user\"") > 0).then_some(())
+        exhausted && metrics.sum("turnpike_error_responses_total", "code=\"508\"") > 0
     });
 }
 
 #[test]
 fn the_warning_about_open_files_comes_once_for_each_need() {
-    const TEST: &str = "exhaustion::the_warning_about_open_files_comes_once_for_each_need";
-    alone::with_descriptors(TEST, 400, || {
+    alone::with_descriptors(turnpike_testkit::this_test!(), 400, || {
         let dir = Dir::new();
         let file = dir.file("turnpike.toml", "");
         let mut serve = Serve::start(&["--workers", "1", "-c", file.to_str().expect("UTF-8")]);

@@ -1,12 +1,6 @@
 //! `print-firewall` on the programs that it is for: nft and iptables take what it prints, in a network namespace of their own.
 
-use std::process::Command;
-
-use serde_json::Value;
-
-use turnpike_testkit::alone;
-
-use turnpike_trials::{Dir, Program, installed, need, turnpike};
+use crate::prelude::*;
 
 /// Listeners of all transports, of one address and of all.
 const CONFIG: &str = "\
@@ -56,9 +50,8 @@ fn said(program: &str, arguments: &[&str]) -> String {
 #[test]
 fn nft_takes_the_rules_and_has_them_once_however_often_they_are_loaded() {
     let nft = need!(installed("nft"));
-    const NAME: &str = "firewall::nft_takes_the_rules_and_has_them_once_however_often_they_are_loaded";
     let nft = nft.to_str().expect("UTF-8");
-    alone::in_namespaces(NAME, "n", &[nft, "list", "ruleset"], || {
+    alone::in_namespaces(turnpike_testkit::this_test!(), "n", &[nft, "list", "ruleset"], || {
         let dir = Dir::new();
         for (number, rules) in both(&dir, "nftables").iter().enumerate() {
             let file = dir.file("rules.nft", rules);
@@ -77,9 +70,8 @@ fn nft_takes_the_rules_and_has_them_once_however_often_they_are_loaded() {
 #[test]
 fn iptables_takes_the_script_and_has_its_rules_once_however_often_it_runs() {
     let iptables = need!(installed("iptables"));
-    const NAME: &str = "firewall::iptables_takes_the_script_and_has_its_rules_once_however_often_it_runs";
     let probe = [iptables.to_str().expect("UTF-8"), "-w", "-S"];
-    alone::in_namespaces(NAME, "n", &probe, || {
+    alone::in_namespaces(turnpike_testkit::this_test!(), "n", &probe, || {
         let dir = Dir::new();
         for script in both(&dir, "iptables") {
             let file = dir.file("rules.sh", &script);

@@ -1,12 +1,8 @@
 //! Rules that cannot be parsed: exit 2, all of them told, no socket opened. Rules that cannot be bound: named, exit 1, or left out
 //! with `--keep-going`.
 
-use std::{
-    io::Read as _,
-    net::{TcpListener, TcpStream},
-};
-
-use turnpike_trials::{Dir, Finished, Forward, Program, SOON, V4, connect, say, tcp_echo, turnpike};
+use crate::prelude::*;
+use std::io::Read as _;
 
 fn run(arguments: &[&str], file: Option<(&str, &str)>) -> Finished {
     let dir = Dir::new();
@@ -23,8 +19,7 @@ fn every_mistake_is_told_before_a_socket_opens() {
     let taken = holder.local_addr().expect("it is bound");
     let conf = format!("127.0.0.1 {} 127.0.0.1 9\n0.0.0.0 80 10.0.0.1\nalow 10.*\n", taken.port());
     for arguments in [&["forward", "-c", "r.conf"][..], &["check-config", "--forward", "r.conf"]] {
-        let ended = run(arguments, Some(("r.conf", &conf)));
-        assert_eq!(ended.code, Some(2), "{}", ended.output());
+        let ended = run(arguments, Some(("r.conf", &conf))).ended(2);
         let lines: Vec<&str> = ended.stderr.lines().collect();
         assert_eq!(lines.len(), 2, "{}", ended.stderr);
         assert!(
@@ -55,16 +50,14 @@ fn mistakes_on_the_command_line_quote_the_argument() {
 #[test]
 fn check_prints_the_rules_as_toml_that_checks_again() {
     let conf = "allow 10.*\n0.0.0.0 80 10.0.0.1 8080\n127.0.0.1 53/udp dns.example.org 53/udp [timeout=5]\n";
-    let ended = run(&["forward", "-c", "r.conf", "--check"], Some(("r.conf", conf)));
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let ended = run(&["forward", "-c", "r.conf", "--check"], Some(("r.conf", conf))).ended(0);
     let toml = ended.stdout.strip_prefix("ok\n").expect("it says ok first");
     assert!(toml.contains("# r.conf is read as rinetd.conf\n"), "{toml}");
     assert!(
         toml.contains("target = \"dns.example.org:53\"\nidle = 5") && toml.contains("allow = [\"10.*\"]"),
         "{toml}"
     );
-    let again = run(&["check-config", "--forward", "f.toml"], Some(("f.toml", toml)));
-    assert_eq!(again.code, Some(0), "{}", again.output());
+    run(&["check-config", "--forward", "f.toml"], Some(("f.toml", toml))).ended(0);
 }
 
 #[test]
@@ -79,9 +72,7 @@ fn a_rule_that_cannot_be_bound_is_named_and_the_others_run_only_if_asked() {
         ("udp://192.0.2.1:9000=127.0.0.1:9?name=bad".to_owned(), "192.0.2.1:9000".to_owned()),
     ] {
         let message = format!("rule bad: cannot listen on {place}");
-        let ended = run(&["forward", &good, &bad, "--admin", "off"], None);
-        assert_eq!(ended.code, Some(1), "{}", ended.output());
-        assert!(ended.stderr.contains(&message), "{}", ended.stderr);
+        run(&["forward", &good, &bad, "--admin", "off"], None).ended(1).says(&message);
 
         let mut forward = Forward::start(&[&good, &bad, "--keep-going"]);
         forward.program.line_with(&message);
@@ -92,8 +83,7 @@ fn a_rule_that_cannot_be_bound_is_named_and_the_others_run_only_if_asked() {
 
 #[test]
 fn a_listener_whose_name_is_unknown_is_named() {
-    let ended = run(&["forward", "tcp://nowhere.invalid:80=127.0.0.1:9", "--admin", "off"], None);
-    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    let ended = run(&["forward", "tcp://nowhere.invalid:80=127.0.0.1:9", "--admin", "off"], None).ended(1);
     let told = "rule tcp://nowhere.invalid:80: cannot listen on nowhere.invalid:80: ";
     assert!(ended.stderr.contains(told) && ended.stderr.contains("; check the name"), "{}", ended.stderr);
 }
@@ -108,9 +98,7 @@ fn outgoing_sockets_that_cannot_be_had_name_the_rule() {
     ] {
         for scheme in ["tcp", "udp"] {
             let bad = format!("{scheme}://127.0.0.1:0=127.0.0.1:9?name=bad&{option}");
-            let ended = run(&["forward", &good, &bad, "--admin", "off"], None);
-            assert_eq!(ended.code, Some(1), "{}", ended.output());
-            assert!(ended.stderr.contains(message), "{}", ended.stderr);
+            run(&["forward", &good, &bad, "--admin", "off"], None).ended(1).says(message);
             let mut forward = Forward::start(&[&good, &bad, "--keep-going"]);
             forward.program.line_with(message);
             let address = forward.address("rule good");

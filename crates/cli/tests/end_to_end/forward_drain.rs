@@ -1,19 +1,6 @@
 //! SIGTERM: no new connections, existing ones go on until they end or the deadline is over; a second signal ends at once.
 
-use std::{
-    io::Read,
-    net::{SocketAddr, TcpStream, UdpSocket},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-    time::Duration,
-};
-
-use turnpike_trials::{
-    Dir, Forward, SOON, V4, connect, eventually, free_port, say, say_udp, tcp_echo, udp_echo,
-};
+use crate::prelude::*;
 
 /// A rule `a` from TCP to an echo, or from UDP to one. It waits for so many seconds when it is told to stop.
 fn start(protocol: &str, deadline: u32) -> (Forward, SocketAddr) {
@@ -36,8 +23,8 @@ const EVER: u32 = 86_400;
 
 fn drain(forward: &Forward, address: SocketAddr) {
     forward.program.signal("TERM");
-    eventually("/healthz says that it drains", || (forward.health() == Some(503)).then_some(()));
-    eventually("the listener is closed", || TcpStream::connect(address).is_err().then_some(()));
+    eventually("/healthz says that it drains", || forward.health() == Some(503));
+    eventually("the listener is closed", || TcpStream::connect(address).is_err());
 }
 
 #[test]
@@ -49,9 +36,7 @@ fn existing_connections_go_on_and_it_ends_with_the_last() {
     assert_eq!(say(&mut stream, "while draining"), "while draining");
     drop(stream);
     let Forward { program, .. } = forward;
-    let ended = program.wait(SOON);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
-    assert!(ended.stderr.contains("reason=\"finished\""), "{}", ended.stderr);
+    program.wait(SOON).ended(0).says("reason=\"finished\"");
 }
 
 #[test]
@@ -70,9 +55,7 @@ fn a_second_signal_ends_the_connections() {
     drain(&forward, address);
     forward.program.signal("TERM");
     let Forward { program, .. } = forward;
-    let ended = program.wait(SOON);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
-    assert!(ended.stderr.contains("ended with its rule or with the forwarder"), "{}", ended.stderr);
+    program.wait(SOON).ended(0).says("ended with its rule or with the forwarder");
     assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)));
 }
 
@@ -83,9 +66,7 @@ fn the_deadline_ends_the_connections() {
     assert_eq!(say(&mut stream, "before"), "before");
     forward.program.signal("TERM");
     let Forward { program, .. } = forward;
-    let ended = program.wait(SOON);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
-    assert!(ended.stderr.contains("connections still open are ended"), "{}", ended.stderr);
+    program.wait(SOON).ended(0).says("connections still open are ended");
 }
 
 /// A UDP server that answers everything with its name.
@@ -103,14 +84,17 @@ fn named(name: &'static str) -> SocketAddr {
 fn udp_client(address: SocketAddr) -> UdpSocket {
     let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     socket.connect(address).expect("loopback is reachable");
-    socket.set_read_timeout(Some(SOON)).expect("not zero");
+    // One datagram may be lost while workers close their sockets.
+    socket.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
     socket
 }
 
 fn ask(socket: &UdpSocket) -> String {
-    socket.send(b"who?").expect("loopback takes a datagram");
     let mut name = [0; 64];
-    let len = socket.recv(&mut name).expect("somebody answers");
+    let len = eventually("an answer", || {
+        socket.send(b"who?").expect("loopback takes a datagram");
+        socket.recv(&mut name).ok()
+    });
     String::from_utf8_lossy(&name[..len]).into_owned()
 }
 
@@ -121,8 +105,7 @@ fn a_quiet_udp_session_holds_nothing_up() {
     assert_eq!(say_udp(address, "hello"), "hello");
     forward.program.signal("TERM");
     let Forward { program, .. } = forward;
-    let ended = program.wait(SOON);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let ended = program.wait(SOON).ended(0);
     assert!(!ended.stderr.contains("connections still open are ended"), "{}", ended.stderr);
 }
 
@@ -134,50 +117,22 @@ fn the_next_forwarder_has_the_udp_port_while_this_one_serves_its_client_to_the_e
     let at = SocketAddr::from(([127, 0, 0, 1], port));
     let quiet = udp_client(at);
     assert_eq!(ask(&quiet), "first");
-    let (stop, heard) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
-    let talking = thread::spawn({
-        let (stop, heard) = (Arc::clone(&stop), Arc::clone(&heard));
-        move || {
-            let socket = udp_client(at);
-            // One lost while workers close their sockets must not end the talk.
-            socket.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
-            let mut name = [0; 64];
-            while !stop.load(Ordering::SeqCst) {
-                socket.send(b"who?").expect("loopback takes a datagram");
-                if let Ok(len) = socket.recv(&mut name) {
-                    heard
-                        .lock()
-                        .expect("nobody panics")
-                        .push(String::from_utf8_lossy(&name[..len]).into_owned());
-                }
-                thread::sleep(Duration::from_millis(5));
-            }
-            socket
-        }
-    });
-    let heard_now = || heard.lock().expect("nobody panics").len();
-    eventually("it talks", || (heard_now() > 10).then_some(()));
+    let talking = udp_client(at);
+    (0..10).for_each(|_| assert_eq!(ask(&talking), "first"));
     first.program.signal("TERM");
-    eventually("/healthz says that it drains", || (first.health() == Some(503)).then_some(()));
+    eventually("/healthz says that it drains", || first.health() == Some(503));
 
     let mut second = Forward::start(&[&rule(named("second"))]);
     second.program.line_with("listening on udp");
     assert_eq!(ask(&udp_client(at)), "second");
-    let before = heard_now();
-    eventually("the old client is served on", || (heard_now() > before + 100).then_some(()));
-    stop.store(true, Ordering::SeqCst);
-    let talker = talking.join().expect("it does not panic");
-    assert!(heard.lock().expect("nobody panics").iter().all(|name| name == "first"));
+    (0..100).for_each(|_| assert_eq!(ask(&talking), "first"));
     // It has fallen silent: nothing is left to be served.
     let Forward { program, .. } = first;
-    let ended = program.wait(SOON);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
-    // The first one's last answers may have come after the talker had given them up.
-    talker.set_nonblocking(true).expect("a socket can be asked not to wait");
-    while talker.recv(&mut [0; 64]).is_ok() {}
-    talker.set_nonblocking(false).expect("and to wait again");
-    talker.set_read_timeout(Some(SOON)).expect("not zero");
-    assert_eq!((ask(&talker), ask(&quiet)), ("second".to_owned(), "second".to_owned()));
+    program.wait(SOON).ended(0);
+    for client in [talking, quiet] {
+        // The last answers of the first one may still be unread.
+        eventually("the next one serves it", || ask(&client) == "second");
+    }
 }
 
 /// Two that listen are still one too many.

@@ -1,8 +1,6 @@
 //! Files of rinetd and oxidinetd, unchanged, over real sockets: TCP, UDP, their log file and their process ID file.
 
-use std::{fs, net::SocketAddr};
-
-use turnpike_trials::{Forward, SOON, V4, connect, eventually, free_port, say, say_udp, tcp_echo, udp_echo};
+use crate::prelude::*;
 
 fn line_of(forward: &Forward, file: &str, text: &str) -> String {
     eventually(&format!("a line with {text:?} in {file}"), || {

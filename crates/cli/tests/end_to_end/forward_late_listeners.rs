@@ -1,13 +1,7 @@
 //! `forward --keep-going`: rules whose address or name comes later.
 
-use std::{
-    fs,
-    net::{Ipv4Addr, SocketAddr},
-};
-
-use turnpike_testkit::alone::{self, run};
-
-use turnpike_trials::{Dir, Forward, Program, SOON, connect, eventually, say, tcp_echo, turnpike};
+use crate::prelude::*;
+use turnpike_testkit::alone;
 
 const HOSTS: &str = "/etc/hosts";
 /// RFC 5737: no machine has them.
@@ -16,7 +10,7 @@ const SECOND: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 
 #[test]
 fn rules_are_bound_when_their_address_or_name_appears() {
-    let test = "forward_late_listeners::rules_are_bound_when_their_address_or_name_appears";
+    let test = turnpike_testkit::this_test!();
     alone::in_namespaces(test, "nm", &["mount", "--bind", HOSTS, HOSTS], appear);
 }
 
@@ -43,9 +37,7 @@ fn appear() {
             .stdout
     };
     assert_eq!(state(&forward), (Some(1), [0, 0]));
-    eventually("top gives the reason", || {
-        top(&forward).contains("cannot listen on late.test:8081").then_some(())
-    });
+    eventually("top gives the reason", || top(&forward).contains("cannot listen on late.test:8081"));
 
     run("ip", &["address", "add", &format!("{FIRST}/32"), "dev", "lo"]);
     forward.address("rule address");
@@ -54,7 +46,7 @@ fn appear() {
 
     // The name has an address before this machine has it.
     fs::write(&hosts, format!("127.0.0.1 localhost\n{SECOND} late.test\n")).expect("it is ours");
-    eventually("another reason", || top(&forward).contains("cannot listen on 192.0.2.2:8081").then_some(()));
+    eventually("another reason", || top(&forward).contains("cannot listen on 192.0.2.2:8081"));
     run("ip", &["address", "add", &format!("{SECOND}/32"), "dev", "lo"]);
     forward.address("rule name");
     assert_eq!(say(&mut connect(SocketAddr::from((SECOND, 8081))), "here"), "here");

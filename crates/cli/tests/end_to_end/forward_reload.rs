@@ -1,12 +1,7 @@
 //! SIGHUP: rules come, change and go, while a transfer loses no byte; a broken file changes nothing.
 
-use std::{
-    io::{Read, Write},
-    net::{Shutdown, TcpStream},
-    thread,
-};
-
-use turnpike_trials::{Forward, connect, say, tcp_echo};
+use crate::prelude::*;
+use std::net::Shutdown;
 
 const TRANSFER: usize = 48 << 20;
 
@@ -73,58 +68,6 @@ fn rules_come_change_and_go_and_a_transfer_loses_no_byte() {
     assert!(TcpStream::connect(a).is_err(), "the listener of a removed rule is closed");
 
     assert_eq!(running.join().expect("no wrong byte"), TRANSFER);
-}
-
-#[test]
-fn connections_of_an_unchanged_rule_live_on_through_many_reloads() {
-    let target = tcp_echo();
-    let text = rule("a", target, "");
-    let mut forward = Forward::start_file("f.toml", &text);
-    let a = forward.address("rule a");
-    let mut idle = connect(a);
-    assert_eq!(say(&mut idle, "before"), "before");
-    let running = transfer(connect(a));
-    for round in 0..10 {
-        let other = rule(&format!("other{round}"), target, "");
-        forward.write("f.toml", &(text.clone() + &other));
-        forward.reload("rules reloaded");
-        assert_eq!(say(&mut connect(a), "a new one"), "a new one");
-    }
-    assert_eq!(running.join().expect("no wrong byte"), TRANSFER);
-    assert_eq!(say(&mut idle, "after"), "after");
-}
-
-#[test]
-fn a_reload_onto_a_taken_port_keeps_the_old_rules() {
-    let target = tcp_echo();
-    let mut forward = Forward::start_file("f.toml", &rule("a", target, ""));
-    let a = forward.address("rule a");
-    let holder = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-    let taken = holder.local_addr().expect("it is bound");
-    let bad = format!("[[rule]]\nname = \"b\"\nlisten = \"{taken}\"\ntarget = \"{target}\"\n");
-    forward.write("f.toml", &bad);
-    forward.reload("the old ones stay in force");
-    forward.program.line_with(&format!("rule b: cannot listen on {taken}"));
-    assert_eq!(say(&mut connect(a), "still there"), "still there");
-}
-
-/// What could not be bound at the start is no reason to refuse what comes later, if it was none then.
-#[test]
-fn a_reload_with_keep_going_takes_what_can_be_bound() {
-    let target = tcp_echo();
-    let holder = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-    let taken = holder.local_addr().expect("it is bound");
-    let bad = format!("[[rule]]\nname = \"bad\"\nlisten = \"{taken}\"\ntarget = \"{target}\"\n");
-    let text = format!("[forward]\nkeep_going = true\n{bad}{}", rule("a", target, ""));
-    let mut forward = Forward::start_file("f.toml", &text);
-    let a = forward.address("rule a");
-    let mut old = connect(a);
-    assert_eq!(say(&mut old, "before"), "before");
-    forward.reload("rules reloaded");
-    assert_eq!(say(&mut old, "after"), "after");
-    drop(holder);
-    forward.reload("rules reloaded");
-    assert_eq!(say(&mut connect(taken), "at last"), "at last");
 }
 
 #[test]

@@ -2,25 +2,14 @@
 //! keys of JSON results. The API has docs/openapi.json. `TURNPIKE_TEST_GOLDEN=write cargo test --workspace --test end_to_end golden::`
 //! writes the files after a change on purpose; the change then shows in the diff.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    env,
-    fmt::Write as _,
-    fs,
-    path::Path,
-};
-
-use serde_json::Value;
-use turnpike_trials::{
-    Certificate, Forward, Load, Metrics, PASSWORD, Program, Reflect, SOON, Serve, USER, V4, eventually,
-    say_udp, turnpike, udp_echo,
-};
+use crate::prelude::*;
+use std::fmt::Write as _;
 
 /// Compares with a file of `tests/golden`, or writes it.
 #[track_caller]
 fn is_as_in(file: &str, found: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);
-    if env::var_os("TURNPIKE_TEST_GOLDEN").is_some_and(|what| what == "write") {
+    if turnpike_testkit::writes_golden_files() {
         fs::write(path, found).expect("the repository can be written");
         return;
     }
@@ -66,8 +55,8 @@ fn metrics_have_the_names_types_and_labels_that_they_had() {
     // Metrics of the kernel path are there with that path alone.
     let serve = Serve::start_secured(&certificate, &["--datapath", "mmsg"]);
     let reflect = Reflect::start(V4, &[]);
-    let load = Load::new(serve.address(V4)).to(reflect.address);
-    assert_eq!(load.with(&["--rate", "100", "--duration", "0.5"]).run().code, Some(0));
+    let load = serve.load(&reflect);
+    assert_eq!(load.with("--rate 100 --duration 0.5").run().code, Some(0));
     is_as_in("metrics-serve.txt", &families(&serve.metrics()));
 
     let mut forward =
@@ -105,7 +94,7 @@ fn json_results_have_the_keys_that_they_had() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     let more = ["--rate", "100", "--duration", "0.5"];
-    let turn = Load::new(serve.address(V4)).to(reflect.address).with(&more).run();
+    let turn = serve.load(&reflect).with_words(&more).run();
     is_as_in("load-turn.txt", &keys(&turn.result()));
 
     let to = reflect.address.to_string();

@@ -1,23 +1,17 @@
 //! SIGTERM: no new allocations, existing ones relay on until they are deleted or the deadline is over; a second signal
 //! ends at once.
 
-use std::{
-    io::{BufRead, BufReader},
-    process::{Command, Stdio},
-};
-
-use turnpike_trials::{Dir, Load, Program, Reflect, SOON, Serve, USER, V4, eventually, turnpike};
+use crate::prelude::*;
+use std::io::{BufRead, BufReader};
 
 const CLIENTS: &str = "4";
 
 /// A session of `seconds` that is under way.
 fn session(serve: &Serve, reflect: &Reflect, seconds: &str) -> Program {
-    let load = Load::new(serve.address(V4))
-        .to(reflect.address)
-        .with(&["--clients", CLIENTS, "--rate", "200", "--duration", seconds])
-        .start();
+    let load =
+        serve.load(&reflect).with(&format!("--clients {CLIENTS} --rate 200 --duration {seconds}")).start();
     serve.wait_for_allocations(CLIENTS.parse().expect("a number"));
-    eventually("datagrams are relayed", || (relayed(serve) > 0).then_some(()));
+    eventually("datagrams are relayed", || relayed(serve) > 0);
     load
 }
 
@@ -27,7 +21,7 @@ fn relayed(serve: &Serve) -> u64 {
 
 fn drain(serve: &Serve) {
     serve.program.signal("TERM");
-    eventually("/healthz says that it drains", || (serve.health() == Some(503)).then_some(()));
+    eventually("/healthz says that it drains", || serve.health() == Some(503));
 }
 
 /// A server that waits for so many seconds when it is told to stop.
@@ -45,19 +39,15 @@ fn existing_sessions_relay_on_and_new_ones_are_refused() {
     drain(&serve);
 
     let before = relayed(&serve);
-    let late =
-        Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "10", "--duration", "1"]).run();
-    assert_eq!(late.code, Some(1), "{}", late.output());
+    let late = serve.load(&reflect).with("--rate 10 --duration 1").run().ended(1);
     assert!(late.output().contains("508"), "{}", late.output());
-    eventually("the existing session is still relayed", || (relayed(&serve) > before).then_some(()));
+    eventually("the existing session is still relayed", || relayed(&serve) > before);
 
-    let existing = existing.wait(SOON);
-    assert_eq!(existing.code, Some(0), "{}", existing.output());
+    let existing = existing.wait(SOON).ended(0);
     assert_eq!(existing.result()["lost"], 0);
 
     let Serve { program, .. } = serve;
-    let ended = program.wait(SOON);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let ended = program.wait(SOON).ended(0);
     let clients: usize = CLIENTS.parse().expect("a number");
     // One line per session, with whose it was.
     let sessions = ended.stderr.lines().filter(|line| line.contains("session ended") && line.contains(USER));
@@ -69,8 +59,7 @@ fn existing_sessions_relay_on_and_new_ones_are_refused() {
 fn without_sessions_it_ends_at_once() {
     let serve = Serve::start(&[]);
     serve.program.signal("TERM");
-    let ended = serve.program.wait(SOON);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    serve.program.wait(SOON).ended(0);
 }
 
 #[test]
@@ -87,9 +76,7 @@ fn a_second_signal_ends_the_sessions() {
     let _session = session(&serve, &reflect, "600");
     drain(&serve);
     serve.program.signal("TERM");
-    let ended = serve.program.wait(SOON);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
-    assert!(ended.stderr.contains("server stopped"), "{}", ended.stderr);
+    serve.program.wait(SOON).ended(0).says("server stopped");
 }
 
 #[test]
@@ -98,10 +85,7 @@ fn the_deadline_ends_the_sessions() {
     let reflect = Reflect::start(V4, &[]);
     let _session = session(&serve, &reflect, "600");
     serve.program.signal("TERM");
-    let ended = serve.program.wait(SOON);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
-    assert!(ended.stderr.contains("sessions still open are ended"), "{}", ended.stderr);
-    assert!(ended.stderr.contains("server stopped"), "{}", ended.stderr);
+    serve.program.wait(SOON).ended(0).says("sessions still open are ended").says("server stopped");
 }
 
 /// A log pipe that breaks costs the log, not the sessions.

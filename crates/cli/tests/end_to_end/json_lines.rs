@@ -1,17 +1,12 @@
 //! Log lines as JSON have one schema, in `serve` and in `forward`: every line that can be made to appear is read by a parser that
 //! takes no name twice, and each name has the type that docs/serve.md gives it.
 
-use std::{collections::BTreeSet, fmt, fs, net::TcpStream};
-use turnpike_testkit::stun;
+use crate::prelude::*;
+use std::fmt;
 
 use serde::{
     Deserialize, Deserializer,
     de::{Error, MapAccess, Visitor},
-};
-use serde_json::Value;
-
-use turnpike_trials::{
-    Dir, Forward, Load, REALM, Reflect, SOON, Serve, USER, V4, connect, eventually, free_port, say, tcp_echo,
 };
 
 /// An object without a name that is listed twice; `serde_json` itself would keep the last.
@@ -119,23 +114,18 @@ fn every_kind_of_line_of_serve_is_an_object_of_the_schema() {
         "127.6.6.0/24",
     ]);
     let reflect = Reflect::start(V4, &[]);
-    let run =
-        Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "50", "--duration", "1"]).run();
-    assert_eq!(run.code, Some(0), "{}", run.output());
+    serve.load(&reflect).with("--rate 50 --duration 1").run().ended(0);
     for peer in ["127.6.6.6:9", "10.0.0.1:9"] {
         let run = Load::new(serve.address(V4))
             .to(peer.parse().expect("an address"))
-            .with(&["--rate", "50", "--duration", "1"])
+            .with("--rate 50 --duration 1")
             .run();
         assert_ne!(run.code, Some(0), "{peer} is refused");
     }
     let stun = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = stun.challenge();
     stun.forge("mal\"lory\\", &challenge.realm, &challenge.nonce);
-    let churn = Load::new(serve.address(V4))
-        .with(&["--mode", "allocate", "--clients", "20", "--rate", "max", "--duration", "2"])
-        .run();
-    assert_eq!(churn.code, Some(0), "{}", churn.output());
+    Load::new(serve.address(V4)).with("--mode allocate --clients 20 --rate max --duration 2").run().ended(0);
     serve.program.line_with("more sessions ended");
     fs::write(&file, "[auth]\nusers = [\"alice:secret\"]\n[relay]\nbuffer = 65536\n").expect("our own");
     serve.program.signal("HUP");
@@ -200,7 +190,7 @@ fn every_kind_of_line_of_forward_is_an_object_of_the_schema() {
     forward.program.line_with("does not answer");
     eventually("two refusals", || {
         let lines = forward.program.lines();
-        (lines.iter().filter(|line| line.contains("connection refused")).count() == 2).then_some(())
+        lines.iter().filter(|line| line.contains("connection refused")).count() == 2
     });
     forward.write(
         "f.toml",

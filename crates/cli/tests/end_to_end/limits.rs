@@ -1,14 +1,6 @@
 //! Limits from a file, as clients feel them and the operator reads them.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::Instant,
-};
-
-use turnpike_trials::{
-    Dir, Finished, Load, Program, Reflect, Serve, V4, address_after, eventually, free_port, turnpike,
-};
+use crate::prelude::*;
 
 const PLAIN: [&str; 4] = ["--relay-ip", "127.0.0.1", "--user", "a:one"];
 
@@ -28,7 +20,7 @@ fn reload(serve: &mut Serve, file: &Path, text: &str) {
 /// So many at a time, each deleted at once.
 fn allocate(serve: &Serve, clients: &str) -> Finished {
     Load::as_user(serve.address(V4), "a:one")
-        .with(&["--mode", "allocate", "--clients", clients, "--rate", "max", "--duration", "1"])
+        .with(&format!("--mode allocate --clients {clients} --rate max --duration 1"))
         .run()
 }
 
@@ -42,7 +34,7 @@ fn a_user_has_the_bits_per_second_of_the_file_until_a_reload() {
     let load = |serve: &Serve| {
         Load::as_user(serve.address(V4), "a:one")
             .to(reflect.address)
-            .with(&["--clients", "4", "--rate", "1000", "--size", "1000", "--warmup", "0", "--duration", "3"])
+            .with("--clients 4 --rate 1000 --size 1000 --warmup 0 --duration 3")
             .run()
             .result()
     };
@@ -56,7 +48,7 @@ fn a_user_has_the_bits_per_second_of_the_file_until_a_reload() {
     let received = result["received"].as_u64().expect("a count") * 1000;
     assert!(received <= allowed, "{received} bytes, of which {allowed} may pass: {result}");
     assert!(received >= 250 * 3000 / 2, "{received} bytes: {result}");
-    eventually("they are counted", || (dropped(&serve) > 0).then_some(()));
+    eventually("they are counted", || dropped(&serve) > 0);
 
     reload(&mut serve, &file, peers);
     let lines = serve.program.lines();
@@ -76,7 +68,7 @@ fn clients_of_one_prefix_have_so_many_allocations_whoever_they_are() {
     assert_eq!(allocate(&serve, "1").code, Some(0));
     assert_eq!(refused(&serve), 0);
     let many = allocate(&serve, "8");
-    eventually(&format!("some are refused: {}", many.output()), || (refused(&serve) > 0).then_some(()));
+    eventually(&format!("some are refused: {}", many.output()), || refused(&serve) > 0);
     reload(&mut serve, &file, "[limits]\nallocations_per_prefix = \"none\"\n");
     assert_eq!(allocate(&serve, "1").code, Some(0));
     let before = refused(&serve);
@@ -92,7 +84,7 @@ fn with_an_allow_list_only_nobody_else_is_a_peer() {
     let lets = |serve: &Serve, peer: &str| {
         let run = Load::as_user(serve.address(V4), "a:one")
             .to(peer.parse().expect("an address"))
-            .with(&["--clients", "1", "--rate", "10", "--warmup", "0", "--duration", "0.2"])
+            .with("--clients 1 --rate 10 --warmup 0 --duration 0.2")
             .run();
         let text = run.output();
         let is_let_in = text.contains("\"sent\"");
@@ -102,7 +94,7 @@ fn with_an_allow_list_only_nobody_else_is_a_peer() {
     // Public, and by default a peer.
     assert!(!lets(&serve, "198.41.0.5:50000"));
     eventually("it is counted", || {
-        (serve.metrics().sum("turnpike_peer_refusals_total", "by=\"not_allowed\"") > 0).then_some(())
+        serve.metrics().sum("turnpike_peer_refusals_total", "by=\"not_allowed\"") > 0
     });
     reload(&mut serve, &file, &text("198.41.0.4/31"));
     assert!(lets(&serve, "198.41.0.5:50000") && !lets(&serve, "198.41.0.6:50000"));
@@ -127,10 +119,7 @@ fn a_realm_has_ports_of_its_own() {
         (blue, "b:two", "blue.example", 50_000..=50_009),
         (serve.address(V4), "a:one", "main.example", 50_010..=50_099),
     ] {
-        let run = Load::as_user(server, user)
-            .with(&["--mode", "allocate", "--rate", "20", "--duration", "1"])
-            .run();
-        assert_eq!(run.code, Some(0), "{}", run.output());
+        Load::as_user(server, user).with("--mode allocate --rate 20 --duration 1").run().ended(0);
         let line = serve.program.line_with(&format!("session ended realm=\"{realm}\""));
         let port = address_after(&line, " relayed=").port();
         assert!(ports.contains(&port), "{line}");

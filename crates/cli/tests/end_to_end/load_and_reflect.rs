@@ -1,30 +1,21 @@
 //! A flood of real TURN traffic, client to relay to reflector and back, by every step of the ladder, both ways of
 //! sending and both families; and what the generator says of it by exit code and JSON.
 
-use std::{
-    net::{IpAddr, SocketAddr, UdpSocket},
-    time::Duration,
-};
-
-use serde_json::Value;
-
+use crate::prelude::*;
 use turnpike_load::Report;
-use turnpike_testkit::tests;
-
-use turnpike_trials::{Load, Reflect, SOON, Serve, USER, V4, V6, eventually, free_port, loopback_of, need};
 
 /// Relays for a second or two and expects every datagram back.
 fn relays_all(family: IpAddr, via: &str, datapath: &str) {
     need!(loopback_of(family));
     let serve = Serve::start(&["--datapath", datapath]);
     let reflect = Reflect::start(family, &["--datapath", datapath]);
-    let run = Load::new(serve.address(family))
+    let result = Load::new(serve.address(family))
         .to(reflect.address)
-        .with(&["--via", via, "--datapath", datapath])
-        .with(&["--clients", "8", "--rate", "2000", "--size", "120", "--duration", "2"])
-        .run();
-    assert_eq!(run.code, Some(0), "{}", run.output());
-    let result = run.result();
+        .with(&format!("--via {via} --datapath {datapath}"))
+        .with("--clients 8 --rate 2000 --size 120 --duration 2")
+        .run()
+        .ended(0)
+        .result();
     let number = |key: &str| result[key].as_u64().unwrap_or_else(|| panic!("{key} is no count in {result}"));
     // Fewer where other tests take the processor away; what is sent must all come back.
     assert!((1000..=4400).contains(&number("sent")), "{result}");
@@ -41,7 +32,7 @@ fn relays_all(family: IpAddr, via: &str, datapath: &str) {
             let metrics = serve.metrics();
             let relayed =
                 metrics.sum("turnpike_relayed_datagrams_total", &format!("direction=\"{direction}\""));
-            (relayed >= number("sent")).then_some(())
+            relayed >= number("sent")
         });
     }
     assert_eq!(serve.metrics().sum("turnpike_tx_dropped_total", ""), 0);
@@ -62,8 +53,7 @@ tests! {
 fn the_json_result_has_every_key_of_the_contract() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
-    let run =
-        Load::new(serve.address(V4)).to(reflect.address).with(&["--duration", "1", "--rate", "100"]).run();
+    let run = serve.load(&reflect).with("--duration 1 --rate 100").run();
     let result = run.result();
     let _: Report = serde_json::from_value(result.clone()).expect("every key");
     let percentiles = |key: &str, names: &[&str]| {
@@ -82,10 +72,7 @@ fn the_json_result_has_every_key_of_the_contract() {
 fn a_flood_leaves_the_relay_in_super_packets() {
     let serve = Serve::start(&["--datapath", "gso"]);
     let reflect = Reflect::start(V4, &[]);
-    let run = Load::new(serve.address(V4))
-        .to(reflect.address)
-        .with(&["--clients", "1", "--rate", "max", "--duration", "2"])
-        .run();
+    let run = serve.load(&reflect).with("--clients 1 --rate max --duration 2").run();
     let result = run.result();
     assert!(result["received"].as_u64() > Some(1000), "{result}");
     let metrics = serve.metrics();
@@ -99,13 +86,9 @@ fn a_flood_leaves_the_relay_in_super_packets() {
 fn many_clients_have_an_allocation_each() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
-    let load = Load::new(serve.address(V4))
-        .to(reflect.address)
-        .with(&["--clients", "300", "--rate", "600", "--duration", "4"])
-        .start();
+    let load = serve.load(&reflect).with("--clients 300 --rate 600 --duration 4").start();
     serve.wait_for_allocations(300);
-    let ended = load.wait(SOON * 2);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let ended = load.wait(SOON * 2).ended(0);
     assert_eq!(ended.result()["lost"], 0);
     // Every client takes its allocation back.
     serve.wait_for_allocations(0);
@@ -116,15 +99,10 @@ fn loss_beyond_the_limit_is_exit_code_3() {
     let serve = Serve::start(&[]);
     // Takes everything and answers nothing.
     let silent = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
-    let load = Load::new(serve.address(V4)).to(silent.local_addr().expect("it is bound")).with(&[
-        "--rate",
-        "100",
-        "--duration",
-        "1",
-    ]);
-    let strict = load.with(&["--max-loss", "1"]).run();
-    assert_eq!(strict.code, Some(3), "{}", strict.output());
-    let result = strict.result();
+    let load = Load::new(serve.address(V4))
+        .to(silent.local_addr().expect("it is bound"))
+        .with("--rate 100 --duration 1");
+    let result = load.with("--max-loss 1").run().ended(3).result();
     assert_eq!(result["received"], 0, "{result}");
     assert_eq!(result["lost"], result["sent"], "{result}");
 }
@@ -133,10 +111,9 @@ fn loss_beyond_the_limit_is_exit_code_3() {
 fn latency_beyond_the_limit_is_exit_code_3() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
-    let load = Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "200", "--duration", "1"]);
+    let load = serve.load(&reflect).with("--rate 200 --duration 1");
     // No datagram crosses four sockets in a microsecond.
-    let strict = load.with(&["--max-p99", MICROSECOND]).run();
-    assert_eq!(strict.code, Some(3), "{}", strict.output());
+    load.with(&format!("--max-p99 {MICROSECOND}")).run().ended(3);
 }
 
 /// As `--max-p99` has it.
@@ -146,16 +123,11 @@ const MICROSECOND: &str = "1";
 fn an_impossible_run_is_exit_code_1() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
-    let run = |load: Load| {
-        load.to(reflect.address).with(&["--rate", "10", "--duration", "1"]).start().wait(SOON * 3)
-    };
+    let run = |load: Load| load.to(reflect.address).with("--rate 10 --duration 1").start().wait(SOON * 3);
 
-    let wrong_password = run(Load::as_user(serve.address(V4), &format!("{USER}:wrong")));
-    assert_eq!(wrong_password.code, Some(1), "{}", wrong_password.output());
-    assert!(wrong_password.stderr.contains("refused user"), "{}", wrong_password.output());
+    run(Load::as_user(serve.address(V4), &format!("{USER}:wrong"))).ended(1).says("refused user");
 
-    let nobody_there = run(Load::new(SocketAddr::new(V4, free_port(V4))));
-    assert_eq!(nobody_there.code, Some(1), "{}", nobody_there.output());
+    run(Load::new(SocketAddr::new(V4, free_port(V4)))).ended(1);
 }
 
 #[test]
@@ -164,7 +136,7 @@ fn bad_usage_is_exit_code_2() {
     for wrong in
         [["--via", "pigeon"], ["--rate", "fast"], ["--clients", "0"], ["--mode", "quiet"], ["--size", "-1"]]
     {
-        let ended = Load::new(server).to(server).with(&wrong).start().wait(SOON);
+        let ended = Load::new(server).to(server).with_words(&wrong).start().wait(SOON);
         assert_eq!(ended.code, Some(2), "{wrong:?}: {}", ended.output());
     }
 }
@@ -172,15 +144,13 @@ fn bad_usage_is_exit_code_2() {
 #[test]
 fn allocations_churn_by_the_second() {
     let serve = Serve::start(&[]);
-    let run =
-        Load::new(serve.address(V4)).with(&["--mode", "allocate", "--clients", "8", "--duration", "2"]).run();
-    assert_eq!(run.code, Some(0), "{}", run.output());
+    let run = Load::new(serve.address(V4)).with("--mode allocate --clients 8 --duration 2").run().ended(0);
     let result: Value = run.result();
     assert!(result["received"].as_u64() > Some(50), "{result}");
     serve.wait_for_allocations(0);
     eventually("each allocation is counted", || {
         let opened = serve.metrics().sum("turnpike_allocations_opened_total", "");
-        (Some(opened) >= result["received"].as_u64()).then_some(())
+        Some(opened) >= result["received"].as_u64()
     });
 }
 
@@ -188,8 +158,7 @@ fn allocations_churn_by_the_second() {
 fn a_line_of_progress_appears_each_second() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
-    let load =
-        Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "100", "--duration", "3"]).start();
+    let load = serve.load(&reflect).with("--rate 100 --duration 3").start();
     let ended = load.wait(SOON);
     let progress: Vec<&str> = ended.stderr.lines().filter(|line| line.contains("p99")).collect();
     assert!(progress.len() >= 2, "{}", ended.stderr);
@@ -231,7 +200,5 @@ fn the_reflector_ends_when_told_and_says_what_it_did() {
         socket.recv(&mut [0; 16]).expect("it comes back");
     }
     reflect.program.signal("TERM");
-    let ended = reflect.program.wait(SOON);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
-    assert!(ended.stderr.contains("received 3 datagrams, sent 3 back"), "{}", ended.stderr);
+    reflect.program.wait(SOON).ended(0).says("received 3 datagrams, sent 3 back");
 }

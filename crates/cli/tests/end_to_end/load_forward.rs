@@ -1,14 +1,7 @@
 //! The generators for forwarders, by exit code and JSON: bulk, requests, connections and datagrams to one reflector.
 
-use std::{
-    collections::HashMap,
-    net::{SocketAddr, UdpSocket},
-    thread,
-};
-
-use serde_json::Value;
-
-use turnpike_trials::{Finished, Program, Reflect, SOON, V4, free_port, turnpike};
+use crate::prelude::*;
+use std::collections::HashMap;
 
 /// Returns datagrams, but not those of which `drops` says so: by the number of the sender, and that of its datagram.
 fn lossy_reflector(drops: impl Fn(usize, usize) -> bool + Send + 'static) -> SocketAddr {

@@ -1,10 +1,6 @@
 //! A generator that is told to stop in mid-run reports what it has measured, and leaves nothing behind.
 
-use std::net::SocketAddr;
-
-use serde_json::Value;
-
-use turnpike_trials::{Load, Program, Reflect, SOON, Serve, V4, turnpike};
+use crate::prelude::*;
 
 /// Longer than any test waits: what ends it is the signal.
 const FOR_AN_HOUR: [&str; 4] = ["--duration", "3600", "--warmup", "0"];
@@ -13,9 +9,7 @@ const FOR_AN_HOUR: [&str; 4] = ["--duration", "3600", "--warmup", "0"];
 fn interrupt(mut load: Program, signal: &str) -> Value {
     load.line_with("received");
     load.signal(signal);
-    let ended = load.wait(SOON);
-    assert_eq!(ended.code, Some(1), "{}", ended.output());
-    let result = ended.result();
+    let result = load.wait(SOON).ended(1).result();
     let number = |key: &str| result[key].as_f64().unwrap_or_else(|| panic!("{key} is no number in {result}"));
     assert!(number("duration_s") > 0.0 && number("duration_s") < 3600.0, "{result}");
     assert!(number("sent") > 0.0, "{result}");
@@ -35,7 +29,7 @@ fn turn_clients_report_and_give_their_allocations_back() {
     for (signal, mode) in
         [("INT", &["--clients", "8", "--rate", "400"][..]), ("TERM", &["--mode", "allocate", "--rate", "20"])]
     {
-        let load = Load::new(serve.address(V4)).to(reflect.address).with(&FOR_AN_HOUR).with(mode);
+        let load = serve.load(&reflect).with_words(&FOR_AN_HOUR).with_words(mode);
         interrupt(load.start(), signal);
         serve.wait_for_allocations(0);
     }
@@ -68,8 +62,7 @@ fn people_read_what_was_measured_without_json() {
     let mut load = Program::start(&mut turnpike(&arguments));
     load.line_with("received");
     load.signal("INT");
-    let ended = load.wait(SOON);
-    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    let ended = load.wait(SOON).ended(1);
     for words in ["sent ", "round trip in us: min ", "note: interrupted after"] {
         assert!(ended.stdout.contains(words), "no {words:?} in {}", ended.output());
     }
@@ -83,8 +76,7 @@ fn before_anything_was_measured_there_is_nothing_to_report() {
     let mut load = Program::start(&mut turnpike(&arguments));
     load.line_with("(warm-up)");
     load.signal("INT");
-    let ended = load.wait(SOON);
-    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    let ended = load.wait(SOON).ended(1);
     assert!(ended.stdout.is_empty(), "{}", ended.output());
     assert!(ended.stderr.contains("interrupted in the warm-up: nothing was measured"), "{}", ended.output());
 }

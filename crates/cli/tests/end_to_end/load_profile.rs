@@ -1,10 +1,6 @@
 //! `load --profile`: calls and the like through the server and through the forwarder, told by direction and by stream.
 
-use std::net::SocketAddr;
-
-use serde_json::Value;
-
-use turnpike_trials::{Dir, Finished, Forward, Load, Program, SOON, Serve, V4, free_port, turnpike};
+use crate::prelude::*;
 
 const SHORT: [&str; 4] = ["--duration", "1", "--warmup", "0.2"];
 
@@ -42,8 +38,8 @@ fn complete(run: &Finished) -> Value {
 #[test]
 fn a_call_goes_through_the_server() {
     let serve = Serve::start(&[]);
-    let load = Load::new(serve.address(V4)).with(&["--profile", "call", "--seed", "3", "--clients", "2"]);
-    let result = complete(&load.with(&SHORT).with(&["--max-loss", "0"]).run());
+    let load = Load::new(serve.address(V4)).with("--profile call --seed 3 --clients 2");
+    let result = complete(&load.with_words(&SHORT).with("--max-loss 0").run());
     let profile = &result["profile"];
     assert_eq!((&profile["name"], count(profile, "seed")), (&"call".into(), 3), "{result}");
     let streams = profile["streams"].as_array().expect("a list");
@@ -66,8 +62,7 @@ fn a_profile_of_ones_own_goes_through_the_forwarder_and_people_can_read_it() {
     let arguments = ["load", "udp", &server, "--peer", &peer, "--profile", file.to_str().expect("UTF-8")];
     let json = complete(&Program::run(&mut turnpike(&[&arguments[..], &SHORT, &["--json", "-"]].concat())));
     assert_eq!(json["profile"]["name"], "intercom");
-    let run = Program::run(&mut turnpike(&[&arguments[..], &SHORT].concat()));
-    assert_eq!(run.code, Some(0), "{}", run.output());
+    let run = Program::run(&mut turnpike(&[&arguments[..], &SHORT].concat())).ended(0);
     for words in [
         "latency (one way) in us: min ",
         "profile intercom, seed 1: ",
@@ -99,15 +94,7 @@ fn what_is_wrong_with_a_profile_is_bad_usage_and_names_the_line() {
             assert!(run.stderr.contains(what), "{kind} {flags:?}: {}", run.output());
         }
     }
-    let run = Program::run(&mut turnpike(&[
-        "load",
-        "turn",
-        "127.0.0.1",
-        "--profile",
-        "call",
-        "--mode",
-        "allocate",
-    ]));
-    assert_eq!(run.code, Some(2), "{}", run.output());
-    assert!(run.stderr.contains("--mode allocate"), "{}", run.output());
+    Program::run(&mut turnpike(&["load", "turn", "127.0.0.1", "--profile", "call", "--mode", "allocate"]))
+        .ended(2)
+        .says("--mode allocate");
 }

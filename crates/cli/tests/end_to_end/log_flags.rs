@@ -1,17 +1,11 @@
 //! How much is said and how it looks: `-v`, `-q`, `--log-format`, and colours, which are for terminals of those who want them.
 
-use std::process::Command;
-
-use turnpike_trials::{
-    Forward, Load, Program, Serve, V4, connect, eventually, installed, need, say, tcp_echo,
-};
+use crate::prelude::*;
 
 #[test]
 fn v_says_more_and_q_says_less() {
     let mut serve = Serve::start(&["-v"]);
-    let run =
-        Load::new(serve.address(V4)).with(&["--mode", "allocate", "--rate", "5", "--duration", "1"]).run();
-    assert_eq!(run.code, Some(0), "{}", run.output());
+    Load::new(serve.address(V4)).with("--mode allocate --rate 5 --duration 1").run().ended(0);
     serve.program.line_with("session opened");
 
     let target = tcp_echo();
@@ -38,8 +32,7 @@ fn a_level_is_said_in_one_way_only() {
             assert_eq!(run.code, Some(2), "{command} {flags:?}: {}", run.output());
             assert!(run.stderr.contains("cannot be used with"), "{}", run.output());
         }
-        let run = Program::run(&mut turnpike_trials::turnpike(&[command, "--log-format", "xml"]));
-        assert_eq!(run.code, Some(2), "{}", run.output());
+        let run = Program::run(&mut turnpike_trials::turnpike(&[command, "--log-format", "xml"])).ended(2);
         assert!(run.stderr.contains("--log-format") && run.stderr.contains("json"), "{}", run.output());
     }
 }

@@ -1,22 +1,9 @@
 //! Addresses and routes of the server's machine change while it serves. Each test in a network namespace of its own, with the interface
 //! `e0`, the other end of which is `e1`.
 
-use std::{
-    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
-    thread,
-    time::{Duration, Instant},
-};
-
-use serde_json::Value;
-use turnpike_testkit::{
-    alone,
-    stun::{self, attribute::*, kind::*},
-};
-
-use turnpike_trials::{
-    Certificate, Dir, Load, PASSWORD, Program, REALM, SOON, Serve, USER, Upgraded, V4, eventually, fetch,
-    shown_by, turnpike,
-};
+use crate::prelude::*;
+use turnpike_testkit::stun::{self, attribute::*, kind::*};
+use turnpike_trials::REALM;
 
 const OLD: &str = "203.0.113.5";
 const NEW: &str = "203.0.113.77";
@@ -132,60 +119,55 @@ fn relays_on(serve: &Serve, address: &str) -> bool {
 
 /// Waits until new calls are relayed on this address.
 fn eventually_at(serve: &Serve, address: &str) {
-    eventually("new calls have the new address", || (Call::at(serve) == Ok(ip(address))).then_some(()));
+    eventually("new calls have the new address", || Call::at(serve) == Ok(ip(address)));
 }
 
 #[test]
 fn a_lease_with_another_address_under_200_calls_serves_new_calls_within_two_seconds() {
-    alone::in_network_namespace(
-        "machine_addresses::a_lease_with_another_address_under_200_calls_serves_new_calls_within_two_seconds",
-        || {
-            link("e0", "e1");
-            lease(OLD, "e0", 100);
-            let serve = serve(&["--workers", "2"]);
-            assert_eq!(Call::at(&serve), Ok(ip(OLD)));
-            let peer = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
-            let peer = peer.local_addr().expect("it is bound");
-            let calls = ["--clients", "200", "--rate", "2", "--warmup", "0", "--duration", "60"];
-            let load = Load::new(serve.address(V4)).to(peer).with(&calls).start();
-            serve.wait_for_allocations(200);
-            end_lease(OLD, "e0");
-            eventually("the old address is absent", || {
-                relays(&serve).contains(&(OLD.to_owned(), false)).then_some(())
-            });
-            assert_eq!(Call::at(&serve), Err(508));
-            lease(NEW, "e0", 100);
-            let since = Instant::now();
-            eventually_at(&serve, NEW);
-            assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
-            assert_eq!(relays(&serve), [(NEW.to_owned(), true)]);
-            let metrics = serve.metrics();
-            assert_eq!(metrics.sum("turnpike_relay_address_up", NEW), 1, "{}", metrics.text());
-            let (_, verbose) = fetch(serve.admin(), "/healthz?verbose").expect("the page answers");
-            assert!(verbose.starts_with(&format!("ok\nrelay address {NEW} up since ")), "{verbose}");
-            let refused = told(&serve, "/v1/refusals");
-            assert!(refused.to_string().contains("does not have the relay address"), "{refused}");
-            // Both go on where it relays now.
-            let mut program = serve.program;
-            program.signal("HUP");
-            program.line_with("configuration reloaded; nothing in it has changed");
-            Upgraded::new(&program).upgrade();
-            load.signal("INT");
-            load.wait(SOON);
-        },
-    );
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
+        link("e0", "e1");
+        lease(OLD, "e0", 100);
+        let serve = serve(&["--workers", "2"]);
+        assert_eq!(Call::at(&serve), Ok(ip(OLD)));
+        let peer = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+        let peer = peer.local_addr().expect("it is bound");
+        let calls = ["--clients", "200", "--rate", "2", "--warmup", "0", "--duration", "60"];
+        let load = Load::new(serve.address(V4)).to(peer).with_words(&calls).start();
+        serve.wait_for_allocations(200);
+        end_lease(OLD, "e0");
+        eventually("the old address is absent", || relays(&serve).contains(&(OLD.to_owned(), false)));
+        assert_eq!(Call::at(&serve), Err(508));
+        lease(NEW, "e0", 100);
+        let since = Instant::now();
+        eventually_at(&serve, NEW);
+        assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+        assert_eq!(relays(&serve), [(NEW.to_owned(), true)]);
+        let metrics = serve.metrics();
+        assert_eq!(metrics.sum("turnpike_relay_address_up", NEW), 1, "{}", metrics.text());
+        let (_, verbose) = fetch(serve.admin(), "/healthz?verbose").expect("the page answers");
+        assert!(verbose.starts_with(&format!("ok\nrelay address {NEW} up since ")), "{verbose}");
+        let refused = told(&serve, "/v1/refusals");
+        assert!(refused.to_string().contains("does not have the relay address"), "{refused}");
+        // Both go on where it relays now.
+        let mut program = serve.program;
+        program.signal("HUP");
+        program.line_with("configuration reloaded; nothing in it has changed");
+        Upgraded::new(&program).upgrade();
+        load.signal("INT");
+        load.wait(SOON);
+    });
 }
 
 #[test]
 fn sessions_go_on_when_their_address_returns() {
-    alone::in_network_namespace("machine_addresses::sessions_go_on_when_their_address_returns", || {
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
         let serve = serve(&[]);
         let call = Call::new(&serve, true).expect("the address is there");
         call.goes_on();
         end_lease(OLD, "e0");
-        eventually("no address is left", || (serve.health() == Some(503)).then_some(()));
+        eventually("no address is left", || serve.health() == Some(503));
         assert_eq!(Call::at(&serve), Err(508));
         let (_, text) = fetch(serve.admin(), "/healthz").expect("the page answers");
         assert!(text.starts_with(&format!("waiting\nrelay address {OLD} absent since ")), "{text}");
@@ -198,7 +180,7 @@ fn sessions_go_on_when_their_address_returns() {
 
 #[test]
 fn the_default_route_decides_also_when_it_changes() {
-    alone::in_network_namespace("machine_addresses::the_default_route_decides_also_when_it_changes", || {
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         link("f0", "f1");
         lease(OLD, "e0", 100);
@@ -218,225 +200,192 @@ fn the_default_route_decides_also_when_it_changes() {
 
 #[test]
 fn ipv6_is_relayed_on_stable_addresses_and_never_on_loopback() {
-    alone::in_network_namespace(
-        "machine_addresses::ipv6_is_relayed_on_stable_addresses_and_never_on_loopback",
-        || {
-            link("e0", "e1");
-            lease(OLD, "e0", 100);
-            run("sysctl -qw net.ipv6.conf.e0.use_tempaddr=2");
-            run("ip -6 route add default dev e0");
-            let serve = serve(&[]);
-            assert_eq!(relays(&serve), [(OLD.to_owned(), true)], "a default route without an address");
-            assert_eq!(Call::new(&serve, false).err(), Some(440));
-            // With it the kernel makes a temporary one (RFC 8981), which it prefers.
-            run("ip address add 2001:db8:5::5/64 dev e0 mngtmpaddr nodad valid_lft 3600 preferred_lft 3600");
-            let temporary = eventually("there is a temporary address", || {
-                let socket = UdpSocket::bind("[::]:0").expect("there is IPv6");
-                socket.connect("[2001:db8::1]:9").ok()?;
-                let source = socket.local_addr().expect("it is connected").ip();
-                (source != ip("2001:db8:5::5") && !source.is_loopback()).then_some(source)
-            });
-            eventually("the stable one is relayed on", || relays_on(&serve, "2001:db8:5::5").then_some(()));
-            let call = Call::new(&serve, false).expect("there is IPv6 now");
-            assert_eq!(call.relayed.ip(), ip("2001:db8:5::5"));
-            run(&format!("ip address change {temporary}/64 dev e0 valid_lft 2 preferred_lft 0"));
-            eventually("the temporary address has expired", || {
-                UdpSocket::bind((temporary, 0)).is_err().then_some(())
-            });
-            assert_eq!(Call::new(&serve, false).map(|call| call.relayed.ip()), Ok(ip("2001:db8:5::5")));
-        },
-    );
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
+        link("e0", "e1");
+        lease(OLD, "e0", 100);
+        run("sysctl -qw net.ipv6.conf.e0.use_tempaddr=2");
+        run("ip -6 route add default dev e0");
+        let serve = serve(&[]);
+        assert_eq!(relays(&serve), [(OLD.to_owned(), true)], "a default route without an address");
+        assert_eq!(Call::new(&serve, false).err(), Some(440));
+        // With it the kernel makes a temporary one (RFC 8981), which it prefers.
+        run("ip address add 2001:db8:5::5/64 dev e0 mngtmpaddr nodad valid_lft 3600 preferred_lft 3600");
+        let temporary = eventually("there is a temporary address", || {
+            let socket = UdpSocket::bind("[::]:0").expect("there is IPv6");
+            socket.connect("[2001:db8::1]:9").ok()?;
+            let source = socket.local_addr().expect("it is connected").ip();
+            (source != ip("2001:db8:5::5") && !source.is_loopback()).then_some(source)
+        });
+        eventually("the stable one is relayed on", || relays_on(&serve, "2001:db8:5::5"));
+        let call = Call::new(&serve, false).expect("there is IPv6 now");
+        assert_eq!(call.relayed.ip(), ip("2001:db8:5::5"));
+        run(&format!("ip address change {temporary}/64 dev e0 valid_lft 2 preferred_lft 0"));
+        eventually("the temporary address has expired", || UdpSocket::bind((temporary, 0)).is_err());
+        assert_eq!(Call::new(&serve, false).map(|call| call.relayed.ip()), Ok(ip("2001:db8:5::5")));
+    });
 }
 
 #[test]
 fn ipv6_leaves_a_deprecated_address_and_sessions_there_wait_when_it_expires() {
-    alone::in_network_namespace(
-        "machine_addresses::ipv6_leaves_a_deprecated_address_and_sessions_there_wait_when_it_expires",
-        || {
-            link("e0", "e1");
-            lease(OLD, "e0", 100);
-            run("ip -6 route add default dev e0");
-            let own = |verb: &str, address: &str, lifetimes: &str| {
-                run(&format!("ip address {verb} {address}/64 dev e0 nodad {lifetimes}"));
-            };
-            own("add", "2001:db8:5::aaaa", "valid_lft 600 preferred_lft 600");
-            let serve = serve(&[]);
-            let at = || Call::new(&serve, false).map(|call| call.relayed.ip());
-            assert_eq!(at(), Ok(ip("2001:db8:5::aaaa")));
-            let call = Call::new(&serve, false).expect("there is IPv6");
-            own("add", "2001:db8:5::bbbb", "valid_lft 600 preferred_lft 600");
-            own("change", "2001:db8:5::aaaa", "valid_lft 600 preferred_lft 0");
-            eventually("the deprecated address is left", || {
-                (at() == Ok(ip("2001:db8:5::bbbb"))).then_some(())
-            });
-            call.is_answered();
-            own("change", "2001:db8:5::aaaa", "valid_lft 1 preferred_lft 0");
-            eventually("the address has expired", || {
-                UdpSocket::bind("[2001:db8:5::aaaa]:0").is_err().then_some(())
-            });
-            assert_eq!(at(), Ok(ip("2001:db8:5::bbbb")));
-            // It has a minute to return.
-            call.is_answered();
-        },
-    );
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
+        link("e0", "e1");
+        lease(OLD, "e0", 100);
+        run("ip -6 route add default dev e0");
+        let own = |verb: &str, address: &str, lifetimes: &str| {
+            run(&format!("ip address {verb} {address}/64 dev e0 nodad {lifetimes}"));
+        };
+        own("add", "2001:db8:5::aaaa", "valid_lft 600 preferred_lft 600");
+        let serve = serve(&[]);
+        let at = || Call::new(&serve, false).map(|call| call.relayed.ip());
+        assert_eq!(at(), Ok(ip("2001:db8:5::aaaa")));
+        let call = Call::new(&serve, false).expect("there is IPv6");
+        own("add", "2001:db8:5::bbbb", "valid_lft 600 preferred_lft 600");
+        own("change", "2001:db8:5::aaaa", "valid_lft 600 preferred_lft 0");
+        eventually("the deprecated address is left", || at() == Ok(ip("2001:db8:5::bbbb")));
+        call.is_answered();
+        own("change", "2001:db8:5::aaaa", "valid_lft 1 preferred_lft 0");
+        eventually("the address has expired", || UdpSocket::bind("[2001:db8:5::aaaa]:0").is_err());
+        assert_eq!(at(), Ok(ip("2001:db8:5::bbbb")));
+        // It has a minute to return.
+        call.is_answered();
+    });
 }
 
 #[test]
 fn without_a_default_route_any_address_beside_loopback_is_relayed_on() {
-    alone::in_network_namespace(
-        "machine_addresses::without_a_default_route_any_address_beside_loopback_is_relayed_on",
-        || {
-            link("e0", "e1");
-            let serve = serve(&[]);
-            assert_eq!(Call::at(&serve), Ok(V4), "there is no other address");
-            run("ip address add 10.0.5.5/24 dev e0");
-            eventually_at(&serve, "10.0.5.5");
-            run("ip address del 10.0.5.5/24 dev e0");
-            run("ip address add 10.0.5.6/24 dev e0");
-            eventually_at(&serve, "10.0.5.6");
-            let mut other = self::serve(&[]).program;
-            other.line_with("no default route: relaying on 10.0.5.6 until it has one");
-            lease(OLD, "e0", 100);
-            eventually_at(&serve, OLD);
-            // Its route has only gone for a while.
-            end_lease(OLD, "e0");
-            eventually("nothing is granted elsewhere", || (Call::at(&serve) == Err(508)).then_some(()));
-        },
-    );
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
+        link("e0", "e1");
+        let serve = serve(&[]);
+        assert_eq!(Call::at(&serve), Ok(V4), "there is no other address");
+        run("ip address add 10.0.5.5/24 dev e0");
+        eventually_at(&serve, "10.0.5.5");
+        run("ip address del 10.0.5.5/24 dev e0");
+        run("ip address add 10.0.5.6/24 dev e0");
+        eventually_at(&serve, "10.0.5.6");
+        let mut other = self::serve(&[]).program;
+        other.line_with("no default route: relaying on 10.0.5.6 until it has one");
+        lease(OLD, "e0", 100);
+        eventually_at(&serve, OLD);
+        // Its route has only gone for a while.
+        end_lease(OLD, "e0");
+        eventually("nothing is granted elsewhere", || Call::at(&serve) == Err(508));
+    });
 }
 
 #[test]
 fn pages_on_absent_addresses_are_there_once_these_are() {
-    alone::in_network_namespace(
-        "machine_addresses::pages_on_absent_addresses_are_there_once_these_are",
-        || {
-            link("e0", "e1");
-            lease(OLD, "e0", 100);
-            let certificate = Certificate::new(&["turn.example.org"]);
-            let dir = Dir::new();
-            let flags = certificate.flags();
-            let file = format!(
-                "[admin]\ntls_cert = \"{cert}\"\ntls_key = \"{key}\"\ntokens = [\"{token}\"]\n\
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
+        link("e0", "e1");
+        lease(OLD, "e0", 100);
+        let certificate = Certificate::new(&["turn.example.org"]);
+        let dir = Dir::new();
+        let flags = certificate.flags();
+        let file = format!(
+            "[admin]\ntls_cert = \"{cert}\"\ntls_key = \"{key}\"\ntokens = [\"{token}\"]\n\
                  [credentials]\nlisten = [\"203.0.113.9:8443\", \"[2001:db8:5::9]:8443\"]\n",
-                cert = flags[1],
-                key = flags[3],
-                token = "x".repeat(16),
-            );
-            let file = dir.file("turnpike.toml", file);
-            let file = file.to_str().expect("UTF-8");
-            let named = ["-c", file, "--admin", "203.0.113.9:9641", "--admin", "[2001:db8:5::9]:9641"];
-            let named = [&named[..], &flags].concat();
-            let check =
-                Program::run(&mut turnpike(&[&["check-config", "--user", "a:b"], &named[..]].concat()));
-            assert_eq!(check.code, Some(0), "{}", check.output());
-            let serve = serve(&named);
-            let lines = serve.program.lines();
-            let pages =
-                ["203.0.113.9:9641", "203.0.113.9:8443", "[2001:db8:5::9]:9641", "[2001:db8:5::9]:8443"];
-            for page in pages {
-                let words = format!("listening on {page} once it has");
-                assert!(lines.iter().any(|line| line.contains(&words)), "{words}: {lines:?}");
-            }
-            run("ip address add 203.0.113.9/24 dev e0");
-            run("ip address add 2001:db8:5::9/64 dev e0 nodad");
-            for page in pages {
-                eventually("it is reached", || TcpStream::connect(page).is_ok());
-                let shown = shown_by(page.parse().expect("an address"), "turn.example.org");
-                assert_eq!(shown, certificate.der(), "{page}");
-            }
-        },
-    );
+            cert = flags[1],
+            key = flags[3],
+            token = "x".repeat(16),
+        );
+        let file = dir.file("turnpike.toml", file);
+        let file = file.to_str().expect("UTF-8");
+        let named = ["-c", file, "--admin", "203.0.113.9:9641", "--admin", "[2001:db8:5::9]:9641"];
+        let named = [&named[..], &flags].concat();
+        Program::run(&mut turnpike(&[&["check-config", "--user", "a:b"], &named[..]].concat())).ended(0);
+        let serve = serve(&named);
+        let lines = serve.program.lines();
+        let pages = ["203.0.113.9:9641", "203.0.113.9:8443", "[2001:db8:5::9]:9641", "[2001:db8:5::9]:8443"];
+        for page in pages {
+            let words = format!("listening on {page} once it has");
+            assert!(lines.iter().any(|line| line.contains(&words)), "{words}: {lines:?}");
+        }
+        run("ip address add 203.0.113.9/24 dev e0");
+        run("ip address add 2001:db8:5::9/64 dev e0 nodad");
+        for page in pages {
+            eventually("it is reached", || TcpStream::connect(page).is_ok());
+            let shown = shown_by(page.parse().expect("an address"), "turn.example.org");
+            assert_eq!(shown, certificate.der(), "{page}");
+        }
+    });
 }
 
 /// The minute for which sessions wait, as it really is.
 #[test]
 #[ignore = "waits for two minutes"]
 fn sessions_go_on_when_their_address_returns_after_50_seconds_and_end_when_it_stays_away_for_60() {
-    alone::in_network_namespace(
-        "machine_addresses::sessions_go_on_when_their_address_returns_after_50_seconds_and_end_when_it_stays_away_for_60",
-        || {
-            link("e0", "e1");
-            lease(OLD, "e0", 100);
-            let mut serve = serve(&[]);
-            let call = Call::new(&serve, true).expect("the address is there");
-            end_lease(OLD, "e0");
-            thread::sleep(Duration::from_secs(50));
-            lease(OLD, "e0", 100);
-            eventually_at(&serve, OLD);
-            call.goes_on();
-            end_lease(OLD, "e0");
-            eventually("no address is left", || (serve.health() == Some(503)).then_some(()));
-            let left = || serve.allocations();
-            thread::sleep(Duration::from_secs(57));
-            assert!(left() > 0, "they have a minute");
-            thread::sleep(Duration::from_secs(5));
-            assert_eq!(left(), 0);
-            let line = serve.program.line_with("session ended");
-            assert!(line.contains("the machine lost its relay address"), "{line}");
-            lease(OLD, "e0", 100);
-            eventually_at(&serve, OLD);
-        },
-    );
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
+        link("e0", "e1");
+        lease(OLD, "e0", 100);
+        let mut serve = serve(&[]);
+        let call = Call::new(&serve, true).expect("the address is there");
+        end_lease(OLD, "e0");
+        thread::sleep(Duration::from_secs(50));
+        lease(OLD, "e0", 100);
+        eventually_at(&serve, OLD);
+        call.goes_on();
+        end_lease(OLD, "e0");
+        eventually("no address is left", || serve.health() == Some(503));
+        let left = || serve.allocations();
+        thread::sleep(Duration::from_secs(57));
+        assert!(left() > 0, "they have a minute");
+        thread::sleep(Duration::from_secs(5));
+        assert_eq!(left(), 0);
+        let line = serve.program.line_with("session ended");
+        assert!(line.contains("the machine lost its relay address"), "{line}");
+        lease(OLD, "e0", 100);
+        eventually_at(&serve, OLD);
+    });
 }
 
 #[test]
 fn a_tentative_address_at_the_start_is_relayed_on_once_it_is_verified() {
-    alone::in_network_namespace(
-        "machine_addresses::a_tentative_address_at_the_start_is_relayed_on_once_it_is_verified",
-        || {
-            link("e0", "e1");
-            lease(OLD, "e0", 100);
-            run("sysctl -qw net.ipv6.conf.e0.dad_transmits=3");
-            run("ip -6 route add default dev e0");
-            run("ip address add 2001:db8:5::5/64 dev e0");
-            let serve = serve(&["--listen", "[2001:db8:5::5]:3478"]);
-            assert_eq!(Call::new(&serve, false).err(), Some(440), "it is tentative");
-            eventually("it is relayed on", || relays_on(&serve, "2001:db8:5::5").then_some(()));
-            assert!(Call::new(&serve, false).is_ok());
-            eventually("it is listened on", || {
-                stun::Client::new("[2001:db8:5::5]:3478".parse().expect("an address"))
-                    .is_answered()
-                    .then_some(())
-            });
-        },
-    );
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
+        link("e0", "e1");
+        lease(OLD, "e0", 100);
+        run("sysctl -qw net.ipv6.conf.e0.dad_transmits=3");
+        run("ip -6 route add default dev e0");
+        run("ip address add 2001:db8:5::5/64 dev e0");
+        let serve = serve(&["--listen", "[2001:db8:5::5]:3478"]);
+        assert_eq!(Call::new(&serve, false).err(), Some(440), "it is tentative");
+        eventually("it is relayed on", || relays_on(&serve, "2001:db8:5::5"));
+        assert!(Call::new(&serve, false).is_ok());
+        eventually("it is listened on", || {
+            stun::Client::new("[2001:db8:5::5]:3478".parse().expect("an address")).is_answered()
+        });
+    });
 }
 
 #[test]
 fn named_addresses_are_waited_for_whatever_can_be_bound() {
-    alone::in_network_namespace(
-        "machine_addresses::named_addresses_are_waited_for_whatever_can_be_bound",
-        || {
-            link("e0", "e1");
-            lease(OLD, "e0", 100);
-            // As on a router that is the backup of another (VRRP).
-            run("sysctl -qw net.ipv4.ip_nonlocal_bind=1");
-            let named = ["--relay-ip", "203.0.113.9", "--relay-ip", "::1", "--listen", "203.0.113.9:3478"];
-            let check =
-                Program::run(&mut turnpike(&[&["check-config", "--user", "a:b"], &named[..]].concat()));
-            assert_eq!(check.code, Some(0), "{}", check.output());
-            for key in ["server.listen", "relay.addresses"] {
-                let words = format!("{key}: this machine does not have the address 203.0.113.9");
-                assert!(check.stderr.contains(&words), "{}", check.output());
-            }
-            let serve = serve(&named);
-            let lines = serve.program.lines();
-            for words in ["not listening on udp 203.0.113.9:3478", "the relay address 203.0.113.9: waiting"] {
-                assert!(lines.iter().any(|line| line.contains(words)), "{words}: {lines:?}");
-            }
-            assert_eq!(relays(&serve), [("203.0.113.9".to_owned(), false), ("::1".to_owned(), true)]);
-            assert_eq!(Call::at(&serve).err(), Some(508));
-            let listening = || {
-                let udp = stun::Client::new("203.0.113.9:3478".parse().expect("an address")).is_answered();
-                udp && TcpStream::connect("203.0.113.9:3478").is_ok()
-            };
-            for _ in 0..2 {
-                run("ip address add 203.0.113.9/32 dev e0");
-                eventually("it is listened on", || listening().then_some(()));
-                eventually_at(&serve, "203.0.113.9");
-                run("ip address del 203.0.113.9/32 dev e0");
-                eventually("nothing is granted", || (Call::at(&serve) == Err(508)).then_some(()));
-            }
-        },
-    );
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
+        link("e0", "e1");
+        lease(OLD, "e0", 100);
+        // As on a router that is the backup of another (VRRP).
+        run("sysctl -qw net.ipv4.ip_nonlocal_bind=1");
+        let named = ["--relay-ip", "203.0.113.9", "--relay-ip", "::1", "--listen", "203.0.113.9:3478"];
+        let check =
+            Program::run(&mut turnpike(&[&["check-config", "--user", "a:b"], &named[..]].concat())).ended(0);
+        for key in ["server.listen", "relay.addresses"] {
+            let words = format!("{key}: this machine does not have the address 203.0.113.9");
+            assert!(check.stderr.contains(&words), "{}", check.output());
+        }
+        let serve = serve(&named);
+        let lines = serve.program.lines();
+        for words in ["not listening on udp 203.0.113.9:3478", "the relay address 203.0.113.9: waiting"] {
+            assert!(lines.iter().any(|line| line.contains(words)), "{words}: {lines:?}");
+        }
+        assert_eq!(relays(&serve), [("203.0.113.9".to_owned(), false), ("::1".to_owned(), true)]);
+        assert_eq!(Call::at(&serve).err(), Some(508));
+        let listening = || {
+            let udp = stun::Client::new("203.0.113.9:3478".parse().expect("an address")).is_answered();
+            udp && TcpStream::connect("203.0.113.9:3478").is_ok()
+        };
+        for _ in 0..2 {
+            run("ip address add 203.0.113.9/32 dev e0");
+            eventually("it is listened on", || listening());
+            eventually_at(&serve, "203.0.113.9");
+            run("ip address del 203.0.113.9/32 dev e0");
+            eventually("nothing is granted", || Call::at(&serve) == Err(508));
+        }
+    });
 }

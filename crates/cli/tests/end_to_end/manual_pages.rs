@@ -1,8 +1,6 @@
 //! `turnpike man` and `turnpike completions`: groff and the shells take what they print.
 
-use std::{fs, path::Path, process::Command};
-
-use turnpike_trials::{Dir, Program, installed, need, skip, turnpike};
+use crate::prelude::*;
 
 fn printed(arguments: &[&str]) -> String {
     let run = Program::run(&mut turnpike(arguments));
@@ -11,8 +9,7 @@ fn printed(arguments: &[&str]) -> String {
 }
 
 fn pages(dir: &Path) -> Vec<String> {
-    let run = Program::run(turnpike(&["man", "pages"]).current_dir(dir));
-    assert_eq!(run.code, Some(0), "{}", run.output());
+    Program::run(turnpike(&["man", "pages"]).current_dir(dir)).ended(0);
     let names = fs::read_dir(dir.join("pages"))
         .expect("it was made")
         .map(|entry| entry.expect("readable").file_name());

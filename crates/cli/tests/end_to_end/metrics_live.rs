@@ -1,15 +1,12 @@
 //! Counters move while a session is alive, not when it ends.
 
-use turnpike_trials::{Load, Reflect, SOON, Serve, V4, eventually};
+use crate::prelude::*;
 
 #[test]
 fn counters_move_while_the_session_is_alive() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
-    let load = Load::new(serve.address(V4))
-        .to(reflect.address)
-        .with(&["--clients", "10", "--rate", "500", "--duration", "4"])
-        .start();
+    let load = serve.load(&reflect).with("--clients 10 --rate 500 --duration 4").start();
     serve.wait_for_allocations(10);
 
     for (family, label) in [
@@ -20,18 +17,15 @@ fn counters_move_while_the_session_is_alive() {
         ("turnpike_tx_datagrams_total", ""),
     ] {
         let before = serve.metrics().sum(family, label);
-        eventually(&format!("{family}{{{label}}} moves"), || {
-            (serve.metrics().sum(family, label) > before).then_some(())
-        });
+        eventually(&format!("{family}{{{label}}} moves"), || serve.metrics().sum(family, label) > before);
         assert_eq!(serve.allocations(), 10, "the session is still alive");
     }
     assert_eq!(serve.metrics().sum("turnpike_allocations_closed_total", ""), 0);
 
-    let ended = load.wait(SOON);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    load.wait(SOON).ended(0);
     serve.wait_for_allocations(0);
     eventually("ten allocations are counted as deleted", || {
-        (serve.metrics().sum("turnpike_allocations_closed_total", "reason=\"deleted\"") == 10).then_some(())
+        serve.metrics().sum("turnpike_allocations_closed_total", "reason=\"deleted\"") == 10
     });
 }
 
@@ -40,9 +34,7 @@ fn counters_move_while_the_session_is_alive() {
 fn no_label_has_a_value_that_a_client_chose() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
-    let load =
-        Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "100", "--duration", "1"]).run();
-    assert_eq!(load.code, Some(0), "{}", load.output());
+    serve.load(&reflect).with("--rate 100 --duration 1").run().ended(0);
     let metrics = serve.metrics();
     for chosen in [turnpike_trials::USER, &reflect.address.to_string(), &reflect.address.port().to_string()] {
         let labelled = metrics.text().lines().find(|line| line.contains(&format!("\"{chosen}\"")));

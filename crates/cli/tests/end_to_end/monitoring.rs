@@ -1,18 +1,7 @@
 //! What is there for whoever watches turnpike: every query of the dashboard and of the alerts names series that `serve` or `forward`
 //! really has, and promtool takes metrics and alerts.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io::Write,
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-};
-
-use serde_json::Value;
-
-use turnpike_trials::{
-    Certificate, Dir, Forward, Load, Reflect, Serve, V4, connect, installed, need, say, tcp_echo,
-};
+use crate::prelude::*;
 
 const DASHBOARD: &str = include_str!("../../../../deploy/grafana/turnpike.json");
 const RULES: &str = include_str!("../../../../deploy/prometheus/turnpike.rules.yml");
@@ -29,10 +18,9 @@ fn scraped() -> [String; 2] {
     let file = file.to_str().expect("UTF-8");
     let serve = Serve::start_secured(&certificate, &["--state", path, "-c", file]);
     let brief = ["--mode", "allocate", "--rate", "5", "--duration", "1"];
-    assert_eq!(Load::new(serve.address(V4)).with(&brief).run().code, Some(0));
+    assert_eq!(Load::new(serve.address(V4)).with_words(&brief).run().code, Some(0));
     let reflect = Reflect::start(V4, &[]);
-    let _session =
-        Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "10", "--duration", "60"]).start();
+    let _session = serve.load(&reflect).with("--rate 10 --duration 60").start();
     serve.wait_for_allocations(1);
     let mut forward = Forward::start(&[&format!("tcp://127.0.0.1:0={}?name=a", tcp_echo())]);
     let address = forward.address("rule a");

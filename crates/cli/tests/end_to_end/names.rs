@@ -1,19 +1,9 @@
 //! Usernames that would confuse whoever reads them: escaped in log lines and tables, themselves in JSON.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr},
-};
-
+use crate::prelude::*;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use hmac::{Hmac, Mac as _};
-use serde_json::Value;
+use hmac::Mac as _;
 use sha1::Sha1;
-use turnpike_testkit::names::CORPUS;
-use turnpike_testkit::stun;
-use turnpike_wire::escape;
-
-use turnpike_trials::{Program, REALM, Serve, V4, fetch, turnpike};
 
 /// An address for each name: log lines about refusals are limited by address.
 fn client(number: usize) -> IpAddr {
@@ -73,8 +63,7 @@ fn names_of_sessions_are_escaped_in_tables_and_kept_in_json() {
     }
     let admin = serve.admin().to_string();
     let run = |more: &[&str]| {
-        let ended = Program::run(&mut turnpike(&[&["sessions", "--admin", &admin], more].concat()));
-        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        let ended = Program::run(&mut turnpike(&[&["sessions", "--admin", &admin], more].concat())).ended(0);
         assert!(is_shown_safely(&ended.stdout), "{}", ended.stdout);
         ended.stdout
     };

@@ -1,11 +1,7 @@
 //! Services of the server's own machine are no peers: of its addresses, which come and go, the relay's ports alone are open. Each test in
 //! a network namespace of its own.
 
-use std::net::{Ipv4Addr, SocketAddr};
-
-use turnpike_testkit::alone;
-
-use turnpike_trials::{Load, Serve, V4, eventually};
+use crate::prelude::*;
 
 fn ip(arguments: &[&str]) {
     alone::run("ip", arguments);
@@ -13,10 +9,8 @@ fn ip(arguments: &[&str]) {
 
 /// Whether the server lets a client have this peer: over a channel, or else by a permission and a Send indication.
 fn lets(serve: &Serve, peer: SocketAddr) -> bool {
-    let run = Load::new(serve.address(V4))
-        .to(peer)
-        .with(&["--clients", "1", "--rate", "10", "--warmup", "0", "--duration", "0.2"])
-        .run();
+    let run =
+        Load::new(serve.address(V4)).to(peer).with("--clients 1 --rate 10 --warmup 0 --duration 0.2").run();
     let text = run.output();
     let is_let_in = text.contains("\"sent\"");
     assert!(is_let_in || text.contains("403"), "neither refused nor let in: {text}");
@@ -39,68 +33,40 @@ fn serve(more: &[&str]) -> Serve {
 
 #[test]
 fn of_the_servers_own_addresses_only_relay_ports_are_peers() {
-    alone::in_network_namespace(
-        "own_endpoints::of_the_servers_own_addresses_only_relay_ports_are_peers",
-        || {
-            // Whatever is allowed by range.
-            for allow in [&[][..], &["--allow-peer", "0.0.0.0/0"]] {
-                let serve = serve(allow);
-                let admin = serve.admin();
-                let own = serve.address(V4).port();
-                for ip in [LOCAL, OTHER, PUBLIC, Ipv4Addr::UNSPECIFIED, Ipv4Addr::LOCALHOST] {
-                    // On an address where it is not bound, a port that the kernel chose may be one of the relay's.
-                    let is_service = |port: &u16| *port < 49_152 || ip.is_loopback();
-                    for port in [22, 4478, own, admin.port(), 6379].into_iter().filter(is_service) {
-                        assert!(!lets(&serve, (ip, port).into()), "{ip}:{port} with {allow:?}");
-                    }
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
+        // Whatever is allowed by range.
+        for allow in [&[][..], &["--allow-peer", "0.0.0.0/0"]] {
+            let serve = serve(allow);
+            let admin = serve.admin();
+            let own = serve.address(V4).port();
+            for ip in [LOCAL, OTHER, PUBLIC, Ipv4Addr::UNSPECIFIED, Ipv4Addr::LOCALHOST] {
+                // On an address where it is not bound, a port that the kernel chose may be one of the relay's.
+                let is_service = |port: &u16| *port < 49_152 || ip.is_loopback();
+                for port in [22, 4478, own, admin.port(), 6379].into_iter().filter(is_service) {
+                    assert!(!lets(&serve, (ip, port).into()), "{ip}:{port} with {allow:?}");
                 }
-                assert!(lets(&serve, (PUBLIC, 50_000).into()));
-                assert_eq!(lets(&serve, (OTHER, 50_000).into()), !allow.is_empty());
-                assert_eq!(lets(&serve, (STRANGER, 22).into()), !allow.is_empty());
-                drop(serve);
-                ip(&["address", "flush", "dev", "lo", "to", "10.9.0.0/24"]);
             }
-        },
-    );
-}
-
-#[test]
-fn a_rule_that_names_an_own_address_opens_it_but_for_our_listeners() {
-    alone::in_network_namespace(
-        "own_endpoints::a_rule_that_names_an_own_address_opens_it_but_for_our_listeners",
-        || {
-            let named = ["10.9.0.1:22", "10.9.0.2", "198.41.0.9:8000-8010", "10.9.0.1:4478"];
-            let serve = serve(&named.iter().flat_map(|rule| ["--allow-peer", rule]).collect::<Vec<_>>());
-            for (ip, port, expected) in [
-                (LOCAL, 22, true),
-                (LOCAL, 23, false),
-                (OTHER, 6379, true),
-                (PUBLIC, 8010, true),
-                (PUBLIC, 8011, false),
-                (LOCAL, 4478, false),
-                (OTHER, 4478, false),
-            ] {
-                assert_eq!(lets(&serve, (ip, port).into()), expected, "{ip}:{port}");
-            }
-        },
-    );
+            assert!(lets(&serve, (PUBLIC, 50_000).into()));
+            assert_eq!(lets(&serve, (OTHER, 50_000).into()), !allow.is_empty());
+            assert_eq!(lets(&serve, (STRANGER, 22).into()), !allow.is_empty());
+            drop(serve);
+            ip(&["address", "flush", "dev", "lo", "to", "10.9.0.0/24"]);
+        }
+    });
 }
 
 #[test]
 fn an_address_that_comes_up_is_protected_and_free_again_when_it_goes() {
-    alone::in_network_namespace(
-        "own_endpoints::an_address_that_comes_up_is_protected_and_free_again_when_it_goes",
-        || {
-            let serve = serve(&["--allow-peer", "10.0.0.0/8"]);
-            let peer = SocketAddr::from((STRANGER, 22));
-            assert!(lets(&serve, peer), "another machine's, so far");
-            ip(&["address", "add", "10.9.0.99/32", "dev", "lo"]);
-            eventually("the new address is protected", || (!lets(&serve, peer)).then_some(()));
-            ip(&["address", "del", "10.9.0.99/32", "dev", "lo"]);
-            eventually("and free again", || lets(&serve, peer).then_some(()));
-            let told =
-                serve.program.lines().into_iter().filter(|line| line.contains("addresses of this machine"));
-            assert_eq!(told.count(), 2);
-        },
-    );
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
+        let serve = serve(&["--allow-peer", "10.0.0.0/8"]);
+        let peer = SocketAddr::from((STRANGER, 22));
+        assert!(lets(&serve, peer), "another machine's, so far");
+        ip(&["address", "add", "10.9.0.99/32", "dev", "lo"]);
+        eventually("the new address is protected", || !lets(&serve, peer));
+        ip(&["address", "del", "10.9.0.99/32", "dev", "lo"]);
+        eventually("and free again", || lets(&serve, peer));
+        let told =
+            serve.program.lines().into_iter().filter(|line| line.contains("addresses of this machine"));
+        assert_eq!(told.count(), 2);
+    });
 }

@@ -1,16 +1,8 @@
 //! Listeners that a service manager has bound and passes (LISTEN_FDS, sd_listen_fds(3)): they are taken over, whoever waits in them is
 //! served, and they outlive the program.
 
-use std::{
-    io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
-    os::fd::OwnedFd,
-    process::{Command, Stdio},
-};
-
-use turnpike_trials::{
-    Dir, Load, Program, Reflect, SOON, V4, eventually, free_port, say, say_udp, tcp_echo, udp_echo,
-};
+use crate::prelude::*;
+use std::os::fd::OwnedFd;
 
 /// Starts the binary with these two as descriptors 3 and 4. They come as standard input and output, because the standard library has no
 /// other way to hand descriptors on.
@@ -69,7 +61,7 @@ fn serve_listens_on_what_was_passed_with_a_worker_for_each() {
     assert_eq!(listening, 2, "nothing but what was passed: {:?}", serve.lines());
     let reflect = Reflect::start(V4, &[]);
     for server in [format!("turn:{}", unit.at), format!("turn:{}?transport=tcp", unit.at)] {
-        let load = Load::at(&server).to(reflect.address).with(&["--rate", "100", "--duration", "1"]).run();
+        let load = Load::at(&server).to(reflect.address).with("--rate 100 --duration 1").run();
         assert_eq!(load.code, Some(0), "{server}: {}", load.output());
         assert_eq!(load.result()["lost"], 0, "{server}");
     }
@@ -130,7 +122,7 @@ fn a_rule_that_changes_keeps_its_passed_listener() {
     forward.signal("HUP");
     let reloaded = forward.line_with("rules reloaded");
     assert!(reloaded.contains("changed"), "{reloaded}");
-    eventually("UDP is forwarded by the new rule", || (say_udp(unit.at, "two") == "two").then_some(()));
+    eventually("UDP is forwarded by the new rule", || say_udp(unit.at, "two") == "two");
     let mut stream = TcpStream::connect(unit.at).expect("it listens");
     assert_eq!(say(&mut stream, "two"), "two");
 }
@@ -139,8 +131,7 @@ fn a_rule_that_changes_keeps_its_passed_listener() {
 fn a_socket_that_nothing_listens_on_ends_the_start_with_its_name() {
     let unit = Unit::new();
     let rule = format!("udp://{}={}", unit.at, udp_echo());
-    let ended = unit.start(&["forward", "--admin", "off", &rule]).wait(SOON);
-    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    let ended = unit.start(&["forward", "--admin", "off", &rule]).wait(SOON).ended(1);
     let named =
         format!("tcp {} (\"turnpike.socket\"), and nothing in the configuration listens there", unit.at);
     assert!(ended.stderr.contains(&named), "{}", ended.stderr);
@@ -161,14 +152,12 @@ fn two_sockets_of_an_address_are_for_two_workers() {
     let workers = serve.line_with("workers: ");
     assert!(workers.ends_with("workers: 2"), "{workers}");
     let reflect = Reflect::start(V4, &[]);
-    let load =
-        Load::new(at).to(reflect.address).with(&["--clients", "16", "--rate", "200", "--duration", "1"]);
-    let load = load.run();
-    assert_eq!(load.code, Some(0), "{}", load.output());
+    let load = Load::new(at).to(reflect.address).with("--clients 16 --rate 200 --duration 1");
+    let load = load.run().ended(0);
     assert_eq!(load.result()["lost"], 0);
     drop(serve);
-    let ended =
-        start_passing([bound(), bound()], names, &[&SERVE[..], &["--workers", "1"]].concat()).wait(SOON);
-    assert_eq!(ended.code, Some(1), "{}", ended.output());
-    assert!(ended.stderr.contains("2 sockets of it for 1 workers"), "{}", ended.stderr);
+    start_passing([bound(), bound()], names, &[&SERVE[..], &["--workers", "1"]].concat())
+        .wait(SOON)
+        .ended(1)
+        .says("2 sockets of it for 1 workers");
 }

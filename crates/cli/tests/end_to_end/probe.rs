@@ -1,15 +1,6 @@
 //! `turnpike probe` against `turnpike serve`, and against what is no server at all.
 
-use std::{
-    io::Write as _,
-    net::{SocketAddr, TcpListener, UdpSocket},
-    thread,
-    time::Duration,
-};
-
-use serde_json::Value;
-
-use turnpike_trials::{Finished, PASSWORD, Program, REALM, Serve, USER, V4, free_port, turnpike};
+use crate::prelude::*;
 
 fn probe(arguments: &[&str]) -> Finished {
     let mut all = vec!["probe"];
@@ -34,9 +25,7 @@ fn line<'a>(report: &'a Value, area: &str) -> Vec<&'a Value> {
 fn a_server_as_it_comes_can_be_used_and_lets_nobody_in() {
     let user = format!("{USER}:{PASSWORD}");
     let serve = Serve::start_bare(&["--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"]);
-    let run = as_user(serve.address(V4), &user, &["--json", "--fail-on", "bad"]);
-    assert_eq!(run.code, Some(0), "{}", run.output());
-    let report = run.result();
+    let report = as_user(serve.address(V4), &user, &["--json", "--fail-on", "bad"]).ended(0).result();
     assert_eq!(report["usable"], true, "{report}");
     assert_eq!(report["credentials_accepted"], true, "{report}");
     assert_eq!(report["realm"], REALM, "{report}");
@@ -51,8 +40,7 @@ fn a_server_as_it_comes_can_be_used_and_lets_nobody_in() {
     }
     serve.wait_for_allocations(0);
 
-    let text = as_user(serve.address(V4), &user, &[]);
-    assert_eq!(text.code, Some(0), "{}", text.output());
+    let text = as_user(serve.address(V4), &user, &[]).ended(0);
     assert!(text.stdout.contains("ok    credentials"), "{}", text.stdout);
     assert!(
         text.stdout.lines().last().is_some_and(|last| last.starts_with("can be used")),
@@ -66,9 +54,7 @@ fn a_server_as_it_comes_can_be_used_and_lets_nobody_in() {
 fn peers_on_loopback_are_found_and_are_a_limit_that_can_be_asked_for() {
     let serve = Serve::start(&[]);
     let user = format!("{USER}:{PASSWORD}");
-    let run = as_user(serve.address(V4), &user, &["--json", "--fail-on", "bad"]);
-    assert_eq!(run.code, Some(3), "{}", run.output());
-    let report = run.result();
+    let report = as_user(serve.address(V4), &user, &["--json", "--fail-on", "bad"]).ended(3).result();
     let lines = line(&report, "peers");
     let bad: Vec<_> = lines.iter().filter(|line| line["level"] == "bad").collect();
     assert!(!bad.is_empty(), "{report}");
@@ -81,32 +67,26 @@ fn peers_on_loopback_are_found_and_are_a_limit_that_can_be_asked_for() {
 #[test]
 fn a_refused_credential_is_told_with_its_reason() {
     let serve = Serve::start(&["--secret", "north"]);
-    let wrong = as_user(serve.address(V4), &format!("{USER}:looking-glass"), &["--json"]);
-    assert_eq!(wrong.code, Some(1), "{}", wrong.output());
-    let report = wrong.result();
+    let report = as_user(serve.address(V4), &format!("{USER}:looking-glass"), &["--json"]).ended(1).result();
     assert_eq!(report["credentials_accepted"], false, "{report}");
     let what = line(&report, "credentials")[0]["what"].to_string();
     assert!(what.contains("another password") && what.contains(REALM), "{report}");
 
-    let expired = as_user(serve.address(V4), "1000000000:bob:cGFzc3dvcmQ=", &[]);
-    assert_eq!(expired.code, Some(1), "{}", expired.output());
+    let expired = as_user(serve.address(V4), "1000000000:bob:cGFzc3dvcmQ=", &[]).ended(1);
     assert!(expired.stdout.contains("expired") && expired.stdout.contains("clock"), "{}", expired.stdout);
 
-    let nobody = probe(&[&format!("turn:{}?transport=udp", serve.address(V4))]);
-    assert_eq!(nobody.code, Some(0), "{}", nobody.output());
+    let nobody = probe(&[&format!("turn:{}?transport=udp", serve.address(V4))]).ended(0);
     assert!(nobody.stdout.contains("--user NAME:PASSWORD"), "{}", nobody.stdout);
 }
 
 #[test]
 fn nothing_there_silence_and_other_protocols_are_told_apart() {
-    let closed = probe(&[&format!("turn:127.0.0.1:{}?transport=udp", free_port(V4))]);
-    assert_eq!(closed.code, Some(1), "{}", closed.output());
+    let closed = probe(&[&format!("turn:127.0.0.1:{}?transport=udp", free_port(V4))]).ended(1);
     assert!(closed.stdout.contains("refused"), "{}", closed.stdout);
 
     let silent = UdpSocket::bind((V4, 0)).expect("loopback");
     let address = silent.local_addr().expect("bound");
-    let mute = probe(&[&format!("turn:{address}?transport=udp"), "--timeout", "1"]);
-    assert_eq!(mute.code, Some(1), "{}", mute.output());
+    let mute = probe(&[&format!("turn:{address}?transport=udp"), "--timeout", "1"]).ended(1);
     assert!(mute.stdout.contains("no answer in time"), "{}", mute.stdout);
 
     // One says something else, one never stops saying little.
@@ -119,8 +99,7 @@ fn nothing_there_silence_and_other_protocols_are_told_apart() {
             });
         }
     });
-    let other = probe(&[&format!("turn:{address}?transport=tcp"), "--timeout", "5"]);
-    assert_eq!(other.code, Some(1), "{}", other.output());
+    let other = probe(&[&format!("turn:{address}?transport=tcp"), "--timeout", "5"]).ended(1);
     assert!(other.stdout.contains("does not speak STUN"), "{}", other.stdout);
 
     let drip = TcpListener::bind((V4, 0)).expect("loopback");
@@ -135,8 +114,7 @@ fn nothing_there_silence_and_other_protocols_are_told_apart() {
         }
     });
     for uri in [format!("turn:{address}?transport=tcp"), format!("turns:{address}?transport=tcp")] {
-        let slow = probe(&[&uri, "--timeout", "1"]);
-        assert_eq!(slow.code, Some(1), "{}", slow.output());
+        probe(&[&uri, "--timeout", "1"]).ended(1);
     }
 }
 
@@ -153,18 +131,14 @@ fn a_name_that_is_none_is_bad_usage() {
         assert_eq!(run.code, Some(2), "{name}: {}", run.output());
         assert!(run.stderr.contains(word), "{name}: {}", run.output());
     }
-    let count = probe(&["turn:127.0.0.1", "--count", "0"]);
-    assert_eq!(count.code, Some(2), "{}", count.output());
-    let limit = probe(&["turn:127.0.0.1", "--fail-on", "ok"]);
-    assert_eq!(limit.code, Some(2), "{}", limit.output());
+    probe(&["turn:127.0.0.1", "--count", "0"]).ended(2);
+    probe(&["turn:127.0.0.1", "--fail-on", "ok"]).ended(2);
 }
 
 #[test]
 fn stun_alone_needs_no_credential() {
     let serve = Serve::start(&[]);
-    let run = probe(&[&format!("stun:{}", serve.address(V4)), "--json"]);
-    assert_eq!(run.code, Some(0), "{}", run.output());
-    let report = run.result();
+    let report = probe(&[&format!("stun:{}", serve.address(V4)), "--json"]).ended(0).result();
     assert_eq!(report["usable"], true, "{report}");
     assert!(report["transports"]["udp"]["mapped"].as_str().is_some_and(|it| it.starts_with("127.0.0.1:")));
     assert!(line(&report, "credentials").is_empty(), "{report}");

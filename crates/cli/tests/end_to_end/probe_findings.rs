@@ -1,13 +1,7 @@
 //! What `turnpike probe` finds on a `turnpike serve` with every listener: transports, certificates, credentials, the relayed
 //! address, NAT behaviour, and peers that should be out of reach.
 
-use serde_json::Value;
-use turnpike_testkit::stun;
-
-use turnpike_trials::{
-    Certificate, Dir, Finished, PASSWORD, Program, REALM, Serve, USER, V4, V6, eventually, fetch, free_port,
-    has_ipv6, namespace, need, turnpike,
-};
+use crate::prelude::*;
 
 const NAME: &str = "turn.example.org";
 
@@ -48,11 +42,11 @@ fn every_transport_is_reachable_with_its_certificate_and_nothing_is_left_behind(
     let trust = certificate.authority().display().to_string();
     for family in if has_ipv6() { vec![V4, V6] } else { vec![V4] } {
         // It finds TLS and DTLS on that port too.
-        let plain = probe(&format!("turn:{}", serve.address(family)), &["--ca", &trust, "--fail-on", "bad"]);
-        assert_eq!(plain.code, Some(0), "{}", plain.output());
+        let plain =
+            probe(&format!("turn:{}", serve.address(family)), &["--ca", &trust, "--fail-on", "bad"]).ended(0);
         let secure =
-            probe(&format!("turns:{}", serve.address(family)), &["--ca", &trust, "--fail-on", "bad"]);
-        assert_eq!(secure.code, Some(0), "{}", secure.output());
+            probe(&format!("turns:{}", serve.address(family)), &["--ca", &trust, "--fail-on", "bad"])
+                .ended(0);
         for (run, transports) in [(plain, ["udp", "tcp"]), (secure, ["tls", "dtls"])] {
             let report = run.result();
             assert_eq!(report["usable"], true, "{report}");
@@ -99,7 +93,7 @@ fn every_transport_is_reachable_with_its_certificate_and_nothing_is_left_behind(
     eventually("all connections are closed", || {
         let metrics = serve.metrics();
         let left = metrics.sum("turnpike_connections", "") + metrics.sum("turnpike_dtls_associations", "");
-        (left == 0).then_some(())
+        left == 0
     });
 }
 
@@ -158,15 +152,12 @@ fn certificates_are_found_untrusted_misnamed_and_about_to_expire() {
             finds(&report, "certificate", "bad", &format!("{transport}: "), remedy);
         }
     }
-    let trusted = probe(&uri, &["--ca", &trust(&own)]);
-    assert_eq!(trusted.code, Some(0), "{}", trusted.output());
+    probe(&uri, &["--ca", &trust(&own)]).ended(0);
 
     let expiring = Certificate::expiring(&[NAME, "127.0.0.1"], 5);
     let serve = Serve::start_secured(&expiring, &[]);
     let uri = format!("turns:{}", serve.address(V4));
-    let run = probe(&uri, &["--ca", &trust(&expiring), "--fail-on", "warn"]);
-    assert_eq!(run.code, Some(3), "{}", run.output());
-    let report = run.result();
+    let report = probe(&uri, &["--ca", &trust(&expiring), "--fail-on", "warn"]).ended(3).result();
     for transport in ["tls", "dtls"] {
         assert_eq!(report["transports"][transport]["certificate"]["days_left"], 5, "{report}");
         finds(&report, "certificate", "warn", &format!("{transport}: expires in 5 days"), "renew it");
@@ -196,7 +187,7 @@ fn credentials_are_refused_with_the_same_reason_by_each_transport() {
     }
     // One line for each in the server's log and metrics; the reason stands there too.
     eventually("four refusals are counted", || {
-        (serve.metrics().sum("turnpike_credentials_refused_total", "") == 4).then_some(())
+        serve.metrics().sum("turnpike_credentials_refused_total", "") == 4
     });
 }
 
@@ -207,9 +198,7 @@ fn nat_behaviour_is_found_where_the_server_has_two_addresses_and_missed_where_no
     let text = format!("[nat_discovery]\naddresses = [\"127.0.0.1\", \"127.0.0.2\"]\nports = {ports:?}\n");
     let config = dir.file("turnpike.toml", &text);
     let serve = Serve::start(&["-c", config.to_str().expect("UTF-8"), "--workers", "2"]);
-    let run = probe(&format!("stun:127.0.0.1:{}", ports[0]), &[]);
-    assert_eq!(run.code, Some(0), "{}", run.output());
-    let report = run.result();
+    let report = probe(&format!("stun:127.0.0.1:{}", ports[0]), &[]).ended(0).result();
     assert_eq!(report["features"]["nat_discovery"], true, "{report}");
     let facts = &report["nat"];
     assert_eq!(facts["mapping"], "none", "{report}");
@@ -217,9 +206,7 @@ fn nat_behaviour_is_found_where_the_server_has_two_addresses_and_missed_where_no
     assert_eq!(facts["other_address"], format!("127.0.0.2:{}", ports[1]), "{report}");
     finds(&report, "nat", "ok", "mapping none, filtering endpoint-independent", "");
 
-    let without = probe(&format!("stun:{}", serve.address(V4)), &[]);
-    assert_eq!(without.code, Some(0), "{}", without.output());
-    let report = without.result();
+    let report = probe(&format!("stun:{}", serve.address(V4)), &[]).ended(0).result();
     assert_eq!(report["features"]["nat_discovery"], false, "{report}");
     finds(&report, "nat", "note", "RFC 5780", "");
 }
@@ -227,9 +214,8 @@ fn nat_behaviour_is_found_where_the_server_has_two_addresses_and_missed_where_no
 #[test]
 fn peers_within_the_servers_own_networks_are_reported_by_how_bad_they_are() {
     let serve = Serve::start(&["--allow-peer", "10.0.0.0/8", "--allow-peer", "169.254.0.0/16"]);
-    let run = probe(&format!("turn:{}?transport=tcp", serve.address(V4)), &["--fail-on", "bad"]);
-    assert_eq!(run.code, Some(3), "{}", run.output());
-    let report = run.result();
+    let report =
+        probe(&format!("turn:{}?transport=tcp", serve.address(V4)), &["--fail-on", "bad"]).ended(3).result();
     for (level, peer) in [
         ("bad", "127.0.0.1 (loopback)"),
         ("bad", "169.254.169.254 (cloud metadata)"),

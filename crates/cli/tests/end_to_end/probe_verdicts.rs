@@ -1,17 +1,7 @@
 //! What `turnpike probe` concludes where the answer is not plainly yes or no: a server without room, one that sends its clients
 //! on, a certificate that is taken unseen, services that are no STUN server; and what `load turn` says of how it went.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, UdpSocket},
-    thread,
-};
-
-use serde_json::Value;
-
-use turnpike_trials::{
-    Certificate, Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, SOON, Serve, USER, V4, turnpike,
-};
+use crate::prelude::*;
 
 const NAME: &str = "turn.example.org";
 
@@ -45,9 +35,7 @@ fn a_server_that_runs_out_of_room_does_not_pass_for_one_that_refuses() {
     let private = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"];
     let allowed: Vec<_> = private.iter().flat_map(|range| ["--allow-peer", range]).collect();
     let serve = serve("[limits]\npermissions = 3\nchannels = 3\n", &allowed);
-    let run = probe(&format!("turn:{}?transport=udp", serve.address(V4)), &[]);
-    assert_eq!(run.code, Some(0), "{}", run.output());
-    let report = run.result();
+    let report = probe(&format!("turn:{}?transport=udp", serve.address(V4)), &[]).ended(0).result();
     let peers = report["peers"].as_array().expect("a list");
     for (peer, expected) in [
         ("127.0.0.1", true),
@@ -81,17 +69,14 @@ fn clients_that_are_sent_on_are_no_refused_credential() {
         (uri.clone(), "127.0.0.1:4478 (300"),
         (format!("turns:{}?transport=tcp", serve.address(V4)), "127.0.0.1:4478, turn2.example.org (300"),
     ] {
-        let run = probe(&uri, &["--ca", &ca, "--fail-on", "warn"]);
-        assert_eq!(run.code, Some(0), "{}", run.output());
-        let report = run.result();
+        let report = probe(&uri, &["--ca", &ca, "--fail-on", "warn"]).ended(0).result();
         assert_eq!(report["credentials_accepted"], true, "{report}");
         assert_eq!(report["usable"], true, "{report}");
         let told = lines(&report, "credentials");
         assert!(told[0].starts_with("ok: accepts"), "{told:?}");
         assert!(told[1].starts_with(&format!("note: sends its clients on to {to}")), "{told:?}");
     }
-    let wrong = probe_as("alice:looking-glass", &uri, &[]);
-    assert_eq!(wrong.code, Some(1), "{}", wrong.output());
+    let wrong = probe_as("alice:looking-glass", &uri, &[]).ended(1);
     assert_eq!(wrong.result()["credentials_accepted"], false, "{}", wrong.output());
 }
 
@@ -103,8 +88,7 @@ fn insecure_makes_a_server_usable_and_no_certificate_good() {
     let plain = ["--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"];
     let serve = Serve::start_bare(&[&plain[..], &certificate.flags()].concat());
     let uri = format!("turns:{}?transport=tcp", serve.address(V4));
-    let insecure = probe(&uri, &["--insecure"]);
-    assert_eq!(insecure.code, Some(0), "{}", insecure.output());
+    let insecure = probe(&uri, &["--insecure"]).ended(0);
     let report = insecure.result();
     assert_eq!(report["usable"], true, "{report}");
     assert_eq!(report["transports"]["tls"]["certificate"]["verifies"], false, "{report}");
@@ -112,12 +96,10 @@ fn insecure_makes_a_server_usable_and_no_certificate_good() {
     assert!(told.iter().any(|line| line.starts_with("bad: tls: ")), "{told:?}");
     assert_eq!(probe(&uri, &["--insecure", "--fail-on", "bad"]).code, Some(3));
     // The question without a credential is answered by the credential alone.
-    let nobody = Program::run(&mut turnpike(&["probe", &uri, "--insecure"]));
-    assert_eq!(nobody.code, Some(0), "{}", nobody.output());
+    Program::run(&mut turnpike(&["probe", &uri, "--insecure"])).ended(0);
     assert_eq!(probe(&uri, &[]).code, Some(1));
     let ca = certificate.cert().display().to_string();
-    let trusted = probe(&uri, &["--ca", &ca, "--fail-on", "bad"]);
-    assert_eq!(trusted.code, Some(0), "{}", trusted.output());
+    let trusted = probe(&uri, &["--ca", &ca, "--fail-on", "bad"]).ended(0);
     assert_eq!(trusted.result()["transports"]["tls"]["certificate"]["verifies"], true);
 }
 
@@ -127,9 +109,7 @@ fn tls_on_the_port_of_the_name_is_found() {
     let serve = Serve::start(&certificate.flags());
     let address = serve.address(V4);
     let ca = certificate.cert().display().to_string();
-    let run = probe(&format!("turn:{address}?transport=tcp"), &["--ca", &ca]);
-    assert_eq!(run.code, Some(0), "{}", run.output());
-    let report = run.result();
+    let report = probe(&format!("turn:{address}?transport=tcp"), &["--ca", &ca]).ended(0).result();
     let facts = &report["transports"]["tls"];
     assert_eq!(facts["reachable"], true, "{report}");
     assert_eq!(facts["address"], address.to_string(), "{report}");
@@ -185,9 +165,8 @@ fn what_answers_without_speaking_stun_is_not_called_silent() {
         (web, "tcp", "a web server answers (HTTP/1.1 400 Bad Request)"),
         (bare, "udp", "an error without a code"),
     ] {
-        let run = probe(&format!("turn:{address}?transport={transport}"), &["--timeout", "2"]);
-        assert_eq!(run.code, Some(1), "{}", run.output());
-        let report = run.result();
+        let report =
+            probe(&format!("turn:{address}?transport={transport}"), &["--timeout", "2"]).ended(1).result();
         let failure = report["transports"][transport]["failure"].as_str().unwrap_or_default();
         assert!(failure.contains(word), "{word}: {report}");
     }
@@ -217,9 +196,9 @@ fn a_loads_result_names_the_transport_and_counts_in_integers() {
     let serve = Serve::start(&certificate.flags());
     let reflect = Reflect::start(V4, &[]);
     let ca = certificate.cert().display().to_string();
-    let run = Load::new(serve.address(V4))
-        .to(reflect.address)
-        .with(&["--transport", "tls", "--ca", &ca, "--clients", "2", "--duration", "1", "--rate", "100"])
+    let run = serve
+        .load(&reflect)
+        .with(&format!("--transport tls --ca {ca} --clients 2 --duration 1 --rate 100"))
         .run();
     let result = run.result();
     assert_eq!((&result["transport"], &result["relay"]), (&"tls".into(), &"udp".into()), "{result}");

@@ -1,6 +1,6 @@
 //! `turnpike public-address` beside a metadata service as clouds have one, and what `serve` makes of its files.
 
-use turnpike_trials::{Dir, Program, installed, namespace, need};
+use crate::prelude::*;
 
 /// In a network where the service has its own address, 169.254.169.254.
 #[test]
@@ -37,12 +37,12 @@ fn what_the_cloud_says_is_what_serve_relays_on() {
 fn who_is_in_no_pod_is_told_so_and_who_is_in_no_network_too() {
     let inside = need!(namespace("ip addr add 10.9.8.7/32 dev lo"));
     let binary = env!("CARGO_BIN_EXE_turnpike");
-    let run = Program::run(&mut inside(&format!("{binary} public-address --from node")));
-    assert_eq!(run.code, Some(1), "{}", run.output());
-    assert!(run.stderr.contains("no default route"), "{}", run.output());
+    Program::run(&mut inside(&format!("{binary} public-address --from node")))
+        .ended(1)
+        .says("no default route");
     let inside =
         need!(namespace("ip addr add 10.9.8.7/32 dev lo && ip route add default dev lo src 10.9.8.7"));
-    let run = Program::run(&mut inside(&format!("unset NODE_NAME; {binary} public-address --from node")));
-    assert_eq!(run.code, Some(1), "{}", run.output());
-    assert!(run.stderr.contains("no NODE_NAME"), "{}", run.output());
+    Program::run(&mut inside(&format!("unset NODE_NAME; {binary} public-address --from node")))
+        .ended(1)
+        .says("no NODE_NAME");
 }

@@ -1,8 +1,7 @@
 //! Time-limited credentials are accepted until their time is over. Each refused credential has a reason, in one log
 //! line for people and one counter for machines; the client learns no more than 401.
 
-use turnpike_testkit::stun;
-use turnpike_trials::{Dir, Load, Program, REALM, Serve, USER, V4, eventually, turnpike};
+use crate::prelude::*;
 
 /// Username, realm it is sent with, reason in the log, `reason` label of the counter.
 const REFUSALS: &[(&str, &str, &str, &str)] = &[
@@ -31,7 +30,7 @@ fn each_refused_credential_is_logged_and_counted_with_its_reason() {
             let metrics = serve.metrics();
             let counted = metrics.sum("turnpike_credentials_refused_total", &format!("reason=\"{label}\""));
             let all = metrics.sum("turnpike_credentials_refused_total", "");
-            (counted == 1 && all == 1).then_some(())
+            counted == 1 && all == 1
         });
         assert_eq!(serve.allocations(), 0);
     }
@@ -75,7 +74,7 @@ fn one_who_guesses_passwords_leaves_room_in_the_log_for_others() {
     eventually("all are counted", || {
         let metrics = serve.metrics();
         let all = metrics.sum("turnpike_credentials_refused_total", "");
-        (all == 501).then_some(())
+        all == 501
     });
 }
 
@@ -86,7 +85,7 @@ fn a_wrong_key_with_a_nonce_of_another_address_is_counted_and_accuses_nobody() {
         stun::Client::new(serve.address(V4)).forge(USER, REALM.as_bytes(), b"a nonce of somebody else");
     assert_eq!(error, Some(401));
     let counted = || serve.metrics().sum("turnpike_credentials_refused_total", "reason=\"wrong_key\"");
-    eventually("it is counted", || (counted() == 1).then_some(()));
+    eventually("it is counted", || counted() == 1);
     assert!(!serve.program.lines().iter().any(|line| line.contains("credential refused")));
 }
 
@@ -103,13 +102,13 @@ fn what_the_credentials_command_makes_is_accepted() {
             "carol",
             "--ttl",
             "60",
-        ]));
-        assert_eq!(made.code, Some(0), "{}", made.output());
+        ]))
+        .ended(0);
         let value =
             |label| made.stdout.lines().find_map(|line| line.strip_prefix(label)).expect("a labelled line");
         let credential = format!("{}:{}", value("username: "), value("password: "));
         let load = Load::as_user(serve.address(V4), &credential)
-            .with(&["--mode", "allocate", "--rate", "20", "--duration", "1"])
+            .with("--mode allocate --rate 20 --duration 1")
             .run();
         assert_eq!(load.code, Some(0), "{secret}: {}", load.output());
     }

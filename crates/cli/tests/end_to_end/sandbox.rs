@@ -1,13 +1,7 @@
 //! What a running process has given up: it is in force in each of its threads, said, and passed on in an upgrade. That all else works in it
 //! is what every other test here shows.
 
-use std::{fs, path::Path};
-
-use serde_json::Value;
-
-use turnpike_trials::{
-    Certificate, Dir, Forward, Load, Program, Reflect, Serve, Upgraded, V4, eventually, fetch, skip, turnpike,
-};
+use crate::prelude::*;
 
 /// Of each thread of a process, the value of a line of its status (proc(5)).
 fn of_threads(pid: u32, name: &str) -> Vec<String> {
@@ -62,9 +56,7 @@ fn each_thread_of_a_server_is_in_it_and_so_is_the_process_that_goes_on() {
         // The kernel takes only so many: what is in force is not put there again.
         assert_eq!(of_threads(upgraded.pid(), "Seccomp_filters").first(), filters.first());
     }
-    let ended =
-        Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "100", "--duration", "1"]).run();
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    serve.load(&reflect).with("--rate 100 --duration 1").run().ended(0);
 }
 
 #[test]

@@ -1,18 +1,14 @@
 //! `serve` with nothing configured: a working server with a credential of its own, closed to peers it must not reach.
 
-use std::net::TcpListener;
-
-use turnpike_trials::{Load, Metrics, Program, Reflect, SOON, Serve, V4, eventually, turnpike};
+use crate::prelude::*;
 
 #[test]
 fn the_generated_credential_works_and_is_printed_once() {
     let serve = Serve::start_bare(&[]);
     let credential = generated_credential(&serve);
-    let load =
-        Load::as_user(serve.address(V4), &credential).with(&["--mode", "allocate", "--duration", "1"]).run();
-    assert_eq!(load.code, Some(0), "{}", load.output());
+    Load::as_user(serve.address(V4), &credential).with("--mode allocate --duration 1").run().ended(0);
     eventually("allocations are counted", || {
-        (serve.metrics().sum("turnpike_allocations_opened_total", "") > 0).then_some(())
+        serve.metrics().sum("turnpike_allocations_opened_total", "") > 0
     });
 
     let (_, password) = credential.split_once(':').expect("made with a colon");
@@ -31,9 +27,9 @@ fn peers_on_loopback_are_refused_unless_allowed() {
     let reflect = Reflect::start(V4, &[]);
     let load = Load::as_user(serve.address(V4), &generated_credential(&serve))
         .to(reflect.address)
-        .with(&["--duration", "1", "--rate", "100"])
-        .run();
-    assert_eq!(load.code, Some(1), "{}", load.output());
+        .with("--duration 1 --rate 100")
+        .run()
+        .ended(1);
     assert!(load.output().contains("403"), "{}", load.output());
     let metrics = eventually("the refusal is counted", || {
         let metrics = serve.metrics();
@@ -66,9 +62,9 @@ fn metrics_and_health_are_served() {
 fn an_admin_address_that_was_asked_for_must_be_free() {
     let holder = TcpListener::bind((V4, 0)).expect("loopback has a free port");
     let taken = holder.local_addr().expect("it is bound").to_string();
-    let ended =
-        Program::start(&mut turnpike(&["serve", "--listen", "127.0.0.1:0", "--admin", &taken])).wait(SOON);
-    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    let ended = Program::start(&mut turnpike(&["serve", "--listen", "127.0.0.1:0", "--admin", &taken]))
+        .wait(SOON)
+        .ended(1);
     assert!(ended.stderr.contains(&taken) && ended.stderr.contains("--admin"), "{}", ended.stderr);
 }
 

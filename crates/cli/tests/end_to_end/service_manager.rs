@@ -1,8 +1,7 @@
 //! What the program tells a service manager by NOTIFY_SOCKET (sd_notify(3)).
 
-use std::{os::unix::net::UnixDatagram, process::Command, time::Instant};
-
-use turnpike_trials::{Dir, Program, SOON, tcp_echo, turnpike};
+use crate::prelude::*;
+use std::os::unix::net::UnixDatagram;
 
 /// The end of the service manager.
 struct Manager {

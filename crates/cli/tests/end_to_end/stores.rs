@@ -3,23 +3,11 @@
 
 mod fleet;
 
-use std::{
-    fs,
-    io::{Read as _, Write as _},
-    net::TcpListener,
-    os::unix::fs::PermissionsExt,
-    path::Path,
-    thread,
-    time::Duration,
-};
-use turnpike_testkit::stun;
+use crate::prelude::*;
 
-use serde_json::Value;
-use turnpike_testkit::databases::{PASSWORD as SERVERS_PASSWORD, Proxy, Server};
+use turnpike_testkit::databases::PASSWORD as SERVERS_PASSWORD;
 
-use turnpike_trials::{
-    Dir, Finished, Load, Program, Reflect, SOON, Serve, V4, coturn_store, eventually, need, skip, turnpike,
-};
+use turnpike_trials::coturn_store;
 
 /// The error code that this user gets for an Allocate in the realm that the server names first; `None` for an allocation.
 fn allocate(serve: &Serve, user: &str, password: &str) -> Option<u16> {
@@ -94,13 +82,10 @@ fn the_default_directory_is_where_the_machine_has_it() {
         let absolute =
             |value: &str| value.split(':').map(|part| format!("{root}/{part}")).collect::<Vec<_>>().join(":");
         let variables = variables.into_iter().map(|(name, value)| (name, absolute(value)));
-        let ended = Program::start(turnpike(&["user", "add", "alice"]).envs(variables)).wait(SOON);
-        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        Program::start(turnpike(&["user", "add", "alice"]).envs(variables)).wait(SOON).ended(0);
         assert!(dir.path().join(expected).join("turnpike.sqlite").is_file(), "{expected}");
     }
-    let ended = run(&["user", "list"]);
-    assert_eq!(ended.code, Some(2), "{}", ended.output());
-    assert!(ended.stderr.contains("--state DIR"), "{}", ended.stderr);
+    run(&["user", "list"]).ended(2).says("--state DIR");
 }
 
 /// A command that cannot ask the server knows its realm from the directory of the store.
@@ -121,10 +106,10 @@ fn a_command_without_the_server_writes_to_no_realm_that_the_server_does_not_have
         );
     }
     said(&["user", "add", "carol", "--state", state, "--realm", realm, "--password", "sesame"]);
-    eventually("carol gets in", || allocate(&serve, "carol", "sesame").is_none().then_some(()));
+    eventually("carol gets in", || allocate(&serve, "carol", "sesame").is_none());
     let config = dir.file("t.toml", format!("[server]\nrealm = \"{realm}\"\n"));
     said(&["user", "add", "dora", "--state", state, "-c", path(&config), "--password", "sesame"]);
-    eventually("dora gets in", || allocate(&serve, "dora", "sesame").is_none().then_some(()));
+    eventually("dora gets in", || allocate(&serve, "dora", "sesame").is_none());
 }
 
 #[test]
@@ -141,17 +126,17 @@ fn a_running_server_sees_what_the_commands_write() {
     };
     assert_eq!(allocate(&serve, "bob", "sesame"), Some(401));
     with(&["user", "add", "bob"], &["--realm", realm, "--password", "sesame"]);
-    eventually("bob gets in", || (allocate(&serve, "bob", "sesame").is_none()).then_some(()));
+    eventually("bob gets in", || allocate(&serve, "bob", "sesame").is_none());
     // Beside those of the configuration.
     assert_eq!(allocate(&serve, turnpike_trials::USER, turnpike_trials::PASSWORD), None);
     with(&["user", "add", "bob"], &["--realm", realm, "--password", "changed"]);
-    eventually("bob's new password counts", || (allocate(&serve, "bob", "changed").is_none()).then_some(()));
+    eventually("bob's new password counts", || allocate(&serve, "bob", "changed").is_none());
     assert_eq!(allocate(&serve, "bob", "sesame"), Some(401));
     with(&["user", "remove", "bob"], &["--realm", realm]);
     eventually("bob is out", || {
         // Each time that he still gets in there is one allocation more, of a port that is not free again.
         std::thread::sleep(Duration::from_millis(50));
-        (allocate(&serve, "bob", "changed") == Some(401)).then_some(())
+        allocate(&serve, "bob", "changed") == Some(401)
     });
 
     // A secret counts at once, without the server having looked for it.
@@ -171,7 +156,7 @@ fn a_running_server_sees_what_the_commands_write() {
     with(&["secret", "remove", fingerprint], &["--realm", realm]);
     eventually("the secret counts no more", || {
         std::thread::sleep(Duration::from_millis(50));
-        (allocate(&serve, &name, &password) == Some(401)).then_some(())
+        allocate(&serve, &name, &password) == Some(401)
     });
 
     // A realm is served as soon as it is named, with its limit.
@@ -181,10 +166,8 @@ fn a_running_server_sees_what_the_commands_write() {
     eventually("the realm is served", || {
         let client = stun::Client::new(serve.address(V4));
         let (_, _, stun::Challenge { nonce, .. }) = client.challenge();
-        let wanted = stun::Challenge { realm: b"blue.example".to_vec(), nonce };
         // Who names a realm that is not served is led to the first.
-        let answer = client.forge("dora", &wanted.realm, &wanted.nonce);
-        (answer == Some(438)).then_some(())
+        client.forge("dora", b"blue.example", &nonce) == Some(438)
     });
     // By each worker as soon as it has heard of it.
     eventually("its user comes in", || allocate_in(&serve, "blue.example", "dora", "pw").is_none());
@@ -224,11 +207,10 @@ fn a_running_server_is_asked_where_no_store_is_named_and_the_store_of_nobody_whe
         client.allocate(user, password, &challenge)
     };
     assert_eq!(allocate("bob", "sesame"), Some(401));
-    let added = command(&["user", "add", "bob", "--password", "sesame"]);
-    assert_eq!(added.code, Some(0), "{}", added.output());
+    let added = command(&["user", "add", "bob", "--password", "sesame"]).ended(0);
     assert!(added.stdout.contains(path(&state)), "{}", added.stdout);
     // The embedded store has come into use just now, which is noticed within a second.
-    eventually("bob gets in", || allocate("bob", "sesame").is_none().then_some(()));
+    eventually("bob gets in", || allocate("bob", "sesame").is_none());
     let line = server.line_with("turnpike::audit");
     assert!(line.contains("bob") && line.contains("is added") && line.contains("status=201"), "{line}");
     assert!(!line.contains("sesame"), "{line}");
@@ -243,84 +225,36 @@ fn a_running_server_is_asked_where_no_store_is_named_and_the_store_of_nobody_whe
     let added = command(&["user", "add", "bob"]);
     assert!(added.stdout.contains("home/.local/state/turnpike"), "{}", added.output());
     // Who names a server wants that one.
-    let nobody = command(&["user", "add", "bob", "--admin", &format!("unix:{}/none", path(&runtime))]);
-    assert_eq!(nobody.code, Some(1), "{}", nobody.output());
-    assert!(nobody.stderr.contains("no running turnpike serve"), "{}", nobody.stderr);
+    command(&["user", "add", "bob", "--admin", &format!("unix:{}/none", path(&runtime))])
+        .ended(1)
+        .says("no running turnpike serve");
 }
 
+/// Their output is that of a running server: `the_commands_say_the_same_of_a_running_server_and_of_its_store` in crates/admin.
 #[test]
-fn lists_are_tables_for_people_and_json_for_programs() {
+fn commands_make_the_embedded_store_when_needed_and_name_what_is_wrong() {
     let dir = Dir::new();
     let state = ["--state", path(dir.path())];
-    fn with<'a>(arguments: &[&'a str], state: &[&'a str]) -> Vec<&'a str> {
-        [arguments, state].concat()
-    }
-    assert_eq!(json(&with(&["user", "list", "--json"], &state)), Value::Array(Vec::new()));
-    assert!(
-        !dir.path().join("turnpike.sqlite").exists(),
-        "nothing is made before there is something to keep"
-    );
-    let added = json(&with(&["user", "add", "alice", "--json"], &state));
-    assert_eq!(
-        (&added["name"], &added["realm"], &added["existed"]),
-        (&"alice".into(), &"turnpike".into(), &false.into())
-    );
+    let on_state = |arguments: &[&str]| run(&[arguments, &state[..]].concat());
+    assert_eq!(on_state(&["user", "list", "--json"]).ended(0).stdout, "[]");
+    assert!(!dir.path().join("turnpike.sqlite").exists(), "there is nothing to keep");
+    let added = on_state(&["user", "add", "alice", "--json"]).ended(0).result();
+    assert_eq!((&added["realm"], &added["existed"]), (&"turnpike".into(), &false.into()));
     assert_eq!(added["password"].as_str().map(str::len), Some(32));
-    let again = said(&with(&["user", "add", "alice", "--password", "pw"], &state));
-    assert!(again.starts_with("changed user alice in realm turnpike") && !again.contains("pw"), "{again}");
-    let elsewhere = said(&with(&["user", "add", "al", "--realm", "blue", "--password", "pw"], &state));
-    assert!(elsewhere.contains("turnpike realm add blue"), "{elsewhere}");
+    let elsewhere = on_state(&["user", "add", "al", "--realm", "blue", "--password", "pw"]).ended(0);
+    assert!(elsewhere.stdout.contains("turnpike realm add blue"), "{}", elsewhere.output());
     let config = dir.file("served.toml", "[server]\nrealm = \"turnpike\"\n");
     let unserved = ["user", "add", "al", "--realm", "red", "--password", "pw", "-c", path(&config)];
-    let ended = Program::run(&mut turnpike(&with(&unserved, &state)));
-    assert!(ended.code == Some(1) && ended.stderr.contains("\"red\" is not served"), "{}", ended.output());
+    on_state(&unserved).ended(1).says("\"red\" is not served");
     let shared = format!("sqlite://{}", path(&dir.path().join("shared.sqlite")));
-    let nowhere = Program::run(&mut turnpike(&["user", "add", "al", "--store", &shared]));
-    assert!(nowhere.code == Some(2) && nowhere.stderr.contains("--realm"), "{}", nowhere.output());
-    let table = said(&with(&["user", "list"], &state));
-    let lines: Vec<&str> = table.lines().collect();
-    assert_eq!(
-        lines,
-        [
-            "NAME   REALM     KEYS          FROM",
-            "al     blue      MD5, SHA-256  store",
-            "alice  turnpike  MD5, SHA-256  store"
-        ]
-    );
-    let of_realm = json(&with(&["user", "list", "--realm", "blue", "--json"], &state));
-    assert_eq!(
-        of_realm,
-        serde_json::json!([{ "name": "al", "realm": "blue", "keys": "MD5, SHA-256", "from": "store" }])
-    );
-    said(&with(&["realm", "add", "blue", "--allocations", "5"], &state));
-    let realms = json(&with(&["realm", "list", "--json"], &state));
-    assert_eq!(
-        realms,
-        serde_json::json!([{
-            "name": "blue",
-            "max_sessions": 5,
-            "max_sessions_per_user": null,
-            "bits_per_second_per_session": null,
-            "origins": [],
-        }])
-    );
-
-    let missing = run(&with(&["user", "remove", "nobody"], &state));
-    assert_eq!(missing.code, Some(1));
-    assert!(
-        missing.stderr.contains("there is no user \"nobody\" in realm \"turnpike\""),
-        "{}",
-        missing.stderr
-    );
+    run(&["user", "add", "al", "--store", &shared]).ended(2).says("--realm");
     for (arguments, told) in [
         (&["user", "add", "a:b"][..], "no colon"),
         (&["user", "add", "a", "--password-file", "/dev/null"], "/dev/null: the first line is empty"),
         (&["realm", "add", "a\"b"], "127 characters"),
         (&["user", "list", "--store", "postgres://h"], "store.url"),
     ] {
-        let ended = run(&with(arguments, &state));
-        assert_eq!(ended.code, Some(2), "{arguments:?}: {}", ended.output());
-        assert!(ended.stderr.contains(told), "{arguments:?}: {}", ended.stderr);
+        on_state(arguments).ended(2).says(told);
     }
 }
 
@@ -351,17 +285,8 @@ impl World {
 
     fn add(&self, name: &str, password: &str) {
         let url = self.server.url(self.server.address, "");
-        said(&[
-            "user",
-            "add",
-            name,
-            "--realm",
-            turnpike_trials::REALM,
-            "--password",
-            password,
-            "--store",
-            &url,
-        ]);
+        let realm = turnpike_trials::REALM;
+        said(&["user", "add", name, "--realm", realm, "--password", password, "--store", &url]);
     }
 }
 
@@ -374,7 +299,7 @@ fn a_database_that_goes_and_comes_is_noticed_by_who_is_not_known_alone() {
     let reflect = Reflect::start(V4, &[]);
     let session = Load::as_user(world.serve.address(V4), "known:pw")
         .to(reflect.address)
-        .with(&["--rate", "200", "--duration", "8"])
+        .with("--rate 200 --duration 8")
         .start();
     world.serve.wait_for_allocations(2);
 
@@ -451,8 +376,7 @@ fn what_is_wrong_with_a_database_ends_the_start() {
             ended.stderr
         );
     }
-    let checked = run(&["check-config", "--store", "postgres://u:hunter2@h"]);
-    assert_eq!(checked.code, Some(2), "{}", checked.output());
+    run(&["check-config", "--store", "postgres://u:hunter2@h"]).ended(2);
 }
 
 #[test]

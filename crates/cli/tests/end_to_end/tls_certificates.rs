@@ -1,17 +1,7 @@
 //! Certificates: refused at start with the file's name, loaded anew when they change, kept when the new ones are no good.
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt,
-    path::Path,
-    process::Command,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
-
-use turnpike_trials::{
-    Certificate, Dir, Finished, Load, Program, Reflect, SOON, Serve, V4, eventually, installed, need,
-    shown_by, turnpike,
-};
+use crate::prelude::*;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 const NAME: &str = "turn.example.org";
 
@@ -58,12 +48,8 @@ fn a_certificate_out_of_its_time_is_served_and_named_as_an_error() {
         let line = serve.program.line_with(told);
         assert!(line.contains("ERROR") && line.contains("this machine's clock says 20"), "{line}");
         assert_eq!(shown_by(serve.address(V4), NAME), certificate.der());
-        assert_eq!(
-            Load::new(serve.address(V4)).with(&["--mode", "allocate", "--rate", "20"]).run().code,
-            Some(0)
-        );
-        let ended = run("check-config", &certificate.flags());
-        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        assert_eq!(Load::new(serve.address(V4)).with("--mode allocate --rate 20").run().code, Some(0));
+        let ended = run("check-config", &certificate.flags()).ended(0);
         assert!(ended.stderr.contains("warning: ") && ended.stderr.contains(checked), "{}", ended.stderr);
     }
 }
@@ -77,8 +63,7 @@ fn dtls_with_an_rsa_certificate_is_refused_with_the_remedy() {
         ["rsa-cert.pem", "rsa-key.pem"].map(|name| dir.path().join(name).to_str().expect("UTF-8").to_owned());
     let mut openssl = Command::new("openssl");
     openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=turn.example.org"]);
-    let made = Program::run(openssl.args(["-out", &cert, "-keyout", &key]));
-    assert_eq!(made.code, Some(0), "{}", made.output());
+    Program::run(openssl.args(["-out", &cert, "-keyout", &key])).ended(0);
     let rsa = ["--tls-cert", &cert, "--tls-key", &key];
     for command in ["serve", "check-config"] {
         let ended = run(command, &[&rsa[..], &["--dtls-listen", "127.0.0.1:0"]].concat());
@@ -128,7 +113,7 @@ fn a_certificate_that_changes_is_shown_and_a_bad_one_keeps_the_old() {
     let reloads = |what: &str, result: &str, count: u64| {
         let family = format!("turnpike_{what}_reloads_total");
         eventually(&format!("{family} {result} {count}"), || {
-            (serve.metrics().sum(&family, &format!("result=\"{result}\"")) == count).then_some(())
+            serve.metrics().sum(&family, &format!("result=\"{result}\"")) == count
         });
     };
     reloads("certificate", "loaded", 1);
@@ -139,7 +124,7 @@ fn a_certificate_that_changes_is_shown_and_a_bad_one_keeps_the_old() {
     reloads("config", "loaded", 1);
     reloads("certificate", "failed", 2);
     eventually("the reason", || {
-        serve.program.lines().iter().any(|line| line.contains("cert.pem: the file is empty")).then_some(())
+        serve.program.lines().iter().any(|line| line.contains("cert.pem: the file is empty"))
     });
     assert_eq!(shown_by(server, NAME), second);
 
@@ -149,7 +134,7 @@ fn a_certificate_that_changes_is_shown_and_a_bad_one_keeps_the_old() {
     serve.program.signal("HUP");
     reloads("config", "loaded", 2);
     reloads("certificate", "loaded", 2);
-    eventually("the third certificate", || (shown_by(server, NAME) == certificate.der()).then_some(()));
+    eventually("the third certificate", || shown_by(server, NAME) == certificate.der());
 }
 
 /// Who revokes a user must not have to look after certificates first.
@@ -171,15 +156,14 @@ fn a_reload_with_a_certificate_that_expired_or_is_gone_revokes_users_all_the_sam
     let server = serve.address(V4);
     let first = certificate.der();
     let enters = |user: &str| {
-        let load =
-            Load::as_user(server, user).with(&["--mode", "allocate", "--rate", "20", "--duration", "1"]);
+        let load = Load::as_user(server, user).with("--mode allocate --rate 20 --duration 1");
         load.run().code
     };
     let reload = |users: &str, count: u64| {
         fs::write(&file, text(users)).expect("our own file");
         serve.program.signal("HUP");
         eventually("the reload is counted", || {
-            (serve.metrics().sum("turnpike_config_reloads_total", "result=\"loaded\"") == count).then_some(())
+            serve.metrics().sum("turnpike_config_reloads_total", "result=\"loaded\"") == count
         });
     };
     let has_said = |words: &str| serve.program.lines().iter().any(|line| line.contains(words));
@@ -199,7 +183,7 @@ fn a_reload_with_a_certificate_that_expired_or_is_gone_revokes_users_all_the_sam
 
     // It is picked up as soon as it is there.
     certificate.renew(&[NAME]);
-    eventually("the new certificate", || (shown_by(server, NAME) == certificate.der()).then_some(()));
+    eventually("the new certificate", || shown_by(server, NAME) == certificate.der());
 }
 
 #[test]
@@ -244,8 +228,7 @@ fn a_key_that_everybody_can_read_is_a_warning_and_an_encrypted_one_is_called_tha
         fs::set_permissions(certificate.key(), fs::Permissions::from_mode(mode)).expect("our own file");
         run("check-config", &certificate.flags())
     };
-    let open = mode(0o644);
-    assert_eq!(open.code, Some(0), "{}", open.output());
+    let open = mode(0o644).ended(0);
     assert!(open.stderr.contains("key.pem") && open.stderr.contains("chmod o="), "{}", open.stderr);
     assert!(!mode(0o640).stderr.contains("key.pem"));
 
@@ -286,8 +269,8 @@ fn dtls_shows_a_certificate_that_changes_and_keeps_its_clients() {
     let trust = dir.file("old.pem", std::str::from_utf8(&old).expect("PEM is ASCII"));
     let flow = Load::new(server)
         .to(reflect.address)
-        .with(&["--transport", "dtls", "--ca", trust.to_str().expect("UTF-8"), "--server-name", NAME])
-        .with(&["--clients", "8", "--rate", "200", "--duration", "6"])
+        .with_words(&["--transport", "dtls", "--ca", trust.to_str().expect("UTF-8"), "--server-name", NAME])
+        .with("--clients 8 --rate 200 --duration 6")
         .start();
     serve.wait_for_allocations(8);
 
@@ -305,12 +288,10 @@ fn dtls_shows_a_certificate_that_changes_and_keeps_its_clients() {
     certificate.renew(&[NAME]);
     let third = fs::read(certificate.cert()).expect("our own file");
     serve.program.signal("HUP");
-    eventually("the third certificate", || trusts(&third).then_some(()));
+    eventually("the third certificate", || trusts(&third));
     assert!(!trusts(&second));
 
-    let run = flow.wait(SOON * 2);
-    assert_eq!(run.code, Some(0), "{}", run.output());
-    let result = run.result();
+    let result = flow.wait(SOON * 2).ended(0).result();
     assert!(result["received"].as_u64() > Some(0), "{result}");
     assert!(result["lost"].as_u64() <= Some(20), "{result}");
     assert_eq!(result["errors"]["connection_lost"], serde_json::Value::Null, "{result}");

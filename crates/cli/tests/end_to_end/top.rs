@@ -1,9 +1,6 @@
 //! `turnpike top` against a real server, and why a client was refused, from the client's packet to the words.
 
-use serde_json::Value;
-use turnpike_testkit::stun;
-
-use turnpike_trials::{Finished, Load, Program, REALM, Reflect, Serve, V4, eventually, turnpike};
+use crate::prelude::*;
 
 fn top(serve: &Serve, more: &[&str]) -> Finished {
     let admin = serve.admin().to_string();
@@ -15,10 +12,7 @@ fn top(serve: &Serve, more: &[&str]) -> Finished {
 fn top_shows_what_a_server_relays() {
     let serve = Serve::start(&["--workers", "2"]);
     let reflect = Reflect::start(V4, &[]);
-    let _load = Load::new(serve.address(V4))
-        .to(reflect.address)
-        .with(&["--clients", "5", "--rate", "500", "--duration", "600"])
-        .start();
+    let _load = serve.load(&reflect).with("--clients 5 --rate 500 --duration 600").start();
     serve.wait_for_allocations(5);
     eventually("the rates of a second in which it relayed", || {
         let json: Value =
@@ -27,8 +21,7 @@ fn top_shows_what_a_server_relays() {
         let talkers = json["server"]["talkers"]["talkers"].as_array().map_or(0, Vec::len);
         (relayed > 100.0 && talkers == 5).then_some(())
     });
-    let ended = top(&serve, &["--once"]);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let ended = top(&serve, &["--once"]).ended(0);
     for part in ["sessions 5 ", "WORKER", "Top talkers", "alice", REALM] {
         assert!(ended.stdout.contains(part), "{part} in {}", ended.stdout);
     }
@@ -38,11 +31,8 @@ fn top_shows_what_a_server_relays() {
 #[test]
 fn top_needs_a_terminal_or_a_word_that_it_needs_none() {
     let serve = Serve::start(&[]);
-    let ended = top(&serve, &[]);
-    assert_eq!(ended.code, Some(1), "{}", ended.output());
-    assert!(ended.stderr.contains("--once or --json"), "{}", ended.stderr);
-    let ended = top(&serve, &["--interval", "0"]);
-    assert_eq!(ended.code, Some(2), "{}", ended.output());
+    top(&serve, &[]).ended(1).says("--once or --json");
+    top(&serve, &["--interval", "0"]).ended(2);
 }
 
 #[test]

@@ -1,15 +1,6 @@
 //! `load turn` through `serve` by each transport: our client against our server, with the server's metrics as the witness.
 
-use std::net::{IpAddr, SocketAddr};
-
-use serde_json::Value;
-
-use turnpike_testkit::tests;
-
-use turnpike_trials::{
-    Certificate, Dir, Finished, Load, PASSWORD, Program, Reflect, SOON, Serve, USER, V4, V6, address_after,
-    eventually, free_port, loopback_of, need, turnpike, words,
-};
+use crate::prelude::*;
 
 const NAME: &str = "turn.example.org";
 /// Datagrams a second, few enough that the smallest receive buffer of any kernel holds what comes while a busy machine lets a
@@ -34,14 +25,15 @@ impl Server {
     /// A generator that trusts the server's authority.
     fn load(&self, transport: &str, family: IpAddr) -> Load {
         let trust = self.certificate.authority().display().to_string();
-        let load = Load::new(self.serve.address_of(transport, family)).with(&["--transport", transport]);
-        if matches!(transport, "tls" | "dtls") { load.with(&["--ca", &trust]) } else { load }
+        let load =
+            Load::new(self.serve.address_of(transport, family)).with(&format!("--transport {transport}"));
+        if matches!(transport, "tls" | "dtls") { load.with(&format!("--ca {trust}")) } else { load }
     }
 
     /// Waits until the counters of all workers agree with what was done.
     fn wait_for_metric(&self, name: &str, label: &str, is_right: impl Fn(u64) -> bool) {
         eventually(&format!("{name}{{{label}}} is right"), || {
-            is_right(self.serve.metrics().sum(name, label)).then_some(())
+            is_right(self.serve.metrics().sum(name, label))
         });
     }
 
@@ -94,7 +86,7 @@ fn relays(transport: &str, family: IpAddr, via: &str, workers: &str) {
         .load(transport, family)
         .to(reflect.address)
         // An odd size: on a stream ChannelData is padded.
-        .with(&["--via", via, "--clients", "16", "--rate", RATE, "--size", "121", "--duration", "2"])
+        .with(&format!("--via {via} --clients 16 --rate {RATE} --size 121 --duration 2"))
         .run();
     let sent = came_back(&run, transport);
     for direction in ["to_peer", "to_client"] {
@@ -126,7 +118,7 @@ fn an_address_of_its_own_for_tls_beside_a_wildcard_at_one_port() {
         ] {
             eventually(&format!("{uri} can be used, {workers} workers"), || {
                 let probe = ["probe", &uri, "--user", &user, "--ca", &authority, "--timeout", "10"];
-                (Program::run(&mut turnpike(&probe)).code == Some(0)).then_some(())
+                Program::run(&mut turnpike(&probe)).code == Some(0)
             });
         }
     }
@@ -156,8 +148,7 @@ fn without_udp_clients_come_by_tcp_alone() {
     let mut serve = Program::start(&mut turnpike(&arguments));
     let address = address_after(&serve.line_with("listening on tcp 127.0.0.1:"), "listening on tcp ");
     let reflect = Reflect::start(V4, &[]);
-    let load =
-        Load::new(address).with(&["--transport", "tcp", "--clients", "2", "--rate", RATE, "--duration", "1"]);
+    let load = Load::new(address).with(&format!("--transport tcp --clients 2 --rate {RATE} --duration 1"));
     came_back(&load.to(reflect.address).run(), "tcp");
     assert!(serve.lines().iter().all(|line| !line.contains("listening on udp")), "{:?}", serve.lines());
     std::net::UdpSocket::bind(address).expect("the UDP port is free");
@@ -171,7 +162,7 @@ fn plain_udp_and_dtls_share_an_address_without_harm() {
     let reflect = Reflect::start(V4, &[]);
     let both = ["udp", "dtls"].map(|transport| {
         let more = ["--clients", "8", "--rate", RATE, "--duration", "2"];
-        (transport, server.load(transport, V4).to(reflect.address).with(&more).start())
+        (transport, server.load(transport, V4).to(reflect.address).with_words(&more).start())
     });
     for (transport, program) in both {
         came_back(&program.wait(SOON * 2), transport);
@@ -192,8 +183,8 @@ fn a_dtls_listener_of_its_own_serves_many_clients_of_several_workers() {
     let trust = server.certificate.authority().display().to_string();
     let run = Load::new(address)
         .to(reflect.address)
-        .with(&["--transport", "dtls", "--ca", &trust, "--server-name", NAME])
-        .with(&["--clients", "64", "--rate", RATE, "--duration", "2"])
+        .with(&format!("--transport dtls --ca {trust} --server-name {NAME}"))
+        .with(&format!("--clients 64 --rate {RATE} --duration 2"))
         .run();
     came_back(&run, "dtls");
     server.saw("dtls", 64);
@@ -215,15 +206,15 @@ fn both_families_are_relayed_by_each_transport() {
             let run = server
                 .load(transport, way)
                 .to(reflect.address)
-                .with(&["--family", name, "--clients", "2", "--rate", RATE])
-                .with(&["--duration", "0.5", "--warmup", "0.1"])
+                .with(&format!("--family {name} --clients 2 --rate {RATE}"))
+                .with("--duration 0.5 --warmup 0.1")
                 .run();
             came_back(&run, transport);
         }
     }
     let never = Load::new(server.serve.address(V4))
         .to(Reflect::start(V4, &[]).address)
-        .with(&["--family", "6", "--duration", "1"])
+        .with("--family 6 --duration 1")
         .run();
     assert!(never.code != Some(0), "an IPv6 relayed address reaches no IPv4 peer: {}", never.output());
 }
@@ -242,9 +233,9 @@ fn streams_lose_nothing_at_full_speed_as_long_as_no_queue_overflows() {
         let run = server
             .load(transport, V4)
             .to(reflect.address)
-            .with(&words("--rate max --window 16 --burst 8 --clients 4"))
-            .with(&["--via", via, "--size", size])
-            .with(&["--duration", "0.5", "--warmup", "0.1"])
+            .with("--rate max --window 16 --burst 8 --clients 4")
+            .with(&format!("--via {via} --size {size}"))
+            .with("--duration 0.5 --warmup 0.1")
             .run();
         came_back(&run, transport);
     }
@@ -261,8 +252,8 @@ fn tcp_is_relayed_by_tcp_and_by_tls() {
         let run = server
             .load(transport, V4)
             .to(peer)
-            .with(&["--relay", "tcp", "--clients", "4", "--rate", "400"])
-            .with(&["--size", "1000", "--duration", "2"])
+            .with("--relay tcp --clients 4 --rate 400")
+            .with("--size 1000 --duration 2")
             .run();
         let sent = came_back(&run, transport);
         let result = run.result();
@@ -281,12 +272,12 @@ fn allocations_come_and_go_by_each_transport() {
     let server = Server::start(&["--workers", "2"]);
     let mut before = 0;
     for transport in ALL {
-        let run = server
+        let result = server
             .load(transport, V4)
-            .with(&words("--mode allocate --clients 4 --rate 100 --duration 1 --warmup 0"))
-            .run();
-        assert_eq!(run.code, Some(0), "{}", run.output());
-        let result = run.result();
+            .with("--mode allocate --clients 4 --rate 100 --duration 1 --warmup 0")
+            .run()
+            .ended(0)
+            .result();
         let received = count(&result, "received");
         assert!(received >= 9, "{transport}: {result}");
         assert_eq!(count(&result, "lost"), 0, "{transport}: {result}");
@@ -321,7 +312,7 @@ fn whoever_does_not_trust_the_certificate_or_wants_another_name_says_why() {
         let address = server.serve.address_of(transport, V4);
         let load = || {
             let transport = ["--transport", transport, "--rate", "100", "--duration", "0.5"];
-            Load::new(address).to(reflect.address).with(&transport)
+            Load::new(address).to(reflect.address).with_words(&transport)
         };
         let [ours, theirs] =
             [&server.certificate, &other].map(|certificate| certificate.authority().display().to_string());
@@ -329,7 +320,7 @@ fn whoever_does_not_trust_the_certificate_or_wants_another_name_says_why() {
             (vec!["--ca", &theirs], ["certificate", "--ca"]),
             (vec!["--ca", &ours, "--server-name", "turn.example.net"], ["turn.example.net", NAME]),
         ] {
-            let run = load().with(&flags).run();
+            let run = load().with_words(&flags).run();
             assert_eq!(run.code, Some(1), "{transport} {flags:?}: {}", run.output());
             for word in words {
                 assert!(run.stderr.contains(word), "{transport}: no {word:?} in {}", run.stderr);
@@ -340,12 +331,14 @@ fn whoever_does_not_trust_the_certificate_or_wants_another_name_says_why() {
             vec!["--ca", &ours],
             vec!["--insecure", "--server-name", "turn.example.net"],
         ] {
-            let run = load().with(&flags).run();
+            let run = load().with_words(&flags).run();
             assert_eq!(run.code, Some(0), "{transport} {flags:?}: {}", run.output());
         }
-        let nonsense = load().with(&["--ca", &server.certificate.key().display().to_string()]).run();
-        assert_eq!(nonsense.code, Some(2), "{}", nonsense.output());
-        assert!(nonsense.stderr.contains("key.pem"), "{}", nonsense.output());
+        load()
+            .with_words(&["--ca", &server.certificate.key().display().to_string()])
+            .run()
+            .ended(2)
+            .says("key.pem");
     }
     server.wait_for_metric("turnpike_tls_handshakes_failed_total", "", |count| count >= 2);
 }

@@ -1,13 +1,8 @@
 //! `turnpike upgrade` and SIGUSR2: another process takes the place of a running server, and its clients notice nothing.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
+use crate::prelude::*;
 
-use serde_json::Value;
-
-use turnpike_trials::{
-    Certificate, Dir, Finished, Load, Metrics, Program, Reflect, SOON, Serve, Upgraded, V4, address_after,
-    delete, ends, eventually, fetch, lives, post, run_directory, turnpike, upgradable,
-};
+use turnpike_trials::{delete, run_directory, upgradable};
 
 /// Datagrams a second, few enough that the smallest receive buffer of any kernel holds what comes while a busy machine lets a
 /// program sleep for a moment; and enough that each of the pauses has some.
@@ -19,14 +14,14 @@ fn relayed(serve: &Serve) -> u64 {
 
 fn goes_on(serve: &Serve) {
     let before = relayed(serve);
-    eventually("datagrams are relayed", || (relayed(serve) > before + 200).then_some(()));
+    eventually("datagrams are relayed", || relayed(serve) > before + 200);
 }
 
 /// Clients over UDP that talk until they are told to stop.
 fn talking(serve: &Serve, reflect: &Reflect, clients: u64) -> Program {
-    let load = Load::new(serve.address(V4))
-        .to(reflect.address)
-        .with(&["--clients", &clients.to_string(), "--rate", RATE, "--warmup", "0.1", "--duration", "600"])
+    let load = serve
+        .load(&reflect)
+        .with(&format!("--clients {clients} --rate {RATE} --warmup 0.1 --duration 600"))
         .start();
     serve.wait_for_allocations(clients);
     goes_on(serve);
@@ -116,8 +111,8 @@ fn streams_and_dtls_live_on_in_the_old_process_and_newcomers_come_to_the_new_one
         let secured = if matches!(transport, "tls" | "dtls") { &["--ca", &authority][..] } else { &[] };
         Load::new(serve.address_of(transport, V4))
             .to(reflect.address)
-            .with(&["--transport", transport, "--clients", "4", "--rate", "200", "--duration", seconds])
-            .with(secured)
+            .with(&format!("--transport {transport} --clients 4 --rate 200 --duration {seconds}"))
+            .with_words(secured)
             .start()
     };
     let is_well = |run: Finished, transport: &str| {
@@ -162,8 +157,7 @@ fn streams_and_dtls_live_on_in_the_old_process_and_newcomers_come_to_the_new_one
 
 /// As `turnpike sessions` has them: transport and process of each.
 fn listed(run: &impl Fn(&[&str]) -> Finished) -> Vec<(String, Option<u64>, String)> {
-    let asked = run(&["sessions", "--json"]);
-    assert_eq!(asked.code, Some(0), "{}", asked.output());
+    let asked = run(&["sessions", "--json"]).ended(0);
     let sessions: Vec<Value> = serde_json::from_str(&asked.stdout).expect("an array");
     let text = |session: &Value, key: &str| session[key].as_str().expect("a text").to_owned();
     let mut listed: Vec<_> = sessions
@@ -190,7 +184,7 @@ fn sessions_that_stay_in_previous_processes_are_listed_and_can_be_ended() {
     let load = |transport: &str, clients: &str| {
         Load::new(serve.address_of(transport, V4))
             .to(reflect.address)
-            .with(&["--transport", transport, "--clients", clients, "--rate", "20", "--duration", "600"])
+            .with(&format!("--transport {transport} --clients {clients} --rate 20 --duration 600"))
             .start()
     };
     let of = |listed: &[(String, Option<u64>, String)]| {
@@ -223,7 +217,7 @@ fn sessions_that_stay_in_previous_processes_are_listed_and_can_be_ended() {
     ids.sort();
     ids.dedup();
     assert_eq!(ids.len(), 3, "{ids:?}");
-    eventually("all are counted once", || (open() == Some(3)).then_some(()));
+    eventually("all are counted once", || open() == Some(3));
     assert_eq!(serve.allocations(), 3);
 
     // Once more: the second process asks the first.
@@ -234,7 +228,7 @@ fn sessions_that_stay_in_previous_processes_are_listed_and_can_be_ended() {
     let mut expected = vec![in_process(first), in_process(first), in_process(second), here("udp")];
     expected.sort();
     assert_eq!(of(&both), expected);
-    eventually("all are counted once", || (open() == Some(4)).then_some(()));
+    eventually("all are counted once", || open() == Some(4));
     let table = run(&["sessions"]).stdout;
     assert!(table.contains(&format!("tcp (process {first})")), "{table}");
 
@@ -250,7 +244,7 @@ fn sessions_that_stay_in_previous_processes_are_listed_and_can_be_ended() {
     ends(first);
     ends(second);
     assert_eq!(of(&listed(&run)), [here("udp")]);
-    eventually("what is left is counted", || (open() == Some(1)).then_some(()));
+    eventually("what is left is counted", || open() == Some(1));
     drop(udp);
 }
 
@@ -265,7 +259,7 @@ fn a_ban_ends_sessions_that_stay_in_previous_processes() {
     let load = |clients: &str| {
         Load::new(serve.address_of("tcp", V4))
             .to(reflect.address)
-            .with(&["--transport", "tcp", "--clients", clients, "--rate", "20", "--duration", "600"])
+            .with(&format!("--transport tcp --clients {clients} --rate 20 --duration 600"))
             .start()
     };
     let oldest = load("2");
@@ -306,8 +300,7 @@ fn a_program_that_does_not_take_over_changes_nothing() {
         ("#!/bin/sh\nexit 3\n", "exit status: 3"),
         ("#!/bin/sh\necho turnpike 9.9 >&0\nexec sleep 60\n", "does not do its part"),
     ] {
-        let asked = upgraded.ask(&["--binary", &other_program(&dir, script)]);
-        assert_eq!(asked.code, Some(1), "{}", asked.output());
+        let asked = upgraded.ask(&["--binary", &other_program(&dir, script)]).ended(1);
         assert!(
             asked.stderr.contains(why) && asked.stderr.contains("serves as before"),
             "{}",
@@ -342,14 +335,14 @@ fn a_configuration_that_does_not_fit_is_told_and_changes_nothing() {
     let mut upgraded = Upgraded::new(&program);
     let load = Load::as_user(server, "alice:secret")
         .to(reflect.address)
-        .with(&["--clients", "4", "--rate", RATE, "--warmup", "0.1", "--duration", "600"])
+        .with(&format!("--clients 4 --rate {RATE} --warmup 0.1 --duration 600"))
         .start();
     let admin = address_after(&program.line_with(" on http://"), " on http://");
     let count = |name, label| {
         let (_, text) = fetch(admin, "/metrics").expect("the admin page answers");
         Metrics::new(text).sum(name, label)
     };
-    eventually("all sessions", || (count("turnpike_allocations", "") == 4).then_some(()));
+    eventually("all sessions", || count("turnpike_allocations", "") == 4);
     let text = fs::read_to_string(path).expect("it was written");
     for (changed, why) in [
         (text.replace("workers = 2", "workers = 0"), "server.workers"),
@@ -358,17 +351,14 @@ fn a_configuration_that_does_not_fit_is_told_and_changes_nothing() {
         (format!("{text}[limits]\nallocations = 1\n"), "limits.allocations"),
     ] {
         fs::write(path, changed).expect("our own file");
-        let asked = upgraded.ask(&[]);
-        assert_eq!(asked.code, Some(1), "{}", asked.output());
+        let asked = upgraded.ask(&[]).ended(1);
         assert!(asked.stderr.contains(why), "{why} in {}", asked.output());
     }
     // Another number of workers is none that a running server can have, and no reason to refuse.
     fs::write(path, text.replace("workers = 2", "workers = 3")).expect("our own file");
     upgraded.upgrade();
     program.line_with("server.workers has changed, but takes effect only after a restart");
-    eventually("it goes on", || {
-        (count("turnpike_relayed_datagrams_total", "direction=\"to_client\"") > 1000).then_some(())
-    });
+    eventually("it goes on", || count("turnpike_relayed_datagrams_total", "direction=\"to_client\"") > 1000);
     heard_all(load);
 }
 
@@ -379,7 +369,7 @@ fn a_server_that_drains_or_is_not_there_is_not_upgraded() {
     let upgraded = Upgraded::new(&serve.program);
     let load = talking(&serve, &reflect, 1);
     serve.program.signal("TERM");
-    eventually("/healthz says that it drains", || (serve.health() == Some(503)).then_some(()));
+    eventually("/healthz says that it drains", || serve.health() == Some(503));
     let asked = upgraded.ask(&[]);
     assert!(asked.code == Some(1) && asked.stderr.contains("while draining"), "{}", asked.output());
     heard_all(load);

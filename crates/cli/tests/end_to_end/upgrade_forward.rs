@@ -1,15 +1,6 @@
 //! `turnpike upgrade` of a forwarder: its listeners and UDP sessions go along, TCP connections stay.
 
-use std::{
-    fs,
-    net::{SocketAddr, UdpSocket},
-    thread,
-    time::Duration,
-};
-
-use turnpike_trials::{
-    Dir, Forward, SOON, Upgraded, V4, connect, ends, eventually, lives, say, say_udp, tcp_echo, udp_echo,
-};
+use crate::prelude::*;
 
 const DATAGRAMS: u64 = 1000;
 
@@ -97,8 +88,7 @@ fn a_rule_that_is_gone_is_told_and_changes_nothing() {
     let address = forward.address("rule b");
     let mut upgraded = Upgraded::new(&forward.program);
     forward.write("f.toml", &rule("a", target));
-    let asked = upgraded.ask(&[]);
-    assert_eq!(asked.code, Some(1), "{}", asked.output());
+    let asked = upgraded.ask(&[]).ended(1);
     assert!(asked.stderr.contains("rule b ") && asked.stderr.contains("reload"), "{}", asked.output());
     assert_eq!(say(&mut connect(address), "still here"), "still here");
     forward.write("f.toml", &both);

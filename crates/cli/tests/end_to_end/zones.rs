@@ -1,14 +1,9 @@
 //! Link-local addresses with the name of their interface, in a network namespace of the test's own.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::{Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream, ToSocketAddrs as _, UdpSocket},
-    thread,
-};
+use crate::prelude::*;
+use std::net::{Ipv6Addr, SocketAddrV6, ToSocketAddrs as _};
 
-use turnpike_testkit::alone::{self, run};
-
-use turnpike_trials::{Forward, SOON, Serve, connect, eventually, say};
+use turnpike_testkit::alone;
 
 const LISTENER: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 const TARGET: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2);
@@ -76,7 +71,7 @@ fn ask(server: SocketAddr, question: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_forwarder_listens_on_one_link_and_reaches_targets_there() {
-    let test = "zones::a_forwarder_listens_on_one_link_and_reaches_targets_there";
+    let test = turnpike_testkit::this_test!();
     alone::in_namespaces(test, "n", &PROBE, || {
         let index = interface("d0");
         let target = format!("[{TARGET}%d0]:{}", echo(index));
@@ -99,7 +94,7 @@ fn a_forwarder_listens_on_one_link_and_reaches_targets_there() {
 
 #[test]
 fn a_server_listens_on_one_link() {
-    let test = "zones::a_server_listens_on_one_link";
+    let test = turnpike_testkit::this_test!();
     alone::in_namespaces(test, "n", &PROBE, || {
         let index = interface("d0");
         let listen = format!("[{LISTENER}%d0]:3478");

@@ -119,9 +119,7 @@ mod tests {
 
     #[test]
     fn files_elsewhere_are_out_of_reach_of_this_thread_and_those_that_it_starts() {
-        const TEST: &str =
-            "sandbox::files::tests::files_elsewhere_are_out_of_reach_of_this_thread_and_those_that_it_starts";
-        alone::in_own_process(TEST, || {
+        alone::in_own_process(turnpike_testkit::this_test!(), || {
             let dir = Dir::new();
             for made in ["read", "written", "other"] {
                 fs::create_dir(dir.at(made)).expect("the directory is ours");

@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn memory_goes_into_no_core_dump() {
-        alone::in_own_process("sandbox::privileges::tests::memory_goes_into_no_core_dump", || {
+        alone::in_own_process(turnpike_testkit::this_test!(), || {
             forbid_core_dumps().expect("it is ours");
             let now = rustix::process::dumpable_behavior().expect("it is ours");
             assert_eq!(now, DumpableBehavior::NotDumpable);
@@ -78,19 +78,16 @@ mod tests {
 
     #[test]
     fn what_is_given_up_is_gone_for_good_and_known() {
-        alone::in_own_process(
-            "sandbox::privileges::tests::what_is_given_up_is_gone_for_good_and_known",
-            || {
-                let held = capabilities(None).expect("it is ours").permitted;
-                let kept = drop_all_but(CapabilitySet::NET_BIND_SERVICE).expect("less can always be had");
-                assert!(kept.iter().all(|name| *name == "NET_BIND_SERVICE"), "{kept:?}");
-                let again =
-                    CapabilitySets { effective: held, permitted: held, inheritable: CapabilitySet::empty() };
-                let had_more = !(held & !CapabilitySet::NET_BIND_SERVICE).is_empty();
-                assert_eq!(set_capabilities(None, again).is_err(), had_more);
-                let gone = given_up(CapabilitySet::CHOWN | CapabilitySet::NET_BIND_SERVICE);
-                assert_eq!(gone.as_deref(), held.contains(CapabilitySet::CHOWN).then_some("CHOWN"));
-            },
-        );
+        alone::in_own_process(turnpike_testkit::this_test!(), || {
+            let held = capabilities(None).expect("it is ours").permitted;
+            let kept = drop_all_but(CapabilitySet::NET_BIND_SERVICE).expect("less can always be had");
+            assert!(kept.iter().all(|name| *name == "NET_BIND_SERVICE"), "{kept:?}");
+            let again =
+                CapabilitySets { effective: held, permitted: held, inheritable: CapabilitySet::empty() };
+            let had_more = !(held & !CapabilitySet::NET_BIND_SERVICE).is_empty();
+            assert_eq!(set_capabilities(None, again).is_err(), had_more);
+            let gone = given_up(CapabilitySet::CHOWN | CapabilitySet::NET_BIND_SERVICE);
+            assert_eq!(gone.as_deref(), held.contains(CapabilitySet::CHOWN).then_some("CHOWN"));
+        });
     }
 }

@@ -375,41 +375,39 @@ mod tests {
 
     #[test]
     fn a_call_that_is_not_in_the_list_ends_the_process() {
-        const TEST: &str = "sandbox::system_calls::tests::a_call_that_is_not_in_the_list_ends_the_process";
         if env::var_os(DOES).is_some() {
             enter(SeccompAction::KillProcess);
             let came_of_it = forbidden();
             panic!("it goes on: {came_of_it:?}");
         }
         let own = env::current_exe().expect("it runs");
-        let status = Command::new(own).args(["--exact", TEST, "--test-threads=1"]).env(DOES, "").output();
+        let status = Command::new(own)
+            .args(["--exact", turnpike_testkit::this_test!(), "--test-threads=1"])
+            .env(DOES, "")
+            .output();
         let status = status.expect("it can be started").status;
         assert_eq!(status.signal(), Some(libc::SIGSYS), "{status}");
     }
 
     #[test]
     fn in_a_release_it_is_refused_in_each_thread() {
-        alone::in_own_process(
-            "sandbox::system_calls::tests::in_a_release_it_is_refused_in_each_thread",
-            || {
-                let (sender, receiver) = std::sync::mpsc::channel::<()>();
-                // One that is there before, too.
-                let before = thread::spawn(move || {
-                    let _ = receiver.recv();
-                    forbidden()
-                });
-                enter(SeccompAction::Errno(libc::EPERM as u32));
-                drop(sender);
-                assert_eq!(before.join().expect("it does not panic"), Err(Errno::PERM));
-                assert_eq!(thread::spawn(forbidden).join().expect("it does not panic"), Err(Errno::PERM));
-            },
-        );
+        alone::in_own_process(turnpike_testkit::this_test!(), || {
+            let (sender, receiver) = std::sync::mpsc::channel::<()>();
+            // One that is there before, too.
+            let before = thread::spawn(move || {
+                let _ = receiver.recv();
+                forbidden()
+            });
+            enter(SeccompAction::Errno(libc::EPERM as u32));
+            drop(sender);
+            assert_eq!(before.join().expect("it does not panic"), Err(Errno::PERM));
+            assert_eq!(thread::spawn(forbidden).join().expect("it does not panic"), Err(Errno::PERM));
+        });
     }
 
     #[test]
     fn what_the_programs_need_is_left_and_what_it_could_be_turned_to_is_not() {
-        const TEST: &str = "sandbox::system_calls::tests::what_the_programs_need_is_left_and_what_it_could_be_turned_to_is_not";
-        alone::in_own_process(TEST, || {
+        alone::in_own_process(turnpike_testkit::this_test!(), || {
             enter(SeccompAction::Errno(libc::EPERM as u32));
             let socket = |family| rustix::net::socket(family, SocketType::DGRAM, None).map(drop);
             assert_eq!(socket(AddressFamily::INET), Ok(()));

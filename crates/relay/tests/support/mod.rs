@@ -119,16 +119,12 @@ impl World {
 
     /// Waits until such a counter has counted something, if it should; else it must not have by now.
     pub(crate) fn wait_whether(&self, family: &str, label: &str, should: bool) {
-        eventually(&format!("{family} {label}: {should}"), || {
-            ((self.counter(family, label) > 0) == should).then_some(())
-        });
+        eventually(&format!("{family} {label}: {should}"), || (self.counter(family, label) > 0) == should);
     }
 
     /// Waits until such a counter has this value.
     pub(crate) fn wait_for_counter(&self, family: &str, label: &str, value: u64) {
-        eventually(&format!("{family} {label} is {value}"), || {
-            (self.counter(family, label) == value).then_some(())
-        });
+        eventually(&format!("{family} {label} is {value}"), || self.counter(family, label) == value);
     }
 
     pub(crate) fn tls(&self) -> SocketAddr {
@@ -148,12 +144,12 @@ impl World {
     }
 
     pub(crate) fn wait_for(&self, what: &str, reached: impl Fn(&StreamStats) -> bool) {
-        eventually(what, || reached(&self.streams()).then_some(()));
+        eventually(what, || reached(&self.streams()));
     }
 
     /// Waits until moving bytes between clients and peers has stood still so often.
     pub(crate) fn wait_for_stalls(&self, count: u64) {
-        eventually("bytes stand still", || (self.relay.snapshots()[0].peers.stalls >= count).then_some(()));
+        eventually("bytes stand still", || self.relay.snapshots()[0].peers.stalls >= count);
     }
 
     pub(crate) fn wait_for_closed(&self, reason: CloseReason, count: u64) {

@@ -73,7 +73,7 @@ impl Witness {
         let wanted = self.rounds() + 5;
         eventually("the witness goes on", || {
             let gone_on = self.rounds() >= wanted || self.thread.is_finished();
-            gone_on.then_some(())
+            gone_on
         });
     }
 

@@ -137,7 +137,7 @@ impl Driver for Devtools {
         assert!(went.get("errorText").is_none(), "{url}: {went}");
         eventually("the page is there", || {
             let state = self.run("return [document.readyState, location.href]");
-            (state[0] == "complete" && state[1] != "about:blank").then_some(())
+            state[0] == "complete" && state[1] != "about:blank"
         });
     }
 

@@ -37,8 +37,8 @@ impl World {
         let dir = Dir::new();
         let state = dir.at("state").display().to_string();
         let said = |words: &[&str]| {
-            let ended = Program::run(&mut turnpike(&[words, &["--json", "--state", &state]].concat()));
-            assert_eq!(ended.code, Some(0), "{}", ended.output());
+            let ended =
+                Program::run(&mut turnpike(&[words, &["--json", "--state", &state]].concat())).ended(0);
             ended.result()
         };
         let printed =

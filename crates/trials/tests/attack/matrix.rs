@@ -284,7 +284,7 @@ fn again<S: Asked>(datapath: &str, server: &mut S, transports: &[&'static str], 
 /// The same where the kernel relays: on links of their own, as on loopback it relays nothing.
 #[test]
 fn nor_where_the_kernel_relays() {
-    by_each_in_the_kernel("attack::matrix::nor_where_the_kernel_relays", in_the_kernel);
+    by_each_in_the_kernel(turnpike_testkit::this_test!(), in_the_kernel);
 }
 
 fn in_the_kernel(links: &Links, datapath: &str) {
@@ -359,8 +359,7 @@ fn without_consent_nothing_is_sent() {
     assert!(said.stdout.contains("CreatePermission, ChannelBind, Send and Connect"), "{}", said.output());
     assert!(said.stdout.contains("--i-own-this-server"), "{}", said.output());
     assert_eq!(serve.metrics().sum("turnpike_rx_datagrams_total", ""), 0);
-    let refused = Program::run(&mut turnpike(&["probe", &uri, "--i-own-this-server"]));
-    assert_eq!(refused.code, Some(2), "{}", refused.output());
+    Program::run(&mut turnpike(&["probe", &uri, "--i-own-this-server"])).ended(2);
 }
 
 /// A server that lets users in where they should not be is found out, by data that comes back.
@@ -372,7 +371,7 @@ fn a_server_that_is_open_is_told() {
     // The other server on this machine answers STUN, and its port is open to peers.
     let other = Serve::start(&["--workers", "1"]);
     let port = other.address(V4).port();
-    let run = Program::run(&mut turnpike(&[
+    let report = Program::run(&mut turnpike(&[
         "probe",
         &uri,
         "--user",
@@ -384,9 +383,9 @@ fn a_server_that_is_open_is_told() {
         "--json",
         "--fail-on",
         "bad",
-    ]));
-    assert_eq!(run.code, Some(3), "{}", run.output());
-    let report = run.result();
+    ]))
+    .ended(3)
+    .result();
     let attempts = report["attack"]["peers"].as_array().expect("a list");
     let outcome = |entry: &str, form: &str| {
         let is_it = |attempt: &&Value| attempt["entry"] == entry && attempt["form"] == form;

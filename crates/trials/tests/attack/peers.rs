@@ -284,10 +284,9 @@ fn a_peer_that_no_client_has_permitted_reaches_none_and_is_reached_by_none() {
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
 fn nor_does_it_where_the_kernel_relays() {
-    by_each_where_the_kernel_relays(
-        "attack::peers::nor_does_it_where_the_kernel_relays",
-        |server, place, datapath| not_permitted(server, place, datapath),
-    );
+    by_each_where_the_kernel_relays(turnpike_testkit::this_test!(), |server, place, datapath| {
+        not_permitted(server, place, datapath)
+    });
 }
 
 fn not_permitted<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
@@ -315,10 +314,9 @@ fn what_was_allowed_ends_with_a_reload_or_an_upgrade_that_refuses_it() {
 
 #[test]
 fn so_it_does_where_the_kernel_relays() {
-    by_each_where_the_kernel_relays(
-        "attack::peers::so_it_does_where_the_kernel_relays",
-        |server, place, datapath| refused_later(server, place, datapath),
-    );
+    by_each_where_the_kernel_relays(turnpike_testkit::this_test!(), |server, place, datapath| {
+        refused_later(server, place, datapath)
+    });
 }
 
 fn refused_later<S: Asked>(server: &mut S, place: &Place, datapath: &str) {

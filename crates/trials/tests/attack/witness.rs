@@ -51,10 +51,10 @@ impl Witnesses {
         let reflect = Reflect::start(peer, &[]);
         let loads = transports.iter().map(|&transport| {
             let load = Load::new(server(transport)).to(reflect.address);
-            let load = load.with(&["--transport", transport, "--clients", &CLIENTS.to_string()]);
-            let load = load.with(&["--rate", rate(), "--warmup", "0", "--duration", "3600"]);
+            let load = load.with(&format!("--transport {transport} --clients {CLIENTS}"));
+            let load = load.with_words(&["--rate", rate(), "--warmup", "0", "--duration", "3600"]);
             let secure = if transport.ends_with("tls") { &["--insecure"][..] } else { &[] };
-            (transport, load.with(secure).start())
+            (transport, load.with_words(secure).start())
         });
         let loads = loads.collect();
         eventually("all witnesses are there", || opened() >= wanted);

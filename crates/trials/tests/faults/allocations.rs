@@ -20,7 +20,7 @@ const MOST_UNDER: f64 = 2.0;
 /// milliseconds. All must be granted.
 pub(super) fn allocation_p99(server: &Server, user: &str, seconds: &str) -> f64 {
     let run = Load::as_user(server.address, user)
-        .with(&[
+        .with_words(&[
             "--mode",
             "allocate",
             "--clients",

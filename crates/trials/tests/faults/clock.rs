@@ -37,8 +37,7 @@ impl Clock {
         let source = dir.file("clock.c", include_str!("clock.c"));
         let library = dir.at("clock.so");
         let mut cc = Command::new("cc");
-        let built = Program::run(cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source));
-        assert_eq!(built.code, Some(0), "{}", built.output());
+        Program::run(cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source)).ended(0);
         let file = dir.file("offset", 0_i64.to_ne_bytes());
         let offset = File::options().write(true).open(&file).expect("our own file");
         wanted.environment.push(("LD_PRELOAD", library.display().to_string()));
@@ -65,8 +64,8 @@ fn says_so(seconds: i64, lines: impl Fn() -> Vec<String>, said: usize) {
 fn day(seconds: i64) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("it is after 1970").as_secs();
     let then = now.checked_add_signed(seconds).expect("a day more or less");
-    let date = Program::run(Command::new("date").args(["-u", "-d", &format!("@{then}"), "+%Y-%m-%d"]));
-    assert_eq!(date.code, Some(0), "{}", date.output());
+    let date =
+        Program::run(Command::new("date").args(["-u", "-d", &format!("@{then}"), "+%Y-%m-%d"])).ended(0);
     date.stdout.trim().to_owned()
 }
 
@@ -95,8 +94,7 @@ impl Timed {
 
     fn new() -> Self {
         let made = |arguments: &[&str]| {
-            let run = Program::run(&mut turnpike(&[&["credentials"], arguments].concat()));
-            assert_eq!(run.code, Some(0), "{}", run.output());
+            let run = Program::run(&mut turnpike(&[&["credentials"], arguments].concat())).ended(0);
             run.stdout
         };
         let named = |hours: &str| {
@@ -168,18 +166,7 @@ fn movers_notice_nothing(server: &Server, reflect: &Reflect, meanwhile: impl FnO
     let there = server.allocations() + 2;
     let movers = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
         .to(reflect.address)
-        .with(&[
-            "--clients",
-            "2",
-            "--rate",
-            "100",
-            "--migrate",
-            "0.3",
-            "--warmup",
-            "0.1",
-            "--duration",
-            "600",
-        ])
+        .with("--clients 2 --rate 100 --migrate 0.3 --warmup 0.1 --duration 600")
         .start();
     let count = |event: &str| server.metrics().sum("turnpike_mobility_total", &format!("event=\"{event}\""));
     let (moved, refused) = (|| count("arrived"), || count("ticket_invalid"));

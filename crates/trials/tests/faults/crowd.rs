@@ -125,8 +125,15 @@ impl Crowd {
         let call = |part: &Part| {
             // Thin where the crowd is.
             let load = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
-                .with(&["--profile", part.profile, "--clients", "2", "--duration", or_thorough("1", "3")])
-                .with(&["--max-loss", "0", "--warmup", "0.2", "--peer", &self.peer]);
+                .with_words(&[
+                    "--profile",
+                    part.profile,
+                    "--clients",
+                    "2",
+                    "--duration",
+                    or_thorough("1", "3"),
+                ])
+                .with_words(&["--max-loss", "0", "--warmup", "0.2", "--peer", &self.peer]);
             by(load, part.transport)
         };
         self.parts.iter().map(call).collect()
@@ -141,28 +148,15 @@ impl Part {
         user: &str,
         (transport, profile, clients): (&'static str, &'static str, u32),
     ) -> Self {
-        let asked = Load::as_user(server, user).with(&[
-            "--profile",
-            profile,
-            "--clients",
-            &clients.to_string(),
-            "--peer",
-            peer,
-            "--reconnect",
-            patience,
-            "--warmup",
-            "0.2",
-            "--duration",
-            "600",
-        ]);
+        let asked = Load::as_user(server, user).with(&format!("--profile {profile} --clients {clients} --peer {peer} --reconnect {patience} --warmup 0.2 --duration 600"));
         Self { transport, profile, clients, asked: by(asked, transport), load: None }
     }
 }
 
 /// By this transport.
 fn by(load: Load, transport: &str) -> Load {
-    let load = load.with(&["--transport", transport]);
-    if matches!(transport, "tls" | "dtls") { load.with(&["--insecure"]) } else { load }
+    let load = load.with(&format!("--transport {transport}"));
+    if matches!(transport, "tls" | "dtls") { load.with("--insecure") } else { load }
 }
 
 /// What all parts have seen: counts of all, and of silence the longest.

@@ -96,8 +96,7 @@ fn clients_that_hardly_speak() {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn connections_that_never_come_about() {
-    const TEST: &str = "faults::forward_abuse::connections_that_never_come_about";
-    on_links(TEST, |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         // Room for those who are served, and for one more.
         let most = Forwarder::clients() + 1;
         let wanted = Wanted::inside(links).with_rule(&format!("max_connections = {most}\n"));
@@ -372,9 +371,8 @@ const LIES: [(&str, Fate); 8] = [
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn a_name_server_lies() {
-    const TEST: &str = "faults::forward_abuse::a_name_server_lies";
     let probe = ["mount", "--bind", "/etc/resolv.conf", "/etc/resolv.conf"];
-    in_namespaces(TEST, "nm", &probe, || {
+    in_namespaces(turnpike_testkit::this_test!(), "nm", &probe, || {
         run("ip", &["link", "set", "lo", "up"]);
         let dir = Dir::new();
         for (name, text) in [

@@ -68,7 +68,7 @@ fn no_memory_is_left_to_a_forwarder() {
 #[ignore = "thorough: cargo xtask faults"]
 fn no_port_is_left_to_a_forwarder() {
     on_a_link(
-        "faults::forward_limits::no_port_is_left_to_a_forwarder",
+        turnpike_testkit::this_test!(),
         "forward: the kernel has no port left towards the target, and more clients come",
         |links, forwarder, row| {
             const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
@@ -129,8 +129,7 @@ fn send_without_ports(forwarder: &Forwarder, clients: u64) -> u64 {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn no_room_is_left_for_the_log_of_a_forwarder() {
-    const TEST: &str = "faults::forward_limits::no_room_is_left_for_the_log_of_a_forwarder";
-    Disk::alone(TEST, |mut disk| {
+    Disk::alone(turnpike_testkit::this_test!(), |mut disk| {
         let forwarder = Forwarder::local(disk.has_the_log_of(Wanted::default()));
         let row = Row::new(
             "no_room_is_left_for_the_log_of_a_forwarder",

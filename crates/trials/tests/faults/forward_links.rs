@@ -37,7 +37,7 @@ fn was_felt(seen: &Value) {
 #[ignore = "thorough: cargo xtask faults"]
 fn interfaces_of_a_forwarder_go_down_and_up() {
     on_a_link(
-        "faults::forward_links::interfaces_of_a_forwarder_go_down_and_up",
+        turnpike_testkit::this_test!(),
         "forward: the interfaces to targets and to clients go down for 3 s, one after the other",
         |links, _, _| link_faults::go_down_and_up(links),
         was_felt,
@@ -48,7 +48,7 @@ fn interfaces_of_a_forwarder_go_down_and_up() {
 #[ignore = "thorough: cargo xtask faults"]
 fn an_address_of_a_forwarder_is_removed() {
     on_a_link(
-        "faults::forward_links::an_address_of_a_forwarder_is_removed",
+        turnpike_testkit::this_test!(),
         "forward: the address towards targets, then that of the listeners, is removed for 3 s",
         |links, forwarder, row| {
             let mut fates = Vec::new();
@@ -64,7 +64,7 @@ fn an_address_of_a_forwarder_is_removed() {
 #[ignore = "thorough: cargo xtask faults"]
 fn the_mtu_of_a_forwarder_becomes_small() {
     on_a_link(
-        "faults::forward_links::the_mtu_of_a_forwarder_becomes_small",
+        turnpike_testkit::this_test!(),
         "forward: both links take 1,000 bytes for a while, then 1,500 again",
         |links, forwarder, row| {
             link_faults::become_narrow(links, || {
@@ -93,7 +93,7 @@ fn fragments(links: &Links) -> u64 {
 #[ignore = "thorough: cargo xtask faults"]
 fn queues_of_a_forwarder_are_full() {
     on_a_link(
-        "faults::forward_links::queues_of_a_forwarder_are_full",
+        turnpike_testkit::this_test!(),
         "forward: the queues of both links take 1 Mbit/s, the rest is refused (ENOBUFS)",
         |links, _, row| {
             let dropped = link_faults::are_full(links);
@@ -108,7 +108,7 @@ fn queues_of_a_forwarder_are_full() {
 #[ignore = "thorough: cargo xtask faults"]
 fn links_of_a_forwarder_lose_much() {
     on_a_link(
-        "faults::forward_links::links_of_a_forwarder_lose_much",
+        turnpike_testkit::this_test!(),
         "forward: 30 % of all packets lost on both links, both ways",
         |links, forwarder, row| {
             let mut served = 0;
@@ -136,7 +136,7 @@ fn links_of_a_forwarder_lose_much() {
 #[ignore = "thorough: cargo xtask faults"]
 fn the_firewall_of_a_forwarder_is_full() {
     on_a_link(
-        "faults::forward_links::the_firewall_of_a_forwarder_is_full",
+        turnpike_testkit::this_test!(),
         "forward: a firewall with a table of connections that is full: no new ones",
         |links, forwarder, row| {
             link_faults::have_a_full_firewall(links, || {

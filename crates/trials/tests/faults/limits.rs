@@ -10,7 +10,7 @@ use turnpike_trials::{Dir, Finished, Load, PASSWORD, Program, SOON, USER, need, 
 /// So many more clients, who need not all get in.
 fn newcomers(server: &Server, clients: &str) -> Finished {
     Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
-        .with(&["--profile", "audio", "--clients", clients, "--warmup", "0.1", "--duration", "0.5"])
+        .with(&format!("--profile audio --clients {clients} --warmup 0.1 --duration 0.5"))
         .run()
 }
 
@@ -27,8 +27,7 @@ fn no_relay_port_is_left() {
     row.leaves_sessions = true;
     let seen = row.run(&mut server, crowd, |server, row| {
         for _ in 0..or_thorough(1, 5) {
-            let run = newcomers(server, "100");
-            assert_eq!(run.code, Some(1), "{}", run.output());
+            let run = newcomers(server, "100").ended(1);
             assert!(run.output().contains("508"), "{}", run.output());
         }
         let refused = || server.metrics().sum("turnpike_error_responses_total", "code=\"508\"");
@@ -61,8 +60,7 @@ fn no_descriptor_is_left() {
             (0..150).filter_map(|_| TcpStream::connect_timeout(&server.address, SOON).ok()).collect();
         // Whoever says something is accepted.
         opened.iter().for_each(|mut stream| _ = stream.write_all(&[0]));
-        let run = newcomers(server, "150");
-        assert_eq!(run.code, Some(1), "{}", run.output());
+        let run = newcomers(server, "150").ended(1);
         // That is why, and nothing else.
         assert!(run.output().contains("508"), "{}", run.output());
         let lines = server.lines();
@@ -126,8 +124,7 @@ fn no_memory_is_left() {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn no_room_is_left_on_the_disk() {
-    const TEST: &str = "faults::limits::no_room_is_left_on_the_disk";
-    Disk::alone(TEST, full_disk);
+    Disk::alone(turnpike_testkit::this_test!(), full_disk);
 }
 
 /// A disk of 2 MiB, with the log of what is started.
@@ -206,8 +203,7 @@ fn full_disk(mut disk: Disk) {
             let before = disk.lines();
             let p99 = super::allocation_p99(server, "known:pw", "1");
             assert_eq!(disk.lines(), before, "the disk is full");
-            let refused = user(&["add", "late", "--realm", "example.org", "--password", "pw"]);
-            assert_eq!(refused.code, Some(1), "{}", refused.output());
+            let refused = user(&["add", "late", "--realm", "example.org", "--password", "pw"]).ended(1);
             row.note(format!(
                 "users of the store were let in (allocation p99 {p99:.2} ms); no line could be written"
             ));
@@ -216,8 +212,7 @@ fn full_disk(mut disk: Disk) {
                 refused.stderr.lines().last().unwrap_or_default()
             ));
             disk.free();
-            let added = user(&["add", "late", "--realm", "example.org", "--password", "pw"]);
-            assert_eq!(added.code, Some(0), "{}", added.output());
+            user(&["add", "late", "--realm", "example.org", "--password", "pw"]).ended(0);
             super::allocation_p99(server, "late:pw", "0.5");
             within(SOON, "lines are written again", || disk.lines() > before);
         },

@@ -32,7 +32,7 @@ fn on_a_link(
 #[ignore = "thorough: cargo xtask faults"]
 fn an_interface_goes_down_and_up() {
     on_a_link(
-        "faults::links::an_interface_goes_down_and_up",
+        turnpike_testkit::this_test!(),
         "the interfaces to peers and to clients go down for 3 s, one after the other",
         |links, _, _| link_faults::go_down_and_up(links),
         |seen| {
@@ -50,7 +50,7 @@ fn an_interface_goes_down_and_up() {
 #[ignore = "thorough: cargo xtask faults"]
 fn an_address_is_removed() {
     on_a_link(
-        "faults::links::an_address_is_removed",
+        turnpike_testkit::this_test!(),
         "the address of relays, then that of the listener, is removed for 3 s",
         |links, _, _| link_faults::lose_their_addresses(links, |_| {}),
         |seen| assert!(seen["lost"].as_u64() > Some(0), "{seen}"),
@@ -71,18 +71,18 @@ fn fragments_of(links: &Links) -> u64 {
 #[ignore = "thorough: cargo xtask faults"]
 fn the_mtu_becomes_small() {
     on_a_link(
-        "faults::links::the_mtu_becomes_small",
+        turnpike_testkit::this_test!(),
         "both links take 1,000 bytes for a while, then 1,500 again",
         |links, server, row| {
             let mut fragments = 0;
             link_faults::become_narrow(links, || {
                 let before = fragments_of(links);
                 // With datagrams of up to 1,150 bytes.
-                let callers = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
-                    .with(&["--profile", "call", "--clients", "2", "--max-loss", "0"])
-                    .with(&["--peer", "10.77.2.2:0", "--warmup", "0.2", "--duration", "1"])
-                    .run();
-                assert_eq!(callers.code, Some(0), "{}", callers.output());
+                Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
+                    .with("--profile call --clients 2 --max-loss 0")
+                    .with("--peer 10.77.2.2:0 --warmup 0.2 --duration 1")
+                    .run()
+                    .ended(0);
                 fragments = fragments_of(links) - before;
             });
             assert!(fragments > 0, "all fitted");
@@ -103,7 +103,7 @@ fn the_mtu_becomes_small() {
 #[ignore = "thorough: cargo xtask faults"]
 fn a_queue_is_full() {
     on_a_link(
-        "faults::links::a_queue_is_full",
+        turnpike_testkit::this_test!(),
         "the queues of both links take 1 Mbit/s, the rest is refused (ENOBUFS)",
         |links, server, row| {
             let dropped = link_faults::are_full(links);
@@ -119,15 +119,15 @@ fn a_queue_is_full() {
 #[ignore = "thorough: cargo xtask faults"]
 fn the_table_of_connections_is_full() {
     on_a_link(
-        "faults::links::the_table_of_connections_is_full",
+        turnpike_testkit::this_test!(),
         "a firewall with a table of connections that is full: no new ones",
         |links, server, row| {
             link_faults::have_a_full_firewall(links, || {
-                let newcomers = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
-                    .with(&["--profile", "audio", "--clients", "2"])
-                    .with(&["--peer", "10.77.2.2:0", "--duration", "0.5"])
-                    .run();
-                assert_eq!(newcomers.code, Some(1), "{}", newcomers.output());
+                Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
+                    .with("--profile audio --clients 2")
+                    .with("--peer 10.77.2.2:0 --duration 0.5")
+                    .run()
+                    .ended(1);
             });
             row.note("nf_conntrack_max is one for all namespaces: in its place nftables drops what is new (ct state)");
         },

@@ -171,7 +171,7 @@ fn a_storm_lasts() {
 fn reloaded_in_the_kernel() {
     let storm = Storm::new();
     in_the_kernel(
-        "faults::others::reloaded_in_the_kernel",
+        turnpike_testkit::this_test!(),
         "`--datapath kernel`: 20 reloads a second, each with changes",
         (storm.wanted(&[]), "2"),
         |_, server, row| {
@@ -190,7 +190,7 @@ fn reloaded_in_the_kernel() {
 #[ignore = "thorough: cargo xtask faults"]
 fn upgraded_in_the_kernel() {
     in_the_kernel(
-        "faults::others::upgraded_in_the_kernel",
+        turnpike_testkit::this_test!(),
         "`--datapath kernel`: two upgrades in place",
         (two_workers(&[]), "2"),
         |_, server, row| {
@@ -216,7 +216,7 @@ fn upgraded_in_the_kernel() {
 #[ignore = "thorough: cargo xtask faults"]
 fn killed_in_the_kernel() {
     in_the_kernel(
-        "faults::others::killed_in_the_kernel",
+        turnpike_testkit::this_test!(),
         "`--datapath kernel`: SIGKILL, started again half a second later",
         (two_workers(&[]), "2"),
         |links, server, row| {
@@ -245,7 +245,7 @@ fn a_worker_stalls_beside_the_kernel() {
     let sleeps = Program::start(Command::new("sleep").arg("600"));
     drop(need!(Frozen::thread(sleeps.pid())));
     in_the_kernel(
-        "faults::others::a_worker_stalls_beside_the_kernel",
+        turnpike_testkit::this_test!(),
         "`--datapath kernel`: the only worker stands still for 3 s",
         (watched(Wanted::flags(&["--workers", "1"])), "60"),
         |links, server, row| {
@@ -269,7 +269,7 @@ fn a_worker_stalls_beside_the_kernel() {
 #[ignore = "thorough: cargo xtask faults"]
 fn a_queue_is_full_in_the_kernel() {
     in_the_kernel(
-        "faults::others::a_queue_is_full_in_the_kernel",
+        turnpike_testkit::this_test!(),
         "`--datapath kernel`: the queues of both links take 1 Mbit/s, the rest is dropped",
         (two_workers(&[]), "2"),
         |links, server, row| {
@@ -286,7 +286,7 @@ fn a_queue_is_full_in_the_kernel() {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn many_return_to_the_kernel() {
-    on_links("faults::others::many_return_to_the_kernel", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let dir = Dir::new();
         let address = SocketAddr::new(SERVER[0], 3478);
         let mut server = Server::on(address, RELAY[0], inside(links, for_many(&dir, &[])));

@@ -191,9 +191,9 @@ pub(super) fn all_return(
     );
     let before = server.kept();
     let crowd = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
-        .with(&["--profile", profile.to_str().expect("UTF-8"), "--peer", peer])
-        .with(&["--clients", &clients.to_string(), "--reconnect", "3", "--reconnect-spread", "0.1"])
-        .with(&["--warmup", "1", "--duration", "600"])
+        .with_words(&["--profile", profile.to_str().expect("UTF-8"), "--peer", peer])
+        .with(&format!("--clients {clients} --reconnect 3 --reconnect-spread 0.1"))
+        .with("--warmup 1 --duration 600")
         .start();
     within(SOON * 2, "all clients are there", || server.allocations() >= clients);
     within(SOON, "all hear something", || server.relayed() > 3 * clients);

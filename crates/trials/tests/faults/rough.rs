@@ -19,8 +19,8 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
         path.worsen(lost, doubled, late);
         let before = (path.passed(), path.worsened());
         let newcomers = Load::as_user(path.address, &format!("{USER}:{PASSWORD}"))
-            .with(&["--profile", "audio", "--clients", "4", "--warmup", "0.1"])
-            .with(&["--duration", or_thorough("2", "8")]);
+            .with("--profile audio --clients 4 --warmup 0.1")
+            .with_words(&["--duration", or_thorough("2", "8")]);
         // A generator gives up after ten seconds without an answer, which chance may well make; people try again.
         let tries = (1..=5).find(|_| newcomers.run().code == Some(0)).expect("newcomers find a way");
         let [passed, worsened] = [path.passed() - before.0, path.worsened() - before.1];

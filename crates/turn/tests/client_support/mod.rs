@@ -1,23 +1,23 @@
 //! A TURN server of a few lines, written with `stun_types` alone, so that it shares no code with what it tests: the
 //! MACs and keys here are the oracle's.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::net::SocketAddr;
+pub(crate) use std::sync::Arc;
+pub(crate) use stun_types::message::{IntegrityAlgorithm, Message, MessageWriteVec};
+pub(crate) use turn_types::{attribute::Lifetime, message::REFRESH};
+pub(crate) use turnpike_turn::client::{
+    Client, Config, Event, Failure, Ignored, Incoming, Request, RequestError,
+};
+pub(crate) use turnpike_wire::indication::MAX_HEADER_LEN;
 
 use stun_types::{
     attribute::{
         ErrorCode, Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm, Userhash, Username,
         XorMappedAddress,
     },
-    message::{
-        IntegrityAlgorithm, LongTermKeyCredentials, Message, MessageIntegrityCredentials, MessageWrite as _,
-        MessageWriteExt as _, MessageWriteVec,
-    },
+    message::{LongTermKeyCredentials, MessageIntegrityCredentials, MessageWrite as _, MessageWriteExt as _},
 };
-use turn_types::{
-    attribute::{Lifetime, XorRelayedAddress},
-    message::{ALLOCATE, REFRESH},
-};
-use turnpike_turn::client::{Client, Config, Event, Incoming};
+use turn_types::{attribute::XorRelayedAddress, message::ALLOCATE};
 
 pub(crate) const USER: &str = "alice";
 pub(crate) const PASSWORD: &str = "wonderland";

@@ -7,19 +7,12 @@
     reason = "benchmarks use a part, and are no tests to clippy"
 )]
 
-use std::{
-    cell::RefCell,
-    collections::HashMap,
-    net::{IpAddr, SocketAddr},
-    rc::Rc,
-    sync::Arc,
-};
+use std::{cell::RefCell, rc::Rc};
 
 use stun_types::{
     attribute::{
-        AlternateServer, Attribute as _, AttributeFromRaw, AttributeStaticType, AttributeType,
-        AttributeWrite, ErrorCode, Nonce, PasswordAlgorithm, PasswordAlgorithmValue, PasswordAlgorithms,
-        RawAttribute, Realm, Userhash, Username, XorMappedAddress,
+        AlternateServer, Attribute as _, AttributeFromRaw, AttributeStaticType, AttributeWrite, ErrorCode,
+        PasswordAlgorithm, RawAttribute, Realm, Userhash, Username, XorMappedAddress,
     },
     message::{
         IntegrityAlgorithm, LongTermKeyCredentials, Message, MessageClass, MessageIntegrityCredentials,
@@ -31,20 +24,26 @@ use turnpike_turn::wire::channel_data::ChannelRange;
 use turnpike_turn::{
     random::Seed,
     server::{
-        AllocateAttempt, AllocationId, Alternate, AlternateWhen, Client, ConnectError, ConnectRequest,
-        ConnectionId, ConnectionRefusal, CredentialQuery, Destination, DropReason, Effect, Family, Gate,
-        IssuerKey, Link, ListenerId, ListenerProfile, Lookup, LookupId, MoveRequest, NatDiscovery, Occasion,
-        OpenRequest, OpenResult, PeerConnection, PendingMove, QuotaRefusal, Quotas, Realm as TenantRealm,
-        RelayId, RelayTransport, Server, ServerConfig, SharedPort, Source, ThirdParty, Transport, User,
-        Verdict, WorkerId,
+        AllocateAttempt, ConnectRequest, ConnectionId, CredentialQuery, Destination, Gate, Lookup, LookupId,
+        MoveRequest, NatDiscovery, Occasion, OpenRequest, PeerConnection, PendingMove, QuotaRefusal, Quotas,
+        Realm as TenantRealm, Server, Source, User, WorkerId,
     },
     time::Now,
     wire::{
-        integrity::{Key, KeyAlgorithm, Mac, userhash},
+        integrity::userhash,
         stun::{HEADER_LEN, Header, View, Writer},
     },
 };
 
+// Used by most of the tests.
+pub(crate) use std::{
+    collections::{BTreeMap, HashMap},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+pub(crate) use stun_types::attribute::{
+    AttributeType, Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Software, UnknownAttributes,
+};
 pub(crate) use stun_types::message::BINDING;
 pub(crate) use turn_types::{
     AddressFamily, attribute as turn,
@@ -52,6 +51,18 @@ pub(crate) use turn_types::{
         ALLOCATE, CHANNEL_BIND, CONNECT, CONNECTION_ATTEMPT, CONNECTION_BIND, CREATE_PERMISSION, REFRESH,
         SEND,
     },
+};
+pub(crate) use turnpike_turn::{
+    access_token::{AccessToken, TokenKey},
+    server::{
+        AllocationId, Alternate, AlternateWhen, Bandwidth, Client, ClosedReason, ConnectError,
+        ConnectionRefusal, CredentialRefusal, DiscoveryLimits, DropReason, Effect, Family, IcmpError,
+        IssuerKey, Link, ListenerId, ListenerProfile, Moved, OpenResult, OwnEndpoints, PeerRules,
+        PortRequest, PrefixLengths, Rates, RelayId, RelayTransport, RequestRefusal, ServerConfig, SharedPort,
+        ThirdParty, Transport, Verdict,
+        stats::{ConnectionEvent, MobilityEvent},
+    },
+    wire::integrity::{Key, KeyAlgorithm, Mac},
 };
 
 /// Short enough that the challenge to a header alone stays within four times its length, and so has no rate.
@@ -421,6 +432,32 @@ impl From<Verdict<'_>> for Outcome {
     }
 }
 
+impl Outcome {
+    #[track_caller]
+    pub(crate) fn reply(self) -> Reply {
+        match self {
+            Self::Reply(bytes) => Reply(bytes),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn opens(self) -> OpenRequest {
+        match self {
+            Self::Open(request) => request,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn goes_to_peer(&self) -> bool {
+        matches!(self, Self::ToPeer { .. })
+    }
+
+    pub(crate) fn goes_to_client(&self) -> bool {
+        matches!(self, Self::ToClient { .. })
+    }
+}
+
 /// A response, as the oracle reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply(pub Vec<u8>);
@@ -726,6 +763,28 @@ impl World {
         }
     }
 
+    /// Feeds a request that this user signs with a fresh nonce.
+    #[track_caller]
+    pub(crate) fn ask_as(&mut self, user: &str, ask: Ask) -> Reply {
+        let credentials = self.credentials(user, Scheme::Md5);
+        self.ask(&ask.signed(&credentials))
+    }
+
+    #[track_caller]
+    pub(crate) fn feed_as(&mut self, user: &str, ask: Ask) -> Outcome {
+        let credentials = self.credentials(user, Scheme::Md5);
+        self.feed(&ask.signed(&credentials).bytes())
+    }
+
+    /// Reasons of the credentials that were refused.
+    pub(crate) fn refusals(&mut self) -> Vec<CredentialRefusal> {
+        let refused = |effect| match effect {
+            Effect::Refused { why, .. } => Some(why),
+            _ => None,
+        };
+        self.effects().into_iter().filter_map(refused).collect()
+    }
+
     /// Opens what was asked for, as a runtime would.
     #[track_caller]
     pub(crate) fn open(&mut self, request: &OpenRequest) -> Reply {
@@ -741,10 +800,7 @@ impl World {
         first: OpenResult,
         second: Option<OpenResult>,
     ) -> Reply {
-        match self.server.opened(self.now, id, first, second).into() {
-            Outcome::Reply(bytes) => Reply(bytes),
-            other => panic!("{other:?}"),
-        }
+        Outcome::from(self.server.opened(self.now, id, first, second)).reply()
     }
 
     fn relay_address(&mut self, family: Family) -> OpenResult {
@@ -835,10 +891,7 @@ impl World {
         result: Result<(), ConnectError>,
     ) -> Reply {
         let allocation = request.relay.allocation;
-        match self.server.connected(self.now, allocation, request.connection, result).into() {
-            Outcome::Reply(bytes) => Reply(bytes),
-            other => panic!("{other:?}"),
-        }
+        Outcome::from(self.server.connected(self.now, allocation, request.connection, result)).reply()
     }
 
     pub(crate) fn peer_connects(&mut self, relay: RelayId, peer: &str) -> FromPeer {
@@ -927,4 +980,27 @@ pub(crate) fn streams() -> ServerConfig {
 pub(crate) fn channel_data(number: u16, payload: &[u8]) -> Vec<u8> {
     let length = u16::try_from(payload.len()).unwrap();
     [&number.to_be_bytes(), &length.to_be_bytes(), payload].concat()
+}
+
+/// A network that the client comes to later.
+pub(crate) fn elsewhere(n: u16) -> Client {
+    Client { address: address(&format!("198.18.0.1:{n}")), ..client(n) }
+}
+
+/// Where what the peer sends goes.
+#[track_caller]
+pub(crate) fn reaches(world: &mut World, relay: RelayId) -> Client {
+    match world.peer_sends(relay, PEER, b"from the peer") {
+        Outcome::ToClient { client, .. } => client,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Reasons and ages of the allocations that ended.
+pub(crate) fn closed(world: &mut World) -> Vec<(ClosedReason, u64)> {
+    let closed = |effect| match effect {
+        Effect::Closed { reason, lived_ms, .. } => Some((reason, lived_ms)),
+        _ => None,
+    };
+    world.effects().into_iter().filter_map(closed).collect()
 }

@@ -2,6 +2,7 @@
 //! runtime and the credential store report and when, time, reloads, an upgrade. Whatever it does is held against a table that is kept
 //! from what it tells.
 
+mod mirror;
 mod requests;
 mod script;
 
@@ -27,13 +28,11 @@ use turnpike_turn::{
 };
 
 use self::{
+    mirror::{Mirror, Session},
     requests::{RELAYED, client_numbered, peer, send},
     script::seeds,
 };
-use crate::{
-    common::{TestGate, channel_data, client, everything, password, seed, streams},
-    server_effects::{Mirror, Session},
-};
+use crate::common::{TestGate, channel_data, client, everything, password, seed, streams};
 
 /// Beyond this many a sequence shows nothing new, and takes longer.
 const MOST_EVENTS: usize = 200;

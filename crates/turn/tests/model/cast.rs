@@ -1,17 +1,11 @@
 //! Who takes part: the 5-tuples of clients, peers, users, and the rules that a reload may bring.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
-
+use super::prelude::*;
 use turnpike_turn::server::{
-    Client, ListenerId, ListenerProfile, OwnEndpoints, PeerRules, Realm, ServerConfig, StoreFailure,
-    Transport,
+    ListenerId, ListenerProfile, OwnEndpoints, PeerRules, Realm, StoreFailure, Transport,
 };
 
-use crate::common::{REALM, address, config};
+use crate::common::{address, config};
 
 /// The realm beside [`REALM`], which a reload may take away.
 pub(super) const TENANT: &str = "tenant.example";

@@ -1,9 +1,6 @@
 //! What clients know and send. Most of them know what they do, or plays would end at the first check; some do not.
 
-use std::{collections::HashMap, net::SocketAddr};
-
-use turnpike_turn::server::RelayTransport;
-
+use super::prelude::*;
 use super::{
     cast,
     message::{Answer, Claim, Datagram, Learned, Request, Told, Wanted, Wish},
@@ -11,7 +8,6 @@ use super::{
     reference::{Allocation, Model, Place, Port, family_of},
     step::{Asked, Way},
 };
-use crate::common::{REALM, Scheme};
 
 /// What clients have been told, the newest last.
 #[derive(Default)]

@@ -1,8 +1,7 @@
 //! Messages, as what they mean and as bytes: those of clients are written, and those of the server read, by the oracle
 //! (`stun_types`, `turn_types`). The model sees the meaning only.
 
-use std::net::SocketAddr;
-
+use super::prelude::*;
 use stun_types::{
     attribute::{
         AttributeStaticType as _, AttributeType, MessageIntegrity, MessageIntegritySha256, Nonce, Realm,
@@ -11,12 +10,11 @@ use stun_types::{
     message::{Message, MessageClass, TransactionId},
 };
 use turn_types::attribute::{Data, DontFragment, Lifetime, XorPeerAddress};
-use turnpike_turn::server::Family;
 
 use super::reference::{Framing, Port};
 use crate::common::{
     ALLOCATE, Ask, BINDING, CHANNEL_BIND, CONNECT, CONNECTION_BIND, CREATE_PERMISSION, Credentials, REFRESH,
-    Reply, SEND, Scheme, TICKET, channel_data, password,
+    Reply, SEND, TICKET, channel_data,
 };
 
 /// What a client sends.

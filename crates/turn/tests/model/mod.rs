@@ -30,6 +30,7 @@ mod clients;
 mod message;
 mod moves;
 mod network;
+mod prelude;
 mod reference;
 mod requests;
 mod runtime;

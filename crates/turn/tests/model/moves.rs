@@ -1,11 +1,6 @@
 //! How allocations follow their clients (RFC 8016), in the model.
 
-use std::net::IpAddr;
-
-use turnpike_turn::server::{
-    AllocationId, Client, ClosedReason, DropReason, Effect, RelayTransport, Source, stats::MobilityEvent,
-};
-
+use super::prelude::*;
 use super::{
     message::{Answer, Told},
     reference::{

@@ -1,17 +1,9 @@
 //! Clients and peers at a network that loses, repeats and reorders, in front of real state machines: each datagram that arrives is fed
 //! to the server and to the model, and what both say of it is compared to the byte. The runtime's part is in `runtime.rs`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    net::SocketAddr,
-    sync::Arc,
-};
-
+use super::prelude::*;
 use turnpike_turn::{
-    server::{
-        DropReason, Effect, Family, IcmpError, Link, LookupId, PeerConnection, RelayId, RelayTransport,
-        ReplayGuard, Server, ServerConfig, Source, Stats, Verdict, WorkerId,
-    },
+    server::{IcmpError, PeerConnection, ReplayGuard, Verdict, WorkerId},
     time::Now,
 };
 
@@ -24,7 +16,7 @@ use super::{
     runtime::{Job, Mail},
     step::{Asked, Setup, Step, Way},
 };
-use crate::common::{REALM, TestGate, seed};
+use crate::common::seed;
 
 /// A server, all its workers, and everything around it.
 pub(super) struct Network {

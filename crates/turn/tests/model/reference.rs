@@ -5,18 +5,9 @@
 //! to the model when it is first seen. When something expires is left to the server within a window: not before its deadline, and no
 //! later than the first look at the clock in the whole second behind it.
 
-use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
-
+use super::prelude::*;
 use turnpike_turn::{
-    server::{
-        AllocationId, Client, ClosedReason, ConnectionRefusal, DropReason, Effect, Family, Link, LookupId,
-        OpenRelay, PortRequest, RelayId, RelayTransport, SessionId, Source, Stats,
-        stats::{ConnectionEvent, ERROR_CODES, MobilityEvent},
-    },
+    server::{OpenRelay, SessionId, stats::ERROR_CODES},
     wire::channel_data::ChannelNumber,
 };
 

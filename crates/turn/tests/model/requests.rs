@@ -1,16 +1,9 @@
 //! What each request does in the model, by the RFC's order of checks. Refresh with a ticket is in `moves.rs`.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
-    sync::Arc,
-};
+use super::prelude::*;
+use std::net::Ipv6Addr;
 
-use turnpike_turn::server::{
-    AllocationId, Client, ClosedReason, ConnectError, ConnectionId, ConnectionRefusal, DropReason, Effect,
-    Family, OpenResult, RelayId, RelayTransport, Source,
-    stats::{ALLOCATION_MS, ConnectionEvent},
-};
+use turnpike_turn::server::stats::ALLOCATION_MS;
 
 use super::{
     cast,
@@ -21,7 +14,6 @@ use super::{
     },
     step::Setup,
 };
-use crate::common::REALM;
 
 const NONCE_LIFETIME: u64 = 3600;
 const PERMISSION_MS: u64 = 300_000;

@@ -1,14 +1,9 @@
 //! The runtime's part: it carries effects out, opens sockets, connects, keeps what workers hand to one another, and looks at the clock.
 //! Some of it late, some of it in vain. What it is told has to be what the model says, in order and once.
 
-use std::{collections::BTreeSet, net::SocketAddr};
-
+use super::prelude::*;
 use turnpike_turn::{
-    server::{
-        AllocationId, Asked, Client, ClosedReason, ConnectError, ConnectionId, Credentials, Effect, Family,
-        MoveRequest, Moved, OpenRequest, OpenResult, PendingMove, PortRequest, RelayId, RelayTransport,
-        Server, Source,
-    },
+    server::{Asked, Credentials, MoveRequest, Moved, OpenRequest, PendingMove},
     wire::integrity::{Key, KeyAlgorithm, userhash},
 };
 
@@ -20,7 +15,6 @@ use super::{
     requests::truth,
     step::{Says, Setup},
 };
-use crate::common::{Scheme, TestGate, password};
 
 /// What a worker's runtime has still to do.
 pub(super) enum Job {

@@ -1,15 +1,6 @@
 //! aioice, the Python ICE library (tests/interop/aioice), relays an echo through `serve`, over a channel.
 
-use std::{
-    net::IpAddr,
-    path::{Path, PathBuf},
-    process::Command,
-};
-
-use turnpike_trials::{
-    Certificate, Finished, PASSWORD, Program, Serve, USER, V4, V6, eventually, interop_program, loopback_of,
-    need,
-};
+use crate::prelude::*;
 
 const COUNT: u64 = 120;
 
@@ -48,14 +39,13 @@ fn relays_an_echo(over: &str, family: IpAddr) {
     need!(loopback_of(family));
     let certificate = Certificate::of_authority(&["127.0.0.1", "::1"]);
     let serve = Serve::start(&certificate.flags());
-    let ended = need!(echo(&serve, family, over, Some(certificate.authority()), PASSWORD));
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let ended = need!(echo(&serve, family, over, Some(certificate.authority()), PASSWORD)).ended(0);
     let report = super::report(&ended);
     assert_eq!(report["echoed"], COUNT, "{report}");
     // The peer has seen the relayed transport address and nothing else.
     assert_eq!(report["heard_from"], serde_json::json!([report["relayed"]]), "{report}");
     eventually("each datagram is counted, there and back", || {
-        (serve.metrics().sum("turnpike_relayed_datagrams_total", "") == 2 * COUNT).then_some(())
+        serve.metrics().sum("turnpike_relayed_datagrams_total", "") == 2 * COUNT
     });
     let metrics = serve.metrics();
     let connections = ["turnpike_connections_plain_total", "turnpike_tls_handshakes_total"]
@@ -86,11 +76,10 @@ fn aioice_relays_an_echo_over_tls() {
 fn aioice_goes_on_with_the_nonce_of_a_438() {
     for over in ["udp", "tcp"] {
         let serve = Serve::start(&[]);
-        let ended = Program::run(need!(command(&serve, V4, over, None, PASSWORD)).env("STALE", "1"));
-        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        let ended = Program::run(need!(command(&serve, V4, over, None, PASSWORD)).env("STALE", "1")).ended(0);
         assert_eq!(super::report(&ended)["echoed"], COUNT, "{}", ended.output());
         let stale = || serve.metrics().sum("turnpike_error_responses_total", "code=\"438\"");
-        eventually("the 438 is counted", || (stale() == 1).then_some(()));
+        eventually("the 438 is counted", || stale() == 1);
         serve.wait_for_allocations(0);
     }
 }
@@ -99,8 +88,7 @@ fn aioice_goes_on_with_the_nonce_of_a_438() {
 fn aioice_with_a_wrong_password_is_refused() {
     for over in ["udp", "tcp"] {
         let mut serve = Serve::start(&[]);
-        let ended = need!(echo(&serve, V4, over, None, "wrong"));
-        assert_eq!(ended.code, Some(4), "{}", ended.output());
+        let ended = need!(echo(&serve, V4, over, None, "wrong")).ended(4);
         assert_eq!(super::report(&ended)["refused"], 401);
         assert!(serve.program.line_with("credential refused").contains("wrong key"));
     }
@@ -110,12 +98,11 @@ fn aioice_with_a_wrong_password_is_refused() {
 fn aioice_that_does_not_trust_the_certificate_goes_away() {
     let [certificate, other] = [(), ()].map(|()| Certificate::of_authority(&["127.0.0.1"]));
     let serve = Serve::start(&certificate.flags());
-    let ended = need!(echo(&serve, V4, "tls", Some(other.authority()), PASSWORD));
-    assert_eq!(ended.code, Some(5), "{}", ended.output());
+    need!(echo(&serve, V4, "tls", Some(other.authority()), PASSWORD)).ended(5);
     // asyncio closes the socket before OpenSSL's alert has left.
     eventually("the failed handshake is counted", || {
         let metrics = serve.metrics();
         let failed = metrics.sum("turnpike_tls_handshakes_failed_total", "");
-        (failed == 1 && metrics.sum("turnpike_connections", "") == 0).then_some(())
+        failed == 1 && metrics.sum("turnpike_connections", "") == 0
     });
 }

@@ -1,8 +1,6 @@
 //! Clients of RFC 3489 against `serve`: Debian's `stun`, and pystun3. Both are answered and come to an end.
 
-use std::process::Command;
-
-use turnpike_trials::{Program, SOON, Serve, V4, free_port, installed, interop_program, need};
+use crate::prelude::*;
 
 #[test]
 fn debians_stun_learns_its_address() {

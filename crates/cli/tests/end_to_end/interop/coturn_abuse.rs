@@ -3,11 +3,8 @@
 //! With -N and -R it corrupts requests at random, gives up or waits for ever; so nothing is asked of its own ends but that they
 //! come to the server's notice.
 
-use std::time::{Duration, Instant};
-
-use turnpike_trials::{Certificate, Load, Program, Reflect, SOON, Serve, V4, eventually, need};
-
 use super::coturn_client::{ALICE, coturn, returns_all, start_uclient};
+use crate::prelude::*;
 
 const TRANSPORTS: [&[&str]; 3] = [&[], &["-t"], &["-t", "-S"]];
 
@@ -35,10 +32,8 @@ fn others_do_not_notice(mode: &str, times: u32, patience: Duration) -> Harm {
         start_uclient(serve.address(V4), reflect.address, CLIENTS, &flags)
     };
 
-    let bystander = Load::new(serve.address(V4))
-        .to(reflect.address)
-        .with(&["--clients", &CLIENTS.to_string(), "--rate", "200", "--duration", "3"])
-        .start();
+    let bystander =
+        serve.load(&reflect).with(&format!("--clients {CLIENTS} --rate 200 --duration 3")).start();
     for _ in 0..times {
         let running: Vec<Program> =
             TRANSPORTS.iter().map(|&transport| start(&[&[mode], transport].concat())).collect();
@@ -49,9 +44,7 @@ fn others_do_not_notice(mode: &str, times: u32, patience: Duration) -> Harm {
             }
         }
     }
-    let ended = bystander.wait(SOON * 2);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
-    let result = ended.result();
+    let result = bystander.wait(SOON * 2).ended(0).result();
     assert!(result["sent"].as_u64() >= Some(400), "{result}");
     assert_eq!(result["lost"], 0, "{result}");
 
@@ -64,9 +57,7 @@ fn others_do_not_notice(mode: &str, times: u32, patience: Duration) -> Harm {
     }
     assert!(!serve.program.has_ended());
     // Nobody holds on to connections: what is left are UDP clients that did not say that they go.
-    eventually("all connections are gone", || {
-        (serve.metrics().sum("turnpike_connections", "") == 0).then_some(())
-    });
+    eventually("all connections are gone", || serve.metrics().sum("turnpike_connections", "") == 0);
     assert!(
         !serve.program.lines().iter().any(|line| line.contains("panicked")),
         "{:?}",

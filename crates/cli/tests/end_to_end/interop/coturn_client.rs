@@ -1,17 +1,6 @@
 //! coturn's clients against `serve`: `turnutils_uclient` in many modes, `turnutils_stunclient`.
 
-use std::{
-    net::{IpAddr, SocketAddr, UdpSocket},
-    process::Command,
-    time::Duration,
-};
-
-use turnpike_testkit::tests;
-
-use turnpike_trials::{
-    Certificate, Finished, PASSWORD, Program, Reflect, SOON, Serve, USER, V4, V6, eventually, free_port,
-    has_ipv6, installed, loopback_of, need, words,
-};
+use crate::prelude::*;
 
 /// Messages that each client of a uclient run sends.
 const MESSAGES: u64 = 50;
@@ -91,7 +80,7 @@ fn relays_all(family: IpAddr, via: Via, more: &[&str]) {
             let metrics = serve.metrics();
             let relayed =
                 metrics.sum("turnpike_relayed_datagrams_total", &format!("direction=\"{direction}\""));
-            (relayed >= expected).then_some(())
+            relayed >= expected
         });
     }
 }
@@ -212,8 +201,8 @@ fn stunclient_learns_its_address() {
         let serve = Serve::start(&[]);
         let server = serve.address(family);
         let mut command = Command::new("turnutils_stunclient");
-        let ended = Program::run(command.args(["-p", &server.port().to_string(), &server.ip().to_string()]));
-        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        let ended =
+            Program::run(command.args(["-p", &server.port().to_string(), &server.ip().to_string()])).ended(0);
         let reflexive =
             format!("UDP reflexive addr: {}", if family.is_ipv4() { "127.0.0.1:" } else { "::1:" });
         assert!(ended.output().contains(&reflexive), "{}", ended.output());
@@ -227,8 +216,8 @@ fn relays_tcp(workers: &str, clients: u64, more: &[&str]) {
     let certificate = Certificate::new(&["turn.example.org"]);
     let serve = Serve::start(&[&["--workers", workers], &certificate.flags()[..]].concat());
     let nobody = SocketAddr::new(V4, 9);
-    let ended = uclient(serve.address(V4), nobody, clients, &[&ALICE[..], &["-T", "-X"], more].concat());
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let ended =
+        uclient(serve.address(V4), nobody, clients, &[&ALICE[..], &["-T", "-X"], more].concat()).ended(0);
     // One alone would have nobody to talk to: uclient makes it two.
     let sent = clients.max(2) * MESSAGES;
     // -P: the server tells of the connections that the others made. uclient counts one of each pair, with coturn's own server too.
@@ -237,7 +226,7 @@ fn relays_tcp(workers: &str, clients: u64, more: &[&str]) {
     assert_eq!(last_number(&ended, "tot_recv_msgs="), heard, "{}", ended.output());
     eventually("data connections are counted", || {
         let bound = serve.metrics().sum("turnpike_peer_connections_total", "event=\"bound\"");
-        (bound * MESSAGES >= heard).then_some(())
+        bound * MESSAGES >= heard
     });
     assert_eq!(serve.metrics().sum("turnpike_error_responses_total", "code=\"438\""), 0);
 }
@@ -276,7 +265,7 @@ fn mobility_over_udp_and_tcp() {
             returns_all(&ended, clients);
             eventually("each client has moved", || {
                 let moved = serve.metrics().sum("turnpike_mobility_total", "event=\"arrived\"");
-                (moved >= clients).then_some(())
+                moved >= clients
             });
         }
     }

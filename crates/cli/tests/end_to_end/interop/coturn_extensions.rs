@@ -1,15 +1,7 @@
 //! coturn's tools for what goes beyond RFC 8656: `turnutils_natdiscovery` (RFC 5780), tokens of RFC 7635 by `turnutils_uclient` and
 //! `turnutils_oauth`, and redirection.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    process::Command,
-};
-
-use turnpike_trials::{
-    Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, Serve, USER, V4, eventually, free_port,
-    installed, need, turnpike,
-};
+use crate::prelude::*;
 
 /// The keys that uclient has built in for its `-J`; of those of 33 bytes the 32 that it uses.
 const COTURN_KEYS: &str = "[oauth]\nserver_name = \"blackdow.carleon.gov\"\n\
@@ -27,8 +19,7 @@ fn serve_with(dir: &Dir, text: &str) -> Serve {
 }
 
 fn run(program: &str, arguments: &[&str]) -> Finished {
-    let ended = Program::run(Command::new(program).args(arguments));
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let ended = Program::run(Command::new(program).args(arguments)).ended(0);
     ended
 }
 
@@ -71,7 +62,7 @@ fn natdiscovery_finds_no_nat_on_loopback() {
         let count = |attribute: &str| {
             metrics.sum("turnpike_nat_discovery_requests_total", &format!("attribute=\"{attribute}\""))
         };
-        (count("change_request") >= 2 && count("padding") >= 4 && count("response_port") == 1).then_some(())
+        count("change_request") >= 2 && count("padding") >= 4 && count("response_port") == 1
     });
 }
 
@@ -142,12 +133,7 @@ fn uclient_follows_try_alternate_always_and_from_a_server_that_drains() {
         let mut session = None;
         if when == "drain" {
             // Something to wait for, or the drain would be over at once.
-            session = Some(
-                Load::new(serve.address(V4))
-                    .to(reflect.address)
-                    .with(&["--rate", "20", "--duration", "20"])
-                    .start(),
-            );
+            session = Some(serve.load(&reflect).with("--rate 20 --duration 20").start());
             serve.wait_for_allocations(1);
             serve.program.signal("TERM");
             serve.program.line_with("draining");
@@ -156,7 +142,7 @@ fn uclient_follows_try_alternate_always_and_from_a_server_that_drains() {
         eventually("the redirection is counted", || {
             let metrics = serve.metrics();
             let redirects = metrics.sum("turnpike_redirects_total", "");
-            (redirects >= 1 && metrics.sum("turnpike_drain_refusals_total", "") == 0).then_some(())
+            redirects >= 1 && metrics.sum("turnpike_drain_refusals_total", "") == 0
         });
         assert_eq!(serve.allocations(), u64::from(session.is_some()));
         drop(session);

@@ -2,19 +2,7 @@
 
 mod transports;
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    process::Command,
-};
-
-use serde_json::Value;
-use turnpike_testkit::stun;
-use turnpike_testkit::tests;
-
-use turnpike_trials::{
-    Dir, Load, PASSWORD, Program, REALM, Reflect, SOON, USER, V4, V6, eventually, free_port, installed,
-    loopback_of, need, turnpike,
-};
+use crate::prelude::*;
 
 /// A running turnserver on loopback.
 struct Turnserver {
@@ -55,7 +43,7 @@ impl Turnserver {
         command.args(["--allow-loopback-peers", "-m", "1"]);
         let program = Program::start(command.current_dir(dir.path()));
         let stun = stun::Client::new(address);
-        eventually("turnserver answers", || stun.is_answered().then_some(()));
+        eventually("turnserver answers", || stun.is_answered());
         Ok(Self { address, _program: program, _dir: dir })
     }
 }
@@ -63,12 +51,12 @@ impl Turnserver {
 fn relays_all(family: IpAddr, via: &str) {
     let server = need!(Turnserver::start(family));
     let reflect = Reflect::start(family, &[]);
-    let run = Load::new(server.address)
+    let result = Load::new(server.address)
         .to(reflect.address)
-        .with(&["--via", via, "--clients", "4", "--rate", "500", "--duration", "2"])
-        .run();
-    assert_eq!(run.code, Some(0), "{}", run.output());
-    let result = run.result();
+        .with(&format!("--via {via} --clients 4 --rate 500 --duration 2"))
+        .run()
+        .ended(0)
+        .result();
     assert!(result["sent"].as_u64() >= Some(300), "{result}");
     assert_eq!(result["received"], result["sent"], "{result}");
     assert_eq!(result["lost"], 0, "{result}");
@@ -84,9 +72,7 @@ tests! {
 #[test]
 fn load_churns_allocations() {
     let server = need!(Turnserver::start(V4));
-    let run =
-        Load::new(server.address).with(&["--mode", "allocate", "--clients", "2", "--duration", "1"]).run();
-    assert_eq!(run.code, Some(0), "{}", run.output());
+    let run = Load::new(server.address).with("--mode allocate --clients 2 --duration 1").run().ended(0);
     assert!(run.result()["received"].as_u64() > Some(0), "{}", run.output());
 }
 
@@ -94,12 +80,12 @@ fn load_churns_allocations() {
 fn load_with_a_wrong_password_is_refused() {
     let server = need!(Turnserver::start(V4));
     let reflect = Reflect::start(V4, &[]);
-    let run = Load::as_user(server.address, &format!("{USER}:wrong"))
+    Load::as_user(server.address, &format!("{USER}:wrong"))
         .to(reflect.address)
-        .with(&["--rate", "10", "--duration", "1"])
-        .run();
-    assert_eq!(run.code, Some(1), "{}", run.output());
-    assert!(run.stderr.contains("refused user"), "{}", run.output());
+        .with("--rate 10 --duration 1")
+        .run()
+        .ended(1)
+        .says("refused user");
 }
 
 /// It allows peers on loopback here, and is found out, by what is granted and by data that comes back.
@@ -119,9 +105,10 @@ fn probe_asks_what_an_attacker_would() {
         "--user",
         &user,
     ];
-    let run = Program::start(&mut turnpike(&[&["probe", &uri], &flags[..]].concat())).wait(SOON * 5);
-    assert_eq!(run.code, Some(3), "{}", run.output());
-    let report = run.result();
+    let report = Program::start(&mut turnpike(&[&["probe", &uri], &flags[..]].concat()))
+        .wait(SOON * 5)
+        .ended(3)
+        .result();
     let attempts = report["attack"]["peers"].as_array().expect("a list");
     let is_open = |entry: &str, form: &str| {
         let is_it = |attempt: &&Value| attempt["entry"] == entry && attempt["form"] == form;

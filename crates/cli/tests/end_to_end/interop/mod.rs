@@ -1,6 +1,8 @@
 //! Other people's programs: their clients against `serve`, our client against their server, both ends of them around `forward`.
 
 mod aioice;
+use crate::prelude::*;
+
 pub(crate) mod browsers;
 mod calls;
 mod classic;
@@ -13,10 +15,6 @@ mod node;
 mod openapi;
 mod openssl;
 mod pion;
-
-use serde_json::Value;
-
-use turnpike_trials::Finished;
 
 /// The one JSON object that our helper programs print.
 fn report(ended: &Finished) -> Value {

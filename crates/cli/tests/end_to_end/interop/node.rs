@@ -1,13 +1,6 @@
 //! WebRTC libraries for Node (tests/interop/node): two peer connections that may only meet through `serve`, over a data channel.
 
-use std::{fs, net::IpAddr, path::Path, process::Command};
-
-use turnpike_testkit::names::CORPUS;
-use turnpike_wire::escape;
-
-use turnpike_trials::{
-    Certificate, Finished, PASSWORD, Program, Serve, USER, V4, V6, interop_program, loopback_of, need,
-};
+use crate::prelude::*;
 
 const COUNT: u64 = 49;
 

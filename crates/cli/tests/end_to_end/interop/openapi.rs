@@ -1,14 +1,6 @@
 //! The admin interface as other people's programs see it: validators of OpenAPI (tests/interop/openapi), and curl.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-};
-
-use turnpike_trials::{
-    Certificate, Dir, Finished, Load, Program, Reflect, Serve, V4, eventually, installed, interop_program,
-    need,
-};
+use crate::prelude::*;
 
 /// In a directory whose name is short enough for a socket.
 fn socket(dir: &Dir) -> Result<PathBuf, &'static str> {
@@ -33,14 +25,10 @@ fn a_validator_of_others_finds_nothing_wrong_with_the_document_nor_with_any_answ
     arguments.extend(["--admin", &admin]);
     let serve = Serve::start(&arguments);
     let reflect = Reflect::start(V4, &[]);
-    let _load = Load::new(serve.address(V4))
-        .to(reflect.address)
-        .with(&["--clients", "3", "--rate", "30", "--duration", "600"])
-        .start();
+    let _load = serve.load(&reflect).with("--clients 3 --rate 30 --duration 600").start();
     serve.wait_for_allocations(3);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/interop/openapi/check.py");
-    let ended = Program::run(Command::new(python).arg(script).arg(&socket));
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let ended = Program::run(Command::new(python).arg(script).arg(&socket)).ended(0);
     let report = super::report(&ended);
     assert_eq!(report["wrong"], serde_json::json!([]), "{report}");
     assert_eq!((&report["openapi"], &report["sessions"]), (&"3.1.0".into(), &3.into()), "{report}");

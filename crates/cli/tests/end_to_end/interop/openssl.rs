@@ -1,8 +1,6 @@
 //! `openssl s_client` against `serve`: protocols (RFC 7443), certificates by server name, versions, session resumption.
 
-use std::{fs, net::SocketAddr, path::Path, process::Command};
-
-use turnpike_trials::{Certificate, Dir, Finished, Program, Serve, V4, eventually, installed, need};
+use crate::prelude::*;
 
 const NAME: &str = "turn.example.org";
 
@@ -14,9 +12,7 @@ fn s_client(server: SocketAddr, more: &[&str]) -> Finished {
 }
 
 fn wait_for(serve: &Serve, name: &str, label: &str, wanted: u64) {
-    eventually(&format!("{name}{{{label}}} is {wanted}"), || {
-        (serve.metrics().sum(name, label) == wanted).then_some(())
-    });
+    eventually(&format!("{name}{{{label}}} is {wanted}"), || serve.metrics().sum(name, label) == wanted);
 }
 
 /// The certificate in a text, without how its lines are broken.
@@ -68,8 +64,7 @@ fn the_protocols_of_rfc_7443_are_chosen_turn_first() {
             );
         }
         // Not to offer any is what most clients do.
-        let ended = s_client(serve.address(V4), &[version]);
-        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        let ended = s_client(serve.address(V4), &[version]).ended(0);
         assert!(ended.stdout.contains("No ALPN negotiated"), "{}", ended.output());
     }
     wait_for(&serve, "turnpike_tls_handshakes_total", "kind=\"full\"", 10);
@@ -81,8 +76,7 @@ fn foreign_protocols_are_refused_with_the_alert_for_that() {
     need!(installed("openssl"));
     let serve = Serve::start(&Certificate::new(&[NAME]).flags());
     for (count, version) in [(1, "-tls1_2"), (2, "-tls1_3")] {
-        let ended = s_client(serve.address(V4), &[version, "-alpn", "http/1.1,h2"]);
-        assert_eq!(ended.code, Some(1), "{}", ended.output());
+        let ended = s_client(serve.address(V4), &[version, "-alpn", "http/1.1,h2"]).ended(1);
         // RFC 7301 section 3.2: no_application_protocol is 120.
         assert!(ended.output().contains("alert number 120"), "{}", ended.output());
         wait_for(&serve, "turnpike_tls_handshakes_failed_total", "reason=\"alpn\"", count);
@@ -96,8 +90,7 @@ fn versions_before_1_2_are_refused() {
     let serve = Serve::start(&Certificate::new(&[NAME]).flags());
     for (count, version) in [(1, "-tls1"), (2, "-tls1_1")] {
         // Level 0: OpenSSL itself would not offer them otherwise.
-        let ended = s_client(serve.address(V4), &[version, "-cipher", "DEFAULT@SECLEVEL=0"]);
-        assert_eq!(ended.code, Some(1), "{}", ended.output());
+        let ended = s_client(serve.address(V4), &[version, "-cipher", "DEFAULT@SECLEVEL=0"]).ended(1);
         assert!(ended.output().contains("alert"), "{}", ended.output());
         wait_for(&serve, "turnpike_tls_handshakes_failed_total", "reason=\"incompatible\"", count);
     }
@@ -142,8 +135,7 @@ fn sessions_are_resumed() {
     need!(installed("openssl"));
     let serve = Serve::start(&Certificate::new(&[NAME]).flags());
     // Connects once, and five times more with the ticket that it was given.
-    let ended = s_client(serve.address(V4), &["-tls1_2", "-reconnect"]);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let ended = s_client(serve.address(V4), &["-tls1_2", "-reconnect"]).ended(0);
     assert_eq!(
         ended.stdout.lines().filter(|line| line.starts_with("Reused, ")).count(),
         5,

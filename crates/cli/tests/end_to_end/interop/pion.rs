@@ -1,13 +1,7 @@
 //! pion/turn, the Go library (tests/interop/pion): v4 relays an echo through `serve`, by Send and over a channel, v4 and v5 relay TCP.
 //! It resolves a server's address as IPv4 alone.
 
-use std::process::Command;
-
-use turnpike_testkit::tests;
-
-use turnpike_trials::{
-    Certificate, Finished, PASSWORD, Program, Serve, USER, V4, eventually, interop_program, need,
-};
+use crate::prelude::*;
 
 const COUNT: u64 = 120;
 
@@ -24,8 +18,7 @@ fn relays_an_echo(over: &str) {
     let serve = Serve::start(&certificate.flags());
     let authority = certificate.authority();
     let ca = authority.to_str().expect("our own path is UTF-8");
-    let ended = need!(echo(&serve, PASSWORD, &["-transport", over, "-ca", ca]));
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let ended = need!(echo(&serve, PASSWORD, &["-transport", over, "-ca", ca])).ended(0);
     let report = super::report(&ended);
     assert_eq!(report["echoed"], COUNT, "{report}");
     assert_eq!(report["mapped"], report["local"], "no NAT stands between: {report}");
@@ -33,7 +26,7 @@ fn relays_an_echo(over: &str) {
     // The peer has seen the relayed transport address and nothing else.
     assert_eq!(report["heard_from"], serde_json::json!([report["relayed"]]), "{report}");
     eventually("each datagram is counted, there and back", || {
-        (serve.metrics().sum("turnpike_relayed_datagrams_total", "") == 2 * COUNT).then_some(())
+        serve.metrics().sum("turnpike_relayed_datagrams_total", "") == 2 * COUNT
     });
     let metrics = serve.metrics();
     let connections = ["turnpike_connections_plain_total", "turnpike_tls_handshakes_total"]
@@ -56,8 +49,7 @@ fn relays_tcp_both_ways(version: &str) {
     let mut command = Command::new(program);
     command.args(["-server", &serve.address(V4).to_string(), "-user", USER, "-password", PASSWORD]);
     command.args(["-version", version, "-count", &EACH_WAY.to_string()]);
-    let ended = Program::run(&mut command);
-    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let ended = Program::run(&mut command).ended(0);
     let report = super::report(&ended);
     assert_eq!([&report["connected"], &report["accepted"]], [EACH_WAY; 2], "{report}");
     assert_eq!(report["heard_from"], serde_json::json!([report["relayed"]]), "{report}");
@@ -80,8 +72,7 @@ fn pion_5_connects_to_tcp_peers_and_accepts_them() {
 fn pion_with_a_wrong_password_is_refused() {
     for over in ["udp", "tcp"] {
         let mut serve = Serve::start(&[]);
-        let ended = need!(echo(&serve, "wrong", &["-transport", over]));
-        assert_eq!(ended.code, Some(4), "{}", ended.output());
+        let ended = need!(echo(&serve, "wrong", &["-transport", over])).ended(4);
         let report = super::report(&ended);
         assert!(report["refused"].as_str().is_some_and(|text| text.contains("401")), "{report}");
         assert!(serve.program.line_with("credential refused").contains("wrong key"));

@@ -1,13 +1,11 @@
 //! Addresses of the machine come and go under flows that the kernel relays.
 
-use std::net::SocketAddr;
-
 use super::{
     CLIENT, Links, PEER, SERVER, by_each,
     client::{Client, bound, is_silent},
     relays::Pair,
 };
-use turnpike_trials::eventually;
+use crate::prelude::*;
 
 const CHANNEL: u16 = 0x4001;
 const OTHER: &str = "10.77.2.9";
@@ -58,8 +56,5 @@ fn sessions_wait_for_their_address(links: &Links, datapath: &str) {
 
 #[test]
 fn sessions_wait_for_their_address_and_new_ones_have_another() {
-    by_each(
-        "kernel_path::addresses::sessions_wait_for_their_address_and_new_ones_have_another",
-        sessions_wait_for_their_address,
-    );
+    by_each(turnpike_testkit::this_test!(), sessions_wait_for_their_address);
 }

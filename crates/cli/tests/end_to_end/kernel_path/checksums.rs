@@ -1,14 +1,12 @@
 //! Whatever devices offload: another program finds no wrong checksum in what leaves, nor a header that user space would not have written.
 
-use std::{fs, net::SocketAddr, process::Command};
-
 use super::{
     CLIENT, Links, PEER, SERVER,
     client::{Client, bound, received},
     on_links,
     relays::Pair,
 };
-use turnpike_trials::{Dir, Program, eventually, installed, need};
+use crate::prelude::*;
 
 /// What tcpdump says of the packets that arrive at an end, while `body` runs.
 pub(super) fn captured(interface: &str, filter: &str, body: impl FnOnce()) -> Vec<String> {
@@ -44,10 +42,9 @@ pub(super) fn ethtool(links: &Links, inside: bool, device: &str, feature: &str, 
 
 #[test]
 fn no_checksum_is_wrong_in_any_combination_of_offloads() {
-    const TEST: &str = "kernel_path::checksums::no_checksum_is_wrong_in_any_combination_of_offloads";
     need!(installed("tcpdump"));
     need!(installed("ethtool"));
-    on_links(TEST, |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&[]);
         // What leaves is whole, whatever came: its device computes no sums.
         for device in ["c", "p"] {
@@ -95,10 +92,9 @@ fn no_checksum_is_wrong_in_any_combination_of_offloads() {
 
 #[test]
 fn no_checksum_is_wrong_by_xdp() {
-    const TEST: &str = "kernel_path::checksums::no_checksum_is_wrong_by_xdp";
     need!(installed("tcpdump"));
     need!(installed("ethtool"));
-    on_links(TEST, |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         // As the kernel makes it, a veth leaves its sums to the receiver. XDP cannot see that, and leaves it to user space.
         for device in ["c", "p"] {
             ethtool(links, false, device, "gro", true);
@@ -143,10 +139,9 @@ fn no_checksum_is_wrong_by_xdp() {
 
 #[test]
 fn headers_are_as_user_space_writes_them() {
-    const TEST: &str = "kernel_path::checksums::headers_are_as_user_space_writes_them";
     need!(installed("tcpdump"));
     need!(installed("ethtool"));
-    on_links(TEST, |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let mut seen = Vec::new();
         links.behave_as_cards();
         for datapath in ["gso", "kernel", "xdp"] {

@@ -1,13 +1,11 @@
 //! Channels that come and go leave nothing behind.
 
-use std::net::SocketAddr;
-
 use super::{CLIENT, PEER, SERVER, client::Client, client::bound, on_links};
-use turnpike_trials::eventually;
+use crate::prelude::*;
 
 #[test]
 fn channels_that_come_and_go_by_the_thousand_leave_no_flow() {
-    on_links("kernel_path::churn::channels_that_come_and_go_by_the_thousand_leave_no_flow", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&[]);
         let flows = || server.metrics().sum("turnpike_kernel_flows", "");
         for round in 0..40 {

@@ -1,12 +1,7 @@
 //! A TURN client by hand, for a server that asks nobody for credentials; and its peer.
 
-use std::{
-    net::{IpAddr, SocketAddr, UdpSocket},
-    time::Duration,
-};
-
+use crate::prelude::*;
 use turnpike_testkit::stun::{self, Transaction, UDP, attribute::*, kind::*, xor_address};
-use turnpike_trials::SOON;
 
 pub(crate) struct Client {
     pub(crate) stun: stun::Client,

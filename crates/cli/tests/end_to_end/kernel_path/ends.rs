@@ -1,20 +1,18 @@
 //! What ends in user space has ended in the kernel before anybody is answered.
 
-use std::{fs, net::SocketAddr};
-
 use super::{
     PEER, SERVER, by_each,
     client::{bound, is_silent, received},
     on_links,
     relays::Pair,
 };
-use turnpike_trials::{Dir, Load, Reflect, eventually};
+use crate::prelude::*;
 
 const CHANNEL: u16 = 0x4001;
 
 #[test]
 fn after_the_answer_to_refresh_0_nothing_is_relayed() {
-    by_each("kernel_path::ends::after_the_answer_to_refresh_0_nothing_is_relayed", |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
@@ -30,7 +28,7 @@ fn after_the_answer_to_refresh_0_nothing_is_relayed() {
 
 #[test]
 fn a_peer_that_a_reload_refuses_is_cut_off() {
-    on_links("kernel_path::ends::a_peer_that_a_reload_refuses_is_cut_off", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let dir = Dir::new();
         let file = dir.file("turnpike.toml", "[peers]\ndeny = []\n");
         let mut server = links.serve(&["-c", file.to_str().expect("a name")]);
@@ -48,7 +46,7 @@ fn a_peer_that_a_reload_refuses_is_cut_off() {
 
 #[test]
 fn other_channels_of_a_client_go_on_when_one_peer_changes() {
-    on_links("kernel_path::ends::other_channels_of_a_client_go_on_when_one_peer_changes", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&[]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
@@ -61,7 +59,7 @@ fn other_channels_of_a_client_go_on_when_one_peer_changes() {
             assert_eq!(received(&other).0, b"other");
             other.send_to(b"back", pair.client.relayed).expect("it leaves");
             assert_eq!(pair.client.receive(), Some((0x4002, b"back".to_vec())));
-            (server.across() > before + 12).then_some(())
+            server.across() > before + 12
         });
         // A stranger on the peer's machine has no channel, and its permission by IP address still holds.
         let stranger = bound(PEER[0]);
@@ -73,16 +71,16 @@ fn other_channels_of_a_client_go_on_when_one_peer_changes() {
 
 #[test]
 fn an_allocation_that_moves_takes_its_flows_along() {
-    on_links("kernel_path::ends::an_allocation_that_moves_takes_its_flows_along", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         for workers in ["1", "2"] {
             let server = links.serve(&["--workers", workers]);
             let reflect = Reflect::start(PEER[0], &[]);
-            let run = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
+            let result = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
                 .to(reflect.address)
-                .with(&["--clients", "10", "--rate", "500", "--migrate", "0.5", "--duration", "3"])
-                .run();
-            assert_eq!(run.code, Some(0), "{}", run.output());
-            let result = run.result();
+                .with("--clients 10 --rate 500 --migrate 0.5 --duration 3")
+                .run()
+                .ended(0)
+                .result();
             let number = |name: &str| result[name].as_u64().expect("a number");
             assert!(number("received") * 10 > number("sent") * 9, "{result}");
             assert!(server.across() > number("received"), "{} of {result}", server.across());
@@ -94,14 +92,14 @@ fn an_allocation_that_moves_takes_its_flows_along() {
 
 #[test]
 fn a_client_over_tcp_is_none_of_the_kernels_business() {
-    on_links("kernel_path::ends::a_client_over_tcp_is_none_of_the_kernels_business", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&[]);
         let reflect = Reflect::start(PEER[0], &[]);
         let run = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
             .to(reflect.address)
-            .with(&["--clients", "3", "--rate", "200", "--transport", "tcp", "--duration", "1"])
-            .run();
-        assert_eq!(run.code, Some(0), "{}", run.output());
+            .with("--clients 3 --rate 200 --transport tcp --duration 1")
+            .run()
+            .ended(0);
         assert_eq!(run.result()["lost"].as_u64(), Some(0));
         assert_eq!(server.across(), 0);
     });

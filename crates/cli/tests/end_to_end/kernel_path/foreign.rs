@@ -1,11 +1,7 @@
 //! Other people's clients, whose channels the kernel relays: `./test interop-coturn-client`, `interop-aioice` and `interop-pion` prepare them.
 
-use std::{net::SocketAddr, path::Path, process::Command};
-
 use super::{Links, PEER, SERVER, Server, on_links};
-use turnpike_trials::{
-    Finished, PASSWORD, Program, REALM, Reflect, SOON, USER, eventually, installed, interop_program, need,
-};
+use crate::prelude::*;
 
 const COUNT: u64 = 120;
 
@@ -27,9 +23,8 @@ fn judge(ended: &Finished, server: &Server<'_>) {
 
 #[test]
 fn uclient_gets_every_message_back() {
-    const TEST: &str = "kernel_path::foreign::uclient_gets_every_message_back";
     need!(installed("turnutils_uclient"));
-    on_links(TEST, |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let server = with_users(links);
         for family in [0, 1] {
             let before = server.across();
@@ -39,8 +34,7 @@ fn uclient_gets_every_message_back() {
             command.args(["-e", &PEER[family].to_string(), "-r", &reflect.address.port().to_string()]);
             // An IPv6 relayed address for an IPv6 peer.
             command.args(if family == 1 { &["-x"][..] } else { &[] });
-            let ended = Program::start(command.arg(SERVER[family].to_string())).wait(SOON * 2);
-            assert_eq!(ended.code, Some(0), "{}", ended.output());
+            let ended = Program::start(command.arg(SERVER[family].to_string())).wait(SOON * 2).ended(0);
             let said = ended.output();
             let line = said.lines().rev().find(|line| line.contains("tot_recv_msgs=")).expect("a total");
             assert!(line.contains("tot_send_msgs=1000, tot_recv_msgs=1000"), "{line}");
@@ -52,7 +46,7 @@ fn uclient_gets_every_message_back() {
 #[test]
 fn aioice_relays_an_echo() {
     let python = need!(interop_program("interop-aioice", "venv/bin/python"));
-    on_links("kernel_path::foreign::aioice_relays_an_echo", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let server = with_users(links);
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/interop/aioice/echo.py");
         let mut command = Command::new(&python);
@@ -65,7 +59,7 @@ fn aioice_relays_an_echo() {
 #[test]
 fn pion_relays_an_echo() {
     let pion = need!(interop_program("interop-pion", "pion-echo"));
-    on_links("kernel_path::foreign::pion_relays_an_echo", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let server = with_users(links);
         let at = SocketAddr::new(SERVER[0], 3478).to_string();
         let mut command = Command::new(&pion);

@@ -1,21 +1,12 @@
 //! `forward --datapath kernel`: sessions of rules from UDP to UDP go across the kernel, and live and end as they do in user space.
 
-use std::{
-    fs,
-    net::{SocketAddr, UdpSocket},
-    thread,
-    time::Duration,
-};
-
 use super::{
     CLIENT, Links, PEER, SERVER, Server,
     checksums::{captured, ethtool},
     client::{bound, is_silent, received},
     on_links,
 };
-use turnpike_trials::{
-    Dir, Finished, Program, Reflect, SOON, Upgraded, ends, eventually, installed, need, turnpike,
-};
+use crate::prelude::*;
 
 /// A client, a target, and what has passed between the two.
 struct Session {
@@ -61,7 +52,7 @@ impl Session {
         eventually("the kernel has taken the session", || {
             self.exchange(20);
             let now = counts(forward);
-            (now[0] > before[0] && now[1] > before[1]).then_some(())
+            now[0] > before[0] && now[1] > before[1]
         });
     }
 }
@@ -104,8 +95,7 @@ const FAMILIES: [(usize, usize); 4] = [(0, 0), (0, 1), (1, 0), (1, 1)];
 
 #[test]
 fn payloads_arrive_as_they_were_sent_in_every_combination_of_families_and_totals_are_exact() {
-    const TEST: &str = "kernel_path::forwards::payloads_arrive_as_they_were_sent_in_every_combination_of_families_and_totals_are_exact";
-    on_links(TEST, |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let targets = [0, 1].map(|family| bound(PEER[family]));
         let port = |client: usize, target: usize| 5000 + u16::from(client == 1) * 2 + u16::from(target == 1);
         let rules = FAMILIES.map(|(client, target)| {
@@ -147,94 +137,85 @@ fn payloads_arrive_as_they_were_sent_in_every_combination_of_families_and_totals
 
 #[test]
 fn a_session_across_the_kernel_lives_as_long_as_it_has_something_to_do() {
-    on_links(
-        "kernel_path::forwards::a_session_across_the_kernel_lives_as_long_as_it_has_something_to_do",
-        |links| {
-            let target = bound(PEER[0]);
-            let forward = links.forward(&[&rule(at(0, 5000), &target, "idle=2")]);
-            let mut session = Session::new(0, at(0, 5000), &target);
-            session.settle(&forward);
-            // Three times its timeout; first both ways, then one.
-            for round in 0..12 {
-                thread::sleep(Duration::from_millis(500));
-                if round < 6 {
-                    session.exchange(50);
-                } else {
-                    session.client.send(b"?").expect("it leaves");
-                    received(&session.target);
-                }
+    on_links(turnpike_testkit::this_test!(), |links| {
+        let target = bound(PEER[0]);
+        let forward = links.forward(&[&rule(at(0, 5000), &target, "idle=2")]);
+        let mut session = Session::new(0, at(0, 5000), &target);
+        session.settle(&forward);
+        // Three times its timeout; first both ways, then one.
+        for round in 0..12 {
+            thread::sleep(Duration::from_millis(500));
+            if round < 6 {
+                session.exchange(50);
+            } else {
+                session.client.send(b"?").expect("it leaves");
+                received(&session.target);
             }
-            assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 1);
-            assert_eq!(flows(&forward), 2);
-            eventually("it ends", || sum(&forward, "turnpike_forward_ended_total", "reason=\"idle\"") == 1);
-            assert_eq!(flows(&forward), 0);
-            // And whoever comes back has a new one.
-            session.settle(&forward);
-            assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 2);
-        },
-    );
+        }
+        assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 1);
+        assert_eq!(flows(&forward), 2);
+        eventually("it ends", || sum(&forward, "turnpike_forward_ended_total", "reason=\"idle\"") == 1);
+        assert_eq!(flows(&forward), 0);
+        // And whoever comes back has a new one.
+        session.settle(&forward);
+        assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 2);
+    });
 }
 
 #[test]
 fn a_session_that_user_space_alone_has_heard_of_for_long_goes_across_again() {
-    on_links(
-        "kernel_path::forwards::a_session_that_user_space_alone_has_heard_of_for_long_goes_across_again",
-        |links| {
-            let target = bound(PEER[0]);
-            let forward = links.forward(&[&rule(at(0, 5000), &target, "idle=1")]);
-            let mut session = Session::new(0, at(0, 5000), &target);
-            session.settle(&forward);
-            // Longer than its flows live by themselves; these are not for the kernel, and nothing comes back.
-            let before = forward.passes("ttl");
-            session.client.set_ttl(1).expect("a TTL");
-            for _ in 0..20 {
-                thread::sleep(Duration::from_millis(250));
-                session.client.send(b"?").expect("it leaves");
-                received(&session.target);
-            }
-            assert!(forward.passes("ttl") >= before + 20);
-            session.client.set_ttl(64).expect("a TTL");
-            session.settle(&forward);
-            assert_eq!(forward.passes("expired"), 0);
-            assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 1);
-        },
-    );
+    on_links(turnpike_testkit::this_test!(), |links| {
+        let target = bound(PEER[0]);
+        let forward = links.forward(&[&rule(at(0, 5000), &target, "idle=1")]);
+        let mut session = Session::new(0, at(0, 5000), &target);
+        session.settle(&forward);
+        // Longer than its flows live by themselves; these are not for the kernel, and nothing comes back.
+        let before = forward.passes("ttl");
+        session.client.set_ttl(1).expect("a TTL");
+        for _ in 0..20 {
+            thread::sleep(Duration::from_millis(250));
+            session.client.send(b"?").expect("it leaves");
+            received(&session.target);
+        }
+        assert!(forward.passes("ttl") >= before + 20);
+        session.client.set_ttl(64).expect("a TTL");
+        session.settle(&forward);
+        assert_eq!(forward.passes("expired"), 0);
+        assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 1);
+    });
 }
 
 #[test]
 fn a_full_rule_gives_up_who_was_idle_for_longest_also_where_the_kernel_knows() {
-    on_links(
-        "kernel_path::forwards::a_full_rule_gives_up_who_was_idle_for_longest_also_where_the_kernel_knows",
-        |links| {
-            let target = bound(PEER[0]);
-            let forward = links.forward(&[&rule(at(0, 5000), &target, "max_connections=2")]);
-            let [mut busy, mut idle, mut new] = [(); 3].map(|()| Session::new(0, at(0, 5000), &target));
-            busy.settle(&forward);
-            idle.settle(&forward);
-            for _ in 0..15 {
-                thread::sleep(Duration::from_millis(100));
-                busy.exchange(10);
-            }
-            new.exchange(10);
-            eventually("one had to end", || {
-                sum(&forward, "turnpike_forward_ended_total", "reason=\"evicted\"") == 1
-            });
-            assert_eq!((flows(&forward), sum(&forward, "turnpike_forward_connections", "")), (4, 2));
-            let before = sum(&forward, "turnpike_forward_accepted_total", "");
+    on_links(turnpike_testkit::this_test!(), |links| {
+        let target = bound(PEER[0]);
+        let forward = links.forward(&[&rule(at(0, 5000), &target, "max_connections=2")]);
+        let [mut busy, mut idle, mut new] = [(); 3].map(|()| Session::new(0, at(0, 5000), &target));
+        busy.settle(&forward);
+        idle.settle(&forward);
+        for _ in 0..15 {
+            thread::sleep(Duration::from_millis(100));
             busy.exchange(10);
-            new.exchange(10);
-            counts_of(&forward, &[&busy, &idle, &new]);
-            assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), before, "it was the idle one");
-            idle.exchange(10);
-            counts_of(&forward, &[&busy, &idle, &new]);
-            assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), before + 1);
-        },
-    );
+        }
+        new.exchange(10);
+        eventually("one had to end", || {
+            sum(&forward, "turnpike_forward_ended_total", "reason=\"evicted\"") == 1
+        });
+        assert_eq!((flows(&forward), sum(&forward, "turnpike_forward_connections", "")), (4, 2));
+        let before = sum(&forward, "turnpike_forward_accepted_total", "");
+        busy.exchange(10);
+        new.exchange(10);
+        counts_of(&forward, &[&busy, &idle, &new]);
+        assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), before, "it was the idle one");
+        idle.exchange(10);
+        counts_of(&forward, &[&busy, &idle, &new]);
+        assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), before + 1);
+    });
 }
 
 #[test]
 fn a_session_without_an_answer_goes_across_to_another_target() {
-    on_links("kernel_path::forwards::a_session_without_an_answer_goes_across_to_another_target", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let [silent, other] = [(); 2].map(|()| bound(PEER[0]));
         let more = format!("{}?balance=failover&idle=60", other.local_addr().expect("bound"));
         let forward = links.forward(&[&format!("{},{more}", rule(at(0, 5000), &silent, ""))]);
@@ -243,7 +224,7 @@ fn a_session_without_an_answer_goes_across_to_another_target() {
         eventually("the second target", || {
             session.client.send(b"?").expect("it leaves");
             thread::sleep(Duration::from_millis(50));
-            other.recv(&mut [0; 64]).is_ok().then_some(())
+            other.recv(&mut [0; 64]).is_ok()
         });
         // What is still under way.
         thread::sleep(Duration::from_millis(500));
@@ -259,105 +240,98 @@ fn a_session_without_an_answer_goes_across_to_another_target() {
 
 #[test]
 fn what_a_reload_takes_away_has_ended_in_the_kernel_before_it_is_told() {
-    on_links(
-        "kernel_path::forwards::what_a_reload_takes_away_has_ended_in_the_kernel_before_it_is_told",
-        |links| {
-            let [target, other] = [(); 2].map(|()| bound(PEER[0]));
-            let table = |name: &str, port: u16, target: &UdpSocket, more: &str| {
-                let (at, target) = (at(0, port), target.local_addr().expect("bound"));
-                format!(
-                    "[[rule]]\nname = \"{name}\"\nprotocol = \"udp\"\nlisten = \"{at}\"\ntarget = \"{target}\"\n{more}"
-                )
-            };
-            let dir = Dir::new();
-            let [stays, goes] = [table("stays", 5000, &target, ""), table("goes", 5001, &target, "")];
-            let file = dir.file("f.toml", &(stays.clone() + &goes));
-            let mut forward = links.forward(&["-c", file.to_str().expect("a name")]);
-            let [mut one, mut two] = [5000, 5001].map(|port| Session::new(0, at(0, port), &target));
-            one.settle(&forward);
-            two.settle(&forward);
+    on_links(turnpike_testkit::this_test!(), |links| {
+        let [target, other] = [(); 2].map(|()| bound(PEER[0]));
+        let table = |name: &str, port: u16, target: &UdpSocket, more: &str| {
+            let (at, target) = (at(0, port), target.local_addr().expect("bound"));
+            format!(
+                "[[rule]]\nname = \"{name}\"\nprotocol = \"udp\"\nlisten = \"{at}\"\ntarget = \"{target}\"\n{more}"
+            )
+        };
+        let dir = Dir::new();
+        let [stays, goes] = [table("stays", 5000, &target, ""), table("goes", 5001, &target, "")];
+        let file = dir.file("f.toml", &(stays.clone() + &goes));
+        let mut forward = links.forward(&["-c", file.to_str().expect("a name")]);
+        let [mut one, mut two] = [5000, 5001].map(|port| Session::new(0, at(0, port), &target));
+        one.settle(&forward);
+        two.settle(&forward);
 
-            // Changed: to another target, and from now on through user space.
-            fs::write(&file, stays + &table("goes", 5001, &other, "kernel = false\n"))
-                .expect("it can be written");
-            forward.program.signal("HUP");
-            forward.program.line_with("rules reloaded rules=2");
-            assert_eq!(flows(&forward), 2);
-            two.client.send(b"to the other").expect("it leaves");
-            assert_eq!(received(&other).0, b"to the other");
-            two.target = other;
-            for _ in 0..50 {
-                two.exchange(30);
-            }
-            let stays = |family: &str| sum(&forward, family, "rule=\"stays\"");
-            let all = "turnpike_forward_datagrams_total";
-            eventually("all is counted", || stays(all) == 2 * one.sent);
-            let before = stays("turnpike_kernel_datagrams_total");
-            one.exchange(30);
-            eventually("and this", || stays(all) == 2 * one.sent);
-            assert_eq!(stays("turnpike_kernel_datagrams_total"), before + 2);
-            assert_eq!(flows(&forward), 2, "and nobody else goes across");
+        // Changed: to another target, and from now on through user space.
+        fs::write(&file, stays + &table("goes", 5001, &other, "kernel = false\n"))
+            .expect("it can be written");
+        forward.program.signal("HUP");
+        forward.program.line_with("rules reloaded rules=2");
+        assert_eq!(flows(&forward), 2);
+        two.client.send(b"to the other").expect("it leaves");
+        assert_eq!(received(&other).0, b"to the other");
+        two.target = other;
+        for _ in 0..50 {
+            two.exchange(30);
+        }
+        let stays = |family: &str| sum(&forward, family, "rule=\"stays\"");
+        let all = "turnpike_forward_datagrams_total";
+        eventually("all is counted", || stays(all) == 2 * one.sent);
+        let before = stays("turnpike_kernel_datagrams_total");
+        one.exchange(30);
+        eventually("and this", || stays(all) == 2 * one.sent);
+        assert_eq!(stays("turnpike_kernel_datagrams_total"), before + 2);
+        assert_eq!(flows(&forward), 2, "and nobody else goes across");
 
-            // Removed: nobody takes it any more.
-            fs::write(&file, &goes).expect("it can be written");
-            forward.program.signal("HUP");
-            forward.program.line_with("rules reloaded rules=1");
-            assert_eq!(flows(&forward), 0);
-            one.client.send(b"late").expect("it leaves");
-            assert!(is_silent(&target));
-        },
-    );
+        // Removed: nobody takes it any more.
+        fs::write(&file, &goes).expect("it can be written");
+        forward.program.signal("HUP");
+        forward.program.line_with("rules reloaded rules=1");
+        assert_eq!(flows(&forward), 0);
+        one.client.send(b"late").expect("it leaves");
+        assert!(is_silent(&target));
+    });
 }
 
 #[test]
 fn rules_that_cannot_go_across_are_named_and_stay_in_user_space() {
-    on_links(
-        "kernel_path::forwards::rules_that_cannot_go_across_are_named_and_stay_in_user_space",
-        |links| {
-            let target = bound(PEER[0]);
-            let rules = [
-                rule(at(0, 5000), &target, "name=slow&max_bytes_per_second=1000000"),
-                rule(at(0, 5001), &target, "name=own&kernel=false"),
-                rule(at(0, 5002), &target, "name=marked&mark=7"),
-            ];
-            let mut forward = links.forward(&rules.each_ref().map(String::as_str));
-            for (name, why) in [("slow", "a limit of bytes a second"), ("marked", "mark may lead")] {
-                let line =
-                    forward.program.line_with(&format!("rule {name}: its datagrams stay in user space"));
-                assert!(line.contains(why), "{line}");
+    on_links(turnpike_testkit::this_test!(), |links| {
+        let target = bound(PEER[0]);
+        let rules = [
+            rule(at(0, 5000), &target, "name=slow&max_bytes_per_second=1000000"),
+            rule(at(0, 5001), &target, "name=own&kernel=false"),
+            rule(at(0, 5002), &target, "name=marked&mark=7"),
+        ];
+        let mut forward = links.forward(&rules.each_ref().map(String::as_str));
+        for (name, why) in [("slow", "a limit of bytes a second"), ("marked", "mark may lead")] {
+            let line = forward.program.line_with(&format!("rule {name}: its datagrams stay in user space"));
+            assert!(line.contains(why), "{line}");
+        }
+        // None of them needs the kernel.
+        assert!(!forward.program.lines().iter().any(|line| line.contains("data path kernel")));
+        for port in [5000, 5001, 5002] {
+            let mut session = Session::new(0, at(0, port), &target);
+            for _ in 0..100 {
+                session.exchange(100);
             }
-            // None of them needs the kernel.
-            assert!(!forward.program.lines().iter().any(|line| line.contains("data path kernel")));
-            for port in [5000, 5001, 5002] {
-                let mut session = Session::new(0, at(0, port), &target);
-                for _ in 0..100 {
-                    session.exchange(100);
-                }
-            }
-            eventually("all is counted", || sum(&forward, "turnpike_forward_datagrams_total", "") == 600);
-            assert_eq!(counts(&forward), [0, 0]);
-            drop(forward);
+        }
+        eventually("all is counted", || sum(&forward, "turnpike_forward_datagrams_total", "") == 600);
+        assert_eq!(counts(&forward), [0, 0]);
+        drop(forward);
 
-            // And the other way round: one rule alone.
-            let rules = [rule(at(0, 5000), &target, "kernel=true"), rule(at(0, 5001), &target, "")];
-            let more = ["--datapath", "gso", &rules[0], &rules[1]];
-            let forward = links.forward(&more);
-            let [mut across, mut up] = [5000, 5001].map(|port| Session::new(0, at(0, port), &target));
-            across.settle(&forward);
-            let before = counts_of(&forward, &[&across]);
-            for _ in 0..50 {
-                up.exchange(40);
-            }
-            assert_eq!(counts_of(&forward, &[&across, &up]), before);
-            across.exchange(40);
-            eventually("one goes across", || counts(&forward)[0] > before[0]);
-        },
-    );
+        // And the other way round: one rule alone.
+        let rules = [rule(at(0, 5000), &target, "kernel=true"), rule(at(0, 5001), &target, "")];
+        let more = ["--datapath", "gso", &rules[0], &rules[1]];
+        let forward = links.forward(&more);
+        let [mut across, mut up] = [5000, 5001].map(|port| Session::new(0, at(0, port), &target));
+        across.settle(&forward);
+        let before = counts_of(&forward, &[&across]);
+        for _ in 0..50 {
+            up.exchange(40);
+        }
+        assert_eq!(counts_of(&forward, &[&across, &up]), before);
+        across.exchange(40);
+        eventually("one goes across", || counts(&forward)[0] > before[0]);
+    });
 }
 
 #[test]
 fn a_target_that_is_gone_ends_its_session() {
-    on_links("kernel_path::forwards::a_target_that_is_gone_ends_its_session", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let target = bound(PEER[0]);
         let forward = links.forward(&[&rule(at(0, 5000), &target, "")]);
         let mut session = Session::new(0, at(0, 5000), &target);
@@ -382,7 +356,7 @@ fn a_target_that_is_gone_ends_its_session() {
 
 #[test]
 fn a_wildcard_listener_answers_from_where_it_was_asked() {
-    on_links("kernel_path::forwards::a_wildcard_listener_answers_from_where_it_was_asked", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         links.inside(&["ip", "addr", "add", "10.77.1.9/24", "dev", "c"]);
         let target = bound(PEER[0]);
         let to = target.local_addr().expect("bound");
@@ -404,7 +378,7 @@ fn a_wildcard_listener_answers_from_where_it_was_asked() {
 
 #[test]
 fn while_draining_sessions_go_on_in_user_space() {
-    on_links("kernel_path::forwards::while_draining_sessions_go_on_in_user_space", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let target = bound(PEER[0]);
         let mut forward = links.forward(&[&rule(at(0, 5000), &target, "")]);
         let mut session = Session::new(0, at(0, 5000), &target);
@@ -422,32 +396,29 @@ fn while_draining_sessions_go_on_in_user_space() {
 
 #[test]
 fn a_process_that_takes_its_place_has_its_programs_links_and_sessions_go_across_again() {
-    on_links(
-        "kernel_path::forwards::a_process_that_takes_its_place_has_its_programs_links_and_sessions_go_across_again",
-        |links| {
-            let target = bound(PEER[0]);
-            let mut forward = links.forward(&[&rule(at(0, 5000), &target, "idle=8")]);
-            let mut upgraded = Upgraded::new(&forward.program);
-            let mut session = Session::new(0, at(0, 5000), &target);
+    on_links(turnpike_testkit::this_test!(), |links| {
+        let target = bound(PEER[0]);
+        let mut forward = links.forward(&[&rule(at(0, 5000), &target, "idle=8")]);
+        let mut upgraded = Upgraded::new(&forward.program);
+        let mut session = Session::new(0, at(0, 5000), &target);
+        session.settle(&forward);
+        for _ in 0..2 {
+            ends(upgraded.upgrade());
+            session.exchange(30);
             session.settle(&forward);
-            for _ in 0..2 {
-                ends(upgraded.upgrade());
-                session.exchange(30);
-                session.settle(&forward);
-                assert_eq!(flows(&forward), 2);
-            }
-            let line = forward.program.line_with("connection ended");
-            for direction in ["to_target", "to_client"] {
-                assert!(line.contains(&format!(" {direction}_bytes={} ", session.bytes)), "{line}");
-            }
-            assert_eq!(flows(&forward), 0);
-        },
-    );
+            assert_eq!(flows(&forward), 2);
+        }
+        let line = forward.program.line_with("connection ended");
+        for direction in ["to_target", "to_client"] {
+            assert!(line.contains(&format!(" {direction}_bytes={} ", session.bytes)), "{line}");
+        }
+        assert_eq!(flows(&forward), 0);
+    });
 }
 
 #[test]
 fn a_table_that_is_full_leaves_the_rest_in_user_space() {
-    on_links("kernel_path::forwards::a_table_that_is_full_leaves_the_rest_in_user_space", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let dir = Dir::new();
         let target = bound(PEER[0]);
         let to = target.local_addr().expect("bound");
@@ -483,9 +454,7 @@ fn number(run: &Finished, name: &str) -> u64 {
 
 #[test]
 fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
-    const TEST: &str =
-        "kernel_path::forwards::a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load";
-    on_links(TEST, |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let reflect = Reflect::start(PEER[0], &[]);
         let rules = format!("udp://{}={}", at(0, 5000), reflect.address);
         let forward = links.forward(&[&rules]);
@@ -497,8 +466,7 @@ fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
                 })
                 .into();
         for run in runs {
-            let run = run.wait(SOON);
-            assert_eq!(run.code, Some(0), "{}", run.output());
+            let run = run.wait(SOON).ended(0);
             assert_eq!(number(&run, "reordered"), 0, "{}", run.output());
             assert!(number(&run, "received") * 100 > number(&run, "sent") * 95, "{}", run.output());
         }
@@ -510,7 +478,7 @@ fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
 
 #[test]
 fn several_workers_share_a_rule_whose_sessions_go_across() {
-    on_links("kernel_path::forwards::several_workers_share_a_rule_whose_sessions_go_across", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let reflect = Reflect::start(PEER[1], &[]);
         let rules = format!("udp://{}={}?idle=1", at(1, 5000), reflect.address);
         let forward = links.forward(&["--workers", "2", &rules]);
@@ -533,10 +501,9 @@ fn several_workers_share_a_rule_whose_sessions_go_across() {
 
 #[test]
 fn no_checksum_is_wrong_in_any_combination_of_offloads() {
-    const TEST: &str = "kernel_path::forwards::no_checksum_is_wrong_in_any_combination_of_offloads";
     need!(installed("tcpdump"));
     need!(installed("ethtool"));
-    on_links(TEST, |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let targets = [0, 1].map(|family| bound(PEER[family]));
         let port = |target: usize| 5000 + u16::from(target == 1);
         let rules = FAMILIES.map(|(client, target)| rule(at(client, port(target)), &targets[target], ""));
@@ -582,43 +549,38 @@ fn no_checksum_is_wrong_in_any_combination_of_offloads() {
 
 #[test]
 fn what_does_not_fit_or_is_in_pieces_is_forwarded_by_user_space() {
-    on_links(
-        "kernel_path::forwards::what_does_not_fit_or_is_in_pieces_is_forwarded_by_user_space",
-        |links| {
-            let target = bound(PEER[0]);
-            let forward = links.forward(&[&rule(at(0, 5000), &target, "")]);
-            let mut session = Session::new(0, at(0, 5000), &target);
-            session.settle(&forward);
-            for len in [1473, 2900] {
-                session.exchange(len);
-            }
-            assert!(forward.passes("fragment") > 0);
-            links.inside(&["ip", "link", "set", "p", "mtu", "1300"]);
-            let long = vec![9; 1400];
-            session.client.send(&long).expect("it leaves");
-            assert_eq!(received(&target).0, long);
-            links.inside(&["ip", "link", "set", "p", "mtu", "1500"]);
-            assert!(forward.passes("too_big") > 0);
-            // Its end of life is here, and user space sends with another.
-            session.client.set_ttl(1).expect("a TTL");
-            session.exchange(40);
-            assert!(forward.passes("ttl") > 0);
-            session.client.set_ttl(64).expect("a TTL");
-            session.settle(&forward);
-            // Strangers at the session's own socket are nobody's.
-            session.client.send(b"where?").expect("it leaves");
-            let (_, from) = received(&target);
-            bound(PEER[0]).send_to(b"strange", from).expect("it leaves");
-            assert!(is_silent(&session.client));
-        },
-    );
+    on_links(turnpike_testkit::this_test!(), |links| {
+        let target = bound(PEER[0]);
+        let forward = links.forward(&[&rule(at(0, 5000), &target, "")]);
+        let mut session = Session::new(0, at(0, 5000), &target);
+        session.settle(&forward);
+        for len in [1473, 2900] {
+            session.exchange(len);
+        }
+        assert!(forward.passes("fragment") > 0);
+        links.inside(&["ip", "link", "set", "p", "mtu", "1300"]);
+        let long = vec![9; 1400];
+        session.client.send(&long).expect("it leaves");
+        assert_eq!(received(&target).0, long);
+        links.inside(&["ip", "link", "set", "p", "mtu", "1500"]);
+        assert!(forward.passes("too_big") > 0);
+        // Its end of life is here, and user space sends with another.
+        session.client.set_ttl(1).expect("a TTL");
+        session.exchange(40);
+        assert!(forward.passes("ttl") > 0);
+        session.client.set_ttl(64).expect("a TTL");
+        session.settle(&forward);
+        // Strangers at the session's own socket are nobody's.
+        session.client.send(b"where?").expect("it leaves");
+        let (_, from) = received(&target);
+        bound(PEER[0]).send_to(b"strange", from).expect("it leaves");
+        assert!(is_silent(&session.client));
+    });
 }
 
 #[test]
 fn an_ordinary_user_with_three_capabilities_has_it_and_without_the_start_fails() {
-    const TEST: &str =
-        "kernel_path::forwards::an_ordinary_user_with_three_capabilities_has_it_and_without_the_start_fails";
-    on_links(TEST, has_it_with_capabilities);
+    on_links(turnpike_testkit::this_test!(), has_it_with_capabilities);
 }
 
 fn has_it_with_capabilities(links: &Links) {
@@ -634,8 +596,7 @@ fn has_it_with_capabilities(links: &Links) {
         let mut command = super::operator::unprivileged(links, "");
         let forward = turnpike(&["forward", "--admin", "off", flag, "kernel", rule]);
         command.arg(forward.get_program()).args(forward.get_args());
-        let ended = Program::start(&mut command).wait(SOON);
-        assert_eq!(ended.code, Some(1), "{}", ended.output());
+        let ended = Program::start(&mut command).wait(SOON).ended(1);
         assert!(ended.stderr.contains(&format!("{flag} kernel: ")), "{}", ended.output());
         assert!(ended.stderr.contains("lacks CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON"), "{}", ended.output());
     }

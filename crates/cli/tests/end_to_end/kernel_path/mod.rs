@@ -24,5 +24,5 @@ mod upgrade;
 mod vlan;
 mod xdp;
 
-use turnpike_testkit::alone::run;
-use turnpike_trials::links::{CLIENT, Links, PEER, RELAY, SERVER, Server, by_each, on_links, reason_of_bulk};
+use crate::prelude::*;
+use turnpike_trials::links::{CLIENT, Links, PEER, RELAY, Server, by_each, reason_of_bulk};

@@ -1,20 +1,12 @@
 //! What an operator sees: at start, when interfaces come and go, and when the kernel path cannot be had.
 
-use std::{
-    fs,
-    net::{IpAddr, SocketAddr},
-    process::Command,
-};
-
-use turnpike_testkit::alone::run;
-
 use super::{
     CLIENT, Links, PEER, SERVER, by_each,
     client::{Client, bound, received},
     on_links,
     relays::Pair,
 };
-use turnpike_trials::{Load, Program, Reflect, SOON, eventually, turnpike};
+use crate::prelude::*;
 
 const USER: &str = "65534";
 
@@ -35,7 +27,7 @@ pub(super) fn unprivileged(links: &Links, capabilities: &str) -> Command {
 
 #[test]
 fn an_ordinary_user_with_three_capabilities_has_it() {
-    by_each("kernel_path::operator::an_ordinary_user_with_three_capabilities_has_it", |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let as_user = unprivileged(links, ",+net_admin,+bpf,+perfmon");
         let mut server = links.serve_as(as_user, &["--datapath", datapath]);
         let line = server.program.line_with("data path kernel: attached");
@@ -49,7 +41,7 @@ fn an_ordinary_user_with_three_capabilities_has_it() {
 
 #[test]
 fn without_capabilities_the_start_fails_and_says_which() {
-    on_links("kernel_path::operator::without_capabilities_the_start_fails_and_says_which", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         for (given, missing) in [
             ("", "lacks CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON"),
             (",+bpf,+perfmon", "lacks CAP_NET_ADMIN"),
@@ -59,9 +51,7 @@ fn without_capabilities_the_start_fails_and_says_which() {
             let serve =
                 turnpike(&["serve", "--listen", "10.77.1.1:3478", "--admin", "off", "--datapath", "kernel"]);
             command.arg(serve.get_program()).args(serve.get_args());
-            let ended = Program::start(&mut command).wait(SOON);
-            assert_eq!(ended.code, Some(1), "{}", ended.output());
-            assert!(ended.stderr.contains("--datapath kernel"), "{}", ended.output());
+            let ended = Program::start(&mut command).wait(SOON).ended(1).says("--datapath kernel");
             assert!(ended.stderr.contains(missing) && ended.stderr.contains("setcap"), "{}", ended.output());
         }
     });
@@ -69,7 +59,7 @@ fn without_capabilities_the_start_fails_and_says_which() {
 
 #[test]
 fn interfaces_that_come_and_go_are_followed() {
-    by_each("kernel_path::operator::interfaces_that_come_and_go_are_followed", |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let mut server = links.serve(&["--datapath", datapath]);
         links.inside(&["ip", "link", "add", "late", "type", "veth", "peer", "name", "later"]);
         links.inside(&["ip", "addr", "add", "10.99.0.1/24", "dev", "late"]);
@@ -92,7 +82,7 @@ fn interfaces_that_come_and_go_are_followed() {
 
 #[test]
 fn a_route_that_changes_is_followed() {
-    by_each("kernel_path::operator::a_route_that_changes_is_followed", |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
@@ -130,7 +120,7 @@ fn a_route_that_changes_is_followed() {
 
 #[test]
 fn a_neighbour_that_moves_is_followed() {
-    by_each("kernel_path::operator::a_neighbour_that_moves_is_followed", |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
@@ -147,7 +137,7 @@ fn a_neighbour_that_moves_is_followed() {
 
 #[test]
 fn clients_and_peers_behind_routers_are_reached() {
-    by_each("kernel_path::operator::clients_and_peers_behind_routers_are_reached", |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let far = [ip("10.77.9.9"), ip("fd77:9::9")];
         let home = ip("10.77.8.8");
         for device in ["c", "p"] {
@@ -205,7 +195,7 @@ fn link_local(device: &str) -> String {
 
 #[test]
 fn a_gateway_that_has_gone_is_left_for_another() {
-    by_each("kernel_path::operator::a_gateway_that_has_gone_is_left_for_another", |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let said = ip_says(&["-o", "link", "show", "dev", "p"]);
         let number = said.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
         let number = number.expect("Ethernet has one");
@@ -244,55 +234,49 @@ fn a_gateway_that_has_gone_is_left_for_another() {
 
 #[test]
 fn flows_that_have_all_come_up_at_once_go_across_again_under_load() {
-    by_each(
-        "kernel_path::operator::flows_that_have_all_come_up_at_once_go_across_again_under_load",
-        |links, datapath| {
-            let server = links.serve(&["--datapath", datapath]);
-            let reflect = Reflect::start(PEER[0], &[]);
-            let load = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
-                .to(reflect.address)
-                .with(&["--clients", "200", "--rate", "15000", "--duration", "8"])
-                .start();
-            eventually("they go across", || server.across() > 5000);
-            let no_route = server.passes("no_route");
-            links.inside(&["ip", "route", "add", "unreachable", "10.77.2.2/32"]);
-            eventually("nothing does", || server.passes("no_route") > no_route + 1000);
-            links.inside(&["ip", "route", "del", "unreachable", "10.77.2.2/32"]);
-            let before = server.across();
-            eventually("they go across again", || server.across() > before + 10_000);
-            assert_eq!(load.wait(SOON).code, Some(0));
-        },
-    );
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
+        let server = links.serve(&["--datapath", datapath]);
+        let reflect = Reflect::start(PEER[0], &[]);
+        let load = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
+            .to(reflect.address)
+            .with("--clients 200 --rate 15000 --duration 8")
+            .start();
+        eventually("they go across", || server.across() > 5000);
+        let no_route = server.passes("no_route");
+        links.inside(&["ip", "route", "add", "unreachable", "10.77.2.2/32"]);
+        eventually("nothing does", || server.passes("no_route") > no_route + 1000);
+        links.inside(&["ip", "route", "del", "unreachable", "10.77.2.2/32"]);
+        let before = server.across();
+        eventually("they go across again", || server.across() > before + 10_000);
+        assert_eq!(load.wait(SOON).code, Some(0));
+    });
 }
 
 #[test]
 fn a_link_that_becomes_narrower_is_heeded_while_traffic_flows() {
-    by_each(
-        "kernel_path::operator::a_link_that_becomes_narrower_is_heeded_while_traffic_flows",
-        |links, datapath| {
-            let server = links.serve(&["--datapath", datapath]);
-            let mut pair = Pair::new(0, 0);
-            pair.settle(&server);
-            let too_big = server.passes("too_big");
-            for (mtu, len) in [("1280", 1260), ("1500", 1400), ("1000", 990), ("1500", 1400)] {
-                links.inside(&["ip", "link", "set", "p", "mtu", mtu]);
-                // To the peer only: what it sends is as long as its own end of the link allows.
-                let payload = vec![7; len];
-                pair.client.send(0x4001, &payload);
-                assert_eq!(received(&pair.peer).0, payload);
-                pair.exchange(500);
-            }
-            assert_eq!(server.passes("too_big") - too_big, 2);
-            // Below 1,280 bytes a link has no IPv6, whose addresses went with it.
-            links.inside(&["ip", "addr", "replace", "fd77:2::1/64", "dev", "p", "nodad"]);
-            pair.settle(&server);
-        },
-    );
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
+        let server = links.serve(&["--datapath", datapath]);
+        let mut pair = Pair::new(0, 0);
+        pair.settle(&server);
+        let too_big = server.passes("too_big");
+        for (mtu, len) in [("1280", 1260), ("1500", 1400), ("1000", 990), ("1500", 1400)] {
+            links.inside(&["ip", "link", "set", "p", "mtu", mtu]);
+            // To the peer only: what it sends is as long as its own end of the link allows.
+            let payload = vec![7; len];
+            pair.client.send(0x4001, &payload);
+            assert_eq!(received(&pair.peer).0, payload);
+            pair.exchange(500);
+        }
+        assert_eq!(server.passes("too_big") - too_big, 2);
+        // Below 1,280 bytes a link has no IPv6, whose addresses went with it.
+        links.inside(&["ip", "addr", "replace", "fd77:2::1/64", "dev", "p", "nodad"]);
+        pair.settle(&server);
+    });
 }
 
 #[test]
 fn a_server_that_is_killed_leaves_nothing_behind() {
-    by_each("kernel_path::operator::a_server_that_is_killed_leaves_nothing_behind", |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let mut server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);

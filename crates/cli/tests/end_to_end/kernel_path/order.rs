@@ -1,23 +1,19 @@
 //! Heavy flows keep their super-packets and thin ones go across; no flow is reordered when it is now the one and now the other.
 
-use std::{net::SocketAddr, thread, time::Duration};
-
-use serde_json::Value;
-
 use super::{
     CLIENT, PEER, SERVER, Server, by_each,
     client::{Client, bound, received},
     on_links, reason_of_bulk,
 };
-use turnpike_trials::{Load, Program, Reflect, SOON, eventually, turnpike};
+use crate::prelude::*;
 
 fn load(arguments: &[&str]) -> Load {
-    Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body").with(arguments)
+    Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body").with_words(arguments)
 }
 
 #[test]
 fn bursts_stay_in_user_space_and_lone_datagrams_do_not() {
-    by_each("kernel_path::order::bursts_stay_in_user_space_and_lone_datagrams_do_not", |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let reflect = Reflect::start(PEER[0], &[]);
         let run = load(&["--clients", "50", "--rate", "2000", "--duration", "2"]).to(reflect.address).run();
@@ -45,7 +41,7 @@ fn bursts_stay_in_user_space_and_lone_datagrams_do_not() {
 /// The frames of a call. Where a sender's super-packets come whole, as here on plain links, nothing can be done about them.
 #[test]
 fn short_bursts_go_across_unless_they_come_as_one() {
-    on_links("kernel_path::order::short_bursts_go_across_unless_they_come_as_one", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         for come_whole in [false, true] {
             links.bursts_come_whole(come_whole);
             let server = links.serve(&[]);
@@ -67,22 +63,19 @@ fn short_bursts_go_across_unless_they_come_as_one() {
 
 #[test]
 fn short_bursts_of_forwarded_sessions_go_across_unless_they_come_as_one() {
-    on_links(
-        "kernel_path::order::short_bursts_of_forwarded_sessions_go_across_unless_they_come_as_one",
-        |links| {
-            for come_whole in [false, true] {
-                links.bursts_come_whole(come_whole);
-                let reflect = Reflect::start(PEER[0], &[]);
-                let at = format!("{}:5000", SERVER[0]);
-                let forward = links.forward(&[&format!("udp://{at}={}?idle=2", reflect.address)]);
-                let mut load = turnpike(&["load", "udp", &at, "--clients", "4", "--rate", "4000"]);
-                load.args(["--burst", "4", "--duration", "3", "--json", "-"]);
-                let run = Program::start(&mut load).wait(SOON);
-                eventually("all have ended", || forward.metrics().sum("turnpike_kernel_flows", "") == 0);
-                short_bursts_went(&run.result(), &forward, come_whole);
-            }
-        },
-    );
+    on_links(turnpike_testkit::this_test!(), |links| {
+        for come_whole in [false, true] {
+            links.bursts_come_whole(come_whole);
+            let reflect = Reflect::start(PEER[0], &[]);
+            let at = format!("{}:5000", SERVER[0]);
+            let forward = links.forward(&[&format!("udp://{at}={}?idle=2", reflect.address)]);
+            let mut load = turnpike(&["load", "udp", &at, "--clients", "4", "--rate", "4000"]);
+            load.args(["--burst", "4", "--duration", "3", "--json", "-"]);
+            let run = Program::start(&mut load).wait(SOON);
+            eventually("all have ended", || forward.metrics().sum("turnpike_kernel_flows", "") == 0);
+            short_bursts_went(&run.result(), &forward, come_whole);
+        }
+    });
 }
 
 fn short_bursts_went(result: &Value, server: &Server<'_>, come_whole: bool) {
@@ -113,8 +106,7 @@ fn is_in_order(result: &Value, datapath: &str) {
 
 #[test]
 fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
-    const TEST: &str = "kernel_path::order::a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load";
-    by_each(TEST, |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let reflect = Reflect::start(PEER[0], &[]);
         // Streams of single datagrams and of bursts, by turns, beside others that keep user space busy.
@@ -133,8 +125,7 @@ fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
         runs.push(load(&["--profile", "call", "--clients", "5", "--duration", "8"]).to(peer).start());
         runs.push(load(&["--profile", "screen", "--clients", "5", "--duration", "8"]).to(peer).start());
         for run in runs {
-            let run = run.wait(SOON);
-            assert_eq!(run.code, Some(0), "{}", run.output());
+            let run = run.wait(SOON).ended(0);
             is_in_order(&run.result(), datapath);
         }
         is_in_order(&busy.wait(SOON).result(), datapath);
@@ -183,7 +174,7 @@ fn stands_still(server: &Server<'_>, client: &Client, receive: impl Fn() -> Vec<
 
 #[test]
 fn what_user_space_has_not_sent_yet_is_not_overtaken() {
-    by_each("kernel_path::order::what_user_space_has_not_sent_yet_is_not_overtaken", |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
         let peer = bound(PEER[0]);
@@ -195,7 +186,7 @@ fn what_user_space_has_not_sent_yet_is_not_overtaken() {
 
 #[test]
 fn nor_where_that_sends_it_to_itself() {
-    by_each("kernel_path::order::nor_where_that_sends_it_to_itself", |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let [one, other] =
             [0, 1].map(|_| Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false));

@@ -1,16 +1,9 @@
 //! `reflect --datapath kernel`: what comes by a link goes back in the kernel, and only what is the reflector's.
 
-use std::{
-    io::ErrorKind,
-    net::{IpAddr, SocketAddr, UdpSocket},
-    process::Command,
-    time::Duration,
-};
+use crate::prelude::*;
+use std::io::ErrorKind;
 
 use socket2::{Domain, Protocol, Socket, Type};
-use turnpike_testkit::alone::run;
-
-use turnpike_trials::{Finished, Program, SOON, turnpike};
 
 use super::{CLIENT, Links, SERVER, on_links, operator::unprivileged};
 
@@ -55,7 +48,7 @@ fn comes_back(socket: &UdpSocket, payload: &[u8]) -> bool {
 
 #[test]
 fn what_comes_by_a_link_goes_back_in_the_kernel() {
-    on_links("kernel_path::reflector::what_comes_by_a_link_goes_back_in_the_kernel", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let mut program = reflect(links, &["--listen", "10.77.1.1:9001", "--listen", "[fd77:1::1]:9001"]);
         let line = program.line_with("in the kernel");
         assert!(line.ends_with("what comes by c, p"), "{line}");
@@ -87,15 +80,15 @@ fn what_comes_by_a_link_goes_back_in_the_kernel() {
 
 #[test]
 fn a_generator_gets_all_back_also_what_gro_has_coalesced() {
-    on_links("kernel_path::reflector::a_generator_gets_all_back_also_what_gro_has_coalesced", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         links.inside(&["ethtool", "-K", "c", "gro", "on"]);
         let mut program = reflect(links, &["--listen", "10.77.1.1:9001"]);
         program.line_with("in the kernel");
         for burst in ["1", "16"] {
             let load =
                 ["load", "udp", "10.77.1.1:9001", "--clients", "4", "--rate", "4000", "--duration", "1"];
-            let run = Program::run(&mut turnpike(&[&load[..], &["--burst", burst, "--json", "-"]].concat()));
-            assert_eq!(run.code, Some(0), "{}", run.output());
+            let run = Program::run(&mut turnpike(&[&load[..], &["--burst", burst, "--json", "-"]].concat()))
+                .ended(0);
             let result: serde_json::Value = serde_json::from_str(&run.stdout).expect("JSON");
             assert_eq!(result["received"], result["sent"], "{result}");
             assert!(result["sent"].as_u64().is_some_and(|sent| sent > 1000), "{result}");
@@ -111,7 +104,7 @@ fn a_generator_gets_all_back_also_what_gro_has_coalesced() {
 /// The kernel drops what is longer than what it came in, and cuts what is shorter.
 #[test]
 fn lengths_that_do_not_agree_go_up() {
-    on_links("kernel_path::reflector::lengths_that_do_not_agree_go_up", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let to: SocketAddr = "10.77.1.1:9001".parse().unwrap();
         let mut program = reflect(links, &["--listen", "10.77.1.1:9001"]);
         program.line_with("in the kernel");
@@ -147,7 +140,7 @@ fn lengths_that_do_not_agree_go_up() {
 /// A listener on all addresses has those of this machine, and nobody else's that it forwards to.
 #[test]
 fn what_is_for_others_passes_by() {
-    on_links("kernel_path::reflector::what_is_for_others_passes_by", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         // To a third machine, behind the reflector's: this one, by its other link.
         links.inside(&["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]);
         links.inside(&["ip", "addr", "add", "10.78.0.1/32", "dev", "lo"]);
@@ -174,11 +167,9 @@ fn what_is_for_others_passes_by() {
 
 #[test]
 fn a_kernel_that_cannot_says_why_at_the_start() {
-    on_links("kernel_path::reflector::a_kernel_that_cannot_says_why_at_the_start", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let refused = |command: &mut Command, why: &str| {
-            let run = Program::run(command);
-            assert_eq!(run.code, Some(1), "{}", run.output());
-            assert!(run.stderr.contains(why), "{}", run.output());
+            Program::run(command).ended(1).says(why);
         };
         let reflect = turnpike(&["reflect", "--datapath", "kernel", "--listen", "127.0.0.1:9001"]);
         let mut without = unprivileged(links, "");

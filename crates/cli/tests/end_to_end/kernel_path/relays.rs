@@ -1,17 +1,11 @@
 //! Payloads arrive as they were sent, in both directions and all combinations of families, across the kernel; totals are exact.
 
-use std::{
-    net::{SocketAddr, UdpSocket},
-    thread,
-    time::Duration,
-};
-
 use super::{
     CLIENT, Links, PEER, RELAY, SERVER, Server, by_each,
     client::{Client, bound, received},
     on_links, run,
 };
-use turnpike_trials::{SOON, eventually};
+use crate::prelude::*;
 
 const CHANNEL: u16 = 0x4001;
 
@@ -60,7 +54,7 @@ impl Pair {
         eventually("it is reached again, across", || {
             self.client.send(CHANNEL, b"where are you?");
             let is_there = self.peer.recv(&mut [0; 100]).is_ok();
-            (is_there && server.across() > across).then_some(())
+            is_there && server.across() > across
         });
         // What is left of that comes now.
         while self.peer.recv(&mut [0; 100]).is_ok() {}
@@ -73,7 +67,7 @@ impl Pair {
         eventually("the kernel has taken the flow", || {
             self.exchange(20);
             let [after, back] = counts(server);
-            (after > before && back > peer).then_some(())
+            after > before && back > peer
         });
     }
 }
@@ -119,15 +113,12 @@ fn all_families(links: &Links, datapath: &str) {
 
 #[test]
 fn payloads_arrive_as_they_were_sent_in_every_combination_of_families() {
-    by_each(
-        "kernel_path::relays::payloads_arrive_as_they_were_sent_in_every_combination_of_families",
-        all_families,
-    );
+    by_each(turnpike_testkit::this_test!(), all_families);
 }
 
 #[test]
 fn a_flow_of_questions_and_answers_goes_across() {
-    by_each("kernel_path::relays::a_flow_of_questions_and_answers_goes_across", |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
         // Each datagram follows the answer to the last after as long as a network takes, and nothing else wakes the server up.
@@ -143,7 +134,7 @@ fn a_flow_of_questions_and_answers_goes_across() {
 
 #[test]
 fn a_relay_behind_a_nat_relays_from_its_own_address() {
-    on_links("kernel_path::relays::a_relay_behind_a_nat_relays_from_its_own_address", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&["--relay-ip", "10.77.2.1=198.51.100.77"]);
         let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
         assert_eq!(client.relayed.ip().to_string(), "198.51.100.77");
@@ -155,14 +146,14 @@ fn a_relay_behind_a_nat_relays_from_its_own_address() {
             assert_eq!(received(&peer), (b"out".to_vec(), inner));
             peer.send_to(b"in", inner).expect("it leaves");
             assert_eq!(client.receive(), Some((CHANNEL, b"in".to_vec())));
-            (server.across() > 4).then_some(())
+            server.across() > 4
         });
     });
 }
 
 #[test]
 fn a_wildcard_listener_answers_from_where_it_was_asked() {
-    on_links("kernel_path::relays::a_wildcard_listener_answers_from_where_it_was_asked", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&["--listen", "0.0.0.0:3479", "--listen", "[::]:3479"]);
         for family in [0, 1] {
             let at = SocketAddr::new(SERVER[family], 3479);
@@ -176,7 +167,7 @@ fn a_wildcard_listener_answers_from_where_it_was_asked() {
                 peer.send_to(b"in", client.relayed).expect("it leaves");
                 // The client's socket is connected: what comes from elsewhere does not come at all.
                 assert_eq!(client.receive(), Some((CHANNEL, b"in".to_vec())));
-                (server.across() > before + 4).then_some(())
+                server.across() > before + 4
             });
         }
     });
@@ -202,7 +193,7 @@ fn clients_reach_each_other(links: &Links, datapath: &str, relayed: [&str; 2], m
             assert_eq!(one.receive(), Some((CHANNEL, payload)));
             sent += 1;
             // Each is counted twice, as it is where user space does it.
-            (server.across() > before + 100).then_some(())
+            server.across() > before + 100
         });
         one.refresh(0);
         let line = server.program.line_with(&format!("relayed={}", one.relayed));
@@ -217,61 +208,54 @@ fn clients_reach_each_other(links: &Links, datapath: &str, relayed: [&str; 2], m
 
 #[test]
 fn two_clients_of_one_server_reach_each_other_without_it() {
-    by_each(
-        "kernel_path::relays::two_clients_of_one_server_reach_each_other_without_it",
-        |links, datapath| clients_reach_each_other(links, datapath, ["10.77.2.1", "fd77:2::1"], &[]),
-    );
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
+        clients_reach_each_other(links, datapath, ["10.77.2.1", "fd77:2::1"], &[])
+    });
 }
 
 /// Nobody has the public addresses, and no NAT is there that could send anything back.
 #[test]
 fn two_clients_of_one_server_behind_a_nat_reach_each_other_without_both() {
-    by_each(
-        "kernel_path::relays::two_clients_of_one_server_behind_a_nat_reach_each_other_without_both",
-        |links, datapath| {
-            let public = ["198.41.0.9", "2600:1::5"];
-            let relays = ["--relay-ip", "10.77.2.1=198.41.0.9", "--relay-ip", "fd77:2::1=2600:1::5"];
-            clients_reach_each_other(links, datapath, public, &relays);
-        },
-    );
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
+        let public = ["198.41.0.9", "2600:1::5"];
+        let relays = ["--relay-ip", "10.77.2.1=198.41.0.9", "--relay-ip", "fd77:2::1=2600:1::5"];
+        clients_reach_each_other(links, datapath, public, &relays);
+    });
 }
 
 /// Flows are found by the peer too, so that a relayed address may be several clients'.
 #[test]
 fn clients_that_share_a_relayed_address_go_across_each_to_its_own_peer() {
-    on_links(
-        "kernel_path::relays::clients_that_share_a_relayed_address_go_across_each_to_its_own_peer",
-        |links| {
-            let mut server = links.serve(&["--shared-ports", "1"]);
-            let mut pairs: Vec<Pair> = (3..=5).map(Pair::apart).collect();
-            let relayed = pairs[0].client.relayed;
-            assert!(pairs.iter().all(|pair| pair.client.relayed == relayed), "one address for all");
-            for pair in &mut pairs {
-                pair.settle(&server);
-            }
-            assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 6);
-            // A peer that has but a permission goes up, to the client whose address it is.
-            let before = server.passes("unknown_peer");
-            let stranger = bound(pairs[1].peer.local_addr().expect("bound").ip());
-            stranger.send_to(b"strange", relayed).expect("it leaves");
-            let mut buffer = [0; 200];
-            let len = pairs[1].client.socket().recv(&mut buffer).expect("a Data indication");
-            assert_eq!(buffer[..2], [0x00, 0x17], "{:02x?}", &buffer[..len]);
-            eventually("it went up", || server.passes("unknown_peer") > before);
-            // One that leaves takes its own flows along, and nobody else's.
-            let gone = pairs.remove(0);
-            gone.client.refresh(0);
-            let line = server.program.line_with(&format!("to_peer_datagrams={}", gone.sent));
-            assert_eq!(number(&line, "to_client_datagrams"), gone.sent, "{line}");
-            assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 4);
-            let before = counts(&server);
-            for _ in 0..20 {
-                pairs.iter_mut().for_each(|pair| pair.exchange(50));
-            }
-            eventually("the others are across still", || {
-                let [to_peer, to_client] = counts(&server);
-                to_peer >= before[0] + 30 && to_client >= before[1] + 30
-            });
-        },
-    );
+    on_links(turnpike_testkit::this_test!(), |links| {
+        let mut server = links.serve(&["--shared-ports", "1"]);
+        let mut pairs: Vec<Pair> = (3..=5).map(Pair::apart).collect();
+        let relayed = pairs[0].client.relayed;
+        assert!(pairs.iter().all(|pair| pair.client.relayed == relayed), "one address for all");
+        for pair in &mut pairs {
+            pair.settle(&server);
+        }
+        assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 6);
+        // A peer that has but a permission goes up, to the client whose address it is.
+        let before = server.passes("unknown_peer");
+        let stranger = bound(pairs[1].peer.local_addr().expect("bound").ip());
+        stranger.send_to(b"strange", relayed).expect("it leaves");
+        let mut buffer = [0; 200];
+        let len = pairs[1].client.socket().recv(&mut buffer).expect("a Data indication");
+        assert_eq!(buffer[..2], [0x00, 0x17], "{:02x?}", &buffer[..len]);
+        eventually("it went up", || server.passes("unknown_peer") > before);
+        // One that leaves takes its own flows along, and nobody else's.
+        let gone = pairs.remove(0);
+        gone.client.refresh(0);
+        let line = server.program.line_with(&format!("to_peer_datagrams={}", gone.sent));
+        assert_eq!(number(&line, "to_client_datagrams"), gone.sent, "{line}");
+        assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 4);
+        let before = counts(&server);
+        for _ in 0..20 {
+            pairs.iter_mut().for_each(|pair| pair.exchange(50));
+        }
+        eventually("the others are across still", || {
+            let [to_peer, to_client] = counts(&server);
+            to_peer >= before[0] + 30 && to_client >= before[1] + 30
+        });
+    });
 }

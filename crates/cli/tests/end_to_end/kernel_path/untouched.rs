@@ -6,13 +6,13 @@ use super::{
     on_links,
     relays::Pair,
 };
-use turnpike_trials::eventually;
+use crate::prelude::*;
 
 const CHANNEL: u16 = 0x4001;
 
 #[test]
 fn what_the_program_does_not_take_is_relayed_by_user_space() {
-    on_links("kernel_path::untouched::what_the_program_does_not_take_is_relayed_by_user_space", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&[]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
@@ -70,7 +70,7 @@ fn what_the_program_does_not_take_is_relayed_by_user_space() {
 
 #[test]
 fn a_table_that_is_full_leaves_flows_to_user_space() {
-    on_links("kernel_path::untouched::a_table_that_is_full_leaves_flows_to_user_space", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let dir = turnpike_trials::Dir::new();
         let file = dir.file("turnpike.toml", "[limits]\nkernel_flows = 4\n");
         let server = links.serve(&["-c", file.to_str().expect("a name")]);
@@ -92,44 +92,39 @@ fn a_table_that_is_full_leaves_flows_to_user_space() {
 
 #[test]
 fn who_has_a_limit_of_bits_per_second_stays_in_user_space_until_a_reload() {
-    on_links(
-        "kernel_path::untouched::who_has_a_limit_of_bits_per_second_stays_in_user_space_until_a_reload",
-        |links| {
-            let dir = turnpike_trials::Dir::new();
-            let limits = "[limits]\nbits_per_second_per_allocation = \"8M\"\nburst = 20\n";
-            let file = dir.file("turnpike.toml", limits);
-            let mut server = links.serve(&["-c", file.to_str().expect("a name")]);
-            let mut pair = Pair::new(0, 0);
-            for _ in 0..50 {
-                pair.exchange(20);
-            }
-            assert_eq!(server.across(), 0);
-            eventually("the channel that stays is counted", || {
-                server.metrics().sum("turnpike_kernel_channels_limited_total", "") == 1
-            });
-            assert!(server.passes("unknown_channel") + server.passes("unknown_peer") > 0);
-            // The limit is kept.
-            let dropped = || {
-                server.metrics().sum("turnpike_dropped_datagrams_total", "reason=\"allocation_bandwidth\"")
-            };
-            eventually("something is dropped", || {
-                (0..100).for_each(|_| pair.client.send(CHANNEL, &[7; 1000]));
-                (dropped() > 0).then_some(())
-            });
+    on_links(turnpike_testkit::this_test!(), |links| {
+        let dir = turnpike_trials::Dir::new();
+        let limits = "[limits]\nbits_per_second_per_allocation = \"8M\"\nburst = 20\n";
+        let file = dir.file("turnpike.toml", limits);
+        let mut server = links.serve(&["-c", file.to_str().expect("a name")]);
+        let mut pair = Pair::new(0, 0);
+        for _ in 0..50 {
+            pair.exchange(20);
+        }
+        assert_eq!(server.across(), 0);
+        eventually("the channel that stays is counted", || {
+            server.metrics().sum("turnpike_kernel_channels_limited_total", "") == 1
+        });
+        assert!(server.passes("unknown_channel") + server.passes("unknown_peer") > 0);
+        // The limit is kept.
+        let dropped =
+            || server.metrics().sum("turnpike_dropped_datagrams_total", "reason=\"allocation_bandwidth\"");
+        eventually("something is dropped", || {
+            (0..100).for_each(|_| pair.client.send(CHANNEL, &[7; 1000]));
+            dropped() > 0
+        });
 
-            std::fs::write(&file, "").expect("our own file");
-            server.program.signal("HUP");
-            server.program.line_with("configuration reloaded");
-            let mut pair = Pair::new(0, 0);
-            pair.settle(&server);
-            std::fs::write(&file, limits).expect("our own file");
-            server.program.signal("HUP");
-            eventually("it is in user space again", || {
-                let before = server.across();
-                (0..20).for_each(|_| pair.exchange(20));
-                (server.across() == before && server.metrics().sum("turnpike_kernel_flows", "") == 0)
-                    .then_some(())
-            });
-        },
-    );
+        std::fs::write(&file, "").expect("our own file");
+        server.program.signal("HUP");
+        server.program.line_with("configuration reloaded");
+        let mut pair = Pair::new(0, 0);
+        pair.settle(&server);
+        std::fs::write(&file, limits).expect("our own file");
+        server.program.signal("HUP");
+        eventually("it is in user space again", || {
+            let before = server.across();
+            (0..20).for_each(|_| pair.exchange(20));
+            server.across() == before && server.metrics().sum("turnpike_kernel_flows", "") == 0
+        });
+    });
 }

@@ -1,13 +1,13 @@
 //! An upgrade of a server whose kernel relays: links and flows go along, and what goes across does so all the time.
 
-use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt as _};
+use crate::prelude::*;
+use std::os::unix::fs::PermissionsExt as _;
 
 use super::{
     PEER, SERVER, Server, by_each, on_links,
     relays::{Pair, number},
     run,
 };
-use turnpike_trials::{Dir, Load, Program, Reflect, SOON, Upgraded, ends, eventually, turnpike};
 
 /// Datagrams of clients that went up because the kernel had no flow for them. (Those of strangers to relay ports may be of a process that
 /// tries out what its sockets can.)
@@ -51,108 +51,99 @@ fn ends_with_its_total(mut pair: Pair, server: &mut Server<'_>) {
 
 #[test]
 fn what_goes_across_does_so_all_the_time_and_nothing_is_lost_or_reordered() {
-    by_each(
-        "kernel_path::upgrade::what_goes_across_does_so_all_the_time_and_nothing_is_lost_or_reordered",
-        |links, datapath| {
-            let server = links.serve(&["--workers", "2", "--datapath", datapath]);
-            let reflect = Reflect::start(PEER[0], &[]);
-            let mut upgraded = Upgraded::new(&server.program);
-            let load = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
-                .with(&["--clients", "40", "--rate", "2000", "--warmup", "0.1", "--duration", "600"])
-                .to(reflect.address)
-                .start();
-            let goes_across = || {
-                let before = server.across();
-                eventually("it goes across", || (server.across() > before + 2000).then_some(()));
-            };
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
+        let server = links.serve(&["--workers", "2", "--datapath", datapath]);
+        let reflect = Reflect::start(PEER[0], &[]);
+        let mut upgraded = Upgraded::new(&server.program);
+        let load = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
+            .with("--clients 40 --rate 2000 --warmup 0.1 --duration 600")
+            .to(reflect.address)
+            .start();
+        let goes_across = || {
+            let before = server.across();
+            eventually("it goes across", || server.across() > before + 2000);
+        };
+        goes_across();
+        let before = without_flow(&server);
+        for _ in 0..2 {
+            assert_eq!(flows(&server), 80);
+            ends(upgraded.upgrade());
             goes_across();
-            let before = without_flow(&server);
-            for _ in 0..2 {
-                assert_eq!(flows(&server), 80);
-                ends(upgraded.upgrade());
-                goes_across();
-                assert_eq!(flows(&server), 80);
-            }
-            assert_eq!(without_flow(&server), before, "some flow was away");
-            load.signal("INT");
-            let result = load.wait(SOON).result();
-            let nothing = ["lost", "reordered"].map(|key| result[key].as_u64());
-            assert_eq!(nothing, [Some(0), Some(0)], "{result}");
-            eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
-            assert_eq!(flows(&server), 0);
-            // The reflector has sent all back, and each process has counted its part of both ways.
-            let [to_peer, to_client] = ["to_peer", "to_client"].map(|direction| {
-                let label = format!("direction=\"{direction}\"");
-                server.metrics().sum("turnpike_relayed_datagrams_total", &label)
-            });
-            assert_eq!(to_peer, to_client, "{result}");
-            assert!(result["received"].as_u64().is_some_and(|received| received <= to_client), "{result}");
-            assert_eq!(server.metrics().sum("turnpike_upgrades_total", "result=\"done\""), 2);
-        },
-    );
+            assert_eq!(flows(&server), 80);
+        }
+        assert_eq!(without_flow(&server), before, "some flow was away");
+        load.signal("INT");
+        let result = load.wait(SOON).result();
+        let nothing = ["lost", "reordered"].map(|key| result[key].as_u64());
+        assert_eq!(nothing, [Some(0), Some(0)], "{result}");
+        eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+        assert_eq!(flows(&server), 0);
+        // The reflector has sent all back, and each process has counted its part of both ways.
+        let [to_peer, to_client] = ["to_peer", "to_client"].map(|direction| {
+            let label = format!("direction=\"{direction}\"");
+            server.metrics().sum("turnpike_relayed_datagrams_total", &label)
+        });
+        assert_eq!(to_peer, to_client, "{result}");
+        assert!(result["received"].as_u64().is_some_and(|received| received <= to_client), "{result}");
+        assert_eq!(server.metrics().sum("turnpike_upgrades_total", "result=\"done\""), 2);
+    });
 }
 
 #[test]
 fn totals_are_exact_and_what_has_come_in_the_pause_is_relayed_in_order() {
-    by_each(
-        "kernel_path::upgrade::totals_are_exact_and_what_has_come_in_the_pause_is_relayed_in_order",
-        |links, datapath| {
-            let mut server = links.serve(&["--datapath", datapath]);
-            let mut upgraded = Upgraded::new(&server.program);
-            let mut pairs = [Pair::new(0, 0), Pair::new(1, 1)];
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
+        let mut server = links.serve(&["--datapath", datapath]);
+        let mut upgraded = Upgraded::new(&server.program);
+        let mut pairs = [Pair::new(0, 0), Pair::new(1, 1)];
+        pairs.iter_mut().for_each(|pair| pair.settle(&server));
+        for _ in 0..2 {
+            (0..30).for_each(|_| pairs.iter_mut().for_each(|pair| pair.exchange(40)));
+            ends(upgraded.upgrade());
+            pairs.iter_mut().for_each(|pair| pair.exchange(40));
             pairs.iter_mut().for_each(|pair| pair.settle(&server));
-            for _ in 0..2 {
-                (0..30).for_each(|_| pairs.iter_mut().for_each(|pair| pair.exchange(40)));
-                ends(upgraded.upgrade());
-                pairs.iter_mut().for_each(|pair| pair.exchange(40));
-                pairs.iter_mut().for_each(|pair| pair.settle(&server));
-            }
-            for pair in pairs {
-                ends_with_its_total(pair, &mut server);
-            }
-            assert_eq!(flows(&server), 0);
-        },
-    );
+        }
+        for pair in pairs {
+            ends_with_its_total(pair, &mut server);
+        }
+        assert_eq!(flows(&server), 0);
+    });
 }
 
 #[test]
 fn a_successor_that_does_not_take_over_changes_nothing_and_one_with_another_table_has_flows_of_its_own() {
-    on_links(
-        "kernel_path::upgrade::a_successor_that_does_not_take_over_changes_nothing_and_one_with_another_table_has_flows_of_its_own",
-        |links| {
-            let dir = Dir::new();
-            // Programs may be started only from where files may be read.
-            let config = dir.file("turnpike.toml", "");
-            let config = config.to_str().expect("our own path is UTF-8");
-            let mut server = links.serve(&["-c", config, "--workers", "2"]);
-            let mut upgraded = Upgraded::new(&server.program);
-            let mut pair = Pair::new(0, 0);
+    on_links(turnpike_testkit::this_test!(), |links| {
+        let dir = Dir::new();
+        // Programs may be started only from where files may be read.
+        let config = dir.file("turnpike.toml", "");
+        let config = config.to_str().expect("our own path is UTF-8");
+        let mut server = links.serve(&["-c", config, "--workers", "2"]);
+        let mut upgraded = Upgraded::new(&server.program);
+        let mut pair = Pair::new(0, 0);
+        pair.settle(&server);
+        let before = without_flow(&server);
+        for (setting, why) in
+            [("TURNPIKE_SERVER_WORKERS=0", "server.workers"), ("TURNPIKE_SERVER_REALM=other", "realm")]
+        {
+            let asked = upgraded.ask(&["--binary", &with_setting(&dir, setting)]);
+            assert!(asked.code == Some(1) && asked.stderr.contains(why), "{}", asked.output());
+            (0..20).for_each(|_| pair.exchange(40));
             pair.settle(&server);
-            let before = without_flow(&server);
-            for (setting, why) in
-                [("TURNPIKE_SERVER_WORKERS=0", "server.workers"), ("TURNPIKE_SERVER_REALM=other", "realm")]
-            {
-                let asked = upgraded.ask(&["--binary", &with_setting(&dir, setting)]);
-                assert!(asked.code == Some(1) && asked.stderr.contains(why), "{}", asked.output());
-                (0..20).for_each(|_| pair.exchange(40));
-                pair.settle(&server);
-                assert_eq!((flows(&server), without_flow(&server)), (2, before), "{setting}");
-            }
-            let asked = upgraded.ask(&["--binary", &with_setting(&dir, "TURNPIKE_LIMITS_KERNEL_FLOWS=5000")]);
-            assert_eq!(asked.code, Some(0), "{}", asked.output());
-            let old = upgraded.pid();
-            upgraded.took_over(&asked.stdout);
-            ends(old);
-            pair.settle(&server);
-            assert_eq!((flows(&server), server.metrics().sum("turnpike_kernel_flows_limit", "")), (2, 5000));
-            ends_with_its_total(pair, &mut server);
-        },
-    );
+            assert_eq!((flows(&server), without_flow(&server)), (2, before), "{setting}");
+        }
+        let asked =
+            upgraded.ask(&["--binary", &with_setting(&dir, "TURNPIKE_LIMITS_KERNEL_FLOWS=5000")]).ended(0);
+        let old = upgraded.pid();
+        upgraded.took_over(&asked.stdout);
+        ends(old);
+        pair.settle(&server);
+        assert_eq!((flows(&server), server.metrics().sum("turnpike_kernel_flows_limit", "")), (2, 5000));
+        ends_with_its_total(pair, &mut server);
+    });
 }
 
 #[test]
 fn clients_that_share_a_relayed_address_still_do() {
-    on_links("kernel_path::upgrade::clients_that_share_a_relayed_address_still_do", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let mut server = links.serve(&["--shared-ports", "1"]);
         let mut upgraded = Upgraded::new(&server.program);
         let mut pairs: Vec<Pair> = (3..=5).map(Pair::apart).collect();
@@ -174,7 +165,7 @@ fn clients_that_share_a_relayed_address_still_do() {
 
 #[test]
 fn limits_and_drain_hold_after_an_upgrade_as_before() {
-    on_links("kernel_path::upgrade::limits_and_drain_hold_after_an_upgrade_as_before", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         let dir = Dir::new();
         let file = dir.file("turnpike.toml", "");
         let mut server = links.serve(&["-c", file.to_str().expect("a name")]);
@@ -188,7 +179,7 @@ fn limits_and_drain_hold_after_an_upgrade_as_before() {
         let limits = "[limits]\nbits_per_second_per_allocation = \"8M\"\nburst = 20\n";
         fs::write(&file, limits).expect("our own file");
         signal("HUP", &upgraded);
-        eventually("it is in user space", || (flows(&server) == 0).then_some(()));
+        eventually("it is in user space", || flows(&server) == 0);
         let before = server.across();
         (0..20).for_each(|_| pair.exchange(20));
         assert_eq!(server.across(), before);
@@ -211,7 +202,7 @@ fn limits_and_drain_hold_after_an_upgrade_as_before() {
 
 #[test]
 fn a_server_keeps_its_data_path_whatever_its_successor_is_told() {
-    on_links("kernel_path::upgrade::a_server_keeps_its_data_path_whatever_its_successor_is_told", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         // Programs may be started only from where files may be read.
         let dir = Dir::new();
         let config = dir.file("turnpike.toml", "");
@@ -229,39 +220,34 @@ fn a_server_keeps_its_data_path_whatever_its_successor_is_told() {
 
 #[test]
 fn a_forwarder_goes_on_in_user_space_where_its_successor_is_told_so() {
-    on_links(
-        "kernel_path::upgrade::a_forwarder_goes_on_in_user_space_where_its_successor_is_told_so",
-        |links| {
-            links.bursts_come_whole(false);
-            let reflect = Reflect::start(PEER[0], &[]);
-            let dir = Dir::new();
-            let (at, to) = (format!("{}:5000", SERVER[0]), reflect.address);
-            let rule = format!("[[rule]]\nprotocol = \"udp\"\nlisten = \"{at}\"\ntarget = \"{to}\"\n");
-            let config = dir.file("forward.toml", rule);
-            let forward = links.forward(&["-c", config.to_str().expect("our own path is UTF-8")]);
-            let mut upgraded = Upgraded::new(&forward.program);
-            let rate =
-                ["--clients", "4", "--rate", "4000", "--burst", "4", "--duration", "600", "--json", "-"];
-            let load = Program::start(&mut turnpike(&[&["load", "udp", &at][..], &rate].concat()));
-            // Short bursts, by sockets that gather nothing.
-            eventually("they go across", || (forward.across() > 4000).then_some(()));
-            goes_on_in_user_space(&mut upgraded, &dir);
-            let forwarded = || forward.metrics().sum("turnpike_forward_datagrams_total", "");
-            let before = forwarded();
-            eventually("they are forwarded", || forwarded() > before + 8000);
-            assert!(forward.metrics().maybe("turnpike_kernel_flows").is_none(), "nothing is in the kernel");
-            load.signal("INT");
-            let result = load.wait(SOON).result();
-            let nothing = ["lost", "reordered"].map(|key| result[key].as_u64());
-            assert_eq!(nothing, [Some(0), Some(0)], "{result}");
-        },
-    );
+    on_links(turnpike_testkit::this_test!(), |links| {
+        links.bursts_come_whole(false);
+        let reflect = Reflect::start(PEER[0], &[]);
+        let dir = Dir::new();
+        let (at, to) = (format!("{}:5000", SERVER[0]), reflect.address);
+        let rule = format!("[[rule]]\nprotocol = \"udp\"\nlisten = \"{at}\"\ntarget = \"{to}\"\n");
+        let config = dir.file("forward.toml", rule);
+        let forward = links.forward(&["-c", config.to_str().expect("our own path is UTF-8")]);
+        let mut upgraded = Upgraded::new(&forward.program);
+        let rate = ["--clients", "4", "--rate", "4000", "--burst", "4", "--duration", "600", "--json", "-"];
+        let load = Program::start(&mut turnpike(&[&["load", "udp", &at][..], &rate].concat()));
+        // Short bursts, by sockets that gather nothing.
+        eventually("they go across", || forward.across() > 4000);
+        goes_on_in_user_space(&mut upgraded, &dir);
+        let forwarded = || forward.metrics().sum("turnpike_forward_datagrams_total", "");
+        let before = forwarded();
+        eventually("they are forwarded", || forwarded() > before + 8000);
+        assert!(forward.metrics().maybe("turnpike_kernel_flows").is_none(), "nothing is in the kernel");
+        load.signal("INT");
+        let result = load.wait(SOON).result();
+        let nothing = ["lost", "reordered"].map(|key| result[key].as_u64());
+        assert_eq!(nothing, [Some(0), Some(0)], "{result}");
+    });
 }
 
 fn goes_on_in_user_space(upgraded: &mut Upgraded, dir: &Dir) {
     let old = upgraded.pid();
-    let asked = upgraded.ask(&["--binary", &in_user_space(dir)]);
-    assert_eq!(asked.code, Some(0), "{}", asked.output());
+    let asked = upgraded.ask(&["--binary", &in_user_space(dir)]).ended(0);
     upgraded.took_over(&asked.stdout);
     ends(old);
 }

@@ -1,18 +1,11 @@
 //! VLANs: a device of one is an interface like others, and what is tagged for another passes by.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    process::Command,
-};
-
-use turnpike_testkit::alone::run;
-
 use super::{
     CLIENT, Links, PEER, SERVER, by_each,
     client::{Client, bound, is_silent, received},
     on_links,
 };
-use turnpike_trials::{eventually, installed, need, skip};
+use crate::prelude::*;
 
 /// A VLAN between the ends of link `p`: 10.77.NUMBER.1 inside, 10.77.NUMBER.2 outside. False, and said, where the kernel has none.
 fn lay(links: &Links, number: &str) -> bool {
@@ -41,7 +34,7 @@ fn take_up(links: &Links, number: &str) {
 
 #[test]
 fn peers_in_a_vlan_are_reached_by_its_device() {
-    by_each("kernel_path::vlan::peers_in_a_vlan_are_reached_by_its_device", |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         if !lay(links, "5") {
             return;
         }
@@ -55,7 +48,7 @@ fn peers_in_a_vlan_are_reached_by_its_device() {
             assert_eq!(received(&peer), (b"out".to_vec(), client.relayed));
             peer.send_to(b"in", client.relayed).expect("it leaves");
             assert_eq!(client.receive(), Some((0x4001, b"in".to_vec())));
-            (server.across() > before + 20).then_some(())
+            server.across() > before + 20
         });
         let counted = |direction| {
             server.metrics().sum("turnpike_kernel_datagrams_total", &format!("direction=\"{direction}\""))
@@ -71,9 +64,8 @@ fn peers_in_a_vlan_are_reached_by_its_device() {
 /// Where the tag is not left to the card, it is a part of what a device of the VLAN calls its header.
 #[test]
 fn what_does_not_fit_into_a_vlan_is_left_to_user_space() {
-    const TEST: &str = "kernel_path::vlan::what_does_not_fit_into_a_vlan_is_left_to_user_space";
     need!(installed("ethtool"));
-    on_links(TEST, |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         links.inside(&["ethtool", "-K", "p", "txvlan", "off"]);
         if !lay(links, "5") {
             return;
@@ -90,7 +82,7 @@ fn what_does_not_fit_into_a_vlan_is_left_to_user_space() {
         eventually("it goes across", || {
             // With what ChannelData adds, all that fits.
             exchange(1468);
-            (server.across() > before + 20).then_some(())
+            server.across() > before + 20
         });
         let before = server.passes("too_big");
         (1469..=1472).for_each(exchange);
@@ -103,7 +95,7 @@ fn what_does_not_fit_into_a_vlan_is_left_to_user_space() {
 #[test]
 fn what_is_tagged_for_another_vlan_is_nobodys_flow() {
     need!(installed("python3"));
-    by_each("kernel_path::vlan::what_is_tagged_for_another_vlan_is_nobodys_flow", |links, datapath| {
+    by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
         let peer = bound(PEER[0]);
@@ -112,7 +104,7 @@ fn what_is_tagged_for_another_vlan_is_nobodys_flow() {
         eventually("its flow is across", || {
             peer.send_to(b"mine", client.relayed).expect("it leaves");
             assert_eq!(client.receive(), Some((0x4001, b"mine".to_vec())));
-            (server.across() > before + 20).then_some(())
+            server.across() > before + 20
         });
 
         // The very same packets, of no VLAN and of one which the server's machine has no part in.

@@ -1,13 +1,12 @@
 //! What only `--datapath xdp` has: neighbours that user space must know, and links whose drivers cannot.
 
 use super::{client::received, on_links, relays::Pair, run};
-use turnpike_trials::{Program, SOON, eventually, installed, need, turnpike};
+use crate::prelude::*;
 
 #[test]
 fn a_neighbour_that_is_not_known_yet_is_found_by_what_goes_up() {
-    const TEST: &str = "kernel_path::xdp::a_neighbour_that_is_not_known_yet_is_found_by_what_goes_up";
     need!(installed("ethtool"));
-    on_links(TEST, |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         links.behave_as_cards();
         let server = links.serve(&["--datapath", "xdp"]);
         let mut pair = Pair::new(0, 0);
@@ -20,7 +19,7 @@ fn a_neighbour_that_is_not_known_yet_is_found_by_what_goes_up() {
         eventually("that was seen", || {
             pair.exchange(30);
             links.inside(&["ip", "neigh", "flush", "dev", "p"]);
-            (server.passes("no_neighbour") > before).then_some(())
+            server.passes("no_neighbour") > before
         });
         pair.settle(&server);
         assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
@@ -30,7 +29,7 @@ fn a_neighbour_that_is_not_known_yet_is_found_by_what_goes_up() {
 #[test]
 fn generic_xdp_has_to_be_asked_for_and_relays_too() {
     need!(installed("ethtool"));
-    on_links("kernel_path::xdp::generic_xdp_has_to_be_asked_for_and_relays_too", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         links.behave_as_cards();
         let mut server = links.serve(&["--datapath", "xdp-generic"]);
         let line = server.program.line_with("data path kernel: attached");
@@ -42,7 +41,7 @@ fn generic_xdp_has_to_be_asked_for_and_relays_too() {
 
 #[test]
 fn where_no_driver_can_the_start_fails_and_says_why() {
-    on_links("kernel_path::xdp::where_no_driver_can_the_start_fails_and_says_why", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         for name in ["c", "p"] {
             links.inside(&["ip", "link", "del", name]);
         }
@@ -54,8 +53,7 @@ fn where_no_driver_can_the_start_fails_and_says_why() {
         let flags = ["serve", "--listen", "10.77.1.1:3478", "--admin", "off", "--datapath", "xdp"];
         let serve = turnpike(&flags);
         command.arg(serve.get_program()).args(serve.get_args());
-        let ended = Program::start(&mut command).wait(SOON);
-        assert_eq!(ended.code, Some(1), "{}", ended.output());
+        let ended = Program::start(&mut command).wait(SOON).ended(1);
         for said in ["--datapath kernel", "c: it is made by software (bridge)", "xdp-generic"] {
             assert!(ended.stderr.contains(said), "{said}: {}", ended.output());
         }
@@ -66,7 +64,7 @@ fn where_no_driver_can_the_start_fails_and_says_why() {
 #[test]
 fn a_veth_that_takes_nothing_is_named_with_its_remedy() {
     need!(installed("ethtool"));
-    on_links("kernel_path::xdp::a_veth_that_takes_nothing_is_named_with_its_remedy", |links| {
+    on_links(turnpike_testkit::this_test!(), |links| {
         run("ethtool", &["-K", "c", "gro", "on"]);
         let mut server = links.serve(&["--datapath", "xdp"]);
         let line = server.program.line_with("data path kernel: attached");

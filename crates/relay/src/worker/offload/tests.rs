@@ -281,8 +281,7 @@ fn peer(port: u16) -> SocketAddr {
 
 #[test]
 fn a_channel_has_flows_from_its_first_datagram_on() {
-    const TEST: &str = "worker::offload::tests::a_channel_has_flows_from_its_first_datagram_on";
-    in_network_namespace(TEST, || {
+    in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(0, 65_536) else { return };
         assert!(bench.allocate(client(0)) && bench.refresh(client(0), 3600));
         for number in 1..=3_u16 {
@@ -334,8 +333,7 @@ fn a_channel_has_flows_from_its_first_datagram_on() {
 /// The worker stands for that of the other process too.
 #[test]
 fn channels_whose_flows_come_from_another_process_are_used() {
-    const TEST: &str = "worker::offload::tests::channels_whose_flows_come_from_another_process_are_used";
-    in_network_namespace(TEST, || {
+    in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(0, 65_536) else { return };
         assert!(bench.allocate(client(0)));
         for number in 1..=2_u16 {
@@ -368,9 +366,7 @@ fn channels_whose_flows_come_from_another_process_are_used() {
 /// As before a successor takes the sockets, which does not know what they were told.
 #[test]
 fn sockets_that_did_without_gather_again_where_nothing_goes_across() {
-    const TEST: &str =
-        "worker::offload::tests::sockets_that_did_without_gather_again_where_nothing_goes_across";
-    in_network_namespace(TEST, || {
+    in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(0, 65_536) else { return };
         let (listener, _) = bench.worker.out.listeners[0].unwrap();
         let gathers = |bench: &Bench| bench.worker.sockets.get(listener).unwrap().gathers().unwrap();
@@ -385,8 +381,7 @@ fn sockets_that_did_without_gather_again_where_nothing_goes_across() {
 /// It was to go on with another worker, which has not taken it.
 #[test]
 fn what_came_back_goes_across_again() {
-    const TEST: &str = "worker::offload::tests::what_came_back_goes_across_again";
-    in_network_namespace(TEST, || {
+    in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(0, 65_536) else { return };
         assert!(bench.allocate(client(0)));
         assert!(bench.channel(client(0), 0x4001, peer(1)));
@@ -408,9 +403,7 @@ fn what_came_back_goes_across_again() {
 
 #[test]
 fn a_channel_that_finds_no_room_is_not_tried_again_with_each_datagram() {
-    const TEST: &str =
-        "worker::offload::tests::a_channel_that_finds_no_room_is_not_tried_again_with_each_datagram";
-    in_network_namespace(TEST, || {
+    in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(0, 2) else { return };
         for of in 0..2_u16 {
             assert!(bench.allocate(client(of)));
@@ -435,8 +428,7 @@ fn a_channel_that_finds_no_room_is_not_tried_again_with_each_datagram() {
 
 #[test]
 fn many_that_begin_at_once_take_turns_with_datagrams() {
-    const TEST: &str = "worker::offload::tests::many_that_begin_at_once_take_turns_with_datagrams";
-    in_network_namespace(TEST, || {
+    in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(0, 65_536) else { return };
         let each = u16::try_from(BEGIN).unwrap();
         for of in 0..3 {
@@ -467,9 +459,7 @@ fn many_that_begin_at_once_take_turns_with_datagrams() {
 
 #[test]
 fn binds_and_expiries_by_the_thousand_leave_no_flow_and_lose_none() {
-    const TEST: &str =
-        "worker::offload::tests::binds_and_expiries_by_the_thousand_leave_no_flow_and_lose_none";
-    in_network_namespace(TEST, || {
+    in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(0, 65_536) else { return };
         come_and_go(&mut bench);
         assert_eq!(bench.worker.server.stats().shared_peer_limit, 0);
@@ -478,9 +468,7 @@ fn binds_and_expiries_by_the_thousand_leave_no_flow_and_lose_none() {
 
 #[test]
 fn flows_of_a_shared_relay_socket_come_and_go_each_with_its_own_client() {
-    const TEST: &str =
-        "worker::offload::tests::flows_of_a_shared_relay_socket_come_and_go_each_with_its_own_client";
-    in_network_namespace(TEST, || {
+    in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(2, 65_536) else { return };
         come_and_go(&mut bench);
         assert!(bench.worker.server.stats().shared_peer_limit > 0, "no two clients wanted the same peer");

@@ -64,7 +64,7 @@ impl Crowd {
     /// Clients that come back after so many seconds of silence.
     pub(super) fn begin(network: &Network, patience: &str) -> Self {
         let start = |(name, server, count): (&'static str, String, u32)| {
-            let load = load(&server, name, count).with(&["--reconnect", patience, "--insecure"]);
+            let load = load(&server, name, count).with(&format!("--reconnect {patience} --insecure"));
             (name, count, load.start_in(&network.clients))
         };
         Self(parts().into_iter().map(start).collect())
@@ -72,7 +72,7 @@ impl Crowd {
 
     /// More clients over UDP.
     pub(super) fn more(network: &Network, name: &'static str) -> Self {
-        let load = load(&format!("turn:{FLEET}"), name, newcomers()).with(&["--reconnect", "5"]);
+        let load = load(&format!("turn:{FLEET}"), name, newcomers()).with("--reconnect 5");
         Self(vec![(name, newcomers(), load.start_in(&network.clients))])
     }
 
@@ -104,16 +104,7 @@ impl Crowd {
 
 fn load(server: &str, name: &str, count: u32) -> Load {
     let (clients, rate) = (count.to_string(), (count * RATE).to_string());
-    Load::at_as(server, &format!("{name}:{PASSWORD}")).to(PEERS).with(&[
-        "--users",
-        &clients,
-        "--clients",
-        &clients,
-        "--rate",
-        &rate,
-        "--warmup",
-        "0.5",
-        "--duration",
-        "600",
-    ])
+    Load::at_as(server, &format!("{name}:{PASSWORD}"))
+        .to(PEERS)
+        .with(&format!("--users {clients} --clients {clients} --rate {rate} --warmup 0.5 --duration 600"))
 }

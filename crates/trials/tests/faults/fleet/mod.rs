@@ -230,7 +230,7 @@ fn is_missed(world: &World) {
 #[test]
 fn a_node_is_killed() {
     on_a_fleet(
-        "faults::fleet::a_node_is_killed",
+        turnpike_testkit::this_test!(),
         "SIGKILL to a node, started again when its clients are elsewhere",
         Notice::End,
         NOBODY,
@@ -248,7 +248,7 @@ fn a_node_is_killed() {
 #[ignore = "thorough: cargo xtask faults fleet"]
 fn a_node_loses_its_link() {
     on_a_fleet(
-        "faults::fleet::a_node_loses_its_link",
+        turnpike_testkit::this_test!(),
         "the only link of a node is down for 8 s: to clients, peers, stores and other nodes",
         Notice::End,
         ONE,
@@ -269,7 +269,7 @@ fn the_link_of_a_node_flaps() {
     /// It is down for so long, and then up.
     const FLAP: Duration = Duration::from_millis(300);
     on_a_fleet(
-        "faults::fleet::the_link_of_a_node_flaps",
+        turnpike_testkit::this_test!(),
         "the only link of a node is down for 0.3 s, three times",
         Notice::Loss,
         NOBODY,
@@ -293,7 +293,7 @@ fn the_link_of_a_node_flaps() {
 #[ignore = "thorough: cargo xtask faults fleet"]
 fn a_node_and_the_store_are_partitioned() {
     on_a_fleet(
-        "faults::fleet::a_node_and_the_store_are_partitioned",
+        turnpike_testkit::this_test!(),
         "what a node says to the Redis is dropped for 8 s",
         Notice::Nothing,
         ONE,
@@ -312,7 +312,7 @@ fn a_node_and_the_store_are_partitioned() {
 #[ignore = "thorough: cargo xtask faults fleet"]
 fn all_nodes_and_the_store_are_partitioned() {
     on_a_fleet(
-        "faults::fleet::all_nodes_and_the_store_are_partitioned",
+        turnpike_testkit::this_test!(),
         "what all nodes say to the Redis is dropped for 8 s",
         Notice::Nothing,
         ALL,
@@ -329,7 +329,7 @@ fn all_nodes_and_the_store_are_partitioned() {
 #[test]
 fn the_store_is_killed_and_comes_back_empty() {
     on_a_fleet(
-        "faults::fleet::the_store_is_killed_and_comes_back_empty",
+        turnpike_testkit::this_test!(),
         "SIGKILL to the Redis, started again with nothing in it after half a second",
         Notice::Nothing,
         NOBODY,
@@ -374,7 +374,7 @@ fn the_store_is_killed_and_comes_back_empty() {
 #[ignore = "thorough: cargo xtask faults fleet"]
 fn the_store_stands_still() {
     on_a_fleet(
-        "faults::fleet::the_store_stands_still",
+        turnpike_testkit::this_test!(),
         "the Redis stands still for 8 s (SIGSTOP)",
         Notice::Nothing,
         ALL,
@@ -392,7 +392,7 @@ fn the_store_stands_still() {
 #[ignore = "thorough: cargo xtask faults fleet"]
 fn the_users_are_away() {
     on_a_fleet(
-        "faults::fleet::the_users_are_away",
+        turnpike_testkit::this_test!(),
         "PostgreSQL crashes and is started again after 8 s",
         Notice::Nothing,
         NOBODY,
@@ -427,7 +427,7 @@ fn the_users_are_away() {
 #[ignore = "thorough: cargo xtask faults fleet"]
 fn upgraded_node_by_node() {
     on_a_fleet(
-        "faults::fleet::upgraded_node_by_node",
+        turnpike_testkit::this_test!(),
         "`turnpike upgrade` of each node, one after the other",
         Notice::Nothing,
         NOBODY,
@@ -449,14 +449,13 @@ fn upgraded_node_by_node() {
 #[ignore = "thorough: cargo xtask faults fleet"]
 fn drained_and_uncordoned() {
     on_a_fleet(
-        "faults::fleet::drained_and_uncordoned",
+        turnpike_testkit::this_test!(),
         "`turnpike fleet drain` of a node, newcomers, `uncordon`",
         Notice::Nothing,
         NOBODY,
         |world, row| {
             let asked = |world: &World, verb: &str| {
-                let told = world.told(WITNESS, &["fleet", verb, &name(BROKEN)]);
-                assert_eq!(told.code, Some(0), "{}", told.output());
+                world.told(WITNESS, &["fleet", verb, &name(BROKEN)]).ended(0);
             };
             let before = world.all_allocations();
             asked(world, "drain");

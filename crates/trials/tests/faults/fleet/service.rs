@@ -290,6 +290,5 @@ fn enter_users(postgres: &databases::Server) {
     let words = postgres.coturn_words();
     let mut command = Command::new(psql);
     command.env("PGPASSWORD", databases::PASSWORD).args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", &words]);
-    let done = Program::run(command.args(["-c", &sql]));
-    assert_eq!(done.code, Some(0), "{}", done.output());
+    Program::run(command.args(["-c", &sql])).ended(0);
 }

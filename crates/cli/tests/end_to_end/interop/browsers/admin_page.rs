@@ -1,21 +1,12 @@
 //! The page of the admin interface in real browsers, with 10,000 sessions: what it shows is what there is, it is operated by keyboard, and
 //! axe (tests/interop/axe) finds nothing that keeps anybody from using it.
 
-use std::{
-    env, fs,
-    path::Path,
-    sync::{Mutex, PoisonError},
-};
+use crate::prelude::*;
+use std::sync::{Mutex, PoisonError};
 
-use serde_json::{Value, json};
 use turnpike_measure::units;
-use turnpike_testkit::stun;
-use turnpike_testkit::tests;
 
 use turnpike_trials::browsers::{Devtools, Driver, Marionette};
-use turnpike_trials::{
-    Dir, Load, Program, REALM, Reflect, Serve, USER, V4, eventually, interop_program, need,
-};
 
 const TOKEN: &str = "token-for-the-browsers-test";
 
@@ -38,11 +29,9 @@ impl World {
         let serve = Serve::start(&["-c", config.to_str().expect("our own path is UTF-8")]);
         let reflect = Reflect::start(V4, &[]);
         let clients = sessions.to_string();
-        let load = Load::new(serve.address(V4))
-            .to(reflect.address)
-            .with(&["--clients", &clients, "--rate", "2000", "--duration", "3600"])
-            .start();
-        eventually("all have their sessions", || (serve.allocations() == sessions).then_some(()));
+        let load =
+            serve.load(&reflect).with(&format!("--clients {clients} --rate 2000 --duration 3600")).start();
+        eventually("all have their sessions", || serve.allocations() == sessions);
         Self { serve, _load: load, _reflect: reflect, _dir: dir }
     }
 
@@ -230,7 +219,7 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
     let announced = page.run("return document.getElementById('announcement').textContent");
     assert_eq!(announced, format!("The session of {USER} has ended."));
     let ended = || world.serve.metrics().sum("turnpike_allocations_closed_total", "reason=\"administrator\"");
-    eventually("it is counted", || (ended() == 1).then_some(()));
+    eventually("it is counted", || ended() == 1);
     page.run("sessionStorage.clear()");
 }
 

@@ -2,19 +2,9 @@
 
 mod admin_page;
 
-use std::net::{IpAddr, TcpListener};
+use crate::prelude::*;
 
-use serde_json::{Value, json};
-
-use turnpike_testkit::{alone::run, tests};
-
-use turnpike_trials::links::{SERVER, on_links};
-use turnpike_trials::{
-    Certificate, Dir, Metrics, PASSWORD, Program, REALM, Serve, USER, V4, V6, eventually, free_port,
-    loopback_of, need, turnpike,
-};
-
-use turnpike_trials::browsers::{Browser, Chromium, Firefox, Over, Page};
+use turnpike_trials::browsers::{Browser, Firefox, Over};
 
 /// Has a browser call itself through `serve`, and holds what it saw against what the server counted.
 fn calls_itself<B: Browser>(over: Over, family: IpAddr) {

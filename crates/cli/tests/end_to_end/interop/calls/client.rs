@@ -1,18 +1,9 @@
 //! The clients of docs/clients.md, and both ends of a call that one of them makes with itself.
 
-use std::{
-    collections::BTreeSet,
-    path::Path,
-    process::Command,
-    time::{Duration, Instant},
-};
-
-use serde_json::{Value, json};
-
 use super::{call_length, credential};
 use crate::credentials::{Credential, Server};
-use turnpike_trials::browsers::{Browser as _, Chromium, Page};
-use turnpike_trials::{Certificate, Finished, Program, V4, fetch, interop_program};
+use crate::prelude::*;
+use turnpike_trials::browsers::Browser as _;
 
 /// Time in which every client starts its call beside all others.
 const START: Duration = Duration::from_secs(60);

@@ -3,16 +3,10 @@
 
 mod client;
 
-use std::{
-    env, thread,
-    time::{Duration, Instant},
-};
-
-use serde_json::json;
+use crate::prelude::*;
 
 use crate::credentials::{Credential, Server, Store, rotate};
 use client::{CLIENTS, Call, GSTREAMER, Outcome, longest_gap};
-use turnpike_trials::{Certificate, SOON, need, skip};
 
 /// Seconds that a call lasts.
 const SECONDS: &str = "TURNPIKE_TEST_CALL_SECONDS";

@@ -1,21 +1,6 @@
 //! `load turn` and `probe` over TCP, TLS and DTLS, with TCP relaying, against Debian's `turnserver`.
 
-use std::{
-    fs,
-    net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
-    path::PathBuf,
-    process::Command,
-};
-
-use serde_json::Value;
-
-use turnpike_testkit::stun;
-use turnpike_testkit::tests;
-
-use turnpike_trials::{
-    Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, USER, V4, V6, eventually, free_port, has_ipv6,
-    installed, loopback_of, need, turnpike, words,
-};
+use crate::prelude::*;
 
 /// A running turnserver with every transport, on loopback in both families; two IPv4 addresses, for RFC 5780.
 struct Turnserver {
@@ -56,7 +41,7 @@ impl Turnserver {
         command.args(more);
         let program = Program::start(command.current_dir(dir.path()));
         let stun = stun::Client::new((V4, plain).into());
-        eventually("turnserver answers", || stun.is_answered().then_some(()));
+        eventually("turnserver answers", || stun.is_answered());
         Ok(Self { plain, secure, certificate, _program: program, dir })
     }
 
@@ -74,7 +59,7 @@ impl Turnserver {
 
     fn load(&self, transport: &str, family: std::net::IpAddr) -> Load {
         let trust = self.certificate.display().to_string();
-        Load::new(self.address(transport, family)).with(&["--transport", transport, "--ca", &trust])
+        Load::new(self.address(transport, family)).with(&format!("--transport {transport} --ca {trust}"))
     }
 
     fn probe(&self, uri: &str, more: &[&str]) -> Finished {
@@ -103,14 +88,14 @@ fn relays_all(transport: &str, family: std::net::IpAddr, via: &str) {
     need!(loopback_of(family));
     let server = need!(Turnserver::start());
     let reflect = Reflect::start(family, &[]);
-    let run = server
+    let result = server
         .load(transport, family)
         .to(reflect.address)
         // An odd size: on a stream ChannelData is padded.
-        .with(&["--via", via, "--clients", "4", "--rate", "200", "--size", "121", "--duration", "2"])
-        .run();
-    assert_eq!(run.code, Some(0), "{}", run.output());
-    let result = run.result();
+        .with(&format!("--via {via} --clients 4 --rate 200 --size 121 --duration 2"))
+        .run()
+        .ended(0)
+        .result();
     assert!(result["sent"].as_u64() >= Some(100), "{result}");
     assert_eq!(result["datapath"], transport, "{result}");
     // A datagram may be lost; a stream loses nothing as long as the server keeps up.
@@ -130,14 +115,14 @@ tests! {
 fn allocations_over_tls_resume_sessions_unless_told_not_to() {
     let server = need!(Turnserver::start());
     let handshakes = |more: &[&str]| {
-        let run = server
+        let result = server
             .load("tls", V4)
             // On a busy machine all that fits into a warm-up and more would be late for what is measured.
-            .with(&words("--mode allocate --clients 2 --rate 100 --duration 1 --warmup 0"))
-            .with(more)
-            .run();
-        assert_eq!(run.code, Some(0), "{}", run.output());
-        let result = run.result();
+            .with("--mode allocate --clients 2 --rate 100 --duration 1 --warmup 0")
+            .with_words(more)
+            .run()
+            .ended(0)
+            .result();
         assert!(result["received"].as_u64() > Some(4), "{result}");
         let count = |key: &str| result[key].as_f64().unwrap_or_else(|| panic!("no {key} in {result}"));
         (count("full_handshakes"), count("resumed_handshakes"))
@@ -157,13 +142,13 @@ fn tcp_is_relayed_to_a_tcp_reflector() {
     let peer: SocketAddr =
         line.trim_start_matches("listening on tcp ").parse().expect("an address ends the line");
     for transport in ["tcp", "tls"] {
-        let run = server
+        let result = server
             .load(transport, V4)
             .to(peer)
-            .with(&["--relay", "tcp", "--clients", "3", "--rate", "300", "--size", "1000", "--duration", "1"])
-            .run();
-        assert_eq!(run.code, Some(0), "{}", run.output());
-        let result = run.result();
+            .with("--relay tcp --clients 3 --rate 300 --size 1000 --duration 1")
+            .run()
+            .ended(0)
+            .result();
         assert!(result["sent"].as_u64() >= Some(100), "{result}");
         assert_eq!(result["received"], result["sent"], "{result}");
         assert_eq!(result["reordered"], 0, "{result}");
@@ -180,28 +165,32 @@ fn a_certificate_that_is_not_trusted_or_has_another_name_is_refused_with_a_remed
     for transport in ["tls", "dtls"] {
         let run = Load::new(server.address(transport, V4))
             .to(reflect.address)
-            .with(&["--transport", transport, "--duration", "1"])
-            .run();
-        assert_eq!(run.code, Some(1), "{}", run.output());
+            .with(&format!("--transport {transport} --duration 1"))
+            .run()
+            .ended(1);
         assert!(run.stderr.contains("certificate") && run.stderr.contains("--ca"), "{}", run.output());
-        let named =
-            server.load(transport, V4).with(&["--server-name", "example.net", "--duration", "1"]).run();
-        assert_eq!(named.code, Some(1), "{}", named.output());
-        assert!(named.stderr.contains("example.net"), "{}", named.output());
+        server
+            .load(transport, V4)
+            .with("--server-name example.net --duration 1")
+            .run()
+            .ended(1)
+            .says("example.net");
     }
 }
 
 #[test]
 fn a_closed_port_and_a_wrong_password_are_told_over_tcp() {
     let server = need!(Turnserver::start());
-    let nothing = Load::new((V4, free_pair()).into()).with(&["--transport", "tcp", "--duration", "1"]).run();
-    assert_eq!(nothing.code, Some(1), "{}", nothing.output());
-    assert!(nothing.stderr.contains("refused the connection"), "{}", nothing.output());
-    let refused = Load::as_user(server.address("tcp", V4), &format!("{USER}:wrong"))
-        .with(&["--transport", "tcp", "--duration", "1"])
-        .run();
-    assert_eq!(refused.code, Some(1), "{}", refused.output());
-    assert!(refused.stderr.contains("refused user"), "{}", refused.output());
+    Load::new((V4, free_pair()).into())
+        .with("--transport tcp --duration 1")
+        .run()
+        .ended(1)
+        .says("refused the connection");
+    Load::as_user(server.address("tcp", V4), &format!("{USER}:wrong"))
+        .with("--transport tcp --duration 1")
+        .run()
+        .ended(1)
+        .says("refused user");
 }
 
 #[test]
@@ -230,9 +219,7 @@ fn probe_tells_what_coturn_has_over_every_transport() {
         |peer: &str| peers.iter().find(|facts| facts["peer"] == peer).map(|facts| &facts["allowed"]);
     assert_eq!(allowed("127.0.0.1"), Some(&Value::Bool(true)), "{report}");
 
-    let secure = server.probe(&format!("turns:127.0.0.1:{}", server.secure), &[]);
-    assert_eq!(secure.code, Some(0), "{}", secure.output());
-    let report = secure.result();
+    let report = server.probe(&format!("turns:127.0.0.1:{}", server.secure), &[]).ended(0).result();
     for transport in ["tls", "dtls"] {
         let facts = &report["transports"][transport];
         assert_eq!(facts["reachable"], true, "{report}");
@@ -241,8 +228,8 @@ fn probe_tells_what_coturn_has_over_every_transport() {
     }
 
     let distrusted =
-        Program::run(&mut turnpike(&["probe", &format!("turns:127.0.0.1:{}", server.secure), "--json"]));
-    assert_eq!(distrusted.code, Some(1), "{}", distrusted.output());
+        Program::run(&mut turnpike(&["probe", &format!("turns:127.0.0.1:{}", server.secure), "--json"]))
+            .ended(1);
     assert_eq!(distrusted.result()["transports"]["tls"]["certificate"]["verifies"], false);
 }
 
@@ -250,11 +237,10 @@ fn probe_tells_what_coturn_has_over_every_transport() {
 #[test]
 fn probe_deletes_its_allocations() {
     let server = need!(Turnserver::start_with(&["-v"]));
-    let run = server.probe(&format!("turn:127.0.0.1:{}", server.plain), &[]);
-    assert_eq!(run.code, Some(0), "{}", run.output());
+    server.probe(&format!("turn:127.0.0.1:{}", server.plain), &[]).ended(0);
     eventually("as many deletions as allocations", || {
         let log = server.log();
         let count = |what: &str| log.matches(&format!("incoming packet {what} processed, success")).count();
-        (count("ALLOCATE") >= 5 && count("REFRESH") == count("ALLOCATE")).then_some(())
+        count("ALLOCATE") >= 5 && count("REFRESH") == count("ALLOCATE")
     });
 }

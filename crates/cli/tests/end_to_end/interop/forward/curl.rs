@@ -1,8 +1,6 @@
 //! curl fetches from Python's http.server through the forwarder, byte for byte.
 
-use std::{fs, process::Command};
-
-use turnpike_trials::{Dir, Forward, Program, SOON, copies, installed, need};
+use crate::prelude::*;
 
 #[test]
 fn curl_gets_files_of_all_sizes() {
@@ -26,7 +24,7 @@ fn curl_gets_files_of_all_sizes() {
                 (0..size).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
             fs::write(dir.path().join("file"), &content).expect("our own directory");
             let got = dir.path().join("got");
-            let ended = Program::start(Command::new(&curl).args([
+            Program::start(Command::new(&curl).args([
                 "--silent",
                 "--show-error",
                 "--fail",
@@ -34,8 +32,8 @@ fn curl_gets_files_of_all_sizes() {
                 got.to_str().expect("our own path is UTF-8"),
                 &format!("http://{address}/file"),
             ]))
-            .wait(SOON);
-            assert_eq!(ended.code, Some(0), "{}", ended.output());
+            .wait(SOON)
+            .ended(0);
             // curl makes no file of an empty answer.
             assert!(fs::read(&got).unwrap_or_default() == content, "{copy}, {size} bytes");
             let _ = fs::remove_file(&got);

@@ -1,9 +1,9 @@
 //! dig to a dnsmasq of our own: hundreds of queries over UDP, long answers, TCP.
 
-use std::{fmt::Write as _, net::SocketAddr, process::Command, thread};
+use crate::prelude::*;
+use std::fmt::Write as _;
 
 use super::{Workshop, all_installed, free_address, run};
-use turnpike_trials::{Dir, Forward, Program, V4, eventually, free_port, installed, need};
 
 /// Host number n has the address 10.1.n/256.n%256.
 const HOSTS: u32 = 200;

@@ -7,20 +7,16 @@ mod postgres;
 mod ssh;
 mod together;
 
+use crate::prelude::*;
 use std::{
-    fs,
     os::unix::{
         fs::{MetadataExt as _, PermissionsExt as _},
         process::CommandExt as _,
     },
-    path::{Path, PathBuf},
-    process::Command,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::AtomicUsize,
 };
 
 use turnpike_testkit::certificates;
-
-use turnpike_trials::{Finished, Program, SOON, free_address, installed};
 
 /// The user without rights, on all Linux systems.
 const NOBODY: u32 = 65_534;

@@ -1,9 +1,7 @@
 //! curl to nginx: plain, TLS that ends at nginx, PROXY protocol, large bodies both ways.
 
-use std::{fs, net::SocketAddr, path::Path, process::Command};
-
 use super::{Certificate, NAME, Workshop, all_installed, free_address, noise, run};
-use turnpike_trials::{Dir, Forward, Program, copies, eventually, installed, need};
+use crate::prelude::*;
 
 const BODY: u64 = 48 << 20;
 

@@ -1,16 +1,7 @@
 //! psql to a PostgreSQL cluster of our own: statements, large COPYs both ways, TLS with the channel bound to the certificate.
 
-use std::{
-    fs,
-    net::SocketAddr,
-    path::PathBuf,
-    process::Command,
-    thread,
-    time::{Duration, Instant},
-};
-
 use super::{Certificate, NAME, Workshop, all_installed, free_address, run};
-use turnpike_trials::{Dir, Forward, Program, SOON, copies, installed, need};
+use crate::prelude::*;
 
 const PASSWORD: &str = "forwarded";
 const ROWS: u32 = 200_000;

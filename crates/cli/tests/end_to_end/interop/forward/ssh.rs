@@ -1,14 +1,9 @@
 //! ssh and scp to a sshd of our own, with keys made for the occasion.
 
-use std::{
-    fs,
-    net::SocketAddr,
-    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
-    process::Command,
-};
+use crate::prelude::*;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
 use super::{all_installed, free_address, is_root, noise, run};
-use turnpike_trials::{Dir, Finished, Forward, Program, copies, installed, need};
 
 const FILE: u64 = 8 << 20;
 

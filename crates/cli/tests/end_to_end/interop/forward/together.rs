@@ -1,9 +1,9 @@
 //! One process, one file, all programs at once.
 
-use std::{fmt::Write as _, net::SocketAddr, thread};
+use crate::prelude::*;
+use std::fmt::Write as _;
 
 use super::{dns::Dnsmasq, nginx::Nginx, postgres::Postgres, ssh::Sshd};
-use turnpike_trials::{Forward, skip};
 
 #[test]
 fn all_programs_at_once_through_one_process() {

@@ -1,0 +1,25 @@
+//! Names that most modules of this suite use.
+
+pub(crate) use crate::support::{Answer, Dir, FULL, READ, Running, Together, exchange_tls, log, request};
+pub(crate) use serde_json::{Value, json};
+pub(crate) use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    os::unix::fs::PermissionsExt,
+    sync::Arc,
+    time::Duration,
+};
+pub(crate) use turnpike_api::{NotReloaded, Reloaded};
+pub(crate) use turnpike_config::{
+    AdminAccess, AdminAddress, RealmSettings, Secret, Settings, TokenKeySettings, User, UserSecret,
+};
+pub(crate) use turnpike_ctl::{
+    client::{Client, Target},
+    commands::{self, CommandError, Format, Sessions},
+};
+pub(crate) use turnpike_testkit::{
+    certificates::{Certificate, believing_client},
+    eventually, stun,
+};
+pub(crate) use turnpike_turn::access_token::TokenKey;

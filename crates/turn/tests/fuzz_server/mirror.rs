@@ -1,0 +1,93 @@
+//! The server's sessions, permissions and channels as its effects tell them.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use turnpike_turn::server::{AllocationId, Client, Effect, Family};
+
+/// A table elsewhere, kept from nothing but what is told. By index and generation.
+#[derive(Default)]
+pub(super) struct Mirror(BTreeMap<(u32, u32), Session>);
+
+pub(super) struct Session {
+    pub(super) client: Client,
+    pub(super) is_away: bool,
+    until: BTreeMap<u8, u64>,
+    pub(super) permissions: BTreeMap<IpAddr, u64>,
+    pub(super) channels: BTreeMap<u16, (SocketAddr, u64)>,
+}
+
+impl Mirror {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn get(&self, id: AllocationId) -> Option<&Session> {
+        self.0.get(&(id.index, id.generation))
+    }
+
+    pub(super) fn get_mut(&mut self, id: AllocationId) -> Option<&mut Session> {
+        self.0.get_mut(&(id.index, id.generation))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (AllocationId, &Session)> {
+        self.0.iter().map(|((index, generation), session)| {
+            (AllocationId { index: *index, generation: *generation }, session)
+        })
+    }
+
+    pub(super) fn hear(&mut self, effect: &Effect) {
+        let family = |ip: IpAddr| if ip.is_ipv4() { Family::V4 } else { Family::V6 };
+        match effect {
+            Effect::Opened { allocation, client, expires_ms, relayed, .. } => {
+                let relays = [Some(relayed.0), relayed.1].into_iter().flatten();
+                let until = relays.map(|at| (family(at.ip()) as u8, *expires_ms)).collect();
+                let (permissions, channels) = Default::default();
+                let session = Session { client: *client, is_away: false, until, permissions, channels };
+                assert!(self.0.insert((allocation.index, allocation.generation), session).is_none());
+            }
+            Effect::Moved { allocation, client, .. } => {
+                let session = self.get_mut(*allocation).unwrap();
+                (session.client, session.is_away) = (*client, false);
+            }
+            Effect::Away { allocation } => self.get_mut(*allocation).unwrap().is_away = true,
+            Effect::Renewed { allocation, family, expires_ms } => {
+                for (of, until) in &mut self.get_mut(*allocation).unwrap().until {
+                    if family.is_none_or(|family| family as u8 == *of) {
+                        *until = *expires_ms;
+                    }
+                }
+            }
+            Effect::Permitted { allocation, peer, expires_ms, renewed } => {
+                let session = self.get_mut(*allocation).unwrap();
+                assert_eq!(session.permissions.insert(*peer, *expires_ms).is_some(), *renewed);
+            }
+            Effect::PermissionEnded { allocation, peer } => {
+                assert!(self.get_mut(*allocation).unwrap().permissions.remove(peer).is_some());
+            }
+            Effect::Bound { allocation, number, peer, expires_ms, renewed, .. } => {
+                let session = self.get_mut(*allocation).unwrap();
+                let before = session.channels.insert(number.get(), (*peer, *expires_ms));
+                assert_eq!(before.map(|(peer, _)| peer), renewed.then_some(*peer));
+            }
+            Effect::Unbound { allocation, number, peer } => {
+                let session = self.get_mut(*allocation).unwrap();
+                assert_eq!(session.channels.remove(&number.get()).unwrap().0, *peer);
+            }
+            Effect::RelayClosed { relay } => {
+                // Of one that ended before its sockets were open, they are given back.
+                let Some(session) = self.get_mut(relay.allocation) else { return };
+                assert!(session.until.remove(&(relay.family as u8)).is_some());
+                session.permissions.retain(|ip, _| family(*ip) != relay.family);
+                session.channels.retain(|_, (peer, _)| family(peer.ip()) != relay.family);
+            }
+            Effect::Closed { allocation, client, relayed, .. } => {
+                let session = self.0.remove(&(allocation.index, allocation.generation));
+                assert_eq!(session.map(|session| session.client), (*relayed != [None; 2]).then_some(*client));
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Names that most of the model uses.
+
+pub(crate) use crate::common::{REALM, Scheme, TestGate, password};
+pub(crate) use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+pub(crate) use turnpike_turn::server::{
+    AllocationId, Client, ClosedReason, ConnectError, ConnectionId, ConnectionRefusal, DropReason, Effect,
+    Family, Link, LookupId, OpenResult, PortRequest, RelayId, RelayTransport, Server, ServerConfig, Source,
+    Stats,
+    stats::{ConnectionEvent, MobilityEvent},
+};
