@@ -25,7 +25,7 @@ use crate::{InvalidSetting, TlsOptions};
 
 /// What a server shows, and whom it is to be.
 #[derive(Clone, Copy, Debug)]
-pub struct Shown<'a> {
+pub struct ShownCertificate<'a> {
     /// Its own certificate.
     pub leaf: &'a CertificateDer<'a>,
     /// The others that it sent.
@@ -39,22 +39,22 @@ pub struct Shown<'a> {
 }
 
 /// Whether a certificate is taken.
-pub trait Judge: Debug + Send + Sync {
+pub trait CertificateJudge: Debug + Send + Sync {
     /// # Errors
     /// What is wrong with it, where it is not.
-    fn judge(&self, shown: &Shown<'_>) -> Result<(), Error>;
+    fn judge(&self, shown: &ShownCertificate<'_>) -> Result<(), Error>;
 }
 
 /// A judge for TLS and DTLS to ask. However it judges, the handshake must be signed with the certificate's key.
 #[derive(Debug)]
 pub struct Verifier {
-    judge: Arc<dyn Judge>,
+    judge: Arc<dyn CertificateJudge>,
     provider: Arc<CryptoProvider>,
 }
 
 impl Verifier {
     /// Asks this judge.
-    pub fn new(judge: Arc<dyn Judge>) -> Arc<Self> {
+    pub fn new(judge: Arc<dyn CertificateJudge>) -> Arc<Self> {
         Arc::new(Self { judge, provider: provider() })
     }
 
@@ -64,7 +64,7 @@ impl Verifier {
     /// What is wrong with it.
     pub fn judge_alone(&self, leaf: &[u8], name: &ServerName<'_>) -> Result<(), Error> {
         let (leaf, now) = (&CertificateDer::from(leaf), UnixTime::now());
-        self.judge.judge(&Shown { leaf, intermediates: &[], name, ocsp: &[], now })
+        self.judge.judge(&ShownCertificate { leaf, intermediates: &[], name, ocsp: &[], now })
     }
 }
 
@@ -77,7 +77,7 @@ impl ServerCertVerifier for Verifier {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        self.judge.judge(&Shown { leaf, intermediates, name, ocsp, now })?;
+        self.judge.judge(&ShownCertificate { leaf, intermediates, name, ocsp, now })?;
         Ok(ServerCertVerified::assertion())
     }
 
@@ -108,8 +108,8 @@ impl ServerCertVerifier for Verifier {
 #[derive(Clone, Copy, Debug)]
 pub struct AnyCertificate;
 
-impl Judge for AnyCertificate {
-    fn judge(&self, _shown: &Shown<'_>) -> Result<(), Error> {
+impl CertificateJudge for AnyCertificate {
+    fn judge(&self, _shown: &ShownCertificate<'_>) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -146,9 +146,9 @@ impl Authorities {
     }
 }
 
-impl Judge for Authorities {
-    fn judge(&self, shown: &Shown<'_>) -> Result<(), Error> {
-        let Shown { leaf, intermediates, name, ocsp, now } = *shown;
+impl CertificateJudge for Authorities {
+    fn judge(&self, shown: &ShownCertificate<'_>) -> Result<(), Error> {
+        let ShownCertificate { leaf, intermediates, name, ocsp, now } = *shown;
         let judged = self.inner.verify_server_cert(leaf, intermediates, name, ocsp, now).map(drop);
         // `openssl req -x509` makes a certificate that is its own authority, which no path may end in.
         let outside = matches!(

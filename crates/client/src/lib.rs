@@ -10,24 +10,24 @@
 #![forbid(unsafe_code)]
 
 pub mod certificates;
-pub mod datagrams;
+mod datagrams;
 pub mod dtls;
 pub mod links;
 mod login;
-pub mod security;
+mod security;
 pub mod sockets;
-pub mod transport;
+mod transport;
 pub mod uri;
 
 use std::collections::BTreeMap;
 
-pub use certificates::{Judge, Shown, Verifier, explain};
+pub use certificates::{CertificateJudge, ShownCertificate, Verifier, explain};
 pub use datagrams::Datagrams;
 pub use links::{Broken, Framing, Links};
 pub use login::Login;
 pub use security::{Security, TlsOptions};
 pub use transport::{Transport, UnknownName};
-pub use uri::{InvalidServerUri, ServerUri};
+pub use uri::ServerUri;
 
 /// What goes wrong on the way, by name, and how often.
 pub type Errors = BTreeMap<&'static str, u64>;

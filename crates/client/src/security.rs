@@ -19,7 +19,7 @@ use rustls::{
 
 use crate::{
     InvalidSetting,
-    certificates::{AnyCertificate, Authorities, Judge, Verifier, provider},
+    certificates::{AnyCertificate, Authorities, CertificateJudge, Verifier, provider},
 };
 
 /// RFC 7443.
@@ -71,7 +71,7 @@ impl Security {
     /// # Errors
     /// When there are no authorities, or no certificate could have the name.
     pub fn new(options: &TlsOptions, host: Option<&str>, server: SocketAddr) -> Result<Self, InvalidSetting> {
-        let judge: Arc<dyn Judge> =
+        let judge: Arc<dyn CertificateJudge> =
             if options.insecure { Arc::new(AnyCertificate) } else { Arc::new(Authorities::new(options)?) };
         Self::with_judge(options, host, server, judge)
     }
@@ -84,7 +84,7 @@ impl Security {
         options: &TlsOptions,
         host: Option<&str>,
         server: SocketAddr,
-        judge: Arc<dyn Judge>,
+        judge: Arc<dyn CertificateJudge>,
     ) -> Result<Self, InvalidSetting> {
         let name = server_name(options, host, server)?;
         let verifier = Verifier::new(judge);

@@ -7,9 +7,10 @@ use std::{
     str::FromStr,
 };
 
+use strum::{Display, EnumString};
 use turnpike_net::split_zone;
 
-use crate::transport::Transport;
+use crate::{InvalidSetting, transport::Transport};
 
 /// A server, and how the name says that it is to be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +26,8 @@ pub struct ServerUri {
 }
 
 /// The scheme of a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumString)]
+#[strum(serialize_all = "lowercase", ascii_case_insensitive)]
 pub enum Scheme {
     /// STUN over UDP or TCP.
     Stun,
@@ -35,36 +37,6 @@ pub enum Scheme {
     Turn,
     /// TURN over TLS or DTLS.
     Turns,
-}
-
-/// What is wrong with a server's name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidServerUri {
-    /// Another scheme.
-    #[error(
-        "the scheme {0:?} is none of turn, turns, stun, stuns; write turn:HOST[:PORT] or turns:HOST[:PORT]"
-    )]
-    Scheme(String),
-    /// `turn://host`, which neither RFC has.
-    #[error("a server's name has no slashes: write {0:?}")]
-    Slashes(String),
-    /// Something behind the `?` that is not `transport=udp` or `transport=tcp`.
-    #[error("{0:?} is no transport: what may follow the ? is transport=udp or transport=tcp (RFC 7065)")]
-    Query(String),
-    /// A query in a `stun:` name.
-    #[error("stun: and stuns: names have no ?transport (RFC 7064)")]
-    StunQuery,
-    /// A user name, as in `turn:user@host`.
-    #[error("a server's name holds no user: give it with --user NAME:PASSWORD")]
-    User,
-    /// Neither a name nor an address.
-    #[error(
-        "{0:?} is no host name and no address; an IPv6 address with a port stands in brackets, turn:[2001:db8::1]:3478"
-    )]
-    Host(String),
-    /// No port.
-    #[error("{0:?} is no port from 1 to 65535")]
-    Port(String),
 }
 
 impl ServerUri {
@@ -130,51 +102,40 @@ impl From<SocketAddr> for ServerUri {
 }
 
 impl FromStr for ServerUri {
-    type Err = InvalidServerUri;
+    type Err = InvalidSetting;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (scheme, rest) = split_scheme(text)?;
         if let Some(after) = rest.strip_prefix("//") {
             let name = scheme.map_or(String::new(), |scheme| format!("{scheme}:"));
-            return Err(InvalidServerUri::Slashes(format!("{name}{after}")));
+            return invalid(format!("a server's name has no slashes: write {:?}", name + after));
         }
         let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
         let scheme = scheme.unwrap_or(Scheme::Turn);
         let tcp = match query.map(str::to_ascii_lowercase).as_deref() {
             None => None,
             Some(_) if matches!(scheme, Scheme::Stun | Scheme::Stuns) => {
-                return Err(InvalidServerUri::StunQuery);
+                return invalid("stun: and stuns: names have no ?transport (RFC 7064)".to_owned());
             }
             Some("transport=udp") => Some(false),
             Some("transport=tcp") => Some(true),
-            Some(other) => return Err(InvalidServerUri::Query(other.to_owned())),
+            Some(other) => {
+                return invalid(format!(
+                    "{other:?} is no transport: what may follow the ? is transport=udp or transport=tcp (RFC 7065)"
+                ));
+            }
         };
         if rest.contains('@') {
-            return Err(InvalidServerUri::User);
+            return invalid("a server's name holds no user: give it with --user NAME:PASSWORD".to_owned());
         }
         let (host, port) = split_port(rest)?;
-        let port = match port {
+        let port = match port.map(|text| (text, text.parse())) {
             None => None,
-            Some(text) => Some(
-                text.parse()
-                    .ok()
-                    .filter(|port| *port > 0)
-                    .ok_or_else(|| InvalidServerUri::Port(text.to_owned()))?,
-            ),
+            Some((_, Ok(port @ 1..))) => Some(port),
+            Some((text, _)) => return invalid(format!("{text:?} is no port from 1 to 65535")),
         };
         // RFC 6874 escapes the % in front of a zone.
         Ok(Self { scheme, host: host.replacen("%25", "%", 1), port, tcp })
-    }
-}
-
-impl fmt::Display for Scheme {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Stun => "stun",
-            Self::Stuns => "stuns",
-            Self::Turn => "turn",
-            Self::Turns => "turns",
-        })
     }
 }
 
@@ -193,20 +154,23 @@ impl fmt::Display for ServerUri {
     }
 }
 
+fn invalid<T>(what: String) -> Result<T, InvalidSetting> {
+    Err(InvalidSetting(what))
+}
+
 /// The scheme, if there is one: what stands before the first colon is a scheme unless a port or an IPv6 address follows.
-fn split_scheme(text: &str) -> Result<(Option<Scheme>, &str), InvalidServerUri> {
+fn split_scheme(text: &str) -> Result<(Option<Scheme>, &str), InvalidSetting> {
     let Some((before, after)) = text.split_once(':') else { return Ok((None, text)) };
-    let scheme = match before.to_ascii_lowercase().as_str() {
-        "stun" => Scheme::Stun,
-        "stuns" => Scheme::Stuns,
-        "turn" => Scheme::Turn,
-        "turns" => Scheme::Turns,
-        _ if after.starts_with("//") => return Err(InvalidServerUri::Scheme(before.to_owned())),
-        _ if before.starts_with('[') || is_ipv6(text) => return Ok((None, text)),
-        _ if after.contains(':') => return Err(InvalidServerUri::Scheme(before.to_owned())),
-        _ => return Ok((None, text)),
-    };
-    Ok((Some(scheme), after))
+    if let Ok(scheme) = before.parse() {
+        return Ok((Some(scheme), after));
+    }
+    let is_address = before.starts_with('[') || is_ipv6(text);
+    if after.starts_with("//") || !is_address && after.contains(':') {
+        return invalid(format!(
+            "the scheme {before:?} is none of turn, turns, stun, stuns; write turn:HOST[:PORT] or turns:HOST[:PORT]"
+        ));
+    }
+    Ok((None, text))
 }
 
 /// Takes an address with a zone too, such as `fe80::1%eth0` (RFC 4007 section 11).
@@ -215,8 +179,12 @@ fn is_ipv6(text: &str) -> bool {
 }
 
 /// Host and port; only an IPv6 address may hold colons, and only in brackets when a port follows.
-fn split_port(text: &str) -> Result<(&str, Option<&str>), InvalidServerUri> {
-    let bad = || InvalidServerUri::Host(text.to_owned());
+fn split_port(text: &str) -> Result<(&str, Option<&str>), InvalidSetting> {
+    let bad = || {
+        InvalidSetting(format!(
+            "{text:?} is no host name and no address; an IPv6 address with a port stands in brackets, turn:[2001:db8::1]:3478"
+        ))
+    };
     if let Some(rest) = text.strip_prefix('[') {
         let (host, after) = rest.split_once(']').ok_or_else(bad)?;
         if !is_ipv6(host) {

@@ -5,16 +5,16 @@
 //! per datagram allocates.
 #![forbid(unsafe_code)]
 
-pub mod jitter;
+mod jitter;
 pub mod kernel;
-pub mod latency;
-pub mod rate;
-pub mod report;
-pub mod sequence;
+mod latency;
+mod rate;
+mod report;
+mod sequence;
 pub mod units;
 
 pub use jitter::Jitter;
 pub use latency::Latency;
-pub use rate::{Rate, UnknownRate, per_second};
+pub use rate::{Rate, per_second};
 pub use report::{Direction, LATE_P99_US, Lateness, Leg, Percentiles, ProfileReport, Report, StreamReport};
-pub use sequence::{Arrival, Sequence};
+pub use sequence::{ArrivalOrder, Sequence};

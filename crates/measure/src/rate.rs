@@ -32,20 +32,8 @@ impl fmt::Display for Rate {
     }
 }
 
-/// The text is no rate.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownRate(String);
-
-impl fmt::Display for UnknownRate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "unknown rate {:?}: expected a number above 0, such as 20000, 20k or 1.5M, or max", self.0)
-    }
-}
-
-impl std::error::Error for UnknownRate {}
-
 impl FromStr for Rate {
-    type Err = UnknownRate;
+    type Err = String;
 
     /// A number above 0, which may end in `k` (thousand) or `M` (million), or `max`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -56,8 +44,10 @@ impl FromStr for Rate {
             Some(digits) => (digits, 1e3),
             None => text.strip_suffix(['m', 'M']).map_or((text, 1.0), |digits| (digits, 1e6)),
         };
-        let pps = digits.parse::<f64>().map_err(|_| UnknownRate(text.to_owned()))? * factor;
-        if pps.is_finite() && pps > 0.0 { Ok(Self::Pps(pps)) } else { Err(UnknownRate(text.to_owned())) }
+        let pps = digits.parse::<f64>().ok().map(|pps| pps * factor);
+        pps.filter(|pps| pps.is_finite() && *pps > 0.0).map(Self::Pps).ok_or_else(|| {
+            format!("unknown rate {text:?}: expected a number above 0, such as 20000, 20k or 1.5M, or max")
+        })
     }
 }
 
@@ -73,23 +63,16 @@ impl Serialize for Rate {
 
 impl<'de> Deserialize<'de> for Rate {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl de::Visitor<'_> for Visitor {
-            type Value = Rate;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number above 0 or \"max\"")
-            }
-            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Rate, E> {
-                Ok(Rate::Pps(value))
-            }
-            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Rate, E> {
-                Ok(Rate::Pps(value as f64))
-            }
-            fn visit_str<E: de::Error>(self, value: &str) -> Result<Rate, E> {
-                value.parse().map_err(E::custom)
-            }
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "a number above 0 or \"max\"")]
+        enum Given {
+            Pps(f64),
+            Text(String),
         }
-        deserializer.deserialize_any(Visitor)
+        match Given::deserialize(deserializer)? {
+            Given::Pps(pps) => Ok(Self::Pps(pps)),
+            Given::Text(text) => text.parse().map_err(de::Error::custom),
+        }
     }
 }
 

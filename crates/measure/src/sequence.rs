@@ -6,7 +6,7 @@ const WORDS: usize = (WINDOW / 64) as usize;
 
 /// What a sequence number says about its datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arrival {
+pub enum ArrivalOrder {
     /// Higher than all before.
     InOrder,
     /// Lower than one before, and not seen yet.
@@ -36,20 +36,20 @@ impl Sequence {
 
     /// Notes the arrival of a number.
     #[inline]
-    pub fn note(&mut self, number: u64) -> Arrival {
+    pub fn note(&mut self, number: u64) -> ArrivalOrder {
         if number >= self.next {
             self.advance(number);
-            return Arrival::InOrder;
+            return ArrivalOrder::InOrder;
         }
         if self.next - number > WINDOW {
-            return Arrival::TooOld;
+            return ArrivalOrder::TooOld;
         }
         let (word, bit) = place(number);
         if self.seen[word] & bit != 0 {
-            return Arrival::Duplicate;
+            return ArrivalOrder::Duplicate;
         }
         self.seen[word] |= bit;
-        Arrival::Reordered
+        ArrivalOrder::Reordered
     }
 
     /// One past the highest number seen.
@@ -97,13 +97,13 @@ mod tests {
     #[test]
     fn in_order_reordered_and_duplicate_are_told_apart() {
         let mut sequence = Sequence::new();
-        assert_eq!(sequence.note(0), Arrival::InOrder);
-        assert_eq!(sequence.note(1), Arrival::InOrder);
-        assert_eq!(sequence.note(4), Arrival::InOrder);
-        assert_eq!(sequence.note(2), Arrival::Reordered);
-        assert_eq!(sequence.note(2), Arrival::Duplicate);
-        assert_eq!(sequence.note(4), Arrival::Duplicate);
-        assert_eq!(sequence.note(3), Arrival::Reordered);
+        assert_eq!(sequence.note(0), ArrivalOrder::InOrder);
+        assert_eq!(sequence.note(1), ArrivalOrder::InOrder);
+        assert_eq!(sequence.note(4), ArrivalOrder::InOrder);
+        assert_eq!(sequence.note(2), ArrivalOrder::Reordered);
+        assert_eq!(sequence.note(2), ArrivalOrder::Duplicate);
+        assert_eq!(sequence.note(4), ArrivalOrder::Duplicate);
+        assert_eq!(sequence.note(3), ArrivalOrder::Reordered);
         assert_eq!(sequence.next(), 5);
     }
 
@@ -112,8 +112,8 @@ mod tests {
         let mut sequence = Sequence::new();
         sequence.note(0);
         sequence.note(WINDOW);
-        assert_eq!(sequence.note(0), Arrival::TooOld);
-        assert_eq!(sequence.note(1), Arrival::Reordered);
+        assert_eq!(sequence.note(0), ArrivalOrder::TooOld);
+        assert_eq!(sequence.note(1), ArrivalOrder::Reordered);
     }
 
     #[test]
@@ -123,8 +123,8 @@ mod tests {
             sequence.note(number);
         }
         sequence.note(10 * WINDOW);
-        assert_eq!(sequence.note(10 * WINDOW - 1), Arrival::Reordered);
-        assert_eq!(sequence.note(u64::MAX - 1), Arrival::InOrder);
+        assert_eq!(sequence.note(10 * WINDOW - 1), ArrivalOrder::Reordered);
+        assert_eq!(sequence.note(u64::MAX - 1), ArrivalOrder::InOrder);
     }
 
     proptest! {
@@ -136,13 +136,13 @@ mod tests {
             for number in numbers {
                 let fresh = all.insert(number);
                 let expected = if number >= next {
-                    Arrival::InOrder
+                    ArrivalOrder::InOrder
                 } else if next - number > WINDOW {
-                    Arrival::TooOld
+                    ArrivalOrder::TooOld
                 } else if fresh {
-                    Arrival::Reordered
+                    ArrivalOrder::Reordered
                 } else {
-                    Arrival::Duplicate
+                    ArrivalOrder::Duplicate
                 };
                 next = next.max(number + 1);
                 prop_assert_eq!(sequence.note(number), expected);

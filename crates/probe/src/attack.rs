@@ -112,7 +112,7 @@ impl ProbeRun<'_> {
             if transport == Transport::Udp || transport == Transport::Dtls {
                 let security = self.trust(transport).ok().flatten();
                 let asked = strangers::ask(transport, server, security, &mut facts.strangers);
-                self.note(transport, asked.map_err(|error| words(&error)));
+                self.note(transport, asked.map_err(words));
             }
         }
         self.judge_attack(&facts);
@@ -161,11 +161,11 @@ impl ProbeRun<'_> {
         }
         let zeros = vec![0; ticket.len()];
         for (form, made_up) in [("a changed ticket", &broken), ("a ticket of zeros", &zeros)] {
-            let answer = shows(&mut session, made_up).map_err(|error| words(&error))?;
+            let answer = shows(&mut session, made_up).map_err(words)?;
             asker.note_id(AttackEntry::Mobility, form, &answer);
         }
         self.stolen(asker, &ticket)?;
-        let answer = shows(&mut session, &ticket).map_err(|error| words(&error))?;
+        let answer = shows(&mut session, &ticket).map_err(words)?;
         if answer.is_success() {
             let renew = || {
                 let (_old, ticket) = self.mobile(transport, is_v6).ok().flatten()?;
@@ -183,12 +183,12 @@ impl ProbeRun<'_> {
     fn stolen(&self, asker: &mut AttackSession<'_>, ticket: &[u8]) -> Result<(), String> {
         let Some(thief) = self.config.attack_user.clone() else { return Ok(()) };
         let Some(mut session) = self.session_of(Some(thief), asker.transport) else { return Ok(()) };
-        let answer = shows(&mut session, ticket).map_err(|error| words(&error))?;
+        let answer = shows(&mut session, ticket).map_err(words)?;
         asker.note_theft("another user's ticket", &answer);
         let answer = session.request(method::REFRESH, &|message| {
             message.attribute(kind::MOBILITY_TICKET, ticket).number(kind::LIFETIME, 0);
         });
-        asker.note_theft("another user's ticket, to end it", &answer.map_err(|error| words(&error))?);
+        asker.note_theft("another user's ticket, to end it", &answer.map_err(words)?);
         Ok(())
     }
 
@@ -219,7 +219,7 @@ impl ProbeRun<'_> {
                     .request(method::CONNECT, &|message| {
                         message.xor_address(kind::XOR_PEER_ADDRESS, peer);
                     })
-                    .map_err(|error| words(&error))?;
+                    .map_err(words)?;
                 asker.note(AttackEntry::Connect, form, *port, &answer);
             }
         }
@@ -254,7 +254,7 @@ impl ProbeRun<'_> {
                 message.attribute(kind::MOBILITY_TICKET, &[]);
             }
         });
-        let granted = granted.map_err(|error| words(&error))?;
+        let granted = granted.map_err(words)?;
         match granted.code() {
             None => Ok(Some((session, granted))),
             // No such family, or transport, or mobility.
@@ -336,18 +336,17 @@ impl AttackSession<'_> {
         forms: &[Form],
         renew: &dyn Fn() -> Option<ProbeSession>,
     ) -> Result<(), String> {
-        let failed = |error: io::Error| words(&error);
         let mut number = FIRST_CHANNEL;
         for form in forms {
             for &port in self.ports {
                 let peer = SocketAddr::new(form.ip, port);
-                let mut permitted = permission(session, peer).map_err(failed)?;
+                let mut permitted = permission(session, peer).map_err(words)?;
                 if permitted.code() == Some(508) {
                     // No room for one more: what was let in so far has it.
                     session.delete();
                     let Some(next) = renew() else { return Err("no other allocation is granted".to_owned()) };
                     *session = next;
-                    permitted = permission(session, peer).map_err(failed)?;
+                    permitted = permission(session, peer).map_err(words)?;
                 }
                 self.note(entries.permission, form, port, &permitted);
                 let [high, low] = number.to_be_bytes();
@@ -355,7 +354,7 @@ impl AttackSession<'_> {
                     let channel = message.attribute(kind::CHANNEL_NUMBER, &[high, low, 0, 0]);
                     channel.xor_address(kind::XOR_PEER_ADDRESS, peer);
                 });
-                let bound = bound.map_err(failed)?;
+                let bound = bound.map_err(words)?;
                 number += u16::from(bound.is_success());
                 self.note(entries.channel, form, port, &bound);
                 self.send(entries.send, session, form, port)?;
@@ -377,9 +376,8 @@ impl AttackSession<'_> {
         let sent = session.indicate(method::SEND, &|message| {
             message.xor_address(kind::XOR_PEER_ADDRESS, peer).attribute(kind::DATA, &payload);
         });
-        sent.map_err(|error| words(&error))?;
-        let attempt = self.attempt(entry, form, port, AttackOutcome::Silent);
-        self.found.push(Attempt { answer: "nothing comes back".to_owned(), ..attempt });
+        sent.map_err(words)?;
+        self.add(entry, &form.name, Some(peer), AttackOutcome::Silent, "nothing comes back".to_owned());
         Ok(())
     }
 
@@ -397,7 +395,7 @@ impl AttackSession<'_> {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(()),
-                Err(error) => return Err(words(&error)),
+                Err(error) => return Err(words(error)),
             }
         }
     }
@@ -413,8 +411,8 @@ impl AttackSession<'_> {
             Some(447) if entry == AttackEntry::Connect => AttackOutcome::Open,
             Some(_) => AttackOutcome::Unknown,
         };
-        let attempt = self.attempt(entry, form, port, outcome);
-        self.found.push(Attempt { answer: answer.told(), ..attempt });
+        let peer = SocketAddr::new(form.ip, port);
+        self.add(entry, &form.name, Some(peer), outcome, answer.told());
     }
 
     /// Where there is no peer: a number or a ticket that is nobody's.
@@ -425,7 +423,7 @@ impl AttackSession<'_> {
             Some(401 | 438) => AttackOutcome::Unknown,
             Some(_) => AttackOutcome::Refused,
         };
-        self.note_one(entry, form, outcome, answer);
+        self.add(entry, form, None, outcome, answer.told());
     }
 
     /// A good ticket that is not the user's: refused for the user's sake (441, RFC 8656 section 19), or nothing is known of it.
@@ -435,29 +433,20 @@ impl AttackSession<'_> {
             Some(441) => AttackOutcome::Refused,
             Some(_) => AttackOutcome::Unknown,
         };
-        self.note_one(AttackEntry::Mobility, form, outcome, answer);
+        self.add(AttackEntry::Mobility, form, None, outcome, answer.told());
     }
 
-    fn note_one(&mut self, entry: AttackEntry, form: &str, outcome: AttackOutcome, answer: &ServerAnswer) {
-        self.found.push(Attempt {
-            transport: self.transport.to_string(),
-            entry,
-            form: form.to_owned(),
-            peer: String::new(),
-            outcome,
-            answer: answer.told(),
-        });
-    }
-
-    fn attempt(&self, entry: AttackEntry, form: &Form, port: u16, outcome: AttackOutcome) -> Attempt {
-        Attempt {
-            transport: self.transport.to_string(),
-            entry,
-            form: form.name.clone(),
-            peer: SocketAddr::new(form.ip, port).to_string(),
-            outcome,
-            answer: String::new(),
-        }
+    fn add(
+        &mut self,
+        entry: AttackEntry,
+        form: &str,
+        peer: Option<SocketAddr>,
+        outcome: AttackOutcome,
+        answer: String,
+    ) {
+        let (transport, form) = (self.transport.to_string(), form.to_owned());
+        let peer = peer.map_or_else(String::new, |peer| peer.to_string());
+        self.found.push(Attempt { transport, entry, form, peer, outcome, answer });
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 
 use rustls::{AlertDescription, ClientConnection, Error};
 use turnpike_client::{
-    InvalidSetting, Judge, Security, Shown, TlsOptions, Transport,
+    CertificateJudge, InvalidSetting, Security, ShownCertificate, TlsOptions, Transport,
     certificates::{AnyCertificate, Authorities},
     dtls, explain,
 };
@@ -82,7 +82,7 @@ impl Trust {
         observer: Observer,
     ) -> Result<Self, InvalidSetting> {
         let observer = Arc::new(observer);
-        let judge: Arc<dyn Judge> = Arc::clone(&observer) as _;
+        let judge: Arc<dyn CertificateJudge> = Arc::clone(&observer) as _;
         Ok(Self { security: Security::with_judge(options, host, server, judge)?, observer })
     }
 
@@ -106,8 +106,8 @@ impl ProbeConnection {
         let began = Instant::now();
         let mut opened = OpenedConnection::default();
         let channel = match (transport, trust) {
-            (Transport::Udp, _) => ProbeChannel::Udp(udp(server).map_err(|error| words(&error))?),
-            (Transport::Tcp, _) => ProbeChannel::Tcp(tcp(server, deadline).map_err(|error| words(&error))?),
+            (Transport::Udp, _) => ProbeChannel::Udp(udp(server).map_err(words)?),
+            (Transport::Tcp, _) => ProbeChannel::Tcp(tcp(server, deadline).map_err(words)?),
             (Transport::Tls, Some(trust)) => tls(server, trust, deadline, &mut opened)?,
             (Transport::Dtls, Some(trust)) => dtls(server, trust, deadline, &mut opened)?,
             (Transport::Tls | Transport::Dtls, None) => {
@@ -288,7 +288,7 @@ pub(crate) fn any(server: SocketAddr) -> SocketAddr {
 }
 
 /// Why it did not work, as a person would say it.
-pub(crate) fn words(error: &io::Error) -> String {
+pub(crate) fn words(error: io::Error) -> String {
     match error.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "no answer in time".to_owned(),
         io::ErrorKind::ConnectionRefused => "nothing listens there (connection refused)".to_owned(),
@@ -313,21 +313,21 @@ fn tls(
     deadline: Instant,
     opened: &mut OpenedConnection,
 ) -> Result<ProbeChannel, String> {
-    let mut stream = tcp(server, deadline).map_err(|error| words(&error))?;
+    let mut stream = tcp(server, deadline).map_err(words)?;
     let Security { config, name, .. } = &trust.security;
     let mut tls =
         ClientConnection::new(Arc::clone(config), name.clone()).map_err(|error| error.to_string())?;
     while tls.is_handshaking() {
-        let left = left(deadline).map_err(|error| words(&error))?;
+        let left = left(deadline).map_err(words)?;
         let bounded = stream.set_read_timeout(Some(left)).and_then(|()| stream.set_write_timeout(Some(left)));
-        bounded.map_err(|error| words(&error))?;
+        bounded.map_err(words)?;
         while tls.wants_write() {
-            tls.write_tls(&mut stream).map_err(|error| words(&error))?;
+            tls.write_tls(&mut stream).map_err(words)?;
         }
         if !tls.is_handshaking() {
             break;
         }
-        if timed_out(tls.read_tls(&mut stream)).map_err(|error| words(&error))? == 0 {
+        if timed_out(tls.read_tls(&mut stream)).map_err(words)? == 0 {
             return Err("the server closed the connection in the TLS handshake".to_owned());
         }
         if let Err(error) = tls.process_new_packets() {
@@ -360,7 +360,7 @@ fn dtls(
     deadline: Instant,
     opened: &mut OpenedConnection,
 ) -> Result<ProbeChannel, String> {
-    let socket = udp(server).map_err(|error| words(&error))?;
+    let socket = udp(server).map_err(words)?;
     let bound = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     let settings =
         dtls::DtlsSettings::new(trust.security.clone(), bound).map_err(|error| error.to_string())?;
@@ -383,7 +383,7 @@ fn dtls(
         }
         let until = association.timeout().map_or(deadline, |at| at.min(deadline));
         let wait = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        socket.set_read_timeout(Some(wait)).map_err(|error| words(&error))?;
+        socket.set_read_timeout(Some(wait)).map_err(words)?;
         match socket.recv(&mut buffer) {
             Ok(read) => {
                 // RFC 7983 section 7: what DTLS records begin with.
@@ -400,7 +400,7 @@ fn dtls(
                     association.handle_timeout(now).map_err(|what| failed(any_answer, what))?;
                 }
             }
-            Err(error) => return Err(words(&error)),
+            Err(error) => return Err(words(error)),
         }
     }
     opened.version = association.version();
@@ -424,7 +424,7 @@ fn whole(buffer: &[u8], read: usize) -> io::Result<&[u8]> {
 /// Notes what a judge thinks, and lets the handshake go on: a probe wants to tell more than the first fault.
 #[derive(Debug)]
 struct Observer {
-    inner: Arc<dyn Judge>,
+    inner: Arc<dyn CertificateJudge>,
     /// Why there is nothing to check certificates with.
     unjudged: Option<String>,
     /// Fault of the last certificate, by the thread that opens a connection: several do at a time.
@@ -432,13 +432,13 @@ struct Observer {
 }
 
 impl Observer {
-    fn new(inner: Arc<dyn Judge>, unjudged: Option<String>) -> Self {
+    fn new(inner: Arc<dyn CertificateJudge>, unjudged: Option<String>) -> Self {
         Self { inner, unjudged, seen: Mutex::default() }
     }
 }
 
-impl Judge for Observer {
-    fn judge(&self, shown: &Shown<'_>) -> Result<(), Error> {
+impl CertificateJudge for Observer {
+    fn judge(&self, shown: &ShownCertificate<'_>) -> Result<(), Error> {
         let judged = self.inner.judge(shown);
         if let Ok(mut seen) = self.seen.lock() {
             let wrong = self.unjudged.clone().or_else(|| judged.err().map(|error| explain(&error)));
@@ -487,7 +487,7 @@ mod tests {
         let (mut connection, _) = ProbeConnection::open(Transport::Tcp, at, None, deadline).unwrap();
         connection.send(&[0; 20], deadline).unwrap();
         let error = connection.receive(deadline).unwrap_err();
-        assert_eq!(words(&error), "a web server answers (HTTP/1.1 400 Bad Request), not TURN");
+        assert_eq!(words(error), "a web server answers (HTTP/1.1 400 Bad Request), not TURN");
         server.join().unwrap();
     }
 

@@ -51,10 +51,7 @@ pub(crate) fn allocate(
 ) -> CredentialOutcome {
     let first = match session.ask(method::ALLOCATE, &wanted) {
         Ok(answer) => answer,
-        Err(error) => {
-            silent(report, &error);
-            return CredentialOutcome::Nothing;
-        }
+        Err(error) => return silent(report, error),
     };
     match first.code() {
         None => {
@@ -69,25 +66,21 @@ pub(crate) fn allocate(
         Some(401) => {}
         Some(300) => return sent_on(report, &first),
         Some(_) => {
-            report.advise(
-                Level::Bad,
-                AREA,
+            return bad(
+                report,
                 format!("refuses to allocate before it asks who is there: {}", first.told()),
                 "if this is a STUN server, name it as stun:HOST; else see the server's log",
             );
-            return CredentialOutcome::Nothing;
         }
     }
     let realm = first.text(kind::REALM);
     report.realm.clone_from(&realm);
     if realm.is_none() || first.value(kind::NONCE).is_none() {
-        report.advise(
-            Level::Bad,
-            AREA,
+        return bad(
+            report,
             "asks for a credential but sends no realm or no nonce, so that no client can answer (RFC 8489 section 9.2.4)",
             "give the server a realm (turnpike: --realm; coturn: realm=)",
         );
-        return CredentialOutcome::Nothing;
     }
     let Some(credentials) = credentials else {
         let realm = realm.unwrap_or_default();
@@ -118,10 +111,7 @@ fn signed(
         let realm = session.challenge.as_ref().map(|challenge| challenge.realm.clone()).unwrap_or_default();
         let answer = match session.signed(method::ALLOCATE, &wanted) {
             Ok(answer) => answer,
-            Err(error) => {
-                silent(report, &error);
-                return CredentialOutcome::Nothing;
-            }
+            Err(error) => return silent(report, error),
         };
         match answer.code() {
             None | Some(300) if answer.verified => {
@@ -142,9 +132,8 @@ fn signed(
                 return CredentialOutcome::Granted(answer);
             }
             Some(300) => {
-                report.advise(
-                    Level::Bad,
-                    AREA,
+                return bad(
+                    report,
                     format!(
                         "sends {user:?} on to {} (300 Try Alternate), but does not sign that with this user's key, so that \
                          clients do not go there (RFC 8489 section 10)",
@@ -152,15 +141,11 @@ fn signed(
                     ),
                     "something on the way changes messages, or this is not the server that knows the user",
                 );
-                return CredentialOutcome::Nothing;
             }
             Some(438) => {
                 session.accept_challenge(&answer);
             }
-            Some(401) => {
-                refused(report, credentials, &realm, answer.text(kind::REALM), now);
-                return CredentialOutcome::Nothing;
-            }
+            Some(401) => return refused(report, credentials, &realm, answer.text(kind::REALM), now),
             Some(440) => {
                 report.line(Level::Ok, AREA, format!("accepts {user:?} in realm {realm:?}"));
                 report.advise(
@@ -172,24 +157,16 @@ fn signed(
                 return CredentialOutcome::NoIpv4;
             }
             Some(code) => {
-                report.advise(
-                    Level::Bad,
-                    AREA,
-                    format!("knows {user:?} but answers {}", answer.told()),
-                    hint(code),
-                );
-                return CredentialOutcome::Nothing;
+                return bad(report, format!("knows {user:?} but answers {}", answer.told()), hint(code));
             }
         }
     }
-    report.advise(
-        Level::Bad,
-        AREA,
+    bad(
+        report,
         "calls every nonce stale (438), the one that it has just made too",
         "requests reach different servers (a load balancer without affinity), this side's address changes between them, or the \
          server's clock jumps: keep one client on one server, and check its clock",
-    );
-    CredentialOutcome::Nothing
+    )
 }
 
 /// A 401 in answer to a signed request, which `asks` for a realm once more.
@@ -199,7 +176,7 @@ fn refused(
     realm: &str,
     asks: Option<String>,
     now: SystemTime,
-) {
+) -> CredentialOutcome {
     let (what, remedy) = match asks.filter(|asks| asks != realm) {
         Some(other) => (
             format!("asks for realm {realm:?} and then for {other:?}, so that no key is right"),
@@ -208,20 +185,23 @@ fn refused(
         ),
         None => refusal(credentials, realm, now),
     };
+    bad(report, what, remedy)
+}
+
+fn bad(report: &mut ProbeReport, what: impl Into<String>, remedy: impl Into<String>) -> CredentialOutcome {
     report.advise(Level::Bad, AREA, what, remedy);
+    CredentialOutcome::Nothing
 }
 
 /// A client asks the other server again, from the start (RFC 8489 section 10): what it finds there is that server's, and for
 /// another probe.
 fn sent_on(report: &mut ProbeReport, answer: &ServerAnswer) -> CredentialOutcome {
     if answer.address(kind::ALTERNATE_SERVER).is_none() {
-        report.advise(
-            Level::Bad,
-            AREA,
+        return bad(
+            report,
             "sends its clients on without saying where to (300 without ALTERNATE-SERVER, RFC 8489 section 14.15)",
             "name the other server in this one's configuration (turnpike: [[alternate]]; coturn: alternate-server=)",
         );
-        return CredentialOutcome::Nothing;
     }
     let to = alternate(answer);
     report.line(
@@ -292,13 +272,12 @@ fn hint(code: u16) -> &'static str {
     }
 }
 
-fn silent(report: &mut ProbeReport, error: &io::Error) {
-    report.advise(
-        Level::Bad,
-        AREA,
+fn silent(report: &mut ProbeReport, error: io::Error) -> CredentialOutcome {
+    bad(
+        report,
         format!("answers Binding but not Allocate: {}", words(error)),
         "a STUN server without TURN, or a firewall that lets small packets through only",
-    );
+    )
 }
 
 #[cfg(test)]

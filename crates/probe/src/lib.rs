@@ -32,7 +32,6 @@ use connection::{ProbeConnection, Trust, words};
 use credentials::CredentialOutcome;
 pub use report::{
     CertificateFacts, Finding, Level, NatFacts, PeerFacts, ProbeReport, RoundTrip, TransportFacts,
-    UnknownLevel,
 };
 use session::ProbeSession;
 use turnpike_client::{InvalidSetting, Login, ServerUri, TlsOptions, Transport};
@@ -187,7 +186,7 @@ impl ProbeRun<'_> {
                     "behaviour discovery is not supported (RFC 5780: no OTHER-ADDRESS), so the NAT on this side is not known",
                 );
             }
-            Err(error) => self.report.line(Level::Note, "nat", format!("not found out: {}", words(&error))),
+            Err(error) => self.report.line(Level::Note, "nat", format!("not found out: {}", words(error))),
         }
     }
 

@@ -108,7 +108,7 @@ pub(crate) fn ask(
                 asked.answers.push((target, verdict, told));
             }
             Err(error) => {
-                asked.ended = Some(format!("{}: {}", target.address, crate::connection::words(&error)));
+                asked.ended = Some(format!("{}: {}", target.address, crate::connection::words(error)));
                 break;
             }
         }

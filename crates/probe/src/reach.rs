@@ -185,7 +185,7 @@ impl ProbeRun<'_> {
                     last = Some(answer);
                 }
                 // What answered once may lose a packet.
-                Err(error) if last.is_none() => return Err(words(&error)),
+                Err(error) if last.is_none() => return Err(words(error)),
                 Err(_) => break,
             }
         }

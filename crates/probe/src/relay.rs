@@ -164,7 +164,7 @@ pub(crate) fn ask(session: &mut ProbeSession, feature: Feature) -> RelayFound {
             Some(401 | 437 | 438 | 486 | 508) => RelayFound::Unknown(answer.told()),
             Some(_) => RelayFound::No(answer.told()),
         },
-        Err(error) => RelayFound::Unknown(crate::connection::words(&error)),
+        Err(error) => RelayFound::Unknown(crate::connection::words(error)),
     }
 }
 

@@ -20,20 +20,15 @@ pub enum Level {
     Bad,
 }
 
-/// The name is none that is known.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown value {0:?}: expected warn or bad")]
-pub struct UnknownLevel(String);
-
 impl FromStr for Level {
-    type Err = UnknownLevel;
+    type Err = String;
 
     /// A limit: `warn` or `bad`.
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         match name {
             "warn" => Ok(Self::Warn),
             "bad" => Ok(Self::Bad),
-            _ => Err(UnknownLevel(name.to_owned())),
+            _ => Err(format!("unknown value {name:?}: expected warn or bad")),
         }
     }
 }
