@@ -155,7 +155,7 @@ impl worker::Command for StopReflecting {
 const WAKE: u64 = u64::MAX;
 
 /// One thread's work: waits, then does what there is to do.
-trait Work: Send + 'static {
+trait ReflectWorker: Send + 'static {
     fn poller(&self) -> &Poller;
     fn wake_up(&mut self) -> io::Result<()>;
     fn stats(&self) -> ReflectStats;
@@ -238,7 +238,7 @@ impl Reflector {
         self.stats()
     }
 
-    fn spawn(&mut self, name: String, worker: io::Result<impl Work>) -> Result<(), LoadError> {
+    fn spawn(&mut self, name: String, worker: io::Result<impl ReflectWorker>) -> Result<(), LoadError> {
         let started = worker.and_then(|mut worker| {
             let (sender, inbox) = worker::inbox(worker.poller(), WAKE)?;
             let counters = Arc::<Mutex<ReflectStats>>::default();

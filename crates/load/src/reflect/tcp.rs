@@ -16,7 +16,7 @@ use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use turnpike_net::poll::{Event, Interest, Poller};
 
 use super::{
-    ReflectStats, WAKE, Work,
+    ReflectStats, ReflectWorker, WAKE,
     connection::{Buffers, Next, ReflectedConnection},
 };
 use crate::LoadError;
@@ -216,7 +216,7 @@ impl TcpReflectWorker {
     }
 }
 
-impl Work for TcpReflectWorker {
+impl ReflectWorker for TcpReflectWorker {
     fn poller(&self) -> &Poller {
         &self.poller
     }

@@ -7,7 +7,7 @@ use std::{io, net::SocketAddr};
 
 use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
 
-use super::{BUFFER, ReflectStats, Work};
+use super::{BUFFER, ReflectStats, ReflectWorker};
 use crate::LoadError;
 
 /// `shared` with the other workers.
@@ -84,7 +84,7 @@ impl UdpReflectWorker {
     }
 }
 
-impl Work for UdpReflectWorker {
+impl ReflectWorker for UdpReflectWorker {
     fn poller(&self) -> &Poller {
         &self.poller
     }

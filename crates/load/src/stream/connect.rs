@@ -1,7 +1,6 @@
 //! Connections: each opened for one request and one response, and closed again.
 
 use std::{
-    collections::VecDeque,
     io::{self, Read as _, Write as _},
     net::TcpStream,
     time::Duration,
@@ -10,20 +9,18 @@ use std::{
 use socket2::SockRef;
 use turnpike_net::poll::{Event, Interest, Poller};
 
-use super::{Close, ConnectLoad, LONGEST_SLEEP_NS, StreamShared, Workload, dial, is_not_now, starts::Starts};
+use super::{Close, ConnectLoad, StreamShared, Workload, dial, is_not_now, starts::Starts};
 use crate::{
     LoadError,
     clock::nanos,
     greeting::StreamMode,
     pattern,
-    run::{Errors, Finished, Heartbeat, RunTallies, Schedule},
+    run::{Errors, Finished, Heartbeat, RunTallies},
 };
 
 /// The error of a machine that has no local port left for this server.
 pub(super) const NO_LOCAL_PORT: &str = "no_local_port";
 
-/// Connections that have not come through so long after the end are lost.
-const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 /// After a failure a client rests this long: it would only fail faster.
 const REST_NS: u64 = 10_000_000;
 /// With nothing but failures for so long, the server is gone.
@@ -56,10 +53,8 @@ pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, 
     let mut connect = Connect {
         shared,
         thread,
-        schedule,
         poller,
         slots: std::iter::repeat_with(idle).take(count).collect(),
-        free: (0..count).map(|index| (index, 0)).collect(),
         starts: Starts::new(shared, schedule, count, first),
         message,
         response,
@@ -77,11 +72,8 @@ pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, 
 struct Connect<'a> {
     shared: &'a StreamShared<'a>,
     thread: usize,
-    schedule: Schedule,
     poller: Poller,
     slots: Vec<ConnectSlot>,
-    /// Slots without a connection, and from when on they may have one.
-    free: VecDeque<(usize, u64)>,
     starts: Starts,
     message: Vec<u8>,
     response: usize,
@@ -119,40 +111,27 @@ enum SlotState {
 impl Connect<'_> {
     /// Returns the thread's CPU time of the measured part.
     fn run(&mut self) -> Result<Option<Duration>, LoadError> {
-        let mut heartbeat = Heartbeat::new(self.shared, self.thread, self.schedule);
+        let mut heartbeat = Heartbeat::new(self.shared, self.thread, self.starts.schedule);
         let mut ready: Vec<Event> = Vec::new();
         loop {
             let mut now = self.shared.clock.ns();
             let under_way = || self.slots.iter().filter(|slot| slot.is_unanswered()).count() as u64;
-            if heartbeat.beat(now, &mut self.tallies, &mut self.schedule, under_way)? {
+            if heartbeat.beat(now, &mut self.tallies, &mut self.starts.schedule, under_way)? {
                 self.expire(now)?;
             }
-            while let Some(&(index, from)) = self.free.front()
-                && from <= now
-                && let Some(due) = self.starts.take(now, from, self.schedule.end, &mut self.tallies)
-            {
-                self.free.pop_front();
+            while let Some((index, due)) = self.starts.next(now, &mut self.tallies) {
                 self.begin(index, due, now)?;
                 now = self.shared.clock.ns();
             }
-            if now >= self.schedule.end {
-                let all_free = self.free.len() == self.slots.len();
-                if all_free || now - self.schedule.end > LONGEST_DRAIN_NS {
-                    break;
-                }
+            if self.starts.is_over(now) {
+                break;
             }
-            let pause = match self.free.front() {
-                Some((_, from)) if now < self.schedule.end => {
-                    self.starts.pause(now, self.schedule.end).max(from.saturating_sub(now))
-                }
-                _ => LONGEST_SLEEP_NS,
-            };
-            super::wait(&mut self.poller, &mut ready, pause)?;
+            super::wait(&mut self.poller, &mut ready, self.starts.pause(now))?;
             for event in &ready {
                 self.serve(*event)?;
             }
         }
-        self.starts.end(self.schedule.end, &mut self.errors);
+        self.starts.end(&mut self.errors);
         let unanswered = self.slots.iter().filter(|slot| slot.is_unanswered()).count() as u64;
         if unanswered > 0 {
             *self.errors.entry("unanswered").or_default() += unanswered;
@@ -161,7 +140,7 @@ impl Connect<'_> {
     }
 
     fn begin(&mut self, index: usize, due: u64, now: u64) -> Result<(), LoadError> {
-        let tally = self.tallies.of(due >= self.schedule.measure);
+        let tally = self.tallies.of(due >= self.starts.schedule.measure);
         tally.sent += 1;
         tally.sent_bytes += (self.message.len()) as u64;
         let opened = dial::start(self.shared.config.target.server).and_then(|stream| {
@@ -238,7 +217,7 @@ impl Connect<'_> {
             slot.state = SlotState::Closing;
             let (now, due) = (self.shared.clock.ns(), slot.due);
             self.last_success = now;
-            let tally = self.tallies.of(due >= self.schedule.measure);
+            let tally = self.tallies.of(due >= self.starts.schedule.measure);
             tally.received += 1;
             tally.received_bytes += self.response as u64;
             tally.record_rtt((now - due) / 1_000);
@@ -251,7 +230,7 @@ impl Connect<'_> {
             break;
         }
         slot.stream = None;
-        self.free.push_back((index, self.shared.clock.ns()));
+        self.starts.free(index, self.shared.clock.ns());
         Ok(())
     }
 
@@ -269,7 +248,7 @@ impl Connect<'_> {
         *self.errors.entry(what).or_default() += 1;
         let now = self.shared.clock.ns();
         self.slots[index].stream = None;
-        self.free.push_back((index, now + REST_NS));
+        self.starts.free(index, now + REST_NS);
         let silent = now.saturating_sub(self.last_success);
         if what != NO_LOCAL_PORT && silent > GONE_NS {
             let server = self.shared.config.target.server;
@@ -289,7 +268,7 @@ impl Connect<'_> {
             if slot.state == SlotState::Closing {
                 *self.errors.entry("not_closed").or_default() += 1;
                 self.slots[index].stream = None;
-                self.free.push_back((index, now));
+                self.starts.free(index, now);
             } else {
                 self.fail(index, &io::ErrorKind::TimedOut.into())?;
             }

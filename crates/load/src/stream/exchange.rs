@@ -1,7 +1,6 @@
 //! Requests and responses on open connections, one outstanding on each.
 
 use std::{
-    collections::VecDeque,
     io::{self, Read as _, Write as _},
     net::TcpStream,
     time::Duration,
@@ -9,14 +8,12 @@ use std::{
 
 use turnpike_net::poll::{Event, Interest, Poller};
 
-use super::{LONGEST_SLEEP_NS, StreamShared, Workload, dial, starts::Starts};
+use super::{StreamShared, Workload, dial, starts::Starts};
 use crate::{
     LoadError, pattern,
-    run::{Errors, Finished, Heartbeat, RunTallies, Schedule},
+    run::{Errors, Finished, Heartbeat, RunTallies},
 };
 
-/// Responses that have not come so long after the end are lost.
-const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 /// Bytes of a receive call.
 const READ: usize = 64 << 10;
 
@@ -41,10 +38,8 @@ pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, 
         shared,
         thread,
         first,
-        schedule,
         poller,
         clients: clients.collect(),
-        free: (0..count).map(|index| (index, 0)).collect(),
         starts: Starts::new(shared, schedule, count, first),
         request: pattern::at(0, options.size),
         response: options.response(),
@@ -61,11 +56,8 @@ struct Exchange<'a> {
     shared: &'a StreamShared<'a>,
     thread: usize,
     first: usize,
-    schedule: Schedule,
     poller: Poller,
     clients: Vec<ExchangeClient>,
-    /// Clients without a request, and since when; the longest first.
-    free: VecDeque<(usize, u64)>,
     starts: Starts,
     request: &'static [u8],
     response: usize,
@@ -87,37 +79,26 @@ struct ExchangeClient {
 impl Exchange<'_> {
     /// Returns the thread's CPU time of the measured part.
     fn run(&mut self) -> Result<Option<Duration>, LoadError> {
-        let mut heartbeat = Heartbeat::new(self.shared, self.thread, self.schedule);
+        let mut heartbeat = Heartbeat::new(self.shared, self.thread, self.starts.schedule);
         let mut ready: Vec<Event> = Vec::new();
         loop {
             let mut now = self.shared.clock.ns();
-            let under_way = (self.clients.len() - self.free.len()) as u64;
-            heartbeat.beat(now, &mut self.tallies, &mut self.schedule, || under_way)?;
-            while let Some(&(index, since)) = self.free.front()
-                && let Some(due) = self.starts.take(now, since, self.schedule.end, &mut self.tallies)
-            {
-                self.free.pop_front();
+            let under_way = self.starts.busy() as u64;
+            heartbeat.beat(now, &mut self.tallies, &mut self.starts.schedule, || under_way)?;
+            while let Some((index, due)) = self.starts.next(now, &mut self.tallies) {
                 self.begin(index, due)?;
                 now = self.shared.clock.ns();
             }
-            if now >= self.schedule.end {
-                let all_free = self.free.len() == self.clients.len();
-                if all_free || now - self.schedule.end > LONGEST_DRAIN_NS {
-                    break;
-                }
+            if self.starts.is_over(now) {
+                break;
             }
-            let pause = if self.free.is_empty() || now >= self.schedule.end {
-                LONGEST_SLEEP_NS
-            } else {
-                self.starts.pause(now, self.schedule.end)
-            };
-            super::wait(&mut self.poller, &mut ready, pause)?;
+            super::wait(&mut self.poller, &mut ready, self.starts.pause(now))?;
             for event in &ready {
                 self.serve(*event)?;
             }
         }
-        self.starts.end(self.schedule.end, &mut self.errors);
-        let unanswered = self.clients.len() - self.free.len();
+        self.starts.end(&mut self.errors);
+        let unanswered = self.starts.busy();
         if unanswered > 0 {
             self.errors.insert("unanswered", unanswered as u64);
         }
@@ -125,7 +106,7 @@ impl Exchange<'_> {
     }
 
     fn begin(&mut self, index: usize, due: u64) -> Result<(), LoadError> {
-        let tally = self.tallies.of(due >= self.schedule.measure);
+        let tally = self.tallies.of(due >= self.starts.schedule.measure);
         tally.sent += 1;
         tally.sent_bytes += self.request.len() as u64;
         let client = &mut self.clients[index];
@@ -202,18 +183,14 @@ impl Exchange<'_> {
             }
         }
         let (now, due) = (self.shared.clock.ns(), client.due);
-        let tally = self.tallies.of(due >= self.schedule.measure);
+        let tally = self.tallies.of(due >= self.starts.schedule.measure);
         tally.received += 1;
         tally.received_bytes += self.response as u64;
         tally.record_rtt((now - due) / 1_000);
-        // Without a queue of waiting clients it goes on at once.
-        if self.free.is_empty()
-            && let Some(due) = self.starts.take(now, now, self.schedule.end, &mut self.tallies)
-        {
-            return self.begin(index, due);
+        match self.starts.go_on(index, now, &mut self.tallies) {
+            Some(due) => self.begin(index, due),
+            None => Ok(()),
         }
-        self.free.push_back((index, now));
-        Ok(())
     }
 
     fn lost(&self, index: usize, error: &io::Error) -> LoadError {

@@ -1,6 +1,6 @@
 //! What one flow has sent, and what of it arrived.
 
-use turnpike_measure::{Arrival, Jitter, Sequence};
+use turnpike_measure::{ArrivalOrder, Jitter, Sequence};
 
 use crate::{payload::PayloadStamp, run::RunTally};
 
@@ -31,9 +31,9 @@ impl Flow {
             return false;
         }
         match self.seen.note(stamp.sequence) {
-            Arrival::InOrder => {}
-            Arrival::Reordered | Arrival::TooOld => tally.reordered += 1,
-            Arrival::Duplicate => {
+            ArrivalOrder::InOrder => {}
+            ArrivalOrder::Reordered | ArrivalOrder::TooOld => tally.reordered += 1,
+            ArrivalOrder::Duplicate => {
                 tally.duplicated += 1;
                 return true;
             }

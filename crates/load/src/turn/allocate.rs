@@ -139,10 +139,7 @@ impl Churn<'_> {
             }
             self.due[index] = due;
             self.under_way += 1;
-            self.engine.renew(index, self.users.next());
-            // A new client can allocate.
-            let _ = self.engine.endpoints[index].client.allocate(now / 1_000_000);
-            self.engine.pump(index);
+            self.engine.allocate_anew(index, self.users.next());
         }
         LONGEST_SLEEP
     }

@@ -262,13 +262,16 @@ impl TurnEngine {
         self.push_with(self.endpoints.len() + index, len, fill);
     }
 
-    /// Replaces an endpoint's client by one that has done nothing yet.
-    pub(super) fn renew(&mut self, index: usize, settings: Arc<client::Config>) {
+    /// Replaces an endpoint's client by one that has done nothing yet, and has it ask for an allocation.
+    pub(super) fn allocate_anew(&mut self, index: usize, settings: Arc<client::Config>) {
+        let now = self.now_ms();
         let endpoint = &mut self.endpoints[index];
         endpoint.client = Client::new(Arc::clone(&settings), Seed(rand::random()));
         endpoint.settings = settings;
-        endpoint.timeout = u64::MAX;
         endpoint.forget_header();
+        // A new client can allocate.
+        let _ = endpoint.client.allocate(now);
+        self.pump(index);
     }
 
     /// Opens the connection that is to be this peer connection's (RFC 6062 section 4.3).

@@ -29,10 +29,7 @@ impl TurnEngine {
                 self.returns.failed(|| format!("no new socket: {error}"));
                 continue;
             }
-            self.renew(index, Arc::clone(&self.endpoints[index].settings));
-            // A new client can allocate.
-            let _ = self.endpoints[index].client.allocate(now_ns / 1_000_000);
-            self.pump(index);
+            self.allocate_anew(index, Arc::clone(&self.endpoints[index].settings));
         }
     }
 

@@ -29,11 +29,7 @@ impl TurnEngine {
             .map_err(|_| LoadError::Redirected { from, to, why })
             .and_then(|()| self.reopen(index, 0).map_err(|source| LoadError::Socket { server: to, source }));
         moved.map_err(|error| self.blame(index, error))?;
-        self.renew(index, Arc::clone(&self.endpoints[index].settings));
-        let now = self.now_ms();
-        // A new client can allocate.
-        let _ = self.endpoints[index].client.allocate(now);
-        self.pump(index);
+        self.allocate_anew(index, Arc::clone(&self.endpoints[index].settings));
         Ok(())
     }
 
@@ -47,11 +43,7 @@ impl TurnEngine {
         }
         course.taken_ports += 1;
         self.reopen(index, 0).map_err(|source| self.blame(index, LoadError::Socket { server, source }))?;
-        self.renew(index, Arc::clone(&self.endpoints[index].settings));
-        let now = self.now_ms();
-        // A new client can allocate.
-        let _ = self.endpoints[index].client.allocate(now);
-        self.pump(index);
+        self.allocate_anew(index, Arc::clone(&self.endpoints[index].settings));
         Ok(true)
     }
 
