@@ -6,7 +6,7 @@
 
 use std::thread;
 
-use toml::{Table, Value};
+use serde_json::{Value, json};
 
 use crate::{
     builtin_experiments::BuiltinText,
@@ -113,7 +113,7 @@ pub(crate) fn request(
     }
     let commands: Vec<&str> = subjects.iter().map(|(_, command)| *command).collect();
     let adhoc = Adhoc::new(setting, workload, &commands)?;
-    let text = document(name, subjects, &adhoc, changes).to_string();
+    let text = document(name, subjects, &adhoc, changes)?;
     let requests =
         RunRequest::of(BuiltinText { path: COMMAND_LINE.into(), text }, changes, &Variant::default(), &[])?;
     requests.into_iter().next().ok_or_else(|| LabError::failed("an experiment without a point"))
@@ -225,7 +225,13 @@ impl Adhoc {
     }
 }
 
-fn document(name: &str, subjects: &[(&str, &str)], adhoc: &Adhoc, changes: &Overrides) -> Table {
+/// The text of the experiment, without the keys that have no value.
+fn document(
+    name: &str,
+    subjects: &[(&str, &str)],
+    adhoc: &Adhoc,
+    changes: &Overrides,
+) -> Result<String, LabError> {
     let setting = &adhoc.setting;
     let format = setting.format.as_deref().unwrap_or("none");
     let usual = match (format, setting.delivered_at.is_empty(), pinned(setting.cpus.as_deref())) {
@@ -235,91 +241,83 @@ fn document(name: &str, subjects: &[(&str, &str)], adhoc: &Adhoc, changes: &Over
         (_, false, Some(_)) => "packets_per_busy_s",
         _ => "packets_per_cpu_s",
     };
-    let mut document = table([
-        ("name", Some(name)),
-        ("topology", setting.topology.as_deref()),
-        ("metric", Some(changes.metric.as_deref().unwrap_or(usual))),
-    ]);
-    let services = subjects.iter().map(|(name, command)| Value::Table(subject(name, command, setting)));
-    let helpers = setting.helper.iter().enumerate().map(|(index, text)| helper(index + 1, text, setting));
-    let helpers = helpers.chain(adhoc.reflector.as_deref().map(|address| reflector(address, setting)));
-    document.insert("metrics".to_owned(), adhoc.metrics.to_vec().into());
-    document.insert("subject".to_owned(), Value::Array(services.collect()));
-    document.insert("helper".to_owned(), Value::Array(helpers.map(Value::Table).collect()));
-    document.insert("workload".to_owned(), Value::Table(load(&adhoc.workload, format, setting)));
-    document
-}
-
-fn subject(name: &str, command: &str, setting: &AdhocOptions) -> Table {
-    let mut service = table([
-        ("name", Some(name)),
-        ("command", Some(&this_program(command))),
-        ("cpus", pinned(setting.cpus.as_deref())),
-        ("namespace", setting.place(setting.namespace.as_deref(), "relay")),
-    ]);
-    let ready = table([
-        ("stun", setting.ready_stun.as_deref()),
-        ("tcp", setting.ready_tcp.as_deref()),
-        ("log", setting.ready_log.as_deref()),
-        ("udp_port", setting.ready_udp_port.as_deref()),
-        ("tcp_port", setting.ready_tcp_port.as_deref()),
-    ]);
-    if !ready.is_empty() {
-        service.insert("ready".to_owned(), Value::Table(ready));
-    }
-    service
-}
-
-/// `[NAMESPACE:]CMD`.
-fn helper(number: usize, text: &str, setting: &AdhocOptions) -> Table {
-    let (space, command) = match text.split_once(':') {
-        Some((space, command)) if !setting.is_on_host() && !space.contains(char::is_whitespace) => {
-            (Some(space), command)
-        }
-        _ => (None, text),
+    let load_cpus = pinned(setting.load_cpus.as_deref());
+    let subject = |(name, command): &(&str, &str)| {
+        json!({
+            "name": name,
+            "command": this_program(command),
+            "cpus": pinned(setting.cpus.as_deref()),
+            "namespace": setting.place(setting.namespace.as_deref(), "relay"),
+            "ready": setting.has_probe().then(|| json!({
+                "stun": setting.ready_stun,
+                "tcp": setting.ready_tcp,
+                "log": setting.ready_log,
+                "udp_port": setting.ready_udp_port,
+                "tcp_port": setting.ready_tcp_port,
+            })),
+        })
     };
-    table([
-        ("name", Some(&format!("helper-{number}"))),
-        ("command", Some(&this_program(command))),
-        ("namespace", space),
-        ("cpus", pinned(setting.load_cpus.as_deref())),
-    ])
+    // `[NAMESPACE:]CMD`.
+    let helper = |(index, text): (usize, &String)| {
+        let (space, command) = match text.split_once(':') {
+            Some((space, command)) if !setting.is_on_host() && !space.contains(char::is_whitespace) => {
+                (Some(space), command)
+            }
+            _ => (None, text.as_str()),
+        };
+        json!({
+            "name": format!("helper-{}", index + 1),
+            "command": this_program(command),
+            "namespace": space,
+            "cpus": load_cpus,
+        })
+    };
+    let reflector = |address: &String| {
+        json!({
+            "name": "reflector",
+            "command": format!("{{turnpike}} reflect --listen {address} --workers 1"),
+            "namespace": setting.place(None, "peer"),
+            "cpus": load_cpus,
+            "ready": { "udp_port": address.rsplit(':').next() },
+        })
+    };
+    let helpers = setting.helper.iter().enumerate().map(helper);
+    let mut document = json!({
+        "name": name,
+        "topology": setting.topology,
+        "metric": changes.metric.as_deref().unwrap_or(usual),
+        "metrics": adhoc.metrics,
+        "subject": subjects.iter().map(subject).collect::<Vec<_>>(),
+        "helper": helpers.chain(adhoc.reflector.iter().map(reflector)).collect::<Vec<_>>(),
+        "workload": {
+            "format": format,
+            "result": setting.result.as_deref().unwrap_or("stdout"),
+            "cpus": load_cpus,
+            "namespace": setting.place(setting.load_namespace.as_deref(), "client"),
+            "command": adhoc.workload,
+            "delivered_at": setting.delivered_at,
+            "whole": setting.whole,
+        },
+    });
+    drop_nulls(&mut document);
+    toml::to_string(&document).map_err(|error| LabError::failed(error.to_string()))
 }
 
-fn reflector(address: &str, setting: &AdhocOptions) -> Table {
-    let mut service = table([
-        ("name", Some("reflector")),
-        ("command", Some(&format!("{{turnpike}} reflect --listen {address} --workers 1"))),
-        ("namespace", setting.place(None, "peer")),
-        ("cpus", pinned(setting.load_cpus.as_deref())),
-    ]);
-    let ready = table([("udp_port", Some(address.rsplit(':').next().unwrap_or(address)))]);
-    service.insert("ready".to_owned(), Value::Table(ready));
-    service
-}
-
-fn load(command: &[String], format: &str, setting: &AdhocOptions) -> Table {
-    let mut load = table([
-        ("format", Some(format)),
-        ("result", Some(setting.result.as_deref().unwrap_or("stdout"))),
-        ("cpus", pinned(setting.load_cpus.as_deref())),
-        ("namespace", setting.place(setting.load_namespace.as_deref(), "client")),
-    ]);
-    load.insert("command".to_owned(), command.to_vec().into());
-    load.insert("delivered_at".to_owned(), setting.delivered_at.clone().into());
-    load.insert("whole".to_owned(), Value::Boolean(setting.whole));
-    load
+/// TOML has none.
+fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(entries) => {
+            entries.retain(|_, value| !value.is_null());
+            entries.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
 }
 
 /// `all` is no pinning.
 fn pinned(cpus: Option<&str>) -> Option<&str> {
     cpus.filter(|list| *list != "all")
-}
-
-/// Of those keys that have a value.
-fn table<const N: usize>(entries: [(&str, Option<&str>); N]) -> Table {
-    let entries = entries.into_iter();
-    entries.filter_map(|(key, value)| Some((key.to_owned(), Value::from(value?)))).collect()
 }
 
 /// The same command with `turnpike` in front replaced by this program.

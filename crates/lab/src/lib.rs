@@ -62,7 +62,6 @@ mod progress;
 pub mod record;
 mod report;
 mod request;
-mod rlimit;
 mod run;
 mod search;
 mod stats;

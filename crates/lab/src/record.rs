@@ -340,14 +340,7 @@ impl LatencySummary {
 
     /// Its percentiles by the names of metrics.
     pub(crate) fn metrics(&self) -> [(String, f64); 5] {
-        [
-            ("latency_p50_us", self.p50),
-            ("latency_p90_us", self.p90),
-            ("latency_p99_us", self.p99),
-            ("latency_p999_us", self.p999),
-            ("latency_max_us", self.max),
-        ]
-        .map(|(name, value)| (name.to_owned(), value))
+        self.percentiles().map(|(name, value)| (format!("latency_{}_us", name.replace('.', "")), value))
     }
 }
 

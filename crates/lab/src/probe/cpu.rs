@@ -9,12 +9,10 @@ use crate::{error::LabError, program};
 /// Seconds that one CPU has spent since boot, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CpuTime {
-    pub(crate) user: f64,
-    pub(crate) nice: f64,
-    pub(crate) system: f64,
+    /// Not idle, as the kernel sampled it; stolen time is nobody's work here.
+    pub(crate) busy: f64,
     /// Idle and iowait. Exact on a tickless kernel, where the busy kinds are sampled at each timer tick.
     pub(crate) idle: f64,
-    pub(crate) irq: f64,
     pub(crate) softirq: f64,
     pub(crate) steal: f64,
 }
@@ -41,24 +39,17 @@ impl CpuTime {
                 let [user, nice, system, idle, iowait, irq, softirq, steal, ..] = seconds[..] else {
                     return None;
                 };
-                Some((number, Self { user, nice, system, idle: idle + iowait, irq, softirq, steal }))
+                let busy = user + nice + system + irq + softirq;
+                Some((number, Self { busy, idle: idle + iowait, softirq, steal }))
             })
             .collect()
-    }
-
-    /// Seconds not idle, as the kernel sampled them; stolen time is nobody's work here.
-    pub(crate) fn busy(&self) -> f64 {
-        self.user + self.nice + self.system + self.irq + self.softirq
     }
 
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         let difference = |now: f64, then: f64| (now - then).max(0.0);
         Self {
-            user: difference(self.user, earlier.user),
-            nice: difference(self.nice, earlier.nice),
-            system: difference(self.system, earlier.system),
+            busy: difference(self.busy, earlier.busy),
             idle: difference(self.idle, earlier.idle),
-            irq: difference(self.irq, earlier.irq),
             softirq: difference(self.softirq, earlier.softirq),
             steal: difference(self.steal, earlier.steal),
         }
@@ -78,7 +69,6 @@ pub(crate) struct GroupUse {
     /// Resident set now, and at most so far, bytes.
     pub(crate) resident: u64,
     pub(crate) resident_peak: u64,
-    pub(crate) processes: u32,
     pub(crate) threads: u32,
 }
 
@@ -105,7 +95,6 @@ impl GroupUse {
         let seconds = |own: u64, of_children: i64| (own as f64 + of_children as f64) / ticks_a_second();
         self.user += seconds(stat.utime, stat.cutime);
         self.system += seconds(stat.stime, stat.cstime);
-        self.processes += 1;
         if let Ok(status) = process.status() {
             self.resident += status.vmrss.unwrap_or(0) * 1024;
             self.resident_peak += status.vmhwm.unwrap_or(0) * 1024;
@@ -233,9 +222,9 @@ intr 336889 0
         let all = CpuTime::parse_all(STAT);
         assert_eq!(all.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [0, 10]);
         let first = all[0].1;
-        assert_eq!((first.user, first.softirq, first.steal), (97.0, 0.22, 0.05));
+        assert_eq!((first.softirq, first.steal), (0.22, 0.05));
         assert!((first.idle - 978.65).abs() < 1e-9);
-        assert!((first.busy() - 148.25).abs() < 1e-9);
+        assert!((first.busy - 148.25).abs() < 1e-9);
     }
 
     #[test]

@@ -224,7 +224,7 @@ impl CounterReading {
                 continue;
             };
             let change = now.since(then);
-            busy += change.busy();
+            busy += change.busy;
             softirq += change.softirq;
             steal += change.steal;
             cores += 1;

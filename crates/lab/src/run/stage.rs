@@ -15,7 +15,6 @@ use crate::{
     probe::hardware,
     record::{self, Record},
     request::RunRequest,
-    rlimit,
     stop::StopFlag,
     topology::{Topology, spec::Spec, userns},
 };
@@ -58,7 +57,8 @@ impl RunStage {
             return Err(LabError::usage(left_out.join("\n")));
         }
         experiment.check_tools(&nowhere)?;
-        rlimit::raise_open_files();
+        // Sockets of 10,000 allocations, or of 5,000 connections through a forwarder, with room to spare. Programs inherit it.
+        turnpike_net::rlimit::raise_open_files(1 << 20);
         let topology = Topology::for_run(spec.as_ref())?;
         let directory = request.make_directory(base, &experiment)?;
         let scratch = directory.join("runs");

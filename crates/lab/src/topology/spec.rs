@@ -18,52 +18,41 @@ const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
     ("veth", include_str!("veth.toml"), &[]),
     ("wire", WIRE, &[]),
     // Most network cards have no UDP segmentation: the kernel cuts super-packets before they reach the device.
-    ("wire-without-uso", WIRE, &[LinkChange::Offload("relay", "tx-udp-segmentation", false)]),
+    ("wire-without-uso", WIRE, &[LinkChange::Offload(&["relay"], "tx-udp-segmentation", false)]),
     // XDP sees what is in a packet, and there a veth's own checksums are not. They cost the relay more here than a card that verifies.
-    (
-        "wire-with-sums",
-        WIRE,
-        &[LinkChange::Offload("client", "tx", false), LinkChange::Offload("peer", "tx", false)],
-    ),
+    ("wire-with-sums", WIRE, &[WITH_SUMS]),
     // As a network card does that is told to interrupt its CPU less often.
     (
         "wire-mitigated",
         WIRE,
-        &[LinkChange::Mitigation("relay", Mitigation { gro_flush_timeout_us: 100, napi_defer_hard_irqs: 2 })],
+        &[LinkChange::Mitigation(
+            &["relay"],
+            Mitigation { gro_flush_timeout_us: 100, napi_defer_hard_irqs: 2 },
+        )],
     ),
     // Waking up the far ends is then not the relay's work, as it is nobody's on a wire.
-    (
-        "wire-far-mitigated",
-        WIRE,
-        &[LinkChange::Mitigation("client", FAR_MITIGATION), LinkChange::Mitigation("peer", FAR_MITIGATION)],
-    ),
+    ("wire-far-mitigated", WIRE, &[FAR_MITIGATED]),
     // Nor does any packet come from a wire whose checksum somebody is still to add.
-    (
-        "wire-far-mitigated-with-sums",
-        WIRE,
-        &[
-            LinkChange::Mitigation("client", FAR_MITIGATION),
-            LinkChange::Mitigation("peer", FAR_MITIGATION),
-            LinkChange::Offload("client", "tx", false),
-            LinkChange::Offload("peer", "tx", false),
-        ],
-    ),
+    ("wire-far-mitigated-with-sums", WIRE, &[FAR_MITIGATED, WITH_SUMS]),
     ("fleet", include_str!("fleet.toml"), &[]),
 ];
-const FAR_MITIGATION: Mitigation = Mitigation { gro_flush_timeout_us: 200, napi_defer_hard_irqs: 2 };
+const FAR: &[&str] = &["client", "peer"];
+const WITH_SUMS: LinkChange = LinkChange::Offload(FAR, "tx", false);
+const FAR_MITIGATED: LinkChange =
+    LinkChange::Mitigation(FAR, Mitigation { gro_flush_timeout_us: 200, napi_defer_hard_irqs: 2 });
 const WIRE: &str = include_str!("wire.toml");
 
-/// Of the devices of a namespace.
+/// Of the devices of some namespaces.
 enum LinkChange {
-    Offload(&'static str, &'static str, bool),
-    Mitigation(&'static str, Mitigation),
+    Offload(&'static [&'static str], &'static str, bool),
+    Mitigation(&'static [&'static str], Mitigation),
 }
 
 impl LinkChange {
     fn apply(&self, spec: &mut Spec) {
-        let (Self::Offload(namespace, ..) | Self::Mitigation(namespace, _)) = self;
+        let (Self::Offload(namespaces, ..) | Self::Mitigation(namespaces, _)) = self;
         let ends = spec.link.iter_mut().flat_map(|link| &mut link.ends);
-        for end in ends.filter(|end| end.namespace == *namespace) {
+        for end in ends.filter(|end| namespaces.contains(&end.namespace.as_str())) {
             match self {
                 Self::Offload(_, feature, on) => _ = end.offloads.insert((*feature).to_owned(), *on),
                 Self::Mitigation(_, mitigation) => end.mitigation = Some(*mitigation),
