@@ -16,7 +16,7 @@ use turnpike_api::{
 use turnpike_config::{
     Secret, Settings, StoredKey, UserSecret, api_keys,
     realms::{self, MOST_REALMS, RealmView},
-    restapi_credentials::{fingerprint, random_secret},
+    restapi_credentials::{fingerprint, new_secret},
 };
 use turnpike_stores::{
     ApiKey, CUT_OFF, Database, Directory, Edit, Existing, PAGE, RealmOptions, StoreError, StoredSecret,
@@ -247,7 +247,7 @@ impl Accounts {
     pub async fn rotate_secret(&self, rotation: Rotation) -> Result<Rotated, Problem> {
         let Rotation { realm, secret, overlap_s } = rotation;
         let realm = self.realm(realm.as_deref())?;
-        let secret = secret.map_or_else(random_secret, Secret::new);
+        let secret = secret.map_or_else(|| new_secret(rand::random()), Secret::new);
         check_secret(&secret)?;
         // A server that has not read of it yet goes on with the one from before.
         let lag = SKEW.max(self.settings.store.refresh.saturating_mul(2));

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use turnpike_client::{ServerUri, uri::Scheme};
-use turnpike_config::{Certificate, Settings, realms};
-use turnpike_relay::{RelayAddress, runtime::Listeners};
+use turnpike_config::{Settings, realms};
+use turnpike_relay::{RelayAddress, certificates::Certificate, runtime::Listeners};
 use turnpike_turn::server::Transport;
 
 /// Sources of the URIs.
@@ -126,7 +126,7 @@ fn uri(transport: Transport, host: String, port: u16) -> String {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_config::{RealmSettings, Secret, certificates};
+    use turnpike_config::{RealmSettings, Secret};
     use turnpike_testkit::{Dir, certificates::Certificate as Made};
 
     use super::*;
@@ -144,8 +144,8 @@ mod tests {
     fn certificate(names: &[&str]) -> Vec<Certificate> {
         let (dir, made) = (Dir::new(), Made::new(names));
         let (cert, key) = (dir.file("cert.pem", &made.pem), dir.file("key.pem", &made.key));
-        let settings = Settings { tls_cert: Some(cert), tls_key: Some(key), ..Settings::default() };
-        certificates::load(&settings).certificates
+        let identity = turnpike_relay::certificates::read(&cert, &key).expect("a certificate");
+        vec![Certificate { file: cert, identity }]
     }
 
     fn relay(bind: &str, external: Option<&str>) -> RelayAddress {

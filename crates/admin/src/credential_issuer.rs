@@ -175,7 +175,8 @@ pub(crate) fn issue(
         return Err(Refusal::bad_request(why));
     }
     // Whoever is not named is somebody else each time: quotas count by it.
-    let user = user.unwrap_or_else(|| restapi_credentials::random_secret().reveal()[..16].to_owned());
+    let user =
+        user.unwrap_or_else(|| restapi_credentials::new_secret(rand::random()).reveal()[..16].to_owned());
     let token_key = kid.map(|kid| token_key(settings, &realm, kid)).transpose()?;
     let ttl = ttl_of(settings, key, token_key.map(|key| key.max_lifetime), ttl)?;
     let addresses: Vec<_> =
@@ -195,7 +196,13 @@ pub(crate) fn issue(
     let (grant, kind) = match token_key {
         Some(TokenKeySettings { kid, key, .. }) => {
             let name = realms::third_party(settings).server_name;
-            (Grant::Token { kid: kid.clone(), token: access_tokens::make(key, &name, unix, ttl) }, 1)
+            (
+                Grant::Token {
+                    kid: kid.clone(),
+                    token: access_tokens::make(key, &name, unix, ttl, rand::random()),
+                },
+                1,
+            )
         }
         None => {
             let Some(secret) = signing_secret(settings, server.store.as_ref(), &realm) else {

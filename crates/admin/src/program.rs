@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use turnpike_api::{Program, RelayRange, Status};
-use turnpike_config::{AdminSettings, Certificate, Settings};
+use turnpike_config::{AdminSettings, Settings};
 use turnpike_net::Datapath;
-use turnpike_relay::{Relay, RelayState};
+use turnpike_relay::{Relay, RelayState, certificates::Certificate};
 
 use crate::accounts::Store;
 

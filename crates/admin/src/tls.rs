@@ -18,8 +18,8 @@ use rustls::{
 };
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use turnpike_config::{AdminAccess, AdminSettings, CertificateFiles, certificates};
-use turnpike_relay::Identity;
+use turnpike_config::{AdminAccess, AdminSettings, CertificateFiles};
+use turnpike_relay::{Identity, certificates};
 use turnpike_wire::pem::with_markers_on_lines;
 use x509_cert::der::Decode as _;
 
@@ -229,7 +229,7 @@ fn stamp(files: &CertificateFiles) -> Stamp {
 }
 
 fn read(files: &CertificateFiles) -> Result<Identity, TlsError> {
-    certificates::read(files).map_err(|(file, problem)| TlsError { file, problem })
+    certificates::read(&files.cert, &files.key).map_err(|(file, problem)| TlsError { file, problem })
 }
 
 fn warn_of_chain(files: &CertificateFiles, identity: &Identity) {

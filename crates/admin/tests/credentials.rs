@@ -246,7 +246,7 @@ fn who_has_no_key_or_a_wrong_one_gets_nothing() {
     }
     let counted = |reason: &str| refused(&running, reason);
     let before = counted("wrong_key");
-    let other = turnpike_config::api_keys::make("shop").reveal().to_owned();
+    let other = turnpike_config::api_keys::make("shop", [7; 32]).reveal().to_owned();
     for wrong in ["x", &key[..key.len() - 1], &format!("{key}x"), &key.to_uppercase(), &other, "tpk_gone.abc"]
     {
         let answer = ask(&running, wrong, &json!({}));

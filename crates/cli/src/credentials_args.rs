@@ -59,7 +59,7 @@ impl CredentialsArgs {
         if let Some(key) = given(self.token_key, self.token_key_file)? {
             let name = self.server_name.unwrap_or_default();
             let ttl = u32::try_from(self.ttl).unwrap_or(u32::MAX);
-            return access_tokens::access_token(&key, &self.user, &name, ttl)
+            return access_tokens::access_token(&key, &self.user, &name, ttl, rand::random())
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error));
         }
         let password = given(self.password, self.password_file)?.unwrap_or_else(|| Secret::new(""));

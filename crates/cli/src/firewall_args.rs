@@ -32,7 +32,7 @@ impl FirewallArgs {
         let firewall = match self.forward {
             Some(file) => Firewall::of_forwarder(&ForwardArgs::of_file(file).load()?.settings),
             // A certificate that cannot be used changes no port.
-            None => Firewall::of_server(&self.serve.into_sources().load_but_certificates()?.0.settings),
+            None => Firewall::of_server(&self.serve.into_sources().settings()?),
         };
         Ok(firewall.show(self.format))
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use turnpike_config::{Flags, forward::ForwardSources};
 
-use crate::log_args::LogArgs;
+use crate::{CHECKS, log_args::LogArgs};
 
 /// Flags of `forward`.
 #[derive(Args)]
@@ -69,7 +69,7 @@ pub(crate) struct ForwardArgs {
 impl ForwardArgs {
     /// Only a file, as `check-config --forward` has it.
     pub(crate) fn of_file(file: PathBuf) -> ForwardSources {
-        ForwardSources::from_process(Some(file), Vec::new(), Flags::new())
+        ForwardSources::from_process(Some(file), Vec::new(), Flags::new(), CHECKS)
     }
 
     /// These rules and flags, the file they name and this process's environment.
@@ -83,6 +83,6 @@ impl ForwardArgs {
         flags.set("sandbox.mode", "--sandbox", self.sandbox);
         self.log.put(&mut flags);
         flags.set("forward.keep_going", "--keep-going", self.keep_going.then(|| "true".to_owned()));
-        ForwardSources::from_process(self.config, self.rules, flags)
+        ForwardSources::from_process(self.config, self.rules, flags, CHECKS)
     }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::Subcommand;
-use turnpike_config::{Mistake, Mistakes, certificates, settings_of};
+use turnpike_config::{Mistake, Mistakes, settings_of};
 use turnpike_convert::{Imported, coturn};
 
 /// Subcommands of `turnpike import`.
@@ -40,7 +40,7 @@ impl ImportCommand {
     pub(crate) fn run(&self) -> Result<Imported, Mistakes> {
         match self {
             Self::Coturn { file, arguments, .. } => {
-                coturn::import(file.as_deref(), arguments, certificates::can_dtls, mistakes)
+                coturn::import(file.as_deref(), arguments, turnpike_daemon::can_dtls, mistakes)
             }
         }
     }

@@ -30,7 +30,7 @@ use std::{
 use clap::Parser;
 use serde_json::{Map, Value};
 use turnpike_admin::Problem;
-use turnpike_config::{Mistakes, Sources, certificates, forward::ForwardSources, readable_by_all};
+use turnpike_config::{Checks, Mistakes, Sources, forward::ForwardSources, readable_by_all};
 use turnpike_ctl::commands::CommandError;
 use turnpike_daemon::DaemonError;
 use turnpike_load::{
@@ -184,6 +184,10 @@ fn upgrade(args: &UpgradeArgs) -> ExitCode {
     }
 }
 
+/// Checks of the configuration with the crates that use its values.
+const CHECKS: Checks =
+    Checks { log_filter: turnpike_process::check_filter, turn_uri: turnpike_client::uri::turn_uri };
+
 fn check_config(args: CheckConfigArgs) -> ExitCode {
     if let Some(file) = args.forward {
         return check_forward(&ForwardArgs::of_file(file));
@@ -192,13 +196,13 @@ fn check_config(args: CheckConfigArgs) -> ExitCode {
 }
 
 fn check_server(sources: &Sources) -> ExitCode {
-    let checked = sources.load().and_then(|loaded| {
+    let checked = turnpike_daemon::load(sources).and_then(|loaded| {
         let mut mistakes = turnpike_daemon::check_start(&loaded.settings);
         mistakes.extend(turnpike_admin::check(&loaded.settings));
         if mistakes.is_empty() { Ok(loaded) } else { Err(Mistakes::sorted(mistakes)) }
     });
     show_checked(checked.map(|loaded| {
-        let faults = certificates::time_faults(&loaded.certificates);
+        let faults = turnpike_daemon::time_faults(&loaded.certificates);
         let waited_for = turnpike_daemon::waited_for(&loaded.settings);
         let warnings = loaded.warnings.into_iter().chain(faults).chain(waited_for);
         (warnings.collect(), loaded.settings.to_toml())

@@ -19,6 +19,8 @@ use turnpike_ctl::{
 };
 use turnpike_daemon::DaemonError;
 
+use crate::CHECKS;
+
 /// Whose store it is: a running server's, or one that is named in the same way as for `serve`.
 #[derive(Args)]
 pub(crate) struct StoreArgs {
@@ -243,7 +245,7 @@ impl SecretCommand {
             }
             Self::Rotate { name, overlap, secret_file, store } => {
                 let given = first_line(None, secret_file)?;
-                let secret = given.clone().unwrap_or_else(restapi_credentials::random_secret);
+                let secret = given.clone().unwrap_or_else(|| restapi_credentials::new_secret(rand::random()));
                 let json = store.json;
                 let shown =
                     given.is_none().then_some(GeneratedSecret { what: "secret", text: secret.reveal() });
@@ -299,7 +301,7 @@ impl KeyCommand {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), ManageError> {
         match self {
             Self::Add { name, ttl_max, rate, store } => {
-                let key = api_keys::make(&name);
+                let key = api_keys::make(&name, rand::random());
                 let (realm, json) = (store.realm.clone(), store.json);
                 // The server gets no more than the hash, wherever it is.
                 let sha256 = api_keys::hash_digits(&key);
@@ -367,7 +369,7 @@ impl StoreArgs {
         flags.set("store.url", "--store", self.store);
         flags.set("store.state", "--state", self.state);
         let has_file = self.config.is_some();
-        let sources = Sources::from_process(self.config, flags);
+        let sources = Sources::from_process(self.config, flags, CHECKS);
         AccountBackend::here(|| {
             let (settings, store) = turnpike_daemon::open_store(&sources)?;
             check(&settings)?;

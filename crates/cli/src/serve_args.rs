@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use turnpike_config::{Flags, Sources};
 
-use crate::log_args::LogArgs;
+use crate::{CHECKS, log_args::LogArgs};
 
 /// Flags of `serve` and `check-config`.
 #[derive(Args)]
@@ -182,6 +182,6 @@ impl ServeArgs {
         flags.set("admin.listen", "--admin", self.admin);
         flags.set("sandbox.mode", "--sandbox", self.sandbox);
         self.log.put(&mut flags);
-        Sources::from_process(self.config, flags)
+        Sources::from_process(self.config, flags, CHECKS)
     }
 }

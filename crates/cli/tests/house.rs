@@ -95,6 +95,19 @@ const SERVING_CRATES: &[&str] = &["axum", "hyper", "hyper-util", "http-body-util
 /// What reads and writes STUN as `turnpike-wire` does, to compare the two.
 const ORACLE: &[&str] = &["stun-types", "turn-types"];
 
+/// Crates that a parser of configurations does without: TLS, HTTP and the runtimes of servers.
+const RUNNING_CRATES: &[&str] = &[
+    "axum",
+    "dimpl",
+    "hyper",
+    "rustls",
+    "tokio",
+    "tracing-subscriber",
+    "turnpike-client",
+    "turnpike-forward",
+    "turnpike-relay",
+];
+
 /// What `lab` starts as programs and therefore never links.
 const SERVERS: &[&str] = &[
     "turnpike-relay",
@@ -149,6 +162,13 @@ fn turn_knows_no_socket_clock_thread_or_file() {
 #[test]
 fn api_knows_no_http_and_no_tokio() {
     assert_eq!(forbidden_imports(&house(), "turnpike-api", SERVING_CRATES), NONE);
+}
+
+#[test]
+fn config_links_no_tls_and_no_runtime() {
+    for name in ["turnpike-config", "turnpike-convert"] {
+        assert_eq!(forbidden_imports(&house(), name, RUNNING_CRATES), NONE);
+    }
 }
 
 #[test]

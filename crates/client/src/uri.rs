@@ -90,6 +90,21 @@ impl ServerUri {
     }
 }
 
+/// Canonical form of a TURN URI with its scheme.
+///
+/// # Errors
+/// The reason why text is none.
+pub fn turn_uri(text: &str) -> Result<String, String> {
+    let uri = text.parse::<ServerUri>().map_err(|error| error.to_string())?;
+    // Without a scheme it would be a name for us, and none for a browser.
+    let has_scheme = text.starts_with("turn:") || text.starts_with("turns:");
+    if uri.is_turn() && has_scheme {
+        Ok(uri.to_string())
+    } else {
+        Err("it is no turn: or turns: URI".to_owned())
+    }
+}
+
 impl From<SocketAddr> for ServerUri {
     fn from(address: SocketAddr) -> Self {
         let zone = match address {
@@ -263,6 +278,14 @@ mod tests {
         ] {
             let error = text.parse::<ServerUri>().expect_err(text).to_string();
             assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn turn_uri_needs_its_scheme() {
+        assert_eq!(turn_uri("turns:a:443?transport=TCP").as_deref(), Ok("turns:a:443?transport=tcp"));
+        for other in ["turn.example.org", "stun:a", "TURN:a", "turn:a b"] {
+            assert!(turn_uri(other).is_err(), "{other}");
         }
     }
 

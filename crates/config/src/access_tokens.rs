@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use turnpike_turn::access_token::{AccessToken, TokenKey};
+use turnpike_turn::access_token::{AccessToken, NONCE_LEN, TokenKey};
 use zeroize::Zeroizing;
 
 use crate::Secret;
@@ -40,12 +40,21 @@ pub struct MadeToken {
     pub mac_key: Secret,
 }
 
+/// Random bytes of a token: its MAC key and the nonce that it is sealed with.
+pub type TokenRandom = ([u8; MAC_KEY_LEN], [u8; NONCE_LEN]);
+
 /// A token for `server_name`, made at `unix` and good for `ttl` seconds.
 #[must_use]
-pub fn make(key: &TokenKey, server_name: &str, unix: u64, ttl: u32) -> MadeToken {
-    let mac_key = Zeroizing::new(rand::random::<[u8; MAC_KEY_LEN]>());
+pub fn make(
+    key: &TokenKey,
+    server_name: &str,
+    unix: u64,
+    ttl: u32,
+    (mac_key, nonce): TokenRandom,
+) -> MadeToken {
+    let mac_key = Zeroizing::new(mac_key);
     let token = AccessToken::new(&*mac_key, unix, ttl)
-        .map_or_else(Vec::new, |token| token.seal(key, server_name, rand::random()));
+        .map_or_else(Vec::new, |token| token.seal(key, server_name, nonce));
     MadeToken {
         access_token: Secret::new(STANDARD.encode(token)),
         mac_key: Secret::new(STANDARD.encode(*mac_key)),
@@ -57,10 +66,16 @@ pub fn make(key: &TokenKey, server_name: &str, unix: u64, ttl: u32) -> MadeToken
 ///
 /// # Errors
 /// `key` is none.
-pub fn access_token(key: &Secret, kid: &str, server_name: &str, ttl: u32) -> Result<String, TokenKeyError> {
+pub fn access_token(
+    key: &Secret,
+    kid: &str,
+    server_name: &str,
+    ttl: u32,
+    random: TokenRandom,
+) -> Result<String, TokenKeyError> {
     let key = token_key(key)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let MadeToken { access_token, mac_key } = make(&key, server_name, now, ttl);
+    let MadeToken { access_token, mac_key } = make(&key, server_name, now, ttl, random);
     let (access_token, mac_key) = (access_token.reveal(), mac_key.reveal());
     Ok(format!("username: {kid}\nmac_key: {mac_key}\naccess_token: {access_token}\nexpires_in: {ttl}"))
 }
@@ -72,7 +87,8 @@ mod tests {
     #[test]
     fn a_token_that_is_made_opens_with_its_key_and_name() {
         let text = STANDARD.encode([7; 32]);
-        let made = access_token(&Secret::new(&*text), "north", "turn.example.org", 60).expect("a key");
+        let made = access_token(&Secret::new(&*text), "north", "turn.example.org", 60, ([1; 32], [2; 12]))
+            .expect("a key");
         let field = |name: &str| {
             let line = made.lines().find_map(|line| line.strip_prefix(name)).expect("it is there");
             line.trim_start_matches(": ").to_owned()

@@ -13,10 +13,10 @@ const PREFIX: &str = "tpk_";
 /// SHA-256 of a key: all that a store has of it. No key can be guessed by it, for it is as long as its hash.
 pub type KeyHash = [u8; 32];
 
-/// Another key of this name, which nobody has had before.
+/// A new key of this name, of these random bytes.
 #[must_use]
-pub fn make(name: &str) -> Secret {
-    Secret::new(format!("{PREFIX}{name}.{}", URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>())))
+pub fn make(name: &str, random: [u8; 32]) -> Secret {
+    Secret::new(format!("{PREFIX}{name}.{}", URL_SAFE_NO_PAD.encode(random)))
 }
 
 /// What a store has of a key.
@@ -60,12 +60,12 @@ mod tests {
 
     #[test]
     fn a_key_is_known_by_its_hash_and_says_whose_it_is() {
-        let key = make("shop-1");
+        let key = make("shop-1", [7; 32]);
         assert_eq!(name_of(&key), Some("shop-1"));
         assert_eq!(key.reveal().len(), "tpk_shop-1.".len() + 43);
         let hash = hash(&key);
         assert!(is_key_of(&key, Some(&hash)));
-        assert!(!is_key_of(&make("shop-1"), Some(&hash)), "another one of the same name");
+        assert!(!is_key_of(&make("shop-1", [8; 32]), Some(&hash)), "another one of the same name");
         assert!(!is_key_of(&key, None));
         assert!(!is_key_of(&Secret::new(format!("{} ", key.reveal())), Some(&hash)));
     }

@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
 };
 
-use turnpike_client::ServerUri;
+use turnpike_convert::toml_text::strings;
 
 use crate::{
     CertificateFiles, Mistake, Settings, StateDir,
@@ -72,18 +72,13 @@ pub(crate) const NAMES: Kind<Vec<String>> = list_of!(
 );
 
 /// `credentials.uris`.
-pub(crate) const URIS: Kind<Vec<String>> = list_of!(
+pub(crate) const URIS: Kind<Vec<String>> = Kind::list(
     "a list of TURN URIs (RFC 7065) such as [\"turn:turn.example.org:3478?transport=udp\"], [] to find out",
-    |text| {
-        let uri = text.parse::<ServerUri>().map_err(|error| error.to_string())?;
-        // Without a scheme it would be one for us, and none for a browser.
-        let is_named = text.starts_with("turn:") || text.starts_with("turns:");
-        if uri.is_turn() && is_named {
-            Ok(uri.to_string())
-        } else {
-            Err("it is no turn: or turns: URI".to_owned())
-        }
-    }
+    |reader, node| {
+        let check = reader.checks.turn_uri;
+        reader.list(node, |reader, node| reader.parsed(node, check))
+    },
+    |uris| strings(uris),
 );
 
 /// Scheme, host and port as browsers send them in `Origin` (RFC 6454 section 6.2): in lower case, without the port that the scheme has

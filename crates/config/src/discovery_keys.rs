@@ -1,7 +1,7 @@
 //! `[nat_discovery]`: where and how often clients may find out about their NAT (RFC 5780).
 
 use turnpike_convert::toml_text::list;
-use turnpike_relay::RelayAddress;
+use turnpike_turn::server::RelayAddress;
 
 use crate::key::Kind;
 

@@ -339,7 +339,8 @@ pub(crate) mod kind {
     pub(crate) const LOG_LEVEL: Kind<String> = Kind::one(
         "error, warn, info, debug, trace, off, or a filter such as \"info,turnpike_relay=debug\"",
         |reader, node| {
-            reader.parsed(node, |text| crate::log_filter::check_filter(text).map(|()| text.to_owned()))
+            let check = reader.checks.log_filter;
+            reader.parsed(node, |text| check(text).map(|()| text.to_owned()))
         },
         |filter| quoted(filter),
     );

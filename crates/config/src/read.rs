@@ -6,17 +6,36 @@ use turnpike_strict::{Entry, Node, Value};
 
 use super::{Mistake, Secret, key::KeySpec};
 
+/// Checks of values by crates that this one does not link.
+#[derive(Clone, Copy, Debug)]
+pub struct Checks {
+    /// Fails with the reason if text is no filter of log lines.
+    pub log_filter: fn(&str) -> Result<(), String>,
+    /// Canonical form of a TURN URI (RFC 7065), or the reason why text is none.
+    pub turn_uri: fn(&str) -> Result<String, String>,
+}
+
+impl Checks {
+    /// Accepts every value.
+    pub const NONE: Self = Self { log_filter: |_| Ok(()), turn_uri: |uri| Ok(uri.to_owned()) };
+}
+
 /// Reads the value of one key; every refusal becomes a [`Mistake`] and `None`.
 pub(crate) struct Reader<'a> {
     path: &'static str,
     expected: &'static str,
     secret: bool,
+    pub(crate) checks: Checks,
     problems: &'a mut Vec<Mistake>,
 }
 
 impl<'a> Reader<'a> {
     pub(crate) fn new<S>(spec: &KeySpec<S>, problems: &'a mut Vec<Mistake>) -> Self {
-        Self { path: spec.path, expected: spec.expected, secret: spec.secret, problems }
+        Self { path: spec.path, expected: spec.expected, secret: spec.secret, checks: Checks::NONE, problems }
+    }
+
+    pub(crate) fn with(self, checks: Checks) -> Self {
+        Self { checks, ..self }
     }
 
     pub(crate) fn text(&mut self, node: &Node) -> Option<String> {

@@ -2,8 +2,7 @@
 
 use std::{net::SocketAddr, ops::RangeInclusive};
 
-use turnpike_relay::RealmLimits;
-use turnpike_turn::server::{IssuerKey, Realm, RealmId, ThirdParty};
+use turnpike_turn::server::{IssuerKey, Realm, RealmId, RealmLimits, ThirdParty};
 
 use crate::{OauthSettings, Secret, Settings, StateDir, StoredKey, TokenKeySettings, User, UserSecret};
 

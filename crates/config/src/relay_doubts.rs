@@ -1,6 +1,6 @@
 //! Relay addresses that work, but hardly for whom the server is meant.
 
-use turnpike_relay::RelayAddress;
+use turnpike_turn::server::RelayAddress;
 use turnpike_wire::address::is_private;
 
 use crate::Settings;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use turnpike_convert::forward::parts::without_zone;
-use turnpike_relay::RelayAddress;
+use turnpike_turn::server::RelayAddress;
 use turnpike_wire::address::is_swapped;
 
 use crate::key::{Kind, list_of};

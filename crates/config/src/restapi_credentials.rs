@@ -7,7 +7,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use hmac::{Hmac, Mac as _};
+use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
 use turnpike_wire::{
@@ -17,10 +17,10 @@ use turnpike_wire::{
 
 use crate::Secret;
 
-/// A secret that nobody has had before: 256 bits, as hex digits.
+/// A new secret of these random bytes, as hex digits.
 #[must_use]
-pub fn random_secret() -> Secret {
-    Secret::new(hex::encode(rand::random::<[u8; 32]>()))
+pub fn new_secret(random: [u8; 32]) -> Secret {
+    Secret::new(hex::encode(random))
 }
 
 /// The password that belongs to a time-limited username.

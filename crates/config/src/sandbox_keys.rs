@@ -51,8 +51,8 @@ mod tests {
 
     fn read(name: &str, value: &str) -> Result<Settings, String> {
         let environment = vec![(name.to_owned(), value.to_owned())];
-        let loaded = Sources::new(None, environment, Flags::new()).load();
-        loaded.map(|loaded| loaded.settings).map_err(|mistakes| mistakes.to_string())
+        let settings = Sources::new(None, environment, Flags::new()).settings();
+        settings.map_err(|mistakes| mistakes.to_string())
     }
 
     #[test]

@@ -10,18 +10,20 @@ use turnpike_convert::wrong_format;
 use turnpike_strict::{Entry, Node, Value, file_text, nearest, parse_file};
 
 use crate::{
-    AlternateSettings, Certificate, Flags, Mistake, Mistakes, Origin, RealmSettings, Settings,
-    alternate_keys::ALTERNATE_KEYS, certificates, check, key::KeySpec, read::Reader, realm_keys::REALM_KEYS,
-    settings::KEYS, source, tables, world_readable,
+    AlternateSettings, Checks, Flags, Mistake, Mistakes, Origin, RealmSettings, Settings,
+    alternate_keys::ALTERNATE_KEYS, certificates::ReadCertificates, check, key::KeySpec, read::Reader,
+    realm_keys::REALM_KEYS, settings::KEYS, source, tables, world_readable,
 };
 
 /// Settings and what the user should know about them.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct Loaded<C> {
     /// The settings.
     pub settings: Settings,
     /// The certificates that they name, the default one first.
-    pub certificates: Vec<Certificate>,
+    pub certificates: Vec<C>,
+    /// Mistakes in the files of certificates.
+    pub certificate_problems: Vec<Mistake>,
     /// Sentences for the log.
     pub warnings: Vec<String>,
 }
@@ -34,21 +36,22 @@ pub struct Sources {
     environment: Vec<(String, String)>,
     /// Weaker than all others.
     fallback: Flags,
+    checks: Checks,
 }
 
 impl Sources {
-    /// The environment is this process's; variables that are not UTF-8 do not count.
-    pub fn from_process(file: Option<PathBuf>, flags: Flags) -> Self {
+    /// With this process's environment; variables that are not UTF-8 do not count.
+    pub fn from_process(file: Option<PathBuf>, flags: Flags, checks: Checks) -> Self {
         let environment = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(name, _)| name.starts_with("TURNPIKE_"))
             .collect();
-        Self { file, flags, environment, fallback: Flags::new() }
+        Self { checks, ..Self::new(file, environment, flags) }
     }
 
-    /// As given.
+    /// As given, without further [`Checks`].
     pub fn new(file: Option<PathBuf>, environment: Vec<(String, String)>, flags: Flags) -> Self {
-        Self { file, flags, environment, fallback: Flags::new() }
+        Self { file, flags, environment, fallback: Flags::new(), checks: Checks::NONE }
     }
 
     /// With settings that hold where no other source says anything, in place of the defaults: what follows from the sockets that a
@@ -63,30 +66,14 @@ impl Sources {
         self.file.as_deref()
     }
 
-    /// Reads, merges and judges all sources. A certificate may be one whose time is over or has not come.
+    /// Reads, merges and checks all sources, with the certificates as `certificates` reads them.
     ///
     /// # Errors
-    /// Everything that is wrong, not only the first.
-    pub fn load(&self) -> Result<Loaded, Mistakes> {
-        match self.load_with(certificates::load_untimely)? {
-            (loaded, problems) if problems.is_empty() => Ok(loaded),
-            (_, problems) => Err(Mistakes::sorted(problems)),
-        }
-    }
-
-    /// The same for a reload: problems with certificates are returned beside the settings, because the server can keep its old
-    /// ones. A user who was removed must lose access even if a certificate has expired.
-    ///
-    /// # Errors
-    /// Everything that is wrong beside certificates.
-    pub fn load_but_certificates(&self) -> Result<(Loaded, Vec<Mistake>), Mistakes> {
-        self.load_with(certificates::load)
-    }
-
-    fn load_with(
+    /// Everything that is wrong except certificates, not only the first mistake.
+    pub fn load<C>(
         &self,
-        certificates: fn(&Settings) -> certificates::Found,
-    ) -> Result<(Loaded, Vec<Mistake>), Mistakes> {
+        certificates: impl FnOnce(&Settings) -> ReadCertificates<C>,
+    ) -> Result<Loaded<C>, Mistakes> {
         let mut problems = Vec::new();
         let entries = match &self.file {
             Some(path) => file_entries(path, &mut problems)?,
@@ -95,13 +82,20 @@ impl Sources {
         self.merge(&entries, problems, certificates)
     }
 
-    /// Who looks at no files but the one that was read gives a `certificates` of its own.
-    pub(crate) fn merge(
+    /// The settings alone; certificates are not read.
+    ///
+    /// # Errors
+    /// As [`Sources::load`].
+    pub fn settings(&self) -> Result<Settings, Mistakes> {
+        Ok(self.load(|_| ReadCertificates::<()>::default())?.settings)
+    }
+
+    pub(crate) fn merge<C>(
         &self,
         file: &[Entry],
         mut problems: Vec<Mistake>,
-        certificates: fn(&Settings) -> certificates::Found,
-    ) -> Result<(Loaded, Vec<Mistake>), Mistakes> {
+        certificates: impl FnOnce(&Settings) -> ReadCertificates<C>,
+    ) -> Result<Loaded<C>, Mistakes> {
         let mut settings = Settings::default();
         settings.origins = self.apply(KEYS, TABLES, file, &mut settings, &mut problems);
         let unread: Vec<String> = problems.iter().map(|mistake| mistake.key.clone()).collect();
@@ -127,8 +121,9 @@ impl Sources {
         let mut warnings = self.unknown_variables();
         warnings.extend(check::doubts(&settings));
         warnings.extend(self.exposed(file));
-        warnings.extend(found.warnings);
-        Ok((Loaded { settings, certificates: found.certificates, warnings }, found.problems))
+        warnings.extend_from_slice(&found.warnings);
+        let ReadCertificates { certificates, problems: certificate_problems, .. } = found;
+        Ok(Loaded { settings, certificates, certificate_problems, warnings })
     }
 
     /// Reads every key of a table from the entries of a file, the environment and the flags; who set what. `tables` are names of
@@ -152,7 +147,7 @@ impl Sources {
                 [self.fallback.variable(spec), file, environment, self.flags.node(spec)].into_iter().flatten()
             {
                 let origin = node.origin.clone();
-                let mut reader = Reader::new(spec, problems);
+                let mut reader = Reader::new(spec, problems).with(self.checks);
                 if (spec.apply)(&mut reader, &node, settings).is_some() {
                     origins.insert(spec.path, origin);
                 }
@@ -184,7 +179,7 @@ pub fn settings_of(text: &str) -> Result<Settings, Mistakes> {
     let mut problems = Vec::new();
     let entries = parse_file(Path::new("result"), text, &mut problems);
     let sources = Sources::new(None, Vec::new(), Flags::new());
-    sources.merge(&entries, problems, |_| certificates::Found::default()).map(|(loaded, _)| loaded.settings)
+    Ok(sources.merge(&entries, problems, |_| ReadCertificates::<()>::default())?.settings)
 }
 
 /// Every environment variable that any subcommand reads. Each subcommand knows them all, because several may share one

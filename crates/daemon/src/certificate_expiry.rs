@@ -7,9 +7,9 @@ use std::{
 };
 
 use jiff::{Timestamp, tz::TimeZone};
-use turnpike_config::Certificate;
 use turnpike_measure::units::span;
 use turnpike_relay::Identity;
+use turnpike_relay::certificates::Certificate;
 
 /// Programs that renew certificates do so about 30 days before they expire: 14 days before, something is wrong.
 const SOON: i64 = 14 * DAY;

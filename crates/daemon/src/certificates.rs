@@ -9,16 +9,16 @@ use std::{
 };
 
 use turnpike_api::Reloaded;
-use turnpike_config::{
-    Certificate, Mistake, Settings,
-    certificates::{self, Found},
-};
+use turnpike_config::{Mistake, Settings, certificates::ReadCertificates};
 use turnpike_process::{log_warnings, sandbox, warn};
-use turnpike_relay::{DtlsContext, TlsContext};
+use turnpike_relay::{
+    DtlsContext, TlsContext,
+    certificates::{self, Certificate},
+};
 
 use crate::{
-    certificate_expiry::CertificateExpiry, certificate_watch::CertificateWatch, changes::CertificateChanges,
-    error::DaemonError,
+    certificate_expiry::CertificateExpiry, certificate_files, certificate_watch::CertificateWatch,
+    changes::CertificateChanges, error::DaemonError,
 };
 
 /// Of TLS and DTLS.
@@ -119,7 +119,7 @@ impl Certificates {
     pub(crate) fn look(&mut self, settings: &Settings) {
         let has_changed = self.watch.has_changed();
         if has_changed || self.refused.is_some_and(|at| at.elapsed() >= RETRY) {
-            let Found { certificates, problems, warnings } = certificates::load(settings);
+            let ReadCertificates { certificates, problems, warnings } = certificate_files::read(settings);
             if has_changed || problems.is_empty() {
                 log_warnings(&warnings);
                 self.take(certificates, &problems, &mut Reloaded::default());

@@ -3,8 +3,8 @@
 
 use std::{collections::HashMap, hash::Hash};
 
-use turnpike_config::{Certificate, Change, Secret, Settings, UserSecret, forward::ForwardSettings, realms};
-use turnpike_relay::Identity;
+use turnpike_config::{Change, Secret, Settings, UserSecret, forward::ForwardSettings, realms};
+use turnpike_relay::{Identity, certificates::Certificate};
 
 /// Names of one list in a line.
 const NAMED: usize = 20;

@@ -57,8 +57,8 @@ impl Denial<'_> {
 /// The rule of a command line.
 #[cfg(test)]
 pub(crate) fn rule(argument: &str) -> turnpike_forward::Rule {
-    use turnpike_config::{Flags, forward::ForwardSources};
-    let sources = ForwardSources::from_process(None, vec![argument.to_owned()], Flags::new());
+    use turnpike_config::{Checks, Flags, forward::ForwardSources};
+    let sources = ForwardSources::from_process(None, vec![argument.to_owned()], Flags::new(), Checks::NONE);
     sources.load().expect("a valid rule").settings.rules.remove(0)
 }
 

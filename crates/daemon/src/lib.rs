@@ -10,6 +10,7 @@
 
 mod admin;
 mod certificate_expiry;
+mod certificate_files;
 mod certificate_watch;
 mod certificates;
 mod changes;
@@ -42,6 +43,7 @@ mod session_log;
 mod session_totals;
 mod store;
 
+pub use certificate_files::load;
 pub use check::{check_start, waited_for};
 pub use error::DaemonError;
 pub use forward::forward;
@@ -49,3 +51,4 @@ pub use generated_user::random_password;
 pub use public_address::{AddressSource, PublicAddress, PublicAddressError};
 pub use serve::serve;
 pub use store::{Store, open_store, realm_of_another};
+pub use turnpike_relay::certificates::{can_dtls, time_faults};

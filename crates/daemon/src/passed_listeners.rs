@@ -56,7 +56,7 @@ mod tests {
         let passed = PassedSockets::new(named).expect("sockets");
         let problems = Sources::new(None, Vec::new(), Flags::new())
             .with_fallback(passed_listeners(&passed))
-            .load()
+            .settings()
             .expect_err("there is no certificate")
             .to_string();
         for key in ["tls.listen", "dtls.listen"] {

@@ -10,7 +10,7 @@ use std::{
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 use turnpike_admin::{Applications, Interface, Serving};
 use turnpike_api::{Job, Reloaded};
-use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret};
+use turnpike_config::{Loaded, Mistakes, Settings, Sources, User, UserSecret};
 use turnpike_net::{Datapath, PassedSockets};
 use turnpike_process::{
     Control, MetricsPage, ProcessError, Service,
@@ -21,11 +21,13 @@ use turnpike_process::{
 };
 use turnpike_relay::{
     CredentialStore, Kernel, Relay, RelayState, Relistened, SessionLog, TurnedAway, Waiting,
+    certificates::Certificate,
 };
 use turnpike_turn::server::{Effect, NonceKey};
 
 use crate::{
     admin::{self, AdminView, ServerHandle},
+    certificate_files,
     certificates::{Certificates, Contexts},
     changes::ServeChanges,
     credentials::Credentials,
@@ -59,7 +61,7 @@ pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), DaemonError> 
         let passed =
             passed.map_or_else(PassedSockets::from_service_manager, Ok).map_err(ProcessError::from)?;
         let sources = sources.clone().with_fallback(passed_listeners(&passed));
-        let loaded = sources.load()?;
+        let loaded = certificate_files::load(&sources)?;
         check_store(&loaded.settings)?;
         let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
         let datapath = loaded.settings.datapath;
@@ -82,7 +84,7 @@ fn check_store(settings: &Settings) -> Result<(), Mistakes> {
 /// Configuration and sockets at the start.
 struct Found {
     sources: Sources,
-    loaded: Loaded,
+    loaded: Loaded<Certificate>,
     /// Sockets passed by a service manager.
     passed: Arc<PassedSockets>,
     /// Offer of the previous process.
@@ -124,7 +126,7 @@ impl TurnServer {
         previous: &mut Option<PreviousProcess>,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
         let Found { sources, loaded, passed, mut before } = found;
-        let Loaded { mut settings, certificates, warnings } = loaded;
+        let Loaded { mut settings, certificates, warnings, .. } = loaded;
         log_warnings(&warnings);
         let started = settings.clone();
         if let Some(before) = &before {
@@ -209,8 +211,8 @@ impl TurnServer {
     }
 
     /// What has changed, or why it cannot be taken: then nothing has changed.
-    async fn take(&mut self, loaded: Loaded, problems: &[Mistake]) -> Result<Reloaded, Vec<String>> {
-        let Loaded { settings: mut new, certificates, warnings } = loaded;
+    async fn take(&mut self, loaded: Loaded<Certificate>) -> Result<Reloaded, Vec<String>> {
+        let Loaded { settings: mut new, certificates, certificate_problems: problems, warnings } = loaded;
         let unchangeable = self.started.unchangeable(&new);
         new.keep_unchangeable(&self.settings);
         let refused = |error: &dyn Display| log_refused(error, NOT_RELOADED);
@@ -229,7 +231,7 @@ impl TurnServer {
             }
             new.users.extend(self.generated.clone());
         }
-        let contexts = self.certificates.contexts(&new, &certificates, problems);
+        let contexts = self.certificates.contexts(&new, &certificates, &problems);
         let contexts = contexts.map_err(|error| refused(&error))?;
         let notes = self.put_into_force(&new, store, contexts).map_err(|error| refused(&error))?;
         let mut reloaded = Reloaded::default();
@@ -240,7 +242,7 @@ impl TurnServer {
         self.fleet.set(&self.settings);
         let changes = ServeChanges::new(&old, &self.settings);
         reloaded.changed = changes.lines();
-        self.certificates.reload(&self.settings, certificates, problems, &mut reloaded);
+        self.certificates.reload(&self.settings, certificates, &problems, &mut reloaded);
         changes.say(&self.settings);
         // Last, so that nobody misses what has changed because the level has.
         if old.log_level != self.settings.log_level
@@ -516,8 +518,8 @@ impl Service for TurnServer {
     /// Applies all keys that a running server can change. Unusable certificates keep only the old certificates in force: a user who has lost
     /// access must not keep it because of them.
     async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
-        match self.sources.load_but_certificates() {
-            Ok((loaded, problems)) => self.take(loaded, &problems).await,
+        match certificate_files::load_for_reload(&self.sources) {
+            Ok(loaded) => self.take(loaded).await,
             Err(errors) => Err(log_refused(&errors, NOT_RELOADED)),
         }
     }

@@ -52,8 +52,7 @@ mod tests {
             flags.set(key, key, Some((*value).to_owned()));
         }
         let sources = Sources::new(None, Vec::new(), flags);
-        let loaded = sources.load_but_certificates().expect("the settings are right").0;
-        server_needs(&sources, &loaded.settings)
+        server_needs(&sources, &sources.settings().expect("the settings are right"))
     }
 
     #[test]

@@ -76,8 +76,7 @@ pub(crate) fn checked_address(settings: &Settings) -> Result<Option<(StoreAddres
 /// # Errors
 /// The configuration is wrong, or has no store.
 pub fn open_store(sources: &Sources) -> Result<(Settings, Store), DaemonError> {
-    // Certificates are nobody's business here.
-    let settings = sources.load_but_certificates()?.0.settings;
+    let settings = sources.settings()?;
     let Some((address, file)) = checked_address(&settings)? else { return Err(DaemonError::NoStore) };
     let limits = limits(&settings.store);
     let database = Database::new(&address, 1, file, &limits);

@@ -16,7 +16,7 @@ use aes_gcm::{
 };
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
-use zeroize::{Zeroize as _, ZeroizeOnDrop, Zeroizing};
+use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::lease::Bucket;
 
@@ -25,17 +25,17 @@ const NONCE_LEN: usize = 12;
 pub(crate) const TAG_LEN: usize = 16;
 
 /// Seals and opens. Never printed, overwritten when dropped.
-#[derive(Clone, ZeroizeOnDrop)]
+#[derive(Clone)]
 pub struct Sealer {
-    sealing: [u8; 32],
-    naming: [u8; 32],
+    sealing: Zeroizing<[u8; 32]>,
+    naming: Zeroizing<[u8; 32]>,
 }
 
 impl Sealer {
     /// Of the secret that all nodes have.
     #[must_use]
     pub fn new(secret: &str) -> Self {
-        let key = |purpose: &[u8]| hmac(secret.as_bytes(), &[purpose]);
+        let key = |purpose: &[u8]| Zeroizing::new(hmac(secret.as_bytes(), &[purpose]));
         Self { sealing: key(b"turnpike fleet seal"), naming: key(b"turnpike fleet bucket") }
     }
 
@@ -47,7 +47,7 @@ impl Sealer {
         sealed.extend_from_slice(&nonce);
         sealed.extend_from_slice(text);
         let (nonce, purpose) = ((&nonce).into(), purpose.as_bytes());
-        let cipher = Aes256Gcm::new((&self.sealing).into());
+        let cipher = Aes256Gcm::new((&*self.sealing).into());
         match cipher.encrypt_inout_detached(nonce, purpose, (&mut sealed[NONCE_LEN..]).into()) {
             Ok(tag) => sealed.extend_from_slice(&<[u8; TAG_LEN]>::from(tag)),
             // AES-GCM refuses texts of 64 GiB; what nobody can open is worth nothing, and says nothing.
@@ -65,7 +65,7 @@ impl Sealer {
         let (nonce, rest) = sealed.split_first_chunk::<NONCE_LEN>()?;
         let (text, tag) = rest.split_last_chunk::<TAG_LEN>()?;
         let mut text = Zeroizing::new(text.to_vec());
-        let cipher = Aes256Gcm::new((&self.sealing).into());
+        let cipher = Aes256Gcm::new((&*self.sealing).into());
         let opened = cipher.decrypt_inout_detached(
             nonce.into(),
             purpose.as_bytes(),
@@ -95,7 +95,7 @@ impl Sealer {
 
     fn bucket(&self, parts: &[&[u8]]) -> Bucket {
         let mut bucket = Bucket::default();
-        bucket.0.copy_from_slice(&hmac(&self.naming, parts)[..16]);
+        bucket.0.copy_from_slice(&hmac(&*self.naming, parts)[..16]);
         bucket
     }
 }
@@ -109,7 +109,7 @@ impl fmt::Debug for Sealer {
 fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
     #[expect(clippy::expect_used, reason = "an HMAC takes a key of any length")]
     let mut hmac =
-        <Hmac<Sha256> as hmac::Mac>::new_from_slice(key).expect("an HMAC takes a key of any length");
+        <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(key).expect("an HMAC takes a key of any length");
     parts.iter().for_each(|part| hmac.update(part));
     hmac.finalize().into_bytes().into()
 }

@@ -8,7 +8,7 @@ use std::{
     collections::BTreeMap,
     env,
     fs::{self, File},
-    io::{self, Read},
+    io::{self, BufRead as _, Read},
     path::{Path, PathBuf},
 };
 
@@ -171,9 +171,17 @@ fn of_file(path: &Path) -> BuildFile {
 
 fn hash(path: &Path) -> io::Result<String> {
     // It may grow while it is read.
-    let mut file = File::open(path)?.take(LONGEST);
+    let mut file = io::BufReader::new(File::open(path)?.take(LONGEST));
     let mut hasher = Sha256::new();
-    io::copy(&mut file, &mut hasher)?;
+    loop {
+        let part = file.fill_buf()?;
+        if part.is_empty() {
+            break;
+        }
+        hasher.update(part);
+        let len = part.len();
+        file.consume(len);
+    }
     Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

@@ -29,8 +29,10 @@ use tracing_subscriber::{
     reload,
     util::SubscriberInitExt,
 };
-use turnpike_config::{LogFormat, log_filter};
+use turnpike_config::LogFormat;
 use turnpike_wire::escape;
+
+use crate::log_filter::log_filter;
 
 /// Crates that log per message or per state that a message creates. A stranger's packets must not fill a disk, whatever the filter.
 const SILENCED: [&str; 3] = ["dimpl", "aya", "aya_obj"];

@@ -7,21 +7,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use serde::{Deserialize, Serialize};
 use turnpike_net::{Datapath, PassedSockets};
 use turnpike_offload::Hook;
-use turnpike_turn::server::ServerConfig;
+use turnpike_turn::server::{RealmLimits, RelayAddress, ServerConfig};
 
 use crate::{DtlsConfig, Layout, StreamConfig};
-
-/// An address that relayed transport addresses are made on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RelayAddress {
-    /// Address to bind.
-    pub bind: IpAddr,
-    /// Address to tell clients, where a NAT stands in front of the server.
-    pub external: Option<IpAddr>,
-}
 
 /// A relay address, and whether the machine has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,20 +22,6 @@ pub struct RelayState {
     pub is_up: bool,
     /// Since when that is so.
     pub since: SystemTime,
-}
-
-/// What a realm may have at most, where that differs from what holds for all.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RealmLimits {
-    /// REALM.
-    pub realm: String,
-    /// Allocations of all its users together; `None` for no limit but [`Config::max_allocations`].
-    pub allocations: Option<usize>,
-    /// Allocations of each of its users; `None` for [`Config::max_allocations_per_user`].
-    pub allocations_per_user: Option<usize>,
-    /// Ports of its relayed transport addresses, within [`Config::ports`]: nobody else's but those of realms that name them too. `None`
-    /// for those that no realm names.
-    pub relay_ports: Option<RangeInclusive<u16>>,
 }
 
 /// Settings of the runtime, already validated.

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod bounded;
+pub mod certificates;
 mod coalesce;
 pub mod config;
 mod discovery;
@@ -30,7 +31,7 @@ mod worker;
 // What threads share says `crate::sync`, where `interleave` has other types, which try every order of events.
 use std::sync;
 
-pub use config::{Config, RealmLimits, RelayAddress, RelayState};
+pub use config::{Config, RelayState};
 pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
 pub use layout::Layout;
 pub use listening::Waiting;
@@ -48,6 +49,7 @@ pub use turned_away::TurnedAway;
 pub use turnpike_offload::{
     Attachment, Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot,
 };
+pub use turnpike_turn::server::{RealmLimits, RelayAddress};
 
 /// Parts of a table that workers share: they hardly ever meet in one.
 const SHARDS: usize = 16;

@@ -19,7 +19,7 @@ use aes_gcm::{
 };
 use subtle::ConstantTimeEq as _;
 use turnpike_wire::integrity::Key;
-use zeroize::{ZeroizeOnDrop, Zeroizing};
+use zeroize::{Zeroize as _, Zeroizing};
 
 /// Bytes of a nonce (RFC 5116 sections 5.1 and 5.2: the only length that AES-GCM has there).
 pub const NONCE_LEN: usize = 12;
@@ -35,7 +35,7 @@ const MAX_SEALED_LEN: usize = FIELDS_LEN + *MAC_KEY_LEN.end();
 
 /// The key that a TURN server shares with an authorization server. Never printed; equality takes constant time; overwritten when
 /// dropped.
-#[derive(Clone, ZeroizeOnDrop)]
+#[derive(Clone)]
 pub enum TokenKey {
     /// AEAD_AES_128_GCM.
     A128Gcm([u8; 16]),
@@ -89,6 +89,15 @@ impl TokenKey {
             }
         };
         done.is_ok()
+    }
+}
+
+impl Drop for TokenKey {
+    fn drop(&mut self) {
+        match self {
+            Self::A128Gcm(key) => key.zeroize(),
+            Self::A256Gcm(key) => key.zeroize(),
+        }
     }
 }
 

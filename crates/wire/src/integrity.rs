@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use hmac::Hmac;
+use hmac::{Hmac, KeyInit};
 use md5::Md5;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
@@ -145,8 +145,8 @@ impl Mac {
     }
 }
 
-fn hmac_over<M: hmac::Mac + hmac::digest::KeyInit>(key: &Key, parts: [&[u8]; 2]) -> hmac::digest::Output<M> {
-    let mut mac = <M as hmac::Mac>::new_from_slice(&key.bytes).expect("an HMAC takes a key of any length");
+fn hmac_over<M: hmac::Mac + KeyInit>(key: &Key, parts: [&[u8]; 2]) -> hmac::digest::Output<M> {
+    let mut mac = M::new_from_slice(&key.bytes).expect("an HMAC takes a key of any length");
     parts.iter().for_each(|part| mac.update(part));
     mac.finalize().into_bytes()
 }

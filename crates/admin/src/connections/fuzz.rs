@@ -16,10 +16,10 @@ use tokio::{
 };
 use turnpike_api::{Draining, Job, Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded};
 use turnpike_config::{
-    AdminAccess, AdminSettings, Certificate, RealmSettings, Secret, Settings, User, UserSecret, api_keys,
+    AdminAccess, AdminSettings, RealmSettings, Secret, Settings, User, UserSecret, api_keys,
 };
 use turnpike_net::Datapath;
-use turnpike_relay::{Config, Relay, RelayAddress, RelayState};
+use turnpike_relay::{Config, Relay, RelayAddress, RelayState, certificates::Certificate};
 use turnpike_stores::{ApiKey, Database, Directory, Edit, Limits as StoreLimits, SqliteUse, StoreAddress};
 use turnpike_testkit::{
     Dir,
@@ -246,7 +246,7 @@ impl Program for Double {
     }
     fn set_log_level(&self, level: &str) -> Result<(), String> {
         self.is_told();
-        turnpike_config::check_filter(level)
+        if level.is_empty() { Err("no level".to_owned()) } else { Ok(()) }
     }
     fn refusals(&self, _: &RefusalFilter, _: usize) -> Option<Vec<Refusal>> {
         Some(Vec::new())

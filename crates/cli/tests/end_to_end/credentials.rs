@@ -3,7 +3,7 @@
 
 use crate::prelude::*;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use hmac::Mac as _;
+use hmac::{KeyInit as _, Mac as _};
 
 /// A directory with a store, in which there are a secret and a key.
 pub(crate) struct Store {

@@ -2,7 +2,7 @@
 
 use crate::prelude::*;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use hmac::Mac as _;
+use hmac::{KeyInit as _, Mac as _};
 use sha1::Sha1;
 
 /// An address for each name: log lines about refusals are limited by address.

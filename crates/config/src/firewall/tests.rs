@@ -1,20 +1,20 @@
 //! Tests of what is opened, and of how each firewall is told. Whether nft takes its file is tried with the binary.
 
 use super::*;
-use crate::{Flags, Sources, forward::ForwardSources};
+use crate::{Checks, Flags, Sources, forward::ForwardSources};
 
 fn of_server(flags: &[(&'static str, &[&str])]) -> Firewall {
     let mut all = Flags::new();
     for (key, values) in flags {
         all.set(key, "--flag", values.iter().map(|value| (*value).to_owned()));
     }
-    let loaded = Sources::new(None, Vec::new(), all).load_but_certificates();
-    Firewall::of_server(&loaded.expect("a valid configuration").0.settings)
+    let loaded = Sources::new(None, Vec::new(), all).settings();
+    Firewall::of_server(&loaded.expect("a valid configuration"))
 }
 
 fn of_rules(rules: &[&str]) -> Firewall {
     let rules = rules.iter().map(|rule| (*rule).to_owned()).collect();
-    let loaded = ForwardSources::from_process(None, rules, Flags::new()).load();
+    let loaded = ForwardSources::from_process(None, rules, Flags::new(), Checks::NONE).load();
     Firewall::of_forwarder(&loaded.expect("valid rules").settings)
 }
 

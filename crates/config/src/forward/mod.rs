@@ -34,7 +34,7 @@ use turnpike_convert::{
 use turnpike_rules::Rule;
 
 pub use self::settings::ForwardSettings;
-use crate::{Flags, Mistake, Mistakes, Origin, Sources, key::KeySpec};
+use crate::{Checks, Flags, Mistake, Mistakes, Origin, Sources, key::KeySpec};
 pub use turnpike_convert::forward::{LineFormat, parts::show_pattern};
 use turnpike_strict::{Entry, Value, file_text, nearest, parse_file};
 
@@ -81,8 +81,8 @@ pub struct ForwardSources {
 
 impl ForwardSources {
     /// The file, rules of the command line, flags, and this process's environment.
-    pub fn from_process(file: Option<PathBuf>, arguments: Vec<String>, flags: Flags) -> Self {
-        Self { sources: Sources::from_process(file, flags), arguments }
+    pub fn from_process(file: Option<PathBuf>, arguments: Vec<String>, flags: Flags, checks: Checks) -> Self {
+        Self { sources: Sources::from_process(file, flags, checks), arguments }
     }
 
     /// As [`Sources::with_fallback`].

@@ -33,11 +33,11 @@ fn config() {
     });
 }
 
-fn load(text: &str) -> Result<Loaded, Mistakes> {
+fn load(text: &str) -> Result<Loaded<()>, Mistakes> {
     let mut problems = Vec::new();
     let entries = entries_of(Path::new("t.toml"), text, &mut problems)?;
     let sources = Sources::new(None, Vec::new(), Flags::new());
-    Ok(sources.merge(&entries, problems, |_| certificates::Found::default())?.0)
+    sources.merge(&entries, problems, |_| ReadCertificates::default())
 }
 
 /// What is told of a text, and how much of it.

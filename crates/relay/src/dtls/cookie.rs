@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use hmac::{Hmac, Mac};
+use hmac::{Hmac, KeyInit as _, Mac};
 use sha2::Sha256;
 use turnpike_turn::server::{Client, NonceKeys};
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use hmac::{Hmac, Mac};
+use hmac::{Hmac, KeyInit as _, Mac as _};
 use md5::{Digest, Md5};
 use sha1::Sha1;
 
@@ -67,7 +67,7 @@ pub fn signed_request(
     let mut message = plain_message(kind, &[attributes, &credentials, &mac].concat());
     message.truncate(message.len() - 24);
     let key = Md5::digest([user, b":", realm, b":", password.as_bytes()].concat());
-    let mut mac = <Hmac<Sha1> as Mac>::new_from_slice(&key).unwrap_or_else(|error| panic!("{error}"));
+    let mut mac = Hmac::<Sha1>::new_from_slice(&key).unwrap_or_else(|error| panic!("{error}"));
     mac.update(&message);
     message.extend(MESSAGE_INTEGRITY.to_be_bytes());
     message.extend([0, 20]);

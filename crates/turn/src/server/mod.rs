@@ -16,8 +16,10 @@ mod auth;
 pub mod config;
 mod data;
 pub mod effect;
+mod limits;
 mod mobility;
 mod policy;
+mod relay_address;
 mod request;
 mod session;
 pub mod stats;
@@ -61,6 +63,7 @@ pub use effect::{
     ClosedReason, CredentialRefusal, Effect, OpenRelay, OpenRequest, OpenResult, PortRequest, RelayTransport,
     RequestRefusal, TokenProblem,
 };
+pub use limits::RealmLimits;
 pub use mobility::{
     handoff::{MoveRequest, PendingMove},
     moved::Moved,
@@ -78,6 +81,7 @@ pub use policy::{
     prefix::PrefixLengths,
     session_limit::MaxSessionDuration,
 };
+pub use relay_address::RelayAddress;
 pub use request::{
     MAX_REQUEST_LEN, Method,
     bad_request::{BadRequest, Fault},

@@ -24,7 +24,7 @@ impl KeyedHash {
 }
 
 fn keyed(key: &[u8; 32]) -> Hmac<Sha256> {
-    <Hmac<Sha256> as hmac::Mac>::new_from_slice(key).expect("an HMAC takes a key of any length")
+    <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(key).expect("an HMAC takes a key of any length")
 }
 
 #[cfg(test)]

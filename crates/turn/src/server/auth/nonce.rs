@@ -105,8 +105,8 @@ impl Scope<'_> {
 
     /// The first 64 bits of the HMAC.
     fn mac(&self, time: u32, salt: Option<u16>) -> u64 {
-        let mut hmac =
-            <Hmac<Sha256> as hmac::Mac>::new_from_slice(self.key).expect("an HMAC takes a key of any length");
+        let mut hmac = <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(self.key)
+            .expect("an HMAC takes a key of any length");
         hmac.update(&time.to_be_bytes());
         if let Some(salt) = salt {
             hmac.update(&salt.to_be_bytes());

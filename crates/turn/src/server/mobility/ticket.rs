@@ -94,7 +94,7 @@ fn mac(secret: &[u8; 32], purpose: &[u8], bytes: &[u8; HALF]) -> [u8; HALF] {
 
 fn hmac(secret: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
     let mut hmac =
-        <Hmac<Sha256> as hmac::Mac>::new_from_slice(secret).expect("an HMAC takes a key of any length");
+        <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(secret).expect("an HMAC takes a key of any length");
     for part in parts {
         hmac.update(part);
     }

@@ -1,20 +1,20 @@
-//! What a filter of log lines may be; `log.level` and `--log` take the same.
+//! Filters of log lines, as `log.level` and `--log` have them.
 
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
-/// Whether this is a level, or `target=level` directives separated by commas.
+/// Checks that this is a level, or `target=level` directives separated by commas.
 ///
 /// # Errors
-/// Which directive is wrong.
+/// The directive that is wrong.
 pub fn check_filter(filter: &str) -> Result<(), String> {
     log_filter(filter).map(drop)
 }
 
-/// What such a filter lets pass.
+/// The filter itself.
 ///
 /// # Errors
 /// As [`check_filter`].
-pub fn log_filter(filter: &str) -> Result<EnvFilter, String> {
+pub(crate) fn log_filter(filter: &str) -> Result<EnvFilter, String> {
     // A lone word that is no level is a target to `EnvFilter`, with all its lines: `inof` would silence everything else.
     // And no word at all is the level "error".
     for directive in filter.split(',').map(str::trim) {

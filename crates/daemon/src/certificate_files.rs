@@ -1,0 +1,207 @@
+//! Reads the configuration of the TURN server together with the certificates that it names, so that all mistakes are reported at once,
+//! before any socket opens.
+
+use std::{
+    fs::File,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+use turnpike_config::{
+    CertificateFiles, Loaded, Mistake, Mistakes, Settings, Sources,
+    certificates::{ReadCertificates, named},
+    readable_by_all,
+};
+use turnpike_relay::{
+    Identity,
+    certificates::{self, Certificate, chain_warning, now_unix, own_name},
+};
+
+/// Loads the configuration for a start. A certificate may be outside its validity period: the clock of a machine without a battery is
+/// wrong until the network sets it, and clients over UDP need no certificate.
+///
+/// # Errors
+/// Everything that is wrong, not only the first mistake.
+pub fn load(sources: &Sources) -> Result<Loaded<Certificate>, Mistakes> {
+    let loaded =
+        sources.load(|settings| read_by(settings, |files| certificates::read(&files.cert, &files.key)))?;
+    if loaded.certificate_problems.is_empty() {
+        Ok(loaded)
+    } else {
+        Err(Mistakes::sorted(loaded.certificate_problems))
+    }
+}
+
+/// Loads the configuration for a reload. Problems with certificates come beside the settings, because the server can keep its old
+/// certificates: a removed user must lose access even if a certificate has expired.
+///
+/// # Errors
+/// Everything that is wrong except certificates.
+pub(crate) fn load_for_reload(sources: &Sources) -> Result<Loaded<Certificate>, Mistakes> {
+    sources.load(read)
+}
+
+/// Reads all certificates. One whose time is over or has not come is a problem.
+pub(crate) fn read(settings: &Settings) -> ReadCertificates<Certificate> {
+    read_by(settings, |files| {
+        let identity = certificates::read(&files.cert, &files.key)?;
+        let timely = identity.check_time(now_unix());
+        timely.map(|()| identity).map_err(|fault| (files.cert.clone(), fault.to_string()))
+    })
+}
+
+fn read_by(
+    settings: &Settings,
+    read: fn(&CertificateFiles) -> Result<Identity, (PathBuf, String)>,
+) -> ReadCertificates<Certificate> {
+    let ReadCertificates { mut certificates, mut problems, mut warnings } = ReadCertificates::default();
+    for (key, files) in named(settings) {
+        match read(&files) {
+            Ok(identity) => {
+                warnings.extend(chain_warning(&files.cert, &identity));
+                certificates.push(Certificate { file: files.cert, identity });
+                warnings.extend(readable_by_all(&files.key, "this private key"));
+            }
+            // The mistake is in the file, but the line that names it is where a reader starts.
+            Err((path, problem)) => {
+                let expected = match File::open(&path) {
+                    Err(error) if error.kind() == ErrorKind::PermissionDenied => readable_by(&path),
+                    _ => "a certificate that is valid now and its private key, PEM both".to_owned(),
+                };
+                let problem = format!("{}: {problem}", path.display());
+                problems.push(Mistake::new(settings.origin(key), key, problem, expected));
+            }
+        }
+    }
+    // dimpl has no RSA. Said before anything starts, or DTLS clients would be left without an answer.
+    let dtls = settings.dtls_listen.is_empty() || certificates.iter().any(|one| one.identity.can_dtls());
+    if let Some((key, files)) = named(settings).into_iter().next()
+        && !dtls
+        && problems.is_empty()
+    {
+        problems.push(Mistake::new(
+            settings.origin(key),
+            key,
+            format!("{}: DTLS (dtls.listen) cannot use this certificate's key", files.cert.display()),
+            "for DTLS an ECDSA certificate with P-256 or P-384, here or in tls.certificates (beside an RSA one, which TLS goes on \
+             using); openssl ecparam -name prime256v1 -genkey makes such a key",
+        ));
+    }
+    ReadCertificates { certificates, problems, warnings }
+}
+
+/// The commands that make a file readable for the user of this process.
+fn readable_by(path: &Path) -> String {
+    let (user, path) = (own_name(), path.display());
+    format!(
+        "a file that this user can read: chgrp {user} {path} && chmod 640 {path}, and its directories open to {user} (chmod g+x)"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpike_config::Flags;
+    use turnpike_testkit::certificates::Certificate as Made;
+
+    use super::*;
+
+    #[test]
+    fn files_that_cannot_be_used_are_named() {
+        let dir = turnpike_testkit::Dir::new();
+        let (cert, key) = (dir.at("cert.pem"), dir.at("key.pem"));
+        let problem = |settings: &Settings| {
+            let ReadCertificates { certificates, mut problems, .. } = read(settings);
+            assert!(certificates.is_empty());
+            problems.remove(0).to_string()
+        };
+        let settings = Settings {
+            tls_certificates: vec![CertificateFiles { cert: cert.clone(), key: key.clone() }],
+            ..Settings::default()
+        };
+        assert!(problem(&settings).contains("cert.pem: cannot be read"));
+        std::fs::write(&cert, "").unwrap();
+        assert!(problem(&settings).contains("cert.pem: the file is empty"));
+        std::fs::write(&cert, "no PEM").unwrap();
+        assert!(problem(&settings).contains("key.pem: cannot be read"));
+        std::fs::write(&key, "no PEM").unwrap();
+        assert!(problem(&settings).contains("key.pem: no private key in it"));
+    }
+
+    #[test]
+    fn remedy_names_the_user_and_the_file() {
+        let name = own_name();
+        let told = readable_by(Path::new("/etc/key.pem"));
+        assert!(told.contains(&format!("chgrp {name} /etc/key.pem && chmod 640 /etc/key.pem")), "{told}");
+    }
+
+    /// The certificates and warnings of a file with this content.
+    fn loaded(pem: &str, key: &str) -> ReadCertificates<Certificate> {
+        let dir = turnpike_testkit::Dir::new();
+        let (cert, key) = (dir.file("cert.pem", pem), dir.file("key.pem", key));
+        let settings =
+            Settings { tls_certificates: vec![CertificateFiles { cert, key }], ..Settings::default() };
+        read(&settings)
+    }
+
+    fn chain_warnings(found: &ReadCertificates<Certificate>) -> Vec<&String> {
+        found.warnings.iter().filter(|warning| warning.contains("cert.pem")).collect()
+    }
+
+    #[test]
+    fn chain_survives_markers_that_share_a_line() {
+        let (own, authority) = Made::of_authority(&["turn.example"]);
+        let joined = format!("{}{authority}", own.pem.trim_end());
+        assert!(joined.contains("-----END CERTIFICATE----------BEGIN CERTIFICATE-----"));
+        for pem in [joined, format!("{}{authority}", own.pem).replace("-----BEGIN", "    -----BEGIN")] {
+            let found = loaded(&pem, &own.key);
+            assert_eq!(found.certificates[0].identity.certified_key().cert.len(), 2, "{:?}", found.problems);
+            assert!(chain_warnings(&found).is_empty(), "{:?}", found.warnings);
+        }
+        let with_key = format!("{}{}", own.pem.trim_end(), own.key);
+        assert_eq!(loaded(&with_key, &with_key).certificates.len(), 1);
+    }
+
+    #[test]
+    fn certificate_without_its_issuer_is_warned_about() {
+        let (own, authority) = Made::of_authority(&["turn.example"]);
+        let self_signed = Made::new(&["turn.example"]);
+        for (pem, key, warning) in [
+            (own.pem.clone(), &own.key, Some("without its issuer's")),
+            (
+                format!("{}{}", own.pem, self_signed.pem),
+                &own.key,
+                Some("certificate 2 in it did not issue certificate 1"),
+            ),
+            (format!("{}{authority}{}", own.pem, self_signed.pem), &own.key, Some("certificate 3 in it")),
+            (format!("{}{authority}", own.pem), &own.key, None),
+            (self_signed.pem.clone(), &self_signed.key, None),
+        ] {
+            let found = loaded(&pem, key);
+            assert!(found.problems.is_empty(), "{:?}", found.problems);
+            let told = chain_warnings(&found);
+            assert_eq!(told.len(), usize::from(warning.is_some()), "{told:?}");
+            assert!(warning.is_none_or(|warning| told[0].contains(warning)), "{told:?}");
+        }
+        let foreign = own.pem.replace("CERTIFICATE", "TRUSTED CERTIFICATE");
+        let problems = loaded(&format!("{}{foreign}", own.pem), &own.key).problems;
+        assert!(problems[0].to_string().contains("BEGIN TRUSTED CERTIFICATE is not"), "{problems:?}");
+    }
+
+    #[test]
+    fn unusable_certificate_does_not_hide_the_other_settings() {
+        let load = |text: &str| {
+            let dir = turnpike_testkit::Dir::new();
+            let sources = Sources::new(Some(dir.file("turnpike.toml", text)), Vec::new(), Flags::new());
+            load_for_reload(&sources)
+        };
+        let text =
+            "[server]\nrealm = \"new\"\n[tls]\ncert = \"/nowhere/cert.pem\"\nkey = \"/nowhere/key.pem\"";
+        let loaded = load(text).expect("the rest is right");
+        assert_eq!((loaded.settings.realm.as_str(), loaded.certificates.len()), ("new", 0));
+        let problems = loaded.certificate_problems;
+        assert!(problems[0].to_string().contains("/nowhere/cert.pem: cannot be read"), "{problems:?}");
+        // Where something else is wrong, all mistakes are reported.
+        let errors = load(&format!("{text}\n[server2]")).expect_err("wrong").0;
+        assert_eq!(errors.len(), 2, "{errors:?}");
+    }
+}

@@ -1,0 +1,106 @@
+//! Files with certificates and their private keys, PEM.
+
+use std::{
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use crate::{CertificateError, ChainFault, Identity};
+
+/// A certificate and its key, and the file that it is from.
+#[derive(Clone, Debug)]
+pub struct Certificate {
+    /// As the configuration names it.
+    pub file: PathBuf,
+    /// What is in it, and in the file of the key.
+    pub identity: Identity,
+}
+
+/// Identities for [`crate::TlsContext`] and [`crate::DtlsContext`].
+pub fn identities(certificates: &[Certificate]) -> Vec<Identity> {
+    certificates.iter().map(|certificate| certificate.identity.clone()).collect()
+}
+
+/// Time of this machine's clock, in Unix seconds.
+pub fn now_unix() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Reads a certificate and its key, whatever its time.
+///
+/// # Errors
+/// The file that cannot be used, and why.
+pub fn read(cert_file: &Path, key_file: &Path) -> Result<Identity, (PathBuf, String)> {
+    let content = |path: &Path| match fs::read(path) {
+        Ok(bytes) if bytes.is_empty() => Err((path.to_owned(), "the file is empty".to_owned())),
+        Ok(bytes) => Ok(bytes),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            Err((path.to_owned(), format!("is not readable for user {}", own_name())))
+        }
+        Err(error) => Err((path.to_owned(), format!("cannot be read: {error}"))),
+    };
+    let (cert, key) = (content(cert_file)?, content(key_file)?);
+    Identity::from_pem(&cert, &key).map_err(|error| match error {
+        CertificateError::Mismatch => (key_file.to_owned(), format!("{error} in {}", cert_file.display())),
+        error if error.is_about_key() => (key_file.to_owned(), error.to_string()),
+        error => (cert_file.to_owned(), error.to_string()),
+    })
+}
+
+/// Whether DTLS can use a certificate and its key; `None` if they cannot be read.
+pub fn can_dtls(cert: &Path, key: &Path) -> Option<bool> {
+    read(cert, key).ok().map(|identity| identity.can_dtls())
+}
+
+/// Sentences about certificates that are not valid now.
+pub fn time_faults(certificates: &[Certificate]) -> impl Iterator<Item = String> {
+    certificates.iter().filter_map(|Certificate { file, identity }| {
+        let fault = identity.check_time(now_unix()).err()?;
+        Some(format!(
+            "{}: {fault}, by the clock of this machine: TLS and DTLS clients refuse it",
+            file.display()
+        ))
+    })
+}
+
+/// Name of this process's user, or the number where it has no name.
+pub fn own_name() -> String {
+    let number = rustix::process::geteuid().as_raw().to_string();
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let mut rows = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    rows.find(|row| row.get(2) == Some(&&*number)).map_or(number.clone(), |row| row[0].to_owned())
+}
+
+/// A sentence for the log if the file lacks the certificate of an issuer, without which most clients refuse it.
+pub fn chain_warning(file: &Path, identity: &Identity) -> Option<String> {
+    let file = file.display();
+    Some(match identity.chain_fault()? {
+        ChainFault::LeafOnly => format!(
+            "certificate {file} holds the server's own certificate without its issuer's: clients that do not know the issuer refuse it; name \
+             the full chain (fullchain.pem with certbot)"
+        ),
+        ChainFault::NotIssuer(number) => format!(
+            "certificate {file}: certificate {number} in it did not issue certificate {}, which stands before it: clients may refuse the \
+             chain; put the server's own first and behind each its issuer's",
+            number - 1
+        ),
+        ChainFault::Unreadable(number) => {
+            format!(
+                "certificate {file}: certificate {number} in it cannot be read: clients may refuse the chain"
+            )
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_name_is_that_of_the_user_or_a_number() {
+        let name = own_name();
+        assert!(!name.is_empty() && !name.contains(':'), "{name}");
+    }
+}
