@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, net::SocketAddr};
 
-use turnpike_turn::server::{Alternate, Bandwidth, Rates, Transport};
+use turnpike_turn::server::{AllocationLimits, Alternate, Bandwidth, Rates, Transport};
 
 use super::{
     AlternateSettings, CredentialsSettings, DatapathChoice, FleetSettings, Mistake, RealmSettings,
@@ -16,12 +16,13 @@ use crate::{
 
 /// Keys that nobody has set and whose default is above another setting, which caps it: whoever sets them to that is refused.
 pub(crate) fn capped_defaults(settings: &Settings) -> Vec<&'static str> {
-    let Settings { credentials, discovery, max_allocations, max_allocations_per_user, .. } = settings;
+    let Settings { credentials, discovery, allocation_limits, .. } = settings;
+    let AllocationLimits { allocations, allocations_per_user, .. } = allocation_limits;
     [
         ("credentials.ttl", credentials.ttl > credentials.max_ttl),
         ("nat_discovery.requests_per_source", discovery.per_source > discovery.total),
-        ("limits.allocations", *max_allocations > relay_ports(settings) && settings.shared_ports == 0),
-        ("limits.allocations_per_user", max_allocations_per_user > max_allocations),
+        ("limits.allocations", *allocations > relay_ports(settings) && settings.shared_ports == 0),
+        ("limits.allocations_per_user", allocations_per_user > allocations),
     ]
     .into_iter()
     .filter_map(|(key, is_above)| (is_above && !settings.is_explicit(key)).then_some(key))
@@ -234,8 +235,8 @@ impl Judge<'_> {
             ),
             (
                 "limits.allocations_per_user",
-                settings.max_allocations_per_user,
-                settings.max_allocations,
+                settings.allocation_limits.allocations_per_user,
+                settings.allocation_limits.allocations,
                 "limits.allocations",
             ),
         ] {
@@ -243,7 +244,7 @@ impl Judge<'_> {
                 self.refuse(key, format!("{one} is above {of_all} {all}"), &format!("at most {of_all}"));
             }
         }
-        let (default, max) = (settings.default_lifetime, settings.max_lifetime);
+        let (default, max) = (settings.limits.default_lifetime, settings.limits.max_lifetime);
         if default > max {
             let key = ["limits.default_lifetime", "limits.max_lifetime"];
             self.refuse(
@@ -252,7 +253,7 @@ impl Judge<'_> {
                 "default_lifetime at most max_lifetime (both in seconds)",
             );
         }
-        let (most, room) = (settings.max_allocations, relay_ports(settings));
+        let (most, room) = (settings.allocation_limits.allocations, relay_ports(settings));
         if settings.is_explicit("limits.allocations") && most > room && settings.shared_ports == 0 {
             self.refuse(
                 "limits.allocations",
@@ -282,7 +283,8 @@ impl Judge<'_> {
                 self.refuse(key, format!("{rate} is above {of_all} {all}"), &format!("at most {of_all}"));
             }
         }
-        let (most, all) = (settings.max_allocations_per_prefix, settings.max_allocations);
+        let (most, all) =
+            (settings.allocation_limits.allocations_per_prefix, settings.allocation_limits.allocations);
         if let Some(most) = most.filter(|most| *most > all) {
             let problem = format!("{most} is above limits.allocations {all}");
             self.refuse("limits.allocations_per_prefix", problem, "at most limits.allocations");
@@ -595,10 +597,10 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
     }
     // Of a fleet, the limit of a realm is that of all nodes together.
     let alone = settings.fleet.url.is_none();
-    if alone && realm.max_allocations.is_some_and(|most| most > settings.max_allocations) {
+    if alone && realm.max_allocations.is_some_and(|most| most > settings.allocation_limits.allocations) {
         refuse(
             "realm.allocations",
-            format!("it is above limits.allocations {}", settings.max_allocations),
+            format!("it is above limits.allocations {}", settings.allocation_limits.allocations),
             "at most limits.allocations",
         );
     }

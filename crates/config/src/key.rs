@@ -146,6 +146,18 @@ macro_rules! number_or_none {
 }
 pub(crate) use number_or_none;
 
+/// The [`Kind`] of whole seconds within bounds.
+macro_rules! seconds {
+    ($least:literal..=$most:literal) => {
+        $crate::key::Kind::<std::time::Duration>::one(
+            concat!("seconds, ", $least, " to ", $most),
+            |reader, node| reader.integer(node, &($least..=$most)).map(std::time::Duration::from_secs),
+            |time| time.as_secs().to_string(),
+        )
+    };
+}
+pub(crate) use seconds;
+
 /// The [`Kind`] of a value that has few, each with a name.
 macro_rules! named {
     ($expected:literal, $($name:literal => $value:path),+ $(,)?) => {

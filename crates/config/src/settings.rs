@@ -9,14 +9,14 @@ use std::{
 };
 
 use turnpike_net::Datapath;
-use turnpike_turn::server::{AllowRule, Cidr, MAX_ALLOCATIONS};
+use turnpike_turn::server::{AllocationLimits, AllowRule, Cidr, ConnectionLimits, ServerLimits};
 
 use crate::{
     AdminSettings, AlternateSettings, CredentialsSettings, DiscoverySettings, FleetSettings, OauthSettings,
     Origin, RealmSettings, RelayPlace, SandboxSettings, Secret, StoreSettings, Stored, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
     check, credentials_keys, discovery_keys, fleet_keys,
-    key::{self, Change, kind, number, number_or_none, settings},
+    key::{self, Change, kind, number, number_or_none, seconds, settings},
     keys,
     limit_keys::{RATE, SESSION_LENGTH},
     oauth_keys,
@@ -133,14 +133,12 @@ settings! {
             reload "store.sha256" .sha256 kind::SWITCH;
         /// What it says.
         stored: Stored = Stored::default();
-        /// Allocations in total.
-        max_allocations: usize = MAX_ALLOCATIONS, reload "limits.allocations" number!(usize, "a number", 1..=1_000_000);
-        /// Allocations of one user.
-        max_allocations_per_user: usize = 1024,
-            reload "limits.allocations_per_user" number!(usize, "a number", 1..=1_000_000);
-        /// Allocations of one address prefix.
-        max_allocations_per_prefix: Option<usize> = None,
-            reload "limits.allocations_per_prefix" number_or_none!(usize, "a number", 1..=1_000_000);
+        /// Limits of allocations.
+        allocation_limits: AllocationLimits = AllocationLimits::default(),
+            reload "limits.allocations" .allocations number!(usize, "a number", 1..=1_000_000),
+            reload "limits.allocations_per_user" .allocations_per_user number!(usize, "a number", 1..=1_000_000),
+            reload "limits.allocations_per_prefix" .allocations_per_prefix
+                number_or_none!(usize, "a number", 1..=1_000_000);
         /// Leading bits of IPv4 addresses that count as one client.
         prefix_v4: u8 = 32, reload "limits.prefix_v4" number!(u8, "bits", 0..=32);
         /// Leading bits of IPv6 addresses that count as one client.
@@ -158,50 +156,35 @@ settings! {
         rate_per_allocation: Option<u64> = None, reload "limits.bits_per_second_per_allocation" RATE;
         /// Milliseconds of these rates that may pass at once.
         burst_ms: u32 = 250, reload "limits.burst" number!(u32, "milliseconds", 10..=10_000);
-        /// Permissions per allocation.
-        max_permissions: usize = 64,
-            reload "limits.permissions" number!(usize, "a number per allocation", 1..=65_535);
-        /// Channels per allocation.
-        max_channels: usize = 64, reload "limits.channels" number!(usize, "", 1..=4096)
-            => "a number per allocation, 1 to 4096 (RFC 8656 has the numbers 0x4000 to 0x4FFF)";
+        /// Limits of what allocations hold, and for how long.
+        limits: ServerLimits = ServerLimits::default(),
+            reload "limits.permissions" .permissions number!(usize, "a number per allocation", 1..=65_535),
+            reload "limits.channels" .channels
+                number!(usize, "", 1..=4096)
+                => "a number per allocation, 1 to 4096 (RFC 8656 has the numbers 0x4000 to 0x4FFF)",
+            reload "limits.peer_connections" .peer_connections number!(usize, "a number", 1..=1_000_000),
+            reload "limits.peer_connections_per_allocation" .peer_connections_per_allocation
+                number!(usize, "a number", 1..=65_536),
+            reload "limits.peer_connections_per_user" .peer_connections_per_user
+                number!(usize, "a number", 1..=1_000_000),
+            reload "limits.default_lifetime" .default_lifetime number!(u32, "seconds", 60..=86_400),
+            reload "limits.max_lifetime" .max_lifetime number!(u32, "seconds", 60..=86_400),
+            reload "limits.end_with_credential" .end_with_credential kind::SWITCH;
+        /// Limits of clients' connections.
+        connection_limits: ConnectionLimits = ConnectionLimits::default(),
+            reload "limits.idle_connections" .idle_connections number!(usize, "a number", 1..=1_000_000),
+            reload "limits.idle_connections_per_address" .idle_connections_per_address
+                number!(usize, "a number", 1..=1_000_000),
+            reload "limits.half_open" .half_open number!(usize, "a number of DTLS handshakes", 1..=1_000_000),
+            reload "limits.half_open_per_network" .half_open_per_network
+                number!(usize, "a number of DTLS handshakes", 1..=1_000_000),
+            reload "limits.first_message" .first_message seconds!(1..=3600),
+            reload "limits.idle" .idle seconds!(1..=86_400),
+            reload "limits.stream_queue" .stream_queue number!(usize, "bytes", 65_540..=1_073_741_824);
         /// Flows in the kernel's table, each in one direction.
         kernel_flows: u32 = 65_536, start "limits.kernel_flows" number!(u32, "a number", 2..=4_194_304);
-        /// Connections to peers, in total.
-        max_peer_connections: usize = 4096,
-            reload "limits.peer_connections" number!(usize, "a number", 1..=1_000_000);
-        /// Connections to peers of one allocation.
-        max_peer_connections_per_allocation: usize = 32,
-            reload "limits.peer_connections_per_allocation" number!(usize, "a number", 1..=65_536);
-        /// Connections to peers of one user, in total.
-        max_peer_connections_per_user: usize = 1024,
-            reload "limits.peer_connections_per_user" number!(usize, "a number", 1..=1_000_000);
-        /// Connections without an allocation, in total.
-        max_idle_connections: usize = 4096,
-            reload "limits.idle_connections" number!(usize, "a number", 1..=1_000_000);
-        /// Connections without an allocation, per address.
-        max_idle_connections_per_address: usize = 512,
-            reload "limits.idle_connections_per_address" number!(usize, "a number", 1..=1_000_000);
-        /// DTLS handshakes under way, in total.
-        max_half_open: usize = 1024,
-            reload "limits.half_open" number!(usize, "a number of DTLS handshakes", 1..=1_000_000);
-        /// DTLS handshakes under way, per network.
-        max_half_open_per_network: usize = 256,
-            reload "limits.half_open_per_network" number!(usize, "a number of DTLS handshakes", 1..=1_000_000);
-        /// Seconds until the first message of a connection.
-        first_message_timeout: u32 = 10, reload "limits.first_message" number!(u32, "seconds", 1..=3600);
-        /// Seconds of silence of a connection without an allocation.
-        idle_timeout: u32 = 60, reload "limits.idle" number!(u32, "seconds", 1..=86_400);
-        /// Bytes that wait for a client over TCP or TLS.
-        stream_queue: usize = 256 << 10,
-            reload "limits.stream_queue" number!(usize, "bytes", 65_540..=1_073_741_824);
-        /// Seconds.
-        default_lifetime: u32 = 600, reload "limits.default_lifetime" number!(u32, "seconds", 60..=86_400);
-        /// Seconds.
-        max_lifetime: u32 = 3600, reload "limits.max_lifetime" number!(u32, "seconds", 60..=86_400);
         /// Seconds that a session may last, however often it is refreshed.
         session_length: Option<u32> = None, reload "limits.session_length" SESSION_LENGTH;
-        /// Whether a session ends when the time-limited credential expires that began it.
-        end_with_credential: bool = false, reload "limits.end_with_credential" kind::SWITCH;
         /// Peers allowed though special, or on this machine.
         allow: Vec<AllowRule> = Vec::new(), reload "peers.allow" keys::ALLOW_RULES;
         /// Peers refused though public.

@@ -99,7 +99,7 @@ impl Certificates {
             Some(dtls) => Some(Arc::clone(dtls)),
             None if settings.dtls_listen.is_empty() => None,
             None => {
-                let handshake = Duration::from_secs(u64::from(settings.first_message_timeout));
+                let handshake = settings.connection_limits.first_message;
                 Some(Arc::new(DtlsContext::new(&identities, handshake)?))
             }
         };

@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(counts, [2, 2, 1]);
         assert_eq!(changes.secrets, (1, 1));
         assert_eq!((&changes.realms.added, &changes.realms.changed), (&vec!["b"], &vec!["a"]));
-        new.max_allocations = 20_000;
+        new.allocation_limits.allocations = 20_000;
         new.realms[1].secrets.push(Secret::new("hidden"));
         let changes = ServeChanges::new(&old, &new);
         assert_eq!(

@@ -92,7 +92,7 @@ impl Plan {
             workers: workers(settings),
             datapath,
             kernel,
-            max_kernel_flows: settings.kernel_flows,
+            kernel_flows: settings.kernel_flows,
             busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
             coalesce: std::time::Duration::from_micros(settings.coalesce_us.into()),
             server,
@@ -108,9 +108,7 @@ impl Plan {
             listeners_beside: Vec::new(),
             listener_buffer: settings.listener_buffer,
             relay_buffer: settings.relay_buffer,
-            max_allocations: settings.max_allocations,
-            max_allocations_per_user: settings.max_allocations_per_user,
-            max_allocations_per_prefix: settings.max_allocations_per_prefix,
+            limits: settings.allocation_limits.clone(),
             realm_limits: realms::limits(settings),
             half_closed: Config::HALF_CLOSED,
         };
@@ -131,9 +129,9 @@ impl Plan {
     pub(crate) fn most_allocations(&self) -> usize {
         let config = &self.config;
         if config.shared_ports > 0 {
-            config.max_allocations
+            config.limits.allocations
         } else {
-            config.max_allocations.min(self.relay_ports())
+            config.limits.allocations.min(self.relay_ports())
         }
     }
 
@@ -160,10 +158,10 @@ impl Plan {
         let peers = if listeners == 0 || !config.server.tcp_relay {
             0
         } else {
-            config.workers * 2 * (config.server.max_total_connections + PIPES)
+            config.workers * 2 * (config.server.limits.peer_connections + PIPES)
         };
         let sockets = (config.listen.len() + config.dtls.listen.len() + listeners) * config.workers
-            + (2 * config.max_allocations).min(self.relay_ports())
+            + (2 * config.limits.allocations).min(self.relay_ports())
             + config.max_reservations()
             + streams
             // At the limit, evicted and new connections coexist until the end of the tick.
@@ -195,11 +193,7 @@ fn stream_config(settings: &Settings, listen: &[SocketAddr], tls: Option<Arc<Tls
         tls,
         server_names: realms::server_names(settings).map(str::to_owned).collect(),
         proxies: settings.proxy_protocol_from.clone(),
-        queue: settings.stream_queue,
-        first_message_ms: u64::from(settings.first_message_timeout) * 1000,
-        idle_ms: u64::from(settings.idle_timeout) * 1000,
-        max_idle: settings.max_idle_connections,
-        max_idle_per_address: settings.max_idle_connections_per_address,
+        limits: settings.connection_limits.clone(),
     }
 }
 
@@ -208,12 +202,7 @@ fn dtls_config(settings: &Settings, context: Option<Arc<DtlsContext>>) -> DtlsCo
     DtlsConfig {
         listen: if context.is_some() { settings.dtls_listen.clone() } else { Vec::new() },
         context,
-        max_half_open: settings.max_half_open,
-        max_half_open_per_network: settings.max_half_open_per_network,
-        handshake_ms: u64::from(settings.first_message_timeout) * 1000,
-        max_idle: settings.max_idle_connections,
-        max_idle_per_network: settings.max_idle_connections_per_address,
-        idle_ms: u64::from(settings.idle_timeout) * 1000,
+        limits: settings.connection_limits.clone(),
     }
 }
 
@@ -251,16 +240,12 @@ pub(crate) fn server_config(
         nonce_keys: keys,
         node,
         nonce_lifetime: settings.nonce_lifetime,
-        default_lifetime: settings.default_lifetime,
-        max_lifetime: settings.max_lifetime,
+        limits: settings.limits.clone(),
         max_session_duration: limit_keys::max_session_duration(settings),
-        end_with_credential: settings.end_with_credential,
         channels_permit: settings.channels_permit,
         bandwidth: limit_keys::bandwidth(settings),
         prefixes: limit_keys::prefixes(settings),
         refusals: limit_keys::refusals(settings, workers(settings)),
-        max_permissions: settings.max_permissions,
-        max_channels: settings.max_channels,
         relay_v4: relay.iter().any(|address| address.bind.is_ipv4()),
         relay_v6: relay.iter().any(|address| address.bind.is_ipv6()),
         peers,
@@ -272,9 +257,6 @@ pub(crate) fn server_config(
         channels: if settings.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
         username_anonymity: realms[0].has_anonymity(),
         tcp_relay: settings.relay_tcp,
-        max_connections: settings.max_peer_connections_per_allocation,
-        max_total_connections: settings.max_peer_connections,
-        max_user_connections: settings.max_peer_connections_per_user,
         mobility: settings.mobility,
         ..ServerConfig::default()
     }
@@ -393,7 +375,7 @@ mod tests {
     use turnpike_config::{
         AlternateSettings, DiscoverySettings, RealmSettings, RelayPlace, Secret, StoredKey, User, UserSecret,
     };
-    use turnpike_turn::server::{NonceKey, RealmId, Transport};
+    use turnpike_turn::server::{ConnectionLimits, NonceKey, RealmId, Transport};
 
     fn alone() -> NodeKeys {
         NodeKeys::alone(NonceKey([7; 32]))
@@ -432,8 +414,7 @@ mod tests {
                 ports,
                 shared_ports,
                 relay_tcp: false,
-                max_allocations: 16_384,
-                max_idle_connections: 100,
+                connection_limits: ConnectionLimits { idle_connections: 100, ..ConnectionLimits::default() },
                 workers: Some(1),
                 relay_addresses: vec![at(Ipv4Addr::LOCALHOST.into())],
                 ..Settings::default()

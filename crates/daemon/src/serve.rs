@@ -158,7 +158,7 @@ impl TurnServer {
         applications.say_where();
         sandbox::log();
         if is_attached {
-            log_attached(&relay, plan.config.max_kernel_flows, plan.config.datapath);
+            log_attached(&relay, plan.config.kernel_flows, plan.config.datapath);
         }
         log_notes(&plan);
         certificates.log();
@@ -693,7 +693,7 @@ fn take_over(
     plan: &Plan,
 ) -> Result<(), ProcessError> {
     let receive = || relay.received().map_err(|unfit| unfit.to_string());
-    let (weak, room, datapath) = (Arc::downgrade(relay), plan.config.max_kernel_flows, plan.config.datapath);
+    let (weak, room, datapath) = (Arc::downgrade(relay), plan.config.kernel_flows, plan.config.datapath);
     let released = move || {
         let Some(relay) = weak.upgrade() else { return };
         match relay.attach_kernel() {

@@ -50,28 +50,19 @@ use loom::{
     },
     thread::{self, JoinHandle},
 };
-use turnpike_turn::server::{Bandwidth, RelayTransport, Way};
+use turnpike_turn::server::{AllocationLimits, Bandwidth, RelayTransport, Way};
 
 use limit::{BYTE, Limit, gained, needed_ms};
 pub use turnpike_forward::{Address, Balance, Endpoint, Host, Limits, PortRange, Rule, UnixName, ZonedIp};
+pub use turnpike_turn::server::RealmLimits;
 
 /// One part, so that it is no matter of chance who meets in it: loom wants every run alike.
 const SHARDS: usize = 1;
 
-/// What [`quotas`] is told of a realm.
-#[derive(Clone, Debug)]
-pub struct RealmLimits {
-    pub realm: String,
-    pub allocations: Option<usize>,
-    pub allocations_per_user: Option<usize>,
-}
-
 /// What [`quotas`] is told of all of them.
 #[derive(Clone, Debug)]
 pub struct Config {
-    pub max_allocations: usize,
-    pub max_allocations_per_user: usize,
-    pub max_allocations_per_prefix: Option<usize>,
+    pub limits: AllocationLimits,
     pub realm_limits: Vec<RealmLimits>,
 }
 
@@ -83,14 +74,9 @@ pub struct UserKeys(u32);
 const HOME: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
 /// So many allocations in total, and of one user.
-fn quotas_of(max_allocations: usize, max_allocations_per_user: usize) -> Arc<quotas::Quotas> {
-    let (max_allocations_per_prefix, realm_limits) = (None, Vec::new());
-    Arc::new(quotas::Quotas::new(&Config {
-        max_allocations,
-        max_allocations_per_user,
-        max_allocations_per_prefix,
-        realm_limits,
-    }))
+fn quotas_of(allocations: usize, allocations_per_user: usize) -> Arc<quotas::Quotas> {
+    let limits = AllocationLimits { allocations, allocations_per_user, allocations_per_prefix: None };
+    Arc::new(quotas::Quotas::new(&Config { limits, realm_limits: Vec::new() }))
 }
 
 /// Runs `work` in a thread of its own, with something that is shared.

@@ -26,7 +26,7 @@ use turnpike_relay::{
     sessions::{Look, Looked, SLICE_SESSIONS},
 };
 use turnpike_testkit::stun;
-use turnpike_turn::server::{PeerRules, ServerConfig};
+use turnpike_turn::server::{AllocationLimits, PeerRules, ServerConfig, ServerLimits};
 
 /// Addresses of the server that one client's socket speaks to: each is a 5-tuple of its own.
 const FAN: u32 = 1000;
@@ -72,12 +72,15 @@ fn relay(sessions: u32, shared_ports: usize) -> Relay {
         ports: 1024..=65_535,
         shared_ports,
         relay_buffer: 4096,
-        max_allocations: most,
-        max_allocations_per_user: most,
+        limits: AllocationLimits {
+            allocations: most,
+            allocations_per_user: most,
+            ..AllocationLimits::default()
+        },
         server: ServerConfig {
             authenticate: false,
             relay_v6: false,
-            default_lifetime: 3600,
+            limits: ServerLimits { default_lifetime: 3600, ..ServerLimits::default() },
             peers: PeerRules { allow: vec!["127.0.0.0/8".parse().unwrap()], ..PeerRules::default() },
             ..ServerConfig::default()
         },

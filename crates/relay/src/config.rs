@@ -9,7 +9,7 @@ use std::{
 
 use turnpike_net::{Datapath, PassedSockets};
 use turnpike_offload::Hook;
-use turnpike_turn::server::{RealmLimits, RelayAddress, ServerConfig};
+use turnpike_turn::server::{AllocationLimits, RealmLimits, RelayAddress, ServerConfig};
 
 use crate::{DtlsConfig, Layout, StreamConfig};
 
@@ -42,7 +42,7 @@ pub struct Config {
     /// How the kernel relays lone datagrams between bound channels, if it does; `datapath` is for all others.
     pub kernel: Option<Hook>,
     /// Flows that it may have, each in one direction; more stay in user space.
-    pub max_kernel_flows: u32,
+    pub kernel_flows: u32,
     /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
     pub busy_poll: Duration,
     /// By how long a worker may delay a datagram so that its next wake-up carries more (`coalesce.rs`); zero by none.
@@ -66,12 +66,8 @@ pub struct Config {
     pub listener_buffer: usize,
     /// Receive and send buffer of each relay socket in bytes.
     pub relay_buffer: usize,
-    /// Allocations in total, over all workers.
-    pub max_allocations: usize,
-    /// Allocations of one user.
-    pub max_allocations_per_user: usize,
-    /// Allocations of clients of one address prefix ([`ServerConfig::prefixes`]); `None` for any number.
-    pub max_allocations_per_prefix: Option<usize>,
+    /// Limits of allocations.
+    pub limits: AllocationLimits,
     /// Realms with limits of their own.
     pub realm_limits: Vec<RealmLimits>,
     /// Longest silence of a connection to a peer (RFC 6062) that one side has closed. The other may still answer, and then is cut off.
@@ -91,7 +87,7 @@ impl Default for Config {
             workers: 1,
             datapath: Datapath::best().0,
             kernel: None,
-            max_kernel_flows: 65_536,
+            kernel_flows: 65_536,
             busy_poll: Duration::ZERO,
             coalesce: Duration::ZERO,
             relay: Vec::new(),
@@ -103,9 +99,7 @@ impl Default for Config {
             listeners_beside: Vec::new(),
             listener_buffer: 1 << 20,
             relay_buffer: 256 << 10,
-            max_allocations: 1000,
-            max_allocations_per_user: 1000,
-            max_allocations_per_prefix: None,
+            limits: AllocationLimits::default(),
             realm_limits: Vec::new(),
             half_closed: Self::HALF_CLOSED,
             server: ServerConfig::default(),

@@ -102,7 +102,7 @@ impl turnpike_turn::server::Quotas for WorkerGate {
 mod tests {
     use std::sync::Mutex;
 
-    use turnpike_turn::server::Quotas as _;
+    use turnpike_turn::server::{AllocationLimits, Quotas as _};
 
     use super::*;
     use crate::{Config, RealmLimits};
@@ -144,8 +144,11 @@ mod tests {
     fn what_the_fleet_refuses_is_given_back_here() {
         let limits = RealmLimits { realm: REALM.to_owned(), allocations: Some(7), ..RealmLimits::default() };
         let config = Config {
-            max_allocations: 10,
-            max_allocations_per_user: 5,
+            limits: AllocationLimits {
+                allocations: 10,
+                allocations_per_user: 5,
+                ..AllocationLimits::default()
+            },
             realm_limits: vec![limits],
             ..Config::default()
         };

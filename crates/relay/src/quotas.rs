@@ -68,9 +68,9 @@ impl Quotas {
         let own = config.realm_limits.iter();
         let limits = own.map(|limits| (limits.realm.as_str().into(), limits.clone())).collect();
         let mut realms = self.realms();
-        realms.most = config.max_allocations;
-        realms.most_per_prefix = config.max_allocations_per_prefix.unwrap_or(usize::MAX);
-        realms.most_per_user = config.max_allocations_per_user;
+        realms.most = config.limits.allocations;
+        realms.most_per_prefix = config.limits.allocations_per_prefix.unwrap_or(usize::MAX);
+        realms.most_per_user = config.limits.allocations_per_user;
         realms.limits = limits;
     }
 
@@ -194,6 +194,8 @@ fn give_back<K: Hash + Eq + Borrow<Q>, Q: Hash + Eq + ?Sized>(counts: &mut Count
 
 #[cfg(test)]
 mod tests {
+    use turnpike_turn::server::AllocationLimits;
+
     use super::*;
 
     const REALM: &str = "here";
@@ -205,8 +207,11 @@ mod tests {
 
     fn config(most: usize, most_per_user: usize, realm_limits: &[RealmLimits]) -> Config {
         Config {
-            max_allocations: most,
-            max_allocations_per_user: most_per_user,
+            limits: AllocationLimits {
+                allocations: most,
+                allocations_per_user: most_per_user,
+                ..AllocationLimits::default()
+            },
             realm_limits: realm_limits.to_vec(),
             ..Config::default()
         }
@@ -302,7 +307,7 @@ mod tests {
     #[test]
     fn a_prefix_at_the_limit_is_refused_and_leaves_all_else_alone() {
         let mut config = config(10, 9, &[]);
-        config.max_allocations_per_prefix = Some(2);
+        config.limits.allocations_per_prefix = Some(2);
         let quotas = Quotas::new(&config);
         let other = "2001:db8::".parse().unwrap();
         assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
@@ -314,10 +319,10 @@ mod tests {
         quotas.release(REALM, "a", HOME);
         assert_eq!(quotas.acquire(REALM, "c", HOME), Ok(()));
         // Lifted, and set again: what came meanwhile counts.
-        config.max_allocations_per_prefix = None;
+        config.limits.allocations_per_prefix = None;
         quotas.limit(&config);
         assert_eq!(quotas.acquire(REALM, "d", HOME), Ok(()));
-        config.max_allocations_per_prefix = Some(3);
+        config.limits.allocations_per_prefix = Some(3);
         quotas.limit(&config);
         assert_eq!(quotas.acquire(REALM, "d", HOME), Err(QuotaRefusal::Prefix));
         for (realm, user, prefix) in

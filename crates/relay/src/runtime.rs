@@ -556,7 +556,7 @@ impl Relay {
             workers: before.workers,
             datapath: before.datapath,
             kernel: before.kernel,
-            max_kernel_flows: before.max_kernel_flows,
+            kernel_flows: before.kernel_flows,
             busy_poll: before.busy_poll,
             coalesce: before.coalesce,
             shared_ports: before.shared_ports,
@@ -661,11 +661,11 @@ fn offload(
     before: Option<(PassedKernel, Vec<OwnedFd>)>,
 ) -> Result<Kernel, OffloadError> {
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    let sockets = listeners.udp.len() * config.workers.max(1) + 2 * config.max_allocations;
+    let sockets = listeners.udp.len() * config.workers.max(1) + 2 * config.limits.allocations;
     let settings = turnpike_offload::Settings {
         listeners: listeners.udp.clone(),
         relay_ports: config.ports.clone(),
-        flows: config.max_kernel_flows,
+        flows: config.kernel_flows,
         sockets: count(sockets),
         hook,
     };

@@ -426,7 +426,7 @@ mod tests {
     use turnpike_testkit::stun;
     use turnpike_turn::{
         random::Seed,
-        server::{Client, Effect, ListenerId, OpenResult, ServerConfig},
+        server::{AllocationLimits, Client, Effect, ListenerId, OpenResult, ServerConfig},
     };
 
     use super::*;
@@ -448,8 +448,15 @@ mod tests {
     /// With so many sessions, and no sockets.
     fn server(sessions: u32) -> Server<WorkerGate> {
         let server = ServerConfig { authenticate: false, ..ServerConfig::default() };
-        let config =
-            Config { server, max_allocations: 10_000, max_allocations_per_user: 10_000, ..Config::default() };
+        let config = Config {
+            server,
+            limits: AllocationLimits {
+                allocations: 10_000,
+                allocations_per_user: 10_000,
+                ..AllocationLimits::default()
+            },
+            ..Config::default()
+        };
         let store: SharedStore = Arc::new(RwLock::new(Arc::new(()) as Arc<dyn CredentialStore>));
         let quotas = Arc::new(Quotas::new(&config));
         let gate = WorkerGate::new(store, quotas, Arc::new(Ports::new(&config)), None);

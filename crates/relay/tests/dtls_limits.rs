@@ -48,7 +48,7 @@ fn lost_flights_are_repeated() {
 
 #[test]
 fn a_handshake_that_does_not_go_on_ends_in_time() {
-    let world = world_with(|config| config.handshake_ms = 300);
+    let world = world_with(|config| config.limits.first_message = Duration::from_millis(300));
     for (number, kind) in [(1, Kind::V12), (2, Kind::V13)] {
         let (client, _, second) = hellos(&world, kind);
         client.socket.send(&second).unwrap();
@@ -61,7 +61,7 @@ fn a_handshake_that_does_not_go_on_ends_in_time() {
 #[test]
 fn an_association_without_an_allocation_ends_when_it_is_silent() {
     // Long beside what a handshake and a request take on a machine with much to do.
-    let world = world_with(|config| config.idle_ms = 3000);
+    let world = world_with(|config| config.limits.idle = Duration::from_millis(3000));
     let kinds = [Kind::V12, Kind::V13];
     let mut allocated = kinds.map(|kind| {
         let mut client = DtlsClient::connect(world.dtls(), kind);
@@ -83,7 +83,7 @@ fn an_association_without_an_allocation_ends_when_it_is_silent() {
 
 #[test]
 fn associations_without_an_allocation_give_way_and_those_with_one_do_not() {
-    let world = world_with(|config| config.max_idle = 3);
+    let world = world_with(|config| config.limits.idle_connections = 3);
     let mut allocated = DtlsClient::connect(world.dtls(), Kind::V12);
     allocated.ask(&allocate());
     let mut idle: Vec<DtlsClient> = (0..5).map(|_| DtlsClient::connect(world.dtls(), Kind::V13)).collect();
@@ -101,7 +101,7 @@ fn associations_without_an_allocation_give_way_and_those_with_one_do_not() {
 /// If many come at once, those under way finish and the others wait: each would push out the one before it otherwise.
 #[test]
 fn handshake_under_way_is_not_pushed_out_by_newcomers() {
-    let world = world_with(|config| config.max_half_open_per_network = 2);
+    let world = world_with(|config| config.limits.half_open_per_network = 2);
     let mut slow = [hellos(&world, Kind::V12), hellos(&world, Kind::V13)];
     for (client, _, second) in &slow {
         client.socket.send(second).unwrap();
@@ -273,7 +273,7 @@ fn forged_alerts_at_each_step_end_no_handshake() {
 
 #[test]
 fn a_client_that_gives_up_in_the_clear_is_counted_as_that_when_its_time_is_over() {
-    let world = world_with(|config| config.handshake_ms = 200);
+    let world = world_with(|config| config.limits.first_message = Duration::from_millis(200));
     let (client, _, second) = hellos(&world, Kind::V12);
     client.socket.send(&second).unwrap();
     // RFC 5246 section 7.2: fatal, bad_certificate.

@@ -43,8 +43,8 @@ fn two_thousand_half_open_handshakes_take_the_memory_of_the_bound() {
 
 fn half_open() {
     let world = world_with(|config| {
-        config.max_half_open = 200;
-        config.max_half_open_per_network = 150;
+        config.limits.half_open = 200;
+        config.limits.half_open_per_network = 150;
     });
     let witness = Witness::start(&world);
     let mut honest = DtlsClient::connect(world.dtls(), Kind::V13);

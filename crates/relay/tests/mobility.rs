@@ -241,7 +241,7 @@ fn from_port(world: &World, port: u16) -> Client<std::net::TcpStream> {
 #[test]
 fn who_gets_the_address_of_a_client_that_is_away_keeps_its_connection() {
     let world = support::start(|config| {
-        config.idle_ms = 700;
+        config.limits.idle = Duration::from_millis(700);
         config.proxies = vec!["127.0.0.0/8".parse().unwrap()];
     });
     // One comes back elsewhere, the other's session ends.
@@ -276,7 +276,7 @@ fn who_gets_the_address_of_a_client_that_is_away_keeps_its_connection() {
 fn a_connection_that_an_allocation_has_left_for_another_worker_is_idle() {
     let world = support::start_with(|config| {
         config.workers = 2;
-        config.streams.idle_ms = 700;
+        config.streams.limits.idle = Duration::from_millis(700);
     });
     let peer = peer();
     for _ in 0..MOVES {
@@ -297,7 +297,7 @@ fn a_connection_that_an_allocation_has_left_for_another_worker_is_idle() {
 
 #[test]
 fn who_gets_the_address_of_a_dtls_client_that_is_away_keeps_its_association() {
-    let world = support::dtls::world_with(|config| config.idle_ms = 500);
+    let world = support::dtls::world_with(|config| config.limits.idle = Duration::from_millis(500));
     let mut gone = DtlsClient::connect(world.dtls(), Kind::V13);
     let ticket = gone.ask(&allocate_mobile()).attribute(MOBILITY_TICKET);
     gone.close();

@@ -130,7 +130,7 @@ fn plain_requests_on_a_port_for_tls_only() {
 
 #[test]
 fn hellos_that_never_end_slow_ones_and_fast_ones() {
-    let world = tls_world(|config| config.first_message_ms = 3000);
+    let world = tls_world(|config| config.limits.first_message = Duration::from_millis(3000));
     let witness = Witness::start(&world);
     let slow: Vec<TcpStream> = (0..200)
         .map(|number| {
@@ -291,8 +291,8 @@ fn handshake_messages_without_end_behind_the_handshake() {
 #[test]
 fn a_flood_of_connections() {
     let world = tls_world(|config| {
-        config.max_idle = 120;
-        config.max_idle_per_address = 50;
+        config.limits.idle_connections = 120;
+        config.limits.idle_connections_per_address = 50;
     });
     let witness = Witness::start(&world);
     // Each address as many as it may have, and ten more, for which its oldest give way. The third and the fourth take the places of the oldest.
@@ -337,7 +337,7 @@ fn connect_from(from: Ipv4Addr, to: SocketAddr) -> TcpSocket {
 /// Clients that take nothing of what their peers send them, over TCP and TLS.
 #[test]
 fn clients_that_never_read_what_is_relayed_to_them() {
-    let world = tls_world(|config| config.queue = 70_000);
+    let world = tls_world(|config| config.limits.stream_queue = 70_000);
     let witness = Witness::start(&world);
     let far = peer();
     let (mut plain, mut relayed) = (Vec::new(), Vec::new());

@@ -39,14 +39,14 @@ fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) 
 
 #[test]
 fn a_slow_reader_loses_the_oldest_datagrams_and_still_gets_its_replies() {
-    let world = start(|config| config.queue = 70_000);
+    let world = start(|config| config.limits.stream_queue = 70_000);
     slow_reader(&world, &mut world.client());
 }
 
 #[test]
 fn a_slow_reader_over_tls_loses_the_oldest_datagrams_and_still_gets_its_replies() {
     let world = start(|config| {
-        config.queue = 70_000;
+        config.limits.stream_queue = 70_000;
         config.tls = Some(context(&[identity(&["turn.example.org"])]));
     });
     let stream = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
@@ -55,7 +55,7 @@ fn a_slow_reader_over_tls_loses_the_oldest_datagrams_and_still_gets_its_replies(
 
 #[test]
 fn icmp_errors_are_datagrams_that_give_way_and_not_replies_that_end_the_connection() {
-    let world = start(|config| config.queue = 70_000);
+    let world = start(|config| config.limits.stream_queue = 70_000);
     let mut client = world.client();
     let peer = peer();
     client.allocated(&peer);
@@ -119,7 +119,7 @@ fn only_an_allocation_opens_the_way_for_long_messages() {
 fn who_sends_no_message_in_time_is_closed_however_busy_it_looks() {
     let world = start(|config| {
         config.tls = Some(context(&[identity(&["turn.example.org"])]));
-        config.first_message_ms = 700;
+        config.limits.first_message = Duration::from_millis(700);
     });
     let mut silent = world.client();
     // One byte of a request at a time, and the first half of a ClientHello that never ends.
@@ -145,7 +145,7 @@ fn who_sends_no_message_in_time_is_closed_however_busy_it_looks() {
 
 #[test]
 fn who_has_no_allocation_is_closed_after_some_silence_and_who_has_one_is_not() {
-    let world = start(|config| config.idle_ms = 2000);
+    let world = start(|config| config.limits.idle = Duration::from_millis(2000));
     let mut allocated = world.client();
     allocated.ask(&allocate());
     let mut idle = world.client();
@@ -166,7 +166,7 @@ fn who_has_no_allocation_is_closed_after_some_silence_and_who_has_one_is_not() {
 
 #[test]
 fn connections_without_an_allocation_are_few_and_those_with_one_do_not_count() {
-    let world = start(|config| config.max_idle_per_address = 3);
+    let world = start(|config| config.limits.idle_connections_per_address = 3);
     let mut clients: Vec<Client<TcpStream>> = Vec::new();
     for _ in 0..5 {
         let mut client = world.client();
@@ -193,7 +193,8 @@ fn slow_newcomers_do_not_push_out_one_another() {
     for (max_idle, max_idle_per_address) in [(6, 512), (512, 6)] {
         let world = start(|config| {
             config.tls = Some(context(&[identity(&["turn.example.org"])]));
-            (config.max_idle, config.max_idle_per_address) = (max_idle, max_idle_per_address);
+            (config.limits.idle_connections, config.limits.idle_connections_per_address) =
+                (max_idle, max_idle_per_address);
         });
         let (at, round_trip) = (world.tls(), Duration::from_millis(60));
         let newcomers: Vec<_> = (0..12)
@@ -235,7 +236,8 @@ fn tls_connect_slowly(at: std::net::SocketAddr, pause: Duration) -> TlsStream {
 /// Newcomers beyond the limit of their address wait unread, as many as that limit.
 #[test]
 fn waiting_newcomers_are_bounded_and_served_once_others_are_old() {
-    let world = start(|config| (config.max_idle, config.max_idle_per_address) = (6, 2));
+    let world =
+        start(|config| (config.limits.idle_connections, config.limits.idle_connections_per_address) = (6, 2));
     let mut clients: Vec<_> = (0..5).map(|_| world.client()).collect();
     clients.iter_mut().for_each(|client| client.send(&binding(1)));
     // Two have places, two wait until they can take these, and one is in vain.
@@ -250,8 +252,8 @@ fn a_newcomer_is_served_by_any_worker_while_all_places_are_taken() {
     for (max_idle, max_idle_per_address) in [(8, 512), (512, 8)] {
         let world = start_with(|config| {
             config.workers = 4;
-            config.streams.max_idle = max_idle;
-            config.streams.max_idle_per_address = max_idle_per_address;
+            config.streams.limits.idle_connections = max_idle;
+            config.streams.limits.idle_connections_per_address = max_idle_per_address;
         });
         let _idle: Vec<_> = (0..32)
             .map(|_| {
@@ -268,7 +270,7 @@ fn a_newcomer_is_served_by_any_worker_while_all_places_are_taken() {
 
 #[test]
 fn who_comes_to_a_full_house_takes_the_place_of_the_oldest_that_has_no_allocation() {
-    let world = start(|config| config.max_idle = 2);
+    let world = start(|config| config.limits.idle_connections = 2);
     let mut allocated = world.client();
     allocated.ask(&allocate());
     let mut oldest = world.client();

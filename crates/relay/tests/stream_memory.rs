@@ -11,7 +11,7 @@ const CROWD: u64 = 400;
 fn world() -> World {
     start(|config| {
         config.tls = Some(context(&[identity(&[NAME])]));
-        config.first_message_ms = 600_000;
+        config.limits.first_message = Duration::from_millis(600_000);
     })
 }
 

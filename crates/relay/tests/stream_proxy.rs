@@ -7,8 +7,8 @@ fn behind_a_proxy() -> World {
     start(|config| {
         config.proxies = vec!["127.0.0.0/8".parse().unwrap()];
         config.tls = Some(context(&[identity(&["a.example"])]));
-        config.max_idle_per_address = 2;
-        config.first_message_ms = 1500;
+        config.limits.idle_connections_per_address = 2;
+        config.limits.first_message = Duration::from_millis(1500);
     })
 }
 

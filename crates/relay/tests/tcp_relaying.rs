@@ -381,7 +381,7 @@ fn reset(stream: TcpStream) {
 
 #[test]
 fn peers_that_come_and_go_cannot_end_the_control_connection_of_a_client_that_stalls() {
-    let world = support::start(|config| config.queue = 4096);
+    let world = support::start(|config| config.limits.stream_queue = 4096);
     let (mut client, relayed) = control(&world);
     client.ask(&permit((Ipv4Addr::LOCALHOST, 9).into()));
     eventually("its queue has lost some", || {

@@ -339,7 +339,10 @@ fn what_the_new_one_cannot_take_stays_where_it_is() {
     let config = workers(2);
     let old = start(&config);
     let talks: Vec<Talk> = (0..6).map(|_| Talk::start(old.udp())).collect();
-    let few = Config { max_allocations: 3, ..config.clone() };
+    let few = Config {
+        limits: AllocationLimits { allocations: 3, ..AllocationLimits::default() },
+        ..config.clone()
+    };
     let why = upgraded(&old, &few).err().expect("there is no room");
     assert!(why.contains("limits.allocations"), "{why}");
     let gone = Config { listen: vec!["127.0.0.3:0".parse().unwrap()], ..config.clone() };

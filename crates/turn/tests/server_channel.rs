@@ -198,7 +198,10 @@ fn a_binding_lives_600_seconds_and_its_permission_300_where_channels_do_not_perm
 
 #[test]
 fn channels_of_an_allocation_are_limited_and_the_expired_make_room() {
-    let mut world = World::with(ServerConfig { max_channels: 12, ..config() });
+    let mut world = World::with(ServerConfig {
+        limits: ServerLimits { channels: 12, ..ServerLimits::default() },
+        ..config()
+    });
     let (alice, relay) = world.allocated();
     world.ask(&Ask::refresh(3600).signed(&alice)).success();
     let peer = |n: u16| format!("198.41.0.4:{}", 7000 + n);

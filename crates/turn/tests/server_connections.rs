@@ -286,7 +286,14 @@ fn a_peer_without_permission_is_closed_at_once() {
 
 #[test]
 fn connections_have_a_limit_per_allocation_and_in_total() {
-    let mut world = World::with(ServerConfig { max_connections: 3, max_total_connections: 4, ..streams() });
+    let mut world = World::with(ServerConfig {
+        limits: ServerLimits {
+            peer_connections_per_allocation: 3,
+            peer_connections: 4,
+            ..ServerLimits::default()
+        },
+        ..streams()
+    });
     let (alice, relay) = world.allocated_tcp();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     world.connected(&alice, "198.41.0.4:1");
@@ -352,8 +359,15 @@ fn a_connection_is_bound_by_nobody_but_the_user_who_owns_it() {
 
 #[test]
 fn one_user_does_not_take_the_connections_of_all() {
-    let config =
-        ServerConfig { max_connections: 4, max_total_connections: 10, max_user_connections: 6, ..streams() };
+    let config = ServerConfig {
+        limits: ServerLimits {
+            peer_connections_per_allocation: 4,
+            peer_connections: 10,
+            peer_connections_per_user: 6,
+            ..ServerLimits::default()
+        },
+        ..streams()
+    };
     let mut world = World::with(config);
     let (alice, first) = world.allocated_tcp();
     let peers = |n: u16| format!("198.41.0.4:{n}");
@@ -498,7 +512,14 @@ fn a_connection_bind_is_handed_over_to_the_worker_that_owns_the_connection() {
 fn connection_ids_are_unforeseeable_and_say_whose_they_are() {
     let mut seen = std::collections::HashSet::new();
     let (mut ones, mut zeros) = (0, u32::MAX);
-    let config = ServerConfig { max_connections: 2000, max_user_connections: 2000, ..streams() };
+    let config = ServerConfig {
+        limits: ServerLimits {
+            peer_connections_per_allocation: 2000,
+            peer_connections_per_user: 2000,
+            ..ServerLimits::default()
+        },
+        ..streams()
+    };
     let mut world = World::with(config.clone());
     let worker_id = WorkerId::new(1023, 1024).unwrap();
     world.server = Server::for_worker(Arc::new(config), gate(), worker_id, seed(worker_id));

@@ -128,7 +128,10 @@ fn a_client_takes_its_allocation_along_after_its_credential_has_expired() {
 
 #[test]
 fn an_allocation_ends_with_its_credential_where_that_is_configured() {
-    let ending = ServerConfig { end_with_credential: true, ..config() };
+    let ending = ServerConfig {
+        limits: ServerLimits { end_with_credential: true, ..ServerLimits::default() },
+        ..config()
+    };
     let mut world = world(ending.clone());
     let timed = timed(&mut world);
     assert_eq!(world.ask(&Ask::allocate().signed(&timed)).success().lifetime(), 60);
@@ -164,7 +167,10 @@ fn a_reload_ends_sessions_whose_credential_has_expired_and_shortens_others() {
         let timed = allocated(&mut world);
         world.ask(&Ask::refresh(600).signed(&timed)).success();
         world.sleep(slept);
-        let ending = ServerConfig { end_with_credential: true, ..config() };
+        let ending = ServerConfig {
+            limits: ServerLimits { end_with_credential: true, ..ServerLimits::default() },
+            ..config()
+        };
         world.server.reconfigure(world.now, Arc::new(ending));
         world.sleep(lived / 1000 - slept);
         assert_eq!(closed(&mut world), [(ClosedReason::Credential, lived)]);
@@ -173,7 +179,10 @@ fn a_reload_ends_sessions_whose_credential_has_expired_and_shortens_others() {
 
 #[test]
 fn no_lifetime_below_two_seconds_is_answered() {
-    let mut world = world(ServerConfig { end_with_credential: true, ..config() });
+    let mut world = world(ServerConfig {
+        limits: ServerLimits { end_with_credential: true, ..ServerLimits::default() },
+        ..config()
+    });
     let timed = timed(&mut world);
     world.sleep(59);
     assert_eq!(world.ask(&Ask::allocate().signed(&timed)).success().lifetime(), 2);

@@ -204,7 +204,10 @@ fn a_closed_session_tells_what_it_carried() {
 
 #[test]
 fn lifetimes_follow_the_configuration() {
-    let mut world = World::with(ServerConfig { default_lifetime: 60, max_lifetime: 120, ..config() });
+    let mut world = World::with(ServerConfig {
+        limits: ServerLimits { default_lifetime: 60, max_lifetime: 120, ..ServerLimits::default() },
+        ..config()
+    });
     let alice = world.credentials("alice", Scheme::Md5);
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).success().lifetime(), 60);
     assert_eq!(world.ask(&Ask::refresh(3600).signed(&alice)).success().lifetime(), 120);

@@ -64,7 +64,10 @@ fn is_by_tunnel(form: IpAddr) -> bool {
 
 /// Alice, with an allocation of both families.
 fn world(config: ServerConfig) -> (World, Credentials) {
-    let mut world = World::with(ServerConfig { max_permissions: 100_000, max_channels: 4096, ..config });
+    let mut world = World::with(ServerConfig {
+        limits: ServerLimits { permissions: 100_000, channels: 4096, ..ServerLimits::default() },
+        ..config
+    });
     let alice = world.credentials("alice", Scheme::Md5);
     let also = AdditionalAddressFamily::new(AddressFamily::IPV6);
     world.ask(&Ask::allocate().with(&also).signed(&alice)).success();

@@ -105,7 +105,10 @@ fn a_request_without_peer_is_400() {
 
 #[test]
 fn permissions_of_an_allocation_are_limited_and_the_expired_make_room() {
-    let mut world = World::with(ServerConfig { max_permissions: 20, ..config() });
+    let mut world = World::with(ServerConfig {
+        limits: ServerLimits { permissions: 20, ..ServerLimits::default() },
+        ..config()
+    });
     let (alice, _) = world.allocated();
     let peer = |n: u32| format!("198.41.1.{n}:1");
     for n in 0..20 {

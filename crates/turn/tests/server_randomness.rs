@@ -70,9 +70,12 @@ fn mobility_tickets_are_as_if_by_chance() {
 fn connection_ids_are_as_if_by_chance() {
     let config = ServerConfig {
         authenticate: false,
-        max_connections: SAMPLES,
-        max_total_connections: SAMPLES,
-        max_user_connections: SAMPLES,
+        limits: ServerLimits {
+            peer_connections_per_allocation: SAMPLES,
+            peer_connections: SAMPLES,
+            peer_connections_per_user: SAMPLES,
+            ..ServerLimits::default()
+        },
         ..streams()
     };
     let mut world = World::with(config);

@@ -42,7 +42,13 @@ fn of_alice(method: Method, code: u16, why: RequestRefusal) -> Vec<(String, Meth
 #[test]
 fn each_reason_is_told_with_the_code_of_the_answer() {
     let gate = TestGate { per_user: 1, total: 2, ..TestGate::default() };
-    let mut world = World::with_gate(ServerConfig { max_permissions: 1, max_channels: 1, ..config() }, gate);
+    let mut world = World::with_gate(
+        ServerConfig {
+            limits: ServerLimits { permissions: 1, channels: 1, ..ServerLimits::default() },
+            ..config()
+        },
+        gate,
+    );
     let (alice, _) = world.allocated();
     assert_eq!(told(&mut world), []);
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();

@@ -146,7 +146,13 @@ fn what_was_granted_is_remembered_through_a_reload() {
     let mut world = World::new();
     let (alice, ask) = granted(&mut world);
     world.ask(&Ask::refresh(0).signed(&alice)).success();
-    world.server.reconfigure(world.now, Arc::new(ServerConfig { max_lifetime: 4000, ..config() }));
+    world.server.reconfigure(
+        world.now,
+        Arc::new(ServerConfig {
+            limits: ServerLimits { max_lifetime: 4000, ..ServerLimits::default() },
+            ..config()
+        }),
+    );
     assert_eq!(world.ask(&ask).code(), Some(438));
 }
 

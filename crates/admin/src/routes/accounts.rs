@@ -240,7 +240,8 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Probl
             max_sessions: limit.and_then(|limit| limit.allocations).map(|most| most as u64),
             max_sessions_per_user: limit
                 .and_then(|limit| limit.allocations_per_user)
-                .unwrap_or(settings.max_allocations_per_user) as u64,
+                .unwrap_or(settings.allocation_limits.allocations_per_user)
+                as u64,
             bits_per_second: rates.per_realm,
             bits_per_second_per_user: rates.per_user,
             bits_per_second_per_session: rates.per_allocation,

@@ -36,7 +36,7 @@ use turnpike_relay::{
 use turnpike_stores::{Database, Directory, Limits, SqliteUse, StoreAddress};
 pub(crate) use turnpike_testkit::PATIENCE as SOON;
 use turnpike_testkit::stun;
-use turnpike_turn::server::{PeerRules, ServerConfig};
+use turnpike_turn::server::{AllocationLimits, PeerRules, ServerConfig};
 
 pub(crate) use together::{Member, Together};
 
@@ -389,8 +389,11 @@ fn relay(workers: usize) -> Relay {
         workers,
         relay: vec![RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None }],
         ports: 30_000..=39_999,
-        max_allocations: 2000,
-        max_allocations_per_user: 2000,
+        limits: AllocationLimits {
+            allocations: 2000,
+            allocations_per_user: 2000,
+            ..AllocationLimits::default()
+        },
         server: ServerConfig {
             authenticate: false,
             relay_v6: false,

@@ -184,7 +184,7 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
 fn allocations_that_share_ports_may_be_more_than_there_are_ports() {
     let text = "[relay]\nports = \"5000-5009\"\nshared_ports = 2\n[limits]\nallocations = 1000";
     let settings = settings(text);
-    assert_eq!((settings.shared_ports, settings.max_allocations), (2, 1000));
+    assert_eq!((settings.shared_ports, settings.allocation_limits.allocations), (2, 1000));
 }
 
 #[test]
@@ -635,7 +635,10 @@ fn limits_are_read_with_units_lifted_and_shown_as_they_are() {
                 bits_per_second_per_allocation = \"none\"\nsession_length = \"none\"\nrelay_ports = \"50000-50099\"";
     let read = settings(text);
     assert_eq!((read.rate, read.rate_per_user, read.burst_ms), (Some(10_000_000_000), None, 100));
-    assert_eq!((read.max_allocations_per_prefix, read.prefix_v4, read.prefix_v6), (Some(5), 32, 56));
+    assert_eq!(
+        (read.allocation_limits.allocations_per_prefix, read.prefix_v4, read.prefix_v6),
+        (Some(5), 32, 56)
+    );
     assert_eq!(
         (read.refusals_per_prefix, read.session_length, read.allow_only),
         (Some(100), Some(86_400), true)

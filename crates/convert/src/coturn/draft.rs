@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use turnpike_turn::{ip_range::IpRange, server::MAX_ALLOCATIONS};
+use turnpike_turn::{ip_range::IpRange, server::AllocationLimits};
 
 use super::{Machine, peers};
 use crate::{
@@ -399,7 +399,7 @@ impl Draft {
         let no_zero = |limit: Option<usize>| limit.filter(|limit| *limit > 0);
         let ports = if self.multiplex_peer { usize::MAX } else { ports };
         let total = no_zero(self.total_quota).map(|total| total.min(ports));
-        let most = total.unwrap_or(MAX_ALLOCATIONS);
+        let most = total.unwrap_or(AllocationLimits::default().allocations);
         file.some("limits", "allocations", total);
         file.some("limits", "allocations_per_user", no_zero(self.user_quota).map(|user| user.min(most)));
         file.some("limits", "bits_per_second", self.bps_capacity);

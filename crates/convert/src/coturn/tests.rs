@@ -91,10 +91,16 @@ fn quotas_that_cannot_be_reached_become_those_that_can() {
     let (settings, notes) = translated(
         "relay-ip=10.0.0.5\nmin-port=45000\nmax-port=45999\ntotal-quota=1200\nuser-quota=1100\nallowed-peer-ip=10.1.0.0-10.1.0.9\nuser=a:b",
     );
-    assert_eq!((settings.max_allocations, settings.max_allocations_per_user), (1000, 1000));
+    assert_eq!(
+        (settings.allocation_limits.allocations, settings.allocation_limits.allocations_per_user),
+        (1000, 1000)
+    );
     assert_eq!(notes, [""; 0]);
     let (settings, _) = translated("user-quota=50000\nuser=a:b");
-    assert_eq!(settings.max_allocations_per_user, Settings::default().max_allocations);
+    assert_eq!(
+        settings.allocation_limits.allocations_per_user,
+        Settings::default().allocation_limits.allocations
+    );
 }
 
 /// No option disappears: it changes the result, or is told.
@@ -331,7 +337,7 @@ fn transports_and_shared_ports_are_those_of_coturn() {
     assert!(!settings.udp && settings.tcp && !told(&notes, "no-udp"), "{notes:?}");
     let (settings, notes) =
         translated("multiplex-peer\nmultiplex-peer-port=3480\ntotal-quota=100000\nuser=a:b");
-    assert_eq!((settings.shared_ports, settings.max_allocations), (1, 100_000));
+    assert_eq!((settings.shared_ports, settings.allocation_limits.allocations), (1, 100_000));
     assert!(told(&notes, "line 1, multiplex-peer: a shared port") && told(&notes, "line 2, "), "{notes:?}");
 }
 
@@ -352,7 +358,10 @@ fn what_cannot_work_together_is_told() {
     let (_, notes) = translated("tls-listening-port=5350\nno-tls");
     assert!(!told(&notes, "there is no cert"), "{notes:?}");
     let (settings, _) = translated("total-quota=10\nuser-quota=20\nuser=a:b");
-    assert_eq!((settings.max_allocations, settings.max_allocations_per_user), (10, 10));
+    assert_eq!(
+        (settings.allocation_limits.allocations, settings.allocation_limits.allocations_per_user),
+        (10, 10)
+    );
 }
 
 proptest::proptest! {
@@ -455,10 +464,13 @@ fn a_trailing_comment_changes_no_option_but_texts() {
 #[test]
 fn numbers_are_read_to_their_last_digit_and_flags_are_always_on() {
     let (settings, notes) = translated("user-quota=12 # 4 streams a call\ntotal-quota=1200# all\nuser=a:b");
-    assert_eq!((settings.max_allocations_per_user, settings.max_allocations), (12, 1200));
+    assert_eq!(
+        (settings.allocation_limits.allocations_per_user, settings.allocation_limits.allocations),
+        (12, 1200)
+    );
     assert!(!told(&notes, "quota"), "{notes:?}");
     let (settings, notes) = translated("user-quota=12 streams\nmin-port=50000;\ntotal-quota=many\nuser=a:b");
-    assert_eq!((settings.max_allocations_per_user, *settings.ports.start()), (12, 50_000));
+    assert_eq!((settings.allocation_limits.allocations_per_user, *settings.ports.start()), (12, 50_000));
     assert!(told(&notes, "line 1, user-quota: coturn reads 12 and ignores \"streams\""), "{notes:?}");
     assert!(told(&notes, "line 3, total-quota: \"many\" is not a number"), "{notes:?}");
     let (settings, notes) = translated("prometheus=off\nuser=a:b");

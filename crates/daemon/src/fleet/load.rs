@@ -35,7 +35,7 @@ impl Room {
             (usize::from(config.ports.end() - config.ports.start()) + 1) * config.relay.len()
         };
         Self {
-            most_allocations: u32::try_from(config.max_allocations).unwrap_or(u32::MAX),
+            most_allocations: u32::try_from(config.limits.allocations).unwrap_or(u32::MAX),
             ports: u32::try_from(ports).unwrap_or(u32::MAX),
         }
     }
@@ -136,13 +136,15 @@ fn threads(directory: &Path) -> HashMap<String, u64> {
 
 #[cfg(test)]
 mod tests {
+    use turnpike_turn::server::AllocationLimits;
+
     use super::*;
 
     fn room() -> Room {
         let relay = turnpike_relay::RelayAddress { bind: [127, 0, 0, 1].into(), external: None };
         Room::of(&Config {
             relay: vec![relay],
-            max_allocations: 100,
+            limits: AllocationLimits { allocations: 100, ..AllocationLimits::default() },
             ports: 50_000..=50_999,
             ..Config::default()
         })
@@ -172,7 +174,11 @@ mod tests {
 
     #[test]
     fn ports_that_allocations_share_are_no_bound() {
-        let config = Config { max_allocations: 100, shared_ports: 4, ..Config::default() };
+        let config = Config {
+            limits: AllocationLimits { allocations: 100, ..AllocationLimits::default() },
+            shared_ports: 4,
+            ..Config::default()
+        };
         let load = Gauge::new(&config).load(99, Room::of(&config), 0);
         assert_eq!((load.ports, load.is_full()), (0, false), "{load:?}");
         assert!((load.busy() - 0.99).abs() < 1e-9);

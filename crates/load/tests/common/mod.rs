@@ -16,7 +16,7 @@ use turnpike_net::Datapath;
 use turnpike_relay::{CredentialStore, DtlsContext, Identity, Relay, RelayAddress, TlsContext};
 use turnpike_testkit::certificates;
 pub(crate) use turnpike_testkit::{Dir, eventually, free_address};
-use turnpike_turn::server::{Lookup, PeerRules, ServerConfig, User};
+use turnpike_turn::server::{AllocationLimits, Lookup, PeerRules, ServerConfig, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm, userhash};
 
 pub(crate) const USER: &str = "alice";
@@ -91,8 +91,11 @@ pub(crate) fn relay_of(
         datapath: wishes.datapath,
         relay: vec![RelayAddress { bind: wishes.address, external: None }],
         listener_buffer: 4 << 20,
-        max_allocations: 20_000,
-        max_allocations_per_user: wishes.max_allocations_per_user,
+        limits: AllocationLimits {
+            allocations: 20_000,
+            allocations_per_user: wishes.max_allocations_per_user,
+            ..AllocationLimits::default()
+        },
         server: ServerConfig {
             nonce_keys: turnpike_turn::server::NonceKey([7; 32]).into(),
             relay_v4: wishes.address.is_ipv4(),

@@ -85,7 +85,7 @@ impl Associations {
                         self.count_drop(DtlsDrop::BadCookie);
                         return None;
                     }
-                    self.fragments.begin(&client, &fragment, now_ms, self.config.handshake_ms)
+                    self.fragments.begin(&client, &fragment, now_ms, self.config.limits.first_message_ms())
                 }
                 None => self.fragments.append(&client, &fragment, now_ms),
             };
@@ -214,7 +214,7 @@ impl Associations {
         if let Some(slot) = self.half_open.in_the_way(network) {
             self.fail(slot, DtlsFailure::Evicted);
         }
-        let deadline_ms = now_ms + self.config.handshake_ms;
+        let deadline_ms = now_ms + self.config.limits.first_message_ms();
         let place = self.place(&client);
         let slot = self.table.insert(Association {
             dtls,

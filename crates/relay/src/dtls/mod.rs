@@ -131,9 +131,18 @@ impl Associations {
             by_client: HashMap::default(),
             last: None,
             generations: Generations::default(),
-            half_open: Bounded::new(share(config.max_half_open), share(config.max_half_open_per_network)),
-            fragments: Fragments::new(share(config.max_half_open), share(config.max_half_open_per_network)),
-            idle: Bounded::new(share(config.max_idle), share(config.max_idle_per_network)),
+            half_open: Bounded::new(
+                share(config.limits.half_open),
+                share(config.limits.half_open_per_network),
+            ),
+            fragments: Fragments::new(
+                share(config.limits.half_open),
+                share(config.limits.half_open_per_network),
+            ),
+            idle: Bounded::new(
+                share(config.limits.idle_connections),
+                share(config.limits.idle_connections_per_address),
+            ),
             timers: BTreeSet::new(),
             admissions_left: ADMISSIONS,
             gone: Vec::new(),
@@ -175,9 +184,10 @@ impl Associations {
     /// Other listeners, server names and limits from now on, and cookies are made with these keys.
     pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<DtlsConfig>, keys: NonceKeys) {
         let share = |limit| share(limit, self.workers);
-        self.half_open.limit(share(config.max_half_open), share(config.max_half_open_per_network));
-        self.fragments.limit(share(config.max_half_open), share(config.max_half_open_per_network));
-        self.idle.limit(share(config.max_idle), share(config.max_idle_per_network));
+        self.half_open.limit(share(config.limits.half_open), share(config.limits.half_open_per_network));
+        self.fragments.limit(share(config.limits.half_open), share(config.limits.half_open_per_network));
+        self.idle
+            .limit(share(config.limits.idle_connections), share(config.limits.idle_connections_per_address));
         (self.layout, self.config, self.cookies) = (layout, config, CookieKeys::new(keys));
     }
 
@@ -456,7 +466,7 @@ impl Associations {
             }
             self.become_idle(now_ms, slot, tx);
         } else if !self.arrived.is_empty() && matches!(association.stage, Stage::Idle(_)) {
-            association.deadline_ms = now_ms + self.config.idle_ms;
+            association.deadline_ms = now_ms + self.config.limits.idle_ms();
         }
         self.note(slot, timer);
         if closed {
@@ -479,7 +489,7 @@ impl Associations {
         let number = self.idle.enter(slot, Some(network), now_ms);
         let association = &mut self.table[slot];
         association.stage = Stage::Idle(number);
-        association.deadline_ms = now_ms + self.config.idle_ms;
+        association.deadline_ms = now_ms + self.config.limits.idle_ms();
         self.arm(slot);
     }
 

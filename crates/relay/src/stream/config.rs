@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use turnpike_turn::server::Cidr;
+use turnpike_turn::server::{Cidr, ConnectionLimits};
 
 use super::TlsContext;
 use crate::bounded::share;
@@ -23,17 +23,8 @@ pub struct StreamConfig {
     pub server_names: Vec<String>,
     /// Proxies: who connects from here must tell of its client by a PROXY header (version 1 or 2).
     pub proxies: Vec<Cidr>,
-    /// Bytes of relayed datagrams that wait for one client to read. Beyond it the oldest are dropped.
-    pub queue: usize,
-    /// Milliseconds until the first complete message, TLS handshake included.
-    pub first_message_ms: u64,
-    /// Milliseconds that a connection without an allocation may stay silent.
-    pub idle_ms: u64,
-    /// Connections without an allocation, in total; each worker has its share and some more for chance. Beyond, the oldest gives
-    /// way once it is 500 ms old; until then newcomers wait.
-    pub max_idle: usize,
-    /// The same from one IPv4 address or one IPv6 /64.
-    pub max_idle_per_address: usize,
+    /// Limits of connections.
+    pub limits: ConnectionLimits,
 }
 
 impl StreamConfig {
@@ -43,7 +34,7 @@ impl StreamConfig {
 
     /// Connections without an allocation that so many workers may have together.
     pub fn most_idle(&self, workers: usize) -> usize {
-        workers * share(self.max_idle, workers)
+        workers * share(self.limits.idle_connections, workers)
     }
 }
 
@@ -56,11 +47,7 @@ impl Default for StreamConfig {
             tls: None,
             server_names: Vec::new(),
             proxies: Vec::new(),
-            queue: 256 << 10,
-            first_message_ms: 10_000,
-            idle_ms: 60_000,
-            max_idle: 4096,
-            max_idle_per_address: 512,
+            limits: ConnectionLimits::default(),
         }
     }
 }

@@ -152,14 +152,14 @@ impl Streams {
             proxied: false,
             superseded: false,
             framer: Framer::new(),
-            outbox: Outbox::new(self.config.queue),
+            outbox: Outbox::new(self.config.limits.stream_queue),
             first: NONE,
             last: NONE,
             touched: false,
             watches_readable: true,
             watches_writable: false,
             paused: false,
-            deadline_ms: now_ms + self.config.first_message_ms,
+            deadline_ms: now_ms + self.config.limits.first_message_ms(),
             barren: 0,
             ended: false,
             spoke: false,
@@ -209,7 +209,7 @@ impl Streams {
             self.make_room(Some(network));
             let connection = &mut self.connections[slot];
             connection.waiting = false;
-            connection.deadline_ms = now_ms + self.config.first_message_ms;
+            connection.deadline_ms = now_ms + self.config.limits.first_message_ms();
             connection.place = Some(self.idle.enter(slot, Some(network), now_ms));
             self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
             if poller.add(&self.connections[slot].socket, Token::Connection(slot).get()).is_err() {

@@ -148,8 +148,14 @@ impl Streams {
         Self {
             layout,
             workers,
-            idle: Bounded::new(share(config.max_idle), share(config.max_idle_per_address)),
-            waiting: Bounded::new(share(config.max_idle), share(config.max_idle_per_address)),
+            idle: Bounded::new(
+                share(config.limits.idle_connections),
+                share(config.limits.idle_connections_per_address),
+            ),
+            waiting: Bounded::new(
+                share(config.limits.idle_connections),
+                share(config.limits.idle_connections_per_address),
+            ),
             config,
             listeners: Vec::new(),
             connections: Slab::new(),
@@ -175,7 +181,10 @@ impl Streams {
     pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<StreamConfig>) {
         let share = |limit| share(limit, self.workers);
         for bounded in [&mut self.idle, &mut self.waiting] {
-            bounded.limit(share(config.max_idle), share(config.max_idle_per_address));
+            bounded.limit(
+                share(config.limits.idle_connections),
+                share(config.limits.idle_connections_per_address),
+            );
         }
         (self.layout, self.config) = (layout, config);
         self.set_tls_only();
@@ -292,7 +301,7 @@ impl Streams {
         if !mem::take(&mut connection.allocated) {
             return;
         }
-        connection.deadline_ms = now_ms + self.config.idle_ms;
+        connection.deadline_ms = now_ms + self.config.limits.idle_ms();
         let network = PrefixLengths::HOST.of(connection.address().ip());
         connection.place = Some(self.idle.enter(slot, Some(network), now_ms));
         self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);

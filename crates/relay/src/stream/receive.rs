@@ -76,7 +76,7 @@ impl Streams {
                 connection.spoke = true;
                 self.share_left = self.share_left.saturating_sub(1);
                 if !connection.allocated {
-                    connection.deadline_ms = now_ms + self.config.idle_ms;
+                    connection.deadline_ms = now_ms + self.config.limits.idle_ms();
                 }
                 self.stats.received += 1;
                 Some(message)

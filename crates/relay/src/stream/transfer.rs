@@ -85,7 +85,7 @@ impl Streams {
             }
             self.supersede(older);
         }
-        let mut outbox = Outbox::new(self.config.queue);
+        let mut outbox = Outbox::new(self.config.limits.stream_queue);
         outbox.begin([&unsent, b"", b""], 0);
         let network = PrefixLengths::HOST.of(client.address.ip());
         let entry = self.connections.vacant_entry();
@@ -106,7 +106,7 @@ impl Streams {
             watches_readable: true,
             watches_writable: false,
             paused: false,
-            deadline_ms: now_ms + self.config.idle_ms,
+            deadline_ms: now_ms + self.config.limits.idle_ms(),
             barren: 0,
             ended,
             spoke: true,

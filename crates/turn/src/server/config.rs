@@ -9,8 +9,8 @@ use turnpike_wire::channel_data::ChannelRange;
 
 use super::{
     Alternate, Bandwidth, ConnectionCounts, DiscoveryLimits, MaxSessionDuration, MobileOwners, NatDiscovery,
-    OwnEndpoints, PeerRules, Pools, PrefixLengths, RealmId, RefusalLimit, ReplayGuard, ThirdParty,
-    auth::realm::Realm,
+    OwnEndpoints, PeerRules, Pools, PrefixLengths, RealmId, RefusalLimit, ReplayGuard, ServerLimits,
+    ThirdParty, auth::realm::Realm,
 };
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
@@ -38,12 +38,10 @@ pub struct ServerConfig {
     pub owners: MobileOwners,
     /// Connections to peers, shared by all workers. It outlives reloads: that of a new configuration is ignored.
     pub connection_counts: ConnectionCounts,
+    /// Limits of what allocations hold, and for how long.
+    pub limits: ServerLimits,
     /// Seconds for which a nonce is accepted. Default 3600.
     pub nonce_lifetime: u32,
-    /// Seconds, default of LIFETIME. Default 600.
-    pub default_lifetime: u32,
-    /// Seconds, the most that LIFETIME gives. Default 3600.
-    pub max_lifetime: u32,
     /// How old an allocation may become. Default without a limit.
     pub max_session_duration: MaxSessionDuration,
     /// Bits per second. Default without a limit.
@@ -54,9 +52,6 @@ pub struct ServerConfig {
     pub prefixes: PrefixLengths,
     /// How many refusals a prefix may be sent. Default without a limit.
     pub refusals: Option<RefusalLimit>,
-    /// Whether an allocation ends when the time-limited credential that made it expires. Default false: clients cannot change the
-    /// credential of a live allocation.
-    pub end_with_credential: bool,
     /// Seconds that a permission lives. Default 300 (RFC 8656 section 9).
     pub permission_lifetime: u32,
     /// Whether the permission for a channel's peer lives at least as long as the channel. Default true: clients such as aioice refresh
@@ -64,10 +59,6 @@ pub struct ServerConfig {
     pub channels_permit: bool,
     /// Seconds that a channel binding lives. Default 600 (RFC 8656 section 12).
     pub channel_lifetime: u32,
-    /// Permissions per allocation. Default 64.
-    pub max_permissions: usize,
-    /// Channels per allocation. Default 64.
-    pub max_channels: usize,
     /// Families that have a relay address, IPv4 first.
     pub relay_v4: bool,
     /// See `relay_v4`.
@@ -99,12 +90,6 @@ pub struct ServerConfig {
     pub listeners: Vec<ListenerProfile>,
     /// Whether clients on streams may have TCP relayed (RFC 6062). Default true; false refuses with 442.
     pub tcp_relay: bool,
-    /// Connections to peers per allocation that relays TCP, those included that are being made. Default 32.
-    pub max_connections: usize,
-    /// Peer connections of all workers. Default 4096.
-    pub max_total_connections: usize,
-    /// The same of one user, whom quotas count. Default 1024, a quarter of the total.
-    pub max_user_connections: usize,
     /// Whether clients may take their allocations along to another address (RFC 8016). Default true: only who asks for a
     /// ticket gets one, and it is good for nothing without the credentials that made the allocation. Where nobody
     /// authenticates, there are none: whoever reads a ticket on its way takes the allocation. False refuses with 405.
@@ -236,9 +221,6 @@ impl From<NonceKey> for NonceKeys {
     }
 }
 
-/// Allocations in total, by default.
-pub const MAX_ALLOCATIONS: usize = 16_384;
-
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
@@ -252,20 +234,16 @@ impl Default for ServerConfig {
             replays: ReplayGuard::default(),
             owners: MobileOwners::default(),
             connection_counts: ConnectionCounts::default(),
+            limits: ServerLimits::default(),
             nonce_lifetime: 3600,
-            default_lifetime: 600,
-            max_lifetime: 3600,
             max_session_duration: MaxSessionDuration::default(),
             bandwidth: Bandwidth::default(),
             pools: Pools::default(),
             prefixes: PrefixLengths::default(),
             refusals: None,
-            end_with_credential: false,
             permission_lifetime: 300,
             channels_permit: true,
             channel_lifetime: 600,
-            max_permissions: 64,
-            max_channels: 64,
             relay_v4: true,
             relay_v6: true,
             peers: PeerRules::default(),
@@ -278,9 +256,6 @@ impl Default for ServerConfig {
             username_anonymity: true,
             listeners: Vec::new(),
             tcp_relay: true,
-            max_connections: 32,
-            max_total_connections: 4096,
-            max_user_connections: 1024,
             mobility: true,
             third_party: ThirdParty::default(),
             alternates: Vec::new(),

@@ -43,8 +43,7 @@ pub use auth::{
     third_party::{IssuerKey, ThirdParty},
 };
 pub use config::{
-    ListenerProfile, MAX_ALLOCATIONS, NonceKey, NonceKeys, ServerConfig, StoreFailure, Transport,
-    canonical_origin,
+    ListenerProfile, NonceKey, NonceKeys, ServerConfig, StoreFailure, Transport, canonical_origin,
 };
 use data::{
     bandwidth::Leases,
@@ -63,7 +62,7 @@ pub use effect::{
     ClosedReason, CredentialRefusal, Effect, OpenRelay, OpenRequest, OpenResult, PortRequest, RelayTransport,
     RequestRefusal, TokenProblem,
 };
-pub use limits::RealmLimits;
+pub use limits::{AllocationLimits, ConnectionLimits, RealmLimits, ServerLimits};
 pub use mobility::{
     handoff::{MoveRequest, PendingMove},
     moved::Moved,

@@ -17,8 +17,8 @@ use turnpike_turn::{
     server::{
         AllocationId, Asked, Client, ClosedReason, ConnectError, ConnectRequest, ConnectionId,
         CredentialQuery, Credentials, Effect, Family, IcmpError, Link, Moved, OpenRequest, OpenResult,
-        PeerConnection, PeerRules, RelayId, RelayTransport, Server, ServerConfig, Source, Transport, Verdict,
-        WorkerId,
+        PeerConnection, PeerRules, RelayId, RelayTransport, Server, ServerConfig, ServerLimits, Source,
+        Transport, Verdict, WorkerId,
     },
     time::Now,
     wire::{
@@ -88,9 +88,12 @@ impl Run {
         let config = ServerConfig {
             authenticate: flags & 1 == 0,
             mobility: flags & 4 == 0,
-            max_permissions: MOST_BINDINGS,
-            max_channels: MOST_BINDINGS,
-            max_connections: MOST_CONNECTIONS,
+            limits: ServerLimits {
+                permissions: MOST_BINDINGS,
+                channels: MOST_BINDINGS,
+                peer_connections_per_allocation: MOST_CONNECTIONS,
+                ..ServerLimits::default()
+            },
             listeners: streams().listeners,
             ..everything()
         };
@@ -465,7 +468,7 @@ impl Run {
         self.hear();
         self.sleep(60);
         self.hear();
-        self.sleep(2 * u64::from(self.config.max_lifetime));
+        self.sleep(2 * u64::from(self.config.limits.max_lifetime));
         self.hear();
         assert_eq!((self.server.allocations(), self.server.connections()), (0, 0));
         assert_eq!((self.server.gate_mut().held(), self.table.len()), (0, 0));

@@ -2,7 +2,7 @@
 
 use super::prelude::*;
 use turnpike_turn::server::{
-    ListenerId, ListenerProfile, OwnEndpoints, PeerRules, Realm, StoreFailure, Transport,
+    ListenerId, ListenerProfile, OwnEndpoints, PeerRules, Realm, ServerLimits, StoreFailure, Transport,
 };
 
 use crate::common::{address, config};
@@ -232,14 +232,17 @@ impl Rules {
             tenants: if self.tenant { vec![tenant] } else { Vec::new() },
             mobility: self.mobility,
             channels_permit: self.channels_permit,
-            end_with_credential: self.end_with_credential,
+            limits: ServerLimits {
+                end_with_credential: self.end_with_credential,
+                permissions: self.max_permissions,
+                channels: self.max_channels,
+                peer_connections_per_allocation: self.max_connections,
+                peer_connections: self.max_total_connections,
+                peer_connections_per_user: self.max_user_connections,
+                ..ServerLimits::default()
+            },
             tcp_relay: self.tcp,
             relay_v6: self.v6,
-            max_permissions: self.max_permissions,
-            max_channels: self.max_channels,
-            max_connections: self.max_connections,
-            max_total_connections: self.max_total_connections,
-            max_user_connections: self.max_user_connections,
             listeners: LISTENERS.map(profile).to_vec(),
             ..config()
         })

@@ -16,7 +16,7 @@ use turnpike_testkit::{
     stun::{message, xor_address},
 };
 use turnpike_turn::{
-    server::{ClosedReason, ListenerId, PeerRules, ServerConfig, Source, Verdict},
+    server::{ClosedReason, ListenerId, PeerRules, ServerConfig, ServerLimits, Source, Verdict},
     time::Now,
 };
 
@@ -117,8 +117,11 @@ impl Bench {
             shared_ports,
             server: ServerConfig {
                 authenticate: false,
-                max_channels: NUMBERS.into(),
-                max_permissions: 1000,
+                limits: ServerLimits {
+                    channels: NUMBERS.into(),
+                    permissions: 1000,
+                    ..ServerLimits::default()
+                },
                 peers: PeerRules { allow: vec!["10.78.0.0/16".parse().unwrap()], ..PeerRules::default() },
                 ..ServerConfig::default()
             },

@@ -58,7 +58,7 @@ impl<G: Gate> Server<G> {
     /// Seconds of a new allocation, but no more than its credential has left where sessions end with theirs. One second is left to
     /// a credential in its last one.
     pub(crate) fn limit_to_credential(&self, context: &Context<'_>, seconds: u32) -> u32 {
-        let until_unix = context.who.until_unix.filter(|_| self.config.end_with_credential);
+        let until_unix = context.who.until_unix.filter(|_| self.config.limits.end_with_credential);
         let left = until_unix.map(|until_unix| until_unix.saturating_sub(context.now.unix).max(1));
         left.map_or(seconds, |left| u32::try_from(left).map_or(seconds, |left| left.min(seconds)))
     }
@@ -72,7 +72,8 @@ impl<G: Gate> Server<G> {
     }
 
     fn left_to_credential_ms(&mut self, now: Now, index: u32) -> Option<u64> {
-        let until_unix = self.sessions.get(index)?.until_unix.filter(|_| self.config.end_with_credential)?;
+        let until_unix =
+            self.sessions.get(index)?.until_unix.filter(|_| self.config.limits.end_with_credential)?;
         Some(until_unix.saturating_sub(now.unix).saturating_mul(1000))
     }
 

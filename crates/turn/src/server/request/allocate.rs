@@ -274,8 +274,8 @@ impl<G: Gate> Server<G> {
 
     /// Section 7.2: what the client proposes, within the default lifetime and the longest.
     pub(crate) fn granted(&self, proposed: Option<u32>) -> u32 {
-        let default = self.config.default_lifetime;
-        proposed.map_or(default, |seconds| seconds.min(self.config.max_lifetime).max(default))
+        let default = self.config.limits.default_lifetime;
+        proposed.map_or(default, |seconds| seconds.min(self.config.limits.max_lifetime).max(default))
     }
 
     fn allocate_again(&mut self, context: &Context<'_>, index: u32) -> Disposition {

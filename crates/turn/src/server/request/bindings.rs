@@ -36,7 +36,7 @@ impl<G: Gate> Server<G> {
         peers.sort_unstable();
         peers.dedup();
         self.sweep(context.now, index);
-        let most = self.config.max_permissions;
+        let most = self.config.limits.permissions;
         let Some((id, entry)) = self.forwarding.at(index) else { return self.fail(context, 437) };
         // An IPv4-mapped address has the family that stands beside it, which is IPv6.
         if let Some(other) = peers.iter().find(|ip| !entry.has(Family::of(**ip))) {
@@ -91,7 +91,7 @@ impl<G: Gate> Server<G> {
         };
         let now = context.now;
         self.sweep(now, index);
-        let (most, most_permissions) = (self.config.max_channels, self.config.max_permissions);
+        let (most, most_permissions) = (self.config.limits.channels, self.config.limits.permissions);
         let Some((id, entry)) = self.forwarding.at(index) else { return self.fail(context, 437) };
         if !entry.has(Family::of(peer.ip())) {
             return self.refuse(context, 443, RequestRefusal::PeerFamily(peer));

@@ -47,10 +47,10 @@ impl ConnectionCounts {
     /// Counts one more, unless there are as many as there may be.
     fn take(&self, config: &ServerConfig, holder: &Holder) -> Result<(), Full> {
         let mut counts = self.lock();
-        if counts.total >= config.max_total_connections {
+        if counts.total >= config.limits.peer_connections {
             return Err(Full::Total);
         }
-        if counts.held.get(holder).is_some_and(|held| *held >= config.max_user_connections) {
+        if counts.held.get(holder).is_some_and(|held| *held >= config.limits.peer_connections_per_user) {
             return Err(Full::User);
         }
         counts.add(holder);
@@ -122,7 +122,7 @@ impl Connections {
         (index, of_allocation): (u32, usize),
         holder: &Holder,
     ) -> Result<ConnectionId, Full> {
-        if of_allocation >= config.max_connections {
+        if of_allocation >= config.limits.peer_connections_per_allocation {
             return Err(Full::Allocation);
         }
         if self.len() >= self.most {
@@ -185,7 +185,7 @@ impl Drop for Connections {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Seed;
+    use crate::{random::Seed, server::ServerLimits};
 
     fn holder(name: &str) -> Holder {
         Holder("realm".into(), name.into())
@@ -193,7 +193,10 @@ mod tests {
 
     #[test]
     fn each_user_is_counted_and_forgotten() {
-        let config = ServerConfig { max_user_connections: 2, ..ServerConfig::default() };
+        let config = ServerConfig {
+            limits: ServerLimits { peer_connections_per_user: 2, ..ServerLimits::default() },
+            ..ServerConfig::default()
+        };
         let mut connections = Connections::new(WorkerId::ONLY, ConnectionCounts::default());
         let mut random = Random::new(Seed([1; 32]));
         let mut draw = |connections: &mut Connections, of_allocation, holder: &Holder| {
@@ -221,8 +224,14 @@ mod tests {
 
     #[test]
     fn limits_hold_for_all_workers_together_and_for_what_any_of_them_has_left() {
-        let config =
-            ServerConfig { max_total_connections: 5, max_user_connections: 3, ..ServerConfig::default() };
+        let config = ServerConfig {
+            limits: ServerLimits {
+                peer_connections: 5,
+                peer_connections_per_user: 3,
+                ..ServerLimits::default()
+            },
+            ..ServerConfig::default()
+        };
         let counts = ConnectionCounts::default();
         let worker_ids = [0, 1].map(|worker| WorkerId::new(worker, 2).unwrap());
         let [mut one, mut other] = worker_ids.map(|worker_id| Connections::new(worker_id, counts.clone()));
