@@ -6,9 +6,10 @@ use turnpike_convert::forward::parts::without_zone;
 use turnpike_convert::toml_text::{list, quoted};
 use turnpike_turn::server::{Alternate, AlternateWhen, Transport};
 
+use turnpike_wire::names::server_name;
+
 use super::{
     key::{Kind, named, settings},
-    realm_keys::server_name,
     tables::Place,
 };
 

@@ -7,10 +7,11 @@ use std::{
 
 use turnpike_convert::toml_text::strings;
 
+use turnpike_wire::names::server_name;
+
 use crate::{
     CertificateFiles, Mistake, Settings, StateDir,
     key::{Kind, list_of},
-    realm_keys::server_name,
 };
 
 /// Settings of the API for credentials.

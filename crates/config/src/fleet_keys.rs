@@ -4,10 +4,11 @@ use turnpike_convert::toml_text::{list, quoted};
 use turnpike_fleet::{Entrance, NodeName};
 use turnpike_strict::Value;
 
+use turnpike_wire::names::server_name;
+
 use super::{
     Secret,
     key::{Kind, list_of, named},
-    realm_keys::server_name,
     secret::MASK,
 };
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use turnpike_strict::{Node, Value};
 
-use super::{Origin, read::Reader};
+use super::{Checks, Mistake, Origin, read::Reader};
 
 /// One key of a table that is read into an `S`.
 pub(crate) struct KeySpec<S> {
@@ -30,6 +30,21 @@ pub(crate) struct KeySpec<S> {
 }
 
 impl<S> KeySpec<S> {
+    /// Reads its value into the settings; `None` if that failed. Mistakes go to `problems`.
+    pub(crate) fn read(
+        &self,
+        node: &Node,
+        settings: &mut S,
+        checks: Checks,
+        problems: &mut Vec<Mistake>,
+    ) -> Option<()> {
+        (self.apply)(
+            &mut Reader::new((self.path, self.expected, self.secret), checks, problems),
+            node,
+            settings,
+        )
+    }
+
     pub(crate) fn section(&self) -> &'static str {
         self.path.split_once('.').map_or(self.path, |(section, _)| section)
     }
@@ -316,7 +331,9 @@ pub(crate) mod kind {
     use turnpike_convert::toml_text::quoted;
 
     use super::{Kind, Value};
-    use crate::{LogFormat, realm_keys::server_name};
+    use turnpike_wire::names::server_name;
+
+    use crate::LogFormat;
 
     pub(crate) const SWITCH: Kind<bool> =
         Kind::one("true or false", |reader, node| reader.boolean(node), bool::to_string);

@@ -4,7 +4,7 @@ use std::{fmt::Display, ops::RangeInclusive, str::FromStr};
 
 use turnpike_strict::{Entry, Node, Value};
 
-use super::{Mistake, Secret, key::KeySpec};
+use super::{Mistake, Secret};
 
 /// Checks of values by crates that this one does not link.
 #[derive(Clone, Copy, Debug)]
@@ -30,12 +30,13 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub(crate) fn new<S>(spec: &KeySpec<S>, problems: &'a mut Vec<Mistake>) -> Self {
-        Self { path: spec.path, expected: spec.expected, secret: spec.secret, checks: Checks::NONE, problems }
-    }
-
-    pub(crate) fn with(self, checks: Checks) -> Self {
-        Self { checks, ..self }
+    /// A reader for the key `path`; messages complete "expected" with `expected`, and show no value if it is `secret`.
+    pub(crate) fn new(
+        (path, expected, secret): (&'static str, &'static str, bool),
+        checks: Checks,
+        problems: &'a mut Vec<Mistake>,
+    ) -> Self {
+        Self { path, expected, secret, checks, problems }
     }
 
     pub(crate) fn text(&mut self, node: &Node) -> Option<String> {

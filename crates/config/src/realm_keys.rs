@@ -2,6 +2,8 @@
 
 use std::{net::SocketAddr, ops::RangeInclusive};
 
+use turnpike_wire::names::server_name;
+
 use super::{
     User,
     key::{self, Change, Kind, list_of, settings},
@@ -87,18 +89,3 @@ const RELAY_PORTS: Kind<Option<RangeInclusive<u16>>> = Kind::one(
     |reader, node| (keys::PORTS.read)(reader, node).map(Some),
     |ports| ports.as_ref().map_or_else(String::new, keys::PORTS.show),
 );
-
-/// A host name as clients send it in SNI (RFC 6066 section 3): no address, no final dot, no wildcard; case does not count.
-pub(crate) fn server_name(text: &str) -> Result<String, &'static str> {
-    let label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
-    };
-    if text.len() > 253 || !text.split('.').all(label) {
-        return Err("not a host name");
-    }
-    if text.parse::<std::net::IpAddr>().is_ok() {
-        return Err("clients send no addresses in SNI (RFC 6066)");
-    }
-    Ok(text.to_ascii_lowercase())
-}

@@ -11,7 +11,7 @@ use turnpike_strict::{Entry, Node, Value, file_text, nearest, parse_file};
 
 use crate::{
     AlternateSettings, Checks, Flags, Mistake, Mistakes, Origin, RealmSettings, Settings,
-    alternate_keys::ALTERNATE_KEYS, certificates::ReadCertificates, check, key::KeySpec, read::Reader,
+    alternate_keys::ALTERNATE_KEYS, certificates::ReadCertificates, check, key::KeySpec,
     realm_keys::REALM_KEYS, settings::KEYS, source, tables, world_readable,
 };
 
@@ -147,8 +147,7 @@ impl Sources {
                 [self.fallback.variable(spec), file, environment, self.flags.node(spec)].into_iter().flatten()
             {
                 let origin = node.origin.clone();
-                let mut reader = Reader::new(spec, problems).with(self.checks);
-                if (spec.apply)(&mut reader, &node, settings).is_some() {
+                if spec.read(&node, settings, self.checks, problems).is_some() {
                     origins.insert(spec.path, origin);
                 }
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use turnpike_strict::{Entry, Node, Value};
 
-use super::{Mistake, Origin, key::KeySpec, read::Reader};
+use super::{Checks, Mistake, Origin, key::KeySpec};
 
 /// A place in the file; ignored when settings are compared.
 #[derive(Clone, Debug)]
@@ -94,7 +94,7 @@ fn read_one<S: Default>(
         };
         // Said, though perhaps wrongly: a mistake is told once, not again as a missing key.
         said.insert(spec.path);
-        good &= (spec.apply)(&mut Reader::new(spec, problems), &member.node, &mut settings).is_some();
+        good &= spec.read(&member.node, &mut settings, Checks::NONE, problems).is_some();
     }
     for spec in keys.iter().filter(|spec| must.contains(&spec.path) && !said.contains(spec.path)) {
         problems.push(Mistake::new(

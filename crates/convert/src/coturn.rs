@@ -2,7 +2,7 @@
 //! ([`options`] has the table, [`read`] the syntax).
 
 mod draft;
-mod options;
+pub(crate) mod options;
 mod peers;
 mod read;
 
@@ -23,6 +23,7 @@ use crate::{
     wrong_format::{self, Reader},
 };
 use draft::Draft;
+pub use options::is_option;
 use options::{Handling, OPTIONS};
 use read::{Setting, is_on, settings, whole, without_comment};
 
@@ -81,12 +82,6 @@ pub fn import(
     let here = Machine { is_own, is_file: Path::is_file, can_dtls, mistakes };
     let all = settings(&text).chain(given.settings);
     Ok(translate(&name, all, notes, &here))
-}
-
-/// The name, without dashes, is that of an option of coturn.
-#[must_use]
-pub fn is_option(name: &str) -> bool {
-    OPTIONS.iter().any(|(known, _)| *known == name)
 }
 
 /// Packets to such an address leave from it. It is not enough that it can be bound: with `ip_nonlocal_bind` every address can.

@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::Path};
 
 use turnpike_strict::{Entry, Mistake, Origin};
 
-use crate::coturn::is_option;
+use crate::coturn::options::is_option;
 
 /// The command that reads the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

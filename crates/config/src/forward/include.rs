@@ -9,10 +9,9 @@ use turnpike_strict::{Entry, Value, parse_file};
 
 use turnpike_convert::forward::draft::Draft;
 
-use super::{is_mistyped_rule, is_oxidinetd, looks_like_toml, no_section, read_tables};
+use super::file_format::{INCLUDE, is_mistyped_rule, is_oxidinetd, looks_like_toml, no_section, read_tables};
 use crate::{Mistake, Origin};
 
-pub(crate) const INCLUDE: &str = "include";
 /// Files of all patterns together; a pattern that catches a whole disk is a mistake.
 const MOST_FILES: usize = 1000;
 /// Files that include each other in a row.

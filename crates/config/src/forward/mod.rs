@@ -13,18 +13,16 @@
 mod argument;
 mod check;
 mod circles;
+mod file_format;
 mod include;
 mod rule_keys;
 mod settings;
 
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use self::{
-    include::{INCLUDE, Included},
-    rule_keys::read_rules,
+    file_format::{INCLUDE, is_mistyped_rule, is_oxidinetd, looks_like_toml, no_section, read_tables},
+    include::Included,
     settings::FORWARD_KEYS,
 };
 use turnpike_convert::{
@@ -33,31 +31,10 @@ use turnpike_convert::{
 };
 use turnpike_rules::Rule;
 
-pub use self::settings::ForwardSettings;
+pub use self::{file_format::Format, settings::ForwardSettings};
 use crate::{Checks, Flags, Mistake, Mistakes, Origin, Sources, key::KeySpec};
 pub use turnpike_convert::forward::{LineFormat, parts::show_pattern};
-use turnpike_strict::{Entry, Value, file_text, nearest, parse_file};
-
-/// Who wrote the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// Ours.
-    Turnpike,
-    /// rinetd, or oxidinetd's `.conf`, which is a part of it.
-    Rinetd,
-    /// oxidinetd's TOML.
-    Oxidinetd,
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Turnpike => "turnpike's rules (TOML)",
-            Self::Rinetd => "rinetd.conf",
-            Self::Oxidinetd => "oxidinetd's rules (TOML)",
-        })
-    }
-}
+use turnpike_strict::{Entry, file_text, parse_file};
 
 /// Settings, rules, and what the user should know about them.
 #[derive(Clone, Debug)]
@@ -254,29 +231,6 @@ fn machine() -> Machine {
     Machine::this()
 }
 
-/// The rules of `[[rule]]`. In a file whose TOML is broken half a rule may be all that was read, and what it lacks is no mistake of
-/// its own.
-fn read_tables(entry: &Entry, broken: bool, problems: &mut Vec<Mistake>) -> Vec<Draft> {
-    let Value::List(items) = &entry.node.value else {
-        let what =
-            if matches!(entry.node.value, Value::Table(_)) { "it is one table" } else { "it is a value" };
-        problems.push(no_table(&entry.origin, what));
-        return Vec::new();
-    };
-    let mut drafts = Vec::new();
-    for item in items {
-        match &item.value {
-            Value::Table(entries) => {
-                let mut found = Vec::new();
-                drafts.extend(read_rules(entries, &item.origin, &mut found));
-                problems.extend(found.into_iter().filter(|problem| !broken || problem.origin != item.origin));
-            }
-            _ => problems.push(no_table(&item.origin, "it is a value")),
-        }
-    }
-    drafts
-}
-
 fn of_realm(entry: &Entry) -> Mistake {
     Mistake::new(
         &entry.origin,
@@ -285,22 +239,6 @@ fn of_realm(entry: &Entry) -> Mistake {
         "a [[rule]] for each endpoint, with its listen, and its remote as target; use_udp is protocol = \"tcp+udp\" (docs/forward.md has \
          the other keys)",
     )
-}
-
-/// `[[rules]]` and the like.
-fn is_mistyped_rule(key: &str) -> bool {
-    let sections = FORWARD_KEYS.iter().map(KeySpec::section);
-    let known = sections.clone().any(|section| section == key);
-    !known && nearest(key, sections.chain(["rule"])) == Some("rule")
-}
-
-fn no_section(entry: &Entry) -> Mistake {
-    Mistake::new(&entry.origin, entry.key.clone(), "unknown section", "rules as tables, [[rule]]")
-        .suggesting(Some("rule"))
-}
-
-fn no_table(origin: &Origin, what: &str) -> Mistake {
-    Mistake::new(origin, "rule", what, "tables, [[rule]]")
 }
 
 fn no_rules(path: Option<&Path>) -> Mistake {
@@ -314,37 +252,6 @@ fn no_rules(path: Option<&Path>) -> Mistake {
         "there is no forwarding rule",
         "at least one, such as tcp://0.0.0.0:9000=10.0.0.2:9001 on the command line, or a file with -c",
     )
-}
-
-/// Judged by the first line that says something. No line of rinetd.conf begins with a key and `=`, nor with `[` but for an IPv6
-/// address in brackets; every TOML file does one or the other.
-fn looks_like_toml(text: &str) -> bool {
-    let Some(line) = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'))
-    else {
-        return true;
-    };
-    if let Some(inner) = line.strip_prefix('[') {
-        let inner = inner.split(']').next().unwrap_or_default();
-        return inner.parse::<std::net::Ipv6Addr>().is_err();
-    }
-    line.split_once('=').is_some_and(|(key, _)| {
-        let key = key.trim();
-        !key.is_empty() && !key.contains(|c: char| c.is_whitespace() || c == '[')
-    })
-}
-
-/// By its keys; one with a typing mistake counts where ours has nothing like it.
-fn is_oxidinetd(entries: &[Entry]) -> bool {
-    let ours = || FORWARD_KEYS.iter().map(KeySpec::section).chain(["rule", INCLUDE]);
-    let theirs = |key: &str| oxidinetd::TOP.contains(&key);
-    if entries.iter().any(|entry| theirs(&entry.key)) {
-        return true;
-    }
-    let known = entries.iter().any(|entry| ours().any(|section| section == entry.key));
-    !known
-        && entries.iter().any(|entry| {
-            nearest(&entry.key, ours()).is_none() && nearest(&entry.key, oxidinetd::TOP).is_some()
-        })
 }
 
 /// Sections that `serve` has too.

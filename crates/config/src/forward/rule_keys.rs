@@ -15,9 +15,8 @@ use turnpike_convert::forward::{
     parts,
 };
 
-use super::settings::ForwardSettings;
 use crate::{
-    Mistake, Origin,
+    Checks, Mistake, Origin,
     key::{KeySpec, Kind, field, kind, named, number, scalar},
     keys,
     read::Reader,
@@ -39,8 +38,7 @@ pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mi
                 good = false;
                 continue;
             }
-            let mut reader = Reader::new(spec, problems);
-            if (spec.apply)(&mut reader, &entry.node, &mut draft.rule).is_none() {
+            if spec.read(&entry.node, &mut draft.rule, Checks::NONE, problems).is_none() {
                 good = false;
             }
             // Said, though perhaps wrongly: a mistake is told once, not again as a missing key.
@@ -88,13 +86,13 @@ pub(crate) fn read_rules(entries: &[Entry], origin: &Origin, problems: &mut Vec<
     drafts
 }
 
-/// The rule as a `[[rule]]` of a TOML file; what it has from `settings` or by default is left out.
-pub(crate) fn as_toml(rule: &Rule, settings: &ForwardSettings) -> String {
+/// The rule as a `[[rule]]` of a TOML file, without keys that have their default or the value of all rules.
+pub(crate) fn as_toml(rule: &Rule, max_connections: usize, copy: CopyMode) -> String {
     let mut text = "[[rule]]\n".to_owned();
     let plain = Rule {
         id: default_id(rule),
-        max_connections: settings.max_connections,
-        copy: settings.copy,
+        max_connections,
+        copy,
         ..defaults(with_framing(rule.protocol, false).unwrap_or(rule.protocol))
     };
     for spec in RULE_KEYS {

@@ -89,7 +89,7 @@ impl ForwardSettings {
         let mut text = key::table_as_toml(FORWARD_KEYS, self, &self.origins, &[]);
         for rule in &self.rules {
             text.push('\n');
-            text.push_str(&super::rule_keys::as_toml(rule, self));
+            text.push_str(&super::rule_keys::as_toml(rule, self.max_connections, self.copy));
         }
         text
     }

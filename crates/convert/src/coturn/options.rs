@@ -48,6 +48,12 @@ pub(super) fn needs_value(name: &str) -> bool {
     }
 }
 
+/// The name, without dashes, is that of an option of coturn.
+#[must_use]
+pub fn is_option(name: &str) -> bool {
+    OPTIONS.iter().any(|(known, _)| *known == name)
+}
+
 const METRICS_BY_TLS: &str = "an admin.listen beyond loopback is TLS, by admin.tls_cert and admin.tls_key, and wants a token of admin.read_tokens";
 
 /// In the order of coturn's own list, and behind it options that older versions had.

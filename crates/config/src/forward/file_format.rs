@@ -1,0 +1,103 @@
+//! Tells the formats of rule files apart, and reads the tables of ours.
+
+use std::fmt;
+
+use turnpike_convert::forward::{draft::Draft, oxidinetd};
+use turnpike_strict::{Entry, Value, nearest};
+
+use super::{rule_keys::read_rules, settings::FORWARD_KEYS};
+use crate::{Mistake, Origin, key::KeySpec};
+
+/// Key of further files.
+pub(crate) const INCLUDE: &str = "include";
+
+/// Formats of files with rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Ours.
+    Turnpike,
+    /// rinetd, or oxidinetd's `.conf`, which is a part of it.
+    Rinetd,
+    /// oxidinetd's TOML.
+    Oxidinetd,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Turnpike => "turnpike's rules (TOML)",
+            Self::Rinetd => "rinetd.conf",
+            Self::Oxidinetd => "oxidinetd's rules (TOML)",
+        })
+    }
+}
+
+/// The rules of `[[rule]]`. In a file whose TOML is broken half a rule may be all that was read, and what it lacks is no mistake of
+/// its own.
+pub(super) fn read_tables(entry: &Entry, broken: bool, problems: &mut Vec<Mistake>) -> Vec<Draft> {
+    let Value::List(items) = &entry.node.value else {
+        let what =
+            if matches!(entry.node.value, Value::Table(_)) { "it is one table" } else { "it is a value" };
+        problems.push(no_table(&entry.origin, what));
+        return Vec::new();
+    };
+    let mut drafts = Vec::new();
+    for item in items {
+        match &item.value {
+            Value::Table(entries) => {
+                let mut found = Vec::new();
+                drafts.extend(read_rules(entries, &item.origin, &mut found));
+                problems.extend(found.into_iter().filter(|problem| !broken || problem.origin != item.origin));
+            }
+            _ => problems.push(no_table(&item.origin, "it is a value")),
+        }
+    }
+    drafts
+}
+
+/// `[[rules]]` and the like.
+pub(super) fn is_mistyped_rule(key: &str) -> bool {
+    let sections = FORWARD_KEYS.iter().map(KeySpec::section);
+    let known = sections.clone().any(|section| section == key);
+    !known && nearest(key, sections.chain(["rule"])) == Some("rule")
+}
+
+pub(super) fn no_section(entry: &Entry) -> Mistake {
+    Mistake::new(&entry.origin, entry.key.clone(), "unknown section", "rules as tables, [[rule]]")
+        .suggesting(Some("rule"))
+}
+
+fn no_table(origin: &Origin, what: &str) -> Mistake {
+    Mistake::new(origin, "rule", what, "tables, [[rule]]")
+}
+
+/// Judged by the first line that says something. No line of rinetd.conf begins with a key and `=`, nor with `[` but for an IPv6
+/// address in brackets; every TOML file does one or the other.
+pub(super) fn looks_like_toml(text: &str) -> bool {
+    let Some(line) = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'))
+    else {
+        return true;
+    };
+    if let Some(inner) = line.strip_prefix('[') {
+        let inner = inner.split(']').next().unwrap_or_default();
+        return inner.parse::<std::net::Ipv6Addr>().is_err();
+    }
+    line.split_once('=').is_some_and(|(key, _)| {
+        let key = key.trim();
+        !key.is_empty() && !key.contains(|c: char| c.is_whitespace() || c == '[')
+    })
+}
+
+/// By its keys; one with a typing mistake counts where ours has nothing like it.
+pub(super) fn is_oxidinetd(entries: &[Entry]) -> bool {
+    let ours = || FORWARD_KEYS.iter().map(KeySpec::section).chain(["rule", INCLUDE]);
+    let theirs = |key: &str| oxidinetd::TOP.contains(&key);
+    if entries.iter().any(|entry| theirs(&entry.key)) {
+        return true;
+    }
+    let known = entries.iter().any(|entry| ours().any(|section| section == entry.key));
+    !known
+        && entries.iter().any(|entry| {
+            nearest(&entry.key, ours()).is_none() && nearest(&entry.key, oxidinetd::TOP).is_some()
+        })
+}
