@@ -15,7 +15,7 @@ use crate::{
     experiment::Experiment,
     metric, profile,
     program::MARK,
-    record::Record,
+    record::{Record, write_whole},
     report,
     request::{self, Overrides, RunRequest, Task, Variant},
     run::{self, rates, stage::RunStage},
@@ -218,7 +218,7 @@ fn list() -> Result<u8, LabError> {
 fn conclude_suite(journal: &SuiteJournal, markdown: bool, stop: &StopFlag) -> Result<u8, LabError> {
     let table = SuiteTable::of(journal);
     let path = journal.directory().join("table.md");
-    fs::write(&path, table.markdown()).map_err(LabError::io(format!("cannot write {}", path.display())))?;
+    write_whole(&path, table.markdown().as_bytes())?;
     console::result(&if markdown { table.markdown() } else { table.text() });
     console::result(&format!("suite: {}", journal.directory().display()));
     let left = journal.left();
@@ -343,11 +343,7 @@ fn append_row(record: &Record, asked: &Log) -> Result<(), LabError> {
     const HEAD: &str = "| date | commit | change | workload | predicted | measured A/B ratio (rounds) | verdict |\n\
                         | --- | --- | --- | --- | --- | --- | --- |\n";
     let Some(log) = &asked.log else { return Ok(()) };
-    let change = report::LogEntry {
-        change: asked.change.clone().unwrap_or_else(|| record.experiment.name.clone()),
-        predicted: asked.predicted.clone().unwrap_or_default(),
-    };
-    let Some(row) = report::row(record, &change) else {
+    let Some(row) = report::row(record, asked) else {
         return Err(LabError::usage("--log: a record of one subject has no row"));
     };
     let text = match fs::read_to_string(log) {

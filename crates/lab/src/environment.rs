@@ -8,7 +8,7 @@ use procfs::{Current as _, Meminfo};
 use crate::{
     experiment::{Experiment, fill::Variables},
     record::Environment,
-    tools::{self, words},
+    tools,
     topology::{Topology, offload},
 };
 
@@ -66,21 +66,21 @@ fn versions(experiment: &Experiment, variables: &Variables) -> BTreeMap<String, 
             versions.insert(service.name.clone(), version);
         }
     }
-    if let Some(version) = first_line(&words(["perf", "--version"])) {
+    if let Some(version) = first_line(["perf", "--version"]) {
         versions.insert("perf".to_owned(), version);
     }
     versions
 }
 
 fn commit() -> (Option<String>, bool) {
-    let commit = first_line(&words(["git", "rev-parse", "--short=12", "HEAD"]));
+    let commit = first_line(["git", "rev-parse", "--short=12", "HEAD"]);
     let dirty = commit.is_some()
-        && tools::output(&words(["git", "status", "--porcelain", "--untracked-files=no"]))
+        && tools::output(["git", "status", "--porcelain", "--untracked-files=no"])
             .is_ok_and(|changes| !changes.trim().is_empty());
     (commit, dirty)
 }
 
-fn first_line(command: &[String]) -> Option<String> {
+fn first_line<W: AsRef<str>>(command: impl IntoIterator<Item = W>) -> Option<String> {
     let text = tools::output(command).ok()?;
     text.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
 }

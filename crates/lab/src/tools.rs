@@ -52,7 +52,8 @@ pub(crate) fn missing(program: &str, purpose: &str) -> String {
 }
 
 /// Runs a command to its end; its standard output, or its standard error as the reason.
-pub(crate) fn output(command: &[String]) -> Result<String, LabError> {
+pub(crate) fn output<W: AsRef<str>>(command: impl IntoIterator<Item = W>) -> Result<String, LabError> {
+    let command: Vec<String> = command.into_iter().map(|word| word.as_ref().to_owned()).collect();
     let (program, arguments) =
         command.split_first().ok_or_else(|| LabError::failed("an empty command was to be run"))?;
     let output = Command::new(program)
@@ -65,6 +66,11 @@ pub(crate) fn output(command: &[String]) -> Result<String, LabError> {
     }
     let reason = String::from_utf8_lossy(&output.stderr);
     Err(LabError::failed(format!("`{}` failed: {}", command.join(" "), reason.trim())))
+}
+
+/// The same in the namespace that `entry` enters.
+pub(crate) fn output_in(entry: &[String], command: &[&str]) -> Result<String, LabError> {
+    output(entry.iter().map(String::as_str).chain(command.iter().copied()))
 }
 
 /// Owned words, for commands put together from literals.
@@ -90,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_failing_command_tells_why() {
-        let error = output(&words(["sh", "-c", "echo because >&2; exit 3"])).unwrap_err().to_string();
+        let error = output(["sh", "-c", "echo because >&2; exit 3"]).unwrap_err().to_string();
         assert!(error.ends_with("failed: because"), "{error}");
     }
 }

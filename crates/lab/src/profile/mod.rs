@@ -16,7 +16,7 @@ use crate::{
     error::LabError,
     probe::syscalls,
     program::ChildProgram,
-    record::{Record, Round},
+    record::{Record, Round, write_whole},
     request::RunRequest,
     run::{halt::Halt, session::prolong, stage::RunStage},
     tools::{self, words},
@@ -63,9 +63,9 @@ pub(crate) fn profile(request: &RunRequest, stage: &RunStage) -> Result<Record, 
             "perf took no samples: was the subject idle, or is kernel.perf_event_paranoid above 2?",
         ));
     }
-    write(&stage.directory.join(STACKS), &folded)?;
+    write_whole(&stage.directory.join(STACKS), folded.as_bytes())?;
     let title = format!("{}, {} samples", service.name, stacks.samples());
-    write(&stage.directory.join(FLAME), &flame(&folded, &title)?)?;
+    write_whole(&stage.directory.join(FLAME), flame(&folded, &title)?.as_bytes())?;
 
     stage.console.note("syscalls");
     let traced = stage.start(service).and_then(|mut session| {
@@ -82,7 +82,7 @@ pub(crate) fn profile(request: &RunRequest, stage: &RunStage) -> Result<Record, 
         Err(halt) => format!("not measured: {}\n", halt.into_error()),
     };
     let text = format!("{}\nsyscalls\n{table}", stacks.describe(ROWS));
-    write(&stage.directory.join("profile.txt"), &text)?;
+    write_whole(&stage.directory.join("profile.txt"), text.as_bytes())?;
     kept.profiles.insert(service.name.clone(), stacks.profile(2 * ROWS));
     round.notes.push("measured while perf took samples".to_owned());
     round.voided = kept.experiment.limits.check(&round.metrics);
@@ -112,7 +112,7 @@ pub(crate) fn diff(before: &Path, after: &Path, out: &Path) -> Result<(), LabErr
         .map_err(LabError::io("cannot compare the stacks"))?;
     let stacks = String::from_utf8_lossy(&stacks);
     let title = format!("{} to {}", before.display(), after.display());
-    write(out, &flame(&stacks, &title)?)?;
+    write_whole(out, flame(&stacks, &title)?.as_bytes())?;
     let table = Folded::parse(&old).compare(&Folded::parse(&new), ROWS);
     console::result(&format!("{table}\nflame graph of the difference: {}", out.display()));
     Ok(())
@@ -147,7 +147,7 @@ fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<Chi
 fn fold(data: &Path) -> Result<String, LabError> {
     // Without the period every sample counts as one; with it, software clocks would count nanoseconds.
     let fields = "comm,pid,tid,time,event,ip,sym,dso";
-    let script = tools::output(&words(["perf", "script", "-F", fields, "-i", &data.display().to_string()]))?;
+    let script = tools::output(["perf", "script", "-F", fields, "-i", &data.display().to_string()])?;
     let mut options = perf::Options::default();
     options.annotate_kernel = true;
     let mut folded = Vec::new();
@@ -164,10 +164,6 @@ fn flame(folded: &str, title: &str) -> Result<String, LabError> {
     flamegraph::from_reader(&mut options, folded.as_bytes(), &mut svg)
         .map_err(LabError::io("cannot draw the flame graph"))?;
     Ok(String::from_utf8_lossy(&svg).into_owned())
-}
-
-fn write(path: &Path, text: &str) -> Result<(), LabError> {
-    fs::write(path, text).map_err(LabError::io(format!("cannot write {}", path.display())))
 }
 
 #[cfg(test)]

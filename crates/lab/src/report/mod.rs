@@ -12,7 +12,7 @@ use std::path::Path;
 
 pub(crate) use compare::{Comparison, compare};
 pub(crate) use page::page;
-pub(crate) use row::{LogEntry, insert_row, row};
+pub(crate) use row::{insert_row, row};
 
 use crate::error::LabError;
 use crate::metric::{self, Preference};

@@ -1,30 +1,22 @@
 //! One row of `docs/performance-log.md`: date, commit, change, workload, predicted, measured A/B ratio (rounds), verdict.
 
+use crate::cli::Log;
 use crate::metric;
 use crate::record::Record;
 use crate::verdict::{Conclusion, MetricVerdict};
 
-/// What only the person who made the change knows.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LogEntry {
-    /// What was changed, in a few words.
-    pub(crate) change: String,
-    /// The gain predicted before measuring.
-    pub(crate) predicted: String,
-}
-
 /// The row, without an end of line, for the first candidate of the record. `None` when there is none.
 ///
 /// The ratio is new over old, **turned so that above 1 is better** whatever the metric's direction.
-pub(crate) fn row(record: &Record, change: &LogEntry) -> Option<String> {
+pub(crate) fn row(record: &Record, asked: &Log) -> Option<String> {
     let verdict = super::verdicts(record).into_iter().next()?;
     let date = record.started.get(..10).unwrap_or(&record.started);
     let cells = [
         date,
         &record.environment.short_commit(),
-        or_dash(&change.change),
+        asked.change.as_deref().unwrap_or(&record.experiment.name),
         or_dash(&record.experiment.workload),
-        or_dash(&change.predicted),
+        or_dash(asked.predicted.as_deref().unwrap_or_default()),
         &measured(&verdict),
         suggested(&verdict.outcome),
     ];
@@ -78,8 +70,12 @@ mod tests {
     use super::*;
     use crate::record::tests::record;
 
-    fn change() -> LogEntry {
-        LogEntry { change: "GSO on relay sockets".to_owned(), predicted: "1.9".to_owned() }
+    fn change() -> Log {
+        Log {
+            change: Some("GSO on relay sockets".to_owned()),
+            predicted: Some("1.9".to_owned()),
+            ..Log::default()
+        }
     }
 
     fn steady(metric: &str, ratio: f64) -> Record {
@@ -109,8 +105,11 @@ mod tests {
         let mut record = steady("packets_per_cpu_s", 0.5);
         record.environment.dirty = true;
         record.experiment.workload = "a | b\nc \\".to_owned();
-        let row = row(&record, &LogEntry::default()).unwrap();
-        assert!(row.starts_with("| 2026-11-20 | 012345678+ | – | a \\| b c \\\\ | – | 0.500"), "{row}");
+        let row = row(&record, &Log::default()).unwrap();
+        assert!(
+            row.starts_with("| 2026-11-20 | 012345678+ | relay-flood | a \\| b c \\\\ | – | 0.500"),
+            "{row}"
+        );
         assert!(row.ends_with(": slower | dropped |"), "{row}");
         assert_eq!(row.replace("\\|", "").matches('|').count(), 8);
     }

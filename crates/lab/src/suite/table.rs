@@ -52,16 +52,8 @@ impl SuiteTable {
                         || "not yet measured".to_owned(),
                         |why| shortened(&format!("not measured: {}", why.replace('\n', "; "))),
                     );
-                    let medians = table.subjects.iter().map(|_| dash()).collect();
-                    let title = entry.title.clone();
-                    table.lines.push(SuiteLine {
-                        title,
-                        figure: dash(),
-                        medians,
-                        ratio: dash(),
-                        bar: dash(),
-                        verdict,
-                    });
+                    // Of a record without figures all are dashes.
+                    table.push(&entry.title, &Record::default(), "–", (dash(), dash(), verdict));
                 }
             }
         }

@@ -31,7 +31,7 @@ use self::{
 use crate::{
     error::LabError,
     program::{self, MARK},
-    tools::{self, words},
+    tools::{self, output_in, words},
 };
 
 /// Every namespace of every lab starts with this.
@@ -174,7 +174,7 @@ impl Topology {
             let [a, b] = &link.ends;
             // Made in the namespace of one end: without root, this process has no say where it is itself.
             let mtu = link.mtu.to_string();
-            run(
+            output_in(
                 &self.entry(Some(&a.namespace))?,
                 &[
                     "ip",
@@ -204,11 +204,11 @@ impl Topology {
                     continue;
                 }
                 let extra: &[&str] = if v6 { &["nodad"] } else { &[] };
-                run(&entry, &[&["ip", "addr", "add", address, "dev", &end.device], extra].concat())?;
+                output_in(&entry, &[&["ip", "addr", "add", address, "dev", &end.device], extra].concat())?;
             }
             let held = offload::apply(&entry, &end.device, &end.wanted(&spec.offloads))?;
             self.offloads.insert(format!("{}/{}", end.namespace, end.device), held);
-            run(&entry, &["ip", "link", "set", &end.device, "up"])?;
+            output_in(&entry, &["ip", "link", "set", &end.device, "up"])?;
         }
         for end in spec.ends() {
             let entry = self.entry(Some(&end.namespace))?;
@@ -216,7 +216,7 @@ impl Topology {
             if held.is_some_and(|held| held.get("gro") == Some(&true)) {
                 // Only if it is turned on while both ends are up does XDP at the other end redirect packets to here.
                 for switch in ["off", "on"] {
-                    run(&entry, &["ethtool", "-K", &end.device, "gro", switch])?;
+                    output_in(&entry, &["ethtool", "-K", &end.device, "gro", switch])?;
                 }
             }
             if let Some(cpu) = end.napi_cpu {
@@ -237,7 +237,7 @@ impl Topology {
     fn add_space(&mut self, space: &Namespace) -> Result<(), LabError> {
         let (netns, holder) = if userns::is_root() {
             let name = self.netns_name(&space.name);
-            tools::output(&words(["ip", "netns", "add", &name]))?;
+            tools::output(["ip", "netns", "add", &name])?;
             let path = format!("--net=/run/netns/{name}");
             (Some(name), words(["nsenter", &path, "--", "sleep", "infinity"]))
         } else {
@@ -270,7 +270,7 @@ impl Topology {
 
     fn route(&self, space: &Namespace, has_ipv6: bool) -> Result<(), LabError> {
         let entry = self.entry(Some(&space.name))?;
-        run(&entry, &["ip", "link", "set", "lo", "up"])?;
+        output_in(&entry, &["ip", "link", "set", "lo", "up"])?;
         let mut settings = space.sysctl.clone();
         if space.forward {
             settings.insert("ipv4/ip_forward".to_owned(), "1".to_owned());
@@ -281,18 +281,18 @@ impl Topology {
         for (name, value) in &settings {
             // /proc/sys/net shows the namespace of whoever opens it, so a process inside must.
             let script = "printf %s \"$2\" > \"/proc/sys/net/$1\"";
-            run(&entry, &["sh", "-c", script, "sysctl", name, value])?;
+            output_in(&entry, &["sh", "-c", script, "sysctl", name, value])?;
         }
         for gateway in &space.gateways {
             if gateway.is_ipv4() || has_ipv6 {
-                run(&entry, &["ip", "route", "add", "default", "via", &gateway.to_string()])?;
+                output_in(&entry, &["ip", "route", "add", "default", "via", &gateway.to_string()])?;
             }
         }
         for prefix in space.local.iter().filter(|prefix| has_ipv6 || !prefix.contains(':')) {
-            run(&entry, &["ip", "route", "add", "local", prefix, "dev", "lo"])?;
+            output_in(&entry, &["ip", "route", "add", "local", prefix, "dev", "lo"])?;
         }
         for (prefix, gateway) in space.routes.iter().filter(|(_, gateway)| has_ipv6 || gateway.is_ipv4()) {
-            run(&entry, &["ip", "route", "add", prefix, "via", &gateway.to_string()])?;
+            output_in(&entry, &["ip", "route", "add", prefix, "via", &gateway.to_string()])?;
         }
         Ok(())
     }
@@ -352,11 +352,11 @@ fn remove(state: &TopologyState) -> Result<(), LabError> {
 
 fn remove_netns(name: &str) -> Result<(), LabError> {
     // A process may have cleared its environment, and with it the mark; it still lives in our namespace.
-    let pids = tools::output(&words(["ip", "netns", "pids", name])).unwrap_or_default();
+    let pids = tools::output(["ip", "netns", "pids", name]).unwrap_or_default();
     for pid in pids.split_whitespace().filter_map(|pid| program::to_pid(pid.parse().ok()?)) {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }
-    match tools::output(&words(["ip", "netns", "del", name])) {
+    match tools::output(["ip", "netns", "del", name]) {
         Err(error) if fs::exists(Path::new("/run/netns").join(name)).unwrap_or(true) => Err(error),
         // Somebody else's `down` or a guardian was faster.
         _ => Ok(()),
@@ -364,7 +364,7 @@ fn remove_netns(name: &str) -> Result<(), LabError> {
 }
 
 fn netns_names() -> Result<Vec<String>, LabError> {
-    Ok(parse_netns_names(&tools::output(&words(["ip", "netns", "list"]))?))
+    Ok(parse_netns_names(&tools::output(["ip", "netns", "list"])?))
 }
 
 fn parse_netns_names(list: &str) -> Vec<String> {
@@ -373,12 +373,6 @@ fn parse_netns_names(list: &str) -> Vec<String> {
         .filter(|name| name.starts_with(FAMILY))
         .map(str::to_owned)
         .collect()
-}
-
-fn run(entry: &[String], command: &[&str]) -> Result<(), LabError> {
-    let mut all = entry.to_vec();
-    all.extend(words(command.iter().copied()));
-    tools::output(&all).map(drop)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     error::LabError,
-    tools::{self, words},
+    tools::{self, output_in},
 };
 
 /// By SCHED_FIFO before all programs, at once: packets are received although those keep their CPUs busy, as an interrupt would have it. Whoever is
@@ -46,9 +46,7 @@ pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>
     let before = threads(device);
     // /sys shows the devices of the namespace in which it was mounted.
     let script = "mount -t sysfs none /sys && echo 1 >\"/sys/class/net/$1/threaded\"";
-    let mut command = entry.to_vec();
-    command.extend(words(["unshare", "--mount", "sh", "-c", script, "sh", device]));
-    tools::output(&command)?;
+    output_in(entry, &["unshare", "--mount", "sh", "-c", script, "sh", device])?;
     let mut ours = BTreeSet::new();
     for _ in 0..LOOKS {
         // Another lab's device may have the same name.
@@ -64,8 +62,8 @@ pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>
         )));
     }
     for pid in ours.iter().map(i32::to_string) {
-        tools::output(&words(["taskset", "-pc", &cpu.to_string(), &pid]))?;
-        tools::output(&words(["chrt", "--fifo", "--pid", PRIORITY, &pid]))?;
+        tools::output(["taskset", "-pc", &cpu.to_string(), &pid])?;
+        tools::output(["chrt", "--fifo", "--pid", PRIORITY, &pid])?;
     }
     let is_pinned = |pid: &i32| {
         let allowed = Process::new(*pid).and_then(|thread| thread.status()).ok()?.cpus_allowed_list?;
@@ -84,9 +82,7 @@ pub(super) fn mitigate(entry: &[String], device: &str, mitigation: &Mitigation) 
     let (timeout, looks) = (format!("{gro_flush_timeout_us}000"), napi_defer_hard_irqs.to_string());
     let script = "mount -t sysfs none /sys && cd \"/sys/class/net/$1\" && echo \"$2\" >gro_flush_timeout && \
                   echo \"$3\" >napi_defer_hard_irqs && cat gro_flush_timeout napi_defer_hard_irqs";
-    let mut command = entry.to_vec();
-    command.extend(words(["unshare", "--mount", "sh", "-c", script, "sh", device, &timeout, &looks]));
-    let held = tools::output(&command)?;
+    let held = output_in(entry, &["unshare", "--mount", "sh", "-c", script, "sh", device, &timeout, &looks])?;
     if held.split_whitespace().eq([timeout.as_str(), looks.as_str()]) {
         return Ok(());
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     error::LabError,
-    tools::{self, words},
+    tools::{self, output_in},
 };
 
 /// What `ethtool -k` calls the features of which `ethtool -K` knows short names, and those worth showing.
@@ -34,11 +34,7 @@ pub(crate) fn apply(
     if tools::find("ethtool").is_none() {
         return Ok(BTreeMap::new());
     }
-    let run = |arguments: &[&str]| {
-        let mut command = entry.to_vec();
-        command.extend(words(arguments.iter().copied()));
-        tools::output(&command)
-    };
+    let run = |arguments: &[&str]| output_in(entry, arguments);
     let held = parse(&run(&["ethtool", "-k", device])?);
     for (name, on) in wanted {
         // One call a feature: ethtool stops at the first that cannot be changed, and a fixed feature that is right

@@ -50,7 +50,7 @@ pub(crate) fn enter_if_needed() -> Result<(), LabError> {
 
 /// Root of a container may lack CAP_SYS_ADMIN.
 fn can_make_namespaces() -> Result<(), LabError> {
-    tools::output(&tools::words(["unshare", "-n", "true"])).map(drop).map_err(|_| {
+    tools::output(["unshare", "-n", "true"]).map(drop).map_err(|_| {
         LabError::usage(
             "no permission for network namespaces although root: give the container CAP_SYS_ADMIN and CAP_NET_ADMIN \
              (docker run --privileged)",
