@@ -59,10 +59,7 @@ impl Verifier {
     }
 
     /// Judges a certificate for which nobody sent intermediates, as in DTLS.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn judge_alone(&self, leaf: &[u8], name: &ServerName<'_>) -> Result<(), Error> {
+    pub(crate) fn judge_alone(&self, leaf: &[u8], name: &ServerName<'_>) -> Result<(), Error> {
         let (leaf, now) = (&CertificateDer::from(leaf), UnixTime::now());
         self.judge.judge(&ShownCertificate { leaf, intermediates: &[], name, ocsp: &[], now })
     }

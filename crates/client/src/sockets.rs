@@ -23,10 +23,7 @@ pub fn connect(server: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// A socket whose datagrams all go to the server.
-///
-/// # Errors
-/// Those of socket(2) and connect(2).
-pub fn connect_udp(server: SocketAddr) -> io::Result<UdpSocket> {
+pub(crate) fn connect_udp(server: SocketAddr) -> io::Result<UdpSocket> {
     const BUFFER: usize = 1 << 20;
     let socket = Socket::new(Domain::for_address(server), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
     // The kernel caps both at what the machine allows.

@@ -17,7 +17,7 @@ pub struct Latency {
 
 impl Latency {
     /// The largest value that is told apart, in microseconds.
-    pub const MAX_US: u64 = 60_000_000;
+    const MAX_US: u64 = 60_000_000;
 
     /// An empty histogram.
     pub fn new() -> Self {

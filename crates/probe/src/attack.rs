@@ -20,7 +20,7 @@ use std::{
 use turnpike_client::{Login, Transport};
 use turnpike_wire::stun::{Class, FAMILY_IPV6, Header, View, Writer, kind, method};
 
-pub use self::facts::{AttackEntry, AttackFacts, AttackOutcome, AttackReply, Attempt};
+pub(crate) use self::facts::{AttackEntry, AttackFacts, AttackOutcome, AttackReply, Attempt};
 use self::forms::Form;
 use crate::{
     ProbeRun,
@@ -56,7 +56,7 @@ const AFTER_A_MOVE: Entries = Entries {
 };
 
 /// Bytes that a server should send to strangers at most, per byte of their requests.
-pub const MOST_AMPLIFICATION: f64 = 4.0;
+const MOST_AMPLIFICATION: f64 = 4.0;
 
 /// What [`crate::run`] would do with [`crate::Config::attack`], line by line.
 #[must_use]

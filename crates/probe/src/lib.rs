@@ -30,9 +30,8 @@ use std::{
 
 use connection::{ProbeConnection, Trust, words};
 use credentials::CredentialOutcome;
-pub use report::{
-    CertificateFacts, Finding, Level, NatFacts, PeerFacts, ProbeReport, RoundTrip, TransportFacts,
-};
+use report::TransportFacts;
+pub use report::{Finding, Level, ProbeReport};
 use session::ProbeSession;
 use turnpike_client::{InvalidSetting, Login, ServerUri, TlsOptions, Transport};
 use turnpike_wire::stun::{kind, method};

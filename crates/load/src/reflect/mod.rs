@@ -27,7 +27,7 @@ use crate::LoadError;
 pub(crate) use connection::MSG_TRUNC;
 
 /// The port of a reflector that names none.
-pub const DEFAULT_PORT: u16 = 3480;
+pub(crate) const DEFAULT_PORT: u16 = 3480;
 
 /// Receive and send buffer of each UDP socket in bytes.
 const BUFFER: usize = 8 << 20;

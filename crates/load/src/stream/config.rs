@@ -148,7 +148,7 @@ pub enum Close {
 
 impl Config {
     /// The most connections of one run, each way.
-    pub const MAX_CLIENTS: usize = 10_000;
+    pub(crate) const MAX_CLIENTS: usize = 10_000;
 
     /// `workload` at `target`.
     pub fn new(target: StreamTarget, workload: Workload) -> Self {
@@ -156,10 +156,7 @@ impl Config {
     }
 
     /// Says what is impossible about these settings.
-    ///
-    /// # Errors
-    /// With the first flag that is out of range.
-    pub fn validate(&self) -> Result<(), LoadError> {
+    pub(crate) fn validate(&self) -> Result<(), LoadError> {
         let (clients, response) = match self.workload {
             Workload::Bulk(_) => ("--parallel", 1),
             Workload::Exchange(exchange) => ("--clients", exchange.response()),

@@ -184,7 +184,7 @@ const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration
 
 impl Config {
     /// The longest payload over DTLS: a record's 2^14 bytes (RFC 6347 section 4.1) less the longest header.
-    pub const MAX_DTLS_SIZE: usize = 16_000;
+    pub(crate) const MAX_DTLS_SIZE: usize = 16_000;
     /// The defaults, for one server.
     #[must_use]
     pub fn new(server: SocketAddr) -> Self {

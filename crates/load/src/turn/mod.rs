@@ -23,7 +23,7 @@ mod set_up;
 mod token;
 
 pub use config::{Config, DataVia, Mode};
-pub use token::{AccessToken, InvalidAccessToken};
+pub use token::AccessToken;
 
 pub use crate::run::{RunOutcome, StopHandle};
 use std::sync::{Mutex, PoisonError};

@@ -33,7 +33,6 @@ pub struct Attempt {
 /// A way in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "they are named after what the RFCs call them")]
 pub enum AttackEntry {
     CreatePermission,
     ChannelBind,
