@@ -23,6 +23,7 @@ use std::{
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
 use serde_json::Value;
 use tokio::sync::oneshot;
+use tracing_subscriber::filter::LevelFilter;
 use turnpike_admin::{Applications, Interface, Owner, ServerView, Serving, Store};
 use turnpike_api::{
     Draining, FleetAdmin, Job, Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule,
@@ -138,8 +139,9 @@ impl Program for Double {
         self.level.lock().unwrap().clone()
     }
     fn set_log_level(&self, level: &str) -> Result<(), String> {
-        if level == "loud" {
-            return Err("no level".to_owned());
+        let is_level = |text: &str| !text.is_empty() && text.parse::<LevelFilter>().is_ok();
+        if !level.split(',').all(|directive| is_level(directive.rsplit('=').next().unwrap_or_default())) {
+            return Err("not a level".to_owned());
         }
         *self.level.lock().unwrap() = level.to_owned();
         Ok(())
