@@ -8,7 +8,7 @@ use super::TlsContext;
 use crate::bounded::share;
 
 /// Settings of TCP and TLS listeners; the default listens nowhere and has the documented limits.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct StreamConfig {
     /// TCP listeners. With `tls`, they take TLS clients too, told apart by the first byte.
     pub listen: Vec<SocketAddr>,
@@ -35,19 +35,5 @@ impl StreamConfig {
     /// Connections without an allocation that so many workers may have together.
     pub fn most_idle(&self, workers: usize) -> usize {
         workers * share(self.limits.idle_connections, workers)
-    }
-}
-
-impl Default for StreamConfig {
-    fn default() -> Self {
-        Self {
-            listen: Vec::new(),
-            tls_listen: Vec::new(),
-            tls_only: false,
-            tls: None,
-            server_names: Vec::new(),
-            proxies: Vec::new(),
-            limits: ConnectionLimits::default(),
-        }
     }
 }
