@@ -278,7 +278,6 @@ impl Search {
     }
 
     /// The trial to make now; the same one until it is observed. `None` when the search is done.
-    #[expect(clippy::should_implement_trait, reason = "not an iterator: it must hear the result in between")]
     pub(crate) fn next(&mut self) -> Option<Trial> {
         if let Some((trial, _)) = self.current {
             return Some(trial);

@@ -9,7 +9,7 @@ const CLIENTS: &str = "4";
 /// A session of `seconds` that is under way.
 fn session(serve: &Serve, reflect: &Reflect, seconds: &str) -> Program {
     let load =
-        serve.load(&reflect).with(&format!("--clients {CLIENTS} --rate 200 --duration {seconds}")).start();
+        serve.load(reflect).with(&format!("--clients {CLIENTS} --rate 200 --duration {seconds}")).start();
     serve.wait_for_allocations(CLIENTS.parse().expect("a number"));
     eventually("datagrams are relayed", || relayed(serve) > 0);
     load

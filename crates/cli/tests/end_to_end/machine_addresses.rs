@@ -382,7 +382,7 @@ fn named_addresses_are_waited_for_whatever_can_be_bound() {
         };
         for _ in 0..2 {
             run("ip address add 203.0.113.9/32 dev e0");
-            eventually("it is listened on", || listening());
+            eventually("it is listened on", &listening);
             eventually_at(&serve, "203.0.113.9");
             run("ip address del 203.0.113.9/32 dev e0");
             eventually("nothing is granted", || Call::at(&serve) == Err(508));

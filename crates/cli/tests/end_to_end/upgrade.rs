@@ -20,7 +20,7 @@ fn goes_on(serve: &Serve) {
 /// Clients over UDP that talk until they are told to stop.
 fn talking(serve: &Serve, reflect: &Reflect, clients: u64) -> Program {
     let load = serve
-        .load(&reflect)
+        .load(reflect)
         .with(&format!("--clients {clients} --rate {RATE} --warmup 0.1 --duration 600"))
         .start();
     serve.wait_for_allocations(clients);

@@ -285,7 +285,7 @@ fn a_peer_that_no_client_has_permitted_reaches_none_and_is_reached_by_none() {
 #[ignore = "thorough: cargo xtask attack"]
 fn nor_does_it_where_the_kernel_relays() {
     by_each_where_the_kernel_relays(turnpike_testkit::this_test!(), |server, place, datapath| {
-        not_permitted(server, place, datapath)
+        not_permitted(server, place, datapath);
     });
 }
 
@@ -315,7 +315,7 @@ fn what_was_allowed_ends_with_a_reload_or_an_upgrade_that_refuses_it() {
 #[test]
 fn so_it_does_where_the_kernel_relays() {
     by_each_where_the_kernel_relays(turnpike_testkit::this_test!(), |server, place, datapath| {
-        refused_later(server, place, datapath)
+        refused_later(server, place, datapath);
     });
 }
 

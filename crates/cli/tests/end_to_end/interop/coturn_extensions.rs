@@ -19,8 +19,7 @@ fn serve_with(dir: &Dir, text: &str) -> Serve {
 }
 
 fn run(program: &str, arguments: &[&str]) -> Finished {
-    let ended = Program::run(Command::new(program).args(arguments)).ended(0);
-    ended
+    Program::run(Command::new(program).args(arguments)).ended(0)
 }
 
 #[test]

@@ -209,7 +209,7 @@ fn clients_reach_each_other(links: &Links, datapath: &str, relayed: [&str; 2], m
 #[test]
 fn two_clients_of_one_server_reach_each_other_without_it() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
-        clients_reach_each_other(links, datapath, ["10.77.2.1", "fd77:2::1"], &[])
+        clients_reach_each_other(links, datapath, ["10.77.2.1", "fd77:2::1"], &[]);
     });
 }
 
