@@ -391,5 +391,5 @@ fn ask_on(stream: &mut impl Write, requests: &[u8], is_over: impl Fn() -> bool) 
             Err(_) => break,
         }
     }
-    eventually("it is counted", || is_over());
+    eventually("it is counted", is_over);
 }

@@ -71,10 +71,7 @@ impl Witness {
     /// Waits for some more rounds.
     pub(crate) fn goes_on(&self) {
         let wanted = self.rounds() + 5;
-        eventually("the witness goes on", || {
-            let gone_on = self.rounds() >= wanted || self.thread.is_finished();
-            gone_on
-        });
+        eventually("the witness goes on", || self.rounds() >= wanted || self.thread.is_finished());
     }
 
     /// Ends after some more rounds: nothing it sent was lost, and nothing that was sent to it.
