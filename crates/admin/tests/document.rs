@@ -3,7 +3,7 @@
 use crate::prelude::*;
 use std::path::Path;
 
-/// Where others read it. `TURNPIKE_TEST_GOLDEN=write cargo test -p turnpike-admin --test admin document::` writes it anew.
+/// The published file. `TURNPIKE_TEST_GOLDEN=write cargo test -p turnpike-admin --test admin document::` rewrites it.
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
 
 #[test]
@@ -17,7 +17,7 @@ fn the_committed_document_is_the_one_that_the_program_gives() {
     let committed = fs::read_to_string(Path::new(COMMITTED)).unwrap();
     assert!(
         committed == text,
-        "docs/openapi.json is not what the program gives: TURNPIKE_TEST_GOLDEN=write writes it anew"
+        "docs/openapi.json differs from the program's description: TURNPIKE_TEST_GOLDEN=write rewrites it"
     );
     assert_eq!(given["openapi"], "3.1.0");
 }

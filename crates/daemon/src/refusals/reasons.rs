@@ -550,7 +550,7 @@ mod tests {
             assert!(!keys.is_empty(), "{kind} {reason}");
             assert_eq!(keys_of_count(kind, reason), keys, "{kind} {reason}");
         }
-        // Of an answer only the code is counted, whatever limit has caused it.
+        // Answers are counted by their code alone, not by the limit that caused them.
         for (code, causes) in [
             (486, [RequestRefusal::UserQuota, RequestRefusal::PrefixQuota]),
             (508, [RequestRefusal::TotalQuota, RequestRefusal::NoRelay]),

@@ -156,7 +156,7 @@ fn a_session_across_the_kernel_lives_as_long_as_it_has_something_to_do() {
         assert_eq!(flows(&forward), 2);
         eventually("it ends", || sum(&forward, "turnpike_forward_ended_total", "reason=\"idle\"") == 1);
         assert_eq!(flows(&forward), 0);
-        // And whoever comes back has a new one.
+        // A client that returns gets a new one.
         session.settle(&forward);
         assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 2);
     });
@@ -275,9 +275,9 @@ fn what_a_reload_takes_away_has_ended_in_the_kernel_before_it_is_told() {
         one.exchange(30);
         eventually("and this", || stays(all) == 2 * one.sent);
         assert_eq!(stays("turnpike_kernel_datagrams_total"), before + 2);
-        assert_eq!(flows(&forward), 2, "and nobody else goes across");
+        assert_eq!(flows(&forward), 2, "and no other flow is in the kernel");
 
-        // Removed: nobody takes it any more.
+        // Removed: no rule accepts it now.
         fs::write(&file, &goes).expect("it can be written");
         forward.program.signal("HUP");
         forward.program.line_with("rules reloaded rules=1");
@@ -570,7 +570,7 @@ fn what_does_not_fit_or_is_in_pieces_is_forwarded_by_user_space() {
         assert!(forward.passes("ttl") > 0);
         session.client.set_ttl(64).expect("a TTL");
         session.settle(&forward);
-        // Strangers at the session's own socket are nobody's.
+        // Datagrams from unknown senders at the session's own socket belong to no session.
         session.client.send(b"where?").expect("it leaves");
         let (_, from) = received(&target);
         bound(PEER[0]).send_to(b"strange", from).expect("it leaves");

@@ -243,7 +243,7 @@ fn clients_that_share_a_relayed_address_go_across_each_to_its_own_peer() {
         let len = pairs[1].client.socket().recv(&mut buffer).expect("a Data indication");
         assert_eq!(buffer[..2], [0x00, 0x17], "{:02x?}", &buffer[..len]);
         eventually("it went up", || server.passes("unknown_peer") > before);
-        // One that leaves takes its own flows along, and nobody else's.
+        // A session that ends removes its own flows only.
         let gone = pairs.remove(0);
         gone.client.refresh(0);
         let line = server.program.line_with(&format!("to_peer_datagrams={}", gone.sent));

@@ -238,7 +238,7 @@ fn a_ban_holds_on_all_nodes_and_ends_sessions_there() {
     assert_eq!(status, 201, "{body}");
     let line = b.serve.program.line_with("session ended");
     assert!(line.contains("reason=\"banned\""), "{line}");
-    eventually("nobody of that name gets in", || b.allocate(USER, PASSWORD) == Some(403));
+    eventually("that name is refused", || b.allocate(USER, PASSWORD) == Some(403));
     assert_eq!(a.allocate(USER, PASSWORD), Some(403));
     // Who comes later knows it too.
     let c = world.node("c", "");
