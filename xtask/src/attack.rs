@@ -1,4 +1,4 @@
-//! `cargo xtask attack`: runs the tests of what attackers get, thoroughly, and writes their tables into docs/reliability.md.
+//! `cargo xtask attack`: runs the tests of what attackers get, thoroughly, and writes their tables into docs/dev/reliability.md.
 
 use std::{
     collections::BTreeMap,
@@ -76,7 +76,7 @@ impl Table {
     }
 }
 
-const DOCUMENT: &str = "docs/reliability.md";
+const DOCUMENT: &str = "docs/dev/reliability.md";
 /// Each of them has rows of its own among the peers. Those of the kernel need root, and XDP ethtool too.
 const DATAPATHS: [&str; 6] = ["basic", "mmsg", "gso", "kernel", "xdp", "xdp-generic"];
 

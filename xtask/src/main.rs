@@ -54,7 +54,7 @@ enum Chore {
     Faults(faults::Options),
     /// Serve for hours, and tell whether anything grows
     Soak(soak::Options),
-    /// Ask a server what attackers would, on all data paths, and write the tables of docs/reliability.md
+    /// Ask a server what attackers would, on all data paths, and write the tables of docs/dev/reliability.md
     Attack(attack::Options),
     /// Send random sequences to turnpike, coturn and pion at once, and compare what they do
     Differential(differential::Options),

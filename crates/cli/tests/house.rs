@@ -261,7 +261,7 @@ fn no_test_file_is_forgotten() {
 fn documents_name_files_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = files_below(&root);
-    for document in ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/internals.md"] {
+    for document in ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/dev/internals.md"] {
         let text = fs::read_to_string(root.join(document)).expect("documents are UTF-8");
         assert_eq!(missing_files(&text, &files), NONE, "in {document}");
     }

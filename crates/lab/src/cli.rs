@@ -230,7 +230,7 @@ pub(crate) struct OutputOptions {
 
 #[derive(Debug, Default, Args)]
 pub(crate) struct Log {
-    /// Add one row to this performance log, such as docs/performance-log.md
+    /// Add one row to a performance log (docs/dev/performance-log.md)
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
     /// What was changed, for that row [default: the experiment's name]

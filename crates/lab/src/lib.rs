@@ -20,7 +20,7 @@
 //!             └─ invalid_rounds::VoidLimits::check()   a late generator or stolen CPU voids it
 //! record::Record::save(dir) ◀───┘            after every round, so that Ctrl-C loses nothing
 //! verdict::judge(record, subject, metric)    faster, slower, no difference shown, or cannot tell
-//! report::save(dir, record)                  report.html;  report::row() for docs/performance-log.md
+//! report::save(dir, record)                  report.html;  report::row() for docs/dev/performance-log.md
 //! report::compare(records)                   runs of different days, and whether they are comparable
 //! thresholds::hold(record)                   bars: met, missed, or not decidable; suite is a table of experiments with theirs
 //!

@@ -29,11 +29,11 @@ pub(crate) struct Options {
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 
-    /// Print the table as docs/reliability.md has it
+    /// Print the table as docs/dev/reliability.md has it
     #[arg(long)]
     markdown: bool,
 
-    /// Write the rows into the tables of docs/reliability.md, where those that have not run stay as they are, and of docs/fleet.md, where all
+    /// Write the rows into the tables of docs/dev/reliability.md, where those that have not run stay as they are, and of docs/fleet.md, where all
     /// must have run; nothing is written if one is broken, void or skipped
     #[arg(long)]
     write: bool,

@@ -9,7 +9,7 @@ use super::{VOID, fleet};
 use crate::{Failure, INCOMPLETE, LIMIT_EXCEEDED, document::with_table, why_skipped};
 
 /// Where the tables of all other rows stand, between two marks each.
-const DOCUMENT: &str = "docs/reliability.md";
+const DOCUMENT: &str = "docs/dev/reliability.md";
 /// What writes them.
 const BY: &str = "cargo xtask faults --write";
 /// With what a row of the forwarder begins to tell what happens.
@@ -227,7 +227,7 @@ impl Table {
         text
     }
 
-    /// For docs/reliability.md, and that of a fleet's rows.
+    /// For docs/dev/reliability.md, and that of a fleet's rows.
     pub(super) fn markdown(&self) -> String {
         let mut text = self.of_fleets();
         let others: String = self.others().map(|(name, outcome)| outcome.row(name)).collect();
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn the_document_has_both_tables() {
-        let document = include_str!("../../../docs/reliability.md");
+        let document = include_str!("../../../docs/dev/reliability.md");
         for table in TABLES {
             assert!(lines_of(document, table).len() > 10, "{table}");
         }

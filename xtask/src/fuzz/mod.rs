@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: fuzzing that remembers what it has found and counts what it has spent. docs/reliability.md has the result,
+//! `cargo xtask fuzz`: fuzzing that remembers what it has found and counts what it has spent. docs/dev/reliability.md has the result,
 //! CONTRIBUTING.md says how to use it.
 
 mod capture;
@@ -41,7 +41,7 @@ pub(crate) struct Options {
     /// How long for each target
     #[arg(long, default_value_t = 1, value_name = "N")]
     minutes: u32,
-    /// Count which code the committed inputs reach, and write it with what was spent into docs/reliability.md, instead of fuzzing
+    /// Count which code the committed inputs reach, and write it with what was spent into docs/dev/reliability.md, instead of fuzzing
     #[arg(long, conflicts_with_all = ["minutes", "seeds"])]
     coverage: bool,
     /// Take seeds from captures of real clients (tcpdump -w FILE), instead of fuzzing

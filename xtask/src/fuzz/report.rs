@@ -1,4 +1,4 @@
-//! The table of docs/reliability.md: what each target holds, what it has cost, and which code its committed inputs reach.
+//! The table of docs/dev/reliability.md: what each target holds, what it has cost, and which code its committed inputs reach.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ const END: &str = "<!-- end of fuzzing -->";
 
 /// Counts coverage and writes the table; of targets that were not asked for, the rows remain.
 pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) -> Result<ExitCode, Failure> {
-    let document = places.repository().join("docs/reliability.md");
+    let document = places.repository().join("docs/dev/reliability.md");
     let text = fs::read_to_string(&document)?;
     let (before, after, mut rows) =
         split(&text).ok_or_else(|| format!("{} has no place for it", document.display()))?;

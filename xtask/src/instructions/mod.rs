@@ -1,5 +1,5 @@
 //! `cargo xtask instructions`: how many instructions one packet costs, against the budgets in `benches/budgets.toml`.
-//! CONTRIBUTING.md says how to read and change them, docs/benchmarks.md what is counted.
+//! CONTRIBUTING.md says how to read and change them, docs/dev/benchmarks.md what is counted.
 
 mod budgets;
 mod callgrind;

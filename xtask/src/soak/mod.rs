@@ -27,7 +27,7 @@ const TEST: &str = "soak::a_piece";
 const WARM_UP: u64 = 660;
 /// What every slice has left, a line each; committed.
 const MEMORY: &str = "soak/slices.jsonl";
-const DOCUMENT: &str = "docs/reliability.md";
+const DOCUMENT: &str = "docs/dev/reliability.md";
 /// What a figure may grow by in a million allocations, as a share of what it is, before that is called a leak.
 const TOLERATED: f64 = 0.02;
 
@@ -53,7 +53,7 @@ pub(crate) struct Options {
     #[arg(long)]
     report: bool,
 
-    /// Write what all runs have found into docs/reliability.md
+    /// Write what all runs have found into docs/dev/reliability.md
     #[arg(long)]
     write: bool,
 

@@ -1,4 +1,4 @@
-//! One row of `docs/performance-log.md`: date, commit, change, workload, predicted, measured A/B ratio (rounds), verdict.
+//! One row of `docs/dev/performance-log.md`: date, commit, change, workload, predicted, measured A/B ratio (rounds), verdict.
 
 use crate::cli::Log;
 use crate::metric;

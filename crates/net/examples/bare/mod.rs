@@ -1,5 +1,5 @@
 //! What the bare programs have in common: their flags, when they end, and the line that they print. They answer questions about the
-//! kernel, without a protocol: docs/benchmarks.md says how to run them.
+//! kernel, without a protocol: docs/dev/benchmarks.md says how to run them.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,5 @@
 //! What an attacker gets out of a server: nothing, with a credential or without one, by any way in and on any data path. Every test prints
-//! rows of the tables in docs/reliability.md, which `cargo xtask attack` collects.
+//! rows of the tables in docs/dev/reliability.md, which `cargo xtask attack` collects.
 
 mod access;
 mod floods;

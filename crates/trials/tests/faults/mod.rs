@@ -1,5 +1,5 @@
 //! Faults under load: clients on calls, one thing that breaks, and what came of it. What the clients saw, what the log said, and whether
-//! all is as before once it is over; nothing may stay broken. Each test is a row of docs/reliability.md. `cargo xtask faults` runs all of
+//! all is as before once it is over; nothing may stay broken. Each test is a row of docs/dev/reliability.md. `cargo xtask faults` runs all of
 //! them, one after the other, with more clients and the release build; those that take long run there only.
 
 mod allocations;
