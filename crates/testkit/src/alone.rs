@@ -10,18 +10,12 @@ use std::{
 const INSIDE: &str = "TURNPIKE_TEST_ALONE";
 
 /// Runs `body` in a process of its own. `test` is the name of the calling test, with its modules.
-///
-/// # Panics
-/// When `body` does, or no test has this name.
 pub fn in_own_process(test: &str, body: impl FnOnce()) {
     again(test, &[], body);
 }
 
 /// The same with so many descriptors at most (RLIMIT_NOFILE), which neither it nor its children can raise. Says why the test does not
 /// run where it cannot be made so.
-///
-/// # Panics
-/// As [`in_own_process`].
 pub fn with_descriptors(test: &str, most: u32, body: impl FnOnce()) {
     // Root may raise every limit, but for who has given that up.
     let script = format!(
@@ -37,9 +31,6 @@ pub fn with_descriptors(test: &str, most: u32, body: impl FnOnce()) {
 
 /// The same in namespaces of its own, `kinds` being letters of unshare(1). Where the machine does not let `probe` run so, says why
 /// the test does not run.
-///
-/// # Panics
-/// As [`in_own_process`].
 pub fn in_namespaces(test: &str, kinds: &str, probe: &[&str], body: impl FnOnce()) {
     if is_inside(test) {
         return body();
@@ -53,9 +44,6 @@ pub fn in_namespaces(test: &str, kinds: &str, probe: &[&str], body: impl FnOnce(
 }
 
 /// The same in a network namespace of its own with loopback up.
-///
-/// # Panics
-/// As [`in_own_process`].
 pub fn in_network_namespace(test: &str, body: impl FnOnce()) {
     const UP: [&str; 5] = ["ip", "link", "set", "lo", "up"];
     in_namespaces(test, "n", &UP, || {
@@ -65,9 +53,6 @@ pub fn in_network_namespace(test: &str, body: impl FnOnce()) {
 }
 
 /// Runs a program that must succeed.
-///
-/// # Panics
-/// When it does not.
 pub fn run(program: &str, arguments: &[&str]) {
     let output = Command::new(program).args(arguments).output().unwrap_or_else(|e| panic!("{program}: {e}"));
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));

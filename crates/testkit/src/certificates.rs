@@ -22,27 +22,16 @@ pub struct Certificate {
 
 impl Certificate {
     /// Self-signed, for these names.
-    ///
-    /// # Panics
-    /// As [`Certificate::with`].
     pub fn new(names: &[&str]) -> Self {
         Self::with(names, |_| ())
     }
 
     /// The same with something changed.
-    ///
-    /// # Panics
-    /// When a name is none.
-    #[must_use]
     pub fn with(names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Self {
         Self::of_key(&key(), names, change)
     }
 
     /// The same with a key of any kind.
-    ///
-    /// # Panics
-    /// As [`Certificate::with`].
-    #[must_use]
     pub fn of_key(key: &KeyPair, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Self {
         let mut params = params(names);
         change(&mut params);
@@ -51,18 +40,11 @@ impl Certificate {
     }
 
     /// One that an authority has signed which was made for it, and the certificate of that authority.
-    ///
-    /// # Panics
-    /// As [`Certificate::with`].
     pub fn of_authority(names: &[&str]) -> (Self, String) {
         Self::signed(names, ExtendedKeyUsagePurpose::ServerAuth)
     }
 
     /// The same for a client that is to show who it is.
-    ///
-    /// # Panics
-    /// As [`Certificate::with`].
-    #[must_use]
     pub fn of_client(name: &str) -> (Self, String) {
         Self::signed(&[name], ExtendedKeyUsagePurpose::ClientAuth)
     }
@@ -88,9 +70,6 @@ impl Certificate {
 
 /// A client that speaks these versions and believes whatever certificate it is shown: it is asked which one that is, not whether it
 /// is trusted.
-///
-/// # Panics
-/// When there is no version.
 pub fn believing_client(versions: &[&'static SupportedProtocolVersion]) -> ClientConfig {
     ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(versions)

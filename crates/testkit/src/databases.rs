@@ -74,12 +74,6 @@ impl Kind {
 
 impl Server {
     /// PostgreSQL with an empty database.
-    ///
-    /// # Errors
-    /// Why it cannot run here.
-    ///
-    /// # Panics
-    /// When it is installed and does not start.
     pub fn postgres() -> Result<Self, String> {
         let programs = postgres_programs().ok_or("initdb and postgres are not installed")?;
         static DATA: OnceLock<Template> = OnceLock::new();
@@ -90,12 +84,6 @@ impl Server {
     }
 
     /// MariaDB with an empty database.
-    ///
-    /// # Errors
-    /// Why it cannot run here.
-    ///
-    /// # Panics
-    /// When it is installed and does not start.
     pub fn mariadb() -> Result<Self, String> {
         let missing = |name: &str| format!("{name} is not installed");
         let install = installed("mariadb-install-db").ok_or_else(|| missing("mariadb-install-db"))?;
@@ -117,35 +105,17 @@ impl Server {
     }
 
     /// Redis, or Valkey.
-    ///
-    /// # Errors
-    /// Why it cannot run here.
-    ///
-    /// # Panics
-    /// When it is installed and does not start.
     pub fn redis() -> Result<Self, String> {
         Self::redis_with(&[])
     }
 
     /// The same, which copies another one.
-    ///
-    /// # Errors
-    /// Why it cannot run here.
-    ///
-    /// # Panics
-    /// When it is installed and does not start.
     pub fn redis_replica(master: &Self) -> Result<Self, String> {
         let (ip, port) = (master.address.ip().to_string(), master.address.port().to_string());
         Self::redis_with(&["--replicaof", &ip, &port, "--masterauth", PASSWORD])
     }
 
     /// A sentinel that watches a server under this name, and makes a replica of it the master when it is gone.
-    ///
-    /// # Errors
-    /// Why it cannot run here.
-    ///
-    /// # Panics
-    /// When it is installed and does not start.
     pub fn sentinel(master: &Self, name: &str) -> Result<Self, String> {
         redis_program().ok_or("neither redis-server nor valkey-server is installed")?;
         let mut server = Self::new(Kind::Sentinel);
@@ -164,12 +134,6 @@ impl Server {
     }
 
     /// Two servers of one cluster, each with half of the slots.
-    ///
-    /// # Errors
-    /// Why they cannot run here.
-    ///
-    /// # Panics
-    /// When they are installed and do not start.
     pub fn redis_cluster() -> Result<[Self; 2], String> {
         let start = || {
             let bus = free_address().port().to_string();
@@ -200,9 +164,6 @@ impl Server {
     }
 
     /// What Redis answers to a line.
-    ///
-    /// # Panics
-    /// When it does not answer.
     pub fn say(&self, line: &str) -> String {
         let mut stream = TcpStream::connect(self.address).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
@@ -234,9 +195,6 @@ impl Server {
     }
 
     /// Starts it, again perhaps, with the data that it has, and waits until it answers.
-    ///
-    /// # Panics
-    /// When it does not start.
     pub fn start(&mut self) {
         let log = fs::File::create(self.dir.join("log")).expect("its directory can be written");
         let mut command = self.program();
@@ -358,7 +316,6 @@ impl Server {
     }
 
     /// A URL of its database through `address`, with `options` behind.
-    #[must_use]
     pub fn url(&self, address: SocketAddr, options: &str) -> String {
         let password = PASSWORD.replace('%', "%25");
         match self.kind {
@@ -369,7 +326,6 @@ impl Server {
     }
 
     /// What turnserver.conf and `turnadmin` have for it.
-    #[must_use]
     pub fn coturn_words(&self) -> String {
         let (ip, port) = (self.address.ip(), self.address.port());
         match self.kind {
@@ -424,19 +380,11 @@ struct State {
 
 impl Proxy {
     /// In front of this address.
-    ///
-    /// # Panics
-    /// Without a free port.
-    #[must_use]
     pub fn new(target: SocketAddr) -> Self {
         Self::on(Ipv4Addr::LOCALHOST, target)
     }
 
     /// The same at another address of this machine, which others reach.
-    ///
-    /// # Panics
-    /// Without a free port there.
-    #[must_use]
     pub fn on(ip: Ipv4Addr, target: SocketAddr) -> Self {
         let listener = TcpListener::bind((ip, 0)).expect("a free port");
         let address = listener.local_addr().expect("it is bound");
@@ -486,7 +434,6 @@ impl Proxy {
     }
 
     /// Connections that have come so far.
-    #[must_use]
     pub fn accepted(&self) -> usize {
         self.state.accepted.load(Ordering::Relaxed)
     }
@@ -612,7 +559,6 @@ fn command_in(dir: &Path, program: &Path) -> Command {
 }
 
 /// Where a program of this name is on the PATH, or where servers are, which the PATH of an ordinary user leaves out.
-#[must_use]
 pub fn installed(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let servers = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);

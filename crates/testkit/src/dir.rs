@@ -11,9 +11,6 @@ pub struct Dir(PathBuf);
 
 impl Dir {
     /// An empty one among the temporary files of this machine.
-    ///
-    /// # Panics
-    /// When it cannot be made, as all that is here.
     #[expect(clippy::new_without_default, reason = "it makes something")]
     pub fn new() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);

@@ -19,9 +19,6 @@ const SEEDS: &str = "TURNPIKE_FUZZ_SEEDS";
 pub const FILES: [&str; 3] = ["captured.hex", "found.hex", "faults.hex"];
 
 /// Runs a target: `check` panics where an input has found a fault. `seeds` are good inputs, as complete as they are few.
-///
-/// # Panics
-/// As `check` does.
 pub fn target(name: &str, seeds: impl FnOnce() -> Vec<Vec<u8>>, check: impl Fn(&[u8]) + RefUnwindSafe) {
     if let Some(file) = env::var_os(SEEDS) {
         fs::write(&file, lines(&seeds())).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
@@ -34,10 +31,6 @@ pub fn target(name: &str, seeds: impl FnOnce() -> Vec<Vec<u8>>, check: impl Fn(&
 }
 
 /// The inputs of real clients that a target of this name remembers, in the order in which they came.
-///
-/// # Panics
-/// When the file is damaged.
-#[must_use]
 pub fn captured(name: &str) -> Vec<Vec<u8>> {
     remembered(name, FILES[0])
 }
@@ -48,13 +41,11 @@ pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
     /// All of it.
-    #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
     /// Whether there is no more.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -100,9 +91,6 @@ impl<'a> Input<'a> {
     }
 
     /// One of these.
-    ///
-    /// # Panics
-    /// When there are none, or more than 256.
     pub fn choice<'t, T>(&mut self, among: &'t [T]) -> &'t T {
         assert!(among.len() <= 256, "one byte chooses");
         &among[usize::from(self.byte()) % among.len()]

@@ -1,4 +1,5 @@
-//! What tests of several crates need. Nothing of it is in the product.
+//! Helpers that tests of several crates share; the product links none of them. A function panics where its test fails,
+//! and returns an error that says why the machine cannot run the test.
 #![forbid(unsafe_code)]
 
 pub mod alone;
@@ -20,7 +21,6 @@ pub use ports::{free_address, free_port};
 pub use wait::{PATIENCE, eventually};
 
 /// True if golden files are to be written: `TURNPIKE_TEST_GOLDEN=write`.
-#[must_use]
 pub fn writes_golden_files() -> bool {
     std::env::var_os("TURNPIKE_TEST_GOLDEN").is_some_and(|what| what == "write")
 }

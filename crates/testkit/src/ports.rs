@@ -20,10 +20,6 @@ const PAIRS: u32 = 5_000;
 
 /// An even port that is free at `ip` for UDP and TCP, and that this function gives to nobody else in this network namespace until the
 /// process ends: not to another test, and not to another test program either.
-///
-/// # Panics
-/// When there is none.
-#[must_use]
 pub fn free_port(ip: IpAddr) -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     eventually("a free port", || {
@@ -42,7 +38,6 @@ pub fn free_port(ip: IpAddr) -> u16 {
 }
 
 /// The same with its address, that of IPv4's loopback.
-#[must_use]
 pub fn free_address() -> SocketAddr {
     let ip = Ipv4Addr::LOCALHOST.into();
     SocketAddr::new(ip, free_port(ip))

@@ -29,7 +29,6 @@ pub fn descriptors() -> usize {
 }
 
 /// Takes every descriptor that is left.
-#[must_use]
 pub fn take_descriptors() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
@@ -40,9 +39,6 @@ pub struct Thread(File);
 
 impl Thread {
     /// The first thread with this name, of at most 15 bytes. One that has just been made gives itself the name.
-    ///
-    /// # Panics
-    /// When there is none.
     pub fn named(name: &str) -> Self {
         let has_name = |path: &PathBuf| {
             fs::read_to_string(path.join("comm")).is_ok_and(|found| found.trim_end() == name)
@@ -54,9 +50,6 @@ impl Thread {
     }
 
     /// Waits until the thread sleeps, as one does that has nothing to do. One that goes in circles never does.
-    ///
-    /// # Panics
-    /// When it does not.
     pub fn comes_to_rest(&self) {
         // Often in a row, for it might be seen in the middle of a call that waits for a moment.
         crate::eventually("the thread sleeps", || (0..20).all(|_| self.state() == Some('S')));

@@ -14,12 +14,6 @@ const FAR: f64 = 7.5;
 
 /// Judges samples of equal length, of which the bits set in `mask` are to be random; the others are left out of account. Where that
 /// are at least 56 bits, none may come twice.
-///
-/// # Errors
-/// What is wrong, with its figure.
-///
-/// # Panics
-/// With fewer samples than [`SAMPLES`], or samples of another length than the mask.
 pub fn judge(samples: &[Vec<u8>], mask: &[u8]) -> Result<(), String> {
     assert!(samples.len() >= SAMPLES, "{} samples", samples.len());
     let masked: Vec<Vec<u8>> = samples

@@ -65,7 +65,6 @@ pub struct Transaction([u8; 12]);
 
 impl Transaction {
     /// One that no other message of this process has: to a server they would be copies.
-    #[must_use]
     pub fn unique() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut bytes = [7; 12];
@@ -82,9 +81,6 @@ impl From<u8> for Transaction {
 }
 
 /// A message of this type with these attributes.
-///
-/// # Panics
-/// When it is longer than a message can be.
 pub fn message(kind: u16, id: impl Into<Transaction>, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut body = Vec::new();
     for (kind, value) in attributes {
@@ -97,9 +93,6 @@ pub fn message(kind: u16, id: impl Into<Transaction>, attributes: &[(u16, &[u8])
 }
 
 /// The attributes of a message, in their order.
-///
-/// # Panics
-/// When they are cut short.
 pub fn attributes(message: &[u8]) -> Vec<(u16, Vec<u8>)> {
     let mut found = Vec::new();
     let mut rest = &message[20..];
@@ -124,9 +117,6 @@ pub fn xor_address(address: SocketAddr, id: impl Into<Transaction>) -> Vec<u8> {
 }
 
 /// The opposite of [`xor_address`].
-///
-/// # Panics
-/// When the value is none.
 pub fn address(value: &[u8], id: impl Into<Transaction>) -> SocketAddr {
     let port = u16::from_be_bytes([value[2], value[3]]) ^ 0x2112;
     let bytes: Vec<u8> = value[4..].iter().zip(mask(id)).map(|(byte, mask)| byte ^ mask).collect();

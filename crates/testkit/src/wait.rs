@@ -9,9 +9,6 @@ use std::{
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Asks until the answer is `true` or `Some`, and returns what was found.
-///
-/// # Panics
-/// When it is not within [`PATIENCE`].
 pub fn eventually<A: Answer>(what: &str, mut ask: impl FnMut() -> A) -> A::Found {
     let deadline = Instant::now() + PATIENCE;
     loop {

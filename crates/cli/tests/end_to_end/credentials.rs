@@ -172,43 +172,6 @@ fn a_credential_is_good_for_each_transport_that_it_comes_with() {
 }
 
 #[test]
-fn a_credential_ends_with_its_time_and_a_wrong_password_never_begins() {
-    let store = Store::new();
-    let server = store.serve(None, "");
-    let short = server.credential(&json!({ "user": "carol", "ttl": 1 }));
-    eventually("its time is over", || {
-        // Each time that it still gets in there is one allocation more.
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        server.allocate(&short) == Some(401)
-    });
-    let good = server.credential(&json!({ "user": "carol" }));
-    assert_eq!(server.allocate(&good), None);
-    let forged = Credential { password: short.password, ..good };
-    assert_eq!(server.allocate(&forged), Some(401));
-}
-
-#[test]
-fn the_draft_of_a_turn_rest_api_is_answered_and_who_has_no_key_is_not() {
-    let store = Store::new();
-    let server = store.serve(None, "");
-    let (status, body) =
-        fetch(server.api, &format!("/?service=turn&username=carol&key={}", store.key)).expect("an answer");
-    assert_eq!(status, 200, "{body}");
-    let told: Value = serde_json::from_str(&body).expect("JSON");
-    let word = |name: &str| told[name].as_str().expect("text").to_owned();
-    let uris = told["uris"].as_array().expect("a list").iter();
-    let urls: Vec<String> = uris.map(|uri| uri.as_str().expect("text").to_owned()).collect();
-    let credential = Credential { username: word("username"), password: word("password"), urls };
-    assert!(credential.is_of(&store.secret));
-    assert_eq!(server.allocate(&credential), None);
-    assert_eq!(fetch(server.api, "/?service=turn&username=carol").expect("an answer").0, 401);
-    let listed = said(&["key", "list", "--state", text(store.dir.path())]);
-    assert!(listed.contains("shop") && !listed.contains(&store.key), "{listed}");
-    said(&["key", "remove", "shop", "--state", text(store.dir.path())]);
-    eventually("the key is good no more", || server.ask(&json!({})).0 == 401);
-}
-
-#[test]
 fn a_token_of_the_api_lets_a_client_in() {
     let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     let oauth = format!(

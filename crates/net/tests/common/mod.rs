@@ -25,9 +25,6 @@ pub(crate) struct Datagram {
 }
 
 /// Receives on all sockets until `want` datagrams are there.
-///
-/// # Panics
-/// When they are not there in time.
 pub(crate) fn receive(rx: &mut Rx, sockets: &[&UdpSocket], want: usize) -> Vec<Datagram> {
     let mut poller = Poller::new().unwrap();
     for (token, socket) in sockets.iter().enumerate() {

@@ -25,17 +25,12 @@ pub struct Client {
 
 impl Client {
     /// From loopback.
-    #[must_use]
     pub fn new(server: SocketAddr) -> Self {
         let v4 = server.is_ipv4();
         Self::from(if v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() }, server)
     }
 
     /// From this address of ours.
-    ///
-    /// # Panics
-    /// When the server cannot be reached from it.
-    #[must_use]
     pub fn from(local: IpAddr, server: SocketAddr) -> Self {
         let socket = UdpSocket::bind((local, 0)).expect("there is a free port");
         socket.connect(server).expect("there is a route");
@@ -44,7 +39,6 @@ impl Client {
     }
 
     /// The socket, connected to the server.
-    #[must_use]
     pub fn socket(&self) -> &UdpSocket {
         &self.socket
     }
@@ -57,10 +51,6 @@ impl Client {
     }
 
     /// Length of an Allocate request without credentials, and its 401.
-    ///
-    /// # Panics
-    /// When it is answered otherwise.
-    #[must_use]
     pub fn challenge(&self) -> (usize, Message, Challenge) {
         let request = plain_message(ALLOCATE, &[(REQUESTED_TRANSPORT, &UDP)]);
         self.send_raw(&request);
@@ -89,13 +79,11 @@ impl Client {
     }
 
     /// Asks once for an allocation with a password.
-    #[must_use]
     pub fn allocate_once(&self, username: &str, password: &str, challenge: &Challenge) -> Message {
         self.ask(&allocate_request(Some((username, password, challenge))))
     }
 
     /// Asks with a nonce of this moment.
-    #[must_use]
     pub fn ask_as(
         &self,
         (username, password): (&str, &str),
@@ -107,10 +95,6 @@ impl Client {
     }
 
     /// Answer to a request, which is repeated until there is one. Those to earlier requests are passed over, and so is data.
-    ///
-    /// # Panics
-    /// When there is no answer.
-    #[must_use]
     pub fn ask(&self, request: &[u8]) -> Message {
         let began = Instant::now();
         self.waiting(RTO, || {
@@ -135,15 +119,11 @@ impl Client {
     }
 
     /// Sends bytes as they are.
-    ///
-    /// # Panics
-    /// When they do not leave.
     pub fn send_raw(&self, bytes: &[u8]) {
         self.socket.send(bytes).expect("a datagram leaves");
     }
 
     /// Next STUN message of the server.
-    #[must_use]
     pub fn receive(&self) -> Option<Message> {
         let mut buffer = [0; 4096];
         let len = self.socket.recv(&mut buffer).ok()?;

@@ -25,7 +25,6 @@ pub struct Challenge {
 }
 
 /// An Allocate request with a MESSAGE-INTEGRITY that no key makes.
-#[must_use]
 pub fn forged_request(username: &[u8], realm: &[u8], nonce: &[u8]) -> Vec<u8> {
     let attributes = [
         (REQUESTED_TRANSPORT, &UDP[..]),
@@ -38,7 +37,6 @@ pub fn forged_request(username: &[u8], realm: &[u8], nonce: &[u8]) -> Vec<u8> {
 }
 
 /// An Allocate request; with credentials, signed.
-#[must_use]
 pub fn allocate_request(credentials: Option<(&str, &str, &Challenge)>) -> Vec<u8> {
     let attributes = [(REQUESTED_TRANSPORT, &UDP[..])];
     match credentials {
@@ -48,13 +46,11 @@ pub fn allocate_request(credentials: Option<(&str, &str, &Challenge)>) -> Vec<u8
 }
 
 /// A request without credentials, or an indication.
-#[must_use]
 pub fn plain_message(kind: u16, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     message(kind, Transaction::unique(), attributes)
 }
 
 /// A request that is signed as RFC 8489 section 9.2.2 has it with an MD5 key, for a user with this password.
-#[must_use]
 pub fn signed_request(
     kind: u16,
     attributes: &[(u16, &[u8])],
@@ -81,10 +77,6 @@ pub struct Message(pub Vec<u8>);
 
 impl Message {
     /// A whole STUN message.
-    ///
-    /// # Panics
-    /// When it is none.
-    #[must_use]
     pub fn stun(bytes: &[u8]) -> Self {
         assert!(bytes.len() >= 20 && bytes[4..8] == MAGIC_COOKIE, "no STUN message: {bytes:?}");
         assert_eq!(bytes[2..4], length(&bytes[20..]).to_be_bytes(), "the length of a STUN message");
@@ -92,33 +84,23 @@ impl Message {
     }
 
     /// Type of the message, or number of the channel.
-    #[must_use]
     pub fn kind(&self) -> u16 {
         u16::from_be_bytes([self.0[0], self.0[1]])
     }
 
     /// Value of an attribute.
-    ///
-    /// # Panics
-    /// When there is none of this type.
-    #[must_use]
     pub fn attribute(&self, wanted: u16) -> Vec<u8> {
         let found = attributes(&self.0).into_iter().find(|(kind, _)| *kind == wanted);
         found.unwrap_or_else(|| panic!("no attribute {wanted:#06x} in {self:?}")).1
     }
 
     /// Value of an XOR-…-ADDRESS attribute.
-    ///
-    /// # Panics
-    /// When there is none of this type.
-    #[must_use]
     pub fn address(&self, wanted: u16) -> SocketAddr {
         let id = <[u8; 12]>::try_from(&self.0[8..20]).unwrap_or_else(|error| panic!("{error}"));
         address(&self.attribute(wanted), Transaction(id))
     }
 
     /// Code of an error response (class bits 11, RFC 8489 section 5).
-    #[must_use]
     pub fn error(&self) -> Option<u16> {
         (self.kind() & 0x0110 == 0x0110).then(|| {
             let value = self.attribute(ERROR_CODE);
@@ -127,16 +109,11 @@ impl Message {
     }
 
     /// Realm and nonce of a 401 or 438.
-    #[must_use]
     pub fn challenge(&self) -> Challenge {
         Challenge { realm: self.attribute(REALM), nonce: self.attribute(NONCE) }
     }
 
     /// Server that a 300 names for clients over IPv4 (RFC 8489 section 14.15).
-    ///
-    /// # Panics
-    /// When it names none.
-    #[must_use]
     pub fn alternate(&self) -> SocketAddr {
         let value = self.attribute(ALTERNATE_SERVER);
         let [0, 1, high, low, a, b, c, d] = value[..] else { panic!("no IPv4 address: {value:?}") };
@@ -144,10 +121,6 @@ impl Message {
     }
 
     /// Payload of ChannelData.
-    ///
-    /// # Panics
-    /// When it is none.
-    #[must_use]
     pub fn payload(&self) -> &[u8] {
         assert!((0x4000..0x8000).contains(&self.kind()), "no ChannelData: {self:?}");
         &self.0[4..]

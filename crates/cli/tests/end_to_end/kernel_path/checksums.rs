@@ -1,7 +1,7 @@
 //! Whatever devices offload: another program finds no wrong checksum in what leaves, nor a header that user space would not have written.
 
 use super::{
-    CLIENT, Links, PEER, SERVER,
+    CLIENT, Links, PEER, SERVER, Server,
     client::{Client, bound, received},
     on_links,
     relays::Pair,
@@ -40,6 +40,33 @@ pub(super) fn ethtool(links: &Links, inside: bool, device: &str, feature: &str, 
     }
 }
 
+/// Relays datagrams of many lengths between all families, and looks at what arrives at either end.
+fn sums_are_right(server: &Server<'_>, what: &str) {
+    for (client, peer) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        let mut pair = Pair::new(client, peer);
+        pair.settle(server);
+        let before = server.across();
+        let lengths = [0, 1, 2, 3, 17, 18, 120, 121, 1000, 1200];
+        let at_peer = captured("p", "udp", || {
+            lengths.iter().for_each(|len| pair.exchange(*len));
+            pair.client.send(0x4001, b"LAST");
+            received(&pair.peer);
+        });
+        let at_client = captured("c", "udp", || {
+            lengths.iter().for_each(|len| pair.exchange(*len));
+            pair.peer.send_to(b"LAST", pair.client.relayed).expect("it leaves");
+            pair.client.receive();
+        });
+        eventually("they went across", || server.across() >= before + 38);
+        for (lines, end) in [(at_peer, "peer"), (at_client, "client")] {
+            let good = lines.iter().filter(|line| line.contains("udp sum ok")).count();
+            let bad = lines.iter().any(|line| line.contains("bad"));
+            assert!(!bad && good >= 11, "at the {end}, {what}: {lines:#?}");
+        }
+        pair.client.refresh(0);
+    }
+}
+
 #[test]
 fn no_checksum_is_wrong_in_any_combination_of_offloads() {
     need!(installed("tcpdump"));
@@ -57,33 +84,7 @@ fn no_checksum_is_wrong_in_any_combination_of_offloads() {
                     ethtool(links, false, device, "tx", partial);
                     ethtool(links, true, device, "gro", gro);
                 }
-                for (client, peer) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-                    let mut pair = Pair::new(client, peer);
-                    pair.settle(&server);
-                    let before = server.across();
-                    let at_peer = captured("p", "udp", || {
-                        for len in [0, 1, 2, 3, 17, 18, 120, 121, 1000, 1200] {
-                            pair.exchange(len);
-                        }
-                        pair.client.send(0x4001, b"LAST");
-                        received(&pair.peer);
-                    });
-                    let at_client = captured("c", "udp", || {
-                        for len in [0, 1, 2, 3, 17, 18, 120, 121, 1000, 1200] {
-                            pair.exchange(len);
-                        }
-                        pair.peer.send_to(b"LAST", pair.client.relayed).expect("it leaves");
-                        pair.client.receive();
-                    });
-                    eventually("they went across", || server.across() >= before + 38);
-                    for (lines, what) in [(at_peer, "at the peer"), (at_client, "at the client")] {
-                        let good = lines.iter().filter(|line| line.contains("udp sum ok")).count();
-                        let bad: Vec<_> = lines.iter().filter(|line| line.contains("bad")).collect();
-                        assert!(bad.is_empty(), "{what}, partial {partial}, gro {gro}: {bad:#?}");
-                        assert!(good >= 11, "{what}: {lines:#?}");
-                    }
-                    pair.client.refresh(0);
-                }
+                sums_are_right(&server, &format!("partial {partial}, gro {gro}"));
             }
         }
         assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
@@ -110,29 +111,7 @@ fn no_checksum_is_wrong_by_xdp() {
         eventually("the session has ended", || server.metrics().sum("turnpike_allocations", "") == 0);
         assert_eq!(server.across(), 0);
         links.behave_as_cards();
-        for (client, peer) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-            let mut pair = Pair::new(client, peer);
-            pair.settle(&server);
-            let before = server.across();
-            let lengths = [0, 1, 2, 3, 17, 18, 120, 121, 1000, 1200];
-            let at_peer = captured("p", "udp", || {
-                lengths.iter().for_each(|len| pair.exchange(*len));
-                pair.client.send(0x4001, b"LAST");
-                received(&pair.peer);
-            });
-            let at_client = captured("c", "udp", || {
-                lengths.iter().for_each(|len| pair.exchange(*len));
-                pair.peer.send_to(b"LAST", pair.client.relayed).expect("it leaves");
-                pair.client.receive();
-            });
-            eventually("they went across", || server.across() >= before + 38);
-            for (lines, what) in [(at_peer, "at the peer"), (at_client, "at the client")] {
-                let good = lines.iter().filter(|line| line.contains("udp sum ok")).count();
-                let bad: Vec<_> = lines.iter().filter(|line| line.contains("bad")).collect();
-                assert!(bad.is_empty() && good >= 11, "{what}: {lines:#?}");
-            }
-            pair.client.refresh(0);
-        }
+        sums_are_right(&server, "by XDP");
         assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
     });
 }

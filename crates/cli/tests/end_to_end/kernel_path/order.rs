@@ -7,8 +7,8 @@ use super::{
 };
 use crate::prelude::*;
 
-fn load(arguments: &[&str]) -> Load {
-    Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body").with_words(arguments)
+fn load(arguments: &str) -> Load {
+    Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body").with(arguments)
 }
 
 #[test]
@@ -16,16 +16,14 @@ fn bursts_stay_in_user_space_and_lone_datagrams_do_not() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let reflect = Reflect::start(PEER[0], &[]);
-        let run = load(&["--clients", "50", "--rate", "2000", "--duration", "2"]).to(reflect.address).run();
+        let run = load("--clients 50 --rate 2000 --duration 2").to(reflect.address).run();
         let result = run.result();
         assert_eq!((result["lost"].as_u64(), result["reordered"].as_u64()), (Some(0), Some(0)), "{result}");
         let received = result["received"].as_u64().expect("a number");
         let before = across_of_all(&server);
         assert!(before > received * 3 / 2, "{before} of {result}");
 
-        let run = load(&["--clients", "2", "--rate", "20000", "--burst", "32", "--duration", "2"])
-            .to(reflect.address)
-            .run();
+        let run = load("--clients 2 --rate 20000 --burst 32 --duration 2").to(reflect.address).run();
         let result = run.result();
         assert_eq!(result["reordered"].as_u64(), Some(0), "{result}");
         let bulk = server.passes(reason_of_bulk(datapath));
@@ -46,9 +44,7 @@ fn short_bursts_go_across_unless_they_come_as_one() {
             links.bursts_come_whole(come_whole);
             let server = links.serve(&[]);
             let reflect = Reflect::start(PEER[0], &[]);
-            let run = load(&["--clients", "4", "--rate", "4000", "--burst", "4", "--duration", "3"])
-                .to(reflect.address)
-                .run();
+            let run = load("--clients 4 --rate 4000 --burst 4 --duration 3").to(reflect.address).run();
             eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
             short_bursts_went(&run.result(), &server, come_whole);
             if come_whole {
@@ -110,20 +106,18 @@ fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
         let server = links.serve(&["--datapath", datapath]);
         let reflect = Reflect::start(PEER[0], &[]);
         // Streams of single datagrams and of bursts, by turns, beside others that keep user space busy.
-        let busy = load(&["--clients", "4", "--rate", "max", "--window", "64", "--duration", "12"])
-            .to(reflect.address)
-            .start();
+        let busy = load("--clients 4 --rate max --window 64 --duration 12").to(reflect.address).start();
         let mut runs = Vec::new();
         for (rate, burst) in [("300", "1"), ("3000", "16"), ("900", "3")] {
             runs.push(
-                load(&["--clients", "30", "--rate", rate, "--burst", burst, "--duration", "8"])
+                load(&format!("--clients 30 --rate {rate} --burst {burst} --duration 8"))
                     .to(reflect.address)
                     .start(),
             );
         }
         let peer = SocketAddr::new(PEER[0], 0);
-        runs.push(load(&["--profile", "call", "--clients", "5", "--duration", "8"]).to(peer).start());
-        runs.push(load(&["--profile", "screen", "--clients", "5", "--duration", "8"]).to(peer).start());
+        runs.push(load("--profile call --clients 5 --duration 8").to(peer).start());
+        runs.push(load("--profile screen --clients 5 --duration 8").to(peer).start());
         for run in runs {
             let run = run.wait(SOON).ended(0);
             is_in_order(&run.result(), datapath);

@@ -20,8 +20,6 @@ pub(super) struct Dnsmasq {
 }
 
 impl Dnsmasq {
-    /// # Errors
-    /// Why it cannot run here.
     pub(super) fn start() -> Result<Self, String> {
         all_installed(&["dnsmasq", "dig"])?;
         let dnsmasq = installed("dnsmasq")?;

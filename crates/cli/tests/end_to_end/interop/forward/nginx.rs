@@ -17,8 +17,6 @@ pub(super) struct Nginx {
 }
 
 impl Nginx {
-    /// # Errors
-    /// Why it cannot run here.
     pub(super) fn start() -> Result<Self, String> {
         all_installed(&["nginx", "curl", "openssl"])?;
         let nginx = installed("nginx")?;

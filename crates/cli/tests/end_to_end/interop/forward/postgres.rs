@@ -15,8 +15,6 @@ pub(super) struct Postgres {
 }
 
 impl Postgres {
-    /// # Errors
-    /// Why it cannot run here.
     pub(super) fn start() -> Result<Self, String> {
         all_installed(&["psql"])?;
         let programs = programs().ok_or("initdb and postgres are not installed")?;

@@ -17,8 +17,6 @@ pub(super) struct Sshd {
 }
 
 impl Sshd {
-    /// # Errors
-    /// Why it cannot run here.
     pub(super) fn start() -> Result<Self, String> {
         all_installed(&["sshd", "ssh", "scp", "ssh-keygen", "sha256sum"])?;
         let sshd = installed("sshd")?;
