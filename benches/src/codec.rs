@@ -31,14 +31,14 @@ fn indications(bench: &mut Bench) {
     for (family, peer) in [("ipv4", "192.0.2.1:32853"), ("ipv6", "[2001:db8::1]:32853")] {
         let peer: SocketAddr = peer.parse().expect("an address");
         let mut header = [0; MAX_HEADER_LEN];
-        let length = indication::write_header(Indication::Send, [7; 12], peer, 120, &mut header);
+        let length = indication::write_header(Indication::Send, [7; 12], &peer, 120, &mut header);
         let send = [&header[..length], &PAYLOAD].concat();
         let parse = |bytes: &[u8]| indication::parse(Indication::Send, bytes).map(|view| view.data.len());
         assert_eq!(parse(&send).ok(), Some(120));
         bench.case(&format!("codec/send/parse/{family}"), || parse(black_box(&send)));
         bench.case(&format!("codec/data/header/{family}"), || {
             let (transaction, peer, length) = black_box(([7; 12], peer, 120));
-            indication::write_header(Indication::Data, transaction, peer, length, &mut header)
+            indication::write_header(Indication::Data, transaction, &peer, length, &mut header)
         });
     }
 }

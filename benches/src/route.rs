@@ -8,7 +8,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use common::{Ask, BINDING, PEER, Scheme, TestGate, World, address, channel_data, client, config};
+use common::{Ask, BINDING, PEER, Scheme, TestPolicy, World, address, channel_data, client, config};
 use turnpike_turn::server::{OwnEndpoints, RelayId, SharedPort, Source, Verdict};
 
 use crate::Bench;
@@ -42,7 +42,7 @@ fn claims(bench: &mut Bench) {
     let (mut at, server) = (0, &mut world.server);
     bench.case("route/claimant/1000", || {
         at = (at + 617) % peers.len();
-        assert!(server.claimant(PORT, black_box(peers[at]), 1).is_some());
+        assert!(server.data.claimant(PORT, black_box(peers[at]), 1).is_some());
     });
 }
 
@@ -69,11 +69,11 @@ fn relaying(bench: &mut Bench, clients: u16) {
         assert!(matches!(verdict, Verdict::ToPeer { payload, .. } if payload.len() == PAYLOAD.len()));
     });
     bench.case(&format!("route/from_peer_channel/{clients}"), || {
-        let verdict = server.from_peer(now, next().1, bound, black_box(&PAYLOAD));
+        let verdict = server.data.from_peer(now, next().1, bound, black_box(&PAYLOAD));
         assert!(matches!(verdict, Verdict::ToClient { header, .. } if header.as_slice().len() == 4));
     });
     bench.case(&format!("route/from_peer_data/{clients}"), || {
-        let verdict = server.from_peer(now, next().1, permitted, black_box(&PAYLOAD));
+        let verdict = server.data.from_peer(now, next().1, permitted, black_box(&PAYLOAD));
         assert!(matches!(verdict, Verdict::ToClient { header, .. } if header.as_slice().len() > 4));
     });
     bench.case(&format!("route/send/{clients}"), || {
@@ -107,7 +107,7 @@ fn requests(bench: &mut Bench) {
         let verdict = server.from_client(now, &stranger, black_box(&challenge));
         assert!(matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == [0x01, 0x13]));
     });
-    // Authenticated; deriving the key from the password is the test gate's part of it.
+    // Authenticated; deriving the key from the password is the test policy's part of it.
     bench.case("request/refresh", || {
         let verdict = server.from_client(now, &from, black_box(&refresh));
         assert!(matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == [0x01, 0x04]));
@@ -116,11 +116,11 @@ fn requests(bench: &mut Bench) {
 
 /// A server without clients.
 fn empty() -> World {
-    let gate = TestGate { per_user: 100_000, total: 100_000, ..TestGate::default() };
+    let policy = TestPolicy { per_user: 100_000, total: 100_000, ..TestPolicy::default() };
     let mut config = config();
     // One listener, as most servers have: each peer is compared with them.
     config.peers.own = OwnEndpoints::new([client(1).local.ip()], [], [client(1).local], 49_152..=65_535);
-    World::with_gate(config, gate)
+    World::with_policy(config, policy)
 }
 
 /// Clients with one allocation, one channel and one permission each.

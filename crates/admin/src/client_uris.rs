@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use turnpike_client::{ServerUri, uri::Scheme};
 use turnpike_config::{Settings, realms};
-use turnpike_relay::{RelayAddress, certificates::Certificate, runtime::Listeners};
+use turnpike_relay::{Listeners, RelayAddress, certificates::Certificate};
 use turnpike_turn::server::Transport;
 
 /// Sources of the URIs.

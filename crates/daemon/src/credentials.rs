@@ -15,7 +15,7 @@ use turnpike_config::{
 };
 use turnpike_relay::{CredentialStore, PendingLookup};
 use turnpike_stores::{Found, Known, Secrets, StoredSecret};
-use turnpike_turn::server::{Asked, CredentialQuery, Credentials as Answer, Lookup, User as Named};
+use turnpike_turn::server::{Asked, CredentialQuery, Credentials as Answer, Lookup, User as Named, Users};
 use turnpike_wire::{
     integrity::{Key, KeyAlgorithm, userhash},
     precis::opaque_string,
@@ -108,7 +108,7 @@ impl Credentials {
     }
 }
 
-impl CredentialStore for Credentials {
+impl Users for Credentials {
     fn check(
         &self,
         user: Named<'_>,
@@ -133,7 +133,9 @@ impl CredentialStore for Credentials {
             (None, timed) => timed.unwrap_or_else(|| self.nobody(verify)),
         }
     }
+}
 
+impl CredentialStore for Credentials {
     fn look_up(&self, query: CredentialQuery, answer: PendingLookup) {
         let CredentialQuery { user, realm, algorithm, .. } = query;
         let (Some(store), Some(known), Asked::Name(name)) = (&self.store, self.realms.get(&*realm), user)

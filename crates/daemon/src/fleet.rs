@@ -36,7 +36,9 @@ use std::{
 use turnpike_config::{Mistake, Mistakes, Settings};
 use turnpike_relay::{Config, Relay, SharedQuota};
 use turnpike_stores::FleetAddress;
-use turnpike_turn::server::{AllocateAttempt, Destination, NonceKey, QuotaRefusal, Transport};
+use turnpike_turn::server::{
+    AllocateAttempt, Destination, NonceKey, QuotaRefusal, Redirects, Transport, UserRef,
+};
 
 pub(crate) use admin_ops::FleetOrders;
 
@@ -175,16 +177,18 @@ impl turnpike_relay::Fleet for Fleet {
         self.node.as_ref().map_or(Ok(()), |node| node.acquire(asked))
     }
 
-    fn release(&self, realm: &str, identity: &str) {
+    fn release(&self, user: UserRef<'_>) {
         if let Some(node) = &self.node {
-            node.release(realm, identity);
+            node.release(user);
         }
     }
 
-    fn is_banned(&self, unix: u64, realm: &str, names: [&str; 2], client: IpAddr) -> bool {
-        self.banned.has(unix, realm, names, client)
+    fn is_banned(&self, unix: u64, user: UserRef<'_>, username: &str, client: IpAddr) -> bool {
+        self.banned.has(unix, user.realm, [username, user.identity], client)
     }
+}
 
+impl Redirects for Fleet {
     fn comes_back(&self, attempt: &AllocateAttempt<'_>) -> bool {
         self.node.as_ref().is_some_and(|node| node.comes_back(attempt))
     }

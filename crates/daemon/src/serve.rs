@@ -751,7 +751,7 @@ fn raise_open_files(plan: &Plan, settings: &Settings) {
 fn log_started(plan: &Plan, relay: &Relay) {
     let config = &plan.config;
     let listeners = relay.listeners();
-    let turnpike_relay::runtime::Listeners { udp, tcp, tls, dtls } = listeners;
+    let turnpike_relay::Listeners { udp, tcp, tls, dtls } = listeners;
     let on_tcp = if config.streams.tls.is_some() { ", TLS too" } else { "" };
     let on_tls = if config.streams.tls_only { ", TLS alone" } else { ", plain TCP too" };
     for (protocol, addresses, note) in

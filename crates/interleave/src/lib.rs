@@ -50,7 +50,7 @@ use loom::{
     },
     thread::{self, JoinHandle},
 };
-use turnpike_turn::server::{AllocationLimits, Bandwidth, RelayTransport, Way};
+use turnpike_turn::server::{AllocationLimits, Bandwidth, RelayTransport, UserRef, Way};
 
 use limit::{BYTE, Limit, gained, needed_ms};
 pub use turnpike_forward::{Address, Balance, Endpoint, Host, Limits, PortRange, Rule, UnixName, ZonedIp};
@@ -121,10 +121,10 @@ pub fn quotas_are_never_exceeded_and_given_back_whole() {
     loom::model(|| {
         let quotas = quotas_of(1, 1);
         let visit = |quotas: &quotas::Quotas| {
-            let acquired = quotas.acquire("realm", "alice", HOME).is_ok();
+            let acquired = quotas.acquire(UserRef::new("realm", "alice"), HOME).is_ok();
             if acquired {
                 assert_eq!(quotas.held().iter().map(|(_, count)| *count).sum::<usize>(), 1);
-                quotas.release("realm", "alice", HOME);
+                quotas.release(UserRef::new("realm", "alice"), HOME);
             }
             acquired
         };
@@ -132,17 +132,17 @@ pub fn quotas_are_never_exceeded_and_given_back_whole() {
         let own = visit(&quotas);
         assert!(join(other) || own, "there was a place, and two were refused");
         assert!(quotas.held().is_empty());
-        assert_eq!(quotas.acquire("realm", "alice", HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new("realm", "alice"), HOME), Ok(()));
     });
 }
 
 pub fn a_user_at_the_limit_takes_no_place_from_others() {
     loom::model(|| {
         let quotas = quotas_of(2, 1);
-        assert_eq!(quotas.acquire("realm", "alice", HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new("realm", "alice"), HOME), Ok(()));
         // She is refused, whatever happens meanwhile, and bob is not.
-        let greedy = with(&quotas, |quotas| quotas.acquire("realm", "alice", HOME));
-        assert_eq!(quotas.acquire("elsewhere", "alice", HOME), Ok(()), "another user");
+        let greedy = with(&quotas, |quotas| quotas.acquire(UserRef::new("realm", "alice"), HOME));
+        assert_eq!(quotas.acquire(UserRef::new("elsewhere", "alice"), HOME), Ok(()), "another user");
         assert!(join(greedy).is_err());
         assert_eq!(quotas.held().len(), 2);
     });

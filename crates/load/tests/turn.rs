@@ -19,7 +19,7 @@ use turnpike_load::{
 };
 use turnpike_net::Datapath;
 use turnpike_relay::CredentialStore;
-use turnpike_turn::server::{Lookup, User};
+use turnpike_turn::server::{Lookup, User, Users};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
@@ -178,7 +178,9 @@ fn allocations_of_a_server_that_falls_behind_are_measured() {
 #[derive(Default)]
 struct Everybody(Mutex<Vec<String>>);
 
-impl CredentialStore for Everybody {
+impl CredentialStore for Everybody {}
+
+impl Users for Everybody {
     fn check(
         &self,
         user: User<'_>,

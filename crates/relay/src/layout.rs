@@ -1,9 +1,10 @@
 //! Which listener numbers there are, and what each stands for: the state machine knows a client's listener by its number alone,
 //! and with it the transport and the realms that it serves.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
+use turnpike_net::SocketId;
 use turnpike_turn::server::{ListenerId, ListenerProfile, Transport};
 
 use crate::StreamConfig;
@@ -186,6 +187,23 @@ impl Layout {
         let found = server_name.and_then(|name| find(Some(name))).or_else(|| find(None));
         ListenerId(found.and_then(|number| u16::try_from(number).ok()).unwrap_or(u16::MAX))
     }
+}
+
+/// One listening socket.
+pub(crate) struct Listener {
+    pub(crate) socket: SocketId,
+    pub(crate) bound: SocketAddr,
+    /// With DTLS, that of clients without a server name.
+    pub(crate) number: ListenerId,
+}
+
+impl Listener {
+    /// Placeholder of a closed listener.
+    pub(crate) const NONE: Self = Self {
+        socket: SocketId(u32::MAX),
+        bound: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+        number: ListenerId(u16::MAX),
+    };
 }
 
 #[cfg(test)]

@@ -9,20 +9,22 @@
 mod bounded;
 pub mod certificates;
 mod coalesce;
+mod common;
 pub mod config;
 mod discovery;
 pub mod dtls;
-mod gate;
 pub mod layout;
 mod link;
 mod listening;
 mod peers;
+mod policy;
 mod pool_bits;
 mod ports;
 mod quotas;
 mod routes;
 pub mod runtime;
 pub mod sessions;
+mod start_error;
 pub mod stream;
 mod turned_away;
 pub mod upgrade;
@@ -34,13 +36,14 @@ use std::sync;
 pub use config::{Config, RelayState};
 pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
 pub use layout::Layout;
-pub use listening::Waiting;
+pub use listening::{Listeners, Waiting};
 pub use peers::PeerStats;
 pub use routes::{interface_of_route, relay_address_remedy, route_addresses, source_of_route};
 pub use runtime::{
     CredentialStore, Fleet, ListenerCount, PendingLookup, Relay, Relistened, SessionLog, SharedQuota,
-    StartError, WorkerSnapshot,
+    WorkerSnapshot,
 };
+pub use start_error::StartError;
 pub use stream::{
     CertificateError, ChainFault, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats,
     TicketKeys, TlsContext,

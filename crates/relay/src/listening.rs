@@ -23,10 +23,23 @@ use serde::{Deserialize, Serialize};
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket, passed};
 use turnpike_turn::server::{NatDiscovery, Transport};
 
-use crate::{Config, Layout, StartError, layout::Placed, runtime::Listeners, stream::listen_options};
+use crate::{Config, Layout, StartError, layout::Placed, stream::listen_options};
 
 /// Ports that the kernel may choose before one is free for both UDP and TCP.
 const PORT_ATTEMPTS: usize = 16;
+
+/// Where a relay listens, with real ports where the configuration said 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listeners {
+    /// UDP.
+    pub udp: Vec<SocketAddr>,
+    /// TCP, and TLS where there is a certificate.
+    pub tcp: Vec<SocketAddr>,
+    /// TLS, and TCP where that is not refused.
+    pub tls: Vec<SocketAddr>,
+    /// DTLS; an address that is in `udp` too is one socket for both.
+    pub dtls: Vec<SocketAddr>,
+}
 
 /// What one worker is to listen on from now on, by place.
 #[derive(Default)]

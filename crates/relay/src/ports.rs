@@ -17,7 +17,7 @@ use hashbrown::HashMap;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
-use turnpike_turn::server::{Client, Family, OpenRelay, OpenResult, PortRequest, RelayTransport, user_key};
+use turnpike_turn::server::{Client, Family, OpenRelay, OpenResult, PortRequest, RelayTransport, UserRef};
 
 use crate::{
     Config, RelayAddress,
@@ -100,7 +100,7 @@ type Reservations = HashMap<[u8; 8], Reservation, RandomState>;
 
 struct Reservation {
     opened: Opened,
-    /// See [`user_key`].
+    /// See [`UserRef::key`].
     owner: Box<str>,
     expires_ms: u64,
 }
@@ -121,9 +121,6 @@ pub(crate) struct Reserved {
     relayed: SocketAddr,
     drops: u32,
 }
-
-/// Realm and user, as quotas count them.
-type Owner<'a> = (&'a str, &'a str);
 
 #[derive(Clone)]
 struct Pool {
@@ -297,12 +294,12 @@ impl Ports {
     pub(crate) fn open(
         &self,
         wish: &OpenRelay,
-        (realm, user): Owner<'_>,
+        user: UserRef<'_>,
         first: Option<IpAddr>,
         now_ms: u64,
     ) -> Result<Opened, Refusal> {
         let plan = self.plan();
-        let span = plan.span(realm);
+        let span = plan.span(user.realm);
         match wish.port {
             PortRequest::Any | PortRequest::Own => {
                 self.on_some_address(&plan, (wish.family, first), now_ms, |pool, stock| {
@@ -316,12 +313,12 @@ impl Ports {
                 })
             }
             PortRequest::EvenAndReserveNext(token) => {
-                let (owner, most) = (user_key(realm, user), plan.most_reservations);
+                let (owner, most) = (user.key(), plan.most_reservations);
                 self.on_some_address(&plan, (wish.family, first), now_ms, |pool, stock| {
                     self.draw_pair((pool, stock), &span, token, (&owner, most), now_ms)
                 })
             }
-            PortRequest::Reserved(token) => self.take_reserved(token, &user_key(realm, user), now_ms),
+            PortRequest::Reserved(token) => self.take_reserved(token, &user.key(), now_ms),
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
-use turnpike_turn::server::{QuotaRefusal, user_key};
+use turnpike_turn::server::{QuotaRefusal, UserRef};
 
 use crate::{
     Config, RealmLimits, SHARDS,
@@ -28,7 +28,7 @@ pub(crate) struct Quotas {
     /// What a reload may change, and what realms hold. Few entries, touched twice per allocation.
     realms: Mutex<Realms>,
     hasher: RandomState,
-    /// By realm and identity: see [`user_key`].
+    /// By [`UserRef::key`].
     users: [Mutex<Counts>; SHARDS],
     prefixes: [Mutex<Counts<IpAddr>>; SHARDS],
 }
@@ -94,26 +94,26 @@ impl Quotas {
 
     /// Counts one more, or nothing. The limits of the user and of the prefix come first: whoever has reached one of those takes no place
     /// in the realm or in total from others, not even until the refusal.
-    pub(crate) fn acquire(&self, realm: &str, identity: &str, prefix: IpAddr) -> Result<(), QuotaRefusal> {
-        let (key, most) = (user_key(realm, identity), self.most(realm));
+    pub(crate) fn acquire(&self, user: UserRef<'_>, prefix: IpAddr) -> Result<(), QuotaRefusal> {
+        let (key, most) = (user.key(), self.most(user.realm));
         let key = key.as_str();
         if !take(&mut self.lock(&self.users, key), key, most.of_user, || key.into()) {
             return Err(QuotaRefusal::User);
         }
-        let acquired = self.acquire_from(prefix, realm, &most);
+        let acquired = self.acquire_from(prefix, user.realm, &most);
         if acquired.is_err() {
             give_back(&mut self.lock(&self.users, key), key);
         }
         acquired
     }
 
-    pub(crate) fn release(&self, realm: &str, identity: &str, prefix: IpAddr) {
-        let key = user_key(realm, identity);
+    pub(crate) fn release(&self, user: UserRef<'_>, prefix: IpAddr) {
+        let key = user.key();
         if !give_back(&mut self.lock(&self.users, key.as_str()), key.as_str()) {
             return;
         }
         give_back(&mut self.lock(&self.prefixes, &prefix), &prefix);
-        self.release_in(realm);
+        self.release_in(user.realm);
         self.total.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -224,30 +224,30 @@ mod tests {
     #[test]
     fn a_user_at_the_limit_is_refused_and_leaves_the_total_alone() {
         let quotas = quotas(10, 2);
-        assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
-        assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
-        assert_eq!(quotas.acquire(REALM, "a", HOME), Err(QuotaRefusal::User));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Err(QuotaRefusal::User));
         assert_eq!(quotas.total.load(Ordering::Relaxed), 2);
         assert_eq!(quotas.held(), [(REALM.into(), 2)]);
-        assert_eq!(quotas.acquire(REALM, "b", HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "b"), HOME), Ok(()));
     }
 
     #[test]
     fn a_user_at_the_limit_is_told_so_in_a_full_house_too() {
         let quotas = quotas(1, 1);
-        assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
-        assert_eq!(quotas.acquire(REALM, "a", HOME), Err(QuotaRefusal::User));
-        assert_eq!(quotas.acquire(REALM, "b", HOME), Err(QuotaRefusal::Total));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Err(QuotaRefusal::User));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "b"), HOME), Err(QuotaRefusal::Total));
     }
 
     #[test]
     fn the_total_bounds_all_users_and_a_release_makes_room() {
         let quotas = quotas(2, 2);
-        assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
-        assert_eq!(quotas.acquire("there", "b", HOME), Ok(()));
-        assert_eq!(quotas.acquire(REALM, "c", HOME), Err(QuotaRefusal::Total));
-        quotas.release(REALM, "a", HOME);
-        assert_eq!(quotas.acquire(REALM, "c", HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new("there", "b"), HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "c"), HOME), Err(QuotaRefusal::Total));
+        quotas.release(UserRef::new(REALM, "a"), HOME);
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "c"), HOME), Ok(()));
     }
 
     #[test]
@@ -255,10 +255,10 @@ mod tests {
         let quotas = quotas(10, 2);
         quotas.limit(&config(10, 2, &[limits("full", Some(0), None), limits("closed", None, Some(0))]));
         for _ in 0..1000 {
-            assert_eq!(quotas.acquire("closed", "a", HOME), Err(QuotaRefusal::User));
-            assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
-            quotas.release(REALM, "a", HOME);
-            assert_eq!(quotas.acquire("full", "a", HOME), Err(QuotaRefusal::Total));
+            assert_eq!(quotas.acquire(UserRef::new("closed", "a"), HOME), Err(QuotaRefusal::User));
+            assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()));
+            quotas.release(UserRef::new(REALM, "a"), HOME);
+            assert_eq!(quotas.acquire(UserRef::new("full", "a"), HOME), Err(QuotaRefusal::Total));
         }
         assert!(quotas.users.iter().all(|shard| shard.lock().unwrap().is_empty()));
         assert!(quotas.held().is_empty());
@@ -269,15 +269,15 @@ mod tests {
     fn a_realm_has_limits_of_its_own_and_takes_nothing_from_another() {
         let quotas = quotas(10, 2);
         quotas.limit(&config(10, 2, &[limits("small", Some(2), Some(1))]));
-        assert_eq!(quotas.acquire("small", "a", HOME), Ok(()));
-        assert_eq!(quotas.acquire("small", "a", HOME), Err(QuotaRefusal::User));
-        assert_eq!(quotas.acquire("small", "b", HOME), Ok(()));
-        assert_eq!(quotas.acquire("small", "c", HOME), Err(QuotaRefusal::Total));
-        assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()), "a namesake elsewhere");
-        assert_eq!(quotas.acquire(REALM, "small\0c", HOME), Ok(()));
-        quotas.release(REALM, "small\0c", HOME);
-        quotas.release("small", "a", HOME);
-        assert_eq!(quotas.acquire("small", "c", HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new("small", "a"), HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new("small", "a"), HOME), Err(QuotaRefusal::User));
+        assert_eq!(quotas.acquire(UserRef::new("small", "b"), HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new("small", "c"), HOME), Err(QuotaRefusal::Total));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()), "a namesake elsewhere");
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "small\0c"), HOME), Ok(()));
+        quotas.release(UserRef::new(REALM, "small\0c"), HOME);
+        quotas.release(UserRef::new("small", "a"), HOME);
+        assert_eq!(quotas.acquire(UserRef::new("small", "c"), HOME), Ok(()));
         assert_eq!((quotas.total.load(Ordering::Relaxed), quotas.users()), (3, 3));
     }
 
@@ -285,21 +285,21 @@ mod tests {
     fn new_limits_hold_for_what_comes_and_leave_what_is() {
         let quotas = quotas(10, 2);
         for user in ["a", "b", "c"] {
-            assert_eq!(quotas.acquire(REALM, user, HOME), Ok(()));
+            assert_eq!(quotas.acquire(UserRef::new(REALM, user), HOME), Ok(()));
         }
         quotas.limit(&config(10, 2, &[limits(REALM, Some(2), None)]));
-        quotas.release(REALM, "a", HOME);
-        assert_eq!(quotas.acquire(REALM, "d", HOME), Err(QuotaRefusal::Total));
+        quotas.release(UserRef::new(REALM, "a"), HOME);
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "d"), HOME), Err(QuotaRefusal::Total));
         quotas.limit(&config(10, 2, &[]));
-        assert_eq!(quotas.acquire(REALM, "d", HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "d"), HOME), Ok(()));
     }
 
     #[test]
     fn what_was_never_acquired_cannot_be_released() {
         let quotas = quotas(10, 2);
-        assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
-        quotas.release("there", "a", HOME);
-        quotas.release(REALM, "b", HOME);
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()));
+        quotas.release(UserRef::new("there", "a"), HOME);
+        quotas.release(UserRef::new(REALM, "b"), HOME);
         assert_eq!(quotas.total.load(Ordering::Relaxed), 1);
         assert_eq!(quotas.held(), [(REALM.into(), 1)]);
     }
@@ -310,25 +310,25 @@ mod tests {
         config.limits.allocations_per_prefix = Some(2);
         let quotas = Quotas::new(&config);
         let other = "2001:db8::".parse().unwrap();
-        assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
-        assert_eq!(quotas.acquire("there", "b", HOME), Ok(()));
-        assert_eq!(quotas.acquire(REALM, "c", HOME), Err(QuotaRefusal::Prefix));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new("there", "b"), HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "c"), HOME), Err(QuotaRefusal::Prefix));
         assert_eq!((quotas.total.load(Ordering::Relaxed), quotas.held().len()), (2, 2));
         assert!(quotas.users.iter().map(|shard| shard.lock().unwrap().len()).sum::<usize>() == 2);
-        assert_eq!(quotas.acquire(REALM, "c", other), Ok(()));
-        quotas.release(REALM, "a", HOME);
-        assert_eq!(quotas.acquire(REALM, "c", HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "c"), other), Ok(()));
+        quotas.release(UserRef::new(REALM, "a"), HOME);
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "c"), HOME), Ok(()));
         // Lifted, and set again: what came meanwhile counts.
         config.limits.allocations_per_prefix = None;
         quotas.limit(&config);
-        assert_eq!(quotas.acquire(REALM, "d", HOME), Ok(()));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "d"), HOME), Ok(()));
         config.limits.allocations_per_prefix = Some(3);
         quotas.limit(&config);
-        assert_eq!(quotas.acquire(REALM, "d", HOME), Err(QuotaRefusal::Prefix));
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "d"), HOME), Err(QuotaRefusal::Prefix));
         for (realm, user, prefix) in
             [("there", "b", HOME), (REALM, "c", HOME), (REALM, "d", HOME), (REALM, "c", other)]
         {
-            quotas.release(realm, user, prefix);
+            quotas.release(UserRef::new(realm, user), prefix);
         }
         assert!(quotas.prefixes.iter().all(|shard| shard.lock().unwrap().is_empty()));
     }

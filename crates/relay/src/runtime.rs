@@ -1,12 +1,10 @@
 //! Starting, watching and stopping the workers.
 
 use std::{
-    io,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc},
-    time::Instant,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
 };
 
 use turnpike_net::{
@@ -15,16 +13,17 @@ use turnpike_net::{
 };
 use turnpike_offload::{Hook, Kernel, OffloadError, PassedKernel};
 use turnpike_turn::server::{
-    AllocateAttempt, CredentialQuery, Credentials, Destination, Effect, ListenerId, Lookup, LookupId,
-    NonceKeys, OwnEndpoints, QuotaRefusal, Stats, Transport, User,
+    CredentialQuery, Credentials, Effect, ListenerId, LookupId, NonceKeys, OwnEndpoints, QuotaRefusal,
+    Redirects, Stats, Transport, UserRef, Users,
 };
-use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
-    Config, DtlsConfig, DtlsStats, Layout, RelayAddress, StreamConfig, TurnedAway, discovery,
-    gate::SharedStore,
-    listening::{Change, Places, Sockets, Waiting},
+    Config, DtlsConfig, DtlsStats, Layout, RelayAddress, StartError, StreamConfig, TurnedAway,
+    common::Common,
+    discovery,
+    listening::{Change, Listeners, Places, Sockets, Waiting},
     peers::PeerStats,
+    policy::SharedStore,
     ports::Ports,
     quotas::Quotas,
     routes,
@@ -34,19 +33,9 @@ use crate::{
 };
 
 /// Users and their keys; shared by all workers, asked on requests only.
-pub trait CredentialStore: Send + Sync {
-    /// As [`turnpike_turn::server::Gate::check`]: called on a worker's thread, it must not wait.
-    fn check(
-        &self,
-        user: User<'_>,
-        realm: &str,
-        algorithm: KeyAlgorithm,
-        unix: u64,
-        verify: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup;
-
-    /// Finds out what [`CredentialStore::check`] has answered by [`Lookup::Later`]. Must not wait either: `answer` may be given within
-    /// 10 s and from any thread. A store that always knows is never asked.
+pub trait CredentialStore: Users + Send + Sync {
+    /// Looks up what [`Users::check`] has answered by [`Lookup::Later`]. Must not wait either: `answer` may be given within 10 s and from any
+    /// thread. A store that always knows is never asked.
     fn look_up(&self, _query: CredentialQuery, _answer: PendingLookup) {}
 }
 
@@ -82,18 +71,7 @@ impl Drop for PendingLookup {
 }
 
 /// Knows nobody.
-impl CredentialStore for () {
-    fn check(
-        &self,
-        _: User<'_>,
-        _: &str,
-        _: KeyAlgorithm,
-        _: u64,
-        _: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup {
-        Lookup::NoSuchUser
-    }
-}
+impl CredentialStore for () {}
 
 /// Hears of sessions and refusals, from the workers' threads; must not block.
 pub trait SessionLog: Send + Sync {
@@ -108,66 +86,28 @@ impl SessionLog for () {
     fn effect(&self, _: usize, _: &Effect) {}
 }
 
-/// What a server has to do with others that are one service with it; shared by all workers, asked on requests only. Nothing of it may wait.
-pub trait Fleet: Send + Sync {
+/// Other servers of the same service; shared by all workers, asked on requests only. None of it may wait.
+pub trait Fleet: Redirects + Send + Sync {
     /// Counts one more allocation against the limits that all servers share, or refuses.
     ///
     /// # Errors
     /// Which limit.
     fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal>;
     /// Counts one less.
-    fn release(&self, realm: &str, identity: &str);
-    /// As [`turnpike_turn::server::Gate::is_banned`].
-    fn is_banned(&self, unix: u64, realm: &str, names: [&str; 2], client: IpAddr) -> bool;
-    /// As [`turnpike_turn::server::Gate::comes_back`].
-    fn comes_back(&self, attempt: &AllocateAttempt<'_>) -> bool;
-    /// As [`turnpike_turn::server::Gate::elsewhere`].
-    fn redirect_target(&self, attempt: &AllocateAttempt<'_>, transport: Transport) -> Option<Destination>;
-    /// As [`turnpike_turn::server::Gate::node`].
-    fn node(&self, node: u16, transport: Transport, v4: bool) -> Option<Destination>;
+    fn release(&self, user: UserRef<'_>);
+    /// As [`turnpike_turn::server::Restrictions::is_banned`].
+    fn is_banned(&self, unix: u64, user: UserRef<'_>, username: &str, client: IpAddr) -> bool;
 }
 
 /// An allocation that counts for several limits at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedQuota<'a> {
-    /// The realm of its user.
-    pub realm: &'a str,
-    /// Whom quotas count.
-    pub identity: &'a str,
+    /// Its user.
+    pub user: UserRef<'a>,
     /// The most that the realm may have, where there is such a limit.
     pub of_realm: Option<usize>,
     /// The most that the user may have.
     pub of_user: usize,
-}
-
-/// Why the relay did not start; each message says what to change.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-#[expect(missing_docs, reason = "the messages say what their fields are")]
-pub enum StartError {
-    /// A listener could not be bound.
-    #[error("cannot listen on {protocol} {address}: {source}; {remedy}")]
-    Listen { protocol: &'static str, address: SocketAddr, source: io::Error, remedy: String },
-    /// A relay address is not one of this machine.
-    #[error("relay address {address} cannot be bound: {source}; {remedy}")]
-    RelayAddress { address: IpAddr, source: io::Error, remedy: String },
-    /// NAT discovery is configured on an address that nobody listens on.
-    #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
-    NatDiscovery { address: SocketAddr },
-    /// What another process listens on is not configured here.
-    #[error(
-        "the process to be upgraded listens on {protocol} {address}, which is not configured any more: put it back, or restart, which \
-         ends its sessions"
-    )]
-    ListenerGone { protocol: &'static str, address: SocketAddr },
-    /// The path through the kernel cannot be had.
-    #[error("--datapath kernel (or xdp): {0}")]
-    Kernel(#[from] OffloadError),
-    /// Threads, epoll or the like.
-    #[error(
-        "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
-    )]
-    Worker(#[from] io::Error),
 }
 
 /// What one worker has counted, at most 100 ms old.
@@ -234,51 +174,6 @@ pub struct Relay {
     pub(crate) kernel: Option<Arc<Kernel>>,
 }
 
-/// What all workers of a relay share, or have in common.
-pub(crate) struct Common {
-    pub(crate) config: Config,
-    /// When their clock began, which buckets and reservations go by on all of them.
-    pub(crate) started: Instant,
-    pub(crate) layout: Arc<Layout>,
-    pub(crate) store: SharedStore,
-    pub(crate) quotas: Arc<Quotas>,
-    pub(crate) ports: Arc<Ports>,
-    pub(crate) streams: Arc<StreamConfig>,
-    pub(crate) dtls: Arc<DtlsConfig>,
-    pub(crate) log: Arc<dyn SessionLog>,
-    pub(crate) fleet: Option<Arc<dyn Fleet>>,
-    pub(crate) kernel: Option<Arc<Kernel>>,
-    /// Whether another process serves until it is told otherwise.
-    pub(crate) takes_over: bool,
-}
-
-impl Common {
-    pub(crate) fn new(
-        config: Config,
-        layout: Layout,
-        credentials: Arc<dyn CredentialStore>,
-        log: Arc<dyn SessionLog>,
-        kernel: Option<Arc<Kernel>>,
-        takes_over: bool,
-    ) -> Self {
-        let quotas = Quotas::new(&config);
-        Self {
-            started: Instant::now(),
-            layout: Arc::new(layout),
-            store: Arc::new(RwLock::new(credentials)),
-            quotas: Arc::new(quotas),
-            ports: Arc::new(Ports::new(&config)),
-            streams: Arc::new(config.streams.clone()),
-            dtls: Arc::new(config.dtls.clone()),
-            log,
-            fleet: None,
-            kernel,
-            takes_over,
-            config,
-        }
-    }
-}
-
 /// What the workers have, to be sent again when a part of it changes.
 pub(crate) struct InForce {
     /// The whole configuration, but for what the fields below say; what only a start takes is that of the start.
@@ -315,19 +210,6 @@ pub struct Relistened {
     pub opened: Vec<(&'static str, SocketAddr)>,
     /// Closed: streams at once, UDP and DTLS when their last client is gone; they take no new ones.
     pub closed: Vec<(&'static str, SocketAddr)>,
-}
-
-/// Where a relay listens, with real ports where the configuration said 0.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listeners {
-    /// UDP.
-    pub udp: Vec<SocketAddr>,
-    /// TCP, and TLS where there is a certificate.
-    pub tcp: Vec<SocketAddr>,
-    /// TLS, and TCP where that is not refused.
-    pub tls: Vec<SocketAddr>,
-    /// DTLS; an address that is in `udp` too is one socket for both.
-    pub dtls: Vec<SocketAddr>,
 }
 
 impl Relay {

@@ -15,7 +15,7 @@ use turnpike_turn::{
 
 use crate::{
     Relay,
-    gate::WorkerGate,
+    policy::WorkerPolicy,
     worker::{Command, Probe},
 };
 
@@ -23,9 +23,6 @@ use crate::{
 pub const SLICE: u32 = 1024;
 /// Sessions that it tells of in that time: copying one costs what looking at some slots does.
 pub const SLICE_SESSIONS: usize = 128;
-
-/// What a worker does for somebody outside, between two ticks.
-pub(crate) type Question = Box<dyn FnOnce(&mut Server<WorkerGate>, Now) + Send>;
 
 /// Which sessions are wanted. What is not named may be anything.
 #[derive(Clone, Debug, Default)]
@@ -352,7 +349,11 @@ impl Relay {
         });
     }
 
-    fn question(&self, worker: usize, question: impl FnOnce(&mut Server<WorkerGate>, Now) + Send + 'static) {
+    fn question(
+        &self,
+        worker: usize,
+        question: impl FnOnce(&mut Server<WorkerPolicy>, Now) + Send + 'static,
+    ) {
         if let Some(sender) = self.senders().nth(worker) {
             sender.tell(Command::Answer(Box::new(question)));
         }
@@ -360,7 +361,7 @@ impl Relay {
 }
 
 fn slice(
-    server: &mut Server<WorkerGate>,
+    server: &mut Server<WorkerPolicy>,
     now: Now,
     worker: usize,
     look: &Look,
@@ -379,7 +380,7 @@ fn slice(
 }
 
 /// `numbers` is how many numbers listeners have.
-fn tally(server: &mut Server<WorkerGate>, now: Now, from: u32, numbers: usize) -> Tally {
+fn tally(server: &mut Server<WorkerPolicy>, now: Now, from: u32, numbers: usize) -> Tally {
     let mut listeners = vec![ListenerTraffic::default(); numbers];
     let next = walk(server, now, from, |_, view| {
         if let Some(sum) = listeners.get_mut(usize::from(view.client().listener.0)) {
@@ -389,7 +390,7 @@ fn tally(server: &mut Server<WorkerGate>, now: Now, from: u32, numbers: usize) -
     Tally { listeners, next }
 }
 
-fn traffic(server: &mut Server<WorkerGate>, now: Now, from: u32) -> (Vec<SessionTraffic>, Option<u32>) {
+fn traffic(server: &mut Server<WorkerPolicy>, now: Now, from: u32) -> (Vec<SessionTraffic>, Option<u32>) {
     let mut sessions = Vec::new();
     let next = walk(server, now, from, |slot, view| {
         sessions.push(SessionTraffic {
@@ -404,7 +405,7 @@ fn traffic(server: &mut Server<WorkerGate>, now: Now, from: u32) -> (Vec<Session
 
 /// Shows each session of a slice, and says where the next one begins.
 fn walk(
-    server: &mut Server<WorkerGate>,
+    server: &mut Server<WorkerPolicy>,
     now: Now,
     from: u32,
     mut show: impl FnMut(u32, &SessionView<'_>),
@@ -430,7 +431,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{Config, CredentialStore, gate::SharedStore, ports::Ports, quotas::Quotas};
+    use crate::{Config, CredentialStore, policy::SharedStore, ports::Ports, quotas::Quotas};
 
     const NOW: Now = Now { ms: 1000, unix: 1_700_000_000 };
 
@@ -446,7 +447,7 @@ mod tests {
     }
 
     /// With so many sessions, and no sockets.
-    fn server(sessions: u32) -> Server<WorkerGate> {
+    fn server(sessions: u32) -> Server<WorkerPolicy> {
         let server = ServerConfig { authenticate: false, ..ServerConfig::default() };
         let config = Config {
             server,
@@ -459,7 +460,7 @@ mod tests {
         };
         let store: SharedStore = Arc::new(RwLock::new(Arc::new(()) as Arc<dyn CredentialStore>));
         let quotas = Arc::new(Quotas::new(&config));
-        let gate = WorkerGate::new(store, quotas, Arc::new(Ports::new(&config)), None);
+        let gate = WorkerPolicy::new(store, quotas, Arc::new(Ports::new(&config)), None);
         let mut server = Server::new(Arc::new(config.server), gate, Seed([1; 32]));
         for number in 0..sessions {
             let address = SocketAddr::from((Ipv4Addr::from_bits(0x0A00_0000 + number), 4000));

@@ -30,10 +30,9 @@ use turnpike_offload::{OffloadError, PassedKernel};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
-    Layout, Relay, RelayAddress,
+    Layout, Relay, RelayAddress, StartError,
     listening::{Named, OfferedPlaces, Places, Sockets},
     ports::Known,
-    runtime::StartError,
     worker::{Command, Step},
 };
 

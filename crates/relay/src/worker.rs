@@ -15,7 +15,7 @@ mod upgrade;
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::{Arc, mpsc},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -30,8 +30,8 @@ use turnpike_offload::WorkerClock;
 use turnpike_turn::{
     random::Seed,
     server::{
-        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, ListenerId,
-        LookupId, RelayId, ReplayGuard, Server, Source, WorkerId,
+        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, LookupId, RelayId,
+        ReplayGuard, Server, Source, WorkerId,
     },
     time::Now,
 };
@@ -40,13 +40,13 @@ use turnpike_wire::address::canonical;
 use crate::{
     Config, Layout, PendingLookup, SessionLog, StartError, WorkerSnapshot,
     coalesce::Coalescer,
+    common::Common,
     dtls::Associations,
-    gate::WorkerGate,
+    layout::Listener,
     listening,
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
+    policy::WorkerPolicy,
     ports::Ports,
-    runtime::Common,
-    sessions::Question,
     stream::Streams,
 };
 use handoff::Handoff;
@@ -76,6 +76,9 @@ pub(crate) struct Probe {
 
 /// Gets how long a question had waited for the worker.
 type ToldWait = Box<dyn FnOnce(Duration) + Send>;
+
+/// A question of another thread, answered between two ticks.
+pub(crate) type Question = Box<dyn FnOnce(&mut Server<WorkerPolicy>, Now) + Send>;
 
 /// What the control thread asks of a worker.
 pub(crate) enum Command {
@@ -152,26 +155,9 @@ fn datagrams(rx: &Rx, buffer: &Buffer<'_>) -> impl Iterator<Item = Span> + use<>
     })
 }
 
-/// One listening socket.
-pub(crate) struct Listener {
-    pub(crate) socket: SocketId,
-    pub(crate) bound: SocketAddr,
-    /// With DTLS: of clients that ask for no name.
-    pub(crate) number: ListenerId,
-}
-
-impl Listener {
-    /// At a place whose listener is closed: no socket, and nobody's number.
-    pub(crate) const NONE: Self = Self {
-        socket: SocketId(u32::MAX),
-        bound: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
-        number: ListenerId(u16::MAX),
-    };
-}
-
 pub(crate) struct Worker {
     number: usize,
-    server: Server<WorkerGate>,
+    server: Server<WorkerPolicy>,
     poller: Poller,
     /// Where its wake-ups are to carry more.
     coalescer: Option<Coalescer>,
@@ -238,7 +224,7 @@ impl Worker {
         };
         let (store, quotas, ports) = (&common.store, &common.quotas, &common.ports);
         let fleet = common.fleet.as_ref().map(Arc::clone);
-        let gate = WorkerGate::new(Arc::clone(store), Arc::clone(quotas), Arc::clone(ports), fleet);
+        let policy = WorkerPolicy::new(Arc::clone(store), Arc::clone(quotas), Arc::clone(ports), fleet);
         let (settings, seed) = (Arc::new(config.server.clone()), Seed(rand::random()));
         let snapshot = Arc::<Snapshot>::default();
         let offload = common.kernel.as_ref().map(|kernel| kernel.flows()).transpose()?;
@@ -248,7 +234,7 @@ impl Worker {
         let offload = offload.map(|flows| Offload::new(flows, clock, range, is_active));
         let mut worker = Self {
             number,
-            server: Server::for_worker(settings, gate, worker_id(number, config), seed),
+            server: Server::for_worker(settings, policy, worker_id(number, config), seed),
             poller,
             coalescer: (!config.coalesce.is_zero()).then(|| Coalescer::new(config.coalesce)),
             rx: Rx::new(config.datapath),
@@ -517,7 +503,7 @@ impl Worker {
     fn look_up(&mut self, query: CredentialQuery) {
         let Some(own) = self.mailboxes.get(self.number) else { return };
         let answer = PendingLookup::new(query.lookup, own.worker.clone());
-        self.server.gate_mut().look_up(query, answer);
+        self.server.policy_mut().look_up(query, answer);
     }
 
     /// Takes up the request that has waited for what the store says.

@@ -6,14 +6,14 @@ use turnpike_relay::PendingLookup;
 use turnpike_turn::{
     client::{Client, Config},
     random::Seed,
-    server::{Asked, CredentialQuery, Credentials, Lookup, StoreFailure, User},
+    server::{Asked, CredentialQuery, Credentials, Lookup, StoreFailure, User, Users},
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 /// Hands each question to the test.
 struct Remote(Mutex<mpsc::Sender<(CredentialQuery, PendingLookup)>>);
 
-impl CredentialStore for Remote {
+impl Users for Remote {
     fn check(
         &self,
         _: User<'_>,
@@ -24,7 +24,9 @@ impl CredentialStore for Remote {
     ) -> Lookup {
         Lookup::Later
     }
+}
 
+impl CredentialStore for Remote {
     fn look_up(&self, query: CredentialQuery, answer: PendingLookup) {
         self.0.lock().unwrap().send((query, answer)).unwrap();
     }

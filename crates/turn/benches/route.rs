@@ -11,8 +11,10 @@ use turnpike_turn::server::{Client, RelayId};
 
 /// Clients with one allocation and one channel each.
 fn world(clients: u16) -> (World, Vec<(Client, RelayId)>) {
-    let mut world =
-        World::with_gate(config(), TestGate { per_user: 100_000, total: 100_000, ..TestGate::default() });
+    let mut world = World::with_policy(
+        config(),
+        TestPolicy { per_user: 100_000, total: 100_000, ..TestPolicy::default() },
+    );
     let relays = (1..=clients)
         .map(|port| {
             world.client = client(port);
@@ -51,13 +53,13 @@ fn relaying(criterion: &mut Criterion) {
         group.bench_function(format!("from_peer_channel/{clients}"), |bencher| {
             bencher.iter(|| {
                 let (_, relay) = next();
-                black_box(server.from_peer(now, relay, bound, black_box(&payload)));
+                black_box(server.data.from_peer(now, relay, bound, black_box(&payload)));
             });
         });
         group.bench_function(format!("from_peer_data/{clients}"), |bencher| {
             bencher.iter(|| {
                 let (_, relay) = next();
-                black_box(server.from_peer(now, relay, permitted, black_box(&payload)));
+                black_box(server.data.from_peer(now, relay, permitted, black_box(&payload)));
             });
         });
         group.bench_function(format!("send/{clients}"), |bencher| {
@@ -90,7 +92,7 @@ fn requests(criterion: &mut Criterion) {
         let alice = world.credentials("alice", scheme);
         let (allocate, delete) =
             (Ask::allocate().signed(&alice).bytes(), Ask::refresh(0).signed(&alice).bytes());
-        // Allocate and its deletion, both authenticated; building the key is the test gate's part of it.
+        // Allocate and its deletion, both authenticated; building the key is the test policy's part of it.
         group.bench_function(format!("allocate_and_delete/{scheme:?}"), |bencher| {
             bencher.iter(|| {
                 let Outcome::Open(request) = world.feed(&allocate) else { panic!() };

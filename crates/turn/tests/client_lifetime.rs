@@ -156,7 +156,7 @@ fn data_from_the_peer_is_found_in_both_forms_and_nothing_else_is() {
 
     let indication = |from| {
         let mut header = [0; MAX_HEADER_LEN];
-        let len = indication::write_header(Indication::Data, [1; 12], from, 4, &mut header);
+        let len = indication::write_header(Indication::Data, [1; 12], &from, 4, &mut header);
         [&header[..len], b"data"].concat()
     };
     let datagram = indication(peer());

@@ -9,8 +9,9 @@ use turnpike_turn::{
     client::{self, Event, Incoming},
     random::Seed,
     server::{
-        AllocationId, Client as ServerClient, Effect, Family, Gate, ListenerId, Lookup, OpenRequest,
-        OpenResult, PeerRules, QuotaRefusal, Quotas, RelayId, Server, ServerConfig, User, Verdict,
+        AllocationId, Client as ServerClient, Effect, Family, ListenerId, Lookup, OpenRequest, OpenResult,
+        PeerRules, QuotaRefusal, Quotas, Redirects, RelayId, Restrictions, Server, ServerConfig, User,
+        UserRef, Users, Verdict,
     },
     time::Now,
 };
@@ -25,9 +26,9 @@ const PASSWORD: &str = "wonderland";
 
 struct OneUser;
 
-impl Gate for OneUser {
+impl Users for OneUser {
     fn check(
-        &mut self,
+        &self,
         user: User<'_>,
         realm: &str,
         algorithm: KeyAlgorithm,
@@ -49,11 +50,15 @@ impl Gate for OneUser {
 }
 
 impl Quotas for OneUser {
-    fn acquire(&mut self, _realm: &str, _identity: &str, _prefix: IpAddr) -> Result<(), QuotaRefusal> {
+    fn acquire(&self, _user: UserRef<'_>, _prefix: IpAddr) -> Result<(), QuotaRefusal> {
         Ok(())
     }
-    fn release(&mut self, _realm: &str, _identity: &str, _prefix: IpAddr) {}
+    fn release(&self, _user: UserRef<'_>, _prefix: IpAddr) {}
 }
+
+impl Restrictions for OneUser {}
+
+impl Redirects for OneUser {}
 
 fn peer() -> SocketAddr {
     "192.0.2.9:7000".parse().unwrap()
@@ -156,7 +161,7 @@ impl Bench {
     fn peer_sends(&mut self, payload: &[u8]) -> Vec<u8> {
         let relay = RelayId { allocation: self.allocation.unwrap(), family: Family::V4 };
         let now = self.time();
-        match self.server.from_peer(now, relay, peer(), payload) {
+        match self.server.data.from_peer(now, relay, peer(), payload) {
             Verdict::ToClient { header, payload, padding, .. } => {
                 let mut datagram = header.as_slice().to_vec();
                 datagram.extend(payload);

@@ -59,7 +59,7 @@ fn malformed_and_contradictory_requests_are_refused() {
         assert!(reply.is_signed(&alice), "{what}");
     }
     assert_eq!(world.server.allocations(), 0);
-    assert_eq!(world.server.gate_mut().held(), 0);
+    assert_eq!(world.server.policy_mut().held(), 0);
 }
 
 /// RFC 8656 section 3.7: no socket tells the DF bit of an IPv4 datagram that is translated.
@@ -126,12 +126,12 @@ fn a_relay_socket_that_cannot_be_opened_is_508_and_leaves_nothing() {
         let alice = world.credentials("alice", Scheme::Sha256);
         let ask = Ask::allocate().signed(&alice);
         let request = world.feed(&ask.bytes()).opens();
-        assert_eq!(world.server.gate_mut().held(), 1);
+        assert_eq!(world.server.policy_mut().held(), 1);
         let reply = world.opened(request.allocation, result, None);
         assert_eq!(reply.code(), Some(code));
         assert!(reply.is_signed(&alice));
         assert_eq!(world.server.allocations(), 0);
-        assert_eq!(world.server.gate_mut().held(), 0);
+        assert_eq!(world.server.policy_mut().held(), 0);
         assert_eq!(world.server.poll_timeout(), None);
         assert!(world.effects().is_empty());
         // The same request may be tried again.
@@ -153,7 +153,7 @@ fn a_relay_socket_opened_for_an_allocation_that_is_gone_is_given_back() {
     let relay = RelayId { allocation: request.allocation, family: Family::V4 };
     assert_eq!(world.effects(), [Effect::RelayClosed { relay }]);
     assert_eq!(world.server.allocations(), 0);
-    assert_eq!(world.server.gate_mut().held(), 0);
+    assert_eq!(world.server.policy_mut().held(), 0);
 }
 
 #[test]

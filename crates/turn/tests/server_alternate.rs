@@ -35,7 +35,7 @@ fn always_means_every_allocation_of_who_has_authenticated() {
     let reply = ask(&mut world, Scheme::Md5);
     assert_eq!((reply.code(), reply.alternates()), (Some(300), vec![address(V4)]));
     assert_eq!(world.server.allocations(), 0);
-    assert_eq!(world.server.gate_mut().held(), 0);
+    assert_eq!(world.server.policy_mut().held(), 0);
     assert_eq!((world.server.stats().redirects, world.server.stats().errors_with(300)), (1, 1));
 }
 
@@ -90,8 +90,8 @@ fn an_allocation_that_exists_lives_on() {
 #[test]
 fn a_full_server_sends_on_and_a_user_at_the_limit_stays() {
     for (when, code) in [(AlternateWhen::Full, 300), (AlternateWhen::Drain, 508)] {
-        let gate = TestGate { per_user: 2, total: 3, ..TestGate::default() };
-        let mut world = World::with_gate(with(vec![alternate(V4, when)]), gate);
+        let policy = TestPolicy { per_user: 2, total: 3, ..TestPolicy::default() };
+        let mut world = World::with_policy(with(vec![alternate(V4, when)]), policy);
         for (port, user, expected) in [
             (1, "alice", None),
             (2, "alice", None),
@@ -118,7 +118,7 @@ fn no_free_port_sends_on_and_gives_the_quota_back() {
         let reply = world.opened(request.allocation, result, None);
         assert_eq!(reply.code(), Some(code));
         assert!(reply.is_signed(&alice));
-        assert_eq!(world.server.gate_mut().held(), 0);
+        assert_eq!(world.server.policy_mut().held(), 0);
     }
 }
 

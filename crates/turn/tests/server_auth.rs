@@ -246,7 +246,7 @@ fn integrity_without_username_realm_or_nonce_is_a_bad_request_that_tells_nothing
         let ask = ask.raw(0x0015, alice.nonce.as_bytes()).raw(MESSAGE_INTEGRITY, &[0; 20]);
         assert_eq!(world.ask(&ask).code(), Some(400), "{length}");
     }
-    assert_eq!(world.server.gate_mut().lookups, 0);
+    assert_eq!(world.server.policy_mut().lookups.get(), 0);
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn md5_can_be_refused() {
     assert_eq!(reply.get::<PasswordAlgorithms>().algorithms(), [PasswordAlgorithmValue::SHA256]);
     alice.scheme = Scheme::Md5Sha256;
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(401));
-    assert_eq!(world.server.gate_mut().lookups, 0);
+    assert_eq!(world.server.policy_mut().lookups.get(), 0);
 }
 
 /// Where only MD5 keys are stored, a client that is offered SHA-256 would take it and be refused for ever.
@@ -377,7 +377,7 @@ fn a_nonce_that_was_never_given_to_the_client_is_438_after_user_and_key() {
         let reply = world.ask(&listed.signed(&of("alice", &alice.password)));
         assert_eq!(reply.code(), Some(438));
     }
-    world.server.gate_mut().later = true;
+    world.server.policy_mut().later = true;
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(438), "no store is waited for");
     assert!(!world.effects().iter().any(|effect| matches!(effect, Effect::LookUp(_))));
 }
@@ -449,7 +449,7 @@ fn unauthenticated_requests_leave_no_state() {
     }
     assert_eq!(world.server.allocations(), 0);
     assert_eq!(world.server.poll_timeout(), None);
-    assert_eq!(world.server.gate_mut().held(), 0);
+    assert_eq!(world.server.policy_mut().held(), 0);
     assert_eq!(world.effects().len(), 0, "nothing reached the user store");
     assert_eq!(world.dropped(DropReason::NoAllocation), 4000);
 }
@@ -460,5 +460,5 @@ fn without_authentication_a_closed_network_needs_no_credentials() {
     let reply = world.ask(&Ask::allocate()).success();
     assert!(Message::from_bytes(&reply.0).unwrap().raw_attribute(0x0008.into()).is_none());
     world.ask(&Ask::permit(PEER)).success();
-    assert_eq!(world.server.gate_mut().held.borrow().get("192.0.2.7"), Some(&1));
+    assert_eq!(world.server.policy_mut().held.borrow().get("192.0.2.7"), Some(&1));
 }

@@ -69,7 +69,7 @@ fn an_allocation_for_tcp_needs_a_stream_to_the_client() {
         let mut world = world();
         world.client.listener = ListenerId(datagrams);
         assert_eq!(world.ask_as("alice", Ask::allocate_tcp()).code(), Some(400));
-        assert_eq!(world.server.gate_mut().held(), 0);
+        assert_eq!(world.server.policy_mut().held(), 0);
     }
 }
 
@@ -484,7 +484,7 @@ fn the_end_of_the_control_connection_ends_the_allocation() {
         &world.effects()[..],
         [Effect::Closed { allocation, reason: ClosedReason::Disconnected, .. }] if *allocation == relay.allocation
     ));
-    assert_eq!(world.server.gate_mut().held(), 0);
+    assert_eq!(world.server.policy_mut().held(), 0);
     assert_eq!(world.server.stats().allocations_closed[4], 1);
 }
 
@@ -522,7 +522,7 @@ fn connection_ids_are_unforeseeable_and_say_whose_they_are() {
     };
     let mut world = World::with(config.clone());
     let worker_id = WorkerId::new(1023, 1024).unwrap();
-    world.server = Server::for_worker(Arc::new(config), gate(), worker_id, seed(worker_id));
+    world.server = Server::for_worker(Arc::new(config), policy(), worker_id, seed(worker_id));
     let (alice, relay) = world.allocated_tcp();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     for port in 1..=2000 {
@@ -541,8 +541,8 @@ fn connection_ids_are_unforeseeable_and_say_whose_they_are() {
     assert!(steps.windows(2).filter(|pair| pair[1] - pair[0] < 8).count() < 100, "they do not count up");
 }
 
-fn gate() -> TestGate {
-    TestGate { per_user: 10, total: 10, ..TestGate::default() }
+fn policy() -> TestPolicy {
+    TestPolicy { per_user: 10, total: 10, ..TestPolicy::default() }
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn a_dual_stack_allocation_has_an_address_of_each_family() {
             Outcome::ToClient { .. }
         ));
     }
-    assert_eq!(world.server.gate_mut().held(), 1, "one allocation, whatever its addresses");
+    assert_eq!(world.server.policy_mut().held(), 1, "one allocation, whatever its addresses");
 }
 
 /// coturn's client asks by the number that the attribute had before RFC 8656.
@@ -119,7 +119,7 @@ fn when_both_fail_the_request_fails_with_the_reason_of_the_first() {
         let reply = world.opened(request.allocation, OpenResult::NoCapacity, second);
         assert_eq!(reply.code(), Some(508));
         assert_eq!(world.server.allocations(), 0);
-        assert_eq!(world.server.gate_mut().held(), 0);
+        assert_eq!(world.server.policy_mut().held(), 0);
     }
 }
 

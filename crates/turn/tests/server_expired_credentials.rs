@@ -6,7 +6,7 @@ use turnpike_turn::server::Credentials as Found;
 /// A server at which the credential of `timed` expires in a minute.
 fn world(config: ServerConfig) -> World {
     let mut world = World::with(config);
-    world.server.gate_mut().timed_until = world.now.unix + 60;
+    world.server.policy_mut().timed_until = world.now.unix + 60;
     world
 }
 
@@ -74,7 +74,7 @@ fn a_wrong_key_is_refused_however_the_allocation_was_made() {
 #[test]
 fn a_store_that_has_to_be_asked_makes_no_difference() {
     let mut world = world(config());
-    world.server.gate_mut().later = true;
+    world.server.policy_mut().later = true;
     let timed = timed(&mut world);
     let until = world.now.unix + 60;
     let answer = |world: &mut World, ask: &Ask| {
@@ -109,7 +109,7 @@ fn relayed_connections_are_made_and_bound_after_the_credential_has_expired() {
 fn a_client_takes_its_allocation_along_after_its_credential_has_expired() {
     let mut workers = Workers::new(2);
     for world in &mut workers.0 {
-        world.server.gate_mut().timed_until = world.now.unix + 60;
+        world.server.policy_mut().timed_until = world.now.unix + 60;
     }
     let home = &mut workers.0[0];
     let reply = home.ask_as("timed", Ask::allocate().raw(TICKET, &[])).success();
@@ -141,7 +141,7 @@ fn an_allocation_ends_with_its_credential_where_that_is_configured() {
     // It goes on so in a process that takes over.
     let mut there = World::with(ending);
     there.now.unix = world.now.unix;
-    there.server.gate_mut().timed_until = world.server.gate_mut().timed_until;
+    there.server.policy_mut().timed_until = world.server.policy_mut().timed_until;
     let id = world.last_opened().allocation;
     let moved = world.server.snapshot(world.now, id).expect("it is there");
     there.server.restore(there.now, moved, Link::default()).expect("there is room");

@@ -10,16 +10,16 @@ fn node(number: u16) -> ServerConfig {
     ServerConfig { node: Some(number), ..streams() }
 }
 
-fn gate() -> TestGate {
-    TestGate { per_user: 10, total: 10, ..TestGate::default() }
+fn policy() -> TestPolicy {
+    TestPolicy { per_user: 10, total: 10, ..TestPolicy::default() }
 }
 
 fn at(text: &str) -> Destination {
     Destination { address: address(text), second: None, domain: None }
 }
 
-fn knows(number: u16, text: &str) -> TestGate {
-    TestGate { nodes: vec![(number, at(text))], ..gate() }
+fn knows(number: u16, text: &str) -> TestPolicy {
+    TestPolicy { nodes: vec![(number, at(text))], ..policy() }
 }
 
 fn allocate(world: &mut World, user: &str) -> Reply {
@@ -40,25 +40,26 @@ fn the_fleet_says_where_newcomers_go_before_the_configuration_does() {
         when: AlternateWhen::Always,
     };
     let config = ServerConfig { alternates: vec![alternate], ..node(1) };
-    let mut world = World::with_gate(config, TestGate { elsewhere: Some(elsewhere), ..gate() });
+    let mut world = World::with_policy(config, TestPolicy { redirect_target: Some(elsewhere), ..policy() });
     let reply = allocate(&mut world, "alice");
     assert_eq!((reply.code(), reply.alternates()), (Some(300), vec![address(OTHER), address(OTHER_V6)]));
-    assert_eq!(world.server.gate_mut().newcomers, [("alice".to_owned(), Occasion::None)]);
-    world.server.gate_mut().elsewhere = None;
+    assert_eq!(*world.server.policy_mut().attempts.borrow(), [("alice".to_owned(), Occasion::None)]);
+    world.server.policy_mut().redirect_target = None;
     assert_eq!(allocate(&mut world, "alice").alternates(), [address("203.0.113.99:1")]);
     assert_eq!((world.server.allocations(), world.server.stats().redirects), (0, 2));
 }
 
 #[test]
 fn the_fleet_is_told_why_and_who_it_keeps_is_served_or_refused_as_ever() {
-    let mut world = World::with_gate(node(1), TestGate { total: 1, ..gate() });
+    let mut world = World::with_policy(node(1), TestPolicy { total: 1, ..policy() });
     allocate(&mut world, "alice").success();
     world.client = client(2);
     assert_eq!(allocate(&mut world, "bob").code(), Some(508));
     world.server.set_draining(true);
     assert_eq!(allocate(&mut world, "bob").code(), Some(508));
     world.server.set_draining(false);
-    let occasions: Vec<_> = world.server.gate_mut().newcomers.iter().map(|(_, occasion)| *occasion).collect();
+    let occasions: Vec<_> =
+        world.server.policy_mut().attempts.borrow().iter().map(|(_, occasion)| *occasion).collect();
     assert_eq!(occasions, [Occasion::None, Occasion::None, Occasion::Full, Occasion::Draining]);
     world.client = client(40_000);
     world.ask_as("alice", Ask::refresh(0)).success();
@@ -68,11 +69,11 @@ fn the_fleet_is_told_why_and_who_it_keeps_is_served_or_refused_as_ever() {
 
 #[test]
 fn a_client_that_comes_back_after_a_redirect_is_served_while_the_server_drains() {
-    let mut world = World::with_gate(node(1), TestGate { elsewhere: Some(at(OTHER)), ..gate() });
+    let mut world = World::with_policy(node(1), TestPolicy { redirect_target: Some(at(OTHER)), ..policy() });
     world.server.set_draining(true);
     assert_eq!(allocate(&mut world, "alice").code(), Some(300));
     let port = world.client.address.port();
-    world.server.gate_mut().returned.push(port);
+    world.server.policy_mut().returned.push(port);
     allocate(&mut world, "alice").success();
     world.client = client(2);
     assert_eq!(allocate(&mut world, "bob").code(), Some(300), "it was not redirected before");
@@ -80,16 +81,22 @@ fn a_client_that_comes_back_after_a_redirect_is_served_while_the_server_drains()
 
 #[test]
 fn a_limit_that_holds_everywhere_sends_nobody_elsewhere() {
-    let mut world = World::with_gate(node(1), TestGate { total: 0, shared: true, ..gate() });
+    let mut world = World::with_policy(node(1), TestPolicy { total: 0, shared: true, ..policy() });
     assert_eq!(allocate(&mut world, "alice").code(), Some(508));
-    assert_eq!(world.server.gate_mut().newcomers.len(), 1, "asked before the quota was, and not again");
+    assert_eq!(
+        world.server.policy_mut().attempts.borrow().len(),
+        1,
+        "asked before the quota was, and not again"
+    );
     assert_eq!(world.server.stats().quota_refusals, [0, 1, 0]);
 }
 
 #[test]
 fn an_allocate_beyond_the_share_of_a_node_waits_for_the_fleet() {
-    for (quota, code) in [(TestGate { per_user: 1, ..gate() }, 486), (TestGate { total: 1, ..gate() }, 508)] {
-        let mut world = World::with_gate(node(1), TestGate { undecided: true, ..quota });
+    for (quota, code) in
+        [(TestPolicy { per_user: 1, ..policy() }, 486), (TestPolicy { total: 1, ..policy() }, 508)]
+    {
+        let mut world = World::with_policy(node(1), TestPolicy { undecided: true, ..quota });
         assert_eq!(allocate(&mut world, "alice").code(), None);
 
         world.client = client(2);
@@ -110,12 +117,12 @@ fn an_allocate_beyond_the_share_of_a_node_waits_for_the_fleet() {
         let (until_ms, otherwise) = (world.now.ms + 100, DropReason::QuotaPending);
         assert_eq!(world.feed(&over_stream), Outcome::Wait { until_ms, otherwise });
         assert_eq!(world.server.stats().requests, requests, "counted when it comes again");
-        world.server.gate_mut().undecided = false;
+        world.server.policy_mut().undecided = false;
         assert_eq!(allocate(&mut world, "alice").code(), Some(code), "the fleet has no more");
-        world.server.gate_mut().undecided = true;
+        world.server.policy_mut().undecided = true;
 
-        let gate = world.server.gate_mut();
-        (gate.per_user, gate.total) = (10, 10);
+        let policy = world.server.policy_mut();
+        (policy.per_user, policy.total) = (10, 10);
         for (waiting, request) in [(stream(3), over_stream), (client(2), request)] {
             world.client = waiting;
             assert!(matches!(world.feed(&request), Outcome::Open(_)), "the fleet has given more");
@@ -125,13 +132,13 @@ fn an_allocate_beyond_the_share_of_a_node_waits_for_the_fleet() {
 
 #[test]
 fn a_ticket_leads_to_its_node() {
-    let mut home = World::with_gate(node(1), gate());
+    let mut home = World::with_policy(node(1), policy());
     let reply = home.ask_as("alice", Ask::allocate().raw(TICKET, &[])).success();
     let ticket = reply.ticket().expect("it was asked for");
     for (mut world, code, alternates) in [
-        (World::with_gate(node(2), knows(1, OTHER)), 300, vec![address(OTHER)]),
-        (World::with_gate(node(2), gate()), 437, vec![]),
-        (World::with_gate(node(2), knows(1, OTHER_V6)), 437, vec![]),
+        (World::with_policy(node(2), knows(1, OTHER)), 300, vec![address(OTHER)]),
+        (World::with_policy(node(2), policy()), 437, vec![]),
+        (World::with_policy(node(2), knows(1, OTHER_V6)), 437, vec![]),
     ] {
         world.client = client(5);
         let alice = world.credentials("alice", Scheme::Md5);
@@ -141,7 +148,7 @@ fn a_ticket_leads_to_its_node() {
     }
     // There it is good, with a nonce of any node: the keys are the same.
     home.client = client(5);
-    let mut other = World::with_gate(node(2), gate());
+    let mut other = World::with_policy(node(2), policy());
     other.client = client(5);
     let alice = other.credentials("alice", Scheme::Md5);
     home.ask(&Ask::present(&ticket).signed(&alice)).success();
@@ -149,13 +156,13 @@ fn a_ticket_leads_to_its_node() {
 
 #[test]
 fn a_ticket_that_was_given_before_the_node_had_a_number_is_its_own() {
-    let mut world = World::with_gate(node(0), gate());
+    let mut world = World::with_policy(node(0), policy());
     let reply = world.ask_as("alice", Ask::allocate().raw(TICKET, &[])).success();
     let now = world.now;
     world.server.reconfigure(now, Arc::new(node(9)));
     world.client = client(5);
     let next = world.ask_as("alice", Ask::present(&reply.ticket().unwrap())).success();
-    let mut other = World::with_gate(node(2), knows(9, OTHER));
+    let mut other = World::with_policy(node(2), knows(9, OTHER));
     other.client = client(6);
     let reply = other.ask_as("alice", Ask::present(&next.ticket().unwrap()));
     assert_eq!(reply.alternates(), [address(OTHER)], "its next one has the number");
@@ -163,12 +170,12 @@ fn a_ticket_that_was_given_before_the_node_had_a_number_is_its_own() {
 
 #[test]
 fn a_connection_leads_to_its_node() {
-    let mut home = World::with_gate(node(4095), gate());
+    let mut home = World::with_policy(node(4095), policy());
     let (alice, _) = home.allocated_tcp();
     let connection = home.connected(&alice, PEER);
     for (mut world, code, alternates) in [
-        (World::with_gate(node(2), knows(4095, OTHER)), 300, vec![address(OTHER)]),
-        (World::with_gate(node(2), gate()), 400, vec![]),
+        (World::with_policy(node(2), knows(4095, OTHER)), 300, vec![address(OTHER)]),
+        (World::with_policy(node(2), policy()), 400, vec![]),
     ] {
         world.client = stream(42_000);
         let reply = world.ask_as("alice", Ask::connection_bind(connection));
@@ -188,7 +195,7 @@ fn a_client_that_a_balancer_sends_elsewhere_needs_no_second_round() {
     let now = World::new().now.unix;
     let keys = NonceKeys::new(key(1), [(now - 10, key(2)), (now + 60, key(3))]);
     let with = |number, nonce_keys: &NonceKeys| {
-        World::with_gate(ServerConfig { nonce_keys: nonce_keys.clone(), ..node(number) }, gate())
+        World::with_policy(ServerConfig { nonce_keys: nonce_keys.clone(), ..node(number) }, policy())
     };
     let (mut one, mut other) = (with(1, &keys), with(2, &keys));
     for wait in [0, 59, 61] {
@@ -211,15 +218,15 @@ fn a_client_that_a_balancer_sends_elsewhere_needs_no_second_round() {
 #[test]
 fn who_is_banned_gets_403_once_it_has_shown_who_it_is() {
     for banned in ["alice", "192.0.2.7"] {
-        let gate = TestGate { banned: vec![banned.to_owned()], ..gate() };
-        let mut world = World::with_gate(node(1), gate);
+        let policy = TestPolicy { banned: vec![banned.to_owned()], ..policy() };
+        let mut world = World::with_policy(node(1), policy);
         let alice = world.credentials("alice", Scheme::Sha256);
         let mut guess = alice.clone();
         guess.password = "guess".to_owned();
         assert_eq!(world.ask(&Ask::allocate().signed(&guess)).code(), Some(401), "a stranger learns nothing");
         assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(403));
         assert_eq!(world.server.stats().ban_refusals, 1);
-        world.server.gate_mut().banned.clear();
+        world.server.policy_mut().banned.clear();
         world.ask(&Ask::allocate().signed(&alice)).success();
     }
 }

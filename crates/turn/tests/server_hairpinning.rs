@@ -83,7 +83,7 @@ fn send_and_data_indications_name_what_clients_know() {
         // An ICMP error about it, too.
         let icmp_type = if relay.family == Family::V4 { 3 } else { 1 };
         let unreachable = IcmpError { icmp_type, code: 0, info: 0 };
-        let told = world.server.from_icmp(world.now, relay, address(bound), unreachable);
+        let told = world.server.data.from_icmp(world.now, relay, address(bound), unreachable);
         assert_eq!(said_of(&Outcome::from(told).reply()), address(named));
     }
 }
@@ -215,17 +215,17 @@ fn on_a_shared_relay_socket_all_names_of_a_peer_are_one_clients() {
     world.client = client(2);
     let (bob, second) = world.allocated_sharing(relayed, PORT);
     for name in [NAMED, BOUND] {
-        assert_eq!(world.server.claimant(PORT, address(name).ip(), 1), Some(first));
+        assert_eq!(world.server.data.claimant(PORT, address(name).ip(), 1), Some(first));
         assert_eq!(world.ask(&Ask::permit(name).signed(&bob)).code(), Some(508));
         assert_eq!(world.ask(&Ask::bind(0x4000, name).signed(&bob)).code(), Some(508));
     }
     // Free again, it is the other's by whichever name he chooses.
     world.client = client(40_000);
     world.ask(&Ask::refresh(0).signed(&alice)).success();
-    assert_eq!(world.server.claimant(PORT, address(BOUND).ip(), 1), None);
+    assert_eq!(world.server.data.claimant(PORT, address(BOUND).ip(), 1), None);
     world.client = client(2);
     world.ask(&Ask::permit(BOUND).signed(&bob)).success();
-    assert_eq!(world.server.claimant(PORT, address(NAMED).ip(), 1), Some(second));
+    assert_eq!(world.server.data.claimant(PORT, address(NAMED).ip(), 1), Some(second));
 }
 
 /// By the names that there were when they asked, they had peers of their own.
@@ -243,8 +243,8 @@ fn on_a_shared_relay_socket_a_peer_of_two_clients_is_one_clients_once_a_nat_is_k
         world.client = client(2);
         let (bob, second) = world.allocated_sharing(relayed, PORT);
         world.ask(&Ask::bind(0x4000, bobs_name).signed(&bob)).success();
-        assert_eq!(world.server.claimant(PORT, address(NAMED).ip(), 1), Some(first));
-        assert_eq!(world.server.claimant(PORT, address(BOUND).ip(), 1), Some(second));
+        assert_eq!(world.server.data.claimant(PORT, address(NAMED).ip(), 1), Some(first));
+        assert_eq!(world.server.data.claimant(PORT, address(BOUND).ip(), 1), Some(second));
         world.all_effects();
 
         world.server.reconfigure(world.now, Arc::new(behind_nat(&["10.0.0.5"])));
@@ -255,7 +255,7 @@ fn on_a_shared_relay_socket_a_peer_of_two_clients_is_one_clients_once_a_nat_is_k
         assert!(told.contains(&Effect::PermissionEnded { allocation, peer: peer.ip() }), "{told:?}");
         assert!(told.contains(&Effect::Unbound { allocation, number, peer }), "{told:?}");
         for name in [NAMED, BOUND] {
-            assert_eq!(world.server.claimant(PORT, address(name).ip(), 1), Some(second));
+            assert_eq!(world.server.data.claimant(PORT, address(name).ip(), 1), Some(second));
         }
         goes_to(&world.feed(&channel_data(0x4000, b"x")), bobs_name);
         world.client = client(40_000);
@@ -278,7 +278,10 @@ fn the_way_without_the_nat_allocates_nothing() {
             assert!(matches!(server.from_client(now, &client.into(), &send), Verdict::ToPeer { .. }));
             for port in [50_101, 50_102] {
                 let peer = SocketAddr::from(([10, 0, 0, 5], port));
-                assert!(matches!(server.from_peer(now, relay, peer, &message), Verdict::ToClient { .. }));
+                assert!(matches!(
+                    server.data.from_peer(now, relay, peer, &message),
+                    Verdict::ToClient { .. }
+                ));
             }
         }
     });

@@ -12,7 +12,7 @@ fn relayed(
 ) -> Result<(u8, u8, u32), DropReason> {
     let (icmp_type, code, info) = icmp;
     let error = IcmpError { icmp_type, code, info };
-    match world.server.from_icmp(world.now, relay, address(peer), error).into() {
+    match world.server.data.from_icmp(world.now, relay, address(peer), error).into() {
         Outcome::Reply(bytes) => {
             let reply = Reply(bytes);
             let message = reply.message();

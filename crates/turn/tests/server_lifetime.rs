@@ -31,7 +31,7 @@ fn an_allocation_expires_when_it_is_not_refreshed() {
     world.sleep(1);
     assert_eq!(world.server.allocations(), 0);
     assert_eq!(closed(&mut world), [(ClosedReason::Expired, 600_000)]);
-    assert_eq!(world.server.gate_mut().held(), 0);
+    assert_eq!(world.server.policy_mut().held(), 0);
     assert_eq!(world.server.poll_timeout(), None);
     assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::StaleRelay));
 }
@@ -69,7 +69,7 @@ fn refresh_with_zero_lifetime_deletes_and_its_retransmission_gets_the_same_answe
     assert_eq!(reply.lifetime(), 0);
     assert_eq!(world.server.allocations(), 0);
     assert_eq!(closed(&mut world), [(ClosedReason::Deleted, 7000)]);
-    assert_eq!(world.server.gate_mut().held(), 0);
+    assert_eq!(world.server.policy_mut().held(), 0);
     // The answer was lost.
     world.sleep(39);
     assert_eq!(world.ask(&ask), reply);
@@ -148,7 +148,7 @@ fn an_administrator_ends_one_and_a_shutdown_all() {
     world.server.close_all(world.now, ClosedReason::Shutdown);
     assert_eq!(closed(&mut world), [(ClosedReason::Shutdown, 0); 3]);
     assert_eq!(world.server.allocations(), 0);
-    assert_eq!(world.server.gate_mut().held(), 0);
+    assert_eq!(world.server.policy_mut().held(), 0);
     assert_eq!(world.server.poll_timeout(), None);
     assert_eq!(world.server.stats().allocations_closed, [0, 0, 3, 1, 0, 0, 0, 0, 0]);
 }

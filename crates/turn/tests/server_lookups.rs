@@ -11,8 +11,8 @@ fn world() -> World {
 }
 
 fn later(config: ServerConfig) -> World {
-    let gate = TestGate { per_user: 1000, total: 1000, later: true, ..TestGate::default() };
-    World::with_gate(config, gate)
+    let policy = TestPolicy { per_user: 1000, total: 1000, later: true, ..TestPolicy::default() };
+    World::with_policy(config, policy)
 }
 
 #[track_caller]
@@ -96,7 +96,11 @@ fn a_request_sent_again_asks_the_store_once_and_has_one_answer() {
     for _ in 0..5 {
         assert_eq!(world.feed(&allocate), Outcome::Drop(DropReason::LookupPending));
     }
-    assert_eq!(world.server.gate_mut().lookups, 6, "the gate has said each time that it does not know");
+    assert_eq!(
+        world.server.policy_mut().lookups.get(),
+        6,
+        "the policy has said each time that it does not know"
+    );
     // Another request of the same client is another question.
     let other = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
     assert_ne!(asked.lookup, other.lookup);
@@ -113,7 +117,7 @@ fn a_request_sent_again_asks_the_store_once_and_has_one_answer() {
 
 #[test]
 fn an_allocate_over_a_stream_whose_user_is_known_late_waits_for_the_fleet_too() {
-    let gate = || TestGate { total: 0, undecided: true, later: true, ..TestGate::default() };
+    let policy = || TestPolicy { total: 0, undecided: true, later: true, ..TestPolicy::default() };
     let again = |world: &mut World| {
         assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 100));
         world.now.ms += 100;
@@ -121,7 +125,7 @@ fn an_allocate_over_a_stream_whose_user_is_known_late_waits_for_the_fleet_too() 
         world.found(lookup, credentials)
     };
     let begun = |client: Client| {
-        let mut world = World::with_gate(streams(), TestGate { per_user: 10, ..gate() });
+        let mut world = World::with_policy(streams(), TestPolicy { per_user: 10, ..policy() });
         world.client = client;
         let alice = world.credentials("alice", Scheme::Sha256);
         let asked = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
@@ -132,9 +136,9 @@ fn an_allocate_over_a_stream_whose_user_is_known_late_waits_for_the_fleet_too() 
         let (mut world, outcome) = begun(stream(3));
         let requests = world.server.stats().requests;
         assert_eq!([outcome, again(&mut world), again(&mut world)], [const { Outcome::Later }; 3]);
-        assert_eq!(world.server.gate_mut().lookups, 1, "the store is asked once");
-        world.server.gate_mut().undecided = false;
-        (world.server.gate_mut().total, world.server.gate_mut().shared) = (usize::from(granted), shared);
+        assert_eq!(world.server.policy_mut().lookups.get(), 1, "the store is asked once");
+        world.server.policy_mut().undecided = false;
+        (world.server.policy_mut().total, world.server.policy_mut().shared) = (usize::from(granted), shared);
         match again(&mut world) {
             Outcome::Open(request) => _ = world.open(&request).success(),
             Outcome::Reply(bytes) => assert_eq!((Reply(bytes).code(), granted), (Some(508), false)),
@@ -315,11 +319,11 @@ fn one_address_cannot_take_all_places_and_all_addresses_not_more_than_there_are(
 
 #[test]
 fn an_answer_finds_its_client_on_the_worker_that_forwarded_the_request() {
-    let gate = TestGate { per_user: 10, total: 10, ..TestGate::default() };
-    let mut workers: Vec<World> = World::workers_with(&streams(), 2, &gate);
+    let policy = TestPolicy { per_user: 10, total: 10, ..TestPolicy::default() };
+    let mut workers: Vec<World> = World::workers_with(&streams(), 2, &policy);
     let alice = workers[0].credentials("alice", Scheme::Md5);
     let ticket = workers[0].ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success().ticket().unwrap();
-    workers.iter_mut().for_each(|world| world.server.gate_mut().later = true);
+    workers.iter_mut().for_each(|world| world.server.policy_mut().later = true);
     let there = client(50_000);
     workers[1].client = there;
     let bytes = Ask::present(&ticket).signed(&alice).bytes();

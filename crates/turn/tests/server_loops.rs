@@ -8,7 +8,7 @@ fn behind(listener: u16, transport: RelayTransport) -> (World, Credentials) {
     let mut world = World::with(streams());
     world.client.listener = ListenerId(listener);
     let alice = world.credentials("alice", Scheme::Md5);
-    world.server.gate_mut().relayed = vec![(world.client.address, transport)];
+    world.server.policy_mut().relayed = vec![(world.client.address, transport)];
     (world, alice)
 }
 
@@ -27,7 +27,7 @@ fn a_client_behind_a_relayed_address_gets_nothing_but_its_own_address() {
             assert!(reply.is_signed(&alice));
         }
         assert_eq!(world.server.stats().loop_refusals, 4);
-        assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (0, 0));
+        assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (0, 0));
         assert_eq!(
             world.ask(&Ask::allocate()).code(),
             Some(401),

@@ -26,9 +26,9 @@ fn relaying_allocates_nothing() {
     let counted = allocations(|| {
         for (message, peer) in messages.iter().zip(&peers) {
             black_box(server.from_client(now, &client.into(), message));
-            black_box(server.from_peer(now, relay, *peer, message));
+            black_box(server.data.from_peer(now, relay, *peer, message));
             black_box(server.from_client(now, &client.into(), &send));
-            black_box(server.from_peer(now, relay, stranger, &send));
+            black_box(server.data.from_peer(now, relay, stranger, &send));
             // What is dropped costs nothing either.
             black_box(server.from_client(now, &client.into(), &message[..60]));
             black_box(server.from_client(now, &common::client(1).into(), message));
@@ -80,7 +80,7 @@ fn flood_allocates_nothing(config: ServerConfig) {
 fn an_idle_allocation_costs_less_than_600_bytes() {
     const COUNT: usize = 10_000;
     let mut world =
-        World::with_gate(config(), TestGate { per_user: COUNT, total: COUNT, ..TestGate::default() });
+        World::with_policy(config(), TestPolicy { per_user: COUNT, total: COUNT, ..TestPolicy::default() });
     let info = allocation_counter::measure(|| {
         for port in 1..=u16::try_from(COUNT).unwrap() {
             world.client = client(port);
@@ -103,8 +103,8 @@ fn what_a_mobile_allocation_or_one_for_tcp_costs_is_its_own() {
         (Ask::allocate_tcp(), 600),
         (Ask::allocate_tcp().raw(TICKET, &[]), 900),
     ] {
-        let gate = TestGate { per_user: COUNT.into(), total: COUNT.into(), ..TestGate::default() };
-        let mut world = World::with_gate(streams(), gate);
+        let policy = TestPolicy { per_user: COUNT.into(), total: COUNT.into(), ..TestPolicy::default() };
+        let mut world = World::with_policy(streams(), policy);
         let info = allocation_counter::measure(|| {
             for port in 1..=COUNT {
                 world.client = stream(port);

@@ -55,7 +55,7 @@ fn a_client_that_asks_gets_a_ticket_and_nobody_else_does() {
     let alice = world.credentials("alice", Scheme::Md5);
     let ask = Ask::allocate().raw(TICKET, &reply.ticket().unwrap()).signed(&alice);
     assert_eq!(world.ask(&ask).code(), Some(400), "a ticket makes no allocation");
-    assert_eq!(world.server.gate_mut().held(), 3);
+    assert_eq!(world.server.policy_mut().held(), 3);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn the_old_address_is_good_until_data_comes_from_the_new() {
     // The permission that was asked for from the new address, the channel and the quota have come along.
     world.client = new;
     assert!(world.feed(&Ask::send("198.41.0.9:5", b"x")).goes_to_peer());
-    assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (1, 1));
+    assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (1, 1));
 }
 
 #[test]
@@ -426,7 +426,7 @@ fn one_address_has_one_allocation() {
     assert_eq!(world.ask(&Ask::present(&ticket).signed(&alice)).code(), Some(437));
     present(&mut world, elsewhere(2), &ticket).success();
     assert_eq!(world.ask_as("alice", Ask::allocate()).code(), Some(437));
-    assert_eq!(world.server.gate_mut().held(), 2);
+    assert_eq!(world.server.policy_mut().held(), 2);
 }
 
 #[test]
@@ -437,7 +437,7 @@ fn lifetime_zero_from_a_new_address_ends_the_allocation() {
     let ask = Ask::refresh(0).raw(TICKET, &ticket).signed(&alice);
     let reply = world.ask(&ask).success();
     assert_eq!((reply.lifetime(), reply.ticket()), (0, None));
-    assert_eq!(world.server.gate_mut().held(), 0);
+    assert_eq!(world.server.policy_mut().held(), 0);
     assert!(matches!(&world.effects()[..], [Effect::Closed { reason: ClosedReason::Deleted, .. }]));
     assert_eq!(world.ask(&ask), reply);
 }
@@ -450,12 +450,12 @@ fn a_mobile_allocation_outlives_its_stream_until_it_expires() {
     assert_eq!(counted(&world, MobilityEvent::Kept), 1);
     assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::ClientAway));
     let unreachable = IcmpError { icmp_type: 3, code: 1, info: 0 };
-    let icmp = world.server.from_icmp(world.now, relay, address(PEER), unreachable);
+    let icmp = world.server.data.from_icmp(world.now, relay, address(PEER), unreachable);
     assert_eq!(Outcome::from(icmp), Outcome::Drop(DropReason::ClientAway));
     world.sleep(599);
-    assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (1, 1));
+    assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (1, 1));
     world.sleep(1);
-    assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (0, 0));
+    assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (0, 0));
     assert!(matches!(&world.effects()[..], [Effect::Closed { reason: ClosedReason::Expired, .. }]));
 }
 
@@ -467,7 +467,7 @@ fn one_that_is_not_mobile_ends_with_its_stream() {
     world.server.disconnected(world.now, &stream(41_001));
     assert_eq!(world.server.allocations(), 1);
     world.server.disconnected(world.now, &stream(41_000));
-    assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (0, 0));
+    assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (0, 0));
     assert!(matches!(&world.effects()[..], [Effect::Closed { reason: ClosedReason::Disconnected, .. }]));
 }
 
@@ -479,7 +479,7 @@ fn a_stream_that_ends_while_its_relay_is_opened_leaves_nothing() {
     let ask = Ask::allocate().raw(TICKET, &[]).signed(&alice);
     world.feed(&ask.bytes()).opens();
     world.server.disconnected(world.now, &stream(41_000));
-    assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (0, 0));
+    assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (0, 0));
 }
 
 #[test]
@@ -531,7 +531,7 @@ fn who_gets_the_address_of_a_stream_that_has_ended_gets_nothing_else() {
     world.ask(&Ask::permit(PEER).signed(&bob)).success();
     assert!(world.peer_sends(other, PEER, b"x").goes_to_client());
     world.ask(&Ask::refresh(0).signed(&bob)).success();
-    assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (0, 0));
+    assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (0, 0));
 }
 
 #[test]

@@ -136,7 +136,7 @@ impl Workers {
     }
 
     pub(crate) fn held(&mut self) -> usize {
-        self.0[0].server.gate_mut().held()
+        self.0[0].server.policy_mut().held()
     }
 
     fn counted(&self, event: MobilityEvent) -> u64 {

@@ -48,13 +48,13 @@ fn channels_permissions_and_counters_go_along() {
     let (permitted, bound): (Vec<_>, Vec<_>) =
         told[1..].iter().partition(|effect| matches!(effect, Effect::Permitted { .. }));
     assert_eq!((permitted.len(), bound.len()), (2, 20));
-    assert_eq!(there.server.gate_mut().held(), 1);
+    assert_eq!(there.server.policy_mut().held(), 1);
 
     let relay = RelayId { allocation, ..relay };
     assert!(
         matches!(there.feed(&channel_data(0x4013, b"x")), Outcome::ToPeer { relay: of, .. } if of == relay)
     );
-    let to_client = there.server.from_peer(there.now, relay, address("198.41.0.9:1"), b"x");
+    let to_client = there.server.data.from_peer(there.now, relay, address("198.41.0.9:1"), b"x");
     assert!(matches!(to_client, Verdict::ToClient { link: Link(7), .. }));
     // Of the 300 s of a permission 100 are over, and of the 600 s of a channel.
     there.sleep(199);
@@ -72,7 +72,7 @@ fn channels_permissions_and_counters_go_along() {
         panic!("{effects:?}")
     };
     assert_eq!((*session, *lived_ms, *to_peer, to_client.0), (name, 600_000, (2, 5), 3));
-    assert_eq!(there.server.gate_mut().held(), 0);
+    assert_eq!(there.server.policy_mut().held(), 0);
 }
 
 /// A process of an older version, or one that was configured so, lets the permission end before the channel.
@@ -172,8 +172,8 @@ fn what_cannot_be_taken_in_is_given_back() {
     let (_, relay) = here.allocated();
     let moved = here.server.snapshot(here.now, relay.allocation).unwrap();
     let moved = here.server.restore(here.now, moved, Link(0)).expect_err("the 5-tuple is taken");
-    let gate = TestGate { per_user: 0, total: 10, ..TestGate::default() };
-    let mut full = World::with_gate(config(), gate);
+    let policy = TestPolicy { per_user: 0, total: 10, ..TestPolicy::default() };
+    let mut full = World::with_policy(config(), policy);
     let moved = full.server.restore(full.now, moved, Link(0)).expect_err("alice has no room");
     assert_eq!(full.server.allocations(), 0);
     let mut elsewhere = World::with(ServerConfig { realm: "other.example".to_owned(), ..config() });
@@ -266,7 +266,7 @@ proptest! {
                 prop_assert!(there.server.poll_timeout().is_some());
                 there.server.close_all(there.now, ClosedReason::Shutdown);
             }
-            prop_assert_eq!((there.server.allocations(), there.server.gate_mut().held()), (0, 0));
+            prop_assert_eq!((there.server.allocations(), there.server.policy_mut().held()), (0, 0));
         }
     }
 }

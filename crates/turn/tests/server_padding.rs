@@ -150,7 +150,7 @@ fn requests(world: &mut World, seen: &mut Seen) {
         seen.note(&bytes);
     }
     let unreachable = IcmpError { icmp_type: 3, code: 3, info: 0 };
-    let icmp = world.server.from_icmp(world.now, relay, address(PEER), unreachable);
+    let icmp = world.server.data.from_icmp(world.now, relay, address(PEER), unreachable);
     let Outcome::Reply(bytes) = icmp.into() else { panic!() };
     seen.note(&bytes);
     seen.ask(world, &Ask::bind(0x4000, PEER).signed(&who)).success();
@@ -198,7 +198,7 @@ fn refusals(config: ServerConfig, seen: &mut Seen) {
     seen.ask(&mut world, &Ask::permit(PEER_V6).signed(&who));
     world.client = client(2);
     let who = world.credentials("alice", Scheme::Md5);
-    world.server.gate_mut().per_user = 1;
+    world.server.policy_mut().per_user = 1;
     seen.ask(&mut world, &Ask::allocate().signed(&who));
 
     // Half of what was asked for.

@@ -9,8 +9,8 @@ fn at(ip: &str, port: u16) -> Client {
 
 #[test]
 fn a_user_has_no_more_allocations_than_the_gate_gives() {
-    let gate = TestGate { per_user: 2, total: 3, ..TestGate::default() };
-    let mut world = World::with_gate(config(), gate);
+    let policy = TestPolicy { per_user: 2, total: 3, ..TestPolicy::default() };
+    let mut world = World::with_policy(config(), policy);
     let mut allocate = |port, user| {
         world.client = client(port);
         let credentials = world.credentials(user, Scheme::Md5);
@@ -37,9 +37,9 @@ fn a_user_has_no_more_allocations_than_the_gate_gives() {
 
 #[test]
 fn a_prefix_has_no_more_allocations_than_the_gate_gives_whoever_its_users_are() {
-    let gate = TestGate { per_user: 10, total: 10, per_prefix: 2, ..TestGate::default() };
+    let policy = TestPolicy { per_user: 10, total: 10, per_prefix: 2, ..TestPolicy::default() };
     let config = ServerConfig { prefixes: PrefixLengths { v4: 24, v6: 56 }, ..config() };
-    let mut world = World::with_gate(config, gate);
+    let mut world = World::with_policy(config, policy);
     let mut allocate = |ip: &str, port, user| {
         world.client = at(ip, port);
         let credentials = world.credentials(user, Scheme::Md5);

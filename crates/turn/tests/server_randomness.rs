@@ -30,7 +30,7 @@ fn the_secret_part_of_nonces_is_as_if_by_chance() {
 #[test]
 fn reservation_tokens_are_as_if_by_chance() {
     let mut world = World::with(ServerConfig { authenticate: false, ..config() });
-    world.server.gate_mut().total = SAMPLES;
+    world.server.policy_mut().total = SAMPLES;
     let tokens = clients().map(|client| {
         world.client = client;
         let reply = world.ask(&Ask::allocate().with(&EvenPort::new(true))).success();
@@ -43,7 +43,7 @@ fn reservation_tokens_are_as_if_by_chance() {
 #[test]
 fn names_of_sessions_are_as_if_by_chance() {
     let mut world = World::with(ServerConfig { authenticate: false, ..config() });
-    world.server.gate_mut().total = SAMPLES;
+    world.server.policy_mut().total = SAMPLES;
     let names = (0..).zip(clients()).map(|(slot, client)| {
         world.client = client;
         world.ask(&Ask::allocate()).success();
@@ -56,7 +56,7 @@ fn names_of_sessions_are_as_if_by_chance() {
 #[test]
 fn mobility_tickets_are_as_if_by_chance() {
     let mut world = World::with(ServerConfig { authenticate: false, mobility: true, ..streams() });
-    world.server.gate_mut().total = SAMPLES;
+    world.server.policy_mut().total = SAMPLES;
     let tickets = clients().map(|client| {
         world.client = client;
         world.ask(&Ask::allocate().raw(TICKET, &[])).success().ticket().unwrap()

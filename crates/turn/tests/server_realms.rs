@@ -74,7 +74,7 @@ fn a_realm_that_the_listener_does_not_serve_is_refused_with_one_that_it_does() {
         assert_eq!(reply.get::<RealmAttribute>().realm(), first);
         assert!(matches!(&world.effects()[..], [Effect::Refused { why: CredentialRefusal::WrongRealm, .. }]));
     }
-    assert_eq!(world.server.gate_mut().lookups, 0, "no key was looked for");
+    assert_eq!(world.server.policy_mut().lookups.get(), 0, "no key was looked for");
 }
 
 #[test]
@@ -113,16 +113,16 @@ fn a_user_of_the_same_name_in_another_realm_is_another_user() {
 
 #[test]
 fn quotas_count_each_realm_by_itself() {
-    let gate = TestGate { per_user: 1, total: 10, ..TestGate::default() };
-    let mut world = World::with_gate(tenants(), gate);
+    let policy = TestPolicy { per_user: 1, total: 10, ..TestPolicy::default() };
+    let mut world = World::with_policy(tenants(), policy);
     for (port, realm, code) in [(1, TENANT, None), (2, OTHER, None), (3, TENANT, Some(486))] {
         world.client = client(port);
         let alice = alice_in(&mut world, 0, realm);
         assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), code, "{realm}");
     }
-    assert_eq!(world.server.gate_mut().held.borrow().len(), 2);
+    assert_eq!(world.server.policy_mut().held.borrow().len(), 2);
     world.sleep(3600);
-    assert_eq!(world.server.gate_mut().held(), 0, "released in the realm in which it was acquired");
+    assert_eq!(world.server.policy_mut().held(), 0, "released in the realm in which it was acquired");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_reload_that_takes_a_realm_away_ends_its_sessions_and_no_others() {
     };
     assert_eq!((*client, &**realm), (theirs, TENANT));
     assert_eq!(world.server.allocations(), 1);
-    assert_eq!(world.server.gate_mut().held(), 1, "given back to the realm's quota");
+    assert_eq!(world.server.policy_mut().held(), 1, "given back to the realm's quota");
     assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
     world.client = theirs;
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::NoAllocation));
@@ -190,7 +190,7 @@ fn a_realm_with_another_name_is_another_realm() {
     renamed.tenants[0].name = "renamed.example".to_owned();
     world.server.reconfigure(world.now, Arc::new(renamed));
     assert_eq!(world.server.allocations(), 0);
-    assert_eq!(world.server.gate_mut().held(), 0);
+    assert_eq!(world.server.policy_mut().held(), 0);
 }
 
 #[test]

@@ -41,13 +41,13 @@ fn of_alice(method: Method, code: u16, why: RequestRefusal) -> Vec<(String, Meth
 
 #[test]
 fn each_reason_is_told_with_the_code_of_the_answer() {
-    let gate = TestGate { per_user: 1, total: 2, ..TestGate::default() };
-    let mut world = World::with_gate(
+    let policy = TestPolicy { per_user: 1, total: 2, ..TestPolicy::default() };
+    let mut world = World::with_policy(
         ServerConfig {
             limits: ServerLimits { permissions: 1, channels: 1, ..ServerLimits::default() },
             ..config()
         },
-        gate,
+        policy,
     );
     let (alice, _) = world.allocated();
     assert_eq!(told(&mut world), []);
@@ -80,11 +80,11 @@ fn each_reason_is_told_with_the_code_of_the_answer() {
     assert_eq!(told(&mut world), of_alice(Method::Allocate, 486, RequestRefusal::UserQuota));
     assert_eq!(world.ask(&Ask::refresh(600).signed(&alice)).code(), Some(437));
     assert_eq!(told(&mut world), of_alice(Method::Refresh, 437, RequestRefusal::Code));
-    world.server.gate_mut().relayed = vec![(world.client.address, RelayTransport::Udp)];
+    world.server.policy_mut().relayed = vec![(world.client.address, RelayTransport::Udp)];
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(403));
     assert_eq!(told(&mut world), of_alice(Method::Allocate, 403, RequestRefusal::Loop));
-    world.server.gate_mut().relayed.clear();
-    (world.server.gate_mut().per_user, world.server.gate_mut().total) = (2, 1);
+    world.server.policy_mut().relayed.clear();
+    (world.server.policy_mut().per_user, world.server.policy_mut().total) = (2, 1);
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(508));
     assert_eq!(told(&mut world), of_alice(Method::Allocate, 508, RequestRefusal::TotalQuota));
     world.server.set_draining(true);

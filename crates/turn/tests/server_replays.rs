@@ -37,7 +37,7 @@ fn a_copy_of_an_allocate_whose_allocation_was_deleted_or_expired_makes_no_other(
         }
         world.sleep(2000);
         assert_eq!(world.ask(&ask).code(), Some(438), "for as long as its nonce is good");
-        assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (0, 0));
+        assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (0, 0));
     }
 }
 
@@ -61,7 +61,7 @@ fn a_copy_from_another_port_makes_no_allocation_on_any_worker() {
         assert_eq!(world.ask(&ask).code(), Some(438));
         assert_eq!(world.server.allocations(), usize::from(port == 41_000));
     }
-    assert_eq!(workers[0].server.gate_mut().held(), 1);
+    assert_eq!(workers[0].server.policy_mut().held(), 1);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_copy_over_another_transport_makes_no_allocation() {
                 assert_eq!(world.ask(&ask).code(), Some(438), "{listener}, then {other}");
             }
         }
-        assert_eq!(workers[0].server.gate_mut().held(), 1);
+        assert_eq!(workers[0].server.policy_mut().held(), 1);
     }
 }
 
@@ -158,8 +158,8 @@ fn what_was_granted_is_remembered_through_a_reload() {
 
 #[test]
 fn what_was_refused_may_be_sent_again_as_it_is() {
-    let gate = TestGate { per_user: 1, total: 1000, ..TestGate::default() };
-    let mut world = World::with_gate(config(), gate);
+    let policy = TestPolicy { per_user: 1, total: 1000, ..TestPolicy::default() };
+    let mut world = World::with_policy(config(), policy);
     let (alice, _) = granted(&mut world);
     world.client = client(41_000);
     let ask = Ask::allocate().signed(&alice);

@@ -218,7 +218,7 @@ fn an_icmp_error_comes_by_a_data_indication_though_its_peer_has_a_channel() {
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     let error = IcmpError { icmp_type: 3, code: 3, info: 0 };
-    let verdict = world.server.from_icmp(world.now, relay, address(PEER), error).into();
+    let verdict = world.server.data.from_icmp(world.now, relay, address(PEER), error).into();
     let Outcome::Reply(bytes) = verdict else { panic!("{verdict:?}") };
     assert_eq!(bytes[..2], [0, 0x17], "a Data indication");
 }

@@ -42,7 +42,7 @@ proptest! {
             }
         }
         prop_assert_eq!(world.server.allocations(), 0);
-        prop_assert_eq!(world.server.gate_mut().lookups, 0);
+        prop_assert_eq!(world.server.policy_mut().lookups.get(), 0);
         prop_assert!(world.effects().len() <= 50);
     }
 

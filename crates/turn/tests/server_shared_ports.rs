@@ -35,7 +35,7 @@ fn ask(world: &mut World, from: u16, ask: &Ask) -> Option<u16> {
 fn claimant(world: &mut World, port: SharedPort, peer: &str) -> Option<RelayId> {
     let peer: IpAddr = peer.parse().unwrap();
     let family = if peer.is_ipv4() { Family::V4 } else { Family::V6 };
-    world.server.claimant(relayed(port, family).1, peer, 1)
+    world.server.data.claimant(relayed(port, family).1, peer, 1)
 }
 
 #[test]
@@ -55,12 +55,12 @@ fn a_peers_datagrams_are_for_whoever_permitted_its_address() {
         // ICMP errors go the same way.
         let peer = address(&format!("{peer}:7000"));
         let unreachable = IcmpError { icmp_type: 3, code: 3, info: 0 };
-        let verdict = world.server.from_icmp(world.now, relay, peer, unreachable);
+        let verdict = world.server.data.from_icmp(world.now, relay, peer, unreachable);
         assert!(matches!(verdict, Verdict::Reply { client, .. } if client == to));
     }
     let before = world.dropped(DropReason::NoPermission);
     assert_eq!(claimant(&mut world, PORT, "198.41.0.3"), None);
-    assert_eq!(world.server.claimant(PORT, "198.41.0.3".parse().unwrap(), 7), None);
+    assert_eq!(world.server.data.claimant(PORT, "198.41.0.3".parse().unwrap(), 7), None);
     assert_eq!(world.dropped(DropReason::NoPermission), before + 8, "each datagram counts");
     assert_eq!(claimant(&mut world, OTHER_PORT, "198.41.0.1"), None, "another socket");
 }
@@ -310,7 +310,7 @@ proptest! {
                     let peer = IpAddr::from([198, 41, 0, n]);
                     let held = holders.of(port, peer);
                     prop_assert!(held.len() <= 1, "{} is held by {:?}", peer, held);
-                    prop_assert_eq!(world.server.claimant(relayed(port, Family::V4).1, peer, 1), held.first().copied());
+                    prop_assert_eq!(world.server.data.claimant(relayed(port, Family::V4).1, peer, 1), held.first().copied());
                 }
             }
         }

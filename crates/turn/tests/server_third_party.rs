@@ -141,8 +141,8 @@ fn a_token_lets_in_and_its_key_signs_every_answer() {
         assert!(holder.signed(&holder.ask(&mut world, Ask::refresh(600)).success()));
         holder.ask(&mut world, Ask::refresh(0)).success();
         assert_eq!(world.server.allocations(), 0);
-        assert_eq!(world.server.gate_mut().held(), 0);
-        assert_eq!(world.server.gate_mut().lookups, 0, "no password was looked for");
+        assert_eq!(world.server.policy_mut().held(), 0);
+        assert_eq!(world.server.policy_mut().lookups.get(), 0, "no password was looked for");
     }
 }
 
@@ -260,7 +260,7 @@ fn a_session_ends_with_its_token_unless_a_newer_one_prolongs_it() {
     assert_eq!(world.server.allocations(), 1);
     world.sleep(1);
     assert_eq!(world.server.allocations(), 0);
-    assert_eq!(world.server.gate_mut().held(), 0);
+    assert_eq!(world.server.policy_mut().held(), 0);
     assert!(matches!(world.effects()[..], [Effect::Closed { reason: ClosedReason::Expired, .. }]));
 }
 
@@ -444,8 +444,8 @@ fn a_stale_nonce_is_438_and_a_foreign_one_costs_no_decryption() {
 
 #[test]
 fn a_quota_is_the_tokens_and_a_new_token_has_its_own() {
-    let gate = TestGate { per_user: 2, total: 10, ..TestGate::default() };
-    let mut world = World::with_gate(third_party(), gate);
+    let policy = TestPolicy { per_user: 2, total: 10, ..TestPolicy::default() };
+    let mut world = World::with_policy(third_party(), policy);
     for (port, mac_key, code) in [(1, 5, None), (2, 5, None), (3, 5, Some(486)), (4, 6, None)] {
         world.client = client(port);
         let mut holder = Holder::new(&mut world, 0, 600);
@@ -453,7 +453,7 @@ fn a_quota_is_the_tokens_and_a_new_token_has_its_own() {
         holder.renew(&world, &north(), 0, 600);
         assert_eq!(holder.ask(&mut world, Ask::allocate()).code(), code, "{port}");
     }
-    let names: Vec<_> = world.server.gate_mut().held.borrow().keys().cloned().collect();
+    let names: Vec<_> = world.server.policy_mut().held.borrow().keys().cloned().collect();
     assert_eq!(names.len(), 2);
     assert!(names.iter().all(|name| name.starts_with("north/") && name.len() == 6 + 16), "{names:?}");
 }
@@ -648,7 +648,7 @@ proptest! {
             }
             believed = believed.filter(|it| world.now.unix < it.allocation);
             let there = usize::from(believed.is_some());
-            prop_assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (there, there), "{:?}", step);
+            prop_assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (there, there), "{:?}", step);
         }
     }
 }

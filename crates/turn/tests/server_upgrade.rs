@@ -104,8 +104,10 @@ fn what_needs_something_of_its_process_stays_there() {
 
 #[test]
 fn requests_that_wait_for_credentials_are_forgotten_by_who_goes() {
-    let mut here =
-        World::with_gate(config(), TestGate { per_user: 10, total: 10, later: true, ..TestGate::default() });
+    let mut here = World::with_policy(
+        config(),
+        TestPolicy { per_user: 10, total: 10, later: true, ..TestPolicy::default() },
+    );
     let Outcome::LookUp(query) = here.feed_as("alice", Ask::allocate()) else { panic!() };
     here.server.forget_lookups(|link| link != Link(0));
     assert!(here.server.poll_timeout().is_some(), "it waits");

@@ -35,7 +35,7 @@ fn indications(criterion: &mut Criterion) {
     for (family, peer) in [("ipv4", "192.0.2.1:32853"), ("ipv6", "[2001:db8::1]:32853")] {
         let peer: SocketAddr = peer.parse().expect("an address");
         let mut header = [0; MAX_HEADER_LEN];
-        let length = indication::write_header(Indication::Send, [7; 12], peer, 120, &mut header);
+        let length = indication::write_header(Indication::Send, [7; 12], &peer, 120, &mut header);
         let send = [&header[..length], &PAYLOAD].concat();
         group.bench_function(format!("parse_send/{family}"), |b| {
             b.iter(|| indication::parse(Indication::Send, black_box(&send)).map(|view| view.data.len()));
@@ -45,7 +45,7 @@ fn indications(criterion: &mut Criterion) {
                 indication::write_header(
                     Indication::Data,
                     black_box([7; 12]),
-                    black_box(peer),
+                    &black_box(peer),
                     black_box(120),
                     &mut header,
                 )

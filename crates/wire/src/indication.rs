@@ -120,7 +120,7 @@ pub fn parse(which: Indication, datagram: &[u8]) -> Result<View<'_>, IndicationE
 pub fn write_header(
     which: Indication,
     transaction: [u8; 12],
-    peer: SocketAddr,
+    peer: &SocketAddr,
     payload_len: u16,
     out: &mut [u8; MAX_HEADER_LEN],
 ) -> usize {
@@ -129,7 +129,7 @@ pub fn write_header(
     out[8..20].copy_from_slice(&transaction);
 
     out[20..22].copy_from_slice(&kind::XOR_PEER_ADDRESS.to_be_bytes());
-    let peer = xored(canonical(peer), &transaction);
+    let peer = xored(canonical(*peer), &transaction);
     out[26..28].copy_from_slice(&peer.port().to_be_bytes());
     let data_at = match peer.ip() {
         IpAddr::V4(ip) => {
@@ -242,7 +242,7 @@ mod tests {
         let view = parse(Indication::Send, SEND_IPV4).unwrap();
         assert_eq!(view, View { peer: ipv4(), data: b"abc", dont_fragment: false });
         let mut header = [0xFF; MAX_HEADER_LEN];
-        let length = write_header(Indication::Send, TRANSACTION, ipv4(), 3, &mut header);
+        let length = write_header(Indication::Send, TRANSACTION, &ipv4(), 3, &mut header);
         assert_eq!(header[..length], SEND_IPV4[..36]);
         assert_eq!(usize::from(frame::padding(3)), SEND_IPV4.len() - 36 - 3);
     }
@@ -252,7 +252,7 @@ mod tests {
         let view = parse(Indication::Data, DATA_IPV6).unwrap();
         assert_eq!(view, View { peer: ipv6(), data: b"data", dont_fragment: false });
         let mut header = [0xFF; MAX_HEADER_LEN];
-        let length = write_header(Indication::Data, TRANSACTION, ipv6(), 4, &mut header);
+        let length = write_header(Indication::Data, TRANSACTION, &ipv6(), 4, &mut header);
         assert_eq!(header[..length], DATA_IPV6[..48]);
     }
 
@@ -330,7 +330,7 @@ mod tests {
     fn peers_of_data_are_canonical_and_those_of_send_keep_their_family() {
         let mapped: SocketAddr = "[::ffff:192.0.2.1]:32853".parse().unwrap();
         let mut header = [0; MAX_HEADER_LEN];
-        let length = write_header(Indication::Data, TRANSACTION, mapped, 0, &mut header);
+        let length = write_header(Indication::Data, TRANSACTION, &mapped, 0, &mut header);
         assert_eq!(length, 36, "written as IPv4");
 
         // `write_header` cannot write a mapped address, so take its IPv6 form apart by hand.
@@ -405,13 +405,13 @@ mod tests {
         let mut header = [0; MAX_HEADER_LEN];
         for (peer, fixed) in [(ipv4(), 16), (ipv6(), 28)] {
             for payload in [0, 1, 2, 3, 4, 5, 1199, 1200, MAX_PAYLOAD_LEN - 1, MAX_PAYLOAD_LEN] {
-                write_header(Indication::Data, TRANSACTION, peer, payload, &mut header);
+                write_header(Indication::Data, TRANSACTION, &peer, payload, &mut header);
                 let expected =
                     fixed + usize::from(payload) + usize::from(frame::padding(usize::from(payload)));
                 let written = usize::from(u16::from_be_bytes([header[2], header[3]]));
                 assert_eq!(written, expected, "{payload}");
             }
-            write_header(Indication::Data, TRANSACTION, peer, u16::MAX, &mut header);
+            write_header(Indication::Data, TRANSACTION, &peer, u16::MAX, &mut header);
             assert_eq!(header[2..4], [0xFF, 0xFC], "never wraps to a short one");
         }
     }

@@ -40,7 +40,7 @@ fn check(bytes: &[u8]) {
 
         let mut header = [0; MAX_HEADER_LEN];
         let length = u16::try_from(view.data.len()).expect("the length field has 16 bits");
-        let header_len = indication::write_header(which, [1; 12], view.peer, length, &mut header);
+        let header_len = indication::write_header(which, [1; 12], &view.peer, length, &mut header);
         let padding = &[0; 3][..usize::from(frame::padding(view.data.len()))];
         let again = [&header[..header_len], view.data, padding].concat();
         let reparsed = indication::parse(which, &again).expect("ours");
@@ -57,7 +57,7 @@ fn seeds() -> Vec<Vec<u8>> {
     ] {
         let mut header = [0; MAX_HEADER_LEN];
         let peer = peer.parse().expect("an address");
-        let length = indication::write_header(which, [9; 12], peer, 5, &mut header);
+        let length = indication::write_header(which, [9; 12], &peer, 5, &mut header);
         let message = [&header[..length], &[1, 2, 3, 4, 5, 0, 0, 0]].concat();
         // As a whole, and without the header behind the byte that asks for a FINGERPRINT.
         seeds.push([&[1][..], &message[20..], &[0, 0x1A, 0, 0]].concat());

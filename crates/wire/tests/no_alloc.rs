@@ -14,7 +14,7 @@ fn peers() -> [SocketAddr; 2] {
 fn indication(which: Indication, peer: SocketAddr, payload: &[u8]) -> Vec<u8> {
     let mut header = [0; MAX_HEADER_LEN];
     let length = u16::try_from(payload.len()).unwrap();
-    let header_len = indication::write_header(which, [7; 12], peer, length, &mut header);
+    let header_len = indication::write_header(which, [7; 12], &peer, length, &mut header);
     [&header[..header_len], payload, &[0; 3][..usize::from(frame::padding(payload.len()))]].concat()
 }
 
@@ -63,7 +63,7 @@ fn indications_are_written_without_allocation() {
     let counted = allocations(|| {
         for peer in peers() {
             for which in [Indication::Send, Indication::Data] {
-                black_box(indication::write_header(which, black_box([7; 12]), peer, 1200, &mut header));
+                black_box(indication::write_header(which, black_box([7; 12]), &peer, 1200, &mut header));
             }
         }
     });

@@ -42,7 +42,7 @@ fn message_type(which: Indication) -> MessageType {
 fn ours(which: Indication, transaction: [u8; 12], peer: SocketAddr, payload: &[u8]) -> Vec<u8> {
     let mut header = [0; MAX_HEADER_LEN];
     let length = u16::try_from(payload.len()).unwrap();
-    let header_len = indication::write_header(which, transaction, peer, length, &mut header);
+    let header_len = indication::write_header(which, transaction, &peer, length, &mut header);
     [&header[..header_len], payload, &[0; 3][..usize::from(frame::padding(payload.len()))]].concat()
 }
 

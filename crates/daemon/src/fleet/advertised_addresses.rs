@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use turnpike_config::FleetSettings;
 use turnpike_fleet::Entrance;
-use turnpike_relay::{Config, RelayAddress, runtime::Listeners};
+use turnpike_relay::{Config, Listeners, RelayAddress};
 use turnpike_turn::server::Transport;
 
 /// Entrances, and all that clients' requests may show as our own address that came in by one of them.

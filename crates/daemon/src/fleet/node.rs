@@ -18,7 +18,7 @@ use turnpike_fleet::{
 };
 use turnpike_relay::{Relay, SharedQuota};
 use turnpike_stores::{FleetAddress, FleetStore, StoreError};
-use turnpike_turn::server::{NonceKey, QuotaRefusal};
+use turnpike_turn::server::{NonceKey, QuotaRefusal, UserRef};
 
 use super::{
     admin_ops::{Announcements, QuestionSender},
@@ -434,14 +434,14 @@ impl Node {
             0 => u32::MAX,
             limit => limit,
         };
-        self.quotas.acquire(&self.buckets(asked.realm, asked.identity), &asked, total, self.terms())
+        self.quotas.acquire(&self.buckets(asked.user), &asked, total, self.terms())
     }
 
-    pub(super) fn release(&self, realm: &str, identity: &str) {
-        self.quotas.release(&self.buckets(realm, identity));
+    pub(super) fn release(&self, user: UserRef<'_>) {
+        self.quotas.release(&self.buckets(user));
     }
 
-    fn buckets(&self, realm: &str, identity: &str) -> Buckets {
+    fn buckets(&self, UserRef { realm, identity }: UserRef<'_>) -> Buckets {
         let sealer = &self.sealer;
         Buckets { total: sealer.total(), realm: sealer.realm(realm), user: sealer.user(realm, identity) }
     }
@@ -684,7 +684,7 @@ mod tests {
         let node = settled("a");
         node.set_nodes(3);
         (0..6).for_each(|_| assert!(node.acquire(asked(10)).is_ok()));
-        let bucket = node.buckets("here", "alice").user;
+        let bucket = node.buckets(UserRef::new("here", "alice")).user;
         let asks = node.quotas.asks(10, node.terms());
         let ask = asks.iter().find(|ask| ask.bucket == bucket).expect("it is told");
         let grant = Grant { bucket, told: ask.used, held: 7, sum: 7 };
@@ -717,7 +717,7 @@ mod tests {
     }
 
     fn asked(of_user: usize) -> SharedQuota<'static> {
-        SharedQuota { realm: "here", identity: "alice", of_realm: None, of_user }
+        SharedQuota { user: UserRef::new("here", "alice"), of_realm: None, of_user }
     }
 
     fn offered(node: &Node) -> FleetOffer {

@@ -84,7 +84,7 @@ impl Node {
         }
         // A client that was redirected and asks again does not follow: it is served.
         let (unix, client) = (attempt.now.unix, attempt.client.address.ip());
-        let who = self.hasher.hash_one((client, attempt.realm, attempt.identity));
+        let who = self.hasher.hash_one((client, attempt.user.realm, attempt.user.identity));
         let request = self.hasher.hash_one(attempt.transaction);
         if !self.recent_redirects().may_go(unix, who, request) {
             self.tallies.returned.fetch_add(1, Ordering::Relaxed);
@@ -148,7 +148,7 @@ mod tests {
     use turnpike_fleet::{Beat, FleetView, Load, Members, Record};
     use turnpike_relay::SharedQuota;
     use turnpike_turn::{
-        server::{Client, ListenerId, NonceKey},
+        server::{Client, ListenerId, NonceKey, UserRef},
         time::Now,
     };
 
@@ -210,8 +210,7 @@ mod tests {
         AllocateAttempt {
             now: Now { ms: 0, unix: 1_800_000_000 },
             client,
-            realm: "here",
-            identity: "alice",
+            user: UserRef::new("here", "alice"),
             transaction: rand::random(),
             occasion,
         }
@@ -247,7 +246,7 @@ mod tests {
         let node = node(FleetRedirect::Full, 98, 10);
         let entrances = Entrances { own: Vec::new(), all: Vec::new() };
         node.set_reach(entrances, Room::new(100, 0));
-        let quota = SharedQuota { realm: "here", identity: "alice", of_realm: None, of_user: 1000 };
+        let quota = SharedQuota { user: UserRef::new("here", "alice"), of_realm: None, of_user: 1000 };
         (0..97).for_each(|_| node.acquire(quota).expect("there is room"));
         assert_eq!(asks(&node, 1, OWN, Occasion::None), None);
         node.acquire(quota).expect("there is room");

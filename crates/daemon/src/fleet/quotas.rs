@@ -193,6 +193,8 @@ fn lock(shard: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
 
 #[cfg(test)]
 mod tests {
+    use turnpike_turn::server::UserRef;
+
     use super::*;
 
     const TERMS: Terms = Terms { nodes: 1, enforced: true, books: Books::Whole };
@@ -202,7 +204,7 @@ mod tests {
     }
 
     fn asked(of_realm: Option<usize>, of_user: usize) -> SharedQuota<'static> {
-        SharedQuota { realm: "here", identity: "alice", of_realm, of_user }
+        SharedQuota { user: UserRef::new("here", "alice"), of_realm, of_user }
     }
 
     /// As the store would answer a node that is alone.

@@ -16,7 +16,7 @@ use turnpike_net::Datapath;
 use turnpike_relay::{CredentialStore, DtlsContext, Identity, Relay, RelayAddress, TlsContext};
 use turnpike_testkit::certificates;
 pub(crate) use turnpike_testkit::{Dir, eventually, free_address};
-use turnpike_turn::server::{AllocationLimits, Lookup, PeerRules, ServerConfig, User};
+use turnpike_turn::server::{AllocationLimits, Lookup, PeerRules, ServerConfig, User, Users};
 use turnpike_wire::integrity::{Key, KeyAlgorithm, userhash};
 
 pub(crate) const USER: &str = "alice";
@@ -24,7 +24,9 @@ pub(crate) const PASSWORD: &str = "wonderland";
 
 struct OneUser;
 
-impl CredentialStore for OneUser {
+impl CredentialStore for OneUser {}
+
+impl Users for OneUser {
     fn check(
         &self,
         user: User<'_>,

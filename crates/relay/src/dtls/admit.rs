@@ -8,7 +8,7 @@ use turnpike_turn::server::{Client, PrefixLengths, Transport};
 use super::{
     Associations,
     association::{self, Association, Stage},
-    cookie::Cookie,
+    hello::Cookie,
     hello::{self, Fragment, Hello, HelloError, Version},
     record::{self, ALERT, Sifted},
     stats::{DtlsDrop, DtlsEnd, DtlsFailure},

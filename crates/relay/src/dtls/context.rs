@@ -11,7 +11,7 @@ use dimpl::{Config, CryptoError, Dtls, DtlsCertificate, Error, Output};
 use rustls::{SignatureScheme, sign::CertifiedKey};
 
 use super::{
-    cookie::Cookie,
+    hello::Cookie,
     hello::{Hello, Version},
     provider::{self, Lent},
 };

@@ -10,10 +10,8 @@ use hmac::{Hmac, KeyInit as _, Mac};
 use sha2::Sha256;
 use turnpike_turn::server::{Client, NonceKeys};
 
-use super::hello::{Hello, Version};
+use super::hello::{COOKIE_LEN, Cookie, Hello, Version};
 
-/// dimpl knows cookies of this length only.
-pub(super) const COOKIE_LEN: usize = 32;
 /// Seconds for which a cookie is good: as long as clients repeat a ClientHello.
 const LIFETIME: u32 = 60;
 /// Seconds that one may lie in the future: clocks of two nodes differ.
@@ -21,8 +19,6 @@ const SKEW: u32 = 10;
 /// Time, padding; the MAC takes the rest.
 const PREFIX: usize = 6;
 const NO_PADDING: u16 = u16::MAX;
-
-pub(super) type Cookie = [u8; COOKIE_LEN];
 
 /// What cookies are made and checked with.
 pub(super) struct CookieKeys(NonceKeys);

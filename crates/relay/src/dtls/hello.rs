@@ -3,7 +3,12 @@
 
 use std::ops::Range;
 
-use super::{cookie::Cookie, record::HEADER as RECORD_HEADER};
+use super::record::HEADER as RECORD_HEADER;
+
+/// dimpl knows cookies of this length only.
+pub(super) const COOKIE_LEN: usize = 32;
+
+pub(super) type Cookie = [u8; COOKIE_LEN];
 
 /// Longest datagram with a ClientHello that is looked at. One with post-quantum key shares has 1500 bytes.
 pub(super) const MAX_HELLO: usize = 4096;

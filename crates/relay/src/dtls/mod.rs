@@ -42,9 +42,9 @@ pub use stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
 use crate::{
     Layout,
     bounded::{Bounded, share},
+    layout::Listener,
     link::{Generations, Place},
     turned_away::{Noted, TurnedAway},
-    worker::Listener,
 };
 use association::{Association, Drained, Stage};
 use cookie::CookieKeys;

@@ -18,7 +18,7 @@ use dimpl::{
 };
 use rustls::{SignatureScheme, sign};
 
-use super::cookie::Cookie;
+use super::hello::Cookie;
 
 /// What an instance is to use.
 pub(super) struct Lent {

@@ -32,7 +32,10 @@ use turnpike_turn::{
     time::Now,
 };
 
-use crate::{gate::WorkerGate, stream::Detached};
+use crate::{
+    policy::WorkerPolicy,
+    stream::{Detached, END_OF_TOKENS},
+};
 use tls_end::TlsEnd;
 
 /// Milliseconds for which a listener rests when there are no descriptors for what it would accept.
@@ -58,7 +61,7 @@ enum Token {
 }
 
 /// Tokens of the poller from here on belong to this module.
-pub(crate) const FIRST_TOKEN: u64 = 1 << 62;
+pub(crate) const FIRST_TOKEN: u64 = END_OF_TOKENS;
 const KIND: u64 = 1 << 60;
 const GENERATIONS: u32 = 1 << 28;
 
@@ -92,7 +95,7 @@ impl Token {
 /// Who says how many bytes a connection may carry, and the time.
 pub(crate) struct Purse<'a> {
     pub(crate) now: Now,
-    pub(crate) server: &'a mut Server<WorkerGate>,
+    pub(crate) server: &'a mut Server<WorkerPolicy>,
 }
 
 /// What the state machine must be told.

@@ -9,7 +9,7 @@ use turnpike_testkit::randomness;
 
 use crate::RealmLimits;
 
-const ALICE: Owner<'static> = ("here", "alice");
+const ALICE: UserRef<'static> = UserRef::new("here", "alice");
 
 fn ports(range: RangeInclusive<u16>) -> Ports {
     ports_on(range, &[IpAddr::V4(Ipv4Addr::LOCALHOST)])
@@ -396,7 +396,10 @@ fn each_address_of_a_family_gives_all_its_ports_to_dual_stack_allocations_too() 
 fn a_token_is_worth_nothing_to_another_user_or_realm_and_stays_good_for_its_owner() {
     let ports = ports(22_700..=22_799);
     let first = ports.get(PortRequest::EvenAndReserveNext([7; 8]), 0).unwrap();
-    for thief in [("here", "bob"), ("there", "alice"), ("", ""), ("here", ""), ("here\0alice", "")] {
+    for (realm, identity) in
+        [("here", "bob"), ("there", "alice"), ("", ""), ("here", ""), ("here\0alice", "")]
+    {
+        let thief = UserRef::new(realm, identity);
         let stolen = ports.open(&wish(PortRequest::Reserved([7; 8])), thief, None, 0);
         assert_eq!(stolen.err(), Some(Refusal::Reservation), "{thief:?}");
     }
@@ -408,7 +411,7 @@ fn a_token_is_worth_nothing_to_another_user_or_realm_and_stays_good_for_its_owne
 fn one_user_can_reserve_a_few_ports_and_leaves_the_others_to_others() {
     let ports = ports(22_800..=23_311);
     assert_eq!(ports.plan().most_reservations, 32);
-    let reserve = |owner: Owner<'_>, token: u64| {
+    let reserve = |owner: UserRef<'_>, token: u64| {
         let opened =
             ports.open(&wish(PortRequest::EvenAndReserveNext(token.to_be_bytes())), owner, None, 0)?;
         // The allocation is deleted at once; the port next to it stays reserved.
@@ -417,17 +420,21 @@ fn one_user_can_reserve_a_few_ports_and_leaves_the_others_to_others() {
     };
     let taken = |owner| (0..50).take_while(|_| reserve(owner, rand::random()).is_ok()).count();
     assert_eq!(taken(ALICE), MOST_PER_USER);
-    assert_eq!(taken(("there", "alice")), MOST_PER_USER, "a namesake is somebody else");
-    assert_eq!(taken(("here", "bob")), MOST_PER_USER);
+    assert_eq!(taken(UserRef::new("there", "alice")), MOST_PER_USER, "a namesake is somebody else");
+    assert_eq!(taken(UserRef::new("here", "bob")), MOST_PER_USER);
     // What she takes up counts no more, and she alone gets its place.
-    ports.reservations().retain(|_, held| *held.owner != *user_key("here", "bob"));
+    ports.reservations().retain(|_, held| *held.owner != *UserRef::new("here", "bob").key());
     assert_eq!(reserve(ALICE, 1).err(), Some(Refusal::Reservation));
-    assert_eq!(reserve(("here", "bob"), 1), Ok(()));
-    assert!(ports.open(&wish(PortRequest::Reserved(1_u64.to_be_bytes())), ("here", "bob"), None, 0).is_ok());
-    assert_eq!(taken(("here", "bob")), MOST_PER_USER);
+    assert_eq!(reserve(UserRef::new("here", "bob"), 1), Ok(()));
+    assert!(
+        ports
+            .open(&wish(PortRequest::Reserved(1_u64.to_be_bytes())), UserRef::new("here", "bob"), None, 0)
+            .is_ok()
+    );
+    assert_eq!(taken(UserRef::new("here", "bob")), MOST_PER_USER);
     // All together have their bound, too.
     let users: Vec<String> = (0..20).map(|n| format!("user{n}")).collect();
-    let all: usize = users.iter().map(|user| taken(("here", user))).sum();
+    let all: usize = users.iter().map(|user| taken(UserRef::new("here", user))).sum();
     assert_eq!(all, ports.plan().most_reservations - 3 * MOST_PER_USER);
 }
 
@@ -440,7 +447,7 @@ fn a_short_range_of_ports_is_shared_out_too() {
     };
     assert_eq!(reserve(ALICE, [1; 8]), Ok(()));
     assert_eq!(reserve(ALICE, [2; 8]), Err(Refusal::Reservation), "a quarter of four");
-    assert_eq!(reserve(("here", "bob"), [3; 8]), Ok(()));
+    assert_eq!(reserve(UserRef::new("here", "bob"), [3; 8]), Ok(()));
 }
 
 #[test]
@@ -450,7 +457,7 @@ fn reservations_that_outlive_their_allocations_cannot_take_all_ports() {
     for n in 0..200_u64 {
         let user = n.to_string();
         let wish = wish(PortRequest::EvenAndReserveNext(n.to_be_bytes()));
-        let Ok(opened) = ports.open(&wish, ("here", &user), None, 0) else { break };
+        let Ok(opened) = ports.open(&wish, UserRef::new("here", &user), None, 0) else { break };
         given += 1;
         // The allocation is deleted at once; the port next to it stays reserved.
         ports.release(opened.socket.local_addr(), 0);
@@ -465,7 +472,7 @@ fn realm(realm: &str, range: RangeInclusive<u16>) -> RealmLimits {
     RealmLimits { realm: realm.to_owned(), relay_ports: Some(range), ..RealmLimits::default() }
 }
 
-fn drawn(ports: &Ports, owner: Owner<'_>) -> Vec<u16> {
+fn drawn(ports: &Ports, owner: UserRef<'_>) -> Vec<u16> {
     let open = std::iter::from_fn(|| ports.open(&wish(PortRequest::Any), owner, None, 0).ok());
     // All of them at once, or one would be drawn twice.
     let open: Vec<_> = open.collect();
@@ -490,7 +497,7 @@ fn a_realm_has_the_ports_of_its_range_and_nobody_else_has_them() {
     };
     let ports = Ports::new(&config);
     for (of, range) in [("blue", 23_510..=23_519), ("red", 23_520..=23_529), ("also red", 23_520..=23_529)] {
-        let drawn = drawn(&ports, (of, "alice"));
+        let drawn = drawn(&ports, UserRef::new(of, "alice"));
         // Other programs may have a few.
         assert!(drawn.len() >= 8 && drawn.iter().all(|port| range.contains(port)), "{of}: {drawn:?}");
     }
@@ -500,7 +507,9 @@ fn a_realm_has_the_ports_of_its_range_and_nobody_else_has_them() {
     // A pair lies within the range as a whole.
     for token in 0..4_u64 {
         let pair = PortRequest::EvenAndReserveNext(token.to_be_bytes());
-        let Ok(opened) = ports.open(&wish(pair), ("blue", &token.to_string()), None, 0) else { continue };
+        let Ok(opened) = ports.open(&wish(pair), UserRef::new("blue", &token.to_string()), None, 0) else {
+            continue;
+        };
         assert!((23_510..=23_518).contains(&opened.relayed.port()), "{}", opened.relayed);
     }
 }

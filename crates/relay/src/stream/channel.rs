@@ -182,3 +182,7 @@ fn none_for_now(written: io::Result<usize>) -> io::Result<usize> {
         other => other,
     }
 }
+
+pub(super) fn is_nothing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}

@@ -6,7 +6,11 @@ use turnpike_net::TcpSocket;
 use turnpike_turn::server::{Client, Source, Transport};
 use turnpike_wire::frame::{Framer, MAX_MESSAGE_LEN};
 
-use super::{CloseReason, HandshakeFailure, channel::Channel, outbox::Outbox, receive::is_nothing};
+use super::{
+    CloseReason, HandshakeFailure,
+    channel::{Channel, is_nothing},
+    outbox::Outbox,
+};
 use crate::link::{Place, Way};
 
 /// No piece of this tick.

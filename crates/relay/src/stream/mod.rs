@@ -41,7 +41,6 @@ use crate::{
     Layout,
     bounded::{Bounded, share},
     link::{Generations, Place},
-    peers,
     turned_away::{Noted, TurnedAway},
 };
 
@@ -60,6 +59,8 @@ use send::Pieces;
 /// Tokens of the poller from here on are streams: listeners first, then connections. UDP sockets have theirs below.
 const FIRST_TOKEN: u64 = 1 << 32;
 const FIRST_CONNECTION: u64 = 2 << 32;
+/// Tokens from here on are not of streams.
+pub(crate) const END_OF_TOKENS: u64 = 1 << 62;
 /// Handshakes that one tick carries on with: each step costs up to a millisecond, and datagrams wait meanwhile.
 const HANDSHAKES: u32 = 4;
 /// What one tick takes from streams before datagrams get their turn, in messages. Longer, and a flood over TCP is heard in the
@@ -83,7 +84,7 @@ impl Token {
         let place = |first: u64| usize::try_from(token - first).ok();
         match token {
             FIRST_TOKEN..FIRST_CONNECTION => place(FIRST_TOKEN).map(Self::Listener),
-            FIRST_CONNECTION..peers::FIRST_TOKEN => place(FIRST_CONNECTION).map(Self::Connection),
+            FIRST_CONNECTION..END_OF_TOKENS => place(FIRST_CONNECTION).map(Self::Connection),
             _ => None,
         }
     }

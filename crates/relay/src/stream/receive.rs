@@ -12,7 +12,7 @@ use turnpike_wire::{
 
 use super::{
     CloseReason, Connection, HandshakeFailure, OVERHEAD, Stage, Streams,
-    channel::{self, Channel, Fed},
+    channel::{self, Channel, Fed, is_nothing},
     connection::PORTION,
 };
 
@@ -343,10 +343,6 @@ fn received(read: io::Result<Span>) -> Result<Option<Span>, CloseReason> {
         Err(error) if is_nothing(&error) => Ok(None),
         Err(_) => Err(CloseReason::Broken),
     }
-}
-
-pub(super) fn is_nothing(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 fn reason_of(error: FrameError) -> CloseReason {

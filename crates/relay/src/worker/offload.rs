@@ -12,7 +12,7 @@ use turnpike_net::{Buffer, Rx, SocketId, Sockets, poll::Event, rx::Received};
 use turnpike_offload::{
     Counted, Flows, Installed, Kind, NewFlow, State, WorkerClock, WorkerSockets, layout::FlowKey,
 };
-use turnpike_turn::server::{AllocationId, Client, Effect, Family, Gate, Link, RelayId, Server};
+use turnpike_turn::server::{AllocationId, Client, Effect, Family, Link, Policy, RelayId, Server};
 use turnpike_wire::{
     channel_data::{ChannelNumber, ChannelRange},
     demux,
@@ -155,9 +155,9 @@ impl Offload {
     }
 
     /// Has some more sessions follow; whether all have.
-    pub(super) fn walk<G: Gate>(
+    pub(super) fn walk<P: Policy>(
         &mut self,
-        server: &mut Server<G>,
+        server: &mut Server<P>,
         listeners: &[Option<(SocketId, bool)>],
     ) -> bool {
         let Some(start) = self.walk else { return true };
@@ -211,10 +211,10 @@ impl Offload {
 
     /// The first to hear of each effect, so that what has ended has ended in the kernel before anybody is answered. Adds to the totals
     /// of a session that ends.
-    pub(super) fn hear<G: Gate>(
+    pub(super) fn hear<P: Policy>(
         &mut self,
         effect: &mut Effect,
-        server: &mut Server<G>,
+        server: &mut Server<P>,
         listeners: &[Option<(SocketId, bool)>],
     ) {
         match effect {
@@ -292,7 +292,7 @@ impl Offload {
 
     /// Removes all flows of a session that has ended or left; counts in total what they have counted since the last time, and says
     /// what is still to be added to what the session itself has.
-    pub(super) fn release<G: Gate>(&mut self, allocation: AllocationId, server: &mut Server<G>) -> Across {
+    pub(super) fn release<P: Policy>(&mut self, allocation: AllocationId, server: &mut Server<P>) -> Across {
         let slot = self.sessions.get_mut(allocation.index as usize);
         let is_it = |session: &mut Box<Session>| session.allocation == allocation;
         let Some(mut session) = slot.and_then(|slot| slot.take_if(is_it)) else { return Across::default() };
@@ -305,10 +305,10 @@ impl Offload {
     }
 
     /// For a process that goes on with the flows of this session; what they have counted so far has been booked here then.
-    pub(super) fn export<G: Gate>(
+    pub(super) fn export<P: Policy>(
         &mut self,
         allocation: AllocationId,
-        server: &mut Server<G>,
+        server: &mut Server<P>,
     ) -> Option<PassedFlows> {
         self.with(allocation, server, |session, flows| session.counted(flows));
         let session = self.session(allocation)?;
@@ -367,10 +367,10 @@ impl Offload {
     }
 
     /// After a reload: channels outside of this range end for ChannelData, and sessions may have limits, or have none any more.
-    pub(super) fn restrict<G: Gate>(
+    pub(super) fn restrict<P: Policy>(
         &mut self,
         range: ChannelRange,
-        server: &mut Server<G>,
+        server: &mut Server<P>,
         listeners: &[Option<(SocketId, bool)>],
     ) {
         self.range = range;
@@ -436,10 +436,10 @@ impl Offload {
     }
 
     /// Reads the counters of some sessions, and has sockets gather or not. True if there was something.
-    pub(super) fn sweep<G: Gate>(
+    pub(super) fn sweep<P: Policy>(
         &mut self,
         now_ms: u64,
-        server: &mut Server<G>,
+        server: &mut Server<P>,
         (sockets, listeners): (&Sockets, &[Option<(SocketId, bool)>]),
     ) -> bool {
         let Some(some) = self.sockets.begin_sweep(now_ms, self.sessions.len()) else { return false };
@@ -495,10 +495,10 @@ impl Offload {
     }
 
     /// Changes a session, and books what the flows counted that ended by that.
-    fn with<G: Gate>(
+    fn with<P: Policy>(
         &mut self,
         allocation: AllocationId,
-        server: &mut Server<G>,
+        server: &mut Server<P>,
         change: impl FnOnce(&mut Session, &mut Flows) -> Across,
     ) {
         let Some(Some(session)) = self.sessions.get_mut(allocation.index as usize) else { return };

@@ -23,7 +23,7 @@ const ACCEPTS: usize = 32;
 impl Worker {
     pub(super) fn open_tcp(&mut self, now: Now, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
         let first = self.address_for(allocation, wish.family);
-        let (realm, _) = self.server.owner(allocation).unwrap_or_default();
+        let realm = self.server.owner(allocation).unwrap_or_default().realm;
         let (socket, relayed) = match self.ports.open_tcp(wish.family, realm, first, now.ms) {
             Ok(opened) => opened,
             Err(refusal) => return self.refuse(refusal),

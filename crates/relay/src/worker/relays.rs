@@ -46,7 +46,10 @@ impl Worker {
         let first = self.address_for(allocation, wish.family);
         let owner = self.server.owner(allocation).unwrap_or_default();
         // A realm with ports of its own shares them with nobody.
-        if wish.port == PortRequest::Any && self.shared.shares(wish.family) && !self.ports.has_own(owner.0) {
+        if wish.port == PortRequest::Any
+            && self.shared.shares(wish.family)
+            && !self.ports.has_own(owner.realm)
+        {
             return self.open_shared(now, allocation, wish.family, first);
         }
         let opened = match self.ports.open(wish, owner, first, now.ms) {
@@ -195,11 +198,11 @@ impl Worker {
                 let relay = match holder {
                     Holder::One(relay) => Some(relay),
                     // All of a buffer is of one peer.
-                    Holder::Many(port) => self.server.claimant(port, buffer.from.ip(), buffer.count()),
+                    Holder::Many(port) => self.server.data.claimant(port, buffer.from.ip(), buffer.count()),
                 };
                 let Some(relay) = relay else { continue };
                 for datagram in buffer.datagrams() {
-                    let verdict = self.server.from_peer(now, relay, buffer.from, datagram);
+                    let verdict = self.server.data.from_peer(now, relay, buffer.from, datagram);
                     self.out.carry_out(&self.rx, (buffer.tos, buffer.ttl), verdict);
                 }
             }
@@ -222,10 +225,10 @@ impl Worker {
         for error_queue::IcmpError { to, icmp_type, code, info, .. } in errors.into_iter().flatten() {
             let relay = match holder {
                 Holder::One(relay) => Some(relay),
-                Holder::Many(port) => self.server.claimant(port, to.ip(), 1),
+                Holder::Many(port) => self.server.data.claimant(port, to.ip(), 1),
             };
             if let Some(relay) = relay {
-                let verdict = self.server.from_icmp(now, relay, to, IcmpError { icmp_type, code, info });
+                let verdict = self.server.data.from_icmp(now, relay, to, IcmpError { icmp_type, code, info });
                 self.out.reply(verdict);
             }
         }

@@ -11,7 +11,9 @@ use std::{
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Channel, SocketId, TcpSocket, UdpSocket};
 use turnpike_turn::{
-    server::{AllocationId, Client, Family, Link, Moved, PendingMove, RelayId, SharedPort, Transport},
+    server::{
+        AllocationId, Client, Family, Link, Moved, PendingMove, RelayId, SharedPort, Transport, UserRef,
+    },
     time::Now,
 };
 
@@ -431,8 +433,8 @@ impl Worker {
         }
         let shared = [Family::V4, Family::V6].map(|family| Some((family, moved.shared(family)?)));
         let allocation = self.server.restore(now, moved, Way::Datagrams.link()).map_err(|moved| {
-            let (realm, user) = moved.owner();
-            let (realm, user) = (realm.to_owned(), user.to_owned());
+            let UserRef { realm, identity } = moved.owner();
+            let (realm, user) = (realm.to_owned(), identity.to_owned());
             if self.server.has_realm(&realm) { Unfit::Quota { realm, user } } else { Unfit::Realm { realm } }
         })?;
         self.attach_sockets(now, allocation, sockets);

@@ -227,7 +227,7 @@ impl Client {
         }
         self.indication = self.indication.wrapping_add(1);
         let [_, _, _, _, id @ ..] = self.indication.to_be_bytes();
-        indication::write_header(Indication::Send, id, peer, payload_len, out)
+        indication::write_header(Indication::Send, id, &peer, payload_len, out)
     }
 
     /// Feeds a datagram that the server sent.

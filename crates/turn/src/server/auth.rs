@@ -2,6 +2,7 @@
 //! to that very address, or who show that they do not forge theirs (a stream, a mobility ticket), so that a flood from forged addresses
 //! never reaches it.
 
+pub(crate) mod claim;
 pub(crate) mod keyed_hash;
 pub(crate) mod lookups;
 pub(crate) mod nonce;
@@ -11,21 +12,22 @@ pub(crate) mod replay;
 pub(crate) mod secret;
 pub(crate) mod third_party;
 
-use std::{str, sync::Arc};
+use std::sync::Arc;
 
 use turnpike_wire::{
-    integrity::{Key, KeyAlgorithm, Mac},
+    integrity::{Key, KeyAlgorithm},
     stun::kind,
 };
 
 use super::{
-    Client, CredentialQuery, CredentialRefusal, Credentials, Disposition, DropReason, Effect, Gate, Lookup,
+    Client, CredentialQuery, CredentialRefusal, Credentials, Disposition, DropReason, Effect, Lookup, Policy,
     RequestRefusal, Server, StoreFailure, Transport, User,
     auth::{
+        claim::{Checked, Claim, Proof, Who, claimed, user_of},
         nonce::Standing,
         realm::Terms,
-        third_party::{Checked, Grant, Proof},
     },
+    data::MAX_QUEUED,
     request::{
         Request,
         bad_request::{Denied, Fault},
@@ -34,13 +36,7 @@ use super::{
         response::Signer,
     },
 };
-use crate::{
-    rates::{Rate, Rates},
-    time::Now,
-};
-
-/// Bytes of USERNAME. RFC 8489 section 14.3 has fewer than 509, and 763 from clients of RFC 5389.
-const MAX_USERNAME_LEN: usize = 763;
+use crate::rates::{Rate, Rates};
 
 /// Bytes of a header and an attribute of four: REQUESTED-TRANSPORT, LIFETIME, CONNECTION-ID. No shorter unsigned request asks for anything.
 const SHORTEST_REQUEST: usize = 28;
@@ -62,44 +58,7 @@ pub(crate) fn short_request_rate() -> Rates {
     Rates::new(Rate::new(50, 100), Rate::new(1000, 1), 4096)
 }
 
-/// Effects that wait: a runtime that does not drain them gets no more of those that anybody can cause.
-pub(crate) const MAX_QUEUED: usize = 1024;
-
-/// Who sent a request, as proven. By default nobody.
-#[derive(Default)]
-pub(crate) struct Who {
-    /// Users of the same name in two realms are two users.
-    pub(crate) realm: Arc<str>,
-    pub(crate) username: Box<str>,
-    pub(crate) identity: Box<str>,
-    /// Of a client that authenticates with a token.
-    pub(crate) grant: Option<Box<Grant>>,
-    /// Last Unix second of a time-limited credential.
-    pub(crate) until_unix: Option<u64>,
-}
-
-impl Who {
-    /// So many seconds, but no longer than the token lives.
-    pub(crate) fn limit(&self, now: Now, seconds: u32) -> u32 {
-        self.grant.as_ref().map_or(seconds, |grant| grant.limit(now, seconds))
-    }
-
-    /// Seconds since a time-limited credential expired.
-    pub(crate) fn expired(&self, now: Now) -> Option<u64> {
-        now.unix.checked_sub(self.until_unix?).filter(|ago| *ago > 0)
-    }
-}
-
-/// What a signed request claims, before any of it is proven.
-pub(crate) struct Claim<'a> {
-    pub(crate) user: User<'a>,
-    pub(crate) realm: Arc<Terms>,
-    pub(crate) mac: Mac,
-    /// What its nonce is worth.
-    pub(crate) standing: Standing,
-}
-
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Finds out who sent the request, and says so in its context; or answers it.
     pub(crate) fn authenticate(&mut self, context: &mut Context<'_>) -> Result<(), Disposition> {
         let listener = context.source.client.listener;
@@ -195,9 +154,9 @@ impl<G: Gate> Server<G> {
         let lookup = match context.credentials.take() {
             Some(Credentials::Unavailable) => return Err(self.store_failed(context, *user, realm)),
             Some(credentials) => credentials.verify(context.now.unix, &mut verify),
-            None => self.gate.check(*user, &realm.name, algorithm, context.now.unix, &mut verify),
+            None => self.policy.check(*user, &realm.name, algorithm, context.now.unix, &mut verify),
         };
-        // A gate that accepts without a key that verified would be a bug in it; believe the MAC.
+        // The MAC has the last word, in case a policy accepts without a key that verified.
         Ok(match (lookup, key) {
             (Lookup::Accepted { username, identity, until_unix }, Some(key)) => {
                 Ok(Proof { key, username, identity, grant: None, until_unix })
@@ -231,7 +190,12 @@ impl<G: Gate> Server<G> {
         match self.lookups.keep(now.ms, source, delivery, request.transaction(), request.view.bytes()) {
             Ok(lookup) => {
                 let (user, realm) = (user.into(), Arc::clone(&realm.name));
-                self.effects.push_back(Effect::LookUp(CredentialQuery { lookup, user, realm, algorithm }));
+                self.data.effects.push_back(Effect::LookUp(CredentialQuery {
+                    lookup,
+                    user,
+                    realm,
+                    algorithm,
+                }));
                 Disposition::Later
             }
             // Nothing is repeated over a stream: who is told of nothing waits for long.
@@ -290,7 +254,7 @@ impl<G: Gate> Server<G> {
         let is_udp = self.config.listener(client.listener).transport == Transport::Udp;
         let nonce = context.request.get(kind::NONCE).unwrap_or_default();
         if is_udp && self.judge(context.now, client.address.ip(), realm, nonce) == Standing::Foreign {
-            self.stats.refused(why);
+            self.data.stats.refused(why);
         } else {
             self.refused(context, user, why);
         }
@@ -315,13 +279,13 @@ impl<G: Gate> Server<G> {
 
     /// Counts a refused credential and, at a bounded rate, tells of it.
     pub(crate) fn refused(&mut self, context: &Context<'_>, user: User<'_>, why: CredentialRefusal) {
-        self.stats.refused(why);
+        self.data.stats.refused(why);
         let client = *context.client();
-        if self.effects.len() < MAX_QUEUED
+        if self.data.effects.len() < MAX_QUEUED
             && let Some(suppressed) = self.refusals.admit(context.now.ms, client.address.ip())
         {
             let username = claimed(user).into();
-            self.effects.push_back(Effect::Refused { client, username, why, suppressed });
+            self.data.effects.push_back(Effect::Refused { client, username, why, suppressed });
         }
     }
 
@@ -360,11 +324,11 @@ impl<G: Gate> Server<G> {
         let nonce = if let Some(nonce) = repeated {
             nonce
         } else {
-            self.stats.nonces += 1;
+            self.data.stats.nonces += 1;
             issued = self.nonce_scope(now, address.ip(), realm).issue(now, nonce::salt(address));
             &issued
         };
-        self.stats.error(code);
+        self.data.stats.error(code);
         let mut response = context.envelope.error(&mut self.reply, code);
         response.attribute(kind::REALM, realm.name.as_bytes());
         response.attribute(kind::NONCE, nonce);
@@ -379,7 +343,7 @@ impl<G: Gate> Server<G> {
 }
 
 impl Credentials {
-    /// What a gate would have said that has them at hand.
+    /// The result of [`super::Users::check`], had it known these credentials.
     fn verify(self, unix: u64, verify: &mut dyn FnMut(&Key) -> bool) -> Lookup {
         let (username, identity, keys) = match self {
             Self::Keys { username, identity, keys } => (username, identity, keys),
@@ -416,20 +380,4 @@ fn named<'a>(request: &Request<'a>) -> Result<(User<'a>, &'a [u8], &'a [u8]), De
     };
     let get = |kind| request.get(kind).ok_or(Denied::bad(kind, Fault::Missing));
     Ok((user, get(kind::REALM)?, get(kind::NONCE)?))
-}
-
-pub(crate) fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
-    match request.get(kind::USERNAME) {
-        Some(name) if name.len() <= MAX_USERNAME_LEN => str::from_utf8(name).ok().map(User::Name),
-        Some(_) => None,
-        None => request.get(kind::USERHASH)?.try_into().ok().map(User::Hash),
-    }
-}
-
-/// The user that a request names.
-pub(crate) fn claimed(user: User<'_>) -> &str {
-    match user {
-        User::Name(name) => name,
-        User::Hash(_) => "(userhash)",
-    }
 }

@@ -69,7 +69,7 @@ pub struct ServerConfig {
     /// permission that such a request made, go by `peers` alone; so it has to allow whatever one of these does.
     pub realm_peers: HashMap<Box<str>, PeerRules>,
     /// Realms that challenges name in place of the listener's first where a request says by ORIGIN from which web page it comes
-    /// ([`canonical_origin`]) and the listener serves the realm. Default none.
+    /// ([`super::canonical_origin`]) and the listener serves the realm. Default none.
     pub origins: HashMap<Box<str>, RealmId>,
     /// What becomes of a request whose credentials the store cannot tell ([`super::Credentials::Unavailable`]). Default an answer.
     pub store_failure: StoreFailure,
@@ -112,22 +112,6 @@ pub enum StoreFailure {
     Answer,
     /// Nothing: the client asks again, until its patience is over.
     Drop,
-}
-
-/// A web origin as origins are compared: scheme and host in lower case, and the port that the scheme stands for where none is said.
-/// Clients and stores write them with and without.
-#[must_use]
-pub fn canonical_origin(origin: &str) -> String {
-    let origin = origin.trim().trim_end_matches('/').to_ascii_lowercase();
-    let Some((scheme, host)) = origin.split_once("://") else { return origin };
-    let after_address = host.rsplit_once(']').map_or(host, |(_, rest)| rest);
-    let port = match scheme {
-        _ if after_address.contains(':') => return origin,
-        "http" => 80,
-        "https" => 443,
-        _ => return origin,
-    };
-    format!("{origin}:{port}")
 }
 
 /// One kind of client-facing listener.
@@ -289,22 +273,6 @@ impl ServerConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn origins_are_compared_with_their_port_and_without_regard_to_case() {
-        for (written, canonical) in [
-            ("https://Example.org", "https://example.org:443"),
-            ("HTTP://example.org/", "http://example.org:80"),
-            ("https://example.org:8443", "https://example.org:8443"),
-            ("https://[2001:db8::1]", "https://[2001:db8::1]:443"),
-            ("http://[2001:db8::1]:81", "http://[2001:db8::1]:81"),
-            ("app://example.org", "app://example.org"),
-            ("example.org", "example.org"),
-            ("", ""),
-        ] {
-            assert_eq!(canonical_origin(written), canonical, "{written}");
-        }
-    }
 
     #[test]
     fn debug_output_never_holds_the_nonce_key() {

@@ -13,18 +13,14 @@ pub(crate) mod tombstones;
 pub(crate) mod worker_id;
 
 use serde::{Deserialize, Serialize};
-use turnpike_wire::stun::kind;
+use turnpike_wire::{demux::Kind, stun::kind};
 
 use super::{
-    Client, ClosedReason, Disposition, DropReason, Effect, Fault, Gate, MoveRequest, RequestRefusal, Server,
-    Source, Verdict,
+    Client, ClosedReason, Disposition, DropReason, Effect, Fault, MoveRequest, Policy, RequestRefusal,
+    Server, Source, Verdict,
     auth::secret::Secret,
     mobility::{handoff::PendingMove, pending_moves::Expected, ticket::Ticket},
-    request::{
-        Request,
-        bad_request::Denied,
-        context::{Context, Delivery},
-    },
+    request::{Delivery, Request, bad_request::Denied, context::Context},
     stats::MobilityEvent,
 };
 use crate::time::Now;
@@ -114,7 +110,7 @@ impl Mobility {
     }
 }
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// The client's connection is closed: its allocation ends, unless it is mobile. Then it lives on until it expires
     /// (a plain one ends with the connection, and RFC 8016 exists to keep it), and drops what peers send until
     /// its client has arrived elsewhere. False if it had no allocation.
@@ -123,7 +119,7 @@ impl<G: Gate> Server<G> {
         if self.give_up_arrival(client) {
             return false;
         }
-        let Some(index) = self.forwarding.find(client) else { return false };
+        let Some(index) = self.data.forwarding.find(client) else { return false };
         let own = self.worker_id.number();
         let Some((id, _, session)) = self.allocation(index) else { return false };
         let Some(mobility) = &session.mobility else {
@@ -131,14 +127,20 @@ impl<G: Gate> Server<G> {
             return true;
         };
         let (key, arriving) = (mobility.key.0, mobility.arriving);
-        self.emit(now, Effect::Away { allocation: id });
+        self.data.emit(now, Effect::Away { allocation: id });
         match arriving {
             // The end of the old connection settles it as data from the new one does.
             Some((source, worker)) if worker == own => self.settle(now, index, source, false),
             elsewhere => {
-                self.stats.mobility(MobilityEvent::Kept);
+                self.data.stats.mobility(MobilityEvent::Kept);
                 if let Some((Source { client, link }, to)) = elsewhere {
-                    self.effects.push_back(Effect::Move(MoveRequest { owner: own, to, client, link, key }));
+                    self.data.effects.push_back(Effect::Move(MoveRequest {
+                        owner: own,
+                        to,
+                        client,
+                        link,
+                        key,
+                    }));
                 }
             }
         }
@@ -152,7 +154,7 @@ impl<G: Gate> Server<G> {
         let Expected { key, owner, .. } = expected;
         if owner != self.worker_id.number() {
             let pending_move = PendingMove { client: *client, key, owner };
-            self.effects.push_back(Effect::MoveOver { worker: owner, pending_move });
+            self.data.effects.push_back(Effect::MoveOver { worker: owner, pending_move });
             return true;
         }
         let index = self.pending_moves.owned.get(&key).copied();
@@ -214,7 +216,7 @@ impl<G: Gate> Server<G> {
             return Err(self.fail(context, 405));
         }
         let Some(ticket) = self.ticket_of(context.request) else {
-            self.stats.mobility(MobilityEvent::TicketInvalid);
+            self.data.stats.mobility(MobilityEvent::TicketInvalid);
             return Err(self.bad(context, kind::MOBILITY_TICKET, Fault::Malformed));
         };
         if self.worker_id.is_another(ticket.node) {
@@ -235,12 +237,12 @@ impl<G: Gate> Server<G> {
         {
             // The announcement may have been lost together with the answer.
             self.announce(context, index);
-            self.stats.retransmits += 1;
+            self.data.stats.retransmits += 1;
             let ticket = self.ticket(context.now, index);
             return Err(self.refreshed(context, granted, ticket));
         }
         if !mobility.is_held(ticket.counter, entry.to_peer.0) {
-            self.stats.mobility(MobilityEvent::TicketReplayed);
+            self.data.stats.mobility(MobilityEvent::TicketReplayed);
             return Err(self.bad(context, kind::MOBILITY_TICKET, Fault::Replaced));
         }
         // A client that has not moved needs no ticket (section 3.2.2). The ticket before the last is no mistake where the client arrives: it
@@ -286,7 +288,7 @@ impl<G: Gate> Server<G> {
             self.pending_moves.remove(&client);
             self.arrives_no_more(at, client, key);
         }
-        self.stats.mobility(MobilityEvent::Arrived);
+        self.data.stats.mobility(MobilityEvent::Arrived);
         self.pending_moves.expect_own(source.client, key, own);
         self.announce(context, index);
         if !away {
@@ -298,7 +300,7 @@ impl<G: Gate> Server<G> {
         } else {
             let Source { client, link } = source;
             let request = MoveRequest { owner: own, to: worker, client, link, key };
-            self.effects.push_back(Effect::Move(request));
+            self.data.effects.push_back(Effect::Move(request));
         }
     }
 
@@ -306,7 +308,8 @@ impl<G: Gate> Server<G> {
     pub(crate) fn arrives_no_more(&mut self, worker: u16, client: Client, key: u64) {
         let owner = self.worker_id.number();
         if worker != owner {
-            self.effects
+            self.data
+                .effects
                 .push_back(Effect::MoveOver { worker, pending_move: PendingMove { client, key, owner } });
         }
     }
@@ -317,12 +320,14 @@ impl<G: Gate> Server<G> {
         &'a mut self,
         now: Now,
         source: &Source,
+        kind: Kind,
         datagram: &'a [u8],
     ) -> Verdict<'a> {
-        if self.pending_moves.is_nobody_expected() {
-            return self.dropped(DropReason::NoAllocation);
+        match self.data.check(kind, datagram) {
+            Err(reason) => self.data.dropped(reason),
+            Ok(()) if self.pending_moves.is_nobody_expected() => self.data.dropped(DropReason::NoAllocation),
+            Ok(()) => self.perhaps_expected(now, source, datagram),
         }
-        self.perhaps_expected(now, source, datagram)
     }
 
     /// The same, where some are expected. Data from a 5-tuple that arrived ends the old one. The allocation of another worker is fetched, and the
@@ -332,28 +337,28 @@ impl<G: Gate> Server<G> {
     fn perhaps_expected<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
         let to = self.worker_id.number();
         let Some(expected) = self.pending_moves.get(&source.client) else {
-            return self.dropped(DropReason::NoAllocation);
+            return self.data.dropped(DropReason::NoAllocation);
         };
         let Expected { key, owner, .. } = *expected;
         if owner == to {
             let Some(index) = self.pending_moves.owned.get(&key).copied() else {
-                return self.dropped(DropReason::NoAllocation);
+                return self.data.dropped(DropReason::NoAllocation);
             };
             self.settle(now, index, *source, true);
             return self.from_client(now, source, datagram);
         }
         if std::mem::replace(&mut expected.asked, true) {
-            return self.dropped(DropReason::Moving);
+            return self.data.dropped(DropReason::Moving);
         }
         let Source { client, link } = *source;
         let request = MoveRequest { owner, to, client, link, key };
-        self.effects.push_back(Effect::Fetch { request, datagram: datagram.into() });
+        self.data.effects.push_back(Effect::Fetch { request, datagram: datagram.into() });
         Verdict::Drop(None)
     }
 
     /// Whether an allocation has this 5-tuple, or will.
     pub(crate) fn is_known(&mut self, client: &Client) -> bool {
-        self.forwarding.find(client).is_some() || self.pending_moves.get(client).is_some()
+        self.data.forwarding.find(client).is_some() || self.pending_moves.get(client).is_some()
     }
 
     /// The allocation moves to the 5-tuple that arrived. `spoke`: because data came from there.
@@ -367,7 +372,7 @@ impl<G: Gate> Server<G> {
             mobility.arriving = None;
             mobility.moved((!spoke).then_some(entry.to_peer.0));
         }
-        self.stats.mobility(MobilityEvent::Moved);
-        self.emit(now, Effect::Moved { allocation, was, client, link, padded, from: None });
+        self.data.stats.mobility(MobilityEvent::Moved);
+        self.data.emit(now, Effect::Moved { allocation, was, client, link, padded, from: None });
     }
 }

@@ -9,7 +9,7 @@
 //! Feed it, carry out the [`Verdict`], drain [`Server::poll_effect`] before the next call, and call [`Server::handle_timeout`] when
 //! [`Server::poll_timeout`] says so. One server per worker; nothing in it is shared.
 //!
-//! What it remembers is bounded: allocations by the gate's quotas, permissions and channels by the configuration, requests that wait for
+//! What it remembers is bounded: allocations by the policy's quotas, permissions and channels by the configuration, requests that wait for
 //! credentials and deletions by number and time, effects by being drained. A datagram that does not authenticate leaves nothing.
 
 mod auth;
@@ -25,9 +25,13 @@ mod session;
 pub mod stats;
 mod view;
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
+use turnpike_wire::{
+    demux::{self, Kind},
+    indication::{self, Indication},
+};
 
 pub use crate::family::Family;
 use crate::{
@@ -38,25 +42,23 @@ use crate::{
 use auth::{lookups::Lookups, realm::Realms};
 pub use auth::{
     lookups::{Asked, CredentialQuery, Credentials, LookupId},
-    realm::{Realm, RealmId},
+    realm::{Realm, RealmId, canonical_origin},
     replay::ReplayGuard,
     third_party::{IssuerKey, ThirdParty},
 };
-pub use config::{
-    ListenerProfile, NonceKey, NonceKeys, ServerConfig, StoreFailure, Transport, canonical_origin,
-};
-use data::{
-    bandwidth::Leases,
-    data_path::Indications,
-    forwarding::{Binding, Channel, Entry, Forwarding},
-    timers::Timers,
-};
+pub use config::{ListenerProfile, NonceKey, NonceKeys, ServerConfig, StoreFailure, Transport};
 pub use data::{
+    DataPlane,
     bandwidth::{Bandwidth, HeldUp, Level, Pools, Rates, Way},
     data_path::IcmpError,
     drop_reason::DropReason,
     forwarding::relayed_ttl,
     verdict::{AllocationId, Client, Header, Link, ListenerId, RelayId, SharedPort, Source, Verdict},
+};
+use data::{
+    bandwidth::Leases,
+    forwarding::{Binding, Channel, Entry},
+    timers::Timers,
 };
 pub use effect::{
     ClosedReason, CredentialRefusal, Effect, OpenRelay, OpenRequest, OpenResult, PortRequest, RelayTransport,
@@ -72,37 +74,40 @@ pub use mobility::{
 use mobility::{pending_moves::PendingMoves, tombstones::Tombstones};
 use policy::amplification::AmplificationGuard;
 pub use policy::{
+    AllocateAttempt, Destination, Lookup, Policy, QuotaRefusal, Quotas, Redirects, Restrictions, User,
+    UserRef, Users,
     alternate::{Alternate, AlternateWhen, Occasion},
     amplification::RefusalLimit,
-    gate::{AllocateAttempt, Destination, Gate, Lookup, QuotaRefusal, Quotas, User, user_key},
     own_endpoints::OwnEndpoints,
     peer_rules::{AllowRule, Cidr, PeerDenial, PeerRules, SPECIAL},
     prefix::PrefixLengths,
     session_limit::MaxSessionDuration,
 };
 pub use relay_address::RelayAddress;
+use request::{
+    Delivery, connection_table::Connections, dispatch::Disposition, nat_discovery::DiscoveryRate,
+    refusal_log::RefusalLog,
+};
 pub use request::{
     MAX_REQUEST_LEN, Method,
     bad_request::{BadRequest, Fault},
-    connection_table::ConnectionCounts,
-    connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection},
+    connection_table::{ConnectionCounts, ConnectionId},
+    connections::{ConnectError, ConnectRequest, PeerConnection},
     nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery},
 };
-use request::{
-    connection_table::Connections, dispatch::Disposition, nat_discovery::DiscoveryRate,
-    refusal_log::RefusalLog,
-};
+pub use session::{NoSessionId, SessionId};
 use session::{Session, Sessions};
 pub use stats::{ConnectionRefusal, Stats};
-pub use view::{NoSessionId, SessionId, SessionView};
+pub use view::SessionView;
 
 /// The state of one worker.
-pub struct Server<G> {
+pub struct Server<P> {
+    /// The part that packets need.
+    pub data: DataPlane,
     config: Arc<ServerConfig>,
     /// Made from the configuration.
     realms: Realms,
-    gate: G,
-    forwarding: Forwarding,
+    policy: P,
     sessions: Sessions,
     tombstones: Tombstones,
     refusals: RefusalLog,
@@ -121,16 +126,11 @@ pub struct Server<G> {
     leases: Leases,
     replays: ReplayGuard,
     owners: MobileOwners,
-    effects: VecDeque<Effect>,
-    /// Whether [`Effect::Used`] is wanted.
-    tells_use: bool,
-    stats: Stats,
     /// The message that [`Verdict::Reply`] lends out.
     reply: Vec<u8>,
     draining: bool,
     /// Whose turn it is among the alternate servers.
     alternate_turn: usize,
-    indications: Indications,
     random: Random,
     worker_id: WorkerId,
     connections: Connections,
@@ -140,22 +140,22 @@ pub struct Server<G> {
     lookups: Lookups,
 }
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// An empty server with one worker. See [`ServerConfig::check`] for what the configuration must hold.
     #[must_use]
-    pub fn new(config: Arc<ServerConfig>, gate: G, seed: Seed) -> Self {
-        Self::for_worker(config, gate, WorkerId::ONLY, seed)
+    pub fn new(config: Arc<ServerConfig>, policy: P, seed: Seed) -> Self {
+        Self::for_worker(config, policy, WorkerId::ONLY, seed)
     }
 
     /// One worker of an empty server. The configuration is the same for all of them, and so is what a [`ListenerId`]
     /// stands for; the seed is not.
     #[must_use]
-    pub fn for_worker(config: Arc<ServerConfig>, gate: G, worker_id: WorkerId, seed: Seed) -> Self {
+    pub fn for_worker(config: Arc<ServerConfig>, policy: P, worker_id: WorkerId, seed: Seed) -> Self {
         let (mut random, worker_id) = (Random::new(seed), worker_id.on(config.node));
         Self {
+            data: DataPlane::new(Arc::clone(&config), random.bytes()),
             realms: Realms::new(&config),
-            gate,
-            forwarding: Forwarding::new(),
+            policy,
             sessions: Sessions::default(),
             tombstones: Tombstones::new(&config.own_key.0),
             refusals: RefusalLog::default(),
@@ -171,13 +171,9 @@ impl<G: Gate> Server<G> {
             leases: Leases::default(),
             replays: config.replays.ready(&config.own_key.0),
             owners: config.owners.clone(),
-            effects: VecDeque::new(),
-            tells_use: false,
-            stats: Stats::default(),
             reply: Vec::with_capacity(512),
             draining: false,
             alternate_turn: 0,
-            indications: Indications::new(random.bytes()),
             random,
             worker_id,
             connections: Connections::new(worker_id, config.connection_counts.clone()),
@@ -188,9 +184,26 @@ impl<G: Gate> Server<G> {
         }
     }
 
+    /// Feeds a datagram that a client sent. Addresses are canonical ([`turnpike_wire::address::canonical`]).
+    #[inline]
+    pub fn from_client<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+        let kind = demux::classify(datagram);
+        match kind {
+            Kind::Other => return self.data.dropped(DropReason::NotStun),
+            Kind::Stun if !indication::is(Indication::Send, datagram) => {
+                return self.request(now, source, Delivery::Direct, datagram);
+            }
+            Kind::Stun | Kind::ChannelData => {}
+        }
+        match self.data.forwarding.find(&source.client) {
+            Some(index) => self.data.from_client(now, index, kind, datagram),
+            None => self.unknown_client(now, source, kind, datagram),
+        }
+    }
+
     /// From now on, [`Effect::Used`] says which channels are used: for a table elsewhere that has no place for others.
     pub fn tell_first_use(&mut self) {
-        self.tells_use = true;
+        self.data.tells_use = true;
     }
 
     /// Says how an [`OpenRequest`] went; the verdict is the reply to the client. A relay socket reported as
@@ -206,30 +219,30 @@ impl<G: Gate> Server<G> {
         first: OpenResult,
         second: Option<OpenResult>,
     ) -> Verdict<'_> {
-        if self.forwarding.get(allocation).is_none() {
+        if self.data.forwarding.get(allocation).is_none() {
             for relayed in [Some(first), second].into_iter().flatten().filter_map(|result| result.relayed()) {
                 let relay = RelayId { allocation, family: Family::of(relayed.ip()) };
-                self.effects.push_back(Effect::RelayClosed { relay });
+                self.data.effects.push_back(Effect::RelayClosed { relay });
             }
         }
         match self.finish_allocate(now, allocation, first, second) {
             Some(Source { client, link }) => Verdict::Reply { client, link, bytes: &self.reply },
-            None => self.dropped(DropReason::StaleRelay),
+            None => self.data.dropped(DropReason::StaleRelay),
         }
     }
 
     /// Whether [`Server::poll_effect`] has something.
     #[must_use]
     pub fn has_effects(&self) -> bool {
-        !self.effects.is_empty()
+        !self.data.effects.is_empty()
     }
 
     /// The next thing to do, if any.
     pub fn poll_effect(&mut self) -> Option<Effect> {
-        let effect = self.effects.pop_front();
+        let effect = self.data.effects.pop_front();
         // Thousands of allocations may end at once, which is no reason to keep room for as many.
-        if effect.is_none() && self.effects.capacity() > auth::MAX_QUEUED {
-            self.effects.shrink_to(auth::MAX_QUEUED);
+        if effect.is_none() && self.data.effects.capacity() > data::MAX_QUEUED {
+            self.data.effects.shrink_to(data::MAX_QUEUED);
         }
         effect
     }
@@ -237,7 +250,7 @@ impl<G: Gate> Server<G> {
     /// When [`Server::handle_timeout`] wants to be called, in [`Now::ms`].
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        let due = [self.forwarding.next_due(), self.connection_timers.next(), self.lookups.next_due()];
+        let due = [self.data.forwarding.next_due(), self.connection_timers.next(), self.lookups.next_due()];
         due.into_iter().flatten().min()
     }
 
@@ -246,11 +259,11 @@ impl<G: Gate> Server<G> {
         while let Some(index) = self.connection_timers.pop(now.ms) {
             self.expire_connections(now, index);
         }
-        while let Some(index) = self.forwarding.due(now.ms) {
+        while let Some(index) = self.data.forwarding.due(now.ms) {
             self.expire(now, index);
         }
         while self.lookups.expire(now.ms) {
-            self.stats.drop(DropReason::LookupOver);
+            self.data.stats.drop(DropReason::LookupOver);
         }
     }
 
@@ -268,13 +281,14 @@ impl<G: Gate> Server<G> {
         self.realms = Realms::new(&config);
         self.worker_id = self.worker_id.on(config.node);
         self.config = Arc::clone(&config);
-        for index in self.forwarding.indices() {
+        self.data.reconfigure(Arc::clone(&config));
+        for index in self.data.forwarding.indices() {
             self.end_refused(now, index);
             self.end_contested(now, index);
             self.lead_channels(now, index, &config.peers.own);
             self.permit_by_channels(now, index);
         }
-        for index in self.forwarding.indices() {
+        for index in self.data.forwarding.indices() {
             let Some(session) = self.sessions.get(index) else { continue };
             let (has_realm, is_open) = (self.realms.has(&session.realm), session.pending.is_none());
             if !has_realm {
@@ -308,8 +322,8 @@ impl<G: Gate> Server<G> {
     /// Whether a client of this listener has an allocation.
     #[must_use]
     pub fn serves(&mut self, listener: ListenerId) -> bool {
-        self.forwarding.indices().any(|index| {
-            let found = self.forwarding.at(index);
+        self.data.forwarding.indices().any(|index| {
+            let found = self.data.forwarding.at(index);
             found.is_some_and(|(_, entry)| entry.client.listener == listener && !entry.away)
         })
     }
@@ -328,39 +342,39 @@ impl<G: Gate> Server<G> {
         self.realms.has(name)
     }
 
-    /// Realm and user, as quotas count them, of an allocation: whom a reserved port belongs to.
-    pub fn owner(&mut self, allocation: AllocationId) -> Option<(&str, &str)> {
-        self.session(allocation).map(|session| (&*session.realm, session.identity()))
+    /// The user of an allocation.
+    pub fn owner(&mut self, allocation: AllocationId) -> Option<UserRef<'_>> {
+        self.session(allocation).map(Session::user)
     }
 
     /// Realm and username of the allocation on this 5-tuple.
     pub fn user_at(&mut self, client: &Client) -> Option<(Arc<str>, Box<str>)> {
-        let index = self.forwarding.find(client)?;
+        let index = self.data.forwarding.find(client)?;
         let session = self.sessions.get(index)?;
         Some((Arc::clone(&session.realm), (&*session.username).into()))
     }
 
     /// The way to the client of an allocation.
     pub fn link(&mut self, allocation: AllocationId) -> Option<Link> {
-        self.forwarding.get(allocation).map(|entry| entry.link)
+        self.data.forwarding.get(allocation).map(|entry| entry.link)
     }
 
     /// The client of an allocation and the way to it. `None` if there is no such allocation, or its client is away.
     pub fn reached(&mut self, allocation: AllocationId) -> Option<(Client, Link)> {
-        let entry = self.forwarding.get(allocation).filter(|entry| !entry.away)?;
+        let entry = self.data.forwarding.get(allocation).filter(|entry| !entry.away)?;
         Some((entry.client, entry.link))
     }
 
     /// Ends every allocation with this reason.
     pub fn close_all(&mut self, now: Now, reason: ClosedReason) {
-        for index in self.forwarding.indices() {
+        for index in self.data.forwarding.indices() {
             self.close(now, index, reason);
         }
     }
 
     /// Ends one allocation with this reason. False if there is no such allocation.
     pub fn close_one(&mut self, now: Now, allocation: AllocationId, reason: ClosedReason) -> bool {
-        let exists = self.forwarding.get(allocation).is_some();
+        let exists = self.data.forwarding.get(allocation).is_some();
         if exists {
             self.close(now, allocation.index, reason);
         }
@@ -370,8 +384,8 @@ impl<G: Gate> Server<G> {
     /// All relayed transport addresses, by the allocation and the family.
     pub fn relays(&mut self) -> Vec<RelayId> {
         let mut relays = Vec::new();
-        for index in self.forwarding.indices() {
-            let Some((allocation, entry)) = self.forwarding.at(index) else { continue };
+        for index in self.data.forwarding.indices() {
+            let Some((allocation, entry)) = self.data.forwarding.at(index) else { continue };
             let families = [Family::V4, Family::V6].into_iter().filter(|family| entry.has(*family));
             relays.extend(families.map(|family| RelayId { allocation, family }));
         }
@@ -380,7 +394,7 @@ impl<G: Gate> Server<G> {
 
     /// Ends one relayed transport address; with the last of an allocation that ends, for this reason.
     pub fn end_relay(&mut self, now: Now, relay: RelayId, reason: ClosedReason) {
-        match self.forwarding.get(relay.allocation) {
+        match self.data.forwarding.get(relay.allocation) {
             Some(entry) if !entry.has(relay.family) => {}
             Some(entry) if entry.relays.iter().flatten().count() > 1 => self.close_relay(now, relay),
             Some(_) => self.close(now, relay.allocation.index, reason),
@@ -391,19 +405,19 @@ impl<G: Gate> Server<G> {
     /// Allocations that exist, those included whose relay sockets are being opened.
     #[must_use]
     pub fn allocations(&self) -> usize {
-        self.forwarding.len()
+        self.data.forwarding.len()
     }
 
     /// The same by listener, in the order of their numbers; those without any at the end may be missing.
     #[must_use]
     pub fn allocations_by_listener(&self) -> &[u32] {
-        self.forwarding.by_listener()
+        self.data.forwarding.by_listener()
     }
 
     /// All counters.
     #[must_use]
     pub fn stats(&self) -> &Stats {
-        &self.stats
+        &self.data.stats
     }
 
     /// Counts datagrams (and bytes of their payload) that were relayed without coming here, by a table that is kept from the effects.
@@ -414,36 +428,30 @@ impl<G: Gate> Server<G> {
         to_peer: (u64, u64),
         to_client: (u64, u64),
     ) -> bool {
-        self.stats.to_peer_datagrams += to_peer.0;
-        self.stats.to_peer_bytes += to_peer.1;
-        self.stats.to_client_datagrams += to_client.0;
-        self.stats.to_client_bytes += to_client.1;
-        let Some(entry) = self.forwarding.get(allocation) else { return false };
+        self.data.stats.to_peer_datagrams += to_peer.0;
+        self.data.stats.to_peer_bytes += to_peer.1;
+        self.data.stats.to_client_datagrams += to_client.0;
+        self.data.stats.to_client_bytes += to_client.1;
+        let Some(entry) = self.data.forwarding.get(allocation) else { return false };
         for (sum, more) in [(&mut entry.to_peer, to_peer), (&mut entry.to_client, to_client)] {
             *sum = (sum.0 + more.0, sum.1 + more.1);
         }
         true
     }
 
-    /// The gate, for whoever feeds it.
-    pub fn gate_mut(&mut self) -> &mut G {
-        &mut self.gate
-    }
-
-    /// The one way from the control plane to the forwarding table and to the outside.
-    fn emit(&mut self, now: Now, effect: Effect) {
-        self.forwarding.apply(now.ms, &effect);
-        self.effects.push_back(effect);
+    /// The policy that it was made with.
+    pub fn policy_mut(&mut self) -> &mut P {
+        &mut self.policy
     }
 
     /// What both planes know of an allocation.
     fn allocation(&mut self, index: u32) -> Option<(AllocationId, &mut Entry, &mut Session)> {
-        let (id, entry) = self.forwarding.at(index)?;
+        let (id, entry) = self.data.forwarding.at(index)?;
         Some((id, entry, self.sessions.get(index)?))
     }
 
     fn session(&mut self, id: AllocationId) -> Option<&Session> {
-        self.forwarding.get(id)?;
+        self.data.forwarding.get(id)?;
         self.sessions.get(id.index).map(|session| &*session)
     }
 
@@ -452,7 +460,7 @@ impl<G: Gate> Server<G> {
     }
 
     fn expire(&mut self, now: Now, index: u32) {
-        while let Some((id, entry)) = self.forwarding.at(index)
+        while let Some((id, entry)) = self.data.forwarding.at(index)
             && let Some(family) = entry.expired_relay(now.ms)
         {
             if entry.relays.iter().flatten().count() == 1 {
@@ -463,7 +471,7 @@ impl<G: Gate> Server<G> {
             self.close_relay(now, RelayId { allocation: id, family });
         }
         self.sweep(now, index);
-        self.forwarding.arm(now.ms, index);
+        self.data.forwarding.arm(now.ms, index);
     }
 
     /// Ends permissions and channels whose time is over.
@@ -472,10 +480,10 @@ impl<G: Gate> Server<G> {
     }
 
     fn end_bindings(&mut self, now: Now, index: u32, is_over: impl Fn(&Binding) -> bool) {
-        let Some((allocation, entry)) = self.forwarding.at(index) else { return };
+        let Some((allocation, entry)) = self.data.forwarding.at(index) else { return };
         let over: SmallVec<[Binding; 4]> = entry.bindings().filter(is_over).collect();
         for binding in over {
-            self.emit(
+            self.data.emit(
                 now,
                 match binding {
                     Binding::Permission(peer, _) => Effect::PermissionEnded { allocation, peer },
@@ -490,21 +498,21 @@ impl<G: Gate> Server<G> {
     /// Has channels lead to where their peers are reached, if those are relayed transport addresses of ours and a NAT stands in front of
     /// us since, or no more.
     fn lead_channels(&mut self, now: Now, index: u32, own: &OwnEndpoints) {
-        let Some((allocation, entry)) = self.forwarding.at(index) else { return };
+        let Some((allocation, entry)) = self.data.forwarding.at(index) else { return };
         let is_elsewhere = |channel: &&Channel| own.internal(channel.name()) != channel.peer;
         let elsewhere: SmallVec<[Channel; 4]> = entry.channels.iter().filter(is_elsewhere).copied().collect();
         for channel in elsewhere {
             let (peer, Channel { number, expires_ms, .. }) = (channel.name(), channel);
-            self.emit(now, Effect::Unbound { allocation, number, peer });
+            self.data.emit(now, Effect::Unbound { allocation, number, peer });
             let at = own.internal(peer);
-            self.emit(now, Effect::Bound { allocation, number, peer, at, expires_ms, renewed: false });
+            self.data.emit(now, Effect::Bound { allocation, number, peer, at, expires_ms, renewed: false });
         }
     }
 
     /// Says which permissions and channels came with an allocation.
     fn tell_bindings(&mut self, allocation: AllocationId) {
-        let Some(entry) = self.forwarding.get(allocation) else { return };
-        self.effects.extend(entry.bindings().map(|binding| match binding {
+        let Some(entry) = self.data.forwarding.get(allocation) else { return };
+        self.data.effects.extend(entry.bindings().map(|binding| match binding {
             Binding::Permission(peer, expires_ms) => {
                 Effect::Permitted { allocation, peer, expires_ms, renewed: false }
             }
@@ -521,14 +529,14 @@ impl<G: Gate> Server<G> {
         if let Some((_, entry, session)) = self.allocation(index) {
             session.former = entry.relays[relay.family as usize].map(|relay| Box::new(relay.address));
         }
-        self.emit(now, Effect::RelayClosed { relay });
+        self.data.emit(now, Effect::RelayClosed { relay });
         self.close_connections(index, |peer| Family::of(peer.ip()) == relay.family);
     }
 
     /// Ends an allocation, and settles its accounts.
     fn close(&mut self, now: Now, index: u32, reason: ClosedReason) {
         let Some(session) = self.sessions.remove(index) else { return };
-        let Some((id, entry)) = self.forwarding.at(index) else { return };
+        let Some((id, entry)) = self.data.forwarding.at(index) else { return };
         let closed = Effect::Closed {
             allocation: id,
             session: session.id,
@@ -545,7 +553,7 @@ impl<G: Gate> Server<G> {
             to_peer: entry.to_peer,
             to_client: entry.to_client,
         };
-        self.emit(now, closed);
+        self.data.emit(now, closed);
         self.connection_timers.cancel(index);
         self.connections.forget(&session);
         self.forget_arrival(&session);
@@ -555,17 +563,18 @@ impl<G: Gate> Server<G> {
                 self.arrives_no_more(worker, source.client, mobility.key.0);
             }
         }
-        self.gate.release(&session.realm, session.identity(), session.prefix);
+        self.policy.release(session.user(), session.prefix);
         // One that was still waiting for its sockets never counted as opened.
         if session.pending.is_none() {
-            self.stats.closed(reason);
+            self.data.stats.closed(reason);
         }
     }
 
     /// No client arrives any more at an allocation that is gone.
     fn forget_arrival(&mut self, session: &Session) {
         if let Some(mobility) = &session.mobility {
-            self.pending_moves.forget(mobility);
+            let arriving = mobility.arriving.as_ref().map(|(source, _)| &source.client);
+            self.pending_moves.forget(mobility.key.0, arriving);
         }
     }
 }

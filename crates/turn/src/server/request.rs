@@ -84,6 +84,21 @@ impl From<Invalid> for DropReason {
     }
 }
 
+/// How a request reached this worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Delivery {
+    /// From the client.
+    Direct,
+    /// With its stream, which is this worker's from now on.
+    HandedOver,
+    /// From worker `via`, with which the client remains.
+    Forwarded {
+        via: u16,
+        /// Another allocation has the client's 5-tuple there, or arrives at it.
+        occupied: bool,
+    },
+}
+
 /// A well-formed request.
 pub(crate) struct Request<'a> {
     pub(crate) method: Method,

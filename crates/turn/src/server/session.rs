@@ -2,18 +2,65 @@
 //! it has that no datagram needs. Small while idle: what only an Allocate in progress needs is freed with it.
 
 use std::{
+    fmt,
     net::{IpAddr, SocketAddr},
+    str::FromStr,
     sync::Arc,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{
-    AllocationId, Family,
-    auth::{Who, replay::Recorded, secret::Secret, third_party::Grant},
+    AllocationId, Family, UserRef,
+    auth::{
+        claim::{Grant, Who},
+        replay::Recorded,
+        secret::Secret,
+    },
     data::forwarding::Entry,
     mobility::Mobility,
     request::{connections::TcpRelay, response::Envelope},
-    view::SessionId,
 };
+use crate::random::Random;
+
+/// Names a session for as long as it lives, on whichever worker and in whichever process it is: 128 random bits, written as 32 hex
+/// digits. A number that counts would come again after a restart, and end somebody else's session for whoever kept it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SessionId([u8; 16]);
+
+impl SessionId {
+    pub(crate) fn draw(random: &mut Random) -> Self {
+        Self(random.bytes())
+    }
+}
+
+impl fmt::Display for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Debug for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SessionId({self})")
+    }
+}
+
+/// No session is called this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a session is named by 32 hex digits")]
+pub struct NoSessionId;
+
+impl FromStr for SessionId {
+    type Err = NoSessionId;
+
+    fn from_str(text: &str) -> Result<Self, NoSessionId> {
+        if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(NoSessionId);
+        }
+        u128::from_str_radix(text, 16).map(|bits| Self(bits.to_be_bytes())).map_err(|_| NoSessionId)
+    }
+}
 
 pub(crate) struct Session {
     pub(crate) id: SessionId,
@@ -61,6 +108,11 @@ pub(crate) struct Pending {
 impl Session {
     pub(crate) fn identity(&self) -> &str {
         self.identity.as_deref().unwrap_or(&self.username)
+    }
+
+    /// Its user, as quotas count it.
+    pub(crate) fn user(&self) -> UserRef<'_> {
+        UserRef::new(&self.realm, self.identity())
     }
 
     /// Whether this is who made it, on whatever 5-tuple the request came. A token's USERNAME is its key's name, which all
@@ -114,6 +166,20 @@ impl Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Seed;
+
+    #[test]
+    fn a_name_is_read_as_it_is_written_and_in_no_other_way() {
+        let id = SessionId::draw(&mut Random::new(Seed([7; 32])));
+        let text = id.to_string();
+        assert_eq!((text.len(), text.parse()), (32, Ok(id)));
+        assert_eq!(SessionId([0; 16]).to_string(), "0".repeat(32));
+        let longer = format!("{text}0");
+        let signed = format!("+{}", &text[1..]);
+        for bad in ["", &text[1..], &longer, &signed, &"g".repeat(32), &"\u{e9}".repeat(16)] {
+            assert_eq!(bad.parse::<SessionId>(), Err(NoSessionId), "{bad:?}");
+        }
+    }
 
     #[test]
     fn an_idle_allocation_is_small() {

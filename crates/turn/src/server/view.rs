@@ -2,57 +2,15 @@
 //! no packet pays for it.
 
 use std::{
-    fmt,
     net::{IpAddr, SocketAddr},
-    str::FromStr,
     sync::Arc,
 };
 
-use serde::{Deserialize, Serialize};
-
 use super::{
-    AllocationId, Client, Gate, RelayTransport, Server, Transport, data::forwarding::Entry, session::Session,
+    AllocationId, Client, Policy, RelayTransport, Server, SessionId, Transport, data::forwarding::Entry,
+    session::Session,
 };
-use crate::{random::Random, time::Now};
-
-/// Names a session for as long as it lives, on whichever worker and in whichever process it is: 128 random bits, written as 32 hex
-/// digits. A number that counts would come again after a restart, and end somebody else's session for whoever kept it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct SessionId([u8; 16]);
-
-impl SessionId {
-    pub(crate) fn draw(random: &mut Random) -> Self {
-        Self(random.bytes())
-    }
-}
-
-impl fmt::Display for SessionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", u128::from_be_bytes(self.0))
-    }
-}
-
-impl fmt::Debug for SessionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SessionId({self})")
-    }
-}
-
-/// No session is called this.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a session is named by 32 hex digits")]
-pub struct NoSessionId;
-
-impl FromStr for SessionId {
-    type Err = NoSessionId;
-
-    fn from_str(text: &str) -> Result<Self, NoSessionId> {
-        if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(NoSessionId);
-        }
-        u128::from_str_radix(text, 16).map(|bits| Self(bits.to_be_bytes())).map_err(|_| NoSessionId)
-    }
-}
+use crate::time::Now;
 
 /// One allocation, with its relay sockets.
 pub struct SessionView<'s> {
@@ -63,17 +21,17 @@ pub struct SessionView<'s> {
     now_ms: u64,
 }
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Every allocation is in one of these slots, counted from 0, and stays in it until it ends or moves to another worker.
     #[must_use]
     pub fn slots(&self) -> u32 {
-        self.forwarding.indices().end
+        self.data.forwarding.indices().end
     }
 
     /// The allocation in a slot. `None` if the slot is free, or its relay sockets are being opened.
     #[must_use]
     pub fn view(&mut self, now: Now, slot: u32) -> Option<SessionView<'_>> {
-        let (_, entry) = self.forwarding.at(slot)?;
+        let (_, entry) = self.data.forwarding.at(slot)?;
         let listener = entry.client.listener;
         let transport = self.config.listener(listener).transport;
         let (allocation, entry, session) = self.allocation(slot)?;
@@ -190,24 +148,5 @@ impl<'s> SessionView<'s> {
     #[must_use]
     pub fn to_client(&self) -> (u64, u64) {
         self.entry.to_client
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::random::Seed;
-
-    #[test]
-    fn a_name_is_read_as_it_is_written_and_in_no_other_way() {
-        let id = SessionId::draw(&mut Random::new(Seed([7; 32])));
-        let text = id.to_string();
-        assert_eq!((text.len(), text.parse()), (32, Ok(id)));
-        assert_eq!(SessionId([0; 16]).to_string(), "0".repeat(32));
-        let longer = format!("{text}0");
-        let signed = format!("+{}", &text[1..]);
-        for bad in ["", &text[1..], &longer, &signed, &"g".repeat(32), &"\u{e9}".repeat(16)] {
-            assert_eq!(bad.parse::<SessionId>(), Err(NoSessionId), "{bad:?}");
-        }
     }
 }

@@ -7,7 +7,10 @@
     reason = "benchmarks use a part, and are no tests to clippy"
 )]
 
-use std::{cell::RefCell, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+};
 
 use stun_types::{
     attribute::{
@@ -24,9 +27,9 @@ use turnpike_turn::wire::channel_data::ChannelRange;
 use turnpike_turn::{
     random::Seed,
     server::{
-        AllocateAttempt, ConnectRequest, ConnectionId, CredentialQuery, Destination, Gate, Lookup, LookupId,
+        AllocateAttempt, ConnectRequest, ConnectionId, CredentialQuery, Destination, Lookup, LookupId,
         MoveRequest, NatDiscovery, Occasion, OpenRequest, PeerConnection, PendingMove, QuotaRefusal, Quotas,
-        Realm as TenantRealm, Server, Source, User, WorkerId,
+        Realm as TenantRealm, Redirects, Restrictions, Server, Source, User, UserRef, Users, WorkerId,
     },
     time::Now,
     wire::{
@@ -78,27 +81,27 @@ pub(crate) fn address(text: &str) -> SocketAddr {
 pub(crate) const TICKET: u16 = 0x8030;
 
 /// Users `alice` and `bob`, whose passwords are their names backwards, and `old`, who expired 42 seconds ago. A clone
-/// counts with the original, as the gates of several workers do.
+/// counts with the original, as the policies of several workers do.
 #[derive(Clone, Default)]
-pub(crate) struct TestGate {
+pub(crate) struct TestPolicy {
     pub(crate) per_user: usize,
     pub(crate) total: usize,
     /// Allocations of a prefix; 0 for any number.
     pub(crate) per_prefix: usize,
     pub(crate) held: Rc<RefCell<HashMap<String, usize>>>,
     pub(crate) prefixes: Rc<RefCell<HashMap<IpAddr, usize>>>,
-    pub(crate) lookups: usize,
+    pub(crate) lookups: Cell<usize>,
     /// Whether it never knows at once.
     pub(crate) later: bool,
-    /// What [`Gate::is_relayed`] knows.
+    /// For [`Restrictions::is_relayed`].
     pub(crate) relayed: Vec<(SocketAddr, RelayTransport)>,
     /// Whether quotas are shared with other servers.
     pub(crate) shared: bool,
     /// Whether the share of this server may still grow, so that a quota that is used up decides nothing.
     pub(crate) undecided: bool,
-    /// Where the fleet sends newcomers, and why each came so far.
-    pub(crate) elsewhere: Option<Destination>,
-    pub(crate) newcomers: Vec<(String, Occasion)>,
+    /// Where the fleet sends clients, and the attempts so far.
+    pub(crate) redirect_target: Option<Destination>,
+    pub(crate) attempts: RefCell<Vec<(String, Occasion)>>,
     /// Client ports that come back after a redirect.
     pub(crate) returned: Vec<u16>,
     /// Other nodes.
@@ -108,22 +111,22 @@ pub(crate) struct TestGate {
     pub(crate) timed_until: u64,
 }
 
-impl TestGate {
+impl TestPolicy {
     pub(crate) fn held(&self) -> usize {
         self.held.borrow().values().sum()
     }
 }
 
-impl Gate for TestGate {
+impl Users for TestPolicy {
     fn check(
-        &mut self,
+        &self,
         user: User<'_>,
         realm: &str,
         algorithm: KeyAlgorithm,
         _unix: u64,
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Lookup {
-        self.lookups += 1;
+        self.lookups.set(self.lookups.get() + 1);
         if self.later {
             return Lookup::Later;
         }
@@ -141,43 +144,46 @@ impl Gate for TestGate {
         let until_unix = (name == "timed").then_some(self.timed_until);
         Lookup::Accepted { username: name.into(), identity: name.into(), until_unix }
     }
+}
 
-    fn is_relayed(&mut self, address: SocketAddr, transport: RelayTransport) -> bool {
+impl Restrictions for TestPolicy {
+    fn is_relayed(&self, address: SocketAddr, transport: RelayTransport) -> bool {
         self.relayed.contains(&(address, transport))
     }
 
-    fn is_banned(&mut self, _unix: u64, _realm: &str, names: [&str; 2], client: IpAddr) -> bool {
-        self.banned.iter().any(|banned| names.contains(&banned.as_str()) || *banned == client.to_string())
+    fn is_banned(&self, _unix: u64, user: UserRef<'_>, username: &str, client: IpAddr) -> bool {
+        self.banned.iter().any(|banned| {
+            [username, user.identity].contains(&banned.as_str()) || banned.parse() == Ok(client)
+        })
     }
+}
 
-    fn comes_back(&mut self, attempt: &AllocateAttempt<'_>) -> bool {
+impl Redirects for TestPolicy {
+    fn comes_back(&self, attempt: &AllocateAttempt<'_>) -> bool {
         self.returned.contains(&attempt.client.address.port())
     }
 
-    fn redirect_target(
-        &mut self,
-        attempt: &AllocateAttempt<'_>,
-        _transport: Transport,
-    ) -> Option<Destination> {
-        // Not all: what a server keeps of thousands is measured with this gate.
-        if self.newcomers.len() < 10 {
-            self.newcomers.push((attempt.identity.to_owned(), attempt.occasion));
+    fn redirect_target(&self, attempt: &AllocateAttempt<'_>, _transport: Transport) -> Option<Destination> {
+        // Not all: what a server keeps of thousands is measured with this policy.
+        let mut attempts = self.attempts.borrow_mut();
+        if attempts.len() < 10 {
+            attempts.push((attempt.user.identity.to_owned(), attempt.occasion));
         }
-        self.elsewhere.clone()
+        self.redirect_target.clone()
     }
 
-    fn node(&mut self, node: u16, _transport: Transport, v4: bool) -> Option<Destination> {
+    fn node(&self, node: u16, _transport: Transport, v4: bool) -> Option<Destination> {
         let found = self.nodes.iter().find(|(number, at)| *number == node && at.address.is_ipv4() == v4);
         found.map(|(_, destination)| destination.clone())
     }
 }
 
-impl Quotas for TestGate {
+impl Quotas for TestPolicy {
     /// In the order of the product: the user, the prefix, all.
-    fn acquire(&mut self, realm: &str, identity: &str, prefix: IpAddr) -> Result<(), QuotaRefusal> {
+    fn acquire(&self, user: UserRef<'_>, prefix: IpAddr) -> Result<(), QuotaRefusal> {
         let total = self.held();
         let mut counts = self.held.borrow_mut();
-        let held = counts.entry(key(realm, identity)).or_default();
+        let held = counts.entry(key(user)).or_default();
         if *held >= self.per_user {
             let undecided = QuotaRefusal::Undecided { is_user: true };
             return Err(if self.undecided { undecided } else { QuotaRefusal::User });
@@ -199,18 +205,18 @@ impl Quotas for TestGate {
         Ok(())
     }
 
-    fn release(&mut self, realm: &str, identity: &str, prefix: IpAddr) {
+    fn release(&self, user: UserRef<'_>, prefix: IpAddr) {
         let mut prefixes = self.prefixes.borrow_mut();
         let of_prefix = prefixes.get_mut(&prefix).expect("released where it was acquired");
         *of_prefix = of_prefix.checked_sub(1).expect("released once");
         let mut counts = self.held.borrow_mut();
-        let held = counts.get_mut(&key(realm, identity)).expect("released what was acquired");
+        let held = counts.get_mut(&key(user)).expect("released what was acquired");
         *held = held.checked_sub(1).expect("released once");
     }
 }
 
 /// Whom a quota counts: by name in the usual realm, `name@realm` in others.
-fn key(realm: &str, identity: &str) -> String {
+fn key(UserRef { realm, identity }: UserRef<'_>) -> String {
     if realm == REALM { identity.to_owned() } else { format!("{identity}@{realm}") }
 }
 
@@ -558,7 +564,7 @@ pub(crate) enum FromPeer {
 
 /// A server, its clock, and one client in front of it.
 pub(crate) struct World {
-    pub(crate) server: Server<TestGate>,
+    pub(crate) server: Server<TestPolicy>,
     pub(crate) now: Now,
     pub(crate) client: Client,
     pub(crate) ports: u16,
@@ -613,27 +619,31 @@ impl World {
     }
 
     pub(crate) fn with(config: ServerConfig) -> Self {
-        Self::with_gate(config, TestGate { per_user: 1000, total: 1000, ..TestGate::default() })
+        Self::with_policy(config, TestPolicy { per_user: 1000, total: 1000, ..TestPolicy::default() })
     }
 
-    pub(crate) fn with_gate(config: ServerConfig, gate: TestGate) -> Self {
-        Self::worker(config, gate, WorkerId::ONLY)
+    pub(crate) fn with_policy(config: ServerConfig, policy: TestPolicy) -> Self {
+        Self::worker(config, policy, WorkerId::ONLY)
     }
 
     /// The workers of one server.
     pub(crate) fn workers(config: &ServerConfig, count: u16) -> Vec<Self> {
-        Self::workers_with(config, count, &TestGate { per_user: 1000, total: 1000, ..TestGate::default() })
+        Self::workers_with(
+            config,
+            count,
+            &TestPolicy { per_user: 1000, total: 1000, ..TestPolicy::default() },
+        )
     }
 
-    pub(crate) fn workers_with(config: &ServerConfig, count: u16, gate: &TestGate) -> Vec<Self> {
+    pub(crate) fn workers_with(config: &ServerConfig, count: u16, policy: &TestPolicy) -> Vec<Self> {
         let worker =
-            |number| Self::worker(config.clone(), gate.clone(), WorkerId::new(number, count).unwrap());
+            |number| Self::worker(config.clone(), policy.clone(), WorkerId::new(number, count).unwrap());
         (0..count).map(worker).collect()
     }
 
-    fn worker(config: ServerConfig, gate: TestGate, worker_id: WorkerId) -> Self {
+    fn worker(config: ServerConfig, policy: TestPolicy, worker_id: WorkerId) -> Self {
         Self {
-            server: Server::for_worker(Arc::new(config), gate, worker_id, seed(worker_id)),
+            server: Server::for_worker(Arc::new(config), policy, worker_id, seed(worker_id)),
             now: Now { ms: 1_000_000, unix: 1_800_000_000 },
             client: client(40_000),
             ports: 50_000,
@@ -940,7 +950,7 @@ impl World {
     }
 
     pub(crate) fn peer_sends(&mut self, relay: RelayId, peer: &str, payload: &[u8]) -> Outcome {
-        self.server.from_peer(self.now, relay, address(peer), payload).into()
+        self.server.data.from_peer(self.now, relay, address(peer), payload).into()
     }
 
     pub(crate) fn dropped(&self, reason: DropReason) -> u64 {

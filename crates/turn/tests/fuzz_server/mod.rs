@@ -32,7 +32,7 @@ use self::{
     requests::{RELAYED, client_numbered, peer, send},
     script::seeds,
 };
-use crate::common::{TestGate, channel_data, client, everything, password, seed, streams};
+use crate::common::{TestPolicy, channel_data, client, everything, password, seed, streams};
 
 /// Beyond this many a sequence shows nothing new, and takes longer.
 const MOST_EVENTS: usize = 200;
@@ -64,7 +64,7 @@ fn server() {
 
 /// A server, what it has told, and what its runtime and its clients have of it.
 struct Run {
-    server: Server<TestGate>,
+    server: Server<TestPolicy>,
     config: ServerConfig,
     now: Now,
     ports: u16,
@@ -97,15 +97,20 @@ impl Run {
             listeners: streams().listeners,
             ..everything()
         };
-        let gate = TestGate {
+        let policy = TestPolicy {
             per_user: PER_USER,
             total: TOTAL,
             later: flags & 2 != 0,
             relayed: vec![(RELAYED.parse().expect("an address"), RelayTransport::Udp)],
-            ..TestGate::default()
+            ..TestPolicy::default()
         };
         Self {
-            server: Server::for_worker(Arc::new(config.clone()), gate, WorkerId::ONLY, seed(WorkerId::ONLY)),
+            server: Server::for_worker(
+                Arc::new(config.clone()),
+                policy,
+                WorkerId::ONLY,
+                seed(WorkerId::ONLY),
+            ),
             config,
             now: Now { ms: 1_000_000, unix: 1_800_000_000 },
             ports: 50_000,
@@ -255,7 +260,7 @@ impl Run {
         let relay = RelayId { allocation, family: family(from) };
         let session = self.table.get(allocation).expect("it has been told");
         let passes = session.permissions.contains_key(&from.ip()) && !session.is_away;
-        match self.server.from_peer(self.now, relay, from, input.bytes()) {
+        match self.server.data.from_peer(self.now, relay, from, input.bytes()) {
             Verdict::ToClient { client, .. } => assert_eq!((client, passes), (session.client, true)),
             Verdict::Drop(Some(_)) => assert!(!passes, "{from} has a permission"),
             _ => panic!("neither passed on nor dropped"),
@@ -266,7 +271,7 @@ impl Run {
         let (Some(allocation), to) = (self.some_allocation(input), peer(input.byte())) else { return };
         let relay = RelayId { allocation, family: family(to) };
         let error = IcmpError { icmp_type: input.below(13), code: input.byte(), info: input.u32() };
-        if let Verdict::Reply { client, .. } = self.server.from_icmp(self.now, relay, to, error) {
+        if let Verdict::Reply { client, .. } = self.server.data.from_icmp(self.now, relay, to, error) {
             let session = self.session(allocation);
             assert!(client == session.client && session.permissions.contains_key(&to.ip()));
         }
@@ -365,9 +370,9 @@ impl Run {
         let written: Vec<_> = written.collect();
         self.server.close_all(self.now, ClosedReason::Shutdown);
         self.hear();
-        let gate = self.server.gate_mut().clone();
+        let policy = self.server.policy_mut().clone();
         self.server =
-            Server::for_worker(Arc::new(self.config.clone()), gate, WorkerId::ONLY, seed(WorkerId::ONLY));
+            Server::for_worker(Arc::new(self.config.clone()), policy, WorkerId::ONLY, seed(WorkerId::ONLY));
         self.opening.clear();
         self.lookups.clear();
         for (client, is_away, text) in &written {
@@ -449,7 +454,7 @@ impl Run {
         let opening = self.opening.iter().filter(|(_, exists)| *exists).count();
         let allocations = self.table.len() + opening;
         assert_eq!(self.server.allocations(), allocations);
-        assert_eq!(self.server.gate_mut().held(), allocations);
+        assert_eq!(self.server.policy_mut().held(), allocations);
         assert!(allocations <= TOTAL);
         assert!(self.server.connections() <= MOST_CONNECTIONS * allocations);
         // Those whose sockets are being opened wait for the runtime, not for a time.
@@ -471,7 +476,7 @@ impl Run {
         self.sleep(2 * u64::from(self.config.limits.max_lifetime));
         self.hear();
         assert_eq!((self.server.allocations(), self.server.connections()), (0, 0));
-        assert_eq!((self.server.gate_mut().held(), self.table.len()), (0, 0));
+        assert_eq!((self.server.policy_mut().held(), self.table.len()), (0, 0));
         assert_eq!(self.server.poll_timeout(), None);
     }
 }

@@ -72,7 +72,7 @@ impl Reached {
 
 /// One worker of the server, and what waits for it.
 pub(super) struct Worker {
-    pub(super) server: Server<TestGate>,
+    pub(super) server: Server<TestPolicy>,
     pub(super) mail: VecDeque<Mail>,
     /// Whether what may be lost is.
     pub(super) full: bool,
@@ -133,9 +133,9 @@ impl Network {
     pub(super) fn new(setup: Setup) -> Self {
         let workers = setup.workers;
         let model = Model::new(setup.clone());
-        let (gate, config) = (gate(&setup), cast::Rules::default().config());
+        let (policy, config) = (policy(&setup), cast::Rules::default().config());
         let worker = |number| Worker {
-            server: server(number, workers, &gate, &config, 0),
+            server: server(number, workers, &policy, &config, 0),
             mail: VecDeque::new(),
             full: false,
             jobs: VecDeque::new(),
@@ -236,7 +236,7 @@ impl Network {
         }
         assert!(self.sockets.is_empty(), "relay sockets: {:?}", self.sockets);
         assert!(self.connections.is_empty(), "connections: {:?}", self.connections);
-        assert_eq!(self.workers[0].server.gate_mut().held(), 0, "quotas");
+        assert_eq!(self.workers[0].server.policy_mut().held(), 0, "quotas");
     }
 
     pub(super) fn now(&self, at: usize) -> Now {
@@ -430,7 +430,7 @@ impl Network {
         let payload = self.payload(length);
         let expected = self.model.from_peer(at, relay, peer, &payload);
         let now = self.now(at);
-        let done = self.workers[at].server.from_peer(now, relay, peer, &payload).into();
+        let done = self.workers[at].server.data.from_peer(now, relay, peer, &payload).into();
         self.judge(at, expected, &done, &Datagram::Noise);
     }
 
@@ -441,7 +441,7 @@ impl Network {
         let expected = self.model.from_icmp(at, relay, peer, error);
         let (now, (icmp_type, code, info)) = (self.now(at), error);
         let error = IcmpError { icmp_type, code, info };
-        let done = self.workers[at].server.from_icmp(now, relay, peer, error).into();
+        let done = self.workers[at].server.data.from_icmp(now, relay, peer, error).into();
         self.judge(at, expected, &done, &Datagram::Noise);
     }
 
@@ -550,14 +550,14 @@ impl Network {
                 _ => {}
             }
         }
-        let held = self.workers[0].server.gate_mut().held.borrow().clone();
+        let held = self.workers[0].server.policy_mut().held.borrow().clone();
         for (realm, user) in cast::REALMS.into_iter().flat_map(|realm| cast::USERS.map(|user| (realm, user)))
         {
             let key = if realm == REALM { user.to_owned() } else { format!("{user}@{realm}") };
             let counted = held.get(&key).copied().unwrap_or(0);
             assert_eq!(counted, self.model.held(realm, user), "the quota of {key}");
         }
-        let at = self.workers[0].server.gate_mut().prefixes.borrow().clone();
+        let at = self.workers[0].server.policy_mut().prefixes.borrow().clone();
         for prefix in (0..cast::CLIENTS).map(|number| network(cast::client(number).address.ip())) {
             let counted = at.get(&prefix).copied().unwrap_or(0);
             assert_eq!(counted, self.model.held_at(prefix), "the quota of {prefix}");
@@ -627,26 +627,26 @@ pub(super) fn pick(which: usize, of: usize) -> Option<usize> {
     (of > 0).then(|| which % of)
 }
 
-pub(super) fn gate(setup: &Setup) -> TestGate {
+pub(super) fn policy(setup: &Setup) -> TestPolicy {
     let relayed = vec![(cast::client(cast::LOOP).address, RelayTransport::Udp)];
     let Setup { per_user, per_prefix, total, .. } = *setup;
     let timed_until = cast::TIMED_UNTIL;
-    TestGate { per_user, per_prefix, total, relayed, timed_until, ..TestGate::default() }
+    TestPolicy { per_user, per_prefix, total, relayed, timed_until, ..TestPolicy::default() }
 }
 
 /// One of a server's workers, who share what their first configuration remembers. Each process has other random numbers.
 pub(super) fn server(
     number: usize,
     workers: usize,
-    gate: &TestGate,
+    policy: &TestPolicy,
     config: &Arc<ServerConfig>,
     process: u8,
-) -> Server<TestGate> {
+) -> Server<TestPolicy> {
     let of = |count: usize| u16::try_from(count).expect("few workers");
     let worker_id = WorkerId::new(of(number), of(workers)).expect("it is one of them");
     let mut seed = seed(worker_id);
     seed.0[31] = process;
-    Server::for_worker(Arc::clone(config), gate.clone(), worker_id, seed)
+    Server::for_worker(Arc::clone(config), policy.clone(), worker_id, seed)
 }
 
 /// Whether this is for a log alone, and limited in its rate.

@@ -1,6 +1,6 @@
 //! Names that most of the model uses.
 
-pub(crate) use crate::common::{REALM, Scheme, TestGate, password};
+pub(crate) use crate::common::{REALM, Scheme, TestPolicy, password};
 pub(crate) use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     net::{IpAddr, SocketAddr},

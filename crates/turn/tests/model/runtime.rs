@@ -3,14 +3,14 @@
 
 use super::prelude::*;
 use turnpike_turn::{
-    server::{Asked, Credentials, MoveRequest, Moved, OpenRequest, PendingMove},
+    server::{Asked, Credentials, MoveRequest, Moved, OpenRequest, PendingMove, UserRef},
     wire::integrity::{Key, KeyAlgorithm, userhash},
 };
 
 use super::{
     cast::{self, Rules},
     message::{Answer, Datagram, Learned, Request},
-    network::{Done, Network, Worker, gate, is_for_the_log, pick, server},
+    network::{Done, Network, Worker, is_for_the_log, pick, policy, server},
     reference::{self, Allocation, DATAGRAMS, Delivery, Expected, Goes, Notice, Place, Verdict, is_wish},
     requests::truth,
     step::{Says, Setup},
@@ -663,7 +663,7 @@ impl Network {
     pub(super) fn set_prompt(&mut self, prompt: bool) {
         self.model.prompt = prompt;
         for worker in &mut self.workers {
-            worker.server.gate_mut().later = !prompt;
+            worker.server.policy_mut().later = !prompt;
         }
     }
 
@@ -859,12 +859,12 @@ impl Network {
         // Requests that wait for the store are not waited for.
         while (0..self.setup.workers).any(|at| self.work(at, 0) || self.mail(at)) {}
         let limits = self.limits_but(tight);
-        let (gate, config) = (gate(&limits), Rules::default().config());
+        let (policy, config) = (policy(&limits), Rules::default().config());
         let process = self.process.wrapping_add(1);
         let (mut heirs, mut taken) = (Vec::new(), Vec::new());
         for at in 0..self.setup.workers {
             let rules = variant.map_or_else(|| self.model.workers[at].rules.clone(), Rules::variant);
-            let mut heir = server(at, self.setup.workers, &gate, &config, process);
+            let mut heir = server(at, self.setup.workers, &policy, &config, process);
             if at == 0 && remembers {
                 assert!(config.replays.take_over(&self.replays.to_bytes()), "the same key");
             }
@@ -874,7 +874,7 @@ impl Network {
             };
             heirs.push((heir, rules, names));
         }
-        let old = self.workers[0].server.gate_mut().clone();
+        let old = self.workers[0].server.policy_mut().clone();
         self.reached.upgraded += taken.len() as u64;
         self.process = process;
         self.replays = config.replays.clone();
@@ -897,7 +897,7 @@ impl Network {
         for (at, (mut heir, rules, names)) in heirs.into_iter().enumerate() {
             let given: Vec<AllocationId> = names.iter().map(|(old, ..)| *old).collect();
             self.leave(at, &given);
-            heir.gate_mut().later = !self.model.prompt;
+            heir.policy_mut().later = !self.model.prompt;
             let worker = &mut self.workers[at];
             worker.questions.clear();
             worker.server = heir;
@@ -939,7 +939,7 @@ impl Network {
     fn inherit(
         &mut self,
         at: usize,
-        heir: &mut Server<TestGate>,
+        heir: &mut Server<TestPolicy>,
         rules: &Rules,
         limits: &Setup,
         remembers: bool,
@@ -977,7 +977,7 @@ impl Network {
                 }
                 Err(refused) => {
                     assert!(!fits, "there is room for it");
-                    assert_eq!((refused.owner(), refused.from()), (owner, old));
+                    assert_eq!((refused.owner(), refused.from()), (UserRef::new(owner.0, owner.1), old));
                     return None;
                 }
             }

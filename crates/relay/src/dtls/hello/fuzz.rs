@@ -5,7 +5,7 @@ use turnpike_testkit::fuzz::{self, Input};
 use turnpike_turn::server::{ListenerId, NonceKey};
 
 use super::*;
-use crate::dtls::cookie::{COOKIE_LEN, CookieKeys};
+use crate::dtls::cookie::CookieKeys;
 
 const NOW: u64 = 100;
 

@@ -14,7 +14,7 @@ use turnpike_turn::server::{
 };
 
 use super::*;
-use crate::{Config, RelayAddress, StreamConfig, link::Place, listening::Places, runtime::Common};
+use crate::{Config, RelayAddress, StreamConfig, common::Common, link::Place, listening::Places};
 
 const TICKET: u16 = 0x8030;
 const NOW: Now = Now { ms: 1000, unix: 1_800_000_000 };

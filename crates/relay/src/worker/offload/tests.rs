@@ -23,8 +23,8 @@ use turnpike_turn::{
 use super::*;
 use crate::{
     Config, RelayAddress, SessionLog,
+    common::Common,
     listening::Places,
-    runtime::Common,
     worker::{NO_TRAILING, Worker},
 };
 
@@ -190,7 +190,7 @@ impl Bench {
 
     /// Whether a peer's datagram is relayed on a channel. It has been sent when this returns.
     fn peer_sends(&mut self, relay: RelayId, peer: SocketAddr) -> bool {
-        let back = self.worker.server.from_peer(self.now, relay, peer, b"");
+        let back = self.worker.server.data.from_peer(self.now, relay, peer, b"");
         let is_relayed = matches!(back, Verdict::ToClient { header, .. } if header.as_slice().len() == 4);
         self.end_tick();
         is_relayed

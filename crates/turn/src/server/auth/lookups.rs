@@ -12,7 +12,7 @@ use foldhash::quality::RandomState;
 use hashbrown::HashMap;
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
-use crate::server::{Client, DropReason, PrefixLengths, Source, User, request::context::Delivery};
+use crate::server::{Client, DropReason, PrefixLengths, Source, User, request::Delivery};
 
 /// Requests that wait at the same time in one worker.
 const MOST: usize = 1024;

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use crate::{
     server::{
-        Gate, Server,
+        Policy, Server,
         auth::{
             nonce::{self, Standing},
             realm::Terms,
@@ -20,7 +20,7 @@ use crate::{
     time::Now,
 };
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Judges a nonce that was not given to the address of its request. One that is [`Standing::ForOwner`] lets a request no further than
     /// to the worker that can tell.
     pub(crate) fn standing_elsewhere(
@@ -71,7 +71,7 @@ impl<G: Gate> Server<G> {
             return BoundTo::OwnerKnows;
         }
         let index = self.connections.owner(connection);
-        match index.and_then(|index| self.forwarding.at(index)) {
+        match index.and_then(|index| self.data.forwarding.at(index)) {
             Some((_, entry)) => BoundTo::Addresses([Some(entry.client.address.ip()), None]),
             None => BoundTo::Nothing,
         }

@@ -7,7 +7,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use turnpike_wire::integrity::KeyAlgorithm;
 
-use crate::server::{ListenerId, ServerConfig, config::canonical_origin};
+use crate::server::{ListenerId, ServerConfig};
 
 /// PASSWORD-ALGORITHMS as we announce it, the preferred first; numbers and no parameters (RFC 8489 section 18.5).
 const SHA256_AND_MD5: &[u8] = &[0, 2, 0, 0, 0, 1, 0, 0];
@@ -27,6 +27,22 @@ pub struct Realm {
     pub allow_sha256: bool,
     /// As [`ServerConfig::username_anonymity`], for this realm's users.
     pub username_anonymity: bool,
+}
+
+/// A web origin as origins are compared: scheme and host in lower case, and the port that the scheme stands for where none is said.
+/// Clients and stores write them with and without.
+#[must_use]
+pub fn canonical_origin(origin: &str) -> String {
+    let origin = origin.trim().trim_end_matches('/').to_ascii_lowercase();
+    let Some((scheme, host)) = origin.split_once("://") else { return origin };
+    let after_address = host.rsplit_once(']').map_or(host, |(_, rest)| rest);
+    let port = match scheme {
+        _ if after_address.contains(':') => return origin,
+        "http" => 80,
+        "https" => 443,
+        _ => return origin,
+    };
+    format!("{origin}:{port}")
 }
 
 /// What requests need to know of one realm.
@@ -134,6 +150,27 @@ impl Realms {
         match &config.listener(listener).realms[..] {
             [] => &self.all,
             some => some,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_are_compared_with_their_port_and_without_regard_to_case() {
+        for (written, canonical) in [
+            ("https://Example.org", "https://example.org:443"),
+            ("HTTP://example.org/", "http://example.org:80"),
+            ("https://example.org:8443", "https://example.org:8443"),
+            ("https://[2001:db8::1]", "https://[2001:db8::1]:443"),
+            ("http://[2001:db8::1]:81", "http://[2001:db8::1]:81"),
+            ("app://example.org", "app://example.org"),
+            ("example.org", "example.org"),
+            ("", ""),
+        ] {
+            assert_eq!(canonical_origin(written), canonical, "{written}");
         }
     }
 }

@@ -15,7 +15,7 @@ use std::{
 use turnpike_wire::stun::kind;
 
 use crate::server::{
-    Disposition, Gate, RequestRefusal, Server,
+    Disposition, Policy, RequestRefusal, Server,
     auth::{keyed_hash::KeyedHash, nonce},
     request::context::Context,
 };
@@ -190,7 +190,7 @@ impl Table {
     }
 }
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Records that a request is about to be granted. A copy of one that was granted gets 438: its nonce is used up.
     pub(crate) fn grant_once(
         &mut self,

@@ -6,7 +6,6 @@
 
 use std::{fmt::Write as _, sync::Arc};
 
-use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use turnpike_wire::{
     integrity::{Key, Mac},
@@ -16,8 +15,12 @@ use turnpike_wire::{
 use crate::{
     access_token::{AccessToken, TokenError, TokenKey},
     server::{
-        Client, CredentialRefusal, Disposition, Gate, Server, TokenProblem, User,
-        auth::{Claim, nonce::Standing, realm::Terms, secret},
+        Client, CredentialRefusal, Disposition, Policy, Server, TokenProblem, User,
+        auth::{
+            claim::{Checked, Claim, Grant, Proof},
+            nonce::Standing,
+            realm::Terms,
+        },
         request::{Method, Request, context::Context},
     },
     time::Now,
@@ -59,45 +62,7 @@ impl ThirdParty {
     }
 }
 
-/// What is remembered of a token.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Grant {
-    /// Signs the client's requests.
-    #[serde(with = "secret::key")]
-    key: Key,
-    /// Unix seconds at which it ends, the allowed skew left out.
-    until_unix: u64,
-}
-
-impl Grant {
-    /// Whether both are of one token: its key is secret, and known to one client.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        self.key == other.key
-    }
-
-    /// No allocation outlives its token (section 9). One second is left to those that live within the allowed skew.
-    pub(crate) fn limit(&self, now: Now, seconds: u32) -> u32 {
-        let left = self.until_unix.saturating_sub(now.unix).max(1);
-        seconds.min(u32::try_from(left).unwrap_or(u32::MAX))
-    }
-}
-
-/// A request that is authentic.
-pub(crate) struct Proof {
-    pub(crate) key: Key,
-    pub(crate) username: Box<str>,
-    /// Whom quotas count: of a token, who holds it.
-    pub(crate) identity: Box<str>,
-    /// Where a token authenticates it.
-    pub(crate) grant: Option<Box<Grant>>,
-    /// Last Unix second of a time-limited credential.
-    pub(crate) until_unix: Option<u64>,
-}
-
-/// The verdict on credentials: a proof, or whose they are, if that is known better than the request has it, and why they are not good.
-pub(crate) type Checked = Result<Proof, (Option<Box<str>>, CredentialRefusal)>;
-
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Verifies a request by its token, or by that of its allocation. `None` where it is no matter of tokens: a user with a
     /// password. An answer where another worker has that allocation, and where the nonce was never given to the client: nothing of a
     /// token is looked at before.
@@ -146,7 +111,7 @@ impl<G: Gate> Server<G> {
 
     /// Whether the allocation of this 5-tuple was made by a token of this key.
     fn has_grant(&mut self, client: &Client, kid: &str) -> bool {
-        let session = self.forwarding.find(client).and_then(|index| self.sessions.get(index));
+        let session = self.data.forwarding.find(client).and_then(|index| self.sessions.get(index));
         session.is_some_and(|session| session.grant.is_some() && *session.username == *kid)
     }
 
@@ -161,7 +126,7 @@ impl<G: Gate> Server<G> {
             };
         }
         let client = context.client();
-        if let Some(index) = self.forwarding.find(client) {
+        if let Some(index) = self.data.forwarding.find(client) {
             return Ok(Some(index));
         }
         let own = self.worker_id.number();

@@ -18,7 +18,7 @@ mod pool;
 use std::{collections::HashMap, ops::RangeInclusive};
 
 use crate::{
-    server::{AllocationId, DropReason, Gate, Server, Verdict, policy::gate::user_key},
+    server::{AllocationId, DropReason, Policy, Server},
     time::Now,
 };
 use limit::{BYTE, Limit, gained, needed_ms};
@@ -251,11 +251,11 @@ impl Limited {
     }
 }
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Whether an allocation has a limit of bits per second: a table that relays without asking here must leave it alone.
     #[must_use]
     pub fn is_limited(&mut self, allocation: AllocationId) -> bool {
-        self.forwarding.get(allocation).is_some_and(|entry| entry.limits.is_some())
+        self.data.forwarding.get(allocation).is_some_and(|entry| entry.limits.is_some())
     }
 
     /// How many of `want` bytes connections of this allocation may carry now (RFC 6062), one at least; what they do not carry is to be
@@ -270,18 +270,18 @@ impl<G: Gate> Server<G> {
         way: Way,
         want: u64,
     ) -> Result<u64, HeldUp> {
-        let limits = self.forwarding.get(allocation).and_then(|entry| entry.limits.as_deref_mut());
+        let limits = self.data.forwarding.get(allocation).and_then(|entry| entry.limits.as_deref_mut());
         let Some(limits) = limits else { return Ok(want) };
         let taken = limits.take(way, want, now.ms);
         if let Err(held_up) = taken {
-            self.stats.bandwidth_pauses[held_up.level as usize] += 1;
+            self.data.stats.bandwidth_pauses[held_up.level as usize] += 1;
         }
         taken
     }
 
     /// Bytes of [`Server::take_bytes`] that were not carried.
     pub fn give_back_bytes(&mut self, allocation: AllocationId, way: Way, bytes: u64) {
-        let limits = self.forwarding.get(allocation).and_then(|entry| entry.limits.as_deref_mut());
+        let limits = self.data.forwarding.get(allocation).and_then(|entry| entry.limits.as_deref_mut());
         if let Some(limits) = limits {
             limits.give_back(way, bytes);
         }
@@ -289,24 +289,13 @@ impl<G: Gate> Server<G> {
 
     /// What [`Verdict::Wait`] was about is lost after all: nobody can be made to wait.
     pub fn not_waited(&mut self, otherwise: DropReason) {
-        self.stats.drop(otherwise);
-    }
-
-    /// Something that may not pass now. Where it came in a stream, reading can wait.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn held_up<'a>(&mut self, held_up: HeldUp, is_stream: bool) -> Verdict<'a> {
-        if !is_stream {
-            return self.dropped(held_up.level.drop_reason());
-        }
-        self.stats.bandwidth_pauses[held_up.level as usize] += 1;
-        Verdict::Wait { until_ms: held_up.until_ms, otherwise: held_up.level.drop_reason() }
+        self.data.stats.drop(otherwise);
     }
 
     /// Gives an allocation the limits that are configured. A bucket of its own begins full, or goes on with what it had under other limits
     /// or elsewhere, lest moving pay.
     pub(crate) fn limit(&mut self, now: Now, index: u32) {
-        let Some((_, entry)) = self.forwarding.at(index) else { return };
+        let Some((_, entry)) = self.data.forwarding.at(index) else { return };
         let before = entry.limits.take();
         let bandwidth = &self.config.bandwidth;
         if bandwidth.is_unlimited() {
@@ -328,7 +317,7 @@ impl<G: Gate> Server<G> {
         };
         // A user's name here has a control character in it, and a realm's has none.
         let members = [
-            member(per_user, &user_key(&session.realm, session.identity())),
+            member(per_user, &session.user().key()),
             member(per_realm, &session.realm),
             member(bandwidth.total, ""),
         ];

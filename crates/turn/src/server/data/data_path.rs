@@ -1,5 +1,5 @@
-//! The way of a packet. It needs the forwarding table, the peer rules and a counter, and never comes to a request: what it does not find
-//! there it leaves to [`Server::unknown_client`].
+//! Decides on each datagram by the forwarding table and the peer rules. Requests, and data of clients without an allocation, are left to the
+//! control plane.
 
 use std::{
     collections::VecDeque,
@@ -7,19 +7,18 @@ use std::{
 };
 
 use turnpike_wire::{
-    channel_data::{ChannelData, ChannelDataError, ChannelNumber},
-    demux::{self, Kind},
+    channel_data::{ChannelData, ChannelNumber},
+    demux::Kind,
     frame,
-    indication::{self, Indication, IndicationError, MAX_HEADER_LEN},
+    indication::{self, Indication, MAX_HEADER_LEN},
     stun::{self, Class, Writer, kind, method},
 };
 
 use crate::{
     server::{
-        AllocationId, DropReason, Effect, Family, Gate, Header, PeerRules, RelayId, Server, SharedPort,
-        Source, Verdict, Way,
+        AllocationId, DataPlane, DropReason, Effect, Family, Header, HeldUp, PeerRules, RelayId, SharedPort,
+        Verdict, Way,
         data::forwarding::{Channels, Permissions},
-        request::context::Delivery,
     },
     time::Now,
 };
@@ -38,20 +37,9 @@ pub struct IcmpError {
     pub info: u32,
 }
 
-impl<G: Gate> Server<G> {
-    /// Feeds a datagram that a client sent. Addresses are canonical ([`turnpike_wire::address::canonical`]).
-    #[inline]
-    pub fn from_client<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
-        match demux::classify(datagram) {
-            Kind::ChannelData => self.channel_data(now, source, datagram),
-            Kind::Stun if indication::is(Indication::Send, datagram) => self.send(now, source, datagram),
-            Kind::Stun => self.request(now, source, Delivery::Direct, datagram),
-            Kind::Other => self.dropped(DropReason::NotStun),
-        }
-    }
-
-    /// Whose a peer is on a relay socket that several allocations share: what came from there, and ICMP errors about it, are for that
-    /// relayed transport address. `None` if it is nobody's; then so many datagrams are counted as dropped. `peer` is canonical.
+impl DataPlane {
+    /// The relayed transport address that gets datagrams of this peer, and ICMP errors about it, on a relay socket that several allocations
+    /// share. `None` if no allocation owns the peer; then `datagrams` are counted as dropped. `peer` is canonical.
     #[inline]
     pub fn claimant(&mut self, port: SharedPort, peer: IpAddr, datagrams: usize) -> Option<RelayId> {
         let index = match self.forwarding.claimant(port, peer) {
@@ -75,7 +63,7 @@ impl<G: Gate> Server<G> {
     /// Feeds a datagram that a peer sent to a relayed transport address. `peer` is canonical.
     #[inline]
     pub fn from_peer<'a>(
-        &'a mut self,
+        &mut self,
         now: Now,
         relay: RelayId,
         peer: SocketAddr,
@@ -114,7 +102,7 @@ impl<G: Gate> Server<G> {
             }
             let transaction = self.indications.next();
             let header_len =
-                indication::write_header(Indication::Data, transaction, *peer, length, &mut bytes);
+                indication::write_header(Indication::Data, transaction, peer, length, &mut bytes);
             (header_len, frame::padding(datagram.len()))
         };
         if header_len + datagram.len() + usize::from(padding) > MAX_DATAGRAM_LEN {
@@ -123,7 +111,7 @@ impl<G: Gate> Server<G> {
         if let Some(limits) = &mut entry.limits
             && let Err(held_up) = limits.admit(Way::ToClient, datagram.len(), now.ms)
         {
-            // Whoever sends from there is no stream of ours.
+            // A peer's datagrams cannot wait.
             return self.held_up(held_up, false);
         }
         entry.to_client.0 += 1;
@@ -178,25 +166,52 @@ impl<G: Gate> Server<G> {
         self.stats.icmp_relayed += 1;
         let transaction = self.indications.next();
         let header = stun::Header { class: Class::Indication, method: method::DATA, transaction };
-        let mut indication = Writer::begin(&mut self.reply, header);
+        let mut indication = Writer::begin(&mut self.icmp, header);
         let [d0, d1, d2, d3] = data.to_be_bytes();
         indication
             .xor_address(kind::XOR_PEER_ADDRESS, peer)
             .attribute(kind::ICMP, &[0, 0, icmp_type, code, d0, d1, d2, d3]);
         indication.finish(false);
-        Verdict::Reply { client, link, bytes: &self.reply }
+        Verdict::Reply { client, link, bytes: &self.icmp }
+    }
+
+    /// Relays ChannelData or a Send indication of the client whose allocation has this index.
+    #[inline]
+    pub(crate) fn from_client<'a>(
+        &mut self,
+        now: Now,
+        index: u32,
+        kind: Kind,
+        datagram: &'a [u8],
+    ) -> Verdict<'a> {
+        if kind == Kind::ChannelData {
+            self.channel_data(now, index, datagram)
+        } else {
+            self.send(now, index, datagram)
+        }
+    }
+
+    /// Checks that a datagram is one that [`DataPlane::from_client`] could relay, whoever sent it.
+    #[inline]
+    pub(crate) fn check(&self, kind: Kind, datagram: &[u8]) -> Result<(), DropReason> {
+        if kind == Kind::ChannelData {
+            ChannelData::parse_within(self.config.channels, datagram)?;
+        } else {
+            indication::parse(Indication::Send, datagram)?;
+        }
+        Ok(())
     }
 
     /// RFC 8656 section 12.6.
     #[inline]
-    fn channel_data<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+    fn channel_data<'a>(&mut self, now: Now, index: u32, datagram: &'a [u8]) -> Verdict<'a> {
         let message = match ChannelData::parse_within(self.config.channels, datagram) {
             Ok(message) => message,
-            Err(ChannelDataError::Truncated) => return self.dropped(DropReason::Truncated),
-            Err(ChannelDataError::Number(_)) => return self.dropped(DropReason::ChannelNumber),
+            Err(error) => return self.dropped(error.into()),
         };
-        let found = self.forwarding.find(&source.client).and_then(|index| self.forwarding.at(index));
-        let Some((allocation, entry)) = found else { return self.unknown_client(now, source, datagram) };
+        let Some((allocation, entry)) = self.forwarding.at(index) else {
+            return self.dropped(DropReason::NoAllocation);
+        };
         let Some(channel) = entry.channels.by_number(message.number(), now.ms) else {
             return self.dropped(DropReason::UnboundChannel);
         };
@@ -222,20 +237,14 @@ impl<G: Gate> Server<G> {
 
     /// RFC 8656 section 11.2.
     #[inline]
-    fn send<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+    fn send<'a>(&mut self, now: Now, index: u32, datagram: &'a [u8]) -> Verdict<'a> {
         let view = match indication::parse(Indication::Send, datagram) {
             Ok(view) => view,
-            Err(error) => {
-                return self.dropped(match error {
-                    IndicationError::Missing => DropReason::MissingAttribute,
-                    IndicationError::UnknownAttribute(_) => DropReason::UnknownAttribute,
-                    IndicationError::Fingerprint => DropReason::Fingerprint,
-                    _ => DropReason::Malformed,
-                });
-            }
+            Err(error) => return self.dropped(error.into()),
         };
-        let found = self.forwarding.find(&source.client).and_then(|index| self.forwarding.at(index));
-        let Some((allocation, entry)) = found else { return self.unknown_client(now, source, datagram) };
+        let Some((allocation, entry)) = self.forwarding.at(index) else {
+            return self.dropped(DropReason::NoAllocation);
+        };
         let family = Family::of(view.peer.ip());
         // RFC 6062 has connections for TCP, and no datagrams.
         if entry.relays_tcp {
@@ -271,14 +280,26 @@ impl<G: Gate> Server<G> {
         }
     }
 
+    /// Counts a dropped datagram.
     #[inline]
     pub(crate) fn dropped<'a>(&mut self, reason: DropReason) -> Verdict<'a> {
         self.stats.drop(reason);
         Verdict::Drop(Some(reason))
     }
+
+    /// Something that may not pass now. Where it came in a stream, reading can wait.
+    #[cold]
+    #[inline(never)]
+    fn held_up<'a>(&mut self, held_up: HeldUp, is_stream: bool) -> Verdict<'a> {
+        if !is_stream {
+            return self.dropped(held_up.level.drop_reason());
+        }
+        self.stats.bandwidth_pauses[held_up.level as usize] += 1;
+        Verdict::Wait { until_ms: held_up.until_ms, otherwise: held_up.level.drop_reason() }
+    }
 }
 
-/// What the client calls a peer that has sent something.
+/// The client's name for a peer that has sent something.
 #[inline(never)]
 pub(crate) fn known_as(
     rules: &PeerRules,

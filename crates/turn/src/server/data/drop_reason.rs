@@ -1,6 +1,7 @@
 //! Why a datagram was dropped: each reason is a counter, never a log line.
 
 use strum::{IntoStaticStr, VariantArray};
+use turnpike_wire::{channel_data::ChannelDataError, indication::IndicationError};
 
 /// Why a datagram was dropped. Each is a counter in [`crate::server::Stats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
@@ -87,5 +88,27 @@ impl DropReason {
     /// told, and requests too short to be granted are no client's.
     pub(crate) fn is_bound_on_requests(self) -> bool {
         matches!(self, Self::RefusalLimit | Self::QuotaPending | Self::LookupLimit | Self::LookupOver)
+    }
+}
+
+impl From<ChannelDataError> for DropReason {
+    #[inline]
+    fn from(error: ChannelDataError) -> Self {
+        match error {
+            ChannelDataError::Truncated => Self::Truncated,
+            ChannelDataError::Number(_) => Self::ChannelNumber,
+        }
+    }
+}
+
+impl From<IndicationError> for DropReason {
+    #[inline]
+    fn from(error: IndicationError) -> Self {
+        match error {
+            IndicationError::Missing => Self::MissingAttribute,
+            IndicationError::UnknownAttribute(_) => Self::UnknownAttribute,
+            IndicationError::Fingerprint => Self::Fingerprint,
+            _ => Self::Malformed,
+        }
     }
 }

@@ -63,7 +63,7 @@ pub struct RelayId {
     pub family: Family,
 }
 
-/// A relay socket that several allocations of this worker share, numbered by the runtime: [`crate::server::Server::claimant`].
+/// A relay socket that several allocations of this worker share, numbered by the runtime: [`crate::server::DataPlane::claimant`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SharedPort(pub u16);
 

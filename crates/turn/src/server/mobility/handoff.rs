@@ -19,10 +19,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     server::{
-        AllocationId, Client, ClosedReason, Disposition, DropReason, Effect, Gate, Link, Moved, Server,
+        AllocationId, Client, ClosedReason, Disposition, DropReason, Effect, Link, Moved, Policy, Server,
         Source, Verdict,
         mobility::{pending_moves::Expected, ticket::Ticket},
-        request::context::{Context, Delivery},
+        request::{Delivery, context::Context},
         stats::MobilityEvent,
     },
     time::Now,
@@ -50,7 +50,7 @@ pub struct MoveRequest {
     pub(crate) key: u64,
 }
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Feeds a request whose client's connection another worker has handed over ([`Effect::HandOver`]). From then on
     /// the client is this worker's, and [`Server::from_client`] gets what it sends.
     pub fn from_handed_over<'a>(&'a mut self, now: Now, source: &Source, request: &[u8]) -> Verdict<'a> {
@@ -82,7 +82,7 @@ impl<G: Gate> Server<G> {
     pub fn expect(&mut self, pending_move: PendingMove) {
         let PendingMove { client, key, owner } = pending_move;
         // The client may have made an allocation of its own meanwhile: a 5-tuple has one.
-        if self.forwarding.find(&client).is_some() {
+        if self.data.forwarding.find(&client).is_some() {
             return;
         }
         // Of two allocations that arrive at one 5-tuple, the later does.
@@ -128,10 +128,10 @@ impl<G: Gate> Server<G> {
         let to = Source { client: request.client, link: request.link };
         let moved = Moved::new(now, allocation, to, entry, session);
         let session = self.sessions.remove(index)?;
-        self.emit(now, Effect::Exported { allocation });
+        self.data.emit(now, Effect::Exported { allocation });
         self.forget_arrival(&session);
         self.owners.set(request.key, request.to);
-        self.stats.mobility(MobilityEvent::Exported);
+        self.data.stats.mobility(MobilityEvent::Exported);
         Some(moved)
     }
 
@@ -141,15 +141,15 @@ impl<G: Gate> Server<G> {
     /// Gives it back where the client has made another allocation by now: to be returned by [`Server::take_back`].
     pub fn import(&mut self, now: Now, moved: Moved) -> Result<AllocationId, Moved> {
         let client = moved.client();
-        if self.forwarding.find(&client).is_some() {
+        if self.data.forwarding.find(&client).is_some() {
             return Err(moved);
         }
         let (from, was, link) = (moved.from(), moved.was().map(|was| was.client), moved.to().link);
         let id = self.own(now, moved, true);
-        self.stats.mobility(MobilityEvent::Imported);
+        self.data.stats.mobility(MobilityEvent::Imported);
         let padded = self.is_stream(&client);
         let from = Some(from);
-        self.emit(now, Effect::Moved { allocation: id, was, client, link, padded, from });
+        self.data.emit(now, Effect::Moved { allocation: id, was, client, link, padded, from });
         self.tell_bindings(id);
         self.conform(now, id.index);
         Ok(id)
@@ -158,10 +158,10 @@ impl<G: Gate> Server<G> {
     /// Takes back what [`Server::import`] has refused. It lives on under its old 5-tuple; `None`, and [`Effect::Closed`],
     /// if that has another allocation by now.
     pub fn take_back(&mut self, now: Now, moved: Moved) -> Option<AllocationId> {
-        let is_taken = moved.was().is_some_and(|was| self.forwarding.find(&was.client).is_some());
+        let is_taken = moved.was().is_some_and(|was| self.data.forwarding.find(&was.client).is_some());
         // What it was called before may be another's name by now; a slot that was free is nobody's.
         let allocation = self.own(now, moved, false);
-        self.effects.push_back(Effect::Returned { allocation });
+        self.data.effects.push_back(Effect::Returned { allocation });
         if is_taken {
             self.close(now, allocation.index, ClosedReason::Disconnected);
             return None;
@@ -214,7 +214,7 @@ impl<G: Gate> Server<G> {
             return Ok(self.pending_moves.owned.get(&expected.key).copied());
         }
         if let Delivery::Forwarded { via, .. } = context.delivery {
-            self.effects.push_back(Effect::Decline { via, source, request: request.into() });
+            self.data.effects.push_back(Effect::Decline { via, source, request: request.into() });
             return Err(Disposition::Later);
         }
         let Some(expected) = expected else { return Ok(None) };
@@ -242,7 +242,7 @@ impl<G: Gate> Server<G> {
         if !entry.away {
             self.give_up_arrival(&entry.client);
         }
-        let id = self.forwarding.install(now.ms, entry);
+        let id = self.data.forwarding.install(now.ms, entry);
         if let Some(key) = key {
             self.pending_moves.owned.insert(key, id.index);
             self.owners.set(key, self.worker_id.number());
@@ -272,14 +272,14 @@ impl<G: Gate> Server<G> {
             Delivery::Forwarded { via, occupied } => (via, occupied),
             Delivery::Direct | Delivery::HandedOver => {
                 let expected = self.pending_moves.get(client).map(|expected| expected.key);
-                (own, self.forwarding.find(client).is_some() || expected.is_some_and(is_another))
+                (own, self.data.forwarding.find(client).is_some() || expected.is_some_and(is_another))
             }
         };
         // The stream of another allocation stays where that is.
         if self.is_stream(client) && !occupied {
-            self.stats.mobility(MobilityEvent::Forwarded);
+            self.data.stats.mobility(MobilityEvent::Forwarded);
             let (source, request) = (context.source, context.request.view.bytes().into());
-            self.effects.push_back(Effect::HandOver { worker: next, source, request });
+            self.data.effects.push_back(Effect::HandOver { worker: next, source, request });
         } else {
             self.forward(next, via, occupied, context);
         }
@@ -287,8 +287,8 @@ impl<G: Gate> Server<G> {
     }
 
     fn forward(&mut self, worker: u16, via: u16, occupied: bool, context: &Context<'_>) {
-        self.stats.mobility(MobilityEvent::Forwarded);
+        self.data.stats.mobility(MobilityEvent::Forwarded);
         let (source, request) = (context.source, context.request.view.bytes().into());
-        self.effects.push_back(Effect::Forward { worker, via, occupied, source, request });
+        self.data.effects.push_back(Effect::Forward { worker, via, occupied, source, request });
     }
 }

@@ -11,9 +11,9 @@ use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
 use crate::{
     server::{
-        AllocationId, Client, Effect, Family, Gate, Link, OwnEndpoints, PendingMove, Server, SharedPort,
-        Source,
-        auth::{secret::Secret, third_party::Grant},
+        AllocationId, Client, Effect, Family, Link, OwnEndpoints, PendingMove, Policy, Server, SharedPort,
+        Source, UserRef,
+        auth::{claim::Grant, secret::Secret},
         data::{
             bandwidth::Limited,
             forwarding::{Entry, Relay},
@@ -21,7 +21,7 @@ use crate::{
         mobility::Mobility,
         request::connections::TcpRelay,
         session::Session,
-        view::SessionId,
+        session::SessionId,
     },
     time::Now,
 };
@@ -137,11 +137,11 @@ impl Moved {
         Source { client, link }
     }
 
-    /// Realm and user, as quotas count them.
+    /// Its user.
     #[must_use]
-    pub fn owner(&self) -> (&str, &str) {
+    pub fn owner(&self) -> UserRef<'_> {
         let Record { realm, username, identity, .. } = &*self.0;
-        (realm.as_ref(), identity.as_ref().unwrap_or(username).as_ref())
+        UserRef::new(realm, identity.as_ref().unwrap_or(username))
     }
 
     /// The relay socket of this family, where it is shared with other allocations.
@@ -252,11 +252,11 @@ impl Moved {
     }
 }
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Allocations that another process can take: their clients need nothing that is here, being reached by a link of which `by` says
     /// so, or having gone; and what they relay are datagrams.
     pub fn portable(&mut self, by: impl Fn(Link) -> bool) -> Vec<AllocationId> {
-        let indices = self.forwarding.indices();
+        let indices = self.data.forwarding.indices();
         let suits = |index| {
             let (id, entry, session) = self.allocation(index)?;
             let is_free = session.pending.is_none() && !entry.relays_tcp;
@@ -267,7 +267,7 @@ impl<G: Gate> Server<G> {
 
     /// An allocation as data, for [`Server::restore`] of another process. It remains here; once it is there, [`Server::surrender`] it.
     pub fn snapshot(&mut self, now: Now, allocation: AllocationId) -> Option<Moved> {
-        self.forwarding.get(allocation)?;
+        self.data.forwarding.get(allocation)?;
         let (_, entry, session) = self.allocation(allocation.index)?;
         let here = Source { client: entry.client, link: entry.link };
         if session.pending.is_some() {
@@ -281,18 +281,18 @@ impl<G: Gate> Server<G> {
 
     /// Forgets an allocation that goes on in another process. Nothing is said of an end, and its sockets are the caller's to close.
     pub fn surrender(&mut self, now: Now, allocation: AllocationId) {
-        if self.forwarding.get(allocation).is_none() {
+        if self.data.forwarding.get(allocation).is_none() {
             return;
         }
         let Some(session) = self.sessions.remove(allocation.index) else { return };
-        self.emit(now, Effect::Exported { allocation });
+        self.data.emit(now, Effect::Exported { allocation });
         self.connection_timers.cancel(allocation.index);
         self.connections.forget(&session);
         self.forget_arrival(&session);
         if let Some(mobility) = &session.mobility {
             self.owners.remove(mobility.key.0);
         }
-        self.gate.release(&session.realm, session.identity(), session.prefix);
+        self.policy.release(session.user(), session.prefix);
     }
 
     /// Clients that are expected here with allocations of other workers; for [`Server::expect`] of another process.
@@ -324,10 +324,10 @@ impl<G: Gate> Server<G> {
     /// # Errors
     /// Gives it back if its 5-tuple has an allocation, its realm is not configured, or no quota has room for it.
     pub fn restore(&mut self, now: Now, mut moved: Moved, link: Link) -> Result<AllocationId, Moved> {
-        let is_taken = moved.was().is_some_and(|was| self.forwarding.find(&was.client).is_some());
-        let (realm, identity) = moved.owner();
-        let is_strange = is_taken || !self.realms.has(realm);
-        if is_strange || self.gate.acquire(realm, identity, moved.0.prefix).is_err() {
+        let is_taken = moved.was().is_some_and(|was| self.data.forwarding.find(&was.client).is_some());
+        let user = moved.owner();
+        let is_strange = is_taken || !self.realms.has(user.realm);
+        if is_strange || self.policy.acquire(user, moved.0.prefix).is_err() {
             return Err(moved);
         }
         moved.0.link = link;
@@ -349,7 +349,7 @@ impl<G: Gate> Server<G> {
                 username: session.username.clone(),
                 relayed: (first.address, relays.next().map(|second| second.address)),
             };
-            self.effects.push_back(opened);
+            self.data.effects.push_back(opened);
         }
         self.tell_bindings(allocation);
         Ok(allocation)

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use foldhash::quality::RandomState;
 use hashbrown::HashMap;
 
-use crate::server::{Client, PendingMove, mobility::Mobility};
+use crate::server::{Client, PendingMove};
 
 /// Clients that a worker expects with other workers' allocations, at most: about a MiB. A further one displaces the one that has been expected
 /// longest, which then has to present a ticket again: a user who fills the table keeps no other out.
@@ -46,11 +46,11 @@ impl PendingMoves {
         }
     }
 
-    /// Forgets an allocation that is gone or has moved away.
-    pub(crate) fn forget(&mut self, mobility: &Mobility) {
-        self.owned.remove(&mobility.key.0);
-        if let Some((source, _)) = mobility.arriving {
-            self.remove(&source.client);
+    /// Forgets an allocation that is gone or has moved away, and the 5-tuple that it arrives at.
+    pub(crate) fn forget(&mut self, key: u64, arriving: Option<&Client>) {
+        self.owned.remove(&key);
+        if let Some(client) = arriving {
+            self.remove(client);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Sends clients to another server (RFC 8489 section 10, RFC 8656 section 7.2): 300 (Try Alternate) with ALTERNATE-SERVER. Where to says the gate, of a
+//! Sends clients to another server (RFC 8489 section 10, RFC 8656 section 7.2): 300 (Try Alternate) with ALTERNATE-SERVER. The policy says where to, of a
 //! server in a fleet, and else the configuration.
 //!
 //! For use with authentication only, lest anybody send clients away: only requests that have authenticated are redirected, and the
@@ -9,7 +9,7 @@ use std::{net::SocketAddr, sync::Arc};
 use turnpike_wire::{integrity::Mac, stun::kind};
 
 use crate::server::{
-    AllocateAttempt, Destination, Disposition, Gate, RequestRefusal, Server, Transport,
+    AllocateAttempt, Destination, Disposition, Policy, RequestRefusal, Server, Transport,
     request::{bad_request::Denied, context::Context, response::Envelope},
 };
 
@@ -66,14 +66,14 @@ impl Alternate {
     }
 }
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Answers an Allocate with another server's address, if there is one for this occasion; whether there is.
     pub(crate) fn write_redirect(&mut self, attempt: &AllocateAttempt<'_>, to: &Envelope) -> bool {
         if to.signer.is_none() {
             return false;
         }
         let transport = self.config.listener(attempt.client.listener).transport;
-        let found = self.gate.redirect_target(attempt, transport);
+        let found = self.policy.redirect_target(attempt, transport);
         let Some(destination) = found.or_else(|| self.configured(attempt, transport)) else { return false };
         self.write_alternate(&destination, transport, to);
         true
@@ -89,7 +89,7 @@ impl<G: Gate> Server<G> {
         let client = context.client();
         let transport = self.config.listener(client.listener).transport;
         let signed = context.envelope.signer.is_some();
-        let found = self.gate.node(node, transport, client.address.is_ipv4()).filter(|_| signed);
+        let found = self.policy.node(node, transport, client.address.is_ipv4()).filter(|_| signed);
         let Some(destination) = found else { return self.deny_request(context, otherwise) };
         self.tell_of(context, 300, RequestRefusal::Code);
         self.write_alternate(&destination, transport, &context.envelope);
@@ -123,8 +123,8 @@ impl<G: Gate> Server<G> {
         // that attribute.
         let knows = to.signer.as_ref().is_some_and(|signer| signer.mac == Mac::Sha256);
         let secure = matches!(transport, Transport::Tls | Transport::Dtls) && knows;
-        self.stats.redirects += 1;
-        self.stats.error(300);
+        self.data.stats.redirects += 1;
+        self.data.stats.error(300);
         let mut response = to.error(&mut self.reply, 300);
         response.address(kind::ALTERNATE_SERVER, destination.address);
         if let Some(second) = destination.second {

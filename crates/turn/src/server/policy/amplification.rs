@@ -8,7 +8,7 @@ use turnpike_wire::stun::View;
 
 use crate::{
     rates::Rate,
-    server::{DropReason, Gate, Server, Transport},
+    server::{DropReason, Policy, Server, Transport},
     time::Now,
 };
 
@@ -51,7 +51,7 @@ impl AmplificationGuard {
     }
 }
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Checks the reply buffer against the limit of the client's prefix. Signed replies and other transports are exempt: those clients
     /// have proved their address.
     pub(crate) fn may_answer(&mut self, now: Now, client: &crate::server::Client) -> Result<(), DropReason> {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::{
-    server::{ClosedReason, Effect, Family, Gate, Server, request::context::Context, session::Session},
+    server::{ClosedReason, Effect, Family, Policy, Server, request::context::Context, session::Session},
     time::Now,
 };
 
@@ -54,7 +54,7 @@ pub(crate) fn within(left_ms: Option<u64>, seconds: u32) -> (u32, u64) {
     }
 }
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Seconds of a new allocation, but no more than its credential has left where sessions end with theirs. One second is left to
     /// a credential in its last one.
     pub(crate) fn limit_to_credential(&self, context: &Context<'_>, seconds: u32) -> u32 {
@@ -93,12 +93,12 @@ impl<G: Gate> Server<G> {
     pub(crate) fn shorten(&mut self, now: Now, index: u32) {
         let Some(left_ms) = self.left_ms(now, index) else { return };
         let latest_ms = now.ms.saturating_add(left_ms);
-        let Some((allocation, entry)) = self.forwarding.at(index) else { return };
+        let Some((allocation, entry)) = self.data.forwarding.at(index) else { return };
         let relays = entry.relays;
         for (relay, family) in relays.into_iter().zip([Family::V4, Family::V6]) {
             if relay.is_some_and(|relay| relay.expires_ms > latest_ms) {
                 let family = Some(family);
-                self.emit(now, Effect::Renewed { allocation, family, expires_ms: latest_ms });
+                self.data.emit(now, Effect::Renewed { allocation, family, expires_ms: latest_ms });
             }
         }
     }

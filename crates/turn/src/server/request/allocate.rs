@@ -7,8 +7,8 @@ use turnpike_wire::stun::kind;
 use crate::{
     random::Random,
     server::{
-        AllocateAttempt, AllocationId, Client, Disposition, DropReason, Effect, Family, Gate, OpenRelay,
-        OpenRequest, OpenResult, PortRequest, QuotaRefusal, RelayTransport, RequestRefusal, Server,
+        AllocateAttempt, AllocationId, Client, Disposition, DropReason, Effect, Family, OpenRelay,
+        OpenRequest, OpenResult, Policy, PortRequest, QuotaRefusal, RelayTransport, RequestRefusal, Server,
         ServerConfig, Source,
         auth::{
             replay::{Once, Recorded},
@@ -23,8 +23,8 @@ use crate::{
             dispatch::Requester,
             response::{Envelope, reason_phrase},
         },
+        session::SessionId,
         session::{Pending, Session},
-        view::SessionId,
     },
     time::Now,
 };
@@ -41,11 +41,11 @@ struct AllocateParams {
     address_error: Option<(Family, u16)>,
 }
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Section 7.2.
     pub(crate) fn allocate(&mut self, context: Context<'_>) -> Disposition {
         // A 5-tuple has one allocation; but the very request again is answered as before (section 5).
-        if let Some(index) = self.forwarding.find(context.client()) {
+        if let Some(index) = self.data.forwarding.find(context.client()) {
             return self.allocate_again(&context, index);
         }
         // So too where it is about to become that of a mobile allocation; that of another worker may have ended since.
@@ -89,7 +89,7 @@ impl<G: Gate> Server<G> {
         let granted = self.limit_to_credential(&context, granted);
         let Context { now, source: Source { client, link }, envelope, who, asked_ms, .. } = context;
         let entry = Entry::new(client, link, self.is_stream(&client), relays_tcp);
-        let id = self.forwarding.install(now.ms, entry);
+        let id = self.data.forwarding.install(now.ms, entry);
         let transaction = envelope.transaction;
         let pending = Pending { envelope, first: first.family, second, mobile, recorded, asked_ms };
         let session = Session {
@@ -112,7 +112,7 @@ impl<G: Gate> Server<G> {
         };
         self.sessions.insert(id, session);
         let second = second.map(|family| OpenRelay { family, transport, port: any });
-        self.effects.push_back(Effect::Open(OpenRequest { allocation: id, first, second }));
+        self.data.effects.push_back(Effect::Open(OpenRequest { allocation: id, first, second }));
         Disposition::Later
     }
 
@@ -122,7 +122,7 @@ impl<G: Gate> Server<G> {
         let client = context.client();
         let closing = self.config.listener(client.listener).closing;
         let returned =
-            self.draining && !closing && self.gate.comes_back(&attempt(context, Occasion::Draining));
+            self.draining && !closing && self.policy.comes_back(&attempt(context, Occasion::Draining));
         let draining = (self.draining || closing) && !returned;
         let occasion = if draining { Occasion::Draining } else { Occasion::None };
         if !returned && self.write_redirect(&attempt(context, occasion), &context.envelope) {
@@ -130,13 +130,13 @@ impl<G: Gate> Server<G> {
             return Err(Disposition::Reply);
         }
         if draining {
-            self.stats.drain_refusals += 1;
+            self.data.stats.drain_refusals += 1;
             return Err(self.refuse(context, 508, RequestRefusal::Draining));
         }
         let who = &context.who;
         // Section 19: 486 is about this user; 508 is about the server, so that another one may do.
         let prefix = self.config.prefixes.of(client.address.ip());
-        if let Err(refusal) = self.gate.acquire(&who.realm, &who.identity, prefix) {
+        if let Err(refusal) = self.policy.acquire(who.user(), prefix) {
             if matches!(refusal, QuotaRefusal::Undecided { .. }) {
                 if context.can_wait {
                     return Err(Disposition::Wait);
@@ -145,7 +145,7 @@ impl<G: Gate> Server<G> {
                     return Err(Disposition::Drop(DropReason::QuotaPending));
                 }
             }
-            self.stats.quota(refusal);
+            self.data.stats.quota(refusal);
             return Err(match refusal {
                 QuotaRefusal::User | QuotaRefusal::Undecided { is_user: true } => {
                     self.refuse(context, 486, RequestRefusal::UserQuota)
@@ -165,8 +165,7 @@ impl<G: Gate> Server<G> {
             });
         }
         // Last of all, so that what was refused for another reason may be sent again as it is.
-        self.grant_once(context, Once::Allocate)
-            .inspect_err(|_| self.gate.release(&who.realm, &who.identity, prefix))
+        self.grant_once(context, Once::Allocate).inspect_err(|_| self.policy.release(who.user(), prefix))
     }
 
     /// Carries on where [`Server::allocate`] asked for relay sockets. `None` if the allocation does not wait for them.
@@ -177,7 +176,7 @@ impl<G: Gate> Server<G> {
         first: OpenResult,
         second: Option<OpenResult>,
     ) -> Option<Source> {
-        self.forwarding.get(id)?;
+        self.data.forwarding.get(id)?;
         let (_, entry, session) = self.allocation(id.index)?;
         let pending = *session.pending.take()?;
         let Entry { client, link, .. } = *entry;
@@ -215,10 +214,10 @@ impl<G: Gate> Server<G> {
             username: session.username.clone(),
             relayed,
         };
-        self.stats.allocated_after(now.ms.saturating_sub(pending.asked_ms));
+        self.data.stats.allocated_after(now.ms.saturating_sub(pending.asked_ms));
         // First, so that whoever hears of it knows whether it has limits.
         self.limit(now, id.index);
-        self.emit(now, opened);
+        self.data.emit(now, opened);
         if pending.mobile {
             self.make_mobile(id.index);
         }
@@ -235,10 +234,10 @@ impl<G: Gate> Server<G> {
         pending: Pending,
         why: OpenResult,
     ) {
-        self.forwarding.remove(id.index);
+        self.data.forwarding.remove(id.index);
         let session = self.sessions.remove(id.index);
         if let Some(session) = &session {
-            self.gate.release(&session.realm, session.identity(), session.prefix);
+            self.policy.release(session.user(), session.prefix);
         }
         if let Some(recorded) = pending.recorded {
             self.replays.withdraw(recorded);
@@ -248,8 +247,7 @@ impl<G: Gate> Server<G> {
             let attempt = AllocateAttempt {
                 now,
                 client,
-                realm: &session.realm,
-                identity: session.identity(),
+                user: session.user(),
                 transaction: pending.envelope.transaction,
                 occasion: Occasion::Full,
             };
@@ -290,7 +288,7 @@ impl<G: Gate> Server<G> {
         if session.pending.is_some() {
             return Disposition::Drop(DropReason::OpenPending);
         }
-        self.stats.retransmits += 1;
+        self.data.stats.retransmits += 1;
         self.write_allocated(context.now, index, &context.envelope);
         Disposition::Reply
     }
@@ -355,9 +353,9 @@ impl<G: Gate> Server<G> {
     /// the client's own address.
     fn write_allocated(&mut self, now: Now, index: u32, to: &Envelope) {
         let ticket = self.ticket(now, index);
-        let Some((_, entry)) = self.forwarding.at(index) else { return };
+        let Some((_, entry)) = self.data.forwarding.at(index) else { return };
         let Some(session) = self.sessions.get(index) else { return };
-        self.stats.successes[Method::Allocate as usize] += 1;
+        self.data.stats.successes[Method::Allocate as usize] += 1;
         let mut response = to.success(&mut self.reply);
         for relay in entry.relays.iter().flatten() {
             response.xor_address(kind::XOR_RELAYED_ADDRESS, relay.address);
@@ -440,8 +438,7 @@ fn attempt<'a>(context: &'a Context<'_>, occasion: Occasion) -> AllocateAttempt<
     AllocateAttempt {
         now: context.now,
         client: *context.client(),
-        realm: &context.who.realm,
-        identity: &context.who.identity,
+        user: context.who.user(),
         transaction: context.envelope.transaction,
         occasion,
     }

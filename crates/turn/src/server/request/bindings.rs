@@ -8,14 +8,14 @@ use turnpike_wire::{channel_data::ChannelNumber, stun::kind};
 
 use crate::{
     server::{
-        AllocationId, Disposition, Effect, Family, Fault, Gate, RequestRefusal, Server,
+        AllocationId, Disposition, Effect, Family, Fault, Policy, RequestRefusal, Server,
         data::forwarding::BindError,
         request::{Request, context::Context},
     },
     time::Now,
 };
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Section 10.2.
     pub(crate) fn create_permission(&mut self, context: &Context<'_>) -> Disposition {
         let index = match self.owned(context) {
@@ -37,7 +37,7 @@ impl<G: Gate> Server<G> {
         peers.dedup();
         self.sweep(context.now, index);
         let most = self.config.limits.permissions;
-        let Some((id, entry)) = self.forwarding.at(index) else { return self.fail(context, 437) };
+        let Some((id, entry)) = self.data.forwarding.at(index) else { return self.fail(context, 437) };
         // An IPv4-mapped address has the family that stands beside it, which is IPv6.
         if let Some(other) = peers.iter().find(|ip| !entry.has(Family::of(**ip))) {
             return self.refuse(context, 443, RequestRefusal::PeerFamily(SocketAddr::new(*other, 0)));
@@ -49,7 +49,7 @@ impl<G: Gate> Server<G> {
         }
         // All are installed or none.
         if !room {
-            self.stats.permission_limit += 1;
+            self.data.stats.permission_limit += 1;
             return self.refuse(context, 508, RequestRefusal::Permissions);
         }
         if peers.iter().any(|ip| self.is_anothers(context.now, index, *ip)) {
@@ -68,7 +68,7 @@ impl<G: Gate> Server<G> {
             Err(answer) => return answer,
         };
         // RFC 6062 relays connections, which no channel carries.
-        if self.forwarding.at(index).is_some_and(|(_, entry)| entry.relays_tcp) {
+        if self.data.forwarding.at(index).is_some_and(|(_, entry)| entry.relays_tcp) {
             return self.bad(context, kind::CHANNEL_NUMBER, Fault::RelaysTcp);
         }
         // A number and a peer; the number 0x4000 to 0x4FFF, which the configuration may widen to the range of RFC 5766. Nothing can be
@@ -92,7 +92,7 @@ impl<G: Gate> Server<G> {
         let now = context.now;
         self.sweep(now, index);
         let (most, most_permissions) = (self.config.limits.channels, self.config.limits.permissions);
-        let Some((id, entry)) = self.forwarding.at(index) else { return self.fail(context, 437) };
+        let Some((id, entry)) = self.data.forwarding.at(index) else { return self.fail(context, 437) };
         if !entry.has(Family::of(peer.ip())) {
             return self.refuse(context, 443, RequestRefusal::PeerFamily(peer));
         }
@@ -112,12 +112,12 @@ impl<G: Gate> Server<G> {
                 return self.bad(context, kind::CHANNEL_NUMBER, Fault::PeerHasChannel(other));
             }
             Err(BindError::Full) => {
-                self.stats.channel_limit += 1;
+                self.data.stats.channel_limit += 1;
                 return self.refuse(context, 508, RequestRefusal::Channels);
             }
         }
         if !room {
-            self.stats.permission_limit += 1;
+            self.data.stats.permission_limit += 1;
             return self.refuse(context, 508, RequestRefusal::Permissions);
         }
         if self.is_anothers(now, index, peer.ip()) {
@@ -126,7 +126,7 @@ impl<G: Gate> Server<G> {
         // A channel opens the way for its peer as well (section 9).
         let expires_ms = now.ms + u64::from(self.config.channel_lifetime) * 1000;
         self.permit(context, id, peer.ip(), expires_ms);
-        self.emit(now, Effect::Bound { allocation: id, number, peer, at, expires_ms, renewed });
+        self.data.emit(now, Effect::Bound { allocation: id, number, peer, at, expires_ms, renewed });
         self.done(context)
     }
 
@@ -135,10 +135,10 @@ impl<G: Gate> Server<G> {
         // Under whichever of its names.
         let aliases: SmallVec<[IpAddr; 2]> = self.config.peers.own.aliases(peer).collect();
         aliases.into_iter().any(|peer| {
-            let Some(rival) = self.forwarding.rival(index, peer) else { return false };
+            let Some(rival) = self.data.forwarding.rival(index, peer) else { return false };
             // Its time may be over, and nobody has looked since.
             self.expire(now, rival);
-            self.forwarding.rival(index, peer).is_some()
+            self.data.forwarding.rival(index, peer).is_some()
         })
     }
 
@@ -148,7 +148,7 @@ impl<G: Gate> Server<G> {
         if !self.config.peers.own.are_translated() {
             return;
         }
-        let Some((_, entry)) = self.forwarding.at(index) else { return };
+        let Some((_, entry)) = self.data.forwarding.at(index) else { return };
         if !entry.is_shared() {
             return;
         }
@@ -162,7 +162,7 @@ impl<G: Gate> Server<G> {
 
     /// Another request of the same client has no better luck here; another allocation may be on another port.
     fn refuse_shared(&mut self, context: &Context<'_>) -> Disposition {
-        self.stats.shared_peer_limit += 1;
+        self.data.stats.shared_peer_limit += 1;
         self.refuse(context, 508, RequestRefusal::SharedPeer)
     }
 
@@ -170,13 +170,13 @@ impl<G: Gate> Server<G> {
     /// the peer, where channels permit.
     fn permit(&mut self, context: &Context<'_>, allocation: AllocationId, peer: IpAddr, channel_ms: u64) {
         let (now, channels_permit) = (context.now, self.config.channels_permit);
-        let Some(entry) = self.forwarding.get(allocation) else { return };
+        let Some(entry) = self.data.forwarding.get(allocation) else { return };
         let renewed = entry.permissions.allow(peer, now.ms);
         let mut expires_ms = now.ms + u64::from(self.config.permission_lifetime) * 1000;
         if channels_permit {
             expires_ms = expires_ms.max(channel_ms).max(entry.channels.until(peer));
         }
-        self.emit(now, Effect::Permitted { allocation, peer, expires_ms, renewed });
+        self.data.emit(now, Effect::Permitted { allocation, peer, expires_ms, renewed });
     }
 
     /// Prolongs permissions that end before a channel to their peer does, where channels permit.
@@ -184,11 +184,11 @@ impl<G: Gate> Server<G> {
         if !self.config.channels_permit {
             return;
         }
-        let Some((allocation, entry)) = self.forwarding.at(index) else { return };
+        let Some((allocation, entry)) = self.data.forwarding.at(index) else { return };
         for (peer, expires_ms) in entry.outlasted_permissions() {
-            let entry = self.forwarding.get(allocation);
+            let entry = self.data.forwarding.get(allocation);
             let renewed = entry.is_some_and(|entry| entry.permissions.allow(peer, now.ms));
-            self.emit(now, Effect::Permitted { allocation, peer, expires_ms, renewed });
+            self.data.emit(now, Effect::Permitted { allocation, peer, expires_ms, renewed });
         }
     }
 }

@@ -4,7 +4,7 @@ use turnpike_wire::stun::{Class, Header, View, Writer, kind, method};
 
 use crate::{
     server::{
-        DropReason, Gate, RequestRefusal, Server, Source, Transport, Verdict,
+        DropReason, Policy, RequestRefusal, Server, Source, Transport, Verdict,
         request::{
             MAX_REQUEST_LEN, Method, Request, nat_discovery::unknown_in_plain_binding,
             response::reason_phrase,
@@ -13,28 +13,28 @@ use crate::{
     time::Now,
 };
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Over UDP a Binding request gets 32 bytes for 20, or 44 over IPv6. RFC 8489 section 11 has 500 for every request over DTLS, and
     /// streams end before a message of RFC 3489 gets here.
     pub(crate) fn classic(&mut self, now: Now, source: &Source, datagram: &[u8]) -> Verdict<'_> {
         if datagram.len() > MAX_REQUEST_LEN {
-            return self.dropped(DropReason::Oversized);
+            return self.data.dropped(DropReason::Oversized);
         }
         let view = match View::new_checked_classic(datagram) {
             Ok(view) => view,
-            Err(invalid) => return self.dropped(invalid.into()),
+            Err(invalid) => return self.data.dropped(invalid.into()),
         };
         let header = view.header();
         let transport = self.config.listener(source.client.listener).transport;
         if header.class == Class::Request && transport == Transport::Dtls {
-            self.stats.error(500);
+            self.data.stats.error(500);
             let mut response = Writer::begin(&mut self.reply, header.answered(Class::Error));
             response.error(500, reason_phrase(500));
             response.finish_classic(in_place_of_cookie(datagram));
             return Verdict::Reply { client: source.client, link: source.link, bytes: &self.reply };
         }
         if header.class != Class::Request || header.method != method::BINDING || transport != Transport::Udp {
-            return self.dropped(DropReason::ClassicStun);
+            return self.data.dropped(DropReason::ClassicStun);
         }
         self.classic_binding(now, source, &Request { method: Method::Binding, view }, header)
     }
@@ -52,18 +52,18 @@ impl<G: Gate> Server<G> {
         let Source { client, link } = *source;
         let mut unknown = unknown_in_plain_binding(request);
         if unknown.contains(&kind::CHANGE_REQUEST) {
-            return self.dropped(DropReason::ClassicStun);
+            return self.data.dropped(DropReason::ClassicStun);
         }
-        self.stats.requests[Method::Binding as usize] += 1;
+        self.data.stats.requests[Method::Binding as usize] += 1;
         let response = if unknown.is_empty() {
-            self.stats.successes[Method::Binding as usize] += 1;
+            self.data.stats.successes[Method::Binding as usize] += 1;
             let mut response = Writer::begin(&mut self.reply, header.answered(Class::Success));
             response.address(kind::MAPPED_ADDRESS, client.address);
             response
         } else {
             let why = RequestRefusal::UnknownAttribute(unknown[0]);
             self.tell_stranger_refused(now, &client, ("", request.method), 420, why);
-            self.stats.error(420);
+            self.data.stats.error(420);
             // RFC 3489 section 11.2.10: nothing is padded, so one of an odd number is repeated.
             let first = unknown[0];
             unknown.extend((unknown.len() % 2 == 1).then_some(first));

@@ -5,11 +5,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use foldhash::quality::RandomState;
 use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     random::Random,
-    server::{ServerConfig, WorkerId, request::connections::ConnectionId, session::Session},
+    server::{ServerConfig, WorkerId, session::Session},
 };
+
+/// CONNECTION-ID (RFC 6062 section 6.2.1): the numbers of node and worker in the upper bits, so that a ConnectionBind finds its
+/// way, and bits that nobody foresees. What keeps a stranger out is that he must authenticate as the same user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ConnectionId(pub u32);
+
+impl ConnectionId {
+    pub(crate) fn draw(random: &mut Random, worker_id: WorkerId) -> Self {
+        Self(worker_id.connection(random.u32()))
+    }
+}
 
 /// Whose connections are counted together: a realm, and whom quotas count there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -13,14 +13,17 @@ use serde::{Deserialize, Serialize};
 use turnpike_wire::stun::{Class, Header, Writer, kind, method};
 
 use crate::{
-    random::Random,
     server::{
-        AllocationId, Client, Disposition, DropReason, Effect, Family, Fault, Gate, Link, RelayId,
-        RequestRefusal, Server, Source, Verdict, WorkerId,
+        AllocationId, Client, Disposition, DropReason, Effect, Family, Fault, Link, Policy, RelayId,
+        RequestRefusal, Server, Source, Verdict,
         data::data_path::known_as,
         request::{
-            bad_request::Denied, bindings::peer_endpoint, connection_table::Holder, context::Context,
-            dispatch::Requester, response::Envelope,
+            bad_request::Denied,
+            bindings::peer_endpoint,
+            connection_table::{ConnectionId, Holder},
+            context::Context,
+            dispatch::Requester,
+            response::Envelope,
         },
         stats::{ConnectionEvent, ConnectionRefusal},
     },
@@ -33,17 +36,6 @@ const PATIENCE_MS: u64 = 30_000;
 
 /// The deadline of an attempt whose end the runtime has been asked for: its report comes next, and is not waited for by a timer.
 const OVERDUE: u64 = u64::MAX;
-
-/// CONNECTION-ID (RFC 6062 section 6.2.1): the numbers of node and worker in the upper bits, so that a ConnectionBind finds its
-/// way, and bits that nobody foresees. What keeps a stranger out is that he must authenticate as the same user.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct ConnectionId(pub u32);
-
-impl ConnectionId {
-    pub(crate) fn draw(random: &mut Random, worker_id: WorkerId) -> Self {
-        Self(worker_id.connection(random.u32()))
-    }
-}
 
 /// A connection that the runtime shall open, from the relayed transport address to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +160,7 @@ impl TcpRelay {
     }
 }
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Says how a [`ConnectRequest`] went; the verdict is the reply to the client. A connection reported as open stays
     /// open until an effect closes it. To be called once for each request, unless [`Effect::ConnectionClosed`] or
     /// [`Effect::Closed`] has ended the attempt.
@@ -179,7 +171,7 @@ impl<G: Gate> Server<G> {
         connection: ConnectionId,
         result: Result<(), ConnectError>,
     ) -> Verdict<'_> {
-        let Some(entry) = self.forwarding.get(allocation) else {
+        let Some(entry) = self.data.forwarding.get(allocation) else {
             return self.stale_connection(allocation, connection, result);
         };
         let (client, link, away) = (entry.client, entry.link, entry.away);
@@ -197,12 +189,12 @@ impl<G: Gate> Server<G> {
         };
         match result {
             Ok(()) => {
-                self.stats.connection(ConnectionEvent::Connected);
+                self.data.stats.connection(ConnectionEvent::Connected);
                 self.write_connected(&envelope, connection);
             }
             Err(error) => {
                 self.drop_connection(allocation.index, connection);
-                self.stats.connection(ConnectionEvent::ConnectFailed);
+                self.data.stats.connection(ConnectionEvent::ConnectFailed);
                 // 447 is for what the peer or the way to it does; want of descriptors is our own.
                 let code = if error == ConnectError::NoCapacity { 508 } else { 447 };
                 if let Some(session) = self.sessions.get(allocation.index) {
@@ -216,7 +208,7 @@ impl<G: Gate> Server<G> {
         }
         self.arm_connections(now, allocation.index);
         if away {
-            return self.dropped(DropReason::ClientAway);
+            return self.data.dropped(DropReason::ClientAway);
         }
         Verdict::Reply { client, link, bytes: &self.reply }
     }
@@ -226,13 +218,13 @@ impl<G: Gate> Server<G> {
         let (Source { client, link }, peer, connection) = match self.admit(now, relay, peer) {
             Ok(admitted) => admitted,
             Err(reason) => {
-                self.stats.connection_refused(reason);
+                self.data.stats.connection_refused(reason);
                 return PeerConnection::Refuse(reason);
             }
         };
-        self.stats.connection(ConnectionEvent::Accepted);
+        self.data.stats.connection(ConnectionEvent::Accepted);
         self.arm_connections(now, relay.allocation.index);
-        let transaction = self.indications.next();
+        let transaction = self.data.indications.next();
         let header = Header { class: Class::Indication, method: method::CONNECTION_ATTEMPT, transaction };
         let mut attempt = Writer::begin(&mut self.reply, header);
         attempt.xor_address(kind::XOR_PEER_ADDRESS, peer).number(kind::CONNECTION_ID, connection.0);
@@ -243,10 +235,10 @@ impl<G: Gate> Server<G> {
     /// Payload that a bound connection has carried since the last report, in bytes. For counters of connections that
     /// live long; the last report is [`Server::connection_ended`].
     pub fn connection_carried(&mut self, connection: ConnectionId, to_peer: u64, to_client: u64) {
-        self.stats.connection_bytes[0] += to_peer;
-        self.stats.connection_bytes[1] += to_client;
+        self.data.stats.connection_bytes[0] += to_peer;
+        self.data.stats.connection_bytes[1] += to_client;
         let index = self.connections.owner(connection);
-        if let Some((_, entry)) = index.and_then(|index| self.forwarding.at(index)) {
+        if let Some((_, entry)) = index.and_then(|index| self.data.forwarding.at(index)) {
             entry.to_peer.1 += to_peer;
             entry.to_client.1 += to_client;
         }
@@ -258,7 +250,7 @@ impl<G: Gate> Server<G> {
         self.connection_carried(connection, to_peer, to_client);
         if let Some(index) = self.connections.owner(connection) {
             self.drop_connection(index, connection);
-            self.stats.connection(ConnectionEvent::Ended);
+            self.data.stats.connection(ConnectionEvent::Ended);
             self.arm_connections(now, index);
         }
     }
@@ -325,7 +317,7 @@ impl<G: Gate> Server<G> {
             None => {}
             Some(Again::Connecting) => return Disposition::Drop(DropReason::OpenPending),
             Some(Again::Waiting(connection)) => {
-                self.stats.retransmits += 1;
+                self.data.stats.retransmits += 1;
                 self.write_connected(&context.envelope, connection);
                 return Disposition::Reply;
             }
@@ -337,7 +329,7 @@ impl<G: Gate> Server<G> {
         let connection = match drawn {
             Ok(connection) => connection,
             Err(full) => {
-                self.stats.connection_limit[full as usize] += 1;
+                self.data.stats.connection_limit[full as usize] += 1;
                 return self.refuse(&context, 508, RequestRefusal::Connections);
             }
         };
@@ -347,7 +339,7 @@ impl<G: Gate> Server<G> {
         self.add_connection(now, index, Connection { id: connection, peer, stage, transaction });
         let relay = RelayId { allocation: id, family };
         let peer = self.config.peers.own.internal(peer);
-        self.effects.push_back(Effect::Connect(ConnectRequest { connection, relay, peer }));
+        self.data.effects.push_back(Effect::Connect(ConnectRequest { connection, relay, peer }));
         Disposition::Later
     }
 
@@ -368,24 +360,24 @@ impl<G: Gate> Server<G> {
         let authenticate = self.config.authenticate;
         let found = index.and_then(|index| self.allocation(index));
         let Some((id, entry, session)) = found else {
-            self.stats.connection_refused(ConnectionRefusal::UnknownId);
+            self.data.stats.connection_refused(ConnectionRefusal::UnknownId);
             return self.bad(context, kind::CONNECTION_ID, Fault::Unknown);
         };
         // The credentials are those of the control connection. Where nobody authenticates, the address has to do.
         let elsewhere = !authenticate && entry.client.address.ip() != context.client().address.ip();
         if !session.is_of(&context.who) || elsewhere {
-            self.stats.connection_refused(ConnectionRefusal::WrongUser);
+            self.data.stats.connection_refused(ConnectionRefusal::WrongUser);
             return self.wrong_user(context);
         }
         let found = session.tcp.as_deref_mut().and_then(|tcp| tcp.get(connection));
         let Some(found) = found.filter(|found| matches!(found.stage, Stage::Waiting { .. })) else {
-            self.stats.connection_refused(ConnectionRefusal::UnknownId);
+            self.data.stats.connection_refused(ConnectionRefusal::UnknownId);
             return self.bad(context, kind::CONNECTION_ID, Fault::Unknown);
         };
         found.stage = Stage::Bound;
-        self.stats.connection(ConnectionEvent::Bound);
+        self.data.stats.connection(ConnectionEvent::Bound);
         self.arm_connections(context.now, id.index);
-        self.effects.push_back(Effect::Bind { connection, source: context.source });
+        self.data.effects.push_back(Effect::Bind { connection, source: context.source });
         self.done(context)
     }
 
@@ -420,12 +412,12 @@ impl<G: Gate> Server<G> {
             }
         }
         for connection in late {
-            self.effects.push_back(Effect::ConnectTimedOut { allocation, connection });
+            self.data.effects.push_back(Effect::ConnectTimedOut { allocation, connection });
         }
         for connection in overdue {
             self.drop_connection(index, connection);
-            self.stats.connection(ConnectionEvent::Unbound);
-            self.effects.push_back(Effect::ConnectionClosed { allocation, connection });
+            self.data.stats.connection(ConnectionEvent::Unbound);
+            self.data.effects.push_back(Effect::ConnectionClosed { allocation, connection });
         }
         self.arm_connections(now, index);
     }
@@ -442,8 +434,8 @@ impl<G: Gate> Server<G> {
             .collect();
         for connection in closed {
             self.drop_connection(index, connection);
-            self.stats.connection(ConnectionEvent::Ended);
-            self.effects.push_back(Effect::ConnectionClosed { allocation, connection });
+            self.data.stats.connection(ConnectionEvent::Ended);
+            self.data.effects.push_back(Effect::ConnectionClosed { allocation, connection });
         }
     }
 
@@ -454,9 +446,9 @@ impl<G: Gate> Server<G> {
         connection: ConnectionId,
     ) -> Option<Disposition> {
         let worker = self.on_another_worker(connection)?;
-        self.stats.connection(ConnectionEvent::HandedOver);
+        self.data.stats.connection(ConnectionEvent::HandedOver);
         let (source, request) = (context.source, context.request.view.bytes().into());
-        self.effects.push_back(Effect::HandOver { worker, source, request });
+        self.data.effects.push_back(Effect::HandOver { worker, source, request });
         Some(Disposition::Later)
     }
 
@@ -480,7 +472,7 @@ impl<G: Gate> Server<G> {
         peer: SocketAddr,
     ) -> Result<(Source, SocketAddr, ConnectionId), ConnectionRefusal> {
         let index = relay.allocation.index;
-        let entry = self.forwarding.get(relay.allocation).filter(|found| found.has(relay.family));
+        let entry = self.data.forwarding.get(relay.allocation).filter(|found| found.has(relay.family));
         let Some(entry) = entry else { return Err(ConnectionRefusal::Stale) };
         let source = Source { client: entry.client, link: entry.link };
         if entry.away {
@@ -500,7 +492,7 @@ impl<G: Gate> Server<G> {
         let place = (index, tcp.list.len());
         let drawn = self.connections.draw(&self.config, &mut self.random, self.worker_id, place, &holder);
         let id = drawn.map_err(|full| {
-            self.stats.connection_limit[full as usize] += 1;
+            self.data.stats.connection_limit[full as usize] += 1;
             ConnectionRefusal::Limit
         })?;
         let stage = Stage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
@@ -525,7 +517,7 @@ impl<G: Gate> Server<G> {
     }
 
     fn write_connected(&mut self, to: &Envelope, connection: ConnectionId) {
-        self.stats.successes[to.method as usize] += 1;
+        self.data.stats.successes[to.method as usize] += 1;
         let mut response = to.success(&mut self.reply);
         response.number(kind::CONNECTION_ID, connection.0);
         to.sign(response, self.config.software.as_deref());
@@ -547,8 +539,8 @@ impl<G: Gate> Server<G> {
         result: Result<(), ConnectError>,
     ) -> Verdict<'_> {
         if result.is_ok() {
-            self.effects.push_back(Effect::ConnectionClosed { allocation, connection });
+            self.data.effects.push_back(Effect::ConnectionClosed { allocation, connection });
         }
-        self.dropped(DropReason::StaleRelay)
+        self.data.dropped(DropReason::StaleRelay)
     }
 }

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use crate::{
     server::{
         Client, Credentials, LookupId, PendingMove, Source, Transport,
-        auth::{Who, lookups::Waiting, nonce::Standing},
-        request::{Request, response::Envelope},
+        auth::{claim::Who, lookups::Waiting, nonce::Standing},
+        request::{Delivery, Request, response::Envelope},
     },
     time::Now,
 };
@@ -33,21 +33,6 @@ pub(crate) struct Context<'a> {
     pub(crate) asked_ms: u64,
     /// Tells the worker that has forwarded the request, with the answer, to expect the client.
     pub(crate) pending_move: &'a Cell<Option<PendingMove>>,
-}
-
-/// How a request reached this worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Delivery {
-    /// From the client.
-    Direct,
-    /// With its stream, which is this worker's from now on.
-    HandedOver,
-    /// From worker `via`, with which the client remains.
-    Forwarded {
-        via: u16,
-        /// Another allocation has the client's 5-tuple there, or arrives at it.
-        occupied: bool,
-    },
 }
 
 /// An answer of the store, and the request that has waited for it.

@@ -10,14 +10,15 @@ use turnpike_wire::stun::kind;
 
 use crate::{
     server::{
-        Client, CredentialRefusal, Credentials, DropReason, Effect, Gate, LookupId, RelayTransport,
+        Client, CredentialRefusal, Credentials, DropReason, Effect, LookupId, Policy, RelayTransport,
         RequestRefusal, Server, Source, User, Verdict,
-        auth::{MAX_QUEUED, Who, claimed, user_of},
+        auth::claim::{Who, claimed, user_of},
+        data::MAX_QUEUED,
         policy::peer_rules::is_tunneled,
         request::{
-            Method, Request,
+            Delivery, Method, Request,
             bad_request::{Denied, Fault},
-            context::{Context, Delivery, Late},
+            context::{Context, Late},
             nat_discovery::unknown_in_plain_binding,
             response::{Envelope, phrase, reason_phrase},
         },
@@ -54,7 +55,7 @@ const EXCHANGE_MS: u64 = 100;
 /// Pause of a stream whose client repeats a refused request, in milliseconds.
 const SLOW_MS: u64 = 100;
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     pub(crate) fn request<'a>(
         &'a mut self,
         now: Now,
@@ -64,22 +65,24 @@ impl<G: Gate> Server<G> {
     ) -> Verdict<'a> {
         match &Request::parse(datagram) {
             Ok(request) => {
-                self.stats.requests[request.method as usize] += 1;
+                self.data.stats.requests[request.method as usize] += 1;
                 if request.method == Method::Binding {
                     return self.binding(now, source, request);
                 }
                 self.respond(now, source, delivery, request, None)
             }
             Err(DropReason::ClassicStun) => self.classic(now, source, datagram),
-            Err(reason) => self.dropped(*reason),
+            Err(reason) => self.data.dropped(*reason),
         }
     }
 
     /// Says what the store has found out ([`Effect::LookUp`]); the verdict is on the request that has waited for it, if it still does.
     pub fn credentials(&mut self, now: Now, lookup: LookupId, credentials: Credentials) -> Verdict<'_> {
-        let Some(waiting) = self.lookups.take(lookup) else { return self.dropped(DropReason::LookupOver) };
+        let Some(waiting) = self.lookups.take(lookup) else {
+            return self.data.dropped(DropReason::LookupOver);
+        };
         match &Request::parse(&waiting.request) {
-            Err(_) => self.dropped(DropReason::LookupOver),
+            Err(_) => self.data.dropped(DropReason::LookupOver),
             Ok(request) => {
                 let late = Late { lookup, waiting: &waiting, credentials };
                 self.respond(now, &waiting.source, waiting.delivery, request, Some(late))
@@ -115,11 +118,11 @@ impl<G: Gate> Server<G> {
             if !self.is_stream(&source.client) {
                 return self.unanswered(now, source, request, DropReason::RefusalRepeated);
             }
-            self.effects.push_back(Effect::Slow { client: source.client, until_ms: now.ms + SLOW_MS });
+            self.data.effects.push_back(Effect::Slow { client: source.client, until_ms: now.ms + SLOW_MS });
         }
         if let (Delivery::Forwarded { via, .. }, Disposition::Reply) = (delivery, &answer) {
             let (pending_move, reply) = (pending_move.take(), self.reply.as_slice().into());
-            self.effects.push_back(Effect::Answer { via, source: *source, pending_move, reply });
+            self.data.effects.push_back(Effect::Answer { via, source: *source, pending_move, reply });
             return Verdict::Drop(None);
         }
         self.verdict(now, source, request, answer)
@@ -142,7 +145,7 @@ impl<G: Gate> Server<G> {
             Disposition::Later => Verdict::Drop(None),
             Disposition::Wait => {
                 // Counted when it comes again.
-                self.stats.requests[request.method as usize] -= 1;
+                self.data.stats.requests[request.method as usize] -= 1;
                 Verdict::Wait { until_ms: now.ms + EXCHANGE_MS, otherwise: DropReason::QuotaPending }
             }
             Disposition::Drop(reason) => self.unanswered(now, source, request, reason),
@@ -162,7 +165,7 @@ impl<G: Gate> Server<G> {
             let why = RequestRefusal::Unanswered(reason);
             self.tell_stranger_refused(now, &source.client, (username, request.method), 0, why);
         }
-        self.dropped(reason)
+        self.data.dropped(reason)
     }
 
     fn answer(&mut self, mut context: Context<'_>) -> Disposition {
@@ -178,12 +181,12 @@ impl<G: Gate> Server<G> {
             return self.unknown_attributes(&context.envelope, &unknown);
         }
         let (client, who) = (context.client().address.ip(), &context.who);
-        if self.gate.is_banned(context.now.unix, &who.realm, [&who.username, &who.identity], client) {
-            self.stats.ban_refusals += 1;
+        if self.policy.is_banned(context.now.unix, who.user(), &who.username, client) {
+            self.data.stats.ban_refusals += 1;
             return self.refuse(&context, 403, RequestRefusal::Banned);
         }
         if self.is_loop(&context) {
-            self.stats.loop_refusals += 1;
+            self.data.stats.loop_refusals += 1;
             return self.refuse(&context, 403, RequestRefusal::Loop);
         }
         if is_by_tunnel(&context) {
@@ -214,7 +217,7 @@ impl<G: Gate> Server<G> {
         }
         let client = context.client();
         let transport = if self.is_stream(client) { RelayTransport::Tcp } else { RelayTransport::Udp };
-        self.gate.is_relayed(client.address, transport)
+        self.policy.is_relayed(client.address, transport)
     }
 
     /// RFC 8489 section 12: the address that the request came from. Needs no credentials, and so gets no signature, nor SOFTWARE over
@@ -232,7 +235,7 @@ impl<G: Gate> Server<G> {
             let answer = self.unknown_attributes(&envelope, &unknown);
             return self.verdict(now, source, request, answer);
         }
-        self.stats.successes[Method::Binding as usize] += 1;
+        self.data.stats.successes[Method::Binding as usize] += 1;
         let mut response = envelope.success(&mut self.reply);
         response.xor_address(kind::XOR_MAPPED_ADDRESS, client.address);
         envelope.sign(response, self.config.software.as_deref());
@@ -241,7 +244,7 @@ impl<G: Gate> Server<G> {
 
     /// The index of the allocation that a request other than Allocate is about.
     pub(crate) fn owned(&mut self, context: &Context<'_>) -> Result<u32, Disposition> {
-        let found = match self.forwarding.find(context.client()) {
+        let found = match self.data.forwarding.find(context.client()) {
             None => self.arriving(context)?,
             found => found,
         };
@@ -259,7 +262,7 @@ impl<G: Gate> Server<G> {
         if (session.username != who.username && !both_tokens) || !session.is_in(&who.realm) {
             return Err(self.wrong_user(context));
         }
-        let at_home = self.forwarding.find(context.client()) == Some(index);
+        let at_home = self.data.forwarding.find(context.client()) == Some(index);
         let session = self.sessions.get(index);
         if let Some(mobility) = session.and_then(|session| session.mobility.as_deref_mut())
             && context.envelope.signer.is_some()
@@ -278,15 +281,15 @@ impl<G: Gate> Server<G> {
         others: usize,
     ) -> Disposition {
         let by = self.config.peers_in(&context.who.realm).denial(peer);
-        self.stats.peer_refusals[by.index()] += 1;
+        self.data.stats.peer_refusals[by.index()] += 1;
         let client = *context.client();
-        if self.effects.len() < MAX_QUEUED
+        if self.data.effects.len() < MAX_QUEUED
             && let Some(suppressed) = self.peer_refusals.admit(context.now.ms, client.address.ip())
         {
             let realm = Arc::clone(&context.who.realm);
             let username = (&*context.who.username).into();
             let refused = Effect::PeerRefused { client, realm, username, peer, others, by, suppressed };
-            self.effects.push_back(refused);
+            self.data.effects.push_back(refused);
         }
         if context.envelope.has_texts() {
             self.write_failure_because(&context.envelope, 403, &forbidden_peer(peer.ip(), others));
@@ -305,7 +308,7 @@ impl<G: Gate> Server<G> {
 
     /// A success response with nothing in it.
     pub(crate) fn done(&mut self, context: &Context<'_>) -> Disposition {
-        self.stats.successes[context.request.method as usize] += 1;
+        self.data.stats.successes[context.request.method as usize] += 1;
         let response = context.envelope.success(&mut self.reply);
         context.envelope.sign(response, self.config.software.as_deref());
         Disposition::Reply
@@ -377,13 +380,13 @@ impl<G: Gate> Server<G> {
     pub(crate) fn tell_refused(&mut self, now: Now, asker: &Requester<'_>, code: u16, why: RequestRefusal) {
         let Requester { client, realm, username, proved, method } = *asker;
         let refusals = if proved { &mut self.request_refusals } else { &mut self.stranger_refusals };
-        if self.effects.len() < MAX_QUEUED
+        if self.data.effects.len() < MAX_QUEUED
             && let Some(suppressed) = refusals.admit(now.ms, client.address.ip())
         {
             let (client, realm, username) = (*client, Arc::clone(realm), username.into());
             let refused =
                 Effect::RequestRefused { client, realm, username, proved, method, code, why, suppressed };
-            self.effects.push_back(refused);
+            self.data.effects.push_back(refused);
         }
     }
 
@@ -393,14 +396,14 @@ impl<G: Gate> Server<G> {
 
     /// An error response with this reason phrase, if it has one.
     fn write_failure_because(&mut self, to: &Envelope, code: u16, reason: &str) {
-        self.stats.error(code);
+        self.data.stats.error(code);
         let response = to.error_because(&mut self.reply, code, reason);
         to.sign(response, self.config.software.as_deref());
     }
 
     /// 420, with the comprehension-required attributes that are not known (RFC 8489 section 6.3.1).
     pub(crate) fn unknown_attributes(&mut self, to: &Envelope, unknown: &[u16]) -> Disposition {
-        self.stats.error(420);
+        self.data.stats.error(420);
         let mut response = to.error(&mut self.reply, 420);
         response.unknown_attributes(unknown);
         to.sign(response, self.config.software.as_deref());

@@ -17,8 +17,8 @@ use turnpike_wire::stun::kind;
 use crate::{
     rates::Rate,
     server::{
-        BadRequest, Client, Disposition, DropReason, Fault, Gate, ListenerId, PrefixLengths, RequestRefusal,
-        Server,
+        BadRequest, Client, Disposition, DropReason, Fault, ListenerId, Policy, PrefixLengths,
+        RequestRefusal, Server,
         request::{Method, Request, response::Envelope},
     },
     time::Now,
@@ -147,7 +147,7 @@ fn is_of_discovery(kind: u16) -> bool {
     matches!(kind, kind::CHANGE_REQUEST | kind::PADDING | kind::RESPONSE_PORT)
 }
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// A Binding request on an address of NAT discovery; `None` on any other, where what asks for it is unknown and answered by 420,
     /// as section 6 has it for a server that cannot answer from elsewhere.
     pub(crate) fn discover(
@@ -187,7 +187,7 @@ impl<G: Gate> Server<G> {
         } else {
             true
         };
-        self.stats.discovery(
+        self.data.stats.discovery(
             wanted.change_address || wanted.change_port,
             wanted.padding.is_some(),
             wanted.response_port.is_some(),
@@ -199,7 +199,7 @@ impl<G: Gate> Server<G> {
             port: port ^ usize::from(wanted.change_port),
         };
         let other = Position { address: address ^ 1, port: port ^ 1 };
-        self.stats.successes[Method::Binding as usize] += 1;
+        self.data.stats.successes[Method::Binding as usize] += 1;
         let mut response = envelope.success(&mut self.reply);
         // Section 6.1 has all four in every answer: 68 bytes over IPv4, 3.4 times a plain Binding request. Of those beyond the
         // first there are as many as twice the request has room for; but OTHER-ADDRESS is what tells a client, in the answer to a

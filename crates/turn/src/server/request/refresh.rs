@@ -3,17 +3,14 @@
 use turnpike_wire::stun::kind;
 
 use crate::server::{
-    ClosedReason, Disposition, Effect, Family, Fault, Gate, RelayId, Server,
+    ClosedReason, Disposition, Effect, Family, Fault, Policy, RelayId, Server,
     auth::replay::Once,
     mobility::ticket,
     policy::session_limit,
-    request::{
-        Method,
-        context::{Context, Delivery},
-    },
+    request::{Delivery, Method, context::Context},
 };
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     pub(crate) fn refresh(&mut self, context: &Context<'_>) -> Disposition {
         let Context { now, request, who, .. } = context;
         let proposed = match request.get(kind::LIFETIME).map(<[u8; 4]>::try_from) {
@@ -24,7 +21,7 @@ impl<G: Gate> Server<G> {
         // The same deletion again, whose answer was lost: RFC 8489 section 6.3.1.
         let (client, transaction) = (context.client(), request.transaction());
         if proposed == Some(0) && self.tombstones.contains(now.ms, client, transaction, &who.username) {
-            self.stats.retransmits += 1;
+            self.data.stats.retransmits += 1;
             return self.refreshed(context, 0, None);
         }
         let found = match request.get(kind::MOBILITY_TICKET) {
@@ -83,7 +80,7 @@ impl<G: Gate> Server<G> {
             }
         } else {
             let expires_ms = now.ms + granted_ms;
-            self.emit(*now, Effect::Renewed { allocation: id, family, expires_ms });
+            self.data.emit(*now, Effect::Renewed { allocation: id, family, expires_ms });
         }
         let mut ticket = None;
         if let Some(spent) = spent {
@@ -99,7 +96,7 @@ impl<G: Gate> Server<G> {
         let deletion =
             self.tombstones.insert(context.now.ms, context.client(), transaction, &context.who.username);
         if let Delivery::Forwarded { via, .. } = context.delivery {
-            self.effects.push_back(Effect::Deleted { via, deletion });
+            self.data.effects.push_back(Effect::Deleted { via, deletion });
         }
     }
 
@@ -110,7 +107,7 @@ impl<G: Gate> Server<G> {
         granted: u32,
         ticket: Option<[u8; ticket::LEN]>,
     ) -> Disposition {
-        self.stats.successes[Method::Refresh as usize] += 1;
+        self.data.stats.successes[Method::Refresh as usize] += 1;
         let mut response = context.envelope.success(&mut self.reply);
         response.number(kind::LIFETIME, session_limit::answered(granted));
         if let Some(ticket) = ticket {

@@ -8,7 +8,7 @@ use turnpike_wire::stun::{View, kind};
 use crate::{
     rates::{Rate, Rates},
     server::{
-        Client, Gate, Server,
+        Client, Policy, Server,
         request::{Method, Request},
     },
     time::Now,
@@ -28,7 +28,7 @@ pub(crate) fn repeated_refusals() -> Rates {
     Rates::new(REPEATED, NO_LIMIT, MOST)
 }
 
-impl<G: Gate> Server<G> {
+impl<P: Policy> Server<P> {
     /// Checks that the reply buffer holds no refusal that the 5-tuple was sent too often. Concerns requests about an allocation, and goes on
     /// after that has ended.
     /// Requests with a nonce of the client's own have buckets of their own, which no forger of its address can fill.

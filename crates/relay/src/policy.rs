@@ -1,5 +1,4 @@
-//! What a worker's state machine asks about users: the credential store that all workers share, and quotas over all
-//! workers; and about addresses, whether one is relayed by any of them. Requests come here, packets never do.
+//! The policy of a worker's state machine: the credential store and the quotas that all workers share, their relayed addresses, and the fleet.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -7,8 +6,8 @@ use std::{
 };
 
 use turnpike_turn::server::{
-    AllocateAttempt, CredentialQuery, Destination, Gate, Lookup, QuotaRefusal, RelayTransport, Transport,
-    User,
+    AllocateAttempt, CredentialQuery, Destination, Lookup, QuotaRefusal, Redirects, RelayTransport,
+    Restrictions, Transport, User, UserRef, Users,
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -18,14 +17,14 @@ use crate::{CredentialStore, Fleet, PendingLookup, SharedQuota, ports::Ports, qu
 pub(crate) type SharedStore = Arc<RwLock<Arc<dyn CredentialStore>>>;
 
 /// One worker's view.
-pub(crate) struct WorkerGate {
+pub(crate) struct WorkerPolicy {
     store: SharedStore,
     quotas: Arc<Quotas>,
     ports: Arc<Ports>,
     fleet: Option<Arc<dyn Fleet>>,
 }
 
-impl WorkerGate {
+impl WorkerPolicy {
     pub(crate) fn new(
         store: SharedStore,
         quotas: Arc<Quotas>,
@@ -36,7 +35,7 @@ impl WorkerGate {
     }
 }
 
-impl WorkerGate {
+impl WorkerPolicy {
     /// Asks the store what it could not tell without waiting.
     pub(crate) fn look_up(&self, query: CredentialQuery, answer: PendingLookup) {
         let store = Arc::clone(&self.store.read().unwrap_or_else(PoisonError::into_inner));
@@ -44,9 +43,9 @@ impl WorkerGate {
     }
 }
 
-impl Gate for WorkerGate {
+impl Users for WorkerPolicy {
     fn check(
-        &mut self,
+        &self,
         user: User<'_>,
         realm: &str,
         algorithm: KeyAlgorithm,
@@ -56,48 +55,49 @@ impl Gate for WorkerGate {
         let store = Arc::clone(&self.store.read().unwrap_or_else(PoisonError::into_inner));
         store.check(user, realm, algorithm, unix, verify)
     }
+}
 
-    fn is_relayed(&mut self, address: SocketAddr, transport: RelayTransport) -> bool {
+impl Restrictions for WorkerPolicy {
+    fn is_relayed(&self, address: SocketAddr, transport: RelayTransport) -> bool {
         self.ports.are_relayed(address, transport)
     }
 
-    fn is_banned(&mut self, unix: u64, realm: &str, names: [&str; 2], client: IpAddr) -> bool {
-        self.fleet.as_ref().is_some_and(|fleet| fleet.is_banned(unix, realm, names, client))
+    fn is_banned(&self, unix: u64, user: UserRef<'_>, username: &str, client: IpAddr) -> bool {
+        self.fleet.as_ref().is_some_and(|fleet| fleet.is_banned(unix, user, username, client))
     }
+}
 
-    fn comes_back(&mut self, attempt: &AllocateAttempt<'_>) -> bool {
+impl Redirects for WorkerPolicy {
+    fn comes_back(&self, attempt: &AllocateAttempt<'_>) -> bool {
         self.fleet.as_ref().is_some_and(|fleet| fleet.comes_back(attempt))
     }
 
-    fn redirect_target(
-        &mut self,
-        attempt: &AllocateAttempt<'_>,
-        transport: Transport,
-    ) -> Option<Destination> {
+    fn redirect_target(&self, attempt: &AllocateAttempt<'_>, transport: Transport) -> Option<Destination> {
         self.fleet.as_ref()?.redirect_target(attempt, transport)
     }
 
-    fn node(&mut self, node: u16, transport: Transport, v4: bool) -> Option<Destination> {
+    fn node(&self, node: u16, transport: Transport, v4: bool) -> Option<Destination> {
         self.fleet.as_ref()?.node(node, transport, v4)
     }
 }
 
-impl turnpike_turn::server::Quotas for WorkerGate {
-    fn acquire(&mut self, realm: &str, identity: &str, prefix: IpAddr) -> Result<(), QuotaRefusal> {
-        self.quotas.acquire(realm, identity, prefix)?;
+impl turnpike_turn::server::Quotas for WorkerPolicy {
+    fn acquire(&self, user: UserRef<'_>, prefix: IpAddr) -> Result<(), QuotaRefusal> {
+        self.quotas.acquire(user, prefix)?;
         let Some(fleet) = &self.fleet else { return Ok(()) };
-        let (of_realm, of_user) = self.quotas.limits_of(realm);
-        let shared = SharedQuota { realm, identity, of_realm, of_user };
-        fleet.acquire(shared).inspect_err(|_| self.quotas.release(realm, identity, prefix))
+        let (of_realm, of_user) = self.quotas.limits_of(user.realm);
+        let shared = SharedQuota { user, of_realm, of_user };
+        fleet.acquire(shared).inspect_err(|_| self.quotas.release(user, prefix))
     }
 
-    fn release(&mut self, realm: &str, identity: &str, prefix: IpAddr) {
-        self.quotas.release(realm, identity, prefix);
+    fn release(&self, user: UserRef<'_>, prefix: IpAddr) {
+        self.quotas.release(user, prefix);
         if let Some(fleet) = &self.fleet {
-            fleet.release(realm, identity);
+            fleet.release(user);
         }
     }
 }
+
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
@@ -123,25 +123,18 @@ mod tests {
             held.push(format!("{asked:?}"));
             Ok(())
         }
-        fn release(&self, _: &str, _: &str) {
+        fn release(&self, _: UserRef<'_>) {
             self.0.lock().unwrap().pop();
         }
-        fn is_banned(&self, _: u64, _: &str, names: [&str; 2], _: IpAddr) -> bool {
-            names.contains(&"mallory")
-        }
-        fn comes_back(&self, _: &AllocateAttempt<'_>) -> bool {
-            false
-        }
-        fn redirect_target(&self, _: &AllocateAttempt<'_>, _: Transport) -> Option<Destination> {
-            None
-        }
-        fn node(&self, _: u16, _: Transport, _: bool) -> Option<Destination> {
-            None
+        fn is_banned(&self, _: u64, user: UserRef<'_>, _: &str, _: IpAddr) -> bool {
+            user.identity == "mallory"
         }
     }
 
+    impl Redirects for Shared {}
+
     #[test]
-    fn what_the_fleet_refuses_is_given_back_here() {
+    fn a_quota_that_the_fleet_refuses_is_given_back() {
         let limits = RealmLimits { realm: REALM.to_owned(), allocations: Some(7), ..RealmLimits::default() };
         let config = Config {
             limits: AllocationLimits {
@@ -155,17 +148,23 @@ mod tests {
         let store: SharedStore = Arc::new(RwLock::new(Arc::new(()) as Arc<dyn CredentialStore>));
         let (quotas, fleet) = (Arc::new(Quotas::new(&config)), Arc::<Shared>::default());
         let ports = Arc::new(Ports::new(&config));
-        let mut gate = WorkerGate::new(store, Arc::clone(&quotas), ports, Some(Arc::<Shared>::clone(&fleet)));
-        assert_eq!((gate.acquire(REALM, "a", HOME), gate.acquire("there", "b", HOME)), (Ok(()), Ok(())));
+        let policy = WorkerPolicy::new(store, Arc::clone(&quotas), ports, Some(Arc::<Shared>::clone(&fleet)));
+        assert_eq!(
+            (
+                policy.acquire(UserRef::new(REALM, "a"), HOME),
+                policy.acquire(UserRef::new("there", "b"), HOME)
+            ),
+            (Ok(()), Ok(()))
+        );
         let asked = |realm, identity, of_realm| {
-            format!("{:?}", SharedQuota { realm, identity, of_realm, of_user: 5 })
+            format!("{:?}", SharedQuota { user: UserRef::new(realm, identity), of_realm, of_user: 5 })
         };
         assert_eq!(*fleet.0.lock().unwrap(), [asked(REALM, "a", Some(7)), asked("there", "b", None)]);
-        assert_eq!(gate.acquire(REALM, "c", HOME), Err(QuotaRefusal::Everywhere));
+        assert_eq!(policy.acquire(UserRef::new(REALM, "c"), HOME), Err(QuotaRefusal::Everywhere));
         assert_eq!((quotas.held().len(), quotas.users()), (2, 2));
-        gate.release(REALM, "a", HOME);
-        assert_eq!(gate.acquire(REALM, "c", HOME), Ok(()));
-        assert!(gate.is_banned(0, REALM, ["x", "mallory"], HOME));
-        assert!(!gate.is_banned(0, REALM, ["x", "y"], HOME));
+        policy.release(UserRef::new(REALM, "a"), HOME);
+        assert_eq!(policy.acquire(UserRef::new(REALM, "c"), HOME), Ok(()));
+        assert!(policy.is_banned(0, UserRef::new(REALM, "mallory"), "x", HOME));
+        assert!(!policy.is_banned(0, UserRef::new(REALM, "y"), "x", HOME));
     }
 }

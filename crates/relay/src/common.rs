@@ -1,0 +1,58 @@
+//! Settings and shared state of all workers of a relay.
+
+use std::{
+    sync::{Arc, RwLock},
+    time::Instant,
+};
+
+use turnpike_offload::Kernel;
+
+use crate::{
+    Config, CredentialStore, DtlsConfig, Fleet, Layout, SessionLog, StreamConfig, policy::SharedStore,
+    ports::Ports, quotas::Quotas,
+};
+
+/// What all workers of a relay share, or have in common.
+pub(crate) struct Common {
+    pub(crate) config: Config,
+    /// When their clock began, which buckets and reservations go by on all of them.
+    pub(crate) started: Instant,
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) store: SharedStore,
+    pub(crate) quotas: Arc<Quotas>,
+    pub(crate) ports: Arc<Ports>,
+    pub(crate) streams: Arc<StreamConfig>,
+    pub(crate) dtls: Arc<DtlsConfig>,
+    pub(crate) log: Arc<dyn SessionLog>,
+    pub(crate) fleet: Option<Arc<dyn Fleet>>,
+    pub(crate) kernel: Option<Arc<Kernel>>,
+    /// Whether another process serves until it is told otherwise.
+    pub(crate) takes_over: bool,
+}
+
+impl Common {
+    pub(crate) fn new(
+        config: Config,
+        layout: Layout,
+        credentials: Arc<dyn CredentialStore>,
+        log: Arc<dyn SessionLog>,
+        kernel: Option<Arc<Kernel>>,
+        takes_over: bool,
+    ) -> Self {
+        let quotas = Quotas::new(&config);
+        Self {
+            started: Instant::now(),
+            layout: Arc::new(layout),
+            store: Arc::new(RwLock::new(credentials)),
+            quotas: Arc::new(quotas),
+            ports: Arc::new(Ports::new(&config)),
+            streams: Arc::new(config.streams.clone()),
+            dtls: Arc::new(config.dtls.clone()),
+            log,
+            fleet: None,
+            kernel,
+            takes_over,
+            config,
+        }
+    }
+}
