@@ -61,7 +61,6 @@ pub struct Settings {
 /// Why the forwarder did not start, or why a reload was refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum StartError {
     /// A rule's listener could not be bound.
     #[error("rule {rule}: cannot listen on {address}: {source}; {remedy}")]

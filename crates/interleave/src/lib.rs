@@ -11,7 +11,7 @@
 #![forbid(unsafe_code)]
 #![allow(dead_code, reason = "a model needs a part of what it borrows")]
 #![allow(clippy::modulo_one, reason = "of one part, each key is in it")]
-#![allow(missing_docs, unreachable_pub, reason = "functions that are called what they show")]
+#![allow(unreachable_pub, reason = "functions that are called what they show")]
 
 use loom::sync;
 

@@ -9,7 +9,6 @@ use crate::metric;
 /// Why a run was declared void.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum Void {
     /// The generator sent later than due, so that the offered load was not the wanted one. Some metrics
     /// survive that.

@@ -266,7 +266,6 @@ pub struct Round {
 /// Latency in microseconds, counted from the moment a packet was due.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-#[expect(missing_docs, reason = "percentiles are what they are called")]
 pub struct LatencySummary {
     pub min: f64,
     pub p50: f64,

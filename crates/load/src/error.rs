@@ -15,7 +15,6 @@ use crate::turn;
 /// Each message is one sentence for the user.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum LoadError {
     #[error("{0}")]
     Config(String),

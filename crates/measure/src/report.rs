@@ -109,7 +109,6 @@ impl Serialize for Figure {
 
 /// Of a latency histogram, in microseconds; zeros when it is empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "percentiles are what they are called")]
 pub struct Percentiles {
     pub min: u64,
     pub p50: u64,
@@ -125,7 +124,6 @@ pub const LATE_P99_US: u64 = 1_000;
 
 /// By how much a generator sent later than due, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "percentiles are what they are called")]
 pub struct Lateness {
     pub p50: u64,
     pub p99: u64,

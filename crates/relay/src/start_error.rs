@@ -10,7 +10,6 @@ use turnpike_offload::OffloadError;
 /// Why the relay did not start; each message says what to change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum StartError {
     /// A listener could not be bound.
     #[error("cannot listen on {protocol} {address}: {source}; {remedy}")]

@@ -78,7 +78,6 @@ pub struct RelayHandover {
 /// Reason why sessions cannot be taken over.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum Unfit {
     #[error("what the old process sent is not complete: it is of too different a version")]
     Incomplete,

@@ -16,7 +16,6 @@ pub use message::{Challenge, Message, allocate_request, forged_request, plain_me
 pub const MAGIC_COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
 
 /// Types of requests and indications (RFC 8489 section 18.2, RFC 8656 section 17, RFC 6062 section 6.1).
-#[expect(missing_docs, reason = "the names of the RFCs")]
 pub mod kind {
     pub const BINDING: u16 = 0x0001;
     pub const ALLOCATE: u16 = 0x0003;
@@ -31,7 +30,6 @@ pub mod kind {
 }
 
 /// Types of attributes (RFC 8489 section 18.3, RFC 8656 section 18, RFC 5780 section 7, RFC 6062 section 6.2, RFC 8016 section 4.1).
-#[expect(missing_docs, reason = "the names of the RFCs")]
 pub mod attribute {
     pub const CHANGE_REQUEST: u16 = 0x0003;
     pub const USERNAME: u16 = 0x0006;

@@ -2,7 +2,6 @@
 //! a bare STUN client. The trials themselves are in `tests`.
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "shown by libtest where a test fails")]
-#![allow(missing_docs, reason = "for tests alone")]
 
 pub mod browsers;
 mod coturn_store;

@@ -147,7 +147,6 @@ pub enum Which {
 /// Reason why an upgrade was not requested, or failed; each message says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum AskError {
     #[error(
         "no turnpike that can be asked was found in {0}; name its socket with --socket, or send it SIGUSR2 and read its log"

@@ -18,7 +18,6 @@ use super::{
 
 /// Realm and nonce that a 401 or 438 names.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names of the RFC")]
 pub struct Challenge {
     pub realm: Vec<u8>,
     pub nonce: Vec<u8>,

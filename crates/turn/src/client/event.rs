@@ -70,7 +70,6 @@ pub struct Allocation {
 /// Something that happened to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "fields that are what they are called")]
 pub enum Event {
     /// Binding answered.
     Mapped(SocketAddr),
@@ -100,7 +99,6 @@ pub enum Event {
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "fields that are what they are called")]
 pub enum Failure {
     /// The server refused it.
     #[error("the server answered {code} {}", name(reason).cut(REASON))]
@@ -187,7 +185,6 @@ pub enum Ignored {
 /// Why a request cannot be made now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "fields that are what they are called")]
 pub enum RequestError {
     /// There is an allocation already, or one is being made.
     #[error("there is an allocation already")]

@@ -103,7 +103,6 @@ impl OpenResult {
 /// Something to do, or to know.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "fields that are what they are called")]
 pub enum Effect {
     /// Open relay sockets and call [`super::Server::opened`], which has the reply.
     Open(OpenRequest),

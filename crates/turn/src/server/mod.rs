@@ -196,7 +196,7 @@ impl<P: Policy> Server<P> {
             Kind::Stun | Kind::ChannelData => {}
         }
         match self.data.forwarding.find(&source.client) {
-            Some(index) => self.data.from_client(now, index, kind, datagram),
+            Some(index) => self.data.relay_from_client(now, index, kind, datagram),
             None => self.unknown_client(now, source, kind, datagram),
         }
     }

@@ -4,7 +4,6 @@ use super::{ATTRIBUTE_HEADER_LEN, HEADER_LEN, Invalid};
 
 /// Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 5780 section 7, RFC 7635 section 6, RFC 8016
 /// section 3.3, RFC 8445 section 16.1). Those from 0x8000 on may be passed over by whoever does not know them.
-#[expect(missing_docs, reason = "the RFCs' names")]
 pub mod kind {
     use std::fmt;
 

@@ -177,7 +177,7 @@ impl DataPlane {
 
     /// Relays ChannelData or a Send indication of the client whose allocation has this index.
     #[inline]
-    pub(crate) fn from_client<'a>(
+    pub(crate) fn relay_from_client<'a>(
         &mut self,
         now: Now,
         index: u32,
@@ -191,7 +191,7 @@ impl DataPlane {
         }
     }
 
-    /// Checks that a datagram is one that [`DataPlane::from_client`] could relay, whoever sent it.
+    /// Checks that a datagram is one that [`DataPlane::relay_from_client`] could relay, whoever sent it.
     #[inline]
     pub(crate) fn check(&self, kind: Kind, datagram: &[u8]) -> Result<(), DropReason> {
         if kind == Kind::ChannelData {
