@@ -1,4 +1,4 @@
-//! What a server is told at start.
+//! Settings of the state machine.
 
 use std::{collections::HashMap, fmt};
 
@@ -16,148 +16,147 @@ use super::{
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// REALM, at most 127 characters; where there are [`Self::tenants`], that of the first realm.
+    /// REALM, at most 127 characters. With [`Self::tenants`], this is the first realm.
     pub realm: String,
-    /// Realms beside the first, at most 65,534, in any order. Default none.
+    /// Further realms, at most 65,534, in any order. Default none.
     pub tenants: Vec<Realm>,
-    /// SOFTWARE in responses to clients whose address is proved; `None` sends none. Default `turnpike`.
+    /// SOFTWARE in responses to clients with a verified address; `None` omits it. Default `turnpike`.
     pub software: Option<String>,
-    /// Whether Allocate and the rest need long-term credentials. Default true; false is for closed networks and tests.
+    /// Requires long-term credentials for all TURN requests. Default true; false is for closed networks and
+    /// tests.
     pub authenticate: bool,
-    /// A key of this server alone, shared by its workers and by the process that takes its place: what has been answered is remembered by
-    /// hashes that are made with it. It must not change.
+    /// Key of this server, shared by its workers and by the process that takes over in an upgrade. It keys
+    /// the hashes in the replay guard and the tombstones, so it must not change.
     pub own_key: NonceKey,
-    /// What nonces and mobility tickets are made with, shared by all workers of a server, and by all servers of a fleet.
+    /// Keys of nonces and mobility tickets, shared by all workers and by all servers of a fleet.
     pub nonce_keys: NonceKeys,
-    /// In a fleet, the number of this server, 1 to 4095, or 0 as long as it has none: CONNECTION-IDs and mobility tickets hold it. Whether there is
-    /// one must not change. Default no fleet.
+    /// Number of this server in a fleet, 1 to 4095, or 0 while it has none assigned; part of CONNECTION-IDs
+    /// and mobility tickets. `Some` must not become `None` or the reverse. Default `None`: not in a fleet.
     pub node: Option<u16>,
-    /// Refuses copies of granted requests, shared by all workers. It outlives reloads: that of a new configuration is ignored.
+    /// Refuses copies of granted requests; shared by all workers. Reloads keep the existing one.
     pub replays: ReplayGuard,
-    /// The workers of mobile allocations, shared by all workers. It outlives reloads: that of a new configuration is ignored.
+    /// Workers of mobile allocations; shared by all workers. Reloads keep the existing one.
     pub owners: MobileOwners,
-    /// Connections to peers, shared by all workers. It outlives reloads: that of a new configuration is ignored.
+    /// Connections to peers; shared by all workers. Reloads keep the existing one.
     pub connection_counts: ConnectionCounts,
-    /// Limits of what allocations hold, and for how long.
     pub limits: ServerLimits,
-    /// Seconds for which a nonce is accepted. Default 3600.
+    /// Seconds that a nonce stays valid. Default 3600.
     pub nonce_lifetime: u32,
-    /// How old an allocation may become. Default without a limit.
+    /// Default unlimited.
     pub max_session_duration: MaxSessionDuration,
-    /// Bits per second. Default without a limit.
+    /// Bandwidth limits. Default unlimited.
     pub bandwidth: Bandwidth,
-    /// What allocations share of them, all workers together. A new configuration's is not looked at: it outlives reloads.
+    /// Shared bandwidth of all allocations on all workers. Reloads keep the existing one.
     pub pools: Pools,
-    /// What quotas and refusals by address count as one client.
+    /// Prefixes that quotas and refusal limits count as one client.
     pub prefixes: PrefixLengths,
-    /// How many refusals a prefix may be sent. Default without a limit.
+    /// Limit on refusals sent to one prefix. Default unlimited.
     pub refusals: Option<RefusalLimit>,
-    /// Seconds that a permission lives. Default 300 (RFC 8656 section 9).
+    /// Lifetime of a permission in seconds. Default 300 (RFC 8656 section 9).
     pub permission_lifetime: u32,
-    /// Whether the permission for a channel's peer lives at least as long as the channel. Default true: clients such as aioice refresh
-    /// nothing but the channel. False is the letter of RFC 8656 section 9.
+    /// Keeps the permission for a channel's peer alive at least as long as the channel. Default true: clients
+    /// such as aioice refresh only the channel. False follows RFC 8656 section 9 to the letter.
     pub channels_permit: bool,
-    /// Seconds that a channel binding lives. Default 600 (RFC 8656 section 12).
+    /// Lifetime of a channel binding in seconds. Default 600 (RFC 8656 section 12).
     pub channel_lifetime: u32,
-    /// Families that have a relay address, IPv4 first.
+    /// An IPv4 relay address is configured.
     pub relay_v4: bool,
-    /// See `relay_v4`.
+    /// An IPv6 relay address is configured.
     pub relay_v6: bool,
-    /// Which peers may be relayed to.
+    /// Peers that may be relayed to.
     pub peers: PeerRules,
-    /// The rules of realms that have their own, by realm: in place of `peers` where a request names a peer. Packets, which need a
-    /// permission that such a request made, go by `peers` alone; so it has to allow whatever one of these does.
+    /// Peer rules by realm; they replace `peers` for requests that name a peer. The packet path checks
+    /// `peers` only, because every packet needs a permission created by such a request, so `peers` must allow
+    /// everything that these rules allow.
     pub realm_peers: HashMap<Box<str>, PeerRules>,
-    /// Realms that challenges name in place of the listener's first where a request says by ORIGIN from which web page it comes
-    /// ([`super::canonical_origin`]) and the listener serves the realm. Default none.
+    /// Realms by web origin. If a request carries an ORIGIN listed here ([`super::canonical_origin`]) and the
+    /// listener serves that realm, the challenge names it instead of the listener's first realm. Default
+    /// none.
     pub origins: HashMap<Box<str>, RealmId>,
-    /// What becomes of a request whose credentials the store cannot tell ([`super::Credentials::Unavailable`]). Default an answer.
+    /// Default: answer 500.
     pub store_failure: StoreFailure,
-    /// Which channel numbers clients may bind. Default [`ChannelRange::Rfc5766`], because deployed clients (coturn's uclient)
-    /// draw from all of it; [`ChannelRange::Rfc8656`] refuses 0x5000 and above with 400 (RFC 8656 section 12.2).
+    /// Channel numbers that clients may bind. Default [`ChannelRange::Rfc5766`], because deployed clients
+    /// (coturn's uclient) use all of it; [`ChannelRange::Rfc8656`] refuses 0x5000 and above with 400 (RFC
+    /// 8656 section 12.2).
     pub channels: ChannelRange,
-    /// Whether MD5 keys with HMAC-SHA1 (RFC 5389 clients) are accepted beside SHA-256. Default true.
+    /// Accepts MD5 keys with HMAC-SHA1 (RFC 5389 clients) besides SHA-256. Default true.
     pub allow_md5: bool,
-    /// Whether SHA-256 keys are offered and accepted. Default true; false where a user is stored as an MD5 key alone, because
-    /// clients of RFC 8489 take the strongest algorithm that they are offered.
+    /// Offers and accepts SHA-256 keys. Default true; must be false if any user is stored only as an MD5 key,
+    /// because RFC 8489 clients choose the strongest algorithm offered.
     pub allow_sha256: bool,
-    /// Whether clients are told that they may hide their name in USERHASH (RFC 8489 section 9.2). Default true; false where
-    /// users exist only in the requests that name them (time-limited credentials), because no hash leads to those.
+    /// Advertises USERHASH support (RFC 8489 section 9.2). Default true; false if users exist only in the
+    /// requests that name them (time-limited credentials), because their names cannot be found by hash.
     pub username_anonymity: bool,
-    /// What the runtime's listeners are, by [`super::ListenerId`]; one that is missing here is
-    /// [`ListenerProfile::default`]. The runtime gives one socket several numbers where its clients differ: one for each
-    /// tenant that a TLS server name selects, for instance.
+    /// Listener profiles by [`super::ListenerId`]; missing entries use [`ListenerProfile::default`]. A socket
+    /// may have several numbers if its clients differ, for instance one for each tenant selected by TLS
+    /// server name.
     pub listeners: Vec<ListenerProfile>,
-    /// Whether clients on streams may have TCP relayed (RFC 6062). Default true; false refuses with 442.
+    /// Allows TCP relaying (RFC 6062) for clients on streams. Default true; false refuses with 442.
     pub tcp_relay: bool,
-    /// Whether clients may take their allocations along to another address (RFC 8016). Default true: only who asks for a
-    /// ticket gets one, and it is good for nothing without the credentials that made the allocation. Where nobody
-    /// authenticates, there are none: whoever reads a ticket on its way takes the allocation. False refuses with 405.
+    /// Allows clients to move their allocations to another address (RFC 8016). Default true: only clients
+    /// that ask get a ticket, and it is useless without the credentials that made the allocation. Without
+    /// authentication no tickets are issued, since an eavesdropper could take over the allocation. False
+    /// refuses with 405.
     pub mobility: bool,
-    /// Tokens in place of passwords (RFC 7635). Default none.
+    /// ACCESS-TOKEN authentication (RFC 7635). Default none.
     pub third_party: ThirdParty,
-    /// Servers that clients are sent to, in turn; see [`super::AlternateWhen`]. Default none.
+    /// Servers to redirect clients to, in turn; see [`super::AlternateWhen`]. Default none.
     pub alternates: Vec<Alternate>,
-    /// Where NAT behaviour can be discovered (RFC 5780), one entry a family. Default nowhere.
+    /// NAT behaviour discovery (RFC 5780), one entry per family. Default none.
     pub nat_discovery: Vec<NatDiscovery>,
-    /// How often.
     pub discovery_limits: DiscoveryLimits,
 }
 
-/// What becomes of a request whose credentials the store cannot tell.
+/// Handling of requests whose credentials the store cannot provide ([`super::Credentials::Unavailable`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StoreFailure {
-    /// 500 (Server Error): the client knows at once, and may ask another server.
+    /// Answers 500 (Server Error), so that the client can try another server immediately.
     #[default]
     Answer,
-    /// Nothing: the client asks again, until its patience is over.
+    /// Sends no answer; the client retransmits until it times out.
     Drop,
 }
 
-/// One kind of client-facing listener.
+/// Properties of one kind of client-facing listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListenerProfile {
-    /// How its clients reach the server.
     pub transport: Transport,
-    /// The realms that it serves; the first is the one that challenges name, and requests may name any of them. Empty, which
-    /// is the default, means all, [`ServerConfig::realm`] first.
+    /// Realms it serves. Challenges name the first; requests may name any of them. Empty (default) means all,
+    /// with [`ServerConfig::realm`] first.
     pub realms: Vec<RealmId>,
-    /// Whether it takes no new allocations: it is to be closed with its last one.
+    /// Refuses new allocations; the listener closes with its last allocation.
     pub closing: bool,
 }
 
-/// Of a listener that [`ServerConfig::listeners`] does not have.
+/// Profile of listeners missing from [`ServerConfig::listeners`].
 static DEFAULT_PROFILE: ListenerProfile =
     ListenerProfile { transport: Transport::Udp, realms: Vec::new(), closing: false };
 
-/// The transport between a client and the server (RFC 8656 section 3.1).
+/// Transport between a client and the server (RFC 8656 section 3.1).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, EnumString, IntoStaticStr, Serialize, Deserialize,
 )]
 #[strum(serialize_all = "lowercase")]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// Datagrams.
     #[default]
     Udp,
-    /// A stream; the end of the connection is the end of the allocation.
     Tcp,
-    /// TLS over TCP.
     Tls,
-    /// Datagrams over UDP, encrypted.
     Dtls,
 }
 
 impl Transport {
-    /// Whether messages arrive in a byte stream (RFC 8489 section 6.2.2, RFC 8656 section 12.5: ChannelData is padded).
+    /// Returns true for byte streams, which need framing (RFC 8489 section 6.2.2) and ChannelData padding
+    /// (RFC 8656 section 12.5).
     #[must_use]
     pub fn is_stream(self) -> bool {
         matches!(self, Self::Tcp | Self::Tls)
     }
 }
 
-/// A key that is never printed: whoever has it makes nonces that the server believes. It is written where a server goes on in another
-/// process.
+/// Secret key: anyone who has it can forge nonces. `Debug` hides it; it is serialized only for a process
+/// upgrade.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NonceKey(pub [u8; 32]);
@@ -168,17 +167,19 @@ impl fmt::Debug for NonceKey {
     }
 }
 
-/// Keys, each in use from a time on. A server alone has one. Of a fleet's the next is known before it is used, so that no server meets what it
-/// does not know, and old ones for as long as somebody may come with what they have made.
+/// Keys with the times from which they are used. A standalone server has one. A fleet distributes the next
+/// key before its first use, so that every server knows it in time, and keeps old keys while nonces or
+/// tickets made with them may be valid.
 #[derive(Clone, Debug)]
 pub struct NonceKeys {
     oldest: NonceKey,
-    /// With the Unix seconds from which they are used, the newest first.
+    /// Unix seconds of first use and key, newest first.
     newer: SmallVec<[(u64, NonceKey); 1]>,
 }
 
 impl NonceKeys {
-    /// The oldest, which is used for all time before the others; and those, in any order, with the Unix seconds from which they are used.
+    /// Creates the set from the oldest key, used at all earlier times, and newer ones with their Unix second
+    /// of first use, in any order.
     #[must_use]
     pub fn new(oldest: NonceKey, newer: impl IntoIterator<Item = (u64, NonceKey)>) -> Self {
         let mut newer: SmallVec<[(u64, NonceKey); 1]> = newer.into_iter().collect();
@@ -186,14 +187,14 @@ impl NonceKeys {
         Self { oldest, newer }
     }
 
-    /// The one that is used at `unix` seconds.
+    /// Key in use at `unix` seconds.
     #[must_use]
     pub fn at(&self, unix: u64) -> &NonceKey {
         let newest = self.newer.iter().find(|(from, _)| *from <= unix);
         newest.map_or(&self.oldest, |(_, key)| key)
     }
 
-    /// All of them, the newest first.
+    /// All keys, newest first.
     pub fn iter(&self) -> impl Iterator<Item = &NonceKey> {
         self.newer.iter().map(|(_, key)| key).chain([&self.oldest])
     }
@@ -250,20 +251,19 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Which peers users of this realm may name.
+    /// Peer rules for users of this realm.
     #[must_use]
     pub fn peers_in(&self, realm: &str) -> &PeerRules {
         self.realm_peers.get(realm).unwrap_or(&self.peers)
     }
 
-    /// What is ours, for all rules about peers.
+    /// Sets the server's own endpoints in all peer rules.
     pub fn set_own_endpoints(&mut self, own: &OwnEndpoints) {
         for peers in self.realm_peers.values_mut().chain([&mut self.peers]) {
             peers.own.clone_from(own);
         }
     }
 
-    /// What this listener is.
     #[must_use]
     pub fn listener(&self, id: super::ListenerId) -> &ListenerProfile {
         self.listeners.get(usize::from(id.0)).unwrap_or(&DEFAULT_PROFILE)

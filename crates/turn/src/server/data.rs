@@ -1,5 +1,5 @@
-//! The data plane: what a packet needs, from the datagram that came in to the verdict on it. It knows no users, requests or policies; the
-//! control plane changes it by effects ([`DataPlane::emit`]).
+//! The data plane: everything needed to turn an incoming packet into a verdict. It knows no users, requests
+//! or policies; the control plane changes it through effects ([`DataPlane::emit`]).
 
 pub(crate) mod bandwidth;
 pub(crate) mod data_path;
@@ -15,26 +15,26 @@ use crate::time::Now;
 use data_path::Indications;
 use forwarding::Forwarding;
 
-/// Queued effects beyond which unauthenticated clients cause no more.
+/// Queue length above which unauthenticated clients cause no further effects.
 pub(crate) const MAX_QUEUED: usize = 1024;
 
-/// State that packets read and count in.
+/// State of the packet path.
 pub struct DataPlane {
-    /// Channel numbers and peer rules.
+    /// Source of the channel range and the peer rules.
     config: Arc<ServerConfig>,
     pub(crate) forwarding: Forwarding,
     pub(crate) stats: Stats,
-    /// Effects that the runtime has not polled yet, in order.
+    /// Effects not yet polled by the runtime, in order.
     pub(crate) effects: VecDeque<Effect>,
-    /// [`Effect::Used`] is wanted.
+    /// Emit [`Effect::Used`].
     pub(crate) tells_use: bool,
     pub(crate) indications: Indications,
-    /// The Data indication of an ICMP error, which [`super::Verdict::Reply`] lends out.
+    /// Buffer for the Data indication of an ICMP error, lent out by [`super::Verdict::Reply`].
     icmp: Vec<u8>,
 }
 
 impl DataPlane {
-    /// An empty one. `salt` keeps transaction IDs of two workers apart.
+    /// Creates an empty data plane. `salt` keeps the transaction IDs of two workers apart.
     pub(crate) fn new(config: Arc<ServerConfig>, salt: [u8; 4]) -> Self {
         Self {
             config,
@@ -51,7 +51,8 @@ impl DataPlane {
         self.config = config;
     }
 
-    /// The only way from the control plane to the forwarding table and to the outside.
+    /// Applies an effect to the forwarding table and queues it. This is the control plane's only way to the
+    /// table and the runtime.
     pub(crate) fn emit(&mut self, now: Now, effect: Effect) {
         self.forwarding.apply(now.ms, &effect);
         self.effects.push_back(effect);

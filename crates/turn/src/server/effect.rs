@@ -1,6 +1,6 @@
-//! What the runtime shall do or know beyond sending a datagram, in the order in which it came about. There is one queue of these, to be
-//! drained after each call ([`super::Server::poll_effect`]), and nothing else leads from the control plane to the outside: not to the
-//! [forwarding table](super::forwarding) either, which is the first to see each.
+//! Effects: everything the runtime must do or know besides sending a datagram, in order. One queue holds them
+//! all, drained after each call ([`super::Server::poll_effect`]). The control plane changes the [forwarding
+//! table](super::forwarding) only through effects too; the table sees each one first.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -16,81 +16,73 @@ use super::{
     request::Method,
 };
 
-/// Relay sockets to open for a new allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenRequest {
-    /// The allocation that waits for them.
     pub allocation: AllocationId,
-    /// The first, always present.
     pub first: OpenRelay,
-    /// The second of a dual-stack allocation (ADDITIONAL-ADDRESS-FAMILY). To be tried even if the first failed: one of
-    /// them is enough.
+    /// Second socket of a dual-stack allocation (ADDITIONAL-ADDRESS-FAMILY). Try it even if the first failed:
+    /// one is enough.
     pub second: Option<OpenRelay>,
 }
 
-/// One relay socket to open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenRelay {
     /// Family of the relayed transport address.
     pub family: Family,
-    /// What it relays.
     pub transport: RelayTransport,
-    /// Which port.
     pub port: PortRequest,
 }
 
-/// The transport between the server and peers (REQUESTED-TRANSPORT).
+/// Transport between the server and peers (REQUESTED-TRANSPORT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum RelayTransport {
-    /// Datagrams.
     Udp,
-    /// Connections (RFC 6062): the relay socket listens, and connections to peers come from its address.
+    /// RFC 6062: the relay socket listens, and connections to peers originate from its address.
     Tcp,
 }
 
-/// Which port a relay socket shall have (RFC 8656 section 7.2 steps 6 to 8, 18.5, 18.8).
+/// Port of a relay socket (RFC 8656 section 7.2 steps 6 to 8, 18.5, 18.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortRequest {
-    /// Any of the range, and others may have it too: [`OpenResult::Shared`].
+    /// Any port of the range; it may be shared with other allocations: [`OpenResult::Shared`].
     Any,
-    /// Any of the range, for this allocation alone: one that may move to another worker takes its relay sockets along (RFC 8016).
+    /// Any port of the range, not shared: a mobile allocation takes its relay sockets along to another worker
+    /// (RFC 8016).
     Own,
-    /// An even one (EVEN-PORT with R = 0).
+    /// EVEN-PORT with R = 0.
     Even,
-    /// An even one, and the next higher one held for 30 s under this token (EVEN-PORT with R = 1).
+    /// Even port, with the next higher one reserved for 30 s under this token (EVEN-PORT with R = 1).
     EvenAndReserveNext([u8; 8]),
-    /// The one held under this token, by whichever worker (RESERVATION-TOKEN).
+    /// Port that any worker reserved under this token (RESERVATION-TOKEN).
     Reserved([u8; 8]),
 }
 
-/// How an [`OpenRelay`] went.
+/// Result of an [`OpenRelay`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenResult {
-    /// Bound; this is the address to tell the client (external, where a mapping is configured).
     Opened {
-        /// Relayed transport address for XOR-RELAYED-ADDRESS.
+        /// Address for XOR-RELAYED-ADDRESS: the external one if a mapping is configured.
         relayed: SocketAddr,
     },
-    /// The same, on a relay socket that this worker's other allocations may have as well; for [`PortRequest::Any`] of datagrams alone.
+    /// Bound to a relay socket that other allocations of this worker may share; only for [`PortRequest::Any`]
+    /// over UDP.
     Shared {
-        /// Relayed transport address for XOR-RELAYED-ADDRESS.
+        /// Address for XOR-RELAYED-ADDRESS.
         relayed: SocketAddr,
-        /// Which socket.
         port: SharedPort,
     },
-    /// No relay address of this family is configured: 440.
+    /// 440: no relay address of this family is configured.
     UnsupportedFamily,
-    /// No free port, unknown or expired reservation, no file descriptors: 508.
+    /// 508: no free port, unknown or expired reservation, or no file descriptors left.
     NoCapacity,
-    /// The machine lacks the relay addresses of this family at the moment: 508.
+    /// 508: the machine currently lacks the relay addresses of this family.
     AddressAbsent,
-    /// Other programs have the ports: 508.
+    /// 508: other programs hold the ports.
     PortsHeld,
 }
 
 impl OpenResult {
-    /// The relayed transport address, if there is one.
     #[must_use]
     pub fn relayed(&self) -> Option<SocketAddr> {
         match self {
@@ -100,354 +92,335 @@ impl OpenResult {
     }
 }
 
-/// Something to do, or to know.
+/// Action or notification for the runtime.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Effect {
-    /// Open relay sockets and call [`super::Server::opened`], which has the reply.
+    /// Open relay sockets, then call [`super::Server::opened`], which returns the reply.
     Open(OpenRequest),
-    /// Connect to a peer (RFC 6062) and call [`super::Server::connected`], which has the reply.
+    /// Connect to a peer (RFC 6062), then call [`super::Server::connected`], which returns the reply.
     Connect(ConnectRequest),
-    /// The reply has been given; from now on the client's stream is the data connection of `connection` (RFC 6062 section 5.4). What
-    /// came behind the request is the first of its data, and no message.
+    /// The success reply has been sent: the client's stream is now the data connection of `connection` (RFC
+    /// 6062 section 5.4). Bytes after the request are its first data.
     Bind {
         connection: ConnectionId,
-        /// The client, whose 5-tuple is no control connection any more.
+        /// Client whose 5-tuple is no longer a control connection.
         source: Source,
     },
-    /// A client's stream is another worker's business: give it the stream, the request and what came behind, for
-    /// [`super::Server::from_handed_over`].
-    HandOver {
-        /// Its number.
-        worker: u16,
-        source: Source,
-        /// What it asked.
-        request: Box<[u8]>,
-    },
-    /// The client repeats a refused request over a stream: read nothing more of the stream before that time, nor the bytes behind the request.
+    /// The client's stream belongs to another worker: pass it the stream, the request and the bytes behind
+    /// it, for [`super::Server::from_handed_over`].
+    HandOver { worker: u16, source: Source, request: Box<[u8]> },
+    /// The client repeats a refused request over a stream: read nothing more from it until `until_ms`, not
+    /// even the bytes already received behind the request.
     Slow { client: Client, until_ms: u64 },
-    /// Another worker answers a request, while the client remains where it is: give it the request, for
+    /// Another worker must answer this request, while the client stays here: pass it on, for
     /// [`super::Server::from_elsewhere`].
     Forward {
-        /// Its number.
         worker: u16,
-        /// That of the client's worker.
+        /// Worker of the client.
         via: u16,
-        /// Another allocation has the client's 5-tuple, or arrives at it.
+        /// The client's 5-tuple already has an allocation or a pending move.
         occupied: bool,
         source: Source,
         request: Box<[u8]>,
     },
-    /// The client of a forwarded request does not arrive here: give the request back, for [`super::Server::declined`].
+    /// The client of a forwarded request does not move here: return the request, for
+    /// [`super::Server::declined`].
     Decline {
-        /// The number of the client's worker.
+        /// Worker of the client.
         via: u16,
         source: Source,
         request: Box<[u8]>,
     },
-    /// A client does not arrive any more: its connection to its worker is closed, or the owner's allocation has ended or arrives elsewhere. Tell the
-    /// other one of the two workers, by [`super::Server::move_over`].
-    MoveOver {
-        /// Its number.
-        worker: u16,
-        pending_move: PendingMove,
-    },
-    /// A forwarded request has deleted its client's allocation, or a part of it: tell the client's worker, which answers the request when it comes again,
-    /// by [`super::Server::remember_deletions`].
+    /// A pending move is cancelled: the client's connection has closed, or the allocation has ended or moves
+    /// elsewhere. Notify the other worker through [`super::Server::move_over`].
+    MoveOver { worker: u16, pending_move: PendingMove },
+    /// A forwarded request deleted its client's allocation or one family of it. Notify the client's worker,
+    /// which answers retransmissions, through [`super::Server::remember_deletions`].
     Deleted {
-        /// Its number.
+        /// Worker of the client.
         via: u16,
         deletion: (u64, u64),
     },
-    /// The allocation of a client that is here is another worker's: have [`super::Server::export`] called there and
-    /// [`super::Server::import`] here, and then feed the datagram again. What else comes until then is dropped.
-    Fetch {
-        /// Which, whence and whither.
-        request: MoveRequest,
-        datagram: Box<[u8]>,
-    },
-    /// Call [`super::Server::export`], and have the other worker import it: its client waits there.
+    /// A client of this worker owns an allocation of another one: call [`super::Server::export`] there and
+    /// [`super::Server::import`] here, then feed `datagram` again. Drop the client's other datagrams until
+    /// then.
+    Fetch { request: MoveRequest, datagram: Box<[u8]> },
+    /// Call [`super::Server::export`] and let the other worker, where the client waits, import the result.
     Move(MoveRequest),
-    /// What another worker forwarded is answered: have it call [`super::Server::expect`], if there is a pending move, and then send the reply.
+    /// A forwarded request has been answered: have its worker call [`super::Server::expect`] if there is a
+    /// pending move, then send the reply.
     Answer {
-        /// Its number.
+        /// Worker of the client.
         via: u16,
         source: Source,
-        /// Whose allocation is on its way there.
+        /// Pending move of the client's allocation to that worker.
         pending_move: Option<PendingMove>,
-        /// A whole STUN message.
+        /// Complete STUN message.
         reply: Box<[u8]>,
     },
-    /// Ask the credential store, and answer by [`super::Server::credentials`] within 10 s: a request waits for it.
+    /// Query the credential store and report through [`super::Server::credentials`] within 10 s; a request
+    /// waits for it.
     LookUp(CredentialQuery),
-    /// A session began.
     Opened {
         allocation: AllocationId,
-        /// The same, wherever it moves.
+        /// Stays the same when the allocation moves.
         session: SessionId,
         client: Client,
-        /// The way to it.
         link: Link,
-        /// When it expires unless it is renewed, in [`crate::time::Now::ms`].
+        /// Expiry time in [`crate::time::Now::ms`] unless refreshed.
         expires_ms: u64,
-        /// The realm of that user.
         realm: Arc<str>,
-        /// The username that authenticated it.
         username: Box<str>,
-        /// Relayed transport addresses, the second of a dual-stack allocation.
+        /// Relayed transport address, and the second of a dual-stack allocation.
         relayed: (SocketAddr, Option<SocketAddr>),
     },
-    /// A session lives until then, or one family of it does.
+    /// A session, or one family of it, was refreshed.
     Renewed {
         allocation: AllocationId,
-        /// `None` for all of it.
+        /// `None` for all families.
         family: Option<Family>,
         /// In [`crate::time::Now::ms`].
         expires_ms: u64,
     },
-    /// A permission is installed, or lives longer. It ends with its session, and with the relayed address of its family.
+    /// A permission was installed or refreshed. It ends with its session or with the relayed address of its
+    /// family, without another effect.
     Permitted {
         allocation: AllocationId,
         peer: IpAddr,
         /// In [`crate::time::Now::ms`].
         expires_ms: u64,
-        /// Whether there was one.
+        /// It existed before.
         renewed: bool,
     },
-    /// A permission has expired, or the peer rules refuse its peer by now.
+    /// A permission expired, or a reload made the peer rules refuse its peer.
     PermissionEnded { allocation: AllocationId, peer: IpAddr },
-    /// A channel is bound, or lives longer. It ends as a permission does.
+    /// A channel was bound or refreshed. It ends like a permission.
     Bound {
         allocation: AllocationId,
         number: ChannelNumber,
-        /// As the client names it.
+        /// Address that the client used.
         peer: SocketAddr,
-        /// Where it is reached: another address where the peer is a relayed transport address of ours, behind a NAT.
+        /// Address to send to. It differs from `peer` if the peer is a relayed transport address of this
+        /// server behind a NAT.
         at: SocketAddr,
         /// In [`crate::time::Now::ms`].
         expires_ms: u64,
-        /// Whether it was.
+        /// It was bound before.
         renewed: bool,
     },
-    /// The first datagram on a channel since it was bound, or since the session came here, either way; once, and only if
-    /// [`super::Server::tell_first_use`] was called. It comes with the verdict on that datagram, and may wait there until other effects
-    /// are drained.
+    /// First datagram in either direction on a channel since it was bound or its session moved here. Emitted
+    /// once, and only after [`super::Server::tell_first_use`]. It comes with the verdict on that datagram and
+    /// may stay queued until the next drain.
     Used { allocation: AllocationId, number: ChannelNumber },
-    /// A channel has expired, the peer rules refuse its peer by now, or the peer is reached elsewhere ([`Effect::Bound`] follows).
+    /// A channel expired, a reload made the peer rules refuse its peer, or the peer is now reached at another
+    /// address ([`Effect::Bound`] follows).
     Unbound { allocation: AllocationId, number: ChannelNumber, peer: SocketAddr },
-    /// Close all relay sockets of this allocation, and all connections; it is gone.
+    /// The allocation is gone: close all its relay sockets and connections.
     Closed {
         allocation: AllocationId,
-        /// The same, wherever it has been.
+        /// Same ID as in [`Effect::Opened`].
         session: SessionId,
         client: Client,
-        /// The realm of that user.
         realm: Arc<str>,
-        /// The username that authenticated it.
         username: Box<str>,
-        /// Whom quotas count, where that is another name.
+        /// Name that quotas count, if it differs from the username.
         identity: Option<Box<str>>,
-        /// The relayed transport addresses that it had, IPv4 first; none if it ended before there were any.
+        /// All relayed transport addresses it has had, IPv4 first; none if it ended before its sockets
+        /// opened.
         relayed: [Option<SocketAddr>; 2],
-        /// Between the client and the server, where the client was last.
+        /// Last transport between the client and the server.
         transport: Transport,
-        /// Between the server and peers.
+        /// Transport between the server and peers.
         relay_transport: RelayTransport,
         reason: ClosedReason,
-        /// Whether the client had gone before, so that its 5-tuple may be somebody else's by now.
+        /// The client had already disconnected, so another client may have its 5-tuple by now.
         away: bool,
-        /// How long it lived, in milliseconds.
+        /// Lifetime in milliseconds.
         lived_ms: u64,
         /// Payload datagrams and bytes to peers.
         to_peer: (u64, u64),
         /// Payload datagrams and bytes to the client.
         to_client: (u64, u64),
     },
-    /// Close the connection to this peer and, if it is bound, that to the client; give up one that is being made.
+    /// Close the connection to this peer and, if bound, the one to the client; abort it if it is still
+    /// connecting.
     ConnectionClosed { allocation: AllocationId, connection: ConnectionId },
-    /// Give up connecting to this peer, and call [`super::Server::connected`] with [`super::ConnectError::TimedOut`].
+    /// Stop connecting to this peer, and call [`super::Server::connected`] with
+    /// [`super::ConnectError::TimedOut`].
     ConnectTimedOut { allocation: AllocationId, connection: ConnectionId },
-    /// The client of a mobile allocation is somewhere else (RFC 8016).
+    /// The client of a mobile allocation has a new address (RFC 8016).
     Moved {
         allocation: AllocationId,
-        /// Its old 5-tuple. A stream that is still open has no allocation any more. `None` where the client had gone from there,
-        /// so that it may be somebody else's by now.
+        /// Old 5-tuple; a stream still open there has no allocation now. `None` if the client had
+        /// disconnected, since another client may have the 5-tuple by now.
         was: Option<Client>,
-        /// Its new 5-tuple.
+        /// New 5-tuple.
         client: Client,
-        /// The way to it.
         link: Link,
-        /// Whether that is a stream, on which ChannelData is padded (RFC 8656 section 12.5).
+        /// The new link is a stream, where ChannelData is padded (RFC 8656 section 12.5).
         padded: bool,
-        /// What the allocation was called by the worker that it came from.
+        /// ID of the allocation on the worker it came from.
         from: Option<AllocationId>,
     },
-    /// A session goes on elsewhere, with all that it has: [`super::Server::export`].
+    /// A session left for another worker or process with everything it holds: [`super::Server::export`].
     Exported {
-        /// What it was called here.
+        /// Former ID on this worker.
         allocation: AllocationId,
     },
-    /// A session that was to go on elsewhere goes on here: [`super::Server::take_back`].
+    /// A session that was to leave stays here after all: [`super::Server::take_back`].
     Returned {
-        /// What it is called from now on.
+        /// New ID on this worker.
         allocation: AllocationId,
     },
-    /// The client of a mobile allocation has closed its connection, and the allocation waits for it.
+    /// The client of a mobile allocation disconnected; the allocation waits for its return.
     Away { allocation: AllocationId },
-    /// Close this relay socket: one family of a dual-stack allocation was deleted or has expired, the other lives on.
+    /// Close this relay socket: one family of a dual-stack allocation was deleted or expired, and the other
+    /// lives on.
     RelayClosed { relay: RelayId },
-    /// A credential was refused; for a log line. At most one effect per request, and the state machine bounds their
-    /// rate: `suppressed` counts those since the last one that were only counted.
+    /// A credential was refused; for the log. At most one per request, and rate-limited: `suppressed` counts
+    /// those left out.
     Refused {
         client: Client,
-        /// USERNAME as it was sent, or `(userhash)`; at most 508 bytes.
+        /// USERNAME as sent, at most 508 bytes, or `(userhash)`.
         username: Box<str>,
         why: CredentialRefusal,
-        /// How many more were refused without an effect.
+        /// Refusals since the last effect that produced none.
         suppressed: u64,
     },
-    /// A request named a peer that may not be relayed to (403); for a log line. Their rate is bounded as that of
-    /// [`Effect::Refused`] is.
+    /// A request named a peer that the rules refuse (403); for the log. Rate-limited like
+    /// [`Effect::Refused`].
     PeerRefused {
         client: Client,
-        /// The realm of that user.
         realm: Arc<str>,
-        /// The username that authenticated the request.
         username: Box<str>,
-        /// The peer; port 0 where the request had none.
+        /// Port 0 if the request contained none.
         peer: SocketAddr,
-        /// Peers that the same request names. They get no permission either.
+        /// Number of other peers in the same request; they get no permission either.
         others: usize,
         by: PeerDenial,
-        /// How many more were refused without an effect.
+        /// Refusals since the last effect that produced none.
         suppressed: u64,
     },
-    /// A request was answered with an error, for another reason than those above. The rate of these is bounded as that of
-    /// [`Effect::Refused`] is.
+    /// A request was answered with any other error. Rate-limited like [`Effect::Refused`].
     RequestRefused {
         client: Client,
-        /// The realm of that user; empty if it is unknown.
+        /// Empty if unknown.
         realm: Arc<str>,
-        /// The username that authenticated the request, or was to; empty if there is none.
+        /// USERNAME of the request, authenticated or not; empty if there is none.
         username: Box<str>,
-        /// The client has proved that it is that user. If not, its address over UDP may be forged.
+        /// The client authenticated as `username`. Otherwise its UDP source address may be forged.
         proved: bool,
         method: Method,
-        /// The error code of the answer; 0 for a request that got none ([`RequestRefusal::Unanswered`]).
+        /// Error code of the response; 0 if there was no response ([`RequestRefusal::Unanswered`]).
         code: u16,
         why: RequestRefusal,
-        /// How many more were refused without an effect.
+        /// Refusals since the last effect that produced none.
         suppressed: u64,
     },
 }
 
-/// Why a request was refused, where its error code stands for several reasons.
+/// Reason of a refusal, for error codes with more than one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestRefusal {
-    /// The one reason of the code.
+    /// The error code has only one reason.
     Code,
-    /// 400: an attribute is at fault.
+    /// 400: malformed attribute.
     BadRequest(BadRequest),
-    /// 420: this attribute is unknown, or the first of several.
+    /// 420: first unknown attribute.
     UnknownAttribute(u16),
-    /// 443: the allocation has no relayed address of this peer's family; port 0 where the request had none.
+    /// 443: the allocation has no relayed address of this peer's family; port 0 if the request contained
+    /// none.
     PeerFamily(SocketAddr),
-    /// 437: the 5-tuple has an allocation, and must have none.
+    /// 437: the 5-tuple already has an allocation.
     AllocationExists,
-    /// The user has as many allocations as each may have.
+    /// Allocations of the user are at their limit.
     UserQuota,
-    /// The client's address prefix has as many allocations as each may have.
+    /// Allocations of the client's address prefix are at their limit.
     PrefixQuota,
-    /// There are as many allocations as there may be, in the realm or in total.
+    /// Allocations of the realm or the server are at their limit.
     TotalQuota,
-    /// The user, or the client's address, is banned.
+    /// The user or the client's address is banned.
     Banned,
-    /// The server takes no new allocations.
+    /// The server is draining.
     Draining,
-    /// The client is behind one of our own relayed transport addresses.
+    /// The client's address is one of this server's relayed transport addresses.
     Loop,
-    /// The client's address is one of 6to4 or Teredo.
+    /// The client's address is a 6to4 or Teredo address.
     Tunnel,
-    /// The allocation has as many permissions as it may have.
+    /// Permissions of the allocation are at their limit.
     Permissions,
-    /// The allocation has as many channels as it may have.
+    /// Channels of the allocation are at their limit.
     Channels,
-    /// The peer is another client's on the relay socket that both have.
+    /// Another client with the same relay socket already uses this peer.
     SharedPeer,
-    /// There are as many connections to peers as there may be.
+    /// Connections to peers are at their limit.
     Connections,
-    /// No port, or no descriptor, was left for the relayed transport address.
+    /// No port or file descriptor was left for a relay socket.
     NoRelay,
-    /// The machine lacks the relay addresses of this family at the moment.
+    /// The machine currently lacks the relay addresses of this family.
     AddressAbsent,
-    /// Other programs have the ports of relayed transport addresses.
+    /// Other programs hold the relay ports.
     PortsHeld,
-    /// The credential store did not answer: nobody has proved who the client is.
+    /// The credential store did not answer, so the client is not authenticated.
     Store,
-    /// A bound on requests is reached. There is no answer, so that the client repeats the request.
+    /// A limit on requests is reached. The server stays silent, so that the client retransmits.
     Unanswered(DropReason),
 }
 
-/// Why an allocation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ClosedReason {
     /// Refresh with LIFETIME 0.
     Deleted,
-    /// Not refreshed in time.
     Expired,
-    /// The server stops.
     Shutdown,
-    /// An administrator ended it.
     Administrator,
-    /// The client's connection was closed, and it is not mobile.
+    /// The client's connection closed, and the allocation is not mobile.
     Disconnected,
-    /// It was as old as it may become.
+    /// Maximum session duration reached.
     MaxAge,
-    /// Its user or its client's address was banned.
+    /// The user or the client's address was banned.
     Banned,
-    /// The time-limited credential that made it expired ([`super::ServerConfig::end_with_credential`]).
+    /// The time-limited credential that made it expired ([`super::ServerLimits::end_with_credential`]).
     Credential,
-    /// The machine has lost its relay address.
+    /// The machine lost the relay address.
     AddressGone,
 }
 
-/// What is wrong with an ACCESS-TOKEN (RFC 7635).
+/// Error in an ACCESS-TOKEN (RFC 7635).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenProblem {
-    /// USERNAME names no key that is configured for the realm.
+    /// No key of this name (USERNAME) is configured for the realm.
     UnknownKey,
-    /// No token by its lengths.
+    /// The length fields are inconsistent.
     Malformed,
-    /// Made with another key or for another server name, or altered.
+    /// Encrypted with another key, issued for another server name, or altered.
     NotAuthentic,
-    /// Made in the future: clocks differ.
+    /// Issued in the future: the clocks differ.
     Future {
         /// Seconds.
         ahead: u64,
     },
 }
 
-/// Why a credential was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CredentialRefusal {
-    /// No such user.
     NoSuchUser,
-    /// A time-limited credential that expired so many seconds ago.
+    /// Expired time-limited credential.
     Expired {
         /// Seconds.
         ago: u64,
     },
-    /// A time-limited credential that would expire so many seconds from now, which is too far ahead to be meant.
+    /// Time-limited credential whose expiry is implausibly far in the future.
     TooFarAhead {
         /// Seconds.
         ahead: u64,
     },
     /// Wrong password or secret.
     WrongKey,
-    /// An ACCESS-TOKEN that is worth nothing; one whose time is over is [`Self::Expired`].
+    /// Unusable ACCESS-TOKEN. An expired one is [`Self::Expired`].
     Token(TokenProblem),
-    /// The request names another realm.
     WrongRealm,
-    /// Another user than the one who made the allocation (441).
+    /// 441: the allocation belongs to another user.
     WrongUser,
 }

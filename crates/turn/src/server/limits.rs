@@ -1,26 +1,26 @@
-//! Limits of a server, under the names that `[limits]` of its configuration gives them. The defaults are the documented ones.
+//! Limits of a server, with the names of the `[limits]` section of its configuration and the documented
+//! defaults.
 
 use std::{ops::RangeInclusive, time::Duration};
 
-/// Limits of what allocations hold, and for how long.
+/// Limits on the contents and lifetime of allocations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Permissions per allocation.
+    /// Per allocation.
     pub permissions: usize,
-    /// Channels per allocation.
+    /// Per allocation.
     pub channels: usize,
-    /// Connections to peers, of all workers.
+    /// Total over all workers.
     pub peer_connections: usize,
-    /// Connections to peers per allocation, including those under way.
+    /// Includes connections being established.
     pub peer_connections_per_allocation: usize,
-    /// Connections to peers per user.
     pub peer_connections_per_user: usize,
-    /// Default of LIFETIME, in seconds.
+    /// LIFETIME without a request for one, in seconds.
     pub default_lifetime: u32,
-    /// Highest LIFETIME that is granted, in seconds.
+    /// Highest LIFETIME granted, in seconds.
     pub max_lifetime: u32,
-    /// Ends an allocation when the time-limited credential that made it expires: clients cannot change the credential of a live
-    /// allocation.
+    /// Ends an allocation when the time-limited credential that made it expires. Clients cannot change the
+    /// credential of a live allocation.
     pub end_with_credential: bool,
 }
 
@@ -39,14 +39,13 @@ impl Default for ServerLimits {
     }
 }
 
-/// Limits of allocations, over all workers.
+/// Limits on the number of allocations, over all workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocationLimits {
-    /// Allocations in total.
+    /// Total.
     pub allocations: usize,
-    /// Allocations per user.
     pub allocations_per_user: usize,
-    /// Allocations per address prefix of clients ([`super::PrefixLengths`]); `None` for any number.
+    /// Per address prefix of clients ([`super::PrefixLengths`]); `None` for no limit.
     pub allocations_per_prefix: Option<usize>,
 }
 
@@ -56,22 +55,25 @@ impl Default for AllocationLimits {
     }
 }
 
-/// Limits of clients' connections: TCP, TLS and DTLS. Each worker has its share of the totals, and some more for chance.
+/// Limits on TCP, TLS and DTLS connections of clients. Each worker gets its share of the totals plus some
+/// slack for uneven distribution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Connections without an allocation, in total. Beyond, the oldest gives way once it is 500 ms old; until then new ones wait.
+    /// Connections without an allocation, in total. At the limit, the oldest is closed once it is 500 ms old;
+    /// until then new ones wait.
     pub idle_connections: usize,
-    /// Connections without an allocation per IPv4 address or IPv6 /64; with DTLS per IPv4 /24 or IPv6 /56.
+    /// Connections without an allocation per IPv4 address or IPv6 /64; for DTLS per IPv4 /24 or IPv6 /56.
     pub idle_connections_per_address: usize,
     /// Unfinished DTLS handshakes, in total.
     pub half_open: usize,
     /// Unfinished DTLS handshakes per IPv4 /24 or IPv6 /56.
     pub half_open_per_network: usize,
-    /// Time until the first complete message, TLS handshake included; time for a DTLS handshake.
+    /// Time until the first complete message, including the TLS handshake; for DTLS, time for the handshake.
     pub first_message: Duration,
     /// Longest silence of a connection without an allocation.
     pub idle: Duration,
-    /// Bytes of relayed datagrams that wait for one client over TCP or TLS. Beyond it the oldest are dropped.
+    /// Bytes of relayed datagrams queued for one TCP or TLS client. At the limit, the oldest datagrams are
+    /// dropped.
     pub stream_queue: usize,
 }
 
@@ -90,13 +92,11 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// [`Self::first_message`] in milliseconds.
     #[must_use]
     pub fn first_message_ms(&self) -> u64 {
         millis(self.first_message)
     }
 
-    /// [`Self::idle`] in milliseconds.
     #[must_use]
     pub fn idle_ms(&self) -> u64 {
         millis(self.idle)
@@ -107,16 +107,15 @@ fn millis(time: Duration) -> u64 {
     time.as_secs() * 1000 + u64::from(time.subsec_millis())
 }
 
-/// Limits of a realm, where they differ from those of all.
+/// Limits of a realm that differ from the server's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RealmLimits {
-    /// REALM.
     pub realm: String,
-    /// Allocations of all its users together; `None` for no limit but [`AllocationLimits::allocations`].
+    /// Allocations of all users of the realm; `None` for [`AllocationLimits::allocations`] alone.
     pub allocations: Option<usize>,
-    /// Allocations of each of its users; `None` for [`AllocationLimits::allocations_per_user`].
+    /// `None` for [`AllocationLimits::allocations_per_user`].
     pub allocations_per_user: Option<usize>,
-    /// Ports of its relayed transport addresses, within those of the server: shared only with realms that name them too. `None` for the
-    /// ports that no realm names.
+    /// Relay ports of the realm, within those of the server; only realms that list the same ports share them.
+    /// `None` for the ports that no realm lists.
     pub relay_ports: Option<RangeInclusive<u16>>,
 }

@@ -3,14 +3,16 @@
 //! ```text
 //!  packets    from_client, from_peer, from_icmp ──▶ forwarding table ──▶ Verdict
 //!                                                        ▲
-//!  requests   from_client, opened, connected, … ──▶ one queue of effects ──▶ poll_effect: the runtime, logs, tables elsewhere
+//!  requests   from_client, opened, connected, … ──▶ one queue of effects ──▶ poll_effect: the runtime, logs, kernel tables
 //! ```
 //!
-//! Feed it, carry out the [`Verdict`], drain [`Server::poll_effect`] before the next call, and call [`Server::handle_timeout`] when
-//! [`Server::poll_timeout`] says so. One server per worker; nothing in it is shared.
+//! Feed it a packet, carry out the [`Verdict`], drain [`Server::poll_effect`] before the next call, and call
+//! [`Server::handle_timeout`] when [`Server::poll_timeout`] is due. Each worker has its own server; they
+//! share only the tables and counters passed in through the configuration.
 //!
-//! What it remembers is bounded: allocations by the policy's quotas, permissions and channels by the configuration, requests that wait for
-//! credentials and deletions by number and time, effects by being drained. A datagram that does not authenticate leaves nothing.
+//! Memory is bounded: allocations by the policy's quotas, permissions and channels by the configuration,
+//! pending lookups and tombstones by number and time, effects by draining. An unauthenticated datagram leaves
+//! no state behind.
 
 mod auth;
 pub mod config;
@@ -100,12 +102,10 @@ use session::{Session, Sessions};
 pub use stats::{ConnectionRefusal, Stats};
 pub use view::SessionView;
 
-/// The state of one worker.
+/// State of one worker.
 pub struct Server<P> {
-    /// The part that packets need.
     pub data: DataPlane,
     config: Arc<ServerConfig>,
-    /// Made from the configuration.
     realms: Realms,
     policy: P,
     sessions: Sessions,
@@ -113,12 +113,12 @@ pub struct Server<P> {
     refusals: RefusalLog,
     peer_refusals: RefusalLog,
     request_refusals: RefusalLog,
-    /// Refusals of clients that have not proved who they are.
+    /// Refusals of unauthenticated clients.
     stranger_refusals: RefusalLog,
-    /// Answers to 5-tuples that repeat a refused request.
+    /// Replies to 5-tuples that repeat a refused request.
     repeated_refusals: rates::Rates,
     discovery_rate: DiscoveryRate,
-    /// Of those who ask for nothing, and are told nevertheless.
+    /// Rate of OTHER-ADDRESS in responses to plain Binding requests.
     hint_rate: DiscoveryRate,
     short_request_rate: rates::Rates,
     amplification: AmplificationGuard,
@@ -126,29 +126,29 @@ pub struct Server<P> {
     leases: Leases,
     replays: ReplayGuard,
     owners: MobileOwners,
-    /// The message that [`Verdict::Reply`] lends out.
+    /// Buffer behind [`Verdict::Reply`].
     reply: Vec<u8>,
     draining: bool,
-    /// Whose turn it is among the alternate servers.
+    /// Round-robin position in the alternate servers.
     alternate_turn: usize,
     random: Random,
     worker_id: WorkerId,
     connections: Connections,
-    /// When connections that nobody has bound, or made, are looked at; by allocation.
+    /// Deadlines of unbound and unfinished peer connections, by allocation.
     connection_timers: Timers,
     pending_moves: PendingMoves,
     lookups: Lookups,
 }
 
 impl<P: Policy> Server<P> {
-    /// An empty server with one worker. See [`ServerConfig::check`] for what the configuration must hold.
+    /// Creates the server of a single-worker process.
     #[must_use]
     pub fn new(config: Arc<ServerConfig>, policy: P, seed: Seed) -> Self {
         Self::for_worker(config, policy, WorkerId::ONLY, seed)
     }
 
-    /// One worker of an empty server. The configuration is the same for all of them, and so is what a [`ListenerId`]
-    /// stands for; the seed is not.
+    /// Creates one worker's server. All workers share `config` and the meaning of each [`ListenerId`]; each
+    /// needs its own seed.
     #[must_use]
     pub fn for_worker(config: Arc<ServerConfig>, policy: P, worker_id: WorkerId, seed: Seed) -> Self {
         let (mut random, worker_id) = (Random::new(seed), worker_id.on(config.node));
@@ -184,7 +184,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Feeds a datagram that a client sent. Addresses are canonical ([`turnpike_wire::address::canonical`]).
+    /// Handles a datagram from a client. Addresses must be canonical ([`turnpike_wire::address::canonical`]).
     #[inline]
     pub fn from_client<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
         let kind = demux::classify(datagram);
@@ -201,17 +201,18 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// From now on, [`Effect::Used`] says which channels are used: for a table elsewhere that has no place for others.
+    /// Enables [`Effect::Used`], for offload tables with room for only some channels.
     pub fn tell_first_use(&mut self) {
         self.data.tells_use = true;
     }
 
-    /// Says how an [`OpenRequest`] went; the verdict is the reply to the client. A relay socket reported as
-    /// [`OpenResult::Opened`] or [`OpenResult::Shared`] is the allocation's until an effect closes it; of any other the runtime has
-    /// nothing left. If only one of two opened, whichever, the allocation lives with that one (RFC 8656 section 7.2 step 9).
+    /// Reports the result of an [`OpenRequest`]; the verdict is the reply to the client. A relay socket
+    /// reported as [`OpenResult::Opened`] or [`OpenResult::Shared`] belongs to the allocation until an effect
+    /// closes it; after any other result the runtime must hold no socket. If only one of two sockets opened,
+    /// the allocation continues with that one (RFC 8656 section 7.2 step 9).
     ///
-    /// Must be called once for each request. If the allocation is gone by then ([`Server::close_all`]), what was opened is
-    /// given back by [`Effect::RelayClosed`].
+    /// Must be called exactly once per request. If the allocation has ended meanwhile
+    /// ([`Server::close_all`]), [`Effect::RelayClosed`] returns the opened sockets.
     pub fn opened(
         &mut self,
         now: Now,
@@ -231,30 +232,27 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Whether [`Server::poll_effect`] has something.
     #[must_use]
     pub fn has_effects(&self) -> bool {
         !self.data.effects.is_empty()
     }
 
-    /// The next thing to do, if any.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         let effect = self.data.effects.pop_front();
-        // Thousands of allocations may end at once, which is no reason to keep room for as many.
+        // Mass expiry can queue thousands of effects; release that memory afterwards.
         if effect.is_none() && self.data.effects.capacity() > data::MAX_QUEUED {
             self.data.effects.shrink_to(data::MAX_QUEUED);
         }
         effect
     }
 
-    /// When [`Server::handle_timeout`] wants to be called, in [`Now::ms`].
+    /// Time of the next [`Server::handle_timeout`] call, in [`Now::ms`].
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         let due = [self.data.forwarding.next_due(), self.connection_timers.next(), self.lookups.next_due()];
         due.into_iter().flatten().min()
     }
 
-    /// Expires what is due.
     pub fn handle_timeout(&mut self, now: Now) {
         while let Some(index) = self.connection_timers.pop(now.ms) {
             self.expire_connections(now, index);
@@ -267,16 +265,16 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// While it drains, Allocate is answered with 508, or with 300 where there is another server to go to, and what exists lives on
-    /// (graceful stop).
+    /// Starts or ends draining: new Allocates get 508, or 300 if an alternate server is available; existing
+    /// allocations live on.
     pub fn set_draining(&mut self, draining: bool) {
         self.draining = draining;
     }
 
-    /// Replaces configuration for what happens from now on (reload). Allocations live on, but not their permissions and
-    /// channels to peers that the new rules refuse, nor those of a realm that is no more: nobody could refresh them, and a
-    /// user of the same name in another realm is somebody else. A realm with another name is another realm. New limits of bits per
-    /// second and of age hold for what there is, new quotas for what comes.
+    /// Applies a new configuration. Allocations survive, except those of removed realms: their clients could
+    /// no longer refresh them, and the same username in another realm is a different user. Permissions and
+    /// channels to peers that the new rules refuse end. New limits on bandwidth and session duration apply to
+    /// existing allocations; new quotas only to new ones.
     pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
         self.realms = Realms::new(&config);
         self.worker_id = self.worker_id.on(config.node);
@@ -300,14 +298,14 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Ends what an allocation may no more have. One that comes from another worker may have been on its way while this one was
-    /// reconfigured.
+    /// Applies the current limits to an allocation that arrived from another worker, which may have been in
+    /// transit during a reload.
     fn conform(&mut self, now: Now, index: u32) {
         self.end_refused(now, index);
         self.shorten(now, index);
     }
 
-    /// Ends permissions, channels and connections to peers that the rules of its realm refuse.
+    /// Ends permissions, channels and connections to peers that the rules of the allocation's realm refuse.
     fn end_refused(&mut self, now: Now, index: u32) {
         let Some(session) = self.sessions.get(index) else { return };
         let config = Arc::clone(&self.config);
@@ -319,7 +317,7 @@ impl<P: Policy> Server<P> {
         self.close_connections(index, |peer| !peers.permits_endpoint(peer));
     }
 
-    /// Whether a client of this listener has an allocation.
+    /// Returns true if a client of this listener has an allocation.
     #[must_use]
     pub fn serves(&mut self, listener: ListenerId) -> bool {
         self.data.forwarding.indices().any(|index| {
@@ -328,51 +326,46 @@ impl<P: Policy> Server<P> {
         })
     }
 
-    /// Whether the realm of this allocation is configured. One that comes from a worker which has not yet been reconfigured
-    /// may have none.
+    /// Returns true if the allocation's realm is configured. It may be missing if the allocation comes from a
+    /// worker that has not reloaded yet.
     pub fn has_realm_of(&mut self, allocation: AllocationId) -> bool {
         let Some(session) = self.session(allocation) else { return false };
         let realm = Arc::clone(&session.realm);
         self.realms.has(&realm)
     }
 
-    /// Whether a realm of this name is configured.
     #[must_use]
     pub fn has_realm(&self, name: &str) -> bool {
         self.realms.has(name)
     }
 
-    /// The user of an allocation.
     pub fn owner(&mut self, allocation: AllocationId) -> Option<UserRef<'_>> {
         self.session(allocation).map(Session::user)
     }
 
-    /// Realm and username of the allocation on this 5-tuple.
     pub fn user_at(&mut self, client: &Client) -> Option<(Arc<str>, Box<str>)> {
         let index = self.data.forwarding.find(client)?;
         let session = self.sessions.get(index)?;
         Some((Arc::clone(&session.realm), (&*session.username).into()))
     }
 
-    /// The way to the client of an allocation.
     pub fn link(&mut self, allocation: AllocationId) -> Option<Link> {
         self.data.forwarding.get(allocation).map(|entry| entry.link)
     }
 
-    /// The client of an allocation and the way to it. `None` if there is no such allocation, or its client is away.
+    /// Client of an allocation and its link; `None` if the allocation has ended or its client is away.
     pub fn reached(&mut self, allocation: AllocationId) -> Option<(Client, Link)> {
         let entry = self.data.forwarding.get(allocation).filter(|entry| !entry.away)?;
         Some((entry.client, entry.link))
     }
 
-    /// Ends every allocation with this reason.
     pub fn close_all(&mut self, now: Now, reason: ClosedReason) {
         for index in self.data.forwarding.indices() {
             self.close(now, index, reason);
         }
     }
 
-    /// Ends one allocation with this reason. False if there is no such allocation.
+    /// Ends one allocation; returns false if it does not exist.
     pub fn close_one(&mut self, now: Now, allocation: AllocationId, reason: ClosedReason) -> bool {
         let exists = self.data.forwarding.get(allocation).is_some();
         if exists {
@@ -381,7 +374,6 @@ impl<P: Policy> Server<P> {
         exists
     }
 
-    /// All relayed transport addresses, by the allocation and the family.
     pub fn relays(&mut self) -> Vec<RelayId> {
         let mut relays = Vec::new();
         for index in self.data.forwarding.indices() {
@@ -392,7 +384,7 @@ impl<P: Policy> Server<P> {
         relays
     }
 
-    /// Ends one relayed transport address; with the last of an allocation that ends, for this reason.
+    /// Ends one relayed transport address. If it is the allocation's last, the allocation ends with `reason`.
     pub fn end_relay(&mut self, now: Now, relay: RelayId, reason: ClosedReason) {
         match self.data.forwarding.get(relay.allocation) {
             Some(entry) if !entry.has(relay.family) => {}
@@ -402,26 +394,25 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Allocations that exist, those included whose relay sockets are being opened.
+    /// Number of allocations, including those with relay sockets still opening.
     #[must_use]
     pub fn allocations(&self) -> usize {
         self.data.forwarding.len()
     }
 
-    /// The same by listener, in the order of their numbers; those without any at the end may be missing.
+    /// Number of allocations by listener number; trailing zeros may be missing.
     #[must_use]
     pub fn allocations_by_listener(&self) -> &[u32] {
         self.data.forwarding.by_listener()
     }
 
-    /// All counters.
     #[must_use]
     pub fn stats(&self) -> &Stats {
         &self.data.stats
     }
 
-    /// Counts datagrams (and bytes of their payload) that were relayed without coming here, by a table that is kept from the effects.
-    /// False if the allocation has ended: then they are counted in total, but its totals have been told.
+    /// Adds datagrams and payload bytes that an offload table relayed. Returns false if the allocation has
+    /// ended: they still count in the totals, but its [`Effect::Closed`] has already reported its own.
     pub fn count_across(
         &mut self,
         allocation: AllocationId,
@@ -439,12 +430,11 @@ impl<P: Policy> Server<P> {
         true
     }
 
-    /// The policy that it was made with.
     pub fn policy_mut(&mut self) -> &mut P {
         &mut self.policy
     }
 
-    /// What both planes know of an allocation.
+    /// State of an allocation in both planes.
     fn allocation(&mut self, index: u32) -> Option<(AllocationId, &mut Entry, &mut Session)> {
         let (id, entry) = self.data.forwarding.at(index)?;
         Some((id, entry, self.sessions.get(index)?))
@@ -474,7 +464,7 @@ impl<P: Policy> Server<P> {
         self.data.forwarding.arm(now.ms, index);
     }
 
-    /// Ends permissions and channels whose time is over.
+    /// Ends expired permissions and channels.
     fn sweep(&mut self, now: Now, index: u32) {
         self.end_bindings(now, index, |binding| binding.expires_ms() <= now.ms);
     }
@@ -495,8 +485,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Has channels lead to where their peers are reached, if those are relayed transport addresses of ours and a NAT stands in front of
-    /// us since, or no more.
+    /// Rebinds channels to relayed transport addresses of this server after a NAT mapping in front of it was
+    /// added or removed.
     fn lead_channels(&mut self, now: Now, index: u32, own: &OwnEndpoints) {
         let Some((allocation, entry)) = self.data.forwarding.at(index) else { return };
         let is_elsewhere = |channel: &&Channel| own.internal(channel.name()) != channel.peer;
@@ -509,7 +499,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Says which permissions and channels came with an allocation.
+    /// Emits effects for the permissions and channels that came with an allocation.
     fn tell_bindings(&mut self, allocation: AllocationId) {
         let Some(entry) = self.data.forwarding.get(allocation) else { return };
         self.data.effects.extend(entry.bindings().map(|binding| match binding {
@@ -533,7 +523,7 @@ impl<P: Policy> Server<P> {
         self.close_connections(index, |peer| Family::of(peer.ip()) == relay.family);
     }
 
-    /// Ends an allocation, and settles its accounts.
+    /// Ends an allocation and releases its quota.
     fn close(&mut self, now: Now, index: u32, reason: ClosedReason) {
         let Some(session) = self.sessions.remove(index) else { return };
         let Some((id, entry)) = self.data.forwarding.at(index) else { return };
@@ -564,13 +554,13 @@ impl<P: Policy> Server<P> {
             }
         }
         self.policy.release(session.user(), session.prefix);
-        // One that was still waiting for its sockets never counted as opened.
+        // An allocation still waiting for its sockets was never counted as opened.
         if session.pending.is_none() {
             self.data.stats.closed(reason);
         }
     }
 
-    /// No client arrives any more at an allocation that is gone.
+    /// Drops pending moves to an allocation that has ended.
     fn forget_arrival(&mut self, session: &Session) {
         if let Some(mobility) = &session.mobility {
             let arriving = mobility.arriving.as_ref().map(|(source, _)| &source.client);

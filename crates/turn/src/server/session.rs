@@ -1,5 +1,5 @@
-//! What the control plane knows of an allocation (RFC 8656 section 3.2): who made it, how its requests are answered again, and what else
-//! it has that no datagram needs. Small while idle: what only an Allocate in progress needs is freed with it.
+//! Control-plane state of an allocation (RFC 8656 section 3.2). State needed only while an Allocate is in
+//! progress is boxed and freed afterwards, so that idle sessions stay small.
 
 use std::{
     fmt,
@@ -23,8 +23,9 @@ use super::{
 };
 use crate::random::Random;
 
-/// Names a session for as long as it lives, on whichever worker and in whichever process it is: 128 random bits, written as 32 hex
-/// digits. A number that counts would come again after a restart, and end somebody else's session for whoever kept it.
+/// Unique name of a session across workers and processes: 128 random bits, written as 32 hex digits. A
+/// counter would repeat after a restart, and an administrator with an old number would close another user's
+/// session.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SessionId([u8; 16]);
 
@@ -46,9 +47,8 @@ impl fmt::Debug for SessionId {
     }
 }
 
-/// No session is called this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a session is named by 32 hex digits")]
+#[error("not a session ID: expected 32 hex digits")]
 pub struct NoSessionId;
 
 impl FromStr for SessionId {
@@ -64,44 +64,43 @@ impl FromStr for SessionId {
 
 pub(crate) struct Session {
     pub(crate) id: SessionId,
-    /// Where its user is known.
     pub(crate) realm: Arc<str>,
-    /// Of the Allocate: later requests must have the same (RFC 8656 section 5).
+    /// USERNAME of the Allocate; later requests must use the same (RFC 8656 section 5).
     pub(crate) username: Box<str>,
-    /// Whom quotas count, if not the username.
+    /// Name that quotas count, if it differs from the username.
     pub(crate) identity: Option<Box<str>>,
-    /// Where its client was when it was made: quotas count it there.
+    /// Client's address prefix at allocation time; quotas keep counting it there.
     pub(crate) prefix: IpAddr,
-    /// Of a client that authenticates with tokens, its last one.
+    /// Last token of a client that authenticates with tokens.
     pub(crate) grant: Option<Box<Grant>>,
-    /// Last Unix second of the time-limited credential that made it.
+    /// Unix second at which the time-limited credential that made it expires.
     pub(crate) until_unix: Option<u64>,
     pub(crate) opened_ms: u64,
-    /// Of the Allocate request, and what else its answer said: to answer it again.
+    /// Transaction ID of the Allocate. This and the next three fields repeat its answer for retransmissions.
     pub(crate) transaction: [u8; 12],
     pub(crate) granted: u32,
     pub(crate) reservation: Option<Secret<[u8; 8]>>,
     pub(crate) address_error: Option<(Family, u16)>,
-    /// The one of two relayed transport addresses that has ended before the other; for the log.
+    /// For the log: the relayed transport address of a dual-stack allocation that ended first.
     pub(crate) former: Option<Box<SocketAddr>>,
-    /// While relay sockets are being opened.
+    /// Present while relay sockets are being opened.
     pub(crate) pending: Option<Box<Pending>>,
-    /// Where TCP is relayed (RFC 6062): its connections.
+    /// Present if the allocation relays TCP (RFC 6062).
     pub(crate) tcp: Option<Box<TcpRelay>>,
-    /// Where the client has asked for it (RFC 8016).
+    /// Present if the client requested mobility (RFC 8016).
     pub(crate) mobility: Option<Box<Mobility>>,
 }
 
-/// What the answer to an Allocate in progress needs.
+/// State needed to answer an Allocate in progress.
 pub(crate) struct Pending {
     pub(crate) envelope: Envelope,
     pub(crate) first: Family,
     pub(crate) second: Option<Family>,
-    /// Whether the client wants a mobility ticket.
+    /// The client requested a mobility ticket.
     pub(crate) mobile: bool,
-    /// None without authentication.
+    /// `None` without authentication.
     pub(crate) recorded: Option<Recorded>,
-    /// When the request came, in milliseconds.
+    /// Arrival time of the request in milliseconds.
     pub(crate) asked_ms: u64,
 }
 
@@ -110,13 +109,13 @@ impl Session {
         self.identity.as_deref().unwrap_or(&self.username)
     }
 
-    /// Its user, as quotas count it.
+    /// User as quotas count it.
     pub(crate) fn user(&self) -> UserRef<'_> {
         UserRef::new(&self.realm, self.identity())
     }
 
-    /// Whether this is who made it, on whatever 5-tuple the request came. A token's USERNAME is its key's name, which all
-    /// have who were given one: there it has to be the same token.
+    /// Returns true if `who` made this allocation, on any 5-tuple. With tokens, USERNAME only names a key
+    /// shared by many clients, so the token or its identity must match.
     pub(crate) fn is_of(&self, who: &Who) -> bool {
         let same = match (&self.grant, &who.grant) {
             (None, None) => self.username == who.username,
@@ -126,12 +125,12 @@ impl Session {
         same && self.is_in(&who.realm)
     }
 
-    /// Whether its user is one of this realm. A user of the same name in another realm is another.
+    /// Compares realms: the same username in another realm is a different user.
     pub(crate) fn is_in(&self, realm: &str) -> bool {
         *self.realm == *realm
     }
 
-    /// Every relayed transport address that it has had, IPv4 first.
+    /// All relayed transport addresses it has had, IPv4 first.
     pub(crate) fn relayed(&self, entry: &Entry) -> [Option<SocketAddr>; 2] {
         let former = |family| self.former.as_deref().filter(|address| Family::of(address.ip()) == family);
         [Family::V4, Family::V6].map(|family| {
@@ -141,7 +140,7 @@ impl Session {
     }
 }
 
-/// The sessions of a worker, in the slots of their allocations.
+/// Sessions of a worker, in the slots of their allocations.
 #[derive(Default)]
 pub(crate) struct Sessions(Vec<Option<Box<Session>>>);
 
@@ -185,7 +184,8 @@ mod tests {
     fn an_idle_allocation_is_small() {
         let sizes = (size_of::<Entry>(), size_of::<Session>());
         println!("{sizes:?} bytes");
-        // Beside it: the username, two table slots (24), a timer (16), a hash entry (about 8), the allocator's headers.
+        // On top: the username, two table slots (24 bytes), a timer (16), a hash entry (about 8) and
+        // allocator headers.
         assert!(sizes.0 + sizes.1 <= 448, "{sizes:?}");
     }
 }

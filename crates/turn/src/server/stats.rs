@@ -6,8 +6,8 @@ use strum::{IntoStaticStr, VariantArray};
 
 use super::{ClosedReason, CredentialRefusal, DropReason, Level, PeerDenial, QuotaRefusal, request::Method};
 
-/// Error codes that the server answers with (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4), in the order of
-/// [`Stats::errors`].
+/// Error codes in the order of [`Stats::errors`] (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062
+/// section 6.3, RFC 8016 section 3.4).
 pub const ERROR_CODES: [(u16, &str); 17] = [
     (300, "300"),
     (400, "400"),
@@ -28,85 +28,81 @@ pub const ERROR_CODES: [(u16, &str); 17] = [
     (508, "508"),
 ];
 
-/// Upper bounds of the times that an allocation takes, in milliseconds. A worker's clock goes by its wake-ups: what it does within one
-/// takes no time here, and what it waits for, such as a store, does.
+/// Upper bounds of the histogram of allocation times, in milliseconds. The clock of a worker advances once
+/// per wake-up, so only waiting (for a store, for instance) is measured.
 pub const ALLOCATION_MS: [u64; 9] = [1, 5, 10, 20, 50, 100, 500, 1000, 2000];
 
-/// A metric family, its label if it has one, and the value.
+/// Metric family, label if any, and value.
 pub type Counter = (&'static str, Option<(&'static str, &'static str)>, u64);
 
-/// Never reset; gauges such as the number of allocations live in [`super::Server`].
+/// Counters, never reset. Gauges such as the number of allocations are methods of [`super::Server`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Payload datagrams relayed client to peer.
     pub to_peer_datagrams: u64,
-    /// Payload bytes relayed client to peer.
+    /// Payload only.
     pub to_peer_bytes: u64,
-    /// Payload datagrams relayed peer to client.
     pub to_client_datagrams: u64,
-    /// Payload bytes relayed peer to client.
+    /// Payload only.
     pub to_client_bytes: u64,
-    /// ICMP errors passed on as Data indications.
+    /// ICMP errors relayed as Data indications.
     pub icmp_relayed: u64,
-    /// Well-formed requests, by method, in the order of [`Method::VARIANTS`].
+    /// Well-formed requests, in the order of [`Method::VARIANTS`].
     pub requests: [u64; Method::VARIANTS.len()],
-    /// Success responses, by method.
+    /// Success responses, in the order of [`Method::VARIANTS`].
     pub successes: [u64; Method::VARIANTS.len()],
-    /// Error responses, by code, in the order of [`ERROR_CODES`].
+    /// Error responses, in the order of [`ERROR_CODES`].
     pub errors: [u64; ERROR_CODES.len()],
-    /// Dropped datagrams, by reason, in the order of [`DropReason::VARIANTS`].
     pub drops: Drops,
-    /// Nonces given out with 401 and 438.
+    /// Nonces issued with 401 and 438.
     pub nonces: u64,
-    /// Requests answered again with the same answer.
+    /// Retransmitted requests answered with the earlier response.
     pub retransmits: u64,
-    /// Binding requests answered that asked for NAT discovery: with CHANGE-REQUEST, PADDING, RESPONSE-PORT.
+    /// Binding requests with CHANGE-REQUEST, PADDING, RESPONSE-PORT (NAT behaviour discovery).
     pub nat_discovery: [u64; 3],
-    /// Allocations that came to be.
     pub allocations_opened: u64,
-    /// Of these, how long after the request: within each of [`ALLOCATION_MS`], and later.
+    /// Histogram of the time from request to allocation: one bucket per [`ALLOCATION_MS`] bound, then one
+    /// above.
     pub allocation_times: [u64; ALLOCATION_MS.len() + 1],
-    /// All of these times together, in milliseconds.
+    /// Sum of the allocation times in milliseconds.
     pub allocation_ms: u64,
-    /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected, as old as they may become, banned, by their
-    /// credential, or without their relay address.
+    /// Ended allocations by reason, in the order of `CLOSED`.
     pub allocations_closed: [u64; 9],
-    /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user, access token, expiry too far ahead.
+    /// Refused credentials, in the order of `CREDENTIALS`.
     pub credentials_refused: [u64; 7],
-    /// Requests refused for the sake of a peer (403), in the order of [`PeerDenial::NAMES`].
+    /// Requests refused because of their peer (403), in the order of [`PeerDenial::NAMES`].
     pub peer_refusals: [u64; PeerDenial::NAMES.len()],
-    /// Allocations refused by quota: of the user, in total (here or everywhere), of the client's prefix.
+    /// Allocations refused by quota: user, total (server or fleet), client prefix.
     pub quota_refusals: [u64; 3],
-    /// Requests refused because the allocation had all the permissions it may have.
+    /// Requests refused by the limit on permissions per allocation.
     pub permission_limit: u64,
-    /// Requests refused because the allocation had all the channels it may have.
+    /// Requests refused by the limit on channels per allocation.
     pub channel_limit: u64,
-    /// Requests refused because the peer is another allocation's on the shared relayed transport address.
+    /// Requests refused because another allocation on the shared relayed transport address uses the peer.
     pub shared_peer_limit: u64,
-    /// Allocations refused because the server drains.
+    /// Allocations refused while draining.
     pub drain_refusals: u64,
-    /// Requests for an allocation, or to move one, refused because they came from one of our relayed transport addresses.
+    /// Allocate and mobility requests refused because they came from one of this server's relayed transport
+    /// addresses.
     pub loop_refusals: u64,
-    /// Requests refused because their user or client is banned.
+    /// Requests refused because the user or the client is banned.
     pub ban_refusals: u64,
-    /// What happened to connections to peers (RFC 6062), in the order of [`ConnectionEvent::VARIANTS`].
+    /// In the order of [`ConnectionEvent::VARIANTS`].
     pub connection_events: [u64; ConnectionEvent::VARIANTS.len()],
-    /// Connections of peers and ConnectionBinds refused, in the order of [`ConnectionRefusal::VARIANTS`].
+    /// In the order of [`ConnectionRefusal::VARIANTS`].
     pub connection_refusals: [u64; ConnectionRefusal::VARIANTS.len()],
-    /// Connections refused because there were as many as there may be: of the allocation, in total, of
-    /// the user.
+    /// Connections refused by limit: allocation, total, user.
     pub connection_limit: [u64; 3],
-    /// Bytes that connections carried: to peers, to clients.
+    /// Bytes of connections: to peers, to clients.
     pub connection_bytes: [u64; 2],
-    /// What happened to mobile allocations (RFC 8016), in the order of [`MobilityEvent::VARIANTS`].
+    /// In the order of [`MobilityEvent::VARIANTS`].
     pub mobility: [u64; MobilityEvent::VARIANTS.len()],
-    /// Requests refused with the address of another server: new allocations, and what belongs to another node.
+    /// Requests redirected to another server: new allocations, and requests that belong to another node.
     pub redirects: u64,
-    /// How often streams had to wait for bits per second, in the order of [`Level::NAMES`].
+    /// Pauses of streams by bandwidth limits, in the order of [`Level::NAMES`].
     pub bandwidth_pauses: [u64; Level::NAMES.len()],
 }
 
-/// A count for each [`DropReason`].
+/// Counter per [`DropReason`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drops([u64; DropReason::VARIANTS.len()]);
 
@@ -130,65 +126,61 @@ impl DerefMut for Drops {
     }
 }
 
-/// What happens to a connection between a relayed transport address and a peer.
+/// Event of a connection between a relayed transport address and a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum ConnectionEvent {
-    /// A Connect succeeded.
     Connected,
-    /// A Connect failed.
     ConnectFailed,
     /// A peer connected.
     Accepted,
     /// A ConnectionBind succeeded.
     Bound,
-    /// Nobody bound it within 30 s.
+    /// Closed because it was not bound within 30 s.
     Unbound,
-    /// Ended by either side, or because its peer is refused by now.
+    /// Closed by either side, or because a reload made the peer rules refuse its peer.
     Ended,
-    /// A ConnectionBind was given to the worker that owns the connection.
+    /// A ConnectionBind was passed to the worker of the connection.
     HandedOver,
 }
 
-/// Why a connection of a peer, or a ConnectionBind, was refused.
+/// Reason for refusing a peer's connection or a ConnectionBind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum ConnectionRefusal {
-    /// The allocation is gone.
+    /// The allocation has ended.
     Stale,
-    /// The client has disconnected and not come back yet.
+    /// The client has disconnected and not returned yet.
     ClientAway,
     /// No permission for the peer (RFC 6062 section 5.3).
     NoPermission,
-    /// The peer rules refuse it.
     PeerRefused,
-    /// As many as there may be.
     Limit,
-    /// A ConnectionBind for a CONNECTION-ID that is not pending.
+    /// The CONNECTION-ID is not pending.
     UnknownId,
-    /// A ConnectionBind of another user than the one who made the allocation.
+    /// Another user made the allocation.
     WrongUser,
 }
 
-/// What happens to a mobile allocation.
+/// Event of a mobile allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum MobilityEvent {
-    /// A Refresh with a good ticket.
+    /// A Refresh with a valid ticket.
     Arrived,
-    /// Data came from the new address, or the old one is closed.
+    /// Data came from the new address, or the old connection closed.
     Moved,
-    /// Given to the worker where its client is.
+    /// Passed to the worker of its client.
     Exported,
-    /// Taken from another worker.
+    /// Received from another worker.
     Imported,
-    /// Kept although its client has disconnected.
+    /// Kept after its client disconnected.
     Kept,
-    /// A Refresh that was given to another worker.
+    /// A Refresh was passed to another worker.
     Forwarded,
-    /// A ticket that we never made.
+    /// Not a ticket of this server or fleet.
     TicketInvalid,
-    /// A ticket after which there was a newer one.
+    /// A newer ticket has been issued.
     TicketReplayed,
 }
 
@@ -210,13 +202,12 @@ const CREDENTIALS: [&str; 7] =
 const DISCOVERY: [&str; 3] = ["change_request", "padding", "response_port"];
 
 impl Stats {
-    /// How often datagrams were dropped for this reason.
     #[must_use]
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.drops[reason as usize]
     }
 
-    /// How often this error code was answered; zero for a code that the server does not use.
+    /// Number of responses with this error code; 0 for codes the server does not use.
     #[must_use]
     pub fn errors_with(&self, code: u16) -> u64 {
         ERROR_CODES
@@ -226,8 +217,7 @@ impl Stats {
             .map_or(0, |(_, count)| *count)
     }
 
-    /// Every counter as (metric family, label, value). The exporter puts `turnpike_` before and `_total` after the
-    /// family's name.
+    /// All counters. The exporter adds the prefix `turnpike_` and the suffix `_total` to the family.
     pub fn counters(&self) -> impl Iterator<Item = Counter> + '_ {
         let plain = [
             ("icmp_relayed", self.icmp_relayed),
@@ -243,7 +233,6 @@ impl Stats {
         plain.chain(self.relayed()).chain(self.limits()).chain(self.by_event())
     }
 
-    /// What was relayed, by direction.
     fn relayed(&self) -> impl Iterator<Item = Counter> + use<> {
         let directions = [
             ("relayed_datagrams", "to_peer", self.to_peer_datagrams),
@@ -258,7 +247,6 @@ impl Stats {
             .map(|(family, direction, value)| (family, Some(("direction", direction)), value))
     }
 
-    /// What was refused, by the limit.
     fn limits(&self) -> impl Iterator<Item = Counter> + use<> {
         let limits = [
             ("user", self.quota_refusals[0]),
@@ -274,7 +262,6 @@ impl Stats {
         limits.into_iter().map(|(limit, value)| ("limit_refusals", Some(("limit", limit)), value))
     }
 
-    /// All that has a table of names.
     fn by_event(&self) -> impl Iterator<Item = Counter> + '_ {
         let methods = || Method::VARIANTS.iter().map(Into::into);
         let codes = ERROR_CODES.iter().map(|(_, name)| *name);
@@ -298,9 +285,9 @@ impl Stats {
             .chain(labelled("bandwidth_pauses", "limit", Level::NAMES.into_iter(), &self.bandwidth_pauses))
     }
 
-    /// Adds another worker's counters.
+    /// Adds the counters of another worker.
     pub fn merge(&mut self, other: &Self) {
-        // Without `..`: a counter that is added to the struct and forgotten here does not compile.
+        // Destructured without `..`, so that a new counter missing here fails to compile.
         let Self {
             to_peer_datagrams,
             to_peer_bytes,

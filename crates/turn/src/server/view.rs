@@ -1,5 +1,4 @@
-//! Allocations as an administrator sees them: named for as long as they live, and looked at one slot at a time. Looking changes nothing, and
-//! no packet pays for it.
+//! Read-only access to the sessions for administrators, one slot at a time. It costs the packet path nothing.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -12,7 +11,7 @@ use super::{
 };
 use crate::time::Now;
 
-/// One allocation, with its relay sockets.
+/// An allocation with open relay sockets.
 pub struct SessionView<'s> {
     allocation: AllocationId,
     entry: &'s Entry,
@@ -22,13 +21,13 @@ pub struct SessionView<'s> {
 }
 
 impl<P: Policy> Server<P> {
-    /// Every allocation is in one of these slots, counted from 0, and stays in it until it ends or moves to another worker.
+    /// Number of slots. An allocation keeps its slot until it ends or moves to another worker.
     #[must_use]
     pub fn slots(&self) -> u32 {
         self.data.forwarding.indices().end
     }
 
-    /// The allocation in a slot. `None` if the slot is free, or its relay sockets are being opened.
+    /// Allocation in a slot; `None` if the slot is free or its relay sockets are still opening.
     #[must_use]
     pub fn view(&mut self, now: Now, slot: u32) -> Option<SessionView<'_>> {
         let (_, entry) = self.data.forwarding.at(slot)?;
@@ -46,93 +45,89 @@ impl<P: Policy> Server<P> {
 }
 
 impl<'s> SessionView<'s> {
-    /// What this worker calls it.
+    /// ID on this worker.
     #[must_use]
     pub fn allocation(&self) -> AllocationId {
         self.allocation
     }
 
-    /// What everybody else calls it.
+    /// ID everywhere else.
     #[must_use]
     pub fn id(&self) -> SessionId {
         self.session.id
     }
 
-    /// Where its user is known.
     #[must_use]
     pub fn realm(&self) -> &'s Arc<str> {
         &self.session.realm
     }
 
-    /// The username that authenticated it.
     #[must_use]
     pub fn username(&self) -> &'s str {
         &self.session.username
     }
 
-    /// Whom quotas count: the same name, but for credentials that hold for a time and for tokens.
+    /// Name that quotas count. It differs from the username for time-limited credentials and tokens.
     #[must_use]
     pub fn identity(&self) -> &'s str {
         self.session.identity()
     }
 
-    /// Its client's 5-tuple.
     #[must_use]
     pub fn client(&self) -> Client {
         self.entry.client
     }
 
-    /// Between the client and the server.
+    /// Transport between the client and the server.
     #[must_use]
     pub fn transport(&self) -> Transport {
         self.transport
     }
 
-    /// Between the server and peers.
+    /// Transport between the server and peers.
     #[must_use]
     pub fn relay_transport(&self) -> RelayTransport {
         if self.entry.relays_tcp { RelayTransport::Tcp } else { RelayTransport::Udp }
     }
 
-    /// Whether it follows its client to another address (RFC 8016).
+    /// Returns true if it follows its client to another address (RFC 8016).
     #[must_use]
     pub fn is_mobile(&self) -> bool {
         self.session.mobility.is_some()
     }
 
-    /// Whether its client has gone, and may come back.
+    /// Returns true if its client has disconnected and may return.
     #[must_use]
     pub fn is_away(&self) -> bool {
         self.entry.away
     }
 
-    /// For how many milliseconds it exists.
     #[must_use]
     pub fn age_ms(&self) -> u64 {
         self.now_ms.wrapping_sub(self.session.opened_ms)
     }
 
-    /// Its relayed transport addresses, IPv4 first, and for how many milliseconds more unless they are renewed.
+    /// Relayed transport addresses, IPv4 first, with milliseconds until expiry.
     pub fn relayed(&self) -> impl Iterator<Item = (SocketAddr, u64)> + use<'s> {
         let now_ms = self.now_ms;
         let relays = self.entry.relays.iter().flatten();
         relays.map(move |relay| (relay.address, relay.expires_ms.saturating_sub(now_ms)))
     }
 
-    /// Peers that may send to it, and for how many milliseconds more.
+    /// Permitted peers with milliseconds until expiry.
     pub fn permissions(&self) -> impl Iterator<Item = (IpAddr, u64)> + use<'s> {
         let now_ms = self.now_ms;
         self.entry.permissions.iter().map(move |(ip, until)| (ip, until.saturating_sub(now_ms)))
     }
 
-    /// Channels with their peers as the client names them, and for how many milliseconds more.
+    /// Channels with the peer address that the client uses and milliseconds until expiry.
     pub fn channels(&self) -> impl Iterator<Item = (u16, SocketAddr, u64)> + use<'s> {
         let now_ms = self.now_ms;
         let channels = self.entry.channels.iter();
         channels.map(move |it| (it.number.get(), it.name(), it.expires_ms.saturating_sub(now_ms)))
     }
 
-    /// Connections to peers (RFC 6062).
+    /// Number of connections to peers (RFC 6062).
     #[must_use]
     pub fn connections(&self) -> usize {
         self.session.tcp.as_ref().map_or(0, |tcp| tcp.connections())
