@@ -76,9 +76,9 @@ fn wrong_usage_exits_with_2() {
 #[test]
 fn a_credential_that_is_none_says_what_is_missing() {
     for (arguments, what) in [
-        (&["load", "turn", "127.0.0.1", "--user", "alice:"][..], "the password behind the colon is empty"),
+        (&["load", "turn", "127.0.0.1", "--user", "alice:"][..], "the password after the colon is empty"),
         (&["load", "turn", "127.0.0.1", "--user", "alice"], "there is no colon"),
-        (&["probe", "127.0.0.1", "--user", ":secret"], "there is no name in front of the colon"),
+        (&["probe", "127.0.0.1", "--user", ":secret"], "the name before the colon is empty"),
         (&["credentials", "--user", "alice", "--secret", ""], "the secret is empty"),
         (&["credentials", "--user", "alice", "--password", ""], "the password is empty"),
     ] {

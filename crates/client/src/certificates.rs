@@ -1,4 +1,4 @@
-//! Who decides about a server's certificate, and in which words.
+//! Verification of server certificates, and error texts for failed handshakes.
 
 use std::{
     fmt::{Debug, Display},
@@ -23,29 +23,25 @@ use turnpike_wire::{escape, pem::with_markers_on_lines};
 
 use crate::{InvalidSetting, TlsOptions};
 
-/// What a server shows, and whom it is to be.
+/// Certificate presented by a server, with the context to judge it.
 #[derive(Clone, Copy, Debug)]
 pub struct ShownCertificate<'a> {
-    /// Its own certificate.
     pub leaf: &'a CertificateDer<'a>,
-    /// The others that it sent.
     pub intermediates: &'a [CertificateDer<'a>],
-    /// The name that the certificate must have.
+    /// Name that the certificate must be valid for.
     pub name: &'a ServerName<'a>,
-    /// A stapled OCSP answer, or nothing.
+    /// Stapled OCSP response; may be empty.
     pub ocsp: &'a [u8],
-    /// When it is looked at.
     pub now: UnixTime,
 }
 
-/// Whether a certificate is taken.
+/// Decides whether a certificate is accepted.
 pub trait CertificateJudge: Debug + Send + Sync {
-    /// # Errors
-    /// What is wrong with it, where it is not.
     fn judge(&self, shown: &ShownCertificate<'_>) -> Result<(), Error>;
 }
 
-/// A judge for TLS and DTLS to ask. However it judges, the handshake must be signed with the certificate's key.
+/// TLS and DTLS verifier with a pluggable judge. The handshake must be signed with the certificate's key in
+/// any case.
 #[derive(Debug)]
 pub struct Verifier {
     judge: Arc<dyn CertificateJudge>,
@@ -53,12 +49,11 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Asks this judge.
     pub fn new(judge: Arc<dyn CertificateJudge>) -> Arc<Self> {
         Arc::new(Self { judge, provider: provider() })
     }
 
-    /// Judges a certificate for which nobody sent intermediates, as in DTLS.
+    /// Judges a certificate without intermediates, as DTLS presents it.
     pub(crate) fn judge_alone(&self, leaf: &[u8], name: &ServerName<'_>) -> Result<(), Error> {
         let (leaf, now) = (&CertificateDer::from(leaf), UnixTime::now());
         self.judge.judge(&ShownCertificate { leaf, intermediates: &[], name, ocsp: &[], now })
@@ -101,7 +96,7 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// `--insecure`: takes any certificate.
+/// `--insecure`: accepts any certificate.
 #[derive(Clone, Copy, Debug)]
 pub struct AnyCertificate;
 
@@ -111,19 +106,20 @@ impl CertificateJudge for AnyCertificate {
     }
 }
 
-/// The rules of the web's PKI, with the machine's authorities or those that the user has named.
+/// Web PKI rules, with the system's authorities or those given by the user.
 #[derive(Debug)]
 pub struct Authorities {
     inner: Arc<WebPkiServerVerifier>,
-    /// Certificates that the user has named one by one.
+    /// Certificates that the user listed individually.
     pinned: Vec<CertificateDer<'static>>,
 }
 
 impl Authorities {
-    /// Reads them. [`TlsOptions::insecure`] does not matter here: what is true of a certificate does not depend on it.
+    /// Reads the authorities. Ignores [`TlsOptions::insecure`].
     ///
     /// # Errors
-    /// When the file, or the machine, has none.
+    ///
+    /// The file, or the system, holds no usable certificate.
     pub fn new(options: &TlsOptions) -> Result<Self, InvalidSetting> {
         let authorities = match &options.ca {
             Some(path) => read_authorities(path)?,
@@ -132,8 +128,11 @@ impl Authorities {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(authorities.iter().cloned());
         if roots.is_empty() {
-            let path = options.ca.as_deref().unwrap_or_else(|| Path::new("the machine's authorities"));
-            return Err(InvalidSetting(format!("{} holds no certificate that can be used", path.display())));
+            let path = options.ca.as_deref().unwrap_or_else(|| Path::new("the system's certificate store"));
+            return Err(InvalidSetting(format!(
+                "{} contains no usable certificate authority",
+                path.display()
+            )));
         }
         let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
             .build()
@@ -147,7 +146,8 @@ impl CertificateJudge for Authorities {
     fn judge(&self, shown: &ShownCertificate<'_>) -> Result<(), Error> {
         let ShownCertificate { leaf, intermediates, name, ocsp, now } = *shown;
         let judged = self.inner.verify_server_cert(leaf, intermediates, name, ocsp, now).map(drop);
-        // `openssl req -x509` makes a certificate that is its own authority, which no path may end in.
+        // A self-signed certificate from `openssl req -x509` is its own authority, and webpki rejects an
+        // authority at the end of a path.
         let outside = matches!(
             judged,
             Err(Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::Other(_)))
@@ -159,20 +159,20 @@ impl CertificateJudge for Authorities {
     }
 }
 
-/// Why a handshake failed, in words.
+/// Describes why a handshake failed.
 pub fn explain(error: &Error) -> String {
     use CertificateError as C;
     let Error::InvalidCertificate(certificate) = error else {
         return match error {
             Error::AlertReceived(alert) => format!("the server ended the handshake ({alert:?})"),
-            Error::InvalidMessage(_) => "what answers does not speak TLS".to_owned(),
+            Error::InvalidMessage(_) => "the server does not speak TLS on this port".to_owned(),
             other => other.to_string(),
         };
     };
     let what = match certificate {
         C::Expired | C::ExpiredContext { .. } => "has expired".to_owned(),
         C::NotValidYet | C::NotValidYetContext { .. } => "is not valid yet".to_owned(),
-        C::UnknownIssuer => "comes from an authority that is not trusted here".to_owned(),
+        C::UnknownIssuer => "was issued by an authority that this machine does not trust".to_owned(),
         C::NotValidForName => "is for another name".to_owned(),
         C::NotValidForNameContext { expected, presented } => {
             format!("is for {}, not for {}", listed(presented), expected.to_str())
@@ -183,9 +183,10 @@ pub fn explain(error: &Error) -> String {
     format!("the certificate {what}")
 }
 
-/// Names of a certificate, which rustls hands on as Rust writes the values of webpki: `DnsName("a")`, `IpAddress(127.0.0.1)`.
+/// Formats the names of a certificate. rustls passes them on in the debug format of webpki: `DnsName("a")`,
+/// `IpAddress(127.0.0.1)`.
 fn listed(presented: &[String]) -> String {
-    /// Of a certificate for a hundred hosts these are enough to see whose it is.
+    /// Enough to identify a certificate that covers a hundred hosts.
     const MOST: usize = 5;
     let within = |text: &str, before: &str, after: &str| {
         text.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).map(str::to_owned)
@@ -194,12 +195,12 @@ fn listed(presented: &[String]) -> String {
         let ip = within(text, "IpAddress(", ")")
             .map(|ip| ip.parse().map_or(ip, |ip: std::net::IpAddr| ip.to_string()));
         let name = within(text, "DnsName(\"", "\")").or(ip)?;
-        // Escaped by rustls already.
+        // Already escaped by rustls.
         Some(escape::line(&name).to_string())
     };
     let mut names: Vec<_> = presented.iter().filter_map(name).collect();
     if names.is_empty() {
-        return "no host name and no address".to_owned();
+        return "no host name or address".to_owned();
     }
     let more = names.len().saturating_sub(MOST);
     names.truncate(MOST);
@@ -214,13 +215,13 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
 fn read_authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, InvalidSetting> {
     let bad = |what: &dyn Display| {
         let path = path.display();
-        InvalidSetting(format!("--ca {path}: {what}; a file with certificates in PEM is wanted"))
+        InvalidSetting(format!("--ca {path}: {what}; expected a PEM file with certificates"))
     };
     let pem = fs::read(path).map_err(|error| bad(&error))?;
     let found = CertificateDer::pem_slice_iter(&with_markers_on_lines(&pem))
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| bad(&error))?;
-    if found.is_empty() { Err(bad(&"it holds no certificate")) } else { Ok(found) }
+    if found.is_empty() { Err(bad(&"it contains no certificate")) } else { Ok(found) }
 }
 
 fn system_authorities() -> Result<Vec<CertificateDer<'static>>, InvalidSetting> {
@@ -229,7 +230,7 @@ fn system_authorities() -> Result<Vec<CertificateDer<'static>>, InvalidSetting> 
         return Ok(found);
     }
     Err(InvalidSetting(
-        "this machine has no list of certificate authorities: install ca-certificates, name one with --ca FILE, or take any \
+        "this machine has no certificate authorities: install ca-certificates, give them with --ca FILE, or accept any \
          certificate with --insecure"
             .to_owned(),
     ))
@@ -240,10 +241,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_told_as_people_write_them_and_not_all_of_many() {
+    fn long_name_lists_are_cut_and_unknown_kinds_skipped() {
         let many: Vec<_> = (0..7).map(|number| format!("DnsName(\"{number}.example\")")).collect();
         assert!(listed(&many).ends_with("4.example and 2 more"));
-        assert_eq!(listed(&["DirectoryName".to_owned()]), "no host name and no address");
+        assert_eq!(listed(&["DirectoryName".to_owned()]), "no host name or address");
         assert_eq!(listed(&["IpAddress(::1)".to_owned()]), "::1");
     }
 }

@@ -1,4 +1,4 @@
-//! UDP sockets of one thread: datagrams in batches, by the step of the ladder that was asked for.
+//! UDP sockets of one thread: sends and receives datagrams in batches over the selected I/O path.
 
 use std::{
     io,
@@ -9,36 +9,35 @@ use turnpike_net::{Buffer, Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOption
 
 use crate::Errors;
 
-/// Some sockets, by index. Each is of one client, and connected to its server, or of many; or all clients share one, and are told apart by
-/// their addresses, which are this machine's.
+/// UDP sockets by index. A socket is connected to one client's server, listens for many, or is shared by all
+/// clients, which are then told apart by their local addresses.
 pub struct Datagrams {
     tx: Tx,
     rx: Rx,
     sockets: Sockets,
     /// By client.
     ids: Vec<SocketId>,
-    /// Where clients that share a socket are, and whom they send to; empty where each has its own.
+    /// Local and server address per client of a shared socket; empty if each client has its own socket.
     ends: Vec<DatagramEnd>,
     options: UdpOptions,
-    /// Datagrams that the kernel has not taken, by reason, as last seen.
+    /// Last counts of datagrams that the kernel rejected, by reason.
     refused: [u64; 3],
 }
 
-/// A client on a shared socket.
 #[derive(Clone, Copy)]
 struct DatagramEnd {
     own: IpAddr,
     server: SocketAddr,
 }
 
-/// Receive buffers of all sockets together, as far as the kernel allows.
+/// Total receive buffer of all sockets, as far as the kernel allows.
 const ALL_BUFFERS: usize = 128 << 20;
 
 impl Datagrams {
-    /// The token of a socket that clients share.
+    /// Poll token of the shared socket.
     pub const SHARED: u64 = 1 << 33;
 
-    /// No socket yet. `clients` of them, of all threads, will share the memory for buffers.
+    /// Creates an empty set. `clients` is the number over all threads, which share the buffer memory.
     pub fn new(datapath: Datapath, clients: usize) -> Self {
         let buffer = (ALL_BUFFERS / clients.max(1)).clamp(256 << 10, 8 << 20);
         Self {
@@ -57,9 +56,10 @@ impl Datagrams {
         }
     }
 
-    /// Opens another socket, connected to this server; its index is its token.
+    /// Opens a socket connected to this server. Its index is its token.
     ///
     /// # Errors
+    ///
     /// Those of socket(2), bind(2), connect(2) and epoll_ctl(2).
     pub fn add(&mut self, server: SocketAddr, poller: &Poller) -> io::Result<()> {
         let id = self.open(server, poller, self.ids.len(), 0)?;
@@ -67,13 +67,14 @@ impl Datagrams {
         Ok(())
     }
 
-    /// Adds a client that sends to this server from this address, the next one behind that of the client before, by the socket of the others before it: its token is
-    /// [`Datagrams::SHARED`]. What comes by it, [`Datagrams::receive_shared`] receives.
+    /// Adds a client on the shared socket with its own local address, which must follow the previous
+    /// client's. Its token is [`Datagrams::SHARED`]; read with [`Datagrams::receive_shared`].
     ///
     /// # Errors
-    /// Those of socket(2), bind(2) and epoll_ctl(2); EADDRNOTAVAIL where the address is not this machine's.
+    ///
+    /// Those of socket(2), bind(2) and epoll_ctl(2); EADDRNOTAVAIL if `own` is not a local address.
     pub fn share(&mut self, own: IpAddr, server: SocketAddr, poller: &Poller) -> io::Result<()> {
-        // Sending from there would tell no more than EINVAL.
+        // Checks the address early: a later send would fail with a bare EINVAL.
         drop(std::net::UdpSocket::bind((own, 0))?);
         let id = match self.ids.first() {
             Some(id) => *id,
@@ -92,10 +93,11 @@ impl Datagrams {
         Ok(())
     }
 
-    /// Opens another socket, connected to nobody, which listens on this address.
+    /// Opens an unconnected socket bound to this address.
     ///
     /// # Errors
-    /// As [`Datagrams::add`].
+    ///
+    /// Those of [`Datagrams::add`].
     pub fn listen(&mut self, address: SocketAddr, poller: &Poller, token: u64) -> io::Result<SocketAddr> {
         let socket = UdpSocket::bind(address, &self.options)?;
         poller.add(&socket, token)?;
@@ -104,11 +106,12 @@ impl Datagrams {
         Ok(address)
     }
 
-    /// Replaces a socket by another, connected to this server, from this source port; a shared one stays, and its client sends there from now on.
-    /// Nothing may be queued for the old one.
+    /// Replaces a socket with one connected to this server from this source port. A shared socket stays, and
+    /// its client sends to the new server. No datagrams may be queued for the old socket.
     ///
     /// # Errors
-    /// As [`Datagrams::add`].
+    ///
+    /// Those of [`Datagrams::add`].
     pub fn reopen(&mut self, index: usize, server: SocketAddr, poller: &Poller, port: u16) -> io::Result<()> {
         if let Some(end) = self.ends.get_mut(index) {
             end.server = server;
@@ -119,13 +122,13 @@ impl Datagrams {
         Ok(())
     }
 
-    /// Queues a datagram of a connected socket: `len` bytes that `fill` writes.
+    /// Queues a datagram of `len` bytes, written by `fill`, on a connected socket.
     #[inline]
     pub fn push_with(&mut self, index: usize, len: usize, fill: impl FnMut(&mut [u8])) {
         self.push_run(index, None, (1, len), fill);
     }
 
-    /// Queues `count` datagrams of `len` bytes, each of which `fill` writes, to this address or to where the socket is connected.
+    /// Queues `count` datagrams of `len` bytes, each written by `fill`, to `to` or the connected address.
     #[inline]
     pub fn push_run(
         &mut self,
@@ -142,12 +145,11 @@ impl Datagrams {
         self.tx.push_run(&route, count, len, |all| all.chunks_exact_mut(len.max(1)).for_each(&mut fill));
     }
 
-    /// Datagrams queued since the last flush.
     pub fn queued(&self) -> usize {
         self.tx.queued()
     }
 
-    /// Sends what is queued; returns how many datagrams the kernel did not take.
+    /// Sends the queue; returns how many datagrams the kernel rejected.
     pub fn flush(&mut self, errors: &mut Errors) -> u64 {
         if self.tx.queued() == 0 {
             return 0;
@@ -170,8 +172,8 @@ impl Datagrams {
         dropped
     }
 
-    /// Receives from one socket, batch by batch: `each` is called with `None` before each batch, then with each datagram and its
-    /// source. True when an ICMP error said that nobody listens at the other end (port unreachable).
+    /// Receives from one socket in batches. Calls `each` with `None` before each batch, then with each
+    /// datagram and its source. Returns true on an ICMP port unreachable.
     pub fn receive(
         &mut self,
         index: usize,
@@ -183,7 +185,7 @@ impl Datagrams {
         })
     }
 
-    /// The same from the socket that clients share: with each datagram comes whose it is, if it is anybody's.
+    /// Receives from the shared socket. Each datagram comes with the index of its client, if known.
     pub fn receive_shared(
         &mut self,
         errors: &mut Errors,
@@ -202,12 +204,12 @@ impl Datagrams {
         errors: &mut Errors,
         mut each: impl FnMut(Option<(&[u8], &Buffer<'_>)>),
     ) -> bool {
-        /// Receive calls before the other sockets, and sending, have their turn.
+        /// Receive calls before other sockets and sending get their turn.
         const CALLS: usize = 4;
         let mut unreachable = false;
         let Some(socket) = self.ids.get(index).and_then(|id| self.sockets.get(*id)) else { return false };
         for _ in 0..CALLS {
-            // What is queued for sending lies in `tx`, never in this arena.
+            // Queued datagrams are in `tx`, never in this arena.
             self.rx.reset();
             let received = match self.rx.recv(socket) {
                 Ok(received) => received,
@@ -231,7 +233,7 @@ impl Datagrams {
         unreachable
     }
 
-    /// A socket connected to the server; port 0 lets the kernel choose.
+    /// Opens a socket connected to the server; port 0 lets the kernel choose.
     fn open(&mut self, server: SocketAddr, poller: &Poller, index: usize, port: u16) -> io::Result<SocketId> {
         let any: SocketAddr = match server {
             SocketAddr::V4(_) => ([0; 4], port).into(),
@@ -244,7 +246,7 @@ impl Datagrams {
     }
 }
 
-/// Whose address this is, of clients that have one behind the other.
+/// Finds the client with this local address; clients have consecutive addresses.
 fn of(ends: &[DatagramEnd], own: IpAddr) -> Option<usize> {
     let bits = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
@@ -260,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shared_socket_tells_clients_by_their_addresses() {
+    fn a_shared_socket_finds_clients_by_address() {
         let server = SocketAddr::from(([192, 0, 2, 1], 3478));
         let end = |last: u8| DatagramEnd { own: [10, 79, 0, last].into(), server };
         let ends: Vec<DatagramEnd> = (5..9).map(end).collect();

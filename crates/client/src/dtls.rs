@@ -1,4 +1,4 @@
-//! A DTLS client on datagrams (RFC 7350), by dimpl: what it says, sends and hears, with the server's certificate judged.
+//! DTLS client (RFC 7350) based on dimpl, with verification of the server's certificate.
 
 use std::{
     sync::Arc,
@@ -10,12 +10,12 @@ use rustls::pki_types::ServerName;
 
 use crate::{InvalidSetting, Security, explain};
 
-/// Longer than any record that dimpl makes of one TURN message.
+/// Larger than any record that dimpl makes of one TURN message.
 const LARGEST: usize = 1 << 16;
-/// A datagram that crosses any path of today; only the handshake is cut to this, application data is sent as it is.
+/// Conservative path MTU. Only handshake messages are fragmented to it.
 const MTU: usize = 1_200;
 
-/// What every DTLS client of a run shares.
+/// DTLS settings shared by all clients of a run.
 #[derive(Clone)]
 pub struct DtlsSettings {
     config: Arc<Config>,
@@ -24,11 +24,12 @@ pub struct DtlsSettings {
 }
 
 impl DtlsSettings {
-    /// With a certificate of its own, which dimpl wants to have and TURN servers do not ask for. `handshake` is how long one may
-    /// take.
+    /// Creates settings with a self-signed client certificate: dimpl requires one, although TURN servers do
+    /// not ask for it. `handshake` is the timeout.
     ///
     /// # Errors
-    /// When that certificate cannot be made, or dimpl does not take the settings.
+    ///
+    /// Creating the certificate fails, or dimpl rejects the settings.
     pub fn new(security: Security, handshake: Duration) -> Result<Self, InvalidSetting> {
         let failed =
             |error: &dyn std::fmt::Display| InvalidSetting(format!("DTLS cannot be set up: {error}"));
@@ -55,16 +56,17 @@ pub struct ClientAssociation {
     timeout: Option<Instant>,
     connected: bool,
     closed: bool,
-    /// The server's certificate (DER), once it has shown one.
+    /// Server certificate (DER), once received.
     pub certificate: Option<Vec<u8>>,
 }
 
 impl ClientAssociation {
-    /// Begins a handshake; [`ClientAssociation::drain`] has the first packet. `name` is what the certificate must have where that is
-    /// not the name of the settings.
+    /// Starts a handshake; [`ClientAssociation::drain`] yields the first packet. `name` overrides the name
+    /// that the certificate must be valid for.
     ///
     /// # Errors
-    /// In words, as everywhere here: why it does not go on.
+    ///
+    /// Errors of this type are readable reasons.
     pub fn new(
         settings: &DtlsSettings,
         name: Option<&ServerName<'static>>,
@@ -88,56 +90,43 @@ impl ClientAssociation {
         })
     }
 
-    /// Whether the handshake is over.
     pub fn is_connected(&self) -> bool {
         self.connected
     }
 
-    /// When [`ClientAssociation::handle_timeout`] wants to be called.
+    /// Time at which [`ClientAssociation::handle_timeout`] must be called.
     pub fn timeout(&self) -> Option<Instant> {
         self.timeout
     }
 
-    /// The version spoken, once that is known.
+    /// Negotiated version, once known.
     pub fn version(&self) -> Option<String> {
         let version = format!("{:?}", self.dtls.protocol_version()?);
         Some(version.replacen('S', "S ", 1).replace('_', "."))
     }
 
-    /// Feeds a datagram.
-    ///
-    /// # Errors
-    /// When the handshake fails by it.
     pub fn handle_datagram(&mut self, datagram: &[u8]) -> Result<(), String> {
         self.dtls.handle_packet(datagram).map_err(|error| error.to_string())
     }
 
-    /// Sends again what got no answer.
-    ///
-    /// # Errors
-    /// When the handshake has taken too long.
+    /// Retransmits unanswered messages; fails when the handshake timeout has passed.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), String> {
         self.dtls.handle_timeout(now).map_err(|error| error.to_string())
     }
 
-    /// Queues one message.
-    ///
-    /// # Errors
-    /// When the handshake is not over, or the association is.
+    /// Queues one message; fails before the handshake is complete and after the association ended.
     pub fn send(&mut self, message: &[u8]) -> Result<(), String> {
         self.dtls.send_application_data(message).map(|_| ()).map_err(|error| error.to_string())
     }
 
-    /// Queues the farewell.
+    /// Queues close_notify.
     pub fn close(&mut self) {
-        // A failed association needs none.
+        // A failed association has nothing to send.
         let _ = self.dtls.close();
     }
 
-    /// Hands out what is to be sent and what was received.
-    ///
-    /// # Errors
-    /// When the server's certificate is not to be trusted, or when it said farewell.
+    /// Yields packets to send and messages received; fails if the server's certificate is not trusted or the
+    /// server closed the association.
     pub fn drain(
         &mut self,
         mut send: impl FnMut(&[u8]),
@@ -161,6 +150,6 @@ impl ClientAssociation {
                 _ => {}
             }
         }
-        if self.closed { Err("the server closed the association".to_owned()) } else { Ok(()) }
+        if self.closed { Err("the server closed the DTLS association".to_owned()) } else { Ok(()) }
     }
 }

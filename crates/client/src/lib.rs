@@ -1,11 +1,11 @@
-//! How clients reach a STUN or TURN server: its name, the transports between, and its certificate. What clients say and hear is
-//! for others to know.
+//! Transports between a client and a STUN or TURN server: server names, sockets and certificates. The crate
+//! does not interpret messages.
 //!
 //! ```text
 //! ServerUri ─▶ addresses      turn:HOST, turns:HOST?transport=udp …
 //! Datagrams                   plain UDP: many sockets, batches in and out
 //! Links                       TCP, TLS, DTLS: many connections, whole messages in and out, nothing blocks
-//! Security, Verifier          whom TLS and DTLS trust
+//! Security, Verifier          trust for TLS and DTLS
 //! ```
 #![forbid(unsafe_code)]
 
@@ -29,10 +29,10 @@ pub use security::{Security, TlsOptions};
 pub use transport::{Transport, UnknownName};
 pub use uri::ServerUri;
 
-/// What goes wrong on the way, by name, and how often.
+/// Counts of transport errors by name.
 pub type Errors = BTreeMap<&'static str, u64>;
 
-/// An impossible setting, as a sentence that names the flag to change.
+/// Invalid setting; the text names the flag to change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidSetting(pub String);

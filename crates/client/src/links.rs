@@ -23,77 +23,72 @@ use crate::{
     sockets::{connect, connect_udp, quiet, refusal},
 };
 
-/// Bytes that may wait for a server that does not read. Beyond, a datagram counts as not taken, as one that a full socket
-/// buffer refuses does.
+/// Bytes queued for a server that does not read. Beyond this, a message counts as not sent, as with a full
+/// socket buffer.
 const MAX_WAITING: usize = 256 << 10;
 const SCRATCH: usize = 4 * MAX_MESSAGE_LEN;
-/// Read calls before the other links, and sending, have their turn.
+/// Read calls before other links and sending get their turn.
 const CALLS: usize = 4;
 
-/// What a link is to do with what follows.
+/// Framing of the bytes that follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Framing {
-    /// STUN messages and ChannelData.
     #[default]
     Turn,
-    /// A peer's bytes, cut into pieces of this length (RFC 6062: after a ConnectionBind there is no framing any more).
+    /// Raw bytes of a peer, cut into chunks of this length (RFC 6062: no framing after a ConnectionBind).
     Fixed(usize),
 }
 
-/// A domain that no certificate could have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no certificate can be checked against this domain")]
+#[error("no certificate can match this domain")]
 pub struct InvalidDomain;
 
-/// Why a link ended.
+/// Failure of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
-    /// Which.
     pub link: usize,
-    /// It had never come as far as to carry a message.
+    /// The link failed before it could carry messages.
     pub during_setup: bool,
-    /// What the server did, as the end of a sentence about it.
+    /// Verb phrase with the server as its subject.
     pub what: String,
 }
 
-/// What all links of a run have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkSettings<'a> {
-    /// Where they go, unless aimed elsewhere.
+    /// Default server; [`Links::aim`] overrides it per link.
     pub server: SocketAddr,
     /// TCP, TLS or DTLS.
     pub transport: Transport,
-    /// For TLS and DTLS.
+    /// Required for TLS and DTLS.
     pub security: Option<&'a Security>,
-    /// How long opening one may take.
+    /// Time allowed for opening a link.
     pub patience: Duration,
-    /// Close by a reset, which leaves no port in TIME_WAIT.
+    /// Closes with a reset, which leaves no port in TIME_WAIT.
     pub abortive: bool,
 }
 
-/// Some connections, by index, which is their token in the poller too.
+/// Connections by index, which is also their token in the poller.
 pub struct Links {
     server: SocketAddr,
-    /// Links that go to another server, with its name where that is another too.
+    /// Server and certificate name of links that were aimed elsewhere.
     elsewhere: HashMap<usize, (SocketAddr, Option<ServerName<'static>>)>,
     kind: LinkKind,
     links: Vec<ClientLink>,
-    /// Links with something to send, each once.
+    /// Links with data to send, each listed once.
     dirty: Vec<usize>,
     /// Messages pushed since the last flush.
     queued: usize,
-    /// Of these, those that found no room.
+    /// Messages of these that found no room.
     dropped: u64,
-    /// Closes by a reset, which leaves no port in TIME_WAIT.
+    /// Closes with a reset, which leaves no port in TIME_WAIT.
     abortive: bool,
-    /// How long opening one may take.
+    /// Time allowed for opening a link.
     patience: Duration,
     scratch: Vec<u8>,
-    /// TLS and DTLS handshakes so far in which no session was resumed.
+    /// TLS and DTLS handshakes without resumption.
     pub full_handshakes: u64,
-    /// And in which one was.
     pub resumed_handshakes: u64,
-    /// The first failure.
+    /// First failure of any link.
     pub broken: Option<Broken>,
 }
 
@@ -106,16 +101,16 @@ enum LinkKind {
 #[derive(Default)]
 struct ClientLink {
     channel: Option<LinkChannel>,
-    /// When it was begun to be opened.
+    /// Start of the connection attempt.
     since: Option<Instant>,
     state: LinkState,
     framing: Framing,
     out: Vec<u8>,
-    /// Ends of the messages in `out`, which DTLS sends one by one.
+    /// Message boundaries in `out`; DTLS sends messages one by one.
     ends: Vec<usize>,
-    /// How much of `out` has left.
+    /// Bytes of `out` already sent.
     left: usize,
-    /// Bytes that TLS has taken over and the kernel has not.
+    /// Bytes that TLS has buffered and the kernel has not accepted.
     records: usize,
     partial: Vec<u8>,
     watched_for_writing: bool,
@@ -148,10 +143,11 @@ impl AsFd for LinkChannel {
 }
 
 impl Links {
-    /// Room for `count` links, none of them opened.
+    /// Creates `count` unopened links.
     ///
     /// # Errors
-    /// When DTLS cannot be set up.
+    ///
+    /// DTLS cannot be set up.
     pub fn new(settings: &LinkSettings<'_>, count: usize) -> Result<Self, InvalidSetting> {
         let kind = match (settings.transport, settings.security) {
             (Transport::Tls, Some(security)) => LinkKind::Tls(security.clone()),
@@ -169,7 +165,7 @@ impl Links {
             queued: 0,
             dropped: 0,
             abortive: settings.abortive,
-            // Less than anything else takes that waits for an answer: here it is known what was not answered.
+            // Shorter than any timeout for a reply, because a failure here is more specific.
             patience: settings.patience.mul_f64(0.9),
             scratch: vec![0; SCRATCH],
             full_handshakes: 0,
@@ -178,10 +174,11 @@ impl Links {
         })
     }
 
-    /// Has a link go to this server when it is opened the next time, under this name if there is one.
+    /// Sets the server, and optionally its certificate name, for the next time this link is opened.
     ///
     /// # Errors
-    /// When no certificate could have the name.
+    ///
+    /// No certificate can match the name.
     pub fn aim(&mut self, index: usize, server: SocketAddr, name: Option<&str>) -> Result<(), InvalidDomain> {
         let secure = !matches!(self.kind, LinkKind::Tcp);
         let name = name.filter(|_| secure).map(|name| ServerName::try_from(name.to_owned())).transpose();
@@ -189,23 +186,22 @@ impl Links {
         Ok(())
     }
 
-    /// The same to the first server.
+    /// Reverts a link to the default server.
     pub fn aim_home(&mut self, index: usize) {
         self.elsewhere.remove(&index);
     }
 
-    /// Whether the link has failed and is not to be opened any more.
+    /// Returns true if the link has failed; it is not opened again.
     pub fn is_broken(&self, index: usize) -> bool {
         self.links[index].state == LinkState::Broken
     }
 
-    /// Whether the link takes another message.
     pub fn has_room(&self, index: usize) -> bool {
         let link = &self.links[index];
         link.state != LinkState::Broken && link.waiting() < MAX_WAITING
     }
 
-    /// Queues a message: `len` bytes that `fill` writes.
+    /// Queues a message of `len` bytes, written by `fill`.
     pub fn push_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
         self.queued += 1;
         if !self.has_room(index) {
@@ -229,7 +225,7 @@ impl Links {
         self.queued
     }
 
-    /// Sends what is queued; returns how many messages found no room.
+    /// Sends the queues; returns how many messages found no room.
     pub fn flush(&mut self, poller: &Poller, errors: &mut Errors) -> u64 {
         self.queued = 0;
         let mut dirty = std::mem::take(&mut self.dirty);
@@ -252,7 +248,7 @@ impl Links {
         dropped
     }
 
-    /// Closes a link; the next message opens it anew.
+    /// Closes a link; the next message reopens it.
     pub fn close(&mut self, index: usize) {
         let link = &mut self.links[index];
         let dirty = link.dirty;
@@ -260,24 +256,24 @@ impl Links {
         match old.channel {
             Some(LinkChannel::Dtls(socket, mut association)) => {
                 association.close();
-                // Nobody waits for the farewell.
+                // The close_notify is best effort.
                 let _ = association.drain(|packet| _ = socket.send(packet), |_| {});
             }
             Some(LinkChannel::Tcp(stream) | LinkChannel::Tls(stream, _)) if self.abortive => {
                 let socket = Socket::from(stream);
-                // Without it the close is an ordinary one.
+                // Without linger, the close is an ordinary one.
                 let _ = socket.set_linger(Some(Duration::ZERO));
             }
             _ => {}
         }
     }
 
-    /// Closes all links from this one on.
+    /// Closes all links from `first` on.
     pub fn close_from(&mut self, first: usize) {
         (first..self.links.len()).for_each(|index| self.close(index));
     }
 
-    /// Calls the timers of DTLS.
+    /// Runs the DTLS timers and fails links that do not open in time.
     pub fn sweep(&mut self, errors: &mut Errors) {
         self.give_up(errors);
         if !matches!(self.kind, LinkKind::Dtls(_)) {
@@ -300,7 +296,7 @@ impl Links {
         }
     }
 
-    /// Does what an event asks for; `each` gets each message and says how what follows is framed.
+    /// Handles a poll event. `each` gets each message and returns the framing of the bytes that follow.
     pub fn serve(
         &mut self,
         event: Event,
@@ -326,7 +322,7 @@ impl Links {
         }
     }
 
-    /// Ends links that do not open.
+    /// Fails links that do not open in time.
     fn give_up(&mut self, errors: &mut Errors) {
         let now = Instant::now();
         for index in 0..self.links.len() {
@@ -351,7 +347,7 @@ impl Links {
                 let name = name.unwrap_or(&security.name).clone();
                 let mut tls = ClientConnection::new(security.config.clone(), name)
                     .map_err(|error| error.to_string())?;
-                // `waiting` bounds it, and a burst must not be cut.
+                // `waiting` limits the queue; the TLS limit would cut a burst.
                 tls.set_buffer_limit(None);
                 LinkChannel::Tls(stream, Box::new(tls))
             }
@@ -391,7 +387,7 @@ impl Links {
         self.send(index, poller)
     }
 
-    /// Writes as much as goes.
+    /// Writes until the kernel would block.
     fn send(&mut self, index: usize, poller: &Poller) -> Result<(), String> {
         let link = &mut self.links[index];
         let blocked = match &mut link.channel {
@@ -434,7 +430,8 @@ impl Links {
                     for end in link.ends.drain(..) {
                         association.send(&link.out[start..end])?;
                         start = end;
-                        // At once: dimpl would put several records into one datagram, of which coturn 4.6 reads the first.
+                        // Drained per message: dimpl would put several records into one datagram, of which
+                        // coturn 4.6 reads only the first.
                         let dropped = &mut self.dropped;
                         association
                             .drain(|packet| *dropped += u64::from(socket.send(packet).is_err()), |_| {})?;
@@ -455,7 +452,7 @@ impl Links {
         Ok(())
     }
 
-    /// Reads what is there, up to a fair share.
+    /// Reads until the kernel would block or the link's share is used up.
     fn receive(
         &mut self,
         index: usize,
@@ -463,7 +460,7 @@ impl Links {
         each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
     ) -> Result<(), String> {
         let link = &mut self.links[index];
-        // `each` cannot close it meanwhile: it knows no links.
+        // `each` cannot close the channel meanwhile, because it has no access to the links.
         let Some(mut channel) = link.channel.take() else { return Ok(()) };
         let scratch = &mut self.scratch;
         let read = match &mut channel {
@@ -504,7 +501,7 @@ impl Links {
     }
 }
 
-/// A server would keep an association of which nobody takes leave until it has been idle for long.
+/// Closes DTLS associations, which a server would otherwise keep until their idle timeout.
 impl Drop for Links {
     fn drop(&mut self) {
         if matches!(self.kind, LinkKind::Dtls(_)) {
@@ -513,12 +510,10 @@ impl Drop for Links {
     }
 }
 
-/// How reading a link's share ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Read {
     /// There may be more.
     Going,
-    /// The server has closed its side.
     Ended,
 }
 
@@ -527,24 +522,26 @@ impl ClientLink {
         self.since.is_some_and(|since| now.saturating_duration_since(since) > patience)
     }
 
-    /// What the server does not answer while the link is being opened.
+    /// Verb phrase for a server that has not answered while the link was opening.
     fn silence(&self) -> Option<&'static str> {
         match (self.state, &self.channel) {
-            (LinkState::Connecting, _) => Some("does not answer: no connection comes about"),
+            (LinkState::Connecting, _) => Some("does not answer the TCP handshake"),
             (LinkState::Handshaking, Some(LinkChannel::Dtls(..))) => {
                 Some("does not answer the DTLS handshake")
             }
-            (LinkState::Handshaking, _) => Some("takes the connection but does not answer the TLS handshake"),
+            (LinkState::Handshaking, _) => {
+                Some("accepts the connection but does not answer the TLS handshake")
+            }
             _ => None,
         }
     }
 
-    /// Bytes that have not left.
+    /// Bytes not yet accepted by the kernel.
     fn waiting(&self) -> usize {
         self.out.len() - self.left + self.records
     }
 
-    /// Puts the part of a message that is there at the start of the buffer; returns its length.
+    /// Copies the buffered partial message to the start of the buffer; returns its length.
     fn restore(&mut self, scratch: &mut [u8]) -> usize {
         let kept = self.partial.len();
         scratch[..kept].copy_from_slice(&self.partial);
@@ -557,7 +554,7 @@ impl ClientLink {
         self.partial.extend_from_slice(bytes);
     }
 
-    /// Hands out whole messages and keeps the rest.
+    /// Passes on whole messages and keeps the remainder.
     fn cut(
         &mut self,
         mut bytes: &[u8],
@@ -569,7 +566,7 @@ impl ClientLink {
                 Framing::Turn => match frame::first(bytes, MAX_MESSAGE_LEN) {
                     Ok(Frame::Message { next, .. }) => Some(next),
                     Ok(Frame::Unfinished { .. }) => None,
-                    Err(error) => return Err(format!("sent what cannot be followed: {error}")),
+                    Err(error) => return Err(format!("sent data that is not STUN: {error}")),
                 },
             };
             let Some((message, rest)) = length.and_then(|length| bytes.split_at_checked(length)) else {
@@ -615,7 +612,7 @@ impl ClientLink {
         scratch: &mut [u8],
         each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
     ) -> Result<Read, String> {
-        // rustls takes 4 KiB at a time.
+        // rustls reads 4 KiB at a time.
         for _ in 0..CALLS * 8 {
             match tls.read_tls(stream) {
                 Ok(0) => return Ok(Read::Ended),
@@ -623,7 +620,7 @@ impl ClientLink {
                 Err(error) => return quiet(error).map(|()| Read::Going),
             }
             if let Err(error) = tls.process_new_packets() {
-                // The alert that tells the server why.
+                // Sends the alert with the reason.
                 let _ = tls.write_tls(stream);
                 return Err(explain(&error));
             }
@@ -641,7 +638,7 @@ impl ClientLink {
         loop {
             let kept = self.restore(scratch);
             match tls.reader().read(&mut scratch[kept..]) {
-                // A farewell; the connection's end follows.
+                // A close_notify; the connection's end follows.
                 Ok(0) => return Err("closed the connection".to_owned()),
                 Ok(read) => self.cut(&scratch[..kept + read], each)?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -660,7 +657,7 @@ fn read_dtls(
     scratch: &mut [u8],
     each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
 ) -> Result<Read, String> {
-    // As many datagrams as a GRO buffer would hold.
+    // As many datagrams as a GRO buffer can hold.
     for _ in 0..CALLS * 16 {
         let read = match socket.recv(scratch) {
             Ok(read) => read,

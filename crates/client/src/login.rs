@@ -1,38 +1,37 @@
-//! A long-term credential as it is typed: `NAME:PASSWORD`.
+//! Long-term credential as typed: `NAME:PASSWORD`.
 
 use std::{fmt, str::FromStr};
 
 use crate::InvalidSetting;
 
-/// Digits of a time since 2001, in seconds.
+/// Digits of a Unix time in seconds since 2001.
 const TIME_DIGITS: usize = 10;
 
-/// Name and password of a user.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
-    /// Username; a time-limited one holds a colon.
+    /// Username; a time-limited one contains a colon.
     pub name: String,
-    /// Its password.
     pub password: String,
 }
 
 impl FromStr for Login {
     type Err = InvalidSetting;
 
-    /// The first colon ends the name. Behind a time-limited name (`EXPIRY:ID` or `ID:EXPIRY`) it is the last, as its password is base64.
+    /// Splits at the first colon. A time-limited name (`EXPIRY:ID` or `ID:EXPIRY`) ends at the last one: its
+    /// password is base64.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let refused = |what: &str| Err(InvalidSetting(format!("{what}: expected NAME:PASSWORD")));
         let split = if is_time_limited(text) { text.rsplit_once(':') } else { text.split_once(':') };
         match split {
-            None => refused("there is no colon, and so no password"),
-            Some(("", _)) => refused("there is no name in front of the colon"),
-            Some((_, "")) => refused("the password behind the colon is empty"),
+            None => refused("there is no colon and thus no password"),
+            Some(("", _)) => refused("the name before the colon is empty"),
+            Some((_, "")) => refused("the password after the colon is empty"),
             Some((name, password)) => Ok(Self { name: name.to_owned(), password: password.to_owned() }),
         }
     }
 }
 
-/// Whether two colons or more stand in `text`, and a time before one of the first two.
+/// Returns true if `text` has two or more colons, with a time before one of the first two.
 fn is_time_limited(text: &str) -> bool {
     let mut parts = text.split(':');
     let (Some(first), Some(second), Some(_)) = (parts.next(), parts.next(), parts.next()) else {
@@ -42,7 +41,7 @@ fn is_time_limited(text: &str) -> bool {
     (!first.is_empty() && digits(first) == first.len()) || digits(second) >= TIME_DIGITS
 }
 
-/// Without the password.
+/// Omits the password.
 impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Login({})", self.name)
@@ -67,7 +66,7 @@ mod tests {
             assert_eq!(text.parse(), Ok(login), "{text}");
         }
         for (text, why) in
-            [("a", "no colon"), (":b", "no name"), ("a:", "password behind the colon is empty")]
+            [("a", "no colon"), (":b", "name before"), ("a:", "password after the colon is empty")]
         {
             assert!(text.parse::<Login>().is_err_and(|error| error.0.contains(why)), "{text}");
         }

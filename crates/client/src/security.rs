@@ -1,4 +1,4 @@
-//! What TLS and DTLS connections are opened with: the server's name, who judges its certificate, and the sessions to resume.
+//! TLS and DTLS settings of a client: server name, certificate verification and session cache.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,29 +22,28 @@ use crate::{
     certificates::{AnyCertificate, Authorities, CertificateJudge, Verifier, provider},
 };
 
-/// RFC 7443.
 const ALPN_TURN: &[u8] = b"stun.turn";
-/// Sessions kept for resumption, of each server: as many as clients may be under way at a time.
+/// Sessions kept per server for resumption: the maximum number of clients handshaking at once.
 const SESSIONS: usize = 10_000;
 
-/// How a server's certificate is judged, and whether sessions are resumed.
+/// TLS options of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct TlsOptions {
-    /// PEM file with the certificate authorities to trust, or with the server's own certificate [default: those of this
-    /// machine]
+    /// PEM file with the certificate authorities to trust, or with the server's own certificate [default: the
+    /// system's authorities]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub ca: Option<PathBuf>,
 
-    /// Take any certificate: for tests
+    /// Accept any certificate (for tests)
     #[cfg_attr(feature = "clap", arg(long, conflicts_with = "ca"))]
     pub insecure: bool,
 
-    /// The name that the certificate must have, and that TLS asks for (SNI; DTLS does not) [default: the host of SERVER]
+    /// Name that the certificate must be valid for, also sent as SNI with TLS [default: the host of SERVER]
     #[cfg_attr(feature = "clap", arg(long, value_name = "NAME"))]
     pub server_name: Option<String>,
 
-    /// Resume sessions (TLS only; dimpl has none). Default true.
+    /// Resume sessions (TLS only; dimpl has no resumption). Default true.
     #[cfg_attr(feature = "clap", arg(skip = true))]
     pub resumption: bool,
 }
@@ -55,31 +54,32 @@ impl Default for TlsOptions {
     }
 }
 
-/// Everything that a secure connection is opened with. Made once, shared by all.
+/// Settings for opening secure connections, shared by all clients.
 #[derive(Clone, Debug)]
 pub struct Security {
-    /// For TLS.
     pub config: Arc<ClientConfig>,
-    /// The name that the certificate must have.
+    /// Name that the certificate must be valid for.
     pub name: ServerName<'static>,
     verifier: Arc<Verifier>,
 }
 
 impl Security {
-    /// Reads the authorities. `host` is whom the user named, if by name.
+    /// Reads the authorities. `host` is the server's name as given, if not an address.
     ///
     /// # Errors
-    /// When there are no authorities, or no certificate could have the name.
+    ///
+    /// There are no authorities, or no certificate can match the name.
     pub fn new(options: &TlsOptions, host: Option<&str>, server: SocketAddr) -> Result<Self, InvalidSetting> {
         let judge: Arc<dyn CertificateJudge> =
             if options.insecure { Arc::new(AnyCertificate) } else { Arc::new(Authorities::new(options)?) };
         Self::with_judge(options, host, server, judge)
     }
 
-    /// The same with another judge.
+    /// Creates settings with a custom judge.
     ///
     /// # Errors
-    /// When no certificate could have the name.
+    ///
+    /// No certificate can match the name.
     pub fn with_judge(
         options: &TlsOptions,
         host: Option<&str>,
@@ -91,16 +91,12 @@ impl Security {
         Ok(Self { config: config(options, Arc::clone(&verifier))?, name, verifier })
     }
 
-    /// Judges a certificate for which nobody sent intermediates, as in DTLS.
-    ///
-    /// # Errors
-    /// What is wrong with it.
+    /// Judges a certificate without intermediates, as DTLS presents it.
     pub fn judge(&self, leaf: &[u8]) -> Result<(), Error> {
         self.verifier.judge_alone(leaf, &self.name)
     }
 }
 
-/// A configuration with this verifier.
 fn config(options: &TlsOptions, verifier: Arc<Verifier>) -> Result<Arc<ClientConfig>, InvalidSetting> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
@@ -115,7 +111,6 @@ fn config(options: &TlsOptions, verifier: Arc<Verifier>) -> Result<Arc<ClientCon
     Ok(Arc::new(config))
 }
 
-/// The name to ask for.
 fn server_name(
     options: &TlsOptions,
     host: Option<&str>,
@@ -125,15 +120,15 @@ fn server_name(
     let name = options.server_name.as_deref().or(host).unwrap_or(&address);
     ServerName::try_from(name.to_owned()).map_err(|_| {
         InvalidSetting(format!(
-            "{name:?} is no host name that a certificate could have; give one with --server-name"
+            "{name:?} is not a valid host name for a certificate; give one with --server-name"
         ))
     })
 }
 
-/// Sessions to resume. A TLS 1.3 ticket is good for one connection (RFC 8446 appendix C.4), and the memory of rustls keeps
-/// eight of them a server: clients that connect many at a time would mostly find none and not resume.
+/// Session cache. A TLS 1.3 ticket is good for one connection (RFC 8446 appendix C.4), and the rustls cache
+/// keeps eight per server: clients that connect in parallel would rarely find one.
 struct SessionCache {
-    /// For all but the tickets of TLS 1.3.
+    /// Everything except TLS 1.3 tickets.
     others: ClientSessionMemoryCache,
     tickets: Mutex<HashMap<ServerName<'static>, VecDeque<Tls13ClientSessionValue>>>,
 }
@@ -181,7 +176,7 @@ impl ClientSessionStore for SessionCache {
     }
 
     fn take_tls13_ticket(&self, server_name: &ServerName<'static>) -> Option<Tls13ClientSessionValue> {
-        // The newest lives longest.
+        // The newest ticket expires last.
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner).get_mut(server_name)?.pop_back()
     }
 }
@@ -204,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_certificate_is_taken_under_its_own_name_only() {
+    fn a_pinned_certificate_is_valid_for_its_own_name_only() {
         let ours = certificate(&["turn.example.org"]);
         let dir = Dir::new();
         let path = dir.file("ca.pem", ours.cert.pem());
@@ -218,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_for_another_name_is_told_by_its_names_as_people_write_them() {
+    fn a_name_mismatch_lists_the_certificate_names() {
         let ours = certificate(&["localhost", "127.0.0.1", "::1"]);
         let dir = Dir::new();
         let path = dir.file("ca.pem", ours.cert.pem());
@@ -230,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_certificates_and_an_impossible_name_say_so() {
+    fn an_empty_ca_file_and_an_invalid_name_are_reported() {
         let dir = Dir::new();
         let path = dir.file("ca.pem", "nothing");
         let options = TlsOptions { ca: Some(path), ..TlsOptions::default() };

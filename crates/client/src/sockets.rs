@@ -1,4 +1,4 @@
-//! Sockets towards a server, and what the kernel says about them in words.
+//! Sockets connected to a server, and error texts for them.
 
 use std::{
     io,
@@ -7,12 +7,13 @@ use std::{
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Begins to connect. The socket is writable when that is over.
+/// Starts a TCP connection. The socket becomes writable when the attempt ends.
 ///
 /// # Errors
-/// Those of socket(2), and of connect(2) but EINPROGRESS.
+///
+/// Those of socket(2) and connect(2), except EINPROGRESS.
 pub fn connect(server: SocketAddr) -> io::Result<TcpStream> {
-    /// EINPROGRESS (asm-generic/errno.h), which std has no name for yet.
+    /// EINPROGRESS (asm-generic/errno.h), which std does not expose yet.
     const IN_PROGRESS: i32 = 115;
     let socket = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     socket.set_tcp_nodelay(true)?;
@@ -22,18 +23,18 @@ pub fn connect(server: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// A socket whose datagrams all go to the server.
+/// Opens a UDP socket connected to the server.
 pub(crate) fn connect_udp(server: SocketAddr) -> io::Result<UdpSocket> {
     const BUFFER: usize = 1 << 20;
     let socket = Socket::new(Domain::for_address(server), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
-    // The kernel caps both at what the machine allows.
+    // The kernel caps both sizes.
     let _ = socket.set_recv_buffer_size(BUFFER);
     let _ = socket.set_send_buffer_size(BUFFER);
     socket.connect(&server.into())?;
     Ok(socket.into())
 }
 
-/// Nothing more to read is no failure.
+/// Treats "nothing more to read" as success.
 pub(crate) fn quiet(error: io::Error) -> Result<(), String> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
@@ -41,7 +42,7 @@ pub(crate) fn quiet(error: io::Error) -> Result<(), String> {
     }
 }
 
-/// What the server did, as the end of a sentence about it.
+/// Verb phrase with the server as its subject.
 pub(crate) fn refusal(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "refused the connection".to_owned(),

@@ -1,15 +1,12 @@
-//! How clients reach a server.
+//! Transport protocols between client and server.
 
 use strum::{Display, EnumString, VariantNames};
 
-/// The transport between a TURN client and its server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Display, EnumString, VariantNames)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum Transport {
-    /// Datagrams.
     #[default]
     Udp,
-    /// A connection.
     Tcp,
     /// TLS over TCP.
     Tls,
@@ -17,7 +14,7 @@ pub enum Transport {
     Dtls,
 }
 
-/// A name is none of those that there are.
+/// Unknown name of an enum variant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown value {value:?}: expected {}", in_words(expected))]
 pub struct UnknownName {
@@ -26,7 +23,6 @@ pub struct UnknownName {
 }
 
 impl UnknownName {
-    /// One that is no variant of this.
     pub fn of<T: VariantNames>(value: &str) -> Self {
         Self { value: value.to_owned(), expected: T::VARIANTS }
     }
@@ -40,20 +36,20 @@ fn in_words(names: &[&str]) -> String {
 }
 
 impl Transport {
-    /// All of them, the plain ones first.
+    /// All transports, unencrypted ones first.
     pub const ALL: [Self; 4] = [Self::Udp, Self::Tcp, Self::Tls, Self::Dtls];
 
-    /// Whether messages arrive in order and complete, so that nothing is sent again (RFC 8489 section 6.2.2).
+    /// Reliable and ordered, so requests are not retransmitted (RFC 8489 section 6.2.2).
     pub fn is_stream(self) -> bool {
         matches!(self, Self::Tcp | Self::Tls)
     }
 
-    /// Whether the server shows a certificate.
+    /// Encrypted, with a server certificate.
     pub fn is_secure(self) -> bool {
         matches!(self, Self::Tls | Self::Dtls)
     }
 
-    /// The default port: 3478, or 5349 with a certificate (RFC 8656 section 6).
+    /// Default port: 3478, or 5349 for secure transports (RFC 8656 section 6).
     pub fn default_port(self) -> u16 {
         if self.is_secure() { 5349 } else { 3478 }
     }

@@ -1,5 +1,4 @@
-//! Names of servers as people write them: `turn:` and `turns:` (RFC 7065), `stun:` and `stuns:` (RFC 7064), or plain
-//! `HOST[:PORT]`.
+//! Server names: `turn:` and `turns:` (RFC 7065), `stun:` and `stuns:` (RFC 7064), or plain `HOST[:PORT]`.
 
 use std::{
     fmt, io,
@@ -12,20 +11,16 @@ use turnpike_net::split_zone;
 
 use crate::{InvalidSetting, transport::Transport};
 
-/// A server, and how the name says that it is to be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerUri {
-    /// Which of the four.
     pub scheme: Scheme,
     /// Host name or address, IPv6 without brackets.
     pub host: String,
-    /// The port, where the name has one.
     pub port: Option<u16>,
-    /// Whether it ends in `?transport=tcp` (true) or `?transport=udp` (false).
+    /// `?transport=tcp` is true, `?transport=udp` is false.
     pub tcp: Option<bool>,
 }
 
-/// The scheme of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumString)]
 #[strum(serialize_all = "lowercase", ascii_case_insensitive)]
 pub enum Scheme {
@@ -40,8 +35,8 @@ pub enum Scheme {
 }
 
 impl ServerUri {
-    /// How the name says that the server is to be reached: TLS over TCP is the default of `turns:`, UDP that of `turn:`
-    /// (RFC 7065 section 3.1 with RFC 5928); `turns:` over UDP is DTLS (RFC 7350).
+    /// Transport implied by the URI: TLS over TCP is the default of `turns:`, UDP that of `turn:` (RFC 7065
+    /// section 3.1 with RFC 5928); `turns:` over UDP is DTLS (RFC 7350).
     pub fn transport(&self) -> Transport {
         match (self.is_secure(), self.tcp) {
             (false, None | Some(false)) => Transport::Udp,
@@ -51,36 +46,34 @@ impl ServerUri {
         }
     }
 
-    /// Whether it asks for TLS or DTLS.
     pub fn is_secure(&self) -> bool {
         matches!(self.scheme, Scheme::Stuns | Scheme::Turns)
     }
 
-    /// Whether it names a TURN server, and not only a STUN server.
     pub fn is_turn(&self) -> bool {
         matches!(self.scheme, Scheme::Turn | Scheme::Turns)
     }
 
-    /// Whether it may be reached so: nothing that the name says speaks against it.
+    /// Returns true unless the URI rules this transport out.
     pub fn allows(&self, transport: Transport) -> bool {
         let tcp = transport.is_stream();
         (!self.is_secure() || transport.is_secure()) && self.tcp.is_none_or(|wanted| wanted == tcp)
     }
 
-    /// The host, where it is a name and not an address.
+    /// Host, if it is a name rather than an address.
     pub fn name(&self) -> Option<&str> {
         (self.host.parse::<Ipv4Addr>().is_err() && !is_ipv6(&self.host)).then_some(&self.host)
     }
 
-    /// The port for a transport.
     pub fn port_for(&self, transport: Transport) -> u16 {
         self.port.unwrap_or_else(|| transport.default_port())
     }
 
-    /// All addresses of the host, with the port for this transport. May ask the name server, and so may wait.
+    /// Resolves the host; each address gets the port for this transport. May block on DNS.
     ///
     /// # Errors
-    /// Those of name resolution; no address at all is an error too.
+    ///
+    /// Name resolution fails or finds no address.
     pub fn resolve(&self, transport: Transport) -> io::Result<Vec<SocketAddr>> {
         let found: Vec<_> = (self.host.as_str(), self.port_for(transport)).to_socket_addrs()?.collect();
         if found.is_empty() {
@@ -90,18 +83,15 @@ impl ServerUri {
     }
 }
 
-/// Canonical form of a TURN URI with its scheme.
-///
-/// # Errors
-/// The reason why text is none.
+/// Canonical form of a TURN URI with a scheme; fails for anything else.
 pub fn turn_uri(text: &str) -> Result<String, String> {
     let uri = text.parse::<ServerUri>().map_err(|error| error.to_string())?;
-    // Without a scheme it would be a name for us, and none for a browser.
+    // Without a scheme, our parser accepts the name but a browser does not.
     let has_scheme = text.starts_with("turn:") || text.starts_with("turns:");
     if uri.is_turn() && has_scheme {
         Ok(uri.to_string())
     } else {
-        Err("it is no turn: or turns: URI".to_owned())
+        Err("not a turn: or turns: URI".to_owned())
     }
 }
 
@@ -123,7 +113,7 @@ impl FromStr for ServerUri {
         let (scheme, rest) = split_scheme(text)?;
         if let Some(after) = rest.strip_prefix("//") {
             let name = scheme.map_or(String::new(), |scheme| format!("{scheme}:"));
-            return invalid(format!("a server's name has no slashes: write {:?}", name + after));
+            return invalid(format!("a server name has no slashes: write {:?}", name + after));
         }
         let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
         let scheme = scheme.unwrap_or(Scheme::Turn);
@@ -136,20 +126,20 @@ impl FromStr for ServerUri {
             Some("transport=tcp") => Some(true),
             Some(other) => {
                 return invalid(format!(
-                    "{other:?} is no transport: what may follow the ? is transport=udp or transport=tcp (RFC 7065)"
+                    "{other:?} is not a transport: use ?transport=udp or ?transport=tcp (RFC 7065)"
                 ));
             }
         };
         if rest.contains('@') {
-            return invalid("a server's name holds no user: give it with --user NAME:PASSWORD".to_owned());
+            return invalid("a server name cannot contain a user: use --user NAME:PASSWORD".to_owned());
         }
         let (host, port) = split_port(rest)?;
         let port = match port.map(|text| (text, text.parse())) {
             None => None,
             Some((_, Ok(port @ 1..))) => Some(port),
-            Some((text, _)) => return invalid(format!("{text:?} is no port from 1 to 65535")),
+            Some((text, _)) => return invalid(format!("{text:?} is not a port (1 to 65535)")),
         };
-        // RFC 6874 escapes the % in front of a zone.
+        // RFC 6874 escapes the % before a zone.
         Ok(Self { scheme, host: host.replacen("%25", "%", 1), port, tcp })
     }
 }
@@ -173,7 +163,7 @@ fn invalid<T>(what: String) -> Result<T, InvalidSetting> {
     Err(InvalidSetting(what))
 }
 
-/// The scheme, if there is one: what stands before the first colon is a scheme unless a port or an IPv6 address follows.
+/// Splits off the scheme. Text before the first colon is a scheme unless a port or an IPv6 address follows.
 fn split_scheme(text: &str) -> Result<(Option<Scheme>, &str), InvalidSetting> {
     let Some((before, after)) = text.split_once(':') else { return Ok((None, text)) };
     if let Ok(scheme) = before.parse() {
@@ -182,22 +172,22 @@ fn split_scheme(text: &str) -> Result<(Option<Scheme>, &str), InvalidSetting> {
     let is_address = before.starts_with('[') || is_ipv6(text);
     if after.starts_with("//") || !is_address && after.contains(':') {
         return invalid(format!(
-            "the scheme {before:?} is none of turn, turns, stun, stuns; write turn:HOST[:PORT] or turns:HOST[:PORT]"
+            "unknown scheme {before:?}: expected turn:HOST[:PORT], turns:, stun: or stuns:"
         ));
     }
     Ok((None, text))
 }
 
-/// Takes an address with a zone too, such as `fe80::1%eth0` (RFC 4007 section 11).
+/// Accepts zones too, such as `fe80::1%eth0` (RFC 4007 section 11).
 fn is_ipv6(text: &str) -> bool {
     text.parse::<Ipv6Addr>().is_ok() || split_zone(text).is_some()
 }
 
-/// Host and port; only an IPv6 address may hold colons, and only in brackets when a port follows.
+/// Splits host and port. Only an IPv6 address may contain colons, and needs brackets if a port follows.
 fn split_port(text: &str) -> Result<(&str, Option<&str>), InvalidSetting> {
     let bad = || {
         InvalidSetting(format!(
-            "{text:?} is no host name and no address; an IPv6 address with a port stands in brackets, turn:[2001:db8::1]:3478"
+            "{text:?} is not a host name or address; an IPv6 address with a port needs brackets: turn:[2001:db8::1]:3478"
         ))
     };
     if let Some(rest) = text.strip_prefix('[') {
@@ -253,13 +243,13 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_is_told_by_its_own_words() {
+    fn each_mistake_has_its_own_message() {
         for (text, word) in [
-            ("", "no host name"),
-            ("turn:", "no host name"),
-            ("a:b", "no port"),
-            ("a:0", "no port"),
-            ("turn:a:70000", "no port"),
+            ("", "not a host name"),
+            ("turn:", "not a host name"),
+            ("a:b", "not a port"),
+            ("a:0", "not a port"),
+            ("turn:a:70000", "not a port"),
             ("[::1", "brackets"),
             ("[a]:1", "brackets"),
             ("[::1]x", "brackets"),
@@ -267,12 +257,12 @@ mod tests {
             ("[a%eth0]:1", "brackets"),
             ("[fe80::1%eth 0]:1", "brackets"),
             ("[fe80::1%eth0%1]:1", "brackets"),
-            ("turn:a b", "no host name"),
+            ("turn:a b", "not a host name"),
             ("turn://a:1", "\"turn:a:1\""),
-            ("http://a", "none of turn"),
+            ("http://a", "unknown scheme"),
             ("sip:a:1", "none of turn"),
-            ("turn:a?transport=sctp", "transport=udp or transport=tcp"),
-            ("turn:a?x=1", "transport=udp or transport=tcp"),
+            ("turn:a?transport=sctp", "?transport=udp or ?transport=tcp"),
+            ("turn:a?x=1", "?transport=udp or ?transport=tcp"),
             ("stun:a?transport=tcp", "RFC 7064"),
             ("turn:user@a", "--user"),
         ] {
@@ -290,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_rules_transports_out() {
+    fn a_uri_rules_out_some_transports() {
         let allowed = |text: &str| {
             let uri: ServerUri = text.parse().expect("valid");
             Transport::ALL.into_iter().filter(|transport| uri.allows(*transport)).collect::<Vec<_>>()
@@ -310,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn any_text_is_parsed_or_refused() {
+    fn parsing_arbitrary_text_does_not_panic() {
         let pieces =
             ["turn:", "s", "[", "]", ":", "::1", "?", "transport=", "tcp", "@", "//", "a", "1", " ", "é"];
         for a in pieces {

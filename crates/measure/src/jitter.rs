@@ -1,8 +1,7 @@
 //! Interarrival jitter of one flow (RFC 3550 section 6.4.1).
 
-/// A running estimate: `J += (|D| - J) / 16`, where D is the difference of two neighbours' transit times.
-///
-/// Kept as an integer scaled by 16, as in RFC 3550 appendix A.8.
+/// Running estimate `J += (|D| - J) / 16`, where D is the difference between consecutive transit times.
+/// Stored as an integer scaled by 16, as in RFC 3550 appendix A.8.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Jitter {
     scaled: u64,
@@ -10,7 +9,7 @@ pub struct Jitter {
 }
 
 impl Jitter {
-    /// Notes the transit time (here: the round trip) of the next datagram. Any unit; the estimate has the same.
+    /// Records the transit time (here the round trip) of the next datagram, in any unit.
     #[inline]
     pub fn note(&mut self, transit: u64) {
         if let Some(last) = self.last_transit.replace(transit) {
@@ -19,7 +18,7 @@ impl Jitter {
         }
     }
 
-    /// The estimate, in the unit of [`Jitter::note`]; `None` before the second datagram.
+    /// Current estimate in the unit of [`Jitter::note`]; `None` before the second datagram.
     pub fn estimate(&self) -> Option<f64> {
         self.last_transit.map(|_| self.scaled as f64 / 16.0)
     }

@@ -1,34 +1,35 @@
-//! What the kernel counts: datagrams that reached a network namespace, and the ports that are open in it.
+//! Kernel counters and open ports of a network namespace.
 //!
-//! A veth interface counts a GSO super-packet as one, and so do `Ip: InReceives` and, for sockets with `UDP_GRO`,
-//! `Udp: InDatagrams`. The only counters that add the segments of a super-packet are those of the IP layer by ECN
-//! codepoint (`ip_rcv_core`, `ip6_rcv_core`: `IpExt: InNoECTPkts` and its like), measured on Linux 6.18. So these count
-//! datagrams.
+//! A veth interface counts a GSO super-packet as one packet, and so do `Ip: InReceives` and, on sockets with
+//! `UDP_GRO`, `Udp: InDatagrams`. Only the IP layer's counters per ECN codepoint (`ip_rcv_core`,
+//! `ip6_rcv_core`: `IpExt: InNoECTPkts` and its siblings) count each segment, measured on Linux 6.18. This
+//! module therefore counts datagrams with those.
 
 use std::{collections::HashMap, fs, io};
 
 use procfs::{net::TcpState, process::Process};
 
-/// The counters of a network namespace since it was made, by protocol and name: `Ip:InReceives`, `Ip6InReceives`.
+/// Counters since the namespace was created, keyed by protocol and name: `Ip:InReceives`, `Ip6InReceives`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetCounters(HashMap<String, u64>);
 
 impl NetCounters {
-    /// Reads those of the namespace that process `pid` lives in.
+    /// Reads the counters of the namespace of process `pid`.
     ///
     /// # Errors
-    /// When the process is gone, or /proc cannot be read; names the file.
+    ///
+    /// The process does not exist or /proc is unreadable; the error names the file.
     pub fn read(pid: u32) -> io::Result<Self> {
         let read = |name: &str| {
             let path = format!("/proc/{pid}/net/{name}");
             fs::read_to_string(&path)
                 .map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))
         };
-        // A kernel without IPv6 has no snmp6.
+        // A kernel without IPv6 has no snmp6 file.
         Ok(Self::parse(&read("snmp")?, &read("netstat")?, &read("snmp6").unwrap_or_default()))
     }
 
-    /// From the texts of `/proc/net/snmp`, `netstat` and `snmp6`; what is not as proc(5) says is left out.
+    /// Parses `/proc/net/snmp`, `netstat` and `snmp6` (proc(5)); skips malformed lines.
     pub fn parse(snmp: &str, netstat: &str, snmp6: &str) -> Self {
         let mut counters = parse_paired_lines(snmp);
         counters.extend(parse_paired_lines(netstat));
@@ -36,12 +37,12 @@ impl NetCounters {
         Self(counters)
     }
 
-    /// The sum of some counters; those that this kernel does not have are 0.
+    /// Sum of the named counters; a counter this kernel lacks is 0.
     pub fn sum(&self, names: &[&str]) -> u64 {
         names.iter().filter_map(|name| self.0.get(*name)).sum()
     }
 
-    /// IP packets received, both families, each segment of a super-packet counted.
+    /// IP packets received over IPv4 and IPv6, counting each segment of a super-packet.
     pub fn datagrams(&self) -> u64 {
         self.sum(&[
             "IpExt:InNoECTPkts",
@@ -55,23 +56,23 @@ impl NetCounters {
         ])
     }
 
-    /// Buffers (skbs) they came in; a super-packet is one.
+    /// Buffers (skbs) received; a super-packet is one.
     pub fn buffers(&self) -> u64 {
         self.sum(&["Ip:InReceives", "Ip6InReceives"])
     }
 }
 
-/// Whether a UDP socket is bound to `port` in the namespace of process `pid`.
+/// Returns true if a UDP socket is bound to `port` in the namespace of process `pid`.
 pub fn udp_port_is_bound(pid: u32, port: u16) -> bool {
     let bound = |process: &Process| {
         let sockets = process.udp().into_iter().chain(process.udp6()).flatten();
         sockets.map(|socket| socket.local_address.port()).any(|local| local == port)
     };
-    // A process that is just starting or has just ended has no table; the caller asks again.
+    // A process that is starting or exiting has no socket table yet; the caller retries.
     process(pid).is_some_and(|process| bound(&process))
 }
 
-/// Whether a TCP socket listens on `port` there.
+/// Returns true if a TCP socket listens on `port` in the namespace of process `pid`.
 pub fn tcp_port_listens(pid: u32, port: u16) -> bool {
     let listens = |process: &Process| {
         let sockets = process.tcp().into_iter().chain(process.tcp6()).flatten();
@@ -86,7 +87,8 @@ fn process(pid: u32) -> Option<Process> {
     Process::new(i32::try_from(pid).ok()?).ok()
 }
 
-/// `/proc/net/snmp` and `netstat`: a line of names, then a line of values, both led by the protocol's name.
+/// Parses `/proc/net/snmp` and `netstat`: a line of names and a line of values, each starting with the
+/// protocol.
 fn parse_paired_lines(text: &str) -> HashMap<String, u64> {
     let mut counters = HashMap::new();
     let mut lines = text.lines();
@@ -94,7 +96,7 @@ fn parse_paired_lines(text: &str) -> HashMap<String, u64> {
         let mut names = names.split_whitespace();
         let Some(protocol) = names.next() else { continue };
         for (name, value) in names.zip(values.split_whitespace().skip(1)) {
-            // Tcp: MaxConn is -1; nobody asks for it.
+            // Tcp: MaxConn is -1 and unused.
             if let Ok(value) = value.parse() {
                 counters.insert(format!("{protocol}{name}"), value);
             }
@@ -103,7 +105,7 @@ fn parse_paired_lines(text: &str) -> HashMap<String, u64> {
     counters
 }
 
-/// `/proc/net/snmp6`: one name and one value a line.
+/// Parses `/proc/net/snmp6`: one name and value per line.
 fn parse_named_lines(text: &str) -> HashMap<String, u64> {
     text.lines()
         .filter_map(|line| {
@@ -153,19 +155,19 @@ IpExt: 0 794000 6500 1 20 300
     }
 
     #[test]
-    fn a_living_process_has_counters_and_a_missing_one_is_named() {
+    fn a_missing_process_is_named_in_the_error() {
         assert!(NetCounters::read(std::process::id()).expect("our own").0.contains_key("Ip:InReceives"));
         let error = NetCounters::read(u32::MAX).expect_err("no such process");
         assert!(error.to_string().contains("/proc/4294967295/net/snmp"), "{error}");
     }
 
     #[test]
-    fn a_bound_port_is_told_from_a_remote_one_and_a_listener_from_a_connection() {
+    fn remote_ports_and_connections_do_not_count_as_local_listeners() {
         let own = std::process::id();
         let (near, far) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("[::1]:0"));
         let port = near.local_addr().unwrap().port();
         assert!(udp_port_is_bound(own, port) && !tcp_port_listens(own, port));
-        // A machine may have no IPv6.
+        // The machine may lack IPv6.
         if let Ok(far) = far {
             assert!(udp_port_is_bound(own, far.local_addr().unwrap().port()));
         }

@@ -1,25 +1,23 @@
-//! A latency histogram in microseconds, cheap enough for every datagram.
+//! Latency histogram in microseconds, cheap enough to update per datagram.
 
 use hdrhistogram::Histogram;
 
 use crate::{Lateness, Percentiles};
 
-/// Latencies from 1 us to 60 s at three significant digits (70 KiB). Values outside are counted at the bound.
+/// Latencies from 1 us to 60 s with three significant digits (70 KiB). Values outside the range are clamped.
 ///
-/// One per thread; the reporter merges them with [`Latency::merge`].
+/// Each thread owns one; the reporter combines them with [`Latency::merge`].
 #[derive(Clone, Debug)]
 pub struct Latency {
     histogram: Histogram<u32>,
-    /// The smallest and largest value exactly: a bucket's bound may lie 0.1 % off.
+    /// Exact extremes: a bucket's bound may be 0.1 % off.
     min_us: u64,
     max_us: u64,
 }
 
 impl Latency {
-    /// The largest value that is told apart, in microseconds.
     const MAX_US: u64 = 60_000_000;
 
-    /// An empty histogram.
     pub fn new() -> Self {
         #[expect(clippy::expect_used, reason = "constant arguments within the crate's documented bounds")]
         let histogram = Histogram::new_with_bounds(1, Self::MAX_US, 3)
@@ -27,13 +25,12 @@ impl Latency {
         Self { histogram, min_us: u64::MAX, max_us: 0 }
     }
 
-    /// Counts one value in microseconds.
     #[inline]
     pub fn record(&mut self, us: u64) {
         self.record_n(us, 1);
     }
 
-    /// Counts the same value `n` times, for datagrams that shared a clock read.
+    /// Records `us` `n` times, for datagrams that share a clock read.
     #[inline]
     pub fn record_n(&mut self, us: u64, n: u32) {
         if n == 0 {
@@ -44,12 +41,11 @@ impl Latency {
         self.histogram.saturating_record_n(us.clamp(1, Self::MAX_US), n);
     }
 
-    /// How many values there are.
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// The value in microseconds below or at which this fraction (0 to 1) of all values lies; 0 when empty.
+    /// Value in microseconds at this quantile (0 to 1); 0 when empty.
     pub fn quantile(&self, fraction: f64) -> u64 {
         if self.count() == 0 {
             return 0;
@@ -57,17 +53,16 @@ impl Latency {
         self.histogram.value_at_quantile(fraction).clamp(self.min(), self.max())
     }
 
-    /// The smallest value in microseconds; 0 when empty.
+    /// Smallest value in microseconds; 0 when empty.
     pub fn min(&self) -> u64 {
         if self.count() == 0 { 0 } else { self.min_us }
     }
 
-    /// The largest value in microseconds; 0 when empty.
+    /// Largest value in microseconds; 0 when empty.
     pub fn max(&self) -> u64 {
         self.max_us
     }
 
-    /// Adds another histogram's values.
     pub fn merge(&mut self, other: &Self) {
         if other.count() == 0 {
             return;
@@ -78,14 +73,12 @@ impl Latency {
         self.max_us = self.max_us.max(other.max_us);
     }
 
-    /// Forgets all values.
     pub fn clear(&mut self) {
         self.histogram.reset();
         self.min_us = u64::MAX;
         self.max_us = 0;
     }
 
-    /// The figures of a report.
     pub fn percentiles(&self) -> Percentiles {
         Percentiles {
             min: self.min(),
@@ -97,7 +90,6 @@ impl Latency {
         }
     }
 
-    /// The figures that a report has about the generator's own lateness.
     pub fn lateness(&self) -> Lateness {
         Lateness { p50: self.quantile(0.50), p99: self.quantile(0.99), max: self.max() }
     }
@@ -127,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn merged_histograms_equal_one_that_saw_everything() {
+    fn merging_equals_recording_into_one_histogram() {
         let (mut whole, mut odd, mut even) = (Latency::new(), Latency::new(), Latency::new());
         for us in 10..5_000 {
             whole.record(us);
@@ -149,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_histogram_reports_zeros_and_clear_empties() {
+    fn empty_and_cleared_histograms_report_zeros() {
         let mut latency = Latency::new();
         assert_eq!(latency.percentiles(), Percentiles::default());
         latency.record(7);

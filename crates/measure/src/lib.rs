@@ -1,8 +1,8 @@
-//! turnpike's instruments: latency histograms, rates, sequence bookkeeping, jitter, what the kernel counts, the result
-//! that every generator writes, and figures with units.
+//! Instruments: latency histograms, rates, sequence tracking, jitter, kernel counters, the report of a
+//! generator run, and formatting of quantities.
 //!
-//! Everything here is owned by one thread and merged by whoever reports; nothing locks, and nothing that is called
-//! per datagram allocates.
+//! Each instrument belongs to one thread and is merged by the reporter. There are no locks, and per-datagram
+//! calls do not allocate.
 #![forbid(unsafe_code)]
 
 mod jitter;

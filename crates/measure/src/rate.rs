@@ -1,20 +1,19 @@
-//! Offered rates, as a person types them and as a report shows them.
+//! Offered rates: parsing and display.
 
 use std::{fmt, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// How much load is offered.
+/// Offered load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rate {
-    /// So many a second, open loop: what comes back does not slow what goes out. Finite and above 0.
+    /// Datagrams per second, open loop: replies do not throttle sending. Finite and above 0.
     Pps(f64),
-    /// As much as the machine can.
+    /// As fast as the machine can.
     Max,
 }
 
 impl Rate {
-    /// The figure, or `None` for [`Rate::Max`].
     pub const fn pps(self) -> Option<f64> {
         match self {
             Self::Pps(pps) => Some(pps),
@@ -35,7 +34,7 @@ impl fmt::Display for Rate {
 impl FromStr for Rate {
     type Err = String;
 
-    /// A number above 0, which may end in `k` (thousand) or `M` (million), or `max`.
+    /// Parses a number above 0 with an optional suffix `k` (thousand) or `M` (million), or `max`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text.eq_ignore_ascii_case("max") {
             return Ok(Self::Max);
@@ -51,7 +50,7 @@ impl FromStr for Rate {
     }
 }
 
-/// A number, or the string `max`.
+/// Serializes as a number, or as the string `max`.
 impl Serialize for Rate {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -76,7 +75,7 @@ impl<'de> Deserialize<'de> for Rate {
     }
 }
 
-/// `count` over `time`, 0 for no time at all.
+/// `count` per second over `time`; 0 if `time` is zero.
 pub fn per_second(count: u64, time: Duration) -> f64 {
     let seconds = time.as_secs_f64();
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
@@ -87,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_read_as_people_type_them() {
+    fn suffixes_and_max_parse() {
         for (text, expected) in [
             ("20000", Rate::Pps(20_000.0)),
             ("20k", Rate::Pps(20_000.0)),

@@ -1,4 +1,4 @@
-//! The result of a run: one JSON object, the same for every generator.
+//! Result of a run: one JSON object with the same shape for every generator.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -6,77 +6,72 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::Rate;
 
-/// What a generator found. Counts but `errors` cover the measured time only, warm-up excluded.
+/// Result of a run. All counts except `errors` exclude the warm-up.
 ///
-/// A datagram belongs to the measured time when it was *due* in it, however late it was sent or came back, so
-/// that `sent = received + lost` holds exactly.
+/// A datagram counts by the time it was *due*, no matter how late it was sent or came back, so `sent =
+/// received + lost` holds exactly.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Datagrams (requests, allocations) that the kernel took.
+    /// Datagrams, requests or allocations that the kernel accepted.
     pub sent: u64,
-    /// Of these, those that came back, each counted once.
+    /// Datagrams that came back, duplicates excluded.
     pub received: u64,
-    /// `sent - received`.
     pub lost: u64,
-    /// Datagrams that came back again.
     pub duplicated: u64,
-    /// Datagrams that came back after one that was sent later.
+    /// Datagrams that came back after a later one.
     pub reordered: u64,
-    /// `sent` a second.
     pub send_pps: f64,
-    /// `received` a second.
     pub recv_pps: f64,
-    /// Payload that came back, in bits a second.
+    /// Returned payload, bits per second.
     pub recv_bps: f64,
-    /// Microseconds from the moment a datagram was due until it was back.
+    /// Microseconds from the due time to the return.
     pub rtt_us: Percentiles,
-    /// Interarrival jitter in microseconds (RFC 3550 section 6.4.1) of the round trip, mean over all clients.
+    /// Round-trip interarrival jitter in microseconds (RFC 3550 section 6.4.1), mean over all clients.
     pub jitter_us: f64,
-    /// Microseconds by which the generator itself was late.
+    /// Delay of the generator itself: microseconds from the due time to the send.
     pub late_us: Lateness,
-    /// Clients.
     pub clients: u64,
     /// Payload size in bytes.
     pub size: u64,
-    /// What was asked for.
+    /// Requested rate.
     pub rate: Rate,
     /// Measured time in seconds.
     pub duration_s: f64,
-    /// Step of the ladder; for streams, which have none, the transport.
+    /// I/O path used for UDP; for streams, the transport.
     pub datapath: String,
-    /// How clients reached a TURN server: `udp`, `tcp`, `tls` or `dtls`.
+    /// Transport between client and TURN server: `udp`, `tcp`, `tls` or `dtls`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
-    /// What it relayed for them: `udp` or `tcp` (RFC 6062).
+    /// Relayed transport: `udp` or `tcp` (RFC 6062).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<String>,
-    /// With a profile: what came of each direction and stream. The counts above are of both directions together then, and
-    /// `rtt_us` is the latency of one way.
+    /// Results per direction and stream when a profile is used. The counts above then cover both directions,
+    /// and `rtt_us` is one-way latency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<ProfileReport>,
-    /// What went wrong, by name, and how often, in the whole run with its warm-up.
+    /// Errors by name over the whole run, warm-up included.
     pub errors: BTreeMap<String, u64>,
-    /// What a reader must know about these figures, in sentences.
+    /// Caveats about these figures, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// Figures that only one mode has, by name; whole ones are written without a fraction.
+    /// Mode-specific figures by name; integers are written without a fraction.
     #[serde(flatten, serialize_with = "write_figures", deserialize_with = "read_figures")]
     pub extra: BTreeMap<String, f64>,
 }
 
 impl Report {
-    /// Lost datagrams in percent of those sent; 0 when none was sent.
+    /// Lost datagrams in percent of those sent; 0 if none were sent.
     pub fn loss_percent(&self) -> f64 {
         percent(self.lost, self.sent)
     }
 }
 
-/// Many of them are counts, which a reader may want to take for integers.
+/// Writes whole numbers as integers, since many figures are counts.
 fn write_figures<S: Serializer>(figures: &BTreeMap<String, f64>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(figures.iter().map(|(name, value)| (name, Figure(*value))))
 }
 
-/// A later generator may say more than figures: that is left out.
+/// Skips values that are not numbers, which a later generator version may write.
 fn read_figures<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f64>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -97,7 +92,7 @@ struct Figure(f64);
 impl Serialize for Figure {
     #[expect(clippy::cast_possible_truncation, reason = "whole, and of the range in which f64 is exact")]
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        /// 2^53.
+        /// 2^53, the largest range in which f64 represents every integer.
         const EXACT: f64 = 9_007_199_254_740_992.0;
         if self.0.fract() == 0.0 && self.0.abs() <= EXACT {
             serializer.serialize_i64(self.0 as i64)
@@ -107,7 +102,7 @@ impl Serialize for Figure {
     }
 }
 
-/// Of a latency histogram, in microseconds; zeros when it is empty.
+/// Latency percentiles in microseconds; zeros if empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Percentiles {
     pub min: u64,
@@ -118,11 +113,12 @@ pub struct Percentiles {
     pub max: u64,
 }
 
-/// From this lateness on (99th percentile, microseconds) a generator no longer offered what it was told to: at the rates
-/// measured here 1 ms holds dozens of datagrams, which then leave as a burst. `turnpike load` says so, and the lab voids the run.
+/// Lateness (99th percentile, microseconds) above which the offered load is not the requested one: at the
+/// rates measured here, 1 ms holds dozens of datagrams, which then leave as a burst. `turnpike load` prints a
+/// note and the lab voids the run.
 pub const LATE_P99_US: u64 = 1_000;
 
-/// By how much a generator sent later than due, in microseconds.
+/// Delay between due time and send, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lateness {
     pub p50: u64,
@@ -130,13 +126,10 @@ pub struct Lateness {
     pub max: u64,
 }
 
-/// Which way packets go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
-    /// From the clients.
     ToPeer,
-    /// From the peers.
     ToClient,
 }
 
@@ -149,60 +142,53 @@ impl fmt::Display for Direction {
     }
 }
 
-/// What came of a profile.
+/// Results of a traffic profile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProfileReport {
-    /// Which.
     pub name: String,
-    /// Of its numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// All packets of the clients.
+    /// All packets sent by clients.
     pub to_peer: Leg,
-    /// All packets of the peers.
+    /// All packets sent by peers.
     pub to_client: Leg,
-    /// Each stream in each direction.
+    /// One entry per stream and direction.
     pub streams: Vec<StreamReport>,
 }
 
-/// What came of one stream, of all clients.
+/// Result of one stream over all clients.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StreamReport {
-    /// As the profile calls it.
     pub name: String,
-    /// Which way.
     pub direction: Direction,
-    /// What came of it.
     #[serde(flatten)]
     pub leg: Leg,
 }
 
-/// Packets one way.
+/// Packets in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Leg {
-    /// Packets that were due and handed to the kernel.
+    /// Packets that were due and accepted by the kernel.
     pub sent: u64,
-    /// Of these, those that arrived, each counted once.
+    /// Packets that arrived, duplicates excluded.
     pub received: u64,
-    /// `sent - received`, what the generator's own kernel did not take included.
+    /// `sent - received`, including packets that the generator's kernel rejected.
     pub lost: u64,
-    /// Packets that arrived again.
     pub duplicated: u64,
-    /// Packets that arrived after one that was sent later.
+    /// Packets that arrived after a later one.
     pub reordered: u64,
-    /// `sent` a second.
     pub send_pps: f64,
-    /// `received` a second.
     pub recv_pps: f64,
-    /// Payload that arrived, in bits a second.
+    /// Payload received, bits per second.
     pub recv_bps: f64,
-    /// Microseconds from the moment a packet was due until it arrived at the other end.
+    /// Microseconds from the due time to the arrival at the other end.
     pub latency_us: Percentiles,
-    /// Interarrival jitter in microseconds (RFC 3550 section 6.4.1) of that latency, mean over all flows.
+    /// Interarrival jitter of that latency in microseconds (RFC 3550 section 6.4.1), mean over all flows.
     pub jitter_us: f64,
 }
 
 impl Leg {
-    /// Lost packets in percent of those sent; 0 when none was sent.
+    /// Lost packets in percent of those sent; 0 if none were sent.
     pub fn loss_percent(&self) -> f64 {
         percent(self.lost, self.sent)
     }
@@ -263,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_has_the_names_of_the_contract() {
+    fn json_uses_the_documented_names() {
         let json: serde_json::Value = serde_json::to_value(report()).unwrap();
         for name in [
             "sent",
@@ -301,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn a_report_survives_a_json_round_trip() {
         let text = serde_json::to_string(&report()).unwrap();
         assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report());
         let streams =
@@ -314,13 +300,13 @@ mod tests {
         assert_eq!(json["profile"]["streams"][0]["lost"], 5);
         assert_eq!(json["profile"]["to_peer"]["latency_us"]["p99"], 0);
         assert_eq!(serde_json::from_value::<Report>(json).unwrap(), shaped);
-        // Of a later generator.
+        // Unknown members, as a later generator might write.
         let more = text.replacen('{', r#"{"seats":[1,2],"by_flow":{"p50":3},"#, 1);
         assert_eq!(serde_json::from_str::<Report>(&more).unwrap(), report());
     }
 
     #[test]
-    fn loss_is_a_percentage_of_what_was_sent() {
+    fn loss_is_a_percentage_of_sent_datagrams() {
         assert_eq!(report().loss_percent(), 1.0);
         assert_eq!(Report { sent: 0, lost: 0, ..report() }.loss_percent(), 0.0);
     }

@@ -1,40 +1,36 @@
-//! Which of a flow's datagrams arrived: duplicates and reordering, told from sequence numbers.
+//! Arrival tracking for one flow: detects duplicates and reordering from sequence numbers.
 
-/// Sequence numbers below the highest one that are still told apart.
+/// Sequence numbers below the highest one that are still tracked.
 const WINDOW: u64 = 1024;
 const WORDS: usize = (WINDOW / 64) as usize;
 
-/// What a sequence number says about its datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArrivalOrder {
     /// Higher than all before.
     InOrder,
-    /// Lower than one before, and not seen yet.
+    /// Lower than an earlier one and not seen before.
     Reordered,
-    /// Seen before.
     Duplicate,
-    /// Too far below the highest one (1024 and more) to tell whether it was seen.
+    /// 1024 or more below the highest number, so its state is unknown.
     TooOld,
 }
 
-/// The sequence numbers of one flow: a sliding bitmap, as in IPsec's anti-replay window (RFC 4303 appendix A).
+/// Sliding bitmap of the received sequence numbers, as in IPsec's anti-replay window (RFC 4303 appendix A).
 ///
-/// Constant size, no allocation, a few nanoseconds for a datagram in order.
+/// Constant size, no allocation, a few nanoseconds per in-order datagram.
 #[derive(Clone, Debug)]
 pub struct Sequence {
     /// One past the highest number seen.
     next: u64,
-    /// Bit `n % WINDOW` says whether `n` of the last WINDOW numbers was seen.
+    /// Bit `n % WINDOW` is set if `n`, one of the last WINDOW numbers, was seen.
     seen: [u64; WORDS],
 }
 
 impl Sequence {
-    /// No number seen yet; the first one is 0.
     pub const fn new() -> Self {
         Self { next: 0, seen: [0; WORDS] }
     }
 
-    /// Notes the arrival of a number.
     #[inline]
     pub fn note(&mut self, number: u64) -> ArrivalOrder {
         if number >= self.next {
@@ -95,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn in_order_reordered_and_duplicate_are_told_apart() {
+    fn in_order_reordered_and_duplicate_are_distinguished() {
         let mut sequence = Sequence::new();
         assert_eq!(sequence.note(0), ArrivalOrder::InOrder);
         assert_eq!(sequence.note(1), ArrivalOrder::InOrder);
@@ -117,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_over_the_whole_window_forgets_what_was_seen() {
+    fn a_jump_beyond_the_window_clears_it() {
         let mut sequence = Sequence::new();
         for number in 0..WINDOW {
             sequence.note(number);

@@ -1,7 +1,7 @@
-//! Figures with units as people read them: three digits and an SI prefix for thousands (1 kB is 1,000 bytes), times in two units at the
-//! most. `crates/admin/src/web/format.js` has the same for the page.
+//! Formatting of quantities: three digits and a decimal SI prefix (1 kB is 1,000 bytes); durations in at most
+//! two units. `crates/admin/src/web/format.js` implements the same rules for the page.
 
-/// Three digits, a prefix and a unit: `12.3 kB`.
+/// Formats a value with three digits, prefix and unit: `12.3 kB`.
 fn prefixed(value: f64, unit: &str) -> String {
     const PREFIXES: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
     let (mut value, mut prefix) = (value, 0);
@@ -14,26 +14,26 @@ fn prefixed(value: f64, unit: &str) -> String {
     format!("{value:.digits$} {}{unit}", PREFIXES[prefix]).trim_end().to_owned()
 }
 
-/// An amount of data: `1.50 MB`.
+/// Formats a byte count: `1.50 MB`.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
 pub fn bytes(count: u64) -> String {
     prefixed(count as f64, "B")
 }
 
-/// A rate of data: `10.0 kbit/s`.
+/// Formats a bit rate: `10.0 kbit/s`.
 #[must_use]
 pub fn bits_per_second(bits: f64) -> String {
     prefixed(bits, "bit/s")
 }
 
-/// A rate of anything that is counted: `1.50 k/s`.
+/// Formats an event rate: `1.50 k/s`.
 #[must_use]
 pub fn per_second(rate: f64) -> String {
     format!("{}/s", prefixed(rate, ""))
 }
 
-/// A time: `3 h 12 min`, `26 days`, `3 years`.
+/// Formats a duration: `3 h 12 min`, `26 days`, `3 years`.
 #[must_use]
 pub fn span(seconds: u64) -> String {
     const MINUTE: u64 = 60;
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_two_units_at_the_most() {
+    fn durations_have_at_most_two_units() {
         for (seconds, text) in [
             (0, "0 s"),
             (59, "59 s"),

@@ -170,7 +170,9 @@ mod tests {
             issuer: "CN=b".to_owned(),
             days_left: 3,
             chain: 1,
-            distrust: Some("the certificate comes from an authority that is not trusted here".to_owned()),
+            distrust: Some(
+                "the certificate was issued by an authority that this machine does not trust".to_owned(),
+            ),
             ..CertificateFacts::default()
         };
         let mut report = ProbeReport::default();

@@ -133,7 +133,7 @@ fn certificates_are_found_untrusted_misnamed_and_about_to_expire() {
     let distrusted = probe(&uri, &["--ca", &other.authority().display().to_string()]);
     let misnamed = probe(&uri, &["--ca", &trust(&own), "--server-name", "turn.example.net"]);
     for (run, what, remedy) in [
-        (distrusted, "comes from an authority that is not trusted here", "--ca FILE"),
+        (distrusted, "was issued by an authority that this machine does not trust", "--ca FILE"),
         (misnamed, "not for turn.example.net", "--server-name"),
     ] {
         assert_eq!(run.code, Some(1), "{}", run.output());
