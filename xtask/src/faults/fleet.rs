@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use serde::Deserialize;
 
 /// Where the table stands, between two marks.
-pub(super) const DOCUMENT: &str = "docs/fleet.md";
+pub(super) const DOCUMENT: &str = "docs/dev/fleet-faults.md";
 
 pub(super) const HEAD: &str = "\
-| `cargo xtask faults` | what happens | sessions lost | datagrams lost of all others | until another allocation: p50, p99 | one user, of a quota | \
-most that one node granted in a second; share of each node afterwards; newcomers of each | known, judged, and whole again |\n\
+| `cargo xtask faults` | fault | sessions lost | datagrams lost by others; longest gap | new allocation after: p50, p99 | most allocations of one user | \
+peak grants per second on one node; load shares; newcomers | notes, limits, recovery |\n\
 | --- | --- | --- | --- | --- | --- | --- | --- |\n";
 
 /// What a test has written.
@@ -59,25 +59,19 @@ impl Figures {
     /// The same for people at a terminal, line by line.
     pub(super) fn lines(&self, clients: u64) -> Vec<(&'static str, String)> {
         let lost = match self.sessions_of_the_broken {
-            Some(most) => format!("{} of the {most} there, of {clients}", self.sessions_lost),
+            Some(most) => format!("{} of the node's {most}; {clients} clients", self.sessions_lost),
             None => format!("{} of {clients}", self.sessions_lost),
         };
-        let others = format!(
-            "{} of {}; longest silence {:.2} s",
-            self.lost_of_others, self.sent, self.longest_silence
-        );
+        let others = format!("{} of {}; {:.2} s", self.lost_of_others, self.sent, self.longest_silence);
         let mut times = String::new();
         for Reconnect { transport, lost, p50, p99 } in self.reconnect.iter().filter(|part| part.lost > 0) {
             let between = if times.is_empty() { "" } else { "; " };
-            let _ = write!(times, "{between}{lost} over {transport}: {p50:.2} s, {p99:.2} s");
+            let _ = write!(times, "{between}{lost} {transport}: {p50:.2} s, {p99:.2} s");
         }
         let quota = if self.were_alone {
-            format!(
-                "{} of {}: nodes without the store go by their own limits",
-                self.most_of_one_user, self.quota
-            )
+            format!("{} of {} (local limits)", self.most_of_one_user, self.quota)
         } else {
-            format!("{} of {}: {:.1} % beyond", self.most_of_one_user, self.quota, self.beyond)
+            format!("{} of {} (+{:.1} %)", self.most_of_one_user, self.quota, self.beyond)
         };
         let listed = |counts: &[u64]| counts.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
         let herd =
@@ -85,10 +79,10 @@ impl Figures {
         vec![
             ("sessions", lost),
             ("others", others),
-            ("back", if times.is_empty() { "nobody had to".to_owned() } else { times }),
+            ("back", if times.is_empty() { "–".to_owned() } else { times }),
             ("quota", quota),
             ("herd", herd),
-            ("whole", format!("whole after {:.1} s", self.healed)),
+            ("whole", format!("recovered after {:.1} s", self.healed)),
         ]
     }
 }
@@ -118,11 +112,11 @@ mod tests {
         let row = figures(false).row("killed", "SIGKILL", 1000, &["known".to_owned(), String::new()]);
         assert_eq!(
             row,
-            "| `killed` | SIGKILL | 300 of the 310 there, of 1000 | 0 of 5000; longest silence 2.25 s | 280 over udp: 1.50 s, 2.12 s; \
-             20 over tcp: 1.60 s, 2.00 s | 303 of 300: 1.0 % beyond | 160; 10, 45, 45 %; 180, 11, 9 | known; whole after 3.2 s |\n"
+            "| `killed` | SIGKILL | 300 of the node's 310; 1000 clients | 0 of 5000; 2.25 s | 280 udp: 1.50 s, 2.12 s; \
+             20 tcp: 1.60 s, 2.00 s | 303 of 300 (+1.0 %) | 160; 10, 45, 45 %; 180, 11, 9 | known; recovered after 3.2 s |\n"
         );
         let cells = |line: &str| line.matches(" | ").count();
         assert_eq!(HEAD.lines().next().map(cells), row.lines().next().map(cells));
-        assert!(figures(true).row("a", "b", 1, &[]).contains("303 of 300: nodes without the store"));
+        assert!(figures(true).row("a", "b", 1, &[]).contains("303 of 300 (local limits)"));
     }
 }

@@ -33,7 +33,7 @@ pub(crate) struct Options {
     #[arg(long)]
     markdown: bool,
 
-    /// Write the rows into the tables of docs/dev/reliability.md, where those that have not run stay as they are, and of docs/fleet.md, where all
+    /// Write the rows into the tables of docs/dev/reliability.md, where those that have not run stay as they are, and of docs/dev/fleet-faults.md, where all
     /// must have run; nothing is written if one is broken, void or skipped
     #[arg(long)]
     write: bool,

@@ -1,5 +1,5 @@
 //! Faults of a fleet: three nodes behind a balancer, clients by UDP, TCP and TLS, a user who always wants more than he may have, and one thing
-//! that breaks. Each row finds that it was broken, by what the nodes or their clients say of it meanwhile. Each test is a row of docs/fleet.md;
+//! that breaks. Each row finds that it was broken, by what the nodes or their clients say of it meanwhile. Each test is a row of docs/dev/fleet-faults.md;
 //! `cargo xtask faults fleet --write` writes them there. Needs root, HAProxy, nftables, Redis and PostgreSQL.
 
 mod crowd;
@@ -158,11 +158,11 @@ impl Outcome {
         let (lost, of_others) = (self.sum("sessions_lost"), self.sum("lost_of_others"));
         if notice == Notice::End {
             let p99 = self.longest("reconnect_ms_p99");
-            self.row.limit("seconds until lost clients had another allocation, p99", p99, 3.0);
+            self.row.limit("p99 until a new allocation, s", p99, 3.0);
         }
         let were_alone = self.alone != NOBODY;
         if !were_alone {
-            self.row.limit("allocations beyond the quota, %", beyond, MOST_BEYOND);
+            self.row.limit("quota exceeded by, %", beyond, MOST_BEYOND);
         }
         let of_transport = |seen: &Seen| {
             json!({
@@ -231,7 +231,7 @@ fn is_missed(world: &World) {
 fn a_node_is_killed() {
     on_a_fleet(
         turnpike_testkit::this_test!(),
-        "SIGKILL to a node, started again when its clients are elsewhere",
+        "SIGKILL to a node; restarted once its clients have moved",
         Notice::End,
         NOBODY,
         |world, _| {
@@ -249,7 +249,7 @@ fn a_node_is_killed() {
 fn a_node_loses_its_link() {
     on_a_fleet(
         turnpike_testkit::this_test!(),
-        "the only link of a node is down for 8 s: to clients, peers, stores and other nodes",
+        "a node's only link is down for 8 s",
         Notice::End,
         ONE,
         |world, _| {
@@ -270,7 +270,7 @@ fn the_link_of_a_node_flaps() {
     const FLAP: Duration = Duration::from_millis(300);
     on_a_fleet(
         turnpike_testkit::this_test!(),
-        "the only link of a node is down for 0.3 s, three times",
+        "a node's only link is down for 0.3 s, three times",
         Notice::Loss,
         NOBODY,
         |world, _| {
@@ -294,7 +294,7 @@ fn the_link_of_a_node_flaps() {
 fn a_node_and_the_store_are_partitioned() {
     on_a_fleet(
         turnpike_testkit::this_test!(),
-        "what a node says to the Redis is dropped for 8 s",
+        "packets from one node to Redis are dropped for 8 s",
         Notice::Nothing,
         ONE,
         |world, _| {
@@ -313,7 +313,7 @@ fn a_node_and_the_store_are_partitioned() {
 fn all_nodes_and_the_store_are_partitioned() {
     on_a_fleet(
         turnpike_testkit::this_test!(),
-        "what all nodes say to the Redis is dropped for 8 s",
+        "packets from all nodes to Redis are dropped for 8 s",
         Notice::Nothing,
         ALL,
         |world, _| {
@@ -330,7 +330,7 @@ fn all_nodes_and_the_store_are_partitioned() {
 fn the_store_is_killed_and_comes_back_empty() {
     on_a_fleet(
         turnpike_testkit::this_test!(),
-        "SIGKILL to the Redis, started again with nothing in it after half a second",
+        "SIGKILL to Redis; restarted empty after 0.5 s",
         Notice::Nothing,
         NOBODY,
         |world, row| {
@@ -362,7 +362,7 @@ fn the_store_is_killed_and_comes_back_empty() {
             );
             let now = world.books();
             row.note(format!(
-                "{} keys before, none when it was back; then nodes wrote {}: all nodes, the ring of before, {} allocations, of which {} of one user",
+                "{} keys before, 0 after the restart; rewritten: {} keys with all nodes, the same key ring, {} allocations, {} of one user",
                 before.keys, now.keys, now.sums[0], now.sums[2]
             ));
             mended
@@ -375,7 +375,7 @@ fn the_store_is_killed_and_comes_back_empty() {
 fn the_store_stands_still() {
     on_a_fleet(
         turnpike_testkit::this_test!(),
-        "the Redis stands still for 8 s (SIGSTOP)",
+        "SIGSTOP to Redis for 8 s",
         Notice::Nothing,
         ALL,
         |world, _| {
@@ -393,7 +393,7 @@ fn the_store_stands_still() {
 fn the_users_are_away() {
     on_a_fleet(
         turnpike_testkit::this_test!(),
-        "PostgreSQL crashes and is started again after 8 s",
+        "PostgreSQL crashes; restarted after 8 s",
         Notice::Nothing,
         NOBODY,
         |world, row| {
@@ -411,13 +411,9 @@ fn the_users_are_away() {
             world.postgres.start();
             let mended = Instant::now();
             (0..NODES).for_each(|node| is_served(node, STRANGER, &[500]));
-            row.note("strangers were answered 500 at all nodes, and known users served");
+            row.note("all nodes answered 500 to unknown users and served known ones");
             // Between two probes there are 5 s at most, and one takes 2 s at most.
-            row.limit(
-                "seconds until a stranger was let in at each node",
-                mended.elapsed().as_secs_f64(),
-                7.0,
-            );
+            row.limit("unknown users served after, s", mended.elapsed().as_secs_f64(), 7.0);
             mended
         },
     );
@@ -428,7 +424,7 @@ fn the_users_are_away() {
 fn upgraded_node_by_node() {
     on_a_fleet(
         turnpike_testkit::this_test!(),
-        "`turnpike upgrade` of each node, one after the other",
+        "`turnpike upgrade` of each node in turn",
         Notice::Nothing,
         NOBODY,
         |world, row| {
@@ -439,7 +435,7 @@ fn upgraded_node_by_node() {
                 assert!(node.pid() != old && lives(node.pid()), "process {old} has handed over to nobody");
             }
             let stay = before.iter().filter(|pid| lives(**pid)).count();
-            row.note(format!("{stay} old processes went on with clients over TCP and TLS"));
+            row.note(format!("{stay} old processes kept their TCP and TLS clients"));
             mended
         },
     );
@@ -472,7 +468,7 @@ fn drained_and_uncordoned() {
             let late = late.end();
             assert_eq!(late[0].count("lost"), 0, "who came meanwhile is not served well");
             let told = late[0].count("redirects");
-            row.note(format!("{} came meanwhile, of whom {told} were told another node", newcomers()));
+            row.note(format!("{} newcomers during the drain, {told} redirected", newcomers()));
             // For the sake of load nobody is sent away twice.
             let answers = [ask(BROKEN, KNOWN), ask(BROKEN, KNOWN)];
             assert_eq!(answers, [Some(300); 2], "what a node says that drains");
