@@ -1,10 +1,11 @@
-//! What somebody would ask a server who means it ill: with a credential, for peers that nobody should reach, in each spelling of their
-//! addresses and by each way in, and for the allocations of others; without one, for answers that are longer than their questions. For servers
-//! of one's own.
+//! Attack mode: asks a server the operator owns for what an attacker would ask.
 //!
-//! What is sent to a peer, if a server lets that happen, is a Binding request to a port at which the server itself answers, by default. Where
-//! somebody answers it, that comes back by the relay and gives it away; of a peer that keeps silent nothing can be seen from here, and nothing is
-//! claimed ([`AttackOutcome::Silent`]): the server's own counters have to say it.
+//! With a credential, it requests forbidden peers in every spelling of their addresses and by every method,
+//! and the allocations of other users. Without one, it looks for responses larger than their requests.
+//!
+//! Data sent towards a forbidden peer is a Binding request to a port where, by default, the server itself
+//! answers; a reply through the relay proves that the peer was reachable. A peer that does not reply proves
+//! nothing ([`AttackOutcome::Silent`]): check the server's own counters for those.
 
 pub(crate) mod facts;
 mod forms;
@@ -29,14 +30,14 @@ use crate::{
     session::{ProbeSession, ServerAnswer},
 };
 
-/// How long data that was sent to where it should not go may take to come back.
+/// Time allowed for data sent towards a forbidden peer to come back.
 const RETURN: Duration = Duration::from_millis(700);
-/// Of RFC 8656's range.
+/// Within the range of RFC 8656.
 const FIRST_CHANNEL: u16 = 0x4000;
-/// Numbers that a server would not have given to a connection of somebody else's, and those that a careless one would.
+/// Connection IDs that no server would assign, and some that a careless server might accept.
 const MADE_UP_IDS: [u32; 4] = [0, 1, 0x7A6B_5C4D, u32::MAX];
 
-/// The ways in by which datagrams go, in the order in which they are tried.
+/// Methods by which datagrams can be sent, in the order in which they are tried.
 #[derive(Clone, Copy)]
 struct Entries {
     permission: AttackEntry,
@@ -55,38 +56,42 @@ const AFTER_A_MOVE: Entries = Entries {
     send: AttackEntry::MobilitySend,
 };
 
-/// Bytes that a server should send to strangers at most, per byte of their requests.
+/// Acceptable response bytes per request byte for clients without credentials.
 const MOST_AMPLIFICATION: f64 = 4.0;
 
-/// What [`crate::run`] would do with [`crate::Config::attack`], line by line.
+/// Describes what [`crate::run`] would do with [`crate::Config::attack`], one line per step.
 #[must_use]
 pub fn plan(config: &crate::Config) -> Vec<String> {
     let forms = forms::special().count();
-    let mut lines =
-        vec![format!("{}: over each transport that it has (UDP, TCP, TLS, DTLS), I would", config.server)];
+    let mut lines = vec![format!(
+        "{}: over each available transport (UDP, TCP, TLS, DTLS), the probe would",
+        config.server
+    )];
     if let Some(Login { name: user, .. }) = &config.user {
         lines.extend([
-            format!("- allocate as {user}, and ask for {forms} addresses that should be nobody's peer (loopback, metadata, private, the"),
+            format!("- allocate as {user}, and ask for {forms} forbidden peer addresses (loopback, metadata, private, the"),
             "  server's own, and their IPv6 spellings) by CreatePermission, ChannelBind, Send and Connect, and again after a move (RFC 8016)".to_owned(),
-            "- send one datagram to a port of the server itself through each of them, which comes back where that is let through".to_owned(),
-            "- bind to connections of nobody, and show tickets that no server has made".to_owned(),
+            "- send one datagram to a port of the server itself through each of them; it comes back if the server lets it through".to_owned(),
+            "- bind to unknown connections, and present forged mobility tickets".to_owned(),
         ]);
         if let Some(Login { name: other, .. }) = &config.attack_user {
-            lines.push(format!("- as {other}, try to take and to end those allocations by their tickets"));
+            lines.push(format!(
+                "- as {other}, try to take over and to delete those allocations with their tickets"
+            ));
         }
     } else {
-        lines.push("- ask for no peers: that needs --user".to_owned());
+        lines.push("- ask for no peers (needs --user)".to_owned());
     }
     lines.push(format!(
-        "- send {} messages without a credential, and count what comes back for each byte",
+        "- send {} messages without a credential, and count the bytes that come back for each byte",
         strangers::COUNT
     ));
-    lines.push("Allocations are deleted again. This is for servers that are yours, or whose owner has agreed: --i-own-this-server does it.".to_owned());
+    lines.push("Allocations are deleted afterwards. Use it only on your own servers, or with the owner's consent: add --i-own-this-server to run it.".to_owned());
     lines
 }
 
 impl ProbeRun<'_> {
-    /// Asks over each transport that was reached.
+    /// Runs the attack over each reachable transport.
     pub(crate) fn attack(&mut self, ports: &[u16]) {
         let mut facts = AttackFacts::default();
         let reached: Vec<(Transport, SocketAddr)> =
@@ -95,7 +100,7 @@ impl ProbeRun<'_> {
             self.report.line(
                 Level::Note,
                 "attack",
-                "peers were not asked for: that needs a credential (--user)",
+                "forbidden peers were not tested: give a credential with --user",
             );
         }
         for (transport, server) in reached {
@@ -121,7 +126,7 @@ impl ProbeRun<'_> {
 
     fn note(&mut self, transport: Transport, asked: Result<(), String>) {
         if let Err(what) = asked {
-            self.report.line(Level::Note, "attack", format!("{transport}: not everything was asked: {what}"));
+            self.report.line(Level::Note, "attack", format!("{transport}: incomplete: {what}"));
         }
     }
 
@@ -150,7 +155,7 @@ impl ProbeRun<'_> {
         Ok(())
     }
 
-    /// The same peers once more, from another address of the client, for which the allocation has moved.
+    /// Requests the same peers again after the allocation has moved to another client address.
     fn moved(&self, asker: &mut AttackSession<'_>, is_v6: bool, forms: &[Form]) -> Result<(), String> {
         let transport = asker.transport;
         let Some((old, ticket)) = self.mobile(transport, is_v6)? else { return Ok(()) };
@@ -179,7 +184,7 @@ impl ProbeRun<'_> {
         Ok(())
     }
 
-    /// A ticket that is good, shown by somebody else.
+    /// Presents a valid ticket as another user.
     fn stolen(&self, asker: &mut AttackSession<'_>, ticket: &[u8]) -> Result<(), String> {
         let Some(thief) = self.config.attack_user.clone() else { return Ok(()) };
         let Some(mut session) = self.session_of(Some(thief), asker.transport) else { return Ok(()) };
@@ -192,7 +197,7 @@ impl ProbeRun<'_> {
         Ok(())
     }
 
-    /// An allocation that may move, and its ticket.
+    /// Creates a mobile allocation; returns it with its ticket.
     fn mobile(&self, transport: Transport, is_v6: bool) -> Result<Option<(ProbeSession, Vec<u8>)>, String> {
         let Some((mut session, granted)) = self.allocation(transport, is_v6, RelayedByAttack::Mobile)? else {
             return Ok(None);
@@ -206,7 +211,7 @@ impl ProbeRun<'_> {
         }
     }
 
-    /// RFC 6062: connections to these peers, and binding to those of others.
+    /// RFC 6062: connects to these peers, and binds to connections of others.
     fn connections(&self, asker: &mut AttackSession<'_>, is_v6: bool, forms: &[Form]) -> Result<(), String> {
         let transport = asker.transport;
         let Some((mut session, _)) = self.allocation(transport, is_v6, RelayedByAttack::Tcp)? else {
@@ -229,14 +234,14 @@ impl ProbeRun<'_> {
                 message.attribute(kind::CONNECTION_ID, &id.to_be_bytes());
             });
             if let Ok(answer) = bound {
-                asker.note_id(AttackEntry::ConnectionBind, "a connection of nobody", &answer);
+                asker.note_id(AttackEntry::ConnectionBind, "an unknown connection ID", &answer);
             }
         }
         session.delete();
         Ok(())
     }
 
-    /// `None` where the server does not have such.
+    /// Returns `None` if the server lacks the family, transport or mobility.
     fn allocation(
         &self,
         transport: Transport,
@@ -257,7 +262,7 @@ impl ProbeRun<'_> {
         let granted = granted.map_err(words)?;
         match granted.code() {
             None => Ok(Some((session, granted))),
-            // No such family, or transport, or mobility.
+            // Address family, transport or mobility not supported.
             Some(400 | 405 | 420 | 440 | 442) => Ok(None),
             Some(_) => Err(format!("no allocation: {}", granted.told())),
         }
@@ -273,12 +278,12 @@ impl ProbeRun<'_> {
         open.sort();
         for ((entry, form), mut transports) in open {
             transports.dedup();
-            let remedy = if form.contains("ticket") || form.contains("connection of") {
-                "any user can take what is another's: have such requests refused"
+            let remedy = if form.contains("ticket") || form.contains("connection ID") {
+                "users can take over allocations and connections of others: make the server refuse such requests"
             } else {
-                "any user can reach services that trust the server's own machine or network: refuse such peers"
+                "any user can reach services that trust the server's own machine or network: make the server refuse such peers"
             };
-            let what = format!("{entry} lets users in to {form} (over {})", transports.join(", "));
+            let what = format!("{entry} lets users reach {form} (over {})", transports.join(", "));
             self.report.advise(Level::Bad, "attack", what, remedy);
         }
         let count = |wanted: fn(AttackOutcome) -> bool| {
@@ -289,11 +294,10 @@ impl ProbeRun<'_> {
             (count(|it| it != AttackOutcome::Open), count(|it| it == AttackOutcome::Silent));
         if asked > 0 {
             let level = if closed == asked { Level::Ok } else { Level::Note };
-            let mut what =
-                format!("{closed} of {asked} attempts at peers that nobody should reach lead nowhere");
+            let mut what = format!("{closed} of {asked} attempts to reach forbidden peers failed");
             if silent > 0 {
                 what += &format!(
-                    ", as far as can be seen: of {silent} by Send nothing came back, which a peer that does not answer looks like too"
+                    ", but {silent} of these, by Send, are uncertain: a peer that does not reply looks the same"
                 );
             }
             self.report.line(level, "attack", what);
@@ -301,10 +305,10 @@ impl ProbeRun<'_> {
         let worst = facts.strangers.iter().max_by(|one, other| one.ratio.total_cmp(&other.ratio));
         if let Some(AttackReply { message, ratio, sent, received, .. }) = worst {
             let what = format!(
-                "sends strangers at most {ratio:.1} bytes for each of theirs ({message}: {received} for {sent})"
+                "sends unauthenticated clients at most {ratio:.1} bytes per byte received ({message}: {received} for {sent})"
             );
             if *ratio > MOST_AMPLIFICATION {
-                let remedy = "an attacker with forged source addresses can flood others through this server: shorten the realm, or leave out SOFTWARE";
+                let remedy = "an attacker with forged source addresses can amplify a flood through this server: shorten the realm, or omit SOFTWARE";
                 self.report.advise(Level::Warn, "attack", what, remedy);
             } else {
                 self.report.line(Level::Ok, "attack", what);
@@ -313,7 +317,6 @@ impl ProbeRun<'_> {
     }
 }
 
-/// What an allocation is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RelayedByAttack {
     Udp,
@@ -321,7 +324,7 @@ enum RelayedByAttack {
     Mobile,
 }
 
-/// Asks over one transport, and notes what comes of it.
+/// Sends requests over one transport and records the outcomes.
 struct AttackSession<'a> {
     transport: Transport,
     ports: &'a [u16],
@@ -342,9 +345,11 @@ impl AttackSession<'_> {
                 let peer = SocketAddr::new(form.ip, port);
                 let mut permitted = permission(session, peer).map_err(words)?;
                 if permitted.code() == Some(508) {
-                    // No room for one more: what was let in so far has it.
+                    // The allocation is out of permissions or channels; earlier grants used them up.
                     session.delete();
-                    let Some(next) = renew() else { return Err("no other allocation is granted".to_owned()) };
+                    let Some(next) = renew() else {
+                        return Err("the server granted no further allocation".to_owned());
+                    };
                     *session = next;
                     permitted = permission(session, peer).map_err(words)?;
                 }
@@ -363,7 +368,7 @@ impl AttackSession<'_> {
         self.returned(session)
     }
 
-    /// A Binding request in a Send indication, to a port where one is answered.
+    /// Sends a Binding request in a Send indication to a port of the server itself.
     fn send(
         &mut self,
         entry: AttackEntry,
@@ -377,11 +382,11 @@ impl AttackSession<'_> {
             message.xor_address(kind::XOR_PEER_ADDRESS, peer).attribute(kind::DATA, &payload);
         });
         sent.map_err(words)?;
-        self.add(entry, &form.name, Some(peer), AttackOutcome::Silent, "nothing comes back".to_owned());
+        self.add(entry, &form.name, Some(peer), AttackOutcome::Silent, "no reply".to_owned());
         Ok(())
     }
 
-    /// What comes back has got through.
+    /// Marks attempts whose data came back as open.
     fn returned(&mut self, session: &mut ProbeSession) -> Result<(), String> {
         let until = Instant::now() + RETURN;
         loop {
@@ -391,7 +396,7 @@ impl AttackSession<'_> {
                         && let Some(attempt) = self.found.get_mut(place)
                     {
                         attempt.outcome = AttackOutcome::Open;
-                        attempt.answer = "the server answers itself by the relay".to_owned();
+                        attempt.answer = "the server replied through the relay".to_owned();
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(()),
@@ -407,7 +412,7 @@ impl AttackSession<'_> {
             }
             None => AttackOutcome::Open,
             Some(403 | 443) => AttackOutcome::Refused,
-            // It has tried.
+            // 447 (Connection Timeout or Failure): the server tried to connect.
             Some(447) if entry == AttackEntry::Connect => AttackOutcome::Open,
             Some(_) => AttackOutcome::Unknown,
         };
@@ -415,18 +420,19 @@ impl AttackSession<'_> {
         self.add(entry, &form.name, Some(peer), outcome, answer.told());
     }
 
-    /// Where there is no peer: a number or a ticket that is nobody's.
+    /// Records an attempt without a peer: a forged connection ID or ticket.
     fn note_id(&mut self, entry: AttackEntry, form: &str, answer: &ServerAnswer) {
         let outcome = match answer.code() {
             None => AttackOutcome::Open,
-            // Who has not shown who he is has not asked.
+            // Authentication failed, so the request itself was not judged.
             Some(401 | 438) => AttackOutcome::Unknown,
             Some(_) => AttackOutcome::Refused,
         };
         self.add(entry, form, None, outcome, answer.told());
     }
 
-    /// A good ticket that is not the user's: refused for the user's sake (441, RFC 8656 section 19), or nothing is known of it.
+    /// Records the use of another user's ticket. Only 441 (RFC 8656 section 19) is a refusal for that reason;
+    /// other errors are inconclusive.
     fn note_theft(&mut self, form: &str, answer: &ServerAnswer) {
         let outcome = match answer.code() {
             None => AttackOutcome::Open,
@@ -450,7 +456,7 @@ impl AttackSession<'_> {
     }
 }
 
-/// Asks for the allocation of this ticket.
+/// Sends a Refresh with this ticket.
 fn shows(session: &mut ProbeSession, ticket: &[u8]) -> io::Result<ServerAnswer> {
     session.request(method::REFRESH, &|message| _ = message.attribute(kind::MOBILITY_TICKET, ticket))
 }
@@ -460,10 +466,10 @@ fn permission(session: &mut ProbeSession, peer: SocketAddr) -> io::Result<Server
         .request(method::CREATE_PERMISSION, &|message| _ = message.xor_address(kind::XOR_PEER_ADDRESS, peer))
 }
 
-/// What Binding requests of this run begin with.
+/// First bytes of this run's Binding transaction IDs.
 const MARK: [u8; 4] = *b"tpat";
 
-/// A Binding request whose transaction says where its attempt is noted.
+/// Binding request with the index of its attempt in the transaction ID.
 fn binding(place: usize) -> Vec<u8> {
     let mut transaction = [0; 12];
     transaction[..4].copy_from_slice(&MARK);
@@ -474,7 +480,7 @@ fn binding(place: usize) -> Vec<u8> {
     buffer
 }
 
-/// Which attempt this Data indication, or this ChannelData message, is the fruit of.
+/// Index of the attempt that caused this Data indication or ChannelData message.
 fn place_in(message: &[u8]) -> Option<usize> {
     let data = match message {
         [0x40..=0x4F, _, high, low, rest @ ..] => {
@@ -488,7 +494,7 @@ fn place_in(message: &[u8]) -> Option<usize> {
     usize::try_from(u64::from_be_bytes(place)).ok()
 }
 
-/// A request without a credential, for a stranger.
+/// Unauthenticated request.
 fn unsigned(method: u16, attributes: &dyn Fn(&mut Writer<'_>)) -> Vec<u8> {
     let mut buffer = Vec::new();
     let header = Header { class: Class::Request, method, transaction: rand::random() };

@@ -1,4 +1,4 @@
-//! What a certificate says of itself.
+//! Facts and verdicts about a server certificate.
 
 use std::{
     net::IpAddr,
@@ -15,11 +15,11 @@ use x509_cert::{
 
 use crate::report::{CertificateFacts, Level, ProbeReport};
 
-/// Less than this is about to expire: automatic renewal begins at 30 days.
+/// Days below which a certificate is reported: automatic renewal usually starts at 30.
 const SOON_DAYS: i64 = 14;
 const DAY: u64 = 86_400;
 
-/// Reads the first certificate of a chain; `None` where there is none.
+/// Reads the first certificate of a chain; `None` if the chain is empty.
 pub(crate) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime) -> Option<CertificateFacts> {
     let certificate = match Certificate::from_der(chain.first()?) {
         Ok(certificate) => certificate,
@@ -51,7 +51,7 @@ pub(crate) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime)
     })
 }
 
-/// Says what is good and bad about it.
+/// Reports problems with the certificate.
 pub(crate) fn judge(report: &mut ProbeReport, transport: Transport, facts: &CertificateFacts) {
     let area = "certificate";
     if let Some(why) = &facts.unreadable {
@@ -59,8 +59,8 @@ pub(crate) fn judge(report: &mut ProbeReport, transport: Transport, facts: &Cert
         report.advise(
             Level::Bad,
             area,
-            format!("{transport}: shows a certificate that cannot be read ({why}){distrust}"),
-            "have the server show one in X.509, issued anew",
+            format!("{transport}: the certificate cannot be parsed ({why}){distrust}"),
+            "install a valid X.509 certificate on the server",
         );
         return;
     }
@@ -83,15 +83,15 @@ pub(crate) fn judge(report: &mut ProbeReport, transport: Transport, facts: &Cert
             Level::Warn,
             area,
             format!("{transport}: expires in {} days", facts.days_left),
-            "renew it now, and find out why it was not renewed by itself",
+            "renew it now, and check why automatic renewal failed",
         );
     }
     if facts.names.is_empty() {
         report.advise(
             Level::Bad,
             area,
-            format!("{transport}: has no subject alternative name, and clients look at nothing else"),
-            "have it issued with the server's host name as DNS name",
+            format!("{transport}: has no subject alternative name, which is the only name clients check"),
+            "reissue it with the server's host name as a DNS name",
         );
     }
     if transport == Transport::Tls
@@ -102,21 +102,21 @@ pub(crate) fn judge(report: &mut ProbeReport, transport: Transport, facts: &Cert
         report.advise(
             Level::Warn,
             area,
-            "tls: the server sends its own certificate only, without the intermediate one",
-            "configure the full chain (fullchain.pem with certbot), not the leaf alone",
+            "tls: the server sends its own certificate only, without the intermediates",
+            "configure the full chain (fullchain.pem with certbot), not only the leaf certificate",
         );
     }
 }
 
 fn remedy(why: &str) -> &'static str {
     if why.contains("expired") {
-        "renew it, and have the server read it again"
+        "renew it, then reload the server"
     } else if why.contains("not valid yet") {
         "check the clocks of this machine and of the issuer"
     } else if why.contains("is for ") {
-        "reach the server by a name that the certificate has, or have that name added; to ask for another: --server-name"
+        "use a name that the certificate contains, or add this one to it; to check for another name: --server-name"
     } else {
-        "browsers will refuse it: use one of a public authority, or give yours with --ca FILE"
+        "browsers will refuse it: use a certificate from a public authority, or give your own authority with --ca FILE"
     }
 }
 
@@ -136,7 +136,7 @@ fn named(text: String) -> String {
     if text.is_empty() { "(no name)".to_owned() } else { text }
 }
 
-/// Whole days from now to a moment of the Unix clock, towards the past negative.
+/// Whole days from now to a Unix time, negative if it has passed.
 fn days_between(now: SystemTime, until: Duration) -> i64 {
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let days = |span: Duration| i64::try_from(span.as_secs() / DAY).unwrap_or(i64::MAX);
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_tells_its_names_and_its_end() {
+    fn names_and_expiry_are_read_from_a_certificate() {
         let names = ["turn.example.org".to_owned(), "192.0.2.7".to_owned()];
         let made = rcgen::generate_simple_self_signed(names.to_vec()).unwrap();
         let facts = read(&[made.cert.der().to_vec()], None, SystemTime::now()).unwrap();
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_has_a_remedy() {
+    fn each_problem_comes_with_a_remedy() {
         let facts = CertificateFacts {
             subject: "CN=a".to_owned(),
             issuer: "CN=b".to_owned(),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_certificate_is_no_trusted_one() {
+    fn an_unreadable_certificate_is_not_trusted() {
         let why = "the certificate is not valid (BadEncoding)".to_owned();
         let facts = read(&[vec![0x30, 0]], Some(why.clone()), SystemTime::now()).unwrap();
         assert_eq!((facts.verifies, facts.distrust.as_ref()), (false, Some(&why)));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_read_or_not() {
+    fn arbitrary_bytes_do_not_panic() {
         let made = rcgen::generate_simple_self_signed(vec!["a".to_owned()]).unwrap();
         let der = made.cert.der().to_vec();
         for length in 0..der.len() {

@@ -1,4 +1,4 @@
-//! Whether the credential is good, and if not, as far as a client can tell, why.
+//! Credential check, with the most likely reason if the server refuses.
 
 use std::{
     io,
@@ -20,29 +20,28 @@ use crate::{
 
 const AREA: &str = "credentials";
 
-/// What a plain allocation asks for: REQUESTED-TRANSPORT, UDP.
+/// Attributes of a plain allocation: REQUESTED-TRANSPORT UDP.
 pub(crate) fn wanted(message: &mut Writer<'_>) {
     message.attribute(kind::REQUESTED_TRANSPORT, &[17, 0, 0, 0]);
 }
 
-/// Whether the report finds credentials handled wrongly.
+/// Returns true if the report has a bad credential finding.
 pub(crate) fn is_bad(report: &ProbeReport) -> bool {
     report.findings.iter().any(|line| line.area == AREA && line.level == Level::Bad)
 }
 
-/// What came of it.
 pub(crate) enum CredentialOutcome {
-    /// The answer that granted an allocation.
+    /// Success response to the Allocate request.
     Granted(ServerAnswer),
-    /// The server works, and sends its clients to another one.
+    /// The server works and redirects its clients to another one.
     SentOn,
-    /// The credential is good, but the server relays no IPv4, which is the family of a request that names none.
+    /// The credential is valid, but the server relays no IPv4, the default family of an Allocate request.
     NoIpv4,
-    /// With the reason in the report.
+    /// The report has the reason.
     Nothing,
 }
 
-/// Allocates, one step at a time.
+/// Allocates step by step.
 pub(crate) fn allocate(
     report: &mut ProbeReport,
     session: &mut ProbeSession,
@@ -58,8 +57,8 @@ pub(crate) fn allocate(
             report.advise(
                 Level::Bad,
                 AREA,
-                "gives allocations to everybody, without any credential: an open relay",
-                "turn authentication on (turnpike: --user or --secret; coturn: lt-cred-mech or use-auth-secret, no no-auth)",
+                "grants allocations without a credential: an open relay",
+                "enable authentication (turnpike: --user or --secret; coturn: lt-cred-mech or use-auth-secret, no no-auth)",
             );
             return CredentialOutcome::Granted(first);
         }
@@ -68,8 +67,8 @@ pub(crate) fn allocate(
         Some(_) => {
             return bad(
                 report,
-                format!("refuses to allocate before it asks who is there: {}", first.told()),
-                "if this is a STUN server, name it as stun:HOST; else see the server's log",
+                format!("refuses Allocate before asking for a credential: {}", first.told()),
+                "if this is a STUN server, write stun:HOST; otherwise see the server's log",
             );
         }
     }
@@ -78,8 +77,8 @@ pub(crate) fn allocate(
     if realm.is_none() || first.value(kind::NONCE).is_none() {
         return bad(
             report,
-            "asks for a credential but sends no realm or no nonce, so that no client can answer (RFC 8489 section 9.2.4)",
-            "give the server a realm (turnpike: --realm; coturn: realm=)",
+            "asks for a credential without sending a realm and nonce, so no client can authenticate (RFC 8489 section 9.2.4)",
+            "configure a realm (turnpike: --realm; coturn: realm=)",
         );
     }
     let Some(credentials) = credentials else {
@@ -87,7 +86,7 @@ pub(crate) fn allocate(
         report.advise(
             Level::Note,
             AREA,
-            format!("wants a credential of realm {realm:?}: nothing behind it was checked"),
+            format!("asks for a credential in realm {realm:?}; relaying was not tested"),
             "give one with --user NAME:PASSWORD",
         );
         return CredentialOutcome::Nothing;
@@ -104,7 +103,7 @@ fn signed(
     credentials: &Login,
     now: SystemTime,
 ) -> CredentialOutcome {
-    /// A nonce may be stale once; one that the server has just made is not.
+    /// A nonce may be stale once, but not directly after the server issued it.
     const NONCES: usize = 3;
     let user = &credentials.name;
     for _ in 0..NONCES {
@@ -126,8 +125,8 @@ fn signed(
                 report.advise(
                     Level::Bad,
                     AREA,
-                    "grants an allocation, but its answer is not signed with this user's key, so that clients throw it away",
-                    "something on the way changes messages, or this is not the server that knows the user",
+                    "grants an allocation, but the response is not signed with this user's key, so clients discard it",
+                    "something on the path modifies messages, or another server answered",
                 );
                 return CredentialOutcome::Granted(answer);
             }
@@ -135,11 +134,11 @@ fn signed(
                 return bad(
                     report,
                     format!(
-                        "sends {user:?} on to {} (300 Try Alternate), but does not sign that with this user's key, so that \
-                         clients do not go there (RFC 8489 section 10)",
+                        "redirects {user:?} to {} (300 Try Alternate), but the response is not signed with this user's key, so \
+                         clients ignore it (RFC 8489 section 10)",
                         alternate(&answer)
                     ),
-                    "something on the way changes messages, or this is not the server that knows the user",
+                    "something on the path modifies messages, or another server answered",
                 );
             }
             Some(438) => {
@@ -151,8 +150,8 @@ fn signed(
                 report.advise(
                     Level::Bad,
                     "relay",
-                    format!("answers {} to a request that names no family, as browsers send it", answer.told()),
-                    "relay on an IPv4 address too (turnpike: --relay-ip; coturn: relay-ip=): a family that is not named is IPv4",
+                    format!("answers {} to a request without an address family, which is what browsers send", answer.told()),
+                    "relay on an IPv4 address too (turnpike: --relay-ip; coturn: relay-ip=): IPv4 is the default family",
                 );
                 return CredentialOutcome::NoIpv4;
             }
@@ -163,13 +162,13 @@ fn signed(
     }
     bad(
         report,
-        "calls every nonce stale (438), the one that it has just made too",
-        "requests reach different servers (a load balancer without affinity), this side's address changes between them, or the \
+        "rejects every nonce as stale (438), even a fresh one",
+        "requests reach different servers (a load balancer without affinity), the client's address changes between them, or the \
          server's clock jumps: keep one client on one server, and check its clock",
     )
 }
 
-/// A 401 in answer to a signed request, which `asks` for a realm once more.
+/// Judges a 401 response to a signed request; `asks` is the realm of the new challenge.
 fn refused(
     report: &mut ProbeReport,
     credentials: &Login,
@@ -179,8 +178,8 @@ fn refused(
 ) -> CredentialOutcome {
     let (what, remedy) = match asks.filter(|asks| asks != realm) {
         Some(other) => (
-            format!("asks for realm {realm:?} and then for {other:?}, so that no key is right"),
-            "servers with several realms must choose one per listener or user before they ask; see its configuration"
+            format!("asks for realm {realm:?} and then for {other:?}, so no key fits"),
+            "a server with several realms must choose one per listener or user before it sends the challenge; check its configuration"
                 .to_owned(),
         ),
         None => refusal(credentials, realm, now),
@@ -193,26 +192,26 @@ fn bad(report: &mut ProbeReport, what: impl Into<String>, remedy: impl Into<Stri
     CredentialOutcome::Nothing
 }
 
-/// A client asks the other server again, from the start (RFC 8489 section 10): what it finds there is that server's, and for
-/// another probe.
+/// Reports a redirect. The client starts over at the other server (RFC 8489 section 10), which needs a probe
+/// of its own.
 fn sent_on(report: &mut ProbeReport, answer: &ServerAnswer) -> CredentialOutcome {
     if answer.address(kind::ALTERNATE_SERVER).is_none() {
         return bad(
             report,
-            "sends its clients on without saying where to (300 without ALTERNATE-SERVER, RFC 8489 section 14.15)",
-            "name the other server in this one's configuration (turnpike: [[alternate]]; coturn: alternate-server=)",
+            "redirects clients without naming a server (300 without ALTERNATE-SERVER, RFC 8489 section 14.15)",
+            "configure the address of the other server (turnpike: [[alternate]]; coturn: alternate-server=)",
         );
     }
     let to = alternate(answer);
     report.line(
         Level::Note,
         AREA,
-        format!("sends its clients on to {to} (300 Try Alternate): probe that one"),
+        format!("redirects clients to {to} (300 Try Alternate): probe that server"),
     );
     CredentialOutcome::SentOn
 }
 
-/// Where a 300 leads, with the name that the other server's certificate has.
+/// Target of a redirect, with its certificate name.
 fn alternate(answer: &ServerAnswer) -> String {
     let to = answer.address(kind::ALTERNATE_SERVER);
     let to = to.map_or_else(|| "nowhere".to_owned(), |address| address.to_string());
@@ -222,34 +221,34 @@ fn alternate(answer: &ServerAnswer) -> String {
     }
 }
 
-/// Why a 401 came back: what can be told from this side.
+/// Most likely reason for a 401, and a remedy.
 fn refusal(credentials: &Login, realm: &str, now: SystemTime) -> (String, String) {
     let user = &credentials.name;
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     match expiry(user) {
         Some(expiry) if expiry > now.saturating_add(TEN_YEARS) => (
             format!("refuses {user:?}: it expires in {}", span(expiry - now)),
-            "the time in a username is in seconds since 1970; this one looks like milliseconds".to_owned(),
+            "the time in a username is in seconds since 1970; this looks like milliseconds".to_owned(),
         ),
         Some(expiry) if expiry <= now => (
             format!("refuses {user:?}: by this machine's clock the credential expired {} ago", span(now - expiry)),
-            "fetch a new one; if it is fresh, compare the clocks of whoever made it, of the server, and of this machine".to_owned(),
+            "get a new one; if it is fresh, compare the clocks of its issuer, of the server and of this machine".to_owned(),
         ),
         Some(expiry) => (
             format!(
-                "refuses {user:?} in realm {realm:?}, though by this machine's clock it is good for another {}",
+                "refuses {user:?} in realm {realm:?}, although by this machine's clock it is valid for another {}",
                 span(expiry - now)
             ),
-            "its maker and the server must have the same shared secret, and the server's clock must be right".to_owned(),
+            "check that the issuer and the server share the same secret, and that the server's clock is right".to_owned(),
         ),
         None => (
-            format!("refuses {user:?} in realm {realm:?} (401): no such user there, or another password"),
-            format!("check name and password; a stored key (turnpike credentials) is good for its own realm only, here {realm:?}"),
+            format!("refuses {user:?} in realm {realm:?} (401): unknown user or wrong password"),
+            format!("check name and password; a stored key (turnpike credentials) is only valid for its own realm, here {realm:?}"),
         ),
     }
 }
 
-/// The time in a time-limited username: `TIME:ID`, `ID:TIME` or `:TIME`, as servers take it.
+/// Time in a time-limited username: `TIME:ID`, `ID:TIME` or `:TIME`, as servers accept it.
 fn expiry(user: &str) -> Option<u64> {
     let (first, rest) = user.split_once(':')?;
     first.parse().ok().or_else(|| rest.parse().ok().filter(|_| rest.len() >= 10))
@@ -259,14 +258,14 @@ const TEN_YEARS: u64 = 10 * 366 * 86_400;
 
 fn hint(code: u16) -> &'static str {
     match code {
-        403 => "the server forbids this user to allocate; see its access rules",
+        403 => "the server does not allow this user to allocate; check its access rules",
         437 => "an allocation of an earlier client still exists on this port; try again",
-        441 => "the user differs from the one that owns this connection; try again",
+        441 => "the allocation on this port belongs to another user; try again",
         442 => "the server does not relay UDP",
         486 => "the user's quota is used up: wait until allocations expire, or raise it",
         508 => {
-            "the server's relay ports or allocations are used up, its machine lacks the relay address at the moment (turnpike health there lists \
-             each), or it is about to stop"
+            "the server's relay ports or allocations are used up, its relay address is missing at the moment (turnpike health on the server lists \
+             each), or it is shutting down"
         }
         _ => "see the server's log",
     }
@@ -276,7 +275,7 @@ fn silent(report: &mut ProbeReport, error: io::Error) -> CredentialOutcome {
     bad(
         report,
         format!("answers Binding but not Allocate: {}", words(error)),
-        "a STUN server without TURN, or a firewall that lets small packets through only",
+        "a STUN server without TURN, or a firewall that only passes small packets",
     )
 }
 
@@ -287,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_names_the_clock_where_the_name_has_a_time() {
+    fn a_refused_time_limited_name_points_at_the_clock() {
         let now = UNIX_EPOCH + Duration::from_secs(1_000);
         let told = |user: &str| {
             let credentials = Login { name: user.to_owned(), password: String::new() };
@@ -295,8 +294,8 @@ mod tests {
         };
         assert!(told("900:alice").contains("expired 1 min 40 s ago"));
         assert!(told("1500:alice").contains("another 8 min 20 s"));
-        assert!(told("alice").contains("another password"));
-        assert!(told("1500").contains("another password"));
+        assert!(told("alice").contains("wrong password"));
+        assert!(told("1500").contains("wrong password"));
         assert!(told("1700000000000:alice").contains(": it expires in 5"));
         assert!(told("alice:1700000000000").contains(": it expires in 5"));
     }

@@ -1,11 +1,12 @@
-//! What a STUN or TURN server supports, and what is wrong with it, as a client sees it.
+//! Probe of a STUN or TURN server from a client's point of view: supported features and problems.
 //!
 //! ```text
 //! name ─▶ addresses ─▶ each transport: open, certificate, Bindings ─▶ NAT behaviour
-//!                          └─ the best of them: credential ─▶ relayed address ─▶ peers, features
+//!                      └─ the best of them: credential ─▶ relayed address ─▶ peers, features
 //! ```
 //!
-//! It sends requests only, never data to a peer; each wait and the whole run are bounded; allocations are deleted again.
+//! The probe sends requests only, never data to a peer. Every wait and the whole run are bounded, and
+//! allocations are deleted afterwards.
 #![forbid(unsafe_code)]
 
 pub mod attack;
@@ -36,28 +37,25 @@ use session::ProbeSession;
 use turnpike_client::{InvalidSetting, Login, ServerUri, TlsOptions, Transport};
 use turnpike_wire::stun::{kind, method};
 
-/// What to probe. [`Config::new`] holds the defaults.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Which server.
     pub server: ServerUri,
-    /// Name and password.
     pub user: Option<Login>,
-    /// Whom to believe. [`TlsOptions::insecure`] changes what counts as usable, not what is said of a certificate.
+    /// Trust settings. [`TlsOptions::insecure`] affects the verdict "usable", not the findings about a
+    /// certificate.
     pub tls: TlsOptions,
-    /// When the whole probe is over. Default 30 s.
+    /// Time limit of the whole probe. Default 30 s.
     pub timeout: Duration,
-    /// Bindings of which the round trip is taken, 1 to 1000. Default 5.
+    /// Bindings per transport for the round-trip time, 1 to 1000. Default 5.
     pub count: usize,
-    /// To ask what an attacker would, and for these ports of the peers (none: the server's own), in place of what a client would. Default
-    /// `None`.
+    /// Runs the attack instead of the ordinary probe, with these peer ports (empty: the server's own).
+    /// Default `None`.
     pub attack: Option<Vec<u16>>,
-    /// Name and password of somebody else, who tries to take the first one's allocations. Default `None`.
+    /// Second user, who tries to take over the first user's allocations. Default `None`.
     pub attack_user: Option<Login>,
 }
 
 impl Config {
-    /// The defaults.
     #[must_use]
     pub fn new(server: ServerUri) -> Self {
         let timeout = Duration::from_secs(30);
@@ -66,21 +64,15 @@ impl Config {
     }
 }
 
-/// Why a server could not be probed, as a sentence for the user.
+/// Reason why the probe could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// An impossible setting.
     #[error(transparent)]
     Setting(#[from] InvalidSetting),
-    /// The name leads nowhere.
+    /// The server name does not resolve.
     #[error("cannot find the server {host}: {source}")]
-    Name {
-        /// The name.
-        host: String,
-        /// The resolver's answer.
-        source: io::Error,
-    },
-    /// No thread for the resolver.
+    Name { host: String, source: io::Error },
+    /// The resolver thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
 }
@@ -89,22 +81,24 @@ fn invalid(what: String) -> ProbeError {
     InvalidSetting(what).into()
 }
 
-/// The longest wait for one answer.
+/// Timeout of one request.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Probes a server. Never takes noticeably longer than [`Config::timeout`].
+/// Probes a server, within about [`Config::timeout`].
 ///
 /// # Errors
-/// When the settings are impossible, [`TlsOptions::ca`] cannot be used, or the name has no address. What is wrong with the server is in the report.
+///
+/// The settings are invalid, [`TlsOptions::ca`] is unusable, or the name does not resolve. Problems of the
+/// server are in the report instead.
 pub fn run(config: &Config) -> Result<ProbeReport, ProbeError> {
     if !(1..=1_000).contains(&config.count) {
         return Err(invalid(format!("--count is {}, but must be 1 to 1000", config.count)));
     }
     if config.timeout.is_zero() {
-        return Err(invalid("--timeout is 0, but must be above it".to_owned()));
+        return Err(invalid("--timeout is 0, but must be above 0".to_owned()));
     }
     let Some(deadline) = Instant::now().checked_add(config.timeout) else {
-        return Err(invalid("--timeout is longer than this machine's clock can tell".to_owned()));
+        return Err(invalid("--timeout is too long".to_owned()));
     };
     let addresses = one_of_each_family(&resolve(&config.server, deadline)?);
     run_at(config, addresses, deadline)
@@ -133,11 +127,11 @@ fn run_at(config: &Config, addresses: Vec<IpAddr>, deadline: Instant) -> Result<
 struct ProbeRun<'a> {
     config: &'a Config,
     deadline: Instant,
-    /// One of each family, at least one.
+    /// One address per family, at least one.
     addresses: Vec<IpAddr>,
-    /// Or why there are no TLS and DTLS here.
+    /// Error: the reason why TLS and DTLS are unavailable.
     trust: Result<Trust, String>,
-    /// Where the transports were reached that work.
+    /// Working transports.
     servers: HashMap<Transport, SocketAddr>,
     report: ProbeReport,
 }
@@ -149,8 +143,8 @@ impl ProbeRun<'_> {
             self.report.advise(
                 Level::Warn,
                 "probe",
-                format!("the time of {seconds} s was over before everything was asked"),
-                "give it more with --timeout",
+                format!("the time limit of {seconds} s ended the probe early"),
+                "raise it with --timeout",
             );
         }
         self.report
@@ -170,7 +164,7 @@ impl ProbeRun<'_> {
                         Level::Warn,
                         "nat",
                         what,
-                        "this NAT gives each peer another port: calls from here will need the relay",
+                        "this NAT maps each peer to another port, so calls from here will need the relay",
                     );
                 } else {
                     self.report.line(Level::Ok, "nat", what);
@@ -182,14 +176,16 @@ impl ProbeRun<'_> {
                 self.report.line(
                     Level::Note,
                     "nat",
-                    "behaviour discovery is not supported (RFC 5780: no OTHER-ADDRESS), so the NAT on this side is not known",
+                    "behaviour discovery is not supported (RFC 5780: no OTHER-ADDRESS), so the type of the local NAT is unknown",
                 );
             }
-            Err(error) => self.report.line(Level::Note, "nat", format!("not found out: {}", words(error))),
+            Err(error) => {
+                self.report.line(Level::Note, "nat", format!("behaviour discovery failed: {}", words(error)))
+            }
         }
     }
 
-    /// Everything for which an allocation is needed.
+    /// Runs all checks that need an allocation.
     fn turn(&mut self) {
         let Some((transport, server)) = self.reached() else { return };
         let Some(mut session) = self.session(transport) else { return };
@@ -200,7 +196,7 @@ impl ProbeRun<'_> {
             let offers = [("sha256", challenge.is_sha256()), ("userhash", challenge.anonymous)];
             self.report.features.extend(offers.map(|(name, offered)| (name.to_owned(), offered)));
         }
-        // Without a credential the question is only whether the server asks for one.
+        // Without a credential, the server passes if it asks for one.
         let asks = credentials.is_none() && self.report.realm.is_some() && !credentials::is_bad(&self.report);
         self.report.usable = self.wanted_works()
             && match outcome {
@@ -219,8 +215,8 @@ impl ProbeRun<'_> {
             self.report.advise(
                 Level::Bad,
                 "relay",
-                "grants an allocation without an address (XOR-RELAYED-ADDRESS)",
-                "no client can use that: see the server's log",
+                "grants an allocation without a relayed address (XOR-RELAYED-ADDRESS)",
+                "no client can use it: see the server's log",
             );
         }
         for address in &relayed {
@@ -288,9 +284,9 @@ impl ProbeRun<'_> {
             }
         }
         for (level, label, list) in [
-            (Level::Ok, "has", yes),
-            (Level::Note, "has no", no),
-            (Level::Note, "cannot be asked for", unknown),
+            (Level::Ok, "supports", yes),
+            (Level::Note, "does not support", no),
+            (Level::Note, "could not be tested:", unknown),
         ] {
             if !list.is_empty() {
                 self.report.line(level, "features", format!("{label} {}", list.join(", ")));
@@ -298,12 +294,11 @@ impl ProbeRun<'_> {
         }
     }
 
-    /// A session over a transport that was found to work; `None` when it no longer does.
+    /// Opens a session over a working transport; `None` if it no longer works.
     fn session(&self, transport: Transport) -> Option<ProbeSession> {
         self.session_of(self.config.user.clone(), transport)
     }
 
-    /// The same of this user.
     fn session_of(&self, credentials: Option<Login>, transport: Transport) -> Option<ProbeSession> {
         let server = self.servers.get(&transport)?;
         let trust = self.trust(transport).ok()?;
@@ -311,7 +306,7 @@ impl ProbeRun<'_> {
         Some(ProbeSession::new(connection, credentials, PATIENCE, self.deadline))
     }
 
-    /// The transport that the name asks for if it works, else the first that does.
+    /// Transport named by the URI if it works, otherwise the first working one.
     fn reached(&self) -> Option<(Transport, SocketAddr)> {
         let wanted = self.config.server.transport();
         std::iter::once(wanted)
@@ -319,8 +314,8 @@ impl ProbeRun<'_> {
             .find_map(|transport| self.servers.get(&transport).map(|server| (transport, *server)))
     }
 
-    /// Whether clients that are given the server's name get through: browsers try nothing else, and refuse a certificate that
-    /// does not verify. Those that do not look at it are who `--insecure` speaks for.
+    /// Returns true if clients with this URI can connect. Browsers try nothing else and refuse a certificate
+    /// that does not verify; `--insecure` stands for clients that skip the check.
     fn wanted_works(&self) -> bool {
         let wanted = self.config.server.transport();
         let facts = self.report.transports.get(&wanted.to_string());
@@ -346,14 +341,14 @@ impl ProbeRun<'_> {
     }
 }
 
-/// What certificates are checked with. What is wrong with the flags is an error of the whole probe; that a name such as
-/// `turn:a..b` cannot stand in a certificate concerns TLS and DTLS alone, where the name does not ask for them.
+/// Builds the trust settings. Wrong flags fail the whole probe; a name such as `turn:a..b`, which no
+/// certificate can contain, only disables TLS and DTLS unless the URI requires them.
 fn trust(config: &Config, addresses: &[IpAddr]) -> Result<Result<Trust, String>, InvalidSetting> {
     let (uri, tls) = (&config.server, &config.tls);
     if !Transport::ALL.into_iter().any(|transport| transport.is_secure() && uri.allows(transport)) {
-        return Ok(Err("no certificate could be checked".to_owned()));
+        return Ok(Err("certificates cannot be verified for this server".to_owned()));
     }
-    // Only a host that is no name is known by its address, and then there is but one.
+    // The address only matters if the host is an address.
     let ip = addresses.first().copied().unwrap_or(IpAddr::from([0; 4]));
     match Trust::new(tls, uri.name(), (ip, 0).into()) {
         Err(error) if uri.is_secure() || tls.ca.is_some() || tls.server_name.is_some() => Err(error),
@@ -361,7 +356,7 @@ fn trust(config: &Config, addresses: &[IpAddr]) -> Result<Result<Trust, String>,
     }
 }
 
-/// The first address of each family, as the resolver prefers them, but those that can be reached from here first.
+/// First address of each family in the resolver's order; reachable families first.
 fn one_of_each_family(found: &[SocketAddr]) -> Vec<IpAddr> {
     let mut addresses: Vec<IpAddr> = Vec::new();
     for ip in found.iter().map(SocketAddr::ip) {
@@ -373,12 +368,12 @@ fn one_of_each_family(found: &[SocketAddr]) -> Vec<IpAddr> {
     addresses
 }
 
-/// Asks for the name's addresses in a thread of its own: the resolver knows no deadline.
+/// Resolves the name in a separate thread, because the resolver has no timeout.
 fn resolve(uri: &ServerUri, deadline: Instant) -> Result<Vec<SocketAddr>, ProbeError> {
     let (sender, receiver) = mpsc::channel();
     let asked = uri.clone();
     let lookup = thread::Builder::new().name("resolve".to_owned()).spawn(move || {
-        // Nobody listens once the time is over.
+        // The receiver is gone once the deadline has passed.
         let _ = sender.send(asked.resolve(asked.transport()));
     });
     lookup.map_err(ProbeError::Thread)?;
@@ -401,11 +396,11 @@ mod tests {
     const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
     const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-    /// Answers Binding requests over TCP, and closes at anything else; its port.
+    /// Server that answers Binding requests over TCP and closes the connection otherwise; returns its port.
     fn stun_server() -> u16 {
         let listener = TcpListener::bind((V4, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        // Ends with the test's process.
+        // Ends with the test process.
         thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
                 let mut request = [0; 20];
@@ -426,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_with_two_families_is_tried_at_both() {
+    fn both_address_families_are_probed() {
         if !reach::has_route(V6) {
             println!("SKIPPED: no IPv6 loopback address");
             return;
@@ -434,17 +429,17 @@ mod tests {
         let port = stun_server();
         for addresses in [[V6, V4], [V4, V6]] {
             let report = probe(&addresses, port);
-            // What works is what the rest is asked of, whichever the resolver prefers.
+            // The remaining checks use the working address, whatever the resolver prefers.
             assert_eq!(report.transports["tcp"].address, format!("127.0.0.1:{port}"), "{report:?}");
             assert!(report.transports["tcp"].reachable, "{report:?}");
             assert!(!report.other_family["tcp"].reachable, "{report:?}");
-            let told = report.findings.iter().find(|line| line.what.contains("this address too"));
-            let told = told.expect("a line about the other address");
+            let told = report.findings.iter().find(|line| line.what.contains("listed for this name"));
+            let told = told.expect("a finding about the other address");
             assert!(told.level == Level::Warn && told.what.contains("[::1]"), "{told:?}");
         }
         let report = probe(&[V4], port);
         assert!(report.other_family.is_empty(), "{report:?}");
-        // At neither: one line, not two.
+        // If neither address works, there is one line instead of two.
         let report = probe(&[V4, V6], 1);
         let lines = report.findings.iter().filter(|line| line.area == "tcp").count();
         assert_eq!((lines, report.usable), (1, false), "{report:?}");
@@ -454,13 +449,13 @@ mod tests {
     fn one_address_of_each_family_is_kept() {
         let found = ["192.0.2.1:1", "[2001:db8::1]:1", "192.0.2.2:1", "[2001:db8::2]:1"];
         let mut kept = one_of_each_family(&found.map(|address| address.parse().unwrap()));
-        // Which one can be reached from here is this machine's business.
+        // Reachability depends on the machine.
         kept.sort();
         assert_eq!(kept, ["192.0.2.1", "2001:db8::1"].map(|ip| ip.parse::<IpAddr>().unwrap()));
     }
 
     #[test]
-    fn flags_that_cannot_be_are_errors_and_no_findings() {
+    fn invalid_flags_are_errors_instead_of_findings() {
         let config = Config::new("turn:127.0.0.1:1".parse().unwrap());
         for (config, word) in [
             (Config { timeout: Duration::MAX, ..config.clone() }, "--timeout"),

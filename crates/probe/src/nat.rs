@@ -1,4 +1,4 @@
-//! NAT behaviour discovery (RFC 5780 section 4): what stands between here and the server. Needs a server with two addresses.
+//! NAT behaviour discovery (RFC 5780 section 4). The server needs two addresses.
 
 use std::{
     io,
@@ -14,14 +14,14 @@ use crate::{
     session::{ServerAnswer, read, write},
 };
 
-/// A request that is not answered after its third transmission was kept away by a filter, or its answer was.
+/// Transmission times. A request without an answer after the third one counts as filtered.
 const SENT_AT_MS: [u64; 3] = [0, 250, 750];
 const GIVE_UP_MS: u64 = 1_500;
 /// CHANGE-REQUEST (RFC 5780 section 7.2).
 const CHANGE_PORT: u8 = 2;
 const CHANGE_IP_AND_PORT: u8 = 6;
 
-/// What the server's OTHER-ADDRESS makes possible; `None` when it has none.
+/// Runs the discovery; `None` if the server has no OTHER-ADDRESS.
 pub(crate) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Option<NatFacts>> {
     let socket = UdpSocket::bind(any(server))?;
     let ask = |to: SocketAddr, change: u8| binding(&socket, to, change, deadline);
@@ -30,7 +30,7 @@ pub(crate) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Opti
         return Ok(None);
     };
     let mapped = first.address(kind::XOR_MAPPED_ADDRESS);
-    // Which address packets to the server leave from: the wildcard that the socket is bound to says nothing.
+    // Source address of packets to the server; the wildcard-bound socket does not know it.
     let local = crate::connection::udp(server)
         .and_then(|probe| probe.local_addr())
         .and_then(|own| Ok(SocketAddr::new(own.ip(), socket.local_addr()?.port())));
@@ -48,7 +48,7 @@ pub(crate) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Opti
             },
         }
     };
-    // From a socket that has sent to the server's first address alone.
+    // Fresh socket that has only sent to the server's first address.
     let fresh = UdpSocket::bind(any(server))?;
     let ask = |change: u8| binding(&fresh, server, change, deadline);
     let filtering = if ask(0)?.is_none() {
@@ -67,7 +67,7 @@ pub(crate) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Opti
     }))
 }
 
-/// One Binding, its answer from wherever it comes.
+/// Sends one Binding request; accepts the response from any address.
 fn binding(
     socket: &UdpSocket,
     to: SocketAddr,
@@ -90,7 +90,7 @@ fn binding(
         let until = (began + Duration::from_millis(until)).min(deadline);
         while let Ok(left) = left(until) {
             socket.set_read_timeout(Some(left))?;
-            // An ICMP error is no answer either.
+            // An ICMP error counts as no answer.
             let Ok((length, _)) = socket.recv_from(&mut buffer) else { continue };
             let bytes = buffer[..length].to_vec();
             if let Some(answer) = read(bytes, method::BINDING, id, None, began.elapsed(), 1) {

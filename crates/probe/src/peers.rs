@@ -1,5 +1,5 @@
-//! Whether a server lets its users reach what only the server should: CreatePermission and ChannelBind for addresses that
-//! belong to nobody's peer. No data is sent.
+//! Check for forbidden peers: CreatePermission and ChannelBind for addresses a server must not relay to. No
+//! data is sent.
 
 use std::{io, net::SocketAddr};
 
@@ -10,7 +10,7 @@ use crate::{
     session::ProbeSession,
 };
 
-/// An address that a server must not relay to, and how bad it is if it does.
+/// Address that a server must not relay to, and the severity if it does.
 struct Forbidden {
     address: &'static str,
     kind: &'static str,
@@ -21,7 +21,7 @@ const fn forbidden(address: &'static str, kind: &'static str, level: Level) -> F
     Forbidden { address, kind, level }
 }
 
-/// For an allocation with an IPv4 address.
+/// Targets for an allocation with an IPv4 address.
 const V4: &[Forbidden] = &[
     forbidden("127.0.0.1", "loopback", Level::Bad),
     forbidden("127.255.255.254", "loopback", Level::Bad),
@@ -36,7 +36,7 @@ const V4: &[Forbidden] = &[
     forbidden("255.255.255.255", "broadcast", Level::Bad),
 ];
 
-/// For an allocation with an IPv6 address; what is written `::ffff:` is tried with IPv4 too.
+/// Targets for an allocation with an IPv6 address. Those starting with `::ffff:` are tried with IPv4 too.
 const V6: &[Forbidden] = &[
     forbidden("::1", "loopback", Level::Bad),
     forbidden("::", "unspecified (reaches loopback on Linux)", Level::Bad),
@@ -51,37 +51,37 @@ const V6: &[Forbidden] = &[
     forbidden("fc00::1", "unique local (private)", Level::Warn),
     forbidden("ff02::1", "multicast", Level::Bad),
 ];
-/// Discard (RFC 863): should a server misunderstand, whatever came would be thrown away.
+/// Discard (RFC 863): a server that relays by mistake reaches a port that ignores data.
 const PORT: u16 = 9;
-/// Of RFC 8656's range and RFC 5766's.
+/// Within the ranges of RFC 8656 and RFC 5766.
 const FIRST_CHANNEL: u16 = 0x4000;
 
-/// What a server said about the peers that one allocation could have.
+/// Results for one allocation.
 pub(crate) struct PeerQuestion {
     is_v6: bool,
     answers: Vec<(&'static Forbidden, PeerAccess, String)>,
-    /// Why not every address was asked for.
+    /// Reason why the check ended early.
     ended: Option<String>,
 }
 
-/// What two answers mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PeerAccess {
     Allowed,
     Refused,
-    /// The server refused for another reason than the peer's address.
+    /// Refused for a reason unrelated to the peer's address.
     Unknown,
 }
 
-/// Asks for each address that the allocation's family can reach. Ends early when the server no longer answers. Where an
-/// allocation has no room left for another permission or channel, `renew` is asked for a fresh one in its place, which stays
-/// in `session`.
+/// Requests each target that the allocation's family can reach; ends early when the server stops answering.
+/// If the allocation runs out of permissions or channels, `renew` supplies a fresh one, which stays in
+/// `session`.
 pub(crate) fn ask(
     session: &mut ProbeSession,
     is_v6: bool,
     renew: &dyn Fn() -> Option<ProbeSession>,
 ) -> PeerQuestion {
-    // With an IPv4 allocation the mapped forms are asked for as well: some servers take them for what they embed.
+    // IPv4 allocations try the mapped forms too, because some servers treat them as the embedded IPv4
+    // address.
     let mapped = V6.iter().filter(|target| !is_v6 && target.address.starts_with("::ffff:"));
     let targets = if is_v6 { V6 } else { V4 };
     let mut asked = PeerQuestion { is_v6, answers: Vec::new(), ended: None };
@@ -91,10 +91,10 @@ pub(crate) fn ask(
         let address = SocketAddr::new(ip, PORT);
         let mut answer = ask_for(session, address, number);
         if !is_fresh && matches!(answer, Ok((PeerAccess::Unknown, _))) {
-            // First, lest the user's quota be in the way of the next.
+            // Deleted first, so that the user's quota has room for the next one.
             session.delete();
             let Some(next) = renew() else {
-                asked.ended = Some(format!("{}: no other allocation is granted", target.address));
+                asked.ended = Some(format!("{}: the server granted no further allocation", target.address));
                 break;
             };
             *session = next;
@@ -103,7 +103,7 @@ pub(crate) fn ask(
         }
         match answer {
             Ok((verdict, told)) => {
-                // A peer that is not let in takes no room.
+                // A refused peer takes no room.
                 is_fresh &= verdict != PeerAccess::Allowed;
                 asked.answers.push((target, verdict, told));
             }
@@ -116,7 +116,7 @@ pub(crate) fn ask(
     asked
 }
 
-/// Says whom the server lets in.
+/// Reports the peers that the server allows.
 pub(crate) fn judge(report: &mut ProbeReport, asked: PeerQuestion) {
     let PeerQuestion { is_v6, answers, ended } = asked;
     let family = if is_v6 { "IPv6" } else { "IPv4" };
@@ -133,9 +133,9 @@ pub(crate) fn judge(report: &mut ProbeReport, asked: PeerQuestion) {
         }
         let remedy = if level == Level::Bad {
             "any user can reach services that trust the server's own machine or network: refuse these peers (turnpike does so \
-             unless --allow-peer names them; coturn: denied-peer-ip, no allow-loopback-peers)"
+             unless --allow-peer allows them; coturn: denied-peer-ip, no allow-loopback-peers)"
         } else {
-            "users can reach the network behind the server: refuse private ranges unless peers do live there (--deny-peer; \
+            "users can reach the network behind the server: refuse private ranges unless peers are there (--deny-peer; \
              coturn: denied-peer-ip)"
         };
         report.advise(level, "peers", format!("lets users send to {}", list.join(", ")), remedy);
@@ -146,8 +146,8 @@ pub(crate) fn judge(report: &mut ProbeReport, asked: PeerQuestion) {
         report.advise(
             Level::Note,
             "peers",
-            format!("could not be asked about {}: answers {told}", list.join(", ")),
-            "see the server's log: this says neither that users can reach these peers nor that they cannot",
+            format!("no verdict on {}: the server answers {told}", list.join(", ")),
+            "see the server's log: users may or may not be able to reach these peers",
         );
     }
     let refused = of(PeerAccess::Refused).count();
@@ -155,7 +155,7 @@ pub(crate) fn judge(report: &mut ProbeReport, asked: PeerQuestion) {
         report.line(
             Level::Ok,
             "peers",
-            format!("refuses {refused} {family} addresses that nobody's peer should have (loopback, metadata, private …)"),
+            format!("refuses {refused} forbidden {family} peer addresses (loopback, metadata, private …)"),
         );
     }
     report.peers.extend(answers.into_iter().map(|(target, verdict, answer)| PeerFacts {
@@ -170,7 +170,7 @@ pub(crate) fn judge(report: &mut ProbeReport, asked: PeerQuestion) {
     }));
 }
 
-/// Whether one of the two ways in is open, and what the server said to them.
+/// Tries both methods; returns the verdict and the server's answers.
 fn ask_for(
     session: &mut ProbeSession,
     address: SocketAddr,
@@ -195,7 +195,8 @@ fn ask_for(
     Ok((access(permission.code(), bound.code()), told))
 }
 
-/// Of the two answers' error codes, `None` for success. One way in is enough, and only two refusals shut the peer out.
+/// Verdict from both error codes (`None` is success): one success opens the peer, and only two refusals close
+/// it.
 fn access(permission: Option<u16>, channel: Option<u16>) -> PeerAccess {
     if permission.is_none() || channel.is_none() {
         PeerAccess::Allowed
@@ -206,8 +207,8 @@ fn access(permission: Option<u16>, channel: Option<u16>) -> PeerAccess {
     }
 }
 
-/// Forbidden, or of a family that the allocation does not have (RFC 8656 sections 10.2 and 12.2). All else speaks of the
-/// request or of the server's means (508: no room), and not of the peer.
+/// Forbidden, or of a family that the allocation lacks (RFC 8656 sections 10.2 and 12.2). Other codes concern
+/// the request or the server's resources (508) instead of the peer.
 fn is_refusal(code: Option<u16>) -> bool {
     matches!(code, Some(403 | 443))
 }
@@ -219,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_speaks_of_the_peer_is_a_refusal() {
+    fn only_403_and_443_count_as_refusals() {
         for (permission, channel, expected) in [
             (Some(403), Some(403), PeerAccess::Refused),
             (Some(443), Some(403), PeerAccess::Refused),
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_asked_is_no_refusal() {
+    fn an_inconclusive_answer_is_not_a_refusal() {
         let mut report = ProbeReport::default();
         let answers = vec![
             (&V4[0], PeerAccess::Refused, "403 Forbidden".to_owned()),
@@ -245,12 +246,15 @@ mod tests {
         let allowed: Vec<_> = report.peers.iter().map(|facts| facts.allowed).collect();
         assert_eq!(allowed, [Some(false), None]);
         let told: Vec<_> = report.findings.iter().map(|line| (line.level, line.what.as_str())).collect();
-        assert!(told[0].0 == Level::Note && told[0].1.contains("10.0.0.1: answers 508"), "{told:?}");
+        assert!(
+            told[0].0 == Level::Note && told[0].1.contains("10.0.0.1: the server answers 508"),
+            "{told:?}"
+        );
         assert!(told[1].0 == Level::Ok && told[1].1.starts_with("refuses 1 IPv4"), "{told:?}");
     }
 
     #[test]
-    fn every_target_is_an_address_of_its_family_and_has_a_name() {
+    fn every_target_belongs_to_its_family_and_has_a_kind() {
         for (targets, is_v6) in [(V4, false), (V6, true)] {
             for target in targets {
                 let ip: IpAddr = target.address.parse().unwrap();

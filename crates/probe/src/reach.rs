@@ -1,4 +1,4 @@
-//! Which transports work, on which of the name's addresses and ports, and with which certificate.
+//! Reachability of each transport on the server's addresses and ports.
 
 use std::{
     collections::HashSet,
@@ -20,7 +20,7 @@ use crate::{
     session::{ProbeSession, ServerAnswer},
 };
 
-/// Strict firewalls let TLS out on this port alone.
+/// Only port for TLS that strict firewalls leave open.
 const HTTPS: u16 = 443;
 
 /// Result for one transport at one address and port.
@@ -33,9 +33,9 @@ struct ReachAttempt {
 
 /// Results for one transport at one address.
 struct ReachTried {
-    /// At the port that the name leads to.
+    /// Attempt at the port implied by the URI.
     named: ReachAttempt,
-    /// On port 443, if that is another one.
+    /// Attempt at port 443, if different.
     https: Option<ReachAttempt>,
 }
 
@@ -53,15 +53,15 @@ impl ReachTried {
     }
 }
 
-/// Whether packets to an address would leave this machine.
+/// Returns true if this machine has a route to the address.
 pub(crate) fn has_route(ip: IpAddr) -> bool {
-    // Connecting a UDP socket sends nothing; the port does not matter.
+    // Connecting a UDP socket sends nothing; the port is irrelevant.
     connection::udp(SocketAddr::new(ip, 9)).is_ok()
 }
 
 impl ProbeRun<'_> {
-    /// Every transport that the name allows, at an address of each family. What is asked later goes to where the transport
-    /// works by which the server is named.
+    /// Tries every transport that the URI allows, at one address per family. Later checks use the address
+    /// where the URI's own transport works.
     pub(crate) fn transports(&mut self) {
         let Some((first, others)) = self.addresses.split_first() else { return };
         let wanted = self.config.server.transport();
@@ -71,12 +71,11 @@ impl ProbeRun<'_> {
         let mut other = Vec::new();
         match others.first() {
             Some(ip) if !has_route(*ip) => {
-                let what =
-                    format!("the name's other address, {ip}, was not tried: there is no route from here");
+                let what = format!("the other address of the name, {ip}, was not tried: no route to it");
                 self.report.line(Level::Note, "probe", what);
             }
             Some(ip) if Instant::now() < self.deadline => {
-                // What works at neither is told of once.
+                // A transport that fails at both addresses is reported once.
                 let works = works(&chosen, wanted);
                 let asked: Vec<_> =
                     all.into_iter().filter(|transport| !works || self::works(&chosen, *transport)).collect();
@@ -94,7 +93,8 @@ impl ProbeRun<'_> {
         }
     }
 
-    /// Tries all ports of all transports at once: a firewall that swallows packets costs a whole wait each.
+    /// Tries all ports of all transports in parallel: a firewall that drops packets costs a full timeout
+    /// each.
     fn attempts(&self, ip: IpAddr, transports: &[Transport]) -> Vec<ReachTried> {
         thread::scope(|scope| {
             let try_at = |transport: Transport, port| {
@@ -112,7 +112,7 @@ impl ProbeRun<'_> {
         })
     }
 
-    /// Sorts the attempts of one transport: at the port that the name leads to, and on port 443.
+    /// Sorts the attempts of one transport into the URI's port and port 443.
     fn choose(&self, mut attempts: Vec<ReachAttempt>) -> ReachTried {
         let is_named = attempts[0].transport.is_secure() == self.config.server.is_secure();
         let works = attempts.iter().position(|attempt| attempt.facts.reachable);
@@ -129,8 +129,8 @@ impl ProbeRun<'_> {
         ReachTried { named, https: attempts.into_iter().find(|attempt| attempt.server.port() == HTTPS) }
     }
 
-    /// The port that the name leads to, then others. A plain server may have TLS and DTLS on their usual port or on its own, told apart by
-    /// the first byte.
+    /// Ports to try, the URI's first. A plain server may offer TLS and DTLS on their default port or on its
+    /// own, distinguished by the first byte.
     fn ports(&self, transport: Transport) -> Vec<u16> {
         let uri = &self.config.server;
         let mut ports = match (transport.is_secure(), uri.is_secure()) {
@@ -156,7 +156,7 @@ impl ProbeRun<'_> {
         ReachAttempt { transport, server, facts, software }
     }
 
-    /// Opens, asks, and returns SOFTWARE.
+    /// Opens a connection and sends Bindings; returns SOFTWARE.
     fn try_transport(
         &self,
         transport: Transport,
@@ -184,7 +184,7 @@ impl ProbeRun<'_> {
                     }
                     last = Some(answer);
                 }
-                // What answered once may lose a packet.
+                // A server that has answered before may lose a packet.
                 Err(error) if last.is_none() => return Err(words(error)),
                 Err(_) => break,
             }
@@ -227,7 +227,7 @@ impl ProbeRun<'_> {
         self.report.transports.insert(transport.to_string(), facts);
     }
 
-    /// Port 443, beside the port that the name leads to.
+    /// Reports port 443 in addition to the URI's port.
     fn tell_https(&mut self, https: ReachAttempt, named: &TransportFacts, over_tls: &'static str) {
         let ReachAttempt { transport, server, facts, software } = https;
         match &facts.failure {
@@ -249,7 +249,7 @@ impl ProbeRun<'_> {
         self.report.port_443.insert(transport.to_string(), facts);
     }
 
-    /// The address of the other family: clients choose either.
+    /// Reports the address of the other family, since clients may choose either.
     fn tell_other(&mut self, chosen: &[ReachTried], other: Vec<ReachTried>) {
         for ReachTried { named: ReachAttempt { transport, server, facts, .. }, .. } in other {
             let at_chosen = chosen.iter().find(|tried| tried.transport() == transport);
@@ -258,9 +258,9 @@ impl ProbeRun<'_> {
                 Some(what) if at_chosen.is_some_and(ReachTried::works) => self.report.advise(
                     Level::Warn,
                     transport,
-                    format!("{server}: {what}, though the name has this address too"),
-                    "clients that choose this address fail: have the server listen there and the firewall let them in, or take \
-                     the address out of the name",
+                    format!("{server}: {what}, although this address is listed for this name"),
+                    "clients that choose this address fail: listen there and open the firewall, or remove \
+                     the address from DNS",
                 ),
                 Some(_) => {}
             }
@@ -272,7 +272,7 @@ impl ProbeRun<'_> {
         }
     }
 
-    /// How bad it is that a transport does not work, and what to do.
+    /// Severity and remedy for a transport that does not work.
     fn unreachable(&self, tried: &ReachTried, over_tls: &'static str) -> (Level, String) {
         let uri = &self.config.server;
         let transport = tried.transport();
@@ -285,12 +285,12 @@ impl ProbeRun<'_> {
         match (transport, elsewhere) {
             (_, None) if is_web_server => {
                 let level = if transport == uri.transport() { Level::Bad } else { Level::Warn };
-                let remedy = "name the port on which TURN listens, or give TURN this one: another port for the web server, an address of \
-                              its own, or a proxy that chooses by name (SNI)";
+                let remedy = "use the port on which TURN listens, or free this one for TURN: give the web server another port, give TURN its own \
+                              address, or use a proxy that routes by SNI";
                 (level, remedy.to_owned())
             }
             (_, Some(there)) if transport == uri.transport() => {
-                (Level::Bad, format!("it answers on port 443: give clients {there}, or listen here too"))
+                (Level::Bad, format!("it works on port 443: give clients {there}, or listen here too"))
             }
             (_, None) if transport == uri.transport() && transport.is_secure() => {
                 (Level::Bad, "check the address, the TLS listener and firewall".to_owned())
@@ -299,11 +299,11 @@ impl ProbeRun<'_> {
                 (Level::Bad, "check the address, listeners and firewall".to_owned())
             }
             (Transport::Udp | Transport::Tcp, Some(there)) => {
-                (Level::Warn, format!("give clients {there}, where it answers, or listen here too"))
+                (Level::Warn, format!("give clients {there}, where it works, or listen here too"))
             }
             (Transport::Udp | Transport::Tcp, None) => (
                 Level::Warn,
-                "clients behind firewalls that block UDP need TCP: listen there, and open the port"
+                "clients behind firewalls that block UDP need TCP: listen on it, and open the port"
                     .to_owned(),
             ),
             (Transport::Tls, _) => (Level::Note, over_tls.to_owned()),
@@ -311,7 +311,7 @@ impl ProbeRun<'_> {
         }
     }
 
-    /// Advice for clients behind strict firewalls: it depends on the service that port 443 has now.
+    /// Advice for clients behind strict firewalls, depending on the service at port 443.
     fn advice_on_https(&self, chosen: &[ReachTried]) -> &'static str {
         let tcp = chosen.iter().find(|tried| tried.transport() == Transport::Tcp);
         let https = tcp.and_then(|tried| {
@@ -322,16 +322,14 @@ impl ProbeRun<'_> {
         });
         match https.map(|attempt| &attempt.facts) {
             Some(facts) if facts.reachable => {
-                "clients behind strict firewalls only get out by TLS on 443: give the listener there a certificate"
+                "clients behind strict firewalls need TLS on port 443: give the listener there a certificate"
             }
             Some(facts) if facts.open_ms.is_some() => {
-                "clients behind strict firewalls only get out by TLS on 443, where another service answers: give TURN an address of its own, \
-                 or a proxy that chooses by name (SNI)"
+                "clients behind strict firewalls need TLS on port 443, where another service answers: give TURN its own address, \
+                 or use a proxy that routes by SNI"
             }
-            _ if !self.config.server.is_turn() => "few clients ask STUN servers by TLS",
-            _ => {
-                "clients behind strict firewalls only get out by TLS on 443: listen there, with a certificate"
-            }
+            _ if !self.config.server.is_turn() => "few clients use STUN over TLS",
+            _ => "clients behind strict firewalls need TLS on port 443: listen there, with a certificate",
         }
     }
 }

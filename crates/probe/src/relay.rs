@@ -1,4 +1,4 @@
-//! The relayed address, and what else an allocation can be: one allocation for each question, each deleted again.
+//! Relayed address and allocation features, each tested with an allocation that is deleted afterwards.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,10 +12,10 @@ use crate::{
     session::{ProbeSession, ServerAnswer},
 };
 
-/// Ports that relayed addresses should have (RFC 8656 section 7.2).
+/// Recommended relay ports (RFC 8656 section 7.2).
 const RELAY_PORTS: std::ops::RangeInclusive<u16> = 49152..=65535;
 
-/// Whether peers can reach the address that was handed out.
+/// Reports whether peers can reach the relayed address.
 pub(crate) fn judge_address(report: &mut ProbeReport, server: IpAddr, relayed: SocketAddr) {
     let area = "relay";
     let ip = relayed.ip();
@@ -24,23 +24,23 @@ pub(crate) fn judge_address(report: &mut ProbeReport, server: IpAddr, relayed: S
         report.advise(
             Level::Bad,
             area,
-            format!("hands out {relayed}, which is no address"),
+            format!("hands out {relayed}, which is not a usable address"),
             "tell the server its address (turnpike: --relay-ip IP; coturn: relay-ip=)",
         );
     } else if ip.is_loopback() && !server.is_loopback() {
         report.advise(
             Level::Bad,
             area,
-            format!("hands out {relayed}, which only the server itself can reach"),
-            "relay on an address that peers reach (turnpike: --relay-ip; coturn: relay-ip=)",
+            format!("hands out {relayed}, which only the server can reach"),
+            "relay on an address that peers can reach (turnpike: --relay-ip; coturn: relay-ip=)",
         );
     } else if is_private(ip) && !is_private(server) {
         report.advise(
             Level::Bad,
             area,
-            format!("hands out the private address {relayed}: nobody outside its network can reach that"),
+            format!("hands out the private address {relayed}: unreachable from outside its network"),
             format!(
-                "the server stands behind NAT: tell it its public address (turnpike: --relay-ip {ip}=PUBLIC; coturn: \
+                "the server is behind NAT: configure its public address (turnpike: --relay-ip {ip}=PUBLIC; coturn: \
                  external-ip=PUBLIC/{ip}), here probably {server}"
             ),
         );
@@ -48,8 +48,8 @@ pub(crate) fn judge_address(report: &mut ProbeReport, server: IpAddr, relayed: S
         report.advise(
             Level::Note,
             area,
-            format!("relays on {relayed}, not on the address that was asked, {server}"),
-            "right for a server with several addresses; else check that peers reach it, firewall included",
+            format!("relays on {relayed} instead of the server's address {server}"),
+            "fine for a server with several addresses; otherwise check that peers can reach it, firewall included",
         );
     } else {
         report.line(Level::Ok, area, format!("relays on {relayed}"));
@@ -63,7 +63,7 @@ pub(crate) fn judge_address(report: &mut ProbeReport, server: IpAddr, relayed: S
     }
 }
 
-/// What the allocation's answer tells about this side.
+/// Reports the client's NAT from the allocation's mapped address.
 pub(crate) fn judge_mapped(report: &mut ProbeReport, local: Option<SocketAddr>, answer: &ServerAnswer) {
     let Some(mapped) = answer.address(kind::XOR_MAPPED_ADDRESS) else {
         report.line(Level::Warn, "relay", "does not tell clients their own address (XOR-MAPPED-ADDRESS)");
@@ -74,24 +74,23 @@ pub(crate) fn judge_mapped(report: &mut ProbeReport, local: Option<SocketAddr>, 
         Some(local) => report.line(
             Level::Note,
             "nat",
-            format!("this side is {local} to itself and {mapped} to the server: there is a NAT between"),
+            format!("this client is {local} locally and {mapped} to the server: there is a NAT in between"),
         ),
         None => {}
     }
 }
 
-/// A question that an Allocate answers.
+/// Optional feature, tested by an Allocate request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Feature {
     /// RFC 8656 section 7.1.
     Ipv6,
-    /// Both families at once.
+    /// Both families in one allocation.
     DualStack,
-    /// An even port.
     EvenPort,
     /// RFC 8016.
     Mobility,
-    /// RFC 6062; to be asked over TCP or TLS.
+    /// RFC 6062; requires TCP or TLS to the server.
     TcpRelaying,
 }
 
@@ -144,18 +143,17 @@ impl Feature {
     }
 }
 
-/// What asking found.
 pub(crate) enum RelayFound {
     Yes(Vec<SocketAddr>),
-    /// With the server's words.
+    /// The server's answer.
     No(String),
-    /// An allocation without it, with the server's words if it had any.
+    /// Allocated without the feature; the server's answer, if any.
     Less(String),
-    /// The server's quota, or its silence, is in the way.
+    /// Inconclusive because of a quota or missing answer.
     Unknown(String),
 }
 
-/// Asks by an allocation on a session of its own; what was granted stays until the session deletes it.
+/// Tests a feature with an allocation, which stays until the session deletes it.
 pub(crate) fn ask(session: &mut ProbeSession, feature: Feature) -> RelayFound {
     match session.request(method::ALLOCATE, &|message| feature.ask(message)) {
         Ok(answer) => match answer.code() {
@@ -185,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_private_address_from_a_public_server_is_bad_and_within_a_network_it_is_not() {
+    fn a_private_relay_address_is_bad_only_on_a_public_server() {
         for relayed in
             ["10.0.0.5:50000", "192.168.1.1:50000", "100.100.1.1:50000", "127.0.0.1:50000", "0.0.0.0:50000"]
         {
@@ -194,7 +192,9 @@ mod tests {
         assert_eq!(level("10.0.0.5", "10.0.0.5:50000"), Level::Ok);
         assert_eq!(level("127.0.0.1", "127.0.0.1:50000"), Level::Ok);
         assert_eq!(level("10.0.0.5", "127.0.0.1:50000"), Level::Bad);
-        assert!(remedy("203.0.113.5", "127.0.0.1:50000").starts_with("relay on an address that peers reach"));
+        assert!(
+            remedy("203.0.113.5", "127.0.0.1:50000").starts_with("relay on an address that peers can reach")
+        );
         assert!(remedy("203.0.113.5", "10.0.0.5:50000").contains("--relay-ip 10.0.0.5=PUBLIC"));
         assert_eq!(level("203.0.113.5", "203.0.113.5:50000"), Level::Ok);
         assert_eq!(level("203.0.113.5", "203.0.113.6:50000"), Level::Note);

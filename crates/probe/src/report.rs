@@ -1,4 +1,4 @@
-//! What a probe found: facts for programs, and lines with a verdict and a remedy each for people.
+//! Report of a probe: facts for programs, and findings with a level and a remedy for people.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -6,15 +6,13 @@ use serde::Serialize;
 
 use crate::attack::facts::AttackFacts;
 
-/// How good or bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// As it should be.
     Ok,
-    /// A fact that is neither good nor bad.
+    /// Neutral fact.
     Note,
-    /// Some clients will have trouble, or somebody may come to harm.
+    /// Some clients will fail, or the server may be abused.
     Warn,
     /// Broken, or open to abuse.
     Bad,
@@ -23,7 +21,7 @@ pub enum Level {
 impl FromStr for Level {
     type Err = String;
 
-    /// A limit: `warn` or `bad`.
+    /// Parses a threshold: `warn` or `bad`.
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         match name {
             "warn" => Ok(Self::Warn),
@@ -44,46 +42,41 @@ impl fmt::Display for Level {
     }
 }
 
-/// One line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How good or bad.
     pub level: Level,
-    /// What it is about: a transport, `certificate`, `credentials`, `relay`, `features`, `nat` or `peers`.
+    /// A transport, `certificate`, `credentials`, `relay`, `features`, `nat` or `peers`.
     pub area: String,
-    /// What was found, one sentence.
+    /// One sentence.
     pub what: String,
-    /// What to do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
 
-/// One way to reach the server.
+/// Facts about one transport.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct TransportFacts {
-    /// Address and port that were tried.
+    /// Address and port tried.
     pub address: String,
-    /// Whether a STUN Binding was answered.
+    /// A Binding request was answered.
     pub reachable: bool,
-    /// Why not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
-    /// Milliseconds from the first packet to an open connection, its handshake included.
+    /// Milliseconds from the first packet to the open connection, handshake included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_ms: Option<f64>,
     /// TLS or DTLS version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// ALPN as agreed on (RFC 7443).
+    /// Negotiated ALPN protocol (RFC 7443).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alpn: Option<String>,
-    /// Round trip of Bindings that were answered at first.
+    /// Round trips of Bindings answered after one transmission.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rtt_us: Option<RoundTrip>,
-    /// This side's address as the server sees it.
+    /// Client address as seen by the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mapped: Option<String>,
-    /// What the server shows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub certificate: Option<CertificateFacts>,
 }
@@ -91,39 +84,36 @@ pub struct TransportFacts {
 /// Round trips in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RoundTrip {
-    /// The shortest.
     pub min: u64,
-    /// The middle one.
     pub median: u64,
     /// Bindings sent.
     pub asked: usize,
-    /// Answered without a second transmission.
+    /// Bindings answered after one transmission.
     pub answered: usize,
 }
 
-/// A server's own certificate.
+/// Leaf certificate of a server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CertificateFacts {
     /// Distinguished name.
     pub subject: String,
-    /// Distinguished name of who signed it.
+    /// Distinguished name.
     pub issuer: String,
-    /// DNS names and addresses that it is for.
+    /// DNS names and IP addresses.
     pub names: Vec<String>,
     /// RFC 3339.
     pub not_before: String,
     /// RFC 3339.
     pub not_after: String,
-    /// Whole days until then, negative when it is over.
+    /// Whole days until expiry, negative once expired.
     pub days_left: i64,
-    /// Why the certificate cannot be read: all of the above is empty then.
+    /// Parse error; all fields above are empty then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreadable: Option<String>,
-    /// Certificates that the server sends, its own included (DTLS shows its own only).
+    /// Number of certificates sent, leaf included (DTLS reports the leaf only).
     pub chain: usize,
-    /// Whether it verifies.
     pub verifies: bool,
-    /// Why not.
+    /// Reason why it does not verify.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distrust: Option<String>,
 }
@@ -139,26 +129,24 @@ pub struct NatFacts {
     pub other_address: String,
 }
 
-/// Whether the server would send to a peer.
+/// Result for one forbidden peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PeerFacts {
-    /// The peer.
     pub peer: String,
-    /// What kind of address that is.
+    /// Kind of address.
     pub kind: String,
-    /// Whether a permission or a channel was granted; `None` (null) where the server refused for another reason than the
-    /// peer's address, as for want of room.
+    /// A permission or channel was granted. `None` (null) if the server refused for an unrelated reason such
+    /// as lack of room.
     pub allowed: Option<bool>,
     /// The server's answers.
     pub answer: String,
 }
 
-/// The whole result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ProbeReport {
-    /// As the user wrote it.
+    /// As given by the user.
     pub server: String,
-    /// Whether the server can be used as it was named, with the credential that was given.
+    /// The server works with this URI and credential.
     pub usable: bool,
     /// SOFTWARE.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -168,33 +156,32 @@ pub struct ProbeReport {
     pub realm: Option<String>,
     /// By transport: `udp`, `tcp`, `tls`, `dtls`.
     pub transports: BTreeMap<String, TransportFacts>,
-    /// By transport: port 443, if the name leads to another one.
+    /// By transport: results for port 443, if the URI leads to another port.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub port_443: BTreeMap<String, TransportFacts>,
-    /// The same at the name's address of the other family, where it has one.
+    /// By transport: results for the address of the other family.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub other_family: BTreeMap<String, TransportFacts>,
-    /// Whether the credential is good; absent where none was given or nothing could be asked.
+    /// Absent if no credential was given or tested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials_accepted: Option<bool>,
-    /// Relayed addresses that were handed out.
+    /// Relayed addresses handed out.
     pub relayed: Vec<String>,
-    /// What the server can do, by name; absent is what could not be asked.
+    /// Features by name; untested ones are absent.
     pub features: BTreeMap<String, bool>,
-    /// Absent where the server has no OTHER-ADDRESS.
+    /// Absent if the server has no OTHER-ADDRESS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nat: Option<NatFacts>,
-    /// Peers that should be refused.
+    /// Forbidden peers tested.
     pub peers: Vec<PeerFacts>,
-    /// What an attacker would have found, if that was asked for.
+    /// Results of the attack, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attack: Option<AttackFacts>,
-    /// The lines.
     pub findings: Vec<Finding>,
 }
 
 impl ProbeReport {
-    /// The worst of all lines.
+    /// Highest level of all findings.
     #[must_use]
     pub fn worst(&self) -> Level {
         self.findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok)
@@ -204,7 +191,7 @@ impl ProbeReport {
         self.findings.push(Finding { level, area: area.to_string(), what: what.into(), remedy: None });
     }
 
-    /// A line with a remedy.
+    /// Adds a finding with a remedy.
     pub(crate) fn advise(
         &mut self,
         level: Level,
@@ -224,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_worst_line_is_the_verdict_and_a_note_is_no_warning() {
+    fn the_worst_finding_is_the_verdict() {
         let mut report = ProbeReport::default();
         assert_eq!(report.worst(), Level::Ok);
         report.line(Level::Note, "nat", "a");

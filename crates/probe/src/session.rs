@@ -1,4 +1,4 @@
-//! Requests and their answers, attribute by attribute: [`turnpike_turn::client`] hides just what a probe wants to see.
+//! Requests and responses with access to every attribute, which [`turnpike_turn::client`] hides.
 
 use std::{
     collections::VecDeque,
@@ -23,10 +23,10 @@ use crate::connection::ProbeConnection;
 
 /// Challenges answered before they count as a refusal.
 const MOST_CHALLENGES: u8 = 3;
-/// Indications that are kept: there is no end to what a server may send.
+/// Limit on buffered indications, since a server may send any number.
 const MOST_UNASKED: usize = 1024;
 
-/// Writes the attributes of a request, credentials left out.
+/// Writes the attributes of a request except credentials.
 pub(crate) type RequestAttributes<'a> = &'a dyn Fn(&mut Writer<'_>);
 
 /// A server's challenge, and the key that answers it.
@@ -38,28 +38,27 @@ pub(crate) struct ProbeChallenge {
     key: Key,
     algorithm: KeyAlgorithm,
     mac: Mac,
-    /// Whether USERNAME is to be a hash.
+    /// USERNAME is sent as a hash.
     pub(crate) anonymous: bool,
 }
 
 impl ProbeChallenge {
-    /// Whether keys and MACs are SHA-256's.
+    /// Keys and MACs use SHA-256.
     pub(crate) fn is_sha256(&self) -> bool {
         self.mac == Mac::Sha256
     }
 }
 
-/// An answer.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerAnswer {
     bytes: Vec<u8>,
     /// Error code and reason; `None` for success.
     pub(crate) error: Option<(u16, String)>,
-    /// Whether its integrity was as it must be; true where nothing was signed.
+    /// The integrity attribute is correct; true for unsigned exchanges.
     pub(crate) verified: bool,
-    /// From the last transmission, so that after a loss it is an estimate.
+    /// Time since the last transmission: an estimate after a loss.
     pub(crate) took: Duration,
-    /// Transmissions.
+    /// Number of transmissions.
     pub(crate) sent: u32,
 }
 
@@ -72,18 +71,18 @@ impl ServerAnswer {
         self.error.is_none()
     }
 
-    /// "403 Forbidden".
+    /// Answer as text, such as "403 Forbidden".
     pub(crate) fn told(&self) -> String {
         match &self.error {
             None => "success".to_owned(),
-            // pion has such.
+            // pion sends such errors.
             Some((0, _)) => "an error without a code (no ERROR-CODE)".to_owned(),
             Some((code, reason)) => told(*code, reason),
         }
     }
 
-    /// Why one of two families was left out of a dual-stack allocation, such as "440 Address Family not Supported":
-    /// ADDRESS-ERROR-CODE (RFC 8656 section 18.12) has a family in front of what ERROR-CODE has.
+    /// Error for a family left out of a dual-stack allocation, such as "440 Address Family not Supported":
+    /// ADDRESS-ERROR-CODE (RFC 8656 section 18.12) is an ERROR-CODE preceded by a family.
     pub(crate) fn family_refused(&self) -> Option<String> {
         let error = self.value(kind::ADDRESS_ERROR_CODE).and_then(ErrorCode::of)?;
         Some(told(error.code, &error.text()))
@@ -93,12 +92,12 @@ impl ServerAnswer {
         self.view().get(kind)
     }
 
-    /// A text attribute as it was sent.
+    /// Text attribute as received.
     pub(crate) fn text(&self, kind: u16) -> Option<String> {
         self.value(kind).map(|value| String::from_utf8_lossy(value).into_owned())
     }
 
-    /// An address attribute; the XOR- ones by their types.
+    /// Address attributes, XOR-decoded depending on the type.
     pub(crate) fn addresses(&self, kind: u16) -> Vec<SocketAddr> {
         let view = self.view();
         let read = |value| match kind {
@@ -120,13 +119,13 @@ impl ServerAnswer {
 /// Requests over one connection, one at a time.
 pub(crate) struct ProbeSession {
     connection: ProbeConnection,
-    /// Data that came while an answer was waited for.
+    /// Data received while waiting for a response.
     unasked: VecDeque<Vec<u8>>,
     credentials: Option<Login>,
     pub(crate) challenge: Option<ProbeChallenge>,
-    /// The longest wait for an answer.
+    /// Timeout of one request.
     patience: Duration,
-    /// When everything must be over.
+    /// Time limit of the whole probe.
     deadline: Instant,
 }
 
@@ -144,12 +143,12 @@ impl ProbeSession {
         self.connection.local_addr()
     }
 
-    /// One request, unsigned.
+    /// Sends an unsigned request.
     pub(crate) fn ask(&mut self, method: u16, attributes: RequestAttributes<'_>) -> io::Result<ServerAnswer> {
         self.exchange(method, attributes, false)
     }
 
-    /// One request, signed for the challenge that there is.
+    /// Sends a request signed for the current challenge.
     pub(crate) fn signed(
         &mut self,
         method: u16,
@@ -158,7 +157,7 @@ impl ProbeSession {
         self.exchange(method, attributes, true)
     }
 
-    /// One request, signed as soon as there is a challenge, and again after each.
+    /// Sends a request, signed once there is a challenge, and repeats it after each new one.
     pub(crate) fn request(
         &mut self,
         method: u16,
@@ -180,7 +179,7 @@ impl ProbeSession {
         self.exchange(method, attributes, signed)
     }
 
-    /// Takes over realm and nonce of a challenge; false when it lacks them, or there is nobody to sign as.
+    /// Adopts the realm and nonce of a challenge; false if they are missing or there is no user.
     pub(crate) fn accept_challenge(&mut self, answer: &ServerAnswer) -> bool {
         let Some(credentials) = &self.credentials else { return false };
         let known = self.challenge.as_ref().map(|challenge| challenge.realm.clone());
@@ -188,7 +187,7 @@ impl ProbeSession {
         let (Some(realm), Some(nonce)) = (realm, answer.value(kind::NONCE)) else { return false };
         let algorithms = answer.value(kind::PASSWORD_ALGORITHMS).map(<[u8]>::to_vec);
         let (algorithm, mac) = match algorithms.as_deref() {
-            // The first one that is known here (RFC 8489 section 9.2.5).
+            // First supported algorithm (RFC 8489 section 9.2.5).
             Some(offered) => {
                 let known = password_algorithms(offered).find_map(KeyAlgorithm::numbered);
                 (known.unwrap_or(KeyAlgorithm::Sha256), Mac::Sha256)
@@ -207,7 +206,7 @@ impl ProbeSession {
         true
     }
 
-    /// One indication, unsigned: nobody answers it.
+    /// Sends an unsigned indication.
     pub(crate) fn indicate(&mut self, method: u16, attributes: RequestAttributes<'_>) -> io::Result<()> {
         let mut buffer = Vec::new();
         let header = Header { class: Class::Indication, method, transaction: rand::random() };
@@ -217,7 +216,7 @@ impl ProbeSession {
         self.connection.send(&buffer, self.deadline)
     }
 
-    /// What comes unasked; `TimedOut` when nothing does.
+    /// Next unsolicited message; `TimedOut` if none arrives.
     pub(crate) fn hear(&mut self, until: Instant) -> io::Result<Vec<u8>> {
         match self.unasked.pop_front() {
             Some(message) => Ok(message),
@@ -225,9 +224,9 @@ impl ProbeSession {
         }
     }
 
-    /// Deletes the allocation, so that the probe leaves nothing behind.
+    /// Deletes the allocation.
     pub(crate) fn delete(&mut self) {
-        // Where that fails it expires by itself.
+        // If this fails, the allocation expires.
         let _ = self.request(method::REFRESH, &|message| _ = message.number(kind::LIFETIME, 0));
     }
 
@@ -242,7 +241,7 @@ impl ProbeSession {
         let message = write(method, id, attributes, challenge, self.credentials.as_ref());
         let deadline = self.deadline.min(Instant::now() + self.patience);
         let mut stray = None;
-        // RFC 8489 section 6.2.1: 500 ms, then twice as long each time.
+        // RFC 8489 section 6.2.1: 500 ms, doubling each time.
         let mut pause = Duration::from_millis(500);
         let mut sent = 0;
         loop {
@@ -278,17 +277,18 @@ impl ProbeSession {
     }
 }
 
-/// What came in place of an answer.
+/// Message that cannot be a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stray {
     /// The request itself.
     Echo,
-    /// No STUN. No ChannelData either: no peer is sent anything that it could answer, and text begins as ChannelData does.
+    /// Neither STUN nor ChannelData. Text may look like ChannelData, but no peer has been sent anything to
+    /// answer.
     Garbage,
 }
 
 impl Stray {
-    /// `None` for what a STUN server may send: late answers to earlier requests, and indications.
+    /// `None` for messages that a STUN server may send: late responses to earlier requests, and indications.
     fn of(bytes: &[u8], request: &[u8]) -> Option<Self> {
         if bytes == request {
             return Some(Self::Echo);
@@ -299,8 +299,8 @@ impl Stray {
 
     fn error(self) -> io::Error {
         let what = match self {
-            Self::Echo => "what answers sends back what it gets: an echo service and no STUN server",
-            Self::Garbage => "what answers does not speak STUN",
+            Self::Echo => "the server returns its input: an echo service, not a STUN server",
+            Self::Garbage => "the server does not speak STUN on this port",
         };
         io::Error::new(io::ErrorKind::InvalidData, what)
     }
@@ -334,13 +334,14 @@ pub(crate) fn write(
     buffer
 }
 
-/// Whether it may be what a peer has sent: in an indication, or by a channel (RFC 8656 section 12: 0x4000 to 0x4FFF).
+/// Returns true for data of a peer: an indication, or a channel message (RFC 8656 section 12: 0x4000 to
+/// 0x4FFF).
 fn is_data(bytes: &[u8]) -> bool {
     matches!(bytes.first(), Some(0x40..=0x4F))
         || View::new_checked(bytes).is_ok_and(|view| view.header().class == Class::Indication)
 }
 
-/// The answer to this request, if it is one.
+/// Parses the response to this request.
 pub(crate) fn read(
     bytes: Vec<u8>,
     method: u16,
@@ -374,7 +375,7 @@ fn told(code: u16, reason: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What a server says to a Binding request of this transaction.
+    /// Binding response with this transaction ID.
     fn answer(class: Class, id: [u8; 12], attributes: RequestAttributes<'_>) -> Vec<u8> {
         let mut buffer = Vec::new();
         let header = Header { class, method: method::BINDING, transaction: id };
@@ -385,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn an_echo_and_garbage_are_told_from_silence() {
+    fn echoes_and_garbage_differ_from_silence() {
         let request = write(method::BINDING, [7; 12], &|_| (), None, None);
         let late = answer(Class::Success, [6; 12], &|_| ());
         for (bytes, expected) in [
@@ -400,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_one_only_to_its_request() {
+    fn a_response_must_match_its_request() {
         let id = [9; 12];
         let success = answer(Class::Success, id, &|_| ());
         let read = |bytes: &[u8], method, id| read(bytes.to_vec(), method, id, None, Duration::ZERO, 1);

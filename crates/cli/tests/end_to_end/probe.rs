@@ -70,7 +70,7 @@ fn a_refused_credential_is_told_with_its_reason() {
     let report = as_user(serve.address(V4), &format!("{USER}:looking-glass"), &["--json"]).ended(1).result();
     assert_eq!(report["credentials_accepted"], false, "{report}");
     let what = line(&report, "credentials")[0]["what"].to_string();
-    assert!(what.contains("another password") && what.contains(REALM), "{report}");
+    assert!(what.contains("wrong password") && what.contains(REALM), "{report}");
 
     let expired = as_user(serve.address(V4), "1000000000:bob:cGFzc3dvcmQ=", &[]).ended(1);
     assert!(expired.stdout.contains("expired") && expired.stdout.contains("clock"), "{}", expired.stdout);

@@ -182,7 +182,7 @@ fn credentials_are_refused_with_the_same_reason_by_each_transport() {
         let report = run.result();
         assert_eq!(report["credentials_accepted"], false, "{uri}: {report}");
         assert_eq!(report["usable"], false, "{uri}: {report}");
-        finds(&report, "credentials", "bad", "another password", REALM);
+        finds(&report, "credentials", "bad", "wrong password", REALM);
         assert!(!run.output().contains("looking-glass"), "{}", run.output());
     }
     // One line for each in the server's log and metrics; the reason stands there too.
@@ -314,7 +314,7 @@ fn probe_does_not_bury_refusals_of_others() {
 /// In a namespace of its own, where port 443 is free.
 #[test]
 fn port_443_is_tried_before_the_advice_to_listen_there() {
-    const LISTEN: &str = "clients behind strict firewalls only get out by TLS on 443: listen there";
+    const LISTEN: &str = "clients behind strict firewalls need TLS on port 443: listen there";
     let inside = need!(namespace("true"));
     let binary = env!("CARGO_BIN_EXE_turnpike");
     let user = format!("{USER}:{PASSWORD}");

@@ -74,7 +74,7 @@ fn clients_that_are_sent_on_are_no_refused_credential() {
         assert_eq!(report["usable"], true, "{report}");
         let told = lines(&report, "credentials");
         assert!(told[0].starts_with("ok: accepts"), "{told:?}");
-        assert!(told[1].starts_with(&format!("note: sends its clients on to {to}")), "{told:?}");
+        assert!(told[1].starts_with(&format!("note: redirects clients to {to}")), "{told:?}");
     }
     let wrong = probe_as("alice:looking-glass", &uri, &[]).ended(1);
     assert_eq!(wrong.result()["credentials_accepted"], false, "{}", wrong.output());

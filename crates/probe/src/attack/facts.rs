@@ -4,33 +4,30 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// What was asked, and what came of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct AttackFacts {
-    /// Peers, by each way in.
+    /// Attempts with a credential, per peer and method.
     pub peers: Vec<Attempt>,
-    /// Messages without a credential over UDP and DTLS.
+    /// Unauthenticated messages over UDP and DTLS.
     pub strangers: Vec<AttackReply>,
 }
 
-/// One thing that a user must not get.
+/// Attempt at something a user must not get.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Attempt {
     /// `udp`, `tcp`, `tls` or `dtls`.
     pub transport: String,
-    /// How it was asked for: a method, or what leads to one.
     pub entry: AttackEntry,
-    /// What kind of address it is, or what else was asked for.
+    /// Kind of address, or what else was requested.
     pub form: String,
-    /// The peer; empty where there is none.
+    /// Peer address; empty if the attempt has no peer.
     pub peer: String,
-    /// What came of it.
     pub outcome: AttackOutcome,
-    /// In the server's words.
+    /// The server's answer.
     pub answer: String,
 }
 
-/// A way in.
+/// Method, or the step that leads to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttackEntry {
@@ -59,35 +56,32 @@ impl fmt::Display for AttackEntry {
     }
 }
 
-/// What came of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttackOutcome {
-    /// As it should be.
     Refused,
-    /// Sent, and nothing came back; nobody says whether that was let through to a peer that does not answer.
+    /// Sent without a reply. The data may have reached a peer that does not answer.
     Silent,
-    /// Granted for the address, which has ports that may be a peer's; what matters is whether data goes to this one.
+    /// Granted for the address, some of whose ports may be legitimate peers; the data test decides.
     AddressOnly,
-    /// Refused for another reason, or not answered.
+    /// Refused for another reason, or no answer.
     Unknown,
-    /// It is let in.
     Open,
 }
 
-/// What a server sends to an address that anybody may have written into a packet.
+/// Reply to a message with a possibly forged source address.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AttackReply {
     /// `udp` or `dtls`.
     pub transport: String,
-    /// Of what kind the message was.
+    /// Kind of message sent.
     pub message: String,
-    /// Its bytes, of UDP payload.
+    /// Bytes of UDP payload.
     pub sent: usize,
-    /// Bytes of all datagrams that came for it, repetitions included.
+    /// Bytes of all datagrams received, retransmissions included.
     pub received: usize,
-    /// How many datagrams these were.
+    /// Number of datagrams received.
     pub datagrams: usize,
-    /// Bytes out per byte in.
+    /// Bytes received per byte sent.
     pub ratio: f64,
 }

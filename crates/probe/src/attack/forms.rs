@@ -1,17 +1,16 @@
-//! Addresses that should be nobody's peer, in each spelling that has once led past somebody's rules.
+//! Forbidden peer addresses, in every spelling that has bypassed some server's rules.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// One of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Form {
     pub(super) name: String,
     pub(super) ip: IpAddr,
-    /// Whether it leads to the server itself: there, some ports may be peers.
+    /// Address of the server itself, some of whose ports may be legitimate peers.
     pub(super) is_own: bool,
 }
 
-/// Those that are special everywhere.
+/// Special-purpose addresses.
 const SPECIAL: &[(&str, &str)] = &[
     ("unspecified", "0.0.0.0"),
     ("loopback", "127.0.0.1"),
@@ -25,27 +24,27 @@ const SPECIAL: &[(&str, &str)] = &[
     ("broadcast", "255.255.255.255"),
     ("unspecified", "::"),
     ("loopback", "::1"),
-    ("link-local, with whatever scope the server has", "fe80::1"),
+    ("link-local, in any scope of the server", "fe80::1"),
     ("unique local (private)", "fc00::1"),
     ("unique local (cloud metadata)", "fd00:ec2::254"),
     ("multicast", "ff02::1"),
 ];
 
-/// IPv4 addresses that are spelled in IPv6.
+/// IPv4 addresses to embed in IPv6.
 const EMBEDDED: &[(&str, Ipv4Addr)] = &[
     ("loopback", Ipv4Addr::LOCALHOST),
     ("unspecified", Ipv4Addr::UNSPECIFIED),
     ("cloud metadata", Ipv4Addr::new(169, 254, 169, 254)),
 ];
 
-/// Those that no server's own addresses are needed for.
+/// Forms that do not depend on the server's addresses.
 pub(super) fn special() -> impl Iterator<Item = Form> {
     let plain = SPECIAL.iter().filter_map(|(name, ip)| Some(form(name, ip.parse().ok()?)));
     plain.chain(EMBEDDED.iter().flat_map(|(name, ip)| spellings(name, *ip)))
 }
 
-/// Those that an allocation of this family can be asked for, or that a careless server takes for that. `public` are the addresses that
-/// peers see, behind which the server may stand.
+/// Forms to try with an allocation of this family. `public` holds the server's external addresses as peers
+/// see them.
 pub(super) fn all(is_v6: bool, server: IpAddr, public: &[IpAddr]) -> impl Iterator<Item = Form> {
     let public = public.iter().map(|ip| ("its PUBLIC", *ip));
     let own = [("the server's own", server)].into_iter().chain(public).flat_map(|(name, ip)| {
@@ -59,7 +58,7 @@ pub(super) fn all(is_v6: bool, server: IpAddr, public: &[IpAddr]) -> impl Iterat
     special().chain(own).filter(move |form| form.ip.is_ipv6() == is_v6 || !is_v6 && is_mapped(form.ip))
 }
 
-/// Each spelling of an IPv4 address in IPv6.
+/// All IPv6 spellings of an IPv4 address.
 fn spellings(name: &str, ip: Ipv4Addr) -> impl Iterator<Item = Form> {
     let [a, b, c, d] = ip.octets().map(u16::from);
     let (high, low) = (a << 8 | b, c << 8 | d);
@@ -87,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spellings_are_what_the_standards_say() {
+    fn spellings_match_the_standards() {
         let found: Vec<String> =
             spellings("x", Ipv4Addr::new(192, 0, 2, 33)).map(|form| form.ip.to_string()).collect();
         // RFC 4291, RFC 6052 section 2.4, RFC 8215, RFC 3056, RFC 4380 section 4, RFC 5214.
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn each_family_is_asked_for_its_own_and_ipv4_for_mapped_ones_too() {
+    fn ipv4_allocations_try_mapped_addresses_too() {
         let server = IpAddr::from([192, 0, 2, 1]);
         let v4: Vec<Form> = all(false, server, &[[192, 0, 2, 2].into()]).collect();
         assert!(v4.iter().any(|form| form.ip == server && form.is_own));

@@ -1,4 +1,4 @@
-//! What a server sends for what anybody can send with somebody else's address as its source.
+//! Amplification test: replies to messages that need no credential and could have a forged source address.
 
 use std::{
     io,
@@ -13,14 +13,14 @@ use turnpike_wire::stun::{kind, method};
 use super::{AttackReply, unsigned};
 use crate::connection::{Trust, udp};
 
-/// How long answers are waited for, repetitions included: RFC 6347 section 4.2.4 begins with one second.
+/// Wait for replies and retransmissions: RFC 6347 section 4.2.4 starts with one second.
 const WAIT: Duration = Duration::from_millis(2500);
-/// Messages at once, lest some get lost on the way.
+/// Messages per batch; larger batches would overflow buffers on the path.
 const AT_ONCE: usize = 16;
-/// How many messages there are over UDP, about.
+/// Approximate number of messages over UDP.
 pub(super) const COUNT: usize = 70;
 
-/// Sends each kind of message once, from a socket of its own.
+/// Sends each kind of message once, each from its own socket.
 pub(super) fn ask(
     transport: Transport,
     server: SocketAddr,
@@ -36,7 +36,7 @@ pub(super) fn ask(
     for (index, (message, bytes)) in messages.into_iter().enumerate() {
         let socket = udp(server)?;
         socket.set_nonblocking(true)?;
-        // A refused one is the answer to one before.
+        // An error here belongs to an earlier datagram.
         let _ = socket.send(&bytes);
         waiting.push((socket, message, bytes.len()));
         if index % AT_ONCE == AT_ONCE - 1 {
@@ -72,7 +72,7 @@ fn take(socket: &UdpSocket, (bytes, datagrams): &mut (usize, usize)) {
     }
 }
 
-/// STUN in each state of wrongness, and what is none.
+/// STUN messages with every kind of defect, and other datagrams.
 fn datagrams() -> Vec<(String, Vec<u8>)> {
     let mut all = Vec::new();
     let methods = [
@@ -138,7 +138,7 @@ fn datagrams() -> Vec<(String, Vec<u8>)> {
     for (name, bytes) in [
         ("an empty datagram", &b""[..]),
         ("one byte", &[0]),
-        ("ChannelData of nobody", &[0x40, 0, 0, 4, 1, 2, 3, 4]),
+        ("ChannelData on an unbound channel", &[0x40, 0, 0, 4, 1, 2, 3, 4]),
         ("zeros", &[0; 64]),
         ("a DTLS alert", &[21, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 40]),
         ("a TLS alert", &[21, 3, 3, 0, 2, 2, 40]),
@@ -150,7 +150,8 @@ fn datagrams() -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// A ClientHello as it is and what becomes of it on a bad way; and short ones, for the ratio is that of the shortest that is answered.
+/// ClientHello messages: intact, damaged, and short ones, since the ratio is highest for the shortest message
+/// that gets an answer.
 fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
     let settings = dtls::DtlsSettings::new(trust.security.clone(), WAIT).map_err(io::Error::other)?;
     let mut association =
@@ -161,7 +162,7 @@ fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
     let half = hello[..hello.len() / 2].to_vec();
     let twice = [&hello[..], hello].concat();
     let mut again = hello.clone();
-    // The number of the record: as if it were a later one.
+    // Record sequence number, as if this were a later record.
     if let Some(byte) = again.get_mut(10) {
         *byte = 7;
     }
@@ -173,12 +174,12 @@ fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
         ("a ClientHello of DTLS 1.2 without suites", record(&body([0xFE, 0xFD], &[], &[], &[]))),
         ("a ClientHello of DTLS 1.2 without extensions", record(&body([0xFE, 0xFD], &[], &SUITE, &[]))),
         ("a short ClientHello of DTLS 1.2", record(&body([0xFE, 0xFD], &[], &SUITE, &OLD))),
-        ("a ClientHello with a cookie of nobody", record(&body([0xFE, 0xFD], &[7; 32], &SUITE, &OLD))),
+        ("a ClientHello with a forged cookie", record(&body([0xFE, 0xFD], &[7; 32], &SUITE, &OLD))),
         ("a ClientHello of DTLS 1.0", record(&body([0xFE, 0xFF], &[], &SUITE, &OLD))),
         ("a fragment of a ClientHello", fragment(&body([0xFE, 0xFD], &[], &SUITE, &OLD))),
     ];
     let mut all = all.map(|(name, bytes)| (name.to_owned(), bytes)).to_vec();
-    // An answer of DTLS 1.3 is longer than the shortest question. One of the same length may be answered: padding goes through the lengths.
+    // A DTLS 1.3 answer is longer than the shortest message that gets one, so padding covers all lengths.
     for (share, what) in [(1, "with a share of a byte"), (32, "with a whole share")] {
         all.extend([0].into_iter().chain(4..48).map(|padding| {
             let bytes = record(&body([0xFE, 0xFD], &[], &NEW_SUITE, &extensions_of_13(share, padding)));
@@ -190,13 +191,14 @@ fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
 
 /// ECDHE-ECDSA with AES-128-GCM.
 const SUITE: [u8; 2] = [0xC0, 0x2B];
-/// The same of TLS 1.3.
+/// AES-128-GCM with SHA-256 (TLS 1.3).
 const NEW_SUITE: [u8; 2] = [0x13, 0x01];
-/// supported_groups: P-256; ec_point_formats: uncompressed; signature_algorithms: ECDSA with SHA-256; extended_master_secret.
+/// supported_groups: P-256; ec_point_formats: uncompressed; signature_algorithms: ECDSA with SHA-256;
+/// extended_master_secret.
 const OLD: [u8; 26] = [0, 10, 0, 4, 0, 2, 0, 23, 0, 11, 0, 2, 1, 0, 0, 13, 0, 4, 0, 2, 4, 3, 0, 23, 0, 0];
 
-/// supported_versions: DTLS 1.3; supported_groups: X25519; signature_algorithms as above; a key share of so many bytes; and in front of them, if
-/// there is room for its head, padding (RFC 7685) of so many bytes altogether.
+/// supported_versions: DTLS 1.3; supported_groups: X25519; signature_algorithms as above; a key share of
+/// `share` bytes; preceded by a padding extension (RFC 7685) of `padding` bytes in total if its header fits.
 fn extensions_of_13(share: u8, padding: u8) -> Vec<u8> {
     let mut all = match padding.checked_sub(4) {
         Some(rest) => [&[0, 21, 0, rest][..], &vec![0; rest.into()]].concat(),
@@ -210,16 +212,16 @@ fn extensions_of_13(share: u8, padding: u8) -> Vec<u8> {
     all
 }
 
-/// The body of a ClientHello (RFC 5246 section 7.4.1.2, with the cookie of RFC 6347 section 4.2.2).
+/// Body of a ClientHello (RFC 5246 section 7.4.1.2, with the cookie of RFC 6347 section 4.2.2).
 fn body(version: [u8; 2], cookie: &[u8], suites: &[u8], extensions: &[u8]) -> Vec<u8> {
     let mut body = version.to_vec();
     body.extend([7; 32]);
-    // No session.
+    // Empty session ID.
     body.extend([0, short(cookie.len())]);
     body.extend(cookie);
     body.extend([0, short(suites.len())]);
     body.extend(suites);
-    // No compression; in the shortest one not even that.
+    // Null compression; omitted in the shortest message.
     body.extend(if suites.is_empty() { &[0][..] } else { &[1, 0] });
     if !extensions.is_empty() {
         body.extend([0, short(extensions.len())]);
@@ -228,22 +230,21 @@ fn body(version: [u8; 2], cookie: &[u8], suites: &[u8], extensions: &[u8]) -> Ve
     body
 }
 
-/// In one record (RFC 6347 sections 4.1 and 4.2.2).
+/// Wraps a body in one record (RFC 6347 sections 4.1 and 4.2.2).
 fn record(body: &[u8]) -> Vec<u8> {
     of_message(body, body.len())
 }
 
-/// The first half of it, in a record of its own.
+/// Wraps the first half of a body in a record.
 fn fragment(body: &[u8]) -> Vec<u8> {
     of_message(&body[..body.len() / 2], body.len())
 }
 
-/// A length in one byte.
 fn short(len: usize) -> u8 {
     u8::try_from(len).expect("all of these are shorter than 256 bytes")
 }
 
-/// The beginning of a message of this length.
+/// Wraps part of a handshake message of total length `len`.
 fn of_message(here: &[u8], len: usize) -> Vec<u8> {
     let head = [1, 0, 0, short(len), 0, 0, 0, 0, 0, 0, 0, short(here.len())];
     let message = [&head[..], here].concat();
@@ -255,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_as_many_as_is_said_and_each_has_a_name_of_its_own() {
+    fn message_names_are_unique_and_the_count_matches() {
         let all = datagrams();
         assert!(all.len().abs_diff(COUNT) <= 5, "{}", all.len());
         let mut names: Vec<&String> = all.iter().map(|(name, _)| name).collect();
@@ -265,9 +266,9 @@ mod tests {
     }
 
     #[test]
-    fn short_hellos_are_as_long_as_they_say_and_of_each_length() {
+    fn short_hellos_have_consistent_lengths_without_gaps() {
         let shortest = record(&body([0xFE, 0xFD], &[], &[], &[]));
-        // Version, random, session, cookie, suites and compression, of which four are empty, behind both heads.
+        // Version, random, session, cookie, suites and compression, four of them empty, after both headers.
         assert_eq!(shortest.len(), 13 + 12 + 2 + 32 + 1 + 1 + 2 + 1);
         for share in [1, 32] {
             let of =

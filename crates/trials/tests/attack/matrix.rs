@@ -91,9 +91,7 @@ fn nothing_is_open(report: &Value) -> Tried {
             assert!(forms.contains(form.as_str()), "{form} was not asked for");
         }
     }
-    for form in
-        ["link-local, with whatever scope the server has", "the server's own", "its PUBLIC", "unspecified"]
-    {
+    for form in ["link-local, in any scope of the server", "the server's own", "its PUBLIC", "unspecified"] {
         assert!(forms.contains(form), "{form} was not asked for");
     }
     for form in
