@@ -1,4 +1,5 @@
-//! Keys and tokens of third-party authorization (RFC 7635): read from the configuration, made by `turnpike credentials`.
+//! Keys and tokens of third-party authorization (RFC 7635), as the configuration holds them and `turnpike
+//! credentials` makes them.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,42 +9,35 @@ use zeroize::Zeroizing;
 
 use crate::Secret;
 
-/// Bytes of the keys that are made: HMAC-SHA256's own length, and more than the 20 that RFC 7635 asks for.
+/// Length of generated keys: the output size of HMAC-SHA256, above RFC 7635's minimum of 20 bytes.
 const MAC_KEY_LEN: usize = 32;
 
-/// Why text is no key; says what one is, and nothing of the text.
+/// Reason why text is not a key. The messages never quote the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenKeyError {
-    /// Not base64.
-    #[error("a key is base64 of 16 bytes (A128GCM) or 32 (A256GCM); this is no base64")]
+    #[error("a key is base64 of 16 bytes (A128GCM) or 32 (A256GCM); this is not base64")]
     Encoding,
-    /// No key of AES-128 or AES-256.
     #[error("a key is base64 of 16 bytes (A128GCM) or 32 (A256GCM); this is base64 of {0}")]
     Length(usize),
 }
 
-/// The key that base64 text stands for.
-///
-/// # Errors
-/// See [`TokenKeyError`].
+/// Decodes a base64 key.
 pub fn token_key(text: &Secret) -> Result<TokenKey, TokenKeyError> {
     let bytes = STANDARD.decode(text.reveal().trim()).map_err(|_| TokenKeyError::Encoding)?;
     let bytes = Zeroizing::new(bytes);
     TokenKey::from_bytes(&bytes).ok_or(TokenKeyError::Length(bytes.len()))
 }
 
-/// A token with the key that its client signs with, both base64.
+/// A token and the key that its client signs with, both base64.
 pub struct MadeToken {
-    /// For ACCESS-TOKEN.
     pub access_token: Secret,
-    /// For MESSAGE-INTEGRITY.
     pub mac_key: Secret,
 }
 
-/// Random bytes of a token: its MAC key and the nonce that it is sealed with.
+/// Random bytes for one token: its MAC key and the nonce of its encryption.
 pub type TokenRandom = ([u8; MAC_KEY_LEN], [u8; NONCE_LEN]);
 
-/// A token for `server_name`, made at `unix` and good for `ttl` seconds.
+/// Makes a token for `server_name`, issued at `unix` (seconds) and valid for `ttl` seconds.
 #[must_use]
 pub fn make(
     key: &TokenKey,
@@ -61,11 +55,12 @@ pub fn make(
     }
 }
 
-/// A token for `server_name`, good for `ttl` seconds from now, with what its client needs, as lines for people and scripts.
+/// Makes a token for `server_name`, valid for `ttl` seconds from now, and formats it as lines for people and
+/// scripts.
 /// `kid` is the name of `key` in the server's `oauth.key`.
 ///
 /// # Errors
-/// `key` is none.
+/// `key` is not a valid key.
 pub fn access_token(
     key: &Secret,
     kid: &str,
@@ -85,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_that_is_made_opens_with_its_key_and_name() {
+    fn generated_token_decrypts_with_its_key_and_server_name() {
         let text = STANDARD.encode([7; 32]);
         let made = access_token(&Secret::new(&*text), "north", "turn.example.org", 60, ([1; 32], [2; 12]))
             .expect("a key");
@@ -102,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_told_without_its_text() {
+    fn invalid_key_error_does_not_quote_the_text() {
         let read = |text: &str| token_key(&Secret::new(text));
         assert_eq!(read("hunter2!"), Err(TokenKeyError::Encoding));
         assert_eq!(read(&STANDARD.encode([0; 33])), Err(TokenKeyError::Length(33)));

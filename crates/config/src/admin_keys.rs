@@ -1,4 +1,4 @@
-//! Where the admin interface listens and who may use it: `[admin]`, the same for `serve` and `forward`.
+//! `[admin]`: listeners and access rules of the admin interface, shared by `serve` and `forward`.
 
 use std::{
     fmt,
@@ -18,34 +18,33 @@ use crate::{
     secret::MASK,
 };
 
-/// Shorter tokens could be guessed, whatever a wrong one costs.
+/// Minimum length in characters. Shorter tokens can be guessed even with rate limits.
 const SHORTEST_TOKEN: usize = 16;
 
-/// `[admin]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminSettings {
-    /// Where it listens; nowhere if empty.
+    /// Empty if the admin interface is off.
     pub listen: Vec<AdminAddress>,
-    /// Names under which it may be asked for, beside addresses and `localhost`; in lower case.
+    /// Host names accepted beside IP addresses and `localhost`, in lower case.
     pub hosts: Vec<String>,
-    /// What clients on loopback may do without a token.
+    /// Access of loopback clients without a token.
     pub loopback: AdminAccess,
-    /// Whoever has one may do everything.
+    /// Tokens with full access.
     pub tokens: Vec<Secret>,
-    /// Whoever has one may look.
+    /// Tokens with read access.
     pub read_tokens: Vec<Secret>,
-    /// The certificate chain for addresses beyond loopback, PEM.
+    /// Certificate chain for addresses other than loopback, PEM.
     pub tls_cert: Option<PathBuf>,
-    /// Its key, PEM.
+    /// PEM.
     pub tls_key: Option<PathBuf>,
-    /// Authorities, PEM, whose clients may do everything.
+    /// PEM file of the CAs whose clients have full access.
     pub client_ca: Option<PathBuf>,
-    /// Authorities, PEM, whose clients may look.
+    /// PEM file of the CAs whose clients have read access.
     pub read_client_ca: Option<PathBuf>,
 }
 
 impl AdminSettings {
-    /// The socket, and this port on loopback.
+    /// The default Unix socket, and `port` on loopback.
     pub(crate) fn on_port(port: u16) -> Self {
         Self {
             listen: vec![AdminAddress::DefaultSocket, AdminAddress::Tcp((Ipv4Addr::LOCALHOST, port).into())],
@@ -60,7 +59,6 @@ impl AdminSettings {
         }
     }
 
-    /// Its addresses by TCP.
     pub fn tcp(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         self.listen.iter().filter_map(|address| match address {
             AdminAddress::Tcp(address) => Some(*address),
@@ -68,7 +66,7 @@ impl AdminSettings {
         })
     }
 
-    /// Appends what cannot work.
+    /// Appends combinations that cannot work.
     pub(crate) fn check(&self, origin: impl Fn(&str) -> Origin, problems: &mut Vec<Mistake>) {
         let mut refuse = |key: &'static str, problem: String, expected: &str| {
             problems.push(Mistake::new(&origin(key), key, problem, expected));
@@ -83,12 +81,12 @@ impl AdminSettings {
             Some(address) if !has_certificate => refuse(
                 "admin.listen",
                 format!("{address} is not on loopback, and there is no certificate"),
-                "loopback, unix:PATH, or admin.tls_cert and admin.tls_key with it",
+                "loopback, unix:PATH, or admin.tls_cert and admin.tls_key as well",
             ),
             Some(address) if !knows_somebody => refuse(
                 "admin.listen",
-                format!("{address} is not on loopback, and nobody has a token or a client certificate"),
-                "loopback, unix:PATH, or admin.tokens, admin.read_tokens, admin.client_ca or admin.read_client_ca with it",
+                format!("{address} is not on loopback, but neither tokens nor client CAs are configured"),
+                "loopback, unix:PATH, or admin.tokens, admin.read_tokens, admin.client_ca or admin.read_client_ca as well",
             ),
             _ => {}
         }
@@ -96,12 +94,12 @@ impl AdminSettings {
             (Some(_), None) => refuse(
                 "admin.tls_cert",
                 "there is no admin.tls_key for it".to_owned(),
-                "a certificate and its key, or neither",
+                "both admin.tls_cert and admin.tls_key, or neither",
             ),
             (None, Some(_)) => refuse(
                 "admin.tls_key",
                 "there is no admin.tls_cert for it".to_owned(),
-                "a certificate and its key, or neither",
+                "both admin.tls_cert and admin.tls_key, or neither",
             ),
             _ => {}
         }
@@ -112,7 +110,7 @@ impl AdminSettings {
             refuse(
                 "admin.read_tokens",
                 "one of them is in admin.tokens too".to_owned(),
-                "a token in one of the lists: it either changes things, or looks",
+                "each token in only one list: full access or read access",
             );
         }
     }
@@ -128,19 +126,18 @@ fn repeated(all: &[AdminAddress]) -> Option<&AdminAddress> {
     all.iter().enumerate().filter(|(_, address)| has_port(address)).find(again).map(|(_, address)| address)
 }
 
-/// Where the admin interface listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminAddress {
-    /// The Unix socket where the commands look for it.
+    /// The Unix socket at its default path, where the commands look for it.
     DefaultSocket,
-    /// A Unix socket with a file.
+    /// A Unix socket with a path.
     Unix(UnixName),
-    /// In the clear on loopback, by TLS elsewhere.
+    /// Plain HTTP on loopback, TLS elsewhere.
     Tcp(SocketAddr),
 }
 
 impl AdminAddress {
-    /// Whether it is of this machine alone.
+    /// Returns true if only this machine can connect.
     #[must_use]
     pub fn is_local(&self) -> bool {
         match self {
@@ -168,7 +165,7 @@ impl FromStr for AdminAddress {
             Some("") => Ok(Self::DefaultSocket),
             Some(rest) => {
                 let name = rest.strip_prefix(':').ok_or("")?.parse::<UnixName>()?;
-                // An abstract one has no permissions: whoever is on this machine may connect.
+                // An abstract socket has no permissions: every local user could connect.
                 if name.path().is_some() { Ok(Self::Unix(name)) } else { Err("the socket needs a file") }
             }
             None => keys::address(text).map(Self::Tcp),
@@ -176,18 +173,14 @@ impl FromStr for AdminAddress {
     }
 }
 
-/// What somebody may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AdminAccess {
-    /// Ask whether the program is alive and ready.
+    /// Liveness and readiness checks only.
     None,
-    /// Look at everything.
     Read,
-    /// Change things, too.
     Full,
 }
 
-/// `admin.listen`.
 pub(crate) const LISTEN: Kind<Vec<AdminAddress>> = Kind::list(
     "\"off\", or a list of \"unix\" (the socket where the commands look), \"unix:/PATH\" and \"ADDR:PORT\", such as \
      [\"unix\", \"127.0.0.1:9641\"]",
@@ -205,7 +198,6 @@ pub(crate) const LISTEN: Kind<Vec<AdminAddress>> = Kind::list(
     |listen| if listen.is_empty() { quoted("off") } else { strings(listen) },
 );
 
-/// `admin.loopback`.
 pub(crate) const ACCESS: Kind<AdminAccess> = named!(
     "\"full\", \"read\" or \"none\"",
     "full" => AdminAccess::Full,
@@ -213,7 +205,7 @@ pub(crate) const ACCESS: Kind<AdminAccess> = named!(
     "none" => AdminAccess::None,
 );
 
-/// `admin.tokens`, `admin.read_tokens`.
+/// `admin.tokens` and `admin.read_tokens`.
 pub(crate) const TOKENS: Kind<Vec<Secret>> = Kind::list(
     "a list of tokens, each of at least 16 characters without blanks (openssl rand -hex 32 makes one)",
     |reader, node| {
@@ -223,7 +215,7 @@ pub(crate) const TOKENS: Kind<Vec<Secret>> = Kind::list(
             if text.len() < SHORTEST_TOKEN {
                 return reader.refuse(node, Some(format!("it has {} characters", text.chars().count())));
             }
-            // What a header can hold (RFC 6750 section 2.1 has fewer of them).
+            // Characters that a header can hold. RFC 6750 section 2.1 allows fewer.
             if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
                 return reader
                     .refuse(node, Some("it has a blank, or a character that is not ASCII".to_owned()));
@@ -256,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_shown_as_it_is_read() {
+    fn admin_addresses_round_trip_through_text() {
         for good in ["unix", "unix:/run/turnpike/turnpike.sock", "127.0.0.1:9641", "[::1]:0"] {
             assert_eq!(good.parse::<AdminAddress>().unwrap().to_string(), good);
         }
@@ -267,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_loopback_there_must_be_a_certificate_and_somebody_who_may_enter() {
+    fn non_loopback_admin_needs_a_certificate_and_tokens() {
         let secured = |settings: &mut AdminSettings| {
             settings.listen = at("0.0.0.0:9641");
             settings.tls_cert = Some("cert.pem".into());
@@ -281,7 +273,7 @@ mod tests {
             assert!(told.len() == 1 && told[0].contains("no certificate"), "{told:?}");
         }
         let told = problems(secured);
-        assert!(told.len() == 1 && told[0].contains("nobody has a token"), "{told:?}");
+        assert!(told.len() == 1 && told[0].contains("neither tokens nor client CAs"), "{told:?}");
         for known in [
             (|settings| settings.tokens = token()) as fn(&mut AdminSettings),
             |settings| settings.read_tokens = token(),

@@ -1,4 +1,4 @@
-//! `[[alternate]]`: servers that clients are sent to, and the table of their keys.
+//! `[[alternate]]`: servers that clients are redirected to, and the table of its keys.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -14,20 +14,17 @@ use super::{
 };
 
 settings! {
-    /// Another server, and where it was named.
     AlternateSettings by ALTERNATE_KEYS {
-        /// The server.
         alternate: Alternate = nowhere(),
             reload "alternate.address" .address ADDRESS,
             reload "alternate.domain" .domain DOMAIN,
             reload "alternate.transports" .transports TRANSPORTS,
             reload "alternate.when" .when WHEN;
-        /// Where it stands.
         place: Place = Place::default();
     }
 }
 
-/// Never used: the key must be there.
+/// Placeholder: `alternate.address` is mandatory.
 fn nowhere() -> Alternate {
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     Alternate { address, domain: None, transports: Vec::new(), when: AlternateWhen::default() }

@@ -1,5 +1,6 @@
-//! Keys by which applications ask for credentials, made by `turnpike key`: `tpk_NAME.SECRET`, with a secret of 256 random bits. The name
-//! says whose hash a key is held against, and whose key it is that somebody has found in a log.
+//! API keys for applications that request credentials, made by `turnpike key`. The form is `tpk_NAME.SECRET`
+//! with a secret of 256 random bits. The name selects the hash to compare with, and identifies a key found in
+//! a log.
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use sha2::{Digest as _, Sha256};
@@ -7,38 +8,38 @@ use subtle::ConstantTimeEq as _;
 
 use crate::Secret;
 
-/// By which scanners for leaked secrets find one.
+/// Prefix that scanners for leaked secrets look for.
 const PREFIX: &str = "tpk_";
 
-/// SHA-256 of a key: all that a store has of it. No key can be guessed by it, for it is as long as its hash.
+/// SHA-256 of a key, which is all that a store holds. The secret has as many random bits as the hash, so it
+/// cannot be guessed from it.
 pub type KeyHash = [u8; 32];
 
-/// A new key of this name, of these random bytes.
+/// Makes a key of this name from random bytes.
 #[must_use]
 pub fn make(name: &str, random: [u8; 32]) -> Secret {
     Secret::new(format!("{PREFIX}{name}.{}", URL_SAFE_NO_PAD.encode(random)))
 }
 
-/// What a store has of a key.
 #[must_use]
 pub fn hash(key: &Secret) -> KeyHash {
     Sha256::digest(key.reveal()).into()
 }
 
-/// The same as hex digits.
+/// [`hash`] in hex digits.
 #[must_use]
 pub fn hash_digits(key: &Secret) -> String {
     hex::encode(hash(key))
 }
 
-/// Whose key it says it is.
+/// Name in the key, unverified.
 #[must_use]
 pub fn name_of(key: &Secret) -> Option<&str> {
     let (name, _) = key.reveal().strip_prefix(PREFIX)?.split_once('.')?;
     is_name(name).then_some(name)
 }
 
-/// Whether it is the key of this hash; of no hash it is none, which takes as long to say.
+/// Returns true if `of` is the hash of `key`. Constant-time: without a hash, it compares with a decoy.
 #[must_use]
 pub fn is_key_of(key: &Secret, of: Option<&KeyHash>) -> bool {
     let decoy = KeyHash::default();
@@ -46,7 +47,7 @@ pub fn is_key_of(key: &Secret, of: Option<&KeyHash>) -> bool {
     is_same && of.is_some()
 }
 
-/// A name has 1 to 64 of these characters, which mean nothing special anywhere.
+/// Accepts 1 to 64 characters that need no escaping anywhere.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     let is_plain =
@@ -59,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_known_by_its_hash_and_says_whose_it_is() {
+    fn key_matches_its_hash_and_carries_its_name() {
         let key = make("shop-1", [7; 32]);
         assert_eq!(name_of(&key), Some("shop-1"));
         assert_eq!(key.reveal().len(), "tpk_shop-1.".len() + 43);
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_names_nobody() {
+    fn invalid_key_has_no_name() {
         for bad in ["", "tpk_", "tpk_a", "tpk_.x", "a.x", "tpk_A.x", "tpk_a b.x", "TPK_a.x"] {
             assert_eq!(name_of(&Secret::new(bad)), None, "{bad}");
         }
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_plain() {
+    fn key_names_allow_only_plain_characters() {
         assert!(is_name("a") && is_name("shop_2-b") && is_name(&"x".repeat(64)));
         for bad in ["", "A", "a.b", "a b", "ä", "a/b", &"x".repeat(65)] {
             assert!(!is_name(bad), "{bad}");

@@ -1,34 +1,33 @@
-//! The files that `tls.cert`, `tls.key` and `tls.certificates` name. The program reads them with the rest of its configuration, so that
-//! mistakes are reported before any socket opens; this crate links no TLS.
+//! Paths in `tls.cert`, `tls.key` and `tls.certificates`. The program reads these files together with its
+//! configuration, so that mistakes are reported before any socket opens. This crate does not link TLS.
 
 use std::path::PathBuf;
 
 use super::{CertificateFiles, Mistake, Settings};
 
-/// Certificates that the program has read, as values of its own.
+/// Certificates in the form of the program that loaded them.
 #[derive(Debug)]
 pub struct ReadCertificates<C> {
-    /// The default one first.
+    /// Starts with the default certificate.
     pub certificates: Vec<C>,
-    /// Unusable files, by name.
+    /// One mistake for each unusable file.
     pub problems: Vec<Mistake>,
-    /// Sentences for the log.
+    /// Lines for the log.
     pub warnings: Vec<String>,
 }
 
-/// None.
 impl<C> Default for ReadCertificates<C> {
     fn default() -> Self {
         Self { certificates: Vec::new(), problems: Vec::new(), warnings: Vec::new() }
     }
 }
 
-/// The files of certificates and of their keys.
+/// All certificate and key files.
 pub fn files(settings: &Settings) -> impl Iterator<Item = PathBuf> {
     named(settings).into_iter().flat_map(|(_, files)| [files.cert, files.key])
 }
 
-/// The pairs of files, with the key that names them.
+/// Pairs of certificate and key file, each with the configuration key that names it.
 pub fn named(settings: &Settings) -> Vec<(&'static str, CertificateFiles)> {
     let default = settings.tls_cert.clone().zip(settings.tls_key.clone());
     let default = default.map(|(cert, key)| ("tls.cert", CertificateFiles { cert, key }));

@@ -1,4 +1,4 @@
-//! Settings that are right one by one and impossible together.
+//! Checks of settings that are valid one by one but cannot work together.
 
 use std::{collections::HashSet, net::SocketAddr};
 
@@ -14,7 +14,8 @@ use crate::{
     relay_doubts,
 };
 
-/// Keys that nobody has set and whose default is above another setting, which caps it: whoever sets them to that is refused.
+/// Keys whose default is above another setting, which caps it. Setting them explicitly to such a value is an
+/// error.
 pub(crate) fn capped_defaults(settings: &Settings) -> Vec<&'static str> {
     let Settings { credentials, discovery, allocation_limits, .. } = settings;
     let AllocationLimits { allocations, allocations_per_user, .. } = allocation_limits;
@@ -29,7 +30,7 @@ pub(crate) fn capped_defaults(settings: &Settings) -> Vec<&'static str> {
     .collect()
 }
 
-/// Appends what cannot work. A limit that nobody set never makes an error: it only caps.
+/// Appends combinations that cannot work. A default that is too high is not an error; it is only capped.
 pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<Mistake>) {
     let mut judge = Judge { settings, problems };
     judge.listeners();
@@ -70,7 +71,7 @@ impl Judge<'_> {
             let key = if settings.is_explicit("server.udp") { "server.udp" } else { "server.tcp" };
             let problem =
                 "server.udp and server.tcp are false, and there is neither tls.listen nor dtls.listen";
-            self.refuse(key, problem, "one of them, or no client can reach the server");
+            self.refuse(key, problem, "at least one of them");
         }
         let lists = [&settings.listen, &settings.tls_listen, &settings.dtls_listen];
         for (key, list) in ["server.listen", "tls.listen", "dtls.listen"].into_iter().zip(lists) {
@@ -84,14 +85,14 @@ impl Judge<'_> {
             self.refuse(
                 "tls.listen",
                 format!("{address} is in server.listen too"),
-                "addresses that server.listen does not name: with a certificate, those take TLS clients as well",
+                "addresses that are not in server.listen: with a certificate, those accept TLS clients as well",
             );
         }
         if settings.tls_only && settings.tls_listen.is_empty() {
             self.refuse(
                 "tls.only",
-                "there is no tls.listen, and it holds for those listeners alone",
-                "tls.listen with it; server.listen always takes plain TCP too, unless server.tcp is false",
+                "there is no tls.listen, and the key only affects those listeners",
+                "tls.listen as well; server.listen also accepts plain TCP unless server.tcp is false",
             );
         }
         let all = realms::all(settings);
@@ -145,7 +146,7 @@ impl Judge<'_> {
     fn certificates(&mut self) {
         let settings = self.settings;
         let none = settings.tls_certificates.is_empty();
-        let both = "a certificate and its key, or neither";
+        let both = "both tls.cert and tls.key, or neither";
         match (&settings.tls_cert, &settings.tls_key) {
             (Some(_), None) => self.refuse("tls.cert", "there is no tls.key for it", both),
             (None, Some(_)) => self.refuse("tls.key", "there is no tls.cert for it", both),
@@ -187,15 +188,15 @@ impl Judge<'_> {
         if !settings.udp && !discovery.addresses.is_empty() {
             self.refuse(
                 "nat_discovery.addresses",
-                "clients find out about their NAT by UDP, and server.udp is false",
+                "NAT discovery uses UDP, and server.udp is false",
                 "server.udp = true, or [] for no NAT discovery",
             );
         }
         if discovery.families().any(|of| of.len() != 2 || of[0].bind == of[1].bind) {
             self.refuse(
                 "nat_discovery.addresses",
-                "clients are to compare two different addresses of a family",
-                "two addresses for each family, or [] for none of it",
+                "clients must compare two different addresses of a family",
+                "two addresses for each family, or [] for no NAT discovery",
             );
         }
     }
@@ -205,11 +206,11 @@ impl Judge<'_> {
         if settings.busy_poll_us > 0 && settings.coalesce_us > 0 {
             self.refuse(
                 "server.coalesce_us",
-                "server.busy_poll_us is set too, and one is the opposite of the other",
-                "one of the two (--busy-poll-us for less latency, --coalesce-us for less CPU)",
+                "server.busy_poll_us is set too, and the two contradict each other",
+                "only one of them (--busy-poll-us for less latency, --coalesce-us for less CPU)",
             );
         }
-        // As many workers as cores are another number on each machine.
+        // Skipped for `workers = "auto"`: the number of cores differs between machines.
         let (shared, workers, room) =
             (settings.shared_ports, settings.workers.unwrap_or(1), settings.ports.len());
         if 2 * shared * workers > room {
@@ -219,7 +220,7 @@ impl Judge<'_> {
                     "{shared} for clients over UDP and {shared} for others, for each of {workers} workers, do not fit into the {room} \
                      ports of relay.ports"
                 ),
-                "fewer of them, or more ports in relay.ports",
+                "fewer shared ports, or more ports in relay.ports",
             );
         }
     }
@@ -267,7 +268,7 @@ impl Judge<'_> {
         }
     }
 
-    /// What is above a limit that it counts towards would never be reached.
+    /// Rejects a rate above the rate of the group it belongs to: it would never be reached.
     fn rates(&mut self) {
         let settings = self.settings;
         let rates = [
@@ -292,7 +293,7 @@ impl Judge<'_> {
         if let Some(realm) = limit_keys::without_ports(settings) {
             self.refuse(
                 "relay.ports",
-                format!("realm.relay_ports give all of them away, and realm {realm:?} has none"),
+                format!("the realms' relay_ports take all of them, and none are left for realm {realm:?}"),
                 "a wider range, or relay_ports for every realm",
             );
         }
@@ -302,7 +303,7 @@ impl Judge<'_> {
         if self.settings.allow_only && self.settings.allow.is_empty() {
             self.refuse(
                 "peers.allow_only",
-                "it is true, but peers.allow is empty: nobody could be relayed to",
+                "it is true, but peers.allow is empty: every peer would be refused",
                 "peers.allow (--allow-peer) with it, or false",
             );
         }
@@ -340,7 +341,7 @@ impl Judge<'_> {
 
     fn tokens(&mut self) {
         let (settings, keys) = (self.settings, &self.settings.oauth.keys);
-        // `oauth.server_name` has at most 255 bytes; so must the name that stands for it.
+        // `oauth.server_name` has at most 255 bytes, so the realm name that replaces it has too.
         if !keys.is_empty() && realms::third_party(settings).server_name.len() > 255 {
             self.refuse(
                 "oauth.server_name",
@@ -353,7 +354,7 @@ impl Judge<'_> {
             let problem = format!("{kid:?} is listed twice in realm {realm:?}");
             self.refuse("oauth.key", problem, "each kid once in a realm");
         }
-        // A token does not say for which realm it is.
+        // Tokens do not name their realm.
         let elsewhere = |key: &&TokenKeySettings| {
             keys.iter().any(|other| other.key == key.key && realm_of(other) != realm_of(key))
         };
@@ -361,10 +362,8 @@ impl Judge<'_> {
             let kid = &key.kid;
             self.refuse(
                 "oauth.key",
-                format!(
-                    "the key of {kid:?} is that of another realm too, where its tokens would count as well"
-                ),
-                "a key of its own for each realm",
+                format!("another realm has the key of {kid:?} too, and would accept its tokens"),
+                "a different key for each realm",
             );
         }
         let all = realms::all(settings);
@@ -379,7 +378,7 @@ impl Judge<'_> {
         };
         if let Some(key) = keys.iter().find(is_user) {
             let problem = format!("{:?} is a user of the same realm", key.kid);
-            self.refuse("oauth.key", problem, "a kid that is nobody's name");
+            self.refuse("oauth.key", problem, "a kid that is not a user name");
         }
     }
 }
@@ -394,13 +393,13 @@ impl Judge<'_> {
             self.refuse(
                 "fleet.secret",
                 "it is missing; the nodes of a fleet recognise each other by it",
-                "the same on all nodes, such as what `openssl rand -hex 32` prints, in the file or in TURNPIKE_FLEET_SECRET_FILE",
+                "the same secret on all nodes, for example from `openssl rand -hex 32`, in the file or in TURNPIKE_FLEET_SECRET_FILE",
             );
         }
         if !settings.auth_required {
             self.refuse(
                 "fleet.url",
-                "auth.required is false, and only who has authenticated may be sent elsewhere",
+                "auth.required is false, and only authenticated clients may be redirected",
                 "auth.required = true, or no fleet (RFC 8489 section 10)",
             );
         }
@@ -413,16 +412,16 @@ impl Judge<'_> {
     }
 }
 
-/// Bytes of a 401 without its realm.
+/// Bytes of a 401 response without its realm.
 const CHALLENGE: usize = 72;
-/// Bytes of the shortest request that can be granted.
+/// Bytes of the shortest request that a server answers with a 401.
 const SMALL_REQUEST: usize = 28;
 
-/// Warnings for the log: settings that are valid, but probably a mistake.
+/// Returns warnings for the log: settings that are valid but probably a mistake.
 pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
     let mut doubts = Vec::new();
     let mut doubt = |key: &str, what: String| doubts.push(format!("{}: {key}: {what}", settings.origin(key)));
-    // If some are to be detected, all are looked at once they are known.
+    // Detected addresses are checked once they are known.
     let fixed: Option<Vec<_>> = settings.relay_addresses.iter().map(RelayPlace::fixed).collect();
     relay_doubts(settings, &fixed.unwrap_or_default())
         .into_iter()
@@ -457,13 +456,13 @@ pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
         }
     }
     if settings.fleet.url.is_none() && settings.fleet != FleetSettings::default() {
-        doubt("fleet.url", "there is none, so that nothing else in [fleet] is of any use".to_owned());
+        doubt("fleet.url", "it is missing, so the other keys of [fleet] have no effect".to_owned());
     }
     if let Some(all) = settings.proxy_protocol_from.iter().find(|from| from.bits == 0) {
         doubt(
             "server.proxy_protocol_from",
             format!(
-                "{}/0 lets anybody who connects by TCP claim any address, and refuses who claims none; name the proxies' \
+                "{}/0 lets every TCP client claim any address, and refuses those without a PROXY header; list the proxies' \
                  own addresses",
                 all.base
             ),
@@ -474,20 +473,20 @@ pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
     if settings.datapath == DatapathChoice::Kernel && has_rates {
         doubt(
             "server.datapath",
-            "clients with a limit of bits per second are relayed in user space, where that is held"
-                .to_owned(),
+            "clients with a rate limit are relayed in user space, where the limit is enforced".to_owned(),
         );
     }
     doubts
 }
 
-/// Listeners by TCP, and the keys that name them.
+/// TCP listeners and the keys that name them.
 fn stream_listeners(settings: &Settings) -> impl Iterator<Item = (&'static str, SocketAddr)> + '_ {
     let tcp = settings.listen.iter().filter(|_| settings.tcp).map(|at| ("server.listen", *at));
     tcp.chain(settings.tls_listen.iter().map(|at| ("tls.listen", *at)))
 }
 
-/// Whether the admin interface takes the port of a listener. Its wildcard of IPv6 may stand for IPv4 too; ours never do.
+/// Returns true if the admin interface and a listener need the same port. The admin interface's IPv6 wildcard
+/// can include IPv4; the wildcards of listeners never do.
 fn collide(admin: SocketAddr, listener: SocketAddr) -> bool {
     let same_family = admin.is_ipv4() == listener.is_ipv4();
     let (any, all) = (admin.ip().is_unspecified(), listener.ip().is_unspecified());
@@ -496,8 +495,8 @@ fn collide(admin: SocketAddr, listener: SocketAddr) -> bool {
         && (admin.ip() == listener.ip() || any && (same_family || admin.is_ipv6()) || all && same_family)
 }
 
-/// Whether clients that are sent to an alternate come to one of our listeners, as far as settings tell: a wildcard one is on every
-/// address that they name, and on loopback.
+/// Returns true if clients of this alternate would come back to one of our listeners. A wildcard listener
+/// counts for every address in the configuration and for loopback.
 fn is_ours(settings: &Settings, Alternate { address, transports, .. }: &Alternate) -> bool {
     let ip = address.ip();
     let discovery = settings.discovery.addresses.iter().copied().map(RelayPlace::At);
@@ -515,7 +514,7 @@ fn is_ours(settings: &Settings, Alternate { address, transports, .. }: &Alternat
     })
 }
 
-/// Each listener for each transport that it serves.
+/// All listeners, once for each transport they serve.
 fn listeners(settings: &Settings) -> impl Iterator<Item = (Transport, SocketAddr)> + '_ {
     let has_certificate = settings.tls_cert.is_some() || !settings.tls_certificates.is_empty();
     let lists = [
@@ -529,7 +528,7 @@ fn listeners(settings: &Settings) -> impl Iterator<Item = (Transport, SocketAddr
     served.flat_map(|(transport, _, list)| list.iter().map(move |address| (transport, *address)))
 }
 
-/// Appends what is wrong with the `[[alternate]]`s beside the rest.
+/// Appends mistakes in `[[alternate]]` that depend on other settings.
 fn alternates(settings: &Settings, problems: &mut Vec<Mistake>) {
     for AlternateSettings { alternate, place } in &settings.alternates {
         let mut refuse = |problem: String, expected: &str| {
@@ -537,18 +536,21 @@ fn alternates(settings: &Settings, problems: &mut Vec<Mistake>) {
         };
         let address = alternate.address;
         if is_ours(settings, alternate) {
-            refuse(format!("{address} is this server: clients would go in a circle"), "another server");
+            refuse(
+                format!("{address} is this server: clients would be redirected in a circle"),
+                "another server",
+            );
         }
         if !settings.auth_required {
             refuse(
-                "auth.required is false, and only who has authenticated may be sent elsewhere".to_owned(),
+                "auth.required is false, and only authenticated clients may be redirected".to_owned(),
                 "auth.required = true, or no [[alternate]] (RFC 8489 section 10)",
             );
         }
     }
 }
 
-/// Appends what is wrong with one `[[realm]]` beside the rest.
+/// Appends mistakes in one `[[realm]]` that depend on other settings.
 fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems: &mut Vec<Mistake>) {
     let name = &realm.name;
     let listens = |address: &SocketAddr| listeners(settings).any(|(_, listener)| listener == *address);
@@ -595,7 +597,7 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
             );
         }
     }
-    // Of a fleet, the limit of a realm is that of all nodes together.
+    // In a fleet, a realm's limit covers all nodes together.
     let alone = settings.fleet.url.is_none();
     if alone && realm.max_allocations.is_some_and(|most| most > settings.allocation_limits.allocations) {
         refuse(
@@ -606,7 +608,8 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
     }
 }
 
-/// Somebody can authenticate in a realm, and each of its users can.
+/// Checks that the realm has users or another way to authenticate, and that each of its users can
+/// authenticate.
 fn realm_users(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnMut(&str, String, &str)) {
     let name = &realm.name;
     let is_empty = realm.users.is_empty() && realm.secrets.is_empty() && !realms::has_tokens(settings, name);
@@ -614,7 +617,7 @@ fn realm_users(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnM
         refuse(
             "realm.users",
             format!(
-                "realm {name:?} has neither users nor secrets nor an oauth.key: nobody could authenticate"
+                "realm {name:?} has neither users nor secrets nor an oauth.key, so no client could authenticate"
             ),
             "at least one user, secret or key, or a store that has some",
         );
@@ -636,7 +639,7 @@ fn realm_users(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnM
     }
 }
 
-/// No rate of a realm is above one that holds for more than it.
+/// Checks that no rate of the realm is above a rate of a larger group.
 fn realm_rates(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnMut(&str, String, &str)) {
     let Rates { per_allocation, per_user, per_realm } = limit_keys::rates_of(settings, realm);
     let rates = [
@@ -656,8 +659,8 @@ fn realm_rates(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnM
     }
 }
 
-/// Relayed transport addresses that can exist: one allocation takes at least one, and detection yields at most one
-/// address a family.
+/// Maximum number of relayed transport addresses. An allocation takes at least one, and detection finds at
+/// most one address per family.
 fn relay_ports(settings: &Settings) -> usize {
     let ports = usize::from(settings.ports.end() - settings.ports.start()) + 1;
     let places = &settings.relay_addresses;

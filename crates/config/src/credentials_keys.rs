@@ -1,4 +1,4 @@
-//! `[credentials]`: where applications ask for credentials, for what, and what they are told of the server.
+//! `[credentials]`: listeners of the credential API, its limits, and the addresses it gives to applications.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -14,28 +14,28 @@ use crate::{
     key::{Kind, list_of},
 };
 
-/// Settings of the API for credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CredentialsSettings {
-    /// Where it listens; nowhere if empty.
+    /// Empty if the credential API is off.
     pub listen: Vec<SocketAddr>,
-    /// The certificate chain for addresses beyond loopback, PEM; that of `[tls]` if there is none.
+    /// Certificate chain for addresses other than loopback, PEM. Without it, the certificate of `[tls]` is
+    /// used.
     pub tls_cert: Option<PathBuf>,
-    /// Its key, PEM.
+    /// PEM.
     pub tls_key: Option<PathBuf>,
-    /// Names under which it may be asked for, beside addresses, `localhost`, the public names and those of its certificate.
+    /// Host names accepted beside IP addresses, `localhost`, the public names and those in the certificate.
     pub hosts: Vec<String>,
-    /// Origins of web pages that may ask, as browsers write them.
+    /// Allowed origins of web pages, as browsers write them.
     pub origins: Vec<String>,
     /// Names or addresses by which clients reach the TURN server.
     pub names: Vec<String>,
-    /// What clients are told in place of all that follows from listeners and names.
+    /// URIs given to clients instead of those derived from listeners and names.
     pub uris: Vec<String>,
-    /// Seconds that a credential lives, if nobody says how long.
+    /// Default lifetime of a credential in seconds.
     pub ttl: u32,
-    /// Seconds that it lives at most.
+    /// Maximum lifetime of a credential in seconds.
     pub max_ttl: u32,
-    /// Requests a second of a key that has no rate of its own.
+    /// Requests per second for API keys without a rate of their own.
     pub rate: u32,
 }
 
@@ -56,23 +56,20 @@ impl Default for CredentialsSettings {
     }
 }
 
-/// `credentials.origins`.
 pub(crate) const ORIGINS: Kind<Vec<String>> = list_of!(
     "a list of origins as browsers write them, such as [\"https://app.example.org\", \"http://localhost:8080\"]",
     origin
 );
 
-/// `credentials.names`.
 pub(crate) const NAMES: Kind<Vec<String>> = list_of!(
     "a list of host names or addresses by which clients reach this server, such as [\"turn.example.org\"], [] to find out",
     |text| match text.parse::<IpAddr>() {
-        Ok(ip) if ip.is_unspecified() || ip.is_multicast() => Err("nobody reaches a server there"),
+        Ok(ip) if ip.is_unspecified() || ip.is_multicast() => Err("clients cannot connect to it"),
         Ok(ip) => Ok(ip.to_string()),
         Err(_) => server_name(text.strip_suffix('.').unwrap_or(text)),
     }
 );
 
-/// `credentials.uris`.
 pub(crate) const URIS: Kind<Vec<String>> = Kind::list(
     "a list of TURN URIs (RFC 7065) such as [\"turn:turn.example.org:3478?transport=udp\"], [] to find out",
     |reader, node| {
@@ -82,30 +79,33 @@ pub(crate) const URIS: Kind<Vec<String>> = Kind::list(
     |uris| strings(uris),
 );
 
-/// Scheme, host and port as browsers send them in `Origin` (RFC 6454 section 6.2): in lower case, without the port that the scheme has
-/// anyway, and without a slash at the end.
+/// Normalizes an origin to the form that browsers send in `Origin` (RFC 6454 section 6.2): lower case,
+/// without the scheme's default port and without a trailing slash.
 fn origin(text: &str) -> Result<String, &'static str> {
     let text = text.trim().to_ascii_lowercase();
-    let (scheme, authority) = text.split_once("://").ok_or("there is no http:// or https:// in it")?;
+    let (scheme, authority) = text.split_once("://").ok_or("http:// or https:// is missing")?;
     let own_port = match scheme {
         "http" => 80,
         "https" => 443,
         _ => return Err("the scheme is neither http nor https"),
     };
     let authority = authority.strip_suffix('/').unwrap_or(authority);
-    // The colons inside of brackets are those of an IPv6 address.
+    // Colons inside brackets belong to an IPv6 address.
     let (host, port) = match authority.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
         _ => (authority, None),
     };
     let host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
-        Some(address) => format!("[{}]", address.parse::<Ipv6Addr>().map_err(|_| "its host is none")?),
+        Some(address) => {
+            format!("[{}]", address.parse::<Ipv6Addr>().map_err(|_| "the host is not an IPv6 address")?)
+        }
         None => match host.parse::<Ipv4Addr>() {
             Ok(address) => address.to_string(),
             Err(_) => server_name(host)?,
         },
     };
-    let port = port.map(str::parse::<u16>).transpose().map_err(|_| "its port is none")?;
+    let port =
+        port.map(str::parse::<u16>).transpose().map_err(|_| "the port is not a number from 0 to 65535")?;
     Ok(match port.filter(|port| *port != own_port) {
         Some(port) => format!("{scheme}://{host}:{port}"),
         None => format!("{scheme}://{host}"),
@@ -113,7 +113,7 @@ fn origin(text: &str) -> Result<String, &'static str> {
 }
 
 impl Settings {
-    /// The certificate of the API for credentials: its own, or the default one of clients.
+    /// Certificate of the credential API: its own, or the default of `[tls]`.
     pub fn credentials_certificate(&self) -> Option<CertificateFiles> {
         let pair = |cert: &Option<PathBuf>, key: &Option<PathBuf>| {
             let (cert, key) = (cert.clone()?, key.clone()?);
@@ -127,13 +127,13 @@ impl Settings {
 }
 
 impl CredentialsSettings {
-    /// Appends what cannot work.
+    /// Appends combinations that cannot work.
     pub(crate) fn check(settings: &Settings, problems: &mut Vec<Mistake>) {
         let mut refuse = |key: &'static str, problem: String, expected: &str| {
             problems.push(Mistake::new(settings.origin(key), key, problem, expected));
         };
         let Self { listen, tls_cert, tls_key, ttl, max_ttl, .. } = &settings.credentials;
-        let both = "a certificate and its key, or neither";
+        let both = "both a certificate and its key, or neither";
         match (tls_cert, tls_key) {
             (Some(_), None) => {
                 refuse("credentials.tls_cert", "there is no credentials.tls_key for it".to_owned(), both);
@@ -148,7 +148,7 @@ impl CredentialsSettings {
             refuse(
                 "credentials.listen",
                 format!("{address} is not on loopback, and there is no certificate"),
-                "loopback, for a proxy that speaks TLS, or credentials.tls_cert and credentials.tls_key, or tls.cert and tls.key",
+                "loopback behind a TLS proxy, or credentials.tls_cert and credentials.tls_key, or tls.cert and tls.key",
             );
         }
         if !listen.is_empty() && settings.store.url.is_none() && settings.store.state == StateDir::Off {
@@ -158,7 +158,7 @@ impl CredentialsSettings {
                 "store.url or store.state with it, and a key made by `turnpike key add`",
             );
         }
-        // One that nobody has set is as long as it may be.
+        // Without an explicit value, the default is capped by `max_ttl`.
         if ttl > max_ttl && settings.is_explicit("credentials.ttl") {
             let problem = format!("{ttl} is above credentials.max_ttl {max_ttl}");
             refuse("credentials.ttl", problem, "at most credentials.max_ttl (both in seconds)");
@@ -175,7 +175,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_origin_is_read_as_it_is_shown(
+        fn origin_round_trips_through_text(
             text in "(?i:https?://)?[a-z0-9.:\\[\\]/@-]{0,30}(:[0-9]{1,6})?/?",
         ) {
             if let Ok(shown) = origin(&text) {
@@ -184,13 +184,13 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_an_origin_or_none(text in ".*") {
+        fn origin_parser_accepts_any_text_without_panic(text in ".*") {
             let _ = origin(&text);
         }
     }
 
     #[test]
-    fn an_origin_is_what_a_browser_sends() {
+    fn origin_is_normalized_to_the_browser_form() {
         for (text, sent) in [
             ("https://app.example.org", "https://app.example.org"),
             ("HTTPS://App.Example.ORG:443/", "https://app.example.org"),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_loopback_it_needs_a_certificate_which_may_be_that_of_clients() {
+    fn non_loopback_credential_api_needs_a_certificate() {
         for local in ["127.0.0.1:8443", "[::1]:0", "[::ffff:127.0.0.1]:1"] {
             assert!(problems(|settings| listen(settings, local)).is_empty(), "{local}");
         }
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ttl_that_nobody_has_set_is_no_mistake() {
+    fn default_ttl_above_the_maximum_is_valid() {
         assert!(problems(|settings| settings.credentials.max_ttl = 60).is_empty());
     }
 

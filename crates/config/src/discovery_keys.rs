@@ -1,20 +1,19 @@
-//! `[nat_discovery]`: where and how often clients may find out about their NAT (RFC 5780).
+//! `[nat_discovery]`: addresses and rate limits of NAT behavior discovery (RFC 5780).
 
 use turnpike_convert::toml_text::list;
 use turnpike_turn::server::RelayAddress;
 
 use crate::key::Kind;
 
-/// Settings of NAT discovery.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiscoverySettings {
-    /// Two of a family, or two of each; empty for none of it.
+    /// Two addresses of a family, or two of each. Empty if discovery is off.
     pub addresses: Vec<RelayAddress>,
-    /// Ports on each of them.
+    /// Ports on each address.
     pub ports: [u16; 2],
-    /// Requests a second of one network.
+    /// Requests per second from one address prefix.
     pub per_source: u32,
-    /// Requests a second of all.
+    /// Requests per second in total.
     pub total: u32,
 }
 
@@ -25,7 +24,7 @@ impl Default for DiscoverySettings {
 }
 
 impl DiscoverySettings {
-    /// The addresses of each family that has any, IPv4 first.
+    /// Addresses of each configured family, IPv4 first.
     pub fn families(&self) -> impl Iterator<Item = Vec<RelayAddress>> + '_ {
         [true, false].into_iter().filter_map(|v4| {
             let of: Vec<_> =
@@ -35,7 +34,6 @@ impl DiscoverySettings {
     }
 }
 
-/// Two ports.
 pub(super) const PORTS: Kind<[u16; 2]> = Kind::list(
     "two different ports, 1 to 65535, such as [3478, 3479]",
     |reader, node| match reader.list(node, |reader, node| reader.integer(node, &(1..=u16::MAX)))?[..] {

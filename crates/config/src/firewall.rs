@@ -1,5 +1,5 @@
-//! What a firewall has to let in, and how that is written for several of them. What goes out is left to whoever runs the machine: a
-//! relay sends to any peer that its rules allow.
+//! Inbound ports that a firewall must open, in the syntax of several firewalls. Outbound traffic is not
+//! covered: a relay sends to every peer that its rules allow.
 
 mod cloud;
 mod host;
@@ -11,36 +11,35 @@ use turnpike_rules::{Bind, Protocol, Rule};
 
 use crate::{AdminSettings, RelayPlace, Settings, forward::ForwardSettings};
 
-/// For which firewall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "lowercase")]
 pub enum FirewallFormat {
-    /// A file for `nft -f`: a chain of our own, to be jumped to from the chain that drops.
+    /// File for `nft -f`: a chain of our own, as a jump target for the chain that drops.
     Nftables,
-    /// A shell script of iptables and ip6tables commands, the same way.
+    /// Shell script of iptables and ip6tables commands with a chain of our own.
     Iptables,
-    /// Commands of Ubuntu's ufw.
+    /// Commands for Ubuntu's ufw.
     Ufw,
-    /// A command of the AWS CLI, for a security group.
+    /// AWS CLI command for a security group.
     Aws,
-    /// Commands of gcloud.
+    /// gcloud commands.
     Gcp,
 }
 
-/// What to let in, and what is left closed and why.
+/// Ports to open, and notes about ports that stay closed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Firewall {
     openings: Vec<Opening>,
     notes: Vec<String>,
 }
 
-/// Some ports of some addresses of this machine.
+/// A port range on some addresses of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Opening {
     transport: Transport,
     place: Place,
     ports: RangeInclusive<u16>,
-    /// What comes in there.
+    /// Purpose of the ports.
     what: String,
 }
 
@@ -51,7 +50,6 @@ enum Transport {
     Tcp,
 }
 
-/// Addresses of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     All,
@@ -60,14 +58,12 @@ enum Place {
     One(IpAddr),
 }
 
-/// What comes to relayed addresses.
 const PEERS: &str = "peers, to relayed addresses";
-/// What TURN calls those who have allocations.
 const CLIENTS: &str = "clients";
 
 impl Firewall {
-    /// Of a TURN server: its listeners and its relay ports. Where the relay addresses are left to be found at the start, the ports of
-    /// all addresses.
+    /// Openings for a TURN server: listeners and relay ports. If the relay addresses are detected at startup,
+    /// the relay ports are opened on all addresses.
     #[must_use]
     pub fn of_server(settings: &Settings) -> Self {
         let mut all = Self::default();
@@ -116,7 +112,7 @@ impl Firewall {
         all
     }
 
-    /// Of a forwarder: the listeners of its rules.
+    /// Openings for a forwarder: the listeners of its rules.
     #[must_use]
     pub fn of_forwarder(settings: &ForwardSettings) -> Self {
         let mut all = Self::default();
@@ -127,7 +123,6 @@ impl Firewall {
         all
     }
 
-    /// As this firewall wants it.
     #[must_use]
     pub fn show(&self, format: FirewallFormat) -> String {
         match format {
@@ -163,7 +158,7 @@ impl Firewall {
         }
     }
 
-    /// Nobody comes to loopback through a firewall.
+    /// Skips loopback, which no firewall filters.
     fn open(&mut self, transport: Transport, ip: IpAddr, ports: RangeInclusive<u16>, what: &str) {
         if ip.is_loopback() {
             let opening = Opening { transport, place: Place::of(ip), ports, what: what.to_owned() };
@@ -173,7 +168,8 @@ impl Firewall {
         }
     }
 
-    /// What is open already for the same is not opened again; of two wildcard addresses that differ in nothing else one opening is made.
+    /// Skips ports that are already open, and merges two openings that differ only in the family of a
+    /// wildcard address.
     fn add(&mut self, transport: Transport, place: Place, ports: RangeInclusive<u16>, what: &str) {
         let same = self.openings.iter_mut().find(|known| {
             known.transport == transport && known.ports == ports && known.place.with(place).is_some()
@@ -191,8 +187,9 @@ impl Firewall {
 
     fn leave_admin_closed(&mut self, admin: &AdminSettings) {
         for at in admin.tcp().filter(|at| !at.ip().to_canonical().is_loopback()) {
-            self.notes
-                .push(format!("tcp {at}, the admin interface, stays closed: let in only who shall use it"));
+            self.notes.push(format!(
+                "tcp {at}, the admin interface, stays closed: allow only the addresses of its users"
+            ));
         }
     }
 }
@@ -206,7 +203,7 @@ impl Place {
         }
     }
 
-    /// The one place that both are, where there is one.
+    /// Merges two places into one, if one place covers both.
     fn with(self, other: Self) -> Option<Self> {
         match (self, other) {
             (one, other) if one == other => Some(one),
@@ -230,7 +227,6 @@ impl Place {
         matches!(self, Self::All | Self::AllV6 | Self::One(IpAddr::V6(_)))
     }
 
-    /// Its one address.
     fn address(self) -> Option<IpAddr> {
         match self {
             Self::One(ip) => Some(ip),
@@ -240,7 +236,7 @@ impl Place {
 }
 
 impl Opening {
-    /// `first`, or `first` and `last` with `between`.
+    /// Formats one port, or `first` and `last` joined by `between`.
     fn ports(&self, between: &str) -> String {
         match (self.ports.start(), self.ports.end()) {
             (first, last) if first == last => first.to_string(),
@@ -262,7 +258,7 @@ impl fmt::Display for Opening {
     }
 }
 
-/// Text of the configuration for a comment, whatever quotes comments there.
+/// Makes text from the configuration safe in a comment of any of these formats.
 fn plain(text: &str) -> String {
     const MOST: usize = 100;
     let harmless = |c: char| c.is_ascii_alphanumeric() || " ,.:/-_()[]+@".contains(c);

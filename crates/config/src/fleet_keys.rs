@@ -1,4 +1,4 @@
-//! `[fleet]`: what makes several servers one service.
+//! `[fleet]`: settings that make several servers one service.
 
 use turnpike_convert::toml_text::{list, quoted};
 use turnpike_fleet::{Entrance, NodeName};
@@ -12,37 +12,35 @@ use super::{
     secret::MASK,
 };
 
-/// Characters that a secret has at least: who can read the store could try all shorter ones.
+/// Minimum length in characters. A reader of the store could brute-force shorter secrets.
 const SHORTEST_SECRET: usize = 32;
 
-/// Settings of a fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetSettings {
-    /// Where the store is, as the operator wrote it; `None` without a fleet.
+    /// Store URL as the operator wrote it; `None` without a fleet.
     pub url: Option<Secret>,
-    /// What all nodes have.
+    /// Shared by all nodes.
     pub secret: Option<Secret>,
-    /// Which of the fleets in that store.
+    /// Selects one of several fleets in a store.
     pub name: NodeName,
-    /// What this node is called; `None` for the name of the machine.
+    /// Node name; `None` for the host name.
     pub node: Option<NodeName>,
-    /// Where it is; nodes of one zone are near. `None` if nobody says.
+    /// Location; nodes of one zone are near each other.
     pub zone: Option<NodeName>,
-    /// Where clients reach it; from the listeners if empty.
+    /// Addresses that clients connect to; derived from the listeners if empty.
     pub addresses: Vec<Entrance>,
-    /// Ports of listeners at which a balancer delivers.
+    /// Listener ports that a load balancer delivers to.
     pub balancer_ports: Vec<u16>,
-    /// The name in its certificate, where clients are to be told one.
+    /// Name in this node's certificate, sent to TLS clients in redirects.
     pub domain: Option<String>,
-    /// When clients are sent elsewhere.
     pub redirect: FleetRedirect,
-    /// Allocations of all nodes together; 0 for no limit.
+    /// Limit for all nodes together; 0 for none.
     pub allocations: u32,
-    /// What this node can carry, in bits a second; 0 if nobody knows.
+    /// Capacity of this node in bits per second; 0 if unknown.
     pub bits_per_second: u64,
     /// Seconds.
     pub key_rotation: u32,
-    /// Whether sessions are published as coturn publishes them.
+    /// Publishes sessions in coturn's format.
     pub coturn_status: bool,
 }
 
@@ -68,22 +66,23 @@ impl Default for FleetSettings {
     }
 }
 
-/// When clients are sent to another node, or to this one by an address of its own.
+/// Condition for redirecting clients to another node, or to this one at an address of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FleetRedirect {
-    /// While this node drains or has no room.
+    /// While this node drains or is full.
     Full,
-    /// Also while it is much busier than others.
+    /// Also while this node is much busier than others.
     Load,
-    /// Each new allocation that did not come to an address of `addresses`: by anycast, or through a balancer.
+    /// Each new allocation that did not arrive at one of `addresses`, such as by anycast or through a load
+    /// balancer.
     Always,
 }
 
-/// Where the store is. It may hold a password.
+/// May hold a password.
 pub(super) const URL: Kind<Option<Secret>> = Kind::one(
     "redis://:PASSWORD@HOST, rediss://..., redis+sentinel://:PASSWORD@HOST,HOST,HOST/MASTER or redis+cluster://:PASSWORD@HOST,HOST, \"\" for no fleet",
     |reader, node| match &node.value {
-        // A file has lines.
+        // The value from a file is a list of lines.
         Value::List(lines) if lines.len() == 1 => reader.secret(&lines[0]).map(Some),
         _ => reader.secret(node).map(|url| Some(url).filter(|url| !url.reveal().is_empty())),
     },
@@ -91,7 +90,6 @@ pub(super) const URL: Kind<Option<Secret>> = Kind::one(
 )
 .secret();
 
-/// What all nodes have.
 pub(super) const SECRET: Kind<Option<Secret>> = Kind::one(
     "32 characters or more, the same on all nodes, such as those of `openssl rand -hex 32`; \"\" without a fleet",
     |reader, node| {
@@ -109,14 +107,12 @@ pub(super) const SECRET: Kind<Option<Secret>> = Kind::one(
 )
 .secret();
 
-/// Which of the fleets.
 pub(super) const NAME: Kind<NodeName> = Kind::one(
     "a name of 1 to 64 letters, digits, points, hyphens and underscores",
     |reader, node| reader.parsed(node, |text| text.parse()),
     |name| quoted(name.as_str()),
 );
 
-/// The same, or none.
 pub(super) const NAME_OR_NONE: Kind<Option<NodeName>> = Kind::one(
     "a name of 1 to 64 letters, digits, points, hyphens and underscores, or \"\"",
     |reader, node| {
@@ -125,20 +121,18 @@ pub(super) const NAME_OR_NONE: Kind<Option<NodeName>> = Kind::one(
     |name| quoted(name.as_ref().map_or("", NodeName::as_str)),
 );
 
-/// Where clients reach this node.
 pub(super) const ADDRESSES: Kind<Vec<Entrance>> = list_of!(
     "a list of \"udp://ADDR:PORT\", \"tcp://...\", \"tls://...\" and \"dtls://...\" as clients reach this node, [] for those of its listeners",
     |text| text.parse::<Entrance>()
 );
 
-/// Where a balancer delivers that puts the node's address in place of its own.
+/// Listener ports behind a load balancer that rewrites the destination to the node's address.
 pub(super) const PORTS: Kind<Vec<u16>> = Kind::list(
     "a list of ports of listeners, such as [13478, 15349]",
     |reader, node| reader.list(node, |reader, node| reader.integer(node, &(1..=65_535))),
     |ports| list(ports.iter().map(ToString::to_string)),
 );
 
-/// The name in its certificate.
 pub(super) const DOMAIN: Kind<Option<String>> = Kind::one(
     "the host name in this node's certificate, such as \"turn2.example.org\", or \"\"",
     |reader, node| {
@@ -147,7 +141,6 @@ pub(super) const DOMAIN: Kind<Option<String>> = Kind::one(
     |domain| quoted(domain.as_deref().unwrap_or_default()),
 );
 
-/// When clients are sent elsewhere.
 pub(super) const REDIRECT: Kind<FleetRedirect> = named!(
     "\"full\", \"load\" or \"always\"",
     "full" => FleetRedirect::Full,

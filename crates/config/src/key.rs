@@ -1,5 +1,5 @@
-//! What a key is: its name, what is expected, how it is read, how it is shown. Generic over what it is read into, because
-//! `serve`, `forward` and a single forwarding rule each have a table of keys and work alike.
+//! Definition of a key: its name, expected value, parser and formatter. Generic over the target, because
+//! `serve`, `forward` and a forwarding rule each have a table of keys.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -13,24 +13,25 @@ pub(crate) struct KeySpec<S> {
     pub(crate) path: &'static str,
     /// Completes "expected ...".
     pub(crate) expected: &'static str,
-    /// Flags repeat and environment variables are split at commas.
+    /// Flags can repeat, and environment variables are split at commas.
     pub(crate) list: bool,
-    /// Its value must not be shown.
+    /// Masked in output.
     pub(crate) secret: bool,
-    /// Whether a reload applies it.
+    /// Applied by a reload.
     pub(crate) reload: bool,
-    /// Reads a value into the settings; whether that worked.
+    /// Reads a value into the settings; `None` on a mistake.
     pub(crate) apply: fn(&mut Reader<'_>, &Node, &mut S) -> Option<()>,
-    /// The effective value as TOML, secrets masked.
+    /// Effective value as TOML, secrets masked.
     pub(crate) show: fn(&S) -> String,
-    /// Whether the value is another one; of secrets too, which are all shown alike.
+    /// Compares values, including secrets, which are all shown alike.
     pub(crate) differs: fn(&S, &S) -> bool,
-    /// Gives the second the value of the first. Nothing for what a reload applies anyway and is no field.
+    /// Copies the value from the first to the second. Does nothing for keys that are not a field; a reload
+    /// applies those anyway.
     pub(crate) keep: fn(&S, &mut S),
 }
 
 impl<S> KeySpec<S> {
-    /// Reads its value into the settings; `None` if that failed. Mistakes go to `problems`.
+    /// Reads its value into the settings; `None` on a mistake. Mistakes go to `problems`.
     pub(crate) fn read(
         &self,
         node: &Node,
@@ -57,7 +58,7 @@ impl<S> KeySpec<S> {
         format!("TURNPIKE_{}", self.path.replace('.', "_").to_uppercase())
     }
 
-    /// The names of its environment variables.
+    /// Names of its environment variables.
     pub(crate) fn variables(&self) -> [String; 2] {
         let name = self.variable();
         let file = format!("{name}_FILE");
@@ -65,7 +66,7 @@ impl<S> KeySpec<S> {
     }
 }
 
-/// What keys of one kind have in common: of one table, and of several.
+/// Type of a value, shared by keys of one or several tables.
 pub(crate) struct Kind<T> {
     /// As [`KeySpec::expected`].
     pub(crate) expected: &'static str,
@@ -74,12 +75,12 @@ pub(crate) struct Kind<T> {
     /// As [`KeySpec::secret`].
     pub(crate) secret: bool,
     pub(crate) read: fn(&mut Reader<'_>, &Node) -> Option<T>,
-    /// The opposite of `read`: a value as TOML.
+    /// Inverse of `read`: formats a value as TOML.
     pub(crate) show: fn(&T) -> String,
 }
 
 impl<T> Kind<T> {
-    /// A lone value.
+    /// A single value.
     pub(crate) const fn one(
         expected: &'static str,
         read: fn(&mut Reader<'_>, &Node) -> Option<T>,
@@ -88,7 +89,6 @@ impl<T> Kind<T> {
         Self { expected, list: false, secret: false, read, show }
     }
 
-    /// Several.
     pub(crate) const fn list(
         expected: &'static str,
         read: fn(&mut Reader<'_>, &Node) -> Option<T>,
@@ -97,14 +97,14 @@ impl<T> Kind<T> {
         Self { expected, list: true, secret: false, read, show }
     }
 
-    /// The same of what nobody may see.
+    /// Marks the value as secret.
     pub(crate) const fn secret(self) -> Self {
         let Self { expected, list, read, show, .. } = self;
         Self { expected, list, secret: true, read, show }
     }
 }
 
-/// The [`Kind`] of a list whose items are text that a function understands.
+/// [`Kind`] of a list whose items are parsed from text.
 macro_rules! list_of {
     ($expected:expr, $parse:expr) => {
         $crate::key::Kind::list(
@@ -116,7 +116,7 @@ macro_rules! list_of {
 }
 pub(crate) use list_of;
 
-/// The [`Kind`] of text that has to look so.
+/// [`Kind`] of text that satisfies a condition.
 macro_rules! text {
     ($expected:literal, $is_right:expr) => {
         $crate::key::Kind::one(
@@ -132,7 +132,7 @@ macro_rules! text {
 }
 pub(crate) use text;
 
-/// The [`Kind`] of a whole number within bounds; `$what` says of what.
+/// [`Kind`] of a bounded whole number; `$what` names its unit.
 macro_rules! number {
     ($type:ty, $what:literal, $least:literal..=$most:literal) => {
         $crate::key::Kind::<$type>::one(
@@ -144,7 +144,7 @@ macro_rules! number {
 }
 pub(crate) use number;
 
-/// The same where there may be none, which is said so.
+/// [`Kind`] of a bounded whole number or "none".
 macro_rules! number_or_none {
     ($type:ty, $what:literal, $least:literal..=$most:literal) => {
         $crate::key::Kind::<Option<$type>>::one(
@@ -161,7 +161,7 @@ macro_rules! number_or_none {
 }
 pub(crate) use number_or_none;
 
-/// The [`Kind`] of whole seconds within bounds.
+/// [`Kind`] of whole seconds within bounds.
 macro_rules! seconds {
     ($least:literal..=$most:literal) => {
         $crate::key::Kind::<std::time::Duration>::one(
@@ -173,7 +173,7 @@ macro_rules! seconds {
 }
 pub(crate) use seconds;
 
-/// The [`Kind`] of a value that has few, each with a name.
+/// [`Kind`] of an enumeration with named values.
 macro_rules! named {
     ($expected:literal, $($name:literal => $value:path),+ $(,)?) => {
         $crate::key::Kind::one(
@@ -194,7 +194,7 @@ macro_rules! named {
 }
 pub(crate) use named;
 
-/// A key that is no field by itself, neither a list nor a secret; a reload applies it.
+/// A key that is not a field: neither a list nor a secret, applied by a reload.
 macro_rules! scalar {
     ($path:literal, $expected:expr, $apply:expr, $show:expr $(,)?) => {
         $crate::key::KeySpec {
@@ -212,8 +212,8 @@ macro_rules! scalar {
 }
 pub(crate) use scalar;
 
-/// A key whose value is one field, of a [`Kind`]. A reload applies it (`reload`), or only a start (`start`). After `=>` stands what is
-/// expected where the kind does not say enough.
+/// A key whose value is one field, of a [`Kind`]. Applied by a reload (`reload`) or only at startup
+/// (`start`). A text after `=>` replaces the kind's expected form.
 macro_rules! field {
     (start $($rest:tt)+) => { $crate::key::field!(@ false, $($rest)+) };
     (reload $($rest:tt)+) => { $crate::key::field!(@ true, $($rest)+) };
@@ -239,8 +239,8 @@ macro_rules! field {
 }
 pub(crate) use field;
 
-/// Settings and the table of their keys, each field once: its type, its default, and the keys that are it or a part of it, as
-/// [`field!`] has them. A field without a key is set by other means.
+/// Settings and the table of their keys. Each field is listed once: its type, its default, and its keys in
+/// the form of [`field!`]. A field without a key is set by other means.
 macro_rules! settings {
     (
         $(#[$about:meta])*
@@ -264,7 +264,7 @@ macro_rules! settings {
             }
         }
 
-        /// All keys, section by section, in the order in which they are shown.
+        /// All keys, section by section, in display order.
         pub(crate) static $keys: &[$crate::key::KeySpec<$name>] = &[
             $($($crate::key::field!($when $path, $field $(.$part)*, $kind $(=> $expected)?),)*)+
         ];
@@ -272,7 +272,7 @@ macro_rules! settings {
 }
 pub(crate) use settings;
 
-/// The settings as a TOML file with each value's origin, secrets masked, those of `capped` as comments.
+/// The settings as a TOML file with each value's origin. Secrets are masked, and `capped` keys are comments.
 pub(crate) fn table_as_toml<S>(
     keys: &[KeySpec<S>],
     settings: &S,
@@ -294,16 +294,16 @@ pub(crate) fn table_as_toml<S>(
     text
 }
 
-/// A key whose value is another one, with the old and the new value as TOML; without them where nobody may see them.
+/// A key whose value changed, with the old and the new value as TOML. Secrets have no values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Such as `limits.allocations`.
     pub key: &'static str,
-    /// What was, and what is.
+    /// Old and new value.
     pub values: Option<(String, String)>,
 }
 
-/// What differs of the keys that a reload applies.
+/// Changed keys that a reload applies.
 pub(crate) fn changes<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<Change> {
     let differing = keys.iter().filter(|spec| spec.reload && (spec.differs)(old, new));
     let change = |spec: &KeySpec<S>| Change {
@@ -313,7 +313,7 @@ pub(crate) fn changes<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<Change> {
     differing.map(change).collect()
 }
 
-/// Keys whose value differs, of those that need a restart.
+/// Changed keys that need a restart.
 pub(crate) fn unchangeable<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'static str> {
     let differing = keys.iter().filter(|spec| !spec.reload && (spec.differs)(old, new));
     differing.map(|spec| spec.path).collect()
@@ -324,7 +324,6 @@ pub(crate) fn are_shown_otherwise<S>(one: &S, other: &S, show: fn(&S) -> String)
     show(one) != show(other)
 }
 
-/// Kinds that more than one table has.
 pub(crate) mod kind {
     use std::{net::IpAddr, path::PathBuf};
 
@@ -338,7 +337,7 @@ pub(crate) mod kind {
     pub(crate) const SWITCH: Kind<bool> =
         Kind::one("true or false", |reader, node| reader.boolean(node), bool::to_string);
 
-    /// A number of threads; `None` is one per core.
+    /// Number of threads; `None` is one per core.
     pub(crate) const WORKERS: Kind<Option<usize>> = Kind::one(
         "a number of threads, 1 to 1024, or \"auto\" for one per core",
         |reader, node| match &node.value {
@@ -348,23 +347,21 @@ pub(crate) mod kind {
         |workers| workers.map_or_else(|| quoted("auto"), |workers| workers.to_string()),
     );
 
-    /// The path of a file as it stands, "" for none.
+    /// Path as written; "" for none.
     pub(crate) const FILE: Kind<Option<PathBuf>> = Kind::one(
         "the path of a file, \"\" for none",
         |reader, node| reader.text(node).map(|path| (!path.is_empty()).then(|| PathBuf::from(path))),
         |path| quoted(&path.as_ref().map_or_else(String::new, |path| path.display().to_string())),
     );
 
-    /// Names under which the admin interface may be asked for.
     pub(crate) const HOSTS: Kind<Vec<String>> = list_of!(
         "a list of host names without ports, such as [\"turn.example.org\"]; addresses and localhost are served anyway",
         |text| match text.parse::<IpAddr>() {
-            Ok(_) => Err("an address is served without being named"),
+            Ok(_) => Err("addresses are always accepted and need no entry"),
             Err(_) => server_name(text.strip_suffix('.').unwrap_or(text)),
         }
     );
 
-    /// A filter of log lines.
     pub(crate) const LOG_LEVEL: Kind<String> = Kind::one(
         "error, warn, info, debug, trace, off, or a filter such as \"info,turnpike_relay=debug\"",
         |reader, node| {
@@ -374,7 +371,6 @@ pub(crate) mod kind {
         |filter| quoted(filter),
     );
 
-    /// How log lines look.
     pub(crate) const LOG_FORMAT: Kind<LogFormat> = named!(
         "\"text\", \"json\" or \"journald\"",
         "text" => LogFormat::Text,

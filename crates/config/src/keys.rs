@@ -1,4 +1,4 @@
-//! What the keys of `serve` may hold: the kinds in the table of [`Settings`](crate::Settings).
+//! Value types of the keys of `serve`, for the table of [`Settings`](crate::Settings).
 
 use std::{net::SocketAddr, ops::RangeInclusive, path::Path};
 
@@ -16,18 +16,17 @@ use super::{
 };
 use crate::{RelayPlace, Secret, relay_keys, secret::MASK};
 
-/// Where to listen.
 pub(super) const ADDRESSES: Kind<Vec<SocketAddr>> =
     list_of!("a list of \"ADDR:PORT\" such as [\"0.0.0.0:3478\", \"[::]:3478\"]", |text| {
         address(text.trim())
     });
 
-/// `ADDR:PORT`, perhaps with a zone.
+/// Parses `ADDR:PORT`, with an optional zone.
 pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
     zoned(socket_address(text))
 }
 
-/// The reason for which an address with a zone cannot be read.
+/// Converts the error of an address with a zone.
 pub(super) fn zoned<T>(read: Result<T, AddressError>) -> Result<T, &'static str> {
     read.map_err(|error| match error {
         AddressError::Form => "",
@@ -35,12 +34,11 @@ pub(super) fn zoned<T>(read: Result<T, AddressError>) -> Result<T, &'static str>
     })
 }
 
-/// How datagrams enter and leave.
 pub(super) const DATAPATH: Kind<DatapathChoice> = Kind::one(
     "\"auto\", \"basic\", \"mmsg\", \"gso\", \"kernel\", \"xdp\" or \"xdp-generic\"",
     |reader, node| {
         reader.parsed(node, |text| match text {
-            // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
+            // `Datapath::from_str("auto")` probes the kernel, and this crate must not open sockets.
             "auto" => Ok(DatapathChoice::Auto),
             "kernel" => Ok(DatapathChoice::Kernel),
             "xdp" => Ok(DatapathChoice::Xdp),
@@ -57,14 +55,12 @@ pub(super) const DATAPATH: Kind<DatapathChoice> = Kind::one(
     },
 );
 
-/// [`ADDRESSES`], with the port that TURN has for TLS and DTLS.
+/// [`ADDRESSES`] with TURN's port for TLS and DTLS.
 pub(super) const SECURE_ADDRESSES: &str = "a list of \"ADDR:PORT\" such as [\"0.0.0.0:5349\", \"[::]:5349\"]";
 
-/// REALM.
 pub(super) const REALM: Kind<String> =
     text!("a name of 1 to 127 characters without control characters, \" or \\", is_realm);
 
-/// SOFTWARE.
 pub(super) const SOFTWARE: Kind<String> =
     text!("a name of at most 127 characters, \"\" to send none", |software| {
         software.chars().count() <= 127 && !software.contains(char::is_control)
@@ -82,21 +78,19 @@ pub(super) const CERTIFICATES: Kind<Vec<CertificateFiles>> = Kind::list(
     },
 );
 
-/// Addresses of this machine, each with the one that others see.
+/// Addresses of this machine, each with an optional external one.
 pub(super) const EXTERNAL_ADDRESSES: Kind<Vec<RelayAddress>> = Kind::list(
     "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family",
     |reader, node| reader.list(node, |reader, node| reader.parsed(node, relay_keys::address)),
     |addresses| list(addresses.iter().map(|address| quoted(&RelayPlace::At(*address).to_string()))),
 );
 
-/// Those of relayed transport addresses.
 pub(super) const PORTS: Kind<RangeInclusive<u16>> = Kind::one(
     "\"A-B\", ports 1 to 65535, at least 2 of them (EVEN-PORT reserves pairs), such as \"49152-65535\"",
     |reader, node| reader.parsed(node, port_range),
     |ports| quoted(&format!("{}-{}", ports.start(), ports.end())),
 );
 
-/// Static users.
 pub(super) const USERS: Kind<Vec<User>> = Kind::list(
     "a list of { name = \"...\", password = \"...\" }, of { name = \"...\", key = \"32 or 64 hex digits\" } or of \
      \"NAME:PASSWORD\"",
@@ -113,7 +107,6 @@ pub(super) const USERS: Kind<Vec<User>> = Kind::list(
 )
 .secret();
 
-/// What is wrong with a user's name.
 const BAD_NAME: &str = "a name has 1 to 508 bytes, no control characters and no colon";
 
 /// Shared secrets of time-limited credentials.
@@ -164,7 +157,7 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, &'static str> {
         return Err("the first port is above the last");
     }
     if first == last {
-        return Err("a single port is too few");
+        return Err("a single port is not enough");
     }
     Ok(first..=last)
 }
@@ -172,10 +165,10 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, &'static str> {
 fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
     if let Value::Text(text) = &node.value {
         let why = match text.split_once(':') {
-            None => "it has no colon, and so no password".to_owned(),
-            Some(("", _)) => "there is no name in front of the colon".to_owned(),
+            None => "the colon and the password are missing".to_owned(),
+            Some(("", _)) => "the name before the colon is missing".to_owned(),
             Some((name, _)) if !is_username(name) => BAD_NAME.to_owned(),
-            Some((name, "")) => format!("the password of {name:?}, behind the colon, is empty"),
+            Some((name, "")) => format!("the password of {name:?}, after the colon, is empty"),
             Some((name, password)) => {
                 return Some(User {
                     name: name.to_owned(),

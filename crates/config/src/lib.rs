@@ -1,11 +1,11 @@
-//! Configuration of `serve` and `forward`: a file, the environment and flags become [`Settings`] or
-//! [`forward::ForwardSettings`], or a list of everything that is wrong, each with file, line and what is expected.
+//! Configuration of `serve` and `forward`. A file, the environment and flags become [`Settings`] or
+//! [`forward::ForwardSettings`], or a list of all mistakes, each with file, line and expected form.
 //!
 //! ```text
 //! flags, environment, file ─▶ source::Node ─▶ tables of keys ─▶ check ─▶ Settings
 //! ```
 //!
-//! Loading opens no socket but the resolver's, for listeners that are host names.
+//! Loading opens no socket except the resolver's, for listeners that are host names.
 #![forbid(unsafe_code)]
 
 pub mod access_tokens;

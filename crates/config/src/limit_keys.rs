@@ -1,4 +1,5 @@
-//! Limits as keys have them, for all realms and for one, and in the form that the TURN server takes.
+//! Rate and time limits as configuration keys, for all realms and for one, and their conversion for the TURN
+//! server.
 
 use std::collections::HashMap;
 
@@ -12,24 +13,24 @@ use super::{
 };
 use crate::{RealmSettings, Settings, realms};
 
-/// Bits per second; `None` is no limit.
+/// Bits per second; `None` for no limit.
 pub(super) const RATE: Kind<Option<u64>> = Kind::one(
     "bits per second, 1000 to 1000000000000, with k, M or G where wanted, such as \"2M\", or \"none\"",
     read_rate,
     show_rate,
 );
 
-/// The same of one realm; `None` where that of all realms holds.
+/// [`RATE`] of one realm; `None` inherits the setting for all realms.
 pub(super) const REALM_RATE: Kind<Option<Option<u64>>> = Kind::one(
     RATE.expected,
     |reader, node| read_rate(reader, node).map(Some),
     |rate| rate.as_ref().map_or_else(String::new, show_rate),
 );
 
-/// Seconds that a session may last; `None` is as long as it is refreshed.
+/// Maximum duration of a session in seconds; `None` for no limit.
 pub(super) const SESSION_LENGTH: Kind<Option<u32>> = number_or_none!(u32, "seconds", 60..=31_536_000);
 
-/// The same of one realm; `None` where that of all realms holds.
+/// [`SESSION_LENGTH`] of one realm; `None` inherits the setting for all realms.
 pub(super) const REALM_SESSION_LENGTH: Kind<Option<Option<u32>>> = Kind::one(
     SESSION_LENGTH.expected,
     |reader, node| (SESSION_LENGTH.read)(reader, node).map(Some),
@@ -43,10 +44,10 @@ fn read_rate(reader: &mut Reader<'_>, node: &Node) -> Option<Option<u64>> {
     }
 }
 
-/// A rate as it is written, such as `2M`, or `none`.
+/// Parses a rate such as `2M` or `none`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Text for the message.
 pub fn rate(text: &str) -> Result<Option<u64>, &'static str> {
     if text == "none" {
         return Ok(None);
@@ -66,7 +67,7 @@ fn show_rate(rate: &Option<u64>) -> String {
     rate.map_or_else(|| quoted("none"), |rate| rate.to_string())
 }
 
-/// What holds in a realm beside `server.realm`.
+/// Rates of a `[[realm]]`, with inherited values.
 pub(super) fn rates_of(settings: &Settings, realm: &RealmSettings) -> Rates {
     Rates {
         per_allocation: realm.rate_per_allocation.unwrap_or(settings.rate_per_allocation),
@@ -75,7 +76,7 @@ pub(super) fn rates_of(settings: &Settings, realm: &RealmSettings) -> Rates {
     }
 }
 
-/// What holds in a realm, be it `server.realm`.
+/// Rates of any realm, including `server.realm`.
 pub fn rates(settings: &Settings, realm: &str) -> Rates {
     let everywhere = Rates {
         per_allocation: settings.rate_per_allocation,
@@ -116,13 +117,13 @@ pub fn prefixes(settings: &Settings) -> PrefixLengths {
     PrefixLengths { v4: settings.prefix_v4, v6: settings.prefix_v6 }
 }
 
-/// For [`turnpike_turn::server::ServerConfig::refusals`] of one of so many workers, which share the rate out evenly.
+/// For [`turnpike_turn::server::ServerConfig::refusals`]: the share of one worker.
 pub fn refusals(settings: &Settings, workers: usize) -> Option<RefusalLimit> {
     let workers = u32::try_from(workers).unwrap_or(u32::MAX).max(1);
     settings.refusals_per_prefix.map(|rate| RefusalLimit { per_second: rate.div_ceil(workers) })
 }
 
-/// The realm for which no port is left, because others have them all.
+/// A realm without any port, because other realms own them all.
 pub(super) fn without_ports(settings: &Settings) -> Option<&str> {
     let mut owned = vec![false; 1 << 16];
     for range in settings.realms.iter().filter_map(|realm| realm.relay_ports.as_ref()) {
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_may_have_a_rate_of_the_main_realm_in_bytes() {
+    fn store_rate_of_the_main_realm_is_in_bytes() {
         for (bytes, bits) in [(1, 1000), (125, 1000), (64_000, 512_000), (u64::MAX, Bandwidth::MOST)] {
             assert_eq!(Bandwidth::from_bytes(bytes), bits);
         }
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_realm_has_its_own_and_for_the_rest_what_all_have() {
+    fn realm_inherits_limits_it_does_not_set() {
         let realm = |name: &str| RealmSettings { name: name.to_owned(), ..RealmSettings::default() };
         let settings = Settings {
             rate: Some(9_000_000),

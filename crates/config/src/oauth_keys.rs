@@ -1,4 +1,4 @@
-//! `[oauth]`: third-party authorization (RFC 7635), tokens in place of passwords.
+//! `[oauth]`: third-party authorization (RFC 7635), with tokens instead of passwords.
 
 use std::fs;
 
@@ -13,14 +13,12 @@ use super::{
 };
 use crate::{Secret, access_tokens::token_key, secret::MASK};
 
-/// Settings of third-party authorization.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OauthSettings {
-    /// The name for which tokens are made; empty for the name of `server.realm`.
+    /// Server name in the tokens; empty for the name of `server.realm`.
     pub server_name: String,
     /// Seconds.
     pub skew: u32,
-    /// Keys shared with authorization servers.
     pub keys: Vec<TokenKeySettings>,
 }
 
@@ -33,13 +31,11 @@ impl Default for OauthSettings {
 /// A key shared with an authorization server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenKeySettings {
-    /// Its name.
     pub kid: String,
-    /// The key.
     pub key: TokenKey,
-    /// Seconds for which its tokens are believed at most.
+    /// Maximum lifetime of its tokens in seconds.
     pub max_lifetime: u32,
-    /// Where they count; `None` is `server.realm`.
+    /// Realm that accepts the tokens; `None` is `server.realm`.
     pub realm: Option<String>,
 }
 
@@ -48,7 +44,6 @@ pub(super) const SERVER_NAME: Kind<String> =
         name.len() <= 255 && !name.contains(char::is_control)
     });
 
-/// `[[oauth.key]]`.
 pub(super) const KEYS: Kind<Vec<TokenKeySettings>> = Kind::list(
     "[[oauth.key]] with a kid and either key = \"base64 of 16 or 32 bytes\" or key_file = \"FILE\"; with algorithm \
                (\"A128GCM\", \"A256GCM\"), lifetime (seconds, 1 to 31536000) and realm where wanted",
@@ -118,7 +113,7 @@ mod tests {
 
     /// RFC 7635 section 7.
     #[test]
-    fn clocks_may_differ_by_five_seconds_by_default() {
+    fn default_clock_skew_is_five_seconds() {
         assert_eq!(OauthSettings::default().skew, 5);
     }
 }

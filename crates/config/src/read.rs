@@ -1,4 +1,4 @@
-//! Reading one value: typed readers that report where and what was expected, and go on.
+//! Typed readers for one value. They report the place and the expected form, and continue.
 
 use std::{fmt::Display, ops::RangeInclusive, str::FromStr};
 
@@ -6,12 +6,12 @@ use turnpike_strict::{Entry, Node, Value};
 
 use super::{Mistake, Secret};
 
-/// Checks of values by crates that this one does not link.
+/// Checks that need crates which this one does not link.
 #[derive(Clone, Copy, Debug)]
 pub struct Checks {
-    /// Fails with the reason if text is no filter of log lines.
+    /// Fails with the reason if the text is not a log filter.
     pub log_filter: fn(&str) -> Result<(), String>,
-    /// Canonical form of a TURN URI (RFC 7065), or the reason why text is none.
+    /// Returns the canonical form of a TURN URI (RFC 7065), or the reason why the text is not one.
     pub turn_uri: fn(&str) -> Result<String, String>,
 }
 
@@ -20,7 +20,7 @@ impl Checks {
     pub const NONE: Self = Self { log_filter: |_| Ok(()), turn_uri: |uri| Ok(uri.to_owned()) };
 }
 
-/// Reads the value of one key; every refusal becomes a [`Mistake`] and `None`.
+/// Reads the value of one key. Every refusal becomes a [`Mistake`] and `None`.
 pub(crate) struct Reader<'a> {
     path: &'static str,
     expected: &'static str,
@@ -30,7 +30,8 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A reader for the key `path`; messages complete "expected" with `expected`, and show no value if it is `secret`.
+    /// Creates a reader for the key `path`. Messages complete "expected" with `expected`, and show no value
+    /// if it is `secret`.
     pub(crate) fn new(
         (path, expected, secret): (&'static str, &'static str, bool),
         checks: Checks,
@@ -86,7 +87,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Text that `parse` understands; its error is told.
+    /// Parses text with `parse`; its error is reported.
     pub(crate) fn parsed<T, E: Display>(
         &mut self,
         node: &Node,
@@ -101,12 +102,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Text that [`FromStr`] understands, where its error says nothing a user could need.
+    /// Parses text with [`FromStr`], whose error does not help the user.
     pub(crate) fn parsed_as<T: FromStr>(&mut self, node: &Node) -> Option<T> {
         self.parsed(node, |text| text.trim().parse::<T>().map_err(|_| ""))
     }
 
-    /// Every item of a list; one bad item makes the list `None`, yet all are read for their errors.
+    /// Reads every item of a list. One bad item makes the result `None`, but all items are checked.
     pub(crate) fn list<T>(
         &mut self,
         node: &Node,
@@ -119,7 +120,7 @@ impl<'a> Reader<'a> {
         read.into_iter().collect()
     }
 
-    /// The entries of an inline table that may have only these keys.
+    /// Entries of an inline table with only these keys.
     pub(crate) fn table<'n>(&mut self, node: &'n Node, allowed: &[&str]) -> Option<&'n [Entry]> {
         let Value::Table(entries) = &node.value else {
             return self.refuse(node, None);
@@ -132,12 +133,12 @@ impl<'a> Reader<'a> {
         good.then_some(entries)
     }
 
-    /// Reports that `node` is not what the key expects.
+    /// Reports that `node` is not the expected value.
     pub(crate) fn refuse<T>(&mut self, node: &Node, detail: Option<String>) -> Option<T> {
         self.refuse_suggesting(node, detail, None)
     }
 
-    /// The same, with what was meant most likely.
+    /// [`Self::refuse`] with a suggestion.
     pub(crate) fn refuse_suggesting<T>(
         &mut self,
         node: &Node,
@@ -155,7 +156,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// As other programs write a switch.
+/// Recognizes the spellings of other programs for true and false.
 fn meant_switch(text: &str) -> Option<&'static str> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "on" | "yes" | "1" | "enable" | "enabled" => Some("true"),
@@ -164,7 +165,7 @@ fn meant_switch(text: &str) -> Option<&'static str> {
     }
 }
 
-/// A number with a unit behind it, as other programs write times and sizes, in seconds or bytes: those that are expected.
+/// Converts a number with a unit, as other programs write times and sizes, to the expected seconds or bytes.
 fn meant_number(text: &str, expected: &str) -> Option<i64> {
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
     let number: i64 = text.strip_suffix(unit)?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! `[[realm]]`: what a realm beside `server.realm` is told, and the table of its keys.
+//! `[[realm]]`: settings of a realm beside `server.realm`, and the table of its keys.
 
 use std::{net::SocketAddr, ops::RangeInclusive};
 
@@ -16,39 +16,34 @@ use crate::{Origin, Secret};
 settings! {
     /// A realm with users, secrets and limits of its own.
     RealmSettings by REALM_KEYS {
-        /// REALM.
         name: String = String::new(), reload "realm.name" keys::REALM;
-        /// Static users.
         users: Vec<User> = Vec::new(), reload "realm.users" keys::USERS;
-        /// Secrets of time-limited credentials.
+        /// Shared secrets of time-limited credentials.
         secrets: Vec<Secret> = Vec::new(), reload "realm.secrets" keys::SECRETS;
-        /// Listeners that serve this realm and others that name them, no more; empty for those that no realm names.
+        /// Listeners that serve only the realms that name them. Empty for all listeners that no realm names.
         listen: Vec<SocketAddr> = Vec::new(), reload "realm.listen" keys::ADDRESSES
             => "a list of addresses that the server listens on, such as [\"0.0.0.0:3478\"]";
-        /// Names that TLS and DTLS clients ask for (SNI) and that lead to this realm, in lower case.
+        /// Server names (SNI) of TLS and DTLS clients that select this realm, in lower case.
         server_names: Vec<String> = Vec::new(), reload "realm.server_names" SERVER_NAMES;
-        /// Allocations of all its users.
+        /// For all users together.
         max_allocations: Option<usize> = None, reload "realm.allocations" LIMIT;
-        /// Allocations of each of its users.
         max_allocations_per_user: Option<usize> = None, reload "realm.allocations_per_user" LIMIT;
-        /// Bits per second of all its allocations, each way.
+        /// Bits per second of the whole realm, in each direction.
         rate: Option<Option<u64>> = None, reload "realm.bits_per_second" REALM_RATE;
-        /// The same of each of its users.
+        /// Bits per second of each user.
         rate_per_user: Option<Option<u64>> = None, reload "realm.bits_per_second_per_user" REALM_RATE;
-        /// The same of each allocation.
+        /// Bits per second of each allocation.
         rate_per_allocation: Option<Option<u64>> = None,
             reload "realm.bits_per_second_per_allocation" REALM_RATE;
-        /// Seconds that a session may last.
+        /// Seconds.
         session_length: Option<Option<u32>> = None, reload "realm.session_length" REALM_SESSION_LENGTH;
-        /// Ports of its relayed transport addresses.
         relay_ports: Option<RangeInclusive<u16>> = None, reload "realm.relay_ports" RELAY_PORTS;
-        /// Where it stands.
         place: Place = Place::default();
     }
 }
 
 impl RealmSettings {
-    /// The keys of limits that a store may have too, and whether they are set.
+    /// Keys of the limits that a store can set too, and whether the configuration sets them.
     pub fn limits(&self) -> impl Iterator<Item = (&'static str, bool)> + use<> {
         let set = [
             ("realm.allocations", self.max_allocations.is_some()),
@@ -58,7 +53,7 @@ impl RealmSettings {
         set.into_iter()
     }
 
-    /// True for a `[[realm]]` of the configuration; a store's realm has a name and limits alone.
+    /// Returns true for a `[[realm]]` of the configuration. A realm from a store has only a name and limits.
     pub fn is_configured(&self) -> bool {
         let has_more = !(self.users.is_empty()
             && self.secrets.is_empty()
@@ -67,7 +62,7 @@ impl RealmSettings {
         has_more || !matches!(self.place.0, Origin::Default)
     }
 
-    /// Keys whose value differs in `new`.
+    /// Keys that differ in `new`.
     pub fn changed(&self, new: &Self) -> Vec<Change> {
         key::changes(REALM_KEYS, self, new)
     }
@@ -76,14 +71,14 @@ impl RealmSettings {
 const SERVER_NAMES: Kind<Vec<String>> =
     list_of!("a list of host names that TLS clients ask for, such as [\"turn.example.org\"]", server_name);
 
-/// Without one, that of the whole server holds.
+/// `None` inherits the limit of the whole server.
 const LIMIT: Kind<Option<usize>> = Kind::one(
     "a number, 1 to 1000000",
     |reader, node| reader.integer(node, &(1..=1_000_000)).map(Some),
     |most| most.map_or_else(String::new, |most| most.to_string()),
 );
 
-/// Without them, those that no realm has.
+/// `None` uses the ports that no realm owns.
 const RELAY_PORTS: Kind<Option<RangeInclusive<u16>>> = Kind::one(
     keys::PORTS.expected,
     |reader, node| (keys::PORTS.read)(reader, node).map(Some),

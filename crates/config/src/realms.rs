@@ -1,4 +1,4 @@
-//! The realms of a configuration: which listener serves which, and their limits, in the form that the TURN server takes.
+//! Realms of a configuration: the listeners that serve them, and their limits as the TURN server takes them.
 
 use std::{net::SocketAddr, ops::RangeInclusive};
 
@@ -6,33 +6,33 @@ use turnpike_turn::server::{IssuerKey, Realm, RealmId, RealmLimits, ThirdParty};
 
 use crate::{OauthSettings, Secret, Settings, StateDir, StoredKey, TokenKeySettings, User, UserSecret};
 
-/// Realms beside `server.realm`, of a configuration and of a store together: [`RealmId`] counts them in 16 bits.
+/// Maximum realms beside `server.realm`, in the configuration and the store together: [`RealmId`] has 16
+/// bits.
 pub const MOST_REALMS: usize = 65_534;
 
-/// One realm, wherever it is configured.
+/// A realm from any part of the configuration.
 #[derive(Clone, Copy)]
 pub struct RealmView<'a> {
-    /// REALM.
     pub name: &'a str,
-    /// Static users.
     pub users: &'a [User],
-    /// Secrets of time-limited credentials.
+    /// Shared secrets of time-limited credentials.
     pub secrets: &'a [Secret],
     listen: &'a [SocketAddr],
     server_names: &'a [String],
     max_allocations: Option<usize>,
     max_allocations_per_user: Option<usize>,
     relay_ports: Option<&'a RangeInclusive<u16>>,
-    /// Whether tokens of RFC 7635 count.
+    /// Accepts RFC 7635 tokens.
     pub(crate) tokens: bool,
-    /// Whether users of a store count, whose names nobody lists.
+    /// Has users in a store, whose names are unknown here.
     has_store: bool,
-    /// Whether one of them may have no SHA-256 key.
+    /// A user in the store may lack a SHA-256 key.
     stores_md5: bool,
 }
 
-/// All realms, [`RealmId`] by [`RealmId`]: `server.realm` with the users of `[auth]`, then each `[[realm]]`. Where the first has
-/// nobody and others exist, it is left out: nobody could answer its challenge.
+/// All realms in the order of their [`RealmId`]: `server.realm` with the users of `[auth]`, then each
+/// `[[realm]]`. If other realms exist and `server.realm` has no users, it is left out, because no client
+/// could answer its challenge.
 pub fn all(settings: &Settings) -> Vec<RealmView<'_>> {
     let main = RealmView {
         name: &settings.realm,
@@ -63,12 +63,12 @@ pub fn all(settings: &Settings) -> Vec<RealmView<'_>> {
     serves_main(settings).then_some(main).into_iter().chain(tenants).collect()
 }
 
-/// Whether `server.realm` is one of [`all`].
+/// Returns true if `server.realm` is in [`all`].
 pub(crate) fn serves_main(settings: &Settings) -> bool {
     settings.realms.is_empty() || has_anybody(settings)
 }
 
-/// Whether anybody could authenticate in `server.realm`.
+/// Returns true if `server.realm` has a user, a secret, a token key or a store.
 pub fn has_anybody(settings: &Settings) -> bool {
     !settings.users.is_empty()
         || !settings.secrets.is_empty()
@@ -80,19 +80,18 @@ fn has_store(settings: &Settings) -> bool {
     settings.stored.in_use || settings.store.url.is_some()
 }
 
-/// Whether the configuration names a store, be it that nobody has looked into it yet.
+/// Returns true if the configuration names a store, even if it was not read yet.
 pub(crate) fn names_store(settings: &Settings) -> bool {
     has_store(settings) || matches!(settings.store.state, StateDir::At(_))
 }
 
-/// Of an embedded store it is known; of others somebody has to say it.
+/// An embedded store knows; for others, `store.sha256` decides.
 fn stores_md5(settings: &Settings, realm: &str) -> bool {
     let unless_said = || !settings.store.sha256;
     has_store(settings)
         && settings.stored.md5_only.as_ref().map_or_else(unless_said, |realms| realms.contains(realm))
 }
 
-/// Whether tokens count in this realm.
 pub(crate) fn has_tokens(settings: &Settings, realm: &str) -> bool {
     settings.oauth.keys.iter().any(|key| key.realm.as_deref().unwrap_or(&settings.realm) == realm)
 }
@@ -110,8 +109,9 @@ pub fn third_party(settings: &Settings) -> ThirdParty {
     ThirdParty { server_name: name.clone(), skew: *skew, keys: keys.iter().map(issuer).collect() }
 }
 
-/// The realms that a listener serves; its challenges carry the first. These are the realms that name the listener, or, if none
-/// does, those that name no listener. A server name (SNI) that belongs to a realm selects that realm alone.
+/// Realms that a listener serves; its challenges carry the first. These are the realms that name the listener
+/// or, if there are none, those that name no listener. A server name (SNI) of a realm selects only that
+/// realm.
 pub fn served_at(realms: &[RealmView<'_>], listener: SocketAddr, server_name: Option<&str>) -> Vec<RealmId> {
     let ids = |wanted: &dyn Fn(&RealmView<'_>) -> bool| -> Vec<RealmId> {
         (0..).zip(realms).filter(|(_, realm)| wanted(realm)).map(|(index, _)| RealmId(index)).collect()
@@ -133,7 +133,7 @@ pub fn served_at(realms: &[RealmView<'_>], listener: SocketAddr, server_name: Op
     }
 }
 
-/// The server names that lead to realms of their own.
+/// Server names that select a realm.
 pub fn server_names(settings: &Settings) -> impl Iterator<Item = &str> {
     settings.realms.iter().flat_map(|realm| &realm.server_names).map(String::as_str)
 }
@@ -148,20 +148,20 @@ impl RealmView<'_> {
         }
     }
 
-    /// Clients choose the strongest password algorithm, and the server offers them before it knows the user: all users must
-    /// have a SHA-256 key.
+    /// Clients choose the strongest password algorithm, and the server offers its list before it knows the
+    /// user. So every user must have a SHA-256 key.
     pub fn allows_sha256(&self, allow_md5: bool) -> bool {
         !allow_md5 || !self.stores_md5 && self.users.iter().all(has_sha256)
     }
 
-    /// With username anonymity a client sends a hash of its name (RFC 8489 section 9.2). A hash finds neither a time-limited
-    /// name nor the kid of a token nor a user of a store, so a realm with any of them must not offer it.
+    /// With username anonymity, a client sends a hash of its name (RFC 8489 section 9.2). Time-limited names,
+    /// kids and users of a store cannot be found by hash, so a realm with any of these must not offer it.
     pub fn has_anonymity(&self) -> bool {
         self.secrets.is_empty() && !self.tokens && !self.has_store
     }
 }
 
-/// Limits of those realms that have their own.
+/// Realms with limits of their own.
 pub fn limits(settings: &Settings) -> Vec<RealmLimits> {
     let limits = all(settings).into_iter().map(|realm| RealmLimits {
         realm: realm.name.to_owned(),
@@ -174,7 +174,7 @@ pub fn limits(settings: &Settings) -> Vec<RealmLimits> {
         .collect()
 }
 
-/// Whether a SHA-256 key of this user is known or can be made.
+/// Returns true if the user's SHA-256 key is known or can be computed.
 fn has_sha256(user: &User) -> bool {
     match &user.secret {
         UserSecret::Password(_) => true,
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_serves_who_names_it_and_else_who_names_none() {
+    fn listener_serves_realms_that_name_it_or_no_listener() {
         let settings = Settings {
             secrets: vec![Secret::new("s")],
             realms: vec![
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_main_realm_without_anybody_gives_way_to_the_first_that_is_configured() {
+    fn main_realm_without_users_is_left_out() {
         let mut settings = Settings { realms: vec![realm("a", &[], &[])], ..Settings::default() };
         assert_eq!(served(&settings, "0.0.0.0:3478", None), ["a"]);
         settings.secrets.push(Secret::new("s"));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn only_realms_with_limits_have_them() {
+    fn only_realms_with_limits_are_listed() {
         let limited = RealmSettings { max_allocations: Some(3), ..realm("b", &[], &[]) };
         let settings = Settings { realms: vec![realm("a", &[], &[]), limited], ..Settings::default() };
         let limit = RealmLimits { realm: "b".to_owned(), allocations: Some(3), ..RealmLimits::default() };
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_has_users_whose_names_and_keys_nobody_knows_beforehand() {
+    fn realm_with_a_store_offers_no_sha256_or_anonymity() {
         let in_realm = |settings: &Settings, name: &str| {
             let all = all(settings);
             let realm = all.iter().find(|realm| realm.name == name).expect("a realm");
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!([in_realm(&settings, "a"), in_realm(&settings, "turnpike")], [(false, false); 2]);
         settings.store.sha256 = true;
         assert_eq!(in_realm(&settings, "a"), (true, false));
-        // Where the store tells, nobody has to say it.
+        // A store that knows overrides the setting.
         settings.store.sha256 = false;
         settings.stored.md5_only = Some(["a".to_owned()].into());
         assert_eq!(

@@ -1,11 +1,11 @@
-//! Relay addresses that work, but hardly for whom the server is meant.
+//! Warnings about relay addresses that work but are hardly useful.
 
 use turnpike_turn::server::RelayAddress;
 use turnpike_wire::address::is_private;
 
 use crate::Settings;
 
-/// Sentences for the log, about addresses that were named or detected.
+/// Warnings for the log about configured or detected addresses.
 pub fn relay_doubts(settings: &Settings, addresses: &[RelayAddress]) -> Vec<String> {
     let mut doubts: Vec<String> =
         addresses.iter().filter_map(|address| unreachable(settings, address)).take(1).collect();
@@ -19,14 +19,14 @@ pub fn relay_doubts(settings: &Settings, addresses: &[RelayAddress]) -> Vec<Stri
     doubts
 }
 
-/// Why peers elsewhere cannot reach this address.
+/// Reason why peers elsewhere cannot reach this address.
 fn unreachable(settings: &Settings, address: &RelayAddress) -> Option<String> {
     let RelayAddress { bind, external } = *address;
     match external {
-        // Clients of a server that listens on loopback alone are on this machine, as their peers are.
+        // If the server listens only on loopback, its clients and their peers are on this machine.
         None if bind.is_loopback() => (!listens_on_loopback_alone(settings)).then(|| {
             format!(
-                "relay address {bind} is loopback: it reaches this machine alone, and of that only what peers.allow names; name an address \
+                "relay address {bind} is loopback: it reaches only peers on this machine, and only those in peers.allow; set an address \
                  of a network with --relay-ip, or leave it out to have it detected"
             )
         }),
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_peers_cannot_reach_and_ipv6_alone_are_warned_about() {
+    fn unreachable_and_ipv6_only_relay_addresses_are_warnings() {
         for (named, words) in [
             (&["203.0.113.5"][..], &[][..]),
             (&["127.0.0.1"], &["127.0.0.1 is loopback"]),
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_for_this_machine_alone_may_relay_on_loopback() {
+    fn loopback_server_may_relay_on_loopback() {
         assert_eq!(doubts("127.0.0.1:3478", &["127.0.0.1"]), [] as [&str; 0]);
     }
 }

@@ -1,4 +1,5 @@
-//! `relay.addresses`: addresses of this machine, each with the one that peers see, or `auto` for those that are to be detected.
+//! `relay.addresses`: addresses of this machine, each with the external one that peers see, or `auto` to
+//! detect them.
 
 use std::net::IpAddr;
 
@@ -8,19 +9,17 @@ use turnpike_wire::address::is_swapped;
 
 use crate::key::{Kind, list_of};
 
-/// An entry of `relay.addresses`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelayPlace {
-    /// An address of this machine.
     At(RelayAddress),
-    /// The detected address of the family of this external one.
+    /// The detected address of the same family as this external one.
     Behind(IpAddr),
-    /// The detected addresses of the families that no other entry names.
+    /// The detected addresses of all families without another entry.
     Detected,
 }
 
 impl RelayPlace {
-    /// The address that the entry names, if it names one.
+    /// The entry's address, unless it is detected.
     #[must_use]
     pub fn fixed(&self) -> Option<RelayAddress> {
         match self {
@@ -29,7 +28,7 @@ impl RelayPlace {
         }
     }
 
-    /// All addresses that the entry names: to bind, and to tell clients.
+    /// All addresses in the entry: local and external.
     pub(crate) fn named(&self) -> impl Iterator<Item = IpAddr> {
         let both = match self {
             Self::At(RelayAddress { bind, external }) => [Some(*bind), *external],
@@ -39,7 +38,7 @@ impl RelayPlace {
         both.into_iter().flatten()
     }
 
-    /// Whether the entry is for this family; `None` where that depends on the others.
+    /// Address family of the entry; `None` if it depends on the other entries.
     fn is_ipv4(&self) -> Option<bool> {
         self.named().next().map(|ip| ip.is_ipv4())
     }
@@ -56,14 +55,14 @@ impl std::fmt::Display for RelayPlace {
     }
 }
 
-/// Whether some addresses are to be detected.
+/// Returns true if some addresses must be detected.
 #[must_use]
 pub fn is_detected(places: &[RelayPlace]) -> bool {
     places.is_empty() || places.iter().any(|place| place.fixed().is_none())
 }
 
-/// The entries as addresses, where `found` are the detected ones; and the entries for whose family none was found. Without entries, all
-/// that were found.
+/// Resolves the entries with the detected addresses `found`. Also returns the entries for whose family no
+/// address was found. Without entries, all detected addresses are used.
 #[must_use]
 pub fn resolve(places: &[RelayPlace], found: &[IpAddr]) -> (Vec<RelayAddress>, Vec<RelayPlace>) {
     let lone = |bind| RelayAddress { bind, external: None };
@@ -107,7 +106,7 @@ fn place(text: &str) -> Result<RelayPlace, String> {
     }
 }
 
-/// `LOCAL` or `LOCAL=PUBLIC`.
+/// Parses `LOCAL` or `LOCAL=PUBLIC`.
 pub(crate) fn address(text: &str) -> Result<RelayAddress, String> {
     if let Some((public, local)) = text.split_once('/')
         && let (Ok(public), Ok(local)) = (unicast(public), unicast(local))
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_stands_for_the_detected_address_of_a_family() {
+    fn auto_resolves_to_the_detected_address_of_a_family() {
         const NOTHING: [&str; 0] = [];
         let both = ["10.0.0.5", "2001:db8::5"];
         for (texts, found, expected, missing) in [
@@ -176,14 +175,14 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_shown_as_they_are_written() {
+    fn relay_address_entries_round_trip() {
         for text in ["10.0.0.5", "10.0.0.5=203.0.113.5", "auto", "auto=203.0.113.5", "auto=2001:db8::5"] {
             assert_eq!(place(text).map(|place| place.to_string()), Ok(text.to_owned()));
         }
     }
 
     #[test]
-    fn mistaken_entries_are_told_with_the_right_ones() {
+    fn wrong_entries_suggest_the_right_ones() {
         for (text, why) in [
             ("203.0.113.5/10.0.0.5", "write 10.0.0.5=203.0.113.5"),
             ("10.0.0.5/203.0.113.5", "write 10.0.0.5=203.0.113.5"),

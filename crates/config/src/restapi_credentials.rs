@@ -1,8 +1,8 @@
-//! Time-limited credentials of the TURN REST API, which coturn has as `use-auth-secret` and `static-auth-secret`
-//! (draft-uberti-behave-turn-rest), and stored keys: what `turnpike credentials` prints and the store checks.
+//! Time-limited credentials of the TURN REST API (draft-uberti-behave-turn-rest; coturn's `use-auth-secret`
+//! and `static-auth-secret`), and stored keys. `turnpike credentials` prints them and the store checks them.
 //!
-//! `username = expiry ":" id`, `password = base64(HMAC-SHA1(secret, username))`, expiry in seconds of Unix time. The server also takes
-//! the other forms that coturn takes, see [`parse`].
+//! `username = expiry ":" id`, `password = base64(HMAC-SHA1(secret, username))`, expiry in seconds of Unix
+//! time. The server also accepts coturn's other forms, see [`parse`].
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,13 +17,13 @@ use turnpike_wire::{
 
 use crate::Secret;
 
-/// A new secret of these random bytes, as hex digits.
+/// Formats random bytes as a new secret in hex digits.
 #[must_use]
 pub fn new_secret(random: [u8; 32]) -> Secret {
     Secret::new(hex::encode(random))
 }
 
-/// The password that belongs to a time-limited username.
+/// Password of a time-limited username.
 pub fn password(secret: &Secret, username: &str) -> Secret {
     let mut mac = Hmac::<Sha1>::new_from_slice(secret.reveal().as_bytes())
         .unwrap_or_else(|_| unreachable!("any key length"));
@@ -31,28 +31,30 @@ pub fn password(secret: &Secret, username: &str) -> Secret {
     Secret::new(STANDARD.encode(mac.finalize().into_bytes()))
 }
 
-/// A username that is good until `expiry` (Unix seconds).
+/// Username that is valid until `expiry` (Unix seconds).
 pub fn username(expiry: u64, id: &str) -> String {
     format!("{expiry}:{id}")
 }
 
-/// Seconds that an expiry may lie ahead: ten years. One beyond is a mistake, mostly a time in milliseconds.
+/// Maximum seconds until an expiry: ten years. A later one is a mistake, usually a time in milliseconds.
 pub const MAX_AHEAD: u64 = 10 * 366 * 86_400;
 
-/// Digits of a time since 2001. Fewer make a time-limited username in the usual form only, or `sip:5060` would be one.
+/// Digits of every time since 2001. The unusual forms need at least as many; otherwise `sip:5060` would be a
+/// time-limited username.
 const TIME_DIGITS: usize = 10;
 
-/// Splits a time-limited username into its expiry and id. The forms are those of coturn 4.17 (`get_rest_api_timestamp` in its
-/// `userdb.c`):
+/// Splits a time-limited username into its expiry and id. The forms are those of coturn 4.17
+/// (`get_rest_api_timestamp` in `userdb.c`):
 ///
 /// ```text
 /// EXPIRY:ID     digits before the first colon
-/// EXPIRY        a lone number; there is no id
-/// :EXPIRY       the same behind a colon
-/// ID:EXPIRY     something else before the first colon
+/// EXPIRY        only a number, without an id
+/// :EXPIRY       a number after a leading colon
+/// ID:EXPIRY     other text before the first colon
 /// ```
 ///
-/// coturn reads the last three with atol(3), which ignores what comes behind the digits. A number that is too large is [`u64::MAX`].
+/// coturn reads the last three with atol(3), which ignores text after the digits. A number that is too large
+/// becomes [`u64::MAX`].
 pub fn parse(username: &str) -> Option<(u64, &str)> {
     match username.split_once(':') {
         Some(("", rest)) => leading_time(rest),
@@ -63,9 +65,9 @@ pub fn parse(username: &str) -> Option<(u64, &str)> {
     }
 }
 
-/// The time that a text begins with, and what follows it, without a colon between the two.
+/// Splits a leading time and the text after it, without a colon between the two.
 fn leading_time(text: &str) -> Option<(u64, &str)> {
-    // What strtol(3) takes before the digits.
+    // Characters that strtol(3) skips before the digits.
     let text = text.trim_start_matches([' ', '\t', '\n', '\u{b}', '\u{c}', '\r']);
     let text = text.strip_prefix('+').unwrap_or(text);
     let len = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -81,7 +83,7 @@ fn number(digits: &str) -> u64 {
     digits.parse().unwrap_or(u64::MAX)
 }
 
-/// The long-term keys of a user in hex digits, MD5 and SHA-256 (RFC 8489 sections 9.2.2 and 18.5.1), for
+/// Long-term keys of a user in hex digits, MD5 and SHA-256 (RFC 8489 sections 9.2.2 and 18.5.1), for
 /// `auth.users` with `key` instead of a password.
 pub fn stored_keys(name: &str, realm: &str, password: &Secret) -> (String, String) {
     let key = |algorithm| {
@@ -91,19 +93,19 @@ pub fn stored_keys(name: &str, realm: &str, password: &Secret) -> (String, Strin
     (key(KeyAlgorithm::Md5), key(KeyAlgorithm::Sha256))
 }
 
-/// What a secret is called where it must not be shown: the first 16 hex digits of its SHA-256.
+/// Identifies a secret where it must not be shown: the first 16 hex digits of its SHA-256.
 pub fn fingerprint(secret: &Secret) -> String {
     hex::encode(&Sha256::digest(secret.reveal())[..8])
 }
 
-/// Username and password from `secret`, good for `ttl` seconds from now, as two lines for people and scripts.
+/// Username and password, valid for `ttl` seconds from now, as two lines for people and scripts.
 pub fn time_limited(secret: &Secret, id: &str, ttl: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let username = username(now.saturating_add(ttl), id);
     format!("username: {username}\npassword: {}", password(secret, &username).reveal())
 }
 
-/// An entry of `auth.users` that holds a user's keys instead of the password.
+/// An entry of `auth.users` with a user's keys instead of the password.
 pub fn user_entry(name: &str, realm: &str, password: &Secret) -> String {
     let (md5, sha256) = stored_keys(name, realm, password);
     let name = toml::Value::String(name.to_owned());
@@ -121,7 +123,7 @@ mod tests {
         assert_eq!(made.reveal(), "Cd/49soE35ICqcJF/bCTn8Z4OyE=");
     }
 
-    /// The MD5 is the example of RFC 8489 section 9.2.2; the other made with `sha256sum`.
+    /// The MD5 is the example of RFC 8489 section 9.2.2; the SHA-256 was made with `sha256sum`.
     #[test]
     fn stored_keys_are_the_hashes_of_name_realm_and_password() {
         let (md5, sha256) = stored_keys("user", "realm", &Secret::new("pass"));
@@ -131,12 +133,12 @@ mod tests {
 
     /// Made with `printf %s north | sha256sum`.
     #[test]
-    fn a_fingerprint_is_the_beginning_of_a_hash() {
+    fn fingerprint_is_the_beginning_of_a_hash() {
         assert_eq!(fingerprint(&Secret::new("north")), "dc365e79d41cfae1");
     }
 
     #[test]
-    fn only_digits_before_the_colon_make_a_time_limited_username() {
+    fn time_limited_username_starts_with_digits() {
         assert_eq!(parse("1700000000:alice"), Some((1_700_000_000, "alice")));
         assert_eq!(parse("1700000000:a:b"), Some((1_700_000_000, "a:b")));
         assert_eq!(parse("1700000000"), Some((1_700_000_000, "")));
@@ -145,9 +147,9 @@ mod tests {
         }
     }
 
-    /// Each name was tried with coturn 4.17's `get_rest_api_timestamp` and `get_real_username`.
+    /// Each name was checked with `get_rest_api_timestamp` and `get_real_username` of coturn 4.17.
     #[test]
-    fn the_forms_that_coturn_takes_are_time_limited_usernames() {
+    fn coturn_forms_are_time_limited_usernames() {
         for (name, parsed) in [
             ("bob:1700000000", Some((1_700_000_000, "bob"))),
             ("bob:1700000000:x", Some((1_700_000_000, "bob"))),
@@ -159,7 +161,7 @@ mod tests {
             ("1700000000bob", Some((1_700_000_000, "bob"))),
             ("99999999999999999999999:bob", Some((u64::MAX, "bob"))),
             ("bob:99999999999999999999999", Some((u64::MAX, "bob"))),
-            // coturn reads a time here that was over in 1970.
+            // coturn reads an expired time of 1970 here.
             ("sip:5060", None),
             ("bob:alice", None),
             ("@bob:matrix.example.org", None),

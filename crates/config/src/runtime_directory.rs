@@ -1,4 +1,5 @@
-//! The directory for the sockets on which a running program is asked: the service manager's, that of a user's session, or `/run/turnpike`.
+//! Directory of a running program's sockets: the service manager's, that of the user session, or
+//! `/run/turnpike`.
 
 use std::{
     env, fs, io,
@@ -6,35 +7,30 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where there is neither a service manager nor a session, as in a container.
+/// Used without a service manager and a session, as in a container.
 const FALLBACK: &str = "/run/turnpike";
 
-/// A directory, made or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeDirectory {
-    /// Its path.
     pub path: PathBuf,
-    /// Its origin.
     pub origin: Origin,
 }
 
-/// The origin of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// `RUNTIME_DIRECTORY`: systemd's `RuntimeDirectory=`, an image, or an administrator.
+    /// `RUNTIME_DIRECTORY`: from systemd's `RuntimeDirectory=`, a container image, or an administrator.
     Service,
-    /// `XDG_RUNTIME_DIR`: a user who is logged in.
+    /// `XDG_RUNTIME_DIR`: the session of a logged-in user.
     Session,
     /// Neither is set.
     Fallback,
 }
 
-/// The directory of this process.
 pub fn own() -> RuntimeDirectory {
     all().swap_remove(0)
 }
 
-/// The places where a program of this user or of the system may have its sockets, the likeliest first.
+/// Directories where a program of this user or of the system may have its sockets, the likeliest first.
 pub fn all() -> Vec<RuntimeDirectory> {
     of_environment(env::var_os("RUNTIME_DIRECTORY"), env::var_os("XDG_RUNTIME_DIR"))
 }
@@ -43,7 +39,7 @@ fn of_environment(
     service: Option<impl Into<PathBuf>>,
     session: Option<impl Into<PathBuf>>,
 ) -> Vec<RuntimeDirectory> {
-    // Several are separated by colons.
+    // systemd separates several by colons.
     let first = |all: PathBuf| {
         let text = all.to_string_lossy();
         PathBuf::from(text.split(':').next().unwrap_or_default())
@@ -62,10 +58,10 @@ fn of_environment(
 }
 
 impl RuntimeDirectory {
-    /// Makes it for this user alone, if it is not there.
+    /// Creates it for this user only, if it does not exist.
     ///
     /// # Errors
-    /// It cannot be made, or other users may write to it.
+    /// It cannot be created, or other users can write to it.
     pub fn prepare(&self) -> io::Result<()> {
         prepare(&self.path)
     }

@@ -1,24 +1,23 @@
-//! A string that must not be shown, and is overwritten when nobody needs it any more: passwords, shared secrets, stored keys.
+//! A string that is never shown and is overwritten on drop: passwords, shared secrets, stored keys.
 
 use std::fmt;
 
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-/// What every secret looks like in output.
 pub(crate) const MASK: &str = "***";
 
-/// Text that `Debug` masks, that has no `Display`, that compares in constant time, and whose memory is overwritten at its end.
+/// Text that `Debug` masks, without `Display`. Compared in constant time and overwritten on drop.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<String>);
 
 impl Secret {
-    /// Wraps a secret. A `String` is taken as it is; of anything else a copy is made.
+    /// Wraps a secret. Takes a `String` without copying; copies anything else.
     pub fn new(text: impl Into<String>) -> Self {
         Self(Zeroizing::new(text.into()))
     }
 
-    /// The secret itself. The name is long on purpose: each use is a place to look at in review.
+    /// Returns the secret. The name is conspicuous on purpose: each use needs attention in review.
     pub fn reveal(&self) -> &str {
         &self.0
     }

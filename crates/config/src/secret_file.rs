@@ -1,12 +1,12 @@
-//! Files of secrets: one on a line, as `TURNPIKE_…_FILE` and flags such as `--secret-file` name them. Names the mistakes that would otherwise
-//! become a part of the secret, so that all its credentials are refused.
+//! Files of secrets, one per line, for `TURNPIKE_…_FILE` and flags such as `--secret-file`. Detects mistakes
+//! that would become part of the secret and make its credentials fail.
 
 use crate::Secret;
 
-/// Byte order mark, which Windows editors put in front of UTF-8.
+/// Windows editors put it in front of UTF-8.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// The lines of a file that are not empty, with their numbers, without the byte order mark in front of the first.
+/// Non-empty lines with their numbers, without a byte order mark.
 pub(crate) fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(without_mark(text).lines().map(str::trim)).filter(|(_, line)| !line.is_empty())
 }
@@ -15,26 +15,25 @@ fn without_mark(text: &str) -> &str {
     text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text)
 }
 
-/// The fault of a line that holds more than its secret. No message quotes the secret.
+/// Explains a line that holds more than a secret, without quoting it.
 pub(crate) fn fault(line: &str) -> Option<String> {
     let is_in = |quote| line.len() > 1 && line.starts_with(quote) && line.ends_with(quote);
     if is_in('"') || is_in('\'') {
-        return Some("the quotes would be a part of the secret: write it without them".to_owned());
+        return Some("the quotes would be part of the secret: remove them".to_owned());
     }
     if line.starts_with("# ") {
-        return Some("a comment would be a secret: the file holds secrets alone".to_owned());
+        return Some("the comment would be a secret: the file may hold only secrets".to_owned());
     }
-    // Base64 ends in =, and begins with no name of an option.
+    // Base64 ends in `=`, but does not start with an option name.
     let (name, _) = line.split_once('=')?;
     let name = name.trim_start_matches('-').trim_end();
     let is_option =
         ["static-auth-secret", "auth-secret", "secret", "secrets", "auth.secrets"].contains(&name);
-    (is_option || name.starts_with("TURNPIKE_")).then(|| {
-        format!("{name}= would be a part of the secret: write the secret alone, without the option's name")
-    })
+    (is_option || name.starts_with("TURNPIKE_"))
+        .then(|| format!("{name}= would be part of the secret: remove the option name"))
 }
 
-/// The secret on the first line of a file.
+/// Secret on the first line of a file.
 ///
 /// # Errors
 /// The line is empty, or holds more than the secret.
@@ -50,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_stands_alone_on_its_line() {
+    fn secret_must_be_alone_on_its_line() {
         for (text, expected) in [
             ("north\n", Ok("north")),
             ("\u{feff}north\r\n", Ok("north")),

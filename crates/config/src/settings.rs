@@ -1,5 +1,5 @@
-//! The settings of `turnpike serve`, and the table of their keys. Files, environment, flags, `check-config` and reload all work from
-//! this table, so that a key exists everywhere or nowhere.
+//! Settings of `turnpike serve`, and the table of their keys. File, environment, flags, `check-config` and
+//! reload all use this table.
 
 use std::{
     collections::BTreeMap,
@@ -24,19 +24,18 @@ use crate::{
     relay_keys, sandbox_keys, store_keys, tables,
 };
 
-/// How datagrams enter and leave.
+/// I/O path for datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DatapathChoice {
-    /// The highest step of the ladder that works in user space.
+    /// The best I/O path in user space.
     #[default]
     Auto,
-    /// This step.
     Step(Datapath),
-    /// The kernel relays lone datagrams itself; for the others it is as `Auto`.
+    /// eBPF in the kernel relays single datagrams; otherwise as `Auto`.
     Kernel,
-    /// The same in the drivers of the interfaces.
+    /// `Kernel`, with XDP in the network drivers.
     Xdp,
-    /// The same on interfaces whose drivers cannot, for tests.
+    /// `Kernel`, with generic XDP for drivers without support; for tests.
     XdpGeneric,
 }
 
@@ -48,77 +47,67 @@ settings! {
             SocketAddr::from((Ipv4Addr::UNSPECIFIED, 3478)),
             SocketAddr::from((Ipv6Addr::UNSPECIFIED, 3478)),
         ], reload "server.listen" keys::ADDRESSES;
-        /// Whether `listen` is for UDP.
+        /// Applies to `listen`.
         udp: bool = true, reload "server.udp" kind::SWITCH;
-        /// Whether `listen` is for TCP too.
+        /// Applies to `listen`.
         tcp: bool = true, reload "server.tcp" kind::SWITCH;
-        /// Proxies whose connections begin with a PROXY header.
+        /// Proxies whose connections start with a PROXY header.
         proxy_protocol_from: Vec<Cidr> = Vec::new(), reload "server.proxy_protocol_from" keys::CIDRS;
-        /// REALM.
         realm: String = "turnpike".to_owned(), reload "server.realm" keys::REALM;
-        /// SOFTWARE, empty for none.
+        /// Empty to send no SOFTWARE attribute.
         software: String = "turnpike".to_owned(), reload "server.software" keys::SOFTWARE;
         /// Threads; `None` is one per core.
         workers: Option<usize> = None, start "server.workers" kind::WORKERS;
-        /// How datagrams enter and leave.
         datapath: DatapathChoice = DatapathChoice::Auto, start "server.datapath" keys::DATAPATH;
-        /// Microseconds that a worker looks for more before it sleeps.
+        /// Microseconds of polling before a worker sleeps.
         busy_poll_us: u32 = 0, start "server.busy_poll_us" number!(u32, "microseconds", 0..=1000);
-        /// Microseconds by which a worker may delay a datagram so that its next wake-up carries more.
+        /// Microseconds that a worker may delay a datagram to handle more per wake-up.
         coalesce_us: u32 = 0, start "server.coalesce_us" number!(u32, "microseconds", 0..=1000);
-        /// Listeners for TLS.
         tls_listen: Vec<SocketAddr> = Vec::new(),
             reload "tls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
-        /// Whether these refuse clients without TLS.
+        /// Refuses plain TCP on the TLS listeners.
         tls_only: bool = false, reload "tls.only" kind::SWITCH;
-        /// The default certificate chain, PEM.
+        /// Default certificate chain, PEM.
         tls_cert: Option<PathBuf> = None,
             reload "tls.cert" kind::FILE => "the path of a PEM file with the certificate chain, \"\" for none";
-        /// Its key, PEM.
+        /// PEM.
         tls_key: Option<PathBuf> = None,
             reload "tls.key" kind::FILE => "the path of a PEM file with the private key, \"\" for none";
-        /// More certificates, chosen by server name.
+        /// Further certificates, selected by server name.
         tls_certificates: Vec<CertificateFiles> = Vec::new(), reload "tls.certificates" keys::CERTIFICATES;
-        /// Listeners for DTLS.
         dtls_listen: Vec<SocketAddr> = Vec::new(),
             reload "dtls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
-        /// Relay addresses; empty means to detect them.
+        /// Empty to detect them.
         relay_addresses: Vec<RelayPlace> = Vec::new(), reload "relay.addresses" relay_keys::ADDRESSES;
-        /// Whether clients get relay addresses of a family in turn.
+        /// Rotates clients through the relay addresses of a family.
         addresses_in_turn: bool = false, reload "relay.addresses_in_turn" kind::SWITCH;
-        /// Ports of relayed transport addresses.
         ports: RangeInclusive<u16> = 49_152..=65_535, reload "relay.ports" keys::PORTS;
-        /// Relay sockets that a worker's allocations share, on each relay address.
+        /// Relay sockets that a worker's allocations share, per relay address.
         shared_ports: usize = 0, start "relay.shared_ports" number!(usize, "a number", 0..=1024);
         /// Bytes.
         listener_buffer: usize = 4 << 20,
             start "relay.listener_buffer" number!(usize, "bytes", 4096..=1_073_741_824);
         /// Bytes.
         relay_buffer: usize = 512 << 10, start "relay.buffer" number!(usize, "bytes", 4096..=1_073_741_824);
-        /// Whether channel numbers above 0x4FFF are accepted.
+        /// Accepts channel numbers above 0x4FFF.
         rfc5766_channels: bool = true, reload "relay.rfc5766_channels" kind::SWITCH;
-        /// Whether a live channel keeps its peer permitted.
+        /// A live channel keeps the permission of its peer.
         channels_permit: bool = true, reload "relay.channels_permit" kind::SWITCH;
-        /// Whether TCP is relayed (RFC 6062).
+        /// TCP relaying (RFC 6062).
         relay_tcp: bool = true, reload "relay.tcp" kind::SWITCH;
-        /// Whether allocations follow their clients (RFC 8016).
+        /// Mobility (RFC 8016).
         mobility: bool = true, reload "relay.mobility" kind::SWITCH;
-        /// Whether relaying needs credentials.
         auth_required: bool = true, reload "auth.required" kind::SWITCH;
-        /// Static users.
         users: Vec<User> = Vec::new(), reload "auth.users" keys::USERS;
-        /// Secrets of time-limited credentials; any of them will do.
+        /// Secrets of time-limited credentials; any of them is accepted.
         secrets: Vec<Secret> = Vec::new(), reload "auth.secrets" keys::SECRETS;
         /// Seconds.
         nonce_lifetime: u32 = 3600, reload "auth.nonce_lifetime" number!(u32, "seconds", 60..=86_400);
-        /// Whether MD5 keys are accepted.
         allow_md5: bool = true, reload "auth.allow_md5" kind::SWITCH;
-        /// Tokens in place of passwords.
         oauth: OauthSettings = OauthSettings::default(),
             reload "oauth.server_name" .server_name oauth_keys::SERVER_NAME,
             reload "oauth.skew" .skew number!(u32, "seconds", 0..=300),
             reload "oauth.key" .keys oauth_keys::KEYS;
-        /// A database with more of all this.
         store: StoreSettings = StoreSettings::default(),
             reload "store.url" .url store_keys::URL,
             start "store.state" .state store_keys::STATE,
@@ -131,9 +120,8 @@ settings! {
             reload "store.cache_negative" .cache_negative number!(u32, "seconds", 1..=3600),
             reload "store.cache_stale" .cache_stale number!(u32, "seconds", 0..=31_536_000),
             reload "store.sha256" .sha256 kind::SWITCH;
-        /// What it says.
+        /// Content of the store.
         stored: Stored = Stored::default();
-        /// Limits of allocations.
         allocation_limits: AllocationLimits = AllocationLimits::default(),
             reload "limits.allocations" .allocations number!(usize, "a number", 1..=1_000_000),
             reload "limits.allocations_per_user" .allocations_per_user number!(usize, "a number", 1..=1_000_000),
@@ -143,20 +131,20 @@ settings! {
         prefix_v4: u8 = 32, reload "limits.prefix_v4" number!(u8, "bits", 0..=32);
         /// Leading bits of IPv6 addresses that count as one client.
         prefix_v6: u8 = 64, reload "limits.prefix_v6" number!(u8, "bits", 0..=128);
-        /// Refusals a second over UDP to one address prefix.
+        /// Error responses per second over UDP to one address prefix.
         refusals_per_prefix: Option<u32> = None,
             reload "limits.refusals_per_prefix" number_or_none!(u32, "a number a second", 1..=1_000_000);
-        /// Bits per second of all allocations, each way.
+        /// Bits per second of all allocations, in each direction.
         rate: Option<u64> = None, reload "limits.bits_per_second" RATE;
-        /// The same of each realm.
+        /// Bits per second of each realm.
         rate_per_realm: Option<u64> = None, reload "limits.bits_per_second_per_realm" RATE;
-        /// The same of each user.
+        /// Bits per second of each user.
         rate_per_user: Option<u64> = None, reload "limits.bits_per_second_per_user" RATE;
-        /// The same of each allocation.
+        /// Bits per second of each allocation.
         rate_per_allocation: Option<u64> = None, reload "limits.bits_per_second_per_allocation" RATE;
-        /// Milliseconds of these rates that may pass at once.
+        /// Burst size as milliseconds of these rates.
         burst_ms: u32 = 250, reload "limits.burst" number!(u32, "milliseconds", 10..=10_000);
-        /// Limits of what allocations hold, and for how long.
+        /// Limits per allocation and lifetimes.
         limits: ServerLimits = ServerLimits::default(),
             reload "limits.permissions" .permissions number!(usize, "a number per allocation", 1..=65_535),
             reload "limits.channels" .channels
@@ -170,7 +158,7 @@ settings! {
             reload "limits.default_lifetime" .default_lifetime number!(u32, "seconds", 60..=86_400),
             reload "limits.max_lifetime" .max_lifetime number!(u32, "seconds", 60..=86_400),
             reload "limits.end_with_credential" .end_with_credential kind::SWITCH;
-        /// Limits of clients' connections.
+        /// Limits of client connections.
         connection_limits: ConnectionLimits = ConnectionLimits::default(),
             reload "limits.idle_connections" .idle_connections number!(usize, "a number", 1..=1_000_000),
             reload "limits.idle_connections_per_address" .idle_connections_per_address
@@ -181,17 +169,15 @@ settings! {
             reload "limits.first_message" .first_message seconds!(1..=3600),
             reload "limits.idle" .idle seconds!(1..=86_400),
             reload "limits.stream_queue" .stream_queue number!(usize, "bytes", 65_540..=1_073_741_824);
-        /// Flows in the kernel's table, each in one direction.
+        /// Entries in the kernel flow table, each for one direction.
         kernel_flows: u32 = 65_536, start "limits.kernel_flows" number!(u32, "a number", 2..=4_194_304);
-        /// Seconds that a session may last, however often it is refreshed.
+        /// Maximum seconds of a session, regardless of refreshes.
         session_length: Option<u32> = None, reload "limits.session_length" SESSION_LENGTH;
-        /// Peers allowed though special, or on this machine.
+        /// Allowed peers that are otherwise refused: special or local addresses.
         allow: Vec<AllowRule> = Vec::new(), reload "peers.allow" keys::ALLOW_RULES;
-        /// Peers refused though public.
         deny: Vec<Cidr> = Vec::new(), reload "peers.deny" keys::CIDRS;
-        /// Whether all are refused that `allow` does not name.
+        /// Refuses all peers that are not in `allow`.
         allow_only: bool = false, reload "peers.allow_only" kind::SWITCH;
-        /// Where clients may find out about their NAT.
         discovery: DiscoverySettings = DiscoverySettings::default(),
             start "nat_discovery.addresses" .addresses keys::EXTERNAL_ADDRESSES
                 => "[], or two addresses of this machine for each family, \"IP\" or \"IP=EXTERNAL\", unicast",
@@ -199,7 +185,6 @@ settings! {
             reload "nat_discovery.requests_per_source" .per_source
                 number!(u32, "requests a second", 1..=1_000_000),
             reload "nat_discovery.requests" .total number!(u32, "requests a second", 1..=1_000_000);
-        /// Other servers with which this one is one service.
         fleet: FleetSettings = FleetSettings::default(),
             start "fleet.url" .url fleet_keys::URL,
             start "fleet.secret" .secret fleet_keys::SECRET,
@@ -215,7 +200,6 @@ settings! {
                 number!(u64, "bits a second, 0 if that is not known", 0..=1_000_000_000_000_000),
             reload "fleet.key_rotation" .key_rotation number!(u32, "seconds", 3600..=2_592_000),
             start "fleet.coturn_status" .coturn_status kind::SWITCH;
-        /// Where the admin interface listens, and who may use it.
         admin: AdminSettings = AdminSettings::on_port(9641),
             start "admin.listen" .listen admin_keys::LISTEN,
             reload "admin.hosts" .hosts kind::HOSTS,
@@ -226,7 +210,6 @@ settings! {
             start "admin.tls_key" .tls_key kind::FILE,
             start "admin.client_ca" .client_ca kind::FILE,
             start "admin.read_client_ca" .read_client_ca kind::FILE;
-        /// Where applications ask for credentials.
         credentials: CredentialsSettings = CredentialsSettings::default(),
             start "credentials.listen" .listen keys::ADDRESSES
                 => "a list of \"ADDR:PORT\" such as [\"0.0.0.0:8443\"], [] for none",
@@ -239,41 +222,38 @@ settings! {
             reload "credentials.ttl" .ttl number!(u32, "seconds", 1..=31_536_000),
             reload "credentials.max_ttl" .max_ttl number!(u32, "seconds", 1..=31_536_000),
             reload "credentials.rate" .rate number!(u32, "requests a second", 1..=1_000_000);
-        /// Filter of log lines.
         log_level: String = "info".to_owned(), reload "log.level" kind::LOG_LEVEL;
-        /// How log lines look.
         log_format: LogFormat = LogFormat::Text, start "log.format" kind::LOG_FORMAT;
-        /// What the process gives up at the start.
         sandbox: SandboxSettings = SandboxSettings::default(),
             start "sandbox.mode" .mode sandbox_keys::MODE,
             start "sandbox.read" .read sandbox_keys::DIRECTORIES,
             start "sandbox.write" .write sandbox_keys::DIRECTORIES;
-        /// Seconds that sessions get to end after SIGTERM.
+        /// Seconds that sessions may continue after SIGTERM.
         shutdown_deadline: u32 = 30, reload "shutdown.deadline" number!(u32, "seconds", 0..=86_400);
-        /// Seconds that sessions which stay in the old process get to end after an upgrade.
+        /// Seconds that sessions of the old process may continue after an upgrade.
         upgrade_deadline: u32 = 3600,
             reload "shutdown.upgrade_deadline" number!(u32, "seconds", 0..=604_800);
         /// Realms beside [`Self::realm`].
         realms: Vec<RealmSettings> = Vec::new();
-        /// Servers that clients are sent to.
+        /// Servers that clients are redirected to.
         alternates: Vec<AlternateSettings> = Vec::new();
-        /// Who set what; keys that are missing have their default.
+        /// Origin of each value; a missing key has its default.
         origins: BTreeMap<&'static str, Origin> = BTreeMap::new();
     }
 }
 
 impl Settings {
-    /// Where the value of a key such as `admin.listen` comes from.
+    /// Origin of the value of a key such as `admin.listen`.
     pub fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)
     }
 
-    /// Whether somebody asked for the value of this key.
+    /// Returns true if any source sets this key.
     pub fn is_explicit(&self, key: &str) -> bool {
         self.origins.contains_key(key)
     }
 
-    /// The settings as a TOML file with each value's origin, secrets masked.
+    /// Formats the settings as a TOML file with each value's origin, secrets masked.
     pub fn to_toml(&self) -> String {
         let realms = self.realms.iter().map(|realm| (realm, &realm.place));
         let alternates = self.alternates.iter().map(|alternate| (alternate, &alternate.place));
@@ -282,12 +262,12 @@ impl Settings {
             + &tables::as_toml("alternate", ALTERNATE_KEYS, alternates)
     }
 
-    /// Keys whose value differs in `new` but which a running server cannot change.
+    /// Keys that differ in `new` and need a restart.
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
         key::unchangeable(KEYS, self, new)
     }
 
-    /// Takes over from `started` what a running server cannot change.
+    /// Copies from `started` the settings that need a restart.
     pub fn keep_unchangeable(&mut self, started: &Self) {
         for spec in KEYS.iter().filter(|spec| !spec.reload) {
             (spec.keep)(started, self);
@@ -298,41 +278,36 @@ impl Settings {
         }
     }
 
-    /// Keys whose value differs in `new` and that a running server takes over.
+    /// Keys that differ in `new` and that a reload applies.
     pub fn changed(&self, new: &Self) -> Vec<Change> {
         key::changes(KEYS, self, new)
     }
 }
 
-/// A certificate chain and its key, PEM both.
+/// Paths of a certificate chain and its key, both PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFiles {
-    /// The server's own certificate first, intermediate ones behind.
+    /// The server certificate first, then intermediate ones.
     pub cert: PathBuf,
     /// Not encrypted.
     pub key: PathBuf,
 }
 
-/// A static user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// USERNAME.
     pub name: String,
-    /// How it authenticates.
     pub secret: UserSecret,
 }
 
-/// What is stored of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UserSecret {
-    /// The password.
     Password(Secret),
-    /// Keys made from it, which are good for one realm.
+    /// Keys derived from the password, valid for one realm.
     Keys(Vec<StoredKey>),
 }
 
 impl UserSecret {
-    /// Whether this is no more than an MD5 key, of no use where those are not accepted.
+    /// Returns true for a user with only an MD5 key, who cannot authenticate if MD5 is disabled.
     pub(crate) fn is_md5_only(&self) -> bool {
         match self {
             Self::Password(_) => false,
@@ -351,7 +326,7 @@ pub enum StoredKey {
 }
 
 impl StoredKey {
-    /// Tells the algorithm by the length: 32 or 64 hex digits.
+    /// Detects the algorithm by the length: 32 or 64 hex digits.
     pub fn from_hex(text: &str) -> Option<Self> {
         if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return None;
@@ -364,13 +339,11 @@ impl StoredKey {
     }
 }
 
-/// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
-    /// For systemd's journal: with their priority, without the time.
+    /// For systemd's journal: with priority, without time.
     Journald,
 }

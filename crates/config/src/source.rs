@@ -1,4 +1,4 @@
-//! The sources of settings (flags, environment, file) brought into one shape: [`Node`]s that remember their origin.
+//! Converts the sources of settings (flags, environment, file) to [`Node`]s that record their origin.
 
 use std::{fs, path::Path};
 
@@ -7,18 +7,18 @@ use zeroize::Zeroizing;
 
 use super::{Mistake, Origin, key::KeySpec, secret_file};
 
-/// Settings given on the command line, by key. Values are text as typed; they are judged with all the rest, so that
-/// every mistake is reported in one go. A flag replaces the whole key of the file, lists included.
+/// Settings on the command line, by key. Values stay text and are checked with all other sources, so that all
+/// mistakes are reported together. A flag replaces the whole key of the file, including lists.
 #[derive(Clone, Default)]
 pub struct Flags(Vec<(&'static str, &'static str, Vec<String>)>);
 
 impl Flags {
-    /// No flag at all.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Records `values` of `flag` (with its dashes) for `key`, such as `relay.ports`; no values, nothing recorded.
+    /// Records `values` of `flag` (with its dashes) for `key`, such as `relay.ports`. Without values, nothing
+    /// is recorded.
     pub fn set(&mut self, key: &'static str, flag: &'static str, values: impl IntoIterator<Item = String>) {
         let values: Vec<String> = values.into_iter().collect();
         if !values.is_empty() {
@@ -30,7 +30,7 @@ impl Flags {
         self.node_from(spec, Origin::Flag)
     }
 
-    /// The same of flags that nobody has typed: they are named as the variable that they come from.
+    /// Reads values that come from an environment variable instead of a typed flag.
     pub(crate) fn variable<S>(&self, spec: &KeySpec<S>) -> Option<Node> {
         self.node_from(spec, |name| Origin::Environment(name.to_owned()))
     }
@@ -41,8 +41,8 @@ impl Flags {
     }
 }
 
-/// What the environment says about `spec`: `TURNPIKE_SECTION_KEY`, or a file named by `TURNPIKE_SECTION_KEY_FILE`. Lists are separated by
-/// commas, in a file by line ends; what is no list is the only line of its file.
+/// Value from the environment: `TURNPIKE_SECTION_KEY`, or a file named by `TURNPIKE_SECTION_KEY_FILE`. Lists
+/// are separated by commas, or by line ends in a file. A file for a single value has one line.
 pub(crate) fn environment_node<S>(
     spec: &KeySpec<S>,
     environment: &[(String, String)],
@@ -96,7 +96,7 @@ pub(crate) fn environment_node<S>(
     }
 }
 
-/// The secrets of a file, one a line; mistakes go to `problems`, and with one of them nothing is read.
+/// Reads the secrets of a file, one per line. Any mistake goes to `problems` and discards the whole file.
 fn secrets<S>(
     spec: &KeySpec<S>,
     path: &Path,
@@ -122,8 +122,8 @@ fn secrets<S>(
     is_good.then(|| Node { value: Value::List(nodes), origin })
 }
 
-/// Variables that look like ours and are none of `known`. No errors: Kubernetes, for one, sets `TURNPIKE_PORT` and the like in
-/// every container beside a service named `turnpike`.
+/// Warnings about variables with our prefix that are not in `known`. Not errors: Kubernetes sets
+/// `TURNPIKE_PORT` etc. in every container next to a service named `turnpike`.
 pub(crate) fn unknown_variables(environment: &[(String, String)], known: &[String]) -> Vec<String> {
     environment
         .iter()
@@ -131,9 +131,9 @@ pub(crate) fn unknown_variables(environment: &[(String, String)], known: &[Strin
         .filter(|name| name.starts_with("TURNPIKE_") && !known.contains(name))
         .map(|name| match nearest(name, known.iter().map(String::as_str)) {
             Some(meant) => {
-                format!("environment variable {name} is not known and ignored; did you mean {meant}?")
+                format!("unknown environment variable {name} is ignored; did you mean {meant}?")
             }
-            None => format!("environment variable {name} is not known and ignored"),
+            None => format!("unknown environment variable {name} is ignored"),
         })
         .collect()
 }

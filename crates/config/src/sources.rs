@@ -1,5 +1,6 @@
-//! Where the settings of `serve` come from: flags, environment (`TURNPIKE_SECTION_KEY`, or a file that `..._FILE` names), file,
-//! sockets that were passed, defaults, in this order of precedence and key by key. Everything that is wrong is told at once.
+//! Sources of the settings of `serve`, in order of precedence and key by key: flags, environment
+//! (`TURNPIKE_SECTION_KEY`, or a file that `..._FILE` names), file, passed sockets, defaults. All mistakes
+//! are reported together.
 
 use std::{
     collections::BTreeMap,
@@ -15,32 +16,30 @@ use crate::{
     realm_keys::REALM_KEYS, settings::KEYS, source, tables, world_readable,
 };
 
-/// Settings and what the user should know about them.
 #[derive(Clone, Debug)]
 pub struct Loaded<C> {
-    /// The settings.
     pub settings: Settings,
-    /// The certificates that they name, the default one first.
+    /// Starts with the default certificate.
     pub certificates: Vec<C>,
-    /// Mistakes in the files of certificates.
+    /// Mistakes in certificate files.
     pub certificate_problems: Vec<Mistake>,
-    /// Sentences for the log.
+    /// Lines for the log.
     pub warnings: Vec<String>,
 }
 
-/// Everything that settings come from. Kept for reloads: the file is read again, flags and environment stay.
+/// All sources of settings. A reload reads the file again and keeps flags and environment.
 #[derive(Clone)]
 pub struct Sources {
     file: Option<PathBuf>,
     flags: Flags,
     environment: Vec<(String, String)>,
-    /// Weaker than all others.
+    /// Lowest precedence.
     fallback: Flags,
     checks: Checks,
 }
 
 impl Sources {
-    /// With this process's environment; variables that are not UTF-8 do not count.
+    /// Uses this process's environment. Variables that are not UTF-8 are ignored.
     pub fn from_process(file: Option<PathBuf>, flags: Flags, checks: Checks) -> Self {
         let environment = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -49,27 +48,26 @@ impl Sources {
         Self { checks, ..Self::new(file, environment, flags) }
     }
 
-    /// As given, without further [`Checks`].
+    /// Uses the given sources, without further [`Checks`].
     pub fn new(file: Option<PathBuf>, environment: Vec<(String, String)>, flags: Flags) -> Self {
         Self { file, flags, environment, fallback: Flags::new(), checks: Checks::NONE }
     }
 
-    /// With settings that hold where no other source says anything, in place of the defaults: what follows from the sockets that a
-    /// service manager has passed. They are named as variables of the environment.
+    /// Adds settings that replace the defaults, derived from sockets that a service manager passed. Their
+    /// origin is shown as an environment variable.
     #[must_use]
     pub fn with_fallback(self, fallback: Flags) -> Self {
         Self { fallback, ..self }
     }
 
-    /// The file, if one was named.
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
 
-    /// Reads, merges and checks all sources, with the certificates as `certificates` reads them.
+    /// Reads, merges and checks all sources, with `certificates` to read the certificates.
     ///
     /// # Errors
-    /// Everything that is wrong except certificates, not only the first mistake.
+    /// All mistakes except those in certificates.
     pub fn load<C>(
         &self,
         certificates: impl FnOnce(&Settings) -> ReadCertificates<C>,
@@ -82,7 +80,7 @@ impl Sources {
         self.merge(&entries, problems, certificates)
     }
 
-    /// The settings alone; certificates are not read.
+    /// Loads the settings without reading certificates.
     ///
     /// # Errors
     /// As [`Sources::load`].
@@ -110,7 +108,7 @@ impl Sources {
                 .collect();
         let mut contradictions = Vec::new();
         check::combinations(&settings, &mut contradictions);
-        // A key that could not be read has its default here, about which nothing is to be said.
+        // A key that could not be read has its default here; mistakes about that value would be misleading.
         contradictions.retain(|mistake| mistake.key.is_empty() || !unread.contains(&mistake.key));
         problems.append(&mut contradictions);
         let found = certificates(&settings);
@@ -126,8 +124,8 @@ impl Sources {
         Ok(Loaded { settings, certificates, certificate_problems, warnings })
     }
 
-    /// Reads every key of a table from the entries of a file, the environment and the flags; who set what. `tables` are names of
-    /// entries that somebody else reads.
+    /// Reads every key of a table from the file's entries, the environment and the flags, and returns the
+    /// origins. `tables` names entries that other code reads.
     pub(crate) fn apply<S>(
         &self,
         keys: &'static [KeySpec<S>],
@@ -141,8 +139,8 @@ impl Sources {
         for spec in keys {
             let environment = source::environment_node(spec, &self.environment, problems);
             let file = from_file.get(spec.path).map(|node| (*node).clone());
-            // Every source is checked, although only the strongest counts: a mistake that a flag hides would appear on the day
-            // the flag is removed.
+            // Every source is checked although only the strongest counts. Otherwise a mistake would surface
+            // when an overriding flag is removed.
             for node in
                 [self.fallback.variable(spec), file, environment, self.flags.node(spec)].into_iter().flatten()
             {
@@ -155,7 +153,7 @@ impl Sources {
         origins
     }
 
-    /// Sentences about files with secrets that every user of this machine can read.
+    /// Warnings about files with secrets that every local user can read.
     pub(crate) fn exposed(&self, file: &[Entry]) -> Vec<String> {
         let with_secrets = world_readable::files(file, &self.environment);
         with_secrets
@@ -164,16 +162,16 @@ impl Sources {
             .collect()
     }
 
-    /// Sentences about variables of the environment that look like ours.
+    /// Warnings about unknown environment variables with our prefix.
     pub(crate) fn unknown_variables(&self) -> Vec<String> {
         source::unknown_variables(&self.environment, &known_variables())
     }
 }
 
-/// The settings of a text alone, without environment and flags. The files that it names are not read.
+/// Reads settings from a text only, without environment and flags. Files that it names are not read.
 ///
 /// # Errors
-/// Everything that is wrong.
+/// All mistakes.
 pub fn settings_of(text: &str) -> Result<Settings, Mistakes> {
     let mut problems = Vec::new();
     let entries = parse_file(Path::new("result"), text, &mut problems);
@@ -181,14 +179,13 @@ pub fn settings_of(text: &str) -> Result<Settings, Mistakes> {
     Ok(sources.merge(&entries, problems, |_| ReadCertificates::<()>::default())?.settings)
 }
 
-/// Every environment variable that any subcommand reads. Each subcommand knows them all, because several may share one
-/// environment.
+/// Environment variables of all subcommands, because several subcommands can share one environment.
 pub fn known_variables() -> Vec<String> {
     let settings = KEYS.iter().flat_map(KeySpec::variables).chain(crate::forward::variables());
     settings.chain(OTHER_VARIABLES.map(str::to_owned)).collect()
 }
 
-/// The entries of a file; one that is no file of ours is an error by itself.
+/// Entries of a file. A file in another program's format is one single error.
 fn file_entries(path: &Path, problems: &mut Vec<Mistake>) -> Result<Vec<Entry>, Mistakes> {
     let Some(text) = file_text(path, problems) else { return Ok(Vec::new()) };
     entries_of(path, &text, problems)
@@ -206,13 +203,13 @@ fn entries_of(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Result<Ve
     }
 }
 
-/// Sections and tables that `serve` has and `forward` has not.
+/// Sections and tables of `serve` that `forward` does not have.
 pub(crate) fn own_sections() -> Vec<&'static str> {
     let sections = KEYS.iter().map(KeySpec::section).chain(TABLES.iter().copied());
     sections.filter(|section| !crate::forward::SHARED.contains(section)).collect()
 }
 
-/// Variables of the commands that have no settings.
+/// Variables of commands without settings.
 const OTHER_VARIABLES: [&str; 7] = [
     "TURNPIKE_ADMIN",
     "TURNPIKE_CONFIG",
@@ -223,15 +220,15 @@ const OTHER_VARIABLES: [&str; 7] = [
     UPGRADE_SANDBOX_VARIABLE,
 ];
 
-/// Set by a process whose place the one that it starts is to take; nobody sets it by hand.
+/// Set by the old process for the new one during an upgrade; never set by hand.
 pub const UPGRADE_VARIABLE: &str = "TURNPIKE_UPGRADE";
-/// Set beside it: which parts of the sandbox are in force already.
+/// Parts of the sandbox that are already in force, set together with [`UPGRADE_VARIABLE`].
 pub const UPGRADE_SANDBOX_VARIABLE: &str = "TURNPIKE_UPGRADE_SANDBOX";
 
-/// Tables of which there may be several.
+/// Tables that can appear several times.
 const TABLES: &[&str] = &["realm", "alternate"];
 
-/// The file's values by key path; unknown sections and keys become problems.
+/// Values of the file by key path. Unknown sections and keys become problems.
 fn sort_out<'a, S>(
     table: &'static [KeySpec<S>],
     tables: &[&'static str],

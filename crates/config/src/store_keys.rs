@@ -1,4 +1,4 @@
-//! `[store]`: a database with users, secrets, realms, token keys and peer rules, and how much of it is kept in memory.
+//! `[store]`: a database with users, secrets, realms, token keys and peer rules, and the size of its cache.
 
 use std::{collections::BTreeSet, path::PathBuf};
 
@@ -11,30 +11,29 @@ use super::{
     secret::MASK,
 };
 
-/// Settings of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreSettings {
-    /// Where it is, as the operator wrote it; `None` for the embedded one.
+    /// As the operator wrote it; `None` for the embedded store.
     pub url: Option<Secret>,
-    /// Where the embedded one is.
+    /// Directory of the embedded store.
     pub state: StateDir,
-    /// Connections at once, to PostgreSQL and MySQL.
+    /// Connection pool size for PostgreSQL and MySQL.
     pub connections: usize,
-    /// Seconds that it has for an answer.
+    /// Seconds to wait for an answer.
     pub deadline: u32,
-    /// What clients get whose user it cannot tell.
+    /// Response to clients while their user cannot be looked up.
     pub unavailable: WhenUnavailable,
-    /// Seconds between two looks at all but users.
+    /// Seconds between reads of everything except users.
     pub refresh: u32,
-    /// Users in memory.
+    /// Maximum cached users.
     pub cache_users: usize,
-    /// Seconds for which one is known.
+    /// Seconds that a user is cached.
     pub cache_lifetime: u32,
-    /// Seconds for which a name that nobody has is known as that.
+    /// Seconds that the absence of a user is cached.
     pub cache_negative: u32,
-    /// Seconds for which a user stays known while the store does not answer.
+    /// Seconds that a cached user stays valid while the store is down.
     pub cache_stale: u32,
-    /// Whether each of its users has a SHA-256 key.
+    /// All users have a SHA-256 key.
     pub sha256: bool,
 }
 
@@ -56,18 +55,14 @@ impl Default for StoreSettings {
     }
 }
 
-/// Where the embedded store is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StateDir {
-    /// Where the machine's conventions have it.
+    /// The default of the platform.
     Default,
-    /// There is none.
     Off,
-    /// Here.
     At(PathBuf),
 }
 
-/// What clients get whose user the store cannot tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenUnavailable {
     /// 500.
@@ -76,29 +71,29 @@ pub enum WhenUnavailable {
     Drop,
 }
 
-/// What the store in use says, brought together with the settings by whoever has read it. Nobody configures this.
+/// Content of the store in use, added to the settings after it was read. Not configurable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// Whether there is one that may have users.
+    /// A store is in use that may have users.
     pub in_use: bool,
-    /// Its limit for `server.realm`.
+    /// Limit of `server.realm`.
     pub allocations: Option<usize>,
-    /// Its limit for each user of `server.realm`.
+    /// Limit per user of `server.realm`.
     pub allocations_per_user: Option<usize>,
-    /// Its limit of bits per second for each allocation of `server.realm`.
+    /// Limit per allocation of `server.realm`, in bits per second.
     pub rate_per_allocation: Option<u64>,
-    /// Limits of `[[realm]]`s that are its own, by realm and key of the configuration.
+    /// Limits of `[[realm]]`s that the store sets, by realm and configuration key.
     pub realm_limits: BTreeSet<(String, &'static str)>,
-    /// Realms in which it has users without a SHA-256 key, where it can tell.
+    /// Realms with users that lack a SHA-256 key; `None` if unknown.
     pub md5_only: Option<BTreeSet<String>>,
 }
 
-/// Where the store is. It may hold a password.
+/// May hold a password.
 pub(super) const URL: Kind<Option<Secret>> = Kind::one(
     "postgres://USER:PASSWORD@HOST/DATABASE, mysql://..., redis://..., rediss://..., sqlite:///PATH or a line of \
                turnserver.conf (psql-userdb=...), \"\" for the embedded store",
     |reader, node| match &node.value {
-        // A file has lines.
+        // The value from a file is a list of lines.
         Value::List(lines) if lines.len() == 1 => reader.secret(&lines[0]).map(Some),
         _ => reader.secret(node).map(|url| Some(url).filter(|url| !url.reveal().is_empty())),
     },
@@ -106,7 +101,6 @@ pub(super) const URL: Kind<Option<Secret>> = Kind::one(
 )
 .secret();
 
-/// Where the embedded store is.
 pub(super) const STATE: Kind<StateDir> = Kind::one(
     "a directory, \"\" for $STATE_DIRECTORY, $XDG_STATE_HOME/turnpike or ~/.local/state/turnpike, or \"off\" for no store",
     |reader, node| {
@@ -115,7 +109,8 @@ pub(super) const STATE: Kind<StateDir> = Kind::one(
             "" => StateDir::Default,
             "off" => StateDir::Off,
             file if is_file_name(file) => {
-                let why = "this names a database and not a directory: name a database with store.url (--store), as sqlite:///PATH";
+                let why =
+                    "this is a database, not a directory: set store.url (--store) to sqlite:///PATH instead";
                 return reader.refuse(node, Some(why.to_owned()));
             }
             dir => StateDir::At(dir.into()),
@@ -132,7 +127,6 @@ fn is_file_name(text: &str) -> bool {
     text.contains("://") || [".sqlite", ".sqlite3", ".db"].iter().any(|ending| text.ends_with(ending))
 }
 
-/// What clients get whose user it cannot tell.
 pub(super) const UNAVAILABLE: Kind<WhenUnavailable> = named!(
     "\"error\" (500) or \"drop\" (no answer)",
     "error" => WhenUnavailable::Error,

@@ -1,5 +1,5 @@
-//! Tables that may stand in the file several times (`[[realm]]`): each is read by a table of keys of its own. There is no
-//! environment variable and no flag for them.
+//! Tables that can appear several times in the file (`[[realm]]`). Each is read by its own table of keys.
+//! They have no environment variables and no flags.
 
 use std::collections::BTreeSet;
 
@@ -23,14 +23,13 @@ impl Default for Place {
     }
 }
 
-/// One of several tables of the same name.
 pub(crate) struct Repeated<S> {
     pub(crate) settings: S,
     pub(crate) place: Place,
 }
 
-/// Reads every `[[name]]` of a file; mistakes go to `problems`, and a table with mistakes is left out. `must` lists paths of
-/// keys that each table has to have.
+/// Reads every `[[name]]` of a file. Mistakes go to `problems`, and a table with mistakes is left out. `must`
+/// lists the paths of mandatory keys.
 pub(crate) fn read<S: Default>(
     name: &'static str,
     keys: &'static [KeySpec<S>],
@@ -49,7 +48,7 @@ pub(crate) fn read<S: Default>(
     read
 }
 
-/// The tables as they would stand in a file.
+/// Formats the tables as in a file.
 pub(crate) fn as_toml<'a, S: 'a>(
     name: &'static str,
     keys: &'static [KeySpec<S>],
@@ -61,7 +60,7 @@ pub(crate) fn as_toml<'a, S: 'a>(
         let _ = writeln!(text, "\n[[{name}]] # {}", place.0);
         for spec in keys {
             let shown = (spec.show)(settings);
-            // A key without a default shows nothing unless somebody said it.
+            // A key without a default is shown only if it is set.
             if !shown.is_empty() {
                 let _ = writeln!(text, "{} = {shown}", spec.name());
             }
@@ -92,7 +91,7 @@ fn read_one<S: Default>(
             good = false;
             continue;
         };
-        // Said, though perhaps wrongly: a mistake is told once, not again as a missing key.
+        // Recorded even if the value is wrong, so that the mistake is not reported again as a missing key.
         said.insert(spec.path);
         good &= spec.read(&member.node, &mut settings, Checks::NONE, problems).is_some();
     }
@@ -100,7 +99,7 @@ fn read_one<S: Default>(
         problems.push(Mistake::new(
             &table.origin,
             spec.path,
-            format!("this [[{name}]] does not say it"),
+            format!("this [[{name}]] lacks the key"),
             spec.expected,
         ));
         good = false;
@@ -109,5 +108,5 @@ fn read_one<S: Default>(
 }
 
 fn no_array(name: &str, entry: &Entry) -> Mistake {
-    Mistake::new(&entry.origin, name, "it is no list of tables", format!("[[{name}]], once for each"))
+    Mistake::new(&entry.origin, name, "it is not a list of tables", format!("[[{name}]], once for each"))
 }

@@ -1,5 +1,5 @@
-//! Files with secrets that every user of this machine can read: private keys, configurations with passwords, files that
-//! `TURNPIKE_..._FILE` names.
+//! Detects files with secrets that every local user can read: private keys, configurations with passwords,
+//! files that `TURNPIKE_..._FILE` names.
 
 use std::{
     collections::BTreeSet,
@@ -11,8 +11,8 @@ use turnpike_strict::{Entry, Node, Value};
 
 use super::{Origin, key::KeySpec, realm_keys::REALM_KEYS, settings::KEYS};
 
-/// A warning if every user of this machine can read a file that holds `what`. Read permission for a group is fine: that is how
-/// a server that does not run as root gets the file.
+/// Returns a warning if every local user can read a file that holds `what`. Group read permission is fine: a
+/// server that does not run as root reads the file that way.
 #[must_use]
 pub fn readable_by_all(file: &Path, what: &str) -> Option<String> {
     let mode = fs::metadata(file).ok()?.mode();
@@ -22,8 +22,8 @@ pub fn readable_by_all(file: &Path, what: &str) -> Option<String> {
     })
 }
 
-/// The files of a configuration that hold secrets: the file itself, and files that it or the environment names. A secret counts
-/// even where a flag overrides it.
+/// Files that hold secrets: the configuration file itself, and files named in it or in the environment. A
+/// secret counts even if a flag overrides it.
 pub(super) fn files(entries: &[Entry], environment: &[(String, String)]) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for spec in KEYS.iter().filter(|spec| spec.secret) {
@@ -54,7 +54,7 @@ fn look_into<S>(table: &Value, keys: &[KeySpec<S>], section: &str, found: &mut B
     }
 }
 
-/// Users, shared secrets and keys of tokens, in each form that they may have.
+/// Finds users, shared secrets and token keys in each form.
 fn secrets_in(node: &Node, found: &mut BTreeSet<PathBuf>) {
     match &node.value {
         Value::Text(text) if !text.is_empty() => {
@@ -84,7 +84,7 @@ mod tests {
     use turnpike_strict::parse_file;
 
     #[test]
-    fn a_file_that_everybody_can_read_is_a_warning() {
+    fn world_readable_secret_file_is_a_warning() {
         let dir = turnpike_testkit::Dir::new();
         let key = dir.file("key.pem", "");
         for (mode, told) in [(0o600, false), (0o640, false), (0o644, true), (0o604, true)] {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_holds_a_secret_in_any_of_its_forms_and_else_none() {
+    fn secret_is_found_in_each_form() {
         let holds = |text: &str| {
             let mut problems = Vec::new();
             let entries = parse_file(Path::new("t.toml"), text, &mut problems);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_the_environment_names_for_secrets_hold_them() {
+    fn secret_files_from_the_environment_are_found() {
         let environment = [
             ("TURNPIKE_AUTH_SECRETS_FILE", "/run/secrets/a"),
             ("TURNPIKE_AUTH_USERS_FILE", "/run/secrets/b"),

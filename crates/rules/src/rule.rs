@@ -322,7 +322,7 @@ impl Rule {
             (self.protocol != Protocol::Udp, "only from UDP to UDP nothing but addresses has to be changed"),
             (
                 bytes_per_second.or(bytes_per_second_per_connection).is_some(),
-                "a limit of bytes a second is kept in user space",
+                "a rate limit needs user-space forwarding",
             ),
             (self.transparent, "packets with the client's own address have a route of their own"),
             (self.send_proxy.is_some(), "PROXY headers are added in user space"),

@@ -1,10 +1,11 @@
-//! Firewalls in front of a machine in a cloud. They know the machine, not its addresses: what differs in those alone is one rule.
+//! Cloud firewalls in front of a machine. They filter per machine rather than per address, so openings that
+//! differ only in the address become one rule.
 
 use std::{fmt::Write as _, ops::RangeInclusive};
 
 use super::{Firewall, Transport, host, plain};
 
-/// Ports that are open to all of a family.
+/// Ports that are open to a whole address family.
 struct Ports {
     transport: Transport,
     ports: RangeInclusive<u16>,
@@ -13,7 +14,7 @@ struct Ports {
     what: String,
 }
 
-/// One call for a security group.
+/// One AWS CLI call for a security group.
 pub(super) fn aws(firewall: &Firewall) -> String {
     let mut text = String::from("# Lets in what turnpike listens on, in the security group GROUP_ID.\n");
     text += &host::notes(firewall);
@@ -45,7 +46,7 @@ fn permission(of: &Ports) -> String {
     )
 }
 
-/// One rule for each family: a rule's sources are of one.
+/// One gcloud rule per family, because a rule cannot mix source families.
 pub(super) fn gcp(firewall: &Firewall) -> String {
     let mut text =
         String::from("# Lets in what turnpike listens on, on machines with the network tag turnpike.\n");

@@ -1,14 +1,15 @@
-//! Firewalls of the machine itself.
+//! Host firewalls.
 
 use std::{fmt::Write as _, net::IpAddr};
 
 use super::{Firewall, Opening, Place, plain};
 
-/// A chain of ours in the table that Debian and others have. It is made anew each time, so that what is loaded twice is there once.
+/// A chain of our own in the `inet filter` table of Debian and others. The file flushes it first, so it can
+/// be loaded repeatedly.
 pub(super) fn nftables(firewall: &Firewall) -> String {
     let mut text = String::from(
         "#!/usr/sbin/nft -f\n\
-         # Lets in what turnpike listens on. For the chain that drops all else, once:\n\
+         # Opens the ports that turnpike listens on. Run once, for the chain that drops everything else:\n\
          #   nft insert rule inet filter input jump turnpike\n",
     );
     text += &notes(firewall);
@@ -31,11 +32,11 @@ pub(super) fn nftables(firewall: &Firewall) -> String {
     text + "\t}\n}\n"
 }
 
-/// A chain of ours, made anew each time and entered before all else.
+/// A chain of our own, recreated on each run and evaluated before all other rules.
 pub(super) fn iptables(firewall: &Firewall) -> String {
     let mut text = String::from(
         "#!/bin/sh\n\
-         # Lets in what turnpike listens on, by a chain of its own; to be run as root, as often as you like.\n",
+         # Opens the ports that turnpike listens on, in a chain of its own. Run as root; can be repeated.\n",
     );
     text += &notes(firewall);
     text += "set -e\n";
@@ -62,9 +63,9 @@ pub(super) fn iptables(firewall: &Firewall) -> String {
     text
 }
 
-/// One command a rule; ufw itself leaves out those that it has already.
+/// One command per rule. ufw skips rules that exist already.
 pub(super) fn ufw(firewall: &Firewall) -> String {
-    let mut text = String::from("# Lets in what turnpike listens on; to be run as root.\n");
+    let mut text = String::from("# Opens the ports that turnpike listens on. Run as root.\n");
     text += &notes(firewall);
     for opening in &firewall.openings {
         let place = match opening.place {
@@ -80,9 +81,9 @@ pub(super) fn ufw(firewall: &Firewall) -> String {
     text
 }
 
-/// As lines that begin with a number sign.
+/// Comment lines with a leading number sign.
 pub(super) fn notes(firewall: &Firewall) -> String {
-    let none = firewall.openings.is_empty().then(|| "Nothing has to be opened.".to_owned());
+    let none = firewall.openings.is_empty().then(|| "No ports need to be opened.".to_owned());
     let lines = firewall.notes.iter().cloned().chain(none);
     lines.map(|note| format!("# {}\n", plain(&note))).collect()
 }

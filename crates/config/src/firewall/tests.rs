@@ -1,4 +1,4 @@
-//! Tests of what is opened, and of how each firewall is told. Whether nft takes its file is tried with the binary.
+//! Tests of the openings and of each output format. A test of the binary runs nft on its file.
 
 use super::*;
 use crate::{Checks, Flags, Sources, forward::ForwardSources};
@@ -23,7 +23,7 @@ fn opened(firewall: &Firewall) -> Vec<String> {
 }
 
 #[test]
-fn a_server_without_configuration_opens_its_port_and_the_relay_range_to_both_families() {
+fn default_server_opens_its_port_and_the_relay_range() {
     let firewall = of_server(&[]);
     assert_eq!(
         opened(&firewall),
@@ -39,7 +39,7 @@ fn a_server_without_configuration_opens_its_port_and_the_relay_range_to_both_fam
 }
 
 #[test]
-fn every_transport_is_opened_where_it_listens_and_nowhere_else() {
+fn each_transport_is_opened_only_on_its_listeners() {
     let firewall = of_server(&[
         ("server.listen", &["203.0.113.5:3478", "0.0.0.0:443", "127.0.0.1:3478"]),
         ("server.tcp", &["false"]),
@@ -77,7 +77,7 @@ fn every_transport_is_opened_where_it_listens_and_nowhere_else() {
 }
 
 #[test]
-fn rules_of_a_forwarder_open_their_ports() {
+fn forwarder_rules_open_their_ports() {
     let firewall = of_rules(&[
         "tcp://0.0.0.0:9000-9010=10.0.0.2:9000-9010",
         "udp://[::]:53=10.0.0.3:53?ipv6_only=false",
@@ -98,7 +98,7 @@ fn rules_of_a_forwarder_open_their_ports() {
 }
 
 #[test]
-fn the_same_is_opened_once() {
+fn duplicate_openings_are_merged() {
     let firewall = of_server(&[
         ("server.listen", &["0.0.0.0:3478", "[::]:3478", "10.0.0.1:3478"]),
         ("relay.addresses", &["10.0.0.5"]),
@@ -109,7 +109,7 @@ fn the_same_is_opened_once() {
 }
 
 #[test]
-fn each_firewall_is_told_in_its_own_words() {
+fn each_firewall_format_has_its_own_syntax() {
     let firewall = of_server(&[
         ("server.listen", &["0.0.0.0:3478", "[2001:db8::1]:3478"]),
         ("server.tcp", &["false"]),
@@ -164,18 +164,18 @@ fn each_firewall_is_told_in_its_own_words() {
 }
 
 #[test]
-fn with_nothing_to_open_each_says_so_and_changes_nothing() {
+fn empty_firewall_prints_a_note_and_no_rules() {
     let firewall = of_rules(&["tcp://127.0.0.1:80=10.0.0.3:80"]);
     for format in FirewallFormat::VARIANTS {
         let shown = firewall.show(*format);
-        assert!(shown.contains("# Nothing has to be opened.") && !shown.contains("ACCEPT"), "{shown}");
+        assert!(shown.contains("# No ports need to be opened.") && !shown.contains("ACCEPT"), "{shown}");
         assert!(!shown.contains("authorize") && !shown.contains("gcloud compute"), "{shown}");
     }
 }
 
-/// A rule's name is whatever its author writes, and the output is run by a shell.
+/// Rule names are arbitrary text, and a shell runs the output.
 #[test]
-fn names_of_rules_cannot_break_out_of_a_comment() {
+fn rule_names_cannot_break_out_of_a_comment() {
     let firewall = of_rules(&["tcp://0.0.0.0:80=10.0.0.3:80?name=x';$(reboot)`"]);
     for format in FirewallFormat::VARIANTS {
         let shown = firewall.show(*format);

@@ -1,5 +1,5 @@
-//! Rules on the command line: `tcp://LISTEN=TARGET[,TARGET...][?KEY=VALUE[&KEY=VALUE...]]`. `unix:///PATH=` is short for
-//! `tcp://unix:/PATH=`.
+//! Rules on the command line: `tcp://LISTEN=TARGET[,TARGET...][?KEY=VALUE[&KEY=VALUE...]]`. `unix:///PATH=`
+//! is short for `tcp://unix:/PATH=`.
 
 use turnpike_strict::{Entry, Node, Value, nearest};
 

@@ -1,4 +1,4 @@
-//! Rules that are right key by key and impossible as a whole, or impossible together.
+//! Checks of rules that are valid key by key but cannot work as a whole, or together with another rule.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -11,10 +11,10 @@ use turnpike_convert::forward::{draft::Draft, parts};
 use super::settings::ForwardSettings;
 use crate::{Mistake, Origin};
 
-/// Listeners of one rule; a range of every port would need 65,535 sockets a worker.
+/// Maximum listeners of one rule. A range of all ports would need 65,535 sockets per worker.
 const MOST_PORTS: u16 = 4096;
 
-/// Appends what cannot work about one rule.
+/// Appends what cannot work in one rule.
 pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     let mut refuse = |path: &'static str, problem: String, expected: &str| {
         problems.push(Mistake::new(draft.origin_of(path), path, problem, expected));
@@ -29,24 +29,24 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     let announces_datagrams = protocol == Protocol::Udp && rule.send_proxy == Some(ProxyVersion::V2);
     let only_tcp = "a rule from TCP to TCP";
     let limit = rule.limits.bytes_per_second.or(rule.limits.bytes_per_second_per_connection);
-    // A key that has no effect for a protocol is refused, not ignored.
+    // A key that has no effect for a protocol is rejected instead of ignored.
     let everywhere = [
         (
             asks && rule.health_check.is_none(),
             if draft.has("rule.health_send") { "rule.health_send" } else { "rule.health_expect" },
-            "nobody asks: the rule has no health",
-            "health beside it, the seconds between two checks",
+            "there are no health checks: the rule has no health",
+            "health as well, the seconds between two checks",
         ),
         (
             protocol != Protocol::Udp && rule.any_port,
             "rule.any_port",
-            "only a target that speaks UDP can answer from another port",
+            "only a UDP target can answer from another port",
             "a rule from UDP to UDP",
         ),
         (
             !rule.keepalive && TcpTimers { user_timeout: None, ..rule.timers } != TcpTimers::default(),
             "rule.keepalive",
-            "the rule says when to send keepalive probes, and not to send any",
+            "the rule configures keepalive probes and turns them off",
             "true, or no keepalive_idle, keepalive_interval and keepalive_count",
         ),
         (
@@ -67,8 +67,8 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
         (
             rule.copy == CopyMode::Kernel && limit.is_some(),
             "rule.copy",
-            "a limit of bytes a second is kept in user space",
-            "another copy beside it, or no limit",
+            "a rate limit needs the user-space copy",
+            "another copy mode, or no rate limit",
         ),
         (
             protocol == Protocol::Udp && rule.kernel == Some(true) && rule.kernel_obstacle().is_some(),
@@ -79,7 +79,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
         (
             protocol != Protocol::Udp && draft.has("rule.kernel"),
             "rule.kernel",
-            "only UDP to UDP has a choice",
+            "the choice exists only from UDP to UDP",
             "no such key in this rule",
         ),
     ];
@@ -92,11 +92,16 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
             "a PROXY header begins a TCP connection, or of version 2 a datagram",
             "a rule from TCP to TCP, or v2 in one from UDP to UDP",
         ),
-        (draft.has("rule.copy"), "rule.copy", "only TCP to TCP has a choice", "no such key in this rule"),
+        (
+            draft.has("rule.copy"),
+            "rule.copy",
+            "the choice exists only from TCP to TCP",
+            "no such key in this rule",
+        ),
         (
             rule.idle_timeout.is_none(),
             "rule.idle",
-            "a UDP session has no end of its own",
+            "a UDP session ends only by timeout",
             "1 or more seconds where one side is UDP",
         ),
     ];
@@ -108,7 +113,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     }
 }
 
-/// Listeners and targets that do not go together.
+/// Checks listeners against targets.
 fn addresses(rule: &Rule, refuse: &mut impl FnMut(&'static str, String, &str)) {
     let listens_on = length(rule.ports);
     if listens_on > MOST_PORTS {
@@ -135,33 +140,33 @@ fn addresses(rule: &Rule, refuse: &mut impl FnMut(&'static str, String, &str)) {
     }
     if !rule.ipv6_only && rule.bind != Bind::Ip(Ipv6Addr::UNSPECIFIED.into()) {
         let listener = parts::show_listener(&rule.bind, rule.ports);
-        let expected = "the listener [::], which alone can be open to IPv4 too";
-        refuse("rule.ipv6_only", format!("{listener} is of one family"), expected);
+        let expected = "the listener [::], the only one that can accept IPv4 too";
+        refuse("rule.ipv6_only", format!("{listener} has only one family"), expected);
     }
 }
 
-/// Weights by which nobody would be served, or that change nothing.
+/// Rejects weights that leave no usable target, and weights without effect.
 fn weights(rule: &Rule, refuse: &mut impl FnMut(&'static str, String, &str)) {
     if rule.targets.iter().all(|target| target.weight == 0) {
-        let problem = "every target has the weight 0, so that nobody would be served".to_owned();
+        let problem = "every target has the weight 0, so no client would be served".to_owned();
         refuse("rule.target", problem, "a weight above 0 for one of them");
     }
     if let Some(target) = rule.targets.iter().find(|target| target.weight > 1)
         && rule.balance == Balance::Failover
     {
         let target = parts::show_target(target);
-        let problem = format!("{target} has a weight, and failover takes the first that is healthy");
+        let problem = format!("{target} has a weight, but failover uses the first healthy target");
         refuse("rule.target", problem, "no weight but 0 with failover, or another balance");
     }
 }
 
-/// Warnings for the log: a rule that is valid, but probably a mistake.
+/// Returns warnings for the log: a rule that is valid but probably a mistake.
 pub(crate) fn doubts(draft: &Draft) -> Vec<String> {
     let everybody = |proxy: &&Proxy| matches!(proxy, Proxy::Network(Pattern::Prefix(_, 0)));
     let all = draft.rule.proxy_protocol_from.iter().find(everybody).map(|all| {
         let place = draft.origin_of("rule.proxy_protocol_from");
         format!(
-            "{place}: rule.proxy_protocol_from: {} lets anybody who connects claim any address, and refuses who claims none; name the \
+            "{place}: rule.proxy_protocol_from: {} lets every client claim any address, and refuses those without a PROXY header; list the \
              proxies' own addresses",
             parts::show_proxy(all)
         )
@@ -173,7 +178,7 @@ pub(crate) fn doubts(draft: &Draft) -> Vec<String> {
     all.into_iter().chain(of_lists).collect()
 }
 
-/// The same for the lists of all rules.
+/// Returns warnings about the access lists that apply to all rules.
 pub(crate) fn doubts_about_all(settings: &ForwardSettings) -> Vec<String> {
     let lists = [("forward.allow", &settings.access.allow), ("forward.deny", &settings.access.deny)];
     let each = lists.into_iter().flat_map(|(key, patterns)| {
@@ -193,7 +198,7 @@ fn patterns_that_miss(patterns: &[Pattern]) -> impl Iterator<Item = String> {
     })
 }
 
-/// What Unix sockets cannot do: they are streams, and have no addresses.
+/// Rejects keys that do not fit Unix sockets: they are streams and have no addresses.
 fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
     let rule = &draft.rule;
     let listens = matches!(rule.bind, Bind::Unix(_));
@@ -215,11 +220,15 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
         );
     }
     if named && !listens {
-        let problem = "nobody comes by a Unix socket".to_owned();
-        refuse("rule.proxy_protocol_from", problem, "unix: beside a listener such as unix:/run/app.sock");
+        let problem = "the rule does not listen on a Unix socket".to_owned();
+        refuse(
+            "rule.proxy_protocol_from",
+            problem,
+            "unix: together with a listener such as unix:/run/app.sock",
+        );
     }
     if rule.freebind && listens {
-        let problem = "a Unix socket has no address that could be missing".to_owned();
+        let problem = "a Unix socket has no IP address".to_owned();
         refuse("rule.freebind", problem, "no such key in this rule");
     }
     if rule.socket_mode.is_some() && !listens {
@@ -227,7 +236,11 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
         refuse("rule.socket_mode", problem, "a listener such as unix:/run/app.sock");
     }
     if (listens || target.is_some()) && rule.copy == CopyMode::Kernel {
-        refuse("rule.copy", "the kernel passes on TCP alone".to_owned(), "another copy beside a Unix socket");
+        refuse(
+            "rule.copy",
+            "the kernel forwards only between TCP sockets".to_owned(),
+            "another copy mode for a Unix socket",
+        );
     }
     if let Some(target) = target {
         for (path, set) in [
@@ -237,12 +250,12 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
             ("rule.transparent", rule.transparent),
         ] {
             if set {
-                let problem = format!("no address and no route leads to {}", target);
+                let problem = format!("{} has no address and no route", target);
                 refuse(path, problem, "targets with addresses");
             }
         }
     }
-    // Behind a proxy, clients have the addresses that its headers name.
+    // Behind a proxy, clients have the addresses in its headers.
     if listens && !named {
         for (path, set) in [
             ("rule.transparent", rule.transparent),
@@ -263,7 +276,7 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
     }
 }
 
-/// Appends what two rules cannot both have: a name, a listener.
+/// Appends conflicts between rules: duplicate names and listeners.
 pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<Mistake>) {
     for (index, draft) in drafts.iter().enumerate() {
         let mut refuse = |path: &str, problem: String, expected: &str| {
@@ -287,8 +300,8 @@ pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<Mistake>) {
     }
 }
 
-/// The kernel lets nobody listen on a port of one address and of all addresses at once. IPv6 listeners take no IPv4 unless they
-/// are asked to.
+/// Returns true if the kernel cannot bind both. It refuses one address and the wildcard on the same port.
+/// IPv6 listeners accept IPv4 only if configured to.
 fn collide(a: &Rule, b: &Rule) -> bool {
     let transport = |rule: &Rule| matches!(rule.protocol, Protocol::Tcp | Protocol::TcpToUdp { .. });
     let both_families = |rule: &Rule, ip: IpAddr| ip.is_ipv6() && !rule.ipv6_only;

@@ -1,5 +1,6 @@
-//! Rules that lead to each other: a datagram would go round for ever, or connections be opened until no descriptor is left. Only literal
-//! addresses and `localhost` are looked at here; the forwarder itself notices circles through other names.
+//! Detects rules that lead to each other: a datagram would circulate forever, and connections would be opened
+//! until the descriptors run out. Only literal addresses and `localhost` are checked here; the forwarder
+//! detects circles through other names at run time.
 
 use std::{
     cell::LazyCell,
@@ -14,10 +15,9 @@ use turnpike_convert::forward::{draft::Draft, parts};
 
 const LOCALHOST: &str = "localhost";
 
-/// A port of a rule: the rule, and the place of the port in its range.
+/// A port of a rule: the index of the rule, and the offset in its port range.
 type Node = (usize, u16);
 
-/// Appends a mistake for each circle.
 pub(crate) fn check(drafts: &[Draft], problems: &mut Vec<Mistake>) {
     let map = Map::new(drafts);
     let mut state: HashMap<Node, State> = HashMap::new();
@@ -44,7 +44,7 @@ pub(crate) fn check(drafts: &[Draft], problems: &mut Vec<Mistake>) {
         };
         let expected = "a target that is not a listener of this forwarder";
         problems.push(Mistake::new(draft.origin_of("rule.target"), "rule.target", problem, expected));
-        // One mistake for each rule, not for each port of a range.
+        // One mistake per rule instead of one per port of a range.
         for rule in circle.iter().map(|(rule, _)| *rule) {
             let ports = drafts[rule].rule.ports;
             state.extend((0..=ports.last - ports.first).map(|offset| ((rule, offset), State::Done)));
@@ -58,7 +58,8 @@ enum State {
     Done,
 }
 
-/// A circle that can be reached from here, unless all of it has been looked at before. Iterative: a chain may be as long as there are rules.
+/// Finds a circle reachable from `start`, unless it was visited before. Iterative, because a chain can be as
+/// long as the list of rules.
 fn find(map: &Map<'_>, start: Node, state: &mut HashMap<Node, State>) -> Option<Vec<Node>> {
     if state.contains_key(&start) {
         return None;
@@ -88,14 +89,12 @@ fn find(map: &Map<'_>, start: Node, state: &mut HashMap<Node, State>) -> Option<
     circle
 }
 
-/// Listeners by place.
 struct Map<'a> {
     drafts: &'a [Draft],
-    /// Address on which each rule listens, if it is known.
     binds: Vec<Option<IpAddr>>,
-    /// By transport (UDP or not) and port.
+    /// Keyed by transport (true for UDP) and port.
     listeners: HashMap<(bool, u16), Vec<usize>>,
-    /// Addresses that are this machine's, as rules listen on them.
+    /// Local addresses that rules listen on.
     own: Vec<IpAddr>,
 }
 
@@ -142,10 +141,10 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Where a client of this port may come to next.
+    /// Rule ports that a client of this port may reach next.
     fn next(&self, (at, offset): Node) -> Vec<Node> {
         let rule = &self.drafts[at].rule;
-        // By another table of routes the same address may be another machine's.
+        // Another routing table can lead the same address to another machine.
         if rule.mark.is_some() || rule.device.is_some() {
             return Vec::new();
         }
@@ -167,7 +166,8 @@ impl<'a> Map<'a> {
         found
     }
 
-    /// True if a rule's listener is reached at this host. The forwarder leaves out a rule's own listener where a name has other addresses.
+    /// Returns true if this host reaches the rule's listener. If a name has other addresses, the forwarder
+    /// skips the rule's own listener.
     fn hears(&self, at: usize, host: &Host) -> bool {
         let Some(bind) = self.binds[at] else { return false };
         let reached = |ip| hears(bind, self.drafts[at].rule.ipv6_only, ip);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_lead_to_each_other_are_refused_with_both_places() {
+    fn circular_rules_are_refused_with_both_places() {
         let told = told(&["udp://127.0.0.1:35663=127.0.0.1:35664", "udp://127.0.0.1:35664=127.0.0.1:35663"]);
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn circles_of_every_kind_are_found_once() {
+    fn each_circle_is_reported_once() {
         for rules in [
             &["udp://0.0.0.0:53=127.0.0.1:53"][..],
             &["tcp://10.0.0.1:80=10.0.0.1:80"],
@@ -229,7 +229,7 @@ mod tests {
             &["udptotcp://0.0.0.0:1=127.0.0.1:2", "tcptoudp://0.0.0.0:2=127.0.0.1:1"],
             &["unix:///run/a=127.0.0.1:1", "tcp://127.0.0.1:1=unix:/run/a"],
             &["udp://0.0.0.0:1-3=127.0.0.1:2-4", "udp://0.0.0.0:4=0.0.0.0:2"],
-            // Tests know localhost as 127.0.0.1.
+            // In tests, localhost is 127.0.0.1.
             &["tcp://localhost:80=127.0.0.1:80"],
             &["tcp://[::]:80=localhost:80?ipv6_only=false"],
             &["tcp://localhost:80=127.0.0.1:81", "tcp://0.0.0.0:81=127.0.0.1:80"],
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_and_other_machines_are_no_circles() {
+    fn chains_and_other_machines_are_not_circles() {
         for rules in [
             &["tcp://0.0.0.0:80=127.0.0.1:81", "tcp://127.0.0.1:81=10.0.0.2:80"][..],
             &["tcp://0.0.0.0:80=10.0.0.2:80"],
@@ -250,7 +250,7 @@ mod tests {
             &["tcp://0.0.0.0:80=127.0.0.1:80*0,10.0.0.2:80"],
             &["tcp://0.0.0.0:80=127.0.0.1:80?mark=7"],
             &["tcp://localhost:80=[::1]:80"],
-            // The other address of the name may have a server.
+            // The name's other address may have a server.
             &["tcp://[::1]:80=localhost:80"],
             &["tcp://127.0.0.1:80=localhost:80"],
             &["tcp://nowhere:80=127.0.0.1:80"],

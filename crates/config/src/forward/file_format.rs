@@ -1,4 +1,4 @@
-//! Tells the formats of rule files apart, and reads the tables of ours.
+//! Detects the format of rule files, and reads the tables of our own format.
 
 use std::fmt;
 
@@ -8,15 +8,12 @@ use turnpike_strict::{Entry, Value, nearest};
 use super::{rule_keys::read_rules, settings::FORWARD_KEYS};
 use crate::{Mistake, Origin, key::KeySpec};
 
-/// Key of further files.
 pub(crate) const INCLUDE: &str = "include";
 
-/// Formats of files with rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Ours.
     Turnpike,
-    /// rinetd, or oxidinetd's `.conf`, which is a part of it.
+    /// rinetd, or oxidinetd's `.conf`, a subset of it.
     Rinetd,
     /// oxidinetd's TOML.
     Oxidinetd,
@@ -32,12 +29,15 @@ impl fmt::Display for Format {
     }
 }
 
-/// The rules of `[[rule]]`. In a file whose TOML is broken half a rule may be all that was read, and what it lacks is no mistake of
-/// its own.
+/// Reads the rules of `[[rule]]`. If the TOML is broken, a rule may be incomplete, so its missing keys are
+/// not reported.
 pub(super) fn read_tables(entry: &Entry, broken: bool, problems: &mut Vec<Mistake>) -> Vec<Draft> {
     let Value::List(items) = &entry.node.value else {
-        let what =
-            if matches!(entry.node.value, Value::Table(_)) { "it is one table" } else { "it is a value" };
+        let what = if matches!(entry.node.value, Value::Table(_)) {
+            "it is a single table"
+        } else {
+            "it is a value"
+        };
         problems.push(no_table(&entry.origin, what));
         return Vec::new();
     };
@@ -55,7 +55,7 @@ pub(super) fn read_tables(entry: &Entry, broken: bool, problems: &mut Vec<Mistak
     drafts
 }
 
-/// `[[rules]]` and the like.
+/// Detects `[[rules]]` and similar typing mistakes.
 pub(super) fn is_mistyped_rule(key: &str) -> bool {
     let sections = FORWARD_KEYS.iter().map(KeySpec::section);
     let known = sections.clone().any(|section| section == key);
@@ -71,8 +71,8 @@ fn no_table(origin: &Origin, what: &str) -> Mistake {
     Mistake::new(origin, "rule", what, "tables, [[rule]]")
 }
 
-/// Judged by the first line that says something. No line of rinetd.conf begins with a key and `=`, nor with `[` but for an IPv6
-/// address in brackets; every TOML file does one or the other.
+/// Decides by the first line with content. TOML starts with a key and `=`, or with `[`. A line of rinetd.conf
+/// never does, except for `[` of an IPv6 address.
 pub(super) fn looks_like_toml(text: &str) -> bool {
     let Some(line) = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'))
     else {
@@ -88,7 +88,7 @@ pub(super) fn looks_like_toml(text: &str) -> bool {
     })
 }
 
-/// By its keys; one with a typing mistake counts where ours has nothing like it.
+/// Decides by the keys. A mistyped key counts if it does not resemble one of ours.
 pub(super) fn is_oxidinetd(entries: &[Entry]) -> bool {
     let ours = || FORWARD_KEYS.iter().map(KeySpec::section).chain(["rule", INCLUDE]);
     let theirs = |key: &str| oxidinetd::TOP.contains(&key);

@@ -1,4 +1,4 @@
-//! Fuzz targets: any text as a rule of the command line, and as each of the formats that a file of `forward` may have.
+//! Fuzz targets: arbitrary text as a rule on the command line, and as each file format of `forward`.
 
 use turnpike_convert::forward::Services;
 use turnpike_strict::parse_file;
@@ -21,7 +21,7 @@ fn oxidinetd_toml() {
     fuzz::target("oxidinetd_toml", oxidinetd_seeds, |bytes| file(bytes, is_oxidinetd));
 }
 
-/// Straight to its reader, with services that are the same on every machine.
+/// Calls the reader directly, with services that do not depend on the machine.
 #[test]
 fn rinetd_conf() {
     let machine = Machine { services: Services::parse(SERVICES), ..tests::machine() };
@@ -36,7 +36,7 @@ fn rinetd_conf() {
             return are_bounded(&Mistakes(problems), text);
         }
         assert!(conf.drafts.len() <= text.lines().count());
-        // What it came to is a file of ours.
+        // Converts the result to our own format.
         let content = Content::foreign(Path::new("r.conf"), Format::Rinetd, conf);
         let rules = rules(content.drafts, &content.settings);
         shown_means_the_same(ForwardSettings { rules, ..content.settings });
@@ -56,7 +56,7 @@ fn rule_argument() {
 
 fn file(bytes: &[u8], is_wanted: fn(&[Entry]) -> bool) {
     let Ok(text) = str::from_utf8(bytes) else { return };
-    // Other files are what tests of their own are for.
+    // Other files have tests of their own.
     let entries = parse_file(Path::new("f.conf"), text, &mut Vec::new());
     if entries.iter().any(|entry| entry.key == INCLUDE) || !is_wanted(&entries) {
         return;
@@ -75,8 +75,8 @@ fn load(file: Option<&str>, arguments: &[&str]) -> Result<ForwardLoaded, Mistake
     sources.merge(file.map(|text| (Path::new("f.conf"), text)), Vec::new())
 }
 
-/// Whatever it was read from: as our own file it means the same. But one without rules is none, together rules may be wrong, and patterns
-/// that fit no address are errors in our files alone.
+/// Written as our own format, the result has the same meaning. Exceptions: a file without rules is invalid,
+/// rules may conflict, and only our format rejects patterns that match no address.
 fn shown_means_the_same(mut first: ForwardSettings) {
     let shown = first.to_toml();
     let lists = first.rules.iter().map(|rule| &rule.access).chain([&first.access]);

@@ -1,5 +1,5 @@
-//! `include = ["rules.d/*.toml"]`: rules in further files. They hold rules, and may include others; settings stand in the file that
-//! the command line names.
+//! `include = ["rules.d/*.toml"]`: rules in further files. Included files hold rules and may include others;
+//! settings belong in the file on the command line.
 
 use std::{
     fs,
@@ -12,32 +12,32 @@ use turnpike_convert::forward::draft::Draft;
 use super::file_format::{INCLUDE, is_mistyped_rule, is_oxidinetd, looks_like_toml, no_section, read_tables};
 use crate::{Mistake, Origin};
 
-/// Files of all patterns together; a pattern that catches a whole disk is a mistake.
+/// Maximum files of all patterns together. A pattern that matches a whole disk is a mistake.
 const MOST_FILES: usize = 1000;
-/// Files that include each other in a row.
+/// Maximum nesting depth.
 const DEEPEST: usize = 8;
 
 const FORM: &str = "paths of TOML files with [[rule]], relative to this file, * and ? for any names, such as [\"rules.d/*.toml\"]";
 
-/// What included files say.
+/// Content of the included files.
 #[derive(Debug, Default)]
 pub(crate) struct Included {
     pub(crate) drafts: Vec<Draft>,
-    /// The files, in the order in which they were read.
+    /// In the order in which they were read.
     pub(crate) files: Vec<PathBuf>,
     pub(crate) problems: Vec<Mistake>,
     pub(crate) warnings: Vec<String>,
-    /// The same, without symbolic links: each is read once.
+    /// Canonical paths, to read each file once.
     known: Vec<PathBuf>,
-    /// Those of them that are being read: each includes the next.
+    /// Files being read; each includes the next.
     open: Vec<PathBuf>,
 }
 
 impl Included {
-    /// Reads what the `include` of the file `main` names.
+    /// Reads the files that the `include` key of `main` names.
     pub(crate) fn read(main: &Path, entries: &[Entry]) -> Self {
         let mut all = Self::default();
-        // A file that is not on the disk includes nothing that leads back to it.
+        // A path that does not exist on disk cannot be part of a circle.
         let canonical = fs::canonicalize(main).unwrap_or_else(|_| main.to_owned());
         all.known.push(canonical.clone());
         all.open.push(canonical);
@@ -63,7 +63,7 @@ impl Included {
         if !pattern.contains(['*', '?', '[']) {
             return self.file(beside.join(pattern), origin);
         }
-        // Whatever stands in the name of our own directory is no pattern.
+        // The directory's own name may hold pattern characters.
         let whole = Path::new(&glob::Pattern::escape(&beside.to_string_lossy())).join(pattern);
         // Editors leave files that begin with a dot.
         let options = glob::MatchOptions {
@@ -78,7 +78,7 @@ impl Included {
             }
         };
         let mut nothing = true;
-        // In the order of their names.
+        // Sorted by name.
         for path in found {
             match path {
                 Ok(path) if path.is_dir() => {}
@@ -87,7 +87,7 @@ impl Included {
                     self.file(path, origin);
                 }
                 Err(error) => {
-                    let problem = format!("cannot look into {}: {}", error.path().display(), error.error());
+                    let problem = format!("cannot read {}: {}", error.path().display(), error.error());
                     self.refuse(origin, problem, "a readable directory");
                 }
             }
@@ -117,13 +117,13 @@ impl Included {
             return;
         }
         if self.open.len() > DEEPEST {
-            let problem = format!("{} is included by a file that is included, 8 times over", path.display());
-            return self.refuse(origin, problem, "fewer files that include each other in a row");
+            let problem = format!("{} is nested too deep: more than 8 levels of include", path.display());
+            return self.refuse(origin, problem, "at most 8 levels of include");
         }
         self.files.push(path.clone());
         if self.files.len() > MOST_FILES {
             if self.files.len() == MOST_FILES + 1 {
-                let problem = format!("{} is one file too many", path.display());
+                let problem = format!("{} exceeds the maximum number of files", path.display());
                 self.refuse(origin, problem, "at most 1000 files in all");
             }
             return;

@@ -4,11 +4,11 @@
 //! tcp://LISTEN=TARGET ─▶ argument ─┐
 //! [[rule]] of TOML files ──────────┤                 ┌▶ settings, rules ─▶ turnpike_forward::Forwarder
 //! rinetd.conf ───────────▶ rinetd ─┼▶ Draft ─▶ check ┤
-//! oxidinetd's TOML ────▶ oxidinetd ┘                 └▶ every mistake: where, what, the form expected
+//! oxidinetd's TOML ────▶ oxidinetd ┘                 └▶ all mistakes: place, problem, expected form
 //! ```
 //!
-//! Rules of the command line are taken beside those of the file. For settings: flags, environment
-//! (`TURNPIKE_FORWARD_WORKERS` and so on), file, defaults.
+//! Rules on the command line are added to those of the file. Settings have this precedence: flags,
+//! environment (`TURNPIKE_FORWARD_WORKERS` etc.), file, defaults.
 
 mod argument;
 mod check;
@@ -36,20 +36,18 @@ use crate::{Checks, Flags, Mistake, Mistakes, Origin, Sources, key::KeySpec};
 pub use turnpike_convert::forward::{LineFormat, parts::show_pattern};
 use turnpike_strict::{Entry, file_text, parse_file};
 
-/// Settings, rules, and what the user should know about them.
 #[derive(Clone, Debug)]
 pub struct ForwardLoaded {
-    /// The settings, rules included.
+    /// Includes the rules.
     pub settings: ForwardSettings,
-    /// What the file was taken for.
+    /// Detected format of the file.
     pub format: Option<Format>,
-    /// Further files that it includes.
     pub included: Vec<PathBuf>,
-    /// Sentences for the log.
+    /// Lines for the log.
     pub warnings: Vec<String>,
 }
 
-/// Everything that rules and settings come from. Kept for reloads: the file is read again, the rest stays.
+/// All sources of rules and settings. A reload reads the file again and keeps the rest.
 #[derive(Clone)]
 pub struct ForwardSources {
     sources: Sources,
@@ -57,7 +55,7 @@ pub struct ForwardSources {
 }
 
 impl ForwardSources {
-    /// The file, rules of the command line, flags, and this process's environment.
+    /// Takes the file, rules of the command line, flags, and this process's environment.
     pub fn from_process(file: Option<PathBuf>, arguments: Vec<String>, flags: Flags, checks: Checks) -> Self {
         Self { sources: Sources::from_process(file, flags, checks), arguments }
     }
@@ -68,15 +66,15 @@ impl ForwardSources {
         Self { sources: self.sources.with_fallback(fallback), ..self }
     }
 
-    /// The file, if one was named.
     pub fn file(&self) -> Option<&Path> {
         self.sources.file()
     }
 
-    /// Reads, merges and judges all sources. Opens no socket but the resolver's, for listeners that are host names.
+    /// Reads, merges and checks all sources. Opens no socket except the resolver's, for listeners that are
+    /// host names.
     ///
     /// # Errors
-    /// Everything that is wrong, not only the first.
+    /// All mistakes, not only the first.
     pub fn load(&self) -> Result<ForwardLoaded, Mistakes> {
         let mut problems = Vec::new();
         let text = self.file().map(|path| (path, file_text(path, &mut problems)));
@@ -125,7 +123,7 @@ impl ForwardSources {
     }
 }
 
-/// The rules, with what the settings say for all of them.
+/// Rules with the defaults from the settings filled in.
 fn rules(drafts: Vec<Draft>, settings: &ForwardSettings) -> Vec<Rule> {
     let rule = |mut draft: Draft| {
         if !draft.has("rule.copy") {
@@ -137,17 +135,17 @@ fn rules(drafts: Vec<Draft>, settings: &ForwardSettings) -> Vec<Rule> {
     drafts.into_iter().map(rule).collect()
 }
 
-/// What a file says, whatever its format.
+/// Content of a file of any format.
 #[derive(Default)]
 struct Content {
     format: Option<Format>,
     drafts: Vec<Draft>,
-    /// What formats without our keys say.
+    /// Settings in formats without our keys.
     settings: ForwardSettings,
-    /// Our keys, for the table.
+    /// Entries of our own format, for the table of keys.
     entries: Vec<Entry>,
     warnings: Vec<String>,
-    /// What further files say; their rules and warnings are among those above.
+    /// Content of included files. Their rules and warnings are also in `drafts` and `warnings`.
     included: Included,
 }
 
@@ -174,7 +172,7 @@ impl Content {
         if let Some(problem) =
             wrong_format::of_the_other_command(path, &entries, sections, wrong_format::Reader::Forward)
         {
-            // Whatever else is wrong with it is for the other one to tell.
+            // A wrong format makes all other mistakes irrelevant.
             problems.truncate(before);
             problems.push(problem);
             return Self::default();
@@ -195,7 +193,7 @@ impl Content {
         Self { format: Some(Format::Turnpike), drafts, entries, warnings, included, ..Self::default() }
     }
 
-    /// The content of a file of another forwarder.
+    /// Content of another forwarder's file.
     fn foreign(path: &Path, format: Format, rules: ForeignRules) -> Self {
         let ForeignRules { drafts, access, connection_file, pid_file, warnings } = rules;
         let mut settings = ForwardSettings::default();
@@ -223,7 +221,7 @@ impl Content {
     }
 }
 
-/// Names of this machine. Tests ask no name server.
+/// Names of this machine. Tests use no name server.
 fn machine() -> Machine {
     #[cfg(test)]
     return tests::machine();
@@ -235,7 +233,7 @@ fn of_realm(entry: &Entry) -> Mistake {
     Mistake::new(
         &entry.origin,
         "",
-        "this looks like realm's configuration, by its [[endpoints]]",
+        "this looks like a configuration of realm, because of [[endpoints]]",
         "a [[rule]] for each endpoint, with its listen, and its remote as target; use_udp is protocol = \"tcp+udp\" (docs/forward.md has \
          the other keys)",
     )
@@ -254,16 +252,16 @@ fn no_rules(path: Option<&Path>) -> Mistake {
     )
 }
 
-/// Sections that `serve` has too.
+/// Sections that `serve` and `forward` share.
 pub(crate) const SHARED: [&str; 4] = ["admin", "log", "sandbox", "shutdown"];
 
-/// Sections and tables of ours, and of oxidinetd, that `serve` has not.
+/// Sections and tables of ours and of oxidinetd that `serve` does not have.
 pub(crate) fn own_sections() -> Vec<&'static str> {
     let sections = FORWARD_KEYS.iter().map(KeySpec::section).chain(["rule"]).chain(oxidinetd::TOP);
     sections.filter(|section| !SHARED.contains(section)).collect()
 }
 
-/// The names of all environment variables that `forward` reads.
+/// Names of all environment variables of `forward`.
 pub(crate) fn variables() -> Vec<String> {
     let keys = FORWARD_KEYS.iter().flat_map(KeySpec::variables);
     keys.chain(["TURNPIKE_FORWARD_CONFIG".to_owned()]).collect()

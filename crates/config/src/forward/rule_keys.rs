@@ -1,5 +1,5 @@
-//! The keys of one rule. The same table reads `[[rule]]` of a TOML file and the command line's `?key=value`, and writes rules of
-//! every format back as TOML.
+//! Keys of one rule. One table reads `[[rule]]` in TOML files and `?key=value` on the command line, and
+//! writes rules of every format as TOML.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
     read::Reader,
 };
 
-/// Reads a rule; mistakes go to `problems`. `None` when it lacks what a rule must have.
+/// Reads a rule; mistakes go to `problems`. Returns `None` if a mandatory key is missing or a value is wrong.
 pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mistake>) -> Option<Draft> {
     let mut draft = Draft::new(origin);
     let mut good = true;
@@ -30,7 +30,7 @@ pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mi
         problems.push(unknown_key(entry));
         good = false;
     }
-    // In the order of the table: what a key may say can depend on the protocol.
+    // In the order of the table, because the valid values can depend on the protocol.
     for spec in RULE_KEYS {
         for entry in entries.iter().filter(|entry| entry.key == spec.name()) {
             if draft.has(spec.path) {
@@ -41,7 +41,8 @@ pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mi
             if spec.read(&entry.node, &mut draft.rule, Checks::NONE, problems).is_none() {
                 good = false;
             }
-            // Said, though perhaps wrongly: a mistake is told once, not again as a missing key.
+            // Recorded even if the value is wrong, so that the mistake is not reported again as a missing
+            // key.
             draft.origins.insert(spec.path, entry.node.origin.clone());
         }
     }
@@ -49,7 +50,7 @@ pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mi
         problems.push(Mistake::new(
             &draft.origin,
             path,
-            "the rule does not say it",
+            "the rule lacks this key",
             spec_of(path).map_or("", |spec| spec.expected),
         ));
         good = false;
@@ -57,7 +58,8 @@ pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mi
     good.then(|| draft.with_defaults())
 }
 
-/// The same of one or two rules: `tcp+udp` is a rule for each, with the keys that its protocol has, whose mistakes are told once.
+/// Reads one or two rules: `tcp+udp` becomes a rule for each, with the keys that fit its protocol. Mistakes
+/// are reported once.
 pub(crate) fn read_rules(entries: &[Entry], origin: &Origin, problems: &mut Vec<Mistake>) -> Vec<Draft> {
     let is_both = |entry: &&Entry| {
         entry.key == "protocol" && matches!(&entry.node.value, Value::Text(text) if **text == BOTH)
@@ -86,7 +88,8 @@ pub(crate) fn read_rules(entries: &[Entry], origin: &Origin, problems: &mut Vec<
     drafts
 }
 
-/// The rule as a `[[rule]]` of a TOML file, without keys that have their default or the value of all rules.
+/// Writes the rule as a `[[rule]]` of a TOML file, without keys that have their default or the value for all
+/// rules.
 pub(crate) fn as_toml(rule: &Rule, max_connections: usize, copy: CopyMode) -> String {
     let mut text = "[[rule]]\n".to_owned();
     let plain = Rule {
@@ -107,7 +110,7 @@ pub(crate) fn as_toml(rule: &Rule, max_connections: usize, copy: CopyMode) -> St
 
 /// TCP and UDP on the same port, as two rules.
 pub(crate) const BOTH: &str = "tcp+udp";
-/// Keys that [`BOTH`] gives to one of its rules.
+/// Keys that only the TCP rule of [`BOTH`] gets.
 const ONLY_TCP: &[&str] = &[
     "half_close_timeout",
     "keepalive_idle",
@@ -122,7 +125,7 @@ fn spec_of(path: &str) -> Option<&'static KeySpec<Rule>> {
     RULE_KEYS.iter().find(|spec| spec.path == path)
 }
 
-/// Only the command line can; TOML refuses it.
+/// Possible only on the command line; TOML rejects duplicates.
 fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> Mistake {
     Mistake::new(
         &entry.origin,
@@ -137,7 +140,7 @@ fn unknown_key(entry: &Entry) -> Mistake {
         return Mistake::new(
             &entry.origin,
             "rule.accept_proxy",
-            "it would believe anybody who connects",
+            "it would trust every client that connects",
             format!("proxy_protocol_from, the addresses of the proxies: {}", parts::PROXY_FORM),
         );
     }
@@ -196,7 +199,7 @@ const KEEPALIVE_COUNT: Kind<Option<u32>> = Kind::one(
     |count| count.unwrap_or(0).to_string(),
 );
 
-/// 0 is none.
+/// 0 means none.
 const fn seconds<const MOST: u64>(expected: &'static str) -> Kind<Option<Duration>> {
     Kind::one(
         expected,
@@ -208,7 +211,7 @@ const fn seconds<const MOST: u64>(expected: &'static str) -> Kind<Option<Duratio
     )
 }
 
-/// All keys of a rule, in the order in which they are shown.
+/// In display order.
 pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     scalar!(
         "rule.name",
@@ -242,7 +245,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
                 Some(protocol) => rule.protocol = protocol,
                 None if !framed => {}
                 None => {
-                    let why = "only \"udptotcp\" and \"tcptoudp\" have datagrams in a stream";
+                    let why = "only \"udptotcp\" and \"tcptoudp\" carry datagrams in a stream";
                     return reader.refuse(node, Some(why.to_owned()));
                 }
             }
@@ -312,12 +315,11 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
             let speaks_first = matches!(rule.protocol, Protocol::Tcp | Protocol::UdpToTcp { .. });
             match &mut rule.health_question {
                 Some(question) => question.expect = expect,
-                // Many servers of TCP speak first.
+                // Many TCP servers speak first.
                 None if expect.is_empty() => {}
                 None if speaks_first => rule.health_question = Some(Question { send: Vec::new(), expect }),
                 None => {
-                    return reader
-                        .refuse(node, Some("the rule has no health_send to be answered".to_owned()));
+                    return reader.refuse(node, Some("the rule has no health_send".to_owned()));
                 }
             }
             Some(())
@@ -338,7 +340,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         "the name of a network interface, 1 to 15 bytes, such as \"eth0\"",
         |reader, node, rule| {
             let device = reader.text(node)?;
-            // dev_valid_name() of the kernel.
+            // As the kernel's dev_valid_name().
             let bad = |c: char| c.is_whitespace() || c == '/' || c == ':';
             if device.is_empty()
                 || device.len() > 15
@@ -426,14 +428,14 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
 ];
 
-/// Connections of one client, at a time or a second.
+/// Concurrent or new connections of one client.
 const PER_CLIENT: Kind<Option<u32>> = Kind::one(
     "a number, 1 to 1000000, or 0 for no limit",
     |reader, node| reader.integer(node, &(0..=1_000_000)).map(|most: u32| (most > 0).then_some(most)),
     |most| most.unwrap_or(0).to_string(),
 );
 
-/// Bytes a second, each way.
+/// Bytes per second in each direction.
 const BYTES: Kind<Option<u64>> = Kind::one(
     "bytes a second, 1000 to 1000000000000, or 0 for no limit",
     |reader, node| match reader.integer(node, &(0..=1_000_000_000_000_u64))? {
@@ -452,14 +454,13 @@ pub(crate) const COPY: Kind<CopyMode> = named!(
     "kernel" => CopyMode::Kernel,
 );
 
-/// Clients to allow or to deny.
 pub(crate) const PATTERNS: Kind<Vec<Pattern>> = Kind::list(
     parts::PATTERN_FORM,
     |reader, node| one_or_several(reader, node, pattern),
     |patterns| list(patterns.iter().map(|pattern| quoted(&parts::show_pattern(pattern)))),
 );
 
-/// One that fits no address would let in whom it is meant to refuse.
+/// Rejects patterns that match no address: a deny list would silently let those clients in.
 fn pattern(reader: &mut Reader<'_>, node: &Node) -> Option<Pattern> {
     let pattern = reader.parsed(node, parts::pattern)?;
     if pattern.fits_some_address() {
@@ -490,7 +491,7 @@ const TARGETS: Kind<Vec<Endpoint>> = Kind::list(
     },
 );
 
-/// As text, or as a table with its weight apart.
+/// Reads text, or a table with a separate weight.
 fn target(reader: &mut Reader<'_>, node: &Node) -> Option<Endpoint> {
     if !matches!(node.value, Value::Table(_)) {
         return reader.parsed(node, parts::endpoint);
@@ -543,7 +544,7 @@ const BALANCE: Kind<Balance> = Kind::one(
     },
 );
 
-/// A lone string is a list of one; as text of a command line, it has commas between its items.
+/// Accepts a single string as a list of one. On the command line, items are separated by commas.
 fn one_or_several<T>(
     reader: &mut Reader<'_>,
     node: &Node,

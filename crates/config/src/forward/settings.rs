@@ -1,4 +1,4 @@
-//! The settings of `turnpike forward` beside its rules, and the table of their keys.
+//! Settings of `turnpike forward` apart from its rules, and the table of their keys.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -17,27 +17,27 @@ settings! {
     ForwardSettings by FORWARD_KEYS {
         /// Threads; `None` is one per core.
         workers: Option<usize> = None, start "forward.workers" kind::WORKERS;
-        /// Step of the ladder, and whether rules that do not say have the kernel forward lone datagrams.
+        /// I/O path; also decides if rules without a choice of their own use kernel forwarding for single
+        /// datagrams.
         datapath: DatapathChoice = DatapathChoice::Auto, start "forward.datapath" DATAPATH;
-        /// Flows that the kernel has, two a session.
+        /// Kernel flow table entries; a session uses two.
         kernel_flows: u32 = 65_536, start "forward.kernel_flows" number!(u32, "a number", 2..=4_194_304);
-        /// Microseconds that a worker looks for more before it sleeps.
+        /// Microseconds of polling before a worker sleeps.
         busy_poll_us: u32 = 0, start "forward.busy_poll_us" number!(u32, "microseconds", 0..=1000);
-        /// Connections and sessions of all rules at a time.
+        /// Connections and sessions of all rules together.
         max_connections: usize = 16_384,
             reload "forward.max_connections" number!(usize, "a number", 1..=1_000_000);
-        /// Seconds after which a host name is resolved again.
+        /// Seconds between resolutions of a host name.
         resolve_every: u32 = 30, reload "forward.resolve_every" number!(u32, "seconds", 1..=86_400);
-        /// Whether to run although some rules cannot be bound.
+        /// Start even if some rules cannot bind.
         keep_going: bool = false, reload "forward.keep_going" kind::SWITCH;
-        /// How TCP moves bytes where a rule does not say.
+        /// Default for rules without `copy`.
         copy: CopyMode = CopyMode::Auto, reload "forward.copy" COPY;
-        /// Asked before each rule's own.
+        /// Checked before the rule's own lists.
         access: Access = Access::default(),
             reload "forward.allow" .allow PATTERNS, reload "forward.deny" .deny PATTERNS;
-        /// Where the process ID goes.
         pid_file: Option<PathBuf> = None, reload "forward.pid_file" kind::FILE;
-        /// Where the admin interface listens, and who may use it. One above the TURN server's, so that both can run on one machine.
+        /// The port is one above the TURN server's, so that both can run on one machine.
         admin: AdminSettings = AdminSettings::on_port(9642),
             start "admin.listen" .listen admin_keys::LISTEN,
             reload "admin.hosts" .hosts kind::HOSTS,
@@ -48,43 +48,38 @@ settings! {
             start "admin.tls_key" .tls_key kind::FILE,
             start "admin.client_ca" .client_ca kind::FILE,
             start "admin.read_client_ca" .read_client_ca kind::FILE;
-        /// Filter of log lines.
         log_level: String = "info".to_owned(), start "log.level" kind::LOG_LEVEL;
-        /// How log lines look.
         log_format: LogFormat = LogFormat::Text, start "log.format" kind::LOG_FORMAT;
-        /// A file with a line per connection, beside the log.
+        /// File with a line per connection, in addition to the log.
         connection_file: Option<PathBuf> = None, reload "log.connections" kind::FILE;
-        /// How its lines look.
         connection_format: LineFormat = LineFormat::Rinetd, reload "log.connections_format" LINE_FORMAT;
-        /// What the process gives up at the start.
         sandbox: SandboxSettings = SandboxSettings::default(),
             start "sandbox.mode" .mode sandbox_keys::MODE,
             start "sandbox.read" .read sandbox_keys::DIRECTORIES,
             start "sandbox.write" .write sandbox_keys::DIRECTORIES;
-        /// Seconds that connections get to end after SIGTERM.
+        /// Seconds that connections may continue after SIGTERM.
         shutdown_deadline: u32 = 30, reload "shutdown.deadline" number!(u32, "seconds", 0..=86_400);
-        /// Seconds that connections which stay in the old process get to end after an upgrade.
+        /// Seconds that connections of the old process may continue after an upgrade.
         upgrade_deadline: u32 = 3600,
             reload "shutdown.upgrade_deadline" number!(u32, "seconds", 0..=604_800);
-        /// All rules, those of the file first.
+        /// Rules of the file first, then those of the command line.
         rules: Vec<Rule> = Vec::new();
-        /// Who set what; keys that are missing have their default.
+        /// Origin of each value; a missing key has its default.
         origins: BTreeMap<&'static str, Origin> = BTreeMap::new();
     }
 }
 
 impl ForwardSettings {
-    /// Place that names the value of this key.
     pub fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)
     }
 
-    /// Whether somebody asked for the value of this key.
+    /// Returns true if any source sets this key.
     pub fn is_explicit(&self, key: &str) -> bool {
         self.origins.contains_key(key)
     }
 
-    /// Settings and rules as a TOML file, whatever format they came from; a way to leave rinetd.conf behind.
+    /// Formats settings and rules as a TOML file, whatever format they came from. Converts a rinetd.conf.
     pub fn to_toml(&self) -> String {
         let mut text = key::table_as_toml(FORWARD_KEYS, self, &self.origins, &[]);
         for rule in &self.rules {
@@ -94,23 +89,22 @@ impl ForwardSettings {
         text
     }
 
-    /// Keys whose value differs in `new` but which a running forwarder cannot change.
+    /// Keys that differ in `new` and need a restart.
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
         key::unchangeable(FORWARD_KEYS, self, new)
     }
 
-    /// Keys whose value differs in `new` and that a running forwarder takes over.
+    /// Keys that differ in `new` and that a reload applies.
     pub fn changed(&self, new: &Self) -> Vec<Change> {
         key::changes(FORWARD_KEYS, self, new)
     }
 }
 
-/// How datagrams enter and leave.
 const DATAPATH: Kind<DatapathChoice> = Kind::one(
     "\"auto\", \"basic\", \"mmsg\", \"gso\" or \"kernel\"",
     |reader, node| {
         reader.parsed(node, |text| match text {
-            // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
+            // `Datapath::from_str("auto")` probes the kernel, and this crate must not open sockets.
             "auto" => Ok(DatapathChoice::Auto),
             "kernel" => Ok(DatapathChoice::Kernel),
             step => step.parse().map(DatapathChoice::Step).map_err(|_| ""),

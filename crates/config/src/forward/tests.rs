@@ -1,4 +1,4 @@
-//! Tests of rules and settings as a whole: the command line, our TOML, precedence, the format of a file, output.
+//! Tests of rules and settings as a whole: command line, our TOML, precedence, file formats, output.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ mod docs;
 const EXAMPLE: &str = include_str!("../../../../examples/forward.toml");
 const RINETD: &str = include_str!("../../../../examples/rinetd.conf");
 
-/// Knows `localhost` alone of all names.
+/// Resolves only `localhost`.
 pub(super) fn machine() -> Machine {
     let resolve = |name: &str| match name {
         "localhost" => Ok(Some(std::net::Ipv4Addr::LOCALHOST.into())),
@@ -62,7 +62,7 @@ fn ip(host: &str, port: u16) -> Endpoint {
 }
 
 #[test]
-fn what_other_programs_write_suggests_what_we_write() {
+fn spellings_of_other_programs_get_suggestions() {
     for (options, end) in [
         ("&targets=a:1", "did you mean \"target\"?"),
         ("&timeout=60", "did you mean \"idle\"?"),
@@ -97,11 +97,11 @@ fn what_other_programs_write_suggests_what_we_write() {
         "[network]\nuse_udp = true\n[[endpoints]]\nlisten = \"0.0.0.0:5000\"\nremote = \"1.1.1.1:443\"\n";
     let told = from_file(realm).expect_err("another program's").to_string();
     assert_eq!(told.lines().count(), 1, "{told}");
-    assert!(told.contains("this looks like realm's configuration") && told.contains("tcp+udp"), "{told}");
+    assert!(told.contains("this looks like a configuration of realm") && told.contains("tcp+udp"), "{told}");
 }
 
 #[test]
-fn tcp_and_udp_at_one_port_are_two_rules() {
+fn tcp_plus_udp_becomes_two_rules() {
     let ids = |loaded: ForwardLoaded| {
         loaded.settings.rules.iter().map(|rule| (rule.id.0.clone(), rule.protocol)).collect::<Vec<_>>()
     };
@@ -125,7 +125,7 @@ fn tcp_and_udp_at_one_port_are_two_rules() {
 }
 
 #[test]
-fn a_pattern_that_fits_no_address_is_refused_in_a_rule_and_for_all_rules() {
+fn pattern_that_matches_no_address_is_refused() {
     for (text, meant) in [
         ("127.0.0", "; did you mean \"127.0.0.*\"?"),
         ("127.0.0.*.*", "; did you mean \"127.0.0.*\"?"),
@@ -155,7 +155,7 @@ fn a_pattern_that_fits_no_address_is_refused_in_a_rule_and_for_all_rules() {
 }
 
 #[test]
-fn a_bare_rule_has_the_documented_defaults() {
+fn minimal_rule_has_the_documented_defaults() {
     let rule = argument("tcp://0.0.0.0:9000=10.0.0.2:9001");
     assert_eq!(rule.id.0, "tcp://0.0.0.0:9000");
     assert_eq!((rule.protocol, rule.ports), (Protocol::Tcp, ports(9000, 9000)));
@@ -172,7 +172,7 @@ fn a_bare_rule_has_the_documented_defaults() {
 }
 
 #[test]
-fn ranges_targets_names_and_options_are_read() {
+fn ranges_targets_names_and_options_are_parsed() {
     let rule = argument(
         "tcp://[::1]:9000-9010=db-1.example.org:9000-9010,[2001:db8::2]:80?proxy=v2&copy=splice&idle=60&balance=failover\
          &health=5&source=2001:db8::1&device=eth0&mark=0x10&allow=10.*,192.168.0.0/16&deny=10.0.0.?&keepalive=false&nodelay\
@@ -202,7 +202,7 @@ fn ranges_targets_names_and_options_are_read() {
 }
 
 #[test]
-fn weights_stand_behind_the_target_or_in_a_table() {
+fn weights_follow_the_target_or_are_in_a_table() {
     let rule = argument("tcp://0.0.0.0:1=10.0.0.1:80*3,[::1]:80,a.example:80*0?balance=source");
     let weights = |rule: &Rule| rule.targets.iter().map(|target| target.weight).collect::<Vec<_>>();
     assert_eq!((weights(&rule), rule.balance), (vec![3, 1, 0], Balance::Source));
@@ -218,7 +218,7 @@ fn weights_stand_behind_the_target_or_in_a_table() {
 }
 
 #[test]
-fn what_the_kernel_is_to_do_is_read_for_all_rules_and_for_one() {
+fn kernel_forwarding_is_set_for_all_rules_or_one() {
     let text = "[forward]\ndatapath = \"kernel\"\nkernel_flows = 20\ncopy = \"kernel\"\n\
         [[rule]]\nlisten = \"0.0.0.0:1\"\nprotocol = \"udp\"\ntarget = \"a:1\"\n\
         [[rule]]\nlisten = \"0.0.0.0:2\"\nprotocol = \"udp\"\ntarget = \"a:1\"\nkernel = false\nmark = 1\n\
@@ -234,7 +234,7 @@ fn what_the_kernel_is_to_do_is_read_for_all_rules_and_for_one() {
     let mut again = from_file(&settings.to_toml()).expect("valid").settings;
     again.origins = settings.origins.clone();
     assert_eq!(again, settings);
-    // The step of user space can be chosen, and a rule have the kernel none the less.
+    // The user-space step can be selected for all rules while one rule uses the kernel.
     let basic =
         from_file("[forward]\ndatapath = \"basic\"\n[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n");
     let basic = basic.expect("valid").settings.datapath;
@@ -243,7 +243,7 @@ fn what_the_kernel_is_to_do_is_read_for_all_rules_and_for_one() {
 }
 
 #[test]
-fn mistakes_in_the_table_of_a_target_are_told_at_their_place() {
+fn mistakes_in_a_target_table_have_their_place() {
     let told = |table: &str| {
         let text = format!("[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = [{{ {table} }}]\n");
         from_file(&text).expect_err("wrong").to_string()
@@ -263,7 +263,7 @@ fn mistakes_in_the_table_of_a_target_are_told_at_their_place() {
 }
 
 #[test]
-fn the_four_protocols_have_schemes() {
+fn four_protocols_have_schemes() {
     for (text, protocol) in [
         ("tcp://0.0.0.0:1=a:1", Protocol::Tcp),
         ("udp://0.0.0.0:1=a:1", Protocol::Udp),
@@ -275,7 +275,7 @@ fn the_four_protocols_have_schemes() {
 }
 
 #[test]
-fn limits_unix_sockets_and_both_families_are_read() {
+fn limits_unix_sockets_and_ipv6_only_are_parsed() {
     let rule = argument(
         "tcp://[::]:80=10.0.0.2:80?ipv6_only=false&max_connections_per_client=20&new_connections_per_client=5\
          &max_bytes_per_second=1000000&max_bytes_per_second_per_connection=1000",
@@ -302,9 +302,9 @@ fn limits_unix_sockets_and_both_families_are_read() {
     assert_eq!(rule.targets[1], ip("10.0.0.2", 80));
 }
 
-/// What is right key by key and impossible as a whole: the key that is refused, and why.
+/// Rules that are valid key by key but not as a whole: the rejected key and the reason.
 #[test]
-fn a_source_may_name_the_interface_of_its_link() {
+fn source_address_may_have_a_zone() {
     let settings = |source: &str| {
         let loaded = from_arguments(&[&format!("udp://0.0.0.0:1=[fe80::2%lo]:1?source={source}")])?;
         Ok::<_, Mistakes>(loaded.settings.rules[0].source.map(|source| source.to_string()))
@@ -318,19 +318,19 @@ fn a_source_may_name_the_interface_of_its_link() {
 }
 
 #[test]
-fn what_unix_sockets_and_single_families_cannot_is_said() {
+fn keys_that_unix_sockets_and_one_family_lack_are_refused() {
     for (text, key, why) in [
         ("udp://unix:/a=10.0.0.2:80", "rule.listen", "Unix sockets are streams here"),
         ("udptotcp://0.0.0.0:1=unix:/a", "rule.target", "Unix sockets are streams here"),
+        ("tcp://0.0.0.0:1=unix:/a?source=10.0.0.1", "rule.source", "unix:/a has no address and no route"),
+        ("tcp://0.0.0.0:1=unix:/a?mark=1", "rule.mark", "unix:/a has no address and no route"),
+        ("tcp://0.0.0.0:1=unix:/a?copy=kernel", "rule.copy", "the kernel forwards only between TCP sockets"),
+        ("unix:///a=10.0.0.2:80?copy=kernel", "rule.copy", "the kernel forwards only between TCP sockets"),
         (
-            "tcp://0.0.0.0:1=unix:/a?source=10.0.0.1",
-            "rule.source",
-            "no address and no route leads to unix:/a",
+            "tcp://0.0.0.0:1=unix:/a?transparent=true",
+            "rule.transparent",
+            "unix:/a has no address and no route",
         ),
-        ("tcp://0.0.0.0:1=unix:/a?mark=1", "rule.mark", "no address and no route leads to unix:/a"),
-        ("tcp://0.0.0.0:1=unix:/a?copy=kernel", "rule.copy", "the kernel passes on TCP alone"),
-        ("unix:///a=10.0.0.2:80?copy=kernel", "rule.copy", "the kernel passes on TCP alone"),
-        ("tcp://0.0.0.0:1=unix:/a?transparent=true", "rule.transparent", "no address and no route leads to"),
         (
             "tcp://0.0.0.0:1=10.0.0.2:80?socket_mode=660",
             "rule.socket_mode",
@@ -353,8 +353,8 @@ fn what_unix_sockets_and_single_families_cannot_is_said() {
             "clients of a Unix socket have no address",
         ),
         ("unix://a=10.0.0.2:80", "rule.listen", "a Unix socket is an absolute path, or @ and a name"),
-        ("tcp://0.0.0.0:1=10.0.0.2:80?ipv6_only=false", "rule.ipv6_only", "0.0.0.0:1 is of one family"),
-        ("tcp://[::1]:1=10.0.0.2:80?ipv6_only=false", "rule.ipv6_only", "[::1]:1 is of one family"),
+        ("tcp://0.0.0.0:1=10.0.0.2:80?ipv6_only=false", "rule.ipv6_only", "0.0.0.0:1 has only one family"),
+        ("tcp://[::1]:1=10.0.0.2:80?ipv6_only=false", "rule.ipv6_only", "[::1]:1 has only one family"),
         (
             "tcp://0.0.0.0:1=10.0.0.2:80?max_bytes_per_second=999",
             "rule.max_bytes_per_second",
@@ -367,13 +367,13 @@ fn what_unix_sockets_and_single_families_cannot_is_said() {
     assert!(from_arguments(&["unix:///a=10.0.0.2:80?proxy_protocol_from=unix:&allow=10.*"]).is_ok());
     let nobody = from_arguments(&["tcp://0.0.0.0:1=a:1?proxy_protocol_from=unix:"]).expect_err("no socket");
     assert!(
-        nobody.to_string().contains("rule.proxy_protocol_from: nobody comes by a Unix socket"),
+        nobody.to_string().contains("rule.proxy_protocol_from: the rule does not listen on a Unix socket"),
         "{nobody}"
     );
 }
 
 #[test]
-fn a_listener_of_both_families_collides_with_either() {
+fn dual_stack_listener_conflicts_with_either_family() {
     let both = "tcp://[::]:80=a:1?ipv6_only=false";
     for other in
         ["tcp://0.0.0.0:80=b:1", "tcp://10.0.0.1:80=b:1", "tcp://[::1]:80=b:1", "tcptoudp://0.0.0.0:80=b:1"]
@@ -395,7 +395,7 @@ fn a_listener_of_both_families_collides_with_either() {
     assert!(from_arguments(&["unix:///a=a:1", "unix:///b=b:1"]).is_ok());
 }
 
-/// Arguments that are wrong at one place, and the whole message behind "argument ARGUMENT, ".
+/// Arguments with one mistake, and the message after "argument ARGUMENT, ".
 const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     (
         "0.0.0.0:9000=10.0.0.2:9001",
@@ -447,12 +447,12 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "tcp://0.0.0.0:1=a:1*0,b:1*0",
-        "column 17: rule.target: every target has the weight 0, so that nobody would be served; expected a weight above 0 \
+        "column 17: rule.target: every target has the weight 0, so no client would be served; expected a weight above 0 \
          for one of them",
     ),
     (
         "tcp://0.0.0.0:1=a:1*2,b:1?balance=failover",
-        "column 17: rule.target: a:1*2 has a weight, and failover takes the first that is healthy; expected no weight but 0 \
+        "column 17: rule.target: a:1*2 has a weight, but failover uses the first healthy target; expected no weight but 0 \
          with failover, or another balance",
     ),
     (
@@ -461,7 +461,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "tcp://0.0.0.0:1=a:1?health_expect=220",
-        "column 35: rule.health_expect: nobody asks: the rule has no health; expected health beside it, the seconds between two \
+        "column 35: rule.health_expect: there are no health checks: the rule has no health; expected health as well, the seconds between two \
          checks",
     ),
     (
@@ -471,7 +471,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "tcp://0.0.0.0:1=a:1?any_port",
-        "column 29: rule.any_port: only a target that speaks UDP can answer from another port; expected a rule from UDP to UDP",
+        "column 29: rule.any_port: only a UDP target can answer from another port; expected a rule from UDP to UDP",
     ),
     (
         "udp://0.0.0.0:1=a:1?keepalive_idle=60",
@@ -479,17 +479,17 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "tcp://0.0.0.0:1=a:1?keepalive=false&keepalive_count=3",
-        "column 31: rule.keepalive: the rule says when to send keepalive probes, and not to send any; expected true, or no \
+        "column 31: rule.keepalive: the rule configures keepalive probes and turns them off; expected true, or no \
          keepalive_idle, keepalive_interval and keepalive_count",
     ),
     (
         "udp://0.0.0.0:1=a:1?health_send=x",
-        "column 33: rule.health_send: nobody asks: the rule has no health; expected health beside it, the seconds between two \
+        "column 33: rule.health_send: there are no health checks: the rule has no health; expected health as well, the seconds between two \
          checks",
     ),
     (
         "udp://0.0.0.0:1=a:1?health=5&health_expect=x",
-        "column 44: rule.health_expect: found \"x\": the rule has no health_send to be answered; expected at most 1024 bytes, as \
+        "column 44: rule.health_expect: found \"x\": the rule has no health_send; expected at most 1024 bytes, as \
          text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"",
     ),
     (
@@ -499,7 +499,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "tcp://0.0.0.0:1=a:1?accept_proxy",
-        "column 21: rule.accept_proxy: it would believe anybody who connects; expected proxy_protocol_from, the addresses of the \
+        "column 21: rule.accept_proxy: it would trust every client that connects; expected proxy_protocol_from, the addresses of the \
          proxies: addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them; \"unix:\" for all \
          who come by a Unix socket",
     ),
@@ -515,11 +515,11 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?idle=0",
-        "column 26: rule.idle: a UDP session has no end of its own; expected 1 or more seconds where one side is UDP",
+        "column 26: rule.idle: a UDP session ends only by timeout; expected 1 or more seconds where one side is UDP",
     ),
     (
         "tcp://0.0.0.0:1=a:1?framed",
-        "column 27: rule.framed: found \"true\": only \"udptotcp\" and \"tcptoudp\" have datagrams in a stream; expected true \
+        "column 27: rule.framed: found \"true\": only \"udptotcp\" and \"tcptoudp\" carry datagrams in a stream; expected true \
          or false",
     ),
     (
@@ -533,15 +533,15 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?copy=splice",
-        "column 26: rule.copy: only TCP to TCP has a choice; expected no such key in this rule",
+        "column 26: rule.copy: the choice exists only from TCP to TCP; expected no such key in this rule",
     ),
     (
         "tcp://0.0.0.0:1=a:1?copy=kernel&max_bytes_per_second=1000",
-        "column 26: rule.copy: a limit of bytes a second is kept in user space; expected another copy beside it, or no limit",
+        "column 26: rule.copy: a rate limit needs the user-space copy; expected another copy mode, or no rate limit",
     ),
     (
         "tcp://0.0.0.0:1=a:1?kernel=false",
-        "column 28: rule.kernel: only UDP to UDP has a choice; expected no such key in this rule",
+        "column 28: rule.kernel: the choice exists only from UDP to UDP; expected no such key in this rule",
     ),
     (
         "udp://0.0.0.0:1=a:1?kernel=true&mark=1",
@@ -549,7 +549,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?kernel=true&max_bytes_per_second_per_connection=1000",
-        "column 28: rule.kernel: a limit of bytes a second is kept in user space; expected false, or no such key in this rule",
+        "column 28: rule.kernel: a rate limit needs user-space forwarding; expected false, or no such key in this rule",
     ),
     (
         "udp://0.0.0.0:1=a:1?proxy_protocol_from=10.0.0.2",
@@ -558,7 +558,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn a_wrong_argument_is_quoted_with_column_and_form() {
+fn wrong_argument_is_quoted_with_column_and_form() {
     for (text, message) in WRONG_ARGUMENTS {
         let found = from_arguments(&[text]).expect_err("a wrong argument").to_string();
         assert_eq!(found, format!("argument {text}, {message}"));
@@ -566,7 +566,7 @@ fn a_wrong_argument_is_quoted_with_column_and_form() {
 }
 
 #[test]
-fn an_unknown_option_names_the_nearest_one() {
+fn unknown_option_suggests_the_nearest_one() {
     let found = from_arguments(&["tcp://0.0.0.0:1=a:1?idel=5"]).expect_err("a typing mistake").to_string();
     assert_eq!(
         found,
@@ -601,7 +601,7 @@ fn two_rules_cannot_share_a_listener_or_a_name() {
 }
 
 #[test]
-fn nothing_to_do_is_a_mistake() {
+fn no_rules_is_a_mistake() {
     let found = from_arguments(&[]).expect_err("no rule").to_string();
     assert!(
         found.starts_with("default: there is no forwarding rule; expected at least one, such as"),
@@ -614,7 +614,7 @@ fn nothing_to_do_is_a_mistake() {
 }
 
 #[test]
-fn the_example_reads_and_shows_the_defaults() {
+fn forward_example_shows_the_defaults() {
     let loaded = from_file(EXAMPLE).expect("the example is valid");
     assert_eq!(loaded.format, Some(Format::Turnpike));
     let mut settings = loaded.settings;
@@ -646,7 +646,7 @@ fn the_example_names_every_key() {
 }
 
 #[test]
-fn mistakes_in_the_file_name_line_column_key_and_form() {
+fn file_mistakes_name_line_column_key_and_form() {
     let text = "[forward]\nworkes = 2\n[[rule]]\nlisten = \"0.0.0.0\"\ntarget = \"a:1\"\nidel = 5\n[[rule]]\ntarget = [\"a:1\", 5]\n\
                 [log]\nformat = 3\n";
     let found = from_file(text).expect_err("wrong").to_string();
@@ -660,7 +660,7 @@ fn mistakes_in_the_file_name_line_column_key_and_form() {
     assert!(lines[2].starts_with("f.conf:6:1: rule.idel: unknown key; "), "{found}");
     assert!(lines[2].ends_with("did you mean \"idle\"?"), "{found}");
     assert!(
-        lines[3].starts_with("f.conf:7:1: rule.listen: the rule does not say it; expected ADDR:PORT"),
+        lines[3].starts_with("f.conf:7:1: rule.listen: the rule lacks this key; expected ADDR:PORT"),
         "{found}"
     );
     assert!(
@@ -698,14 +698,14 @@ fn a_file_of_another_program_or_of_serve_is_told_in_one_sentence() {
         let found = from_file(text).expect_err("it is not ours").to_string();
         assert!(found.starts_with(told) && found.lines().count() == 1, "{found}");
     }
-    // With a rule it is ours, and what is wrong is told as ever.
+    // A file with a rule is ours, so its mistakes are reported as usual.
     let found =
         from_file("[server]\n[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n").expect_err("mixed");
     assert!(found.to_string().starts_with("f.conf:1:2: server: unknown section; "), "{found}");
 }
 
 #[test]
-fn proxies_everywhere_are_doubted() {
+fn proxy_protocol_from_everywhere_is_a_warning() {
     let warned = |from| {
         let rule = format!("tcp://0.0.0.0:1=a:1?proxy_protocol_from={from}");
         from_arguments(&[&rule]).expect("valid").warnings
@@ -713,21 +713,21 @@ fn proxies_everywhere_are_doubted() {
     assert!(warned("10.0.0.0/8").is_empty());
     let warnings = warned("10.0.0.0/8,::/0");
     assert!(
-        warnings[0].contains("rule.proxy_protocol_from: ::/0 lets anybody who connects claim any address"),
+        warnings[0].contains("rule.proxy_protocol_from: ::/0 lets every client claim any address"),
         "{warnings:?}"
     );
 }
 
 #[test]
-fn broken_toml_is_told_once() {
+fn broken_toml_is_reported_once() {
     let found =
         from_file("[[rule]]\nlisten = \"0.0.0.0:1\ntarget = \"a:1\"\n").expect_err("wrong").to_string();
     assert!(found.starts_with("f.conf:2:") && found.contains("no valid TOML"), "{found}");
-    assert!(!found.contains("does not say"), "{found}");
+    assert!(!found.contains("lacks"), "{found}");
 }
 
 #[test]
-fn a_rule_that_is_no_table_is_told() {
+fn rule_that_is_not_a_table_is_reported() {
     let found = from_file("rule = \"tcp://0.0.0.0:1=a:1\"\n").expect_err("wrong").to_string();
     assert_eq!(found, "f.conf:1:1: rule: it is a value; expected tables, [[rule]]");
 }
@@ -756,7 +756,7 @@ fn the_environment_wins_over_rinetd_conf_too() {
 }
 
 #[test]
-fn variables_of_either_command_are_known() {
+fn variables_of_both_commands_are_known() {
     let rule = ["tcp://0.0.0.0:1=a:1"];
     let environment = [("TURNPIKE_SERVER_REALM", "x"), ("TURNPIKE_FORWARD_WORKES", "2")];
     let warnings = load(None, &rule, &environment, Flags::new()).expect("valid").warnings;
@@ -765,7 +765,7 @@ fn variables_of_either_command_are_known() {
 }
 
 #[test]
-fn the_format_shows_in_the_content() {
+fn format_is_detected_by_content() {
     for (text, toml) in [
         ("0.0.0.0 80 10.0.0.1 80", false),
         ("[::1] 80 10.0.0.1 80", false),
@@ -793,7 +793,7 @@ fn the_format_shows_in_the_content() {
     }
 }
 
-/// Both ways: what is written as TOML reads as the same rules, whatever they came from.
+/// Rules of any origin, written as TOML, parse to the same rules.
 #[test]
 fn shown_settings_are_a_configuration_again() {
     for text in [EXAMPLE, RINETD] {
@@ -810,7 +810,7 @@ fn shown_settings_are_a_configuration_again() {
 }
 
 #[test]
-fn what_a_reload_cannot_change_is_named() {
+fn keys_that_need_a_restart_are_named() {
     let rule = "[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n";
     let old = from_file(rule).expect("valid").settings;
     let new =
@@ -819,7 +819,7 @@ fn what_a_reload_cannot_change_is_named() {
 }
 
 #[test]
-fn what_has_changed_is_told_by_key_secret_ones_included() {
+fn forward_changes_list_keys_including_secrets() {
     let with = |token: &str| {
         let rule = "[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n";
         from_file(&format!("[admin]\nread_tokens = [\"{token}\"]\n{rule}")).expect("valid").settings
@@ -830,9 +830,9 @@ fn what_has_changed_is_told_by_key_secret_ones_included() {
     assert!(!new.to_toml().contains("fedcba"), "{}", new.to_toml());
 }
 
-/// The interface of the forwarder is guarded like the server's.
+/// The forwarder's admin interface has the same protection as the server's.
 #[test]
-fn an_open_admin_interface_is_refused() {
+fn unprotected_admin_interface_is_refused() {
     let told =
         from_file("[admin]\nlisten = \"0.0.0.0:9642\"\n[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n");
     let told = told.expect_err("it is open").to_string();

@@ -1,4 +1,4 @@
-//! Fuzz target: any text as the configuration of `serve`.
+//! Fuzz target: arbitrary text as the configuration of `serve`.
 
 use turnpike_testkit::fuzz;
 
@@ -11,7 +11,7 @@ const EXAMPLE: &str = include_str!("../../../../examples/turnpike.toml");
 fn config() {
     let defaults = Settings::default().to_toml();
     fuzz::target("config", seeds, |bytes| {
-        // Files that a text names are what tests of their own are for, and a device is not to be read.
+        // Files named in the text have tests of their own, and devices must not be read.
         let Some(text) = str::from_utf8(bytes).ok().filter(|text| !text.contains("/dev/")) else { return };
         match load(text) {
             Err(mistakes) => are_bounded(&mistakes, text),
@@ -19,7 +19,7 @@ fn config() {
                 let shown = loaded.settings.to_toml();
                 for secret in secrets(&loaded.settings) {
                     let secret = secret.reveal();
-                    // One that stands elsewhere too may be shown there.
+                    // A secret that also appears elsewhere in the text may be shown there.
                     if secret.len() >= 6 && text.matches(secret).count() == 1 && !defaults.contains(secret) {
                         assert!(
                             !shown.contains(secret) && !format!("{loaded:?}").contains(secret),
@@ -40,9 +40,9 @@ fn load(text: &str) -> Result<Loaded<()>, Mistakes> {
     sources.merge(&entries, problems, |_| ReadCertificates::default())
 }
 
-/// What is told of a text, and how much of it.
+/// Checks the number and size of the messages about a text.
 pub(crate) fn are_bounded(mistakes: &Mistakes, text: &str) {
-    // A table of one byte may lack all its keys.
+    // A table of one byte can lack all its keys.
     assert!(!mistakes.0.is_empty() && mistakes.0.len() <= 6 * text.len() + 16, "{}", mistakes.0.len());
     let told: usize = mistakes.0.iter().map(|mistake| mistake.to_string().len()).sum();
     assert!(told <= 4096 + 600 * text.len(), "{told} bytes for {}", text.len());
@@ -64,7 +64,7 @@ fn secrets(settings: &Settings) -> Vec<&Secret> {
     passwords.chain(&settings.secrets).chain(realms.flat_map(|realm| &realm.secrets)).collect()
 }
 
-/// What is shown reads as the same, but for what is not shown.
+/// Checks that the printed form parses to the same settings, except for masked values.
 fn is_shown_as_it_is(mut first: Settings, shown: &str) {
     let admin = &first.admin;
     if !secrets(&first).is_empty()
@@ -82,7 +82,7 @@ fn is_shown_as_it_is(mut first: Settings, shown: &str) {
     assert_eq!(first, again);
 }
 
-/// An example with all that it shows, whole and each section on its own, which is shorter.
+/// An example with its commented-out keys enabled, whole and section by section.
 pub(crate) fn of_example(example: &str) -> Vec<Vec<u8>> {
     let shown =
         |line: &str| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line).to_owned();

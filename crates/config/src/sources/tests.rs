@@ -17,7 +17,7 @@ fn load_text(text: &str) -> Result<Loaded<()>, Mistakes> {
     load(text, &[], Flags::new())
 }
 
-/// In place of the checks by other crates.
+/// Stand-ins for the checks of other crates.
 const CHECKS: Checks = Checks {
     log_filter: |text| {
         if ["inof", "a=b=c"].contains(&text) { Err("no filter".to_owned()) } else { Ok(()) }
@@ -54,7 +54,7 @@ fn flag(key: &'static str, name: &'static str, values: &[&str]) -> Flags {
     flags
 }
 
-/// The example without origins, to compare values only.
+/// Settings without origins, to compare values only.
 fn values_of(mut settings: Settings) -> Settings {
     settings.origins.clear();
     for realm in &mut settings.realms {
@@ -64,7 +64,7 @@ fn values_of(mut settings: Settings) -> Settings {
 }
 
 #[test]
-fn each_data_path_through_the_kernel_has_a_name() {
+fn each_kernel_datapath_has_a_name() {
     for (name, choice) in [
         ("kernel", crate::DatapathChoice::Kernel),
         ("xdp", crate::DatapathChoice::Xdp),
@@ -102,7 +102,7 @@ fn a_file_of_another_program_or_of_forward_is_told_in_one_sentence() {
     assert!(entries_of(Path::new("f"), EXAMPLE, &mut Vec::new()).is_ok());
     assert!(
         entries_of(Path::new("f"), "[rule]\n[server]\n", &mut Vec::new()).is_ok(),
-        "told as an unknown section"
+        "reported as an unknown section"
     );
 }
 
@@ -116,7 +116,7 @@ fn the_example_names_every_key_in_its_section() {
     let mut section = "";
     let mut named = Vec::new();
     for line in EXAMPLE.lines() {
-        // [[realm]] and [[alternate]] are commented out: there is none by default.
+        // [[realm]] and [[alternate]] are commented out, because the defaults have none.
         let line = line.strip_prefix('#').unwrap_or(line);
         if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             section = name.trim_matches(['[', ']']);
@@ -134,7 +134,7 @@ fn the_example_names_every_key_in_its_section() {
 }
 
 #[test]
-fn the_commented_examples_are_valid() {
+fn commented_examples_are_valid() {
     let uncommented: Vec<&str> = EXAMPLE
         .lines()
         .filter(|line| {
@@ -150,11 +150,11 @@ fn the_commented_examples_are_valid() {
     assert_eq!(settings.tls_certificates.len(), 1);
 }
 
-/// Files with one mistake each; behind each file a line with where it is, at which key, and a part of what is expected there.
+/// Files with one mistake each, followed by a line with its place, its key, and a part of the expected form.
 const MISTAKES: &str = include_str!("mistakes.txt");
 
 #[test]
-fn each_mistake_names_line_column_key_and_what_is_expected() {
+fn each_mistake_names_line_column_key_and_expected_form() {
     let (mut text, mut files) = (String::new(), 0);
     for line in MISTAKES.lines() {
         let Some(wanted) = line.strip_prefix("--> ") else {
@@ -181,14 +181,14 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
 }
 
 #[test]
-fn allocations_that_share_ports_may_be_more_than_there_are_ports() {
+fn shared_ports_allow_more_allocations_than_ports() {
     let text = "[relay]\nports = \"5000-5009\"\nshared_ports = 2\n[limits]\nallocations = 1000";
     let settings = settings(text);
     assert_eq!((settings.shared_ports, settings.allocation_limits.allocations), (2, 1000));
 }
 
 #[test]
-fn an_unknown_key_names_the_nearest_valid_one() {
+fn unknown_key_suggests_the_nearest_one() {
     for (text, line, column, key, suggestion) in [
         ("[server]\nlisen = []", 2, 1, "server.lisen", Some("listen")),
         ("[server]\n  workes = 2", 2, 3, "server.workes", Some("workers")),
@@ -210,7 +210,7 @@ fn an_unknown_key_names_the_nearest_valid_one() {
 }
 
 #[test]
-fn all_mistakes_are_listed_in_the_order_of_the_file() {
+fn all_mistakes_are_listed_in_file_order() {
     let text = "[log]\nformat = 3\n[server]\nworkers = 0\nrelm = \"x\"\n[relay]\nports = \"x\"";
     let lines: Vec<String> = errors(text).iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -227,7 +227,7 @@ fn all_mistakes_are_listed_in_the_order_of_the_file() {
 }
 
 #[test]
-fn broken_toml_names_its_place_and_does_not_quote_the_line() {
+fn broken_toml_is_reported_without_quoting_the_line() {
     let errors = errors("[auth]\nsecrets = [\"hunter2\n");
     let text = Mistakes(errors.clone()).to_string();
     assert!(matches!(&errors[0].origin, Origin::File { line: 2, .. }), "{errors:?}");
@@ -235,7 +235,7 @@ fn broken_toml_names_its_place_and_does_not_quote_the_line() {
 }
 
 #[test]
-fn one_mistake_is_told_of_one_place_in_broken_toml() {
+fn broken_toml_gives_one_mistake_per_place() {
     let mut places = std::collections::BTreeSet::new();
     for mistake in errors("x = [}}}}") {
         let text = mistake.to_string();
@@ -265,7 +265,7 @@ fn flags_win_over_environment_over_file_over_defaults() {
 }
 
 #[test]
-fn lists_are_replaced_not_added_to() {
+fn lists_are_replaced_instead_of_merged() {
     let file = "[server]\nlisten = [\"127.0.0.1:1\"]";
     let environment = [("TURNPIKE_SERVER_LISTEN", "127.0.0.1:2, [::1]:3")];
     let settings = load(file, &environment, Flags::new()).expect("valid").settings;
@@ -280,7 +280,7 @@ fn strings(items: &[SocketAddr]) -> Vec<String> {
 }
 
 #[test]
-fn mistakes_in_flags_and_environment_name_them() {
+fn mistakes_name_the_flag_or_variable() {
     let environment = [("TURNPIKE_RELAY_PORTS", "1")];
     let errors =
         load("", &environment, flag("server.workers", "--workers", &["none"])).expect_err("two mistakes").0;
@@ -293,11 +293,11 @@ fn mistakes_in_flags_and_environment_name_them() {
 }
 
 #[test]
-fn an_incomplete_credential_says_what_is_missing() {
+fn incomplete_credential_names_the_missing_part() {
     for (key, name, value, why) in [
-        ("auth.users", "--user", "alice", "it has no colon"),
-        ("auth.users", "--user", ":wonderland", "no name in front of the colon"),
-        ("auth.users", "--user", "alice:", "the password of \"alice\", behind the colon, is empty"),
+        ("auth.users", "--user", "alice", "the colon and the password are missing"),
+        ("auth.users", "--user", ":wonderland", "the name before the colon is missing"),
+        ("auth.users", "--user", "alice:", "the password of \"alice\", after the colon, is empty"),
         ("auth.secrets", "--secret", "", "the secret is empty"),
     ] {
         let error = load("", &[], flag(key, name, &[value])).expect_err(why).to_string();
@@ -307,14 +307,14 @@ fn an_incomplete_credential_says_what_is_missing() {
 }
 
 #[test]
-fn a_mistake_that_a_flag_hides_is_told_all_the_same() {
+fn mistake_hidden_by_a_flag_is_still_reported() {
     let flags = flag("server.workers", "--workers", &["2"]);
     let errors = load("[server]\nworkers = 0", &[], flags).expect_err("the file is wrong").0;
     assert_eq!(errors.len(), 1);
 }
 
 #[test]
-fn secrets_come_from_files_that_the_environment_names() {
+fn environment_variables_can_name_secret_files() {
     let dir = Dir::new();
     let path = dir.file("secrets", "new one\n\nold, one\n");
     let variable = ("TURNPIKE_AUTH_SECRETS_FILE", path.to_str().expect("UTF-8"));
@@ -332,7 +332,7 @@ fn secrets_come_from_files_that_the_environment_names() {
 }
 
 #[test]
-fn a_line_that_holds_more_than_its_secret_is_told_and_so_is_an_empty_file() {
+fn bad_secret_lines_and_empty_secret_files_are_refused() {
     let dir = Dir::new();
     for (text, place, words) in [
         ("north\n\"south\"\n", ":2:1: auth.secrets: ", "quotes"),
@@ -352,7 +352,7 @@ fn a_line_that_holds_more_than_its_secret_is_told_and_so_is_an_empty_file() {
 }
 
 #[test]
-fn any_key_may_stand_in_a_file_that_the_environment_names() {
+fn every_key_can_come_from_a_file() {
     let dir = Dir::new();
     let addresses = dir.file("addresses", "10.0.0.5=203.0.113.5\n2001:db8::5\n");
     let ports = dir.file("ports", "50000-50999\n");
@@ -372,14 +372,18 @@ fn any_key_may_stand_in_a_file_that_the_environment_names() {
     {
         assert!(shown.contains(line), "{line}: {shown}");
     }
-    assert!(loaded.warnings.iter().all(|warning| !warning.contains("is not known")), "{:?}", loaded.warnings);
+    assert!(
+        loaded.warnings.iter().all(|warning| !warning.contains("unknown environment")),
+        "{:?}",
+        loaded.warnings
+    );
     let wrong = load("", &[("TURNPIKE_RELAY_PORTS_FILE", &two)], Flags::new());
     let text = wrong.expect_err("one of them is too many").to_string();
     assert!(text.contains("relay.ports") && text.contains("has 2 lines"), "{text}");
 }
 
 #[test]
-fn a_mistake_in_a_file_of_users_is_told_with_its_line() {
+fn mistake_in_a_file_of_users_has_its_line() {
     let dir = Dir::new();
     let path = dir.file("users", "alice:wonderland\n\nbob\n");
     let name = path.to_str().expect("UTF-8");
@@ -389,7 +393,7 @@ fn a_mistake_in_a_file_of_users_is_told_with_its_line() {
 }
 
 #[test]
-fn an_unknown_variable_is_a_warning_with_a_suggestion() {
+fn unknown_variable_is_a_warning_with_a_suggestion() {
     let environment =
         [("TURNPIKE_SERVER_RELM", "x"), ("TURNPIKE_PORT", "tcp://10.0.0.1:3478"), ("TURNPIKE_CONFIG", "x")];
     let warnings = load("", &environment, Flags::new()).expect("valid").warnings;
@@ -398,7 +402,7 @@ fn an_unknown_variable_is_a_warning_with_a_suggestion() {
 }
 
 #[test]
-fn what_is_of_no_use_or_of_too_much_is_a_warning() {
+fn useless_or_excessive_settings_are_warnings() {
     for (text, words) in [
         (
             "[server]\ntcp = false\n[tls]\ncert = \"a\"\nkey = \"b\"",
@@ -413,7 +417,7 @@ fn what_is_of_no_use_or_of_too_much_is_a_warning() {
             &["t.toml:2:23: server.proxy_protocol_from: 0.0.0.0/0", "anybody"],
         ),
         ("[server]\nproxy_protocol_from = [\"::/0\"]", &["server.proxy_protocol_from: ::/0"]),
-        ("[fleet]\nzone = \"west\"", &["fleet.url: there is none", "[fleet]"]),
+        ("[fleet]\nzone = \"west\"", &["fleet.url: it is missing", "[fleet]"]),
         (
             "[server]\nrealm = \"a-realm-of-more-than-forty-bytes.example.org\"",
             &[
@@ -461,11 +465,11 @@ fn users_are_read_in_all_three_forms() {
     assert_eq!(tables.users.len(), 2);
 }
 
-/// 64 of them.
+/// 64 hex digits.
 const DIGITS: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 #[test]
-fn a_fleet_has_a_store_a_secret_and_users_and_its_realms_the_limits_of_all_nodes() {
+fn fleet_needs_a_secret_and_users_and_has_limits_for_all_nodes() {
     let with = |more: &str| {
         load_text(&format!("[fleet]\nurl = \"redis://:{DIGITS}@h\"\nsecret = \"{DIGITS}\"\n{more}"))
     };
@@ -578,16 +582,16 @@ fn alternates_are_read_and_shown() {
     assert_eq!(values_of(settings(&read.to_toml())).alternates, read.alternates);
 }
 
-/// Another server may have the port of a transport that this one does not serve.
+/// Another server may use the port of a transport that this one does not serve.
 #[test]
-fn an_alternate_is_this_server_only_by_a_transport_that_it_serves() {
+fn alternate_on_an_unserved_transport_is_another_server() {
     let is_refused = |switches: &str, transports: &str| {
         let text = format!(
             "[server]\nlisten = [\"192.0.2.1:3478\"]\n{switches}\n[tls]\nlisten = [\"192.0.2.1:5349\"]\n\
              [[alternate]]\naddress = \"192.0.2.1:3478\"\n{transports}"
         );
         let mistakes = load_text(&text).err().map_or_else(Vec::new, |mistakes| mistakes.0);
-        mistakes.iter().any(|mistake| mistake.to_string().contains("clients would go in a circle"))
+        mistakes.iter().any(|mistake| mistake.to_string().contains("clients would be redirected in a circle"))
     };
     for (switches, transports, refused) in [
         ("", "", true),
@@ -604,7 +608,7 @@ fn an_alternate_is_this_server_only_by_a_transport_that_it_serves() {
 #[test]
 fn the_example_names_every_key_of_tables_that_repeat() {
     let names = |table: &str, keys: Vec<&str>| {
-        let (_, after) = EXAMPLE.split_once(&format!("#[[{table}]]")).expect("there is one");
+        let (_, after) = EXAMPLE.split_once(&format!("#[[{table}]]")).expect("a commented example");
         let own = after.split_once("#[[").map_or(after, |(own, _)| own);
         for key in keys {
             assert!(own.contains(&format!("\n#{key} = ")), "{table}.{key} is not documented");
@@ -615,7 +619,7 @@ fn the_example_names_every_key_of_tables_that_repeat() {
 }
 
 #[test]
-fn what_a_reload_cannot_change_is_named() {
+fn keys_that_need_a_restart_are_named() {
     let old = settings("[server]\nrealm = \"a\"\nworkers = 2");
     let new = settings("[server]\nrealm = \"b\"\nworkers = 3\n[admin]\nlisten = \"off\"");
     assert_eq!(old.unchangeable(&new), ["server.workers", "admin.listen"]);
@@ -627,7 +631,7 @@ fn what_a_reload_cannot_change_is_named() {
 }
 
 #[test]
-fn limits_are_read_with_units_lifted_and_shown_as_they_are() {
+fn limits_accept_units_and_are_shown_unchanged() {
     let text = "[limits]\nbits_per_second = \"10G\"\nbits_per_second_per_user = \"none\"\nburst = 100\n\
                 allocations_per_prefix = 5\nprefix_v6 = 56\nrefusals_per_prefix = 100\nsession_length = 86400\n\
                 [peers]\nallow = [\"192.0.2.0/24\"]\nallow_only = true\n\
@@ -650,7 +654,7 @@ fn limits_are_read_with_units_lifted_and_shown_as_they_are() {
     );
     assert_eq!((realm.session_length, realm.relay_ports.clone()), (Some(None), Some(50_000..=50_099)));
     let mut shown = settings(&read.to_toml());
-    // That one is not shown.
+    // Masked in the output.
     shown.realms[0].secrets.clone_from(&realm.secrets);
     assert_eq!(values_of(shown), values_of(read));
     let environment = [("TURNPIKE_LIMITS_BITS_PER_SECOND", "64k"), ("TURNPIKE_LIMITS_SESSION_LENGTH", "60")];
@@ -660,7 +664,7 @@ fn limits_are_read_with_units_lifted_and_shown_as_they_are() {
 }
 
 #[test]
-fn an_unreadable_file_is_one_clear_error() {
+fn unreadable_file_is_one_error() {
     let sources = Sources::new(Some("/nonexistent/turnpike.toml".into()), Vec::new(), Flags::new());
     let message = sources.settings().expect_err("no such file").to_string();
     assert!(
@@ -670,7 +674,7 @@ fn an_unreadable_file_is_one_clear_error() {
 }
 
 #[test]
-fn what_has_changed_is_told_by_key_secret_ones_included_and_without_those_that_need_a_restart() {
+fn changes_list_reloadable_keys_including_secrets() {
     let changed = |old: &str, new: &str| {
         let changes = settings(old).changed(&settings(new));
         changes.iter().map(|change| change.key).collect::<Vec<_>>()
@@ -687,7 +691,7 @@ fn what_has_changed_is_told_by_key_secret_ones_included_and_without_those_that_n
     assert_eq!(changed(one, &other), ["peers.deny"]);
     let values = |old: &str, new: &str| settings(old).changed(&settings(new)).remove(0).values;
     assert_eq!(values("", "[limits]\nburst = 100"), Some(("250".to_owned(), "100".to_owned())));
-    assert_eq!(values(one, ""), None, "nobody may see them");
+    assert_eq!(values(one, ""), None, "secrets are not shown");
     let realm = |more: &str| settings(&format!("[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\n{more}"));
     let changes = realm("").realms[0].changed(&realm("bits_per_second = \"2M\"").realms[0]);
     let change = Change { key: "realm.bits_per_second", values: Some((String::new(), "2000000".to_owned())) };
@@ -695,7 +699,7 @@ fn what_has_changed_is_told_by_key_secret_ones_included_and_without_those_that_n
 }
 
 #[test]
-fn what_was_passed_holds_where_nobody_else_says_anything_and_is_named_as_the_variable() {
+fn passed_sockets_have_the_lowest_precedence() {
     let passed = || {
         let mut fallback = flag("server.listen", "LISTEN_FDS", &["127.0.0.1:3478", "[::1]:3478"]);
         fallback.set("server.workers", "LISTEN_FDS", ["2".to_owned()]);
@@ -719,7 +723,7 @@ fn what_was_passed_holds_where_nobody_else_says_anything_and_is_named_as_the_var
 
 /// RFC 8489 sections 14.9, 14.14 and 14.16; RFC 7635 section 6.1.
 #[test]
-fn names_are_no_longer_than_their_attributes_may_be() {
+fn names_fit_into_their_stun_attributes() {
     let letters = |count| "\u{e4}".repeat(count);
     let domain = |last| ["d".repeat(63), "d".repeat(63), "d".repeat(63), "d".repeat(last)].join(".");
     let redirect = "[[alternate]]\naddress = \"198.51.100.1:3478\"\ndomain";

@@ -1,4 +1,4 @@
-//! Files that include files, on the disk.
+//! Tests of include files on disk.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use turnpike_strict::file_text;
 use super::super::{ForwardLoaded, ForwardSources};
 use crate::{Flags, Mistakes, Sources};
 
-/// A directory whose own name would be a pattern.
+/// A directory whose own name contains pattern characters.
 struct Dir(PathBuf, turnpike_testkit::Dir);
 
 impl Dir {
@@ -32,7 +32,7 @@ impl Dir {
         sources.merge(Some((&main, &text)), problems)
     }
 
-    /// Every mistake, the directory left out.
+    /// All mistakes, without the directory name.
     fn mistakes(&self) -> Vec<String> {
         let text = self.load().expect_err("a mistake").to_string();
         text.lines().map(|line| self.short(line)).collect()
@@ -52,7 +52,7 @@ fn ports(loaded: &ForwardLoaded) -> Vec<u16> {
 }
 
 #[test]
-fn rules_of_all_files_that_match_are_taken_in_the_order_of_their_names() {
+fn included_files_are_read_in_order_of_their_names() {
     let dir = Dir::new();
     dir.write("main.toml", &format!("include = [\"rules.d/*.toml\", \"more/x.toml\"]\n{}", rule(1)));
     dir.write("rules.d/20-b.toml", &rule(3));
@@ -61,7 +61,7 @@ fn rules_of_all_files_that_match_are_taken_in_the_order_of_their_names() {
     dir.write("rules.d/.hidden.toml", "nonsense");
     dir.write("rules.d/README", "not a rule");
     fs::create_dir(dir.0.join("rules.d/old.toml")).expect("a directory");
-    // Relative to the file that includes it.
+    // Relative to the including file.
     dir.write("more/x.toml", &format!("include = \"y.toml\"\n{}", rule(4)));
     dir.write("more/y.toml", &format!("{}\n# comment\n", rule(5)));
     let loaded = dir.load().expect("valid");
@@ -70,7 +70,7 @@ fn rules_of_all_files_that_match_are_taken_in_the_order_of_their_names() {
         loaded.included.iter().map(|path| dir.short(&path.display().to_string())).collect();
     assert_eq!(names, ["rules.d/10-a.toml", "rules.d/20-b.toml", "more/x.toml", "more/y.toml"]);
     assert_eq!(loaded.warnings, [""; 0]);
-    // Printed as a whole, and read as the same.
+    // The printed configuration has no includes and means the same.
     let whole = loaded.settings.to_toml();
     assert!(!whole.contains("include"), "{whole}");
     let again = Dir::new();
@@ -79,7 +79,7 @@ fn rules_of_all_files_that_match_are_taken_in_the_order_of_their_names() {
 }
 
 #[test]
-fn mistakes_name_the_file_and_the_line_they_stand_in() {
+fn mistakes_name_the_included_file_and_line() {
     let dir = Dir::new();
     dir.write("main.toml", &format!("include = [\"a.toml\", \"b.toml\"]\n{}[log]\nlevl = 3\n", rule(1)));
     dir.write("a.toml", &format!("\n{}idel = 5\n", rule(2)));
@@ -92,7 +92,7 @@ fn mistakes_name_the_file_and_the_line_they_stand_in() {
 }
 
 #[test]
-fn a_listener_that_two_files_have_is_named_with_both_places() {
+fn duplicate_listener_names_both_files() {
     let dir = Dir::new();
     dir.write("main.toml", "include = \"*.d/*\"\n");
     dir.write("x.d/a.toml", &rule(7));
@@ -105,7 +105,7 @@ fn a_listener_that_two_files_have_is_named_with_both_places() {
 }
 
 #[test]
-fn files_that_include_each_other_are_refused() {
+fn circular_includes_are_refused() {
     let dir = Dir::new();
     dir.write("main.toml", &format!("include = [\"a.toml\"]\n{}", rule(1)));
     dir.write("a.toml", "include = [\n  \"b.toml\",\n]\n");
@@ -123,7 +123,7 @@ fn files_that_include_each_other_are_refused() {
 }
 
 #[test]
-fn a_file_that_two_patterns_name_is_read_once() {
+fn file_matched_by_two_patterns_is_read_once() {
     let dir = Dir::new();
     dir.write("main.toml", "include = [\"d/*.toml\", \"d/a.toml\", \"l/*\"]\n");
     dir.write("d/a.toml", &rule(7));
@@ -134,7 +134,7 @@ fn a_file_that_two_patterns_name_is_read_once() {
 }
 
 #[test]
-fn a_pattern_without_files_warns_and_a_name_without_a_file_is_a_mistake() {
+fn empty_pattern_warns_and_missing_file_is_a_mistake() {
     let dir = Dir::new();
     dir.write("main.toml", &format!("include = [\"rules.d/*.toml\"]\n{}", rule(1)));
     let warnings = dir.load().expect("valid").warnings;
@@ -157,7 +157,7 @@ fn a_pattern_without_files_warns_and_a_name_without_a_file_is_a_mistake() {
 }
 
 #[test]
-fn included_files_hold_rules_and_nothing_else() {
+fn included_files_may_only_hold_rules() {
     let dir = Dir::new();
     dir.write("main.toml", "include = [\"a.toml\", \"b.conf\", \"c.toml\"]\n");
     dir.write("a.toml", &format!("{}[forward]\nworkers = 2\n[[rules]]\n", rule(1)));
@@ -176,7 +176,7 @@ fn included_files_hold_rules_and_nothing_else() {
 }
 
 #[test]
-fn chains_and_crowds_of_files_end() {
+fn include_depth_and_file_count_are_limited() {
     let dir = Dir::new();
     dir.write("main.toml", "include = \"f0.toml\"\n");
     for number in 0..20 {
@@ -185,10 +185,7 @@ fn chains_and_crowds_of_files_end() {
     }
     let found = dir.mistakes();
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(
-        found[0].starts_with("f7.toml:1:11: include: f8.toml is included by a file that is included"),
-        "{found:?}"
-    );
+    assert!(found[0].starts_with("f7.toml:1:11: include: f8.toml is nested too deep"), "{found:?}");
 
     let crowd = Dir::new();
     crowd.write("main.toml", "include = [\"d/*\", \"e/*\"]\n");
@@ -198,11 +195,14 @@ fn chains_and_crowds_of_files_end() {
     }
     let found = crowd.mistakes();
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(found[0].contains("one file too many; expected at most 1000 files"), "{found:?}");
+    assert!(
+        found[0].contains("exceeds the maximum number of files; expected at most 1000 files"),
+        "{found:?}"
+    );
 }
 
 #[test]
-fn a_path_from_elsewhere_is_relative_to_the_file_and_not_to_where_we_are() {
+fn include_paths_are_relative_to_the_including_file() {
     let dir = Dir::new();
     dir.write("main.toml", "include = \"a.toml\"\n");
     dir.write("a.toml", &rule(9));

@@ -1,10 +1,10 @@
-//! docs/forward.md: its examples are configurations, its commands rules, its metrics those that there are.
+//! Checks docs/forward.md: its examples are valid configurations, its commands valid rules, its metrics
+//! exist.
 
 use super::*;
 
 const PAGE: &str = include_str!("../../../../../docs/forward.md");
 
-/// The blocks of one language.
 fn blocks(language: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut block: Option<String> = None;
@@ -13,7 +13,7 @@ fn blocks(language: &str) -> Vec<String> {
             match block.take() {
                 Some(text) => found.push(text),
                 None if line == format!("```{language}") => block = Some(String::new()),
-                // Of another language: its text is no example.
+                // Blocks of other languages are not examples.
                 None => block = None,
             }
         } else if let Some(text) = &mut block {
@@ -24,14 +24,14 @@ fn blocks(language: &str) -> Vec<String> {
     found
 }
 
-/// The rules of one command line, which must quote what a shell would take for itself.
+/// Rules of a command line. Characters special to a shell must be quoted.
 fn rules_of(command: &str) -> Vec<String> {
     let words = command.split(' ').skip(2).filter(|word| word.contains("://"));
     words
         .map(|word| match word.strip_prefix('\'').and_then(|word| word.strip_suffix('\'')) {
             Some(quoted) => quoted.to_owned(),
             None => {
-                assert!(!word.contains(['?', '&', '[', '*', '\'']), "a shell changes {word}");
+                assert!(!word.contains(['?', '&', '[', '*', '\'']), "a shell would expand {word}");
                 word.to_owned()
             }
         })
@@ -39,7 +39,7 @@ fn rules_of(command: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_file_in_the_page_is_a_configuration() {
+fn every_file_in_the_page_is_valid() {
     let files = blocks("toml");
     assert!(files.len() >= 4, "{files:?}");
     for text in files {
@@ -55,7 +55,7 @@ fn every_file_in_the_page_is_a_configuration() {
 }
 
 #[test]
-fn every_command_in_the_page_has_rules() {
+fn every_command_in_the_page_has_valid_rules() {
     let commands = blocks("sh").concat();
     assert!(commands.lines().count() >= 8, "{commands}");
     for line in commands.lines() {
@@ -68,9 +68,9 @@ fn every_command_in_the_page_has_rules() {
     }
 }
 
-/// The right column of the table about socat.
+/// Right column of the socat table.
 #[test]
-fn every_rule_in_place_of_socat_is_one() {
+fn every_socat_replacement_is_a_valid_rule() {
     let (_, table) = PAGE.split_once("## From socat").expect("the section");
     let rows: Vec<&str> = table.lines().filter(|line| line.contains("://")).collect();
     assert!(rows.len() >= 7, "{rows:?}");
