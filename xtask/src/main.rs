@@ -1,7 +1,4 @@
-//! Chores of the repository that are too long for a shell line: `cargo xtask instructions`, `cargo xtask fuzz`,
-//! `cargo xtask attack`, `cargo xtask differential`, `cargo xtask faults`, `cargo xtask soak`, `cargo xtask kernels`, `cargo xtask miri`,
-//! `cargo xtask mutants`, `cargo xtask numbers`, `cargo xtask requirements`, `cargo xtask reproducible`,
-//! `cargo xtask upgrade-from`.
+//! Chores of the repository that are too long for a shell line; `cargo xtask --help` lists them.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
@@ -13,9 +10,11 @@ mod faults;
 mod fuzz;
 mod instructions;
 mod kernels;
+mod links;
 mod miri;
 mod mutants;
 mod numbers;
+mod prose;
 mod reproducible;
 mod requirements;
 mod soak;
@@ -60,12 +59,16 @@ enum Chore {
     Differential(differential::Options),
     /// Boot kernels of several ages, relay on each data path, and print what each can do (needs root or QEMU)
     Kernels(kernels::Options),
+    /// Check that links between documents, and documents that code names, lead somewhere
+    Links,
     /// Run the parts with `unsafe` that call no kernel under Miri (needs a nightly with it)
     Miri,
     /// Break one function after the other of wire, turn and fleet, and print what no test notices (hours)
     Mutants(mutants::Options),
     /// Measure the size and shape of the code: lines, types, public items, circular imports, unsafe blocks
     Numbers(numbers::Options),
+    /// Count phrases that make prose hard to read, against the budget in tests/prose.tsv
+    Prose(prose::Options),
     /// Check that each requirement of the RFCs has a test that passes, or a documented reason
     Requirements(requirements::Options),
     /// Build the binary of a release twice, in different directories, and compare
@@ -83,9 +86,11 @@ fn main() -> ExitCode {
         Chore::Attack(options) => attack::run(&options),
         Chore::Differential(options) => differential::run(&options),
         Chore::Kernels(options) => kernels::run(&options),
+        Chore::Links => links::run(),
         Chore::Miri => miri::run(),
         Chore::Mutants(options) => mutants::run(&options),
         Chore::Numbers(options) => numbers::run(&options),
+        Chore::Prose(options) => prose::run(&options),
         Chore::Reproducible(options) => reproducible::run(&options),
         Chore::Requirements(options) => requirements::run(&options),
         Chore::UpgradeFrom(options) => upgrade_from::run(&options),

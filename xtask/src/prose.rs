@@ -1,0 +1,103 @@
+//! `cargo xtask prose`: counts phrases that make prose hard to read, per file, against a budget that may only decrease.
+
+mod budget;
+mod phrases;
+mod source;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use clap::Args;
+
+use crate::{Failure, repository};
+use budget::Budget;
+use phrases::Finding;
+
+const BUDGET: &str = "tests/prose.tsv";
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// List every finding in these files and directories instead of comparing with the budget
+    paths: Vec<PathBuf>,
+
+    /// Lower the budget to the current counts
+    #[arg(long, conflicts_with = "paths")]
+    update: bool,
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let root = repository()?;
+    let found = findings(&root)?;
+    if !options.paths.is_empty() {
+        list(&found, &options.paths);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let counts: BTreeMap<String, usize> =
+        found.iter().map(|(path, found)| (path.clone(), found.len())).collect();
+    let total: usize = counts.values().sum();
+    let place = root.join(BUDGET);
+    let mut budget = match fs::read_to_string(&place) {
+        Ok(text) => Budget::parse(&text)?,
+        // Deleting the file is visible in review, so a missing one starts with the current counts.
+        Err(why) if why.kind() == std::io::ErrorKind::NotFound => Budget::of(counts.clone()),
+        Err(why) => return Err(why.into()),
+    };
+    if options.update {
+        budget.lower(&counts);
+        fs::write(&place, budget.to_string())?;
+    }
+    let mistakes = budget.compare(&counts);
+    for mistake in &mistakes {
+        println!("{mistake}");
+        if let budget::Mistake::Over { path, .. } = mistake {
+            found[path].iter().for_each(|finding| println!("  {path}:{finding}"));
+        }
+    }
+    println!("{total} phrases in {} files, budget {}", counts.len(), budget.total());
+    Ok(if mistakes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn list(found: &BTreeMap<String, Vec<Finding>>, paths: &[PathBuf]) {
+    let mut count = 0;
+    for (path, found) in
+        found.iter().filter(|(path, _)| paths.iter().any(|it| Path::new(path).starts_with(it)))
+    {
+        found.iter().for_each(|finding| println!("{path}:{finding}"));
+        count += found.len();
+    }
+    println!("{count} phrases");
+}
+
+/// Findings by path relative to `root`, without files that have none.
+fn findings(root: &Path) -> Result<BTreeMap<String, Vec<Finding>>, Failure> {
+    let mut all = BTreeMap::new();
+    for path in tracked_files(root)? {
+        let Some(kind) = source::Kind::of(&path) else { continue };
+        // Deleted, but not yet in a commit.
+        let Ok(text) = fs::read_to_string(root.join(&path)) else { continue };
+        let found = kind.findings(&text).map_err(|why| format!("{path}: {why}"))?;
+        if !found.is_empty() {
+            all.insert(path, found);
+        }
+    }
+    Ok(all)
+}
+
+/// Files in the index of Git and new ones that it does not ignore.
+pub(crate) fn tracked_files(root: &Path) -> Result<Vec<String>, Failure> {
+    let output = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root)
+        .output()?;
+    if !output.status.success() {
+        return Err(format!("git ls-files failed: {}", String::from_utf8_lossy(&output.stderr)).into());
+    }
+    let mut files: Vec<String> = String::from_utf8(output.stdout)?.lines().map(str::to_owned).collect();
+    files.sort();
+    files.dedup();
+    Ok(files)
+}

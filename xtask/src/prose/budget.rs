@@ -1,0 +1,139 @@
+//! The budget file: one line per file with its path and count, separated by a tab.
+
+use std::{collections::BTreeMap, fmt};
+
+use crate::Failure;
+
+const HEADER: &str = "path\tphrases";
+
+/// Allowed phrases by path; every other file may have none.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Budget(BTreeMap<String, usize>);
+
+/// A file whose count differs from its budget.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Mistake {
+    Over { path: String, count: usize, allowed: usize },
+    Under { path: String, count: usize, allowed: usize },
+}
+
+impl Budget {
+    pub(super) fn of(counts: BTreeMap<String, usize>) -> Self {
+        Self(counts)
+    }
+
+    pub(super) fn parse(text: &str) -> Result<Self, Failure> {
+        let mut lines = text.lines();
+        if lines.next() != Some(HEADER) {
+            return Err(format!("the budget does not begin with {HEADER:?}").into());
+        }
+        let rows = lines.map(|line| {
+            let (path, count) = line.split_once('\t').ok_or_else(|| format!("no tab in {line:?}"))?;
+            let count: usize = count.parse().map_err(|why| format!("{line:?}: {why}"))?;
+            Ok((path.to_owned(), count))
+        });
+        rows.collect::<Result<_, Failure>>().map(Self)
+    }
+
+    pub(super) fn total(&self) -> usize {
+        self.0.values().sum()
+    }
+
+    /// Lowers each file to its count. Files that are new, such as renamed ones, share the budgets of files that are gone.
+    pub(super) fn lower(&mut self, counts: &BTreeMap<String, usize>) {
+        let gone = |path: &str| !counts.contains_key(path);
+        let mut free: usize = self.0.iter().filter(|(path, _)| gone(path)).map(|(_, allowed)| allowed).sum();
+        let lowered = counts.iter().filter_map(|(path, count)| {
+            let allowed = self.0.get(path).copied().unwrap_or_else(|| {
+                let taken = free.min(*count);
+                free -= taken;
+                taken
+            });
+            Some((path.clone(), allowed.min(*count))).filter(|(_, allowed)| *allowed > 0)
+        });
+        self.0 = lowered.collect();
+    }
+
+    pub(super) fn compare(&self, counts: &BTreeMap<String, usize>) -> Vec<Mistake> {
+        let count_of = |path: &str| counts.get(path).copied().unwrap_or(0);
+        let over = counts.iter().filter_map(|(path, &count)| {
+            let allowed = self.0.get(path).copied().unwrap_or(0);
+            (count > allowed).then(|| Mistake::Over { path: path.clone(), count, allowed })
+        });
+        let under = self.0.iter().filter_map(|(path, &allowed)| {
+            let count = count_of(path);
+            (count < allowed).then(|| Mistake::Under { path: path.clone(), count, allowed })
+        });
+        over.chain(under).collect()
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{HEADER}")?;
+        self.0.iter().try_for_each(|(path, count)| writeln!(f, "{path}\t{count}"))
+    }
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Over { path, count, allowed } => {
+                write!(
+                    f,
+                    "{path}: {count} phrases, budget {allowed}: rewrite until at most {allowed} are left"
+                )
+            }
+            Self::Under { path, count, allowed } => {
+                write!(
+                    f,
+                    "{path}: {count} phrases, budget {allowed}: lower it with cargo xtask prose --update"
+                )
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(rows: &[(&str, usize)]) -> BTreeMap<String, usize> {
+        rows.iter().map(|(path, count)| ((*path).to_owned(), *count)).collect()
+    }
+
+    #[test]
+    fn a_budget_reads_back_as_written() {
+        let budget = Budget::of(counts(&[("a.rs", 2), ("b.md", 1)]));
+        assert_eq!(budget.to_string(), "path\tphrases\na.rs\t2\nb.md\t1\n");
+        assert_eq!(Budget::parse(&budget.to_string()).expect("it is a budget"), budget);
+        assert!(Budget::parse("a.rs\t2\n").is_err());
+        assert!(Budget::parse("path\tphrases\na.rs 2\n").is_err());
+    }
+
+    #[test]
+    fn a_count_above_or_below_its_budget_is_a_mistake() {
+        let budget = Budget::of(counts(&[("a.rs", 2), ("b.rs", 1), ("gone.rs", 1)]));
+        let mistakes = budget.compare(&counts(&[("a.rs", 3), ("b.rs", 1), ("new.rs", 1)]));
+        let expected = [
+            Mistake::Over { path: "a.rs".to_owned(), count: 3, allowed: 2 },
+            Mistake::Over { path: "new.rs".to_owned(), count: 1, allowed: 0 },
+            Mistake::Under { path: "gone.rs".to_owned(), count: 0, allowed: 1 },
+        ];
+        assert_eq!(mistakes, expected);
+    }
+
+    #[test]
+    fn an_update_never_raises_a_budget() {
+        let mut budget = Budget::of(counts(&[("a.rs", 2), ("b.rs", 3), ("c.rs", 1)]));
+        budget.lower(&counts(&[("a.rs", 4), ("b.rs", 1), ("c.rs", 1), ("new.rs", 5)]));
+        assert_eq!(budget, Budget::of(counts(&[("a.rs", 2), ("b.rs", 1), ("c.rs", 1)])));
+    }
+
+    #[test]
+    fn a_renamed_file_keeps_its_budget() {
+        let mut budget = Budget::of(counts(&[("old.rs", 3)]));
+        budget.lower(&counts(&[("new.rs", 2), ("other.rs", 4)]));
+        assert_eq!(budget, Budget::of(counts(&[("new.rs", 2), ("other.rs", 1)])));
+    }
+}
