@@ -180,7 +180,7 @@ fn a_connection_leads_to_its_node() {
         world.client = stream(42_000);
         let reply = world.ask_as("alice", Ask::connection_bind(connection));
         if code == 400 {
-            assert_eq!(reply.reason(), "Bad Request: CONNECTION-ID is not known here (any more)");
+            assert_eq!(reply.reason(), "Bad Request: CONNECTION-ID is unknown or has expired");
         }
         assert_eq!((reply.code(), reply.alternates()), (Some(code), alternates));
     }

@@ -1,5 +1,5 @@
-//! Long-term credentials (RFC 8489 section 9.2.4). A store that has to be waited for is asked only about requests whose nonce we gave
-//! to that very address, or who show that they do not forge theirs (a stream, a mobility ticket), so that a flood from forged addresses
+//! Long-term credentials (RFC 8489 section 9.2.4). A slow store is queried only for requests with a verified
+//! source address: by a nonce issued to it, a stream, or a mobility ticket. A flood from forged addresses
 //! never reaches it.
 
 pub(crate) mod claim;
@@ -38,13 +38,14 @@ use super::{
 };
 use crate::rates::{Rate, Rates};
 
-/// Bytes of a header and an attribute of four: REQUESTED-TRANSPORT, LIFETIME, CONNECTION-ID. No shorter unsigned request asks for anything.
+/// Bytes of a header and one attribute of four bytes (REQUESTED-TRANSPORT, LIFETIME, CONNECTION-ID). No
+/// meaningful request is shorter.
 const SHORTEST_REQUEST: usize = 28;
 
-/// Bytes of a header.
 const HEADER: usize = 20;
 
-/// Longest challenge per byte of a request that is too short to be granted, beyond [`short_request_rate`].
+/// Maximum challenge length per byte of a request shorter than [`SHORTEST_REQUEST`], apart from
+/// [`short_request_rate`].
 const MAX_AMPLIFICATION: usize = 4;
 
 /// Bytes of an attribute with a value of `len` bytes.
@@ -52,35 +53,35 @@ const fn attribute(len: usize) -> usize {
     4 + len.next_multiple_of(4)
 }
 
-/// Challenges over UDP that are longer than [`MAX_AMPLIFICATION`] times a request too short to be granted: ten a second to one host after a
-/// burst of 50, and a thousand a second for each worker. A client that can be granted anything never meets this rate.
+/// Rate of challenges over UDP above [`MAX_AMPLIFICATION`]: ten per second and host after a burst of 50, and
+/// a thousand per second and worker. Clients with meaningful requests are not affected.
 pub(crate) fn short_request_rate() -> Rates {
     Rates::new(Rate::new(50, 100), Rate::new(1000, 1), 4096)
 }
 
 impl<P: Policy> Server<P> {
-    /// Finds out who sent the request, and says so in its context; or answers it.
+    /// Authenticates the sender and fills in the context, or answers the request.
     pub(crate) fn authenticate(&mut self, context: &mut Context<'_>) -> Result<(), Disposition> {
         let listener = context.source.client.listener;
         let origin = if self.config.origins.is_empty() { None } else { context.request.get(kind::ORIGIN) };
         let first = self.realms.challenging(&self.config, listener, origin);
         if !self.config.authenticate {
             context.who.realm = Arc::clone(&first.name);
-            // Without names, quotas count addresses.
+            // Without usernames, quotas count addresses.
             context.who.identity = context.source.client.address.ip().to_string().into_boxed_str();
             return Ok(());
         }
         let first = Arc::clone(first);
-        // The order of the checks is that of RFC 8489 section 9.2.4. Without message integrity: 401.
+        // Order of checks as in RFC 8489 section 9.2.4. No message integrity: 401.
         let request = context.request;
         let Some(mac) = request.view.mac() else { return Err(self.challenge(context, &first, 401)) };
-        // With it, but without a name, a realm or a nonce: 400.
+        // USERNAME, REALM or NONCE missing: 400.
         let (user, realm, nonce) = match named(request) {
             Ok(named) => named,
             Err(denied) => return Err(self.deny_request(context, denied)),
         };
-        // A key holds for one realm; the challenge tells which. A user of another realm that is served here names that, and
-        // gets a nonce for it by the 438 below.
+        // Keys are per realm, and the challenge names the listener's first. A user of another realm on this
+        // listener sends that realm and gets a nonce for it with the 438 below.
         let Some(realm) = self.realms.find(&self.config, listener, realm).cloned() else {
             self.refused_before(context, &first, user, CredentialRefusal::WrongRealm);
             return Err(self.challenge(context, &first, 401));
@@ -98,7 +99,7 @@ impl<P: Policy> Server<P> {
             None => self.check_password(context, &claim)?,
         };
         match proof {
-            // The user and the key come first: 401 before 438.
+            // User and key are checked first: 401 takes precedence over 438.
             Ok(_) if standing == Standing::Foreign => Err(self.foreign_nonce(context, &claim.realm)),
             Ok(Proof { username, .. }) if standing == Standing::Stale => {
                 let (client, realm, method) = (context.client(), &claim.realm.name, context.envelope.method);
@@ -119,13 +120,13 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// 438 for a nonce that was never given to this address.
+    /// Sends 438 for a nonce that was not issued to this address.
     pub(crate) fn foreign_nonce(&mut self, context: &Context<'_>, realm: &Terms) -> Disposition {
         self.tell_of(context, 438, RequestRefusal::Code);
         self.challenge(context, realm, 438)
     }
 
-    /// Verifies a request by the user's password; who that is and what is wrong with it, if something is.
+    /// Verifies a request by the user's password.
     fn check_password(
         &mut self,
         context: &mut Context<'_>,
@@ -133,7 +134,7 @@ impl<P: Policy> Server<P> {
     ) -> Result<Checked, Disposition> {
         let Claim { user, realm, mac, standing } = claim;
         let Some(algorithm) = password_algorithm(realm, context.request) else {
-            // The list may be that of an earlier configuration, whose nonces count no more.
+            // The list may come from an earlier configuration, whose nonces are no longer valid.
             if *standing == Standing::Foreign {
                 return Err(self.foreign_nonce(context, realm));
             }
@@ -156,7 +157,7 @@ impl<P: Policy> Server<P> {
             Some(credentials) => credentials.verify(context.now.unix, &mut verify),
             None => self.policy.check(*user, &realm.name, algorithm, context.now.unix, &mut verify),
         };
-        // The MAC has the last word, in case a policy accepts without a key that verified.
+        // The MAC decides, in case a policy accepts without a key that verified.
         Ok(match (lookup, key) {
             (Lookup::Accepted { username, identity, until_unix }, Some(key)) => {
                 Ok(Proof { key, username, identity, grant: None, until_unix })
@@ -167,7 +168,7 @@ impl<P: Policy> Server<P> {
             (Lookup::WrongKey { username } | Lookup::Accepted { username, .. }, _) => {
                 Err((Some(username), CredentialRefusal::WrongKey))
             }
-            // Whoever has not shown a nonce that is good here gets one, and no place among those who wait.
+            // A request without a valid nonce gets one instead of a place in the lookup table.
             (Lookup::Later, _) if *standing == Standing::Foreign => {
                 return Err(self.foreign_nonce(context, realm));
             }
@@ -198,7 +199,7 @@ impl<P: Policy> Server<P> {
                 }));
                 Disposition::Later
             }
-            // Nothing is repeated over a stream: who is told of nothing waits for long.
+            // Clients on streams do not retransmit, so silence would make them wait for long.
             Err(DropReason::LookupLimit)
                 if self.is_stream(context.client()) && self.config.store_failure == StoreFailure::Answer =>
             {
@@ -208,13 +209,14 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// What becomes of a request whose credentials the store cannot tell. Its address is its own, or it would not have waited.
+    /// Handles a request whose credentials the store cannot provide. Its source address is verified,
+    /// otherwise it would not have waited.
     fn store_failed(&mut self, context: &Context<'_>, user: User<'_>, realm: &Terms) -> Disposition {
         match self.config.store_failure {
             StoreFailure::Answer => {
                 let (client, method) = (context.client(), context.envelope.method);
                 let (realm, username) = (&realm.name, claimed(user));
-                // Its nonce has shown that its address is its own.
+                // Its nonce has verified its address.
                 let asker = Requester { client, realm, username, proved: true, method };
                 self.tell_refused(context.now, &asker, 500, RequestRefusal::Store);
                 self.write_failure(&context.envelope, 500);
@@ -224,7 +226,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// The answer to credentials that are not good.
+    /// Answers invalid credentials.
     fn deny(
         &mut self,
         context: &Context<'_>,
@@ -232,7 +234,7 @@ impl<P: Policy> Server<P> {
         user: User<'_>,
         why: CredentialRefusal,
     ) -> Disposition {
-        // Who it was is not known before the nonce is: nothing to tell of.
+        // The nonce is not verified yet, so nothing is logged.
         if claim.standing == Standing::ForOwner {
             return self.challenge(context, &claim.realm, 438);
         }
@@ -240,9 +242,9 @@ impl<P: Policy> Server<P> {
         self.challenge(context, &claim.realm, 401)
     }
 
-    /// Counts a credential that is refused before its owner has proved anything, and tells of it if the client's address is its own:
-    /// the line names that address, and must not accuse another's. Whoever forges one over UDP never sees the nonce that we give to
-    /// it; elsewhere a handshake has proved it.
+    /// Counts a credential refused before authentication, and logs it only if the source address is verified,
+    /// because the line names that address. A forged UDP source never sees the nonce sent to it; other
+    /// transports verify the address by handshake.
     fn refused_before(
         &mut self,
         context: &Context<'_>,
@@ -260,14 +262,14 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// 401 for a time-limited credential that has expired: it makes no allocation any more.
+    /// Sends 401 for an expired time-limited credential, which cannot make an allocation.
     pub(crate) fn refuse_expired(&mut self, context: &Context<'_>, ago: u64) -> Disposition {
         let who = &context.who;
         self.refused(context, User::Name(&who.username), CredentialRefusal::Expired { ago });
         self.challenge_again(context, 401)
     }
 
-    /// Challenges a client whose request was authentic; 437 if its realm is gone.
+    /// Challenges a client whose request was authentic; 437 if its realm has been removed.
     pub(crate) fn challenge_again(&mut self, context: &Context<'_>, code: u16) -> Disposition {
         let listener = context.source.client.listener;
         let realm = self.realms.find(&self.config, listener, context.who.realm.as_bytes()).cloned();
@@ -277,7 +279,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Counts a refused credential and, at a bounded rate, tells of it.
+    /// Counts a refused credential and reports it at a bounded rate.
     pub(crate) fn refused(&mut self, context: &Context<'_>, user: User<'_>, why: CredentialRefusal) {
         self.data.stats.refused(why);
         let client = *context.client();
@@ -289,14 +291,14 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Builds a 401 or 438 with all that the next attempt needs: realm, nonce and algorithms (RFC 8489 section 9.2.4). Browsers and pion
-    /// give up after a 438 on Allocate, so a challenge never carries a nonce that fails. A 401 repeats a nonce that is still good: it is the
-    /// credential that has to change.
+    /// Builds a 401 or 438 with everything the next attempt needs: realm, nonce and algorithms (RFC 8489
+    /// section 9.2.4). Browsers and pion give up after a 438 on Allocate, so the nonce in a challenge is
+    /// always usable. A 401 repeats a nonce that is still valid, since the credential has to change.
     ///
-    /// To a forged source address go neither SOFTWARE nor the reason phrase. With the realm `turnpike` a challenge
-    /// has 80 bytes, four times a header alone: 20 of header, 8 of ERROR-CODE, 12 of REALM, 28 of NONCE and 12 of PASSWORD-ALGORITHMS. Realms
-    /// of up to 40 bytes stay within four times the shortest Allocate. THIRD-PARTY-AUTHORIZATION adds at most 264 bytes, where RFC 7635
-    /// section 6.1 asks for it.
+    /// Omits SOFTWARE and the reason phrase if the source address may be forged. With the realm `turnpike` a
+    /// challenge has 80 bytes, four times a bare header: 20 of header, 8 of ERROR-CODE, 12 of REALM, 28 of
+    /// NONCE and 12 of PASSWORD-ALGORITHMS. Realms of up to 40 bytes stay within four times the shortest
+    /// Allocate. THIRD-PARTY-AUTHORIZATION (RFC 7635 section 6.1) adds up to 264 bytes.
     pub(crate) fn challenge(&mut self, context: &Context<'_>, realm: &Terms, code: u16) -> Disposition {
         let server_name = realm.third_party.then(|| self.config.third_party.server_name.as_bytes());
         let len = HEADER
@@ -311,7 +313,7 @@ impl<P: Policy> Server<P> {
             && len > MAX_AMPLIFICATION * asked
             && self.config.listener(listener).transport == Transport::Udp
         {
-            // Allocated once, so that a flood allocates nothing.
+            // Allocated once, so that a flood does not allocate.
             self.short_request_rate.make_room_for_all();
             if !self.short_request_rate.admit_address(context.now.ms.saturating_mul(1000), address.ip()) {
                 return Disposition::Drop(DropReason::RefusalRatio);
@@ -343,7 +345,7 @@ impl<P: Policy> Server<P> {
 }
 
 impl Credentials {
-    /// The result of [`super::Users::check`], had it known these credentials.
+    /// Evaluates store credentials as [`super::Users::check`] would.
     fn verify(self, unix: u64, verify: &mut dyn FnMut(&Key) -> bool) -> Lookup {
         let (username, identity, keys) = match self {
             Self::Keys { username, identity, keys } => (username, identity, keys),
@@ -361,8 +363,9 @@ impl Credentials {
     }
 }
 
-/// MD5 where the request says nothing of algorithms. One that does must repeat the list of our challenge and choose from it (RFC 8489
-/// section 9.2.4; else 400): whoever strips SHA-256 from the challenge on its way is found out here.
+/// Algorithm of the request; MD5 if it names none. Otherwise it must repeat the challenge's list and choose
+/// from it (RFC 8489 section 9.2.4; else 400), which detects an attacker who removed SHA-256 from the
+/// challenge.
 fn password_algorithm(realm: &Terms, request: &Request<'_>) -> Option<KeyAlgorithm> {
     match (request.get(kind::PASSWORD_ALGORITHM), request.get(kind::PASSWORD_ALGORITHMS)) {
         (None, None) => Some(KeyAlgorithm::Md5),
@@ -371,7 +374,7 @@ fn password_algorithm(realm: &Terms, request: &Request<'_>) -> Option<KeyAlgorit
     }
 }
 
-/// User, realm and nonce of a signed request. Without them it is a bad one (RFC 8489 section 9.2.4).
+/// User, realm and nonce of a signed request; 400 if any is missing (RFC 8489 section 9.2.4).
 fn named<'a>(request: &Request<'a>) -> Result<(User<'a>, &'a [u8], &'a [u8]), Denied> {
     let Some(user) = user_of(request) else {
         let given = [kind::USERNAME, kind::USERHASH].into_iter().find(|kind| request.get(*kind).is_some());

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_in_use_is_the_newest_whose_time_has_come() {
+    fn the_newest_key_already_valid_is_in_use() {
         let key = |byte| NonceKey([byte; 32]);
         let keys = NonceKeys::new(key(1), [(200, key(3)), (100, key(2))]);
         for (unix, byte) in [(0, 1), (99, 1), (100, 2), (199, 2), (200, 3), (u64::MAX, 3)] {

@@ -1,8 +1,9 @@
-//! Mobility (RFC 8016): a client that has changed its address proves by a ticket which allocation is its own, and by its
-//! credentials that it may have it.
+//! Mobility (RFC 8016): a client with a new address identifies its allocation by a ticket, and proves by its
+//! credentials that it owns it.
 //!
-//! The new 5-tuple *arrives*: both are good, until the client sends data from the new one (section 3.2.2). Then the allocation *moves*, and the
-//! old one is forgotten. `handoff.rs` has the part of other workers in this.
+//! At first the new 5-tuple *arrives*: both 5-tuples are valid until the client sends data from the new one
+//! (section 3.2.2). Then the allocation *moves*, and the old one is dropped. `handoff.rs` handles arrivals at
+//! other workers.
 
 pub(crate) mod handoff;
 pub(crate) mod moved;
@@ -25,33 +26,34 @@ use super::{
 };
 use crate::time::Now;
 
-/// For so long a Refresh with the ticket before the last one is known to be a retransmission. RFC 8016 asks for 30 s at the
-/// least, RFC 8489 section 6.3.1 for 40.
+/// Time during which a Refresh with the previous ticket counts as a retransmission. RFC 8016 requires at
+/// least 30 s, RFC 8489 section 6.3.1 40 s.
 const REMEMBERED_MS: u64 = 40_000;
 
-/// What a mobile allocation has beyond the others.
+/// State of a mobile allocation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Mobility {
-    /// Names it in its tickets for as long as it lives.
+    /// Identifies the allocation in its tickets.
     pub(crate) key: Secret<u64>,
-    /// Of the ticket that is good.
+    /// Counter of the current ticket.
     counter: u32,
-    /// The ticket before it.
     spent: Option<Spent>,
-    /// The new 5-tuple, from which no data has come so far, and its worker. Once it is given away, it has arrived.
+    /// New 5-tuple that has not sent data yet, and its worker; not serialized, since a passed allocation has
+    /// arrived.
     #[serde(skip)]
     pub(crate) arriving: Option<(Source, u16)>,
-    /// The last Refresh with a ticket, to answer it again.
+    /// Last Refresh with a ticket, for answering retransmissions.
     last: Option<LastArrival>,
 }
 
-/// The ticket that was presented last. Section 3.2.2 accepts it for retransmissions alone; but a client whose connection ended before the
-/// answer came, or that gave up repeating itself, has no other. So it is good until there is a sign that the answer has arrived: data or
-/// another signed request from the new 5-tuple, or the next ticket. The credentials keep others out, and the replay guard keeps copies out.
+/// Previous ticket. Section 3.2.2 accepts it only for retransmissions, but a client that lost the answer (its
+/// connection ended, or it stopped retransmitting) has no other. So it stays valid until the client evidently
+/// got the answer: data or another signed request from the new 5-tuple, or use of the next ticket.
+/// Credentials protect it from others and the replay guard from copies.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Spent {
     counter: u32,
-    /// Datagrams that the client had sent when the allocation moved, if it did without waiting for one.
+    /// Datagrams the client had sent when the allocation moved without waiting for data.
     sent: Option<u64>,
 }
 
@@ -64,7 +66,7 @@ struct LastArrival {
 }
 
 impl Mobility {
-    /// With the age of what has a time, in place of the time; and the other way round, on whichever clock.
+    /// Converts the time to an age, and back, on any clock.
     pub(crate) fn packed(&self, now: Now) -> Self {
         let last = self.last.map(|last| LastArrival { at_ms: now.ms.wrapping_sub(last.at_ms), ..last });
         Self { arriving: None, last, ..self.clone() }
@@ -74,18 +76,18 @@ impl Mobility {
         Ticket { key: self.key.0, node, counter: self.counter }
     }
 
-    /// Whether a client that has sent so many datagrams may have nothing better than the ticket of this counter.
+    /// Returns true if a client that has sent `sent` datagrams may hold no better ticket than `counter`.
     fn is_held(&self, counter: u32, sent: u64) -> bool {
         let is_it = |spent: &Spent| spent.counter == counter && spent.sent.is_none_or(|then| then == sent);
         counter == self.counter || self.spent.as_ref().is_some_and(is_it)
     }
 
-    /// Whether it is the ticket that was given out last.
+    /// Returns true for the current ticket.
     pub(crate) fn is_good(&self, ticket: &Ticket) -> bool {
         ticket.counter == self.counter
     }
 
-    /// Whether this is the last Refresh with a ticket again.
+    /// Returns true if this is a retransmission of the last Refresh with a ticket.
     pub(crate) fn is_repeated(&self, context: &Context<'_>) -> bool {
         self.last.as_ref().is_some_and(|last| {
             (&last.client, last.transaction) == (context.client(), context.request.transaction())
@@ -93,15 +95,15 @@ impl Mobility {
         })
     }
 
-    /// A signed request from the new 5-tuple shows that the client has got the ticket that was given out last. Late requests from the old one show
-    /// nothing.
+    /// Drops the previous ticket after a signed request from the new 5-tuple, which shows that the client has
+    /// the current one. Late requests from the old 5-tuple prove nothing.
     pub(crate) fn heard_from(&mut self, client: &Client, at_home: bool) {
         if self.arriving.map_or(at_home, |(source, _)| source.client == *client) {
             self.spent = None;
         }
     }
 
-    /// The allocation has moved: for data of its client, or, after so many datagrams, without any.
+    /// Records a move, caused by data from the client or, after `without` datagrams, by something else.
     pub(crate) fn moved(&mut self, without: Option<u64>) {
         match (&mut self.spent, without) {
             (Some(spent), Some(sent)) => spent.sent = Some(sent),
@@ -111,9 +113,9 @@ impl Mobility {
 }
 
 impl<P: Policy> Server<P> {
-    /// The client's connection is closed: its allocation ends, unless it is mobile. Then it lives on until it expires
-    /// (a plain one ends with the connection, and RFC 8016 exists to keep it), and drops what peers send until
-    /// its client has arrived elsewhere. False if it had no allocation.
+    /// Handles the end of the client's connection: its allocation ends unless it is mobile. A mobile one
+    /// lives on until it expires (RFC 8016 exists for this), and drops packets from peers until the client
+    /// arrives elsewhere. Returns false if the client had no allocation.
     pub fn disconnected(&mut self, now: Now, client: &Client) -> bool {
         self.lookups.forget(|source| source.client == *client);
         if self.give_up_arrival(client) {
@@ -129,7 +131,7 @@ impl<P: Policy> Server<P> {
         let (key, arriving) = (mobility.key.0, mobility.arriving);
         self.data.emit(now, Effect::Away { allocation: id });
         match arriving {
-            // The end of the old connection settles it as data from the new one does.
+            // The end of the old connection completes the move, as data from the new one would.
             Some((source, worker)) if worker == own => self.settle(now, index, source, false),
             elsewhere => {
                 self.data.stats.mobility(MobilityEvent::Kept);
@@ -147,8 +149,9 @@ impl<P: Policy> Server<P> {
         true
     }
 
-    /// The client that was expected there has not sent data, and will not. Its allocation keeps the old 5-tuple alone: otherwise it could settle
-    /// later at a 5-tuple that is another client's by then. False if no client was expected there.
+    /// Cancels the arrival of a client that did not send data. Its allocation keeps only the old 5-tuple;
+    /// otherwise it could later move to a 5-tuple that belongs to another client by then. Returns false if no
+    /// client was expected there.
     pub(crate) fn give_up_arrival(&mut self, client: &Client) -> bool {
         let Some(expected) = self.pending_moves.remove(client) else { return false };
         let Expected { key, owner, .. } = expected;
@@ -166,14 +169,14 @@ impl<P: Policy> Server<P> {
         true
     }
 
-    /// What an Allocate says about mobility (section 3.1.2), or the error code.
+    /// Mobility request of an Allocate (section 3.1.2), or the error.
     pub(crate) fn wants_mobility(&self, request: &Request<'_>) -> Result<bool, Denied> {
         match request.get(kind::MOBILITY_TICKET) {
             None => Ok(false),
             Some([]) if self.config.mobility => Ok(true),
             // Mobility Forbidden.
             Some([]) => Err(Denied::code(405)),
-            // An Allocate asks for a ticket, and has none to show.
+            // An Allocate asks for a ticket and cannot have one.
             Some(_) => Err(Denied::bad(kind::MOBILITY_TICKET, Fault::NotEmpty)),
         }
     }
@@ -197,20 +200,21 @@ impl<P: Policy> Server<P> {
         }));
     }
 
-    /// The good ticket of a mobile allocation.
+    /// Current ticket of a mobile allocation.
     pub(crate) fn ticket(&mut self, now: Now, index: u32) -> Option<[u8; ticket::LEN]> {
         let mobility = self.sessions.get(index)?.mobility.as_ref()?;
         Some(mobility.ticket(self.worker_id.node()).seal(&self.config.nonce_keys.at(now.unix).0))
     }
 
-    /// What a request's ticket says, if it is one of ours.
+    /// Opens a request's ticket, if it is genuine.
     pub(crate) fn ticket_of(&self, request: &Request<'_>) -> Option<Ticket> {
         let sealed = request.get(kind::MOBILITY_TICKET).filter(|_| self.config.mobility)?;
         self.config.nonce_keys.iter().find_map(|key| Ticket::open(sealed, &key.0))
     }
 
-    /// The allocation that a Refresh with a ticket is about, and the ticket's counter; or the answer: the ticket names it, and the
-    /// 5-tuple does not count (section 3.2.2). Nothing has changed by then: see [`Server::arrive`].
+    /// Finds the allocation of a Refresh with a ticket, and the ticket's counter, or answers the request. The
+    /// ticket identifies the allocation, regardless of the 5-tuple (section 3.2.2). Changes nothing: see
+    /// [`Server::arrive`].
     pub(crate) fn presented(&mut self, context: &Context<'_>) -> Result<(u32, u32), Disposition> {
         if !self.config.mobility {
             return Err(self.fail(context, 405));
@@ -226,16 +230,16 @@ impl<P: Policy> Server<P> {
             return Err(self.ask_owner(context, ticket));
         };
         let Some((_, entry, session)) = self.allocation(index) else { return Err(self.fail(context, 437)) };
-        // A ticket alone is no proof: whoever shows it must be the user of the allocation.
+        // A ticket proves nothing alone: the sender must be the allocation's user.
         if !session.is_of(&context.who) {
             return Err(self.wrong_user(context));
         }
         let Some(mobility) = &session.mobility else { return Err(self.fail(context, 437)) };
-        // The same request again, whose answer was lost.
+        // Retransmission after a lost answer.
         if mobility.is_repeated(context)
             && let Some(LastArrival { granted, .. }) = mobility.last
         {
-            // The announcement may have been lost together with the answer.
+            // The announcement may have been lost too.
             self.announce(context, index);
             self.data.stats.retransmits += 1;
             let ticket = self.ticket(context.now, index);
@@ -245,22 +249,22 @@ impl<P: Policy> Server<P> {
             self.data.stats.mobility(MobilityEvent::TicketReplayed);
             return Err(self.bad(context, kind::MOBILITY_TICKET, Fault::Replaced));
         }
-        // A client that has not moved needs no ticket (section 3.2.2). The ticket before the last is no mistake where the client arrives: it
-        // has not got the answer.
+        // A client that has not moved needs no ticket (section 3.2.2). While it arrives, the previous ticket
+        // is fine: the answer was lost.
         let client = context.client();
         let arrives = mobility.arriving.is_some_and(|(source, _)| source.client == *client);
         let at_home = entry.client == *client && !entry.away;
         let over_tcp = session.tcp.is_some();
         if at_home || (arrives && ticket.counter == mobility.counter) {
-            // The client's worker may have forgotten it.
+            // The client's worker may have dropped the pending move.
             self.announce(context, index);
             return Err(self.bad(context, kind::MOBILITY_TICKET, Fault::AtHome));
         }
-        // RFC 6062 has no allocation for TCP without a stream to its client; where that is gone, it waits for one.
+        // RFC 6062 needs a stream to the client; an allocation that lost its stream waits for another.
         if over_tcp && !self.is_stream(client) {
             return Err(self.bad(context, kind::MOBILITY_TICKET, Fault::OverDatagrams));
         }
-        // One 5-tuple, one allocation (RFC 8656 section 3.2).
+        // One allocation per 5-tuple (RFC 8656 section 3.2).
         let occupied = matches!(context.delivery, Delivery::Forwarded { occupied: true, .. });
         if occupied || (!arrives && self.is_known(client)) {
             return Err(self.refuse(context, 437, RequestRefusal::AllocationExists));
@@ -268,7 +272,8 @@ impl<P: Policy> Server<P> {
         Ok((index, ticket.counter))
     }
 
-    /// A Refresh with a ticket, `presented`, has succeeded: the new 5-tuple arrives, and there is a new ticket.
+    /// Completes a Refresh with a ticket after `presented`: the new 5-tuple arrives, and a new ticket is
+    /// issued.
     pub(crate) fn arrive(&mut self, context: &Context<'_>, index: u32, granted: u32, presented: u32) {
         let own = self.worker_id.number();
         let worker = if let Delivery::Forwarded { via, .. } = context.delivery { via } else { own };
@@ -281,7 +286,7 @@ impl<P: Policy> Server<P> {
         mobility.spent = Some(Spent { counter: presented, sent: None });
         let transaction = context.request.transaction();
         mobility.last = Some(LastArrival { client: source.client, transaction, at_ms: now.ms, granted });
-        // An earlier one that has not sent data is given up.
+        // An earlier arrival that has not sent data is cancelled.
         if let Some((Source { client, .. }, at)) = mobility.arriving.replace((source, worker))
             && (client, at) != (source.client, worker)
         {
@@ -294,7 +299,7 @@ impl<P: Policy> Server<P> {
         if !away {
             return;
         }
-        // There is no old 5-tuple to wait with.
+        // The old 5-tuple is already gone, so move immediately.
         if worker == own {
             self.settle(now, index, source, false);
         } else {
@@ -304,7 +309,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Tells a worker that a client does not arrive there any more with the allocation of this key, which is ours.
+    /// Notifies a worker that a client no longer arrives there with this server's allocation `key`.
     pub(crate) fn arrives_no_more(&mut self, worker: u16, client: Client, key: u64) {
         let owner = self.worker_id.number();
         if worker != owner {
@@ -314,7 +319,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Data from a 5-tuple without an allocation.
+    /// Handles data from a 5-tuple without an allocation.
     #[inline]
     pub(crate) fn unknown_client<'a>(
         &'a mut self,
@@ -330,8 +335,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// The same, where some are expected. Data from a 5-tuple that arrived ends the old one. The allocation of another worker is fetched, and the
-    /// datagram is fed again.
+    /// Slow path of [`Server::unknown_client`] while any client is expected. Data from an arriving 5-tuple
+    /// moves the allocation; if another worker has it, it is fetched and the datagram is fed again.
     #[cold]
     #[inline(never)]
     fn perhaps_expected<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
@@ -356,12 +361,12 @@ impl<P: Policy> Server<P> {
         Verdict::Drop(None)
     }
 
-    /// Whether an allocation has this 5-tuple, or will.
+    /// Returns true if the 5-tuple has an allocation or a pending move.
     pub(crate) fn is_known(&mut self, client: &Client) -> bool {
         self.data.forwarding.find(client).is_some() || self.pending_moves.get(client).is_some()
     }
 
-    /// The allocation moves to the 5-tuple that arrived. `spoke`: because data came from there.
+    /// Moves the allocation to the 5-tuple that arrived. `spoke`: because it sent data.
     fn settle(&mut self, now: Now, index: u32, source: Source, spoke: bool) {
         let Source { client, link } = source;
         self.pending_moves.remove(&client);

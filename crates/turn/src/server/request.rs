@@ -1,4 +1,4 @@
-//! Requests as the server takes them: which methods there are, how long one may be, and what is counted of one that is none.
+//! Parsing of requests: methods, size limit and drop reasons for malformed ones.
 
 pub(crate) mod allocate;
 pub(crate) mod bad_request;
@@ -23,11 +23,10 @@ use turnpike_wire::stun::{Class, Header, Invalid, View, kind, method, xor_addres
 
 use super::DropReason;
 
-/// Bytes. No request needs more: 763 each of USERNAME, REALM and NONCE and 64 peers of 24 come to 3,840. It
-/// bounds what one unauthenticated datagram can make us hash.
+/// Bytes. No request needs more: USERNAME, REALM and NONCE of 763 bytes each and 64 peers of 24 bytes add up
+/// to 3,840. It bounds the hashing that an unauthenticated datagram can cause.
 pub const MAX_REQUEST_LEN: usize = 4096;
 
-/// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Method {
@@ -48,7 +47,6 @@ pub enum Method {
 }
 
 impl Method {
-    /// The method's number.
     pub(crate) const fn number(self) -> u16 {
         match self {
             Self::Binding => method::BINDING,
@@ -84,22 +82,20 @@ impl From<Invalid> for DropReason {
     }
 }
 
-/// How a request reached this worker.
+/// Path of a request to this worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
-    /// From the client.
     Direct,
-    /// With its stream, which is this worker's from now on.
+    /// Together with its stream, which this worker now owns.
     HandedOver,
-    /// From worker `via`, with which the client remains.
+    /// From worker `via`, which keeps the client.
     Forwarded {
         via: u16,
-        /// Another allocation has the client's 5-tuple there, or arrives at it.
+        /// On that worker the client's 5-tuple already has an allocation or a pending move.
         occupied: bool,
     },
 }
 
-/// A well-formed request.
 pub(crate) struct Request<'a> {
     pub(crate) method: Method,
     pub(crate) view: View<'a>,
@@ -115,7 +111,6 @@ impl<'a> Request<'a> {
         Ok(Self { method, view: View::new_checked(datagram)? })
     }
 
-    /// The first attribute of this type.
     pub(crate) fn get(&self, kind: u16) -> Option<&'a [u8]> {
         self.view.get(kind)
     }
@@ -124,24 +119,24 @@ impl<'a> Request<'a> {
         self.view.header().transaction
     }
 
-    /// Every XOR-PEER-ADDRESS, of the family that stands in it, IPv4-mapped or not; `None` where one is malformed.
+    /// All XOR-PEER-ADDRESS attributes, with the address family as encoded (IPv4-mapped stays IPv6); `None`
+    /// for a malformed one.
     pub(crate) fn peers(&self) -> impl Iterator<Item = Option<SocketAddr>> + '_ {
         let transaction = self.transaction();
         self.view.all(kind::XOR_PEER_ADDRESS).map(move |value| xor_address(value, &transaction))
     }
 
-    /// Comprehension-required attributes that are not known, each once and in order. `is_known` has those that are known here beyond the
-    /// others.
+    /// Unknown comprehension-required attributes, sorted and without duplicates. `is_known` adds attributes
+    /// known in this context.
     pub(crate) fn unknown(&self, is_known: impl Fn(u16) -> bool) -> SmallVec<[u16; 4]> {
         let unknown = self.view.unknown(|kind| kind::is_comprehended(kind) || is_known(kind));
         let mut found: SmallVec<[u16; 4]> = unknown.collect();
-        // The number is bounded by the length of a request, and so is the time that this takes.
+        // The request length bounds the number of attributes and thus the time for this.
         found.sort_unstable();
         found.dedup();
         found
     }
 
-    /// In bytes.
     pub(crate) fn len_without_fingerprint(&self) -> usize {
         self.view.bytes().len() - if self.view.has_fingerprint() { 8 } else { 0 }
     }

@@ -168,7 +168,7 @@ mod tests {
     use crate::random::Seed;
 
     #[test]
-    fn a_name_is_read_as_it_is_written_and_in_no_other_way() {
+    fn a_session_id_parses_only_as_displayed() {
         let id = SessionId::draw(&mut Random::new(Seed([7; 32])));
         let text = id.to_string();
         assert_eq!((text.len(), text.parse()), (32, Ok(id)));

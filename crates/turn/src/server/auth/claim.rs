@@ -1,4 +1,4 @@
-//! The user of a request: claimed, proven, and authorized by a token.
+//! User of a request: claimed, authenticated, and authorized by a token.
 
 use std::{str, sync::Arc};
 
@@ -17,29 +17,28 @@ use crate::{
     time::Now,
 };
 
-/// Bytes of USERNAME. RFC 8489 section 14.3 has fewer than 509, and 763 from clients of RFC 5389.
+/// Bytes of USERNAME. RFC 8489 section 14.3 allows up to 508, RFC 5389 clients up to 763.
 const MAX_USERNAME_LEN: usize = 763;
 
-/// The proven sender of a request. By default no user.
+/// Authenticated sender of a request; empty by default.
 #[derive(Default)]
 pub(crate) struct Who {
-    /// Users of the same name in two realms are two users.
     pub(crate) realm: Arc<str>,
     pub(crate) username: Box<str>,
     pub(crate) identity: Box<str>,
-    /// Of a client that authenticates with a token.
+    /// Present if the client authenticates with a token.
     pub(crate) grant: Option<Box<Grant>>,
-    /// Last Unix second of a time-limited credential.
+    /// Unix second at which a time-limited credential expires.
     pub(crate) until_unix: Option<u64>,
 }
 
 impl Who {
-    /// The user, as quotas count it.
+    /// User as quotas count it.
     pub(crate) fn user(&self) -> UserRef<'_> {
         UserRef::new(&self.realm, &self.identity)
     }
 
-    /// So many seconds, but no longer than the token lives.
+    /// Limits `seconds` to the lifetime of the token.
     pub(crate) fn limit(&self, now: Now, seconds: u32) -> u32 {
         self.grant.as_ref().map_or(seconds, |grant| grant.limit(now, seconds))
     }
@@ -50,47 +49,47 @@ impl Who {
     }
 }
 
-/// Claims of a signed request, before any of them is proven.
+/// Claims of a signed request before verification.
 pub(crate) struct Claim<'a> {
     pub(crate) user: User<'a>,
     pub(crate) realm: Arc<Terms>,
     pub(crate) mac: Mac,
-    /// Standing of its nonce.
     pub(crate) standing: Standing,
 }
 
-/// A request that is authentic.
+/// Result of successful authentication.
 pub(crate) struct Proof {
     pub(crate) key: Key,
     pub(crate) username: Box<str>,
-    /// Identity that quotas count; with a token, its holder.
+    /// Identity that quotas count; for a token, derived from the token.
     pub(crate) identity: Box<str>,
-    /// Where a token authenticates it.
+    /// Present if a token authenticates it.
     pub(crate) grant: Option<Box<Grant>>,
-    /// Last Unix second of a time-limited credential.
+    /// Unix second at which a time-limited credential expires.
     pub(crate) until_unix: Option<u64>,
 }
 
-/// The verdict on credentials: a proof, or the reason of a refusal with the username where the store knows it better than the request.
+/// Result of a credential check. A refusal includes the username if the store knows it better than the
+/// request (USERHASH).
 pub(crate) type Checked = Result<Proof, (Option<Box<str>>, CredentialRefusal)>;
 
-/// Facts of an accepted token.
+/// Accepted token.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Grant {
     /// Signs the client's requests.
     #[serde(with = "secret::key")]
     pub(crate) key: Key,
-    /// Unix seconds at which it ends, the allowed skew left out.
+    /// Expiry in Unix seconds, without the allowed clock skew.
     pub(crate) until_unix: u64,
 }
 
 impl Grant {
-    /// Whether both are of one token: its key is secret, and known to one client.
+    /// Compares the keys, which are secret and unique per token.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.key == other.key
     }
 
-    /// No allocation outlives its token (section 9). One second is left to those that live within the allowed skew.
+    /// Limits a lifetime to the token's (section 9); at least one second while within the allowed skew.
     pub(crate) fn limit(&self, now: Now, seconds: u32) -> u32 {
         let left = self.until_unix.saturating_sub(now.unix).max(1);
         seconds.min(u32::try_from(left).unwrap_or(u32::MAX))
@@ -105,7 +104,7 @@ pub(crate) fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
     }
 }
 
-/// The user that a request names.
+/// Username claimed by a request.
 pub(crate) fn claimed(user: User<'_>) -> &str {
     match user {
         User::Name(name) => name,

@@ -1,5 +1,5 @@
-//! Keyed hash; the key is derived from the nonce key so that the next process computes the same values. Tables that an upgrade does not
-//! hand over have random seeds of their own.
+//! Keyed hash for tables that survive an upgrade. The key is derived from the nonce key, so that the next
+//! process computes the same values. Other tables use random seeds.
 
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
@@ -7,14 +7,14 @@ use sha2::Sha256;
 pub(crate) struct KeyedHash(Hmac<Sha256>);
 
 impl KeyedHash {
-    /// One for this purpose alone. `key` is that of the nonces.
+    /// Creates the hash for one purpose. `key` is the nonce key.
     pub(crate) fn new(key: &[u8; 32], purpose: &[u8]) -> Self {
         let mut own = keyed(key);
         own.update(purpose);
         Self(keyed(&own.finalize().into_bytes().into()))
     }
 
-    /// Parts that may be of any length are not told apart from their neighbours.
+    /// Hashes the concatenation of `parts`: parts of variable length are not delimited.
     pub(crate) fn of(&self, parts: &[&[u8]]) -> u64 {
         let mut hash = self.0.clone();
         parts.iter().for_each(|part| hash.update(part));
@@ -24,7 +24,7 @@ impl KeyedHash {
 }
 
 fn keyed(key: &[u8; 32]) -> Hmac<Sha256> {
-    <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(key).expect("an HMAC takes a key of any length")
+    <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(key).expect("HMAC accepts keys of any length")
 }
 
 #[cfg(test)]
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_depends_on_key_purpose_and_parts_and_on_nothing_else() {
+    fn hash_depends_only_on_key_purpose_and_parts() {
         let hash = |key, purpose: &[u8], parts: &[&[u8]]| KeyedHash::new(&[key; 32], purpose).of(parts);
         let one = hash(1, b"a", &[b"x", b"y"]);
         assert_eq!(one, hash(1, b"a", &[b"xy"]));

@@ -1,10 +1,9 @@
-//! Requests that wait for the credential store. A store that has to ask a database says so, the request is kept here, and the worker goes
-//! on; [`crate::server::Server::credentials`] takes it up again.
+//! Requests waiting for the credential store. If the store has to query a database, the request is kept here
+//! while the worker continues; [`crate::server::Server::credentials`] resumes it. A request over a stream may
+//! then also wait for the fleet's quota, together with the store's answer.
 //!
-//! Over a stream it may then have to wait for the fleet's quota too, with what the store has answered.
-//!
-//! A place is given only to who has shown a nonce that was made for its address and is still good, so that nobody fills the table from
-//! forged addresses; and no network gets more than its share.
+//! Only requests with a valid nonce for their address are kept, so that forged addresses cannot fill the
+//! table, and each network has a limit.
 
 use std::{collections::BTreeMap, hash::BuildHasher as _, net::IpAddr, sync::Arc};
 
@@ -14,66 +13,60 @@ use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::server::{Client, DropReason, PrefixLengths, Source, User, request::Delivery};
 
-/// Requests that wait at the same time in one worker.
+/// Waiting requests per worker.
 const MOST: usize = 1024;
-/// Those of one IPv4 address or IPv6 /64, once half of the places are taken. Until then one address may have all: it can be that of a
-/// carrier's NAT.
+/// Waiting requests per IPv4 address or IPv6 /64 once half of the table is taken. Until then one address,
+/// possibly a carrier's NAT, may use all places.
 const MOST_EACH: usize = 32;
 
-/// A client has repeated its request four times by then (RFC 8489 section 6.2.1), and asks for itself once more.
+/// By then a client has retransmitted four times (RFC 8489 section 6.2.1) and will try again itself.
 const PATIENCE_MS: u64 = 10_000;
 
-/// A question to the credential store. Never the same twice.
+/// ID of a credential lookup, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LookupId(u64);
 
-/// What the store is asked.
+/// Query to the credential store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CredentialQuery {
-    /// For [`crate::server::Server::credentials`].
     pub lookup: LookupId,
-    /// Who says to be asking.
+    /// User claimed by the request.
     pub user: Asked,
-    /// Where that user is known.
     pub realm: Arc<str>,
-    /// Of which keys.
+    /// Kind of keys wanted.
     pub algorithm: KeyAlgorithm,
 }
 
-/// A [`User`] that outlives its request.
+/// Owned form of [`User`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// USERNAME.
     Name(Box<str>),
-    /// USERHASH.
     Hash([u8; 32]),
 }
 
-/// What the store answers.
+/// Answer of the credential store.
 #[derive(Clone, Debug)]
 pub enum Credentials {
-    /// There is such a user.
+    /// The user exists.
     Keys {
-        /// The username as it stands in the keys.
+        /// Username as used in the keys.
         username: Box<str>,
-        /// Whom quotas count.
+        /// Name that quotas count.
         identity: Box<str>,
-        /// Any of them may be the right one. Each has the last Unix second of the credential that it makes, if that is time-limited.
+        /// Candidate keys, each with the Unix second of expiry if time-limited.
         keys: Vec<(Key, Option<u64>)>,
     },
-    /// No such user.
     NoSuchUser,
-    /// A time-limited username with an expiry that lies too far ahead to be meant.
+    /// Time-limited username whose expiry is implausibly far in the future.
     TooFarAhead {
         /// Seconds from now.
         ahead: u64,
     },
-    /// The store cannot tell: see [`crate::server::config::StoreFailure`].
+    /// The store failed: see [`crate::server::config::StoreFailure`].
     Unavailable,
 }
 
 impl Asked {
-    /// The same, borrowed.
     #[must_use]
     pub fn user(&self) -> User<'_> {
         match self {
@@ -92,15 +85,15 @@ impl From<User<'_>> for Asked {
     }
 }
 
-/// A request that waits.
+/// Waiting request.
 #[derive(Clone)]
 pub(crate) struct Waiting {
     pub(crate) source: Source,
     pub(crate) delivery: Delivery,
     pub(crate) request: Box<[u8]>,
-    /// Since when.
+    /// Arrival time in milliseconds.
     pub(crate) asked_ms: u64,
-    /// Of client and transaction.
+    /// Hash of client and transaction ID.
     hash: u64,
 }
 
@@ -112,19 +105,19 @@ impl Waiting {
 
 #[derive(Default)]
 pub(crate) struct Lookups {
-    /// The oldest first.
+    /// Ordered by age.
     waiting: BTreeMap<u64, Waiting>,
-    /// By the hash of client and transaction.
+    /// Lookups by hash of client and transaction ID.
     requests: HashMap<u64, u64, RandomState>,
     networks: HashMap<IpAddr, usize, RandomState>,
-    /// Answers to requests that wait for something else now, by the time at which they count again.
+    /// Store answers of requests that wait for something else, by the time of the next try.
     answered: BTreeMap<(u64, u64), Credentials>,
     last: u64,
     hasher: RandomState,
 }
 
 impl Lookups {
-    /// Keeps a request until the store has answered. The reason why it is dropped, if it is.
+    /// Keeps a request until the store has answered; returns the reason if it has to be dropped.
     pub(crate) fn keep(
         &mut self,
         now_ms: u64,
@@ -152,7 +145,7 @@ impl Lookups {
         Ok(LookupId(self.last))
     }
 
-    /// The request that waits for this answer, which from now on waits no more.
+    /// Removes and returns a waiting request.
     pub(crate) fn take(&mut self, LookupId(id): LookupId) -> Option<Waiting> {
         let waiting = self.waiting.remove(&id)?;
         self.requests.remove(&waiting.hash);
@@ -166,7 +159,7 @@ impl Lookups {
         Some(waiting)
     }
 
-    /// Keeps a request for longer, with what the store has answered to it.
+    /// Keeps a request longer, together with the store's answer.
     pub(crate) fn put_back(
         &mut self,
         LookupId(id): LookupId,
@@ -179,19 +172,19 @@ impl Lookups {
         self.answered.insert((until_ms, id), answer);
     }
 
-    /// The next answer whose request has been kept for long enough.
+    /// Next store answer whose request is due for another try.
     pub(crate) fn next_answered(&mut self, now_ms: u64) -> Option<(LookupId, Credentials)> {
         loop {
             let due = self.answered.first_entry().filter(|entry| entry.key().0 <= now_ms)?;
             let ((_, id), answer) = due.remove_entry();
-            // Its client may have gone.
+            // The client may have disconnected.
             if self.waiting.contains_key(&id) {
                 return Some((LookupId(id), answer));
             }
         }
     }
 
-    /// Forgets what clients have asked that are gone.
+    /// Removes the requests of disconnected clients.
     pub(crate) fn forget(&mut self, is_gone: impl Fn(&Source) -> bool) {
         let is_its = |(id, waiting): (&u64, &Waiting)| is_gone(&waiting.source).then_some(LookupId(*id));
         let forgotten: Vec<_> = self.waiting.iter().filter_map(is_its).collect();
@@ -200,7 +193,7 @@ impl Lookups {
         }
     }
 
-    /// Forgets one request whose time is over, until there is none.
+    /// Removes one expired request; returns false if no more are due.
     pub(crate) fn expire(&mut self, now_ms: u64) -> bool {
         let due = self.waiting.first_key_value().filter(|(_, waiting)| waiting.deadline_ms() <= now_ms);
         due.map(|(id, _)| LookupId(*id)).is_some_and(|id| self.take(id).is_some())
@@ -213,7 +206,7 @@ impl Lookups {
     }
 }
 
-/// The host of a client, however many ports and addresses it makes up.
+/// Host of a client, regardless of its port and, in IPv6, of its interface identifier.
 fn host(client: &Client) -> IpAddr {
     PrefixLengths::HOST.of(client.address.ip())
 }
@@ -229,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_books_are_empty_when_nothing_waits() {
+    fn tables_are_empty_after_all_lookups_end() {
         let mut lookups = Lookups::default();
         let keep = |lookups: &mut Lookups, host, port| {
             lookups.keep(0, source(host, port), Delivery::Direct, [0; 12], b"request")
@@ -239,7 +232,7 @@ mod tests {
             kept.extend(keep(&mut lookups, 0, port));
         }
         assert_eq!(kept.len(), MOST / 2);
-        // Everybody else finds room.
+        // Other hosts still find room.
         for host in 1..=2000 {
             kept.extend(keep(&mut lookups, host, 1));
         }

@@ -1,5 +1,5 @@
-//! Stateless nonces (RFC 8489 section 9.2). A nonce proves by itself that this server gave it to this client address, when, and
-//! which security features it announced; nothing is remembered.
+//! Stateless nonces (RFC 8489 section 9.2). A nonce authenticates the client address it was issued to, the
+//! time, and the security features announced; the server stores nothing.
 //!
 //! ```text
 //!  obMatJos2  wAAA  AAAAAAAAAAA
@@ -7,13 +7,14 @@
 //!             bits  30 bits of HMAC-SHA256(key, time, salt, network, realm, features)
 //! ```
 //!
-//! A 401 over UDP may go to a forged address, so the nonce is short. 30 bits of MAC suffice: guessing one for a forged address takes 2^29
-//! requests on average, whoever sends them never learns which was right, and a right one wins no more than a question to the store. 18 bits
-//! of time span three days.
+//! A 401 over UDP may go to a forged address, so the nonce is short. 30 bits of MAC suffice: guessing one for
+//! a forged address takes 2^29 requests on average, the attacker never sees which guess was right, and a
+//! right one gains only a query to the store. 18 bits of time span three days.
 //!
-//! No two clients get the same nonce (RFC 8489 section 9.2.4): the salt is the port, mixed with the half of an IPv6 address that a host
-//! chooses for itself. But a nonce is good on every port and at every address of that half: a client has its data connections (RFC 6062)
-//! on other ports than its control connection, and every NAT mapping is a port of its own.
+//! Clients must get distinct nonces (RFC 8489 section 9.2.4): the salt is the port, mixed with the interface
+//! identifier of an IPv6 address. A nonce is nevertheless valid on every port and for the whole IPv6 /64:
+//! data connections (RFC 6062) use other ports than their control connection, and every NAT mapping has its
+//! own port.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -27,48 +28,49 @@ use crate::server::PrefixLengths;
 /// Length in characters.
 pub(crate) const LEN: usize = 24;
 
-/// Length of the nonces of version 0.1, with 4 bytes of time and 7 of MAC. They stay good during an upgrade in place and in a fleet of
-/// both versions.
+/// Length of nonces of version 0.1, with 4 bytes of time and 7 of MAC. They remain valid during an in-place
+/// upgrade and in a mixed fleet.
 const LEN_0_1: usize = 28;
 
-/// First character behind the cookie and the feature bits.
+/// Offset of the base64 payload, after the cookie and the feature bits.
 const RAW_AT: usize = 13;
 const MAC_BITS: u32 = 30;
 const SALT_BITS: u32 = 16;
 const TIME_BITS: u32 = 64 - SALT_BITS - MAC_BITS;
 
-/// "obMatJos2", then the security features (RFC 8489 section 18.1: bit 0, password algorithms, and bit 1, username
-/// anonymity, are the leftmost): 0xC00000 in base64.
+/// "obMatJos2", then the security features in base64, 0xC00000: bit 0, password algorithms, and bit 1,
+/// username anonymity, counted from the left (RFC 8489 section 18.1).
 const COOKIE_WITH_ANONYMITY: &[u8; 13] = b"obMatJos2wAAA";
 
-/// The same with password algorithms alone: 0x800000.
+/// Password algorithms only: 0x800000.
 const COOKIE: &[u8; 13] = b"obMatJos2gAAA";
 
-/// Seconds that a nonce may lie in the future: servers of a fleet share keys, and their clocks differ a little.
+/// Seconds that a nonce may lie in the future: clocks in a fleet differ slightly.
 const SKEW: u32 = 10;
 
-/// What a nonce is worth.
+/// Validity of a nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// Ours, and young enough.
+    /// Issued by this server or fleet, and within its lifetime.
     Fresh,
-    /// Ours, but too old.
+    /// Expired.
     Stale,
-    /// Never given to this client.
+    /// Not issued to this client.
     Foreign,
-    /// Another worker has the allocation that the request names, and it alone knows whose nonces count.
+    /// Another worker or node owns the allocation in the request and must decide.
     ForOwner,
 }
 
-/// Who asks, under which settings.
+/// Client and settings that a nonce is bound to.
 #[derive(Clone, Copy)]
 pub(crate) struct Scope<'a> {
     pub(crate) key: &'a [u8; 32],
     pub(crate) client: IpAddr,
     pub(crate) realm: &'a str,
-    /// PASSWORD-ALGORITHMS as announced; part of the MAC, so that a reload that changes them makes new nonces.
+    /// PASSWORD-ALGORITHMS as announced. Part of the MAC, so that a reload that changes them invalidates
+    /// older nonces.
     pub(crate) algorithms: &'a [u8],
-    /// Whether clients may hide their names in USERHASH.
+    /// Clients may use USERHASH.
     pub(crate) anonymity: bool,
 }
 
@@ -79,7 +81,7 @@ impl Scope<'_> {
         let raw = u64::from(time) << (64 - TIME_BITS) | u64::from(salt) << MAC_BITS | mac;
         let mut nonce = [0; LEN];
         nonce[..RAW_AT].copy_from_slice(self.cookie());
-        // 8 bytes are 11 characters, exactly the room behind the cookie.
+        // 8 bytes give 11 characters, exactly the room after the cookie.
         let written = STANDARD_NO_PAD.encode_slice(raw.to_be_bytes(), &mut nonce[RAW_AT..]);
         debug_assert_eq!(written, Ok(LEN - RAW_AT));
         nonce
@@ -93,7 +95,7 @@ impl Scope<'_> {
         if !bool::from(difference.ct_eq(&0)) {
             return Standing::Foreign;
         }
-        // Wraps every 136 years, and counts a nonce of the future, after the clock was set back, as stale.
+        // Wraps every 136 years. A nonce from the future, after the clock was set back, counts as stale.
         let age = truncate(unix).wrapping_sub(opened.issued);
         let ahead = age.wrapping_neg();
         if age <= lifetime || ahead <= SKEW { Standing::Fresh } else { Standing::Stale }
@@ -103,16 +105,17 @@ impl Scope<'_> {
         if self.anonymity { COOKIE_WITH_ANONYMITY } else { COOKIE }
     }
 
-    /// The first 64 bits of the HMAC.
+    /// First 64 bits of the HMAC.
     fn mac(&self, time: u32, salt: Option<u16>) -> u64 {
         let mut hmac = <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(self.key)
-            .expect("an HMAC takes a key of any length");
+            .expect("HMAC accepts keys of any length");
         hmac.update(&time.to_be_bytes());
         if let Some(salt) = salt {
             hmac.update(&salt.to_be_bytes());
         }
         hmac.update(&host(self.client));
-        // So little that with a realm of up to 25 bytes it is one block of SHA-256. The length tells where the realm begins.
+        // Short enough that with a realm of up to 25 bytes it fits into one SHA-256 block. The length byte
+        // delimits the realm.
         let [.., length] = self.algorithms.len().to_be_bytes();
         hmac.update(&[u8::from(self.anonymity), length]);
         hmac.update(self.algorithms);
@@ -123,18 +126,20 @@ impl Scope<'_> {
     }
 }
 
-/// Time of issue of a nonce already judged to be ours: the lower 32 bits of Unix seconds. `unix` is the present.
+/// Issue time of a nonce already found to be genuine: the lower 32 bits of Unix seconds. `unix` is the
+/// current time.
 pub(crate) fn issued(nonce: &[u8], unix: u64) -> Option<u32> {
     open(nonce, unix).map(|opened| opened.issued)
 }
 
-/// Time of issue in Unix seconds that a nonce claims, which tells the key that made it. Anything but a nonce claims the present.
+/// Issue time that a nonce claims, in Unix seconds; it selects the key. Anything else than a nonce counts as
+/// current.
 pub(crate) fn claimed(nonce: &[u8], unix: u64) -> u64 {
     let ahead = issued(nonce, unix).map_or(0, |issued| issued.wrapping_sub(truncate(unix)).cast_signed());
     unix.saturating_add_signed(ahead.into())
 }
 
-/// Tells clients of one network apart.
+/// Distinguishes clients of one network.
 pub(crate) fn salt(client: SocketAddr) -> u16 {
     let own = match client.ip() {
         IpAddr::V4(_) => [0; 4],
@@ -146,18 +151,19 @@ pub(crate) fn salt(client: SocketAddr) -> u16 {
     own.iter().fold(client.port(), |salt, part| salt.rotate_left(3) ^ part)
 }
 
-/// Content of a nonce.
+/// Decoded nonce.
 struct Opened {
     /// Lower 32 bits of Unix seconds.
     issued: u32,
-    /// None in nonces of version 0.1.
+    /// `None` in nonces of version 0.1.
     salt: Option<u16>,
     /// Leading `mac_bits` of the HMAC, then zeros.
     mac: u64,
     mac_bits: u32,
 }
 
-/// Splits a nonce. Only 18 bits of its time are inside; the rest is that of the time nearest to `unix`, 36 hours to either side.
+/// Decodes a nonce. It contains only 18 bits of its time; the rest comes from the nearest time to `unix`, up
+/// to 36 hours either way.
 fn open(nonce: &[u8], unix: u64) -> Option<Opened> {
     match nonce.len() {
         LEN => {
@@ -166,11 +172,11 @@ fn open(nonce: &[u8], unix: u64) -> Option<Opened> {
             (read == raw.len()).then_some(())?;
             let raw = u64::from_be_bytes(raw);
             let now = truncate(unix);
-            // Sign extension of the difference of 18 bits.
+            // Sign-extends the 18-bit difference.
             let ahead = truncate(raw >> (64 - TIME_BITS)).wrapping_sub(now) << (32 - TIME_BITS);
             let ahead = ahead.cast_signed() >> (32 - TIME_BITS);
             let issued = now.wrapping_add_signed(ahead);
-            // 16 bits behind those of the time, and before those of the MAC.
+            // 16 bits between the time and the MAC.
             let [s0, s1, ..] = (raw << TIME_BITS).to_be_bytes();
             let salt = u16::from_be_bytes([s0, s1]);
             Some(Opened { issued, salt: Some(salt), mac: raw << (64 - MAC_BITS), mac_bits: MAC_BITS })
@@ -192,7 +198,8 @@ fn open(nonce: &[u8], unix: u64) -> Option<Opened> {
     }
 }
 
-/// The host of a client in 16 bytes, whatever its port. IPv4 takes the mapped form, which no client of ours has.
+/// Network of a client in 16 bytes. IPv4 uses the mapped form, which no client address has after
+/// canonicalization.
 fn host(ip: IpAddr) -> [u8; 16] {
     match PrefixLengths::HOST.of(ip) {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -230,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_of_a_clock_that_is_a_little_ahead_is_fresh() {
+    fn a_nonce_from_a_slightly_faster_clock_is_fresh() {
         let key = [7; 32];
         let scope = scope(&key);
         let nonce = scope.issue(1000, 40_000);
@@ -239,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_says_when_it_claims_to_be_from() {
+    fn claimed_time_is_the_time_of_issue() {
         let key = [7; 32];
         for (issued, now) in
             [(1_800_000_000, 1_800_003_600), (1_800_000_005, 1_800_000_000), (5_000_000_000, 5_000_000_009)]
@@ -250,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_holds_for_one_key_address_realm_and_set_of_algorithms() {
+    fn a_nonce_is_valid_for_one_key_address_realm_and_algorithm_set() {
         let key = [7; 32];
         let scope = scope(&key);
         let nonce = scope.issue(1000, 40_000);
@@ -269,7 +276,7 @@ mod tests {
 
     /// RFC 8489 section 9.2.4.
     #[test]
-    fn no_two_ports_of_an_address_get_the_same_nonce_and_each_is_good_on_all() {
+    fn ports_get_distinct_nonces_that_are_valid_on_all_ports() {
         let key = [7; 32];
         let scope = scope(&key);
         let issue = |port| scope.issue(1000, salt(SocketAddr::new(scope.client, port)));
@@ -285,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_holds_for_all_of_an_ipv6_subnet_and_no_other() {
+    fn a_nonce_is_valid_within_its_ipv6_subnet_only() {
         let key = [7; 32];
         let of = |client: &str| Scope { client: client.parse().unwrap(), ..scope(&key) };
         let nonce = of("2001:db8:0:1::a").issue(1000, 40_000);
@@ -299,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_says_when_it_was_issued() {
+    fn a_nonce_encodes_its_time_of_issue() {
         let key = [7; 32];
         for now in [1_800_000_000, 1_800_000_000 + 36 * 3600, 1_800_000_000 - 9] {
             assert_eq!(issued(&scope(&key).issue(1_800_000_000, 40_000), now), Some(1_800_000_000));
@@ -308,9 +315,9 @@ mod tests {
         assert_eq!(scope(&key).judge(b"none", 1000, 3600), Standing::Foreign);
     }
 
-    /// Made by version 0.1 with the key of this test at 1,800,000,000.
+    /// Nonce made by version 0.1 with the key of this test at 1,800,000,000.
     #[test]
-    fn a_nonce_of_version_0_1_counts_until_it_is_stale() {
+    fn a_nonce_of_version_0_1_is_valid_until_stale() {
         let (key, then) = ([7; 32], 1_800_000_000);
         let scope = scope(&key);
         let nonce = b"obMatJos2wAAAa0nSALyiOc7Gf5k";
@@ -321,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_older_than_its_bits_of_time_is_not_taken_for_a_younger_one() {
+    fn a_nonce_older_than_its_time_bits_is_foreign() {
         let key = [7; 32];
         let scope = scope(&key);
         let nonce = scope.issue(1_800_000_000, 40_000);
@@ -331,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_announces_password_algorithms_and_anonymity_where_it_is_offered() {
+    fn a_nonce_announces_the_offered_security_features() {
         use base64::engine::general_purpose::STANDARD;
         let key = [7; 32];
         for (anonymity, features) in [(true, [0xC0, 0, 0]), (false, [0x80, 0, 0])] {
@@ -341,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn no_single_character_can_be_changed() {
+    fn changing_any_character_invalidates_a_nonce() {
         let key = [7; 32];
         let scope = scope(&key);
         let nonce = scope.issue(1000, 40_000);

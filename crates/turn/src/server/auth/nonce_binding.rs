@@ -1,10 +1,10 @@
-//! What a nonce is worth. It holds for the address that asked for it; but two requests name an allocation, and come from clients
-//! that may have another address than where they learned it: a ConnectionBind (RFC 6062 section 5.4), whose connection a NAT may
-//! give another address than the control connection has, and a Refresh with a mobility ticket (RFC 8016 section 3.2.2). For those
-//! two, a nonce counts that holds for the allocation's client.
+//! Validity of nonces after an address change. A nonce is bound to the address it was issued to, but two
+//! requests may come from another one: a ConnectionBind (RFC 6062 section 5.4), since a NAT may give the data
+//! connection another address, and a Refresh with a mobility ticket (RFC 8016 section 3.2.2). These two may
+//! use a nonce issued to the allocation's client.
 //!
-//! What that gives up: who sees such a request in the clear can send it again from an address of his own, and take what it names
-//! if his copy is the first. Both are good once, and TLS and DTLS hide them.
+//! The cost: an eavesdropper can replay such a request from its own address and win if its copy arrives
+//! first. Both requests are accepted only once, and TLS and DTLS hide them.
 
 use std::net::IpAddr;
 
@@ -21,8 +21,8 @@ use crate::{
 };
 
 impl<P: Policy> Server<P> {
-    /// Judges a nonce that was not given to the address of its request. One that is [`Standing::ForOwner`] lets a request no further than
-    /// to the worker that can tell.
+    /// Judges a nonce that was not issued to the request's source address. [`Standing::ForOwner`] only lets
+    /// the request pass to the worker that can decide.
     pub(crate) fn standing_elsewhere(
         &mut self,
         context: &Context<'_>,
@@ -48,7 +48,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// For nonces of `unix` seconds.
+    /// Scope for nonces issued at `unix` seconds.
     pub(crate) fn nonce_scope<'a>(&'a self, unix: u64, client: IpAddr, realm: &'a Terms) -> nonce::Scope<'a> {
         nonce::Scope {
             key: &self.config.nonce_keys.at(unix).0,
@@ -59,7 +59,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// What a nonce is worth in the hands of `client`.
+    /// Validity of a nonce for `client`.
     pub(crate) fn judge(&self, now: Now, client: IpAddr, realm: &Terms, nonce: &[u8]) -> Standing {
         let scope = self.nonce_scope(nonce::claimed(nonce, now.unix), client, realm);
         scope.judge(nonce, now.unix, self.config.nonce_lifetime)
@@ -77,8 +77,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Only the good ticket counts, and the last one if it is shown by the very request again: a copy that somebody else sends
-    /// after the client's own needs a nonce of its sender's address.
+    /// Accepts only the current ticket, or the previous one in an exact retransmission. A copy sent later by
+    /// an attacker needs a nonce for the attacker's address.
     fn bound_before_moving(&mut self, context: &Context<'_>) -> BoundTo {
         let Some(ticket) = self.ticket_of(context.request) else { return BoundTo::Nothing };
         let Some(index) = self.pending_moves.owned.get(&ticket.key).copied() else {
@@ -88,7 +88,8 @@ impl<P: Policy> Server<P> {
         let at = entry.client.address.ip();
         match &session.mobility {
             Some(mobility) if mobility.is_good(&ticket) || mobility.is_repeated(context) => {
-                // Having moved again before it sent data from there, it may have learned it there.
+                // A client that moved again before sending data may have got the nonce at the address in
+                // between.
                 BoundTo::Addresses([
                     Some(at),
                     mobility.arriving.map(|(source, _)| source.client.address.ip()),
@@ -99,10 +100,10 @@ impl<P: Policy> Server<P> {
     }
 }
 
-/// Where else a client may have learned a nonce.
+/// Other addresses for which the nonce may have been issued.
 enum BoundTo {
     Nothing,
     Addresses([Option<IpAddr>; 2]),
-    /// Of another worker's allocation, or another node's.
+    /// Owned by another worker or node.
     OwnerKnows,
 }

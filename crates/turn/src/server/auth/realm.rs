@@ -1,5 +1,5 @@
-//! Realms (RFC 8489 section 9.2): each has users, secrets and quotas of its own, and several can be served side by side. A
-//! listener serves some of them; a request names the one it wants in REALM.
+//! Realms (RFC 8489 section 9.2), each with its own users, secrets and quotas. A listener serves some of
+//! them, and a request selects one by REALM.
 
 use std::{hash::BuildHasher as _, sync::Arc};
 
@@ -9,28 +9,29 @@ use turnpike_wire::integrity::KeyAlgorithm;
 
 use crate::server::{ListenerId, ServerConfig};
 
-/// PASSWORD-ALGORITHMS as we announce it, the preferred first; numbers and no parameters (RFC 8489 section 18.5).
+/// PASSWORD-ALGORITHMS as announced, in order of preference: numbers without parameters (RFC 8489 section
+/// 18.5).
 const SHA256_AND_MD5: &[u8] = &[0, 2, 0, 0, 0, 1, 0, 0];
 const SHA256_ONLY: &[u8] = &[0, 2, 0, 0];
 const MD5_ONLY: &[u8] = &[0, 1, 0, 0];
 
-/// A realm of a configuration: 0 is [`ServerConfig::realm`], `n` counts [`ServerConfig::tenants`] from 1.
+/// Index of a realm: 0 is [`ServerConfig::realm`], `n` counts [`ServerConfig::tenants`] from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RealmId(pub u16);
 
-/// A realm beside the first.
+/// Additional realm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Realm {
-    /// REALM, at most 127 characters, unlike that of any other realm.
+    /// REALM, at most 127 characters, unique.
     pub name: String,
-    /// As [`ServerConfig::allow_sha256`], for this realm's users.
+    /// See [`ServerConfig::allow_sha256`].
     pub allow_sha256: bool,
-    /// As [`ServerConfig::username_anonymity`], for this realm's users.
+    /// See [`ServerConfig::username_anonymity`].
     pub username_anonymity: bool,
 }
 
-/// A web origin as origins are compared: scheme and host in lower case, and the port that the scheme stands for where none is said.
-/// Clients and stores write them with and without.
+/// Normalizes a web origin for comparison: lower case, with the scheme's default port if none is given.
+/// Clients and stores use both spellings.
 #[must_use]
 pub fn canonical_origin(origin: &str) -> String {
     let origin = origin.trim().trim_end_matches('/').to_ascii_lowercase();
@@ -45,15 +46,15 @@ pub fn canonical_origin(origin: &str) -> String {
     format!("{origin}:{port}")
 }
 
-/// What requests need to know of one realm.
+/// Authentication settings of a realm.
 pub(crate) struct Terms {
     /// Shared with the allocations made in the realm.
     pub(crate) name: Arc<str>,
     /// PASSWORD-ALGORITHMS.
     pub(crate) algorithms: &'static [u8],
-    /// Whether clients may hide their names in USERHASH.
+    /// Clients may use USERHASH.
     pub(crate) anonymity: bool,
-    /// Whether tokens of RFC 7635 count.
+    /// Accepts RFC 7635 tokens.
     pub(crate) third_party: bool,
 }
 
@@ -72,7 +73,7 @@ impl Terms {
         })
     }
 
-    /// The algorithm of this PASSWORD-ALGORITHM, if it was announced.
+    /// Algorithm of a PASSWORD-ALGORITHM attribute, if it was announced.
     pub(crate) fn announced(&self, chosen: &[u8]) -> Option<KeyAlgorithm> {
         if !self.algorithms.chunks_exact(4).any(|announced| announced == chosen) {
             return None;
@@ -81,12 +82,12 @@ impl Terms {
     }
 }
 
-/// All realms of a configuration, found by listener and name.
+/// All realms of a configuration, by listener and name.
 pub(crate) struct Realms {
     terms: Vec<Arc<Terms>>,
-    /// What a listener that lists no realms serves: all of them.
+    /// Served by listeners that list no realms.
     all: Vec<RealmId>,
-    /// Indices of `terms` by name; seeded, because names to look up are the clients'.
+    /// Indices of `terms` by name; seeded, because clients choose the names to look up.
     by_name: HashTable<u16>,
     hasher: RandomState,
 }
@@ -95,7 +96,7 @@ impl Realms {
     pub(crate) fn new(config: &ServerConfig) -> Self {
         let first = Terms::new(config, &config.realm, config.allow_sha256, config.username_anonymity);
         let tenants = config.tenants.iter().map(|realm| {
-            // A realm for which nothing would be left gets the algorithm that the server as a whole accepts.
+            // A realm left without any algorithm gets the one that the server accepts.
             let allow_sha256 = realm.allow_sha256 || !config.allow_md5;
             Terms::new(config, &realm.name, allow_sha256, realm.username_anonymity)
         });
@@ -110,7 +111,7 @@ impl Realms {
         Self { terms, all, by_name, hasher }
     }
 
-    /// The realm that this listener's challenges name: that of the client's origin, else the first.
+    /// Realm named in this listener's challenges: the one of the client's origin, or the listener's first.
     pub(crate) fn challenging(
         &self,
         config: &ServerConfig,
@@ -125,7 +126,7 @@ impl Realms {
         self.terms.get(usize::from(id.0)).unwrap_or(&self.terms[0])
     }
 
-    /// The realm of this name, if the listener serves it.
+    /// Realm of this name, if the listener serves it.
     pub(crate) fn find(
         &self,
         config: &ServerConfig,
@@ -136,7 +137,6 @@ impl Realms {
         self.served(config, listener).contains(&id).then(|| &self.terms[usize::from(id.0)])
     }
 
-    /// Whether a realm of this name is configured.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.id(name.as_bytes()).is_some()
     }
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn origins_are_compared_with_their_port_and_without_regard_to_case() {
+    fn origins_compare_with_port_and_ignore_case() {
         for (written, canonical) in [
             ("https://Example.org", "https://example.org:443"),
             ("HTTP://example.org/", "http://example.org:80"),

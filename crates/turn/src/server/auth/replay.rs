@@ -1,11 +1,14 @@
-//! Refuses a copy of a request that was granted: an Allocate whose copy would take one more place of the user's quota, and a Refresh with a
-//! mobility ticket (RFC 8016) whose copy would move the allocation to its sender. Such a request is granted once, on whichever worker.
+//! Refuses copies of granted requests: a copied Allocate would take another place of the user's quota, and a
+//! copied Refresh with a mobility ticket (RFC 8016) would move the allocation to the attacker. Each such
+//! request is granted once, over all workers.
 //!
-//! The guard stores hash(transaction ID) and the time of the request's nonce; a copy has the same nonce. A full bucket forgets its oldest entry,
-//! and from then on refuses every nonce that is as old: its client gets a fresh nonce by a 438 and sends a new transaction. Memory is therefore
-//! fixed, no entry is forgotten too early, and a flood costs other clients one more round at worst.
+//! The guard stores hash(transaction ID) and the time of the request's nonce; a copy has the same nonce. A
+//! full bucket drops its oldest entry and from then on refuses all nonces of that age: the client gets a
+//! fresh nonce with 438 and sends a new transaction. Memory is therefore fixed, no entry is dropped too
+//! early, and a flood costs other clients at most one round trip.
 //!
-//! The guard lives as long as the server's own key: a process that takes over that key takes over the guard. Its hash is keyed by the same key.
+//! A process that takes over the server's own key in an upgrade takes over the guard too; its hash uses the
+//! same key.
 
 use std::{
     fmt,
@@ -20,12 +23,12 @@ use crate::server::{
     request::context::Context,
 };
 
-/// 544 KiB a server with what they hold. Of 10,000 allocations in one second, with nonces of that second, one in 20,000 is asked to
-/// try again.
+/// 544 KiB per server with [`PLACES`] entries each. Of 10,000 allocations in one second, with nonces of that
+/// second, one in 20,000 has to retry.
 const BUCKETS: usize = 1 << 13;
 const PLACES: usize = 7;
 
-/// The requests granted by a server, all its workers together: a copy may reach another worker than the original.
+/// Requests granted by any worker of a server: a copy may reach another worker than the original.
 #[derive(Clone, Default)]
 pub struct ReplayGuard(Arc<Inner>);
 
@@ -33,27 +36,27 @@ pub struct ReplayGuard(Arc<Inner>);
 struct Inner(OnceLock<Table>);
 
 struct Table {
-    /// Locked for a few compares by requests that are about to be granted.
+    /// Locked for a few comparisons when a request is about to be granted.
     buckets: Box<[Mutex<Bucket>]>,
     hash: KeyedHash,
 }
 
 #[derive(Default)]
 struct Bucket {
-    /// The time of the newest that was forgotten; 0 is none.
+    /// Time of the newest entry dropped; 0 for none.
     forgotten: u32,
     places: [Place; PLACES],
 }
 
 #[derive(Clone, Copy, Default)]
 struct Place {
-    /// Of a transaction, by its hash.
+    /// Part of the transaction ID's hash.
     tag: u32,
-    /// Of its nonce; 0 is none.
+    /// Time of the nonce; 0 if free.
     time: u32,
 }
 
-/// A kind of request that is granted once.
+/// Kind of request that is granted once.
 #[derive(Clone, Copy)]
 pub(crate) enum Once {
     Allocate,
@@ -62,7 +65,7 @@ pub(crate) enum Once {
 }
 
 impl Once {
-    /// Tells the kinds apart in the hash. Earlier versions hand over Allocates alone, hashed without a suffix.
+    /// Hash suffix of the kind. Earlier versions record only Allocates, without a suffix.
     const fn suffix(self) -> &'static [u8] {
         match self {
             Self::Allocate => b"",
@@ -71,7 +74,7 @@ impl Once {
     }
 }
 
-/// An entry, to be withdrawn if the request comes to nothing after all.
+/// Entry that can be withdrawn if the request fails after all.
 #[derive(Clone, Copy)]
 pub(crate) struct Recorded {
     bucket: usize,
@@ -81,16 +84,16 @@ pub(crate) struct Recorded {
 }
 
 impl ReplayGuard {
-    /// Bytes of [`ReplayGuard::to_bytes`].
+    /// Length of [`ReplayGuard::to_bytes`].
     const WRITTEN: usize = BUCKETS * (1 + 2 * PLACES) * size_of::<u32>();
 
-    /// The same, with its memory. `key` is the server's own.
+    /// Clone with allocated memory. `key` is the server's own key.
     pub(crate) fn ready(&self, key: &[u8; 32]) -> Self {
         self.0.0.get_or_init(|| Table::new(key));
         self.clone()
     }
 
-    /// All of it, for [`ReplayGuard::take_over`] of another process.
+    /// Serializes all entries for [`ReplayGuard::take_over`] in another process.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(Self::WRITTEN);
@@ -104,7 +107,8 @@ impl ReplayGuard {
         bytes
     }
 
-    /// Takes over the entries of a process with the same key. False if they do not fit: then nothing has changed.
+    /// Takes over the entries of a process with the same key. Returns false, and changes nothing, if the size
+    /// differs.
     #[must_use]
     pub fn take_over(&self, bytes: &[u8]) -> bool {
         if bytes.len() != Self::WRITTEN {
@@ -126,7 +130,7 @@ impl ReplayGuard {
         let (index, tag) = self.table().place_of(request);
         let after = issued.max(1);
         let mut bucket = self.bucket(index);
-        // After the clock was set back, entries lie in the future, and their nonces are stale.
+        // After the clock was set back, entries lie in the future; their nonces are stale.
         let counts = |time: u32| time != 0 && is_since(unix, time);
         if counts(bucket.forgotten) && is_since(bucket.forgotten, issued) {
             return None;
@@ -139,7 +143,7 @@ impl ReplayGuard {
             same.time = after;
             return Some(Recorded { bucket: index, tag, before, after });
         }
-        // One that is free, or else the oldest.
+        // A free place, or else the oldest.
         let age = |place: &Place| if counts(place.time) { unix.wrapping_sub(place.time) } else { u32::MAX };
         let oldest = bucket.places.iter_mut().max_by_key(|place| age(place))?;
         let before = oldest.time;
@@ -148,13 +152,13 @@ impl ReplayGuard {
         }
         *oldest = Place { tag, time: after };
         if counts(before) {
-            // Newer than all that were forgotten, for a place is only taken by what is.
+            // Newer than anything dropped before, because only newer entries get a place.
             bucket.forgotten = before;
         }
         Some(Recorded { bucket: index, tag, before: 0, after })
     }
 
-    /// The request has come to nothing: it may be sent again as it is.
+    /// Withdraws the entry of a request that failed, so that the client may resend it unchanged.
     pub(crate) fn withdraw(&self, recorded: Recorded) {
         let Recorded { bucket, tag, before, after } = recorded;
         // A newer entry stays.
@@ -179,7 +183,7 @@ impl Table {
         Self { buckets, hash: KeyedHash::new(key, b"turnpike granted allocates") }
     }
 
-    /// Which bucket, and the tag in there.
+    /// Bucket index and tag.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "reduced to the number of buckets; 32 bits are meant"
@@ -191,14 +195,14 @@ impl Table {
 }
 
 impl<P: Policy> Server<P> {
-    /// Records that a request is about to be granted. A copy of one that was granted gets 438: its nonce is used up.
+    /// Records a request that is about to be granted. A copy gets 438, because its nonce is used up.
     pub(crate) fn grant_once(
         &mut self,
         context: &Context<'_>,
         once: Once,
     ) -> Result<Option<Recorded>, Disposition> {
         let Context { now, request, envelope, .. } = context;
-        // Without authentication there is no nonce, and a copy needs no original.
+        // Without authentication there is no nonce, and an attacker would not need to copy a request.
         let nonce = request.get(kind::NONCE).filter(|_| envelope.signer.is_some());
         let issued = nonce.and_then(|nonce| nonce::issued(nonce, now.unix));
         let Some(issued) = issued else { return Ok(None) };
@@ -217,7 +221,7 @@ impl fmt::Debug for ReplayGuard {
     }
 }
 
-/// Whether `time` is `than` or later, on a clock that wraps every 136 years.
+/// Returns true if `time` is not before `than`, on a clock that wraps every 136 years.
 const fn is_since(time: u32, than: u32) -> bool {
     time.wrapping_sub(than) < 1 << 31
 }
@@ -233,18 +237,18 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_refused_on_every_worker_and_a_newer_nonce_is_not() {
+    fn copies_are_refused_on_every_worker_and_newer_nonces_accepted() {
         let granted = ReplayGuard::default();
         let other_worker = granted.clone();
         assert!(granted.record(transaction(1), 1000, 1001).is_some());
         assert!(other_worker.record(transaction(1), 1000, 1002).is_none());
         assert!(granted.record(transaction(1), 999, 1002).is_none(), "older than the one that was granted");
         assert!(other_worker.record(transaction(1), 1002, 1002).is_some());
-        assert!(granted.record(transaction(1), 1000, 1003).is_none(), "nor is the first one good again");
+        assert!(granted.record(transaction(1), 1000, 1003).is_none(), "the first nonce stays used");
     }
 
     #[test]
-    fn what_came_to_nothing_may_be_sent_again_and_what_was_granted_before_may_not() {
+    fn a_withdrawn_request_may_be_resent_but_a_granted_one_may_not() {
         let granted = ReplayGuard::default();
         granted.record(transaction(1), 1000, 1001);
         let recorded = granted.record(transaction(1), 1002, 1002).expect("a newer nonce");
@@ -252,11 +256,11 @@ mod tests {
         assert!(granted.record(transaction(1), 1000, 1003).is_none());
         assert!(granted.record(transaction(1), 1002, 1003).is_some());
         granted.withdraw(Recorded { after: 1001, ..recorded });
-        assert!(granted.record(transaction(1), 1002, 1003).is_none(), "another's note stays");
+        assert!(granted.record(transaction(1), 1002, 1003).is_none(), "another request's entry stays");
     }
 
     #[test]
-    fn a_clock_set_back_keeps_nobody_out() {
+    fn setting_the_clock_back_blocks_no_request() {
         let granted = ReplayGuard::default();
         assert!(granted.record(transaction(1), 5000, 5000).is_some());
         assert!(granted.record(transaction(1), 1000, 1000).is_some());
@@ -264,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_on_when_the_time_wraps() {
+    fn records_survive_clock_wraparound() {
         let granted = ReplayGuard::default();
         assert!(granted.record(transaction(1), u32::MAX - 1, u32::MAX).is_some());
         assert!(granted.record(transaction(1), u32::MAX - 1, 5).is_none());
@@ -272,10 +276,10 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_in_a_second_get_in_at_once_and_a_flood_lets_no_copy_in() {
+    fn ten_thousand_per_second_pass_and_a_flood_admits_no_copy() {
         let granted = ReplayGuard::default();
         let refused = (0..10_000).filter(|n| granted.record(transaction(*n), 1000, 1000).is_none()).count();
-        // Half a one on average; one of 65,536 places without buckets would refuse 720.
+        // 0.5 expected; a table of 65,536 places without buckets would refuse 720.
         assert!(refused < 20, "{refused}");
         for n in 10_000..300_000 {
             granted.record(transaction(n), 1000, 1000);
@@ -285,9 +289,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_full_bucket_forgets_is_no_way_in_for_its_copy() {
+    fn a_full_bucket_admits_no_copy_of_a_forgotten_request() {
         let granted = ReplayGuard::default();
-        // Each second's nonces come with more than all buckets hold.
+        // Each second brings more requests than all buckets can hold.
         for second in 1000..1004 {
             for n in 0..100_000 {
                 granted.record(transaction(second * 1_000_000 + n), second, second);
@@ -301,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_is_given_back_is_no_way_in_for_what_it_held_before() {
+    fn a_withdrawn_place_admits_no_copy_of_its_previous_entry() {
         let granted = ReplayGuard::default();
         let admitted: Vec<u32> =
             (0..100_000).filter(|n| granted.record(transaction(*n), 1000, 1000).is_some()).collect();
@@ -312,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_with_the_same_key_knows_what_was_granted() {
+    fn a_process_with_the_same_key_takes_over_the_records() {
         let ready = |key| ReplayGuard::default().ready(&[key; 32]);
         let here = ready(7);
         for n in 0..60_000 {
@@ -328,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_what_the_documentation_says() {
+    fn memory_matches_the_documentation() {
         assert_eq!(BUCKETS * size_of::<Mutex<Bucket>>(), 68 * 8192);
     }
 }

@@ -1,10 +1,10 @@
-//! What must never be printed, marked by its type.
+//! Wrapper for values that must never be printed.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A value that its holder may use and write to where an allocation moves, and nobody sees.
+/// Secret value; `Debug` hides it. It is serialized only when an allocation moves.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Secret<T>(pub(crate) T);
@@ -15,7 +15,7 @@ impl<T> fmt::Debug for Secret<T> {
     }
 }
 
-/// How a [`turnpike_wire::integrity::Key`], which prints itself as little, is written.
+/// Serializes a [`turnpike_wire::integrity::Key`], whose `Debug` hides it too.
 pub(crate) mod key {
     use serde::{Deserialize as _, Deserializer, Serializer};
     use turnpike_wire::integrity::Key;

@@ -1,8 +1,9 @@
-//! Third-party authorization (RFC 7635): a client without a password shows a token that an authorization server made for it.
-//! USERNAME then names the key that the token is encrypted with, and the token holds the key that the request is signed with.
+//! Third-party authorization (RFC 7635): a client presents a token from an authorization server instead of a
+//! password. USERNAME names the key that encrypts the token, and the token contains the key that signs the
+//! request.
 //!
-//! Clients show a token in Allocate and Refresh only (section 9), so that the others are verified with what the allocation remembers
-//! of its last one.
+//! Clients send a token only in Allocate and Refresh (section 9); other requests are verified with the
+//! allocation's last token.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -26,33 +27,31 @@ use crate::{
     time::Now,
 };
 
-/// Settings of third-party authorization.
 #[derive(Clone, Debug, Default)]
 pub struct ThirdParty {
-    /// THIRD-PARTY-AUTHORIZATION: the server's name, for which tokens are made; 1 to 255 bytes. Short is better: it stands in
-    /// challenges, which answer packets whose address may be forged.
+    /// Value of THIRD-PARTY-AUTHORIZATION: the server's name for which tokens are issued, 1 to 255 bytes. It
+    /// should be short, because challenges may go to forged addresses.
     pub server_name: String,
-    /// Seconds that clocks may differ. RFC 7635 recommends 5.
+    /// Allowed clock difference in seconds. RFC 7635 recommends 5.
     pub skew: u32,
-    /// Keys shared with authorization servers; without any, nothing is offered.
+    /// Keys shared with authorization servers. If empty, the server does not offer tokens.
     pub keys: Vec<IssuerKey>,
 }
 
-/// A key shared with an authorization server.
+/// Key shared with an authorization server.
 #[derive(Clone, Debug)]
 pub struct IssuerKey {
-    /// Its name, which clients send in USERNAME.
+    /// Name of the key, sent by clients in USERNAME.
     pub kid: String,
-    /// The key.
     pub key: TokenKey,
-    /// The one realm in which its tokens count.
+    /// Realm in which its tokens are valid.
     pub realm: String,
-    /// Seconds for which a token is believed at most, whatever it says itself.
+    /// Maximum lifetime of a token in seconds, whatever the token contains.
     pub max_lifetime: u32,
 }
 
 impl ThirdParty {
-    /// Whether tokens count in this realm.
+    /// Returns true if tokens are valid in this realm.
     pub(crate) fn serves(&self, realm: &str) -> bool {
         self.keys.iter().any(|key| key.realm == realm)
     }
@@ -63,9 +62,9 @@ impl ThirdParty {
 }
 
 impl<P: Policy> Server<P> {
-    /// Verifies a request by its token, or by that of its allocation. `None` where it is no matter of tokens: a user with a
-    /// password. An answer where another worker has that allocation, and where the nonce was never given to the client: nothing of a
-    /// token is looked at before.
+    /// Verifies a request by its token, or by the last token of its allocation. `None` if the user has a
+    /// password. Answers the request if another worker has the allocation, or if the nonce was not issued to
+    /// the client, before decrypting a token.
     pub(crate) fn check_token(
         &mut self,
         context: &Context<'_>,
@@ -86,8 +85,8 @@ impl<P: Policy> Server<P> {
             let shown = || check_shown(settings, now, request, claim, kid, token).map_err(|why| (None, why));
             return Ok(realm.third_party.then(shown));
         }
-        // Whoever names a key that is configured is no user with a password. Key names are no secret: another worker is not troubled
-        // but with a nonce of ours.
+        // A configured key name means the user has no password. Key names are public, so another worker is
+        // contacted only for a request with a valid nonce.
         let by_token = *standing != Standing::ForOwner && settings.issuer(kid, realm).is_some();
         let index = self.holder(context, by_token)?;
         let found = index.and_then(|index| self.sessions.get(index));
@@ -109,14 +108,14 @@ impl<P: Policy> Server<P> {
         }))
     }
 
-    /// Whether the allocation of this 5-tuple was made by a token of this key.
+    /// Returns true if a token with this key made the 5-tuple's allocation.
     fn has_grant(&mut self, client: &Client, kid: &str) -> bool {
         let session = self.data.forwarding.find(client).and_then(|index| self.sessions.get(index));
         session.is_some_and(|session| session.grant.is_some() && *session.username == *kid)
     }
 
-    /// The allocation that a request without a token is about, before it is known who sent it. The request, or the client's stream, goes to
-    /// the allocation's owner; for clients of tokens only, since others authenticate first.
+    /// Allocation of a request without a token, before authentication. If another worker has it, the request
+    /// or the client's stream goes there; only for token clients, since others authenticate first.
     fn holder(&mut self, context: &Context<'_>, by_token: bool) -> Result<Option<u32>, Disposition> {
         if context.request.method == Method::ConnectionBind {
             let Ok(connection) = self.connection_to_bind(context) else { return Ok(None) };
@@ -137,7 +136,7 @@ impl<P: Policy> Server<P> {
     }
 }
 
-/// The checks of RFC 7635 section 7.
+/// Checks of RFC 7635 section 7.
 fn check_shown(
     settings: &ThirdParty,
     now: Now,
@@ -155,8 +154,9 @@ fn check_shown(
             TokenError::NotAuthentic => TokenProblem::NotAuthentic,
         })
     })?;
-    // Section 7 has lifetime + skew above the distance between now and the token's time, before or after. A token of the future is
-    // accepted within the skew alone: by that formula one would be believed for twice its lifetime.
+    // Section 7 accepts lifetime + skew as the distance between now and the token's time, in either
+    // direction. That would double the lifetime of a token from the future, so this accepts such a token only
+    // within the skew.
     let skew = u64::from(settings.skew);
     let made = token.made_unix();
     if made > now.unix.saturating_add(skew) {
@@ -172,8 +172,8 @@ fn check_shown(
     Ok(Proof { key, username: kid.into(), identity, grant, until_unix: None })
 }
 
-/// The key that the request is signed with. coturn, its clients and its server alike, keys HMAC-SHA1 with no more than the 16 bytes
-/// that an MD5 key has, whatever the length of `mac_key`; those 16 are secret too.
+/// Key that signed the request. coturn's clients and server use only the first 16 bytes of `mac_key` for
+/// HMAC-SHA1, the length of an MD5 key; those 16 bytes are secret too.
 fn signing_key(request: &Request<'_>, token: &AccessToken, mac: Mac) -> Option<Key> {
     const COTURN_LEN: usize = 16;
     let verifies = |key: &Key| request.view.verify(key, mac).is_ok();
@@ -185,8 +185,8 @@ fn signing_key(request: &Request<'_>, token: &AccessToken, mac: Mac) -> Option<K
     Some(Key::from_bytes(shorter)).filter(verifies)
 }
 
-/// A token names nobody, and may be shown for several allocations; so it is the token that has a quota, told apart by a hash of
-/// its secret, which never changes hands in the clear.
+/// Quota identity of a token. Tokens do not name a user and may be used for several allocations, so the quota
+/// applies per token, identified by a hash of its secret key.
 fn identity(kid: &str, token: &AccessToken) -> Box<str> {
     let mut name = format!("{kid}/");
     for byte in &Sha256::digest(token.mac_key())[..8] {

@@ -1,19 +1,19 @@
-//! Mobility (RFC 8016) across the workers of a server. The kernel may give the client's new 5-tuple to another worker than the owner of the
-//! allocation. The number of workers changes no answer: the owner answers every request from the new 5-tuple, and only data from
-//! there moves the allocation.
+//! Mobility (RFC 8016) across the workers of a server. The kernel may deliver the client's new 5-tuple to
+//! another worker than the allocation's owner. Clients see no difference: the owner answers every request
+//! from the new 5-tuple, and only data from there moves the allocation.
 //!
 //! ```text
-//!            worker 2, where the client is now                   worker 1, the owner
+//!            worker 2, with the client                           worker 1, the owner
 //!  Refresh with ticket ──▶ Effect::Forward ─────────────────────▶ from_elsewhere ──▶ Effect::Answer
 //!        ◀──── expect(PendingMove), send the reply ◀───────────────────────┘
 //!  other request ────────▶ Effect::Forward ─────────────────────▶ from_elsewhere ──▶ Effect::Answer, or
-//!        ◀──── declined ◀──────────────────────────────────────── Effect::Decline: the client does not arrive (any more)
+//!        ◀──── declined ◀──────────────────────────────────────── Effect::Decline: no pending move (any more)
 //!  data ─────────────────▶ Effect::Fetch ───────────────────────▶ export ──▶ Moved, with the relay sockets
 //!              import(Moved) ◀─────────────────────────────────────────┘
 //!  connection closed ────▶ Effect::MoveOver ─────────────────▶ move_over
 //! ```
 //!
-//! A stream is handed over to the owner instead, connection and all ([`Effect::HandOver`]).
+//! A stream is passed to the owner together with its connection instead ([`Effect::HandOver`]).
 
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +28,7 @@ use crate::{
     time::Now,
 };
 
-/// The client of another worker's allocation that arrives here: for [`Server::expect`].
+/// Client arriving here with another worker's allocation, for [`Server::expect`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingMove {
     pub(crate) client: Client,
@@ -36,34 +36,36 @@ pub struct PendingMove {
     pub(crate) owner: u16,
 }
 
-/// Asks the owner of an allocation to give it to its client's worker.
+/// Request to the owner of an allocation to pass it to its client's worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MoveRequest {
-    /// The worker to call [`Server::export`] at.
+    /// Worker for [`Server::export`].
     pub owner: u16,
-    /// The worker to call [`Server::import`] at.
+    /// Worker for [`Server::import`].
     pub to: u16,
-    /// The client's new 5-tuple.
+    /// New 5-tuple of the client.
     pub client: Client,
-    /// The way of `to` to it.
+    /// Link of worker `to` to the client.
     pub link: Link,
     pub(crate) key: u64,
 }
 
 impl<P: Policy> Server<P> {
-    /// Feeds a request whose client's connection another worker has handed over ([`Effect::HandOver`]). From then on
-    /// the client is this worker's, and [`Server::from_client`] gets what it sends.
+    /// Handles a request that came with its client's connection from another worker ([`Effect::HandOver`]).
+    /// The client now belongs to this worker, and [`Server::from_client`] takes its further packets.
     pub fn from_handed_over<'a>(&'a mut self, now: Now, source: &Source, request: &[u8]) -> Verdict<'a> {
         self.request(now, source, Delivery::HandedOver, request)
     }
 
-    /// Feeds a request that worker `via` has forwarded ([`Effect::Forward`], which has `occupied`), and with which the client remains. The
-    /// result is an effect: [`Effect::Answer`], [`Effect::Decline`], or [`Effect::Forward`] to a third worker.
+    /// Handles a request forwarded by worker `via`, which keeps the client ([`Effect::Forward`] supplies
+    /// `occupied`). The result is an effect: [`Effect::Answer`], [`Effect::Decline`], or [`Effect::Forward`]
+    /// to a third worker.
     pub fn from_elsewhere(&mut self, now: Now, via: u16, occupied: bool, source: &Source, request: &[u8]) {
         self.request(now, source, Delivery::Forwarded { via, occupied }, request);
     }
 
-    /// Feeds a request again that `owner` has declined ([`Effect::Decline`]): its client does not arrive there.
+    /// Handles a request again that `owner` declined ([`Effect::Decline`]), because no allocation moves to
+    /// its client.
     pub fn declined<'a>(
         &'a mut self,
         now: Now,
@@ -78,21 +80,22 @@ impl<P: Policy> Server<P> {
         self.from_client(now, source, request)
     }
 
-    /// Expects a client whose allocation another worker owns. Of too many, the one that has been expected longest is forgotten.
+    /// Expects a client whose allocation another worker owns. At the limit, the oldest pending move is
+    /// dropped.
     pub fn expect(&mut self, pending_move: PendingMove) {
         let PendingMove { client, key, owner } = pending_move;
-        // The client may have made an allocation of its own meanwhile: a 5-tuple has one.
+        // The client may have made a new allocation meanwhile, and a 5-tuple has only one.
         if self.data.forwarding.find(&client).is_some() {
             return;
         }
-        // Of two allocations that arrive at one 5-tuple, the later does.
+        // Of two allocations moving to one 5-tuple, the later wins.
         if self.pending_moves.get(&client).is_some_and(|known| (known.key, known.owner) != (key, owner)) {
             self.give_up_arrival(&client);
         }
         self.pending_moves.expect(client, key, owner);
     }
 
-    /// A client does not arrive any more, as worker `from` has it ([`Effect::MoveOver`]).
+    /// Cancels a pending move on behalf of worker `from` ([`Effect::MoveOver`]).
     pub fn move_over(&mut self, from: u16, pending_move: &PendingMove) {
         let PendingMove { client, key, owner } = pending_move;
         if *owner != self.worker_id.number() {
@@ -112,8 +115,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Gives an allocation away, if it is to go there. `None` if it has ended, or its client is expected elsewhere by now;
-    /// the asking worker is told by [`Server::not_moved`]. The relay sockets of [`Moved::from`] go with it.
+    /// Exports an allocation with the relay sockets of [`Moved::from`]. `None` if it has ended or moves
+    /// elsewhere by now; then report [`Server::not_moved`] to the requesting worker.
     #[must_use = "an allocation that is dropped is never released"]
     pub fn export(&mut self, now: Now, request: &MoveRequest) -> Option<Moved> {
         let index = *self.pending_moves.owned.get(&request.key)?;
@@ -135,10 +138,10 @@ impl<P: Policy> Server<P> {
         Some(moved)
     }
 
-    /// Takes over an allocation whose client is here; what the relay sockets belong to from now on.
+    /// Imports an allocation whose client is here; returns its new ID, which now owns the relay sockets.
     ///
-    /// # Errors
-    /// Gives it back where the client has made another allocation by now: to be returned by [`Server::take_back`].
+    /// # Errors Returns the allocation, for [`Server::take_back`], if the client has made another one
+    /// meanwhile.
     pub fn import(&mut self, now: Now, moved: Moved) -> Result<AllocationId, Moved> {
         let client = moved.client();
         if self.data.forwarding.find(&client).is_some() {
@@ -155,11 +158,11 @@ impl<P: Policy> Server<P> {
         Ok(id)
     }
 
-    /// Takes back what [`Server::import`] has refused. It lives on under its old 5-tuple; `None`, and [`Effect::Closed`],
-    /// if that has another allocation by now.
+    /// Takes back an allocation that [`Server::import`] refused, under its old 5-tuple. `None`, with
+    /// [`Effect::Closed`], if that has another allocation by now.
     pub fn take_back(&mut self, now: Now, moved: Moved) -> Option<AllocationId> {
         let is_taken = moved.was().is_some_and(|was| self.data.forwarding.find(&was.client).is_some());
-        // What it was called before may be another's name by now; a slot that was free is nobody's.
+        // The old ID may have been reused, so the allocation gets a new one.
         let allocation = self.own(now, moved, false);
         self.data.effects.push_back(Effect::Returned { allocation });
         if is_taken {
@@ -171,7 +174,8 @@ impl<P: Policy> Server<P> {
         Some(allocation)
     }
 
-    /// The owner has not given the allocation that [`Effect::Fetch`] asked for. The client is a stranger again.
+    /// Handles the owner's refusal to export after [`Effect::Fetch`]: the client has no pending move any
+    /// more.
     pub fn not_moved(&mut self, client: &Client) {
         let own = self.worker_id.number();
         if self.pending_moves.get(client).is_some_and(|expected| expected.owner != own) {
@@ -179,14 +183,16 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// The owner could not be asked for what [`Effect::Fetch`] wants. The next datagram wants it again.
+    /// Handles a failure to reach the owner for [`Effect::Fetch`]: the next datagram triggers another
+    /// attempt.
     pub fn not_asked(&mut self, client: &Client) {
         if let Some(expected) = self.pending_moves.get(client) {
             expected.asked = false;
         }
     }
 
-    /// Has the worker that forwarded a request expect its client, if an allocation of ours arrives there.
+    /// Makes the worker that forwarded a request expect its client, if an allocation of this worker moves
+    /// there.
     pub(crate) fn announce(&mut self, context: &Context<'_>, index: u32) {
         let owner = self.worker_id.number();
         let Some(session) = self.sessions.get(index) else { return };
@@ -202,8 +208,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// The allocation of ours that arrives at the 5-tuple of a request, if one does; or what becomes of the request: the owner answers it.
-    /// A request never ends the old 5-tuple (section 3.2.2).
+    /// Finds this worker's allocation that moves to the 5-tuple of a request. A request to another worker's
+    /// goes to that owner. No request ends the old 5-tuple (section 3.2.2).
     pub(crate) fn arriving(&mut self, context: &Context<'_>) -> Result<Option<u32>, Disposition> {
         let own = self.worker_id.number();
         let (source, request) = (context.source, context.request.view.bytes());
@@ -218,7 +224,7 @@ impl<P: Policy> Server<P> {
             return Err(Disposition::Later);
         }
         let Some(expected) = expected else { return Ok(None) };
-        // The allocation is on its way here.
+        // The allocation is in transit to this worker.
         if expected.asked {
             return Err(Disposition::Drop(DropReason::Moving));
         }
@@ -226,12 +232,13 @@ impl<P: Policy> Server<P> {
         Err(Disposition::Later)
     }
 
-    /// Makes an allocation that was given away this worker's, at its client's new 5-tuple or at the old one.
+    /// Adds a passed allocation to this worker, at its client's new 5-tuple or the old one.
     pub(crate) fn own(&mut self, now: Now, moved: Moved, arrived: bool) -> AllocationId {
         let at = if arrived { Some(moved.to()) } else { moved.was() };
         let padded = at.is_some_and(|at| self.is_stream(&at.client));
         let (mut entry, mut session) = moved.unpack(now, &self.config.peers.own, padded, arrived);
-        // In a process of an older version, or before a reload, permissions may have been shorter.
+        // Permissions may be shorter than their channels if a process of an older version or configuration
+        // installed them.
         if self.config.channels_permit {
             for (peer, expires_ms) in entry.outlasted_permissions() {
                 entry.permit(peer, expires_ms);
@@ -254,16 +261,16 @@ impl<P: Policy> Server<P> {
         id
     }
 
-    /// Has the owner answer a request with a genuine ticket, which names an allocation of another worker.
+    /// Forwards a request with a genuine ticket for another worker's allocation to that worker.
     pub(crate) fn ask_owner(&mut self, context: &Context<'_>, ticket: Ticket) -> Disposition {
         let own = self.worker_id.number();
         let next = match self.owners.get(ticket.key) {
-            // On its way here. Over a stream nothing is repeated.
+            // In transit to this worker. A client on a stream would not retransmit.
             Some(owner) if owner == own && !self.is_stream(context.client()) => {
                 return Disposition::Drop(DropReason::Moving);
             }
             Some(owner) if owner != own => owner,
-            // The ticket is genuine, its allocation has ended.
+            // The ticket is genuine but its allocation has ended.
             _ => return self.fail(context, 437),
         };
         let client = context.client();
@@ -275,7 +282,7 @@ impl<P: Policy> Server<P> {
                 (own, self.data.forwarding.find(client).is_some() || expected.is_some_and(is_another))
             }
         };
-        // The stream of another allocation stays where that is.
+        // A stream with another allocation stays with that.
         if self.is_stream(client) && !occupied {
             self.data.stats.mobility(MobilityEvent::Forwarded);
             let (source, request) = (context.source, context.request.view.bytes().into());

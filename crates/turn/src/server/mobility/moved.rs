@@ -1,5 +1,5 @@
-//! An allocation as data, on its way to another worker. Plain and serialisable, so that the way may lead out of the process as well. Times
-//! are counted from the moment at which it was packed: no two clocks have to agree.
+//! Serialized form of an allocation in transit to another worker or process. Times are relative to the moment
+//! of packing, so that clocks need not agree.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -26,13 +26,13 @@ use crate::{
     time::Now,
 };
 
-/// An allocation between two workers: whoever holds it owns it, quota included. To be given to [`crate::server::Server::import`], or
-/// back by [`crate::server::Server::take_back`].
+/// Allocation in transit. The holder owns it, including its quota, and must pass it to
+/// [`crate::server::Server::import`] or return it through [`crate::server::Server::take_back`].
 #[derive(Debug)]
 #[must_use = "an allocation that is dropped is never released"]
 pub struct Moved(Box<Record>);
 
-/// The versions in which it is written. What reads it refuses those that it does not know.
+/// Versions of the serialized form. Readers reject versions that they do not know.
 #[derive(Serialize, Deserialize)]
 enum Versioned<R> {
     #[serde(rename = "1")]
@@ -47,21 +47,21 @@ struct Record {
     client: Client,
     link: Link,
     away: bool,
-    /// To another process alone: a new 5-tuple from which no data has come so far, and its worker.
+    /// Only between processes: new 5-tuple that has not sent data yet, and its worker.
     #[serde(default)]
     arriving: Option<(Client, Link, u16)>,
     relays_tcp: bool,
-    /// IPv4 and IPv6, and for how many milliseconds more.
+    /// IPv4 and IPv6, with milliseconds until expiry.
     relays: [Option<(SocketAddr, u64)>; 2],
-    /// Those of them that other allocations have too.
+    /// Relay sockets shared with other allocations.
     #[serde(default)]
     shared: [Option<SharedPort>; 2],
-    /// Peers as the client names them.
+    /// Permitted peers with milliseconds until expiry.
     permissions: Vec<(IpAddr, u64)>,
     channels: Vec<(u16, SocketAddr, u64)>,
     to_peer: (u64, u64),
     to_client: (u64, u64),
-    /// What it may relay at once of a limit of its own, each way.
+    /// Remaining burst of its own bandwidth limit, in each direction.
     #[serde(default)]
     allowance: Option<[i64; 2]>,
     realm: Box<str>,
@@ -82,7 +82,7 @@ struct Record {
 }
 
 impl Record {
-    /// What the table takes for granted.
+    /// Checks the invariants of the forwarding table.
     fn check(&self) -> Result<(), &'static str> {
         if !self.channels.iter().all(|(number, ..)| number_of(*number).is_some()) {
             return Err("a channel number is out of range");
@@ -111,52 +111,51 @@ impl<'de> Deserialize<'de> for Moved {
 }
 
 impl Moved {
-    /// What it was called by the worker that gave it away: its relay sockets go with it.
+    /// ID on the worker that exported it; its relay sockets belong to that ID.
     #[must_use]
     pub fn from(&self) -> AllocationId {
         self.0.from
     }
 
-    /// The client's old 5-tuple, where a stream that is still open has no allocation any more. `None` where the client had gone
-    /// from there, so that it may be somebody else's by now.
+    /// Old 5-tuple; a stream still open there has no allocation now. `None` if the client had disconnected,
+    /// since another client may have the 5-tuple by now.
     #[must_use]
     pub fn was(&self) -> Option<Source> {
         (!self.0.away).then_some(Source { client: self.0.client, link: self.0.link })
     }
 
-    /// The client's new 5-tuple.
+    /// New 5-tuple of the client.
     #[must_use]
     pub fn client(&self) -> Client {
         self.0.to.0
     }
 
-    /// The same, and the way to it.
+    /// New 5-tuple of the client with its link.
     #[must_use]
     pub fn to(&self) -> Source {
         let (client, link) = self.0.to;
         Source { client, link }
     }
 
-    /// Its user.
     #[must_use]
     pub fn owner(&self) -> UserRef<'_> {
         let Record { realm, username, identity, .. } = &*self.0;
         UserRef::new(realm, identity.as_ref().unwrap_or(username))
     }
 
-    /// The relay socket of this family, where it is shared with other allocations.
+    /// Shared relay socket of this family.
     #[must_use]
     pub fn shared(&self, family: Family) -> Option<SharedPort> {
         self.0.shared[family as usize]
     }
 
-    /// Whoever arrives by a link of which `by` does not say so arrives no more: that way stays behind.
+    /// Cancels a pending move unless `by` accepts its link, for links that stay behind.
     pub fn keep_arrival(&mut self, by: impl Fn(Link) -> bool) {
         self.0.arriving = self.0.arriving.filter(|(_, link, _)| by(*link));
     }
 
-    /// As [`crate::server::Server::count_across`], for what was not yet known when the allocation was packed. Its own worker has counted it in
-    /// total.
+    /// Like [`crate::server::Server::count_across`], for traffic not yet known at packing time. The exporting
+    /// worker has counted it in its totals.
     pub fn count_across(&mut self, to_peer: (u64, u64), to_client: (u64, u64)) {
         let Record { to_peer: peer, to_client: client, .. } = &mut *self.0;
         for (sum, more) in [(peer, to_peer), (client, to_client)] {
@@ -203,8 +202,8 @@ impl Moved {
         }))
     }
 
-    /// What the two planes of this worker keep of it from now on, at the client's new 5-tuple or at the old one.
-    /// Where peers are reached is asked of what is ours here.
+    /// Converts to the state of the two planes, at the client's new 5-tuple or the old one. `own` resolves
+    /// the addresses of peers.
     pub(crate) fn unpack(
         self,
         now: Now,
@@ -253,8 +252,8 @@ impl Moved {
 }
 
 impl<P: Policy> Server<P> {
-    /// Allocations that another process can take: their clients need nothing that is here, being reached by a link of which `by` says
-    /// so, or having gone; and what they relay are datagrams.
+    /// Allocations that another process can take over: they relay UDP, and their clients have disconnected or
+    /// have a link accepted by `by`.
     pub fn portable(&mut self, by: impl Fn(Link) -> bool) -> Vec<AllocationId> {
         let indices = self.data.forwarding.indices();
         let suits = |index| {
@@ -265,7 +264,8 @@ impl<P: Policy> Server<P> {
         indices.filter_map(suits).collect()
     }
 
-    /// An allocation as data, for [`Server::restore`] of another process. It remains here; once it is there, [`Server::surrender`] it.
+    /// Serializes an allocation for [`Server::restore`] in another process. It stays here until
+    /// [`Server::surrender`].
     pub fn snapshot(&mut self, now: Now, allocation: AllocationId) -> Option<Moved> {
         self.data.forwarding.get(allocation)?;
         let (_, entry, session) = self.allocation(allocation.index)?;
@@ -279,7 +279,8 @@ impl<P: Policy> Server<P> {
         Some(moved)
     }
 
-    /// Forgets an allocation that goes on in another process. Nothing is said of an end, and its sockets are the caller's to close.
+    /// Removes an allocation that continues in another process, without reporting an end. The caller closes
+    /// its sockets.
     pub fn surrender(&mut self, now: Now, allocation: AllocationId) {
         if self.data.forwarding.get(allocation).is_none() {
             return;
@@ -295,34 +296,34 @@ impl<P: Policy> Server<P> {
         self.policy.release(session.user(), session.prefix);
     }
 
-    /// Clients that are expected here with allocations of other workers; for [`Server::expect`] of another process.
+    /// Pending moves of other workers' allocations to this worker, for [`Server::expect`] in another process.
     #[must_use]
     pub fn expected(&self) -> Vec<PendingMove> {
         self.pending_moves.expected()
     }
 
-    /// Deletions of the last seconds, for [`Server::remember_deletions`] of another process with the same key of nonces.
+    /// Recent deletions, for [`Server::remember_deletions`] in another process with the same key.
     #[must_use]
     pub fn deletions(&self, now: Now) -> Vec<(u64, u64)> {
         self.tombstones.all(now.ms)
     }
 
-    /// Answers these deletions of another process or worker again if their clients repeat them.
+    /// Adds deletions of another process or worker, so that retransmissions are answered.
     pub fn remember_deletions(&mut self, now: Now, deletions: &[(u64, u64)]) {
         self.tombstones.import(now.ms, deletions);
     }
 
-    /// Forgets requests that wait for credentials, of clients that are reached by a link of which `by` says so: another process
-    /// serves them from now on, and they ask again.
+    /// Drops requests waiting for credentials from clients whose link `by` accepts. Another process serves
+    /// these clients, and they will retransmit.
     pub fn forget_lookups(&mut self, by: impl Fn(Link) -> bool) {
         self.lookups.forget(|source| by(source.link));
     }
 
-    /// Takes in an allocation that another process had. Its client is where it was; `link` is the way to it here. A shared relay socket
-    /// has its number still.
+    /// Takes over an allocation of another process. Its client has not moved; `link` is its link in this
+    /// process. Shared relay sockets keep their numbers.
     ///
-    /// # Errors
-    /// Gives it back if its 5-tuple has an allocation, its realm is not configured, or no quota has room for it.
+    /// # Errors Returns the allocation if its 5-tuple is taken, its realm is not configured, or a quota is
+    /// reached.
     pub fn restore(&mut self, now: Now, mut moved: Moved, link: Link) -> Result<AllocationId, Moved> {
         let is_taken = moved.was().is_some_and(|was| self.data.forwarding.find(&was.client).is_some());
         let user = moved.owner();
@@ -355,7 +356,7 @@ impl<P: Policy> Server<P> {
         Ok(allocation)
     }
 
-    /// As it did in the process that it comes from.
+    /// Restores a pending move of the previous process.
     fn arrives(&mut self, allocation: AllocationId, source: Source, worker: u16) {
         let Some(session) = self.sessions.get(allocation.index) else { return };
         let Some(mobility) = &mut session.mobility else { return };

@@ -1,5 +1,5 @@
-//! A worker's mobile allocations (RFC 8016), and the new 5-tuples at which clients arrive: those of its own allocations, at whichever worker, and
-//! those here of other workers' allocations. The former are bounded by the allocations, the latter by number.
+//! Mobile allocations of a worker (RFC 8016) and pending moves to new 5-tuples: of its own allocations to any
+//! worker, and of other workers' allocations to this one. The latter are bounded in number.
 
 use std::collections::BTreeMap;
 
@@ -8,30 +8,29 @@ use hashbrown::HashMap;
 
 use crate::server::{Client, PendingMove};
 
-/// Clients that a worker expects with other workers' allocations, at most: about a MiB. A further one displaces the one that has been expected
-/// longest, which then has to present a ticket again: a user who fills the table keeps no other out.
+/// Pending moves of other workers' allocations per worker: about a MiB. A further one displaces the oldest,
+/// whose client has to present its ticket again, so that a user who fills the table does not lock others out.
 const MOST_EXPECTED: usize = 8192;
 
-/// See the head of this file.
 pub(crate) struct PendingMoves {
-    /// Slots of this worker's mobile allocations.
+    /// Slots of this worker's mobile allocations, by key.
     pub(crate) owned: HashMap<u64, u32, RandomState>,
     arrivals: HashMap<Client, Expected, RandomState>,
-    /// Clients that are expected with another worker's allocation, by its key: one 5-tuple each.
+    /// Clients with pending moves of other workers' allocations, by key: one 5-tuple each.
     foreign: HashMap<u64, Client, RandomState>,
-    /// The keys of those, by [`Expected::place`]: the oldest first.
+    /// Keys of `foreign` by [`Expected::place`], oldest first.
     queue: BTreeMap<u64, u64>,
     last_place: u64,
 }
 
-/// A 5-tuple that arrives.
+/// Pending move to a 5-tuple.
 #[derive(Clone, Copy)]
 pub(crate) struct Expected {
     pub(crate) key: u64,
     pub(crate) owner: u16,
-    /// Whether the owner has been asked for it.
+    /// The owner has been asked for the allocation.
     pub(crate) asked: bool,
-    /// In the queue; `None` for this worker's own allocations, whose arrivals end with them.
+    /// Position in the queue; `None` for this worker's own allocations, whose pending moves end with them.
     place: Option<u64>,
 }
 
@@ -46,7 +45,7 @@ impl PendingMoves {
         }
     }
 
-    /// Forgets an allocation that is gone or has moved away, and the 5-tuple that it arrives at.
+    /// Removes an allocation that ended or left, with its pending move.
     pub(crate) fn forget(&mut self, key: u64, arriving: Option<&Client>) {
         self.owned.remove(&key);
         if let Some(client) = arriving {
@@ -54,14 +53,14 @@ impl PendingMoves {
         }
     }
 
-    /// One of this worker's own allocations arrives there, be it at another worker.
+    /// Expects one of this worker's allocations at `client`, on any worker.
     pub(crate) fn expect_own(&mut self, client: Client, key: u64, own: u16) {
         self.remove(&client);
         self.arrivals.insert(client, Expected { key, owner: own, asked: false, place: None });
     }
 
-    /// One of another worker's allocations arrives there, and nowhere else. It is expected until it moves, until its owner declines it, or until
-    /// it is displaced.
+    /// Expects another worker's allocation at `client`, and only there, until it moves, its owner declines
+    /// it, or it is displaced.
     pub(crate) fn expect(&mut self, client: Client, key: u64, owner: u16) {
         if self.arrivals.get(&client).is_some_and(|known| (known.key, known.owner) == (key, owner)) {
             return;
@@ -80,7 +79,7 @@ impl PendingMoves {
         self.arrivals.insert(client, Expected { key, owner, asked: false, place });
     }
 
-    /// Clients that are expected with other workers' allocations.
+    /// Pending moves of other workers' allocations.
     pub(crate) fn expected(&self) -> Vec<PendingMove> {
         let foreign = self.arrivals.iter().filter(|(_, expected)| expected.place.is_some());
         foreign
@@ -101,7 +100,6 @@ impl PendingMoves {
         self.arrivals.get_mut(client)
     }
 
-    /// No client is expected there any more.
     pub(crate) fn remove(&mut self, client: &Client) -> Option<Expected> {
         let expected = self.arrivals.remove(client)?;
         if let Some(place) = expected.place {
@@ -111,7 +109,7 @@ impl PendingMoves {
         Some(expected)
     }
 
-    /// The allocation of this key is ours now, or arrives at another 5-tuple.
+    /// Drops the pending move of `key`, which is now this worker's or moves to another 5-tuple.
     pub(crate) fn forget_foreign(&mut self, key: u64) {
         if let Some(client) = self.foreign.get(&key).copied() {
             self.remove(&client);
@@ -130,11 +128,11 @@ mod tests {
     }
 
     #[test]
-    fn the_books_agree_whatever_is_expected_and_removed() {
+    fn tables_agree_after_random_expects_and_removals() {
         let mut moves = PendingMoves::new();
         let mut step = 1_u64;
         for _ in 0..20_000 {
-            // A sequence without a pattern (Knuth's generator).
+            // Pseudo-random sequence (Knuth's generator).
             step = step.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let port = u16::try_from((step >> 40) % 50).unwrap();
             let key = (step >> 33) % 40;
@@ -152,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_further_arrival_displaces_the_oldest() {
+    fn a_full_table_drops_the_oldest_arrival() {
         let mut moves = PendingMoves::new();
         for port in 0..=u16::MAX {
             moves.expect(client(port), port.into(), 0);

@@ -1,5 +1,6 @@
-//! Mobility tickets (RFC 8016 section 3.3): the allocation of a node, and how often it has moved. Encrypted and authenticated, so that a client learns
-//! nothing from one and cannot make one; all workers share the keys, and all nodes of a fleet.
+//! Mobility tickets (RFC 8016 section 3.3): node, allocation and number of moves. Encrypted and
+//! authenticated, so that clients can neither read nor forge them; all workers and all nodes of a fleet share
+//! the keys.
 //!
 //! ```text
 //!  0                16                                       32
@@ -8,33 +9,34 @@
 //!  └────────────────┴────────────────────────────────────────┘
 //! ```
 //!
-//! The MAC of the plain text is the nonce of its encryption (the construction of SIV, RFC 5297), so that writing the same
-//! ticket twice gives the same bytes, as answering a retransmission must, and needs no random number. The pad is the first number
-//! that leaves no zero byte in the ticket: coturn's client keeps tickets as C strings of at most 32 characters.
+//! The MAC of the plain text is the nonce of its encryption (the SIV construction, RFC 5297). So encoding a
+//! ticket twice gives the same bytes, as retransmissions require, and needs no random number. The pad is the
+//! first number that leaves no zero byte in the ticket: coturn's client keeps tickets as C strings of at most
+//! 32 characters.
 
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
 use subtle::ConstantTimeEq as _;
 
-/// Bytes. Far below what would fragment a response, whatever the path (section 3.1.2).
+/// Bytes; never enough to fragment a response (section 3.1.2).
 pub(crate) const LEN: usize = 32;
 const HALF: usize = LEN / 2;
 
-/// Pads that are tried. Seven of eight suit.
+/// Maximum number of pads tried. Seven of eight fit.
 const PADS: u32 = 1 << 12;
 
-/// Bits of a node's number, and of the key of an allocation above it.
+/// Bits of the node number; the allocation's key is above it.
 const NODE_BITS: u32 = 12;
 pub(crate) const KEY_BITS: u32 = 64 - NODE_BITS;
 
-/// What a ticket says.
+/// Content of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
-    /// The allocation's, for as long as it lives, on whichever worker: [`KEY_BITS`].
+    /// Key of the allocation, the same on every worker; [`KEY_BITS`] bits.
     pub(crate) key: u64,
-    /// The node of a fleet that has the allocation; 0 for none.
+    /// Fleet node that has the allocation; 0 for none.
     pub(crate) node: u16,
-    /// One more with each ticket of the allocation.
+    /// Incremented with each ticket of the allocation.
     pub(crate) counter: u32,
 }
 
@@ -57,7 +59,7 @@ impl Ticket {
         sealed
     }
 
-    /// `None` for whatever we have not sealed with this secret.
+    /// `None` unless sealed with this secret.
     pub(crate) fn open(sealed: &[u8], secret: &[u8; 32]) -> Option<Self> {
         let sealed: &[u8; LEN] = sealed.try_into().ok()?;
         let (given, cipher) = (sealed.first_chunk::<HALF>()?, sealed.last_chunk::<HALF>()?);
@@ -66,7 +68,7 @@ impl Ticket {
         if !bool::from(mac(&secret, b"mac", &plain).ct_eq(given)) {
             return None;
         }
-        // Tickets of earlier versions name two workers in the pad.
+        // Earlier versions put two worker numbers into the pad.
         let [k0, k1, k2, k3, k4, k5, k6, k7, c0, c1, c2, c3, ..] = plain;
         let key = u64::from_be_bytes([k0, k1, k2, k3, k4, k5, k6, k7]);
         Some(Self {
@@ -77,7 +79,7 @@ impl Ticket {
     }
 }
 
-/// A key for tickets alone, out of the one that makes nonces.
+/// Ticket key, derived from the nonce key.
 fn own_key(secret: &[u8; 32]) -> [u8; 32] {
     hmac(secret, &[b"turnpike mobility ticket"])
 }
@@ -94,7 +96,7 @@ fn mac(secret: &[u8; 32], purpose: &[u8], bytes: &[u8; HALF]) -> [u8; HALF] {
 
 fn hmac(secret: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
     let mut hmac =
-        <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(secret).expect("an HMAC takes a key of any length");
+        <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(secret).expect("HMAC accepts keys of any length");
     for part in parts {
         hmac.update(part);
     }
@@ -116,7 +118,7 @@ mod tests {
     const TICKET: Ticket = Ticket { key: 0x1_0203_0405_0607, node: 4095, counter: 7 };
 
     #[test]
-    fn no_bit_of_a_ticket_can_be_changed_and_none_left_out() {
+    fn altered_or_truncated_tickets_are_rejected() {
         let sealed = TICKET.seal(&[7; 32]);
         assert_eq!(Ticket::open(&sealed, &[7; 32]), Some(TICKET));
         assert_eq!(Ticket::open(&sealed, &[8; 32]), None);
@@ -131,7 +133,7 @@ mod tests {
         assert_eq!(Ticket::open(&[&sealed[..], &[0]].concat(), &[7; 32]), None);
     }
 
-    /// After an upgrade in place.
+    /// After an in-place upgrade.
     #[test]
     fn a_ticket_of_an_earlier_version_opens() {
         let secret = [7; 32];
@@ -139,7 +141,7 @@ mod tests {
         let mut plain = [0; HALF];
         plain[..8].copy_from_slice(&(TICKET.key << NODE_BITS | u64::from(TICKET.node)).to_be_bytes());
         plain[8..12].copy_from_slice(&TICKET.counter.to_be_bytes());
-        // The numbers of two workers, 10 bits each, and a pad of 12.
+        // Two worker numbers of 10 bits each, and a pad of 12.
         plain[12..].copy_from_slice(&(3_u32 << 22 | 1023 << 12 | 5).to_be_bytes());
         let mac = mac(&own, b"mac", &plain);
         let sealed = [mac, xor(plain, mac_stream(&own, &mac))].concat();
@@ -157,7 +159,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sealed_opens(
+        fn sealed_tickets_open(
             key in 0..1_u64 << KEY_BITS,
             node in 0_u16..1 << NODE_BITS,
             counter: u32,
@@ -170,7 +172,7 @@ mod tests {
         }
 
         #[test]
-        fn any_other_bytes_do_not(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn other_bytes_do_not_open(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             prop_assert_eq!(Ticket::open(&bytes, &[7; 32]), None);
         }
     }

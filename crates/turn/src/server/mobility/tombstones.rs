@@ -1,5 +1,5 @@
-//! Deletions of the last seconds, so that a Refresh with LIFETIME 0 whose answer was lost is answered again instead of
-//! with 437. Bounded in number and time; only authenticated requests get here.
+//! Recent deletions, so that a retransmitted Refresh with LIFETIME 0 gets the same answer again instead of
+//! 437. Bounded in number and time; only authenticated requests get here.
 
 use std::{collections::VecDeque, net::IpAddr};
 
@@ -8,22 +8,22 @@ use hashbrown::HashMap;
 
 use crate::server::{Client, auth::keyed_hash::KeyedHash};
 
-/// RFC 8489 section 6.3.1: a server that remembers transactions does so for 40 seconds.
+/// RFC 8489 section 6.3.1: servers that remember transactions do so for 40 s.
 const LIFETIME_MS: u64 = 40_000;
-/// Half a MiB a worker.
+/// Half a MiB per worker.
 const MOST: usize = 8192;
 
 pub(crate) struct Tombstones {
-    /// Hash and time of expiry, oldest first. Two requests that share a keyed 64-bit hash would have one of them
-    /// answered with a success that it did not need.
+    /// Hash and expiry time, oldest first. In a collision of the keyed 64-bit hash, a request gets a success
+    /// it did not need.
     queue: VecDeque<(u64, u64)>,
-    /// The same, from hash to time: every Refresh with LIFETIME 0 asks.
+    /// Same content by hash, for the lookup of every Refresh with LIFETIME 0.
     expiries: HashMap<u64, u64, RandomState>,
     hash: KeyedHash,
 }
 
 impl Tombstones {
-    /// `key` is the server's own.
+    /// `key` is the server's own key.
     pub(crate) fn new(key: &[u8; 32]) -> Self {
         Self {
             queue: VecDeque::new(),
@@ -32,12 +32,13 @@ impl Tombstones {
         }
     }
 
-    /// All of them with the milliseconds that are left to each, the oldest first; for [`Tombstones::import`] of another process.
+    /// All deletions with their remaining milliseconds, oldest first, for [`Tombstones::import`] in another
+    /// process.
     pub(crate) fn all(&self, now_ms: u64) -> Vec<(u64, u64)> {
         self.queue.iter().map(|(hash, expires_ms)| (*hash, expires_ms.saturating_sub(now_ms))).collect()
     }
 
-    /// Takes in deletions of another process or worker with the same key.
+    /// Adds deletions of another process or worker with the same key.
     pub(crate) fn import(&mut self, now_ms: u64, all: &[(u64, u64)]) {
         self.sweep(now_ms);
         for (hash, left_ms) in all.iter().take(MOST) {
@@ -48,7 +49,7 @@ impl Tombstones {
         }
     }
 
-    /// The deletion, for [`Tombstones::import`] of another worker.
+    /// Records a deletion and returns it for [`Tombstones::import`] on another worker.
     pub(crate) fn insert(
         &mut self,
         now_ms: u64,
@@ -81,7 +82,7 @@ impl Tombstones {
         self.expiries.insert(hash, expires_ms);
     }
 
-    /// Without the number of the listener, which is another one in another process.
+    /// Excludes the listener number, which differs between processes.
     fn hash(&self, client: &Client, transaction: [u8; 12], username: &str) -> u64 {
         let Client { address, local, .. } = client;
         let [address, local] = [address, local].map(|at| (mapped(at.ip()), at.port().to_be_bytes()));
@@ -96,7 +97,7 @@ impl Tombstones {
 
     fn forget_oldest(&mut self) {
         let Some((hash, expires_ms)) = self.queue.pop_front() else { return };
-        // The same deletion may have been remembered again since.
+        // The deletion may have been recorded again since.
         if self.expiries.get(&hash) == Some(&expires_ms) {
             self.expiries.remove(&hash);
         }
@@ -116,7 +117,7 @@ mod tests {
     use crate::server::ListenerId;
 
     #[test]
-    fn a_flood_of_deletions_and_the_time_bound_what_is_remembered() {
+    fn tombstones_are_bounded_in_number_and_time() {
         let address = "192.0.2.1:1".parse().unwrap();
         let client = Client { listener: ListenerId(0), address, local: address };
         let transaction = |n: u32| {
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_answers_a_deletion_again_for_as_long_as_this_one_would() {
+    fn imported_tombstones_keep_their_remaining_lifetime() {
         let address = "192.0.2.1:1".parse().unwrap();
         let client = |listener| Client { listener: ListenerId(listener), address, local: address };
         let mut here = Tombstones::new(&[7; 32]);

@@ -1,28 +1,27 @@
-//! Which of a server's workers a state machine belongs to, and which node of a fleet the server is. CONNECTION-IDs carry both numbers, and mobility
-//! tickets the node's, so that any worker of any node can tell the owner.
+//! Worker of a state machine and node of the server in a fleet. CONNECTION-IDs contain both numbers, and
+//! mobility tickets the node, so that any worker of any node can find the owner.
 //!
 //! ```text
-//!  CONNECTION-ID of a server alone   worker 10 │ by chance 22                        bits
-//!  of a node of a fleet              node 12 │ worker 0 to 10 │ by chance 20 to 10   as many as its workers need
+//!  CONNECTION-ID, standalone     worker 10 │ random 22                        bits
+//!  CONNECTION-ID, fleet node     node 12 │ worker 0 to 10 │ random 20 to 10   as many as its workers need
 //! ```
 
-/// The place of one worker among all of its server.
+/// Number of a worker among those of its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerId {
     number: u16,
     count: u16,
-    /// `None` without a fleet; 0 as long as it has no number.
+    /// `None` without a fleet; 0 while no number is assigned.
     node: Option<u16>,
 }
 
-/// Bits of a CONNECTION-ID behind the node's number.
+/// Bits of a CONNECTION-ID after the node number.
 const NODE_SHIFT: u32 = 20;
 
 impl WorkerId {
-    /// The most workers that a server may have: what a CONNECTION-ID has room for.
+    /// Maximum number of workers, limited by the CONNECTION-ID.
     pub const MOST: u16 = 1024;
 
-    /// The only worker.
     pub const ONLY: Self = Self { number: 0, count: 1, node: None };
 
     /// Worker `number` of `count`, counted from 0. `None` unless `number < count <= `[`WorkerId::MOST`].
@@ -31,18 +30,17 @@ impl WorkerId {
         if number < count && count <= Self::MOST { Some(Self { number, count, node: None }) } else { None }
     }
 
-    /// This worker's number.
     #[must_use]
     pub const fn number(self) -> u16 {
         self.number
     }
 
-    /// The same on the node of this number.
+    /// Same worker on this node.
     pub(crate) const fn on(self, node: Option<u16>) -> Self {
         Self { node, ..self }
     }
 
-    /// The number of the node; 0 for none.
+    /// Node number; 0 for none.
     pub(crate) const fn node(self) -> u16 {
         match self.node {
             Some(node) => node,
@@ -50,31 +48,31 @@ impl WorkerId {
         }
     }
 
-    /// Whether that is another node's number. What has none was made here, before this node had one.
+    /// Returns true for the number of another node. 0 means created here, before this node had a number.
     pub(crate) const fn is_another(self, node: u16) -> bool {
         self.node.is_some() && node != 0 && node != self.node()
     }
 
-    /// A CONNECTION-ID of this worker; of `random`, the upper bits are taken.
+    /// CONNECTION-ID of this worker; uses the upper bits of `random`.
     pub(crate) fn connection(self, random: u32) -> u32 {
         let bits = self.random_bits();
         u32::from(self.node()) << NODE_SHIFT | u32::from(self.number) << bits | random >> (32 - bits)
     }
 
-    /// The numbers of the node and of the worker in a CONNECTION-ID.
+    /// Node and worker number of a CONNECTION-ID.
     pub(crate) fn of_connection(self, id: u32) -> (u16, u16) {
         let node = if self.node.is_some() { (id >> NODE_SHIFT) as u16 } else { 0 };
         let worker = id >> self.random_bits() & ((1 << self.worker_bits()) - 1);
         (node, u16::try_from(worker).unwrap_or(u16::MAX))
     }
 
-    /// Connections that a worker may have, so that a number by chance is free three times in four.
+    /// Maximum connections of a worker, so that a random ID is free three times out of four.
     pub(crate) fn most_connections(self) -> usize {
         1 << (self.random_bits() - 2)
     }
 
     fn worker_bits(self) -> u32 {
-        // A server alone has always had as many as it could have workers.
+        // A standalone server has always used the bits for the maximum number of workers.
         if self.node.is_some() { u16::BITS - (self.count - 1).leading_zeros() } else { 10 }
     }
 
@@ -82,7 +80,7 @@ impl WorkerId {
         if self.node.is_some() { NODE_SHIFT - self.worker_bits() } else { 32 - self.worker_bits() }
     }
 
-    /// Whether there is a worker of this number.
+    /// Returns true if the server has this worker.
     pub(crate) const fn has(self, number: u16) -> bool {
         number < self.count
     }
@@ -93,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seat_is_one_of_those_there_are() {
+    fn worker_ids_are_within_the_worker_count() {
         assert!(WorkerId::new(0, 0).is_none());
         assert!(WorkerId::new(2, 2).is_none());
         assert!(WorkerId::new(0, 1025).is_none());
@@ -103,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_says_whose_it_is() {
+    fn a_connection_id_encodes_node_and_worker() {
         for (number, count) in [(0, 1), (1, 2), (2, 3), (3, 4), (1023, 1024)] {
             let alone = WorkerId::new(number, count).unwrap();
             for (worker_id, node) in [(alone, 0), (alone.on(Some(0)), 0), (alone.on(Some(4095)), 4095)] {
@@ -124,10 +122,10 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_node_is_ours_and_without_a_fleet_everything_is() {
+    fn node_zero_and_servers_without_a_fleet_are_never_foreign() {
         let worker_id = WorkerId::ONLY.on(Some(7));
         assert_eq!([0, 7, 8].map(|node| worker_id.is_another(node)), [false, false, true]);
         assert!(!WorkerId::ONLY.is_another(8));
-        assert!(WorkerId::ONLY.on(Some(0)).is_another(8), "it has no number yet, and others have");
+        assert!(WorkerId::ONLY.on(Some(0)).is_another(8), "unnumbered, while others have numbers");
     }
 }

@@ -1,4 +1,4 @@
-//! Allocate (RFC 8656 section 7): everything that can be refused is refused before a relay socket is opened.
+//! Allocate (RFC 8656 section 7). All checks come before the relay socket is opened.
 
 use std::sync::Arc;
 
@@ -29,26 +29,27 @@ use crate::{
     time::Now,
 };
 
-/// REQUESTED-TRANSPORT holds a protocol number (RFC 8656 section 18.7).
+/// Protocol numbers of REQUESTED-TRANSPORT (RFC 8656 section 18.7).
 const UDP: u8 = 17;
 const TCP: u8 = 6;
 
-/// Which relayed transport addresses a request wants.
+/// Relayed transport addresses that a request asks for.
 struct AllocateParams {
     first: OpenRelay,
     second: Option<Family>,
-    /// A family of a dual-stack request that is not configured, with its code.
+    /// Unconfigured family of a dual-stack request, with its error code.
     address_error: Option<(Family, u16)>,
 }
 
 impl<P: Policy> Server<P> {
     /// Section 7.2.
     pub(crate) fn allocate(&mut self, context: Context<'_>) -> Disposition {
-        // A 5-tuple has one allocation; but the very request again is answered as before (section 5).
+        // A 5-tuple has one allocation; a retransmission gets the earlier response (section 5).
         if let Some(index) = self.data.forwarding.find(context.client()) {
             return self.allocate_again(&context, index);
         }
-        // So too where it is about to become that of a mobile allocation; that of another worker may have ended since.
+        // A mobile allocation moving to this 5-tuple counts too. One on another worker may have ended
+        // meanwhile.
         match self.arriving(&context) {
             Ok(None) => {}
             Ok(Some(_)) => return self.refuse(&context, 437, RequestRefusal::AllocationExists),
@@ -116,8 +117,8 @@ impl<P: Policy> Server<P> {
         Disposition::Later
     }
 
-    /// Whether there may be one more allocation here: not while the server drains, nor beyond a quota, nor for a copy of a request that
-    /// has had one.
+    /// Admits one more allocation, unless the server is draining, a quota is reached, or the request is a
+    /// copy of a granted one.
     fn admit_allocation(&mut self, context: &Context<'_>) -> Result<Option<Recorded>, Disposition> {
         let client = context.client();
         let closing = self.config.listener(client.listener).closing;
@@ -134,7 +135,7 @@ impl<P: Policy> Server<P> {
             return Err(self.refuse(context, 508, RequestRefusal::Draining));
         }
         let who = &context.who;
-        // Section 19: 486 is about this user; 508 is about the server, so that another one may do.
+        // Section 19: 486 is about the user, while 508 is about the server, so that another server may help.
         let prefix = self.config.prefixes.of(client.address.ip());
         if let Err(refusal) = self.policy.acquire(who.user(), prefix) {
             if matches!(refusal, QuotaRefusal::Undecided { .. }) {
@@ -164,11 +165,12 @@ impl<P: Policy> Server<P> {
                 }
             });
         }
-        // Last of all, so that what was refused for another reason may be sent again as it is.
+        // Must be the last check, so that a client may resend a request refused for another reason unchanged.
         self.grant_once(context, Once::Allocate).inspect_err(|_| self.policy.release(who.user(), prefix))
     }
 
-    /// Carries on where [`Server::allocate`] asked for relay sockets. `None` if the allocation does not wait for them.
+    /// Completes [`Server::allocate`] once the relay sockets are open. `None` if the allocation is not
+    /// waiting for them.
     pub(crate) fn finish_allocate(
         &mut self,
         now: Now,
@@ -215,7 +217,7 @@ impl<P: Policy> Server<P> {
             relayed,
         };
         self.data.stats.allocated_after(now.ms.saturating_sub(pending.asked_ms));
-        // First, so that whoever hears of it knows whether it has limits.
+        // Limits come first, so that they are in place when the effect is handled.
         self.limit(now, id.index);
         self.data.emit(now, opened);
         if pending.mobile {
@@ -225,7 +227,7 @@ impl<P: Policy> Server<P> {
         Some(Source { client, link })
     }
 
-    /// None of its relay sockets could be opened.
+    /// Cleans up after an allocation without any relay socket.
     fn undo_allocate(
         &mut self,
         now: Now,
@@ -270,7 +272,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Section 7.2: what the client proposes, within the default lifetime and the longest.
+    /// Granted lifetime (section 7.2): the client's proposal, at least the default and at most the maximum.
     pub(crate) fn granted(&self, proposed: Option<u32>) -> u32 {
         let default = self.config.limits.default_lifetime;
         proposed.map_or(default, |seconds| seconds.min(self.config.limits.max_lifetime).max(default))
@@ -293,7 +295,7 @@ impl<P: Policy> Server<P> {
         Disposition::Reply
     }
 
-    /// What a request wants, or why it gets nothing: section 7.2, steps 3 to 9.
+    /// Parses the request (section 7.2, steps 3 to 9).
     fn params(&mut self, context: &Context<'_>) -> Result<AllocateParams, Denied> {
         let request = context.request;
         let transport = match request.get(kind::REQUESTED_TRANSPORT) {
@@ -316,7 +318,7 @@ impl<P: Policy> Server<P> {
         };
         let families = Families::read(request)?;
         if let Some(token) = request.get(kind::RESERVATION_TOKEN) {
-            // A token says which port and family: nothing else may (step 5).
+            // A token implies port and family, so neither may be given as well (step 5).
             let malformed = Denied::bad(kind::RESERVATION_TOKEN, Fault::Malformed);
             let token: [u8; 8] = token.try_into().map_err(|_| malformed)?;
             let other = even_port.map(|_| kind::EVEN_PORT).or(families.first_named());
@@ -337,8 +339,8 @@ impl<P: Policy> Server<P> {
         Ok(AllocateParams { first: OpenRelay { family, transport, port }, second, address_error })
     }
 
-    /// Section 3.7: DONT-FRAGMENT is refused where the DF bit of a client's datagrams would have to be known: IPv4 to IPv6. A socket does not
-    /// tell it.
+    /// Section 3.7: refuses DONT-FRAGMENT for IPv4-to-IPv6 relaying, which would need the DF bit of the
+    /// client's datagrams. Sockets do not report it.
     fn may_set_df(&self, context: &Context<'_>, params: AllocateParams) -> Result<AllocateParams, Denied> {
         let client = context.client();
         let relays_v6 = params.first.family == Family::V6 || params.second == Some(Family::V6);
@@ -349,8 +351,8 @@ impl<P: Policy> Server<P> {
         Ok(params)
     }
 
-    /// The success response of section 7.2: the relayed transport addresses, or why one of two is missing, the lifetime, the tokens, and
-    /// the client's own address.
+    /// Success response of section 7.2: relayed transport addresses, or the error of a missing one, lifetime,
+    /// tokens and the client's mapped address.
     fn write_allocated(&mut self, now: Now, index: u32, to: &Envelope) {
         let ticket = self.ticket(now, index);
         let Some((_, entry)) = self.data.forwarding.at(index) else { return };
@@ -375,7 +377,7 @@ impl<P: Policy> Server<P> {
     }
 }
 
-/// Which families a request names. `Err` is one that there is not.
+/// Families in a request. `Err` holds an unknown family number.
 #[derive(Default, PartialEq, Eq)]
 struct Families {
     requested: Option<Result<Family, u8>>,
@@ -396,7 +398,7 @@ impl Families {
         Ok(Self { requested, additional })
     }
 
-    /// The family, a second one, and one that is missing of two with its code.
+    /// Chooses the family, a second one, and the missing family of a dual-stack request with its error code.
     #[expect(clippy::type_complexity, reason = "the parts of a AllocateParams")]
     fn choose(
         self,
@@ -409,12 +411,13 @@ impl Families {
         };
         let additional = |fault| Denied::bad(kind::ADDITIONAL_ADDRESS_FAMILY, fault);
         match (self.requested, self.additional) {
-            // Without the attribute IPv4; what is not supported is a 440.
+            // The default is IPv4; an unsupported family gets 440.
             (requested, None) => {
                 let family = requested.unwrap_or(Ok(Family::V4)).map_err(|_| Denied::code(440))?;
                 if has(family) { Ok((family, None, None)) } else { Err(Denied::code(440)) }
             }
-            // The two attributes exclude each other, and the second family is IPv6; no port next to it is reserved for a pair.
+            // The two attributes are mutually exclusive, the additional family must be IPv6, and a pair
+            // cannot reserve the next port.
             (None, Some(Ok(Family::V6))) if !reserve_next => match (has(Family::V4), has(Family::V6)) {
                 (true, true) => Ok((Family::V4, Some(Family::V6), None)),
                 (true, false) => Ok((Family::V4, None, Some((Family::V6, 440)))),
@@ -427,7 +430,7 @@ impl Families {
         }
     }
 
-    /// The attribute that names a family, if there is one.
+    /// First family attribute in the request.
     fn first_named(&self) -> Option<u16> {
         let requested = self.requested.map(|_| kind::REQUESTED_ADDRESS_FAMILY);
         requested.or(self.additional.map(|_| kind::ADDITIONAL_ADDRESS_FAMILY))
@@ -455,8 +458,8 @@ const fn code_of(result: OpenResult) -> u16 {
     }
 }
 
-/// A token that nobody guesses. Its last bit holds the family of the port that it stands for, since a request with a
-/// token may not name the family, and may reach another worker.
+/// Unguessable token. Its last bit encodes the family of the reserved port, because a request with a token
+/// may not name the family and may reach another worker.
 fn new_token(random: &mut Random, family: Family) -> [u8; 8] {
     let mut token: [u8; 8] = random.bytes();
     token[7] = token[7] & !1 | (family as u8);

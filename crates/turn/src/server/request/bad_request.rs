@@ -1,4 +1,4 @@
-//! Faults of requests that are answered with 400, as the attribute at fault and its fault: for the reason phrase, the log and the page.
+//! Causes of 400 responses, as attribute and fault; shown in the reason phrase, the log and the admin page.
 
 use std::fmt;
 
@@ -6,49 +6,45 @@ use turnpike_wire::{channel_data::ChannelNumber, stun::kind::Name};
 
 use crate::server::RequestRefusal;
 
-/// An attribute that makes a request a bad one (400).
+/// Cause of a 400 response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BadRequest {
-    /// Its type.
+    /// Attribute type.
     pub attribute: u16,
-    /// Its fault.
     pub fault: Fault,
 }
 
-/// The fault of an attribute.
+/// Fault of an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// The request needs it.
     Missing,
-    /// Its length or its value is none that it can have.
+    /// Invalid length or value.
     Malformed,
-    /// Its number is outside the range.
     OutOfRange,
-    /// Its address has port 0.
     PortZero,
-    /// It must not stand beside this other one.
+    /// Not allowed together with this attribute.
     Beside(u16),
-    /// It repeats another list than that of the challenge.
+    /// PASSWORD-ALGORITHMS differs from the challenge.
     NotAnnounced,
     /// This channel of the allocation is bound to another peer.
     ChannelTaken(ChannelNumber),
     /// The peer is bound to this other channel of the allocation.
     PeerHasChannel(ChannelNumber),
-    /// It needs a client over TCP or TLS.
+    /// Requires a client over TCP or TLS.
     OverDatagrams,
-    /// It is for datagrams, and the allocation relays TCP.
+    /// Only for UDP, but the allocation relays TCP.
     RelaysTcp,
-    /// It is for connections, and the allocation relays datagrams.
+    /// Only for TCP, but the allocation relays UDP.
     RelaysUdp,
-    /// It names nothing that exists here (any more).
+    /// Refers to something that does not exist, or no longer does.
     Unknown,
-    /// A newer one took its place.
+    /// A newer one was issued.
     Replaced,
-    /// It comes from where its allocation is already.
+    /// The ticket's allocation is already on this 5-tuple.
     AtHome,
     /// The connection has an allocation, so it is a control connection.
     ControlConnection,
-    /// An Allocate sends it empty.
+    /// An Allocate must send it empty.
     NotEmpty,
 }
 
@@ -60,25 +56,25 @@ impl fmt::Display for BadRequest {
             Fault::Malformed => write!(f, "{name} is malformed"),
             Fault::OutOfRange => write!(f, "{name} is out of range"),
             Fault::PortZero => write!(f, "{name} has port 0"),
-            Fault::Beside(other) => write!(f, "{name} must not stand beside {}", Name(other)),
-            Fault::NotAnnounced => write!(f, "{name} is not the list of the server"),
+            Fault::Beside(other) => write!(f, "{name} cannot be combined with {}", Name(other)),
+            Fault::NotAnnounced => write!(f, "{name} differs from the list in the challenge"),
             Fault::ChannelTaken(number) => {
                 write!(f, "channel {:#06x} is bound to another peer", number.get())
             }
             Fault::PeerHasChannel(number) => write!(f, "the peer already has channel {:#06x}", number.get()),
-            Fault::OverDatagrams => write!(f, "{name} needs a client over TCP or TLS"),
-            Fault::RelaysTcp => write!(f, "{name} is for datagrams, and the allocation relays TCP"),
-            Fault::RelaysUdp => write!(f, "{name} is for connections, and the allocation relays UDP"),
-            Fault::Unknown => write!(f, "{name} is not known here (any more)"),
+            Fault::OverDatagrams => write!(f, "{name} requires a client over TCP or TLS"),
+            Fault::RelaysTcp => write!(f, "{name} is only for UDP, but the allocation relays TCP"),
+            Fault::RelaysUdp => write!(f, "{name} is only for TCP, but the allocation relays UDP"),
+            Fault::Unknown => write!(f, "{name} is unknown or has expired"),
             Fault::Replaced => write!(f, "{name} was replaced by a newer one"),
-            Fault::AtHome => write!(f, "{name} comes from the current address of its allocation"),
+            Fault::AtHome => write!(f, "{name} came from the current address of its allocation"),
             Fault::ControlConnection => write!(f, "{name} came over a connection that has an allocation"),
             Fault::NotEmpty => write!(f, "{name} must be empty here"),
         }
     }
 }
 
-/// The error code of a refused request, and why.
+/// Error code of a refused request with its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Denied {
     pub(crate) code: u16,
@@ -86,12 +82,11 @@ pub(crate) struct Denied {
 }
 
 impl Denied {
-    /// An error code that stands for one reason.
+    /// Error code with only one possible reason.
     pub(crate) const fn code(code: u16) -> Self {
         Self { code, why: RequestRefusal::Code }
     }
 
-    /// 400.
     pub(crate) const fn bad(attribute: u16, fault: Fault) -> Self {
         Self { code: 400, why: RequestRefusal::BadRequest(BadRequest { attribute, fault }) }
     }
@@ -104,12 +99,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_names_the_attribute_as_the_rfcs_do() {
+    fn message_names_attributes_as_the_rfcs_do() {
         let bad = |attribute, fault| BadRequest { attribute, fault }.to_string();
         assert_eq!(bad(kind::XOR_PEER_ADDRESS, Fault::Missing), "XOR-PEER-ADDRESS is missing");
         assert_eq!(
             bad(kind::RESERVATION_TOKEN, Fault::Beside(kind::EVEN_PORT)),
-            "RESERVATION-TOKEN must not stand beside EVEN-PORT"
+            "RESERVATION-TOKEN cannot be combined with EVEN-PORT"
         );
         let taken = Fault::PeerHasChannel(ChannelNumber::MIN);
         assert_eq!(bad(kind::CHANNEL_NUMBER, taken), "the peer already has channel 0x4000");

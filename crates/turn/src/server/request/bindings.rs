@@ -1,5 +1,5 @@
-//! CreatePermission and ChannelBind (RFC 8656 sections 10 and 12): how a client opens the way to a peer. Where it shares its relayed
-//! transport address, a peer may be another client's by then.
+//! CreatePermission and ChannelBind (RFC 8656 sections 10 and 12). On a shared relayed transport address,
+//! another client may already own the peer.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -22,7 +22,7 @@ impl<P: Policy> Server<P> {
             Ok(index) => index,
             Err(answer) => return answer,
         };
-        // One peer at least, and each of them well-formed. Their ports mean nothing.
+        // At least one peer, all well-formed; ports are ignored.
         let mut peers = SmallVec::<[IpAddr; 8]>::new();
         for peer in context.request.peers() {
             let Some(peer) = peer else {
@@ -38,7 +38,7 @@ impl<P: Policy> Server<P> {
         self.sweep(context.now, index);
         let most = self.config.limits.permissions;
         let Some((id, entry)) = self.data.forwarding.at(index) else { return self.fail(context, 437) };
-        // An IPv4-mapped address has the family that stands beside it, which is IPv6.
+        // The family is the one encoded: an IPv4-mapped address counts as IPv6.
         if let Some(other) = peers.iter().find(|ip| !entry.has(Family::of(**ip))) {
             return self.refuse(context, 443, RequestRefusal::PeerFamily(SocketAddr::new(*other, 0)));
         }
@@ -47,7 +47,7 @@ impl<P: Policy> Server<P> {
         {
             return self.refuse_peer(context, SocketAddr::new(*refused, 0), peers.len() - 1);
         }
-        // All are installed or none.
+        // Install all permissions or none.
         if !room {
             self.data.stats.permission_limit += 1;
             return self.refuse(context, 508, RequestRefusal::Permissions);
@@ -67,12 +67,12 @@ impl<P: Policy> Server<P> {
             Ok(index) => index,
             Err(answer) => return answer,
         };
-        // RFC 6062 relays connections, which no channel carries.
+        // Channels cannot carry the connections of RFC 6062.
         if self.data.forwarding.at(index).is_some_and(|(_, entry)| entry.relays_tcp) {
             return self.bad(context, kind::CHANNEL_NUMBER, Fault::RelaysTcp);
         }
-        // A number and a peer; the number 0x4000 to 0x4FFF, which the configuration may widen to the range of RFC 5766. Nothing can be
-        // sent to port 0.
+        // Channel numbers are 0x4000 to 0x4FFF, or the RFC 5766 range if so configured. Nothing can be sent
+        // to port 0.
         let number = match context.request.get(kind::CHANNEL_NUMBER) {
             Some([high, low, _, _]) => {
                 let number = u16::from_be_bytes([*high, *low]);
@@ -123,27 +123,27 @@ impl<P: Policy> Server<P> {
         if self.is_anothers(now, index, peer.ip()) {
             return self.refuse_shared(context);
         }
-        // A channel opens the way for its peer as well (section 9).
+        // A channel also permits its peer (section 9).
         let expires_ms = now.ms + u64::from(self.config.channel_lifetime) * 1000;
         self.permit(context, id, peer.ip(), expires_ms);
         self.data.emit(now, Effect::Bound { allocation: id, number, peer, at, expires_ms, renewed });
         self.done(context)
     }
 
-    /// Whether a peer's address is another client's already, of those that share this allocation's relayed transport address.
+    /// Returns true if another client on this shared relayed transport address already owns the peer.
     fn is_anothers(&mut self, now: Now, index: u32, peer: IpAddr) -> bool {
-        // Under whichever of its names.
+        // Check all translated addresses of the peer.
         let aliases: SmallVec<[IpAddr; 2]> = self.config.peers.own.aliases(peer).collect();
         aliases.into_iter().any(|peer| {
             let Some(rival) = self.data.forwarding.rival(index, peer) else { return false };
-            // Its time may be over, and nobody has looked since.
+            // The rival may be expired but not swept yet.
             self.expire(now, rival);
             self.data.forwarding.rival(index, peer).is_some()
         })
     }
 
-    /// Ends permissions and channels to a peer that another client of the same shared relayed transport address has too. Both could get it
-    /// while two of its addresses were not known to be one peer's.
+    /// Ends permissions and channels to peers that another client of the shared relayed transport address has
+    /// too. Both could claim the peer while two of its addresses were not yet known to be the same host.
     pub(crate) fn end_contested(&mut self, now: Now, index: u32) {
         if !self.config.peers.own.are_translated() {
             return;
@@ -160,14 +160,14 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Another request of the same client has no better luck here; another allocation may be on another port.
+    /// 508: only an allocation on another port can help the client.
     fn refuse_shared(&mut self, context: &Context<'_>) -> Disposition {
         self.data.stats.shared_peer_limit += 1;
         self.refuse(context, 508, RequestRefusal::SharedPeer)
     }
 
-    /// Permits a peer, to which a channel is about to be bound until `channel_ms`, if any. The permission outlasts each channel to
-    /// the peer, where channels permit.
+    /// Permits a peer, for at least `channel_ms` if a channel is being bound. With `channels_permit`, a
+    /// permission lives at least as long as each channel to its peer.
     fn permit(&mut self, context: &Context<'_>, allocation: AllocationId, peer: IpAddr, channel_ms: u64) {
         let (now, channels_permit) = (context.now, self.config.channels_permit);
         let Some(entry) = self.data.forwarding.get(allocation) else { return };
@@ -179,7 +179,7 @@ impl<P: Policy> Server<P> {
         self.data.emit(now, Effect::Permitted { allocation, peer, expires_ms, renewed });
     }
 
-    /// Prolongs permissions that end before a channel to their peer does, where channels permit.
+    /// With `channels_permit`, extends permissions that would end before a channel to their peer.
     pub(crate) fn permit_by_channels(&mut self, now: Now, index: u32) {
         if !self.config.channels_permit {
             return;
@@ -193,7 +193,7 @@ impl<P: Policy> Server<P> {
     }
 }
 
-/// The peer of ChannelBind and Connect. Nothing can be sent to port 0.
+/// Peer of a ChannelBind or Connect request. Nothing can be sent to port 0.
 pub(crate) fn peer_endpoint(request: &Request<'_>) -> Result<SocketAddr, Fault> {
     match request.peers().next() {
         None => Err(Fault::Missing),

@@ -1,4 +1,5 @@
-//! Requests without the magic cookie: clients of RFC 3489, which learn their address by MAPPED-ADDRESS (RFC 5389 section 12.2).
+//! Binding requests without the magic cookie, from RFC 3489 clients, which read MAPPED-ADDRESS (RFC 5389
+//! section 12.2).
 
 use turnpike_wire::stun::{Class, Header, View, Writer, kind, method};
 
@@ -14,8 +15,8 @@ use crate::{
 };
 
 impl<P: Policy> Server<P> {
-    /// Over UDP a Binding request gets 32 bytes for 20, or 44 over IPv6. RFC 8489 section 11 has 500 for every request over DTLS, and
-    /// streams end before a message of RFC 3489 gets here.
+    /// Answers over UDP with 32 bytes to 20, or 44 over IPv6. Over DTLS, RFC 8489 section 11 requires a 500
+    /// for every such request; stream framing rejects RFC 3489 messages before they get here.
     pub(crate) fn classic(&mut self, now: Now, source: &Source, datagram: &[u8]) -> Verdict<'_> {
         if datagram.len() > MAX_REQUEST_LEN {
             return self.data.dropped(DropReason::Oversized);
@@ -39,9 +40,10 @@ impl<P: Policy> Server<P> {
         self.classic_binding(now, source, &Request { method: Method::Binding, view }, header)
     }
 
-    /// Section 12.2 of RFC 5389 has CHANGE-REQUEST and RESPONSE-ADDRESS be unknown attributes. But a CHANGE-REQUEST that asks for nothing is sent
-    /// with each request by some clients. One that asks for an answer from elsewhere gets none: pystun3 repeats it at once after an error, and
-    /// for ever, and Debian's `stun` takes every answer for one from elsewhere.
+    /// RFC 5389 section 12.2 treats CHANGE-REQUEST and RESPONSE-ADDRESS as unknown attributes. Some clients
+    /// send a CHANGE-REQUEST without flags with every request, which is harmless. One with flags gets no
+    /// answer: pystun3 would repeat the request in a tight loop after an error, and Debian's `stun` takes any
+    /// answer as one from the other address.
     fn classic_binding(
         &mut self,
         now: Now,
@@ -64,7 +66,8 @@ impl<P: Policy> Server<P> {
             let why = RequestRefusal::UnknownAttribute(unknown[0]);
             self.tell_stranger_refused(now, &client, ("", request.method), 420, why);
             self.data.stats.error(420);
-            // RFC 3489 section 11.2.10: nothing is padded, so one of an odd number is repeated.
+            // RFC 3489 section 11.2.10: the list is not padded; an odd number of attributes is evened out by
+            // repeating one.
             let first = unknown[0];
             unknown.extend((unknown.len() % 2 == 1).then_some(first));
             let mut response = Writer::begin(&mut self.reply, header.answered(Class::Error));

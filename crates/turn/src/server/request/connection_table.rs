@@ -1,5 +1,5 @@
-//! The connections of a worker (RFC 6062) by CONNECTION-ID, and how many each user has on all workers: of what all share, no user takes it
-//! all.
+//! Peer connections of a worker (RFC 6062) by CONNECTION-ID, and the number each user has on all workers, so
+//! that no user takes them all.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,8 +12,9 @@ use crate::{
     server::{ServerConfig, WorkerId, session::Session},
 };
 
-/// CONNECTION-ID (RFC 6062 section 6.2.1): the numbers of node and worker in the upper bits, so that a ConnectionBind finds its
-/// way, and bits that nobody foresees. What keeps a stranger out is that he must authenticate as the same user.
+/// CONNECTION-ID (RFC 6062 section 6.2.1). The upper bits hold node and worker, so that a ConnectionBind can
+/// be routed; the rest is random. Security rests on the ConnectionBind having to authenticate as the same
+/// user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ConnectionId(pub u32);
 
@@ -23,7 +24,7 @@ impl ConnectionId {
     }
 }
 
-/// Whose connections are counted together: a realm, and whom quotas count there.
+/// User whose connections are counted together: realm and identity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Holder(Arc<str>, Box<str>);
 
@@ -33,7 +34,7 @@ impl Holder {
     }
 }
 
-/// Of what there are as many as there may be, in the order of [`crate::server::Stats::connection_limit`].
+/// Limit that was reached, in the order of [`crate::server::Stats::connection_limit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Full {
     Allocation,
@@ -43,20 +44,20 @@ pub(crate) enum Full {
 
 type Held = HashMap<Holder, usize, RandomState>;
 
-/// Connections to peers, shared by all workers of a server. Read and changed by requests for a connection, by peers that connect, and by
-/// connections that end; bounded by their number.
+/// Number of connections to peers, shared by all workers of a server. The lock is taken only when a
+/// connection is requested, arrives or ends. Memory is bounded by the number of connections.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionCounts(Arc<Mutex<Counts>>);
 
 #[derive(Debug, Default)]
 struct Counts {
     total: usize,
-    /// Without those who have none.
+    /// No entries with zero.
     held: Held,
 }
 
 impl ConnectionCounts {
-    /// Counts one more, unless there are as many as there may be.
+    /// Counts one more connection, unless a limit is reached.
     fn take(&self, config: &ServerConfig, holder: &Holder) -> Result<(), Full> {
         let mut counts = self.lock();
         if counts.total >= config.limits.peer_connections {
@@ -95,13 +96,13 @@ fn subtract(held: &mut Held, holder: &Holder, count: usize) {
     }
 }
 
-/// The connections of a worker, by CONNECTION-ID, with the index of the allocation that each belongs to.
+/// Connections of a worker by CONNECTION-ID, with the index of their allocation.
 pub(crate) struct Connections {
     owners: HashMap<u32, u32, RandomState>,
-    /// What this worker has of the counts of all.
+    /// This worker's share of the common counts.
     held: Held,
     counts: ConnectionCounts,
-    /// For which there are numbers.
+    /// Bound by the number of CONNECTION-IDs.
     most: usize,
 }
 
@@ -119,13 +120,13 @@ impl Connections {
         self.owners.len()
     }
 
-    /// The index of the allocation that it belongs to.
+    /// Index of the allocation.
     pub(crate) fn owner(&self, id: ConnectionId) -> Option<u32> {
         self.owners.get(&id.0).copied()
     }
 
-    /// A number for one more, of an allocation that has so many; or why there is none. `most` keeps the table small enough that a free number
-    /// is found at once.
+    /// Draws the CONNECTION-ID for an allocation that has `of_allocation` connections. `most` keeps the table
+    /// sparse, so that a free number is found quickly.
     pub(crate) fn draw(
         &mut self,
         config: &ServerConfig,
@@ -150,7 +151,8 @@ impl Connections {
         }
     }
 
-    /// Takes in the connections of an allocation that comes from elsewhere, but for those whose numbers are taken here or another worker's.
+    /// Adds the connections of an allocation that arrived from elsewhere, except those whose numbers are
+    /// taken here or belong to another worker.
     pub(crate) fn adopt(&mut self, worker_id: WorkerId, index: u32, session: &mut Session) {
         let holder = Holder::of(session);
         let Some(tcp) = session.tcp.as_deref_mut() else { return };
@@ -165,7 +167,6 @@ impl Connections {
         });
     }
 
-    /// Forgets one of a holder's.
     pub(crate) fn remove(&mut self, id: ConnectionId, holder: &Holder) {
         if self.owners.remove(&id.0).is_some() {
             subtract(&mut self.held, holder, 1);
@@ -173,14 +174,14 @@ impl Connections {
         }
     }
 
-    /// Forgets all connections of an allocation that is gone.
+    /// Removes all connections of an ended allocation.
     pub(crate) fn forget(&mut self, session: &Session) {
         let Some(tcp) = &session.tcp else { return };
         let holder = Holder::of(session);
         tcp.ids().for_each(|id| self.remove(id, &holder));
     }
 
-    /// Whether nothing is counted that is not there.
+    /// Checks the counts against the table.
     #[cfg(test)]
     fn agrees(&self) -> bool {
         self.held.values().sum::<usize>() == self.owners.len() && self.held.values().all(|held| *held > 0)
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn each_user_is_counted_and_forgotten() {
+    fn connections_are_counted_per_user_and_released() {
         let config = ServerConfig {
             limits: ServerLimits { peer_connections_per_user: 2, ..ServerLimits::default() },
             ..ServerConfig::default()
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_hold_for_all_workers_together_and_for_what_any_of_them_has_left() {
+    fn limits_apply_across_workers_and_dropped_workers_free_theirs() {
         let config = ServerConfig {
             limits: ServerLimits {
                 peer_connections: 5,

@@ -1,5 +1,5 @@
-//! TCP relaying (RFC 6062): connections between a relayed transport address and peers. The runtime connects, accepts and
-//! copies bytes; which connection may be, and to whom it belongs, is decided here.
+//! TCP relaying (RFC 6062): decides on connections between a relayed transport address and peers. The runtime
+//! connects, accepts and copies bytes.
 //!
 //! ```text
 //!  Connect ──▶ Effect::Connect ──▶ connected ──▶ waiting ──▶ ConnectionBind: Effect::Bind ──▶ connection_ended
@@ -30,53 +30,50 @@ use crate::{
     time::Now,
 };
 
-/// Section 5.2 asks for at least 30 s for an attempt to connect, sections 5.2 and 5.3 for 30 s until a connection that
-/// nobody binds is closed.
+/// Timeout of a connection attempt (at least 30 s by section 5.2) and of an unbound connection (30 s by
+/// sections 5.2 and 5.3).
 const PATIENCE_MS: u64 = 30_000;
 
-/// The deadline of an attempt whose end the runtime has been asked for: its report comes next, and is not waited for by a timer.
+/// Deadline of an attempt that the runtime was asked to end: its report comes next, without a timer.
 const OVERDUE: u64 = u64::MAX;
 
-/// A connection that the runtime shall open, from the relayed transport address to a peer.
+/// Request to open a connection from the relayed transport address to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectRequest {
-    /// What it will be called.
     pub connection: ConnectionId,
-    /// From where: the relayed transport address itself (section 5.2).
+    /// Local end: the relayed transport address (section 5.2).
     pub relay: RelayId,
-    /// Whither: where the peer is reached that the client has named.
+    /// Address at which the peer is reachable.
     pub peer: SocketAddr,
 }
 
-/// Why a connection to a peer did not come about.
+/// Reason for a failed connection to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectError {
-    /// Refused, unreachable, reset: 447.
+    /// 447: refused, unreachable or reset.
     Failed,
-    /// [`Effect::ConnectTimedOut`] ended it: 447.
+    /// 447: ended by [`Effect::ConnectTimedOut`].
     TimedOut,
-    /// No file descriptor for it: 508.
+    /// 508: no file descriptor.
     NoCapacity,
 }
 
-/// What becomes of a connection that a peer made to a relayed transport address.
+/// Verdict on a connection from a peer to a relayed transport address.
 pub enum PeerConnection<'a> {
-    /// Keep it, read nothing from it until it is bound, and send these bytes to `client`.
+    /// Keep it, read nothing from it until it is bound, and send `bytes` to `client`.
     Accept {
-        /// What it is called.
         connection: ConnectionId,
-        /// Whose control connection gets the indication.
+        /// Owner of the control connection.
         client: Client,
-        /// The way to it.
         link: Link,
-        /// A ConnectionAttempt indication, in the server's own buffer.
+        /// ConnectionAttempt indication, in the server's own buffer.
         bytes: &'a [u8],
     },
-    /// Close it; the reason has been counted.
+    /// Close it; the refusal has been counted.
     Refuse(ConnectionRefusal),
 }
 
-/// The connections of one allocation. Few, and looked at by control messages only.
+/// Connections of one allocation. The list is short and only control messages search it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TcpRelay {
     list: Vec<Connection>,
@@ -85,39 +82,39 @@ pub(crate) struct TcpRelay {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Connection {
     id: ConnectionId,
-    /// As the client names it.
+    /// Address that the client used.
     peer: SocketAddr,
     stage: Stage,
-    /// Of the Connect request; none where the peer connected.
+    /// Transaction ID of the Connect request; `None` if the peer connected.
     transaction: Option<[u8; 12]>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Stage {
-    /// The runtime connects. What the answer needs waits with it; the deadline is that of the attempt.
+    /// Waiting for the runtime; `envelope` is for the reply.
     Connecting { deadline_ms: u64, envelope: Box<Envelope> },
-    /// Connected, and not bound yet.
+    /// Connected but not bound.
     Waiting { deadline_ms: u64 },
     /// Spliced to a client data connection.
     Bound,
 }
 
-/// What a Connect is to the connection that its peer has already.
+/// Meaning of a Connect for a peer that already has a connection.
 enum Again {
-    /// Its own request, which is being carried out.
+    /// Retransmission while the attempt is in progress.
     Connecting,
-    /// Its own request, whose answer was lost.
+    /// Retransmission after the response was lost.
     Waiting(ConnectionId),
     Another,
 }
 
 impl TcpRelay {
-    /// How many there are, those included that are being made.
+    /// Number of connections, including attempts.
     pub(crate) fn connections(&self) -> usize {
         self.list.len()
     }
 
-    /// When the next of them has to be looked at.
+    /// Earliest deadline.
     fn next_deadline(&self) -> Option<u64> {
         let deadlines = self.list.iter().filter_map(|connection| match connection.stage {
             Stage::Connecting { deadline_ms, .. } | Stage::Waiting { deadline_ms } => Some(deadline_ms),
@@ -126,7 +123,7 @@ impl TcpRelay {
         deadlines.min().filter(|deadline_ms| *deadline_ms != OVERDUE)
     }
 
-    /// The same with other deadlines.
+    /// Copy with shifted deadlines.
     pub(crate) fn shifted(&self, shift: impl Fn(u64) -> u64) -> Self {
         let mut shifted = self.clone();
         for connection in &mut shifted.list {
@@ -161,9 +158,9 @@ impl TcpRelay {
 }
 
 impl<P: Policy> Server<P> {
-    /// Says how a [`ConnectRequest`] went; the verdict is the reply to the client. A connection reported as open stays
-    /// open until an effect closes it. To be called once for each request, unless [`Effect::ConnectionClosed`] or
-    /// [`Effect::Closed`] has ended the attempt.
+    /// Reports the result of a [`ConnectRequest`]; the verdict is the reply to the client. A connection
+    /// reported as open stays open until an effect closes it. Must be called once per request, unless
+    /// [`Effect::ConnectionClosed`] or [`Effect::Closed`] has ended the attempt.
     pub fn connected(
         &mut self,
         now: Now,
@@ -195,7 +192,7 @@ impl<P: Policy> Server<P> {
             Err(error) => {
                 self.drop_connection(allocation.index, connection);
                 self.data.stats.connection(ConnectionEvent::ConnectFailed);
-                // 447 is for what the peer or the way to it does; want of descriptors is our own.
+                // 447 is for failures of the peer or the network; a lack of descriptors is the server's own.
                 let code = if error == ConnectError::NoCapacity { 508 } else { 447 };
                 if let Some(session) = self.sessions.get(allocation.index) {
                     let (realm, username) = (Arc::clone(&session.realm), session.username.clone());
@@ -213,7 +210,8 @@ impl<P: Policy> Server<P> {
         Verdict::Reply { client, link, bytes: &self.reply }
     }
 
-    /// A peer has connected to the relayed transport address `relay` (section 5.3). `peer` is canonical.
+    /// Handles a connection from a peer to the relayed transport address `relay` (section 5.3). `peer` must
+    /// be canonical.
     pub fn peer_connected(&mut self, now: Now, relay: RelayId, peer: SocketAddr) -> PeerConnection<'_> {
         let (Source { client, link }, peer, connection) = match self.admit(now, relay, peer) {
             Ok(admitted) => admitted,
@@ -232,8 +230,8 @@ impl<P: Policy> Server<P> {
         PeerConnection::Accept { connection, client, link, bytes: &self.reply }
     }
 
-    /// Payload that a bound connection has carried since the last report, in bytes. For counters of connections that
-    /// live long; the last report is [`Server::connection_ended`].
+    /// Adds payload bytes that a bound connection carried since the last report. [`Server::connection_ended`]
+    /// is the last report.
     pub fn connection_carried(&mut self, connection: ConnectionId, to_peer: u64, to_client: u64) {
         self.data.stats.connection_bytes[0] += to_peer;
         self.data.stats.connection_bytes[1] += to_client;
@@ -244,8 +242,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// A connection is over: either end has closed it, before or after it was bound. Both halves are closed by the runtime, each
-    /// with the other (section 5.5). `to_peer` and `to_client` as in [`Server::connection_carried`].
+    /// Reports that either end closed a connection, bound or not. The runtime closes both halves together
+    /// (section 5.5). `to_peer` and `to_client` are as in [`Server::connection_carried`].
     pub fn connection_ended(&mut self, now: Now, connection: ConnectionId, to_peer: u64, to_client: u64) {
         self.connection_carried(connection, to_peer, to_client);
         if let Some(index) = self.connections.owner(connection) {
@@ -255,22 +253,22 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Connections to peers that exist or are being made.
+    /// Number of connections to peers, including attempts.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.connections.len()
     }
 
-    /// Checks what section 5.1 asks of a request for TCP, beyond what holds for all.
+    /// Checks the requirements of section 5.1 on an Allocate for TCP.
     pub(crate) fn may_relay_tcp(&self, context: &Context<'_>) -> Result<(), Denied> {
         if !self.config.tcp_relay {
             return Err(Denied::code(442));
         }
-        // Only who comes by TCP or TLS can make further connections of the kind.
+        // Only clients over TCP or TLS can open data connections.
         if !self.is_stream(context.client()) {
             return Err(Denied::bad(kind::REQUESTED_TRANSPORT, Fault::OverDatagrams));
         }
-        // These mean something for UDP only.
+        // These apply to UDP only.
         let refused = [kind::DONT_FRAGMENT, kind::EVEN_PORT, kind::RESERVATION_TOKEN];
         match refused.into_iter().find(|kind| context.request.get(*kind).is_some()) {
             Some(kind) => Err(Denied::bad(kind, Fault::RelaysTcp)),
@@ -291,7 +289,7 @@ impl<P: Policy> Server<P> {
         let family = Family::of(peer.ip());
         let Some((id, entry, session)) = self.allocation(index) else { return self.fail(&context, 437) };
         let (has_family, holder) = (entry.has(family), Holder::of(session));
-        // An allocation that relays UDP has no connections.
+        // An allocation for UDP has no connections.
         let Some(tcp) = session.tcp.as_deref_mut() else {
             return self.bad(&context, kind::XOR_PEER_ADDRESS, Fault::RelaysUdp);
         };
@@ -301,7 +299,7 @@ impl<P: Policy> Server<P> {
         let of_allocation = tcp.list.len();
         let same = tcp.list.iter().find(|connection| connection.peer == peer);
         let same = same.map(|same| {
-            // The very request again is none of its own (RFC 8656 section 5).
+            // RFC 8656 section 5: a retransmission is not a new request.
             let again = same.transaction == Some(context.request.transaction());
             match same.stage {
                 Stage::Connecting { .. } if again => Again::Connecting,
@@ -309,7 +307,7 @@ impl<P: Policy> Server<P> {
                 _ => Again::Another,
             }
         });
-        // A permission is not asked for: like CreatePermission, the request names the peer and is authenticated.
+        // No permission is needed: like CreatePermission, the request names the peer and is authenticated.
         if !self.config.peers_in(&context.who.realm).permits_endpoint(peer) {
             return self.refuse_peer(&context, peer, 0);
         }
@@ -321,7 +319,7 @@ impl<P: Policy> Server<P> {
                 self.write_connected(&context.envelope, connection);
                 return Disposition::Reply;
             }
-            // One connection to a peer, whether it is being made, waits to be bound, or is.
+            // One connection per peer, whatever its stage.
             Some(Again::Another) => return self.fail(&context, 446),
         }
         let place = (index, of_allocation);
@@ -343,9 +341,9 @@ impl<P: Policy> Server<P> {
         Disposition::Later
     }
 
-    /// Section 5.4: the connection on which the request came becomes a client data connection.
+    /// Section 5.4: turns the connection that carried the request into a client data connection.
     pub(crate) fn connection_bind(&mut self, context: &Context<'_>) -> Disposition {
-        // By TCP or TLS, with a CONNECTION-ID, on a connection that is not a control connection: that stays one.
+        // Requires TCP or TLS, a CONNECTION-ID, and a connection that is not a control connection.
         let connection = match self.connection_to_bind(context) {
             Ok(connection) => connection,
             Err(fault) => return self.bad(context, kind::CONNECTION_ID, fault),
@@ -363,7 +361,8 @@ impl<P: Policy> Server<P> {
             self.data.stats.connection_refused(ConnectionRefusal::UnknownId);
             return self.bad(context, kind::CONNECTION_ID, Fault::Unknown);
         };
-        // The credentials are those of the control connection. Where nobody authenticates, the address has to do.
+        // Credentials must match those of the control connection. Without authentication, the IP address must
+        // match.
         let elsewhere = !authenticate && entry.client.address.ip() != context.client().address.ip();
         if !session.is_of(&context.who) || elsewhere {
             self.data.stats.connection_refused(ConnectionRefusal::WrongUser);
@@ -381,7 +380,7 @@ impl<P: Policy> Server<P> {
         self.done(context)
     }
 
-    /// What a ConnectionBind names, if it may become a data connection at all: it came over a stream that is no control connection.
+    /// CONNECTION-ID of a ConnectionBind that came over a stream without an allocation.
     pub(crate) fn connection_to_bind(&mut self, context: &Context<'_>) -> Result<ConnectionId, Fault> {
         let id = context.request.get(kind::CONNECTION_ID).ok_or(Fault::Missing)?;
         let id = id.try_into().map_err(|_| Fault::Malformed)?;
@@ -395,7 +394,7 @@ impl<P: Policy> Server<P> {
         Ok(ConnectionId(u32::from_be_bytes(id)))
     }
 
-    /// Closes what nobody has bound in time, and asks for an end to attempts that take too long.
+    /// Closes connections not bound in time, and cancels attempts that take too long.
     pub(crate) fn expire_connections(&mut self, now: Now, index: u32) {
         let Some((allocation, _, session)) = self.allocation(index) else { return };
         let Some(tcp) = session.tcp.as_deref_mut() else { return };
@@ -439,7 +438,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// The owner of a connection gets the stream that shall be bound to it.
+    /// Passes the stream to the worker of the connection.
     pub(crate) fn hand_over(
         &mut self,
         context: &Context<'_>,
@@ -452,19 +451,19 @@ impl<P: Policy> Server<P> {
         Some(Disposition::Later)
     }
 
-    /// The worker that owns a connection, unless it is this one.
+    /// Worker of a connection, unless it is this one.
     pub(crate) fn on_another_worker(&self, connection: ConnectionId) -> Option<u16> {
         let (_, worker) = self.worker_id.of_connection(connection.0);
         (worker != self.worker_id.number() && self.worker_id.has(worker)).then_some(worker)
     }
 
-    /// The node of the fleet that owns a connection, unless it is this one.
+    /// Fleet node of a connection, unless it is this one.
     pub(crate) fn on_another_node(&self, connection: ConnectionId) -> Option<u16> {
         let (node, _) = self.worker_id.of_connection(connection.0);
         self.worker_id.is_another(node).then_some(node)
     }
 
-    /// Whom to tell, under which name the peer is known there, and what the connection is called.
+    /// Returns the client to notify, the peer address it knows, and the new CONNECTION-ID.
     fn admit(
         &mut self,
         now: Now,
@@ -478,7 +477,7 @@ impl<P: Policy> Server<P> {
         if entry.away {
             return Err(ConnectionRefusal::ClientAway);
         }
-        // Section 5.3: without a permission the connection is closed as soon as it is accepted.
+        // Section 5.3: without a permission the connection is closed immediately.
         let peer = known_as(&self.config.peers, &entry.permissions, peer, now);
         if !entry.permissions.allow(peer.ip(), now.ms) {
             return Err(ConnectionRefusal::NoPermission);
@@ -507,7 +506,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Sets the timer of an allocation's connections after a deadline of theirs has changed.
+    /// Updates the timer of an allocation's connections.
     pub(crate) fn arm_connections(&mut self, now: Now, index: u32) {
         let tcp = self.sessions.get(index).and_then(|session| session.tcp.as_deref());
         match tcp.and_then(TcpRelay::next_deadline) {
@@ -531,7 +530,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// A report about a connection that is not waited for any more: what has opened is given back.
+    /// Handles a report on a connection that is no longer wanted, and closes it if it opened.
     fn stale_connection(
         &mut self,
         allocation: AllocationId,

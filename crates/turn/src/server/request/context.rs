@@ -1,4 +1,4 @@
-//! What answering a request needs to know of it, in one place: it is handed through all that have a part in the answer.
+//! State passed through all steps of answering a request.
 
 use std::cell::Cell;
 
@@ -11,31 +11,32 @@ use crate::{
     time::Now,
 };
 
-/// A request that is being answered.
+/// Request being answered.
 pub(crate) struct Context<'a> {
     pub(crate) now: Now,
     pub(crate) source: Source,
     pub(crate) delivery: Delivery,
     pub(crate) request: &'a Request<'a>,
-    /// What the response takes over from the request, and its signer once the client has proved who it is.
+    /// The signer is set once the client has authenticated.
     pub(crate) envelope: Envelope,
-    /// What the nonce of a signed request is worth at the client's own address.
+    /// Validity of the request's nonce for the client's address.
     pub(crate) nonce: Standing,
-    /// Nobody until then.
+    /// Empty until the client has authenticated.
     pub(crate) who: Who,
-    /// What the store has answered, if it had to be waited for.
+    /// Answer of the credential store, if the request had to wait for it.
     pub(crate) credentials: Option<Credentials>,
-    /// A stream brought the request just now, and can bring it again; or it is kept with what the store has answered.
+    /// The request can be evaluated again: it either just came over a stream or is kept with the store's
+    /// answer.
     pub(crate) can_wait: bool,
-    /// Set once the request has shown a nonce that this client was given. A forger of the client's address has none.
+    /// Set if the request has a nonce issued to this client, which excludes a forged source address.
     pub(crate) has_own_nonce: &'a Cell<bool>,
-    /// When the request came, in milliseconds.
+    /// Arrival time of the request in milliseconds.
     pub(crate) asked_ms: u64,
-    /// Tells the worker that has forwarded the request, with the answer, to expect the client.
+    /// Pending move to report, with the answer, to the worker that forwarded the request.
     pub(crate) pending_move: &'a Cell<Option<PendingMove>>,
 }
 
-/// An answer of the store, and the request that has waited for it.
+/// Answer of the credential store with the request that waited for it.
 pub(crate) struct Late<'a> {
     pub(crate) lookup: LookupId,
     pub(crate) waiting: &'a Waiting,
@@ -43,7 +44,7 @@ pub(crate) struct Late<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// `late` is what the store has answered to a request that came before.
+    /// `late` holds the store's answer to an earlier request.
     pub(crate) fn new(
         now: Now,
         source: Source,

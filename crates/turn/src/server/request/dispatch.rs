@@ -1,4 +1,5 @@
-//! Answering requests: who asks, whose allocation it is about, and the responses that all methods share. Data never comes here.
+//! Request handling common to all methods: authentication, lookup of the allocation, and shared responses.
+//! Data packets do not come here.
 
 use std::{
     cell::Cell,
@@ -26,31 +27,31 @@ use crate::{
     time::Now,
 };
 
-/// A client and its request, for [`Effect::RequestRefused`].
+/// Client and request, for [`Effect::RequestRefused`].
 #[derive(Clone, Copy)]
 pub(crate) struct Requester<'a> {
     pub(crate) client: &'a Client,
     pub(crate) realm: &'a Arc<str>,
     pub(crate) username: &'a str,
-    /// The client has proved that it is that user.
+    /// The client authenticated as `username`.
     pub(crate) proved: bool,
     pub(crate) method: Method,
 }
 
-/// What became of a request.
+/// Outcome of a request.
 pub(crate) enum Disposition {
-    /// The reply buffer holds it.
+    /// The reply buffer holds the response.
     Reply,
-    /// The same, to be sent to where and from where this says.
+    /// The reply buffer holds the response, for these addresses.
     ReplyFrom(Client),
-    /// None now: an effect goes on with it.
+    /// An effect continues it.
     Later,
-    /// None before the fleet's store has answered: the stream brings the request again, or it is kept.
+    /// Waits for the fleet's store: either the stream delivers the request again, or the request is kept.
     Wait,
     Drop(DropReason),
 }
 
-/// Milliseconds between two exchanges of a node with the fleet's store.
+/// Milliseconds between exchanges of a node with the fleet's store.
 const EXCHANGE_MS: u64 = 100;
 /// Pause of a stream whose client repeats a refused request, in milliseconds.
 const SLOW_MS: u64 = 100;
@@ -76,7 +77,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Says what the store has found out ([`Effect::LookUp`]); the verdict is on the request that has waited for it, if it still does.
+    /// Reports the store's answer to [`Effect::LookUp`]; the verdict is for the waiting request, if it still
+    /// waits.
     pub fn credentials(&mut self, now: Now, lookup: LookupId, credentials: Credentials) -> Verdict<'_> {
         let Some(waiting) = self.lookups.take(lookup) else {
             return self.data.dropped(DropReason::LookupOver);
@@ -90,7 +92,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// An answer of the store that counts again by now, for [`Server::credentials`]: its request waits for the fleet's store.
+    /// Next store answer whose request is due for another try after waiting for the fleet's store, for
+    /// [`Server::credentials`].
     pub fn next_answered(&mut self, now: Now) -> Option<(LookupId, Credentials)> {
         self.lookups.next_answered(now.ms)
     }
@@ -144,7 +147,7 @@ impl<P: Policy> Server<P> {
             Disposition::ReplyFrom(client) => Verdict::Reply { client, link, bytes: &self.reply },
             Disposition::Later => Verdict::Drop(None),
             Disposition::Wait => {
-                // Counted when it comes again.
+                // It is counted when it is delivered again.
                 self.data.stats.requests[request.method as usize] -= 1;
                 Verdict::Wait { until_ms: now.ms + EXCHANGE_MS, otherwise: DropReason::QuotaPending }
             }
@@ -152,7 +155,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Drops a request, and tells of it if that is for a bound on requests.
+    /// Drops a request, and reports the refusal if a limit on requests caused it.
     pub(crate) fn unanswered(
         &mut self,
         now: Now,
@@ -169,11 +172,11 @@ impl<P: Policy> Server<P> {
     }
 
     fn answer(&mut self, mut context: Context<'_>) -> Disposition {
-        // RFC 8489 section 6.3 has authentication first, and then what section 6.3.1 says of unknown attributes.
+        // Authentication comes first (RFC 8489 section 6.3), then unknown attributes (section 6.3.1).
         if let Err(answer) = self.authenticate(&mut context) {
             return answer;
         }
-        // ACCESS-TOKEN is known to whom it let in.
+        // ACCESS-TOKEN is a known attribute for clients that authenticated with it.
         let is_known = |kind: u16| kind == kind::ACCESS_TOKEN && context.who.grant.is_some();
         let unknown = context.request.unknown(is_known);
         if !unknown.is_empty() {
@@ -204,8 +207,9 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Whether a client that sits behind one of our own relayed transport addresses wants an allocation, or to move one there. Through
-    /// such a one its datagrams would come back to us, and two of them can be made to feed each other until the TTL ends.
+    /// Detects a client behind one of this server's relayed transport addresses that requests or moves an
+    /// allocation. Its datagrams would come back to this server, and two such allocations can feed each other
+    /// until the TTL runs out.
     fn is_loop(&mut self, context: &Context<'_>) -> bool {
         let concerns = match context.request.method {
             Method::Allocate | Method::ConnectionBind => true,
@@ -220,8 +224,8 @@ impl<P: Policy> Server<P> {
         self.policy.is_relayed(client.address, transport)
     }
 
-    /// RFC 8489 section 12: the address that the request came from. Needs no credentials, and so gets no signature, nor SOFTWARE over
-    /// UDP: 32 bytes for 20, over IPv6 44.
+    /// RFC 8489 section 12. Unauthenticated, so without signature, and over UDP without SOFTWARE: 32 bytes
+    /// for 20, or 44 over IPv6.
     fn binding(&mut self, now: Now, source: &Source, request: &Request<'_>) -> Verdict<'_> {
         let Source { client, link } = source;
         let envelope = Envelope::unsigned(request, self.config.listener(client.listener).transport);
@@ -242,21 +246,21 @@ impl<P: Policy> Server<P> {
         Verdict::Reply { client: *client, link: *link, bytes: &self.reply }
     }
 
-    /// The index of the allocation that a request other than Allocate is about.
+    /// Index of the allocation that a request other than Allocate refers to.
     pub(crate) fn owned(&mut self, context: &Context<'_>) -> Result<u32, Disposition> {
         let found = match self.data.forwarding.find(context.client()) {
             None => self.arriving(context)?,
             found => found,
         };
         let Some((index, session)) = found.and_then(|index| Some((index, self.sessions.get(index)?))) else {
-            // RFC 8656 section 5: a request about a 5-tuple without an allocation is an Allocation Mismatch.
+            // RFC 8656 section 5: no allocation on the 5-tuple is an Allocation Mismatch.
             return Err(self.fail(context, 437));
         };
         if session.pending.is_some() {
             return Err(self.fail(context, 437));
         }
-        // RFC 8656 section 5: later requests have the user of the Allocate, or Wrong Credentials. The name of a token's key is no
-        // user's, and keys are rotated while sessions live.
+        // RFC 8656 section 5: later requests must come from the user of the Allocate. With tokens, USERNAME
+        // only names a key, and keys are rotated during a session.
         let who = &context.who;
         let both_tokens = session.grant.is_some() && who.grant.is_some();
         if (session.username != who.username && !both_tokens) || !session.is_in(&who.realm) {
@@ -272,8 +276,8 @@ impl<P: Policy> Server<P> {
         Ok(index)
     }
 
-    /// 403, for a peer that may not be relayed to: counted by what refuses it and, at a bounded rate, told of. A request gets all its
-    /// permissions or none, so it says which of its peers is refused; `others` is the number of those beside it.
+    /// Sends 403 for a peer that the rules refuse. A request gets all its permissions or none, so the log
+    /// line names the refused peer; `others` is the number of further peers in the request.
     pub(crate) fn refuse_peer(
         &mut self,
         context: &Context<'_>,
@@ -299,14 +303,13 @@ impl<P: Policy> Server<P> {
         Disposition::Reply
     }
 
-    /// 441, for a user who is not the one of the allocation.
     pub(crate) fn wrong_user(&mut self, context: &Context<'_>) -> Disposition {
         self.refused(context, User::Name(&context.who.username), CredentialRefusal::WrongUser);
         self.write_failure(&context.envelope, 441);
         Disposition::Reply
     }
 
-    /// A success response with nothing in it.
+    /// Sends an empty success response.
     pub(crate) fn done(&mut self, context: &Context<'_>) -> Disposition {
         self.data.stats.successes[context.request.method as usize] += 1;
         let response = context.envelope.success(&mut self.reply);
@@ -314,12 +317,12 @@ impl<P: Policy> Server<P> {
         Disposition::Reply
     }
 
-    /// An error response whose code says why.
+    /// Sends an error response whose code has only one reason.
     pub(crate) fn fail(&mut self, context: &Context<'_>, code: u16) -> Disposition {
         self.refuse(context, code, RequestRefusal::Code)
     }
 
-    /// An error response, which is told of at a bounded rate.
+    /// Sends an error response and reports it at a bounded rate.
     pub(crate) fn refuse(&mut self, context: &Context<'_>, code: u16, why: RequestRefusal) -> Disposition {
         self.tell_of(context, code, why);
         let reason =
@@ -328,7 +331,7 @@ impl<P: Policy> Server<P> {
         Disposition::Reply
     }
 
-    /// An error response for what a check of the request has found.
+    /// Sends the error response for a failed check.
     pub(crate) fn deny_request(
         &mut self,
         context: &Context<'_>,
@@ -341,12 +344,11 @@ impl<P: Policy> Server<P> {
         self.refuse(context, code, why)
     }
 
-    /// 400, for this attribute.
     pub(crate) fn bad(&mut self, context: &Context<'_>, attribute: u16, fault: Fault) -> Disposition {
         self.deny_request(context, Denied::bad(attribute, fault))
     }
 
-    /// Tells of an error response.
+    /// Reports an error response.
     pub(crate) fn tell_of(&mut self, context: &Context<'_>, code: u16, why: RequestRefusal) {
         let (client, method) = (context.client(), context.envelope.method);
         if context.envelope.signer.is_some() || !self.config.authenticate {
@@ -363,7 +365,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Tells of an error response to a client that has not proved who it is.
+    /// Reports an error response to an unauthenticated client.
     pub(crate) fn tell_stranger_refused(
         &mut self,
         now: Now,
@@ -376,7 +378,8 @@ impl<P: Policy> Server<P> {
         self.tell_refused(now, &Requester { client, realm, username, proved: false, method }, code, why);
     }
 
-    /// At a bounded rate, and strangers keep nobody else out of the log.
+    /// Rate-limited; unauthenticated clients have a separate budget, so that they cannot suppress other
+    /// entries.
     pub(crate) fn tell_refused(&mut self, now: Now, asker: &Requester<'_>, code: u16, why: RequestRefusal) {
         let Requester { client, realm, username, proved, method } = *asker;
         let refusals = if proved { &mut self.request_refusals } else { &mut self.stranger_refusals };
@@ -394,14 +397,13 @@ impl<P: Policy> Server<P> {
         self.write_failure_because(to, code, reason_phrase(code));
     }
 
-    /// An error response with this reason phrase, if it has one.
     fn write_failure_because(&mut self, to: &Envelope, code: u16, reason: &str) {
         self.data.stats.error(code);
         let response = to.error_because(&mut self.reply, code, reason);
         to.sign(response, self.config.software.as_deref());
     }
 
-    /// 420, with the comprehension-required attributes that are not known (RFC 8489 section 6.3.1).
+    /// Sends 420 with the unknown comprehension-required attributes (RFC 8489 section 6.3.1).
     pub(crate) fn unknown_attributes(&mut self, to: &Envelope, unknown: &[u16]) -> Disposition {
         self.data.stats.error(420);
         let mut response = to.error(&mut self.reply, 420);
@@ -411,8 +413,8 @@ impl<P: Policy> Server<P> {
     }
 }
 
-/// Whether a client at an address of 6to4 or Teredo wants an allocation or a channel, or to move an allocation there (RFC 8656 section
-/// 21.4). Others such an address may refresh and delete.
+/// Detects an Allocate, ChannelBind or move from a 6to4 or Teredo address (RFC 8656 section 21.4). Such an
+/// address may still refresh or delete.
 fn is_by_tunnel(context: &Context<'_>) -> bool {
     let concerns = match context.request.method {
         Method::Allocate | Method::ChannelBind => true,
@@ -422,7 +424,7 @@ fn is_by_tunnel(context: &Context<'_>) -> bool {
     concerns && is_tunneled(context.client().address.ip())
 }
 
-/// The reason phrase of a 403 for a peer. It names the address as the client did.
+/// Reason phrase of a 403 for a peer, with the address as the client sent it.
 fn forbidden_peer(peer: IpAddr, others: usize) -> String {
     match others {
         0 => format!("Forbidden: peer {peer}"),

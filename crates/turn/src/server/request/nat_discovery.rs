@@ -1,9 +1,10 @@
-//! NAT behaviour discovery (RFC 5780): Binding requests that are answered from another of our addresses, to another port of the
-//! client, or with padding, so that the client learns how the NAT in front of it maps and filters.
+//! NAT behaviour discovery (RFC 5780): Binding requests answered from another address, to another port of the
+//! client, or with padding, so that the client learns how its NAT maps and filters.
 //!
-//! All of it makes an unauthenticated request send something where it did not come from, or something large. So it is off unless
-//! configured; padding is never longer than that of the request; no well-known port is answered to; what asks for any of it is limited
-//! per network and in total; and so is the one attribute that makes an answer longer than twice its request.
+//! All of these let an unauthenticated request trigger packets from another address or large packets.
+//! Countermeasures: off by default; padding no longer than the request's; no responses to well-known ports;
+//! limits per network and in total on requests that use any of it, and on OTHER-ADDRESS, which makes a
+//! response longer than twice its request.
 
 use std::{
     hash::BuildHasher as _,
@@ -24,32 +25,34 @@ use crate::{
     time::Now,
 };
 
-/// Bytes of PADDING in a response at most: an Ethernet MTU, which is what RFC 5780 section 7.6 wants to exceed.
+/// Maximum bytes of PADDING in a response: an Ethernet MTU, which RFC 5780 section 7.6 aims to exceed.
 pub const MAX_PADDING: usize = 1500;
 
-/// The lowest RESPONSE-PORT that is answered to. Services that could make something of an answer sit below, and NATs map
-/// clients above.
+/// Lowest RESPONSE-PORT answered. Lower ports belong to services that might interpret a response; NATs map
+/// clients to higher ones.
 pub const MIN_RESPONSE_PORT: u16 = 1024;
 
-/// Two addresses and two ports of one family on which Binding requests are told of each other; a listener for each of the four.
+/// Two addresses and two ports of one family for discovery, with a listener for each of the four
+/// combinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NatDiscovery {
-    /// Where requests come in, canonical.
+    /// Local addresses, canonical.
     pub addresses: [IpAddr; 2],
-    /// What clients are told in their place, behind a one-to-one NAT.
+    /// Addresses announced to clients behind a one-to-one NAT.
     pub external: [Option<IpAddr>; 2],
-    /// The same two on both addresses.
+    /// Used on both addresses.
     pub ports: [u16; 2],
-    /// Who sends from `addresses[i]` and `ports[j]`: `listeners[i][j]`.
+    /// `listeners[i][j]` sends from `addresses[i]` and `ports[j]`.
     pub listeners: [[ListenerId; 2]; 2],
 }
 
-/// How many discovery requests a second are answered, of one worker. Those over the limit are dropped and counted.
+/// Discovery requests answered per second by one worker. Requests above the limit are dropped and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiscoveryLimits {
-    /// Of one IPv4 /24 or IPv6 /56; 5 seconds' worth at once. Default 10, the rate that RFC 5780 section 5 allows a client.
+    /// Per IPv4 /24 or IPv6 /56, with a burst of 5 seconds' worth. Default 10, the rate RFC 5780 section 5
+    /// allows a client.
     pub per_source: u32,
-    /// Of all together; one second's worth at once. Default 1000.
+    /// In total, with a burst of one second's worth. Default 1000.
     pub total: u32,
 }
 
@@ -60,7 +63,7 @@ impl Default for DiscoveryLimits {
 }
 
 impl NatDiscovery {
-    /// Which of the four a request came in on.
+    /// Position of a local address among the four.
     fn position(&self, local: SocketAddr) -> Option<Position> {
         let address = self.addresses.iter().position(|ip| *ip == local.ip())?;
         let port = self.ports.iter().position(|port| *port == local.port())?;
@@ -80,7 +83,7 @@ struct Position {
     port: usize,
 }
 
-/// What a request wants beside its mapped address.
+/// Discovery attributes of a request.
 struct DiscoveryRequest<'a> {
     change_address: bool,
     change_port: bool,
@@ -89,20 +92,19 @@ struct DiscoveryRequest<'a> {
 }
 
 impl<'a> DiscoveryRequest<'a> {
-    /// # Errors
-    /// A malformed attribute, or two that exclude each other.
+    /// # Errors A malformed attribute, or two that exclude each other.
     fn read(request: &Request<'a>) -> Result<Self, BadRequest> {
         let bad = |attribute, fault| BadRequest { attribute, fault };
         let changes = changes(request).ok_or(bad(kind::CHANGE_REQUEST, Fault::Malformed))?;
         let (change_address, change_port) = changes;
-        // Section 7.5: 16 bits and 2 bytes of padding, which some count as the attribute's own.
+        // Section 7.5: 16 bits and 2 bytes of padding, which some clients include in the attribute length.
         let response_port = match request.get(kind::RESPONSE_PORT) {
             None => None,
             Some([high, low] | [high, low, _, _]) => Some(u16::from_be_bytes([*high, *low])),
             Some(_) => return Err(bad(kind::RESPONSE_PORT, Fault::Malformed)),
         };
         let padding = request.get(kind::PADDING);
-        // The two exclude each other (section 7.5): a 400 (section 6.1).
+        // Mutually exclusive (section 7.5): 400 (section 6.1).
         if response_port.is_some() && padding.is_some() {
             return Err(bad(kind::RESPONSE_PORT, Fault::Beside(kind::PADDING)));
         }
@@ -117,7 +119,7 @@ impl<'a> DiscoveryRequest<'a> {
     }
 }
 
-/// Whether CHANGE-REQUEST asks for an answer from the other address, and from the other port; `None` where it is malformed.
+/// Change-address and change-port flags of CHANGE-REQUEST; `None` if malformed.
 fn changes(request: &Request<'_>) -> Option<(bool, bool)> {
     // Section 7.2: 32 bits, of which A (0x04) and B (0x02) are used.
     match request.get(kind::CHANGE_REQUEST) {
@@ -127,8 +129,8 @@ fn changes(request: &Request<'_>) -> Option<(bool, bool)> {
     }
 }
 
-/// What a Binding request has to say that is not understood where NAT cannot be discovered. A CHANGE-REQUEST without a flag asks for
-/// nothing: clients send it because there are servers that answer no request without one.
+/// Unknown attributes of a Binding request on a listener without NAT discovery. A CHANGE-REQUEST without
+/// flags is accepted: clients send it because some servers answer no request without one.
 pub(crate) fn unknown_in_plain_binding(request: &Request<'_>) -> SmallVec<[u16; 4]> {
     request.unknown(|kind| match kind {
         kind::CHANGE_REQUEST => changes(request) == Some((false, false)),
@@ -136,20 +138,20 @@ pub(crate) fn unknown_in_plain_binding(request: &Request<'_>) -> SmallVec<[u16; 
     })
 }
 
-/// Whether ICE puts it into Binding requests (RFC 8445 section 7.1). It is between the two agents of a session; a STUN server that is
-/// asked with it answers as if it were not there. ICE-CONTROLLED and ICE-CONTROLLING are comprehension-optional.
+/// ICE attributes in Binding requests (RFC 8445 section 7.1). They concern the two ICE agents; a STUN server
+/// ignores them. ICE-CONTROLLED and ICE-CONTROLLING are comprehension-optional.
 fn is_of_ice(kind: u16) -> bool {
     matches!(kind, kind::PRIORITY | kind::USE_CANDIDATE)
 }
 
-/// Whether RFC 5780 defines it for requests.
+/// Request attributes of RFC 5780.
 fn is_of_discovery(kind: u16) -> bool {
     matches!(kind, kind::CHANGE_REQUEST | kind::PADDING | kind::RESPONSE_PORT)
 }
 
 impl<P: Policy> Server<P> {
-    /// A Binding request on an address of NAT discovery; `None` on any other, where what asks for it is unknown and answered by 420,
-    /// as section 6 has it for a server that cannot answer from elsewhere.
+    /// Answers a Binding request on a NAT discovery listener; `None` on any other listener, where discovery
+    /// attributes are unknown and get 420 (section 6).
     pub(crate) fn discover(
         &mut self,
         now: Now,
@@ -159,7 +161,7 @@ impl<P: Policy> Server<P> {
     ) -> Option<Disposition> {
         let here = |discovery: &NatDiscovery| Some((*discovery, discovery.position(client.local)?));
         let (discovery, position) = self.config.nat_discovery.iter().find_map(here)?;
-        // A stream or another socket may have the same address, but no way to answer from elsewhere.
+        // A stream or another socket may share the address but cannot answer from the others.
         if discovery.listeners[position.address][position.port] != client.listener {
             return None;
         }
@@ -201,12 +203,13 @@ impl<P: Policy> Server<P> {
         let other = Position { address: address ^ 1, port: port ^ 1 };
         self.data.stats.successes[Method::Binding as usize] += 1;
         let mut response = envelope.success(&mut self.reply);
-        // Section 6.1 has all four in every answer: 68 bytes over IPv4, 3.4 times a plain Binding request. Of those beyond the
-        // first there are as many as twice the request has room for; but OTHER-ADDRESS is what tells a client, in the answer to a
-        // plain request, that there is something to discover (sections 4.3 and 4.4), so that it is told at a bounded rate.
+        // Section 6.1 puts four addresses into every response: 68 bytes over IPv4, 3.4 times a plain Binding
+        // request. The response includes those after the first only while it stays within twice the request.
+        // OTHER-ADDRESS is an exception, at a bounded rate: it announces discovery in the response to a plain
+        // request (sections 4.3 and 4.4).
         response.xor_address(kind::XOR_MAPPED_ADDRESS, client.address);
-        // Section 6.1 would have the padding as long as the MTU; it is no longer than in the request, or whoever forges source
-        // addresses would get 1,500 bytes for 24.
+        // Section 6.1 wants padding as long as the MTU. It stays within the request's, because otherwise a
+        // forged source address would get 1,500 bytes for 24.
         let padding = wanted.padding.map(|asked| &[0; MAX_PADDING][..asked.len().min(MAX_PADDING)]);
         let padding_len = padding.map_or(0, |padding| 4 + padding.len().next_multiple_of(4));
         let room = 2 * request.len_without_fingerprint() - padding_len;
@@ -235,20 +238,21 @@ impl<P: Policy> Server<P> {
     }
 }
 
-/// Bytes of MAPPED-ADDRESS and its like, header included.
+/// Bytes of an address attribute, including its header.
 const fn address_len(address: SocketAddr) -> usize {
     if address.is_ipv4() { 12 } else { 24 }
 }
 
-/// Buckets for source networks. Networks that share one share its rate: the bound on memory, and no way around the limit.
+/// Buckets for source networks; bounds memory. Networks that collide share one rate, so that no network
+/// gains.
 const BUCKETS: usize = 4096;
-/// Seconds' worth of requests of one network that may come at once.
+/// Burst of one network, in seconds' worth of requests.
 const SOURCE_BURST: u64 = 5;
 
-/// Token buckets, each as the time at which it will be full again, in microseconds.
+/// Token buckets, each stored as the time when it will be full again, in microseconds.
 #[derive(Default)]
 pub(crate) struct DiscoveryRate {
-    /// Empty until the first request.
+    /// Allocated on the first request.
     sources: Vec<u64>,
     total: u64,
     hasher: RandomState,
@@ -286,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn one_network_gets_five_seconds_worth_at_once_and_then_its_rate() {
+    fn a_network_gets_a_burst_of_five_seconds_then_its_rate() {
         let mut rate = DiscoveryRate::default();
         assert_eq!(admitted(&mut rate, 7000, &["192.0.2.1", "192.0.2.200"], 1000), 50);
         assert_eq!(admitted(&mut rate, 7099, &["192.0.2.9"], 10), 0);
@@ -295,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn all_networks_together_have_a_rate_too() {
+    fn all_networks_share_a_total_rate() {
         let mut rate = DiscoveryRate::default();
         let many: Vec<String> = (0..250).map(|n| format!("10.1.{n}.1")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
@@ -308,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_too_high_to_be_counted_is_still_a_limit() {
+    fn a_very_high_rate_still_limits() {
         let mut full_at = 0;
         let mut admitted = 0;
         while admitted <= 1_000_000
@@ -320,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_whatever_the_sources() {
+    fn memory_is_bounded_for_any_number_of_sources() {
         let mut rate = DiscoveryRate::default();
         for n in 0..100_000_u32 {
             let _ = rate.admit(u64::from(n), Ipv4Addr::from_bits(n << 8).into(), LIMITS);

@@ -1,4 +1,4 @@
-//! Refresh (RFC 8656 section 8): prolongs or deletes an allocation, or one family of it.
+//! Refresh (RFC 8656 section 8): extends or deletes an allocation or one family of it.
 
 use turnpike_wire::stun::kind;
 
@@ -18,7 +18,7 @@ impl<P: Policy> Server<P> {
             Some(Ok(seconds)) => Some(u32::from_be_bytes(seconds)),
             Some(Err(_)) => return self.bad(context, kind::LIFETIME, Fault::Malformed),
         };
-        // The same deletion again, whose answer was lost: RFC 8489 section 6.3.1.
+        // A retransmitted deletion whose response was lost (RFC 8489 section 6.3.1).
         let (client, transaction) = (context.client(), request.transaction());
         if proposed == Some(0) && self.tombstones.contains(now.ms, client, transaction, &who.username) {
             self.data.stats.retransmits += 1;
@@ -47,18 +47,18 @@ impl<P: Policy> Server<P> {
             granted => session_limit::within(self.left_ms(*now, index), granted),
         };
         let Some((_, entry, _)) = self.allocation(index) else { return self.fail(context, 437) };
-        // RFC 8656 section 8.2: a family that the allocation does not have is a mismatch.
+        // RFC 8656 section 8.2: a family that the allocation lacks is a mismatch.
         if family.is_some_and(|family| !entry.has(family)) {
             return self.fail(context, 443);
         }
-        // Last of all, so that a request that is refused for another reason may be sent again as it is.
+        // Must be the last check, so that a client may resend a request refused for another reason unchanged.
         if spent.is_some()
             && let Err(answer) = self.grant_once(context, Once::Move)
         {
             return answer;
         }
         let Some((id, entry, session)) = self.allocation(index) else { return self.fail(context, 437) };
-        // A newer token takes the place of the one before, and may name another key.
+        // A newer token replaces the previous one and may name another key.
         if let Some(grant) = &who.grant {
             session.grant = Some(grant.clone());
             session.username.clone_from(&who.username);
@@ -66,7 +66,7 @@ impl<P: Policy> Server<P> {
         if granted == 0 {
             match family {
                 Some(family) if entry.relays.iter().flatten().count() > 1 => {
-                    // With a ticket it is answered again with the next one: see `presented`.
+                    // With a ticket, the next ticket answers retransmissions: see `presented`.
                     if spent.is_none() {
                         self.remember_deletion(context);
                     }
@@ -90,7 +90,7 @@ impl<P: Policy> Server<P> {
         self.refreshed(context, granted, ticket)
     }
 
-    /// Answers a deletion again whose answer is lost, wherever its client repeats it.
+    /// Records a deletion, so that a retransmission gets the same response on any worker.
     fn remember_deletion(&mut self, context: &Context<'_>) {
         let transaction = context.request.transaction();
         let deletion =
@@ -100,7 +100,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// The success response; the new ticket of RFC 8016 in it, where the request had one.
+    /// Sends the success response, with the new RFC 8016 ticket if the request had one.
     pub(crate) fn refreshed(
         &mut self,
         context: &Context<'_>,

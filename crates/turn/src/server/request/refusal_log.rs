@@ -1,14 +1,14 @@
-//! Bound on log lines of refusals, by source, so that no client keeps another's out of the log.
+//! Rate limit of log lines on refusals, per source, so that no client can suppress the entries of another.
 
 use std::net::IpAddr;
 
 use crate::rates::{Rate, Rates};
 
-/// Twenty of one address at once, and then one a second.
+/// Per address: 20 at once, then one per second.
 const EACH: Rate = Rate::new(20, 1000);
-/// Of all of them: what a log can be asked to take from one worker.
+/// Per worker: 200 at once, then 100 per second.
 const TOTAL: Rate = Rate::new(200, 10);
-/// More than can have something in their buckets at the same time.
+/// More than can hold tokens at the same time.
 const MOST: usize = 4096;
 
 pub(crate) struct RefusalLog {
@@ -23,7 +23,8 @@ impl Default for RefusalLog {
 }
 
 impl RefusalLog {
-    /// `Some(how many were suppressed since the last, whoever's they were)` if this one may become an effect.
+    /// Returns the number of entries suppressed since the last one, over all sources, if this one may be
+    /// logged.
     pub(crate) fn admit(&mut self, now_ms: u64, source: IpAddr) -> Option<u64> {
         if self.rates.admit_address(now_ms.saturating_mul(1000), source) {
             return Some(std::mem::take(&mut self.suppressed));
@@ -38,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_source_cannot_silence_another_and_what_is_suppressed_is_counted() {
+    fn a_source_cannot_silence_another_and_suppressed_entries_count() {
         let mut refusals = RefusalLog::default();
         let mut admitted = |now_ms, source: &str, tries| {
             let source = source.parse().unwrap();

@@ -1,7 +1,7 @@
-//! Bound on refusals to one 5-tuple: some clients answer a refusal at once with the next request.
+//! Rate limit of refusals to one 5-tuple: some clients answer a refusal immediately with the next request.
 //!
-//! Over UDP and DTLS, whose clients repeat a request, those beyond the bound are not answered. Over streams no client repeats: all requests are
-//! answered, and the stream is read on later ([`crate::server::Effect::Slow`]).
+//! Over UDP and DTLS, where clients retransmit, requests above the limit get no response. Over streams every
+//! request is answered, but reading from the stream pauses ([`crate::server::Effect::Slow`]).
 
 use turnpike_wire::stun::{View, kind};
 
@@ -14,24 +14,23 @@ use crate::{
     time::Now,
 };
 
-/// More than can have something in their buckets at the same time.
+/// More than can hold tokens at the same time.
 const MOST: usize = 4096;
 
-/// Refusals of one method and peer with one code to a 5-tuple: a hundred at once, and then ten a second. libnice sent 9,900 ChannelBinds
-/// a second.
+/// Refusals with the same method, peer and code to a 5-tuple: 100 at once, then ten per second. libnice sent
+/// 9,900 ChannelBinds per second.
 const REPEATED: Rate = Rate::new(100, 100);
-/// All 5-tuples together have no limit.
+/// No total limit over all 5-tuples.
 const NO_LIMIT: Rate = Rate::new(1, 0);
 
-/// Buckets of repeated refusals.
 pub(crate) fn repeated_refusals() -> Rates {
     Rates::new(REPEATED, NO_LIMIT, MOST)
 }
 
 impl<P: Policy> Server<P> {
-    /// Checks that the reply buffer holds no refusal that the 5-tuple was sent too often. Concerns requests about an allocation, and goes on
-    /// after that has ended.
-    /// Requests with a nonce of the client's own have buckets of their own, which no forger of its address can fill.
+    /// Returns false if the reply buffer holds a refusal that this 5-tuple has received too often. Applies to
+    /// requests about an allocation, even after it has ended. Requests with a nonce issued to this client
+    /// have separate buckets, which an attacker with its forged address cannot fill.
     pub(crate) fn may_refuse_again(
         &mut self,
         now: Now,
@@ -48,7 +47,7 @@ impl<P: Policy> Server<P> {
         }
         let Ok(reply) = View::new_checked(&self.reply) else { return true };
         let Some([_, _, class, number, ..]) = reply.get(kind::ERROR_CODE) else { return true };
-        // Allocated once, so that a flood allocates nothing.
+        // Allocated once, so that a flood does not allocate.
         self.repeated_refusals.make_room_for_all();
         let now_us = now.ms.saturating_mul(1000);
         let peer = request.peers().next();

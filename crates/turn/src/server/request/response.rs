@@ -1,5 +1,5 @@
-//! What a response takes over from its request. Responses are written into the server's one reply buffer, which keeps its capacity:
-//! answering allocates nothing.
+//! Building of responses. They go into the server's single reply buffer, which keeps its capacity, so that
+//! answering does not allocate.
 
 use std::borrow::Cow;
 
@@ -15,7 +15,7 @@ use crate::server::{
     request::{Method, Request},
 };
 
-/// Proof of the client: the key that signed the request signs the response.
+/// Key that signed the request and signs the response.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Signer {
     #[serde(with = "secret::key")]
@@ -25,7 +25,7 @@ pub(crate) struct Signer {
     pub(crate) mac: Mac,
 }
 
-/// How [`Mac`] is written.
+/// Serialized form of [`Mac`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Mac")]
 enum MacName {
@@ -33,25 +33,25 @@ enum MacName {
     Sha256,
 }
 
-/// What a response takes over from its request.
+/// Request data needed for the response.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Envelope {
     pub(crate) method: Method,
     pub(crate) transaction: [u8; 12],
-    /// Whether the request carried a FINGERPRINT, and so shall the response.
+    /// The request has a FINGERPRINT, so the response gets one too.
     pub(crate) fingerprint: bool,
-    /// Whether the request named a password algorithm.
+    /// The request has a password algorithm.
     #[serde(default)]
     pub(crate) names_algorithm: bool,
-    /// Whether the client has shown that its address is its own, by a handshake or a nonce that was given to it.
+    /// The client's address is verified by a handshake or by a nonce issued to it.
     #[serde(default)]
     pub(crate) is_address_proved: bool,
-    /// None where the client has not proved who it is.
+    /// `None` if the client is not authenticated.
     pub(crate) signer: Option<Signer>,
 }
 
 impl Envelope {
-    /// Over UDP an address may be forged.
+    /// Over UDP the address may be forged.
     pub(crate) fn unsigned(request: &Request<'_>, transport: Transport) -> Self {
         Self {
             method: request.method,
@@ -65,23 +65,21 @@ impl Envelope {
         }
     }
 
-    /// Begins a success response.
     pub(crate) fn success<'b>(&self, buffer: &'b mut Vec<u8>) -> Writer<'b> {
         self.begin(buffer, Class::Success)
     }
 
-    /// Whether the response has texts for people: the reason phrase and SOFTWARE. To an address that may be forged each byte is one more
-    /// that whoever forges it makes us send.
+    /// Returns true if the response contains the reason phrase and SOFTWARE. They are omitted if the address
+    /// may be forged, because every byte adds to the amplification.
     pub(crate) fn has_texts(&self) -> bool {
         self.signer.is_some() || self.is_address_proved
     }
 
-    /// Begins an error response, with a reason phrase where it has texts.
+    /// Begins an error response, with the code's reason phrase if texts are allowed.
     pub(crate) fn error<'b>(&self, buffer: &'b mut Vec<u8>, code: u16) -> Writer<'b> {
         self.error_because(buffer, code, reason_phrase(code))
     }
 
-    /// The same with another phrase than the code's own.
     pub(crate) fn error_because<'b>(&self, buffer: &'b mut Vec<u8>, code: u16, reason: &str) -> Writer<'b> {
         let reason = if self.has_texts() { reason } else { "" };
         let mut response = self.begin(buffer, Class::Error);
@@ -91,9 +89,10 @@ impl Envelope {
 
     /// Appends SOFTWARE, signs if there is a signer, and completes the response.
     ///
-    /// RFC 8489 section 9.2.4 has MESSAGE-INTEGRITY-SHA256 answer a request that names a password algorithm and MESSAGE-INTEGRITY any
-    /// other, whichever attribute the request has. A request with MESSAGE-INTEGRITY that names one contradicts section 9.2.5, but
-    /// turn-client-proto sends it and verifies that attribute alone: the response has both.
+    /// RFC 8489 section 9.2.4 answers a request that has a password algorithm with MESSAGE-INTEGRITY-SHA256
+    /// and any other with MESSAGE-INTEGRITY, whichever attribute the request used. A request with both
+    /// MESSAGE-INTEGRITY and an algorithm contradicts section 9.2.5, but turn-client-proto sends it and
+    /// verifies only that attribute, so the response gets both.
     pub(crate) fn sign(&self, mut response: Writer<'_>, software: Option<&str>) {
         self.software(&mut response, software);
         if let Some(Signer { key, mac }) = &self.signer {
@@ -119,7 +118,7 @@ impl Envelope {
     }
 }
 
-/// The reason phrase of an error response: that of its code, with the cause where the code has several.
+/// Reason phrase of an error response, with the cause if the code has several.
 pub(crate) fn phrase(code: u16, why: RequestRefusal) -> Cow<'static, str> {
     match why {
         RequestRefusal::BadRequest(bad) => format!("{}: {bad}", reason_phrase(code)).into(),
@@ -130,7 +129,8 @@ pub(crate) fn phrase(code: u16, why: RequestRefusal) -> Cow<'static, str> {
     }
 }
 
-/// The reason phrase of an error code (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4).
+/// Reason phrase of an error code (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016
+/// section 3.4).
 pub(crate) fn reason_phrase(code: u16) -> &'static str {
     match code {
         300 => "Try Alternate",
