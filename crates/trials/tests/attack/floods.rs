@@ -77,11 +77,11 @@ fn streams() -> Vec<Flood> {
         })
     };
     vec![
-        bytes("TCP connections that close at once", Vec::new()),
+        bytes("TCP connections closed at once", Vec::new()),
         bytes("TCP connections with garbage", b"GET / HTTP/1.0\r\n\r\n".to_vec()),
         requests("Allocates over TCP without a credential", Wire::tcp),
         bytes("TLS connections with half a ClientHello", vec![0x16, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3]),
-        flood("TLS connections with a ClientHello and nothing more", |serve| {
+        flood("TLS connections with only a ClientHello", |serve| {
             let (server, hello) = (serve.address_of("tls", V4), client_hello());
             Box::new(move |_| {
                 let mut stream = TcpStream::connect(server).expect("it listens");
@@ -101,7 +101,7 @@ fn streams() -> Vec<Flood> {
             })
         }),
         requests("Allocates over TLS without a credential", Wire::tls),
-        flood("DTLS handshakes that stop after a good cookie", |serve| {
+        flood("DTLS handshakes stopped after a valid cookie", |serve| {
             let server = serve.address_of("dtls", V4);
             Box::new(move |turn| {
                 drop(half_open(server, turn));
@@ -145,7 +145,7 @@ fn users() -> Vec<Flood> {
                 refused_again(&mut user, CHANNEL_BIND, &asked, server)
             })
         }),
-        flood("users: Send to where nothing is permitted", move |serve| {
+        flood("users: Send without a permission", move |serve| {
             let (mut user, peer) = (over_udp(serve), peer());
             user.allocate(17, &[]);
             Box::new(move |_| {
@@ -155,7 +155,7 @@ fn users() -> Vec<Flood> {
                 20
             })
         }),
-        flood("users: ChannelData by no channel", move |serve| {
+        flood("users: ChannelData on an unbound channel", move |serve| {
             let mut user = over_udp(serve);
             user.allocate(17, &[]);
             Box::new(move |_| {
@@ -170,7 +170,7 @@ fn users() -> Vec<Flood> {
             user.allocate(6, &[]);
             Box::new(move |_| refused(&mut user, CONNECT, &[(XOR_PEER_ADDRESS, &peer)], 403))
         }),
-        flood("users: ConnectionBind to a connection of nobody", move |serve| {
+        flood("users: ConnectionBind to an unknown connection", move |serve| {
             let server = serve.address_of("tcp", V4);
             Box::new(move |turn| {
                 let mut user = User::new(Wire::tcp(server), USER, PASSWORD);
@@ -179,7 +179,7 @@ fn users() -> Vec<Flood> {
                 1
             })
         }),
-        flood("users: Refresh with a ticket that is none", move |serve| {
+        flood("users: Refresh with an invalid ticket", move |serve| {
             let mut of_ticket = over_udp(serve);
             let mut ticket = of_ticket.allocate(17, &[(MOBILITY_TICKET, &[])]).attribute(MOBILITY_TICKET);
             *ticket.last_mut().expect("it is not empty") ^= 1;
@@ -257,7 +257,7 @@ impl Applications {
 
 /// One that asks as often as it can, and more often than it may.
 fn application(key: String) -> Flood {
-    flood("credentials for an application, and more than its rate", move |serve| {
+    flood("application credentials above the rate limit", move |serve| {
         let label = "credentials for applications on http://";
         let lines = serve.program.lines();
         let line = lines.iter().find(|line| line.contains(label)).expect("it says where");

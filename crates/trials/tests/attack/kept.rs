@@ -94,7 +94,7 @@ fn packets_with_forged_sources_leave_nothing_behind() {
         }
         // A table of their addresses would take twenty times as much.
         assert!(each < 1.0, "{packet:?}: {each} bytes of each");
-        row("kept", &[&packet.name(), &count, &format_args!("{each:.1}"), &0, &0, &"nothing is kept"]);
+        row("kept", &[&packet.name(), &count, &format_args!("{each:.1}"), &0, &0, &"no state"]);
     }
     assert_eq!(serve.allocations(), 0);
 }
@@ -107,12 +107,12 @@ fn connections_of_strangers_cost_what_is_said_and_have_a_limit() {
     let most_of_a_message = [&[0, 3, 0x0F, 0xEC, 0x21, 0x12, 0xA4, 0x42][..], &[0; 4087]].concat();
     let most_of_a_record = [&[0x16, 3, 1, 0x40, 0, 1, 0, 0x3F, 0xFC, 3, 3][..], &[0; 16_377]].concat();
     for (name, bytes, most) in [
-        ("TCP connections that say nothing", &b""[..], 2048.0),
+        ("silent TCP connections", &b""[..], 2048.0),
         ("TCP connections with half a message", &[0, 3, 0, 8, 0x21, 0x12, 0xA4, 0x42], 2048.0),
-        ("TCP connections with the longest message but for a byte", &most_of_a_message, 8192.0),
+        ("TCP connections with the longest message minus one byte", &most_of_a_message, 8192.0),
         ("TLS connections with half a ClientHello", &[0x16, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3], 12_288.0),
-        ("TLS connections with the longest record but for a byte", &most_of_a_record, 40_960.0),
-        ("TLS connections with a ClientHello and nothing more", &client_hello(), 16_384.0),
+        ("TLS connections with the longest record minus one byte", &most_of_a_record, 40_960.0),
+        ("TLS connections with only a ClientHello", &client_hello(), 16_384.0),
     ] {
         // A server of its own for each: what those of another row have left to the allocator would cost nothing here.
         let (_certificate, serve) = limited(&format!("idle_connections = {LIMIT}"));
@@ -194,14 +194,7 @@ fn dtls_clients_that_say_nothing_after_a_good_cookie_cost_what_is_said_and_have_
     let count = LIMIT + more;
     row(
         "kept",
-        &[
-            &"DTLS clients that say nothing after a good cookie",
-            &count,
-            &format_args!("{each:.0}"),
-            &0,
-            &0,
-            &bound,
-        ],
+        &[&"DTLS clients silent after a valid cookie", &count, &format_args!("{each:.0}"), &0, &0, &bound],
     );
 }
 

@@ -322,7 +322,7 @@ fn from_addresses_of_nobody(links: &Links, server: &Server<'_>, datapath: &str) 
         done += floods::spoofed(address, server.program.pid(), turn);
         thread::sleep(Duration::from_millis(5));
     }
-    let what = format!("requests from addresses that are nobody's, data path {datapath}");
+    let what = format!("requests from unassigned addresses, data path {datapath}");
     witnesses.end(&what, || server.metrics()).say(&what, &done.to_string());
 }
 

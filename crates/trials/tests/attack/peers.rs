@@ -297,13 +297,7 @@ fn not_permitted<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
     assert_eq!(other[0].ask_for(stranger), [None; 2]);
     only_these_pass(&mut other, &[known], &[stranger], 1);
     only_these_pass(&mut clients, &[stranger], &[known], 2);
-    say(
-        &format!("{datapath}, a peer that nobody has permitted"),
-        "channel and Send, both ways",
-        &clients,
-        2,
-        1,
-    );
+    say(&format!("{datapath}, peer without a permission"), "channel and Send, both ways", &clients, 2, 1);
 }
 
 #[test]
@@ -335,13 +329,7 @@ fn refused_later<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
         assert_eq!(client.ask_for(by_reload), [Some(FORBIDDEN); 2], "over {}", client.transport);
     }
     only_these_pass(&mut clients, &[by_reload], &[by_upgrade, kept], 3);
-    say(
-        &format!("{datapath}, a peer that a reload refuses"),
-        "channel and permission of before",
-        &clients,
-        2,
-        1,
-    );
+    say(&format!("{datapath}, peer denied by a reload"), "existing channel and permission", &clients, 2, 1);
 
     place.refuse(&[by_reload, by_upgrade]);
     let mut upgraded = Upgraded::new(server.program());
@@ -359,8 +347,8 @@ fn refused_later<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
         }
     }
     let what = format!("{datapath}, after an upgrade");
-    say(&format!("{what}, the same peer"), "channel and permission of before", &stayed, 1, 1);
-    say(&format!("{what} that refuses another too"), "channel and permission of before", &moved, 1, 2);
+    say(&format!("{what}, the same peer"), "existing channel and permission", &stayed, 1, 1);
+    say(&format!("{what} that denies another peer"), "existing channel and permission", &moved, 1, 2);
 }
 
 /// RFC 6062: what a user has bound is closed at the peer's end, and that of another peer is not.

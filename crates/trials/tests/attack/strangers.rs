@@ -29,8 +29,8 @@ impl Packet {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Allocate => "Allocates without a credential",
-            Self::Forged => "Allocates with a forged one",
-            Self::Garbage => "datagrams that are no message",
+            Self::Forged => "Allocates with a forged credential",
+            Self::Garbage => "datagrams that are not STUN",
             Self::ClientHello => "ClientHellos without a cookie",
         }
     }

@@ -143,8 +143,8 @@ impl Turns {
         }
         let machine = all.into_iter().flatten().map(|turn| turn.machine).max().unwrap_or_default();
         row.note(format!(
-            "{who}: allocation p99 {without:.2} ms without (before the first time {:.2}), {under:.2} ms under it, {right_after:.2} ms right \
-             after it, and {:.1} s later all had settled; the machine kept a thread that only sleeps waiting for up to {} ms",
+            "{who}: allocation p99 {without:.2} ms without the fault ({:.2} before it), {under:.2} ms during it, {right_after:.2} ms \
+             right after it; settled {:.1} s later; an idle thread was delayed by up to {} ms",
             self.without[0].p99,
             self.settled.as_secs_f64(),
             machine.as_millis(),
@@ -158,10 +158,10 @@ impl Turns {
         } else if without > MOST_WITHOUT {
             row.void(format!("allocation p99 without: {without:.2} ms, above {MOST_WITHOUT}"));
         }
-        row.limit(&format!("allocation p99 {when}, by that without"), under / without, MOST_UNDER);
+        row.limit(&format!("ratio of allocation p99 {when}"), under / without, MOST_UNDER);
         // Such a turn comes once, whatever the machine does meanwhile; and whoever asks for a user first may wait for a query.
         if after_count {
-            row.limit("the same right after it, in ms", right_after, MOST_WITHOUT);
+            row.limit("right after it, ms", right_after, MOST_WITHOUT);
         }
     }
 }

@@ -88,7 +88,8 @@ impl Timed {
     /// What the server's file has for it.
     fn settings() -> String {
         format!(
-            "[auth]\nsecrets = [\"{SECRET}\"]\n[oauth]\nserver_name = \"turn.faults.test\"\nkey = [{{ kid = \"east\", key = \"{TOKEN_KEY}\" }}]\n"
+            "[auth]\nsecrets = [\"{SECRET}\"]\n[oauth]\nserver_name = \"turn.faults.test\"\nkey = [{{ kid = \"east\", key = \
+             \"{TOKEN_KEY}\" }}]\n"
         )
     }
 
@@ -211,7 +212,7 @@ fn the_clock_jumps_forth_and_back() {
     let crowd = Crowd::patient(&server, "20");
     let clients = crowd.clients;
     let seen =
-        Row::new("the_clock_jumps_forth_and_back", "the time of day jumps a day forth, two back, and home")
+        Row::new("the_clock_jumps_forth_and_back", "the clock jumps one day forward, two days back, then to the right time")
             .run(&mut server, crowd, |server, row| {
                 let timed = Timed::new();
                 timed.are_judged(server, 0);
@@ -236,10 +237,9 @@ fn the_clock_jumps_forth_and_back() {
                 }
                 assert_eq!(at_home.asks(USER, PASSWORD), None, "its nonce is of this hour");
                 row.note(
-                    "new allocations were granted at each time, of which lines of the log have the date; with a nonce of another time a client is \
-                     told so (438), and served with the next; so is each of the crowd that refreshes; tickets of clients that move are good at \
-                     each; a name with its time that is over (401 a day later) and an access token (401 a day later, and a day before it was \
-                     made) are good again at home",
+                    "new allocations are granted at each time and log lines have its date; a nonce of another time gets 438 with a \
+                     fresh one; mobility tickets stay valid; expired time-limited users and access tokens (401) are valid again at the \
+                     right time",
                 );
             });
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
@@ -252,7 +252,7 @@ fn the_clock_of_a_forwarder_jumps() {
     let clock = need!(Clock::of(&mut wanted));
     let row = Row::new(
         "the_clock_of_a_forwarder_jumps",
-        "forward: the time of day jumps a day forth, two back, and home",
+        "forward: the clock jumps one day forward, two days back, then to the right time",
     );
     let seen = Forwarder::local(wanted).row(row, |forwarder, row| {
         for jump in JUMPS {
@@ -261,7 +261,7 @@ fn the_clock_of_a_forwarder_jumps() {
             talks::whole(forwarder.tcp, forwarder.udp);
             says_so(jump, || forwarder.lines(), said);
         }
-        row.note("newcomers were served at each time, of which lines of the log have the date");
+        row.note("new clients are served at each time; log lines have its date");
     });
     unharmed(&seen);
 }

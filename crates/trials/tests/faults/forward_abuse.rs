@@ -39,7 +39,7 @@ fn a_while() -> Duration {
 fn clients_that_hardly_speak() {
     let row = Row::new(
         "clients_that_hardly_speak",
-        "forward: 500 clients send a byte a second (slow loris), 500 more are half closed or never read",
+        "forward: 500 clients send one byte per second (slow loris); 500 more are half-closed or never read",
     );
     // Room for those who are served and for these.
     let most = Forwarder::clients() + 1000;
@@ -85,7 +85,7 @@ fn clients_that_hardly_speak() {
         let descriptors = held.descriptors.saturating_sub(before.descriptors);
         assert!(descriptors <= 2 * 1000 + 10, "{descriptors} descriptors");
         row.note(format!(
-            "meanwhile {} KiB of memory for each of them, {} ms of processor time a second; 100 more were refused by `max_connections`",
+            "{} KiB of memory per slow client, {} ms CPU per second; 100 more refused by `max_connections`",
             each / 1024,
             spent / a_while().as_secs()
         ));
@@ -108,7 +108,7 @@ fn connections_that_never_come_about() {
         run("nft", &["add rule inet flood out ip saddr 10.77.1.66 tcp flags != syn drop"]);
         let row = Row::new(
             "connections_that_never_come_about",
-            "forward: SYN flood of 20,000, and no answer to any SYN-ACK",
+            "forward: SYN flood of 20,000 without replies to SYN-ACK",
         );
         let seen = forwarder.row(row, |forwarder, row| {
             let before = forwarder.kept();
@@ -134,8 +134,8 @@ fn connections_that_never_come_about() {
             assert!(held.descriptors <= before.descriptors + 4, "{before:?}, {held:?}");
             assert!(held.memory <= before.memory + (4 << 20), "{before:?}, {held:?}");
             row.note(format!(
-                "{sent} begun, {half} half open at a time at most: the kernel keeps them, the forwarder none; \
-                 {served} newcomers meanwhile were served by a rule with room for one"
+                "{sent} SYNs, at most {half} half-open, all in the kernel; {served} new clients served meanwhile by a rule with room \
+                 for one"
             ));
         });
         unharmed(&seen);
@@ -167,10 +167,7 @@ const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn hostile_proxy_headers() {
-    let row = Row::new(
-        "hostile_proxy_headers",
-        "forward: connections with PROXY headers that are malformed, endless, or lie",
-    );
+    let row = Row::new("hostile_proxy_headers", "forward: malformed, endless and forged PROXY headers");
     let rule = format!("proxy_protocol_from = [\"{PROXY}\"]\nconnect_timeout = {}\n", TOO_LATE.as_secs());
     let seen = Forwarder::local(Wanted::default().with_rule(&rule)).row(row, |forwarder, row| {
         let refused = |reason: &str| {
@@ -225,11 +222,9 @@ fn hostile_proxy_headers() {
         all_are_counted("bad_proxy_header", bad + tried + late);
         all_are_counted("untrusted_proxy", untrusted + liars);
         let after = TOO_LATE.as_secs();
-        row.note(format!("{tried} such connections, and {late} that stayed and were ended after {after} s"));
-        row.note(format!(
-            "a target saw none of them, and heard none of {liars} from somebody who is no proxy"
-        ));
-        row.note(format!("all of these were counted; {served} as they should be were served"));
+        row.note(format!("{tried} connections refused, {late} closed after {after} s"));
+        row.note(format!("none reached a target, nor did {liars} from an address that is not a proxy"));
+        row.note(format!("all counted; {served} valid ones served"));
     });
     unharmed(&seen);
 }
@@ -360,11 +355,11 @@ const TARGET: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 const LIES: [(&str, Fate); 8] = [
     ("the truth", Fate::Served),
     ("no such name", Fate::Served),
-    ("nothing", Fate::Served),
-    ("bytes without sense", Fate::Served),
+    ("no answer", Fate::Served),
+    ("garbage", Fate::Served),
     ("0.0.0.0", Fate::Served),
     ("the forwarder's own address", Fate::Refused),
-    ("where nobody listens", Fate::Refused),
+    ("an address without a listener", Fate::Refused),
     ("200 addresses", Fate::Refused),
 ];
 
@@ -388,10 +383,7 @@ fn a_name_server_lies() {
         // Not where 0.0.0.0 would lead, and not the address where the forwarder listens.
         let target = Target::on(TARGET.into());
         let forwarder = Forwarder::to_name(Wanted::default(), target, "target.faults.test");
-        let row = Row::new(
-            "a_name_server_lies",
-            "forward: the name server says that the target's name is not, is silent, garbles, sends to nowhere, back, or to 200 addresses",
-        );
+        let row = Row::new("a_name_server_lies", "forward: the name server sends wrong answers or none");
         let seen = forwarder.row(row, |forwarder, row| {
             // The name is asked for once a second; an answer that is waited for takes longer.
             let is_asked = |times: u64| {
@@ -436,7 +428,7 @@ fn a_name_server_lies() {
                 lies.collect::<Vec<_>>().join(", ")
             };
             row.note(format!(
-                "newcomers were served by the last good answer ({}) or refused at once ({}); connections and sessions that there were went on",
+                "last good answer used ({}) or new clients refused at once ({}); existing connections and sessions continued",
                 of_fate(Fate::Served),
                 of_fate(Fate::Refused)
             ));
@@ -499,13 +491,13 @@ fn answer(question: &[u8], lie: usize) -> Option<Vec<u8>> {
     let asked = name.get(..end + 5)?;
     let is_a = asked[end + 1..end + 3] == [0, 1];
     let (code, addresses): (u8, Vec<[u8; 4]>) = match LIES[lie].0 {
-        "nothing" => return None,
-        "bytes without sense" => return Some(vec![0xA5; 300]),
+        "no answer" => return None,
+        "garbage" => return Some(vec![0xA5; 300]),
         "no such name" => (3, Vec::new()),
         "0.0.0.0" => (0, vec![[0; 4]]),
         // At the target's port, as all of these.
         "the forwarder's own address" => (0, vec![[127, 0, 0, 1]]),
-        "where nobody listens" => (0, vec![[127, 0, 0, 4]]),
+        "an address without a listener" => (0, vec![[127, 0, 0, 4]]),
         "200 addresses" => (0, (0..200).map(|last| [198, 51, 100, last]).collect()),
         _ => (0, vec![TARGET.octets()]),
     };

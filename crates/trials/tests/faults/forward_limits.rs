@@ -27,7 +27,7 @@ fn no_memory_is_left_to_a_forwarder() {
     drop(need!(Group::of_process(forwarder.pid())));
     let row = Row::new(
         "no_memory_is_left_to_a_forwarder",
-        "forward: memory limited to what it uses, while 1,000 more connections come whose data nobody reads",
+        "forward: memory limited to current use; 1,000 more connections without a reader",
     );
     let mut killed = false;
     let seen = forwarder.row(row, |forwarder, row| {
@@ -44,7 +44,7 @@ fn no_memory_is_left_to_a_forwarder() {
         thread::sleep(or_thorough(Duration::from_millis(500), Duration::from_secs(3)));
         killed = forwarder.program.has_ended();
         row.note(if killed {
-            "the kernel ended it, and it was started again".to_owned()
+            "OOM kill, then restart".to_owned()
         } else {
             format!(
                 "it lived on with {} more connections begun; {} times it wanted more than it may have",
@@ -69,7 +69,7 @@ fn no_memory_is_left_to_a_forwarder() {
 fn no_port_is_left_to_a_forwarder() {
     on_a_link(
         turnpike_testkit::this_test!(),
-        "forward: the kernel has no port left towards the target, and more clients come",
+        "forward: no local port left towards the target; more clients arrive",
         |links, forwarder, row| {
             const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
             let set = |range: &str| links.inside(&["sh", "-c", &format!("echo {range} > {RANGE}")]);
@@ -88,8 +88,8 @@ fn no_port_is_left_to_a_forwarder() {
             }
             let of_udp = send_without_ports(forwarder, refused);
             row.note(format!(
-                "{refused} newcomers of TCP were refused at once, the datagrams of {of_udp} of UDP dropped and counted; \
-                 four of each that had the last ports were served"
+                "{refused} TCP clients refused at once, datagrams of {of_udp} UDP clients dropped and counted; four of each got the \
+                 last ports"
             ));
             drop(held);
             set(before.trim());
@@ -133,7 +133,7 @@ fn no_room_is_left_for_the_log_of_a_forwarder() {
         let forwarder = Forwarder::local(disk.has_the_log_of(Wanted::default()));
         let row = Row::new(
             "no_room_is_left_for_the_log_of_a_forwarder",
-            "forward: the disk of its log is full, while connections end, each of which has a line",
+            "forward: log disk full while connections end, one line each",
         );
         let seen = forwarder.row(row, |forwarder, row| {
             let come_and_go = |clients: u32| {
@@ -157,7 +157,7 @@ fn no_room_is_left_for_the_log_of_a_forwarder() {
                 come_and_go(1);
                 disk.lines() > before
             });
-            row.note("no line could be written; 200 newcomers were served meanwhile, and afterwards there were lines again");
+            row.note("lines were lost; 200 new clients served; logging resumed afterwards");
         });
         unharmed(&seen);
     });

@@ -38,7 +38,7 @@ fn was_felt(seen: &Value) {
 fn interfaces_of_a_forwarder_go_down_and_up() {
     on_a_link(
         turnpike_testkit::this_test!(),
-        "forward: the interfaces to targets and to clients go down for 3 s, one after the other",
+        "forward: the target link, then the client link down for 3 s",
         |links, _, _| link_faults::go_down_and_up(links),
         was_felt,
     );
@@ -49,12 +49,12 @@ fn interfaces_of_a_forwarder_go_down_and_up() {
 fn an_address_of_a_forwarder_is_removed() {
     on_a_link(
         turnpike_testkit::this_test!(),
-        "forward: the address towards targets, then that of the listeners, is removed for 3 s",
+        "forward: the address towards targets, then the listener address removed for 3 s",
         |links, forwarder, row| {
             let mut fates = Vec::new();
             link_faults::lose_their_addresses(links, |_| fates.push(talks::newcomer(forwarder.tcp)));
             assert!(!fates.contains(&Fate::Served), "a newcomer is served meanwhile: {fates:?}");
-            row.note("no newcomer was served meanwhile; connections that there were waited, and went on");
+            row.note("no new client served meanwhile; existing connections waited and continued");
         },
         was_felt,
     );
@@ -65,7 +65,7 @@ fn an_address_of_a_forwarder_is_removed() {
 fn the_mtu_of_a_forwarder_becomes_small() {
     on_a_link(
         turnpike_testkit::this_test!(),
-        "forward: both links take 1,000 bytes for a while, then 1,500 again",
+        "forward: MTU of both links 1,000, then 1,500 again",
         |links, forwarder, row| {
             link_faults::become_narrow(links, || {
                 let before = fragments(links);
@@ -74,7 +74,7 @@ fn the_mtu_of_a_forwarder_becomes_small() {
                 // To the target and back to the client, in two each.
                 assert!(fragments(links) >= before + 4, "the links are not narrow");
             });
-            row.note("a datagram of 1,400 bytes went to the target and back meanwhile, in fragments");
+            row.note("a 1,400-byte datagram was echoed in fragments");
         },
         |_| {},
     );
@@ -94,11 +94,11 @@ fn fragments(links: &Links) -> u64 {
 fn queues_of_a_forwarder_are_full() {
     on_a_link(
         turnpike_testkit::this_test!(),
-        "forward: the queues of both links take 1 Mbit/s, the rest is refused (ENOBUFS)",
+        "forward: both link queues limited to 1 Mbit/s (ENOBUFS)",
         |links, _, row| {
             let dropped = link_faults::are_full(links);
             assert!(dropped > 0, "the queues were not full");
-            row.note(format!("the queues refused {dropped} packets"));
+            row.note(format!("{dropped} packets refused by the queues"));
         },
         was_felt,
     );
@@ -109,7 +109,7 @@ fn queues_of_a_forwarder_are_full() {
 fn links_of_a_forwarder_lose_much() {
     on_a_link(
         turnpike_testkit::this_test!(),
-        "forward: 30 % of all packets lost on both links, both ways",
+        "forward: 30 % of all packets lost on both links, in both directions",
         |links, forwarder, row| {
             let mut served = 0;
             let lost = link_faults::lose(links, 30, || {
@@ -124,9 +124,9 @@ fn links_of_a_forwarder_lose_much() {
                 });
             });
             assert!(served > 0, "no newcomer was served");
-            row.note(format!("{served} of 8 newcomers were served within 6 s"));
-            assert!(lost > or_thorough(100, 1000), "only {lost} packets were lost");
-            row.note(format!("{lost} packets were lost"));
+            row.note(format!("{served} of 8 new clients served within 6 s"));
+            assert!(lost > or_thorough(100, 1000), "only {lost} packets lost");
+            row.note(format!("{lost} packets lost"));
         },
         was_felt,
     );
@@ -137,13 +137,13 @@ fn links_of_a_forwarder_lose_much() {
 fn the_firewall_of_a_forwarder_is_full() {
     on_a_link(
         turnpike_testkit::this_test!(),
-        "forward: a firewall with a table of connections that is full: no new ones",
+        "forward: firewall connection table full",
         |links, forwarder, row| {
             link_faults::have_a_full_firewall(links, || {
                 let fates = (talks::newcomer(forwarder.tcp), talks::newcomer_of_udp(forwarder.udp, 100));
                 assert_eq!(fates, (Fate::Unheard, Fate::Unheard), "newcomers by TCP and UDP");
             });
-            row.note("nf_conntrack_max is one for all namespaces: in its place nftables drops what is new (ct state)");
+            row.note("simulated with nftables");
         },
         |seen| assert_eq!(seen["lost"], 0, "{seen}"),
     );

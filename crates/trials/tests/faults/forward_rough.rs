@@ -24,7 +24,7 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
         let fate = talks::newcomer_of_udp(path.address, 100);
         assert_eq!(fate, Fate::Served, "a newcomer tries more than once");
         a_while();
-        row.note(format!("{} datagrams went that way; a newcomer was served", path.passed() - before));
+        row.note(format!("{} datagrams on this path; a new client served", path.passed() - before));
         path.worsen(0, 0, 0);
     })
 }
@@ -34,7 +34,7 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
 fn many_datagrams_to_a_forwarder_are_lost() {
     let seen = worsened(
         "many_datagrams_to_a_forwarder_are_lost",
-        "forward: 30 % of all datagrams of clients lost, both ways",
+        "forward: 30 % of client datagrams lost in both directions",
         [30, 0, 0],
     );
     assert!(seen["lost"].as_u64() > Some(0) && seen["cut"] == 0, "{seen}");
@@ -45,7 +45,7 @@ fn many_datagrams_to_a_forwarder_are_lost() {
 fn many_datagrams_to_a_forwarder_come_late() {
     let seen = worsened(
         "many_datagrams_to_a_forwarder_come_late",
-        "forward: 20 % of all datagrams of clients reordered",
+        "forward: 20 % of client datagrams reordered",
         [0, 0, 20],
     );
     assert!(seen["reordered"].as_u64() > Some(0), "{seen}");
@@ -57,7 +57,7 @@ fn many_datagrams_to_a_forwarder_come_late() {
 fn many_datagrams_to_a_forwarder_come_twice() {
     let seen = worsened(
         "many_datagrams_to_a_forwarder_come_twice",
-        "forward: 20 % of all datagrams of clients doubled",
+        "forward: 20 % of client datagrams duplicated",
         [0, 20, 0],
     );
     assert!(seen["duplicated"].as_u64() > Some(0), "{seen}");
@@ -72,7 +72,7 @@ fn a_nat_before_a_forwarder_rebinds_all_at_once() {
     let clients = Forwarder::clients();
     let row = Row::new(
         "a_nat_before_a_forwarder_rebinds_all_at_once",
-        "forward: a NAT gives all clients of the rule for datagrams another port at once",
+        "forward: a NAT changes the ports of all UDP clients at once",
     );
     let seen = forwarder.row_by(path.address, row, |forwarder, row| {
         let begun =
@@ -82,10 +82,7 @@ fn a_nat_before_a_forwarder_rebinds_all_at_once() {
         within(SOON, "each client has another session", || begun(forwarder) >= before + clients);
         // The old ones end by themselves.
         within(SOON, "those of the old ports have ended", || forwarder.kept().sessions <= 2 * clients);
-        row.note(format!(
-            "{} sessions were begun by new ports, the old ones ended by `idle`",
-            begun(forwarder) - before
-        ));
+        row.note(format!("{} new sessions; the old ones ended after `idle`", begun(forwarder) - before));
     });
     // What was under way to an old port is lost; whoever came by the new one was served at once.
     assert_eq!(seen["cut"], 0, "{seen}");

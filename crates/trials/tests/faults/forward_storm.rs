@@ -231,17 +231,17 @@ fn thousands_return_to_a_forwarder() {
     as_before(|| forwarder.kept(), before, SOON);
     let mut row = Row::new(
         "thousands_return_to_a_forwarder",
-        "forward: SIGKILL, started again; 2,000 connections and 2,000 clients that send datagrams return within a second",
+        "forward: SIGKILL and restart; 2,000 TCP and 2,000 UDP clients return within 1 s",
     );
     row.note(format!(
-        "{clients} connections were all served again {:.1} s after the first of them, as many sessions after {:.1} s; {} tries to connect failed; \
-         {} pieces of streams right, none wrong",
+        "{clients} connections served {:.1} s after the first, as many sessions after {:.1} s; {} connects failed; {} stream pieces \
+         correct, none wrong",
         took[0],
         took[1],
         storm.failed.load(Relaxed),
         storm.streams.right.load(Relaxed)
     ));
-    row.limit("seconds from the first client back to the last", took[0].max(took[1]), 5.0);
+    row.limit("seconds from first to last client", took[0].max(took[1]), 5.0);
     let [sent, right] = [&storm.datagrams.sent, &storm.datagrams.right].map(|figure| figure.load(Relaxed));
     let seen = json!({ "sent": sent, "lost": sent - right });
     row.tell(

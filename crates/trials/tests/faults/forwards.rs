@@ -22,7 +22,7 @@ pub(super) fn unharmed(seen: &Value) {
 
 #[test]
 fn a_forwarder_is_killed_and_started_again() {
-    let row = Row::new("a_forwarder_is_killed_and_started_again", "forward: SIGKILL, started again at once");
+    let row = Row::new("a_forwarder_is_killed_and_started_again", "forward: SIGKILL and immediate restart");
     let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, _| forwarder.kill_and_start());
     assert!(seen["cut"].as_u64() >= Some(Forwarder::clients()), "{seen}");
 }
@@ -45,7 +45,7 @@ fn a_forwarder_is_upgraded_in_place() {
 fn a_forwarder_is_reloaded_again_and_again() {
     let row = Row::new(
         "a_forwarder_is_reloaded_again_and_again",
-        "forward: 20 reloads a second, each with changes",
+        "forward: 20 reloads per second, each with changes",
     );
     let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, row| {
         let last = or_thorough(20, 100);
@@ -63,9 +63,7 @@ fn a_forwarder_is_reloaded_again_and_again() {
         // Two signals that come during a reload are one.
         let (asked, most) = (u64::from(last), loaded * 4 >= u64::from(last) * 3);
         assert!(most && loaded <= asked, "{loaded} of {asked} reloads were done");
-        row.note(format!(
-            "{loaded} reloads were done of {asked} that were asked for, the last one among them"
-        ));
+        row.note(format!("{loaded} of {asked} reloads done, the last in force"));
     });
     unharmed(&seen);
 }
@@ -75,7 +73,7 @@ fn a_forwarder_is_reloaded_again_and_again() {
 fn a_target_goes_and_comes() {
     let row = Row::new(
         "a_target_goes_and_comes",
-        "forward: the target ends with all its connections, another one comes",
+        "forward: the target dies with all connections; another replaces it",
     );
     let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, _| {
         forwarder.lose_target();
@@ -92,8 +90,7 @@ fn a_target_goes_and_comes() {
 fn a_worker_of_a_forwarder_stalls() {
     let forwarder = Forwarder::local(watched(Wanted::default()));
     drop(need!(Frozen::thread(worker(forwarder.pid(), "forward-0"))));
-    let row =
-        Row::new("a_worker_of_a_forwarder_stalls", "forward: one of two workers stands still for a while");
+    let row = Row::new("a_worker_of_a_forwarder_stalls", "forward: one of two workers stalls");
     let seen = forwarder.row(row, |forwarder, _| {
         let says =
             |forwarder: &Forwarder, text: &str| forwarder.lines().iter().any(|line| line.contains(text));
@@ -113,7 +110,7 @@ fn no_descriptor_is_left_to_a_forwarder() {
     let forwarder = Forwarder::local(few_descriptors(Wanted::default(), 150));
     let row = Row::new(
         "no_descriptor_is_left_to_a_forwarder",
-        "forward: all descriptors taken, and more clients come",
+        "forward: all descriptors used; more clients arrive",
     );
     let seen = forwarder.row(row, |forwarder, row| {
         let opened: Vec<TcpStream> = (0..300)
@@ -124,10 +121,7 @@ fn no_descriptor_is_left_to_a_forwarder() {
         thread::sleep(Duration::from_secs(1));
         let spent = cpu_ms(forwarder.pid()) - spent;
         assert_ne!(talks::newcomer(forwarder.tcp), Fate::Served, "no descriptor is left");
-        row.note(format!(
-            "with {} more connections begun, {spent} ms of processor time a second",
-            opened.len()
-        ));
+        row.note(format!("with {} more connections waiting, {spent} ms CPU per second", opened.len()));
     });
     unharmed(&seen);
 }

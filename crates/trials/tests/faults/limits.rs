@@ -22,7 +22,7 @@ fn no_relay_port_is_left() {
         Wanted::flags(&["--workers", "2", "--relay-ports", or_thorough("47000-47019", "47000-47063")]);
     let mut server = Server::start(wanted);
     let crowd = Crowd::of(&server);
-    let mut row = Row::new("no_relay_port_is_left", "all relay ports taken, and more clients come");
+    let mut row = Row::new("no_relay_port_is_left", "all relay ports used; more clients arrive");
     // Of newcomers who go before they are told that they may stay.
     row.leaves_sessions = true;
     let seen = row.run(&mut server, crowd, |server, row| {
@@ -34,7 +34,7 @@ fn no_relay_port_is_left() {
         // Told a tenth of a second late.
         within(SOON, "they are counted", || refused() > 0);
         let refused = refused();
-        row.note(format!("{refused} newcomers were answered 508"));
+        row.note(format!("{refused} new clients got 508"));
     });
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
@@ -53,7 +53,7 @@ fn no_descriptor_is_left() {
     let mut server = Server::start(few_descriptors(Wanted::flags(&["--workers", "2"]), 100));
     let crowd = Crowd::of(&server);
     let mut row =
-        Row::new("no_descriptor_is_left", "all descriptors taken, and more clients come, over UDP and TCP");
+        Row::new("no_descriptor_is_left", "all descriptors used; more clients arrive over UDP and TCP");
     row.leaves_sessions = true;
     let seen = row.run(&mut server, crowd, |server, row| {
         let opened: Vec<TcpStream> =
@@ -69,12 +69,12 @@ fn no_descriptor_is_left() {
         thread::sleep(Duration::from_secs(1));
         let spent = cpu_ms(server.pid()) - spent;
         row.note(format!(
-            "with {} connections open, and no descriptor, {spent} ms of processor time a second",
+            "with {} connections open and no descriptor, {spent} ms CPU per second",
             opened.len()
         ));
         // Connections that wait and cannot be accepted make it try again, but not without a pause.
         row.limit(
-            "processor time without a descriptor, ms a second",
+            "CPU ms per second without a descriptor",
             f64::from(u32::try_from(spent).unwrap_or(u32::MAX)),
             500.0,
         );
@@ -96,10 +96,7 @@ fn no_memory_is_left() {
     let mut server = Server::start(Wanted::flags(&["--workers", "2"]));
     drop(need!(Group::of_process(server.pid())));
     let crowd = Crowd::of(&server);
-    let mut row = Row::new(
-        "no_memory_is_left",
-        "memory limited to what the server uses, while 1,000 more clients come",
-    );
+    let mut row = Row::new("no_memory_is_left", "memory limited to current use; 1,000 more clients arrive");
     row.leaves_sessions = true;
     row.run(&mut server, crowd, |server, row| {
         let limited = Group::of_process(server.pid()).expect("it went before");
@@ -109,7 +106,7 @@ fn no_memory_is_left() {
         let killed = server.program.has_ended();
         assert!(limited.refusals() > 0, "the limit was never in the way");
         row.note(if killed {
-            "the kernel ended the server, which was started again".to_owned()
+            "OOM kill, then restart".to_owned()
         } else {
             format!("the server lived on; the newcomers ended with exit code {:?}", run.code)
         });
@@ -193,7 +190,7 @@ fn full_disk(mut disk: Disk) {
     assert_eq!(user(&["add", "known", "--realm", "example.org", "--password", "pw"]).code, Some(0));
     let mut server = Server::start(disk.has_the_log_of(Wanted::flags(&["--workers", "2", "--state", state])));
     let crowd = Crowd::of(&server);
-    let seen = Row::new("no_room_is_left_on_the_disk", "the disk of log and users is full").run(
+    let seen = Row::new("no_room_is_left_on_the_disk", "disk of the log and the users full").run(
         &mut server,
         crowd,
         |server, row| {
@@ -204,11 +201,9 @@ fn full_disk(mut disk: Disk) {
             let p99 = super::allocation_p99(server, "known:pw", "1");
             assert_eq!(disk.lines(), before, "the disk is full");
             let refused = user(&["add", "late", "--realm", "example.org", "--password", "pw"]).ended(1);
+            row.note(format!("users in the store served (allocation p99 {p99:.2} ms); log lines lost"));
             row.note(format!(
-                "users of the store were let in (allocation p99 {p99:.2} ms); no line could be written"
-            ));
-            row.note(format!(
-                "`turnpike user add` said: {}",
+                "`turnpike user add` failed: {}",
                 refused.stderr.lines().last().unwrap_or_default()
             ));
             disk.free();

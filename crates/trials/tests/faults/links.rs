@@ -33,7 +33,7 @@ fn on_a_link(
 fn an_interface_goes_down_and_up() {
     on_a_link(
         turnpike_testkit::this_test!(),
-        "the interfaces to peers and to clients go down for 3 s, one after the other",
+        "the peer link, then the client link down for 3 s",
         |links, _, _| link_faults::go_down_and_up(links),
         |seen| {
             // Nothing comes while one is down; whoever has lost patience by then comes back.
@@ -51,7 +51,7 @@ fn an_interface_goes_down_and_up() {
 fn an_address_is_removed() {
     on_a_link(
         turnpike_testkit::this_test!(),
-        "the address of relays, then that of the listener, is removed for 3 s",
+        "the relay address, then the listener address removed for 3 s",
         |links, _, _| link_faults::lose_their_addresses(links, |_| {}),
         |seen| assert!(seen["lost"].as_u64() > Some(0), "{seen}"),
     );
@@ -72,7 +72,7 @@ fn fragments_of(links: &Links) -> u64 {
 fn the_mtu_becomes_small() {
     on_a_link(
         turnpike_testkit::this_test!(),
-        "both links take 1,000 bytes for a while, then 1,500 again",
+        "MTU of both links 1,000, then 1,500 again",
         |links, server, row| {
             let mut fragments = 0;
             link_faults::become_narrow(links, || {
@@ -86,14 +86,12 @@ fn the_mtu_becomes_small() {
                 fragments = fragments_of(links) - before;
             });
             assert!(fragments > 0, "all fitted");
-            row.note(format!(
-                "the server sent {fragments} fragments while two more called, who lost nothing"
-            ));
+            row.note(format!("{fragments} fragments sent; two new calls lost nothing"));
             let metrics = server.metrics();
             let refused = ["too_big", "refused"]
                 .map(|reason| metrics.sum("turnpike_tx_dropped_total", &format!("reason=\"{reason}\"")));
             assert_eq!(refused, [0, 0], "what no longer fits is fragmented");
-            row.note("what no longer fits leaves in fragments; lost is what is sent when one end of a link has changed and the other has not");
+            row.note("datagrams are lost only while the two ends of a link have different MTUs");
         },
         |seen| assert_eq!(seen["returns_done"], 0, "{seen}"),
     );
@@ -104,12 +102,12 @@ fn the_mtu_becomes_small() {
 fn a_queue_is_full() {
     on_a_link(
         turnpike_testkit::this_test!(),
-        "the queues of both links take 1 Mbit/s, the rest is refused (ENOBUFS)",
+        "both link queues limited to 1 Mbit/s (ENOBUFS)",
         |links, server, row| {
             let dropped = link_faults::are_full(links);
             let refused = server.metrics().sum("turnpike_tx_dropped_total", "");
             assert!(dropped > 0 && refused > 0, "the queues dropped {dropped}, the kernel refused {refused}");
-            row.note(format!("{refused} datagrams were not taken by the kernel, and counted"));
+            row.note(format!("{refused} datagrams refused by the kernel and counted"));
         },
         |seen| assert!(seen["lost"].as_u64() > Some(0), "{seen}"),
     );
@@ -120,7 +118,7 @@ fn a_queue_is_full() {
 fn the_table_of_connections_is_full() {
     on_a_link(
         turnpike_testkit::this_test!(),
-        "a firewall with a table of connections that is full: no new ones",
+        "firewall connection table full",
         |links, server, row| {
             link_faults::have_a_full_firewall(links, || {
                 Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
@@ -129,7 +127,7 @@ fn the_table_of_connections_is_full() {
                     .run()
                     .ended(1);
             });
-            row.note("nf_conntrack_max is one for all namespaces: in its place nftables drops what is new (ct state)");
+            row.note("simulated with nftables");
         },
         |seen| assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}"),
     );

@@ -42,10 +42,8 @@ fn killed_under_tcp_tls_and_dtls() {
     let mut server = secured(&certificate, two_workers);
     let crowd = Crowd::secured(&server);
     let clients = crowd.clients;
-    let row = Row::new(
-        "killed_under_tcp_tls_and_dtls",
-        "clients by TCP, TLS and DTLS, a third each: SIGKILL, started again at once",
-    );
+    let row =
+        Row::new("killed_under_tcp_tls_and_dtls", "TCP, TLS and DTLS clients: SIGKILL and immediate restart");
     let seen = row.run(&mut server, crowd, |server, _| server.kill_and_start());
     for part in seen["parts"].as_array().expect("one for each transport") {
         assert!(part["returns_done"].as_u64() >= Some(u64::from(clients / 3)), "{part}");
@@ -59,15 +57,14 @@ fn upgraded_under_tcp_tls_and_dtls() {
     let mut server = secured(&certificate, two_workers);
     let crowd = Crowd::secured(&server);
     let mut before = Vec::new();
-    let row =
-        Row::new("upgraded_under_tcp_tls_and_dtls", "clients by TCP, TLS and DTLS: two upgrades in place");
+    let row = Row::new("upgraded_under_tcp_tls_and_dtls", "TCP, TLS and DTLS clients: two upgrades in place");
     let seen = row.run(&mut server, crowd, |server, row| {
         for _ in 0..2 {
             before.push(server.upgraded.upgrade());
         }
         // They stay where they are: of the second process nobody has come yet.
         assert!(lives(before[0]), "the first process has clients");
-        row.note("who was there stayed in the first process, which ended after the last of them");
+        row.note("the first process kept its clients and exited after the last one");
     });
     before.into_iter().for_each(ends);
     let nothing = ["lost", "reordered", "returns_done"].map(|name| seen[name].as_u64());
@@ -82,7 +79,7 @@ fn reloaded_under_tcp_tls_and_dtls() {
     let crowd = Crowd::secured(&server);
     let row = Row::new(
         "reloaded_under_tcp_tls_and_dtls",
-        "clients by TCP, TLS and DTLS: 20 reloads a second, each with changes",
+        "TCP, TLS and DTLS clients: 20 reloads per second, each with changes",
     );
     let seen = row.run(&mut server, crowd, |server, row| {
         storm.rages(server, row, |_, _, storms| {
@@ -138,7 +135,7 @@ fn most_goes_across(server: &Server, row: &mut Row) {
     let relayed = server.metrics().sum("turnpike_relayed_datagrams_total", "");
     let across = server.across();
     assert!(2 * across > relayed, "{across} of {relayed} datagrams went across");
-    row.note(format!("{across} of {relayed} datagrams went across the kernel"));
+    row.note(format!("{across} of {relayed} datagrams relayed by the kernel"));
 }
 
 /// Packets that have left for clients.
@@ -172,7 +169,7 @@ fn reloaded_in_the_kernel() {
     let storm = Storm::new();
     in_the_kernel(
         turnpike_testkit::this_test!(),
-        "`--datapath kernel`: 20 reloads a second, each with changes",
+        "`--datapath kernel`: 20 reloads per second, each with changes",
         (storm.wanted(&[]), "2"),
         |_, server, row| {
             storm.rages(server, row, |server, _, storms| {
@@ -203,7 +200,7 @@ fn upgraded_in_the_kernel() {
                 goes_across(server, before.0 / 2);
                 assert_eq!((flows(server), without_flow(server)), before, "some flow was away");
             }
-            row.note("no datagram found the kernel without its flow");
+            row.note("every flow stayed in the kernel");
         },
         |seen| {
             let nothing = ["lost", "reordered", "returns_done"].map(|name| seen[name].as_u64());
@@ -217,7 +214,7 @@ fn upgraded_in_the_kernel() {
 fn killed_in_the_kernel() {
     in_the_kernel(
         turnpike_testkit::this_test!(),
-        "`--datapath kernel`: SIGKILL, started again half a second later",
+        "`--datapath kernel`: SIGKILL, restart after 0.5 s",
         (two_workers(&[]), "2"),
         |links, server, row| {
             let flows = flows(server);
@@ -227,7 +224,7 @@ fn killed_in_the_kernel() {
             assert!(sent < all / 10, "{sent} packets went to clients, of {all}");
             server.again();
             row.note(format!(
-                "nothing stayed attached: until it was started again {sent} packets left for clients, in place of {all}"
+                "nothing stayed attached: {sent} packets sent to clients before the restart, instead of {all}"
             ));
         },
         |seen| {
@@ -246,7 +243,7 @@ fn a_worker_stalls_beside_the_kernel() {
     drop(need!(Frozen::thread(sleeps.pid())));
     in_the_kernel(
         turnpike_testkit::this_test!(),
-        "`--datapath kernel`: the only worker stands still for 3 s",
+        "`--datapath kernel`: the only worker stalls for 3 s",
         (watched(Wanted::flags(&["--workers", "1"])), "60"),
         |links, server, row| {
             let flows = flows(server);
@@ -256,7 +253,7 @@ fn a_worker_stalls_beside_the_kernel() {
             drop(frozen);
             // But for what has come as a burst: that, and what follows it, waits for the worker.
             assert!(all > 0 && sent > all / 2, "{sent} packets went to clients, of {all}");
-            row.note(format!("meanwhile {sent} packets left for clients, of {all} that were said to them"));
+            row.note(format!("{sent} of {all} packets reached clients meanwhile"));
         },
         |seen| {
             assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
@@ -270,14 +267,14 @@ fn a_worker_stalls_beside_the_kernel() {
 fn a_queue_is_full_in_the_kernel() {
     in_the_kernel(
         turnpike_testkit::this_test!(),
-        "`--datapath kernel`: the queues of both links take 1 Mbit/s, the rest is dropped",
+        "`--datapath kernel`: both link queues limited to 1 Mbit/s",
         (two_workers(&[]), "2"),
         |links, server, row| {
             let before = server.across();
             let dropped = link_faults::are_full(links);
             within(SOON, "it goes across meanwhile", || server.across() > before);
             assert!(dropped > 0, "the queues dropped nothing");
-            row.note(format!("the queues dropped {dropped} packets: what goes across is theirs to count"));
+            row.note(format!("{dropped} packets dropped and counted by the queues"));
         },
         |seen| assert!(seen["lost"].as_u64() > Some(0), "{seen}"),
     );
@@ -292,7 +289,7 @@ fn many_return_to_the_kernel() {
         let mut server = Server::on(address, RELAY[0], inside(links, for_many(&dir, &[])));
         let row = Row::new(
             "many_return_to_the_kernel",
-            "`--datapath kernel`: SIGKILL, started again; 5,000 clients return within a second",
+            "`--datapath kernel`: SIGKILL and restart; 5,000 clients return within 1 s",
         );
         let clients = (or_thorough(200, 5_000), "10.77.2.2:0");
         all_return(row, &mut server, clients, |server, row| {
@@ -302,7 +299,7 @@ fn many_return_to_the_kernel() {
             goes_across(server, clients.0 / 10);
             let (across, all) = (server.across() - before.0, relayed() - before.1);
             assert!(2 * across > all, "{across} of {all} datagrams went across");
-            row.note(format!("then {across} of {all} datagrams went across the kernel"));
+            row.note(format!("afterwards {across} of {all} datagrams relayed by the kernel"));
         });
     });
 }

@@ -19,7 +19,7 @@ fn killed_and_started_again() {
     let mut server = Server::start(Wanted::flags(&["--workers", "2"]));
     let crowd = Crowd::of(&server);
     let clients = crowd.clients;
-    let seen = Row::new("killed_and_started_again", "SIGKILL, started again at once").run(
+    let seen = Row::new("killed_and_started_again", "SIGKILL and immediate restart").run(
         &mut server,
         crowd,
         |server, _| server.kill_and_start(),
@@ -99,9 +99,7 @@ impl Storm {
             server.answers("other", &asked.to_string()).is_none()
         });
         assert_eq!(server.answers("other", &(asked - 1).to_string()), Some(401), "the last but one");
-        row.note(format!(
-            "{loaded} reloads were done of {asked} that were asked for, none was refused, and the last was in force"
-        ));
+        row.note(format!("{loaded} of {asked} reloads done, none refused, the last in force"));
     }
 
     /// How many were asked for.
@@ -153,7 +151,7 @@ fn reloaded_again_and_again() {
     let storm = Storm::new();
     let mut server = Server::start(storm.wanted(&[]));
     let crowd = Crowd::of(&server);
-    let seen = Row::new("reloaded_again_and_again", "20 reloads a second, each with changes").run(
+    let seen = Row::new("reloaded_again_and_again", "20 reloads per second, each with changes").run(
         &mut server,
         crowd,
         |server, row| {
@@ -230,11 +228,11 @@ pub(super) fn all_return(
         row.void(format!("the clients came within {gave_up:.2} s, not {AT_ONCE}"));
     }
     row.note(format!(
-        "by the generator all {clients} gave up within {gave_up:.2} s, by the server all had asked {asked:.2} s after nobody had, and had an \
-         allocation {took:.2} s after it; {} tries found no answer",
+        "all {clients} clients gave up within {gave_up:.2} s; the last request came after {asked:.2} s, its allocation after \
+         {took:.2} s; {} tries unanswered",
         seen["returns_failed"]
     ));
-    row.limit("seconds from the first request to the last allocation", took, 5.0);
+    row.limit("seconds from first request to last allocation", took, 5.0);
     let log = super::row::complaints(&server.lines()[said..]);
     row.tell(&seen, &log, (before, server.kept()), clients);
 }
@@ -251,7 +249,7 @@ pub(super) fn for_many(dir: &Dir, more: &[&str]) -> Wanted {
 fn ten_thousand_return() {
     let dir = Dir::new();
     let mut server = Server::start(for_many(&dir, &[]));
-    let what = "SIGKILL, started again; 10,000 clients return within a second";
+    let what = "SIGKILL and restart; 10,000 clients return within 1 s";
     let clients = or_thorough(500, 10_000);
     all_return(Row::new("ten_thousand_return", what), &mut server, (clients, "127.0.0.1:0"), |_, _| ());
 }

@@ -28,7 +28,7 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
         let most = u64::from(lost + doubled + late) * passed / 100;
         assert!(worsened > most / 2 && worsened < 2 * most, "{worsened} of {passed}");
         row.note(format!(
-            "{worsened} of {passed} datagrams met that; four newcomers talked by that way, at try {tries}"
+            "{worsened} of {passed} datagrams affected; four new calls succeeded at try {tries}"
         ));
         path.worsen(0, 0, 0);
         thread::sleep(Duration::from_millis(100));
@@ -38,21 +38,21 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn a_third_is_lost() {
-    let seen = worsened("a_third_is_lost", "30 % of all datagrams of clients lost, both ways", [30, 0, 0]);
+    let seen = worsened("a_third_is_lost", "30 % of client datagrams lost in both directions", [30, 0, 0]);
     assert!(seen["lost"].as_u64() > Some(0), "{seen}");
 }
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn many_come_late() {
-    let seen = worsened("many_come_late", "20 % of them reordered", [0, 0, 20]);
+    let seen = worsened("many_come_late", "20 % of client datagrams reordered", [0, 0, 20]);
     assert!(seen["reordered"].as_u64() > Some(0), "{seen}");
 }
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn many_come_twice() {
-    let seen = worsened("many_come_twice", "20 % of them doubled", [0, 20, 0]);
+    let seen = worsened("many_come_twice", "20 % of client datagrams duplicated", [0, 20, 0]);
     assert!(seen["duplicated"].as_u64() > Some(0), "{seen}");
 }
 
@@ -63,7 +63,7 @@ fn a_nat_rebinds_all_at_once() {
     let path = Path::to(server.address);
     let crowd = Crowd::at(path.address, "127.0.0.1:0", "2");
     let clients = crowd.clients;
-    let mut row = Row::new("a_nat_rebinds_all_at_once", "a NAT gives all clients another port at once");
+    let mut row = Row::new("a_nat_rebinds_all_at_once", "a NAT changes the ports of all clients at once");
     row.leaves_sessions = true;
     row.note("sessions of the old ports end with their lifetime");
     let seen = row.run(&mut server, crowd, |_, _| path.rebind());

@@ -11,19 +11,16 @@ fn a_worker_stalls() {
     // Ways that a machine does not have are told before anything else.
     drop(need!(Frozen::thread(worker(server.pid(), "relay-0"))));
     let crowd = Crowd::patient(&server, "60");
-    let seen = Row::new("a_worker_stalls", "one of two workers stands still for a while").run(
-        &mut server,
-        crowd,
-        |server, row| {
+    let seen =
+        Row::new("a_worker_stalls", "one of two workers stalls").run(&mut server, crowd, |server, row| {
             let says = |server: &Server, text: &str| server.lines().iter().any(|line| line.contains(text));
             let frozen = Frozen::thread(worker(server.pid(), "relay-0")).expect("it went before");
             within(SOON, "the watchdog says so", || says(server, "a worker has taken no command"));
             thread::sleep(Duration::from_millis(500));
             drop(frozen);
             within(SOON, "it says the end too", || says(server, "all workers take commands again"));
-            row.note("nobody had to come back: what had waited in the sockets was relayed");
-        },
-    );
+            row.note("no client had to reconnect: datagrams waiting in the sockets were relayed");
+        });
     assert_eq!(seen["returns_done"], 0, "{seen}");
 }
 

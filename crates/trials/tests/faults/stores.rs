@@ -74,7 +74,7 @@ fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) 
                 nobody_finds_it(server);
             }
         });
-        turns.tell(row, "users that are known", "in an outage");
+        turns.tell(row, "cached users", "in an outage");
         // Who is in the configuration never asks a store.
         super::allocation_p99(server, &format!("{USER}:{PASSWORD}"), "0.5");
         thread::sleep(Duration::from_millis(200));
@@ -142,7 +142,7 @@ fn the_store_is_slow() {
     wanted.environment.push(("TURNPIKE_STORE_CONNECTIONS", CONNECTIONS.to_string()));
     let mut server = Server::start(wanted);
     let crowd = Crowd::of_user(&server, "known:pw");
-    let seen = Row::new("the_store_is_slow", "the store takes 1 s longer for each answer, of 2 s that it has").run(
+    let seen = Row::new("the_store_is_slow", "the store answers 1 s late (timeout 2 s)").run(
         &mut server,
         crowd,
         |server, row| {
@@ -172,12 +172,11 @@ fn the_store_is_slow() {
             assert!(soonest >= SLOWER && latest < DEADLINE, "strangers waited for {soonest:?} to {latest:?}");
             assert_eq!(failed(server), before, "queries that failed");
             row.note(format!(
-                "strangers were answered after {:.2} to {:.2} s, those that nobody knows with 401, the others were let in; the store was not \
-                 given up",
+                "uncached users answered after {:.2} to {:.2} s, unknown ones with 401; the store stayed in use",
                 soonest.as_secs_f64(),
                 latest.as_secs_f64()
             ));
-            turns.tell(row, "users that are known", "while it is slow");
+            turns.tell(row, "cached users", "while it is slow");
         },
     );
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
@@ -186,7 +185,7 @@ fn the_store_is_slow() {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn the_store_is_silent() {
-    outage("the_store_is_silent", "the store takes questions and does not answer", |world, on| {
+    outage("the_store_is_silent", "the store accepts queries and does not answer", |world, on| {
         world.proxy.hold(on);
     });
 }
@@ -194,7 +193,7 @@ fn the_store_is_silent() {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn the_store_is_gone() {
-    outage("the_store_is_gone", "the store refuses and cuts connections", |world, on| world.proxy.refuse(on));
+    outage("the_store_is_gone", "the store resets all connections", |world, on| world.proxy.refuse(on));
 }
 
 #[test]
@@ -202,7 +201,7 @@ fn the_store_is_gone() {
 fn the_store_talks_nonsense() {
     outage(
         "the_store_talks_nonsense",
-        "every other byte of the store's answers is another one",
+        "every other byte of the store's answers is corrupted",
         |world, on| {
             world.proxy.garble(on);
         },
@@ -252,7 +251,7 @@ fn the_store_lies() {
     }
     let mut server = Server::start(wanted);
     let crowd = Crowd::of_user(&server, "known:pw");
-    let what = "the store answers at once, and wrongly: rows that make no sense, another key for a user, and none for another";
+    let what = "the store returns invalid rows, a changed key and a missing user";
     let seen = Row::new("the_store_lies", what).run(&mut server, crowd, |server, row| {
         let failed = || queries(server, "failed") + queries(server, "timeout");
         let before = failed();
@@ -273,9 +272,8 @@ fn the_store_lies() {
         ["odd", "changed", "gone", "one", "two", "three", "four"].into_iter().for_each(is_let_in);
         assert_eq!((failed(), server.metrics().sum("turnpike_store_up", "")), (before, 1));
         row.note(
-            "each of these rows was read, and said to be wrong: a key that is none opened nothing, and with one rule that made no sense all \
-             stayed as they were before; meanwhile strangers were let in; who had another key, or none, was turned away as soon as he was asked \
-             for again (here after a second)",
+            "invalid rows logged; a malformed key opened nothing; an invalid rule left all rules unchanged; new users served; users \
+             with a changed or missing key refused at their next lookup (after 1 s)",
         );
     });
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
