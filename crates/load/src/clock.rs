@@ -1,8 +1,8 @@
-//! The one clock of a run.
+//! Clock of a run.
 
 use std::time::{Duration, Instant};
 
-/// Nanoseconds since a run's epoch; the same in all of its threads.
+/// Nanoseconds since the start of a run, shared by all its threads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     epoch: Instant,
@@ -19,13 +19,12 @@ impl Clock {
     }
 }
 
-/// Saturating: 584 years are enough.
+/// Saturates after 584 years.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// CPU time of the calling thread so far, from the scheduler's own books (proc(5), schedstat); `None` where the kernel
-/// keeps none.
+/// CPU time of the calling thread (proc(5), schedstat); `None` if the kernel does not account for it.
 pub(crate) fn thread_cpu() -> Option<Duration> {
     let books = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     books.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)

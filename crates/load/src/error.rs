@@ -1,4 +1,4 @@
-//! Why a load run or a reflector did not work, each with what to do about it.
+//! Errors of load runs and reflectors, each with a remedy.
 
 use std::{
     io,
@@ -12,7 +12,6 @@ use turnpike_wire::escape::name;
 
 use crate::turn;
 
-/// Each message is one sentence for the user.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -24,83 +23,83 @@ pub enum LoadError {
     OpenFiles { clients: usize, needed: u64, limit: u64 },
     #[error("cannot find the server {host}: {source}")]
     Name { host: String, source: io::Error },
-    #[error("cannot open a UDP socket towards {server}: {source}")]
+    #[error("cannot open a UDP socket to {server}: {source}")]
     Socket { server: SocketAddr, source: io::Error },
     #[error(
-        "cannot send from {address} (--client-prefix): {source}; make all addresses of the prefix this machine's: ip route add local CIDR dev lo"
+        "cannot send from {address} (--client-prefix): {source}; make the whole prefix local with: ip route add local CIDR dev lo"
     )]
     ClientAddress { address: IpAddr, source: io::Error },
     #[error("cannot listen on {transport} {address}: {source}; {}", listen_hint(transport, source))]
     Listen { transport: &'static str, address: SocketAddr, source: io::Error },
-    #[error("--datapath kernel cannot be had: {0}")]
+    #[error("--datapath kernel is not available: {0}")]
     Kernel(#[from] OffloadError),
     #[error(
-        "--datapath kernel: no Ethernet interface is up and has an address; name another data path, such as auto"
+        "--datapath kernel: no Ethernet interface is up with an address; choose another data path, such as auto"
     )]
     NoEthernet,
     #[error(
-        "cannot listen for the peers of --profile on udp {address}: {source}; they are the generator's own: name an address of this \
-         machine, with a port that is free, with --peer"
+        "cannot listen for the peers of --profile on udp {address}: {source}; they run inside the generator: with --peer, choose an address of this \
+         machine and a free port"
     )]
     Peers { address: SocketAddr, source: io::Error },
     #[error(
-        "nothing listens on udp {server} (port unreachable); is the server running, and is this its address?"
+        "nothing listens on udp {server} (port unreachable); check that the server is running and that this is its address"
     )]
     Unreachable { server: SocketAddr },
     #[error(
-        "nothing listens on udp {server} (port unreachable); start `turnpike reflect --listen {server}` there, or name the address of one"
+        "nothing listens on udp {server} (port unreachable); start `turnpike reflect --listen {server}` there, or give the address of a running one"
     )]
     NoReflector { server: SocketAddr },
     #[error(
-        "nothing comes back from udp {server} ({ready} of {clients} clients had an answer); is `turnpike reflect` running there, or behind the forwarder, and does no firewall stand between?"
+        "no replies from udp {server} ({ready} of {clients} clients got one); check that `turnpike reflect` is running there or behind the forwarder, and that no firewall blocks it"
     )]
     NoReflection { server: SocketAddr, ready: usize, clients: usize },
-    #[error("cannot connect to tcp {server}: {source}; is `turnpike reflect --tcp` running there?")]
+    #[error("cannot connect to tcp {server}: {source}; check that `turnpike reflect --tcp` is running there")]
     Connect { server: SocketAddr, source: io::Error },
     #[error(
-        "tcp {server} took the connection but {what}; is `turnpike reflect --tcp` running there, or behind the forwarder?"
+        "tcp {server} accepted the connection but {what}; check that `turnpike reflect --tcp` is running there or behind the forwarder"
     )]
     NotReflector { server: SocketAddr, what: &'static str },
     #[error(
-        "tcp {server} {how} in mid-run, connection {connection} after {bytes} bytes; is the reflector, and any forwarder to it, still running?"
+        "tcp {server} {how} during the run, connection {connection} after {bytes} bytes; check that the reflector and any forwarder are still running"
     )]
     Lost { server: SocketAddr, how: String, connection: usize, bytes: u64 },
     #[error(
-        "tcp {server} has moved nothing for {seconds} s, connection {connection} after {bytes} bytes; is it, and all on the way to it, still running?"
+        "tcp {server} moved no data for {seconds} s, connection {connection} after {bytes} bytes; check that the server and any forwarder are still running"
     )]
     Stalled { server: SocketAddr, seconds: u64, connection: usize, bytes: u64 },
     #[error(
-        "connection {connection} to tcp {server} did not arrive as it was sent: {sent} bytes sent, {received} received, {wrong} of them wrong"
+        "data on connection {connection} to tcp {server} was corrupted: {sent} bytes sent, {received} received, {wrong} of them wrong"
     )]
     Inexact { server: SocketAddr, connection: usize, sent: u64, received: u64, wrong: u64 },
-    #[error("tcp {server} has taken no connection for {seconds} s ({what}); is it still running?")]
+    #[error("tcp {server} accepted no connection for {seconds} s ({what}); check that it is still running")]
     Gone { server: SocketAddr, seconds: u64, what: &'static str },
     #[error("{transport} {server}: {what}{}", link_hint(*transport, *during_setup, what))]
     Link { transport: Transport, server: SocketAddr, what: String, during_setup: bool },
     #[error(
-        "{transport} {server} does not answer {request} ({ready} of {clients} clients were ready); check its address, its listeners and any firewall between"
+        "{transport} {server} does not answer {request} ({ready} of {clients} clients were ready); check its address, its listeners and firewalls on the path"
     )]
     NoAnswer { transport: Transport, server: SocketAddr, request: Request, ready: usize, clients: usize },
     #[error("{server} refused user {user:?} in realm {realm:?}: check --user and the server's credentials")]
     Credentials { server: SocketAddr, user: String, realm: String },
     #[error(
-        "{server} refused the access token of key {kid:?} in realm {realm:?} (401): it has expired, or the server has no such \
-         key (oauth.key), another key of that name, another name of its own (oauth.server_name) or no tokens in this realm; its log \
-         says which. Make another with `turnpike credentials --token-key`"
+        "{server} refused the access token of key {kid:?} in realm {realm:?} (401): it has expired, the server has no such \
+         key (oauth.key), another key with this name, a different oauth.server_name, or no tokens in this realm; its log \
+         has the reason. Make a new token with `turnpike credentials --token-key`"
     )]
     AccessToken { server: SocketAddr, kid: String, realm: String },
-    #[error("{server} wants a credential of realm {realm:?}: give one with --user NAME:PASSWORD")]
+    #[error("{server} asks for a credential in realm {realm:?}: give one with --user NAME:PASSWORD")]
     CredentialsNeeded { server: SocketAddr, realm: String },
     #[error("{server} refused {request} of client {client}: {code} {}{}", name(reason).cut(127), hint(*code))]
     Refused { server: SocketAddr, request: Request, client: usize, code: u16, reason: String },
     #[error(
-        "{server} gave no mobility ticket (RFC 8016), so that no client can take its allocation along; let it give some \
-         (turnpike: relay.mobility = true; coturn: --mobility), or leave out --migrate"
+        "{server} issued no mobility ticket (RFC 8016), so clients cannot move their allocations; enable mobility on the server \
+         (turnpike: relay.mobility = true; coturn: --mobility), or omit --migrate"
     )]
     NoMobility { server: SocketAddr },
-    #[error("{from} sent its clients on to {to} (300 Try Alternate), {why}")]
+    #[error("{from} redirected a client to {to} (300 Try Alternate), {why}")]
     Redirected { from: SocketAddr, to: SocketAddr, why: &'static str },
-    #[error("{from} sent its clients on (300 Try Alternate), and there: {source}")]
+    #[error("{from} redirected a client (300 Try Alternate), which then failed: {source}")]
     Alternate { from: SocketAddr, source: Box<LoadError> },
     #[error("{request} to {server} failed: {failure}")]
     Protocol { server: SocketAddr, request: Request, failure: Box<Failure> },
@@ -123,7 +122,7 @@ impl LoadError {
         move |source| Self::System { what, source }
     }
 
-    /// A connection that ended in mid-run.
+    /// Connection that ended during the run.
     pub(crate) fn lost(server: SocketAddr, error: &io::Error, connection: usize, bytes: u64) -> Self {
         let how = match error.kind() {
             io::ErrorKind::UnexpectedEof => "closed a connection".to_owned(),
@@ -133,7 +132,7 @@ impl LoadError {
         Self::Lost { server, how, connection, bytes }
     }
 
-    /// What a client's failed request means for the run.
+    /// Converts a client's failed request into the error of the run.
     pub(crate) fn from_failure(
         config: &turn::Config,
         server: SocketAddr,
@@ -158,12 +157,12 @@ impl LoadError {
     }
 }
 
-/// What to do about an address that cannot be bound.
+/// Remedy for an address that cannot be bound.
 fn listen_hint(transport: &str, error: &io::Error) -> String {
     let flag = if transport == "tcp" { "--tcp" } else { "--listen" };
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            format!("another program has this port: stop it, or choose another with {flag} ADDR:PORT")
+            format!("another program uses this port: stop it, or choose another port with {flag} ADDR:PORT")
         }
         io::ErrorKind::PermissionDenied => format!(
             "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a higher \
@@ -176,40 +175,38 @@ fn listen_hint(transport: &str, error: &io::Error) -> String {
     }
 }
 
-/// What to do about a connection that failed.
+/// Remedy for a failed connection.
 fn link_hint(transport: Transport, during_setup: bool, what: &str) -> &'static str {
     let certificate = what.contains("certificate");
     match transport {
         _ if certificate => {
-            "; name its authority with --ca FILE, another name with --server-name, or for a test take any with --insecure"
+            "; give its authority with --ca FILE, its name with --server-name, or for a test accept any with --insecure"
         }
-        _ if !during_setup => "; is the server still running?",
-        Transport::Tls if !what.contains("refused") => {
-            "; does TLS really listen on this port (5349 by default)?"
-        }
-        Transport::Dtls => "; does DTLS listen on this port (5349 by default), with an ECDSA certificate?",
-        _ => "; is the server running, and is this one of its listeners?",
+        _ if !during_setup => "; check that the server is still running",
+        Transport::Tls if !what.contains("refused") => "; check that this is a TLS port (5349 by default)",
+        Transport::Dtls => "; check that this is a DTLS port (5349 by default), with an ECDSA certificate",
+        _ => "; check that the server is running and that this is one of its listeners",
     }
 }
 
-/// What to do about an error code.
+/// Remedy for an error code.
 fn hint(code: u16) -> &'static str {
     match code {
         403 => {
-            "; the server does not relay to this peer: allow its range there (serve --allow-peer CIDR), or, if the peer is on \
+            "; the server does not relay to this peer: allow its range on the server (--allow-peer CIDR), or, if the peer is on \
              the server's own machine, its address (--allow-peer ADDR:PORT)"
         }
         405 => {
-            "; allow mobility there (turnpike: relay.mobility = true; coturn: --mobility), or leave out --migrate"
+            "; enable mobility on the server (turnpike: relay.mobility = true; coturn: --mobility), or omit --migrate"
         }
         437 => {
-            "; allocations of an earlier run still exist on this port and on those tried after it: wait until they expire"
+            "; allocations of an earlier run still exist on this port and the ones tried after it: wait until they expire"
         }
         440 | 443 => "; server and peer are of different address families",
         486 => "; the user's allocation quota is reached: raise it on the server or use fewer clients",
         508 => {
-            "; the server's port range, file descriptors or total allocations are exhausted, or it is about to stop; or its relay \
-             ports are shared (relay.shared_ports), and another client has the peer: give each its own (--peer-prefix)"
+            "; the server's port range, file descriptors or total allocations are exhausted, or it is shutting down; or its relay \
+             ports are shared (relay.shared_ports) and another client uses this peer: give each client its own (--peer-prefix)"
         }
         _ => "",
     }

@@ -1,5 +1,5 @@
-//! What a TCP generator and `reflect --tcp` say to each other: one listener serves all TCP workloads, and the first bytes
-//! of each connection say which.
+//! Protocol between the TCP generators and `reflect --tcp`. One listener serves all TCP workloads; the first
+//! bytes of each connection select one.
 //!
 //! ```text
 //! client: greeting, 16 bytes                                        all numbers big-endian
@@ -13,39 +13,38 @@
 //!
 //! | mode | then |
 //! | --- | --- |
-//! | 1 `sink` | The client sends the pattern. The server answers with records, 24 bytes each: one about every 50 ms while bytes arrive, and the last at most 50 ms after they cease. The client closes once a record has the number of bytes that it sent. Flags: 1 compare with the pattern, 2 discard in the kernel (MSG_TRUNC). |
-//! | 2 `source` | After the client's first byte the server sends the pattern, in writes of `a` bytes. After the second it stops, appends one record, and closes. |
-//! | 3 `exchange` | Each `a` bytes of the client are answered by `b` bytes, until the client closes. |
-//! | 4 `connect` | As `exchange`, but without acknowledgement, and after one answer the server closes (flag 4: waits for the client to). |
+//! | 1 `sink` | The client sends the pattern. The server answers with 24-byte records: about one every 50 ms while data arrives, and a final one at most 50 ms after the last byte. The client closes when a record equals the number of bytes sent. Flags: 1 compare with the pattern, 2 discard in the kernel (MSG_TRUNC). |
+//! | 2 `source` | After the client's first byte the server sends the pattern, in writes of `a` bytes. After the second byte it stops, appends one record, and closes. |
+//! | 3 `exchange` | Each `a` bytes from the client are answered by `b` bytes, until the client closes. |
+//! | 4 `connect` | Like `exchange`, but without acknowledgement and for one response only; then the server closes (flag 4: the client closes). |
 //!
-//! A record: payload bytes so far (u64), nanoseconds since the greeting (u64), bytes that were not as the pattern
-//! has them (u64). It is in-band, and no side relies on half-closing: several forwarders lose a half-close, and that must
-//! not keep anybody from measuring them.
+//! Record: payload bytes so far (u64), nanoseconds since the greeting (u64), bytes that differ from the
+//! pattern (u64). Records are in-band and neither side relies on a half-close, because several forwarders
+//! lose it.
 //!
-//! A connection that begins with anything else gets everything back as it comes (an echo, RFC 862), so that foreign
-//! programs have a server end too.
+//! A connection that starts with anything else is echoed (RFC 862), as a server for other load generators.
 
 use std::time::Duration;
 
 pub(crate) const GREETING_LEN: usize = 16;
 pub(crate) const ACK_LEN: usize = 8;
 pub(crate) const RECORD_LEN: usize = 24;
-/// The longest request, response or block.
+/// Maximum size of a request, response or block.
 pub(crate) const MAX_SIZE: usize = 1 << 20;
 
 const MAGIC: [u8; 4] = *b"TPKS";
 const VERSION: u8 = 1;
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamMode {
-    /// The server takes bytes and counts them.
+    /// The server receives and counts bytes.
     Sink {
         verify: bool,
-        /// Let the kernel throw the bytes away instead of copying them to user space.
+        /// Discards in the kernel instead of copying to user space.
         discard: bool,
     },
-    /// The server sends bytes in writes of so many, 1 to [`MAX_SIZE`].
+    /// The server sends bytes in writes of `block`, 1 to [`MAX_SIZE`].
     Source { block: usize },
     /// Requests and responses, 1 to [`MAX_SIZE`] bytes each.
     Exchange { request: usize, response: usize },
@@ -57,19 +56,17 @@ const VERIFY: u8 = 1;
 const DISCARD: u8 = 2;
 const CLIENT_CLOSES: u8 = 4;
 
-/// What the first bytes of a connection are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GreetingBytes {
     Greeting(StreamMode),
-    /// So far it could be one.
+    /// Prefix of a greeting.
     Incomplete,
-    /// A greeting of another version, or one that asks for the impossible.
+    /// Unsupported version or invalid parameters.
     Unknown,
     Foreign,
 }
 
 impl StreamMode {
-    /// The greeting that asks for it.
     pub(crate) fn to_bytes(self) -> [u8; GREETING_LEN] {
         let flag = |on: bool, flag: u8| if on { flag } else { 0 };
         let (mode, flags, a, b) = match self {
@@ -83,7 +80,7 @@ impl StreamMode {
         let mut bytes = [0; GREETING_LEN];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..7].copy_from_slice(&[VERSION, mode, flags]);
-        // A size beyond u32 reads back as one that is refused.
+        // A size beyond u32 becomes one that the server rejects.
         bytes[8..12].copy_from_slice(&u32::try_from(a).unwrap_or(u32::MAX).to_be_bytes());
         bytes[12..].copy_from_slice(&u32::try_from(b).unwrap_or(u32::MAX).to_be_bytes());
         bytes
@@ -91,7 +88,7 @@ impl StreamMode {
 }
 
 impl GreetingBytes {
-    /// Judges the first bytes of a connection; at most [`GREETING_LEN`] are looked at.
+    /// Parses the first bytes of a connection; reads at most [`GREETING_LEN`].
     pub(crate) fn read(bytes: &[u8]) -> Self {
         let shown = bytes.len().min(MAGIC.len());
         if bytes[..shown] != MAGIC[..shown] {
@@ -124,14 +121,14 @@ pub(crate) fn ack(accepted: bool) -> [u8; ACK_LEN] {
     [m0, m1, m2, m3, VERSION, u8::from(!accepted), 0, 0]
 }
 
-/// A server's account of a stream so far.
+/// Progress of a stream as counted by the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StreamRecord {
-    /// Payload bytes, received or sent.
+    /// Payload bytes received or sent.
     pub(crate) total: u64,
-    /// Since the greeting, by the server's clock.
+    /// Time since the greeting by the server's clock.
     pub(crate) elapsed: Duration,
-    /// Received bytes that were not as the pattern has them.
+    /// Received bytes that differ from the pattern.
     pub(crate) wrong: u64,
 }
 
@@ -155,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_reads_back() {
+    fn stream_modes_survive_a_round_trip() {
         for mode in [
             StreamMode::Sink { verify: true, discard: false },
             StreamMode::Sink { verify: false, discard: true },
@@ -173,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_impossible_is_unknown_and_anything_else_foreign() {
+    fn invalid_greetings_are_unknown_and_other_bytes_foreign() {
         for mode in [
             StreamMode::Source { block: 0 },
             StreamMode::Exchange { request: MAX_SIZE + 1, response: 1 },
@@ -191,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn records_read_back() {
+    fn records_survive_a_round_trip() {
         let record = StreamRecord { total: 1 << 40, elapsed: Duration::from_nanos(987_654_321), wrong: 3 };
         assert_eq!(StreamRecord::from_bytes(record.to_bytes()), record);
     }

@@ -1,7 +1,7 @@
-//! Load: the reflector that sends back what it receives, and the generators that drive relays and forwarders to it.
+//! Load generation: the reflector, and the generators that drive relays and forwarders to it.
 //!
-//! Datagrams stand on the same `Rx` and `Tx` as the relay, so that a measurement compares relays and not generators.
-//! Nothing here prints or exits: the command line does.
+//! Datagrams use the same `Rx` and `Tx` as the relay, so that generators do not limit a comparison of relays.
+//! The library neither prints nor exits; the command line does.
 #![forbid(unsafe_code)]
 
 mod clock;

@@ -1,4 +1,5 @@
-//! Settings that several generators share. Each is the flag of `turnpike load` and what the run reads, with one name, default and range.
+//! Settings shared by several generators. Each is both a flag of `turnpike load` and a field of the run's
+//! configuration.
 
 use std::{
     net::{SocketAddr, ToSocketAddrs as _},
@@ -13,14 +14,14 @@ use turnpike_net::{ZonedIp, socket_address};
 
 use crate::{reflect::DEFAULT_PORT, traffic::echo::EchoPlan};
 
-/// How long a run lasts, by how many threads, and where its result goes.
+/// Duration, threads and output of a run.
 #[derive(Clone, Debug, Args)]
 pub struct RunOptions {
     /// Measured time in seconds, above 0
     #[arg(long, value_name = "S", default_value = "10", value_parser = seconds)]
     pub duration: Duration,
 
-    /// Seconds of traffic before it that are not counted
+    /// Seconds of uncounted traffic before the measurement
     #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
     pub warmup: Duration,
 
@@ -33,33 +34,30 @@ pub struct RunOptions {
     pub json: Option<PathBuf>,
 }
 
-/// Limits that make the exit code 3.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct ResultLimits {
-    /// Exit with 3 when more than PCT percent are lost, 0 to 100
+    /// Exit with code 3 if more than PCT percent are lost, 0 to 100
     #[arg(long, value_name = "PCT", value_parser = percent)]
     pub max_loss: Option<f64>,
 
-    /// Exit with 3 when the 99th percentile of the latency is above US microseconds
+    /// Exit with code 3 if the 99th percentile of the latency is above US microseconds
     #[arg(long, value_name = "US")]
     pub max_p99: Option<u64>,
 }
 
-/// How datagrams of one client follow each other.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct BurstOptions {
     /// Datagrams that a client sends back to back, 1 to 64 [default: 1 at a fixed rate, 32 at "max"]
     #[arg(long, value_name = "N")]
     pub burst: Option<usize>,
 
-    /// At rate "max": datagrams that one client may have under way, at least a burst; bursts for which there is room may leave together
-    /// [default: no bound, a flood]
+    /// With rate "max": maximum datagrams in flight per client, at least one burst; bursts that fit may be
+    /// sent together [default: unlimited, a flood]
     #[arg(long, value_name = "N")]
     pub window: Option<u64>,
 }
 
 impl BurstOptions {
-    /// What is sent at this rate.
     pub(crate) fn plan(self, clients: usize, rate: Rate, size: usize) -> EchoPlan {
         const FLOOD: usize = 32;
         let burst = self.burst.unwrap_or(if rate == Rate::Max { FLOOD } else { 1 });
@@ -67,24 +65,22 @@ impl BurstOptions {
     }
 }
 
-/// Settings of these flags, which blanks separate; what has no flag here has its default.
+/// Parses flags separated by blanks; other settings keep their defaults.
 ///
 /// # Errors
-/// As on the command line.
+///
+/// Those of the command line.
 pub fn parse<A: Args>(flags: &str) -> Result<A, clap::Error> {
     let command = A::augment_args(Command::new("load").no_binary_name(true).args_override_self(true));
     A::from_arg_matches(&command.try_get_matches_from(flags.split_whitespace())?)
 }
 
-/// The settings of a server alone.
+/// Default settings for a server.
 pub(crate) fn defaults<A: Args>(server: SocketAddr) -> A {
     parse(&server.to_string()).unwrap_or_else(|error| unreachable!("an address is enough: {error}"))
 }
 
-/// Seconds, of which a clock can have so many more.
-///
-/// # Errors
-/// What was expected.
+/// Parses seconds; fails beyond a year.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     const MOST: u64 = 365 * 86_400;
     let seconds: f64 = text.parse().map_err(|error: ParseFloatError| format!("expected seconds: {error}"))?;
@@ -101,7 +97,7 @@ fn percent(text: &str) -> Result<f64, &'static str> {
         .ok_or("expected a number from 0 to 100")
 }
 
-/// HOST or HOST:PORT, the port being the reflector's by default.
+/// Parses HOST or HOST:PORT; the default port is the reflector's.
 pub(crate) fn reflector(text: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = text.parse::<ZonedIp>() {
         return Ok(address.at(DEFAULT_PORT));
@@ -110,13 +106,13 @@ pub(crate) fn reflector(text: &str) -> Result<SocketAddr, String> {
     resolve(&text).map_err(|error| error.replace("ADDR:PORT", "HOST or HOST:PORT"))
 }
 
-/// HOST:PORT.
+/// Parses HOST:PORT.
 pub(crate) fn resolve(text: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = socket_address(text) {
         return Ok(address);
     }
     let mut found = text.to_socket_addrs().map_err(|error| format!("expected ADDR:PORT: {error}"))?;
-    found.next().ok_or_else(|| "the name has no address".to_owned())
+    found.next().ok_or_else(|| "the name does not resolve to an address".to_owned())
 }
 
 #[cfg(test)]
@@ -124,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_has_the_reflectors_port_unless_it_says_otherwise() {
+    fn the_default_port_is_the_reflectors() {
         for (text, expected) in [
             ("127.0.0.1", "127.0.0.1:3480"),
             ("127.0.0.1:9000", "127.0.0.1:9000"),

@@ -1,6 +1,6 @@
-//! When each burst is due: an open loop that never waits for what comes back.
+//! Due times of bursts: an open loop that never waits for replies.
 
-/// Due times at a fixed rate, computed from a count so that they neither drift nor need a clock.
+/// Due times at a fixed rate, computed from a counter and therefore free of drift.
 #[derive(Clone, Debug)]
 pub(crate) struct Pacer {
     start_ns: u64,
@@ -9,12 +9,12 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    /// The first is due at `start_ns`, then `per_second` of them each second.
+    /// Starts at `start_ns` with `per_second` due times per second.
     pub(crate) fn new(start_ns: u64, per_second: f64) -> Self {
         Self { start_ns, interval_ns: 1e9 / per_second, index: 0 }
     }
 
-    /// When the next one is due.
+    /// Next due time.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
@@ -26,13 +26,12 @@ impl Pacer {
         self.start_ns.saturating_add((self.index as f64 * self.interval_ns) as u64)
     }
 
-    /// Goes on to the one after.
     #[inline]
     pub(crate) fn advance(&mut self) {
         self.index += 1;
     }
 
-    /// Leaves out all that was due before that time.
+    /// Drops everything due before `ns`.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -60,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_was_due_before() {
+    fn skip_to_drops_only_earlier_due_times() {
         let mut pacer = Pacer::new(1_000, 1_000.0);
         pacer.skip_to(1_000);
         assert_eq!(pacer.due(), 1_000);
@@ -70,6 +69,6 @@ mod tests {
         }
         let due = pacer.due();
         pacer.skip_to(3_000_000);
-        assert_eq!(pacer.due(), due, "it does not go back");
+        assert_eq!(pacer.due(), due, "skipping backwards has no effect");
     }
 }

@@ -1,16 +1,15 @@
-//! The bytes that streams carry: known at every offset, so that a receiver can tell a byte that is lost, doubled or in
-//! the wrong place.
+//! Stream content, known at every offset, so that a receiver detects lost, duplicated and misplaced bytes.
 
 use std::sync::LazyLock;
 
-/// The pattern repeats after so many bytes: a prime, so that no buffer, pipe or page size is a multiple of it and a
-/// displaced block never looks right.
+/// Period of the pattern: a prime, so that it divides no buffer, pipe or page size and a displaced block
+/// never matches.
 const PERIOD: usize = 65_521;
-/// The longest piece that [`at`] gives.
+/// Maximum length that [`at`] returns.
 pub(crate) const LONGEST: usize = 1 << 20;
 
 static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    // xorshift (Marsaglia): no two neighbouring windows alike, and the same in every build.
+    // xorshift (Marsaglia): no two neighbouring windows are alike, and every build gets the same bytes.
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut period = Vec::with_capacity(PERIOD);
     period.resize_with(PERIOD, || {
@@ -22,7 +21,7 @@ static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| {
     period.iter().copied().cycle().take(PERIOD + LONGEST).collect()
 });
 
-/// What stands at `offset` of a stream: `len` bytes, at most [`LONGEST`].
+/// Pattern at `offset`: `len` bytes, at most [`LONGEST`].
 #[inline]
 pub(crate) fn at(offset: u64, len: usize) -> &'static [u8] {
     #[expect(clippy::cast_possible_truncation, reason = "below PERIOD")]
@@ -30,7 +29,7 @@ pub(crate) fn at(offset: u64, len: usize) -> &'static [u8] {
     &BYTES[start..start + len.min(LONGEST)]
 }
 
-/// How many bytes of `data`, found at `offset`, are not what stands there.
+/// Number of bytes of `data` at `offset` that differ from the pattern.
 pub(crate) fn wrong(offset: u64, data: &[u8]) -> u64 {
     let mut wrong = 0;
     let mut offset = offset;
@@ -61,12 +60,12 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_a_missing_and_a_displaced_byte_are_found() {
+    fn wrong_missing_and_displaced_bytes_are_found() {
         let mut data = at(1_000_000, 70_000).to_vec();
         data[69_999] ^= 1;
         assert_eq!(wrong(1_000_000, &data), 1);
         data.remove(10);
         assert!(wrong(1_000_000, &data) > 60_000);
-        assert!(wrong(65_536, at(0, 4_096)) > 4_000, "a block of a pipe's size in the place of the next");
+        assert!(wrong(65_536, at(0, 4_096)) > 4_000, "a block displaced by the size of a pipe");
     }
 }

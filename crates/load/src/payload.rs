@@ -5,19 +5,18 @@
 //!  │ "TPKE" │  flow  │ sequence (u64) │ due (u64, ns)  │ filler …      all big-endian
 //! ```
 
-/// Bytes of the generator's own header: the smallest payload.
+/// Size of the generator's own header, the minimum payload.
 pub const HEADER_LEN: usize = 24;
-/// "TPKE", and room for the flow.
+/// "TPKE", followed by room for the flow.
 const MAGIC: u64 = 0x5450_4B45 << 32;
 
-/// One datagram's identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PayloadStamp {
-    /// Number of the flow in this run: of the client, or with a profile of its stream.
+    /// Flow number within the run: the client's, or with a profile the stream's.
     pub(crate) flow: u32,
-    /// Counts the flow's datagrams from 0.
+    /// Per-flow datagram counter, from 0.
     pub(crate) sequence: u64,
-    /// When it was due, in nanoseconds of the run's clock.
+    /// Due time in nanoseconds of the run's clock.
     pub(crate) due_ns: u64,
 }
 
@@ -25,7 +24,7 @@ impl PayloadStamp {
     /// Writes the header; `out` holds at least [`HEADER_LEN`] bytes.
     #[inline]
     pub(crate) fn write(self, out: &mut [u8]) {
-        // Word by word: copies of slices cost a call each.
+        // Whole words: slice copies cost a function call each.
         if let ([first, second, third, ..], _) = out.as_chunks_mut::<8>() {
             *first = (MAGIC | u64::from(self.flow)).to_be_bytes();
             *second = self.sequence.to_be_bytes();
@@ -33,7 +32,7 @@ impl PayloadStamp {
         }
     }
 
-    /// Reads it back; `None` for what no generator wrote.
+    /// Parses the header; `None` for payloads of other programs.
     #[inline]
     pub(crate) fn read(payload: &[u8]) -> Option<Self> {
         let ([first, second, third, ..], _) = payload.as_chunks::<8>() else { return None };
@@ -50,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_reads_back_and_nothing_else_does() {
+    fn stamps_survive_a_round_trip_and_other_payloads_are_rejected() {
         let stamp = PayloadStamp { flow: 9_999, sequence: 1 << 40, due_ns: 123_456_789_012 };
         let mut payload = [0xAA; 30];
         stamp.write(&mut payload);

@@ -1,4 +1,4 @@
-//! What happens each second of a run, and how it is shown.
+//! Progress of a run, once per second, and its display.
 
 use std::{
     fmt,
@@ -8,28 +8,22 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Where a run stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunPhase {
     /// Allocating and binding.
-    Setup {
-        /// Clients that are ready.
-        ready: usize,
-        /// Clients in all.
-        clients: usize,
-    },
-    /// Traffic that is not counted.
+    Setup { ready: usize, clients: usize },
+    /// Uncounted traffic.
     Warmup,
-    /// Traffic that is counted, and the wait for the last replies.
+    /// Counted traffic, and the wait for the last replies.
     Measuring,
 }
 
-/// What a run counts.
+/// Unit of the counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountKind {
-    /// Datagrams or requests, each of which is answered; what is not is lost.
+    /// Datagrams or requests with a reply each; missing replies are losses.
     Answered,
-    /// Messages most of which deserve no reply.
+    /// Messages that mostly get no reply.
     OneWay,
     /// Bytes of streams, which have no round trip.
     Bytes,
@@ -38,30 +32,27 @@ pub enum CountKind {
 /// One interval, usually a second.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interval {
-    /// Where the run stands.
     pub phase: RunPhase,
-    /// Time since the run began.
+    /// Time since the start of the run.
     pub elapsed: Duration,
-    /// How long the interval was.
     pub length: Duration,
-    /// Sent in it: messages, or with [`CountKind::Bytes`] bytes.
+    /// Messages, or bytes with [`CountKind::Bytes`].
     pub sent: u64,
-    /// Received in it.
     pub received: u64,
-    /// Found to be lost in it: sent and not answered, although a later one was.
+    /// Lost packets detected in this interval: sent and unanswered although a later one was answered.
     pub lost: u64,
-    /// Sent since the run began and neither answered nor found to be lost: under way, or lost without a later answer that shows it.
+    /// Sent since the start and neither answered nor known to be lost: in flight, or lost without a later
+    /// reply that reveals it.
     pub outstanding: u64,
-    /// What is counted.
     pub kind: CountKind,
     /// Median round trip in microseconds.
     pub p50_us: u64,
-    /// 99 % in microseconds.
+    /// 99th percentile in microseconds.
     pub p99_us: u64,
 }
 
 impl Interval {
-    /// What was found to be lost in this interval, in percent of what was sent in it, at most 100.
+    /// Losses detected in this interval in percent of the packets sent in it, at most 100.
     #[expect(clippy::cast_precision_loss, reason = "for display")]
     pub fn loss_percent(&self) -> f64 {
         if self.sent == 0 { 0.0 } else { (self.lost as f64 * 100.0 / self.sent as f64).min(100.0) }
@@ -96,7 +87,7 @@ impl fmt::Display for Interval {
     }
 }
 
-/// A whole number in groups of three digits.
+/// Whole number with thousands separators.
 struct Thousands(f64);
 
 impl fmt::Display for Thousands {
@@ -112,13 +103,13 @@ impl fmt::Display for Thousands {
     }
 }
 
-/// Shows intervals on stderr: one live line on a terminal, one line each elsewhere.
+/// Prints intervals to stderr: one live line on a terminal, otherwise one line each.
 pub struct Display {
     bar: Option<ProgressBar>,
 }
 
 impl Display {
-    /// `terminal`: whether stderr is one.
+    /// `terminal`: stderr is a terminal.
     pub fn new(terminal: bool) -> Self {
         let bar = terminal.then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
@@ -128,19 +119,17 @@ impl Display {
         Self { bar }
     }
 
-    /// Shows one.
     pub fn show(&self, interval: &Interval) {
         match &self.bar {
             Some(bar) => {
                 bar.set_message(interval.to_string());
                 bar.tick();
             }
-            // `eprintln!` would panic where nobody reads any more.
+            // `eprintln!` would panic when the reader is gone.
             None => _ = writeln!(io::stderr(), "{interval}"),
         }
     }
 
-    /// Removes the live line.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -153,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_has_rates_loss_what_is_outstanding_and_percentiles() {
+    fn a_progress_line_has_rates_loss_outstanding_and_percentiles() {
         let mut interval = Interval {
             phase: RunPhase::Warmup,
             elapsed: Duration::from_millis(3_100),

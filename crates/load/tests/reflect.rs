@@ -120,5 +120,5 @@ fn a_second_reflector_on_a_port_is_told_so() {
     let first = start(vec![loopback(0)], Datapath::Basic, 2);
     let config = Config { listen: first.listeners().to_vec(), workers: Some(1), ..Config::default() };
     let error = Reflector::start(&config).err().unwrap().to_string();
-    assert!(error.contains("another program has this port"), "{error}");
+    assert!(error.contains("another program uses this port"), "{error}");
 }

@@ -1,6 +1,6 @@
-//! Numbers that look drawn by chance and are the same in every run of a seed, on every machine and with any number of threads.
+//! Pseudo-random numbers that depend only on the seed, not on the machine or the number of threads.
 
-/// A draw for one burst of one flow, from which its parts are drawn in turn.
+/// Generator for one burst of one flow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Draw(u64);
 
@@ -11,29 +11,29 @@ impl Draw {
         draw
     }
 
-    /// SplitMix64 (Steele, Lea and Flood 2014): a counter, stirred.
+    /// SplitMix64 (Steele, Lea and Flood 2014).
     #[inline]
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0)
     }
 
-    /// Below `bound`, all numbers as likely, but for a part in 2^32.
+    /// Uniform below `bound`, with a bias of at most 2^-32.
     #[inline]
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         ((self.next() >> 32) * bound.min(1 << 32)) >> 32
     }
 
-    /// From `range`, both ends among it.
+    /// Uniform in `range`, inclusive.
     #[inline]
     pub(super) fn from(&mut self, range: Range) -> u32 {
         let span = u64::from(range.most - range.least) + 1;
-        // Below the span, which a u32 holds.
+        // Below the span, which fits a u32.
         range.least + u32::try_from(self.below(span)).unwrap_or_default()
     }
 }
 
-/// From `least` to `most`, all as likely.
+/// Inclusive range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Range {
     pub(super) least: u32,
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_of_a_range_is_drawn_about_as_often() {
+    fn draws_from_a_range_are_uniform() {
         let mut counts = [0_u32; 5];
         for burst in 0..10_000 {
             counts[Draw::new(7, 1, burst).from(Range::new(10, 14)) as usize - 10] += 1;

@@ -1,4 +1,4 @@
-//! Both ends of one thread's clients: what is due leaves, what arrives is counted where it arrives.
+//! Both ends of one thread's clients: sends due packets and counts arrivals.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -63,40 +63,40 @@ pub(crate) fn run<C>(
     Ok(Finished { cpu, streams, jitter, ..Finished::default() })
 }
 
-/// The clients' end and the peers'.
+/// Client end and peer end.
 pub(crate) struct ProfileEnds<'a> {
     counts: EndCounts<'a>,
     peer: Peer,
     clock: Clock,
 }
 
-/// What was sent at either end, and arrived at the other.
+/// Packets sent at either end and received at the other.
 struct EndCounts<'a> {
     profile: &'a Profile,
     seed: u64,
-    /// How many clients, and the number of the first in the run.
+    /// Number of clients, and the number of the first one within the run.
     share: (usize, usize),
     /// By client, then by its flow.
     flows: Vec<Flow>,
-    /// By stream, since they were last summed.
+    /// Per stream, since the last sum.
     tallies: Vec<RunTallies>,
-    /// By stream, before that.
+    /// Per stream, up to the last sum.
     totals: Vec<Figures>,
     measure_ns: u64,
 }
 
-/// The peers of one thread's clients, behind one socket.
+/// Peers of one thread's clients, behind one socket.
 struct Peer {
     datagrams: Datagrams,
     address: SocketAddr,
-    /// From where each client's packets come.
+    /// Source address of each client's packets.
     addresses: Vec<Option<SocketAddr>>,
     errors: Errors,
     received: usize,
 }
 
 impl<'a> ProfileEnds<'a> {
-    /// The peers listen on `listen`, and are watched by `poller`.
+    /// Creates the ends; the peers' socket listens on `listen` and is registered with `poller`.
     pub(crate) fn new(
         shaped: &'a Shaped,
         share: (usize, usize),
@@ -127,19 +127,19 @@ impl<'a> ProfileEnds<'a> {
         })
     }
 
-    /// Where the peers are.
     pub(crate) fn peer(&self) -> SocketAddr {
         self.peer.address
     }
 
-    /// Sends what is due, at most a few batches; returns how long there is nothing to send, or `None` at the end.
+    /// Sends due packets, up to a few batches. Returns the time until the next one, or `None` at the end of
+    /// the run.
     fn send(
         &mut self,
         carrier: &mut impl Carrier,
         bursts: &mut Bursts,
         schedule: Schedule,
     ) -> Option<Duration> {
-        /// After so many batches it is the receivers' turn, however late the senders are.
+        /// Batches before receiving gets its turn, even if sending is late.
         const BATCHES: usize = 4;
         for _ in 0..BATCHES {
             let now = self.clock.ns();
@@ -152,7 +152,7 @@ impl<'a> ProfileEnds<'a> {
                     self.push(carrier, burst, now);
                 }
             }
-            // What is not taken was due, and is lost; the errors say so.
+            // Packets that the kernel rejects count as lost; `errors` has the reason.
             carrier.flush();
             self.peer.datagrams.flush(&mut self.peer.errors);
             let (due, now) = (bursts.due(), self.clock.ns());
@@ -174,7 +174,7 @@ impl<'a> ProfileEnds<'a> {
         let flow = &mut counts.flows[burst.client * profile.flows() + burst.flow];
         let to = peer.addresses[burst.client];
         let (mut packets, mut bytes) = (0, 0);
-        // So that not all clients have their key frames at once.
+        // Shifts the phase so that clients send key frames at different times.
         let place = burst.number + u64::from(number) * 7_919;
         stream.shape.burst(Draw::new(seed, number, burst.number), place, |len, count| {
             packets += count;
@@ -196,7 +196,6 @@ impl<'a> ProfileEnds<'a> {
         tally.late.record_n((now - burst.due_ns) / 1_000, u32::try_from(packets).unwrap_or(u32::MAX));
     }
 
-    /// Takes what has arrived at the peers' socket.
     pub(crate) fn receive_at_peer(&mut self) {
         let Self { counts, peer, clock } = self;
         let Peer { datagrams, addresses, errors, received, .. } = peer;
@@ -231,7 +230,6 @@ impl<'a> ProfileEnds<'a> {
         }
     }
 
-    /// Waits for the last packets.
     fn drain<C>(&mut self, carrier: &mut impl Carrier, shared: &RunShared<'_, C>) -> Result<(), LoadError> {
         let start = shared.clock.ns();
         let mut last = start;
@@ -257,7 +255,7 @@ impl Sink for ProfileEnds<'_> {
         let known = PayloadStamp::read(payload).is_some_and(|stamp| {
             self.counts.arrived(client, Direction::ToClient, now_ns, stamp, payload.len())
         });
-        // A late answer to a greeting is none of ours either.
+        // A late answer to a greeting is unexpected too.
         if !known {
             *self.peer.errors.entry("unexpected_datagram").or_default() += 1;
         }
@@ -269,7 +267,7 @@ impl Sink for ProfileEnds<'_> {
 }
 
 impl EndCounts<'_> {
-    /// Counts what arrived at one of the ends; false if it is not what was sent there.
+    /// Counts an arrival at one end; false if the packet was not sent to that end.
     #[inline]
     fn arrived(
         &mut self,
@@ -291,7 +289,7 @@ impl EndCounts<'_> {
         flow.arrived(stamp, len, now_ns, measured, self.tallies[stream].of(measured))
     }
 
-    /// Whose packet, or greeting, it is.
+    /// Client of a packet or greeting.
     #[inline]
     fn client_of(&self, stamp: PayloadStamp) -> Option<usize> {
         let (count, first) = self.share;
@@ -302,12 +300,12 @@ impl EndCounts<'_> {
         number.checked_sub(first).filter(|client| *client < count)
     }
 
-    /// Packets that have not arrived, nor a later one of their flow.
+    /// Packets sent that have neither arrived nor been overtaken by a later packet of their flow.
     fn under_way(&self) -> u64 {
         self.flows.iter().map(Flow::under_way).sum()
     }
 
-    /// Adds what the streams counted since the last time to `all`.
+    /// Adds the counts since the last call to `all`.
     fn sum(&mut self, all: &mut RunTallies) {
         for (tallies, total) in self.tallies.iter_mut().zip(&mut self.totals) {
             total.tally.merge(&mut tallies.measured);
@@ -320,7 +318,7 @@ impl EndCounts<'_> {
         }
     }
 
-    /// What each stream counted, and the jitter of all flows.
+    /// Counts per stream, and the jitter over all flows.
     fn figures(mut self) -> (Vec<Figures>, (f64, u64)) {
         let mut all = (0.0, 0);
         let flows = self.profile.flows();

@@ -1,4 +1,4 @@
-//! What came of each stream, and of each direction.
+//! Results per stream and per direction.
 
 use std::time::Duration;
 
@@ -7,10 +7,9 @@ use turnpike_measure::{Direction, Leg, ProfileReport, Report, StreamReport, per_
 use super::Shaped;
 use crate::run::{RunFindings, RunTally};
 
-/// What one stream counted, in one thread or in all.
 #[derive(Clone, Default)]
 pub(crate) struct Figures {
-    /// Of the measured time.
+    /// Counts of the measured time.
     pub(crate) tally: RunTally,
     /// Sum and number of the flows' jitter estimates, in microseconds.
     pub(crate) jitter: (f64, u64),
@@ -41,7 +40,7 @@ impl Figures {
     }
 }
 
-/// All threads' figures, by stream.
+/// Merges the figures of all threads, by stream.
 pub(crate) fn gather(found: &mut RunFindings) -> Vec<Figures> {
     let mut all: Vec<Figures> = Vec::new();
     for finished in &mut found.finished {
@@ -53,7 +52,7 @@ pub(crate) fn gather(found: &mut RunFindings) -> Vec<Figures> {
     all
 }
 
-/// Puts them where readers look for them.
+/// Writes the figures into the report.
 pub(crate) fn put(report: &mut Report, shaped: &Shaped, mut streams: Vec<Figures>, measured: Duration) {
     let known = &shaped.profile.streams;
     let mut direction = |wanted: Direction| {

@@ -1,4 +1,4 @@
-//! Profiles as files: TOML, read strictly, every mistake at once with its line and column.
+//! Profile files: TOML with strict parsing; all mistakes are reported at once with line and column.
 
 use std::{ops::RangeInclusive, path::Path};
 
@@ -9,17 +9,17 @@ use turnpike_strict::{Document, Mistakes};
 use super::{KeyFrames, Profile, ProfileStream, Range, Shape, Sizes};
 use crate::{payload::HEADER_LEN, udp::MAX_SIZE};
 
-/// Bursts a second of one flow.
+/// Bursts per second of one flow.
 const RATES: RangeInclusive<f64> = 0.1..=10_000.0;
-/// Packets of a burst.
+/// Packets per burst.
 const BURSTS: RangeInclusive<u32> = 1..=256;
-/// Bytes of a frame.
+/// Bytes per frame.
 const FRAMES: RangeInclusive<u32> = 1..=1_048_576;
-/// Flows of one stream.
+/// Flows per stream.
 const COPIES: RangeInclusive<u32> = 1..=100;
-/// Of sizes, in relation to each other.
+/// Relative weights of sizes.
 const WEIGHTS: RangeInclusive<u32> = 1..=1_000_000;
-/// Frames from one key frame to the next.
+/// Frames between key frames.
 const EVERY: RangeInclusive<u32> = 1..=1_000_000;
 #[expect(clippy::cast_possible_truncation, reason = "both are short")]
 const PACKETS: RangeInclusive<u32> = HEADER_LEN as u32..=MAX_SIZE as u32;
@@ -32,7 +32,7 @@ struct ProfileFile {
     stream: Vec<StreamEntry>,
 }
 
-/// `[[stream]]`. What is needed of it depends on the rest.
+/// `[[stream]]`. The required keys depend on the kind of stream.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StreamEntry {
@@ -80,7 +80,7 @@ struct Weighted {
     weight: u32,
 }
 
-/// Reads a profile; `file` is where mistakes are said to be, `title` its name where it gives none itself.
+/// Parses a profile. `file` is the location in error messages, `title` the default name.
 pub(super) fn parse(file: &Path, title: &str, text: &str) -> Result<Profile, Mistakes> {
     let (ProfileFile { name, stream }, mut document) = Document::parse(file, text)?;
     let name = name.unwrap_or_else(|| title.to_owned());
@@ -89,14 +89,14 @@ pub(super) fn parse(file: &Path, title: &str, text: &str) -> Result<Profile, Mis
         document.problem("name", NO_NAME);
     }
     if stream.is_empty() {
-        document.problem("stream", "there is no [[stream]], and nothing to send");
+        document.problem("stream", "no [[stream]]: a profile needs at least one");
     }
     for (index, entry) in stream.into_iter().enumerate() {
         ProfileTable { document: &mut document, path: format!("stream[{index}]") }.take(entry, &mut profile);
     }
     let (flows, most) = (profile.flows.len(), Profile::MAX_FLOWS);
     if flows > most {
-        document.problem("", format!("a client would have {flows} flows, but may have at most {most}"));
+        document.problem("", format!("{flows} flows per client, but at most {most} are allowed"));
     }
     document.finish()?;
     Ok(profile)
@@ -104,7 +104,7 @@ pub(super) fn parse(file: &Path, title: &str, text: &str) -> Result<Profile, Mis
 
 const NO_NAME: &str = "name: expected text in quotes, neither empty nor with control characters";
 
-/// A stream while it is checked. `None` is of what has been told.
+/// Stream under construction. `None` results have been reported already.
 struct ProfileTable<'a> {
     document: &'a mut Document,
     path: String,
@@ -132,7 +132,7 @@ impl ProfileTable<'_> {
         };
         for direction in directions.iter().copied() {
             if profile.streams.iter().any(|known| known.name == name && known.direction == direction) {
-                self.document.problem(&self.path, format!("there are two streams \"{name}\" {direction}"));
+                self.document.problem(&self.path, format!("two streams \"{name}\" {direction}"));
                 return None;
             }
             profile.flows.extend(std::iter::repeat_n(profile.streams.len(), copies as usize));
@@ -152,7 +152,7 @@ impl ProfileTable<'_> {
             for (key, _) in
                 of_frames.into_iter().chain([("key_every", key_every.is_some())]).filter(|of| of.1)
             {
-                let what = format!("{key}: goes with \"frame\", which this stream does not have");
+                let what = format!("{key}: only valid with \"frame\", which this stream does not have");
                 self.wrong::<()>(key, &what);
             }
             let count = burst.map_or(Some(Range::just(1)), |burst| self.range("burst", burst, &BURSTS));
@@ -160,11 +160,11 @@ impl ProfileTable<'_> {
             return Some(Shape::Packets { count: count?, sizes: sizes? });
         };
         for (key, _) in [("burst", burst.is_some()), ("size", size.is_some())].iter().filter(|of| of.1) {
-            self.wrong::<()>(key, &format!("{key}: does not go with \"frame\", which is cut into packets"));
+            self.wrong::<()>(key, &format!("{key}: not valid with \"frame\", which is cut into packets"));
         }
         let bytes = self.range("frame", frame, &FRAMES);
         let packet = self.needed("packet", packet).and_then(|packet| self.whole("packet", packet, &PACKETS));
-        let missing = |key, other| format!("{key}: goes with \"{other}\", which is missing");
+        let missing = |key, other| format!("{key}: needs \"{other}\", which is missing");
         let key = match (key_frame, key_every) {
             (None, None) => Some(None),
             (Some(_), None) => self.wrong("key_frame", &missing("key_frame", "key_every")),
@@ -200,11 +200,10 @@ impl ProfileTable<'_> {
     }
 
     fn needed<T>(&mut self, key: &str, value: Option<T>) -> Option<T> {
-        let missing = || format!("this stream has no \"{key}\", which is needed");
+        let missing = || format!("this stream has no \"{key}\", which is required");
         value.or_else(|| self.wrong(key, &missing()))
     }
 
-    /// A whole number of `range`.
     fn whole(&mut self, key: &str, number: u32, range: &RangeInclusive<u32>) -> Option<u32> {
         self.range(key, SizeSpan::Just(number), range).map(|range| range.least)
     }
@@ -240,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_is_told_with_its_place_and_all_of_them_at_once() {
+    fn all_mistakes_are_reported_with_their_positions() {
         let text = "\
 nmae = 'a'
 [[stream]]
@@ -264,17 +263,17 @@ colour = 1
                 "x.toml:4:13: direction: found \"up\"; expected one of to-peer, to-client, both",
                 "x.toml:5:8: rate: expected bursts a second, 0.1 to 10000",
                 "x.toml:6:1: unknown key \"szie\"; did you mean \"size\"?",
-                "x.toml:7:1: this stream has no \"packet\", which is needed",
+                "x.toml:7:1: this stream has no \"packet\", which is required",
                 "x.toml:11:9: frame: expected a whole number, 1 to 1048576, or two of them: [LEAST, MOST]",
-                "x.toml:12:8: size: does not go with \"frame\", which is cut into packets",
-                "x.toml:13:13: key_every: goes with \"key_frame\", which is missing",
+                "x.toml:12:8: size: not valid with \"frame\", which is cut into packets",
+                "x.toml:13:13: key_every: needs \"key_frame\", which is missing",
                 "x.toml:14:1: unknown key \"colour\"; expected one of name, direction, rate, copies, burst, size, frame, packet, key_frame, key_every",
             ]
         );
     }
 
     #[test]
-    fn what_is_no_profile_is_refused() {
+    fn invalid_profiles_are_rejected() {
         let stream = "[[stream]]\nname = 'a'\ndirection = 'both'\nrate = 1\n";
         for (text, what) in [
             (String::new(), "no [[stream]]"),
@@ -286,7 +285,7 @@ colour = 1
             (format!("{stream}size = [{{ size = 100 }}]"), "{ size = 120, weight = 3 }"),
             (format!("{stream}size = [{{ size = 100, weight = 0 }}]"), "weight: expected"),
             (format!("{stream}size = 100\nburst = 257"), "burst: expected a whole number, 1 to 256"),
-            (format!("{stream}size = 100\nkey_frame = 5"), "key_frame: goes with \"frame\""),
+            (format!("{stream}size = 100\nkey_frame = 5"), "key_frame: only valid with \"frame\""),
             (format!("{stream}size = 100\ncopies = 101"), "copies"),
             (format!("{stream}size = 100\n{stream}size = 100"), "two streams \"a\" to peer"),
             (
@@ -300,7 +299,7 @@ colour = 1
     }
 
     #[test]
-    fn any_text_is_read_or_refused() {
+    fn parsing_arbitrary_profiles_does_not_panic() {
         let pieces =
             ["[[stream]]", "\n", "size", " = ", "[", "]", "{", "}", "24", "'a'", ",", "rate", "frame"];
         for a in pieces {

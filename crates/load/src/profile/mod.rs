@@ -1,9 +1,9 @@
-//! Load in the shape of what people do: each client has streams in both directions, each with its rate, its bursts and its sizes,
-//! and the peer sends by itself.
+//! Traffic profiles: each client has streams in both directions with their own rates, bursts and sizes, and
+//! peers send on their own.
 //!
 //! ```text
-//!  client ──▶ [server | forwarder] ──▶ peer        to-peer     both ends are the generator's, by one clock: latency counts
-//!         ◀────────────────────────◀──             to-client   from when a packet was due, one way; loss per direction
+//! client ──▶ [server | forwarder] ──▶ peer        to-peer     both ends are the generator's, by one clock: latency counts
+//!        ◀────────────────────────◀──             to-client   from when a packet was due, one way; loss per direction
 //! ```
 
 mod draw;
@@ -23,7 +23,7 @@ use turnpike_strict::{Mistake, Mistakes, Origin};
 
 use crate::{LoadError, payload::HEADER_LEN};
 
-/// The built-in profiles, and what each is.
+/// Built-in profiles by name.
 const BUILT_IN: [(&str, &str); 5] = [
     ("audio", include_str!("builtin/audio.toml")),
     ("call", include_str!("builtin/call.toml")),
@@ -32,13 +32,13 @@ const BUILT_IN: [(&str, &str); 5] = [
     ("vpn", include_str!("builtin/vpn.toml")),
 ];
 
-/// What each client of a run sends, and gets.
+/// Traffic of each client of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
     name: String,
-    /// By index: what results call a stream.
+    /// By stream index.
     streams: Vec<ProfileStream>,
-    /// By index: one client's flows, each of a stream. A flow has its own sequence numbers.
+    /// By flow index: the stream of each flow of a client. Every flow has its own sequence numbers.
     flows: Vec<usize>,
 }
 
@@ -47,44 +47,44 @@ pub struct Profile {
 struct ProfileStream {
     name: String,
     direction: Direction,
-    /// Of each of its flows.
+    /// Rate of each of its flows.
     bursts_per_second: f64,
     shape: Shape,
 }
 
-/// What a burst is.
+/// Content of a burst.
 #[derive(Clone, Debug, PartialEq)]
 enum Shape {
-    /// Some packets, each of a size of its own.
+    /// Packets with independent sizes.
     Packets { count: Range, sizes: Vec<Sizes> },
-    /// A frame of so many bytes, cut into packets of about the same size.
+    /// Frame that is cut into packets of about equal size.
     Frame { bytes: Range, packet: u32, key: Option<KeyFrames> },
 }
 
-/// Sizes of a packet, in bytes, and how often they are in relation to others.
+/// Packet sizes in bytes, with a weight relative to other sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
     range: Range,
-    /// Of this and those before it: what is drawn below it, and not below the one before, is of these sizes.
+    /// Cumulative weight: draws from the previous entry's value up to this one select these sizes.
     weights: u32,
 }
 
-/// Frames that stand alone, and so are larger.
+/// Larger frames that do not depend on others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct KeyFrames {
     bytes: Range,
-    /// One in so many frames.
+    /// Interval in frames.
     every: u32,
 }
 
 impl Profile {
-    /// The most flows of one client.
     const MAX_FLOWS: usize = 200;
 
-    /// A built-in profile by its name, or that of a file.
+    /// Opens a built-in profile by name, or a profile file.
     ///
     /// # Errors
-    /// When there is no such profile and no such file, or with every mistake of the file.
+    ///
+    /// There is no such profile or file, or the file has mistakes (all are reported).
     pub fn open(name: &str) -> Result<Self, Mistakes> {
         if let Some((name, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
             return file::parse(Path::new(name), name, text);
@@ -92,7 +92,7 @@ impl Profile {
         let path = Path::new(name);
         let text = std::fs::read_to_string(path).map_err(|error| {
             let names = BUILT_IN.map(|(name, _)| name).join(", ");
-            let expected = format!("{names}, or a file that can be read");
+            let expected = format!("{names}, or a readable file");
             Mistakes(vec![Mistake::new(&Origin::file(path), "", error.to_string(), expected)])
         })?;
         let title =
@@ -100,34 +100,33 @@ impl Profile {
         file::parse(path, &title, &text)
     }
 
-    /// Its name, for the report.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Flows of one client.
+    /// Flows per client.
     pub(crate) fn flows(&self) -> usize {
         self.flows.len()
     }
 
-    /// The number of a client's flow in the whole run.
+    /// Number of a client's flow within the run.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "at most 10,000 clients of 200 flows")]
     fn flow_number(&self, client: usize, flow: usize) -> u32 {
         (client * self.flows.len() + flow) as u32
     }
 
-    /// The longest packet, in bytes.
+    /// Maximum packet size in bytes.
     pub(crate) fn longest(&self) -> usize {
         self.streams.iter().map(|stream| stream.shape.longest() as usize).max().unwrap_or_default()
     }
 
-    /// Packets a second of one client, both directions together.
+    /// Packets per second of one client, both directions together.
     pub(crate) fn packets_per_second(&self) -> f64 {
         self.per_flow(|stream| stream.bursts_per_second * stream.shape.mean().packets)
     }
 
-    /// Bytes of a packet, on average.
+    /// Average packet size in bytes.
     pub(crate) fn mean_size(&self) -> f64 {
         self.per_flow(|stream| stream.bursts_per_second * stream.shape.mean().bytes)
             / self.packets_per_second()
@@ -146,14 +145,15 @@ impl FromStr for Profile {
     }
 }
 
-/// What a burst is on average.
+/// Averages per burst.
 struct Mean {
     packets: f64,
     bytes: f64,
 }
 
 impl Shape {
-    /// Hands out the sizes of one burst's packets, and how many there are of each. `number` counts the bursts of its flow, from wherever it began.
+    /// Passes on the packet sizes of one burst with their counts. `number` is the index of the burst within
+    /// its flow, from any origin.
     #[inline]
     fn burst(&self, mut draw: Draw, number: u64, mut packets: impl FnMut(usize, usize)) {
         match self {
@@ -168,7 +168,7 @@ impl Shape {
                     _ => draw.from(*bytes),
                 };
                 let count = bytes.div_ceil(*most);
-                // Those of one size first, so that they leave as one super-packet.
+                // Equal sizes are adjacent, so that they leave as one super-packet.
                 let (each, longer) = (bytes / count, bytes % count);
                 for (size, count) in [(each + 1, longer), (each, count - longer)] {
                     if count > 0 {
@@ -231,26 +231,28 @@ fn draw_size(sizes: &[Sizes], draw: &mut Draw) -> usize {
     draw.from(range) as usize
 }
 
-/// The profile as it was asked for, with the seed of its numbers.
+/// Profile and seed of the command line.
 #[derive(Clone, Debug, PartialEq, Args)]
 pub struct Shaped {
-    /// In place of --rate, --size, --burst and --window: each client has the streams of audio, call, sfu, screen, vpn, or of a TOML
-    /// file, in both directions, to peers of the generator's own; docs/load.md says how such a file looks
+    /// Instead of --rate, --size, --burst and --window: give each client the streams of audio, call, sfu,
+    /// screen, vpn, or of a TOML file, in both directions, with peers inside the generator; docs/load.md
+    /// describes the file
     #[arg(long, value_name = "NAME|FILE", required = false, conflicts_with_all = ["rate", "size", "burst", "window"])]
     pub profile: Profile,
 
-    /// Where the numbers of --profile begin: runs of one seed send the same packets at the same times
+    /// Seed of the random numbers of --profile: runs with the same seed send the same packets at the same
+    /// times
     #[arg(long, value_name = "N", default_value_t = 1, requires = "profile")]
     pub seed: u64,
 }
 
 impl Shaped {
-    /// Says what is impossible about it where packets may be at most so long.
+    /// Fails if the profile has packets longer than `most`.
     pub(crate) fn validate(&self, most: usize) -> Result<(), LoadError> {
         let longest = self.profile.longest();
         if longest > most {
             return Err(LoadError::Config(format!(
-                "--profile {} has packets of {longest} bytes, but here they must be {HEADER_LEN} to {most}",
+                "--profile {} has packets of {longest} bytes, but the range is {HEADER_LEN} to {most}",
                 self.profile.name
             )));
         }

@@ -1,38 +1,37 @@
-//! When which flow's next burst is due.
+//! Due times of the bursts of all flows.
 //!
-//! All flows of a stream have the same interval, so their bursts follow each other in one order, round after round: each flow has its
-//! own place in the interval, drawn once. So the next burst is found without a queue, and no due time drifts.
+//! All flows of a stream have the same interval and a fixed offset within it, drawn once, so their bursts
+//! repeat in the same order every round. Finding the next burst needs no queue, and due times do not drift.
 
 use super::{Draw, Profile};
 
-/// The bursts of one thread's clients.
+/// Bursts of one thread's clients.
 pub(super) struct Bursts {
     rotations: Vec<FlowRotation>,
 }
 
-/// A burst that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Burst {
     pub(super) stream: usize,
-    /// Of this thread, by index.
+    /// Index within this thread.
     pub(super) client: usize,
-    /// Of the client, by index.
+    /// Index within the client.
     pub(super) flow: usize,
-    /// Counts the flow's bursts from 0.
+    /// Per-flow burst counter, from 0.
     pub(super) number: u64,
     pub(super) due_ns: u64,
 }
 
-/// The bursts of one stream.
+/// Bursts of one stream.
 struct FlowRotation {
     stream: usize,
     start_ns: u64,
     interval_ns: f64,
-    /// In the order of their places in the interval.
+    /// Ordered by offset within the interval.
     places: Vec<BurstPlace>,
     next: usize,
     round: u64,
-    /// When the next is due.
+    /// Due time of the next burst.
     due_ns: u64,
 }
 
@@ -43,7 +42,7 @@ struct BurstPlace {
 }
 
 impl BurstPlace {
-    /// Where in its stream's interval a flow is.
+    /// Draws the offset of a flow within its stream's interval.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -58,7 +57,8 @@ impl BurstPlace {
 }
 
 impl Bursts {
-    /// Those of `count` clients, the first of which has number `first` in the run, from `start_ns` on.
+    /// Creates the schedule of `count` clients from `start_ns` on; `first` is the number of the first client
+    /// within the run.
     pub(super) fn new(profile: &Profile, seed: u64, (count, first): (usize, usize), start_ns: u64) -> Self {
         let rotation = |stream: usize| {
             let interval_ns = 1e9 / profile.streams[stream].bursts_per_second;
@@ -78,13 +78,13 @@ impl Bursts {
         Self { rotations: (0..profile.streams.len()).map(rotation).collect() }
     }
 
-    /// When the next burst is due; `u64::MAX` where there is none.
+    /// Due time of the next burst; `u64::MAX` if there is none.
     #[inline]
     pub(super) fn due(&self) -> u64 {
         self.rotations.iter().map(|rotation| rotation.due_ns).min().unwrap_or(u64::MAX)
     }
 
-    /// The next burst, and goes on to the one after.
+    /// Takes the next burst.
     #[inline]
     pub(super) fn take(&mut self) -> Option<Burst> {
         let rotation = self.rotations.iter_mut().min_by_key(|rotation| rotation.due_ns)?;
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     fn profile() -> Profile {
-        Profile::open("call").expect("a profile of ours")
+        Profile::open("call").expect("a built-in profile")
     }
 
     fn bursts(seed: u64, share: (usize, usize), end_ns: u64) -> Vec<(usize, Burst)> {
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_says_when_everything_is_due_however_clients_are_shared_among_threads() {
+    fn due_times_depend_on_the_seed_and_not_on_the_threads() {
         let end = 1_000 + 500_000_000;
         let sorted = |mut all: Vec<(usize, Burst)>| {
             all.sort_by_key(|(client, burst)| (burst.due_ns, burst.stream, *client, burst.flow));

@@ -10,9 +10,9 @@ fn packets(shape: &Shape, bursts: u64) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn the_built_in_profiles_are_as_busy_as_their_documentation_says() {
+fn built_in_profiles_match_their_documented_rates() {
     for (name, to_peer, to_client) in [
-        // Packets and kbit/s a second of one client, each way.
+        // Packets and kbit/s of one client, per direction.
         ("audio", (50.2, 48.0), (50.2, 48.0)),
         ("call", (248.6, 1_630.0), (248.6, 1_630.0)),
         ("sfu", (476.0, 3_300.0), (673.0, 3_900.0)),
@@ -36,9 +36,9 @@ fn the_built_in_profiles_are_as_busy_as_their_documentation_says() {
 }
 
 #[test]
-fn what_is_drawn_is_what_the_mean_says() {
-    let profile = Profile::open("sfu").expect("a profile of ours");
-    let more = Profile::open("vpn").expect("a profile of ours");
+fn drawn_bursts_match_the_computed_mean() {
+    let profile = Profile::open("sfu").expect("a built-in profile");
+    let more = Profile::open("vpn").expect("a built-in profile");
     for stream in profile.streams.iter().chain(&more.streams) {
         let bursts = packets(&stream.shape, 6_000);
         let mean = stream.shape.mean();
@@ -50,7 +50,7 @@ fn what_is_drawn_is_what_the_mean_says() {
 }
 
 #[test]
-fn a_frame_is_cut_into_packets_of_about_one_size_and_key_frames_come_as_often_as_they_should() {
+fn frames_are_cut_evenly_and_key_frames_come_at_their_interval() {
     let key = KeyFrames { bytes: Range::just(10_000), every: 4 };
     let shape = Shape::Frame { bytes: Range::just(2_500), packet: 1_150, key: Some(key) };
     let frames = packets(&shape, 8);
@@ -69,7 +69,7 @@ fn a_frame_is_cut_into_packets_of_about_one_size_and_key_frames_come_as_often_as
 }
 
 #[test]
-fn weights_say_how_often_a_size_is() {
+fn weights_set_the_frequency_of_sizes() {
     let sizes = vec![
         Sizes { range: Range::just(100), weights: 3 },
         Sizes { range: Range::new(200, 300), weights: 4 },
@@ -82,7 +82,7 @@ fn weights_say_how_often_a_size_is() {
 }
 
 #[test]
-fn a_profile_that_is_none_is_told_with_those_that_are() {
+fn an_unknown_profile_lists_the_built_in_ones() {
     let told = Profile::open("vioce").expect_err("no such profile").to_string();
     assert!(told.contains("vioce") && told.contains("audio, call, sfu, screen, vpn"), "{told}");
 }

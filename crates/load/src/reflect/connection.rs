@@ -1,5 +1,5 @@
-//! One TCP connection of the reflector: what it was told to do by its first bytes (see [`crate::greeting`]), and how far
-//! it has got. Holds counters instead of buffers, but for an echo that its peer does not read.
+//! State machine of one TCP connection of the reflector; its first bytes select the workload (see
+//! [`crate::greeting`]). Only an echo whose peer does not read keeps a buffer.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -16,19 +16,19 @@ use crate::{
     pattern,
 };
 
-/// recv(2) on TCP: the kernel counts bytes as read without copying them (tcp(7), since Linux 2.4). The same on every
-/// architecture.
+/// recv(2) on TCP: the kernel counts bytes as read without copying them (tcp(7), since Linux 2.4). Same value
+/// on every architecture.
 pub(crate) const MSG_TRUNC: i32 = 0x20;
-/// Bytes of a receive call.
+/// Bytes per receive call.
 const READ: usize = 256 << 10;
-/// Bytes that one connection may move before the others have their turn.
+/// Bytes that one connection may move before others get their turn.
 const BUDGET: usize = 1 << 20;
 
-/// What all connections of a worker share.
+/// Buffers and counters shared by all connections of a worker.
 pub(super) struct Buffers {
     bytes: Vec<u8>,
     discarded: Vec<MaybeUninit<u8>>,
-    /// Bytes received and sent by all.
+    /// Bytes received and sent by all connections.
     pub(super) received: u64,
     pub(super) sent: u64,
 }
@@ -39,11 +39,11 @@ impl Buffers {
     }
 }
 
-/// What the worker must do.
+/// Next action of the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Wait,
-    /// [`ReflectedConnection::tell`] is wanted, and was not before.
+    /// Call [`ReflectedConnection::tell`]; reported once.
     News,
     Close,
 }
@@ -66,7 +66,7 @@ enum ReflectRole {
     Sink(SinkState),
     Source(SourceState),
     Exchange(ExchangeState),
-    /// All is said; the peer closes.
+    /// Everything is sent; the peer closes.
     Lingering,
 }
 
@@ -75,10 +75,10 @@ struct SinkState {
     discard: bool,
     record: StreamRecord,
     since: Instant,
-    /// Whether the worker knows that there is something to tell.
+    /// The worker has been asked to call `tell`.
     news: bool,
     told: u64,
-    /// A record that the kernel took only a part of.
+    /// Record of which the kernel accepted only a part.
     rest: Rest,
 }
 
@@ -94,21 +94,21 @@ struct SourceState {
 struct ExchangeState {
     request: usize,
     response: usize,
-    /// Bytes of the request that are still to come.
+    /// Bytes of the current request that are still missing.
     missing: usize,
-    /// Bytes of responses that are still to be sent.
+    /// Bytes of responses still to send.
     owed: u64,
     once: Option<ConnectState>,
 }
 
-/// Who closes after one exchange.
+/// Side that closes after one exchange.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConnectState {
     Server,
     Client,
 }
 
-/// A record on its way.
+/// Partly written record.
 struct Rest {
     bytes: [u8; RECORD_LEN],
     written: usize,
@@ -121,7 +121,7 @@ impl Rest {
         Self { bytes: record.to_bytes(), written: 0 }
     }
 
-    /// True once all is written.
+    /// Returns true once everything is written.
     fn write(&mut self, stream: &mut TcpStream, buffers: &mut Buffers) -> io::Result<bool> {
         if self.written < RECORD_LEN {
             self.written += write(stream, &self.bytes[self.written..], buffers)?;
@@ -142,7 +142,7 @@ impl ReflectedConnection {
         Self { stream, role, watched_for_writing: false }
     }
 
-    /// Whether it must write before it reads on.
+    /// Must write before it reads on.
     pub(super) fn blocked(&self) -> bool {
         match &self.role {
             ReflectRole::Echo { pending, written } => *written < pending.len(),
@@ -154,12 +154,12 @@ impl ReflectedConnection {
         }
     }
 
-    /// Whether it writes as long as there is room.
+    /// Writes whenever there is room.
     pub(super) fn streams(&self) -> bool {
         matches!(&self.role, ReflectRole::Source(source) if source.commands > 0)
     }
 
-    /// Reads and writes what can be.
+    /// Reads and writes until the socket would block or the budget is used up.
     pub(super) fn advance(
         &mut self,
         readable: bool,
@@ -185,7 +185,7 @@ impl ReflectedConnection {
             if self.take(len, buffers, now)? == Next::Close || self.write(buffers)? == Next::Close {
                 return Ok(Next::Close);
             }
-            // A short read has emptied the socket; the poller tells when there is more.
+            // A short read has emptied the socket; the poller reports new data.
             if len < asked {
                 break;
             }
@@ -199,10 +199,10 @@ impl ReflectedConnection {
         }
     }
 
-    /// A sink's record. False when there is nothing more to tell, or nobody to tell it to.
+    /// Sends a sink's record. Returns false if there is nothing more to send or the peer is gone.
     pub(super) fn tell(&mut self, buffers: &mut Buffers, now: Instant) -> bool {
         let ReflectRole::Sink(sink) = &mut self.role else { return false };
-        // An error shows at the next read as well.
+        // Errors reappear at the next read.
         if matches!(sink.rest.write(&mut self.stream, buffers), Ok(true)) && sink.record.total != sink.told {
             sink.record.elapsed = now.saturating_duration_since(sink.since);
             sink.rest = Rest::of(sink.record);
@@ -213,24 +213,25 @@ impl ReflectedConnection {
         sink.news
     }
 
-    /// One receive call: bytes received, and bytes that there was room for.
+    /// One receive call; returns the bytes received and the size of the buffer.
     fn read(&mut self, buffers: &mut Buffers) -> io::Result<(usize, usize)> {
         if let ReflectRole::Sink(SinkState { discard: true, .. }) = self.role {
             let len = SockRef::from(&self.stream).recv_with_flags(&mut buffers.discarded, MSG_TRUNC)?;
             return Ok((len, READ));
         }
-        // What comes behind a greeting is small, or its role reads it: nothing of it may be discarded or doubled.
+        // A greeting is followed by little data, or its role reads the rest: those bytes must not be
+        // discarded.
         let room = if let ReflectRole::Greeting { .. } = self.role { MAX_GREETING_READ } else { READ };
         Ok((self.stream.read(&mut buffers.bytes[..room])?, room))
     }
 
-    /// Takes the first `len` bytes of the buffer.
+    /// Processes the first `len` bytes of the buffer.
     fn take(&mut self, len: usize, buffers: &mut Buffers, now: Instant) -> io::Result<Next> {
         let data = &buffers.bytes[..len];
         match &mut self.role {
             ReflectRole::Greeting { .. } => return self.choose_role(len, buffers, now),
             ReflectRole::Echo { pending, written } => {
-                // Only called when all of the last is written.
+                // Only called once everything is written.
                 pending.clear();
                 *written = 0;
                 pending.extend_from_slice(data);
@@ -256,7 +257,7 @@ impl ReflectedConnection {
         match GreetingBytes::read(&bytes[..*had]) {
             GreetingBytes::Incomplete => return Ok(Next::Wait),
             GreetingBytes::Unknown => {
-                // It is told why, if it listens.
+                // The rejection is best effort.
                 let _ = write(&mut self.stream, &greeting::ack(false), buffers);
                 return Ok(Next::Close);
             }
@@ -267,7 +268,7 @@ impl ReflectedConnection {
                 return Ok(Next::Wait);
             }
             GreetingBytes::Greeting(mode) => {
-                // An empty send buffer takes a few bytes at once.
+                // An empty send buffer accepts a few bytes at once.
                 if !matches!(mode, StreamMode::Connect { .. }) {
                     let ack = greeting::ack(true);
                     if write(&mut self.stream, &ack, buffers)? < ack.len() {
@@ -284,7 +285,7 @@ impl ReflectedConnection {
         Ok(Next::Wait)
     }
 
-    /// Writes what is due.
+    /// Writes pending data.
     fn write(&mut self, buffers: &mut Buffers) -> io::Result<Next> {
         match &mut self.role {
             ReflectRole::Echo { pending, written } => {
@@ -332,7 +333,7 @@ impl ReflectedConnection {
     }
 }
 
-/// A greeting, and a small request behind it.
+/// A greeting and a small request after it.
 const MAX_GREETING_READ: usize = 4 << 10;
 
 impl ReflectRole {
@@ -375,7 +376,7 @@ impl ExchangeState {
 }
 
 impl SourceState {
-    /// True when it has stopped and said how much it was.
+    /// Returns true once it has stopped and sent its record.
     fn write(&mut self, stream: &mut TcpStream, buffers: &mut Buffers) -> io::Result<bool> {
         if self.commands == 0 {
             return Ok(false);
@@ -401,10 +402,10 @@ impl SourceState {
     }
 }
 
-/// More commands than are counted.
+/// Larger than any number of commands.
 const STOPPED: usize = usize::MAX;
 
-/// Bytes written, 0 when there is no room.
+/// Returns the bytes written, 0 if there is no room.
 fn write(stream: &mut TcpStream, bytes: &[u8], buffers: &mut Buffers) -> io::Result<usize> {
     match stream.write(bytes) {
         Ok(len) => {

@@ -1,20 +1,20 @@
-//! What a thread does now and then beside its traffic.
+//! Periodic work of a thread besides its traffic.
 
 use std::time::Duration;
 
 use super::{RunShared, RunTallies, Schedule};
 use crate::{LoadError, clock::thread_cpu};
 
-/// How often counts are handed to the reporter.
+/// Interval at which counts are passed to the reporter.
 const PUBLISH_NS: u64 = 200_000_000;
 
-/// Hands counts to the reporter, hears whether the run was stopped, and keeps the CPU time of the measured part.
+/// Publishes counts, checks for a stop, and records the CPU time of the measured part.
 pub(crate) struct Heartbeat<'a, C> {
     shared: &'a RunShared<'a, C>,
     thread: usize,
     next: u64,
     measure: u64,
-    /// The thread's CPU time when measuring began.
+    /// CPU time of the thread at the start of the measurement.
     cpu: Option<Duration>,
 }
 
@@ -23,14 +23,13 @@ impl<'a, C> Heartbeat<'a, C> {
         Self { shared, thread, next: schedule.start, measure: schedule.measure, cpu: None }
     }
 
-    /// Whether the next [`Heartbeat::beat`] is one.
     #[inline]
     pub(crate) fn is_due(&self, now: u64) -> bool {
         now >= self.next
     }
 
-    /// To be called often; whether it was time. `schedule` is brought up to date; `under_way` tells what was sent and may still be
-    /// answered.
+    /// Publishes if it is time, and returns whether it was. Updates `schedule`; `under_way` returns the
+    /// number of packets that may still be answered.
     #[inline]
     pub(crate) fn beat(
         &mut self,
@@ -51,7 +50,7 @@ impl<'a, C> Heartbeat<'a, C> {
         Ok(true)
     }
 
-    /// The thread's CPU time since measuring began.
+    /// CPU time of the thread since the start of the measurement.
     pub(crate) fn cpu(&self) -> Option<Duration> {
         self.cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from))
     }

@@ -1,6 +1,6 @@
-//! The frame of every run: threads that begin and end together, a reporter each second, and the result.
+//! Frame of every run: threads that start and end together, a reporter, and the result.
 //!
-//! What the traffic is, the generators decide; each hands a function that runs one thread's share.
+//! Each generator passes a function that runs one thread's share of the traffic.
 
 mod heartbeat;
 mod shared;
@@ -32,24 +32,22 @@ use crate::{
     progress::{CountKind, Interval, RunPhase},
 };
 
-/// What a run found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunOutcome {
-    /// The figures, to be written as JSON or shown.
     pub report: Report,
-    /// Each asked-for limit (`--max-loss`, `--max-p99`) that was exceeded, as a sentence.
+    /// Exceeded limits (`--max-loss`, `--max-p99`), one sentence each.
     pub exceeded: Vec<String>,
-    /// Whether [`StopHandle::stop`] ended it before its time: the report is of what was measured until then.
+    /// The run was ended early by [`StopHandle::stop`]; the report covers the time until then.
     pub interrupted: bool,
 }
 
-/// Ends a run before its time, from another thread.
+/// Ends a run early, from another thread.
 #[derive(Clone, Debug, Default)]
 pub struct StopHandle(Arc<AtomicBool>);
 
 impl StopHandle {
-    /// Ends the run within half a second; it waits for the last replies, gives its allocations back and reports what it
-    /// measured.
+    /// Ends the run within half a second. The run still waits for the last replies, deletes its allocations
+    /// and reports.
     pub fn stop(&self) {
         self.0.store(true, Relaxed);
     }
@@ -59,7 +57,7 @@ impl StopHandle {
     }
 }
 
-/// What all generators' settings have in common.
+/// Settings common to all generators.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunFrame {
     pub(crate) clients: usize,
@@ -70,7 +68,7 @@ pub(crate) struct RunFrame {
 }
 
 impl RunFrame {
-    /// Without an answer of the user's, a thread for each core, but no more than `clients`.
+    /// Defaults to one thread per core, but at most `clients`.
     pub(crate) fn new(run: &RunOptions, clients: usize, kind: CountKind) -> Self {
         let cores = || thread::available_parallelism().map_or(1, usize::from);
         let threads = run.threads.unwrap_or_else(cores).min(clients);
@@ -78,7 +76,7 @@ impl RunFrame {
     }
 }
 
-/// What a report repeats of the settings, and the limits that it is held against.
+/// Requested load and limits, for the report.
 #[derive(Clone, Debug)]
 pub(crate) struct AskedLoad {
     pub(crate) size: usize,
@@ -88,7 +86,7 @@ pub(crate) struct AskedLoad {
 }
 
 impl AskedLoad {
-    /// The same of `clients` that send and get what a profile says, if there is one.
+    /// Replaces size and rate by those of the profile, if any.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -102,16 +100,16 @@ impl AskedLoad {
     }
 }
 
-/// What all threads found together.
+/// Merged results of all threads.
 pub(crate) struct RunFindings {
     pub(crate) tallies: RunTallies,
     pub(crate) finished: Vec<Finished>,
     pub(crate) measured: Duration,
-    /// Whether it is shorter than was asked for.
+    /// The measured time is shorter than requested.
     pub(crate) interrupted: bool,
 }
 
-/// Runs `body` in each thread. `progress` is called about once a second, from the calling thread.
+/// Runs `body` in each thread. Calls `progress` about once a second from the calling thread.
 pub(crate) fn run<C: Sync>(
     config: &C,
     frame: RunFrame,
@@ -126,10 +124,10 @@ pub(crate) fn run<C: Sync>(
         for number in 0..frame.threads {
             let (sender, shared, body) = (sender.clone(), &shared, &body);
             let work = move || {
-                // Coarser waits still keep the pace, only less evenly; `late_us` shows it.
+                // Best effort: with coarser timers the pace is less even, which `late_us` shows.
                 let _ = turnpike_net::rlimit::exact_timers();
                 let result = body(shared, number).map_err(|error| shared.fail(error)).ok();
-                // The receiver lives as long as the scope.
+                // The receiver outlives the scope.
                 let _ = sender.send(result);
             };
             let spawned = thread::Builder::new().name(format!("load-{number}")).spawn_scoped(scope, work);
@@ -144,7 +142,7 @@ pub(crate) fn run<C: Sync>(
     shared.take_failure().map_or(Ok(RunFindings { tallies, finished, measured, interrupted }), Err)
 }
 
-/// Says what is impossible about what all generators are told: numbers beyond their range, by flag.
+/// Checks the numeric flags that all generators share.
 pub(crate) fn check(
     numbers: &[(&str, usize, RangeInclusive<usize>)],
     threads: Option<usize>,
@@ -157,14 +155,14 @@ pub(crate) fn check(
         }
     }
     if duration.is_zero() {
-        return Err(LoadError::Config("--duration is 0, but must be above it".to_owned()));
+        return Err(LoadError::Config("--duration is 0, but must be above 0".to_owned()));
     }
     Ok(())
 }
 
-/// Makes room for the sockets of `clients`.
+/// Raises the limit of open files for `clients` sockets.
 pub(crate) fn check_files(clients: usize) -> Result<(), LoadError> {
-    /// Standard streams, epoll instances, and what the caller has open.
+    /// Standard streams, epoll instances, and files of the caller.
     const OTHERS: usize = 128;
     let needed = (clients + OTHERS) as u64;
     let limit = turnpike_net::rlimit::raise_open_files(needed);
@@ -174,7 +172,7 @@ pub(crate) fn check_files(clients: usize) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// Reports each second until all threads have ended.
+/// Reports every second until all threads have ended.
 fn watch<C>(
     shared: &RunShared<'_, C>,
     stop: &StopHandle,
@@ -183,7 +181,7 @@ fn watch<C>(
     progress: &mut impl FnMut(&Interval),
 ) -> Vec<Finished> {
     const INTERVAL: Duration = Duration::from_secs(1);
-    /// How soon a run hears that it shall end.
+    /// Interval of checking for a stop.
     const LOOK: Duration = Duration::from_millis(100);
     let begin = Instant::now();
     let (mut finished, mut last) = (Vec::new(), begin);
@@ -224,7 +222,7 @@ fn collect<C>(shared: &RunShared<'_, C>, into: &mut RunTallies) {
     }
 }
 
-/// What has been lost so far: sent, neither answered nor under way.
+/// Losses so far: sent, neither answered nor in flight.
 #[derive(Default)]
 struct Losses {
     unanswered: u64,
@@ -232,7 +230,7 @@ struct Losses {
 }
 
 impl Losses {
-    /// What was found to be lost in this interval. A reply that comes after all takes from the next losses.
+    /// Losses detected in this interval. A reply that arrives after all reduces later losses.
     fn note(&mut self, interval: &RunTallies) -> u64 {
         let RunTallies { warmup, measured, under_way } = interval;
         self.unanswered = (self.unanswered + warmup.sent + measured.sent)
@@ -277,7 +275,7 @@ fn summary<C>(
     }
 }
 
-/// The report of a run in which messages are answered, each on its own. Notes and limits are up to [`conclude`].
+/// Report of a run with individually answered messages. [`conclude`] adds notes and limits.
 #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
 pub(crate) fn report(frame: &RunFrame, asked: &AskedLoad, found: RunFindings) -> Report {
     let tally = found.tallies.measured;
@@ -306,13 +304,13 @@ pub(crate) fn report(frame: &RunFrame, asked: &AskedLoad, found: RunFindings) ->
     let mut notes = Vec::new();
     if found.interrupted {
         notes.push(format!(
-            "interrupted after {:.1} s of the {} s asked for; the figures are of these",
+            "interrupted after {:.1} s of {} s; the figures cover the time until then",
             found.measured.as_secs_f64(),
             frame.duration.as_secs_f64()
         ));
     }
     let lost = match frame.kind {
-        // Most of what is sent deserves no reply.
+        // Most messages get no reply.
         CountKind::OneWay => 0,
         CountKind::Answered | CountKind::Bytes => tally.sent.saturating_sub(tally.received),
     };
@@ -342,14 +340,14 @@ pub(crate) fn report(frame: &RunFrame, asked: &AskedLoad, found: RunFindings) ->
     }
 }
 
-/// Says what was late, and holds the report against the limits.
+/// Adds a note if the generator was late, and checks the limits.
 pub(crate) fn conclude(mut report: Report, asked: &AskedLoad, interrupted: bool) -> RunOutcome {
     if report.late_us.p99 > LATE_P99_US {
         report.notes.insert(
             0,
             format!(
-                "the generator was late: 1 % of what it sent left {} us or more after it was due, which the round \
-                 trips contain; use fewer clients, a lower rate, longer bursts or more cores",
+                "the generator was late: 1 % of its packets left {} us or more after they were due, which the round \
+                 trips include; use fewer clients, a lower rate, longer bursts or more cores",
                 report.late_us.p99
             ),
         );
@@ -366,7 +364,7 @@ fn exceeded(asked: &AskedLoad, report: &Report) -> Vec<String> {
     }
     if let Some(limit) = asked.limits.max_p99 {
         if report.received == 0 {
-            exceeded.push(format!("nothing came back, so that p99 is not below the limit of {limit} us"));
+            exceeded.push(format!("nothing came back, so p99 is not within the limit of {limit} us"));
         } else if report.rtt_us.p99 > limit {
             exceeded.push(format!("p99 is {} us, above the limit of {limit} us", report.rtt_us.p99));
         }
@@ -385,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_is_not_lost() {
+    fn packets_in_flight_are_not_lost() {
         let mut losses = Losses::default();
         assert_eq!(losses.note(&interval(100, 90, 10)), 0);
         assert_eq!(losses.note(&interval(100, 100, 10)), 0);
@@ -394,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_was_given_up_and_comes_makes_nothing_lost_twice() {
+    fn a_late_reply_is_not_counted_as_lost_twice() {
         let mut losses = Losses::default();
         assert_eq!(losses.note(&interval(10, 8, 0)), 2);
         assert_eq!(losses.note(&interval(10, 12, 0)), 0);

@@ -1,4 +1,4 @@
-//! What the threads of a run share: its clock, its beginning and its end.
+//! State shared by the threads of a run: clock, start and end.
 
 use std::{
     sync::{
@@ -14,25 +14,24 @@ use crate::{
     clock::{Clock, nanos},
 };
 
-/// Made once, borrowed by all threads.
+/// Created once and borrowed by all threads.
 pub(crate) struct RunShared<'a, C> {
     pub(crate) config: &'a C,
     pub(crate) frame: RunFrame,
     pub(crate) clock: Clock,
-    /// One per thread.
     pub(crate) slots: Vec<Mutex<RunTallies>>,
-    /// Clients that are set up.
+    /// Number of clients that are set up.
     pub(crate) ready_clients: AtomicUsize,
     ready_threads: AtomicUsize,
-    /// When traffic starts, in nanoseconds of the clock; 0 while clients are being set up.
+    /// Start of traffic in nanoseconds of the clock; 0 during setup.
     start_ns: AtomicU64,
-    /// Where an interrupted run ends; `u64::MAX` for one that is not.
+    /// End of an interrupted run; otherwise `u64::MAX`.
     cut_ns: AtomicU64,
     stopped: AtomicBool,
     failure: Mutex<Option<LoadError>>,
 }
 
-/// The times of a run, in nanoseconds of its clock.
+/// Times of a run in nanoseconds of its clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
     pub(crate) start: u64,
@@ -41,7 +40,7 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// From the end of the warm-up to the end.
+    /// Time from the end of the warm-up to the end of the run.
     pub(crate) fn measured(self) -> Duration {
         Duration::from_nanos(self.end.saturating_sub(self.measure))
     }
@@ -63,39 +62,39 @@ impl<'a, C> RunShared<'a, C> {
         }
     }
 
-    /// The clients of this thread are ready; the last thread sets the time at which all start.
+    /// Marks this thread as ready; the last thread sets the start time.
     pub(crate) fn thread_is_ready(&self) {
-        /// Far enough away that every thread sees it in time.
+        /// Long enough for every thread to see the start time before it is reached.
         const NOTICE_NS: u64 = 20_000_000;
         if self.ready_threads.fetch_add(1, SeqCst) + 1 == self.frame.threads {
             self.start_ns.store(self.clock.ns() + NOTICE_NS, SeqCst);
         }
     }
 
-    /// The times, once all threads are ready.
+    /// Times of the run, once all threads are ready.
     pub(crate) fn schedule(&self) -> Option<Schedule> {
         let start = self.start_ns.load(SeqCst);
-        // A time beyond the clock's end is that of the clock's end.
+        // Saturates at the end of the clock's range.
         let measure = start.saturating_add(nanos(self.frame.warmup));
         let end = measure.saturating_add(nanos(self.frame.duration)).min(self.cut_ns.load(SeqCst));
         (start > 0).then_some(Schedule { start, measure, end })
     }
 
-    /// Ends the run before its time: what has been measured until then counts. Before there is anything, the run fails.
+    /// Ends the run early; measured results count. Fails the run if nothing has been measured yet.
     pub(crate) fn interrupt(&self) {
-        /// Longer than any thread goes on without looking ([`Self::check_on`]), so that all end at the same moment.
+        /// Longer than any thread runs without [`Self::check_on`], so that all end at the same time.
         const NOTICE_NS: u64 = 300_000_000;
         let cut = self.clock.ns() + NOTICE_NS;
         match self.schedule() {
             Some(schedule) if cut > schedule.measure => {
                 self.cut_ns.fetch_min(cut, SeqCst);
             }
-            Some(_) => self.fail(LoadError::Interrupted { during: "in the warm-up" }),
+            Some(_) => self.fail(LoadError::Interrupted { during: "during the warm-up" }),
             None => self.fail(LoadError::Interrupted { during: "while the clients were being set up" }),
         }
     }
 
-    /// The measured time of a run that has ended, and whether it is shorter than was asked for.
+    /// Measured time, and whether the run was cut short.
     pub(crate) fn measured(&self) -> (Duration, bool) {
         match self.schedule() {
             Some(schedule) if schedule.measured() < self.frame.duration => (schedule.measured(), true),
@@ -103,7 +102,7 @@ impl<'a, C> RunShared<'a, C> {
         }
     }
 
-    /// Whether another thread has failed, and since when the run has another end: to be called five times a second.
+    /// Fails if another thread has failed, and updates the schedule. Must be called five times a second.
     pub(crate) fn check_on(&self, schedule: &mut Schedule) -> Result<(), LoadError> {
         self.check()?;
         if let Some(current) = self.schedule() {
@@ -112,7 +111,7 @@ impl<'a, C> RunShared<'a, C> {
         Ok(())
     }
 
-    /// Waits for the other threads; for a thread with nothing to do meanwhile.
+    /// Waits for the other threads to become ready.
     pub(crate) fn wait_for_start(&self) -> Result<Schedule, LoadError> {
         loop {
             self.check()?;
@@ -123,7 +122,7 @@ impl<'a, C> RunShared<'a, C> {
         }
     }
 
-    /// The first error of any thread stops all.
+    /// Stops all threads; the first error is kept.
     pub(crate) fn fail(&self, error: LoadError) {
         if let Ok(mut failure) = self.failure.lock()
             && (failure.is_none() || matches!(*failure, Some(LoadError::Stopped)))
@@ -141,7 +140,7 @@ impl<'a, C> RunShared<'a, C> {
         if self.stopped.load(SeqCst) { Err(LoadError::Stopped) } else { Ok(()) }
     }
 
-    /// How many of `total` things fall to thread `thread`, and the number of its first.
+    /// Number of the `total` items that belong to `thread`, and the index of the first.
     pub(crate) fn share(&self, total: usize, thread: usize) -> (usize, usize) {
         let (each, more) = (total / self.frame.threads, total % self.frame.threads);
         (each + usize::from(thread < more), thread * each + thread.min(more))
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_run_ends_for_all_threads_at_the_same_later_moment() {
+    fn all_threads_of_an_interrupted_run_end_together() {
         let shared = shared(Duration::ZERO);
         shared.thread_is_ready();
         let planned = shared.schedule().unwrap();
@@ -172,7 +171,7 @@ mod tests {
         assert!(seen.end > now && seen.end < planned.end, "{now} {seen:?}");
         assert_eq!((seen.start, seen.measure), (planned.start, planned.measure));
         assert_eq!(shared.measured(), (seen.measured(), true));
-        // A second one does not put the end off.
+        // A second interrupt does not postpone the end.
         let end = seen.end;
         shared.interrupt();
         shared.check_on(&mut seen).unwrap();
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_interrupted_before_anything_was_measured_fails_and_says_when() {
+    fn interrupting_before_the_measurement_fails_the_run() {
         let early = shared(Duration::ZERO);
         early.interrupt();
         assert!(early.check().is_err());
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn times_beyond_the_clocks_end_are_no_overflow() {
+    fn times_beyond_the_clocks_range_saturate() {
         let (warmup, duration) = (Duration::from_secs(1), Duration::MAX);
         let frame = RunFrame { clients: 1, threads: 1, warmup, duration, kind: CountKind::Answered };
         let shared = RunShared::new(&(), frame);

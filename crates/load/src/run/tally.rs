@@ -1,4 +1,4 @@
-//! What a thread counts, and how the reporter gets hold of it.
+//! Counts of a thread, and their transfer to the reporter.
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
@@ -7,7 +7,7 @@ use turnpike_measure::Latency;
 
 use crate::profile::Figures;
 
-/// Counts of one thread, or of several merged.
+/// Counts of one or more threads.
 #[derive(Clone, Default)]
 pub(crate) struct RunTally {
     pub(crate) sent: u64,
@@ -18,7 +18,8 @@ pub(crate) struct RunTally {
     pub(crate) reordered: u64,
     pub(crate) rtt: Latency,
     pub(crate) late: Latency,
-    /// Datagrams of a batch share a clock read and often a due time: equal round trips are recorded together.
+    /// Pending equal round trips: datagrams of a batch share a clock read and often a due time, so they are
+    /// recorded together.
     run_us: u64,
     run_length: u32,
 }
@@ -47,7 +48,7 @@ impl RunTally {
         self.late.merge(&other.late);
     }
 
-    /// Back to zero; the histograms keep their memory.
+    /// Resets the counts; the histograms keep their memory.
     pub(crate) fn clear(&mut self) {
         let Self { sent, sent_bytes, received, received_bytes, duplicated, reordered, rtt, late, .. } = self;
         for counter in [sent, sent_bytes, received, received_bytes, duplicated, reordered] {
@@ -67,12 +68,12 @@ impl RunTally {
     }
 }
 
-/// Tallies of the warm-up and of the measured time. A datagram belongs where it was due.
+/// Counts of the warm-up and of the measured time, by due time.
 #[derive(Default)]
 pub(crate) struct RunTallies {
     pub(crate) warmup: RunTally,
     pub(crate) measured: RunTally,
-    /// What was sent and may still be answered, when this was published.
+    /// Packets in flight when this was published.
     pub(crate) under_way: u64,
 }
 
@@ -82,7 +83,7 @@ impl RunTallies {
         if measured { &mut self.measured } else { &mut self.warmup }
     }
 
-    /// Hands everything over and starts from zero. `under_way`: what was sent and may still be answered.
+    /// Moves the counts to `slot`. `under_way` is the number of packets in flight.
     pub(crate) fn publish(&mut self, slot: &Mutex<Self>, under_way: u64) {
         let Ok(mut slot) = slot.lock() else { return };
         let slot = &mut *slot;
@@ -95,7 +96,7 @@ impl RunTallies {
         }
     }
 
-    /// Takes what has been published since the last time, into `into`.
+    /// Merges the counts published since the last call into `into`.
     pub(crate) fn collect(slot: &Mutex<Self>, into: &mut Self) {
         let Ok(mut slot) = slot.lock() else { return };
         let Self { warmup, measured, under_way } = &mut *slot;
@@ -107,21 +108,21 @@ impl RunTallies {
     }
 }
 
-/// What a thread has to say when it ends.
+/// Final results of a thread.
 #[derive(Default)]
 pub(crate) struct Finished {
     pub(crate) errors: Errors,
     /// Sum and number of the flows' jitter estimates, in microseconds.
     pub(crate) jitter: (f64, u64),
-    /// With a profile: what each of its streams counted.
+    /// Counts per stream of a profile.
     pub(crate) streams: Vec<Figures>,
-    /// Payloads that came and were none of ours.
+    /// Unknown payloads received.
     pub(crate) garbled: u64,
-    /// CPU time of the measured part, the wait for the last replies included.
+    /// CPU time of the measured part, including the wait for the last replies.
     pub(crate) cpu: Option<Duration>,
-    /// Figures that only one mode has; of several threads the largest counts.
+    /// Mode-specific figures; the maximum over all threads counts.
     pub(crate) extra: BTreeMap<&'static str, f64>,
-    /// Such figures of which the sum over all threads counts.
+    /// Mode-specific figures that are summed over all threads.
     pub(crate) sums: BTreeMap<&'static str, f64>,
 }
 
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_is_collected_once() {
+    fn published_counts_are_collected_once() {
         let (slot, mut total) = (Mutex::new(RunTallies::default()), RunTallies::default());
         let mut own = RunTallies::default();
         own.of(false).sent = 3;
@@ -157,7 +158,7 @@ mod tests {
         RunTallies::collect(&slot, &mut total);
         RunTallies::collect(&slot, &mut total);
         assert_eq!((total.warmup.sent, total.measured.sent, total.measured.rtt.count()), (3, 4, 1));
-        // What is under way is a level and no count: each look at it sees the latest.
+        // `under_way` is a level: each collection adds the latest value.
         assert_eq!(total.under_way, 5 + 5);
     }
 }

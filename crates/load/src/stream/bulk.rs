@@ -1,4 +1,5 @@
-//! Bulk: streams that send as fast as they can, until the time is over and every byte is accounted for.
+//! Bulk transfer: streams that send as fast as they can until the time is over and every byte is accounted
+//! for.
 
 use std::{
     collections::BTreeMap,
@@ -21,13 +22,13 @@ use crate::{
     run::{Errors, Finished, Heartbeat, RunTallies, Schedule},
 };
 
-/// What arrived at the reflector, and at the generator, within the measured time, in bits a second.
+/// Bits per second that arrived within the measured time.
 pub(super) const TO_SERVER_BPS: &str = "to_server_bps";
 pub(super) const TO_CLIENT_BPS: &str = "to_client_bps";
 
-/// Bytes of a receive call.
+/// Bytes per receive call.
 const READ: usize = 256 << 10;
-/// Bytes that one stream may move before the others have their turn.
+/// Bytes that one stream may move before others get their turn.
 const BUDGET: usize = 1 << 20;
 
 /// Runs one thread's share of the streams.
@@ -54,7 +55,7 @@ struct Bulk<'a> {
     tallies: RunTallies,
 }
 
-/// Where bytes are received, and what is done with them.
+/// Receive buffers, and the treatment of received bytes.
 struct ReceiveBuffers {
     bytes: Vec<u8>,
     discarded: Vec<MaybeUninit<u8>>,
@@ -122,7 +123,7 @@ impl<'a> Bulk<'a> {
                 return self
                     .poller
                     .remove(&stream.socket)
-                    .map_err(LoadError::system("cannot leave a connection"));
+                    .map_err(LoadError::system("cannot stop watching a connection"));
             }
         }
         if event.writable {
@@ -142,7 +143,7 @@ impl<'a> Bulk<'a> {
         })
     }
 
-    /// What arrived within the measured time.
+    /// Rates within the measured time.
     fn rates(&self) -> BTreeMap<&'static str, f64> {
         let (mut rates, measured) = (BTreeMap::new(), self.schedule.measured());
         for stream in &self.streams {
@@ -176,7 +177,7 @@ struct BulkStream {
     socket: TcpStream,
     number: usize,
     way: BulkWay,
-    /// When something last moved.
+    /// Time of the last progress.
     last_ns: u64,
 }
 
@@ -268,7 +269,7 @@ impl BulkStream {
         }
     }
 
-    /// Whether all arrived, once done.
+    /// Checks after the end that everything arrived.
     fn check(&self, server: SocketAddr) -> Result<(), LoadError> {
         let (sent, received, wrong) = match &self.way {
             BulkWay::ToServer(sending) => (sending.sent, sending.latest.total, sending.latest.wrong),
@@ -285,17 +286,17 @@ impl BulkStream {
     }
 }
 
-/// The generator sends, the reflector writes records about what it received.
+/// Upload: the generator sends, and the reflector returns records of the bytes received.
 #[derive(Default)]
 struct Sending {
     sent: u64,
-    /// Of these, the first so many belong to the warm-up.
+    /// Number of these bytes that belong to the warm-up.
     warmup: u64,
     stopped: bool,
     partial: [u8; RECORD_LEN],
     partial_len: usize,
     latest: StreamRecord,
-    /// The first and the last record that came within the measured time.
+    /// First and last record within the measured time.
     window: Option<(StreamRecord, StreamRecord)>,
 }
 
@@ -327,7 +328,7 @@ impl Sending {
     }
 
     fn note(&mut self, record: StreamRecord, at: BulkMoment, tallies: &mut RunTallies) {
-        // The stream keeps its order: its first bytes are the warm-up's, whenever they arrive.
+        // Streams are ordered: the first bytes belong to the warm-up, whenever they arrive.
         let before = self.latest.total;
         let measured = record.total.saturating_sub(before.max(self.warmup));
         let warmup = record.total.saturating_sub(before).saturating_sub(measured);
@@ -343,8 +344,8 @@ impl Sending {
         }
     }
 
-    /// Bits a second between the records of the measured time, by the reflector's clock: nothing that only filled
-    /// buffers counts. Too short a time for two records counts what was sent in it.
+    /// Bits per second between the records of the measured time, by the reflector's clock, so that bytes that
+    /// only fill buffers do not count. If the time was too short for two records, counts the bytes sent.
     fn rate(&self, duration: Duration) -> f64 {
         let between = self.window.and_then(|(first, last)| {
             let time = last.elapsed.checked_sub(first.elapsed)?;
@@ -355,11 +356,11 @@ impl Sending {
     }
 }
 
-/// The reflector sends, and says at the end how much it was.
+/// Download: the reflector sends, and appends a record of the total.
 #[derive(Default)]
 struct Receiving {
     received: u64,
-    /// Of these, those that came within the measured time.
+    /// Number of these bytes that arrived within the measured time.
     in_window: u64,
     wrong: u64,
     stopped: bool,
@@ -378,7 +379,7 @@ impl Receiving {
     ) -> io::Result<()> {
         let mut budget = BUDGET;
         while budget > 0 {
-            // The record comes after the stop: until then nothing needs to be looked at.
+            // The record only follows the stop command, so earlier bytes may be discarded.
             let discard = buffers.discard && !self.stopped;
             let read = if discard {
                 SockRef::from(&*socket).recv_with_flags(&mut buffers.discarded, MSG_TRUNC)
@@ -411,7 +412,7 @@ impl Receiving {
         Ok(())
     }
 
-    /// Counts, and returns, the payload in it.
+    /// Counts the payload; returns its length.
     fn take(&mut self, data: &[u8], verify: bool) -> u64 {
         let before = self.received;
         let (received, wrong) = (&mut self.received, &mut self.wrong);
@@ -432,7 +433,7 @@ impl Receiving {
         Ok(())
     }
 
-    /// What the reflector says that it sent.
+    /// Total sent, from the reflector's record.
     fn sent(&self) -> u64 {
         StreamRecord::from_bytes(self.tail.bytes).total
     }
@@ -442,7 +443,7 @@ impl Receiving {
     }
 }
 
-/// Holds back the last bytes of a stream, which are no payload but a record.
+/// Holds back the end of a stream, which is a record instead of payload.
 #[derive(Default)]
 struct Tail {
     bytes: [u8; RECORD_LEN],
@@ -450,7 +451,7 @@ struct Tail {
 }
 
 impl Tail {
-    /// Hands on all but the last [`RECORD_LEN`] bytes of everything so far.
+    /// Passes on everything so far except the last [`RECORD_LEN`] bytes.
     fn push(&mut self, data: &[u8], mut payload: impl FnMut(&[u8])) {
         if let Some((rest, last)) = data.split_last_chunk::<RECORD_LEN>() {
             payload(&self.bytes[..self.len]);
@@ -485,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_the_warm_up_count_as_such_however_late_they_arrive() {
+    fn late_bytes_of_the_warm_up_count_as_warm_up() {
         let schedule = Schedule { start: 0, measure: 100, end: 200 };
         let (mut tallies, mut sending) =
             (RunTallies::default(), Sending { sent: 1_000, warmup: 300, ..Sending::default() });

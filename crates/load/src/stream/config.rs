@@ -1,4 +1,4 @@
-//! Settings of `load tcp`, `load rr` and `load connect`, which are their flags.
+//! Settings and flags of `load tcp`, `load rr` and `load connect`.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -14,45 +14,39 @@ use crate::{
     run,
 };
 
-/// Settings of a TCP run.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where it goes, and for how long.
     pub target: StreamTarget,
-    /// What is done.
     pub workload: Workload,
-    /// How long anything may take that must happen: an answer to a connection attempt or a greeting, and in bulk the next
-    /// byte. 5 s.
+    /// Time limit for connecting, for the greeting, and in bulk for the next byte. 5 s.
     pub timeout: Duration,
 }
 
-/// Where the connections go, and for how long.
+/// Target and duration.
 #[derive(Clone, Debug, Args)]
 pub struct StreamTarget {
-    /// A `turnpike reflect`, or a forwarder to one: HOST[:PORT], port 3480 by default
+    /// A `turnpike reflect`, or a forwarder to one: HOST[:PORT], default port 3480
     #[arg(value_name = "HOST:PORT", value_parser = options::reflector)]
     pub server: SocketAddr,
 
-    /// How long, and by how many threads.
     #[command(flatten)]
     pub run: RunOptions,
 }
 
-/// What is done with connections.
 #[derive(Clone, Copy, Debug)]
 pub enum Workload {
-    /// As many bytes as go.
+    /// As many bytes as possible.
     Bulk(BulkLoad),
-    /// Requests and responses on open connections, one outstanding on each.
+    /// Requests and responses on open connections, one outstanding per connection.
     Exchange(ExchangeLoad),
-    /// A connection for each request and response.
+    /// One connection per request and response.
     Connect(ConnectLoad),
 }
 
 /// Flags of `load tcp`.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct BulkLoad {
-    /// Streams, each a connection of its own, 1 to 10000; with --bidir as many each way
+    /// Streams, one connection each, 1 to 10000; with --bidir as many in each direction
     #[arg(short = 'P', long = "parallel", visible_alias = "clients", value_name = "N", default_value_t = 1)]
     pub clients: usize,
 
@@ -60,19 +54,19 @@ pub struct BulkLoad {
     #[arg(short = 'R', long)]
     pub reverse: bool,
 
-    /// Both directions at once, on connections of their own
+    /// Both directions at once, on separate connections
     #[arg(long, conflicts_with = "reverse")]
     pub bidir: bool,
 
-    /// Bytes of a write, 1 to 1048576
+    /// Bytes per write, 1 to 1048576
     #[arg(long, value_name = "B", default_value_t = 131_072)]
     pub size: usize,
 
-    /// Compare every byte that arrives with what was sent; costs the receiver CPU
+    /// Compare every received byte with the data sent; costs the receiver CPU time
     #[arg(long)]
     pub verify: bool,
 
-    /// Receivers let the kernel throw the bytes away instead of copying them, so that the far ends cost less CPU
+    /// Let the kernel discard received bytes instead of copying them, so that both ends use less CPU
     #[arg(long)]
     pub skip_rx_copy: bool,
 }
@@ -80,24 +74,23 @@ pub struct BulkLoad {
 /// Flags of `load rr`.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct ExchangeLoad {
-    /// Connections, with one request outstanding on each, 1 to 10000
+    /// Connections, with one outstanding request each, 1 to 10000
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub clients: usize,
 
-    /// Bytes of a request, 1 to 1048576
+    /// Bytes per request, 1 to 1048576
     #[arg(long, value_name = "B", default_value_t = 32)]
     pub size: usize,
 
-    /// Bytes of its response, 1 to 1048576 [default: as --size]
+    /// Bytes per response, 1 to 1048576 [default: as --size]
     #[arg(long, value_name = "B")]
     pub response: Option<usize>,
 
-    /// Requests a second over all connections, open loop, such as 20000 or 20k; "max" sends each as soon as the last is
-    /// answered (closed loop)
+    /// Requests per second over all connections, open loop, such as 20000 or 20k; "max" sends the next
+    /// request when the last is answered (closed loop)
     #[arg(long, value_name = "N|max", default_value = "max")]
     pub rate: Rate,
 
-    /// Limits of the result.
     #[command(flatten)]
     pub limits: ResultLimits,
 }
@@ -105,57 +98,54 @@ pub struct ExchangeLoad {
 /// Flags of `load connect`.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct ConnectLoad {
-    /// Connections at once, 1 to 10000
+    /// Concurrent connections, 1 to 10000
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub clients: usize,
 
-    /// Bytes that each sends, after a greeting of 16, 1 to 1048576
+    /// Bytes that each connection sends after a greeting of 16, 1 to 1048576
     #[arg(long, value_name = "B", default_value_t = 1)]
     pub size: usize,
 
-    /// Bytes that each receives, 1 to 1048576
+    /// Bytes that each connection receives, 1 to 1048576
     #[arg(long, value_name = "B", default_value_t = 1)]
     pub response: usize,
 
-    /// Who closes first: "server", "client", or the client by "reset". Whoever does keeps the port pair for 60 s after
-    /// (TIME_WAIT, but for a reset), and a client has 28,000
+    /// Side that closes first: "server", "client", or "reset" for a client that resets. The first to close
+    /// keeps the port pair for 60 s (TIME_WAIT, except after a reset), and a client has 28,000
     #[arg(long, value_name = "WHO", default_value_t = Close::Server)]
     pub close: Close,
 
-    /// Connections a second over all clients, open loop, such as 2000 or 2k; "max" opens each as soon as the last is
-    /// closed (closed loop)
+    /// Connections per second over all clients, open loop, such as 2000 or 2k; "max" opens the next
+    /// connection when the last is closed (closed loop)
     #[arg(long, value_name = "N|max", default_value = "max")]
     pub rate: Rate,
 
-    /// Limits of the result.
     #[command(flatten)]
     pub limits: ResultLimits,
 }
 
-/// Who closes a connection of `load connect` first. The first to close keeps the address pair for 60 s (TIME_WAIT), and a
-/// client, or a forwarder that passes on what it sees, has only 28,000 local ports for one server address.
+/// Side that closes a connection of `load connect` first. It keeps the address pair for 60 s (TIME_WAIT), and
+/// a client, or a transparent forwarder, has only 28,000 local ports per server address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, VariantNames)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum Close {
-    /// The server: lasts as long as one likes.
+    /// No limit on the length of the run.
     #[default]
     Server,
-    /// The client.
     Client,
-    /// The client, with a reset (SO_LINGER 0), which leaves nothing behind.
+    /// Client with a reset (SO_LINGER 0), which leaves no TIME_WAIT.
     Reset,
 }
 
 impl Config {
-    /// The most connections of one run, each way.
+    /// Maximum connections per run and direction.
     pub(crate) const MAX_CLIENTS: usize = 10_000;
 
-    /// `workload` at `target`.
     pub fn new(target: StreamTarget, workload: Workload) -> Self {
         Self { target, workload, timeout: Duration::from_secs(5) }
     }
 
-    /// Says what is impossible about these settings.
+    /// Checks the settings.
     pub(crate) fn validate(&self) -> Result<(), LoadError> {
         let (clients, response) = match self.workload {
             Workload::Bulk(_) => ("--parallel", 1),
@@ -170,13 +160,13 @@ impl Config {
         run::check(&numbers, self.target.run.threads, self.target.run.duration)?;
         if let Workload::Bulk(BulkLoad { verify: true, skip_rx_copy: true, .. }) = self.workload {
             return Err(LoadError::Config(
-                "--verify looks at bytes that --skip-rx-copy throws away".to_owned(),
+                "--verify needs the bytes that --skip-rx-copy discards".to_owned(),
             ));
         }
         Ok(())
     }
 
-    /// Connections at a time; in bulk, streams each way.
+    /// Concurrent connections; in bulk, streams per direction.
     pub(crate) fn clients(&self) -> usize {
         match self.workload {
             Workload::Bulk(BulkLoad { clients, .. })
@@ -185,13 +175,14 @@ impl Config {
         }
     }
 
-    /// Connections at a time, both ways together.
+    /// Concurrent connections, both directions together.
     pub(crate) fn connections(&self) -> usize {
         let both = matches!(self.workload, Workload::Bulk(BulkLoad { bidir: true, .. }));
         if both { self.clients() * 2 } else { self.clients() }
     }
 
-    /// Offered load: what is due waits for nothing but a free client, and the wait counts. Bulk takes what it gets, and loses nothing.
+    /// Offered load. A due request only waits for a free client, and the wait counts. Bulk has no rate and no
+    /// losses.
     pub(crate) fn rate_and_limits(&self) -> (Rate, ResultLimits) {
         match self.workload {
             Workload::Bulk(_) => (Rate::Max, ResultLimits::default()),
@@ -200,7 +191,7 @@ impl Config {
         }
     }
 
-    /// Bytes of a write or a request.
+    /// Bytes per write or request.
     pub(crate) fn size(&self) -> usize {
         match self.workload {
             Workload::Bulk(BulkLoad { size, .. })
@@ -209,11 +200,11 @@ impl Config {
         }
     }
 
-    /// What connection `number` of the run asks the reflector for.
+    /// Mode that connection `number` of the run requests.
     pub(crate) fn mode(&self, number: usize) -> StreamMode {
         match self.workload {
             Workload::Bulk(BulkLoad { reverse, bidir, size, verify, skip_rx_copy, .. }) => {
-                // Every other one, so that each thread has both kinds.
+                // Alternating, so that each thread has both directions.
                 let to_server = if bidir { number.is_multiple_of(2) } else { !reverse };
                 if to_server {
                     StreamMode::Sink { verify, discard: skip_rx_copy }
@@ -232,7 +223,6 @@ impl Config {
 }
 
 impl ExchangeLoad {
-    /// Bytes of a response.
     pub(crate) fn response(&self) -> usize {
         self.response.unwrap_or(self.size)
     }

@@ -1,4 +1,4 @@
-//! Connections: each opened for one request and one response, and closed again.
+//! Short connections: each is opened for one request and one response, then closed.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -18,14 +18,14 @@ use crate::{
     run::{Errors, Finished, Heartbeat, RunTallies},
 };
 
-/// The error of a machine that has no local port left for this server.
+/// Error when no local port is left for this server.
 pub(super) const NO_LOCAL_PORT: &str = "no_local_port";
 
-/// After a failure a client rests this long: it would only fail faster.
+/// Pause of a client after a failure, which would otherwise repeat immediately.
 const REST_NS: u64 = 10_000_000;
-/// With nothing but failures for so long, the server is gone.
+/// Time without any success after which the server counts as gone.
 const GONE_NS: u64 = 1_500_000_000;
-/// Bytes of a receive call.
+/// Bytes per receive call.
 const READ: usize = 64 << 10;
 
 /// Runs one thread's share of the clients.
@@ -36,7 +36,7 @@ pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, 
     let ConnectLoad { size: request, response, close, .. } = options;
     let (count, first) = shared.share(options.clients, thread);
     let mut poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
-    // Somebody must answer as a reflector does, or refusals would be all that is measured.
+    // Checks that a reflector answers; otherwise the run would only measure refusals.
     drop(dial::all(shared, &mut poller, &[StreamMode::Exchange { request, response }])?);
     shared.thread_is_ready();
     let schedule = shared.wait_for_start()?;
@@ -104,12 +104,12 @@ enum SlotState {
     Connecting,
     Sending,
     Waiting,
-    /// For the server to close.
+    /// Waiting for the server to close.
     Closing,
 }
 
 impl Connect<'_> {
-    /// Returns the thread's CPU time of the measured part.
+    /// Returns the CPU time of the measured part.
     fn run(&mut self) -> Result<Option<Duration>, LoadError> {
         let mut heartbeat = Heartbeat::new(self.shared, self.thread, self.starts.schedule);
         let mut ready: Vec<Event> = Vec::new();
@@ -203,11 +203,11 @@ impl Connect<'_> {
                 Ok(0) if slot.state == SlotState::Closing => break,
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(len) if len > slot.missing => {
-                    return Err(io::Error::other("more bytes than were asked for"));
+                    return Err(io::Error::other("more bytes than requested"));
                 }
                 Ok(len) => slot.missing -= len,
                 Err(error) if is_not_now(&error) => return Ok(()),
-                // The answer is here, and however the server closes, it is closed.
+                // The response is complete, so any kind of close is fine.
                 Err(_) if slot.state == SlotState::Closing => break,
                 Err(error) => return Err(error),
             }
@@ -222,7 +222,7 @@ impl Connect<'_> {
             tally.received_bytes += self.response as u64;
             tally.record_rtt((now - due) / 1_000);
             match self.close {
-                // The end has often come along.
+                // The close has often arrived already.
                 Close::Server => continue,
                 Close::Client => {}
                 Close::Reset => SockRef::from(&*stream).set_linger(Some(Duration::ZERO))?,
@@ -234,7 +234,7 @@ impl Connect<'_> {
         Ok(())
     }
 
-    /// Counts a connection that did not come through, and gives up when none does any more.
+    /// Counts a failed connection; fails the run once no connection succeeds any more.
     fn fail(&mut self, index: usize, error: &io::Error) -> Result<(), LoadError> {
         let what = match error.kind() {
             io::ErrorKind::ConnectionRefused => "refused",
@@ -257,7 +257,7 @@ impl Connect<'_> {
         Ok(())
     }
 
-    /// Attempts that take too long have failed.
+    /// Fails attempts that take too long.
     fn expire(&mut self, now: u64) -> Result<(), LoadError> {
         let limit = nanos(self.shared.config.timeout);
         for index in 0..self.slots.len() {

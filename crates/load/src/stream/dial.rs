@@ -1,4 +1,5 @@
-//! Connecting: non-blocking attempts, and for workloads with lasting connections the reflector's acknowledgement.
+//! Non-blocking connection attempts, and for lasting connections the wait for the reflector's
+//! acknowledgement.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -16,18 +17,19 @@ use crate::{
     greeting::{self, ACK_LEN, StreamMode},
 };
 
-/// Connection attempts of all threads that may be under way while a run is set up.
+/// Concurrent connection attempts of all threads during setup.
 const OUTSTANDING: usize = 256;
 
-/// How often the run is looked at while nothing happens.
+/// Interval of checking on the run while idle.
 const LOOK_NS: u64 = 10_000_000;
 
-/// How the attempt ended.
+/// Result of a connection attempt.
 pub(super) fn finish(stream: &TcpStream) -> io::Result<()> {
     stream.take_error()?.map_or(Ok(()), Err)
 }
 
-/// Connects `modes.len()` times and waits for all acknowledgements. The poller's tokens are indices into the result.
+/// Opens one connection per mode and waits for all acknowledgements. Poller tokens are indices into the
+/// result.
 pub(super) fn all(
     shared: &StreamShared<'_>,
     poller: &mut Poller,
@@ -87,7 +89,7 @@ impl Dial {
         Ok(Self { stream, state: DialState::Connecting })
     }
 
-    /// True when it has just become ready.
+    /// Returns true when the connection becomes ready.
     fn advance(
         &mut self,
         server: SocketAddr,
@@ -106,8 +108,8 @@ impl Dial {
                 poller
                     .set(&self.stream, index as u64, Interest::Level { read: true, write: false })
                     .map_err(LoadError::system("cannot watch a connection"))?;
-                // An empty send buffer takes so few bytes at once.
-                self.stream.write_all(&mode.to_bytes()).map_err(|_| refused("closed it"))?;
+                // An empty send buffer accepts a greeting at once.
+                self.stream.write_all(&mode.to_bytes()).map_err(|_| refused("closed it immediately"))?;
                 self.state = DialState::Greeted { ack: [0; ACK_LEN], len: 0 };
                 Ok(false)
             }
@@ -126,12 +128,12 @@ impl Dial {
                     return Ok(false);
                 }
                 Err(refused(if *ack == greeting::ack(false) {
-                    "is a reflector of another version"
+                    "is a reflector of a different version"
                 } else {
-                    "answers as no reflector does"
+                    "does not answer like a reflector"
                 }))
             }
-            // Nobody sends before it is asked: the connection has ended.
+            // The server only sends on request, so the connection has ended.
             DialState::Ready => Err(refused("closed it before the run began")),
         }
     }

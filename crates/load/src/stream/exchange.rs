@@ -1,4 +1,4 @@
-//! Requests and responses on open connections, one outstanding on each.
+//! Requests and responses on open connections, one outstanding per connection.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -14,7 +14,7 @@ use crate::{
     run::{Errors, Finished, Heartbeat, RunTallies},
 };
 
-/// Bytes of a receive call.
+/// Bytes per receive call.
 const READ: usize = 64 << 10;
 
 /// Runs one thread's share of the connections.
@@ -69,15 +69,15 @@ struct Exchange<'a> {
 struct ExchangeClient {
     stream: TcpStream,
     due: u64,
-    /// Bytes of the request that the kernel has not taken yet.
+    /// Bytes of the request that the kernel has not accepted yet.
     unsent: usize,
-    /// Bytes of the response that have not come yet.
+    /// Bytes of the response that are still missing.
     missing: usize,
     moved: u64,
 }
 
 impl Exchange<'_> {
-    /// Returns the thread's CPU time of the measured part.
+    /// Returns the CPU time of the measured part.
     fn run(&mut self) -> Result<Option<Duration>, LoadError> {
         let mut heartbeat = Heartbeat::new(self.shared, self.thread, self.starts.schedule);
         let mut ready: Vec<Event> = Vec::new();
@@ -160,12 +160,12 @@ impl Exchange<'_> {
     fn receive(&mut self, index: usize) -> Result<(), LoadError> {
         let client = &mut self.clients[index];
         loop {
-            // One byte more than expected would be one too many.
+            // Reads one byte more than expected, to detect surplus data.
             let room = (client.missing + 1).min(READ);
             match client.stream.read(&mut self.buffer[..room]) {
                 Ok(0) => return Err(self.lost(index, &io::ErrorKind::UnexpectedEof.into())),
                 Ok(len) if len > client.missing => {
-                    return Err(self.lost(index, &io::Error::other("more bytes than were asked for")));
+                    return Err(self.lost(index, &io::Error::other("more bytes than requested")));
                 }
                 Ok(len) => {
                     client.missing -= len;

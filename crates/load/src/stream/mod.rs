@@ -1,13 +1,13 @@
-//! `load tcp`, `load rr` and `load connect`: TCP to a reflector, straight or through a forwarder.
+//! `load tcp`, `load rr` and `load connect`: TCP to a reflector, directly or through a forwarder.
 //!
 //! ```text
 //! tcp      connections ──bytes──▶ [forwarder] ──▶ reflector      either way, or both; exact to the byte
 //! rr       connections ◀─request, response─▶      one outstanding on each
-//! connect  connect, request, response, close      so many at once
+//! connect  connect, request, response, close      several at once
 //! ```
 //!
-//! What both ends say to each other is in [`crate::greeting`]. Nothing is measured before every connection has had the
-//! reflector's answer, so that a forwarder without a target is an error and not a result.
+//! [`crate::greeting`] documents the protocol. A run starts once the reflector has answered on every
+//! connection, so that a forwarder without a target is an error instead of a result.
 
 mod bulk;
 mod config;
@@ -31,18 +31,19 @@ use crate::{
 
 type StreamShared<'a> = run::RunShared<'a, Config>;
 
-/// A thread wakes at least this often, to end in time.
+/// Maximum sleep of a thread, so that it ends in time.
 const LONGEST_SLEEP_NS: u64 = 20_000_000;
 
-/// Runs a load until its time is over or `stop` is told to stop. `progress` is called about once a second, from the calling
-/// thread.
+/// Runs a load until its time is over or `stop` is called. Calls `progress` about once a second from the
+/// calling thread.
 ///
-/// In a bulk run [`Report::sent`] and [`Report::received`] count bytes, `send_pps` and `recv_pps` bytes a second;
-/// `recv_bps` is what the receiving side saw arrive within the measured time.
+/// In a bulk run [`Report::sent`] and [`Report::received`] count bytes, and `send_pps` and `recv_pps` bytes
+/// per second; `recv_bps` is what the receiver saw within the measured time.
 ///
 /// # Errors
-/// When the settings are impossible, no reflector answers, a connection is lost in mid-run, or it is stopped before anything was
-/// measured; in a bulk run, when not every byte arrives.
+///
+/// The settings are invalid, no reflector answers, a connection is lost, or the run is stopped before the
+/// measurement starts; in a bulk run, also if not every byte arrives.
 pub fn run(
     config: &Config,
     stop: &StopHandle,
@@ -70,7 +71,7 @@ fn run_thread(shared: &StreamShared<'_>, number: usize) -> Result<run::Finished,
     }
 }
 
-/// Waits for events, at most so long and at most [`LONGEST_SLEEP_NS`].
+/// Waits for events for at most `longest_ns` and [`LONGEST_SLEEP_NS`].
 fn wait(poller: &mut Poller, ready: &mut Vec<Event>, longest_ns: u64) -> Result<(), LoadError> {
     let timeout = Duration::from_nanos(longest_ns.min(LONGEST_SLEEP_NS));
     ready.clear();
@@ -78,12 +79,12 @@ fn wait(poller: &mut Poller, ready: &mut Vec<Event>, longest_ns: u64) -> Result<
     Ok(())
 }
 
-/// Whether the poller will tell when the call is worth another try.
+/// The poller reports when a retry is worthwhile.
 fn is_not_now(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// The figures that go by another name here.
+/// Adds the figures that have other names for this workload.
 fn complete(report: &mut Report, workload: Workload) {
     match workload {
         Workload::Bulk(_) => {
@@ -98,19 +99,21 @@ fn complete(report: &mut Report, workload: Workload) {
             report.extra.insert("connections_per_s".to_owned(), report.recv_pps);
             if report.errors.contains_key(connect::NO_LOCAL_PORT) {
                 report.notes.push(
-                    "local ports ran out: each connection that this side closes first keeps one for 60 s \
-                     (TIME_WAIT); let the server close, or reset, with --close"
+                    "local ports ran out: each connection that the client closes first keeps one for 60 s \
+                     (TIME_WAIT); use --close server or --close reset"
                         .to_owned(),
                 );
             }
         }
     }
     if report.sent > 0 && report.received == 0 {
-        report.notes.push("nothing came back: does the forwarder still reach the reflector?".to_owned());
+        report
+            .notes
+            .push("nothing came back: check that the forwarder still reaches the reflector".to_owned());
     }
     if let Some(count) = report.errors.get(starts::NOT_STARTED) {
         report.notes.push(format!(
-            "{count} requests were due but never sent, because every connection still waited for an answer: use more \
+            "{count} requests were due but never sent, because every connection was waiting for a response: use more \
              clients or a lower rate"
         ));
     }

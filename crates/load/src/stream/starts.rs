@@ -1,4 +1,4 @@
-//! When requests start, and on which client: at once where one is free (closed loop), or when they are due (open loop).
+//! Start times of requests: as soon as a client is free (closed loop), or at their due time (open loop).
 
 use std::collections::VecDeque;
 
@@ -10,23 +10,23 @@ use crate::{
     run::{Errors, RunTallies, Schedule},
 };
 
-/// Requests that were due in the measured time, and found no free client until its end.
+/// Requests due in the measured time that found no free client before its end.
 pub(super) const NOT_STARTED: &str = "not_started";
 
-/// Responses that have not come so long after the end are lost.
+/// Responses later than this after the end count as lost.
 const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 
-/// The starts of one thread's requests.
+/// Request starts of one thread.
 pub(super) struct Starts {
     pub(super) schedule: Schedule,
     pacer: Option<Pacer>,
     clients: usize,
-    /// Clients without a request, and from when on they may have one; the longest first.
+    /// Idle clients and the time from which they may start, longest idle first.
     free: VecDeque<(usize, u64)>,
 }
 
 impl Starts {
-    /// `clients` of this thread, of which the first has number `first`.
+    /// Creates the starts of `clients` clients; `first` is the number of the first one within the run.
     #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
     pub(super) fn new(shared: &StreamShared<'_>, schedule: Schedule, clients: usize, first: usize) -> Self {
         let pacer = match shared.config.rate_and_limits().0 {
@@ -34,7 +34,7 @@ impl Starts {
             Rate::Pps(rate) => {
                 let all = shared.config.clients() as f64;
                 let share = rate * clients as f64 / all;
-                // Threads take turns instead of all starting at once.
+                // Threads start at different phases instead of all at once.
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
                 let offset = (first as f64 / all * 1e9 / share) as u64;
                 Some(Pacer::new(schedule.start + offset, share))
@@ -43,7 +43,7 @@ impl Starts {
         Self { schedule, pacer, clients, free: (0..clients).map(|index| (index, 0)).collect() }
     }
 
-    /// The next client that may start, and when its request was due.
+    /// Next client that may start, with the due time of its request.
     #[inline]
     pub(super) fn next(&mut self, now: u64, tallies: &mut RunTallies) -> Option<(usize, u64)> {
         let (index, free_since) = *self.free.front().filter(|(_, from)| *from <= now)?;
@@ -52,12 +52,12 @@ impl Starts {
         Some((index, due))
     }
 
-    /// Frees a client, from then on.
+    /// Frees a client from the given time on.
     pub(super) fn free(&mut self, index: usize, from: u64) {
         self.free.push_back((index, from));
     }
 
-    /// Frees a client, or returns when its next request was due where no other has waited for longer.
+    /// Frees a client, or returns the due time of its next request if no other client has waited longer.
     pub(super) fn go_on(&mut self, index: usize, now: u64, tallies: &mut RunTallies) -> Option<u64> {
         let due = if self.free.is_empty() { self.take(now, now, tallies) } else { None };
         if due.is_none() {
@@ -66,19 +66,20 @@ impl Starts {
         due
     }
 
-    /// Clients with a request.
+    /// Clients with an outstanding request.
     pub(super) fn busy(&self) -> usize {
         self.clients - self.free.len()
     }
 
-    /// Whether the run has ended, and all responses have come or are lost.
+    /// The run has ended and all responses have arrived or count as lost.
     pub(super) fn is_over(&self, now: u64) -> bool {
         let end = self.schedule.end;
         now >= end && (self.busy() == 0 || now - end > LONGEST_DRAIN_NS)
     }
 
-    /// When the next request was due, if it may start now on a client that is free since `free_since`. Only what passes after both is
-    /// the generator's lateness; the wait for a client is the server's, and part of the round trip.
+    /// Due time of the next request if it may start now on a client that has been free since `free_since`.
+    /// Only the delay after both is lateness of the generator; the wait for a client is caused by the server
+    /// and part of the round trip.
     #[inline]
     fn take(&mut self, now: u64, free_since: u64, tallies: &mut RunTallies) -> Option<u64> {
         if now < self.schedule.start || now >= self.schedule.end {
@@ -94,7 +95,7 @@ impl Starts {
         Some(due)
     }
 
-    /// Nanoseconds until something may start.
+    /// Nanoseconds until the next start.
     pub(super) fn pause(&self, now: u64) -> u64 {
         let Some((_, from)) = self.free.front().filter(|_| now < self.schedule.end) else {
             return LONGEST_SLEEP_NS;
@@ -107,7 +108,7 @@ impl Starts {
         next.min(self.schedule.end).max(*from).saturating_sub(now)
     }
 
-    /// Counts what was due and could not start.
+    /// Counts requests that were due and did not start.
     pub(super) fn end(&mut self, errors: &mut Errors) {
         let Some(pacer) = &mut self.pacer else { return };
         let mut missed = 0;

@@ -1,8 +1,8 @@
-//! There and back: payloads at a rate, or as many as go, to a reflector that returns each.
+//! Echo traffic: payloads at a rate, or as fast as possible, to a reflector that returns each.
 //!
-//! One thread alternates between sending what is due and receiving what is there. Payloads are written in place, neighbours of one
-//! client leave as one super-packet, and what comes back is read from GRO buffers, so that a datagram costs the generator a
-//! small part of what it costs the relay.
+//! One thread alternates between sending and receiving. Payloads are written in place, consecutive ones of a
+//! client leave as one super-packet, and replies are read from GRO buffers, so that a datagram costs the
+//! generator a fraction of its cost to the relay.
 
 use std::time::Duration;
 
@@ -22,17 +22,17 @@ use crate::{
 pub(crate) struct EchoPlan {
     /// Clients of all threads.
     pub(crate) clients: usize,
-    /// Of all clients.
+    /// Total of all clients.
     pub(crate) rate: Rate,
-    /// Bytes of a payload.
+    /// Payload bytes.
     pub(crate) size: usize,
-    /// Payloads of one client back to back.
+    /// Payloads that a client sends back to back.
     pub(crate) burst: usize,
-    /// At [`Rate::Max`]: payloads that one client may have under way.
+    /// With [`Rate::Max`]: maximum payloads in flight per client.
     pub(crate) window: Option<u64>,
 }
 
-/// Sends and receives until the run ends, for `count` clients that are ready, of which the first has number `first`.
+/// Sends and receives until the run ends, for this thread's clients, which are set up.
 pub(crate) fn run<C>(
     carrier: &mut impl Carrier,
     plan: &EchoPlan,
@@ -80,7 +80,7 @@ struct EchoFlows {
     flows: Vec<Flow>,
     tallies: RunTallies,
     measure_ns: u64,
-    /// What came back and is not what was sent.
+    /// Received payloads that differ from the ones sent.
     garbled: u64,
 }
 
@@ -95,7 +95,7 @@ impl EchoFlows {
         }
     }
 
-    /// The number of a client's flow in the whole run.
+    /// Number of a client's flow within the run.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "validated: at most 10,000 clients")]
     fn number(&self, client: usize) -> u32 {
@@ -137,26 +137,27 @@ impl Sink for EchoFlows {
         }
     }
 
-    /// What was under way shall not fill a window for ever.
+    /// Frees the window of packets that will never be answered.
     fn forget(&mut self, client: usize) {
         self.flows[client].settled = self.flows[client].next_sequence;
     }
 }
 
-/// Decides which client sends when.
+/// Selects the next client to send.
 struct EchoSender {
     plan: EchoPlan,
     schedule: Schedule,
     pace: EchoPace,
     flows: usize,
-    /// The client whose turn it is.
+    /// Next client.
     turn: usize,
 }
 
 enum EchoPace {
     /// Bursts at their due times.
     Open(Pacer),
-    /// As much as goes, each client within its window if there is one; since when nothing has come back.
+    /// As fast as possible within each client's window; `stuck_since` is the time since which nothing has
+    /// come back.
     Flood { window: u64, stuck_since: u64 },
 }
 
@@ -167,7 +168,7 @@ impl EchoSender {
             Rate::Pps(pps) => {
                 let bursts = pps / plan.burst as f64;
                 let share = flows as f64 / plan.clients as f64;
-                // Threads take turns instead of all sending at once.
+                // Threads start at different phases instead of all at once.
                 let offset = (first as f64 / plan.clients as f64) * 1e9 / (bursts * share);
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
                 EchoPace::Open(Pacer::new(schedule.start + offset as u64, bursts * share))
@@ -177,7 +178,8 @@ impl EchoSender {
         Self { plan, schedule, pace, flows, turn: 0 }
     }
 
-    /// Sends what is due, at most a few batches; returns how long there is nothing to send, or `None` at the end.
+    /// Sends due bursts, up to a few batches. Returns the time until the next one, or `None` at the end of
+    /// the run.
     fn send<C>(
         &mut self,
         carrier: &mut impl Carrier,
@@ -185,7 +187,7 @@ impl EchoSender {
         shared: &RunShared<'_, C>,
         now: u64,
     ) -> Option<Duration> {
-        /// After so many batches it is the receiver's turn, however late the sender is.
+        /// Batches before receiving gets its turn, even if sending is late.
         const BATCHES: usize = 4;
         let mut now = now;
         for _ in 0..BATCHES {
@@ -217,7 +219,7 @@ impl EchoSender {
         Some(Duration::ZERO)
     }
 
-    /// One batch of what is due by now.
+    /// Queues one batch of due bursts.
     #[expect(clippy::cast_possible_truncation, reason = "a burst is at most 64")]
     fn send_due(&mut self, carrier: &mut impl Carrier, echo: &mut EchoFlows, now: u64) {
         let EchoPace::Open(pacer) = &mut self.pace else { return };
@@ -235,19 +237,19 @@ impl EchoSender {
         flush(carrier, echo, &self.plan, now >= self.schedule.measure);
     }
 
-    /// One batch, round robin over the clients; returns how long to wait for replies.
+    /// Queues one batch, round robin over the clients; returns how long to wait for replies.
     fn flood(&mut self, carrier: &mut impl Carrier, echo: &mut EchoFlows, now: u64) -> Duration {
-        /// With every window full and nothing coming back for so long, what is under way is lost.
+        /// Time without replies, with every window full, after which the packets in flight count as lost.
         const STUCK_NS: u64 = 100_000_000;
-        /// Clients whose window has room have another burst until so many, or so many bytes, are queued: those of one client leave in
-        /// one call. Without a window there would be no end to it.
+        /// Limits for gathering bursts of clients with room in their window, since bursts of one client leave
+        /// in one call. Without a window, gathering would not end.
         const GATHERED: usize = 32;
         const GATHERED_BYTES: usize = 256 << 10;
         let EchoPlan { burst, size, .. } = self.plan;
         let EchoPace::Flood { window, stuck_since } = &mut self.pace else { return Duration::ZERO };
         let gathered =
             if *window == u64::MAX { 0 } else { (GATHERED * burst).min(GATHERED_BYTES / size.max(1)) };
-        // Clients that had their turn; and of the last of them, how many could not send.
+        // Clients that had their turn, and how many of the latest could not send.
         let (mut turns, mut idle) = (0, 0);
         while idle < self.flows {
             let flow = &echo.flows[self.turn];
@@ -275,12 +277,12 @@ impl EchoSender {
         }
         *stuck_since = 0;
         let dropped = flush(carrier, echo, &self.plan, now >= self.schedule.measure);
-        // The kernel takes no more: give it, and whoever shares the core, time.
+        // The kernel is full: leave time to it and to other processes on the core.
         if dropped == queued { Duration::from_micros(50) } else { Duration::ZERO }
     }
 }
 
-/// Sends the batch; what the kernel did not take was not sent.
+/// Sends the batch; datagrams that the kernel rejects do not count as sent.
 fn flush(carrier: &mut impl Carrier, echo: &mut EchoFlows, plan: &EchoPlan, measured: bool) -> u64 {
     let dropped = carrier.flush();
     if dropped > 0 {
@@ -291,7 +293,7 @@ fn flush(carrier: &mut impl Carrier, echo: &mut EchoFlows, plan: &EchoPlan, meas
     dropped
 }
 
-/// Sends what waited for a client to move, at most a batch of it.
+/// Sends bursts held back during a client's move, up to one batch.
 fn release(carrier: &mut impl Carrier, echo: &mut EchoFlows, plan: &EchoPlan) {
     while carrier.queued() < BATCH
         && let Some((client, due)) = carrier.release()
@@ -301,7 +303,6 @@ fn release(carrier: &mut impl Carrier, echo: &mut EchoFlows, plan: &EchoPlan) {
     flush(carrier, echo, plan, true);
 }
 
-/// Waits for the last replies.
 fn drain<C>(
     carrier: &mut impl Carrier,
     echo: &mut EchoFlows,
@@ -325,7 +326,7 @@ fn drain<C>(
         let all = echo.flows.iter().all(|flow| flow.under_way() == 0);
         let quiet = all || now - last > QUIET_NS;
         if (quiet && !carrier.is_waiting()) || now - start > LONGEST_DRAIN_NS {
-            // What has not left by now never will; it was due and is lost.
+            // Bursts still held are due and lost.
             carrier.give_up();
             while carrier.is_releasing() {
                 release(carrier, echo, plan);

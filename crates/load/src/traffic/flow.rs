@@ -1,4 +1,4 @@
-//! What one flow has sent, and what of it arrived.
+//! Counters of one flow.
 
 use turnpike_measure::{ArrivalOrder, Jitter, Sequence};
 
@@ -8,16 +8,16 @@ use crate::{payload::PayloadStamp, run::RunTally};
 pub(crate) struct Flow {
     pub(crate) next_sequence: u64,
     pub(crate) jitter: Jitter,
-    /// Everything below counts as no longer under way.
+    /// Sequence numbers below this are no longer in flight.
     pub(crate) settled: u64,
-    /// In the measured time.
+    /// Sent in the measured time.
     pub(crate) sent: u64,
     received: u64,
     seen: Sequence,
 }
 
 impl Flow {
-    /// Counts a payload of `len` bytes that arrived; false if it was never sent.
+    /// Counts a received payload of `len` bytes; false if it was never sent.
     #[inline]
     pub(crate) fn arrived(
         &mut self,
@@ -49,7 +49,7 @@ impl Flow {
         true
     }
 
-    /// Payloads sent that have not arrived, nor a later one.
+    /// Payloads sent that have neither arrived nor been overtaken by a later one.
     pub(crate) fn under_way(&self) -> u64 {
         self.next_sequence - self.seen.next().max(self.settled)
     }

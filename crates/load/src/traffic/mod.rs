@@ -1,5 +1,5 @@
-//! Payloads that leave when they are due, over whatever carries them: UDP sockets as they are, or clients of a TURN server. What is
-//! sent and what comes back, [`echo`] and [`crate::profile`] decide; how it gets there, the carriers.
+//! Payload traffic over exchangeable carriers: plain UDP sockets, or clients of a TURN server. [`echo`] and
+//! [`crate::profile`] decide what to send; a [`Carrier`] transports it.
 
 pub(crate) mod echo;
 pub(crate) mod flow;
@@ -14,86 +14,84 @@ use crate::{
     run::{RunShared, Schedule},
 };
 
-/// Payloads queued before they are sent.
+/// Payloads queued before a flush.
 pub(crate) const BATCH: usize = 256;
-/// A paced thread sleeps no shorter than this. Waking for every burst cost 38 % of the generator's CPU time at 25,000
-/// bursts a second; 20,000 a second, where latency is looked at, still has a wake-up for each.
+/// Minimum sleep of a paced thread. Waking for every burst cost 38 % of the generator's CPU time at 25,000
+/// bursts/s; at 20,000/s, used for latency measurements, every burst still has its own wake-up.
 pub(crate) const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
-/// A thread with nothing to send wakes this often to look after its clients.
+/// Maximum sleep of an idle thread, which also looks after its clients.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(20);
-/// What has not come so long after the last that did is lost.
+/// Silence after the last arrival after which missing packets count as lost.
 pub(crate) const QUIET_NS: u64 = 400_000_000;
-/// However many trickle in, the wait for them ends.
+/// Limit of the wait for the last packets while some still arrive.
 pub(crate) const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
-/// The token of a socket that is not the carrier's own; see [`Sink::peer_is_ready`].
+/// Token of a socket that does not belong to the carrier; see [`Sink::peer_is_ready`].
 pub(crate) const PEER: u64 = 1 << 32;
 
-/// How the clients of one thread reach their peers, by index.
+/// Path of one thread's clients to their peers, by client index.
 pub(crate) trait Carrier {
-    /// Queues `count` payloads of `len` bytes, each of which `fill` writes, from a client to its peer.
+    /// Queues `count` payloads of `len` bytes, each written by `fill`, from a client to its peer.
     fn push(&mut self, client: usize, count: usize, len: usize, fill: impl FnMut(&mut [u8]));
-    /// Payloads, and messages of the carrier's own, queued since the last flush.
+    /// Payloads and protocol messages queued since the last flush.
     fn queued(&self) -> usize;
-    /// Sends what is queued; returns how much of it was not taken.
+    /// Sends the queue; returns how many messages were not accepted.
     fn flush(&mut self) -> u64;
-    /// Whether a client can send now.
     fn can_send(&self, _client: usize) -> bool {
         true
     }
-    /// Waits for at most `timeout`, then hands over what has arrived. Returns how many messages that was.
+    /// Waits for at most `timeout`, then passes on arrivals. Returns the number of messages.
     fn receive(&mut self, timeout: Duration, sink: &mut impl Sink) -> Result<usize, LoadError>;
-    /// Where a client's payloads seem to come from, to its peer; `None` where only the peer can see that.
+    /// Source address of a client's payloads as its peer sees it; `None` if only the peer can know.
     fn seen_as(&self, _client: usize) -> Option<SocketAddr> {
         None
     }
-    /// For a socket that is not the carrier's own, to be added as [`PEER`].
+    /// Poller for a socket registered as [`PEER`].
     fn poller(&self) -> &Poller;
     fn errors(&mut self) -> &mut Errors;
 
-    // Clients that change their socket in mid-run: what is due meanwhile waits.
+    // The following methods serve clients that change their socket during the run; due bursts wait meanwhile.
 
-    /// The times of the run are known, or have changed.
+    /// Sets or updates the times of the run.
     fn plan(&mut self, _schedule: Schedule) {}
-    /// Whether [`Carrier::tend`] has something to do.
+    /// [`Carrier::tend`] has work to do.
     fn is_due(&self, _now_ns: u64) -> bool {
         false
     }
-    /// Does what is due beside the traffic. Nothing may be queued.
+    /// Does work besides the traffic. The queue must be empty.
     fn tend(&mut self) {}
-    /// Keeps a burst of a client that cannot send. False if it is to be sent.
+    /// Holds back a burst of a client that cannot send. Returns false if it can.
     fn hold(&mut self, _client: usize, _due_ns: u64) -> bool {
         false
     }
-    /// Whether there is something to [`Carrier::release`].
+    /// [`Carrier::release`] has a burst.
     fn is_releasing(&self) -> bool {
         false
     }
-    /// A burst that waits no longer, and when it was due.
+    /// Next held burst that can be sent, with its due time.
     fn release(&mut self) -> Option<(usize, u64)> {
         None
     }
-    /// Whether something waits, or a client for the server.
+    /// Bursts are held back, or a client waits for the server.
     fn is_waiting(&self) -> bool {
         false
     }
-    /// Gives up on what waits.
+    /// Drops held bursts.
     fn give_up(&mut self) {}
 
-    /// So many of a client's payloads were lost in the measured time; told at the end.
+    /// Reports the number of a client's payloads lost in the measured time, at the end of the run.
     fn lost(&mut self, _client: usize, _count: u64) {}
 }
 
-/// Who takes what arrives.
+/// Receiver of arrivals.
 pub(crate) trait Sink {
-    /// Takes a payload that came for a client.
     fn payload(&mut self, client: usize, now_ns: u64, payload: &[u8]);
-    /// What a client had under way will not be answered any more.
+    /// Packets of this client in flight will not be answered any more.
     fn forget(&mut self, _client: usize) {}
-    /// There is something to read at the socket that was added as [`PEER`].
+    /// The socket registered as [`PEER`] is readable.
     fn peer_is_ready(&mut self) {}
 }
 
-/// Says that this thread is ready, and receives until all are.
+/// Marks this thread as ready, and receives until all threads are.
 pub(crate) fn await_start<C>(
     carrier: &mut impl Carrier,
     sink: &mut impl Sink,
@@ -110,7 +108,7 @@ pub(crate) fn await_start<C>(
     }
 }
 
-/// Takes nothing: while clients are set up or taken down.
+/// Ignores payloads, during setup and teardown.
 pub(crate) struct NoData;
 
 impl Sink for NoData {

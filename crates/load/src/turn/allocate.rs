@@ -1,9 +1,10 @@
-//! Modes `allocate` and `bind`: authenticated allocations, each deleted as soon as it is granted, or has enough channels.
+//! Modes `allocate` and `bind`: authenticated allocations, each deleted once it is granted or has enough
+//! channels.
 //!
-//! `clients` of them are under way at a time, each from a source port that was not used before, as far as there are any:
-//! a server may remember a deleted allocation's 5-tuple for a while (coturn 4.6 for a second, and answers 437). The
-//! latency is that of the whole Allocate dialogue: the challenge, and the request that answers it; over TCP, TLS and DTLS each
-//! allocation has a connection of its own, and opening it counts. Of mode `bind` only its ChannelBind requests are counted and timed.
+//! Up to `clients` are in progress at a time, each from a fresh source port where possible: a server may
+//! remember the 5-tuple of a deleted allocation (coturn 4.6 for one second, answering 437). The latency is
+//! that of the whole Allocate dialogue, challenge included; over TCP, TLS and DTLS it includes opening a
+//! connection. Mode `bind` counts and times only its ChannelBind requests.
 
 use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -23,11 +24,11 @@ use crate::{
     traffic::{Carrier as _, LONGEST_DRAIN_NS, LONGEST_SLEEP, NoData},
 };
 
-/// Source ports, taken in turn. They end below 49152, where a server on the same machine has its relay ports (RFC 8656
-/// section 7.2).
+/// Source ports, used in rotation. They end below 49152, where a server on the same machine has its relay
+/// ports (RFC 8656 section 7.2).
 const PORTS: std::ops::Range<u16> = 20_000..49_152;
 
-/// Channels that an allocation gets in mode `bind`: fewer than servers allow by default.
+/// Channels per allocation in mode `bind`: fewer than servers allow by default.
 const CHANNELS: u16 = 60;
 
 /// Runs one thread's share.
@@ -64,19 +65,19 @@ struct Churn<'a> {
     shared: &'a TurnShared<'a>,
     schedule: Schedule,
     engine: TurnEngine,
-    /// Endpoints without an allocation, the longest rested first.
+    /// Endpoints without an allocation, longest idle first.
     free: VecDeque<usize>,
-    /// When each endpoint's allocation, or channel, was due.
+    /// Due time of each endpoint's allocation or channel.
     due: Vec<u64>,
-    /// Whether each has an allocation that is to be deleted.
+    /// Endpoints whose allocation is to be deleted.
     is_granted: Vec<bool>,
-    /// How many channels each has asked for.
+    /// Channels requested by each endpoint.
     bound: Vec<u16>,
     ports: SourcePorts,
     users: UserRotation,
     limit: usize,
     under_way: usize,
-    /// Of these, those that were granted.
+    /// Number of these that were granted.
     deleting: usize,
     granted: u64,
     tallies: RunTallies,
@@ -112,7 +113,7 @@ impl Churn<'_> {
         Ok(finished(config, self.engine, Finished { cpu, ..Finished::default() }))
     }
 
-    /// Starts what is due, as far as allocations and sockets are free; returns how long there is nothing to start.
+    /// Starts due allocations while slots and sockets are free; returns the time until the next one.
     fn start_due(&mut self, now: u64, mut pacer: Option<&mut Pacer>) -> Duration {
         if now < self.schedule.start {
             return Duration::from_nanos(self.schedule.start - now).min(LONGEST_SLEEP);
@@ -120,7 +121,7 @@ impl Churn<'_> {
         if let Some(pacer) = pacer.as_mut()
             && now >= self.schedule.measure
         {
-            // A server that falls behind during the warmup would be busy with that until the end, and nothing would be measured.
+            // A server that falls behind during the warm-up would spend the whole run catching up.
             pacer.skip_to(self.schedule.measure);
         }
         while self.under_way < self.limit {
@@ -175,7 +176,7 @@ impl Churn<'_> {
         self.delete(index, now);
     }
 
-    /// What was due has been granted.
+    /// Counts a response.
     fn answered(&mut self, index: usize, now: u64) {
         let due = self.due[index];
         let tally = self.tallies.of(due >= self.schedule.measure);
@@ -183,7 +184,7 @@ impl Churn<'_> {
         tally.record_rtt(now.saturating_sub(due) / 1_000);
     }
 
-    /// Binds another channel, as long as there is time and the allocation has not enough.
+    /// Binds another channel, or deletes the allocation if it has enough or the time is over.
     fn bind_next(&mut self, index: usize, now: u64) {
         let bound = self.bound[index];
         if bound == CHANNELS || now >= self.schedule.end {
@@ -194,7 +195,7 @@ impl Churn<'_> {
         self.tallies.of(now >= self.schedule.measure).sent += 1;
         let endpoint = &mut self.engine.endpoints[index];
         let peer = SocketAddr::new(endpoint.peer.ip(), 1024 + bound);
-        // There is an allocation, and numbers for many more.
+        // Cannot fail: the allocation exists and has free channel numbers.
         let _ = endpoint.client.bind_channel(now / 1_000_000, peer);
         self.engine.pump(index);
     }
@@ -202,7 +203,7 @@ impl Churn<'_> {
     fn delete(&mut self, index: usize, now: u64) {
         self.deleting += 1;
         self.is_granted[index] = true;
-        // There is an allocation, so that it can be deleted.
+        // Cannot fail: the allocation exists.
         let _ = self.engine.endpoints[index].client.delete(now / 1_000_000);
         self.engine.pump(index);
     }
@@ -218,7 +219,7 @@ impl Churn<'_> {
         self.rest(index)
     }
 
-    /// Makes the endpoint ready for another allocation, from another port.
+    /// Prepares the endpoint for the next allocation, from another port.
     fn rest(&mut self, index: usize) -> Result<(), LoadError> {
         let mut source = io::Error::from(io::ErrorKind::AddrInUse);
         self.engine.return_home(index);
@@ -240,7 +241,7 @@ impl Churn<'_> {
         Err(LoadError::Socket { server: self.engine.endpoints[index].course.server, source })
     }
 
-    /// A server that has granted nothing after a while never will.
+    /// Fails if the server has granted nothing for a while.
     fn check_answers(&self, now: u64) -> Result<(), LoadError> {
         if self.granted > 0 {
             return Ok(());
@@ -255,9 +256,9 @@ impl Churn<'_> {
     }
 }
 
-/// Whose the allocations of one thread are, round and round.
+/// Users of one thread's allocations, in rotation.
 struct UserRotation {
-    /// Of the first, whose name the others have before their numbers.
+    /// Settings of the first user; the others append a number to the name.
     settings: Arc<client::Config>,
     count: usize,
     next: usize,
@@ -265,7 +266,7 @@ struct UserRotation {
 }
 
 impl UserRotation {
-    /// Threads take turns, so that all users together come round once in `count` allocations.
+    /// Threads start at different users, so that all users together have one turn per `count` allocations.
     fn of_thread(thread: usize, shared: &TurnShared<'_>) -> Self {
         let config = shared.config;
         let settings = client_settings(config);
@@ -279,7 +280,7 @@ impl UserRotation {
     }
 }
 
-/// The source ports of one thread, round and round.
+/// Source ports of one thread, in rotation.
 struct SourcePorts {
     first: u16,
     count: u16,
@@ -287,13 +288,13 @@ struct SourcePorts {
 }
 
 impl SourcePorts {
-    /// An equal part of [`PORTS`] for each thread.
+    /// Takes an equal part of [`PORTS`] per thread.
     fn of_thread(thread: usize, threads: usize) -> Self {
         let each = (PORTS.len() / threads).max(1);
         let offset = (thread * each).min(PORTS.len() - 1);
         #[expect(clippy::cast_possible_truncation, reason = "both are parts of PORTS, which are 16 bits")]
         let (first, count) = (PORTS.start + offset as u16, each as u16);
-        // Not the ports that the run before began with.
+        // Starts at random, because the previous run may still occupy the first ports.
         Self { first, count, next: rand::random_range(0..count) }
     }
 
@@ -321,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_of_threads_are_apart_and_come_round() {
+    fn port_ranges_of_threads_are_disjoint_and_wrap() {
         for threads in [1, 2, 3, 7] {
             let mut seen = std::collections::HashSet::new();
             for thread in 0..threads {

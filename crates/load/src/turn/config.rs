@@ -1,4 +1,4 @@
-//! Settings of `load turn`, which are its flags.
+//! Settings and flags of `load turn`.
 
 use std::{
     fmt::Display,
@@ -29,62 +29,65 @@ use crate::{
     udp,
 };
 
-/// Settings of `load turn`. [`Config::new`] holds the defaults.
+/// Settings of `load turn`; see [`Config::new`] for the defaults.
 #[derive(Clone, Debug, Args)]
 pub struct Config {
-    /// The TURN server: turn:HOST[:PORT][?transport=udp|tcp], turns:… (TLS; with ?transport=udp DTLS), or HOST[:PORT]; port
-    /// 3478 by default, 5349 with TLS or DTLS. Over udp there may be several, each of which has as many of the clients
+    /// TURN server: turn:HOST[:PORT][?transport=udp|tcp], turns:… (TLS; with ?transport=udp DTLS), or
+    /// HOST[:PORT]; default port 3478, with TLS or DTLS 5349. Over udp there may be several, which share the
+    /// clients equally
     #[arg(value_name = "SERVER", required = true)]
     pub servers: Vec<ServerUri>,
 
-    /// How clients reach the server: udp, tcp, tls or dtls [default: as SERVER says, udp]
+    /// Transport to the server: udp, tcp, tls or dtls [default: as SERVER says, udp]
     #[arg(long, value_name = "T")]
     pub transport: Option<Transport>,
 
-    /// What is relayed: "udp" datagrams, or "tcp" connections to a `turnpike reflect --tcp` (RFC 6062; over tcp or tls)
+    /// Relayed transport: "udp" datagrams, or "tcp" connections to a `turnpike reflect --tcp` (RFC 6062; over
+    /// tcp or tls)
     #[arg(long = "relay", value_name = "WHAT", default_value = "udp", value_parser = relayed)]
     pub relayed: Relayed,
 
-    /// Family of the relayed address, 4 or 6 [default: that of --peer]
+    /// Address family of the relayed address, 4 or 6 [default: as --peer]
     #[arg(long, value_name = "4|6", value_parser = family)]
     pub family: Option<Family>,
 
-    /// How the server's certificate is judged.
     #[command(flatten)]
     pub tls: TlsOptions,
 
-    /// Make a full TLS handshake for each connection, instead of resuming sessions; over DTLS none is resumed anyway
+    /// Make a full TLS handshake for each connection instead of resuming sessions (DTLS never resumes)
     #[arg(long)]
     pub no_resumption: bool,
 
-    /// The reflector as the server reaches it [default: `turnpike reflect` beside the server, 127.0.0.1:3480 or [::1]:3480]; with
-    /// --profile, an address of this machine for the generator's own peers [default: 127.0.0.1:0 or [::1]:0, any port]
+    /// Address of the reflector as seen from the server [default: `turnpike reflect` beside the server,
+    /// 127.0.0.1:3480 or [::1]:3480]; with --profile, a local address for the peers inside the generator
+    /// [default: 127.0.0.1:0 or [::1]:0, any port]
     #[arg(long, value_name = "ADDR:PORT", value_parser = options::resolve)]
     pub peer: Option<SocketAddr>,
 
-    /// Give each client a peer address of its own, from the second address of this prefix on, at the port of --peer [default: 3480]; a
-    /// reflector that listens on all addresses answers from each that is routed to it (`ip route add local CIDR dev lo`). For servers
-    /// whose clients share relay ports
+    /// Give each client its own peer address, starting with the second address of this prefix, at the port of
+    /// --peer [default: 3480]; a reflector that listens on all addresses answers from each address routed to
+    /// it (`ip route add local CIDR dev lo`). For servers with shared relay ports
     #[arg(long, value_name = "CIDR", conflicts_with = "profile")]
     pub peer_prefix: Option<Cidr>,
 
-    /// Give each client an address of this machine of its own, from the second address of this prefix on (`ip route add local CIDR dev lo`),
-    /// and each thread one socket for all its clients, in place of a socket for each: the generator then takes far less of its core. Over UDP,
-    /// for --mode packet and bind; the server needs a route for the prefix that leads here
+    /// Give each client its own local address, starting with the second address of this prefix (`ip route add
+    /// local CIDR dev lo`), and let each thread use one socket for all its clients instead of one per client,
+    /// which costs the generator far less CPU time. Over UDP, for --mode packet and bind; the server needs a
+    /// route for the prefix to this machine
     #[arg(long, value_name = "CIDR", conflicts_with_all = ["migrate", "patience"])]
     pub client_prefix: Option<Cidr>,
 
-    /// Long-term credential; leave it out for a server without authentication
+    /// Long-term credential; omit it for a server without authentication
     #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_LOAD_USER", hide_env_values = true)]
     pub user: Option<Login>,
 
-    /// Have so many users take turns, NAME0, NAME1 and so on, all with the password, 1 to 1000000; for --mode packet (clients in turn)
-    /// and allocate (allocations in turn)
+    /// Number of users who take turns: NAME0, NAME1 and so on, all with the same password, 1 to 1000000; for
+    /// --mode packet (per client) and allocate (per allocation)
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub users: usize,
 
-    /// Third-party authorization (RFC 7635) in place of --user: all that `turnpike credentials --token-key` prints, in quotes. Other
-    /// users of this machine can see it in the process list
+    /// Third-party authorization (RFC 7635) instead of --user: the output of `turnpike credentials
+    /// --token-key`, in quotes. Other users of this machine can see it in the process list
     #[arg(
         long,
         value_name = "TOKEN",
@@ -94,79 +97,78 @@ pub struct Config {
     )]
     pub access_token: Option<AccessToken>,
 
-    /// File with the same; "-" is standard input
+    /// File with the token; "-" is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["access_token", "user"])]
     pub access_token_file: Option<PathBuf>,
 
-    /// Clients, each with its own 5-tuple, 1 to 10000; with --mode allocate or bind, allocations under way at a time
+    /// Clients, each with its own 5-tuple, 1 to 10000; with --mode allocate or bind, concurrent allocations
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub clients: usize,
 
-    /// Datagrams (with --mode allocate: allocations) a second over all clients, open loop, such as 20000, 20k or 1.5M;
-    /// "max" for as many as the machine can
+    /// Datagrams (with --mode allocate: allocations) per second over all clients, open loop, such as 20000,
+    /// 20k or 1.5M; "max" for as many as possible
     #[arg(long, value_name = "PPS|max", default_value = "1000")]
     pub rate: Rate,
 
-    /// Payload of a datagram in bytes, 24 to 65000, over DTLS 24 to 16000; with --relay tcp, of a piece
+    /// Payload bytes of a datagram, 24 to 65000, over DTLS 24 to 16000; with --relay tcp, of a chunk
     #[arg(long, value_name = "B", default_value_t = 120)]
     pub size: usize,
 
-    /// How datagrams follow each other.
     #[command(flatten)]
     pub bursts: BurstOptions,
 
-    /// What each client sends, and gets from a peer of the generator's own, which listens at `peer` (thread n at the n-th port from there).
+    /// Profile, with peers inside the generator that listen at `peer` (thread n at the n-th port from there).
     #[command(flatten)]
     pub profile: Option<Shaped>,
 
-    /// How data reaches the server: "channel" (ChannelData) or "send" (Send and Data indications)
+    /// Encapsulation of data to the server: "channel" (ChannelData) or "send" (Send and Data indications)
     #[arg(long, value_name = "HOW", default_value_t = DataVia::Channel)]
     pub via: DataVia,
 
-    /// What is generated: "packet" traffic through the relay and back, "allocate" allocations, each deleted at once, "bind" channels,
-    /// one after the other by each client (with --rate max), "invalid" unauthenticated requests and malformed packets (over udp only)
+    /// Kind of load: "packet" traffic through the relay and back, "allocate" allocations, each deleted at
+    /// once, "bind" channels, one after the other per client (with --rate max), "invalid" unauthenticated
+    /// requests and malformed packets (over udp only)
     #[arg(long, value_name = "MODE", default_value_t = Mode::Packet)]
     pub mode: Mode,
 
-    /// In the measured time, have each client change its socket every SECONDS and take its allocation along (mobility, RFC 8016),
-    /// 0.1 to 3600; for --mode packet with --relay udp
+    /// During the measured time, let each client change its socket every SECONDS and move its allocation
+    /// (mobility, RFC 8016), 0.1 to 3600; for --mode packet with --relay udp
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub migrate: Option<Duration>,
 
-    /// Have a client that has heard nothing for SECONDS, 0.2 to 3600 (and up to --reconnect-spread more, each another time), give its
-    /// allocation up, take another socket and ask SERVER for another, as calls do after a fault; the result tells how many did so, and how
-    /// long it took. For --mode packet with --relay udp
+    /// Let a client that has received nothing for SECONDS, 0.2 to 3600 (plus up to --reconnect-spread,
+    /// different per client), drop its allocation, open another socket and allocate again at SERVER, as calls
+    /// do after a fault; the result has the number of reconnects and their duration. For --mode packet with
+    /// --relay udp
     #[arg(long = "reconnect", alias = "return", value_name = "SECONDS", value_parser = seconds)]
     pub patience: Option<Duration>,
 
-    /// With --reconnect: those who notice at once come back one after the other within SECONDS, 0 (all at once) to as long as --reconnect
-    /// [default: 1, or as long as --reconnect where that is less]
+    /// With --reconnect: clients that notice a fault at the same time reconnect one after the other within
+    /// SECONDS, 0 (all at once) up to --reconnect [default: 1, or --reconnect if that is less]
     #[arg(long = "reconnect-spread", value_name = "SECONDS", value_parser = seconds, requires = "patience")]
     pub spread: Option<Duration>,
 
-    /// How datagrams enter and leave over udp: auto, basic, mmsg or gso
+    /// Data path over udp: auto, basic, mmsg or gso
     #[arg(long, value_name = "D", default_value = "auto")]
     pub datapath: Datapath,
 
-    /// How long, and by how many threads.
     #[command(flatten)]
     pub run: RunOptions,
 
-    /// Limits of the result.
     #[command(flatten)]
     pub limits: ResultLimits,
 
-    /// How long the server may take to answer anything while clients are set up: 10 s.
+    /// Timeout of each server response during setup: 10 s.
     #[arg(skip = Duration::from_secs(10))]
     pub setup_timeout: Duration,
 
-    /// Addresses of `servers`, which the run looks up. In their order the clients of one server stand together, and at a fixed rate
-    /// clients send in their order, so that each thread's load goes from server to server.
+    /// Resolved addresses of `servers`. Clients of one server are adjacent, and at a fixed rate clients send
+    /// in order, so each thread's load moves from server to server.
     #[arg(skip)]
     pub addresses: Vec<SocketAddr>,
 }
 
-/// Fails with this message about the settings.
+/// Returns a configuration error with this message.
 macro_rules! refuse_if {
     ($is_wrong:expr, $($what:tt)*) => {
         if $is_wrong {
@@ -175,23 +177,23 @@ macro_rules! refuse_if {
     };
 }
 
-/// Users who may take turns.
+/// Number of users who may take turns.
 const USERS: RangeInclusive<usize> = 1..=1_000_000;
-/// Intervals in which clients change their socket: a Refresh that was lost is sent again after half a second.
+/// Intervals of moves: a lost Refresh is retransmitted after half a second.
 const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
-/// Silences after which clients come back.
+/// Silences after which clients reconnect.
 const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
 
 impl Config {
-    /// The longest payload over DTLS: a record's 2^14 bytes (RFC 6347 section 4.1) less the longest header.
+    /// Maximum payload over DTLS: a record's 2^14 bytes (RFC 6347 section 4.1) minus the largest header.
     pub(crate) const MAX_DTLS_SIZE: usize = 16_000;
-    /// The defaults, for one server.
+    /// Default settings for one server.
     #[must_use]
     pub fn new(server: SocketAddr) -> Self {
         options::defaults(server)
     }
 
-    /// The same with the token of its file and the addresses of the servers.
+    /// Reads the token file and resolves the servers.
     pub(super) fn looked_up(&self) -> Result<Self, LoadError> {
         let mut found = self.clone();
         let transport = self.transport();
@@ -204,17 +206,17 @@ impl Config {
         Ok(found)
     }
 
-    /// How clients reach the servers.
+    /// Transport to the servers.
     pub(crate) fn transport(&self) -> Transport {
         self.transport.or_else(|| Some(self.servers.first()?.transport())).unwrap_or(Transport::Udp)
     }
 
-    /// Name of the server, as its certificate has it; `None` where it was named by address.
+    /// Certificate name of the server; `None` if it was given as an address.
     pub(super) fn host(&self) -> Option<&str> {
         self.servers.first()?.name()
     }
 
-    /// The reflector as the server reaches it, or the generator's own peers, which are where there is room.
+    /// Address of the reflector as seen from the server, or of the peers inside the generator.
     fn peer(&self) -> SocketAddr {
         let host: IpAddr = match self.family {
             Some(Family::V6) => Ipv6Addr::LOCALHOST.into(),
@@ -228,7 +230,7 @@ impl Config {
         peer
     }
 
-    /// Says what is impossible about these settings, with the flag that is to be changed.
+    /// Checks the settings.
     fn validate(&self) -> Result<(), LoadError> {
         udp::check(&self.plan(), &self.frame(), self.run.threads)?;
         self.validate_transport()?;
@@ -241,7 +243,7 @@ impl Config {
         self.validate_users()?;
         refuse_if!(
             self.mode == Mode::Bind && self.rate.pps().is_some(),
-            "--mode bind needs --rate max: each client binds its next channel when it has the last"
+            "--mode bind needs --rate max: each client binds the next channel when the last one is bound"
         );
         Ok(())
     }
@@ -253,21 +255,21 @@ impl Config {
         }
         refuse_if!(
             transport != Transport::Udp,
-            "several servers are for --transport udp, not for {transport}: run one generator for each"
+            "several servers need --transport udp, not {transport}: run one generator per server"
         );
-        refuse_if!(self.mode == Mode::Invalid, "--mode invalid takes one server");
+        refuse_if!(self.mode == Mode::Invalid, "--mode invalid supports one server only");
         refuse_if!(
             self.clients < servers,
-            "--clients is {}, fewer than the servers ({servers})",
+            "--clients is {}, fewer than the number of servers ({servers})",
             self.clients
         );
         Ok(())
     }
 
-    /// The server of the client of this number in the run.
+    /// Server of client `number` of the run.
     pub(super) fn server_of(&self, number: usize) -> SocketAddr {
         let place = number * self.addresses.len() / self.clients;
-        // Settings that name no server are not run.
+        // Settings without a server are rejected earlier.
         self.addresses.get(place).copied().unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into())
     }
 
@@ -275,17 +277,17 @@ impl Config {
         let Some(prefix) = self.peer_prefix else { return Ok(()) };
         refuse_if!(
             !matches!(self.mode, Mode::Packet | Mode::Bind),
-            "--peer-prefix does not go with --mode {}: there are no peers",
+            "--peer-prefix cannot be used with --mode {}: it has no peers",
             self.mode
         );
         refuse_if!(
             self.profile.is_some(),
-            "--peer-prefix does not go with --profile: its peers are the generator's own, on one address"
+            "--peer-prefix cannot be used with --profile: its peers share one address inside the generator"
         );
         let last = u32::try_from(self.clients).ok().and_then(|clients| prefix.nth(clients));
         refuse_if!(
             last.is_none_or(|last| last.is_ipv6() != self.peer().is_ipv6()),
-            "--peer-prefix {prefix} has no address for each of {} clients: give a shorter one",
+            "--peer-prefix {prefix} has too few addresses for {} clients: give a shorter prefix",
             self.clients
         );
         Ok(())
@@ -294,13 +296,10 @@ impl Config {
     fn validate_clients(&self) -> Result<(), LoadError> {
         let Some(prefix) = self.client_prefix else { return Ok(()) };
         let transport = self.transport();
-        refuse_if!(
-            transport != Transport::Udp,
-            "--client-prefix is for --transport udp, not for {transport}"
-        );
+        refuse_if!(transport != Transport::Udp, "--client-prefix needs --transport udp, not {transport}");
         refuse_if!(
             !matches!(self.mode, Mode::Packet | Mode::Bind),
-            "--client-prefix does not go with --mode {}: each of its clients needs other ports",
+            "--client-prefix cannot be used with --mode {}: its clients need changing ports",
             self.mode
         );
         for (flag, is_given) in
@@ -308,25 +307,25 @@ impl Config {
         {
             refuse_if!(
                 is_given,
-                "--client-prefix does not go with {flag}: clients that move need a socket each"
+                "--client-prefix cannot be used with {flag}: clients that change sockets need one each"
             );
         }
         let last = u32::try_from(self.clients).ok().and_then(|clients| prefix.nth(clients));
         let mut servers = self.addresses.iter();
         refuse_if!(
             last.is_none_or(|last| servers.any(|server| last.is_ipv6() != server.is_ipv6())),
-            "--client-prefix {prefix} has no address of the servers' family for each of {} clients: give a shorter one, or another",
+            "--client-prefix {prefix} has too few addresses of the servers' family for {} clients: give another prefix",
             self.clients
         );
         Ok(())
     }
 
-    /// Where the client of this number in the run sends from, if all share a socket.
+    /// Local address of client `number` if all clients share a socket.
     pub(super) fn address_of_client(&self, number: usize) -> Option<IpAddr> {
         self.client_prefix?.nth(u32::try_from(number).ok()?.checked_add(1)?)
     }
 
-    /// Whom the client of this number in the run sends to.
+    /// Peer of client `number`.
     pub(super) fn peer_of_client(&self, number: usize) -> SocketAddr {
         let number = u32::try_from(number).unwrap_or(u32::MAX);
         let ip = self.peer_prefix.and_then(|prefix| prefix.nth(number.saturating_add(1)));
@@ -338,21 +337,21 @@ impl Config {
         let Some(shaped) = &self.profile else { return Ok(()) };
         refuse_if!(
             self.mode != Mode::Packet,
-            "--profile does not go with --mode {}: a profile is of packets",
+            "--profile cannot be used with --mode {}: it generates packets",
             self.mode
         );
         refuse_if!(
             self.relayed == Relayed::Tcp,
-            "--profile does not go with --relay tcp: a profile is of packets, and a stream has none"
+            "--profile cannot be used with --relay tcp: it generates packets, not a stream"
         );
         refuse_if!(
             self.migrate.is_some(),
-            "--profile does not go with --migrate: what a call does without an answer of the server is not told by its figures"
+            "--profile cannot be used with --migrate: its figures do not cover bursts that wait for a move"
         );
         shaped.validate(if self.transport() == Transport::Dtls { Self::MAX_DTLS_SIZE } else { udp::MAX_SIZE })
     }
 
-    /// Where the peers of a thread's clients listen.
+    /// Listen address of the peers of a thread's clients.
     pub(super) fn peer_of(&self, thread: usize) -> SocketAddr {
         let peer = self.peer();
         let port = match peer.port() {
@@ -362,7 +361,6 @@ impl Config {
         SocketAddr::new(peer.ip(), port)
     }
 
-    /// What each client sends.
     pub(super) fn plan(&self) -> EchoPlan {
         self.bursts.plan(self.clients, self.rate, self.size)
     }
@@ -376,7 +374,7 @@ impl Config {
         let (transport, peer) = (self.transport(), self.peer());
         refuse_if!(
             self.mode == Mode::Invalid && transport != Transport::Udp,
-            "--mode invalid is for --transport udp, not for {transport}"
+            "--mode invalid needs --transport udp, not {transport}"
         );
         refuse_if!(
             self.relayed == Relayed::Tcp && !transport.is_stream(),
@@ -385,13 +383,13 @@ impl Config {
         let is_v6 = self.family.map(|family| family == Family::V6);
         refuse_if!(
             self.mode == Mode::Packet && is_v6.is_some_and(|is_v6| is_v6 != peer.is_ipv6()),
-            "--family {} does not go with the peer {peer}: name another with --peer",
+            "--family {} does not match the peer {peer}: choose another with --peer",
             if peer.is_ipv6() { 4 } else { 6 }
         );
-        // A record holds less than a datagram may.
+        // A DTLS record holds less than a datagram.
         refuse_if!(
             transport == Transport::Dtls && self.size > Self::MAX_DTLS_SIZE,
-            "--size is {}, but over DTLS must be {HEADER_LEN} to {}",
+            "--size is {}, but over DTLS it must be {HEADER_LEN} to {}",
             self.size,
             Self::MAX_DTLS_SIZE
         );
@@ -402,18 +400,18 @@ impl Config {
         let Some(interval) = self.migrate else { return Ok(()) };
         refuse_if!(
             self.mode != Mode::Packet,
-            "--migrate is for --mode packet: with --mode {} no client keeps an allocation that could move",
+            "--migrate needs --mode packet: with --mode {} clients keep no allocation that could move",
             self.mode
         );
         refuse_if!(
             self.relayed == Relayed::Tcp,
-            "--migrate does not go with --relay tcp: a ticket moves the allocation, not the connections that carry the peers' \
-             bytes (RFC 6062 section 4.3)"
+            "--migrate cannot be used with --relay tcp: a ticket moves the allocation, not the connections with the peers' \
+             data (RFC 6062 section 4.3)"
         );
         within("--migrate", interval, MIGRATE)?;
         refuse_if!(
             interval > self.run.duration,
-            "--migrate is {} s, longer than --duration ({} s), so that not every client would move",
+            "--migrate is {} s, longer than --duration ({} s), so some clients would not move",
             interval.as_secs_f64(),
             self.run.duration.as_secs_f64()
         );
@@ -422,14 +420,14 @@ impl Config {
 
     fn validate_return(&self) -> Result<(), LoadError> {
         let Some(patience) = self.patience else { return Ok(()) };
-        refuse_if!(self.mode != Mode::Packet, "--reconnect is for --mode packet, not for {}", self.mode);
+        refuse_if!(self.mode != Mode::Packet, "--reconnect needs --mode packet, not {}", self.mode);
         refuse_if!(
             self.relayed == Relayed::Tcp,
-            "--reconnect does not go with --relay tcp: a stream that was cut is not one again"
+            "--reconnect cannot be used with --relay tcp: a broken stream cannot be resumed"
         );
         refuse_if!(
             self.migrate.is_some(),
-            "--reconnect does not go with --migrate: a client either takes its allocation along or asks for another"
+            "--reconnect cannot be used with --migrate: a client either moves its allocation or makes a new one"
         );
         within("--reconnect", patience, PATIENCE)?;
         let spread = self.spread.unwrap_or_default();
@@ -442,7 +440,7 @@ impl Config {
         Ok(())
     }
 
-    /// Users who take turns, and the token in place of one.
+    /// Checks the number of users and the access token.
     fn validate_users(&self) -> Result<(), LoadError> {
         if self.users != 1 {
             refuse_if!(
@@ -453,30 +451,27 @@ impl Config {
             );
             refuse_if!(
                 !matches!(self.mode, Mode::Packet | Mode::Allocate),
-                "--users is for --mode packet and allocate, not for {}",
+                "--users needs --mode packet or allocate, not {}",
                 self.mode
             );
-            refuse_if!(
-                self.user.is_none(),
-                "--users needs --user: the name before their numbers, and their password"
-            );
+            refuse_if!(self.user.is_none(), "--users needs --user: the common name prefix and password");
         }
         let run = self.run.warmup + self.run.duration;
         let good_for = self.access_token.as_ref().and_then(|token| token.expires_in).unwrap_or(u64::MAX);
         refuse_if!(
             Duration::from_secs(good_for) < run,
-            "--access-token is good for {good_for} s, less than the run takes ({} s with --warmup): make one with a longer --ttl",
+            "--access-token is valid for {good_for} s, less than the run takes ({} s with --warmup): make one with a longer --ttl",
             run.as_secs_f64()
         );
         Ok(())
     }
 
-    /// REQUESTED-ADDRESS-FAMILY of an allocation; IPv4 is what a server gives unasked.
+    /// REQUESTED-ADDRESS-FAMILY of an allocation; omitted for IPv4, the default.
     pub(super) fn address_family(&self) -> Option<Family> {
         self.family.or_else(|| self.peer().is_ipv6().then_some(Family::V6))
     }
 
-    /// Connections or sockets of one client.
+    /// Connections or sockets per client.
     pub(super) fn files_per_client(&self) -> usize {
         if self.relayed == Relayed::Tcp { 2 } else { 1 }
     }
@@ -488,21 +483,21 @@ fn within(flag: &str, time: Duration, range: RangeInclusive<Duration>) -> Result
     Ok(())
 }
 
-/// Where a TURN server is reached over this transport.
+/// Address of a TURN server for this transport.
 fn address_of(server: &ServerUri, transport: Transport) -> Result<SocketAddr, LoadError> {
     if !server.is_turn() {
-        let what = format!("{server} names a STUN server, which relays nothing: name one as turn: or turns:");
+        let what = format!("{server} is a STUN server, which does not relay: give a turn: or turns: URI");
         return Err(LoadError::Config(what));
     }
     if !server.allows(transport) {
-        return Err(LoadError::Config(format!("--transport {transport} does not go with {server}")));
+        return Err(LoadError::Config(format!("--transport {transport} contradicts {server}")));
     }
     let unknown = |source| LoadError::Name { host: server.host.clone(), source };
     let addresses = server.resolve(transport).map_err(unknown)?;
     addresses.first().copied().ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))
 }
 
-/// Output of `turnpike credentials`, kept in a file.
+/// Reads a file with the output of `turnpike credentials`.
 fn read_token(path: &Path) -> Result<AccessToken, LoadError> {
     let wrong =
         |what: &dyn Display| LoadError::Config(format!("--access-token-file {}: {what}", path.display()));
@@ -527,7 +522,7 @@ fn family(text: &str) -> Result<Family, &'static str> {
     }
 }
 
-/// How data reaches the server.
+/// Encapsulation of data to the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, VariantNames)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum DataVia {
@@ -538,16 +533,16 @@ pub enum DataVia {
     Send,
 }
 
-/// What is generated.
+/// Kind of load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, VariantNames)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum Mode {
     /// Traffic through the relay to the reflector and back.
     #[default]
     Packet,
-    /// Authenticated allocations, deleted as soon as they are granted, from rotating source ports.
+    /// Authenticated allocations from rotating source ports, deleted once granted.
     Allocate,
-    /// Channels, bound one after the other by each client, until its allocation has enough and it begins anew.
+    /// Channels, bound one after the other per client; a client with enough of them starts over.
     Bind,
     /// Unauthenticated requests, malformed and truncated messages, random bytes.
     Invalid,
@@ -559,7 +554,7 @@ mod tests {
 
     use super::*;
 
-    /// Settings of `flags` behind the server 127.0.0.1, or what is wrong with them.
+    /// Configuration for `flags` and the server 127.0.0.1, or the error.
     fn config(flags: &str) -> Result<Config, String> {
         let config =
             options::parse::<Config>(&format!("127.0.0.1 {flags}")).map_err(|error| error.to_string())?;
@@ -595,12 +590,12 @@ mod tests {
             ("--family 6 --peer 127.0.0.1:1", "--family 6"),
             ("--via both", "unknown value \"both\": expected channel or send"),
             ("--transport dtls --size 20000", "--size"),
-            ("127.0.0.2 127.0.0.3 --clients 2", "fewer than the servers (3)"),
-            ("127.0.0.2 --clients 2 --transport tcp", "for --transport udp"),
-            ("127.0.0.2 --clients 2 --mode invalid", "takes one server"),
-            ("stun:127.0.0.2", "stun:127.0.0.2 names a STUN server, which relays nothing"),
+            ("127.0.0.2 127.0.0.3 --clients 2", "fewer than the number of servers (3)"),
+            ("127.0.0.2 --clients 2 --transport tcp", "need --transport udp"),
+            ("127.0.0.2 --clients 2 --mode invalid", "one server only"),
+            ("stun:127.0.0.2", "stun:127.0.0.2 is a STUN server, which does not relay"),
             ("--users 0", "--users"),
-            ("--users 2 --user a:b --mode invalid", "--mode packet and allocate"),
+            ("--users 2 --user a:b --mode invalid", "--mode packet or allocate"),
             ("--users 2 --mode allocate", "--user:"),
             ("--mode bind", "--rate max"),
             ("--migrate 1 --mode allocate", "--mode allocate"),
@@ -625,7 +620,7 @@ mod tests {
             ("--peer-prefix 10.0.0.0/8 --mode allocate", "--mode allocate"),
             ("--peer-prefix 10.0.0.0/24 --clients 256", "--peer-prefix 10.0.0.0/24"),
             ("--peer-prefix fd00::/64 --clients 0", "--clients"),
-            ("--client-prefix 10.0.0.0/8 --transport tcp", "--transport udp"),
+            ("--client-prefix 10.0.0.0/8 --transport tcp", "needs --transport udp"),
             ("--client-prefix 10.0.0.0/8 --mode allocate", "--mode allocate"),
             ("--client-prefix 10.0.0.0/8 --migrate 1", "--migrate"),
             ("--client-prefix 10.0.0.0/8 --reconnect 1", "--reconnect"),
@@ -653,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_token_is_pasted_or_read_stands_alone_and_outlives_the_run() {
+    fn access_tokens_exclude_other_credentials_and_outlive_the_run() {
         let token = |seconds: u64| {
             format!("username: north\nmac_key: AQID\naccess_token: BAUG\nexpires_in: {seconds}\n")
         };
@@ -691,7 +686,7 @@ mod tests {
     }
 
     #[test]
-    fn each_client_has_a_peer_of_its_own_in_a_prefix() {
+    fn a_peer_prefix_gives_each_client_its_own_peer() {
         let peers =
             |flags: &str| [0, 1, 300].map(|number| config(flags).unwrap().peer_of_client(number).to_string());
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Servers and ports that one client has been at.
+//! Servers and ports that one client has used.
 
 use std::net::SocketAddr;
 
@@ -6,21 +6,20 @@ use turnpike_turn::client::{Failure, Request};
 
 use crate::LoadError;
 
-/// Servers that one client is sent on to, one after the other.
+/// Maximum redirects in a row.
 const MAX_HOPS: usize = 5;
 
-/// Whether the client's port is of another allocation.
+/// Returns true if the client's port belongs to another allocation (437).
 pub(super) fn is_taken_port(request: Request, failure: &Failure) -> bool {
     request == Request::Allocate && matches!(failure, Failure::Refused { code: 437, .. })
 }
 
-/// Where a client stands.
 pub(super) struct Course {
-    /// The server that it talks to.
+    /// Current server.
     pub(super) server: SocketAddr,
-    /// Those that sent it on.
+    /// Servers that redirected the client.
     pub(super) left: Vec<SocketAddr>,
-    /// On so many of its ports a server had an allocation of somebody before, one after the other.
+    /// Consecutive ports on which the server still had an allocation.
     pub(super) taken_ports: usize,
 }
 
@@ -29,20 +28,20 @@ impl Course {
         Self { server, left: Vec::new(), taken_ports: 0 }
     }
 
-    /// The next server, if it is one to go to.
+    /// Moves on to the next server, or fails if it is not acceptable.
     pub(super) fn advance(&mut self, to: SocketAddr) -> Result<(), LoadError> {
         let from = self.server;
         let refused = |why| Err(LoadError::Redirected { from, to, why });
         if to.port() == 0 || to.ip().is_unspecified() || to.ip().is_multicast() {
-            return refused("which is no address of a server");
+            return refused("which is not a server address");
         }
-        // RFC 8489 section 10: a redirection to where this request was sent in the last five minutes is none, and the request has
-        // failed.
+        // RFC 8489 section 10: a redirect to a server that got this request in the last five minutes fails
+        // the request.
         if to == from || self.left.contains(&to) {
-            return refused("where it had been before: the servers send their clients round in a circle");
+            return refused("where it had been before: the servers redirect in a circle");
         }
         if self.left.len() == MAX_HOPS {
-            return refused("after five others that did so: too many in a row");
+            return refused("after five other redirects: too many in a row");
         }
         self.left.push(from);
         self.server = to;
@@ -59,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_goes_to_five_others_and_to_none_twice() {
+    fn a_client_follows_five_redirects_and_visits_no_server_twice() {
         let mut course = Course::new(address(1));
         for next in 2..=6 {
             course.advance(address(next)).expect("another server");
@@ -75,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_server_is_not_gone_to() {
+    fn redirects_to_impossible_addresses_are_rejected() {
         let mut course = Course::new(address(1));
         for nowhere in ["0.0.0.0:3478", "[::]:3478", "224.0.0.1:3478", "192.0.2.9:0"] {
             let to = nowhere.parse().expect("an address");

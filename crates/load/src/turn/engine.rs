@@ -1,5 +1,5 @@
-//! The clients of one thread, with a socket or a connection behind each: sending, receiving, retransmitting. What the traffic
-//! is, the modes decide.
+//! Clients of one thread with their sockets or connections: sending, receiving and retransmission. The modes
+//! decide on the traffic.
 
 use std::{io, mem, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -21,33 +21,32 @@ use crate::{
     traffic::{Carrier, PEER, Sink},
 };
 
-/// How often clients are asked whether something is due.
+/// Interval of checking client timers.
 const SWEEP_NS: u64 = 20_000_000;
 
 pub(super) struct TurnEndpoint {
     pub(super) client: Client,
-    /// The client's.
+    /// Settings of this client.
     pub(super) settings: Arc<client::Config>,
     pub(super) course: Course,
-    /// When the client wants to be called, in milliseconds.
+    /// Time of the client's next timer in milliseconds.
     timeout: u64,
-    /// RFC 6062: the second connection, while it is being bound.
+    /// RFC 6062: second connection while it is being bound.
     binding: Option<DataConnection>,
-    /// Whom it sends to.
     pub(super) peer: SocketAddr,
     header: DataHeader,
 }
 
-/// What stands in front of a client's payloads of one length, ready to be copied.
+/// Header of a client's payloads of one length, ready to be copied.
 struct DataHeader {
     bytes: [u8; indication::MAX_HEADER_LEN],
     len: usize,
-    /// Of these payloads; 0 where there is none yet.
+    /// Payload length of this header; 0 if there is none yet.
     payload: usize,
 }
 
 impl TurnEndpoint {
-    /// Has the header for payloads of this length, which may be that of those before.
+    /// Prepares the header for payloads of this length.
     #[inline]
     fn prepare(&mut self, payload: usize) {
         if self.header.payload != payload {
@@ -58,12 +57,12 @@ impl TurnEndpoint {
         }
     }
 
-    /// The header has to be written anew: there is another channel, or none any more.
+    /// Discards the header because the channel has changed or is gone.
     pub(super) fn forget_header(&mut self) {
         self.header.payload = 0;
     }
 
-    /// The payload of ChannelData on the channel that this client sends on, without asking the client.
+    /// Payload of ChannelData on the client's own channel, bypassing the client state machine.
     #[inline]
     fn channel_data<'a>(&self, message: &'a [u8]) -> Option<&'a [u8]> {
         let [a, b, c, d, rest @ ..] = message else { return None };
@@ -72,48 +71,45 @@ impl TurnEndpoint {
     }
 }
 
-/// All that one thread drives.
 pub(super) struct TurnEngine {
     pub(super) endpoints: Vec<TurnEndpoint>,
-    /// What clients reported, by endpoint; whoever drives the engine empties it.
+    /// Client events by endpoint; the driver of the engine removes them.
     pub(super) events: Vec<(usize, Event)>,
-    /// Endpoints whose peer connection was bound, or why not; likewise.
+    /// Results of binding peer connections by endpoint; the driver of the engine removes them.
     pub(super) bound: Vec<(usize, Result<(), Failure>)>,
     pub(super) errors: Errors,
-    /// An ICMP "port unreachable" came to this endpoint from its server's address.
+    /// Endpoint that received an ICMP port unreachable from its server's address.
     pub(super) unreachable: Option<usize>,
-    /// How often clients were sent on to another server.
+    /// Number of redirects followed.
     pub(super) redirects: u64,
-    /// Who changes its socket when.
     pub(super) moves: ClientMoves,
-    /// Who comes back after silence.
     pub(super) returns: Returns,
-    /// Clients bind a channel to their peer, in place of a permission alone.
+    /// Clients bind a channel to their peer instead of installing only a permission.
     pub(super) binds: bool,
     clock: Clock,
     poller: Poller,
     ready: Vec<Ready>,
-    /// Clients that had an answer by the socket that they share.
+    /// Clients with a response on the shared socket.
     answered: Vec<usize>,
     next_sweep_ns: u64,
     wire: EngineSockets,
-    /// On a stream ChannelData is padded as attributes are (RFC 8656 section 12.5), Send indications are everywhere.
+    /// ChannelData is padded on streams (RFC 8656 section 12.5), Send indications always.
     pads: bool,
-    /// Length of the pieces into which a peer connection's bytes are cut.
+    /// Chunk size for a peer connection's bytes.
     piece: usize,
-    /// Each endpoint has a second connection, for its peer.
+    /// Each endpoint has a second connection for its peer.
     relays_streams: bool,
 }
 
 enum EngineSockets {
     Datagrams(Box<Datagrams>),
-    /// Peer connections, where there are any, stand behind the clients' own.
+    /// Peer connections, if any, follow the clients' own.
     Links(Box<Links>),
 }
 
 impl TurnEngine {
-    /// Makes `count` clients, the first of which has number `first` in the run; datagram sockets are opened at once,
-    /// connections when there is something to say.
+    /// Creates `count` clients; `first` is the number of the first one within the run. Datagram sockets are
+    /// opened at once, connections on first use.
     pub(super) fn new(
         config: &Config,
         security: Option<&Security>,
@@ -182,8 +178,8 @@ impl TurnEngine {
         })
     }
 
-    /// Gives an endpoint another socket to its server, over UDP from this source port, 0 being any. Nothing may be queued for
-    /// the old one.
+    /// Gives an endpoint a new socket to its server, over UDP from this source port (0: any). Nothing may be
+    /// queued for the old socket.
     pub(super) fn reopen(&mut self, index: usize, port: u16) -> io::Result<()> {
         match &mut self.wire {
             EngineSockets::Datagrams(datagrams) => {
@@ -196,24 +192,24 @@ impl TurnEngine {
         }
     }
 
-    /// From now on all clients send there.
+    /// Sets the peer of all clients.
     pub(super) fn set_peer(&mut self, peer: SocketAddr) {
         self.endpoints.iter_mut().for_each(|endpoint| endpoint.peer = peer);
     }
 
-    /// Closes the peer connections (RFC 6062), so that the end of their allocations does not look like a loss.
+    /// Closes the peer connections (RFC 6062), so that deleting their allocations does not look like a loss.
     pub(super) fn close_peer_connections(&mut self) {
         if let EngineSockets::Links(links) = &mut self.wire {
             links.close_from(self.endpoints.len());
         }
     }
 
-    /// Milliseconds, as clients count them.
+    /// Client time in milliseconds.
     pub(super) fn now_ms(&self) -> u64 {
         self.clock.ns() / 1_000_000
     }
 
-    /// Has the next connections of an endpoint go to another server, under this name if there is one.
+    /// Directs the next connections of an endpoint to another server, optionally with a certificate name.
     pub(super) fn aim(
         &mut self,
         index: usize,
@@ -228,14 +224,14 @@ impl TurnEngine {
         Ok(())
     }
 
-    /// The same to the first server.
+    /// Reverts an endpoint to its first server.
     pub(super) fn aim_home(&mut self, index: usize) {
         let EngineSockets::Links(links) = &mut self.wire else { return };
         links.aim_home(index);
         links.aim_home(self.endpoints.len() + index);
     }
 
-    /// Whether an endpoint's connection has failed, so that nothing goes over it any more.
+    /// The connection of this endpoint has failed for good.
     pub(super) fn is_broken(&self, index: usize) -> bool {
         match &self.wire {
             EngineSockets::Datagrams(_) => false,
@@ -248,7 +244,7 @@ impl TurnEngine {
         self.clock.ns()
     }
 
-    /// Queues a message of `len` bytes to the server.
+    /// Queues a message of `len` bytes for the server.
     #[inline]
     fn push_with(&mut self, index: usize, len: usize, fill: impl FnMut(&mut [u8])) {
         match &mut self.wire {
@@ -262,26 +258,26 @@ impl TurnEngine {
         self.push_with(self.endpoints.len() + index, len, fill);
     }
 
-    /// Replaces an endpoint's client by one that has done nothing yet, and has it ask for an allocation.
+    /// Replaces an endpoint's client by a fresh one and requests an allocation.
     pub(super) fn allocate_anew(&mut self, index: usize, settings: Arc<client::Config>) {
         let now = self.now_ms();
         let endpoint = &mut self.endpoints[index];
         endpoint.client = Client::new(Arc::clone(&settings), Seed(rand::random()));
         endpoint.settings = settings;
         endpoint.forget_header();
-        // A new client can allocate.
+        // Cannot fail on a new client.
         let _ = endpoint.client.allocate(now);
         self.pump(index);
     }
 
-    /// Opens the connection that is to be this peer connection's (RFC 6062 section 4.3).
+    /// Opens the data connection for this peer connection (RFC 6062 section 4.3).
     pub(super) fn bind_connection(&mut self, index: usize, connection: ConnectionId) {
         let endpoint = &mut self.endpoints[index];
         endpoint.binding = Some(endpoint.client.data_connection(connection));
         self.pump_binding(index);
     }
 
-    /// Queues what the client wants to send, and notes what it reports.
+    /// Queues the client's messages and collects its events.
     pub(super) fn pump(&mut self, index: usize) {
         let endpoint = &mut self.endpoints[index];
         while let Some(bytes) = endpoint.client.poll_transmit() {
@@ -307,7 +303,7 @@ impl TurnEngine {
         }
     }
 
-    /// Why clients cannot be set up, if a socket or a connection has told.
+    /// Transport error that explains why clients cannot be set up.
     pub(super) fn setup_failure(&self, config: &Config) -> Option<LoadError> {
         let transport = config.transport();
         match &self.wire {
@@ -324,7 +320,7 @@ impl TurnEngine {
         }
     }
 
-    /// TLS and DTLS handshakes so far: full ones and resumed ones.
+    /// TLS and DTLS handshakes so far: full and resumed.
     pub(super) fn handshakes(&self) -> (u64, u64) {
         match &self.wire {
             EngineSockets::Datagrams(_) => (0, 0),
@@ -332,7 +328,7 @@ impl TurnEngine {
         }
     }
 
-    /// Calls clients whose time has come.
+    /// Runs due client timers.
     pub(super) fn sweep(&mut self) {
         let now_ns = self.clock.ns();
         if now_ns < self.next_sweep_ns {
@@ -352,7 +348,7 @@ impl TurnEngine {
         }
     }
 
-    /// Waits for at most `timeout`, then hands over what has arrived. Returns how many messages that was.
+    /// Waits for at most `timeout`, then passes on arrivals. Returns the number of messages.
     pub(super) fn drive(&mut self, timeout: Duration, sink: &mut impl Sink) -> Result<usize, LoadError> {
         self.ready.clear();
         let events = self.poller.wait(Some(timeout)).map_err(LoadError::system("epoll_wait"))?;
@@ -387,7 +383,7 @@ impl TurnEngine {
         let Some(endpoint) = endpoints.get_mut(index) else { return 0 };
         let (mut messages, mut unexpected, mut control, mut data, mut now_ns) = (0, 0, false, false, 0);
         let unreachable = datagrams.receive(index, errors, |datagram| match datagram {
-            // One reading for the batch: these datagrams were all here when the call returned.
+            // One clock read per batch: all its datagrams had arrived when the call returned.
             None => now_ns = clock.ns(),
             Some((datagram, _)) => {
                 messages += 1;
@@ -406,7 +402,7 @@ impl TurnEngine {
         messages
     }
 
-    /// The socket of all clients.
+    /// Reads the shared socket.
     fn drain_shared(&mut self, sink: &mut impl Sink) -> usize {
         let Self { wire: EngineSockets::Datagrams(datagrams), endpoints, errors, clock, answered, .. } = self
         else {
@@ -458,7 +454,7 @@ impl TurnEngine {
         messages
     }
 
-    /// A peer connection: first the answer to ConnectionBind, then the peer's bytes.
+    /// Reads a peer connection: the response to ConnectionBind, then the peer's bytes.
     fn drain_peer_link(&mut self, ready: Ready, index: usize, sink: &mut impl Sink) -> usize {
         let Self {
             wire: EngineSockets::Links(links), endpoints, errors, clock, poller, bound, piece, ..
@@ -551,7 +547,7 @@ impl Carrier for TurnEngine {
         }
     }
 
-    /// UDP tells only when it is too late that there is no room.
+    /// A UDP socket does not report beforehand that it is full.
     fn can_send(&self, client: usize) -> bool {
         let has_room = match &self.wire {
             EngineSockets::Datagrams(_) => true,
@@ -563,7 +559,7 @@ impl Carrier for TurnEngine {
         has_room && !self.moves.is_moving(client)
     }
 
-    /// Looks after the clients too.
+    /// Also runs timers and handles client events.
     fn receive(&mut self, timeout: Duration, sink: &mut impl Sink) -> Result<usize, LoadError> {
         self.sweep();
         self.flush();
@@ -576,7 +572,7 @@ impl Carrier for TurnEngine {
             let error = match event {
                 Event::Migrated { .. } => {
                     self.moves.done(index, self.clock.ns());
-                    // Its old socket took with it what was under way.
+                    // Packets in flight to the old socket are lost.
                     sink.forget(index);
                     continue;
                 }
@@ -675,7 +671,7 @@ fn deliver(
     }
 }
 
-/// The settings of one of so many users, who have numbers behind their name; of one alone, his.
+/// Settings of user `number`, with the number appended to the name; unchanged for a single user.
 pub(super) fn as_user(settings: &Arc<client::Config>, users: usize, number: usize) -> Arc<client::Config> {
     if users == 1 {
         return Arc::clone(settings);

@@ -1,7 +1,7 @@
-//! Mode `invalid`: what a server on the open internet gets to see. Unauthenticated requests, malformed and truncated
+//! Mode `invalid`: background noise of the open internet. Unauthenticated requests, malformed and truncated
 //! messages, ChannelData without an allocation, random bytes.
 //!
-//! The figure of merit is how little comes back: replies, and reply bytes for each byte sent (both UDP payload).
+//! The result is how little the server sends back: replies, and reply bytes per byte sent (both UDP payload).
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,9 +20,9 @@ use crate::{
 const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
 /// Wait for the last replies.
 const DRAIN_NS: u64 = 300_000_000;
-/// Messages prepared, a multiple of the number of kinds.
+/// Number of prepared messages, a multiple of the number of kinds.
 const PREPARED: usize = 10 * 32;
-/// Where a STUN message has its transaction id; ours holds a mark, the message's length, and when it was due.
+/// Transaction ID of a STUN message; ours contain a mark, the message length and the due time.
 const TRANSACTION: std::ops::Range<usize> = 8..20;
 const MARK: [u8; 2] = *b"TP";
 
@@ -31,7 +31,7 @@ pub(super) fn run(shared: &TurnShared<'_>, thread: usize) -> Result<Finished, Lo
     let (count, first) = shared.share(shared.config.clients, thread);
     let Config { datapath, clients, .. } = *shared.config;
     let sockets = UdpClients::new(shared.config.server_of(0), datapath, clients, count, shared.clock)?;
-    // The seed is the thread's number: the same flood each time.
+    // Seeded with the thread's first client, so every run sends the same flood.
     let mut random = SmallRng::seed_from_u64(first as u64);
     let messages: Vec<_> = (0..PREPARED).map(|kind| message(kind, &mut random)).collect();
     shared.ready_clients.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
@@ -78,7 +78,7 @@ struct Replies {
     measure_ns: u64,
     tallies: RunTallies,
     longest: usize,
-    /// The most reply bytes for each byte of one message.
+    /// Maximum ratio of reply bytes to message bytes.
     worst: f64,
 }
 
@@ -103,14 +103,14 @@ impl Sink for Replies {
     }
 }
 
-/// Messages in turn, each from the next client.
+/// Sends messages in rotation, each from the next client.
 struct Flood {
     clients: UdpClients,
     count: usize,
     messages: Vec<Vec<u8>>,
-    /// How many have been queued.
+    /// Number of messages queued.
     turn: usize,
-    /// `None` for as fast as can be.
+    /// `None`: as fast as possible.
     pacer: Option<Pacer>,
     replies: Replies,
 }
@@ -137,7 +137,7 @@ impl Flood {
         }
     }
 
-    /// Queues what is due, a batch at most; how long there is nothing more.
+    /// Queues due messages, up to a batch; returns the time until the next one.
     fn queue_due(&mut self, now: u64, schedule: &Schedule) -> Duration {
         while self.clients.queued() < BATCH {
             let due = self.pacer.as_ref().map_or(now.max(schedule.start), Pacer::due);
@@ -166,7 +166,7 @@ impl Flood {
     }
 }
 
-/// One message; ten kinds in turn.
+/// Message of one of ten kinds, in rotation.
 fn message(kind: usize, random: &mut SmallRng) -> Vec<u8> {
     const REQUESTED_TRANSPORT: [u8; 4] = [17, 0, 0, 0];
     let mut bytes = |from: usize, to: usize| -> Vec<u8> {
@@ -179,9 +179,9 @@ fn message(kind: usize, random: &mut SmallRng) -> Vec<u8> {
         })
     };
     match kind % 10 {
-        // Honest, but unauthenticated: 401 is due.
+        // Valid but unauthenticated: the response is 401.
         0 => allocate(&|_| ()),
-        // With credentials that nobody has, and a MAC of noise.
+        // Unknown credentials and a random MAC.
         1 => {
             let noise =
                 [(kind::USERNAME, 12), (kind::REALM, 8), (kind::NONCE, 32), (kind::MESSAGE_INTEGRITY, 20)]
@@ -190,26 +190,26 @@ fn message(kind: usize, random: &mut SmallRng) -> Vec<u8> {
                     });
             allocate(&|message| noise.iter().for_each(|(kind, value)| _ = message.attribute(*kind, value)))
         }
-        // A length field that promises more than there is.
+        // Length field beyond the end of the message.
         2 => {
             let mut message = allocate(&|_| ());
             message[3] = 200;
             message
         }
-        // Cut off inside the header.
+        // Truncated within the header.
         3 => {
             let mut message = stun(Class::Request, method::BINDING, &|_| ());
             message.truncate(12);
             message
         }
-        // An attribute that claims to be longer than the message.
+        // Attribute longer than the message.
         4 => stun(Class::Request, method::REFRESH, &|message| {
             let [high, low] = kind::LIFETIME.to_be_bytes();
             message.raw(&[high, low, 0x01, 0x00, 0, 0, 0, 0]);
         }),
-        // An unknown attribute that must be understood: 420 is due.
+        // Unknown comprehension-required attribute: the response is 420.
         5 => stun(Class::Request, method::BINDING, &|message| _ = message.attribute(0x7F01, &[1, 2, 3, 4])),
-        // Data of a client that has no allocation.
+        // ChannelData from a client without an allocation.
         6 => {
             let payload = bytes(24, 200);
             let mut message = vec![0x40, 0x01, 0, 0];
@@ -217,7 +217,7 @@ fn message(kind: usize, random: &mut SmallRng) -> Vec<u8> {
             message.extend(payload);
             message
         }
-        // ChannelData that ends early.
+        // Truncated ChannelData.
         7 => vec![0x40, 0x00, 0x04, 0x00, 1, 2, 3],
         8 => stun(Class::Indication, method::SEND, &|message| {
             message.xor_address(kind::XOR_PEER_ADDRESS, ([0, 0, 0, 0], 0).into()).attribute(kind::DATA, &[]);

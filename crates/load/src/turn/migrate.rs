@@ -1,27 +1,28 @@
-//! Mobility (RFC 8016) in mid-run: every client changes its socket from time to time and takes its allocation along.
+//! Mobility (RFC 8016) during the run: every client changes its socket at intervals and moves its allocation.
 //!
 //! ```text
-//!  measured time ─▶ │  0  1  2  3  0  1  2  3  0  1  2  3 │      clients of four, one interval from each number to the next same
+//! measured time ─▶ │  0  1  2  3  0  1  2  3  0  1  2  3 │      moves of four clients, one interval apart for each client
 //! ```
 //!
-//! As where a phone leaves one network for another: the old socket is closed at once, and the new one sends a Refresh with the
-//! ticket. What is due until the server has answered waits, for from there it knows nobody yet; the round trips contain the wait.
-//! What the server still sends to the old socket is lost, and counted so.
+//! This models a phone that changes networks: the old socket is closed at once, and the new one sends a
+//! Refresh with the ticket. Bursts that are due before the server answers wait, because it does not know the
+//! new address yet; round trips include the wait. Packets that the server still sends to the old socket count
+//! as lost.
 
 use super::{engine::TurnEngine, moves::MoveState};
 
-/// Moves begun before it is the turn of traffic again.
+/// Moves started before the traffic gets its turn.
 const AT_A_TIME: usize = 32;
 
 impl TurnEngine {
-    /// Moves the clients whose time has come. Nothing may be queued for their old sockets.
+    /// Starts due moves. Nothing may be queued for the old sockets.
     pub(super) fn start_moves(&mut self) {
         let now_ns = self.now_ns();
         for _ in 0..AT_A_TIME {
             let Some(index) = self.moves.next(now_ns) else { return };
             match self.moves.clients[index] {
                 MoveState::Stranded => continue,
-                // It is still being asked; a connection that failed asks no more.
+                // The previous move is still in progress; a failed connection never finishes one.
                 MoveState::Moving(_) if !self.is_broken(index) => continue,
                 MoveState::Moving(_) => self.moves.failed(index, || "the new connection failed".to_owned()),
                 MoveState::Settled => {}

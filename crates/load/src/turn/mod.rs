@@ -1,13 +1,13 @@
-//! `load turn`: a generator for TURN servers.
+//! `load turn`: load generator for TURN servers.
 //!
 //! ```text
 //! client sockets ──▶ server ──▶ reflector      client → relay → reflector, and back the same way
 //!        ◀──────────────┴───────────┘          (sequence number and due time travel in the payload)
 //! ```
 //!
-//! Each client is a socket of its own, so that its 5-tuple is; each thread drives its share of them and alternates
-//! between sending and receiving. Latency counts from the moment a datagram was *due*, so that a generator or a server
-//! that stalls cannot hide it (no coordinated omission).
+//! Each client has its own socket and thus its own 5-tuple; each thread drives a share of the clients and
+//! alternates between sending and receiving. Latency counts from the time a datagram was *due*, so a stalled
+//! generator or server cannot hide it (no coordinated omission).
 
 mod allocate;
 mod config;
@@ -43,12 +43,13 @@ use engine::TurnEngine;
 
 type TurnShared<'a> = run::RunShared<'a, Config>;
 
-/// Runs a load until its time is over or `stop` is told to stop. `progress` is called about once a second, from the calling
-/// thread.
+/// Runs a load until its time is over or `stop` is called. Calls `progress` about once a second from the
+/// calling thread.
 ///
 /// # Errors
-/// When the settings are impossible, the clients cannot be set up, or it is stopped before anything was measured. What goes wrong
-/// afterwards is counted in [`turnpike_measure::Report::errors`].
+///
+/// The settings are invalid, the clients cannot be set up, or the run is stopped before the measurement
+/// starts. Later failures are counted in [`turnpike_measure::Report::errors`].
 pub fn run(
     config: &Config,
     stop: &StopHandle,
@@ -100,14 +101,14 @@ pub fn run(
         profile::put(&mut report, shaped, streams, measured);
     } else if report.sent > 0 && report.received == 0 {
         report.notes.push(
-            "nothing came back: is the reflector running at the peer's address, and can the server reach it?"
+            "nothing came back: check that the reflector is running at the peer's address and that the server can reach it"
                 .to_owned(),
         );
     }
     Ok(run::conclude(report, &asked, interrupted))
 }
 
-/// What all threads tell of their clients, beside the traffic.
+/// Client figures of all threads, besides the traffic.
 #[derive(Default)]
 struct ClientFigures {
     moved: Mutex<moves::MoveFigures>,
@@ -149,18 +150,18 @@ fn relay(
     };
     engine.moves.finish(&told.moved);
     engine.returns.finish(&told.returned);
-    // Also after a failure, for those clients that had got their allocation.
+    // Also after a failure, for the clients that got an allocation.
     let taken_down = set_up::take_down(&mut engine, shared);
     let relayed = relayed?;
     taken_down?;
-    // A relayed stream that lost or gained a byte is one to its end.
+    // A relayed stream that lost or gained a byte is misaligned from there on.
     if relayed.garbled > 0 && shared.config.relayed == Relayed::Tcp {
         engine.errors.insert("garbled", relayed.garbled);
     }
     Ok(finished(shared.config, engine, relayed))
 }
 
-/// What a thread's engine has to say when it ends.
+/// Final results of a thread's engine.
 #[expect(clippy::cast_precision_loss, reason = "counts of handshakes and redirections")]
 fn finished(config: &Config, engine: TurnEngine, mut rest: Finished) -> Finished {
     if config.transport().is_secure() {
@@ -174,7 +175,7 @@ fn finished(config: &Config, engine: TurnEngine, mut rest: Finished) -> Finished
     Finished { errors: engine.errors, ..rest }
 }
 
-/// Bytes that went to peers and came back.
+/// Adds the bytes sent to peers and received back.
 #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
 fn put_bytes(report: &mut Report, sent: u64, received: u64) {
     for (name, bytes) in [("sent_bytes", sent), ("received_bytes", received)] {

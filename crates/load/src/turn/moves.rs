@@ -1,4 +1,4 @@
-//! Which client changes its socket when, and what waits meanwhile.
+//! Schedule and state of client moves, and bursts held back meanwhile.
 
 use std::{mem, sync::Mutex};
 
@@ -8,33 +8,32 @@ use turnpike_turn::client::Failure;
 use super::Config;
 use crate::{clock::nanos, run::Schedule};
 
-/// Bursts of all clients of a thread that may wait; what is due beyond them is sent, and lost where the server is not ready.
+/// Maximum bursts held back per thread; further ones are sent, and lost if the server is not ready.
 const MOST_HELD: usize = 4096;
 
-/// The moves of one thread's clients.
+/// Moves of one thread's clients.
 pub(super) struct ClientMoves {
     plan: Option<MovePlan>,
-    /// When the next client moves; `u64::MAX` where none does any more.
+    /// Time of the next move; `u64::MAX` if there is none.
     next_ns: u64,
     pub(super) clients: Vec<MoveState>,
-    /// Clients of which a move is under way.
+    /// Clients that are moving.
     pub(super) under_way: usize,
-    /// Whose burst waits, and when it was due.
+    /// Client and due time of each held burst.
     held: Vec<(usize, u64)>,
-    /// Some of them need to wait no longer.
+    /// Some held bursts can be sent.
     releasing: bool,
     found: MoveFigures,
 }
 
-/// When which client moves.
 struct MovePlan {
     begin_ns: u64,
     end_ns: u64,
     interval_ns: u64,
-    /// Number of this thread's first client, and of how many.
+    /// Number of this thread's first client, and the total number of clients.
     first: usize,
     of: usize,
-    /// Moves begun by this thread.
+    /// Moves started by this thread.
     turn: u64,
 }
 
@@ -45,19 +44,19 @@ pub(super) enum MoveState {
     Stranded,
 }
 
-/// What came of moves.
 #[derive(Default)]
 pub(super) struct MoveFigures {
     done: u64,
     failed: u64,
-    /// From opening the new socket until the server has answered.
+    /// Time from opening the new socket to the server's response.
     took: Latency,
-    /// Why the first one failed.
+    /// Reason of the first failure.
     why: Option<String>,
 }
 
 impl ClientMoves {
-    /// Of `count` clients, the first of which has number `first` in the whole run. None moves before [`ClientMoves::plan`].
+    /// Creates the state for `count` clients; `first` is the number of the first one within the run. No
+    /// client moves before [`ClientMoves::plan`].
     pub(super) fn new(config: &Config, count: usize, first: usize) -> Self {
         let plan = config.migrate.map(|interval| MovePlan {
             begin_ns: 0,
@@ -82,31 +81,30 @@ impl ClientMoves {
         }
     }
 
-    /// Has clients move in the measured time, if that was asked for. The run may come to have an earlier end.
+    /// Schedules the moves within the measured time. May be called again when the run's end changes.
     pub(super) fn plan(&mut self, schedule: Schedule) {
         let Some(plan) = &mut self.plan else { return };
         (plan.begin_ns, plan.end_ns) = (schedule.measure, schedule.end);
         self.next_ns = plan.next(self.clients.len());
     }
 
-    /// Whether a client is to move.
     #[inline]
     pub(super) fn is_due(&self, now_ns: u64) -> bool {
         now_ns >= self.next_ns
     }
 
-    /// Whether a server has not answered yet, or something waits.
+    /// A move or a held burst is pending.
     pub(super) fn any_under_way(&self) -> bool {
         self.under_way > 0 || !self.held.is_empty()
     }
 
-    /// Whether a client cannot send.
+    /// The client cannot send.
     #[inline]
     pub(super) fn is_moving(&self, index: usize) -> bool {
         matches!(self.clients[index], MoveState::Moving(_))
     }
 
-    /// Keeps a burst of a client that cannot send. False if it is to be sent.
+    /// Holds back a burst of a client that cannot send. Returns false if it can.
     #[inline]
     pub(super) fn hold(&mut self, index: usize, due_ns: u64) -> bool {
         let held = self.is_moving(index) && self.held.len() < MOST_HELD;
@@ -116,13 +114,13 @@ impl ClientMoves {
         held
     }
 
-    /// Whether there is something to [`ClientMoves::release`].
+    /// [`ClientMoves::release`] has a burst.
     #[inline]
     pub(super) fn is_releasing(&self) -> bool {
         self.releasing
     }
 
-    /// A burst that waits no longer, and when it was due: in the order in which they were.
+    /// Next held burst that can be sent, with its due time, in order.
     pub(super) fn release(&mut self) -> Option<(usize, u64)> {
         let clients = &self.clients;
         let ready = self.held.iter().position(|(index, _)| !matches!(clients[*index], MoveState::Moving(_)));
@@ -130,16 +128,16 @@ impl ClientMoves {
         ready.map(|position| self.held.remove(position))
     }
 
-    /// Gives up on what is under way.
+    /// Fails the moves in progress.
     pub(super) fn end(&mut self) {
         for index in 0..self.clients.len() {
             if self.is_moving(index) {
-                self.failed(index, || "no answer came before the run was over".to_owned());
+                self.failed(index, || "no answer before the end of the run".to_owned());
             }
         }
     }
 
-    /// Whose time has come.
+    /// Next client that is due.
     pub(super) fn next(&mut self, now_ns: u64) -> Option<usize> {
         let count = self.clients.len();
         let plan = self.plan.as_mut().filter(|_| now_ns >= self.next_ns)?;
@@ -150,7 +148,7 @@ impl ClientMoves {
         Some(index)
     }
 
-    /// The server knows the new socket.
+    /// The server has accepted the new socket.
     pub(super) fn done(&mut self, index: usize, now_ns: u64) {
         if let MoveState::Moving(began) = self.settle(index, MoveState::Settled) {
             self.found.done += 1;
@@ -158,7 +156,7 @@ impl ClientMoves {
         }
     }
 
-    /// The server does not take it.
+    /// The server has rejected the move.
     pub(super) fn refused(&mut self, index: usize, failure: &Failure) {
         match failure {
             // The allocation may live on (RFC 8016 section 3.2.1); the next move tries again.
@@ -167,7 +165,7 @@ impl ClientMoves {
         }
     }
 
-    /// What came of all moves, for the report.
+    /// Adds this thread's figures to the report's.
     pub(super) fn finish(&mut self, all: &Mutex<MoveFigures>) {
         let found = mem::take(&mut self.found);
         if let Ok(mut all) = all.lock() {
@@ -200,8 +198,7 @@ impl ClientMoves {
 }
 
 impl MovePlan {
-    /// When the next of `count` clients moves. All clients of a run are spread over an interval, so that a server does not get all
-    /// at once.
+    /// Time of the next move of `count` clients. All clients of the run are spread over the interval.
     fn next(&self, count: usize) -> u64 {
         let (round, index) = (self.turn / count as u64, self.turn % count as u64);
         let place = u128::from(self.interval_ns) * (2 * (self.first as u128 + u128::from(index)) + 1);
@@ -213,7 +210,7 @@ impl MovePlan {
 }
 
 impl MoveFigures {
-    /// Puts the figures where scripts look for them.
+    /// Writes the figures into the report.
     #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
     pub(super) fn put(&self, report: &mut Report) {
         let ms = |us: u64| us as f64 / 1_000.0;
@@ -228,7 +225,7 @@ impl MoveFigures {
         }
         if let Some(why) = &self.why {
             report.notes.push(format!(
-                "{} of {} moves to another socket failed, the first one so: {why}",
+                "{} of {} moves to another socket failed; the first: {why}",
                 self.failed,
                 self.done + self.failed
             ));
@@ -243,7 +240,7 @@ mod tests {
     #[test]
     fn bursts_wait_for_their_own_client_and_leave_in_order() {
         let mut moves = ClientMoves::without(2);
-        assert!(!moves.hold(0, 1), "it does not move");
+        assert!(!moves.hold(0, 1), "it is not moving");
         for index in 0..2 {
             moves.clients[index] = MoveState::Moving(5);
             moves.under_way += 1;
@@ -275,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_spread_over_the_interval_whichever_thread_has_them() {
+    fn moves_are_spread_over_the_interval_across_threads() {
         let all = dues(5, 0, 5);
         assert_eq!(all, [10, 30, 50, 70, 90, 110, 130, 150, 170, 190, 210, 230].map(|ns| 1_000 + ns));
         let mut both = [dues(3, 0, 5), dues(2, 3, 5)].concat();

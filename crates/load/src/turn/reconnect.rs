@@ -1,9 +1,10 @@
-//! Clients that come back (`--reconnect`): one that hears nothing for a while takes another socket and asks the first server for an
-//! allocation anew, and goes where it is sent from there (300).
+//! Reconnecting clients (`--reconnect`): a client without arrivals for a while opens another socket,
+//! allocates again at the first server and follows redirects (300) from there.
 //!
-//! As a call does whose path has failed: ICE notices the silence and gathers its candidates again (RFC 8445 section 2.4). What a client
-//! would have sent while it has no allocation is lost, and counted so. Told at the end are how many allocations were lost, how long it took
-//! until their clients had another one, and the silence that each client bore longest: how long a fault lasts for those who use the server.
+//! This models a call whose path has failed: ICE notices the silence and gathers candidates again (RFC 8445
+//! section 2.4). Packets due while a client has no allocation count as lost. The report has the number of
+//! lost allocations, the time until their replacement, and the longest silence of each client: the duration
+//! of a fault as users see it.
 
 use std::sync::Arc;
 
@@ -13,13 +14,13 @@ use super::{allocate, course::is_taken_port, engine::TurnEngine, set_up};
 use crate::traffic::Carrier as _;
 
 impl TurnEngine {
-    /// Has those come back that have heard nothing for too long.
+    /// Reconnects clients that have received nothing for too long.
     pub(super) fn come_back(&mut self, now_ns: u64) {
         self.returns.look(now_ns);
         let mut from = 0;
         while let Some(index) = self.returns.next_due(from, now_ns) {
             from = index + 1;
-            // Nothing may be queued for a socket that is closed.
+            // Nothing may be queued for a closed socket.
             if self.queued() > 0 {
                 self.flush();
             }
@@ -33,7 +34,7 @@ impl TurnEngine {
         }
     }
 
-    /// Takes what a client that comes back was told; false if it is none.
+    /// Handles an event of a reconnecting client; returns false for other clients.
     pub(super) fn returning(&mut self, index: usize, event: &Event) -> bool {
         if !self.returns.is_away(index) {
             return false;
@@ -65,7 +66,7 @@ impl TurnEngine {
         true
     }
 
-    /// It asks again when its patience is over.
+    /// The client tries again after its timeout.
     fn stay_away(&mut self, request: Request, failure: &Failure) {
         allocate::count(&mut self.errors, request, failure);
         self.returns.failed(|| failure.to_string());

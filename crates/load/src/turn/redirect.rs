@@ -1,5 +1,6 @@
-//! 300 (Try Alternate): clients go where the server sends them (RFC 8489 section 10), a bounded number of times, and never twice
-//! to the same server. And 437 (Allocation Mismatch): a client goes on from another port (RFC 8656 section 5), as often.
+//! Redirects and taken ports. After 300 (Try Alternate, RFC 8489 section 10) a client goes to another server,
+//! a limited number of times and never twice to the same one. After 437 (Allocation Mismatch, RFC 8656
+//! section 5) it tries other ports, equally limited.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -8,12 +9,12 @@ use turnpike_turn::client::{Failure, Request};
 use super::{Config, course::Course, engine::TurnEngine};
 use crate::LoadError;
 
-/// Ports that one client takes instead of its first, one after the other.
+/// Maximum ports that a client tries after its first one.
 const MAX_PORTS: usize = 5;
 
 impl TurnEngine {
-    /// Has a client ask another server for its allocation: over the same transport and with the same credentials, and over TLS
-    /// and DTLS under the name that the redirection gave, if it gave one.
+    /// Requests a client's allocation from another server, over the same transport with the same credentials,
+    /// and over TLS and DTLS with the certificate name of the redirect, if any.
     pub(super) fn follow(
         &mut self,
         index: usize,
@@ -23,7 +24,7 @@ impl TurnEngine {
         let from = self.endpoints[index].course.server;
         self.endpoints[index].course.advance(to)?;
         self.redirects += 1;
-        let why = "under a domain that no certificate can be checked against";
+        let why = "with a domain that no certificate can match";
         let moved = self
             .aim(index, to, domain)
             .map_err(|_| LoadError::Redirected { from, to, why })
@@ -33,8 +34,8 @@ impl TurnEngine {
         Ok(())
     }
 
-    /// Has a client ask from another port, where this one is of an allocation that the server has not forgotten yet: of an earlier run, or of
-    /// a client that came back before. False if it has done so often enough.
+    /// Retries from another port if the server still has an allocation for this one, from an earlier run or
+    /// before a reconnect. Returns false if the limit is reached.
     pub(super) fn take_another_port(&mut self, index: usize) -> Result<bool, LoadError> {
         let course = &mut self.endpoints[index].course;
         let server = course.server;
@@ -47,12 +48,12 @@ impl TurnEngine {
         Ok(true)
     }
 
-    /// It has an allocation.
+    /// Resets the limit after a successful allocation.
     pub(super) fn has_a_port(&mut self, index: usize) {
         self.endpoints[index].course.taken_ports = 0;
     }
 
-    /// Has a client begin at its first server again.
+    /// Reverts a client to its first server.
     pub(super) fn return_home(&mut self, index: usize) {
         let course = &mut self.endpoints[index].course;
         let Some(home) = course.left.first() else { return };
@@ -60,7 +61,7 @@ impl TurnEngine {
         self.aim_home(index);
     }
 
-    /// What a client's failed request means for the run.
+    /// Converts a client's failed request into the error of the run.
     pub(super) fn failure(
         &self,
         config: &Config,
@@ -73,7 +74,7 @@ impl TurnEngine {
         self.blame(index, LoadError::from_failure(config, server, index, request, failure, ready))
     }
 
-    /// Nothing comes any more: whom the clients wait for.
+    /// Error for missing answers, naming the server that clients wait for.
     pub(super) fn no_answer(&self, config: &Config, (ready, clients): (usize, usize)) -> LoadError {
         let waits = |index: &usize| self.endpoints[*index].client.allocation().is_none();
         let was_sent_on = |index: &usize| !self.endpoints[*index].course.left.is_empty();
@@ -88,7 +89,7 @@ impl TurnEngine {
         }
     }
 
-    /// Says who sent the client there.
+    /// Adds the server that redirected the client.
     pub(super) fn blame(&self, index: usize, error: LoadError) -> LoadError {
         match self.endpoints[index].course.left.last() {
             Some(from) => LoadError::Alternate { from: *from, source: Box::new(error) },

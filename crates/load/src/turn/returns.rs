@@ -1,4 +1,4 @@
-//! What clients that may come back (`--reconnect`) have heard, and when they ask again.
+//! State of reconnecting clients (`--reconnect`): last arrivals and timeouts.
 
 use std::{mem, sync::Mutex, time::Duration};
 
@@ -7,65 +7,65 @@ use turnpike_measure::{Latency, Report};
 use super::Config;
 use crate::{clock::nanos, run::Schedule};
 
-/// Within which those come back who notice at once, where nothing else is said.
+/// Default of `--reconnect-spread`.
 const SPREAD: Duration = Duration::from_secs(1);
 
-/// What the clients of one thread have heard, and when they come back.
+/// State of one thread's clients.
 pub(super) struct Returns {
-    /// Empty where nobody comes back.
+    /// Empty without `--reconnect`.
     clients: Vec<ReturningClient>,
-    /// For so long a client that comes back waits for an answer.
+    /// Timeout of a reconnecting client's requests.
     patience_ns: u64,
-    /// Only of this time silence is told.
+    /// Silences only count within this time.
     measured: Option<Schedule>,
-    /// When clients were looked after last.
+    /// Time of the last check.
     looked_ns: u64,
-    /// Silence from before it proves nothing: this thread stood still.
+    /// Silence before this time proves nothing: the thread itself was stalled.
     awake_ns: u64,
     found: ReturnFigures,
 }
 
 #[derive(Clone, Copy)]
 struct ReturningClient {
-    /// Silence after which it gives its allocation up: of each client another, so that those who notice at once do not all come at once.
+    /// Silence after which the client drops its allocation; differs per client, so that they do not all
+    /// reconnect at once.
     patience_ns: u64,
-    /// When a payload came last; 0 before the first.
+    /// Time of the last payload; 0 before the first.
     heard_ns: u64,
-    /// When it asked last, or got an answer.
+    /// Time of the last request or response.
     asked_ns: u64,
-    /// Since when it was silent when it gave its last allocation up.
+    /// Start of the silence that ended the last allocation.
     lost_ns: u64,
-    /// Its longest silence.
+    /// Longest silence.
     longest_ns: u64,
-    /// It has no allocation.
+    /// The client has no allocation.
     away: bool,
-    /// It had to come back before.
+    /// The client has lost an allocation before.
     has_lost: bool,
 }
 
-/// What came of it.
 #[derive(Default)]
 pub(super) struct ReturnFigures {
-    /// Allocations that were given up.
+    /// Allocations dropped.
     lost: u64,
-    /// When that was for the first time and for the last.
+    /// Times of the first and last drop.
     lost_ns: Option<(u64, u64)>,
     done: u64,
     failed: u64,
-    /// From when a client was heard last until it has another allocation.
+    /// Time from a client's last payload to its next allocation.
     times: Latency,
-    /// Payloads that those have lost who never had to come back.
+    /// Payloads lost by clients that never reconnected.
     lost_of_others: u64,
-    /// The longest silence of each client.
+    /// Longest silence of each client.
     pauses: Latency,
-    /// Clients that heard nothing at the end.
+    /// Clients that received nothing at the end.
     silent: u64,
-    /// Why the first attempt failed.
+    /// Reason of the first failed attempt.
     why: Option<String>,
 }
 
 impl Returns {
-    /// Of `count` clients, the first of which has number `first` in the whole run.
+    /// Creates the state for `count` clients; `first` is the number of the first one within the run.
     pub(super) fn new(config: &Config, count: usize, first: usize) -> Self {
         let client = |number: usize, patience_ns: u64| {
             let spread_ns = nanos(config.spread.unwrap_or(SPREAD)).min(patience_ns);
@@ -93,18 +93,17 @@ impl Returns {
         }
     }
 
-    /// The times of the run are known, or have changed.
+    /// Sets or updates the times of the run.
     pub(super) fn plan(&mut self, schedule: Schedule) {
         self.measured = Some(schedule);
     }
 
-    /// Whether a client has no allocation.
     #[inline]
     pub(super) fn is_away(&self, index: usize) -> bool {
         self.clients.get(index).is_some_and(|client| client.away)
     }
 
-    /// A payload has come for a client.
+    /// Records a payload for a client.
     #[inline]
     pub(super) fn heard(&mut self, index: usize, now_ns: u64) {
         let Some(client) = self.clients.get_mut(index) else { return };
@@ -115,21 +114,21 @@ impl Returns {
         client.heard_ns = now_ns;
     }
 
-    /// The server has answered a client.
+    /// Records a response from the server.
     pub(super) fn answered(&mut self, index: usize, now_ns: u64) {
         if let Some(client) = self.clients.get_mut(index) {
             client.asked_ns = now_ns;
         }
     }
 
-    /// Clients are looked after. Where that was long ago, what would have been heard since has not been read either.
+    /// Notes a check. After a long gap between checks, arrivals of the meantime have not been read yet.
     pub(super) fn look(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(mem::replace(&mut self.looked_ns, now_ns)) > self.patience_ns / 2 {
             self.awake_ns = now_ns;
         }
     }
 
-    /// Who has heard nothing for too long, from this client on. Nobody before the run has begun and after its end.
+    /// Next client, starting with `from`, that has received nothing for too long. `None` outside the run.
     pub(super) fn next_due(&self, from: usize, now_ns: u64) -> Option<usize> {
         let measured = self.measured.filter(|measured| (measured.start..measured.end).contains(&now_ns))?;
         let is_due = |client: &ReturningClient| {
@@ -141,21 +140,21 @@ impl Returns {
         Some(from + found)
     }
 
-    /// A client gives its allocation up, if it has one.
+    /// Drops the client's allocation, if any.
     pub(super) fn leave(&mut self, index: usize, now_ns: u64) {
         let start = self.measured.map_or(0, |measured| measured.start);
         let client = &mut self.clients[index];
         client.asked_ns = now_ns;
         client.has_lost = true;
         if mem::replace(&mut client.away, true) {
-            return self.failed(|| "no answer came".to_owned());
+            return self.failed(|| "no answer".to_owned());
         }
         client.lost_ns = client.heard_ns.max(start);
         self.found.lost += 1;
         self.found.lost_ns = hull(self.found.lost_ns, Some((now_ns, now_ns)));
     }
 
-    /// A client has another one.
+    /// The client has a new allocation.
     pub(super) fn has_come_back(&mut self, index: usize, now_ns: u64) {
         let client = &mut self.clients[index];
         client.away = false;
@@ -163,7 +162,7 @@ impl Returns {
         self.found.times.record(now_ns.saturating_sub(client.lost_ns) / 1_000);
     }
 
-    /// So many payloads of a client were lost.
+    /// Counts lost payloads of a client.
     pub(super) fn lost(&mut self, index: usize, count: u64) {
         if self.clients.get(index).is_some_and(|client| !client.has_lost) {
             self.found.lost_of_others += count;
@@ -175,7 +174,7 @@ impl Returns {
         self.found.why.get_or_insert_with(why);
     }
 
-    /// What came of all, for the report.
+    /// Adds this thread's figures to the report's.
     pub(super) fn finish(&mut self, all: &Mutex<ReturnFigures>) {
         let mut found = mem::take(&mut self.found);
         for client in &self.clients {
@@ -198,21 +197,21 @@ impl Returns {
     }
 }
 
-/// From the earlier beginning to the later end.
+/// Smallest interval that contains both.
 fn hull(one: Option<(u64, u64)>, other: Option<(u64, u64)>) -> Option<(u64, u64)> {
     let (Some((one_from, one_to)), Some((from, to))) = (one, other) else { return one.or(other) };
     Some((one_from.min(from), one_to.max(to)))
 }
 
 impl ReturningClient {
-    /// Since when it is silent, as far as that is measured.
+    /// Start of the current silence within the measured time.
     fn since(&self, measured: Option<Schedule>) -> u64 {
         self.heard_ns.max(measured.map_or(0, |measured| measured.measure))
     }
 }
 
 impl ReturnFigures {
-    /// Puts the figures where scripts look for them.
+    /// Writes the figures into the report.
     #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
     pub(super) fn put(&self, report: &mut Report) {
         let ms = |us: u64| us as f64 / 1_000.0;
@@ -235,13 +234,10 @@ impl ReturnFigures {
             report.extra.insert(name.to_owned(), value);
         }
         if let Some(why) = &self.why {
-            report.notes.push(format!(
-                "{} attempts of clients to come back failed, the first one so: {why}",
-                self.failed
-            ));
+            report.notes.push(format!("{} reconnects failed; the first: {why}", self.failed));
         }
         if self.silent > 0 {
-            report.notes.push(format!("{} clients heard nothing at the end", self.silent));
+            report.notes.push(format!("{} clients received nothing at the end of the run", self.silent));
         }
     }
 }
@@ -263,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_hear_nothing_are_due_one_after_the_other() {
+    fn silent_clients_are_due_one_after_the_other() {
         let mut returns = returns(4);
         (0..4).for_each(|index| returns.heard(index, 10 * SECOND));
         let due = |returns: &Returns, now: u64| {
@@ -282,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_notice_at_once_come_back_within_the_spread_that_was_asked_for() {
+    fn reconnects_are_spread_as_configured() {
         let patience = Duration::from_secs(3);
         let spread = |asked: Option<Duration>, patience: Duration| {
             let config =
@@ -301,10 +297,10 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_within_which_time_all_gave_up() {
+    fn first_and_last_drop_cover_all_threads() {
         let (mut one, mut other) = (returns(2), returns(2));
         one.leave(0, 12 * SECOND);
-        // It asks again, and has given up before.
+        // A second attempt after the allocation was dropped.
         one.leave(0, 20 * SECOND);
         other.leave(1, 11 * SECOND);
         other.leave(0, 13 * SECOND);
@@ -312,11 +308,14 @@ mod tests {
         one.finish(&all);
         other.finish(&all);
         returns(2).finish(&all);
-        assert_eq!(all.into_inner().expect("nobody else has it").lost_ns, Some((11 * SECOND, 13 * SECOND)));
+        assert_eq!(
+            all.into_inner().expect("the lock is not poisoned").lost_ns,
+            Some((11 * SECOND, 13 * SECOND))
+        );
     }
 
     #[test]
-    fn the_longest_silence_is_told_also_of_who_never_hears_again() {
+    fn the_longest_silence_includes_clients_that_stay_silent() {
         let mut returns = returns(2);
         for seconds in [0, 1, 3, 10, 11] {
             returns.heard(0, seconds * SECOND);
@@ -329,17 +328,17 @@ mod tests {
         );
         let all = Mutex::new(ReturnFigures::default());
         returns.finish(&all);
-        let found = all.into_inner().expect("nobody else has it");
+        let found = all.into_inner().expect("the lock is not poisoned");
         assert_eq!((found.silent, found.pauses.max() / 100_000), (1, 550));
     }
 
     #[test]
-    fn silence_while_the_thread_stood_still_is_not_held_against_a_client() {
+    fn a_stalled_thread_does_not_count_as_silence() {
         let mut returns = returns(1);
         returns.look(9 * SECOND);
         returns.heard(0, 10 * SECOND);
         returns.look(10 * SECOND);
-        assert_eq!(returns.awake_ns, 10 * SECOND, "nobody had looked for a second");
+        assert_eq!(returns.awake_ns, 10 * SECOND, "no check for a second");
         for tenths in 101..=200 {
             returns.look(tenths * SECOND / 10);
         }
@@ -350,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_told_once_however_often_the_client_asks_and_with_the_time_until_the_next_allocation() {
+    fn a_loss_counts_once_with_the_time_to_the_next_allocation() {
         let mut returns = returns(2);
         (0..2).for_each(|index| returns.heard(index, 10 * SECOND));
         returns.leave(0, 12 * SECOND);

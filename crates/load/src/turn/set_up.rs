@@ -1,4 +1,4 @@
-//! Before the traffic and after it: allocations, permissions, channels, and with TCP relaying the peer connections.
+//! Setup and teardown: allocations, permissions, channels, and with TCP relaying the peer connections.
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -15,15 +15,16 @@ use crate::{
     traffic::{Carrier as _, NoData},
 };
 
-/// Clients of all threads that may be waiting for an answer at a time while they are set up or taken down.
+/// Concurrent requests of all threads during setup and teardown.
 const OUTSTANDING: usize = 256;
 
-/// This thread's part of them.
+/// Share of one thread.
 fn outstanding(shared: &TurnShared<'_>) -> usize {
     (OUTSTANDING / shared.frame.threads).max(1)
 }
 
-/// Allocates, and binds a channel, installs a permission, or connects to the peer, for every client of this thread.
+/// Allocates for every client of this thread, then binds a channel, installs a permission, or connects to the
+/// peer.
 pub(super) fn set_up(engine: &mut TurnEngine, shared: &TurnShared<'_>) -> Result<(), LoadError> {
     let config = shared.config;
     let Config { setup_timeout, .. } = *config;
@@ -35,7 +36,7 @@ pub(super) fn set_up(engine: &mut TurnEngine, shared: &TurnShared<'_>) -> Result
         shared.check()?;
         while started < total && started - ready < limit {
             let now = engine.now_ms();
-            // A client that has done nothing can allocate.
+            // Cannot fail on a new client.
             let _ = engine.endpoints[started].client.allocate(now);
             engine.pump(started);
             started += 1;
@@ -61,7 +62,7 @@ pub(super) fn set_up(engine: &mut TurnEngine, shared: &TurnShared<'_>) -> Result
                 }
                 Event::Permitted(_) if config.relayed == Relayed::Tcp => {
                     let now = engine.now_ms();
-                    // There is an allocation.
+                    // Cannot fail: the allocation exists.
                     let endpoint = &mut engine.endpoints[index];
                     let _ = endpoint.client.connect(now, endpoint.peer);
                     engine.pump(index);
@@ -96,13 +97,13 @@ pub(super) fn set_up(engine: &mut TurnEngine, shared: &TurnShared<'_>) -> Result
     Ok(())
 }
 
-/// Has a client that got its allocation ask for what it needs to reach its peer.
+/// Requests the channel or permission for a fresh allocation.
 pub(super) fn begin(engine: &mut TurnEngine, index: usize) {
     engine.has_a_port(index);
     let now = engine.now_ms();
     let TurnEndpoint { peer, client, .. } = &mut engine.endpoints[index];
     let peer = *peer;
-    // Neither can fail on a fresh allocation.
+    // Cannot fail on a fresh allocation.
     match engine.binds {
         true => _ = client.bind_channel(now, peer),
         false => _ = client.permit(now, peer.ip()),
@@ -110,7 +111,7 @@ pub(super) fn begin(engine: &mut TurnEngine, index: usize) {
     engine.pump(index);
 }
 
-/// Deletes all allocations, so that the next run finds the server as this one did; gives up on what takes long.
+/// Deletes all allocations, so that the next run finds the same server state; gives up after 3 s.
 pub(super) fn take_down(engine: &mut TurnEngine, shared: &TurnShared<'_>) -> Result<(), LoadError> {
     const LONGEST_NS: u64 = 3_000_000_000;
     engine.close_peer_connections();

@@ -1,50 +1,50 @@
-//! Access tokens (RFC 7635) as `turnpike credentials --token-key` prints them.
+//! Access tokens (RFC 7635) as printed by `turnpike credentials --token-key`.
 
 use std::{fmt, str::FromStr};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use turnpike_turn::client;
 
-/// What an authorization server gave to a client, in place of a user and a password. Read from the lines of `turnpike credentials
-/// --token-key`, `username:`, `mac_key:`, `access_token:` and `expires_in:`, in any order; blanks do for line ends.
+/// Access token that replaces user and password. Parses the output of `turnpike credentials --token-key`:
+/// `username:`, `mac_key:`, `access_token:` and `expires_in:` in any order, on lines or separated by blanks.
 #[derive(Clone)]
 pub struct AccessToken {
-    /// USERNAME: the name (kid) of the key that the token is made with.
+    /// USERNAME: the name (kid) of the key that made the token.
     pub kid: String,
     /// Token and session key.
     pub(super) secret: client::AccessToken,
-    /// Seconds for which it was good when it was made, where that was told.
+    /// Validity in seconds when issued, if given.
     pub expires_in: Option<u64>,
 }
 
 impl FromStr for AccessToken {
-    /// Says nothing of the text itself, which is secret.
+    /// Never quotes the text, which is secret.
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let field = |name: &str| {
             let mut words = text.split_whitespace();
             words.find(|word| word.strip_suffix(':') == Some(name))?;
-            // Another name is not the value of this one.
+            // A following label is not a value.
             words.next().filter(|word| !word.ends_with(':'))
         };
         let needed = |name| {
             field(name).ok_or_else(|| {
                 format!(
-                    "{name} is missing: give all that `turnpike credentials --token-key` prints, in quotes where it is an argument"
+                    "{name} is missing: give the whole output of `turnpike credentials --token-key`, in quotes on a command line"
                 )
             })
         };
-        let bytes = |name| STANDARD.decode(needed(name)?).map_err(|_| format!("{name} is no base64"));
+        let bytes = |name| STANDARD.decode(needed(name)?).map_err(|_| format!("{name} is not base64"));
         let kid = needed("username")?.to_owned();
         let secret = client::AccessToken { mac_key: bytes("mac_key")?, token: bytes("access_token")? };
         let expires_in = field("expires_in").map(str::parse).transpose();
-        let expires_in = expires_in.map_err(|_| "expires_in is no number of seconds")?;
+        let expires_in = expires_in.map_err(|_| "expires_in is not a number of seconds")?;
         Ok(Self { kid, secret, expires_in })
     }
 }
 
-/// Without the secrets.
+/// Omits the secrets.
 impl fmt::Debug for AccessToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AccessToken")
@@ -62,7 +62,7 @@ mod tests {
         "username: north\nmac_key: AQIDBAUGBwgJCgsMDQ4PEA==\naccess_token: AAzerv8=\nexpires_in: 60\n";
 
     #[test]
-    fn what_credentials_prints_is_read_on_lines_or_on_one() {
+    fn printed_tokens_parse_on_one_or_several_lines() {
         for text in [PRINTED.to_owned(), PRINTED.replace('\n', " "), PRINTED.replace('\n', "\r\n")] {
             let token: AccessToken = text.parse().expect("a token");
             assert_eq!((token.kid.as_str(), token.expires_in), ("north", Some(60)));
@@ -75,15 +75,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_wrong_is_named() {
+    fn token_errors_name_the_field() {
         let refused = |text: &str| text.parse::<AccessToken>().expect_err("no token");
         for name in ["username", "mac_key", "access_token"] {
             assert!(refused(&PRINTED.replace(name, "x")).starts_with(&format!("{name} is missing")));
         }
-        // What a shell passes on of output without quotes.
+        // Unquoted output, as a shell splits it.
         assert!(refused("username:").starts_with("username is missing"));
         assert!(refused("username: mac_key: AAAA").starts_with("username is missing"));
-        assert_eq!(refused(&PRINTED.replace("AAz", "%%")), "access_token is no base64");
-        assert_eq!(refused(&PRINTED.replace("60", "soon")), "expires_in is no number of seconds");
+        assert_eq!(refused(&PRINTED.replace("AAz", "%%")), "access_token is not base64");
+        assert_eq!(refused(&PRINTED.replace("60", "soon")), "expires_in is not a number of seconds");
     }
 }

@@ -1,4 +1,4 @@
-//! UDP sockets that carry payloads as they are, one per client.
+//! UDP sockets that carry plain payloads, one per client.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -14,19 +14,19 @@ use crate::{
     traffic::{Carrier, PEER, Sink},
 };
 
-/// Those of one thread.
+/// Sockets of one thread.
 pub(crate) struct UdpClients {
     datagrams: Datagrams,
     poller: Poller,
     ready: Vec<Event>,
     clock: Clock,
     pub(crate) errors: Errors,
-    /// An ICMP error said that nobody listens at the server's port.
+    /// An ICMP port unreachable arrived from the server.
     pub(super) unreachable: bool,
 }
 
 impl UdpClients {
-    /// Opens `count` sockets, of `clients` in the whole run.
+    /// Opens `count` sockets; `clients` is the total of the run.
     pub(crate) fn new(
         server: SocketAddr,
         datapath: Datapath,
@@ -71,7 +71,7 @@ impl Carrier for UdpClients {
             let Ok(client) = usize::try_from(event.token) else { continue };
             let (clock, mut now_ns) = (self.clock, 0);
             self.unreachable |= self.datagrams.receive(client, &mut self.errors, |datagram| match datagram {
-                // One reading for the batch: these datagrams were all here when the call returned.
+                // One clock read per batch: all its datagrams had arrived when the call returned.
                 None => now_ns = clock.ns(),
                 Some((payload, _)) => {
                     received += 1;

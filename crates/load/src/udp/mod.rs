@@ -1,5 +1,5 @@
-//! `load udp`: datagrams to a reflector and back, straight or through a forwarder; or with a profile, to peers of the generator's
-//! own and from them.
+//! `load udp`: datagrams to a reflector and back, directly or through a forwarder; with a profile, to and
+//! from peers inside the generator.
 
 mod clients;
 mod session_setup;
@@ -28,64 +28,62 @@ use crate::{
 
 type UdpShared<'a> = run::RunShared<'a, Config>;
 
-/// The longest burst: the kernel's UDP_MAX_SEGMENTS in all versions that have it.
+/// Maximum burst: the kernel's original UDP_MAX_SEGMENTS.
 pub(crate) const MAX_BURST: usize = 64;
-/// The most clients of one run.
+/// Maximum clients per run.
 pub(crate) const MAX_CLIENTS: usize = 10_000;
-/// The longest payload: a UDP datagram less an IPv6 Send indication's header.
+/// Maximum payload: a UDP datagram minus the header of an IPv6 Send indication.
 pub(crate) const MAX_SIZE: usize = 65_000;
 
-/// Settings of `load udp`, which are its flags. [`Config::new`] holds the defaults.
+/// Settings and flags of `load udp`; see [`Config::new`] for the defaults.
 #[derive(Clone, Debug, Args)]
 pub struct Config {
-    /// A `turnpike reflect`, or a forwarder to one: HOST[:PORT], port 3480 by default
+    /// A `turnpike reflect`, or a forwarder to one: HOST[:PORT], default port 3480
     #[arg(value_name = "HOST:PORT", value_parser = options::reflector)]
     pub server: SocketAddr,
 
-    /// How long, and by how many threads.
     #[command(flatten)]
     pub run: RunOptions,
 
-    /// Flows, each from a port of its own, 1 to 10000
+    /// Flows, each from its own port, 1 to 10000
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub clients: usize,
 
-    /// Datagrams a second over all flows, open loop, such as 20000, 20k or 1.5M; "max" for as many as the machine can
+    /// Datagrams per second over all flows, open loop, such as 20000, 20k or 1.5M; "max" for as many as
+    /// possible
     #[arg(long, value_name = "PPS|max", default_value = "1000")]
     pub rate: Rate,
 
-    /// Payload of a datagram in bytes, 24 to 65000
+    /// Payload bytes of a datagram, 24 to 65000
     #[arg(long, value_name = "B", default_value_t = 120)]
     pub size: usize,
 
-    /// How datagrams follow each other.
     #[command(flatten)]
     pub bursts: BurstOptions,
 
-    /// What each flow's client sends, and gets. In one thread.
+    /// Profile of each flow's client; limits the run to one thread.
     #[command(flatten)]
     pub profile: Option<Shaped>,
 
-    /// With --profile: where the generator's own peers listen, an address of this machine to which the forwarder leads
-    /// [default: SERVER itself, with nothing between]
+    /// With --profile: listen address of the peers inside the generator, an address of this machine that the
+    /// forwarder targets [default: SERVER itself, without a forwarder]
     #[arg(long, value_name = "ADDR:PORT", requires = "profile", value_parser = socket_address)]
     pub peer: Option<SocketAddr>,
 
-    /// How datagrams enter and leave: auto, basic, mmsg or gso
+    /// Data path: auto, basic, mmsg or gso
     #[arg(long, value_name = "D", default_value = "auto")]
     pub datapath: Datapath,
 
-    /// Limits of the result.
     #[command(flatten)]
     pub limits: ResultLimits,
 
-    /// How long the first answer of a flow may take: 5 s.
+    /// Timeout of a flow's first reply: 5 s.
     #[arg(skip = Duration::from_secs(5))]
     pub setup_timeout: Duration,
 }
 
 impl Config {
-    /// The defaults, for one server.
+    /// Default settings for one server.
     #[must_use]
     pub fn new(server: SocketAddr) -> Self {
         options::defaults(server)
@@ -97,17 +95,18 @@ impl Config {
 
     fn frame(&self) -> RunFrame {
         let frame = RunFrame::new(&self.run, self.clients, CountKind::Answered);
-        // A forwarder leads to one address, so that all peers must be there.
+        // A forwarder has one target address, so all peers must share it.
         if self.profile.is_some() { RunFrame { threads: 1, ..frame } } else { frame }
     }
 }
 
-/// Runs a load until its time is over or `stop` is told to stop. `progress` is called about once a second, from the calling
-/// thread.
+/// Runs a load until its time is over or `stop` is called. Calls `progress` about once a second from the
+/// calling thread.
 ///
 /// # Errors
-/// When the settings are impossible, nothing comes back from the server, or it is stopped before anything was measured. What is
-/// lost afterwards is counted.
+///
+/// The settings are invalid, nothing comes back from the server, or the run is stopped before the measurement
+/// starts. Later losses are counted.
 pub fn run(
     config: &Config,
     stop: &StopHandle,
@@ -132,9 +131,10 @@ pub fn run(
     if let Some(shaped) = &config.profile {
         profile::put(&mut report, shaped, streams, measured);
     } else if report.sent > 0 && report.received == 0 {
-        report
-            .notes
-            .push(format!("nothing came back: is a reflector still running at udp {}?", config.server));
+        report.notes.push(format!(
+            "nothing came back: check that a reflector is still running at udp {}",
+            config.server
+        ));
     }
     Ok(run::conclude(report, &asked, interrupted))
 }
@@ -159,7 +159,7 @@ fn run_thread(shared: &UdpShared<'_>, thread: usize) -> Result<Finished, LoadErr
     Ok(Finished { errors: clients.errors, ..finished })
 }
 
-/// Says what is impossible about settings that all datagrams have in common.
+/// Checks settings that all datagram loads share.
 pub(crate) fn check(plan: &EchoPlan, frame: &RunFrame, threads: Option<usize>) -> Result<(), LoadError> {
     let numbers = [
         ("--clients", plan.clients, 1..=MAX_CLIENTS),
@@ -169,7 +169,7 @@ pub(crate) fn check(plan: &EchoPlan, frame: &RunFrame, threads: Option<usize>) -
     run::check(&numbers, threads, frame.duration)?;
     if plan.window.is_some_and(|window| window < plan.burst as u64) {
         return Err(LoadError::Config(format!(
-            "--window is shorter than a burst ({} datagrams), so that nothing could be sent",
+            "--window is smaller than a burst ({} datagrams), so nothing could be sent",
             plan.burst
         )));
     }

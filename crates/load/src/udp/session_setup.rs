@@ -1,5 +1,5 @@
-//! Before any traffic each client gets one datagram back, so that a forwarder has its session, and an address at which nothing
-//! answers is told at once.
+//! Setup of flows: each client gets one datagram back before the run starts, so that a forwarder has its
+//! session and a missing reflector is reported at once.
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -11,17 +11,17 @@ use crate::{
     traffic::{Carrier as _, Sink},
 };
 
-/// No client sends so many datagrams, so that a late answer is never taken for one of them.
+/// Sequence number that no client reaches, so a late answer is never mistaken for traffic.
 pub(crate) const PROBE: u64 = u64::MAX;
-/// Probes of all threads that may be under way at a time.
+/// Concurrent probes of all threads.
 const OUTSTANDING: usize = 256;
-/// A probe without an answer is sent again after this, doubling up to a fifth of a second: socat takes one flow at a time,
-/// and what the others sent meanwhile is lost.
+/// Retransmission interval of a probe, doubling up to a fifth of a second: socat accepts one flow at a time
+/// and loses datagrams of the others.
 const FIRST_RETRY_NS: u64 = 50_000_000;
 const LONGEST_RETRY_NS: u64 = 200_000_000;
 
-/// Waits until every client of this thread, of which the first has number `first`, has got a datagram back. `peer_is_ready` is
-/// called when the peers' socket, if there is one, can be read.
+/// Waits until every client of this thread has got a datagram back; `first` is the number of the first one
+/// within the run. Calls `peer_is_ready` when the peers' socket, if any, is readable.
 pub(super) fn set_up(
     clients: &mut UdpClients,
     shared: &UdpShared<'_>,
@@ -31,7 +31,7 @@ pub(super) fn set_up(
     let Config { server, setup_timeout, .. } = *shared.config;
     let limit = (OUTSTANDING / shared.frame.threads).max(1);
     let mut answers = Answers { answered: vec![false; count], ready: 0, first, peer_is_ready };
-    // Clients whose probe is under way: index, when to send again, and the pause after that.
+    // Clients with a pending probe: index, time of the next retransmission, and the interval after it.
     let mut probing: Vec<(usize, u64, u64)> = Vec::with_capacity(limit);
     let (mut started, mut ready) = (0, 0);
     let mut last_answer = shared.clock.ns();
