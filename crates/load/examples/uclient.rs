@@ -1,12 +1,13 @@
-//! What a message costs the generator, beside coturn's `turnutils_uclient` (the package coturn has it): at the rate that this reaches, and at
-//! four times as much.
+//! Compares the CPU cost per message of the generator with coturn's `turnutils_uclient` (package coturn), at
+//! the rate that uclient reaches and at four times that rate.
 //!
 //! ```text
 //! cargo build --release && cargo run --release -p turnpike-load --example uclient -- target/release/turnpike [ROUNDS]
 //! ```
 //!
-//! 200 clients over channels, on loopback, in turns, each against a server of its own: uclient leaves its allocations behind. What is
-//! printed is the CPU time of the whole process, with its start and its allocations, for each message that came back.
+//! 200 clients over channels on loopback, in alternating runs with a fresh server each, because uclient
+//! leaves its allocations behind. Prints the CPU time of the whole process, startup and allocations included,
+//! per message returned.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::print_stdout,
@@ -23,11 +24,10 @@ use std::{
 use serde_json::Value;
 
 const CLIENTS: u32 = 200;
-/// Of each client.
+/// Per client.
 const MESSAGES: u32 = 500;
 const SIZE: &str = "120";
 
-/// One run.
 struct Run {
     cpu_s: f64,
     received: u32,
@@ -59,7 +59,7 @@ fn main() {
     );
 }
 
-/// And how many messages a second it has sent.
+/// Also returns the number of messages sent per second.
 fn uclient(binary: &str) -> (Run, f64) {
     let (clients, messages) = (CLIENTS.to_string(), MESSAGES.to_string());
     let mut command = pinned("1", "turnutils_uclient");
@@ -86,7 +86,8 @@ fn load(binary: &str, rate: f64) -> Run {
     Run { cpu_s, received: report["received"].as_u64().unwrap().try_into().unwrap() }
 }
 
-/// Beside a server and a reflector, which have the other CPU: its CPU time, and what it says.
+/// Runs a command next to a server and a reflector, which share the other CPU; returns its CPU time and
+/// output.
 fn measured(binary: &str, mut command: Command) -> (f64, String) {
     let mut serve = pinned("0", binary);
     serve.args([
@@ -132,7 +133,7 @@ impl Drop for Helper {
     }
 }
 
-/// In seconds, of children that have ended and been waited for: `cutime` and `cstime` of proc(5).
+/// CPU seconds of reaped children: `cutime` and `cstime` of proc(5).
 fn cpu_of_children() -> f64 {
     let stat = procfs::process::Process::myself().and_then(|it| it.stat()).unwrap();
     let ticks = u32::try_from(stat.cutime + stat.cstime).unwrap();

@@ -1,4 +1,4 @@
-//! `load tcp` and iperf3 measure the same thing.
+//! Agreement of `load tcp` with iperf3.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -35,7 +35,7 @@ fn iperf3_server() -> (Server, SocketAddr) {
     (server, address)
 }
 
-/// Received bits a second, and received bytes over sent ones.
+/// Received bits per second, and the ratio of received to sent bytes.
 fn iperf3(server: SocketAddr, flags: &[&str]) -> (f64, f64) {
     // The probe of `iperf3_server` may keep it busy for a moment.
     eventually("iperf3 has measured", || {
@@ -60,7 +60,7 @@ fn throughput_on_loopback_agrees_with_iperf3() {
     let reflector = Reflector::start(&config).unwrap();
     let (_server, address) = iperf3_server();
     for flags in [&[][..], &["--reverse"]] {
-        // The machine is shared: alternating, the best of each, until they are alike.
+        // The machine is shared: compares the best of alternating runs until they agree.
         let (mut ours, mut theirs) = (0.0_f64, 0.0_f64);
         eventually("iperf3 and we agree", || {
             let target = format!("{} --warmup 0 --duration 1", reflector.tcp_listeners()[0]);
@@ -70,7 +70,7 @@ fn throughput_on_loopback_agrees_with_iperf3() {
             assert_eq!(report.sent, report.received, "{report:?}");
             ours = ours.max(report.recv_bps);
             let (rate, share) = iperf3(address, flags);
-            // iperf3 stops counting at the end of its time, with buffers full.
+            // iperf3 stops counting at the end of its time, while buffers are full.
             assert!((0.5..=1.001).contains(&share), "{share}");
             theirs = theirs.max(rate);
             eprintln!("{flags:?}: {:.2} Gbit/s, iperf3 {:.2}", ours / 1e9, theirs / 1e9);

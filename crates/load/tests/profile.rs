@@ -1,5 +1,5 @@
-//! Calls and the like over real sockets: each direction by itself, and what a middle box drops or doubles is counted exactly where
-//! it was on its way.
+//! Profiles over real sockets: each direction is measured separately, and packets that a middlebox drops or
+//! duplicates are counted in the right direction.
 
 use std::{
     collections::VecDeque,
@@ -34,7 +34,7 @@ fn through(server: SocketAddr, flags: &str) -> turn::Config {
     parse(&format!("{usual} {flags}")).unwrap()
 }
 
-/// Everything that was sent arrived, and sums are those of the parts.
+/// Checks that everything arrived and that totals match the parts.
 fn is_whole(report: &Report, context: &str) {
     let profile = report.profile.as_ref().unwrap();
     assert_eq!((report.lost, report.duplicated, report.reordered), (0, 0, 0), "{context}: {report:?}");
@@ -64,7 +64,7 @@ fn quiet_udp(config: &udp::Config) -> Result<Report, LoadError> {
 }
 
 #[test]
-fn every_profile_sends_both_ways_and_loses_nothing_where_nothing_is_between() {
+fn every_profile_sends_both_ways_without_loss() {
     for name in ["audio", "call", "sfu", "screen", "vpn"] {
         let report = quiet_udp(&straight(name)).unwrap();
         is_whole(&report, name);
@@ -75,7 +75,7 @@ fn every_profile_sends_both_ways_and_loses_nothing_where_nothing_is_between() {
 }
 
 #[test]
-fn a_call_goes_through_a_server_by_every_transport_over_channels_and_indications() {
+fn a_call_passes_a_server_over_every_transport() {
     let certificate = certificate("turn.example.org");
     let relay = relay_with(&Wishes::default(), |config| listen_to_all(config, Some(&certificate)));
     let dir = Dir::new();
@@ -89,7 +89,7 @@ fn a_call_goes_through_a_server_by_every_transport_over_channels_and_indications
             is_whole(&report, &format!("{transport} {via}"));
             let profile = report.profile.unwrap();
             let audio = profile.streams.iter().filter(|stream| stream.name == "audio");
-            // 50 a second of each client, each way.
+            // 50 per second, client and direction.
             assert!(audio.map(|stream| stream.leg.sent).eq([150, 150]), "{profile:?}");
         }
     }
@@ -97,7 +97,7 @@ fn a_call_goes_through_a_server_by_every_transport_over_channels_and_indications
 }
 
 #[test]
-fn a_seed_says_what_is_sent_and_another_one_says_something_else() {
+fn the_seed_determines_the_packets() {
     let sent = |seed: u64, threads: usize, relay: &turnpike_relay::Relay| {
         let config = through(relay.listeners().udp[0], &format!("--seed {seed} --threads {threads}"));
         let report = quiet_turn(&config).unwrap();
@@ -110,7 +110,7 @@ fn a_seed_says_what_is_sent_and_another_one_says_something_else() {
     assert_ne!(first, sent(8, 1, &relay));
 }
 
-/// What a [`MiddleBox`] did in one direction, to packets of the measured time.
+/// Actions of a [`MiddleBox`] in one direction, on packets of the measured time.
 #[derive(Default)]
 struct Way {
     seen: AtomicU64,
@@ -118,7 +118,7 @@ struct Way {
     doubled: AtomicU64,
 }
 
-/// Stands between a client and a peer, as a forwarder does, and does to every tenth packet what it is told to.
+/// Forwarder between client and peer that harms every tenth packet.
 struct MiddleBox {
     address: SocketAddr,
     to_peer: Arc<Way>,
@@ -132,7 +132,7 @@ enum Mischief {
     None,
     Drop,
     Double,
-    /// By [`DELAY`].
+    /// Delays by [`DELAY`].
     Delay,
 }
 
@@ -183,7 +183,7 @@ impl Drop for MiddleBox {
 }
 
 fn pass(way: &Way, mischief: Mischief, through: &UdpSocket, to: SocketAddr, packet: &[u8]) {
-    // The greeting before the traffic is as short as none of these streams' packets.
+    // The greeting before the traffic is shorter than any packet of these streams.
     let counts = packet.len() > HEADER_LEN;
     let tenth = counts && (way.seen.fetch_add(1, SeqCst) + 1).is_multiple_of(10);
     if tenth && mischief == Mischief::Drop {
@@ -198,7 +198,7 @@ fn pass(way: &Way, mischief: Mischief, through: &UdpSocket, to: SocketAddr, pack
 }
 
 #[test]
-fn what_is_lost_or_doubled_on_one_way_is_counted_there_and_only_there() {
+fn loss_and_duplicates_are_counted_in_their_direction_only() {
     for (up, down) in [
         (Mischief::Drop, Mischief::None),
         (Mischief::None, Mischief::Drop),
@@ -216,7 +216,7 @@ fn what_is_lost_or_doubled_on_one_way_is_counted_there_and_only_there() {
             assert!(seen > 100, "{report:?}");
             assert_eq!((leg.sent, leg.lost), (seen, dropped), "{report:?}");
             assert_eq!(leg.received, seen - dropped, "{report:?}");
-            // The last copy may be on its way when the run ends.
+            // The last copy may be in flight when the run ends.
             let doubled = way.doubled.load(SeqCst);
             assert!((doubled.saturating_sub(1)..=doubled).contains(&leg.duplicated), "{doubled}: {report:?}");
         }
@@ -224,7 +224,7 @@ fn what_is_lost_or_doubled_on_one_way_is_counted_there_and_only_there() {
 }
 
 #[test]
-fn latency_is_that_of_one_way() {
+fn latency_is_one_way() {
     let peer = free_address();
     let middle = MiddleBox::start(peer, Mischief::Delay, Mischief::None);
     let config = udp::Config { server: middle.address, peer: Some(peer), clients: 1, ..straight("audio") };
@@ -235,16 +235,16 @@ fn latency_is_that_of_one_way() {
 }
 
 #[test]
-fn what_a_server_does_not_let_through_is_lost_and_not_received() {
-    // The peer's packets pass only where a permission was installed: for another address there is none.
+fn packets_that_a_server_refuses_are_lost() {
+    // The peer's packets only pass with a permission, which exists for another address only.
     let strict = relay(&Wishes { allow_loopback: false, ..Wishes::default() });
     let error = quiet_turn(&through(strict.listeners().udp[0], "")).unwrap_err();
     assert!(matches!(error, LoadError::Refused { code: 403, .. }), "{error:?}");
 }
 
 #[test]
-fn peers_that_cannot_listen_are_told_with_their_address() {
-    // Nobody has this address (RFC 5737).
+fn an_unusable_peer_address_is_reported() {
+    // Documentation address (RFC 5737).
     let nowhere: SocketAddr = "192.0.2.1:5000".parse().unwrap();
     let config = udp::Config { peer: Some(nowhere), ..straight("audio") };
     let error = quiet_udp(&config).unwrap_err().to_string();
@@ -252,7 +252,7 @@ fn peers_that_cannot_listen_are_told_with_their_address() {
 }
 
 #[test]
-fn a_run_that_is_stopped_reports_until_then() {
+fn a_stopped_run_reports_the_time_until_then() {
     let stop = StopHandle::default();
     let mut config = straight("call");
     (config.run.duration, config.run.warmup) = (Duration::from_secs(3_600), Duration::ZERO);

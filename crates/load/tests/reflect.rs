@@ -1,4 +1,4 @@
-//! The reflector sends back what it gets, whole, in order and to the right place.
+//! Reflector: returns datagrams unchanged, in order and to their sender.
 
 use std::{
     collections::HashMap,
@@ -54,7 +54,7 @@ fn datagrams_of_mixed_sizes_come_back_whole_and_in_order() {
 }
 
 #[test]
-fn many_clients_on_several_workers_each_get_their_own_back() {
+fn each_client_gets_its_own_datagrams_back() {
     let reflector = start(vec![loopback(0)], Datapath::best().0, 3);
     let sockets: Vec<_> = (0..64).map(|_| client(reflector.listeners()[0])).collect();
     let mut buffer = [0; 64];
@@ -114,9 +114,9 @@ fn a_port_in_use_is_named() {
     }
 }
 
-/// With SO_REUSEPORT alone the two would share the traffic, each without a word.
+/// With SO_REUSEPORT alone, both would silently share the traffic.
 #[test]
-fn a_second_reflector_on_a_port_is_told_so() {
+fn a_second_reflector_on_a_port_fails() {
     let first = start(vec![loopback(0)], Datapath::Basic, 2);
     let config = Config { listen: first.listeners().to_vec(), workers: Some(1), ..Config::default() };
     let error = Reflector::start(&config).err().unwrap().to_string();

@@ -1,4 +1,4 @@
-//! TCP generators against the reflector: exact to the byte, counted right, and clear about what went wrong.
+//! TCP generators against the reflector: byte-exact transfer, exact counts and clear errors.
 
 use std::{
     io::{Read as _, Write as _},
@@ -22,7 +22,7 @@ fn reflector(workers: u16) -> Reflector {
     Reflector::start(&config).unwrap()
 }
 
-/// A short run, for tests share the machine; otherwise as `flags` say, those of the run behind a `|`.
+/// Short run, since tests share the machine; `flags` override it, with the run's own flags after a `|`.
 fn load(server: SocketAddr, (kind, flags): (Work, &str)) -> Config {
     let (own, run) = flags.split_once('|').unwrap_or((flags, ""));
     let target = parse(&format!("{server} --warmup 0.2 --duration 0.8 {run}")).unwrap();
@@ -39,8 +39,8 @@ fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
-/// A one-connection-at-a-time proxy that harms what it passes on: closes both sides after so many bytes from the server,
-/// flips a byte of the client's, or says nothing any more.
+/// Proxy for one connection at a time that harms it: closes both sides after some bytes from the server,
+/// flips a byte from the client, or falls silent.
 #[derive(Clone, Copy)]
 enum Harm {
     CloseAfter(usize),
@@ -51,7 +51,7 @@ enum Harm {
 fn proxy(target: SocketAddr, harm: Harm) -> SocketAddr {
     let listener = TcpListener::bind(loopback(0)).unwrap();
     let address = listener.local_addr().unwrap();
-    // Ends with the test's process; each connection ends with its peers.
+    // Ends with the test process; each connection ends with its peers.
     thread::spawn(move || {
         for client in listener.incoming() {
             let (client, server) = (client.unwrap(), TcpStream::connect(target).unwrap());
@@ -107,7 +107,7 @@ fn bulk_arrives_to_the_byte_in_every_direction() {
             assert_eq!(report.clients, connections, "{report:?}");
             let named: f64 = ways.iter().map(|way| report.extra[*way]).sum();
             assert!(named > 0.0 && (named - report.recv_bps).abs() < 1.0, "{report:?}");
-            // Each way by its own account of the time, and yet the same.
+            // Both sides measure time independently and must agree.
             let by_count = report.received as f64 * 8.0 / config.target.run.duration.as_secs_f64();
             assert!((0.3..3.0).contains(&(report.recv_bps / by_count)), "{report:?}");
         }
@@ -138,7 +138,7 @@ fn requests_are_counted_one_by_one() {
         assert_eq!((report.sent, report.lost), (report.received, 0), "{report:?}");
         assert!(report.errors.is_empty() && report.rtt_us.p50 > 0, "{report:?}");
         assert_eq!(report.extra["transactions_per_s"], report.recv_pps);
-        // What the other end saw is the same: each request, a greeting, and each response and acknowledgement.
+        // The reflector counts the same requests and responses, plus greetings and acknowledgements.
         let clients = clients as u64;
         let wanted =
             (report.sent * request as u64 + clients * 16, report.sent * response as u64 + clients * 8);
@@ -157,7 +157,7 @@ fn an_open_loop_keeps_its_rate() {
     for workload in [RR, CONNECT] {
         let config = load(server, (workload, "--clients 4 --rate 500"));
         let report = quiet(&config).unwrap().report;
-        // 500 a second for 0.8 s, and not one more.
+        // 500 per second for 0.8 s, and not one more.
         assert!((1..=402).contains(&report.sent), "{report:?}");
         assert_eq!(report.lost, 0, "{report:?}");
     }
@@ -174,14 +174,14 @@ fn connections_are_counted_one_by_one() {
         let report = quiet(&config).unwrap().report;
         assert!(report.sent > 0 && report.errors.is_empty(), "{close}: {report:?}");
         assert_eq!((report.sent, report.lost), (report.received, 0), "{close}: {report:?}");
-        // One more has asked whether there is a reflector.
+        // One additional connection checked for a reflector.
         eventually("all connections", || reflector.stats().connections - before > report.sent);
         assert_eq!(reflector.stats().connections - before, report.sent + 1, "{close}");
     }
 }
 
 #[test]
-fn limits_are_noticed() {
+fn exceeded_limits_are_reported() {
     let reflector = reflector(1);
     for (flags, exceeded) in [("--max-p99 0 --max-loss 0", 1), ("--max-p99 60000000 --max-loss 0", 0)] {
         let outcome = quiet(&load(reflector.tcp_listeners()[0], (RR, flags))).unwrap();
@@ -197,7 +197,7 @@ fn a_server_that_vanishes_is_a_clear_error() {
         let mut reflector = Some(reflector(1));
         let server = reflector.as_ref().unwrap().tcp_listeners()[0];
         let config = load(server, (kind, &format!("{flags} | --duration 3600")));
-        // Gone with the first report of traffic.
+        // Stops the reflector at the first report of traffic.
         let result = run(&config, &StopHandle::default(), |interval| {
             if interval.received > 0 {
                 drop(reflector.take());
@@ -210,7 +210,7 @@ fn a_server_that_vanishes_is_a_clear_error() {
 }
 
 #[test]
-fn a_proxy_that_loses_closes_or_stalls_is_found_out() {
+fn a_harmful_proxy_is_detected() {
     let reflector = reflector(1);
     let target = reflector.tcp_listeners()[0];
     let through = |harm| {
@@ -226,15 +226,15 @@ fn a_proxy_that_loses_closes_or_stalls_is_found_out() {
 }
 
 #[test]
-fn no_reflector_is_told_with_its_address() {
-    // Bound and closed again: nobody listens.
+fn a_missing_reflector_is_reported_with_its_address() {
+    // A closed port without a listener.
     let closed = free_address();
     for workload in [BULK, RR, CONNECT] {
         let error = quiet(&load(closed, (workload, ""))).unwrap_err();
         assert!(matches!(error, LoadError::Connect { .. }), "{error:?}");
         assert!(error.to_string().contains(&closed.to_string()), "{error}");
     }
-    // A forwarder whose target is down takes the connection and closes it.
+    // A forwarder without a target accepts connections and closes them.
     let listener = TcpListener::bind(loopback(0)).unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || listener.incoming().for_each(drop));
@@ -243,7 +243,7 @@ fn no_reflector_is_told_with_its_address() {
         assert!(matches!(error, LoadError::NotReflector { .. }), "{error:?}");
         assert!(error.to_string().contains(&address.to_string()), "{error}");
     }
-    // One that is silent: its queue takes connections, and nobody accepts them.
+    // A silent server: the backlog accepts connections that are never served.
     let silent = TcpListener::bind(loopback(0)).unwrap();
     let config =
         Config { timeout: Duration::from_millis(300), ..load(silent.local_addr().unwrap(), (RR, "")) };
@@ -251,17 +251,17 @@ fn no_reflector_is_told_with_its_address() {
 }
 
 #[test]
-fn foreign_clients_get_an_echo() {
+fn unknown_clients_get_an_echo() {
     let reflector = reflector(1);
     let mut stream = TcpStream::connect(reflector.tcp_listeners()[0]).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    // More than the socket buffers hold, so that the reflector must wait for its reader.
+    // Exceeds the socket buffers, so that the reflector must wait for its reader.
     let sent: Vec<u8> = (0..24_u32 << 20).map(|at| at.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
     let mut writer = stream.try_clone().unwrap();
     let received = thread::scope(|scope| {
         let writing = thread::Builder::new().name("writer".to_owned());
         writing.spawn_scoped(scope, || writer.write_all(&sent).unwrap()).unwrap();
-        // It stops when everything between is full.
+        // The writer stops when all buffers are full.
         Thread::named("writer").comes_to_rest();
         let mut received = vec![0; sent.len()];
         stream.read_exact(&mut received).unwrap();

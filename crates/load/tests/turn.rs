@@ -1,4 +1,4 @@
-//! The generator against a relay of this process: counts add up, limits are noticed, errors say what to do.
+//! TURN generator against an in-process relay: counts add up, limits are checked, errors name a remedy.
 
 use crate::common;
 
@@ -39,7 +39,7 @@ fn traffic_over_channels_and_send_indications_comes_back_complete() {
             );
             let report = quiet(&config).unwrap().report;
             let context = format!("{via} {clients} clients of {size} bytes: {report:?}");
-            // Due in one second at 2,000 a second, give or take a burst of each client.
+            // Due in one second at 2,000/s, give or take a burst per client.
             assert!((1..=2_100).contains(&report.sent), "{context}");
             assert_eq!((report.lost, report.duplicated, report.reordered), (0, 0, 0), "{context}");
             assert_eq!(report.sent, report.received, "{context}");
@@ -65,7 +65,7 @@ fn clients_are_divided_among_several_servers() {
         assert!(counter(relay, "allocations_closed", "deleted") > 3);
         wait_until_empty(relay);
     }
-    // Whoever is waited for is named, the second one too.
+    // The error names the server without a response, whichever it is.
     let nobody = UdpSocket::bind("127.0.0.1:0").unwrap();
     let silent = nobody.local_addr().unwrap();
     let waits = load(&first, &reflector, &format!("{silent} --clients 2"));
@@ -90,7 +90,7 @@ fn ipv6_works_from_end_to_end() {
 }
 
 #[test]
-fn clients_with_peers_of_their_own_go_through_one_shared_relay_port() {
+fn distinct_peers_share_one_relay_port() {
     let relay = relay_with(&Wishes::default(), |config| config.shared_ports = 1);
     let reflector = reflector_on(std::net::Ipv4Addr::UNSPECIFIED.into());
     let port = reflector.listeners()[0].port();
@@ -103,14 +103,14 @@ fn clients_with_peers_of_their_own_go_through_one_shared_relay_port() {
         let report = quiet(&config).unwrap().report;
         assert_eq!((report.lost, report.received), (0, report.sent), "{via}: {report:?}");
     }
-    // All with one peer, all but one are refused.
+    // With a single peer, all clients except one are refused.
     let config = load(&relay, &reflector, &format!("--clients 2 --peer {}", loopback(port)));
     let error = quiet(&config).unwrap_err().to_string();
     assert!(error.contains("Peer Taken on Shared Port") && error.contains("--peer-prefix"), "{error}");
 }
 
 #[test]
-fn clients_of_one_socket_have_addresses_of_their_own() {
+fn clients_on_a_shared_socket_have_their_own_addresses() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     for (via, burst, threads) in [(DataVia::Channel, 1, 1), (DataVia::Send, 8, 2), (DataVia::Channel, 8, 2)] {
         let config = load(
@@ -125,7 +125,7 @@ fn clients_of_one_socket_have_addresses_of_their_own() {
         assert_eq!((report.reordered, report.errors.len()), (0, 0), "{via}: {report:?}");
         assert!(report.sent > 100, "{via}: {report:?}");
     }
-    // Addresses that nobody has.
+    // Addresses that do not belong to this machine.
     let elsewhere = load(&relay, &reflector, "--client-prefix 198.51.100.0/24");
     let error = quiet(&elsewhere).unwrap_err().to_string();
     assert!(error.contains("198.51.100.1 (--client-prefix)"), "{error}");
@@ -148,7 +148,7 @@ fn a_window_bounds_a_flood() {
     let config = load(&relay, &reflector, "--rate max --window 64 --burst 16 --clients 2");
     let report = quiet(&config).unwrap().report;
     assert!(report.received > 1_000, "{report:?}");
-    // What both windows hold is all that can be under way when the run ends.
+    // Both windows bound the packets in flight at the end of the run.
     assert!(report.lost <= 128, "{report:?}");
 }
 
@@ -158,14 +158,15 @@ fn allocations_are_made_and_deleted() {
     let config = load(&relay, &reflector, "--mode allocate --clients 8 --rate 200");
     let report = quiet(&config).unwrap().report;
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
-    // At most what was due; a busy machine starts fewer.
+    // At most the number due; a busy machine starts fewer.
     assert!((1..=201).contains(&report.sent), "{report:?}");
     wait_until_empty(&relay);
 }
 
-/// What was due before the measured time and was not started is left out, or there would be nothing else until the end.
+/// Allocations due before the measured time are dropped if not started; otherwise the server would never
+/// catch up.
 #[test]
-fn allocations_of_a_server_that_falls_behind_are_measured() {
+fn a_server_that_falls_behind_is_still_measured() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let config = load(&relay, &reflector, "--mode allocate --rate 1M");
     let report = quiet(&config).unwrap().report;
@@ -174,7 +175,7 @@ fn allocations_of_a_server_that_falls_behind_are_measured() {
     wait_until_empty(&relay);
 }
 
-/// Whoever knows the password, and who that was.
+/// Accepts every user with the password, and records the names.
 #[derive(Default)]
 struct Everybody(Mutex<Vec<String>>);
 
@@ -201,7 +202,7 @@ impl Users for Everybody {
 #[test]
 fn users_take_turns() {
     let (everybody, reflector) = (Arc::new(Everybody::default()), reflector());
-    // Whoever knows a name by its hash alone knows no password.
+    // A client known by the hash of its name only could not be checked.
     let relay = relay_of(&Wishes::default(), Arc::clone(&everybody) as _, |config| {
         config.server.username_anonymity = false;
     });
@@ -223,18 +224,18 @@ fn channels_are_bound_one_after_the_other() {
     let config = load(&relay, &reflector, "--mode bind --clients 4 --rate max");
     let report = quiet(&config).unwrap().report;
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
-    // More than an allocation has, so that some have begun anew.
+    // More than one allocation can have, so some clients have started over.
     assert!(report.received > 4 * 60, "{report:?}");
     assert!(report.errors.is_empty(), "{report:?}");
     wait_until_empty(&relay);
 }
 
 #[test]
-fn invalid_messages_leave_nothing_and_get_less_back_than_they_are() {
+fn invalid_messages_leave_no_state_and_get_small_replies() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let config = load(&relay, &reflector, "--mode invalid --clients 4");
     let report = quiet(&config).unwrap().report;
-    // The honest ones do get an answer.
+    // Valid requests do get a response.
     assert!(report.received > 0 && report.received < report.sent, "{report:?}");
     assert!(report.extra["amplification"] < 1.0, "{report:?}");
     assert!(report.extra["worst_amplification"] >= report.extra["amplification"], "{report:?}");
@@ -242,7 +243,7 @@ fn invalid_messages_leave_nothing_and_get_less_back_than_they_are() {
 }
 
 #[test]
-fn progress_is_reported_and_the_allocations_are_deleted_at_the_end() {
+fn progress_is_reported_and_allocations_are_deleted() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let config = load(&relay, &reflector, "--clients 3 --warmup 0.6 --duration 1.5");
     let mut intervals = Vec::new();
@@ -254,9 +255,9 @@ fn progress_is_reported_and_the_allocations_are_deleted_at_the_end() {
 }
 
 #[test]
-fn loss_and_slowness_beyond_the_limits_are_noticed() {
+fn exceeded_loss_and_latency_limits_are_reported() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    // Nobody reflects here: everything is lost. The socket only keeps the port.
+    // Without a reflector everything is lost; the socket only keeps the port.
     let sink = UdpSocket::bind(loopback(0)).unwrap();
     let config = load(
         &relay,
@@ -292,9 +293,9 @@ fn a_wrong_password_names_user_and_realm() {
 }
 
 #[test]
-fn a_closed_port_is_told_from_a_silent_one() {
+fn a_closed_port_differs_from_a_silent_one() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    // Bound and closed again: the kernel answers "port unreachable".
+    // Closed port: the kernel answers with port unreachable.
     let closed = free_address();
     let config = Config { servers: vec![closed.into()], ..load(&relay, &reflector, "") };
     assert!(matches!(quiet(&config), Err(LoadError::Unreachable { server }) if server == closed));
@@ -308,14 +309,14 @@ fn a_closed_port_is_told_from_a_silent_one() {
     assert!(matches!(quiet(&config), Err(LoadError::NoAnswer { ready: 0, .. })));
 }
 
-/// What a silent server does not answer is the handshake, and no Allocate was sent.
+/// A silent server does not answer the handshake, so no Allocate is ever sent.
 #[test]
-fn an_unanswered_handshake_is_told_as_one() {
+fn an_unanswered_handshake_is_reported_as_such() {
     let (datagrams, connections) =
         (UdpSocket::bind(loopback(0)).unwrap(), TcpListener::bind(loopback(0)).unwrap());
     let servers = [
         (Transport::Dtls, datagrams.local_addr().unwrap()),
-        // The kernel takes connections that nobody accepts.
+        // The backlog accepts connections that are never served.
         (Transport::Tls, connections.local_addr().unwrap()),
     ];
     for (transport, server) in servers {
@@ -341,7 +342,7 @@ fn quotas_and_forbidden_peers_are_named() {
     let small = relay(&Wishes { max_allocations_per_user: 2, ..Wishes::default() });
     let config = load(&small, &reflector, "--clients 3");
     assert!(matches!(quiet(&config), Err(LoadError::Refused { code: 486, .. })));
-    // Those that were granted are given back, so that the next run finds the quota free.
+    // The failed run must have deleted its allocations, so that the quota is free.
     quiet(&load(&small, &reflector, "--clients 2 --duration 0.1")).unwrap();
 
     let strict = relay(&Wishes { allow_loopback: false, ..Wishes::default() });

@@ -1,4 +1,5 @@
-//! 300 (Try Alternate): clients go where they are sent, under the name that they are given, and not in circles.
+//! 300 (Try Alternate): clients follow redirects, use the certificate name of the redirect, and detect
+//! circles.
 
 use std::net::SocketAddr;
 
@@ -17,7 +18,7 @@ fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
-/// A relay that sends every client on.
+/// Relay that redirects every client.
 fn signpost(
     to: &[(SocketAddr, Option<&str>)],
     certificate: Option<&Certificate>,
@@ -43,7 +44,7 @@ fn destination(certificate: Option<&Certificate>) -> Relay {
 }
 
 #[test]
-fn clients_follow_to_several_servers_over_several_hops() {
+fn clients_follow_redirects_over_several_hops() {
     let reflector = reflector();
     let (one, other) = (destination(None), destination(None));
     for transport in [Transport::Udp, Transport::Tcp] {
@@ -61,13 +62,13 @@ fn clients_follow_to_several_servers_over_several_hops() {
         wait_until_empty(&other);
     }
     for relay in [&one, &other] {
-        // Three over each transport.
+        // Three per transport.
         wait_for_counter(relay, "allocations_closed", "deleted", 6);
     }
 }
 
 #[test]
-fn allocations_and_relayed_streams_follow_too() {
+fn allocations_and_relayed_streams_follow_redirects() {
     let end = destination(None);
     let stream_reflector = turnpike_load::reflect::Reflector::start(&turnpike_load::reflect::Config {
         tcp: vec![loopback(0)],
@@ -85,7 +86,7 @@ fn allocations_and_relayed_streams_follow_too() {
         );
         let report = quiet(&config).unwrap().report;
         assert_eq!((report.lost, report.received), (0, report.sent), "{transport}: {report:?}");
-        // Each begins at the first server again, in the warm-up too.
+        // Every run starts at the first server again, and so does every allocation of its warm-up.
         assert!(report.sent > 0 && report.extra["redirects"] >= report.sent as f64, "{report:?}");
         wait_until_empty(&end);
     }
@@ -104,7 +105,7 @@ fn allocations_and_relayed_streams_follow_too() {
 }
 
 #[test]
-fn the_domain_of_a_redirection_is_the_name_that_its_certificate_must_have() {
+fn a_redirect_domain_is_checked_against_the_certificate() {
     let reflector = reflector();
     let (here, there) = (certificate("here.example"), certificate("there.example"));
     let dir = Dir::new();
@@ -139,7 +140,7 @@ fn the_domain_of_a_redirection_is_the_name_that_its_certificate_must_have() {
 }
 
 #[test]
-fn servers_that_send_clients_round_in_a_circle_are_named() {
+fn servers_that_redirect_in_a_circle_are_named() {
     let reflector = reflector();
     let home = free_address();
     let second = signpost(&[(home, None)], None, None);
@@ -157,7 +158,7 @@ fn servers_that_send_clients_round_in_a_circle_are_named() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_told_with_who_sent_the_clients() {
+fn an_unreachable_redirect_target_names_the_redirecting_server() {
     let reflector = reflector();
     let nobody = free_address();
     for transport in [Transport::Udp, Transport::Tcp] {

@@ -1,4 +1,4 @@
-//! Clients that change their socket in mid-run (RFC 8016): all move, and traffic goes on.
+//! Clients that change their socket during the run (RFC 8016): all of them move, and traffic continues.
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -22,14 +22,14 @@ use turnpike_load::{
 use turnpike_relay::Relay;
 
 const CLIENTS: u16 = 4;
-/// Datagrams of one client a second.
+/// Datagrams per second and client.
 const PPS: u16 = 100;
 
 fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
-/// Every client moves five times.
+/// Load in which every client moves five times.
 fn restless(relay: &Relay, reflector: &Reflector, flags: &str) -> Config {
     let rate = CLIENTS * PPS;
     let usual = format!("--clients {CLIENTS} --threads 2 --rate {rate} --migrate 0.3 --duration 1.5");
@@ -37,7 +37,7 @@ fn restless(relay: &Relay, reflector: &Reflector, flags: &str) -> Config {
 }
 
 #[test]
-fn all_clients_move_and_their_traffic_goes_on() {
+fn all_clients_move_and_traffic_continues() {
     const MOVES: u64 = 5 * CLIENTS as u64;
     let certificate = certificate("turn.example.org");
     let relay = relay_with(&Wishes::default(), |config| listen_to_all(config, Some(&certificate)));
@@ -64,18 +64,18 @@ fn all_clients_move_and_their_traffic_goes_on() {
         let report = quiet(&config).unwrap().report;
         let context = format!("{transport} {via}: {report:?}");
         let figure = |name: &str| report.extra[name];
-        // A busy machine may be late for the last of them.
+        // A busy machine may be late for the last moves.
         assert!((1.0..=MOVES as f64).contains(&figure("migrations_done")), "{context}");
         assert_eq!(figure("migrations_failed"), 0.0, "{context}");
         assert!(figure("migration_ms_p50") > 0.0, "{context}");
         assert!(figure("migration_ms_p50") <= figure("migration_ms_max"), "{context}");
-        // What is in flight is a round trip of a client's traffic, far less than the 30 datagrams that one cut off by a move would
-        // lose until the next.
+        // In-flight packets cover one round trip, far fewer than the 30 datagrams that a client cut off by a
+        // move would lose until the next one.
         assert!((1..=650).contains(&report.sent), "{context}");
         assert!(report.lost <= 3 * MOVES, "{context}");
         assert_eq!(report.sent, report.received + report.lost, "{context}");
         assert!(report.errors.is_empty(), "{context}");
-        // The server counts the same: each came, was told so, and sent data from where it is now.
+        // The server has counted the same moves and data from the new addresses.
         moved += figure("migrations_done") as u64;
         for event in ["arrived", "moved"] {
             wait_for_counter(&relay, "mobility", event, moved);
@@ -84,7 +84,7 @@ fn all_clients_move_and_their_traffic_goes_on() {
             let all = figure("full_handshakes") + figure("resumed_handshakes");
             assert_eq!(all, figure("migrations_done") + f64::from(CLIENTS), "{context}");
         }
-        // Deleted from where the clients are now.
+        // Deleted from the clients' new addresses.
         wait_until_empty(&relay);
     }
 }
@@ -93,7 +93,7 @@ fn all_clients_move_and_their_traffic_goes_on() {
 fn a_flood_survives_moves() {
     let reflector = reflector();
     for transport in [Transport::Udp, Transport::Tcp] {
-        // A relay for each, since it may count the last moves of a run after that has ended.
+        // One relay per transport, because it may count a run's last moves late.
         let relay = relay_with(&Wishes::default(), |config| listen_to_all(config, None));
         let flags = format!("--transport {transport} --rate max --window 64 --burst 16");
         let config = restless(&relay, &reflector, &flags);
@@ -102,18 +102,18 @@ fn a_flood_survives_moves() {
         assert_eq!(report.extra["migrations_failed"], 0.0, "{context}");
         let done = report.extra["migrations_done"];
         assert!((1.0..=20.0).contains(&done) && report.received > 0, "{context}");
-        // Also whoever had a full window goes on, so that the server saw data after each move; of a client's last one only where the run
-        // was not over by then.
+        // Clients with a full window continue too, so the server sees data after each move, except possibly a
+        // client's last one.
         let moves = || counter(&relay, "mobility", "moved") as f64;
         eventually("it saw data after the moves", || moves() >= done - f64::from(CLIENTS));
         assert!(moves() <= done && moves() > 0.0, "{} {context}", moves());
-        // A window is all that a move can cost, and all that is under way at the end.
+        // A move costs at most a window, and so does the end of the run.
         assert!(report.lost <= 64 * (20 + u64::from(CLIENTS)), "{context}");
     }
 }
 
 #[test]
-fn a_server_that_forbids_mobility_is_told_from_others() {
+fn disabled_mobility_is_reported() {
     let relay = relay_with(&Wishes::default(), |config| config.server.mobility = false);
     let reflector = reflector();
     let config = restless(&relay, &reflector, "");
@@ -140,7 +140,7 @@ fn modes_without_allocations_do_not_move() {
 }
 
 #[test]
-fn a_server_that_knows_no_mobility_is_named() {
+fn a_server_without_mobility_is_named() {
     let server = Scripted::start(false);
     let reflector = reflector();
     let relay = relay(&Wishes::default());
@@ -155,20 +155,21 @@ fn a_server_that_knows_no_mobility_is_named() {
 }
 
 #[test]
-fn a_ticket_that_is_refused_counts_and_is_explained() {
+fn refused_tickets_are_counted_and_explained() {
     let server = Scripted::start(true);
     let reflector = reflector();
     let relay = relay(&Wishes::default());
     let config =
         Config { servers: vec![server.address.into()], user: None, ..restless(&relay, &reflector, "") };
     let report = quiet(&config).unwrap().report;
-    // Each fails once; without an allocation there is nothing left to move.
+    // Each client fails once; without an allocation it cannot move again.
     assert_eq!(report.extra["migrations_failed"], f64::from(CLIENTS), "{report:?}");
     assert_eq!(report.extra["migrations_done"], 0.0, "{report:?}");
     assert!(report.notes.iter().any(|note| note.contains("4 of 4") && note.contains("400")), "{report:?}");
 }
 
-/// A server without users that grants everything, sends ChannelData back itself, and takes no ticket, if it gives any.
+/// Server without users that grants everything, echoes ChannelData itself, and rejects tickets, if it issues
+/// any.
 struct Scripted {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -185,7 +186,7 @@ impl Scripted {
             let mut buffer = [0; 2048];
             while !stopped.load(SeqCst) {
                 let Ok((len, client)) = socket.recv_from(&mut buffer) else { continue };
-                // A client that has closed its socket since hears nothing.
+                // Fails if the client has closed its socket meanwhile.
                 let _ = socket.send_to(&answer(&buffer[..len], tickets), client);
             }
         });
@@ -205,7 +206,7 @@ impl Drop for Scripted {
 fn answer(message: &[u8], tickets: bool) -> Vec<u8> {
     const TICKET: [u8; 8] = [0x80, 0x30, 0, 4, 1, 2, 3, 4];
     const LIFETIME: [u8; 8] = [0, 0x0D, 0, 4, 0, 0, 2, 0x58];
-    // 127.0.0.1:50000, as XOR has it.
+    // 127.0.0.1:50000, XOR-encoded.
     const RELAYED: [u8; 12] = [0, 0x16, 0, 8, 0, 1, 0xE2, 0x42, 0x5E, 0x12, 0xA4, 0x43];
     const REFUSAL: [u8; 8] = [0, 0x09, 0, 4, 0, 0, 4, 0];
     let kind = u16::from_be_bytes([message[0], message[1]]);

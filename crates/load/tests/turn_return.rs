@@ -1,5 +1,5 @@
-//! Clients that hear nothing come back (`--reconnect`): a server that was started again has all of them soon, also one that they were sent
-//! to by another.
+//! Reconnecting clients (`--reconnect`): all of them return to a restarted server soon, also after a
+//! redirect.
 
 use std::thread;
 
@@ -19,13 +19,13 @@ fn allocations(relay: &Relay) -> u64 {
     relay.snapshots().iter().map(|worker| worker.allocations).sum()
 }
 
-/// Data that went to clients.
+/// Data relayed to clients.
 fn relayed(relay: &Relay) -> u64 {
     relay.snapshots().iter().map(|worker| worker.turn.to_client_datagrams).sum()
 }
 
 #[test]
-fn clients_of_a_server_that_was_started_again_come_back() {
+fn clients_reconnect_to_a_restarted_server() {
     let certificate = certificate("turn.example.org");
     let reflector = reflector();
     let dir = Dir::new();
@@ -67,18 +67,18 @@ fn clients_of_a_server_that_was_started_again_come_back() {
         let context = format!("{transport} {via}: {report:?}");
         assert!(report.extra["returns_done"] >= CLIENTS as f64, "{context}");
         assert_eq!(report.extra["clients_silent"], 0.0, "{context}");
-        assert!(report.extra["pause_ms_max"] >= 300.0, "nobody comes sooner: {context}");
+        assert!(report.extra["pause_ms_max"] >= 300.0, "no client reconnects sooner: {context}");
         assert!(report.extra["sessions_lost"] >= CLIENTS as f64, "{context}");
-        assert!(report.extra["reconnect_ms_p50"] >= 300.0, "counted from what was heard last: {context}");
-        assert_eq!(report.extra["lost_of_others"], 0.0, "all had to come back: {context}");
-        // What was due meanwhile is lost; a connection that is broken takes nothing.
+        assert!(report.extra["reconnect_ms_p50"] >= 300.0, "counted from the last payload: {context}");
+        assert_eq!(report.extra["lost_of_others"], 0.0, "all clients had to reconnect: {context}");
+        // Packets due meanwhile are lost; a broken connection accepts none.
         assert!(report.lost > 0 || transport != Transport::Udp, "{context}");
         assert_eq!(report.sent, report.received + report.lost, "{context}");
     }
 }
 
 #[test]
-fn clients_that_always_hear_something_never_ask_again() {
+fn clients_with_steady_traffic_never_reconnect() {
     let relay = relay_with(&Wishes::default(), |_| {});
     let reflector = reflector();
     let config = load(&relay, &reflector, &format!("--clients {CLIENTS} --rate 400 --reconnect 30"));
@@ -89,7 +89,7 @@ fn clients_that_always_hear_something_never_ask_again() {
 }
 
 #[test]
-fn clients_that_come_back_ask_the_first_server_and_go_where_it_sends_them() {
+fn reconnecting_clients_start_at_the_first_server() {
     let reflector = reflector();
     for transport in [Transport::Udp, Transport::Tcp] {
         let end = relay_with(&Wishes::default(), |config| listen_to_all(config, None));

@@ -1,4 +1,4 @@
-//! 437 (Allocation Mismatch): a client whose port is of an allocation that the server has not forgotten yet goes on from another one.
+//! 437 (Allocation Mismatch): a client whose port has a leftover allocation switches to another port.
 
 use std::{
     collections::HashMap,
@@ -20,10 +20,10 @@ use turnpike_load::{
 const CLIENTS: usize = 4;
 const ALLOCATE: [u8; 2] = [0x00, 0x03];
 
-/// Before a server: knows allocations on the first ports that anybody comes from.
+/// Proxy that answers 437 for the first ports it sees.
 struct Forgetful {
     address: SocketAddr,
-    /// Ports that were refused.
+    /// Number of ports refused.
     refused: Arc<AtomicUsize>,
     ends: Arc<AtomicBool>,
 }
@@ -53,7 +53,7 @@ fn pass_on(
     refused: &AtomicUsize,
     ends: &Arc<AtomicBool>,
 ) {
-    // None for a port that is taken.
+    // `None` for a taken port.
     let mut clients: HashMap<SocketAddr, Option<UdpSocket>> = HashMap::new();
     let mut buffer = [0; 2048];
     while !ends.load(Ordering::Relaxed) {
@@ -84,7 +84,7 @@ fn pass_on(
     }
 }
 
-/// What the server says to a client.
+/// Passes the server's packets on to a client.
 fn answer(way: UdpSocket, socket: UdpSocket, to: SocketAddr, ends: Arc<AtomicBool>) {
     thread::spawn(move || {
         let mut buffer = [0; 2048];
@@ -97,7 +97,7 @@ fn answer(way: UdpSocket, socket: UdpSocket, to: SocketAddr, ends: Arc<AtomicBoo
 }
 
 #[test]
-fn a_client_whose_port_is_taken_takes_another_some_times() {
+fn a_client_with_a_taken_port_tries_a_few_others() {
     let relay = relay_with(&Wishes::default(), |_| {});
     let reflector = reflector();
     let load_over = |address: SocketAddr| Config {

@@ -1,4 +1,4 @@
-//! Access tokens in place of passwords (RFC 7635): those that are good are taken, and why others are not is told.
+//! Access tokens instead of passwords (RFC 7635): valid ones are accepted, refusals are explained.
 
 use crate::common::{
     Wishes, counter, eventually, listen_to_all, load, reflector, relay_with, unix, wait_until_empty,
@@ -31,7 +31,7 @@ fn server() -> Relay {
     })
 }
 
-/// As `turnpike credentials --token-key` prints it.
+/// In the format of `turnpike credentials --token-key`.
 fn token(
     kid: &str,
     key: [u8; 32],
@@ -52,16 +52,16 @@ fn with(token: turn::AccessToken, relay: &Relay, reflector: &Reflector, flags: &
 }
 
 #[test]
-fn a_good_token_stands_in_place_of_user_and_password() {
+fn a_valid_token_replaces_user_and_password() {
     let (relay, reflector) = (server(), reflector());
     for transport in [Transport::Udp, Transport::Tcp] {
         let good = token("north", KEY, NAME, [9; 32], (unix(), 60));
-        // The token, too, moves along.
+        // Moves use the token too.
         let flags = format!("--transport {transport} --clients 4 --migrate 0.5 --rate 400");
         let config = with(good, &relay, &reflector, &flags);
         let report = quiet(&config).unwrap().report;
         assert!(report.received > 0, "{transport}: {report:?}");
-        // A busy machine may be late for the last of them.
+        // A busy machine may be late for the last moves.
         assert!((1.0..=8.0).contains(&report.extra["migrations_done"]), "{transport}: {report:?}");
         assert!(report.errors.is_empty(), "{transport}: {report:?}");
         wait_until_empty(&relay);
@@ -74,7 +74,7 @@ fn a_good_token_stands_in_place_of_user_and_password() {
 }
 
 #[test]
-fn a_token_that_is_refused_is_explained() {
+fn refused_tokens_are_explained() {
     let (relay, reflector) = (server(), reflector());
     let now = unix();
     for (what, bad, counted) in [
@@ -102,7 +102,7 @@ fn a_token_that_is_refused_is_explained() {
 }
 
 #[test]
-fn a_token_shorter_than_the_run_is_refused_at_once() {
+fn a_token_that_expires_during_the_run_is_rejected() {
     let (relay, reflector) = (server(), reflector());
     let short = token("north", KEY, NAME, [9; 32], (unix(), 1));
     match quiet(&with(short, &relay, &reflector, "")) {

@@ -1,4 +1,4 @@
-//! Datagrams without TURN: what is lost is counted, and nothing else is.
+//! Datagrams without TURN: losses are counted, and only losses.
 
 use std::{
     collections::VecDeque,
@@ -33,7 +33,7 @@ fn every_datagram_comes_back() {
 }
 
 #[test]
-fn what_a_reflector_swallows_and_doubles_is_counted_exactly() {
+fn dropped_and_duplicated_datagrams_are_counted_exactly() {
     let socket = UdpSocket::bind(loopback(0)).unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
     let server = socket.local_addr().unwrap();
@@ -44,7 +44,7 @@ fn what_a_reflector_swallows_and_doubles_is_counted_exactly() {
             let mut count = 0_u64;
             while !stop.load(SeqCst) {
                 let Ok((len, from)) = socket.recv_from(&mut buffer) else { continue };
-                // The first is the question whether anybody is there.
+                // The first datagram is the setup probe.
                 count += 1;
                 if count > 1 && count.is_multiple_of(10) {
                     swallowed.fetch_add(1, SeqCst);
@@ -65,15 +65,15 @@ fn what_a_reflector_swallows_and_doubles_is_counted_exactly() {
     });
     assert!(report.sent > 0, "{report:?}");
     assert_eq!(report.lost, swallowed.load(SeqCst), "{report:?}");
-    // The last copy may be under way when the run ends.
+    // The last copy may be in flight when the run ends.
     let doubled = doubled.load(SeqCst);
     assert!((doubled - 1..=doubled).contains(&report.duplicated), "{doubled}: {report:?}");
     assert_eq!(report.sent, report.received + report.lost);
 }
 
-/// Longer than any thread goes on without telling what it counted: what is under way is some of each second.
+/// Longer than the publishing interval, so each interval has packets in flight.
 #[test]
-fn replies_that_are_still_on_their_way_are_no_loss_in_the_progress() {
+fn replies_in_flight_are_not_a_loss_in_the_progress() {
     const DELAY: Duration = Duration::from_millis(500);
     let socket = UdpSocket::bind(loopback(0)).unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
@@ -104,7 +104,7 @@ fn replies_that_are_still_on_their_way_are_no_loss_in_the_progress() {
 }
 
 #[test]
-fn no_reflector_is_told_with_its_address() {
+fn a_missing_reflector_is_reported_with_its_address() {
     let closed = free_address();
     let error = run(&load(closed, ""), &StopHandle::default(), |_| {}).unwrap_err();
     assert!(matches!(error, LoadError::NoReflector { .. }), "{error:?}");
@@ -119,7 +119,7 @@ fn no_reflector_is_told_with_its_address() {
 }
 
 #[test]
-fn a_reflector_that_vanishes_is_loss_and_port_unreachable() {
+fn a_vanished_reflector_counts_as_loss_and_port_unreachable() {
     let mut reflector = Some(reflector());
     let config = load(reflector.as_ref().unwrap().listeners()[0], "--duration 3");
     let outcome = run(&config, &StopHandle::default(), |interval| {

@@ -1,4 +1,4 @@
-//! A relay of this process on loopback, with one user.
+//! In-process relay on loopback with one user.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -49,11 +49,11 @@ impl Users for OneUser {
     }
 }
 
-/// What a test may want to be different.
+/// Settings that tests vary.
 pub(crate) struct Wishes {
     pub(crate) max_allocations_per_user: usize,
     pub(crate) allow_loopback: bool,
-    /// Where the relay listens and relays.
+    /// Listen and relay address.
     pub(crate) address: IpAddr,
     pub(crate) datapath: Datapath,
 }
@@ -73,12 +73,12 @@ pub(crate) fn relay(wishes: &Wishes) -> Relay {
     relay_with(wishes, |_| {})
 }
 
-/// The same, with whatever else is to be different.
+/// Relay with further changes to its configuration.
 pub(crate) fn relay_with(wishes: &Wishes, change: impl FnOnce(&mut turnpike_relay::Config)) -> Relay {
     relay_of(wishes, Arc::new(OneUser), change)
 }
 
-/// The same, with others than the one user.
+/// Relay with other users.
 pub(crate) fn relay_of(
     wishes: &Wishes,
     users: Arc<dyn CredentialStore>,
@@ -111,7 +111,7 @@ pub(crate) fn relay_of(
     Relay::start(&config, users, Arc::new(())).unwrap()
 }
 
-/// A certificate of this name with its key, and the file that a client trusts.
+/// Certificate with its key, and the PEM that a client trusts.
 pub(crate) struct Certificate {
     pub(crate) identity: Identity,
     pub(crate) pem: String,
@@ -123,7 +123,7 @@ pub(crate) fn certificate(name: &str) -> Certificate {
     Certificate { identity, pem }
 }
 
-/// Listens over TCP, and with a certificate over TLS and DTLS too.
+/// Adds TCP, and with a certificate TLS and DTLS listeners.
 pub(crate) fn listen_to_all(config: &mut turnpike_relay::Config, certificate: Option<&Certificate>) {
     let any = loopback(0);
     config.streams.listen = vec![any];
@@ -136,7 +136,7 @@ pub(crate) fn listen_to_all(config: &mut turnpike_relay::Config, certificate: Op
     }
 }
 
-/// Where a relay is reached so.
+/// Listener for a transport.
 pub(crate) fn listener(relay: &Relay, transport: Transport) -> SocketAddr {
     let listeners = relay.listeners();
     match transport {
@@ -147,7 +147,7 @@ pub(crate) fn listener(relay: &Relay, transport: Transport) -> SocketAddr {
     }
 }
 
-/// A counter of the state machine, over all workers.
+/// Counter of the state machine, summed over all workers.
 pub(crate) fn counter(relay: &Relay, family: &str, label: &str) -> u64 {
     let counts = |(name, with, value): (&str, Option<(&str, &str)>, u64)| {
         (name == family && with.map_or("", |with| with.1) == label).then_some(value)
@@ -155,7 +155,7 @@ pub(crate) fn counter(relay: &Relay, family: &str, label: &str) -> u64 {
     relay.snapshots().iter().flat_map(|worker| worker.turn.counters().filter_map(counts)).sum()
 }
 
-/// Waits until such a counter is as high, and no higher.
+/// Waits until a counter has reached a value.
 pub(crate) fn wait_for_counter(relay: &Relay, family: &str, label: &str, value: u64) {
     eventually(&format!("{family} {label} is {value}"), || counter(relay, family, label) >= value);
     assert_eq!(counter(relay, family, label), value, "{family} {label}");
@@ -179,7 +179,7 @@ pub(crate) fn reflector_on(address: IpAddr) -> Reflector {
     Reflector::start(&config).unwrap()
 }
 
-/// A short run at a low rate, for tests share the machine; otherwise as `flags` say.
+/// Short run at a low rate, since tests share the machine; `flags` override it.
 pub(crate) fn load(relay: &Relay, reflector: &Reflector, flags: &str) -> Config {
     let (server, peer) = (relay.listeners().udp[0], reflector.listeners()[0]);
     let usual =
