@@ -244,7 +244,7 @@ pub(super) const TABLE: &[Known] = &[
     Known {
         who: &[Pion],
         what: "a RESERVATION-TOKEN is good for any user, and over the transport alone that it came by",
-        why: "RFC 8656 section 7.2: from any 5-tuple; and rfcs.md: A RESERVATION-TOKEN",
+        why: "RFC 8656 section 7.2: from any 5-tuple; and rfcs.md: RESERVATION-TOKEN",
         applies: |case| {
             let codes = matches!(case.codes(), Some((Some(0), Some(508)) | (Some(508), Some(0))));
             codes && case.has(kind::RESERVATION_TOKEN)
@@ -269,7 +269,7 @@ pub(super) const TABLE: &[Known] = &[
     Known {
         who: &[Pion],
         what: "the permission of a channel ends after 300 s",
-        why: "rfcs.md: A channel permits its peer",
+        why: "rfcs.md: Channels keep their permission",
         applies: |case| {
             let is_silent = matches!(case.what, What::Other { theirs, .. } if theirs.is_empty());
             case.sequence.kind == Kind::Time && is_silent
