@@ -1,5 +1,5 @@
-//! coturn's turnserver.conf and command line, as of 4.17: each option is translated, needs nothing, or is named with what to do instead
-//! ([`options`] has the table, [`read`] the syntax).
+//! Translates coturn's turnserver.conf and command line, as of 4.17. Each option is translated, needs
+//! nothing, or gets a note with what to do instead ([`options`] has the table, [`read`] the syntax).
 
 mod draft;
 pub(crate) mod options;
@@ -27,22 +27,22 @@ pub use options::is_option;
 use options::{Handling, OPTIONS};
 use read::{Setting, is_on, settings, whole, without_comment};
 
-/// Facts about the machine on which the translation runs, which is often the server's.
+/// Facts about the machine that runs the translation, which is often the server.
 struct Machine {
     is_own: fn(IpAddr) -> bool,
     is_file: fn(&Path) -> bool,
-    /// Whether a certificate and its key can be used for DTLS; `None` if they cannot be read here.
+    /// Returns true if DTLS can use a certificate and its key; `None` if the files cannot be read here.
     can_dtls: fn(cert: &Path, key: &Path) -> Option<bool>,
-    /// Mistakes of a configuration, whose files are not read: they may be on another machine.
+    /// Mistakes of a configuration, without reading the files it names: they may be on another machine.
     mistakes: fn(&str) -> Vec<Mistake>,
 }
 
-/// Reads and translates a file, the arguments of a command line, or both. Arguments win, as in coturn. `can_dtls` tells whether DTLS
-/// can use a certificate and its key (`None` if it cannot be read here), `mistakes` finds those of the result without reading the files
-/// that it names.
+/// Reads and translates a file, command line arguments, or both. Arguments win, as in coturn. `can_dtls`
+/// decides if DTLS can use a certificate and its key (`None` if they cannot be read here). `mistakes` checks
+/// the result without reading the files it names.
 ///
 /// # Errors
-/// The file cannot be read, or is another program's; or there is neither a file nor an argument.
+/// The file cannot be read or belongs to another program, or there is neither a file nor an argument.
 pub fn import(
     path: Option<&Path>,
     arguments: &[String],
@@ -53,7 +53,7 @@ pub fn import(
     let given = read::arguments(arguments, &mut notes);
     if let Some(named) = path.filter(|_| given.no_file) {
         let text = format!(
-            "coturn reads no file with it; {} is translated too, since it is named here",
+            "coturn would not read a file; {} is translated anyway, because it was given here",
             named.display()
         );
         notes.push(Note { line: 0, option: "-n".to_owned(), text, is_harmless: true });
@@ -76,7 +76,7 @@ pub fn import(
         None => "a command line".to_owned(),
     };
     if path.is_none() && !given.no_file {
-        let text = "coturn also reads its turnserver.conf here: name that file too if there is one";
+        let text = "coturn also reads its turnserver.conf: pass that file too if it exists";
         notes.push(Note { line: 0, option: "-n".to_owned(), text: text.to_owned(), is_harmless: true });
     }
     let here = Machine { is_own, is_file: Path::is_file, can_dtls, mistakes };
@@ -84,7 +84,8 @@ pub fn import(
     Ok(translate(&name, all, notes, &here))
 }
 
-/// Packets to such an address leave from it. It is not enough that it can be bound: with `ip_nonlocal_bind` every address can.
+/// Returns true if packets to this address leave from it. A successful bind proves nothing: with
+/// `ip_nonlocal_bind` every address can be bound.
 fn is_own(ip: IpAddr) -> bool {
     let any = if ip.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
     let from = || {
@@ -95,7 +96,7 @@ fn is_own(ip: IpAddr) -> bool {
     !ip.is_unspecified() && !ip.is_multicast() && from().is_ok_and(|from| from.ip() == ip)
 }
 
-/// Translates settings; `name` is the place that the result names as their source.
+/// Translates settings; `name` is their source in the result.
 fn translate<'a>(
     name: &str,
     all: impl Iterator<Item = Setting<'a>>,
@@ -127,13 +128,13 @@ fn translate<'a>(
     toml.insert_str(0, &format!("{}\n", comment(&from)));
     let open: Vec<_> = notes.iter().filter(|note| !note.is_harmless).collect();
     if !open.is_empty() {
-        toml.push_str("\n# What has no translation:\n");
+        toml.push_str("\n# Options without a translation:\n");
         open.iter().for_each(|note| toml.push_str(&comment(&note.to_string())));
     }
     Imported { toml, notes }
 }
 
-/// Brings one setting into the draft. `note` takes a remark, and whether it is harmless.
+/// Adds one setting to the draft. `note` takes a remark and a flag for harmless ones.
 fn apply(draft: &mut Draft, handling: &Handling, raw: &str, note: &mut impl FnMut(String, bool)) {
     let (value, has_comment) = without_comment(raw);
     match handling {
@@ -145,7 +146,10 @@ fn apply(draft: &mut Draft, handling: &Handling, raw: &str, note: &mut impl FnMu
                 return note(format!("{value:?} is not a number"), false);
             }
             if !rest.is_empty() && !rest.starts_with('#') {
-                note(format!("coturn reads {digits} and ignores {rest:?}: so does this translation"), false);
+                note(
+                    format!("coturn reads {digits} and ignores {rest:?}, and so does this translation"),
+                    false,
+                );
             }
             if let Err(why) = translate(draft, digits) {
                 note(why, false);
@@ -153,7 +157,7 @@ fn apply(draft: &mut Draft, handling: &Handling, raw: &str, note: &mut impl FnMu
         }
         Handling::Value(translate) => {
             if has_comment {
-                let why = "the comment behind the value is left out; coturn takes it for a part of the value and rejects that";
+                let why = "the comment after the value is dropped; coturn treats it as part of the value and rejects the line";
                 note(why.to_owned(), true);
             }
             if let Err(why) = translate(draft, value) {
@@ -162,8 +166,8 @@ fn apply(draft: &mut Draft, handling: &Handling, raw: &str, note: &mut impl FnMu
         }
         Handling::Text(translate) => {
             if has_comment {
-                let why = "coturn knows no comments behind values: everything up to the end of the line is a part of this one, there and \
-                           in this translation; take the comment out if it is not what clients use";
+                let why = "coturn has no comments after values: everything up to the end of the line is part of the value, there and \
+                           in this translation; delete the comment unless clients really use it";
                 note(why.to_owned(), false);
             }
             if let Err(why) = translate(draft, whole(raw)) {
@@ -177,7 +181,7 @@ fn apply(draft: &mut Draft, handling: &Handling, raw: &str, note: &mut impl FnMu
         Handling::Flag(translate) => {
             if is_on(value) == Some(false) {
                 note(
-                    format!("coturn takes it for on, in spite of {value:?}: so does this translation"),
+                    format!("coturn treats it as on despite {value:?}, and so does this translation"),
                     false,
                 );
             }
@@ -189,19 +193,19 @@ fn apply(draft: &mut Draft, handling: &Handling, raw: &str, note: &mut impl FnMu
     }
 }
 
-/// The line of the option that a note is about, of several lines the one whose value the note names; 0 if there is none.
+/// Line of the option that a note is about. If the option has several lines, the one whose value the note
+/// quotes; 0 if none.
 fn line_of(all: &[Setting<'_>], note: &Note) -> usize {
     let is_named = |value: &str| without_comment(value).0.split('/').all(|part| note.text.contains(part));
     let lines = all.iter().filter(|(_, option, _)| *option == note.option);
     lines.map(|(line, _, value)| (is_named(value), *line)).max().map_or(0, |(_, line)| line)
 }
 
-/// A line of a comment. Control characters have no place in it, or it might end before its text does (TOML 1.0).
+/// A comment line. Control characters are replaced, because they could end the comment (TOML 1.0).
 fn comment(text: &str) -> String {
     format!("# {}\n", text.replace(char::is_control, " "))
 }
 
-/// A mistake in the result.
 fn of_result(Mistake { key, problem, expected, .. }: Mistake) -> Note {
     Note { line: 0, option: key, text: format!("{problem}; expected {expected}"), is_harmless: false }
 }

@@ -1,5 +1,5 @@
-//! Other programs' configurations: coturn's is translated into a file of ours, rules of rinetd and oxidinetd are read as they are, and
-//! files that we do not read are recognised.
+//! Configurations of other programs. coturn's is translated to our format, rules of rinetd and oxidinetd are
+//! read directly, and other formats are recognized for a helpful error.
 #![forbid(unsafe_code)]
 
 pub mod coturn;

@@ -1,4 +1,4 @@
-//! Values as TOML.
+//! Formats values as TOML.
 
 use turnpike_wire::escape;
 
@@ -7,12 +7,12 @@ pub fn strings<T: ToString>(items: &[T]) -> String {
     list(items.iter().map(|item| quoted(&item.to_string())))
 }
 
-/// A list of values that are TOML already.
+/// A list of values that are already TOML.
 pub fn list(items: impl Iterator<Item = String>) -> String {
     format!("[{}]", items.collect::<Vec<_>>().join(", "))
 }
 
-/// On one line, and fit to be shown: characters without a shape of their own have TOML's escapes.
+/// Quotes text on one line; unprintable characters get TOML escapes.
 pub fn quoted(text: &str) -> String {
     if text.chars().all(escape::is_plain) {
         return toml::Value::String(text.to_owned()).to_string();
@@ -31,7 +31,7 @@ mod tests {
     use turnpike_testkit::names::CORPUS;
 
     #[test]
-    fn any_text_is_shown_on_one_line_and_reads_as_itself() {
+    fn any_quoted_text_is_one_line_and_round_trips() {
         let more = ["", "\"\\'", "a\nlisten\n", "\r\n\"\u{0}\u{7f}\\é", "'''\n\"\"\""];
         for text in CORPUS.iter().map(|(text, _)| *text).chain(more) {
             let shown = super::quoted(text);

@@ -1,24 +1,22 @@
-//! A configuration of another server, translated into one of ours.
+//! Result of translating another server's configuration.
 
-/// A translation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Imported {
-    /// The file, with comments on the settings that have no translation.
+    /// Our configuration file, with comments on settings without a translation.
     pub toml: String,
-    /// Remarks, by line of the original.
+    /// Sorted by line of the original.
     pub notes: Vec<Note>,
 }
 
 /// A remark about one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Line of the original, from 1; 0 for all of it and for command lines.
+    /// Line of the original, from 1; 0 for the whole file and for command lines.
     pub line: usize,
-    /// Name of the setting.
     pub option: String,
-    /// The remark: the work to do, or the reason why there is none.
+    /// Work to do, or the reason why nothing is needed.
     pub text: String,
-    /// Whether the operator has nothing to do.
+    /// Needs no action by the operator.
     pub is_harmless: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Files of another program, or of our other command: one mistake names the format, instead of one for each line.
+//! Recognizes files of other programs, or of our other command, to report one mistake instead of one per
+//! line.
 
 use std::{net::IpAddr, path::Path};
 
@@ -6,18 +7,15 @@ use turnpike_strict::{Entry, Mistake, Origin};
 
 use crate::coturn::options::is_option;
 
-/// The command that reads the file.
+/// Command that reads the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// `turnpike serve`.
     Serve,
-    /// `turnpike forward`.
     Forward,
-    /// `turnpike import coturn`.
     Coturn,
 }
 
-/// The mistake if a text is a file of another program; `reader` knows its own formats itself.
+/// Returns a mistake if the text is a file of another program that `reader` does not accept.
 pub fn of_another_program(path: &Path, text: &str, reader: Reader) -> Option<Mistake> {
     let found = lines(text).find_map(|line| recognise(&line, text)).or_else(|| yaml(text))?;
     let expected = expected(found.format, reader, path)?;
@@ -33,7 +31,7 @@ pub fn of_another_program(path: &Path, text: &str, reader: Reader) -> Option<Mis
     Some(Mistake::new(&origin, "", format!("this looks like {name}"), expected))
 }
 
-/// The file that the reader wants in place of this one; `None` if it reads this one.
+/// Description of the right file for this reader; `None` if it accepts this one.
 fn expected(format: Format, reader: Reader, path: &Path) -> Option<String> {
     let path = path.display();
     Some(match (format, reader) {
@@ -73,7 +71,8 @@ fn expected(format: Format, reader: Reader, path: &Path) -> Option<String> {
     })
 }
 
-/// What TOML is if its sections are those of the other command: `theirs` and `ours` are sections that only one of them has.
+/// Returns a mistake if the sections belong to the other command. `theirs` and `ours` are sections that only
+/// one command has.
 pub fn of_the_other_command(
     path: &Path,
     entries: &[Entry],
@@ -113,7 +112,7 @@ struct Found {
     column: usize,
 }
 
-/// A line that says something.
+/// A line with content.
 struct Line<'a> {
     number: usize,
     column: usize,
@@ -130,7 +129,8 @@ fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
     lines.filter(says)
 }
 
-/// YAML by its first line: `---`, or a name with a colon behind it and a blank or nothing behind that. No other format here has such lines.
+/// Recognizes YAML by its first line: `---`, or a name followed by a colon and a blank or nothing. No other
+/// format here has such lines.
 fn yaml(text: &str) -> Option<Found> {
     let line = lines(text).next()?;
     let (name, rest) = line.text.split_once(':').unwrap_or_default();
@@ -140,7 +140,8 @@ fn yaml(text: &str) -> Option<Found> {
     is_yaml.then_some(Found { format: Format::Yaml, line: line.number, column: line.column })
 }
 
-/// By one line, where it can be of no other program; `text` is the file for formats that need a second look.
+/// Recognizes a format by one unambiguous line; `text` is the whole file, for formats that need a second
+/// check.
 fn recognise(line: &Line<'_>, text: &str) -> Option<Found> {
     let found = |format| Some(Found { format, line: line.number, column: line.column });
     let words: Vec<&str> = line.text.split('#').next().unwrap_or_default().split_whitespace().collect();
@@ -151,7 +152,7 @@ fn recognise(line: &Line<'_>, text: &str) -> Option<Found> {
     if first == "eturnal:" {
         return found(Format::Eturnal);
     }
-    // A section of HAProxy stands alone or has a name; a rule of rinetd has four words.
+    // A HAProxy section stands alone or has a name; a rinetd rule has four words.
     if HAPROXY.contains(&first) && words.len() < 4 && !line.text.contains(['=', ';', '{']) {
         return found(Format::Haproxy);
     }
@@ -162,11 +163,10 @@ fn recognise(line: &Line<'_>, text: &str) -> Option<Found> {
     is_rinetd(&words).then(|| found(Format::Rinetd)).flatten()
 }
 
-/// Sections of haproxy.cfg.
 const HAPROXY: [&str; 9] =
     ["global", "defaults", "frontend", "backend", "listen", "resolvers", "peers", "userlist", "mailers"];
 
-/// What an nginx.conf begins with, or a stream block in a file of its own.
+/// First words of an nginx.conf, or of a stream block in a file of its own.
 const NGINX: &str = "user worker_processes worker_rlimit_nofile error_log pid include load_module daemon events http \
     stream upstream server map log_format limit_conn_zone";
 
@@ -174,13 +174,13 @@ fn has_word(words: &str, wanted: &str) -> bool {
     words.split(' ').any(|word| word == wanted)
 }
 
-/// Options of coturn that no other program here has; `name`, `name=value` without quotes.
+/// Recognizes options that only coturn has, as `name` or as `name=value` without quotes.
 fn is_coturn(line: &str) -> bool {
     let (name, value) = match line.split_once('=') {
         Some((name, value)) => (name.trim(), Some(value.trim())),
         None => (line, None),
     };
-    // TOML's strings, lists and tables.
+    // Strings, lists and tables of TOML.
     if value.is_some_and(|value| value.starts_with(['"', '\'', '[', '{'])) {
         return false;
     }
@@ -188,10 +188,10 @@ fn is_coturn(line: &str) -> bool {
     is_option(name) && (is_its_own || value.is_some() && COTURN_WITH_VALUE.contains(&name))
 }
 
-/// Words that other programs have too.
+/// Words that other programs use too.
 const COTURN_WITH_VALUE: [&str; 6] = ["realm", "user", "userdb", "cert", "pkey", "pidfile"];
 
-/// A rule or a pattern, by what cannot be a name or a word of a sentence.
+/// Recognizes a rule or a pattern by parts that cannot be names or words of a sentence.
 fn is_rinetd(words: &[&str]) -> bool {
     let is_address = |text: &str| text == "0" || text.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
     let is_port = |text: &str| text.split('/').next().is_some_and(|port| port.parse::<u16>().is_ok());
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_other_programs_are_named_with_the_line_that_tells() {
+    fn files_of_other_programs_are_recognized_with_their_line() {
         for (text, beginning) in [
             ("# c\nglobal\n    daemon\n", "f:2:1: this looks like haproxy.cfg; expected "),
             ("frontend web\n  bind :80\n", "f:1:1: this looks like haproxy.cfg; "),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn import_reads_files_of_coturn_alone() {
+    fn import_accepts_only_coturn_files() {
         assert_eq!(told("realm=example.org\nuse-auth-secret\n", Reader::Coturn), None);
         for text in ["eturnal:\n  secret: x\n", "stream {\n", "0.0.0.0 80 10.0.0.1 80\n"] {
             let found = told(text, Reader::Coturn).unwrap_or_default();
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turnserver_conf_is_known_by_any_option() {
+    fn turnserver_conf_is_recognized_by_any_option() {
         for text in [
             "use-auth-secret\n",
             "denied-peer-ip=10.0.0.0-10.255.255.255\n",
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn rinetd_conf_is_foreign_to_serve_alone() {
+    fn rinetd_conf_is_foreign_only_to_serve() {
         for text in ["0.0.0.0 80 10.0.0.1 80\n", "allow 10.*\n", "logcommon\n", "[::1] 53/udp a domain/udp"] {
             assert!(
                 told(text, Reader::Serve).is_some_and(|told| told.contains("turnpike forward -c f")),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_ours_and_those_that_forward_reads_are_not_foreign() {
+    fn own_and_supported_files_are_not_foreign() {
         for text in [
             include_str!("../../../examples/turnpike.toml"),
             include_str!("../../../examples/forward.toml"),

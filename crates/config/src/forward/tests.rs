@@ -419,7 +419,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "tcp://0.0.0.0:1=10.0.0.2:1,10.0.0.3:x",
-        "column 28: rule.target: found \"10.0.0.3:x\": \"x\" is no port: a port is a number, 0 to 65535; expected HOST:PORT \
+        "column 28: rule.target: found \"10.0.0.3:x\": \"x\" is not a port: a port is a number, 0 to 65535; expected HOST:PORT \
          or HOST:FIRST-LAST, IPv6 in brackets, or unix:/PATH, *WEIGHT behind it if not 1, such as \"10.0.0.2:9001\", \
          \"[2001:db8::2]:80\" or \"db.example.org:5432*3\"",
     ),

@@ -1,4 +1,5 @@
-//! The settings of a turnserver.conf, gathered before they are translated: one option may change the meaning of another.
+//! Settings of a turnserver.conf, collected before the translation because options can change the meaning of
+//! each other.
 
 use std::{
     collections::HashSet,
@@ -16,7 +17,6 @@ use crate::{
     translation::Note,
 };
 
-/// Everything that has a translation.
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) listening_ips: Vec<IpAddr>,
@@ -25,7 +25,7 @@ pub(super) struct Draft {
     pub(super) alt_listening_port: Option<u16>,
     pub(super) aux_servers: Vec<SocketAddr>,
     pub(super) relay_ips: Vec<IpAddr>,
-    /// Public address, and the local one that it stands for.
+    /// Public address, and the local one behind it.
     pub(super) external_ips: Vec<(IpAddr, Option<IpAddr>)>,
     pub(super) relay_threads: Option<usize>,
     pub(super) cpus: Option<usize>,
@@ -35,7 +35,7 @@ pub(super) struct Draft {
     pub(super) no_udp: bool,
     pub(super) no_tcp: bool,
     pub(super) no_tls: bool,
-    /// `None` where the file does not say: off in coturn 4.17, on in 4.6.
+    /// `None` without the option: off in coturn 4.17, on in 4.6.
     pub(super) dtls: Option<bool>,
     pub(super) multiplex_peer: bool,
     pub(super) cert: Option<String>,
@@ -49,11 +49,11 @@ pub(super) struct Draft {
     pub(super) secrets: Vec<String>,
     pub(super) realm: Option<String>,
     pub(super) server_name: Option<String>,
-    /// As the line has it.
+    /// As in the file.
     pub(super) store: Option<String>,
     pub(super) user_quota: Option<usize>,
     pub(super) total_quota: Option<usize>,
-    /// Bits a second.
+    /// Bits per second.
     pub(super) max_bps: Option<u64>,
     pub(super) bps_capacity: Option<u64>,
     pub(super) max_lifetime: Option<u32>,
@@ -67,7 +67,7 @@ pub(super) struct Draft {
     pub(super) old_channels: Option<bool>,
     pub(super) software: Option<bool>,
     pub(super) rfc5780: bool,
-    /// Server, and the transports whose clients it is for.
+    /// Server, and the transports whose clients are redirected to it.
     pub(super) alternates: Vec<(SocketAddr, Alternate)>,
     pub(super) prometheus: bool,
     pub(super) prometheus_port: Option<u16>,
@@ -75,20 +75,19 @@ pub(super) struct Draft {
     pub(super) log_level: Option<&'static str>,
 }
 
-/// Whose alternate server.
+/// Clients that an alternate server is for.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Alternate {
-    /// Of clients over UDP and TCP that have none of their own.
+    /// UDP and TCP clients without an alternate server of their own.
     Plain,
     Udp,
     Tcp,
     Secure,
 }
 
-/// Where coturn looks for its own database.
+/// Default paths of coturn's database.
 const DEFAULT_DATABASES: [&str; 3] = ["/var/lib/turn/turndb", "/var/db/turndb", "/usr/local/var/db/turndb"];
 
-/// A file that is being written.
 struct Writer {
     text: String,
     section: &'static str,
@@ -112,7 +111,7 @@ impl Writer {
 }
 
 impl Draft {
-    /// The file, section by section.
+    /// Writes the file, section by section.
     pub(super) fn finish(mut self, machine: &Machine, notes: &mut Vec<Note>) -> String {
         let mut file = Writer { text: String::new(), section: "" };
         let mut note = |option: &str, text: String| {
@@ -131,7 +130,7 @@ impl Draft {
         file.text
     }
 
-    /// An address that the file calls the server's own.
+    /// Returns true if the file uses this address as one of the server's own.
     pub(super) fn names(&self, ip: IpAddr) -> bool {
         let external = self.external_ips.iter().flat_map(|(public, local)| [Some(*public), *local]);
         let listeners = self.aux_servers.iter().map(SocketAddr::ip);
@@ -139,13 +138,12 @@ impl Draft {
         all.chain(listeners).chain(external.flatten()).any(|own| own == ip)
     }
 
-    /// The file says on which addresses of the machine it serves.
+    /// Returns true if the file lists local addresses to serve on.
     pub(super) fn names_local_addresses(&self) -> bool {
         let has_local = self.external_ips.iter().any(|(_, local)| local.is_some());
         has_local || self.listening_ips.iter().chain(&self.relay_ips).any(|ip| !ip.is_unspecified())
     }
 
-    /// Ports of relayed addresses.
     fn ports(&self) -> RangeInclusive<u16> {
         self.min_port.unwrap_or(49_152)..=self.max_port.unwrap_or(65_535)
     }
@@ -154,7 +152,7 @@ impl Draft {
         self.listening_port.unwrap_or(3478)
     }
 
-    /// All addresses where none is named.
+    /// Falls back to all addresses.
     fn listeners(&self, port: u16) -> Vec<SocketAddr> {
         let all = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         let ips = if self.listening_ips.is_empty() { &all[..] } else { &self.listening_ips };
@@ -179,7 +177,7 @@ impl Draft {
         if self.software == Some(false) {
             file.key("server", "software", quoted(""));
         }
-        // 0 is coturn's single thread.
+        // 0 means coturn's single thread.
         file.some("server", "workers", self.relay_threads.or(self.cpus).map(|threads| threads.max(1)));
     }
 
@@ -206,7 +204,7 @@ impl Draft {
         }
         let port = self.tls_listening_port.unwrap_or(5349);
         if self.no_tls {
-            note("no-tls", "with a certificate for DTLS the TCP listeners take TLS too".to_owned());
+            note("no-tls", "with a certificate for DTLS, the TCP listeners accept TLS too".to_owned());
         } else {
             file.key("tls", "listen", strings(&self.listeners(port)));
         }
@@ -214,7 +212,10 @@ impl Draft {
         file.key("tls", "key", quoted(key));
         for (option, path) in [("cert", cert), ("pkey", key)] {
             if !Path::new(path).is_absolute() {
-                note(option, format!("{path} is looked for where turnpike is started: write the whole path"));
+                note(
+                    option,
+                    format!("{path} is relative to the directory where turnpike starts: write the full path"),
+                );
             }
         }
         let by_tls = self.listeners(port);
@@ -227,18 +228,18 @@ impl Draft {
                 file.key("dtls", "listen", strings(&both));
                 if can_dtls.is_none() {
                     let why =
-                        "DTLS needs an ECDSA certificate (P-256 or P-384); with none, take dtls.listen out";
+                        "DTLS needs an ECDSA certificate (P-256 or P-384); without one, remove dtls.listen";
                     note("dtls", why.to_owned());
                 }
             }
-            // 4.6 and older serve DTLS beside TLS unless the file says no.
+            // coturn 4.6 and older serve DTLS along with TLS unless disabled.
             (None, Some(true)) if !self.no_udp => file.key("dtls", "listen", strings(&by_tls)),
             (None, _) if !self.no_udp => note("cert", no_dtls(&by_tls)),
             (None, _) => {}
         }
     }
 
-    /// Returns the number of relayed addresses that there can be.
+    /// Returns the maximum number of relayed transport addresses.
     fn relay(&mut self, file: &mut Writer, note: &mut impl FnMut(&str, String)) -> usize {
         let addresses = self.relay_addresses(note);
         if !addresses.is_empty() {
@@ -252,8 +253,8 @@ impl Draft {
             file.key("relay", "shared_ports", 1);
             note(
                 "multiplex-peer",
-                "a shared port tells clients apart by their peers' addresses, coturn's by address and port: where many clients talk to \
-                 one media server, raise relay.shared_ports or take it out (docs/serve.md)"
+                "a shared port distinguishes clients by their peers' addresses, coturn's by address and port: if many clients talk to \
+                 one media server, raise relay.shared_ports or remove it (docs/serve.md)"
                     .to_owned(),
             );
         }
@@ -264,14 +265,14 @@ impl Draft {
             file.key("relay", "tcp", false);
         }
         file.some("relay", "mobility", self.mobility);
-        // Where none is named, one of each family may be found.
+        // Without addresses, detection can find one per family.
         let addresses = if addresses.is_empty() { 2 } else { addresses.len() };
         ports.len().max(1) * addresses
     }
 
     /// Entries of `relay.addresses`.
     fn relay_addresses(&self, note: &mut impl FnMut(&str, String)) -> Vec<String> {
-        // Without relay-ip coturn relays on the address that its client has reached.
+        // Without relay-ip, coturn relays on the address that the client connected to.
         let named = if self.relay_ips.is_empty() { &self.listening_ips } else { &self.relay_ips };
         let mut addresses: Vec<(IpAddr, Option<IpAddr>)> = Vec::new();
         for ip in named.iter().filter(|ip| !ip.is_unspecified()) {
@@ -291,7 +292,7 @@ impl Draft {
                     None if self.relay_ips.is_empty() => addresses.push((*local, Some(*public))),
                     None => note(
                         "external-ip",
-                        format!("{local} is not in relay-ip, so no client learns {public}"),
+                        format!("{local} is not in relay-ip, so clients never get {public}"),
                     ),
                 },
                 None if of_family == 1 => {
@@ -301,13 +302,11 @@ impl Draft {
                 }
                 None if addresses.is_empty() && !detected.iter().any(is_of_family) => detected.push(*public),
                 None if addresses.is_empty() => {
-                    note("external-ip", format!("coturn takes one such address: {public} is left out"));
+                    note("external-ip", format!("coturn uses only one such address: {public} is left out"));
                 }
                 None => note(
                     "external-ip",
-                    format!(
-                        "say for which address of this machine {public} stands: relay.addresses = [\"LOCAL={public}\"]"
-                    ),
+                    format!("set the local address behind {public}: relay.addresses = [\"LOCAL={public}\"]"),
                 ),
             }
         }
@@ -318,7 +317,7 @@ impl Draft {
         let mut shown: Vec<String> = shown.collect();
         if addresses.is_empty() {
             shown.extend(detected.iter().map(|public| format!("auto={public}")));
-            // The other family, if the machine has it.
+            // Detects the other family too, if the machine has it.
             shown.extend((detected.len() == 1).then(|| "auto".to_owned()));
         }
         shown
@@ -329,14 +328,18 @@ impl Draft {
             file.key("auth", "required", false);
             let has_some = !self.users.is_empty() || !self.secrets.is_empty() || self.store.is_some();
             if has_some {
-                let why = "users, secrets and databases are left out: no client is asked for a credential";
+                let why = "users, secrets and databases are left out, because clients do not authenticate";
                 note("no-auth", why.to_owned());
             }
             return self.nonces(file);
         }
         let has_secret = self.use_auth_secret || !self.secrets.is_empty();
         if has_secret && !self.users.is_empty() {
-            note("user", "coturn ignores it beside use-auth-secret; here such users count too".to_owned());
+            note(
+                "user",
+                "coturn ignores it along with use-auth-secret; here such users can authenticate too"
+                    .to_owned(),
+            );
         }
         if !self.users.is_empty() {
             file.key("auth", "users", format!("[\n  {},\n]", self.users.join(",\n  ")));
@@ -394,7 +397,7 @@ impl Draft {
         file.some("auth", "nonce_lifetime", self.nonce_lifetime);
     }
 
-    /// turnpike refuses a quota above the number of relay ports, unless allocations share them.
+    /// Caps quotas at the number of relay ports unless allocations share them, because turnpike rejects more.
     fn limits(&self, file: &mut Writer, ports: usize) {
         let no_zero = |limit: Option<usize>| limit.filter(|limit| *limit > 0);
         let ports = if self.multiplex_peer { usize::MAX } else { ports };
@@ -439,7 +442,7 @@ impl Draft {
             return;
         }
         if self.no_udp {
-            return note("rfc5780", "NAT discovery is over UDP alone, and no-udp is set".to_owned());
+            return note("rfc5780", "NAT discovery uses only UDP, and no-udp is set".to_owned());
         }
         let mut addresses = Vec::new();
         for is_v4 in [true, false] {
@@ -468,12 +471,12 @@ impl Draft {
         file.key("nat_discovery", "ports", format!("[{}, {alternate}]", self.port()));
     }
 
-    /// Other servers, each a table of its own.
+    /// Writes each alternate server as a table.
     fn others(&self, file: &mut Writer) {
         let has = |wanted: Alternate| self.alternates.iter().any(|(_, of)| *of == wanted);
         for (address, of) in &self.alternates {
             let transports: Vec<&str> = match of {
-                // Those that have servers of their own are sent there alone.
+                // Transports with an alternate server of their own use only that one.
                 Alternate::Plain => [("udp", Alternate::Udp), ("tcp", Alternate::Tcp)]
                     .into_iter()
                     .filter(|(_, own)| !has(*own))
@@ -495,7 +498,7 @@ impl Draft {
     }
 }
 
-/// The remark on a certificate that cannot be used for DTLS, or cannot be read.
+/// Note about a certificate that DTLS cannot use, or that cannot be read.
 fn no_dtls(listen: &[SocketAddr]) -> String {
     format!(
         "coturn up to 4.6, or with dtls, serves DTLS there too. Here that needs an ECDSA certificate (P-256 or P-384), beside an RSA one \
@@ -504,7 +507,7 @@ fn no_dtls(listen: &[SocketAddr]) -> String {
     )
 }
 
-/// coturn takes an address that is named again.
+/// coturn accepts duplicate addresses.
 fn once(mut all: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let mut known = HashSet::new();
     all.retain(|address| known.insert(*address));

@@ -1,4 +1,4 @@
-//! Fuzz target: any text as a turnserver.conf.
+//! Fuzz target: arbitrary text as a turnserver.conf.
 
 use std::net::IpAddr;
 
@@ -25,7 +25,7 @@ fn turnserver_conf() {
                 peers_are_refused_as_in_coturn(&settings, text);
                 no_note_has_a_secret(&settings, &imported.notes, text);
             }
-            // What is wrong with the result has been told.
+            // Mistakes of the result are in the notes.
             Err(mistakes) => mistakes.0.iter().for_each(|mistake| {
                 let is_it = |note: &Note| note.option == mistake.key && note.text.contains(&mistake.problem);
                 assert!(imported.notes.iter().any(is_it), "{mistake}\n{}", imported.toml);
@@ -41,20 +41,20 @@ fn notes_are_bounded(notes: &[Note], text: &str) {
     assert!(told <= 8192 + 600 * text.len(), "{told} bytes for {}", text.len());
 }
 
-/// Nor does an empty line.
+/// Checks that comments and empty lines change nothing.
 fn comments_say_nothing(imported: &Imported, text: &str) {
     let more = text_of(&format!("\n  # realm=elsewhere\n{text}"));
     let settings = |toml: &str| {
-        let (head, rest) = toml.split_once('\n').expect("it says where it is from");
+        let (head, rest) = toml.split_once('\n').expect("a line with the source");
         assert!(head.starts_with("# "));
-        rest.split("\n# What has no translation").next().map(str::to_owned)
+        rest.split("\n# Options without a translation").next().map(str::to_owned)
     };
     assert_eq!(settings(&more.toml), settings(&imported.toml));
     let later = |note: &Note| Note { line: if note.line > 0 { note.line + 2 } else { 0 }, ..note.clone() };
     assert_eq!(more.notes, imported.notes.iter().map(later).collect::<Vec<_>>());
 }
 
-/// A denied peer is refused unless it is allowed too, and an allowed one is not.
+/// Checks that a denied peer is refused unless it is also allowed, and that an allowed one is permitted.
 fn peers_are_refused_as_in_coturn(settings: &Settings, text: &str) {
     let ranges = |wanted: &str| -> Vec<IpRange> {
         let named = options_of(text).filter(|(option, _)| *option == wanted);
@@ -68,13 +68,14 @@ fn peers_are_refused_as_in_coturn(settings: &Settings, text: &str) {
         difference(&[one], ranges).is_empty()
     };
     let nothing_but_loopback = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified();
-    // The first address of each prefix of each range, and the one before it.
+    // The first address of each prefix of each range, and the address before it.
     let firsts = allowed.iter().chain(&denied).flat_map(IpRange::prefixes).map(|prefix| base(&prefix));
     for ip in firsts.flat_map(|ip| [Some(ip), before(ip)]).flatten() {
         let is_mapped = matches!(ip, IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some());
         if is_in(&allowed, ip) && !nothing_but_loopback(ip) && !is_mapped {
             assert!(settings.deny.iter().all(|prefix| !prefix.contains(ip)), "{ip} is denied");
-            // An address of the server's own is allowed by its relay ports; an IPv6 address by what it embeds, too.
+            // The server's own addresses are permitted only with relay ports. IPv6 addresses also depend on
+            // an embedded IPv4 address.
             assert!(ip.is_ipv6() || rules.permits(ip), "{ip} is allowed");
         } else if is_in(&denied, ip) && !ip.is_loopback() {
             assert!(!rules.permits(ip), "{ip} is denied");
@@ -99,14 +100,15 @@ fn before(ip: IpAddr) -> Option<IpAddr> {
     }
 }
 
-/// Remarks are shown on a screen.
+/// Notes go to the screen.
 fn no_note_has_a_secret(settings: &Settings, notes: &[Note], text: &str) {
     let passwords = settings.users.iter().filter_map(|user| match &user.secret {
         UserSecret::Password(password) => Some(password),
         UserSecret::Keys(_) => None,
     });
     for secret in passwords.chain(&settings.secrets).map(Secret::reveal) {
-        // One that stands elsewhere too may be told from there, and a short one is in many words.
+        // A secret that also appears elsewhere in the text may be quoted from there, and short ones are part
+        // of many words.
         if secret.len() >= 8 && text.matches(secret).count() == 1 {
             assert!(notes.iter().all(|note| !note.to_string().contains(secret)), "{secret}");
         }

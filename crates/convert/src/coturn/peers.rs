@@ -1,5 +1,6 @@
-//! `allowed-peer-ip`, `denied-peer-ip` and `allow-loopback-peers` as peer rules. Three things differ from coturn: here deny wins over
-//! allow, special ranges are refused without a rule, and an address of this machine opens its services only if a rule names it.
+//! Translates `allowed-peer-ip`, `denied-peer-ip` and `allow-loopback-peers` to peer rules. Three differences
+//! from coturn: deny wins over allow, special ranges are refused without a rule, and an allowed address of
+//! this machine opens its services.
 
 use std::{net::IpAddr, ops::RangeInclusive};
 
@@ -10,14 +11,14 @@ use turnpike_turn::{
 
 use super::{Machine, draft::Draft};
 
-/// The lists of `peers`.
+/// Lists of `peers`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Peers {
     pub(super) allow: Vec<String>,
     pub(super) deny: Vec<String>,
 }
 
-/// Translates the ranges. `ports` are those of relayed addresses.
+/// Translates the ranges. `ports` are the relay ports.
 pub(super) fn rules(
     draft: &Draft,
     ports: &RangeInclusive<u16>,
@@ -25,7 +26,7 @@ pub(super) fn rules(
     note: &mut impl FnMut(&str, String),
 ) -> Peers {
     let mapped = ranges(&["::ffff:0:0/96"]);
-    // coturn refuses loopback before it looks at its lists.
+    // coturn refuses loopback before it evaluates its lists.
     let closed = [mapped, if draft.allow_loopback { Vec::new() } else { ranges(&LOOPBACK) }].concat();
     let mut allowed = difference(&union(&draft.allowed), &closed);
     let denied = difference(&union(&draft.denied), &allowed);
@@ -48,7 +49,7 @@ const LOOPBACK: [&str; 2] = ["127.0.0.0/8", "::1"];
 
 const PRIVATE: [&str; 3] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"];
 
-const LOOPBACK_IS_OPEN: &str = "every service on this machine's loopback is open to clients; peers.allow can name the one that they need, \
+const LOOPBACK_IS_OPEN: &str = "every service on this machine's loopback is open to clients; to open only one service, set peers.allow, \
                                 such as \"127.0.0.1:5060\"";
 
 fn ranges(texts: &[&str]) -> Vec<IpRange> {
@@ -59,12 +60,12 @@ fn prefixes(ranges: &[IpRange]) -> Vec<Cidr> {
     ranges.iter().flat_map(IpRange::prefixes).collect()
 }
 
-/// The address of a prefix that holds no other.
+/// Address of a prefix with only one.
 fn alone(prefix: &Cidr) -> Option<IpAddr> {
     (prefix.bits == if prefix.base.is_ipv4() { 32 } else { 128 }).then_some(prefix.base)
 }
 
-/// A rule that names an address of the server opens all services there, so only the relay's ports are named.
+/// A rule with an address of the server would open all services there, so it is limited to the relay ports.
 fn allow(
     prefix: &Cidr,
     draft: &Draft,
@@ -78,8 +79,8 @@ fn allow(
             note(
                 "allowed-peer-ip",
                 format!(
-                    "{ip} is this server's own address: peers.allow has its relay ports alone ({rule}), where clients of this server \
-                     meet. Without ports every service of this machine would be open; to open one, name it, such as {}",
+                    "{ip} is this server's own address: peers.allow has only its relay ports ({rule}), where clients of this server \
+                     meet. Without ports, every service of this machine would be open; to open one, add it, such as {}",
                     with_ports(ip, "5060")
                 ),
             );
@@ -97,7 +98,8 @@ fn with_ports(ip: IpAddr, ports: &str) -> String {
     if ip.is_ipv4() { format!("{ip}:{ports}") } else { format!("[{ip}]:{ports}") }
 }
 
-/// Where the file names no address of the server, and it does not run here, one of the addresses may be its own.
+/// Adds a note if an allowed address may be the server's own: the file has no address of the server, and the
+/// server may be another machine.
 fn doubtful(allowed: &[IpRange], draft: &Draft, machine: &Machine, note: &mut impl FnMut(&str, String)) {
     let alone: Vec<IpAddr> = prefixes(allowed).iter().filter_map(alone).collect();
     let is_known = |ip: &IpAddr| ip.is_loopback() || draft.names(*ip) || (machine.is_own)(*ip);
@@ -110,7 +112,7 @@ fn doubtful(allowed: &[IpRange], draft: &Draft, machine: &Machine, note: &mut im
         note(
             "allowed-peer-ip",
             format!(
-                "if this is the address of the server itself, take it out of peers.allow ({}): it opens every service there, and \
+                "if this is the address of the server itself, remove it from peers.allow ({}): it opens every service there, and \
                  clients of this server reach each other without it",
                 unknown.join(", ")
             ),

@@ -1,4 +1,4 @@
-//! The two ways in which coturn takes settings: lines of a turnserver.conf, and arguments of its command line.
+//! Parses coturn's two sources of settings: lines of a turnserver.conf, and command line arguments.
 
 use std::path::Path;
 
@@ -7,10 +7,11 @@ use super::{
     options::{self, OPTIONS},
 };
 
-/// A setting: the line it stands on (0 on a command line), its name, and its value as written.
+/// A setting: its line (0 on a command line), its name, and its value as written.
 pub(super) type Setting<'a> = (usize, &'a str, &'a str);
 
-/// The settings of a file: a name, then `=` or blanks, then a value that may stand in quotes. A line that begins with `#` is a comment.
+/// Settings of a file: a name, then `=` or blanks, then a value that may be quoted. A line that starts with
+/// `#` is a comment.
 pub(super) fn settings(text: &str) -> impl Iterator<Item = Setting<'_>> {
     let lines = (1..).zip(text.lines()).map(|(number, line)| (number, line.trim()));
     lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).map(|(number, line)| {
@@ -20,12 +21,12 @@ pub(super) fn settings(text: &str) -> impl Iterator<Item = Setting<'_>> {
     })
 }
 
-/// A value as coturn takes it: without its quotes, and with everything else on the line. coturn knows no comments behind values.
+/// A value as coturn reads it: the rest of the line without the quotes. coturn has no comments after values.
 pub(super) fn whole(value: &str) -> &str {
     value.strip_prefix('"').map_or(value, |rest| rest.strip_suffix('"').unwrap_or(rest))
 }
 
-/// A value without its quotes and the comment behind it, and whether there is a comment: a `#` behind a blank.
+/// A value without its quotes and trailing comment, and true if there was a comment: a `#` after a blank.
 pub(super) fn without_comment(value: &str) -> (&str, bool) {
     let is_comment = |text: &str| text.starts_with([' ', '\t']) && text.trim_start().starts_with('#');
     if let Some(rest) = value.strip_prefix('"') {
@@ -39,7 +40,7 @@ pub(super) fn without_comment(value: &str) -> (&str, bool) {
     comment.map_or((value, false), |(at, _)| (value[..at].trim_end(), true))
 }
 
-/// coturn looks at the first letter, and takes a switch without a value for one that is on.
+/// coturn checks only the first letter, and a switch without a value is on.
 pub(super) fn is_on(value: &str) -> Option<bool> {
     match value.to_ascii_lowercase().as_str() {
         "" | "on" => Some(true),
@@ -52,17 +53,16 @@ pub(super) fn is_on(value: &str) -> Option<bool> {
     }
 }
 
-/// A command line of coturn.
 #[derive(Debug, Default)]
 pub(super) struct Arguments<'a> {
     pub(super) settings: Vec<Setting<'a>>,
-    /// The file of `-c`.
+    /// File of `-c`.
     pub(super) file: Option<&'a Path>,
     /// `-n`: coturn reads no file.
     pub(super) no_file: bool,
 }
 
-/// coturn's letters, each with the option that it stands for.
+/// coturn's short options, each with its long name.
 const LETTERS: [(char, &str); 28] = [
     ('d', "listening-device"),
     ('p', "listening-port"),
@@ -94,7 +94,8 @@ const LETTERS: [(char, &str); 28] = [
     ('z', "no-auth"),
 ];
 
-/// Reads arguments as getopt_long(3) does: `--name=value`, `--name value`, beginnings of names, `-p 3478`, `-p3478`, `-va`.
+/// Parses arguments as getopt_long(3) does: `--name=value`, `--name value`, abbreviated names, `-p 3478`,
+/// `-p3478`, `-va`.
 pub(super) fn arguments<'a>(arguments: &'a [String], notes: &mut Vec<Note>) -> Arguments<'a> {
     let mut read = Arguments::default();
     let mut words = arguments.iter().map(String::as_str);
@@ -119,7 +120,7 @@ pub(super) fn arguments<'a>(arguments: &'a [String], notes: &mut Vec<Note>) -> A
 }
 
 impl<'a> Arguments<'a> {
-    /// Letters behind one `-`. The last of them may have a value, here or in the next word.
+    /// Parses short options after one `-`. The last one may have a value, here or in the next word.
     fn letters(
         &mut self,
         mut letters: &'a str,
@@ -149,7 +150,7 @@ fn strange(word: &str, why: &str) -> Note {
     Note { line: 0, option: word.to_owned(), text: why.to_owned(), is_harmless: false }
 }
 
-/// The option that has this name or, alone of all, begins with it.
+/// Option with this name, or the only one with this prefix.
 fn full_name(name: &str) -> &str {
     let mut longer = OPTIONS.iter().map(|(known, _)| *known).filter(|known| known.starts_with(name));
     match (OPTIONS.iter().any(|(known, _)| *known == name), longer.next(), longer.next()) {

@@ -1,4 +1,4 @@
-//! Each option has its line in `all.conf`, and what that comes to stands in `all.toml` and `all.txt`.
+//! Each option has its line in `all.conf`; `all.toml` and `all.txt` hold the expected translation.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ const TOML: &str = include_str!("tests/all.toml");
 const NOTES: &str = include_str!("tests/all.txt");
 const DOCUMENT: &str = include_str!("../../../../docs/from-coturn.md");
 
-/// Those of 4.17.1, from its own list of options.
+/// Options of 4.17.1, from its own list.
 const COTURN: &str = include_str!("tests/options-4.17.1.txt");
 
 fn read(toml: &str) -> Settings {
@@ -26,14 +26,14 @@ fn import_here(path: Option<&Path>, arguments: &[String]) -> Result<Imported, Mi
     import(path, arguments, |_, _| None, mistakes)
 }
 
-/// What a file comes to, and what is told that is to be done.
+/// Settings of a translated file, and the notes that need action.
 fn translated(text: &str) -> (Settings, Vec<String>) {
     let imported = text_of(text);
     let notes = imported.notes.iter().filter(|note| !note.is_harmless).map(ToString::to_string);
     (read(&imported.toml), notes.collect())
 }
 
-/// A machine with no address of the file, with all its databases, and without its certificates.
+/// A machine without the addresses and certificates of the file, but with all its databases.
 pub(super) const ELSEWHERE: Machine =
     Machine { is_own: |_| false, is_file: |_| true, can_dtls: |_, _| None, mistakes };
 
@@ -46,23 +46,23 @@ fn told(notes: &[String], words: &str) -> bool {
 }
 
 #[test]
-fn every_option_of_coturn_is_known_and_has_its_line_in_the_test_and_in_the_document() {
+fn every_coturn_option_is_known_tested_and_documented() {
     let known: BTreeSet<&str> = OPTIONS.iter().map(|(name, _)| *name).collect();
     assert_eq!(known.len(), OPTIONS.len(), "each once");
     let missing: Vec<_> = COTURN.lines().filter(|name| !known.contains(name)).collect();
     assert_eq!(missing, [""; 0]);
     let used: BTreeSet<&str> = settings(CONF).map(|(_, name, _)| name).collect();
     assert_eq!(used, known);
-    // Rows of tables begin with the options that they are about, each in backquotes.
+    // Rows of tables start with their options, each in backquotes.
     let rows = DOCUMENT.lines().filter_map(|line| line.strip_prefix("| `")?.split('|').next());
     let names = rows.flat_map(|cell| cell.split('`').step_by(2).collect::<Vec<_>>());
     let documented: BTreeSet<&str> = names.filter(|name| known.contains(name)).collect();
     assert_eq!(documented, known);
 }
 
-/// After a change that is meant: the test shows what it found, and that is what the files should say.
+/// After an intended change, copy the output of the failing test into the files.
 #[test]
-fn every_option_comes_to_what_the_files_say() {
+fn each_option_is_translated_as_in_the_files() {
     let imported = translate("all.conf", settings(CONF), Vec::new(), &ELSEWHERE);
     let notes: String = imported
         .notes
@@ -74,20 +74,20 @@ fn every_option_comes_to_what_the_files_say() {
     read(TOML);
 }
 
-/// What several options together come to is told by the line of the one that it is named after.
+/// A note about several options has the line of the option it names.
 #[test]
-fn what_is_told_has_the_line_of_its_option() {
+fn notes_have_the_line_of_their_option() {
     let (_, notes) = translated(
         "relay-ip=10.0.0.5\nexternal-ip=203.0.113.7/10.0.0.7\nexternal-ip=203.0.113.5/10.0.0.5\ncert=c.pem\npkey=/k.pem\nuser=a:b",
     );
     assert!(told(&notes, "line 2, external-ip: 10.0.0.7 is not in relay-ip"), "{notes:?}");
-    assert!(told(&notes, "line 4, cert: c.pem is looked for"), "{notes:?}");
+    assert!(told(&notes, "line 4, cert: c.pem is relative to"), "{notes:?}");
     let (_, notes) = translated("user=a:b");
     assert!(notes.iter().all(|note| !note.starts_with("line ")), "{notes:?}");
 }
 
 #[test]
-fn quotas_that_cannot_be_reached_become_those_that_can() {
+fn unreachable_quotas_are_capped() {
     let (settings, notes) = translated(
         "relay-ip=10.0.0.5\nmin-port=45000\nmax-port=45999\ntotal-quota=1200\nuser-quota=1100\nallowed-peer-ip=10.1.0.0-10.1.0.9\nuser=a:b",
     );
@@ -103,14 +103,16 @@ fn quotas_that_cannot_be_reached_become_those_that_can() {
     );
 }
 
-/// No option disappears: it changes the result, or is told.
+/// Each option changes the result or has a note.
 #[test]
-fn each_option_alone_changes_something_or_is_told() {
+fn each_option_changes_the_result_or_has_a_note() {
     let nothing = text_of("");
     for (_, name, _) in settings(CONF) {
-        let line =
-            CONF.lines().find(|line| settings(line).any(|(_, found, _)| found == name)).expect("it is there");
-        // What is off by default says nothing when it is switched off; what belongs together is looked at together.
+        let line = CONF
+            .lines()
+            .find(|line| settings(line).any(|(_, found, _)| found == name))
+            .expect("a line for the option");
+        // Switching off a default changes nothing. Options that depend on others are tested together.
         let is_off = settings(line).any(|(_, _, value)| is_on(value) == Some(false) && !value.is_empty());
         let with = [
             "cert=/c",
@@ -139,7 +141,7 @@ fn each_option_alone_changes_something_or_is_told() {
 }
 
 #[test]
-fn lines_are_read_as_coturn_reads_them() {
+fn lines_are_parsed_like_coturn_parses_them() {
     let read =
         |line: &'static str| settings(line).map(|(_, name, value)| (name, whole(value))).collect::<Vec<_>>();
     for line in [
@@ -152,7 +154,7 @@ fn lines_are_read_as_coturn_reads_them() {
         assert_eq!(read(line), [("realm", "example.org")], "{line}");
     }
     assert_eq!(read("# realm=a\n\n  #b\nfingerprint"), [("fingerprint", "")]);
-    assert_eq!(read("user=a:b#c d"), [("user", "a:b#c d")], "there are no comments behind values");
+    assert_eq!(read("user=a:b#c d"), [("user", "a:b#c d")], "there are no comments after values");
     assert_eq!(settings("\n\nrealm=a").next().map(|(line, ..)| line), Some(3));
     for (value, on) in [
         ("", Some(true)),
@@ -169,7 +171,7 @@ fn lines_are_read_as_coturn_reads_them() {
 }
 
 #[test]
-fn addresses_behind_a_nat_are_told_by_their_public_ones() {
+fn nat_addresses_are_translated_with_their_public_ones() {
     let relays = |text: &str| {
         let (settings, notes) = translated(text);
         let shown = settings
@@ -200,13 +202,13 @@ fn addresses_behind_a_nat_are_told_by_their_public_ones() {
     assert!(told(&notes, "10.0.0.6 is not in relay-ip"), "{notes:?}");
     let (turned, notes) = relays("external-ip=10.0.0.6/203.0.114.6");
     assert_eq!(turned, [pair("10.0.0.6", Some("203.0.114.6"))]);
-    assert!(told(&notes, "line 1, external-ip: 10.0.0.6/203.0.114.6 is the wrong way round"), "{notes:?}");
+    assert!(told(&notes, "line 1, external-ip: 10.0.0.6/203.0.114.6 is in the wrong order"), "{notes:?}");
     let (_, notes) = relays("external-ip=turn.example.org");
     assert!(told(&notes, "line 1, external-ip: \"turn.example.org\""), "{notes:?}");
 }
 
 #[test]
-fn who_may_come_in_is_who_may_in_coturn() {
+fn authentication_is_the_same_as_in_coturn() {
     let (settings, notes) = translated("use-auth-secret\nstatic-auth-secret=north\nrealm=example.org");
     assert_eq!(
         (settings.secrets.len(), settings.realm.as_str(), settings.store.url),
@@ -216,11 +218,11 @@ fn who_may_come_in_is_who_may_in_coturn() {
     let (settings, _) = translated("lt-cred-mech\npsql-userdb=\"host=h dbname=d user=u password=p\"");
     let url = settings.store.url.expect("a store");
     assert_eq!(url.reveal(), "psql-userdb=host=h dbname=d user=u password=p");
-    // Without a user of its own, coturn looks into its own database.
+    // Without users of its own, coturn uses its default database.
     let (settings, notes) = translated("lt-cred-mech\nrealm=example.org");
     assert!(settings.store.url.is_some_and(|url| url.reveal().starts_with("sqlite:///")));
     assert!(told(&notes, "coturn's own database"), "{notes:?}");
-    // An open relay has to be asked for in words.
+    // An open relay must be requested explicitly.
     let (settings, notes) = translated("listening-port=3478");
     assert!(settings.auth_required && told(&notes, "auth.required = false"), "{notes:?}");
     let (settings, notes) = translated("no-auth\nuser=a:b");
@@ -230,7 +232,7 @@ fn who_may_come_in_is_who_may_in_coturn() {
 }
 
 #[test]
-fn peers_that_are_allowed_are_not_denied() {
+fn allowed_peers_are_not_denied() {
     let (settings, _) = translated("denied-peer-ip=10.0.0.0-10.0.0.7\nallowed-peer-ip=10.0.0.4");
     let shown: Vec<_> = settings.deny.iter().map(ToString::to_string).collect();
     assert_eq!(shown, [""; 0], "private peers are refused anyway");
@@ -246,7 +248,7 @@ fn peers_that_are_allowed_are_not_denied() {
 }
 
 #[test]
-fn listeners_are_where_coturns_are() {
+fn listeners_are_the_same_as_in_coturn() {
     let (settings, _) = translated("listening-port=443\ncert=/c.pem\npkey=/k.pem\nuser=a:b");
     let shown = |list: &[std::net::SocketAddr]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(shown(&settings.listen), ["0.0.0.0:443", "[::]:443"]);
@@ -274,7 +276,7 @@ fn listeners_are_where_coturns_are() {
     let (_, notes) = translated("rfc5780\nuser=a:b");
     assert!(told(&notes, "two listening-ip"), "{notes:?}");
     let (_, notes) = translated("cert=cert.pem\npkey=/k.pem\nuser=a:b");
-    assert!(told(&notes, "write the whole path"), "{notes:?}");
+    assert!(told(&notes, "write the full path"), "{notes:?}");
     for (address, is_told) in [("10.0.0.5", true), ("any", true), ("127.0.0.1", false)] {
         let (settings, notes) = translated(&format!("prometheus\nprometheus-address={address}\nuser=a:b"));
         let admin: Vec<String> = settings.admin.tcp().map(|at| at.to_string()).collect();
@@ -283,9 +285,9 @@ fn listeners_are_where_coturns_are() {
     }
 }
 
-/// A certificate that can be used decides for DTLS, where the file does not.
+/// Without a DTLS option in the file, a usable certificate decides.
 #[test]
-fn dtls_is_served_where_coturn_serves_it_if_the_certificate_allows_that() {
+fn dtls_is_on_as_in_coturn_if_the_certificate_allows_it() {
     let listen = |text: &str, can_dtls: fn(&Path, &Path) -> Option<bool>| {
         let machine = Machine { can_dtls, ..ELSEWHERE };
         let imported = translate("t.conf", settings(text), Vec::new(), &machine);
@@ -315,7 +317,7 @@ fn dtls_is_served_where_coturn_serves_it_if_the_certificate_allows_that() {
 }
 
 #[test]
-fn a_database_that_is_missing_is_left_out_and_named() {
+fn missing_database_is_left_out_with_a_note() {
     let machine = Machine { is_file: |path| path == Path::new("/var/db/turndb"), ..ELSEWHERE };
     let store = |text: &str| {
         let imported = translate("t.conf", settings(text), Vec::new(), &machine);
@@ -332,7 +334,7 @@ fn a_database_that_is_missing_is_left_out_and_named() {
 }
 
 #[test]
-fn transports_and_shared_ports_are_those_of_coturn() {
+fn transports_and_shared_ports_match_coturn() {
     let (settings, notes) = translated("no-udp\nuser=a:b");
     assert!(!settings.udp && settings.tcp && !told(&notes, "no-udp"), "{notes:?}");
     let (settings, notes) =
@@ -342,7 +344,7 @@ fn transports_and_shared_ports_are_those_of_coturn() {
 }
 
 #[test]
-fn what_is_no_option_is_told_with_what_was_meant() {
+fn unknown_option_gets_a_suggestion() {
     let (_, notes) = translated("listning-port=1\nuser=a:b\nno-such-thing");
     assert!(
         told(&notes, "line 1, listning-port: coturn 4.17 has no such option; did you mean listening-port?"),
@@ -352,7 +354,7 @@ fn what_is_no_option_is_told_with_what_was_meant() {
 }
 
 #[test]
-fn what_cannot_work_together_is_told() {
+fn conflicting_options_get_a_note() {
     let (_, notes) = translated("tls-listening-port=5350");
     assert!(told(&notes, "tls-listening-port: there is no cert"), "{notes:?}");
     let (_, notes) = translated("tls-listening-port=5350\nno-tls");
@@ -366,7 +368,7 @@ fn what_cannot_work_together_is_told() {
 
 proptest::proptest! {
     #[test]
-    fn any_text_is_translated_into_toml(lines in proptest::collection::vec("[a-z-]{1,20}[ =]{0,2}\\PC{0,20}", 0..10), known in 0..OPTIONS.len()) {
+    fn any_text_translates_to_valid_toml(lines in proptest::collection::vec("[a-z-]{1,20}[ =]{0,2}\\PC{0,20}", 0..10), known in 0..OPTIONS.len()) {
         let text = lines.join("\n") + "\n" + OPTIONS[known].0 + "=" + lines.first().map_or("", String::as_str);
         let imported = text_of(&text);
         let mut problems = Vec::new();
@@ -376,7 +378,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn a_peer_on_the_server_itself_gets_the_relay_ports_alone() {
+fn peer_on_the_server_itself_gets_only_the_relay_ports() {
     for (text, expected) in [
         ("listening-ip=10.0.0.1\nallowed-peer-ip=10.0.0.1", "10.0.0.1:49152-65535"),
         (
@@ -396,17 +398,17 @@ fn a_peer_on_the_server_itself_gets_the_relay_ports_alone() {
         assert_eq!(shown, [expected], "{text}");
         assert!(told(&notes, "is this server's own address"), "{text}: {notes:?}");
     }
-    // The machine may know its address where the file does not.
+    // The machine may know its address if the file does not.
     let machine = Machine { is_own: |ip| ip == IpAddr::from([10, 0, 0, 1]), ..ELSEWHERE };
     let text = "user=a:b\nallowed-peer-ip=10.0.0.1\nallowed-peer-ip=10.0.0.9";
     let imported = translate("t.conf", settings(text), Vec::new(), &machine);
     let shown: Vec<_> = read(&imported.toml).allow.iter().map(ToString::to_string).collect();
     assert_eq!(shown, ["10.0.0.1:49152-65535", "10.0.0.9/32"]);
-    // Elsewhere that is unknown, and a remark says so.
+    // On another machine it is unknown, and a note mentions it.
     let (settings, notes) = translated("user=a:b\nallowed-peer-ip=10.0.0.1");
     assert_eq!(settings.allow.len(), 1);
     assert!(told(&notes, "if this is the address of the server itself"), "{notes:?}");
-    // A loopback peer is refused by coturn, unless all of them are allowed.
+    // coturn refuses a loopback peer unless all of them are allowed.
     let (settings, _) = translated("user=a:b\nallowed-peer-ip=127.0.0.1");
     assert!(settings.allow.is_empty());
     let (_, notes) = translated("user=a:b\nallow-loopback-peers");
@@ -414,7 +416,7 @@ fn a_peer_on_the_server_itself_gets_the_relay_ports_alone() {
 }
 
 #[test]
-fn an_external_address_alone_stands_for_the_detected_one() {
+fn external_ip_without_local_uses_the_detected_address() {
     let addresses = |text: &str| {
         let (settings, notes) = translated(text);
         (settings.relay_addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), notes)
@@ -428,7 +430,7 @@ fn an_external_address_alone_stands_for_the_detected_one() {
     );
     let (found, notes) = addresses("external-ip=203.0.114.5\nexternal-ip=203.0.114.6");
     assert_eq!(found, ["auto=203.0.114.5", "auto"]);
-    assert!(told(&notes, "line 2, external-ip: coturn takes one such address"), "{notes:?}");
+    assert!(told(&notes, "line 2, external-ip: coturn uses only one such address"), "{notes:?}");
     let (found, _) = addresses("listening-ip=0.0.0.0\nlistening-ip=::\nexternal-ip=203.0.114.5");
     assert_eq!(found, ["auto=203.0.114.5", "auto"]);
     let (found, notes) = addresses("external-ip=203.0.114.5\nexternal-ip=203.0.114.6/10.0.0.5");
@@ -437,22 +439,22 @@ fn an_external_address_alone_stands_for_the_detected_one() {
     assert!(told(&notes, "turnpike public-address"), "{notes:?}");
 }
 
-/// Options whose value is free text, to which coturn takes a comment for a part.
+/// Options with free text, where coturn treats a comment as part of the value.
 const TEXTS: [&str; 4] = ["user", "static-auth-secret", "realm", "server-name"];
 
 #[test]
-fn a_trailing_comment_changes_no_option_but_texts() {
+fn trailing_comment_changes_only_text_options() {
     for line in CONF.lines().filter(|line| !line.starts_with('#')) {
         let (_, name, _) = settings(line).next().expect("a setting");
         for comment in [" # a comment", "\t#comment = 7", " # \"quoted\" # twice"] {
             let (bare, commented) = (text_of(line), text_of(&format!("{line}{comment}")));
             if TEXTS.contains(&name) {
                 let notes = &commented.notes;
-                assert!(notes.iter().any(|note| note.text.contains("no comments behind values")), "{line}");
+                assert!(notes.iter().any(|note| note.text.contains("no comments after values")), "{line}");
                 continue;
             }
             let of = |imported: &Imported| {
-                let is_ours = |note: &&Note| note.text.contains("the comment behind the value is left out");
+                let is_ours = |note: &&Note| note.text.contains("the comment after the value is dropped");
                 let notes: Vec<Note> = imported.notes.iter().filter(|note| !is_ours(note)).cloned().collect();
                 (imported.toml.clone(), notes)
             };
@@ -462,7 +464,7 @@ fn a_trailing_comment_changes_no_option_but_texts() {
 }
 
 #[test]
-fn numbers_are_read_to_their_last_digit_and_flags_are_always_on() {
+fn numbers_use_leading_digits_and_flags_are_always_on() {
     let (settings, notes) = translated("user-quota=12 # 4 streams a call\ntotal-quota=1200# all\nuser=a:b");
     assert_eq!(
         (settings.allocation_limits.allocations_per_user, settings.allocation_limits.allocations),
@@ -474,20 +476,20 @@ fn numbers_are_read_to_their_last_digit_and_flags_are_always_on() {
     assert!(told(&notes, "line 1, user-quota: coturn reads 12 and ignores \"streams\""), "{notes:?}");
     assert!(told(&notes, "line 3, total-quota: \"many\" is not a number"), "{notes:?}");
     let (settings, notes) = translated("prometheus=off\nuser=a:b");
-    assert!(settings.admin.tcp().next().is_some() && told(&notes, "coturn takes it for on"), "{notes:?}");
+    assert!(settings.admin.tcp().next().is_some() && told(&notes, "coturn treats it as on"), "{notes:?}");
     let (settings, _) = translated("realm=\"example.org\"\nuser=a:b");
     assert_eq!(settings.realm, "example.org");
     let (settings, notes) = translated("static-auth-secret=\"se#cret\" # ours");
     assert_eq!(settings.secrets[0].reveal(), "se#cret\" # ours", "as coturn has it");
-    assert!(told(&notes, "line 1, static-auth-secret: coturn knows no comments"), "{notes:?}");
+    assert!(told(&notes, "line 1, static-auth-secret: coturn has no comments"), "{notes:?}");
     let (settings, notes) = translated("realm=example.org # ours\nuser=a:b");
     assert_eq!(settings.realm, "example.org # ours", "as coturn has it");
-    assert!(told(&notes, "line 1, realm: coturn knows no comments"), "{notes:?}");
+    assert!(told(&notes, "line 1, realm: coturn has no comments"), "{notes:?}");
 }
 
-/// The peers that Synapse's documentation denies, and what remains of them here.
+/// The peers that Synapse's documentation denies, and the rules that remain here.
 #[test]
-fn the_example_of_synapse_needs_no_rule_of_its_own() {
+fn synapse_example_needs_no_peer_rules() {
     let denied = "0.0.0.0-0.255.255.255 10.0.0.0-10.255.255.255 100.64.0.0-100.127.255.255 127.0.0.0-127.255.255.255 \
          169.254.0.0-169.254.255.255 172.16.0.0-172.31.255.255 192.0.0.0-192.0.0.255 192.0.2.0-192.0.2.255 \
          192.88.99.0-192.88.99.255 192.168.0.0-192.168.255.255 198.18.0.0-198.19.255.255 198.51.100.0-198.51.100.255 \
@@ -507,7 +509,7 @@ fn the_example_of_synapse_needs_no_rule_of_its_own() {
 }
 
 #[test]
-fn the_same_peers_twice_make_one_rule() {
+fn duplicate_peers_make_one_rule() {
     let (settings, _) = translated(
         "user=a:b\ndenied-peer-ip=198.41.0.0-198.41.0.255\ndenied-peer-ip=198.41.0.0/24\ndenied-peer-ip=198.41.1.0/24\n\
          allowed-peer-ip=10.1.0.0/16\nallowed-peer-ip=10.1.0.0-10.1.255.255\nallowed-peer-ip=10.1.2.3",
@@ -517,7 +519,7 @@ fn the_same_peers_twice_make_one_rule() {
 }
 
 #[test]
-fn a_command_line_is_read_as_getopt_reads_it() {
+fn command_line_is_parsed_like_getopt() {
     let read = |line: &str| {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
         let mut notes = Vec::new();
@@ -553,9 +555,9 @@ fn a_command_line_is_read_as_getopt_reads_it() {
     assert_eq!(read("-n --fingerprint yes -Y --realm r").3, ["yes", "-Y"]);
 }
 
-/// As in a compose file: everything is translated, and what is wrong has the option's name.
+/// As in a compose file: everything is translated, and mistakes name the option.
 #[test]
-fn a_command_line_alone_is_translated() {
+fn command_line_without_a_file_is_translated() {
     let words =
         ["-n", "--lt-cred-mech", "--user=alice:wonderland", "--realm=example.org", "--min-port=50000"];
     let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
@@ -566,7 +568,7 @@ fn a_command_line_alone_is_translated() {
         (1, "example.org", 50_000)
     );
     assert!(imported.toml.starts_with("# From a command line, "), "{}", imported.toml);
-    // Arguments come behind the lines of the file.
+    // Arguments follow the lines of the file.
     let dir = turnpike_testkit::Dir::new();
     let file = dir.at("turnserver.conf");
     std::fs::write(&file, "realm=old.example.org\nuser=bob:builder\n").expect("a file");
@@ -574,8 +576,8 @@ fn a_command_line_alone_is_translated() {
     let settings = read(&imported.toml);
     assert_eq!((settings.realm.as_str(), settings.users.len()), ("new.example.org", 1));
     let imported = import_here(Some(&file), &["-n".to_owned()]).expect("a translation");
-    assert_eq!(read(&imported.toml).realm, "old.example.org", "a file that is named is read");
-    let is_told = |note: &Note| note.option == "-n" && note.text.starts_with("coturn reads no file with it");
+    assert_eq!(read(&imported.toml).realm, "old.example.org", "an explicit file is read");
+    let is_told = |note: &Note| note.option == "-n" && note.text.starts_with("coturn would not read a file");
     assert!(imported.notes.iter().any(is_told), "{:?}", imported.notes);
     std::fs::write(&file, "eturnal:\n  secret: \"x\"\n").expect("a file");
     let error = import_here(Some(&file), &[]).expect_err("another program's").to_string();

@@ -1,4 +1,4 @@
-//! Rules as their sources have them: which keys are given, and their places.
+//! Rules while they are read: the keys that are set, and their places.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
@@ -7,24 +7,23 @@ use turnpike_strict::Origin;
 
 use super::parts;
 
-/// A rule that is being read, with the places of its keys.
+/// A rule while it is read, with the places of its keys.
 #[derive(Clone, Debug)]
 pub struct Draft {
-    /// The rule so far; the rest are defaults.
+    /// Keys that were not read have defaults.
     pub rule: Rule,
-    /// Place of the rule.
     pub origin: Origin,
     /// Places of its keys, by path.
     pub origins: BTreeMap<&'static str, Origin>,
 }
 
 impl Draft {
-    /// A rule of which only the place is known.
+    /// Creates a rule with defaults.
     pub fn new(origin: Origin) -> Self {
         Self { rule: defaults(Protocol::Tcp), origin, origins: BTreeMap::new() }
     }
 
-    /// Whether the source has this key.
+    /// Returns true if the source sets this key.
     pub fn has(&self, path: &str) -> bool {
         self.origins.contains_key(path)
     }
@@ -46,15 +45,15 @@ impl Draft {
     }
 }
 
-/// A rule with neither listener nor target, and all else by default.
+/// A rule without listener and target, and defaults for all else.
 pub fn defaults(protocol: Protocol) -> Rule {
-    // rinetd's and oxidinetd's default: a UDP session has no other end.
+    // Default of rinetd and oxidinetd. A UDP session ends only by timeout.
     let idle_timeout = (protocol != Protocol::Tcp).then_some(Duration::from_secs(72));
     Rule { protocol, idle_timeout, ..Rule::default() }
 }
 
-/// `tcp://0.0.0.0:9000`: one listener has one rule, so that this is a name that lives on when the target changes. Port 0 is no
-/// listener yet, and the target tells such rules apart.
+/// `tcp://0.0.0.0:9000`: each listener has one rule, so this name stays when the target changes. With port 0
+/// the listener is unknown, so the target becomes part of the name.
 pub fn default_id(rule: &Rule) -> RuleId {
     let mut id = format!("{}://{}", rule.protocol.name(), parts::show_listener(&rule.bind, rule.ports));
     if rule.ports.first == 0 && !matches!(rule.bind, Bind::Unix(_)) {

@@ -1,4 +1,4 @@
-//! Rules of rinetd and oxidinetd, and the parts of rules that every format has in common.
+//! Rules of rinetd and oxidinetd, and the parts of rules that all formats share.
 
 pub mod draft;
 pub mod oxidinetd;
@@ -16,46 +16,39 @@ use turnpike_rules::Access;
 use self::draft::Draft;
 pub use self::services::Services;
 
-/// The content of another forwarder's file.
+/// Content of another forwarder's file.
 #[derive(Debug, Default)]
 pub struct ForeignRules {
-    /// The rules.
     pub drafts: Vec<Draft>,
-    /// Lists of clients for all rules.
+    /// Access lists for all rules.
     pub access: Access,
-    /// The file with a line per connection.
+    /// File with a line per connection.
     pub connection_file: Option<LogFile>,
-    /// The file with the process ID.
     pub pid_file: Option<PathBuf>,
-    /// Sentences for the log.
+    /// Lines for the log.
     pub warnings: Vec<String>,
 }
 
-/// How a line of the connection file looks.
+/// Format of the connection file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LineFormat {
     /// rinetd's fields, separated by tabs.
     #[default]
     Rinetd,
-    /// As web servers do, `logcommon` of rinetd.
+    /// Common log format, rinetd's `logcommon`.
     Common,
 }
 
-/// A connection file and its format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogFile {
-    /// The file.
     pub path: PathBuf,
-    /// Its lines.
     pub format: LineFormat,
 }
 
-/// Names that a file may use, as this machine knows them.
+/// Name lookups on this machine.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// Names of ports.
     pub services: Services,
-    /// Names of addresses.
     pub resolve: parts::Resolve,
 }
 
@@ -73,7 +66,7 @@ impl Machine {
 mod tests {
     use super::*;
 
-    /// Knows these services and `localhost`, and asks no name server.
+    /// Knows these services and `localhost`; uses no name server.
     pub(super) fn machine(services: &str) -> Machine {
         let resolve = |name: &str| match name {
             "localhost" => Ok(Some(std::net::Ipv4Addr::LOCALHOST.into())),

@@ -1,7 +1,7 @@
-//! The TOML file of oxidinetd: `[[forwarding_rules]]`, `[[global_rules]]`, `log_file`, `log_format`, `pid_file`.
+//! Reads the TOML file of oxidinetd: `[[forwarding_rules]]`, `[[global_rules]]`, `log_file`, `log_format`,
+//! `pid_file`.
 //!
-//! oxidinetd passes over keys that it does not know, so an unknown key is a warning here and no error: the file works there, and
-//! must work here.
+//! oxidinetd ignores unknown keys, so they are warnings here: a file that works there must work here.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use turnpike_strict::{Entry, Mistake, Node, Origin, Value, find, nearest};
 
 use super::{ForeignRules, LineFormat, LogFile, Machine, draft::Draft, parts};
 
-/// The keys of the file itself.
+/// Top-level keys.
 pub const TOP: [&str; 5] = ["global_rules", "forwarding_rules", "log_file", "pid_file", "log_format"];
 const RULE: [&str; 8] = [
     "bind_address",
@@ -120,7 +120,7 @@ impl Reader<'_> {
         (self.problems.len() == before).then(|| draft.with_defaults())
     }
 
-    /// There, only UDP listeners have one.
+    /// In oxidinetd, only UDP listeners have a timeout.
     fn timeout(&mut self, node: &Node, draft: &mut Draft) {
         let seconds = match node.value {
             Value::Integer(seconds) => {
@@ -147,7 +147,7 @@ impl Reader<'_> {
             let pattern = self.needed_text(table, origin, "pattern");
             let (Some((kind, kind_node)), Some((pattern, pattern_node))) = (kind, pattern) else { continue };
             let (list, consequence) = match kind.as_str() {
-                "allow" => (&mut access.allow, "so it lets no client in"),
+                "allow" => (&mut access.allow, "so it allows no client"),
                 "deny" => (&mut access.deny, "so it refuses no client"),
                 _ => {
                     self.refuse("type", kind_node, "\"allow\" or \"deny\"");
@@ -223,7 +223,7 @@ impl Reader<'_> {
     fn needed<'n>(&mut self, table: &'n [Entry], origin: &Origin, key: &str) -> Option<&'n Node> {
         let found = find(table, key);
         if found.is_none() {
-            self.push(origin, key, "it is missing".to_owned(), "a value for it");
+            self.push(origin, key, "it is missing".to_owned(), "a value");
         }
         found
     }
@@ -254,7 +254,7 @@ impl Reader<'_> {
         for entry in entries.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
             let meant = parts::did_you_mean(nearest(&entry.key, known.iter().copied()));
             self.warnings.push(format!(
-                "{}: {section}{}: unknown key, passed over as oxidinetd does{meant}",
+                "{}: {section}{}: unknown key, ignored as in oxidinetd{meant}",
                 entry.origin, entry.key
             ));
         }

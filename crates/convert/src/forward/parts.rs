@@ -1,6 +1,6 @@
-//! The parts of forwarding rules: hosts, ports, targets, client patterns. Every format is made of them, so that all accept and
-//! refuse the same. Errors are half sentences; the caller, who knows the place, makes [`Mistake`](turnpike_strict::Mistake)s of
-//! them.
+//! Parsers for the parts of forwarding rules: hosts, ports, targets, client patterns. Shared by all formats,
+//! so that all accept the same. Errors are half sentences; the caller adds the place and makes
+//! [`Mistake`](turnpike_strict::Mistake)s of them.
 
 use std::{
     fmt::Write as _,
@@ -31,16 +31,16 @@ pub const PROXY_FORM: &str = "addresses or prefixes such as \"10.0.0.2\" or \"10
 pub const PAYLOAD_FORM: &str =
     "at most 1024 bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"";
 
-/// The text, unless it is an address with a zone: neither messages nor patterns have zones.
+/// Rejects an address with a zone: addresses on the network and in patterns have none.
 pub fn without_zone(text: &str) -> Result<&str, String> {
     let address = text.split(['/', ']']).next().unwrap_or_default().trim_start_matches('[');
     if let Some((address, zone)) = split_zone(address) {
-        return Err(format!("only this machine knows the interface %{zone}: write {address} without it"));
+        return Err(format!("the interface %{zone} is local to this machine: write {address} without it"));
     }
     Ok(text)
 }
 
-/// A lone port or `FIRST-LAST`.
+/// One port or `FIRST-LAST`.
 pub fn port_range(text: &str) -> Result<PortRange, String> {
     let (first, last) = match text.split_once('-') {
         Some((first, last)) => (port(first)?, port(last)?),
@@ -56,12 +56,12 @@ pub fn port_range(text: &str) -> Result<PortRange, String> {
 }
 
 fn port(text: &str) -> Result<u16, String> {
-    // `parse` alone would take "+80".
+    // `parse` alone would accept "+80".
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse()
         .ok()
         .filter(|_| digits)
-        .ok_or_else(|| format!("{text:?} is no port: a port is a number, 0 to 65535"))
+        .ok_or_else(|| format!("{text:?} is not a port: a port is a number, 0 to 65535"))
 }
 
 /// An address, with or without brackets around IPv6, or a host name.
@@ -70,7 +70,7 @@ pub fn host(text: &str) -> Result<Host, String> {
         return match inner.parse::<IpAddr>() {
             Ok(address @ IpAddr::V6(_)) => Ok(Host::Ip(address)),
             _ if split_zone(inner).is_some() => Ok(Host::Name(inner.to_owned())),
-            _ => Err(format!("{text} is no IPv6 address in brackets")),
+            _ => Err(format!("{text} is not an IPv6 address in brackets")),
         };
     }
     if let Ok(address) = text.parse() {
@@ -85,8 +85,8 @@ pub fn host(text: &str) -> Result<Host, String> {
     Err(format!("{text:?} is neither an address nor a host name"))
 }
 
-/// RFC 1123 section 2.1, with the underscores that service names have. The last label is not all digits, so that `10.0.0.256`
-/// is no name.
+/// RFC 1123 section 2.1, plus the underscores of service names. The last label must not be all digits, so
+/// that `10.0.0.256` is not a name.
 fn is_host_name(text: &str) -> bool {
     let name = text.strip_suffix('.').unwrap_or(text);
     let label_is_good = |label: &str| {
@@ -99,11 +99,11 @@ fn is_host_name(text: &str) -> bool {
     name.len() <= 253 && name.split('.').all(label_is_good) && !last.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// What a Unix socket has in place of ports.
+/// Port range of a Unix socket.
 const NO_PORT: PortRange = PortRange { first: 0, last: 0 };
 
-/// The name of a Unix socket, where the text begins as one,
-/// in whichever case: a host's name is shown in lower case, and would be read as a socket from there.
+/// Parses a name that starts with `unix:`, in upper or lower case: host names are shown in lower case, and
+/// would be read back as a socket.
 fn unix(text: &str) -> Option<Result<UnixName, String>> {
     let (scheme, name) = text.split_at_checked("unix:".len())?;
     scheme.eq_ignore_ascii_case("unix:").then(|| name.parse::<UnixName>().map_err(str::to_owned))
@@ -121,16 +121,16 @@ pub fn endpoint(text: &str) -> Result<Endpoint, String> {
     let (host_text, ports) = split_port(text)?;
     let ports = port_range(ports)?;
     if ports.first == 0 {
-        return Err("nobody can be reached on port 0".to_owned());
+        return Err("port 0 cannot be a target".to_owned());
     }
     Ok(Endpoint { host: host(host_text)?, ports, weight })
 }
 
 fn weight(text: &str) -> Result<u16, String> {
-    // `parse` alone would take "+3".
+    // `parse` alone would accept "+3".
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let weight = text.parse().ok().filter(|weight| digits && *weight <= MOST_WEIGHT);
-    weight.ok_or_else(|| format!("{text:?} is no weight: a weight is a number, 0 to {MOST_WEIGHT}"))
+    weight.ok_or_else(|| format!("{text:?} is not a weight: a weight is a number, 0 to {MOST_WEIGHT}"))
 }
 
 /// `ADDR:PORT`, `ADDR:FIRST-LAST` or `unix:NAME` to listen on. Names are resolved when the rule is bound.
@@ -143,7 +143,7 @@ pub fn listener(text: &str) -> Result<(Bind, PortRange), String> {
     Ok((self::host(host)?.into(), ports))
 }
 
-/// The listener that was meant by `:8080`, `*:8080` or `8080`.
+/// Suggests a listener for `:8080`, `*:8080` or `8080`.
 pub fn meant_listener(text: &str) -> Option<String> {
     let ports = text.strip_prefix("*:").or_else(|| text.strip_prefix(':')).unwrap_or(text);
     port_range(ports).is_ok().then(|| format!("0.0.0.0:{ports}"))
@@ -157,22 +157,22 @@ fn split_port(text: &str) -> Result<(&str, &str), String> {
     }
     let (host, port) = text.rsplit_once(':').ok_or("it has no port")?;
     if host.contains(':') && !host.starts_with('[') {
-        return Err("its IPv6 address has no brackets".to_owned());
+        return Err("the IPv6 address needs brackets".to_owned());
     }
     if host.is_empty() {
-        return Err("it has no address before the port".to_owned());
+        return Err("the address before the port is missing".to_owned());
     }
     Ok((host, port))
 }
 
-/// Looks up a name: the first address that the resolver gives.
+/// Resolves a name to its first address.
 pub type Resolve = fn(&str) -> io::Result<Option<IpAddr>>;
 
-/// An address of this machine. Of a name it is the first that the resolver gives, as in rinetd.
+/// An address of this machine. For a name, the resolver's first address, as in rinetd.
 pub fn local_address(text: &str, resolve: Resolve) -> Result<IpAddr, String> {
     match host(text)? {
         Host::Ip(address) => Ok(address),
-        // No word that stands before a port is one.
+        // Unreachable: no word before a port parses to this.
         Host::Unix(_) => Err("a Unix socket has no port".to_owned()),
         Host::Name(name) => {
             let first = resolve(&name).map_err(|error| format!("{name:?} cannot be resolved: {error}"))?;
@@ -189,16 +189,17 @@ pub fn pattern(text: &str) -> Result<Pattern, String> {
     }
     let known = |byte: u8| byte.is_ascii_hexdigit() || b".:*?".contains(&byte);
     if text.is_empty() || !text.bytes().all(known) {
-        return Err("it is no pattern over addresses".to_owned());
+        return Err("it is not an address pattern".to_owned());
     }
-    // One spelling of an address, so that "2001:DB8:0::1" is found by the text of the address.
+    // Canonical text, so that "2001:DB8:0::1" matches the text of the address.
     Ok(match text.parse::<IpAddr>() {
         Ok(address) => Pattern::Wildcard(address.to_canonical().to_string()),
         Err(_) => Pattern::Wildcard(text.to_ascii_lowercase()),
     })
 }
 
-/// The pattern that was meant by one that fits no address: one with too few or too many parts, leading zeros, or IPv4 in IPv6.
+/// Suggests a pattern for one that matches no address: with too few or too many parts, leading zeros, or IPv4
+/// in IPv6.
 pub fn meant_pattern(text: &str) -> Option<String> {
     let text = text.to_ascii_lowercase();
     let text = without_mapping(&text);
@@ -217,12 +218,12 @@ pub fn meant_pattern(text: &str) -> Option<String> {
     candidates.find(|candidate| pattern(candidate).is_ok_and(|pattern| pattern.fits_some_address()))
 }
 
-/// A pattern over IPv4-mapped addresses as one over IPv4, which is how their clients count.
+/// Converts a pattern for IPv4-mapped addresses to IPv4, because such clients count as IPv4.
 pub fn without_mapping(text: &str) -> &str {
     text.strip_prefix("::ffff:").filter(|rest| rest.contains('.') && !rest.contains('/')).unwrap_or(text)
 }
 
-/// The first groups of an IPv6 address as a prefix: the text of an address may have `::` in place of any of them.
+/// The first groups of an IPv6 address as a prefix, because `::` can replace any zero group in the text.
 pub fn meant_prefix(text: &str) -> Option<String> {
     let groups: Vec<&str> = text.trim_end_matches('*').trim_end_matches(':').split(':').collect();
     let read = |group: &&str| u16::from_str_radix(group, 16).ok();
@@ -233,8 +234,9 @@ pub fn meant_prefix(text: &str) -> Option<String> {
     (1..8).contains(&groups.len()).then(|| format!("{}/{}", Ipv6Addr::from(address), 16 * groups.len()))
 }
 
-/// True if a pattern such as `2001:db8:0:*` misses most of what it means: `2001:db8::1` has no such text. Zeros in a row become `::` (RFC 5952
-/// section 4.2), so a group of zero is one only between groups that are none.
+/// Returns true if a pattern such as `2001:db8:0:*` misses most of the intended addresses: `2001:db8::1` has
+/// no such text. Zeros in a row become `::` (RFC 5952 section 4.2), so a zero group appears only between
+/// nonzero ones.
 pub fn misses_zeros(pattern: &Pattern) -> bool {
     let Pattern::Wildcard(text) = pattern else { return false };
     if !text.contains(':') || text.contains("::") || !text.contains(['*', '?']) {
@@ -252,7 +254,7 @@ pub fn misses_zeros(pattern: &Pattern) -> bool {
     })
 }
 
-/// The end of a warning.
+/// Suffix of a warning.
 pub fn did_you_mean(meant: Option<impl std::fmt::Display>) -> String {
     meant.map_or_else(String::new, |meant| format!("; did you mean \"{meant}\"?"))
 }
@@ -267,7 +269,7 @@ pub fn proxy(text: &str) -> Result<Proxy, String> {
     }
 }
 
-/// The opposite of [`proxy`].
+/// Inverse of [`proxy`].
 pub fn show_proxy(proxy: &Proxy) -> String {
     match proxy {
         Proxy::Network(pattern) => show_pattern(pattern),
@@ -275,7 +277,6 @@ pub fn show_proxy(proxy: &Proxy) -> String {
     }
 }
 
-/// The payload of a datagram.
 pub fn payload(text: &str) -> Result<Vec<u8>, String> {
     let bytes = match text.strip_prefix("0x") {
         None => text.as_bytes().to_vec(),
@@ -290,7 +291,7 @@ pub fn payload(text: &str) -> Result<Vec<u8>, String> {
                 .chunks(2)
                 .map(pair)
                 .collect::<Option<_>>()
-                .ok_or("these are no pairs of hexadecimal digits")?
+                .ok_or("the hexadecimal digits are not complete pairs")?
         }
     };
     if bytes.len() > 1024 {
@@ -299,14 +300,14 @@ pub fn payload(text: &str) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// rinetd's `0` for "all addresses".
+/// rinetd writes `0` for all addresses.
 pub fn or_zero(text: &str) -> &str {
     const ANY: &str = "0.0.0.0";
     debug_assert_eq!(Ok(Ipv4Addr::UNSPECIFIED), ANY.parse());
     if text == "0" { ANY } else { text }
 }
 
-/// The opposite of [`endpoint`].
+/// Inverse of [`endpoint`].
 pub fn show_target(endpoint: &Endpoint) -> String {
     match endpoint.weight {
         1 => endpoint.to_string(),
@@ -314,7 +315,7 @@ pub fn show_target(endpoint: &Endpoint) -> String {
     }
 }
 
-/// The opposite of [`listener`].
+/// Inverse of [`listener`].
 pub fn show_listener(bind: &Bind, ports: PortRange) -> String {
     match bind {
         Bind::Ip(_) | Bind::Name(_) => format!("{bind}:{ports}"),
@@ -322,7 +323,7 @@ pub fn show_listener(bind: &Bind, ports: PortRange) -> String {
     }
 }
 
-/// A pattern as the configuration has it.
+/// A pattern as in the configuration.
 pub fn show_pattern(pattern: &Pattern) -> String {
     match pattern {
         Pattern::Wildcard(text) => text.clone(),
@@ -330,7 +331,7 @@ pub fn show_pattern(pattern: &Pattern) -> String {
     }
 }
 
-/// The opposite of [`payload`], as TOML; nothing is as an empty one.
+/// Inverse of [`payload`], as TOML; `None` looks like an empty one.
 pub fn show_payload(payload: Option<&[u8]>) -> String {
     let payload = payload.unwrap_or_default();
     let plain = |byte: &u8| (b' '..=b'~').contains(byte) && !b"\"\\".contains(byte);
@@ -349,8 +350,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_that_others_see_have_no_zone() {
-        let told = "only this machine knows the interface %eth0: write fe80::1 without it".to_owned();
+    fn addresses_on_the_network_have_no_zone() {
+        let told = "the interface %eth0 is local to this machine: write fe80::1 without it".to_owned();
         for text in ["fe80::1%eth0", "[fe80::1%eth0]:3478", "fe80::1%eth0/64"] {
             assert_eq!(without_zone(text), Err(told.clone()), "{text}");
         }
@@ -360,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_are_text_or_hexadecimal_and_written_back() {
+    fn payloads_are_text_or_hexadecimal_and_round_trip() {
         for (text, bytes) in [
             ("PING", &b"PING"[..]),
             ("", b""),
@@ -378,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_are_read_and_written_back() {
+    fn endpoints_round_trip() {
         for text in [
             "10.0.0.2:9001",
             "[2001:db8::2]:80*0",
@@ -394,27 +395,27 @@ mod tests {
     }
 
     #[test]
-    fn bad_endpoints_say_what_is_wrong() {
+    fn bad_endpoints_have_specific_errors() {
         for (text, problem) in [
             ("10.0.0.2", "it has no port"),
-            ("10.0.0.2:", "\"\" is no port: a port is a number, 0 to 65535"),
-            ("10.0.0.2:65536", "\"65536\" is no port: a port is a number, 0 to 65535"),
-            ("10.0.0.2:+80", "\"+80\" is no port: a port is a number, 0 to 65535"),
+            ("10.0.0.2:", "\"\" is not a port: a port is a number, 0 to 65535"),
+            ("10.0.0.2:65536", "\"65536\" is not a port: a port is a number, 0 to 65535"),
+            ("10.0.0.2:+80", "\"+80\" is not a port: a port is a number, 0 to 65535"),
             ("10.0.0.2:9-5", "the first port of 9-5 is above the last"),
-            ("10.0.0.2:0", "nobody can be reached on port 0"),
+            ("10.0.0.2:0", "port 0 cannot be a target"),
             ("10.0.0.2:0-5", "a range of ports starts at 1 or above"),
             ("10.0.0.256:80", "\"10.0.0.256\" is neither an address nor a host name"),
-            ("2001:db8::2:80", "its IPv6 address has no brackets"),
-            ("[10.0.0.2]:80", "[10.0.0.2] is no IPv6 address in brackets"),
-            (":80", "it has no address before the port"),
+            ("2001:db8::2:80", "the IPv6 address needs brackets"),
+            ("[10.0.0.2]:80", "[10.0.0.2] is not an IPv6 address in brackets"),
+            (":80", "the address before the port is missing"),
             (
                 "tcp://10.0.0.2:80",
                 "tcp:// belongs to the command line; in a file the protocol is a key of its own",
             ),
             ("-a:80", "\"-a\" is neither an address nor a host name"),
-            ("a:80*257", "\"257\" is no weight: a weight is a number, 0 to 256"),
-            ("a:80*+3", "\"+3\" is no weight: a weight is a number, 0 to 256"),
-            ("a:80*", "\"\" is no weight: a weight is a number, 0 to 256"),
+            ("a:80*257", "\"257\" is not a weight: a weight is a number, 0 to 256"),
+            ("a:80*+3", "\"+3\" is not a weight: a weight is a number, 0 to 256"),
+            ("a:80*", "\"\" is not a weight: a weight is a number, 0 to 256"),
             ("unix:app.sock", "a Unix socket is an absolute path, or @ and a name"),
             ("unix:", "a Unix socket is an absolute path, or @ and a name"),
             ("uniX:1", "a Unix socket is an absolute path, or @ and a name"),
@@ -425,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_may_be_a_name_of_this_machine() {
+    fn listener_may_be_a_host_name() {
         let (bind, ports) = listener("localhost:80-82").expect("a listener");
         assert_eq!((&bind, ports), (&Bind::Name("localhost".to_owned()), PortRange { first: 80, last: 82 }));
         assert_eq!(show_listener(&bind, ports), "localhost:80-82");
@@ -451,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_with_a_group_of_zero_means_a_prefix() {
+    fn pattern_with_a_zero_group_suggests_a_prefix() {
         for (text, meant) in [
             ("2001:db8:0:*", Some("2001:db8::/48")),
             ("2001:db8:0:0:*", Some("2001:db8::/64")),
@@ -479,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_that_fits_no_address_suggests_one_that_does() {
+    fn impossible_pattern_suggests_a_working_one() {
         for (text, meant) in [
             ("127.0.0", Some("127.0.0.*")),
             ("127", Some("127.*")),

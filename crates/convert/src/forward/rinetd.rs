@@ -1,9 +1,9 @@
-//! rinetd.conf, as rinetd 0.73 reads it (rinetd(8) and its grammar): forwarding rules, allow and deny, logfile, logcommon,
-//! pidlogfile.
+//! Reads rinetd.conf, as rinetd 0.73 does (rinetd(8) and its grammar): forwarding rules, allow and deny,
+//! logfile, logcommon, pidlogfile.
 //!
-//! More is understood than rinetd understands, because other programs write this format too: a `keepalive` option (rinetd after
-//! 0.73), prefixes as patterns and ALLOW in capitals (oxidinetd). Nothing that rinetd understands means something else, but for
-//! one thing: a `timeout` of a TCP rule has no effect there, and here it has none and is told.
+//! Also accepts what other programs write in this format: a `keepalive` option (rinetd after 0.73), prefixes
+//! as patterns and ALLOW in capitals (oxidinetd). Everything that rinetd accepts has the same meaning. A
+//! `timeout` of a TCP rule has no effect in either; here it is also a warning.
 
 use std::{
     collections::HashMap,
@@ -18,18 +18,19 @@ use super::{ForeignRules, LineFormat, LogFile, Machine, draft::Draft, parts, ser
 
 const RULE_FORM: &str =
     "bindaddress bindport connectaddress connectport [options], such as 0.0.0.0 80 10.0.0.2 8080";
-const PORT_FORM: &str = "a port 1 to 65535 or a service name, with /tcp or /udp behind it or nothing for tcp";
+const PORT_FORM: &str = "a port 1 to 65535 or a service name, with an optional /tcp or /udp, tcp by default";
 const ADDRESS_FORM: &str = "an IPv4 or IPv6 address or a host name";
-/// As `rule.idle` is at most.
+/// Maximum of `rule.idle`.
 const LONGEST_IDLE: u32 = 31_536_000;
 const OPTIONS_FORM: &str = "[timeout=SECONDS, src=ADDRESS, keepalive=on|off], each at most once";
 const DIRECTIVES: [&str; 5] = ["allow", "deny", "logfile", "logcommon", "pidlogfile"];
 
-/// Wrong lines of a file without a right one that are told one by one; beyond that it is no rinetd.conf.
+/// Wrong lines that are reported one by one in a file without a valid line. With more, it is not a
+/// rinetd.conf.
 const FEW: usize = 3;
 
-/// Reads a file; every line with a mistake is one problem. Names of this machine are looked up when all lines are right: a name
-/// server may be silent for long, and a file that is none of ours would have a "name" in each line.
+/// Reads a file; every line with a mistake is one problem. Names are resolved only if all lines are valid: a
+/// name server can be slow, and every line of another program's file would have a "name".
 pub fn read(path: &Path, text: &str, machine: &Machine, problems: &mut Vec<Mistake>) -> ForeignRules {
     let mut conf = ForeignRules::default();
     let mut log_file = None;
@@ -54,7 +55,7 @@ pub fn read(path: &Path, text: &str, machine: &Machine, problems: &mut Vec<Mista
     } else if conf.drafts.is_empty() && wrong.len() > FEW {
         let more = wrong.len() - 1;
         wrong.truncate(1);
-        wrong[0].problem += &format!(", and {more} more lines are wrong, with no right rule in the file");
+        wrong[0].problem += &format!(", and {more} more lines are wrong, without a valid rule in the file");
         wrong[0].expected = format!(
             "rinetd.conf, with lines {RULE_FORM}; or TOML, turnpike's (examples/forward.toml) or oxidinetd's"
         );
@@ -65,17 +66,17 @@ pub fn read(path: &Path, text: &str, machine: &Machine, problems: &mut Vec<Mista
     conf
 }
 
-/// A name of this machine that a rule sends from.
+/// Source address of a rule that is a host name.
 struct SourceName {
     name: String,
     draft: usize,
     origin: Origin,
 }
 
-/// Names that are looked up at a time.
+/// Concurrent lookups.
 const LOOKUPS: usize = 32;
 
-/// Looks names up, many at a time: each may take as long as a name server that does not answer.
+/// Resolves names concurrently, because each can take as long as a name server timeout.
 fn resolve(
     names: Vec<SourceName>,
     resolve: parts::Resolve,
@@ -111,12 +112,12 @@ fn resolve(
     }
 }
 
-/// All addresses are rinetd's word for none in particular.
+/// In rinetd, the unspecified address means any.
 fn set_source(rule: &mut Rule, source: IpAddr) {
     rule.source = (!source.is_unspecified()).then_some(source.into());
 }
 
-/// One line, read from left to right.
+/// One line, parsed from left to right.
 struct Line<'a> {
     path: &'a Path,
     number: usize,
@@ -141,7 +142,7 @@ impl Line<'_> {
         }
         let word = self.word("#").to_owned();
         match word.to_ascii_lowercase().as_str() {
-            "allow" => self.pattern(conf, "so it lets no client in", |access| &mut access.allow)?,
+            "allow" => self.pattern(conf, "so it allows no client", |access| &mut access.allow)?,
             "deny" => self.pattern(conf, "so it refuses no client", |access| &mut access.deny)?,
             "logfile" => *log_file = Some(self.file_name()?),
             "pidlogfile" => conf.pid_file = Some(self.file_name()?),
@@ -160,7 +161,7 @@ impl Line<'_> {
         self.end()
     }
 
-    /// A word of a directive with a typing mistake, rather than the address of a rule.
+    /// Detects a mistyped directive, as opposed to the address of a rule.
     fn mistyped(&self, word: &str) -> Option<&'static str> {
         let rest = self.text[self.at..].split('#').next().unwrap_or_default();
         if rest.split_whitespace().count() > 1 || word.contains(['.', ':']) {
@@ -182,7 +183,7 @@ impl Line<'_> {
         let at = self.skip_blanks();
         let (port, from) = self.port("bindport")?;
         if port == 0 {
-            let why = "bindport 0: the kernel would choose a port that nobody knows".to_owned();
+            let why = "bindport 0: the kernel would choose a random port".to_owned();
             return Err(self.problem(at, why, PORT_FORM));
         }
         draft.rule.ports = PortRange { first: port, last: port };
@@ -196,7 +197,7 @@ impl Line<'_> {
         let at = self.skip_blanks();
         let (port, to) = self.port("connectport")?;
         if port == 0 {
-            return Err(self.problem(at, "nobody can be reached on port 0".to_owned(), PORT_FORM));
+            return Err(self.problem(at, "port 0 cannot be a target".to_owned(), PORT_FORM));
         }
         draft.rule.targets = vec![Endpoint { host, ports: PortRange { first: port, last: port }, weight: 1 }];
         draft.rule.protocol = match (from, to) {
@@ -217,7 +218,7 @@ impl Line<'_> {
         if self.at_end() {
             return Err(self.problem(at, format!("the line ends before {what}"), RULE_FORM));
         }
-        // An IPv6 address may stand in brackets.
+        // An IPv6 address may be in brackets.
         Ok(self.word("#").to_owned())
     }
 
@@ -306,8 +307,8 @@ impl Line<'_> {
             "timeout" => {
                 let digits = value.bytes().all(|byte| byte.is_ascii_digit());
                 let seconds: u32 =
-                    value.parse().ok().filter(|_| digits).ok_or_else(|| bad("no number of seconds"))?;
-                // 0 is the default there too.
+                    value.parse().ok().filter(|_| digits).ok_or_else(|| bad("not a number of seconds"))?;
+                // 0 is the default in rinetd too.
                 if seconds == 0 {
                     return Ok(());
                 }
@@ -328,7 +329,7 @@ impl Line<'_> {
                         let origin = self.origin(at);
                         self.names.push(SourceName { name, draft: number, origin });
                     }
-                    // No word that stands before a port is one.
+                    // Unreachable: no word before a port parses to this.
                     Host::Unix(_) => {}
                 }
             }
@@ -344,7 +345,7 @@ impl Line<'_> {
         Ok(())
     }
 
-    /// Before the first rule a pattern is for all rules, after it for the last one.
+    /// A pattern before the first rule applies to all rules; after it, to the last one.
     fn pattern(
         &mut self,
         conf: &mut ForeignRules,
@@ -369,20 +370,20 @@ impl Line<'_> {
         Ok(())
     }
 
-    /// A word, or anything between double quotes.
+    /// A word, or text in double quotes.
     fn file_name(&mut self) -> Result<PathBuf> {
         let at = self.skip_blanks();
         const EXPECTED: &str = "the path of a file, in double quotes if it has blanks";
         if let Some(quoted) = self.text[at..].strip_prefix('"') {
             let Some(len) = quoted.find('"').filter(|len| *len > 0) else {
-                return Err(self.problem(at, "the quotes are empty or do not end".to_owned(), EXPECTED));
+                return Err(self.problem(at, "the quotes are empty or not closed".to_owned(), EXPECTED));
             };
             self.at = at + len + 2;
             return Ok(PathBuf::from(&quoted[..len]));
         }
-        // A # within the word belongs to it, as in rinetd.
+        // A # within a word is part of it, as in rinetd.
         if self.at_end() {
-            return Err(self.problem(at, "no file is named".to_owned(), EXPECTED));
+            return Err(self.problem(at, "the file name is missing".to_owned(), EXPECTED));
         }
         Ok(PathBuf::from(self.word("")))
     }
@@ -395,7 +396,7 @@ impl Line<'_> {
         let rest = self.text[at..].trim_end().to_owned();
         Err(self.problem(
             at,
-            format!("found {rest:?} behind the end of the entry"),
+            format!("found {rest:?} after the end of the entry"),
             "the end of the line, or a # comment",
         ))
     }
@@ -409,7 +410,7 @@ impl Line<'_> {
         &rest[..len]
     }
 
-    /// Where the next word begins.
+    /// Returns the start of the next word.
     fn skip_blanks(&mut self) -> usize {
         let rest = &self.text[self.at..];
         self.at += rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_whitespace()).len();

@@ -1,9 +1,8 @@
-//! Service names (services(5)): `name port/protocol [alias...] [# comment]`. Read from the file only: getservbyname(3) would
-//! need a foreign function, and hardly any machine names services elsewhere.
+//! Service names (services(5)): `name port/protocol [alias...] [# comment]`. Read from the file only, because
+//! getservbyname(3) would need a foreign function and hardly any machine uses other sources.
 
 use std::{fs, path::Path};
 
-/// A table of services.
 #[derive(Clone, Debug, Default)]
 pub struct Services(Vec<Service>);
 
@@ -14,17 +13,13 @@ struct Service {
     transport: String,
 }
 
-/// The transport of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
 }
 
 impl Transport {
-    /// As /etc/services has it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -34,17 +29,17 @@ impl Transport {
 }
 
 impl Services {
-    /// Those of this machine; a machine without the file knows no names.
+    /// Services of this machine; empty without the file.
     pub fn of_this_machine() -> Self {
         Self::read(Path::new("/etc/services"))
     }
 
     fn read(path: &Path) -> Self {
-        // Bytes: comments in old files are not all UTF-8.
+        // Read as bytes: comments in old files are not always UTF-8.
         fs::read(path).map_or_else(|_| Self::default(), |bytes| Self::parse(&String::from_utf8_lossy(&bytes)))
     }
 
-    /// Lines that make no sense are passed over, as the C library does.
+    /// Ignores invalid lines, like the C library.
     pub fn parse(text: &str) -> Self {
         let mut services = Vec::new();
         for line in text.lines() {
@@ -61,7 +56,7 @@ impl Services {
         Self(services)
     }
 
-    /// The port of a service by name or alias.
+    /// Port of a service by name or alias.
     pub fn port(&self, name: &str, transport: Transport) -> Option<u16> {
         let fits = |service: &&Service| service.name == name && service.transport == transport.name();
         self.0.iter().find(fits).map(|service| service.port)
@@ -78,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_aliases_are_found_by_transport() {
+    fn services_are_found_by_name_alias_and_transport() {
         let services = Services::parse(
             "# header\nhttp\t80/tcp\twww # WorldWideWeb HTTP\n\ndomain 53/udp\ndomain 53/tcp\nbroken\nbad x/tcp\n",
         );
@@ -91,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_an_empty_table() {
+    fn missing_services_file_is_an_empty_table() {
         assert_eq!(Services::read(Path::new("/nowhere/services")).names().count(), 0);
     }
 }

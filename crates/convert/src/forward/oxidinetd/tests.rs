@@ -66,7 +66,7 @@ fn parse(text: &str) -> Result<ForeignRules, Vec<String>> {
 }
 
 #[test]
-fn an_unchanged_file_is_taken() {
+fn unchanged_oxidinetd_file_is_accepted() {
     let file = parse(SAMPLE).expect("it is valid");
     assert!(file.warnings.is_empty(), "{:?}", file.warnings);
     let shown: Vec<String> =
@@ -95,7 +95,7 @@ fn an_unchanged_file_is_taken() {
 }
 
 #[test]
-fn unknown_keys_and_a_timeout_without_effect_are_warnings() {
+fn unknown_keys_and_useless_timeouts_are_warnings() {
     let file = parse(
         "verbos = true\n[[forwarding_rules]]\nbind_address = \"0.0.0.0\"\nbind_port = 1\nconnect_address = \"a\"\nconnect_port = 2\n\
          timeout = 5\nsource_addres = \"x\"\n",
@@ -104,21 +104,21 @@ fn unknown_keys_and_a_timeout_without_effect_are_warnings() {
     assert_eq!(
         file.warnings,
         [
-            "o.toml:1:1: verbos: unknown key, passed over as oxidinetd does",
-            "o.toml:8:1: forwarding_rules.source_addres: unknown key, passed over as oxidinetd does; did you mean \
+            "o.toml:1:1: verbos: unknown key, ignored as in oxidinetd",
+            "o.toml:8:1: forwarding_rules.source_addres: unknown key, ignored as in oxidinetd; did you mean \
              \"source_address\"?",
             "o.toml:7:11: timeout has no effect on TCP, as in oxidinetd",
         ]
     );
 }
 
-/// The keys of one rule, each on its own line, and the messages.
+/// Keys of one rule, each on its own line, and the messages.
 const WRONG: &[(&str, &[&str])] = &[
     (
         "bind_address = \"0.0.0.0\"\nbind_port = 80\n",
         &[
-            "o.toml:1:1: connect_address: it is missing; expected a value for it",
-            "o.toml:1:1: connect_port: it is missing; expected a value for it",
+            "o.toml:1:1: connect_address: it is missing; expected a value",
+            "o.toml:1:1: connect_port: it is missing; expected a value",
         ],
     ),
     (
@@ -144,7 +144,7 @@ const WRONG: &[(&str, &[&str])] = &[
          rules = [{ type = \"permit\", pattern = \"*\" }, { type = \"deny\", pattern = \"host\" }]\n",
         &[
             "o.toml:8:19: type: found the string \"permit\"; expected \"allow\" or \"deny\"",
-            "o.toml:8:73: pattern: found the string \"host\": it is no pattern over addresses; expected an address with * and \
+            "o.toml:8:73: pattern: found the string \"host\": it is not an address pattern; expected an address with * and \
              ? such as \"192.168.*\" or \"fe80:*\", or a prefix such as \"10.0.0.0/8\"",
             "o.toml:7:11: timeout: found the integer -1; expected seconds, 1 to 31536000",
         ],

@@ -29,7 +29,7 @@ fn patterns(list: &[Pattern]) -> Vec<String> {
 }
 
 #[test]
-fn rules_are_read_as_rinetd_reads_them() {
+fn rules_are_parsed_like_rinetd_parses_them() {
     for (line, protocol, listen, target) in [
         ("0.0.0.0 80 10.1.1.2 8080", Protocol::Tcp, "0.0.0.0:80", "10.1.1.2:8080"),
         ("  0\t80/tcp  10.1.1.2\t80   # note", Protocol::Tcp, "0.0.0.0:80", "10.1.1.2:80"),
@@ -58,7 +58,7 @@ fn rules_are_read_as_rinetd_reads_them() {
 }
 
 #[test]
-fn options_are_read_with_and_without_blanks() {
+fn options_are_parsed_with_and_without_blanks() {
     for line in [
         "0.0.0.0 1/udp 10.0.0.1 2/udp [timeout=1200,src=10.0.0.9,keepalive=off]",
         "0.0.0.0 1/udp 10.0.0.1 2/udp [ src = 10.0.0.9 , keepalive = off , timeout = 1200 ] # note",
@@ -74,14 +74,14 @@ fn options_are_read_with_and_without_blanks() {
 }
 
 #[test]
-fn a_timeout_of_a_tcp_rule_has_no_effect_and_is_told() {
+fn timeout_of_a_tcp_rule_is_ignored_with_a_warning() {
     let conf = conf("0.0.0.0 1 10.0.0.1 2 [timeout=5]");
     assert_eq!(conf.drafts[0].rule.idle_timeout, None);
     assert_eq!(conf.warnings, ["r.conf:1:23: timeout has no effect on TCP, as in rinetd"]);
 }
 
 #[test]
-fn patterns_before_the_first_rule_are_global_and_after_it_the_rules_own() {
+fn patterns_before_the_first_rule_are_global() {
     let conf = conf(
         "allow 192.168.*\ndeny 192.168.2.1?\n0.0.0.0 1 a 1\nallow 10.*\nallow FE80:*\n0.0.0.0 2 b 2\ndeny 10.0.0.66\nDENY 10.0.0.0/8\n",
     );
@@ -94,7 +94,7 @@ fn patterns_before_the_first_rule_are_global_and_after_it_the_rules_own() {
 }
 
 #[test]
-fn log_and_pid_files_are_read() {
+fn log_and_pid_files_are_parsed() {
     let conf =
         conf("logfile /var/log/r#1.log\nlogcommon # as Apache\npidlogfile \"/run/a b.pid\"\n0.0.0.0 1 a 1\n");
     let file = conf.connection_file.expect("a log file");
@@ -103,7 +103,7 @@ fn log_and_pid_files_are_read() {
     assert_eq!(parse("logcommon\n0.0.0.0 1 a 1").map(|conf| conf.connection_file), Ok(None));
 }
 
-/// A line that is wrong, and the whole message.
+/// A wrong line, and the whole message.
 const WRONG: &[(&str, &str)] = &[
     (
         "0.0.0.0 80 10.0.0.1",
@@ -122,42 +122,38 @@ const WRONG: &[(&str, &str)] = &[
     ),
     (
         "0.0.0.0 65536 10.0.0.1 80",
-        "r.conf:1:9: bindport 65536: no port; expected a port 1 to 65535 or a service name, with /tcp or /udp behind it or \
-         nothing for tcp",
+        "r.conf:1:9: bindport 65536: no port; expected a port 1 to 65535 or a service name, with an optional /tcp or /udp, tcp by default",
     ),
     (
         "0.0.0.0 80 10.0.0.1 htp",
         "r.conf:1:21: connectport htp: no service of this name over tcp in /etc/services; expected a port 1 to 65535 or a \
-         service name, with /tcp or /udp behind it or nothing for tcp; did you mean \"http\"?",
+         service name, with an optional /tcp or /udp, tcp by default; did you mean \"http\"?",
     ),
     (
         "0.0.0.0 http/udp 10.0.0.1 80",
         "r.conf:1:9: bindport http/udp: no service of this name over udp in /etc/services; expected a port 1 to 65535 or a \
-         service name, with /tcp or /udp behind it or nothing for tcp; did you mean \"http\"?",
+         service name, with an optional /tcp or /udp, tcp by default; did you mean \"http\"?",
     ),
     (
         "0.0.0.0 80/sctp 10.0.0.1 80",
-        "r.conf:1:9: bindport 80/sctp: no such protocol; expected a port 1 to 65535 or a service name, with /tcp or /udp \
-         behind it or nothing for tcp",
+        "r.conf:1:9: bindport 80/sctp: no such protocol; expected a port 1 to 65535 or a service name, with an optional /tcp or /udp, tcp by default",
     ),
     (
         "0.0.0.0 80 10.0.0.1 0",
-        "r.conf:1:21: nobody can be reached on port 0; expected a port 1 to 65535 or a service name, with /tcp or /udp behind \
-         it or nothing for tcp",
+        "r.conf:1:21: port 0 cannot be a target; expected a port 1 to 65535 or a service name, with an optional /tcp or /udp, tcp by default",
     ),
     (
         "0.0.0.0 0 10.0.0.1 80",
-        "r.conf:1:9: bindport 0: the kernel would choose a port that nobody knows; expected a port 1 to 65535 or a service \
-         name, with /tcp or /udp behind it or nothing for tcp",
+        "r.conf:1:9: bindport 0: the kernel would choose a random port; expected a port 1 to 65535 or a service \
+         name, with an optional /tcp or /udp, tcp by default",
     ),
     (
         "0.0.0.0 80-90 10.0.0.1 80",
-        "r.conf:1:9: bindport 80-90: no port; expected a port 1 to 65535 or a service name, with /tcp or /udp behind it or \
-         nothing for tcp",
+        "r.conf:1:9: bindport 80-90: no port; expected a port 1 to 65535 or a service name, with an optional /tcp or /udp, tcp by default",
     ),
     (
         "0.0.0.0 80 10.0.0.1 80 fast",
-        "r.conf:1:24: found \"fast\" behind the end of the entry; expected the end of the line, or a # comment",
+        "r.conf:1:24: found \"fast\" after the end of the entry; expected the end of the line, or a # comment",
     ),
     (
         "0.0.0.0 80 10.0.0.1 80 [timeout=5",
@@ -171,7 +167,7 @@ const WRONG: &[(&str, &str)] = &[
     ),
     (
         "0.0.0.0 80/udp 10.0.0.1 80 [timeout=soon]",
-        "r.conf:1:29: timeout \"soon\": no number of seconds; expected [timeout=SECONDS, src=ADDRESS, keepalive=on|off], each \
+        "r.conf:1:29: timeout \"soon\": not a number of seconds; expected [timeout=SECONDS, src=ADDRESS, keepalive=on|off], each \
          at most once",
     ),
     (
@@ -190,25 +186,25 @@ const WRONG: &[(&str, &str)] = &[
     ),
     (
         "deny example.org",
-        "r.conf:1:6: pattern \"example.org\": it is no pattern over addresses; expected an address with * and ? such as \
+        "r.conf:1:6: pattern \"example.org\": it is not an address pattern; expected an address with * and ? such as \
          \"192.168.*\" or \"fe80:*\", or a prefix such as \"10.0.0.0/8\"",
     ),
     (
         "allow",
-        "r.conf:1:6: pattern \"\": it is no pattern over addresses; expected an address with * and ? such as \"192.168.*\" or \
+        "r.conf:1:6: pattern \"\": it is not an address pattern; expected an address with * and ? such as \"192.168.*\" or \
          \"fe80:*\", or a prefix such as \"10.0.0.0/8\"",
     ),
     (
         "logfile",
-        "r.conf:1:8: no file is named; expected the path of a file, in double quotes if it has blanks",
+        "r.conf:1:8: the file name is missing; expected the path of a file, in double quotes if it has blanks",
     ),
     (
         "logfile \"/a b",
-        "r.conf:1:9: the quotes are empty or do not end; expected the path of a file, in double quotes if it has blanks",
+        "r.conf:1:9: the quotes are empty or not closed; expected the path of a file, in double quotes if it has blanks",
     ),
     (
         "logcommon yes",
-        "r.conf:1:11: found \"yes\" behind the end of the entry; expected the end of the line, or a # comment",
+        "r.conf:1:11: found \"yes\" after the end of the entry; expected the end of the line, or a # comment",
     ),
 ];
 
@@ -220,7 +216,7 @@ fn each_mistake_names_line_column_and_form() {
 }
 
 #[test]
-fn every_wrong_line_is_told() {
+fn every_wrong_line_is_reported() {
     let problems = parse("0.0.0.0 80\n0.0.0.0 80 10.0.0.1 80\nallow x\n\n0.0.0.0 1 10.0.0.1 99999\n")
         .expect_err("wrong");
     let places: Vec<&str> = problems.iter().filter_map(|problem| problem.split(": ").next()).collect();
@@ -228,12 +224,12 @@ fn every_wrong_line_is_told() {
 }
 
 #[test]
-fn a_pattern_that_fits_no_address_is_a_warning_with_a_suggestion() {
+fn impossible_pattern_is_a_warning_with_a_suggestion() {
     let conf = conf("allow 10.0\n0.0.0.0 80 10.0.0.1 80\ndeny 127.0.0\ndeny 999.0.0.1\ndeny 10.*\n");
     assert_eq!(
         conf.warnings,
         [
-            "r.conf:1:7: no address matches the pattern \"10.0\", so it lets no client in, as in rinetd; did you mean \"10.0.*\"?",
+            "r.conf:1:7: no address matches the pattern \"10.0\", so it allows no client, as in rinetd; did you mean \"10.0.*\"?",
             "r.conf:3:6: no address matches the pattern \"127.0.0\", so it refuses no client, as in rinetd; did you mean \"127.0.0.*\"?",
             "r.conf:4:6: no address matches the pattern \"999.0.0.1\", so it refuses no client, as in rinetd",
         ]
@@ -242,13 +238,13 @@ fn a_pattern_that_fits_no_address_is_a_warning_with_a_suggestion() {
 }
 
 #[test]
-fn no_name_is_looked_up_while_a_line_is_wrong_and_each_that_has_no_address_is_told() {
+fn names_are_resolved_only_if_all_lines_are_valid() {
     let names = "0.0.0.0 80 10.0.0.1 80 [src=a.invalid]\n0.0.0.0 81 10.0.0.1 81 [src=b.invalid]\n\
                  0.0.0.0 82 10.0.0.1 82 [src=a.invalid]\n";
     let wrong = parse(&format!("{names}0.0.0.0 80 10.0.0.1\n")).expect_err("one line is wrong");
     assert_eq!(wrong.len(), 1, "{wrong:?}");
     assert!(wrong[0].starts_with("r.conf:4:20: "), "{wrong:?}");
-    let unknown = parse(names).expect_err("RFC 2606: nobody has these names");
+    let unknown = parse(names).expect_err("RFC 2606 reserves these names");
     let places = ["r.conf:1:25: src a.invalid: ", "r.conf:2:25: src b.invalid: ", "r.conf:3:25: "];
     assert_eq!(unknown.len(), places.len(), "{unknown:?}");
     for (told, place) in unknown.iter().zip(places) {
@@ -260,18 +256,18 @@ fn no_name_is_looked_up_while_a_line_is_wrong_and_each_that_has_no_address_is_to
 }
 
 #[test]
-fn a_file_without_a_right_line_is_one_problem() {
+fn file_without_a_valid_line_is_one_problem() {
     let told = parse("this is a letter to you\nand has no rule in it\n\nat all, at all\nis it?\n")
         .expect_err("no rules");
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].starts_with("r.conf:1:6: bindport is: no service of this name over tcp in /etc/services, and 3 more lines are wrong"), "{told:?}");
     assert!(told[0].contains("expected rinetd.conf, with lines bindaddress bindport"), "{told:?}");
-    // As soon as one is right, all are told.
+    // With a valid line, all mistakes are reported.
     assert_eq!(parse("a b c d\na b c d\na b c d\na b c d\n0 1 10.0.0.1 2\n").expect_err("wrong").len(), 4);
 }
 
 #[test]
-fn the_sample_file_is_taken_unchanged() {
+fn unchanged_rinetd_sample_is_accepted() {
     let text = include_str!("../../../../../examples/rinetd.conf");
     let conf = conf(text);
     assert_eq!(conf.drafts.len(), 6);
@@ -282,7 +278,7 @@ fn the_sample_file_is_taken_unchanged() {
 }
 
 #[test]
-fn a_pattern_over_mapped_addresses_is_one_over_ipv4() {
+fn mapped_address_pattern_becomes_ipv4() {
     let conf = conf(
         ":: 38003 10.0.0.1 80\ndeny ::FFFF:10.*\ndeny ::ffff:192.0.2.1\ndeny ::ffff:10.0\ndeny ::ffff:10.0.0.0/104\n",
     );
