@@ -1,6 +1,6 @@
-//! Decisions that the state machine leaves to others, as four traits: [`Users`], [`Quotas`], [`Restrictions`] and [`Redirects`]. Requests
-//! call them, packets never do, and none may wait. `relay` and `daemon` implement them; the rules that need nobody else are in the files
-//! of this folder.
+//! Decisions delegated to the embedding program, as four traits: [`Users`], [`Quotas`], [`Restrictions`] and
+//! [`Redirects`]. Only requests call them, never packets, and no call may block. `relay` and `daemon`
+//! implement them; self-contained rules are in this folder.
 
 pub(crate) mod alternate;
 pub(crate) mod amplification;
@@ -19,14 +19,14 @@ use turnpike_wire::integrity::{Key, KeyAlgorithm};
 use super::{Client, Occasion, RelayTransport, Transport};
 use crate::time::Now;
 
-/// All decisions about requests; implemented by every type that has the four parts.
+/// All four traits.
 pub trait Policy: Users + Quotas + Restrictions + Redirects {}
 
 impl<P: Users + Quotas + Restrictions + Redirects> Policy for P {}
 
-/// Users and their keys.
 pub trait Users {
-    /// Looks a user up and calls `verify` with each candidate key (several when secrets rotate) until it returns true.
+    /// Looks up a user and calls `verify` with each candidate key (several during secret rotation) until it
+    /// returns true.
     fn check(
         &self,
         user: User<'_>,
@@ -37,7 +37,6 @@ pub trait Users {
     ) -> Lookup;
 }
 
-/// No users.
 impl Users for () {
     fn check(
         &self,
@@ -53,75 +52,72 @@ impl Users for () {
 
 /// Limits on the number of allocations.
 pub trait Quotas {
-    /// Counts one more allocation of a user, by a client of this prefix ([`super::ServerConfig::prefixes`]), or refuses.
+    /// Counts one more allocation for a user and a client prefix ([`super::ServerConfig::prefixes`]).
     ///
-    /// # Errors
-    /// The limit that is reached; then nothing is counted.
+    /// # Errors The limit that is reached; nothing is counted then.
     fn acquire(&self, user: UserRef<'_>, prefix: IpAddr) -> Result<(), QuotaRefusal>;
 
-    /// Counts one less.
+    /// Counts one allocation less.
     fn release(&self, user: UserRef<'_>, prefix: IpAddr);
 }
 
-/// Clients that are refused whatever their credentials and quotas.
+/// Refusals regardless of credentials and quotas.
 pub trait Restrictions {
-    /// True if a relayed transport address of any worker is this one, as bound or as clients are told; canonical. By default none is.
+    /// Returns true if the address, bound or external, is a relayed transport address of any worker.
+    /// Canonical.
     fn is_relayed(&self, _address: SocketAddr, _transport: RelayTransport) -> bool {
         false
     }
 
-    /// True if the user, by username or identity, or the client's address is banned: 403. By default none is.
+    /// Returns true (403) if the user, by username or identity, or the client's address is banned.
     fn is_banned(&self, _unix: u64, _user: UserRef<'_>, _username: &str, _client: IpAddr) -> bool {
         false
     }
 }
 
-/// Other servers of the fleet.
+/// Redirects to other servers of the fleet.
 pub trait Redirects {
-    /// True if this server, which drains, has redirected the client and it came back from the same 5-tuple: it does not follow redirects, and
-    /// is served. By default none is.
+    /// Returns true if this draining server redirected the client before and it came back on the same
+    /// 5-tuple: such a client does not follow redirects and is served.
     fn comes_back(&self, _attempt: &AllocateAttempt<'_>) -> bool {
         false
     }
 
-    /// The server that gets a client of this transport instead of this one. By default none.
+    /// Server that should serve this client instead.
     fn redirect_target(&self, _attempt: &AllocateAttempt<'_>, _transport: Transport) -> Option<Destination> {
         None
     }
 
-    /// The client-facing address of another node, by its number, for this transport and the client's family. By default none.
+    /// Client-facing address of another node, for this transport and address family.
     fn node(&self, _node: u16, _transport: Transport, _v4: bool) -> Option<Destination> {
         None
     }
 }
 
-/// A user as quotas count it: an identity, which is unique within its realm.
+/// User as quotas count it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UserRef<'a> {
-    /// The realm.
     pub realm: &'a str,
-    /// The username, or for a time-limited credential the ID in it.
+    /// Unique within the realm: the username, or the ID in a time-limited credential.
     pub identity: &'a str,
 }
 
 impl<'a> UserRef<'a> {
-    /// This user of this realm.
     #[must_use]
     pub const fn new(realm: &'a str, identity: &'a str) -> Self {
         Self { realm, identity }
     }
 
-    /// A key for tables. Realm names have no control characters, so no identity can reach into another realm.
+    /// Table key. Realm names contain no control characters, so keys of different realms never collide.
     #[must_use]
     pub fn key(self) -> String {
         [self.realm, "\0", self.identity].concat()
     }
 }
 
-/// How a request names its user.
+/// User identifier in a request.
 #[derive(Clone, Copy, Debug)]
 pub enum User<'a> {
-    /// USERNAME.
     Name(&'a str),
     /// USERHASH (RFC 8489 section 14.4).
     Hash(&'a [u8; 32]),
@@ -132,74 +128,74 @@ pub enum User<'a> {
 pub enum Lookup {
     /// `verify` accepted a key.
     Accepted {
-        /// The username as it stands in the key, for the session's log line (and to answer a USERHASH request).
+        /// Username as used in the key, for the session's log line and for USERHASH requests.
         username: Box<str>,
-        /// Identity that quotas count: for `expiry:id` credentials derived from the id, else the username.
+        /// Identity that quotas count: the ID of an `expiry:id` credential, otherwise the username.
         identity: Box<str>,
-        /// Last Unix second of a time-limited credential. It makes no allocation after that, but those that it made go on.
+        /// Unix second at which a time-limited credential expires. After that it makes no allocations, but
+        /// existing ones continue.
         until_unix: Option<u64>,
     },
-    /// No such user.
     NoSuchUser,
-    /// A time-limited username whose time is over, and no key that verifies.
+    /// Expired time-limited username without a matching key.
     Expired {
-        /// Seconds since then.
+        /// Seconds since expiry.
         ago: u64,
     },
-    /// A time-limited username with an expiry that lies too far ahead to be meant.
+    /// Time-limited username whose expiry is implausibly far in the future.
     TooFarAhead {
         /// Seconds from now.
         ahead: u64,
     },
-    /// A user, but no key that verifies.
+    /// The user exists but no key matches.
     WrongKey {
-        /// For the log; a USERHASH alone would not help the operator.
+        /// For the log, where a USERHASH would not help.
         username: Box<str>,
     },
-    /// The store must be queried asynchronously: by [`crate::server::Effect::LookUp`], which [`crate::server::Server::credentials`] answers.
+    /// The store must be queried asynchronously: emits [`crate::server::Effect::LookUp`], answered through
+    /// [`crate::server::Server::credentials`].
     Later,
 }
 
-/// Which quota an allocation would exceed.
+/// Quota that an allocation would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuotaRefusal {
-    /// Allocations of this user: 486.
+    /// 486: allocations of this user.
     User,
-    /// Allocations of the client's address prefix: 486.
+    /// 486: allocations of the client's address prefix.
     Prefix,
-    /// Allocations of the realm, or in total: 508, and another server may have room.
+    /// 508: allocations of the realm or in total; another server may have room.
     Total,
-    /// Allocations of the realm or in total, over all servers that share the limit: 508 as well, and no other server would say otherwise.
+    /// 508: allocations of the realm or in total over all servers that share the limit, so that no other
+    /// server has room.
     Everywhere,
-    /// Not known yet: this server has used up its share of such a limit, and asks for more. It knows within a few tenths of a second.
+    /// Not decided yet: this server has used its share of a fleet-wide limit and requests more, which takes a
+    /// few tenths of a second.
     Undecided {
-        /// Of the user's limit, or else of the realm's or the total.
+        /// The user's limit; otherwise the realm's or the total.
         is_user: bool,
     },
 }
 
-/// An Allocate request that another server might serve.
+/// Allocate request that another server might serve.
 #[derive(Clone, Copy, Debug)]
 pub struct AllocateAttempt<'a> {
-    /// Time of the request.
     pub now: Now,
-    /// The client's 5-tuple.
     pub client: Client,
-    /// Its user.
     pub user: UserRef<'a>,
-    /// Of the request; a retransmission has the same.
+    /// Same in a retransmission.
     pub transaction: [u8; 12],
     /// Reason for a redirect.
     pub occasion: Occasion,
 }
 
-/// Where a client is sent by 300 (Try Alternate).
+/// Target of a 300 (Try Alternate).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// Of the family of the client's own address.
+    /// Same family as the client's address.
     pub address: SocketAddr,
-    /// The same server's address of the other family, if it has one.
+    /// Same server's address in the other family.
     pub second: Option<SocketAddr>,
-    /// The name in its certificate, where clients are to be told one.
+    /// Name in its certificate, if clients need it.
     pub domain: Option<Arc<str>>,
 }

@@ -1,16 +1,18 @@
-//! Bits per second of payload: of an allocation, of its user, of its realm and of all together, each way by itself.
+//! Bandwidth limits in bits per second of payload, per direction: for an allocation, its user, its realm, and
+//! the server.
 //!
 //! ```text
 //!  allocation             Bucket   its own: plain numbers
-//!  user, realm, total     Pool     shared by the workers, atomic ──▶ Lease   a worker's part of it, which it gives out without asking
+//!  user, realm, total     Pool     shared by the workers, atomic ──▶ Lease   a worker's part, spent without asking the pool
 //!                                                                      └▶ Share   an allocation's fair part of the pool
 //! ```
 //!
-//! Time is handed in, in milliseconds of the clock that all workers have in common. Nothing here allocates, locks or reads a clock for a
-//! packet, and an allocation without a limit has nothing of all this.
+//! Callers pass the time in milliseconds of a clock common to all workers. The packet path neither allocates,
+//! locks nor reads a clock, and allocations without limits carry no state.
 //!
-//! **How exact.** A bucket lets pass its rate, and its burst at once; a datagram longer than the burst passes when the bucket is full, and
-//! its debt is paid before the next. [`pool`] says it of those that several have together, and how they share them.
+//! **Accuracy.** A bucket admits its rate plus its burst. A datagram longer than the burst passes when the
+//! bucket is full, and must be paid off before the next one. [`pool`] describes the accuracy and fairness of
+//! pools.
 
 mod limit;
 mod pool;
@@ -26,36 +28,32 @@ pub(crate) use pool::Leases;
 pub use pool::Pools;
 use pool::{LEAST_POOL, Member};
 
-/// The way of a byte: the place in each pair here.
+/// Direction of a byte, and index of each pair here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// From the client to a peer.
     ToPeer,
-    /// From a peer to the client.
     ToClient,
 }
 
-/// Bits per second, each way; `None` is no limit.
+/// Bits per second in each direction; `None` for unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
-    /// Of each allocation.
     pub per_allocation: Option<u64>,
-    /// Of all allocations of a user together.
+    /// All allocations of a user together.
     pub per_user: Option<u64>,
-    /// Of all allocations of the realm together.
+    /// All allocations of a realm together.
     pub per_realm: Option<u64>,
 }
 
-/// All limits of bits per second.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bandwidth {
-    /// What holds in realms that `realms` does not have.
+    /// Rates of realms missing from `realms`.
     pub rates: Rates,
-    /// Of all allocations together.
+    /// All allocations of the server together, in bits per second.
     pub total: Option<u64>,
-    /// Milliseconds of each rate that may pass at once. Default 250.
+    /// Burst in milliseconds of the rate. Default 250.
     pub burst_ms: u32,
-    /// Realms with limits of their own.
+    /// Realms with their own rates.
     pub realms: HashMap<Box<str>, Rates>,
 }
 
@@ -68,10 +66,10 @@ impl Default for Bandwidth {
 impl Bandwidth {
     /// Highest rate, in bits per second.
     pub const MOST: u64 = 1_000_000_000_000;
-    /// Rates that can be a limit, in bits per second: at less than the lowest nothing could be relayed.
+    /// Valid rates in bits per second; below the lowest, nothing could be relayed.
     pub const RATES: RangeInclusive<u64> = 1000..=Self::MOST;
 
-    /// The rate nearest to so many bytes per second, the unit of coturn's `max-bps`.
+    /// Nearest valid rate to a number of bytes per second, the unit of coturn's `max-bps`.
     #[must_use]
     pub fn from_bytes(bytes: u64) -> u64 {
         bytes.saturating_mul(8).clamp(*Self::RATES.start(), *Self::RATES.end())
@@ -86,24 +84,20 @@ impl Bandwidth {
     }
 }
 
-/// Which limit, in the order in which they are asked. What one of them holds up, those behind it do not count.
+/// Kind of limit, in the order of checks. A refusal by one of them does not count against the later ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Of the allocation.
     Allocation,
-    /// Of its user.
     User,
-    /// Of its realm.
     Realm,
-    /// Of all.
     Total,
 }
 
 impl Level {
-    /// The values of a label in metrics, in the order of the levels.
+    /// Values of the metrics label, in the order of the levels.
     pub const NAMES: [&'static str; 4] = ["allocation", "user", "realm", "total"];
 
-    /// For a datagram that is dropped.
+    /// Reason for dropping a datagram.
     #[must_use]
     pub const fn drop_reason(self) -> DropReason {
         match self {
@@ -115,24 +109,23 @@ impl Level {
     }
 }
 
-/// Why something may not pass now.
+/// Refusal by a bandwidth limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldUp {
-    /// Which limit.
     pub level: Level,
-    /// When to ask again, in [`Now::ms`].
+    /// Time to try again, in [`Now::ms`].
     pub until_ms: u64,
 }
 
-/// The least that a bucket holds: a datagram that fits through most networks, and some.
+/// Smallest burst of a bucket: a datagram of common MTU size, and some more.
 const LEAST_BURST: i64 = 2048 * BYTE;
 
-/// What so many bytes cost. Nobody asks for more than there is memory.
+/// Converts bytes to tokens, saturating.
 fn cost(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX).saturating_mul(BYTE)
 }
 
-/// One way of one allocation.
+/// Token bucket for one direction of one allocation.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     tokens: i64,
@@ -140,7 +133,7 @@ struct Bucket {
 }
 
 impl Bucket {
-    /// A clock that is set back brings nothing, nor does it take anything away.
+    /// A clock that is set back changes nothing.
     fn refill(&mut self, limit: Limit, now_ms: u64) {
         let elapsed = now_ms.saturating_sub(self.filled_ms);
         if elapsed > 0 {
@@ -149,13 +142,13 @@ impl Bucket {
         }
     }
 
-    /// Whether so much may pass: there is as much, or it is full.
+    /// Returns true if `cost` may pass: enough tokens, or a full bucket.
     fn has(&self, limit: Limit, cost: i64) -> bool {
         self.tokens >= cost.min(limit.burst)
     }
 }
 
-/// The limits of one allocation.
+/// Limits of one allocation.
 #[derive(Debug)]
 pub(crate) struct Limited {
     own: Option<(Limit, [Bucket; 2])>,
@@ -166,7 +159,7 @@ pub(crate) struct Limited {
 const SHARED: [Level; 3] = [Level::User, Level::Realm, Level::Total];
 
 impl Limited {
-    /// Whether a datagram of so many bytes may pass; if so, it has been counted.
+    /// Admits and counts a datagram, or refuses it.
     #[inline(never)]
     pub(crate) fn admit(&mut self, way: Way, bytes: usize, now_ms: u64) -> Result<(), HeldUp> {
         let cost = cost(bytes);
@@ -190,7 +183,7 @@ impl Limited {
         Ok(())
     }
 
-    /// How many of so many bytes of a stream may pass, one at least; they have been counted.
+    /// Takes up to `want` bytes of a stream, at least one.
     fn take(&mut self, way: Way, want: u64, now_ms: u64) -> Result<u64, HeldUp> {
         let mut granted = cost(usize::try_from(want).unwrap_or(usize::MAX));
         if let Some((limit, buckets)) = &mut self.own {
@@ -215,7 +208,7 @@ impl Limited {
         Ok(bytes.unsigned_abs())
     }
 
-    /// What its own buckets hold now.
+    /// Current tokens of its own buckets.
     pub(crate) fn allowance(&self, now_ms: u64) -> Option<[i64; 2]> {
         let (limit, buckets) = self.own?;
         Some(buckets.map(|mut bucket| {
@@ -224,7 +217,7 @@ impl Limited {
         }))
     }
 
-    /// Buckets that hold so much and gain nothing, until [`Server::limit`] says what holds here.
+    /// Buckets with these tokens and no refill, until [`Server::limit`] applies the limits of this worker.
     pub(crate) fn carried(tokens: [i64; 2], now_ms: u64) -> Box<Self> {
         let buckets = tokens.map(|tokens| Bucket { tokens, filled_ms: now_ms });
         Box::new(Self { own: Some((Limit { rate: 0, burst: 0 }, buckets)), members: [None, None, None] })
@@ -252,17 +245,16 @@ impl Limited {
 }
 
 impl<P: Policy> Server<P> {
-    /// Whether an allocation has a limit of bits per second: a table that relays without asking here must leave it alone.
+    /// Returns true if an allocation has a bandwidth limit, which offload tables cannot enforce.
     #[must_use]
     pub fn is_limited(&mut self, allocation: AllocationId) -> bool {
         self.data.forwarding.get(allocation).is_some_and(|entry| entry.limits.is_some())
     }
 
-    /// How many of `want` bytes connections of this allocation may carry now (RFC 6062), one at least; what they do not carry is to be
-    /// given back.
+    /// Takes up to `want` bytes for connections of this allocation (RFC 6062), at least one; unused ones must
+    /// be returned with [`Server::give_back_bytes`].
     ///
-    /// # Errors
-    /// None now, which has been counted as a pause.
+    /// # Errors No bytes available now; counted as a pause.
     pub fn take_bytes(
         &mut self,
         now: Now,
@@ -279,7 +271,7 @@ impl<P: Policy> Server<P> {
         taken
     }
 
-    /// Bytes of [`Server::take_bytes`] that were not carried.
+    /// Returns bytes of [`Server::take_bytes`] that were not carried.
     pub fn give_back_bytes(&mut self, allocation: AllocationId, way: Way, bytes: u64) {
         let limits = self.data.forwarding.get(allocation).and_then(|entry| entry.limits.as_deref_mut());
         if let Some(limits) = limits {
@@ -287,13 +279,13 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// What [`Verdict::Wait`] was about is lost after all: nobody can be made to wait.
+    /// Counts a drop after a [`Verdict::Wait`] that the caller could not wait for.
     pub fn not_waited(&mut self, otherwise: DropReason) {
         self.data.stats.drop(otherwise);
     }
 
-    /// Gives an allocation the limits that are configured. A bucket of its own begins full, or goes on with what it had under other limits
-    /// or elsewhere, lest moving pay.
+    /// Applies the configured limits to an allocation. Its own bucket starts full, or keeps the tokens it had
+    /// under earlier limits or on another worker, so that moving gains nothing.
     pub(crate) fn limit(&mut self, now: Now, index: u32) {
         let Some((_, entry)) = self.data.forwarding.at(index) else { return };
         let before = entry.limits.take();
@@ -315,7 +307,7 @@ impl<P: Policy> Server<P> {
             let limit = Limit::new(rate?, bandwidth.burst_ms, LEAST_POOL);
             Some(Member::new(leases.get(pools, name, limit, now.ms)))
         };
-        // A user's name here has a control character in it, and a realm's has none.
+        // A user's key contains a control character; realm names cannot.
         let members = [
             member(per_user, &session.user().key()),
             member(per_realm, &session.realm),

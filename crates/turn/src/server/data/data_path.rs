@@ -1,5 +1,5 @@
-//! Decides on each datagram by the forwarding table and the peer rules. Requests, and data of clients without an allocation, are left to the
-//! control plane.
+//! Packet path: decides on each datagram with the forwarding table and the peer rules. Requests, and data
+//! from clients without an allocation, go to the control plane.
 
 use std::{
     collections::VecDeque,
@@ -23,23 +23,22 @@ use crate::{
     time::Now,
 };
 
-/// The most that a UDP datagram over IPv4 holds, in bytes.
+/// Maximum payload of a UDP datagram over IPv4, in bytes.
 const MAX_DATAGRAM_LEN: usize = 65_507;
 
-/// What ICMP says of a datagram.
+/// Content of an ICMP error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
-    /// Of ICMP, or of ICMPv6 where the relayed transport address is IPv6.
+    /// ICMP type, or ICMPv6 type if the relayed transport address is IPv6.
     pub icmp_type: u8,
-    /// The same.
     pub code: u8,
-    /// The MTU of the next hop where the error names one.
+    /// MTU of the next hop if the error contains it.
     pub info: u32,
 }
 
 impl DataPlane {
-    /// The relayed transport address that gets datagrams of this peer, and ICMP errors about it, on a relay socket that several allocations
-    /// share. `None` if no allocation owns the peer; then `datagrams` are counted as dropped. `peer` is canonical.
+    /// Owner of datagrams and ICMP errors from this peer on a shared relay socket. `None` if no allocation
+    /// owns the peer; then `datagrams` are counted as dropped. `peer` must be canonical.
     #[inline]
     pub fn claimant(&mut self, port: SharedPort, peer: IpAddr, datagrams: usize) -> Option<RelayId> {
         let index = match self.forwarding.claimant(port, peer) {
@@ -60,7 +59,7 @@ impl DataPlane {
         self.config.peers.own.aliases(peer).find_map(|name| forwarding.claimant(port, name))
     }
 
-    /// Feeds a datagram that a peer sent to a relayed transport address. `peer` is canonical.
+    /// Handles a datagram from a peer to a relayed transport address. `peer` must be canonical.
     #[inline]
     pub fn from_peer<'a>(
         &mut self,
@@ -80,7 +79,8 @@ impl DataPlane {
         };
         let mut bytes = [0; MAX_HEADER_LEN];
         let (header_len, padding) = if let Some(channel) = entry.channels.by_peer(peer, now.ms) {
-            // RFC 8656 section 9: the permission may expire before the channel, unless channels permit.
+            // RFC 8656 section 9: the permission may expire before the channel, unless `channels_permit` is
+            // set.
             if channel.permitted_until_ms <= now.ms {
                 return self.dropped(DropReason::NoPermission);
             }
@@ -111,7 +111,7 @@ impl DataPlane {
         if let Some(limits) = &mut entry.limits
             && let Err(held_up) = limits.admit(Way::ToClient, datagram.len(), now.ms)
         {
-            // A peer's datagrams cannot wait.
+            // Datagrams from peers cannot wait.
             return self.held_up(held_up, false);
         }
         entry.to_client.0 += 1;
@@ -127,7 +127,7 @@ impl DataPlane {
         }
     }
 
-    /// Feeds an ICMP error about a datagram that a relay socket sent (RFC 8656 section 11.5).
+    /// Handles an ICMP error about a datagram sent by a relay socket (RFC 8656 section 11.5).
     pub fn from_icmp(
         &mut self,
         now: Now,
@@ -135,7 +135,7 @@ impl DataPlane {
         peer: SocketAddr,
         IcmpError { icmp_type, code, info }: IcmpError,
     ) -> Verdict<'_> {
-        // Those that the section lists: unreachable and time exceeded, and for IPv6 packet too big.
+        // Types listed in that section: unreachable, time exceeded, and for IPv6 packet too big.
         let passed_on = match relay.family {
             Family::V4 => matches!(icmp_type, 3 | 11),
             Family::V6 => matches!(icmp_type, 1..=3),
@@ -146,15 +146,15 @@ impl DataPlane {
         let Some(entry) = self.forwarding.get(relay.allocation) else {
             return self.dropped(DropReason::StaleRelay);
         };
-        // The peer that the datagram went to must have a permission, as for what the peer sends.
+        // The peer must have a permission, as for its datagrams.
         let rules = &self.config.peers;
         let peer =
             if rules.own.are_translated() { known_as(rules, &entry.permissions, peer, now) } else { peer };
         if !entry.permissions.allow(peer.ip(), now.ms) {
             return self.dropped(DropReason::NoPermission);
         }
-        // Section 18.13 draws 7 bits of type and 9 of code; both are taken to be the 8 that ICMP has.
-        // Error Data is the MTU where ICMP has one, and else 0.
+        // Section 18.13 shows 7 bits of type and 9 of code; this uses the 8 bits each that ICMP has. Error
+        // Data is the MTU if ICMP has one, otherwise 0.
         let data = match (relay.family, icmp_type, code) {
             (Family::V4, 3, 4) | (Family::V6, 2, _) => info,
             _ => 0,
@@ -175,7 +175,7 @@ impl DataPlane {
         Verdict::Reply { client, link, bytes: &self.icmp }
     }
 
-    /// Relays ChannelData or a Send indication of the client whose allocation has this index.
+    /// Relays ChannelData or a Send indication for the allocation at `index`.
     #[inline]
     pub(crate) fn relay_from_client<'a>(
         &mut self,
@@ -191,7 +191,7 @@ impl DataPlane {
         }
     }
 
-    /// Checks that a datagram is one that [`DataPlane::relay_from_client`] could relay, whoever sent it.
+    /// Checks that [`DataPlane::relay_from_client`] could relay the datagram, regardless of its sender.
     #[inline]
     pub(crate) fn check(&self, kind: Kind, datagram: &[u8]) -> Result<(), DropReason> {
         if kind == Kind::ChannelData {
@@ -246,7 +246,7 @@ impl DataPlane {
             return self.dropped(DropReason::NoAllocation);
         };
         let family = Family::of(view.peer.ip());
-        // RFC 6062 has connections for TCP, and no datagrams.
+        // RFC 6062 relays connections only.
         if entry.relays_tcp {
             return self.dropped(DropReason::TcpAllocation);
         }
@@ -274,7 +274,7 @@ impl DataPlane {
             relay: RelayId { allocation, family },
             peer: if own.are_translated() { own.internal(view.peer) } else { view.peer },
             payload: view.data,
-            // RFC 8656 section 13: between datagrams it counts for IPv4 to IPv4 alone.
+            // RFC 8656 section 13: between datagrams, DF applies only from IPv4 to IPv4.
             dont_fragment: view.dont_fragment
                 && (entry.is_by_stream() || entry.client.address.is_ipv4() && view.peer.is_ipv4()),
         }
@@ -287,7 +287,7 @@ impl DataPlane {
         Verdict::Drop(Some(reason))
     }
 
-    /// Something that may not pass now. Where it came in a stream, reading can wait.
+    /// Handles a bandwidth refusal: drops a datagram, but pauses a stream.
     #[cold]
     #[inline(never)]
     fn held_up<'a>(&mut self, held_up: HeldUp, is_stream: bool) -> Verdict<'a> {
@@ -299,7 +299,7 @@ impl DataPlane {
     }
 }
 
-/// The client's name for a peer that has sent something.
+/// Address by which the client knows a sending peer.
 #[inline(never)]
 pub(crate) fn known_as(
     rules: &PeerRules,
@@ -307,12 +307,12 @@ pub(crate) fn known_as(
     peer: SocketAddr,
     now: Now,
 ) -> SocketAddr {
-    // A permission is looked up by hash, rules are lists.
+    // Check the permission first: it is a hash lookup, while rules are lists.
     let may_have = |peer: SocketAddr| permissions.allow(peer.ip(), now.ms) && rules.permits_endpoint(peer);
     rules.own.external(peer, may_have)
 }
 
-/// The first datagram on a channel since it was bound.
+/// Reports the first datagram on a channel since it was bound.
 #[cold]
 #[inline(never)]
 fn first_use(
@@ -327,7 +327,7 @@ fn first_use(
     }
 }
 
-/// The transaction IDs of indications. They answer to nothing, so they need to differ, not to be random.
+/// Transaction IDs of indications. They have no response, so they must be distinct but need not be random.
 pub(crate) struct Indications {
     salt: [u8; 4],
     count: u64,

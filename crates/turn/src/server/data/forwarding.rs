@@ -1,15 +1,15 @@
-//! The forwarding table: all that a packet needs, as plain data.
+//! The forwarding table: state needed per packet, as plain data.
 //!
 //! ```text
 //!  client 5-tuple, channel or permission ──▶ relayed address, peer        ChannelData, Send indications
 //!  relayed address, peer ──▶ client 5-tuple, channel                      datagrams and ICMP errors from peers
 //! ```
 //!
-//! A relayed address is an allocation's own; or several share it, and then the peer says whose it is (`claims`).
+//! A relayed address belongs to one allocation, or several share it and the peer decides (`claims`).
 //!
-//! Entries lie in dense slots with generations, and are found by 5-tuple through a seeded hash table that holds nothing but slot numbers.
-//! The control plane installs them, changes them by effects alone ([`Forwarding::apply`]), and learns from them what has expired and what
-//! they have counted.
+//! Entries are in dense slots with generations, found by 5-tuple through a seeded hash table of slot numbers.
+//! The control plane installs them, changes them only by effects ([`Forwarding::apply`]), and reads back
+//! expiries and counters.
 
 mod channels;
 mod claims;
@@ -34,50 +34,51 @@ pub(crate) use channels::{BindError, Channel, Channels};
 use claims::Claims;
 pub(crate) use permissions::Permissions;
 
-/// Up to here a scan is faster than a search.
+/// Up to this length a linear scan is faster than a search.
 const FEW: usize = 8;
 
-/// TTL or hop limit of a relayed datagram that came with this one; `None` where it ends here (RFC 8656 section 15.1). 0 is not known, and
-/// stands for the socket's default (section 15.2). A relay that is led to send to itself ends by this.
+/// TTL or hop limit of a relayed datagram, given the received one; `None` if it must be dropped (RFC 8656
+/// section 15.1). 0 means unknown and selects the socket's default (section 15.2). This ends loops of relays
+/// that send to each other.
 #[inline]
 #[must_use]
 pub const fn relayed_ttl(received: u8) -> Option<u8> {
     if received == 1 { None } else { Some(received.saturating_sub(1)) }
 }
 
-/// What a packet needs to know of one allocation.
+/// Packet-path state of an allocation.
 pub(crate) struct Entry {
     pub(crate) client: Client,
-    /// The runtime's name for the way to the client.
+    /// The runtime's handle for the link to the client.
     pub(crate) link: Link,
-    /// Which bits of the number of padding bytes count for ChannelData: all for a client that is reached by a stream, else none (RFC
-    /// 8656 section 12.5).
+    /// Mask for the padding of ChannelData: 3 for a client on a stream, otherwise 0 (RFC 8656 section 12.5).
     pub(crate) padding: u8,
-    /// Whether connections are relayed and no datagrams (RFC 6062).
+    /// Relays connections instead of datagrams (RFC 6062).
     pub(crate) relays_tcp: bool,
-    /// Mobile, and its client's connection is closed: nothing can be sent to `client`, which may be somebody else's by now.
+    /// Mobile with a closed client connection: `client` is unreachable, and another client may have the
+    /// 5-tuple by now.
     pub(crate) away: bool,
-    /// Relayed transport addresses: IPv4, IPv6. None while they are being opened.
+    /// IPv4 and IPv6 relayed transport addresses; `None` while they are opening.
     pub(crate) relays: [Option<Relay>; 2],
-    /// Those of them that others have too.
+    /// Relay sockets shared with other allocations.
     pub(crate) shared: [Option<SharedPort>; 2],
     pub(crate) channels: Channels,
     pub(crate) permissions: Permissions,
     /// Payload datagrams and bytes.
     pub(crate) to_peer: (u64, u64),
     pub(crate) to_client: (u64, u64),
-    /// Where there are limits of bits per second.
+    /// Present if there are bandwidth limits.
     pub(crate) limits: Option<Box<Limited>>,
 }
 
-/// One relayed transport address.
+/// Relayed transport address.
 #[derive(Clone, Copy)]
 pub(crate) struct Relay {
     pub(crate) address: SocketAddr,
     pub(crate) expires_ms: u64,
 }
 
-/// What opens the way to a peer, and when it expires.
+/// Permission or channel.
 pub(crate) enum Binding {
     Permission(IpAddr, u64),
     Channel(Channel),
@@ -89,7 +90,7 @@ impl Binding {
         *expires_ms
     }
 
-    /// The peer's address, as the client calls it.
+    /// Peer address that the client used.
     pub(crate) fn named(&self) -> IpAddr {
         let (Self::Permission(ip, _) | Self::Channel(Channel { named: ip, .. })) = self;
         *ip
@@ -97,7 +98,7 @@ impl Binding {
 }
 
 impl Entry {
-    /// One that relays nothing yet.
+    /// Entry without relayed transport addresses.
     pub(crate) fn new(client: Client, link: Link, padded: bool, relays_tcp: bool) -> Self {
         Self {
             client,
@@ -115,7 +116,7 @@ impl Entry {
         }
     }
 
-    /// Whether what its client sends comes in a stream.
+    /// Returns true if its client is on a stream.
     pub(crate) fn is_by_stream(&self) -> bool {
         self.padding != 0
     }
@@ -130,7 +131,7 @@ impl Entry {
         self.channels.permit(ip, expires_ms);
     }
 
-    /// Peers whose permission ends before a channel to them does, and when the last such channel expires.
+    /// Peers whose permission expires before a channel to them, with the expiry of the last such channel.
     pub(crate) fn outlasted_permissions(&self) -> SmallVec<[(IpAddr, u64); 4]> {
         let channels = self.channels.iter();
         let longer = channels.filter(|channel| channel.permitted_until_ms < channel.expires_ms);
@@ -141,7 +142,7 @@ impl Entry {
         peers
     }
 
-    /// To a peer of this name, which is reached there.
+    /// Binds a channel to a peer with the client-visible address `name`, reachable at `peer`.
     pub(crate) fn bind(
         &mut self,
         number: ChannelNumber,
@@ -154,17 +155,17 @@ impl Entry {
         self.channels.bind(Channel { peer, named, expires_ms, permitted_until_ms, number, used: false });
     }
 
-    /// Whether a relayed transport address of it is others' too.
+    /// Returns true if any of its relay sockets is shared.
     pub(crate) fn is_shared(&self) -> bool {
         self.shared.iter().any(Option::is_some)
     }
 
-    /// The relay socket on which a peer must be this allocation's, and nobody else's.
+    /// Shared relay socket on which this allocation must own the peer.
     fn shares(&self, peer: IpAddr) -> Option<SharedPort> {
         self.shared[Family::of(peer) as usize]
     }
 
-    /// The same, once nothing opens the way to the peer any more.
+    /// Shared relay socket on which to release the peer, once no permission or channel for it remains.
     fn gives_up(&self, peer: IpAddr) -> Option<SharedPort> {
         let is_held = || {
             self.permissions.until(peer).is_some()
@@ -173,7 +174,7 @@ impl Entry {
         self.shares(peer).filter(|_| !is_held())
     }
 
-    /// The family of a relayed transport address whose time is over.
+    /// Family of an expired relayed transport address.
     pub(crate) fn expired_relay(&self, now_ms: u64) -> Option<Family> {
         let is_over = |family: &Family| {
             let relay = &self.relays[*family as usize];
@@ -182,7 +183,7 @@ impl Entry {
         [Family::V4, Family::V6].into_iter().find(is_over)
     }
 
-    /// Addresses of peers of this family as the client names them, some of them more than once.
+    /// Peer addresses of this family as used by the client; may repeat.
     fn peers(&self, family: Family) -> impl Iterator<Item = IpAddr> + '_ {
         let peers = self.bindings().map(|binding| binding.named());
         peers.filter(move |ip| Family::of(*ip) == family)
@@ -207,15 +208,15 @@ const fn padding_mask(padded: bool) -> u8 {
 pub(crate) struct Forwarding {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Without those whose client is away.
+    /// Excludes entries whose client is away.
     by_client: HashTable<u32>,
     len: usize,
-    /// How many clients each listener has, by its number.
+    /// Number of entries by listener number.
     by_listener: Vec<u32>,
     hasher: RandomState,
-    /// The client looked up last: datagrams come in runs.
+    /// Most recent lookup: datagrams come in runs.
     last: Option<(Client, u32)>,
-    /// The peers of those that share a relayed transport address.
+    /// Peers of allocations with shared relay sockets.
     claims: Claims,
     timers: Timers,
 }
@@ -244,7 +245,7 @@ impl Forwarding {
         self.len
     }
 
-    /// How many entries there are by listener: that of the client, or where it was last.
+    /// Number of entries by their client's last listener.
     pub(crate) fn by_listener(&self) -> &[u32] {
         &self.by_listener
     }
@@ -257,7 +258,7 @@ impl Forwarding {
         &mut self.by_listener[index]
     }
 
-    /// The slot of this 5-tuple.
+    /// Slot of a 5-tuple.
     #[inline(always)]
     pub(crate) fn find(&mut self, client: &Client) -> Option<u32> {
         match &self.last {
@@ -273,7 +274,7 @@ impl Forwarding {
         Some(index)
     }
 
-    /// What [`Table::find`] found.
+    /// Entry in a slot.
     #[inline]
     pub(crate) fn at(&mut self, index: u32) -> Option<(AllocationId, &mut Entry)> {
         let slot = self.slots.get_mut(index as usize)?;
@@ -290,19 +291,19 @@ impl Forwarding {
         slot.entry.as_deref_mut()
     }
 
-    /// The slot of the allocation whose this peer is, on a relay socket that several share.
+    /// Slot of the allocation that owns this peer on a shared relay socket.
     #[inline]
     pub(crate) fn claimant(&mut self, port: SharedPort, peer: IpAddr) -> Option<u32> {
         self.claims.find(port, peer)
     }
 
-    /// The slot of the allocation that keeps this one from having this peer.
+    /// Slot of another allocation that owns this peer on the shared relay socket of `index`.
     pub(crate) fn rival(&mut self, index: u32, peer: IpAddr) -> Option<u32> {
         let port = self.at(index)?.1.shares(peer)?;
         self.claims.find(port, peer).filter(|other| *other != index)
     }
 
-    /// Installs an entry, whose 5-tuple must have none. All that changes it later comes by [`Forwarding::apply`].
+    /// Installs an entry, whose 5-tuple must be free. All later changes come through [`Forwarding::apply`].
     pub(crate) fn install(&mut self, now_ms: u64, entry: Entry) -> AllocationId {
         let (client, away) = (entry.client, entry.away);
         let index = self.free.pop().unwrap_or_else(|| {
@@ -326,7 +327,7 @@ impl Forwarding {
         AllocationId { index, generation }
     }
 
-    /// Removes an entry, and says what it has counted.
+    /// Removes an entry and returns it with its counters.
     pub(crate) fn remove(&mut self, index: u32) -> Option<(AllocationId, Box<Entry>)> {
         self.detach(index);
         self.timers.cancel(index);
@@ -343,12 +344,12 @@ impl Forwarding {
         Some((id, entry))
     }
 
-    /// Every slot's number, used or not.
+    /// All slot numbers, used or not.
     pub(crate) fn indices(&self) -> Range<u32> {
         0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
     }
 
-    /// What the control plane has decided.
+    /// Applies a decision of the control plane.
     pub(crate) fn apply(&mut self, now_ms: u64, effect: &Effect) {
         match effect {
             Effect::Opened { allocation, expires_ms, relayed, .. } => {
@@ -400,7 +401,7 @@ impl Forwarding {
                     self.claims.release(port, peer.ip(), allocation.index);
                 }
             }
-            // RFC 8656 section 8.1: permissions and channels go with the relayed address of their family, and leave the others alone.
+            // RFC 8656 section 8.1: permissions and channels end with the relayed address of their family.
             Effect::RelayClosed { relay: RelayId { allocation, family } } => {
                 let slot = self.slots.get_mut(allocation.index as usize);
                 let slot = slot.filter(|slot| slot.generation == allocation.generation);
@@ -426,17 +427,17 @@ impl Forwarding {
         }
     }
 
-    /// The next entry in which something may have expired: [`Entry::expired`] says what.
+    /// Next entry with something possibly expired.
     pub(crate) fn due(&mut self, now_ms: u64) -> Option<u32> {
         self.timers.pop(now_ms)
     }
 
-    /// When [`Forwarding::due`] has something to say, in milliseconds.
+    /// Time of the next [`Forwarding::due`], in milliseconds.
     pub(crate) fn next_due(&self) -> Option<u64> {
         self.timers.next()
     }
 
-    /// Has [`Forwarding::due`] tell of an entry again.
+    /// Sets the timer of an entry for its next deadline.
     pub(crate) fn arm(&mut self, now_ms: u64, index: u32) {
         let deadline = self.at(index).and_then(|(_, entry)| entry.next_deadline());
         if let Some(deadline) = deadline {
@@ -444,7 +445,7 @@ impl Forwarding {
         }
     }
 
-    /// Gives an entry another 5-tuple.
+    /// Changes the 5-tuple of an entry.
     fn rekey(&mut self, id: AllocationId, client: Client, link: Link, padded: bool) {
         let Some(was) = self.get(id).map(|entry| entry.client.listener) else { return };
         *self.listener(was) -= 1;
@@ -457,11 +458,11 @@ impl Forwarding {
         self.enter(id.index, &client);
     }
 
-    /// From now on, the entry is not found by its 5-tuple.
+    /// Removes an entry from the 5-tuple index.
     fn detach(&mut self, index: u32) {
         let slot = self.slots.get(index as usize);
         let Some(entry) = slot.and_then(|slot| slot.entry.as_deref()) else { return };
-        // By number: another entry may have the 5-tuple of one that is detached.
+        // Compare by slot: another entry may have the 5-tuple of a detached one.
         let hash = hash(&self.hasher, &entry.client);
         if let Ok(entry) = self.by_client.find_entry(hash, |found| *found == index) {
             entry.remove();
@@ -479,7 +480,7 @@ impl Forwarding {
     }
 }
 
-/// Nothing is on its way to this allocation's peers of a family any more.
+/// Releases an allocation's peers of one family on its shared relay socket.
 fn release(claims: &mut Claims, entry: &Entry, index: u32, family: Family) {
     let Some(port) = entry.shared[family as usize] else { return };
     entry.peers(family).for_each(|peer| claims.release(port, peer, index));
@@ -490,7 +491,7 @@ fn is_of(slots: &[Slot], index: u32, client: &Client) -> bool {
     slots[index as usize].entry.as_ref().is_some_and(|entry| entry.client == *client)
 }
 
-/// In three writes; the derived one makes ten, field by field.
+/// Hashes in three writes; the derived implementation makes ten.
 #[inline]
 fn hash(seeded: &RandomState, client: &Client) -> u64 {
     let bits = |ip| match ip {

@@ -1,11 +1,11 @@
-//! The timing wheel: one timer per allocation, set and cancelled in constant time, bounded by the allocations.
+//! Timing wheel with one timer per allocation, set and cancelled in constant time.
 //!
-//! A hashed wheel of one-second slots. A slot is a doubly linked list through `nodes`, which is indexed like the
-//! allocations; a bitmap finds the next slot that holds something. Deadlines beyond one turn stay in their slot until
-//! their turn comes.
+//! A hashed wheel of one-second slots. Each slot is a doubly linked list through `nodes`, which is indexed
+//! like the allocations; a bitmap finds the next non-empty slot. Deadlines beyond one turn stay in their slot
+//! until their turn comes.
 
 const TICK_MS: u64 = 1000;
-/// More than an hour, so that within the documented limits every slot holds timers of one turn only.
+/// More than an hour, so that within the documented limits all timers of a slot are due in the same turn.
 const SLOTS: usize = 4096;
 const WORDS: usize = SLOTS / 64;
 const NONE: u32 = u32::MAX;
@@ -24,7 +24,7 @@ pub(crate) struct Timers {
     heads: Box<[u32; SLOTS]>,
     occupied: [u64; WORDS],
     nodes: Vec<Node>,
-    /// The first tick that has not been worked off.
+    /// First tick not processed yet.
     current: u64,
     set: usize,
 }
@@ -56,7 +56,7 @@ impl Timers {
         self.set += 1;
     }
 
-    /// The same, unless it is set for an earlier time already.
+    /// Sets the timer unless it is already set for an earlier time.
     pub(crate) fn set_if_earlier(&mut self, now_ms: u64, index: u32, deadline_ms: u64) {
         let tick = deadline_ms.div_ceil(TICK_MS);
         if self.nodes.get(index as usize).is_none_or(|node| tick < node.tick) {
@@ -85,14 +85,14 @@ impl Timers {
         }
     }
 
-    /// Takes one timer that is due, until none is.
+    /// Removes and returns one due timer.
     pub(crate) fn pop(&mut self, now_ms: u64) -> Option<u32> {
         let now = now_ms / TICK_MS;
         if self.set == 0 {
             self.current = self.current.max(now + 1);
             return None;
         }
-        // After a long sleep one turn sees every slot.
+        // After a long sleep, one turn covers every slot.
         self.current = self.current.max((now + 1).saturating_sub(SLOTS as u64));
         while self.current <= now {
             let mut index = self.heads[slot_of(self.current)];
@@ -109,8 +109,8 @@ impl Timers {
         None
     }
 
-    /// When [`Timers::pop`] may find something next, in milliseconds. Never later than a deadline's second; earlier
-    /// only for deadlines more than a turn away.
+    /// Earliest time in milliseconds at which [`Timers::pop`] may return a timer. Never later than the second
+    /// of a deadline; earlier only for deadlines more than a turn away.
     pub(crate) fn next(&self) -> Option<u64> {
         if self.set == 0 {
             return None;
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_of_a_later_turn_waits_for_it() {
+    fn a_timer_beyond_one_turn_waits_for_its_turn() {
         let mut timers = Timers::new();
         let far = 3 * 4096 * 1000 + 7000;
         timers.set(0, 0, far);
@@ -173,9 +173,9 @@ mod tests {
     }
 
     proptest! {
-        /// The wheel behaves as a plain list of deadlines does, whatever is set, moved, cancelled and slept through.
+        /// Compares the wheel with a plain list of deadlines under random operations.
         #[test]
-        fn behaves_as_a_list_of_deadlines(
+        fn timers_behave_as_a_list_of_deadlines(
             steps in prop::collection::vec((0..12_u32, 1..9_000_000_u64, 0..2_000_000_u64, any::<bool>()), 1..60),
         ) {
             let mut timers = Timers::new();

@@ -1,5 +1,5 @@
-//! What becomes of a datagram, and the names by which the runtime and the state machine speak of sockets, clients and relays. What is to
-//! be done beyond sending something is an [`crate::server::Effect`].
+//! Verdict on a datagram, and the identifiers of sockets, clients and relays shared with the runtime. Other
+//! work for the runtime is an [`crate::server::Effect`].
 
 use std::net::SocketAddr;
 
@@ -8,66 +8,63 @@ use turnpike_wire::indication::MAX_HEADER_LEN;
 
 use crate::server::{DropReason, Family};
 
-/// A client-facing socket of this worker, numbered by the runtime.
+/// Client-facing socket of this worker, numbered by the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ListenerId(pub u16);
 
-/// The client's half of a 5-tuple as this worker sees it: which listener, which client address, which of our
-/// addresses it used. The transport is the listener's.
+/// Client's 5-tuple as seen by this worker. The transport is the listener's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Client {
-    /// The socket it came in on.
     pub listener: ListenerId,
-    /// The client's address, canonical.
+    /// Client's address, canonical.
     pub address: SocketAddr,
-    /// Our address that it was sent to, canonical.
+    /// Local address that the client uses, canonical.
     pub local: SocketAddr,
 }
 
-/// The runtime's own name for the way to a client: a connection of its, say. It means nothing here; it comes with what a client sends, is
-/// kept with the allocation, and stands in every verdict that goes to the client.
+/// The runtime's handle for reaching a client, such as a connection. The state machine stores it with the
+/// allocation and returns it in every verdict for the client without interpreting it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Link(pub u64);
 
-/// Where a datagram came from.
+/// Origin of a client's datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The 5-tuple, which tells clients apart.
+    /// Identity of the client.
     pub client: Client,
-    /// The way back.
+    /// Route for replies.
     pub link: Link,
 }
 
 impl From<Client> for Source {
-    /// Of a client to which the 5-tuple is way enough.
+    /// Source of a client that the 5-tuple alone can reach.
     fn from(client: Client) -> Self {
         Self { client, link: Link::default() }
     }
 }
 
-/// An allocation of this worker: a slab index with a generation, so that a stale one finds nothing.
+/// Allocation of this worker: a slot index with a generation, so that stale IDs find nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AllocationId {
-    /// Dense, reused: the runtime may index arrays by it.
+    /// Dense and reused; the runtime may index arrays by it.
     pub index: u32,
-    /// Differs each time the index is reused.
+    /// Incremented when the index is reused.
     pub generation: u32,
 }
 
-/// One relayed transport address: an allocation has one, or one of each family.
+/// Relayed transport address: an allocation has one, or one per family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RelayId {
-    /// Whose.
     pub allocation: AllocationId,
-    /// Which.
     pub family: Family,
 }
 
-/// A relay socket that several allocations of this worker share, numbered by the runtime: [`crate::server::DataPlane::claimant`].
+/// Relay socket shared by several allocations of this worker, numbered by the runtime; see
+/// [`crate::server::DataPlane::claimant`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SharedPort(pub u16);
 
-/// Bytes that stand before a payload, held inline.
+/// Bytes before a payload, stored inline.
 #[derive(Clone, Copy)]
 pub struct Header {
     bytes: [u8; MAX_HEADER_LEN],
@@ -75,10 +72,9 @@ pub struct Header {
 }
 
 impl Header {
-    /// Takes the first `len` of `bytes`.
+    /// Takes the first `len` bytes.
     ///
-    /// # Panics
-    /// When `len` exceeds [`MAX_HEADER_LEN`].
+    /// # Panics If `len` exceeds [`MAX_HEADER_LEN`].
     #[must_use]
     pub fn new(bytes: [u8; MAX_HEADER_LEN], len: usize) -> Self {
         assert!(len <= MAX_HEADER_LEN);
@@ -86,57 +82,52 @@ impl Header {
         Self { bytes, len: len as u8 }
     }
 
-    /// The bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 }
 
-/// What is to be done about one datagram.
+/// Action for one datagram.
 pub enum Verdict<'a> {
     /// Send `payload` to `peer` from the relayed transport address `relay`.
     ToPeer {
-        /// The relay socket to send from.
         relay: RelayId,
-        /// The peer.
         peer: SocketAddr,
-        /// A part of the datagram that was fed in.
+        /// Part of the datagram passed in.
         payload: &'a [u8],
-        /// Whether the client asked for DF.
+        /// The client asked for DF.
         dont_fragment: bool,
     },
     /// Send `header ++ payload ++ padding zero bytes` to `client`.
     ToClient {
-        /// The client.
         client: Client,
-        /// The way to it.
         link: Link,
         /// ChannelData or Data indication header.
         header: Header,
-        /// A part of the datagram that was fed in.
+        /// Part of the datagram passed in.
         payload: &'a [u8],
-        /// Zero bytes after the payload, 0 to 3: what an attribute needs, and ChannelData on a stream (RFC 8656 section 12.5).
+        /// Number of zero bytes after the payload, 0 to 3, for an attribute or for ChannelData on a stream
+        /// (RFC 8656 section 12.5).
         padding: u8,
     },
     /// Send these bytes to `client`.
     Reply {
-        /// The client. Its listener and our address may be others than those that its request came in on (RFC 5780): what
-        /// counts is what stands here.
+        /// Use this listener and local address, which may differ from those of the request (RFC 5780).
         client: Client,
-        /// The way to it.
         link: Link,
-        /// A whole STUN message, in the server's own buffer.
+        /// Complete STUN message, in the server's own buffer.
         bytes: &'a [u8],
     },
-    /// From a client's stream, and beyond a limit of bits per second, or undecided by the fleet: feed it again then, and read nothing from the
-    /// stream until that is done. Never of datagrams. A caller that cannot wait calls [`crate::server::Server::not_waited`].
+    /// For streams only: the client is above a bandwidth limit, or the fleet has not decided yet. Read
+    /// nothing more from the stream and feed the message again at `until_ms`. A caller that cannot wait calls
+    /// [`crate::server::Server::not_waited`].
     Wait {
-        /// When, in [`crate::time::Now::ms`].
+        /// In [`crate::time::Now::ms`].
         until_ms: u64,
-        /// Why it is dropped if it cannot wait.
+        /// Reason for the drop if the caller cannot wait.
         otherwise: DropReason,
     },
-    /// Nothing to send; the reason has been counted. `None` where an effect goes on with it.
+    /// Send nothing; the reason has been counted. `None` if an effect continues the request.
     Drop(Option<DropReason>),
 }

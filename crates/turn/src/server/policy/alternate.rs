@@ -1,8 +1,8 @@
-//! Sends clients to another server (RFC 8489 section 10, RFC 8656 section 7.2): 300 (Try Alternate) with ALTERNATE-SERVER. The policy says where to, of a
-//! server in a fleet, and else the configuration.
+//! Redirects clients to another server (RFC 8489 section 10, RFC 8656 section 7.2): 300 (Try Alternate) with
+//! ALTERNATE-SERVER. In a fleet the policy chooses the target, otherwise the configuration.
 //!
-//! For use with authentication only, lest anybody send clients away: only requests that have authenticated are redirected, and the
-//! answer is signed. A forged one gets the challenge that it gets anyway.
+//! Requires authentication, so that an attacker cannot send clients away: only authenticated requests are
+//! redirected, in a signed response.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -13,40 +13,38 @@ use crate::server::{
     request::{bad_request::Denied, context::Context, response::Envelope},
 };
 
-/// Another server.
+/// Alternate server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alternate {
-    /// Where it listens; told to clients of this family.
+    /// Sent to clients of this family.
     pub address: SocketAddr,
-    /// The name in its certificate, at most 255 ASCII characters, where that is not ours: ALTERNATE-DOMAIN (RFC 8489 section
-    /// 14.16), for clients over TLS and DTLS.
+    /// Name in its certificate if it differs from this server's, at most 255 ASCII characters:
+    /// ALTERNATE-DOMAIN (RFC 8489 section 14.16), for clients over TLS and DTLS.
     pub domain: Option<String>,
-    /// For clients over these transports; empty for all.
+    /// Transports it serves; empty for all.
     pub transports: Vec<Transport>,
-    /// When clients are sent there.
     pub when: AlternateWhen,
 }
 
-/// When clients are sent to another server.
+/// Condition for redirects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AlternateWhen {
-    /// While this one drains, in place of 508.
+    /// While draining, instead of 508.
     #[default]
     Drain,
-    /// While it drains or has no room, in place of 508.
+    /// While draining or out of capacity, instead of 508.
     Full,
-    /// In place of every new allocation.
+    /// For every new allocation.
     Always,
 }
 
-/// Why an allocation is not made here.
+/// Reason for redirecting an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occasion {
-    /// It could be.
+    /// No reason: this server could serve it.
     None,
-    /// The server takes nobody new.
     Draining,
-    /// It has no room.
+    /// Out of capacity.
     Full,
 }
 
@@ -67,7 +65,7 @@ impl Alternate {
 }
 
 impl<P: Policy> Server<P> {
-    /// Answers an Allocate with another server's address, if there is one for this occasion; whether there is.
+    /// Answers an Allocate with another server's address; returns false if there is none for this occasion.
     pub(crate) fn write_redirect(&mut self, attempt: &AllocateAttempt<'_>, to: &Envelope) -> bool {
         if to.signer.is_none() {
             return false;
@@ -79,7 +77,8 @@ impl<P: Policy> Server<P> {
         true
     }
 
-    /// Answers a request about what another node of the fleet has: the client is sent there, if the node is there still.
+    /// Redirects a request about state of another fleet node; sends the `otherwise` error if the node is
+    /// gone.
     pub(crate) fn send_to_node(
         &mut self,
         context: &Context<'_>,
@@ -96,7 +95,7 @@ impl<P: Policy> Server<P> {
         Disposition::Reply
     }
 
-    /// The alternate whose turn it is.
+    /// Next configured alternate, in round-robin order.
     fn configured(&mut self, attempt: &AllocateAttempt<'_>, transport: Transport) -> Option<Destination> {
         let v4 = attempt.client.address.is_ipv4();
         let of_family = |of_v4: bool| {
@@ -106,11 +105,11 @@ impl<P: Policy> Server<P> {
                     && alternate.address.is_ipv4() == of_v4
             })
         };
-        // The first ALTERNATE-SERVER has the family of the client's own address.
+        // The first ALTERNATE-SERVER has the family of the client's address.
         let count = of_family(v4).count();
         let first = self.alternate_turn.checked_rem(count).and_then(|turn| of_family(v4).nth(turn))?;
-        // Behind it one of the other family, for clients that have both: one of the same name, because there is one
-        // ALTERNATE-DOMAIN for the two.
+        // The second has the other family, for dual-stack clients, and the same name, since one
+        // ALTERNATE-DOMAIN covers both.
         let second = of_family(!v4).find(|second| second.domain == first.domain);
         let (address, domain) = (first.address, first.domain.as_deref().map(Arc::from));
         let second = second.map(|second| second.address);
@@ -119,8 +118,8 @@ impl<P: Policy> Server<P> {
     }
 
     fn write_alternate(&mut self, destination: &Destination, transport: Transport, to: &Envelope) {
-        // ALTERNATE-DOMAIN goes with a certificate, and MESSAGE-INTEGRITY-SHA256 shows that the client knows RFC 8489 and with it
-        // that attribute.
+        // ALTERNATE-DOMAIN needs a certificate, and a client that knows the attribute:
+        // MESSAGE-INTEGRITY-SHA256 shows support for RFC 8489.
         let knows = to.signer.as_ref().is_some_and(|signer| signer.mac == Mac::Sha256);
         let secure = matches!(transport, Transport::Tls | Transport::Dtls) && knows;
         self.data.stats.redirects += 1;

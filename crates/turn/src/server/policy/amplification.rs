@@ -1,4 +1,5 @@
-//! Optional limit on refusals per address prefix. A UDP source address can be forged, and the refusal goes to its owner.
+//! Optional limit on refusals per address prefix: a UDP source address may be forged, and the refusal goes to
+//! its owner.
 
 use std::net::IpAddr;
 
@@ -12,19 +13,19 @@ use crate::{
     time::Now,
 };
 
-/// Unsigned refusals to one prefix over UDP ([`crate::server::ServerConfig::prefixes`]).
+/// Limit on unsigned refusals to one prefix over UDP ([`crate::server::ServerConfig::prefixes`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusalLimit {
     /// Refusals per second and worker, with a burst of two seconds' worth.
     pub per_second: u32,
 }
 
-/// Prefixes remembered. More than one worker can exhaust in a flood; further prefixes are not limited.
+/// Number of tracked prefixes; more than one worker can exhaust in a flood. Further prefixes are not limited.
 const MOST: usize = 16_384;
-/// Shortest time between two sweeps of a full table, in milliseconds.
+/// Minimum time between two sweeps of a full table, in milliseconds.
 const SWEEP_MS: u64 = 1000;
 
-/// Time at which the bucket of each prefix is full again, in microseconds.
+/// Time at which each prefix's bucket is full again, in microseconds.
 #[derive(Default)]
 pub(crate) struct AmplificationGuard {
     buckets: HashMap<IpAddr, u64, RandomState>,
@@ -52,8 +53,8 @@ impl AmplificationGuard {
 }
 
 impl<P: Policy> Server<P> {
-    /// Checks the reply buffer against the limit of the client's prefix. Signed replies and other transports are exempt: those clients
-    /// have proved their address.
+    /// Checks the reply buffer against the limit of the client's prefix. Signed replies and other transports
+    /// are exempt, because their clients' addresses are verified.
     pub(crate) fn may_answer(&mut self, now: Now, client: &crate::server::Client) -> Result<(), DropReason> {
         let Some(limit) = self.config.refusals else { return Ok(()) };
         let is_refusal = matches!(self.reply[..], [high, low, ..] if high & 1 != 0 && low & 0x10 != 0);
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn each_prefix_has_a_rate_of_its_own() {
+    fn each_prefix_has_its_own_rate() {
         let mut guard = AmplificationGuard::default();
         let mut admitted = |now_ms, of| (0..1000).filter(|_| guard.admit(now_ms, LIMIT, prefix(of))).count();
         assert_eq!([admitted(0, 1), admitted(0, 2)], [20, 20]);
@@ -87,13 +88,13 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_prefixes_beyond_it_are_answered() {
+    fn memory_is_bounded_and_further_prefixes_are_not_limited() {
         let mut guard = AmplificationGuard::default();
         for n in 0..50_000 {
             assert!(guard.admit(0, LIMIT, prefix(n)));
         }
         assert_eq!(guard.buckets.len(), MOST);
         assert!(guard.admit(60_000, LIMIT, prefix(99_999)));
-        assert_eq!(guard.buckets.len(), 1, "full buckets are forgotten");
+        assert_eq!(guard.buckets.len(), 1, "full buckets are removed");
     }
 }

@@ -1,9 +1,9 @@
-//! What is ours: the addresses of this machine, those that clients are told in their place, and where we listen. To a service there a
-//! relayed datagram comes from the machine itself, and is believed as such; so of all ports the relay's alone are open.
+//! The server's own addresses, local and external, and its listeners. A service on this machine would trust a
+//! relayed datagram as local, so only relay ports are open to peers.
 //!
-//! Behind a NAT our clients are each other's peers by external addresses, and so are services of this machine that a rule allows, such as a
-//! media server. What goes there does not leave by the NAT, which would have to send it back (hairpinning, RFC 4787 section 6): it goes to the
-//! address that is bound, and comes from there.
+//! Behind a NAT, clients of this server reach each other as peers by external addresses, and so they reach
+//! local services that a rule allows, such as a media server. Such traffic bypasses the NAT, which might not
+//! support hairpinning (RFC 4787 section 6): it goes to the bound address directly.
 
 use std::{
     iter,
@@ -13,41 +13,41 @@ use std::{
 
 use turnpike_wire::address::{canonical, canonical_ip};
 
-/// Addresses and endpoints of the server itself. 127.0.0.0/8 and ::1 are always among them.
+/// Addresses and endpoints of the server itself. 127.0.0.0/8 and ::1 are always included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnEndpoints {
-    /// Sorted, external ones included.
+    /// Sorted, including external addresses.
     v4: Vec<Ipv4Addr>,
     v6: Vec<Ipv6Addr>,
-    /// What a NAT in front of us may lead to any of our listeners.
+    /// Addresses that a NAT may forward to any of the listeners.
     external: Vec<IpAddr>,
     translations: Vec<Translation>,
     listeners: Vec<SocketAddr>,
     relay_ports: Vec<RangeInclusive<u16>>,
-    /// Whether the relay has a loopback address: elsewhere no port of loopback is one of its.
+    /// A relay address is on loopback. Otherwise no loopback port is a relay port.
     relays_on_loopback: bool,
 }
 
-/// What a NAT in front of us does with the ports of the relay.
+/// NAT mapping of a relay address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Translation {
-    /// What clients are told.
+    /// Address announced to clients.
     external: IpAddr,
-    /// What is bound.
+    /// Bound address.
     internal: IpAddr,
 }
 
 impl Default for OwnEndpoints {
-    /// Of a server that listens nowhere: loopback, and the relay ports of RFC 8656 section 7.2.
+    /// Loopback without listeners, and the relay ports of RFC 8656 section 7.2.
     fn default() -> Self {
         Self::new([], [], [], 49_152..=65_535)
     }
 }
 
 impl OwnEndpoints {
-    /// `addresses` are this machine's, `relays` those that the relay gives ports of, each with what clients are told in its place.
-    /// `listeners` are sockets of ours that are never a peer; one on a wildcard address counts on every address of both
-    /// families. `relay_ports` are those of relayed transport addresses.
+    /// Creates the set from the machine's `addresses`, the relay addresses with their external addresses, the
+    /// `listeners`, which are never peers (a wildcard listener counts on every address of both families), and
+    /// the relay ports.
     pub fn new(
         addresses: impl IntoIterator<Item = IpAddr>,
         relays: impl IntoIterator<Item = (IpAddr, Option<IpAddr>)>,
@@ -76,7 +76,7 @@ impl OwnEndpoints {
         Self { v4, v6, external, translations, listeners, relay_ports, relays_on_loopback }
     }
 
-    /// Further addresses by which a NAT leads to our listeners, and to nothing of the relay's.
+    /// Adds addresses that a NAT forwards to the listeners but not to relay ports.
     #[must_use]
     pub fn with_external(mut self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         for ip in addresses.into_iter().map(canonical_ip) {
@@ -89,20 +89,21 @@ impl OwnEndpoints {
         self
     }
 
-    /// Ports that are given to nobody any more, while allocations of before still have some of them.
+    /// Adds former relay ports that existing allocations may still use.
     #[must_use]
     pub fn with_former_ports(mut self, ranges: impl IntoIterator<Item = RangeInclusive<u16>>) -> Self {
         self.relay_ports.extend(ranges);
         self
     }
 
-    /// Whether this port may be closed on an address of ours. Settles most questions without looking any address up. `ip` is canonical.
+    /// Returns true if this port may be closed on an own address. Decides most cases without an address
+    /// lookup. `ip` must be canonical.
     #[inline]
     pub(crate) fn guards(&self, ip: IpAddr, port: u16) -> bool {
         ip.is_loopback() || !self.is_relay_port(port) || self.is_listener_port(port)
     }
 
-    /// Whether the address is one of ours; it is canonical.
+    /// Returns true for an own address, which must be canonical.
     #[inline]
     pub(crate) fn has(&self, ip: IpAddr) -> bool {
         match ip {
@@ -111,26 +112,26 @@ impl OwnEndpoints {
         }
     }
 
-    /// Whether a listener of ours is reached by this port of an address that is ours.
+    /// Returns true if this port of an own address reaches a listener.
     pub(crate) fn listens(&self, ip: IpAddr, port: u16) -> bool {
         let by_nat = self.external.contains(&ip);
         let is_reached = |at: &SocketAddr| by_nat || at.ip() == ip || at.ip().is_unspecified();
         self.listeners.iter().any(|at| at.port() == port && is_reached(at))
     }
 
-    /// Whether the relay may have given this port of an address that is ours to a client.
+    /// Returns true if this port of an own address may be a relay port.
     pub(crate) fn relays_on(&self, ip: IpAddr, port: u16) -> bool {
         self.is_relay_port(port) && (self.relays_on_loopback || !ip.is_loopback())
     }
 
-    /// Whether a NAT stands in front of the relay, as far as we know.
+    /// Returns true if any relay address has a NAT mapping.
     #[inline]
     pub(crate) fn are_translated(&self) -> bool {
         !self.translations.is_empty()
     }
 
-    /// Where a peer is reached that a client names and may have: at the address that is bound for an external one of the relay's, and else where it
-    /// is. Never one of our listeners.
+    /// Translates a permitted peer address: for an external relay address, the bound one, otherwise
+    /// unchanged. Listener ports are never translated.
     pub(crate) fn internal(&self, peer: SocketAddr) -> SocketAddr {
         let found = self.translations.iter().find(|it| it.external == peer.ip());
         match found.filter(|_| !self.is_listener_port(peer.port())) {
@@ -139,15 +140,15 @@ impl OwnEndpoints {
         }
     }
 
-    /// The opposite: the peer that a client knows behind a source address. `may_have` tells whether the client has named a peer and may
-    /// have it, for an address may have had several names since the start.
+    /// Inverse translation: the address by which a client knows a source address. An address may have had
+    /// several external ones since the start, so `may_have` selects the one that the client may use.
     pub(crate) fn external(&self, peer: SocketAddr, may_have: impl Fn(SocketAddr) -> bool) -> SocketAddr {
         let names = self.translations.iter().filter(|it| it.internal == peer.ip());
         let mut peers = names.map(|it| SocketAddr::new(it.external, peer.port()));
         peers.find(|peer| !self.is_listener_port(peer.port()) && may_have(*peer)).unwrap_or(peer)
     }
 
-    /// All addresses of the peer that has this one: what is bound, and what clients are told in its place.
+    /// All addresses of a peer: the bound one and its external ones.
     pub(crate) fn aliases(&self, ip: IpAddr) -> impl Iterator<Item = IpAddr> + '_ {
         let internal = self.translations.iter().find(|it| it.external == ip).map_or(ip, |it| it.internal);
         let told = self.translations.iter().filter(move |it| it.internal == internal);
@@ -163,7 +164,8 @@ impl OwnEndpoints {
     }
 }
 
-/// Of two bound addresses with one external address the first counts. An address on which the relay has ports itself leads to those.
+/// The first of two bound addresses with the same external address wins. An external address on which the
+/// relay also binds ports is not translated.
 fn translations(bound: &[IpAddr], told: &[Option<IpAddr>]) -> Vec<Translation> {
     let bound: Vec<IpAddr> = bound.iter().copied().map(canonical_ip).collect();
     let mut translations: Vec<Translation> = Vec::new();
@@ -195,7 +197,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Two relay addresses behind NATs, one of which was told otherwise before a reload; one of IPv6; one that is nobody's but ours.
+    /// Two relay addresses behind NATs, one of which had another external address before a reload; one IPv6;
+    /// one without NAT.
     fn own() -> OwnEndpoints {
         let relays = [
             ("10.0.0.5", Some("203.0.114.5")),
@@ -211,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_an_external_address_are_reached_where_they_are_bound() {
+    fn external_ports_map_to_bound_ports() {
         let own = own();
         assert!(own.are_translated());
         for (named, reached) in [
@@ -219,17 +222,17 @@ mod tests {
             ("203.0.114.4:50999", "10.0.0.5:50999"),
             ("203.0.114.6:40009", "10.0.0.6:40009"),
             ("[2600:1::5]:50001", "[fd00::5]:50001"),
-            // A media server of this machine, which a rule allows.
+            // A media server on this machine, allowed by a rule.
             ("203.0.114.5:10000", "10.0.0.5:10000"),
         ] {
             assert_eq!(own.internal(at(named)), at(reached), "{named}");
             assert_eq!(own.external(at(reached), |peer| peer == at(named)), at(named), "{reached}");
-            assert_eq!(own.external(at(reached), |_| false), at(reached), "under no name");
+            assert_eq!(own.external(at(reached), |_| false), at(reached), "no known external address");
         }
     }
 
     #[test]
-    fn no_listener_and_no_other_address_is_reached_so() {
+    fn listeners_and_other_addresses_are_not_translated() {
         let own = own();
         for peer in [
             "203.0.114.5:3478",
@@ -247,14 +250,14 @@ mod tests {
     }
 
     #[test]
-    fn an_external_address_on_which_the_relay_has_ports_is_itself() {
+    fn an_external_address_with_relay_ports_is_not_translated() {
         let relays = [("10.0.0.5", Some("10.0.0.6")), ("10.0.0.6", None), ("10.0.0.7", Some("10.0.0.7"))];
         let relays = relays.map(|(bound, told)| (ip(bound), told.map(ip)));
         assert!(!OwnEndpoints::new([], relays, [], 50_000..=50_999).are_translated());
     }
 
     #[test]
-    fn an_address_and_all_its_names_are_one_peer() {
+    fn an_address_and_its_aliases_are_one_peer() {
         let own = own();
         for one in ["10.0.0.5", "203.0.114.5", "203.0.114.4"] {
             let mut aliases: Vec<IpAddr> = own.aliases(ip(one)).collect();
@@ -265,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_leads_to_listeners_alone_is_ours_all_the_same() {
+    fn an_address_that_reaches_only_listeners_is_ours() {
         let own = own();
         assert!(own.has(ip("203.0.114.9")) && own.listens(ip("203.0.114.9"), 50_443));
     }

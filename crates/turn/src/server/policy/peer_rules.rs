@@ -1,5 +1,5 @@
-//! Which peers may be relayed to ("Safe by default"). A relay stands inside the network that it serves; without these
-//! rules it is a door to everything there (RFC 8656 section 21.1.5 and what attackers did with open relays).
+//! Rules on the peers that may be relayed to. A relay is inside the network that it serves; without rules it
+//! would expose everything there (RFC 8656 section 21.1.5; attackers have used open relays this way).
 
 use std::{
     fmt,
@@ -13,18 +13,18 @@ use turnpike_wire::address::canonical_ip;
 
 use crate::server::OwnEndpoints;
 
-/// An address prefix, such as `10.0.0.0/8`, `2001:db8::/32` or a lone address.
+/// Address prefix, such as `10.0.0.0/8`, `2001:db8::/32` or a single address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cidr {
     /// First address.
     pub base: IpAddr,
-    /// Leading bits that count.
+    /// Prefix length.
     pub bits: u8,
 }
 
 impl Cidr {
-    /// Whether the address lies in it. An IPv4 prefix holds no IPv6 address and the other way round; IPv4-mapped
-    /// addresses are IPv4.
+    /// Returns true if the address is within the prefix. Families never match each other; IPv4-mapped
+    /// addresses count as IPv4.
     #[must_use]
     #[inline]
     pub fn contains(&self, ip: IpAddr) -> bool {
@@ -35,7 +35,7 @@ impl Cidr {
         }
     }
 
-    /// The address that is so many behind the first one, if it lies in it.
+    /// Address at offset `n` from the first, if it is within the prefix.
     #[must_use]
     pub fn nth(&self, n: u32) -> Option<IpAddr> {
         let ip = match self.base {
@@ -56,22 +56,23 @@ impl FromStr for Cidr {
         };
         let base: IpAddr = address.parse().map_err(|_| {
             format!(
-                "{text:?} is no address prefix: expected one such as 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1"
+                "{text:?} is not an address prefix: expected for example 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1"
             )
         })?;
         let most = if base.is_ipv4() { 32 } else { 128 };
-        let bits =
-            match bits {
-                None => most,
-                Some(bits) => bits.parse::<u8>().ok().filter(|parsed| *parsed <= most).ok_or_else(|| {
-                    format!("{text:?} has a prefix length of {bits:?}: expected 0 to {most}")
-                })?,
-            };
+        let bits = match bits {
+            None => most,
+            Some(bits) => bits
+                .parse::<u8>()
+                .ok()
+                .filter(|parsed| *parsed <= most)
+                .ok_or_else(|| format!("{text:?} has prefix length {bits:?}: expected 0 to {most}"))?,
+        };
         let first = first_address(base, bits);
         if first != base {
             return Err(format!("{text} has host bits set: write {first}/{bits}"));
         }
-        // ::ffff:10.0.0.0/104 is 10.0.0.0/8 in another spelling; addresses are compared in canonical form.
+        // ::ffff:10.0.0.0/104 is another spelling of 10.0.0.0/8; addresses are compared in canonical form.
         match (base, canonical_ip(base)) {
             (IpAddr::V6(_), base @ IpAddr::V4(_)) if bits >= 96 => Ok(Self { base, bits: bits - 96 }),
             _ => Ok(Self { base, bits }),
@@ -85,32 +86,33 @@ impl fmt::Display for Cidr {
     }
 }
 
-/// What is allowed though it would be refused: a prefix, or one address with a port or a range of ports, such as `10.1.0.0/16`,
+/// Exception to a refusal: a prefix, or a single address with a port or port range, such as `10.1.0.0/16`,
 /// `192.0.2.7:5060` or `[2001:db8::7]:5000-5100`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowRule {
     prefix: Cidr,
-    /// `None` for all.
+    /// `None` for all ports.
     ports: Option<RangeInclusive<u16>>,
-    /// Whether it may open ports of our own.
+    /// May open ports of the server itself.
     opens_own: bool,
 }
 
 impl AllowRule {
-    /// Allows the peers of a prefix, but no service of this machine: coturn's lists of peers know no ports.
+    /// Allows the peers of a prefix but no service of this machine, like coturn's allow list, which has no
+    /// ports.
     #[must_use]
     pub fn of_others(prefix: Cidr) -> Self {
         Self { prefix, ports: None, opens_own: false }
     }
 
-    /// `port` is `None` where any will do.
+    /// `port` is `None` if any port will do.
     #[inline]
     fn covers(&self, ip: IpAddr, port: Option<u16>) -> bool {
         let has_port = |ports: &RangeInclusive<u16>| port.is_none_or(|port| ports.contains(&port));
         self.prefix.contains(ip) && self.ports.as_ref().is_none_or(has_port)
     }
 
-    /// Whether it can be meant for an address of our own: it holds no other, or it is about loopback, which is always ours.
+    /// Returns true if the rule applies to an own address: it is a single address, or lies within loopback.
     fn names(&self, ip: IpAddr, port: u16) -> bool {
         let Cidr { base, bits } = self.prefix;
         let is_named = match base {
@@ -135,7 +137,7 @@ impl FromStr for AllowRule {
             Some((address, ports)) => {
                 if address.parse::<IpAddr>().is_err() {
                     return Err(format!(
-                        "{text:?} has ports behind what is not one address: expected one such as 192.0.2.7:5060, \
+                        "{text:?} is not an address with ports: expected for example 192.0.2.7:5060, \
                          [2001:db8::7]:5060 or 192.0.2.7:5000-5100"
                     ));
                 }
@@ -145,9 +147,7 @@ impl FromStr for AllowRule {
         };
         let Cidr { base, bits } = prefix;
         if base.is_unspecified() && bits == (if base.is_ipv4() { 32 } else { 128 }) {
-            return Err(format!(
-                "{base} is nobody's address, and never a peer: write {base}/0 for all of its family"
-            ));
+            return Err(format!("{base} is never a peer: write {base}/0 for all addresses of its family"));
         }
         Ok(Self { prefix, ports, opens_own: true })
     }
@@ -161,7 +161,7 @@ impl fmt::Display for AllowRule {
     }
 }
 
-/// What stands before and behind the colon of `a.b.c.d:ports` or `[v6]:ports`.
+/// Splits `a.b.c.d:ports` or `[v6]:ports` at the colon.
 fn split_ports(text: &str) -> Option<(&str, &str)> {
     match text.strip_prefix('[') {
         Some(rest) => rest.split_once("]:").or(Some((text, ""))),
@@ -174,45 +174,43 @@ fn port_range(text: &str, ports: &str) -> Result<RangeInclusive<u16>, String> {
     let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
     match (port(first), port(last)) {
         (Some(first), Some(last)) if first <= last => Ok(first..=last),
-        _ => Err(format!(
-            "{text:?} has a port of {ports:?}: expected one of 1 to 65535, or two such as 5000-5100"
-        )),
+        _ => Err(format!("{text:?} has port {ports:?}: expected 1 to 65535, or a range such as 5000-5100")),
     }
 }
 
-/// Deny rules win over allow rules; allow rules win over the built-in refusal of special ranges. Of our own addresses the relay's ports
-/// alone are open, unless an allow rule names one; our listeners and the unspecified address are never a peer. With `allow_only`, what no
-/// allow rule names is refused, public or not.
+/// Peer rules. Deny rules take precedence over allow rules, and those over the built-in refusal of special
+/// ranges. Only the relay ports of own addresses are open, unless an allow rule names one; own listeners and
+/// the unspecified address are never peers. With `allow_only`, peers without an allow rule are refused, even
+/// public ones.
 #[derive(Clone, Debug, Default)]
 pub struct PeerRules {
-    /// Allowed though special, or ours.
+    /// Exceptions for special ranges and own addresses.
     pub allow: Vec<AllowRule>,
-    /// Refused though public.
+    /// Refused public addresses.
     pub deny: Vec<Cidr>,
-    /// Whether all are refused that `allow` does not name.
+    /// Refuses all peers not in `allow`.
     pub allow_only: bool,
-    /// What is ours.
     pub own: OwnEndpoints,
 }
 
-/// By what a peer is refused.
+/// Reason for refusing a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PeerDenial {
     /// A deny rule.
     Rule(Cidr),
-    /// It is a service of this machine, and those are no peers by default.
+    /// It is a service of this machine, refused by default.
     Own,
-    /// No rule allows its special range, and those are refused by default.
+    /// Its special range is refused by default.
     Special,
-    /// No rule allows it, and no other may be a peer.
+    /// `allow_only` is set and no rule allows it.
     NotAllowed,
 }
 
 impl PeerDenial {
-    /// The values of a label in metrics, in the order of [`PeerDenial::index`].
+    /// Values of the metrics label, in the order of [`PeerDenial::index`].
     pub const NAMES: [&'static str; 4] = ["rule", "own", "special", "not_allowed"];
 
-    /// Which of [`PeerDenial::NAMES`].
+    /// Index in [`PeerDenial::NAMES`].
     #[must_use]
     pub const fn index(self) -> usize {
         match self {
@@ -225,7 +223,7 @@ impl PeerDenial {
 }
 
 impl PeerRules {
-    /// By what a peer is refused that is not permitted.
+    /// Reason for refusing a peer that is not permitted.
     #[must_use]
     pub fn denial(&self, peer: SocketAddr) -> PeerDenial {
         let embedded = match peer.ip() {
@@ -242,26 +240,27 @@ impl PeerRules {
         }
     }
 
-    /// Whether this peer may be relayed to: address and port are permitted, and it is no service of this machine.
+    /// Returns true if this peer may be relayed to: the address and port are permitted, and it is no service
+    /// of this machine.
     #[must_use]
     #[inline]
     pub fn permits_endpoint(&self, peer: SocketAddr) -> bool {
         self.permits_at(peer.ip(), Some(peer.port()))
     }
 
-    /// Whether this peer may be relayed to on any port of its, in any spelling of its address. IPv4-mapped is none: what stands there is
-    /// an IPv6 address that is on no wire.
+    /// Returns true if this peer may be relayed to on some port, in any spelling of its address except
+    /// IPv4-mapped, which counts as an IPv6 address that never appears on the wire.
     ///
-    /// An IPv6 address that embeds IPv4 addresses (6to4, NAT64, Teredo, ...) is judged as itself and as each of
-    /// them: a rule on the IPv4 range holds for its embedded forms too. An IPv6 allow rule covers an embedded form only
-    /// if it is at least as narrow as the range that embeds, so that allowing `2000::/3` does not open 10.0.0.0/8 by
-    /// way of 6to4.
+    /// An IPv6 address that embeds IPv4 addresses (6to4, NAT64, Teredo, ...) must pass as itself and as each
+    /// of them: a rule on an IPv4 range also covers its embedded forms. An IPv6 allow rule covers an embedded
+    /// form only if it is at least as narrow as the embedding range, so that allowing `2000::/3` does not
+    /// open 10.0.0.0/8 through 6to4.
     #[must_use]
     pub fn permits(&self, peer: IpAddr) -> bool {
         self.permits_at(peer, None)
     }
 
-    /// `port` is `None` where any will do: there is one that is open on each address.
+    /// `port` is `None` if any port will do: each address has an open one.
     #[inline]
     fn permits_at(&self, peer: IpAddr, port: Option<u16>) -> bool {
         match peer {
@@ -289,7 +288,7 @@ impl PeerRules {
         let narrowest = embedded.iter().map(|embedded| embedded.prefix).max().unwrap_or(0);
         self.permits_as(peer, port, narrowest).unwrap_or_else(|| {
             let is_open = |ip: Ipv4Addr| !self.allow_only && !is_special_v4(ip);
-            // An address that embeds one which a rule names is that one.
+            // An allow rule on an embedded address covers the address that embeds it.
             !(is_special_v6(ip) || self.allow_only && embedded.is_empty())
                 && embedded
                     .iter()
@@ -297,8 +296,8 @@ impl PeerRules {
         })
     }
 
-    /// Whether this is a port of ours that is not open: a listener, or one that is not the relay's and that no rule names, be it by this
-    /// address or as it was `spelled`.
+    /// Returns true for a closed port of this server: a listener, or a port that is neither a relay port nor
+    /// named by a rule, under this address or as `spelled`.
     #[inline]
     fn closes(&self, ip: IpAddr, port: Option<u16>, spelled: IpAddr) -> bool {
         port.is_some_and(|port| {
@@ -312,7 +311,7 @@ impl PeerRules {
         self.own.listens(ip, port) || !(self.own.relays_on(ip, port) || is_named())
     }
 
-    /// What the configured rules say about this spelling, if anything.
+    /// Decision of the configured rules for this spelling, if any matches.
     #[inline]
     fn permits_as(&self, peer: IpAddr, port: Option<u16>, narrowest: u8) -> Option<bool> {
         if self.denies(peer) {
@@ -333,29 +332,29 @@ impl PeerRules {
     }
 }
 
-/// An IPv4 address inside an IPv6 address.
+/// IPv4 address inside an IPv6 address.
 #[derive(Clone, Copy)]
 struct Embedded {
     ip: Ipv4Addr,
-    /// Length of the prefix that makes it one.
+    /// Length of the embedding prefix.
     prefix: u8,
 }
 
-/// Where in an address of 64:ff9b:1::/48 the IPv4 one may be depends on how long a prefix the operator of its NAT64 took: by prefixes of
-/// 48, 56, 64 and 96 bits, the bytes that hold it (RFC 6052 section 2.2, which leaves out byte 8).
+/// Positions of the IPv4 bytes in an address of 64:ff9b:1::/48, for NAT64 prefixes of 48, 56, 64 and 96 bits
+/// (RFC 6052 section 2.2, which skips byte 8). The prefix is the operator's choice, so all are considered.
 const LOCAL_NAT64: [[usize; 4]; 4] = [[6, 7, 9, 10], [7, 9, 10, 11], [9, 10, 11, 12], [12, 13, 14, 15]];
 
-/// Whether it is an address of 6to4 or Teredo, whose packets a tunnel may send back (RFC 8656 section 21.4).
+/// Returns true for 6to4 and Teredo addresses, whose packets a tunnel may send back (RFC 8656 section 21.4).
 pub(crate) fn is_tunneled(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if matches!(ip.segments(), [0x2002, ..] | [0x2001, 0, ..]))
 }
 
-/// Whether it is of the prefix for NAT64 that any network may use (RFC 8215).
+/// Returns true for the local-use NAT64 prefix (RFC 8215).
 fn is_local_nat64(ip: Ipv6Addr) -> bool {
     matches!(ip.segments(), [0x64, 0xff9b, 1, ..])
 }
 
-/// Every IPv4 address that this one leads to, or may lead to. IPv4-mapped ones lead nowhere.
+/// All IPv4 addresses that this address leads to, or may lead to. IPv4-mapped ones lead nowhere.
 fn embedded_v4(ip: Ipv6Addr) -> SmallVec<[Embedded; 6]> {
     let bits = ip.to_bits();
     let segments = ip.segments();
@@ -379,7 +378,7 @@ fn embedded_v4(ip: Ipv6Addr) -> SmallVec<[Embedded; 6]> {
         _ if is_local_nat64(ip) => {
             let octets = ip.octets();
             let possible = LOCAL_NAT64.iter().map(|places| Ipv4Addr::from(places.map(|place| octets[place])));
-            // Read with a shorter prefix than the operator's, an address begins with the zeros between the two.
+            // With a shorter prefix than the operator's, the first byte is a zero of the gap.
             found.extend(
                 possible.filter(|ip| ip.octets()[0] != 0).map(|ip| Embedded { ip, prefix: 48 }),
             );
@@ -393,15 +392,16 @@ fn embedded_v4(ip: Ipv6Addr) -> SmallVec<[Embedded; 6]> {
     found
 }
 
-/// Whether it is, or embeds, the unspecified address, which Linux takes for its own.
+/// Returns true if it is or embeds the unspecified address, which Linux treats as local.
 fn leads_to_unspecified(ip: Ipv6Addr, embedded: &[Embedded]) -> bool {
     ip.is_unspecified()
         || embedded.iter().any(|embedded| embedded.ip.is_unspecified())
         || (is_local_nat64(ip) && ip.to_bits() << 48 == 0)
 }
 
-/// Ranges that are refused unless a rule allows them, as an [`IpRange`](crate::ip_range::IpRange) is written: those of [`is_special_v4`]
-/// and [`is_special_v6`]. An IPv6 address that embeds a refused IPv4 address is refused too and is not listed here.
+/// Ranges refused unless a rule allows them, in the notation of [`IpRange`](crate::ip_range::IpRange): those
+/// of [`is_special_v4`] and [`is_special_v6`]. IPv6 addresses that embed a refused IPv4 address are refused
+/// too but not listed.
 pub const SPECIAL: [&str; 25] = [
     "0.0.0.0/8",
     "10.0.0.0/8",
@@ -430,7 +430,7 @@ pub const SPECIAL: [&str; 25] = [
     "ff00::/8",
 ];
 
-/// Ranges of the IANA IPv4 special-purpose registry that lead nowhere public, and multicast.
+/// Non-public ranges of the IANA IPv4 special-purpose registry, and multicast.
 fn is_special_v4(ip: Ipv4Addr) -> bool {
     matches!(
         ip.octets(),
@@ -447,11 +447,11 @@ fn is_special_v4(ip: Ipv4Addr) -> bool {
     )
 }
 
-/// Ranges of the IANA IPv6 special-purpose registry that lead nowhere public, and multicast.
+/// Non-public ranges of the IANA IPv6 special-purpose registry, and multicast.
 fn is_special_v6(ip: Ipv6Addr) -> bool {
     match ip.segments() {
         [0, 0, 0, 0, 0, 0, 0, 0 | 1] => true, // unspecified, loopback
-        [0x64, 0xff9b, 1, ..] => true,        // local-use NAT64: who knows what is behind it (RFC 8215)
+        [0x64, 0xff9b, 1, ..] => true,        // local-use NAT64, may lead anywhere (RFC 8215)
         [0x100, 0, 0, 0 | 1, ..] => true,     // discard-only, dummy prefix (RFC 6666, RFC 9780)
         [0x2001, 0..=0x1ff, ..] => true, // protocol assignments, Teredo among them (RFC 8656 section 21.4)
         [0x2001, 0xdb8, ..] => true,     // documentation

@@ -1,13 +1,13 @@
-//! Prefixes of client addresses: what one customer has counts as one.
+//! Prefixes of client addresses, which group the addresses of one customer.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// How many bits of a client's address tell customers apart.
+/// Number of address bits that identify a customer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixLengths {
-    /// Of an IPv4 address, 0 to 32. Default 32.
+    /// 0 to 32. Default 32.
     pub v4: u8,
-    /// Of an IPv6 address, 0 to 128. Default 64.
+    /// 0 to 128. Default 64.
     pub v6: u8,
 }
 
@@ -18,12 +18,13 @@ impl Default for PrefixLengths {
 }
 
 impl PrefixLengths {
-    /// One host: it draws its IPv6 addresses from a /64 (RFC 8981).
+    /// A single host, which uses the addresses of an IPv6 /64 (RFC 8981).
     pub const HOST: Self = Self { v4: 32, v6: 64 };
-    /// A subscriber or small site. A host that can forge one source address can mostly forge its neighbours' too.
+    /// A subscriber or small site: a host that can forge one source address can usually forge its neighbours'
+    /// too.
     pub const SITE: Self = Self { v4: 24, v6: 56 };
 
-    /// The prefix of an address, by its first address.
+    /// First address of the prefix.
     #[must_use]
     pub fn of(self, ip: IpAddr) -> IpAddr {
         match ip.to_canonical() {
@@ -44,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefix_is_what_its_length_says() {
+    fn a_prefix_keeps_the_leading_bits() {
         let of = |v4, v6, ip: &str| PrefixLengths { v4, v6 }.of(ip.parse().unwrap()).to_string();
         assert_eq!(of(32, 64, "192.0.2.7"), "192.0.2.7");
         assert_eq!(of(24, 64, "192.0.2.7"), "192.0.2.0");

@@ -1,4 +1,4 @@
-//! How long an allocation may last, whatever its client refreshes: by its age, and by the credential that made it.
+//! Maximum duration of an allocation regardless of refreshes, by age and by the expiry of its credential.
 
 use std::collections::HashMap;
 
@@ -7,17 +7,17 @@ use crate::{
     time::Now,
 };
 
-/// The longest sessions, in seconds; `None` is as long as they are refreshed.
+/// Maximum session duration in seconds; `None` for unlimited.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MaxSessionDuration {
-    /// In realms that `realms` does not have.
+    /// For realms missing from `realms`.
     pub seconds: Option<u32>,
-    /// Realms where it is otherwise.
+    /// Realms with their own value.
     pub realms: HashMap<Box<str>, Option<u32>>,
 }
 
 impl MaxSessionDuration {
-    /// So many seconds, but no more than a new allocation of this realm may live.
+    /// Limits the lifetime of a new allocation of this realm.
     pub(crate) fn limit(&self, realm: &str, seconds: u32) -> u32 {
         self.of(realm).map_or(seconds, |most| most.min(seconds))
     }
@@ -26,24 +26,24 @@ impl MaxSessionDuration {
         self.realms.get(realm).copied().unwrap_or(self.seconds)
     }
 
-    /// Milliseconds that are left to this one; `None` for no such limit.
+    /// Remaining milliseconds; `None` if unlimited.
     fn left_ms(&self, now: Now, session: &Session) -> Option<u64> {
-        // In a process that took it over it may have begun before the clock did.
+        // Wraps: the session may have begun in a previous process, before this clock started.
         let age_ms = now.ms.wrapping_sub(session.opened_ms);
         self.of(&session.realm).map(|most| (u64::from(most) * 1000).saturating_sub(age_ms))
     }
 }
 
-/// Shortest LIFETIME in an answer, in seconds. 0 would mean that the allocation is deleted. libnice waits for half of it in whole
-/// seconds: after a LIFETIME of 1 it sent 4,400 Refreshes in the last second.
+/// Shortest LIFETIME in a response, in seconds. 0 would mean a deletion. libnice refreshes after half of it
+/// in whole seconds: with a LIFETIME of 1 it sent 4,400 Refreshes in the last second.
 const SHORTEST: u32 = 2;
 
-/// LIFETIME in the answer to a request that was granted so many seconds; 0 deletes.
+/// LIFETIME in the response to a request granted `granted` seconds; 0 deletes.
 pub(crate) fn answered(granted: u32) -> u32 {
     if granted == 0 { 0 } else { granted.max(SHORTEST) }
 }
 
-/// Seconds and milliseconds that a Refresh gets of so many seconds, where so many milliseconds are left.
+/// Limits a Refresh of `seconds` to the remaining time; returns seconds and milliseconds.
 pub(crate) fn within(left_ms: Option<u64>, seconds: u32) -> (u32, u64) {
     let wanted_ms = u64::from(seconds) * 1000;
     match left_ms {
@@ -55,15 +55,15 @@ pub(crate) fn within(left_ms: Option<u64>, seconds: u32) -> (u32, u64) {
 }
 
 impl<P: Policy> Server<P> {
-    /// Seconds of a new allocation, but no more than its credential has left where sessions end with theirs. One second is left to
-    /// a credential in its last one.
+    /// With `end_with_credential`, limits the lifetime of a new allocation to that of its credential; at
+    /// least one second.
     pub(crate) fn limit_to_credential(&self, context: &Context<'_>, seconds: u32) -> u32 {
         let until_unix = context.who.until_unix.filter(|_| self.config.limits.end_with_credential);
         let left = until_unix.map(|until_unix| until_unix.saturating_sub(context.now.unix).max(1));
         left.map_or(seconds, |left| u32::try_from(left).map_or(seconds, |left| left.min(seconds)))
     }
 
-    /// Milliseconds that are left to an allocation; `None` where nothing but its client ends it.
+    /// Remaining milliseconds of an allocation; `None` if unlimited.
     pub(crate) fn left_ms(&mut self, now: Now, index: u32) -> Option<u64> {
         let session = self.sessions.get(index)?;
         let of_age = self.config.max_session_duration.left_ms(now, session);
@@ -77,7 +77,7 @@ impl<P: Policy> Server<P> {
         Some(until_unix.saturating_sub(now.unix).saturating_mul(1000))
     }
 
-    /// Why an allocation ends whose time is over.
+    /// Reason for ending an expired allocation.
     pub(crate) fn why_over(&mut self, now: Now, index: u32) -> ClosedReason {
         let session = self.sessions.get(index);
         if session.is_some_and(|session| self.config.max_session_duration.left_ms(now, session) == Some(0)) {
@@ -89,7 +89,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Has an allocation end no later than it may by now.
+    /// Shortens an allocation that would outlive its limit.
     pub(crate) fn shorten(&mut self, now: Now, index: u32) {
         let Some(left_ms) = self.left_ms(now, index) else { return };
         let latest_ms = now.ms.saturating_add(left_ms);

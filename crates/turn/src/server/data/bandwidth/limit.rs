@@ -1,24 +1,24 @@
-//! A rate in numbers: what it brings, what of it may pass at once, and how long something takes. Separate because `interleave` builds it once
-//! more, together with the pools.
+//! Arithmetic of rates. A separate file, because the `interleave` crate compiles it together with the pools.
 
 use super::Bandwidth;
 
-/// Tokens are thousandths of a bit: of any whole rate, a millisecond brings a whole number of them.
+/// Tokens per byte. A token is a thousandth of a bit, so that a whole number of tokens accrues per
+/// millisecond at any rate.
 pub(super) const BYTE: i64 = 8000;
-/// Who is held up asks again after so many milliseconds at the latest: others may have left something meanwhile.
+/// Maximum wait before the next attempt, in milliseconds: others may have returned tokens meanwhile.
 pub(super) const PATIENCE_MS: u64 = 100;
 
-/// What a rate brings in so many milliseconds.
+/// Tokens that accrue in `elapsed_ms`.
 pub(super) fn gained(rate: u64, elapsed_ms: u64) -> i64 {
     i64::try_from(rate.saturating_mul(elapsed_ms)).unwrap_or(i64::MAX)
 }
 
-/// Milliseconds in which a rate brings so much.
+/// Milliseconds until `tokens` accrue, at most [`PATIENCE_MS`].
 pub(super) fn needed_ms(rate: u64, tokens: i64) -> u64 {
     u64::try_from(tokens).unwrap_or(0).div_ceil(rate.max(1)).clamp(1, PATIENCE_MS)
 }
 
-/// A rate, and what of it may pass at once.
+/// Rate with its burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limit {
     /// Bits per second.

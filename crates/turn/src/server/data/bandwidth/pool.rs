@@ -1,16 +1,17 @@
-//! What the allocations of a user, of a realm, or all together may relay in a second: atomic, and shared by the workers.
+//! Bandwidth shared by the allocations of a user, a realm, or the server: atomic and common to all workers.
 //!
-//! **How exact.** In the long run to the bit. At once a pool lets pass its burst, and what workers have leased and not given out: for each
-//! worker and way two slices at most, each of 2 ms of the rate, at least 2 KiB, or as long as the longest datagram.
+//! **Accuracy.** Exact in the long run. The burst can be exceeded by tokens that workers have leased but not
+//! spent: per worker and direction at most two slices, each worth 2 ms of the rate, at least 2 KiB, or one
+//! datagram of maximum length.
 //!
-//! **How fair.** While there is enough for all, everybody passes. One half of the burst is for those who are within their share: each
-//! allocation that asks for something gains an equal share of the rate, and who asks for less leaves the rest of it to the others (max-min).
-//! So who floods a pool gets what is left over, and takes nothing from those who are within their share. What is asked for is counted anew
-//! four times a second.
+//! **Fairness.** While there is enough for all, every datagram passes. Half of the burst is reserved for
+//! allocations within their share: each active allocation accrues an equal share of the rate, and the unused
+//! part of a share goes to the others (max-min). A flood gets the remainder and takes nothing from
+//! allocations within their share. Demand is measured four times a second.
 
 use std::{
     fmt,
-    // Of one worker, though it goes wherever that goes.
+    // Not shared between workers, but worker state must be `Send`.
     sync::{Arc as Own, PoisonError, Weak},
 };
 
@@ -27,17 +28,17 @@ use crate::sync::{
     },
 };
 
-/// The least that a pool holds: the longest payload there is.
+/// Smallest pool: the longest possible payload.
 pub(super) const LEAST_POOL: i64 = 65_536 * BYTE;
-/// What a worker leases at once: so many milliseconds of the rate, and at least so much.
+/// Slice that a worker leases: milliseconds of the rate, and the minimum in tokens.
 const SLICE_MS: u64 = 2;
 const LEAST_SLICE: i64 = 2048 * BYTE;
-/// Shares are counted anew each 256 ms.
+/// Shares are recalculated every 256 ms.
 const PERIOD_BITS: u32 = 8;
-/// One whole share. Who has asked for less counts as a part of one.
+/// Weight of a full share. Allocations that asked for less count as a fraction.
 pub(super) const WHOLE: u64 = 1 << 16;
 
-/// One pool.
+/// Bandwidth pool.
 #[derive(Debug)]
 pub(super) struct Pool {
     rate: AtomicU64,
@@ -49,9 +50,9 @@ pub(super) struct Pool {
 struct PoolWay {
     tokens: AtomicI64,
     filled_ms: AtomicU64,
-    /// Which period `asking` counts.
+    /// Period counted by `asking`.
     period: AtomicU64,
-    /// Shares that are asked for in this period, and that were in the one before; in parts of [`WHOLE`].
+    /// Shares requested in this period and in the previous one, in units of [`WHOLE`].
     asking: AtomicU64,
     asked: AtomicU64,
 }
@@ -66,7 +67,7 @@ impl Pool {
         Self { rate: AtomicU64::new(limit.rate), burst: AtomicI64::new(limit.burst), ways: [way(), way()] }
     }
 
-    /// From now on with another rate.
+    /// Changes the rate.
     pub(super) fn set(&self, limit: Limit) {
         self.rate.store(limit.rate, Relaxed);
         self.burst.store(limit.burst, Relaxed);
@@ -76,18 +77,18 @@ impl Pool {
         Limit { rate: self.rate.load(Relaxed), burst: self.burst.load(Relaxed) }
     }
 
-    /// What is for those within their share alone.
+    /// Tokens reserved for allocations within their share.
     fn reserve(&self) -> i64 {
         self.burst.load(Relaxed) / 2
     }
 
-    /// No more than 1 of 16 of the burst, where that is not too little.
+    /// At most 1/16 of the burst, unless that is below the minimum.
     fn slice(&self) -> i64 {
         let Limit { rate, burst } = self.limit();
         gained(rate, SLICE_MS).min(burst / 16).max(LEAST_SLICE)
     }
 
-    /// Takes up to so much, and leaves `floor` there.
+    /// Takes up to `want` tokens and leaves at least `floor`.
     pub(super) fn take(&self, way: Way, want: i64, floor: i64, now_ms: u64) -> i64 {
         let (limit, way) = (self.limit(), &self.ways[way as usize]);
         way.refill(limit, now_ms);
@@ -96,12 +97,12 @@ impl Pool {
         way.tokens.fetch_update(Relaxed, Relaxed, take).map_or(0, granted)
     }
 
-    /// Whether it makes no difference to forget it: nobody is in it, and nobody has taken anything lately.
+    /// Returns true if the pool can be dropped without effect: no members, and full.
     pub(super) fn is_idle(pool: &Arc<Self>, now_ms: u64) -> bool {
         if Arc::strong_count(pool) > 1 {
             return false;
         }
-        // What was taken from it is seen by whoever sees that the taker has gone.
+        // Pairs with the release of the last member, so that its withdrawals are visible.
         fence(Acquire);
         pool.is_full(now_ms)
     }
@@ -114,16 +115,16 @@ impl Pool {
         })
     }
 
-    /// Bits per second of one whole share.
+    /// Bits per second of a full share.
     pub(super) fn share(&self, way: Way) -> u64 {
         let way = &self.ways[way as usize];
-        // In this order: who sees a sum begun anew sees the one before it, too.
+        // This order matters: a reader that sees the restarted sum must also see the previous one.
         let asking = way.asking.load(Acquire);
         let all = asking.max(way.asked.load(Relaxed)).max(WHOLE);
         (self.rate.load(Relaxed).saturating_mul(WHOLE) / all).max(1)
     }
 
-    /// One more asks in this period, for so much of a share.
+    /// Registers one more active allocation for this period, with the given fraction of a share.
     pub(super) fn join(&self, way: Way, period: u64, weight: u64) {
         self.ways[way as usize].join(period, weight);
     }
@@ -137,25 +138,28 @@ impl PoolWay {
         }
         let gained = gained(limit.rate, now_ms - before);
         let fill = |tokens: i64| Some(tokens.saturating_add(gained).min(limit.burst));
-        // The closure always has a value.
+        // The closure always returns a value.
         let _ = self.tokens.fetch_update(Relaxed, Relaxed, fill);
     }
 
-    /// One more asks in this period, for so much of a share. Who comes while a period ends may be counted in the one or the other.
+    /// Registers one more active allocation. At a period boundary it may be counted in either period.
     fn join(&self, period: u64, weight: u64) {
         let of = self.period.load(Relaxed);
         if of < period && self.period.compare_exchange(of, period, Relaxed, Relaxed).is_ok() {
-            // For a moment the sum stands in both. In neither, whoever asked then would be given all of the rate for his share.
+            // The sum is briefly in both fields. If it were in neither, an allocation would get the full rate
+            // as its share.
             let sum = self.asking.load(Relaxed);
             self.asked.store(if of + 1 == period { sum } else { 0 }, Relaxed);
-            // Another worker may be a period further by now, and have taken it away; the closure always has a value.
+            // Another worker may already be a period ahead and have subtracted it; the closure always returns
+            // a value.
             let _ = self.asking.fetch_update(Release, Relaxed, |now| Some(now.saturating_sub(sum)));
         }
         self.asking.fetch_add(weight, Relaxed);
     }
 }
 
-/// What one worker has taken from a pool and not given out so far. That worker alone changes it; atomic, because its allocations share it.
+/// Tokens that one worker has leased and not spent. Only that worker changes it; atomic because its
+/// allocations share it.
 #[derive(Debug)]
 pub(super) struct Lease {
     pool: Arc<Pool>,
@@ -164,9 +168,9 @@ pub(super) struct Lease {
 
 #[derive(Debug, Default)]
 struct Held {
-    /// For whoever asks.
+    /// For any allocation.
     open: AtomicI64,
-    /// For those within their share.
+    /// For allocations within their share.
     kept: AtomicI64,
 }
 
@@ -175,14 +179,14 @@ impl Lease {
         Self { pool, ways: Default::default() }
     }
 
-    /// How much of `want` may pass, of which `within` is within the share of who asks.
+    /// Returns the part of `want` that may pass, given that `within` is within the allocation's share.
     pub(super) fn offers(&self, way: Way, want: i64, within: i64, now_ms: u64) -> i64 {
         let held = &self.ways[way as usize];
         let (open, kept) = (held.open.load(Relaxed), held.kept.load(Relaxed));
         if open + kept.min(within) >= want { want } else { self.leases(way, want, within, now_ms) }
     }
 
-    /// The same, where there is not enough at hand.
+    /// Slow path of [`Lease::offers`]: leases more from the pool.
     #[inline(never)]
     fn leases(&self, way: Way, want: i64, within: i64, now_ms: u64) -> i64 {
         let (held, pool) = (&self.ways[way as usize], &self.pool);
@@ -199,7 +203,7 @@ impl Lease {
         (open + kept.min(within)).clamp(0, want)
     }
 
-    /// So much of what was offered has passed, of which `within` was within the share.
+    /// Spends tokens that were offered, `within` of them within the share.
     pub(super) fn spend(&self, way: Way, cost: i64, within: i64) {
         let held = &self.ways[way as usize];
         let kept = held.kept.load(Relaxed);
@@ -208,7 +212,7 @@ impl Lease {
         held.open.store(held.open.load(Relaxed) - (cost - of_kept), Relaxed);
     }
 
-    /// What is more than a slice goes back to the pool, lest that fill up again beside it.
+    /// Keeps at most a slice and returns the rest to the pool, which would otherwise refill in addition.
     fn give_back(&self, way: Way, tokens: i64) {
         let open = &self.ways[way as usize].open;
         let has = open.load(Relaxed).saturating_add(tokens);
@@ -228,26 +232,26 @@ impl Drop for Lease {
     }
 }
 
-/// The fair part of an allocation in a pool, one way.
+/// Fair share of an allocation in a pool, for one direction.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     tokens: i64,
-    /// The most that it gathers: its part of the burst.
+    /// Maximum tokens: its part of the burst.
     depth: i64,
     filled_ms: u64,
-    /// In which it was counted last.
+    /// Period in which it was last counted.
     period: u64,
-    /// What it has asked for in that period.
+    /// Demand in that period, in tokens.
     asked: i64,
 }
 
 impl Share {
-    /// Of who has never asked.
+    /// Initial state.
     const NEW: Self = Self { tokens: 0, depth: 0, filled_ms: 0, period: u64::MAX, asked: 0 };
 
     fn refill(&mut self, pool: &Pool, way: Way, now_ms: u64) {
         let period = now_ms >> PERIOD_BITS;
-        // A new one is full.
+        // A new share starts full.
         let is_new = self.period == u64::MAX;
         let elapsed = if is_new { u64::MAX } else { now_ms.saturating_sub(self.filled_ms) };
         if period != self.period {
@@ -261,7 +265,7 @@ impl Share {
         }
     }
 
-    /// Is counted in a new period: as much of a share as it has asked for when it was counted last.
+    /// Registers for a new period, weighted by the demand in the last one.
     fn join(&mut self, pool: &Pool, way: Way, period: u64) {
         let weight = if self.period == u64::MAX {
             WHOLE
@@ -273,18 +277,19 @@ impl Share {
         (self.period, self.asked) = (period, 0);
     }
 
-    /// How much of a datagram is within it: all or nothing. One longer than it is deep is, when it is full.
+    /// Returns the part of a datagram within the share: all or nothing. One longer than `depth` counts as
+    /// within if the share is full.
     fn within(&self, cost: i64) -> i64 {
         if self.tokens >= cost.min(self.depth) { cost } else { 0 }
     }
 }
 
-/// An allocation in a pool.
+/// Membership of an allocation in a pool.
 #[derive(Debug)]
 pub(super) struct Member {
     lease: Own<Lease>,
     shares: [Share; 2],
-    /// What is within the share, of what was asked for last.
+    /// Part of the last request that was within the share.
     within: i64,
 }
 
@@ -293,21 +298,21 @@ impl Member {
         Self { lease, shares: [Share::NEW; 2], within: 0 }
     }
 
-    /// Whether a datagram may pass.
+    /// Returns true if a datagram may pass.
     pub(super) fn admits(&mut self, way: Way, cost: i64, now_ms: u64) -> bool {
         let share = self.asks(way, cost, now_ms);
         self.within = share.within(cost);
         self.lease.offers(way, cost, self.within, now_ms) >= cost
     }
 
-    /// How much of so much may pass.
+    /// Returns the part of `want` that may pass.
     pub(super) fn offers(&mut self, way: Way, want: i64, now_ms: u64) -> i64 {
         let share = self.asks(way, want, now_ms);
         self.within = share.tokens.clamp(0, want);
         self.lease.offers(way, want, self.within, now_ms)
     }
 
-    /// So much has passed, of what was asked for last.
+    /// Spends tokens of the last request.
     pub(super) fn spend(&mut self, way: Way, cost: i64) {
         let within = self.within.min(cost);
         self.shares[way as usize].tokens -= within;
@@ -321,7 +326,7 @@ impl Member {
         self.lease.give_back(way, tokens);
     }
 
-    /// When to ask for so much again.
+    /// Time of the next attempt for `cost`.
     pub(super) fn until_ms(&self, way: Way, cost: i64, now_ms: u64) -> u64 {
         let share = &self.shares[way as usize];
         now_ms + needed_ms(self.lease.pool.share(way), cost.min(share.depth) - share.tokens)
@@ -335,23 +340,23 @@ impl Member {
     }
 }
 
-/// The pools of a server, which all its workers share. Looked at when an allocation begins or moves, and at a reload.
+/// Pools of a server, shared by its workers. Locked when an allocation begins or moves, and at a reload.
 #[derive(Clone, Default)]
 pub struct Pools(Arc<Mutex<Registry>>);
 
 #[derive(Default)]
 struct Registry {
     pools: HashMap<Box<str>, Arc<Pool>, RandomState>,
-    /// With so many, those that make no difference any more are forgotten.
+    /// Table size at which pools without effect are removed.
     sweep_at: usize,
 }
 
-/// Tables smaller than this are not swept.
+/// Smaller tables are not swept.
 const FEW: usize = 64;
 
 impl Pools {
-    /// The pool of this name, with this limit. One that nobody is in is kept until it is full again: nobody gains a burst by making
-    /// allocations anew.
+    /// Returns the pool of this name with this limit. A pool without members stays until it is full again, so
+    /// that making new allocations does not yield a new burst.
     fn get(&self, name: &str, limit: Limit, now_ms: u64) -> Arc<Pool> {
         let mut registry = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = registry.pools.get(name) {
@@ -374,7 +379,7 @@ impl fmt::Debug for Pools {
     }
 }
 
-/// What one worker has leased, by the name of the pool.
+/// Leases of one worker by pool name.
 #[derive(Default)]
 pub(crate) struct Leases {
     leases: HashMap<Box<str>, Weak<Lease>, RandomState>,
@@ -384,7 +389,7 @@ pub(crate) struct Leases {
 impl Leases {
     pub(super) fn get(&mut self, pools: &Pools, name: &str, limit: Limit, now_ms: u64) -> Own<Lease> {
         let pool = pools.get(name, limit, now_ms);
-        // Of a pool that was forgotten there may be one that nobody has any more.
+        // The pool may have been dropped and recreated, leaving a lease of the old one.
         let known = self.leases.get(name).and_then(Weak::upgrade);
         if let Some(lease) = known.filter(|lease| Arc::ptr_eq(&lease.pool, &pool)) {
             return lease;
@@ -398,7 +403,7 @@ impl Leases {
         lease
     }
 
-    /// Leases that somebody has.
+    /// Number of leases in use.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         self.leases.values().filter(|lease| lease.strong_count() > 0).count()

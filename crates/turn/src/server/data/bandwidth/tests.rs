@@ -1,4 +1,4 @@
-//! Rates, bursts and shares in virtual time: what passes is counted to the byte.
+//! Tests of rates, bursts and shares in virtual time, exact to the byte.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::{limit::PATIENCE_MS, *};
 
 const SECOND: u64 = 1000;
 
-/// A worker's view of pools that others share.
+/// One worker's view of shared pools.
 fn worker(pools: &Pools) -> (Leases, Pools) {
     (Leases::default(), pools.clone())
 }
@@ -27,9 +27,9 @@ fn limited(
     Limited { own, members: [member(user, "user"), None, member(total, "")] }
 }
 
-/// Of what passed, by time: the most that ever passed beyond the rate, in bytes.
+/// Largest excess over the rate in any window, in bytes.
 fn excess(passed: &[(u64, usize)], rate: u64) -> f64 {
-    // Over any window that begins here, the sum less what the rate brings: Kadane's maximum.
+    // Kadane's algorithm on bytes passed minus bytes accrued.
     let (mut most, mut sum, mut last) = (0_f64, 0_f64, 0);
     for (now_ms, bytes) in passed {
         let brought = rate as f64 / 8000.0 * (now_ms - last) as f64;
@@ -44,7 +44,7 @@ fn total(passed: &[(u64, usize)]) -> f64 {
     passed.iter().map(|(_, bytes)| *bytes as f64).sum()
 }
 
-/// A sequence without a pattern (Knuth's generator).
+/// Pseudo-random sequence (Knuth's generator).
 struct Sequence(u64);
 
 impl Sequence {
@@ -54,7 +54,7 @@ impl Sequence {
     }
 }
 
-/// An allocation that offers so many bytes a millisecond in datagrams of this size.
+/// Allocation that offers a constant load in datagrams of one size.
 struct Flow {
     limited: Limited,
     bytes_per_ms: f64,
@@ -81,7 +81,7 @@ impl Flow {
         }
     }
 
-    /// Bytes that passed since then.
+    /// Bytes that passed since `from_ms`.
     fn since(&self, from_ms: u64) -> f64 {
         total(&self.passed.iter().copied().filter(|(now_ms, _)| *now_ms >= from_ms).collect::<Vec<_>>())
     }
@@ -89,7 +89,7 @@ impl Flow {
 
 fn run(flows: &mut [Flow], from_ms: u64, until_ms: u64) {
     for now_ms in from_ms..until_ms {
-        // Nobody is always the first.
+        // Rotate, so that no flow is always first.
         let first = usize::try_from(now_ms).unwrap() % flows.len();
         for index in 0..flows.len() {
             let index = (first + index) % flows.len();
@@ -105,7 +105,7 @@ fn is_near(found: f64, wanted: f64, share: f64) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is offered, in whatever steps: never more than rate and burst, and of more than enough, no less than the rate.
+    /// Random load: never above rate plus burst, and with sufficient demand never below the rate.
     #[test]
     fn a_bucket_keeps_its_rate_and_its_burst(
         rate in 20_000_u64..10_000_000_000,
@@ -120,7 +120,7 @@ proptest! {
         let step = step.min(u64::from(burst_ms) / 2);
         while now_ms < 10 * SECOND {
             now_ms += 1 + sequence.next(step);
-            // Less than the longest is left, and it can only grow with time.
+            // After three refusals, less than the longest datagram is left.
             let mut refused = 0;
             while refused < 3 {
                 let bytes = usize::try_from(1 + sequence.next(longest)).unwrap();
@@ -151,7 +151,7 @@ proptest! {
     ) {
         let pools = Pools::default();
         let mut views: Vec<_> = (0..workers).map(|_| worker(&pools)).collect();
-        // Each offers as much as all may have; no more than the test has time for.
+        // Each flow offers the full rate, in datagrams large enough to limit the test's run time.
         let size = size.max(usize::try_from(rate / 8 / 20_000).unwrap());
         let mut flows: Vec<Flow> = views
             .iter_mut()
@@ -171,9 +171,9 @@ proptest! {
         }
     }
 
-    /// A clock that jumps in either direction gives nobody more than a burst.
+    /// A clock that jumps in either direction yields at most one burst.
     #[test]
-    fn a_clock_that_jumps_brings_a_burst_at_most(
+    fn a_clock_jump_yields_at_most_one_burst(
         jumps in prop::collection::vec((any::<bool>(), 0_u64..1 << 50), 1..50),
     ) {
         const RATE: u64 = 8_000_000;
@@ -188,9 +188,9 @@ proptest! {
         }
     }
 
-    /// Streams: what is taken and not given back is all that counts.
+    /// Streams: only bytes taken and not returned count.
     #[test]
-    fn bytes_of_streams_are_counted_to_the_byte(
+    fn stream_bytes_are_counted_exactly(
         rate in 100_000_u64..1_000_000_000,
         is_own in any::<bool>(),
         asks in prop::collection::vec((1_u64..4_000_000, 0_u64..100, 0_u64..30), 10..200),
@@ -219,18 +219,19 @@ proptest! {
 }
 
 #[test]
-fn a_datagram_longer_than_the_bucket_passes_and_the_next_pays_for_it() {
+fn a_datagram_above_the_burst_passes_and_the_next_one_waits() {
     let mut limited = limited(&mut worker(&Pools::default()), [Some(80_000), None, None], 10, 1);
     let passed = (1..=10_001).filter(|now_ms| limited.admit(Way::ToPeer, 60_000, *now_ms).is_ok()).count();
-    // 2,048 bytes to begin with and 10,000 a second: one at once, one when 60,000 bytes of debt are paid.
+    // 2,048 bytes at first and 10,000 per second: one datagram immediately, and one after 60,000 bytes of
+    // debt are paid.
     assert_eq!(passed, 2);
-    assert!(limited.admit(Way::ToClient, 60_000, 10_001).is_ok(), "the other way has its own");
+    assert!(limited.admit(Way::ToClient, 60_000, 10_001).is_ok(), "the other direction has its own bucket");
 }
 
 #[test]
-fn equal_flows_get_equal_parts_however_much_they_offer() {
+fn flows_get_equal_shares_regardless_of_offered_load() {
     const RATE: u64 = 80_000_000;
-    // The first offers 20 times its part, the others from 1.5 to 4 times; on two workers.
+    // Two workers; the first flow offers 20 times its share, the others 1.5 to 4 times.
     for count in [2, 3, 10, 40] {
         let pools = Pools::default();
         let mut views = [worker(&pools), worker(&pools)];
@@ -255,14 +256,14 @@ fn equal_flows_get_equal_parts_however_much_they_offer() {
 }
 
 #[test]
-fn who_asks_for_less_than_its_part_loses_nothing_and_leaves_the_rest_to_the_others() {
+fn small_flows_lose_nothing_and_leave_the_rest_to_others() {
     const RATE: u64 = 80_000_000;
     let pools = Pools::default();
     let mut views = [worker(&pools), worker(&pools)];
     let mut flow = |index: usize, offered: u64, size: usize| {
         Flow::new(limited(&mut views[index % 2], [None, None, Some(RATE)], 250, 0), offered, size)
     };
-    // Forty calls of 64 kbit/s, two that want 10 Mbit/s, and two floods.
+    // Forty calls of 64 kbit/s, two flows of 10 Mbit/s, and two floods.
     let mut flows: Vec<Flow> = (0..40).map(|index| flow(index, 64_000, 160)).collect();
     flows.extend((0..2).map(|index| flow(index, 10_000_000, 1000)));
     flows.extend([flow(0, 400_000_000, 1200), flow(1, 1_000_000_000, 1200)]);
@@ -280,23 +281,26 @@ fn who_asks_for_less_than_its_part_loses_nothing_and_leaves_the_rest_to_the_othe
 }
 
 #[test]
-fn who_comes_later_gets_its_part_within_a_second() {
+fn a_late_flow_gets_its_share_within_a_second() {
     const RATE: u64 = 40_000_000;
     let mut view = worker(&Pools::default());
     let mut flow = || Flow::new(limited(&mut view, [None, Some(RATE), None], 250, 0), 4 * RATE, 1000);
     let mut flows = vec![flow(), flow()];
     run(&mut flows[..1], 1, 5 * SECOND);
-    assert!(is_near(flows[0].since(SECOND), RATE as f64 / 8.0 * 4.0, 0.02), "alone it has all");
+    assert!(
+        is_near(flows[0].since(SECOND), RATE as f64 / 8.0 * 4.0, 0.02),
+        "a single flow gets the full rate"
+    );
     run(&mut flows, 5 * SECOND, 10 * SECOND);
     for flow in &flows {
         assert!(is_near(flow.since(6 * SECOND), RATE as f64 / 16.0 * 4.0, 0.1));
     }
     run(&mut flows[..1], 10 * SECOND, 15 * SECOND);
-    assert!(is_near(flows[0].since(11 * SECOND), RATE as f64 / 8.0 * 4.0, 0.02), "alone again");
+    assert!(is_near(flows[0].since(11 * SECOND), RATE as f64 / 8.0 * 4.0, 0.02), "a single flow again");
 }
 
 #[test]
-fn the_lowest_limit_holds_and_those_behind_it_do_not_count_what_it_held_up() {
+fn the_lowest_limit_applies_and_later_ones_count_nothing() {
     for (limits, refused) in [
         ([Some(1_000_000), Some(10_000_000), Some(10_000_000)], Level::Allocation),
         ([Some(20_000_000), Some(8_000_000), Some(30_000_000)], Level::User),
@@ -310,11 +314,11 @@ fn the_lowest_limit_holds_and_those_behind_it_do_not_count_what_it_held_up() {
     while limited.admit(Way::ToPeer, 1000, 0).is_ok() {}
     let had = limited.own.map(|(_, buckets)| buckets[0].tokens);
     assert_eq!(limited.admit(Way::ToPeer, 1000, 0).map_err(|held_up| held_up.level), Err(Level::Total));
-    assert_eq!(limited.own.map(|(_, buckets)| buckets[0].tokens), had, "nothing is taken in vain");
+    assert_eq!(limited.own.map(|(_, buckets)| buckets[0].tokens), had, "a refusal takes no tokens");
 }
 
 #[test]
-fn a_pool_is_forgotten_when_it_is_full_and_not_before() {
+fn a_pool_is_dropped_only_once_it_is_full() {
     let pools = Pools::default();
     let (mut leases, _) = worker(&pools);
     let limit = Limit::new(8_000_000, 1000, LEAST_POOL);
@@ -328,12 +332,12 @@ fn a_pool_is_forgotten_when_it_is_full_and_not_before() {
         passed
     };
     assert_eq!(use_up("alice", 0), 1000);
-    assert_eq!(use_up("alice", 0), 0, "another allocation, and nothing gained by it");
+    assert_eq!(use_up("alice", 0), 0, "another allocation gains nothing");
     assert_eq!(use_up("alice", 100), 100);
     for user in 0..200 {
         assert_eq!(use_up(&user.to_string(), 100), 1000);
     }
-    assert!(pools.count() > 200, "none of them is full again");
+    assert!(pools.count() > 200, "no pool is full yet");
     for user in 200..500 {
         use_up(&user.to_string(), 10_000 + user * 10_000);
     }

@@ -1,4 +1,4 @@
-//! The channels of an allocation (RFC 8656 section 12).
+//! Channels of an allocation (RFC 8656 section 12).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,49 +6,51 @@ use turnpike_wire::channel_data::ChannelNumber;
 
 use super::FEW;
 
-/// A channel binding (RFC 8656 section 12).
+/// Channel binding (RFC 8656 section 12).
 #[derive(Clone, Copy)]
 pub(crate) struct Channel {
-    /// Where it is reached.
+    /// Address to send to.
     pub(crate) peer: SocketAddr,
-    /// What the client calls that address: another one where the peer is one of our own relayed addresses, behind a NAT.
+    /// Address that the client used. It differs if the peer is one of this server's relayed addresses behind
+    /// a NAT.
     pub(crate) named: IpAddr,
     pub(crate) expires_ms: u64,
-    /// Of the permission for the peer's address, so that a datagram from the peer needs one lookup.
+    /// Expiry of the permission for the peer's address, stored here so that a datagram from the peer needs
+    /// one lookup.
     pub(crate) permitted_until_ms: u64,
     pub(crate) number: ChannelNumber,
-    /// Whether a datagram has passed on it, either way, since it was bound.
+    /// A datagram has passed in either direction since it was bound.
     pub(crate) used: bool,
 }
 
 impl Channel {
-    /// The peer as the client names it.
+    /// Peer address that the client used.
     pub(crate) fn name(&self) -> SocketAddr {
         SocketAddr::new(self.named, self.peer.port())
     }
 }
 
-/// Why a channel cannot be bound.
+/// Reason for refusing a ChannelBind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BindError {
-    /// The number is bound to another peer: 400.
+    /// 400: the number is bound to another peer.
     NumberTaken,
-    /// The peer is bound to this other number: 400.
+    /// 400: the peer is bound to this other number.
     PeerHas(ChannelNumber),
-    /// As many as there may be: 508.
+    /// 508: at the limit.
     Full,
 }
 
-/// Bound channels, sorted by number; once there are many, with an index by peer.
+/// Bound channels, sorted by number; long lists have an index by peer.
 #[derive(Default)]
 pub(crate) struct Channels {
     list: Vec<Channel>,
-    /// Positions in `list`, sorted by peer. Empty while there are few.
+    /// Positions in `list`, sorted by peer. Empty for short lists.
     by_peer: Box<[u16]>,
 }
 
 impl Channels {
-    /// The channel of this number, unless it has expired.
+    /// Unexpired channel with this number.
     #[inline]
     pub(crate) fn by_number(&self, number: ChannelNumber, now_ms: u64) -> Option<&Channel> {
         let found = if self.list.len() <= FEW {
@@ -59,7 +61,7 @@ impl Channels {
         found.filter(|channel| channel.expires_ms > now_ms)
     }
 
-    /// The channel of this peer, unless it has expired.
+    /// Unexpired channel to this peer.
     #[inline]
     pub(crate) fn by_peer(&self, peer: SocketAddr, now_ms: u64) -> Option<&Channel> {
         let found = if self.list.len() <= FEW {
@@ -73,7 +75,8 @@ impl Channels {
         found.filter(|channel| channel.expires_ms > now_ms)
     }
 
-    /// Whether [`Channels::bind`] may be called for a peer of this name, which is reached there. The expired have been swept out.
+    /// Checks that [`Channels::bind`] is allowed for a peer with the client-visible address `name`, reachable
+    /// at `peer`. Expired channels must have been swept.
     pub(crate) fn may_bind(
         &self,
         number: ChannelNumber,
@@ -81,7 +84,7 @@ impl Channels {
         now_ms: u64,
         most: usize,
     ) -> Result<(), BindError> {
-        // RFC 8656 section 12.2: a number stands for one peer, and a peer has one number.
+        // RFC 8656 section 12.2: numbers and peers map one to one.
         match (self.by_number(number, now_ms), self.by_peer(peer, now_ms)) {
             (Some(one), Some(other)) if one.number == other.number && one.named == name.ip() => return Ok(()),
             (None, None) => {}
@@ -95,27 +98,27 @@ impl Channels {
         self.list.iter()
     }
 
-    /// Time at which the last channel to this address expires; 0 without any.
+    /// Expiry of the last channel to this address; 0 if there are none.
     pub(crate) fn until(&self, ip: IpAddr) -> u64 {
         let to_it = self.list.iter().filter(|channel| channel.named == ip);
         to_it.map(|channel| channel.expires_ms).max().unwrap_or_default()
     }
 
-    /// The permission for this address lives until then.
+    /// Updates the permission expiry of channels to this address.
     pub(crate) fn permit(&mut self, ip: IpAddr, expires_ms: u64) {
         for channel in self.list.iter_mut().filter(|channel| channel.named == ip) {
             channel.permitted_until_ms = expires_ms;
         }
     }
 
-    /// A datagram has passed on this channel.
+    /// Records that a datagram has passed on this channel.
     pub(crate) fn mark_used(&mut self, number: ChannelNumber) {
         if let Ok(at) = self.position(number) {
             self.list[at].used = true;
         }
     }
 
-    /// Binds or refreshes. What is refreshed has been used as before.
+    /// Binds or refreshes a channel; a refresh keeps `used`.
     pub(crate) fn bind(&mut self, new: Channel) {
         match self.position(new.number) {
             Ok(at) => self.list[at] = Channel { used: self.list[at].used, ..new },
@@ -160,7 +163,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     proptest! {
-        /// However many, channels are found by number and by peer exactly while bound.
+        /// Channels are found by number and by peer exactly while bound.
         #[test]
         fn channels_behave_as_two_maps(
             steps in prop::collection::vec((0..40_u16, 0..40_u16, 1..50_u64), 1..200),

@@ -1,6 +1,7 @@
-//! Maps (shared port, peer address) to the allocation that owns it. Several allocations have the same relayed transport address there,
-//! so only the peer tells them apart. A permission is for all ports of an address (RFC 8656 section 9), so an allocation owns the whole
-//! address as long as it has a permission or a channel for it.
+//! Maps (shared port, peer address) to the allocation that owns it. Allocations on a shared port have the
+//! same relayed transport address, so only the peer distinguishes them. A permission covers all ports of an
+//! address (RFC 8656 section 9), so an allocation owns the whole address while it has a permission or a
+//! channel for it.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _},
@@ -12,12 +13,12 @@ use hashbrown::HashTable;
 
 use crate::server::SharedPort;
 
-/// Found by port and peer. Entries are bounded as permissions and channels are: none is here without one of them.
+/// Bounded by permissions and channels: every entry has at least one.
 #[derive(Default)]
 pub(super) struct Claims {
     table: HashTable<Claim>,
     hasher: RandomState,
-    /// The one looked up last: datagrams come in runs.
+    /// Most recent lookup: datagrams come in runs.
     last: Option<Claim>,
 }
 
@@ -25,7 +26,7 @@ pub(super) struct Claims {
 struct Claim {
     port: SharedPort,
     peer: IpAddr,
-    /// The slot of the allocation.
+    /// Slot of the allocation.
     index: u32,
 }
 
@@ -37,7 +38,7 @@ impl Claim {
 }
 
 impl Claims {
-    /// The slot of the allocation whose this peer is.
+    /// Slot of the allocation that owns this peer.
     #[inline]
     pub(super) fn find(&mut self, port: SharedPort, peer: IpAddr) -> Option<u32> {
         if let Some(last) = self.last.filter(|last| last.is(port, peer)) {
@@ -49,7 +50,7 @@ impl Claims {
         Some(found.index)
     }
 
-    /// This peer is that allocation's, unless it is another's.
+    /// Claims this peer unless another allocation owns it.
     pub(super) fn take(&mut self, port: SharedPort, peer: IpAddr, index: u32) {
         let Self { table, hasher, .. } = self;
         let rehash = |claim: &Claim| hash(hasher, claim.port, claim.peer);
@@ -57,7 +58,7 @@ impl Claims {
         entry.or_insert(Claim { port, peer, index });
     }
 
-    /// This peer is not that allocation's any more, if it was.
+    /// Releases this peer if that allocation owns it.
     pub(super) fn release(&mut self, port: SharedPort, peer: IpAddr, index: u32) {
         self.last = None;
         let hash = hash(&self.hasher, port, peer);

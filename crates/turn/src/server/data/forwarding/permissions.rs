@@ -1,10 +1,10 @@
-//! The permissions of an allocation (RFC 8656 section 9).
+//! Permissions of an allocation (RFC 8656 section 9).
 
 use std::net::IpAddr;
 
 use super::FEW;
 
-/// Installed permissions (RFC 8656 section 9), sorted by address.
+/// Sorted by address.
 #[derive(Default)]
 pub(crate) struct Permissions {
     list: Vec<Permission>,
@@ -26,7 +26,7 @@ impl Permissions {
         found.is_some_and(|permission| permission.expires_ms > now_ms)
     }
 
-    /// Whether these distinct addresses fit in as well. The expired have been swept out.
+    /// Returns true if these distinct addresses fit. Expired permissions must have been swept.
     pub(crate) fn room_for(&self, ips: &[IpAddr], most: usize) -> bool {
         let new = ips.iter().filter(|ip| self.position(**ip).is_err()).count();
         self.list.len() + new <= most
@@ -36,7 +36,7 @@ impl Permissions {
         self.list.iter().map(|permission| (permission.ip, permission.expires_ms))
     }
 
-    /// When the permission for this address expires.
+    /// Expiry of the permission for this address.
     pub(super) fn until(&self, ip: IpAddr) -> Option<u64> {
         self.position(ip).ok().map(|at| self.list[at].expires_ms)
     }

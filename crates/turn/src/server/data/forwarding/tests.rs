@@ -1,5 +1,4 @@
-//! The table against a list that is searched from the front: whatever is installed, changed, moved, removed and slept through, both
-//! find the same, and nothing that is over is missed.
+//! Compares the forwarding table with a linear list under random operations: lookups and expiries must agree.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,7 +7,7 @@ use proptest::{collection::vec, prelude::*};
 use super::*;
 use crate::server::{ClosedReason, ListenerId, RelayId, RelayTransport, SessionId, Transport};
 
-/// An entry as the list has it.
+/// Entry of the list.
 #[derive(Clone, Debug)]
 struct Listed {
     id: AllocationId,
@@ -74,7 +73,7 @@ fn client(number: u16) -> Client {
     Client { listener: ListenerId(0), address, local: ([192, 0, 2, 9], 3478).into() }
 }
 
-/// More than [`FEW`] of each family, two ports to an address.
+/// Enough peers to exceed [`FEW`] in each family, with two ports per address.
 fn peer(number: u8) -> SocketAddr {
     let port = 7000 + u16::from(number % 2);
     if number.is_multiple_of(7) {
@@ -85,10 +84,10 @@ fn peer(number: u8) -> SocketAddr {
 }
 
 fn channel(number: u16) -> ChannelNumber {
-    ChannelNumber::new(0x4000 + number).expect("in the range")
+    ChannelNumber::new(0x4000 + number).expect("a valid channel number")
 }
 
-/// Both, and every name that was ever given.
+/// List with all IDs ever assigned.
 #[derive(Default)]
 struct Both {
     list: Vec<Listed>,
@@ -161,7 +160,8 @@ impl Both {
             }
             Step::Bind { number, peer: to, .. } => {
                 let (peer, number) = (peer(to), channel(number));
-                // A number has one peer and a peer one number: the control plane sees to it, and that there is a permission.
+                // The control plane ensures that numbers and peers map one to one, and that a permission
+                // exists.
                 let other =
                     |(known, (to, _)): (&u16, &(SocketAddr, u64))| (*known == number.get()) != (*to == peer);
                 if it.channels.iter().any(other) || !it.permissions.contains_key(&peer.ip()) {
@@ -171,7 +171,7 @@ impl Both {
                 Effect::Bound { allocation, number, peer, at: peer, expires_ms, renewed }
             }
             Step::EndPermission { peer: number, .. } => {
-                // With a permission that ends before its time, its channels end.
+                // A permission ended early takes its channels along.
                 let peer = peer(number).ip();
                 if it.channels.values().any(|(to, _)| to.ip() == peer) {
                     return;
@@ -211,7 +211,7 @@ impl Both {
             Step::Install { .. } | Step::Find(_) | Step::Sleep(_) => return,
         };
         table.apply(now, &effect);
-        // What is told twice, or of one that is gone, changes nothing.
+        // Effects repeated, or for ended entries, change nothing.
         if matches!(effect, Effect::Closed { .. } | Effect::Exported { .. }) {
             assert!(table.get(allocation).is_none());
         }
@@ -224,20 +224,21 @@ impl Both {
         self.links += 1;
         let link = Link(self.links);
         let id = table.install(self.now, Entry::new(client, link, padded, false));
-        assert!(!self.names.contains(&id), "a name twice");
+        assert!(!self.names.contains(&id), "an ID was reused");
         self.names.push(id);
         let (relays, away) = ([None; 2], false);
         let (permissions, channels) = Default::default();
         self.list.push(Listed { id, client, link, padded, away, relays, permissions, channels });
     }
 
-    /// As the control plane does it: what is due is looked through, and armed again.
+    /// Expires and rearms due entries as the control plane does.
     fn sleep(&mut self, table: &mut Forwarding, ms: u64) {
         self.now += ms;
         while let Some(index) = table.due(self.now) {
-            let it = self.list.iter_mut().find(|it| it.id.index == index).expect("of one that is there");
+            let it =
+                self.list.iter_mut().find(|it| it.id.index == index).expect("a due timer of a live entry");
             let (now, allocation) = (self.now, it.id);
-            let bindings: Vec<Binding> = table.at(index).expect("it is").1.bindings().collect();
+            let bindings: Vec<Binding> = table.at(index).expect("a live entry").1.bindings().collect();
             for binding in bindings.into_iter().filter(|binding| binding.expires_ms() <= now) {
                 let effect = match binding {
                     Binding::Permission(peer, _) => Effect::PermissionEnded { allocation, peer },
@@ -259,7 +260,7 @@ impl Both {
         }
         let over = |until: u64| until.div_ceil(1000) * 1000 <= self.now;
         let late: Vec<_> = self.list.iter().filter(|it| it.deadlines().any(over)).collect();
-        assert!(late.is_empty(), "slept through at {}: {late:?}", self.now);
+        assert!(late.is_empty(), "missed expiries at {}: {late:?}", self.now);
     }
 
     fn compare(&self, table: &mut Forwarding) {
@@ -285,7 +286,7 @@ impl Both {
                 let bound = it.channels.iter().find(|(_, (to, until))| *to == peer && *until > now);
                 let found = entry.channels.by_peer(peer, now);
                 assert_eq!(found.map(|it| it.number.get()), bound.map(|(number, _)| *number), "{peer}");
-                // A channel knows until when its peer's address is permitted.
+                // A channel tracks the expiry of its peer's permission.
                 assert!(
                     found.is_none_or(|it| (it.permitted_until_ms > now) == permitted(peer.ip())),
                     "{peer}"
@@ -305,7 +306,7 @@ impl Both {
     }
 }
 
-/// The table does not look at it.
+/// The table ignores session IDs.
 fn session() -> SessionId {
     "0".repeat(32).parse().expect("32 digits")
 }

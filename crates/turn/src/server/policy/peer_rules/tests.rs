@@ -9,7 +9,8 @@ fn allow(rules: &[&str]) -> Vec<AllowRule> {
     rules.iter().map(|rule| rule.parse().unwrap()).collect()
 }
 
-/// Of a server on 198.41.0.4 and 2606:4700::4, known as 198.41.0.9 outside, with a listener on every address and one on the first.
+/// Rules of a server on 198.41.0.4 (external address 198.41.0.9) and 2606:4700::4, with a wildcard listener
+/// and one on the first address.
 fn ours(rules: &[&str]) -> PeerRules {
     let ips = |list: &[&str]| list.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
     let listeners = ["0.0.0.0:3478", "198.41.0.4:50000"].map(|at| at.parse().unwrap());
@@ -30,12 +31,12 @@ fn an_allow_rule_is_a_prefix_or_one_address_with_ports() {
     assert_eq!(allow(&["192.0.2.1", "[::ffff:192.0.2.1]:22"]), allow(&["192.0.2.1/32", "192.0.2.1:22"]));
     for (text, expected) in [
         ("10.0.0.0/33", "expected 0 to 32"),
-        ("10.0.0.0/8:22", "ports behind what is not one address"),
-        ("[2001:db8::/32]:22", "ports behind what is not one address"),
-        ("[2001:db8::1]", "ports behind what is not one address"),
-        ("192.0.2.1:0", "expected one of 1 to 65535"),
-        ("192.0.2.1:2-1", "expected one of 1 to 65535"),
-        ("192.0.2.1:", "expected one of 1 to 65535"),
+        ("10.0.0.0/8:22", "is not an address with ports"),
+        ("[2001:db8::/32]:22", "is not an address with ports"),
+        ("[2001:db8::1]", "is not an address with ports"),
+        ("192.0.2.1:0", "expected 1 to 65535"),
+        ("192.0.2.1:2-1", "expected 1 to 65535"),
+        ("192.0.2.1:", "expected 1 to 65535"),
         ("0.0.0.0", "write 0.0.0.0/0"),
         ("[::]:22", "write ::/0"),
     ] {
@@ -45,7 +46,7 @@ fn an_allow_rule_is_a_prefix_or_one_address_with_ports() {
 }
 
 #[test]
-fn a_rule_with_a_port_opens_that_port_alone() {
+fn a_rule_with_a_port_opens_only_that_port() {
     let rules = PeerRules { allow: allow(&["10.0.0.1:5060-5061"]), ..PeerRules::default() };
     assert!(rules.permits("10.0.0.1".parse().unwrap()), "a permission has no port");
     for (peer, expected) in [
@@ -71,7 +72,7 @@ const SPELLINGS: [&str; 12] = [
     "2001:0:c629:4::f7f7:f7f7",
     "2001:0:808:808::39d6:fffb",
     "2a00::5efe:c629:4",
-    // By a prefix of the operator's own (RFC 8215) of 48, 56, 64 and 96 bits.
+    // Operator prefixes (RFC 8215) of 48, 56, 64 and 96 bits.
     "64:ff9b:1:c629:0:400::",
     "64:ff9b:1:99c6:29:4::",
     "64:ff9b:1:9999:c6:2900:400:0",
@@ -79,7 +80,7 @@ const SPELLINGS: [&str; 12] = [
 ];
 
 #[test]
-fn on_our_own_addresses_the_ports_of_the_relay_alone_are_open_in_any_spelling() {
+fn own_addresses_expose_only_relay_ports_in_any_spelling() {
     let wide = [
         "0.0.0.0/0",
         "::/0",
@@ -101,7 +102,7 @@ fn on_our_own_addresses_the_ports_of_the_relay_alone_are_open_in_any_spelling() 
         assert!(rules.permits_endpoint(at(60_000)), "{}", at(60_000));
         assert!(rules.permits(at(0).ip()), "{ip}");
     }
-    // The relay gives none of loopback, where others have theirs.
+    // No relay port is on loopback, where other services have theirs.
     for loopback in ["127.0.0.1:22", "127.9.9.9:60000", "[::1]:60000", "[64:ff9b::127.0.0.1]:60000"] {
         assert!(!permitted(&rules, loopback), "{loopback}");
     }
@@ -119,13 +120,13 @@ fn on_our_own_addresses_the_ports_of_the_relay_alone_are_open_in_any_spelling() 
     for neighbour in ["198.41.0.5:22", "[2606:4700::5]:22", "[64:ff9b::198.41.0.5]:3478"] {
         assert!(permitted(&rules, neighbour), "{neighbour}");
     }
-    // By default a public address is no different, and what embeds it either.
+    // By default, own public addresses are no different, nor are addresses that embed them.
     assert!(!permitted(&ours(&[]), "198.41.0.4:22") && !permitted(&ours(&[]), "198.41.0.9:22"));
     assert!(!permitted(&ours(&[]), "[64:ff9b::198.41.0.4]:22") && permitted(&ours(&[]), "198.41.0.4:60000"));
 }
 
 #[test]
-fn a_rule_that_names_an_address_of_ours_opens_it_but_never_a_listener() {
+fn a_rule_for_an_own_address_opens_it_except_listeners() {
     for rule in ["198.41.0.4", "198.41.0.4/32", "198.41.0.4:22", "198.41.0.4:20-30"] {
         let rules = ours(&[rule]);
         for ip in ["198.41.0.4", "64:ff9b::198.41.0.4"] {
@@ -135,7 +136,7 @@ fn a_rule_that_names_an_address_of_ours_opens_it_but_never_a_listener() {
         assert!(!permitted(&rules, "198.41.0.9:22") && !permitted(&rules, "[2606:4700::4]:22"), "{rule}");
     }
     assert!(!permitted(&ours(&["198.41.0.4:20-30"]), "198.41.0.4:31"));
-    assert!(!permitted(&ours(&["198.41.0.4/31"]), "198.41.0.4:22"), "a prefix names nobody");
+    assert!(!permitted(&ours(&["198.41.0.4/31"]), "198.41.0.4:22"), "a prefix does not open own services");
     let named =
         ours(&["198.41.0.4:3478", "198.41.0.4:50000", "198.41.0.9:50000", "127.0.0.1:3478", "[::1]:3478"]);
     for listener in
@@ -143,15 +144,15 @@ fn a_rule_that_names_an_address_of_ours_opens_it_but_never_a_listener() {
     {
         assert!(!permitted(&named, listener), "{listener}");
     }
-    // Nobody listens there.
+    // No listener on this port.
     assert!(permitted(&ours(&["127.0.0.1"]), "127.0.0.1:50000"));
-    // What lies wholly within loopback is meant for this machine; what holds more than that is not.
+    // A rule within loopback is meant for this machine; a wider one is not.
     assert!(permitted(&ours(&["127.0.0.0/8"]), "127.0.0.1:22") && permitted(&ours(&["::1"]), "[::1]:22"));
     assert!(permitted(&ours(&["127.0.0.0/30"]), "127.0.0.1:22"));
     assert!(
         !permitted(&ours(&["126.0.0.0/7"]), "127.0.0.1:22") && !permitted(&ours(&["::/127"]), "[::1]:22")
     );
-    // A deny rule wins.
+    // Deny rules take precedence.
     let denied = PeerRules { deny: vec![cidr("198.41.0.4")], ..ours(&["198.41.0.4:22"]) };
     assert!(!permitted(&denied, "198.41.0.4:22"));
 }
@@ -189,21 +190,21 @@ fn the_unspecified_address_is_never_a_peer_in_any_spelling() {
 }
 
 #[test]
-fn a_prefix_that_cannot_be_says_what_to_write() {
+fn prefix_errors_suggest_a_correction() {
     for (text, expected) in [
         ("10.0.0.1/8", "10.0.0.1/8 has host bits set: write 10.0.0.0/8"),
         ("2001:db8::1/32", "2001:db8::1/32 has host bits set: write 2001:db8::/32"),
-        ("10.0.0.0/33", "\"10.0.0.0/33\" has a prefix length of \"33\": expected 0 to 32"),
-        ("::/129", "\"::/129\" has a prefix length of \"129\": expected 0 to 128"),
-        ("10.0.0.0/", "\"10.0.0.0/\" has a prefix length of \"\": expected 0 to 32"),
+        ("10.0.0.0/33", "\"10.0.0.0/33\" has prefix length \"33\": expected 0 to 32"),
+        ("::/129", "\"::/129\" has prefix length \"129\": expected 0 to 128"),
+        ("10.0.0.0/", "\"10.0.0.0/\" has prefix length \"\": expected 0 to 32"),
     ] {
         assert_eq!(text.parse::<Cidr>().unwrap_err(), expected);
     }
-    assert!("10.0.0/8".parse::<Cidr>().unwrap_err().contains("expected one such as 10.0.0.0/8"));
+    assert!("10.0.0/8".parse::<Cidr>().unwrap_err().contains("expected for example 10.0.0.0/8"));
 }
 
 #[test]
-fn a_lone_address_is_a_prefix_of_itself() {
+fn a_single_address_is_a_full_length_prefix() {
     assert_eq!(cidr("192.0.2.1"), Cidr { base: "192.0.2.1".parse().unwrap(), bits: 32 });
     assert_eq!(cidr("::1").bits, 128);
 }
@@ -246,7 +247,7 @@ fn deny_wins_over_allow_and_allow_over_the_built_in_refusal() {
 }
 
 #[test]
-fn by_allow_list_only_what_no_rule_names_is_refused_in_every_spelling() {
+fn allow_only_refuses_unlisted_peers_in_every_spelling() {
     let rules = PeerRules {
         allow: allow(&["8.8.0.0/16", "10.0.0.0/8", "2606:4700::/32"]),
         deny: vec![cidr("8.8.4.4")],
@@ -274,11 +275,11 @@ fn by_allow_list_only_what_no_rule_names_is_refused_in_every_spelling() {
     assert_eq!(by("9.9.9.9:1"), PeerDenial::NotAllowed);
     assert_eq!(by("8.8.4.4:1"), PeerDenial::Rule(cidr("8.8.4.4")));
     let nobody = PeerRules { allow_only: true, ..PeerRules::default() };
-    assert!(!nobody.permits("8.8.8.8".parse().unwrap()), "an empty list names nobody");
+    assert!(!nobody.permits("8.8.8.8".parse().unwrap()), "an empty list allows no peer");
 }
 
 #[test]
-fn a_denial_says_whether_a_rule_or_the_default_refuses() {
+fn a_denial_distinguishes_rules_from_defaults() {
     let rules = PeerRules { deny: vec![cidr("8.8.0.0/16")], ..ours(&["10.0.0.2:22", "10.0.0.4/31"]) };
     for (peer, by) in [
         ("8.8.8.8:9", PeerDenial::Rule(cidr("8.8.0.0/16"))),
@@ -306,9 +307,9 @@ fn a_wide_ipv6_allow_rule_does_not_open_embedded_private_ranges() {
     assert!(rules.permits("2002:0a00:0001::".parse().unwrap()));
 }
 
-/// The list and the match patterns agree at the ends of each range and beside them.
+/// The list and the match patterns agree at the ends of each range and next to them.
 #[test]
-fn listed_special_ranges_are_those_that_are_refused() {
+fn listed_special_ranges_match_the_refused_ones() {
     let ranges: Vec<IpRange> = SPECIAL.iter().map(|text| text.parse().unwrap()).collect();
     let is_listed = |ip: IpAddr| {
         let one = IpRange::new(ip, ip).unwrap();
@@ -345,7 +346,7 @@ fn listed_special_ranges_are_those_that_are_refused() {
 }
 
 #[test]
-fn a_rule_for_others_opens_no_service_of_our_own() {
+fn a_rule_for_others_opens_no_own_service() {
     let mut rules = ours(&["198.41.0.4"]);
     assert!(permitted(&rules, "198.41.0.4:22"));
     rules.allow = vec![AllowRule::of_others(cidr("198.41.0.4")), AllowRule::of_others(cidr("10.0.0.9"))];
