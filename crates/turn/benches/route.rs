@@ -1,4 +1,4 @@
-//! What one decision costs: `cargo bench -p turnpike-turn --bench route`.
+//! Cost of one decision: `cargo bench -p turnpike-turn --bench route`.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -37,7 +37,7 @@ fn relaying(criterion: &mut Criterion) {
     for clients in [1, 1000] {
         let (mut world, relays) = world(clients);
         let now = world.now;
-        // A stride that visits the clients in no order that a prefetcher would guess.
+        // Stride that defeats the prefetcher.
         let mut at = 0;
         let mut next = || {
             at = (at + 617) % relays.len();
@@ -92,14 +92,14 @@ fn requests(criterion: &mut Criterion) {
         let alice = world.credentials("alice", scheme);
         let (allocate, delete) =
             (Ask::allocate().signed(&alice).bytes(), Ask::refresh(0).signed(&alice).bytes());
-        // Allocate and its deletion, both authenticated; building the key is the test policy's part of it.
+        // Authenticated Allocate and deletion, including the test policy's key derivation.
         group.bench_function(format!("allocate_and_delete/{scheme:?}"), |bencher| {
             bencher.iter(|| {
                 let Outcome::Open(request) = world.feed(&allocate) else { panic!() };
                 world.open(&request);
                 black_box(world.feed(&delete));
                 while world.server.poll_effect().is_some() {}
-                // Beyond what a retransmission is answered from.
+                // Past the retransmission window.
                 world.now.ms += 41_000;
             });
         });

@@ -1,5 +1,5 @@
-//! Self-contained access tokens (RFC 7635 section 6.2): what an authorization server gives to a client, for a TURN server that
-//! shares a key with it.
+//! Self-contained access tokens (RFC 7635 section 6.2), which an authorization server issues to a client for
+//! a TURN server that shares a key with it.
 //!
 //! ```text
 //!  0        2              14                                                        +16
@@ -21,30 +21,28 @@ use subtle::ConstantTimeEq as _;
 use turnpike_wire::integrity::Key;
 use zeroize::{Zeroize as _, Zeroizing};
 
-/// Bytes of a nonce (RFC 5116 sections 5.1 and 5.2: the only length that AES-GCM has there).
+/// Bytes of a nonce, the only length of AES-GCM in RFC 5116 (sections 5.1 and 5.2).
 pub const NONCE_LEN: usize = 12;
-/// Bytes of a `mac_key`. RFC 7635 asks for 20, HMAC-SHA256 likes 32; below 16 one could be guessed.
+/// Bytes of a `mac_key`. RFC 7635 requires 20, and 32 suit HMAC-SHA256; below 16 a key could be guessed.
 pub const MAC_KEY_LEN: std::ops::RangeInclusive<usize> = 16..=64;
 
 const TAG_LEN: usize = 16;
-/// Length of the nonce, nonce, length of the key.
+/// Nonce length, nonce, key length.
 const HEAD_LEN: usize = 2 + NONCE_LEN;
-/// What is encrypted beside the key.
+/// Encrypted bytes besides the key.
 const FIELDS_LEN: usize = 2 + 8 + 4;
 const MAX_SEALED_LEN: usize = FIELDS_LEN + *MAC_KEY_LEN.end();
 
-/// The key that a TURN server shares with an authorization server. Never printed; equality takes constant time; overwritten when
-/// dropped.
+/// Key shared by a TURN server and an authorization server. `Debug` hides it, equality is constant-time, and
+/// dropping erases it.
 #[derive(Clone)]
 pub enum TokenKey {
-    /// AEAD_AES_128_GCM.
     A128Gcm([u8; 16]),
-    /// AEAD_AES_256_GCM.
     A256Gcm([u8; 32]),
 }
 
 impl TokenKey {
-    /// A key of 16 bytes is one of AES-128, of 32 bytes one of AES-256.
+    /// 16 bytes select AES-128, 32 bytes AES-256.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if let Ok(key) = bytes.try_into() {
@@ -53,7 +51,7 @@ impl TokenKey {
         bytes.try_into().ok().map(Self::A256Gcm)
     }
 
-    /// The algorithm's name in RFC 7635 section 4.1.1.
+    /// Algorithm name in RFC 7635 section 4.1.1.
     #[must_use]
     pub const fn algorithm(&self) -> &'static str {
         match self {
@@ -115,54 +113,53 @@ impl PartialEq for TokenKey {
 
 impl Eq for TokenKey {}
 
-/// What a token says. `mac_key` is never printed, and overwritten when dropped.
+/// Content of a token. `Debug` hides `mac_key`, and dropping erases it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AccessToken {
     mac_key: Zeroizing<Vec<u8>>,
-    /// When it was made: Unix seconds in the higher 48 bits, 1/64000 of a second in the lower 16.
+    /// Issue time: Unix seconds in the upper 48 bits, 1/64000 s in the lower 16.
     pub timestamp: u64,
-    /// Seconds, from then on.
+    /// Seconds from `timestamp`.
     pub lifetime: u32,
 }
 
-/// Why bytes are no token.
+/// Reason for rejecting a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// A length that no token has.
+    /// Invalid lengths.
     #[error("malformed")]
     Malformed,
-    /// Made with another key or for another server, or altered.
-    #[error("not authentic: made with another key or for another server name")]
+    /// Encrypted with another key, issued for another server, or altered.
+    #[error("not authentic: encrypted with another key or for another server name")]
     NotAuthentic,
 }
 
 impl AccessToken {
-    /// A token made at `unix` seconds. `None` if the key is too short or too long ([`MAC_KEY_LEN`]).
+    /// Token issued at `unix` seconds. `None` if the key length is outside [`MAC_KEY_LEN`].
     #[must_use]
     pub fn new(mac_key: &[u8], unix: u64, lifetime: u32) -> Option<Self> {
         let fits = MAC_KEY_LEN.contains(&mac_key.len());
         fits.then(|| Self { mac_key: mac_key.to_vec().into(), timestamp: unix << 16, lifetime })
     }
 
-    /// When it was made, in Unix seconds.
+    /// Issue time in Unix seconds.
     #[must_use]
     pub const fn made_unix(&self) -> u64 {
         self.timestamp >> 16
     }
 
-    /// What the client signs with.
+    /// Key that signs the client's requests.
     #[must_use]
     pub fn key(&self) -> Key {
         Key::from_bytes(&self.mac_key)
     }
 
-    /// The same as it stands there.
     #[must_use]
     pub fn mac_key(&self) -> &[u8] {
         &self.mac_key
     }
 
-    /// The token as bytes of ACCESS-TOKEN. A nonce must never be used twice with the same key.
+    /// Encrypts the token into the value of ACCESS-TOKEN. A nonce must never be reused with the same key.
     #[must_use]
     pub fn seal(&self, key: &TokenKey, server_name: &str, nonce: [u8; NONCE_LEN]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEAD_LEN + MAX_SEALED_LEN + TAG_LEN);
@@ -177,15 +174,14 @@ impl AccessToken {
         match key.encrypt(&nonce, server_name, &mut bytes[HEAD_LEN..]) {
             Some(tag) => bytes.extend_from_slice(&tag),
             // AES-GCM refuses texts of 64 GiB.
-            None => unreachable!("a token is some hundred bytes long"),
+            None => unreachable!("a token has at most about a hundred bytes"),
         }
         bytes
     }
 
-    /// Reads the bytes of an ACCESS-TOKEN.
+    /// Decrypts the value of an ACCESS-TOKEN.
     ///
-    /// # Errors
-    /// See [`TokenError`].
+    /// # Errors See [`TokenError`].
     pub fn open(key: &TokenKey, server_name: &str, bytes: &[u8]) -> Result<Self, TokenError> {
         let (nonce, sealed) = match bytes {
             [0, 12, rest @ ..] => rest.split_first_chunk::<NONCE_LEN>().ok_or(TokenError::Malformed)?,
@@ -227,7 +223,8 @@ impl fmt::Debug for AccessToken {
 mod tests {
     use super::*;
 
-    /// Made with Python's `cryptography`: algorithm, key, server name, nonce, mac_key, timestamp, lifetime, token.
+    /// Made with Python's `cryptography`: algorithm, key, server name, nonce, mac_key, timestamp, lifetime,
+    /// token.
     const VECTORS: &str = include_str!("../tests/fixtures/access_tokens.txt");
 
     fn hex(text: &str) -> Vec<u8> {
@@ -235,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_another_implementation_are_read_and_made() {
+    fn tokens_match_those_of_another_implementation() {
         assert_eq!(VECTORS.lines().count(), 4);
         for line in VECTORS.lines() {
             let [algorithm, key, name, nonce, mac_key, timestamp, lifetime, token] =
@@ -254,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn another_key_another_server_or_a_changed_byte_is_not_authentic() {
+    fn a_wrong_key_wrong_server_or_changed_byte_is_not_authentic() {
         let key = TokenKey::A256Gcm([7; 32]);
         let token = AccessToken::new(&[1; 20], 1_800_000_000, 60).unwrap();
         let bytes = token.seal(&key, "turn.example.org", [9; 12]);
@@ -272,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn every_truncation_and_every_absurd_length_is_refused() {
+    fn truncated_tokens_and_invalid_lengths_are_refused() {
         let key = TokenKey::A128Gcm([7; 16]);
         let bytes = AccessToken::new(&[1; 20], 1_800_000_000, 60).unwrap().seal(&key, "x", [9; 12]);
         for length in 0..bytes.len() {
@@ -284,7 +281,7 @@ mod tests {
         );
         for mac_key_len in [0, 15, 65, 1000] {
             assert!(AccessToken::new(&vec![1; mac_key_len], 0, 1).is_none());
-            // Authentic, and absurd all the same.
+            // Authentic but with an invalid length.
             let odd = AccessToken { mac_key: vec![1; mac_key_len].into(), timestamp: 0, lifetime: 1 };
             let odd = odd.seal(&key, "x", [9; 12]);
             assert_eq!(AccessToken::open(&key, "x", &odd), Err(TokenError::Malformed), "{mac_key_len}");
@@ -292,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_length_that_lies_is_malformed() {
+    fn a_wrong_key_length_field_is_malformed() {
         let key = TokenKey::A128Gcm([7; 16]);
         for lie in [0, 19, 21, u16::MAX] {
             let mut bytes = [&[0, 12][..], &[9; 12], &lie.to_be_bytes(), &[1; 20], &[0; 12]].concat();
@@ -303,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_secret_is_printed() {
+    fn debug_output_hides_secrets() {
         let token = AccessToken::new(&[213; 20], 0, 1).unwrap();
         let text = format!("{token:?} {:?}", TokenKey::A256Gcm([213; 32]));
         assert!(!text.contains("213") && text.contains("A256GCM"), "{text}");

@@ -1,16 +1,12 @@
-//! Address families.
-
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use turnpike_wire::stun::{FAMILY_IPV4, FAMILY_IPV6};
 
-/// An address family.
+/// Address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Family {
-    /// IPv4.
     V4,
-    /// IPv6.
     V6,
 }
 
@@ -19,7 +15,7 @@ impl Family {
         if ip.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// As attributes name it.
+    /// Number in STUN attributes.
     pub(crate) const fn number(self) -> u8 {
         match self {
             Self::V4 => FAMILY_IPV4,
@@ -27,8 +23,8 @@ impl Family {
         }
     }
 
-    /// Reads REQUESTED-ADDRESS-FAMILY and ADDITIONAL-ADDRESS-FAMILY (RFC 8656 sections 18.6 and 18.11). `Err` is the number of a
-    /// family that there is not; `None` a malformed attribute.
+    /// Parses REQUESTED-ADDRESS-FAMILY and ADDITIONAL-ADDRESS-FAMILY (RFC 8656 sections 18.6 and 18.11).
+    /// `Err` holds an unknown family number; `None` means a malformed attribute.
     pub(crate) fn read(value: &[u8]) -> Option<Result<Self, u8>> {
         match *value {
             [FAMILY_IPV4, _, _, _] => Some(Ok(Self::V4)),

@@ -1,5 +1,5 @@
-//! Ranges of addresses as other servers write them, FIRST-LAST, and what is left of some when others are taken out: in prefixes, which
-//! is what peer rules are made of.
+//! Address ranges in the FIRST-LAST notation of other servers, their unions and differences, and conversion
+//! to prefixes for peer rules.
 
 use std::{
     fmt,
@@ -9,8 +9,8 @@ use std::{
 
 use crate::server::Cidr;
 
-/// Addresses of one family, from the first to the last. IPv4-mapped addresses are IPv6, as in coturn: a range of them holds no IPv4
-/// address, or `::ffff:0.0.0.0-::ffff:255.255.255.255` would be the whole of IPv4.
+/// Addresses of one family, first to last. IPv4-mapped addresses count as IPv6, as in coturn; otherwise
+/// `::ffff:0.0.0.0-::ffff:255.255.255.255` would cover all of IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IpRange {
     family: Family,
@@ -25,20 +25,20 @@ enum Family {
 }
 
 impl IpRange {
-    /// `None` where the two have different families, or the last comes before the first.
+    /// `None` if the families differ or the last address precedes the first.
     #[must_use]
     pub fn new(first: IpAddr, last: IpAddr) -> Option<Self> {
         let ((family, first), (other, last)) = (place(first), place(last));
         (family == other && first <= last).then_some(Self { family, first, last })
     }
 
-    /// The fewest prefixes that hold just these addresses.
+    /// Minimal set of prefixes that covers exactly these addresses.
     #[must_use]
     pub fn prefixes(&self) -> Vec<Cidr> {
         let mut prefixes = Vec::new();
         let mut first = self.first;
         loop {
-            // As many low bits as the first address has zeros, and as still fit.
+            // Limited by the trailing zeros of the first address and by the rest of the range.
             let room = (self.last - first).checked_add(1).map_or(128, u128::ilog2);
             let free = first.trailing_zeros().min(room).min(self.family.bits());
             prefixes.push(self.family.prefix(first, free));
@@ -50,7 +50,7 @@ impl IpRange {
         }
     }
 
-    /// What is left of it without `other`: nothing, one range or two.
+    /// Rest of this range without `other`: zero, one or two ranges.
     fn without(&self, other: &Self) -> impl Iterator<Item = Self> {
         let apart = self.family != other.family || other.last < self.first || self.last < other.first;
         let below = (other.first > self.first).then(|| Self { last: other.first - 1, ..*self });
@@ -60,7 +60,7 @@ impl IpRange {
     }
 }
 
-/// The fewest ranges that hold the addresses of all these, in ascending order.
+/// Minimal set of ranges that covers all of `ranges`, in ascending order.
 #[must_use]
 pub fn union(ranges: &[IpRange]) -> Vec<IpRange> {
     let mut sorted = ranges.to_vec();
@@ -77,7 +77,7 @@ pub fn union(ranges: &[IpRange]) -> Vec<IpRange> {
     union
 }
 
-/// The addresses of `ranges` that are in none of `but`.
+/// Addresses of `ranges` outside all of `but`.
 #[must_use]
 pub fn difference(ranges: &[IpRange], but: &[IpRange]) -> Vec<IpRange> {
     but.iter()
@@ -93,14 +93,15 @@ impl From<Cidr> for IpRange {
     }
 }
 
-/// `FIRST-LAST`, a prefix or one address. Unlike a [`Cidr`], a prefix may have host bits: other servers take them.
+/// Parses `FIRST-LAST`, a prefix or a single address. Unlike in a [`Cidr`], a prefix may have host bits, as
+/// other servers allow.
 impl FromStr for IpRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let unclear = || {
             format!(
-                "{text:?} is no range of addresses: expected one such as 10.0.0.0-10.0.0.255, 10.0.0.0/24 or 2001:db8::1"
+                "{text:?} is not an address range: expected for example 10.0.0.0-10.0.0.255, 10.0.0.0/24 or 2001:db8::1"
             )
         };
         let ip = |text: &str| text.trim().parse::<IpAddr>().map_err(|_| unclear());
@@ -141,7 +142,7 @@ impl Family {
         }
     }
 
-    /// With so many low bits that do not count.
+    /// Prefix with `free` low bits unset.
     #[expect(clippy::cast_possible_truncation, reason = "at most 128")]
     fn prefix(self, first: u128, free: u32) -> Cidr {
         Cidr { base: self.address(first), bits: (self.bits() - free) as u8 }
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_made_of_the_fewest_prefixes() {
+    fn a_range_converts_to_the_fewest_prefixes() {
         assert_eq!(prefixes("10.0.0.0-10.255.255.255"), ["10.0.0.0/8"]);
         assert_eq!(prefixes("172.17.13.200"), ["172.17.13.200/32"]);
         assert_eq!(prefixes("0.0.0.0-255.255.255.255"), ["0.0.0.0/0"]);
@@ -186,7 +187,7 @@ mod tests {
             ["172.17.13.133/32", "172.17.13.134/31", "172.17.13.136/30", "172.17.13.140/32"]
         );
         assert_eq!(prefixes("123::45"), ["123::45/128"]);
-        assert_eq!(prefixes("10.1.2.3/8"), ["10.0.0.0/8"], "host bits do not matter here");
+        assert_eq!(prefixes("10.1.2.3/8"), ["10.0.0.0/8"], "host bits are ignored");
         assert_eq!(prefixes("::ffff:10.0.0.0-::ffff:10.0.0.1"), ["::ffff:10.0.0.0/127"]);
         assert_eq!(prefixes("255.255.255.255"), ["255.255.255.255/32"]);
     }
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused() {
+    fn invalid_ranges_are_refused() {
         for text in
             ["", "10.0.0.9-10.0.0.1", "10.0.0.1-::1", "10.0.0.0/33", "host", "10.0.0.1-", "1.2.3.4/x", "*"]
         {
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_out_leaves_the_rest() {
+    fn a_difference_keeps_the_rest() {
         let ranges =
             |texts: &[&str]| -> Vec<IpRange> { texts.iter().map(|text| text.parse().unwrap()).collect() };
         let left = |all: &[&str], but: &[&str]| -> Vec<String> {
@@ -225,7 +226,7 @@ mod tests {
     const NOTHING: &[&str] = &[];
 
     #[test]
-    fn a_union_names_each_address_once() {
+    fn a_union_lists_each_address_once() {
         let ranges = ["10.0.1.0/24", "::1", "10.0.0.0/24", "10.0.0.7", "10.0.0.0/24", "::ffff:10.0.2.0"];
         let all: Vec<IpRange> = ranges.iter().map(|text| text.parse().unwrap()).collect();
         let shown: Vec<String> = union(&all).iter().map(ToString::to_string).collect();
@@ -234,7 +235,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each address is in what is left if and only if it is in the one and not in the other, by either way to ask.
+        /// An address is in the difference if and only if it is in the first range and not in the second.
         #[test]
         fn prefixes_and_differences_hold_the_right_addresses(
             (a, b, c, d, probe) in any::<(u16, u16, u16, u16, u16)>()
@@ -254,7 +255,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_a_range_or_none(text in "\\PC{0,40}") {
+        fn parsing_any_text_does_not_panic(text in "\\PC{0,40}") {
             let _ = text.parse::<IpRange>();
         }
     }

@@ -1,5 +1,5 @@
-//! TURN without sockets, clocks, threads or files: state machines that are fed datagrams and the time, and answer
-//! with what is to be sent. [`server`] is RFC 8656's server, [`client`] its client.
+//! TURN without sockets, clocks, threads or files: state machines that take datagrams and the time, and
+//! return packets to send. [`server`] is an RFC 8656 server, [`client`] its client.
 #![forbid(unsafe_code)]
 
 pub mod access_token;
@@ -11,7 +11,8 @@ pub mod rates;
 pub mod server;
 pub mod time;
 
-// What threads share says `crate::sync`, where `interleave` has other types, which try every order of events.
+// Shared types come from `crate::sync`, which the `interleave` crate replaces with types that explore every
+// interleaving.
 use std::sync;
 
 pub use family::Family;

@@ -1,5 +1,5 @@
-//! Randomness as it is passed in: a seed at the start, and from it as many numbers as are wanted. So nothing here asks the system, and a
-//! run can be repeated by its seed.
+//! Random numbers from a seed supplied by the caller. The state machines never ask the system, so that a run
+//! can be repeated.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use rand_chacha::{
     rand_core::{RngCore as _, SeedableRng as _},
 };
 
-/// What a state machine draws its random numbers from: 32 bytes that nobody foresees, never the same for two of them.
+/// Random seed of a state machine: 32 unpredictable bytes, unique for each.
 pub struct Seed(pub [u8; 32]);
 
 impl fmt::Debug for Seed {
@@ -17,7 +17,7 @@ impl fmt::Debug for Seed {
     }
 }
 
-/// The numbers of one state machine. What comes next does not follow from what came before.
+/// Cryptographic random number generator of one state machine.
 pub(crate) struct Random(ChaCha12Rng);
 
 impl Random {
@@ -39,7 +39,7 @@ impl Random {
         self.0.next_u64()
     }
 
-    /// For a state machine of its own.
+    /// Generator for another state machine.
     pub(crate) fn fork(&mut self) -> Self {
         Self::new(Seed(self.bytes()))
     }
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_makes_one_sequence_and_is_never_printed() {
+    fn a_seed_yields_one_sequence_and_is_never_printed() {
         let draw = |seed| {
             let mut random = Random::new(Seed([seed; 32]));
             (random.u32(), random.u64(), random.bytes::<12>(), random.fork().u64())

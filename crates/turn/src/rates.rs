@@ -1,5 +1,5 @@
-//! How often something may be told that strangers cause: a token bucket for each source, and one for all of them, so that a source
-//! that has used up its own does not use up everybody's.
+//! Rate limits for events caused by unauthenticated sources: a token bucket per source and one for all, so
+//! that a source that exceeds its own rate does not use up the total.
 
 use std::{
     hash::{BuildHasher, Hash},
@@ -9,7 +9,8 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
-/// The rate of a token bucket. The bucket itself is a number: the time, in microseconds, at which it is full again.
+/// Rate of a token bucket. The bucket's state is a single number: the time in microseconds at which it is
+/// full again.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
     interval_us: u64,
@@ -17,74 +18,75 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// So many at once, and one more each `interval_ms` milliseconds.
+    /// `burst` tokens at once, then one every `interval_ms` milliseconds.
     #[must_use]
     pub const fn new(burst: u32, interval_ms: u64) -> Self {
-        // Widening, which `From` cannot do in a const fn.
+        // A widening cast, because `From` is not usable in a const fn.
         Self { interval_us: interval_ms * 1000, window_us: interval_ms * 1000 * burst as u64 }
     }
 
-    /// So many a second, and what `burst_seconds` bring at once. Of a rate that microseconds cannot tell from the next, a million a
-    /// second is left.
+    /// `rate` tokens per second, with a burst of `burst_seconds`. The microsecond resolution caps the rate at
+    /// a million per second.
     #[must_use]
     pub fn per_second(rate: u32, burst_seconds: u64) -> Self {
         let interval_us = (1_000_000 / u64::from(rate.max(1))).max(1);
         Self { interval_us, window_us: (burst_seconds * 1_000_000).max(interval_us) }
     }
 
-    /// The bucket with one token less, if it has one.
+    /// Takes a token and returns the new state; `None` if the bucket is empty.
     #[must_use]
     pub fn spend(self, full_at: u64, now_us: u64) -> Option<u64> {
         let full_at = full_at.max(now_us) + self.interval_us;
         (full_at <= now_us + self.window_us).then_some(full_at)
     }
 
-    /// So many times as often.
+    /// Multiplies the rate.
     const fn times(self, factor: u64) -> Self {
         Self { interval_us: self.interval_us / factor, window_us: self.window_us }
     }
 }
 
-/// Token buckets of sources. Bounded: a source is its hash, one whose bucket is full again is forgotten when there is need of room,
-/// and one for which there is no room is bounded by the total alone.
+/// Token buckets of sources, stored by hash. Memory is bounded: full buckets are removed when space is
+/// needed, and a source without space is subject to the total only.
 pub struct Rates {
     each: Rate,
     total: Rate,
     most: usize,
-    /// By hash of the source.
+    /// Buckets by hash of the source.
     buckets: HashMap<u64, u64, RandomState>,
     all: u64,
     hasher: RandomState,
-    /// When there may be something to forget again, in microseconds.
+    /// Time of the next sweep, in microseconds.
     sweep_at: u64,
 }
 
 impl Rates {
-    /// A site gets so many times what one of its addresses gets.
+    /// Rate of a site relative to a single address.
     const SITE: u64 = 4;
-    /// A full table is looked through once in so many microseconds at most.
+    /// Minimum time between two sweeps of a full table, in microseconds.
     const SWEEP_US: u64 = 1_000_000;
 
-    /// For `most` sources at a time, each of which has a rate, and all of them together.
+    /// Creates the limiter for up to `most` tracked sources.
     #[must_use]
     pub fn new(each: Rate, total: Rate, most: usize) -> Self {
         let hasher = RandomState::default();
         Self { each, total, most, buckets: HashMap::default(), all: 0, hasher, sweep_at: 0 }
     }
 
-    /// Has room for all sources from now on, so that none of them makes it allocate.
+    /// Reserves memory for all sources, so that a flood does not allocate.
     pub fn make_room_for_all(&mut self) {
         self.buckets.reserve(self.most.saturating_sub(self.buckets.len()));
     }
 
-    /// Whether `source` may do it once more.
+    /// Returns true if `source` is within its rate and the total.
     pub fn admit(&mut self, now_us: u64, source: impl Hash) -> bool {
         let source = self.hasher.hash_one(source);
         self.spend(now_us, &[(source, self.each)])
     }
 
-    /// Whether this address may do it once more. An IPv6 /64 counts as one address, for that is what a host has; and a site, an
-    /// IPv4 /24 or IPv6 /48, has four times the rate of an address, however many addresses it takes.
+    /// Returns true if this address is within its rate, its site's and the total. An IPv6 /64 counts as one
+    /// address. A site, an IPv4 /24 or IPv6 /48, has four times the rate of an address, however many
+    /// addresses it uses.
     pub fn admit_address(&mut self, now_us: u64, ip: IpAddr) -> bool {
         let host = host(ip);
         let site: IpAddr = match host {
@@ -96,7 +98,7 @@ impl Rates {
         self.spend(now_us, &levels)
     }
 
-    /// Takes a token from each bucket, or none from any.
+    /// Takes a token from every bucket, or from none.
     fn spend(&mut self, now_us: u64, sources: &[(u64, Rate)]) -> bool {
         let bucket = |source: &u64| self.buckets.get(source).copied().unwrap_or(0);
         let has_token = |(source, rate): &(u64, Rate)| rate.spend(bucket(source), now_us).is_some();
@@ -127,7 +129,7 @@ impl Rates {
     }
 }
 
-/// What one host has: an IPv4 address, or an IPv6 /64, told by its first address.
+/// First address of a host's prefix: an IPv4 address or an IPv6 /64.
 #[must_use]
 pub fn host(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
@@ -152,34 +154,34 @@ mod tests {
     }
 
     #[test]
-    fn a_source_has_its_burst_and_then_its_rate() {
+    fn a_source_gets_its_burst_and_then_its_rate() {
         let mut rates = rates(100);
         assert_eq!(admitted(&mut rates, 0, "192.0.2.1", 1000), 5);
         assert_eq!(admitted(&mut rates, SECOND - 1, "192.0.2.1", 1000), 0);
         assert_eq!(admitted(&mut rates, 3 * SECOND, "192.0.2.1", 1000), 3);
-        assert_eq!(admitted(&mut rates, 3 * SECOND, "::ffff:192.0.2.1", 9), 0, "in any spelling");
+        assert_eq!(admitted(&mut rates, 3 * SECOND, "::ffff:192.0.2.1", 9), 0, "in the mapped spelling");
     }
 
     #[test]
-    fn one_that_has_used_up_its_own_leaves_the_total_to_others() {
+    fn an_exhausted_source_leaves_the_total_to_others() {
         let mut rates = rates(100);
         assert_eq!(admitted(&mut rates, 0, "192.0.2.1", 100_000), 5);
         assert_eq!(admitted(&mut rates, 0, "198.51.100.1", 5), 5);
     }
 
     #[test]
-    fn a_site_has_four_times_the_rate_of_an_address_however_many_it_takes() {
+    fn a_site_has_four_times_the_rate_of_one_address() {
         let mut rates = rates(1000);
         let v4: usize = (0..200).map(|n| admitted(&mut rates, 0, &format!("192.0.2.{n}"), 3)).sum();
         assert_eq!(v4, 20);
         let v6: usize = (0..200).map(|n| admitted(&mut rates, 0, &format!("2001:db8:1:{n}::{n}"), 3)).sum();
         assert_eq!(v6, 20);
         let one: usize = (0..200).map(|n| admitted(&mut rates, 0, &format!("2001:db8:2:1::{n}"), 1)).sum();
-        assert_eq!(one, 5, "a /64 is one address");
+        assert_eq!(one, 5, "a /64 counts as one address");
     }
 
     #[test]
-    fn all_together_have_a_rate_too() {
+    fn all_sources_share_a_total_rate() {
         let mut rates = rates(1000);
         let mut each = |now_us| (0..200).filter(|n| rates.admit(now_us, n)).count();
         assert_eq!(each(0), 50);
@@ -187,11 +189,11 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_whoever_finds_no_room_still_passes() {
+    fn memory_is_bounded_and_untracked_sources_still_pass() {
         let mut rates = Rates::new(Rate::new(1, 1_000_000), Rate::new(1000, 1), 16);
         assert_eq!((0..500).filter(|n| rates.admit(0, n)).count(), 500);
         assert_eq!(rates.buckets.len(), 16);
-        // Those that are full again make room for others, those that are not stay.
+        // Full buckets make room for others; the rest stay.
         let mut rates = Rates::new(Rate::new(2, 1000), Rate::new(1000, 1), 16);
         assert_eq!((0..16).filter(|n| rates.admit(0, n)).count(), 16);
         assert!(rates.admit(500_000, 3) && !rates.admit(900_000, 3));

@@ -1,9 +1,9 @@
-//! Time as it is passed in.
+//! Time as passed in by the caller.
 
-/// The two clocks that a state machine needs, read once per wake-up by whoever drives it.
+/// Both clocks of a state machine, read once per wake-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// Milliseconds of a monotonic clock since any fixed start.
+    /// Milliseconds of a monotonic clock with any fixed start.
     pub ms: u64,
     /// Seconds since the Unix epoch, for nonces and time-limited credentials.
     pub unix: u64,

@@ -1,4 +1,4 @@
-//! Long-term credentials: what a challenge (401, 438) says, and the key that answers it (RFC 8489 section 9.2).
+//! Long-term credentials: parsing of challenges (401, 438) and keys to answer them (RFC 8489 section 9.2).
 
 use turnpike_wire::{
     integrity::{Key, KeyAlgorithm, Mac},
@@ -8,18 +8,17 @@ use turnpike_wire::{
 
 use super::{Config, Failure, Ignored};
 
-/// A server's challenge.
 #[derive(Clone)]
 pub(super) struct Challenge {
     pub(super) realm: String,
     pub(super) nonce: String,
-    /// PASSWORD-ALGORITHMS byte for byte, because the answer must repeat it.
+    /// PASSWORD-ALGORITHMS byte for byte, to be repeated in the answer.
     pub(super) algorithms: Option<Vec<u8>>,
     pub(super) anonymous: bool,
 }
 
 impl Challenge {
-    /// Reads a 401 or 438. A 438 may leave out REALM: `known_realm` stands in.
+    /// Parses a 401 or 438. A 438 may omit REALM; `known_realm` replaces it.
     pub(super) fn read(
         message: &View<'_>,
         known_realm: Option<&str>,
@@ -41,7 +40,7 @@ impl Challenge {
     }
 }
 
-/// An answered challenge: everything that signs a request.
+/// Answered challenge, with everything needed to sign requests.
 #[derive(Clone)]
 pub(super) struct Session {
     pub(super) challenge: Challenge,
@@ -55,14 +54,14 @@ impl Session {
         if config.username.is_empty() {
             return Err(Failure::CredentialsNeeded { realm: challenge.realm });
         }
-        // The key is that of the authorisation server; no algorithm derives it (RFC 7635 section 4).
+        // The authorization server supplies the key; no algorithm derives it (RFC 7635 section 4).
         if let Some(access) = &config.access_token {
             let challenge = Challenge { algorithms: None, anonymous: false, ..challenge };
             let key = Key::from_bytes(&access.mac_key);
             return Ok(Self { challenge, algorithm: KeyAlgorithm::Md5, key, mac: Mac::Sha1 });
         }
-        // With PASSWORD-ALGORITHMS the server is one of RFC 8489, and SHA-256 protects the message whichever
-        // algorithm made the key (section 9.2.5).
+        // PASSWORD-ALGORITHMS implies an RFC 8489 server, and then SHA-256 protects the message whichever
+        // algorithm derived the key (section 9.2.5).
         let (algorithm, mac) = match &challenge.algorithms {
             Some(offered) => {
                 let known = password_algorithms(offered).find_map(KeyAlgorithm::numbered);
@@ -79,7 +78,7 @@ impl Session {
         Ok(Self { challenge, algorithm, key, mac })
     }
 
-    /// Whether a new challenge differs in more than its nonce, so that answering it again could help.
+    /// Returns true if a new challenge differs in more than its nonce, so that answering it may help.
     pub(super) fn differs(&self, challenge: &Challenge) -> bool {
         self.challenge.realm != challenge.realm
             || self.challenge.algorithms != challenge.algorithms

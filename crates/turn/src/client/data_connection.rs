@@ -1,6 +1,5 @@
-//! The second connection of RFC 6062: a ConnectionBind, and after its answer the peer's bytes.
-//!
-//! Apart from the client because it is another connection, with a life of its own once it is bound.
+//! Client data connection of RFC 6062: a ConnectionBind, and after its response the peer's bytes. Separate
+//! from the client, because it is a connection of its own.
 
 use std::sync::Arc;
 
@@ -14,9 +13,9 @@ use super::{
     refusal, requests,
 };
 
-/// A connection that is being bound. The caller opens it to the address and over the transport of the control connection,
-/// sends [`DataConnection::poll_transmit`], feeds whole STUN messages, and bounds the wait (RFC 6062 section 4.3: the server
-/// waits 30 s).
+/// Data connection being bound. The caller connects to the address and over the transport of the control
+/// connection, sends [`DataConnection::poll_transmit`], feeds complete STUN messages, and limits the wait
+/// (RFC 6062 section 4.3: the server waits 30 s).
 pub struct DataConnection {
     config: Arc<Config>,
     session: Option<Session>,
@@ -28,12 +27,12 @@ pub struct DataConnection {
     random: Random,
 }
 
-/// What a message of the server meant.
+/// Result of a message from the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Bound: every byte after this message is the peer's.
+    /// Bound: all bytes after this message are the peer's.
     Bound,
-    /// Not yet; there may be another message to send.
+    /// Not bound yet; there may be another message to send.
     Pending,
 }
 
@@ -50,15 +49,13 @@ impl DataConnection {
         this
     }
 
-    /// The next message to send.
     pub fn poll_transmit(&mut self) -> Option<Vec<u8>> {
         self.out.take()
     }
 
-    /// Feeds one STUN message.
+    /// Handles one STUN message.
     ///
-    /// # Errors
-    /// When the server refused, so that this connection is of no use.
+    /// # Errors If the server refused and this connection is of no use.
     pub fn handle_message(&mut self, bytes: &[u8]) -> Result<Progress, Failure> {
         let Ok(message) = View::new_checked(bytes) else { return Ok(Progress::Pending) };
         let header = message.header();
@@ -88,7 +85,7 @@ impl DataConnection {
         let known = self.session.as_ref().map(|session| session.challenge.realm.as_str());
         let challenge = Challenge::read(message, known, self.config.password_algorithms)
             .map_err(|_| Failure::Incomplete("REALM or NONCE"))?;
-        // The first one may only be about the nonce of another 5-tuple.
+        // The first challenge may only mean that the nonce belongs to another 5-tuple.
         if self.challenges >= MAX_CHALLENGES.min(2) {
             return Err(Failure::Credentials {
                 username: self.config.username.clone(),
@@ -105,7 +102,7 @@ impl DataConnection {
         self.id = self.random.bytes();
         self.signed = self.session.is_some();
         let request = Request::BindConnection(self.connection);
-        // A credential that cannot be written has failed in the control connection already.
+        // Credentials that cannot be encoded have already failed on the control connection.
         self.out = requests::write(&request, self.id, &self.config, self.session.as_ref(), &[]).ok();
     }
 }

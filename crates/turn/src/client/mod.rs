@@ -1,9 +1,9 @@
-//! A TURN client as a state machine: feed it datagrams with [`Client::handle_datagram`] and the time with
-//! [`Client::handle_timeout`], then send what [`Client::poll_transmit`] gives, hear what [`Client::poll_event`] says, and
-//! come back at [`Client::poll_timeout`].
+//! TURN client as a state machine: feed it datagrams with [`Client::handle_datagram`] and the time with
+//! [`Client::handle_timeout`], then send [`Client::poll_transmit`], read [`Client::poll_event`], and come
+//! back at [`Client::poll_timeout`].
 //!
-//! It authenticates (RFC 8489 section 9.2), retransmits (section 6.2.1), answers stale nonces, and keeps the
-//! allocation, its permissions and its channels refreshed until told otherwise (RFC 8656). Times are
+//! It authenticates (RFC 8489 section 9.2), retransmits (section 6.2.1), handles stale nonces, and refreshes
+//! the allocation with its permissions and channels until it is deleted (RFC 8656). Times are
 //! [`crate::time::Now::ms`]. All state is bounded, and application data is neither copied nor allocated for.
 
 mod config;
@@ -36,30 +36,32 @@ use {
     transaction::{Start, Transaction, Transactions},
 };
 
-/// Permissions and channel bindings are refreshed at this age. A permission lives 300 s (RFC 8656 section 9), and a
-/// ChannelBind refreshes its permission too, so that one interval serves both.
+/// Age at which permissions and channel bindings are refreshed. A permission lives 300 s (RFC 8656 section
+/// 9), and a ChannelBind refreshes its permission too, so one interval serves both.
 const BINDING_REFRESH_MS: u64 = 240_000;
-/// An allocation is refreshed this long before it expires, or at half its life if that is later (RFC 8656 section 8.1).
+/// Margin before expiry at which an allocation is refreshed, or at half its lifetime if that is later (RFC
+/// 8656 section 8.1).
 const REFRESH_MARGIN_MS: u64 = 60_000;
 /// Challenges answered for one request before it counts as refused.
 const MAX_CHALLENGES: u8 = 3;
-/// Events kept for a caller that does not poll; the oldest go first.
+/// Queued events; the oldest are dropped first.
 const MAX_EVENTS: usize = 128;
 
-/// One client: one 5-tuple, at most one allocation.
+/// TURN client with one 5-tuple and at most one allocation.
 pub struct Client {
     config: Arc<Config>,
     state: State,
     session: Option<Session>,
     transactions: Transactions,
     events: VecDeque<Event>,
-    /// When to refresh the allocation; `None` while that is under way.
+    /// `None` while a refresh is in progress.
     refresh_at: Option<u64>,
     permissions: Vec<Permission>,
     channels: Vec<Channel>,
-    /// MOBILITY-TICKET, as the server last gave it.
+    /// Latest MOBILITY-TICKET.
     ticket: Option<Vec<u8>>,
-    /// Transaction ids of Send indications: a random start, then counted, for nothing answers them.
+    /// Transaction ID of the last Send indication: random start, then counted, since indications have no
+    /// response.
     indication: u128,
     random: Random,
 }
@@ -85,12 +87,9 @@ struct Channel {
 }
 
 impl Client {
-    /// Permissions of one client.
     pub const MAX_PERMISSIONS: usize = 64;
-    /// Channels of one client.
     pub const MAX_CHANNELS: usize = 64;
 
-    /// A client that has done nothing yet.
     #[must_use]
     pub fn new(config: Arc<Config>, seed: Seed) -> Self {
         let mut random = Random::new(seed);
@@ -109,12 +108,11 @@ impl Client {
         }
     }
 
-    /// Asks the server which address it sees (STUN Binding, unauthenticated).
+    /// Asks for the client's mapped address (STUN Binding, unauthenticated).
     pub fn binding(&mut self, now: u64) -> Result<(), RequestError> {
         self.request(now, Request::Binding)
     }
 
-    /// Asks for an allocation.
     pub fn allocate(&mut self, now: u64) -> Result<(), RequestError> {
         if self.state != State::Idle {
             return Err(RequestError::AllocationExists);
@@ -123,7 +121,7 @@ impl Client {
         self.request(now, Request::Allocate)
     }
 
-    /// Installs a permission for this peer address and keeps it.
+    /// Installs a permission for this peer and keeps it refreshed.
     pub fn permit(&mut self, now: u64, peer: IpAddr) -> Result<(), RequestError> {
         self.allocated()?;
         let peer = canonical_ip(peer);
@@ -136,7 +134,7 @@ impl Client {
         self.request(now, Request::Permit(peer))
     }
 
-    /// Binds a channel to this peer and keeps it. A peer that has one keeps its number.
+    /// Binds a channel to this peer and keeps it refreshed. A peer with a channel keeps its number.
     pub fn bind_channel(&mut self, now: u64, peer: SocketAddr) -> Result<ChannelNumber, RequestError> {
         self.allocated()?;
         let peer = canonical(peer);
@@ -154,28 +152,28 @@ impl Client {
         Ok(number)
     }
 
-    /// Has the server connect to this peer, for which a permission must be installed (RFC 6062 section 4.3; only with
-    /// [`Relayed::Tcp`]). [`Event::Connected`] brings what [`Client::data_connection`] needs.
+    /// Requests a connection to this peer, which needs a permission (RFC 6062 section 4.3; only with
+    /// [`Relayed::Tcp`]). [`Event::Connected`] supplies the ID for [`Client::data_connection`].
     pub fn connect(&mut self, now: u64, peer: SocketAddr) -> Result<(), RequestError> {
         self.allocated()?;
         self.request(now, Request::Connect(canonical(peer)))
     }
 
-    /// What makes a new connection to the server that of this peer connection.
+    /// State machine that binds a new connection to the server to this peer connection.
     #[must_use]
     pub fn data_connection(&mut self, connection: ConnectionId) -> DataConnection {
         DataConnection::new(Arc::clone(&self.config), self.session.clone(), connection, self.random.fork())
     }
 
-    /// Whether the server gave a mobility ticket, so that [`Client::migrate`] can be called.
+    /// Returns true if [`Client::migrate`] is possible: the server issued a mobility ticket.
     #[must_use]
     pub fn can_migrate(&self) -> bool {
         self.allocation().is_some() && self.ticket.is_some()
     }
 
-    /// Takes the allocation along to another address (RFC 8016 section 3.2): to be called once the caller sends from there.
-    /// Requests under way belonged to the old one; what they were to refresh is refreshed afterwards. May be called
-    /// again when it got no answer.
+    /// Moves the allocation to a new address (RFC 8016 section 3.2); call it once the caller sends from
+    /// there. Pending requests belonged to the old address; state that they would have refreshed is refreshed
+    /// afterwards. May be called again after a timeout.
     pub fn migrate(&mut self, now: u64) -> Result<(), RequestError> {
         self.allocated()?;
         if self.ticket.is_none() {
@@ -186,7 +184,7 @@ impl Client {
         self.request(now, Request::Migrate)
     }
 
-    /// Deletes the allocation. Whatever else was under way is forgotten.
+    /// Deletes the allocation and drops all pending requests.
     pub fn delete(&mut self, now: u64) -> Result<(), RequestError> {
         self.allocated()?;
         self.transactions.clear();
@@ -196,7 +194,6 @@ impl Client {
         self.request(now, Request::Delete)
     }
 
-    /// The allocation, while there is one.
     #[must_use]
     pub fn allocation(&self) -> Option<&Allocation> {
         match &self.state {
@@ -205,15 +202,16 @@ impl Client {
         }
     }
 
-    /// The number of the channel bound to this (canonical) peer.
+    /// Number of the channel bound to this peer, which must be canonical.
     #[must_use]
     pub fn channel(&self, peer: SocketAddr) -> Option<ChannelNumber> {
         let channel = self.channels.iter().find(|channel| channel.peer == peer && channel.bound);
         channel.map(|channel| channel.number)
     }
 
-    /// Writes what stands before a payload for this peer and returns its length: a ChannelData header where a channel
-    /// is bound, else a Send indication's, which needs [`turnpike_wire::frame::padding`] zero bytes after the payload.
+    /// Writes the header for a payload to this peer and returns its length: ChannelData if a channel is
+    /// bound, otherwise a Send indication, which needs [`turnpike_wire::frame::padding`] zero bytes after the
+    /// payload.
     pub fn send_header(
         &mut self,
         peer: SocketAddr,
@@ -230,7 +228,7 @@ impl Client {
         indication::write_header(Indication::Send, id, &peer, payload_len, out)
     }
 
-    /// Feeds a datagram that the server sent.
+    /// Handles a datagram from the server.
     pub fn handle_datagram<'a>(&mut self, now: u64, datagram: &'a [u8]) -> Incoming<'a> {
         match demux::classify(datagram) {
             Kind::ChannelData => self.handle_channel_data(datagram),
@@ -243,17 +241,16 @@ impl Client {
         }
     }
 
-    /// The next datagram to send to the server.
+    /// Next datagram to send to the server.
     pub fn poll_transmit(&mut self) -> Option<&[u8]> {
         self.transactions.poll_transmit()
     }
 
-    /// What happened since.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// When [`Client::handle_timeout`] wants to be called.
+    /// Time of the next [`Client::handle_timeout`] call.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         let permissions = self.permissions.iter().filter_map(|permission| permission.refresh_at);
@@ -261,7 +258,7 @@ impl Client {
         permissions.chain(channels).chain(self.refresh_at).chain(self.transactions.next_due()).min()
     }
 
-    /// Sends again what got no answer, gives up what got none for long enough, refreshes what is about to expire.
+    /// Retransmits, times out, and refreshes as due.
     pub fn handle_timeout(&mut self, now: u64) {
         while let Some(Transaction { request, transmissions, unverified, .. }) = self.transactions.expire(now)
         {
@@ -270,7 +267,7 @@ impl Client {
             }
             self.fail(request, Failure::Timeout { transmissions, unverified });
         }
-        // From an address that the server does not know yet, nothing else can succeed.
+        // From an address that the server does not know yet, no other request can succeed.
         if self.transactions.any(|request| *request == Request::Migrate) {
             return;
         }
@@ -298,7 +295,7 @@ impl Client {
             return Incoming::Ignored(Ignored::Malformed);
         };
         let number = message.number();
-        // A server may send on a channel before its ChannelBind answer has arrived.
+        // A server may send on a channel before its ChannelBind response arrives.
         match self.channels.iter().find(|channel| channel.number == number) {
             Some(channel) => {
                 Incoming::Data { peer: channel.peer, channel: Some(number), payload: message.payload() }
@@ -345,7 +342,7 @@ impl Client {
             Class::Error => Some(message.error().ok_or(Ignored::Malformed)?),
             _ => None,
         };
-        // Challenges cannot be signed by a server that does not know the key yet (RFC 8489 section 9.2.5).
+        // Challenges are unsigned, because the server does not know the key yet (RFC 8489 section 9.2.5).
         if let Some(error) = error.filter(ErrorCode::is_challenge) {
             let known_realm = self.session.as_ref().map(|session| session.challenge.realm.as_str());
             let challenge = Challenge::read(&message, known_realm, self.config.password_algorithms)?;
@@ -368,11 +365,11 @@ impl Client {
         Ok(())
     }
 
-    /// Starts the request again, signed for this challenge, unless that cannot help (RFC 8489 section 9.2.5).
+    /// Restarts the request, signed for this challenge, unless that cannot help (RFC 8489 section 9.2.5).
     fn answer_challenge(&mut self, now: u64, refused: &Transaction, challenge: Challenge, stale: bool) {
         let again = match &self.session {
             Some(session) if refused.signed => {
-                // A server may bind its nonces to the 5-tuple, and this is a new one.
+                // A server may bind its nonces to the 5-tuple, and this one is new.
                 let moved = refused.request == Request::Migrate && refused.challenges == 0;
                 stale || moved || session.differs(&challenge)
             }
@@ -384,7 +381,7 @@ impl Client {
             return self.fail(refused.request, failure);
         }
         match self.session.as_mut() {
-            // Deriving a key is the costly part; a new nonce alone does not change it.
+            // Deriving a key is expensive; a new nonce alone does not change it.
             Some(session) if !session.differs(&challenge) => session.challenge = challenge,
             _ => match Session::answer(&self.config, challenge) {
                 Ok(session) => self.session = Some(session),
@@ -424,7 +421,7 @@ impl Client {
                 Some(id) => self.event(Event::Connected { peer, connection: ConnectionId(id) }),
                 None => self.fail(request, Failure::Incomplete("CONNECTION-ID")),
             },
-            // Goes through a data connection, never through here.
+            // Handled by a data connection.
             Request::BindConnection(_) => {}
             Request::Delete => {
                 self.forget_allocation();
@@ -453,20 +450,20 @@ impl Client {
         let kept = matches!(failure, Failure::Timeout { .. }) && self.can_migrate();
         match request {
             Request::Binding | Request::Connect(_) | Request::BindConnection(_) => {}
-            // The network may have changed once more.
+            // The network may have changed again.
             Request::Migrate if matches!(failure, Failure::Timeout { .. }) => {}
             Request::Allocate | Request::Refresh | Request::Delete | Request::Migrate => {
                 self.forget_allocation();
             }
-            // What is kept is asked for again: see `ask_again`.
+            // State that is kept will be requested again: see `ask_again`.
             Request::Permit(peer) => self.permissions.retain(|it| it.peer != peer || (kept && it.granted)),
             Request::Bind(number, _) => self.channels.retain(|it| it.number != number || (kept && it.bound)),
         }
         self.event(Event::Failed { request, failure });
     }
 
-    /// A mobile client may be on a network that is dead, and about to leave it. What it was granted is still there by then: it is
-    /// kept, and refreshed as soon as something answers.
+    /// Schedules a refresh of state whose refresh timed out. A mobile client may be on a dead network that it
+    /// is about to leave; the server still has the state, so keep it and refresh it after the next response.
     fn ask_again(&mut self, now: u64, unanswered: &Request) {
         match unanswered {
             Request::Permit(peer) => {
@@ -481,7 +478,7 @@ impl Client {
         }
     }
 
-    /// A ConnectionAttempt (RFC 6062 section 4.4).
+    /// Handles a ConnectionAttempt (RFC 6062 section 4.4).
     fn handle_attempt(&mut self, message: &View<'_>) -> Result<(), Ignored> {
         let header = message.header();
         if (header.class, header.method) != (Class::Indication, method::CONNECTION_ATTEMPT) {
@@ -499,7 +496,7 @@ impl Client {
     fn migrated(&mut self, now: u64, lifetime: u32, ticket: Option<Vec<u8>>) {
         self.ticket = ticket;
         self.schedule_refresh(now, lifetime);
-        // What was under way when the address changed.
+        // Refreshes that were pending when the address changed.
         let permissions = self.permissions.iter_mut().map(|permission| &mut permission.refresh_at);
         let channels = self.channels.iter_mut().map(|channel| &mut channel.refresh_at);
         permissions.chain(channels).for_each(|at| _ = at.get_or_insert(now));
@@ -520,13 +517,13 @@ impl Client {
         self.refresh_at = Some(now + lifetime.saturating_sub(REFRESH_MARGIN_MS).max(lifetime / 2));
     }
 
-    /// Starts a request unless the same one is under way.
+    /// Starts a request unless the same one is pending.
     fn request(&mut self, now: u64, request: Request) -> Result<(), RequestError> {
         if self.transactions.any(|under_way| *under_way == request) {
             return Ok(());
         }
         if self.transactions.is_full() {
-            return Err(RequestError::TooMany { what: "requests under way", limit: Transactions::LIMIT });
+            return Err(RequestError::TooMany { what: "pending requests", limit: Transactions::LIMIT });
         }
         self.start(now, request, 0);
         Ok(())
@@ -549,7 +546,7 @@ impl Client {
         self.allocation().map(|_| ()).ok_or(RequestError::NoAllocation)
     }
 
-    /// Whether data from this peer is expected: by a permission of its own or by a channel's.
+    /// Returns true if data from this peer is expected, because of a permission or a channel.
     fn permits(&self, peer: IpAddr) -> bool {
         self.permissions.iter().any(|permission| permission.granted && permission.peer == peer)
             || self.channels.iter().any(|channel| channel.bound && channel.peer.ip() == peer)
@@ -593,7 +590,7 @@ fn ticket(message: &View<'_>) -> Option<Vec<u8>> {
     message.get(kind::MOBILITY_TICKET).map(<[u8]>::to_vec)
 }
 
-/// What an error response means.
+/// Converts an error response.
 fn refusal(message: &View<'_>, error: &ErrorCode<'_>) -> Failure {
     let server = message.get(kind::ALTERNATE_SERVER).and_then(stun::address);
     if let (ErrorCode::TRY_ALTERNATE, Some(server)) = (error.code, server) {

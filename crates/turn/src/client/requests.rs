@@ -1,4 +1,4 @@
-//! Requests as bytes.
+//! Encoding of requests.
 
 use turnpike_wire::{
     integrity::userhash,
@@ -9,10 +9,10 @@ use turnpike_wire::{
 use super::{Config, Failure, Relayed, Request, credentials::Session};
 use crate::Family;
 
-/// The longest USERNAME in bytes, and the longest SOFTWARE (RFC 8489 sections 14.3 and 14.14).
+/// Maximum bytes of USERNAME and SOFTWARE (RFC 8489 sections 14.3 and 14.14).
 const MAX_USERNAME_LEN: usize = 508;
 const MAX_SOFTWARE_LEN: usize = 763;
-/// REQUESTED-TRANSPORT (RFC 8656 section 18.7).
+/// Protocol numbers of REQUESTED-TRANSPORT (RFC 8656 section 18.7).
 const UDP: u8 = 17;
 const TCP: u8 = 6;
 
@@ -28,10 +28,9 @@ pub(super) fn method_of(request: &Request) -> u16 {
     }
 }
 
-/// Writes a request; with a session, signed. `ticket` is what [`Request::Migrate`] carries.
+/// Encodes a request, signed if there is a session. `ticket` is for [`Request::Migrate`].
 ///
-/// # Errors
-/// [`Failure::Unwritable`].
+/// # Errors [`Failure::Unwritable`].
 pub(super) fn write(
     request: &Request,
     transaction: [u8; 12],
@@ -100,7 +99,7 @@ fn write_allocate(message: &mut Writer<'_>, config: &Config) {
     if config.dont_fragment {
         message.attribute(kind::DONT_FRAGMENT, &[]);
     }
-    // Empty, it asks for a ticket (RFC 8016 section 3.1.1).
+    // An empty attribute requests a ticket (RFC 8016 section 3.1.1).
     if config.mobility {
         message.attribute(kind::MOBILITY_TICKET, &[]);
     }
@@ -123,7 +122,7 @@ fn write_credentials(
     }
     message.attribute(kind::REALM, challenge.realm.as_bytes());
     message.attribute(kind::NONCE, challenge.nonce.as_bytes());
-    // Other requests are known by the allocation (RFC 7635 section 9).
+    // The server verifies other requests by the allocation (RFC 7635 section 9).
     let shows_token = matches!(method_of(request), method::ALLOCATE | method::REFRESH);
     if let Some(access) = config.access_token.as_ref().filter(|_| shows_token) {
         message.attribute(kind::ACCESS_TOKEN, &access.token);
@@ -137,7 +136,7 @@ fn write_credentials(
 
 fn within<'a>(name: &str, text: &'a str, most: usize) -> Result<&'a [u8], Failure> {
     if text.len() > most {
-        return Err(Failure::Unwritable(format!("{name} has {} bytes, and {most} is the most", text.len())));
+        return Err(Failure::Unwritable(format!("{name} has {} bytes, the limit is {most}", text.len())));
     }
     Ok(text.as_bytes())
 }

@@ -1,33 +1,33 @@
-//! Requests under way and when to send them again (RFC 8489 section 6.2.1).
+//! Pending requests and their retransmission (RFC 8489 section 6.2.1).
 
 use super::{Request, config::Timing};
 
-/// One request under way.
+/// Pending request.
 pub(super) struct Transaction {
     pub(super) id: [u8; 12],
     pub(super) request: Request,
     pub(super) bytes: Vec<u8>,
-    /// Whether it carries MESSAGE-INTEGRITY, so that its answer must too.
+    /// Carries MESSAGE-INTEGRITY, so the response must too.
     pub(super) signed: bool,
-    /// How many challenges were answered on the way to this request.
+    /// Number of challenges answered before this request.
     pub(super) challenges: u8,
-    /// The last error response that could not be verified.
+    /// Last error response that could not be verified.
     pub(super) unverified: Option<(u16, String)>,
-    /// Transmissions, the pending one included.
+    /// Includes a pending transmission.
     pub(super) transmissions: u32,
-    /// Whether it waits for `poll_transmit`.
+    /// Waiting for `poll_transmit`.
     pending: bool,
     interval: u64,
     due: u64,
 }
 
-/// All requests under way of one client; never more than `LIMIT`.
+/// Pending requests of a client, at most `LIMIT`.
 pub(super) struct Transactions {
     list: Vec<Transaction>,
     timing: Timing,
 }
 
-/// A request to be started.
+/// Request to start.
 pub(super) struct Start {
     pub(super) id: [u8; 12],
     pub(super) request: Request,
@@ -80,7 +80,7 @@ impl Transactions {
         self.list.clear();
     }
 
-    /// The next request to send, oldest first.
+    /// Next request to send, oldest first.
     pub(super) fn poll_transmit(&mut self) -> Option<&[u8]> {
         let next = self.list.iter_mut().find(|transaction| transaction.pending)?;
         next.pending = false;
@@ -91,7 +91,7 @@ impl Transactions {
         self.list.iter().map(|transaction| transaction.due).min()
     }
 
-    /// Marks what is due for sending again; gives back one that has been waited for long enough. Call until `None`.
+    /// Marks due requests for retransmission and returns one that timed out. Call until `None`.
     pub(super) fn expire(&mut self, now: u64) -> Option<Transaction> {
         let last_wait = self.last_wait();
         let Timing { transmissions, .. } = self.timing;
@@ -127,9 +127,10 @@ mod tests {
         Start { id: [id; 12], request: Request::Binding, bytes: vec![id], signed: false, challenges: 0 }
     }
 
-    /// RFC 8489 section 6.2.1: seven times within 31.5 s, each pause twice the one before, and 8 s until nobody waits any more.
+    /// RFC 8489 section 6.2.1: seven transmissions within 31.5 s, each interval twice the last, then a final
+    /// wait of 8 s.
     #[test]
-    fn transmissions_follow_the_schedule_of_the_rfc() {
+    fn transmissions_follow_the_rfc_schedule() {
         let mut transactions = Transactions::new(Timing::default());
         transactions.start(0, start(1));
         let mut sent = Vec::new();
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_transmission_waits_for_the_last_wait_only() {
+    fn a_single_transmission_waits_only_for_the_last_wait() {
         let mut transactions = Transactions::new(Timing { rto_ms: 100, transmissions: 1, last_wait: 3 });
         transactions.start(0, start(1));
         assert_eq!(transactions.poll_transmit(), Some(&[1_u8][..]));
