@@ -18,8 +18,20 @@ use syn::{
 use crate::{Failure, cargo, repository};
 
 /// Crates of the management plane: everything around the relay, the forwarder and the generator.
-const MANAGEMENT: [&str; 11] =
-    ["admin", "api", "cli", "client", "config", "convert", "ctl", "daemon", "fleet", "process", "stores"];
+const MANAGEMENT: [&str; 12] = [
+    "admin",
+    "api",
+    "cli",
+    "client",
+    "config",
+    "convert",
+    "ctl",
+    "fleet",
+    "forwarder",
+    "process",
+    "serve",
+    "stores",
+];
 /// Programs that make the tables of the documents.
 const TRIALS: &str = "trials";
 /// Crates that only tests link.

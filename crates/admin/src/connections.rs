@@ -42,10 +42,16 @@ pub(crate) use progress::Progress;
 use room::{Place, Room};
 use wire::Wire;
 
-/// At a time, over all listeners of the admin interface: so many descriptors are set apart for them.
+/// Concurrent connections over all listeners of the admin interface.
 const MOST_ADMIN: usize = 32;
-/// The same of listeners for applications. Who has shown a wrong key keeps a place for a second.
+/// Concurrent connections over all listeners for applications. A client with a wrong key keeps its place for a second.
 const MOST_OF_APPLICATIONS: usize = 128;
+
+/// Descriptors that a program sets apart for its admin interface and for files that it reads while it runs: one for each connection, one for
+/// each connection that is being closed, and some for configuration, certificates and `/proc`.
+pub const DESCRIPTORS: u64 = 48;
+/// Further descriptors of a program with listeners for applications.
+pub const CREDENTIALS_DESCRIPTORS: u64 = 144;
 
 /// How long to wait after an accept that failed, for want of descriptors most likely.
 const REST: Duration = Duration::from_millis(100);

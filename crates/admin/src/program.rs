@@ -65,12 +65,12 @@ pub(crate) fn status_of(program: &dyn Owner, at: Timestamp, uptime: Duration) ->
         pid: std::process::id(),
         started_at: seconds(at),
         uptime_s: uptime.as_secs(),
-        draining: program.is_draining(),
+        draining: program.process().is_draining(),
         open: program.open(),
         datapath,
         relays: program.server().map_or_else(Vec::new, |server| server.relay_ranges()),
         node: program.fleet().and_then(|fleet| fleet.node()),
-        sandbox: program.sandbox(),
+        sandbox: program.process().sandbox(),
     }
 }
 

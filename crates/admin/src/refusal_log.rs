@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use turnpike_turn::rates::{Rate, Rates};
+use turnpike_rates::{Rate, Rates};
 
 use crate::access::Via;
 

@@ -30,8 +30,8 @@ pub use live::{
     Rate, Reason, RuleState, Talker, Talkers, refused, total,
 };
 pub use program::{
-    Access, Build, Datapath, Drain, Draining, Job, LogLevel, NotReloaded, Program, Reloaded, Rule, Sandbox,
-    Status,
+    Access, Build, Datapath, Drain, Draining, Job, LogLevel, NotReloaded, Process, Program, Reloaded, Rule,
+    Sandbox, Status,
 };
 pub use refusal::{Refusal, RefusalFilter, Refusals};
 pub use server::{

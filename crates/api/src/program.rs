@@ -7,17 +7,9 @@ use utoipa::{ToSchema, openapi::Object};
 
 use crate::{FleetAdmin, Later, Refusal, RefusalFilter, RelayRange, RuleState, one_of};
 
-/// A running program, asked on its control thread.
-pub trait Program: Send + Sync + 'static {
-    /// Which program it is.
-    fn job(&self) -> Job;
-    /// The effective configuration as TOML, secrets masked.
-    fn to_toml(&self) -> String;
-    /// Sessions or connections now.
-    fn open(&self) -> u64;
-    /// Metrics as OpenMetrics text.
-    fn metrics(&self) -> String;
-    /// Takes no new clients.
+/// The process of a running program: its control loop, log and sandbox.
+pub trait Process: Send + Sync {
+    /// Returns true if it takes no new clients.
     fn is_draining(&self) -> bool;
     /// Reads the configuration again.
     fn reload(&self) -> Later<'_, Result<Reloaded, NotReloaded>>;
@@ -31,12 +23,26 @@ pub trait Program: Send + Sync + 'static {
     /// # Errors
     /// The mistake in it.
     fn set_log_level(&self, level: &str) -> Result<(), String>;
-    /// Recent refusals of the TURN server, the last ones first; `None` without a server.
-    fn refusals(&self, _wanted: &RefusalFilter, _most: usize) -> Option<Vec<Refusal>> {
-        None
-    }
     /// Rights left to the process; `None` without a sandbox.
     fn sandbox(&self) -> Option<Sandbox> {
+        None
+    }
+}
+
+/// A running program, asked on its control thread.
+pub trait Program: Send + Sync + 'static {
+    /// Its process.
+    fn process(&self) -> &dyn Process;
+    /// Which program it is.
+    fn job(&self) -> Job;
+    /// The effective configuration as TOML, secrets masked.
+    fn to_toml(&self) -> String;
+    /// Sessions or connections now.
+    fn open(&self) -> u64;
+    /// Metrics as OpenMetrics text.
+    fn metrics(&self) -> String;
+    /// Recent refusals of the TURN server, the last ones first; `None` without a server.
+    fn refusals(&self, _wanted: &RefusalFilter, _most: usize) -> Option<Vec<Refusal>> {
         None
     }
     /// Configuration keys that control what is counted under this kind and reason; empty if none does.

@@ -40,7 +40,7 @@ impl ImportCommand {
     pub(crate) fn run(&self) -> Result<Imported, Mistakes> {
         match self {
             Self::Coturn { file, arguments, .. } => {
-                coturn::import(file.as_deref(), arguments, turnpike_daemon::can_dtls, mistakes)
+                coturn::import(file.as_deref(), arguments, turnpike_serve::can_dtls, mistakes)
             }
         }
     }

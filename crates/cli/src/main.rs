@@ -32,7 +32,7 @@ use serde_json::{Map, Value};
 use turnpike_admin::Problem;
 use turnpike_config::{Checks, Mistakes, Sources, forward::ForwardSources, readable_by_all};
 use turnpike_ctl::commands::CommandError;
-use turnpike_daemon::DaemonError;
+use turnpike_forwarder::ForwarderError;
 use turnpike_load::{
     LoadError, Report, RunOutcome, StopHandle,
     progress::{self, Interval},
@@ -42,6 +42,7 @@ use turnpike_load::{
 };
 use turnpike_probe::ProbeError;
 use turnpike_process::wait_for_stop;
+use turnpike_serve::ServeError;
 use turnpike_wire::escape;
 
 use crate::{
@@ -116,7 +117,11 @@ fn run_server(ServeCommand { check, serve: args }: ServeCommand) -> ExitCode {
     if check {
         return check_server(&args.into_sources());
     }
-    ended(turnpike_daemon::serve(&args.into_sources(), &mut io::stdout()))
+    match turnpike_serve::serve(&args.into_sources(), &mut io::stdout()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(ServeError::Config(errors)) => fail(BAD_USAGE, &errors),
+        Err(error) => fail(FAILED, &error),
+    }
 }
 
 fn run_forwarder(args: ForwardArgs) -> ExitCode {
@@ -125,13 +130,9 @@ fn run_forwarder(args: ForwardArgs) -> ExitCode {
     if check_only {
         return check_forward(&sources);
     }
-    ended(turnpike_daemon::forward(&sources))
-}
-
-fn ended(daemon: Result<(), DaemonError>) -> ExitCode {
-    match daemon {
+    match turnpike_forwarder::forward(&sources) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(DaemonError::Config(errors)) => fail(BAD_USAGE, &errors),
+        Err(ForwarderError::Config(errors)) => fail(BAD_USAGE, &errors),
         Err(error) => fail(FAILED, &error),
     }
 }
@@ -164,9 +165,9 @@ fn managed(ask: impl FnOnce(&mut dyn Write) -> Result<(), ManageError>) -> ExitC
     match done.and(flushed) {
         Ok(()) => ExitCode::SUCCESS,
         Err(ManageError::Command(error)) => refused(&error),
-        Err(ManageError::Store(DaemonError::Config(errors))) => fail(BAD_USAGE, &errors),
+        Err(ManageError::Store(ServeError::Config(errors))) => fail(BAD_USAGE, &errors),
         Err(
-            error @ (ManageError::Store(DaemonError::NoStore)
+            error @ (ManageError::Store(ServeError::NoStore)
             | ManageError::Address(_)
             | ManageError::OtherRealm { .. }
             | ManageError::Secret { .. }
@@ -196,14 +197,14 @@ fn check_config(args: CheckConfigArgs) -> ExitCode {
 }
 
 fn check_server(sources: &Sources) -> ExitCode {
-    let checked = turnpike_daemon::load(sources).and_then(|loaded| {
-        let mut mistakes = turnpike_daemon::check_start(&loaded.settings);
+    let checked = turnpike_serve::load(sources).and_then(|loaded| {
+        let mut mistakes = turnpike_serve::check_start(&loaded.settings);
         mistakes.extend(turnpike_admin::check(&loaded.settings));
         if mistakes.is_empty() { Ok(loaded) } else { Err(Mistakes::sorted(mistakes)) }
     });
     show_checked(checked.map(|loaded| {
-        let faults = turnpike_daemon::time_faults(&loaded.certificates);
-        let waited_for = turnpike_daemon::waited_for(&loaded.settings);
+        let faults = turnpike_serve::time_faults(&loaded.certificates);
+        let waited_for = turnpike_serve::waited_for(&loaded.settings);
         let warnings = loaded.warnings.into_iter().chain(faults).chain(waited_for);
         (warnings.collect(), loaded.settings.to_toml())
     }))

@@ -17,7 +17,7 @@ use turnpike_ctl::{
     client::{Client, Target},
     commands::{AccountBackend, CommandError, Format, GeneratedSecret},
 };
-use turnpike_daemon::DaemonError;
+use turnpike_serve::ServeError;
 
 use crate::CHECKS;
 
@@ -329,7 +329,7 @@ impl StoreArgs {
             if is_named {
                 return Ok(());
             }
-            if let Some((server, file)) = turnpike_daemon::realm_of_another(settings) {
+            if let Some((server, file)) = turnpike_serve::realm_of_another(settings) {
                 return Err(ManageError::OtherRealm { server, file, realm: settings.realm.clone() });
             }
             // Servers of a shared store may have any realm.
@@ -371,7 +371,7 @@ impl StoreArgs {
         let has_file = self.config.is_some();
         let sources = Sources::from_process(self.config, flags, CHECKS);
         AccountBackend::here(|| {
-            let (settings, store) = turnpike_daemon::open_store(&sources)?;
+            let (settings, store) = turnpike_serve::open_store(&sources)?;
             check(&settings)?;
             let settings = Arc::new(settings);
             Ok(if has_file {
@@ -396,7 +396,7 @@ pub(crate) enum ManageError {
     Command(#[from] CommandError),
     /// The store cannot be opened.
     #[error(transparent)]
-    Store(#[from] DaemonError),
+    Store(#[from] ServeError),
     /// There is no event loop.
     #[error("cannot wait for a store: {0}")]
     Loop(#[from] io::Error),
@@ -442,7 +442,7 @@ pub(crate) enum ManageError {
 
 /// 128 bits by chance, as hex digits.
 fn made_up() -> Secret {
-    turnpike_daemon::random_password()
+    turnpike_serve::random_password()
 }
 
 /// The text, or the first line of the file.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use turnpike_daemon::{AddressSource, PublicAddress, PublicAddressError};
+use turnpike_serve::{AddressSource, PublicAddress, PublicAddressError};
 
 /// `turnpike public-address`.
 #[derive(Args)]

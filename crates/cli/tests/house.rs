@@ -11,6 +11,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-net", 0),
     ("turnpike-measure", 0),
     ("turnpike-strict", 0),
+    ("turnpike-rates", 0),
     // For tests alone.
     ("turnpike-testkit", 0),
     ("turnpike-trials", 1),
@@ -31,7 +32,8 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-process", 4),
     ("turnpike-lab", 4),
     ("turnpike-ctl", 5),
-    ("turnpike-daemon", 5),
+    ("turnpike-serve", 5),
+    ("turnpike-forwarder", 5),
     ("turnpike-cli", 6),
     // Chores stand outside the house: they may look in, nobody may import them.
     ("turnpike-benches", 6),
@@ -115,7 +117,8 @@ const SERVERS: &[&str] = &[
     "turnpike-load",
     "turnpike-probe",
     "turnpike-process",
-    "turnpike-daemon",
+    "turnpike-serve",
+    "turnpike-forwarder",
     "turnpike-admin",
 ];
 
@@ -137,7 +140,8 @@ fn the_house_has_the_rooms_that_the_rules_speak_of() {
         "turnpike-net",
         "turnpike-turn",
         "turnpike-relay",
-        "turnpike-daemon",
+        "turnpike-serve",
+        "turnpike-forwarder",
         "turnpike-cli",
     ] {
         assert!(names.iter().any(|name| name == room), "{room} is not in {names:?}");
@@ -292,9 +296,9 @@ fn imports_that_break_a_rule_are_found() {
         (
             upward_imports as Rule,
             "turnpike-relay",
-            "turnpike-daemon",
+            "turnpike-serve",
             None,
-            "(floor 2) imports turnpike-daemon (floor 5)",
+            "(floor 2) imports turnpike-serve (floor 5)",
         ),
         (
             upward_imports,

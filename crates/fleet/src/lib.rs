@@ -1,5 +1,5 @@
 //! Many servers that are one service: the rules, without sockets, clocks or threads. What nodes know of one another comes in, what follows
-//! from it goes out; time and chance are handed in. `stores` keeps what is shared, `daemon` brings the two together.
+//! from it goes out; time and chance are handed in. `stores` keeps what is shared, `serve` brings the two together.
 //!
 //! ```text
 //!  records of all nodes ──▶ Members ──▶ FleetView ──▶ where a client goes               (placement)

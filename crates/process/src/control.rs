@@ -474,6 +474,7 @@ mod tests {
     };
 
     use tokio::sync::oneshot;
+    use turnpike_api::Process as _;
     use turnpike_net::Channel;
 
     use super::*;

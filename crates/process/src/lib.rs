@@ -12,10 +12,13 @@
 #![forbid(unsafe_code)]
 
 mod carried_metrics;
+pub mod changes;
 mod control;
 mod error;
 pub mod exposition;
+pub mod kernel_path;
 mod log_filter;
+pub mod log_limit;
 pub mod log_queue;
 pub mod logging;
 pub mod passed;

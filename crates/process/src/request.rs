@@ -10,9 +10,9 @@ use std::{
 };
 
 use tokio::sync::{Notify, mpsc, oneshot};
-use turnpike_api::{Draining, NotReloaded, Reloaded};
+use turnpike_api::{Draining, Later, NotReloaded, Process, Reloaded, Sandbox};
 
-use crate::carried_metrics::CarriedMetrics;
+use crate::{carried_metrics::CarriedMetrics, logging, sandbox};
 
 /// Requests that may wait; a sender of one more waits too.
 const BACKLOG: usize = 16;
@@ -167,34 +167,9 @@ impl Control {
         (Self { requests, status: Arc::new(Status { carried, ..Status::default() }) }, received)
     }
 
-    /// Has the configuration read again.
-    ///
-    /// # Errors
-    /// The reason why nothing has changed.
-    pub async fn reload(&self) -> Result<Reloaded, NotReloaded> {
-        let (sender, answer) = oneshot::channel();
-        let _ = self.requests.send(Request::Reload(Some(sender))).await;
-        // A program that has ended its loop answers no more.
-        answer.await.unwrap_or(Err(NotReloaded::Draining))
-    }
-
-    /// Drains the program: it accepts nothing new, and ends with its last session or connection, after `deadline` at the latest; `None` means
-    /// the configured time. During a drain, a new deadline replaces the old one. Returns `None` if the program is ending already.
-    pub async fn drain(&self, deadline: Option<Duration>) -> Option<Draining> {
-        let (sender, answer) = oneshot::channel();
-        let _ = self.requests.send(Request::DrainWithin(deadline, sender)).await;
-        answer.await.ok()
-    }
-
     /// Notifies the service that addresses or routes of this machine may have changed; returns false once the program has ended.
     pub async fn machine_changed(&self) -> bool {
         self.requests.send(Request::MachineChanged).await.is_ok()
-    }
-
-    /// Returns true if nothing new is accepted.
-    #[must_use]
-    pub fn is_draining(&self) -> bool {
-        self.status.is_draining()
     }
 
     /// State of the loop.
@@ -205,5 +180,40 @@ impl Control {
 
     pub(crate) fn requests(&self) -> &mpsc::Sender<Request> {
         &self.requests
+    }
+}
+
+impl Process for Control {
+    fn is_draining(&self) -> bool {
+        self.status.is_draining()
+    }
+
+    fn reload(&self) -> Later<'_, Result<Reloaded, NotReloaded>> {
+        Box::pin(async {
+            let (sender, answer) = oneshot::channel();
+            let _ = self.requests.send(Request::Reload(Some(sender))).await;
+            // A program that has ended its loop answers no more.
+            answer.await.unwrap_or(Err(NotReloaded::Draining))
+        })
+    }
+
+    fn drain(&self, deadline: Option<Duration>) -> Later<'_, Option<Draining>> {
+        Box::pin(async move {
+            let (sender, answer) = oneshot::channel();
+            let _ = self.requests.send(Request::DrainWithin(deadline, sender)).await;
+            answer.await.ok()
+        })
+    }
+
+    fn log_level(&self) -> String {
+        logging::level()
+    }
+
+    fn set_log_level(&self, level: &str) -> Result<(), String> {
+        logging::set_level(level)
+    }
+
+    fn sandbox(&self) -> Option<Sandbox> {
+        sandbox::in_force().cloned()
     }
 }

@@ -11,33 +11,14 @@ mod needs;
 mod privileges;
 mod system_calls;
 
-use std::{env, fmt, sync::OnceLock};
+use std::{env, sync::OnceLock};
 
 use rustix::thread::CapabilitySet;
+use turnpike_api::Sandbox;
 use turnpike_config::{SandboxMode, SandboxSettings};
 
 use self::layers::Layers;
 pub use self::needs::{Needs, directory_of};
-
-/// The sandbox in force. A missing part has its reason.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sandbox {
-    /// Remaining privileges (capabilities(7)), such as `NET_BIND_SERVICE`.
-    pub capabilities: Result<Vec<&'static str>, String>,
-    /// Accessible files.
-    pub files: Result<Files, String>,
-    /// Number of allowed system calls.
-    pub system_calls: Result<usize, String>,
-}
-
-/// Directories and single files.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Files {
-    /// Readable.
-    pub read: Vec<String>,
-    /// Readable and writable.
-    pub written: Vec<String>,
-}
 
 /// Contains `None` if the sandbox is off.
 static IN_FORCE: OnceLock<Option<Sandbox>> = OnceLock::new();
@@ -57,12 +38,26 @@ pub fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
                 let files = files::restrict(&needs, &mut layers);
                 // Last: the other two need calls that the list need not allow.
                 let system_calls = system_calls::restrict(needs.is_in_kernel(), &mut layers);
-                Some(Sandbox { capabilities, files, system_calls })
+                Some(sandbox_of(capabilities, files, system_calls))
             }
         };
         LAYERS.get_or_init(|| layers.to_variable());
         entered
     });
+}
+
+/// The sandbox with these parts, each of which the kernel may have refused.
+fn sandbox_of(
+    capabilities: Result<Vec<String>, String>,
+    files: Result<(Vec<String>, Vec<String>), String>,
+    system_calls: Result<u64, String>,
+) -> Sandbox {
+    let mut missing = Vec::new();
+    let mut note = |part: &str, why: &String| missing.push(format!("{part}: {why}"));
+    let capabilities = capabilities.inspect_err(|why| note("privileges are kept", why)).ok();
+    let (read, written) = files.inspect_err(|why| note("files are not restricted", why)).ok().unzip();
+    let system_calls = system_calls.inspect_err(|why| note("system calls are not restricted", why)).ok();
+    Sandbox { system_calls, read, written, capabilities, missing }
 }
 
 /// Reason why the kernel may write a core dump of this process.
@@ -81,8 +76,7 @@ pub(crate) fn layers() -> &'static str {
 }
 
 /// The sandbox in force, if there is one.
-#[must_use]
-pub fn in_force() -> Option<&'static Sandbox> {
+pub(crate) fn in_force() -> Option<&'static Sandbox> {
     IN_FORCE.get().and_then(Option::as_ref)
 }
 
@@ -95,13 +89,13 @@ pub fn log() {
         tracing::info!("sandbox: off, as configured");
         return;
     };
-    tracing::info!("sandbox: {sandbox}");
-    for missing in sandbox.missing() {
+    tracing::info!("sandbox: {}", summary(sandbox));
+    for missing in &sandbox.missing {
         tracing::warn!("sandbox: {missing}");
     }
     let home = env::var("HOME").ok().filter(|home| home != "/");
-    if let (Some(home), Ok(files)) = (home, &sandbox.files)
-        && files.read.contains(&home)
+    if let (Some(home), Some(read)) = (home, &sandbox.read)
+        && read.contains(&home)
     {
         tracing::warn!(
             "sandbox: a file that the configuration names, or the program, lies in {home} itself, of which all can be read therefore: \
@@ -113,7 +107,7 @@ pub fn log() {
 /// Remedy for errors that the sandbox may have caused; `None` for others.
 #[must_use]
 pub fn remedy(errors: &str) -> Option<String> {
-    let files = in_force()?.files.as_ref().ok()?;
+    let Sandbox { read: Some(read), written: Some(written), .. } = in_force()? else { return None };
     // Words of the kernel, of SQLite and of `config`.
     let words = [
         "Permission denied",
@@ -126,8 +120,8 @@ pub fn remedy(errors: &str) -> Option<String> {
         format!(
             "the sandbox lets this process read {}, and write {}, nothing else: restart it, which takes in what the configuration names \
              now, or name directories in sandbox.read and sandbox.write first",
-            files.read.join(", "),
-            files.written.join(", ")
+            read.join(", "),
+            written.join(", ")
         )
     })
 }
@@ -139,42 +133,25 @@ pub fn given_up(wanted: CapabilitySet) -> Option<String> {
     privileges::given_up(wanted)
 }
 
-impl Sandbox {
-    /// One sentence for each missing part.
-    #[must_use]
-    pub fn missing(&self) -> Vec<String> {
-        let parts = [
-            self.capabilities.as_ref().err().map(|why| format!("privileges are kept: {why}")),
-            self.files.as_ref().err().map(|why| format!("files are not restricted: {why}")),
-            self.system_calls.as_ref().err().map(|why| format!("system calls are not restricted: {why}")),
-        ];
-        parts.into_iter().flatten().collect()
-    }
-}
-
-impl fmt::Display for Sandbox {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.system_calls {
-            Ok(count) => write!(f, "{count} system calls, {}; ", system_calls::OTHERS)?,
-            Err(_) => f.write_str("all system calls; ")?,
+/// The sandbox in one line.
+fn summary(sandbox: &Sandbox) -> String {
+    let calls = match sandbox.system_calls {
+        Some(count) => format!("{count} system calls, {}", system_calls::OTHERS),
+        None => "all system calls".to_owned(),
+    };
+    let files = match (&sandbox.read, &sandbox.written) {
+        (Some(read), Some(written)) => {
+            let places = read.len() + written.len();
+            format!("files to read in {places} places, to write in {}", written.len())
         }
-        match &self.files {
-            Ok(Files { read, written }) => {
-                write!(
-                    f,
-                    "files to read in {} places, to write in {}; ",
-                    read.len() + written.len(),
-                    written.len()
-                )?;
-            }
-            Err(_) => f.write_str("all files; ")?,
-        }
-        match self.capabilities.as_deref() {
-            Ok([]) => f.write_str("no capabilities"),
-            Ok(kept) => write!(f, "capabilities {}", kept.join(", ")),
-            Err(_) => f.write_str("all capabilities"),
-        }
-    }
+        _ => "all files".to_owned(),
+    };
+    let capabilities = match sandbox.capabilities.as_deref() {
+        Some([]) => "no capabilities".to_owned(),
+        Some(kept) => format!("capabilities {}", kept.join(", ")),
+        None => "all capabilities".to_owned(),
+    };
+    format!("{calls}; {files}; {capabilities}")
 }
 
 #[cfg(test)]
@@ -183,21 +160,19 @@ mod tests {
 
     #[test]
     fn the_sandbox_is_one_line_and_each_missing_part_a_sentence() {
-        let files = Files { read: vec!["/etc".to_owned()], written: vec!["/run/turnpike".to_owned()] };
-        let all =
-            Sandbox { capabilities: Ok(vec!["NET_BIND_SERVICE"]), files: Ok(files), system_calls: Ok(7) };
-        let said = all.to_string();
+        let files = (vec!["/etc".to_owned()], vec!["/run/turnpike".to_owned()]);
+        let all = sandbox_of(Ok(vec!["NET_BIND_SERVICE".to_owned()]), Ok(files), Ok(7));
+        let said = summary(&all);
         assert!(said.starts_with("7 system calls, "), "{said}");
         assert!(
             said.ends_with("; files to read in 2 places, to write in 1; capabilities NET_BIND_SERVICE"),
             "{said}"
         );
-        assert!(all.missing().is_empty());
+        assert!(all.missing.is_empty());
         let none = |why: &str| why.to_owned();
-        let nothing =
-            Sandbox { capabilities: Err(none("a")), files: Err(none("b")), system_calls: Err(none("c")) };
-        assert_eq!(nothing.to_string(), "all system calls; all files; all capabilities");
-        assert_eq!(nothing.missing().len(), 3);
-        assert!(nothing.missing()[1].ends_with(": b"));
+        let nothing = sandbox_of(Err(none("a")), Err(none("b")), Err(none("c")));
+        assert_eq!(summary(&nothing), "all system calls; all files; all capabilities");
+        assert_eq!(nothing.missing.len(), 3);
+        assert_eq!(nothing.missing[1], "files are not restricted: b");
     }
 }

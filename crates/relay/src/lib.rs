@@ -2,7 +2,7 @@
 //!
 //! One worker is one thread with its own `SO_REUSEPORT` client sockets, its own [`turnpike_turn::server::Server`], its
 //! own relay sockets and timers. What must be global (quotas, reservations) is a sharded table that only requests
-//! touch. This crate reads no file and prints nothing: `daemon` tells it what to do through [`Config`],
+//! touch. This crate reads no file and prints nothing: `serve` tells it what to do through [`Config`],
 //! [`CredentialStore`], [`Fleet`] and [`SessionLog`].
 #![forbid(unsafe_code)]
 

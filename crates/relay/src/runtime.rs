@@ -369,6 +369,12 @@ impl Relay {
         self.workers.shared().map(Published::get).collect()
     }
 
+    /// Number of allocations.
+    #[must_use]
+    pub fn allocations(&self) -> u64 {
+        self.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
+    }
+
     /// How many allocations each listener has, as `snapshots` say: one entry for each transport of an address, and one more for each server
     /// name that leads to realms of its own. A listener that a reload has taken away is among them as long as it has any.
     #[must_use]

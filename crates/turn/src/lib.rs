@@ -7,7 +7,6 @@ pub mod client;
 mod family;
 pub mod ip_range;
 pub mod random;
-pub mod rates;
 pub mod server;
 pub mod time;
 

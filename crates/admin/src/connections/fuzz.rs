@@ -14,7 +14,7 @@ use tokio::{
     runtime::{Builder, Runtime},
     sync::Semaphore,
 };
-use turnpike_api::{Draining, Job, Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded};
+use turnpike_api::{Draining, Job, Later, NotReloaded, Process, Program, Refusal, RefusalFilter, Reloaded};
 use turnpike_config::{
     AdminAccess, AdminSettings, RealmSettings, Secret, Settings, User, UserSecret, api_keys,
 };
@@ -215,19 +215,7 @@ impl Double {
     }
 }
 
-impl Program for Double {
-    fn job(&self) -> Job {
-        Job::Serve
-    }
-    fn to_toml(&self) -> String {
-        Double::settings(self).to_toml()
-    }
-    fn open(&self) -> u64 {
-        7
-    }
-    fn metrics(&self) -> String {
-        "# TYPE turnpike_draining gauge\nturnpike_draining 0.0\n# EOF\n".to_owned()
-    }
+impl Process for Double {
     fn is_draining(&self) -> bool {
         false
     }
@@ -247,6 +235,24 @@ impl Program for Double {
     fn set_log_level(&self, level: &str) -> Result<(), String> {
         self.is_told();
         if level.is_empty() { Err("no level".to_owned()) } else { Ok(()) }
+    }
+}
+
+impl Program for Double {
+    fn process(&self) -> &dyn Process {
+        self
+    }
+    fn job(&self) -> Job {
+        Job::Serve
+    }
+    fn to_toml(&self) -> String {
+        Double::settings(self).to_toml()
+    }
+    fn open(&self) -> u64 {
+        7
+    }
+    fn metrics(&self) -> String {
+        "# TYPE turnpike_draining gauge\nturnpike_draining 0.0\n# EOF\n".to_owned()
     }
     fn refusals(&self, _: &RefusalFilter, _: usize) -> Option<Vec<Refusal>> {
         Some(Vec::new())

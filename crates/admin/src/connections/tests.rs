@@ -15,7 +15,7 @@ use tokio::{
     sync::{Semaphore, watch},
     time::timeout,
 };
-use turnpike_api::{Draining, Job, Later, NotReloaded, Program, Reloaded};
+use turnpike_api::{Draining, Job, Later, NotReloaded, Process, Program, Reloaded};
 use turnpike_config::{AdminAccess, AdminSettings, Settings};
 
 use super::*;
@@ -55,19 +55,7 @@ impl Default for Nobody {
     }
 }
 
-impl Program for Nobody {
-    fn job(&self) -> Job {
-        Job::Forward
-    }
-    fn to_toml(&self) -> String {
-        String::new()
-    }
-    fn open(&self) -> u64 {
-        0
-    }
-    fn metrics(&self) -> String {
-        self.metrics.clone()
-    }
+impl Process for Nobody {
     fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
@@ -87,6 +75,24 @@ impl Program for Nobody {
     }
     fn set_log_level(&self, _: &str) -> Result<(), String> {
         Ok(())
+    }
+}
+
+impl Program for Nobody {
+    fn process(&self) -> &dyn Process {
+        self
+    }
+    fn job(&self) -> Job {
+        Job::Forward
+    }
+    fn to_toml(&self) -> String {
+        String::new()
+    }
+    fn open(&self) -> u64 {
+        0
+    }
+    fn metrics(&self) -> String {
+        self.metrics.clone()
     }
 }
 

@@ -228,7 +228,7 @@ impl CredentialService {
     }
 
     fn issue(&self, key: Option<&ApiKey>, wanted: CredentialsRequest) -> Result<Issued, Refusal> {
-        if self.program.is_draining() {
+        if self.program.process().is_draining() {
             let detail = "this server takes no new clients: ask another one";
             return Err(Refusal::unavailable("draining", detail));
         }

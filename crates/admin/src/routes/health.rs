@@ -61,12 +61,12 @@ pub(super) async fn ready(State(app): State<App>, uri: Uri) -> (StatusCode, Stri
 fn readiness(app: &App, relays: &[RelayRange]) -> (StatusCode, &'static str) {
     let rules = app.program.rules();
     let is = |state: RuleState| move |rule: &Rule| rule.state == state;
-    if rules.iter().any(is(RuleState::Waiting)) && !app.program.is_draining() {
+    if rules.iter().any(is(RuleState::Waiting)) && !app.program.process().is_draining() {
         let serves = rules.iter().any(is(RuleState::Listening));
         return (if serves { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, "waiting");
     }
     let health = app.program.fleet().map_or(FleetHealth::Healthy, |fleet| fleet.health());
-    let drains = app.program.is_draining() || health == FleetHealth::Cordoned;
+    let drains = app.program.process().is_draining() || health == FleetHealth::Cordoned;
     match health {
         _ if drains => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
         _ if relays.iter().any(|relay| !relay.up) => {

@@ -73,7 +73,7 @@ pub(super) async fn config(State(app): State<App>) -> Response {
     ),
 )]
 pub(super) async fn log_level(State(app): State<App>) -> Json<LogLevel> {
-    Json(LogLevel { level: app.program.log_level() })
+    Json(LogLevel { level: app.program.process().log_level() })
 }
 
 /// Changes the filter of log lines until the program ends. The configuration stays as it is.
@@ -95,8 +95,11 @@ pub(super) async fn set_log_level(State(app): State<App>, request: Request) -> R
             "level is expected to have 1 to {LONGEST_FILTER} characters"
         )));
     }
-    let before = app.program.log_level();
-    app.program.set_log_level(&wanted.level).map_err(|why| Problem::bad_request(format!("level: {why}")))?;
+    let before = app.program.process().log_level();
+    app.program
+        .process()
+        .set_log_level(&wanted.level)
+        .map_err(|why| Problem::bad_request(format!("level: {why}")))?;
     let audit = Audit(format!("log level {before:?} is {:?} now", wanted.level));
     Ok((Extension(audit), Json(wanted)).into_response())
 }
@@ -111,7 +114,7 @@ pub(super) async fn set_log_level(State(app): State<App>, request: Request) -> R
     ),
 )]
 pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> {
-    match app.program.reload().await {
+    match app.program.process().reload().await {
         Ok(reloaded) => {
             let audit = Audit(match reloaded.changed.len() {
                 0 => "nothing has changed".to_owned(),
@@ -154,7 +157,7 @@ pub(super) async fn drain(State(app): State<App>, request: Request) -> Result<Re
         return Err(Problem::bad_request(format!("deadline_s is expected to be 0 to {LONGEST}")));
     }
     let patience = deadline_s.map(|seconds| Duration::from_secs(seconds.into()));
-    let draining = app.program.drain(patience).await.ok_or_else(Problem::stopping)?;
+    let draining = app.program.process().drain(patience).await.ok_or_else(Problem::stopping)?;
     let Draining { open, deadline_s } = draining;
     let audit = Audit(format!(
         "{open} open, for {} at most",

@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 use tracing_subscriber::filter::LevelFilter;
 use turnpike_admin::{Applications, Interface, Owner, ServerView, Serving, Store};
 use turnpike_api::{
-    Draining, FleetAdmin, Job, Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule,
+    Draining, FleetAdmin, Job, Later, NotReloaded, Process, Program, Refusal, RefusalFilter, Reloaded, Rule,
 };
 use turnpike_config::{AdminAccess, AdminAddress, AdminSettings, Secret, Settings, api_keys};
 use turnpike_net::{Datapath, UnixName};
@@ -108,19 +108,7 @@ impl Double {
     }
 }
 
-impl Program for Double {
-    fn job(&self) -> Job {
-        if self.relay.is_some() { Job::Serve } else { Job::Forward }
-    }
-    fn to_toml(&self) -> String {
-        Double::settings(self).to_toml()
-    }
-    fn open(&self) -> u64 {
-        7
-    }
-    fn metrics(&self) -> String {
-        "# TYPE turnpike_draining gauge\nturnpike_draining 0.0\n# EOF\n".to_owned()
-    }
+impl Process for Double {
     fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
@@ -146,6 +134,33 @@ impl Program for Double {
         *self.level.lock().unwrap() = level.to_owned();
         Ok(())
     }
+    fn sandbox(&self) -> Option<turnpike_api::Sandbox> {
+        Some(turnpike_api::Sandbox {
+            system_calls: Some(200),
+            read: Some(vec!["/etc".to_owned()]),
+            written: None,
+            capabilities: Some(Vec::new()),
+            missing: vec!["files are not restricted: this is a test".to_owned()],
+        })
+    }
+}
+
+impl Program for Double {
+    fn process(&self) -> &dyn Process {
+        self
+    }
+    fn job(&self) -> Job {
+        if self.relay.is_some() { Job::Serve } else { Job::Forward }
+    }
+    fn to_toml(&self) -> String {
+        Double::settings(self).to_toml()
+    }
+    fn open(&self) -> u64 {
+        7
+    }
+    fn metrics(&self) -> String {
+        "# TYPE turnpike_draining gauge\nturnpike_draining 0.0\n# EOF\n".to_owned()
+    }
     fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>> {
         self.relay.as_ref()?;
         let refusals = self.refusals.lock().unwrap();
@@ -156,16 +171,6 @@ impl Program for Double {
         };
         Some(refusals.iter().filter(fits).take(most).cloned().collect())
     }
-    fn sandbox(&self) -> Option<turnpike_api::Sandbox> {
-        Some(turnpike_api::Sandbox {
-            system_calls: Some(200),
-            read: Some(vec!["/etc".to_owned()]),
-            written: None,
-            capabilities: Some(Vec::new()),
-            missing: vec!["files are not restricted: this is a test".to_owned()],
-        })
-    }
-
     fn rules(&self) -> Vec<Rule> {
         self.rules.lock().unwrap().clone()
     }

@@ -12,7 +12,7 @@ use landlock::{
     RulesetCreatedAttr as _, RulesetError, RulesetStatus, Scope, path_beneath_rules,
 };
 
-use super::{Files, Layers, Needs};
+use super::{Layers, Needs};
 
 /// Needed by any program: libraries, name services, certificates, time zones, /proc and /sys; and the places for a new version of this one.
 /// Whole directories, because files in them are replaced while the process runs.
@@ -37,8 +37,8 @@ const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/random", "/dev/urando
 /// Version of Landlock whose rights are restricted, as far as the kernel knows them.
 const KNOWN: ABI = ABI::V6;
 
-/// Puts all other files out of reach.
-pub(super) fn restrict(needs: &Needs, layers: &mut Layers) -> Result<Files, String> {
+/// Puts all other files out of reach. Returns the directories and files that can be read, and those that can be written.
+pub(super) fn restrict(needs: &Needs, layers: &mut Layers) -> Result<(Vec<String>, Vec<String>), String> {
     let read = directories(needs);
     let written: BTreeSet<PathBuf> = needs.written.iter().filter(|path| path.is_dir()).cloned().collect();
     layers.add(&(&read, &written), || match apply(&read, &written) {
@@ -49,7 +49,7 @@ pub(super) fn restrict(needs: &Needs, layers: &mut Layers) -> Result<Files, Stri
         Err(error) => Err(error.to_string()),
     })?;
     let text = |paths: BTreeSet<PathBuf>| paths.iter().map(|path| path.display().to_string()).collect();
-    Ok(Files { read: text(read), written: text(written) })
+    Ok((text(read), text(written)))
 }
 
 fn apply(read: &BTreeSet<PathBuf>, written: &BTreeSet<PathBuf>) -> Result<RulesetStatus, RulesetError> {
@@ -131,7 +131,7 @@ mod tests {
                 ..Needs::default()
             };
             match restrict(&needs, &mut Layers::default()) {
-                Ok(files) => assert_eq!(files.written, [dir.at("written").display().to_string()]),
+                Ok((_, written)) => assert_eq!(written, [dir.at("written").display().to_string()]),
                 Err(why) => return alone::skip(&why),
             }
             let look = || {

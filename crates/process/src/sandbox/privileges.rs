@@ -15,7 +15,7 @@ pub(super) fn forbid_core_dumps() -> io::Result<()> {
 }
 
 /// Drops all other privileges of this thread and of those that it starts.
-pub(super) fn drop_all_but(wanted: CapabilitySet) -> Result<Vec<&'static str>, String> {
+pub(super) fn drop_all_but(wanted: CapabilitySet) -> Result<Vec<String>, String> {
     let drop = || -> io::Result<CapabilitySet> {
         // Without it a program of root would have all of them again.
         set_no_new_privs(true)?;
@@ -47,8 +47,8 @@ fn kept(wanted: CapabilitySet, held: CapabilitySet) -> CapabilitySet {
 }
 
 /// As capabilities(7) has them, without `CAP_`.
-fn names(set: CapabilitySet) -> Vec<&'static str> {
-    set.iter_names().map(|(name, _)| name).collect()
+fn names(set: CapabilitySet) -> Vec<String> {
+    set.iter_names().map(|(name, _)| name.to_owned()).collect()
 }
 
 #[cfg(test)]

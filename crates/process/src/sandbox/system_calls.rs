@@ -29,10 +29,10 @@ const OTHER: SeccompAction = if cfg!(debug_assertions) {
 };
 
 /// Restricts this process; how many calls are left. `bpf` is for whoever has programs in the kernel.
-pub(super) fn restrict(bpf: bool, layers: &mut Layers) -> Result<usize, String> {
+pub(super) fn restrict(bpf: bool, layers: &mut Layers) -> Result<u64, String> {
     let (count, programs) = programs(bpf, OTHER)?;
     install(&programs, layers)?;
-    Ok(count)
+    Ok(count as u64)
 }
 
 fn install(programs: &[BpfProgram], layers: &mut Layers) -> Result<(), String> {

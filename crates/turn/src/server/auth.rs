@@ -14,6 +14,7 @@ pub(crate) mod third_party;
 
 use std::sync::Arc;
 
+use turnpike_rates::{Rate, Rates};
 use turnpike_wire::{
     integrity::{Key, KeyAlgorithm},
     stun::kind,
@@ -36,7 +37,6 @@ use super::{
         response::Signer,
     },
 };
-use crate::rates::{Rate, Rates};
 
 /// Bytes of a header and one attribute of four bytes (REQUESTED-TRANSPORT, LIFETIME, CONNECTION-ID). No
 /// meaningful request is shorter.

@@ -38,7 +38,6 @@ use turnpike_wire::{
 pub use crate::family::Family;
 use crate::{
     random::{Random, Seed},
-    rates,
     time::Now,
 };
 use auth::{lookups::Lookups, realm::Realms};
@@ -116,11 +115,11 @@ pub struct Server<P> {
     /// Refusals of unauthenticated clients.
     stranger_refusals: RefusalLog,
     /// Replies to 5-tuples that repeat a refused request.
-    repeated_refusals: rates::Rates,
+    repeated_refusals: turnpike_rates::Rates,
     discovery_rate: DiscoveryRate,
     /// Rate of OTHER-ADDRESS in responses to plain Binding requests.
     hint_rate: DiscoveryRate,
-    short_request_rate: rates::Rates,
+    short_request_rate: turnpike_rates::Rates,
     amplification: AmplificationGuard,
     pools: Pools,
     leases: Leases,

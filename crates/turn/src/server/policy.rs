@@ -1,5 +1,5 @@
 //! Decisions delegated to the embedding program, as four traits: [`Users`], [`Quotas`], [`Restrictions`] and
-//! [`Redirects`]. Only requests call them, never packets, and no call may block. `relay` and `daemon`
+//! [`Redirects`]. Only requests call them, never packets, and no call may block. `relay` and `serve`
 //! implement them; self-contained rules are in this folder.
 
 pub(crate) mod alternate;

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
+use turnpike_rates::Rate;
 use turnpike_wire::stun::View;
 
 use crate::{
-    rates::Rate,
     server::{DropReason, Policy, Server, Transport},
     time::Now,
 };

@@ -13,10 +13,10 @@ use std::{
 
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
+use turnpike_rates::Rate;
 use turnpike_wire::stun::kind;
 
 use crate::{
-    rates::Rate,
     server::{
         BadRequest, Client, Disposition, DropReason, Fault, ListenerId, Policy, PrefixLengths,
         RequestRefusal, Server,

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::rates::{Rate, Rates};
+use turnpike_rates::{Rate, Rates};
 
 /// Per address: 20 at once, then one per second.
 const EACH: Rate = Rate::new(20, 1000);

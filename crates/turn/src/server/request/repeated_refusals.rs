@@ -3,10 +3,10 @@
 //! Over UDP and DTLS, where clients retransmit, requests above the limit get no response. Over streams every
 //! request is answered, but reading from the stream pauses ([`crate::server::Effect::Slow`]).
 
+use turnpike_rates::{Rate, Rates};
 use turnpike_wire::stun::{View, kind};
 
 use crate::{
-    rates::{Rate, Rates},
     server::{
         Client, Policy, Server,
         request::{Method, Request},

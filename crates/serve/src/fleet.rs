@@ -49,7 +49,7 @@ pub(crate) use handover::{FleetHandover, FleetOffer};
 pub(crate) use keys::NodeKeys;
 pub(crate) use publishing::{StatusLines, StatusWriter};
 
-use crate::{DaemonError, store::SharedStore};
+use crate::{ServeError, store::SharedStore};
 use banned::Banned;
 use heartbeat::Beater;
 use load::Room;
@@ -79,7 +79,7 @@ impl Fleet {
         settings: &Settings,
         own: NonceKey,
         before: Option<&FleetOffer>,
-    ) -> Result<(Arc<Self>, Begun), DaemonError> {
+    ) -> Result<(Arc<Self>, Begun), ServeError> {
         let (questions, received) = admin_ops::questions();
         let node = match address(settings)? {
             Some(address) => Some(Arc::new(Node::new(settings, &address, own, before, questions)?)),

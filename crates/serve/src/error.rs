@@ -1,4 +1,4 @@
-//! Errors of starting and running a server or a forwarder.
+//! Errors of starting and running a server.
 
 use turnpike_config::Mistakes;
 use turnpike_process::ProcessError;
@@ -7,16 +7,16 @@ use turnpike_relay::DtlsError;
 /// Each message is one sentence that says what to change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum DaemonError {
+pub enum ServeError {
     /// Nothing was started, and no socket opened.
     #[error(transparent)]
     Config(#[from] Mistakes),
     /// An error that any service may end with.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// The TURN server did not start.
+    /// The relay did not start.
     #[error(transparent)]
-    Serve(#[from] turnpike_relay::StartError),
+    Relay(#[from] turnpike_relay::StartError),
     /// The database with users.
     #[error(transparent)]
     Store(#[from] turnpike_stores::StoreError),
@@ -44,9 +44,6 @@ pub enum DaemonError {
         "there is no store: name one with --store URL, or a directory for the embedded one with --state DIR"
     )]
     NoStore,
-    /// The forwarder did not start.
-    #[error(transparent)]
-    Forward(#[from] turnpike_forward::StartError),
     /// An address for the admin interface that was asked for cannot be had.
     #[error(transparent)]
     Admin(#[from] turnpike_admin::ListenError),
@@ -56,9 +53,4 @@ pub enum DaemonError {
     /// dimpl.
     #[error(transparent)]
     Dtls(#[from] DtlsError),
-    /// A reload wants what was given up at the start.
-    #[error(
-        "the rules need the capabilities {0}, which the sandbox has given up at the start: restart, and they are kept"
-    )]
-    Sandbox(String),
 }

@@ -1,108 +1,15 @@
-//! What a reload has changed, for the log and for whoever asked for it: a line for each key with its old and its new value, and for each rule
-//! and realm; of users and secrets their number. Never a secret, and of no list more than a line can hold.
+//! Changes made by a reload of a server: a line for each key and realm; of users and secrets, only their number.
 
-use std::{collections::HashMap, hash::Hash};
-
-use turnpike_config::{Change, Secret, Settings, UserSecret, forward::ForwardSettings, realms};
+use turnpike_config::{Secret, Settings, UserSecret, realms};
+use turnpike_process::changes::{Difference, counted, line, log_each, names};
 use turnpike_relay::{Identity, certificates::Certificate};
 
-/// Names of one list in a line.
-const NAMED: usize = 20;
-
-/// What came, what went, what is there under the same name and yet another.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Difference<K> {
-    pub(crate) added: Vec<K>,
-    pub(crate) removed: Vec<K>,
-    pub(crate) changed: Vec<K>,
-}
-
-impl<K: Hash + Eq + Clone> Difference<K> {
-    /// Between things that have names, in the order of `old` and `new`.
-    pub(crate) fn of<T>(old: &[(K, T)], new: &[(K, T)], same: impl Fn(&T, &T) -> bool) -> Self {
-        let index = |list: &[(K, T)]| -> HashMap<K, usize> {
-            list.iter().enumerate().map(|(at, (name, _))| (name.clone(), at)).collect()
-        };
-        let (before, after) = (index(old), index(new));
-        let missing = |list: &[(K, T)], there: &HashMap<K, usize>| {
-            let names = list.iter().map(|(name, _)| name);
-            names.filter(|name| !there.contains_key(*name)).cloned().collect()
-        };
-        let has_changed =
-            |(name, thing): &&(K, T)| before.get(name).is_some_and(|at| !same(&old[*at].1, thing));
-        Self {
-            added: missing(new, &before),
-            removed: missing(old, &after),
-            changed: new.iter().filter(has_changed).map(|(name, _)| name.clone()).collect(),
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty()
-    }
-
-    /// `2 added, 1 changed`.
-    fn counted(&self) -> String {
-        let Self { added, removed, changed } = self;
-        counted(&[(added.len(), "added"), (removed.len(), "removed"), (changed.len(), "changed")])
-    }
-
-    /// `what NAME: added` or `removed`, a line each.
-    fn came_and_went(&self, what: &str) -> Vec<String>
-    where
-        K: AsRef<str>,
-    {
-        let all = [(&self.added, "added"), (&self.removed, "removed")];
-        let lines = all.into_iter().flat_map(|(names, how)| names.iter().map(move |name| (name, how)));
-        lines.map(|(name, how)| format!("{what} {}: {how}", name.as_ref())).collect()
-    }
-
-    /// The same, and `what NAME: changed`.
-    fn lines(&self, what: &str) -> Vec<String>
-    where
-        K: AsRef<str>,
-    {
-        let mut lines = self.came_and_went(what);
-        lines.extend(self.changed.iter().map(|name| format!("{what} {}: changed", name.as_ref())));
-        lines
-    }
-}
-
-/// Writes them into the log, as many as somebody can read.
-fn say_each(lines: &[String]) {
-    const MOST: usize = 200;
-    for line in lines.iter().take(MOST) {
-        tracing::info!("reloaded {line}");
-    }
-    if let Some(more @ 1..) = lines.len().checked_sub(MOST) {
-        tracing::info!("reloaded {more} more; `turnpike reload` names them all");
-    }
-}
-
-/// `2 added, 1 changed`; or `changed`, where it is but the order.
-fn counted(counts: &[(usize, &str)]) -> String {
-    let counted = counts.iter().filter(|(count, _)| *count > 0);
-    let counted: Vec<String> = counted.map(|(count, how)| format!("{count} {how}")).collect();
-    if counted.is_empty() { "changed".to_owned() } else { counted.join(", ") }
-}
-
-/// Names as a line has them; `None` for none.
-pub(crate) fn names<K: AsRef<str>>(names: &[K]) -> Option<String> {
-    let shown: Vec<&str> = names.iter().take(NAMED).map(AsRef::as_ref).collect();
-    let text = shown.join(", ");
-    match names.len().saturating_sub(NAMED) {
-        _ if names.is_empty() => None,
-        0 => Some(text),
-        more => Some(format!("{text} and {more} more")),
-    }
-}
-
-/// A count as a line has it; `None` for zero.
+/// A count for a log line; `None` for zero.
 fn count<K>(list: &[K]) -> Option<usize> {
     Some(list.len()).filter(|count| *count > 0)
 }
 
-/// Of a server's reload.
+/// Changes made by a reload.
 pub(crate) struct ServeChanges<'s> {
     keys: Vec<&'static str>,
     /// One for each key, realm and key of a realm.
@@ -154,9 +61,9 @@ impl<'s> ServeChanges<'s> {
         self.lines.clone()
     }
 
-    /// The lines of the log: those, and what they come to.
-    pub(crate) fn say(&self, settings: &Settings) {
-        say_each(&self.lines);
+    /// Logs each line, and a summary.
+    pub(crate) fn log(&self, settings: &Settings) {
+        log_each(&self.lines);
         let all = realms::all(settings);
         let (users, secrets) = all.iter().fold((0, 0), |(users, secrets), realm| {
             (users + realm.users.len(), secrets + realm.secrets.len())
@@ -189,26 +96,12 @@ impl<'s> ServeChanges<'s> {
     }
 }
 
-/// `KEY: what was -> what is`, cut where it is long.
-fn line(key: &str, change: &Change) -> String {
-    const LONGEST: usize = 200;
-    let cut = |text: &str| match text.char_indices().nth(LONGEST) {
-        Some((at, _)) => format!("{}...", &text[..at]),
-        None if text.is_empty() => "not set".to_owned(),
-        None => text.to_owned(),
-    };
-    match &change.values {
-        Some((was, is)) => format!("{key}: {} -> {}", cut(was), cut(is)),
-        None => format!("{key}: changed"),
-    }
-}
-
 /// A line for each realm that came or went, and for each key of those that are another now.
 fn realm_lines(realms: &Difference<&str>, old: &Settings, new: &Settings) -> Vec<String> {
     let find = |settings: &Settings, name: &str| {
         settings.realms.iter().find(|realm| realm.name == name).cloned().unwrap_or_default()
     };
-    let mut lines = realms.came_and_went("realm");
+    let mut lines = realms.added_and_removed("realm");
     for name in &realms.changed {
         for change in find(old, name).changed(&find(new, name)) {
             lines.push(line(&format!("realm {name}, {}", change.key), &change));
@@ -217,7 +110,7 @@ fn realm_lines(realms: &Difference<&str>, old: &Settings, new: &Settings) -> Vec
     lines
 }
 
-/// Of all realms, with the realm.
+/// Users of all realms.
 fn users(settings: &Settings) -> Vec<((&str, &str), &UserSecret)> {
     let main = (settings.realm.as_str(), settings.users.as_slice());
     let tenants = settings.realms.iter().map(|realm| (realm.name.as_str(), realm.users.as_slice()));
@@ -226,7 +119,7 @@ fn users(settings: &Settings) -> Vec<((&str, &str), &UserSecret)> {
         .collect()
 }
 
-/// Of all realms, with the realm.
+/// Secrets of all realms.
 fn secrets(settings: &Settings) -> Vec<(&str, &Secret)> {
     let main = (settings.realm.as_str(), settings.secrets.as_slice());
     let tenants = settings.realms.iter().map(|realm| (realm.name.as_str(), realm.secrets.as_slice()));
@@ -234,7 +127,7 @@ fn secrets(settings: &Settings) -> Vec<(&str, &Secret)> {
     all.flat_map(|(realm, secrets)| secrets.iter().map(move |secret| (realm, secret))).collect()
 }
 
-/// Of certificates that were read again, by file.
+/// Changes of certificates that were read again, by file.
 pub(crate) struct CertificateChanges {
     files: Difference<String>,
     certificates: usize,
@@ -255,8 +148,8 @@ impl CertificateChanges {
         self.files.lines("certificate")
     }
 
-    /// The line of the log.
-    pub(crate) fn say(&self) {
+    /// Logs a summary.
+    pub(crate) fn log(&self) {
         let Self { files, certificates } = self;
         if files.is_empty() {
             tracing::info!(certificates, "certificates loaded; they are those from before");
@@ -272,49 +165,6 @@ impl CertificateChanges {
     }
 }
 
-/// Of a forwarder's reload.
-pub(crate) struct ForwardChanges<'s> {
-    keys: Vec<&'static str>,
-    /// One for each key and rule.
-    lines: Vec<String>,
-    rules: Difference<&'s str>,
-}
-
-impl<'s> ForwardChanges<'s> {
-    pub(crate) fn new(old: &'s ForwardSettings, new: &'s ForwardSettings) -> Self {
-        let rules = |settings: &'s ForwardSettings| {
-            settings.rules.iter().map(|rule| (rule.id.0.as_str(), rule)).collect::<Vec<_>>()
-        };
-        let rules = Difference::of(&rules(old), &rules(new), PartialEq::eq);
-        let changes = old.changed(new);
-        let mut lines: Vec<String> = changes.iter().map(|change| line(change.key, change)).collect();
-        lines.extend(rules.lines("rule"));
-        Self { keys: changes.iter().map(|change| change.key).collect(), lines, rules }
-    }
-
-    /// A line for each change.
-    pub(crate) fn lines(&self) -> Vec<String> {
-        self.lines.clone()
-    }
-
-    /// The lines of the log: those, and what they come to; `rules` is how many there are now.
-    pub(crate) fn say(&self, rules: usize) {
-        say_each(&self.lines);
-        if self.lines.is_empty() {
-            tracing::info!(rules, "rules reloaded; nothing in them has changed");
-            return;
-        }
-        tracing::info!(
-            rules,
-            added = names(&self.rules.added),
-            removed = names(&self.rules.removed),
-            changed = names(&self.rules.changed),
-            settings_changed = names(&self.keys),
-            "rules reloaded"
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use turnpike_config::{RealmSettings, User};
@@ -323,24 +173,6 @@ mod tests {
 
     fn user(name: &str, password: &str) -> User {
         User { name: name.to_owned(), secret: UserSecret::Password(Secret::new(password)) }
-    }
-
-    #[test]
-    fn what_came_went_and_changed_is_told_by_name() {
-        let list = |text: &str| -> Vec<(char, u8)> {
-            text.split(' ').map(|item| (item.chars().next().unwrap(), item.as_bytes()[1])).collect()
-        };
-        let difference = Difference::of(&list("a1 b1 c1"), &list("d1 c2 a1"), PartialEq::eq);
-        assert_eq!(difference, Difference { added: vec!['d'], removed: vec!['b'], changed: vec!['c'] });
-        assert!(Difference::of(&list("a1 b2"), &list("b2 a1"), PartialEq::eq).is_empty());
-    }
-
-    #[test]
-    fn a_long_list_is_cut() {
-        let list: Vec<String> = (0..25).map(|n| format!("r{n}")).collect();
-        let text = names(&list).unwrap();
-        assert!(text.starts_with("r0, r1, ") && text.ends_with("r19 and 5 more"), "{text}");
-        assert_eq!(names::<String>(&[]), None);
     }
 
     #[test]

@@ -33,7 +33,7 @@ use super::{
     recovering::Recovering,
     unix,
 };
-use crate::DaemonError;
+use crate::ServeError;
 
 /// How long the store has for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -132,7 +132,7 @@ impl Node {
         own: NonceKey,
         before: Option<&FleetOffer>,
         questions: QuestionSender,
-    ) -> Result<Self, DaemonError> {
+    ) -> Result<Self, ServeError> {
         let fleet = &settings.fleet;
         let name = match &fleet.node {
             Some(name) => name.clone(),
@@ -148,7 +148,7 @@ impl Node {
         let same = offered.filter(|offered| offered.identity == identity);
         if let Some(sealed) = same.and_then(|same| same.ring.as_ref()) {
             custody
-                .take(open_ring(&sealer, sealed).ok_or(DaemonError::OtherSecret { store: identity.store })?);
+                .take(open_ring(&sealer, sealed).ok_or(ServeError::OtherSecret { store: identity.store })?);
         }
         let quotas = Quotas::default();
         if let Some(same) = same {
@@ -792,7 +792,7 @@ mod tests {
         settings.fleet.secret = Some(Secret::new("another secret that is long enough for it"));
         let address = "redis://127.0.0.1:1".parse().expect("an address");
         let refused = Node::new(&settings, &address, OWN, Some(&offer), admin_ops::questions().0);
-        assert!(matches!(refused, Err(DaemonError::OtherSecret { .. })));
+        assert!(matches!(refused, Err(ServeError::OtherSecret { .. })));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Rate limits for events caused by unauthenticated sources: a token bucket per source and one for all, so
 //! that a source that exceeds its own rate does not use up the total.
+#![forbid(unsafe_code)]
 
 use std::{
     hash::{BuildHasher, Hash},

@@ -22,7 +22,7 @@ use turnpike_turn::{
     server::{AllowRule, PeerRules, RealmId, StoreFailure},
 };
 
-use crate::{DaemonError, generated_user::random_user};
+use crate::{ServeError, generated_user::random_user};
 
 /// A store behind its cache.
 pub type Store = Directory<Database>;
@@ -75,9 +75,9 @@ pub(crate) fn checked_address(settings: &Settings) -> Result<Option<(StoreAddres
 ///
 /// # Errors
 /// The configuration is wrong, or has no store.
-pub fn open_store(sources: &Sources) -> Result<(Settings, Store), DaemonError> {
+pub fn open_store(sources: &Sources) -> Result<(Settings, Store), ServeError> {
     let settings = sources.settings()?;
-    let Some((address, file)) = checked_address(&settings)? else { return Err(DaemonError::NoStore) };
+    let Some((address, file)) = checked_address(&settings)? else { return Err(ServeError::NoStore) };
     let limits = limits(&settings.store);
     let database = Database::new(&address, 1, file, &limits);
     Ok((settings, Directory::new(database, address.to_string(), limits)))

@@ -18,7 +18,7 @@ use turnpike_relay::{
 
 use crate::{
     certificate_expiry::CertificateExpiry, certificate_files, certificate_watch::CertificateWatch,
-    changes::CertificateChanges, error::DaemonError,
+    changes::CertificateChanges, error::ServeError,
 };
 
 /// Of TLS and DTLS.
@@ -67,7 +67,7 @@ impl Told {
 
 impl Certificates {
     /// What TLS and DTLS show from the start.
-    pub(crate) fn new(settings: &Settings, loaded: Vec<Certificate>) -> Result<Self, DaemonError> {
+    pub(crate) fn new(settings: &Settings, loaded: Vec<Certificate>) -> Result<Self, ServeError> {
         let told = Arc::new(Told { in_use: Mutex::new(loaded.into()), ..Told::default() });
         let mut new =
             Self { tls: None, dtls: None, watch: CertificateWatch::new(settings), refused: None, told };
@@ -84,7 +84,7 @@ impl Certificates {
         settings: &Settings,
         loaded: &[Certificate],
         problems: &[Mistake],
-    ) -> Result<Contexts, DaemonError> {
+    ) -> Result<Contexts, ServeError> {
         let in_use = self.told.in_use();
         let identities = certificates::identities(if problems.is_empty() { loaded } else { &in_use });
         let tls = match &self.tls {
@@ -92,7 +92,7 @@ impl Certificates {
             None if identities.is_empty() => None,
             None => {
                 let context = TlsContext::new(&identities);
-                Some(Arc::new(context.map_err(|error| DaemonError::Tls(error.to_string()))?))
+                Some(Arc::new(context.map_err(|error| ServeError::Tls(error.to_string()))?))
             }
         };
         let dtls = match &self.dtls {
@@ -171,7 +171,7 @@ impl Certificates {
                 self.told.loaded.fetch_add(1, Ordering::Relaxed);
                 let changes = CertificateChanges::new(&self.told.in_use(), &loaded);
                 self.told.show(loaded);
-                changes.say();
+                changes.log();
                 reloaded.changed.extend(changes.lines());
             }
         }

@@ -8,11 +8,12 @@ use prometheus_client::{
 };
 use strum::VariantArray as _;
 use turnpike_net::Datapath;
-use turnpike_process::exposition::{counter, counts};
-use turnpike_relay::{Attachment, Hook, Kernel, KernelCount, KernelSnapshot};
+use turnpike_offload::{Attachment, Count, Hook, Kernel, Snapshot};
+
+use crate::exposition::{counter, counts};
 
 /// Logs where the program is attached; `datapath` handles everything that it leaves to user space.
-pub(crate) fn log_attached(kernel: &Kernel, flows: u32, datapath: Datapath) {
+pub fn log_attached(kernel: &Kernel, flows: u32, datapath: Datapath) {
     let attached = kernel.attached();
     let where_to = if attached.is_empty() {
         "to no interface yet: none is Ethernet, up, and has an address".to_owned()
@@ -44,13 +45,16 @@ fn named_by_hook(attached: &[Attachment]) -> String {
     named.collect::<Vec<_>>().join(", ")
 }
 
-/// Reasons for datagrams in user space, and the use of the flow table.
-pub(crate) fn encode(encoder: &mut DescriptorEncoder<'_>, kernel: &KernelSnapshot) -> fmt::Result {
-    let counted = KernelCount::VARIANTS.iter().zip(kernel.counts);
+/// Writes the metrics: reasons for datagrams in user space, and the use of the flow table.
+///
+/// # Errors
+/// Those of the encoder.
+pub fn encode(encoder: &mut DescriptorEncoder<'_>, kernel: &Snapshot) -> fmt::Result {
+    let counted = Count::VARIANTS.iter().zip(kernel.counts);
     let passes = counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));
     let help = "UDP datagrams and super-packets that the kernel left to user space, by reason.";
     counts(encoder, "kernel_passes", help, "reason", passes)?;
-    let dropped = [KernelCount::Failed, KernelCount::Behind];
+    let dropped = [Count::Failed, Count::Behind];
     let dropped = dropped.into_iter().map(|what| (<&str>::from(what), kernel.counts[what as usize]));
     let help = "Datagrams that were dropped: the kernel refused to change them (failed), or user space was overloaded (behind).";
     counts(encoder, "kernel_dropped", help, "reason", dropped)?;

@@ -13,6 +13,7 @@ use prometheus_client::{
 use turnpike_process::{
     MetricsPage, Status,
     exposition::{self, Common, Families, by_name, count, counter, counts, gauge},
+    kernel_path,
     log_queue::LogCounts,
 };
 use turnpike_relay::{
@@ -24,7 +25,6 @@ use turnpike_turn::server::{Stats, stats::ALLOCATION_MS};
 use crate::{
     certificates::Told,
     fleet::FleetCounts,
-    kernel_path,
     session_totals::{LENGTHS, SessionTotals, Totals},
     store::{self, SharedStore},
 };

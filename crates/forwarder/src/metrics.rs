@@ -12,29 +12,24 @@ use prometheus_client::{
 use turnpike_forward::{
     CONNECT_BOUNDS, EndReason, Failure, KernelSnapshot, RuleId, RuleSnapshot, RuleStanding, TargetSnapshot,
 };
-
 use turnpike_process::{
     MetricsPage, Status,
     exposition::{self, Common, Families, by_name, count, counter},
+    kernel_path,
     log_queue::LogCounts,
 };
 
-use crate::kernel_path;
-
-/// Of rules, and of the kernel's part where it has one.
-type Snapshots = (Vec<(RuleId, RuleSnapshot)>, Option<KernelSnapshot>);
-
 /// The exposition text of live snapshots.
 pub(crate) fn page(
-    snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
+    rules: impl Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync + 'static,
+    kernel: impl Fn() -> Option<KernelSnapshot> + Send + Sync + 'static,
     status: Arc<Status>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
     exposition::page(
         move |common| {
-            let (rules, kernel) = snapshots();
-            let rules = rules.into_iter().map(|(id, snapshot)| (id.0, snapshot)).collect();
-            Scrape { rules, kernel, common }
+            let rules = rules().into_iter().map(|(id, snapshot)| (id.0, snapshot)).collect();
+            Scrape { rules, kernel: kernel(), common }
         },
         status,
         log,
@@ -208,8 +203,9 @@ mod tests {
         let page = page(
             move || {
                 let other = (RuleId("b".to_owned()), RuleSnapshot::default());
-                (vec![(id.clone(), snapshot.clone()), other], None)
+                vec![(id.clone(), snapshot.clone()), other]
             },
+            || None,
             Arc::default(),
             Arc::new(LogCounts { lost: 4.into(), ends: 9.into(), ..LogCounts::default() }),
         );
@@ -249,7 +245,8 @@ mod tests {
         let targets = vec![TargetSnapshot { target, address, up: true, counts }];
         let snapshot = RuleSnapshot { targets, ..RuleSnapshot::default() };
         let page = page(
-            move || (vec![(RuleId("r".to_owned()), snapshot.clone())], None),
+            move || vec![(RuleId("r".to_owned()), snapshot.clone())],
+            || None,
             Arc::default(),
             Arc::default(),
         );
@@ -290,9 +287,9 @@ mod tests {
             counts: Tally::default(),
         };
         let rule = RuleSnapshot { targets: vec![target], ..Default::default() };
-        let kernel = || Some(KernelSnapshot::default());
         let page = page(
-            move || (vec![(RuleId("r".to_owned()), rule.clone())], kernel()),
+            move || vec![(RuleId("r".to_owned()), rule.clone())],
+            || Some(KernelSnapshot::default()),
             Arc::default(),
             Arc::default(),
         );

@@ -3,7 +3,7 @@
 use std::{
     fmt::Display,
     io::Write,
-    sync::{Arc, Weak},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -13,7 +13,7 @@ use turnpike_api::{Job, Reloaded};
 use turnpike_config::{Loaded, Mistakes, Settings, Sources, User, UserSecret};
 use turnpike_net::{Datapath, PassedSockets};
 use turnpike_process::{
-    Control, MetricsPage, ProcessError, Service,
+    Control, MetricsPage, ProcessError, Service, kernel_path,
     log_queue::LogCounts,
     log_refused, log_warnings, logging, need_restart, passed, rlimit, sandbox,
     upgrade::{self, HandoverState, PreviousProcess},
@@ -26,24 +26,23 @@ use turnpike_relay::{
 use turnpike_turn::server::{Effect, NonceKey};
 
 use crate::{
-    admin::{self, AdminView, ServerHandle},
+    admin::AdminView,
     certificate_files,
     certificates::{Certificates, Contexts},
     changes::ServeChanges,
     credentials::Credentials,
     effective_settings::EffectiveSettings,
-    error::DaemonError,
+    error::ServeError,
     fleet::{self, Begun, Fleet, FleetHandover, NodeKeys, StatusLines, StatusWriter},
     generated_user::random_user,
-    kernel_path,
+    handover::{PreviousServer, ServeHandover},
     machine::Machine,
+    metrics::{self, Snapshots},
+    needs::server_needs,
     own_addresses::News,
     passed_listeners::passed_listeners,
     plan::{self, Plan},
     refusals::Refusals,
-    serve_handover::{PreviousServer, ServeHandover},
-    serve_metrics::{self, Snapshots},
-    server_needs::server_needs,
     session_log::{SessionLogWriter, SessionLogger, session_log},
     session_totals::SessionTotals,
     store::{self, MadeUp, Merged, OpenError, OpenStore, SharedStore},
@@ -52,8 +51,8 @@ use crate::{
 /// Runs a TURN server until a signal or an administrator ends it. A generated credential goes to `out`, once.
 ///
 /// # Errors
-/// See [`DaemonError`]; configuration errors come before any socket is opened.
-pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), DaemonError> {
+/// See [`ServeError`]; configuration errors come before any socket is opened.
+pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), ServeError> {
     sandbox::forbid_core_dumps();
     upgrade::begin(TurnServer::NAME, |previous| {
         // Before anything else is opened.
@@ -124,7 +123,7 @@ impl TurnServer {
         control: &Control,
         out: &mut dyn Write,
         previous: &mut Option<PreviousProcess>,
-    ) -> Result<(Self, JoinHandle<()>), DaemonError> {
+    ) -> Result<(Self, JoinHandle<()>), ServeError> {
         let Found { sources, loaded, passed, mut before } = found;
         let Loaded { mut settings, certificates, warnings, .. } = loaded;
         log_warnings(&warnings);
@@ -175,7 +174,10 @@ impl TurnServer {
         let waiting = relay.waiting();
         log_waiting(&waiting);
         let shown = watch::Sender::new(EffectiveSettings::new(&settings, &merged, &machine));
-        let server = ServerHandle {
+        let metrics = metrics_page(&relay, &shown, (&certificates, &shared_store), &fleet, &logs, control);
+        let program = Arc::new(AdminView {
+            control: control.clone(),
+            metrics: Arc::clone(&metrics),
             relay: Arc::downgrade(&relay),
             shown: shown.subscribe(),
             store: Arc::clone(&shared_store),
@@ -184,9 +186,7 @@ impl TurnServer {
             datapath_reason: plan.datapath_reason.as_str().into(),
             fleet: orders,
             refusals: Arc::clone(&logs.refusals),
-        };
-        let metrics = metrics_page(&server, &fleet, &logs, control);
-        let program = Arc::new(admin_view(control, Arc::clone(&metrics), server));
+        });
         let pages =
             [applications.serve(Arc::<AdminView>::clone(&program)), page.serve(program)].map(Arc::new);
         let server = Self {
@@ -243,7 +243,7 @@ impl TurnServer {
         let changes = ServeChanges::new(&old, &self.settings);
         reloaded.changed = changes.lines();
         self.certificates.reload(&self.settings, certificates, &problems, &mut reloaded);
-        changes.say(&self.settings);
+        changes.log(&self.settings);
         // Last, so that nobody misses what has changed because the level has.
         if old.log_level != self.settings.log_level
             && let Err(error) = logging::set_level(&self.settings.log_level)
@@ -260,7 +260,7 @@ impl TurnServer {
         settings: &Settings,
         new: Option<Option<OpenStore>>,
         (tls, dtls): Contexts,
-    ) -> Result<Vec<String>, DaemonError> {
+    ) -> Result<Vec<String>, ServeError> {
         let (is_new, mut store) = match new {
             Some(new) => (true, new),
             None => (false, self.store.take()),
@@ -272,7 +272,7 @@ impl TurnServer {
             Plan::new(&merged, self.fleet.keys(), tls.clone(), dtls.clone(), Some(&layout), &self.machine);
         let is_served = |transport, at| plan.listens(transport, at);
         let is_passed_served = passed::check(&self.passed, plan.config.workers, is_served);
-        let relistened = is_passed_served.map_err(DaemonError::from).and_then(|()| {
+        let relistened = is_passed_served.map_err(ServeError::from).and_then(|()| {
             let credentials = credentials(&merged, store.as_ref());
             Ok(self.relay.reconfigure(&plan.config, &plan.layout, &credentials)?)
         });
@@ -308,7 +308,7 @@ impl TurnServer {
 
 impl TurnServer {
     /// Applies the same settings with the current data of store and machine.
-    fn put_into_force_again(&mut self) -> Result<Vec<String>, DaemonError> {
+    fn put_into_force_again(&mut self) -> Result<Vec<String>, ServeError> {
         let contexts = (self.certificates.tls.clone(), self.certificates.dtls.clone());
         self.put_into_force(&self.settings.clone(), None, contexts)
     }
@@ -322,10 +322,10 @@ const NOT_RELOADED: &str = "configuration not reloaded: the old one stays in for
 async fn open_store(
     settings: &mut Settings,
     before: Option<&PreviousServer>,
-) -> Result<(Option<OpenStore>, Option<Generated>), DaemonError> {
+) -> Result<(Option<OpenStore>, Option<Generated>), ServeError> {
     let store = OpenStore::open(settings, false).await.map_err(|error| match error {
-        OpenError::Address(errors) => DaemonError::Config(errors),
-        OpenError::Store(error) => DaemonError::Store(error),
+        OpenError::Address(errors) => ServeError::Config(errors),
+        OpenError::Store(error) => ServeError::Store(error),
     })?;
     if let (Some(store), Some(before)) = (&store, before) {
         before.remember_ended_secrets(&store.directory);
@@ -340,7 +340,7 @@ async fn open_store(
 async fn join_fleet(
     settings: &Settings,
     before: Option<&PreviousServer>,
-) -> Result<(Arc<Fleet>, Begun), DaemonError> {
+) -> Result<(Arc<Fleet>, Begun), ServeError> {
     let own_key = before.map_or_else(|| NonceKey(rand::random()), PreviousServer::own_key);
     Fleet::join(settings, own_key, before.map(PreviousServer::fleet)).await
 }
@@ -352,7 +352,7 @@ fn plan_start(
     certificates: &Certificates,
     passed: &Arc<PassedSockets>,
     (before, machine): (Option<&PreviousServer>, &Machine),
-) -> Result<Plan, DaemonError> {
+) -> Result<Plan, ServeError> {
     let (tls, dtls) = (certificates.tls.clone(), certificates.dtls.clone());
     let mut plan = Plan::new(merged, keys, tls, dtls, before.map(PreviousServer::layout), machine);
     passed::check(passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
@@ -372,7 +372,7 @@ fn plan_start(
 fn listen_for_pages(
     settings: &Settings,
     before: Option<&mut PreviousServer>,
-) -> Result<(Interface, Applications), DaemonError> {
+) -> Result<(Interface, Applications), ServeError> {
     let sockets = before.map(PreviousServer::page).unwrap_or_default();
     let for_applications = |name: &str| settings.credentials.listen.iter().any(|at| at.to_string() == name);
     let (of_applications, sockets) = sockets.into_iter().partition(|(name, _)| for_applications(name));
@@ -388,7 +388,7 @@ fn start_relay(
     credentials: Arc<dyn CredentialStore>,
     log: Arc<dyn SessionLog>,
     before: Option<PreviousServer>,
-) -> Result<Arc<Relay>, DaemonError> {
+) -> Result<Arc<Relay>, ServeError> {
     let fleet: Option<Arc<dyn turnpike_relay::Fleet>> = Some(Arc::<Fleet>::clone(fleet));
     Ok(Arc::new(match before.map(PreviousServer::into_relay) {
         None => Relay::start_in(fleet, &plan.config, credentials, log)?,
@@ -397,37 +397,21 @@ fn start_relay(
 }
 
 fn metrics_page(
-    server: &ServerHandle,
+    relay: &Arc<Relay>,
+    shown: &watch::Sender<EffectiveSettings>,
+    (certificates, store): (&Certificates, &SharedStore),
     fleet: &Arc<Fleet>,
     logs: &SessionLogs,
     control: &Control,
 ) -> MetricsPage {
-    let relay = Weak::clone(&server.relay);
-    let shown = server.shown.clone();
+    let (relay, shown) = (Arc::downgrade(relay), shown.subscribe());
     let snapshots = move || {
         let relays = Arc::clone(&shown.borrow().addresses);
         relay.upgrade().map_or_else(Default::default, |relay| snapshots(&relay, relays))
     };
-    let told = (Arc::clone(&server.certificates), Arc::clone(&server.store), Arc::clone(&logs.totals));
+    let told = (certificates.told(), Arc::clone(store), Arc::clone(&logs.totals));
     let (fleet, status) = (Arc::clone(fleet), Arc::clone(control.status()));
-    serve_metrics::page(snapshots, told, move || fleet.counts(), status, Arc::clone(&logs.counts))
-}
-
-fn admin_view(control: &Control, metrics: MetricsPage, server: ServerHandle) -> AdminView {
-    let (of_admin, of_toml) = (server.shown.clone(), server.shown.clone());
-    let (relay, carried) = (Weak::clone(&server.relay), Arc::clone(control.status().carried()));
-    AdminView {
-        job: Job::Serve,
-        control: control.clone(),
-        admin: Arc::new(move || of_admin.borrow().configured.admin.clone()),
-        toml: Arc::new(move || of_toml.borrow().configured.to_toml()),
-        open: Arc::new(move || {
-            relay.upgrade().map_or(0, |relay| allocations(&relay)) + carried.apart("turnpike_allocations")
-        }),
-        metrics,
-        server: Some(server),
-        rules: None,
-    }
+    metrics::page(snapshots, told, move || fleet.counts(), status, Arc::clone(&logs.counts))
 }
 
 fn snapshots(relay: &Relay, relays: Arc<[RelayState]>) -> Snapshots {
@@ -468,7 +452,7 @@ fn keep_credential(
     settings: &mut Settings,
     store: Option<&OpenStore>,
     before: &PreviousServer,
-) -> Result<Option<Generated>, DaemonError> {
+) -> Result<Option<Generated>, ServeError> {
     if !plan::has_no_users(settings) {
         return Ok(None);
     }
@@ -575,7 +559,7 @@ impl Service for TurnServer {
     }
 
     fn open(&self) -> u64 {
-        allocations(&self.relay)
+        self.relay.allocations()
     }
 
     fn log_left(&self, open: u64) {
@@ -712,10 +696,6 @@ async fn report_news(control: Control, mut news: News) {
     }
 }
 
-fn allocations(relay: &Relay) -> u64 {
-    relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
-}
-
 fn log_waiting(waiting: &[Waiting]) {
     for Waiting { protocol, address, error } in waiting {
         match error {
@@ -743,8 +723,8 @@ fn log_relistened(relistened: &Relistened) {
 fn raise_open_files(plan: &Plan, settings: &Settings) {
     let subject = format!("{} allocations", plan.most_allocations());
     let for_applications =
-        if settings.credentials.listen.is_empty() { 0 } else { admin::CREDENTIALS_DESCRIPTORS };
-    let apart = admin::DESCRIPTORS + for_applications;
+        if settings.credentials.listen.is_empty() { 0 } else { turnpike_admin::CREDENTIALS_DESCRIPTORS };
+    let apart = turnpike_admin::DESCRIPTORS + for_applications;
     rlimit::raise_open_files(plan.open_files(), apart, &subject, "limits.allocations");
 }
 

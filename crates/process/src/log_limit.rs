@@ -11,30 +11,33 @@ use std::{
     time::Duration,
 };
 
-use turnpike_process::log_queue::LogCounts;
-use turnpike_turn::rates::{Rate, Rates};
+use turnpike_rates::{Rate, Rates};
+
+use crate::log_queue::LogCounts;
 
 /// Limits the lines about refusals, over all workers. The metrics count every refusal.
-pub(crate) struct RefusalLimit {
+pub struct RefusalLimit {
     rates: Rates,
     suppressed: u64,
     counts: Arc<LogCounts>,
 }
 
 impl RefusalLimit {
-    /// Of one address: twenty at once, and then one a second.
+    /// Per address: 20 at once, then one per second.
     const EACH: Rate = Rate::new(20, 1000);
-    /// Of all of them: ten a second are a gigabyte in a week, and no more.
+    /// In total: ten per second, which is at most a gigabyte per week.
     const TOTAL: Rate = Rate::new(100, 100);
     /// Addresses remembered.
     const MOST: usize = 4096;
 
-    pub(crate) fn new(counts: Arc<LogCounts>) -> Self {
+    /// `counts` counts the suppressed lines.
+    #[must_use]
+    pub fn new(counts: Arc<LogCounts>) -> Self {
         Self { rates: Rates::new(Self::EACH, Self::TOTAL, Self::MOST), suppressed: 0, counts }
     }
 
-    /// Whether this refusal becomes a line; if so, `suppressed` also counts those that did not since the last line.
-    pub(crate) fn admit(&mut self, now: Duration, source: IpAddr, suppressed: &mut u64) -> bool {
+    /// Returns true if this refusal becomes a line; `suppressed` then includes the refusals without a line since the last one.
+    pub fn admit(&mut self, now: Duration, source: IpAddr, suppressed: &mut u64) -> bool {
         let admitted = self.rates.admit_address(micros(now), source);
         let unlogged = *suppressed + u64::from(!admitted);
         self.counts.refusals.fetch_add(unlogged, Ordering::Relaxed);
@@ -46,18 +49,21 @@ impl RefusalLimit {
     }
 }
 
-/// What some sessions or connections came to.
+/// Totals of some sessions or connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sum {
-    pub(crate) count: u64,
+pub struct Sum {
+    /// Number of them.
+    pub count: u64,
     /// Bytes to peers, or to targets.
-    pub(crate) out_bytes: u64,
+    pub out_bytes: u64,
     /// Bytes to clients.
-    pub(crate) in_bytes: u64,
+    pub in_bytes: u64,
 }
 
 impl Sum {
-    pub(crate) fn one(out_bytes: u64, in_bytes: u64) -> Self {
+    /// Totals of a single one.
+    #[must_use]
+    pub fn one(out_bytes: u64, in_bytes: u64) -> Self {
         Self { count: 1, out_bytes, in_bytes }
     }
 }
@@ -71,22 +77,23 @@ impl AddAssign for Sum {
 }
 
 /// Limits the lines about ended sessions or connections. Those beyond the limit are summed up by user or client.
-pub(crate) struct EndLimit<K> {
+pub struct EndLimit<K> {
     rates: Rates,
     sums: HashMap<K, Sum>,
-    /// Of users or clients beyond the first [`Self::NAMED`].
+    /// Sum of users and clients beyond the first [`Self::NAMED`].
     others: Sum,
-    /// When the sums are to be written.
+    /// Time at which the sums must be written.
     due: Option<Duration>,
     counts: Arc<LogCounts>,
 }
 
 /// Sums to be written.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Summary<K> {
-    pub(crate) of: Vec<(K, Sum)>,
-    /// Of all further ones together.
-    pub(crate) others: Option<Sum>,
+pub struct Summary<K> {
+    /// By user or client.
+    pub of: Vec<(K, Sum)>,
+    /// Sum of all others.
+    pub others: Option<Sum>,
 }
 
 impl<K: Hash + Eq> EndLimit<K> {
@@ -95,12 +102,14 @@ impl<K: Hash + Eq> EndLimit<K> {
     /// Users or clients with a sum of their own.
     const NAMED: usize = 32;
 
-    pub(crate) fn new(rates: Rates, counts: Arc<LogCounts>) -> Self {
+    /// `rates` decides about single lines; `counts` counts the suppressed ones.
+    #[must_use]
+    pub fn new(rates: Rates, counts: Arc<LogCounts>) -> Self {
         Self { rates, sums: HashMap::new(), others: Sum::default(), due: None, counts }
     }
 
-    /// Whether this end becomes a line, which `ask` decides by the rates; if not, it is added to the sum of `whose`.
-    pub(crate) fn admit(
+    /// Returns true if this end becomes a line, which `ask` decides by the rates; otherwise adds it to the sum of `whose`.
+    pub fn admit(
         &mut self,
         now: Duration,
         sum: Sum,
@@ -123,13 +132,13 @@ impl<K: Hash + Eq> EndLimit<K> {
         false
     }
 
-    /// The sums, if it is time to write them.
-    pub(crate) fn due(&mut self, now: Duration) -> Option<Summary<K>> {
+    /// Takes the sums if they are due.
+    pub fn due(&mut self, now: Duration) -> Option<Summary<K>> {
         if self.due.is_some_and(|due| due <= now) { self.take() } else { None }
     }
 
-    /// The sums, whatever the time: for the end of the log.
-    pub(crate) fn take(&mut self) -> Option<Summary<K>> {
+    /// Takes the sums at any time: for the end of the log.
+    pub fn take(&mut self) -> Option<Summary<K>> {
         self.due.take()?;
         let others = std::mem::take(&mut self.others);
         Some(Summary { of: self.sums.drain().collect(), others: (others.count > 0).then_some(others) })

@@ -7,17 +7,15 @@ use std::{
 };
 
 use turnpike_process::{
+    log_limit::{EndLimit, RefusalLimit, Sum, Summary},
     log_queue::{BACKLOG, LogCounts, LogReceiver, LogSender, log_queue},
     logging::seconds,
 };
+use turnpike_rates::{Rate, Rates};
 use turnpike_relay::{SessionLog, TurnedAway};
-use turnpike_turn::{
-    rates::{Rate, Rates},
-    server::{ClosedReason, Effect},
-};
+use turnpike_turn::server::{ClosedReason, Effect};
 
 use crate::{
-    log_limit::{EndLimit, RefusalLimit, Sum, Summary},
     refusals::{
         Refusals, Why,
         reasons::{

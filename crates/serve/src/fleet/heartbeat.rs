@@ -15,7 +15,7 @@ use super::{
     node::{CARD, KeyError, Node},
     watching,
 };
-use crate::DaemonError;
+use crate::ServeError;
 
 /// How often a node asks for a name that another process had lately.
 const CLAIM: Duration = Duration::from_millis(500);
@@ -60,9 +60,9 @@ async fn put_card(node: &Node) -> Result<(), StoreError> {
 }
 
 /// Goes on as the node that a process before this one is still. That one beats until this one serves; so the others are only looked at.
-pub(super) async fn go_on(node: &Node) -> Result<Beater, DaemonError> {
+pub(super) async fn go_on(node: &Node) -> Result<Beater, ServeError> {
     match watching::look(node).await {
-        Err(error) if !error.may_pass() => return Err(DaemonError::Store(error)),
+        Err(error) if !error.may_pass() => return Err(ServeError::Store(error)),
         Err(error) => node.failed(&error),
         Ok(()) => {}
     }
@@ -70,7 +70,7 @@ pub(super) async fn go_on(node: &Node) -> Result<Beater, DaemonError> {
 }
 
 /// Joins, before clients come. Where the store is away the node begins alone. A node that is refused leaves nothing behind in the store.
-pub(super) async fn join(node: &Node) -> Result<Beater, DaemonError> {
+pub(super) async fn join(node: &Node) -> Result<Beater, ServeError> {
     let mut beater = Beater::default();
     let name = || node.name.to_string();
     let mut checked = node.check_secret().await;
@@ -85,14 +85,14 @@ pub(super) async fn join(node: &Node) -> Result<Beater, DaemonError> {
                 return Ok(beater);
             }
             Ok(Heard::Waits) => sleep(CLAIM).await,
-            Ok(Heard::Taken) => return Err(DaemonError::NameTaken { name: name() }),
-            Ok(Heard::Full) => return Err(DaemonError::FleetFull),
+            Ok(Heard::Taken) => return Err(ServeError::NameTaken { name: name() }),
+            Ok(Heard::Full) => return Err(ServeError::FleetFull),
             Err(KeyError::Sealed) => {
                 beater.withdraw(node).await;
                 let store = node.store.name().to_owned();
-                return Err(DaemonError::OtherSecret { store });
+                return Err(ServeError::OtherSecret { store });
             }
-            Err(KeyError::Store(error)) if !error.may_pass() => return Err(DaemonError::Store(error)),
+            Err(KeyError::Store(error)) if !error.may_pass() => return Err(ServeError::Store(error)),
             Err(KeyError::Store(error)) => {
                 node.unbeaten(&error);
                 return Ok(beater);
@@ -237,8 +237,8 @@ impl Beater {
                 self.refused = 0;
                 return;
             }
-            Heard::Taken => DaemonError::NameTaken { name: node.name.to_string() },
-            Heard::Full => DaemonError::FleetFull,
+            Heard::Taken => ServeError::NameTaken { name: node.name.to_string() },
+            Heard::Full => ServeError::FleetFull,
         };
         if self.refused.is_multiple_of(TELL) {
             tracing::error!("{why}; until then this node serves alone");

@@ -4,7 +4,7 @@ use std::{
     io,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
 };
@@ -16,12 +16,10 @@ use turnpike_config::{
     DatapathChoice,
     forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources},
 };
-use turnpike_forward::{
-    Bind, ConnectionLog, Forwarder, Hook, Kernel, Protocol, Rule, RuleId, Settings, StartError,
-};
+use turnpike_forward::{Bind, ConnectionLog, Forwarder, Hook, Protocol, Rule, RuleId, Settings, StartError};
 use turnpike_net::{Datapath, PassedSockets, passed::Transport};
 use turnpike_process::{
-    Control, MetricsPage, PidFile, ProcessError, Service, Stop,
+    Control, MetricsPage, PidFile, ProcessError, Service, Stop, kernel_path,
     log_queue::LogCounts,
     log_refused, log_warnings, need_restart, passed, rlimit, sandbox,
     upgrade::{self, HandoverState, PreviousProcess},
@@ -29,23 +27,22 @@ use turnpike_process::{
 };
 
 use crate::{
-    admin::{self, AdminView, Rules},
+    admin::AdminView,
     changes::ForwardChanges,
     connection_file::ConnectionFile,
     connection_log::{Records, SharedRecords, connection_log},
     denial::Lists,
-    error::DaemonError,
-    forward_handover::{ForwardHandover, PreviousForwarder},
-    forward_metrics,
-    forwarder_needs::{forwarder_needs, rule_privileges},
-    kernel_path,
+    error::ForwarderError,
+    handover::{ForwardHandover, PreviousForwarder},
+    metrics,
+    needs::{forwarder_needs, rule_privileges},
 };
 
 /// Forwards until a signal or an administrator ends it.
 ///
 /// # Errors
-/// See [`DaemonError`]; configuration errors come before any socket is opened.
-pub fn forward(sources: &ForwardSources) -> Result<(), DaemonError> {
+/// See [`ForwarderError`]; configuration errors come before any socket is opened.
+pub fn forward(sources: &ForwardSources) -> Result<(), ForwarderError> {
     sandbox::forbid_core_dumps();
     upgrade::begin(PortForwarder::NAME, |previous| {
         // Before anything else is opened.
@@ -100,7 +97,7 @@ impl PortForwarder {
         found: Found,
         control: &Control,
         previous: &mut Option<PreviousProcess>,
-    ) -> Result<(Self, JoinHandle<()>), DaemonError> {
+    ) -> Result<(Self, JoinHandle<()>), ForwarderError> {
         let Found { sources, loaded, passed, mut before } = found;
         let ForwardLoaded { settings, format, included, warnings } = loaded;
         log_source(sources.file(), format, &included, settings.rules.len());
@@ -149,9 +146,13 @@ impl PortForwarder {
         };
 
         let shown = watch::Sender::new(Arc::new(settings.clone()));
-        let program = admin_view(control, &forwarder, &shown, log_counts);
-        let metrics = Arc::clone(&program.metrics);
-        let page = Arc::new(page.serve(Arc::new(program)));
+        let metrics = metrics_page(&forwarder, control, log_counts);
+        let page = Arc::new(page.serve(Arc::new(AdminView {
+            control: control.clone(),
+            metrics: Arc::clone(&metrics),
+            forwarder: Arc::downgrade(&forwarder),
+            shown: shown.subscribe(),
+        })));
         let service = Self {
             sources,
             started: settings.clone(),
@@ -175,13 +176,13 @@ impl PortForwarder {
         for_runtime(settings, &self.started, (self.workers, self.datapath), &self.passed, &self.stop)
     }
 
-    async fn take(&mut self, loaded: ForwardLoaded) -> Result<Reloaded, DaemonError> {
+    async fn take(&mut self, loaded: ForwardLoaded) -> Result<Reloaded, ForwarderError> {
         let ForwardLoaded { settings: new, format, included, warnings } = loaded;
         let mut reloaded = Reloaded::default();
         warnings.into_iter().for_each(|warning| warn(&mut reloaded, warning));
         need_restart(&mut reloaded, &self.started.unchangeable(&new));
         if let Some(gone) = sandbox::given_up(rule_privileges(&new)) {
-            return Err(DaemonError::Sandbox(gone));
+            return Err(ForwarderError::Sandbox(gone));
         }
         let records = open_records(&new)?;
         let runtime = self.for_runtime(&new);
@@ -210,7 +211,7 @@ impl PortForwarder {
         }
         log_source(self.sources.file(), format, &included, new.rules.len());
         let changes = ForwardChanges::new(&self.settings, &new);
-        changes.say(new.rules.len());
+        changes.log(new.rules.len());
         reloaded.changed = changes.lines();
         self.shown.send_replace(Arc::new(new.clone()));
         self.settings = new;
@@ -338,45 +339,11 @@ fn threads(settings: &ForwardSettings, before: Option<&PreviousForwarder>) -> (u
     (kept_workers, kept_datapath, "that of the process before".to_owned())
 }
 
-/// Answers to the admin interface.
-fn admin_view(
-    control: &Control,
-    forwarder: &Arc<Forwarder>,
-    shown: &watch::Sender<Arc<ForwardSettings>>,
-    log: Arc<LogCounts>,
-) -> AdminView {
-    // Weak, so that the last owner can stop the forwarder while others look at it.
-    let weak = Arc::downgrade(forwarder);
-    let rules: Rules = {
-        let forwarder = Weak::clone(&weak);
-        Arc::new(move || forwarder.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots()))
-    };
-    AdminView {
-        job: Job::Forward,
-        control: control.clone(),
-        admin: {
-            let settings = shown.subscribe();
-            Arc::new(move || settings.borrow().admin.clone())
-        },
-        toml: {
-            let settings = shown.subscribe();
-            Arc::new(move || settings.borrow().to_toml())
-        },
-        open: {
-            let forwarder = Weak::clone(&weak);
-            Arc::new(move || forwarder.upgrade().map_or(0, |forwarder| forwarder.active()))
-        },
-        metrics: {
-            let snapshots = move || {
-                weak.upgrade().map_or_else(Default::default, |forwarder| {
-                    (forwarder.snapshots(), forwarder.kernel().as_deref().map(Kernel::snapshot))
-                })
-            };
-            forward_metrics::page(snapshots, Arc::clone(control.status()), log)
-        },
-        server: None,
-        rules: Some(rules),
-    }
+fn metrics_page(forwarder: &Arc<Forwarder>, control: &Control, log: Arc<LogCounts>) -> MetricsPage {
+    let (weak, of_kernel) = (Arc::downgrade(forwarder), Arc::downgrade(forwarder));
+    let rules = move || weak.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots());
+    let kernel = move || Some(of_kernel.upgrade()?.kernel()?.snapshot());
+    metrics::page(rules, kernel, Arc::clone(control.status()), log)
 }
 
 /// `started` is what the forwarder was started with, for what a reload cannot change.
@@ -482,11 +449,11 @@ fn raise_open_files(settings: &ForwardSettings, workers: usize) {
         settings.rules.iter().map(|rule| usize::from(rule.ports.last - rule.ports.first) + 1).sum();
     let needed = ports * workers + 2 * settings.max_connections + 256 * workers + 64;
     let subject = format!("{} connections", settings.max_connections);
-    rlimit::raise_open_files(needed as u64, admin::DESCRIPTORS, &subject, "forward.max_connections");
+    rlimit::raise_open_files(needed as u64, turnpike_admin::DESCRIPTORS, &subject, "forward.max_connections");
 }
 
 /// The lists, and the file of connections if there is one.
-fn open_records(settings: &ForwardSettings) -> Result<Records, DaemonError> {
+fn open_records(settings: &ForwardSettings) -> Result<Records, ForwarderError> {
     let lists = Lists::new(settings);
     let Some(path) = &settings.connection_file else {
         return Ok(Records { lists, file: None });

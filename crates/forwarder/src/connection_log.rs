@@ -9,15 +9,15 @@ use std::{
 
 use turnpike_forward::{Address, ConnectionLog, ConnectionReport, EndReason, RuleId};
 use turnpike_process::{
+    log_limit::{EndLimit, RefusalLimit, Sum, Summary},
     log_queue::{BACKLOG, LogCounts, LogReceiver, LogSender, log_queue},
     logging::seconds,
 };
-use turnpike_turn::rates::{Rate, Rates, host};
+use turnpike_rates::{Rate, Rates, host};
 
 use crate::{
     connection_file::ConnectionFile,
     denial::{Denial, Lists},
-    log_limit::{EndLimit, RefusalLimit, Sum, Summary},
 };
 
 /// The workers' end.

@@ -9,7 +9,6 @@ use turnpike_forward::{
     upgrade::{ForwarderHandover, ForwarderOffer},
 };
 use turnpike_net::{Channel, Datapath, PassedSockets};
-
 use turnpike_process::{
     ProcessError,
     upgrade::{DescriptorNames, HandoverOffer, HandoverState, NamedSocket, PreviousProcess},
