@@ -18,8 +18,8 @@ const OF_FORWARDER: &str = "forward: ";
 const TABLES: [&str; 2] = ["faults", "faults of the forwarder"];
 
 const HEAD: &str = "\
-| `cargo xtask faults` | what happens | what the clients saw | what the log said, and what is to be known | afterwards |\n\
-| --- | --- | --- | --- | --- |\n";
+| row | fault | lost/sent | silence, s | new allocations | notes | MB |\n\
+| --- | --- | --- | --- | ---: | --- | --- |\n";
 
 #[derive(Default)]
 pub(super) struct Table {
@@ -241,18 +241,12 @@ impl Table {
 impl Outcome {
     /// As a line of a table.
     fn row(&self, name: &str) -> String {
-        let cells = match self {
-            Self::Healed(row) => {
-                let told: Vec<String> = [row.log(), row.notes.join("; "), row.limits()]
-                    .into_iter()
-                    .filter(|words| !words.is_empty())
-                    .collect();
-                [row.what.clone(), row.seen(), told.join("; "), row.healed()]
-            }
-            Self::Broken(why) => ["", "", why, "**broken**"].map(str::to_owned),
-            Self::Skipped(why) => ["", "", why, "skipped"].map(str::to_owned),
+        let cells: Vec<String> = match self {
+            Self::Healed(row) => row.cells(),
+            Self::Broken(why) => ["**broken**", "", "", "", why, ""].map(str::to_owned).into(),
+            Self::Skipped(why) => ["skipped", "", "", "", why, ""].map(str::to_owned).into(),
         };
-        let cells = cells.map(|cell| cell.replace('|', "\\|"));
+        let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
         format!("| `{name}` | {} |\n", cells.join(" | "))
     }
 
@@ -269,13 +263,46 @@ fn lines_of<'a>(document: &'a str, table: &str) -> Vec<&'a str> {
 }
 
 impl Row {
+    /// Cells of a table, as in [`HEAD`] without the first.
+    fn cells(&self) -> Vec<String> {
+        let mut lost = match (self.sent, self.lost) {
+            (Some(sent), Some(lost)) => format!("{lost}/{sent}"),
+            _ => "-".to_owned(),
+        };
+        for (count, word) in [(self.duplicated, "duplicated"), (self.reordered, "late")] {
+            if let Some(count @ 1..) = count {
+                let _ = write!(lost, ", {count} {word}");
+            }
+        }
+        let silence = match (self.pause_ms_p50, self.pause_ms_max) {
+            (Some(median), Some(longest)) => format!("{:.2}/{:.2}", median / 1e3, longest / 1e3),
+            _ => "-".to_owned(),
+        };
+        let notes = [self.notes.join("; "), self.limits()];
+        let notes: Vec<String> = notes.into_iter().filter(|words| !words.is_empty()).collect();
+        vec![
+            self.what.strip_prefix(OF_FORWARDER).unwrap_or(&self.what).to_owned(),
+            lost,
+            silence,
+            self.returns.map_or_else(|| "-".to_owned(), |returns| returns.to_string()),
+            notes.join("; "),
+            self.change("memory", 1 << 20),
+        ]
+    }
+
+    /// A figure of the server before and after the fault.
+    fn change(&self, name: &str, divisor: u64) -> String {
+        let figure = |of: &Value| of[name].as_u64().unwrap_or_default() / divisor;
+        format!("{}→{}", figure(&self.before), figure(&self.after))
+    }
+
     fn seen(&self) -> String {
         let mut seen = match (self.sent, self.lost) {
             (Some(sent), Some(0)) => format!("{} clients: nothing lost of {sent} datagrams", self.clients),
             (Some(sent), Some(lost)) => format!("{} clients: {lost} of {sent} datagrams lost", self.clients),
             _ => return String::new(),
         };
-        for (count, word) in [(self.duplicated, "came twice"), (self.reordered, "came late")] {
+        for (count, word) in [(self.duplicated, "duplicated"), (self.reordered, "late")] {
             if let Some(count @ 1..) = count {
                 let _ = write!(seen, ", {count} {word}");
             }
@@ -283,13 +310,13 @@ impl Row {
         if let (Some(median), Some(longest)) = (self.pause_ms_p50, self.pause_ms_max) {
             let _ = write!(
                 seen,
-                "; without media for {:.2} s (median), {:.2} s (longest)",
+                "; longest silence {:.2} s (median), {:.2} s (maximum)",
                 median / 1e3,
                 longest / 1e3
             );
         }
         if let Some(returns @ 1..) = self.returns {
-            let _ = write!(seen, "; {returns} times a client asked for another allocation");
+            let _ = write!(seen, "; {returns} new allocations");
         }
         seen
     }
@@ -315,21 +342,10 @@ impl Row {
         self.limits.iter().map(told).collect::<Vec<_>>().join("; ")
     }
 
-    /// What the server had before and has afterwards.
     fn healed(&self) -> String {
-        let figure = |of: &Value, name: &str| of[name].as_u64().unwrap_or_default();
-        let mut told = String::from("whole");
-        for (name, unit, divisor) in
-            [("sessions", "sessions", 1), ("descriptors", "descriptors", 1), ("memory", "MB", 1 << 20)]
-        {
-            let _ = write!(
-                told,
-                ", {} -> {} {unit}",
-                figure(&self.before, name) / divisor,
-                figure(&self.after, name) / divisor
-            );
-        }
-        told
+        let [sessions, descriptors, memory] = [("sessions", 1), ("descriptors", 1), ("memory", 1 << 20)]
+            .map(|(name, divisor)| self.change(name, divisor));
+        format!("recovered: sessions {sessions}, descriptors {descriptors}, MB {memory}")
     }
 }
 
@@ -357,13 +373,21 @@ mod tests {
         let markdown = table(4.5).markdown();
         let row = markdown.lines().nth(2).expect("behind the title");
         for words in [
-            "| `killed` | it \\| ends |",
-            "20 clients: 3 of 1000 datagrams lost, 2 came late",
-            "without media for 1.50 s (median), 2.25 s (longest); 20 times",
-            "\"fourth\"; and 1 more kinds; known; seconds: 4.50, within 5",
-            "0 -> 0 sessions, 27 -> 26 descriptors, 3 -> 4 MB |",
+            "| `killed` | it \\| ends | 3/1000, 2 late | 1.50/2.25 | 20 | ",
+            " | known; seconds: 4.50, within 5 | 3→4 |",
         ] {
             assert!(row.contains(words), "{words:?} in {row}");
+        }
+        let cells = |line: &str| line.replace("\\|", "").matches(" | ").count();
+        assert_eq!(HEAD.lines().next().map(cells), Some(cells(row)), "{row}");
+        let text = table(4.5).text();
+        for words in [
+            "20 clients: 3 of 1000 datagrams lost, 2 late",
+            "longest silence 1.50 s (median), 2.25 s (maximum); 20 new allocations",
+            "\"fourth\"; and 1 more kinds",
+            "sessions 0→0, descriptors 27→26, MB 3→4",
+        ] {
+            assert!(text.contains(words), "{words:?} in {text}");
         }
         assert!(!table(4.5).is_broken() && !table(4.5).is_exceeded());
     }
@@ -389,7 +413,7 @@ mod tests {
         table.add("b", true, nowhere, "SKIPPED: no freezer\n").expect("nothing is read");
         assert!(table.is_broken() && table.rows.len() == 2);
         assert!(table.text().contains("a: BROKEN: media flows for all: not within 60s"), "{}", table.text());
-        assert!(table.markdown().contains("| `b` |  |  | no freezer | skipped |"), "{}", table.markdown());
+        assert!(table.markdown().contains("| `b` | skipped |  |  |  | no freezer |"), "{}", table.markdown());
     }
 
     #[test]

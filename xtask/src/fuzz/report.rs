@@ -65,7 +65,7 @@ pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) 
         (seconds + spent.cpu_seconds, executions + spent.executions)
     });
     let mut table = String::from(
-        "| target | what is fed and what holds | inputs | CPU hours | million executions | faults found | lines reached |\n\
+        "| target | input: invariant | inputs | CPU hours | million runs | faults | lines reached |\n\
          | --- | --- | ---: | ---: | ---: | ---: | ---: |\n",
     );
     // In the order of the targets' list.

@@ -63,7 +63,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "fuzz_stun::stun",
         max_len: 1500,
         about: &["crates/wire/src/stun/", "crates/wire/src/integrity.rs"],
-        holds: "any bytes as a message: read without allocation, as `stun-types` reads them, the same when written anew; no forged MAC",
+        holds: "messages: parsing allocates nothing, agrees with `stun-types` and round-trips; no MAC is forged",
     },
     Target {
         name: "indication",
@@ -72,7 +72,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "fuzz_indication::indication",
         max_len: 600,
         about: &["crates/wire/src/indication.rs"],
-        holds: "any bytes as a Send or Data indication: as `turn-types` reads them, the same when written anew",
+        holds: "Send and Data indications: parsing agrees with `turn-types` and round-trips",
     },
     Target {
         name: "channel_data",
@@ -81,7 +81,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "fuzz_channel_data::channel_data",
         max_len: 300,
         about: &["crates/wire/src/channel_data.rs"],
-        holds: "any bytes as ChannelData: as `turn-types` reads them, within the datagram",
+        holds: "ChannelData: parsing agrees with `turn-types` and stays inside the datagram",
     },
     Target {
         name: "frames",
@@ -90,7 +90,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "fuzz_frames::frames",
         max_len: 2000,
         about: &["crates/wire/src/frame.rs", "crates/wire/src/demux.rs"],
-        holds: "any bytes as a stream: the same messages however it is cut, held bytes bounded",
+        holds: "streams: any split gives the same messages; buffers are bounded",
     },
     Target {
         name: "proxy_protocol",
@@ -99,7 +99,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "fuzz_proxy_protocol::proxy_protocol",
         max_len: 400,
         about: &["crates/wire/src/proxy_protocol.rs"],
-        holds: "any bytes as PROXY header: the same however it is cut, written as it is read, bounded",
+        holds: "PROXY headers: any split gives the same result, they round-trip and are bounded",
     },
     Target {
         name: "dtls_hello",
@@ -108,7 +108,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "dtls::hello::fuzz::dtls_hello",
         max_len: 1500,
         about: &["crates/relay/src/dtls/hello.rs", "crates/relay/src/dtls/cookie.rs"],
-        holds: "any bytes as ClientHello: no forged cookie; a cookie of ours is good for its client, its time and the same ClientHello",
+        holds: "ClientHellos: no forged cookie; ours is valid only for its client, time and ClientHello",
     },
     Target {
         name: "access_token",
@@ -117,7 +117,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "fuzz_access_token::access_token",
         max_len: 300,
         about: &["crates/turn/src/access_token.rs"],
-        holds: "any bytes as ACCESS-TOKEN, altered ones, and what an issuer makes that keeps to no rule: nothing forged, memory bounded",
+        holds: "ACCESS-TOKEN, altered tokens and misbehaving issuers: nothing forged, memory bounded",
     },
     Target {
         name: "tickets",
@@ -131,7 +131,7 @@ pub(super) const TARGETS: &[Target] = &[
             "crates/turn/src/server/mobility/pending_moves.rs",
             "crates/turn/src/server/mobility/moved.rs",
         ],
-        holds: "tickets at three workers, altered, old, of somebody else: good for their user alone; one owner, counted once",
+        holds: "mobility tickets at three workers, altered, old or foreign: valid for their user only; one owner, counted once",
     },
     Target {
         name: "server",
@@ -140,8 +140,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "fuzz_server::server",
         max_len: 2000,
         about: &["crates/turn/src/server/"],
-        holds: "`turn::server` by sequences of events: data only where a table kept from its effects allows it, answers to strangers at most \
-                three times as long, books agree, nothing stays",
+        holds: "event sequences: data only as an independent table allows, replies to unauthenticated clients at most 3 times as long, counters agree, nothing is left",
     },
     Target {
         name: "config",
@@ -159,7 +158,7 @@ pub(super) const TARGETS: &[Target] = &[
             "crates/config/src/tables.rs",
             "crates/convert/src/wrong_format.rs",
         ],
-        holds: "any text as configuration of `serve`: mistakes bounded and in their place, no secret shown, what is shown reads the same",
+        holds: "configurations of `serve`: errors bounded and located, no secret printed, the printed form parses to the same",
     },
     Target {
         name: "forward_config",
@@ -172,7 +171,7 @@ pub(super) const TARGETS: &[Target] = &[
             "crates/config/src/forward/rule_keys.rs",
             "crates/config/src/forward/check.rs",
         ],
-        holds: "any text as a file of `forward`, in whichever format: shown as ours it means the same",
+        holds: "files of `forward` in each format: the printed form means the same",
     },
     Target {
         name: "rule_argument",
@@ -181,7 +180,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "forward::fuzz::rule_argument",
         max_len: 300,
         about: &["crates/config/src/forward/argument.rs", "crates/convert/src/forward/parts.rs"],
-        holds: "any text as a rule of the command line: shown as TOML it means the same",
+        holds: "rules on the command line: the printed TOML means the same",
     },
     Target {
         name: "rinetd_conf",
@@ -190,7 +189,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "forward::fuzz::rinetd_conf",
         max_len: 600,
         about: &["crates/convert/src/forward/rinetd.rs"],
-        holds: "any text as rinetd.conf: shown as TOML it means the same",
+        holds: "rinetd.conf: the printed TOML means the same",
     },
     Target {
         name: "oxidinetd_toml",
@@ -199,7 +198,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "forward::fuzz::oxidinetd_toml",
         max_len: 1000,
         about: &["crates/convert/src/forward/oxidinetd.rs"],
-        holds: "any text as oxidinetd's TOML: shown as ours it means the same",
+        holds: "oxidinetd's TOML: the printed form means the same",
     },
     Target {
         name: "turnserver_conf",
@@ -208,8 +207,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "coturn::fuzz::turnserver_conf",
         max_len: 1500,
         about: &["crates/convert/src/coturn"],
-        holds: "any text as coturn's turnserver.conf: the result is a configuration or is told to be none, denies what coturn denies, and no \
-                comment in it is more than one",
+        holds: "coturn's turnserver.conf: the result is valid or reported as invalid, denies everything coturn denies, and contains no duplicate comment",
     },
     Target {
         name: "sql_rows",
@@ -218,8 +216,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "tables::fuzz::sql_rows",
         max_len: 1200,
         about: &["crates/stores/src/tables.rs", "crates/stores/src/rules.rs", "crates/stores/src/keys.rs"],
-        holds: "any rows in coturn's tables and ours: in whichever order they mean the same, none that denies is lost, nothing secret is told, \
-                and what is written is read",
+        holds: "rows of coturn's tables and ours: order is irrelevant, no denial is lost, no secret is printed, exported rows read back",
     },
     Target {
         name: "redis_keys",
@@ -228,7 +225,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "redis::fuzz::redis_keys",
         max_len: 1200,
         about: &["crates/stores/src/redis.rs"],
-        holds: "any keys of whichever type in a Redis: the same",
+        holds: "keys of any type in Redis: as `sql_rows`",
     },
     Target {
         name: "admin_requests",
@@ -245,7 +242,7 @@ pub(super) const TARGETS: &[Target] = &[
             "crates/admin/src/routes.rs",
             "crates/admin/src/routes/",
         ],
-        holds: "any bytes as a request by each way to the API: an answer as described, no secret in it, nothing changes for whom it may not",
+        holds: "requests on each API listener: replies match the description, contain no secret and change nothing without permission",
     },
     // Root alone may load a program into the kernel.
     Target {
@@ -255,6 +252,6 @@ pub(super) const TARGETS: &[Target] = &[
         test: "agreement::offload_mirror",
         max_len: 1100,
         about: &["crates/offload/src/mirror.rs"],
-        holds: "packets and tables drawn by any bytes: the programs in the kernel (BPF_PROG_TEST_RUN) and their mirror decide the same, to the byte",
+        holds: "packets and tables: the BPF programs (BPF_PROG_TEST_RUN) and their Rust mirror decide the same, byte for byte",
     },
 ];

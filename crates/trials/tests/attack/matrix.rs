@@ -256,7 +256,7 @@ fn beside_witnesses<S: Asked>(
 /// What witnesses have seen of a whole `turnpike probe --attack`.
 fn say_of_probe(datapath: &str, tried: &Tried, seen: &Seen) {
     let attempts: usize = tried.values().sum();
-    seen.say(&format!("`probe --attack`, data path {datapath}"), &format!("{attempts} attempts"));
+    seen.say(&format!("`probe --attack`, data path {datapath}"), &attempts.to_string());
 }
 
 /// Once more when the configuration has been read again, and in a new process; here nothing in it has changed. What becomes of peers that

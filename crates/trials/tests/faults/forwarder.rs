@@ -181,7 +181,7 @@ impl Forwarder {
         talks::whole(self.tcp, udp);
         as_before(|| self.kept(), before, rest);
         row.note(format!(
-            "{} stream bytes correct, none wrong; {} of {} connections cut",
+            "{} stream bytes correct; {} of {} connections cut",
             seen["stream_bytes"], seen["cut"], seen["connections"]
         ));
         let log = complaints(&self.lines()[said..]);

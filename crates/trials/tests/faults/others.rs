@@ -253,7 +253,7 @@ fn a_worker_stalls_beside_the_kernel() {
             drop(frozen);
             // But for what has come as a burst: that, and what follows it, waits for the worker.
             assert!(all > 0 && sent > all / 2, "{sent} packets went to clients, of {all}");
-            row.note(format!("{sent} of {all} packets reached clients meanwhile"));
+            row.note(format!("{sent} packets sent to clients meanwhile (expected {all})"));
         },
         |seen| {
             assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
