@@ -92,7 +92,7 @@ fn a_file_of_another_program_or_of_forward_is_told_in_one_sentence() {
         (include_str!("../../../../examples/rinetd.conf"), "f:9:1: this looks like rinetd.conf; expected "),
         (
             include_str!("../../../../examples/forward.toml"),
-            "f:25:2: this is a file of turnpike forward, by its forward; ",
+            "f:24:2: this is a file of turnpike forward, by its forward; ",
         ),
     ] {
         let Err(found) = entries_of(Path::new("f"), text, &mut Vec::new()) else { panic!("{text} is taken") };
