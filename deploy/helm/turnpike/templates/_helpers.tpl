@@ -1,4 +1,4 @@
-{{/* Names, labels, and the pod that both kinds of workload have. */}}
+{{/* Names, labels, and the pod of both workload kinds. */}}
 
 {{- define "turnpike.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
@@ -38,7 +38,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* Where the server listens on these ports. */}}
+{{/* Listeners for these ports. */}}
 {{- define "turnpike.listen" -}}
 {{- $families := .families -}}
 {{- $all := list -}}
@@ -50,8 +50,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- join "," $all }}
 {{- end }}
 
-{{/* All ports for clients: `port` outside, `target` on the pod. Those of the load balancer are its own, since a Service puts the node's address in
-place of its own, and who came by it would look as if he had come to the node. */}}
+{{/* All client ports: public `port`, and `target` on the pod. The load balancer has its own targets: a Service rewrites the destination to the
+node's address, and its clients must be told apart from direct ones. */}}
 {{- define "turnpike.clientPorts" -}}
 {{- $root := . }}
 {{- $all := list }}
@@ -74,7 +74,7 @@ place of its own, and who came by it would look as if he had come to the node. *
 {{- toJson $all }}
 {{- end }}
 
-{{/* Ports on the pod that are for `turn` or `tls`. */}}
+{{/* Ports on the pod for `turn` or `tls`. */}}
 {{- define "turnpike.targets" -}}
 {{- $all := list (index .root.Values.ports .for) }}
 {{- if .root.Values.loadBalancer.enabled }}
@@ -93,12 +93,12 @@ place of its own, and who came by it would look as if he had come to the node. *
 {{- default (printf "%s-fleet" (include "turnpike.fullname" .)) .Values.fleet.existingSecret }}
 {{- end }}
 
-{{/* Whether a server asks for the Node object that it runs on. */}}
+{{/* Non-empty if a server reads its Node object. */}}
 {{- define "turnpike.asksForNode" -}}
 {{- if has .Values.publicAddress.from (list "node" "annotation") }}true{{ end }}
 {{- end }}
 
-{{/* What the server may do beyond what everybody may: a list, as JSON. */}}
+{{/* Capabilities of the server: a list, as JSON. */}}
 {{- define "turnpike.capabilities" -}}
 {{- $all := list }}
 {{- if has .Values.datapath (list "kernel" "xdp") }}
@@ -110,12 +110,12 @@ place of its own, and who came by it would look as if he had come to the node. *
 {{- toJson $all }}
 {{- end }}
 
-{{/* Variables that the chart sets: two of one name would be refused, or the second would count. */}}
+{{/* Rejects variables that the chart sets: duplicates are refused, or the second wins. */}}
 {{- define "turnpike.checkEnv" -}}
 {{- range $name, $_ := .Values.env }}
 {{- range list "SERVER_LISTEN" "SERVER_REALM" "SERVER_DATAPATH" "RELAY_PORTS" "RELAY_ADDRESSES" "AUTH_SECRETS" "AUTH_USERS" "TLS_LISTEN" "TLS_CERT" "TLS_KEY" "DTLS_LISTEN" "FLEET_URL" "FLEET_SECRET" "FLEET_NAME" "FLEET_NODE" "FLEET_REDIRECT" "FLEET_ZONE" "FLEET_BALANCER_PORTS" "STORE_URL" "STORE_STATE" "ADMIN" "ADMIN_LISTEN" "ADMIN_TLS_CERT" "ADMIN_TLS_KEY" "ADMIN_READ_TOKENS" "SHUTDOWN_DEADLINE" "LOG_LEVEL" "LOG_FORMAT" }}
 {{- if or (eq $name (printf "TURNPIKE_%s" .)) (eq $name (printf "TURNPIKE_%s_FILE" .)) }}
-{{- fail (printf "env: the chart sets %s itself, from values of its own" $name) }}
+{{- fail (printf "env: the chart sets %s itself" $name) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -127,10 +127,10 @@ place of its own, and who came by it would look as if he had come to the node. *
 {{- $first := int (index $ends 0) }}
 {{- $last := int (index $ends 1) }}
 {{- if or (lt $first 1) (gt $last 65535) (le $last $first) }}
-{{- fail (printf "relayPorts: %q is no range of two ports or more between 1 and 65535" .Values.relayPorts) }}
+{{- fail (printf "relayPorts: %q is not a range of at least two ports between 1 and 65535" .Values.relayPorts) }}
 {{- end }}
 {{- if and (eq .Values.network "nodePort") (gt (sub $last $first) 499) }}
-{{- fail (printf "relayPorts: %q has more than 500 ports, each of which would be a port of a Service; use network: host" .Values.relayPorts) }}
+{{- fail (printf "relayPorts: %q has more than 500 ports, and each would be a port of a Service; use network: host" .Values.relayPorts) }}
 {{- end }}
 {{- end }}
 
@@ -153,7 +153,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:
-    # Another configuration is another pod: what a reload cannot change is then in force too.
+    # A changed configuration replaces the pod, so that settings that need a restart take effect.
     checksum/config: {{ include (print .Template.BasePath "/configmap.yaml") . | sha256sum }}
     checksum/secrets: {{ include (print .Template.BasePath "/secrets.yaml") . | sha256sum }}
     {{- with .Values.podAnnotations }}
@@ -161,7 +161,7 @@ metadata:
     {{- end }}
 spec:
   serviceAccountName: {{ include "turnpike.fullname" . }}
-  # Who speaks with strangers gets no token; the init container has a volume with one.
+  # The public server gets no token; the init container has one in a volume.
   automountServiceAccountToken: false
   enableServiceLinks: false
   {{- with .Values.imagePullSecrets }}
@@ -175,7 +175,7 @@ spec:
   hostNetwork: true
   dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
-  # The hook below, and a moment to say goodbye.
+  # Time for the preStop hook, and a margin.
   terminationGracePeriodSeconds: {{ add (int .Values.drain.deadline) 20 }}
   securityContext:
     fsGroup: 65532
@@ -214,7 +214,7 @@ spec:
       env:
         - name: RUNTIME_DIRECTORY
           value: /run/turnpike
-        # Who asks in this pod asks this server: on the host network another one could answer on loopback.
+        # Commands in this pod use its socket: on the host network another server could answer on loopback.
         - name: TURNPIKE_ADMIN
           value: unix:/run/turnpike/turnpike.sock
         - name: TURNPIKE_SERVER_LISTEN
@@ -256,7 +256,7 @@ spec:
           value: /run/secrets/turnpike/fleet/secret
         - name: TURNPIKE_FLEET_NAME
           value: {{ .Values.fleet.name }}
-        # The same for each pod of a place, so that CONNECTION-IDs and tickets keep their numbers.
+        # Stable across pod restarts, so that CONNECTION-IDs and tickets stay valid.
         - name: TURNPIKE_FLEET_NODE
           valueFrom:
             fieldRef:
@@ -274,7 +274,7 @@ spec:
         - name: TURNPIKE_FLEET_ZONE_FILE
           value: /run/turnpike/place/zone
         {{- else }}
-        # Since Kubernetes 1.35 pods have this label of their node.
+        # Pods carry this label of their node since Kubernetes 1.35.
         - name: TURNPIKE_FLEET_ZONE
           valueFrom:
             fieldRef:
@@ -337,7 +337,7 @@ spec:
       lifecycle:
         preStop:
           exec:
-            # Nobody new; until the last session is gone, or its time is over.
+            # Refuses new clients; returns after the last session or the deadline.
             command: [/turnpike, drain, --deadline, {{ int .Values.drain.deadline | quote }}, --wait]
       securityContext:
         {{- include "turnpike.securityContext" (include "turnpike.capabilities" . | fromJsonArray) | nindent 8 }}
@@ -389,7 +389,7 @@ spec:
         medium: Memory
         sizeLimit: 1Mi
     {{- if $asksForNode }}
-    # As Kubernetes would mount it by itself, into each container.
+    # Like Kubernetes' automatic mount.
     - name: account
       projected:
         defaultMode: 0440
@@ -447,7 +447,7 @@ spec:
   {{- end }}
   {{- $affinity := deepCopy .Values.affinity }}
   {{- if and (eq .Values.kind "StatefulSet") (not (hasKey $affinity "podAntiAffinity")) }}
-  {{- /* Two on one node would have the same ports. */}}
+  {{- /* Two servers on one node would use the same ports. */}}
   {{- $same := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (include "turnpike.selector" . | fromYaml)) }}
   {{- $_ := set $affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $same)) }}
   {{- end }}
@@ -461,7 +461,7 @@ spec:
   {{- end }}
 {{- end }}
 
-{{/* Of a container with these capabilities, which Kubernetes gives to nobody but root: with them alone, root is no more than anybody with them. */}}
+{{/* Security context for these capabilities. Kubernetes grants capabilities only to root, which has no others here. */}}
 {{- define "turnpike.securityContext" -}}
 {{- $unusual := not (empty .) -}}
 runAsNonRoot: {{ not $unusual }}
@@ -470,7 +470,7 @@ runAsGroup: 65532
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 seccompProfile:
-  {{- /* The usual one refuses bpf(2). */}}
+  {{- /* The default profile blocks bpf(2). */}}
   type: {{ has "BPF" . | ternary "Unconfined" "RuntimeDefault" }}
 capabilities:
   drop: [ALL]
