@@ -1,23 +1,23 @@
-//! Transport addresses in one canonical form, so that a check on an address cannot be walked around by
-//! spelling it differently.
+//! Canonical form of transport addresses, so that another spelling of an address cannot bypass a check.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// An IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) becomes the IPv4 address it stands for; flow label and scope
-/// are dropped. Every address is passed through here once, when parsed or received.
+/// Converts an IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) to IPv4, and drops flow label and scope. Every
+/// address passes through here once, when parsed or received.
 #[must_use]
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(canonical_ip(address.ip()), address.port())
 }
 
-/// The same for an address without a port.
+/// Like [`canonical`], without a port.
 #[must_use]
 pub fn canonical_ip(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// Addresses that the Internet does not route to a single host: loopback, link-local (RFC 3927, RFC 4291), private (RFC 1918, RFC 4193),
-/// shared behind a carrier's NAT (RFC 6598), and the IPv4 of an IPv6 network (192.0.0.0/29, RFC 7335).
+/// Returns true for addresses that the Internet does not route to a single host: loopback, link-local (RFC
+/// 3927, RFC 4291), private (RFC 1918, RFC 4193), carrier-grade NAT (RFC 6598), and IPv4 service continuity
+/// (192.0.0.0/29, RFC 7335).
 #[must_use]
 pub fn is_private(ip: IpAddr) -> bool {
     match ip {
@@ -31,7 +31,7 @@ pub fn is_private(ip: IpAddr) -> bool {
     }
 }
 
-/// Public and private address are swapped: no NAT shows the private addresses of its clients.
+/// Returns true if a mapping has public and private address swapped.
 #[must_use]
 pub fn is_swapped(local: IpAddr, public: IpAddr) -> bool {
     is_private(public) && !is_private(local) && local.is_ipv4() == public.is_ipv4()
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn private_ranges_end_where_their_rfcs_say() {
+    fn private_ranges_match_the_rfcs() {
         for (text, expected) in [
             ("10.0.0.5", true),
             ("172.31.255.255", true),
@@ -67,18 +67,19 @@ mod tests {
     }
 
     #[test]
-    fn a_mapped_address_becomes_the_one_it_stands_for() {
+    fn a_mapped_address_becomes_ipv4() {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
         assert_eq!(canonical(address("[::ffff:10.0.0.1]:7")), address("10.0.0.1:7"));
         assert_eq!(canonical(address("10.0.0.1:7")), address("10.0.0.1:7"));
         assert_eq!(canonical(address("[2001:db8::1]:7")), address("[2001:db8::1]:7"));
-        // IPv4-compatible, 6to4 and NAT64 addresses are other hosts on the wire; the peer rules look into them.
+        // IPv4-compatible, 6to4 and NAT64 addresses are distinct hosts on the wire; the peer rules look
+        // inside them.
         assert_eq!(canonical(address("[::10.0.0.1]:7")), address("[::10.0.0.1]:7"));
         assert_eq!(canonical(address("[64:ff9b::10.0.0.1]:7")), address("[64:ff9b::10.0.0.1]:7"));
     }
 
     #[test]
-    fn scope_and_flow_label_do_not_make_another_address() {
+    fn scope_and_flow_label_are_dropped() {
         let scoped = std::net::SocketAddrV6::new("fe80::1".parse().unwrap(), 7, 99, 3);
         assert_eq!(canonical(scoped.into()), "[fe80::1]:7".parse().unwrap());
     }

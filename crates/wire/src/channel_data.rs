@@ -1,25 +1,22 @@
 //! ChannelData messages (RFC 8656 section 12.4).
 
-/// Which numbers are channel numbers.
+/// Range of valid channel numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChannelRange {
     /// 0x4000 to 0x4FFF (RFC 8656 section 12).
     #[default]
     Rfc8656,
-    /// 0x4000 to 0x7FFF (RFC 5766 section 11), which RFC 8656 cut down for the sake of clients that have several protocols on
-    /// one port. A server that has only TURN on its port can still tell them apart.
+    /// 0x4000 to 0x7FFF (RFC 5766 section 11). RFC 8656 reduced it for clients with several protocols on one
+    /// port; a server with only TURN on its port can still distinguish them.
     Rfc5766,
 }
 
-/// A channel number: 0x4000 to 0x4FFF, or to 0x7FFF where the caller asked for [`ChannelRange::Rfc5766`]. Cannot hold
-/// anything else.
+/// Valid channel number: 0x4000 to 0x4FFF, or to 0x7FFF with [`ChannelRange::Rfc5766`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChannelNumber(u16);
 
 impl ChannelNumber {
-    /// 0x4000.
     pub const MIN: Self = Self(0x4000);
-    /// 0x4FFF.
     pub const MAX: Self = Self(0x4FFF);
 
     /// `None` outside 0x4000..=0x4FFF.
@@ -38,25 +35,24 @@ impl ChannelNumber {
         if number >= Self::MIN.0 && number <= last { Some(Self(number)) } else { None }
     }
 
-    /// The number as it stands on the wire.
     #[must_use]
     pub const fn get(self) -> u16 {
         self.0
     }
 }
 
-/// Why bytes are not a ChannelData message.
+/// Reason for rejecting a ChannelData message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChannelDataError {
-    /// Fewer than four bytes, or fewer payload bytes than the length field claims.
-    #[error("the message is shorter than its header says")]
+    /// Fewer than four bytes, or less payload than the length field requires.
+    #[error("the message is shorter than its length field")]
     Truncated,
     /// The channel number is outside the range.
     #[error("channel number {0:#06x} is out of range")]
     Number(u16),
 }
 
-/// A checked view of a ChannelData message.
+/// Checked view of a ChannelData message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelData<'a> {
     number: ChannelNumber,
@@ -67,19 +63,17 @@ impl<'a> ChannelData<'a> {
     /// Bytes before the payload.
     pub const HEADER_LEN: usize = 4;
 
-    /// Parses a datagram with a channel number of RFC 8656. Bytes after the claimed length are padding and ignored (section
-    /// 12.5).
+    /// Parses a datagram with an RFC 8656 channel number. Bytes after the payload are padding and ignored
+    /// (section 12.5).
     ///
-    /// # Errors
-    /// [`ChannelDataError`].
+    /// # Errors [`ChannelDataError`].
     pub fn parse(datagram: &'a [u8]) -> Result<Self, ChannelDataError> {
         Self::parse_within(ChannelRange::Rfc8656, datagram)
     }
 
-    /// The same with a channel number of this range.
+    /// Parses a datagram with a channel number of this range.
     ///
-    /// # Errors
-    /// [`ChannelDataError`].
+    /// # Errors [`ChannelDataError`].
     #[inline]
     pub fn parse_within(range: ChannelRange, datagram: &'a [u8]) -> Result<Self, ChannelDataError> {
         let [a, b, c, d, rest @ ..] = datagram else { return Err(ChannelDataError::Truncated) };
@@ -90,19 +84,18 @@ impl<'a> ChannelData<'a> {
         Ok(Self { number, payload })
     }
 
-    /// The channel.
     #[must_use]
     pub fn number(&self) -> ChannelNumber {
         self.number
     }
 
-    /// The application data, a part of the datagram that was parsed.
+    /// Application data, part of the parsed datagram.
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
 
-    /// The four bytes that stand before a payload of `length` bytes.
+    /// Header of a message with `length` bytes of payload.
     #[must_use]
     pub fn header(number: ChannelNumber, length: u16) -> [u8; 4] {
         let [a, b] = number.0.to_be_bytes();
@@ -126,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_seen_as_number_and_payload() {
+    fn a_message_parses_into_number_and_payload() {
         let bytes = [0x40, 0x01, 0x00, 0x03, b'a', b'b', b'c'];
         let message = ChannelData::parse(&bytes).unwrap();
         assert_eq!(message.number().get(), 0x4001);
@@ -135,12 +128,12 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_payload_is_a_payload() {
+    fn an_empty_payload_is_valid() {
         assert_eq!(ChannelData::parse(&[0x4F, 0xFF, 0, 0]).unwrap().payload(), b"");
     }
 
     #[test]
-    fn padding_is_no_part_of_the_payload() {
+    fn padding_is_not_part_of_the_payload() {
         let bytes = [0x40, 0x00, 0x00, 0x01, b'a', 0, 0, 0];
         assert_eq!(ChannelData::parse(&bytes).unwrap().payload(), b"a");
     }
@@ -158,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn less_than_the_header_promises_is_refused() {
+    fn a_payload_shorter_than_its_length_field_is_refused() {
         let bytes = [0x40, 0x01, 0x00, 0x03, b'a', b'b', b'c'];
         for length in 0..bytes.len() {
             assert_eq!(ChannelData::parse(&bytes[..length]), Err(ChannelDataError::Truncated), "{length}");

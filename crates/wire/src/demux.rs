@@ -1,13 +1,14 @@
-//! Which protocol a datagram on a TURN port belongs to, from its first byte (RFC 8656 section 12, RFC 7983).
+//! Distinguishes the protocols on a TURN port by the first byte of a datagram (RFC 8656 section 12, RFC
+//! 7983).
 
-/// What the first two bits of a datagram say it is.
+/// Protocol of a datagram, by its first two bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `0b00`: a STUN or TURN message.
+    /// `0b00`: STUN or TURN message.
     Stun,
     /// `0b01`: ChannelData.
     ChannelData,
-    /// Anything else, or nothing at all.
+    /// Anything else, or an empty datagram.
     Other,
 }
 
@@ -26,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_two_top_bits_tell_the_protocols_apart() {
+    fn the_two_top_bits_select_the_protocol() {
         assert_eq!(classify(&[]), Kind::Other);
         for first in 0..=u8::MAX {
             let expected = match first {

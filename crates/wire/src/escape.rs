@@ -1,23 +1,23 @@
-//! Text that someone else chose, as log lines, tables, pages and messages show it: usernames, realms, certificate names, a server's
-//! SOFTWARE.
+//! Escaping of untrusted text in log lines, tables, pages and messages: usernames, realms, certificate names,
+//! a server's SOFTWARE.
 //!
-//! Values keep the true text, and the place that shows it escapes it, so the two never mix: [`name`] for one value, [`line`](fn@line)
-//! for a whole line whose values are escaped already, [`json`] for serialised JSON. The page has the same rule in JavaScript
-//! (`admin/src/web/format.js`).
+//! Values keep the original text, and only the output escapes it: [`name`] for a single value,
+//! [`line`](fn@line) for a whole line with values already escaped, [`json`] for serialized JSON. The admin
+//! page does the same in JavaScript (`admin/src/web/format.js`).
 //!
-//! Escapes are those of a Rust string: `\n`, `\0`, `\\`, `\"`, `\u{202e}`. Two different names never look the same: a backslash is
-//! escaped, and so are characters without a shape of their own (control, format and combining characters, separators) and spaces that
-//! a reader would miss.
+//! Escapes are those of Rust strings: `\n`, `\0`, `\\`, `\"`, `\u{202e}`. Distinct names never look the same:
+//! the backslash is escaped, and so are invisible characters (control, format and combining characters,
+//! separators) and unusual spaces.
 
 use std::{
     borrow::Cow,
     fmt::{self, Write as _},
 };
 
-/// Ends a text that was cut; a name's own is escaped.
+/// Marks a truncated text; the same character in a name is escaped.
 const MARK: char = '…';
 
-/// One value. The alternate form (`{:#}`) has double quotes around it.
+/// Escapes a single value. The alternate form (`{:#}`) adds double quotes.
 pub fn name(text: &str) -> Name<'_> {
     Name { text, most: usize::MAX }
 }
@@ -30,7 +30,7 @@ pub struct Name<'a> {
 }
 
 impl Name<'_> {
-    /// Shows the first characters, and a mark where there are more.
+    /// Truncates to `most` characters and marks the truncation.
     #[must_use]
     pub fn cut(self, most: usize) -> Self {
         Self { most, ..self }
@@ -60,7 +60,7 @@ impl fmt::Display for Name<'_> {
     }
 }
 
-/// A line with nothing in it that ends it, moves a cursor or reorders it. What its values escape stays as it is.
+/// Escapes characters that end a line, move the cursor or reorder text. Existing escapes stay as they are.
 pub fn line(text: &str) -> impl fmt::Display {
     struct Line<'a>(&'a str);
     impl fmt::Display for Line<'_> {
@@ -71,9 +71,10 @@ pub fn line(text: &str) -> impl fmt::Display {
     Line(text)
 }
 
-/// Serialised JSON that a terminal can show: characters without a shape of their own as `\u202e`, which reads as the same text.
+/// Escapes serialized JSON for a terminal: invisible characters become `\u202e` and the like, which parse to
+/// the same text.
 pub fn json(text: &str) -> Cow<'_, str> {
-    // Line ends and spaces of the layout stay; the serialiser has escaped those of strings.
+    // Line ends and spaces of the layout stay; the serializer has escaped those in strings.
     let is_plain = |character: char| character < '\x7f' || is_plain(character);
     if text.chars().all(is_plain) {
         return Cow::Borrowed(text);
@@ -84,7 +85,7 @@ pub fn json(text: &str) -> Cow<'_, str> {
             escaped.push(character);
         } else {
             for unit in character.encode_utf16(&mut [0; 2]) {
-                // A String takes any text.
+                // Writing to a String cannot fail.
                 let _ = write!(escaped, "\\u{unit:04x}");
             }
         }
@@ -92,10 +93,10 @@ pub fn json(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// True for characters with a shape of their own, and the space.
+/// Returns true for visible characters and the space.
 #[must_use]
 pub fn is_plain(character: char) -> bool {
-    // Letters and symbols without ink: Hangul fillers and the blank of Braille.
+    // Letters and symbols without ink: Hangul fillers and the blank Braille pattern.
     const BLANK: [char; 5] = ['\u{115f}', '\u{1160}', '\u{2800}', '\u{3164}', '\u{ffa0}'];
     match character {
         ' '..='~' => true,
@@ -126,11 +127,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_shown_as_it_would_be_typed_into_a_string() {
+    fn a_name_is_shown_as_a_string_literal() {
         for (text, shown) in names::CORPUS {
             assert_eq!(name(text).to_string(), *shown);
             assert_eq!(format!("{:#}", name(text)), format!("\"{shown}\""));
-            assert_eq!(line(shown).to_string(), *shown, "a line leaves what is escaped");
+            assert_eq!(line(shown).to_string(), *shown, "a line keeps existing escapes");
         }
     }
 
@@ -153,20 +154,20 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_name_has_a_mark_that_no_whole_one_has() {
+    fn only_a_truncated_name_ends_with_the_mark() {
         assert_eq!(name("abcd").cut(3).to_string(), "abc…");
         assert_eq!(name("abc").cut(3).to_string(), "abc");
         assert_eq!(name("abc…").cut(4).to_string(), "abc\\u{2026}");
     }
 
     #[test]
-    fn nothing_in_a_line_ends_it_or_reorders_it() {
+    fn a_line_contains_no_line_end_or_reordering() {
         let shown = line("no user \"a\\n\": b\nc\u{202e}\u{2028}\u{1b}[2J…").to_string();
         assert_eq!(shown, "no user \"a\\n\": b\\nc\\u{202e}\\u{2028}\\u{1b}[2J…");
     }
 
     #[test]
-    fn json_keeps_its_layout_and_reads_as_the_same_text() {
+    fn json_keeps_its_layout_and_parses_to_the_same_text() {
         for (text, _) in names::CORPUS {
             let value = serde_json::json!({ "user": text, "ü": [text, 1] });
             let pretty = serde_json::to_string_pretty(&value).unwrap();

@@ -1,5 +1,5 @@
-//! Messages in a byte stream (RFC 8489 section 6.2.2, RFC 8656 section 12.5): where each begins and ends, however the stream
-//! was cut on its way. Separate from the messages themselves, because datagrams need none of it.
+//! Framing of messages in a byte stream (RFC 8489 section 6.2.2, RFC 8656 section 12.5), independent of
+//! segment boundaries.
 //!
 //! ```text
 //! │ STUN: 20 bytes + length                │ ChannelData: 4 bytes + length │ padding to 4 │ STUN …
@@ -10,47 +10,47 @@ use crate::{
     stun::{COOKIE, HEADER_LEN},
 };
 
-/// Longest message of a stream in bytes, padding included: a STUN message whose length is the last multiple of 4. ChannelData of
-/// 65,535 bytes is 12 bytes shorter, but a Send or Data indication around the longest UDP datagram (65,507 bytes) is not.
+/// Longest message of a stream in bytes, including padding: a STUN message with the largest multiple of 4 as
+/// its length. ChannelData of 65,535 bytes is 12 bytes shorter, but an indication around the longest UDP
+/// datagram (65,507 bytes) needs it.
 pub const MAX_MESSAGE_LEN: usize = HEADER_LEN + 65_532;
 
 const CHANNEL_DATA_HEADER_LEN: usize = 4;
 
-/// What stands at the beginning of a stream's bytes.
+/// Result of [`first`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// A whole message.
+    /// Complete message.
     Message {
-        /// Its length in bytes, without padding.
+        /// Length in bytes without padding.
         len: usize,
-        /// Where the next one begins.
+        /// Offset of the next message.
         next: usize,
     },
-    /// A message that has not arrived as a whole.
+    /// Incomplete message.
     Unfinished {
-        /// With less than so many bytes nothing more can be said.
+        /// Bytes needed before the next attempt can say more.
         wanted: usize,
     },
 }
 
-/// Why a stream cannot be followed any further: whatever comes next, nobody knows where a message begins.
+/// Reason for giving up on a stream: the next message boundary is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum FrameError {
     /// Neither STUN nor ChannelData by its first two bits, or STUN without the magic cookie.
     #[error("neither a STUN message nor ChannelData")]
     NotStun,
-    /// A STUN message whose length is no multiple of 4 (RFC 8489 section 5).
-    #[error("the length of a STUN message is no multiple of 4")]
+    /// STUN message whose length is not a multiple of 4 (RFC 8489 section 5).
+    #[error("the length of a STUN message is not a multiple of 4")]
     Length,
     /// Longer than the caller allows.
-    #[error("the message is longer than is allowed here")]
+    #[error("the message is longer than allowed here")]
     TooLong,
 }
 
-/// Looks at the first message of `bytes`, which may have at most `limit` bytes with its padding.
+/// Finds the first message of `bytes`, limited to `limit` bytes including padding.
 ///
-/// # Errors
-/// [`FrameError`] as soon as the bytes prove it.
+/// # Errors [`FrameError`], as soon as the bytes prove it.
 #[inline]
 pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
     let (len, next) = match (demux::classify(bytes), bytes.get(2..4)) {
@@ -66,7 +66,8 @@ pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
                 return Err(FrameError::Length);
             }
             match bytes.get(4..8) {
-                // The length is not believed before, or whatever begins with a small byte would be waited for.
+                // Check the cookie first; otherwise any stream that starts with a small byte would have to
+                // wait for its supposed length.
                 None => return Ok(Frame::Unfinished { wanted: 8 }),
                 Some(cookie) if *cookie != COOKIE => return Err(FrameError::NotStun),
                 Some(_) => {}
@@ -83,7 +84,7 @@ pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
     }
 }
 
-/// Zero bytes that follow so many bytes: after the payload of an indication, and after ChannelData on a stream. 0 to 3.
+/// Number of zero bytes, 0 to 3, after `len` bytes of payload in an indication or of ChannelData on a stream.
 #[inline]
 #[must_use]
 pub const fn padding(len: usize) -> u8 {
@@ -93,32 +94,31 @@ pub const fn padding(len: usize) -> u8 {
     }
 }
 
-/// The part of a message that has arrived, until the rest does. Whole messages pass it by: what a caller receives into a
-/// buffer of its own, with [`Framer::held`] in front, it reads there with [`first`].
+/// Holds the received part of an incomplete message. Complete messages bypass it: the caller receives into
+/// its own buffer, with [`Framer::held`] in front, and parses them there with [`first`].
 #[derive(Debug, Default)]
 pub struct Framer {
     held: Vec<u8>,
     wanted: usize,
 }
 
-/// What is kept of a buffer that is empty again: enough for messages that fill an Ethernet frame.
+/// Capacity kept when the buffer becomes empty: enough for messages that fit an Ethernet frame.
 const KEEP: usize = 2048;
 
 impl Framer {
-    /// Nothing held.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What has arrived of an unfinished message.
+    /// Received part of an incomplete message.
     #[must_use]
     pub fn held(&self) -> &[u8] {
         &self.held
     }
 
-    /// Whether the held bytes with `received` behind them are worth looking at. If not, `received` is held too, so that a
-    /// message that arrives byte by byte is copied once and not at each byte.
+    /// Returns true if the held bytes plus `received` may contain a message. Otherwise holds `received` too,
+    /// so that a message arriving byte by byte is copied only once.
     pub fn completes(&mut self, received: &[u8]) -> bool {
         let enough = self.held.len() + received.len() >= self.wanted;
         if !enough {
@@ -127,7 +127,7 @@ impl Framer {
         enough
     }
 
-    /// Holds `rest` in place of what was held: the beginning of a message that wants so many bytes.
+    /// Replaces the held bytes with `rest`, the start of a message that needs `wanted` bytes.
     pub fn hold(&mut self, rest: &[u8], wanted: usize) {
         self.held.clear();
         if rest.is_empty() {
@@ -141,11 +141,10 @@ impl Framer {
         self.held.extend_from_slice(rest);
     }
 
-    /// Feeds received bytes and hands over each message, without its padding, that is whole by now. For those who do not mind
-    /// that a message in two parts is put together by copying.
+    /// Feeds received bytes and calls `message` with each complete message, without padding. Copies messages
+    /// that arrive in parts.
     ///
-    /// # Errors
-    /// [`FrameError`]; messages before the one in error have been handed over.
+    /// # Errors [`FrameError`]; messages before the invalid one have been delivered.
     pub fn feed(
         &mut self,
         mut received: &[u8],
@@ -203,12 +202,12 @@ mod tests {
     }
 
     #[test]
-    fn padding_fills_up_to_four() {
+    fn padding_completes_a_multiple_of_four() {
         assert_eq!([0, 1, 2, 3, 4, 5].map(padding), [0, 3, 2, 1, 0, 3]);
     }
 
     #[test]
-    fn a_message_ends_behind_its_padding_and_is_handed_over_without() {
+    fn a_message_ends_after_its_padding_and_is_delivered_without_it() {
         for payload in 0..9 {
             let message = channel_data(&vec![1; payload]);
             let bytes = padded(message.clone());
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_of_either_kind_fits() {
+    fn the_longest_message_of_either_kind_fits() {
         let bytes = padded(channel_data(&vec![1; 65_535]));
         assert_eq!(first(&bytes, MAX_MESSAGE_LEN), Ok(Frame::Message { len: 65_539, next: 65_540 }));
         let bytes = stun(&vec![1; 65_532]);
@@ -234,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_followed_is_refused_at_the_first_byte_that_proves_it() {
+    fn an_invalid_stream_is_refused_at_the_earliest_byte() {
         for byte in 0x80..=0xFF {
             assert_eq!(first(&[byte], 100), Err(FrameError::NotStun));
         }
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_message_leaves_no_memory_behind() {
+    fn a_long_message_does_not_keep_its_memory() {
         let mut framer = Framer::new();
         let bytes = padded(channel_data(&vec![1; 60_000]));
         let mut seen = 0;

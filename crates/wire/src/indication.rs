@@ -1,7 +1,8 @@
-//! Send and Data indications (RFC 8656 section 11) on a path that neither allocates nor copies the payload.
+//! Send and Data indications (RFC 8656 section 11), parsed and written without allocating or copying the
+//! payload.
 //!
-//! An indication is written as three pieces, `header ++ payload ++ zero padding`, so that the payload can stay
-//! where the kernel put it. DATA is always the last attribute.
+//! An indication consists of three pieces, `header ++ payload ++ zero padding`, so that the payload stays in
+//! its receive buffer. DATA is always written last.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,10 +12,9 @@ use crate::stun::{
     header_ending_at, kind, method, xor_address, xored,
 };
 
-/// The longest header that [`write_header`] makes: STUN header 20, XOR-PEER-ADDRESS (IPv6) 24, DATA header 4.
+/// Maximum length of [`write_header`]: STUN header 20, XOR-PEER-ADDRESS (IPv6) 24, DATA header 4.
 pub const MAX_HEADER_LEN: usize = 48;
 
-/// Which of the two indications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Indication {
     /// Client to server (type 0x0016).
@@ -23,43 +23,40 @@ pub enum Indication {
     Data,
 }
 
-/// Why bytes are not an indication that can be relayed.
+/// Reason for rejecting an indication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndicationError {
-    /// Not this indication, a wrong length field, or an attribute that cannot be.
+    /// Not this indication, a wrong length field, or an invalid attribute.
     #[error("not a well-formed STUN message")]
     Malformed,
-    /// XOR-PEER-ADDRESS or DATA is missing.
     #[error("XOR-PEER-ADDRESS or DATA is missing")]
     Missing,
-    /// A comprehension-required attribute that turnpike does not know; the whole indication is to be dropped
-    /// (RFC 8489 section 6.3.2).
+    /// Unknown comprehension-required attribute; drop the whole indication (RFC 8489 section 6.3.2).
     #[error("unknown comprehension-required attribute {0:#06x}")]
     UnknownAttribute(u16),
-    /// A FINGERPRINT that does not match.
     #[error("FINGERPRINT does not match")]
     Fingerprint,
 }
 
-/// A checked view of a Send or Data indication.
+/// Checked view of a Send or Data indication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View<'a> {
-    /// XOR-PEER-ADDRESS. Of a Data indication canonical; of a Send indication of the family that stands in it, IPv4-mapped or not,
-    /// because a server goes by that family (RFC 8656 section 11.2).
+    /// XOR-PEER-ADDRESS. Canonical in a Data indication; in a Send indication the family is kept as encoded
+    /// (IPv4-mapped stays IPv6), because the server decides by that family (RFC 8656 section 11.2).
     pub peer: SocketAddr,
-    /// DATA, a part of the datagram that was parsed.
+    /// DATA, part of the parsed datagram.
     pub data: &'a [u8],
-    /// Whether DONT-FRAGMENT is present (Send only).
+    /// DONT-FRAGMENT is present (Send only).
     pub dont_fragment: bool,
 }
 
-/// The longest payload that an indication's 16-bit length field has room for, whatever the address family. Longer
-/// than any that fits into a UDP datagram with its header; on a stream the caller must drop what is longer.
+/// Maximum payload for the 16-bit length field with either address family. Longer than fits into a UDP
+/// datagram with this header; on a stream the caller must drop longer payloads.
 pub const MAX_PAYLOAD_LEN: u16 = 0xFFFC - 28;
-const _: () = assert!(MAX_HEADER_LEN - HEADER_LEN == 28, "what the length field counts before the payload");
+const _: () = assert!(MAX_HEADER_LEN - HEADER_LEN == 28, "header bytes that the length field counts");
 
-/// Whether the datagram's type and cookie say that it is this indication; [`parse`] does the rest.
+/// Returns true if type and cookie are those of this indication; [`parse`] checks the rest.
 #[inline]
 #[must_use]
 pub fn is(which: Indication, datagram: &[u8]) -> bool {
@@ -67,11 +64,12 @@ pub fn is(which: Indication, datagram: &[u8]) -> bool {
     [*t0, *t1] == which.message_type() && [*c0, *c1, *c2, *c3] == COOKIE
 }
 
-/// Parses an indication. A Data indication that carries ICMP instead of DATA is `Missing` here; [`crate::stun::View`] reads it.
+/// Parses an indication. A Data indication with ICMP instead of DATA is `Missing` here; [`crate::stun::View`]
+/// reads it.
 ///
-/// Attributes may stand in any order; of several alike the first counts (RFC 8489 section 14). What follows a
-/// MESSAGE-INTEGRITY is ignored (section 14.5), known attributes that mean nothing here are too (section 6.3).
-/// FINGERPRINT, if there is one, must be the last attribute and match.
+/// Attributes may come in any order, and the first of a type counts (RFC 8489 section 14). Everything after
+/// MESSAGE-INTEGRITY is ignored (section 14.5), and so are known attributes without meaning here (section
+/// 6.3). FINGERPRINT, if present, must be last and match.
 pub fn parse(which: Indication, datagram: &[u8]) -> Result<View<'_>, IndicationError> {
     if !is(which, datagram) {
         return Err(IndicationError::Malformed);
@@ -105,7 +103,7 @@ pub fn parse(which: Indication, datagram: &[u8]) -> Result<View<'_>, IndicationE
     Ok(View { peer, data, dont_fragment })
 }
 
-/// Writes everything that stands before the payload and returns its length.
+/// Writes everything before the payload and returns its length.
 ///
 /// ```text
 ///  0        4        8             20                     32 or 44         +4
@@ -115,8 +113,8 @@ pub fn parse(which: Indication, datagram: &[u8]) -> Result<View<'_>, IndicationE
 ///  └────────┴────────┴─────────────┴──────────────────────┴─────────────────┘
 /// ```
 ///
-/// An IPv4-mapped `peer` is written as the IPv4 address it stands for. `payload_len` is at most [`MAX_PAYLOAD_LEN`];
-/// beyond it the header's length field stays at its maximum.
+/// Writes an IPv4-mapped `peer` as IPv4. `payload_len` is at most [`MAX_PAYLOAD_LEN`]; beyond it the length
+/// field stays at its maximum.
 pub fn write_header(
     which: Indication,
     transaction: [u8; 12],
@@ -183,7 +181,7 @@ mod tests {
 
     const TRANSACTION: [u8; 12] = [0xB7, 0xE7, 0xA7, 0x01, 0xBC, 0x34, 0xD6, 0x86, 0xFA, 0x87, 0xDF, 0xAE];
 
-    // The address and transaction of RFC 5769 sections 2.2 and 2.3: 192.0.2.1:32853 and its IPv6 counterpart.
+    // Address and transaction ID of RFC 5769 sections 2.2 and 2.3: 192.0.2.1:32853 and its IPv6 counterpart.
     const SEND_IPV4: &[u8] = &[
         0x00, 0x16, 0x00, 0x14, 0x21, 0x12, 0xA4, 0x42, //
         0xB7, 0xE7, 0xA7, 0x01, 0xBC, 0x34, 0xD6, 0x86, 0xFA, 0x87, 0xDF, 0xAE, //
@@ -238,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn send_with_an_ipv4_peer_both_ways() {
+    fn send_with_an_ipv4_peer_parses_and_encodes() {
         let view = parse(Indication::Send, SEND_IPV4).unwrap();
         assert_eq!(view, View { peer: ipv4(), data: b"abc", dont_fragment: false });
         let mut header = [0xFF; MAX_HEADER_LEN];
@@ -248,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn data_with_an_ipv6_peer_both_ways() {
+    fn data_with_an_ipv6_peer_parses_and_encodes() {
         let view = parse(Indication::Data, DATA_IPV6).unwrap();
         assert_eq!(view, View { peer: ipv6(), data: b"data", dont_fragment: false });
         let mut header = [0xFF; MAX_HEADER_LEN];
@@ -268,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_may_stand_in_any_order() {
+    fn attributes_may_come_in_any_order() {
         let expected = Ok((ipv4(), b"data".to_vec(), true));
         assert_eq!(parse_send(&[&PEER, &DONT_FRAGMENT, &DATA]), expected);
         assert_eq!(parse_send(&[&DATA, &PEER, &DONT_FRAGMENT]), expected);
@@ -276,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_alike_the_first_counts() {
+    fn the_first_of_repeated_attributes_counts() {
         assert_eq!(parse_send(&[&PEER, &DATA, &OTHER_DATA]), Ok((ipv4(), b"data".to_vec(), false)));
         assert_eq!(parse_send(&[&PEER, &OTHER_DATA, &DATA]), Ok((ipv4(), b"else".to_vec(), false)));
         let mut elsewhere = PEER;
@@ -285,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn data_may_be_empty_but_not_absent() {
+    fn data_may_be_empty_but_not_missing() {
         assert_eq!(parse_send(&[&PEER, &[0, 0x13, 0, 0]]), Ok((ipv4(), vec![], false)));
         assert_eq!(parse_send(&[&PEER]), Err(IndicationError::Missing));
         assert_eq!(parse_send(&[&DATA]), Err(IndicationError::Missing));
@@ -293,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn dont_fragment_means_nothing_in_a_data_indication() {
+    fn dont_fragment_is_ignored_in_a_data_indication() {
         let bytes = message(Indication::Data, &[&PEER, &DONT_FRAGMENT, &DATA]);
         assert!(!parse(Indication::Data, &bytes).unwrap().dont_fragment);
         assert_eq!(
@@ -303,12 +301,12 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_attribute_that_must_be_comprehended_refuses_the_whole() {
+    fn an_unknown_required_attribute_rejects_the_indication() {
         assert_eq!(
             parse_send(&[&PEER, &DATA, &[0x7F, 0xFE, 0, 0]]),
             Err(IndicationError::UnknownAttribute(0x7FFE))
         );
-        // CHANGE-REQUEST (RFC 5780), which turnpike does not offer.
+        // CHANGE-REQUEST (RFC 5780) has no meaning here.
         assert_eq!(
             parse_send(&[&PEER, &DATA, &[0, 3, 0, 4, 0, 0, 0, 0]]),
             Err(IndicationError::UnknownAttribute(3))
@@ -317,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_message_integrity_is_ignored() {
+    fn attributes_after_message_integrity_do_not_count() {
         assert_eq!(parse_send(&[&PEER, &INTEGRITY, &DATA]), Err(IndicationError::Missing));
         assert!(parse_send(&[&PEER, &DATA, &INTEGRITY, &[0x7F, 0xFE, 0, 0]]).is_ok());
         assert_eq!(
@@ -327,13 +325,13 @@ mod tests {
     }
 
     #[test]
-    fn peers_of_data_are_canonical_and_those_of_send_keep_their_family() {
+    fn data_peers_are_canonical_and_send_peers_keep_their_family() {
         let mapped: SocketAddr = "[::ffff:192.0.2.1]:32853".parse().unwrap();
         let mut header = [0; MAX_HEADER_LEN];
         let length = write_header(Indication::Data, TRANSACTION, &mapped, 0, &mut header);
         assert_eq!(length, 36, "written as IPv4");
 
-        // `write_header` cannot write a mapped address, so take its IPv6 form apart by hand.
+        // `write_header` cannot write a mapped address, so build its IPv6 form by hand.
         let IpAddr::V6(ip) = xored(mapped, &TRANSACTION).ip() else { unreachable!() };
         let attribute = [&[0, 0x12, 0, 20, 0, 2, 0xA1, 0x47][..], &ip.octets()].concat();
         assert_eq!(parse_send(&[&attribute, &DATA]).unwrap().0, mapped);
@@ -342,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_peer_addresses_are_malformed() {
+    fn invalid_peer_addresses_are_malformed() {
         for attribute in [
             &[0, 0x12, 0, 0][..],
             &[0, 0x12, 0, 4, 0, 1, 0, 0],
@@ -375,7 +373,7 @@ mod tests {
         assert_eq!(parse(Indication::Send, &followed), Err(IndicationError::Malformed));
         assert_eq!(parse_send(&[&PEER, &DATA, &[0x80, 0x28, 0, 0]]), Err(IndicationError::Malformed));
 
-        // Not even MESSAGE-INTEGRITY hides it.
+        // FINGERPRINT is checked even after MESSAGE-INTEGRITY.
         let mut hidden = fingerprinted(&message(Indication::Send, &[&PEER, &DATA, &INTEGRITY]));
         assert!(parse(Indication::Send, &hidden).is_ok());
         *hidden.last_mut().unwrap() ^= 1;
@@ -383,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_anywhere_it_is_malformed() {
+    fn a_truncated_indication_is_malformed() {
         for bytes in [SEND_IPV4, DATA_IPV6] {
             for length in 0..bytes.len() {
                 for which in [Indication::Send, Indication::Data] {
@@ -391,7 +389,7 @@ mod tests {
                 }
             }
         }
-        // Cut, with a length field that hides it: an attribute reaches beyond the end.
+        // Truncated with a matching length field: an attribute extends beyond the end.
         for length in (24..SEND_IPV4.len()).step_by(4) {
             let mut bytes = SEND_IPV4[..length].to_vec();
             bytes[3] = u8::try_from(length - 20).unwrap();
@@ -401,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn the_length_field_counts_the_padding_up_to_the_longest_payload() {
+    fn the_length_field_includes_padding_up_to_the_maximum() {
         let mut header = [0; MAX_HEADER_LEN];
         for (peer, fixed) in [(ipv4(), 16), (ipv6(), 28)] {
             for payload in [0, 1, 2, 3, 4, 5, 1199, 1200, MAX_PAYLOAD_LEN - 1, MAX_PAYLOAD_LEN] {

@@ -1,7 +1,8 @@
-//! Keys and MACs of message integrity (RFC 8489 sections 9.2, 14.5 and 14.6). [`crate::stun`] knows which bytes a MAC covers.
+//! Keys and MACs of message integrity (RFC 8489 sections 9.2, 14.5 and 14.6). [`crate::stun`] determines the
+//! bytes a MAC covers.
 //!
-//! Key and MAC are apart: RFC 8489 lets a client sign with SHA-256 under an MD5 key (section 9.2.4), and a store may hold nothing
-//! but the key.
+//! Key and MAC algorithm are independent: RFC 8489 allows signing with SHA-256 under an MD5 key (section
+//! 9.2.4), and a store may hold only the key.
 
 use std::fmt;
 
@@ -14,7 +15,7 @@ use zeroize::Zeroizing;
 
 use crate::precis::{opaque_bytes, opaque_string};
 
-/// How a long-term key is derived from the password (RFC 8489 section 18.5.1).
+/// Derivation of a long-term key from the password (RFC 8489 section 18.5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyAlgorithm {
     /// `MD5(username ":" realm ":" password)`, 16 bytes; number 0x0001.
@@ -23,7 +24,7 @@ pub enum KeyAlgorithm {
     Sha256,
 }
 
-/// Which attribute authenticates a message.
+/// Attribute that authenticates a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mac {
     /// MESSAGE-INTEGRITY, HMAC-SHA1, 20 bytes.
@@ -32,29 +33,27 @@ pub enum Mac {
     Sha256,
 }
 
-/// Why a message is not authentic.
+/// Reason for a failed verification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IntegrityError {
-    /// The message carries no such attribute.
-    #[error("the message carries no MESSAGE-INTEGRITY attribute of this kind")]
+    #[error("the message has no MESSAGE-INTEGRITY attribute of this kind")]
     Missing,
-    /// The attribute has an impossible length.
+    /// The attribute has an invalid length.
     #[error("the MESSAGE-INTEGRITY attribute is malformed")]
     Malformed,
-    /// The MAC does not match.
     #[error("the MAC does not match")]
     Mismatch,
 }
 
-/// A key for message integrity. Never printed; equality takes constant time; overwritten when dropped.
+/// Key for message integrity. `Debug` hides it, equality is constant-time, and dropping erases it.
 #[derive(Clone)]
 pub struct Key {
     bytes: Zeroizing<Box<[u8]>>,
 }
 
 impl Key {
-    /// The long-term key of a user (RFC 8489 section 9.2.2), by the name that is in USERNAME. OpaqueString is applied to realm and
-    /// password.
+    /// Long-term key of a user (RFC 8489 section 9.2.2). `username` is used as given; OpaqueString is applied
+    /// to realm and password.
     #[must_use]
     pub fn long_term(algorithm: KeyAlgorithm, username: &str, realm: &str, password: &[u8]) -> Self {
         Self::unprepared(
@@ -65,7 +64,7 @@ impl Key {
         )
     }
 
-    /// The same of a client that applies OpaqueString to nothing.
+    /// Long-term key of a client that does not apply OpaqueString.
     #[must_use]
     pub fn unprepared(algorithm: KeyAlgorithm, username: &str, realm: &str, password: &[u8]) -> Self {
         let parts = [username.as_bytes(), b":", realm.as_bytes(), b":", password];
@@ -75,13 +74,13 @@ impl Key {
         }
     }
 
-    /// A stored key, or a short-term password. Any length will do for an HMAC.
+    /// Stored key or short-term password of any length.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
         Self { bytes: Zeroizing::new(bytes.into()) }
     }
 
-    /// The MAC over the parts, one behind the other: its first [`Mac::len`] bytes.
+    /// MAC over the concatenated parts: the first [`Mac::len`] bytes of the result.
     pub(crate) fn mac(&self, mac: Mac, parts: [&[u8]; 2]) -> [u8; 32] {
         let mut value = [0; 32];
         match mac {
@@ -91,7 +90,7 @@ impl Key {
         value
     }
 
-    /// The key itself, for who keeps it where it is needed next. Not to be printed.
+    /// Raw key, for storing or passing on. Never print it.
     #[must_use]
     pub fn expose(&self) -> &[u8] {
         &self.bytes
@@ -119,7 +118,7 @@ pub fn userhash(username: &str, realm: &str) -> [u8; 32] {
 }
 
 impl KeyAlgorithm {
-    /// As PASSWORD-ALGORITHM and PASSWORD-ALGORITHMS have it: its number, and no parameters.
+    /// Encoding in PASSWORD-ALGORITHM and PASSWORD-ALGORITHMS: the number, without parameters.
     #[must_use]
     pub const fn attribute(self) -> [u8; 4] {
         match self {
@@ -128,7 +127,7 @@ impl KeyAlgorithm {
         }
     }
 
-    /// The one of this number.
+    /// Algorithm with this number.
     #[must_use]
     pub fn numbered(number: u16) -> Option<Self> {
         [Self::Md5, Self::Sha256].into_iter().find(|it| it.attribute()[..2] == number.to_be_bytes())
@@ -146,7 +145,7 @@ impl Mac {
 }
 
 fn hmac_over<M: hmac::Mac + KeyInit>(key: &Key, parts: [&[u8]; 2]) -> hmac::digest::Output<M> {
-    let mut mac = M::new_from_slice(&key.bytes).expect("an HMAC takes a key of any length");
+    let mut mac = M::new_from_slice(&key.bytes).expect("HMAC accepts keys of any length");
     parts.iter().for_each(|part| mac.update(part));
     mac.finalize().into_bytes()
 }

@@ -1,8 +1,8 @@
-//! Bytes: what stands on the wire between a TURN client, a TURN server and a peer.
+//! Wire formats between TURN clients, servers and peers.
 //!
-//! [`stun`] is the one codec of STUN messages. ChannelData and the Send/Data indications are apart from it, because they are the data path;
-//! [`integrity`] is, because keys come from many places. What others have written for the same bytes, `stun-types` and `turn-types`, is
-//! the oracle of the tests.
+//! [`stun`] is the codec of STUN messages. ChannelData and the Send/Data indications are separate because
+//! they are the data path, and [`integrity`] because keys come from many places. The tests compare with
+//! `stun-types` and `turn-types`.
 #![forbid(unsafe_code)]
 
 pub mod address;

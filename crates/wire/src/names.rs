@@ -1,22 +1,22 @@
-//! Names that a server accepts.
+//! Validation of realm, user and host names.
 
-/// REALM has less than 128 characters (RFC 8489 section 14.9); what would have to be quoted is left out.
+/// REALM has fewer than 128 characters (RFC 8489 section 14.9); characters that need quoting are not allowed.
 #[must_use]
 pub fn is_realm(name: &str) -> bool {
     (1..=127).contains(&name.chars().count())
         && !name.contains(|c: char| c.is_control() || c == '"' || c == '\\')
 }
 
-/// USERNAME is less than 509 bytes (RFC 8489 section 14.3); a colon would make the long-term key ambiguous.
+/// USERNAME has fewer than 509 bytes (RFC 8489 section 14.3); a colon would make the long-term key ambiguous.
 #[must_use]
 pub fn is_username(name: &str) -> bool {
     (1..=508).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c == ':')
 }
 
-/// A host name as clients send it in SNI (RFC 6066 section 3): no address, no final dot, no wildcard; case does not count.
+/// Normalizes a host name as sent in SNI (RFC 6066 section 3) to lower case: no address, no trailing dot, no
+/// wildcard.
 ///
-/// # Errors
-/// The reason why it is none.
+/// # Errors The reason it is invalid.
 pub fn server_name(text: &str) -> Result<String, &'static str> {
     let label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -26,7 +26,7 @@ pub fn server_name(text: &str) -> Result<String, &'static str> {
         return Err("not a host name");
     }
     if text.parse::<std::net::IpAddr>().is_ok() {
-        return Err("clients send no addresses in SNI (RFC 6066)");
+        return Err("SNI cannot contain an IP address (RFC 6066)");
     }
     Ok(text.to_ascii_lowercase())
 }

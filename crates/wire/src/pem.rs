@@ -1,12 +1,12 @@
-//! PEM (RFC 7468) as people write it. Parsers expect each marker on a line of its own and skip a section without a word if its marker is not:
-//! `cat` of a file without a newline at its end joins `-----END CERTIFICATE-----` and the next `-----BEGIN CERTIFICATE-----`, and YAML
-//! indents both.
+//! Repairs PEM (RFC 7468). Parsers expect each marker on its own line and otherwise silently skip the
+//! section, but `cat` of a file without a final newline joins `-----END CERTIFICATE-----` and the next
+//! `-----BEGIN CERTIFICATE-----`, and YAML indents both.
 
 use std::borrow::Cow;
 
 const MARKERS: [&[u8]; 2] = [b"-----BEGIN ", b"-----END "];
 
-/// Puts each marker on a line of its own, unless it has one already.
+/// Puts each marker on its own line.
 pub fn with_markers_on_lines(pem: &[u8]) -> Cow<'_, [u8]> {
     let starts_marker = |at: &usize| MARKERS.iter().any(|marker| pem[*at..].starts_with(marker));
     let is_inside_line = |at: &usize| *at > 0 && !matches!(pem[at - 1], b'\n' | b'\r');
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn markers_that_share_a_line_are_separated() {
+    fn markers_on_one_line_are_separated() {
         for (pem, lines) in [
             ("-----BEGIN A-----\nAA==\n-----END A-----\n", None),
             ("-----BEGIN A-----\r\nAA==\r\n-----END A-----", None),

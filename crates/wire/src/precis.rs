@@ -1,12 +1,12 @@
-//! OpaqueString (RFC 8265 section 4.2), the form in which RFC 8489 has user names, realms and passwords: composed characters, and no
-//! space but U+0020.
+//! OpaqueString (RFC 8265 section 4.2), applied by RFC 8489 to usernames, realms and passwords: composed
+//! characters, and U+0020 as the only space.
 
 use std::borrow::Cow;
 
 use precis_profiles::{OpaqueString, precis_core::profile::Profile as _};
 
-/// A string as OpaqueString has it. One with a character that the profile forbids, or does not know yet, stays as it is: somebody has it
-/// for a name already.
+/// Applies OpaqueString. A string with a forbidden or unassigned character stays unchanged, since it may
+/// already be in use as a name.
 #[must_use]
 pub fn opaque_string(text: &str) -> Cow<'_, str> {
     if text.is_ascii() {
@@ -15,7 +15,7 @@ pub fn opaque_string(text: &str) -> Cow<'_, str> {
     OpaqueString::new().enforce(text).unwrap_or(Cow::Borrowed(text))
 }
 
-/// The same of a password, which may have any bytes.
+/// Applies OpaqueString to a password, which may contain any bytes.
 pub(crate) fn opaque_bytes(bytes: &[u8]) -> Cow<'_, [u8]> {
     match str::from_utf8(bytes).map(opaque_string) {
         Ok(Cow::Owned(text)) => Cow::Owned(text.into_bytes()),
@@ -37,7 +37,8 @@ mod tests {
             ("\u{3000}wide", " wide"),
             // Neither width nor case is mapped.
             ("\u{ff21}\u{df}", "\u{ff21}\u{df}"),
-            // RFC 5769 section 2.4, before and after SASLprep, which removed the soft hyphen. OpaqueString forbids that.
+            // RFC 5769 section 2.4, before and after SASLprep, which removes the soft hyphen. OpaqueString
+            // forbids it.
             ("TheMatrIX", "TheMatrIX"),
             (
                 "\u{30de}\u{30c8}\u{30ea}\u{30c3}\u{30af}\u{30b9}",
@@ -50,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_that_the_profile_forbids_stay_as_they_are() {
+    fn strings_the_profile_forbids_stay_unchanged() {
         for text in ["", "e\u{301}\u{7f}", "The\u{ad}M\u{aa}tr\u{2168}", "e\u{301}\u{200b}"] {
             assert_eq!(opaque_string(text), text);
         }

@@ -1,11 +1,11 @@
-//! The PROXY protocol, versions 1 and 2 (haproxy.org, proxy-protocol.txt): who the client is, told in front of its stream.
+//! PROXY protocol versions 1 and 2 (haproxy.org, proxy-protocol.txt): a header with the client's address
+//! before its stream.
 
 use std::{
     io::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-/// PROXY protocol versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyVersion {
     /// Text.
@@ -14,27 +14,27 @@ pub enum ProxyVersion {
     V2,
 }
 
-/// Longest header that is believed: version 1 ends within 107 bytes, version 2 may carry TLVs (TLS details, at most a few
-/// hundred bytes in the wild).
+/// Maximum header length accepted: version 1 needs at most 107 bytes, version 2 may contain TLVs (TLS
+/// details, at most a few hundred bytes in practice).
 pub const MAX_HEADER: usize = 4096;
 
 /// Section 2.2.
 const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
-/// Section 2.1: the longest line, CRLF included.
+/// Section 2.1: longest line, including CRLF.
 const MAX_LINE: usize = 107;
 
-/// What a header says.
+/// Result of [`parse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
     /// More bytes are needed.
     Incomplete,
-    /// A header of so many bytes; the addresses (source, destination) if it names any (not for UNKNOWN, LOCAL and UNIX).
+    /// Length of the header, and source and destination address if present (not for UNKNOWN, LOCAL and UNIX).
     Header(usize, Option<(SocketAddr, SocketAddr)>),
     /// Not a header.
     Malformed,
 }
 
-/// Reads a header of either version from the beginning of a stream.
+/// Parses a header of either version at the start of a stream.
 #[must_use]
 pub fn parse(bytes: &[u8]) -> Parsed {
     let common = bytes.len().min(SIGNATURE.len());
@@ -45,10 +45,11 @@ pub fn parse(bytes: &[u8]) -> Parsed {
     if bytes[..common] == b"PROXY "[..common] { parse_v1(bytes) } else { Parsed::Malformed }
 }
 
-/// Bytes that are enough for [`is_begun`] to tell.
+/// Bytes that [`is_begun`] needs for a decision.
 pub const ENOUGH_TO_TELL: usize = SIGNATURE.len();
 
-/// Whether a stream begins as a header of either version does; `None` while too few of its bytes are there to tell.
+/// Returns true if a stream starts like a header of either version; `None` if there are too few bytes to
+/// decide.
 #[must_use]
 pub fn is_begun(bytes: &[u8]) -> Option<bool> {
     for beginning in [&b"PROXY "[..], SIGNATURE] {
@@ -60,7 +61,7 @@ pub fn is_begun(bytes: &[u8]) -> Option<bool> {
     Some(false)
 }
 
-/// The header that tells of a connection from `client` to `local`, both canonical.
+/// Encodes the header of a connection from `client` to `local`, both canonical.
 #[must_use]
 pub fn encode(version: ProxyVersion, client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     match version {
@@ -69,17 +70,16 @@ pub fn encode(version: ProxyVersion, client: SocketAddr, local: SocketAddr) -> V
     }
 }
 
-/// A header of version 2 in front of a datagram (DGRAM), as each datagram of a client has one.
+/// Encodes a version 2 header for use before each datagram of a client (DGRAM).
 #[must_use]
 pub fn encode_for_datagrams(client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     let mut header = encode_v2(client, local);
-    // The lower half of the byte behind the command is the transport: 1 STREAM, 2 DGRAM.
+    // The lower half of the byte after the command is the transport: 1 STREAM, 2 DGRAM.
     header[SIGNATURE.len() + 1] += 1;
     header
 }
 
-/// As [`encode`], for a client that has no address of TCP or UDP: the connection is passed on for somebody, and it is not said for
-/// whom.
+/// Encodes a header without addresses, for a client without a TCP or UDP address.
 #[must_use]
 pub fn encode_unknown(version: ProxyVersion) -> Vec<u8> {
     match version {
@@ -96,7 +96,7 @@ fn encode_v1(client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     };
     let (source, destination) = same_family(client, local);
     let mut line = Vec::with_capacity(MAX_LINE);
-    // Writing to a Vec does not fail.
+    // Writing to a Vec cannot fail.
     let _ = write!(
         line,
         "PROXY {family} {} {} {} {}\r\n",
@@ -132,7 +132,7 @@ fn encode_v2(client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     header
 }
 
-/// A header has one family: with two, both become IPv6, the IPv4 one mapped.
+/// A header has one family: in a mixed pair, the IPv4 address becomes an IPv4-mapped one.
 fn same_family(a: SocketAddr, b: SocketAddr) -> (SocketAddr, SocketAddr) {
     if a.is_ipv4() == b.is_ipv4() {
         return (a, b);
@@ -156,7 +156,7 @@ fn parse_v1(bytes: &[u8]) -> Parsed {
     let Ok(line) = std::str::from_utf8(&bytes[..end]) else { return Parsed::Malformed };
     let mut words = line.split(' ').skip(1);
     let family = match words.next() {
-        // Section 2.1: the rest of such a line is to be ignored.
+        // Section 2.1: ignore the rest of the line.
         Some("UNKNOWN") => return Parsed::Header(end + 2, None),
         Some(family @ ("TCP4" | "TCP6")) => family,
         _ => return Parsed::Malformed,
@@ -172,7 +172,7 @@ fn parse_v1(bytes: &[u8]) -> Parsed {
     let (Some(source), Some(destination)) = (ip(), ip()) else { return Parsed::Malformed };
     let mut port = || -> Option<u16> {
         let word = words.next()?;
-        // `parse` would take a plus sign.
+        // `parse` would accept a plus sign.
         word.bytes().all(|byte| byte.is_ascii_digit()).then(|| word.parse().ok())?
     };
     match (port(), port(), words.next()) {
@@ -193,7 +193,7 @@ fn parse_v2(bytes: &[u8]) -> Parsed {
         return Parsed::Malformed;
     }
     let Some(body) = bytes.get(16..len) else { return Parsed::Incomplete };
-    // LOCAL: the proxy speaks for itself (health checks); the addresses of the connection hold.
+    // LOCAL: the proxy's own connection (health checks); use the addresses of the connection.
     if version_command & 0xF == 0 {
         return Parsed::Header(len, None);
     }
@@ -210,7 +210,7 @@ fn parse_v2(bytes: &[u8]) -> Parsed {
             };
             pair(len, ip(0), ip(16), port(32), port(34))
         }
-        // UNSPEC and UNIX: section 2.2 has receivers ignore what they cannot use.
+        // UNSPEC and UNIX: receivers ignore unsupported families (section 2.2).
         0 | 3 => Parsed::Header(len, None),
         _ => Parsed::Malformed,
     }
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_1_line_reads_as_the_specification_writes_it() {
+    fn a_version_1_line_matches_the_specification() {
         let line = b"PROXY TCP4 192.168.0.1 192.168.0.11 56324 443\r\nGET / HTTP/1.1\r\n";
         assert_eq!(parse(line), Parsed::Header(47, Some((at("192.168.0.1:56324"), at("192.168.0.11:443")))));
         assert_eq!(encode(ProxyVersion::V1, at("192.168.0.1:56324"), at("192.168.0.11:443")), &line[..47]);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_2_header_has_the_bytes_of_the_specification() {
+    fn a_version_2_header_matches_the_specification() {
         let header = encode(ProxyVersion::V2, at("10.1.2.3:4660"), at("10.0.0.1:22136"));
         let expected =
             b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c\x0a\x01\x02\x03\x0a\x00\x00\x01\x12\x34\x56\x78";
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_in_both_versions_and_every_prefix_of_it_is_incomplete() {
+    fn headers_read_back_and_every_prefix_is_incomplete() {
         let pairs = [
             ("10.1.2.3:4", "10.0.0.1:5"),
             ("[2001:db8::1]:4", "[2001:db8::2]:65535"),
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_for_somebody_without_an_address_names_nobody() {
+    fn a_header_for_an_unknown_client_has_no_addresses() {
         assert_eq!(encode_unknown(ProxyVersion::V1), b"PROXY UNKNOWN\r\n");
         let v2 = encode_unknown(ProxyVersion::V2);
         assert_eq!(v2[12..], [0x21, 0, 0, 0]);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn local_and_unix_headers_name_nobody() {
+    fn local_and_unix_headers_have_no_addresses() {
         let mut local = SIGNATURE.to_vec();
         local.extend_from_slice(&[0x20, 0, 0, 0]);
         assert_eq!(parse(&local), Parsed::Header(16, None));
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn all_else_is_malformed() {
+    fn other_input_is_malformed() {
         for bytes in [
             &b"GET / HTTP/1.1\r\n"[..],
             b"PROXY TCP5 1.2.3.4 1.2.3.4 1 2\r\n",
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_read_without_a_panic() {
+    fn parsing_any_bytes_does_not_panic() {
         let mut state = 1_u64;
         for _ in 0..20_000 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -1,4 +1,4 @@
-//! Fuzz target: any bytes as ChannelData.
+//! Fuzz target: arbitrary bytes as ChannelData.
 
 use crate::prelude::*;
 use turn_types::channel::ChannelData as OracleChannelData;
@@ -13,7 +13,7 @@ fn channel_data() {
             assert!(narrow.is_none() || narrow == wide);
         });
         assert_eq!(counted.count_total, 0, "reading allocates nothing");
-        // The oracle takes the numbers that RFC 8656 reserves.
+        // The oracle also accepts the numbers that RFC 8656 reserves.
         let ours = ChannelData::parse(bytes).ok().map(|view| (view.number().get(), view.payload()));
         let theirs =
             OracleChannelData::parse(bytes).ok().filter(|view| view.id() <= ChannelNumber::MAX.get());

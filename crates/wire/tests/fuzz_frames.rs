@@ -1,4 +1,4 @@
-//! Fuzz target: any bytes as a stream, in any pieces.
+//! Fuzz target: arbitrary bytes as a stream, in arbitrary pieces.
 
 use crate::prelude::*;
 use turnpike_testkit::fuzz::{self, Input};
@@ -8,7 +8,7 @@ use turnpike_wire::{
     stun,
 };
 
-/// How the stream ended, and what came of it.
+/// Messages and end of a stream.
 #[derive(Debug, PartialEq, Eq)]
 struct Followed {
     messages: Vec<Vec<u8>>,
@@ -29,7 +29,7 @@ fn frames() {
     });
 }
 
-/// Each as long as chance has it, a few to some hundred bytes.
+/// Pieces of pseudo-random length, a few to some hundred bytes.
 fn pieces(mut stream: &[u8], step: u8) -> impl Iterator<Item = &[u8]> {
     let mut state = u32::from(step);
     std::iter::from_fn(move || {
@@ -49,12 +49,12 @@ fn follow<'s>(limit: usize, pieces: impl IntoIterator<Item = &'s [u8]>) -> Follo
         if let Err(error) = framer.feed(piece, limit, |message| messages.push(message.to_vec())) {
             return Followed { messages, end: Err(error), held: Vec::new() };
         }
-        assert!(framer.held().len() < limit, "what is held of a message is less than it may have");
+        assert!(framer.held().len() < limit, "held bytes stay below the message limit");
     }
     Followed { messages, end: Ok(()), held: framer.held().to_vec() }
 }
 
-/// The same by looking at the whole stream, and what each message must be.
+/// Frames the whole stream at once, and checks each message.
 fn walked(limit: usize, stream: &[u8]) -> Followed {
     let (mut messages, mut at) = (Vec::new(), 0);
     loop {
@@ -81,11 +81,11 @@ fn is_one(message: &[u8]) {
     } else if let Ok(data) = ChannelData::parse_within(ChannelRange::Rfc5766, message) {
         assert_eq!(data.payload().len() + ChannelData::HEADER_LEN, message.len());
     } else {
-        panic!("no ChannelData, nor a message");
+        panic!("neither ChannelData nor a STUN message");
     }
 }
 
-/// What UDP carries, one behind the other as on a stream.
+/// Captured UDP messages, concatenated and padded as on a stream.
 fn seeds() -> Vec<Vec<u8>> {
     let captured = ["stun", "channel_data"].into_iter().flat_map(fuzz::captured);
     let mut stream = vec![0, 7];

@@ -1,4 +1,4 @@
-//! Fuzz target: any bytes as an indication, once as they are and once behind a header that is right.
+//! Fuzz target: arbitrary bytes as an indication, once as they are and once after a valid header.
 
 use crate::prelude::*;
 use turnpike_wire::{address::canonical, stun::COOKIE};
@@ -20,7 +20,8 @@ fn indication() {
     });
 }
 
-/// Whatever is taken is a well-formed message, lies within it, and means the same to the oracle and when written anew.
+/// Accepted input must be a well-formed message, stay within its bounds, and mean the same to the oracle and
+/// after re-encoding.
 fn check(bytes: &[u8]) {
     for which in [Indication::Send, Indication::Data] {
         let counted = allocation_counter::measure(|| _ = indication::parse(which, bytes));
@@ -28,7 +29,7 @@ fn check(bytes: &[u8]) {
         let parsed = indication::parse(which, bytes);
         if indication::is(which, bytes)
             && let Ok(message) = View::new_checked(bytes)
-            // The oracle does not mind a value in an attribute that has none.
+            // The oracle accepts a non-empty DONT-FRAGMENT.
             && message.all(kind::DONT_FRAGMENT).all(<[u8]>::is_empty)
         {
             assert_eq!(our_view(which, bytes).ok(), oracles_view(which, bytes).ok());
@@ -59,7 +60,7 @@ fn seeds() -> Vec<Vec<u8>> {
         let peer = peer.parse().expect("an address");
         let length = indication::write_header(which, [9; 12], &peer, 5, &mut header);
         let message = [&header[..length], &[1, 2, 3, 4, 5, 0, 0, 0]].concat();
-        // As a whole, and without the header behind the byte that asks for a FINGERPRINT.
+        // Whole message, and its attributes after the byte that requests a FINGERPRINT.
         seeds.push([&[1][..], &message[20..], &[0, 0x1A, 0, 0]].concat());
         seeds.push(fingerprinted(&message));
         seeds.push(message);

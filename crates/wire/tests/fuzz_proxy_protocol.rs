@@ -1,5 +1,5 @@
-//! Fuzz target: any bytes as the beginning of a stream behind a proxy, once as they are and once behind what every header of version
-//! 2 begins with.
+//! Fuzz target: arbitrary bytes as the start of a proxied stream, once as they are and once after the
+//! signature of version 2.
 
 use crate::prelude::*;
 use turnpike_wire::proxy_protocol::{
@@ -22,7 +22,7 @@ fn check(bytes: &[u8]) {
         Parsed::Header(length, addresses) => {
             assert!(length <= bytes.len().min(MAX_HEADER));
             assert_eq!(is_begun(bytes), Some(true));
-            assert_eq!(parse(&bytes[..length]), whole, "what stands behind it is not looked at");
+            assert_eq!(parse(&bytes[..length]), whole, "bytes after the header are ignored");
             addresses.into_iter().for_each(are_written_as_read);
         }
         Parsed::Incomplete => {
@@ -34,14 +34,14 @@ fn check(bytes: &[u8]) {
     if is_begun(bytes) == Some(false) {
         assert_eq!(whole, Parsed::Malformed);
     }
-    // However it was cut on its way, it is the same header, and not before its last byte is there.
+    // Any prefix must be incomplete until the last byte of the same header arrives.
     let end = if let Parsed::Header(length, _) = whole { length } else { bytes.len() };
     let mut is_malformed = false;
     for end in (0..end).filter(|at| *at < 128 || at.is_multiple_of(61)) {
         match parse(&bytes[..end]) {
             Parsed::Incomplete => assert!(!is_malformed),
             Parsed::Malformed => is_malformed = true,
-            Parsed::Header(..) => panic!("a header of {end} bytes within one that is longer"),
+            Parsed::Header(..) => panic!("found a header of {end} bytes inside a longer one"),
         }
     }
     assert!(!is_malformed || whole == Parsed::Malformed);
@@ -71,7 +71,7 @@ fn seeds() -> Vec<Vec<u8>> {
     seeds.push(behind(
         &[&[0x21, 0x11, 0, 16, 10, 0, 0, 1, 10, 0, 0, 2, 0, 1, 0, 2], &[4, 0, 1, 0][..]].concat(),
     ));
-    // Without what every header begins with, for the second way in.
+    // Without the signature, for the second check.
     seeds.push(vec![0x21, 0x11, 0, 12, 10, 0, 0, 1, 10, 0, 0, 2, 0, 1, 0, 2]);
     seeds.push(b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\nGET / HTTP/1.1\r\n".to_vec());
     seeds

@@ -1,5 +1,5 @@
-//! Fuzz target: any bytes as a STUN message, once as they are and once with a header, a length and a FINGERPRINT that are right, so
-//! that what is fuzzed are the attributes.
+//! Fuzz target: arbitrary bytes as a STUN message, once as they are and once with a valid header, length and
+//! FINGERPRINT, so that the attributes are fuzzed.
 
 use crate::prelude::*;
 use turnpike_wire::{
@@ -26,7 +26,7 @@ fn check(bytes: &[u8], key: &Key) {
         let Ok(view) = View::new_checked(bytes) else { return };
         assert!(view.attributes().map(|attribute| 4 + attribute.value.len()).sum::<usize>() <= bytes.len());
         view.attributes().for_each(|attribute| values_are_read(&view, attribute.value));
-        // Nobody who does not know the key gets past it.
+        // Without the key, no message verifies.
         for mac in [Mac::Sha1, Mac::Sha256] {
             let result = view.verify(key, mac);
             assert!(result.is_err(), "a forged MAC");
@@ -44,7 +44,7 @@ fn check(bytes: &[u8], key: &Key) {
     means_the_same_written_anew(&view);
 }
 
-/// Whatever an attribute is for, its value is read as everything that has an inside: that is bounded, and lies within.
+/// Decodes every value as every structured type; results must be bounded and within the value.
 fn values_are_read(view: &View<'_>, value: &[u8]) {
     assert!(stun::unknown_attributes(value).count() <= value.len() / 2);
     assert!(stun::password_algorithms(value).count() <= value.len() / 4);
@@ -66,7 +66,7 @@ fn addresses_are_written_as_read(view: &View<'_>, value: &[u8]) {
     let mut writer = Writer::begin(&mut buffer, view.header());
     writer.xor_address(kind::XOR_PEER_ADDRESS, address);
     let again = View::new_checked(writer.finish(false)).expect("ours");
-    // The first byte is reserved, and what stands there is not kept.
+    // The reserved first byte is not kept.
     assert_eq!(again.get(kind::XOR_PEER_ADDRESS).map(|again| &again[1..]), Some(&value[1..]));
 }
 
@@ -82,9 +82,9 @@ fn means_the_same_written_anew(view: &View<'_>) {
     assert_eq!(parts(&again), parts(view));
 }
 
-/// What is signed verifies, until a byte of it is another.
+/// A signed message verifies until one of its bytes changes.
 fn signing(message: &[u8], key: &Key) {
-    // Behind a FINGERPRINT nothing may stand, and behind a MAC only what is stronger.
+    // Nothing may follow FINGERPRINT, and only a stronger MAC may follow a MAC.
     if has_fingerprint(message) != Ok(false) || mac_of(message).is_some() {
         return;
     }
@@ -98,7 +98,7 @@ fn signing(message: &[u8], key: &Key) {
             let mut altered = signed.clone();
             let at = 8 + usize::from(message[HEADER_LEN - 1]) % (message.len() - 8);
             altered[at] ^= 1;
-            // The FINGERPRINT in front of all that would refuse it as well.
+            // Remove FINGERPRINT, which would fail first.
             altered.truncate(altered.len() - 8);
             let length = u16::try_from(altered.len() - HEADER_LEN).expect("short").to_be_bytes();
             altered[2..4].copy_from_slice(&length);
@@ -107,7 +107,7 @@ fn signing(message: &[u8], key: &Key) {
     }
 }
 
-/// The bytes with a header that is right. `None` where there are too few, or too many.
+/// Input with a valid header. `None` if it is too short or too long.
 fn repaired(bytes: &[u8]) -> Option<Vec<u8>> {
     let (header, attributes) = bytes.split_first_chunk::<HEADER_LEN>()?;
     let attributes = &attributes[..attributes.len() & !3];

@@ -1,5 +1,5 @@
-//! The codec, its oracle and its fuzzing: one module per behaviour, in one program, which is linked once. A test that needs a
-//! process to itself starts one (`turnpike_testkit::alone`).
+//! Codec, oracle and fuzz tests: one module per behaviour, linked into one program. A test that needs its own
+//! process starts one (`turnpike_testkit::alone`).
 #![forbid(unsafe_code)]
 #![cfg(test)]
 

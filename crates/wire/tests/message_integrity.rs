@@ -1,4 +1,4 @@
-//! Message integrity against `stun_types`, and the corners where RFC 8489 sections 14.5 to 14.7 are easily got wrong.
+//! Message integrity compared with `stun_types`, and corner cases of RFC 8489 sections 14.5 to 14.7.
 
 use crate::prelude::*;
 use proptest::prelude::*;
@@ -21,7 +21,7 @@ fn short_term(password: &str) -> MessageIntegrityCredentials {
     ShortTermCredentials::new(password.to_owned()).into()
 }
 
-/// A Binding request with USERNAME and as many odd bytes of SOFTWARE as asked for.
+/// Binding request with USERNAME and `software` bytes of SOFTWARE.
 fn request(software: usize) -> Vec<u8> {
     let mut writer = Message::builder_request(BINDING, MessageWriteVec::new());
     writer.add_attribute(&Username::new("user").unwrap()).unwrap();
@@ -39,7 +39,7 @@ fn set_length(message: &mut [u8]) {
     message[2..4].copy_from_slice(&length.to_be_bytes());
 }
 
-/// Appends MESSAGE-INTEGRITY-SHA256 cut to `length` bytes, computed by the oracle.
+/// Appends MESSAGE-INTEGRITY-SHA256 truncated to `length` bytes, computed by the oracle.
 fn sign_truncated(message: &mut Vec<u8>, length: usize) {
     let end = message.len();
     message.extend_from_slice(&[0; 4]);
@@ -57,7 +57,7 @@ fn both_macs_and_a_fingerprint_in_one_message() {
     assert_eq!(mac_of(&message), Some(Mac::Sha1));
     message = signed(&message, &key(), Mac::Sha256);
     message = fingerprinted(&message);
-    assert_eq!(mac_of(&message), Some(Mac::Sha256), "with both, SHA-256 counts");
+    assert_eq!(mac_of(&message), Some(Mac::Sha256), "SHA-256 takes precedence");
     assert_eq!(verify(&message, &key(), Mac::Sha1), Ok(()));
     assert_eq!(verify(&message, &key(), Mac::Sha256), Ok(()));
     assert_eq!(has_fingerprint(&message), Ok(true));
@@ -67,7 +67,7 @@ fn both_macs_and_a_fingerprint_in_one_message() {
 }
 
 #[test]
-fn the_oracles_both_macs_and_fingerprint_verify() {
+fn both_macs_and_fingerprint_of_the_oracle_verify() {
     let mut writer = Message::builder_request(BINDING, MessageWriteVec::new());
     writer.add_attribute(&Software::new("oracle").unwrap()).unwrap();
     writer.add_message_integrity(&short_term(PASSWORD), IntegrityAlgorithm::Sha1).unwrap();
@@ -79,7 +79,7 @@ fn the_oracles_both_macs_and_fingerprint_verify() {
     assert_eq!(has_fingerprint(&message), Ok(true));
 }
 
-/// RFC 8489 section 14.6 leaves truncation to the STUN usage, and that of TURN knows none.
+/// RFC 8489 section 14.6 leaves truncation to the STUN usage, and TURN does not allow it.
 #[test]
 fn sha256_is_never_truncated() {
     for length in 0..=40 {
@@ -107,14 +107,14 @@ fn sha1_is_never_truncated() {
 
 /// RFC 8489 section 14.5.
 #[test]
-fn attributes_after_message_integrity_are_neither_covered_nor_seen() {
+fn attributes_after_message_integrity_are_not_covered_or_visible() {
     for (mac, kind) in [(Mac::Sha1, MessageIntegrity::TYPE), (Mac::Sha256, MessageIntegritySha256::TYPE)] {
         let empty = Message::builder_request(BINDING, MessageWriteVec::new()).finish();
         let mut message = signed(&empty, &key(), mac);
         append(&mut message, &Username::new("mallory").unwrap().to_raw());
         let view = View::new_checked(&message).unwrap();
         assert_eq!((view.mac(), view.attributes().count()), (Some(mac), 0));
-        assert_eq!(view.verify(&key(), mac), Ok(()), "appending breaks no MAC");
+        assert_eq!(view.verify(&key(), mac), Ok(()), "appending does not break the MAC");
 
         let oracle = Message::from_bytes(&message).unwrap();
         assert!(oracle.attribute::<Username>().is_err());
@@ -125,7 +125,7 @@ fn attributes_after_message_integrity_are_neither_covered_nor_seen() {
 }
 
 #[test]
-fn message_integrity_after_its_successor_or_a_fingerprint_does_not_count() {
+fn message_integrity_after_sha256_or_fingerprint_is_ignored() {
     let after_sha256 = signed(&signed(&request(0), &key(), Mac::Sha256), &key(), Mac::Sha1);
     assert_eq!(mac_of(&after_sha256), Some(Mac::Sha256));
     assert_eq!(verify(&after_sha256, &key(), Mac::Sha1), Err(IntegrityError::Missing));
@@ -137,11 +137,11 @@ fn message_integrity_after_its_successor_or_a_fingerprint_does_not_count() {
     for mac in [Mac::Sha1, Mac::Sha256] {
         assert_eq!(verify(&after_fingerprint, &key(), mac), Err(IntegrityError::Malformed));
     }
-    assert_eq!(has_fingerprint(&after_fingerprint), Err(Invalid::Attribute), "not the last");
+    assert_eq!(has_fingerprint(&after_fingerprint), Err(Invalid::Attribute), "FINGERPRINT must be last");
 }
 
 #[test]
-fn of_two_macs_alike_the_first_counts() {
+fn the_first_of_two_equal_macs_counts() {
     let mallory = Key::from_bytes(b"mallory");
     for mac in [Mac::Sha1, Mac::Sha256] {
         let message = signed(&signed(&request(0), &key(), mac), &mallory, mac);
@@ -150,10 +150,9 @@ fn of_two_macs_alike_the_first_counts() {
     }
 }
 
-/// An attacker on the path cannot make a message that offers SHA-256 pass on the strength of SHA-1 by spoiling the
-/// stronger one: it still carries SHA-256.
+/// An attacker cannot downgrade a message from SHA-256 to SHA-1 by corrupting the SHA-256 attribute.
 #[test]
-fn a_spoiled_sha256_is_no_missing_sha256() {
+fn a_corrupted_sha256_does_not_count_as_missing() {
     let mut message = signed(&request(0), &key(), Mac::Sha1);
     append(&mut message, &RawAttribute::new(MessageIntegritySha256::TYPE, &[]));
     assert_eq!(mac_of(&message), Some(Mac::Sha256));
@@ -161,7 +160,7 @@ fn a_spoiled_sha256_is_no_missing_sha256() {
 }
 
 #[test]
-fn an_unsigned_message_misses_its_mac() {
+fn an_unsigned_message_lacks_a_mac() {
     let message = request(3);
     assert_eq!(mac_of(&message), None);
     assert_eq!(has_fingerprint(&message), Ok(false));
@@ -182,28 +181,24 @@ fn a_fingerprint_of_the_wrong_size_is_malformed() {
 }
 
 #[test]
-fn keys_are_compared_by_value_and_not_printed() {
+fn keys_compare_by_value_and_are_never_printed() {
     let key = Key::long_term(KeyAlgorithm::Md5, "user", "realm", b"secret");
     assert_eq!(key, Key::long_term(KeyAlgorithm::Md5, "user", "realm", b"secret"));
     assert_eq!(key, key.clone());
     assert_ne!(key, Key::long_term(KeyAlgorithm::Sha256, "user", "realm", b"secret"));
     assert_ne!(key, Key::long_term(KeyAlgorithm::Md5, "user", "realm", b"Secret"));
     assert_ne!(Key::from_bytes(b"abc"), Key::from_bytes(b"ab"));
-    // The example of RFC 5389 section 15.4.
+    // Example of RFC 5389 section 15.4.
     let known = Key::long_term(KeyAlgorithm::Md5, "user", "realm", b"pass");
     let bytes =
         [0x84, 0x93, 0xFB, 0xC5, 0x3B, 0xA5, 0x82, 0xFB, 0x4C, 0x04, 0x4C, 0x45, 0x6B, 0xDC, 0x40, 0xEB];
-    assert_eq!(
-        known,
-        Key::from_bytes(&bytes),
-        "RFC 8489 section 9.2.2 and RFC 5389 section 15.4 print this one"
-    );
+    assert_eq!(known, Key::from_bytes(&bytes), "the key in RFC 8489 section 9.2.2 and RFC 5389 section 15.4");
     assert_eq!(format!("{known:?}"), "Key(..)");
 }
 
 proptest! {
     #[test]
-    fn what_we_sign_the_oracle_verifies(
+    fn the_oracle_verifies_our_signatures(
         user in "[a-z]{1,20}",
         realm in "[a-z.]{1,20}",
         password in "\\PC{0,40}",
@@ -228,7 +223,7 @@ proptest! {
     }
 
     #[test]
-    fn what_the_oracle_signs_we_verify(
+    fn we_verify_the_oracles_signatures(
         user in "[a-z]{1,20}",
         realm in "[a-z.]{1,20}",
         password in "\\PC{0,80}",
@@ -261,9 +256,9 @@ proptest! {
         }
     }
 
-    /// The length field alone may differ: it is not covered as it stands, but then the message is malformed.
+    /// The length field is not covered as sent, but a wrong one makes the message malformed.
     #[test]
-    fn no_bit_of_a_signed_message_can_be_changed(
+    fn changing_any_bit_of_a_signed_message_is_detected(
         software in 0_usize..20,
         at in any::<prop::sample::Index>(),
         bit in 0_u8..8,
@@ -277,7 +272,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cut_message_is_never_authentic(software in 0_usize..20) {
+    fn a_truncated_message_is_never_authentic(software in 0_usize..20) {
         let message = signed(&signed(&request(software), &key(), Mac::Sha1), &key(), Mac::Sha256);
         let message = fingerprinted(&message);
         for length in 0..message.len() {
@@ -289,9 +284,9 @@ proptest! {
         }
     }
 
-    /// With the length field put right, a cut message is one that was signed with less, or not at all.
+    /// With a corrected length field, a truncated message keeps only the signatures it still contains.
     #[test]
-    fn a_message_cut_at_an_attribute_keeps_only_what_is_left(software in 0_usize..20) {
+    fn a_message_cut_at_an_attribute_keeps_only_the_rest_valid(software in 0_usize..20) {
         let unsigned = request(software).len();
         let message = signed(&signed(&request(software), &key(), Mac::Sha1), &key(), Mac::Sha256);
         for length in (20..message.len()).step_by(4) {

@@ -1,4 +1,4 @@
-//! The data path does not allocate: not for a good packet, not for a bad one.
+//! Checks that the data path does not allocate, for valid and invalid packets.
 
 use crate::prelude::*;
 use std::hint::black_box;
@@ -70,7 +70,7 @@ fn indications_are_written_without_allocation() {
     assert_eq!(counted, 0);
 }
 
-/// An unauthenticated flood of signed requests costs two hashes each, and no memory.
+/// An unauthenticated flood of signed requests costs two hashes each and no memory.
 #[test]
 fn messages_are_verified_without_allocation() {
     let key = Key::long_term(KeyAlgorithm::Sha256, "user", "realm", b"password");

@@ -1,5 +1,5 @@
-//! Properties of the data path's parsers and writers against `stun_types` and `turn_types`: what we write, they and
-//! we read alike; what they write, we read; and of messages that neither wrote, both understand the same.
+//! Property tests of the data path's parsers and writers against `stun_types` and `turn_types`, in both
+//! directions and on arbitrary messages.
 
 use crate::prelude::*;
 use std::net::IpAddr;
@@ -46,7 +46,7 @@ fn ours(which: Indication, transaction: [u8; 12], peer: SocketAddr, payload: &[u
     [&header[..header_len], payload, &[0; 3][..usize::from(frame::padding(payload.len()))]].concat()
 }
 
-/// An attribute of a message that nobody in their right mind would send.
+/// Attribute of a generated message.
 #[derive(Clone, Debug)]
 enum Part {
     Peer(SocketAddr),
@@ -83,7 +83,7 @@ fn assemble(which: Indication, transaction: TransactionId, parts: &[Part], finge
             Part::DontFragment => (0x001A, &[][..]),
             Part::Raw(kind, value) => (*kind, value.as_slice()),
         };
-        // By hand: the oracle's writer refuses attributes after MESSAGE-INTEGRITY.
+        // Built by hand, because the oracle's writer refuses attributes after MESSAGE-INTEGRITY.
         bytes.extend_from_slice(&RawAttribute::new(kind.into(), value).to_bytes());
     }
     let length = u16::try_from(bytes.len() - 20).unwrap();
@@ -91,13 +91,13 @@ fn assemble(which: Indication, transaction: TransactionId, parts: &[Part], finge
     if fingerprint { fingerprinted(&bytes) } else { bytes }
 }
 
-/// What an indication means according to the oracle and RFC 8489 section 6.3.2.
+/// Meaning of an indication according to the oracle and RFC 8489 section 6.3.2.
 pub(crate) fn oracles_view(
     which: Indication,
     bytes: &[u8],
 ) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
     let message = Message::from_bytes(bytes).map_err(|_| IndicationError::Malformed)?;
-    // What RFC 8489, RFC 8656 and RFC 6062 have; most of it means nothing in an indication.
+    // Types in RFC 8489, RFC 8656 and RFC 6062; most have no meaning in an indication.
     let known = [
         0x0001, 0x0006, 0x0008, 0x0009, 0x000A, 0x000C, 0x000D, 0x0012, 0x0013, 0x0014, 0x0015, 0x0016,
         0x0017, 0x0018, 0x0019, 0x001A, 0x001C, 0x001D, 0x001E, 0x0020, 0x0022, 0x002A,
@@ -114,7 +114,7 @@ pub(crate) fn oracles_view(
     Ok((as_told(which, peer.addr(message.transaction_id())), data.data().to_vec(), dont_fragment))
 }
 
-/// A server goes by the family that a Send indication says.
+/// A server keeps the encoded family of a Send indication.
 fn as_told(which: Indication, peer: SocketAddr) -> SocketAddr {
     if which == Indication::Data { canonical(peer) } else { peer }
 }
@@ -127,9 +127,9 @@ pub(crate) fn our_view(
     Ok((peer, data.to_vec(), dont_fragment))
 }
 
-/// One way in which the two differ: the oracle reads as attributes whatever follows the message in its datagram.
+/// A difference: the oracle reads bytes after the message as attributes.
 #[test]
-fn the_oracle_reads_beyond_the_length_field_and_we_do_not() {
+fn only_the_oracle_reads_beyond_the_length_field() {
     let transaction = transaction_id([7; 12]);
     let mut bytes =
         Message::builder(message_type(Indication::Send), transaction, MessageWriteVec::new()).finish();
@@ -142,8 +142,8 @@ fn the_oracle_reads_beyond_the_length_field_and_we_do_not() {
     assert_eq!(indication::parse(Indication::Send, &bytes), Err(IndicationError::Malformed));
 }
 
-/// The figure of RFC 8656 section 18.13 draws them 7 and 9 bits wide, its text names no width, and ICMP has a byte for
-/// each. Whoever reads the figure to the letter sees another type and code in these bytes.
+/// The figure in RFC 8656 section 18.13 shows 7 and 9 bits, the text gives no widths, and ICMP has a byte for
+/// each. Implementations that follow the figure read a different type and code.
 #[test]
 fn icmp_type_and_code_are_a_byte_each() {
     let raw = Icmp::new(3, 4, 1400).to_raw().to_bytes();
@@ -155,7 +155,7 @@ fn icmp_type_and_code_are_a_byte_each() {
 
 proptest! {
     #[test]
-    fn an_indication_of_ours_means_the_same_to_both(
+    fn our_indications_mean_the_same_to_the_oracle(
         which in any_indication(),
         transaction in any::<[u8; 12]>(),
         peer in any_peer(),
@@ -173,7 +173,7 @@ proptest! {
     }
 
     #[test]
-    fn an_indication_of_the_oracle_means_the_same_to_us(
+    fn the_oracles_indications_mean_the_same_to_us(
         which in any_indication(),
         transaction in any::<[u8; 12]>(),
         peer in any_peer(),
@@ -202,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn any_mixture_of_attributes_means_the_same_to_both(
+    fn any_mix_of_attributes_means_the_same_to_both(
         which in any_indication(),
         transaction in any::<[u8; 12]>(),
         parts in proptest::collection::vec(any_part(), 0..8),
@@ -213,7 +213,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cut_indication_gives_nothing(
+    fn a_truncated_indication_yields_nothing(
         which in any_indication(),
         transaction in any::<[u8; 12]>(),
         peer in any_peer(),
@@ -226,9 +226,9 @@ proptest! {
         }
     }
 
-    /// A message with one byte changed may mean something else, but never more data than there is.
+    /// A message with a changed byte may mean something else, but never contains more data than the datagram.
     #[test]
-    fn a_damaged_indication_gives_no_more_than_there_is(
+    fn a_damaged_indication_yields_no_data_beyond_its_end(
         which in any_indication(),
         transaction in any::<[u8; 12]>(),
         peer in any_peer(),
@@ -248,7 +248,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_are_only_ever_refused_or_read(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_are_refused_or_parsed(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         for which in [Indication::Send, Indication::Data] {
             let _ = indication::parse(which, &bytes);
         }
@@ -261,7 +261,7 @@ proptest! {
     }
 
     #[test]
-    fn channel_data_of_ours_means_the_same_to_both(number in 0x4000_u16..=0x4FFF, payload in any_payload()) {
+    fn our_channel_data_means_the_same_to_the_oracle(number in 0x4000_u16..=0x4FFF, payload in any_payload()) {
         let number = ChannelNumber::new(number).unwrap();
         let length = u16::try_from(payload.len()).unwrap();
         let bytes = [&ChannelData::header(number, length)[..], &payload].concat();
@@ -273,7 +273,7 @@ proptest! {
     }
 
     #[test]
-    fn channel_data_of_the_oracle_means_the_same_to_us(
+    fn the_oracles_channel_data_means_the_same_to_us(
         number in 0x4000_u16..=0x4FFF,
         payload in any_payload(),
         padding in 0_usize..4,
@@ -288,9 +288,9 @@ proptest! {
         prop_assert_eq!((view.number().get(), view.payload()), (number, payload.as_slice()));
     }
 
-    /// `turn_types` takes 0x5000 to 0xFFFE too, the numbers that RFC 5766 had and RFC 8656 reserves.
+    /// `turn_types` also accepts 0x5000 to 0xFFFE, which RFC 5766 allowed in part and RFC 8656 reserves.
     #[test]
-    fn of_arbitrary_bytes_both_see_the_same_channel_data(
+    fn both_read_the_same_channel_data_in_arbitrary_bytes(
         mut bytes in proptest::collection::vec(any::<u8>(), 0..40),
         number in prop_oneof![0x3FF0_u16..0x5010, any::<u16>()],
         length in 0_u16..48,

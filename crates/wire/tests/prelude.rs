@@ -1,4 +1,4 @@
-//! Names that most modules of this suite use.
+//! Common imports of this suite.
 
 pub(crate) use crate::support::{fingerprinted, has_fingerprint, mac_of, signed, verify};
 pub(crate) use std::net::SocketAddr;

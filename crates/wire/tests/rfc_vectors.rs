@@ -1,4 +1,4 @@
-//! The test vectors of RFC 5769 and of RFC 8489 appendix B, verified, and written again from their attributes.
+//! Test vectors of RFC 5769 and RFC 8489 appendix B, verified, and re-encoded from their attributes.
 
 use crate::prelude::*;
 use stun_types::attribute::Userhash;
@@ -6,7 +6,7 @@ use turnpike_wire::integrity;
 
 /// RFC 5769 sections 2.1 to 2.3.
 const SHORT_TERM_PASSWORD: &[u8] = b"VOkJxbRl1RmTxUk/WvJxBt";
-/// RFC 5769 section 2.4 and RFC 8489 appendix B.1; the password after SASLprep and OpaqueString.
+/// RFC 5769 section 2.4 and RFC 8489 appendix B.1; password after SASLprep and OpaqueString.
 const USERNAME: &str = "\u{30DE}\u{30C8}\u{30EA}\u{30C3}\u{30AF}\u{30B9}";
 const REALM: &str = "example.org";
 const PASSWORD: &[u8] = b"TheMatrIX";
@@ -45,8 +45,8 @@ const LONG_TERM_REQUEST: &str = "
     00 14 00 0b  65 78 61 6d 70 6c 65 2e 6f 72 67 00
     00 08 00 14  f6 70 24 65 6d d6 4a 3e 02 b8 e0 71 2e 85 c9 a2 8c a8 96 66";
 
-/// RFC 8489 appendix B.1 as corrected by erratum 6268: the printed one lacks PASSWORD-ALGORITHM, and its length field
-/// does not fit it.
+/// RFC 8489 appendix B.1 as corrected by erratum 6268: the printed one lacks PASSWORD-ALGORITHM and has a
+/// wrong length field.
 const SHA256_REQUEST: &str = "
     00 01 00 90  21 12 a4 42  78 ad 34 33 c6 ad 72 c0 29 da 41 2e
     00 1e 00 20  4a 3c f3 8f ef 69 92 bd a9 52 c6 78 04 17 da 0f 24 81 94 15 56 9e 60 b2 05 c4 6e 41 40 7f 17 04
@@ -56,7 +56,6 @@ const SHA256_REQUEST: &str = "
     00 1d 00 04  00 02 00 00
     00 1c 00 20  b5 c7 bf 00 5b 6c 52 a2 1c 51 c5 e8 92 f8 19 24 13 62 96 cb 92 7c 43 14 93 09 27 8c c6 51 8e 65";
 
-/// All of them.
 pub(crate) fn messages() -> Vec<Vec<u8>> {
     [REQUEST, IPV4_RESPONSE, IPV6_RESPONSE, LONG_TERM_REQUEST, SHA256_REQUEST].map(hex).to_vec()
 }
@@ -65,14 +64,14 @@ fn hex(text: &str) -> Vec<u8> {
     text.split_whitespace().map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect()
 }
 
-/// Takes the integrity attribute and the FINGERPRINT off a vector and lets us write them again.
+/// Removes the integrity attribute and FINGERPRINT from a vector and writes them again.
 fn rewritten(vector: &[u8], tail: usize, key: &Key, mac: Mac, fingerprint: bool) -> Vec<u8> {
     let message = signed(&vector[..vector.len() - tail], key, mac);
     if fingerprint { fingerprinted(&message) } else { message }
 }
 
 #[test]
-fn rfc5769_short_term_vectors_verify_and_are_written_alike() {
+fn rfc5769_short_term_vectors_verify_and_re_encode() {
     let key = Key::from_bytes(SHORT_TERM_PASSWORD);
     for vector in [REQUEST, IPV4_RESPONSE, IPV6_RESPONSE].map(hex) {
         assert_eq!(mac_of(&vector), Some(Mac::Sha1));
@@ -87,7 +86,7 @@ fn rfc5769_short_term_vectors_verify_and_are_written_alike() {
 }
 
 #[test]
-fn rfc5769_responses_carry_the_addresses_of_the_text() {
+fn rfc5769_responses_have_the_documented_addresses() {
     for (vector, address) in
         [(IPV4_RESPONSE, "192.0.2.1:32853"), (IPV6_RESPONSE, "[2001:db8:1234:5678:11:2233:4455:6677]:32853")]
     {
@@ -100,7 +99,7 @@ fn rfc5769_responses_carry_the_addresses_of_the_text() {
 }
 
 #[test]
-fn rfc5769_long_term_vector_verifies_and_is_written_alike() {
+fn rfc5769_long_term_vector_verifies_and_re_encodes() {
     let vector = hex(LONG_TERM_REQUEST);
     let key = Key::long_term(KeyAlgorithm::Md5, USERNAME, REALM, PASSWORD);
     assert_eq!(mac_of(&vector), Some(Mac::Sha1));
@@ -114,7 +113,7 @@ fn rfc5769_long_term_vector_verifies_and_is_written_alike() {
 }
 
 #[test]
-fn rfc8489_b1_verifies_and_is_written_alike() {
+fn rfc8489_b1_verifies_and_re_encodes() {
     let vector = hex(SHA256_REQUEST);
     let key = Key::long_term(KeyAlgorithm::Sha256, USERNAME, REALM, PASSWORD);
     assert_eq!(mac_of(&vector), Some(Mac::Sha256));
@@ -143,13 +142,13 @@ fn rfc8489_b1_names_the_algorithm_of_its_key() {
     let named: Vec<_> = stun::password_algorithms(algorithm).map(KeyAlgorithm::numbered).collect();
     assert_eq!(named, [Some(KeyAlgorithm::Sha256)]);
     assert_eq!(view.text(kind::REALM), Some(REALM));
-    // The nonce cookie "obMatJos2" and 24 bits of security features (RFC 8489 section 9.2).
+    // Nonce cookie "obMatJos2" and 24 bits of security features (RFC 8489 section 9.2).
     let nonce = view.text(kind::NONCE).unwrap();
     assert_eq!(nonce, "obMatJos2AAACf//499k954d6OL34oL9FSTvy64sA");
     assert_eq!(stun::security_features(nonce.as_bytes()), 0);
 }
 
-/// Not in any RFC's vectors, but allowed by RFC 8489 section 9.2.4: SHA-256 over a message, under an MD5 key.
+/// Allowed by RFC 8489 section 9.2.4 but missing from the RFC vectors: SHA-256 with an MD5 key.
 #[test]
 fn an_md5_key_may_sign_with_sha256() {
     let key = Key::long_term(KeyAlgorithm::Md5, USERNAME, REALM, PASSWORD);

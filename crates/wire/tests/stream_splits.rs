@@ -1,4 +1,4 @@
-//! However a stream is cut, the same messages come out of it: RFC 8489 section 6.2.2 has no idea of packets, and neither has TCP.
+//! Message framing is independent of segment boundaries (RFC 8489 section 6.2.2).
 
 use proptest::prelude::*;
 use turnpike_wire::frame::{Frame, FrameError, Framer, MAX_MESSAGE_LEN, first};
@@ -35,7 +35,7 @@ fn fed<'a>(chunks: impl Iterator<Item = &'a [u8]>) -> Result<Vec<Vec<u8>>, Frame
     Ok(seen)
 }
 
-/// As the relay does it: received bytes lie behind a gap, into which the held ones are put when they are worth it.
+/// Receives like the relay: into a buffer with a gap in front for the held bytes.
 fn received<'a>(chunks: impl Iterator<Item = &'a [u8]>) -> Result<Vec<Vec<u8>>, FrameError> {
     let (mut framer, mut seen) = (Framer::new(), Vec::new());
     for chunk in chunks {
@@ -59,7 +59,7 @@ fn received<'a>(chunks: impl Iterator<Item = &'a [u8]>) -> Result<Vec<Vec<u8>>, 
 }
 
 #[test]
-fn every_single_split_point_yields_the_same_messages() {
+fn every_split_point_yields_the_same_messages() {
     let request =
         [&[0, 1, 0, 8, 0x21, 0x12, 0xA4, 0x42][..], &[9; 12], &[0x80, 0x22, 0, 4, 1, 2, 3, 4]].concat();
     let data = |len: u8| [&[0x40, 0, 0, len][..], &vec![len; usize::from(len)]].concat();
@@ -90,11 +90,11 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_followed_or_refused_alike_however_they_are_cut(
+    fn any_pieces_of_any_bytes_give_the_same_result(
         bytes in prop::collection::vec(any::<u8>(), 0..200),
         size in 1..50_usize,
     ) {
-        // Which error it is may depend on what has arrived; whether there is one, and what came before it, may not.
+        // The kind of error may depend on the pieces; its occurrence and the messages before it may not.
         let whole = fed(std::iter::once(&bytes[..]));
         let cut = fed(bytes.chunks(size));
         prop_assert_eq!(whole.is_err(), cut.is_err());

@@ -1,5 +1,5 @@
-//! The codec against `stun_types`: any bytes are read without a panic, what we write is read back, and where both read a message they
-//! read the same.
+//! STUN codec compared with `stun_types`: arbitrary bytes never panic, written messages read back, and both
+//! agree on messages that both accept.
 
 use crate::prelude::*;
 use std::net::IpAddr;
@@ -25,11 +25,11 @@ use turnpike_wire::{
 
 const PASSWORD: &str = "correct horse";
 
-/// Of any kind that a writer knows.
+/// Attribute of any kind the writer supports.
 #[derive(Clone, Debug)]
 enum Part {
     Raw(u16, Vec<u8>),
-    /// With this in place of the zeros behind it.
+    /// Uses this byte instead of zero padding.
     Padded(u16, Vec<u8>, u8),
     Number(u16, u32),
     Xor(u16, SocketAddr),
@@ -58,7 +58,7 @@ impl Part {
         };
     }
 
-    /// Whether this is what stands in an attribute.
+    /// Returns true if an attribute has this content.
     fn is(&self, attribute: stun::Attribute<'_>, header: Header) -> bool {
         let stun::Attribute { kind: found, value, .. } = attribute;
         match self {
@@ -85,10 +85,10 @@ impl Part {
     }
 }
 
-/// What ends what counts.
+/// Attributes that end the visible part of a message.
 const ENDS: [u16; 3] = [kind::MESSAGE_INTEGRITY, kind::MESSAGE_INTEGRITY_SHA256, kind::FINGERPRINT];
 
-/// Any but those: mostly one that somebody knows, and else one that must or need not be comprehended.
+/// Any other type, mostly known ones, both comprehension-required and optional.
 fn any_kind() -> impl Strategy<Value = u16> {
     prop_oneof![0_u16..0x30, 0x8000_u16..0x8034, any::<u16>()]
         .prop_filter("it ends the message", |kind| !ENDS.contains(kind))
@@ -167,7 +167,7 @@ fn oracle_id(transaction: [u8; 12]) -> TransactionId {
     u128::from_be_bytes(wide).into()
 }
 
-/// Whether both understand the same.
+/// Checks that both read the same message.
 fn agree(view: &View<'_>, oracle: &Message<'_>) {
     assert_eq!(oracle_class(view.header().class), oracle.class());
     assert_eq!(view.header().method, oracle.method().value());
@@ -187,15 +187,15 @@ fn agree(view: &View<'_>, oracle: &Message<'_>) {
     );
     let theirs = oracle.attribute::<Realm>().ok();
     assert_eq!(view.text(kind::REALM), theirs.as_ref().map(Realm::realm));
-    // Whose reason must be UTF-8.
+    // The oracle requires UTF-8.
     if let Ok(theirs) = oracle.attribute::<OracleErrorCode>() {
         let theirs = ErrorCode { code: theirs.code(), reason: theirs.reason().as_bytes() };
         assert_eq!(view.error(), Some(theirs));
     }
 }
 
-/// Whether both understand the same of any bytes. There are two that only the oracle takes: a message with something behind it, and
-/// one with attributes that cannot be behind what ends it.
+/// Checks that both agree on arbitrary bytes. Only the oracle accepts messages with trailing bytes, and
+/// invalid attributes after the visible part.
 pub(crate) fn agree_on(bytes: &[u8]) {
     match (View::new_checked(bytes), Message::from_bytes(bytes)) {
         (Ok(view), Ok(oracle)) => agree(&view, &oracle),
@@ -211,7 +211,7 @@ pub(crate) fn agree_on(bytes: &[u8]) {
 }
 
 #[test]
-fn class_and_method_are_interleaved_as_the_oracle_has_them() {
+fn class_and_method_are_interleaved_like_the_oracles() {
     for message_type in 0..0x4000_u16 {
         let header = Header::of_type(message_type, [0; 12]);
         assert_eq!(header.message_type(), message_type);
@@ -221,7 +221,7 @@ fn class_and_method_are_interleaved_as_the_oracle_has_them() {
 }
 
 #[test]
-fn each_way_to_be_no_message_has_its_name() {
+fn each_kind_of_invalid_message_has_its_error() {
     let good = written(
         Header { class: Class::Request, method: stun::method::BINDING, transaction: [7; 12] },
         &[Part::Raw(kind::SOFTWARE, b"four".to_vec())],
@@ -249,7 +249,7 @@ fn each_way_to_be_no_message_has_its_name() {
     assert_eq!(told(&|bytes| bytes[4] ^= 1), Some(Invalid::Cookie));
     assert_eq!(told(&|bytes| bytes[HEADER_LEN + 3] = 200), Some(Invalid::Attribute));
     assert_eq!(told(&|bytes| bytes[HEADER_LEN + 4] ^= 1), Some(Invalid::Fingerprint));
-    // Behind it nothing may stand.
+    // Nothing may follow FINGERPRINT.
     let behind = |bytes: &mut Vec<u8>| {
         bytes[3] += 4;
         bytes.extend([0x80, 0x22, 0, 0]);
@@ -258,7 +258,7 @@ fn each_way_to_be_no_message_has_its_name() {
 }
 
 #[test]
-fn what_must_be_comprehended_and_is_not_is_told_and_what_stands_behind_the_mac_is_not() {
+fn unknown_required_attributes_are_listed_up_to_the_mac() {
     let header = Header { class: Class::Request, method: stun::method::ALLOCATE, transaction: [1; 12] };
     let raw = |kind| Part::Raw(kind, vec![1, 2, 3]);
     let parts = [raw(0x7FFF), raw(kind::USERNAME), raw(0x8000), raw(0x0002), raw(0x7FFF)];
@@ -274,7 +274,7 @@ fn what_must_be_comprehended_and_is_not_is_told_and_what_stands_behind_the_mac_i
 }
 
 #[test]
-fn text_is_utf8_and_as_long_as_the_rfc_allows() {
+fn text_is_limited_to_utf8_and_the_rfc_length() {
     let header = Header { class: Class::Error, method: stun::method::ALLOCATE, transaction: [1; 12] };
     let realm = |value: &[u8]| {
         let mut buffer = Vec::new();
@@ -286,7 +286,7 @@ fn text_is_utf8_and_as_long_as_the_rfc_allows() {
 }
 
 #[test]
-fn a_message_ends_before_its_length_field_does() {
+fn attributes_stop_before_the_length_field_overflows() {
     let header = Header { class: Class::Success, method: stun::method::BINDING, transaction: [1; 12] };
     let mut buffer = Vec::new();
     let mut writer = Writer::begin(&mut buffer, header);
@@ -302,12 +302,12 @@ fn a_message_ends_before_its_length_field_does() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_without_a_panic_and_as_the_oracle_reads_them(
+    fn any_bytes_are_read_as_the_oracle_reads_them(
         mut bytes in prop::collection::vec(any::<u8>(), 0..200),
         is_headed in any::<bool>(),
         lengths in prop::collection::vec(0_u8..40, 0..8),
     ) {
-        // Mostly such bytes end at the cookie, or at the first length.
+        // Most random input would fail at the cookie or the first length.
         if is_headed && bytes.len() >= HEADER_LEN {
             bytes.truncate(bytes.len() / 4 * 4);
             bytes[0] &= 0x3F;
@@ -332,7 +332,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_written_is_read_back_by_us_and_by_the_oracle(
+    fn written_messages_read_back_here_and_in_the_oracle(
         header in any_header(),
         parts in prop::collection::vec(any_part(), 0..12),
         macs in any_macs(),
@@ -356,7 +356,7 @@ proptest! {
         }
     }
 
-    /// Each attribute that both know, byte for byte, and with it what ends the message.
+    /// Every attribute known to both, byte for byte, including those that end the message.
     #[test]
     fn the_oracle_writes_the_same_message(
         header in any_header(),
@@ -436,7 +436,7 @@ proptest! {
                 Box::new(turn::Icmp::new(high, low, number)),
             ),
         ];
-        // Some of them, in any order.
+        // A subset in random order.
         let of = MessageType::from_class_method(oracle_class(header.class), Method::new(header.method));
         let mut theirs = Message::builder(of, id, MessageWriteVec::new());
         let (mut left, mut parts) = (all, Vec::new());
@@ -461,10 +461,10 @@ proptest! {
         prop_assert_eq!(written(header, &parts, &macs, fingerprint), theirs.finish());
     }
 
-    /// Of any number of integrity attributes in any order, with anything behind them: what counts is for both the same, and what
-    /// stands behind the first is not seen.
+    /// Any number of integrity attributes in any order and with anything after them: both agree on the ones
+    /// that count, and attributes after the first are invisible.
     #[test]
-    fn what_stands_behind_message_integrity_is_not_seen(
+    fn attributes_after_message_integrity_are_invisible(
         header in any_header(),
         parts in prop::collection::vec(any_part(), 0..4),
         macs in prop::collection::vec(prop_oneof![Just(Mac::Sha1), Just(Mac::Sha256)], 1..5),
@@ -483,7 +483,7 @@ proptest! {
         let strongest = if macs.contains(&Mac::Sha256) { Mac::Sha256 } else { Mac::Sha1 };
         prop_assert_eq!(view.mac(), Some(strongest));
         prop_assert_eq!(view.verify(&key(), strongest), Ok(()));
-        // MESSAGE-INTEGRITY counts only where it is the first; both are known to the oracle only side by side.
+        // MESSAGE-INTEGRITY counts only if it comes first; the oracle handles both only if adjacent.
         if macs[0] == strongest || macs[1] == strongest {
             let theirs = oracle.validate_integrity(&oracle_credentials()).unwrap();
             prop_assert_eq!(theirs == IntegrityAlgorithm::Sha256, strongest == Mac::Sha256);
@@ -492,10 +492,10 @@ proptest! {
         prop_assert_eq!(view.verify(&key(), Mac::Sha1), first);
     }
 
-    /// A good message with some bytes changed, or cut short with or without its length field: lengths that lie, of the message and
-    /// of attributes, among them.
+    /// Valid messages with changed bytes, or truncated with or without a matching length field; includes
+    /// wrong lengths of messages and attributes.
     #[test]
-    fn of_a_damaged_message_both_understand_the_same(
+    fn both_agree_on_damaged_messages(
         header in any_header(),
         parts in prop::collection::vec(any_part(), 0..8),
         macs in any_macs(),

@@ -1,21 +1,21 @@
-//! A message that is there already, and what it would be with one more attribute.
+//! Helpers that append an attribute to an existing message.
 
 use turnpike_wire::{
     integrity::{IntegrityError, Key, Mac},
     stun::{HEADER_LEN, Header, Invalid, View, Writer},
 };
 
-/// The message with an integrity attribute behind all that it has, whatever its length field says.
+/// Appends an integrity attribute to all bytes of the message, ignoring its length field.
 pub(crate) fn signed(message: &[u8], key: &Key, mac: Mac) -> Vec<u8> {
     continued(message, |writer| _ = writer.sign(key, mac), false)
 }
 
-/// The message with a FINGERPRINT behind all that it has.
+/// Appends FINGERPRINT to all bytes of the message.
 pub(crate) fn fingerprinted(message: &[u8]) -> Vec<u8> {
     continued(message, |_| (), true)
 }
 
-/// As [`View::verify`]; what is no message is malformed.
+/// Like [`View::verify`]; an invalid message is `Malformed`.
 pub(crate) fn verify(message: &[u8], key: &Key, mac: Mac) -> Result<(), IntegrityError> {
     View::new_checked(message).map_err(|_| IntegrityError::Malformed)?.verify(key, mac)
 }

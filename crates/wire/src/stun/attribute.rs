@@ -1,9 +1,10 @@
-//! The walk over a message's attributes that all readers share (RFC 8489 sections 5 and 14), and what their types are called.
+//! Iteration over the attributes of a message (RFC 8489 sections 5 and 14), and their types.
 
 use super::{ATTRIBUTE_HEADER_LEN, HEADER_LEN, Invalid};
 
-/// Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 5780 section 7, RFC 7635 section 6, RFC 8016
-/// section 3.3, RFC 8445 section 16.1). Those from 0x8000 on may be passed over by whoever does not know them.
+/// Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 5780 section 7, RFC
+/// 7635 section 6, RFC 8016 section 3.3, RFC 8445 section 16.1). Types from 0x8000 are
+/// comprehension-optional.
 pub mod kind {
     use std::fmt;
 
@@ -11,7 +12,7 @@ pub mod kind {
         ($($(#[$doc:meta])* $name:ident = $value:literal;)*) => {
             $($(#[$doc])* pub const $name: u16 = $value;)*
 
-            /// The name of an attribute type in the RFCs, for people: its number where it has none here.
+            /// Displays an attribute type by its RFC name, or by number if unknown.
             #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
             pub struct Name(pub u16);
 
@@ -68,15 +69,15 @@ pub mod kind {
         RESPONSE_ORIGIN = 0x802B;
         OTHER_ADDRESS = 0x802C;
         THIRD_PARTY_AUTHORIZATION = 0x802E;
-        /// draft-ietf-tram-stun-origin, which expired; coturn's users choose their realm by it.
+        /// draft-ietf-tram-stun-origin (expired); coturn selects realms by it.
         ORIGIN = 0x802F;
         MOBILITY_TICKET = 0x8030;
-        /// The number that ADDITIONAL-ADDRESS-FAMILY had in the drafts before RFC 8656. coturn's client asks with it.
+        /// Number of ADDITIONAL-ADDRESS-FAMILY in the drafts of RFC 8656, used by coturn's client.
         DRAFT_ADDITIONAL_ADDRESS_FAMILY = 0x8032;
     }
 
-    /// Whether a TURN message may have it: those of RFC 8489, RFC 8656 and RFC 6062, and all that need not be comprehended. What the
-    /// other RFCs add is for whoever offers it to know.
+    /// Returns true for attributes that a TURN message may contain: those of RFC 8489, RFC 8656 and RFC 6062,
+    /// and all comprehension-optional ones. Callers handle the attributes of other RFCs they implement.
     #[must_use]
     pub const fn is_comprehended(kind: u16) -> bool {
         kind >= 0x8000
@@ -108,21 +109,22 @@ pub mod kind {
     }
 }
 
-/// One attribute in its message.
+/// Attribute of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attribute<'a> {
-    /// Where its header begins, counted from the start of the message.
+    /// Offset of its header from the start of the message.
     pub offset: usize,
-    /// Its type; [`kind`] has names.
+    /// Type; [`kind`] has names.
     pub kind: u16,
     /// Without padding.
     pub value: &'a [u8],
-    /// Whether the message ends after it.
+    /// The message ends after it.
     pub(crate) is_last: bool,
 }
 
 impl Attribute<'_> {
-    /// What a FINGERPRINT must be: the last attribute, and the CRC of all before it (RFC 8489 section 14.7).
+    /// Checks a FINGERPRINT: it must be the last attribute, with the CRC of everything before it (RFC 8489
+    /// section 14.7).
     pub(crate) fn check_fingerprint(&self, message: &[u8]) -> Result<(), Invalid> {
         if self.value.len() != 4 || !self.is_last {
             return Err(Invalid::Attribute);
@@ -131,11 +133,12 @@ impl Attribute<'_> {
     }
 }
 
-/// Walks the attributes of a message whose header has been checked. Ends after the first that reaches beyond the end.
+/// Iterator over the attributes of a message with a checked header. Ends after the first that extends beyond
+/// the end.
 #[derive(Clone, Debug)]
 pub(crate) struct Attributes<'a> {
     rest: &'a [u8],
-    /// Of the rest, in the message.
+    /// Offset of `rest` in the message.
     offset: usize,
 }
 
@@ -145,7 +148,7 @@ impl<'a> Attributes<'a> {
         Self::at(message, HEADER_LEN)
     }
 
-    /// From this one on.
+    /// Starts at this attribute.
     #[inline]
     pub(super) fn at(message: &'a [u8], offset: usize) -> Self {
         Self { rest: message.get(offset..).unwrap_or_default(), offset }
@@ -157,7 +160,7 @@ impl<'a> Iterator for Attributes<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        // Lengths of messages are multiples of four, so that what is shorter is nothing.
+        // Message lengths are multiples of four, so a shorter rest is empty.
         let [k0, k1, l0, l1, rest @ ..] = self.rest else { return None };
         let length = usize::from(u16::from_be_bytes([*l0, *l1]));
         let padded = (length + 3) & !3;
@@ -177,8 +180,8 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// What FINGERPRINT must hold when its header begins at `offset` (RFC 8489 section 14.7): the CRC-32 of everything
-/// before it under a length field that ends with it.
+/// Value of a FINGERPRINT whose header begins at `offset` (RFC 8489 section 14.7): the CRC-32 of everything
+/// before it, with a length field that ends after it.
 pub(super) fn fingerprint(message: &[u8], offset: usize) -> [u8; 4] {
     const XOR: u32 = 0x5354_554E;
     static CRC: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
@@ -188,10 +191,10 @@ pub(super) fn fingerprint(message: &[u8], offset: usize) -> [u8; 4] {
     (digest.finalize() ^ XOR).to_be_bytes()
 }
 
-/// The first four bytes of a message, with the length field of one that ends at `end`.
+/// First four bytes of a message, with the length field of one that ends at `end`.
 ///
-/// A message cannot be longer than its length field can say; one that is gets the longest possible length, which is
-/// wrong for any receiver, but never a short one that would make a stream's remainder look like the next message.
+/// A message too long for the length field gets the maximum length. Any receiver rejects it, whereas a
+/// wrapped short length would make the rest of a stream look like the next message.
 pub(crate) fn header_ending_at(message: &[u8], end: usize) -> [u8; 4] {
     let [high, low] = u16::try_from(end - HEADER_LEN).unwrap_or(0xFFFC).to_be_bytes();
     [message[0], message[1], high, low]

@@ -1,16 +1,16 @@
-//! Values of attributes that have an inside.
+//! Structured attribute values.
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::{COOKIE, Transaction};
 
-/// IPv4, in whatever attribute names a family (RFC 8489 section 14.1).
+/// IPv4 in any attribute with a family (RFC 8489 section 14.1).
 pub const FAMILY_IPV4: u8 = 1;
 /// IPv6.
 pub const FAMILY_IPV6: u8 = 2;
 
-/// The value of XOR-MAPPED-ADDRESS and its like (RFC 8489 section 14.2), of the family that stands in it, IPv4-mapped or not. Its
-/// first byte is reserved and means nothing.
+/// Decodes XOR-MAPPED-ADDRESS and similar attributes (RFC 8489 section 14.2), with the family as encoded
+/// (IPv4-mapped stays IPv6). Ignores the reserved first byte.
 #[inline]
 #[must_use]
 pub fn xor_address(value: &[u8], transaction: &Transaction) -> Option<SocketAddr> {
@@ -18,7 +18,7 @@ pub fn xor_address(value: &[u8], transaction: &Transaction) -> Option<SocketAddr
     Some(xored(told, transaction))
 }
 
-/// The value of MAPPED-ADDRESS and its like (RFC 8489 section 14.1).
+/// Decodes MAPPED-ADDRESS and similar attributes (RFC 8489 section 14.1).
 #[inline]
 #[must_use]
 pub fn address(value: &[u8]) -> Option<SocketAddr> {
@@ -31,7 +31,8 @@ pub fn address(value: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_be_bytes([*p0, *p1])))
 }
 
-/// An address as XOR-… has it, and the other way round: the port under the cookie, the address under cookie and transaction ID.
+/// XORs an address, in either direction: the port with the cookie, the IP address with cookie and transaction
+/// ID.
 #[inline]
 pub(crate) fn xored(address: SocketAddr, transaction: &Transaction) -> SocketAddr {
     let [c0, c1, ..] = COOKIE;
@@ -53,51 +54,50 @@ pub(crate) fn xored(address: SocketAddr, transaction: &Transaction) -> SocketAdd
 pub struct ErrorCode<'a> {
     /// 300 to 699.
     pub code: u16,
-    /// For people; UTF-8 if its sender kept to the rules.
+    /// UTF-8 if the sender follows the RFC.
     pub reason: &'a [u8],
 }
 
 impl<'a> ErrorCode<'a> {
-    /// Try Alternate: another server is to be asked (RFC 8489 section 10).
+    /// RFC 8489 section 10.
     pub const TRY_ALTERNATE: u16 = 300;
-    /// Unauthenticated.
     pub const UNAUTHENTICATED: u16 = 401;
-    /// Stale Nonce.
     pub const STALE_NONCE: u16 = 438;
 
-    /// Whether it asks for credentials, or for the same with another nonce (RFC 8489 section 9.2.5).
+    /// Returns true if it asks for credentials, or for another nonce (RFC 8489 section 9.2.5).
     #[must_use]
     pub fn is_challenge(&self) -> bool {
         matches!(self.code, Self::UNAUTHENTICATED | Self::STALE_NONCE)
     }
 
-    /// Reads a value; that of ADDRESS-ERROR-CODE (RFC 8656 section 18.12) too, whose first byte is a family instead of reserved.
+    /// Decodes a value; also ADDRESS-ERROR-CODE (RFC 8656 section 18.12), whose first byte is a family.
     #[must_use]
     pub fn of(value: &'a [u8]) -> Option<Self> {
         let [_, _, class, number, reason @ ..] = value else { return None };
-        // Five bits above the three of the class are reserved.
+        // The five bits above the class are reserved.
         let class = class & 0x07;
         let is_code = (3..=6).contains(&class) && *number < 100;
         is_code.then(|| Self { code: u16::from(class) * 100 + u16::from(*number), reason })
     }
 
-    /// The reason as it was sent; [`crate::escape`] makes it fit to be shown.
+    /// Reason as sent; escape it with [`crate::escape`] before display.
     #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8_lossy(self.reason).into_owned()
     }
 }
 
-/// The types in UNKNOWN-ATTRIBUTES (RFC 8489 section 14.13). A lone byte at the end is none.
+/// Types in UNKNOWN-ATTRIBUTES (RFC 8489 section 14.13). Ignores an odd byte at the end.
 pub fn unknown_attributes(value: &[u8]) -> impl Iterator<Item = u16> + '_ {
     value.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]))
 }
 
-/// The numbers in PASSWORD-ALGORITHMS (RFC 8489 section 14.11), in their order; [`crate::integrity::KeyAlgorithm::numbered`] knows
-/// them. Ends where the list is cut short.
+/// Numbers in PASSWORD-ALGORITHMS (RFC 8489 section 14.11), in order, for
+/// [`crate::integrity::KeyAlgorithm::numbered`]. Ends where the list is truncated.
 pub fn password_algorithms(mut value: &[u8]) -> impl Iterator<Item = u16> + '_ {
     std::iter::from_fn(move || {
-        // Number, length of the parameters, parameters and padding; those that there are so far have no parameters.
+        // Number, length of the parameters, parameters and padding. The algorithms defined so far have no
+        // parameters.
         let [n0, n1, l0, l1, rest @ ..] = value else { return None };
         let parameters = usize::from(u16::from_be_bytes([*l0, *l1])).next_multiple_of(4);
         value = rest.get(parameters..).unwrap_or_default();
@@ -105,15 +105,16 @@ pub fn password_algorithms(mut value: &[u8]) -> impl Iterator<Item = u16> + '_ {
     })
 }
 
-/// Security features of a nonce, of the first eight of 24 bits (RFC 8489 section 18.1).
+/// Security features of a nonce: the first eight of 24 bits (RFC 8489 section 18.1).
 pub mod feature {
     /// The challenge offers PASSWORD-ALGORITHMS.
     pub const PASSWORD_ALGORITHMS: u8 = 0x80;
-    /// The server takes USERHASH.
+    /// The server accepts USERHASH.
     pub const USERNAME_ANONYMITY: u8 = 0x40;
 }
 
-/// The first eight [`feature`]s that a nonce announces (RFC 8489 section 9.2): "obMatJos2", and three bytes in base64. None without.
+/// First eight [`feature`]s announced by a nonce (RFC 8489 section 9.2): "obMatJos2" and three bytes in
+/// base64; 0 without this cookie.
 #[must_use]
 pub fn security_features(nonce: &[u8]) -> u8 {
     let sextet = |digit: u8| match digit {
@@ -148,10 +149,10 @@ mod tests {
     }
 
     #[test]
-    fn parameters_of_password_algorithms_are_passed_over() {
+    fn parameters_of_password_algorithms_are_skipped() {
         let numbers = |value: &[u8]| password_algorithms(value).collect::<Vec<_>>();
         assert_eq!(numbers(&[0, 2, 0, 0, 0, 1, 0, 0]), [2, 1]);
-        assert_eq!(numbers(&[0, 9, 0, 3, 1, 2, 3, 0xEE, 0, 2, 0, 0]), [9, 2], "whatever the padding");
+        assert_eq!(numbers(&[0, 9, 0, 3, 1, 2, 3, 0xEE, 0, 2, 0, 0]), [9, 2], "padding may have any value");
         assert_eq!(numbers(&[0, 9, 0, 200, 0, 1]), [9]);
         assert!(numbers(&[0, 9, 0]).is_empty() && numbers(&[]).is_empty());
     }

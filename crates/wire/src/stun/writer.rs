@@ -1,4 +1,4 @@
-//! Writing a message into a buffer that keeps its capacity: whoever writes into it again allocates nothing.
+//! Writes messages into a buffer that keeps its capacity, so that reusing it does not allocate.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,11 +10,11 @@ use super::{
 };
 use crate::integrity::{Key, Mac};
 
-/// Where attributes must end, so that there is room for both integrity attributes and FINGERPRINT in a length of 16 bits.
+/// Limit for attributes, leaving room for both integrity attributes and FINGERPRINT in the 16-bit length.
 const MOST: usize = HEADER_LEN + 0xFFFC - (24 + 36 + 8);
 
-/// A message under construction. Attributes come in the order of the calls, padded with zeros; one for which there is no room is left
-/// out as a whole.
+/// Message under construction. Attributes are written in call order, padded with zeros; one that does not fit
+/// is left out.
 #[derive(Debug)]
 pub struct Writer<'b> {
     buffer: &'b mut Vec<u8>,
@@ -22,7 +22,7 @@ pub struct Writer<'b> {
 }
 
 impl<'b> Writer<'b> {
-    /// Begins a message in place of what was in the buffer.
+    /// Begins a message, replacing the buffer's content.
     pub fn begin(buffer: &'b mut Vec<u8>, header: Header) -> Self {
         let mut bytes = [0; HEADER_LEN];
         bytes[..2].copy_from_slice(&header.message_type().to_be_bytes());
@@ -33,22 +33,21 @@ impl<'b> Writer<'b> {
         Self { buffer, transaction: header.transaction }
     }
 
-    /// Any attribute.
     pub fn attribute(&mut self, kind: u16, value: &[u8]) -> &mut Self {
         self.put(kind, value.len(), [value])
     }
 
-    /// LIFETIME and its like.
+    /// Writes LIFETIME and similar attributes.
     pub fn number(&mut self, kind: u16, value: u32) -> &mut Self {
         self.attribute(kind, &value.to_be_bytes())
     }
 
-    /// XOR-MAPPED-ADDRESS and its like (RFC 8489 section 14.2).
+    /// Writes XOR-MAPPED-ADDRESS and similar attributes (RFC 8489 section 14.2).
     pub fn xor_address(&mut self, kind: u16, address: SocketAddr) -> &mut Self {
         self.address(kind, xored(address, &self.transaction))
     }
 
-    /// MAPPED-ADDRESS and its like (RFC 8489 section 14.1).
+    /// Writes MAPPED-ADDRESS and similar attributes (RFC 8489 section 14.1).
     pub fn address(&mut self, kind: u16, address: SocketAddr) -> &mut Self {
         let mut value = [0; 20];
         value[2..4].copy_from_slice(&address.port().to_be_bytes());
@@ -67,41 +66,41 @@ impl<'b> Writer<'b> {
         self.attribute(kind, &value[..length])
     }
 
-    /// ERROR-CODE (RFC 8489 section 14.8), of a code from 300 to 699.
+    /// Writes ERROR-CODE (RFC 8489 section 14.8); codes 300 to 699.
     pub fn error(&mut self, code: u16, reason: &str) -> &mut Self {
         self.code(kind::ERROR_CODE, 0, code, reason)
     }
 
-    /// ADDRESS-ERROR-CODE (RFC 8656 section 18.12); 1 is IPv4, 2 IPv6.
+    /// Writes ADDRESS-ERROR-CODE (RFC 8656 section 18.12); family 1 is IPv4, 2 is IPv6.
     pub fn address_error(&mut self, family: u8, code: u16, reason: &str) -> &mut Self {
         self.code(kind::ADDRESS_ERROR_CODE, family, code, reason)
     }
 
-    /// UNKNOWN-ATTRIBUTES (RFC 8489 section 14.13).
+    /// Writes UNKNOWN-ATTRIBUTES (RFC 8489 section 14.13).
     pub fn unknown_attributes(&mut self, types: &[u16]) -> &mut Self {
         self.put(kind::UNKNOWN_ATTRIBUTES, 2 * types.len(), types.iter().map(|kind| kind.to_be_bytes()))
     }
 
-    /// Bytes as they are, for those who want a message to be wrong.
+    /// Writes raw bytes, for malformed messages in tests.
     pub fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.buffer.extend_from_slice(bytes);
         self
     }
 
-    /// Bytes so far.
+    /// Bytes written so far.
     #[must_use]
     pub fn len(&self) -> usize {
         self.buffer.len()
     }
 
-    /// Never: there is always a header.
+    /// Always false: there is at least a header.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.buffer.is_empty()
     }
 
-    /// Appends the integrity attribute of this kind. A receiver heeds only a FINGERPRINT behind it, and behind the SHA-1 one also the
-    /// SHA-256 one.
+    /// Appends the integrity attribute of this kind. Receivers ignore everything after it except FINGERPRINT
+    /// and, after the SHA-1 attribute, the SHA-256 one.
     pub fn sign(&mut self, key: &Key, mac: Mac) -> &mut Self {
         let header = header_ending_at(self.buffer, self.buffer.len() + ATTRIBUTE_HEADER_LEN + mac.len());
         let value = key.mac(mac, [&header, &self.buffer[4..]]);
@@ -109,7 +108,7 @@ impl<'b> Writer<'b> {
         self
     }
 
-    /// Appends FINGERPRINT if it is wanted, and sets the length.
+    /// Appends FINGERPRINT if requested, and sets the length.
     pub fn finish(mut self, with_fingerprint: bool) -> &'b [u8] {
         if with_fingerprint {
             let value = fingerprint(self.buffer, self.buffer.len());
@@ -120,8 +119,8 @@ impl<'b> Writer<'b> {
         self.buffer
     }
 
-    /// Completes the answer to a request of RFC 3489, whose header has these bytes in place of the cookie. That RFC has neither
-    /// FINGERPRINT nor XOR-MAPPED-ADDRESS.
+    /// Completes the response to an RFC 3489 request, which has these bytes in place of the cookie. RFC 3489
+    /// has neither FINGERPRINT nor XOR-MAPPED-ADDRESS.
     pub fn finish_classic(self, in_place_of_cookie: [u8; 4]) {
         self.buffer[4..8].copy_from_slice(&in_place_of_cookie);
         self.finish(false);
@@ -136,7 +135,7 @@ impl<'b> Writer<'b> {
         self.put(kind, value.len() + reason.len(), [&value, reason.as_bytes()])
     }
 
-    /// An attribute of so many bytes, if there is room for it.
+    /// Appends an attribute of `length` bytes if it fits.
     fn put(&mut self, kind: u16, length: usize, parts: impl IntoIterator<Item: AsRef<[u8]>>) -> &mut Self {
         if self.buffer.len() + ATTRIBUTE_HEADER_LEN + length.next_multiple_of(4) <= MOST {
             self.append(kind, length, parts);
@@ -144,7 +143,7 @@ impl<'b> Writer<'b> {
         self
     }
 
-    /// An attribute of so many bytes, for which there is room.
+    /// Appends an attribute of `length` bytes, which must fit.
     fn append(&mut self, kind: u16, length: usize, parts: impl IntoIterator<Item: AsRef<[u8]>>) {
         let [k0, k1] = kind.to_be_bytes();
         #[expect(clippy::cast_possible_truncation, reason = "less than MOST")]
