@@ -1,8 +1,8 @@
-//! Experiments without a file: `lab ab --a CMD --b CMD -- WORKLOAD` and `lab profile CMD -- WORKLOAD` are turned into the
-//! text of one, so that they are checked, recorded and repeated like any other.
+//! Experiments without a file: `lab ab --a CMD --b CMD -- WORKLOAD` and `lab profile CMD -- WORKLOAD` become
+//! the text of an experiment, which is then checked, recorded and repeated like any other.
 //!
-//! Workloads that the lab knows keep the command short: our generators and iperf3 are given their duration, their results are read, the
-//! reflector is started, and readiness is asked for at the address that they are aimed at. Explicit options win.
+//! For known workloads (our generators and iperf3) the lab sets the duration, reads the result, starts the
+//! reflector and derives the readiness probe from the target address. Explicit options take precedence.
 
 use std::thread;
 
@@ -15,36 +15,36 @@ use crate::{
     request::{Overrides, RunRequest, Variant},
 };
 
-/// Port of a reflector that names none.
+/// Default port of the reflector.
 const ECHO: u16 = 3480;
 
-/// Where and how the programs of an ad-hoc experiment run.
+/// Placement of the programs of an ad-hoc experiment.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args)]
 pub(crate) struct AdhocOptions {
-    /// `host`, `veth` or `wire` (client, relay, peer), or a topology file [default: veth if a command names {client}, {relay}
-    /// or {peer}, else host]
+    /// `host`, `veth` or `wire` (client, relay, peer), or a topology file [default: veth if a command
+    /// contains {client}, {relay} or {peer}, otherwise host]
     #[arg(long, value_name = "T")]
     pub(crate) topology: Option<String>,
-    /// CPUs of the subjects, as `taskset -c` takes them, or `all` [default: 0, with a workload that is known]
+    /// CPUs of the subjects, as for `taskset -c`, or `all` [default: 0 for a known workload]
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<String>,
-    /// CPUs of the workload and the helpers, or `all` [default: 1, with a workload that is known]
+    /// CPUs of the workload and the helpers, or `all` [default: 1 for a known workload]
     #[arg(long, value_name = "LIST")]
     pub(crate) load_cpus: Option<String>,
-    /// Namespace of the subjects [default: relay, where there is one]
+    /// Namespace of the subjects [default: relay, if it exists]
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
-    /// Namespace of the workload [default: client, where there is one]
+    /// Namespace of the workload [default: client, if it exists]
     #[arg(long, value_name = "NAME")]
     pub(crate) load_namespace: Option<String>,
-    /// A subject is ready when ADDR:PORT answers a STUN Binding request [default: the address that `turnpike load` is
-    /// aimed at]
+    /// A subject is ready when ADDR:PORT answers a STUN Binding request [default: the target of `turnpike
+    /// load`]
     #[arg(long, value_name = "ADDR:PORT", group = "ready")]
     pub(crate) ready_stun: Option<String>,
     /// ... when ADDR:PORT accepts a TCP connection
     #[arg(long, value_name = "ADDR:PORT", group = "ready")]
     pub(crate) ready_tcp: Option<String>,
-    /// ... when its output has this text
+    /// ... when its output contains this text
     #[arg(long, value_name = "TEXT", group = "ready")]
     pub(crate) ready_log: Option<String>,
     /// ... when a UDP socket is bound to this port
@@ -53,26 +53,27 @@ pub(crate) struct AdhocOptions {
     /// ... when a TCP socket listens on this port
     #[arg(long, value_name = "PORT", group = "ready")]
     pub(crate) ready_tcp_port: Option<String>,
-    /// A program that the workload needs beside the subject; may be repeated [default: `turnpike reflect` at the --peer
+    /// Additional program that the workload needs; may be repeated [default: `turnpike reflect` at the --peer
     /// of `turnpike load turn`]
     #[arg(long, value_name = "[NAMESPACE:]CMD")]
     pub(crate) helper: Vec<String>,
-    /// How the workload's result is read: turnpike, iperf3, none [default: by the program's name]
+    /// Format of the workload's result: turnpike, iperf3, none [default: by the program's name]
     #[arg(long, value_name = "F")]
     pub(crate) format: Option<String>,
-    /// `stdout`, or the file that the workload writes; {result} in its command is such a file [default: stdout]
+    /// `stdout`, or the file that the workload writes; {result} in its command is a path for one [default:
+    /// stdout]
     #[arg(long, value_name = "WHERE")]
     pub(crate) result: Option<String>,
-    /// Namespaces at which arriving datagrams count as delivered; may be repeated
+    /// Namespace where arriving datagrams count as delivered; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(crate) delivered_at: Vec<String>,
-    /// The workload ends by itself and counts whole, instead of running for a duration
+    /// The workload ends on its own and counts as a whole, instead of running for a duration
     #[arg(long)]
     pub(crate) whole: bool,
 }
 
 impl AdhocOptions {
-    /// Whether the command line says when a subject is ready.
+    /// The command line has a readiness probe.
     fn has_probe(&self) -> bool {
         [&self.ready_stun, &self.ready_tcp, &self.ready_log, &self.ready_udp_port, &self.ready_tcp_port]
             .into_iter()
@@ -83,24 +84,24 @@ impl AdhocOptions {
         self.topology.as_deref() == Some("host")
     }
 
-    /// The namespace that was given, or else the usual one where there are namespaces.
+    /// The given namespace, or the default one if the topology has namespaces.
     fn place<'a>(&self, given: Option<&'a str>, usual: &'a str) -> Option<&'a str> {
         given.or_else(|| (!self.is_on_host()).then_some(usual))
     }
 }
 
-/// A workload as it was typed, with what is known of its program.
+/// Workload as typed, completed with the defaults of its program.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Adhoc {
     setting: AdhocOptions,
     workload: Vec<String>,
-    /// Where a reflector of ours must listen.
+    /// Listen address of our reflector.
     reflector: Option<String>,
-    /// Metrics judged beside the deciding one.
+    /// Metrics judged besides the deciding one.
     metrics: &'static [&'static str],
 }
 
-/// A request that compares `subjects`, name and command line, under `workload`.
+/// Builds a request that compares `subjects` (name and command line) under `workload`.
 pub(crate) fn request(
     name: &str,
     subjects: &[(&str, &str)],
@@ -109,17 +110,17 @@ pub(crate) fn request(
     changes: &Overrides,
 ) -> Result<RunRequest, LabError> {
     if workload.is_empty() {
-        return Err(LabError::usage("no workload: put its command after `--`"));
+        return Err(LabError::usage("no workload: give its command after `--`"));
     }
     let commands: Vec<&str> = subjects.iter().map(|(_, command)| *command).collect();
     let adhoc = Adhoc::new(setting, workload, &commands)?;
     let text = document(name, subjects, &adhoc, changes)?;
     let requests =
         RunRequest::of(BuiltinText { path: COMMAND_LINE.into(), text }, changes, &Variant::default(), &[])?;
-    requests.into_iter().next().ok_or_else(|| LabError::failed("an experiment without a point"))
+    requests.into_iter().next().ok_or_else(|| LabError::failed("the experiment has no points"))
 }
 
-/// What runs where, for whoever left that to the lab.
+/// Describes the placement of all programs, for the user who left it to the lab.
 pub(crate) fn describe(experiment: &Experiment) -> String {
     let place = |namespace: &Option<String>, cpus: &Option<String>| {
         let space = namespace.as_deref().map_or("on the host".to_owned(), |name| format!("in {name}"));
@@ -139,7 +140,7 @@ pub(crate) fn describe(experiment: &Experiment) -> String {
 }
 
 impl Adhoc {
-    /// Completes `setting` and `workload`. `commands` are those of the subjects.
+    /// Completes `setting` and `workload`. `commands` are the subjects' commands.
     fn new(setting: &AdhocOptions, workload: &[String], commands: &[&str]) -> Result<Self, LabError> {
         let mut adhoc = Self { setting: setting.clone(), workload: workload.to_vec(), ..Self::default() };
         if adhoc.setting.topology.is_none() {
@@ -165,7 +166,7 @@ impl Adhoc {
         for option in ["--duration", "--warmup"] {
             if has(&self.workload, option) {
                 return Err(LabError::usage(format!(
-                    "{option} of the workload is the lab's to set: give {option} before the `--`"
+                    "the lab sets {option} of the workload: give {option} before the `--`"
                 )));
             }
             self.workload.extend([option.to_owned(), format!("{{{}}}", &option[2..])]);
@@ -225,7 +226,7 @@ impl Adhoc {
     }
 }
 
-/// The text of the experiment, without the keys that have no value.
+/// Text of the experiment, without keys that have no value.
 fn document(
     name: &str,
     subjects: &[(&str, &str)],
@@ -237,7 +238,7 @@ fn document(
     let usual = match (format, setting.delivered_at.is_empty(), pinned(setting.cpus.as_deref())) {
         ("iperf3", _, _) => "cpu_s_per_gb",
         ("none", true, _) => "subject_cpu_s",
-        // The softirqs on the subject's CPU are its doing too.
+        // Softirqs on the subject's CPU are part of its cost.
         (_, false, Some(_)) => "packets_per_busy_s",
         _ => "packets_per_cpu_s",
     };
@@ -303,7 +304,7 @@ fn document(
     toml::to_string(&document).map_err(|error| LabError::failed(error.to_string()))
 }
 
-/// TOML has none.
+/// TOML has no null.
 fn drop_nulls(value: &mut Value) {
     match value {
         Value::Object(entries) => {
@@ -315,12 +316,12 @@ fn drop_nulls(value: &mut Value) {
     }
 }
 
-/// `all` is no pinning.
+/// `all` disables pinning.
 fn pinned(cpus: Option<&str>) -> Option<&str> {
     cpus.filter(|list| *list != "all")
 }
 
-/// The same command with `turnpike` in front replaced by this program.
+/// Replaces a leading `turnpike` by this program.
 fn this_program(command: &str) -> String {
     match command.strip_prefix("turnpike ") {
         Some(rest) => format!("{{turnpike}} {rest}"),
@@ -328,7 +329,7 @@ fn this_program(command: &str) -> String {
     }
 }
 
-/// The subject on a CPU of its own, where the machine has two and the command line says nothing.
+/// Pins subject and load to different CPUs if the machine has two and no option was given.
 fn pin(setting: &mut AdhocOptions) {
     let several = thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
     if several && setting.cpus.is_none() && setting.load_cpus.is_none() {
@@ -337,7 +338,7 @@ fn pin(setting: &mut AdhocOptions) {
     }
 }
 
-/// Whether an option is there, alone or as `--option=value`.
+/// Returns true if the option is present, alone or as `--option=value`.
 fn has(words: &[String], option: &str) -> bool {
     words
         .iter()
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_short_form_runs_a_relay_between_its_client_and_a_reflector() {
+    fn the_short_form_adds_client_and_reflector() {
         let serve = "serve --listen {relay}:3478 --relay-ip {relay-peer} --user u:p --allow-peer {peer}/32";
         let (a, b) = (format!("./old/turnpike {serve}"), format!("turnpike {serve}"));
         let workload = words("turnpike load turn {relay}:3478 --user u:p --rate max");
@@ -418,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generator_is_told_its_time_and_gets_its_reflector() {
+    fn a_generator_gets_its_duration_and_reflector() {
         let known =
             completed(&AdhocOptions::default(), "turnpike load turn {relay}:3478 --user u:p --rate max");
         assert_eq!(
@@ -440,17 +441,17 @@ mod tests {
     }
 
     #[test]
-    fn without_names_of_namespaces_all_runs_on_the_host() {
+    fn without_namespace_names_everything_runs_on_the_host() {
         let known = completed(&AdhocOptions::default(), "./turnpike load turn turn:127.0.0.1");
         assert_eq!(known.setting.topology.as_deref(), Some("host"));
         assert_eq!(known.setting.ready_stun.as_deref(), Some("127.0.0.1:3478"));
         assert_eq!(known.reflector.as_deref(), Some("127.0.0.1:3480"));
         assert!(known.setting.delivered_at.is_empty());
-        assert_eq!(known.workload[0], "./turnpike", "another build stays another build");
+        assert_eq!(known.workload[0], "./turnpike", "a path to another build is kept");
     }
 
     #[test]
-    fn what_the_command_line_says_is_left_alone() {
+    fn explicit_options_take_precedence() {
         let setting = AdhocOptions {
             topology: Some("host".to_owned()),
             cpus: Some("1".to_owned()),
@@ -472,14 +473,14 @@ mod tests {
     }
 
     #[test]
-    fn iperf3_is_asked_for_json_and_told_its_time() {
+    fn iperf3_gets_json_output_and_a_duration() {
         let known = completed(&AdhocOptions::default(), "iperf3 -c {relay} -P 4");
         assert_eq!(known.workload, words("iperf3 -c {relay} -P 4 --json --time {whole_total}"));
         assert_eq!(known.setting.format.as_deref(), Some("iperf3"));
     }
 
     #[test]
-    fn a_time_of_its_own_is_refused_and_an_unknown_workload_is_as_it_was() {
+    fn own_durations_are_refused_and_unknown_workloads_unchanged() {
         let error = Adhoc::new(&AdhocOptions::default(), &words("turnpike load turn x:1 --duration 9"), &[])
             .unwrap_err();
         assert_eq!(error.exit_code(), 2);

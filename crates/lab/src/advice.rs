@@ -1,5 +1,4 @@
-//! What can be done about runs that did not count: which limit was exceeded and by how much, what to change, and how to
-//! allow more.
+//! Advice on void runs: the exceeded limit, the measured values, what to change, and how to raise the limit.
 
 use std::fmt;
 
@@ -10,13 +9,13 @@ use crate::verdict::{Conclusion, MetricVerdict, VerdictReason};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Advice {
-    /// The limit, and what was measured.
+    /// Exceeded limit and measured values.
     pub(crate) what: String,
-    /// What to try, the best first.
+    /// Remedies, best first.
     pub(crate) tries: Vec<String>,
 }
 
-/// For each cause that cost one of these verdicts, or all runs of a subject.
+/// Advice for each cause that cost a verdict or voided all runs of a subject.
 pub(crate) fn advice(record: &Record, verdicts: &[MetricVerdict]) -> Vec<Advice> {
     let metric = &record.experiment.metric;
     let nothing_counts = record.experiment.subjects.iter().any(|subject| {
@@ -40,7 +39,7 @@ impl fmt::Display for Advice {
     }
 }
 
-/// `None` where no run is void for this.
+/// `None` if no run is void for this cause.
 fn of_cause(record: &Record, cause: Cause) -> Option<Advice> {
     let all = || record.rounds.iter().chain(&record.aa);
     let voids = all().filter_map(|round| round.voided.as_ref()?.cause());
@@ -51,8 +50,8 @@ fn of_cause(record: &Record, cause: Cause) -> Option<Advice> {
     let (what, mut tries, enough, flag, key) = match cause {
         Cause::GeneratorLate => (
             format!(
-                "The generator was late in {runs}: 1 % of what it sent left {} µs or more after it was due, {:.0} µs are \
-                 allowed (late_p99_us). Then rates, losses and latencies of a run do not count; CPU per datagram does. Try:",
+                "The generator was late in {runs}: 1 % of its datagrams left {} µs or more after they were due; {:.0} µs are \
+                 allowed (late_p99_us). Rates, losses and latencies of such a run do not count; CPU per datagram does. Try:",
                 span(&values, 0),
                 limits.late_p99_us
             ),
@@ -67,15 +66,15 @@ fn of_cause(record: &Record, cause: Cause) -> Option<Advice> {
         ),
         Cause::CpuStolen => (
             format!(
-                "The hypervisor took CPU time in {runs}: {} % of the machine's, {} % are allowed (steal_percent). That \
-                 changes every figure, so no metric of such a run counts. Try:",
+                "The hypervisor stole CPU time in {runs}: {} % of the machine's; {} % are allowed (steal_percent). This \
+                 affects every figure, so no metric of such a run counts. Try:",
                 span(&values, 1),
                 limits.steal_percent
             ),
             vec![
                 "another time of the day, or a machine whose CPUs are not shared".to_owned(),
                 idle_that_polls(record),
-                "more rounds (--rounds): void ones are made again, up to half as many as were wanted"
+                "more rounds (--rounds): void ones are repeated, up to half of the requested number"
                     .to_owned(),
             ],
             round_up(most * 1.1).min(100.0),
@@ -84,14 +83,14 @@ fn of_cause(record: &Record, cause: Cause) -> Option<Advice> {
         ),
         Cause::CoresShared => (
             format!(
-                "Others used the subject's cores in {runs}: {} % of their time, {} % are allowed (foreign_percent). A subject \
-                 that waits for its core finds more work at once when it gets it, so no metric of such a run counts. Try:",
+                "Other processes used the subject's cores in {runs}: {} % of the time; {} % are allowed (foreign_percent). A subject \
+                 that waits for its core then processes larger batches, so no metric of such a run counts. Try:",
                 span(&values, 1),
                 limits.foreign_percent
             ),
             vec![
                 quieter_machine(record),
-                "another core for the subjects: --cpus, or `cpus` in the experiment's file".to_owned(),
+                "another core for the subjects: --cpus, or `cpus` in the experiment file".to_owned(),
             ],
             round_up(most * 1.1).min(100.0),
             "--max-foreign",
@@ -99,7 +98,7 @@ fn of_cause(record: &Record, cause: Cause) -> Option<Advice> {
         ),
     };
     tries.push(format!(
-        "where that is good enough: {flag} {enough}, or {key} = {enough} under [limits] in the experiment's file"
+        "a higher limit, if that is acceptable: {flag} {enough}, or {key} = {enough} under [limits] in the experiment file"
     ));
     Some(Advice { what, tries })
 }
@@ -109,8 +108,8 @@ fn cpu_for_the_load(record: &Record) -> String {
     let subjects =
         record.experiment.subjects.first().map(|subject| pinned(&subject.cpus)).unwrap_or_default();
     format!(
-        "a CPU for the load alone (now: load on {}, subjects on {subjects}): --load-cpus and --cpus, or `cpus` in the \
-         experiment's file; helpers run with the load",
+        "a dedicated CPU for the load (now: load on {}, subjects on {subjects}): --load-cpus and --cpus, or `cpus` in the \
+         experiment file; helpers share the CPU of the load",
         pinned(&record.experiment.load_cpus)
     )
 }
@@ -121,14 +120,14 @@ fn idle_that_polls(record: &Record) -> String {
         idle => format!(" (now: {idle})"),
     };
     format!(
-        "idle CPUs that poll before they halt, so that the host does not take them away{now}: see \"In a virtual machine\" of \
+        "CPUs that poll before they halt, so that the host does not deschedule them{now}: see \"In a virtual machine\" in \
          docs/lab.md"
     )
 }
 
 fn quieter_machine(record: &Record) -> String {
     match record.environment.notes.iter().find(|note| note.starts_with("load average")) {
-        Some(note) => format!("a quieter machine ({note} when it began)"),
+        Some(note) => format!("a quieter machine ({note} at the start)"),
         None => "a quieter machine".to_owned(),
     }
 }
@@ -137,7 +136,7 @@ fn plural(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
-/// From the smallest to the largest.
+/// Range of the values, with the median.
 fn span(values: &[f64], digits: usize) -> String {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     let most = values.iter().copied().fold(0.0, f64::max);
@@ -149,7 +148,7 @@ fn span(values: &[f64], digits: usize) -> String {
     }
 }
 
-/// The next number of one significant figure that is 1, 2 or 5.
+/// Rounds up to 1, 2 or 5 times a power of ten.
 fn round_up(value: f64) -> f64 {
     let power = 10_f64.powf(value.max(f64::MIN_POSITIVE).log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|figure| figure * power);
@@ -175,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_generator_is_told_with_its_limit_what_was_measured_the_flag_and_what_to_try() {
+    fn a_late_generator_is_explained_with_limit_values_and_remedies() {
         let record = late_record("delivered_pps");
         let [advice] = &advice(&record, &report::verdicts(&record))[..] else { panic!("one cause") };
         let text = advice.to_string();
@@ -195,24 +194,24 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_advised_where_nothing_was_lost() {
+    fn there_is_no_advice_without_lost_verdicts() {
         let sound = record("delivered_pps", &[(100.0, 100.0, 200.0); 6]);
         assert_eq!(advice(&sound, &report::verdicts(&sound)), []);
-        // One void round of twenty costs no verdict.
+        // One void round of twenty does not cost a verdict.
         let mut one = record("delivered_pps", &[(100.0, 100.0, 200.0); 20]);
         one.rounds[0].voided = Some(Void::GeneratorLate { p99_us: 2_000.0, limit_us: 1_000.0 });
         assert_eq!(advice(&one, &report::verdicts(&one)), []);
     }
 
     #[test]
-    fn a_lone_subject_without_a_run_that_counts_gets_advice_too() {
+    fn a_subject_without_valid_runs_gets_advice() {
         let mut record = late_record("delivered_pps");
         record.experiment.subjects.truncate(1);
         assert_eq!(advice(&record, &[]).len(), 1);
     }
 
     #[test]
-    fn stolen_time_and_shared_cores_are_told_with_their_own_limits() {
+    fn stolen_time_and_shared_cores_have_their_own_limits() {
         for (void, parts) in [
             (
                 Void::CpuStolen { percent: 3.26, limit_percent: 1.0 },
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_rounded_up_to_a_plain_number() {
+    fn suggested_limits_are_round_numbers() {
         assert_eq!([1.0, 1.1, 4.0, 7.0, 21_000.0].map(round_up), [1.0, 2.0, 5.0, 10.0, 50_000.0]);
     }
 }

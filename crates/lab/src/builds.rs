@@ -1,8 +1,8 @@
-//! Which builds were measured: each file that a command names, by path, size, time and SHA-256. A path alone says nothing:
-//! the next build stands at the same one.
+//! Builds that were measured: every file named in a command, with path, size, time and SHA-256, since a path
+//! alone does not identify a build.
 //!
-//! No program is run to learn its version: asked for `--version`, a server that does not know it may start. The hash
-//! tells builds apart; a version is known of this program itself and of what has a `version` command in its experiment.
+//! No program is run with `--version`: a server that does not know the flag might start. Versions are known
+//! for this program, and for services with a `version` command in the experiment.
 
 use std::{
     collections::BTreeMap,
@@ -22,17 +22,18 @@ use crate::{
     tools,
 };
 
-/// Files of one command: the program, and what it is given, such as a script or a configuration.
+/// Maximum files per command: the program and its arguments, such as a script or a configuration.
 const MOST: usize = 8;
-/// Of a longer file, in bytes, only size and time are kept.
+/// Size limit for hashing in bytes; of larger files only size and time are recorded.
 const LONGEST: u64 = 1 << 30;
-/// Hexadecimal digits of a hash in a sentence.
+/// Digits of an abbreviated hash.
 const SHORT: usize = 12;
 
-/// The name of the workload's files; no service can have it, for the blank.
+/// Name for the workload's files; the blank keeps it distinct from services.
 pub(crate) const WORKLOAD: &str = "the workload";
 
-/// Looks at the files of all commands of an experiment. `versions` are those that were asked for.
+/// Identifies the files of all commands of an experiment. `versions` holds the output of the version
+/// commands.
 pub(crate) fn look(
     experiment: &Experiment,
     variables: &Variables,
@@ -68,18 +69,18 @@ pub(crate) fn look(
     builds
 }
 
-/// In what the programs of now differ from those of a record, as sentences.
+/// Differences between recorded and current programs, as sentences.
 pub(crate) fn differences(then: &[BuildFile], now: &[BuildFile]) -> Vec<String> {
     let of_now =
         |before: &BuildFile| now.iter().find(|now| (&now.name, now.word) == (&before.name, before.word));
     then.iter()
         .filter_map(|before| {
             let Some(after) = of_now(before) else {
-                return Some(format!("{}: {} was measured, and is not there now", before.name, before.path));
+                return Some(format!("{}: {} was measured but no longer exists", before.name, before.path));
             };
             (!before.is_same_as(after)).then(|| {
                 format!(
-                    "{}: {} is another build than the one measured: {}",
+                    "{}: {} differs from the measured build: {}",
                     after.name,
                     after.path,
                     both(before, after)
@@ -89,7 +90,7 @@ pub(crate) fn differences(then: &[BuildFile], now: &[BuildFile]) -> Vec<String> 
         .collect()
 }
 
-/// What has become of the files that a record names, as sentences; none while all are as they were.
+/// Changes to the files of a record since it was made, as sentences.
 pub(crate) fn since(builds: &[BuildFile]) -> Vec<String> {
     let mut told = Vec::new();
     for build in builds {
@@ -99,16 +100,16 @@ pub(crate) fn since(builds: &[BuildFile]) -> Vec<String> {
             if build.is_same_as(&now) {
                 continue;
             }
-            format!("{}: at {} is another build now: {}", build.name, build.path, both(build, &now))
+            format!("{}: {} is a different build now: {}", build.name, build.path, both(build, &now))
         } else {
-            format!("{}: {} is no longer there", build.name, build.path)
+            format!("{}: {} no longer exists", build.name, build.path)
         };
         told.push(sentence);
     }
     told
 }
 
-/// One line for a person.
+/// One line of text.
 pub(crate) fn describe(build: &BuildFile) -> String {
     let version = build.version.as_ref().map_or_else(String::new, |version| format!(" ({version})"));
     format!("{}: {}{version}, {}", build.name, build.path, short(build))
@@ -124,12 +125,12 @@ fn short(build: &BuildFile) -> String {
 }
 
 impl BuildFile {
-    /// Enough of the hash for a sentence.
+    /// Abbreviated hash.
     pub(crate) fn short_hash(&self) -> Option<&str> {
         self.sha256.as_ref().map(|hash| hash.get(..SHORT).unwrap_or(hash))
     }
 
-    /// By the hash; where there is none, by size and time.
+    /// Compares hashes, or size and time if there is no hash.
     fn is_same_as(&self, other: &Self) -> bool {
         match (&self.sha256, &other.sha256) {
             (Some(this), Some(that)) => this == that,
@@ -138,12 +139,13 @@ impl BuildFile {
     }
 }
 
-/// The file that a word of a command names, if it does: the first word as a shell would find it; another one as a path,
-/// also behind `=`.
+/// File named by a word of a command: the first word is looked up like a shell would, others are paths, also
+/// after `=`.
 fn file_of(word: &str, is_program: bool, directory: Option<&Path>) -> Option<PathBuf> {
     let at = |text: &str| {
         let path = directory.map_or_else(|| PathBuf::from(text), |directory| directory.join(text));
-        // A device or a pipe would be read for ever. So would some files below /proc, all of which say that they are empty.
+        // Devices and pipes could be read forever, and so could some files below /proc, which report a size
+        // of 0.
         fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() > 0).then_some(path)
     };
     let path = if is_program {
@@ -170,7 +172,7 @@ fn of_file(path: &Path) -> BuildFile {
 }
 
 fn hash(path: &Path) -> io::Result<String> {
-    // It may grow while it is read.
+    // The file may grow while it is read.
     let mut file = io::BufReader::new(File::open(path)?.take(LONGEST));
     let mut hasher = Sha256::new();
     loop {
@@ -185,7 +187,7 @@ fn hash(path: &Path) -> io::Result<String> {
     Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// All crates of this workspace have one version, and the lab is part of the program.
+/// All crates of the workspace share one version, and the lab is part of the program.
 fn own_version(path: &Path) -> Option<String> {
     let own = env::current_exe().ok()?.canonicalize().ok()?;
     (own == path).then(|| format!("turnpike {}", env!("CARGO_PKG_VERSION")))
@@ -197,7 +199,7 @@ mod tests {
 
     use super::*;
 
-    /// An experiment whose subjects are `first` and `second`, scripts of `directory`.
+    /// Builds of an experiment with the scripts `first` and `second` in `directory`.
     fn experiment(directory: &Path) -> Vec<BuildFile> {
         for (name, text) in [("first", "#!/bin/sh\nsleep 1\n"), ("second", "sleep 2\n"), ("list.conf", "x\n")]
         {
@@ -220,23 +222,25 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_known_by_its_program_and_the_files_that_it_is_given() {
+    fn a_command_is_identified_by_its_program_and_files() {
         let directory = Dir::new();
         let builds = experiment(directory.path());
         let found: Vec<_> = builds
             .iter()
             .map(|build| (build.name.as_str(), build.word, build.path.rsplit('/').next().unwrap()))
             .collect();
-        // `sh` and `sleep` may be links to whatever the system has for them.
+        // `sh` and `sleep` may be links.
         assert_eq!((found[0], found[1]), (("a", 0, "first"), ("a", 1, "list.conf")));
         assert_eq!((found[2].0, found[2].1, found[3]), ("b", 0, ("b", 1, "second")));
         assert_eq!(
             (found.len(), found[4].0, found[4].1),
             (5, WORKLOAD, 0),
-            "neither a device nor the kernel's log is read"
+            "devices and the kernel log are not read"
         );
         let first = &builds[0];
-        // sha256sum of "#!/bin/sh\nsleep 1\n".
+        // sha256sum of "#!/bin/sh
+        // sleep 1
+        // ".
         assert_eq!(
             first.sha256.as_deref(),
             Some("d23f1849a683336f0a4ce761fc165107eb112772742136292f00ef1f0a70f6ea")
@@ -244,11 +248,11 @@ mod tests {
         assert_eq!(first.size, 18);
         assert!(first.modified.len() == 20 && first.modified.ends_with('Z'), "{first:?}");
         assert_eq!((&first.version, builds[2].version.as_deref()), (&None, Some("2.0")));
-        assert_eq!(builds[3].version, None, "the script has not the version of the program");
+        assert_eq!(builds[3].version, None, "a script does not get the version of the program");
     }
 
     #[test]
-    fn another_build_at_the_same_path_is_noticed_and_a_copy_of_the_same_is_not() {
+    fn replaced_builds_are_noticed_and_copies_are_not() {
         let directory = Dir::new();
         let then = experiment(directory.path());
         assert_eq!((since(&then), differences(&then, &look_at(directory.path()))), (vec![], vec![]));
@@ -257,22 +261,22 @@ mod tests {
         fs::write(&second, "sleep 3\n").unwrap();
         let [told] = &since(&then)[..] else { panic!("one file has changed") };
         assert!(
-            told.starts_with("b: at ") && told.contains("/second is another build now: then SHA-256 "),
+            told.starts_with("b: /") && told.contains("/second is a different build now: then SHA-256 "),
             "{told}"
         );
         let [told] = &differences(&then, &look_at(directory.path()))[..] else { panic!("one has changed") };
-        assert!(told.contains("/second is another build than the one measured: then SHA-256 "), "{told}");
+        assert!(told.contains("/second differs from the measured build: then SHA-256 "), "{told}");
 
         let elsewhere = Dir::new();
         assert_eq!(differences(&then, &experiment(elsewhere.path())), Vec::<String>::new());
 
         fs::remove_file(&second).unwrap();
-        assert!(since(&then)[0].ends_with("/second is no longer there"));
-        assert!(differences(&then, &look_at(directory.path()))[0].ends_with("is not there now"));
+        assert!(since(&then)[0].ends_with("/second no longer exists"));
+        assert!(differences(&then, &look_at(directory.path()))[0].ends_with("no longer exists"));
     }
 
     #[test]
-    fn this_program_knows_its_own_version_without_being_run() {
+    fn the_version_of_this_program_is_known_without_running_it() {
         let own = env::current_exe().unwrap().canonicalize().unwrap();
         assert_eq!(own_version(&own).unwrap(), format!("turnpike {}", env!("CARGO_PKG_VERSION")));
         assert_eq!(own_version(Path::new("/bin/sh")), None);

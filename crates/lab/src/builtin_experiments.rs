@@ -1,4 +1,4 @@
-//! Experiments compiled into the binary, so that they can be repeated without the repository. A file of the same name in
+//! Experiments compiled into the binary, so that they run without the repository. A file of the same name in
 //! `experiments/` takes precedence.
 
 use std::path::{Path, PathBuf};
@@ -16,14 +16,13 @@ macro_rules! texts {
 /// Built-in files of one kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shelf {
-    /// What one of them is called in a message.
+    /// Singular, for messages.
     kind: &'static str,
     /// Below `experiments/`.
     folder: &'static str,
     texts: &'static [(&'static str, &'static str)],
 }
 
-/// Questions: who is compared under which load.
 pub(crate) const EXPERIMENTS: Shelf = Shelf {
     kind: "experiment",
     folder: "",
@@ -35,7 +34,7 @@ pub(crate) const EXPERIMENTS: Shelf = Shelf {
     ],
 };
 
-/// Programs that several experiments share.
+/// Programs shared by several experiments.
 pub(crate) const PARTS: Shelf = Shelf {
     kind: "part",
     folder: "parts",
@@ -49,7 +48,7 @@ pub(crate) const SUITES: Shelf = Shelf {
     texts: texts!["suites/": "relay" "relay-thin-user-space" "builds" "kernel" "forward" "forward-kernel" "fleet" "net"],
 };
 
-/// A file as it was read, or would be if there were one.
+/// Text of a file or built-in, with its (virtual) path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BuiltinText {
     pub(crate) path: PathBuf,
@@ -57,7 +56,7 @@ pub(crate) struct BuiltinText {
 }
 
 impl Shelf {
-    /// The file `wanted`, or the text of that name: in `experiments/`, or else brought along.
+    /// Finds a file by path, or a text by name in `experiments/` or among the built-ins.
     pub(crate) fn find(&self, wanted: &Path, experiments: &Path) -> Result<BuiltinText, LabError> {
         let named = experiments.join(self.folder).join(wanted).with_extension("toml");
         if let Some(path) = [wanted.to_owned(), named].into_iter().find(|path| path.is_file()) {
@@ -70,7 +69,7 @@ impl Shelf {
         }
     }
 
-    /// All that are brought along, by name.
+    /// All built-ins by name.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, BuiltinText)> {
         self.texts
             .iter()
@@ -81,12 +80,12 @@ impl Shelf {
         let kind = self.kind;
         LabError::usage(match nearest(wanted, self.texts.iter().map(|(name, _)| *name)) {
             Some(meant) => format!("no {kind} {wanted}; did you mean \"{meant}\"?"),
-            None => format!("no {kind} {wanted}: give a file, or a name that `turnpike lab list` shows"),
+            None => format!("no {kind} {wanted}: give a file, or a name from `turnpike lab list`"),
         })
     }
 }
 
-/// What messages call a text that is in no file.
+/// Path of a built-in for messages.
 fn built_in(name: &str) -> PathBuf {
     Path::new("built-in").join(name).with_extension("toml")
 }
@@ -104,7 +103,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments")
     }
 
-    /// A machine with fewer CPUs than an experiment pins to is no mistake of the file.
+    /// Accepts files that are only invalid because the machine has too few CPUs.
     fn is_sound<T>(parsed: Result<T, LabError>) -> bool {
         match parsed {
             Ok(_) => true,
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_is_on_its_shelf_and_every_text_is_a_file() {
+    fn built_in_texts_match_the_files() {
         for shelf in [EXPERIMENTS, PARTS, SUITES] {
             let mut files: Vec<String> = fs::read_dir(repository().join(shelf.folder))
                 .unwrap()
@@ -129,11 +128,11 @@ mod tests {
     }
 
     #[test]
-    fn every_text_parses_and_is_sound() {
+    fn every_built_in_text_parses() {
         for (name, BuiltinText { path, text }) in EXPERIMENTS.all() {
             let parsed = Experiment::parse(&path, &text);
             assert!(is_sound(parsed), "{name}: {:?}", Experiment::parse(&path, &text).err());
-            assert!(text.contains(&format!("name = \"{name}\"")), "{name} is called otherwise");
+            assert!(text.contains(&format!("name = \"{name}\"")), "{name} has another name");
         }
         for (name, BuiltinText { path, text }) in SUITES.all() {
             let suite = Suite::parse(&path, &text).unwrap();
@@ -144,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_goes_before_the_text_of_the_same_name() {
+    fn a_file_takes_precedence_over_a_built_in() {
         let directory = Dir::new();
         let own = directory.at("relay-thin.toml");
         fs::write(&own, "x").unwrap();

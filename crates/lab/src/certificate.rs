@@ -1,14 +1,15 @@
-//! The certificate that subjects show to clients over TLS: self-signed, made anew for each experiment, the same for all.
+//! TLS certificate of the subjects: self-signed, generated per experiment and shared by all subjects.
 
 use std::{fs::OpenOptions, io::Write as _, os::unix::fs::OpenOptionsExt as _, path::Path};
 
 use crate::error::LabError;
 
-/// Their names in the directory of the runs: `{cert}` and `{key}` of an experiment.
+/// File names in the run directory: `{cert}` and `{key}` of an experiment.
 pub(crate) const CERT: &str = "cert.pem";
 pub(crate) const KEY: &str = "key.pem";
 
-/// Makes one that is good for these addresses. ECDSA on P-256, which both rustls and OpenSSL sign with at about the same cost.
+/// Generates a certificate for these addresses: ECDSA on P-256, which costs rustls and OpenSSL about the
+/// same.
 pub(crate) fn make(directory: &Path, addresses: impl IntoIterator<Item = String>) -> Result<(), LabError> {
     let mut names: Vec<String> =
         addresses.into_iter().chain(["localhost".to_owned(), "127.0.0.1".to_owned()]).collect();
@@ -19,7 +20,7 @@ pub(crate) fn make(directory: &Path, addresses: impl IntoIterator<Item = String>
     for (name, pem, mode) in [(CERT, made.cert.pem(), 0o644), (KEY, made.signing_key.serialize_pem(), 0o600)]
     {
         let path = directory.join(name);
-        // Good for nothing but this experiment, and yet no key lies about readable.
+        // Private even though the key is only good for this experiment.
         OpenOptions::new()
             .write(true)
             .create(true)
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_is_its_owners_alone() {
+    fn the_key_is_readable_by_its_owner_only() {
         let directory = Dir::new();
         make(directory.path(), ["10.77.1.1".to_owned(), "10.77.1.1".to_owned(), "fd77:1::1".to_owned()])
             .unwrap();

@@ -1,4 +1,4 @@
-//! The command line of `turnpike lab`.
+//! Command line of `turnpike lab`.
 
 use std::path::PathBuf;
 
@@ -7,12 +7,14 @@ use clap::{Args, Parser, Subcommand};
 use crate::{adhoc::AdhocOptions, request::Overrides, search::SearchOptions};
 
 const AB: &str = "\
-Names in commands: {client}, {relay}, {peer} are the addresses of the namespaces (client - relay - peer),
-{relay-peer} that of the relay on its link with the peer, {turnpike} (or a bare `turnpike` in front) this program.
+Variables in commands: {client}, {relay} and {peer} are the addresses of the namespaces
+(client - relay - peer), {relay-peer} is the relay's address on its link to the peer, and {turnpike}
+(or a leading `turnpike`) is this program.
 
-With `turnpike load MODE TARGET` as workload the rest follows: --duration, --warmup and --json are added to it, a subject
-is ready when it answers at TARGET, `turnpike reflect` runs at the --peer of `load turn` (by default {peer}:3480), subjects
-are pinned to CPU 0 and the load to CPU 1. What that comes to is printed first; every option overrides its part.
+With `turnpike load MODE TARGET` as the workload, the lab completes the rest: it adds --duration,
+--warmup and --json, a subject is ready when it answers at TARGET, `turnpike reflect` runs at the
+--peer of `load turn` (default {peer}:3480), and subjects are pinned to CPU 0 and the load to CPU 1.
+The result is printed first; every option overrides its part.
 
 Example: is the relay faster with this change?
   turnpike lab ab \\
@@ -20,22 +22,25 @@ Example: is the relay faster with this change?
     --b './new/turnpike serve --listen {relay}:3478 --relay-ip {relay-peer} --user u:p --allow-peer {peer}/32 --workers 1' \\
     -- turnpike load turn {relay}:3478 --user u:p --clients 8 --rate max
 
-Example: a forwarder, with a server of one's own behind it
+Example: a forwarder with a backend server
   turnpike lab ab --helper 'peer:iperf3 -s' --ready-tcp-port 5000 \\
     --a 'socat TCP-LISTEN:5000,fork,reuseaddr TCP:{peer}:5201' --b 'turnpike forward tcp://{relay}:5000={peer}:5201' \\
     -- iperf3 -c {relay} -p 5000";
 
 const SUITE: &str = "\
-Ctrl-C keeps the rows that are done; --resume makes the others, beginning with the one that was interrupted.
-Exit codes: 0 done, 1 a row could not be measured or the suite was interrupted, 2 bad usage, 3 a `must` is missed.
+Ctrl-C keeps finished rows; --resume makes the remaining ones, starting with the one that was
+interrupted.
+Exit codes: 0 done, 1 a row could not be measured or the suite was interrupted, 2 bad usage, 3 a
+`must` is missed.
 
 Examples:
-  turnpike lab suite relay                           our relay, coturn, and others that are there
+  turnpike lab suite relay                           turnpike, coturn, and other installed relays
   turnpike lab suite forward --only bulk --rounds 6
   turnpike lab suite --resume lab-runs/suite-relay-20261122-160000 --markdown";
 
 const PROFILE: &str = "\
-For whole stacks build with frame pointers: `cargo profiling` in this repository (target/profiling/turnpike).
+Build with frame pointers to get complete stacks: `cargo profiling` in this repository
+(target/profiling/turnpike).
 
 Example:
   turnpike lab profile 'target/profiling/turnpike serve --listen {relay}:3478 --relay-ip {relay-peer} --user u:p \\
@@ -49,9 +54,9 @@ pub struct LabArgs {
     pub(crate) command: LabCommand,
 }
 
-/// For [`crate::main`].
+/// Parser of [`crate::main`].
 #[derive(Debug, Parser)]
-#[command(name = "turnpike lab", about = "Experiments that can be believed", arg_required_else_help = true)]
+#[command(name = "turnpike lab", about = "Reliable performance experiments", arg_required_else_help = true)]
 pub(crate) struct Lab {
     #[command(flatten)]
     pub(crate) args: LabArgs,
@@ -59,7 +64,7 @@ pub(crate) struct Lab {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum LabCommand {
-    /// Make network namespaces joined by veth pairs, by default client, relay and peer
+    /// Create network namespaces joined by veth pairs, by default client, relay and peer
     Up {
         /// `veth`, `wire`, or a topology file
         #[arg(default_value = "veth")]
@@ -77,53 +82,53 @@ pub(crate) enum LabCommand {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
-    /// Remove the namespaces, and all that crashed runs have left
+    /// Remove the namespaces, and leftovers of crashed runs
     Down {
         #[command(flatten)]
         id: Id,
     },
-    /// Run an experiment file, or one that `lab list` shows by its name
+    /// Run an experiment file, or one from `lab list`
     Run {
         #[command(flatten)]
         file: ExperimentFile,
         #[command(flatten)]
         out: OutputOptions,
     },
-    /// List the experiments and suites that need no file
+    /// List the built-in experiments and suites
     List,
-    /// Run a table of experiments, one record each, and hold their figures against its bars
+    /// Run a table of experiments, one record each, and check the results against its thresholds
     #[command(after_long_help = SUITE)]
     Suite {
-        /// Suite file, or one of experiments/suites/ by its name
+        /// Suite file, or the name of one in experiments/suites/
         #[arg(required_unless_present = "resume")]
         suite: Option<PathBuf>,
-        /// Go on with a suite that was interrupted, from its directory
+        /// Continue an interrupted suite in this directory
         #[arg(long, value_name = "DIR", conflicts_with_all = ["suite", "only", "set", "topology"])]
         resume: Option<PathBuf>,
         /// Print the table in Markdown
         #[arg(long)]
         markdown: bool,
-        /// Only rows in whose title or experiment this text stands; may be repeated
+        /// Only run rows with this text in their title or experiment; may be repeated
         #[arg(long, value_name = "TEXT")]
         only: Vec<String>,
-        /// Give a variable of all rows a value, or `turnpike` another build
+        /// Set a variable of all rows, or replace `turnpike` by another build
         #[arg(long, value_name = "NAME=VALUE")]
         set: Vec<String>,
         #[command(flatten)]
         place: TopologyOptions,
         #[command(flatten)]
         changes: Overrides,
-        /// Directory below which the suite gets one of its own
+        /// Parent of the suite's new directory
         #[arg(long, value_name = "DIR", default_value = "lab-runs")]
         out: PathBuf,
     },
     /// Compare two commands under a workload, without a file
     #[command(after_long_help = AB)]
     Ab {
-        /// The baseline
+        /// Baseline
         #[arg(long, value_name = "CMD")]
         a: String,
-        /// What is compared with it
+        /// Candidate
         #[arg(long, value_name = "CMD")]
         b: String,
         #[command(flatten)]
@@ -140,13 +145,13 @@ pub(crate) enum LabCommand {
     Sweep {
         #[command(flatten)]
         file: ExperimentFile,
-        /// Rates in datagrams a second
+        /// Rates in datagrams per second
         #[arg(long, value_name = "PPS,...", value_delimiter = ',', required = true)]
         rates: Vec<u64>,
         #[command(flatten)]
         out: OutputOptions,
     },
-    /// Search the highest rate that each subject bears, and its latency at 30, 60 and 80 % of it
+    /// Find the highest sustainable rate of each subject, and its latency at 30, 60 and 80 % of that rate
     FindMax {
         #[command(flatten)]
         file: ExperimentFile,
@@ -155,7 +160,8 @@ pub(crate) enum LabCommand {
         #[command(flatten)]
         out: OutputOptions,
     },
-    /// Flame graph, hottest symbols and syscalls of a command under a workload; or the difference of two such
+    /// Flame graph, hottest symbols and syscalls of a command under a workload, or the difference between two
+    /// profiles
     #[command(after_long_help = PROFILE)]
     Profile {
         /// Command to profile
@@ -174,7 +180,7 @@ pub(crate) enum LabCommand {
         #[arg(last = true, required_unless_present = "diff")]
         workload: Vec<String>,
     },
-    /// Show records again, or compare those of different days
+    /// Show records, or compare records of different days
     Report {
         /// Directories of records
         #[arg(required = true)]
@@ -191,19 +197,19 @@ pub(crate) enum LabCommand {
     },
 }
 
-/// Which topology.
 #[derive(Debug, Args)]
 pub(crate) struct Id {
-    /// Name of the topology, where several are wanted at once
+    /// Name of the topology, if several exist at once
     #[arg(long, value_name = "NAME", default_value = "up")]
     pub(crate) id: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ExperimentFile {
-    /// File, or a name that `lab list` shows
+    /// File, or a name from `lab list`
     pub(crate) experiment: PathBuf,
-    /// Give a variable of the experiment a value (one that it sweeps is then not swept), or `turnpike` another build
+    /// Set a variable of the experiment (which is then no longer swept), or replace `turnpike` by another
+    /// build
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,
     #[command(flatten)]
@@ -214,14 +220,14 @@ pub(crate) struct ExperimentFile {
 
 #[derive(Debug, Args)]
 pub(crate) struct TopologyOptions {
-    /// `wire`, `veth`, `host`, or a topology file, in place of the experiment's
+    /// `wire`, `veth`, `host`, or a topology file, instead of the experiment's own
     #[arg(long, value_name = "T")]
     pub(crate) topology: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct OutputOptions {
-    /// Directory below which the record gets one of its own
+    /// Parent of the record's new directory
     #[arg(long, value_name = "DIR", default_value = "lab-runs")]
     pub(crate) out: PathBuf,
     #[command(flatten)]
@@ -230,13 +236,13 @@ pub(crate) struct OutputOptions {
 
 #[derive(Debug, Default, Args)]
 pub(crate) struct Log {
-    /// Add one row to a performance log (docs/dev/performance-log.md)
+    /// Add a row to a performance log (docs/dev/performance-log.md)
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
-    /// What was changed, for that row [default: the experiment's name]
+    /// Description of the change, for that row [default: the experiment's name]
     #[arg(long, value_name = "TEXT", requires = "log")]
     pub(crate) change: Option<String>,
-    /// The gain predicted before measuring, for that row
+    /// Gain predicted before measuring, for that row
     #[arg(long, value_name = "RATIO", requires = "log")]
     pub(crate) predicted: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! What each command of `turnpike lab` does.
+//! Implementation of the `turnpike lab` commands.
 
 use std::{ffi::OsString, fs, io::ErrorKind, os::unix::process::CommandExt, path::Path, process::Command};
 
@@ -32,24 +32,26 @@ use crate::{
     verdict::judge,
 };
 
-/// The exit code where an asked-for limit was exceeded, as of all commands.
+/// Exit code for an exceeded limit, as with all commands.
 const LIMIT_EXCEEDED: u8 = 3;
-/// Verdicts shown beside the deciding one, before the reader is sent to the report.
+/// Additional verdicts printed before the reader is referred to the report.
 const FURTHER: usize = 8;
 
-/// Runs `turnpike lab` with these arguments, the program's name first; the exit code: 0 done, 1 failed, 2 bad usage.
+/// Runs `turnpike lab` with these arguments, program name first. Returns the exit code: 0 done, 1 failed, 2
+/// bad usage.
 pub fn main<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) -> u8 {
     match Lab::try_parse_from(arguments) {
         Ok(lab) => run(lab.args),
         Err(error) => {
-            // Nobody to tell if the terminal is closed. Help is no mistake.
+            // Errors are ignored because the terminal may be closed. Help exits with 0.
             let _ = error.print();
             if error.use_stderr() { 2 } else { 0 }
         }
     }
 }
 
-/// Runs one command. A signal ends it early and keeps what was measured. The exit code is as for [`main`].
+/// Runs one command. A signal ends it early and keeps finished measurements. Exit codes are those of
+/// [`main`].
 pub fn run(arguments: LabArgs) -> u8 {
     match dispatch(arguments.command, &StopFlag::on_signals()) {
         Ok(code) => code,
@@ -74,11 +76,12 @@ fn dispatch(command: LabCommand, stop: &StopFlag) -> Result<u8, LabError> {
                     let BuiltinText { path, text } =
                         SUITES.find(&suite.unwrap_or_default(), Path::new("experiments"))?;
                     let suite = Suite::parse(&path, &text)?.only(&only)?;
-                    // One for all rows, so that the table can name it.
+                    // One seed for all rows, so that the table can show it.
                     let seed = changes.seed.unwrap_or_else(request::draw_seed);
                     let changes = Overrides { seed: Some(seed), ..changes };
                     let rows = suite.requests(&changes, &set, place.topology.as_deref())?;
-                    // Before anything is written: it may begin again, as root of a namespace.
+                    // Before anything is written, because this may re-execute the program as root of a user
+                    // namespace.
                     for (_, request) in &rows {
                         if request.experiment()?.topology()?.is_some() {
                             userns::enter_if_needed()?;
@@ -97,7 +100,7 @@ fn dispatch(command: LabCommand, stop: &StopFlag) -> Result<u8, LabError> {
         }
         LabCommand::Sweep { file, rates, out } => {
             if rates.contains(&0) {
-                return Err(LabError::usage("--rates: expected datagrams a second, at least 1"));
+                return Err(LabError::usage("--rates: expected datagrams per second, at least 1"));
             }
             rates_of_file(&file, RatePlan::Sweep(rates), &out, stop)
         }
@@ -112,7 +115,7 @@ fn dispatch(command: LabCommand, stop: &StopFlag) -> Result<u8, LabError> {
                 return profile::diff(before, after, Path::new("profile-diff.svg")).map(|()| 0);
             }
             let subject =
-                subject.ok_or_else(|| LabError::usage("nothing to profile: name the command before `--`"))?;
+                subject.ok_or_else(|| LabError::usage("nothing to profile: give the command before `--`"))?;
             let mut request =
                 adhoc::request("profile", &[("subject", &subject)], &workload, &setting, &changes)?;
             request.task = Task::Profile;
@@ -141,13 +144,13 @@ fn up(topology: &str, id: &str) -> Result<u8, LabError> {
     }
     let option = if id == "up" { String::new() } else { format!(" --id {id}") };
     text += &format!(
-        "`turnpike lab exec{option} NAME -- CMD` runs a command inside, `turnpike lab down{option}` ends it"
+        "run a command inside with `turnpike lab exec{option} NAME -- CMD`; remove it with `turnpike lab down{option}`"
     );
     console::result(&text);
     Ok(0)
 }
 
-/// Becomes the command; returns only if that fails.
+/// Replaces this process by the command; returns only on failure.
 fn exec(id: &str, name: &str, command: &[String]) -> LabError {
     let entered = check_id(id).and_then(|()| Topology::find(id)).and_then(|lab| lab.entry(Some(name)));
     let mut words = match entered {
@@ -163,7 +166,7 @@ fn down(id: &str) -> Result<u8, LabError> {
     check_id(id)?;
     let ended = topology::down(id)?;
     console::result(&match ended {
-        0 => "nothing was up".to_owned(),
+        0 => "no topology was up".to_owned(),
         1 => "1 topology removed".to_owned(),
         ended => format!("{ended} topologies removed"),
     });
@@ -175,7 +178,9 @@ fn check_id(id: &str) -> Result<(), LabError> {
     if is_plain(id, 16) && !id.contains('-') {
         return Ok(());
     }
-    Err(LabError::usage(format!("--id {id}: expected 1 to 16 lower case letters and digits, a letter first")))
+    Err(LabError::usage(format!(
+        "--id {id}: expected 1 to 16 lower-case letters and digits, starting with a letter"
+    )))
 }
 
 fn rates_of_file(
@@ -197,7 +202,7 @@ fn requests_of(file: &ExperimentFile) -> Result<Vec<RunRequest>, LabError> {
     RunRequest::of(Experiment::find(&file.experiment)?, &file.changes, &variant, &file.set)
 }
 
-/// What can be run by name, each with its first comment.
+/// Lists the built-ins, each with its first comment.
 fn list() -> Result<u8, LabError> {
     let mut text = String::new();
     for (title, shelf) in [
@@ -214,7 +219,7 @@ fn list() -> Result<u8, LabError> {
     Ok(0)
 }
 
-/// Shows a suite's table, and keeps it; 1 if a row is missing, 3 if a bar that must be met is missed.
+/// Prints and saves a suite's table. Returns 1 if a row is missing, 3 if a `must` threshold is missed.
 fn conclude_suite(journal: &SuiteJournal, markdown: bool, stop: &StopFlag) -> Result<u8, LabError> {
     let table = SuiteTable::of(journal);
     let path = journal.directory().join("table.md");
@@ -224,7 +229,7 @@ fn conclude_suite(journal: &SuiteJournal, markdown: bool, stop: &StopFlag) -> Re
     let left = journal.left();
     if left > 0 && stop.requested() {
         Console::new().note(&format!(
-            "interrupted with {left} of {} rows left: `turnpike lab suite --resume {}` makes them",
+            "interrupted with {left} of {} rows left: continue with `turnpike lab suite --resume {}`",
             journal.rows.len(),
             journal.directory().display()
         ));
@@ -236,7 +241,7 @@ fn conclude_suite(journal: &SuiteJournal, markdown: bool, stop: &StopFlag) -> Re
     })
 }
 
-/// Does what each request asks for, one after the other.
+/// Carries out the requests one after the other.
 fn carry_out(requests: &[RunRequest], out: &OutputOptions, stop: &StopFlag) -> Result<u8, LabError> {
     let mut code = 0;
     for request in requests {
@@ -255,14 +260,14 @@ fn carry_out(requests: &[RunRequest], out: &OutputOptions, stop: &StopFlag) -> R
     Ok(code)
 }
 
-/// Writes the report and says what came out; 1 if nothing did.
+/// Writes the report and prints the summary. Returns 1 if there is no result.
 fn conclude(
     request: &RunRequest,
     record: &Record,
     stage: &RunStage,
     out: &OutputOptions,
 ) -> Result<u8, LabError> {
-    // The metrics of a search are its own.
+    // A search has its own metrics.
     let further = match request.task {
         Task::Rates { .. } => &[][..],
         Task::Compare | Task::Profile => &stage.experiment.metrics,
@@ -278,7 +283,7 @@ fn conclude(
     Ok(u8::from(!all_counted))
 }
 
-/// Medians of each subject, the verdicts, and what to do where runs did not count.
+/// Median per subject, verdicts, and advice on void runs.
 fn summary(record: &Record, wanted: &[String]) -> String {
     let deciding = &record.experiment.metric;
     let mut text = String::new();
@@ -305,7 +310,7 @@ fn summary(record: &Record, wanted: &[String]) -> String {
     }
     let mut further: Vec<&String> = Vec::new();
     for name in wanted.iter().take(FURTHER) {
-        // A line a metric, also where it decides as well, or is named twice.
+        // One line per metric, even if it is the deciding one or named twice.
         if name != deciding && !further.contains(&name) {
             further.push(name);
         }
@@ -326,7 +331,7 @@ fn summary(record: &Record, wanted: &[String]) -> String {
     text
 }
 
-/// Which builds a record is of, and what has become of them.
+/// Builds of a record, with warnings about changes since.
 fn programs(record: &Record) -> String {
     let mut text = String::new();
     for build in &record.programs {
@@ -338,13 +343,13 @@ fn programs(record: &Record) -> String {
     text
 }
 
-/// The newest row stands first, under the head of the log's table; a log that is not there yet is begun.
+/// Inserts the new row on top of the log's table; creates the log if it does not exist.
 fn append_row(record: &Record, asked: &Log) -> Result<(), LabError> {
     const HEAD: &str = "| date | commit | change | workload | predicted | measured A/B ratio (rounds) | verdict |\n\
                         | --- | --- | --- | --- | --- | --- | --- |\n";
     let Some(log) = &asked.log else { return Ok(()) };
     let Some(row) = report::row(record, asked) else {
-        return Err(LabError::usage("--log: a record of one subject has no row"));
+        return Err(LabError::usage("--log: a record with a single subject has no row"));
     };
     let text = match fs::read_to_string(log) {
         Ok(text) => text,
@@ -353,7 +358,7 @@ fn append_row(record: &Record, asked: &Log) -> Result<(), LabError> {
     };
     let text = report::insert_row(&text, &row).ok_or_else(|| {
         LabError::usage(format!(
-            "{} has no table that begins with \"| date |\": add its head:\n{HEAD}",
+            "{} has no table that starts with \"| date |\": add this header:\n{HEAD}",
             log.display()
         ))
     })?;
@@ -380,7 +385,7 @@ fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
         return Ok(0);
     }
     if log.log.is_some() {
-        return Err(LabError::usage("--log: a row is of one record, name one directory"));
+        return Err(LabError::usage("--log: a row covers one record, give one directory"));
     }
     let comparison = report::compare(&records);
     let page = Path::new("lab-comparison.html");
@@ -396,13 +401,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn the_command_line_definition_is_valid() {
         use clap::CommandFactory;
         Lab::command().debug_assert();
     }
 
     #[test]
-    fn a_row_is_put_on_top_of_a_log_that_is_begun_if_need_be() {
+    fn new_rows_go_on_top_of_the_log() {
         let directory = Dir::new();
         let path = directory.at("log.md");
         let record = crate::record::tests::record("packets_per_cpu_s", &[(100.0, 100.1, 200.0); 8]);
@@ -428,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn each_metric_has_one_line_that_begins_with_its_name() {
+    fn each_metric_has_one_line_starting_with_its_name() {
         let mut record = crate::record::tests::record("delivered_pps", &[(100.0, 100.1, 200.0); 8]);
         for round in record.rounds.iter_mut().chain(&mut record.aa) {
             round.metrics.insert("cpu_us_per_packet".to_owned(), 2.0);

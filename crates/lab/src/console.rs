@@ -7,7 +7,7 @@ use std::{
 
 use crate::progress::RunProgress;
 
-/// The line of progress on standard error: rewritten in place on a terminal, one line a run elsewhere.
+/// Progress line on standard error: rewritten in place on a terminal, otherwise one line per run.
 pub(crate) struct Console {
     since: Instant,
     terminal: bool,
@@ -24,7 +24,7 @@ impl Console {
 
     pub(crate) fn progress(&self, progress: &RunProgress) {
         let line = progress.line(self.now());
-        // Nobody to tell if standard error is closed.
+        // Standard error may be closed.
         let _ = if self.terminal {
             write!(std::io::stderr(), "\r\x1b[K{line}")
         } else {
@@ -32,13 +32,13 @@ impl Console {
         };
     }
 
-    /// A line that stays.
+    /// Prints a permanent line.
     pub(crate) fn note(&self, text: &str) {
         let clear = if self.terminal { "\r\x1b[K" } else { "" };
         let _ = writeln!(std::io::stderr(), "{clear}{text}");
     }
 
-    /// Removes the line of progress.
+    /// Removes the progress line.
     pub(crate) fn done(&self) {
         if self.terminal {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
@@ -47,6 +47,6 @@ impl Console {
 }
 
 pub(crate) fn result(text: &str) {
-    // A closed pipe (`| head`) is the reader's choice.
+    // Ignores a closed pipe (`| head`).
     let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
 }

@@ -1,4 +1,4 @@
-//! The machine that a run was made on, for the record: without it a figure means nothing.
+//! Description of the machine for the record.
 
 use std::{collections::BTreeMap, fs, path::Path, thread};
 
@@ -12,7 +12,7 @@ use crate::{
     topology::{Topology, offload},
 };
 
-/// Describes where `experiment` is about to run.
+/// Describes the machine and versions for `experiment`.
 pub(crate) fn describe(experiment: &Experiment, topology: &Topology, variables: &Variables) -> Environment {
     let mut notes = vec![
         format!("load average {}", read("/proc/loadavg")),
@@ -40,17 +40,17 @@ pub(crate) fn describe(experiment: &Experiment, topology: &Topology, variables: 
     }
 }
 
-/// Now, RFC 3339 in UTC.
+/// Current time, RFC 3339 in UTC.
 pub(crate) fn now() -> String {
     show_time(Timestamp::now())
 }
 
-/// A moment, RFC 3339 in UTC, to the second.
+/// RFC 3339 in UTC, to the second.
 pub(crate) fn show_time(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// A stable part for a directory's name.
+/// Timestamp for a directory name.
 pub(crate) fn stamp() -> String {
     Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string()
 }
@@ -58,7 +58,7 @@ pub(crate) fn stamp() -> String {
 fn versions(experiment: &Experiment, variables: &Variables) -> BTreeMap<String, String> {
     let mut versions = BTreeMap::new();
     for service in experiment.services() {
-        // Only what the experiment says: asking an unknown server for `--version` may start it.
+        // Only with an explicit command: an unknown server might start when given `--version`.
         if let Some(command) = &service.version
             && let Ok(command) = variables.command(command)
             && let Some(version) = first_line(&command)
@@ -94,8 +94,9 @@ fn cpu_model(cpuinfo: &str) -> String {
     model.map_or_else(|| "unknown".to_owned(), |(_, model)| model.to_owned())
 }
 
-/// How CPUs idle, by what is below `sys` and in `latency`, which is [`CPU_DMA_LATENCY`]. A virtual machine's that halt at once give
-/// themselves up each time: how long it then takes to wake them is the host's affair. Those that poll first do not.
+/// Idle behaviour of the CPUs, from the files below `sys` and from `latency` ([`CPU_DMA_LATENCY`]). A virtual
+/// CPU that halts at once is descheduled by the host each time, and waking it takes as long as the host
+/// likes. One that polls first is not.
 fn idle(sys: &Path, latency: &Path) -> String {
     let value = |path: &str| Some(fs::read_to_string(sys.join(path)).ok()?.trim().to_owned());
     let cpuidle = |name: &str| value(&format!("devices/system/cpu/cpuidle/{name}"));
@@ -105,23 +106,23 @@ fn idle(sys: &Path, latency: &Path) -> String {
     let polls =
         value(GUEST_HALT_POLL).and_then(|text| text.parse::<u64>().ok()).filter(|_| governor == "haltpoll");
     let polls = polls
-        .map_or_else(String::new, |nanoseconds| format!(", polls for {} µs at most", nanoseconds / 1_000));
-    // Four bytes, and no text.
+        .map_or_else(String::new, |nanoseconds| format!(", polls for at most {} µs", nanoseconds / 1_000));
+    // Four binary bytes.
     let latency = fs::read(latency).ok().and_then(|bytes| Some(i32::from_ne_bytes(bytes.try_into().ok()?)));
     let awake = latency
         .filter(|micros| *micros < UNLIMITED_US)
-        .map_or_else(String::new, |micros| format!(", may take {micros} µs to wake up"));
+        .map_or_else(String::new, |micros| format!(", at most {micros} µs to wake up"));
     format!("driver {driver}, governor {governor}{polls}{awake}")
 }
 
-/// How many microseconds a CPU may take to wake up, as somebody who has this open may have written
-/// (`Documentation/power/pm_qos_interface.rst` of the kernel): with 0 it polls for as long as it is idle.
+/// Maximum wake-up latency of CPUs in microseconds, as requested by a process that keeps this file open
+/// (`Documentation/power/pm_qos_interface.rst` of the kernel). With 0 an idle CPU polls all the time.
 const CPU_DMA_LATENCY: &str = "/dev/cpu_dma_latency";
 
-/// What that says when nobody has.
+/// Value without any request.
 const UNLIMITED_US: i32 = 2_000_000_000;
 
-/// Nanoseconds that an idle CPU of a guest polls for at most before it halts.
+/// Maximum polling time of an idle guest CPU before it halts, in nanoseconds.
 const GUEST_HALT_POLL: &str = "module/haltpoll/parameters/guest_halt_poll_ns";
 
 #[cfg(test)]
@@ -131,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_idle_cpus_do_is_told() {
+    fn the_idle_behaviour_is_described() {
         let sys = Dir::new();
         let latency = sys.file("cpu_dma_latency", UNLIMITED_US.to_ne_bytes());
         let idle = |sys: &Path| idle(sys, &latency);
@@ -142,10 +143,10 @@ mod tests {
         sys.file(GUEST_HALT_POLL, "200000\n");
         assert_eq!(idle(sys.path()), "driver intel_idle, governor menu");
         sys.file(&cpuidle("current_governor_ro"), "haltpoll\n");
-        assert_eq!(idle(sys.path()), "driver intel_idle, governor haltpoll, polls for 200 µs at most");
+        assert_eq!(idle(sys.path()), "driver intel_idle, governor haltpoll, polls for at most 200 µs");
         sys.file("cpu_dma_latency", 0_i32.to_ne_bytes());
         sys.file(&cpuidle("current_governor_ro"), "menu\n");
-        assert_eq!(idle(sys.path()), "driver intel_idle, governor menu, may take 0 µs to wake up");
+        assert_eq!(idle(sys.path()), "driver intel_idle, governor menu, at most 0 µs to wake up");
     }
 
     #[test]

@@ -1,13 +1,12 @@
-//! What went wrong, as one sentence with the remedy, and the exit code it becomes.
+//! Errors with a remedy, and their exit codes.
 
 use std::{fs, io, path::Path};
 
 use turnpike_strict::Mistakes;
 
-/// Why the lab stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// The user can mend it (a mistyped key, a missing tool, no permission): exit code 2.
+    /// Fixable by the user (mistyped key, missing tool, no permission): exit code 2.
     #[error("{0}")]
     Usage(String),
     /// The experiment failed: exit code 1.
@@ -24,19 +23,19 @@ impl LabError {
         Self::Failed(text.into())
     }
 
-    /// For [`Result::map_err`]: `what` could not be done, for the system's reason.
+    /// Adapter for [`Result::map_err`] that adds a description.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |error| Self::Failed(format!("{what}: {error}"))
     }
 
-    /// The text of a file that the user named.
+    /// Reads a file named by the user.
     pub(crate) fn read(path: &Path) -> Result<String, Self> {
         fs::read_to_string(path)
             .map_err(|error| Self::usage(format!("cannot read {}: {error}", path.display())))
     }
 
-    /// As a process exit code: 1 failed, 2 bad usage or configuration.
+    /// Process exit code: 1 failed, 2 bad usage or configuration.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,

@@ -1,5 +1,5 @@
-//! Excerpt of a program's output for the report of its exit: the first line that names an error, since the rest follows from it,
-//! and the last lines. The amount that is read and kept is bounded.
+//! Excerpt of a program's log for the report of its exit: the first line with an error, since the rest
+//! usually follows from it, and the last lines. Reads and keeps a bounded amount.
 
 use std::{
     fs::File,
@@ -7,15 +7,15 @@ use std::{
     path::Path,
 };
 
-/// Bytes read of the beginning and of the end of a log.
+/// Bytes read at the start and at the end of a log.
 const READ: u64 = 256 * 1024;
-/// Characters kept of a line.
+/// Characters kept per line.
 const WIDTH: usize = 300;
 /// Last lines kept.
 const LAST: usize = 3;
 
-/// From the log of `program` (its file name, by which many begin their complaints), without the first `skip` bytes, which are
-/// of an earlier run; empty if it said nothing.
+/// Excerpt of the log of `program` (its file name, with which many start their error messages). Skips the
+/// first `skip` bytes, which belong to an earlier run; empty if there is no output.
 pub(crate) fn of(log: &Path, skip: u64, program: &str) -> String {
     let (head, tail) = both_ends(log, skip).unwrap_or_default();
     let mut lines = readable(&head);
@@ -23,7 +23,7 @@ pub(crate) fn of(log: &Path, skip: u64, program: &str) -> String {
     lines.extend(readable(&tail));
     let mut kept: Vec<usize> = (lines.len().saturating_sub(LAST)..lines.len()).collect();
     if let Some(first) = first_complaint(&lines, program) {
-        // A panic's message stands on the line after its place.
+        // A panic's message is on the line after its location.
         let length = if lines[first].contains(PANIC) { 2 } else { 1 };
         kept.extend(first..(first + length).min(lines.len()));
         kept.sort_unstable();
@@ -48,7 +48,7 @@ pub(crate) fn of(log: &Path, skip: u64, program: &str) -> String {
 
 const PANIC: &str = "panicked at";
 
-/// The first line that names an error, or else the first in which the program speaks of itself.
+/// First line with an error, or else the first that starts with the program's name.
 fn first_complaint(lines: &[String], program: &str) -> Option<usize> {
     const WORDS: [&str; 7] = ["ERROR", "FATAL", "CRITICAL", "EMERG", "ALERT", "PANIC", "Traceback"];
     const BRACKETED: [&str; 5] = ["[error]", "[fatal]", "[emerg]", "[alert]", "[crit]"];
@@ -73,7 +73,7 @@ fn first_complaint(lines: &[String], program: &str) -> Option<usize> {
     found.or_else(|| if program.is_empty() { None } else { lines.iter().position(complains) })
 }
 
-/// The beginning behind what is skipped, and the end as far as it is not in the beginning.
+/// Start of the log after the skipped part, and its end without overlap.
 fn both_ends(log: &Path, skip: u64) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
     let mut file = File::open(log)?;
     let length = file.metadata()?.len();
@@ -87,7 +87,7 @@ fn both_ends(log: &Path, skip: u64) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
     Ok((head, tail))
 }
 
-/// Lines that are not empty, without colours and other control characters, cut to a width.
+/// Non-empty lines without colours and control characters, cut to the maximum width.
 fn readable(bytes: &[u8]) -> Vec<String> {
     String::from_utf8_lossy(bytes)
         .lines()
@@ -110,7 +110,7 @@ fn without_escapes(line: &str) -> String {
     while let Some(c) = characters.next() {
         if c == '\x1b' {
             if characters.next() == Some('[') {
-                // Parameters, up to the letter that ends them.
+                // Parameters, up to the final letter.
                 let _ = characters.by_ref().find(char::is_ascii_alphabetic);
             }
         } else if c == '\t' {
@@ -171,7 +171,7 @@ c
     }
 
     #[test]
-    fn complaints_are_known_by_their_words_or_by_the_program() {
+    fn errors_are_recognized_by_keyword_or_program_name() {
         for (line, program) in [
             ("turnpike: cannot read x", "turnpike"),
             ("turnpike serve: cannot read x", "turnpike"),
@@ -185,13 +185,13 @@ c
             assert!(told.starts_with(line), "{told}");
         }
         assert_eq!(words("no errors\n1\n2\n3\n", "x"), "1 / 2 / 3");
-        // An error says more than a greeting by name.
+        // An error is more relevant than a line with the program's name.
         let told = words("turnpike: welcome\n1\nERROR no port\n2\n3\n4\n5\n", "turnpike");
         assert!(told.starts_with("ERROR no port"), "{told}");
     }
 
     #[test]
-    fn an_error_of_an_earlier_run_is_not_told_again() {
+    fn an_error_of_an_earlier_run_is_not_repeated() {
         let directory = Dir::new();
         let path = directory.at("log");
         let earlier = "ERROR of the run before\n";
@@ -200,7 +200,7 @@ c
     }
 
     #[test]
-    fn nothing_said_is_nothing_and_much_is_cut() {
+    fn empty_logs_yield_nothing_and_long_ones_are_cut() {
         assert_eq!(words("", "x"), "");
         assert_eq!(of(Path::new("/no/such/log"), 0, "x"), "");
         assert_eq!(words("one\n\ntwo", "x"), "one / two");

@@ -1,4 +1,4 @@
-//! Reasons to discard a round: the generator was late, CPUs were stolen, the subject failed.
+//! Reasons to void a run: a late generator, stolen or shared CPUs, a failed subject.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -6,41 +6,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::metric;
 
-/// Why a run was declared void.
+/// Reason why a run is void.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Void {
-    /// The generator sent later than due, so that the offered load was not the wanted one. Some metrics
-    /// survive that.
+    /// The generator sent later than due, so the offered load was not the requested one. Some metrics survive
+    /// this.
     #[error("the generator was late (p99 {p99_us:.0} µs, allowed {limit_us:.0} µs)")]
     GeneratorLate { p99_us: f64, limit_us: f64 },
-    /// The hypervisor took CPU time away.
     #[error("CPU time was stolen ({percent:.1} %, allowed {limit_percent:.1} %)")]
     CpuStolen { percent: f64, limit_percent: f64 },
-    /// Others used the subject's cores: other processes ran, for time that is neither its own nor the kernel's network threads'.
-    #[error("others used the subject's cores ({percent:.1} %, allowed {limit_percent:.1} %)")]
+    /// Other processes ran on the subject's cores, not counting its own and the kernel's network threads.
+    #[error("other processes used the subject's cores ({percent:.1} %, allowed {limit_percent:.1} %)")]
     CoresShared { percent: f64, limit_percent: f64 },
-    /// The subject did not start, ended early, or delivered nothing.
+    /// The subject did not start, exited early, or delivered nothing.
     #[error("the subject failed: {how}")]
     SubjectFailed { how: String },
-    /// Anything else, among it a workload that failed of itself.
+    /// Anything else, including a failed workload.
     #[error("{what}")]
     Other { what: String },
 }
 
-/// What made runs void through no fault of a subject, where a limit says so.
+/// Cause with a configurable limit, not attributable to a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// [`Void::GeneratorLate`].
     GeneratorLate,
-    /// [`Void::CpuStolen`].
     CpuStolen,
-    /// [`Void::CoresShared`].
     CoresShared,
 }
 
 impl Cause {
-    /// All of them.
     pub(crate) const ALL: [Self; 3] = [Self::GeneratorLate, Self::CpuStolen, Self::CoresShared];
 }
 
@@ -49,13 +44,13 @@ impl fmt::Display for Cause {
         f.write_str(match self {
             Self::GeneratorLate => "the generator was late",
             Self::CpuStolen => "CPU time was stolen",
-            Self::CoresShared => "others used the subjects' cores",
+            Self::CoresShared => "other processes used the subjects' cores",
         })
     }
 }
 
 impl Void {
-    /// The limit that was exceeded, and what was measured: microseconds or percent.
+    /// Cause and measured value in microseconds or percent.
     pub(crate) fn cause(&self) -> Option<(Cause, f64)> {
         match self {
             Self::GeneratorLate { p99_us, .. } => Some((Cause::GeneratorLate, *p99_us)),
@@ -66,7 +61,7 @@ impl Void {
     }
 }
 
-/// What a run may suffer and still count.
+/// Limits above which a run is void.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VoidLimits {
@@ -74,19 +69,19 @@ pub struct VoidLimits {
     pub late_p99_us: f64,
     /// Stolen CPU time of the whole machine, percent.
     pub steal_percent: f64,
-    /// Time of the subject's cores that went to others, percent; known only of a subject that is pinned.
+    /// Time of the subject's cores used by other processes, percent; known only for pinned subjects.
     pub foreign_percent: f64,
-    /// Loss, percent; absent where losses are what is measured.
+    /// Loss in percent; absent if losses are being measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_percent: Option<f64>,
-    /// Connections of the generator that broke or could not be opened, percent of what it sent.
+    /// Generator connections that broke or could not be opened, in percent of those sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub broken_percent: Option<f64>,
 }
 
 impl Default for VoidLimits {
-    /// 1 % steal is a fifth of the difference that an experiment resolves by default; 3 % of a core, and some of its kernel's own
-    /// threads run there even where nothing else does.
+    /// 1 % steal is a fifth of the difference that an experiment resolves by default. 3 % of a core leaves
+    /// room for the kernel's own threads.
     fn default() -> Self {
         Self {
             late_p99_us: turnpike_measure::LATE_P99_US as f64,
@@ -99,13 +94,12 @@ impl Default for VoidLimits {
 }
 
 impl VoidLimits {
-    /// Why this run is void by its own metrics ([`metric::LATE_P99_US`], [`metric::STEAL_PERCENT`],
-    /// [`metric::FOREIGN_PERCENT`] and others), if it is.
-    ///
-    /// That a subject failed is known only to who ran it. A metric that was not recorded voids nothing.
+    /// Checks the metrics of a run ([`metric::LATE_P99_US`], [`metric::STEAL_PERCENT`],
+    /// [`metric::FOREIGN_PERCENT`] and others) against the limits. Metrics that were not recorded void
+    /// nothing.
     pub(crate) fn check(&self, metrics: &BTreeMap<String, f64>) -> Option<Void> {
         let above = |name: &str, limit: f64| metrics.get(name).copied().filter(|value| *value > limit);
-        // Lateness last, for it does not spoil every metric.
+        // Lateness is checked last because it does not affect every metric.
         if let Some(percent) = above(metric::STEAL_PERCENT, self.steal_percent) {
             return Some(Void::CpuStolen { percent, limit_percent: self.steal_percent });
         }
@@ -146,7 +140,12 @@ mod tests {
             (usual, metric::LATE_P99_US, 999.0, ""),
             (usual, metric::STEAL_PERCENT, 3.25, "CPU time was stolen (3.2 %, allowed 1.0 %)"),
             (usual, metric::STEAL_PERCENT, 0.5, ""),
-            (usual, metric::FOREIGN_PERCENT, 12.5, "others used the subject's cores (12.5 %, allowed 3.0 %)"),
+            (
+                usual,
+                metric::FOREIGN_PERCENT,
+                12.5,
+                "other processes used the subject's cores (12.5 %, allowed 3.0 %)",
+            ),
             (usual, metric::FOREIGN_PERCENT, 2.9, ""),
             (foreign, metric::FOREIGN_PERCENT, 12.5, ""),
             (usual, metric::LOSS_PERCENT, 50.0, ""),
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_both_late_and_robbed_is_void_for_what_spoils_more() {
+    fn stolen_time_takes_precedence_over_lateness() {
         let late = (metric::LATE_P99_US, 9_000.0);
         for (other, cause) in
             [(metric::STEAL_PERCENT, Cause::CpuStolen), (metric::FOREIGN_PERCENT, Cause::CoresShared)]

@@ -1,43 +1,46 @@
-//! The performance lab: starts programs, reads the system, and says what can be believed of it.
+//! Performance lab: runs programs under load, reads the system's counters, and judges the results.
 //!
-//! It links none of the servers, so that any relay or forwarder can be measured. One half starts programs and reads
-//! counters; it is reached through [`run`], or [`main`]:
+//! The lab links none of the servers, so that it can measure any relay or forwarder. One half, reached
+//! through [`run`] or [`main`], starts programs and reads counters:
 //!
 //! ```text
-//! topology    namespaces joined by veth pairs, gone whatever happens
+//! topology    namespaces joined by veth pairs, removed in all circumstances
 //! experiment  files: subjects, helpers, workload, sweep
 //! probe       counters of namespaces, CPUs and processes, read at the source
-//! run         fresh processes a round, readiness, the window in which is measured, failures
+//! run         fresh processes per round, readiness, measurement window, failures
 //! profile     flame graphs, hot symbols, syscalls
 //! ```
 //!
-//! The other half starts nothing and reads no clock: how an experiment is ordered, judged, recorded and reported.
+//! The other half is pure; it orders, judges, records and reports experiments:
 //!
 //! ```text
 //! order::plan(seed, runs, rounds)            which subject runs when; runs = the subjects, and the baseline again (A/A)
-//!   └─ for each slot: run the subject        progress::RunProgress tells round k of n, time left, the running estimate
+//!   └─ for each slot: run the subject        progress::RunProgress shows round k of n, time left, the running estimate
 //!        └─ record::Round                    metric::derive() adds the per-packet figures,
 //!             └─ invalid_rounds::VoidLimits::check()   a late generator or stolen CPU voids it
 //! record::Record::save(dir) ◀───┘            after every round, so that Ctrl-C loses nothing
 //! verdict::judge(record, subject, metric)    faster, slower, no difference shown, or cannot tell
 //! report::save(dir, record)                  report.html;  report::row() for docs/dev/performance-log.md
 //! report::compare(records)                   runs of different days, and whether they are comparable
-//! thresholds::hold(record)                   bars: met, missed, or not decidable; suite is a table of experiments with theirs
+//! thresholds::hold(record)                   thresholds: met, missed, or undecided; a suite is a table of experiments
 //!
 //! search::Search::next() ─▶ Trial ─▶ observe()   find-max, for several loss goals at once
 //! ```
 //!
-//! **Ratios.** A paired ratio is always candidate over baseline of the same round, in logarithms until shown; the
-//! baseline is the experiment's first subject. Whether above 1 is good is a property of the `metric`.
+//! **Ratios.** A paired ratio is always candidate over baseline of the same round, as a logarithm until
+//! shown. The baseline is the experiment's first subject. The `metric` decides whether a ratio above 1 is
+//! good.
 //!
-//! **A/A.** Give `order::plan` one run more than there are subjects, and let the last one be the baseline again. Its
-//! rounds go into `Record::aa`, under the baseline's name. Six rounds make whole blocks for two subjects and this one.
+//! **A/A.** `order::plan` gets one run more than there are subjects, and the last one is the baseline again.
+//! Its rounds go into `Record::aa` under the baseline's name. With two subjects, six rounds make whole
+//! blocks.
 //!
-//! **How sure.** Simulated with 8 % noise a run and a drift of 20 % (`truth.rs`): of 1,000 experiments of 96 rounds
-//! with equal subjects 974 show no difference and 23 claim one; 5 % slower is found in 88 % of the experiments with 96
-//! rounds and in 97 % with 128. With 2 % noise the same takes a sixteenth of the rounds.
+//! **Reliability.** Simulated with 8 % noise per run and a drift of 20 % (`truth.rs`): of 1,000 experiments
+//! of 96 rounds with equal subjects, 974 show no difference and 23 claim one. A 5 % slowdown is found in 88 %
+//! of the experiments with 96 rounds and in 97 % with 128. With 2 % noise, a sixteenth of the rounds gives
+//! the same result.
 //!
-//! **Seeds.** One seed, printed and recorded, fixes the order of the runs and the bootstrap.
+//! **Seeds.** One recorded seed determines the order of the runs and the bootstrap.
 #![forbid(unsafe_code)]
 
 mod adhoc;

@@ -1,18 +1,17 @@
-//! The metrics of a round by name: unit, which direction is better, and those derived from others.
+//! Metrics by name: unit, preferred direction, and formulas of the derived ones.
 //!
-//! Names are fixed (they stand in records that are compared years later). A metric not listed here may be recorded
-//! too; it is then only ever *higher* or *lower*, not better or worse.
+//! Names are stable, because records are compared years later. A metric not listed here can be recorded too;
+//! verdicts then say *higher* or *lower* instead of better or worse.
 
 use std::collections::BTreeMap;
 
-/// Which values of a metric one wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Preference {
     /// More is better: packets per CPU-second.
     Higher,
     /// Less is better: CPU per packet, latency.
     Lower,
-    /// Neither: it explains, it does not rank.
+    /// Explanatory only.
     Neither,
 }
 
@@ -49,21 +48,21 @@ pub(crate) const PACKETS_PER_BUSY_S: &str = "packets_per_busy_s";
 pub(crate) const SEGMENTS_PER_SUPERPACKET: &str = "segments_per_superpacket";
 pub(crate) const OVERLOAD_SHARE: &str = "overload_share";
 
-/// Every metric that has a direction or a unit.
+/// All metrics with a direction or a unit.
 pub(crate) const METRICS: &[Metric] = &[
     higher(DELIVERED_PPS, "/s", "delivered at the far ends"),
     higher(DELIVERED, "", "delivered at the far ends"),
     higher(DELIVERED_BYTES, "B", "payload delivered at the far ends"),
     higher("delivered_bps", "bit/s", "payload delivered at the far ends"),
     neither(OFFERED_PPS, "/s", "sent by the generator"),
-    lower(LOSS_PERCENT, "%", "lost on the way"),
+    lower(LOSS_PERCENT, "%", "loss"),
     lower(BROKEN_PERCENT, "%", "connections that broke or could not be opened"),
     higher("transactions_per_s", "/s", "requests answered"),
     higher("connections_per_s", "/s", "connections opened and closed"),
     higher("allocations_per_s", "/s", "allocations granted and deleted"),
     higher("binds_per_s", "/s", "channels bound"),
     higher("thin_pps", "/s", "datagrams of the thin clients that came back"),
-    lower("generator_reordered", "", "datagrams that came behind a later one"),
+    lower("generator_reordered", "", "datagrams received after a later one"),
     higher(PACKETS_PER_CPU_S, "/s", "delivered per CPU-second of the subject"),
     higher(PACKETS_PER_BUSY_S, "/s", "delivered per busy second of the subject's cores"),
     lower(CPU_US_PER_PACKET, "µs", "CPU of the subject per delivered datagram"),
@@ -74,10 +73,10 @@ pub(crate) const METRICS: &[Metric] = &[
     lower(SUBJECT_USER_S, "s", "of it in user space"),
     lower(SUBJECT_SYSTEM_S, "s", "of it in the kernel"),
     lower(CORE_BUSY_S, "s", "busy time of the subject's cores"),
-    neither(FOREIGN_PERCENT, "%", "of its cores, used by others"),
+    neither(FOREIGN_PERCENT, "%", "of its cores, used by other processes"),
     lower("machine_cpu_s", "s", "CPU of the whole machine"),
     neither("machine_softirq_s", "s", "of it in softirq"),
-    neither(STEAL_PERCENT, "%", "CPU taken away by the hypervisor"),
+    neither(STEAL_PERCENT, "%", "CPU time stolen by the hypervisor"),
     lower("latency_p50_us", "µs", "latency from the due time, median"),
     lower("latency_p90_us", "µs", "latency from the due time, 90 %"),
     lower("latency_p99_us", "µs", "latency from the due time, 99 %"),
@@ -91,7 +90,7 @@ pub(crate) const METRICS: &[Metric] = &[
     higher("find_max_0_clients", "", "most clients without loss"),
     higher("find_max_0.1_clients", "", "most clients with at most 0.1 % loss"),
     higher("find_max_0.5_clients", "", "most clients with at most 0.5 % loss"),
-    higher(OVERLOAD_SHARE, "", "of the highest rate, delivered when twice of it is offered"),
+    higher(OVERLOAD_SHARE, "", "share of the highest rate delivered when twice that rate is offered"),
     lower(
         MEMORY_PER_CLIENT_BYTES,
         "B",
@@ -124,34 +123,34 @@ const fn neither(name: &'static str, unit: &'static str, about: &'static str) ->
     Metric { name, unit, better: Preference::Neither, about }
 }
 
-/// CPU seconds of one process of a run: a subject, a node of one, or a helper.
-static OF_PROCESS: Metric = lower("cpu.NAME_s", "s", "CPU of that process and its children");
+/// CPU seconds of one process: a subject, a node, or a helper.
+static OF_PROCESS: Metric = lower("cpu.NAME_s", "s", "CPU of the process and its children");
 
-/// The name of its metric.
+/// Metric name for a process.
 pub(crate) fn of_process(name: &str) -> String {
     format!("cpu.{name}_s")
 }
 
-/// Whether a metric is of one process.
 pub(crate) fn is_of_process(name: &str) -> bool {
     name.starts_with("cpu.") && name.ends_with("_s")
 }
 
-/// The metric of this name, if it is listed or of a process.
+/// Finds a metric that is listed or belongs to a process.
 pub(crate) fn find(name: &str) -> Option<&'static Metric> {
     let listed = METRICS.iter().find(|metric| metric.name == name);
     listed.or_else(|| is_of_process(name).then_some(&OF_PROCESS))
 }
 
-/// Which values are better; [`Preference::Neither`] for a metric that is not listed.
+/// Preferred direction; [`Preference::Neither`] for unlisted metrics.
 pub(crate) fn direction(name: &str) -> Preference {
     find(name).map_or(Preference::Neither, |metric| metric.better)
 }
 
-/// Whether a run in which the generator was late still counts for this metric.
+/// Returns true if a run with a late generator still counts for this metric.
 ///
-/// Lateness changes what was offered and when, so all rates, losses and latencies fall with it. What the subject spends
-/// *per datagram delivered* is its own doing: it is counted at its CPU and at the far ends, in the same window.
+/// Lateness changes the offered load and its timing, and with it all rates, losses and latencies. The
+/// subject's cost *per delivered datagram* is unaffected: it is counted at the subject's CPU and at the far
+/// ends, within the same window.
 pub(crate) fn survives_lateness(name: &str) -> bool {
     [
         CPU_US_PER_PACKET,
@@ -165,14 +164,13 @@ pub(crate) fn survives_lateness(name: &str) -> bool {
     .contains(&name)
 }
 
-/// Unit as printed; empty for a metric that is not listed.
+/// Unit as printed; empty for unlisted metrics.
 pub(crate) fn unit(name: &str) -> &'static str {
     find(name).map_or("", |metric| metric.unit)
 }
 
-/// Adds the figures per packet and per gigabyte for which the counters of the round are there.
-///
-/// A figure whose divisor is zero (nothing delivered, no CPU seen) is left out: it would be infinite.
+/// Adds the figures per packet and per gigabyte whose inputs are available. Figures with a zero divisor are
+/// omitted.
 pub(crate) fn derive(metrics: &mut BTreeMap<String, f64>) {
     if let (Some(&user), Some(&system)) = (metrics.get(SUBJECT_USER_S), metrics.get(SUBJECT_SYSTEM_S)) {
         metrics.entry(SUBJECT_CPU_S.to_owned()).or_insert(user + system);
@@ -194,7 +192,7 @@ pub(crate) fn derive(metrics: &mut BTreeMap<String, f64>) {
     }
 }
 
-/// A value with its unit, to four significant figures, with SI prefixes where the unit takes them.
+/// Formats a value with its unit: four significant figures, and an SI prefix if the unit takes one.
 pub(crate) fn show(name: &str, value: f64) -> String {
     let unit = unit(name);
     let (scaled, prefix) = match (unit, value.abs()) {
@@ -232,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn less_cpu_per_packet_is_better_and_more_packets_per_cpu_second_are() {
+    fn less_cpu_per_packet_and_more_packets_per_cpu_are_better() {
         assert_eq!(direction(CPU_US_PER_PACKET), Preference::Lower);
         assert_eq!(direction(PACKETS_PER_CPU_S), Preference::Higher);
         assert_eq!(direction("made_up"), Preference::Neither);
@@ -258,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_delivered_derives_nothing_infinite() {
+    fn zero_deliveries_derive_no_infinite_figures() {
         let mut metrics = counters(&[(SUBJECT_CPU_S, 1.0), (DELIVERED, 0.0), (DELIVERED_BYTES, 0.0)]);
         derive(&mut metrics);
         assert!(!metrics.contains_key(CPU_US_PER_PACKET) && !metrics.contains_key(CPU_S_PER_GB));

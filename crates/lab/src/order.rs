@@ -1,17 +1,18 @@
-//! Who runs when: the order within each round, drawn from a printed seed and balanced.
+//! Order of the subjects within each round, drawn from a recorded seed and balanced.
 //!
-//! A machine drifts (heat, page cache, neighbours), so a subject must not always come first, nor always after the
-//! same other one. Rounds come in blocks; within a block each subject takes each place equally often and follows each
-//! other subject equally often (a Williams square). Which square, and the order of its rows, is random.
+//! Machines drift (heat, page cache, neighbours), so no subject may always come first, or always follow the
+//! same other one. Rounds come in blocks; within a block each subject takes each position and follows each
+//! other subject equally often (a Williams square). The choice of square and the order of its rows are
+//! random.
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
-/// For each round, the subjects (indices below `subjects`) in the order in which they run.
+/// Order of the subjects (indices below `subjects`) in each round.
 ///
-/// The same arguments give the same plan, on every machine. A plan for fewer rounds is a prefix of the plan for more,
-/// so that rounds can be added to an experiment.
+/// Deterministic on every machine. A plan for fewer rounds is a prefix of a longer one, so rounds can be
+/// added to an experiment.
 pub fn plan(seed: u64, subjects: usize, rounds: u32) -> Vec<Vec<usize>> {
     let rounds = rounds as usize;
     if subjects == 0 {
@@ -26,8 +27,8 @@ pub fn plan(seed: u64, subjects: usize, rounds: u32) -> Vec<Vec<usize>> {
     plan
 }
 
-/// One balanced block: `subjects` rounds, or twice as many when their number is odd (an odd Williams square balances
-/// who follows whom only together with its mirror image).
+/// One balanced block: `subjects` rounds, or twice as many if their number is odd (an odd Williams square
+/// balances succession only together with its mirror image).
 fn block(rng: &mut ChaCha8Rng, subjects: usize) -> Vec<Vec<usize>> {
     let mut names: Vec<usize> = (0..subjects).collect();
     names.shuffle(rng);
@@ -44,7 +45,7 @@ fn block(rng: &mut ChaCha8Rng, subjects: usize) -> Vec<Vec<usize>> {
     rows
 }
 
-/// 0, 1, n-1, 2, n-2, …: neighbours differ by every amount modulo n, which is what makes the square balanced.
+/// 0, 1, n-1, 2, n-2, …: consecutive values differ by every amount modulo n, which balances the square.
 fn zigzag(n: usize) -> Vec<usize> {
     (0..n).map(|i| if i % 2 == 1 { i.div_ceil(2) } else { (n - i / 2) % n }).collect()
 }
@@ -54,11 +55,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_gives_the_same_order_for_ever() {
+    fn the_order_of_a_seed_never_changes() {
         let expected = plan(42, 3, 12);
         assert_eq!(plan(42, 3, 12), expected);
         assert_ne!(plan(43, 3, 12), expected);
-        // Fixed figures: a newer generator or shuffle must not silently change what `lab rerun` repeats.
+        // Pinned, so that a change of the generator or shuffle cannot silently alter what `lab rerun`
+        // repeats.
         assert_eq!(plan(42, 2, 6), PINNED);
     }
 
@@ -84,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn within_a_block_each_subject_takes_each_place_and_follows_each_other_equally_often() {
+    fn blocks_balance_positions_and_succession() {
         for subjects in 2..8_usize {
             let length = if subjects % 2 == 0 { subjects } else { 2 * subjects };
             let plan = plan(5, subjects, 42)[..3 * length].to_vec();

@@ -1,5 +1,5 @@
-//! A running program: its own process group, ended by pid, and an environment mark by which even what it has started
-//! in turn (daemons included) is found and ended.
+//! Running program in its own process group. It is terminated by process ID, and by an environment mark that
+//! also finds its descendants, including daemons.
 
 use std::{
     ffi::OsStr,
@@ -16,52 +16,53 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::{error::LabError, exit_excerpt};
 
-/// Every process that the lab starts carries this variable, set to the lab's id. Its name does not begin as those do that
-/// set up `turnpike serve` and `forward`: they warn of such a variable when they do not know it.
+/// Environment variable of every process that the lab starts, set to the lab's ID. The name avoids the prefix
+/// of `turnpike serve` and `forward`, which warn about unknown variables.
 pub(crate) const MARK: &str = "TPLAB";
 
-/// From SIGTERM to SIGKILL.
+/// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
-/// For a perf or a tracer to write its result.
+/// Time for perf or a tracer to write its result.
 const WRITE: Duration = Duration::from_secs(20);
-/// Between two looks at a process that is to end.
+/// Polling interval while waiting for an exit.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What to start and how.
+/// Program to start.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Launch {
-    /// For messages.
+    /// Name for messages.
     pub(crate) name: String,
-    /// Put before the command: enters a namespace; must become the command by `exec`, so that the pid stays.
+    /// Prefix command that enters a namespace; must `exec` the command so that the process ID stays the same.
     pub(crate) entry: Vec<String>,
     pub(crate) command: Vec<String>,
     pub(crate) directory: Option<PathBuf>,
     pub(crate) environment: Vec<(String, String)>,
-    /// A list as `taskset -c` takes it, such as `0` or `1-3`.
+    /// List as for `taskset -c`, such as `0` or `1-3`.
     pub(crate) cpus: Option<String>,
-    /// The value of [`MARK`].
+    /// Value of [`MARK`].
     pub(crate) mark: String,
     /// Standard output and error.
     pub(crate) log: PathBuf,
-    /// Standard output on its own, where it is the result.
+    /// Separate standard output, if it is the result.
     pub(crate) output: Option<PathBuf>,
 }
 
-/// A process group; ended when dropped.
+/// Process group, terminated on drop.
 #[derive(Debug)]
 pub(crate) struct ChildProgram {
     pub(crate) name: String,
-    /// Of the command, as it may begin its messages.
+    /// File name of the command, which its messages may start with.
     file_name: String,
     child: Child,
     log: PathBuf,
-    /// Length of the log when it started: what stands before is of an earlier run.
+    /// Length of the log at the start; the part before belongs to an earlier run.
     log_start: u64,
     ended: Option<ExitStatus>,
 }
 
 impl ChildProgram {
-    /// Starts the program; its pid is that of the command itself, through namespace entry and pinning.
+    /// Starts the program. The process ID is that of the command itself, after entering a namespace and
+    /// pinning.
     pub(crate) fn start(launch: &Launch) -> Result<Self, LabError> {
         let mut words = launch.entry.clone();
         if let Some(cpus) = &launch.cpus {
@@ -88,7 +89,7 @@ impl ChildProgram {
             .stdin(Stdio::null())
             .stdout(stdout)
             .stderr(log)
-            // Ctrl-C must reach the lab alone: it ends its programs in its own order.
+            // Keeps Ctrl-C from the program, because the lab stops its programs in a certain order.
             .process_group(0);
         if let Some(directory) = &launch.directory {
             command.current_dir(directory);
@@ -107,7 +108,7 @@ impl ChildProgram {
         })
     }
 
-    /// Starts a perf or a tracer that looks at other programs until [`ChildProgram::detach`].
+    /// Starts perf or a tracer, which observes other programs until [`ChildProgram::detach`].
     pub(crate) fn attach(
         name: &str,
         command: Vec<String>,
@@ -118,7 +119,7 @@ impl ChildProgram {
         Self::start(&Launch { name, command, mark, log, ..Launch::default() })
     }
 
-    /// Ends it, and waits until its result is written.
+    /// Interrupts it and waits for its result.
     pub(crate) fn detach(mut self) {
         self.signal(Signal::INT);
         self.wait(Instant::now() + WRITE, || false);
@@ -128,7 +129,8 @@ impl ChildProgram {
         self.child.id()
     }
 
-    /// Whether the entry commands have become the program (they keep the pid but not the name), or `patience` is over.
+    /// Waits until the prefix commands have exec'ed the program (same process ID, different name), or the
+    /// timeout.
     pub(crate) fn settle(&mut self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let comm = format!("/proc/{}/comm", self.pid());
@@ -141,8 +143,8 @@ impl ChildProgram {
         }
     }
 
-    /// Waits until this program, a perf, has opened its counters, has ended, or `patience` is over: before that it sees
-    /// nothing, and an interrupt would end it without a result.
+    /// Waits until this perf process has opened its counters, has exited, or the timeout. Earlier it records
+    /// nothing and would not write a result when interrupted.
     pub(crate) fn await_counters(&mut self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let descriptors = format!("/proc/{}/fd", self.pid());
@@ -156,16 +158,16 @@ impl ChildProgram {
         }
     }
 
-    /// The exit status if the program has ended.
+    /// Exit status if the program has exited.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
-            // An error means that there is no such child, which cannot be: nobody else waits for it.
+            // Errors mean that there is no such child, which is impossible: it is reaped here only.
             self.ended = self.child.try_wait().unwrap_or(None);
         }
         self.ended
     }
 
-    /// Waits until the program ends, `stop` says so, or the deadline; the status if it ended.
+    /// Waits for the exit, `stop` or the deadline; returns the status if the program has exited.
     pub(crate) fn wait(&mut self, deadline: Instant, stop: impl Fn() -> bool) -> Option<ExitStatus> {
         loop {
             let ended = self.ended();
@@ -176,20 +178,20 @@ impl ChildProgram {
         }
     }
 
-    /// SIGTERM to the group, and SIGKILL to what is left after a grace period.
+    /// Sends SIGTERM to the group, and SIGKILL after a grace period.
     pub(crate) fn stop(&mut self) {
         if self.ended().is_none() {
             self.signal(Signal::TERM);
             self.wait(Instant::now() + GRACE, || false);
         }
-        // The leader may be gone and its children not.
+        // Children may outlive the group leader.
         self.signal(Signal::KILL);
         if self.ended.is_none() {
             self.ended = self.child.wait().ok();
         }
     }
 
-    /// How it ended and its last words, for a report.
+    /// Exit status and log excerpt, for a report.
     pub(crate) fn obituary(&mut self) -> String {
         let how = match self.ended() {
             None => "is running".to_owned(),
@@ -203,13 +205,13 @@ impl ChildProgram {
         if words.is_empty() {
             format!("{} {how}", self.name)
         } else {
-            format!("{} {how}; it said: {words}", self.name)
+            format!("{} {how}; output: {words}", self.name)
         }
     }
 
     fn signal(&self, signal: Signal) {
         if let Some(pid) = to_pid(self.child.id()) {
-            // Fails only if the whole group is gone.
+            // Only fails if the whole group is gone.
             let _ = kill_process_group(pid, signal);
         }
     }
@@ -221,10 +223,10 @@ impl Drop for ChildProgram {
     }
 }
 
-/// Pids of all processes, other than this one and its ancestors, that carry [`MARK`]` = id`.
+/// Processes that carry [`MARK`]` = id`, except this one and its ancestors.
 pub(crate) fn marked(id: &str) -> Vec<u32> {
     let spared = ancestors();
-    // Other people's processes cannot be read and are not ours.
+    // Processes of other users are unreadable and not ours.
     let carries = |process: &Process| {
         process.environ().is_ok_and(|environ| {
             environ.get(OsStr::new(MARK)).is_some_and(|mark| mark.as_os_str() == OsStr::new(id))
@@ -237,7 +239,7 @@ pub(crate) fn marked(id: &str) -> Vec<u32> {
         .collect()
 }
 
-/// Ends everything that carries the mark, what it starts meanwhile included.
+/// Kills all processes with the mark, including any that they start meanwhile.
 pub(crate) fn sweep(id: &str) {
     let deadline = Instant::now() + GRACE;
     loop {
@@ -253,22 +255,23 @@ pub(crate) fn sweep(id: &str) {
     }
 }
 
-/// The processes of a group.
+/// Processes of a group.
 pub(crate) fn members(leader: u32) -> impl Iterator<Item = Process> {
     let leader = i32::try_from(leader).ok();
     all_processes().filter(move |process| process.stat().is_ok_and(|stat| Some(stat.pgrp) == leader))
 }
 
-/// Their pids, the leader's first.
+/// Process IDs of a group, the leader's first.
 pub(crate) fn group(leader: u32) -> Vec<u32> {
     let mut pids: Vec<u32> = members(leader).filter_map(|process| pid_of(&process)).collect();
     pids.sort_by_key(|pid| *pid != leader);
     pids
 }
 
-/// When a process started, in clock ticks since boot: with the pid, its identity. `None` once it is gone.
+/// Start time of a process in clock ticks since boot, which identifies it together with its process ID.
+/// `None` if it is gone.
 pub(crate) fn birth(pid: u32) -> Option<u64> {
-    // A zombie has all but gone.
+    // A zombie counts as gone.
     stat(pid).filter(|stat| stat.state != 'Z').map(|stat| stat.starttime)
 }
 
@@ -353,38 +356,38 @@ mod tests {
     }
 
     #[test]
-    fn an_obituary_tells_the_code_and_the_last_words() {
+    fn an_obituary_has_the_exit_code_and_last_output() {
         let directory = Dir::new();
         let mut program =
             ChildProgram::start(&launch(directory.path(), "echo no such port; exit 3", "x")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
-        assert_eq!(program.obituary(), "probe exited with code 3; it said: no such port");
+        assert_eq!(program.obituary(), "probe exited with code 3; output: no such port");
     }
 
     #[test]
-    fn the_error_is_told_even_when_much_is_said_after_it() {
+    fn an_obituary_keeps_the_error_despite_later_output() {
         let directory = Dir::new();
         let script = "echo ERROR no such port; for i in 1 2 3 4 5 6 7 8 9; do echo stopping $i; done; exit 3";
         let mut program = ChildProgram::start(&launch(directory.path(), script, "x")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
         assert_eq!(
             program.obituary(),
-            "probe exited with code 3; it said: ERROR no such port / … / stopping 7 / stopping 8 / stopping 9"
+            "probe exited with code 3; output: ERROR no such port / … / stopping 7 / stopping 8 / stopping 9"
         );
     }
 
     #[test]
-    fn an_error_of_an_earlier_run_in_the_same_log_is_not_told() {
+    fn an_obituary_ignores_errors_of_earlier_runs() {
         let directory = Dir::new();
         fs::write(directory.at("log"), "ERROR of the run before\n").unwrap();
         let mut program =
             ChildProgram::start(&launch(directory.path(), "echo no route; exit 3", "x")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
-        assert_eq!(program.obituary(), "probe exited with code 3; it said: no route");
+        assert_eq!(program.obituary(), "probe exited with code 3; output: no route");
     }
 
     #[test]
-    fn a_program_gets_no_variable_that_looks_like_a_setting_of_the_server() {
+    fn programs_get_no_server_settings_from_the_environment() {
         let directory = Dir::new();
         let mut program = ChildProgram::start(&launch(directory.path(), "env", "7.0")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
@@ -399,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn birth_is_none_for_a_process_that_is_not() {
+    fn birth_is_none_for_a_missing_process() {
         assert!(birth(std::process::id()).is_some());
         assert_eq!(birth(u32::MAX), None);
     }

@@ -1,19 +1,20 @@
-//! What a person sees while an experiment runs: round k of n, what runs now, time left, the running estimate.
+//! Progress of an experiment: round k of n, current run, time left and running estimate.
 //!
-//! Pure: time is passed in as the duration since the beginning, and whoever owns the terminal prints [`RunProgress::line`].
+//! Pure: time is passed in as the duration since the start, and the owner of the terminal prints
+//! [`RunProgress::line`].
 
 use std::time::Duration;
 
 use crate::stats::{self, Estimate};
 
-/// Progress of an experiment of equally long runs.
+/// Progress of an experiment whose runs are equally long.
 #[derive(Clone, Debug)]
 pub(crate) struct RunProgress {
     rounds: u32,
     runs_per_round: u32,
     expected: Duration,
     took: Vec<f64>,
-    /// Runs that were planned and are not made.
+    /// Planned runs that are not made.
     fallen_out: usize,
     began: Option<Duration>,
     running: Option<String>,
@@ -21,8 +22,8 @@ pub(crate) struct RunProgress {
 }
 
 impl RunProgress {
-    /// An experiment of `rounds` times `runs_per_round` runs, each expected to take `expected` from start to stop
-    /// (warm-up, measured time, and starting the processes).
+    /// Experiment of `rounds` times `runs_per_round` runs, each expected to take `expected` in total
+    /// (start-up, warm-up, measured time).
     pub(crate) fn new(rounds: u32, runs_per_round: u32, expected: Duration) -> Self {
         Self {
             rounds,
@@ -36,13 +37,12 @@ impl RunProgress {
         }
     }
 
-    /// A run begins now.
     pub(crate) fn run_begins(&mut self, what: impl Into<String>, now: Duration) {
         self.running = Some(what.into());
         self.began = Some(now);
     }
 
-    /// The run has ended. A round repeated because it was void is announced by [`RunProgress::add_round`].
+    /// Ends the current run. Use [`RunProgress::add_round`] if its round is repeated.
     pub(crate) fn run_ends(&mut self, now: Duration) {
         if let Some(began) = self.began.take() {
             self.took.push(now.saturating_sub(began).as_secs_f64());
@@ -50,27 +50,27 @@ impl RunProgress {
         self.running = None;
     }
 
-    /// A run that was planned is not made.
+    /// Skips a planned run.
     pub(crate) fn run_falls_out(&mut self) {
         self.fallen_out += 1;
     }
 
-    /// A round more than planned, because one was void.
+    /// Adds a round because one was void.
     pub(crate) fn add_round(&mut self) {
         self.rounds += 1;
     }
 
-    /// What the rounds say so far about `what` ("turnpike / coturn").
+    /// Current estimate of `what` ("turnpike / coturn").
     pub(crate) fn estimate(&mut self, what: impl Into<String>, estimate: Option<Estimate>) {
         self.estimate = estimate.map(|estimate| (what.into(), estimate));
     }
 
-    /// Runs that have ended, or were not made.
+    /// Runs that have ended or were skipped.
     pub(crate) fn runs_done(&self) -> usize {
         self.took.len() + self.fallen_out
     }
 
-    /// Time left, from what the runs took so far: their median, since a first start may be slow.
+    /// Time left, based on the median duration so far, since a first start may be slow.
     pub(crate) fn left(&self, now: Duration) -> Duration {
         let runs = (self.rounds as usize * self.runs_per_round as usize).saturating_sub(self.runs_done());
         let each = stats::median(&self.took).map_or(self.expected, Duration::from_secs_f64);
@@ -78,7 +78,7 @@ impl RunProgress {
         each.saturating_mul(u32::try_from(runs).unwrap_or(u32::MAX)).saturating_sub(spent)
     }
 
-    /// One line, without an end of line.
+    /// Progress line without a newline, such as
     ///
     /// `round 3 of 10, run 2 of 3: coturn, 12 min left, turnpike / coturn 1.52 (1.41 to 1.66)`
     pub(crate) fn line(&self, now: Duration) -> String {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn time_left_follows_what_runs_really_take() {
+    fn time_left_follows_the_measured_durations() {
         let mut progress = RunProgress::new(4, 2, s(5));
         for (begin, end) in [(0, 60), (60, 70), (70, 80)] {
             progress.run_begins("a", s(begin));
@@ -144,11 +144,11 @@ mod tests {
         assert_eq!(progress.left(s(80)), s(50), "five runs of the median, 10 s");
         progress.run_begins("b", s(80));
         assert_eq!(progress.left(s(84)), s(46));
-        assert_eq!(progress.left(s(500)), s(40), "a run that hangs does not eat the time of the others");
+        assert_eq!(progress.left(s(500)), s(40), "a hanging run does not reduce the time of the others");
     }
 
     #[test]
-    fn a_run_that_falls_out_takes_no_time() {
+    fn a_skipped_run_takes_no_time() {
         let mut progress = RunProgress::new(2, 2, s(10));
         progress.run_begins("a", s(0));
         progress.run_ends(s(10));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_more_is_planned_for_a_void_one_and_the_end_is_told() {
+    fn a_void_round_adds_one_and_the_end_is_shown() {
         let mut progress = RunProgress::new(1, 1, s(10));
         progress.run_begins("a", s(0));
         progress.run_ends(s(10));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn long_times_are_told_in_hours() {
+    fn long_times_are_shown_in_hours() {
         assert_eq!(show(s(7_300)), "2 h 1 min");
         assert_eq!(show(s(91)), "2 min");
         assert_eq!(show(Duration::from_millis(10)), "1 s");

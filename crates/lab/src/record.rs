@@ -1,6 +1,7 @@
-//! A run, kept: everything needed to judge it again, to repeat it, and to say what it may be compared with.
+//! Record of a run: everything needed to judge it again, to repeat it, and to decide what it can be compared
+//! with.
 //!
-//! A directory holds `record.json`, which is the truth, and `report.html`, which is made from it.
+//! A directory holds `record.json`, the source of truth, and `report.html`, which is generated from it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,45 +18,44 @@ use crate::stats;
 /// Version of the JSON. Raised when an older reader would misunderstand it, not for a new optional field.
 pub(crate) const FORMAT: u32 = 1;
 
-/// Relative difference of offered load up to which two runs were offered the same: a rate held by a generator that is
-/// late now and then stays far within it, one that it cannot reach does not.
+/// Relative difference of offered load up to which two runs count as equally loaded. A generator that is late
+/// at times stays far below; one that cannot reach the rate does not.
 const SAME_LOAD: f64 = 0.05;
 
 /// File name inside the record's directory.
 pub(crate) const FILE: &str = "record.json";
 
-/// One run of one experiment.
+/// Record of one experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// `FORMAT` of the writer.
     pub format: u32,
-    /// Unique name; the directory is usually called so.
+    /// Unique name, usually that of the directory.
     pub id: String,
-    /// When it began, RFC 3339.
+    /// Start time, RFC 3339.
     pub started: String,
-    /// The command line that began it.
+    /// Command line.
     pub command: Vec<String>,
-    /// Fixes the order of the runs and the bootstrap.
+    /// Seed of the order of the runs and the bootstrap.
     pub seed: u64,
-    /// Where it ran.
     pub environment: Environment,
-    /// What was asked for.
     pub experiment: RecordedExperiment,
-    /// One entry for each run of each subject, in the order in which they ran.
+    /// One entry per run and subject, in order of execution.
     pub rounds: Vec<Round>,
-    /// The second runs of the baseline: entry `index` pairs with the baseline's run in round `index`.
+    /// Second runs of the baseline: entry `index` pairs with the baseline's run in round `index`.
     #[serde(default)]
     pub aa: Vec<Round>,
     /// Rate sweeps and find-max searches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sweeps: Vec<Sweep>,
-    /// The files that were run: which build each path stood for.
+    /// Files of the measured programs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub programs: Vec<BuildFile>,
-    /// Syscalls of each subject, the longest first, from a run of its own: tracing slows the subject down.
+    /// Syscalls per subject, longest duration first, from a separate run, since tracing slows the subject
+    /// down.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub syscalls: BTreeMap<String, Vec<Syscall>>,
-    /// Where each subject spent its time, by samples.
+    /// Sampled CPU profile per subject.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub profiles: BTreeMap<String, CpuProfile>,
     /// Stopped before all rounds were done.
@@ -63,136 +63,128 @@ pub struct Record {
     pub interrupted: bool,
 }
 
-/// A file that a command named, as it was when the run began.
+/// File named by a command, as it was at the start of the run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuildFile {
-    /// The subject or helper that it belongs to, or "the workload".
+    /// Subject or helper it belongs to, or "the workload".
     pub name: String,
-    /// Which word of the command named it: 0 is the program itself, others are scripts and configurations.
+    /// Index of the command's word: 0 is the program, others are scripts and configurations.
     pub word: usize,
-    /// Path, links followed.
+    /// Resolved path.
     pub path: String,
     /// Bytes.
     pub size: u64,
-    /// When it was last written, RFC 3339.
+    /// Modification time, RFC 3339.
     pub modified: String,
-    /// SHA-256 of its content in hexadecimal digits; absent where it could not be read or is too long.
+    /// SHA-256 in hexadecimal digits; absent for unreadable or too large files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// Its version, where that is known without starting it in an unknown way.
+    /// Version, if known without running the program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
 }
 
-/// One row of a table of syscalls.
+/// Row of a table of syscalls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Syscall {
     /// Name without the prefix `sys_`.
     pub name: String,
-    /// Calls.
     pub calls: u64,
-    /// Those that failed, `EAGAIN` among them.
+    /// Failed calls, including `EAGAIN`.
     pub errors: u64,
-    /// Seconds spent in it, those of waiting included.
+    /// Seconds spent, including waiting.
     pub seconds: f64,
 }
 
-/// Samples of a subject under load; the flame graph is `flame.svg` beside the record.
+/// Samples of a subject under load; the flame graph is `flame.svg` next to the record.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuProfile {
-    /// Samples taken.
     pub samples: u64,
-    /// Of those in the kernel, percent.
+    /// Share of samples in the kernel, percent.
     pub kernel_percent: f64,
-    /// The hottest, the hottest first.
+    /// Hottest symbols first.
     pub symbols: Vec<Symbol>,
 }
 
-/// A function in which samples fell; what it called is not counted to it.
+/// Function with its own samples, excluding callees.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Symbol {
-    /// Name, demangled.
+    /// Demangled name.
     pub name: String,
-    /// Whether it belongs to the kernel.
     pub kernel: bool,
     /// Percent of the samples.
     pub percent: f64,
 }
 
-/// The machine and what was on it.
+/// Machine and software.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Environment {
     /// Kernel release.
     pub kernel: String,
-    /// CPU model as the kernel names it.
     pub cpu_model: String,
     /// Logical CPUs online.
     pub cores: u32,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// What CPUs do that have nothing to do, and for how long a guest's poll first; empty in records of before it was asked for.
+    /// Idle behaviour of the CPUs, and the polling time of a guest before it halts; empty in old records.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub idle: String,
-    /// Interface to feature to on or off (`tx-udp-segmentation`, `generic-receive-offload`).
+    /// Interface to feature to state (`tx-udp-segmentation`, `generic-receive-offload`).
     pub offloads: BTreeMap<String, BTreeMap<String, bool>>,
     /// Tool (`iperf3`, `perf`, a subject) to version.
     pub tools: BTreeMap<String, String>,
-    /// Commit of the repository it was started in, if any.
+    /// Commit of the repository in the working directory, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     /// The working tree differed from that commit.
     pub dirty: bool,
-    /// Anything else that a reader must know.
     pub notes: Vec<String>,
 }
 
-/// What was asked for.
+/// Requested experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RecordedExperiment {
-    /// Its name.
     pub name: String,
-    /// Those compared; the first is the baseline.
+    /// Compared programs; the first is the baseline.
     pub subjects: Vec<RecordedSubject>,
-    /// The workload in words or as its command line; equal text means equal workload.
+    /// Description or command line of the workload; equal text means equal workload.
     pub workload: String,
-    /// CPUs it was pinned to.
+    /// CPUs of the workload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_cpus: Option<String>,
-    /// Metric that decides; the others explain.
+    /// Deciding metric.
     pub metric: String,
-    /// Rounds wanted.
+    /// Requested rounds.
     pub rounds: u32,
-    /// Measured seconds of each run.
+    /// Measured seconds per run.
     pub duration_s: f64,
-    /// Seconds before that, which do not count.
+    /// Uncounted seconds before the measurement.
     pub warmup_s: f64,
-    /// When a verdict is given.
     #[serde(default)]
     pub rules: VerdictRules,
-    /// When a run is void.
     #[serde(default)]
     pub limits: VoidLimits,
-    /// Lines that figures must stay on the right side of.
+    /// Required thresholds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub must: Vec<Threshold>,
-    /// Lines that they should.
+    /// Desired thresholds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aim: Vec<Threshold>,
 }
 
-/// When a verdict is given.
+/// Conditions for a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VerdictRules {
-    /// Rounds that must count.
+    /// Minimum number of valid rounds.
     pub min_rounds: u32,
-    /// Smallest relative difference worth knowing (0.05 is 5 %). *No difference shown* is said only when the interval
-    /// is narrower than plus or minus this; before, it is *cannot tell*.
+    /// Smallest relevant relative difference (0.05 is 5 %). *No difference shown* requires an interval
+    /// narrower than plus or minus this; otherwise the verdict is *cannot tell*.
     pub resolution: f64,
-    /// Refuse without A/A rounds.
+    /// Requires A/A rounds.
     pub need_noise_floor: bool,
-    /// Share of the rounds that may be void without casting doubt on the rest.
+    /// Maximum share of void rounds.
     pub max_voided: f64,
 }
 
@@ -202,37 +194,34 @@ impl Default for VerdictRules {
     }
 }
 
-/// One line for one figure.
+/// Limit for one figure.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Threshold {
-    /// The figure's metric.
     pub metric: String,
-    /// It must not be lower.
+    /// Lower limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_least: Option<f64>,
-    /// It must not be higher. Exactly one of the two is there.
+    /// Upper limit. Exactly one of the two is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_most: Option<f64>,
-    /// Whose figure; absent for the last subject.
+    /// Subject of the figure; absent for the last subject.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
-    /// The figure is its ratio to this subject's; absent for every other one.
+    /// Other subject of a ratio; absent for every other subject.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub against: Option<String>,
-    /// The figure is the value itself, no ratio.
+    /// The figure is the value itself instead of a ratio.
     #[serde(default, skip_serializing_if = "is_false")]
     pub own: bool,
 }
 
-/// A program under test.
+/// Program under test.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RecordedSubject {
-    /// Its name in the rounds.
     pub name: String,
-    /// How it was started.
     pub command: Vec<String>,
-    /// CPUs it was pinned to, as a list like `0,2-3`.
+    /// Pinned CPUs as a list such as `0,2-3`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<String>,
 }
@@ -240,30 +229,28 @@ pub struct RecordedSubject {
 /// One run of one subject.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
-    /// Round number, from 0.
+    /// From 0.
     pub index: u32,
-    /// Name of the subject.
     pub subject: String,
-    /// Place within the round, from 0, runs of `aa` included.
+    /// Position within the round, from 0, including `aa` runs.
     pub order_in_round: u32,
-    /// What was measured, by the names of `crate::metric`. JSON has no infinity: what is not finite is not kept.
+    /// Values by metric name. Non-finite values are dropped, because JSON cannot represent them.
     #[serde(default, serialize_with = "finite_only")]
     pub metrics: BTreeMap<String, f64>,
-    /// Metrics that this machine or subject cannot give.
+    /// Metrics that this machine or subject cannot provide.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub not_supported: BTreeSet<String>,
-    /// Why the run does not count.
+    /// Reason why the run does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub voided: Option<Void>,
-    /// Latency, where the workload measures it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<LatencySummary>,
-    /// What else happened, in sentences.
+    /// Remarks, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
-/// Latency in microseconds, counted from the moment a packet was due.
+/// Latency in microseconds since the due time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LatencySummary {
@@ -275,17 +262,16 @@ pub struct LatencySummary {
     pub max: f64,
 }
 
-/// What one subject did at several offered rates.
+/// Results of one subject at several offered rates.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sweep {
-    /// Name of the subject.
     pub subject: String,
-    /// Round in which it was made, where it was repeated.
+    /// Round, if repeated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round: Option<u32>,
-    /// The trials, in the order in which they were made.
+    /// Trials in order of execution.
     pub points: Vec<SweepPoint>,
-    /// What a find-max search concluded from them.
+    /// Results of a find-max search.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub found: Vec<FoundRate>,
 }
@@ -293,24 +279,22 @@ pub struct Sweep {
 /// One trial.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SweepPoint {
-    /// What the rate variable was set to: datagrams a second, or clients.
+    /// Value of the rate variable: datagrams per second, or clients.
     #[serde(default)]
     pub rate_pps: u64,
-    /// Datagrams offered a second.
+    /// Datagrams offered per second.
     pub offered_pps: f64,
-    /// Datagrams delivered a second.
+    /// Datagrams delivered per second.
     pub delivered_pps: f64,
-    /// Lost, in percent.
+    /// Loss in percent.
     pub loss_percent: f64,
     /// Measured seconds.
     pub duration_s: f64,
-    /// Latency, where measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<LatencySummary>,
 }
 
 impl Round {
-    /// A run without results yet.
     pub(crate) fn new(index: u32, subject: impl Into<String>, order_in_round: u32) -> Self {
         Self { index, subject: subject.into(), order_in_round, ..Self::default() }
     }
@@ -325,25 +309,25 @@ impl Environment {
 }
 
 impl Syscall {
-    /// Microseconds of one call; 0 without a call.
+    /// Microseconds per call; 0 without calls.
     pub(crate) fn us_per_call(&self) -> f64 {
         if self.calls == 0 { 0.0 } else { self.seconds * 1e6 / self.calls as f64 }
     }
 }
 
 impl LatencySummary {
-    /// Named values as plotted, from the lowest percentile on.
+    /// Percentiles by name, in ascending order.
     pub(crate) fn percentiles(&self) -> [(&'static str, f64); 5] {
         [("p50", self.p50), ("p90", self.p90), ("p99", self.p99), ("p99.9", self.p999), ("max", self.max)]
     }
 
-    /// Its percentiles by the names of metrics.
+    /// Percentiles by metric name.
     pub(crate) fn metrics(&self) -> [(String, f64); 5] {
         self.percentiles().map(|(name, value)| (format!("latency_{}_us", name.replace('.', "")), value))
     }
 }
 
-/// What our own generators report, in microseconds as here.
+/// Converts the microseconds of our own generators.
 impl From<turnpike_measure::Percentiles> for LatencySummary {
     fn from(of: turnpike_measure::Percentiles) -> Self {
         let [min, p50, p90, p99, p999, max] =
@@ -353,24 +337,25 @@ impl From<turnpike_measure::Percentiles> for LatencySummary {
 }
 
 impl Record {
-    /// The subject that the others are compared with: the first.
+    /// First subject, with which the others are compared.
     pub(crate) fn baseline(&self) -> Option<&str> {
         self.experiment.subjects.first().map(|subject| subject.name.as_str())
     }
 
-    /// Names of the others.
+    /// Names of the other subjects.
     pub(crate) fn candidates(&self) -> impl Iterator<Item = &str> {
         self.experiment.subjects.iter().skip(1).map(|subject| subject.name.as_str())
     }
 
-    /// Names of all metrics that some round has.
+    /// Names of all metrics in any round.
     pub(crate) fn metrics(&self) -> BTreeSet<&str> {
         self.rounds.iter().flat_map(|round| round.metrics.keys()).map(String::as_str).collect()
     }
 
-    /// Whether a run counts for a metric: it is not void, or only the generator was late, which what a datagram costs the
-    /// subject [survives](metric::survives_lateness) if the load was that of the other runs all the same: the cost
-    /// depends on the load, and a generator that falls behind in the runs of one subject only must not decide.
+    /// Returns true if a run counts for a metric: it is not void, or only the generator was late and the
+    /// metric [survives](metric::survives_lateness) this. In the latter case its load must equal that of the
+    /// other runs, because the cost per datagram depends on the load and lateness in one subject's runs must
+    /// not decide.
     pub fn counts(&self, round: &Round, metric: &str) -> bool {
         match &round.voided {
             None => true,
@@ -381,8 +366,8 @@ impl Record {
         }
     }
 
-    /// Whether this run was offered what the runs of each subject were: the median of theirs, but for [`SAME_LOAD`]. One
-    /// median of all would be that of the baseline, which runs twice a round.
+    /// Returns true if this run's offered load is within [`SAME_LOAD`] of every subject's median. A single
+    /// median over all runs would be that of the baseline, which runs twice per round.
     fn had_the_usual_load(&self, round: &Round) -> bool {
         let offered = |round: &Round| round.metrics.get(metric::OFFERED_PPS).copied();
         let Some(this) = offered(round) else { return false };
@@ -393,7 +378,7 @@ impl Record {
         })
     }
 
-    /// Values of a metric over the rounds of a subject that count.
+    /// Values of a metric over a subject's valid rounds.
     pub(crate) fn values(&self, subject: &str, metric: &str) -> Vec<f64> {
         self.rounds
             .iter()
@@ -402,18 +387,18 @@ impl Record {
             .collect()
     }
 
-    /// `(other, subject)` of each round in which both runs count and have the metric, in the order of the rounds.
+    /// `(other, subject)` for each round in which both runs count and have the metric, in order.
     pub(crate) fn pairs(&self, other: &str, subject: &str, metric: &str) -> Vec<(f64, f64)> {
         paired(&self.of_subject(other, metric), &self.of_subject(subject, metric))
     }
 
-    /// The same for the baseline and itself.
+    /// Pairs of the baseline with itself.
     pub(crate) fn aa_pairs(&self, metric: &str) -> Vec<(f64, f64)> {
         let baseline = self.baseline().unwrap_or_default();
         paired(&self.of_subject(baseline, metric), &self.by_index(self.aa.iter(), metric))
     }
 
-    /// Writes `record.json` into `dir`, which is made if need be. A crash leaves the previous one whole.
+    /// Writes `record.json` into `dir`, creating it if necessary. A crash leaves the previous file intact.
     pub fn save(&self, dir: &Path) -> Result<(), LabError> {
         write_json(&dir.join(FILE), self)
     }
@@ -421,7 +406,8 @@ impl Record {
     /// Reads `record.json` of `dir`, or the file itself.
     ///
     /// # Errors
-    /// When it cannot be read, is no record, or was written by a newer lab.
+    ///
+    /// The file is unreadable, not a record, or written by a newer lab.
     pub fn load(dir: &Path) -> Result<Self, LabError> {
         #[derive(Deserialize)]
         struct FormatVersion {
@@ -431,7 +417,7 @@ impl Record {
         let refuse = |what: String| LabError::usage(format!("{}: {what}", path.display()));
         let json = fs::read_to_string(&path).map_err(|error| refuse(error.to_string()))?;
         let bad = |error| refuse(format!("not a record of the lab: {error}"));
-        // The version first: what else a newer format holds need not make sense here.
+        // The version first, because the rest of a newer format may not parse.
         let FormatVersion { format } = serde_json::from_str(&json).map_err(bad)?;
         if format > FORMAT {
             return Err(refuse(format!(
@@ -458,7 +444,7 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// Writes beside and renames, so that the file is the old or the new one, never half of either.
+/// Writes to a temporary file and renames it, so that readers see either the old or the new content.
 pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), LabError> {
     let beside = path.with_extension("new");
     path.parent()
@@ -468,7 +454,7 @@ pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), LabError> {
         .map_err(LabError::io(format!("cannot write {}", path.display())))
 }
 
-/// The same for a value as JSON.
+/// Writes a value as JSON, atomically.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), LabError> {
     let json = serde_json::to_string_pretty(value).map_err(|error| LabError::failed(error.to_string()))?;
     write_whole(path, json.as_bytes())

@@ -1,4 +1,4 @@
-//! What was asked for, kept beside the record so that `lab rerun` can ask the same again.
+//! Request of a run, saved next to the record so that `lab rerun` can repeat it.
 
 use std::{
     collections::BTreeMap,
@@ -22,10 +22,10 @@ use crate::{
 const EXPERIMENT: &str = "experiment.toml";
 const REQUEST: &str = "request.json";
 
-/// One experiment at one point of its sweep, with what the command line changed.
+/// One experiment at one point of its sweep, with the changes from the command line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RunRequest {
-    /// Where relative paths of the experiment start.
+    /// Base of relative paths in the experiment.
     path: PathBuf,
     pub(crate) changes: Overrides,
     /// Values of the variables at this point.
@@ -33,84 +33,85 @@ pub(crate) struct RunRequest {
     pub(crate) seed: u64,
     #[serde(default)]
     pub(crate) task: Task,
-    /// What a row of a suite, or the command line, has in place of the file's.
+    /// Settings of a suite row or the command line that replace those of the file.
     #[serde(default)]
     pub(crate) variant: Variant,
-    /// As it was typed.
+    /// Command line as typed.
     pub(crate) command: Vec<String>,
-    /// Texts that the file includes, by name, as they were when it ran.
+    /// Included texts by name, as used.
     #[serde(default)]
     parts: BTreeMap<String, String>,
-    /// The file's text when it ran: it may have changed since.
+    /// Text of the file, which may have changed since.
     #[serde(skip)]
     text: String,
-    /// What the record that this repeats has measured.
+    /// Builds measured by the record that this request repeats.
     #[serde(skip)]
     pub(crate) repeats: Option<Vec<BuildFile>>,
 }
 
-/// An experiment otherwise than its file has it.
+/// Settings that replace those of the experiment file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Variant {
     pub(crate) topology: Option<String>,
-    /// In place of all bars of the file, if there are any.
+    /// Replace all thresholds of the file, if there are any.
     #[serde(default)]
     pub(crate) must: Vec<Threshold>,
     #[serde(default)]
     pub(crate) aim: Vec<Threshold>,
 }
 
-/// What is done with the experiment.
+/// Kind of measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Task {
-    /// Its subjects are compared.
+    /// Compares the subjects.
     #[default]
     Compare,
-    /// Each subject is offered several rates.
+    /// Offers several rates to each subject.
     Rates { plan: RatePlan, rounds: u32 },
-    /// Its one subject is looked into.
+    /// Profiles the only subject.
     Profile,
 }
 
-/// What the command line says instead of the file.
+/// Settings of the command line that replace those of the file.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, clap::Args)]
 pub(crate) struct Overrides {
     /// Rounds, at least 6 for a verdict
     #[arg(long, value_name = "N")]
     pub(crate) rounds: Option<u32>,
-    /// Measured seconds of a run
+    /// Measured seconds per run
     #[arg(long, value_name = "S")]
     pub(crate) duration: Option<f64>,
-    /// Seconds of load before them
+    /// Seconds of load before the measurement
     #[arg(long, value_name = "S")]
     pub(crate) warmup: Option<f64>,
-    /// Seconds of the first run after each start, which is thrown away; 0 for none. An experiment without one (memory) stays without
+    /// Seconds of the first run after each start, which is discarded; 0 for none. Experiments that discard
+    /// nothing (memory) are unaffected
     #[arg(long, value_name = "S")]
     pub(crate) discard: Option<f64>,
-    /// The metric that decides
+    /// Deciding metric
     #[arg(long, value_name = "NAME")]
     pub(crate) metric: Option<String>,
-    /// Fixes the order of the runs; drawn and printed otherwise
+    /// Seed for the order of the runs; by default drawn and printed
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
-    /// Also make one run a subject under `perf trace` or `strace`
+    /// Also make one run per subject under `perf trace` or `strace`
     #[arg(long)]
     pub(crate) syscalls: bool,
-    /// A run is void with the generator later than this (99th percentile, microseconds) [default: 1000]
+    /// Void a run if the generator is later than this (99th percentile, microseconds) [default: 1000]
     #[arg(long, value_name = "US")]
     pub(crate) max_late_us: Option<f64>,
-    /// A run is void with more of the machine's CPU time stolen by the hypervisor [default: 1]
+    /// Void a run if the hypervisor steals more of the machine's CPU time [default: 1]
     #[arg(long, value_name = "PERCENT")]
     pub(crate) max_steal: Option<f64>,
-    /// A run is void when others used more of the subject's cores [default: 3]
+    /// Void a run if other processes use more of the subject's cores [default: 3]
     #[arg(long, value_name = "PERCENT")]
     #[serde(default)]
     pub(crate) max_foreign: Option<f64>,
 }
 
 impl RunRequest {
-    /// One request for each point of the experiment's sweep. `set` gives variables values, and picks points.
+    /// One request per point of the experiment's sweep. `set` assigns variables and selects points.
     pub(crate) fn of(
         BuiltinText { path, text }: BuiltinText,
         changes: &Overrides,
@@ -143,23 +144,20 @@ impl RunRequest {
             .collect())
     }
 
-    /// The request that made the record in `directory`.
+    /// Request that made the record in `directory`.
     pub(crate) fn load(directory: &Path) -> Result<Self, LabError> {
         let read = |name: &str| {
             let path = directory.join(name);
             fs::read_to_string(&path).map_err(|error| {
                 LabError::usage(format!(
-                    "cannot read {}: {error}: name a directory that a run of the lab left",
+                    "cannot read {}: {error}: give the directory of a lab record",
                     path.display()
                 ))
             })
         };
         let request = read(REQUEST)?;
         let mut request: Self = serde_json::from_str(&request).map_err(|error| {
-            LabError::usage(format!(
-                "{} is not a request of the lab: {error}",
-                directory.join(REQUEST).display()
-            ))
+            LabError::usage(format!("{} is not a lab request: {error}", directory.join(REQUEST).display()))
         })?;
         request.text = read(EXPERIMENT)?;
         request.repeats = Record::load(directory).ok().map(|record| record.programs);
@@ -177,7 +175,7 @@ impl RunRequest {
         Ok(experiment)
     }
 
-    /// The swept variables of this point, such as `clients-8-size-120`; empty without a sweep.
+    /// Values of the swept variables, such as `clients-8-size-120`; empty without a sweep.
     pub(crate) fn point_name(&self, experiment: &Experiment) -> String {
         let parts: Vec<String> = experiment
             .sweep
@@ -191,7 +189,7 @@ impl RunRequest {
             .collect()
     }
 
-    /// A fresh directory for the record below `base`.
+    /// Creates a new directory for the record below `base`.
     pub(crate) fn make_directory(&self, base: &Path, experiment: &Experiment) -> Result<PathBuf, LabError> {
         let parts = [experiment.name.clone(), self.point_name(experiment), environment::stamp()];
         let name = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-");
@@ -199,15 +197,15 @@ impl RunRequest {
             let directory =
                 if attempt == 1 { base.join(&name) } else { base.join(format!("{name}-{attempt}")) };
             if !directory.exists() {
-                let cannot = LabError::io(format!("cannot make {}", directory.display()));
+                let cannot = LabError::io(format!("cannot create {}", directory.display()));
                 fs::create_dir_all(&directory).map_err(cannot)?;
-                // Programs start in other directories.
+                // Absolute, because programs start in other directories.
                 return directory
                     .canonicalize()
                     .map_err(LabError::io("cannot resolve the record's directory"));
             }
         }
-        Err(LabError::failed(format!("{} is full of records of this second", base.display())))
+        Err(LabError::failed(format!("{} already has 999 records of this second", base.display())))
     }
 }
 
@@ -222,7 +220,7 @@ impl Overrides {
         experiment.rounds = self.rounds.unwrap_or(experiment.rounds);
         experiment.duration = self.duration.unwrap_or(experiment.duration);
         experiment.warmup = self.warmup.unwrap_or(experiment.warmup);
-        // What measures growth since the start has no first run, whatever the others of a suite are told.
+        // Experiments that measure growth since the start never discard a run, whatever the suite sets.
         if experiment.discard > 0.0 {
             experiment.discard = self.discard.unwrap_or(experiment.discard);
         }
@@ -233,19 +231,19 @@ impl Overrides {
         limits.late_p99_us = self.max_late_us.unwrap_or(limits.late_p99_us);
         limits.steal_percent = self.max_steal.unwrap_or(limits.steal_percent);
         limits.foreign_percent = self.max_foreign.unwrap_or(limits.foreign_percent);
-        // The file has been checked: what is wrong now was typed.
+        // The file has been validated, so any mistake is on the command line.
         let mut document = Document::without_places(Path::new(COMMAND_LINE));
         experiment.check(&mut document);
         Ok(document.finish()?)
     }
 }
 
-/// Short enough to be typed again.
+/// Short enough to type.
 pub(crate) fn draw_seed() -> u64 {
     u64::from(rand::rng().random::<u32>())
 }
 
-/// `name=value` of variables that the experiment has; setting a swept one leaves its points equal, and so one.
+/// Parses `name=value`. A value for a swept variable collapses its points into one.
 fn parse_settings(set: &[String], experiment: &Experiment) -> Result<BTreeMap<String, String>, LabError> {
     set.iter()
         .map(|text| {
@@ -296,7 +294,7 @@ command = 'true {clients}'
     }
 
     #[test]
-    fn a_sweep_makes_a_request_for_each_point_and_setting_its_variable_makes_one() {
+    fn setting_a_swept_variable_leaves_one_request() {
         assert_eq!(requests(&[]).unwrap().len(), 2);
         let one = requests(&["clients=4"]).unwrap();
         assert_eq!(one.len(), 1);
@@ -314,7 +312,7 @@ command = 'true {clients}'
     }
 
     #[test]
-    fn what_has_no_first_run_gets_none() {
+    fn experiments_without_a_discarded_run_keep_none() {
         let discards = |text: &str| {
             let changes = Overrides { discard: Some(3.0), ..Overrides::default() };
             let text = BuiltinText { path: "x.toml".into(), text: text.to_owned() };
@@ -326,7 +324,7 @@ command = 'true {clients}'
     }
 
     #[test]
-    fn a_request_comes_back_as_it_was_kept() {
+    fn a_request_survives_a_round_trip() {
         let directory = Dir::new();
         let changes = Overrides { rounds: Some(7), ..Overrides::default() };
         let bar =

@@ -1,10 +1,11 @@
-//! find-max: the highest offered rate whose loss stays within a goal, for several goals at once, in spite of noise.
+//! find-max: the highest offered rate whose loss stays within a goal, for several goals at once, despite
+//! noise.
 //!
-//! A search after MLRsearch (RFC 9971, before that draft-ietf-bmwg-mlrsearch). Every trial at a rate counts for every goal.
-//! A rate becomes a *lower bound* of a goal when at most half of the trial time there lost more than the goal, whatever
-//! the trials still missing would show; an *upper bound* when more than half did; otherwise it is tried again. So one
-//! hiccup does not end the search, and a lucky trial does not win it. Coarse phases of short trials find the region,
-//! the last phase of long ones decides.
+//! Based on MLRsearch (RFC 9971, previously draft-ietf-bmwg-mlrsearch). Every trial at a rate counts for
+//! every goal. A rate becomes a *lower bound* of a goal when at most half of the trial time exceeded the
+//! goal, no matter how the remaining trials would turn out; an *upper bound* when more than half did.
+//! Otherwise it is tried again. A single hiccup does not end the search, and a lucky trial does not decide
+//! it. Coarse phases of short trials find the region, and a last phase of long trials decides.
 //!
 //! ```text
 //! while let Some(trial) = search.next() {            the caller runs it: rate, seconds
@@ -19,43 +20,43 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::stats;
 
-/// How much less than the wanted rate the generator may send before the trial is void.
+/// Relative shortfall of the offered rate from which on a trial is void.
 const SHORTFALL: f64 = 0.02;
 
-/// What to do with each subject in each round.
+/// Rates to offer to each subject in each round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RatePlan {
-    /// Offer each of these rates, datagrams a second.
+    /// Datagrams per second.
     Sweep(Vec<u64>),
     FindMax(SearchSettings),
 }
 
-/// What to search.
+/// Parameters of a search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct SearchSettings {
-    /// Lowest rate tried, datagrams a second.
+    /// Lowest rate, datagrams per second.
     pub(crate) min_pps: u64,
-    /// Highest rate tried, datagrams a second; the search begins there.
+    /// Highest rate, datagrams per second; the search starts there.
     pub(crate) max_pps: u64,
     /// Loss goals as ratios: 0.001 is 0.1 %.
     pub(crate) goals: Vec<f64>,
-    /// Width of the result relative to its upper end. Not below the largest goal: then the delivered rates of two goals
-    /// can change places.
+    /// Relative width of the result. Must not be below the largest goal, or the delivered rates of two goals
+    /// can swap places.
     pub(crate) width: f64,
-    /// Seconds of a trial in the coarse phases.
+    /// Seconds per trial in the coarse phases.
     pub(crate) short_s: f64,
-    /// Seconds of a trial in the last phase.
+    /// Seconds per trial in the last phase.
     pub(crate) long_s: f64,
-    /// Seconds of long trials after which a rate is decided in any case. An odd multiple of `long_s`, so that half of it
+    /// Seconds of long trials that decide a rate in any case. An odd multiple of `long_s`, so that one half
     /// is a majority.
     pub(crate) sum_s: f64,
-    /// End the search after so many trials.
+    /// Maximum number of trials.
     pub(crate) max_trials: usize,
-    /// Void trials at a rate after which the generator is held unable to make it.
+    /// Void trials at a rate after which the generator counts as unable to make it.
     pub(crate) max_voids: u32,
-    /// A trial whose 99th percentile of latency is above this has lost everything, microseconds.
+    /// Latency limit in microseconds; a trial whose 99th percentile exceeds it counts as lost.
     pub(crate) max_p99_us: Option<f64>,
 }
 
@@ -76,61 +77,60 @@ impl Default for SearchSettings {
     }
 }
 
-/// One measurement to make.
+/// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Trial {
-    /// Datagrams to offer a second.
+    /// Datagrams to offer per second.
     pub(crate) rate_pps: u64,
     /// Measured seconds.
     pub(crate) duration_s: f64,
 }
 
-/// What the search found for one goal.
+/// Result for one goal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FoundRate {
-    /// The goal: loss as a ratio.
+    /// Loss goal as a ratio.
     pub max_loss: f64,
-    /// Highest rate that keeps the goal, datagrams a second. `None`: not even the lowest rate does.
+    /// Highest rate that meets the goal, datagrams per second. `None`: not even the lowest rate does.
     pub lower_pps: Option<u64>,
-    /// Lowest rate that does not. `None`: no rate tried fails.
+    /// Lowest rate that fails the goal. `None`: no tried rate fails.
     pub upper_pps: Option<u64>,
-    /// Datagrams delivered a second at `lower_pps`: the median of its trials that kept the goal.
+    /// Datagrams delivered per second at `lower_pps`: the median of its trials that met the goal.
     pub delivered_pps: Option<f64>,
-    /// What stands behind the interval.
     pub because: Because,
 }
 
-/// What ended the search of a goal.
+/// Reason for the end of a goal's search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Because {
-    /// The interval is as narrow as wanted.
+    /// The interval is narrow enough.
     Narrow,
-    /// The highest rate keeps the goal: the true maximum is higher.
+    /// The highest rate meets the goal: the true maximum is higher.
     Highest,
-    /// The lowest rate does not: the true maximum is lower.
+    /// The lowest rate fails the goal: the true maximum is lower.
     Lowest,
     /// The generator cannot make a higher rate, or not evenly: the true maximum may be higher.
     Generator,
-    /// It was ended before: the interval may be wide, and rest on short trials.
+    /// Interrupted: the interval may be wide and based on short trials.
     Ended,
 }
 
-/// What a person asks of a search, on a command line or in a row of a suite.
+/// Search settings on a command line or in a suite row.
 #[derive(Clone, Debug, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SearchOptions {
-    /// Lowest rate, datagrams a second
+    /// Lowest rate in datagrams per second
     #[arg(long, value_name = "PPS", default_value_t = 1_000)]
     pub(crate) min: u64,
-    /// Highest rate; the search begins there
+    /// Highest rate; the search starts there
     #[arg(long, value_name = "PPS", default_value_t = 1_000_000)]
     pub(crate) max: u64,
     /// Width of the result in percent of the rate
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
     #[serde(default = "three")]
     pub(crate) width: f64,
-    /// Seconds of a trial of the last phase
+    /// Seconds per trial in the last phase
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     #[serde(default = "three")]
     pub(crate) trial: f64,
@@ -138,10 +138,10 @@ pub(crate) struct SearchOptions {
     #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_values_t = [0.0, 0.1, 0.5])]
     #[serde(deserialize_with = "one_goal")]
     pub(crate) loss: Vec<f64>,
-    /// What comes later than this, 99th percentile, counts as lost.
+    /// Latency (99th percentile) from which on datagrams count as lost.
     #[arg(skip)]
     pub(crate) max_p99_us: Option<f64>,
-    /// How late the generator may be, 99th percentile: less than what is allowed to the subject.
+    /// Lateness allowed to the generator (99th percentile), below the latency allowed to the subject.
     #[arg(skip)]
     pub(crate) max_late_us: Option<f64>,
 }
@@ -150,13 +150,13 @@ fn three() -> f64 {
     3.0
 }
 
-/// A row of a suite has one figure.
+/// A suite row has a single goal.
 fn one_goal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, D::Error> {
     f64::deserialize(deserializer).map(|loss| vec![loss])
 }
 
 impl SearchOptions {
-    /// The settings of the search, or what is wrong with these.
+    /// Validates the options.
     pub(crate) fn settings(&self) -> Result<SearchSettings, String> {
         let &Self { min, max, width, trial, ref loss, max_p99_us, .. } = self;
         if min == 0 || min >= max {
@@ -186,7 +186,7 @@ impl SearchOptions {
 }
 
 impl SearchSettings {
-    /// The largest loss that any goal allows, as a ratio.
+    /// Largest loss goal, as a ratio.
     pub(crate) fn loosest(&self) -> f64 {
         self.goals.iter().copied().fold(0.0, f64::max)
     }
@@ -195,16 +195,16 @@ impl SearchSettings {
 impl fmt::Display for Because {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Narrow => "as narrow as wanted",
-            Self::Highest => "the highest rate tried still keeps it",
-            Self::Lowest => "the lowest rate tried does not keep it",
-            Self::Generator => "the generator was late or could not make more",
-            Self::Ended => "ended before it was certain",
+            Self::Narrow => "narrow enough",
+            Self::Highest => "the highest rate holds",
+            Self::Lowest => "the lowest rate fails",
+            Self::Generator => "the generator was late or at its limit",
+            Self::Ended => "interrupted",
         })
     }
 }
 
-/// A search under way.
+/// Search in progress.
 #[derive(Clone, Debug)]
 pub(crate) struct Search {
     settings: SearchSettings,
@@ -212,15 +212,15 @@ pub(crate) struct Search {
     tried: BTreeMap<u64, Vec<TriedRate>>,
     /// By rate and goal.
     voids: BTreeMap<(u64, usize), u32>,
-    /// For each goal the lowest rate that the generator cannot make, and what it made instead, if that is known.
+    /// Per goal: the lowest rate that the generator cannot make, and the rate it made instead, if known.
     ceilings: Vec<Option<(u64, Option<f64>)>>,
     trials: usize,
-    /// Phases before this one are left behind, even if a later trial makes one of their bounds doubtful.
+    /// Earlier phases are not resumed, even if a later trial casts doubt on one of their bounds.
     phase: usize,
     current: Option<(Trial, Cursor)>,
 }
 
-/// A pass over all goals.
+/// One pass over all goals.
 #[derive(Clone, Copy, Debug)]
 struct SearchPhase {
     trial_s: f64,
@@ -233,19 +233,19 @@ struct TriedRate {
     duration_s: f64,
     loss: f64,
     delivered_pps: f64,
-    /// The generator was late, so that datagrams came in bursts: what was lost may be its fault.
+    /// The generator was late and sent bursts, which may have caused the loss.
     late: bool,
 }
 
-/// Where the search stands: it stays at a rate until that is decided for this goal in this phase.
+/// Position of the search: it stays at a rate until that is decided for this goal in this phase.
 #[derive(Clone, Copy, Debug)]
 struct Cursor {
     phase: usize,
     goal: usize,
     rate: u64,
-    /// How far to move from the nearest bound, relative; doubles with each move, so that a far goal is reached fast.
+    /// Relative distance to move from the nearest bound; doubles with each move.
     step: f64,
-    /// How the last rate of this phase and goal was decided.
+    /// Decision on the previous rate of this phase and goal.
     last: Option<RateBound>,
 }
 
@@ -256,7 +256,8 @@ enum RateBound {
 }
 
 impl Search {
-    /// Begins. Settings out of order (a lowest rate above the highest, no goal) make a search that is done at once.
+    /// Starts a search. Invalid settings (minimum above maximum, no goals) make a search that is finished at
+    /// once.
     pub(crate) fn new(settings: SearchSettings) -> Self {
         let phase = |trial_s, sum_s, factor| SearchPhase { trial_s, sum_s, width: settings.width * factor };
         let phases = vec![
@@ -277,7 +278,7 @@ impl Search {
         }
     }
 
-    /// The trial to make now; the same one until it is observed. `None` when the search is done.
+    /// Next trial; returns the same one until it is observed. `None` when the search is finished.
     pub(crate) fn next(&mut self) -> Option<Trial> {
         if let Some((trial, _)) = self.current {
             return Some(trial);
@@ -286,13 +287,13 @@ impl Search {
         self.current.map(|(trial, _)| trial)
     }
 
-    /// The current trial sent and received so many datagrams. Sending much less than wanted makes it void.
+    /// Reports the datagrams of the current trial. The trial is void if much less than requested was sent.
     pub(crate) fn observe(&mut self, sent: u64, received: u64) {
         self.take(sent, received, false);
     }
 
-    /// The same of a trial in which the generator was late. Bursts are harder to bear than an even stream: a goal that
-    /// was kept all the same counts as kept, but one that was not says nothing, and is tried again like a void trial.
+    /// Reports a trial with a late generator. Bursts are harder than an even stream, so a goal that was met
+    /// still counts; one that was not is retried like a void trial.
     pub(crate) fn observe_late(&mut self, sent: u64, received: u64) {
         self.take(sent, received, true);
     }
@@ -300,7 +301,7 @@ impl Search {
     fn take(&mut self, sent: u64, received: u64, late: bool) {
         let Some((trial, cursor)) = self.current else { return };
         let wanted = trial.rate_pps as f64 * trial.duration_s;
-        // One datagram of grace: at low rates the last one may fall just outside.
+        // Tolerates one datagram: at low rates the last one may fall just outside.
         if sent == 0 || (sent as f64) < wanted * (1.0 - SHORTFALL) - 1.0 {
             self.void(Some(sent as f64 / trial.duration_s));
             return;
@@ -310,7 +311,7 @@ impl Search {
         let tried = TriedRate {
             duration_s: trial.duration_s,
             loss,
-            // Whatever is counted, clients or datagrams: in the unit of the rate.
+            // In the unit of the rate, clients or datagrams.
             delivered_pps: (received as f64 / trial.duration_s).min(trial.rate_pps as f64 * (1.0 - loss)),
             late,
         };
@@ -322,14 +323,14 @@ impl Search {
         self.advance(Some(cursor));
     }
 
-    /// The current trial says nothing: the generator was late, CPUs were stolen.
+    /// Reports that the current trial is void (late generator, stolen CPU).
     ///
     /// It is repeated; after [`SearchSettings::max_voids`] times the search stays below this rate.
     pub(crate) fn observe_void(&mut self) {
         self.void(None);
     }
 
-    /// An interval for each goal, in the order of the goals; also before the search is done, then from what is known.
+    /// Interval per goal, in order. Before the end of the search, based on the trials so far.
     pub(crate) fn found(&self) -> Vec<FoundRate> {
         (0..self.settings.goals.len()).map(|goal| self.found_for(goal)).collect()
     }
@@ -381,7 +382,8 @@ impl Search {
         }
     }
 
-    /// Sets the next trial, if any: at the cursor while its rate is undecided, else at the next unfinished place.
+    /// Selects the next trial: at the cursor while its rate is undecided, otherwise at the next unfinished
+    /// position.
     fn advance(&mut self, cursor: Option<Cursor>) {
         if self.trials >= self.settings.max_trials {
             return;
@@ -401,7 +403,7 @@ impl Search {
         });
     }
 
-    /// A rate that the generator cannot make is as good as an upper bound for where to go next.
+    /// A rate that the generator cannot make acts as an upper bound for the next step.
     fn decided(&self, cursor: &Cursor) -> Option<RateBound> {
         if self.ceilings[cursor.goal].is_some_and(|(ceiling, _)| cursor.rate >= ceiling) {
             return Some(RateBound::Upper);
@@ -409,7 +411,7 @@ impl Search {
         self.classify(cursor.phase, cursor.goal, cursor.rate)
     }
 
-    /// The next rate of the first unfinished goal of the first unfinished phase.
+    /// Next rate of the first unfinished goal in the first unfinished phase.
     fn place(&self, from: Option<Cursor>) -> Option<Cursor> {
         for phase in self.phase..self.phases.len() {
             for goal in 0..self.settings.goals.len() {
@@ -428,7 +430,7 @@ impl Search {
         None
     }
 
-    /// The rate to try next for this goal in this phase. `None` when no rate between the bounds is left.
+    /// Next rate for this goal in this phase; `None` if no rate is left between the bounds.
     fn choose(&self, cursor: &Cursor) -> Option<u64> {
         let &Cursor { phase, goal, step, .. } = cursor;
         let (lower, upper) = self.range(phase, goal);
@@ -440,7 +442,7 @@ impl Search {
         let rate = match (lower, upper) {
             (None, None) => self.settings.max_pps as f64,
             (Some(lower), None) => up(lower).max(lower as f64 + 1.0),
-            // An overloaded subject still delivers about what it can.
+            // An overloaded subject still delivers about its maximum.
             (None, Some(upper)) if cursor.last.is_none() || phase == 0 => {
                 self.delivered_at(goal, upper).filter(|&rate| rate < down(upper)).unwrap_or(down(upper))
             }
@@ -459,7 +461,7 @@ impl Search {
         inside.then_some(rate)
     }
 
-    /// A bound of the phase before that this phase has not decided yet: the place to begin.
+    /// Starting point: a bound of the previous phase that this phase has not decided yet.
     fn hint(&self, phase: usize, goal: usize, lower: Option<u64>, upper: Option<u64>) -> Option<u64> {
         let (low, high) = self.bounds(phase.checked_sub(1)?, goal);
         let undecided = |rate: &u64| {
@@ -470,7 +472,7 @@ impl Search {
         })
     }
 
-    /// What came through at a rate that was too high, or what the generator made of it.
+    /// Rate delivered at an excessive rate, or the rate that the generator made of it.
     fn delivered_at(&self, goal: usize, rate: u64) -> Option<f64> {
         if let Some((_, made)) = self.ceilings[goal].filter(|(ceiling, _)| *ceiling == rate) {
             return made;
@@ -478,7 +480,7 @@ impl Search {
         stats::median(&self.tried.get(&rate)?.iter().map(|tried| tried.delivered_pps).collect::<Vec<_>>())
     }
 
-    /// Whether this goal needs no further trial in this phase.
+    /// This goal needs no further trial in this phase.
     fn finished(&self, phase: usize, goal: usize) -> bool {
         match self.range(phase, goal) {
             (Some(lower), _) if lower >= self.settings.max_pps => true,
@@ -488,15 +490,15 @@ impl Search {
         }
     }
 
-    /// The bounds between which to go on: the upper one is what the subject or the generator cannot do.
+    /// Bounds to continue between; the upper one is the limit of the subject or the generator.
     fn range(&self, phase: usize, goal: usize) -> (Option<u64>, Option<u64>) {
         let (lower, upper) = self.bounds(phase, goal);
         let ceiling = self.ceilings[goal].map(|(rate, _)| rate);
         (lower, upper.into_iter().chain(ceiling).min())
     }
 
-    /// The relevant bounds: the smallest upper bound, and the largest lower bound below it. A lossless trial above an
-    /// upper bound is taken for luck.
+    /// Relevant bounds: the smallest upper bound and the largest lower bound below it. A lossless trial above
+    /// an upper bound counts as luck.
     fn bounds(&self, phase: usize, goal: usize) -> (Option<u64>, Option<u64>) {
         let mut lower = None;
         for &rate in self.tried.keys() {
@@ -509,10 +511,10 @@ impl Search {
         (lower, None)
     }
 
-    /// What the trials at a rate make it for a goal; `None` while trials still missing could turn it.
+    /// Classifies a rate for a goal by its trials; `None` while further trials could change the result.
     ///
-    /// Trials shorter than the phase's count only as evidence against the rate, and only by what lossy ones exceed the
-    /// good ones: a short trial has had less time to lose something.
+    /// Trials shorter than the phase's count only as evidence against the rate, and only by the excess of
+    /// lossy over good ones: a short trial had less time to lose something.
     fn classify(&self, phase: usize, goal: usize, rate: u64) -> Option<RateBound> {
         let (phase, max_loss) = (&self.phases[phase], self.settings.goals[goal]);
         let trials = self.tried.get(&rate)?;
@@ -528,7 +530,7 @@ impl Search {
         let bad = seconds(true, false) + excess;
         let good = seconds(true, true);
         let whole = (bad + good).max(phase.sum_s);
-        // Half of the time may be bad: what is found is the median, which one hiccup does not move.
+        // Half of the time may be bad: the result is the median, which a single hiccup does not move.
         let allowed = whole / 2.0;
         if whole - good <= allowed {
             Some(RateBound::Lower)

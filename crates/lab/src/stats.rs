@@ -1,45 +1,48 @@
-//! Paired statistics over rounds: how much B differs from A, how surely, and what A differs from itself.
+//! Paired statistics over rounds: the difference between B and A, its uncertainty, and the difference of A
+//! from itself.
 //!
-//! The unit is one *round*: both subjects ran in it, close in time, so what the machine did to both cancels in
-//! `ln(b / a)`. Over the rounds we take the median (one bad round must not decide) and a bootstrap interval.
+//! The unit is one *round*: both subjects ran in it, close in time, so influences of the machine cancel in
+//! `ln(b / a)`. Over the rounds we take the median (a single bad round must not decide) and a bootstrap
+//! interval.
 //!
-//! **Which interval.** The percentile interval of the bootstrapped median, its tails widened for small samples
-//! (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", *expanded percentile*): a plain percentile
-//! interval is too narrow by about the factor `sqrt((n-1)/n) · z/t`; simulated, at seven rounds it misses the truth 12
-//! times in 100 instead of 5. Not BCa: its acceleration comes from a jackknife, and the jackknife of a median takes but
-//! two or three values (Efron and Tibshirani 1993, chapter 11), so at the sizes used here it corrects noise by noise. The
-//! tests below measure the coverage.
+//! **Choice of interval.** The percentile interval of the bootstrapped median, with tails widened for small
+//! samples (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", *expanded percentile*). A plain
+//! percentile interval is too narrow by about the factor `sqrt((n-1)/n) · z/t`; in simulations with seven
+//! rounds it missed the truth 12 times in 100 instead of 5. BCa is no alternative: its acceleration comes
+//! from a jackknife, and the jackknife of a median has only two or three distinct values (Efron and
+//! Tibshirani 1993, chapter 11), so at these sample sizes it corrects noise by noise. The tests below measure
+//! the coverage.
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 
-/// Resamples of each bootstrap. At six rounds the tail holds 0.24 % of them: 24 of these.
+/// Bootstrap resamples. At six rounds the tail holds 0.24 % of them, which is 24.
 const RESAMPLES: usize = 10_000;
 
-/// Quantile of the normal distribution that leaves 2.5 % above it.
+/// Quantile of the normal distribution with 2.5 % above it.
 const Z: f64 = 1.959_964;
 
-/// From the median absolute deviation to the standard deviation of a normal distribution.
+/// Factor from the median absolute deviation to the standard deviation of a normal distribution.
 const MAD_TO_SIGMA: f64 = 1.482_6;
 
-/// Standard error of the median over that of the mean, of a normal distribution: `sqrt(pi / 2)`.
+/// Ratio of the standard errors of median and mean for a normal distribution: `sqrt(pi / 2)`.
 const MEDIAN_OVER_MEAN: f64 = 1.253_314;
 
-/// Below this many rounds not even the span from the smallest to the largest ratio covers 95 %: it covers
-/// `1 - 2^(1-n)`, which is 93.75 % at five.
+/// Below this number of rounds, not even the range from the smallest to the largest ratio covers 95 %: it
+/// covers `1 - 2^(1-n)`, which is 93.75 % at five.
 pub(crate) const ROUNDS_FOR_95_PERCENT: usize = 6;
 
-/// `ln(candidate / baseline)` of each round that has both.
+/// `ln(candidate / baseline)` per round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct LogRatios {
-    /// One for each usable round, in the order of the rounds.
+    /// One per usable round, in order.
     pub(crate) values: Vec<f64>,
-    /// Rounds left out because a value was zero, negative or not finite, so that no ratio exists.
+    /// Rounds without a ratio because a value was zero, negative or not finite.
     pub(crate) unusable: usize,
 }
 
-/// Pairs `(baseline, candidate)`, one for each round.
+/// Ratios of the pairs `(baseline, candidate)`, one per round.
 pub(crate) fn log_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> LogRatios {
     let mut ratios = LogRatios::default();
     for (baseline, candidate) in pairs {
@@ -53,7 +56,7 @@ pub(crate) fn log_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> LogRati
     ratios
 }
 
-/// Both ends included.
+/// Closed interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ConfidenceInterval {
     pub(crate) low: f64,
@@ -61,17 +64,16 @@ pub(crate) struct ConfidenceInterval {
 }
 
 impl ConfidenceInterval {
-    /// Whether `value` lies in it.
     pub(crate) fn covers(&self, value: f64) -> bool {
         (self.low..=self.high).contains(&value)
     }
 }
 
-/// What the rounds say about one metric of two subjects.
+/// Comparison of two subjects in one metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Estimate {
     pub(crate) rounds: usize,
-    /// Median of the log-ratios: above 0, the candidate's value is the higher one.
+    /// Median of the log-ratios: above 0, the candidate's value is higher.
     pub(crate) log_ratio: f64,
     /// Bootstrap interval of that median, see [`Estimate::confidence`].
     pub(crate) log_interval: ConfidenceInterval,
@@ -83,7 +85,7 @@ pub(crate) struct Estimate {
 }
 
 impl Estimate {
-    /// Estimates from log-ratios; the same seed gives the same interval. `None` without a single ratio.
+    /// Estimates from log-ratios; `None` if there are none. The same seed gives the same interval.
     pub(crate) fn new(log_ratios: &[f64], seed: u64) -> Option<Self> {
         let log_ratio = median(log_ratios)?;
         Some(Self {
@@ -101,52 +103,53 @@ impl Estimate {
         self.log_ratio.exp()
     }
 
-    /// The interval of the ratio.
+    /// Interval of the ratio.
     pub(crate) fn interval(&self) -> ConfidenceInterval {
         ConfidenceInterval { low: self.log_interval.low.exp(), high: self.log_interval.high.exp() }
     }
 
-    /// What the interval is worth: 0.95, or less below [`ROUNDS_FOR_95_PERCENT`] rounds.
+    /// Confidence level of the interval: 0.95, or less below [`ROUNDS_FOR_95_PERCENT`] rounds.
     pub(crate) fn confidence(&self) -> f64 {
         if self.rounds >= ROUNDS_FOR_95_PERCENT { 0.95 } else { 1.0 - 2.0_f64.powi(1 - small(self.rounds)) }
     }
 
-    /// Half of the width of the interval, in logarithms: the precision reached.
+    /// Half the width of the interval, in logarithms.
     pub(crate) fn half_width(&self) -> f64 {
         (self.log_interval.high - self.log_interval.low) / 2.0
     }
 
-    /// Whether the interval leaves out a ratio of 1.
+    /// The interval excludes a ratio of 1.
     pub(crate) fn excludes_one(&self) -> bool {
         !self.log_interval.covers(0.0)
     }
 
-    /// Standard deviation of one round's log-ratio, estimated from the MAD (outliers do not count).
+    /// Standard deviation of one round's log-ratio, estimated from the MAD and thus robust against outliers.
     pub(crate) fn sigma(&self) -> f64 {
         self.mad * MAD_TO_SIGMA
     }
 
-    /// The effect in units of one round's noise; infinite for noiseless rounds that differ. Around 0.2 it takes
-    /// hundreds of rounds to see it, above 2 every single round shows it.
+    /// Effect in units of one round's noise; infinite for noiseless rounds that differ. An effect of 0.2
+    /// needs hundreds of rounds to show; above 2, every single round shows it.
     pub(crate) fn effect_size(&self) -> f64 {
         if self.log_ratio == 0.0 { 0.0 } else { self.log_ratio / self.sigma() }
     }
 
-    /// Rounds for an interval of plus or minus `half_width` (log-ratio; for small ones the relative difference).
+    /// Rounds needed for an interval of plus or minus `half_width` (log-ratio; for small values the relative
+    /// difference).
     pub(crate) fn rounds_for(&self, half_width: f64) -> u32 {
         rounds_for(self.sigma(), half_width)
     }
 }
 
-/// The median of some values and its interval, bootstrapped as that of [`Estimate`]. `None` without a value.
+/// Median with a bootstrap interval like that of [`Estimate`]; `None` without values.
 pub(crate) fn median_interval(values: &[f64], seed: u64) -> Option<(f64, ConfidenceInterval)> {
     Some((median(values)?, bootstrap_median(values, seed)?))
 }
 
-/// What the baseline differs from itself: below this, a difference means nothing.
+/// Difference of the baseline from itself, below which differences are meaningless.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NoiseFloor {
-    /// A/A rounds that entered.
+    /// Number of A/A rounds.
     pub(crate) rounds: usize,
     /// Median of the A/A log-ratios. Far from 0, the second run of a round is systematically favoured.
     pub(crate) log_ratio: f64,
@@ -155,29 +158,29 @@ pub(crate) struct NoiseFloor {
 }
 
 impl NoiseFloor {
-    /// From the log-ratios of the baseline to itself. `None` without a single one.
+    /// Computes the floor from the baseline's log-ratios to itself; `None` if there are none.
     ///
-    /// The level is half the width of their interval, that is what chance alone does to the median of so many rounds,
-    /// and never less than the median seen, which may be a bias.
+    /// The level is half the width of their interval, which is the effect of chance on the median of that
+    /// many rounds, but at least the absolute median, which may be a bias.
     pub(crate) fn new(log_ratios: &[f64], seed: u64) -> Option<Self> {
         let itself = Estimate::new(log_ratios, seed)?;
         let level = itself.half_width().max(itself.log_ratio.abs());
         Some(Self { rounds: itself.rounds, log_ratio: itself.log_ratio, level })
     }
 
-    /// The level as a relative difference, in percent.
+    /// Level as a relative difference in percent.
     pub(crate) fn percent(&self) -> f64 {
         self.level.exp_m1() * 100.0
     }
 
-    /// Whether the level is a bias rather than noise, so that more rounds will not lower it.
+    /// The level is a bias rather than noise, so more rounds will not lower it.
     pub(crate) fn is_bias(&self) -> bool {
         self.log_ratio.abs() >= self.level
     }
 }
 
-/// Rounds for a 95 % interval of plus or minus `half_width` when one round's log-ratio has the standard deviation
-/// `sigma`; at least [`ROUNDS_FOR_95_PERCENT`].
+/// Rounds for a 95 % interval of plus or minus `half_width` if one round's log-ratio has the standard
+/// deviation `sigma`; at least [`ROUNDS_FOR_95_PERCENT`].
 pub(crate) fn rounds_for(sigma: f64, half_width: f64) -> u32 {
     let least = ROUNDS_FOR_95_PERCENT as f64;
     let rounds = (Z * MEDIAN_OVER_MEAN * sigma / half_width).powi(2).ceil();
@@ -187,7 +190,7 @@ pub(crate) fn rounds_for(sigma: f64, half_width: f64) -> u32 {
     whole(rounds.max(least))
 }
 
-/// `None` when empty.
+/// `None` if empty.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -195,12 +198,12 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     Some(f64::midpoint(sorted[below], sorted[above]))
 }
 
-/// Places of the one or two middle values among `n` sorted ones.
+/// Positions of the one or two middle values among `n` sorted ones.
 fn middle(n: usize) -> Option<(usize, usize)> {
     (n > 0).then(|| ((n - 1) / 2, n / 2))
 }
 
-/// The expanded percentile interval of the median (see the top of this file).
+/// Expanded percentile interval of the median (see the top of this file).
 fn bootstrap_median(values: &[f64], seed: u64) -> Option<ConfidenceInterval> {
     let n = values.len();
     let (below, above) = middle(n)?;
@@ -224,7 +227,7 @@ fn bootstrap_median(values: &[f64], seed: u64) -> Option<ConfidenceInterval> {
     Some(ConfidenceInterval { low: medians[cut], high: medians[RESAMPLES - 1 - cut] })
 }
 
-/// The `place`-th smallest value of a resample, given how often each of the sorted values was drawn.
+/// The `place`-th smallest value of a resample, given the number of draws of each sorted value.
 fn nth_drawn(sorted: &[f64], times_drawn: &[usize], place: usize) -> f64 {
     let mut seen = 0;
     for (value, times) in sorted.iter().zip(times_drawn) {
@@ -233,11 +236,11 @@ fn nth_drawn(sorted: &[f64], times_drawn: &[usize], place: usize) -> f64 {
             return *value;
         }
     }
-    // As many were drawn as there are values, and `place` is below that: not reached.
+    // Unreachable: there are as many draws as values, and `place` is below that.
     f64::NAN
 }
 
-/// A whole number below `n`. Multiply and shift: at these sizes its bias is below one in ten million.
+/// Random integer below `n`. Multiply and shift; the bias is below one in ten million at these sizes.
 fn draw_below(n: usize, rng: &mut ChaCha8Rng) -> usize {
     let product = u128::from(rng.next_u64()) * n as u128;
     #[expect(clippy::cast_possible_truncation, reason = "below n")]
@@ -245,10 +248,10 @@ fn draw_below(n: usize, rng: &mut ChaCha8Rng) -> usize {
     index
 }
 
-/// How many resamples to cut off at each end: `Φ(-sqrt(n/(n-1)) · t(0.975, n-1))` of them instead of 2.5 %.
+/// Resamples to cut off at each end: a share of `Φ(-sqrt(n/(n-1)) · t(0.975, n-1))` instead of 2.5 %.
 fn cut_off(n: usize) -> usize {
     let degrees = n.saturating_sub(1) as f64;
-    // Fewer than two values span whatever they span.
+    // Fewer than two values have no distribution; nothing is cut off.
     let (Ok(student), normal) = (StudentsT::new(0.0, 1.0, degrees), Normal::standard()) else { return 0 };
     let tail = normal.sf((n as f64 / degrees).sqrt() * student.inverse_cdf(0.975));
     whole((tail * RESAMPLES as f64).floor()) as usize
@@ -282,7 +285,7 @@ mod tests {
             (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
         }
 
-        /// Standard normal, by Box and Muller.
+        /// Standard normal (Box-Muller).
         fn normal(&mut self) -> f64 {
             let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
             radius * (2.0 * std::f64::consts::PI * self.uniform()).cos()
@@ -303,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_with_zero_or_nonsense_is_left_out_and_counted() {
+    fn unusable_ratios_are_omitted_and_counted() {
         let ratios = log_ratios([
             (1.0, 2.0),
             (0.0, 1.0),
@@ -328,14 +331,14 @@ mod tests {
     }
 
     #[test]
-    fn few_rounds_say_what_their_interval_is_worth() {
+    fn few_rounds_lower_the_confidence_level() {
         assert_eq!(Estimate::new(&[0.1; 5], 1).unwrap().confidence(), 0.9375);
         assert_eq!(Estimate::new(&[0.1; 2], 1).unwrap().confidence(), 0.5);
         assert_eq!(Estimate::new(&[0.1], 1).unwrap().confidence(), 0.0);
     }
 
     #[test]
-    fn one_wild_round_moves_neither_the_ratio_nor_the_noise() {
+    fn one_outlier_affects_neither_ratio_nor_noise() {
         let calm = Estimate::new(&[0.10, 0.11, 0.09, 0.10, 0.12, 0.08, 0.10], 1).unwrap();
         let wild = Estimate::new(&[0.10, 0.11, 0.09, 0.10, 0.12, 3.0, 0.10], 1).unwrap();
         assert!(close(calm.log_ratio, wild.log_ratio, 0.005));
@@ -366,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_estimate_of_rounds_gives_the_precision_it_promises() {
+    fn the_estimated_rounds_give_the_promised_precision() {
         let mut noise = Noise::new(5);
         let sigma = 0.1;
         let rounds = rounds_for(sigma, 0.03);
@@ -381,14 +384,14 @@ mod tests {
     }
 
     #[test]
-    fn rounds_are_never_fewer_than_an_interval_needs() {
+    fn estimated_rounds_are_enough_for_an_interval() {
         assert_eq!(rounds_for(0.0, 0.05), 6);
         assert_eq!(rounds_for(0.0, 0.0), 6);
         assert_eq!(rounds_for(1.0, 0.0), u32::MAX);
     }
 
     #[test]
-    fn the_noise_floor_is_what_equal_subjects_stay_below() {
+    fn equal_subjects_stay_below_the_noise_floor() {
         let mut noise = Noise::new(11);
         let experiments = 200;
         let below = (0..experiments)
@@ -398,7 +401,7 @@ mod tests {
                 median(&draw()).unwrap().abs() < floor.level
             })
             .count();
-        // The level comes from one draw of 20, so it is itself uncertain; it must be neither porous nor a wall.
+        // The level comes from one draw of 20 and is itself uncertain, so the bound is wide.
         assert!((180..=199).contains(&below), "{below} of {experiments}");
     }
 
@@ -411,16 +414,16 @@ mod tests {
     }
 
     #[test]
-    fn few_rounds_have_wider_tails_and_many_the_usual_ones() {
+    fn small_samples_have_wider_tails() {
         assert_eq!([0, 1].map(cut_off), [0, 0]);
-        // By tables: t(0.975, 5) is 2.5706, so the tail at six rounds is that beyond 2.8159.
+        // Tables give t(0.975, 5) = 2.5706, so the tail at six rounds is the part beyond 2.8159.
         assert_eq!(cut_off(6), 24);
         assert!((240..250).contains(&cut_off(10_000)), "{}", cut_off(10_000));
         assert!((2..200).all(|n| cut_off(n) <= cut_off(n + 1)));
     }
 
     #[test]
-    fn the_effect_size_counts_in_rounds_of_noise() {
+    fn the_effect_size_is_relative_to_the_noise() {
         let estimate = Estimate::new(&[0.2, 0.3, 0.1, 0.2, 0.3, 0.1], 1).unwrap();
         assert!(close(estimate.effect_size(), 0.2 / (0.1 * MAD_TO_SIGMA), 1e-9));
         assert_eq!(Estimate::new(&[0.0; 6], 1).unwrap().effect_size(), 0.0);

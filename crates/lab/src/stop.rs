@@ -1,4 +1,5 @@
-//! Ctrl-C: what was measured is kept and reported. A second one ends at once; the guardian cleans up.
+//! Ctrl-C handling: the first one keeps and reports finished measurements, the second one exits at once and
+//! leaves the cleanup to the guardian.
 
 use std::{
     sync::{
@@ -10,7 +11,7 @@ use std::{
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Whether to stop; clones share the answer.
+/// Stop request; clones share the state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopFlag(Arc<AtomicBool>);
 
@@ -21,19 +22,17 @@ impl StopFlag {
         STOP.get_or_init(|| {
             let stop = Self::default();
             let listener = stop.clone();
-            // Without it (no threads left) the signals keep their default action, and the guardian cleans up.
+            // If the thread cannot start, signals keep their default action and the guardian cleans up.
             let _ = thread::Builder::new().name("signals".to_owned()).spawn(move || listener.listen());
             stop
         })
         .clone()
     }
 
-    /// Asks to stop.
     pub(crate) fn request(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody has asked.
     pub(crate) fn requested(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -55,7 +54,7 @@ impl StopFlag {
                     _ = hup.recv() => {}
                 }
                 if self.requested() {
-                    // 128 + SIGINT, as a shell would say.
+                    // 128 + SIGINT, the convention of shells.
                     std::process::exit(130);
                 }
                 self.request();

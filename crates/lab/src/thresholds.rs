@@ -1,5 +1,5 @@
-//! Thresholds, called bars in experiment files: limits that a figure must or should keep. The interval and the noise floor decide, never the
-//! median alone. A threshold inside the interval is undecided.
+//! Thresholds (called bars in experiment files): required or desired limits of a figure. The interval and the
+//! noise floor decide, never the median alone; a threshold inside the interval is undecided.
 
 use std::{cmp::Ordering, fmt};
 
@@ -10,39 +10,38 @@ use crate::{
     verdict::{Grounds, VerdictReason, reasons_of_void},
 };
 
-/// How binding a bar is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ThresholdKind {
     /// Missing it fails the suite.
     Must,
-    /// What is worked for.
+    /// Desired.
     Aim,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ThresholdOutcome {
-    /// Its whole interval is on the right side.
+    /// The whole interval is on the right side.
     Met,
-    /// Its whole interval is on the wrong side.
+    /// The whole interval is on the wrong side.
     Missed,
-    /// Neither, for this reason.
+    /// Neither; with the reason.
     Undecided(String),
 }
 
-/// A bar, and what was found.
+/// Threshold with its outcome.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ThresholdResult {
     pub(crate) bar: Threshold,
     pub(crate) kind: ThresholdKind,
     pub(crate) subject: String,
-    /// To whose it is a ratio; `None` for a value of its own.
+    /// Other subject of a ratio; `None` for a plain value.
     pub(crate) against: Option<String>,
-    /// Median and interval, as far as there are any.
+    /// Median and interval, if available.
     pub(crate) figure: Option<(f64, ConfidenceInterval)>,
     pub(crate) standing: ThresholdOutcome,
 }
 
-/// Holds a record against all its bars; one against several subjects comes once for each.
+/// Checks a record against all its thresholds; one against several subjects yields one result each.
 pub(crate) fn hold(record: &Record) -> Vec<ThresholdResult> {
     let experiment = &record.experiment;
     let kinds = [(ThresholdKind::Must, &experiment.must), (ThresholdKind::Aim, &experiment.aim)];
@@ -53,17 +52,17 @@ pub(crate) fn hold(record: &Record) -> Vec<ThresholdResult> {
 }
 
 impl Threshold {
-    /// What is wrong with it, if anything.
+    /// Mistake in the definition, if any.
     pub(crate) fn mistake(&self) -> Option<&'static str> {
         match (self.at_least, self.at_most) {
             (Some(limit), None) | (None, Some(limit)) if !limit.is_finite() || limit < 0.0 => {
-                Some("a bar is a number, not negative")
+                Some("a bar is a number, at least 0")
             }
             (Some(_), None) | (None, Some(_)) if self.own && self.against.is_some() => {
-                Some("a bar for a value of its own (own = true) is against nobody")
+                Some("a bar for a plain value (own = true) cannot have `against`")
             }
             (Some(limit), None) | (None, Some(limit)) if !self.own && limit == 0.0 => {
-                Some("a ratio is never zero: a bar of 0 is for a value of its own (own = true)")
+                Some("a ratio is never zero: a bar of 0 needs own = true")
             }
             (Some(_), None) | (None, Some(_)) => None,
             _ => Some("a bar needs exactly one of at_least and at_most"),
@@ -90,7 +89,7 @@ impl Threshold {
             None => names.iter().copied().filter(|name| *name != subject).collect(),
         };
         if others.is_empty() {
-            return vec![held(None, (None, undecided("nobody else was measured")))];
+            return vec![held(None, (None, undecided("no other subject was measured")))];
         }
         others.into_iter().map(|other| held(Some(other), self.hold_ratio(record, subject, other))).collect()
     }
@@ -110,7 +109,7 @@ impl Threshold {
         let standing = match estimate {
             _ if !reasons.is_empty() => ThresholdOutcome::Undecided(in_words(&reasons)),
             None => undecided("no ratio"),
-            // On a logarithmic scale, on which the floor is as wide to both sides.
+            // Logarithmic, so that the floor is symmetric.
             Some(estimate) => self.weigh(
                 estimate.log_ratio,
                 estimate.log_interval,
@@ -141,7 +140,8 @@ impl Threshold {
         (figure, standing)
     }
 
-    /// `scale` brings the limit to the scale of the figure; nearer to it than `floor` decides nothing.
+    /// `scale` converts the limit to the scale of the figure. Within `floor` of the limit, the outcome is
+    /// undecided.
     fn weigh(
         &self,
         median: f64,
@@ -154,14 +154,14 @@ impl Threshold {
             (None, limit) => (limit.unwrap_or_default(), false),
         };
         let at = scale(limit);
-        // On the bar counts as kept.
+        // Exactly at the limit counts as met.
         let kept = if up { interval.low >= at } else { interval.high <= at };
         if !kept && interval.covers(at) {
-            return undecided("the interval holds the bar");
+            return undecided("the interval contains the bar");
         }
         if (median - at).abs() < floor {
             return ThresholdOutcome::Undecided(format!(
-                "nearer to the bar than the noise floor of {:.1} %",
+                "closer to the bar than the noise floor of {:.1} %",
                 floor.exp_m1() * 100.0
             ));
         }
@@ -170,7 +170,7 @@ impl Threshold {
 }
 
 impl fmt::Display for Threshold {
-    /// `packets_per_busy_s >= 1.1 x`, or `loss_percent <= 0.1 %` for a value of its own.
+    /// `packets_per_busy_s >= 1.1 x`, or `loss_percent <= 0.1 %` for a plain value.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (sign, limit) = match (self.at_least, self.at_most) {
             (Some(limit), _) => ("≥", limit),
@@ -185,7 +185,7 @@ impl fmt::Display for Threshold {
 }
 
 impl ThresholdResult {
-    /// The figure and its interval, as ratios or as values with their unit.
+    /// Figure and interval, as ratios or as values with their unit.
     pub(crate) fn figure_in_words(&self) -> Option<String> {
         let show = |figure: f64| {
             if self.bar.own { metric::show(&self.bar.metric, figure) } else { format!("{figure:.3}") }
@@ -194,14 +194,14 @@ impl ThresholdResult {
         Some(format!("{} ({} to {})", show(median), show(interval.low), show(interval.high)))
     }
 
-    /// How far the figure is from the bar, on the wrong side above 0: the larger, the harder it is to keep.
+    /// Distance from the limit, positive on the wrong side: larger means harder to meet.
     fn excess(&self) -> f64 {
         let limit = self.bar.at_least.or(self.bar.at_most).unwrap_or_default();
         let above = self.figure.map_or(f64::INFINITY, |(median, _)| median - limit);
         if self.bar.at_least.is_some() { -above } else { above }
     }
 
-    /// Whether it is the harder one of two that stand for the same bar.
+    /// Returns true if this is the harder one of two results for the same threshold.
     fn is_harder_than(&self, other: &Self) -> bool {
         let rank = |standing: &ThresholdOutcome| match standing {
             ThresholdOutcome::Missed => 2,
@@ -215,7 +215,7 @@ impl ThresholdResult {
     }
 }
 
-/// One for each bar: of a bar against several subjects the one that is hardest to keep.
+/// One result per threshold: of a threshold against several subjects the hardest to meet.
 pub(crate) fn hardest(record: &Record) -> Vec<ThresholdResult> {
     let mut all: Vec<ThresholdResult> = Vec::new();
     for held in hold(record) {
@@ -242,7 +242,7 @@ impl fmt::Display for ThresholdOutcome {
         match self {
             Self::Met => f.write_str("met"),
             Self::Missed => f.write_str("missed"),
-            Self::Undecided(why) => write!(f, "not decidable: {why}"),
+            Self::Undecided(why) => write!(f, "undecided: {why}"),
         }
     }
 }
@@ -257,7 +257,7 @@ impl fmt::Display for ThresholdResult {
     }
 }
 
-/// A sixth is 0.167, and 0.9 is 0.9.
+/// Rounds to three decimals: a sixth is 0.167.
 fn short(ratio: f64) -> f64 {
     (ratio * 1e3).round() / 1e3
 }
@@ -277,7 +277,8 @@ mod tests {
 
     const METRIC: &str = "packets_per_busy_s";
 
-    /// `new` against `old`, whose ratio wobbles by `noise` around `ratio`, and `old` against itself by a tenth of that.
+    /// Record in which `new` over `old` fluctuates by `noise` around `ratio`, and the baseline by a tenth of
+    /// that.
     fn samples(ratio: f64, noise: f64) -> Record {
         let wobble = |i: usize| noise * [0.3, -1.0, 0.7, 0.0, -0.4, 1.0, -0.8, 0.1][i % 8];
         let values: Vec<_> = (0..8)
@@ -302,45 +303,45 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_clear_of_its_bar_is_met_or_missed_and_one_across_it_is_not_decidable() {
+    fn ratios_across_the_threshold_are_undecided() {
         let record = samples(1.5, 0.02);
         for (bar, expected) in [
             (at_least(1.2), ThresholdOutcome::Met),
             (at_least(1.8), ThresholdOutcome::Missed),
             (at_most(1.8), ThresholdOutcome::Met),
             (at_most(1.2), ThresholdOutcome::Missed),
-            (at_least(1.5), undecided("the interval holds the bar")),
-            (at_most(1.5), undecided("the interval holds the bar")),
+            (at_least(1.5), undecided("the interval contains the bar")),
+            (at_most(1.5), undecided("the interval contains the bar")),
         ] {
             assert_eq!(standing(&record, bar.clone()), expected, "{bar}");
         }
     }
 
     #[test]
-    fn a_median_above_the_bar_meets_nothing_while_its_interval_reaches_below() {
+    fn a_median_above_the_threshold_is_not_enough() {
         let record = samples(1.1, 0.3);
         let ratio = Grounds::of(&record, "old", "new", METRIC).estimate.unwrap().ratio();
         assert!(ratio > 1.05, "{ratio}");
-        assert_eq!(standing(&record, at_least(1.05)), undecided("the interval holds the bar"));
+        assert_eq!(standing(&record, at_least(1.05)), undecided("the interval contains the bar"));
     }
 
     #[test]
-    fn nearer_to_the_bar_than_the_noise_floor_is_not_decidable() {
+    fn figures_within_the_noise_floor_are_undecided() {
         let mut record = samples(1.1, 0.001);
         assert_eq!(standing(&record, at_least(1.0)), ThresholdOutcome::Met);
         for (i, round) in record.aa.iter_mut().enumerate() {
             round.metrics.insert(METRIC.to_owned(), if i % 2 == 0 { 80.0 } else { 120.0 });
         }
         let ThresholdOutcome::Undecided(why) = standing(&record, at_least(1.0)) else { panic!("decided") };
-        assert!(why.starts_with("nearer to the bar than the noise floor of "), "{why}");
+        assert!(why.starts_with("closer to the bar than the noise floor of "), "{why}");
         assert_eq!(standing(&record, at_least(3.0)), ThresholdOutcome::Missed);
     }
 
     #[test]
-    fn few_rounds_failures_and_what_was_not_measured_decide_nothing() {
+    fn few_rounds_failures_and_missing_figures_are_undecided() {
         let mut few = samples(2.0, 0.01);
         few.rounds.retain(|round| round.index < 5);
-        assert_eq!(standing(&few, at_least(1.0)), undecided("5 rounds count, 6 are the least"));
+        assert_eq!(standing(&few, at_least(1.0)), undecided("5 valid rounds, at least 6 are needed"));
         let mut failed = samples(2.0, 0.01);
         failed.rounds[3].voided = Some(Void::SubjectFailed { how: "code 1".to_owned() });
         assert_eq!(standing(&failed, at_least(1.0)), undecided("new failed in 1 run (code 1)"));
@@ -348,11 +349,11 @@ mod tests {
         assert_eq!(standing(&samples(2.0, 0.01), absent), undecided("pion was not measured"));
         let mut alone = samples(2.0, 0.01);
         alone.experiment.subjects.truncate(1);
-        assert_eq!(standing(&alone, at_least(1.0)), undecided("nobody else was measured"));
+        assert_eq!(standing(&alone, at_least(1.0)), undecided("no other subject was measured"));
     }
 
     #[test]
-    fn a_value_of_its_own_needs_no_ratio_so_zero_is_one() {
+    fn a_plain_value_may_be_zero() {
         let own = |limit| Threshold {
             metric: "loss_percent".to_owned(),
             own: true,
@@ -361,19 +362,19 @@ mod tests {
         };
         let lossless = record("loss_percent", &[(0.0, 0.0, 0.0); 6]);
         assert_eq!(standing(&lossless, own(0.1)), ThresholdOutcome::Met);
-        assert_eq!(standing(&lossless, own(0.0)), ThresholdOutcome::Met, "on the bar counts as kept");
+        assert_eq!(standing(&lossless, own(0.0)), ThresholdOutcome::Met, "exactly at the bar counts as met");
         let lossy = record("loss_percent", &[(0.0, 0.0, 3.0); 6]);
         assert_eq!(standing(&lossy, own(0.1)), ThresholdOutcome::Missed);
         let mixed = record("loss_percent", &[(0.0, 0.0, 0.0), (0.0, 0.0, 3.0)].repeat(3));
-        assert_eq!(standing(&mixed, own(0.1)), undecided("the interval holds the bar"));
+        assert_eq!(standing(&mixed, own(0.1)), undecided("the interval contains the bar"));
         assert_eq!(
             standing(&record("x", &[(1.0, 1.0, 1.0); 6]), own(0.1)),
-            undecided("0 rounds count, 6 are the least")
+            undecided("0 valid rounds, at least 6 are needed")
         );
     }
 
     #[test]
-    fn a_bar_against_everybody_is_one_against_each() {
+    fn a_threshold_against_all_is_checked_against_each() {
         let mut record = samples(2.0, 0.01);
         let mut third = record.experiment.subjects[0].clone();
         third.name = "third".to_owned();
@@ -388,12 +389,12 @@ mod tests {
         let held = hold(&record);
         let told: Vec<_> = held.iter().map(|held| (held.against.as_deref(), &held.standing)).collect();
         assert_eq!(told, [(Some("old"), &ThresholdOutcome::Met), (Some("third"), &ThresholdOutcome::Missed)]);
-        // In a table it is one line, the hardest.
+        // A table shows one line, the hardest.
         let [hardest] = &hardest(&record)[..] else { panic!("one bar") };
         assert_eq!(hardest, &held[1]);
         record.experiment.aim = vec![at_least(0.1), at_most(9.0)];
         let against: Vec<_> = super::hardest(&record).into_iter().filter_map(|held| held.against).collect();
-        assert_eq!(against, ["third", "old"], "nearest to the bar where both are met");
+        assert_eq!(against, ["third", "old"], "the closest to the bar if both are met");
         record.experiment.aim = vec![at_least(1.0)];
         assert!(
             held[0].to_string().starts_with("aim, packets_per_busy_s of new ≥ 1 × old: met; "),
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_is_one_line_for_one_figure() {
+    fn invalid_thresholds_are_rejected() {
         let both = Threshold { at_most: Some(1.0), ..at_least(1.0) };
         let neither = Threshold { metric: METRIC.to_owned(), ..Threshold::default() };
         assert!(both.mistake().is_some() && neither.mistake().is_some());
@@ -413,7 +414,7 @@ mod tests {
         assert!(
             at_least(0.0).mistake().is_some() && Threshold { own: true, ..at_most(0.0) }.mistake().is_none()
         );
-        assert_eq!(at_least(f64::NAN).mistake(), Some("a bar is a number, not negative"));
+        assert_eq!(at_least(f64::NAN).mistake(), Some("a bar is a number, at least 0"));
         assert_eq!(at_least(1.0).mistake(), None);
     }
 }

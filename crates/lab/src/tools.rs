@@ -1,4 +1,4 @@
-//! Programs of the system that the lab calls, and what to install when one is missing.
+//! External programs that the lab uses, and the packages that provide them.
 
 use std::{
     env,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::error::LabError;
 
-/// Programs and the Debian package each comes from.
+/// Programs and their Debian packages.
 const PACKAGES: [(&str, &str); 14] = [
     ("ip", "iproute2"),
     ("nsenter", "util-linux"),
@@ -26,7 +26,7 @@ const PACKAGES: [(&str, &str); 14] = [
     ("python3", "python3"),
 ];
 
-/// Where `program` is: itself if it is a path to a file, otherwise the first match in `PATH`.
+/// Path of `program`: itself if it is a path to a file, otherwise the first match in `PATH`.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     if program.contains('/') {
         return Path::new(program).is_file().then(|| program.into());
@@ -36,12 +36,12 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// As [`find`], or one sentence with the remedy; `purpose` completes "... is needed".
+/// Finds a program or fails with a remedy; `purpose` completes "... is needed".
 pub(crate) fn require(program: &str, purpose: &str) -> Result<PathBuf, LabError> {
     find(program).ok_or_else(|| LabError::usage(missing(program, purpose)))
 }
 
-/// The sentence about a missing program.
+/// Error text for a missing program.
 pub(crate) fn missing(program: &str, purpose: &str) -> String {
     let remedy = match PACKAGES.iter().find(|(name, _)| *name == program) {
         Some((_, package)) => format!("apt-get install {package}"),
@@ -51,11 +51,11 @@ pub(crate) fn missing(program: &str, purpose: &str) -> String {
     format!("`{program}` is missing, needed {purpose}: {remedy}")
 }
 
-/// Runs a command to its end; its standard output, or its standard error as the reason.
+/// Runs a command; returns its standard output, or fails with its standard error.
 pub(crate) fn output<W: AsRef<str>>(command: impl IntoIterator<Item = W>) -> Result<String, LabError> {
     let command: Vec<String> = command.into_iter().map(|word| word.as_ref().to_owned()).collect();
     let (program, arguments) =
-        command.split_first().ok_or_else(|| LabError::failed("an empty command was to be run"))?;
+        command.split_first().ok_or_else(|| LabError::failed("cannot run an empty command"))?;
     let output = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
@@ -68,12 +68,12 @@ pub(crate) fn output<W: AsRef<str>>(command: impl IntoIterator<Item = W>) -> Res
     Err(LabError::failed(format!("`{}` failed: {}", command.join(" "), reason.trim())))
 }
 
-/// The same in the namespace that `entry` enters.
+/// Runs a command in the namespace that `entry` enters.
 pub(crate) fn output_in(entry: &[String], command: &[&str]) -> Result<String, LabError> {
     output(entry.iter().map(String::as_str).chain(command.iter().copied()))
 }
 
-/// Owned words, for commands put together from literals.
+/// Owned words of a command built from literals.
 pub(crate) fn words<'a>(words: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     words.into_iter().map(str::to_owned).collect()
 }
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_command_tells_why() {
+    fn a_failing_command_reports_its_stderr() {
         let error = output(["sh", "-c", "echo because >&2; exit 3"]).unwrap_err().to_string();
         assert!(error.ends_with("failed: because"), "{error}");
     }

@@ -1,5 +1,5 @@
-//! Proof that the lab tells the truth: whole experiments on a simulated machine that drifts and is noisy, ordered by
-//! `order`, judged by `judge`.
+//! Validation of the method: whole experiments on a simulated machine with drift and noise, ordered by
+//! `order` and judged by `judge`.
 
 use std::collections::BTreeMap;
 
@@ -13,15 +13,15 @@ use crate::verdict::{Conclusion, MetricVerdict, judge};
 
 /// Relative standard deviation of one run.
 const NOISE: f64 = 0.08;
-/// Rounds after which 8 % noise leaves about plus or minus 2.8 %, and hardly ever more than the 5 % wanted.
+/// Rounds that reduce 8 % noise to about plus or minus 2.8 %, and rarely leave more than the 5 % resolution.
 const ROUNDS: u32 = 96;
 
-/// A machine that gets slower as it warms up, and on which each run is a little off.
+/// Machine that slows down as it warms up, with random noise per run.
 struct Machine {
     rng: ChaCha8Rng,
-    /// Speed lost from the first run to the last.
+    /// Relative slowdown from the first to the last run.
     drift: f64,
-    /// Speed lost by whoever runs first in a round.
+    /// Relative slowdown of the first run in each round.
     cold: f64,
     runs: f64,
     run: f64,
@@ -32,7 +32,8 @@ impl Machine {
         Self { rng: ChaCha8Rng::seed_from_u64(seed), drift, cold, runs: runs as f64, run: 0.0 }
     }
 
-    /// Packets per CPU-second of a subject of this true speed, in the next run, at this place of its round.
+    /// Packets per CPU-second of a subject with this true speed in the next run, at this position of its
+    /// round.
     fn measure(&mut self, speed: f64, place: u32) -> f64 {
         let warm = if place == 0 { 1.0 - self.cold } else { 1.0 };
         let drifted = warm * (1.0 - self.drift * self.run / self.runs);
@@ -42,7 +43,7 @@ impl Machine {
     }
 }
 
-/// The place of a run: which subject, in which round, at which place.
+/// Position of a run: subject, round, and position within the round.
 struct Slot {
     round: u32,
     place: u32,
@@ -57,8 +58,8 @@ fn lab_order(seed: u64, rounds: u32) -> Vec<Slot> {
     (0..).zip(order::plan(seed, 3, rounds)).flat_map(in_round).collect()
 }
 
-/// What one does by hand: all of one, then all of the other. The second runs of the baseline follow the first ones, so
-/// that the noise floor itself is an honest one.
+/// Manual order: all runs of one, then all runs of the other. The second runs of the baseline follow its
+/// first ones, so that the noise floor is fair.
 fn sequential_order(rounds: u32) -> Vec<Slot> {
     let old =
         (0..rounds).flat_map(|round| [Slot { round, place: 0, who: 0 }, Slot { round, place: 1, who: 2 }]);
@@ -73,7 +74,8 @@ fn fixed_order(rounds: u32) -> Vec<Slot> {
         .collect()
 }
 
-/// Runs the slots on a machine that loses 20 % of its speed meanwhile; `new` has `speed` times the speed of `old`.
+/// Runs the slots on a machine that loses 20 % of its speed meanwhile; `new` has `speed` times the speed of
+/// `old`.
 fn experiment(seed: u64, speed: f64, rounds: u32, slots: &[Slot]) -> Record {
     experiment_on(Machine::new(seed ^ 0x5eed, 0.2, 0.0, slots.len()), seed, speed, rounds, slots)
 }
@@ -126,22 +128,23 @@ fn a_subject_against_itself_shows_no_difference() {
 }
 
 #[test]
-fn a_subject_against_itself_is_hardly_ever_called_faster_or_slower() {
+fn equal_subjects_rarely_get_a_verdict() {
     for rounds in [6, 12, 24] {
         let wrong = (0..200)
             .filter(|&seed| {
                 matches!(verdict(seed, 1.0, rounds).outcome, Conclusion::Faster | Conclusion::Slower)
             })
             .count();
-        // 5 % is what the interval alone allows; the noise floor must not let it grow.
+        // The interval alone allows 5 %; the noise floor must not increase that.
         assert!(wrong <= 10, "{rounds} rounds: {wrong} of 200");
     }
 }
 
 #[test]
-fn a_subject_that_is_five_percent_slower_is_found_and_the_interval_covers_it() {
-    // A third more rounds than show that there is no such difference: just at the resolution it is missed once in ten
-    // experiments (over 500 seeds: found in 88 % with 96 rounds, 97 % with 128; covered in 95 % with either).
+fn a_five_percent_slowdown_is_found_and_covered() {
+    // A third more rounds than needed to show no difference: exactly at the resolution, a difference is
+    // missed in one of ten experiments (over 500 seeds: found in 88 % with 96 rounds, 97 % with 128; covered
+    // in 95 % with either).
     let rounds = 128;
     let verdicts: Vec<MetricVerdict> = (0..20).map(|seed| verdict(seed, 0.95, rounds)).collect();
     let told: Vec<String> = verdicts.iter().map(ToString::to_string).collect();
@@ -153,14 +156,15 @@ fn a_subject_that_is_five_percent_slower_is_found_and_the_interval_covers_it() {
 }
 
 #[test]
-fn with_few_rounds_it_cannot_tell_and_the_rounds_it_asks_for_suffice() {
+fn the_rounds_asked_for_are_enough_for_a_verdict() {
     let mut asked = 0;
     for seed in 0..20 {
         if let Conclusion::CannotTell { rounds: Some(rounds), .. } = verdict(seed, 1.0, 10).outcome {
             asked += 1;
             assert!((11..400).contains(&rounds), "{rounds} rounds");
             let then = verdict(seed, 1.0, rounds);
-            // The noise was itself estimated from ten rounds: it may ask once more, for less than twice as many.
+            // The noise estimate is itself based on ten rounds, so it may ask once more, for less than twice
+            // as many.
             match then.outcome {
                 Conclusion::CannotTell { rounds: Some(more), .. } => assert!(more < 4 * rounds, "{then}"),
                 Conclusion::NoDifference => {}
@@ -172,7 +176,7 @@ fn with_few_rounds_it_cannot_tell_and_the_rounds_it_asks_for_suffice() {
 }
 
 #[test]
-fn all_of_one_and_then_all_of_the_other_would_have_been_wrong() {
+fn sequential_runs_give_wrong_verdicts() {
     let equal: Vec<MetricVerdict> = (0..20).map(|seed| sequential_verdict(seed, 1.0)).collect();
     let wrong = equal.iter().filter(|verdict| verdict.outcome == Conclusion::Slower).count();
     let told: Vec<String> = equal.iter().map(ToString::to_string).collect();
@@ -184,7 +188,7 @@ fn all_of_one_and_then_all_of_the_other_would_have_been_wrong() {
     assert!(covered <= 2, "5 % covered in {covered} of 20: {told:#?}");
 }
 
-/// Equal subjects on a machine where whoever runs first in a round is 10 % slower.
+/// Equal subjects on a machine where the first run of a round is 10 % slower.
 fn cold_verdicts(slots: impl Fn(u64) -> Vec<Slot>) -> Vec<MetricVerdict> {
     let verdict = |seed| {
         let slots = slots(seed);
@@ -195,22 +199,22 @@ fn cold_verdicts(slots: impl Fn(u64) -> Vec<Slot>) -> Vec<MetricVerdict> {
 }
 
 #[test]
-fn running_first_is_a_handicap_that_the_order_spreads_evenly() {
+fn the_order_spreads_the_handicap_of_running_first() {
     let verdicts = cold_verdicts(|seed| lab_order(seed, ROUNDS));
     let wrong =
         verdicts.iter().filter(|v| matches!(v.outcome, Conclusion::Faster | Conclusion::Slower)).count();
     assert!(wrong <= 1, "{wrong} of 20: {:#?}", verdicts.iter().map(ToString::to_string).collect::<Vec<_>>());
 
-    // In a fixed order the handicap looks like a difference: the interval leaves out the truth.
+    // In a fixed order the handicap looks like a difference: the interval excludes the truth.
     let fixed = cold_verdicts(|_| fixed_order(ROUNDS));
     let fooled = fixed.iter().filter(|verdict| verdict.estimate.unwrap().excludes_one()).count();
     assert!(fooled >= 19, "{fooled} of 20");
-    // And about half of them would be called faster, were it not for the baseline against itself, which shows the same.
+    // About half of them would be called faster without the noise floor, which shows the same handicap.
     let floors = fixed.iter().filter(|verdict| verdict.floor.unwrap().level > 0.05).count();
     assert!(floors >= 19, "{floors} of 20 floors show the handicap");
 }
 
 #[test]
-fn the_same_seed_tells_the_same() {
+fn the_same_seed_gives_the_same_verdict() {
     assert_eq!(verdict(3, 0.95, 12), verdict(3, 0.95, 12));
 }

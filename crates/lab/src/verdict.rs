@@ -1,7 +1,7 @@
-//! The verdict in words: faster, slower, no difference shown, or cannot tell.
+//! Verdicts: faster, slower, no difference shown, or cannot tell.
 //!
-//! It errs on the side of silence. A verdict needs rounds enough, a noise floor from the same run, an interval that
-//! leaves out 1 *and* an effect above the floor; a late generator, stolen CPUs or a failed subject refuse it.
+//! Conservative: a verdict needs enough rounds, a noise floor from the same run, an interval that excludes 1
+//! *and* an effect above the floor. A late generator, stolen CPUs or a failed subject prevent it.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -12,25 +12,25 @@ use crate::stats::{self, Estimate, LogRatios, NoiseFloor};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Conclusion {
-    /// The subject is better than the baseline in this metric.
+    /// Better than the baseline in this metric.
     Faster,
-    /// It is worse.
+    /// Worse than the baseline.
     Slower,
-    /// Its value is higher, and the metric has no better direction.
+    /// Higher value of a metric without a preferred direction.
     Higher,
-    /// Its value is lower, and the metric has no better direction.
+    /// Lower value of a metric without a preferred direction.
     Lower,
-    /// A difference of the resolution would have been seen, and was not: the interval is narrow enough and holds 1, or
-    /// the effect is below a noise floor that is itself below the resolution.
+    /// A difference of the resolution would have been visible: the interval is narrow enough and contains 1,
+    /// or the effect is below a noise floor that is itself below the resolution.
     NoDifference,
     CannotTell {
         reasons: Vec<VerdictReason>,
-        /// About how many rounds in total would do, where more rounds help.
+        /// Approximate total number of rounds needed, if more rounds help.
         rounds: Option<u32>,
     },
 }
 
-/// Why there is no verdict.
+/// Reason for a missing verdict.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum VerdictReason {
     #[error("{subject} failed in {runs} {} ({how})", if *runs == 1 { "run" } else { "runs" })]
@@ -43,16 +43,16 @@ pub(crate) enum VerdictReason {
     NotMeasured { not_supported: bool },
     #[error("no ratio in {rounds} rounds: a value is zero")]
     NoRatio { rounds: usize },
-    #[error("{have} rounds count, {need} are the least")]
+    #[error("{have} valid rounds, at least {need} are needed")]
     TooFewRounds { have: usize, need: u32 },
     #[error("the baseline was not measured against itself")]
     NoNoiseFloor,
     #[error(
         "{percent:.1} % is below the noise floor: the baseline differs from itself by {floor_percent:.1} %{}",
-        if *bias { ", always to the same side" } else { "" }
+        if *bias { ", always in the same direction" } else { "" }
     )]
     BelowNoiseFloor { percent: f64, floor_percent: f64, bias: bool },
-    #[error("known to ±{percent:.1} % only, ±{wanted_percent:.1} % wanted")]
+    #[error("precision only ±{percent:.1} %, ±{wanted_percent:.1} % needed")]
     TooNoisy { percent: f64, wanted_percent: f64 },
 }
 
@@ -63,13 +63,13 @@ pub(crate) struct MetricVerdict {
     pub(crate) subject: String,
     pub(crate) baseline: String,
     pub(crate) outcome: Conclusion,
-    /// The figures, as far as there are any, whatever the outcome.
+    /// Figures, if available, whatever the outcome.
     pub(crate) estimate: Option<Estimate>,
-    /// What the baseline differs from itself.
+    /// Difference of the baseline from itself.
     pub(crate) floor: Option<NoiseFloor>,
-    /// Medians of baseline and subject where zeros leave no ratio at all.
+    /// Medians of baseline and subject if zeros leave no ratio at all.
     pub(crate) medians: Option<(f64, f64)>,
-    /// Rounds among those of the estimate in which the generator was late.
+    /// Rounds of the estimate with a late generator.
     pub(crate) late: usize,
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn judge(record: &Record, subject: &str, metric: &str) -> MetricVerdi
     let baseline = record.baseline().unwrap_or_default().to_owned();
     let grounds = Grounds::of(record, &baseline, subject, metric);
     let medians = if grounds.has_ratios() { None } else { medians(&grounds.pairs) };
-    // Zeros have no ratio, but need none: rounds that agree in a sign test speak for themselves.
+    // Zeros have no ratio; instead a sign test over unanimous rounds decides.
     let zeros = match grounds.reasons[..] {
         [VerdictReason::NoRatio { .. }] => {
             weigh_zeros(&grounds.pairs, &record.aa_pairs(metric), metric::direction(metric))
@@ -110,14 +110,14 @@ pub(crate) fn judge(record: &Record, subject: &str, metric: &str) -> MetricVerdi
     }
 }
 
-/// What a comparison of two subjects in one metric rests on.
+/// Basis of a comparison of two subjects in one metric.
 pub(crate) struct Grounds {
-    /// `(other, subject)` of each round that counts.
+    /// `(other, subject)` per valid round.
     pairs: Vec<(f64, f64)>,
     pub(crate) estimate: Option<Estimate>,
-    /// What the baseline differs from itself.
+    /// Difference of the baseline from itself.
     pub(crate) floor: Option<NoiseFloor>,
-    /// Why the figures decide nothing, whatever they are; empty where they may.
+    /// Reasons that rule out a verdict; empty if there are none.
     pub(crate) reasons: Vec<VerdictReason>,
 }
 
@@ -137,8 +137,8 @@ impl Grounds {
 }
 
 impl MetricVerdict {
-    /// How much better the subject is: above 1 is better whatever the metric's direction. `None` without an estimate;
-    /// for a metric without direction, the plain ratio.
+    /// Improvement by the subject: above 1 is better whatever the metric's direction. `None` without an
+    /// estimate; the plain ratio for a metric without direction.
     pub(crate) fn gain(&self) -> Option<f64> {
         let ratio = self.estimate?.ratio();
         Some(if metric::direction(&self.metric) == Preference::Lower { 1.0 / ratio } else { ratio })
@@ -146,7 +146,7 @@ impl MetricVerdict {
 }
 
 impl Conclusion {
-    /// The verdict without its figures.
+    /// Verdict without its figures.
     pub(crate) fn word(&self) -> &'static str {
         match self {
             Self::Faster => "faster",
@@ -174,8 +174,8 @@ impl fmt::Display for Conclusion {
 }
 
 impl fmt::Display for MetricVerdict {
-    /// `packets_per_cpu_s: new against old: faster; 1.520 times as high (95 % interval 1.410 to 1.660, …)`: the metric
-    /// first, so that one line of many can be found.
+    /// `packets_per_cpu_s: new against old: faster; 1.520 times as high (95 % interval 1.410 to 1.660, …)`.
+    /// The metric comes first, so that one line of many is easy to find.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} against {}: {}", self.metric, self.subject, self.baseline, self.outcome)?;
         let Some(estimate) = &self.estimate else {
@@ -207,7 +207,7 @@ impl fmt::Display for MetricVerdict {
     }
 }
 
-/// The statistical part: rounds enough, a floor if one is needed, nothing void.
+/// Statistical part: enough rounds, a floor if required, nothing void.
 fn weigh(
     estimate: &Estimate,
     floor: Option<&NoiseFloor>,
@@ -224,7 +224,7 @@ fn weigh(
             VerdictReason::TooNoisy { percent, wanted_percent: rules.resolution * 100.0 }
         }
         None => return outcome_of(estimate.log_ratio > 0.0, better),
-        // The effect is below the floor, and the floor below what is worth knowing: nothing of interest can hide.
+        // Effect below the floor, and floor below the resolution: no relevant difference can be hidden.
         Some(floor) if precise && floor.level <= resolution => return Conclusion::NoDifference,
         Some(floor) => VerdictReason::BelowNoiseFloor {
             percent: effect.exp_m1() * 100.0,
@@ -237,8 +237,8 @@ fn weigh(
     Conclusion::CannotTell { reasons, rounds }
 }
 
-/// A verdict without ratios: every round has a zero on the same side (a sign test, so six rounds at least), or on both.
-/// The baseline must not differ from itself in this respect. `None` where the rounds disagree.
+/// Verdict without ratios: every round has a zero on the same side (a sign test, so at least six rounds) or
+/// on both. The baseline must be consistent in this respect. `None` if the rounds disagree.
 fn weigh_zeros(pairs: &[(f64, f64)], floor: &[(f64, f64)], better: Preference) -> Option<Conclusion> {
     let (before, after) = pairs.first()?;
     let like_the_first =
@@ -271,13 +271,13 @@ fn outcome_of(higher: bool, better: Preference) -> Conclusion {
     }
 }
 
-/// All runs that a comparison of these subjects rests on.
+/// All runs that a comparison of these subjects is based on.
 fn concerned<'a>(record: &'a Record, subjects: &[&str]) -> Vec<&'a Round> {
     let of_either = record.rounds.iter().filter(|round| subjects.contains(&round.subject.as_str()));
     of_either.chain(&record.aa).collect()
 }
 
-/// Rounds of the estimate in which the generator was late in a run.
+/// Rounds of the estimate with a late generator.
 fn late_rounds(record: &Record, baseline: &str, subject: &str, metric: &str) -> usize {
     let counting = |name: &str| {
         let counts = |round: &&Round| {
@@ -292,7 +292,8 @@ fn late_rounds(record: &Record, baseline: &str, subject: &str, metric: &str) -> 
     distinct_rounds(ours.iter().chain(&theirs).copied().filter(late))
 }
 
-/// A failed subject always refuses; other void rounds when they are many, or when too few are left. `usable` rounds count.
+/// A failed subject always prevents a verdict; other void rounds do if there are many or too few remain.
+/// `usable` is the number of valid rounds.
 pub(crate) fn reasons_of_void(
     record: &Record,
     subjects: &[&str],
@@ -365,7 +366,7 @@ fn reasons_of_data(
         let not_supported = runs.any(|round| round.not_supported.contains(metric));
         return vec![VerdictReason::NotMeasured { not_supported }];
     }
-    // At least one round, whatever the rules say: there is no median of nothing.
+    // At least one round regardless of the rules, because an empty set has no median.
     let need = rules.min_rounds.max(1);
     if have == 0 && ratios.unusable >= need as usize {
         reasons.push(VerdictReason::NoRatio { rounds: ratios.unusable });
@@ -386,7 +387,7 @@ fn reasons_of_data(
     reasons
 }
 
-/// Rounds in total after which a verdict can be expected, when more rounds cure all the reasons.
+/// Total rounds after which a verdict can be expected, if more rounds resolve all the reasons.
 fn rounds_that_help(
     reasons: &[VerdictReason],
     estimate: Option<&Estimate>,
@@ -396,13 +397,13 @@ fn rounds_that_help(
     let resolution = rules.resolution.ln_1p();
     reasons.iter().try_fold(0, |most: u32, reason| {
         let rounds = match (reason, estimate) {
-            // Two rounds say nothing about the noise.
+            // Two rounds do not reveal the noise.
             (VerdictReason::TooFewRounds { need, .. }, Some(e)) if e.rounds > 2 => {
                 e.rounds_for(resolution).max(*need)
             }
             (VerdictReason::TooFewRounds { need, .. }, _) => *need,
             (VerdictReason::TooNoisy { .. }, Some(e)) => {
-                // Two estimates of the same noise; the larger one is right more often than it disappoints.
+                // The larger of two noise estimates, to avoid a disappointing second attempt.
                 scaled(e.rounds, e.half_width() / resolution).max(e.rounds_for(resolution))
             }
             (VerdictReason::BelowNoiseFloor { bias: false, .. }, Some(e)) => {
@@ -414,7 +415,7 @@ fn rounds_that_help(
     })
 }
 
-/// Rounds for noise smaller by `factor`, at least one more than now.
+/// Rounds needed to reduce the noise by `factor`, at least one more than now.
 fn scaled(rounds: usize, factor: f64) -> u32 {
     let wanted = (rounds as f64 * factor * factor).ceil().max(rounds as f64 + 1.0);
     #[expect(

@@ -1,4 +1,4 @@
-//! Our counters against independent tools: iperf3's own account, and `perf stat`.
+//! Agreement of the lab's counters with independent tools: iperf3 and `perf stat`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
 mod support;
@@ -13,7 +13,7 @@ fn as_lab() {
     support::as_lab();
 }
 
-/// An experiment whose subject does nothing: the relay's namespace forwards by itself from client to peer.
+/// Experiment whose subject does nothing: the relay's namespace forwards from client to peer by itself.
 fn routed(directory: &Path, workload: &str) -> Record {
     let path = directory.join("routed.toml");
     let text = format!(
@@ -60,7 +60,7 @@ fn datagrams_agree_with_iperf3_within_one_percent() {
         return;
     }
     let directory = Dir::new();
-    // The whole run counts, so that both look at the same time.
+    // The whole run counts, so that both measure the same time.
     let record = routed(
         directory.path(),
         "command = 'iperf3 --client {peer} --udp --bitrate 20M --length 500 --time 2 --json'\nformat = 'iperf3'\n\
@@ -74,13 +74,13 @@ fn datagrams_agree_with_iperf3_within_one_percent() {
     let close = |ours: f64, theirs: f64| (ours / theirs - 1.0).abs() < 0.01;
     let ours = metrics["net.peer.udp_in"] + metrics["net.peer.udp_receive_buffer_errors"];
     assert!(close(ours, sent - lost) || close(ours, sent), "UDP counters {ours}, iperf3 {sent} less {lost}");
-    // These also count the TCP control connection: a few dozen packets.
+    // These include the TCP control connection: a few dozen packets.
     assert!(close(metrics["delivered"] - 40.0, sent), "IP counters {}, iperf3 {sent}", metrics["delivered"]);
     let per_packet = metrics["segments_per_superpacket"];
     let interface = metrics["net.peer.p-r.rx_packets"];
     assert!((per_packet - metrics["delivered"] / interface).abs() < 1e-9);
     assert!(close(interface * per_packet - 40.0, sent), "{interface} packets of {per_packet} segments");
-    // What arrives at the peer left the relay, and what left the client arrived at the relay.
+    // Packets at the peer were sent by the relay, and packets at the relay by the client.
     assert_eq!(metrics["net.relay.r-p.tx_packets"], interface);
     assert_eq!(metrics["net.client.c-r.tx_packets"], metrics["net.relay.r-c.rx_packets"]);
     // IP and UDP headers, and the Ethernet header that the interface counts.
@@ -95,7 +95,8 @@ fn cpu_and_bytes_of_a_stream_agree_with_iperf3_within_five_percent() {
     }
     let directory = Dir::new();
     let path = directory.at("stream.toml");
-    // The server is the subject, idle but for the test; the whole run counts, so that both look at the same time.
+    // The server is the subject, idle except for the test; the whole run counts, so that both measure the
+    // same time.
     let text = r#"
 name = "stream"
 metric = "subject_cpu_s"
@@ -129,11 +130,12 @@ namespace = "client"
     let seconds = end["sum_received"]["seconds"].as_f64().unwrap();
     let theirs = end["cpu_utilization_percent"]["remote_total"].as_f64().unwrap() / 100.0 * seconds;
     let ours = metrics["subject_cpu_s"];
-    // A tick of /proc is 10 ms, user and system; before and after its test the server takes a connection and reports.
+    // A tick of /proc is 10 ms, user and system; the server also handles a connection before and after its
+    // test.
     assert!((ours - theirs).abs() < 0.03 + 0.05 * theirs, "/proc {ours:.3} s, iperf3 {theirs:.3} s");
     assert!(ours > 0.0);
 
-    // Payload and one set of headers (66 bytes with options) for each super-packet, of 1448 bytes or more.
+    // Payload and one set of headers (66 bytes with options) per super-packet of at least 1448 bytes.
     let payload = end["sum_received"]["bytes"].as_f64().unwrap();
     let interface = metrics["net.peer.p-r.rx_bytes"];
     assert!((0.999..1.06).contains(&(interface / payload)), "interface {interface}, iperf3 {payload}");
@@ -147,8 +149,8 @@ fn cpu_of_the_subject_agrees_with_perf_stat() {
     let directory = Dir::new();
     let out = directory.at("out");
     let csv = directory.at("perf.csv");
-    // Half busy, half asleep, in user space and in the kernel; from when perf counts until before it stops, so that
-    // both see all of it. As much work however busy the machine is.
+    // Half busy, half asleep, in user space and in the kernel, between the start and the end of perf's
+    // counting, so that both see all of it. A fixed amount of work however busy the machine is.
     let burn = "import os,sys,time
 open(sys.argv[1],'w').write(str(os.getpid()))
 print('ready', flush=True)

@@ -1,4 +1,4 @@
-//! Whole experiments with tiny programs: what is recorded, and what becomes of everything that goes wrong.
+//! Whole experiments with tiny programs: records, and the handling of failures.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
 mod support;
@@ -23,7 +23,7 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(name)
 }
 
-/// An experiment of two UDP echoes; `changes` are replacements of its text.
+/// Experiment with two UDP echoes; `changes` are replacements in its text.
 fn experiment(directory: &Path, changes: &[(&str, &str)]) -> PathBuf {
     let (echo, load) = (script("echo.py"), script("load.py"));
     let mut text = format!(
@@ -69,7 +69,7 @@ patience = 20
     path
 }
 
-/// Runs the lab with these words, which blanks separate.
+/// Runs the lab with blank-separated arguments.
 fn run_words(words: &str) -> Output {
     run(&words.split_whitespace().collect::<Vec<_>>())
 }
@@ -78,7 +78,8 @@ fn run_experiment(path: &Path, out: &Path) -> Output {
     run_words(&format!("run {} --out {}", path.display(), out.display()))
 }
 
-/// What a run of the experiment that `make` writes said, and its record; `None` where it cannot run. It must end with that code.
+/// Output and record of the experiment written by `make`, which must end with this exit code; `None` if it
+/// cannot run.
 fn recorded(code: i32, make: impl FnOnce(&Path) -> PathBuf) -> Option<(String, Record)> {
     if !can_run(&["python3"]) {
         return None;
@@ -90,7 +91,7 @@ fn recorded(code: i32, make: impl FnOnce(&Path) -> PathBuf) -> Option<(String, R
     Some((said(&output), Record::load(&only_directory(&out)).unwrap()))
 }
 
-/// Nothing is left of the lab that was that process.
+/// Checks that the lab of that process left nothing behind.
 fn assert_nothing_left(pid: u32) {
     let id = format!("{pid}.0");
     assert_eq!(namespaces(&format!("tplab-{id}-")), Vec::<String>::new());
@@ -105,7 +106,7 @@ fn a_run_is_recorded_with_figures_from_the_source() {
     }
     let directory = Dir::new();
     let out = directory.at("out");
-    // The whole run counts, so that both accounts are of the same time.
+    // The whole run counts, so that both counts cover the same time.
     let path = experiment(directory.path(), &[("patience = 20", "patience = 20\nwhole = true")]);
     let output = run_experiment(&path, &out);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
@@ -116,7 +117,7 @@ fn a_run_is_recorded_with_figures_from_the_source() {
     assert!(record_directory.join("report.html").is_file());
     assert_eq!(record.environment.offloads.len(), 4);
 
-    // The order is the plan's, of three runs a round: both subjects and the baseline again.
+    // The order follows the plan of three runs per round: both subjects and the baseline again.
     let plan = turnpike_lab::order::plan(11, 3, 2);
     for (index, order) in plan.iter().enumerate() {
         let place = |round: &Round| order[round.order_in_round as usize];
@@ -129,7 +130,7 @@ fn a_run_is_recorded_with_figures_from_the_source() {
     for round in record.rounds.iter().chain(&record.aa) {
         assert_eq!(round.voided, None);
         let metric = |name: &str| *round.metrics.get(name).unwrap_or_else(|| panic!("{name} of {round:?}"));
-        // Counted in the kernel, and by the generator itself. The IP counters also see IPv6 find its neighbours.
+        // Counted in the kernel and by the generator. The IP counters also include IPv6 neighbour discovery.
         let (counted, reported) = (metric("delivered"), metric("generator_received"));
         assert!(reported > 50.0 && (0.0..=20.0).contains(&(counted - reported)), "{counted}, {reported}");
         assert!((metric("net.client.udp_in") - reported).abs() <= 1.0, "{round:?}");
@@ -139,7 +140,7 @@ fn a_run_is_recorded_with_figures_from_the_source() {
         assert!(round.not_supported.contains("batch_occupancy"));
     }
 
-    // And the same again, from the record alone.
+    // Repeats the run from the record alone.
     fs::remove_file(directory.at("echoes.toml")).unwrap();
     let second = directory.at("again");
     let output = run(&["rerun", record_directory.to_str().unwrap(), "--out", second.to_str().unwrap()]);
@@ -152,7 +153,7 @@ fn a_run_is_recorded_with_figures_from_the_source() {
     assert_eq!(again.experiment, record.experiment);
 }
 
-/// The second subject becomes two echoes, on two machines, and the second of these ends after so many datagrams.
+/// Turns the second subject into two echoes in two namespaces; the second one exits after `left` datagrams.
 fn fleet(directory: &Path, left: &str) -> PathBuf {
     let nodes = r#"[[subject.node]]
 name = "one"
@@ -177,7 +178,7 @@ vars = { own = "{peer}", left = "LEFT" }
 }
 
 #[test]
-fn several_processes_are_one_subject_and_the_load_goes_to_all() {
+fn several_processes_form_one_subject() {
     let Some((_, record)) = recorded(0, |directory| fleet(directory, "-1")) else { return };
     let of = |name: &str| record.rounds.iter().find(|round| round.subject == name).unwrap();
     let metric =
@@ -186,8 +187,8 @@ fn several_processes_are_one_subject_and_the_load_goes_to_all() {
     assert!(metric(one, "net.relay.udp_in") > 50.0 && metric(one, "net.peer.udp_in") < 1.0, "{one:?}");
     let at_nodes = ["net.relay.udp_in", "net.peer.udp_in"].map(|name| metric(two, name));
     assert!(at_nodes.iter().all(|count| *count > 25.0), "{two:?}");
-    assert!((at_nodes[0] - at_nodes[1]).abs() <= 2.0, "each has a half: {two:?}");
-    // What the subject has used is what its processes have.
+    assert!((at_nodes[0] - at_nodes[1]).abs() <= 2.0, "each gets half: {two:?}");
+    // The subject's usage is the sum over its processes.
     let cpu: f64 = ["cpu.second-one_s", "cpu.second-two_s"].map(|name| metric(two, name)).iter().sum();
     assert!((cpu - metric(two, "subject_cpu_s")).abs() < 0.05, "{two:?}");
     let alone = metric(one, "rss_bytes");
@@ -208,14 +209,14 @@ fn a_node_that_crashes_fails_its_subject_and_is_named() {
 }
 
 #[test]
-fn a_subject_that_crashes_is_reported_as_such() {
-    // It survives the first run after its start and dies in the measured one.
+fn a_crashed_subject_is_reported() {
+    // It survives the discarded run and dies in the measured one.
     let changes = [("4000 -1\"", "4000 300\""), ("rounds = 2", "rounds = 3")];
     let Some((said, record)) = recorded(1, |directory| experiment(directory, &changes)) else { return };
     assert!(said.contains("under load, second exited with code 7"), "{said}");
-    assert!(said.contains("this is the end"), "its last words: {said}");
+    assert!(said.contains("this is the end"), "its last output: {said}");
     let failed: Vec<&Round> = record.rounds.iter().filter(|round| round.subject == "second").collect();
-    assert_eq!(failed.len(), 2, "given up after two");
+    assert_eq!(failed.len(), 2, "given up after two failures");
     for round in failed {
         assert!(
             matches!(&round.voided, Some(Void::SubjectFailed { how }) if how.contains("code 7;")),
@@ -227,20 +228,20 @@ fn a_subject_that_crashes_is_reported_as_such() {
 }
 
 #[test]
-fn an_optional_subject_that_fails_every_time_is_given_up_and_the_others_go_on() {
+fn a_failing_optional_subject_is_given_up() {
     let changes = [
         ("name = \"second\"", "name = \"second\"\noptional = true"),
         ("4000 -1\"", "none\""),
         ("rounds = 2", "rounds = 3"),
     ];
     let Some((said, record)) = recorded(1, |directory| experiment(directory, &changes)) else { return };
-    assert!(said.contains("second fails every time: the others go on without it"), "{said}");
+    assert!(said.contains("second failed every time: continuing without it"), "{said}");
     let runs = |name: &str| record.rounds.iter().filter(|round| round.subject == name).count();
     assert_eq!((runs("first"), record.aa.len(), runs("second")), (3, 3, 2));
 }
 
 #[test]
-fn a_subject_rests_between_two_runs_as_long_as_it_is_told() {
+fn a_subject_rests_between_two_runs_as_configured() {
     let directory = Dir::new();
     let (path, times) = (directory.at("rest.toml"), directory.at("times"));
     let text = format!(
@@ -273,7 +274,7 @@ rest = 0.7
 }
 
 #[test]
-fn a_slow_generator_voids_the_run_and_the_end_says_what_to_do() {
+fn a_late_generator_voids_runs_with_advice() {
     if !can_run(&["python3"]) {
         return;
     }
@@ -304,7 +305,7 @@ fn a_slow_generator_voids_the_run_and_the_end_says_what_to_do() {
 }
 
 #[test]
-fn ab_with_every_round_void_says_which_limit_which_flag_and_what_to_try() {
+fn ab_with_only_void_rounds_prints_advice() {
     if !can_run(&["python3"]) {
         return;
     }
@@ -324,7 +325,7 @@ fn ab_with_every_round_void_says_which_limit_which_flag_and_what_to_try() {
     let record = Record::load(&only_directory(&out)).unwrap();
     assert!(record.rounds.iter().all(|round| matches!(round.voided, Some(Void::GeneratorLate { .. }))));
     for part in [
-        "of 3 runs: 1 % of what it sent",
+        "of 3 runs: 1 % of its datagrams",
         "1000 µs are allowed (late_p99_us)",
         "a lower rate",
         "--max-late-us ",
@@ -334,8 +335,8 @@ fn ab_with_every_round_void_says_which_limit_which_flag_and_what_to_try() {
 }
 
 #[test]
-fn what_a_datagram_costs_counts_although_the_generator_was_late() {
-    // So few that even a busy machine sends them all in time, but for the stalls.
+fn cost_per_datagram_counts_despite_a_late_generator() {
+    // Few enough that even a busy machine sends them in time, except during the stalls.
     let changes = [("500 {total}\"", "200 {total} 30\"")];
     let Some((said, record)) = recorded(0, |directory| experiment(directory, &changes)) else { return };
     assert!(said.contains("with a late generator"), "{said}");
@@ -346,7 +347,7 @@ fn what_a_datagram_costs_counts_although_the_generator_was_late() {
 }
 
 #[test]
-fn all_mistakes_of_a_file_are_told_before_anything_starts() {
+fn all_mistakes_of_a_file_are_reported_before_the_start() {
     let directory = Dir::new();
     let out = directory.at("out");
     let path = experiment(
@@ -361,7 +362,7 @@ fn all_mistakes_of_a_file_are_told_before_anything_starts() {
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     let file = path.display();
     for part in [
-        format!("{file}:3:10: no metric \"cpu\" (there are: delivered_pps, "),
+        format!("{file}:3:10: no metric \"cpu\" (expected one of delivered_pps, "),
         format!("{file}:4:1: unknown key \"rouds\"; did you mean \"rounds\"?"),
         format!("{file}:29:12: patience: found boolean true; expected a number"),
     ] {
@@ -371,7 +372,7 @@ fn all_mistakes_of_a_file_are_told_before_anything_starts() {
 }
 
 #[test]
-fn a_subject_that_never_becomes_ready_is_one_sentence_and_leaves_nothing() {
+fn a_subject_that_is_never_ready_leaves_nothing() {
     if !can_run(&["python3"]) {
         return;
     }
@@ -381,7 +382,7 @@ fn a_subject_that_never_becomes_ready_is_one_sentence_and_leaves_nothing() {
         directory.path(),
         &[("udp_port = \"4000\", within = 10", "stun = \"{relay}:4000\", within = 1")],
     );
-    // An echo of UDP sends the request back, which is no answer.
+    // A UDP echo returns the request, which is not a response.
     let child = lab(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]).spawn().unwrap();
     let pid = child.id();
     let output = child.wait_with_output().unwrap();
@@ -396,7 +397,7 @@ fn a_subject_that_never_becomes_ready_is_one_sentence_and_leaves_nothing() {
 }
 
 #[test]
-fn ctrl_c_keeps_and_reports_what_was_measured() {
+fn ctrl_c_keeps_finished_measurements() {
     if !can_run(&["python3"]) {
         return;
     }
@@ -411,7 +412,7 @@ fn ctrl_c_keeps_and_reports_what_was_measured() {
     signal(&child, "INT");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "not every subject has run: {}", said(&output));
-    assert!(said(&output).contains("interrupted: what was measured is kept"), "{}", said(&output));
+    assert!(said(&output).contains("interrupted: finished measurements are kept"), "{}", said(&output));
     let record = Record::load(&only_directory(&out)).unwrap();
     assert!(record.interrupted && record.rounds.len() + record.aa.len() >= 1);
     assert!(only_directory(&out).join("report.html").is_file());
@@ -443,7 +444,7 @@ fn not_even_sigkill_leaves_anything_behind() {
 }
 
 #[test]
-fn missing_tools_and_mistyped_keys_are_exit_code_2_before_anything_starts() {
+fn missing_tools_and_mistyped_keys_exit_with_code_2() {
     let directory = Dir::new();
     let out = directory.at("out");
     let cases = [
@@ -476,7 +477,7 @@ fn two_commands_are_compared_without_a_file() {
     let (echo, load) = (script("echo.py"), script("load.py"));
     let port = 20_000 + std::process::id() % 20_000;
     let subject = format!("python3 {} 127.0.0.1 {port}", echo.display());
-    // Whoever takes the CPU away is not what is tested.
+    // Stolen CPU time and lateness are not under test.
     let limits = "--max-steal 100 --max-late-us 10000000";
     let options =
         format!("--ready-udp-port {port} --format turnpike --rounds 1 --duration 0.3 --warmup 0.1 {limits}");
@@ -496,7 +497,7 @@ fn two_commands_are_compared_without_a_file() {
 }
 
 #[test]
-fn a_search_finds_a_rate_and_says_what_it_rests_on() {
+fn a_search_finds_a_rate_and_records_its_trials() {
     if !can_run(&["python3"]) {
         return;
     }
@@ -513,7 +514,7 @@ fn a_search_finds_a_rate_and_says_what_it_rests_on() {
     let (first, rest) = text.split_once("[[subject]]\nname = \"second\"").unwrap();
     let (_, workload) = rest.split_once("[workload]").unwrap();
     fs::write(&path, format!("{first}[workload]{workload}")).unwrap();
-    // The top of so low a range is borne, so the search is short.
+    // The top of such a low range is sustainable, so the search is short.
     let options = "--min 50 --max 200 --trial 0.3 --width 50 --loss 0.5 --rounds 1";
     let output = run_words(&format!("find-max {} {options} --out {}", path.display(), out.display()));
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));

@@ -1,4 +1,4 @@
-//! What becomes of records: sweeps as curves, repeated, put side by side, and put into the log.
+//! Use of records: curves of sweeps, reruns, comparisons and the performance log.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
 mod support;
@@ -69,7 +69,7 @@ fn a_sweep_is_drawn_repeated_and_compared() {
     }
     assert!(html.matches("<svg").count() >= 3);
 
-    // A sweep again, not a comparison of one subject with nobody.
+    // The rerun is a sweep again, not a comparison.
     fs::remove_file(path).unwrap();
     let output = run(&["rerun", first.to_str().unwrap(), "--out", &out(&second)]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
@@ -80,7 +80,7 @@ fn a_sweep_is_drawn_repeated_and_compared() {
     };
     assert_eq!(rates(&second), rates(&first));
 
-    // Side by side; of another day and kernel, not so.
+    // Comparable side by side, except for another day's kernel.
     let report = |other: &Path| {
         let mut command = support::lab(&["report", first.to_str().unwrap(), other.to_str().unwrap()]);
         command.current_dir(directory.path()).output().unwrap()
@@ -102,7 +102,7 @@ fn a_sweep_is_drawn_repeated_and_compared() {
 }
 
 #[test]
-fn another_build_at_the_same_path_is_noticed_by_rerun_and_report() {
+fn rerun_and_report_notice_a_replaced_build() {
     if !can_run(&["python3"]) {
         return;
     }
@@ -122,16 +122,20 @@ fn another_build_at_the_same_path_is_noticed_by_rerun_and_report() {
     assert_eq!((measured.name.as_str(), measured.word), ("only", 1));
     assert_eq!(measured.sha256.as_ref().unwrap().len(), 64);
     let report = || said(&run(&["report", first.to_str().unwrap()]));
-    assert!(report().contains("subject.py, SHA-256 ") && !report().contains("another build"), "{}", report());
+    assert!(
+        report().contains("subject.py, SHA-256 ") && !report().contains("a different build"),
+        "{}",
+        report()
+    );
 
     let mut changed = fs::read_to_string(&subject).unwrap();
     changed.push_str("# another build\n");
     fs::write(&subject, changed).unwrap();
-    assert!(report().contains("subject.py is another build now: then SHA-256 "), "{}", report());
+    assert!(report().contains("subject.py is a different build now: then SHA-256 "), "{}", report());
     let second = directory.at("second");
     let output = run(&["rerun", first.to_str().unwrap(), "--out", second.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let words = "subject.py is another build than the one measured: then SHA-256 ";
+    let words = "subject.py differs from the measured build: then SHA-256 ";
     assert!(said(&output).contains("warning: only: ") && said(&output).contains(words), "{}", said(&output));
     let second = Record::load(&only_directory(&second)).unwrap();
     assert!(
@@ -143,7 +147,7 @@ fn another_build_at_the_same_path_is_noticed_by_rerun_and_report() {
 }
 
 #[test]
-fn a_file_that_is_replaced_while_the_experiment_runs_is_noted() {
+fn a_file_replaced_during_the_experiment_is_noted() {
     if !can_run(&["python3"]) {
         return;
     }
@@ -161,17 +165,19 @@ fn a_file_that_is_replaced_while_the_experiment_runs_is_noted() {
     let out = directory.at("out");
     let output = run(&["run", path.to_str().unwrap(), "--rounds", "1", "--out", out.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let note = "a file changed while the experiment ran: the workload: at ";
+    let note = "a file changed during the experiment: the workload: ";
     assert!(said(&output).contains(&format!("warning: {note}")), "{}", said(&output));
     let notes = Record::load(&only_directory(&out)).unwrap().environment.notes;
     assert!(
-        notes.iter().any(|text| text.starts_with(note) && text.contains("/settings is another build now")),
+        notes
+            .iter()
+            .any(|text| text.starts_with(note) && text.contains("/settings is a different build now")),
         "{notes:?}"
     );
 }
 
 #[test]
-fn syscalls_stand_in_the_record_and_in_the_report() {
+fn record_and_report_contain_the_syscalls() {
     if !can_run(&["python3", "strace"]) {
         return;
     }
@@ -187,7 +193,8 @@ fn syscalls_stand_in_the_record_and_in_the_report() {
     let table = &record.syscalls["only"];
     let calls =
         |name: &str| table.iter().filter(|row| row.name.starts_with(name)).map(|row| row.calls).sum::<u64>();
-    // An echo receives and sends once each, 40 times in the window, less while it waits for its tracer.
+    // The echo receives and sends once per datagram, 40 times within the window, or fewer while the tracer
+    // attaches.
     let (received, sent) = (calls("recv"), calls("send"));
     assert!(received >= 10 && received.abs_diff(sent) <= 1, "{table:?}");
     assert!(fs::read_to_string(directory.join("report.html")).unwrap().contains("Syscalls of only"));

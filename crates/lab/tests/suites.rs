@@ -1,4 +1,4 @@
-//! Suites of tiny experiments: one table, a record each, bars, and going on after an interrupt.
+//! Suites of tiny experiments: one table, one record per row, thresholds, and resuming after an interrupt.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
 mod support;
@@ -16,7 +16,7 @@ fn as_lab() {
     support::as_lab();
 }
 
-/// A suite of two rows: an echo at two rates, the second with a bar that nobody reaches and one that everybody does.
+/// Suite with two rows: an echo at two rates, the second with an unreachable threshold and a trivial one.
 fn suite(directory: &Path) -> PathBuf {
     let script = |name: &str| {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(name).display().to_string()
@@ -74,7 +74,7 @@ must = [
 }
 
 #[test]
-fn an_interrupted_suite_goes_on_where_it_was() {
+fn an_interrupted_suite_resumes() {
     if !can_run(&["python3"]) {
         return;
     }
@@ -90,11 +90,14 @@ fn an_interrupted_suite_goes_on_where_it_was() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let kept = only_directory(&out);
-    let told = format!("interrupted with 1 of 2 rows left: `turnpike lab suite --resume {}`", kept.display());
+    let told = format!(
+        "interrupted with 1 of 2 rows left: continue with `turnpike lab suite --resume {}`",
+        kept.display()
+    );
     assert!(said(&output).contains(&told), "{}", said(&output));
     assert!(said(&output).contains("not yet measured"), "{}", said(&output));
 
-    // What it was is in its directory; the suite's file may be gone.
+    // The directory is self-contained, so the suite's file may be gone.
     fs::remove_file(suite).unwrap();
     let records = || {
         let text: serde_json::Value = serde_json::from_str(&journal()).unwrap();
@@ -119,15 +122,15 @@ fn an_interrupted_suite_goes_on_where_it_was() {
     ] {
         assert!(table.contains(part), "{part} is missing in {table}");
     }
-    assert!(table.contains("missing is left out: `no-such-echo` is missing"), "{table}");
+    assert!(table.contains("missing is skipped: `no-such-echo` is missing"), "{table}");
 
     let output = run(&["report", kept.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
-    assert!(said(&output).contains("1 bars met, 1 missed, 0 not decidable"), "{}", said(&output));
+    assert!(said(&output).contains("1 bars met, 1 missed, 0 undecided"), "{}", said(&output));
 }
 
 #[test]
-fn a_mistake_in_any_row_is_told_before_anything_starts() {
+fn a_mistake_in_any_row_is_reported_before_the_start() {
     let directory = Dir::new();
     let suite = suite(directory.path());
     let text = fs::read_to_string(&suite).unwrap();
@@ -136,7 +139,7 @@ fn a_mistake_in_any_row_is_told_before_anything_starts() {
     let output = run(&["suite", suite.to_str().unwrap(), "--out", out.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     for part in [
-        "row \"slow\": echo sweeps 2 points: set what it sweeps",
+        "row \"slow\": echo sweeps 2 points: set its swept variables",
         "row \"fast\": --set rat=200: no variable \"rat\"; did you mean \"rate\"?",
     ] {
         assert!(said(&output).contains(part), "{part} is missing: {}", said(&output));
@@ -145,7 +148,7 @@ fn a_mistake_in_any_row_is_told_before_anything_starts() {
 }
 
 #[test]
-fn what_the_program_brings_along_is_listed_and_found_by_name() {
+fn built_ins_are_listed_and_found_by_name() {
     let listed = said(&run(&["list"]));
     for part in ["  relay-thin ", "  forward-udp ", "  relay ", "  forward ", "  forward-kernel "] {
         assert!(listed.contains(part), "{part} is missing: {listed}");

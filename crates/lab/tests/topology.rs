@@ -1,4 +1,4 @@
-//! `lab up`, `exec` and `down`: namespaces that work, and nothing left of them.
+//! `lab up`, `exec` and `down`: working namespaces, and no leftovers.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
 mod support;
@@ -16,10 +16,10 @@ fn as_lab() {
     support::as_lab();
 }
 
-/// A topology's id; whatever becomes of the test, the topology goes.
+/// ID of a topology, which is removed whatever the outcome of the test.
 struct Id(String, #[expect(dead_code, reason = "held, not read")] MutexGuard<'static, ()>);
 
-/// One topology at a time: on a busy machine, several that are made at once pass their deadlines.
+/// One topology at a time: created in parallel on a busy machine, they exceed their deadlines.
 static ALONE: Mutex<()> = Mutex::new(());
 
 impl Drop for Id {
@@ -59,14 +59,14 @@ fn up_exec_down_twice() {
     assert!(said(&up).contains("relay/r-p: "), "the offloads are printed: {}", said(&up));
     assert_eq!(namespaces(&format!("tplab-{id}-")).len(), 3);
 
-    // From client to peer the packets cross the relay's forwarding, in both families.
+    // Packets from client to peer are forwarded by the relay, in both families.
     let listen = "import socket,sys; s=socket.create_server((sys.argv[1],7),family=int(sys.argv[2])); s.settimeout(20); c,_=s.accept(); c.sendall(b'through')";
     let ask = "import socket,sys,time
 for _ in range(200):
     try:
         c=socket.create_connection((sys.argv[1],7),timeout=5); print(c.recv(99).decode()); break
     except ConnectionRefusedError: time.sleep(0.05)";
-    // One of the many that are the peer's too.
+    // One of the many addresses local to the peer.
     for (address, family) in [("10.77.2.2", "2"), ("10.78.1.200", "2"), ("fd77:2::2", "10")] {
         if family == "10" && !fs::exists("/proc/net/if_inet6").unwrap() {
             continue;
@@ -82,12 +82,12 @@ for _ in range(200):
 
     let again = run(&["up", "--id", &id]);
     assert_eq!(again.status.code(), Some(2), "{}", said(&again));
-    assert!(said(&again).contains("is up already: `turnpike lab down` ends it"));
+    assert!(said(&again).contains("is already up: remove it with `turnpike lab down`"));
 
-    for expected in ["1 topology removed", "nothing was up"] {
+    for expected in ["1 topology removed", "no topology was up"] {
         let down = run(&["down", "--id", &id]);
         assert_eq!(down.status.code(), Some(0), "{}", said(&down));
-        // Other tests run beside this one, and theirs may be stale just now.
+        // Tests run in parallel, and their topologies may be stale at the moment.
         assert!(said(&down).contains("removed") || said(&down).contains(expected), "{}", said(&down));
     }
     assert!(namespaces(&format!("tplab-{id}-")).is_empty());
@@ -102,7 +102,7 @@ fn a_mistyped_namespace_and_a_missing_topology_are_named() {
     let id = id('b');
     let none = run(&["exec", "--id", &id, "client", "--", "true"]);
     assert_eq!(none.status.code(), Some(2));
-    assert!(said(&none).contains("is not up: `turnpike lab up` makes it"), "{}", said(&none));
+    assert!(said(&none).contains("is not up: create it with `turnpike lab up`"), "{}", said(&none));
 
     let up = run(&["up", "--id", &id]);
     assert_eq!(up.status.code(), Some(0), "{}", said(&up));
@@ -114,13 +114,13 @@ fn a_mistyped_namespace_and_a_missing_topology_are_named() {
 }
 
 #[test]
-fn down_ends_what_still_runs_inside_even_a_daemon() {
+fn down_kills_everything_inside_even_daemons() {
     if !can_run(&["setsid"]) {
         return;
     }
     let id = id('c');
     assert_eq!(run(&["up", "--id", &id]).status.code(), Some(0));
-    // A daemon that has forgotten its environment, and with it the mark, still lives in the namespace.
+    // A daemon with an empty environment has no mark but still lives in the namespace.
     let script = "setsid env -i sleep 3600 >/dev/null 2>&1 & setsid sleep 3600 >/dev/null 2>&1 & exit 0";
     assert!(run(&["exec", "--id", &id, "relay", "--", "sh", "-c", script]).status.success());
     let inside = || {
@@ -158,7 +158,7 @@ fn a_topology_file_with_a_mistake_makes_nothing() {
     );
     assert!(namespaces(&format!("tplab-{id}-")).is_empty());
 
-    // What goes wrong half-way is undone: no such offload.
+    // A failure halfway is undone: this offload does not exist.
     fs::write(
         &file,
         "[[namespace]]\nname = 'a'\n[[namespace]]\nname = 'b'\n[[link]]\nends = [\
@@ -176,7 +176,7 @@ fn a_topology_file_with_a_mistake_makes_nothing() {
 }
 
 #[test]
-fn without_root_the_same_works_in_a_user_namespace() {
+fn topologies_work_in_a_user_namespace_without_root() {
     let ordinary = !support::is_root();
     if !ordinary && !can_run(&["setpriv"]) {
         return;
@@ -184,7 +184,7 @@ fn without_root_the_same_works_in_a_user_namespace() {
     let directory = Dir::new();
     let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     fs::set_permissions(directory.path(), everybody).unwrap();
-    // Where the tests are built, nobody may not enter.
+    // Other users cannot access the build directory.
     let program = directory.at("lab");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     let as_nobody = |command: &mut std::process::Command| {
@@ -223,7 +223,7 @@ fn without_root_the_same_works_in_a_user_namespace() {
     let down = lab(&["down", "--id", &id]);
     assert!(said(&down).contains("1 topology removed"), "{}", said(&down));
     assert_eq!(marked(&id), 0);
-    assert!(said(&lab(&["down", "--id", &id])).contains("nothing was up"));
+    assert!(said(&lab(&["down", "--id", &id])).contains("no topology was up"));
 }
 
 #[test]
@@ -237,28 +237,28 @@ fn the_host_is_not_touched() {
     let id = id('e');
     assert_eq!(run(&["up", "--id", &id]).status.code(), Some(0));
     assert_eq!((links(), forwarding()), before);
-    // An address of the topology is none of ours.
+    // The topology's addresses do not exist on the host.
     assert!(UdpSocket::bind("10.77.1.1:0").is_err());
     assert_eq!(run(&["down", "--id", &id]).status.code(), Some(0));
 }
 
-/// Root of the machine, who may pin threads of the kernel.
+/// Root of the machine, who may pin kernel threads.
 fn is_root_of_the_machine() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap();
     support::is_root() && map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 #[test]
-fn a_wire_carries_a_super_packet_in_pieces_and_receives_in_pinned_threads() {
+fn a_wire_splits_super_packets_and_receives_in_pinned_threads() {
     if !can_run(&["python3", "ethtool", "chrt", "taskset"]) {
         return;
     }
     if !is_root_of_the_machine() || std::thread::available_parallelism().unwrap().get() < 2 {
-        eprintln!("SKIPPED: threads of the kernel are pinned to two CPUs by root of the machine only");
+        eprintln!("SKIPPED: pinning kernel threads needs two CPUs and root of the machine");
         return;
     }
     let id = id('w');
-    // 20 segments of 100 bytes in one call, after a datagram that has the neighbour found.
+    // 20 segments of 100 bytes in one call, after a datagram that triggers neighbour discovery.
     let send = "import socket,time
 s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM); s.connect(('10.77.1.1',9))
 s.send(b'x'); time.sleep(0.5)

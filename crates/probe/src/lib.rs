@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! name ─▶ addresses ─▶ each transport: open, certificate, Bindings ─▶ NAT behaviour
-//!                      └─ the best of them: credential ─▶ relayed address ─▶ peers, features
+//!                          └─ the best of them: credential ─▶ relayed address ─▶ peers, features
 //! ```
 //!
 //! The probe sends requests only, never data to a peer. Every wait and the whole run are bounded, and

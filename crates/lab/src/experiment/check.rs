@@ -1,5 +1,5 @@
-//! What an experiment must be to run, beyond its form: every mistake is told at its key, and none ends the search for
-//! the next.
+//! Validation of experiments beyond their syntax. Every mistake is reported at its key, and all of them at
+//! once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl Experiment {
-    /// Tells `document` all that is wrong with this.
+    /// Reports all mistakes to `document`.
     pub(crate) fn check(&self, document: &mut Document) {
         self.check_figures(document);
         self.check_bars(document);
@@ -27,7 +27,7 @@ impl Experiment {
             Ok(spec) => spec,
             Err(error) => {
                 document.problem("topology", error.to_string());
-                // Names of namespaces and addresses cannot be judged without it.
+                // Namespaces and addresses are unknown without a topology.
                 self.check_services(None, document);
                 self.check_metrics(document);
                 return;
@@ -71,14 +71,14 @@ impl Experiment {
             }
         }
         if self.subject.is_empty() {
-            document.problem("subject", "no [[subject]]: name at least one program to measure");
+            document.problem("subject", "no [[subject]]: give at least one program to measure");
         }
         for name in self.sweep.iter().filter(|(_, values)| values.is_empty()).map(|(name, _)| name) {
             document.problem(&format!("sweep.{name}"), format!("sweep.{name} has no values"));
         }
     }
 
-    /// All services, each with its path in the file; those of a part stand where it is included.
+    /// All services with their path in the file; those of a part have the path of the include.
     fn placed_services(&self) -> impl Iterator<Item = (String, &ServiceSpec)> {
         fn placed<'a>(list: &str, services: &'a [ServiceSpec]) -> Vec<(String, &'a ServiceSpec)> {
             let (included, own): (Vec<&ServiceSpec>, _) =
@@ -90,7 +90,7 @@ impl Experiment {
         placed("helper", &self.helper).into_iter().chain(placed("subject", &self.subject))
     }
 
-    /// `spaces` are the names of namespaces, where they are known.
+    /// `spaces` holds the names of the namespaces, if known.
     fn check_services(&self, spaces: Option<&BTreeSet<String>>, document: &mut Document) {
         let mut names = BTreeSet::new();
         let mut places = Vec::new();
@@ -99,7 +99,7 @@ impl Experiment {
             if !is_plain(name, 32) {
                 document.problem(&format!("{path}.name"), no_name(name));
             } else if !names.insert(name.clone()) {
-                document.problem(&format!("{path}.name"), format!("\"{name}\" is named twice"));
+                document.problem(&format!("{path}.name"), format!("\"{name}\" is used twice"));
             }
             if let Some(ready) = &service.ready {
                 if ready.probe().is_none() {
@@ -126,7 +126,7 @@ impl Experiment {
                 if !is_plain(&node.name, 32) {
                     document.problem(&format!("{path}.name"), no_name(&node.name));
                 } else if !names.insert(name.clone()) {
-                    document.problem(&format!("{path}.name"), format!("\"{name}\" is named twice"));
+                    document.problem(&format!("{path}.name"), format!("\"{name}\" is used twice"));
                 }
                 places.push((format!("{path}.namespace"), node.namespace.as_ref()));
                 check_cpus(&name, node.cpus.as_deref(), &path, document);
@@ -153,7 +153,7 @@ impl Experiment {
         let asked = self.metrics.iter().enumerate().map(|(index, name)| (format!("metrics[{index}]"), name));
         let bars = self.placed_bars().map(|(path, bar)| (format!("{path}.metric"), &bar.metric));
         for (path, name) in asked.chain([("metric".to_owned(), &self.metric)]).chain(bars) {
-            // A field makes a metric of its own, and so does a process.
+            // Fields of the result and processes are metrics too.
             let fields = &self.workload.fields;
             let is_known = match metric::is_of_process(name) {
                 true => of_processes.contains(name),
@@ -196,7 +196,7 @@ impl Experiment {
         }
     }
 
-    /// Every `{name}` of every command must stand for something, at each point of the sweep.
+    /// Checks that every `{name}` in every command is defined, at each point of the sweep.
     fn check_variables(&self, spec: Option<&Spec>, document: &mut Document) {
         let addresses = spec.map(Spec::addresses).unwrap_or_default();
         for point in self.points() {
@@ -215,7 +215,7 @@ impl Experiment {
                     check_texts(service, &own, &path, &mut tell);
                 }
             }
-            // The workload has the names of whichever subject it is run against.
+            // The workload sees the variables of each subject in turn.
             for variables in self.subject.iter().filter_map(|subject| subject.scope(&variables).ok()) {
                 if let Err(error) = variables.command(&self.workload.command) {
                     tell("workload.command", error);
@@ -232,7 +232,7 @@ impl Experiment {
     }
 }
 
-/// These names, and others that stand at `path`; `None` if one of those is wrong.
+/// Extends the variables by those at `path`; `None` if one of them is wrong.
 fn scope(
     variables: &Variables,
     vars: &BTreeMap<String, toml::Value>,
@@ -282,7 +282,7 @@ fn check_cpus(who: &str, list: Option<&str>, path: &str, document: &mut Document
     let problem = match cpu_list(list).and_then(|cpus| cpus.into_iter().max()) {
         None => format!("{who}: cpus \"{list}\": expected a list such as \"0\" or \"1-3\""),
         Some(highest) if highest >= cpus => format!(
-            "{who} is pinned to CPU {highest}, but this machine has {cpus}: lower `cpus`, or use more CPUs"
+            "{who} is pinned to CPU {highest}, but this machine has {cpus}: lower `cpus`, or add CPUs"
         ),
         Some(_) => return,
     };

@@ -1,4 +1,4 @@
-//! Commands, and `{name}` in them, in results and in configuration files.
+//! Commands, and `{name}` variables in commands, results and configuration files.
 
 use std::{
     collections::BTreeMap,
@@ -11,10 +11,10 @@ use turnpike_strict::nearest;
 
 use crate::{certificate, error::LabError};
 
-/// The name of this program; the only one of ours that an experiment may redefine.
+/// Variable for this program; the only built-in one that an experiment may redefine.
 pub(crate) const TURNPIKE: &str = "turnpike";
 
-/// A command as one line (split as a shell would, no shell runs) or as a list of words.
+/// Command as one line (split like a shell does, without running one) or as a list of words.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a command line or a list of words")]
 pub(crate) enum CommandLine {
@@ -23,18 +23,19 @@ pub(crate) enum CommandLine {
 }
 
 impl CommandLine {
-    /// The words, variables still in them.
+    /// Words with variables not yet replaced.
     pub(crate) fn words(&self) -> Result<Vec<String>, LabError> {
         let words = match self {
-            Self::Line(line) => shlex::split(line)
-                .ok_or_else(|| LabError::usage(format!("`{line}`: a quote is not closed")))?,
+            Self::Line(line) => {
+                shlex::split(line).ok_or_else(|| LabError::usage(format!("`{line}`: unclosed quote")))?
+            }
             Self::Words(words) => words.clone(),
         };
         if words.is_empty() { Err(LabError::usage("a command is empty")) } else { Ok(words) }
     }
 }
 
-/// A value as it stands in a command.
+/// Value as text for a command.
 pub(crate) fn plain(value: &toml::Value) -> String {
     match value {
         toml::Value::String(text) => text.clone(),
@@ -42,13 +43,13 @@ pub(crate) fn plain(value: &toml::Value) -> String {
     }
 }
 
-/// What names stand for in one run.
+/// Values of the variables of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct Variables(BTreeMap<String, String>);
 
 impl Variables {
-    /// `addresses` of the topology, `point` of the sweep; the experiment's file is in `experiments`, and files of the run go to
-    /// `directory`. The times of a run are not among them.
+    /// `addresses` come from the topology, `point` from the sweep. `experiments` is the directory of the
+    /// experiment file and `directory` that of the run. The times of a run are set later.
     pub(super) fn new(
         experiments: &Path,
         addresses: &BTreeMap<String, String>,
@@ -65,13 +66,13 @@ impl Variables {
             names.insert(name.to_owned(), directory.join(file).display().to_string());
         }
         names.insert("experiments".to_owned(), absolute(experiments));
-        // A build of last week may stand in for this program.
+        // Experiments may replace this program by another build.
         names.entry(TURNPIKE.to_owned()).or_insert_with(|| turnpike.display().to_string());
         Self(names)
     }
 
-    /// What the workload is told: a second more than is measured, so that our window lies within its own; `whole_*`
-    /// are the same, rounded up, for programs that take no fractions.
+    /// Times for the workload: one second more than measured, so that the measurement window lies within its
+    /// own. `whole_*` are rounded up for programs without fractional seconds.
     pub(crate) fn set_window(&mut self, warmup: f64, duration: f64) {
         let told = duration + 1.0;
         for (name, value) in [
@@ -85,7 +86,7 @@ impl Variables {
         }
     }
 
-    /// These, and others that may name them.
+    /// Adds variables, which may refer to the existing ones.
     pub(crate) fn with(&self, vars: &BTreeMap<String, toml::Value>) -> Result<Self, LabError> {
         let mut all = self.clone();
         for (name, value) in vars {
@@ -102,7 +103,7 @@ impl Variables {
         self.0.get(name).map(String::as_str)
     }
 
-    /// Replaces each `{name}`; `{{` and `}}` are braces. A name that is not known is an error.
+    /// Replaces each `{name}`; `{{` and `}}` are literal braces. Fails for unknown names.
     pub(crate) fn text(&self, text: &str) -> Result<String, LabError> {
         let mut filled = String::with_capacity(text.len());
         let mut rest = text;
@@ -119,7 +120,7 @@ impl Variables {
                 .and_then(|rest| rest.split_once('}'))
                 .map(|(name, _)| name)
                 .ok_or_else(|| {
-                    LabError::usage(format!("\"{text}\": a brace is alone; a literal one is doubled"))
+                    LabError::usage(format!("\"{text}\": unmatched brace; double it for a literal one"))
                 })?;
             let value = self.0.get(name).ok_or_else(|| self.unknown(name))?;
             filled.push_str(value);
@@ -129,21 +130,21 @@ impl Variables {
         Ok(filled)
     }
 
-    /// Replaces each known `{name}` and leaves all else alone.
+    /// Replaces known names only.
     pub(crate) fn lenient(&self, text: &str) -> String {
         self.0.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("{{{name}}}"), value))
     }
 
-    /// Word by word, so that a value with spaces stays one word; but a word that is `{name*}` is as many as its value has.
+    /// Replaces variables word by word: a value with spaces stays one word, except that `{name*}` expands to
+    /// as many words as its value has.
     pub(crate) fn command(&self, command: &CommandLine) -> Result<Vec<String>, LabError> {
         let mut filled = Vec::new();
         for word in command.words()? {
             match word.strip_prefix('{').and_then(|rest| rest.strip_suffix("*}")) {
                 Some(name) => {
                     let value = self.0.get(name).ok_or_else(|| self.unknown(name))?;
-                    let words = shlex::split(value).ok_or_else(|| {
-                        LabError::usage(format!("{name} = \"{value}\": a quote is not closed"))
-                    })?;
+                    let words = shlex::split(value)
+                        .ok_or_else(|| LabError::usage(format!("{name} = \"{value}\": unclosed quote")))?;
                     for word in words {
                         filled.push(self.text(&word)?);
                     }
@@ -156,9 +157,9 @@ impl Variables {
 
     fn unknown(&self, name: &str) -> LabError {
         LabError::usage(match nearest(name, self.0.keys().map(String::as_str)) {
-            Some(meant) => format!("{{{name}}} stands for nothing; did you mean {{{meant}}}?"),
+            Some(meant) => format!("unknown variable {{{name}}}; did you mean {{{meant}}}?"),
             None => format!(
-                "{{{name}}} stands for nothing; there are: {}",
+                "unknown variable {{{name}}}; expected one of {}",
                 self.0.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
             ),
         })
@@ -183,14 +184,14 @@ mod tests {
     }
 
     #[test]
-    fn names_are_replaced_and_doubled_braces_stay() {
+    fn variables_are_replaced_and_doubled_braces_kept() {
         assert_eq!(variables().text("{relay}:{port} {{x}}").unwrap(), "10.77.1.1:3478 {x}");
     }
 
     #[test]
     fn an_unknown_name_gets_a_suggestion() {
         let error = variables().text("{prot}").unwrap_err().to_string();
-        assert_eq!(error, "{prot} stands for nothing; did you mean {port}?");
+        assert_eq!(error, "unknown variable {prot}; did you mean {port}?");
         assert!(variables().text("{relay").is_err());
         assert!(variables().text("relay}").is_err());
     }
@@ -202,14 +203,14 @@ mod tests {
     }
 
     #[test]
-    fn a_value_may_be_several_words_which_may_name_others() {
+    fn a_starred_variable_expands_to_several_words() {
         let mut variables = variables();
         variables.set("load", "--peer {relay}:7 --note 'c d'");
         let command = CommandLine::Line("load {load*} {words}".to_owned());
         let words = variables.command(&command).unwrap();
         assert_eq!(words, ["load", "--peer", "10.77.1.1:7", "--note", "c d", "a b"]);
         variables.set("load", "'");
-        assert!(variables.command(&command).unwrap_err().to_string().contains("a quote is not closed"));
+        assert!(variables.command(&command).unwrap_err().to_string().contains("unclosed quote"));
         let unknown = CommandLine::Line("load {laod*}".to_owned());
         assert!(variables.command(&unknown).unwrap_err().to_string().contains("did you mean {load}?"));
     }

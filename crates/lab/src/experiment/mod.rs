@@ -1,5 +1,5 @@
-//! Experiment files: who is compared, under which load, how often, and what decides. Checked when read, so that a
-//! mistake costs a second and not half an hour.
+//! Experiment files: subjects, load, number of rounds and deciding metric. Validated on reading, before
+//! anything runs.
 
 mod check;
 pub(crate) mod fill;
@@ -28,82 +28,82 @@ use crate::{
     topology::spec::Spec,
 };
 
-/// What stands in place of a file for an experiment that was typed.
+/// Path of an experiment typed on the command line.
 pub(crate) const COMMAND_LINE: &str = "command line";
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Experiment {
     pub(crate) name: String,
-    /// One sentence for whoever reads the progress and the notes of the record.
+    /// One sentence for the progress and the record.
     #[serde(default)]
     pub(crate) about: String,
     /// `veth` or `wire` (client, relay, peer), `host`, or a topology file relative to this file.
     #[serde(default = "veth")]
     pub(crate) topology: String,
-    /// The metric that decides.
+    /// Deciding metric.
     pub(crate) metric: String,
-    /// Further metrics that the summary judges.
+    /// Further metrics judged in the summary.
     #[serde(default)]
     pub(crate) metrics: Vec<String>,
     #[serde(default = "eight")]
     pub(crate) rounds: u32,
-    /// Measured seconds of a run.
+    /// Measured seconds per run.
     #[serde(default = "five")]
     pub(crate) duration: f64,
-    /// Seconds of load before them.
+    /// Seconds of load before the measurement.
     #[serde(default = "one")]
     pub(crate) warmup: f64,
-    /// Seconds of the first run after each start, which is thrown away; 0 for none.
+    /// Seconds of the first run after each start, which is discarded; 0 for none.
     #[serde(default = "one")]
     pub(crate) discard: f64,
-    /// Order and bootstrap; drawn and printed if absent.
+    /// Seed of the order and the bootstrap; drawn and printed if absent.
     pub(crate) seed: Option<u64>,
-    /// Whether the baseline runs twice a round, for the noise floor.
+    /// Runs the baseline twice per round, to determine the noise floor.
     #[serde(default = "yes")]
     pub(crate) aa: bool,
-    /// Hardware counters by `perf stat`; its cost is the same for all subjects.
+    /// Hardware counters by `perf stat`; the cost is the same for all subjects.
     #[serde(default = "yes")]
     pub(crate) counters: bool,
-    /// One further run a subject under `perf trace` or `strace`, for the table of syscalls.
+    /// One additional run per subject under `perf trace` or `strace`.
     #[serde(default)]
     pub(crate) syscalls: bool,
-    /// A part that several experiments share: its variables and programs, before those of this file.
+    /// Shared part whose variables and programs come before those of this file.
     include: Option<String>,
-    /// Its subjects that have no part in this.
+    /// Subjects of the part to leave out.
     #[serde(default)]
     without: Vec<String>,
-    /// Names for use in commands.
+    /// Variables for commands.
     #[serde(default)]
     pub(crate) vars: BTreeMap<String, toml::Value>,
-    /// Names with several values: each combination is an experiment with its own record.
+    /// Variables with several values: each combination is an experiment with its own record.
     #[serde(default)]
     pub(crate) sweep: BTreeMap<String, Vec<toml::Value>>,
     #[serde(default)]
     pub(crate) rules: VerdictRules,
     #[serde(default)]
     pub(crate) limits: VoidLimits,
-    /// Lines that figures must stay on the right side of, and those that should be.
+    /// Required thresholds, and desired ones.
     #[serde(default)]
     pub(crate) must: Vec<Threshold>,
     #[serde(default)]
     pub(crate) aim: Vec<Threshold>,
-    /// Those compared; the first is the baseline.
+    /// Programs to compare; the first is the baseline.
     #[serde(default)]
     pub(crate) subject: Vec<ServiceSpec>,
-    /// Started before the subject, anew each time: reflectors, servers behind a forwarder.
+    /// Programs started before each subject: reflectors, backend servers.
     #[serde(default)]
     pub(crate) helper: Vec<ServiceSpec>,
     pub(crate) workload: WorkloadSpec,
-    /// Where relative paths start and what messages call it.
+    /// Base of relative paths, also used in messages.
     #[serde(skip)]
     pub(crate) path: PathBuf,
-    /// The text of `include`, by its name.
+    /// Text of `include` by name.
     #[serde(skip)]
     pub(crate) parts: BTreeMap<String, String>,
 }
 
-/// What `include` names.
+/// Content of an included part.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ExperimentPart {
@@ -115,7 +115,7 @@ struct ExperimentPart {
     helper: Vec<ServiceSpec>,
 }
 
-/// What makes the load and how its result is read.
+/// Load, and the format of its result.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct WorkloadSpec {
@@ -125,29 +125,30 @@ pub(crate) struct WorkloadSpec {
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) cpus: Option<String>,
     pub(crate) namespace: Option<String>,
-    /// How its JSON is read.
+    /// Format of its JSON result.
     #[serde(default)]
     pub(crate) format: ResultFormat,
     /// `stdout`, or the file that it writes.
     #[serde(default = "result_file")]
     pub(crate) result: String,
-    /// For `format = "json"`: metric to the path of a number, such as `"end.sum.bits_per_second"`.
+    /// With `format = "json"`: metric to the path of a number, such as `"end.sum.bits_per_second"`.
     #[serde(default)]
     pub(crate) fields: BTreeMap<String, String>,
-    /// Namespaces at which arriving datagrams count as delivered; absent: what the workload itself says.
+    /// Namespaces where arriving datagrams count as delivered; if absent, the workload's own count is used.
     #[serde(default)]
     pub(crate) delivered_at: Vec<String>,
-    /// Whether it takes no duration and what counts is its whole run.
+    /// The workload takes no duration, and its whole run counts.
     #[serde(default)]
     pub(crate) whole: bool,
-    /// Seconds between two runs under one start of the subject, for what that has to forget: coturn keeps the 5-tuple of a
-    /// deleted allocation for one.
+    /// Seconds between two runs with the same subject process, for state that it must forget: coturn keeps
+    /// the 5-tuple of a deleted allocation for one second.
     #[serde(default)]
     pub(crate) rest: f64,
-    /// Seconds that it may take beyond warm-up and duration.
+    /// Seconds allowed beyond warm-up and duration.
     #[serde(default = "thirty")]
     pub(crate) patience: f64,
-    /// The variable that `find-max` and `sweep` set, in datagrams a second; `clients` is a number of clients instead.
+    /// Variable that `find-max` and `sweep` set, in datagrams per second; `clients` is a number of clients
+    /// instead.
     #[serde(default = "rate")]
     pub(crate) rate: String,
 }
@@ -155,28 +156,28 @@ pub(crate) struct WorkloadSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ResultFormat {
-    /// As our generators write it, [`turnpike_measure::Report`].
+    /// Format of our generators, [`turnpike_measure::Report`].
     #[default]
     Turnpike,
     Iperf3,
-    /// Any JSON object, by `fields`.
+    /// Any JSON object, read through `fields`.
     Json,
-    /// No result: the counters alone.
+    /// No result, only counters.
     None,
 }
 
 impl Experiment {
-    /// The text of `wanted`: a file, or the name of one in `experiments/` or of those that are brought along.
+    /// Finds an experiment: a file, or a name in `experiments/` or among the built-ins.
     pub(crate) fn find(wanted: &Path) -> Result<BuiltinText, LabError> {
         EXPERIMENTS.find(wanted, Path::new("experiments"))
     }
 
-    /// From text, as if it were `path`. All its mistakes are one error.
+    /// Parses text as if it were the file `path`. All mistakes form one error.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, LabError> {
         Self::parse_with(path, text, &BTreeMap::new())
     }
 
-    /// The same with the texts of parts that are known already, by name.
+    /// Parses text with the given parts instead of reading them.
     pub(crate) fn parse_with(
         path: &Path,
         text: &str,
@@ -217,20 +218,20 @@ impl Experiment {
         Ok(())
     }
 
-    /// Leaves out the subjects that may be missing, and are; a sentence for each.
+    /// Removes optional subjects that are not installed; returns a sentence for each.
     pub(crate) fn leave_out(&mut self, variables: &Variables) -> Vec<String> {
         let base = env::current_dir().unwrap_or_default();
         let mut told = Vec::new();
         self.subject.retain(|service| {
             let found = service.check_tools(variables, &base);
             let missing = found.err().filter(|_| service.optional);
-            told.extend(missing.iter().map(|error| format!("{} is left out: {error}", service.name)));
+            told.extend(missing.iter().map(|error| format!("{} is skipped: {error}", service.name)));
             missing.is_none()
         });
         told
     }
 
-    /// The topology that it runs in; `None` for the host.
+    /// Topology of the experiment; `None` for the host.
     pub(crate) fn topology(&self) -> Result<Option<Spec>, LabError> {
         match self.topology.as_str() {
             "host" => Ok(None),
@@ -238,7 +239,7 @@ impl Experiment {
         }
     }
 
-    /// Whether some program is given a certificate.
+    /// Some program uses a certificate.
     pub(crate) fn wants_certificate(&self) -> bool {
         let names = |text: &String| text.contains("{cert}");
         let commands = self.services().map(|service| &service.command).chain([&self.workload.command]);
@@ -246,12 +247,12 @@ impl Experiment {
             || self.services().flat_map(|service| service.files.values()).any(names)
     }
 
-    /// All that run beside the workload.
+    /// All programs besides the workload.
     pub(crate) fn services(&self) -> impl Iterator<Item = &ServiceSpec> {
         self.helper.iter().chain(&self.subject)
     }
 
-    /// One set of values for each combination of the sweep, in the order of the file.
+    /// Values for each combination of the sweep, in file order.
     pub(crate) fn points(&self) -> Vec<BTreeMap<String, String>> {
         let mut points = vec![self.vars.iter().map(|(name, value)| (name.clone(), plain(value))).collect()];
         for (name, values) in &self.sweep {
@@ -269,7 +270,7 @@ impl Experiment {
         points
     }
 
-    /// What names stand for at one point of the sweep; files of the run go to `directory`.
+    /// Variables at one point of the sweep; `directory` is that of the run.
     pub(crate) fn variables(
         &self,
         addresses: &BTreeMap<String, String>,
@@ -282,7 +283,7 @@ impl Experiment {
         variables
     }
 
-    /// What is run against the first subject.
+    /// Workload command with the variables of the first subject.
     pub(crate) fn workload_of_first(&self, variables: &Variables) -> Result<Vec<String>, LabError> {
         match self.subject.first() {
             Some(subject) => subject.scope(variables)?.command(&self.workload.command),
@@ -290,7 +291,7 @@ impl Experiment {
         }
     }
 
-    /// Fails with the remedy if a program that it starts is not installed.
+    /// Fails with a remedy if a program is not installed.
     pub(crate) fn check_tools(&self, variables: &Variables) -> Result<(), LabError> {
         let base = env::current_dir().unwrap_or_default();
         for service in self.services() {

@@ -1,4 +1,5 @@
-//! Programs that run beside the workload: a subject or a helper, which may be several processes at once, such as the nodes of a fleet.
+//! Programs that run beside the workload: a subject or a helper, possibly consisting of several processes,
+//! such as the nodes of a fleet.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +11,7 @@ use serde::Deserialize;
 use super::fill::{CommandLine, Variables};
 use crate::{error::LabError, record, tools};
 
-/// A program that runs while the load does, or several of a kind.
+/// Program that runs during the load, or several of a kind.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ServiceSpec {
@@ -19,33 +20,33 @@ pub(crate) struct ServiceSpec {
     pub(crate) cwd: Option<PathBuf>,
     #[serde(default)]
     pub(crate) env: BTreeMap<String, String>,
-    /// As `taskset -c` takes it.
+    /// As for `taskset -c`.
     pub(crate) cpus: Option<String>,
     /// Absent for the host.
     pub(crate) namespace: Option<String>,
     pub(crate) ready: Option<Ready>,
-    /// Names for use in what stands here; a subject's are the workload's too.
+    /// Variables for this service; the workload sees those of the current subject too.
     #[serde(default)]
     pub(crate) vars: BTreeMap<String, toml::Value>,
-    /// Where it is several processes: each of them.
+    /// The individual processes, if there are several.
     #[serde(default)]
     pub(crate) node: Vec<SubjectNode>,
-    /// Written into `{dir}` before it starts: configuration files.
+    /// Configuration files written to `{dir}` before the start.
     #[serde(default)]
     pub(crate) files: BTreeMap<String, String>,
     /// `http://ADDRESS:PORT/PATH` of Prometheus metrics.
     pub(crate) metrics: Option<String>,
-    /// Prints its version.
+    /// Command that prints the version.
     pub(crate) version: Option<CommandLine>,
-    /// Left out, and said so, where its program is not installed.
+    /// Skipped with a note if not installed.
     #[serde(default)]
     pub(crate) optional: bool,
-    /// Whether it comes from `include`.
+    /// Defined by `include`.
     #[serde(skip)]
     pub(super) is_included: bool,
 }
 
-/// When a program has started.
+/// Readiness probe.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Ready {
@@ -55,34 +56,34 @@ pub(crate) struct Ready {
     pub(crate) tcp: Option<String>,
     /// `http://ADDRESS:PORT/PATH` answers 200.
     pub(crate) http: Option<String>,
-    /// Its output has this text.
+    /// Its output contains this text.
     pub(crate) log: Option<String>,
-    /// A UDP socket of its namespace is bound to this port.
+    /// A UDP socket in its namespace is bound to this port.
     pub(crate) udp_port: Option<String>,
-    /// A TCP socket of its namespace listens on this port: unlike `tcp`, nothing is connected.
+    /// A TCP socket in its namespace listens on this port; unlike `tcp`, this opens no connection.
     pub(crate) tcp_port: Option<String>,
-    /// The namespace that asks; its own if absent.
+    /// Namespace of the probe; by default the service's own.
     pub(crate) from: Option<String>,
-    /// Seconds until it counts as failed.
+    /// Seconds until the start counts as failed.
     #[serde(default = "ten")]
     pub(crate) within: f64,
 }
 
-/// One process of a service that has several; whatever it does not say itself the service says for all.
+/// One process of a service; inherits the settings it does not override.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SubjectNode {
-    /// `{node}` in what the service says.
+    /// Value of `{node}`.
     pub(crate) name: String,
     pub(crate) cpus: Option<String>,
     pub(crate) namespace: Option<String>,
-    /// Names for use in what the service says.
+    /// Variables for this node.
     #[serde(default)]
     pub(crate) vars: BTreeMap<String, toml::Value>,
 }
 
 impl ServiceSpec {
-    /// Fails with the remedy if its program is not installed.
+    /// Fails with a remedy if the program is not installed.
     pub(super) fn check_tools(&self, variables: &Variables, base: &Path) -> Result<(), LabError> {
         for process in self.processes(variables)? {
             require(&process.command.words()?, self.cwd.as_deref().unwrap_or(base), &self.name)?;
@@ -90,21 +91,21 @@ impl ServiceSpec {
         Ok(())
     }
 
-    /// The same with all variables replaced.
+    /// Copy with all variables replaced.
     fn fill(&self, variables: &Variables) -> Result<Self, LabError> {
         let mut filled = self.clone();
         filled.command = CommandLine::Words(variables.command(&self.command)?);
         for (_, text) in filled.texts() {
             *text = variables.text(text)?;
         }
-        // Configuration languages have braces of their own, so only known names are replaced.
+        // Only known names are replaced, because configuration languages use braces themselves.
         let file =
             |(name, content): (&String, &String)| (variables.lenient(name), variables.lenient(content));
         filled.files = self.files.iter().map(file).collect();
         Ok(filled)
     }
 
-    /// All texts but the commands in which variables stand, by their keys.
+    /// All texts with variables, except commands, by key.
     pub(super) fn texts(&mut self) -> Vec<(String, &mut String)> {
         let mut texts: Vec<(String, &mut String)> =
             self.env.iter_mut().map(|(name, value)| (format!("env.{name}"), value)).collect();
@@ -114,12 +115,12 @@ impl ServiceSpec {
         texts
     }
 
-    /// These names, and its own. A subject's are the workload's too, while it is measured.
+    /// Adds the variables of this service.
     pub(crate) fn scope(&self, variables: &Variables) -> Result<Variables, LabError> {
         variables.with(&self.vars)
     }
 
-    /// What its processes are called.
+    /// Names of its processes.
     pub(crate) fn process_names(&self) -> Vec<String> {
         match &self.node[..] {
             [] => vec![self.name.clone()],
@@ -131,7 +132,7 @@ impl ServiceSpec {
         format!("{}-{}", self.name, node.name)
     }
 
-    /// Each process of it as a service that has no nodes, with all variables replaced.
+    /// One service without nodes per process, with all variables replaced.
     pub(crate) fn processes(&self, variables: &Variables) -> Result<Vec<Self>, LabError> {
         let own = self.scope(variables)?;
         if self.node.is_empty() {
@@ -148,7 +149,7 @@ impl ServiceSpec {
         self.node.iter().map(process).collect()
     }
 
-    /// As a record has it: the commands of several processes one behind the other, as a shell takes them.
+    /// Description for a record. The commands of several processes are joined as for a shell.
     pub(crate) fn describe(&self, variables: &Variables) -> Result<record::RecordedSubject, LabError> {
         let (mut commands, mut cpus) = (Vec::new(), Vec::new());
         for process in self.processes(variables)? {
@@ -165,7 +166,7 @@ impl ServiceSpec {
 }
 
 impl SubjectNode {
-    /// The names of the service, and its own.
+    /// Adds the variables of this node.
     pub(crate) fn scope(&self, variables: &Variables) -> Result<Variables, LabError> {
         let mut own = variables.with(&self.vars)?;
         own.set("node", &self.name);
@@ -174,19 +175,19 @@ impl SubjectNode {
 }
 
 impl Ready {
-    /// Every probe: its key, its value, and a predicate for the value.
+    /// Every probe: key, value, and a predicate for the value.
     fn probes(&mut self) -> [(&'static str, &mut Option<String>, &'static str); 6] {
         [
             ("stun", &mut self.stun, "answers STUN"),
             ("tcp", &mut self.tcp, "accepts TCP"),
             ("http", &mut self.http, "answers HTTP"),
-            ("log", &mut self.log, "is in its output"),
+            ("log", &mut self.log, "appears in its output"),
             ("udp_port", &mut self.udp_port, "is bound as UDP port"),
             ("tcp_port", &mut self.tcp_port, "listens as TCP port"),
         ]
     }
 
-    /// The only probe; `None` where there are none or several.
+    /// The probe, if there is exactly one.
     pub(crate) fn probe(&self) -> Option<(&'static str, String, &'static str)> {
         let mut all = self.clone();
         let mut given =
@@ -243,7 +244,7 @@ command = 'load {both*}'
     }
 
     #[test]
-    fn a_node_is_a_process_with_names_and_a_place_of_its_own() {
+    fn each_node_is_a_process_with_its_own_variables() {
         let experiment = Experiment::parse(Path::new("x.toml"), FLEET).unwrap();
         let variables = variables(&experiment);
         let [pair] = &experiment.subject[..] else { panic!("one subject") };
@@ -279,7 +280,7 @@ command = 'load {both*}'
     }
 
     #[test]
-    fn mistakes_of_nodes_are_told_at_their_places() {
+    fn mistakes_in_nodes_are_reported_at_their_positions() {
         let changes = [
             ("name = 'one'", "name = 'O ne'\nkpus = '1'"),
             ("name = 'two'", "name = 'two'\ncpus = '1-0'"),
@@ -289,20 +290,20 @@ command = 'load {both*}'
         let text = changes.iter().fold(FLEET.to_owned(), |text, (from, to)| text.replace(from, to));
         let told = Experiment::parse(Path::new("x.toml"), &text).unwrap_err().to_string();
         for part in [
-            "x.toml:15:8: name \"O ne\": expected at most 32 lower case letters",
+            "x.toml:15:8: name \"O ne\": expected at most 32 lower-case letters",
             "x.toml:16:1: unknown key \"kpus\"; did you mean \"cpus\"?",
             "x.toml:20:8: pair-two: cpus \"1-0\": expected a list",
-            "x.toml:21:16: {peeer} stands for nothing; did you mean {peer}?",
+            "x.toml:21:16: unknown variable {peeer}; did you mean {peer}?",
             "x.toml:22:13: no namespace \"pear\"; did you mean \"peer\"?",
         ] {
             assert!(told.contains(part), "{part} is missing: {told}");
         }
         let twice = FLEET.replace("'two'", "'one'");
         let told = Experiment::parse(Path::new("x.toml"), &twice).unwrap_err().to_string();
-        assert_eq!(told, "x.toml:18:8: \"pair-one\" is named twice");
-        // What only one node has is no name for the workload.
+        assert_eq!(told, "x.toml:18:8: \"pair-one\" is used twice");
+        // Variables of a single node are not visible to the workload.
         let text = FLEET.replace("load {both*}", "load {own}");
         let told = Experiment::parse(Path::new("x.toml"), &text).unwrap_err().to_string();
-        assert!(told.starts_with("x.toml:22:11: {own} stands for nothing"), "{told}");
+        assert!(told.starts_with("x.toml:22:11: unknown variable {own}"), "{told}");
     }
 }

@@ -23,7 +23,7 @@ fn refusal(text: &str) -> String {
 }
 
 #[test]
-fn defaults_are_as_the_method_asks() {
+fn defaults_follow_the_method() {
     let experiment = parse(MINIMAL).unwrap();
     assert!(experiment.rounds >= experiment.rules.min_rounds);
     assert!(experiment.aa && experiment.discard > 0.0);
@@ -53,7 +53,7 @@ fn a_mistyped_metric_namespace_or_variable_is_named() {
 }
 
 #[test]
-fn all_mistakes_of_a_file_are_told_at_once_each_with_its_place() {
+fn all_mistakes_are_reported_at_once_with_their_positions() {
     let text = "
 name = 'X y'
 metrik = 'delivered_pps'
@@ -76,19 +76,19 @@ format = 'jsn'
     assert_eq!(
         refusal(text).lines().collect::<Vec<_>>(),
         [
-            "x.toml:2:8: name \"X y\": expected lower case letters, digits and hyphens, a letter first",
+            "x.toml:2:8: name \"X y\": expected lower-case letters, digits and hyphens, starting with a letter",
             "x.toml:3:1: unknown key \"metrik\"; did you mean \"metric\"?",
             &format!(
-                "x.toml:4:29: no metric \"latency_p98_us\"; did you mean \"latency_p90_us\"? (there are: {})",
+                "x.toml:4:29: no metric \"latency_p98_us\"; did you mean \"latency_p90_us\"? (expected one of {})",
                 names()
             ),
             "x.toml:5:10: rounds 0: expected 1 to 1000",
             "x.toml:6:12: duration: found string \"long\"; expected a number",
             "x.toml:8:15: late_p99_us 0: expected microseconds, above 0",
-            "x.toml:11:11: {duratoin} stands for nothing; did you mean {duration}?",
+            "x.toml:11:11: unknown variable {duratoin}; did you mean {duration}?",
             "x.toml:12:13: no namespace \"realy\"; did you mean \"relay\"?",
             "x.toml:13:1: [[subject]] has no \"command\", which is needed",
-            "x.toml:14:8: \"a\" is named twice",
+            "x.toml:14:8: \"a\" is used twice",
             "x.toml:15:9: a: ready needs exactly one of stun, tcp, http, log, udp_port, tcp_port",
             "x.toml:18:10: format: found \"jsn\"; expected one of turnpike, iperf3, json, none; did you mean \"json\"?",
         ]
@@ -100,20 +100,20 @@ fn names() -> String {
 }
 
 #[test]
-fn an_unknown_metric_is_told_with_all_that_there_are() {
+fn an_unknown_metric_lists_the_known_ones() {
     let told = refusal(&MINIMAL.replace("delivered_pps", "speed"));
-    assert_eq!(told, format!("x.toml:3:10: no metric \"speed\" (there are: {})", names()));
-    // A field of the result is a metric too.
+    assert_eq!(told, format!("x.toml:3:10: no metric \"speed\" (expected one of {})", names()));
+    // Fields of the result are metrics too.
     let fields = "format = 'json'\nfields = { speed = 'a.b' }\ncommand = ['true'";
     assert!(parse(&MINIMAL.replace("delivered_pps", "speed").replace("command = ['true'", fields)).is_ok());
 }
 
 #[test]
-fn what_was_typed_has_no_line_of_a_file() {
+fn errors_in_typed_experiments_have_no_line_numbers() {
     let error = Experiment::parse(Path::new(COMMAND_LINE), &MINIMAL.replace("delivered_pps", "delivered"))
         .and_then(|_| Experiment::parse(Path::new(COMMAND_LINE), &MINIMAL.replace("{duration}", "{x}")))
         .unwrap_err();
-    assert!(error.to_string().starts_with("command line: {x} stands for nothing"), "{error}");
+    assert!(error.to_string().starts_with("command line: unknown variable {x}"), "{error}");
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn too_few_cpus_are_noticed_before_anything_starts() {
 }
 
 #[test]
-fn a_readiness_probe_is_exactly_one() {
+fn a_service_has_exactly_one_readiness_probe() {
     let text = MINIMAL.replace("'sleep 60'", "'sleep 60'\nready = { tcp = '127.0.0.1:1', log = 'x' }");
     assert!(refusal(&text).contains("exactly one of"));
     let text = MINIMAL.replace("'sleep 60'", "'sleep 60'\nready = { within = 3 }");
@@ -140,7 +140,7 @@ fn a_sweep_has_a_point_for_each_combination() {
 }
 
 #[test]
-fn a_missing_program_is_a_sentence_with_the_remedy() {
+fn a_missing_program_is_reported_with_a_remedy() {
     let experiment = parse(&MINIMAL.replace("sleep 60", "no-such-relay -x")).unwrap();
     let variables = experiment.variables(&BTreeMap::new(), &experiment.points()[0], Path::new("."));
     let error = experiment.check_tools(&variables).unwrap_err();
@@ -152,7 +152,7 @@ fn a_missing_program_is_a_sentence_with_the_remedy() {
 }
 
 #[test]
-fn a_part_comes_before_what_the_file_has_itself_and_its_mistakes_are_told() {
+fn included_parts_come_first_and_are_validated() {
     let directory = Dir::new();
     std::fs::create_dir(directory.at("parts")).unwrap();
     let part = directory.at("parts/both.toml");
@@ -173,12 +173,12 @@ fn a_part_comes_before_what_the_file_has_itself_and_its_mistakes_are_told() {
         ("7".to_owned(), "9".to_owned())
     );
 
-    // What was included then is included again, whatever became of it.
+    // A recorded part is used even if the file has changed or is gone.
     std::fs::remove_file(&part).unwrap();
     assert!(Experiment::parse_with(&path, &with, &experiment.parts).is_ok());
     let told = parsed().unwrap_err().to_string();
     assert!(
-        told.ends_with("x.toml:5:11: no part both: give a file, or a name that `turnpike lab list` shows"),
+        told.ends_with("x.toml:5:11: no part both: give a file, or a name from `turnpike lab list`"),
         "{told}"
     );
     std::fs::write(&part, "[[subjects]]\n").unwrap();
@@ -190,13 +190,13 @@ fn a_part_comes_before_what_the_file_has_itself_and_its_mistakes_are_told() {
     std::fs::write(&part, "[[subject]]\nname = 'a'\ncommand = 'sleep {duratoin}'\n").unwrap();
     let told = parsed().unwrap_err().to_string();
     assert!(
-        told.contains("x.toml:5:11: {duratoin} stands for nothing") && told.contains("\"a\" is named twice"),
+        told.contains("x.toml:5:11: unknown variable {duratoin}") && told.contains("\"a\" is named twice"),
         "{told}"
     );
 }
 
 #[test]
-fn subjects_that_may_be_missing_are_left_out_and_named() {
+fn missing_optional_subjects_are_skipped_with_a_note() {
     let text = MINIMAL.replace(
         "[workload]",
         "[[subject]]\nname = 'b'\ncommand = 'no-such-relay'\noptional = true\n[workload]",
@@ -206,7 +206,7 @@ fn subjects_that_may_be_missing_are_left_out_and_named() {
     let told = experiment.leave_out(&variables);
     assert_eq!(
         told,
-        ["b is left out: `no-such-relay` is missing, needed for b: install it, or correct its name"]
+        ["b is skipped: `no-such-relay` is missing, needed for b: install it, or correct its name"]
     );
     assert_eq!(experiment.subject.len(), 1);
     assert!(experiment.check_tools(&variables).is_ok());
@@ -222,7 +222,7 @@ fn the_cpu_time_of_a_process_is_a_metric() {
 }
 
 #[test]
-fn a_bar_is_checked_at_its_place() {
+fn thresholds_are_validated_at_their_position() {
     let text = MINIMAL.replace(
         "[workload]",
         "[[must]]\nmetric = 'delivered'\nat_least = 1\nat_most = 2\n[[aim]]\nmetric = 'speed'\nat_least = 1\nagainst = 'c'\n[workload]",

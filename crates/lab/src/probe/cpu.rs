@@ -1,4 +1,4 @@
-//! Time that the machine's CPUs and the subject's processes have spent, and how often they were switched.
+//! CPU time of the machine and of processes, and context switches.
 
 use std::fs;
 
@@ -6,20 +6,20 @@ use procfs::process::{Process, Task};
 
 use crate::{error::LabError, program};
 
-/// Seconds that one CPU has spent since boot, by kind.
+/// Seconds per kind that one CPU has spent since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CpuTime {
-    /// Not idle, as the kernel sampled it; stolen time is nobody's work here.
+    /// Not idle, sampled by the kernel; excludes stolen time.
     pub(crate) busy: f64,
-    /// Idle and iowait. Exact on a tickless kernel, where the busy kinds are sampled at each timer tick.
+    /// Idle and iowait. Exact on a tickless kernel, whereas busy time is sampled at each timer tick.
     pub(crate) idle: f64,
     pub(crate) softirq: f64,
     pub(crate) steal: f64,
 }
 
 impl CpuTime {
-    /// All CPUs, by their number. Read here and not by `procfs`, which keeps the order of the lines and not the numbers: with a
-    /// CPU offline, its second would be another one.
+    /// Reads all CPUs with their numbers. `procfs` only keeps the order of the lines, which shifts if a CPU
+    /// is offline.
     pub(crate) fn read_all() -> Result<Vec<(usize, Self)>, LabError> {
         let text = fs::read_to_string("/proc/stat").map_err(LabError::io("cannot read /proc/stat"))?;
         Ok(Self::parse_all(&text))
@@ -56,24 +56,24 @@ impl CpuTime {
     }
 }
 
-/// What process groups have used: a program that forks is measured whole.
+/// Resource usage of process groups, so that a program that forks is measured as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct GroupUse {
-    /// Seconds, all threads, children that have ended and been waited for included.
+    /// Seconds over all threads, including reaped children.
     pub(crate) user: f64,
     pub(crate) system: f64,
     pub(crate) voluntary_switches: u64,
     pub(crate) involuntary_switches: u64,
-    /// Moves between CPUs; `None` where the kernel does not tell (no CONFIG_SCHED_DEBUG).
+    /// Moves between CPUs; `None` if the kernel does not report them (no CONFIG_SCHED_DEBUG).
     pub(crate) migrations: Option<u64>,
-    /// Resident set now, and at most so far, bytes.
+    /// Current and peak resident set in bytes.
     pub(crate) resident: u64,
     pub(crate) resident_peak: u64,
     pub(crate) threads: u32,
 }
 
 impl GroupUse {
-    /// Sums over the processes of these groups; zeros when there is none any more.
+    /// Sums over the processes of these groups; zeros if there are none.
     pub(crate) fn read(groups: &[u32]) -> Self {
         let mut sum = Self { migrations: Some(0), ..Self::default() };
         for process in groups.iter().flat_map(|group| program::members(*group)) {
@@ -90,7 +90,7 @@ impl GroupUse {
     }
 
     fn add(&mut self, process: &Process) {
-        // It may have ended meanwhile.
+        // The process may have exited.
         let Ok(stat) = process.stat() else { return };
         let seconds = |own: u64, of_children: i64| (own as f64 + of_children as f64) / ticks_a_second();
         self.user += seconds(stat.utime, stat.cutime);
@@ -115,8 +115,8 @@ impl GroupUse {
     }
 }
 
-/// Memory of a process group in bytes, shared pages divided by their users: a program that forks does not count its code
-/// once a process.
+/// Memory of a process group in bytes, with shared pages divided by their users, so that code shared after a
+/// fork counts once.
 pub(crate) fn memory(group: u32) -> u64 {
     program::members(group)
         .filter_map(|process| process.smaps_rollup().ok())
@@ -125,11 +125,11 @@ pub(crate) fn memory(group: u32) -> u64 {
         .sum()
 }
 
-/// The kernel's threads that receive for these CPUs, by pid: `ksoftirqd` and, where NAPI has threads of its own, those that
-/// are pinned there. Their work is the subject's doing, but it is charged to no program.
+/// Kernel threads that receive for these CPUs: `ksoftirqd`, and pinned NAPI threads. Their work is caused by
+/// the subject but charged to no program.
 pub(crate) fn network_threads(cpus: &[usize]) -> Vec<u32> {
     let serves = |process: &Process| {
-        // All threads of the kernel are children of kthreadd.
+        // All kernel threads are children of kthreadd.
         let name = process.stat().ok().filter(|stat| stat.ppid == 2)?.comm;
         if let Some(cpu) = name.strip_prefix("ksoftirqd/") {
             return Some(cpu.parse().is_ok_and(|cpu: usize| cpus.contains(&cpu)));
@@ -144,8 +144,8 @@ pub(crate) fn network_threads(cpus: &[usize]) -> Vec<u32> {
         .collect()
 }
 
-/// Seconds of CPU time, ended children included, of all other processes that may run on these CPUs: neither of the process groups
-/// `subject` nor one of `network_threads`.
+/// CPU seconds, reaped children included, of all other processes that may run on these CPUs: neither in the
+/// process groups `subject` nor among `network_threads`.
 pub(crate) fn time_of_others(subject: &[u32], network_threads: &[u32], cpus: &[usize]) -> f64 {
     let may_run_there = |process: &Process| {
         let allowed = process.status().ok()?.cpus_allowed_list?;
@@ -167,7 +167,7 @@ pub(crate) fn time_of_others(subject: &[u32], network_threads: &[u32], cpus: &[u
     all.filter_map(time_of).sum::<f64>() / ticks_a_second()
 }
 
-/// Seconds of CPU time of these processes.
+/// CPU seconds of these processes.
 pub(crate) fn time_of(pids: &[u32]) -> f64 {
     let ticks = pids.iter().filter_map(|pid| {
         let stat = Process::new(i32::try_from(*pid).ok()?).ok()?.stat().ok()?;
@@ -176,13 +176,13 @@ pub(crate) fn time_of(pids: &[u32]) -> f64 {
     ticks.sum::<f64>() / ticks_a_second()
 }
 
-/// The CPU on which the first of these processes ran last.
+/// CPU on which the first of these processes last ran.
 pub(crate) fn last_cpu(pids: &[u32]) -> Option<u32> {
     let cpu = Process::new(i32::try_from(*pids.first()?).ok()?).ok()?.stat().ok()?.processor?;
     u32::try_from(cpu).ok()
 }
 
-/// Units of `/proc/stat` and `/proc/PID/stat`.
+/// Clock ticks per second in `/proc/stat` and `/proc/PID/stat`.
 fn ticks_a_second() -> f64 {
     procfs::ticks_per_second() as f64
 }
@@ -192,7 +192,7 @@ fn parse_migrations(sched: &str) -> Option<u64> {
     line.rsplit_once(':')?.1.trim().parse().ok()
 }
 
-/// CPUs of a list such as `0,2-3`; `None` for what is no list.
+/// Parses a CPU list such as `0,2-3`.
 pub(crate) fn cpu_list(list: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for part in list.split(',') {
@@ -234,7 +234,7 @@ intr 336889 0
     }
 
     #[test]
-    fn the_threads_that_receive_for_a_cpu_are_those_of_the_kernel() {
+    fn receiving_threads_of_a_cpu_are_kernel_threads() {
         for pid in network_threads(&[0]) {
             let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
             assert!(comm.trim() == "ksoftirqd/0" || comm.starts_with("napi/"), "{comm}");
@@ -246,7 +246,7 @@ intr 336889 0
     }
 
     #[test]
-    fn the_time_of_others_is_that_of_programs_that_may_run_there() {
+    fn time_of_others_counts_programs_allowed_on_the_cpus() {
         let own = u32::try_from(rustix::process::getpgrp().as_raw_nonzero().get()).unwrap();
         while time_of(&[std::process::id()]) <= 0.0 {
             std::hint::black_box(program::members(own).count());
@@ -254,7 +254,7 @@ intr 336889 0
         let cpus: Vec<usize> = (0..1024).collect();
         let (with, without) = (time_of_others(&[], &[], &cpus), time_of_others(&[own], &[], &cpus));
         assert!(with > without && without > 0.0, "{with} {without}");
-        // A CPU that no machine has.
+        // A CPU number that does not exist.
         assert!(time_of_others(&[], &[], &[1_000_000]).abs() < f64::EPSILON);
     }
 
@@ -264,7 +264,7 @@ intr 336889 0
     }
 
     #[test]
-    fn a_group_that_is_gone_is_zero_and_a_busy_one_is_not() {
+    fn usage_is_zero_for_a_missing_group_only() {
         assert_eq!(GroupUse::read(&[u32::MAX]).threads, 0);
         let group = rustix::process::getpgrp().as_raw_nonzero().get();
         let used = GroupUse::read(&[u32::try_from(group).unwrap(), u32::MAX]);

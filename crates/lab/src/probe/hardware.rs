@@ -1,5 +1,5 @@
-//! Hardware counters by `perf stat`, where the machine has them. Virtual machines mostly have not: then each event is
-//! marked as not supported, and nothing fails.
+//! Hardware counters by `perf stat`. Virtual machines mostly lack them; then each event is reported as
+//! unsupported and nothing fails.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use crate::{
     tools::{self, words},
 };
 
-/// Names of perf and of our metrics.
+/// Names in perf and in our metrics.
 pub(crate) const EVENTS: [(&str, &str); 4] = [
     ("cycles", "cycles"),
     ("instructions", "instructions"),
@@ -20,7 +20,7 @@ pub(crate) const EVENTS: [(&str, &str); 4] = [
     ("branch-misses", "branch_misses"),
 ];
 
-/// Whether it is worth asking: perf is there and counts cycles of a process of ours.
+/// perf is installed and can count cycles of our own processes.
 pub(crate) fn supported() -> bool {
     tools::find("perf").is_some()
         && std::process::Command::new("perf")
@@ -32,17 +32,16 @@ pub(crate) fn supported() -> bool {
             })
 }
 
-/// `perf stat` attached to the subject for the length of the window.
+/// `perf stat` attached to the subject during the window.
 pub(crate) struct Counting {
     perf: ChildProgram,
     result: PathBuf,
 }
 
 impl Counting {
-    /// Attaches to processes `pids`.
     pub(crate) fn start(pids: &[u32], mark: &str, directory: &Path) -> Result<Self, LabError> {
         let result = directory.join("perf-stat.csv");
-        // An earlier run's figures must not pass for this one's.
+        // Prevents reading the figures of an earlier run.
         let _ = std::fs::remove_file(&result);
         let events: Vec<&str> = EVENTS.iter().map(|(perf, _)| *perf).collect();
         let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
@@ -53,20 +52,20 @@ impl Counting {
         Ok(Self { perf, result })
     }
 
-    /// Detaches; what was counted, by the names of our metrics.
+    /// Detaches; returns the counts by metric name.
     pub(crate) fn finish(self) -> BTreeMap<String, f64> {
         self.perf.detach();
         parse(&std::fs::read_to_string(&self.result).unwrap_or_default())
     }
 }
 
-/// `perf stat -x,`: value, unit, event, ...; the value is `<not supported>` or `<not counted>` where there is none.
+/// Parses `perf stat -x,`: value, unit, event, ...; the value may be `<not supported>` or `<not counted>`.
 fn parse(text: &str) -> BTreeMap<String, f64> {
     text.lines()
         .filter_map(|line| {
             let mut fields = line.split(',');
             let value: f64 = fields.next()?.trim().parse().ok()?;
-            // A modifier such as `:u` says that the kernel was not counted.
+            // A modifier such as `:u` means that the kernel was not counted.
             let event = fields.nth(1)?.split(':').next()?;
             let (_, name) = EVENTS.iter().find(|(perf, _)| *perf == event)?;
             Some(((*name).to_owned(), value))
@@ -79,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counted_events_are_read_and_unsupported_ones_left_out() {
+    fn unsupported_events_are_omitted() {
         let text = "# started on x\n\n1234567,,cycles,1000,100.00,,\n<not supported>,,instructions,0,100.00,,\n\
                     99,,cache-misses:u,1000,100.00,,\n<not counted>,,branch-misses,0,0.00,,\n";
         let counted = parse(text);

@@ -1,4 +1,4 @@
-//! Questions asked from inside a network namespace, by a thread of ours that has entered it.
+//! Network probes sent from inside a network namespace, by a thread that has entered it.
 
 use std::{
     fs::File,
@@ -14,14 +14,14 @@ use turnpike_wire::stun::{Class, Header, Writer, method};
 
 use crate::error::LabError;
 
-/// For a single question.
+/// Timeout of a single probe.
 const PATIENCE: Duration = Duration::from_millis(200);
 const BINDING_REQUEST: Header =
     Header { class: Class::Request, method: method::BINDING, transaction: *b"turnpike-lab" };
-/// Of an HTTP answer; metrics of many workers are large.
+/// Limit of an HTTP response; metrics of many workers are large.
 const LONGEST_ANSWER: u64 = 4 << 20;
 
-/// Runs `ask` on a thread inside the network namespace of `pid`, or on this one for the host.
+/// Runs `ask` on a thread inside the network namespace of `pid`, or on this thread for the host.
 pub(crate) fn inside<T: Send>(
     pid: Option<u32>,
     ask: impl FnOnce() -> Option<T> + Send,
@@ -32,20 +32,20 @@ pub(crate) fn inside<T: Send>(
             let path = format!("/proc/{pid}/ns/net");
             let cannot = |what: &str| LabError::io(format!("cannot {what} {path}"));
             let space = File::open(&path).map_err(cannot("open"))?;
-            // Only this thread moves, and it ends here.
+            // Only this thread changes its namespace, and it ends here.
             move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))
                 .map_err(|error| cannot("enter")(error.into()))?;
             Ok(ask())
         });
-        asking.join().unwrap_or_else(|_| Err(LabError::failed("a question inside a namespace panicked")))
+        asking.join().unwrap_or_else(|_| Err(LabError::failed("a probe inside a namespace panicked")))
     })
 }
 
-/// Whether `address` answers a STUN Binding request over UDP.
+/// Succeeds if `address` answers a STUN Binding request over UDP.
 pub(crate) fn answers_stun(address: SocketAddr) -> Option<()> {
     let any: SocketAddr = if address.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = UdpSocket::bind(any).ok()?;
-    // A connected socket hears of a closed port at once.
+    // A connected socket learns of a closed port at once.
     socket.connect(address).ok()?;
     socket.set_read_timeout(Some(PATIENCE)).ok()?;
     socket.send(Writer::begin(&mut Vec::new(), BINDING_REQUEST).finish(false)).ok()?;
@@ -54,16 +54,16 @@ pub(crate) fn answers_stun(address: SocketAddr) -> Option<()> {
     is_binding_success(&answer[..length]).then_some(())
 }
 
-/// Whether `address` accepts a TCP connection.
+/// Succeeds if `address` accepts a TCP connection.
 pub(crate) fn accepts_tcp(address: SocketAddr) -> Option<()> {
     TcpStream::connect_timeout(&address, PATIENCE).ok().map(drop)
 }
 
-/// The body of an HTTP answer with status 200.
+/// Body of an HTTP response with status 200.
 pub(crate) fn http_get(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
     stream.set_read_timeout(Some(10 * PATIENCE)).ok()?;
-    // HTTP/1.0: the answer ends with the connection and is never chunked.
+    // HTTP/1.0: the response ends with the connection and is never chunked.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n").ok()?;
     let mut answer = Vec::new();
     stream.take(LONGEST_ANSWER).read_to_end(&mut answer).ok()?;
@@ -76,12 +76,12 @@ fn parse_http(answer: &str) -> Option<&str> {
     (status == "200").then_some(body)
 }
 
-/// A Binding success response to our request.
+/// Returns true for a success response to our request.
 fn is_binding_success(bytes: &[u8]) -> bool {
     Header::new_checked(bytes) == Ok(BINDING_REQUEST.answered(Class::Success))
 }
 
-/// Address and path of `http://ADDRESS:PORT/PATH`.
+/// Parses `http://ADDRESS:PORT/PATH`.
 pub(crate) fn parse_url(url: &str) -> Result<(SocketAddr, String), LabError> {
     let refuse = || LabError::usage(format!("\"{url}\": expected http://ADDRESS:PORT/PATH"));
     let rest = url.strip_prefix("http://").ok_or_else(refuse)?;

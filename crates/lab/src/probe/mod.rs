@@ -1,5 +1,5 @@
-//! One look at everything that a run compares, and the figures between two looks. All of it is read at its source, in
-//! the kernel: what a generator says it sent is no result.
+//! Snapshots of all counters of a run, and the figures between two of them. Counters are read from the
+//! kernel; the generator's own figures do not count as results.
 
 pub(crate) mod cpu;
 pub(crate) mod hardware;
@@ -16,35 +16,35 @@ use self::{
 };
 use crate::{error::LabError, experiment::ServiceSpec, metric, record::Round, topology::Topology};
 
-/// The name of the host where it stands beside namespaces.
+/// Name of the host in topologies with namespaces.
 const HOST: &str = "host";
-/// What a tick is worth, in which Linux counts CPU time of processes (USER_HZ, proc_pid_stat(5)), seconds.
+/// Clock tick in seconds, the unit of Linux CPU time (USER_HZ, proc_pid_stat(5)).
 const TICK_S: f64 = 0.01;
 
-/// What to look at.
+/// Processes and namespaces to observe.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CounterScope {
-    /// Namespaces by name with a process in each; the host under its own name where there are none.
+    /// Namespaces by name with a process in each; without namespaces the host under its own name.
     spaces: Vec<(String, u32)>,
     /// The subject's process groups and namespaces; no namespace on the host.
     subject: Vec<u32>,
     subject_spaces: Vec<String>,
-    /// CPUs it is pinned to; empty if it is not.
+    /// CPUs it is pinned to, if any.
     subject_cpus: Vec<usize>,
-    /// Process groups by name: those of a subject that has several, and of helpers.
+    /// Process groups by name: nodes of a subject, and helpers.
     named: Vec<(String, u32)>,
-    /// The kernel's threads that receive there.
+    /// Kernel threads that receive on these CPUs.
     network_threads: Vec<u32>,
-    /// Those that receive for a device, by `NAMESPACE.DEVICE`.
+    /// Kernel threads that receive for a device, by `NAMESPACE.DEVICE`.
     receivers: BTreeMap<String, Vec<u32>>,
-    /// Where its metrics are, and a process of the namespace from which they are asked.
+    /// Metrics endpoints, with a process of the namespace to query them from.
     metrics: Vec<(SocketAddr, String, Option<u32>)>,
-    /// Where arriving datagrams count as delivered.
+    /// Namespaces where arriving datagrams count as delivered.
     pub(crate) delivered_at: Vec<String>,
 }
 
 impl CounterScope {
-    /// Of nobody yet.
+    /// Scope without any process.
     pub(crate) fn new(topology: &Topology) -> Result<Self, LabError> {
         let mut spaces = Vec::new();
         for name in topology.names() {
@@ -56,7 +56,7 @@ impl CounterScope {
         Ok(Self { spaces, receivers: topology.receivers.clone(), ..Self::default() })
     }
 
-    /// A process of the subject, by its group.
+    /// Adds a process of the subject by its group.
     pub(crate) fn add_node(
         &mut self,
         process: &ServiceSpec,
@@ -89,8 +89,8 @@ impl CounterScope {
         }
     }
 
-    /// IP packets that have arrived so far where they count, or else at the subject; `None` where that is the host,
-    /// whose packets are not ours alone.
+    /// IP packets that have arrived at the counting namespaces, or by default at the subject; `None` on the
+    /// host, which has other traffic too.
     pub(crate) fn arrived(&self) -> Result<Option<u64>, LabError> {
         let watched = |name: &String| match &self.delivered_at[..] {
             [] => self.subject_spaces.contains(name),
@@ -109,13 +109,13 @@ pub(crate) struct CounterReading {
     pub(crate) taken: Instant,
     spaces: BTreeMap<String, Network>,
     cpus: Vec<(usize, CpuTime)>,
-    /// Seconds of the kernel's threads that receive on the subject's CPUs.
+    /// Seconds of the kernel threads that receive on the subject's CPUs.
     network_threads: f64,
-    /// The CPU on which the threads of a device ran last, and their seconds.
+    /// CPU on which the threads of a device last ran, and their seconds.
     receivers: BTreeMap<String, (u32, f64)>,
-    /// Seconds of other processes that may run there.
+    /// Seconds of other processes that may run on the subject's CPUs.
     others: f64,
-    /// Of all groups of the subject.
+    /// Sum over all groups of the subject.
     subject: GroupUse,
     /// CPU seconds.
     named: Vec<f64>,
@@ -126,7 +126,8 @@ pub(crate) struct CounterReading {
 impl CounterReading {
     /// `generator` is the workload's process group.
     pub(crate) fn take(scope: &CounterScope, generator: u32) -> Result<Self, LabError> {
-        // Asked first: the answer costs the subject a little, and what has a time must lie close together.
+        // Fetched first, because it costs the subject a little and timed counters must be read close
+        // together.
         let mut exported = None;
         for (address, path, space) in &scope.metrics {
             if let Some(text) = inside::inside(*space, || inside::http_get(*address, path))? {
@@ -160,7 +161,7 @@ impl CounterReading {
         })
     }
 
-    /// Writes into `round` what happened between `earlier` and this reading.
+    /// Writes the changes between `earlier` and this snapshot into `round`.
     pub(crate) fn since(&self, earlier: &Self, scope: &CounterScope, round: &mut Round) {
         let elapsed = self.taken.duration_since(earlier.taken).as_secs_f64();
         round.metrics.insert("elapsed_s".to_owned(), elapsed);
@@ -195,7 +196,7 @@ impl CounterReading {
                 socket_drops += change.receive_buffer_errors();
             }
             drops += change.drops();
-            // The host's interfaces are not ours alone, and there may be dozens.
+            // Host interfaces carry other traffic, and there may be dozens.
             if name != HOST {
                 change.metrics(name, &mut round.metrics);
             }
@@ -229,7 +230,7 @@ impl CounterReading {
             steal += change.steal;
             cores += 1;
             if scope.subject_cpus.contains(number) {
-                // Idle time is exact, the kinds of busy time are sampled.
+                // Idle time is exact, busy time is sampled.
                 core_busy += (elapsed - change.idle).clamp(0.0, elapsed);
             }
         }
@@ -241,9 +242,9 @@ impl CounterReading {
             put(metric::CORE_BUSY_S, core_busy);
             let receiving = self.network_threads - earlier.network_threads;
             let own = self.subject.total() - earlier.subject.total() + receiving;
-            // What is left of the core's time is not all of others: going idle and waking up again is nobody's, and part of what a
-            // datagram costs. Others may have spent their time elsewhere, so that neither figure alone is theirs. Their time is
-            // counted in ticks: one more than there was is rounding.
+            // The remaining core time is not all foreign: entering and leaving idle belongs to no process and
+            // is part of the cost of a datagram. Other processes may have run elsewhere. So the smaller of
+            // the two bounds is used, minus one tick for rounding.
             let left = (core_busy - own).max(0.0);
             let foreign = left.min((self.others - earlier.others - TICK_S).max(0.0));
             put("network_threads_s", receiving);
@@ -285,7 +286,8 @@ mod tests {
 
     use super::*;
 
-    /// A window of ten seconds on two CPUs; the subject is pinned to the first, which is idle for `idle` seconds.
+    /// Window of ten seconds on two CPUs; the subject is pinned to the first, which is idle for `idle`
+    /// seconds.
     fn window(idle: f64, subject: f64, network_threads: f64, others: f64) -> Round {
         let scope = CounterScope {
             spaces: Vec::new(),
@@ -320,26 +322,27 @@ mod tests {
     }
 
     #[test]
-    fn what_others_used_is_neither_more_than_they_ran_nor_than_the_core_has_left() {
+    fn foreign_time_is_bounded_by_runtime_and_remaining_core_time() {
         let close = |name: &str, round: Round, expected: f64| {
             assert!((round.metrics[name] - expected).abs() < 1e-9, "{name}: {:?}", round.metrics);
         };
         let foreign = |round, percent| close(metric::FOREIGN_PERCENT, round, percent);
-        // Busy for 6 s: 4 by the subject, 1.5 in threads that receive for it, 0.5 elsewhere, of which others ran 0.2, or 3.
+        // Busy for 6 s: 4 by the subject, 1.5 in its receiving threads, 0.5 elsewhere, of which other
+        // processes ran 0.2 or 3.
         foreign(window(4.0, 4.0, 1.5, 0.21), 2.0);
         close("idle_transitions_s", window(4.0, 4.0, 1.5, 0.21), 0.3);
         foreign(window(4.0, 4.0, 1.5, 0.01), 0.0);
         foreign(window(4.0, 4.0, 1.5, 3.0), 5.0);
         foreign(window(4.0, 4.0, 2.0, 3.0), 0.0);
         foreign(window(4.0, 4.0, 1.5, 0.0), 0.0);
-        // Ticks are coarse; less than nothing is nothing.
+        // Negative differences due to coarse ticks count as zero.
         foreign(window(4.0, 7.0, 0.0, 1.0), 0.0);
         foreign(window(10.0, 0.0, 0.0, 1.0), 0.0);
         close(metric::CORE_BUSY_S, window(10.0, 0.0, 0.0, 1.0), 0.0);
     }
 
     #[test]
-    fn a_window_that_others_disturbed_is_void_and_one_that_they_did_not_is_not() {
+    fn only_disturbed_windows_are_void() {
         let limits = crate::invalid_rounds::VoidLimits::default();
         let disturbed = window(4.0, 4.0, 1.5, 3.0);
         assert!(matches!(

@@ -1,7 +1,8 @@
-//! The counters of a network namespace: what arrived, at which interface, and what was dropped.
+//! Counters of a network namespace: arrivals, per-interface counts, and drops.
 //!
-//! Datagrams are counted where the segments of a GSO super-packet are ([`NetCounters::datagrams`]); their ratio to the
-//! interface's packets is the segments per super-packet.
+//! Datagrams are counted where segments of a GSO super-packet count individually
+//! ([`NetCounters::datagrams`]); divided by the interface's packets, this gives the segments per
+//! super-packet.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +11,23 @@ use turnpike_measure::kernel::NetCounters;
 
 use crate::error::LabError;
 
-/// Of a namespace: datagrams that one packet of its interfaces carried there, before GRO. 1 on a link that behaves as a wire does.
+/// Average number of datagrams per interface packet in a namespace, before GRO. 1 on a link that behaves like
+/// a wire.
 pub(crate) const DATAGRAMS_PER_PACKET: &str = "datagrams_per_packet";
 /// Datagrams dropped because a socket's receive buffer was full.
 const RECEIVE_BUFFER_ERRORS: &str = "udp_receive_buffer_errors";
 
-/// What has happened in a namespace since it was made.
+/// Counters since the namespace was created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Network {
-    /// IP packets received, each segment of a super-packet counted.
+    /// IP packets received, with each segment of a super-packet counted.
     pub(crate) datagrams: u64,
-    /// By the name of the metric; that of a device has the device's name in front. The loopback is left out.
+    /// By metric name; those of devices have the device name as a prefix. Excludes the loopback.
     counters: BTreeMap<String, u64>,
 }
 
 impl Network {
-    /// Reads the counters of the namespace that process `pid` lives in.
+    /// Reads the counters of the namespace of process `pid`.
     pub(crate) fn read(pid: u32) -> Result<Self, LabError> {
         let counters = NetCounters::read(pid).map_err(LabError::io("cannot read the kernel's counters"))?;
         let devices = i32::try_from(pid)
@@ -51,7 +53,7 @@ impl Network {
     fn from_counters(counters: &NetCounters) -> Self {
         let of_both = |name: &str| counters.sum(&[&format!("Udp:{name}"), &format!("Udp6{name}")]);
         let named = [
-            // Buffers (skbs) that they came in; a super-packet is one.
+            // Buffers (skbs); a super-packet is one.
             ("buffers_in", counters.buffers()),
             ("udp_in", of_both("InDatagrams")),
             ("udp_out", of_both("OutDatagrams")),
@@ -64,7 +66,7 @@ impl Network {
         Self { datagrams: counters.datagrams(), counters: counters_by_name }
     }
 
-    /// What happened between an earlier reading and this one.
+    /// Difference to an earlier reading.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         let then = |name: &String| earlier.counters.get(name).copied().unwrap_or(0);
         Self {
@@ -77,12 +79,12 @@ impl Network {
         }
     }
 
-    /// Packets received at all interfaces.
+    /// Packets received on all interfaces.
     pub(crate) fn rx_packets(&self) -> u64 {
         self.sum(".rx_packets")
     }
 
-    /// Packets dropped at all interfaces.
+    /// Packets dropped on all interfaces.
     pub(crate) fn drops(&self) -> u64 {
         self.sum(".rx_drops") + self.sum(".tx_drops")
     }
@@ -96,7 +98,7 @@ impl Network {
         self.counters.iter().filter(|(name, _)| name.ends_with(ending)).map(|(_, value)| value).sum()
     }
 
-    /// All of it as metrics, named after the namespace.
+    /// Exports everything as metrics named after the namespace.
     pub(crate) fn metrics(&self, space: &str, metrics: &mut BTreeMap<String, f64>) {
         metrics.insert(format!("net.{space}.datagrams_in"), self.datagrams as f64);
         if self.rx_packets() > 0 {
@@ -141,7 +143,7 @@ IpExt: 0 794000 6500
     }
 
     #[test]
-    fn our_own_namespace_can_be_read_and_its_loopback_is_left_out() {
+    fn the_own_namespace_is_read_without_its_loopback() {
         let network = Network::read(std::process::id()).unwrap();
         assert!(!network.counters.contains_key("lo.rx_packets"));
         assert!(Network::read(u32::MAX).is_err());

@@ -1,15 +1,15 @@
-//! Batch occupancy from the metrics that a subject exports: datagrams per receive call.
+//! Batch occupancy (datagrams per receive call) from the metrics of a subject.
 
 use std::collections::BTreeMap;
 
-/// turnpike's histogram; the sum over all workers of its sums and counts gives the mean.
+/// turnpike's histogram; its sum and count over all workers give the mean.
 const BATCHES: &str = "turnpike_rx_batch_datagrams";
 
-/// Adds every series without its labels, summed over them.
+/// Adds every series, summed over its labels.
 pub(crate) fn add(sums: &mut BTreeMap<String, f64>, text: &str) {
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let Some(name_end) = line.find(['{', ' ']) else { continue };
-        // Labels may hold spaces; a value never does.
+        // Labels may contain spaces, values never do.
         let Some((_, value)) = line.rsplit_once(' ') else { continue };
         if let Ok(value) = value.parse::<f64>() {
             *sums.entry(line[..name_end].to_owned()).or_insert(0.0) += value;
@@ -17,7 +17,7 @@ pub(crate) fn add(sums: &mut BTreeMap<String, f64>, text: &str) {
     }
 }
 
-/// Datagrams per receive call between two readings, if the subject exports them and has received anything.
+/// Datagrams per receive call between two readings, if the subject exports them and has received data.
 pub(crate) fn occupancy(before: &BTreeMap<String, f64>, after: &BTreeMap<String, f64>) -> Option<f64> {
     let grown = |suffix: &str| {
         let name = format!("{BATCHES}_{suffix}");

@@ -1,5 +1,5 @@
-//! Which syscalls the subject makes, how often, and how long they take: by `perf trace -s`, else by `strace -c`, in a run
-//! of its own, because either slows the subject down.
+//! Syscalls of the subject with counts and durations, by `perf trace -s` or else `strace -c`. A separate run,
+//! because both slow the subject down.
 
 use std::{
     fs,
@@ -17,11 +17,11 @@ use crate::{
     tools::{self, words},
 };
 
-/// For the tracer to attach; perf loads the kernel's type information first.
+/// Time for the tracer to attach; perf first loads the kernel's type information.
 pub(crate) const ATTACH: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A tracer at work.
+/// Attached tracer.
 pub(crate) struct Tracing {
     tracer: ChildProgram,
     tool: Tool,
@@ -35,7 +35,7 @@ enum Tool {
 }
 
 impl Tracing {
-    /// Attaches to processes `pids`; `None` where no tracer is to be had.
+    /// Attaches to processes `pids`; `None` if no tracer is available.
     pub(crate) fn start(pids: &[u32], mark: &str, directory: &Path) -> Result<Option<Self>, LabError> {
         let Some(tool) = tool() else { return Ok(None) };
         let result = directory.join("syscalls.txt");
@@ -66,7 +66,7 @@ impl Tracing {
         Ok(Some(Self { tracer, tool, result }))
     }
 
-    /// Detaches; the table, the longest first.
+    /// Detaches; returns the table, longest duration first.
     pub(crate) fn finish(self) -> Vec<Syscall> {
         self.tracer.detach();
         let text = fs::read_to_string(&self.result).unwrap_or_default();
@@ -85,7 +85,7 @@ fn is_traced(pid: u32) -> bool {
     status.is_some_and(|status| status.tracerpid != 0)
 }
 
-/// perf costs less; it needs tracepoints, which containers and user namespaces often have not.
+/// perf costs less, but needs tracepoints, which containers and user namespaces often lack.
 fn tool() -> Option<Tool> {
     let perf_traces = tools::find("perf").is_some()
         && std::process::Command::new("perf")
@@ -95,7 +95,8 @@ fn tool() -> Option<Tool> {
     if perf_traces { Some(Tool::PerfTrace) } else { tools::find("strace").map(|_| Tool::Strace) }
 }
 
-/// `perf trace -s`: a table for each thread, with name, calls, errors, total milliseconds, ...; summed here.
+/// Parses `perf trace -s`: one table per thread with name, calls, errors, total milliseconds, ...; sums over
+/// threads.
 fn parse_perf(text: &str) -> Vec<Syscall> {
     let rows = text.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -111,7 +112,7 @@ fn parse_perf(text: &str) -> Vec<Syscall> {
     summed(rows)
 }
 
-/// `strace -c`: % time, seconds, usecs/call, calls, [errors], name.
+/// Parses `strace -c`: % time, seconds, usecs/call, calls, [errors], name.
 fn parse_strace(text: &str) -> Vec<Syscall> {
     let rows = text.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -148,7 +149,7 @@ fn summed(rows: impl Iterator<Item = Syscall>) -> Vec<Syscall> {
     table
 }
 
-/// As text, the `limit` longest rows.
+/// Formats the `limit` longest rows.
 pub(crate) fn describe(table: &[Syscall], limit: usize) -> String {
     let mut text =
         format!("{:<20} {:>12} {:>10} {:>12} {:>10}\n", "syscall", "calls", "errors", "seconds", "us/call");

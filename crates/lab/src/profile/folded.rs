@@ -1,20 +1,20 @@
-//! Folded stacks, and which symbols the samples fell into.
+//! Folded stacks, and the distribution of samples over symbols.
 
 use std::collections::BTreeMap;
 
 use crate::record::{CpuProfile, Symbol};
 
-/// The mark of a kernel frame.
+/// Marker of a kernel frame.
 const KERNEL: &str = "_[k]";
 
-/// Samples by the function that was running.
+/// Samples by running function.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Folded {
     leaves: BTreeMap<String, u64>,
 }
 
 impl Folded {
-    /// From lines of `frame;frame;frame count`.
+    /// Parses lines of `frame;frame;frame count`.
     pub(crate) fn parse(text: &str) -> Self {
         let mut leaves = BTreeMap::new();
         for line in text.lines() {
@@ -62,7 +62,7 @@ impl Folded {
         self.leaves.keys().filter(|leaf| leaf.ends_with(KERNEL)).map(|leaf| self.percent(leaf)).sum()
     }
 
-    /// The hottest `rows` symbols.
+    /// Formats the hottest `rows` symbols.
     pub(crate) fn describe(&self, rows: usize) -> String {
         let kernel = self.kernel_percent();
         let mut text =
@@ -74,7 +74,7 @@ impl Folded {
         text
     }
 
-    /// The symbols whose share changed most from `self` to `after`.
+    /// Formats the symbols whose share changed most from `self` to `after`.
     pub(crate) fn compare(&self, after: &Self, rows: usize) -> String {
         let mut leaves: Vec<&String> = self.leaves.keys().chain(after.leaves.keys()).collect();
         leaves.sort();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_change_of_share_comes_first_whatever_the_number_of_samples() {
+    fn the_largest_change_of_share_comes_first() {
         let before = Folded::parse("a;x 50\na;y 50\n");
         let after = Folded::parse("a;x 150\na;y 50\n");
         let text = before.compare(&after, 1);

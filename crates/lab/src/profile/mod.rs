@@ -1,5 +1,5 @@
-//! Where the time goes: a flame graph of the subject under load, its hottest symbols in user space and kernel, and its
-//! syscalls. Build the subject with frame pointers (`cargo profiling`) for whole stacks.
+//! Profiles: a flame graph of the subject under load, its hottest symbols in user space and kernel, and its
+//! syscalls. Complete stacks need a subject built with frame pointers (`cargo profiling`).
 
 mod folded;
 
@@ -22,16 +22,16 @@ use crate::{
     tools::{self, words},
 };
 
-/// Samples a second: a prime, so that it does not beat with timers of round periods.
+/// Samples per second: a prime, to avoid beating with periodic timers.
 const FREQUENCY: u32 = 997;
-/// Rows of a table.
+/// Rows per table.
 const ROWS: usize = 20;
 
-/// File of folded stacks in a profile's directory.
+/// Folded stacks in a profile's directory.
 const STACKS: &str = "stacks.folded";
 const FLAME: &str = "flame.svg";
 
-/// Profiles the stage's only subject; files and record are in its directory.
+/// Profiles the only subject; writes files and record to its directory.
 pub(crate) fn profile(request: &RunRequest, stage: &RunStage) -> Result<Record, LabError> {
     tools::require("perf", "to take a profile")?;
     let mut kept = stage.record(request)?;
@@ -40,7 +40,7 @@ pub(crate) fn profile(request: &RunRequest, stage: &RunStage) -> Result<Record, 
         .experiment
         .subject
         .first()
-        .ok_or_else(|| LabError::usage("nothing to profile: name the command before `--`"))?;
+        .ok_or_else(|| LabError::usage("nothing to profile: give the command before `--`"))?;
     let data = stage.scratch.join("perf.data");
     let mark = stage.topology.id().to_owned();
     let mut round = Round::new(0, &service.name, 0);
@@ -60,7 +60,7 @@ pub(crate) fn profile(request: &RunRequest, stage: &RunStage) -> Result<Record, 
     let stacks = Folded::parse(&folded);
     if stacks.samples() == 0 {
         return Err(LabError::failed(
-            "perf took no samples: was the subject idle, or is kernel.perf_event_paranoid above 2?",
+            "perf took no samples: check that the subject is under load and that kernel.perf_event_paranoid is at most 2",
         ));
     }
     write_whole(&stage.directory.join(STACKS), folded.as_bytes())?;
@@ -78,13 +78,13 @@ pub(crate) fn profile(request: &RunRequest, stage: &RunStage) -> Result<Record, 
             kept.syscalls.insert(service.name.clone(), table);
             text
         }
-        Ok(None) => "not supported: neither `perf trace` nor `strace` works here\n".to_owned(),
+        Ok(None) => "not supported: neither `perf trace` nor `strace` works\n".to_owned(),
         Err(halt) => format!("not measured: {}\n", halt.into_error()),
     };
     let text = format!("{}\nsyscalls\n{table}", stacks.describe(ROWS));
     write_whole(&stage.directory.join("profile.txt"), text.as_bytes())?;
     kept.profiles.insert(service.name.clone(), stacks.profile(2 * ROWS));
-    round.notes.push("measured while perf took samples".to_owned());
+    round.notes.push("measured while perf was sampling".to_owned());
     round.voided = kept.experiment.limits.check(&round.metrics);
     kept.rounds.push(round);
     kept.save(&stage.directory)?;
@@ -93,20 +93,20 @@ pub(crate) fn profile(request: &RunRequest, stage: &RunStage) -> Result<Record, 
     Ok(kept)
 }
 
-/// What differs between two profiles: a flame graph coloured by the difference, and a table.
+/// Difference between two profiles: a flame graph coloured by the difference, and a table.
 pub(crate) fn diff(before: &Path, after: &Path, out: &Path) -> Result<(), LabError> {
     let read = |directory: &Path| {
         let path = directory.join(STACKS);
         fs::read_to_string(&path).map_err(|error| {
             LabError::usage(format!(
-                "cannot read {}: {error}: name a directory that `lab profile` left",
+                "cannot read {}: {error}: give a directory written by `lab profile`",
                 path.display()
             ))
         })
     };
     let (old, new) = (read(before)?, read(after)?);
     let mut stacks = Vec::new();
-    // Normalised, because the two need not have run equally long.
+    // Normalised, because the profiles may differ in length.
     let options = differential::Options { normalize: true, strip_hex: true };
     differential::from_readers(options, old.as_bytes(), new.as_bytes(), &mut stacks)
         .map_err(LabError::io("cannot compare the stacks"))?;
@@ -121,7 +121,8 @@ pub(crate) fn diff(before: &Path, after: &Path, out: &Path) -> Result<(), LabErr
 fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<ChildProgram, LabError> {
     let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
     let hardware = crate::probe::hardware::supported();
-    // Without hardware counters the kernel's timer samples; it cannot see code that runs with interrupts off.
+    // Without hardware counters the kernel's timer takes the samples; it cannot see code that runs with
+    // interrupts off.
     let event = if hardware { "cycles" } else { "cpu-clock" };
     let mut command = words([
         "perf",
@@ -143,7 +144,7 @@ fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<Chi
     Ok(perf)
 }
 
-/// Stacks as one line each, kernel frames marked by `_[k]`.
+/// One line per stack, with kernel frames marked by `_[k]`.
 fn fold(data: &Path) -> Result<String, LabError> {
     // Without the period every sample counts as one; with it, software clocks would count nanoseconds.
     let fields = "comm,pid,tid,time,event,ip,sym,dso";
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn two_profiles_become_a_coloured_one() {
+    fn two_profiles_become_a_differential_graph() {
         let directory = Dir::new();
         let (before, after) = (directory.at("a"), directory.at("b"));
         for (path, stacks) in [(&before, OLD), (&after, NEW)] {

@@ -2,7 +2,7 @@ use turnpike_testkit::Dir;
 
 use super::*;
 
-/// Two subjects, `old` and `new`, and the values of one metric: `(old, old again, new)` of each round.
+/// Record with two subjects, `old` and `new`, and one metric: `(old, old again, new)` per round.
 pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
     let subject = |name: &str| RecordedSubject {
         name: name.to_owned(),
@@ -18,7 +18,7 @@ pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
         environment: Environment {
             kernel: "6.12.1".to_owned(),
             cpu_model: "Test CPU".to_owned(),
-            idle: "driver none, governor haltpoll, polls for 200 µs at most".to_owned(),
+            idle: "driver none, governor haltpoll, polls for at most 200 µs".to_owned(),
             cores: 2,
             memory_bytes: 8 << 30,
             offloads: [("veth0".to_owned(), [("gso".to_owned(), true), ("gro".to_owned(), true)].into())]
@@ -131,7 +131,7 @@ fn a_newer_format_is_refused_whatever_else_it_holds() {
 }
 
 #[test]
-fn a_directory_without_a_record_and_a_damaged_one_are_named() {
+fn missing_and_damaged_records_are_named() {
     let dir = Dir::new();
     assert!(Record::load(dir.path()).is_err());
     fs::write(dir.at(FILE), "{\"format\": 1").unwrap();
@@ -140,7 +140,7 @@ fn a_directory_without_a_record_and_a_damaged_one_are_named() {
 }
 
 #[test]
-fn a_late_generator_leaves_the_cost_of_a_datagram_and_nothing_else() {
+fn with_a_late_generator_only_cost_per_datagram_counts() {
     let late = || Some(Void::GeneratorLate { p99_us: 5_000.0, limit_us: 1_000.0 });
     let mut record = record(metric::CPU_US_PER_PACKET, &[(3.0, 3.0, 2.0); 6]);
     for round in record.rounds.iter_mut().chain(&mut record.aa) {
@@ -156,17 +156,17 @@ fn a_late_generator_leaves_the_cost_of_a_datagram_and_nothing_else() {
     for fallen in ["latency_p50_us", metric::DELIVERED_PPS, metric::SUBJECT_CPU_S] {
         assert_eq!(record.pairs("old", "new", fallen), [], "{fallen}");
     }
-    // Another load than that of the other runs, and one that nobody knows, are no basis.
+    // A different or unknown load excludes a run.
     record.rounds[1].metrics.insert(metric::OFFERED_PPS.to_owned(), 900.0);
     record.rounds[3].metrics.remove(metric::OFFERED_PPS);
     assert_eq!(record.pairs("old", "new", metric::CPU_US_PER_PACKET).len(), 4);
-    // Nor is a run void for another reason.
+    // So does another reason for being void.
     record.rounds[5].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
     assert_eq!(record.pairs("old", "new", metric::CPU_US_PER_PACKET).len(), 3);
 }
 
 #[test]
-fn pairs_leave_out_void_runs_and_keep_the_rounds_together() {
+fn pairs_skip_void_runs_and_match_rounds() {
     let mut record = record("x", &[(1.0, 1.5, 2.0), (3.0, 3.5, 4.0), (5.0, 5.5, 6.0), (7.0, 7.5, 8.0)]);
     record.rounds[2].voided = Some(Void::SubjectFailed { how: "crashed".to_owned() });
     record.aa[3].voided = Some(Void::Other { what: "no".to_owned() });

@@ -1,7 +1,7 @@
-//! Several records side by side, and whether they may be compared at all.
+//! Comparison of several records, and whether it is valid.
 //!
-//! Ratios to a baseline measured in the same run travel between days; absolute figures do so only on the same machine,
-//! kernel and question. So the ratios stand first, and what forbids the comparison stands above them.
+//! Ratios to a baseline measured in the same run are comparable across days. Absolute figures require the
+//! same machine, kernel and question. So obstacles to the comparison come first, followed by the ratios.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use crate::record::{BuildFile, Record, RecordedExperiment, RecordedSubject};
 use crate::stats;
 use crate::verdict::MetricVerdict;
 
-/// Several records, the first of which the others are held against.
+/// Records compared with the first one.
 #[derive(Clone, Debug)]
 pub(crate) struct Comparison {
     pub(crate) entries: Vec<ComparedRecord>,
@@ -29,17 +29,17 @@ pub(crate) struct Comparison {
 pub(crate) struct ComparedRecord {
     pub(crate) id: String,
     pub(crate) started: String,
-    /// Its commit, a `+` behind it for a changed tree.
+    /// Commit, with a `+` for a changed tree.
     pub(crate) commit: String,
-    /// In what it differs from the first record.
+    /// Differences to the first record.
     pub(crate) differences: Vec<RecordDifference>,
     pub(crate) verdicts: Vec<MetricVerdict>,
-    /// Median of the baseline in the deciding metric: what the machine gave on that day.
+    /// Baseline median of the deciding metric: the performance of the machine on that day.
     pub(crate) baseline: Option<f64>,
     metric: String,
 }
 
-/// Holds all records against the first.
+/// Compares all records with the first.
 pub(crate) fn compare(records: &[Record]) -> Comparison {
     let entry = |record: &Record| {
         let metric = record.experiment.metric.clone();
@@ -57,7 +57,6 @@ pub(crate) fn compare(records: &[Record]) -> Comparison {
 }
 
 impl ComparedRecord {
-    /// Whether its figures may be held against those of the first record.
     pub(crate) fn is_comparable(&self) -> bool {
         !self.differences.iter().any(|difference| difference.forbids)
     }
@@ -68,7 +67,6 @@ impl ComparedRecord {
 }
 
 impl Comparison {
-    /// Whether all records may be compared.
     pub(crate) fn is_comparable(&self) -> bool {
         self.entries.iter().all(ComparedRecord::is_comparable)
     }
@@ -80,7 +78,7 @@ impl Comparison {
             .iter()
             .flat_map(|entry| entry.differences.iter().map(move |difference| (entry, difference)))
             .map(|(entry, d)| {
-                let weight = if d.forbids { "forbids the comparison" } else { "to know" };
+                let weight = if d.forbids { "prevents the comparison" } else { "informational" };
                 vec![entry.id.clone(), d.what.clone(), d.first.clone(), d.second.clone(), weight.to_owned()]
             })
             .collect();
@@ -105,7 +103,7 @@ impl Comparison {
             ))
             (section("Ratios", &PreEscaped(plots::ratios(&ratios))))
             (section("Records", &cards(&head, &rows)))
-            p { "A ratio is that of the subject to the baseline of the same record." }
+            p { "Ratios relate a subject to the baseline of the same record." }
         };
         document("Comparison", &body)
     }
@@ -136,7 +134,7 @@ impl ComparedRecord {
 }
 
 impl fmt::Display for Comparison {
-    /// For a terminal: whether comparable, why not, and a line for each verdict.
+    /// Text for a terminal: comparability, reasons, and a line per verdict.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for entry in &self.entries {
             let mark = if entry.is_comparable() { "" } else { ", NOT COMPARABLE with the first" };
@@ -159,21 +157,20 @@ impl fmt::Display for Comparison {
     }
 }
 
-/// In what two records differ.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {first} and {second}")]
 pub(crate) struct RecordDifference {
-    /// What: "kernel", "offloads of veth0".
+    /// Subject of the difference: "kernel", "offloads of veth0".
     pub(crate) what: String,
     pub(crate) first: String,
     pub(crate) second: String,
-    /// Whether the figures of the two may no longer be compared; otherwise a reader should merely know.
+    /// The difference makes the figures incomparable; otherwise it is informational.
     pub(crate) forbids: bool,
 }
 
-/// In what two records differ; they may be compared when none of the differences [forbids](Difference::forbids) it.
+/// Differences between two records, which are comparable if none of them [forbids](Difference::forbids) it.
 ///
-/// The programs measured may differ: that is what one compares. Where they run and what they are asked may not.
+/// The measured programs may differ; machine and workload may not.
 fn comparable(a: &Record, b: &Record) -> Vec<RecordDifference> {
     let mut differences = Vec::new();
     let mut compare = |what: &str, first: String, second: String, forbids: bool| {
@@ -228,7 +225,7 @@ fn comparable(a: &Record, b: &Record) -> Vec<RecordDifference> {
     differences
 }
 
-/// The features in which two interfaces differ, as two texts; equal texts when in none.
+/// Features in which two interfaces differ, as two texts that are equal if there are none.
 fn offload_difference(
     a: Option<&BTreeMap<String, bool>>,
     b: Option<&BTreeMap<String, bool>>,
@@ -277,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn another_kernel_is_said_to_forbid_the_comparison() {
+    fn another_kernel_prevents_the_comparison() {
         let mut records = two_days();
         records[1].environment.kernel = "6.1.0".to_owned();
         let comparison = compare(&records);
@@ -286,11 +283,11 @@ mod tests {
         let text = comparison.to_string();
         assert!(text.contains("NOT COMPARABLE") && text.contains("! kernel: 6.12.1 and 6.1.0"), "{text}");
         let html = comparison.page();
-        assert!(html.contains("not comparable") && html.contains("forbids the comparison"), "{html}");
+        assert!(html.contains("not comparable") && html.contains("prevents the comparison"), "{html}");
     }
 
     #[test]
-    fn nothing_compared_is_an_empty_page() {
+    fn comparing_no_records_yields_an_empty_page() {
         assert!(compare(&[]).page().contains("comparable"));
     }
 
@@ -307,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn each_difference_of_machine_or_question_forbids_the_comparison() {
+    fn differences_of_machine_or_workload_prevent_comparison() {
         type Alter = fn(&mut Record);
         let base = record("x", &[(1.0, 1.0, 1.0)]);
         let changes: [(&str, Alter); 10] = [
@@ -334,12 +331,12 @@ mod tests {
     }
 
     #[test]
-    fn more_rounds_or_another_tool_version_are_told_and_allowed() {
+    fn more_rounds_and_other_tool_versions_are_allowed() {
         let base = record("x", &[(1.0, 1.0, 1.0)]);
         let mut other = base.clone();
         other.experiment.rounds = 20;
         other.environment.tools.remove("perf");
-        // Of a record from before it was asked for nothing is known.
+        // Older records lack this field.
         other.environment.idle.clear();
         let differences = comparable(&base, &other);
         assert_eq!(differences.len(), 2);
@@ -348,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn differing_offloads_are_told_by_feature() {
+    fn differing_offloads_are_listed_by_feature() {
         let base = record("x", &[(1.0, 1.0, 1.0)]);
         let mut other = base.clone();
         other.environment.offloads.insert("veth0".to_owned(), [("gso".to_owned(), false)].into());

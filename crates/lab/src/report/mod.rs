@@ -1,6 +1,6 @@
-//! What a record looks like: a page for people, a row for the log, a comparison of several.
+//! Presentation of records: an HTML page, a row for the log, and a comparison of several.
 //!
-//! The page is one file without scripts, fonts or anything else to load, so that it opens in ten years too.
+//! The page is a single file without scripts, fonts or external resources.
 
 mod compare;
 mod page;
@@ -22,7 +22,7 @@ use crate::verdict::{MetricVerdict, judge};
 /// File name inside the record's directory.
 pub(crate) const FILE: &str = "report.html";
 
-/// Writes `report.html` into `dir`, which is made if need be.
+/// Writes `report.html` into `dir`, creating it if necessary.
 pub(crate) fn save(dir: &Path, record: &Record) -> Result<(), LabError> {
     write_whole(&dir.join(FILE), page(record).as_bytes())
 }
@@ -32,12 +32,12 @@ pub(crate) fn save_comparison(file: &Path, comparison: &Comparison) -> Result<()
     write_whole(file, comparison.page().as_bytes())
 }
 
-/// The verdict on the deciding metric for each subject but the baseline.
+/// Verdicts on the deciding metric for each subject except the baseline.
 pub(crate) fn verdicts(record: &Record) -> Vec<MetricVerdict> {
     record.candidates().map(|subject| judge(record, subject, &record.experiment.metric)).collect()
 }
 
-/// The verdicts on all other metrics of a subject: those with a better direction first, then by name.
+/// Verdicts on all other metrics of a subject: metrics with a preferred direction first, then by name.
 pub(crate) fn other_verdicts(record: &Record, subject: &str) -> Vec<MetricVerdict> {
     let mut names: Vec<&str> =
         record.metrics().into_iter().filter(|&name| name != record.experiment.metric).collect();

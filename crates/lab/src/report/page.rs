@@ -1,4 +1,4 @@
-//! The page of one record: the verdict on top, then what it rests on, then everything else.
+//! HTML page of one record: the verdict, its basis, then details.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -11,12 +11,12 @@ use crate::verdict::MetricVerdict;
 
 const STYLE: &str = include_str!("style.css");
 
-/// How to read the plot of ratios.
-const RATIOS: &str = "Median of the paired ratios, as figure and as dot, with its interval; the grey band is what the \
-baseline differs from itself. ↑: higher is better, ↓: lower is better. Green is shown to be better, orange to be worse, grey is \
-not shown. The scale is logarithmic.";
+/// Legend of the ratio plot.
+const RATIOS: &str = "Median of the paired ratios, as a number and a dot, with its interval; the grey band is the difference of \
+the baseline from itself. ↑: higher is better, ↓: lower is better. Green is significantly better, orange significantly worse, \
+grey inconclusive. The scale is logarithmic.";
 
-/// The whole report of a record, as HTML.
+/// Report of a record as HTML.
 pub(crate) fn page(record: &Record) -> String {
     let experiment = &record.experiment;
     let deciding = verdicts(record);
@@ -24,7 +24,7 @@ pub(crate) fn page(record: &Record) -> String {
         h1 { (experiment.name) }
         p { (record.started) " · " (record.id) }
         @if record.interrupted {
-            p { strong { "Interrupted" } ": the figures rest on the rounds done until then." }
+            p { strong { "Interrupted" } ": the figures cover the rounds completed until then." }
         }
         @for verdict in &deciding {
             p class={ "verdict " (tables::class(&verdict.outcome)) } { (verdict.to_string()) }
@@ -55,7 +55,7 @@ pub(crate) fn page(record: &Record) -> String {
     document(&experiment.name, &body)
 }
 
-/// All metrics as ratios and tables, and the plots of rounds, latencies and sweeps.
+/// Ratios and tables of all metrics, and plots of rounds, latencies and sweeps.
 fn figures(record: &Record, deciding: Vec<MetricVerdict>) -> Markup {
     let metric = &record.experiment.metric;
     let judged: Vec<MetricVerdict> = record
@@ -90,7 +90,7 @@ fn figures(record: &Record, deciding: Vec<MetricVerdict>) -> Markup {
     }
 }
 
-/// A page around a body.
+/// HTML page around a body.
 pub(super) fn document(title: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
@@ -107,7 +107,7 @@ pub(super) fn document(title: &str, body: &Markup) -> String {
     page.into_string()
 }
 
-/// A heading and what stands under it; nothing when that is nothing.
+/// Section with a heading; empty if there is no content.
 pub(super) fn section(title: &str, content: &Markup) -> Markup {
     html! {
         @if !content.0.is_empty() {
@@ -117,7 +117,7 @@ pub(super) fn section(title: &str, content: &Markup) -> Markup {
     }
 }
 
-/// The same, shown only when asked for.
+/// Collapsed section.
 fn folded(title: &str, content: &Markup) -> Markup {
     html! {
         @if !content.0.is_empty() {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_stands_before_everything_else() {
+    fn the_verdict_comes_first() {
         let html = page(&full());
         let verdict = html.find("new against old: faster").expect("the verdict");
         for later in ["<svg", "<table", "Environment", "Raw rounds"] {
@@ -228,28 +228,21 @@ mod tests {
     }
 
     #[test]
-    fn all_six_plots_and_all_tables_are_there() {
+    fn all_plots_and_tables_are_present() {
         let html = page(&full());
         assert_eq!(plots(&html), 6);
         assert_eq!(html.matches("</svg>").count(), 6);
-        for text in [
-            "241700",
-            "as narrow as wanted",
-            "6.12.1",
-            "Test CPU",
-            "gso on",
-            "0123456789abcdef",
-            "p99.9",
-            "42",
-        ] {
+        for text in
+            ["241700", "narrow enough", "6.12.1", "Test CPU", "gso on", "0123456789abcdef", "p99.9", "42"]
+        {
             assert!(html.contains(text), "{text} is missing");
         }
-        // Round 7: both subjects, and the baseline against itself.
+        // Round 7: both subjects, and the repeated baseline.
         assert_eq!(html.matches("<td class=\"n\">7</td>").count(), 3);
     }
 
     #[test]
-    fn nothing_is_loaded_from_elsewhere() {
+    fn the_page_loads_no_external_resources() {
         let html = page(&full()).replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
         for foreign in ["http:", "https:", "<script", "<link", "src=", "@import", "url("] {
             assert!(!html.contains(foreign), "{foreign} in the page");
@@ -298,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_of_a_metric_stands_beside_its_name_and_each_cell_knows_its_column() {
+    fn metric_rows_have_a_verdict_and_labelled_cells() {
         let html = page(&full());
         let row = html
             .split("<tr")
@@ -319,22 +312,22 @@ mod tests {
             .expect("a row of the deciding metric");
         assert!(deciding.starts_with(" class=\"faster\">"), "{deciding}");
         assert!(deciding.contains("<td class=\"verdict\" data-label=\"verdict\">faster</td>"), "{deciding}");
-        // The same words are in the head, which narrow screens do not show.
+        // The header has the same words, but narrow screens hide it.
         assert!(html.contains("<thead><tr><th>metric</th><th>verdict</th>"));
     }
 
     #[test]
-    fn hollow_dots_are_explained_where_there_are_any() {
+    fn hollow_dots_are_explained_in_the_legend() {
         let mut record = full();
         assert!(!page(&record).contains("○"));
         record.rounds[1].voided = Some(Void::CpuStolen { percent: 3.0, limit_percent: 1.0 });
         let html = page(&record);
-        assert!(html.contains("○</i> void: does not count"), "a legend");
+        assert!(html.contains("○</i> void, not counted"), "a legend");
         assert!(html.contains("</i> old</span>") && html.contains("</i> new</span>"));
     }
 
     #[test]
-    fn what_can_be_done_about_void_runs_stands_in_the_page() {
+    fn the_page_has_advice_on_void_runs() {
         let mut record = full();
         assert!(!page(&record).contains("class=\"advice\""));
         for round in &mut record.rounds {
@@ -345,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_stand_in_the_page_with_what_has_become_of_them() {
+    fn the_page_has_thresholds_with_their_outcome() {
         let mut record = full();
         assert!(!page(&record).contains("<h2>Bars</h2>"));
         let bar = |limit| crate::record::Threshold {
@@ -361,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn the_builds_that_were_measured_stand_in_the_page() {
+    fn the_page_lists_the_measured_builds() {
         let mut record = full();
         assert!(!page(&record).contains("SHA-256"));
         record.programs.push(crate::record::BuildFile {
@@ -375,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_stands_beside_the_record() {
+    fn the_report_is_written_next_to_the_record() {
         let dir = turnpike_testkit::Dir::new();
         let record = full();
         record.save(dir.path()).unwrap();

@@ -1,6 +1,6 @@
-//! The plots, as SVG text to stand inside a page.
+//! SVG plots for embedding in a page.
 //!
-//! Each returns an empty string when there is nothing to show: a page without a plot is better than none at all.
+//! Each returns an empty string if there is nothing to show or drawing fails.
 
 use maud::{Markup, html};
 use plotters::coord::Shift;
@@ -15,18 +15,18 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type PlotResult = Result<(), Box<dyn std::error::Error>>;
 
 const WIDTH: u32 = 760;
-/// Rows of the plot of ratios, at most.
+/// Maximum rows of the ratio plot.
 const MOST_ROWS: usize = 200;
-/// Labels of rounds, at most.
+/// Maximum labels of rounds.
 const MOST_ROUNDS: usize = 20;
 /// Radius of a dot.
 const DOT: i32 = 5;
 const HEIGHT: u32 = 320;
 const FONT: (&str, i32) = ("sans-serif", 13);
-/// Pixels of a character of a label, at most on average.
+/// Maximum average width of a label's character in pixels.
 const CHARACTER: u32 = 7;
 
-/// Told apart also by the colour-blind (Okabe and Ito 2008).
+/// Distinguishable by colour-blind readers (Okabe and Ito 2008).
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -36,15 +36,15 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
-/// A row of the ratio plot.
+/// Row of the ratio plot.
 pub(super) struct Ratio {
     pub(crate) label: String,
     pub(crate) ratio: f64,
     pub(crate) low: f64,
     pub(crate) high: f64,
-    /// Half of the band around 1 that means nothing, as a logarithm.
+    /// Half-width of the noise band around 1, as a logarithm.
     pub(crate) floor: Option<f64>,
-    /// Whether the difference is shown, and is for the better.
+    /// Direction of a significant difference; `None` if there is none.
     pub(crate) better: Option<bool>,
 }
 
@@ -62,8 +62,8 @@ impl Ratio {
     }
 }
 
-/// Ratios with their intervals on a logarithmic scale that has room for all of them, a line at 1, and the noise floor as a
-/// band around it. Each row is labelled with its name and its ratio.
+/// Ratios with intervals on a logarithmic scale that fits all of them, with a line at 1 and the noise floor
+/// as a band. Each row is labelled with name and ratio.
 pub(super) fn ratios(rows: &[Ratio]) -> String {
     if rows.is_empty() {
         return String::new();
@@ -76,11 +76,11 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
     let label_area = (CHARACTER * u32::try_from(longest).unwrap_or(u32::MAX)).clamp(60, WIDTH / 2);
     svg(60 + 34 * count.max(2), |area| {
         let (low, high) = extent(rows);
-        // A lone row has an empty one below it: plotters puts the only segment of an axis beside it.
+        // A single row gets an empty one below it, because plotters misplaces the only segment of an axis.
         let last = (rows.len() - 1).max(1);
         let mut chart = ChartBuilder::on(area)
             .margin(10)
-            // A label at the right end is as long to the right as to the left.
+            // Room for the right half of the last label.
             .margin_right(30)
             .x_label_area_size(34)
             .y_label_area_size(label_area)
@@ -104,7 +104,7 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
             .label_style(FONT)
             .draw()?;
         for (i, row) in rows.iter().enumerate() {
-            // The first row stands on top.
+            // The first row is at the top.
             let place = last - i;
             let middle = SegmentValue::CenterOf(place);
             if let Some(floor) = row.floor {
@@ -130,7 +130,7 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
     })
 }
 
-/// From a little below the smallest end of an interval or a noise floor to a little above the largest; 1 is within.
+/// Range of all intervals and noise floors with a margin; always contains 1.
 fn extent(rows: &[Ratio]) -> (f64, f64) {
     let ends = rows.iter().flat_map(|row| {
         let floor = row.floor.unwrap_or(0.0);
@@ -141,12 +141,12 @@ fn extent(rows: &[Ratio]) -> (f64, f64) {
     (low / margin, high * margin)
 }
 
-/// Round ratios between `low` and `high`, from 1 outwards as long as their labels do not touch.
+/// Round ratios between `low` and `high`, starting from 1, as long as their labels do not touch.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     const ROUND: [f64; 12] = [1.01, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.7, 2.5, 7.0];
     const ROUND_BELOW: [f64; 12] = [0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.4, 0.3, 0.15, 0.03];
     let apart = (high / low).ln() * 0.09;
-    // Over a wide span the same figures in each decade, as many as have room.
+    // A wide range shows the same figures in each decade, as many as fit.
     let figures: &[f64] = match apart {
         0.0..0.69 => &[1.0, 2.0, 5.0],
         0.69..1.09 => &[1.0, 3.0],
@@ -177,17 +177,17 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
     ticks
 }
 
-/// As short as a label of an axis must be.
+/// Short label of an axis.
 fn tick_label(x: f64) -> String {
     if (1e-3..1e5).contains(&x) {
-        // 0.3 is not 0.30000000000000004.
+        // Avoids 0.30000000000000004.
         format!("{}", (x * 1e6).round() / 1e6)
     } else {
         format!("{x:.0e}")
     }
 }
 
-/// A ratio to three figures behind the first.
+/// Ratio with three decimals, more for small and fewer for large values.
 fn figure(ratio: f64) -> String {
     match ratio {
         0.1..1000.0 => format!("{ratio:.3}"),
@@ -200,8 +200,8 @@ fn after(place: usize, last: usize) -> SegmentValue<usize> {
     if place == last { SegmentValue::Last } else { SegmentValue::Exact(place + 1) }
 }
 
-/// Every run as a dot, one colour per subject, those that do not count as rings, the median as a line. What means what is in
-/// [`rounds_legend`].
+/// Dot plot of all runs in one colour per subject, with void runs as rings and the median as a line.
+/// [`rounds_legend`] explains it.
 pub(super) fn rounds(record: &Record, metric: &str) -> String {
     let values =
         || record.rounds.iter().filter_map(|round| round.metrics.get(metric).map(|value| (round, *value)));
@@ -212,7 +212,8 @@ pub(super) fn rounds(record: &Record, metric: &str) -> String {
             .margin(10)
             .x_label_area_size(34)
             .y_label_area_size(80)
-            // Whole numbers, a place free at either end: an axis of fractions would have ticks between the rounds.
+            // Integers with a free position at either end; fractional axes would have ticks between the
+            // rounds.
             .build_cartesian_2d(0..end, low..high)?;
         let label = |number: &u32| {
             if (1..end).contains(number) { number.to_string() } else { String::new() }
@@ -244,7 +245,7 @@ pub(super) fn rounds(record: &Record, metric: &str) -> String {
     })
 }
 
-/// What the colours and signs of [`rounds`] mean, to stand above it: inside it would cover dots.
+/// Legend of [`rounds`], placed above the plot because it would cover dots.
 pub(super) fn rounds_legend(record: &Record, metric: &str) -> Markup {
     let is_void = |round: &Round| round.metrics.contains_key(metric) && !record.counts(round, metric);
     html! {
@@ -253,13 +254,13 @@ pub(super) fn rounds_legend(record: &Record, metric: &str) -> Markup {
                 @let RGBColor(red, green, blue) = colour(i);
                 span { i style=(format!("color:rgb({red},{green},{blue})")) { "●" } " " (subject.name) }
             }
-            @if record.rounds.iter().any(is_void) { span { i { "○" } " void: does not count" } }
-            span { i { "—" } " median of those that count" }
+            @if record.rounds.iter().any(is_void) { span { i { "○" } " void, not counted" } }
+            span { i { "—" } " median of valid runs" }
         }
     }
 }
 
-/// Latency percentiles of each subject, the median over its rounds, on a logarithmic scale.
+/// Latency percentiles of each subject, as medians over its rounds, on a logarithmic scale.
 pub(super) fn latency(record: &Record) -> String {
     let curves = lines(record, |subject| median_percentiles(record, subject));
     let all = || curves.iter().flat_map(|line| line.points.iter().map(|(_, value)| *value));
@@ -292,13 +293,13 @@ pub(super) fn latency(record: &Record) -> String {
 }
 
 struct PlotLine<'a, X> {
-    /// Its place among the subjects, which gives the colour.
+    /// Index of the subject, which selects the colour.
     subject: usize,
     name: &'a str,
     points: Vec<(X, f64)>,
 }
 
-/// The curves of all subjects that have one.
+/// Lines of all subjects with data.
 fn lines<X>(record: &Record, points: impl Fn(&str) -> Vec<(X, f64)>) -> Vec<PlotLine<'_, X>> {
     let subjects = record.experiment.subjects.iter().map(|subject| subject.name.as_str()).enumerate();
     subjects
@@ -307,7 +308,7 @@ fn lines<X>(record: &Record, points: impl Fn(&str) -> Vec<(X, f64)>) -> Vec<Plot
         .collect()
 }
 
-/// Empty without latencies. A percentile of 0 cannot stand on a logarithmic scale and is left out.
+/// Empty without latencies. Omits zeros, which a logarithmic scale cannot show.
 fn median_percentiles(record: &Record, subject: &str) -> Vec<(SegmentValue<usize>, f64)> {
     let latencies: Vec<_> = record
         .rounds
@@ -326,7 +327,7 @@ fn median_percentiles(record: &Record, subject: &str) -> Vec<(SegmentValue<usize
         .collect()
 }
 
-/// What a sweep plot shows against the offered rate.
+/// Vertical axis of a sweep plot.
 #[derive(Clone, Copy)]
 pub(super) enum Curve {
     Delivered,
@@ -334,7 +335,7 @@ pub(super) enum Curve {
     LatencyP99,
 }
 
-/// One curve for each subject over the offered rate; several trials at a rate count as their median.
+/// One line per subject over the offered rate; repeated trials at a rate are shown by their median.
 pub(super) fn sweeps(record: &Record, curve: Curve) -> String {
     let curves = lines(record, |subject| sweep_points(&record.sweeps, subject, curve));
     let points = || curves.iter().flat_map(|line| &line.points);
@@ -393,7 +394,7 @@ fn sweep_points(sweeps: &[Sweep], subject: &str, curve: Curve) -> Vec<(f64, f64)
     rates.into_iter().filter_map(|rate| Some((rate, at(rate)?))).collect()
 }
 
-/// From a little below the smallest finite value to a little above the largest; never empty. `None` without a value.
+/// Range of the finite values with a margin; never empty. `None` without values.
 fn range(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     let (low, high) = values
         .filter(|value| value.is_finite())
@@ -406,7 +407,7 @@ fn colour(subject: usize) -> RGBColor {
     COLOURS[subject % COLOURS.len()]
 }
 
-/// The curves with a dot at each point, and a legend.
+/// Draws the lines with a dot at each point, and a legend.
 fn draw_lines<'a, DB, X: Ranged>(
     chart: &mut ChartContext<'a, DB, Cartesian2d<X, impl Ranged<ValueType = f64>>>,
     curves: Vec<PlotLine<'_, X::ValueType>>,
@@ -433,7 +434,7 @@ where
     Ok(())
 }
 
-/// The text of one SVG element; empty when it cannot be drawn.
+/// SVG text; empty if drawing fails.
 fn svg(height: u32, draw: impl FnOnce(&Area<'_>) -> PlotResult) -> String {
     let mut text = String::new();
     let drawn = {

@@ -1,13 +1,14 @@
-//! One row of `docs/dev/performance-log.md`: date, commit, change, workload, predicted, measured A/B ratio (rounds), verdict.
+//! Row of `docs/dev/performance-log.md`: date, commit, change, workload, predicted, measured A/B ratio
+//! (rounds), verdict.
 
 use crate::cli::Log;
 use crate::metric;
 use crate::record::Record;
 use crate::verdict::{Conclusion, MetricVerdict};
 
-/// The row, without an end of line, for the first candidate of the record. `None` when there is none.
+/// Row without a newline for the first candidate of the record; `None` if there is none.
 ///
-/// The ratio is new over old, **turned so that above 1 is better** whatever the metric's direction.
+/// The ratio is new over old, **inverted if necessary so that above 1 is better**.
 pub(crate) fn row(record: &Record, asked: &Log) -> Option<String> {
     let verdict = super::verdicts(record).into_iter().next()?;
     let date = record.started.get(..10).unwrap_or(&record.started);
@@ -23,8 +24,8 @@ pub(crate) fn row(record: &Record, asked: &Log) -> Option<String> {
     Some(format!("| {} |", cells.map(cell).join(" | ")))
 }
 
-/// The log with the row as its newest: under the head of the table that begins with `| date |`. `None` when the text
-/// has no such table.
+/// Inserts the row below the header of the table that starts with `| date |`. `None` if there is no such
+/// table.
 pub(crate) fn insert_row(log: &str, row: &str) -> Option<String> {
     let is_head = |lines: &[&str]| lines[0].starts_with("| date |") && lines[1].starts_with("| ---");
     let lines: Vec<&str> = log.split_inclusive('\n').collect();
@@ -47,7 +48,7 @@ fn measured(verdict: &MetricVerdict) -> String {
     format!("{gain:.3}, {low:.3} to {high:.3} in {} ({} rounds): {word}", verdict.metric, estimate.rounds)
 }
 
-/// A change that is not shown to be faster is not yet a wrong one: a person decides.
+/// A change without a proven gain is not necessarily wrong, so a person decides.
 fn suggested(outcome: &Conclusion) -> &'static str {
     match outcome {
         Conclusion::Faster => "kept",
@@ -60,7 +61,7 @@ fn or_dash(text: &str) -> &str {
     if text.trim().is_empty() { "–" } else { text }
 }
 
-/// A cell must not end the cell, nor the row.
+/// Escapes text so that it ends neither cell nor row.
 fn cell(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('\\', "\\\\").replace('|', "\\|")
 }
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dirty_tree_is_marked_and_pipes_do_not_break_the_table() {
+    fn dirty_trees_are_marked_and_pipes_escaped() {
         let mut record = steady("packets_per_cpu_s", 0.5);
         record.environment.dirty = true;
         record.experiment.workload = "a | b\nc \\".to_owned();
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_row_stands_first() {
+    fn the_newest_row_comes_first() {
         let head = "# Log\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n| date | commit |\n| --- | --- |\n";
         let once = insert_row(head, "| old |").unwrap();
         let twice = insert_row(&once, "| new |").unwrap();
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn without_figures_the_row_says_why_and_without_a_candidate_there_is_none() {
+    fn a_row_without_figures_has_the_reason() {
         let mut record = record("packets_per_cpu_s", &[]);
         let text = row(&record, &change()).unwrap();
         assert!(text.contains("packets_per_cpu_s: cannot tell") && text.ends_with("| unclear |"), "{text}");

@@ -1,4 +1,4 @@
-//! The tables of a page. Those with long texts are made of cards where the screen is narrow.
+//! Tables of a page. Tables with long texts turn into cards on narrow screens.
 
 use maud::{Markup, html};
 
@@ -8,17 +8,17 @@ use crate::stats;
 use crate::thresholds::{ThresholdOutcome, hold};
 use crate::verdict::{Conclusion, MetricVerdict};
 
-/// A row of [`cards`].
+/// Row of [`cards`].
 pub(super) struct TableRow {
-    /// Class of the row; may be empty.
+    /// CSS class of the row; may be empty.
     pub(super) class: &'static str,
     pub(super) cells: Vec<Cell>,
 }
 
-/// A cell of [`cards`].
+/// Cell of [`cards`].
 pub(super) struct Cell {
     pub(super) html: Markup,
-    /// Class of the cell; may be empty.
+    /// CSS class of the cell; may be empty.
     pub(super) class: &'static str,
 }
 
@@ -37,7 +37,7 @@ impl Cell {
     }
 }
 
-/// A table that falls apart into one card a row on a narrow screen, each cell under its column's name. Empty without rows.
+/// Table that becomes one card per row on a narrow screen, with column names as labels. Empty without rows.
 pub(super) fn cards(head: &[&str], rows: &[TableRow]) -> Markup {
     html! {
         @if !rows.is_empty() {
@@ -57,7 +57,7 @@ pub(super) fn cards(head: &[&str], rows: &[TableRow]) -> Markup {
     }
 }
 
-/// One row a metric: the verdict stands next to it, where no screen is too narrow for it.
+/// One row per metric, with the verdict next to its name so that narrow screens show it.
 pub(super) fn metrics(record: &Record, judged: &[&MetricVerdict]) -> Markup {
     let several = record.candidates().count() > 1;
     let rows: Vec<TableRow> = judged.iter().map(|verdict| metric_row(record, verdict, several)).collect();
@@ -108,7 +108,7 @@ fn metric_row(record: &Record, verdict: &MetricVerdict, several: bool) -> TableR
     TableRow { class: class(&verdict.outcome), cells }
 }
 
-/// Class of a row with this verdict; may be empty.
+/// CSS class of a row with this verdict; may be empty.
 pub(super) fn class(outcome: &Conclusion) -> &'static str {
     match outcome {
         Conclusion::Faster => "faster",
@@ -118,7 +118,7 @@ pub(super) fn class(outcome: &Conclusion) -> &'static str {
     }
 }
 
-/// Without the reasons that more rounds would cure: those stand on top, once.
+/// Omits reasons that more rounds would resolve; they are shown once at the top.
 fn in_short(outcome: &Conclusion) -> String {
     match outcome {
         Conclusion::CannotTell { rounds: Some(rounds), .. } => {
@@ -133,7 +133,7 @@ fn absent(record: &Record, subject: &str, metric: &str) -> String {
     if unsupported { "not supported".to_owned() } else { dash() }
 }
 
-/// How the record stands to its bars.
+/// Thresholds and their outcome.
 pub(super) fn bars(record: &Record) -> Markup {
     let rows: Vec<TableRow> = hold(record)
         .iter()
@@ -174,7 +174,10 @@ pub(super) fn found(record: &Record) -> Markup {
             ]
         })
         .collect();
-    table(&["subject", "loss at most", "keeps it, /s", "does not, /s", "delivered, /s", "because"], &rows)
+    table(
+        &["subject", "loss at most", "holds at, /s", "fails at, /s", "delivered, /s", "end of search"],
+        &rows,
+    )
 }
 
 pub(super) fn symbols(profile: &CpuProfile) -> Markup {
@@ -210,8 +213,8 @@ pub(super) fn syscalls(syscalls: &[Syscall]) -> Markup {
         .collect();
     html! {
         @if !rows.is_empty() {
-            p { "From a run of its own under a tracer, which slows the subject down; waiting is counted." }
-            (table(&["syscall", "calls", "errors", "seconds", "µs a call"], &rows))
+            p { "From a separate run under a tracer, which slows the subject down; waiting time is included." }
+            (table(&["syscall", "calls", "errors", "seconds", "µs per call"], &rows))
         }
     }
 }
@@ -223,7 +226,7 @@ pub(super) fn experiment(record: &Record) -> Markup {
         line("command", record.command.join(" ")),
         line("workload", experiment.workload.clone()),
         line("deciding metric", experiment.metric.clone()),
-        line("rounds wanted", experiment.rounds.to_string()),
+        line("requested rounds", experiment.rounds.to_string()),
         line(
             "duration of a run",
             format!("{} s after {} s of warm-up", experiment.duration_s, experiment.warmup_s),
@@ -242,8 +245,8 @@ pub(super) fn experiment(record: &Record) -> Markup {
         line(
             "a run is void",
             format!(
-                "with the generator later than {} µs (p99), more than {} % of the CPU time stolen, or more than {} % of the \
-                 subject's cores used by others",
+                "if the generator is late by more than {} µs (p99), more than {} % of CPU time is stolen, or other processes use more than {} % \
+                 of the subject's cores",
                 experiment.limits.late_p99_us,
                 experiment.limits.steal_percent,
                 experiment.limits.foreign_percent
@@ -318,7 +321,7 @@ pub(super) fn rounds(record: &Record, rounds: &[Round]) -> Markup {
     }
 }
 
-/// Which builds were measured.
+/// Table of the measured builds.
 pub(super) fn programs(record: &Record) -> Markup {
     let rows: Vec<TableRow> = record
         .programs
@@ -327,13 +330,13 @@ pub(super) fn programs(record: &Record) -> Markup {
             let mut cells: Vec<Cell> = [
                 &build.name,
                 &build.path,
-                build.version.as_deref().unwrap_or("not known"),
+                build.version.as_deref().unwrap_or("unknown"),
                 &build.size.to_string(),
                 &build.modified,
             ]
             .map(Cell::text)
             .into();
-            let hash = html! { code { (build.sha256.as_deref().unwrap_or("not known")) } };
+            let hash = html! { code { (build.sha256.as_deref().unwrap_or("unknown")) } };
             cells.push(Cell { html: hash, class: "hash" });
             TableRow { class: "", cells }
         })
@@ -341,7 +344,7 @@ pub(super) fn programs(record: &Record) -> Markup {
     cards(&["program", "file", "version", "bytes", "modified", "SHA-256"], &rows)
 }
 
-/// A plain table. Empty without rows.
+/// Plain table. Empty without rows.
 pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> Markup {
     html! {
         @if !rows.is_empty() {
@@ -353,12 +356,12 @@ pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> Markup {
     }
 }
 
-/// Numbers stand at the right.
+/// Numbers are right-aligned.
 fn cells(row: &[String]) -> Markup {
     html! { @for cell in row { td class=[number(cell)] { (cell) } } }
 }
 
-/// The class of a cell that is a number.
+/// CSS class of a numeric cell.
 fn number(cell: &str) -> Option<&'static str> {
     cell.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '±').then_some("n")
 }

@@ -1,5 +1,5 @@
-//! An experiment from its first round to its record: fresh processes for each run, in the order drawn from the seed, the
-//! baseline once more each round as noise floor, and the record saved after every run.
+//! Execution of a comparison: fresh processes for each run in the order drawn from the seed, a second
+//! baseline run per round as noise floor, and a saved record after every run.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,12 +16,12 @@ use crate::{
     stats::Estimate,
 };
 
-/// Seconds that starting and ending the programs of a run is expected to take.
+/// Expected seconds for starting and stopping the programs of a run.
 const OVERHEAD: f64 = 1.5;
-/// Runs of one subject that fail before any has worked, after which the rest is not tried.
+/// Failures of a subject without any success after which it is given up.
 const HOPELESS: usize = 2;
 
-/// Runs the experiment of `request`; the record is in its directory, also if it was interrupted.
+/// Runs the experiment of `request`. The record is in its directory, even if interrupted.
 pub(super) fn compare(request: &RunRequest, stage: &RunStage) -> Result<Record, LabError> {
     let mut record = stage.record(request)?;
     let outcome = stage.run_rounds(&mut record);
@@ -31,12 +31,12 @@ pub(super) fn compare(request: &RunRequest, stage: &RunStage) -> Result<Record, 
     outcome.map(|()| record)
 }
 
-/// Whether further runs are worth their time.
+/// Outlook for further runs.
 enum Prospect {
     Good,
-    /// The subject fails every time, and the others can do without it.
+    /// The subject always fails, and the experiment continues without it.
     WithoutIt,
-    /// The same, and they cannot.
+    /// The subject always fails, and the experiment cannot continue.
     None,
 }
 
@@ -44,10 +44,10 @@ impl RunStage {
     fn run_rounds(&self, record: &mut Record) -> Result<(), LabError> {
         let experiment = &self.experiment;
         let subjects = &experiment.subject;
-        // The baseline's second run is one more entry of the round.
+        // The baseline's second run is an additional entry of the round.
         let runs = subjects.len() + usize::from(experiment.aa);
         let wanted = experiment.rounds as usize;
-        // Rounds that were void through no fault of a subject are made again, but not for ever.
+        // Limit for repeating rounds that were void for external reasons.
         let most = wanted + wanted.div_ceil(2);
         let mut rounds = wanted;
         let each = experiment.discard
@@ -77,7 +77,7 @@ impl RunStage {
                     Ok(round) => round,
                     Err(Halt::Interrupted) => {
                         record.interrupted = true;
-                        self.console.note("interrupted: what was measured is kept");
+                        self.console.note("interrupted: finished measurements are kept");
                         return Ok(());
                     }
                     Err(halt) => return Err(halt.into_error()),
@@ -97,7 +97,7 @@ impl RunStage {
                 let what = format!("{} / {}, {}", candidate.name, subjects[0].name, experiment.metric);
                 progress.estimate(what, Estimate::new(&ratios.values, record.seed));
             }
-            // Worth another round only where most rounds work.
+            // Repeated only if most rounds are valid.
             if is_void(record, index) && rounds < most && good_rounds(record, index) * 2 > index {
                 rounds += 1;
                 progress.add_round();
@@ -109,7 +109,7 @@ impl RunStage {
         Ok(())
     }
 
-    /// Puts a run into the record, and says what its failure means for the runs to come.
+    /// Adds a run to the record, and decides whether to continue.
     fn add(
         &self,
         round: Round,
@@ -120,7 +120,7 @@ impl RunStage {
         let (name, index) = (&service.name, round.index + 1);
         if let Some(void) = &round.voided {
             let counts = record.counts(&round, &record.experiment.metric);
-            let what = if counts { "counts only for what a datagram costs" } else { "void" };
+            let what = if counts { "counts only for the cost per datagram" } else { "void" };
             self.console.note(&format!("round {index}, {name}: {what}, {void}"));
         }
         if again {
@@ -133,14 +133,14 @@ impl RunStage {
             return Ok(Prospect::Good);
         }
         let (prospect, rest) = match service.optional {
-            true => (Prospect::WithoutIt, "the others go on without it"),
-            false => (Prospect::None, "the rest is not tried"),
+            true => (Prospect::WithoutIt, "continuing without it"),
+            false => (Prospect::None, "giving up"),
         };
-        self.console.note(&format!("{name} fails every time: {rest}"));
+        self.console.note(&format!("{name} failed every time: {rest}"));
         Ok(prospect)
     }
 
-    /// One run of one subject. What ends the experiment is an error; what only voids the run is in the round.
+    /// One run of one subject. Errors end the experiment; reasons that only void the run are in the round.
     fn run_once(
         &self,
         service: &ServiceSpec,
@@ -155,7 +155,7 @@ impl RunStage {
         });
         match measured {
             Ok(_) => round.voided = record.experiment.limits.check(&round.metrics),
-            // The first start of all shows mistakes of the experiment: no half hour is spent on those.
+            // A failure of the very first start reveals a mistake of the experiment, so it ends here.
             Err(halt @ (Halt::NotReady(_) | Halt::HelperNotReady(_)))
                 if !has_run(record, &service.name) && !service.optional =>
             {
@@ -163,7 +163,7 @@ impl RunStage {
             }
             Err(halt) => match halt.void() {
                 Some(void) => {
-                    // Figures of a window that was cut short are no figures.
+                    // Figures of an incomplete window are meaningless.
                     round.metrics.clear();
                     round.latency = None;
                     round.voided = Some(void);
@@ -181,7 +181,7 @@ impl RunStage {
             let table = match traced {
                 Ok(Some(table)) => table,
                 Ok(None) => {
-                    let missing = "syscalls: not supported, neither `perf trace` nor `strace` works here";
+                    let missing = "syscalls: not supported, neither `perf trace` nor `strace` works";
                     record.environment.notes.push(missing.to_owned());
                     return Ok(());
                 }
@@ -222,7 +222,7 @@ fn hopeless(record: &Record, subject: &str) -> bool {
     failed >= HOPELESS && failed == runs_of(record, subject).count()
 }
 
-/// Whether some run of this round was void for a reason that another try may not meet.
+/// Returns true if a run of this round was void for a reason that a retry may avoid.
 fn is_void(record: &Record, index: usize) -> bool {
     record.rounds.iter().chain(&record.aa).any(|round| {
         round.index as usize == index
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subject_that_fails_from_the_start_is_given_up_and_one_that_once_worked_is_not() {
+    fn only_subjects_that_never_worked_are_given_up() {
         let failed = || Some(Void::SubjectFailed { how: String::new() });
         assert!(hopeless(&record(vec![round(0, failed()), round(1, failed())]), "a"));
         assert!(!hopeless(&record(vec![round(0, failed())]), "a"));
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn only_rounds_void_for_foreign_reasons_are_repeated() {
+    fn only_rounds_void_for_external_reasons_are_repeated() {
         let stolen = Some(Void::CpuStolen { percent: 3.0, limit_percent: 1.0 });
         let failed = Some(Void::SubjectFailed { how: String::new() });
         let record = record(vec![round(0, None), round(1, stolen), round(2, failed)]);

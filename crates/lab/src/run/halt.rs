@@ -1,8 +1,8 @@
-//! Why a run did not give figures.
+//! Reasons why a run has no figures.
 
 use crate::{error::LabError, invalid_rounds::Void};
 
-/// What ended a run early.
+/// Early end of a run.
 #[derive(Debug)]
 pub(crate) enum Halt {
     Interrupted,
@@ -10,11 +10,11 @@ pub(crate) enum Halt {
     NotReady(String),
     /// A helper did not start.
     HelperNotReady(String),
-    /// The subject ended under load.
+    /// The subject exited under load.
     Subject(String),
     /// The workload or a helper failed.
     Other(String),
-    /// The lab itself cannot go on.
+    /// The lab itself cannot continue.
     Fatal(LabError),
 }
 
@@ -25,7 +25,7 @@ impl From<LabError> for Halt {
 }
 
 impl Halt {
-    /// As it stands in the record; nothing for what ends the whole experiment.
+    /// Void reason for the record; `None` if the whole experiment ends.
     pub(crate) fn void(&self) -> Option<Void> {
         match self {
             Self::NotReady(how) | Self::Subject(how) => Some(Void::SubjectFailed { how: how.clone() }),
@@ -34,12 +34,12 @@ impl Halt {
         }
     }
 
-    /// As the error that ends a command that cannot do without this run.
+    /// Error for commands that need this run.
     pub(crate) fn into_error(self) -> LabError {
         match self {
             Self::Interrupted => LabError::failed("interrupted"),
             Self::NotReady(how) | Self::HelperNotReady(how) => {
-                LabError::usage(format!("{how}: correct its command or its readiness probe"))
+                LabError::usage(format!("{how}: check its command and its readiness probe"))
             }
             Self::Subject(how) | Self::Other(how) => LabError::failed(how),
             Self::Fatal(error) => error,

@@ -1,17 +1,17 @@
-//! Whether the links behaved as the topology promises, read off the kernel's counters while the rounds ran: a sentence a subject, in
-//! the record beside its figures.
+//! Behaviour of the links during the rounds, from the kernel's counters: one sentence per subject, for the
+//! record.
 
 use std::collections::BTreeMap;
 
 use crate::{probe::network::DATAGRAMS_PER_PACKET, record::Record, stats};
 
-/// What the devices have carried, and where was received for them.
+/// Datagrams per packet and receiving CPUs of the devices.
 pub(crate) fn describe(record: &Record) -> Vec<String> {
     let subjects = record.experiment.subjects.iter().map(|subject| &subject.name);
     subjects.filter_map(|subject| of_subject(record, subject)).collect()
 }
 
-/// Nothing where no device has receivers of its own: such links promise nothing.
+/// `None` if no device has dedicated receivers: such links make no promises.
 fn of_subject(record: &Record, subject: &str) -> Option<String> {
     let rounds = || record.rounds.iter().filter(|round| round.subject == subject);
     let mut all: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
@@ -33,7 +33,7 @@ fn of_subject(record: &Record, subject: &str) -> Option<String> {
     let (carried, received): (Vec<String>, Vec<String>) = (carried.collect(), received.collect());
     (!received.is_empty()).then(|| {
         format!(
-            "links of {subject}: datagrams a packet that arrived at {}; received {}",
+            "links of {subject}: datagrams per received packet at {}; received {}",
             carried.join(", "),
             received.join(", ")
         )
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_told_by_what_they_carried_and_where_was_received() {
+    fn links_are_described_by_load_and_receiving_cpu() {
         let mut record = crate::record::tests::record("packets_per_cpu_s", &[(100.0, 100.1, 200.0); 3]);
         assert_eq!(describe(&record), Vec::<String>::new());
         let first = record.experiment.subjects[0].name.clone();
@@ -60,7 +60,7 @@ mod tests {
         assert_eq!(
             describe(&record),
             [format!(
-                "links of {first}: datagrams a packet that arrived at peer 11.00, relay 1.00; received peer.p-r on CPU 1, \
+                "links of {first}: datagrams per received packet at peer 11.00, relay 1.00; received peer.p-r on CPU 1, \
                  relay.r-c on CPU 0 and 1"
             )]
         );

@@ -1,4 +1,5 @@
-//! Making the runs of an experiment: processes in their namespaces, readiness, windows, order, and what becomes of failures.
+//! Execution of experiments: processes in their namespaces, readiness, measurement windows, order, and
+//! failures.
 
 mod compare;
 pub(crate) mod halt;
@@ -17,7 +18,7 @@ use crate::{
     request::{RunRequest, Task},
 };
 
-/// Does on `stage` what `request` asks for. Where nothing was measured the record's directory is gone.
+/// Carries out `request` on `stage`. If nothing was measured, the record's directory is removed.
 pub(crate) fn carry_out(request: &RunRequest, stage: &RunStage) -> Result<Record, LabError> {
     match &request.task {
         Task::Compare => compare(request, stage),

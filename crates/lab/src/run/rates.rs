@@ -1,5 +1,5 @@
-//! What a subject does at several offered rates: a sweep over given ones, and the search for the highest that it bears.
-//! One start of the subject serves all trials of a round, and its first run is thrown away as ever.
+//! Measurements at several offered rates: a sweep over given rates, and the search for the highest
+//! sustainable one. One start of the subject serves all trials of a round, after a discarded first run.
 
 use super::{
     halt::Halt,
@@ -17,22 +17,23 @@ use crate::{
     search::{Because, RatePlan, Search, SearchSettings, Trial},
 };
 
-/// The variable that is no rate but a number of clients, each of which sends what its profile says.
+/// Rate variable that is a number of clients, each with the traffic of its profile.
 const CLIENTS: &str = "clients";
 
-/// The metric that a search gives, for a loss goal as a ratio: `find_max_0.1_pps`, or `find_max_0.1_clients`.
+/// Metric of a search for a loss goal: `find_max_0.1_pps`, or `find_max_0.1_clients`.
 fn metric_of(goal: f64, variable: &str) -> String {
-    // 0.001 * 100 is not 0.1 in binary; four digits are more than any goal has.
+    // 0.001 * 100 is not 0.1 in binary; four digits are enough for any goal.
     let percent = (goal * 1e6).round() / 1e4;
     let unit = if variable == CLIENTS { CLIENTS } else { "pps" };
     format!("find_max_{percent}_{unit}")
 }
 
-/// Void trials in a row that are no matter of the rate: six rates given up, the last a 32nd of the first.
+/// Consecutive void trials after which the rate cannot be the cause: six rates given up, the last a 32nd of
+/// the first.
 const HOPELESS: u32 = 18;
 
-/// Percent of the highest rate that are offered once it is found: latency is measured at the first three, what a datagram costs at all
-/// of it, and what is left of it at twice as much.
+/// Percentages of the highest rate that are offered after a search: latency is measured at the first three,
+/// the cost per datagram at 100 %, and overload behaviour at 200 %.
 const SHARES: [u32; 5] = [30, 60, 80, WHOLE, OVERLOAD];
 const WHOLE: u32 = 100;
 const OVERLOAD: u32 = 200;
@@ -48,13 +49,13 @@ pub(super) fn run(
     if stage.variables.get(variable).is_none() {
         stage.leave_nothing();
         return Err(LabError::usage(format!(
-            "the workload has no variable {{{variable}}} to set the rate by: give it one under [vars], or name it with workload.rate, as experiments/relay-rate.toml does"
+            "the workload has no rate variable {{{variable}}}: define it under [vars], or set workload.rate, as in experiments/relay-rate.toml"
         )));
     }
     let mut record = stage.record(request)?;
     record.experiment.rounds = rounds;
     if let RatePlan::FindMax(settings) = plan {
-        // The middle goal decides: none is a matter of luck, and the loosest is for orientation.
+        // The middle goal decides: zero loss depends on luck, and the loosest goal is for orientation.
         record.experiment.metric = settings
             .goals
             .get(1)
@@ -98,7 +99,7 @@ impl RunStage {
                     Some(Halt::NotReady(_)) if service.optional => {}
                     Some(Halt::Interrupted) => {
                         record.interrupted = true;
-                        self.console.note("interrupted: what was measured is kept");
+                        self.console.note("interrupted: finished measurements are kept");
                         return Ok(());
                     }
                     Some(halt) => return Err(halt.into_error()),
@@ -138,7 +139,7 @@ impl RunStage {
             RatePlan::FindMax(settings) => {
                 let mut search = Search::new(settings.clone());
                 let searched = self.search(&mut session, service, settings, &mut search, sweep);
-                // Also of a search that was ended early: it says so.
+                // Also for an interrupted search, whose results are marked.
                 sweep.found = search.found();
                 searched?;
                 self.shares(&mut session, service, sweep, round)
@@ -159,10 +160,10 @@ impl RunStage {
             let (point, void) = self.trial(session, service, trial)?;
             let (sent, received) = counts(&point, trial, &self.experiment.workload.rate);
             let p99 = point.latency.as_ref().map_or(0.0, |latency| latency.p99);
-            // What comes too late for a call is lost to it.
+            // Late datagrams are useless to a call and count as lost.
             let received = if settings.max_p99_us.is_some_and(|most| p99 > most) { 0 } else { received };
             let late = matches!(void, Some(Void::GeneratorLate { .. }));
-            // Late and yet not lossy is a result.
+            // High lateness without loss is a valid result.
             let lost = sent.saturating_sub(received) as f64 > settings.loosest() * sent as f64;
             voids = if void.is_some() && (lost || !late) { voids + 1 } else { 0 };
             if late && voids < HOPELESS {
@@ -171,8 +172,8 @@ impl RunStage {
             } else if void.is_some() {
                 if voids >= HOPELESS {
                     return Err(Halt::Other(format!(
-                        "{voids} trials in a row are void, at whatever rate ({}): quieten the machine, pin the programs \
-                         to CPUs of their own, or allow more (--max-late-us, --max-steal, or [limits] in the file)",
+                        "{voids} consecutive trials at different rates are void ({}): reduce other load on the machine, pin the programs \
+                         to separate CPUs, or raise the limits (--max-late-us, --max-steal, or [limits] in the file)",
                         void.map_or_else(String::new, |void| void.to_string())
                     )));
                 }
@@ -185,8 +186,8 @@ impl RunStage {
         Ok(())
     }
 
-    /// Latency at shares of the highest rate, for the full duration, what a datagram costs there, and what is delivered when twice of it
-    /// is offered.
+    /// Latency at shares of the highest rate for the full duration, cost per datagram at that rate, and
+    /// deliveries at twice that rate.
     fn shares(
         &self,
         session: &mut SubjectSession<'_>,
@@ -208,7 +209,7 @@ impl RunStage {
                     let counts = |name: &str| void.is_none() || late && metric::survives_lateness(name);
                     round.metrics.extend(one.metrics.into_iter().filter(|(name, _)| counts(name)));
                 }
-                // A generator that cannot make twice as much says nothing of the subject.
+                // A generator that cannot make twice the rate reveals nothing about the subject.
                 OVERLOAD if void.is_none() => {
                     let share = delivered_pps.map(|whole| point.delivered_pps / whole);
                     round.metrics.extend(share.map(|share| (metric::OVERLOAD_SHARE.to_owned(), share)));
@@ -229,7 +230,7 @@ impl RunStage {
         Ok(())
     }
 
-    /// One trial, and why it is void, if it is.
+    /// One trial, with the reason if it is void.
     fn trial(
         &self,
         session: &mut SubjectSession<'_>,
@@ -239,7 +240,7 @@ impl RunStage {
         self.trial_into(session, service, trial, &mut Round::new(0, &service.name, 0))
     }
 
-    /// The same, with all of its figures in `round`.
+    /// One trial with all its figures in `round`.
     fn trial_into(
         &self,
         session: &mut SubjectSession<'_>,
@@ -254,8 +255,8 @@ impl RunStage {
             session.measure(window, |variables| variables.set(&experiment.workload.rate, &rate), round)?;
         let point = point(&outcome, trial).ok_or_else(|| {
             Halt::Fatal(LabError::usage(
-                "the workload does not say what it sent and received: only one that does (format = \"turnpike\" or \
-                 \"iperf3\" over UDP) can be searched or swept",
+                "the workload does not report what it sent and received: searches and sweeps need format = \"turnpike\" or \
+                 \"iperf3\" over UDP",
             ))
         })?;
         let void = experiment.limits.check(&round.metrics);
@@ -269,7 +270,7 @@ impl RunStage {
     }
 }
 
-/// By the workload's own account: both ends of the same datagrams.
+/// Figures of the workload, which sees both ends.
 fn point(outcome: &WorkloadResult, trial: Trial) -> Option<SweepPoint> {
     let (sent, received) = (outcome.sent? as f64, outcome.received? as f64);
     let offered = outcome.metrics.get("offered_pps").copied().unwrap_or(trial.rate_pps as f64);
@@ -284,22 +285,22 @@ fn point(outcome: &WorkloadResult, trial: Trial) -> Option<SweepPoint> {
     })
 }
 
-/// Datagrams sent and received in a trial of that length. The workload ran a little longer, so its counts are scaled;
-/// a loss never rounds away. Of clients, what each sends is its profile's: all of it was offered.
+/// Datagrams sent and received in a trial of that length. Scaled down, because the workload ran a little
+/// longer; a loss never rounds to zero. With clients as the rate, the whole profile counts as offered.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "rates times seconds: positive, far below 2^53"
 )]
 fn counts(point: &SweepPoint, trial: Trial, variable: &str) -> (u64, u64) {
-    // Few clients send many datagrams: one that is lost must not look like a client.
+    // A few clients send many datagrams, so one lost datagram must not count like a client.
     let rate = if variable == CLIENTS { trial.rate_pps as f64 * 1e6 } else { point.offered_pps };
     let sent = (rate * trial.duration_s).round().max(0.0) as u64;
     let lost = (sent as f64 * point.loss_percent / 100.0).ceil() as u64;
     (sent, sent.saturating_sub(lost))
 }
 
-/// Whose searches found the generator's end and not their own.
+/// Subjects whose searches were limited by the generator.
 fn ended_by_the_generator(record: &Record) -> Vec<String> {
     let of_subject = |name: &str| {
         let sweeps = || record.sweeps.iter().filter(|sweep| sweep.subject == name);
@@ -308,7 +309,7 @@ fn ended_by_the_generator(record: &Record) -> Vec<String> {
             .count();
         (ended > 0).then(|| {
             format!(
-                "the generator ended {ended} of {} searches of {name}: it may bear more",
+                "the generator limited {ended} of {} searches of {name}: the true maximum may be higher",
                 sweeps().count()
             )
         })
@@ -316,12 +317,12 @@ fn ended_by_the_generator(record: &Record) -> Vec<String> {
     record.experiment.subjects.iter().filter_map(|subject| of_subject(&subject.name)).collect()
 }
 
-/// A rate to try, of the highest that was found.
+/// Percentage of the highest rate.
 fn share_of(highest: u64, percent: u32) -> u64 {
     (highest * u64::from(percent) / 100).max(1)
 }
 
-/// What a search or a sweep of one subject found, as lines.
+/// Formats the result of a search or sweep.
 pub(crate) fn describe(sweep: &Sweep) -> String {
     let mut text = format!("{}\n", sweep.subject);
     for found in &sweep.found {
@@ -334,8 +335,8 @@ pub(crate) fn describe(sweep: &Sweep) -> String {
             found.because
         );
     }
-    // Of a search only what was measured at shares of the rate found: its trials are steps on the way, and one that was
-    // interrupted has nothing else. What was measured at all of it, and above, are metrics.
+    // Of a search, only the trials at shares of the rate found are listed; earlier trials are steps on the
+    // way, and an interrupted search has nothing else. Trials at 100 % and above are metrics.
     let shares = sweep.points.len().saturating_sub(SHARES.iter().filter(|percent| **percent < WHOLE).count());
     let highest = sweep.found.iter().find_map(|found| found.lower_pps);
     let is_share = |highest: u64| sweep.points[shares].rate_pps == share_of(highest, SHARES[0]);
@@ -361,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_metric_names_are_those_that_are_listed() {
+    fn search_metrics_are_listed() {
         for goal in SearchSettings::default().goals {
             for name in [metric_of(goal, "rate"), metric_of(goal, CLIENTS)] {
                 assert!(metric::find(&name).is_some(), "{name}");
@@ -370,18 +371,18 @@ mod tests {
     }
 
     #[test]
-    fn a_single_lost_datagram_is_a_loss_after_scaling() {
+    fn scaling_keeps_a_single_lost_datagram() {
         let point = SweepPoint { offered_pps: 1000.0, loss_percent: 100.0 / 6000.0, ..SweepPoint::default() };
         let trial = |rate_pps, duration_s| Trial { rate_pps, duration_s };
         assert_eq!(counts(&point, trial(1000, 1.0), "rate"), (1000, 999));
         let whole = SweepPoint { offered_pps: 1000.0, ..SweepPoint::default() };
         assert_eq!(counts(&whole, trial(1000, 5.0), "rate"), (5000, 5000));
-        // Ten clients that lose one in 6,000.
+        // Ten clients that lose one datagram in 6,000.
         assert_eq!(counts(&point, trial(10, 5.0), CLIENTS), (50_000_000, 50_000_000 - 8_334));
     }
 
     #[test]
-    fn the_trials_of_an_interrupted_search_are_no_latencies() {
+    fn trials_of_an_interrupted_search_are_not_listed() {
         let point = |rate_pps| SweepPoint { rate_pps, offered_pps: rate_pps as f64, ..SweepPoint::default() };
         let found = crate::search::FoundRate {
             max_loss: 0.0,
@@ -398,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_that_counts_nothing_has_no_point() {
+    fn a_workload_without_counts_has_no_point() {
         let trial = Trial { rate_pps: 10, duration_s: 1.0 };
         assert!(point(&WorkloadResult::default(), trial).is_none());
         let counted = WorkloadResult { sent: Some(200), received: Some(199), ..WorkloadResult::default() };

@@ -1,4 +1,4 @@
-//! Whether a program has started: asked again and again until it answers, ends, or its time is over.
+//! Readiness: polls a program until it answers, exits, or the timeout passes.
 
 use std::{
     fs,
@@ -21,12 +21,12 @@ use crate::{
 };
 
 const INTERVAL: Duration = Duration::from_millis(20);
-/// For a program without a probe to have replaced the commands that enter its namespace.
+/// Time for a program without a probe to enter its namespace.
 const SETTLE: Duration = Duration::from_secs(5);
-/// A program without a probe that lives so long has not failed at once.
+/// A program without a probe that lives this long has not failed immediately.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// Waits until `program` is ready, as `service` says.
+/// Waits until `program` is ready according to `service`.
 pub(crate) fn wait(
     service: &ServiceSpec,
     program: &mut ChildProgram,
@@ -67,9 +67,9 @@ pub(crate) fn wait(
     }
 }
 
-/// Asks once, from the namespace that the probe names.
+/// Runs the probe once, from its namespace.
 fn is_ready(service: &ServiceSpec, topology: &Topology, log: &Path) -> Result<bool, LabError> {
-    // Checked when the file was read: exactly one is there.
+    // The validation ensures exactly one probe.
     let Some((ready, (key, text, _))) =
         service.ready.as_ref().and_then(|ready| Some((ready, ready.probe()?)))
     else {
@@ -101,7 +101,7 @@ fn is_ready(service: &ServiceSpec, topology: &Topology, log: &Path) -> Result<bo
     })
 }
 
-/// What the probe still waits for.
+/// Description of the missing answer.
 fn missing(ready: &Ready) -> String {
     match ready.probe() {
         Some(("stun", address, _)) => format!("no answer to STUN from {address}"),

@@ -1,4 +1,4 @@
-//! What a workload reports, whatever its format, as metrics.
+//! Conversion of workload results to metrics.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use crate::{
     record::{LatencySummary, Round},
 };
 
-/// What a generator calls a connection that broke or could not be opened.
+/// Generator errors that count as broken connections.
 const BROKEN: [&str; 3] = ["connection_lost", "connect_failed", "refresh_failed"];
 
-/// A workload's own account of its own window.
+/// Results of the workload for its own window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct WorkloadResult {
     pub(crate) metrics: BTreeMap<String, f64>,
     pub(crate) latency: Option<LatencySummary>,
-    /// Bytes of a datagram, where there is one size.
+    /// Bytes per datagram, if constant.
     pub(crate) size: Option<f64>,
     /// Datagrams sent and received.
     pub(crate) sent: Option<u64>,
@@ -28,7 +28,7 @@ pub(crate) struct WorkloadResult {
     pub(crate) notes: Vec<String>,
 }
 
-/// Reads a result; an error is a sentence part.
+/// Parses a result; the error is part of a sentence.
 pub(crate) fn read(workload: &WorkloadSpec, text: &str) -> Result<WorkloadResult, String> {
     let mut outcome = match workload.format {
         ResultFormat::None => return Ok(WorkloadResult::default()),
@@ -43,11 +43,11 @@ pub(crate) fn read(workload: &WorkloadSpec, text: &str) -> Result<WorkloadResult
 }
 
 fn json(text: &str) -> Result<Value, String> {
-    serde_json::from_str(text).map_err(|error| format!("the workload's result is no JSON: {error}"))
+    serde_json::from_str(text).map_err(|error| format!("the workload's result is not JSON: {error}"))
 }
 
 impl WorkloadResult {
-    /// Numbers of any JSON, by their paths.
+    /// Reads numbers of any JSON by their paths.
     fn take_fields(&mut self, value: &Value, fields: &BTreeMap<String, String>) -> Result<(), String> {
         for (name, path) in fields {
             let number = at(value, path)
@@ -59,8 +59,8 @@ impl WorkloadResult {
         Ok(())
     }
 
-    /// Adds what the workload says to what the counters said in the window of `elapsed` seconds. Delivered datagrams
-    /// are the counters', where these count.
+    /// Adds the workload's figures to those of the counters in the window of `elapsed` seconds. For delivered
+    /// datagrams the counters take precedence if available.
     pub(crate) fn complete(self, elapsed: f64, round: &mut Round) {
         let counted = round.metrics.get(metric::DELIVERED).copied();
         for (name, value) in self.metrics {
@@ -73,7 +73,7 @@ impl WorkloadResult {
         {
             round.metrics.insert(metric::DELIVERED.to_owned(), rate * elapsed);
         }
-        // One way of counting for both: payload of the datagrams counted, or what the workload saw arrive.
+        // Payload of the counted datagrams, or the workload's own figure.
         let bytes = match (counted, self.size) {
             (Some(datagrams), Some(size)) => Some(datagrams * size),
             _ => round.metrics.get("delivered_bps").map(|rate| rate / 8.0 * elapsed),
@@ -88,10 +88,11 @@ impl WorkloadResult {
     }
 }
 
-/// As our generators write it.
+/// Reads the format of our generators.
 fn turnpike(text: &str) -> Result<WorkloadResult, String> {
-    let report: Report = serde_json::from_str(text)
-        .map_err(|error| format!("the workload's result is not one of our generators': {error}"))?;
+    let report: Report = serde_json::from_str(text).map_err(|error| {
+        format!("the workload's result does not have the format of our generators: {error}")
+    })?;
     let percent = |count: u64| if report.sent == 0 { 0.0 } else { count as f64 * 100.0 / report.sent as f64 };
     let broken = BROKEN.iter().filter_map(|name| report.errors.get(*name)).sum();
     let mut metrics: BTreeMap<String, f64> = [
@@ -109,7 +110,7 @@ fn turnpike(text: &str) -> Result<WorkloadResult, String> {
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into();
-    // Figures that only one mode has keep their names.
+    // Mode-specific figures keep their names.
     metrics.extend(report.extra);
     let latency = (report.rtt_us.max > 0).then(|| LatencySummary::from(report.rtt_us));
     metrics.extend(latency.iter().flat_map(LatencySummary::metrics));
@@ -127,7 +128,7 @@ fn turnpike(text: &str) -> Result<WorkloadResult, String> {
     })
 }
 
-/// `iperf3 --json`, TCP or UDP, without the seconds omitted by `-O`.
+/// Reads `iperf3 --json` for TCP or UDP, without the seconds omitted by `-O`.
 fn iperf3(value: &Value) -> Result<WorkloadResult, String> {
     if let Some(error) = value.get("error").and_then(Value::as_str) {
         return Err(format!("iperf3: {error}"));
@@ -139,11 +140,9 @@ fn iperf3(value: &Value) -> Result<WorkloadResult, String> {
     if number("end.sum.lost_percent").is_some() {
         let packets = number("end.sum.packets").unwrap_or(0.0);
         let lost = number("end.sum.lost_packets").unwrap_or(0.0);
-        // iperf3 3.12 miscounts what is lost when seconds are omitted (-O), up to millions of percent.
+        // iperf3 3.12 miscounts losses when seconds are omitted (-O), up to millions of percent.
         if !(0.0..=packets).contains(&lost) {
-            return Err(format!(
-                "iperf3 says that {lost} of {packets} datagrams were lost: leave out --omit"
-            ));
+            return Err(format!("iperf3 reports {lost} of {packets} datagrams as lost: do not use --omit"));
         }
         let seconds = number("end.sum.seconds").filter(|seconds| *seconds > 0.0);
         let received = packets - lost;
@@ -159,13 +158,13 @@ fn iperf3(value: &Value) -> Result<WorkloadResult, String> {
         outcome.received = count(Some(received));
     } else {
         let rate = number("end.sum_received.bits_per_second");
-        put("delivered_bps", Some(rate.ok_or("iperf3's result has no sum of what was received")?));
+        put("delivered_bps", Some(rate.ok_or("iperf3's result has no total of received data")?));
         put("retransmits", number("end.sum_sent.retransmits"));
     }
     Ok(outcome)
 }
 
-/// The number at a path such as `end.streams.0.bytes`.
+/// Number at a path such as `end.streams.0.bytes`.
 fn at(value: &Value, path: &str) -> Option<f64> {
     path.split('.')
         .try_fold(value, |value, key| match value {
@@ -202,7 +201,7 @@ mod tests {
         "datapath":"gso","errors":{"send_would_block":3,"connect_failed":20,"none":0},"connections_per_s":7.5}"#;
 
     #[test]
-    fn our_generators_contract_becomes_metrics() {
+    fn results_of_our_generators_become_metrics() {
         let outcome = read(&workload("turnpike"), OURS).unwrap();
         assert_eq!(outcome.metrics["offered_pps"], 100.0);
         assert_eq!(outcome.metrics["loss_percent"], 1.0);
@@ -218,14 +217,14 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_of_our_generators_may_get_a_name_of_its_own() {
+    fn fields_rename_figures_of_our_generators() {
         let named = with_fields("turnpike", "{ allocations_per_s = 'recv_pps' }");
         let outcome = read(&named, OURS).unwrap();
         assert_eq!((outcome.metrics["allocations_per_s"], outcome.metrics["offered_pps"]), (99.0, 100.0));
     }
 
     #[test]
-    fn counted_datagrams_beat_reported_ones() {
+    fn counted_datagrams_take_precedence_over_reported_ones() {
         let mut round = Round::new(0, "a", 0);
         round.metrics.insert(metric::DELIVERED.to_owned(), 500.0);
         round.metrics.insert(metric::DELIVERED_PPS.to_owned(), 250.0);
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn without_counters_the_report_counts_over_our_window() {
+    fn without_counters_the_report_is_used() {
         let mut round = Round::new(0, "a", 0);
         read(&workload("turnpike"), OURS).unwrap().complete(2.0, &mut round);
         assert_eq!(round.metrics[metric::DELIVERED], 198.0);
@@ -244,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn iperf3_tcp_udp_and_failure_are_told_apart() {
+    fn iperf3_results_are_read_for_tcp_udp_and_errors() {
         let tcp = r#"{"end":{"sum_sent":{"retransmits":4},"sum_received":{"bits_per_second":8e9}}}"#;
         assert_eq!(read(&workload("iperf3"), tcp).unwrap().metrics["delivered_bps"], 8e9);
         let udp = r#"{"start":{"test_start":{"blksize":1200}},"end":{"sum":{"lost_percent":10.0,"packets":1000,

@@ -1,4 +1,4 @@
-//! One start of one subject with its helpers, and measurements of it under load. Everything ends when it is dropped.
+//! One start of a subject with its helpers, and measurements of it under load. Dropping it stops everything.
 //!
 //! ```text
 //! workload   ├─ set-up ─┬─ warm-up ─┬──────────── its own measured time ────────────┬─┤
@@ -31,37 +31,37 @@ use crate::{
     record::{Round, Syscall},
 };
 
-/// Packets at which traffic is taken to flow.
+/// Packets from which on traffic counts as flowing.
 const FLOWING: u64 = 20;
 const LOOK: Duration = Duration::from_millis(10);
-/// Share of one CPU from which a generator is held saturated.
+/// CPU share from which on a generator counts as saturated.
 const SATURATED: f64 = 0.97;
 
-/// A subject that is up.
+/// Running subject.
 pub(crate) struct SubjectSession<'a> {
     stage: &'a RunStage,
-    /// With those of the subject.
+    /// Includes those of the subject.
     variables: Variables,
-    // Fields are dropped in order: the subject before what it depends on.
-    /// One, or the nodes of a fleet.
+    // Fields are dropped in order: the subject before its dependencies.
+    /// One process, or the nodes of a fleet.
     nodes: Vec<ChildProgram>,
     helpers: Vec<ChildProgram>,
     pub(crate) scope: CounterScope,
-    /// Bytes, before anybody asked it for anything.
+    /// Bytes before the first request.
     memory_at_start: u64,
-    /// Whether a workload has been at it.
+    /// A workload has run before.
     has_worked: bool,
 }
 
 impl RunStage {
-    /// Starts helpers and subject anew and waits until each is ready.
+    /// Starts helpers and the subject, and waits until each is ready.
     pub(crate) fn start(&self, subject: &ServiceSpec) -> Result<SubjectSession<'_>, Halt> {
         let mut scope = CounterScope::new(&self.topology)?;
         scope.delivered_at.clone_from(&self.experiment.workload.delivered_at);
         let mut helpers = Vec::new();
         for helper in &self.experiment.helper {
             for process in helper.processes(&self.variables)? {
-                // The fault is not the subject's.
+                // A helper's failure is not the subject's fault.
                 let launched = self.launch(&process).map_err(|halt| match halt {
                     Halt::NotReady(how) => Halt::HelperNotReady(how),
                     other => other,
@@ -96,7 +96,7 @@ impl RunStage {
             fs::write(&path, content).map_err(LabError::io(format!("cannot write {}", path.display())))?;
         }
         let log = self.log(&service.name);
-        // A line of the run before must not pass for readiness of this one.
+        // Otherwise a line of the previous run could pass for readiness.
         let _ = fs::remove_file(&log);
         let mut program = ChildProgram::start(&Launch {
             name: service.name.clone(),
@@ -119,14 +119,15 @@ impl RunStage {
 }
 
 impl SubjectSession<'_> {
-    /// The first run after a start, thrown away: caches fill, memory is faulted in, connections are learnt.
+    /// Runs and discards the first load after a start: caches fill, memory is faulted in, neighbours are
+    /// resolved.
     pub(crate) fn discard_first(&mut self) -> Result<(), Halt> {
         let seconds = self.stage.experiment.discard;
         if seconds == 0.0 {
             return Ok(());
         }
         let mut variables = self.variables.clone();
-        // The workload is told a second more than is measured.
+        // The workload gets one second more than measured.
         variables.set_window(0.0, (seconds - 1.0).max(0.0));
         self.has_worked = true;
         let (mut workload, _) = self.start_workload(&variables)?;
@@ -136,13 +137,13 @@ impl SubjectSession<'_> {
         self.await_end(&mut workload, seconds)
     }
 
-    /// A workload that says nothing in the end need not come to one: it ends when it is dropped.
+    /// A workload without a result need not finish; dropping it ends it.
     fn is_ended_by_us(&self) -> bool {
         let workload = &self.stage.experiment.workload;
         workload.format == ResultFormat::None && !workload.whole
     }
 
-    /// One measured run; figures go into `round`.
+    /// One measured run; writes the figures to `round`.
     pub(crate) fn measure(
         &mut self,
         window: MeasuredWindow,
@@ -152,7 +153,7 @@ impl SubjectSession<'_> {
         self.measure_with(window, adjust, round, |_| Ok(()), |()| {})
     }
 
-    /// The same under a tracer, for the table of syscalls; `None` where there is no tracer.
+    /// One run under a tracer; returns the table of syscalls, or `None` without a tracer.
     pub(crate) fn trace(&mut self, window: MeasuredWindow) -> Result<Option<Vec<Syscall>>, Halt> {
         let mark = self.stage.topology.id().to_owned();
         let directory = self.stage.scratch.clone();
@@ -168,7 +169,7 @@ impl SubjectSession<'_> {
         Ok(table)
     }
 
-    /// Measures, with something attached to the subject's processes for the length of the window.
+    /// Measures with an observer attached to the subject's processes during the window.
     pub(crate) fn measure_with<T>(
         &mut self,
         window: MeasuredWindow,
@@ -201,7 +202,7 @@ impl SubjectSession<'_> {
         };
         let spent = opened.taken.elapsed();
         let attached = attach(&self.pids())?;
-        // What was attached is there for the whole of the time; the workload was told of the delay.
+        // The observer is attached for the full duration, because the workload's time includes the delay.
         if whole {
             self.await_end(&mut workload, window.warmup + window.duration)?;
         } else {
@@ -209,7 +210,7 @@ impl SubjectSession<'_> {
             self.pass(rest, &mut workload)?;
         }
         let closed = CounterReading::take(&self.scope, workload.pid())?;
-        // Behind the window: the subject waits while its pages are counted.
+        // After the window, because counting the subject's pages stalls it.
         let memory = self.memory();
         detach(attached);
         match counting {
@@ -222,13 +223,13 @@ impl SubjectSession<'_> {
         } else if !whole {
             self.await_end(&mut workload, window.warmup + window.duration)?;
         }
-        // It may have died right at the end.
+        // It may have died at the very end.
         self.check_alive()?;
         let elapsed = round.metrics.get("elapsed_s").copied().unwrap_or(window.duration);
         let outcome = read_result(&stage.experiment, &result).map_err(Halt::Other)?;
         outcome.clone().complete(elapsed, round);
         round.metrics.insert(metric::MEMORY_BYTES.to_owned(), memory as f64);
-        // After a first run, what it had asked for is still there.
+        // After a discarded first run, the memory that it allocated is still in use.
         if let Some(clients) =
             outcome.clients.filter(|clients| *clients > 0 && stage.experiment.discard == 0.0)
         {
@@ -239,7 +240,7 @@ impl SubjectSession<'_> {
         Ok(outcome)
     }
 
-    /// Of all processes of the subject.
+    /// All processes of the subject.
     fn pids(&self) -> Vec<u32> {
         self.nodes.iter().flat_map(|node| program::group(node.pid())).collect()
     }
@@ -248,7 +249,7 @@ impl SubjectSession<'_> {
         self.nodes.iter().map(|node| cpu::memory(node.pid())).sum()
     }
 
-    /// Leaves the subject alone between two runs, as long as the experiment says.
+    /// Leaves the subject idle between two runs for the configured time.
     fn rest(&mut self) -> Result<(), Halt> {
         let until = Instant::now() + Duration::from_secs_f64(self.stage.experiment.workload.rest);
         while self.has_worked && Instant::now() < until {
@@ -271,7 +272,7 @@ impl SubjectSession<'_> {
         } else {
             PathBuf::from(variables.text(&workload.result)?)
         };
-        // A result of an earlier run must not pass for this one's.
+        // Otherwise the result of an earlier run could pass for this one's.
         let _ = fs::remove_file(&result);
         let mut environment = Vec::new();
         for (name, value) in &workload.env {
@@ -292,14 +293,14 @@ impl SubjectSession<'_> {
         Ok((program, result))
     }
 
-    /// Until the workload's packets arrive; at once on the host, where others' do too.
+    /// Waits until the workload's packets arrive; returns at once on the host, which has other traffic.
     fn await_flow(&mut self, workload: &mut ChildProgram) -> Result<(), Halt> {
         let patience = self.stage.experiment.workload.patience;
         let deadline = Instant::now() + Duration::from_secs_f64(patience);
         let Some(start) = self.scope.arrived()? else { return Ok(()) };
         loop {
             let arrived = self.scope.arrived()?.unwrap_or(start).saturating_sub(start);
-            // A trickle is traffic too.
+            // A trickle counts as traffic.
             if arrived >= FLOWING || (arrived > 0 && Instant::now() > deadline) {
                 return Ok(());
             }
@@ -311,7 +312,7 @@ impl SubjectSession<'_> {
         }
     }
 
-    /// Lets time pass while everything runs.
+    /// Waits while everything runs.
     fn pass(&mut self, time: Duration, workload: &mut ChildProgram) -> Result<(), Halt> {
         let until = Instant::now() + time;
         loop {
@@ -324,18 +325,18 @@ impl SubjectSession<'_> {
         }
     }
 
-    /// Everything runs and nobody has asked to stop.
+    /// Fails if a program has exited or a stop was requested.
     fn look(&mut self, workload: &mut ChildProgram) -> Result<(), Halt> {
         if self.stage.stop.requested() {
             return Err(Halt::Interrupted);
         }
         self.check_alive()?;
         match workload.ended() {
-            // The subject's death, noticed by the workload first, is the cause and not the workload's fault.
+            // If the subject died too, its death is the cause and the workload is not at fault.
             Some(_) => {
                 thread::sleep(LOOK);
                 self.check_alive()?;
-                Err(Halt::Other(format!("{} before the measured time was over", workload.obituary())))
+                Err(Halt::Other(format!("{} before the end of the measured time", workload.obituary())))
             }
             None => Ok(()),
         }
@@ -371,12 +372,12 @@ impl SubjectSession<'_> {
         match ended {
             Some(status) if status.success() => Ok(()),
             Some(_) => Err(Halt::Other(workload.obituary())),
-            None => Err(Halt::Other(format!("the workload has not ended {patience} s after its time"))),
+            None => Err(Halt::Other(format!("the workload was still running {patience} s after its time"))),
         }
     }
 }
 
-/// Tells the workload to go on for longer: a tracer takes its time to attach.
+/// Extends the workload's time, because a tracer needs time to attach.
 pub(crate) fn prolong(variables: &mut Variables, window: MeasuredWindow) {
     variables.set_window(window.warmup, window.duration + ATTACH.as_secs_f64());
 }
@@ -385,14 +386,15 @@ fn read_result(experiment: &Experiment, path: &Path) -> Result<WorkloadResult, S
     if experiment.workload.format == ResultFormat::None {
         return Ok(WorkloadResult::default());
     }
-    let text = fs::read_to_string(path).map_err(|error| format!("the workload left no result: {error}"))?;
+    let text = fs::read_to_string(path).map_err(|error| format!("the workload wrote no result: {error}"))?;
     result::read(&experiment.workload, &text)
 }
 
-/// What a reader must know before trusting the figures.
+/// Adds notes that qualify the figures.
 fn caveats(round: &mut Round, elapsed: f64) {
-    // A generator of one thread; one of several may pass this without being at its end, so it is a note only.
+    // A single-threaded generator is at its limit here; a multi-threaded one may not be, so this is only a
+    // note.
     if round.metrics.get("generator_cpu_s").is_some_and(|spent| *spent > SATURATED * elapsed) {
-        round.notes.push("the generator used a whole CPU: the subject may have waited for it".to_owned());
+        round.notes.push("the generator used a whole CPU and may have limited the subject".to_owned());
     }
 }

@@ -1,4 +1,4 @@
-//! The place of an experiment: what a comparison, a sweep and a profile share.
+//! Stage of an experiment: the state shared by comparisons, sweeps and profiles.
 
 use std::{
     fs,
@@ -19,23 +19,23 @@ use crate::{
     topology::{Topology, spec::Spec, userns},
 };
 
-/// An experiment about to run, with its topology and its directories.
+/// Experiment ready to run, with its topology and directories.
 pub(crate) struct RunStage {
     pub(crate) experiment: Experiment,
     pub(crate) topology: Topology,
     pub(crate) variables: Variables,
-    /// Of the record.
+    /// Directory of the record.
     pub(crate) directory: PathBuf,
-    /// Of logs and results of single runs.
+    /// Directory for logs and results of single runs.
     pub(crate) scratch: PathBuf,
     pub(crate) hardware: bool,
-    /// Subjects that are not installed, in sentences.
+    /// Sentences about subjects that are not installed.
     left_out: Vec<String>,
     pub(crate) stop: StopFlag,
     pub(crate) console: Console,
 }
 
-/// How long to measure and what to tell the workload.
+/// Duration of a measurement and of the preceding load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MeasuredWindow {
     pub(crate) warmup: f64,
@@ -43,7 +43,8 @@ pub(crate) struct MeasuredWindow {
 }
 
 impl RunStage {
-    /// Checks everything that can be checked before anything starts, then makes topology and directories below `base`.
+    /// Validates everything that can be validated before any start, then creates the topology and the
+    /// directories below `base`.
     pub(crate) fn set(request: &RunRequest, base: &Path, stop: &StopFlag) -> Result<Self, LabError> {
         let mut experiment = request.experiment()?;
         let spec = experiment.topology()?;
@@ -57,13 +58,14 @@ impl RunStage {
             return Err(LabError::usage(left_out.join("\n")));
         }
         experiment.check_tools(&nowhere)?;
-        // Sockets of 10,000 allocations, or of 5,000 connections through a forwarder, with room to spare. Programs inherit it.
+        // Enough for the sockets of 10,000 allocations or 5,000 forwarded connections. Programs inherit the
+        // limit.
         turnpike_net::rlimit::raise_open_files(1 << 20);
         let topology = Topology::for_run(spec.as_ref())?;
         let directory = request.make_directory(base, &experiment)?;
         let scratch = directory.join("runs");
         let variables = experiment.variables(&addresses, &request.point, &scratch);
-        fs::create_dir_all(&scratch).map_err(LabError::io(format!("cannot make {}", scratch.display())))?;
+        fs::create_dir_all(&scratch).map_err(LabError::io(format!("cannot create {}", scratch.display())))?;
         if experiment.wants_certificate() {
             certificate::make(&scratch, addresses.into_values())?;
         }
@@ -77,12 +79,12 @@ impl RunStage {
         MeasuredWindow { warmup: self.experiment.warmup, duration: self.experiment.duration }
     }
 
-    /// Keeps the record with what is known only in the end: how its links behaved, and whether a program was replaced meanwhile. Where
-    /// nothing was measured nothing is left.
+    /// Completes the record with final observations (behaviour of the links, replaced programs) and saves it.
+    /// Removes everything if nothing was measured.
     pub(crate) fn keep(&self, record: &mut Record, is_measured: bool) -> Result<(), LabError> {
         if is_measured {
             for told in builds::since(&record.programs) {
-                let note = format!("a file changed while the experiment ran: {told}");
+                let note = format!("a file changed during the experiment: {told}");
                 self.console.note(&format!("warning: {note}"));
                 record.environment.notes.push(note);
             }
@@ -95,16 +97,16 @@ impl RunStage {
         Ok(())
     }
 
-    /// Removes the record's directory, and the one around it if that was made for it.
+    /// Removes the record's directory, and its parent if it is empty.
     pub(crate) fn leave_nothing(&self) {
-        // What cannot be removed is seen by the user, who has been told why there is no record.
+        // Best effort: the user sees what is left and knows why there is no record.
         let _ = fs::remove_dir_all(&self.directory);
         if let Some(base) = self.directory.parent() {
             let _ = fs::remove_dir(base);
         }
     }
 
-    /// A record without rounds.
+    /// Record without rounds.
     pub(crate) fn record(&self, request: &RunRequest) -> Result<Record, LabError> {
         let experiment = &self.experiment;
         let mut subjects = Vec::new();
@@ -122,7 +124,7 @@ impl RunStage {
         let programs = builds::look(experiment, &self.variables, &environment.tools);
         if let Some(then) = &request.repeats {
             let notes = match &then[..] {
-                [] => vec!["the record that this repeats does not say which builds it measured".to_owned()],
+                [] => vec!["the original record does not list the measured builds".to_owned()],
                 then => builds::differences(then, &programs),
             };
             for note in notes {
@@ -158,7 +160,7 @@ impl RunStage {
         })
     }
 
-    /// The same text for the same workload, wherever the record lies and whichever build asked.
+    /// Same text for the same workload, independent of the record's location and the build.
     fn workload_in_words(&self, request: &RunRequest) -> Result<String, LabError> {
         let mut command = self.experiment.workload.command.words()?;
         for word in &mut command {

@@ -3,7 +3,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::*;
 
-/// A subject that forwards up to `capacity` a second, which wobbles, and now and then loses a burst.
+/// Subject that forwards up to `capacity` per second, with fluctuations and occasional lost bursts.
 struct Device {
     rng: ChaCha8Rng,
     capacity: f64,
@@ -44,13 +44,13 @@ impl Device {
     }
 }
 
-/// What the search of each goal should find on a device without noise.
+/// Expected result for a goal on a device without noise.
 fn truth(capacity: f64, max_loss: f64) -> f64 {
     capacity / (1.0 - max_loss)
 }
 
 #[test]
-fn a_steady_device_is_found_within_the_width_wherever_its_limit_lies() {
+fn a_steady_device_is_found_within_the_width() {
     for capacity in [1_500.0, 33_333.0, 241_700.0, 1_900_000.0] {
         let search = Device::steady(capacity).search(SearchSettings::default());
         for found in search.found() {
@@ -66,7 +66,7 @@ fn a_steady_device_is_found_within_the_width_wherever_its_limit_lies() {
 }
 
 #[test]
-fn noise_and_hiccups_move_the_result_little() {
+fn noise_and_hiccups_hardly_affect_the_result() {
     let mut good = 0;
     for seed in 0..20 {
         let search = Device::noisy(200_000.0, seed).search(SearchSettings::default());
@@ -82,8 +82,8 @@ fn noise_and_hiccups_move_the_result_little() {
 }
 
 #[test]
-fn a_plain_bisection_would_have_fallen_for_the_hiccups() {
-    // The same device and goal of no loss: one trial decides a rate, as in RFC 2544.
+fn plain_bisection_fails_because_of_hiccups() {
+    // Same device with a goal of zero loss, where one trial decides a rate as in RFC 2544.
     let mut far_off = 0;
     for seed in 0..20 {
         let mut device = Device::noisy(200_000.0, seed);
@@ -95,7 +95,7 @@ fn a_plain_bisection_would_have_fallen_for_the_hiccups() {
         }
         far_off += usize::from(((lower as f64) / 200_000.0 - 1.0).abs() > 0.025);
     }
-    assert!(far_off >= 5, "only {far_off} of 20 bisections went astray");
+    assert!(far_off >= 5, "only {far_off} of 20 bisections were far off");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_looser_goal_never_finds_less() {
 }
 
 #[test]
-fn a_device_faster_than_the_highest_rate_is_said_to_be_so() {
+fn a_device_above_the_highest_rate_is_reported() {
     for found in Device::steady(1e7).search(SearchSettings::default()).found() {
         assert_eq!(
             (found.because, found.lower_pps, found.upper_pps),
@@ -120,7 +120,7 @@ fn a_device_faster_than_the_highest_rate_is_said_to_be_so() {
 }
 
 #[test]
-fn a_device_that_loses_always_is_said_to_be_below_the_lowest_rate() {
+fn a_device_below_the_lowest_rate_is_reported() {
     let mut device = Device { hiccup_share: 1.0, hiccup_loss: 0.5, ..Device::steady(1e7) };
     let search = device.search(SearchSettings::default());
     for found in search.found() {
@@ -132,7 +132,7 @@ fn a_device_that_loses_always_is_said_to_be_below_the_lowest_rate() {
 
 #[test]
 fn a_device_that_collapses_under_overload_is_still_found() {
-    // Receive livelock: above its limit it delivers a tenth of it.
+    // Receive livelock: above its limit it delivers a tenth.
     let mut search = Search::new(SearchSettings::default());
     while let Some(trial) = search.next() {
         let rate = if trial.rate_pps > 120_000 { 12_000 } else { trial.rate_pps };
@@ -145,7 +145,7 @@ fn a_device_that_collapses_under_overload_is_still_found() {
 }
 
 #[test]
-fn a_generator_that_cannot_make_the_rate_bounds_the_search_and_is_named() {
+fn a_saturated_generator_limits_the_search_and_is_reported() {
     let mut search = Search::new(SearchSettings::default());
     while let Some(trial) = search.next() {
         let made = trial.rate_pps.min(300_000);
@@ -161,7 +161,7 @@ fn a_generator_that_cannot_make_the_rate_bounds_the_search_and_is_named() {
 }
 
 #[test]
-fn a_generator_that_is_late_above_some_rate_bounds_the_search_too() {
+fn a_late_generator_limits_the_search_too() {
     let mut search = Search::new(SearchSettings::default());
     while let Some(trial) = search.next() {
         if trial.rate_pps > 300_000 {
@@ -179,7 +179,7 @@ fn a_generator_that_is_late_above_some_rate_bounds_the_search_too() {
 }
 
 #[test]
-fn a_void_trial_is_repeated_and_counts_for_nothing() {
+fn void_trials_are_repeated_and_ignored() {
     let mut search = Search::new(SearchSettings::default());
     let trial = search.next().unwrap();
     search.observe_void();
@@ -189,7 +189,7 @@ fn a_void_trial_is_repeated_and_counts_for_nothing() {
 }
 
 #[test]
-fn the_search_ends_when_trials_run_out_and_tells_what_it_knows() {
+fn an_exhausted_search_reports_its_interim_result() {
     let search =
         Device::steady(100_000.0).search(SearchSettings { max_trials: 8, ..SearchSettings::default() });
     assert_eq!(search.trials, 8);
@@ -210,7 +210,7 @@ fn next_repeats_the_trial_until_it_is_observed() {
 }
 
 #[test]
-fn impossible_settings_are_done_at_once() {
+fn invalid_settings_finish_at_once() {
     assert!(
         Search::new(SearchSettings { min_pps: 10, max_pps: 5, ..SearchSettings::default() }).next().is_none()
     );
@@ -218,13 +218,13 @@ fn impossible_settings_are_done_at_once() {
 }
 
 #[test]
-fn any_answers_end_the_search() {
+fn the_search_ends_for_arbitrary_results() {
     for seed in 0..50 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut search = Search::new(SearchSettings::default());
         let mut longest = 0.0;
         while let Some(trial) = search.next() {
-            assert!(trial.duration_s >= longest, "a phase left behind was taken up again");
+            assert!(trial.duration_s >= longest, "an earlier phase was resumed");
             longest = trial.duration_s;
             let sent = pps(trial.rate_pps as f64 * trial.duration_s);
             match rng.random_range(0..4) {
@@ -239,8 +239,8 @@ fn any_answers_end_the_search() {
 }
 
 #[test]
-fn a_late_generator_is_no_excuse_for_a_relay_that_bears_it_nor_a_charge_against_one_that_does_not() {
-    // Always late: every trial comes in bursts. What is borne counts, what is lost does not.
+fn late_trials_count_if_lossless_and_are_ignored_if_lossy() {
+    // With a generator that is always late, every trial has bursts: met goals count, losses do not.
     let settings = SearchSettings {
         min_pps: 1_000,
         max_pps: 100_000,
@@ -259,9 +259,9 @@ fn a_late_generator_is_no_excuse_for_a_relay_that_bears_it_nor_a_charge_against_
     }
     let [strict, loose] = &search.found()[..] else { panic!("two goals") };
     for (found, borne) in [(strict, 20_000), (loose, 40_000)] {
-        let lower = found.lower_pps.expect("a rate is borne");
+        let lower = found.lower_pps.expect("a sustainable rate");
         assert!(lower <= borne && lower as f64 > 0.9 * borne as f64, "{found:?}");
-        assert_eq!(found.upper_pps, None, "nothing speaks against a higher rate: {found:?}");
+        assert_eq!(found.upper_pps, None, "nothing rules out a higher rate: {found:?}");
         assert_eq!(found.because, Because::Generator);
     }
 }

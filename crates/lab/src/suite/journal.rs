@@ -1,5 +1,5 @@
-//! How far a suite has come: which rows have a record, which failed. Written after each row, so that an interrupted suite goes on
-//! where it was.
+//! Progress of a suite: which rows have a record and which failed. Saved after each row, so that an
+//! interrupted suite can continue.
 
 use std::{
     fs,
@@ -22,31 +22,31 @@ use crate::{
 /// File name inside the suite's directory.
 const FILE: &str = "suite.json";
 
-/// A suite in its directory.
+/// Suite in its directory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SuiteJournal {
     pub(crate) name: String,
     pub(crate) about: String,
     pub(crate) rows: Vec<JournalRow>,
-    /// Where it lies: it may have been moved since.
+    /// Actual location, which may have changed since.
     #[serde(skip)]
     directory: PathBuf,
 }
 
-/// A row and what has become of it.
+/// Row with its state.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct JournalRow {
     pub(crate) title: String,
     /// Directory of its record, below that of the suite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     record: Option<String>,
-    /// Why it has none.
+    /// Reason for a missing record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failed: Option<String>,
 }
 
 impl SuiteJournal {
-    /// Begins a suite in a directory of its own below `base`. Each of its rows has a title, and what it will ask.
+    /// Starts a suite in a new directory below `base`. `rows` has titles and requests.
     pub(crate) fn begin(
         name: &str,
         about: &str,
@@ -63,23 +63,23 @@ impl SuiteJournal {
         };
         for (index, (_, request)) in rows.iter().enumerate() {
             let place = journal.request_of(index);
-            fs::create_dir_all(&place).map_err(LabError::io(format!("cannot make {}", place.display())))?;
+            fs::create_dir_all(&place).map_err(LabError::io(format!("cannot create {}", place.display())))?;
             request.save(&place)?;
         }
         journal.save()?;
         Ok(journal)
     }
 
-    /// Whether a suite lies there.
+    /// The directory contains a suite.
     pub(crate) fn is_in(directory: &Path) -> bool {
         directory.join(FILE).is_file()
     }
 
-    /// The suite in `directory`.
+    /// Loads the suite in `directory`.
     pub(crate) fn load(directory: &Path) -> Result<Self, LabError> {
         let path = directory.join(FILE);
         let refuse = |why: String| {
-            LabError::usage(format!("{}: {why}: name a directory that `lab suite` left", path.display()))
+            LabError::usage(format!("{}: {why}: give a directory written by `lab suite`", path.display()))
         };
         let text = fs::read_to_string(&path).map_err(|error| refuse(error.to_string()))?;
         let journal: Self = serde_json::from_str(&text).map_err(|error| refuse(error.to_string()))?;
@@ -90,12 +90,12 @@ impl SuiteJournal {
         &self.directory
     }
 
-    /// The record of a row, where there is one.
+    /// Record of a row, if it has one.
     pub(crate) fn record(&self, entry: &JournalRow) -> Option<Record> {
         Record::load(&self.directory.join(entry.record.as_ref()?)).ok()
     }
 
-    /// Rows without a record.
+    /// Number of rows without a record.
     pub(crate) fn left(&self) -> usize {
         self.rows.iter().filter(|entry| entry.record.is_none()).count()
     }
@@ -109,7 +109,7 @@ impl SuiteJournal {
     }
 }
 
-/// Makes the rows that have no record yet, those that failed among them, one after the other. Ends early when `stop` says so.
+/// Runs the rows without a record, including failed ones, in order. `stop` ends it early.
 pub(crate) fn carry_on(journal: &mut SuiteJournal, stop: &StopFlag) -> Result<(), LabError> {
     let (screen, of) = (Console::new(), journal.rows.len());
     for index in 0..of {
@@ -124,7 +124,7 @@ pub(crate) fn carry_on(journal: &mut SuiteJournal, stop: &StopFlag) -> Result<()
                 journal.rows[index].record = Some(name);
                 journal.rows[index].failed = None;
             }
-            // The other rows may do without what is missing here.
+            // Other rows may not need the missing program.
             Err(error) => {
                 screen.note(&format!("row {}: {error}", index + 1));
                 journal.rows[index].failed = Some(error.to_string());
@@ -135,7 +135,7 @@ pub(crate) fn carry_on(journal: &mut SuiteJournal, stop: &StopFlag) -> Result<()
     Ok(())
 }
 
-/// The name of a row's record; none if it was interrupted: then it is not whole.
+/// Runs a row; returns the name of its record, or `None` if interrupted.
 fn make(request: &RunRequest, base: &Path, stop: &StopFlag) -> Result<Option<String>, LabError> {
     let stage = RunStage::set(request, base, stop)?;
     let record = run::carry_out(request, &stage)?;

@@ -1,5 +1,5 @@
-//! Suites: several experiments, one table. Each row is an experiment with its variables set, gets a record of its own, and is
-//! held against its bars.
+//! Suites: several experiments in one table. Each row is an experiment with set variables, has its own
+//! record, and is checked against its thresholds.
 
 mod journal;
 mod table;
@@ -31,26 +31,25 @@ pub(crate) struct Suite {
     #[serde(default)]
     pub(crate) about: String,
     row: Vec<SuiteRow>,
-    /// Where its experiments are looked for.
+    /// Directory of its experiments.
     #[serde(skip)]
     experiments: std::path::PathBuf,
 }
 
-/// An experiment of a suite.
+/// Row of a suite.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SuiteRow {
-    /// As it stands in the table.
     title: String,
-    /// File, or name.
+    /// File or name.
     experiment: String,
-    /// Values of its variables; whatever it sweeps must be among them.
+    /// Values of its variables, including all swept ones.
     #[serde(default)]
     set: BTreeMap<String, toml::Value>,
     topology: Option<String>,
-    /// The highest rate is searched, in place of a comparison at one rate.
+    /// Searches the highest rate instead of comparing at one rate.
     find_max: Option<SearchOptions>,
-    /// In place of the experiment's.
+    /// Replace those of the experiment.
     #[serde(default)]
     must: Vec<Threshold>,
     #[serde(default)]
@@ -58,19 +57,19 @@ struct SuiteRow {
 }
 
 impl Suite {
-    /// From text, as if it were `path`. All its mistakes are one error.
+    /// Parses text as if it were the file `path`. All mistakes form one error.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, LabError> {
         let (mut suite, mut document): (Self, _) = Document::parse(path, text)?;
         suite.check(&mut document);
         document.finish()?;
-        // Beside the experiments, in a folder of their own; or anywhere, beside experiments of one's own.
+        // The built-in layout has a `suites` folder inside the experiments; elsewhere both share a directory.
         let folder = path.parent().unwrap_or(Path::new("."));
         let is_apart = folder.file_name().is_some_and(|name| name == "suites");
         suite.experiments = if is_apart { folder.join("..") } else { folder.to_owned() };
         Ok(suite)
     }
 
-    /// The same without the rows in whose title or experiment none of `texts` stands; all of them if there are no texts.
+    /// Keeps the rows whose title or experiment contains one of `texts`; all of them if `texts` is empty.
     pub(crate) fn only(mut self, texts: &[String]) -> Result<Self, LabError> {
         let has = |row: &SuiteRow, text: &String| row.title.contains(text) || row.experiment.contains(text);
         self.row.retain(|row| texts.is_empty() || texts.iter().any(|text| has(row, text)));
@@ -80,7 +79,7 @@ impl Suite {
         Ok(self)
     }
 
-    /// Title and request of each row, all of them checked. `set` and `topology` are for every row.
+    /// Validated requests of all rows with their titles. `set` and `topology` apply to every row.
     pub(crate) fn requests(
         &self,
         changes: &Overrides,
@@ -125,9 +124,10 @@ impl Suite {
                 }
                 Ok(request)
             }
-            points => {
-                Err(LabError::usage(format!("{} sweeps {points} points: set what it sweeps", row.experiment)))
-            }
+            points => Err(LabError::usage(format!(
+                "{} sweeps {points} points: set its swept variables",
+                row.experiment
+            ))),
         }
     }
 
@@ -147,7 +147,7 @@ impl Suite {
                 document.problem(&format!("row[{index}].find_max"), mistake);
             }
             if self.row[..index].iter().any(|other| other.title == row.title) {
-                document.problem(&format!("row[{index}].title"), format!("\"{}\" is there twice", row.title));
+                document.problem(&format!("row[{index}].title"), format!("\"{}\" is used twice", row.title));
             }
         }
     }
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_of_a_suite_are_told_at_once_each_with_its_place() {
+    fn all_mistakes_of_a_suite_are_reported_with_positions() {
         let told = parse(
             "name = 'S'\n[[row]]\ntitle = 'one'\nexperimnt = 'x'\n[[row]]\ntitle = 'one'\nexperiment = 'x'\n\
              must = [{ metric = 'delivered_pps' }]\n",
@@ -177,7 +177,7 @@ mod tests {
         for part in [
             "s.toml:1:8: name \"S\"",
             "s.toml:4:1: unknown key \"experimnt\"; did you mean \"experiment\"?",
-            "s.toml:6:9: \"one\" is there twice",
+            "s.toml:6:9: \"one\" is used twice",
             "s.toml:8:9: a bar needs exactly one of at_least and at_most",
         ] {
             assert!(told.contains(part), "{part} is missing in {told}");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_may_search_the_highest_rate() {
+    fn a_row_can_search_for_the_highest_rate() {
         let directory = Dir::new();
         std::fs::write(directory.at("x.toml"), EXPERIMENT).unwrap();
         let row = |search: &str| {
@@ -210,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_one_point_of_its_experiment_with_the_bars_of_the_row() {
+    fn a_row_is_one_point_with_its_own_thresholds() {
         let directory = Dir::new();
         std::fs::write(directory.at("x.toml"), EXPERIMENT).unwrap();
         let text = "name = 's'\n[[row]]\ntitle = 'eight'\nexperiment = 'x'\nset = { clients = 8 }\n\
             must = [{ metric = 'delivered_pps', at_least = 2 }]\n[[row]]\ntitle = 'all'\nexperiment = 'x'\n";
         let suite = Suite::parse(&directory.at("s.toml"), text).unwrap();
         let told = suite.requests(&Overrides::default(), &[], None).unwrap_err().to_string();
-        assert_eq!(told, "row \"all\": x sweeps 2 points: set what it sweeps");
+        assert_eq!(told, "row \"all\": x sweeps 2 points: set its swept variables");
         let suite = suite.only(&["eig".to_owned()]).unwrap();
         let [(_, request)] = &suite.requests(&Overrides::default(), &[], None).unwrap()[..] else {
             panic!("one row")
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(request.point["clients"], "8");
         assert_eq!(request.experiment().unwrap().must[0].at_least, Some(2.0));
         assert!(suite.clone().only(&["nine".to_owned()]).is_err());
-        // What is said for every row wins.
+        // Settings for all rows take precedence.
         let set = suite.requests(&Overrides::default(), &["clients=3".to_owned()], Some("veth")).unwrap();
         assert_eq!((&*set[0].1.point["clients"], &*set[0].1.experiment().unwrap().topology), ("3", "veth"));
     }

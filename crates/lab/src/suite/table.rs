@@ -1,4 +1,4 @@
-//! The table of a suite: a line for each figure of each row that has bars, or for the deciding metric where a row has none.
+//! Table of a suite: one line per figure with thresholds, or for the deciding metric of rows without any.
 
 use std::{fmt::Write as _, iter};
 
@@ -12,14 +12,14 @@ use crate::{
 
 #[derive(Default)]
 pub(crate) struct SuiteTable {
-    /// Names of all subjects of all rows, in the order in which they come.
+    /// All subjects of all rows, in order of appearance.
     subjects: Vec<String>,
     lines: Vec<SuiteLine>,
-    /// Where the figures come from, in sentences.
+    /// Origin of the figures, in sentences.
     origin: Vec<String>,
-    /// `must` bars that are missed.
+    /// Missed `must` thresholds.
     pub(crate) missed: usize,
-    /// Bars that cannot be decided.
+    /// Undecided thresholds.
     undecided: usize,
     met: usize,
     missed_aims: usize,
@@ -28,7 +28,7 @@ pub(crate) struct SuiteTable {
 struct SuiteLine {
     title: String,
     figure: String,
-    /// Median of each subject.
+    /// Median per subject.
     medians: Vec<String>,
     ratio: String,
     bar: String,
@@ -52,7 +52,7 @@ impl SuiteTable {
                         || "not yet measured".to_owned(),
                         |why| shortened(&format!("not measured: {}", why.replace('\n', "; "))),
                     );
-                    // Of a record without figures all are dashes.
+                    // A record without figures has dashes.
                     table.push(&entry.title, &Record::default(), "–", (dash(), dash(), verdict));
                 }
             }
@@ -83,14 +83,14 @@ impl SuiteTable {
             };
             let figure = held.figure_in_words().unwrap_or_else(dash);
             let bar = format!("{} {}{whom}", held.kind, held.bar);
-            // Several bars for one figure share its line.
+            // Thresholds for the same figure share a line.
             let same = |line: &&mut SuiteLine| {
                 line.title == title && line.figure == held.bar.metric && line.ratio == figure
             };
             match self.lines.iter_mut().find(same) {
                 Some(line) => {
                     line.bar += &format!("; {bar}");
-                    // Why it is not decidable is said once.
+                    // The reason for an undecided threshold is given once.
                     if line.verdict != told
                         || matches!(held.standing, ThresholdOutcome::Met | ThresholdOutcome::Missed)
                     {
@@ -171,7 +171,7 @@ impl SuiteTable {
         }
         let _ = writeln!(
             text,
-            "\n{} bars met, {} missed, {} not decidable",
+            "\n{} bars met, {} missed, {} undecided",
             self.met,
             self.missed + self.missed_aims,
             self.undecided
@@ -197,7 +197,7 @@ impl SuiteLine {
     }
 }
 
-/// The machine, the time, the programs: what a figure is nothing without.
+/// Machine, time and programs of the records.
 fn origin(records: &[&Record]) -> Vec<String> {
     let Some(first) = records.first() else { return Vec::new() };
     let (machine, asked) = (&first.environment, &first.experiment);
@@ -218,7 +218,7 @@ fn origin(records: &[&Record]) -> Vec<String> {
     )];
     let mut programs = Vec::new();
     for build in records.iter().flat_map(|record| &record.programs).filter(|build| build.word == 0) {
-        // A subject is called as the experiment likes; its version says what it is.
+        // Subjects have arbitrary names, so the version identifies the program.
         let hash = || build.short_hash().map(|hash| format!("SHA-256 {hash}"));
         let version = build.version.clone().or_else(hash).unwrap_or_else(|| "of unknown version".to_owned());
         let told = format!("{} ({version})", build.name);
@@ -229,8 +229,8 @@ fn origin(records: &[&Record]) -> Vec<String> {
     sentences.push(format!("Programs: {}.", programs.join(", ")));
     let mut notes: Vec<&String> = Vec::new();
     let told = |note: &&String| {
-        ["a file changed while", "the generator ended"].iter().any(|head| note.starts_with(head))
-            || note.contains("is left out: ")
+        ["a file changed during", "the generator limited"].iter().any(|head| note.starts_with(head))
+            || note.contains("is skipped: ")
     };
     for note in records.iter().flat_map(|record| &record.environment.notes).filter(told) {
         if !notes.contains(&note) {
@@ -241,7 +241,7 @@ fn origin(records: &[&Record]) -> Vec<String> {
     sentences
 }
 
-/// What a program said before it ended is in the record; a cell has room for its beginning.
+/// Shortens text for a cell; the record has all of it.
 fn shortened(text: &str) -> String {
     const MOST: usize = 120;
     match text.char_indices().nth(MOST) {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn each_figure_with_bars_is_a_line_and_a_row_without_one_has_its_verdict() {
+    fn figures_with_thresholds_have_lines_and_other_rows_verdicts() {
         let text = table().markdown();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
@@ -295,10 +295,10 @@ mod tests {
     }
 
     #[test]
-    fn only_a_must_that_is_missed_fails_the_suite() {
+    fn only_a_missed_must_fails_the_suite() {
         let table = table();
         assert_eq!((table.met, table.missed, table.undecided), (1, 1, 0));
         let text = table.text();
-        assert!(text.contains("1 bars met, 2 missed, 0 not decidable") && !text.contains("**"), "{text}");
+        assert!(text.contains("1 bars met, 2 missed, 0 undecided") && !text.contains("**"), "{text}");
     }
 }

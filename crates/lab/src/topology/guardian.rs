@@ -1,5 +1,5 @@
-//! A small shell that outlives the lab: when our end of its pipe closes, because we are done or because we died of
-//! whatever signal, it ends what carries our mark and removes our namespaces. So not even SIGKILL leaves anything.
+//! Guardian shell that outlives the lab. When the lab's end of its pipe closes, for whatever reason, it kills
+//! all processes with the lab's mark and removes its namespaces. Not even SIGKILL leaves anything behind.
 
 use std::{
     os::unix::process::CommandExt,
@@ -9,8 +9,8 @@ use std::{
 
 use crate::{error::LabError, program::MARK};
 
-/// $1 mark, $2 state file, then the names of namespaces. Everything it ends was started by the lab: only such
-/// processes carry the mark or live in the namespaces.
+/// $1 mark, $2 state file, then the names of namespaces. It only kills processes started by the lab, which
+/// carry the mark or live in the namespaces.
 const SCRIPT: &str = r#"
 mark=$1; state=$2; shift 2
 trap '' INT TERM HUP QUIT
@@ -31,7 +31,7 @@ for name in "$@"; do ip netns del "$name" 2>/dev/null; done
 rm -f "$state"
 "#;
 
-/// The watching shell; dropping this makes it act, and waits until it has.
+/// Guardian process; dropping it triggers the cleanup and waits for it.
 #[derive(Debug)]
 pub(crate) struct Guardian(Child);
 
@@ -41,12 +41,12 @@ impl Guardian {
             .args(["-c", SCRIPT, "turnpike-lab-guardian", &format!("{MARK}={id}")])
             .arg(state)
             .args(namespaces)
-            // It must not find itself, even when the lab runs inside a lab.
+            // Otherwise it would kill itself if the lab runs inside a lab.
             .env_remove(MARK)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // Ctrl-C reaches the foreground process group; the guardian must outlive it.
+            // Ctrl-C reaches the foreground process group, which the guardian must outlive.
             .process_group(0)
             .spawn()
             .map(Self)

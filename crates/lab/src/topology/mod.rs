@@ -1,8 +1,8 @@
-//! Network namespaces joined by veth pairs, and the certainty that they go away again.
+//! Network namespaces joined by veth pairs, with reliable cleanup.
 //!
-//! As root each namespace has a name, `tplab-ID-NAME`, that `ip netns` shows and by which a stale one is found;
-//! without root they live inside a user namespace. In both cases a sleeping anchor process holds each, and everything
-//! else enters through the anchor. Nothing outside the namespaces is touched.
+//! For root each namespace has a name, `tplab-ID-NAME`, visible in `ip netns` and used to find stale ones.
+//! Without root they live inside a user namespace. In both cases a sleeping anchor process holds each
+//! namespace, and everything else enters through it. Nothing outside the namespaces is modified.
 
 mod guardian;
 mod napi;
@@ -34,33 +34,33 @@ use crate::{
     tools::{self, output_in, words},
 };
 
-/// Every namespace of every lab starts with this.
+/// Common prefix of all namespaces.
 const FAMILY: &str = "tplab-";
-/// For an anchor to have become `sleep`.
+/// Time for an anchor to exec `sleep`.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A set of namespaces, or none (the host alone).
+/// Set of namespaces, or none (host only).
 #[derive(Debug)]
 pub(crate) struct Topology {
     state: TopologyState,
-    /// Names for addresses in commands, see [`Spec::addresses`].
+    /// Variables for addresses in commands, see [`Spec::addresses`].
     pub(crate) addresses: BTreeMap<String, String>,
     /// By `NAMESPACE/DEVICE`.
     pub(crate) offloads: BTreeMap<String, BTreeMap<String, bool>>,
-    /// Threads of the kernel that receive for a device, by `NAMESPACE.DEVICE`; of devices that have threads of their own.
+    /// Dedicated receiving kernel threads by `NAMESPACE.DEVICE`.
     pub(crate) receivers: BTreeMap<String, Vec<u32>>,
-    /// `None` for what `lab up` made.
+    /// `None` for a topology of `lab up`.
     guardian: Option<Guardian>,
 }
 
 impl Topology {
-    /// Makes the namespaces of `spec`, to be kept until [`down`].
+    /// Creates the namespaces of `spec`, which stay until [`down`].
     pub(crate) fn up(spec: &Spec, id: &str) -> Result<Self, LabError> {
         if let Some(state) = TopologyState::load(id)?
             && !state.is_stale()
         {
             return Err(LabError::usage(format!(
-                "topology \"{id}\" is up already: `turnpike lab down` ends it"
+                "topology \"{id}\" is already up: remove it with `turnpike lab down`"
             )));
         }
         remove_stale()?;
@@ -74,10 +74,11 @@ impl Topology {
         }
     }
 
-    /// Makes the namespaces of `spec`, or stays on the host; gone when dropped, and even if this process is killed.
+    /// Creates the namespaces of `spec`, or stays on the host. They are removed on drop, and even if this
+    /// process is killed.
     pub(crate) fn for_run(spec: Option<&Spec>) -> Result<Self, LabError> {
         remove_stale()?;
-        // Several runs of one process (tests) must not share their namespaces.
+        // Runs within one process (tests) must not share namespaces.
         static RUNS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let run = RUNS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let mut lab =
@@ -96,11 +97,13 @@ impl Topology {
         Ok(lab)
     }
 
-    /// The topology that `lab up` made.
+    /// Finds a topology of `lab up`.
     pub(crate) fn find(id: &str) -> Result<Self, LabError> {
         match TopologyState::load(id)? {
             Some(state) if state.is_whole() => Ok(Self::of(state)),
-            _ => Err(LabError::usage(format!("topology \"{id}\" is not up: `turnpike lab up` makes it"))),
+            _ => {
+                Err(LabError::usage(format!("topology \"{id}\" is not up: create it with `turnpike lab up`")))
+            }
         }
     }
 
@@ -118,7 +121,7 @@ impl Topology {
         Self { state, addresses, offloads, receivers, guardian: None }
     }
 
-    /// The mark of its processes.
+    /// Mark of its processes.
     pub(crate) fn id(&self) -> &str {
         &self.state.id
     }
@@ -127,12 +130,12 @@ impl Topology {
         self.state.spaces.iter().map(|space| space.name.as_str())
     }
 
-    /// A process that lives in the namespace as long as the topology does; `/proc/PID/net` has its counters.
+    /// Process that lives in the namespace as long as the topology; `/proc/PID/net` has its counters.
     pub(crate) fn anchor(&self, name: &str) -> Result<u32, LabError> {
         self.space(name).map(|space| space.anchor.pid)
     }
 
-    /// The words before a command that make it run in that namespace, by `exec`; none for the host.
+    /// Prefix command that runs a command in that namespace by `exec`; empty for the host.
     pub(crate) fn entry(&self, name: Option<&str>) -> Result<Vec<String>, LabError> {
         match name {
             Some(name) => Ok(self.entry_of(self.anchor(name)?)),
@@ -142,7 +145,7 @@ impl Topology {
 
     fn entry_of(&self, anchor: u32) -> Vec<String> {
         let mut entry = words(["nsenter", "-t", &anchor.to_string(), "-n"]);
-        // The owner's user namespace comes first, unless we are in it already.
+        // The owner's user namespace must be entered first, unless we are inside already.
         if self.state.user_namespace && userns::inherited_directory().is_none() {
             entry.extend(words(["-U", "--preserve-credentials"]));
         }
@@ -172,7 +175,7 @@ impl Topology {
         let has_ipv6 = fs::exists("/proc/net/if_inet6").unwrap_or(false);
         for link in &spec.link {
             let [a, b] = &link.ends;
-            // Made in the namespace of one end: without root, this process has no say where it is itself.
+            // Created inside one end's namespace, because without root this process has no rights in its own.
             let mtu = link.mtu.to_string();
             output_in(
                 &self.entry(Some(&a.namespace))?,
@@ -198,7 +201,8 @@ impl Topology {
         for end in spec.ends() {
             let entry = self.entry(Some(&end.namespace))?;
             for address in &end.addresses {
-                // The only host on its link needs no duplicate address detection, and its second of waiting.
+                // Skips duplicate address detection, which takes a second and is pointless on a
+                // point-to-point link.
                 let v6 = address.contains(':');
                 if v6 && !has_ipv6 {
                     continue;
@@ -214,7 +218,8 @@ impl Topology {
             let entry = self.entry(Some(&end.namespace))?;
             let held = self.offloads.get(&format!("{}/{}", end.namespace, end.device));
             if held.is_some_and(|held| held.get("gro") == Some(&true)) {
-                // Only if it is turned on while both ends are up does XDP at the other end redirect packets to here.
+                // Required for XDP on the other end to redirect packets here: GRO must be turned on while
+                // both ends are up.
                 for switch in ["off", "on"] {
                     output_in(&entry, &["ethtool", "-K", &end.device, "gro", switch])?;
                 }
@@ -279,7 +284,7 @@ impl Topology {
             }
         }
         for (name, value) in &settings {
-            // /proc/sys/net shows the namespace of whoever opens it, so a process inside must.
+            // /proc/sys/net shows the namespace of the process that opens it.
             let script = "printf %s \"$2\" > \"/proc/sys/net/$1\"";
             output_in(&entry, &["sh", "-c", script, "sysctl", name, value])?;
         }
@@ -307,7 +312,7 @@ impl Drop for Topology {
     }
 }
 
-/// Ends the topology of that id, if there is one, and all that have lost their owner; how many it ended.
+/// Removes the topology with this ID, if any, and all stale ones; returns their number.
 pub(crate) fn down(id: &str) -> Result<usize, LabError> {
     let mut ended = 0;
     if let Some(state) = TopologyState::load(id)? {
@@ -317,9 +322,9 @@ pub(crate) fn down(id: &str) -> Result<usize, LabError> {
     Ok(ended + remove_stale()?)
 }
 
-/// Removes what crashed runs have left: state without owner, and namespaces of ours without state.
+/// Removes leftovers of crashed runs: states without an owner, and our namespaces without a state.
 pub(crate) fn remove_stale() -> Result<usize, LabError> {
-    // Names before states: another lab writes its state first, so whatever has a name by now has a state, too.
+    // Names are read before states: another lab saves its state first, so every name seen here has a state.
     let named = userns::is_root() && tools::find("ip").is_some();
     let names = if named { netns_names()? } else { Vec::new() };
     let (stale, alive): (Vec<TopologyState>, Vec<TopologyState>) =
@@ -341,7 +346,7 @@ pub(crate) fn remove_stale() -> Result<usize, LabError> {
 fn remove(state: &TopologyState) -> Result<(), LabError> {
     program::sweep(&state.id);
     if userns::is_root() && tools::find("ip").is_some() {
-        // By name, not from the list: it may have died between making one and noting it.
+        // By name, because the lab may have died between creating and recording a namespace.
         let family = format!("{FAMILY}{}-", state.id);
         for name in netns_names()?.iter().filter(|name| name.starts_with(&family)) {
             remove_netns(name)?;
@@ -351,14 +356,14 @@ fn remove(state: &TopologyState) -> Result<(), LabError> {
 }
 
 fn remove_netns(name: &str) -> Result<(), LabError> {
-    // A process may have cleared its environment, and with it the mark; it still lives in our namespace.
+    // A process that has cleared its environment has no mark but still lives in our namespace.
     let pids = tools::output(["ip", "netns", "pids", name]).unwrap_or_default();
     for pid in pids.split_whitespace().filter_map(|pid| program::to_pid(pid.parse().ok()?)) {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }
     match tools::output(["ip", "netns", "del", name]) {
         Err(error) if fs::exists(Path::new("/run/netns").join(name)).unwrap_or(true) => Err(error),
-        // Somebody else's `down` or a guardian was faster.
+        // Another `down` or a guardian was faster.
         _ => Ok(()),
     }
 }
@@ -380,7 +385,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn namespaces_are_listed_with_or_without_an_id_and_never_anyone_elses() {
+    fn only_namespaces_of_the_lab_are_listed() {
         let list = "tplab-7-client (id: 0)\ntplab-up-peer\nmine\nx-tplab-7-relay\n";
         assert_eq!(parse_netns_names(list), ["tplab-7-client", "tplab-up-peer"]);
     }

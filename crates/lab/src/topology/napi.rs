@@ -1,5 +1,5 @@
-//! NAPI threads: a device that receives in threads of the kernel's, on a CPU of our choice, instead of on the back of whoever
-//! sends. Only with them does a veth charge each side for its own work.
+//! NAPI threads: a device receives in kernel threads pinned to a chosen CPU, instead of in the context of the
+//! sender. Only this charges each side of a veth for its own work.
 
 use std::{collections::BTreeSet, thread, time::Duration};
 
@@ -14,34 +14,35 @@ use crate::{
     tools::{self, output_in},
 };
 
-/// By SCHED_FIFO before all programs, at once: packets are received although those keep their CPUs busy, as an interrupt would have it. Whoever is
-/// only nicer than they are waits for the end of their slice, some milliseconds, in which a veth's ring of 256 packets overflows.
+/// SCHED_FIFO, ahead of all programs: packets are received at once although programs keep the CPUs busy, as
+/// with an interrupt. A thread with mere niceness would wait for the end of a time slice of some
+/// milliseconds, in which a veth's ring of 256 packets overflows.
 const PRIORITY: &str = "1";
-/// Looks for the threads of a device, and the time between two of them.
+/// Number of polls for a device's threads, and their interval.
 const LOOKS: usize = 200;
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Fails with the remedy where threads of the kernel cannot be had, or not be pinned as `spec` wants it.
+/// Fails with a remedy if kernel threads are unavailable or cannot be pinned as `spec` requires.
 pub(super) fn require(spec: &Spec) -> Result<(), LabError> {
     if !userns::is_root() {
         return Err(LabError::usage(
-            "this topology pins threads of the kernel, which takes root: run this as root, or take another one \
+            "this topology pins kernel threads, which requires root: run as root, or use another one \
              (--topology veth)",
         ));
     }
     tools::require("ethtool", "for the offloads of this topology")?;
-    tools::require("taskset", "to pin threads of the kernel")?;
-    tools::require("chrt", "to rank threads of the kernel")?;
+    tools::require("taskset", "to pin kernel threads")?;
+    tools::require("chrt", "to prioritize kernel threads")?;
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     match spec.ends().filter_map(|end| end.napi_cpu).find(|cpu| *cpu >= cpus) {
         Some(cpu) => Err(LabError::usage(format!(
-            "this topology receives on CPU {cpu}, but this machine has {cpus}: take another one (--topology veth)"
+            "this topology receives on CPU {cpu}, but this machine has {cpus}: use another one (--topology veth)"
         ))),
         None => Ok(()),
     }
 }
 
-/// Has `device` receive in threads on `cpu`, and returns their pids. `entry` enters its namespace.
+/// Makes `device` receive in threads on `cpu`; returns their process IDs. `entry` enters its namespace.
 pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>, LabError> {
     let before = threads(device);
     // /sys shows the devices of the namespace in which it was mounted.
@@ -58,7 +59,7 @@ pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>
     }
     if ours.is_empty() {
         return Err(LabError::failed(format!(
-            "{device} has no NAPI threads: the kernel lacks them (before 5.12), or they cannot be seen from here (a container?)"
+            "{device} has no NAPI threads: the kernel lacks them (before 5.12), or they are not visible, as in a container"
         )));
     }
     for pid in ours.iter().map(i32::to_string) {
@@ -75,10 +76,10 @@ pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>
     }
 }
 
-/// Has the threads of `device` look for packets less often.
+/// Makes the threads of `device` poll less often.
 pub(super) fn mitigate(entry: &[String], device: &str, mitigation: &Mitigation) -> Result<(), LabError> {
     let Mitigation { gro_flush_timeout_us, napi_defer_hard_irqs } = mitigation;
-    // In nanoseconds; what does not hold shows when it is read again.
+    // In nanoseconds; read back, because invalid values are ignored.
     let (timeout, looks) = (format!("{gro_flush_timeout_us}000"), napi_defer_hard_irqs.to_string());
     let script = "mount -t sysfs none /sys && cd \"/sys/class/net/$1\" && echo \"$2\" >gro_flush_timeout && \
                   echo \"$3\" >napi_defer_hard_irqs && cat gro_flush_timeout napi_defer_hard_irqs";
@@ -87,11 +88,11 @@ pub(super) fn mitigate(entry: &[String], device: &str, mitigation: &Mitigation) 
         return Ok(());
     }
     Err(LabError::failed(format!(
-        "{device} does not take gro_flush_timeout {timeout} and napi_defer_hard_irqs {looks}"
+        "{device} does not accept gro_flush_timeout {timeout} and napi_defer_hard_irqs {looks}"
     )))
 }
 
-/// The kernel calls them `napi/DEVICE-ID`.
+/// The kernel names them `napi/DEVICE-ID`.
 fn threads(device: &str) -> BTreeSet<i32> {
     let prefix = format!("napi/{device}-");
     let all = all_processes().into_iter().flatten().flatten();

@@ -1,5 +1,5 @@
-//! Offloads of the devices: set explicitly, read back, shown. They decide whether a super-packet crosses a veth whole,
-//! so a result without them means nothing.
+//! Offloads of the devices: set explicitly, read back and recorded, because they decide whether super-packets
+//! cross a veth whole.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::{
     tools::{self, output_in},
 };
 
-/// What `ethtool -k` calls the features of which `ethtool -K` knows short names, and those worth showing.
+/// Feature names of `ethtool -k` with their short names for `ethtool -K`; these are shown.
 const SHOWN: [(&str, &str); 8] = [
     ("rx-checksumming", "rx"),
     ("tx-checksumming", "tx"),
@@ -20,12 +20,11 @@ const SHOWN: [(&str, &str); 8] = [
     ("rx-udp-gro-forwarding", "rx-udp-gro-forwarding"),
 ];
 
-/// What can be said without `ethtool`.
-pub(crate) const UNKNOWN: &str =
-    "the kernel's defaults, unseen: `ethtool` is missing (apt-get install ethtool)";
+/// Description if `ethtool` is missing.
+pub(crate) const UNKNOWN: &str = "kernel defaults, not read: `ethtool` is missing (apt-get install ethtool)";
 
-/// Applies `wanted` to a device and returns what then holds of what is worth showing; nothing, and the kernel's
-/// defaults stay, where there is no `ethtool`. `entry` enters the device's namespace.
+/// Applies `wanted` to a device and returns the resulting features. Without `ethtool` the kernel defaults
+/// stay and the result is empty. `entry` enters the device's namespace.
 pub(crate) fn apply(
     entry: &[String],
     device: &str,
@@ -37,13 +36,13 @@ pub(crate) fn apply(
     let run = |arguments: &[&str]| output_in(entry, arguments);
     let held = parse(&run(&["ethtool", "-k", device])?);
     for (name, on) in wanted {
-        // One call a feature: ethtool stops at the first that cannot be changed, and a fixed feature that is right
-        // already is no mistake.
+        // One call per feature: ethtool stops at the first one that cannot be changed, and a fixed feature
+        // with the right value is fine.
         if held.get(name) != Some(on) {
             let switch = if *on { "on" } else { "off" };
             run(&["ethtool", "-K", device, name, switch]).map_err(|error| {
                 LabError::usage(format!(
-                    "offload {name} cannot be turned {switch} on {device} ({error}): correct [offloads]"
+                    "offload {name} cannot be turned {switch} on {device} ({error}): check [offloads]"
                 ))
             })?;
         }
@@ -53,7 +52,7 @@ pub(crate) fn apply(
     Ok(held)
 }
 
-/// The output of `ethtool -k`, under the names of `ethtool -K`.
+/// Parses `ethtool -k`; uses the names of `ethtool -K`.
 fn parse(text: &str) -> BTreeMap<String, bool> {
     text.lines()
         .filter_map(|line| {

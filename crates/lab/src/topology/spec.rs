@@ -1,4 +1,4 @@
-//! What a topology file says: namespaces, the links between them, offloads. Checked when read.
+//! Topology files: namespaces, links between them, and offloads, validated on reading.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,16 +12,16 @@ use turnpike_strict::{Document, nearest};
 
 use crate::error::LabError;
 
-/// The topologies that need no file, by name; the first is the one that is used when nobody names another. What stands last holds
-/// instead of what the text says.
+/// Built-in topologies by name; the first is the default. The changes in the last column override the text.
 const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
     ("veth", include_str!("veth.toml"), &[]),
     ("wire", WIRE, &[]),
-    // Most network cards have no UDP segmentation: the kernel cuts super-packets before they reach the device.
+    // Most network cards lack UDP segmentation: the kernel splits super-packets before they reach the device.
     ("wire-without-uso", WIRE, &[LinkChange::Offload(&["relay"], "tx-udp-segmentation", false)]),
-    // XDP sees what is in a packet, and there a veth's own checksums are not. They cost the relay more here than a card that verifies.
+    // XDP only sees checksums inside the packet, and a veth leaves them out. Computing them costs the relay
+    // more here than with a card that verifies them.
     ("wire-with-sums", WIRE, &[WITH_SUMS]),
-    // As a network card does that is told to interrupt its CPU less often.
+    // Emulates NIC interrupt coalescing.
     (
         "wire-mitigated",
         WIRE,
@@ -30,9 +30,9 @@ const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
             Mitigation { gro_flush_timeout_us: 100, napi_defer_hard_irqs: 2 },
         )],
     ),
-    // Waking up the far ends is then not the relay's work, as it is nobody's on a wire.
+    // Waking the far ends is then not charged to the relay, as on a real wire.
     ("wire-far-mitigated", WIRE, &[FAR_MITIGATED]),
-    // Nor does any packet come from a wire whose checksum somebody is still to add.
+    // Nor do packets arrive with incomplete checksums, as on a real wire.
     ("wire-far-mitigated-with-sums", WIRE, &[FAR_MITIGATED, WITH_SUMS]),
     ("fleet", include_str!("fleet.toml"), &[]),
 ];
@@ -42,7 +42,7 @@ const FAR_MITIGATED: LinkChange =
     LinkChange::Mitigation(FAR, Mitigation { gro_flush_timeout_us: 200, napi_defer_hard_irqs: 2 });
 const WIRE: &str = include_str!("wire.toml");
 
-/// Of the devices of some namespaces.
+/// Change to the devices of some namespaces.
 enum LinkChange {
     Offload(&'static [&'static str], &'static str, bool),
     Mitigation(&'static [&'static str], Mitigation),
@@ -76,13 +76,13 @@ pub(crate) struct Spec {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Namespace {
     pub(crate) name: String,
-    /// Whether it forwards packets between its links.
+    /// Forwards packets between its links.
     #[serde(default)]
     pub(crate) forward: bool,
-    /// Default routes, one a family.
+    /// Default routes, one per family.
     #[serde(default)]
     pub(crate) gateways: Vec<IpAddr>,
-    /// Prefixes of which every address is its own, though no device has it.
+    /// Prefixes whose addresses are all local, without a device.
     #[serde(default)]
     pub(crate) local: Vec<String>,
     /// Further routes, from prefix to gateway.
@@ -108,27 +108,27 @@ pub(crate) struct VethEnd {
     pub(crate) device: String,
     /// `ADDRESS/PREFIX`.
     pub(crate) addresses: Vec<String>,
-    /// Before those of all devices.
+    /// Take precedence over those of all devices.
     #[serde(default)]
     pub(crate) offloads: BTreeMap<String, bool>,
-    /// Receive in NAPI threads, pinned to this CPU.
+    /// CPU of dedicated NAPI threads for receiving.
     pub(crate) napi_cpu: Option<usize>,
-    /// Have these look for packets less often; only with `napi_cpu`.
+    /// Interrupt mitigation of these threads; requires `napi_cpu`.
     pub(crate) mitigation: Option<Mitigation>,
 }
 
-/// How a device is kept from interrupting for each packet (`/sys/class/net/DEVICE`).
+/// Interrupt mitigation of a device (`/sys/class/net/DEVICE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Mitigation {
-    /// Microseconds between two looks, for so long as there was something.
+    /// Polling interval in microseconds while packets arrive.
     pub(crate) gro_flush_timeout_us: u32,
-    /// Looks in vain before the device interrupts again.
+    /// Empty polls before the device interrupts again.
     pub(crate) napi_defer_hard_irqs: u32,
 }
 
 impl Spec {
-    /// The topology of that name, or of the file `path` below `base`.
+    /// Loads the built-in topology of that name, or the file `path` below `base`.
     pub(crate) fn load(path: &str, base: &Path) -> Result<Self, LabError> {
         let file = base.join(path);
         let (spec, mut document): (Self, _) = match KNOWN.iter().find(|(name, ..)| *name == path) {
@@ -152,16 +152,16 @@ impl Spec {
         Ok(spec)
     }
 
-    /// Whether devices receive in threads of the kernel, which only root may pin.
+    /// Devices receive in kernel threads, which only root may pin.
     pub(crate) fn has_napi_threads(&self) -> bool {
         self.ends().any(|end| end.napi_cpu.is_some())
     }
 
-    /// Tells `document` all that is wrong with this.
+    /// Reports all mistakes to `document`.
     fn check(&self, document: &mut Document) {
         let names: BTreeSet<&str> = self.namespace.iter().map(|space| space.name.as_str()).collect();
         if names.len() != self.namespace.len() || names.is_empty() {
-            document.problem("namespace", "namespaces need names, each its own");
+            document.problem("namespace", "namespaces need unique names");
         }
         for (index, space) in self.namespace.iter().enumerate() {
             let path = format!("namespace[{index}]");
@@ -170,7 +170,7 @@ impl Spec {
                 document.problem(
                     &format!("{path}.name"),
                     format!(
-                        "namespace \"{name}\": expected 1 to 16 lower case letters, digits or hyphens, a letter first"
+                        "namespace \"{name}\": expected 1 to 16 lower-case letters, digits or hyphens, starting with a letter"
                     ),
                 );
             }
@@ -192,7 +192,7 @@ impl Spec {
                 if !devices.insert((&end.namespace, &end.device)) {
                     document.problem(
                         &format!("link[{index}].ends[{side}].device"),
-                        format!("device \"{}\" is in namespace {} twice", end.device, end.namespace),
+                        format!("device \"{}\" is used twice in namespace {}", end.device, end.namespace),
                     );
                 }
             }
@@ -209,9 +209,9 @@ impl Spec {
         self.link.iter().flat_map(|link| &link.ends)
     }
 
-    /// Names for the addresses, for use in commands: `client` and `client6` are the first IPv4 and IPv6 address of
-    /// that namespace, `relay-peer` and `relay-peer6` those of `relay` on its link with `peer`, `peer-prefix` the first prefix of
-    /// which every address is `peer`'s.
+    /// Variables for addresses in commands: `client` and `client6` are the first IPv4 and IPv6 address of
+    /// that namespace, `relay-peer` and `relay-peer6` those of `relay` on its link to `peer`, and
+    /// `peer-prefix` the first prefix local to `peer`.
     pub(crate) fn addresses(&self) -> BTreeMap<String, String> {
         let mut names = BTreeMap::new();
         for link in &self.link {
@@ -245,7 +245,7 @@ fn check_end(end: &VethEnd, path: &str, names: &BTreeSet<&str>, document: &mut D
         };
         document.problem(
             &format!("{path}.namespace"),
-            format!("a link ends in \"{}\", which is no namespace{hint}", end.namespace),
+            format!("a link ends in \"{}\", which is not a namespace{hint}", end.namespace),
         );
     }
     // Interface names have at most 15 bytes (IFNAMSIZ).
@@ -256,7 +256,7 @@ fn check_end(end: &VethEnd, path: &str, names: &BTreeSet<&str>, document: &mut D
         );
     }
     if end.mitigation.is_some() && end.napi_cpu.is_none() {
-        document.problem(&format!("{path}.mitigation"), "mitigation: expected napi_cpu beside it");
+        document.problem(&format!("{path}.mitigation"), "mitigation: needs napi_cpu");
     }
     for (index, address) in end.addresses.iter().enumerate() {
         if parse_address(address).is_none() {
@@ -268,7 +268,7 @@ fn check_end(end: &VethEnd, path: &str, names: &BTreeSet<&str>, document: &mut D
     }
 }
 
-/// The address of `ADDRESS/PREFIX`, if both are right.
+/// Parses `ADDRESS/PREFIX`; `None` if invalid.
 pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
     let (address, prefix) = text.split_once('/')?;
     let address: IpAddr = address.parse().ok()?;
@@ -276,10 +276,10 @@ pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
     prefix.parse::<u32>().is_ok_and(|prefix| prefix <= bits).then_some(address)
 }
 
-/// The names of [`is_plain`].
-pub(crate) const PLAIN: &str = "lower case letters, digits and hyphens, a letter first";
+/// Description of [`is_plain`] names.
+pub(crate) const PLAIN: &str = "lower-case letters, digits and hyphens, starting with a letter";
 
-/// Whether a name can stand in a file name, a command and an interface list.
+/// Returns true if a name is safe in a file name, a command and an interface list.
 pub(crate) fn is_plain(name: &str, longest: usize) -> bool {
     (1..=longest).contains(&name.len())
         && name.starts_with(|first: char| first.is_ascii_lowercase())
@@ -287,7 +287,7 @@ pub(crate) fn is_plain(name: &str, longest: usize) -> bool {
 }
 
 impl VethEnd {
-    /// What its device shall have, by the names of `ethtool -K`.
+    /// Features for its device, by the names of `ethtool -K`.
     pub(crate) fn wanted(&self, all: &BTreeMap<String, bool>) -> BTreeMap<String, bool> {
         let mut wanted = all.clone();
         wanted.extend(self.offloads.clone());
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_answered_with_the_known_ones() {
+    fn an_unknown_name_lists_the_known_topologies() {
         let told = |name: &str| Spec::load(name, Path::new(".")).unwrap_err().to_string();
         assert_eq!(told("wirre"), "no topology \"wirre\"; did you mean \"wire\"?");
         assert_eq!(
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wire_has_the_addresses_of_veth_and_receives_where_the_programs_run() {
+    fn a_wire_has_the_addresses_of_veth_and_pinned_receivers() {
         let (veth, wire) =
             (Spec::load("veth", Path::new(".")).unwrap(), Spec::load("wire", Path::new(".")).unwrap());
         assert_eq!(wire.addresses(), veth.addresses());
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_has_two_relays_whose_links_are_those_of_a_wire() {
+    fn a_fleet_has_two_relays_with_wire_links() {
         let (fleet, wire) =
             (Spec::load("fleet", Path::new(".")).unwrap(), Spec::load("wire", Path::new(".")).unwrap());
         assert_eq!(fleet.offloads, wire.offloads);
@@ -400,9 +400,9 @@ mod tests {
         };
         assert_eq!(
             refusal(&end("lefd")),
-            "t.toml:4:77: a link ends in \"lefd\", which is no namespace; did you mean \"left\"?"
+            "t.toml:4:77: a link ends in \"lefd\", which is not a namespace; did you mean \"left\"?"
         );
-        assert!(refusal("[[namespace]]\nname = 'A b'\n").contains("lower case"));
+        assert!(refusal("[[namespace]]\nname = 'A b'\n").contains("lower-case"));
         assert!(refusal("[[namespace]]\nname = 'a'\nsysctl = { '../kernel/x' = '1' }\n").contains("below"));
         assert!(
             refusal(&end("left").replace("'b', addresses = []", "'b', addresses = ['10.0.0.1/33']"))
@@ -411,6 +411,6 @@ mod tests {
         assert!(refusal(&end("left").replace("'b'", "'a'")).contains("twice"));
         assert!(refusal("[[namespace]]\nname = 'a'\nlocal = ['10.78.0.0']\n").contains("a prefix such as"));
         let mitigated = "'b', mitigation = { gro_flush_timeout_us = 100, napi_defer_hard_irqs = 2 }";
-        assert!(refusal(&end("left").replace("'b'", mitigated)).contains("napi_cpu beside it"));
+        assert!(refusal(&end("left").replace("'b'", mitigated)).contains("needs napi_cpu"));
     }
 }

@@ -1,5 +1,5 @@
-//! Which topologies exist: one small file each in a runtime directory, written before anything is made, so that
-//! whatever a crash leaves is found.
+//! Registry of topologies: one small file each in a runtime directory, written before anything is created, so
+//! that leftovers of a crash can be found.
 
 use std::{
     fs,
@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 use super::userns::directory;
 use crate::{error::LabError, program::birth, record::write_json};
 
-/// A topology as far as it has been made.
+/// Topology as far as it has been created.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TopologyState {
     pub(crate) id: String,
-    /// The process without which it is stale; `None` for `lab up`, which lives until `lab down`.
+    /// Process whose exit makes the topology stale; `None` for `lab up`, which stays until `lab down`.
     pub(crate) owner: Option<ProcessIdentity>,
-    /// Whether its namespaces belong to a user namespace, which must be entered first.
+    /// Its namespaces belong to a user namespace, which must be entered first.
     pub(crate) user_namespace: bool,
     pub(crate) spaces: Vec<SpaceState>,
 }
@@ -25,17 +25,17 @@ pub(crate) struct TopologyState {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SpaceState {
     pub(crate) name: String,
-    /// A process that sleeps in the namespace as long as it exists.
+    /// Process that sleeps in the namespace and keeps it alive.
     pub(crate) anchor: ProcessIdentity,
-    /// The name that `ip netns` knows, as root.
+    /// Name in `ip netns`, for root.
     pub(crate) netns: Option<String>,
 }
 
-/// A process: a pid alone is reused sooner or later.
+/// Process identity: a process ID alone may be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessIdentity {
     pub(crate) pid: u32,
-    /// Clock ticks from boot to its start.
+    /// Start time in clock ticks since boot.
     pub(crate) birth: u64,
 }
 
@@ -54,18 +54,18 @@ impl TopologyState {
         write_json(&path_of(&self.id)?, self)
     }
 
-    /// The topology of that id, if there is one.
+    /// State of the topology with this ID, if any.
     pub(crate) fn load(id: &str) -> Result<Option<Self>, LabError> {
         Ok(read(&path_of(id)?))
     }
 
     pub(crate) fn remove(&self) -> Result<(), LabError> {
-        // Gone is gone, whoever did it.
+        // It may be gone already.
         let _ = fs::remove_file(path_of(&self.id)?);
         Ok(())
     }
 
-    /// Whether nobody needs it any more: its owner has died, or, without an owner, one of its anchors has.
+    /// Stale: its owner has died or, without an owner, one of its anchors has.
     pub(crate) fn is_stale(&self) -> bool {
         match self.owner {
             Some(owner) => !owner.lives(),
@@ -73,7 +73,7 @@ impl TopologyState {
         }
     }
 
-    /// Whether all its namespaces are held.
+    /// All its namespaces are alive.
     pub(crate) fn is_whole(&self) -> bool {
         !self.spaces.is_empty() && self.spaces.iter().all(|space| space.anchor.lives())
     }
@@ -97,7 +97,8 @@ pub(crate) fn path_of(id: &str) -> Result<PathBuf, LabError> {
 }
 
 fn read(path: &Path) -> Option<TopologyState> {
-    // Unreadable state is none; its namespaces are still found by name and its processes by their mark.
+    // An unreadable state counts as missing; its namespaces are still found by name and its processes by
+    // their mark.
     serde_json::from_str(&fs::read_to_string(path).ok()?).ok()
 }
 
@@ -114,7 +115,7 @@ mod tests {
             owner: Some(ProcessIdentity { birth: me.birth + 1, ..me }),
             ..TopologyState::default()
         };
-        assert!(reused.is_stale(), "the pid now belongs to another process");
+        assert!(reused.is_stale(), "the process ID belongs to another process");
     }
 
     #[test]
@@ -125,6 +126,6 @@ mod tests {
         assert!(!state.is_stale());
         state.spaces.push(SpaceState { anchor: ProcessIdentity { pid: u32::MAX, birth: 1 }, ..space });
         assert!(state.is_stale());
-        assert!(TopologyState::default().is_stale(), "it was interrupted before it had a namespace");
+        assert!(TopologyState::default().is_stale(), "it was interrupted before the first namespace");
     }
 }

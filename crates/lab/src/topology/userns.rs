@@ -1,4 +1,4 @@
-//! Namespaces without root: the lab runs itself once more inside a user namespace, where it is root.
+//! Namespaces without root: the lab re-executes itself inside a user namespace, where it is root.
 
 use std::{
     env, fs,
@@ -12,12 +12,12 @@ use std::{
 
 use crate::{error::LabError, tools};
 
-/// Set in the inner process, to the outer one's state directory; named as [`crate::program::MARK`] is, for what is
-/// started inherits it.
+/// Set in the inner process to the outer one's state directory. Named like [`crate::program::MARK`], because
+/// started programs inherit it.
 const INSIDE: &str = "TPLAB_INSIDE";
 
-/// Makes sure that this process may make namespaces: as root at once; otherwise by becoming, through `unshare`, the
-/// same command inside a user namespace. Returns an error only if neither is possible.
+/// Ensures that this process may create namespaces: as root directly, otherwise by re-executing the same
+/// command in a user namespace through `unshare`. Fails if neither is possible.
 pub(crate) fn enter_if_needed() -> Result<(), LabError> {
     tools::require("ip", "for namespaces")?;
     tools::require("nsenter", "to enter namespaces")?;
@@ -34,7 +34,7 @@ pub(crate) fn enter_if_needed() -> Result<(), LabError> {
         .is_ok_and(|status| status.success());
     if !allowed {
         return Err(LabError::usage(
-            "no permission for network namespaces: run this as root, or allow user namespaces \
+            "no permission for network namespaces: run as root, or allow user namespaces \
              (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0)",
         ));
     }
@@ -58,12 +58,12 @@ fn can_make_namespaces() -> Result<(), LabError> {
     })
 }
 
-/// Inside the user namespace: where the outer process keeps its state.
+/// Inside the user namespace: the state directory of the outer process.
 pub(crate) fn inherited_directory() -> Option<PathBuf> {
     env::var_os(INSIDE).map(PathBuf::from)
 }
 
-/// Directory of the state of all topologies, made if missing, for this user alone.
+/// State directory of all topologies, created if missing and private to this user.
 pub(crate) fn directory() -> Result<PathBuf, LabError> {
     let directory = match inherited_directory() {
         Some(directory) => directory,
@@ -75,14 +75,14 @@ pub(crate) fn directory() -> Result<PathBuf, LabError> {
     };
     let cannot = || LabError::io(format!("cannot use {} for the lab's state", directory.display()));
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(cannot())?;
-    // In a shared /tmp somebody else could have been first.
+    // In a shared /tmp another user may have created it first.
     if fs::metadata(&directory).map_err(cannot())?.uid() != uid() {
         return Err(LabError::usage(format!("{} belongs to another user: remove it", directory.display())));
     }
     Ok(directory)
 }
 
-/// Root of the machine (or of a container), not of our own user namespace.
+/// Root of the machine or a container, not of our own user namespace.
 pub(crate) fn is_root() -> bool {
     uid() == 0 && inherited_directory().is_none()
 }
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_programs_inside_inherit_looks_like_no_setting_of_the_server() {
+    fn inherited_variables_do_not_look_like_server_settings() {
         assert!(!INSIDE.starts_with("TURNPIKE_"), "{INSIDE}");
     }
 }

@@ -2,7 +2,8 @@ use super::*;
 use crate::metric::{CPU_US_PER_PACKET, PACKETS_PER_CPU_S};
 use crate::record::tests::record;
 
-/// `rounds` rounds in which `new` is `ratio` times `old`, with a deterministic wobble of plus or minus `noise`.
+/// `rounds` rounds in which `new` is `ratio` times `old`, with a deterministic fluctuation of plus or minus
+/// `noise`.
 fn steady(metric: &str, rounds: usize, ratio: f64, noise: f64) -> Record {
     let wobble = |i: usize| 1.0 + noise * [0.3, -1.0, 0.7, 0.0, -0.4, 1.0, -0.8][i % 7];
     let values: Vec<_> =
@@ -25,7 +26,7 @@ fn rounds_needed(verdict: &MetricVerdict) -> Option<u32> {
 }
 
 #[test]
-fn more_packets_per_cpu_second_are_faster_and_more_cpu_per_packet_is_slower() {
+fn verdicts_follow_the_direction_of_the_metric() {
     for (metric, ratio, outcome, gain) in [
         (PACKETS_PER_CPU_S, 1.25, Conclusion::Faster, 1.25),
         (PACKETS_PER_CPU_S, 0.8, Conclusion::Slower, 0.8),
@@ -41,13 +42,13 @@ fn more_packets_per_cpu_second_are_faster_and_more_cpu_per_packet_is_slower() {
 }
 
 #[test]
-fn equal_subjects_show_no_difference_once_it_would_have_been_seen() {
+fn equal_subjects_show_no_difference_with_enough_precision() {
     let verdict = judge(&steady(PACKETS_PER_CPU_S, 8, 1.0, 0.02), "new", PACKETS_PER_CPU_S);
     assert_eq!(verdict.outcome, Conclusion::NoDifference, "{verdict}");
 }
 
 #[test]
-fn noise_above_the_resolution_cannot_tell_and_says_how_many_rounds_would() {
+fn noise_above_the_resolution_asks_for_more_rounds() {
     let verdict = judge(&steady(PACKETS_PER_CPU_S, 8, 1.0, 0.2), "new", PACKETS_PER_CPU_S);
     assert!(matches!(reasons(&verdict), [VerdictReason::TooNoisy { .. }]), "{verdict}");
     let needed = rounds_needed(&verdict).unwrap();
@@ -56,15 +57,15 @@ fn noise_above_the_resolution_cannot_tell_and_says_how_many_rounds_would() {
 }
 
 #[test]
-fn five_rounds_are_too_few_however_clear_they_are() {
+fn five_rounds_are_too_few_even_if_clear() {
     let verdict = judge(&steady(PACKETS_PER_CPU_S, 5, 2.0, 0.001), "new", PACKETS_PER_CPU_S);
     assert_eq!(reasons(&verdict), [VerdictReason::TooFewRounds { have: 5, need: 6 }]);
     assert_eq!(rounds_needed(&verdict), Some(6));
-    assert!(verdict.estimate.is_some(), "the figures are shown all the same");
+    assert!(verdict.estimate.is_some(), "the figures are shown anyway");
 }
 
 #[test]
-fn fewer_rounds_count_when_told_so_and_the_interval_says_what_it_is_worth() {
+fn rules_may_allow_fewer_rounds_with_lower_confidence() {
     let mut record = steady(PACKETS_PER_CPU_S, 3, 2.0, 0.001);
     record.experiment.rules.min_rounds = 3;
     let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
@@ -84,7 +85,7 @@ fn an_effect_below_the_noise_floor_is_refused() {
 }
 
 #[test]
-fn an_effect_below_a_floor_that_is_itself_below_the_resolution_is_no_difference() {
+fn effects_below_a_low_noise_floor_are_no_difference() {
     let mut record = steady(PACKETS_PER_CPU_S, 8, 1.01, 0.001);
     for (i, round) in record.aa.iter_mut().enumerate() {
         round.metrics.insert(PACKETS_PER_CPU_S.to_owned(), if i % 2 == 0 { 98.0 } else { 102.0 });
@@ -107,7 +108,7 @@ fn more_rounds_are_not_promised_against_a_bias() {
 }
 
 #[test]
-fn without_an_aa_run_there_is_no_verdict_unless_told_so() {
+fn a_verdict_needs_aa_runs_unless_the_rules_waive_them() {
     let mut record = steady(PACKETS_PER_CPU_S, 8, 2.0, 0.01);
     record.aa.clear();
     assert_eq!(reasons(&judge(&record, "new", PACKETS_PER_CPU_S)), [VerdictReason::NoNoiseFloor]);
@@ -116,7 +117,7 @@ fn without_an_aa_run_there_is_no_verdict_unless_told_so() {
 }
 
 #[test]
-fn a_subject_that_crashed_once_gets_no_verdict_and_is_named() {
+fn a_crashed_subject_gets_no_verdict() {
     let mut record = steady(PACKETS_PER_CPU_S, 20, 2.0, 0.01);
     record.rounds[7].voided = Some(Void::SubjectFailed { how: "ended by signal 11 after 3.2 s".to_owned() });
     let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
@@ -125,7 +126,7 @@ fn a_subject_that_crashed_once_gets_no_verdict_and_is_named() {
     assert_eq!(rounds_needed(&verdict), None);
 }
 
-/// The same, with the generator late in the runs of `new` in the first six rounds, and each run offered `load`.
+/// Record with a late generator in the runs of `new` in the first six rounds, and `load` offered per run.
 fn late(metric: &str, load: impl Fn(&Round) -> f64) -> Record {
     late_of("new", metric, load)
 }
@@ -142,7 +143,7 @@ fn late_of(subject: &str, metric: &str, load: impl Fn(&Round) -> f64) -> Record 
 }
 
 #[test]
-fn a_generator_late_in_many_rounds_refuses_the_verdict() {
+fn a_generator_late_in_many_rounds_prevents_the_verdict() {
     for metric in ["delivered_pps", "latency_p99_us", "loss_percent", "subject_cpu_s", "context_switches"] {
         let verdict = judge(&late(metric, |_| 1000.0), "new", metric);
         assert_eq!(
@@ -155,7 +156,7 @@ fn a_generator_late_in_many_rounds_refuses_the_verdict() {
 }
 
 #[test]
-fn what_a_datagram_costs_is_judged_though_the_generator_was_late() {
+fn cost_per_datagram_is_judged_despite_a_late_generator() {
     for metric in
         [PACKETS_PER_CPU_S, CPU_US_PER_PACKET, "packets_per_busy_s", "busy_us_per_packet", "cpu_s_per_gb"]
     {
@@ -163,7 +164,7 @@ fn what_a_datagram_costs_is_judged_though_the_generator_was_late() {
         assert!(matches!(verdict.outcome, Conclusion::Faster | Conclusion::Slower), "{verdict}");
         assert_eq!((verdict.estimate.unwrap().rounds, verdict.late), (20, 6));
         assert!(verdict.to_string().ends_with(", generator late in 6 of them)"), "{verdict}");
-        // A round that does not count is not one of them.
+        // Void rounds are not counted.
         let mut robbed = late(metric, |_| 1000.0);
         robbed.rounds[0].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
         let verdict = judge(&robbed, "new", metric);
@@ -172,7 +173,7 @@ fn what_a_datagram_costs_is_judged_though_the_generator_was_late() {
 }
 
 #[test]
-fn a_late_generator_that_offered_one_subject_another_load_refuses_that_too() {
+fn a_late_generator_with_unequal_loads_prevents_the_verdict() {
     for subject in ["new", "old"] {
         let slowed = |round: &Round| if round.subject == subject { 900.0 } else { 1000.0 };
         let verdict = judge(&late_of(subject, PACKETS_PER_CPU_S, slowed), "new", PACKETS_PER_CPU_S);
@@ -185,7 +186,7 @@ fn a_late_generator_that_offered_one_subject_another_load_refuses_that_too() {
 }
 
 #[test]
-fn cores_that_others_used_refuse_the_verdict_whatever_the_metric() {
+fn shared_cores_prevent_the_verdict_for_every_metric() {
     for metric in ["packets_per_busy_s", CPU_US_PER_PACKET, "delivered_pps"] {
         let mut record = late(metric, |_| 1000.0);
         for round in record.rounds.iter_mut().filter(|round| round.index < 6) {
@@ -201,7 +202,7 @@ fn cores_that_others_used_refuse_the_verdict_whatever_the_metric() {
 }
 
 #[test]
-fn a_verdict_begins_with_its_metric() {
+fn a_verdict_starts_with_its_metric() {
     for (metric, ratio) in [(PACKETS_PER_CPU_S, 1.25), ("batch_occupancy", 1.25), ("latency_p50_us", 1.0)] {
         let verdict = judge(&steady(metric, 8, ratio, 0.01), "new", metric).to_string();
         assert!(verdict.starts_with(&format!("{metric}: new against old: ")), "{verdict}");
@@ -212,13 +213,13 @@ fn a_verdict_begins_with_its_metric() {
 }
 
 #[test]
-fn stolen_cpus_that_leave_too_few_rounds_refuse_the_verdict() {
+fn too_few_rounds_after_stolen_time_prevent_the_verdict() {
     let mut record = steady(PACKETS_PER_CPU_S, 6, 2.0, 0.01);
     record.aa[0].voided = Some(Void::CpuStolen { percent: 9.0, limit_percent: 1.0 });
     assert_eq!(
         judge(&record, "new", PACKETS_PER_CPU_S).outcome,
         Conclusion::Faster,
-        "one A/A run is no loss"
+        "one A/A run may be missing"
     );
     record.rounds[0].voided = Some(Void::CpuStolen { percent: 9.0, limit_percent: 1.0 });
     let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
@@ -232,7 +233,7 @@ fn stolen_cpus_that_leave_too_few_rounds_refuse_the_verdict() {
 }
 
 #[test]
-fn a_void_round_among_many_is_left_out() {
+fn a_void_round_among_many_is_skipped() {
     let mut record = steady(PACKETS_PER_CPU_S, 20, 2.0, 0.01);
     record.rounds[0].voided = Some(Void::Other { what: "iperf3 ended with 1".to_owned() });
     let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
@@ -240,7 +241,7 @@ fn a_void_round_among_many_is_left_out() {
 }
 
 #[test]
-fn a_metric_nobody_has_and_one_that_is_not_supported_are_told_apart() {
+fn missing_metrics_differ_from_unsupported_ones() {
     let mut record = steady(PACKETS_PER_CPU_S, 8, 2.0, 0.01);
     assert_eq!(
         reasons(&judge(&record, "new", "cycles")),
@@ -264,7 +265,7 @@ fn losses_of_zero_on_both_sides_show_no_difference() {
 }
 
 #[test]
-fn a_loss_that_was_always_zero_and_never_is_now_needs_no_ratio() {
+fn zeros_on_one_side_are_judged_by_sign() {
     let verdict = judge(&record("loss_percent", &[(0.0, 0.0, 2.0); 6]), "new", "loss_percent");
     assert_eq!(verdict.outcome, Conclusion::Slower);
     assert!(verdict.to_string().ends_with("new against old: slower; 2.000 %, and 0 % with old"), "{verdict}");
@@ -273,7 +274,7 @@ fn a_loss_that_was_always_zero_and_never_is_now_needs_no_ratio() {
 }
 
 #[test]
-fn zeros_that_come_and_go_have_no_verdict() {
+fn inconsistent_zeros_have_no_verdict() {
     let mixed = [(0.0, 0.0, 2.0), (0.0, 0.0, 0.0)].repeat(4);
     let unsteady_baseline = [(0.0, 1.0, 2.0); 8];
     let too_few = [(0.0, 0.0, 2.0); 5];
@@ -288,7 +289,7 @@ fn zeros_that_come_and_go_have_no_verdict() {
 }
 
 #[test]
-fn an_empty_record_is_no_panic() {
+fn an_empty_record_does_not_panic() {
     let verdict = judge(&record(PACKETS_PER_CPU_S, &[]), "new", PACKETS_PER_CPU_S);
     assert!(reasons(&verdict).contains(&VerdictReason::TooFewRounds { have: 0, need: 6 }), "{verdict}");
     assert_eq!(verdict.gain(), None);

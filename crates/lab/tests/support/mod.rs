@@ -1,4 +1,4 @@
-//! The lab as a process of its own, for what only a process can show: signals, exit codes, what is left behind.
+//! Runs the lab as a separate process, to test signals, exit codes and leftovers.
 #![allow(dead_code, unused_imports, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
@@ -14,7 +14,7 @@ pub(crate) use turnpike_testkit::{Dir, eventually};
 
 const ARGUMENTS: &str = "TURNPIKE_LAB_TEST_ARGUMENTS";
 
-/// The body of the test `as_lab` of each file: does nothing, unless [`lab`] has started this program again.
+/// Body of the test `as_lab` in each file: does nothing unless [`lab`] has started this program.
 pub(crate) fn as_lab() {
     if let Ok(arguments) = std::env::var(ARGUMENTS) {
         let arguments = std::iter::once("turnpike lab").chain(arguments.split('\x1f'));
@@ -22,7 +22,7 @@ pub(crate) fn as_lab() {
     }
 }
 
-/// `turnpike lab ARGUMENTS`, not yet started.
+/// Command `turnpike lab ARGUMENTS`, not yet started.
 pub(crate) fn lab(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -42,8 +42,8 @@ pub(crate) fn said(output: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Whether namespaces can be made and these programs are there; says why not. An ordinary user's test is run, all of it, by
-/// another process that is root in a user namespace of its own; here it is then over.
+/// Checks that namespaces and these programs are available; prints the reason if not. For an ordinary user it
+/// reruns the whole test as root of a user namespace and returns false.
 pub(crate) fn can_run(programs: &[&str]) -> bool {
     for program in ["ip", "nsenter", "unshare"].iter().chain(programs) {
         let found = std::env::split_paths(&std::env::var_os("PATH").unwrap())
@@ -68,7 +68,7 @@ pub(crate) fn is_root() -> bool {
     fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
-/// Runs the test of this thread once more, as root of a user namespace.
+/// Reruns the test of this thread as root of a user namespace.
 fn run_in_user_namespace() {
     const NAMESPACES: [&str; 3] = ["--map-root-user", "--mount", "--net"];
     if !Command::new("unshare").args(NAMESPACES).arg("true").stderr(Stdio::null()).status().unwrap().success()
@@ -77,7 +77,8 @@ fn run_in_user_namespace() {
         return;
     }
     let test = thread::current().name().expect("libtest names a test's thread after it").to_owned();
-    // ip(8) keeps the names of namespaces below /run, which is root's. Without loopback a host has no routing table at all.
+    // ip(8) keeps the names of namespaces below /run, which belongs to root. Without a loopback a host has no
+    // routing table.
     let output = Command::new("unshare")
         .args(NAMESPACES)
         .args(["sh", "-c", r#"mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@""#, "sh"])
@@ -92,7 +93,7 @@ fn run_in_user_namespace() {
     }
 }
 
-/// Namespaces whose name begins so.
+/// Namespaces with this prefix.
 pub(crate) fn namespaces(prefix: &str) -> Vec<String> {
     let list = Command::new("ip").args(["netns", "list"]).output().unwrap();
     String::from_utf8_lossy(&list.stdout)
@@ -103,7 +104,7 @@ pub(crate) fn namespaces(prefix: &str) -> Vec<String> {
         .collect()
 }
 
-/// Processes that carry the mark of the lab with this id.
+/// Number of processes with the mark of this lab.
 pub(crate) fn marked(id: &str) -> usize {
     let mark = format!("TPLAB={id}");
     fs::read_dir("/proc")
@@ -116,20 +117,20 @@ pub(crate) fn marked(id: &str) -> usize {
         .count()
 }
 
-/// Sends a signal by its name to a child of ours.
+/// Sends a signal by name to a child process.
 pub(crate) fn signal(child: &Child, name: &str) {
     let pid = child.id().to_string();
     assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
 }
 
-/// The one directory below `base`.
+/// The only directory below `base`.
 pub(crate) fn only_directory(base: &Path) -> std::path::PathBuf {
     let entries: Vec<_> = fs::read_dir(base).unwrap().flatten().map(|entry| entry.path()).collect();
     assert_eq!(entries.len(), 1, "{entries:?}");
     entries.into_iter().next().unwrap()
 }
 
-/// How many entries a directory has; none if it is not there.
+/// Number of entries in a directory; 0 if it does not exist.
 pub(crate) fn entries(base: &Path) -> usize {
     fs::read_dir(base).map_or(0, Iterator::count)
 }

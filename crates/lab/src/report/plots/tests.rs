@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn ticks_are_round_hold_1_and_keep_apart() {
+fn ticks_are_round_include_1_and_do_not_touch() {
     assert_eq!(ticks(0.95, 1.05), [0.95, 0.98, 0.99, 1.0, 1.01, 1.02, 1.05]);
     assert_eq!(ticks(0.5, 2.2), [0.5, 0.6, 0.7, 0.85, 1.0, 1.15, 1.4, 1.7, 2.0]);
     for (low, high) in [(0.05, 60.0), (0.025, 1.3), (1e-6, 2.0), (0.9, 1e9), (1e-9, 1e9), (0.3, 1.05)] {
@@ -18,7 +18,7 @@ fn ratio(label: &str, low: f64, ratio: f64, high: f64) -> Ratio {
     Ratio { label: label.to_owned(), ratio, low, high, floor: Some(0.05), better: None }
 }
 
-/// The numbers of an attribute, of all elements of this kind that have it.
+/// Values of an attribute over all elements of this kind.
 fn numbers(svg: &str, element: &str, attribute: &str) -> Vec<f64> {
     svg.split(&format!("<{element} "))
         .skip(1)
@@ -30,7 +30,7 @@ fn numbers(svg: &str, element: &str, attribute: &str) -> Vec<f64> {
         .collect()
 }
 
-/// Each text with its place.
+/// Texts with their positions.
 fn texts(svg: &str) -> Vec<(String, f64, f64)> {
     let xs = numbers(svg, "text", "x");
     let ys = numbers(svg, "text", "y");
@@ -41,7 +41,7 @@ fn texts(svg: &str) -> Vec<(String, f64, f64)> {
     words.zip(xs.into_iter().zip(ys)).map(|(text, (x, y))| (text, x, y)).collect()
 }
 
-/// Left, top, right and bottom of the plotted area: its grid lines end there.
+/// Left, top, right and bottom of the plot area, from the ends of its grid lines.
 fn frame(svg: &str) -> [f64; 4] {
     let edge = |attribute: &str, better: fn(f64, f64) -> f64| {
         numbers(svg, "line", attribute).into_iter().reduce(better).expect("a grid")
@@ -50,7 +50,7 @@ fn frame(svg: &str) -> [f64; 4] {
 }
 
 #[test]
-fn ratios_stand_where_their_logarithm_puts_them_however_far_out_they_are() {
+fn ratios_are_placed_by_their_logarithm() {
     let rows = [
         ratio("near", 1.1, 1.2, 1.3),
         ratio("tiny", 0.029, 0.031, 0.033),
@@ -64,7 +64,7 @@ fn ratios_stand_where_their_logarithm_puts_them_however_far_out_they_are() {
     assert!(dots.iter().all(|x| (left..=right).contains(x)), "{dots:?} in {left} to {right}");
     assert!(numbers(&svg, "circle", "cy").iter().all(|y| (top..=bottom).contains(y)));
 
-    // Pixels a unit of the logarithm, by the two that are farthest apart.
+    // Pixels per unit of the logarithm, from the two dots that are farthest apart.
     let scale = (dots[2] - dots[1]) / (40.0_f64 / 0.031).ln();
     let expected = |ratio: f64| dots[3] + scale * ratio.ln();
     for (row, x) in rows.iter().zip(&dots) {
@@ -75,7 +75,7 @@ fn ratios_stand_where_their_logarithm_puts_them_however_far_out_they_are() {
             expected(row.ratio)
         );
     }
-    // The intervals and the line at 1, each a polyline of two points.
+    // Intervals and the line at 1, each a polyline of two points.
     let ends: Vec<f64> = svg
         .split("points=\"")
         .skip(1)
@@ -85,7 +85,7 @@ fn ratios_stand_where_their_logarithm_puts_them_however_far_out_they_are() {
     for end in [0.029, 0.033, 1.1, 1.3, 38.0, 55.0, 1.0] {
         assert!(ends.iter().any(|x| (x - expected(end)).abs() <= 1.5), "no end at {end}: {ends:?}");
     }
-    // Ticks stand at their figures, on both sides of 1.
+    // Ticks are at their values, on both sides of 1.
     let ticks: Vec<(f64, f64)> = texts(&svg)
         .into_iter()
         .filter(|(_, _, y)| *y > bottom)
@@ -101,7 +101,7 @@ fn ratios_stand_where_their_logarithm_puts_them_however_far_out_they_are() {
 }
 
 #[test]
-fn a_lone_row_stands_inside_its_axes() {
+fn a_single_row_is_inside_its_axes() {
     let svg = ratios(&[ratio("alone", 1.1, 1.2, 1.3)]);
     let [left, top, right, bottom] = frame(&svg);
     let (x, y) = (numbers(&svg, "circle", "cx")[0], numbers(&svg, "circle", "cy")[0]);
@@ -111,7 +111,7 @@ fn a_lone_row_stands_inside_its_axes() {
 }
 
 #[test]
-fn each_row_is_labelled_at_its_height_with_name_and_ratio_and_long_names_fit() {
+fn row_labels_are_aligned_and_long_names_fit() {
     let long = "a-subject-with-a-rather-long-name: segments_per_superpacket ↓";
     let rows: Vec<Ratio> = (0..40)
         .map(|i| ratio(&if i == 7 { long.to_owned() } else { format!("metric_{i}") }, 0.9, 1.0, 1.25))
@@ -123,13 +123,13 @@ fn each_row_is_labelled_at_its_height_with_name_and_ratio_and_long_names_fit() {
         let label = format!("{}  1.000", row.label);
         let (_, x, y) = texts.iter().find(|(text, ..)| *text == label).unwrap_or_else(|| panic!("{label}"));
         assert!((y - height).abs() <= 1.5, "{label} at {y}, its dot at {height}");
-        // It ends at the axis, and its letters are narrower than half the height of the font.
+        // The label ends at the axis, and its letters are narrower than half the font height.
         assert!(*x >= 5.3 * label.chars().count() as f64, "{label} ends at {x}");
     }
 }
 
 #[test]
-fn rounds_stand_at_whole_numbers_and_one_round_has_one_tick() {
+fn rounds_are_at_integers_with_one_tick_each() {
     for count in [1_u32, 8, 48] {
         let values: Vec<_> = (0..count).map(|i| (100.0 + f64::from(i), 100.0, 120.0)).collect();
         let record = crate::record::tests::record("delivered_pps", &values);
@@ -142,7 +142,7 @@ fn rounds_stand_at_whole_numbers_and_one_round_has_one_tick() {
             .collect();
         let numbers_seen: Vec<u32> = ticks.iter().map(|(number, _)| *number).collect();
         if count == 48 {
-            // Not all have room.
+            // Not all labels fit.
             assert!((4..=20).contains(&numbers_seen.len()), "{numbers_seen:?}");
             let step = numbers_seen[1] - numbers_seen[0];
             assert!(step > 1 && numbers_seen.iter().all(|number| number % step == 0), "{numbers_seen:?}");
@@ -163,7 +163,7 @@ fn rounds_stand_at_whole_numbers_and_one_round_has_one_tick() {
 }
 
 #[test]
-fn runs_that_do_not_count_are_rings() {
+fn void_runs_are_drawn_as_rings() {
     let mut record = crate::record::tests::record("delivered_pps", &[(100.0, 100.0, 120.0); 4]);
     let rings = |record: &Record| {
         let svg = rounds(record, "delivered_pps");
@@ -177,14 +177,14 @@ fn runs_that_do_not_count_are_rings() {
 }
 
 #[test]
-fn what_is_not_finite_is_not_in_range() {
+fn non_finite_values_are_ignored_by_ranges() {
     assert_eq!(range([f64::NAN, f64::INFINITY].into_iter()), None);
     assert_eq!(range([0.0].into_iter()), Some((-0.5, 0.5)));
     assert_eq!(range([10.0, f64::NAN, 20.0].into_iter()), Some((10.0 - 0.8, 20.0 + 0.8)));
 }
 
 #[test]
-fn trials_at_the_same_rate_are_one_point() {
+fn trials_at_the_same_rate_become_one_point() {
     let point = |offered_pps, delivered_pps| crate::record::SweepPoint {
         offered_pps,
         delivered_pps,
