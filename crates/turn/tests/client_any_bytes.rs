@@ -1,11 +1,11 @@
-//! Whatever a network brings, the client neither panics nor grows.
+//! Arbitrary input makes the client neither panic nor grow.
 
 use crate::client_support::*;
 use proptest::prelude::*;
 
 proptest! {
     #[test]
-    fn any_datagram_is_survived(datagrams in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..20)) {
+    fn any_datagram_is_handled_without_a_panic(datagrams in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..20)) {
         let mut client = allocated(0, 600);
         client.bind_channel(0, peer()).unwrap();
         for datagram in &datagrams {
@@ -16,9 +16,9 @@ proptest! {
         prop_assert!(client.allocation().is_some());
     }
 
-    /// A true answer with one byte changed anywhere: never believed, and the true one still is.
+    /// A response with any byte changed is rejected, and the original still accepted.
     #[test]
-    fn a_changed_answer_is_not_believed(at in 0_usize..1_000, flip in 1_u8..) {
+    fn an_altered_response_is_rejected(at in 0_usize..1_000, flip in 1_u8..) {
         let mut client = client();
         client.allocate(0).unwrap();
         let first = request(&mut client);

@@ -1,4 +1,4 @@
-//! The client proves who it is, and believes only what is proven to it (RFC 8489 section 9.2).
+//! Authentication of the client and of responses (RFC 8489 section 9.2).
 
 use crate::client_support::*;
 use stun_types::attribute::{
@@ -11,7 +11,7 @@ const MD5: PasswordAlgorithmValue = PasswordAlgorithmValue::MD5;
 const SHA256: PasswordAlgorithmValue = PasswordAlgorithmValue::SHA256;
 
 #[test]
-fn the_first_allocate_is_unsigned_and_the_answer_to_the_challenge_is_signed() {
+fn the_first_allocate_is_unsigned_and_the_retry_is_signed() {
     let mut client = client();
     client.allocate(0).unwrap();
     let first = request(&mut client);
@@ -21,7 +21,7 @@ fn the_first_allocate_is_unsigned_and_the_answer_to_the_challenge_is_signed() {
     assert_eq!(client.handle_datagram(10, &asked), Incoming::Control);
     let second = request(&mut client);
     assert_signed(&second, IntegrityAlgorithm::Sha1, PLAIN_NONCE);
-    assert_ne!(first[8..20], second[8..20], "a retry is a new transaction");
+    assert_ne!(first[8..20], second[8..20], "a retry must be a new transaction");
 
     let response = success(&second, 600, Some(IntegrityAlgorithm::Sha1));
     assert_eq!(client.handle_datagram(20, &response), Incoming::Control);
@@ -39,7 +39,7 @@ fn the_first_allocate_is_unsigned_and_the_answer_to_the_challenge_is_signed() {
 }
 
 #[test]
-fn offered_password_algorithms_are_repeated_and_the_first_known_one_is_used() {
+fn offered_algorithms_are_echoed_and_the_first_known_is_used() {
     for (offered, chosen) in [(&[SHA256, MD5][..], SHA256), (&[SHA256], SHA256)] {
         let mut client = client();
         client.allocate(0).unwrap();
@@ -86,13 +86,13 @@ fn a_challenge_stripped_of_its_algorithms_is_ignored() {
     let stripped = challenge(&first, 401, COOKIE_NONCE, None);
     assert_eq!(client.handle_datagram(0, &stripped), Incoming::Ignored(Ignored::BidDown));
     assert_eq!(client.poll_transmit(), None);
-    // The true one still counts.
+    // The genuine challenge still counts.
     client.handle_datagram(0, &challenge(&first, 401, COOKIE_NONCE, Some(&[SHA256])));
     assert_signed(&request(&mut client), IntegrityAlgorithm::Sha256, COOKIE_NONCE);
 }
 
 #[test]
-fn a_client_of_rfc_5389_knows_no_algorithms() {
+fn an_rfc_5389_client_ignores_password_algorithms() {
     let config = Config { password_algorithms: false, ..Config::new(USER, PASSWORD) };
     let mut client = Client::new(Arc::new(config), turnpike_turn::random::Seed([9; 32]));
     client.allocate(0).unwrap();
@@ -104,7 +104,7 @@ fn a_client_of_rfc_5389_knows_no_algorithms() {
 }
 
 #[test]
-fn a_second_challenge_of_the_same_realm_means_wrong_credentials() {
+fn a_second_challenge_in_the_same_realm_means_wrong_credentials() {
     let mut client = client();
     client.allocate(0).unwrap();
     for _ in 0..2 {
@@ -118,7 +118,7 @@ fn a_second_challenge_of_the_same_realm_means_wrong_credentials() {
 }
 
 #[test]
-fn a_stale_nonce_is_replaced_but_not_for_ever() {
+fn a_stale_nonce_is_replaced_a_limited_number_of_times() {
     let mut client = client();
     client.allocate(0).unwrap();
     let first = request(&mut client);
@@ -134,7 +134,7 @@ fn a_stale_nonce_is_replaced_but_not_for_ever() {
 }
 
 #[test]
-fn a_server_that_asks_a_client_without_credentials_is_told_apart() {
+fn a_challenge_without_configured_credentials_has_its_own_error() {
     let mut client = Client::new(Arc::new(Config::default()), turnpike_turn::random::Seed([9; 32]));
     client.allocate(0).unwrap();
     let request = request(&mut client);
@@ -144,7 +144,7 @@ fn a_server_that_asks_a_client_without_credentials_is_told_apart() {
 }
 
 #[test]
-fn unsigned_and_forged_answers_to_signed_requests_change_nothing() {
+fn unsigned_and_forged_responses_are_ignored() {
     let mut client = client();
     client.allocate(0).unwrap();
     let first = request(&mut client);
@@ -161,7 +161,7 @@ fn unsigned_and_forged_answers_to_signed_requests_change_nothing() {
     let response = success(&second, 600, Some(IntegrityAlgorithm::Sha1));
     assert_eq!(client.handle_datagram(0, &response), Incoming::Control);
     assert!(matches!(event(&mut client), Event::Allocated(_)));
-    // The same answer again, as after a retransmission.
+    // Retransmitted response.
     assert_eq!(client.handle_datagram(0, &response), Incoming::Ignored(Ignored::UnknownTransaction));
 }
 
@@ -180,12 +180,12 @@ fn a_signed_refusal_has_its_code_and_reason() {
         }
         other => panic!("{other:?}"),
     }
-    // The way is free for another try.
+    // Another attempt is possible.
     client.allocate(1).unwrap();
 }
 
 #[test]
-fn an_error_that_cannot_be_verified_is_told_when_nothing_better_comes() {
+fn an_unverified_error_is_reported_on_timeout() {
     let mut client = client();
     client.allocate(0).unwrap();
     let first = request(&mut client);
@@ -209,7 +209,7 @@ fn an_error_that_cannot_be_verified_is_told_when_nothing_better_comes() {
 }
 
 #[test]
-fn a_name_that_no_username_holds_is_told_and_not_sent() {
+fn a_too_long_username_is_reported_and_not_sent() {
     let config = Config::new("x".repeat(509), PASSWORD);
     let mut client = Client::new(Arc::new(config), turnpike_turn::random::Seed([9; 32]));
     client.allocate(0).unwrap();
@@ -225,7 +225,7 @@ fn a_name_that_no_username_holds_is_told_and_not_sent() {
 }
 
 #[test]
-fn an_answer_with_something_behind_it_is_none() {
+fn a_response_with_trailing_bytes_is_rejected() {
     let mut client = client();
     client.allocate(0).unwrap();
     let first = request(&mut client);

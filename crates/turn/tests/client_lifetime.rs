@@ -1,4 +1,4 @@
-//! The client keeps what it has: retransmission, refreshes, deletion, in virtual time.
+//! Retransmission, refreshes and deletion by the client in virtual time.
 
 use crate::client_support::*;
 use turn_types::message::{CHANNEL_BIND, CREATE_PERMISSION};
@@ -8,7 +8,7 @@ use turnpike_wire::{
 };
 
 #[test]
-fn an_unanswered_request_is_sent_seven_times_and_then_given_up() {
+fn an_unanswered_request_is_sent_seven_times_and_times_out() {
     let mut client = client();
     client.allocate(1_000).unwrap();
     let first = request(&mut client);
@@ -31,7 +31,7 @@ fn an_unanswered_request_is_sent_seven_times_and_then_given_up() {
 }
 
 #[test]
-fn the_allocation_is_refreshed_a_minute_before_it_expires_again_and_again() {
+fn the_allocation_is_refreshed_a_minute_before_each_expiry() {
     let mut client = allocated(0, 600);
     for due in [540_000, 1_080_000, 1_620_000] {
         assert_eq!(client.poll_timeout(), Some(due));
@@ -54,7 +54,7 @@ fn a_short_lifetime_is_refreshed_at_half() {
 }
 
 #[test]
-fn a_refresh_answered_with_a_stale_nonce_goes_on_with_the_new_one() {
+fn a_refresh_with_a_stale_nonce_retries_with_the_new_one() {
     let mut client = allocated(0, 600);
     client.handle_timeout(540_000);
     let stale = request(&mut client);
@@ -100,14 +100,14 @@ fn permissions_and_channels_are_refreshed_before_a_permission_expires() {
 }
 
 #[test]
-fn deleting_asks_for_a_lifetime_of_zero_and_forgets_everything() {
+fn deleting_requests_a_zero_lifetime_and_drops_all_state() {
     let mut client = allocated(0, 600);
     client.bind_channel(0, peer()).unwrap();
     client.delete(5).unwrap();
     let delete = request(&mut client);
     let message = Message::from_bytes(&delete).unwrap();
     assert_eq!(message.attribute::<Lifetime>().unwrap().seconds(), 0);
-    assert_eq!(client.poll_transmit(), None, "the ChannelBind under way is given up");
+    assert_eq!(client.poll_transmit(), None, "the pending ChannelBind is dropped");
     client.handle_datagram(5, &success(&delete, 0, Some(IntegrityAlgorithm::Sha1)));
     assert_eq!(event(&mut client), Event::Deleted);
     assert_eq!((client.allocation(), client.poll_timeout(), client.channel(peer())), (None, None, None));
@@ -121,7 +121,7 @@ fn header(client: &mut Client, len: u16) -> Vec<u8> {
 }
 
 #[test]
-fn data_goes_by_send_indication_until_a_channel_is_bound() {
+fn data_uses_send_indications_until_a_channel_is_bound() {
     let mut client = allocated(0, 600);
     client.permit(0, peer().ip()).unwrap();
     grant(&mut client, 0, 0);
@@ -131,7 +131,7 @@ fn data_goes_by_send_indication_until_a_channel_is_bound() {
     assert_eq!((view.peer, view.data), (peer(), &b"hello"[..]));
 
     let number = client.bind_channel(0, peer()).unwrap();
-    assert_eq!(header(&mut client, 5).len(), datagram.len() - 8, "not bound before the server says so");
+    assert_eq!(header(&mut client, 5).len(), datagram.len() - 8, "not bound before the success response");
     grant(&mut client, 0, 0);
     let mut datagram = header(&mut client, 5);
     datagram.extend(b"hello");
@@ -140,7 +140,7 @@ fn data_goes_by_send_indication_until_a_channel_is_bound() {
 }
 
 #[test]
-fn data_from_the_peer_is_found_in_both_forms_and_nothing_else_is() {
+fn only_data_of_permitted_peers_is_delivered_in_both_forms() {
     let mut client = allocated(0, 600);
     let number = client.bind_channel(0, peer()).unwrap();
     grant(&mut client, 0, 0);
@@ -173,7 +173,7 @@ fn data_from_the_peer_is_found_in_both_forms_and_nothing_else_is() {
 }
 
 #[test]
-fn everything_is_bounded() {
+fn requests_and_events_are_bounded() {
     let mut client = allocated(0, 600);
     let mut refused = None;
     for port in 1..=u16::MAX {

@@ -1,5 +1,5 @@
-//! The client changes its address (RFC 8016), is sent to another server (RFC 8489 section 10), and signs with a key that no
-//! password made (RFC 7635).
+//! Client with a new address (RFC 8016), redirected to another server (RFC 8489 section 10), and with an
+//! access token (RFC 7635).
 
 use crate::client_support;
 
@@ -13,7 +13,7 @@ use turnpike_turn::client::AccessToken;
 
 const TICKET: AttributeType = AttributeType::new(0x8030);
 
-/// A signed success with a ticket.
+/// Signed success response with a ticket.
 fn success_with_ticket(request: &[u8], ticket: &[u8]) -> Vec<u8> {
     let request = Message::from_bytes(request).unwrap();
     let mut response = Message::builder_success(&request, MessageWriteVec::new());
@@ -47,12 +47,12 @@ fn mobile() -> Client {
 }
 
 #[test]
-fn migration_sends_the_ticket_keeps_the_new_one_and_refreshes_what_was_under_way() {
+fn migration_renews_the_ticket_and_resumes_pending_refreshes() {
     let mut client = mobile();
     client.permit(1, peer().ip()).unwrap();
     grant(&mut client, 1, 0);
     event(&mut client);
-    // Its refresh is under way when the network changes.
+    // The refresh is pending when the network changes.
     client.handle_timeout(240_001);
     let lost = request(&mut client);
 
@@ -60,10 +60,10 @@ fn migration_sends_the_ticket_keeps_the_new_one_and_refreshes_what_was_under_way
     let moved = request(&mut client);
     assert!(Message::from_bytes(&moved).unwrap().has_method(REFRESH));
     assert_eq!(ticket_of(&moved), Some(b"first".to_vec()));
-    // Nothing else is asked for from an address that the server does not know.
+    // No other request is sent from an address that the server does not know.
     client.handle_timeout(240_200);
     assert!(client.poll_transmit().is_none());
-    // Nonces may belong to an address.
+    // Nonces may be bound to an address.
     client.handle_datagram(240_300, &challenge(&moved, 401, "new", None));
     let again = request(&mut client);
     assert_signed(&again, IntegrityAlgorithm::Sha1, "new");
@@ -83,7 +83,7 @@ fn migration_sends_the_ticket_keeps_the_new_one_and_refreshes_what_was_under_way
 }
 
 #[test]
-fn a_migration_without_an_answer_can_be_tried_again_and_a_refused_one_ends_the_allocation() {
+fn a_timed_out_migration_may_retry_and_a_refused_one_is_final() {
     let mut client = mobile();
     client.migrate(0).unwrap();
     let mut now = 0;
@@ -92,7 +92,7 @@ fn a_migration_without_an_answer_can_be_tried_again_and_a_refused_one_ends_the_a
         if let Some(event) = client.poll_event() {
             break event;
         }
-        now = client.poll_timeout().expect("it waits for something");
+        now = client.poll_timeout().expect("a pending timeout");
         client.handle_timeout(now);
     };
     assert!(matches!(failed, Event::Failed { request: Request::Migrate, failure: Failure::Timeout { .. } }));
@@ -103,7 +103,7 @@ fn a_migration_without_an_answer_can_be_tried_again_and_a_refused_one_ends_the_a
     assert!(client.allocation().is_none());
 }
 
-/// Lets time pass until something has failed.
+/// Advances time until a request fails.
 fn until_failure(client: &mut Client, mut now: u64) -> (u64, Event) {
     loop {
         while client.poll_transmit().is_some() {}
@@ -112,20 +112,20 @@ fn until_failure(client: &mut Client, mut now: u64) -> (u64, Event) {
                 return (now, event);
             }
         }
-        now = client.poll_timeout().expect("it waits for something");
+        now = client.poll_timeout().expect("a pending timeout");
         client.handle_timeout(now);
     }
 }
 
 #[test]
-fn what_a_dead_network_does_not_refresh_comes_along_to_the_next() {
+fn state_unrefreshed_on_a_dead_network_is_kept_for_the_next() {
     for mobile_one in [true, false] {
         let mut client = if mobile_one { mobile() } else { allocated(0, 3600) };
         client.permit(0, peer().ip()).unwrap();
         grant(&mut client, 0, 0);
         let number = client.bind_channel(0, peer()).unwrap();
         grant(&mut client, 0, 0);
-        // Refused, never answered: nothing of the sort.
+        // A permission that was never granted is not kept.
         let other = "203.0.113.200".parse().unwrap();
         client.permit(0, other).unwrap();
         let (_, failed) = until_failure(&mut client, 0);
@@ -161,7 +161,7 @@ fn what_a_dead_network_does_not_refresh_comes_along_to_the_next() {
 }
 
 #[test]
-fn without_a_ticket_there_is_no_migration() {
+fn migration_requires_a_ticket() {
     let mut client = allocated(0, 600);
     assert_eq!(client.migrate(1), Err(RequestError::NoTicket));
     assert_eq!(client_support::client().migrate(1), Err(RequestError::NoAllocation));
@@ -185,7 +185,7 @@ fn another_server_is_reported_with_its_name() {
 }
 
 #[test]
-fn an_access_token_stands_in_for_a_password() {
+fn an_access_token_replaces_a_password() {
     let access = AccessToken { token: b"opaque".to_vec(), mac_key: vec![7; 20] };
     let config = Config { access_token: Some(access), ..Config::new("key-1", "") };
     let mut client = Client::new(Arc::new(config), turnpike_turn::random::Seed([9; 32]));
@@ -198,7 +198,7 @@ fn an_access_token_stands_in_for_a_password() {
     assert_eq!(&*token.value, b"opaque");
     let key: MessageIntegrityCredentials = ShortTermCredentials::new("\x07".repeat(20)).into();
     assert_eq!(message.validate_integrity(&key).ok(), Some(IntegrityAlgorithm::Sha1));
-    // No other request has the token (RFC 7635 section 9).
+    // Other requests do not carry the token (RFC 7635 section 9).
     let answer = |request: &[u8], ticket: &[u8]| {
         let message = Message::from_bytes(request).unwrap();
         let mut response = Message::builder_success(&message, MessageWriteVec::new());

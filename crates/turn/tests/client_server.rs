@@ -1,4 +1,4 @@
-//! Our client and our server, in memory: everything that a session has, in virtual time.
+//! The client against the server, in memory and virtual time.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -68,20 +68,20 @@ fn relayed() -> SocketAddr {
     "203.0.113.5:50000".parse().unwrap()
 }
 
-/// A client, a server, and the wire between them.
+/// Client and server with the wire between them.
 struct Bench {
     client: client::Client,
     server: Server<OneUser>,
     now: u64,
     allocation: Option<AllocationId>,
-    /// What the peer received.
+    /// Datagrams received by the peer.
     at_peer: Vec<Vec<u8>>,
 }
 
 impl Bench {
     fn new(client: client::Config) -> Self {
         let mut peers = PeerRules::default();
-        // A documentation range, which a server refuses unless told otherwise.
+        // Documentation range, refused by default.
         peers.allow.push("192.0.2.0/24".parse().unwrap());
         let config = ServerConfig {
             nonce_keys: turnpike_turn::server::NonceKey([3; 32]).into(),
@@ -110,7 +110,7 @@ impl Bench {
         }
     }
 
-    /// Carries one datagram to the server, and the reply, if any, back.
+    /// Delivers a datagram to the server, and its reply to the client.
     fn deliver(&mut self, datagram: &[u8]) {
         let now = self.time();
         let mut reply = match self.server.from_client(now, &Self::five_tuple().into(), datagram) {
@@ -120,8 +120,8 @@ impl Bench {
                 self.at_peer.push(payload.to_vec());
                 None
             }
-            Verdict::ToClient { .. } => panic!("a client's datagram comes back to it"),
-            Verdict::Wait { otherwise, .. } => panic!("there are no limits: {otherwise:?}"),
+            Verdict::ToClient { .. } => panic!("a client's datagram was sent back to it"),
+            Verdict::Wait { otherwise, .. } => panic!("no limits are configured: {otherwise:?}"),
             Verdict::Drop(Some(reason)) => panic!("dropped: {reason:?}"),
             Verdict::Drop(None) => None,
         };
@@ -138,7 +138,7 @@ impl Bench {
         }
     }
 
-    /// Carries all that is to be carried; returns what the client reports.
+    /// Delivers everything pending; returns the client's events.
     fn settle(&mut self) -> Vec<Event> {
         while let Some(datagram) = self.client.poll_transmit().map(<[u8]>::to_vec) {
             self.deliver(&datagram);
@@ -157,7 +157,7 @@ impl Bench {
         self.deliver(&datagram);
     }
 
-    /// A datagram of the peer, as it reaches the client.
+    /// Datagram from the peer as it reaches the client.
     fn peer_sends(&mut self, payload: &[u8]) -> Vec<u8> {
         let relay = RelayId { allocation: self.allocation.unwrap(), family: Family::V4 };
         let now = self.time();
@@ -194,7 +194,7 @@ fn configurations() -> [client::Config; 3] {
 }
 
 #[test]
-fn data_flows_both_ways_through_a_permission_and_through_a_channel() {
+fn data_flows_both_ways_by_permission_and_by_channel() {
     for config in configurations() {
         let mut bench = session(config);
         bench.client.permit(0, peer().ip()).unwrap();
@@ -215,7 +215,7 @@ fn data_flows_both_ways_through_a_permission_and_through_a_channel() {
 }
 
 #[test]
-fn a_session_lives_for_hours_across_stale_nonces_and_ends_when_deleted() {
+fn a_session_lives_for_hours_across_stale_nonces() {
     for config in configurations() {
         let mut bench = session(config);
         let number = bench.client.bind_channel(0, peer()).unwrap();
@@ -257,7 +257,7 @@ fn a_wrong_password_is_refused() {
 }
 
 #[test]
-fn binding_tells_the_mapped_address() {
+fn binding_returns_the_mapped_address() {
     let mut bench = Bench::new(client::Config::default());
     bench.client.binding(0).unwrap();
     assert_eq!(bench.settle(), [Event::Mapped(Bench::five_tuple().address)]);

@@ -33,9 +33,9 @@ fn connected(request: &[u8], id: u32) -> Vec<u8> {
     response.finish()
 }
 
-/// RFC 8489 section 6.2.2: nothing is sent again, and Ti is 39.5 s.
+/// RFC 8489 section 6.2.2: no retransmission, and Ti is 39.5 s.
 #[test]
-fn over_a_reliable_transport_a_request_is_sent_once_and_waited_for_39_5_seconds() {
+fn a_request_over_tcp_is_sent_once_and_times_out_after_39_5_s() {
     let mut client = tcp_client();
     client.allocate(0).unwrap();
     request(&mut client);
@@ -54,7 +54,7 @@ fn over_a_reliable_transport_a_request_is_sent_once_and_waited_for_39_5_seconds(
 }
 
 #[test]
-fn a_peer_connection_is_made_by_connect_and_bound_on_a_second_connection() {
+fn connect_makes_a_peer_connection_bound_on_a_second_stream() {
     let mut client = tcp_allocated();
     client.connect(1, peer()).unwrap();
     let connect = request(&mut client);
@@ -71,7 +71,7 @@ fn a_peer_connection_is_made_by_connect_and_bound_on_a_second_connection() {
     assert!(message.has_method(CONNECTION_BIND));
     assert_eq!(message.attribute::<ConnectionIdAttribute>().unwrap().id(), 0x1234_5678);
     assert_signed(&bind, IntegrityAlgorithm::Sha1, PLAIN_NONCE);
-    // A nonce may be good for the first connection alone.
+    // A nonce may be valid for the first connection only.
     assert_eq!(data.handle_message(&challenge(&bind, 438, "another", None)), Ok(Progress::Pending));
     let again = data.poll_transmit().unwrap();
     assert_signed(&again, IntegrityAlgorithm::Sha1, "another");
@@ -82,7 +82,7 @@ fn a_peer_connection_is_made_by_connect_and_bound_on_a_second_connection() {
 }
 
 #[test]
-fn a_connection_that_cannot_be_bound_says_why() {
+fn a_failed_connection_bind_returns_its_reason() {
     let mut client = tcp_allocated();
     let mut data = client.data_connection(ConnectionId(7));
     let bind = data.poll_transmit().unwrap();
@@ -96,7 +96,7 @@ fn a_connection_that_cannot_be_bound_says_why() {
     let mut data = client.data_connection(ConnectionId(7));
     let mut asked = 0;
     let failed = loop {
-        let Some(bind) = data.poll_transmit() else { panic!("gave up without a word") };
+        let Some(bind) = data.poll_transmit() else { panic!("stopped without a failure") };
         asked += 1;
         if let Err(failure) = data.handle_message(&challenge(&bind, 401, PLAIN_NONCE, None)) {
             break failure;
@@ -106,7 +106,7 @@ fn a_connection_that_cannot_be_bound_says_why() {
 }
 
 #[test]
-fn a_failed_connect_leaves_the_allocation_as_it_is() {
+fn a_failed_connect_does_not_change_the_allocation() {
     let mut client = tcp_allocated();
     client.connect(1, peer()).unwrap();
     let connect = request(&mut client);
@@ -117,9 +117,9 @@ fn a_failed_connect_leaves_the_allocation_as_it_is() {
     assert!(client.allocation().is_some());
 }
 
-/// RFC 6062 section 4.4; a peer without permission cannot have been let in by the server.
+/// RFC 6062 section 4.4; the server cannot have accepted a peer without a permission.
 #[test]
-fn an_attempt_is_reported_for_a_permitted_peer_only() {
+fn connection_attempts_are_reported_only_for_permitted_peers() {
     let mut client = tcp_allocated();
     let kind = MessageType::from_class_method(MessageClass::Indication, CONNECTION_ATTEMPT);
     let id = 77_u128.into();

@@ -1,5 +1,5 @@
-//! Fuzz target: ACCESS-TOKEN as anybody may send it, as its issuer makes it, altered on its way, and as an issuer makes it who has the
-//! key and keeps to no rule.
+//! Fuzz target: ACCESS-TOKEN from an attacker, as issued, altered in transit, and from a misbehaving issuer
+//! that has the key.
 
 use aes_gcm::{
     Aes128Gcm, Aes256Gcm,
@@ -9,7 +9,7 @@ use turnpike_testkit::fuzz::{self, Input};
 use turnpike_turn::access_token::{AccessToken, MAC_KEY_LEN, NONCE_LEN, TokenError, TokenKey};
 
 const NAME: &str = "turn.example.org";
-/// No token is longer, and none is read in more memory than its key.
+/// Maximum token length; reading a token needs no more memory than its key.
 const LONGEST: usize = 2 + NONCE_LEN + 2 + 64 + 8 + 4 + 16;
 
 #[test]
@@ -27,7 +27,7 @@ fn access_token() {
     });
 }
 
-/// Reads it, in bounded memory, of which nothing is left but what is given.
+/// Opens a token and checks memory use: bounded, and nothing retained on failure.
 fn open(key: &TokenKey, name: &str, bytes: &[u8]) -> Result<AccessToken, TokenError> {
     let mut read = Err(TokenError::Malformed);
     let counted = allocation_counter::measure(|| read = AccessToken::open(key, name, bytes));
@@ -59,7 +59,7 @@ fn made_and_altered(key: &TokenKey, input: &mut Input<'_>) {
     assert!(open(key, NAME, &[&sealed[..], &[mask]].concat()).is_err());
 }
 
-/// What is read of a text that was never one of ours means the same when it is sealed again.
+/// Any authentic text that opens must seal to the same bytes.
 fn made_by_no_rule(key: &TokenKey, input: &mut Input<'_>) {
     let nonce: [u8; NONCE_LEN] = input.array();
     let text = input.rest();

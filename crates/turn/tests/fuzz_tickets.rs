@@ -1,5 +1,5 @@
-//! Fuzz target: mobility tickets (RFC 8016) at three workers of one server, by whoever shows them: the client, somebody else, the same
-//! ticket altered, an older one, while allocations move, clients go and time passes.
+//! Fuzz target: mobility tickets (RFC 8016) at three workers of a server, presented by their client or
+//! another one, altered or outdated, while allocations move, clients disconnect and time passes.
 
 use turnpike_testkit::fuzz::{self, Input};
 
@@ -8,10 +8,10 @@ use crate::{common::*, server_mobility_workers::Workers};
 const WORKERS: u16 = 3;
 const USERS: [&str; 2] = ["alice", "bob"];
 const MOST_EVENTS: usize = 60;
-/// Mobile allocations of each user.
+/// Mobile allocations per user.
 const MOST_EACH: usize = 3;
 
-/// A ticket that was given out.
+/// Issued ticket.
 struct Given {
     user: &'static str,
     ticket: Vec<u8>,
@@ -35,10 +35,10 @@ fn tickets() {
             run.event(&mut input);
             run.moves();
             let owned = run.workers.allocations().iter().sum::<usize>();
-            assert_eq!(run.workers.held(), owned, "each has one owner and is counted once");
+            assert_eq!(run.workers.held(), owned, "each allocation has one owner and counts once");
             assert!(owned <= run.made.iter().sum());
         }
-        // Nobody refreshes any more.
+        // Nothing is refreshed any more.
         run.workers.sleep(3601);
         run.moves();
         assert_eq!((run.workers.allocations(), run.workers.held()), (vec![0; WORKERS.into()], 0));
@@ -65,7 +65,7 @@ impl Run {
         }
     }
 
-    /// A 5-tuple belongs to one worker. Some are DTLS, whose end is known.
+    /// A 5-tuple belongs to one worker. Some clients use DTLS, whose end is known.
     fn client(at: usize, number: u8) -> Client {
         let port = 100 * u16::try_from(at).expect("few") + u16::from(number % 4);
         Client { listener: ListenerId(if number & 4 == 0 { 0 } else { 3 }), ..elsewhere(port) }
@@ -93,7 +93,7 @@ impl Run {
                 world.ask(&Ask::bind(0x4000, PEER).signed(&who)).success();
             }
             Outcome::Reply(reply) => {
-                assert!(!Reply(reply).is_success(), "an answer before there is a socket");
+                assert!(!Reply(reply).is_success(), "answered before a socket opened");
             }
             Outcome::Drop(_) => {}
             other => panic!("{other:?}"),
@@ -118,7 +118,7 @@ impl Run {
         let who = world.credentials(user, Scheme::Sha256);
         let bytes = Ask::present(&ticket).signed(&who).bytes();
         let (outcome, pending_move) = self.workers.request_unannounced(at, from, &bytes);
-        // What one worker tells the other may be lost.
+        // The announcement between workers may be lost.
         if mask & 0x80 == 0 {
             self.workers.expect(at, pending_move);
         }
@@ -128,7 +128,7 @@ impl Run {
                 if reply.is_success()
                     && let Some(next) = reply.ticket()
                 {
-                    assert!(right || is_ours, "{user} has never been given this ticket");
+                    assert!(right || is_ours, "this ticket was never issued to {user}");
                     self.give(user, next);
                 }
             }
@@ -137,14 +137,14 @@ impl Run {
         }
     }
 
-    /// No ticket is given twice, and all are such as coturn's client can keep.
+    /// Tickets must be unique and without zero bytes, so that coturn's client can store them.
     fn give(&mut self, user: &'static str, ticket: Vec<u8>) {
         assert!(ticket.len() == 32 && !ticket.contains(&0), "{ticket:02x?}");
         assert!(self.given.iter().all(|given| given.ticket != ticket));
         self.given.push(Given { user, ticket });
     }
 
-    /// Carries out what workers want of each other, as a runtime does.
+    /// Executes requests between workers like a runtime.
     fn moves(&mut self) {
         for _ in 0..=WORKERS {
             for at in 0..usize::from(WORKERS) {
@@ -164,7 +164,7 @@ impl Run {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    // Worker, client, event and what it needs.
+    // Worker, client, event and its arguments.
     let made = [0, 1, 0, 0];
     let presented = |at, client, how| [at, client, 1, 0, 0, how, 3, 1];
     let speaks = |at, client| [at, client, 3];

@@ -1,5 +1,5 @@
-//! The state machines of server and client: one module per behaviour, in one program, which is linked once. A test that needs a
-//! process to itself starts one (`turnpike_testkit::alone`).
+//! Tests of the server and client state machines: one module per behaviour, linked into one program. A test
+//! that needs its own process starts one (`turnpike_testkit::alone`).
 #![forbid(unsafe_code)]
 #![cfg(test)]
 
@@ -57,7 +57,7 @@ mod server_third_party;
 mod server_upgrade;
 mod server_views;
 
-/// Seeds of failures are kept beside the test.
+/// Stores failure seeds next to the test.
 fn kept_seeds() -> proptest::test_runner::Config {
     use proptest::test_runner::{Config, FileFailurePersistence};
     let seeds = FileFailurePersistence::WithSource("regressions");

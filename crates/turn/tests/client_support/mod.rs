@@ -1,5 +1,5 @@
-//! A TURN server of a few lines, written with `stun_types` alone, so that it shares no code with what it tests: the
-//! MACs and keys here are the oracle's.
+//! Minimal TURN server written with `stun_types` alone, so that it shares no code with the client under test:
+//! MACs and keys are the oracle's.
 
 use std::net::SocketAddr;
 pub(crate) use std::sync::Arc;
@@ -22,7 +22,7 @@ use turn_types::{attribute::XorRelayedAddress, message::ALLOCATE};
 pub(crate) const USER: &str = "alice";
 pub(crate) const PASSWORD: &str = "wonderland";
 pub(crate) const REALM: &str = "example.org";
-/// An RFC 5389 server's nonce.
+/// Nonce of an RFC 5389 server.
 pub(crate) const PLAIN_NONCE: &str = "f//499k954d6OL34oL9FSTvy64sA";
 /// Announces password algorithms.
 pub(crate) const COOKIE_NONCE: &str = "obMatJos2gAAAf//499k954d6OL34oL9FSTvy64sA";
@@ -45,7 +45,7 @@ pub(crate) fn peer() -> SocketAddr {
     "192.0.2.9:7000".parse().unwrap()
 }
 
-/// The request that the client sends next.
+/// Next request of the client.
 pub(crate) fn request(client: &mut Client) -> Vec<u8> {
     client.poll_transmit().expect("the client sends a request").to_vec()
 }
@@ -54,7 +54,7 @@ pub(crate) fn event(client: &mut Client) -> Event {
     client.poll_event().expect("the client reports an event")
 }
 
-/// A challenge: 401 or 438.
+/// Challenge: 401 or 438.
 pub(crate) fn challenge(
     request: &[u8],
     code: u16,
@@ -76,7 +76,7 @@ pub(crate) fn credentials() -> MessageIntegrityCredentials {
     LongTermKeyCredentials::new(USER.to_owned(), PASSWORD.to_owned(), REALM.to_owned()).into()
 }
 
-/// Checks the request's MAC, as the oracle computes it, and who it says it is from.
+/// Checks the request's MAC with the oracle, and its user, realm and nonce.
 pub(crate) fn assert_signed(request: &[u8], with: IntegrityAlgorithm, nonce: &str) {
     let message = Message::from_bytes(request).unwrap();
     assert_eq!(message.validate_integrity(&credentials()).unwrap(), with);
@@ -90,7 +90,7 @@ pub(crate) fn assert_signed(request: &[u8], with: IntegrityAlgorithm, nonce: &st
     }
 }
 
-/// A success response with what this method needs, signed unless `with` is `None`.
+/// Success response for this method, signed unless `with` is `None`.
 pub(crate) fn success(request: &[u8], lifetime: u32, with: Option<IntegrityAlgorithm>) -> Vec<u8> {
     let request = Message::from_bytes(request).unwrap();
     let id = request.transaction_id();
@@ -108,7 +108,7 @@ pub(crate) fn success(request: &[u8], lifetime: u32, with: Option<IntegrityAlgor
     response.finish()
 }
 
-/// An error response, signed unless `with` is `None`.
+/// Error response, signed unless `with` is `None`.
 pub(crate) fn failure(request: &[u8], code: u16, with: Option<IntegrityAlgorithm>) -> Vec<u8> {
     let request = Message::from_bytes(request).unwrap();
     let mut response = Message::builder_error(&request, MessageWriteVec::new());
@@ -119,14 +119,14 @@ pub(crate) fn failure(request: &[u8], code: u16, with: Option<IntegrityAlgorithm
     response.finish()
 }
 
-/// Answers the client's next request with a signed success, and expects it to be taken.
+/// Answers the client's next request with a signed success, which it must accept.
 pub(crate) fn grant(client: &mut Client, now: u64, lifetime: u32) {
     let request = request(client);
     let response = success(&request, lifetime, Some(IntegrityAlgorithm::Sha1));
     assert_eq!(client.handle_datagram(now, &response), Incoming::Control);
 }
 
-/// A client with an allocation of an RFC 5389 server.
+/// Client with an allocation on an RFC 5389 server.
 pub(crate) fn allocated(now: u64, lifetime: u32) -> Client {
     let mut client = client();
     client.allocate(now).unwrap();

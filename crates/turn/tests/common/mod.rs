@@ -1,5 +1,5 @@
-//! A client's side of the conversation, built and read with `stun_types` and `turn_types` as the oracle, and a world of
-//! virtual time around one server.
+//! Client side of the conversation, built and read with `stun_types` and `turn_types` as the oracle, and a
+//! world in virtual time around one server.
 #![allow(
     dead_code,
     unused_imports,
@@ -38,7 +38,7 @@ use turnpike_turn::{
     },
 };
 
-// Used by most of the tests.
+// Used by most tests.
 pub(crate) use std::{
     collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
@@ -68,7 +68,8 @@ pub(crate) use turnpike_turn::{
     wire::integrity::{Key, KeyAlgorithm, Mac},
 };
 
-/// Short enough that the challenge to a header alone stays within four times its length, and so has no rate.
+/// Short enough that the challenge to a bare header stays within four times its length and is not
+/// rate-limited.
 pub(crate) const REALM: &str = "test.org";
 pub(crate) const PEER: &str = "198.41.0.4:7000";
 pub(crate) const PEER_V6: &str = "[2606:4700::1]:7000";
@@ -77,37 +78,36 @@ pub(crate) fn address(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// MOBILITY-TICKET (RFC 8016), which the oracle does not know.
+/// MOBILITY-TICKET (RFC 8016), unknown to the oracle.
 pub(crate) const TICKET: u16 = 0x8030;
 
-/// Users `alice` and `bob`, whose passwords are their names backwards, and `old`, who expired 42 seconds ago. A clone
-/// counts with the original, as the policies of several workers do.
+/// Users `alice` and `bob`, whose passwords are their names reversed, and `old`, who expired 42 seconds ago.
+/// Clones share counts, like the policies of several workers.
 #[derive(Clone, Default)]
 pub(crate) struct TestPolicy {
     pub(crate) per_user: usize,
     pub(crate) total: usize,
-    /// Allocations of a prefix; 0 for any number.
+    /// Allocations per prefix; 0 for unlimited.
     pub(crate) per_prefix: usize,
     pub(crate) held: Rc<RefCell<HashMap<String, usize>>>,
     pub(crate) prefixes: Rc<RefCell<HashMap<IpAddr, usize>>>,
     pub(crate) lookups: Cell<usize>,
-    /// Whether it never knows at once.
+    /// Always answers [`Lookup::Later`].
     pub(crate) later: bool,
     /// For [`Restrictions::is_relayed`].
     pub(crate) relayed: Vec<(SocketAddr, RelayTransport)>,
-    /// Whether quotas are shared with other servers.
+    /// Quotas are shared with other servers.
     pub(crate) shared: bool,
-    /// Whether the share of this server may still grow, so that a quota that is used up decides nothing.
+    /// Exhausted quotas are undecided, because this server's share may grow.
     pub(crate) undecided: bool,
-    /// Where the fleet sends clients, and the attempts so far.
+    /// Redirect target of the fleet, and the attempts so far.
     pub(crate) redirect_target: Option<Destination>,
     pub(crate) attempts: RefCell<Vec<(String, Occasion)>>,
     /// Client ports that come back after a redirect.
     pub(crate) returned: Vec<u16>,
-    /// Other nodes.
     pub(crate) nodes: Vec<(u16, Destination)>,
     pub(crate) banned: Vec<String>,
-    /// Last Unix second of the time-limited user `timed`.
+    /// Unix second at which the time-limited user `timed` expires.
     pub(crate) timed_until: u64,
 }
 
@@ -164,7 +164,7 @@ impl Redirects for TestPolicy {
     }
 
     fn redirect_target(&self, attempt: &AllocateAttempt<'_>, _transport: Transport) -> Option<Destination> {
-        // Not all: what a server keeps of thousands is measured with this policy.
+        // Bounded, because memory tests use this policy with thousands of clients.
         let mut attempts = self.attempts.borrow_mut();
         if attempts.len() < 10 {
             attempts.push((attempt.user.identity.to_owned(), attempt.occasion));
@@ -179,7 +179,7 @@ impl Redirects for TestPolicy {
 }
 
 impl Quotas for TestPolicy {
-    /// In the order of the product: the user, the prefix, all.
+    /// Checks user, prefix and total in the product's order.
     fn acquire(&self, user: UserRef<'_>, prefix: IpAddr) -> Result<(), QuotaRefusal> {
         let total = self.held();
         let mut counts = self.held.borrow_mut();
@@ -215,7 +215,7 @@ impl Quotas for TestPolicy {
     }
 }
 
-/// Whom a quota counts: by name in the usual realm, `name@realm` in others.
+/// Table key: the name in the default realm, `name@realm` in others.
 fn key(UserRef { realm, identity }: UserRef<'_>) -> String {
     if realm == REALM { identity.to_owned() } else { format!("{identity}@{realm}") }
 }
@@ -224,7 +224,7 @@ pub(crate) fn password(user: &str) -> String {
     user.chars().rev().collect()
 }
 
-/// How a client signs.
+/// Signature scheme of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scheme {
     /// RFC 5389: MD5 key, HMAC-SHA1.
@@ -233,7 +233,7 @@ pub(crate) enum Scheme {
     Md5Sha256,
     /// RFC 8489: SHA-256 key, HMAC-SHA256, PASSWORD-ALGORITHMS echoed.
     Sha256,
-    /// The same, with USERHASH in place of USERNAME.
+    /// Like `Sha256`, with USERHASH instead of USERNAME.
     Userhash,
 }
 
@@ -256,7 +256,7 @@ impl Credentials {
     }
 }
 
-/// A request or indication under construction. Attributes are written as given, in order, sense or no sense.
+/// Request or indication under construction. Attributes are written in order as given, valid or not.
 #[derive(Clone)]
 pub(crate) struct Ask {
     class: MessageClass,
@@ -392,7 +392,7 @@ impl Ask {
     }
 }
 
-/// The message with an integrity attribute behind all that it has, and FINGERPRINT behind that if it is wanted.
+/// Appends an integrity attribute, and FINGERPRINT if requested.
 pub(crate) fn signed(message: &[u8], key: &Key, mac: Mac, fingerprint: bool) -> Vec<u8> {
     let mut buffer = Vec::new();
     let mut writer = Writer::begin(&mut buffer, Header::new_checked(message).unwrap());
@@ -401,7 +401,7 @@ pub(crate) fn signed(message: &[u8], key: &Key, mac: Mac, fingerprint: bool) -> 
     buffer
 }
 
-/// What became of a datagram: the verdict, owned, or the effect that goes on with it.
+/// Result of a datagram: the verdict, owned, or the effect that continues it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Reply(Vec<u8>),
@@ -464,13 +464,13 @@ impl Outcome {
     }
 }
 
-/// A response, as the oracle reads it.
+/// Response, read by the oracle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply(pub Vec<u8>);
 
 impl Reply {
     pub(crate) fn message(&self) -> Message<'_> {
-        Message::from_bytes(&self.0).expect("the oracle reads what we write")
+        Message::from_bytes(&self.0).expect("the oracle can read it")
     }
 
     pub(crate) fn is_success(&self) -> bool {
@@ -487,7 +487,6 @@ impl Reply {
         self.message().attribute::<ErrorCode>().ok().map(|error| error.code())
     }
 
-    /// The reason phrase of an error response.
     pub(crate) fn reason(&self) -> String {
         self.message().attribute::<ErrorCode>().unwrap().reason().to_owned()
     }
@@ -514,7 +513,7 @@ impl Reply {
         ConnectionId(self.get::<turn::ConnectionId>().id())
     }
 
-    /// Every ALTERNATE-SERVER, in order.
+    /// All ALTERNATE-SERVER attributes, in order.
     pub(crate) fn alternates(&self) -> Vec<SocketAddr> {
         let message = self.message();
         let attributes = message.iter_attributes();
@@ -532,7 +531,7 @@ impl Reply {
         self.get::<XorMappedAddress>().addr(self.message().transaction_id())
     }
 
-    /// Every XOR-RELAYED-ADDRESS.
+    /// All XOR-RELAYED-ADDRESS attributes.
     pub(crate) fn relayed(&self) -> Vec<SocketAddr> {
         let message = self.message();
         message
@@ -546,7 +545,8 @@ impl Reply {
         View::new_checked(&self.0).unwrap().verify(key, mac).is_ok()
     }
 
-    /// Whether the oracle finds it signed with these credentials, by the attribute that RFC 8489 section 9.2.4 has for them.
+    /// Returns true if the oracle verifies it with these credentials, by the attribute of RFC 8489 section
+    /// 9.2.4.
     pub(crate) fn is_signed(&self, credentials: &Credentials) -> bool {
         if credentials.scheme == Scheme::Md5Sha256 {
             return self.verifies(&credentials.key(), Mac::Sha1);
@@ -555,20 +555,20 @@ impl Reply {
     }
 }
 
-/// What a world says of a connection that a peer made.
+/// Result of a connection from a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FromPeer {
     Accepted { connection: ConnectionId, client: Client, indication: Reply },
     Refused(ConnectionRefusal),
 }
 
-/// A server, its clock, and one client in front of it.
+/// Server with its clock and one client.
 pub(crate) struct World {
     pub(crate) server: Server<TestPolicy>,
     pub(crate) now: Now,
     pub(crate) client: Client,
     pub(crate) ports: u16,
-    /// Effects that were taken from the server and not asked for so far.
+    /// Effects taken from the server and not consumed yet.
     pub(crate) told: Vec<Effect>,
 }
 
@@ -581,8 +581,8 @@ pub(crate) fn config() -> ServerConfig {
     }
 }
 
-/// The same with all that is off by default: a second realm, tokens, NAT discovery on the client's listener, and another server for
-/// when this one is full.
+/// [`config`] with everything that is off by default: a second realm, tokens, NAT discovery on the client's
+/// listener, and an alternate server for when this one is full.
 pub(crate) fn everything() -> ServerConfig {
     let key = turnpike_turn::access_token::TokenKey::A128Gcm([1; 16]);
     let second = "192.0.2.2".parse().unwrap();
@@ -626,7 +626,7 @@ impl World {
         Self::worker(config, policy, WorkerId::ONLY)
     }
 
-    /// The workers of one server.
+    /// Workers of one server.
     pub(crate) fn workers(config: &ServerConfig, count: u16) -> Vec<Self> {
         Self::workers_with(
             config,
@@ -663,13 +663,13 @@ impl World {
         self.outcome(verdict)
     }
 
-    /// Feeds a request whose client's stream another worker has handed over.
+    /// Feeds a request whose client's stream came from another worker.
     pub(crate) fn handed_over(&mut self, client: Client, request: &[u8]) -> Outcome {
         let verdict = self.server.from_handed_over(self.now, &client.into(), request).into();
         self.outcome(verdict)
     }
 
-    /// Feeds a request that another worker has forwarded; and the client which that worker is to expect.
+    /// Feeds a request forwarded by another worker; also returns the pending move announced to that worker.
     pub(crate) fn forwarded(
         &mut self,
         via: u16,
@@ -679,7 +679,7 @@ impl World {
         self.forwarded_from(via, false, client, request)
     }
 
-    /// The same where the client's 5-tuple may be occupied at worker `via`.
+    /// Like [`Self::forwarded`], where the client's 5-tuple may be occupied on worker `via`.
     pub(crate) fn forwarded_from(
         &mut self,
         via: u16,
@@ -706,14 +706,14 @@ impl World {
         }
     }
 
-    /// Feeds a request again that `owner` has declined.
+    /// Feeds a request again after `owner` declined it.
     pub(crate) fn declined(&mut self, owner: u16, client: Client, request: &[u8]) -> Outcome {
         self.client = client;
         let verdict = self.server.declined(self.now, owner, &client.into(), request).into();
         self.outcome(verdict)
     }
 
-    /// What the store has found out.
+    /// Feeds the store's answer.
     pub(crate) fn found(
         &mut self,
         lookup: LookupId,
@@ -727,7 +727,7 @@ impl World {
         self.told.extend(std::iter::from_fn(|| self.server.poll_effect()));
     }
 
-    /// A verdict together with the effect that goes on with it, if there is one.
+    /// Combines a verdict with the effect that continues it, if any.
     fn outcome(&mut self, verdict: Outcome) -> Outcome {
         if !matches!(verdict, Outcome::Later | Outcome::Reply(_)) {
             return verdict;
@@ -763,7 +763,7 @@ impl World {
         }
     }
 
-    /// Feeds a request that must be answered at once.
+    /// Feeds a request that must be answered immediately.
     #[track_caller]
     pub(crate) fn ask(&mut self, ask: &Ask) -> Reply {
         match self.feed(&ask.bytes()) {
@@ -773,7 +773,7 @@ impl World {
         }
     }
 
-    /// Feeds a request that this user signs with a fresh nonce.
+    /// Feeds a request signed by this user with a fresh nonce.
     #[track_caller]
     pub(crate) fn ask_as(&mut self, user: &str, ask: Ask) -> Reply {
         let credentials = self.credentials(user, Scheme::Md5);
@@ -786,7 +786,7 @@ impl World {
         self.feed(&ask.signed(&credentials).bytes())
     }
 
-    /// Reasons of the credentials that were refused.
+    /// Reasons of refused credentials.
     pub(crate) fn refusals(&mut self) -> Vec<CredentialRefusal> {
         let refused = |effect| match effect {
             Effect::Refused { why, .. } => Some(why),
@@ -795,7 +795,7 @@ impl World {
         self.effects().into_iter().filter_map(refused).collect()
     }
 
-    /// Opens what was asked for, as a runtime would.
+    /// Opens the requested sockets like a runtime.
     #[track_caller]
     pub(crate) fn open(&mut self, request: &OpenRequest) -> Reply {
         let first = self.relay_address(request.first.family);
@@ -822,7 +822,7 @@ impl World {
         OpenResult::Opened { relayed: SocketAddr::new(ip, self.ports) }
     }
 
-    /// Credentials with a fresh nonce, for `alice` and the like.
+    /// Credentials with a fresh nonce.
     pub(crate) fn credentials(&mut self, user: &str, scheme: Scheme) -> Credentials {
         let challenge = self.ask(&Ask::allocate());
         assert_eq!(challenge.code(), Some(401));
@@ -835,10 +835,10 @@ impl World {
         }
     }
 
-    /// Alice with an allocation.
+    /// Allocates as alice.
     pub(crate) fn allocated(&mut self) -> (Credentials, RelayId) {
         let alice = self.credentials("alice", Scheme::Md5);
-        // Of many clients in one second some are asked once more: their transactions share a place with another's.
+        // With many clients in one second, some collide in the replay guard and have to retry.
         let mut reply = self.ask(&Ask::allocate().signed(&alice));
         while reply.code() == Some(438) {
             reply = self.ask(&Ask::allocate().signed(&alice));
@@ -848,7 +848,7 @@ impl World {
         (alice, relay)
     }
 
-    /// Alice with an allocation whose relay socket others have too.
+    /// Allocates as alice on a shared relay socket.
     pub(crate) fn allocated_sharing(
         &mut self,
         relayed: SocketAddr,
@@ -861,14 +861,14 @@ impl World {
                     self.opened(request.allocation, OpenResult::Shared { relayed, port }, None).success();
                     return (alice, self.last_opened());
                 }
-                // As above.
+                // See `allocated`.
                 Outcome::Reply(bytes) => assert_eq!(Reply(bytes).code(), Some(438)),
                 other => panic!("{other:?}"),
             }
         }
     }
 
-    /// Alice on a TCP connection, with an allocation that relays TCP.
+    /// Allocates as alice over TCP, relaying TCP.
     pub(crate) fn allocated_tcp(&mut self) -> (Credentials, RelayId) {
         self.client = stream(41_000);
         let alice = self.credentials("alice", Scheme::Md5);
@@ -877,7 +877,7 @@ impl World {
         (alice, relay)
     }
 
-    /// Connects to a peer; the runtime has done it.
+    /// Connects to a peer and reports success.
     #[track_caller]
     pub(crate) fn connected(&mut self, alice: &Credentials, peer: &str) -> ConnectionId {
         let request = self.connecting(&Ask::connect(peer).signed(alice));
@@ -913,7 +913,7 @@ impl World {
         }
     }
 
-    /// The allocation opened last; drains the effects.
+    /// The last allocation opened; drains the effects.
     pub(crate) fn last_opened(&mut self) -> RelayId {
         let effects = self.effects();
         let opened = effects.iter().rev().find_map(|effect| match effect {
@@ -923,7 +923,7 @@ impl World {
         RelayId { allocation: opened.expect("an allocation was opened"), family: Family::V4 }
     }
 
-    /// What sessions, connections and refused credentials and peers there were.
+    /// Effects on sessions, connections, and refused credentials and peers.
     pub(crate) fn effects(&mut self) -> Vec<Effect> {
         let mut effects = self.all_effects();
         effects.retain(|effect| {
@@ -943,7 +943,7 @@ impl World {
         effects
     }
 
-    /// The same with permissions, channels and refused requests.
+    /// All effects, including permissions, channels and refused requests.
     pub(crate) fn all_effects(&mut self) -> Vec<Effect> {
         self.take_effects();
         std::mem::take(&mut self.told)
@@ -958,7 +958,7 @@ impl World {
     }
 }
 
-/// Another for each worker.
+/// Distinct seed per worker.
 pub(crate) fn seed(worker_id: WorkerId) -> Seed {
     Seed([u8::try_from(worker_id.number() % 251).unwrap() + 1; 32])
 }
@@ -971,7 +971,7 @@ pub(crate) fn client(port: u16) -> Client {
     }
 }
 
-/// A client on a TCP connection of [`streams`].
+/// Client on a TCP connection of [`streams`].
 pub(crate) fn stream(port: u16) -> Client {
     Client { listener: ListenerId(1), ..client(port) }
 }
@@ -992,12 +992,12 @@ pub(crate) fn channel_data(number: u16, payload: &[u8]) -> Vec<u8> {
     [&number.to_be_bytes(), &length.to_be_bytes(), payload].concat()
 }
 
-/// A network that the client comes to later.
+/// Client address in another network, for moves.
 pub(crate) fn elsewhere(n: u16) -> Client {
     Client { address: address(&format!("198.18.0.1:{n}")), ..client(n) }
 }
 
-/// Where what the peer sends goes.
+/// Client that receives data from the peer.
 #[track_caller]
 pub(crate) fn reaches(world: &mut World, relay: RelayId) -> Client {
     match world.peer_sends(relay, PEER, b"from the peer") {
@@ -1006,7 +1006,7 @@ pub(crate) fn reaches(world: &mut World, relay: RelayId) -> Client {
     }
 }
 
-/// Reasons and ages of the allocations that ended.
+/// Reasons and lifetimes of ended allocations.
 pub(crate) fn closed(world: &mut World) -> Vec<(ClosedReason, u64)> {
     let closed = |effect| match effect {
         Effect::Closed { reason, lived_ms, .. } => Some((reason, lived_ms)),

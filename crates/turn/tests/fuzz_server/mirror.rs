@@ -1,4 +1,4 @@
-//! The server's sessions, permissions and channels as its effects tell them.
+//! Sessions, permissions and channels of the server, rebuilt from its effects.
 
 use std::{
     collections::BTreeMap,
@@ -7,7 +7,7 @@ use std::{
 
 use turnpike_turn::server::{AllocationId, Client, Effect, Family};
 
-/// A table elsewhere, kept from nothing but what is told. By index and generation.
+/// Sessions by index and generation, built only from effects.
 #[derive(Default)]
 pub(super) struct Mirror(BTreeMap<(u32, u32), Session>);
 
@@ -77,7 +77,7 @@ impl Mirror {
                 assert_eq!(session.channels.remove(&number.get()).unwrap().0, *peer);
             }
             Effect::RelayClosed { relay } => {
-                // Of one that ended before its sockets were open, they are given back.
+                // An allocation that ended before its sockets opened returns them.
                 let Some(session) = self.get_mut(relay.allocation) else { return };
                 assert!(session.until.remove(&(relay.family as u8)).is_some());
                 session.permissions.retain(|ip, _| family(*ip) != relay.family);

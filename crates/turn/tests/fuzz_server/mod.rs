@@ -1,6 +1,6 @@
-//! Fuzz target: the whole server by a sequence of events: requests with any attributes, signed or not, data, ICMP errors, what the
-//! runtime and the credential store report and when, time, reloads, an upgrade. Whatever it does is held against a table that is kept
-//! from what it tells.
+//! Fuzz target: the whole server under a sequence of events: requests with arbitrary attributes, signed or
+//! not, data, ICMP errors, reports of the runtime and the credential store, time, reloads, an upgrade. A
+//! table built from its effects checks every step.
 
 mod mirror;
 mod requests;
@@ -34,7 +34,7 @@ use self::{
 };
 use crate::common::{TestPolicy, channel_data, client, everything, password, seed, streams};
 
-/// Beyond this many a sequence shows nothing new, and takes longer.
+/// Longer sequences find nothing new and take longer.
 const MOST_EVENTS: usize = 200;
 /// Quotas and limits, low enough to be reached.
 const PER_USER: usize = 3;
@@ -43,7 +43,7 @@ const MOST_BINDINGS: usize = 4;
 const MOST_CONNECTIONS: usize = 2;
 /// Bytes that this configuration adds to a challenge: the longer realm and the server name for tokens.
 const CONFIGURED: usize = 8 + 20;
-/// What one call may leave in the queue: all that five allocations have.
+/// Maximum effects of one call: everything five allocations have.
 const MOST_EFFECTS: usize = TOTAL * (2 * MOST_BINDINGS + 2 * MOST_CONNECTIONS + 4);
 
 #[test]
@@ -62,7 +62,7 @@ fn server() {
     });
 }
 
-/// A server, what it has told, and what its runtime and its clients have of it.
+/// Server under test with the state of its runtime and clients.
 struct Run {
     server: Server<TestPolicy>,
     config: ServerConfig,
@@ -70,9 +70,9 @@ struct Run {
     ports: u16,
     table: Mirror,
     client: Client,
-    /// The challenge that each client had last.
+    /// Last challenge of each client.
     challenges: Vec<(Client, Vec<u8>, Vec<u8>)>,
-    /// Relay sockets to open; false where the allocation has ended meanwhile.
+    /// Relay sockets to open; false if the allocation has ended meanwhile.
     opening: Vec<(OpenRequest, bool)>,
     connecting: Vec<ConnectRequest>,
     timed_out: Vec<(AllocationId, ConnectionId)>,
@@ -166,26 +166,25 @@ impl Run {
         self.server.handle_timeout(self.now);
     }
 
-    // What clients send.
-
     fn datagram(&mut self, bytes: &[u8]) {
         self.last = bytes.to_vec();
         let source = Source { client: self.client, link: Link(self.client.address.port().into()) };
         match self.server.from_client(self.now, &source, bytes) {
             Verdict::ToPeer { relay, peer, payload, .. } => {
-                // One without bytes may stand where the datagram ends.
+                // An empty payload may point to the end of the datagram.
                 let is_within = payload.is_empty() || bytes.as_ptr_range().contains(&payload.as_ptr());
                 assert!(payload.len() < bytes.len() && is_within);
-                // It may be what moves the allocation to where it came from.
+                // The datagram may have moved the allocation to its source.
                 self.hear();
                 self.may_be_sent(relay, peer, bytes);
             }
             Verdict::ToClient { .. } => panic!("a client's datagram went to a client"),
             Verdict::Reply { client, bytes: reply, .. } => {
-                assert_eq!(client.address.ip(), self.client.address.ip(), "an answer to somebody else");
+                assert_eq!(client.address.ip(), self.client.address.ip(), "the reply went to another client");
                 let read = |bytes| View::new_checked(bytes).or_else(|_| View::new_checked_classic(bytes));
-                let (request, answer) = (read(bytes).expect("it is answered"), read(reply).expect("ours"));
-                assert_eq!(bytes[4..8], reply[4..8], "the cookie, or its place in RFC 3489");
+                let (request, answer) =
+                    (read(bytes).expect("only valid requests are answered"), read(reply).expect("ours"));
+                assert_eq!(bytes[4..8], reply[4..8], "the cookie, or its RFC 3489 replacement");
                 assert_eq!(answer.header().transaction, request.header().transaction);
                 assert_eq!(answer.has_fingerprint(), request.has_fingerprint());
                 let transport = self.config.listener(self.client.listener).transport;
@@ -197,27 +196,27 @@ impl Run {
                 self.learn(self.client, &reply);
             }
             Verdict::Drop(_) => {}
-            Verdict::Wait { otherwise, .. } => panic!("there are no limits: {otherwise:?}"),
+            Verdict::Wait { otherwise, .. } => panic!("no limits are configured: {otherwise:?}"),
         }
     }
 
     fn may_be_sent(&self, relay: RelayId, peer: SocketAddr, datagram: &[u8]) {
         let session = self.session(relay.allocation);
         assert_eq!(session.client, self.client);
-        assert!(self.config.peers.permits_endpoint(peer), "{peer} is refused to all");
-        // RFC 8656 section 12: a channel outlives the permission that came with it, and is enough for what goes to the peer.
+        assert!(self.config.peers.permits_endpoint(peer), "{peer} is refused by the peer rules");
+        // RFC 8656 section 12: a channel outlives its permission and suffices for data to the peer.
         if datagram[0] & 0xC0 == 0x40 {
             let number = u16::from_be_bytes([datagram[0], datagram[1]]);
             assert_eq!(session.channels.get(&number).map(|(peer, _)| *peer), Some(peer));
         } else {
-            assert!(session.permissions.contains_key(&peer.ip()), "nobody has permitted {peer}");
+            assert!(session.permissions.contains_key(&peer.ip()), "{peer} has no permission");
         }
     }
 
-    /// What a client takes from an answer, which the oracle reads as we do.
+    /// Updates the client from a response, which the oracle must read too.
     fn learn(&mut self, client: Client, reply: &[u8]) {
         assert!(reply.len() <= 2048, "{} bytes", reply.len());
-        assert!(Message::from_bytes(reply).is_ok(), "the oracle reads it: {reply:02x?}");
+        assert!(Message::from_bytes(reply).is_ok(), "the oracle cannot read {reply:02x?}");
         let view = View::new_checked(reply).expect("ours");
         if let (Some(realm), Some(nonce)) = (view.get(kind::REALM), view.get(kind::NONCE)) {
             self.challenges.retain(|(known, ..)| *known != client);
@@ -228,8 +227,6 @@ impl Run {
             self.reservation = token.to_vec();
         }
     }
-
-    // What the runtime does.
 
     fn open(&mut self, input: &mut Input<'_>) {
         if self.opening.is_empty() {
@@ -258,12 +255,12 @@ impl Run {
     fn peer_sends(&mut self, input: &mut Input<'_>) {
         let (Some(allocation), from) = (self.some_allocation(input), peer(input.byte())) else { return };
         let relay = RelayId { allocation, family: family(from) };
-        let session = self.table.get(allocation).expect("it has been told");
+        let session = self.table.get(allocation).expect("an allocation in the table");
         let passes = session.permissions.contains_key(&from.ip()) && !session.is_away;
         match self.server.data.from_peer(self.now, relay, from, input.bytes()) {
             Verdict::ToClient { client, .. } => assert_eq!((client, passes), (session.client, true)),
             Verdict::Drop(Some(_)) => assert!(!passes, "{from} has a permission"),
-            _ => panic!("neither passed on nor dropped"),
+            _ => panic!("neither relayed nor dropped"),
         }
     }
 
@@ -294,7 +291,7 @@ impl Run {
     fn peer_connects(&mut self, input: &mut Input<'_>) {
         let (Some(allocation), from) = (self.some_allocation(input), peer(input.byte())) else { return };
         let relay = RelayId { allocation, family: family(from) };
-        let session = self.table.get(allocation).expect("it has been told");
+        let session = self.table.get(allocation).expect("an allocation in the table");
         if let PeerConnection::Accept { connection, client, bytes, .. } =
             self.server.peer_connected(self.now, relay, from)
         {
@@ -360,10 +357,10 @@ impl Run {
         }
     }
 
-    /// Another process takes over: what can be written goes along, the rest ends.
+    /// Another process takes over the allocations that can be serialized; the rest end.
     fn upgrade(&mut self) {
         let written = self.table.iter().map(|(id, session)| {
-            let mut moved = self.server.snapshot(self.now, id).expect("it has its sockets");
+            let mut moved = self.server.snapshot(self.now, id).expect("an open allocation");
             moved.keep_arrival(|_| false);
             (session.client, session.is_away, serde_json::to_string(&moved).expect("plain data"))
         });
@@ -376,9 +373,9 @@ impl Run {
         self.opening.clear();
         self.lookups.clear();
         for (client, is_away, text) in &written {
-            let moved: Moved = serde_json::from_str(text).expect("what was written is read");
+            let moved: Moved = serde_json::from_str(text).expect("a serialized allocation");
             let restored = self.server.restore(self.now, moved, Link(9));
-            let restored = restored.unwrap_or_else(|_| panic!("there is room"));
+            let restored = restored.unwrap_or_else(|_| panic!("below all limits"));
             self.hear();
             assert_eq!(self.session(restored).client, *client);
             self.table.get_mut(restored).expect("it is there").is_away = *is_away;
@@ -393,16 +390,14 @@ impl Run {
     }
 
     fn session(&self, allocation: AllocationId) -> &Session {
-        self.table.get(allocation).expect("an allocation that has been told")
+        self.table.get(allocation).expect("an allocation in the table")
     }
 
     fn learn_late(&mut self, reply: Option<(Client, Vec<u8>)>) {
         reply.into_iter().for_each(|(client, reply)| self.learn(client, &reply));
     }
 
-    // What must hold.
-
-    /// Takes all that is told, into the table and to the runtime.
+    /// Processes all effects, in the table and as the runtime.
     fn hear(&mut self) {
         let mut told = 0;
         while let Some(effect) = self.server.poll_effect() {
@@ -437,11 +432,11 @@ impl Run {
                 | Effect::Move(_)
                 | Effect::Answer { .. }
                 | Effect::Exported { .. }
-                | Effect::Returned { .. } => panic!("there is one worker"),
+                | Effect::Returned { .. } => panic!("a single worker moves nothing"),
                 _ => {}
             }
         }
-        assert!(told <= MOST_EFFECTS, "{told} effects of one event");
+        assert!(told <= MOST_EFFECTS, "{told} effects from one event");
         if let Some((allocation, connection)) = self.timed_out.pop() {
             let reply =
                 late(self.server.connected(self.now, allocation, connection, Err(ConnectError::TimedOut)));
@@ -457,14 +452,14 @@ impl Run {
         assert_eq!(self.server.policy_mut().held(), allocations);
         assert!(allocations <= TOTAL);
         assert!(self.server.connections() <= MOST_CONNECTIONS * allocations);
-        // Those whose sockets are being opened wait for the runtime, not for a time.
+        // Allocations waiting for sockets have no timer.
         assert!(self.table.len() == 0 || self.server.poll_timeout().is_some());
         for (_, session) in self.table.iter() {
             assert!(session.permissions.len() <= MOST_BINDINGS && session.channels.len() <= MOST_BINDINGS);
         }
     }
 
-    /// Nothing stays that nobody refreshes.
+    /// Without refreshes, everything must expire.
     fn ends(mut self) {
         for (request, _) in std::mem::take(&mut self.opening) {
             let second = request.second.map(|_| OpenResult::NoCapacity);
@@ -485,7 +480,7 @@ fn family(peer: SocketAddr) -> Family {
     if peer.is_ipv4() { Family::V4 } else { Family::V6 }
 }
 
-/// The answer to what was asked before.
+/// Response to an earlier request.
 fn late(verdict: Verdict<'_>) -> Option<(Client, Vec<u8>)> {
     match verdict {
         Verdict::Reply { client, bytes, .. } => Some((client, bytes.to_vec())),

@@ -1,4 +1,4 @@
-//! What clients send: requests of any attributes, signed or almost so, and data.
+//! Client input: requests with arbitrary attributes, signed or almost signed, and data.
 
 use std::net::SocketAddr;
 
@@ -27,11 +27,11 @@ const METHODS: [u16; 7] = [
 const USERS: [&str; 5] = ["alice", "bob", "north", "old", "nobody"];
 const TENANT: &str = "tenant.example";
 const MAC_KEY: [u8; 20] = [5; 20];
-/// The first relayed address.
+/// First relayed address.
 pub(super) const RELAYED: &str = "203.0.113.1:50002";
 
 impl Run {
-    /// A request made of attributes that mean something, signed as clients do it or almost so.
+    /// Builds a request of meaningful attributes, signed as clients do or almost so.
     pub(super) fn request(&mut self, input: &mut Input<'_>) -> Vec<u8> {
         let (method, how) = (input.below(8), input.u16());
         let method = METHODS.get(usize::from(method)).copied().unwrap_or_else(|| input.u16() & 0xFFF);
@@ -61,7 +61,7 @@ impl Run {
             11 => {
                 let number = usize::from(input.byte());
                 let mut ticket = self.tickets.iter().rev().nth(number).cloned().unwrap_or_default();
-                // Altered, as often as not.
+                // Altered half of the time.
                 if let (Some(byte), mask) = (ticket.get_mut(number % 32), input.below(2)) {
                     *byte ^= mask;
                 }
@@ -91,7 +91,7 @@ impl Run {
         };
     }
 
-    /// Credentials as `how` says: whose, by which algorithms, and what is wrong with them.
+    /// Signs as `how` selects: user, algorithms, and errors.
     fn sign(&self, writer: &mut Writer<'_>, how: u16) {
         if how & 2 != 0 {
             return;
@@ -133,7 +133,7 @@ impl Run {
         writer.sign(&key, mac);
     }
 
-    /// What a real client once sent, as it would send it here: under its own attributes and our credentials.
+    /// Re-signs a captured client request with the credentials of this test, keeping its other attributes.
     pub(super) fn signed_again(&self, message: &[u8]) -> Option<Vec<u8>> {
         let view = View::new_checked(message).ok()?;
         let mut buffer = Vec::new();
@@ -159,7 +159,7 @@ impl Run {
     }
 }
 
-/// Over UDP, TCP, TLS and DTLS; the last one comes from a relayed address.
+/// Clients over UDP, TCP, TLS and DTLS; the last one has a relayed address.
 pub(super) fn client_numbered(number: u8) -> Client {
     match number % 7 {
         0 => client(40_000),

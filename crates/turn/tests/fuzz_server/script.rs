@@ -1,10 +1,10 @@
-//! Seeds: sequences that reach what the target is for.
+//! Seeds: sequences that reach every part of the target.
 
 use turnpike_testkit::fuzz::{self, Input};
 
 use super::Run;
 
-/// Events as [`Run::event`] reads them.
+/// Events in the encoding of [`Run::event`].
 #[derive(Clone, Default)]
 struct Script(Vec<u8>);
 
@@ -18,7 +18,7 @@ impl Script {
         self
     }
 
-    /// A method by its place, and whole attributes.
+    /// Method index, flags and complete attributes.
     fn request(self, method: u8, how: u16, attributes: &[&[u8]]) -> Self {
         let [high, low] = how.to_be_bytes();
         let count = u8::try_from(attributes.len()).expect("few");
@@ -26,7 +26,7 @@ impl Script {
         self.event(&[&[1, method, high, low, transaction, count][..], &attributes.concat()].concat())
     }
 
-    /// The client is challenged, has an allocation with these attributes, and both sockets open.
+    /// Challenge, Allocate with these attributes, and both sockets opened.
     fn allocated(self, how: u16, attributes: &[&[u8]]) -> Self {
         self.request(0, 2, &[&[4, 0]]).request(0, how, attributes).event(&[9, 0, 0])
     }
@@ -58,7 +58,7 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
         let dual = Script::new(flags).allocated(0, &[&udp, &dual, &[7, 0]]);
         let expiring = relaying(dual, 0).event(&[8, 1, 44]).event(&[8, 2, 88]).event(&[8, 16, 0]);
         seeds.push(expiring);
-        // Mobile, from another address, upgraded in between.
+        // Mobile, from another address, with an upgrade in between.
         let moving =
             relaying(Script::new(flags).allocated(0, &[&udp, &ticket]), 0).event(&[19]).event(&[7, 1]);
         let moving = moving.request(1, 2, &[]).request(1, 0, &[&[11, 0, 0]]).event(&[4, 0, 1, 1]);
@@ -71,7 +71,7 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
             bound.request(5, 2, &[&[12, 0]]).request(5, 0, &[&[12, 0]]).event(&[14, 0]).event(&[8, 0, 31]);
         seeds.push(bound.event(&[15, 2]));
     }
-    // A store that has to be asked; reloads; the end of things.
+    // A slow store, reloads, and ends.
     let asked =
         Script::new(2).request(0, 2, &[&udp]).request(0, 0, &[&udp]).event(&[16, 0, 0]).event(&[9, 0, 0]);
     seeds.push(asked.request(1, 0, &[&[3, 2, 0]]).event(&[8, 0, 11]).event(&[16, 0, 4]));
@@ -84,10 +84,10 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
             .event(&[18, 0])
             .allocated(0, &[&udp]),
     );
-    // What asks for NAT discovery.
+    // NAT discovery.
     let discovery = Script::new(0).request(6, 2, &[]).request(6, 3, &[&[13, 6]]).request(6, 2, &[&[14, 8]]);
     seeds.push(discovery.request(6, 2, &[&[15, 0x9C, 0x40]]).request(6, 2, &[&[18, 0, 0]]));
-    // Real clients, one after the other, with whatever is wanted from the runtime at once.
+    // Captured clients, one after the other, with immediate reports of the runtime.
     for messages in fuzz::captured("stun").chunks(12) {
         let mut script = Script::new(0).request(0, 2, &[&udp]);
         for message in messages {
@@ -100,7 +100,7 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     seeds.into_iter().map(|script| script.0).collect()
 }
 
-/// The seeds are to reach what they are for, or they are worth nothing.
+/// Checks that the seeds reach their targets.
 #[test]
 fn seeds_of_the_server_relay_move_and_connect() {
     let mut reached = [0; 7];

@@ -1,4 +1,4 @@
-//! Who takes part: the 5-tuples of clients, peers, users, and the rules that a reload may bring.
+//! Participants of a play: 5-tuples of clients, peers, users, and the rules that a reload may apply.
 
 use super::prelude::*;
 use turnpike_turn::server::{
@@ -7,25 +7,26 @@ use turnpike_turn::server::{
 
 use crate::common::{address, config};
 
-/// The realm beside [`REALM`], which a reload may take away.
+/// Second realm, which a reload may remove.
 pub(super) const TENANT: &str = "tenant.example";
 pub(super) const REALMS: [&str; 2] = [REALM, TENANT];
 
-/// Those that there are, one whose credential expires during a play, one whose credential has expired, and an unknown one.
+/// Regular users, one whose credential expires during a play, one with an expired credential, and an unknown
+/// one.
 pub(super) const USERS: [&str; 5] = ["alice", "bob", "timed", "old", "nobody"];
 
 pub(super) const START_MS: u64 = 1_000_000;
 pub(super) const START_UNIX: u64 = 1_800_000_000;
 
-/// Last Unix second of the time-limited credential.
+/// Unix second at which the time-limited credential expires.
 pub(super) const TIMED_UNTIL: u64 = START_UNIX + 300;
 
-/// Last Unix second of this user's credential.
+/// Unix second at which this user's credential expires.
 pub(super) fn until(user: &str) -> Option<u64> {
     (user == "timed").then_some(TIMED_UNTIL)
 }
 
-/// The clocks of workers have different starts. In whole seconds, since that is what their timers count.
+/// Offset of a worker's clock, in whole seconds because timers count whole seconds.
 pub(super) fn skew(worker: usize) -> u64 {
     7_000 * worker as u64
 }
@@ -36,10 +37,10 @@ pub(super) fn transport(listener: ListenerId) -> Transport {
     LISTENERS[usize::from(listener.0)]
 }
 
-/// Who is behind one of our own relayed transport addresses, by UDP.
+/// Client behind one of the server's relayed transport addresses, over UDP.
 pub(super) const LOOP: usize = 8;
 
-/// The 5-tuples of clients: some share an address, and some are streams.
+/// 5-tuples of clients: some share an address, and some are streams.
 pub(super) const CLIENTS: usize = 11;
 
 pub(super) fn client(number: usize) -> Client {
@@ -65,8 +66,9 @@ pub(super) fn number_of(client: &Client) -> usize {
     (0..CLIENTS).find(|number| self::client(*number) == *client).expect("one of the cast")
 }
 
-/// Peers: two ports of one host, both families, a client of our own by the address that clients are told, and at the end one that is
-/// always refused, an IPv4-mapped one, and port 0. The one that is refused is a client of our own by the address that is bound.
+/// Peers: two ports of one host, both families, a client of this server by its external address, and at the
+/// end one that is always refused, an IPv4-mapped one, and port 0. The refused one is a client of this server
+/// by its bound address.
 pub(super) const PEERS: usize = 12;
 
 pub(super) fn peer(number: usize) -> SocketAddr {
@@ -88,22 +90,22 @@ pub(super) fn peer(number: usize) -> SocketAddr {
     )
 }
 
-/// Of our own relayed transport addresses, where a NAT stands in front of us: what clients are told, and what is bound.
+/// External and bound address of the relay behind a NAT.
 fn told_and_bound() -> [IpAddr; 2] {
     [peer(6), peer(9)].map(|peer| peer.ip())
 }
 
-/// Those whose datagrams can arrive.
+/// Peers whose datagrams can arrive.
 pub(super) const SENDING_PEERS: usize = 10;
 
-/// What a reload may change.
+/// Rules that a reload may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rules {
     denied: Vec<IpAddr>,
-    /// Denied to users of [`TENANT`] besides.
+    /// Denied only to users of [`TENANT`].
     tenant_denied: Vec<IpAddr>,
     tenant: bool,
-    /// Whether a NAT stands in front of us.
+    /// The server is behind a NAT.
     nat: bool,
     pub(super) mobility: bool,
     pub(super) tcp: bool,
@@ -113,11 +115,11 @@ pub(super) struct Rules {
     pub(super) max_connections: usize,
     pub(super) max_total_connections: usize,
     pub(super) max_user_connections: usize,
-    /// Whether a request is dropped where the store cannot tell, and not answered.
+    /// Requests whose credentials the store cannot provide are dropped instead of answered.
     pub(super) store_drops: bool,
-    /// Whether a channel keeps its peer permitted.
+    /// A channel keeps its peer permitted.
     pub(super) channels_permit: bool,
-    /// Whether allocations end with the credential that made them.
+    /// Allocations end with the credential that made them.
     pub(super) end_with_credential: bool,
 }
 
@@ -143,7 +145,7 @@ impl Default for Rules {
     }
 }
 
-/// As many sets of rules as [`Rules::variant`] knows.
+/// Number of variants in [`Rules::variant`].
 pub(super) const VARIANTS: u8 = 6;
 
 impl Rules {
@@ -176,35 +178,35 @@ impl Rules {
         }
     }
 
-    /// Whether nobody may relay there: denied by these rules, or refused by default.
+    /// Returns true if the peer is refused to every user, by these rules or by default.
     pub(super) fn refuses(&self, ip: IpAddr) -> bool {
         self.denied.contains(&ip) || [peer(9).ip(), peer(10).ip()].contains(&ip)
     }
 
-    /// Whether no user of this realm may ask for it.
+    /// Returns true if the peer is refused to users of this realm.
     pub(super) fn refuses_in(&self, realm: &str, ip: IpAddr) -> bool {
         self.refuses(ip) || (realm == TENANT && self.tenant_denied.contains(&ip))
     }
 
-    /// By what, as the counter has it: a rule, or the default.
+    /// Index of the refusal counter: a rule or the default.
     pub(super) fn refused_by(&self, realm: &str, ip: IpAddr) -> usize {
         let denied = |list: &[IpAddr]| list.contains(&ip.to_canonical());
         if denied(&self.denied) || (realm == TENANT && denied(&self.tenant_denied)) { 0 } else { 2 }
     }
 
-    /// Where a peer of this name is reached.
+    /// Address at which a peer is reachable.
     pub(super) fn reached(&self, peer: SocketAddr) -> SocketAddr {
         let [told, bound] = told_and_bound();
         if self.nat && peer.ip() == told { SocketAddr::new(bound, peer.port()) } else { peer }
     }
 
-    /// What those are called who do not know better, and send from there.
+    /// Address by which clients know a source address.
     pub(super) fn told(&self, peer: SocketAddr) -> SocketAddr {
         let [told, bound] = told_and_bound();
         if self.nat && peer.ip() == bound { SocketAddr::new(told, peer.port()) } else { peer }
     }
 
-    /// The same that deny this peer as well.
+    /// These rules with this peer denied too.
     pub(super) fn denying(&self, ip: IpAddr) -> Self {
         Self { denied: [&self.denied[..], &[ip]].concat(), ..self.clone() }
     }
@@ -213,7 +215,7 @@ impl Rules {
         if self.tenant { &REALMS } else { &REALMS[..1] }
     }
 
-    /// The server's own form of them.
+    /// Configuration of the server with these rules.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
         let [told, bound] = told_and_bound();
         let relays = self.nat.then_some((bound, Some(told)));

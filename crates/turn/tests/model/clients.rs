@@ -1,4 +1,5 @@
-//! What clients know and send. Most of them know what they do, or plays would end at the first check; some do not.
+//! Knowledge and behaviour of clients. Most act sensibly, otherwise plays would end at the first check; some
+//! do not.
 
 use super::prelude::*;
 use super::{
@@ -9,23 +10,22 @@ use super::{
     step::{Asked, Way},
 };
 
-/// What clients have been told, the newest last.
+/// Data that clients have received, newest last.
 #[derive(Default)]
 pub(super) struct Memory {
     /// By 5-tuple and realm.
     nonces: HashMap<(usize, &'static str), String>,
     tickets: Vec<Vec<u8>>,
     tokens: Vec<[u8; 8]>,
-    /// CONNECTION-IDs.
     pub(super) ids: Vec<u32>,
     transactions: u64,
 }
 
-/// What a client that knows what it does is about: where it sends from, and the allocation, if there is one.
+/// Sender of a sensible request, and its allocation if any.
 pub(super) type Aim = (usize, Option<usize>);
 
 impl Network {
-    /// Who can sensibly ask for this.
+    /// Client that can sensibly send this request.
     pub(super) fn aim(&self, from: usize, asked: &Asked) -> Option<Aim> {
         let is_stream = |end: &usize| Model::is_stream(&cast::client(*end));
         let is_free = |end: &usize| {
@@ -53,7 +53,7 @@ impl Network {
             Asked::Refresh { ticket, .. } => {
                 let ticket = newest(&self.memory.tickets, ticket.checked_sub(2)?)?;
                 let number = self.model.tickets.get(ticket)?.number;
-                // From where it is not at home, mostly.
+                // Mostly from an address other than the current one.
                 one_of(free.collect()).map(|end| (end, Some(number)))
             }
             Asked::Bind { .. } => at_home(&|it| it.transport == RelayTransport::Udp),
@@ -91,14 +91,14 @@ impl Network {
         let realm = if realm == 0 { cast::TENANT } else { REALM };
         let (realm, user) = number.map_or((realm, user), |number| {
             let it = &self.model.allocations[number];
-            // Sometimes somebody else's.
+            // Sometimes another user's.
             (it.realm, if whom_else { user } else { it.user })
         });
         let claim = |nonce, right| Claim { user, right, realm, nonce, scheme };
         let claim = match nonce {
             0 => None,
             1 => Some(claim("made up".to_owned(), true)),
-            // Somebody else's.
+            // Another client's nonce.
             2 => Some(claim(self.nonce((from + 2) % cast::CLIENTS, realm), true)),
             nonce => Some(claim(self.nonce(from, realm), nonce != 3)),
         };
@@ -107,12 +107,13 @@ impl Network {
         self.send(from, Datagram::Request(Request { wanted, transaction, claim, strange }), way);
     }
 
-    /// Two tickets are shown from one 5-tuple before its worker has heard of the first. Then that one's client closes its connection, so that
-    /// its allocation comes at once; there it may end, and data follows.
+    /// Presents two tickets from one 5-tuple before its worker has heard of the first. Then the first one's
+    /// client closes its connection, so that its allocation moves immediately; there it may end, and data
+    /// follows.
     pub(super) fn rivals(&mut self, from: usize, ends: bool) {
         let Some((from, at)) = self.free_end(from) else { return };
         let mut elsewhere = self.mobile_elsewhere(at);
-        // Those whose clients have connections first.
+        // Clients with connections come first.
         elsewhere.sort_by_key(|number| !Model::is_stream(&self.model.allocations[*number].client));
         let [first, second, ..] = elsewhere[..] else { return };
         self.show_ticket(from, first);
@@ -130,8 +131,8 @@ impl Network {
         self.settle(0);
     }
 
-    /// A client that may talk to a peer shows its ticket to another worker and sends data there. While its allocation is on its way, new
-    /// rules of that worker, or of all, deny the peer.
+    /// A client with a permission presents its ticket to another worker and sends data there. While its
+    /// allocation is in transit, a reload of that worker, or of all, denies the peer.
     pub(super) fn overtaken(&mut self, from: usize, which: u8, everywhere: bool) {
         let Some((from, at)) = self.free_end(from) else { return };
         let elsewhere = self.mobile_elsewhere(at);
@@ -156,7 +157,7 @@ impl Network {
         self.settle(0);
     }
 
-    /// One over UDP without an allocation, and the worker that it reaches.
+    /// UDP client without an allocation, with its worker.
     fn free_end(&self, which: usize) -> Option<(usize, usize)> {
         let is_free = |end: &usize| {
             let (client, there) = (cast::client(*end), &self.ends[*end]);
@@ -167,7 +168,7 @@ impl Network {
         pick(which, free.len()).map(|which| (free[which], self.ends[free[which]].worker))
     }
 
-    /// Allocations of other workers that can come to this one.
+    /// Allocations of other workers that can move to this one.
     fn mobile_elsewhere(&self, at: usize) -> Vec<usize> {
         let all = self.model.allocations.iter().enumerate();
         let elsewhere = all.filter(|(_, it)| {
@@ -184,7 +185,7 @@ impl Network {
         self.request(from, number, Wanted::Refresh { lifetime: None, family: None, ticket });
     }
 
-    /// What whoever an allocation belongs to asks for, at once and in the right way.
+    /// Sends a valid request as the allocation's user, delivered immediately.
     fn request(&mut self, from: usize, number: usize, wanted: Wanted) {
         let it = &self.model.allocations[number];
         let (realm, user) = (it.realm, it.user);
@@ -195,7 +196,7 @@ impl Network {
         self.send(from, Datagram::Request(request), Way::AT_ONCE);
     }
 
-    /// What a request asks for, of what clients know by now.
+    /// Fills in a request from the clients' knowledge.
     fn wanted(&self, asked: &Asked, number: Option<usize>) -> Option<Wanted> {
         let ticket = |which: u8| match which {
             0 => Some(None),
@@ -229,7 +230,7 @@ impl Network {
             }
             Asked::Permit(ref peers) => Wanted::Permit(peers.iter().map(|which| peer(*which)).collect()),
             Asked::Bind { number, peer: which } => {
-                // One of them beyond the range.
+                // One of them is out of range.
                 let number = if number == 7 { 0x5000 } else { 0x4000 + u16::from(number) };
                 Wanted::Bind { number, peer: peer(which) }
             }
@@ -241,14 +242,14 @@ impl Network {
         })
     }
 
-    /// A peer: the first numbers mean any, the others one that the allocation may relay to, or, if wanted, one that it has a permission
-    /// for.
+    /// Chooses a peer: the first numbers mean any, the others one that the allocation may relay to or, if
+    /// `permitted`, has a permission for.
     fn peer(&self, which: u8, number: Option<usize>, permitted: bool) -> SocketAddr {
         let suits = |peer: &SocketAddr| {
             let Some(number) = number else { return false };
             let it = &self.model.allocations[number];
             let Place::At(at, _) = it.place else { return false };
-            // What is refused to its realm alone it may ask for.
+            // It may ask for a peer refused only to its realm.
             let may_be = it.has(family_of(peer.ip())) && !self.model.workers[at].rules.refuses(peer.ip());
             may_be && peer.port() != 0 && (!permitted || it.permits(peer.ip(), self.model.ms))
         };
@@ -285,10 +286,10 @@ impl Network {
         self.send(from, datagram, way);
     }
 
-    /// A nonce for this 5-tuple and realm, asked for if there is none.
+    /// Nonce for this 5-tuple and realm, requested if there is none.
     fn nonce(&mut self, from: usize, realm: &'static str) -> String {
         if !self.memory.nonces.contains_key(&(from, realm)) {
-            // A nonce that was never given leads to one of that realm.
+            // An invalid nonce is answered with one of that realm.
             let nonce = "made up".to_owned();
             let claim = Claim { user: "alice", right: true, realm, nonce, scheme: Scheme::Md5 };
             let wanted = Wanted::Refresh { lifetime: None, family: None, ticket: None };
@@ -306,7 +307,7 @@ impl Network {
         transaction
     }
 
-    /// What a client remembers of an answer.
+    /// Stores the client's knowledge from a response.
     pub(super) fn learn(&mut self, from: usize, learned: &Learned, answered: &Answer) {
         let memory = &mut self.memory;
         if let (Some(nonce), Told::Challenge { realm, .. }) = (&learned.nonce, &answered.told) {
@@ -325,7 +326,7 @@ impl Network {
     }
 }
 
-/// The newest but so many.
+/// Newest element after skipping `but`.
 fn newest<T>(all: &[T], but: u8) -> Option<&T> {
     all.iter().rev().nth(usize::from(but))
 }

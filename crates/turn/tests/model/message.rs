@@ -1,5 +1,5 @@
-//! Messages, as what they mean and as bytes: those of clients are written, and those of the server read, by the oracle
-//! (`stun_types`, `turn_types`). The model sees the meaning only.
+//! Messages as meaning and as bytes: the oracle (`stun_types`, `turn_types`) writes those of clients and
+//! reads those of the server. The model sees only the meaning.
 
 use super::prelude::*;
 use stun_types::{
@@ -17,7 +17,7 @@ use crate::common::{
     Reply, SEND, TICKET, channel_data,
 };
 
-/// What a client sends.
+/// Datagram of a client.
 #[derive(Clone, Debug)]
 pub(super) enum Datagram {
     Request(Request),
@@ -32,7 +32,7 @@ pub(super) enum Datagram {
     },
     /// Neither STUN nor ChannelData.
     Noise,
-    /// A Binding indication.
+    /// Binding indication.
     Keepalive,
 }
 
@@ -41,15 +41,15 @@ pub(super) struct Request {
     pub(super) wanted: Wanted,
     pub(super) transaction: [u8; 12],
     pub(super) claim: Option<Claim>,
-    /// Whether it has an attribute that must be comprehended and is not.
+    /// Contains an unknown comprehension-required attribute.
     pub(super) strange: bool,
 }
 
-/// Who says to have sent it.
+/// Claimed sender.
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     pub(super) user: &'static str,
-    /// Whether it is signed with that user's password.
+    /// Signed with that user's password.
     pub(super) right: bool,
     pub(super) realm: &'static str,
     pub(super) nonce: String,
@@ -67,10 +67,10 @@ pub(super) enum Wanted {
     ConnectionBind(u32),
 }
 
-/// What an Allocate asks for.
+/// Parameters of an Allocate.
 #[derive(Clone, Debug)]
 pub(super) struct Wish {
-    /// A protocol number.
+    /// Protocol number.
     pub(super) transport: u8,
     pub(super) lifetime: Option<u32>,
     pub(super) port: Port,
@@ -81,7 +81,7 @@ pub(super) struct Wish {
 }
 
 impl Wanted {
-    /// Its place among the counters of methods.
+    /// Index in the counters by method.
     pub(super) fn method(&self) -> usize {
         match self {
             Self::Binding => 0,
@@ -104,7 +104,7 @@ const RESERVATION_TOKEN: u16 = 0x0022;
 const CONNECTION_ID: u16 = 0x002A;
 const ADDRESS_ERROR: u16 = 0x8001;
 const ICMP: u16 = 0x8004;
-/// Comprehension-required, and nobody's.
+/// Comprehension-required and unassigned.
 const STRANGE: u16 = 0x7ABC;
 
 impl Datagram {
@@ -206,7 +206,7 @@ fn number_of(transaction: [u8; 12]) -> TransactionId {
     TransactionId::from(number)
 }
 
-/// What a response has to say.
+/// Content of a response.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Answer {
     pub(super) transaction: [u8; 12],
@@ -214,7 +214,7 @@ pub(super) struct Answer {
     pub(super) told: Told,
 }
 
-/// In whose name it is signed, if it is.
+/// Signature of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Said {
     ByNobody,
@@ -229,7 +229,7 @@ pub(super) enum Told {
         relayed: Vec<SocketAddr>,
         lifetime: u32,
         reservation: Option<[u8; 8]>,
-        /// Of this allocation, if there is one.
+        /// Allocation of the ticket, if any.
         ticket: Option<usize>,
         mapped: SocketAddr,
         address_error: Option<(Family, u16)>,
@@ -238,10 +238,10 @@ pub(super) enum Told {
         lifetime: u32,
         ticket: Option<usize>,
     },
-    /// With the connection's number.
+    /// CONNECTION-ID.
     Connected(u32),
     Error(u16),
-    /// 401 or 438, with a nonce of this realm: that of the request or a new one.
+    /// 401 or 438 with a nonce for this realm: the request's own or a new one.
     Challenge {
         code: u16,
         realm: &'static str,
@@ -249,7 +249,7 @@ pub(super) enum Told {
     },
 }
 
-/// What a reply has told that only the server knows.
+/// Data in a reply that only the server can know.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Learned {
     pub(super) nonce: Option<String>,
@@ -257,22 +257,22 @@ pub(super) struct Learned {
 }
 
 impl Answer {
-    /// Whether these bytes say that; what they say beyond it.
+    /// Checks that the bytes have this meaning; returns the data that only the server can know.
     pub(super) fn check(&self, bytes: &[u8]) -> Result<Learned, String> {
         let reply = Reply(bytes.to_vec());
         let message = reply.message();
         if message.transaction_id() != number_of(self.transaction) {
-            return Err("it answers another transaction".to_owned());
+            return Err("wrong transaction".to_owned());
         }
         let is_signed = message.has_attribute(MessageIntegrity::TYPE)
             || message.has_attribute(MessageIntegritySha256::TYPE);
         match &self.said {
-            Said::ByNobody if is_signed => return Err("it is signed".to_owned()),
+            Said::ByNobody if is_signed => return Err("unexpected signature".to_owned()),
             Said::To { user, realm, scheme } => {
                 let (user, realm, scheme) = (*user, *realm, *scheme);
                 let claim = Claim { user, right: true, realm, nonce: String::new(), scheme };
                 if !reply.is_signed(&claim.credentials()) {
-                    return Err(format!("it is not signed for {user} of {realm}"));
+                    return Err(format!("not signed for {user} of {realm}"));
                 }
             }
             Said::ByNobody => {}
@@ -295,10 +295,10 @@ impl Answer {
                 let said = message.attribute::<Realm>().ok().map(|realm| realm.realm().to_owned());
                 says("another realm", said.as_deref() == Some(*realm))?;
                 learned.nonce = message.attribute::<Nonce>().ok().map(|nonce| nonce.nonce().to_owned());
-                says("a nonce is missing", learned.nonce.is_some())?;
+                says("missing nonce", learned.nonce.is_some())?;
                 says("another nonce", repeats.is_none() || *repeats == learned.nonce)?;
             }
-            _ if !success => return Err(format!("an error: {:?}", reply.code())),
+            _ if !success => return Err(format!("unexpected error {:?}", reply.code())),
             Told::Done => {}
             Told::Mapped(address) => mapped_is(*address)?,
             Told::Connected(id) => {
@@ -310,29 +310,29 @@ impl Answer {
             Told::Refreshed { lifetime, ticket } => {
                 lifetime_is(*lifetime)?;
                 learned.ticket = raw(&message, TICKET);
-                says("whether there is a ticket", learned.ticket.is_some() == ticket.is_some())?;
+                says("unexpected or missing ticket", learned.ticket.is_some() == ticket.is_some())?;
             }
             Told::Allocated { relayed, lifetime, reservation, ticket, mapped, address_error } => {
-                says("other relayed addresses", reply.relayed() == *relayed)?;
+                says("wrong relayed addresses", reply.relayed() == *relayed)?;
                 lifetime_is(*lifetime)?;
                 mapped_is(*mapped)?;
                 let token = raw(&message, RESERVATION_TOKEN);
                 says("another token", token == reservation.map(|token| token.to_vec()))?;
                 learned.ticket = raw(&message, TICKET);
-                says("whether there is a ticket", learned.ticket.is_some() == ticket.is_some())?;
+                says("unexpected or missing ticket", learned.ticket.is_some() == ticket.is_some())?;
                 let error = address_error.map(|(family, code)| {
                     let digits = [code / 100, code % 100].map(|part| part.to_be_bytes()[1]);
                     [[family as u8 + 1, 0], digits].concat()
                 });
                 let said = raw(&message, ADDRESS_ERROR).map(|value| value[..4].to_vec());
-                says("another address error", said == error)?;
+                says("wrong address error", said == error)?;
             }
         }
         Ok(learned)
     }
 }
 
-/// Whether these bytes are the payload in its header, and nothing else.
+/// Checks that the bytes are exactly the framed payload.
 pub(super) fn check_framing(framing: Framing, payload: &[u8], bytes: &[u8]) -> Result<(), String> {
     match framing {
         Framing::Channel { number, padded } => {
@@ -350,30 +350,30 @@ pub(super) fn check_framing(framing: Framing, payload: &[u8], bytes: &[u8]) -> R
             if is_data && from(&message) == Some(peer) && data.data() == payload {
                 Ok(())
             } else {
-                Err(format!("another Data indication: {message:?}"))
+                Err(format!("wrong Data indication: {message:?}"))
             }
         }
     }
 }
 
-/// Whether these bytes are a Data indication of an ICMP error.
+/// Checks that the bytes are a Data indication of an ICMP error.
 pub(super) fn check_icmp(peer: SocketAddr, value: [u8; 8], bytes: &[u8]) -> Result<(), String> {
     check_told(peer, ICMP, &value, bytes)
 }
 
-/// Whether these bytes are a ConnectionAttempt indication.
+/// Checks that the bytes are a ConnectionAttempt indication.
 pub(super) fn check_attempt(peer: SocketAddr, id: u32, bytes: &[u8]) -> Result<(), String> {
     check_told(peer, CONNECTION_ID, &id.to_be_bytes(), bytes)
 }
 
-/// Whether these bytes are an indication of something at this peer.
+/// Checks that the bytes are an indication with this peer and attribute.
 fn check_told(peer: SocketAddr, kind: u16, value: &[u8], bytes: &[u8]) -> Result<(), String> {
     let message = Message::from_bytes(bytes).map_err(|error| error.to_string())?;
     let is_indication = message.has_class(MessageClass::Indication);
     if is_indication && from(&message) == Some(peer) && raw(&message, kind).as_deref() == Some(value) {
         Ok(())
     } else {
-        Err(format!("another indication: {message:?}"))
+        Err(format!("wrong indication: {message:?}"))
     }
 }
 

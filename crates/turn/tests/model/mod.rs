@@ -1,23 +1,25 @@
-//! The server against a model of it: `reference.rs` and its like say in sets and deadlines what it has to do, and random plays of
-//! requests, data, time, reloads, moves between workers and upgrades are given to both, over a network that loses, repeats and
-//! reorders (`network.rs`). After each step all is compared: what was delivered where with which bytes, who may talk to whom, each
-//! counter, each quota, each relay socket and each connection; and at the end nothing is left.
+//! Model test of the server: `reference.rs` and its siblings specify its behaviour with sets and deadlines.
+//! Random plays of requests, data, time, reloads, moves between workers and upgrades run against both, over a
+//! network that loses, repeats and reorders (`network.rs`). After each step the test compares everything:
+//! delivered bytes, permissions, counters, quotas, relay sockets and connections; at the end nothing may be
+//! left.
 //!
-//! `cargo test` plays a fixed set. For as long as you like, with other seeds:
+//! `cargo test` plays a fixed set. For longer runs with other seeds:
 //!
 //! ```text
 //! TURNPIKE_MODEL_MINUTES=60 cargo test --release --workspace --test turn model:: -- --nocapture
-//! TURNPIKE_MODEL_SEED=17 ...          begins with this seed: the one that a failure names
+//! TURNPIKE_MODEL_SEED=17 ...          starts with this seed, which a failure prints
 //! ```
 //!
-//! Left out, because they have tests of their own and nothing of it outlives a request: NAT discovery, other servers (300), which realm a
-//! challenge names to which web page, how malformed messages are told apart, and what is said for a log.
+//! Not covered, since they have separate tests and leave no state behind: NAT discovery, redirects (300), the
+//! choice of a challenge's realm by web origin, the errors of malformed messages, and log effects.
 //!
-//! Left out, though they last as long as an allocation: tokens (RFC 7635), which end it, and bits per second, which hold data up. Clients here have
-//! passwords, and no limit of that kind. Each is held against a model of its own: tokens with their deadlines, over upgrades, in
-//! `server_third_party.rs` (`an_allocation_lasts_as_long_as_its_tokens_let_it`), and rates, bursts and fair shares in `server/data/bandwidth/tests.rs`
-//! (`a_bucket_keeps_its_rate_and_its_burst` and what follows it). That a bucket goes on where its allocation goes is said by one case alone, in
-//! `server_upgrade.rs`.
+//! Not covered although they last as long as an allocation: tokens (RFC 7635), which end it, and bandwidth
+//! limits, which delay data. Clients here have passwords and no such limit. Each has its own model: tokens
+//! with their deadlines and upgrades in `server_third_party.rs`
+//! (`an_allocation_lasts_as_long_as_its_tokens_let_it`), and rates, bursts and fair shares in
+//! `server/data/bandwidth/tests.rs` (`a_bucket_keeps_its_rate_and_its_burst` and the tests after it). A
+//! single case in `server_upgrade.rs` covers a bucket that moves with its allocation.
 
 #![expect(
     clippy::wrong_self_convention,
@@ -48,25 +50,25 @@ use turnpike_turn::server::Stats;
 use network::{Network, Reached};
 use step::{Mix, plays};
 
-/// Plays of one seed.
+/// Plays per seed.
 const PLAYS: u32 = 150;
 
 #[test]
-fn data_passes_exactly_where_the_model_lets_it() {
+fn data_passes_exactly_as_in_the_model() {
     run(Mix::Data);
 }
 
 #[test]
-fn allocations_follow_their_clients_as_the_model_says() {
+fn allocations_move_as_in_the_model() {
     run(Mix::Moves);
 }
 
 #[test]
-fn connections_are_made_and_bound_as_the_model_says() {
+fn connections_are_made_and_bound_as_in_the_model() {
     run(Mix::Connections);
 }
 
-/// The fixed set, or new seeds for as long as the environment says.
+/// Runs the fixed set, or new seeds for the time set in the environment.
 fn run(mix: Mix) {
     let number = |name| env::var(name).ok().and_then(|text: String| text.parse::<u64>().ok());
     let since_epoch = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -79,7 +81,7 @@ fn run(mix: Mix) {
             let named = |label: Option<(&str, &'static str)>| label.map_or("", |(_, value)| value);
             let count = |(name, of, value)| (name == *family && named(of) == *label).then_some(value);
             let count = counted.counters().find_map(count);
-            assert!(count.is_some_and(|count| count > 0), "no play has come to {family} {label}");
+            assert!(count.is_some_and(|count| count > 0), "no play reached {family} {label}");
         }
         let Reached { upgraded, arriving, refused, denied, denied_on_the_way } = reached;
         assert!(upgraded > 0 && refused > 0 && denied > 0, "{reached:?}");
@@ -96,7 +98,7 @@ fn run(mix: Mix) {
     }
 }
 
-/// What a fixed set that is worth something comes to: families of counters with their labels.
+/// Counters that the fixed set must reach: families with their labels.
 fn must_reach(mix: Mix) -> &'static [(&'static str, &'static str)] {
     match mix {
         Mix::Data => &[
@@ -147,7 +149,7 @@ fn must_reach(mix: Mix) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// The plays of one seed; what they have counted is added up.
+/// Runs the plays of one seed and adds up their counters.
 fn play(mix: Mix, seed: u64, reached: &RefCell<(Stats, Reached)>) {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());

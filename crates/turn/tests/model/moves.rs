@@ -1,4 +1,4 @@
-//! How allocations follow their clients (RFC 8016), in the model.
+//! Mobility (RFC 8016) in the model.
 
 use super::prelude::*;
 use super::{
@@ -10,11 +10,11 @@ use super::{
     requests::{Asking, Outcome},
 };
 
-/// For so long a Refresh with a ticket is known when it comes again.
+/// Time during which a repeated Refresh with a ticket counts as a retransmission.
 const REMEMBERED_MS: u64 = 40_000;
 
 impl Mobility {
-    /// Whether this is the last Refresh with a ticket again.
+    /// Returns true if this is a retransmission of the last Refresh with a ticket.
     fn is_repeated(&self, asking: &Asking<'_>, now: u64) -> bool {
         self.last.is_some_and(|last| {
             (last.client, last.transaction) == (asking.client(), asking.request.transaction)
@@ -22,7 +22,7 @@ impl Mobility {
         })
     }
 
-    /// Whether a client that has sent so many datagrams may have no better ticket.
+    /// Returns true if a client that has sent `sent` datagrams may hold no better ticket.
     fn is_held(&self, counter: u32, sent: u64) -> bool {
         let is_spent =
             |(spent, then): (u32, Option<u64>)| spent == counter && then.is_none_or(|then| then == sent);
@@ -36,7 +36,8 @@ impl Mobility {
         }
     }
 
-    /// It has moved: for its client's data, which shows that the client has the new ticket, or after so many datagrams without any.
+    /// Records a move: by the client's data, which shows that it has the new ticket, or without data after
+    /// `without` datagrams.
     fn moved(&mut self, without: Option<u64>) {
         self.spent = match (self.spent, without) {
             (Some((counter, _)), Some(sent)) => Some((counter, Some(sent))),
@@ -46,18 +47,19 @@ impl Mobility {
 }
 
 impl Model {
-    /// The ticket that is good for an allocation now, once its bytes are known.
+    /// Current ticket of an allocation.
     pub(super) fn ticket(&self, number: usize) -> Option<Ticket> {
         let mobility = self.allocations[number].mobility.as_ref()?;
         Some(Ticket { number, counter: mobility.counter })
     }
 
-    /// Whether an allocation has this 5-tuple at a worker, or will have.
+    /// Returns true if an allocation has this 5-tuple at a worker, or will have.
     pub(super) fn is_known(&mut self, at: usize, client: &Client) -> bool {
         self.home(at, client).is_some() || self.expected(at, client).is_some()
     }
 
-    /// The allocation of this worker that arrives at the 5-tuple of a request. The owner of another one answers it.
+    /// Allocation of this worker that moves to the request's 5-tuple. Requests to another worker's go to that
+    /// owner.
     pub(super) fn arriving(&mut self, asking: &Asking<'_>) -> Result<Option<usize>, Expected> {
         let at = asking.at;
         let expected = self.expected(at, &asking.client()).map(|expected| *expected);
@@ -76,7 +78,7 @@ impl Model {
         Err(Expected::Goes(Goes::Forward { worker, via, occupied: false }))
     }
 
-    /// The addresses at which the client of an allocation may have learned its nonce, if this ticket lets it.
+    /// Addresses for which the client's nonce may have been issued, if this ticket allows it.
     pub(super) fn learned_before_moving(&self, asking: &Asking<'_>, ticket: Ticket) -> Option<Vec<IpAddr>> {
         let it = &self.allocations[ticket.number];
         let mobility = it.mobility.as_ref()?;
@@ -87,7 +89,7 @@ impl Model {
         Some([Some(it.client.address.ip()), arriving].into_iter().flatten().collect())
     }
 
-    /// The allocation that a Refresh with a ticket is about, and which of its tickets that is; or the answer.
+    /// Allocation of a Refresh with a ticket, and the ticket's counter; or the outcome.
     pub(super) fn presented(&mut self, asking: &Asking<'_>, ticket: &[u8]) -> Result<(usize, u32), Outcome> {
         let (at, client, now) = (asking.at, asking.client(), self.ms);
         if !self.workers[at].rules.mobility {
@@ -135,7 +137,7 @@ impl Model {
         Ok((number, ticket.counter))
     }
 
-    /// A genuine ticket, whose allocation is not here.
+    /// Handles a genuine ticket of another worker's allocation.
     fn ask_owner(&mut self, asking: &Asking<'_>, ticket: Ticket) -> Outcome {
         let (at, client) = (asking.at, asking.client());
         let it = &self.allocations[ticket.number];
@@ -163,7 +165,7 @@ impl Model {
         }))
     }
 
-    /// A Refresh with a ticket has succeeded: the new 5-tuple arrives, and there is a new ticket.
+    /// Completes a Refresh with a ticket: the new 5-tuple arrives, and a new ticket is issued.
     pub(super) fn arrive(&mut self, asking: &Asking<'_>, number: usize, granted: u32, presented: u32) {
         let (at, source, now) = (asking.at, asking.source, self.ms);
         let worker = match asking.delivery {
@@ -195,12 +197,12 @@ impl Model {
         }
     }
 
-    /// The client that an allocation arrives at, and its worker.
+    /// Pending move of an allocation: client and worker.
     pub(super) fn arriving_at(&self, number: usize) -> Option<(Source, usize)> {
         self.allocations[number].mobility.as_ref()?.arriving
     }
 
-    /// Has the worker that forwarded a request expect its client, if the allocation arrives there.
+    /// Makes the worker that forwarded a request expect its client, if the allocation moves there.
     fn announce_arrival(&mut self, asking: &Asking<'_>, number: usize) {
         let (client, owner) = (asking.client(), asking.at);
         let arrives = self.arriving_at(number).is_some_and(|(source, _)| source.client == client);
@@ -209,7 +211,7 @@ impl Model {
         }
     }
 
-    /// Its client has been heard from there, or there is no other 5-tuple: the allocation moves within its worker.
+    /// Moves the allocation within its worker, because its client sent data or has no other 5-tuple.
     pub(super) fn settle(&mut self, at: usize, number: usize, source: Source, spoke: bool) {
         let Source { client, link } = source;
         self.workers[at].expected.retain(|it| it.client != client);
@@ -226,7 +228,8 @@ impl Model {
         self.told.push_back(Effect::Moved { allocation, was, client, link, padded, from: None });
     }
 
-    /// The client is not expected there any more. An allocation of this worker stays where it was; another owner has to be told.
+    /// Cancels the pending move to this client. An allocation of this worker stays; another owner is
+    /// notified.
     fn displace(&mut self, at: usize, client: &Client) {
         let expected = &mut self.workers[at].expected;
         let Some(place) = expected.iter().position(|it| it.client == *client) else { return };
@@ -241,7 +244,7 @@ impl Model {
         }
     }
 
-    /// Tells a worker that a client does not arrive there any more.
+    /// Notifies a worker that a client no longer arrives there.
     pub(super) fn arrives_no_more(&mut self, at: usize, worker: usize, client: Client, number: usize) {
         if worker != at {
             let pending_move = PendingMove { client, number, owner: at };
@@ -249,7 +252,7 @@ impl Model {
         }
     }
 
-    /// A client does not arrive any more, as another worker has it.
+    /// Handles a pending move cancelled by another worker.
     pub(super) fn move_over(&mut self, at: usize, via: usize, pending_move: PendingMove) {
         let PendingMove { client, number, owner } = pending_move;
         if owner != at {
@@ -267,12 +270,12 @@ impl Model {
         }
     }
 
-    /// The owner has declined a request: its client does not arrive there.
+    /// Handles a declined request: its client has no pending move.
     pub(super) fn declined(&mut self, at: usize, owner: usize, client: &Client) {
         self.workers[at].expected.retain(|it| it.client != *client || it.owner != owner);
     }
 
-    /// This worker expects a client whose allocation another one has.
+    /// Expects a client whose allocation another worker has.
     pub(super) fn expect(&mut self, at: usize, pending_move: PendingMove) {
         let PendingMove { client, number, owner } = pending_move;
         if self.home(at, &client).is_some() {
@@ -288,7 +291,7 @@ impl Model {
         expected.push(Expectation { client, number, owner, asked: false });
     }
 
-    /// Gives an allocation away, if its client is expected there.
+    /// Exports an allocation if its client is expected there.
     pub(super) fn export(&mut self, at: usize, number: usize, client: Client, to: usize) -> bool {
         let now = self.ms;
         let it = &mut self.allocations[number];
@@ -311,7 +314,7 @@ impl Model {
         true
     }
 
-    /// Takes an allocation over for its client, unless that has made another one.
+    /// Imports an allocation for its client, unless that has made another one.
     pub(super) fn import(&mut self, at: usize, number: usize, to: Source, id: Option<AllocationId>) -> bool {
         let (client, link) = (to.client, to.link);
         let Some(id) = id else { return self.home(at, &client).is_none() };
@@ -324,13 +327,13 @@ impl Model {
         let from = Some(from);
         self.told.push_back(Effect::Moved { allocation: id, was, client, link, padded, from });
         self.tell_bindings(at, number);
-        // What a reload has refused meanwhile.
+        // Bindings that a reload has refused meanwhile.
         self.end_refused(at, number);
         self.shorten(at, number);
         true
     }
 
-    /// Takes back what another worker has not taken. It ends if its 5-tuple is taken by now.
+    /// Takes back an allocation that another worker refused. It ends if its 5-tuple is taken by now.
     pub(super) fn take_back(&mut self, at: usize, number: usize, id: AllocationId) {
         let it = &self.allocations[number];
         let is_taken = !it.away && self.home(at, &it.client).is_some();
@@ -345,7 +348,7 @@ impl Model {
         }
     }
 
-    /// From now on it is this worker's.
+    /// Assigns the allocation to this worker.
     pub(super) fn settles_at(&mut self, at: usize, number: usize, id: AllocationId) {
         let now = self.ms;
         let it = &mut self.allocations[number];
@@ -362,19 +365,19 @@ impl Model {
         }
     }
 
-    /// The owner does not give what was asked for.
+    /// Handles the owner's refusal to export.
     pub(super) fn not_moved(&mut self, at: usize, client: &Client) {
         self.workers[at].expected.retain(|it| it.client != *client || it.owner == at);
     }
 
-    /// The owner could not be asked.
+    /// Handles a failure to reach the owner.
     pub(super) fn not_asked(&mut self, at: usize, client: &Client) {
         for expected in self.workers[at].expected.iter_mut().filter(|it| it.client == *client) {
             expected.asked = false;
         }
     }
 
-    /// The client's connection is closed; whether it had an allocation.
+    /// Handles the end of the client's connection; returns true if it had an allocation.
     pub(super) fn disconnected(&mut self, at: usize, client: &Client) -> bool {
         self.workers[at].waiting.retain(|it| it.source.client != *client);
         if self.workers[at].expected.iter().any(|it| it.client == *client) {
@@ -403,7 +406,7 @@ impl Model {
         true
     }
 
-    /// An answer that says where an allocation is to be found from now on has left.
+    /// Records the ticket of a response that has been sent.
     pub(super) fn remember_ticket(&mut self, answer: &Answer, bytes: Option<Vec<u8>>) {
         let number = match answer.told {
             Told::Allocated { ticket, .. } | Told::Refreshed { ticket, .. } => ticket,
@@ -415,7 +418,7 @@ impl Model {
             let before = self.tickets.insert(bytes, ticket);
             assert!(
                 before.is_none_or(|before| before == ticket),
-                "one ticket says {before:?} and {ticket:?}"
+                "one ticket for both {before:?} and {ticket:?}"
             );
         }
     }

@@ -1,5 +1,6 @@
-//! Clients and peers at a network that loses, repeats and reorders, in front of real state machines: each datagram that arrives is fed
-//! to the server and to the model, and what both say of it is compared to the byte. The runtime's part is in `runtime.rs`.
+//! Clients and peers on a network that loses, repeats and reorders, in front of real state machines: each
+//! datagram goes to the server and to the model, and their results must be identical. `runtime.rs` has the
+//! runtime's part.
 
 use super::prelude::*;
 use turnpike_turn::{
@@ -18,44 +19,44 @@ use super::{
 };
 use crate::common::seed;
 
-/// A server, all its workers, and everything around it.
+/// Server with all workers and its environment.
 pub(super) struct Network {
     pub(super) setup: Setup,
     pub(super) model: Model,
     pub(super) workers: Vec<Worker>,
     pub(super) ends: Vec<End>,
-    /// What clients have sent and nobody has got yet.
+    /// Datagrams in flight.
     flying: Vec<Flight>,
-    /// Relay sockets, by the address that clients are told.
+    /// Relay sockets by relayed transport address.
     pub(super) sockets: BTreeMap<SocketAddr, (usize, RelayId)>,
-    /// Names of relay sockets that are closed, which a late datagram may still speak of.
+    /// IDs of closed relay sockets, which late datagrams may still refer to.
     pub(super) closed: Vec<(usize, RelayId)>,
-    /// Connections to peers that the runtime has, or makes; and the client's end of those that are bound.
+    /// Connections to peers, including attempts, with the client end of bound ones.
     pub(super) connections: BTreeMap<(usize, u32), Option<usize>>,
     pub(super) reserved: HashMap<[u8; 8], SocketAddr>,
     pub(super) ports: u16,
     pub(super) memory: Memory,
-    /// Which process has the server, counted from 0.
+    /// Number of the current process, from 0.
     pub(super) process: u8,
     pub(super) replays: ReplayGuard,
     pub(super) reached: Reached,
-    /// What processes before this one have counted.
+    /// Counters of earlier processes.
     pub(super) counted: Stats,
     payloads: u32,
 }
 
-/// How often a play has come to what no counter of the server tells.
+/// Counts of situations that the server's counters do not show.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reached {
-    /// Another process has taken over an allocation.
+    /// Another process took over an allocation.
     pub(super) upgraded: u64,
-    /// The same of one whose client was arriving, in the other process too.
+    /// Another process took over an allocation with a pending move.
     pub(super) arriving: u64,
-    /// One that had no room for all.
+    /// A process refused to take over because of its limits.
     pub(super) refused: u64,
-    /// A reload has ended what an allocation may have.
+    /// A reload ended permissions.
     pub(super) denied: u64,
-    /// The same of one that was on its way between two workers.
+    /// A reload ended permissions of an allocation in transit between two workers.
     pub(super) denied_on_the_way: u64,
 }
 
@@ -70,26 +71,26 @@ impl Reached {
     }
 }
 
-/// One worker of the server, and what waits for it.
+/// Worker with its queues.
 pub(super) struct Worker {
     pub(super) server: Server<TestPolicy>,
     pub(super) mail: VecDeque<Mail>,
-    /// Whether what may be lost is.
+    /// Loses all messages that may be lost.
     pub(super) full: bool,
     pub(super) jobs: VecDeque<Job>,
     pub(super) questions: VecDeque<LookupId>,
 }
 
-/// A client's 5-tuple.
+/// State of a client's 5-tuple.
 pub(super) struct End {
-    /// Which worker gets what comes from there.
+    /// Worker that receives its datagrams.
     pub(super) worker: usize,
-    /// Grows with each connection, and with each worker that it is handed to.
+    /// Incremented with each connection and each worker it is passed to.
     pub(super) life: u64,
     pub(super) open: bool,
-    /// Between two workers.
+    /// In transit between two workers.
     pub(super) travels: bool,
-    /// The connection to a peer whose data connection it has become.
+    /// Connection to a peer that it has become the data connection of.
     pub(super) bound: Option<(usize, u32)>,
 }
 
@@ -101,7 +102,7 @@ struct Flight {
     bytes: Vec<u8>,
 }
 
-/// A verdict, owned.
+/// Owned verdict.
 pub(super) enum Done {
     ToPeer { relay: RelayId, peer: SocketAddr, payload: Vec<u8>, dont_fragment: bool },
     ToClient { to: Source, bytes: Vec<u8> },
@@ -124,7 +125,7 @@ impl From<Verdict<'_>> for Done {
                 Self::Reply { to: Source { client, link }, bytes: bytes.to_vec() }
             }
             Verdict::Drop(reason) => Self::Drop(reason),
-            Verdict::Wait { otherwise, .. } => panic!("there are no limits: {otherwise:?}"),
+            Verdict::Wait { otherwise, .. } => panic!("no limits are configured: {otherwise:?}"),
         }
     }
 }
@@ -168,7 +169,7 @@ impl Network {
         }
     }
 
-    /// Does one step, and compares all that there is.
+    /// Executes one step and compares everything.
     pub(super) fn step(&mut self, step: &Step) {
         match *step {
             Step::Ask { from, knows, user, realm, nonce, ref asked, way } => {
@@ -217,18 +218,18 @@ impl Network {
         self.compare();
     }
 
-    /// Ends everything, and looks whether anything is left.
+    /// Ends everything and checks that nothing is left.
     pub(super) fn finish(mut self) {
         self.settle(0);
         self.probe();
         self.compare();
-        // All that has a deadline is over then. What travels has arrived by that time.
+        // Past every deadline. Mail in transit has arrived by then.
         self.sleep(3_700_000, true);
         self.settle(0);
         self.sleep(3_700_000, false);
         self.settle(0);
         self.compare();
-        assert_eq!(self.model.held_by_all(), 0, "the model is empty");
+        assert_eq!(self.model.held_by_all(), 0, "the model must be empty");
         for (at, worker) in self.workers.iter_mut().enumerate() {
             assert_eq!(worker.server.allocations(), 0, "allocations of worker {at}");
             assert_eq!(worker.server.connections(), 0, "connections of worker {at}");
@@ -243,24 +244,22 @@ impl Network {
         Now { ms: Model::clock(at, self.model.ms), unix: self.model.unix }
     }
 
-    /// Where a client's datagrams come from.
+    /// Source of a client's datagrams.
     pub(super) fn source(&self, from: usize) -> Source {
         let client = cast::client(from);
-        // Over plain UDP, the 5-tuple is way enough.
+        // Plain UDP needs only the 5-tuple.
         let is_plain = client.listener.0 == 0;
         let link = if is_plain { DATAGRAMS } else { Link(1000 * (from as u64 + 1) + self.ends[from].life) };
         Source { client, link }
     }
 
-    /// Whether a client is still where it was then.
+    /// Returns true if a client is still on the same link.
     pub(super) fn is_here(&self, source: &Source) -> bool {
         let from = cast::number_of(&source.client);
         self.ends[from].open && self.source(from).link == source.link
     }
 
-    // --------------------------------------------------------------------------------------------- what travels and arrives
-
-    /// Bytes that differ from all others, and so show what was delivered where.
+    /// Unique bytes that identify a delivery.
     pub(super) fn payload(&mut self, length: usize) -> Vec<u8> {
         self.payloads += 1;
         let stamp = self.payloads.to_be_bytes();
@@ -279,7 +278,7 @@ impl Network {
         }
         let bytes = datagram.bytes();
         let flight = Flight { from, life: self.ends[from].life, datagram, bytes };
-        // A stream keeps the order, and loses nothing.
+        // Streams keep the order and lose nothing.
         if way.flies && !Model::is_stream(&cast::client(from)) {
             self.flying.push(flight);
         } else {
@@ -293,7 +292,7 @@ impl Network {
         self.arrives(&flight, way);
     }
 
-    /// What somebody sends whom the network let see it: the same bytes from another 5-tuple.
+    /// Attacker on the network: the same bytes from another 5-tuple.
     fn copy(&mut self, which: usize, from: usize) {
         let Some(which) = pick(which, self.flying.len()) else { return };
         let datagram = self.flying[which].datagram.clone();
@@ -318,7 +317,7 @@ impl Network {
         }
     }
 
-    /// Feeds a datagram of a client to both.
+    /// Feeds a client's datagram to server and model.
     pub(super) fn feed(
         &mut self,
         at: usize,
@@ -332,7 +331,7 @@ impl Network {
         self.judge(at, expected, &done, datagram)
     }
 
-    /// Compares what was done with what had to be, and carries out what goes on with it.
+    /// Compares the verdict with the expected one and executes its effects.
     pub(super) fn judge(
         &mut self,
         at: usize,
@@ -368,25 +367,26 @@ impl Network {
             (Expected::Goes(_) | Expected::Answered { .. }, Done::Drop(None)) => true,
             _ => false,
         };
-        assert!(agrees, "{expected:?}, but {}", done.name());
+        assert!(agrees, "expected {expected:?}, got {}", done.name());
         learned
     }
 
-    /// Reads a reply, and notes what was given out with it.
+    /// Reads a reply and records what it issued.
     pub(super) fn read(&mut self, answer: &Answer, to: &Source, bytes: &[u8]) -> Learned {
         let learned = answer.check(bytes).unwrap_or_else(|why| panic!("{answer:?}: {why}"));
         if let (Some(nonce), Told::Challenge { realm, repeats: None, .. }) = (&learned.nonce, &answer.told) {
             let given = Nonce { network: network(to.client.address.ip()), realm, unix: self.model.unix };
             let before = self.model.nonces.insert(nonce.clone(), given);
-            assert!(before.is_none_or(|before| before == given), "one nonce for {before:?} and {given:?}");
+            assert!(
+                before.is_none_or(|before| before == given),
+                "one nonce for both {before:?} and {given:?}"
+            );
         }
         self.model.remember_ticket(answer, learned.ticket.clone());
         learned
     }
 
-    // --------------------------------------------------------------------------------------------------------- peers
-
-    /// One of the relay sockets, with the allocation's transport.
+    /// One of the relay sockets with this transport.
     fn relay(&self, which: usize, transport: RelayTransport) -> Option<(usize, RelayId)> {
         let is_such = |(at, relay): &&(usize, RelayId)| {
             let number = self.model.named(*at, relay.allocation);
@@ -402,7 +402,7 @@ impl Network {
         self.from_peer(at, relay, peer, usize::from(length));
     }
 
-    /// A datagram that was received before its socket was closed.
+    /// Datagram or connection received before its socket was closed.
     fn peer_sends_late(&mut self, relay: usize, peer: u8) {
         let Some(which) = pick(relay, self.closed.len()) else { return };
         let (at, relay) = self.closed[which];
@@ -414,7 +414,7 @@ impl Network {
         }
     }
 
-    /// One that can send there, by its name: the first numbers mean any of them, the others one that is permitted.
+    /// Peer that can send there: the first numbers mean any, the others a permitted one.
     fn sending_peer(&self, peer: u8, at: usize, relay: RelayId) -> Option<SocketAddr> {
         let it = self.model.named(at, relay.allocation).map(|number| &self.model.allocations[number]);
         let is_permitted = |peer: &SocketAddr| it.is_some_and(|it| it.permits(peer.ip(), self.model.ms));
@@ -461,20 +461,21 @@ impl Network {
                 assert_eq!(Source { client, link }, to);
                 check_attempt(name, connection.0, bytes).unwrap_or_else(|why| panic!("{why}"));
                 self.model.name_connection(number, connection.0);
-                assert!(self.connections.insert((at, connection.0), None).is_none(), "a number twice");
+                assert!(
+                    self.connections.insert((at, connection.0), None).is_none(),
+                    "a CONNECTION-ID was reused"
+                );
                 self.memory.ids.push(connection.0);
             }
             (PeerConnection::Refuse(reason), Err(expected)) => assert_eq!(reason, expected),
-            (PeerConnection::Accept { .. }, expected) => panic!("accepted, and not {expected:?}"),
-            (PeerConnection::Refuse(reason), expected) => panic!("{reason:?}, and not {expected:?}"),
+            (PeerConnection::Accept { .. }, expected) => panic!("accepted, expected {expected:?}"),
+            (PeerConnection::Refuse(reason), expected) => panic!("{reason:?}, expected {expected:?}"),
         }
         self.take_effects(at, None, &Datagram::Noise);
     }
 
-    // --------------------------------------------------------------------------------------------------------- looks
-
-    /// Who may talk to whom: every client that has an allocation tries every channel and every peer, and every peer every relayed
-    /// address.
+    /// Tries everything: each client with an allocation sends on every channel and to every peer, and every
+    /// peer sends to every relayed address.
     pub(super) fn probe(&mut self) {
         for at in 0..self.setup.workers {
             for number in self.model.in_slots(at) {
@@ -509,7 +510,7 @@ impl Network {
         }
     }
 
-    /// Compares all that there is.
+    /// Compares the complete state.
     pub(super) fn compare(&mut self) {
         let mut relays = BTreeMap::new();
         let mut connections = BTreeSet::new();
@@ -521,9 +522,9 @@ impl Network {
             connections.extend(it.connections.iter().map(|connection| (at, connection.id)));
         }
         assert_eq!(self.sockets, relays, "relay sockets");
-        assert!(self.connections.keys().eq(&connections), "{:?}, not {connections:?}", self.connections);
-        assert!(self.model.told.is_empty(), "never told: {:?}", self.model.told);
-        assert!(self.model.moving.is_empty(), "never moved: {:?}", self.model.moving);
+        assert!(self.connections.keys().eq(&connections), "{:?}, expected {connections:?}", self.connections);
+        assert!(self.model.told.is_empty(), "effects missing: {:?}", self.model.told);
+        assert!(self.model.moving.is_empty(), "moves missing: {:?}", self.model.moving);
         for at in 0..self.setup.workers {
             self.compare_views(at);
             let server = &self.workers[at].server;
@@ -532,7 +533,7 @@ impl Network {
             if *server.stats() != desk.stats {
                 let both = server.stats().counters().zip(desk.stats.counters().map(|(.., value)| value));
                 let other: Vec<_> = both.filter(|((.., value), model)| value != model).collect();
-                panic!("counters of worker {at}, and what they should be: {other:?}");
+                panic!("counters of worker {at}, actual and expected: {other:?}");
             }
             assert_eq!(server.allocations(), self.model.of(at).count(), "allocations of worker {at}");
             assert_eq!(server.connections(), self.model.connections_at(at), "connections of worker {at}");
@@ -541,11 +542,11 @@ impl Network {
                     let deadline = Model::clock(at, deadline);
                     assert!(
                         due.is_some_and(|due| due <= deadline),
-                        "worker {at} sleeps until {due:?}, beyond {deadline}"
+                        "worker {at} sleeps until {due:?}, past {deadline}"
                     );
                 }
                 (due, None) if server.allocations() == 0 => {
-                    assert_eq!(due, None, "worker {at} waits for nothing");
+                    assert_eq!(due, None, "worker {at} has a timer without a deadline");
                 }
                 _ => {}
             }
@@ -564,7 +565,7 @@ impl Network {
         }
     }
 
-    /// What an administrator sees of a worker's allocations.
+    /// Compares the administrator's view of a worker's allocations.
     fn compare_views(&mut self, at: usize) {
         let (now, ms) = (self.now(at), self.model.ms);
         let open = self.model.of(at).map(|(_, it)| it).filter(|it| it.pending.is_none());
@@ -587,7 +588,7 @@ impl Network {
             let relayed = it.relays.iter().flatten().map(|(address, until)| (*address, left(*until)));
             assert!(
                 view.relayed().eq(relayed),
-                "{:?}, not {:?}",
+                "{:?}, expected {:?}",
                 view.relayed().collect::<Vec<_>>(),
                 it.relays
             );
@@ -603,7 +604,7 @@ impl Network {
                 expected.filter(alive).collect::<Vec<_>>()
             );
         }
-        assert!(open.is_empty(), "in no slot of worker {at}: {open:?}");
+        assert!(open.is_empty(), "missing in the slots of worker {at}: {open:?}");
     }
 }
 
@@ -622,7 +623,7 @@ impl Done {
     }
 }
 
-/// One of so many.
+/// Picks one of `of`.
 pub(super) fn pick(which: usize, of: usize) -> Option<usize> {
     (of > 0).then(|| which % of)
 }
@@ -634,7 +635,8 @@ pub(super) fn policy(setup: &Setup) -> TestPolicy {
     TestPolicy { per_user, per_prefix, total, relayed, timed_until, ..TestPolicy::default() }
 }
 
-/// One of a server's workers, who share what their first configuration remembers. Each process has other random numbers.
+/// One worker of a server, sharing the tables of the first configuration. Each process has different random
+/// numbers.
 pub(super) fn server(
     number: usize,
     workers: usize,
@@ -643,13 +645,13 @@ pub(super) fn server(
     process: u8,
 ) -> Server<TestPolicy> {
     let of = |count: usize| u16::try_from(count).expect("few workers");
-    let worker_id = WorkerId::new(of(number), of(workers)).expect("it is one of them");
+    let worker_id = WorkerId::new(of(number), of(workers)).expect("a valid worker");
     let mut seed = seed(worker_id);
     seed.0[31] = process;
     Server::for_worker(Arc::clone(config), policy.clone(), worker_id, seed)
 }
 
-/// Whether this is for a log alone, and limited in its rate.
+/// Returns true for rate-limited effects that are only for the log.
 pub(super) fn is_for_the_log(effect: &Effect) -> bool {
     matches!(effect, Effect::Refused { .. } | Effect::PeerRefused { .. } | Effect::RequestRefused { .. })
 }

@@ -1,4 +1,4 @@
-//! Names that most of the model uses.
+//! Common imports of the model.
 
 pub(crate) use crate::common::{REALM, Scheme, TestPolicy, password};
 pub(crate) use std::{

@@ -1,9 +1,9 @@
-//! What the server has to do, said once more in sets and deadlines: lists that are searched from the front, times that are compared. It
-//! shares with the server the names of its interface and nothing else: no table, no timer, no hash, no parser.
+//! Specification of the server with sets and deadlines: linear lists and compared times. It shares only the
+//! server's public types: no table, timer, hash or parser.
 //!
-//! There is one model for all workers. What the server draws by chance (tickets, tokens, CONNECTION-IDs, names of allocations) is told
-//! to the model when it is first seen. When something expires is left to the server within a window: not before its deadline, and no
-//! later than the first look at the clock in the whole second behind it.
+//! One model covers all workers. It learns the server's random values (tickets, tokens, CONNECTION-IDs,
+//! allocation IDs) when they first appear. An expiry may happen within a window: not before its deadline, and
+//! no later than the first clock check in the whole second after it.
 
 use super::prelude::*;
 use turnpike_turn::{
@@ -17,10 +17,10 @@ use super::{
     step::Setup,
 };
 
-/// The way to clients over plain UDP: their 5-tuple is enough.
+/// Link of clients over plain UDP, which need only their 5-tuple.
 pub(super) const DATAGRAMS: Link = Link(0);
 
-/// How a request reaches a worker.
+/// Path of a request to a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Delivery {
     Direct,
@@ -28,7 +28,7 @@ pub(super) enum Delivery {
     Forwarded { via: u16, occupied: bool },
 }
 
-/// What has to become of something that was fed.
+/// Expected result.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Expected {
     ToPeer {
@@ -42,7 +42,7 @@ pub(super) enum Expected {
         framing: Framing,
         payload: Vec<u8>,
     },
-    /// An ICMP error, in a Data indication.
+    /// ICMP error in a Data indication.
     Icmp {
         to: Source,
         peer: SocketAddr,
@@ -52,7 +52,7 @@ pub(super) enum Expected {
         to: Source,
         answer: Answer,
     },
-    /// A reply that goes back to the worker which has forwarded the request, and whom that one shall expect.
+    /// Reply for the worker that forwarded the request, with the client it should expect.
     Answered {
         via: u16,
         source: Source,
@@ -60,18 +60,18 @@ pub(super) enum Expected {
         pending_move: Option<PendingMove>,
     },
     Drop(DropReason),
-    /// An effect goes on with it.
+    /// Continued by an effect.
     Goes(Goes),
 }
 
-/// Which header stands before a payload.
+/// Header before a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Framing {
     Channel { number: u16, padded: bool },
     Data(SocketAddr),
 }
 
-/// What goes on with a request.
+/// Effect that continues a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Goes {
     Open { number: usize, first: Wish, second: Option<Family> },
@@ -83,7 +83,7 @@ pub(super) enum Goes {
     LookUp { user: &'static str, realm: &'static str },
 }
 
-/// A relay socket as it was asked for.
+/// Requested relay socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wish {
     pub(super) family: Family,
@@ -91,7 +91,7 @@ pub(super) struct Wish {
     pub(super) port: Port,
 }
 
-/// Which port a client asked for.
+/// Port that a client requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Port {
     Any,
@@ -100,7 +100,7 @@ pub(super) enum Port {
     Reserved([u8; 8]),
 }
 
-/// A client that a worker shall expect with another worker's allocation.
+/// Client that a worker should expect with another worker's allocation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct PendingMove {
     pub(super) client: Client,
@@ -108,7 +108,7 @@ pub(super) struct PendingMove {
     pub(super) owner: usize,
 }
 
-/// What a store says of a claim.
+/// Answer of the store about a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Good,
@@ -116,11 +116,10 @@ pub(super) enum Verdict {
     Expired,
     WrongKey,
     Later,
-    /// It cannot tell.
     Unavailable,
 }
 
-/// A nonce that was given out.
+/// Issued nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Nonce {
     pub(super) network: IpAddr,
@@ -128,66 +127,66 @@ pub(super) struct Nonce {
     pub(super) unix: u64,
 }
 
-/// A ticket that was given out: of which allocation, and which of its tickets.
+/// Issued ticket: its allocation and counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     pub(super) number: usize,
     pub(super) counter: u32,
 }
 
-/// All that there is.
+/// State of the model.
 pub(super) struct Model {
-    /// The clock of all workers, which count from different starts.
+    /// Common clock; the workers' clocks have offsets.
     pub(super) ms: u64,
     pub(super) unix: u64,
     pub(super) workers: Vec<Desk>,
-    /// Never shorter: an allocation's number is its place.
+    /// Append-only: an allocation's number is its index.
     pub(super) allocations: Vec<Allocation>,
-    /// Every nonce that was given out, by its text.
+    /// All issued nonces.
     pub(super) nonces: HashMap<String, Nonce>,
     pub(super) tickets: HashMap<Vec<u8>, Ticket>,
-    /// Requests that are granted once: the time of the newest nonce that each transaction came with.
+    /// Time of the newest nonce with each transaction, for requests granted once.
     granted: HashMap<(Once, [u8; 12]), u64>,
-    /// Whether the store of users answers at once.
+    /// The store answers immediately.
     pub(super) prompt: bool,
     pub(super) limits: Setup,
-    /// What the call under way has to tell, in order; what expires may stand between it.
+    /// Effects expected from the current call, in order; expiries may come in between.
     pub(super) told: VecDeque<Effect>,
-    /// What was over before, and has to be told first, in whichever order.
+    /// Effects of things already expired; they come first, in any order.
     pub(super) over: Vec<Effect>,
-    /// Allocations that have to go to another worker at once, since their clients are nowhere else.
+    /// Allocations that must move to another worker immediately, since their old client is gone.
     pub(super) moving: VecDeque<usize>,
     announced: Option<PendingMove>,
     /// Messages to other workers.
     pub(super) notices: VecDeque<Notice>,
 }
 
-/// What one worker tells another.
+/// Message between workers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Notice {
-    /// A client does not arrive any more.
+    /// A pending move is cancelled.
     MoveOver { to: usize, pending_move: PendingMove },
-    /// A forwarded request has deleted something.
+    /// A forwarded request deleted something.
     Deleted { to: usize, client: Client, transaction: [u8; 12], user: &'static str },
 }
 
-/// A kind of request that is granted once.
+/// Kind of request that is granted once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Once {
     Allocate,
     Move,
 }
 
-/// What one worker has beside allocations.
+/// State of a worker apart from allocations.
 pub(super) struct Desk {
     pub(super) rules: Rules,
     pub(super) draining: bool,
     pub(super) stats: Stats,
-    /// Who is expected from a new 5-tuple.
+    /// Pending moves to this worker.
     pub(super) expected: Vec<Expectation>,
-    /// Deletions that are answered again: until then.
+    /// Deletions whose retransmissions are answered, with their expiry.
     deleted: HashMap<(Client, [u8; 12], &'static str), u64>,
-    /// Requests that wait for the store, in the order in which they came.
+    /// Requests waiting for the store, in order of arrival.
     pub(super) waiting: Vec<Waiting>,
 }
 
@@ -206,15 +205,15 @@ pub(super) struct Waiting {
     pub(super) request: Request,
     pub(super) asked: u64,
     pub(super) until: u64,
-    /// The server's name for it, once that is told.
+    /// The server's ID, once known.
     pub(super) lookup: Option<LookupId>,
 }
 
-/// Where an allocation is.
+/// Location of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     At(usize, AllocationId),
-    /// Between two workers; the name that it had. Its times are what is left of them, and what has gone by.
+    /// In transit between two workers, with its former ID. Its times are relative.
     Travels(AllocationId),
     Gone,
 }
@@ -222,21 +221,21 @@ pub(super) enum Place {
 #[derive(Clone, Debug)]
 pub(super) struct Allocation {
     pub(super) place: Place,
-    /// The name that it keeps; [`nameless`] until it is told.
+    /// Session ID; [`nameless`] until known.
     pub(super) session: SessionId,
     pub(super) client: Client,
     pub(super) link: Link,
     pub(super) away: bool,
     pub(super) realm: &'static str,
     pub(super) user: &'static str,
-    /// Where its client was when it was made, as quotas count it.
+    /// Client's address prefix at allocation time, as quotas count it.
     pub(super) prefix: IpAddr,
     pub(super) transport: RelayTransport,
     pub(super) transaction: [u8; 12],
     pub(super) granted: u32,
     pub(super) reservation: Option<[u8; 8]>,
     pub(super) address_error: Option<(Family, u16)>,
-    /// While relay sockets are being opened.
+    /// Present while relay sockets are opening.
     pub(super) pending: Option<Pending>,
     pub(super) relays: [Option<(SocketAddr, u64)>; 2],
     pub(super) former: [Option<SocketAddr>; 2],
@@ -247,7 +246,7 @@ pub(super) struct Allocation {
     pub(super) to_peer: (u64, u64),
     pub(super) to_client: (u64, u64),
     pub(super) opened: u64,
-    /// Since when its worker has it: what was over by then may end a second later.
+    /// Arrival time at its worker: anything expired by then may end a second later.
     pub(super) since: u64,
 }
 
@@ -255,9 +254,9 @@ pub(super) struct Allocation {
 pub(super) struct Pending {
     pub(super) said: Said,
     pub(super) mobile: bool,
-    /// The time of the nonce that this Allocate is remembered by, and of the one before.
+    /// Nonce time recorded for this Allocate, and the previous one.
     pub(super) recorded: (u64, Option<u64>),
-    /// When the request came.
+    /// Arrival time of the request.
     pub(super) asked: u64,
 }
 
@@ -271,7 +270,7 @@ pub(super) struct Connection {
 
 #[derive(Clone, Debug)]
 pub(super) enum Stage {
-    /// Until then; none once the runtime has been told to give up.
+    /// Deadline; `None` once the runtime has been asked to cancel.
     Connecting(Option<u64>, Said),
     Waiting(u64),
     Bound,
@@ -280,10 +279,10 @@ pub(super) enum Stage {
 #[derive(Clone, Debug)]
 pub(super) struct Mobility {
     pub(super) counter: u32,
-    /// The worker that has the allocation, or is about to get it.
+    /// Worker that has the allocation or is about to get it.
     pub(super) owner: usize,
-    /// The ticket that was presented last, which is good until there is a sign that the answer has arrived; and the datagrams sent by
-    /// then, if the allocation moved without one.
+    /// Previous ticket, valid until the client evidently got the answer, and the datagrams sent when the
+    /// allocation moved without data.
     pub(super) spent: Option<(u32, Option<u64>)>,
     pub(super) arriving: Option<(Source, usize)>,
     pub(super) last: Option<LastArrival>,
@@ -326,7 +325,7 @@ impl Allocation {
         self.channels.get(&number).filter(|(_, until)| *until > now).map(|(peer, _)| *peer)
     }
 
-    /// Every deadline, for whoever asks when something has to be looked at.
+    /// All deadlines.
     fn deadlines(&self) -> impl Iterator<Item = u64> + '_ {
         let relays = self.relays.iter().flatten().map(|(_, until)| *until);
         let permissions = self.permissions.values().copied();
@@ -339,7 +338,7 @@ impl Allocation {
         relays.chain(permissions).chain(channels).chain(connections)
     }
 
-    /// Its times become what is left of them, and what has gone by.
+    /// Converts all times to relative ones.
     pub(super) fn pack(&mut self, now: u64) {
         self.each_deadline(|until| until.saturating_sub(now));
         self.opened = now - self.opened;
@@ -351,7 +350,7 @@ impl Allocation {
         }
     }
 
-    /// The opposite.
+    /// Inverse of [`Allocation::pack`].
     pub(super) fn unpack(&mut self, now: u64) {
         self.each_deadline(|left| now + left);
         self.opened = now - self.opened;
@@ -408,29 +407,26 @@ impl Model {
         }
     }
 
-    // ------------------------------------------------------------------------------------------------------- what there is
-
-    /// The allocation that has this 5-tuple at a worker.
+    /// Allocation with this 5-tuple at a worker.
     pub(super) fn home(&self, at: usize, client: &Client) -> Option<usize> {
         self.allocations.iter().position(|it| it.is_at(at) && !it.away && it.client == *client)
     }
 
-    /// Its number, by its name.
+    /// Number of an allocation by ID.
     pub(super) fn named(&self, at: usize, id: AllocationId) -> Option<usize> {
         self.allocations.iter().position(|it| it.place == Place::At(at, id))
     }
 
-    /// Whether a worker has this allocation.
     pub(super) fn owns(&self, at: usize, number: usize) -> bool {
         self.allocations[number].is_at(at)
     }
 
-    /// All that a worker has.
+    /// All allocations of a worker.
     pub(super) fn of(&self, at: usize) -> impl Iterator<Item = (usize, &Allocation)> {
         self.allocations.iter().enumerate().filter(move |(_, it)| it.is_at(at))
     }
 
-    /// What quotas count of this user: an allocation that travels is whoever's holds it.
+    /// Allocations that quotas count for this user, including those in transit.
     pub(super) fn held(&self, realm: &str, user: &str) -> usize {
         let is_its = |it: &&Allocation| it.place != Place::Gone && (it.realm, it.user) == (realm, user);
         self.allocations.iter().filter(is_its).count()
@@ -440,12 +436,13 @@ impl Model {
         self.allocations.iter().filter(|it| it.place != Place::Gone).count()
     }
 
-    /// The same of all that were made at one address.
+    /// Allocations that quotas count for this prefix.
     pub(super) fn held_at(&self, prefix: IpAddr) -> usize {
         self.allocations.iter().filter(|it| it.place != Place::Gone && it.prefix == prefix).count()
     }
 
-    /// Whether a process with these rules and limits has room for an allocation beside those that it has taken.
+    /// Returns true if a process with these rules and limits has room for an allocation after those in
+    /// `taken`.
     pub(super) fn fits(&self, number: usize, taken: &[usize], rules: &Rules, limits: &Setup) -> bool {
         let it = &self.allocations[number];
         let alike = |is_alike: &dyn Fn(&Allocation) -> bool| {
@@ -463,12 +460,12 @@ impl Model {
         cast::transport(client.listener).is_stream()
     }
 
-    /// When something of a worker's allocations is over.
+    /// Deadlines of a worker's allocations.
     pub(super) fn deadlines(&self, at: usize) -> impl Iterator<Item = u64> {
         self.of(at).flat_map(|(_, it)| it.deadlines())
     }
 
-    /// When a worker has to look at the clock next, at the latest.
+    /// Latest time of a worker's next clock check.
     pub(super) fn next_deadline(&self, at: usize) -> Option<u64> {
         let looked_at =
             |it: &Allocation| it.deadlines().min().map(|until| whole_second(until.max(it.since + 1)));
@@ -476,12 +473,10 @@ impl Model {
         allocations.chain(self.workers[at].waiting.iter().map(|it| it.until)).min()
     }
 
-    /// The allocation that is expected there.
+    /// Pending move to this client.
     pub(super) fn expected(&mut self, at: usize, client: &Client) -> Option<&mut Expectation> {
         self.workers[at].expected.iter_mut().find(|it| it.client == *client)
     }
-
-    // ------------------------------------------------------------------------------------------------------------- counters
 
     pub(super) fn stats(&mut self, at: usize) -> &mut Stats {
         &mut self.workers[at].stats
@@ -493,7 +488,7 @@ impl Model {
     }
 
     pub(super) fn error(&mut self, at: usize, code: u16) {
-        let index = ERROR_CODES.iter().position(|(known, _)| *known == code).expect("a code of the server's");
+        let index = ERROR_CODES.iter().position(|(known, _)| *known == code).expect("a code the server uses");
         self.stats(at).errors[index] += 1;
     }
 
@@ -505,14 +500,12 @@ impl Model {
         self.stats(at).mobility[event as usize] += 1;
     }
 
-    /// On the clock of this worker.
+    /// Time on this worker's clock.
     pub(super) fn clock(at: usize, ms: u64) -> u64 {
         ms + cast::skew(at)
     }
 
-    // ------------------------------------------------------------------------------------------------------------- data
-
-    /// A datagram from a client.
+    /// Handles a datagram from a client.
     pub(super) fn from_client(&mut self, at: usize, source: Source, datagram: &Datagram) -> Expected {
         match datagram {
             Datagram::Request(request) => self.request(at, source, Delivery::Direct, request),
@@ -575,14 +568,14 @@ impl Model {
         Expected::ToPeer { relay, peer, payload: data.to_vec(), dont_fragment }
     }
 
-    /// What the client calls whoever sends from there.
+    /// Address by which the client knows a sending peer.
     pub(super) fn known_as(&self, at: usize, relay: RelayId, peer: SocketAddr) -> SocketAddr {
         let told = self.workers[at].rules.told(peer);
         let it = self.named(at, relay.allocation).map(|number| &self.allocations[number]);
         if it.is_some_and(|it| it.permits(told.ip(), self.ms)) { told } else { peer }
     }
 
-    /// A datagram from a peer, to the relayed transport address of that name.
+    /// Handles a datagram from a peer, known to the client by this address.
     pub(super) fn from_peer(
         &mut self,
         at: usize,
@@ -610,7 +603,7 @@ impl Model {
             Framing::Channel { padded: false, .. } => payload.len(),
             _ => payload.len().next_multiple_of(4),
         };
-        // The most that a UDP datagram over IPv4 holds.
+        // Maximum payload of a UDP datagram over IPv4.
         if header + whole > 65_507 {
             return self.dropped(at, DropReason::Oversized);
         }
@@ -622,7 +615,7 @@ impl Model {
         Expected::ToClient { to, framing, payload: payload.to_vec() }
     }
 
-    /// An ICMP error about something that was relayed.
+    /// Handles an ICMP error about a relayed datagram.
     pub(super) fn from_icmp(
         &mut self,
         at: usize,
@@ -654,7 +647,7 @@ impl Model {
         Expected::Icmp { to, peer, value: [0, 0, kind, code, a, b, c, d] }
     }
 
-    /// Data from a 5-tuple without an allocation.
+    /// Handles data from a 5-tuple without an allocation.
     fn stranger(&mut self, at: usize, source: Source, datagram: &Datagram) -> Expected {
         let Some(expected) = self.expected(at, &source.client) else {
             return self.dropped(at, DropReason::NoAllocation);
@@ -671,9 +664,7 @@ impl Model {
         Expected::Goes(Goes::Fetch { owner, number })
     }
 
-    // --------------------------------------------------------------------------------------------------------- what ends
-
-    /// What the server says of an allocation that ends.
+    /// Effect of an allocation's end.
     fn closed(&self, number: usize, reason: ClosedReason) -> Effect {
         let it = &self.allocations[number];
         let relayed = [0, 1].map(|side| it.relays[side].map(|(address, _)| address).or(it.former[side]));
@@ -721,12 +712,12 @@ impl Model {
         self.stats(at).allocations_closed[index] += u64::from(was_open);
     }
 
-    /// No client arrives at it any more.
+    /// Drops its pending moves.
     pub(super) fn forget(&mut self, at: usize, number: usize) {
         self.workers[at].expected.retain(|it| it.owner != at || it.number != number);
     }
 
-    /// Ends one of two relayed transport addresses, and all that belongs to its family.
+    /// Ends one of two relayed transport addresses, with everything of its family.
     pub(super) fn close_relay(&mut self, at: usize, number: usize, family: Family) {
         let it = &mut self.allocations[number];
         let relay = RelayId { allocation: it.id(), family };
@@ -754,7 +745,7 @@ impl Model {
         self.told.push_back(Effect::ConnectionClosed { allocation, connection });
     }
 
-    /// Whatever an allocation has that is over is told now: before anything takes its place.
+    /// Moves expired bindings to `over`, before anything replaces them.
     pub(super) fn sweep(&mut self, number: usize) {
         let now = self.ms;
         let it = &mut self.allocations[number];
@@ -769,7 +760,7 @@ impl Model {
         }));
     }
 
-    /// Whether a worker may say this now because of the time, and no request or command; if so, it has happened.
+    /// Returns true if a worker may emit this effect because of the time alone, and applies it.
     pub(super) fn may_expire(&mut self, at: usize, effect: &Effect) -> bool {
         let now = self.ms;
         match effect {
@@ -841,7 +832,7 @@ impl Model {
         }
     }
 
-    /// What a session is called comes with the first effect that names it.
+    /// Learns a session ID from the first effect that contains it.
     pub(super) fn name_session(&mut self, at: usize, effect: &Effect) {
         let (Effect::Opened { allocation, session, .. } | Effect::Closed { allocation, session, .. }) =
             effect
@@ -852,7 +843,7 @@ impl Model {
             self.told.front_mut()
             && *expected == nameless()
         {
-            assert!(self.allocations.iter().all(|it| it.session != *session), "a name twice");
+            assert!(self.allocations.iter().all(|it| it.session != *session), "a session ID was reused");
             *expected = *session;
             if let Some(number) = self.named(at, *allocation) {
                 self.allocations[number].session = *session;
@@ -860,7 +851,7 @@ impl Model {
         }
     }
 
-    /// Has something end, and says whether the first that is told of it is this; the rest comes next.
+    /// Applies a change and checks that its first effect is this one; the others come next.
     fn happens(&mut self, effect: &Effect, change: impl FnOnce(&mut Self)) -> bool {
         let later = std::mem::take(&mut self.told);
         change(self);
@@ -869,7 +860,7 @@ impl Model {
         first.as_ref() == Some(effect)
     }
 
-    /// The clock was looked at: requests that have waited too long for the store are given up.
+    /// Drops requests that have waited too long for the store.
     pub(super) fn timeout(&mut self, at: usize) {
         let now = self.ms;
         let waiting = &mut self.workers[at].waiting;
@@ -879,7 +870,7 @@ impl Model {
         self.stats(at).drops[DropReason::LookupOver as usize] += over as u64;
     }
 
-    /// What should have been told to have expired and was not, after a look at the clock.
+    /// Deadlines that should have expired in a clock check but did not.
     pub(super) fn overdue(&self, at: usize) -> Vec<(usize, u64)> {
         let all = self
             .of(at)
@@ -887,9 +878,7 @@ impl Model {
         all.filter(|(_, until)| whole_second(*until) <= self.ms).collect()
     }
 
-    // ------------------------------------------------------------------------------------------------------------ commands
-
-    /// New rules hold at a worker.
+    /// Applies new rules to a worker.
     pub(super) fn reconfigure(&mut self, at: usize, rules: Rules) {
         let before = self.workers[at].rules.clone();
         self.workers[at].rules = rules;
@@ -908,7 +897,7 @@ impl Model {
         }
     }
 
-    /// Each peer with a channel is permitted as long as that lives, where channels permit. A reload tells of it.
+    /// Extends permissions to their channels' expiry, if `channels_permit`. A reload emits effects for this.
     pub(super) fn permit_by_channels(&mut self, at: usize, number: usize, is_told: bool) {
         if !self.workers[at].rules.channels_permit {
             return;
@@ -932,7 +921,7 @@ impl Model {
         }
     }
 
-    /// An allocation ends with its credential, where the rules of its worker have it so.
+    /// Ends an allocation no later than its credential, if the worker's rules say so.
     pub(super) fn shorten(&mut self, at: usize, number: usize) {
         let Some(left) = self.credential_left(at, self.allocations[number].user) else { return };
         let latest = self.ms + left * 1000;
@@ -949,7 +938,7 @@ impl Model {
         }
     }
 
-    /// Whatever the rules refuse to an allocation's realm ends.
+    /// Ends everything that the rules refuse to an allocation's realm.
     pub(super) fn end_refused(&mut self, at: usize, number: usize) {
         let rules = self.workers[at].rules.clone();
         let it = &mut self.allocations[number];
@@ -973,7 +962,7 @@ impl Model {
         self.close_connections(at, number, |peer| refuses(peer.ip()));
     }
 
-    /// Channels that lead elsewhere than before are told anew.
+    /// Rebinds channels whose peers are now reached at another address.
     fn lead_channels(&mut self, at: usize, number: usize, before: &Rules) {
         let it = &self.allocations[number];
         let allocation = it.id();
@@ -994,14 +983,14 @@ impl Model {
         }
     }
 
-    /// All of a worker's, in the order in which it goes through them.
+    /// Allocations of a worker in slot order.
     pub(super) fn in_slots(&self, at: usize) -> Vec<usize> {
         let mut numbers: Vec<usize> = self.of(at).map(|(number, _)| number).collect();
         numbers.sort_by_key(|number| self.allocations[*number].id().index);
         numbers
     }
 
-    /// What an allocation brings along is told anew.
+    /// Expects effects for the bindings that come with an allocation.
     pub(super) fn tell_bindings(&mut self, at: usize, number: usize) {
         let it = &self.allocations[number];
         let allocation = it.id();
@@ -1023,11 +1012,11 @@ impl Model {
         self.told.extend(permitted.chain(bound));
     }
 
-    /// An allocation that another process had begins here, with all that it brings along.
+    /// Expects effects for an allocation taken over from another process.
     pub(super) fn tell_restored(&mut self, at: usize, number: usize) {
         let it = &self.allocations[number];
         let mut relays = it.relays.iter().flatten();
-        let (first, until) = *relays.next().expect("it has a relayed address");
+        let (first, until) = *relays.next().expect("a relayed address");
         self.told.push_back(Effect::Opened {
             allocation: it.id(),
             session: it.session,
@@ -1041,7 +1030,7 @@ impl Model {
         self.tell_bindings(at, number);
     }
 
-    /// A relay socket that was opened for an allocation that is gone by then.
+    /// Expects the return of a relay socket whose allocation has ended meanwhile.
     pub(super) fn tell_unused(&mut self, relay: RelayId) {
         self.told.push_back(Effect::RelayClosed { relay });
     }
@@ -1061,7 +1050,7 @@ impl Model {
         self.workers[at].deleted.get(&(client, transaction, user)).is_some_and(|until| *until > self.ms)
     }
 
-    /// Records a request by its nonce. None if it may be a copy; else the time of the nonce before.
+    /// Records a request by its nonce. `None` if it may be a copy; otherwise the time of the previous nonce.
     pub(super) fn record(&mut self, request: (Once, [u8; 12]), issued: u64) -> Option<Option<u64>> {
         let before = self.granted.get(&request).copied();
         if before.is_some_and(|before| before >= issued) {
@@ -1071,7 +1060,7 @@ impl Model {
         Some(before)
     }
 
-    /// Its allocation has not come about.
+    /// Withdraws the record of a failed Allocate.
     pub(super) fn withdraw(&mut self, transaction: [u8; 12], (recorded, before): (u64, Option<u64>)) {
         let request = (Once::Allocate, transaction);
         if self.granted.get(&request) == Some(&recorded) {
@@ -1090,8 +1079,8 @@ impl Model {
         self.announced.take()
     }
 
-    /// Another process has taken over. What allocations have stays; what else was known stays if the new one was told, but for requests
-    /// that wait for the store: their clients ask again.
+    /// Another process took over. Allocations keep their state; other state stays if it was passed on, except
+    /// for requests waiting for the store, which clients retransmit.
     pub(super) fn restarted(&mut self, remembers: bool) {
         for (at, desk) in self.workers.iter_mut().enumerate() {
             desk.stats = Stats::default();
@@ -1101,7 +1090,7 @@ impl Model {
                 desk.deleted.clear();
             }
             let allocations = &self.allocations;
-            // One of its own arrives as long as the allocation says so.
+            // A worker's own pending moves are part of its allocations.
             desk.expected.retain_mut(|it| {
                 it.asked = false;
                 let arrives =
@@ -1114,8 +1103,8 @@ impl Model {
         }
     }
 
-    /// An allocation is written by one process and read by another, whose clock goes on from there. It goes on arriving if that is by
-    /// datagrams: any other way stays behind.
+    /// Serializes an allocation into another process with a continuing clock. A pending move survives only
+    /// over UDP.
     pub(super) fn passed_on(&mut self, number: usize, remembers: bool, link: Link) {
         let now = self.ms;
         let it = &mut self.allocations[number];
@@ -1128,7 +1117,7 @@ impl Model {
         }
     }
 
-    /// Connections of all workers, of one user, or of all.
+    /// Connections of all workers, for one user or in total.
     pub(super) fn connections(&self, holder: Option<(&str, &str)>) -> usize {
         let is_its = |it: &&Allocation| holder.is_none_or(|holder| (it.realm, it.user) == holder);
         let all = (0..self.workers.len()).flat_map(|at| self.of(at)).map(|(_, it)| it);
@@ -1139,7 +1128,7 @@ impl Model {
         self.of(at).map(|(_, it)| it.connections.len()).sum()
     }
 
-    /// The allocation of a connection, and the connection's place in it.
+    /// Allocation of a connection, and the connection's index in it.
     pub(super) fn connection(&self, at: usize, id: u32) -> Option<(usize, usize)> {
         self.of(at).find_map(|(number, it)| Some((number, it.connections.iter().position(|it| it.id == id)?)))
     }
@@ -1149,12 +1138,12 @@ impl Model {
     }
 }
 
-/// The name of a session that has not been told.
+/// Placeholder for an unknown session ID.
 pub(super) fn nameless() -> SessionId {
     "0".repeat(32).parse().expect("32 digits")
 }
 
-/// The first whole second at or after a deadline: the latest at which it may be looked at.
+/// First whole second at or after a deadline, the latest time of its check.
 pub(super) fn whole_second(ms: u64) -> u64 {
     ms.div_ceil(1000) * 1000
 }
@@ -1164,7 +1153,7 @@ pub(super) fn family_of(ip: IpAddr) -> Family {
 }
 
 pub(super) fn number_of(channel: u16) -> ChannelNumber {
-    ChannelNumber::new(channel).expect("channels of RFC 8656 alone are bound")
+    ChannelNumber::new(channel).expect("a channel number of RFC 8656")
 }
 
 fn add((datagrams, bytes): &mut (u64, u64), payload: usize) {
@@ -1172,12 +1161,12 @@ fn add((datagrams, bytes): &mut (u64, u64), payload: usize) {
     *bytes += payload as u64;
 }
 
-/// What was asked for is what the model says, but for what the server draws by chance.
+/// Checks a requested socket, apart from random values.
 pub(super) fn is_wish(wish: &Wish, asked: &OpenRelay, any: PortRequest) -> bool {
     let port = match (wish.port, asked.port) {
         (Port::Any, port) => port == any,
         (Port::Even, PortRequest::Even) => true,
-        // Whoever shows the token later does not say which family it is of.
+        // The token must encode the family, which a later request does not name.
         (Port::Pair, PortRequest::EvenAndReserveNext(token)) => token[7] & 1 == wish.family as u8,
         (Port::Reserved(token), PortRequest::Reserved(asked)) => token == asked,
         _ => false,

@@ -1,4 +1,5 @@
-//! What each request does in the model, by the RFC's order of checks. Refresh with a ticket is in `moves.rs`.
+//! Behaviour of each request in the model, with the checks in the RFC's order. Refresh with a ticket is in
+//! `moves.rs`.
 
 use super::prelude::*;
 use std::net::Ipv6Addr;
@@ -19,38 +20,38 @@ const NONCE_LIFETIME: u64 = 3600;
 const PERMISSION_MS: u64 = 300_000;
 const CHANNEL_MS: u64 = 600_000;
 const PATIENCE_MS: u64 = 30_000;
-/// Requests of one network that may wait for the store at a time.
+/// Maximum requests of one network that wait for the store.
 const WAITING_EACH: usize = 32;
-/// Requests that wait in one worker before that counts.
+/// Waiting requests per worker before that limit applies.
 const WAITING_FREELY: usize = 512;
 
-/// What a request is answered, or what becomes of it instead.
+/// Answer to a request, or another result.
 pub(super) type Outcome = Result<Answer, Expected>;
 
-/// A request that is being answered.
+/// Request being answered.
 pub(super) struct Asking<'a> {
     pub(super) at: usize,
     pub(super) source: Source,
     pub(super) delivery: Delivery,
     pub(super) request: &'a Request,
     pub(super) said: Said,
-    /// Realm and user, once proven.
+    /// Realm and user, once authenticated.
     pub(super) who: (&'static str, &'static str),
-    /// Whether the credential is right and has expired.
+    /// The credential is correct but expired.
     expired: bool,
-    /// When its nonce was given out.
+    /// Issue time of its nonce.
     issued: u64,
-    /// When it came.
+    /// Arrival time.
     asked: u64,
 }
 
-/// What a nonce is worth.
+/// Validity of a nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     Fresh,
     Stale,
     Foreign,
-    /// The worker that owns what the request names can tell.
+    /// Decided by the worker that owns the allocation.
     ForOwner,
 }
 
@@ -65,7 +66,7 @@ impl Asking<'_> {
 }
 
 impl Model {
-    /// A request, however it came here.
+    /// Handles a request on any path.
     pub(super) fn request(
         &mut self,
         at: usize,
@@ -88,7 +89,7 @@ impl Model {
         self.respond(at, source, delivery, request, None)
     }
 
-    /// The store has answered for a request that has waited.
+    /// Handles the store's answer to a waiting request.
     pub(super) fn looked_up(&mut self, at: usize, waited: Option<Waiting>, found: Verdict) -> Expected {
         let Some(Waiting { source, delivery, request, asked, .. }) = waited else {
             return self.dropped(at, DropReason::LookupOver);
@@ -149,8 +150,6 @@ impl Model {
         }
     }
 
-    // ---------------------------------------------------------------------------------------------------------- who asks
-
     fn authenticate(&mut self, asking: &mut Asking<'_>, found: Option<Verdict>) -> Result<(), Outcome> {
         let at = asking.at;
         let Some(claim) = &asking.request.claim else { return Err(self.challenge(asking, 401, REALM)) };
@@ -161,7 +160,7 @@ impl Model {
         let standing = self.standing(asking);
         let unix = self.unix;
         let verdict = found.unwrap_or(if self.prompt { truth(asking.request) } else { Verdict::Later });
-        // A wrong key of a credential that has expired is no reason to look for a better one.
+        // A wrong key of an expired credential counts as expired.
         let has_expired = cast::until(claim.user).is_some_and(|until| until < unix);
         let verdict = if verdict == Verdict::WrongKey && has_expired && found.is_some() {
             Verdict::Expired
@@ -230,20 +229,20 @@ impl Model {
         let (asked, until) = (self.ms, self.ms + 10_000);
         let waits = Waiting { source, delivery, request: request.clone(), asked, until, lookup: None };
         self.workers[at].waiting.push(waits);
-        let claim = request.claim.as_ref().expect("whoever is looked up has a name");
+        let claim = request.claim.as_ref().expect("a signed request");
         Err(Expected::Goes(Goes::LookUp { user: claim.user, realm: claim.realm }))
     }
 
-    /// At the client's own address.
+    /// Validity of the nonce at the client's own address.
     fn at_home(&self, asking: &Asking<'_>) -> Standing {
-        let claim = asking.request.claim.as_ref().expect("asked of signed requests");
+        let claim = asking.request.claim.as_ref().expect("a signed request");
         let nonce = self.nonces.get(&claim.nonce).copied();
         let ip = asking.client().address.ip();
         nonce.map_or(Standing::Foreign, |nonce| judge(nonce, claim.realm, ip, self.unix))
     }
 
     fn standing(&mut self, asking: &Asking<'_>) -> Standing {
-        let claim = asking.request.claim.as_ref().expect("asked of signed requests");
+        let claim = asking.request.claim.as_ref().expect("a signed request");
         let (nonce, unix) = (self.nonces.get(&claim.nonce).copied(), self.unix);
         let judge = |ip: IpAddr| nonce.map_or(Standing::Foreign, |nonce| judge(nonce, claim.realm, ip, unix));
         let own = self.at_home(asking);
@@ -271,8 +270,6 @@ impl Model {
         standings.into_iter().find(|it| *it != Standing::Foreign).unwrap_or(Standing::Foreign)
     }
 
-    // ---------------------------------------------------------------------------------------------------------- answers
-
     pub(super) fn fail(&mut self, asking: &Asking<'_>, code: u16) -> Answer {
         self.error(asking.at, code);
         asking.answer(Told::Error(code))
@@ -294,7 +291,7 @@ impl Model {
         self.fail(asking, 403)
     }
 
-    /// The allocation that a request without a ticket is about.
+    /// Allocation of a request without a ticket.
     pub(super) fn owned(&mut self, asking: &Asking<'_>) -> Result<usize, Outcome> {
         let home = self.home(asking.at, &asking.client());
         let found = match home {
@@ -313,8 +310,6 @@ impl Model {
         }
         Ok(number)
     }
-
-    // ---------------------------------------------------------------------------------------------------------- Allocate
 
     fn allocate(&mut self, asking: &Asking<'_>, asked: &Asked) -> Outcome {
         let (at, client) = (asking.at, asking.client());
@@ -362,7 +357,7 @@ impl Model {
             return Ok(self.fail(asking, 508));
         }
         let transaction = asking.request.transaction;
-        // A copy of one that was granted, which has come back from another port or too late.
+        // Copy of a granted request, from another port or too late.
         let Some(before) = self.record((Once::Allocate, transaction), asking.issued) else {
             return self.challenge(asking, 438, realm);
         };
@@ -374,7 +369,7 @@ impl Model {
         };
         let number = self.allocations.len();
         self.allocations.push(Allocation {
-            // Its names are told with effects.
+            // Its IDs come with effects.
             place: Place::Gone,
             session: nameless(),
             client,
@@ -403,7 +398,7 @@ impl Model {
         Err(Expected::Goes(Goes::Open { number, first, second }))
     }
 
-    /// What is to be opened, or the error.
+    /// Sockets to open, or the error.
     #[expect(clippy::type_complexity, reason = "one, perhaps another, and what is missing of two")]
     fn wish(
         &self,
@@ -420,7 +415,7 @@ impl Model {
         };
         let wish = |family| Wish { family, transport, port: asked.port };
         let one = match (asked.port, asked.family, asked.additional) {
-            // A token says which port and family.
+            // A token implies port and family.
             (Port::Reserved(token), None, None) => {
                 Ok((wish(if token[7] & 1 == 0 { Family::V4 } else { Family::V6 }), None, None))
             }
@@ -444,7 +439,7 @@ impl Model {
         }
     }
 
-    /// What the answer to an Allocate says.
+    /// Content of an Allocate response.
     pub(super) fn allocated(&self, number: usize) -> Told {
         let it = &self.allocations[number];
         Told::Allocated {
@@ -457,7 +452,7 @@ impl Model {
         }
     }
 
-    /// The runtime has opened what was asked for, or has not.
+    /// Handles the runtime's result for requested sockets.
     pub(super) fn opened(
         &mut self,
         at: usize,
@@ -532,8 +527,6 @@ impl Model {
         Expected::Reply { to, answer: answer(self.allocated(number)) }
     }
 
-    // ------------------------------------------------------------------------------------------------------------ Refresh
-
     fn refresh(
         &mut self,
         asking: &Asking<'_>,
@@ -564,7 +557,7 @@ impl Model {
         if family.is_some_and(|family| !self.allocations[number].has(family)) {
             return Ok(self.fail(asking, 443));
         }
-        // A copy of one that has moved the allocation.
+        // Copy of a request that has moved the allocation.
         if spent.is_some() && self.record((Once::Move, transaction), asking.issued).is_none() {
             return self.challenge(asking, 438, asking.who.0);
         }
@@ -588,7 +581,7 @@ impl Model {
                 return Ok(self.succeed(asking, Told::Refreshed { lifetime: 0, ticket: None }));
             }
             family => {
-                // The answer tells more than is left in the last two seconds.
+                // The response grants more than is left in the last two seconds.
                 let lifetime_ms = u64::from(lifetime) * 1000;
                 let until = now + left.map_or(lifetime_ms, |left| lifetime_ms.min(left * 1000));
                 for of in [Family::V4, Family::V6] {
@@ -610,7 +603,7 @@ impl Model {
         Ok(self.succeed(asking, Told::Refreshed { lifetime, ticket }))
     }
 
-    /// The client's worker learns of it too.
+    /// Records a deletion, for the client's worker too.
     fn remember_deletion(&mut self, asking: &Asking<'_>) {
         let (client, transaction, user) = (asking.client(), asking.request.transaction, asking.who.1);
         self.deleted(asking.at, client, transaction, user);
@@ -618,8 +611,6 @@ impl Model {
             self.notices.push_back(Notice::Deleted { to: via.into(), client, transaction, user });
         }
     }
-
-    // ------------------------------------------------------------------------------------------- permissions and channels
 
     fn permit(&mut self, asking: &Asking<'_>, peers: &[SocketAddr]) -> Outcome {
         let (at, now) = (asking.at, self.ms);
@@ -650,7 +641,7 @@ impl Model {
         Ok(self.succeed(asking, Told::Done))
     }
 
-    /// Seconds that are left to the credential of a user, where allocations end with it.
+    /// Seconds left to a user's credential, if allocations end with it.
     pub(super) fn credential_left(&self, at: usize, user: &str) -> Option<u64> {
         let until = cast::until(user).filter(|_| self.workers[at].rules.end_with_credential)?;
         Some(until.saturating_sub(self.unix))
@@ -662,14 +653,15 @@ impl Model {
         left.map_or(seconds, |left| left.min(seconds))
     }
 
-    /// A peer is permitted for five minutes, and for as long as there is a channel to it, which may be bound next until `bound`.
+    /// Permits a peer for five minutes, and as long as a channel to it lives, including one about to be bound
+    /// until `bound`.
     fn install(&mut self, at: usize, number: usize, peer: IpAddr, bound: u64) {
         let mut until = self.ms + PERMISSION_MS;
         let now = self.ms;
         if self.workers[at].rules.channels_permit {
             let channels = self.allocations[number].channels.values();
             let to_it = channels.filter(|(to, _)| to.ip() == peer).map(|(_, until)| *until);
-            until = to_it.chain([until, bound]).max().expect("there is one");
+            until = to_it.chain([until, bound]).max().expect("at least one expiry");
         }
         let it = &mut self.allocations[number];
         let (allocation, renewed) = (it.id(), it.permits(peer, now));
@@ -697,7 +689,7 @@ impl Model {
         if rules.refuses_in(asking.who.0, peer.ip()) {
             return Ok(self.refuse_peer(asking, peer.ip()));
         }
-        // A number stands for one peer, and a peer has one number.
+        // Numbers and peers map one to one.
         let (bound_to, bound_as) = (it.peer_of(channel, now), it.channel_to(peer, now));
         let renewed = bound_to.is_some();
         match (bound_to, bound_as) {
@@ -724,8 +716,6 @@ impl Model {
         self.told.push_back(Effect::Bound { allocation, number, peer, at, expires_ms, renewed });
         Ok(self.succeed(asking, Told::Done))
     }
-
-    // ------------------------------------------------------------------------------------------------- TCP (RFC 6062)
 
     fn connect(&mut self, asking: &Asking<'_>, peer: SocketAddr) -> Outcome {
         let at = asking.at;
@@ -761,13 +751,13 @@ impl Model {
         }
         let stage = Stage::Connecting(Some(self.ms + PATIENCE_MS), asking.said.clone());
         let transaction = Some(asking.request.transaction);
-        // Its number is told with the effect.
+        // Its ID comes with the effect.
         self.allocations[number].connections.push(Connection { id: u32::MAX, peer, stage, transaction });
         let peer = self.workers[at].rules.reached(peer);
         Err(Expected::Goes(Goes::Connect { number, family: family_of(peer.ip()), peer }))
     }
 
-    /// Which limit of connections is reached: of the allocation, of all, of the user.
+    /// Connection limit that is reached: allocation, total, user.
     fn is_full(&self, at: usize, number: usize) -> Option<usize> {
         let (rules, it) = (&self.workers[at].rules, &self.allocations[number]);
         let reached = [
@@ -778,7 +768,7 @@ impl Model {
         reached.iter().position(|reached| *reached)
     }
 
-    /// The runtime has connected, or has not.
+    /// Handles the runtime's result of a connection attempt.
     pub(super) fn connected(
         &mut self,
         at: usize,
@@ -800,7 +790,7 @@ impl Model {
         let Stage::Connecting(_, said) = it.connections[place].stage.clone() else {
             return self.dropped(at, DropReason::StaleRelay);
         };
-        let transaction = it.connections[place].transaction.expect("of a request");
+        let transaction = it.connections[place].transaction.expect("a connection made by Connect");
         let told = match result {
             Ok(()) => {
                 it.connections[place].stage = Stage::Waiting(until);
@@ -822,7 +812,7 @@ impl Model {
         Expected::Reply { to, answer: Answer { transaction, said, told } }
     }
 
-    /// A peer has connected: to whom it is told, or why it is refused.
+    /// Handles a peer's connection: the client to notify, or the refusal.
     pub(super) fn peer_connected(
         &mut self,
         at: usize,
@@ -869,19 +859,19 @@ impl Model {
         }
     }
 
-    /// The number of the connection that came last, which the server has drawn.
+    /// Sets the CONNECTION-ID that the server drew for the last connection.
     pub(super) fn name_connection(&mut self, number: usize, id: u32) {
         let last = self.allocations[number].connections.last_mut();
-        last.expect("one has just come").id = id;
+        last.expect("a new connection").id = id;
     }
 
-    /// Whether a CONNECTION-ID names another worker.
+    /// Returns true if a CONNECTION-ID belongs to another worker.
     fn is_elsewhere(&self, at: usize, id: u32) -> bool {
         let owner = usize::from(worker_of_connection(id));
         owner != at && owner < self.workers.len()
     }
 
-    /// Whether the stream that a ConnectionBind came on may become a data connection.
+    /// Returns true if the stream of a ConnectionBind may become a data connection.
     fn may_bind_to(&mut self, asking: &Asking<'_>) -> bool {
         let client = asking.client();
         Self::is_stream(&client) && !self.is_known(asking.at, &client)
@@ -916,7 +906,7 @@ impl Model {
         Ok(self.succeed(asking, Told::Done))
     }
 
-    /// A connection is over; so many bytes were carried since the last report.
+    /// Handles the end of a connection with the bytes carried since the last report.
     pub(super) fn connection_ended(&mut self, at: usize, id: u32, to_peer: u64, to_client: u64) {
         let stats = self.stats(at);
         stats.connection_bytes[0] += to_peer;
@@ -931,7 +921,7 @@ impl Model {
     }
 }
 
-/// What a store that knows everything says of a claim.
+/// Answer of a complete store about a claim.
 pub(super) fn truth(request: &Request) -> Verdict {
     match &request.claim {
         Some(claim) if claim.user == "nobody" => Verdict::NoSuchUser,
@@ -941,7 +931,7 @@ pub(super) fn truth(request: &Request) -> Verdict {
     }
 }
 
-/// What a client proposes, within ten minutes and an hour.
+/// Granted lifetime: the client's proposal, between ten minutes and an hour.
 fn granted(proposed: Option<u32>) -> u32 {
     proposed.map_or(600, |seconds| seconds.clamp(600, 3600))
 }
@@ -951,7 +941,7 @@ fn has_room(it: &Allocation, peers: &BTreeSet<IpAddr>, now: u64, most: usize) ->
     installed.chain(peers.iter().copied()).collect::<BTreeSet<_>>().len() <= most
 }
 
-/// What one client keeps, whatever its port: an IPv4 address, or an IPv6 /64.
+/// Network of a client: an IPv4 address or an IPv6 /64.
 pub(super) fn network(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(_) => ip,
@@ -962,7 +952,7 @@ pub(super) fn network(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// The upper ten bits of a CONNECTION-ID, of a server that is in no fleet.
+/// Upper ten bits of a CONNECTION-ID outside a fleet.
 const fn worker_of_connection(id: u32) -> u16 {
     (id >> 22) as u16
 }

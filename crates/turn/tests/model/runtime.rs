@@ -1,5 +1,6 @@
-//! The runtime's part: it carries effects out, opens sockets, connects, keeps what workers hand to one another, and looks at the clock.
-//! Some of it late, some of it in vain. What it is told has to be what the model says, in order and once.
+//! Runtime of the model test: executes effects, opens sockets, connects, passes mail between workers, and
+//! checks the clock, sometimes late or without success. Effects must match the model, in order and exactly
+//! once.
 
 use super::prelude::*;
 use turnpike_turn::{
@@ -16,21 +17,21 @@ use super::{
     step::{Says, Setup},
 };
 
-/// What a worker's runtime has still to do.
+/// Pending work of a worker's runtime.
 pub(super) enum Job {
     Open(OpenRequest),
     Connect { allocation: AllocationId, id: u32, late: bool },
 }
 
-/// What one worker hands to another.
+/// Mail between workers.
 pub(super) enum Mail {
-    /// A client's stream, and the request on it.
+    /// Client's stream with the request on it.
     Stream {
         from: usize,
         request: Request,
         bytes: Box<[u8]>,
     },
-    /// A request whose client remains where it is.
+    /// Request whose client stays where it is.
     Request {
         via: u16,
         occupied: bool,
@@ -38,38 +39,38 @@ pub(super) enum Mail {
         request: Request,
         bytes: Box<[u8]>,
     },
-    /// Gives it back: its client does not arrive there.
+    /// Returned request: its client has no pending move there.
     Declined {
         owner: usize,
         source: Source,
         request: Request,
         bytes: Box<[u8]>,
     },
-    /// A client does not arrive any more.
+    /// A pending move is cancelled.
     MoveOver {
         from: usize,
         pending_move: (PendingMove, reference::PendingMove),
     },
-    /// A forwarded request has deleted something.
+    /// A forwarded request deleted something.
     Deleted {
         deletion: (u64, u64),
         of: (Client, [u8; 12], &'static str),
     },
-    /// The reply to it, and whom to expect: as the server says it, and as the model does.
+    /// Reply to a forwarded request, with the pending move of server and model.
     Reply {
         source: Source,
         pending_move: Option<(PendingMove, reference::PendingMove)>,
         learned: Learned,
         answer: Answer,
     },
-    /// Asks for an allocation, with the data that made it necessary.
+    /// Request for an allocation, with the data that triggered it.
     Wanted {
         request: MoveRequest,
         number: usize,
         datagram: Datagram,
         bytes: Box<[u8]>,
     },
-    /// Brings it.
+    /// Requested allocation.
     Allocation {
         from: usize,
         number: usize,
@@ -88,9 +89,8 @@ pub(super) enum Mail {
 type Sockets = Vec<(SocketAddr, Family)>;
 
 impl Network {
-    // -------------------------------------------------------------------------------------------------------- effects
-
-    /// Takes all that a worker has to tell, compares it, and carries it out. `expected` is what has become of what was fed.
+    /// Compares all effects of a worker with the model and executes them. `expected` is the result of the
+    /// datagram fed.
     pub(super) fn take_effects(&mut self, at: usize, expected: Option<Expected>, datagram: &Datagram) {
         let (mut goes, mut answered) = match expected {
             Some(Expected::Goes(goes)) => (Some(goes), None),
@@ -106,7 +106,7 @@ impl Network {
                 effect if is_for_the_log(&effect) => {}
                 Effect::Answer { via, source, pending_move, reply } => {
                     let Some((back, to, answer, announced)) = answered.take() else {
-                        panic!("an answer that nobody expects: {source:?}")
+                        panic!("unexpected answer for {source:?}")
                     };
                     assert_eq!((via, source), (back, to));
                     let learned = self.read(&answer, &source, &reply);
@@ -122,27 +122,27 @@ impl Network {
                 | Effect::Decline { .. }
                 | Effect::Fetch { .. }
                 | Effect::LookUp(_)) => {
-                    let Some(goes) = goes.take() else { panic!("nobody expects {effect:?}") };
+                    let Some(goes) = goes.take() else { panic!("unexpected {effect:?}") };
                     self.goes_on(at, goes, effect, datagram);
                 }
                 effect => self.state_effect(at, &effect),
             }
         }
-        assert_eq!(goes, None, "what goes on with a request was never told");
-        assert!(answered.is_none(), "an answer was never given: {answered:?}");
-        assert!(self.model.notices.is_empty(), "another worker was never told: {:?}", self.model.notices);
+        assert_eq!(goes, None, "the effect that continues a request is missing");
+        assert!(answered.is_none(), "answer missing: {answered:?}");
+        assert!(self.model.notices.is_empty(), "notices missing: {:?}", self.model.notices);
         let (told, over) = (&self.model.told, &self.model.over);
-        assert!(told.is_empty() && over.is_empty(), "never told: {told:?}, {over:?}");
+        assert!(told.is_empty() && over.is_empty(), "effects missing: {told:?}, {over:?}");
         for request in moves {
-            let number = self.model.moving.pop_front().expect("nobody has to move");
-            let (to, worker) = self.model.arriving_at(number).expect("it arrives somewhere");
+            let number = self.model.moving.pop_front().expect("unexpected move");
+            let (to, worker) = self.model.arriving_at(number).expect("a pending move");
             assert_eq!((usize::from(request.owner), usize::from(request.to)), (at, worker));
             assert_eq!((request.client, request.link), (to.client, to.link));
             self.export(at, &request, number, None);
         }
     }
 
-    /// One that another worker is told.
+    /// Handles an effect that notifies another worker.
     fn notify(&mut self, at: usize, effect: Effect) {
         match (self.model.notices.pop_front(), effect) {
             (
@@ -156,21 +156,21 @@ impl Network {
                 assert_eq!(usize::from(via), to);
                 self.post(to, Mail::Deleted { deletion, of: (client, transaction, user) });
             }
-            (notice, effect) => panic!("{effect:?}, not {notice:?}"),
+            (notice, effect) => panic!("{effect:?}, expected {notice:?}"),
         }
     }
 
-    /// One that changes what there is.
+    /// Handles an effect that changes state.
     fn state_effect(&mut self, at: usize, effect: &Effect) {
         self.model.name_session(at, effect);
         if let Some(place) = self.model.over.iter().position(|over| over == effect) {
             self.model.over.swap_remove(place);
         } else if self.model.told.front() == Some(effect) {
-            assert!(self.model.over.is_empty(), "not told before {effect:?}: {:?}", self.model.over);
+            assert!(self.model.over.is_empty(), "missing before {effect:?}: {:?}", self.model.over);
             self.model.told.pop_front();
         } else {
             let expected = self.model.told.front().cloned();
-            assert!(self.model.may_expire(at, effect), "worker {at} tells {effect:?}, not {expected:?}");
+            assert!(self.model.may_expire(at, effect), "worker {at} emits {effect:?}, expected {expected:?}");
         }
         match effect {
             Effect::Closed { allocation, .. } => {
@@ -192,7 +192,8 @@ impl Network {
             }
             Effect::Bind { connection, source } => {
                 let from = cast::number_of(&source.client);
-                let data = self.connections.get_mut(&(at, connection.0)).expect("the runtime has it");
+                let data =
+                    self.connections.get_mut(&(at, connection.0)).expect("a connection of the runtime");
                 assert_eq!(data.replace(from), None, "bound twice");
                 self.ends[from].bound = Some((at, connection.0));
             }
@@ -212,7 +213,7 @@ impl Network {
         }
     }
 
-    /// Closes those connections of a worker whose allocations are gone.
+    /// Closes a worker's connections whose allocations are gone.
     fn drop_connections(&mut self, at: usize) {
         let gone: Vec<u32> = self
             .connections
@@ -225,7 +226,7 @@ impl Network {
         }
     }
 
-    /// Closes a connection to a peer, and that of its client. Of one that is being made it is told later, in vain.
+    /// Closes a connection to a peer and its client's. A pending attempt reports later, without effect.
     fn drop_connection(&mut self, at: usize, id: u32) {
         if let Some(Some(from)) = self.connections.remove(&(at, id)) {
             self.ends[from].bound = None;
@@ -233,19 +234,19 @@ impl Network {
         }
     }
 
-    /// What goes on with a request.
+    /// Handles the effect that continues a request.
     fn goes_on(&mut self, at: usize, goes: Goes, effect: Effect, datagram: &Datagram) {
         let request = || match datagram {
             Datagram::Request(request) => request.clone(),
-            other => panic!("{other:?} is no request"),
+            other => panic!("{other:?} is not a request"),
         };
         match (goes, effect) {
             (Goes::Open { number, first, second }, Effect::Open(open)) => {
                 let it = &mut self.model.allocations[number];
                 let is_mobile = it.pending.as_ref().is_some_and(|pending| pending.mobile);
-                // A port that others have too could not follow.
+                // A shared port could not follow the allocation.
                 let any = if is_mobile { PortRequest::Own } else { PortRequest::Any };
-                assert!(is_wish(&first, &open.first, any), "{first:?}, not {:?}", open.first);
+                assert!(is_wish(&first, &open.first, any), "expected {first:?}, got {:?}", open.first);
                 assert_eq!(open.second.map(|second| second.family), second);
                 assert!(open.second.is_none_or(|second| second.port == any));
                 it.place = Place::At(at, open.allocation);
@@ -260,7 +261,7 @@ impl Network {
                 assert_eq!((connect.relay, connect.peer), (relay, peer));
                 let id = connect.connection.0;
                 self.model.name_connection(number, id);
-                assert!(self.connections.insert((at, id), None).is_none(), "a number twice");
+                assert!(self.connections.insert((at, id), None).is_none(), "a CONNECTION-ID was reused");
                 self.workers[at].jobs.push_back(Job::Connect { allocation, id, late: false });
             }
             (Goes::HandOver { worker }, Effect::HandOver { worker: to, source, request: bytes }) => {
@@ -283,9 +284,9 @@ impl Network {
             (Goes::Fetch { owner, number }, Effect::Fetch { request, datagram: bytes }) => {
                 let own = u16::try_from(at).expect("few workers");
                 assert_eq!((request.owner, request.to), (owner, own));
-                // The transaction of an indication means nothing, and is another each time.
+                // Transaction IDs of indications are arbitrary and differ each time.
                 let is_send = matches!(datagram, Datagram::Send { .. });
-                assert!(is_send || datagram.bytes() == *bytes, "another datagram waits");
+                assert!(is_send || datagram.bytes() == *bytes, "wrong datagram to feed again");
                 let (client, datagram) = (request.client, datagram.clone());
                 if !self.post(owner.into(), Mail::Wanted { request, number, datagram, bytes }) {
                     self.workers[at].server.not_asked(&client);
@@ -298,17 +299,15 @@ impl Network {
                     Asked::Name(name) => **name == *user,
                     Asked::Hash(hash) => *hash == userhash(user, realm),
                 });
-                let waiting = self.model.workers[at].waiting.last_mut().expect("it waits");
+                let waiting = self.model.workers[at].waiting.last_mut().expect("a waiting request");
                 assert_eq!(waiting.lookup.replace(query.lookup), None);
                 self.workers[at].questions.push_back(query.lookup);
             }
-            (goes, effect) => panic!("{effect:?}, not {goes:?}"),
+            (goes, effect) => panic!("{effect:?}, expected {goes:?}"),
         }
     }
 
-    // ------------------------------------------------------------------------------------------------------------ jobs
-
-    /// Does what waits, until nothing does.
+    /// Executes all pending work.
     pub(super) fn settle(&mut self, luck: u8) {
         loop {
             let mut idle = true;
@@ -323,7 +322,7 @@ impl Network {
         }
     }
 
-    /// Does one thing of what waits for the runtime of a worker. Without luck some of it fails.
+    /// Executes one pending job of a worker's runtime. Low luck makes some fail.
     pub(super) fn work(&mut self, at: usize, luck: u8) -> bool {
         let Some(job) = self.workers[at].jobs.pop_front() else { return false };
         match job {
@@ -363,7 +362,7 @@ impl Network {
         }
     }
 
-    /// A relay socket with the port that was asked for.
+    /// Opens a relay socket with the requested port.
     fn socket(
         &mut self,
         at: usize,
@@ -389,7 +388,7 @@ impl Network {
             self.reserved.insert(token, SocketAddr::new(ip, self.ports + 1));
         }
         let relay = RelayId { allocation, family };
-        assert!(self.sockets.insert(relayed, (at, relay)).is_none(), "a port twice");
+        assert!(self.sockets.insert(relayed, (at, relay)).is_none(), "a port was reused");
         OpenResult::Opened { relayed }
     }
 
@@ -406,7 +405,7 @@ impl Network {
         }
     }
 
-    /// Either end closes a connection that is made.
+    /// Closes an established connection from either end.
     pub(super) fn connection_ends(&mut self, which: usize, bytes: u16) {
         let is_made = |(at, id): &&(usize, u32)| {
             !self.workers[*at]
@@ -434,13 +433,13 @@ impl Network {
         let from = known.map_or(from % cast::CLIENTS, |which| at_home[which]);
         let client = cast::client(from);
         let end = &self.ends[from];
-        // Over plain UDP nobody closes anything; what travels is closed when it arrives.
+        // Plain UDP has no end of connection; a stream in transit is closed on arrival.
         if client.listener.0 == 0 || !end.open || end.travels {
             return;
         }
         if let Some((at, id)) = end.bound {
             let made = self.connections.keys().position(|key| *key == (at, id));
-            return self.connection_ends(made.expect("the runtime has it"), 7);
+            return self.connection_ends(made.expect("a connection of the runtime"), 7);
         }
         let at = end.worker;
         self.ends[from].open = false;
@@ -454,14 +453,12 @@ impl Network {
         assert_eq!(
             self.workers[at].server.disconnected(now, client),
             expected,
-            "whether it had an allocation"
+            "server and model disagree on the allocation"
         );
         self.take_effects(at, None, &Datagram::Noise);
     }
 
-    // ----------------------------------------------------------------------------------------------------- between workers
-
-    /// Whether it will arrive. A full box takes what must not be lost, and nothing else.
+    /// Sends mail; returns true if it will arrive. A full mailbox accepts only mail that must not be lost.
     fn post(&mut self, to: usize, mail: Mail) -> bool {
         let may_be_lost = matches!(
             mail,
@@ -483,7 +480,7 @@ impl Network {
         true
     }
 
-    /// A worker takes one thing from its box.
+    /// Delivers one mail to a worker.
     pub(super) fn mail(&mut self, at: usize) -> bool {
         let Some(mail) = self.workers[at].mail.pop_front() else { return false };
         let now = self.now(at);
@@ -553,7 +550,7 @@ impl Network {
         true
     }
 
-    /// Gives an allocation to the worker that asks for it, as data, or says that it does not come.
+    /// Exports an allocation to the requesting worker as serialized data, or reports that it stays.
     fn export(
         &mut self,
         at: usize,
@@ -565,7 +562,7 @@ impl Network {
         let goes = self.model.export(at, number, request.client, to);
         let now = self.now(at);
         let moved = self.workers[at].server.export(now, request);
-        assert_eq!(moved.is_some(), goes, "whether it goes");
+        assert_eq!(moved.is_some(), goes, "server and model disagree on the export");
         self.take_effects(at, None, &Datagram::Noise);
         let Some(moved) = moved else {
             self.post(to, Mail::NotMoved(request.client));
@@ -614,7 +611,7 @@ impl Network {
                 }
             }
             Err(moved) => {
-                assert!(!fits, "it was refused");
+                assert!(!fits, "the server refused it");
                 self.take_effects(at, None, &Datagram::Noise);
                 self.post(from, Mail::Returned { number, moved, sockets });
             }
@@ -624,16 +621,20 @@ impl Network {
     fn take_back(&mut self, at: usize, number: usize, moved: Moved, sockets: Sockets) {
         let (was, now) = (moved.was(), self.now(at));
         let taken = self.workers[at].server.take_back(now, written(&moved));
-        // What it is called is the first thing that is told, even if it ends with that.
+        // The first effect contains its new ID, even if it ends immediately.
         let returned: Vec<Effect> = std::iter::from_fn(|| self.workers[at].server.poll_effect()).collect();
         let Some(Effect::Returned { allocation: id }) = returned.first().cloned() else {
-            panic!("nothing says that it came back: {returned:?}")
+            panic!("Effect::Returned missing: {returned:?}")
         };
         self.model.take_back(at, number, id);
         for effect in &returned {
             self.state_effect(at, effect);
         }
-        assert_eq!(taken.is_some(), self.model.owns(at, number), "whether it lives on");
+        assert_eq!(
+            taken.is_some(),
+            self.model.owns(at, number),
+            "server and model disagree on the allocation"
+        );
         if taken.is_none() {
             return;
         }
@@ -645,7 +646,7 @@ impl Network {
         }
     }
 
-    /// The relay sockets of an allocation belong to another worker from now on.
+    /// Moves the relay sockets of an allocation to another worker.
     fn attach(&mut self, at: usize, number: usize, allocation: AllocationId, sockets: Sockets) {
         for (address, family) in sockets {
             self.sockets.insert(address, (at, RelayId { allocation, family }));
@@ -658,8 +659,6 @@ impl Network {
         }
     }
 
-    // ------------------------------------------------------------------------------------------------------------- store
-
     pub(super) fn set_prompt(&mut self, prompt: bool) {
         self.model.prompt = prompt;
         for worker in &mut self.workers {
@@ -667,7 +666,7 @@ impl Network {
         }
     }
 
-    /// The store answers the oldest question of a worker, or cannot.
+    /// The store answers a worker's oldest query, or fails.
     pub(super) fn store_answers(&mut self, at: usize, says: Says) -> bool {
         let Some(lookup) = self.workers[at].questions.pop_front() else { return false };
         let waiting = &mut self.model.workers[at].waiting;
@@ -680,7 +679,7 @@ impl Network {
             self.judge(at, expected, &done, &Datagram::Noise);
             return true;
         };
-        let claim = request.claim.as_ref().expect("it was looked up");
+        let claim = request.claim.as_ref().expect("a signed request");
         let (credentials, found) = match (says, truth(&request)) {
             (Says::Nothing, _) => (Credentials::Unavailable, Verdict::Unavailable),
             (Says::Truth, verdict @ (Verdict::NoSuchUser | Verdict::Later)) => {
@@ -716,9 +715,7 @@ impl Network {
         true
     }
 
-    // --------------------------------------------------------------------------------------------------- time and commands
-
-    /// When a worker wants to look at the clock next.
+    /// Next time at which a worker wants to check the clock.
     fn next_look(&self) -> Option<u64> {
         let due = |at: usize| {
             let due = self.workers[at].server.poll_timeout()?;
@@ -727,7 +724,7 @@ impl Network {
         (0..self.setup.workers).filter_map(due).min()
     }
 
-    /// Time passes: the workers look at the clock whenever they wanted to, or once, late.
+    /// Advances time: workers check the clock whenever they want to, or once, late.
     pub(super) fn sleep(&mut self, ms: u64, exact: bool) {
         let end = self.model.ms + ms;
         while let Some(next) = self.next_look().filter(|next| exact && *next < end) {
@@ -736,12 +733,12 @@ impl Network {
             let busy = (0..self.setup.workers).filter_map(|at| {
                 self.workers[at].server.poll_timeout().filter(|due| *due <= self.now(at).ms)
             });
-            assert_eq!(busy.count(), 0, "who has looked at the clock has nothing to do at that time");
+            assert_eq!(busy.count(), 0, "a timer is still due after the clock check");
         }
         self.set_clock(end);
     }
 
-    /// What is over is over at once, and not when the clock is looked at next.
+    /// Advances to a deadline: expiry is immediate and does not wait for a clock check.
     pub(super) fn brink(&mut self, which: usize, before: bool) {
         let now = self.model.ms;
         let deadlines: BTreeSet<u64> = (0..self.setup.workers)
@@ -749,7 +746,7 @@ impl Network {
             .filter(|until| *until > now)
             .collect();
         if let Some(which) = pick(which, deadlines.len()) {
-            let until = deadlines.into_iter().nth(which).expect("one of them");
+            let until = deadlines.into_iter().nth(which).expect("a valid index");
             self.sleep(until - now - u64::from(before), true);
             self.probe();
         }
@@ -763,8 +760,8 @@ impl Network {
             self.workers[at].server.handle_timeout(now);
             self.model.timeout(at);
             self.take_effects(at, None, &Datagram::Noise);
-            assert_eq!(self.model.overdue(at), [], "deadlines that worker {at} has slept through");
-            // The runtime gives up at once what took too long.
+            assert_eq!(self.model.overdue(at), [], "deadlines missed by worker {at}");
+            // The runtime cancels late attempts immediately.
             let is_late = |job: &Job| matches!(job, Job::Connect { late: true, .. });
             while let Some(place) = self.workers[at].jobs.iter().position(is_late) {
                 let job = self.workers[at].jobs.remove(place).expect("it is there");
@@ -782,15 +779,15 @@ impl Network {
         }
     }
 
-    /// Somebody may talk to a peer, and from now on nobody may.
+    /// Denies a peer that some allocation has a permission for.
     pub(super) fn deny(&mut self, worker: Option<usize>, which: usize) {
         let has_some = |it: &Allocation| !it.permissions.is_empty() && it.place != Place::Gone;
         let all = self.model.allocations.iter().filter(|it| has_some(it));
         let mut all: Vec<&Allocation> = all.collect();
-        // Those between two workers first.
+        // Allocations in transit come first.
         all.sort_by_key(|it| !matches!(it.place, Place::Travels(_)));
         let Some(it) = pick(which, all.len().min(2)).map(|which| all[which]) else { return };
-        let ip = *it.permissions.keys().next().expect("it has some");
+        let ip = *it.permissions.keys().next().expect("a permission");
         self.reached.denied += 1;
         self.reached.denied_on_the_way += u64::from(matches!(it.place, Place::Travels(_)));
         for at in 0..self.setup.workers {
@@ -813,7 +810,7 @@ impl Network {
         self.workers[at].server.set_draining(true);
     }
 
-    /// An administrator ends an allocation, be it one that waits for its sockets.
+    /// Ends an allocation as administrator, including one waiting for its sockets.
     pub(super) fn close_one(&mut self, which: usize) {
         let there: Vec<(usize, usize)> = (0..self.setup.workers)
             .flat_map(|at| self.model.in_slots(at).into_iter().map(move |number| (at, number)))
@@ -829,10 +826,10 @@ impl Network {
         self.model.close(at, number, ClosedReason::Administrator);
         assert!(self.workers[at].server.close_one(now, id, ClosedReason::Administrator));
         self.take_effects(at, None, &Datagram::Noise);
-        assert!(!self.workers[at].server.close_one(now, id, ClosedReason::Administrator), "it is gone");
+        assert!(!self.workers[at].server.close_one(now, id, ClosedReason::Administrator), "already closed");
     }
 
-    /// A table elsewhere has relayed for an allocation, or for one that is gone.
+    /// Reports offloaded traffic for an allocation, possibly an ended one.
     pub(super) fn across(&mut self, which: usize, datagrams: u8) {
         let Some(which) = pick(which, self.model.allocations.len()) else { return };
         let (at, id) = match self.model.allocations[which].place {
@@ -854,9 +851,10 @@ impl Network {
         assert_eq!(self.workers[at].server.count_across(id, to_peer, to_client), is_there);
     }
 
-    /// Another process takes everything over, as data; or it has no room for all of it, and nothing has happened.
+    /// Another process takes over everything as serialized data; or it lacks room for part of it, and nothing
+    /// changes.
     pub(super) fn upgrade(&mut self, remembers: bool, variant: Option<u8>, tight: u8) {
-        // Requests that wait for the store are not waited for.
+        // Requests waiting for the store do not delay it.
         while (0..self.setup.workers).any(|at| self.work(at, 0) || self.mail(at)) {}
         let limits = self.limits_but(tight);
         let (policy, config) = (policy(&limits), Rules::default().config());
@@ -882,7 +880,7 @@ impl Network {
         for (at, (_, _, names)) in heirs.iter().enumerate() {
             for (_, relay) in self.sockets.values_mut().filter(|(worker, _)| *worker == at) {
                 let name = names.iter().find(|(old, ..)| *old == relay.allocation);
-                relay.allocation = name.expect("each socket is an allocation's").1;
+                relay.allocation = name.expect("a socket of an allocation").1;
             }
             for (_, id, number) in names {
                 self.model.allocations[*number].place = Place::At(at, *id);
@@ -901,21 +899,21 @@ impl Network {
             let worker = &mut self.workers[at];
             worker.questions.clear();
             worker.server = heir;
-            // By its rules channels lead somewhere else, perhaps.
+            // Its rules may lead channels elsewhere.
             self.model.workers[at].rules = rules.clone();
             for (.., number) in &names {
                 self.model.permit_by_channels(at, *number, false);
                 self.model.tell_restored(at, *number);
             }
             self.take_effects(at, None, &Datagram::Noise);
-            // What its rules refuse ends before anybody is served.
+            // Bindings that its rules refuse end before it serves clients.
             self.reconfigure(at, rules);
         }
-        assert_eq!(old.held(), 0, "the old process holds nothing");
+        assert_eq!(old.held(), 0, "the old process must hold nothing");
         self.closed.clear();
     }
 
-    /// Limits, one of them one less than what there is.
+    /// Limits with one of them one below the current count.
     fn limits_but(&self, tight: u8) -> Setup {
         let less = |held: usize, limit: usize| if held > 0 { held - 1 } else { limit };
         let mut limits = self.setup.clone();
@@ -926,7 +924,7 @@ impl Network {
                 let most = users.map(|(realm, user)| self.model.held(realm, user)).max();
                 limits.per_user = less(most.unwrap_or(0), limits.per_user);
             }
-            // 0 is no limit.
+            // 0 means unlimited.
             2 => limits.per_prefix = less(prefixes.max().unwrap_or(0), limits.per_prefix),
             3 => limits.total = less(self.model.held_by_all(), limits.total),
             _ => {}
@@ -934,8 +932,8 @@ impl Network {
         limits
     }
 
-    /// A worker of another process takes in all that this one has, which keeps it so far: their old and new names, or none if one of them
-    /// is refused.
+    /// A new process's worker takes over everything from this one, which keeps its copy for now. Returns old
+    /// and new IDs, or `None` if any allocation was refused.
     fn inherit(
         &mut self,
         at: usize,
@@ -954,7 +952,7 @@ impl Network {
             heir.remember_deletions(now, &self.workers[at].server.deletions(now));
         }
         let numbers = self.model.in_slots(at);
-        // Those of clients who need nothing that is in this process.
+        // Allocations of clients that need nothing of this process.
         let is_portable = |it: &Allocation| {
             it.transport == RelayTransport::Udp && it.pending.is_none() && (it.away || it.link == DATAGRAMS)
         };
@@ -965,18 +963,18 @@ impl Network {
         for number in numbers {
             let it = &self.model.allocations[number];
             let (old, owner) = (it.id(), (it.realm, it.user));
-            let mut moved = self.workers[at].server.snapshot(now, old).expect("its sockets are open");
+            let mut moved = self.workers[at].server.snapshot(now, old).expect("an open allocation");
             moved.keep_arrival(|link| remembers && link == DATAGRAMS);
             let link = self.source(cast::number_of(&it.client)).link;
             let fits = self.model.fits(number, taken, rules, limits);
             match heir.restore(now, written(&moved), link) {
                 Ok(id) => {
-                    assert!(fits, "there is no room for it");
+                    assert!(fits, "accepted without room for it");
                     taken.push(number);
                     names.push((old, id, number));
                 }
                 Err(refused) => {
-                    assert!(!fits, "there is room for it");
+                    assert!(!fits, "refused despite room for it");
                     assert_eq!((refused.owner(), refused.from()), (UserRef::new(owner.0, owner.1), old));
                     return None;
                 }
@@ -985,7 +983,7 @@ impl Network {
         Some(names)
     }
 
-    /// A worker forgets what another process has now, and then has nothing.
+    /// A worker drops everything that another process took over, after which it must be empty.
     fn leave(&mut self, at: usize, given: &[AllocationId]) {
         let now = self.now(at);
         let Worker { server, .. } = &mut self.workers[at];
@@ -998,17 +996,17 @@ impl Network {
     }
 }
 
-/// The same, written and read.
+/// Serializes and deserializes.
 fn written(moved: &Moved) -> Moved {
-    let text = serde_json::to_string(moved).expect("it can be written");
-    serde_json::from_str(&text).expect("what was written can be read")
+    let text = serde_json::to_string(moved).expect("a serializable allocation");
+    serde_json::from_str(&text).expect("a serialized allocation")
 }
 
-/// What the server says of an arrival and what the model does; both, or neither.
+/// Pairs the pending moves of server and model; both or neither must exist.
 fn both(
     pending_move: Option<PendingMove>,
     announced: Option<reference::PendingMove>,
 ) -> Option<(PendingMove, reference::PendingMove)> {
-    assert_eq!(pending_move.is_some(), announced.is_some(), "whether somebody is to be expected");
+    assert_eq!(pending_move.is_some(), announced.is_some(), "server and model disagree on a pending move");
     pending_move.zip(announced)
 }

@@ -1,27 +1,27 @@
-//! What may happen next, and how likely it is. A play is a list of these; the shorter list of a failure is found by proptest.
+//! Steps of a play and their probabilities. A play is a list of steps; proptest shrinks failing ones.
 
 use proptest::{collection::vec, prelude::*};
 
-/// The server of one play.
+/// Server of one play.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) workers: usize,
     pub(super) per_user: usize,
-    /// Of one address, or of one IPv6 network of 64 bits; 0 for any number.
+    /// Per address or IPv6 /64; 0 for unlimited.
     pub(super) per_prefix: usize,
     pub(super) total: usize,
 }
 
-/// How a message travels, and what the runtime does after it.
+/// Transport of a message, and the runtime's actions after it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
-    /// It is under way until a later step delivers, repeats or loses it.
+    /// In flight until a later step delivers, repeats or loses it.
     pub(super) flies: bool,
-    /// Whether the client gets the answer.
+    /// The client gets the answer.
     pub(super) heard: bool,
-    /// Whether all that it has set going is done at once.
+    /// All resulting work is done immediately.
     pub(super) settle: bool,
-    /// What of that fails; 0 is nothing.
+    /// Selects failures in that work; 0 for none.
     pub(super) luck: u8,
 }
 
@@ -29,13 +29,13 @@ impl Way {
     pub(super) const AT_ONCE: Self = Self { flies: false, heard: true, settle: false, luck: 0 };
 }
 
-/// One thing that happens. Numbers are taken modulo what there is.
+/// One step. Numbers are taken modulo the number of candidates.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
-    /// A client sends a request, signed or not: `nonce` says with what.
+    /// A client sends a request, signed or not, as `nonce` selects.
     Ask {
         from: usize,
-        /// Whether it is a client that knows what it does.
+        /// Chooses a client that acts sensibly.
         knows: bool,
         user: u8,
         realm: u8,
@@ -43,7 +43,7 @@ pub(super) enum Step {
         asked: Asked,
         way: Way,
     },
-    /// A client sends ChannelData, or a Send indication.
+    /// A client sends ChannelData or a Send indication.
     Data {
         from: usize,
         knows: bool,
@@ -56,14 +56,14 @@ pub(super) enum Step {
         from: usize,
         keepalive: bool,
     },
-    /// One of the datagrams under way arrives; a copy of it may go on.
+    /// A datagram in flight arrives; a copy may stay in flight.
     Deliver {
         which: usize,
         again: bool,
         way: Way,
     },
     Lose(usize),
-    /// Somebody else sends what is under way.
+    /// Another client sends the bytes of a datagram in flight.
     Copy {
         which: usize,
         from: usize,
@@ -73,7 +73,7 @@ pub(super) enum Step {
         peer: u8,
         length: u16,
     },
-    /// From a relay socket that has been closed since, a datagram or a connection.
+    /// A datagram or connection on a relay socket that is closed by now.
     Late {
         relay: usize,
         peer: u8,
@@ -91,79 +91,79 @@ pub(super) enum Step {
         which: usize,
         bytes: u16,
     },
-    /// A client's connection is closed; beyond the number of clients, that of one with an allocation.
+    /// A client's connection closes; numbers beyond the clients select one with an allocation.
     Disconnect(usize),
-    /// Two tickets are shown from one 5-tuple, where only one allocation can arrive.
+    /// Two tickets are presented from one 5-tuple, to which only one allocation can move.
     Rivals {
         from: usize,
         ends: bool,
     },
-    /// An allocation is on its way to another worker while a reload, there or everywhere, denies its peer.
+    /// A reload of one or all workers denies an allocation's peer while it is in transit.
     Overtaken {
         from: usize,
         which: u8,
         everywhere: bool,
     },
-    /// The runtime does one thing that waits; a worker takes one thing from its box; or all of it.
+    /// The runtime executes one job; a worker takes one mail; or everything.
     Work {
         worker: usize,
         luck: u8,
     },
     Mail(usize),
     Settle(u8),
-    /// A worker's box takes nothing that may be lost.
+    /// A worker's mailbox refuses everything that may be lost.
     Full {
         worker: usize,
         full: bool,
     },
-    /// Whether the store of users answers at once.
+    /// The store answers immediately.
     Prompt(bool),
     Store {
         worker: usize,
         says: Says,
     },
-    /// Time passes; the clock is looked at whenever the server wants to, or late.
+    /// Time passes; workers check the clock on time or late.
     Sleep {
         ms: u64,
         exact: bool,
     },
-    /// Time passes until something is over, or a millisecond less, and all is tried.
+    /// Time passes to a deadline or a millisecond before it, and everything is tried.
     Brink {
         which: usize,
         before: bool,
     },
-    /// New rules, for one worker or for all.
+    /// New rules for one worker or all.
     Reload {
         worker: Option<usize>,
         variant: u8,
     },
     Drain(usize),
-    /// New rules that deny a peer to which somebody may talk; first of all to whoever is on the way between two workers.
+    /// New rules that deny a permitted peer, preferably of an allocation in transit.
     Deny {
         worker: Option<usize>,
         which: usize,
     },
     /// An administrator ends an allocation.
     Close(usize),
-    /// A table elsewhere has relayed for an allocation.
+    /// An offload table reports traffic of an allocation.
     Across {
         which: usize,
         datagrams: u8,
     },
-    /// Another process takes over, if all fit into it.
+    /// Another process takes over, if everything fits.
     Upgrade {
-        /// Whether it hears what the old one remembers: whom it expects, what it has granted and deleted.
+        /// The old process passes on its pending moves, granted requests and deletions.
         remembers: bool,
-        /// Its rules; those that each worker has, without.
+        /// Its rules; `None` keeps those of each worker.
         variant: Option<u8>,
-        /// Which of its limits is one too low for what there is; 0 is none.
+        /// Limit that is one below the current count; 0 for none.
         tight: u8,
     },
-    /// Who may talk to whom: all of it is tried.
+    /// Tries all communication.
     Probe,
 }
 
-/// What a request asks for, in terms of what clients know.
+/// Request in terms of the clients' knowledge.
 #[derive(Clone, Debug)]
 pub(super) enum Asked {
     Binding,
@@ -189,26 +189,26 @@ pub(super) enum Asked {
     ConnectionBind(u8),
 }
 
-/// What the store answers.
+/// Answer of the store.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Says {
     Truth,
-    /// It cannot tell.
+    /// It fails.
     Nothing,
 }
 
-/// What most of a play is about.
+/// Focus of a play.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mix {
     /// Datagrams to and from peers.
     Data,
-    /// Clients that go elsewhere.
+    /// Clients that move.
     Moves,
     /// Connections of RFC 6062.
     Connections,
 }
 
-/// Plays of this kind.
+/// Strategy for plays of this kind.
 pub(super) fn plays(mix: Mix) -> impl Strategy<Value = (Setup, Vec<Step>)> {
     let workers = if mix == Mix::Data { 1..=2_usize } else { 2..=3 };
     let per_prefix = prop_oneof![2 => Just(0_usize), 1 => 1..=4_usize];
@@ -222,7 +222,7 @@ pub(super) fn plays(mix: Mix) -> impl Strategy<Value = (Setup, Vec<Step>)> {
     (setup, vec(step(mix), 1..160))
 }
 
-/// How often, of a hundred, data, moves and connections come.
+/// Percentage of data, moves and connections.
 fn weights(mix: Mix) -> [u32; 3] {
     match mix {
         Mix::Data => [20, 3, 2],
@@ -336,11 +336,11 @@ fn asked(mix: Mix) -> impl Strategy<Value = Asked> {
         || prop_oneof![8 => Just(None), 2 => Just(Some(1_u8)), 2 => Just(Some(2_u8)), 1 => Just(Some(9_u8))];
     let additional = prop_oneof![6 => Just(None), 4 => Just(Some(2_u8)), 1 => Just(Some(1_u8))];
     let mobile = if mix == Mix::Moves { 1..20_u8 } else { 0..20_u8 };
-    // Even is mobile: most of those of whom most move.
+    // Even numbers are mobile: in plays of moves, most are.
     let mobile = mobile.prop_map(move |mobile| if mix == Mix::Moves && mobile > 3 { 2 } else { mobile });
     let allocate = (transport, lifetime(), port, family(), additional, mobile).prop_map(
         |(transport, lifetime, port, family, additional, mobile)| {
-            // The two attributes exclude each other; sometimes both are there all the same.
+            // The two attributes exclude each other, but sometimes both are sent.
             let additional = additional.filter(|_| family.is_none() || mobile == 7);
             Asked::Allocate { transport, lifetime, port, family, additional, mobile }
         },
@@ -363,12 +363,12 @@ fn asked(mix: Mix) -> impl Strategy<Value = Asked> {
     ]
 }
 
-/// Mostly a good one: see `Network::ask`.
+/// Mostly valid: see `Network::ask`.
 fn nonce() -> impl Strategy<Value = u8> {
     prop_oneof![1 => 0..5_u8, 9 => Just(9_u8)]
 }
 
-/// So many times of a hundred.
+/// True in this percentage of cases.
 fn likely(times: u32) -> impl Strategy<Value = bool> {
     prop::bool::weighted(f64::from(times) / 100.0)
 }
