@@ -23,25 +23,21 @@ use turnpike_wire::{escape, pem::with_markers_on_lines};
 
 use crate::{InvalidSetting, TlsOptions};
 
-/// Certificate presented by a server, with the context to judge it.
 #[derive(Clone, Copy, Debug)]
 pub struct ShownCertificate<'a> {
     pub leaf: &'a CertificateDer<'a>,
     pub intermediates: &'a [CertificateDer<'a>],
-    /// Name that the certificate must be valid for.
     pub name: &'a ServerName<'a>,
     /// Stapled OCSP response; may be empty.
     pub ocsp: &'a [u8],
     pub now: UnixTime,
 }
 
-/// Decides whether a certificate is accepted.
 pub trait CertificateJudge: Debug + Send + Sync {
     fn judge(&self, shown: &ShownCertificate<'_>) -> Result<(), Error>;
 }
 
-/// TLS and DTLS verifier with a pluggable judge. The handshake must be signed with the certificate's key in
-/// any case.
+/// Verifier with a pluggable judge. The handshake must be signed with the certificate's key in any case.
 #[derive(Debug)]
 pub struct Verifier {
     judge: Arc<dyn CertificateJudge>,
@@ -53,7 +49,6 @@ impl Verifier {
         Arc::new(Self { judge, provider: provider() })
     }
 
-    /// Judges a certificate without intermediates, as DTLS presents it.
     pub(crate) fn judge_alone(&self, leaf: &[u8], name: &ServerName<'_>) -> Result<(), Error> {
         let (leaf, now) = (&CertificateDer::from(leaf), UnixTime::now());
         self.judge.judge(&ShownCertificate { leaf, intermediates: &[], name, ocsp: &[], now })
@@ -110,16 +105,11 @@ impl CertificateJudge for AnyCertificate {
 #[derive(Debug)]
 pub struct Authorities {
     inner: Arc<WebPkiServerVerifier>,
-    /// Certificates that the user listed individually.
     pinned: Vec<CertificateDer<'static>>,
 }
 
 impl Authorities {
-    /// Reads the authorities. Ignores [`TlsOptions::insecure`].
-    ///
-    /// # Errors
-    ///
-    /// The file, or the system, holds no usable certificate.
+    /// Reads the authorities; fails if there are none. Ignores [`TlsOptions::insecure`].
     pub fn new(options: &TlsOptions) -> Result<Self, InvalidSetting> {
         let authorities = match &options.ca {
             Some(path) => read_authorities(path)?,
@@ -146,8 +136,7 @@ impl CertificateJudge for Authorities {
     fn judge(&self, shown: &ShownCertificate<'_>) -> Result<(), Error> {
         let ShownCertificate { leaf, intermediates, name, ocsp, now } = *shown;
         let judged = self.inner.verify_server_cert(leaf, intermediates, name, ocsp, now).map(drop);
-        // A self-signed certificate from `openssl req -x509` is its own authority, and webpki rejects an
-        // authority at the end of a path.
+        // A self-signed `openssl req -x509` certificate is its own authority, which webpki rejects as an end.
         let outside = matches!(
             judged,
             Err(Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::Other(_)))
@@ -159,7 +148,6 @@ impl CertificateJudge for Authorities {
     }
 }
 
-/// Describes why a handshake failed.
 pub fn explain(error: &Error) -> String {
     use CertificateError as C;
     let Error::InvalidCertificate(certificate) = error else {
@@ -183,10 +171,8 @@ pub fn explain(error: &Error) -> String {
     format!("the certificate {what}")
 }
 
-/// Formats the names of a certificate. rustls passes them on in the debug format of webpki: `DnsName("a")`,
-/// `IpAddress(127.0.0.1)`.
+/// Formats names that rustls passes on in webpki's debug format: `DnsName("a")`, `IpAddress(127.0.0.1)`.
 fn listed(presented: &[String]) -> String {
-    /// Enough to identify a certificate that covers a hundred hosts.
     const MOST: usize = 5;
     let within = |text: &str, before: &str, after: &str| {
         text.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).map(str::to_owned)

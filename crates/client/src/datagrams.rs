@@ -9,18 +9,15 @@ use turnpike_net::{Buffer, Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOption
 
 use crate::Errors;
 
-/// UDP sockets by index. A socket is connected to one client's server, listens for many, or is shared by all
-/// clients, which are then told apart by their local addresses.
+/// UDP sockets by index: one per client, or one shared by clients that differ in their local addresses.
 pub struct Datagrams {
     tx: Tx,
     rx: Rx,
     sockets: Sockets,
-    /// By client.
     ids: Vec<SocketId>,
     /// Local and server address per client of a shared socket; empty if each client has its own socket.
     ends: Vec<DatagramEnd>,
     options: UdpOptions,
-    /// Last counts of datagrams that the kernel rejected, by reason.
     refused: [u64; 3],
 }
 
@@ -30,7 +27,6 @@ struct DatagramEnd {
     server: SocketAddr,
 }
 
-/// Total receive buffer of all sockets, as far as the kernel allows.
 const ALL_BUFFERS: usize = 128 << 20;
 
 impl Datagrams {
@@ -56,23 +52,14 @@ impl Datagrams {
         }
     }
 
-    /// Opens a socket connected to this server. Its index is its token.
-    ///
-    /// # Errors
-    ///
-    /// Those of socket(2), bind(2), connect(2) and epoll_ctl(2).
+    /// Opens a socket connected to this server; its index is its token.
     pub fn add(&mut self, server: SocketAddr, poller: &Poller) -> io::Result<()> {
         let id = self.open(server, poller, self.ids.len(), 0)?;
         self.ids.push(id);
         Ok(())
     }
 
-    /// Adds a client on the shared socket with its own local address, which must follow the previous
-    /// client's. Its token is [`Datagrams::SHARED`]; read with [`Datagrams::receive_shared`].
-    ///
-    /// # Errors
-    ///
-    /// Those of socket(2), bind(2) and epoll_ctl(2); EADDRNOTAVAIL if `own` is not a local address.
+    /// Adds a client of the shared socket; its local address must follow the previous client's.
     pub fn share(&mut self, own: IpAddr, server: SocketAddr, poller: &Poller) -> io::Result<()> {
         // Checks the address early: a later send would fail with a bare EINVAL.
         drop(std::net::UdpSocket::bind((own, 0))?);
@@ -94,10 +81,6 @@ impl Datagrams {
     }
 
     /// Opens an unconnected socket bound to this address.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Datagrams::add`].
     pub fn listen(&mut self, address: SocketAddr, poller: &Poller, token: u64) -> io::Result<SocketAddr> {
         let socket = UdpSocket::bind(address, &self.options)?;
         poller.add(&socket, token)?;
@@ -106,12 +89,7 @@ impl Datagrams {
         Ok(address)
     }
 
-    /// Replaces a socket with one connected to this server from this source port. A shared socket stays, and
-    /// its client sends to the new server. No datagrams may be queued for the old socket.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Datagrams::add`].
+    /// Replaces a socket, which must have nothing queued. A shared socket stays; its client changes server.
     pub fn reopen(&mut self, index: usize, server: SocketAddr, poller: &Poller, port: u16) -> io::Result<()> {
         if let Some(end) = self.ends.get_mut(index) {
             end.server = server;
@@ -149,7 +127,6 @@ impl Datagrams {
         self.tx.queued()
     }
 
-    /// Sends the queue; returns how many datagrams the kernel rejected.
     pub fn flush(&mut self, errors: &mut Errors) -> u64 {
         if self.tx.queued() == 0 {
             return 0;
@@ -172,8 +149,7 @@ impl Datagrams {
         dropped
     }
 
-    /// Receives from one socket in batches. Calls `each` with `None` before each batch, then with each
-    /// datagram and its source. Returns true on an ICMP port unreachable.
+    /// Calls `each` with `None` before each batch. Returns true on an ICMP port unreachable.
     pub fn receive(
         &mut self,
         index: usize,
@@ -185,7 +161,6 @@ impl Datagrams {
         })
     }
 
-    /// Receives from the shared socket. Each datagram comes with the index of its client, if known.
     pub fn receive_shared(
         &mut self,
         errors: &mut Errors,
@@ -233,7 +208,6 @@ impl Datagrams {
         unreachable
     }
 
-    /// Opens a socket connected to the server; port 0 lets the kernel choose.
     fn open(&mut self, server: SocketAddr, poller: &Poller, index: usize, port: u16) -> io::Result<SocketId> {
         let any: SocketAddr = match server {
             SocketAddr::V4(_) => ([0; 4], port).into(),
@@ -246,7 +220,6 @@ impl Datagrams {
     }
 }
 
-/// Finds the client with this local address; clients have consecutive addresses.
 fn of(ends: &[DatagramEnd], own: IpAddr) -> Option<usize> {
     let bits = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),

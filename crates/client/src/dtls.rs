@@ -15,7 +15,6 @@ const LARGEST: usize = 1 << 16;
 /// Conservative path MTU. Only handshake messages are fragmented to it.
 const MTU: usize = 1_200;
 
-/// DTLS settings shared by all clients of a run.
 #[derive(Clone)]
 pub struct DtlsSettings {
     config: Arc<Config>,
@@ -24,12 +23,7 @@ pub struct DtlsSettings {
 }
 
 impl DtlsSettings {
-    /// Creates settings with a self-signed client certificate: dimpl requires one, although TURN servers do
-    /// not ask for it. `handshake` is the timeout.
-    ///
-    /// # Errors
-    ///
-    /// Creating the certificate fails, or dimpl rejects the settings.
+    /// Creates settings with a self-signed client certificate, which dimpl requires but TURN servers do not.
     pub fn new(security: Security, handshake: Duration) -> Result<Self, InvalidSetting> {
         let failed =
             |error: &dyn std::fmt::Display| InvalidSetting(format!("DTLS cannot be set up: {error}"));
@@ -48,7 +42,6 @@ impl DtlsSettings {
     }
 }
 
-/// One client's association.
 pub struct ClientAssociation {
     dtls: Dtls,
     security: Security,
@@ -56,17 +49,11 @@ pub struct ClientAssociation {
     timeout: Option<Instant>,
     connected: bool,
     closed: bool,
-    /// Server certificate (DER), once received.
     pub certificate: Option<Vec<u8>>,
 }
 
 impl ClientAssociation {
-    /// Starts a handshake; [`ClientAssociation::drain`] yields the first packet. `name` overrides the name
-    /// that the certificate must be valid for.
-    ///
-    /// # Errors
-    ///
-    /// Errors of this type are readable reasons.
+    /// Starts a handshake. `name` overrides the name that the certificate must be valid for.
     pub fn new(
         settings: &DtlsSettings,
         name: Option<&ServerName<'static>>,
@@ -94,12 +81,10 @@ impl ClientAssociation {
         self.connected
     }
 
-    /// Time at which [`ClientAssociation::handle_timeout`] must be called.
     pub fn timeout(&self) -> Option<Instant> {
         self.timeout
     }
 
-    /// Negotiated version, once known.
     pub fn version(&self) -> Option<String> {
         let version = format!("{:?}", self.dtls.protocol_version()?);
         Some(version.replacen('S', "S ", 1).replace('_', "."))
@@ -109,24 +94,19 @@ impl ClientAssociation {
         self.dtls.handle_packet(datagram).map_err(|error| error.to_string())
     }
 
-    /// Retransmits unanswered messages; fails when the handshake timeout has passed.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), String> {
         self.dtls.handle_timeout(now).map_err(|error| error.to_string())
     }
 
-    /// Queues one message; fails before the handshake is complete and after the association ended.
     pub fn send(&mut self, message: &[u8]) -> Result<(), String> {
         self.dtls.send_application_data(message).map(|_| ()).map_err(|error| error.to_string())
     }
 
-    /// Queues close_notify.
     pub fn close(&mut self) {
-        // A failed association has nothing to send.
         let _ = self.dtls.close();
     }
 
-    /// Yields packets to send and messages received; fails if the server's certificate is not trusted or the
-    /// server closed the association.
+    /// Fails if the server's certificate is not trusted or the server closed the association.
     pub fn drain(
         &mut self,
         mut send: impl FnMut(&[u8]),

@@ -29,7 +29,6 @@ pub use security::{Security, TlsOptions};
 pub use transport::{Transport, UnknownName};
 pub use uri::ServerUri;
 
-/// Counts of transport errors by name.
 pub type Errors = BTreeMap<&'static str, u64>;
 
 /// Invalid setting; the text names the flag to change.

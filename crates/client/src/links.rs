@@ -23,14 +23,11 @@ use crate::{
     sockets::{connect, connect_udp, quiet, refusal},
 };
 
-/// Bytes queued for a server that does not read. Beyond this, a message counts as not sent, as with a full
-/// socket buffer.
+/// Beyond this, a message counts as not sent, as with a full socket buffer.
 const MAX_WAITING: usize = 256 << 10;
 const SCRATCH: usize = 4 * MAX_MESSAGE_LEN;
-/// Read calls before other links and sending get their turn.
 const CALLS: usize = 4;
 
-/// Framing of the bytes that follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Framing {
     #[default]
@@ -43,11 +40,9 @@ pub enum Framing {
 #[error("no certificate can match this domain")]
 pub struct InvalidDomain;
 
-/// Failure of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
     pub link: usize,
-    /// The link failed before it could carry messages.
     pub during_setup: bool,
     /// Verb phrase with the server as its subject.
     pub what: String,
@@ -55,13 +50,9 @@ pub struct Broken {
 
 #[derive(Clone, Copy, Debug)]
 pub struct LinkSettings<'a> {
-    /// Default server; [`Links::aim`] overrides it per link.
     pub server: SocketAddr,
-    /// TCP, TLS or DTLS.
     pub transport: Transport,
-    /// Required for TLS and DTLS.
     pub security: Option<&'a Security>,
-    /// Time allowed for opening a link.
     pub patience: Duration,
     /// Closes with a reset, which leaves no port in TIME_WAIT.
     pub abortive: bool,
@@ -74,21 +65,14 @@ pub struct Links {
     elsewhere: HashMap<usize, (SocketAddr, Option<ServerName<'static>>)>,
     kind: LinkKind,
     links: Vec<ClientLink>,
-    /// Links with data to send, each listed once.
     dirty: Vec<usize>,
-    /// Messages pushed since the last flush.
     queued: usize,
-    /// Messages of these that found no room.
     dropped: u64,
-    /// Closes with a reset, which leaves no port in TIME_WAIT.
     abortive: bool,
-    /// Time allowed for opening a link.
     patience: Duration,
     scratch: Vec<u8>,
-    /// TLS and DTLS handshakes without resumption.
     pub full_handshakes: u64,
     pub resumed_handshakes: u64,
-    /// First failure of any link.
     pub broken: Option<Broken>,
 }
 
@@ -101,14 +85,12 @@ enum LinkKind {
 #[derive(Default)]
 struct ClientLink {
     channel: Option<LinkChannel>,
-    /// Start of the connection attempt.
     since: Option<Instant>,
     state: LinkState,
     framing: Framing,
     out: Vec<u8>,
     /// Message boundaries in `out`; DTLS sends messages one by one.
     ends: Vec<usize>,
-    /// Bytes of `out` already sent.
     left: usize,
     /// Bytes that TLS has buffered and the kernel has not accepted.
     records: usize,
@@ -144,10 +126,6 @@ impl AsFd for LinkChannel {
 
 impl Links {
     /// Creates `count` unopened links.
-    ///
-    /// # Errors
-    ///
-    /// DTLS cannot be set up.
     pub fn new(settings: &LinkSettings<'_>, count: usize) -> Result<Self, InvalidSetting> {
         let kind = match (settings.transport, settings.security) {
             (Transport::Tls, Some(security)) => LinkKind::Tls(security.clone()),
@@ -174,11 +152,7 @@ impl Links {
         })
     }
 
-    /// Sets the server, and optionally its certificate name, for the next time this link is opened.
-    ///
-    /// # Errors
-    ///
-    /// No certificate can match the name.
+    /// Sets server and certificate name for the next time this link is opened.
     pub fn aim(&mut self, index: usize, server: SocketAddr, name: Option<&str>) -> Result<(), InvalidDomain> {
         let secure = !matches!(self.kind, LinkKind::Tcp);
         let name = name.filter(|_| secure).map(|name| ServerName::try_from(name.to_owned())).transpose();
@@ -186,7 +160,6 @@ impl Links {
         Ok(())
     }
 
-    /// Reverts a link to the default server.
     pub fn aim_home(&mut self, index: usize) {
         self.elsewhere.remove(&index);
     }
@@ -220,12 +193,10 @@ impl Links {
         }
     }
 
-    /// Messages pushed since the last flush.
     pub fn queued(&self) -> usize {
         self.queued
     }
 
-    /// Sends the queues; returns how many messages found no room.
     pub fn flush(&mut self, poller: &Poller, errors: &mut Errors) -> u64 {
         self.queued = 0;
         let mut dirty = std::mem::take(&mut self.dirty);
@@ -268,7 +239,6 @@ impl Links {
         }
     }
 
-    /// Closes all links from `first` on.
     pub fn close_from(&mut self, first: usize) {
         (first..self.links.len()).for_each(|index| self.close(index));
     }
@@ -322,7 +292,6 @@ impl Links {
         }
     }
 
-    /// Fails links that do not open in time.
     fn give_up(&mut self, errors: &mut Errors) {
         let now = Instant::now();
         for index in 0..self.links.len() {
@@ -387,7 +356,6 @@ impl Links {
         self.send(index, poller)
     }
 
-    /// Writes until the kernel would block.
     fn send(&mut self, index: usize, poller: &Poller) -> Result<(), String> {
         let link = &mut self.links[index];
         let blocked = match &mut link.channel {
@@ -430,8 +398,8 @@ impl Links {
                     for end in link.ends.drain(..) {
                         association.send(&link.out[start..end])?;
                         start = end;
-                        // Drained per message: dimpl would put several records into one datagram, of which
-                        // coturn 4.6 reads only the first.
+                        // One by one: dimpl puts several records into one datagram, of which coturn 4.6 reads
+                        // only the first.
                         let dropped = &mut self.dropped;
                         association
                             .drain(|packet| *dropped += u64::from(socket.send(packet).is_err()), |_| {})?;
@@ -452,7 +420,6 @@ impl Links {
         Ok(())
     }
 
-    /// Reads until the kernel would block or the link's share is used up.
     fn receive(
         &mut self,
         index: usize,
@@ -512,7 +479,6 @@ impl Drop for Links {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Read {
-    /// There may be more.
     Going,
     Ended,
 }
@@ -536,7 +502,6 @@ impl ClientLink {
         }
     }
 
-    /// Bytes not yet accepted by the kernel.
     fn waiting(&self) -> usize {
         self.out.len() - self.left + self.records
     }
@@ -554,7 +519,6 @@ impl ClientLink {
         self.partial.extend_from_slice(bytes);
     }
 
-    /// Passes on whole messages and keeps the remainder.
     fn cut(
         &mut self,
         mut bytes: &[u8],
@@ -620,7 +584,6 @@ impl ClientLink {
                 Err(error) => return quiet(error).map(|()| Read::Going),
             }
             if let Err(error) = tls.process_new_packets() {
-                // Sends the alert with the reason.
                 let _ = tls.write_tls(stream);
                 return Err(explain(&error));
             }
@@ -638,7 +601,6 @@ impl ClientLink {
         loop {
             let kept = self.restore(scratch);
             match tls.reader().read(&mut scratch[kept..]) {
-                // A close_notify; the connection's end follows.
                 Ok(0) => return Err("closed the connection".to_owned()),
                 Ok(read) => self.cut(&scratch[..kept + read], each)?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -657,7 +619,6 @@ fn read_dtls(
     scratch: &mut [u8],
     each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
 ) -> Result<Read, String> {
-    // As many datagrams as a GRO buffer can hold.
     for _ in 0..CALLS * 16 {
         let read = match socket.recv(scratch) {
             Ok(read) => read,

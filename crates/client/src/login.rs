@@ -17,8 +17,7 @@ pub struct Login {
 impl FromStr for Login {
     type Err = InvalidSetting;
 
-    /// Splits at the first colon. A time-limited name (`EXPIRY:ID` or `ID:EXPIRY`) ends at the last one: its
-    /// password is base64.
+    /// Ends a name at the first colon, or at the last for a time-limited one, whose password is base64.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let refused = |what: &str| Err(InvalidSetting(format!("{what}: expected NAME:PASSWORD")));
         let split = if is_time_limited(text) { text.rsplit_once(':') } else { text.split_once(':') };

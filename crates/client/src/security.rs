@@ -54,32 +54,21 @@ impl Default for TlsOptions {
     }
 }
 
-/// Settings for opening secure connections, shared by all clients.
 #[derive(Clone, Debug)]
 pub struct Security {
     pub config: Arc<ClientConfig>,
-    /// Name that the certificate must be valid for.
     pub name: ServerName<'static>,
     verifier: Arc<Verifier>,
 }
 
 impl Security {
     /// Reads the authorities. `host` is the server's name as given, if not an address.
-    ///
-    /// # Errors
-    ///
-    /// There are no authorities, or no certificate can match the name.
     pub fn new(options: &TlsOptions, host: Option<&str>, server: SocketAddr) -> Result<Self, InvalidSetting> {
         let judge: Arc<dyn CertificateJudge> =
             if options.insecure { Arc::new(AnyCertificate) } else { Arc::new(Authorities::new(options)?) };
         Self::with_judge(options, host, server, judge)
     }
 
-    /// Creates settings with a custom judge.
-    ///
-    /// # Errors
-    ///
-    /// No certificate can match the name.
     pub fn with_judge(
         options: &TlsOptions,
         host: Option<&str>,
@@ -91,7 +80,6 @@ impl Security {
         Ok(Self { config: config(options, Arc::clone(&verifier))?, name, verifier })
     }
 
-    /// Judges a certificate without intermediates, as DTLS presents it.
     pub fn judge(&self, leaf: &[u8]) -> Result<(), Error> {
         self.verifier.judge_alone(leaf, &self.name)
     }
@@ -128,7 +116,6 @@ fn server_name(
 /// Session cache. A TLS 1.3 ticket is good for one connection (RFC 8446 appendix C.4), and the rustls cache
 /// keeps eight per server: clients that connect in parallel would rarely find one.
 struct SessionCache {
-    /// Everything except TLS 1.3 tickets.
     others: ClientSessionMemoryCache,
     tickets: Mutex<HashMap<ServerName<'static>, VecDeque<Tls13ClientSessionValue>>>,
 }
@@ -176,7 +163,6 @@ impl ClientSessionStore for SessionCache {
     }
 
     fn take_tls13_ticket(&self, server_name: &ServerName<'static>) -> Option<Tls13ClientSessionValue> {
-        // The newest ticket expires last.
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner).get_mut(server_name)?.pop_back()
     }
 }

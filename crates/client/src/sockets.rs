@@ -8,10 +8,6 @@ use std::{
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// Starts a TCP connection. The socket becomes writable when the attempt ends.
-///
-/// # Errors
-///
-/// Those of socket(2) and connect(2), except EINPROGRESS.
 pub fn connect(server: SocketAddr) -> io::Result<TcpStream> {
     /// EINPROGRESS (asm-generic/errno.h), which std does not expose yet.
     const IN_PROGRESS: i32 = 115;
@@ -23,7 +19,6 @@ pub fn connect(server: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Opens a UDP socket connected to the server.
 pub(crate) fn connect_udp(server: SocketAddr) -> io::Result<UdpSocket> {
     const BUFFER: usize = 1 << 20;
     let socket = Socket::new(Domain::for_address(server), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
@@ -34,7 +29,6 @@ pub(crate) fn connect_udp(server: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// Treats "nothing more to read" as success.
 pub(crate) fn quiet(error: io::Error) -> Result<(), String> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),

@@ -8,13 +8,11 @@ pub enum Transport {
     #[default]
     Udp,
     Tcp,
-    /// TLS over TCP.
     Tls,
     /// DTLS over UDP (RFC 7350).
     Dtls,
 }
 
-/// Unknown name of an enum variant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown value {value:?}: expected {}", in_words(expected))]
 pub struct UnknownName {
@@ -36,7 +34,6 @@ fn in_words(names: &[&str]) -> String {
 }
 
 impl Transport {
-    /// All transports, unencrypted ones first.
     pub const ALL: [Self; 4] = [Self::Udp, Self::Tcp, Self::Tls, Self::Dtls];
 
     /// Reliable and ordered, so requests are not retransmitted (RFC 8489 section 6.2.2).
@@ -44,7 +41,6 @@ impl Transport {
         matches!(self, Self::Tcp | Self::Tls)
     }
 
-    /// Encrypted, with a server certificate.
     pub fn is_secure(self) -> bool {
         matches!(self, Self::Tls | Self::Dtls)
     }

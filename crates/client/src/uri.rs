@@ -24,13 +24,9 @@ pub struct ServerUri {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumString)]
 #[strum(serialize_all = "lowercase", ascii_case_insensitive)]
 pub enum Scheme {
-    /// STUN over UDP or TCP.
     Stun,
-    /// STUN over TLS or DTLS.
     Stuns,
-    /// TURN over UDP or TCP.
     Turn,
-    /// TURN over TLS or DTLS.
     Turns,
 }
 
@@ -54,7 +50,6 @@ impl ServerUri {
         matches!(self.scheme, Scheme::Turn | Scheme::Turns)
     }
 
-    /// Returns true unless the URI rules this transport out.
     pub fn allows(&self, transport: Transport) -> bool {
         let tcp = transport.is_stream();
         (!self.is_secure() || transport.is_secure()) && self.tcp.is_none_or(|wanted| wanted == tcp)
@@ -69,11 +64,7 @@ impl ServerUri {
         self.port.unwrap_or_else(|| transport.default_port())
     }
 
-    /// Resolves the host; each address gets the port for this transport. May block on DNS.
-    ///
-    /// # Errors
-    ///
-    /// Name resolution fails or finds no address.
+    /// May block on DNS. Fails if there is no address.
     pub fn resolve(&self, transport: Transport) -> io::Result<Vec<SocketAddr>> {
         let found: Vec<_> = (self.host.as_str(), self.port_for(transport)).to_socket_addrs()?.collect();
         if found.is_empty() {

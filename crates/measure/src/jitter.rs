@@ -9,7 +9,6 @@ pub struct Jitter {
 }
 
 impl Jitter {
-    /// Records the transit time (here the round trip) of the next datagram, in any unit.
     #[inline]
     pub fn note(&mut self, transit: u64) {
         if let Some(last) = self.last_transit.replace(transit) {
@@ -18,7 +17,6 @@ impl Jitter {
         }
     }
 
-    /// Current estimate in the unit of [`Jitter::note`]; `None` before the second datagram.
     pub fn estimate(&self) -> Option<f64> {
         self.last_transit.map(|_| self.scaled as f64 / 16.0)
     }

@@ -14,11 +14,7 @@ use procfs::{net::TcpState, process::Process};
 pub struct NetCounters(HashMap<String, u64>);
 
 impl NetCounters {
-    /// Reads the counters of the namespace of process `pid`.
-    ///
-    /// # Errors
-    ///
-    /// The process does not exist or /proc is unreadable; the error names the file.
+    /// Reads the counters of the namespace of process `pid`; the error names the file.
     pub fn read(pid: u32) -> io::Result<Self> {
         let read = |name: &str| {
             let path = format!("/proc/{pid}/net/{name}");
@@ -56,13 +52,11 @@ impl NetCounters {
         ])
     }
 
-    /// Buffers (skbs) received; a super-packet is one.
     pub fn buffers(&self) -> u64 {
         self.sum(&["Ip:InReceives", "Ip6InReceives"])
     }
 }
 
-/// Returns true if a UDP socket is bound to `port` in the namespace of process `pid`.
 pub fn udp_port_is_bound(pid: u32, port: u16) -> bool {
     let bound = |process: &Process| {
         let sockets = process.udp().into_iter().chain(process.udp6()).flatten();
@@ -72,7 +66,6 @@ pub fn udp_port_is_bound(pid: u32, port: u16) -> bool {
     process(pid).is_some_and(|process| bound(&process))
 }
 
-/// Returns true if a TCP socket listens on `port` in the namespace of process `pid`.
 pub fn tcp_port_listens(pid: u32, port: u16) -> bool {
     let listens = |process: &Process| {
         let sockets = process.tcp().into_iter().chain(process.tcp6()).flatten();
@@ -87,8 +80,7 @@ fn process(pid: u32) -> Option<Process> {
     Process::new(i32::try_from(pid).ok()?).ok()
 }
 
-/// Parses `/proc/net/snmp` and `netstat`: a line of names and a line of values, each starting with the
-/// protocol.
+/// Lines of names and of values alternate, each starting with the protocol.
 fn parse_paired_lines(text: &str) -> HashMap<String, u64> {
     let mut counters = HashMap::new();
     let mut lines = text.lines();
@@ -105,7 +97,6 @@ fn parse_paired_lines(text: &str) -> HashMap<String, u64> {
     counters
 }
 
-/// Parses `/proc/net/snmp6`: one name and value per line.
 fn parse_named_lines(text: &str) -> HashMap<String, u64> {
     text.lines()
         .filter_map(|line| {
@@ -167,7 +158,6 @@ IpExt: 0 794000 6500 1 20 300
         let (near, far) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("[::1]:0"));
         let port = near.local_addr().unwrap().port();
         assert!(udp_port_is_bound(own, port) && !tcp_port_listens(own, port));
-        // The machine may lack IPv6.
         if let Ok(far) = far {
             assert!(udp_port_is_bound(own, far.local_addr().unwrap().port()));
         }

@@ -4,9 +4,7 @@ use hdrhistogram::Histogram;
 
 use crate::{Lateness, Percentiles};
 
-/// Latencies from 1 us to 60 s with three significant digits (70 KiB). Values outside the range are clamped.
-///
-/// Each thread owns one; the reporter combines them with [`Latency::merge`].
+/// Latencies from 1 us to 60 s with three significant digits (70 KiB); other values are clamped.
 #[derive(Clone, Debug)]
 pub struct Latency {
     histogram: Histogram<u32>,
@@ -30,7 +28,6 @@ impl Latency {
         self.record_n(us, 1);
     }
 
-    /// Records `us` `n` times, for datagrams that share a clock read.
     #[inline]
     pub fn record_n(&mut self, us: u64, n: u32) {
         if n == 0 {
@@ -53,12 +50,10 @@ impl Latency {
         self.histogram.value_at_quantile(fraction).clamp(self.min(), self.max())
     }
 
-    /// Smallest value in microseconds; 0 when empty.
     pub fn min(&self) -> u64 {
         if self.count() == 0 { 0 } else { self.min_us }
     }
 
-    /// Largest value in microseconds; 0 when empty.
     pub fn max(&self) -> u64 {
         self.max_us
     }

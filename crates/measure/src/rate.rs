@@ -4,12 +4,10 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Offered load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rate {
     /// Datagrams per second, open loop: replies do not throttle sending. Finite and above 0.
     Pps(f64),
-    /// As fast as the machine can.
     Max,
 }
 
@@ -34,7 +32,6 @@ impl fmt::Display for Rate {
 impl FromStr for Rate {
     type Err = String;
 
-    /// Parses a number above 0 with an optional suffix `k` (thousand) or `M` (million), or `max`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text.eq_ignore_ascii_case("max") {
             return Ok(Self::Max);
@@ -50,7 +47,6 @@ impl FromStr for Rate {
     }
 }
 
-/// Serializes as a number, or as the string `max`.
 impl Serialize for Rate {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {

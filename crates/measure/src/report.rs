@@ -18,7 +18,6 @@ pub struct Report {
     pub received: u64,
     pub lost: u64,
     pub duplicated: u64,
-    /// Datagrams that came back after a later one.
     pub reordered: u64,
     pub send_pps: f64,
     pub recv_pps: f64,
@@ -33,23 +32,18 @@ pub struct Report {
     pub clients: u64,
     /// Payload size in bytes.
     pub size: u64,
-    /// Requested rate.
     pub rate: Rate,
-    /// Measured time in seconds.
     pub duration_s: f64,
     /// I/O path used for UDP; for streams, the transport.
     pub datapath: String,
     /// Transport between client and TURN server: `udp`, `tcp`, `tls` or `dtls`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
-    /// Relayed transport: `udp` or `tcp` (RFC 6062).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<String>,
-    /// Results per direction and stream when a profile is used. The counts above then cover both directions,
-    /// and `rtt_us` is one-way latency.
+    /// Counts above then cover both directions, and `rtt_us` is one-way latency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<ProfileReport>,
-    /// Errors by name over the whole run, warm-up included.
     pub errors: BTreeMap<String, u64>,
     /// Caveats about these figures, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -60,18 +54,15 @@ pub struct Report {
 }
 
 impl Report {
-    /// Lost datagrams in percent of those sent; 0 if none were sent.
     pub fn loss_percent(&self) -> f64 {
         percent(self.lost, self.sent)
     }
 }
 
-/// Writes whole numbers as integers, since many figures are counts.
 fn write_figures<S: Serializer>(figures: &BTreeMap<String, f64>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(figures.iter().map(|(name, value)| (name, Figure(*value))))
 }
 
-/// Skips values that are not numbers, which a later generator version may write.
 fn read_figures<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f64>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -102,7 +93,6 @@ impl Serialize for Figure {
     }
 }
 
-/// Latency percentiles in microseconds; zeros if empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Percentiles {
     pub min: u64,
@@ -113,9 +103,8 @@ pub struct Percentiles {
     pub max: u64,
 }
 
-/// Lateness (99th percentile, microseconds) above which the offered load is not the requested one: at the
-/// rates measured here, 1 ms holds dozens of datagrams, which then leave as a burst. `turnpike load` prints a
-/// note and the lab voids the run.
+/// Lateness (99th percentile, microseconds) above which the offered load is not the requested one: 1 ms holds
+/// dozens of datagrams, which then leave as a burst.
 pub const LATE_P99_US: u64 = 1_000;
 
 /// Delay between due time and send, in microseconds.
@@ -142,21 +131,15 @@ impl fmt::Display for Direction {
     }
 }
 
-/// Results of a traffic profile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProfileReport {
     pub name: String,
-    /// Seed of the random numbers.
     pub seed: u64,
-    /// All packets sent by clients.
     pub to_peer: Leg,
-    /// All packets sent by peers.
     pub to_client: Leg,
-    /// One entry per stream and direction.
     pub streams: Vec<StreamReport>,
 }
 
-/// Result of one stream over all clients.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StreamReport {
     pub name: String,
@@ -165,17 +148,14 @@ pub struct StreamReport {
     pub leg: Leg,
 }
 
-/// Packets in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Leg {
     /// Packets that were due and accepted by the kernel.
     pub sent: u64,
-    /// Packets that arrived, duplicates excluded.
     pub received: u64,
     /// `sent - received`, including packets that the generator's kernel rejected.
     pub lost: u64,
     pub duplicated: u64,
-    /// Packets that arrived after a later one.
     pub reordered: u64,
     pub send_pps: f64,
     pub recv_pps: f64,
@@ -188,7 +168,6 @@ pub struct Leg {
 }
 
 impl Leg {
-    /// Lost packets in percent of those sent; 0 if none were sent.
     pub fn loss_percent(&self) -> f64 {
         percent(self.lost, self.sent)
     }
@@ -300,7 +279,6 @@ mod tests {
         assert_eq!(json["profile"]["streams"][0]["lost"], 5);
         assert_eq!(json["profile"]["to_peer"]["latency_us"]["p99"], 0);
         assert_eq!(serde_json::from_value::<Report>(json).unwrap(), shaped);
-        // Unknown members, as a later generator might write.
         let more = text.replacen('{', r#"{"seats":[1,2],"by_flow":{"p50":3},"#, 1);
         assert_eq!(serde_json::from_str::<Report>(&more).unwrap(), report());
     }

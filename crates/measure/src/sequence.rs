@@ -6,18 +6,14 @@ const WORDS: usize = (WINDOW / 64) as usize;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArrivalOrder {
-    /// Higher than all before.
     InOrder,
-    /// Lower than an earlier one and not seen before.
     Reordered,
     Duplicate,
     /// 1024 or more below the highest number, so its state is unknown.
     TooOld,
 }
 
-/// Sliding bitmap of the received sequence numbers, as in IPsec's anti-replay window (RFC 4303 appendix A).
-///
-/// Constant size, no allocation, a few nanoseconds per in-order datagram.
+/// Sliding bitmap, as in IPsec's anti-replay window (RFC 4303 appendix A).
 #[derive(Clone, Debug)]
 pub struct Sequence {
     /// One past the highest number seen.
@@ -48,7 +44,6 @@ impl Sequence {
         ArrivalOrder::Reordered
     }
 
-    /// One past the highest number seen.
     pub const fn next(&self) -> u64 {
         self.next
     }

@@ -30,14 +30,11 @@ use crate::{
     session::{ProbeSession, ServerAnswer},
 };
 
-/// Time allowed for data sent towards a forbidden peer to come back.
 const RETURN: Duration = Duration::from_millis(700);
-/// Within the range of RFC 8656.
 const FIRST_CHANNEL: u16 = 0x4000;
 /// Connection IDs that no server would assign, and some that a careless server might accept.
 const MADE_UP_IDS: [u32; 4] = [0, 1, 0x7A6B_5C4D, u32::MAX];
 
-/// Methods by which datagrams can be sent, in the order in which they are tried.
 #[derive(Clone, Copy)]
 struct Entries {
     permission: AttackEntry,
@@ -59,7 +56,6 @@ const AFTER_A_MOVE: Entries = Entries {
 /// Acceptable response bytes per request byte for clients without credentials.
 const MOST_AMPLIFICATION: f64 = 4.0;
 
-/// Describes what [`crate::run`] would do with [`crate::Config::attack`], one line per step.
 #[must_use]
 pub fn plan(config: &crate::Config) -> Vec<String> {
     let forms = forms::special().count();
@@ -91,7 +87,6 @@ pub fn plan(config: &crate::Config) -> Vec<String> {
 }
 
 impl ProbeRun<'_> {
-    /// Runs the attack over each reachable transport.
     pub(crate) fn attack(&mut self, ports: &[u16]) {
         let mut facts = AttackFacts::default();
         let reached: Vec<(Transport, SocketAddr)> =
@@ -184,7 +179,6 @@ impl ProbeRun<'_> {
         Ok(())
     }
 
-    /// Presents a valid ticket as another user.
     fn stolen(&self, asker: &mut AttackSession<'_>, ticket: &[u8]) -> Result<(), String> {
         let Some(thief) = self.config.attack_user.clone() else { return Ok(()) };
         let Some(mut session) = self.session_of(Some(thief), asker.transport) else { return Ok(()) };
@@ -197,7 +191,6 @@ impl ProbeRun<'_> {
         Ok(())
     }
 
-    /// Creates a mobile allocation; returns it with its ticket.
     fn mobile(&self, transport: Transport, is_v6: bool) -> Result<Option<(ProbeSession, Vec<u8>)>, String> {
         let Some((mut session, granted)) = self.allocation(transport, is_v6, RelayedByAttack::Mobile)? else {
             return Ok(None);
@@ -211,7 +204,6 @@ impl ProbeRun<'_> {
         }
     }
 
-    /// RFC 6062: connects to these peers, and binds to connections of others.
     fn connections(&self, asker: &mut AttackSession<'_>, is_v6: bool, forms: &[Form]) -> Result<(), String> {
         let transport = asker.transport;
         let Some((mut session, _)) = self.allocation(transport, is_v6, RelayedByAttack::Tcp)? else {
@@ -241,7 +233,6 @@ impl ProbeRun<'_> {
         Ok(())
     }
 
-    /// Returns `None` if the server lacks the family, transport or mobility.
     fn allocation(
         &self,
         transport: Transport,
@@ -324,7 +315,6 @@ enum RelayedByAttack {
     Mobile,
 }
 
-/// Sends requests over one transport and records the outcomes.
 struct AttackSession<'a> {
     transport: Transport,
     ports: &'a [u16],
@@ -368,7 +358,6 @@ impl AttackSession<'_> {
         self.returned(session)
     }
 
-    /// Sends a Binding request in a Send indication to a port of the server itself.
     fn send(
         &mut self,
         entry: AttackEntry,
@@ -386,7 +375,6 @@ impl AttackSession<'_> {
         Ok(())
     }
 
-    /// Marks attempts whose data came back as open.
     fn returned(&mut self, session: &mut ProbeSession) -> Result<(), String> {
         let until = Instant::now() + RETURN;
         loop {
@@ -420,7 +408,6 @@ impl AttackSession<'_> {
         self.add(entry, &form.name, Some(peer), outcome, answer.told());
     }
 
-    /// Records an attempt without a peer: a forged connection ID or ticket.
     fn note_id(&mut self, entry: AttackEntry, form: &str, answer: &ServerAnswer) {
         let outcome = match answer.code() {
             None => AttackOutcome::Open,
@@ -431,8 +418,7 @@ impl AttackSession<'_> {
         self.add(entry, form, None, outcome, answer.told());
     }
 
-    /// Records the use of another user's ticket. Only 441 (RFC 8656 section 19) is a refusal for that reason;
-    /// other errors are inconclusive.
+    /// Only 441 (RFC 8656 section 19) is a refusal because of the other user.
     fn note_theft(&mut self, form: &str, answer: &ServerAnswer) {
         let outcome = match answer.code() {
             None => AttackOutcome::Open,
@@ -456,7 +442,6 @@ impl AttackSession<'_> {
     }
 }
 
-/// Sends a Refresh with this ticket.
 fn shows(session: &mut ProbeSession, ticket: &[u8]) -> io::Result<ServerAnswer> {
     session.request(method::REFRESH, &|message| _ = message.attribute(kind::MOBILITY_TICKET, ticket))
 }
@@ -466,7 +451,6 @@ fn permission(session: &mut ProbeSession, peer: SocketAddr) -> io::Result<Server
         .request(method::CREATE_PERMISSION, &|message| _ = message.xor_address(kind::XOR_PEER_ADDRESS, peer))
 }
 
-/// First bytes of this run's Binding transaction IDs.
 const MARK: [u8; 4] = *b"tpat";
 
 /// Binding request with the index of its attempt in the transaction ID.
@@ -494,7 +478,6 @@ fn place_in(message: &[u8]) -> Option<usize> {
     usize::try_from(u64::from_be_bytes(place)).ok()
 }
 
-/// Unauthenticated request.
 fn unsigned(method: u16, attributes: &dyn Fn(&mut Writer<'_>)) -> Vec<u8> {
     let mut buffer = Vec::new();
     let header = Header { class: Class::Request, method, transaction: rand::random() };

@@ -19,7 +19,6 @@ use crate::report::{CertificateFacts, Level, ProbeReport};
 const SOON_DAYS: i64 = 14;
 const DAY: u64 = 86_400;
 
-/// Reads the first certificate of a chain; `None` if the chain is empty.
 pub(crate) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime) -> Option<CertificateFacts> {
     let certificate = match Certificate::from_der(chain.first()?) {
         Ok(certificate) => certificate,
@@ -51,7 +50,6 @@ pub(crate) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime)
     })
 }
 
-/// Reports problems with the certificate.
 pub(crate) fn judge(report: &mut ProbeReport, transport: Transport, facts: &CertificateFacts) {
     let area = "certificate";
     if let Some(why) = &facts.unreadable {

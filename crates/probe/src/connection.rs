@@ -20,7 +20,6 @@ use turnpike_wire::{
     frame::{self, Frame, MAX_MESSAGE_LEN},
 };
 
-/// Client connection over any transport.
 pub struct ProbeConnection {
     channel: ProbeChannel,
     /// Partial message of a stream; datagrams that arrived together with another.
@@ -36,34 +35,23 @@ enum ProbeChannel {
     Dtls(UdpSocket, Box<dtls::ClientAssociation>),
 }
 
-/// Facts about opening the connection.
 #[derive(Clone, Debug, Default)]
 pub struct OpenedConnection {
-    /// TLS or DTLS version, as named by the library.
     pub version: Option<String>,
     /// Negotiated application protocol (RFC 7443).
     pub alpn: Option<String>,
-    /// Server certificates (DER), leaf first.
     pub chain: Vec<Vec<u8>>,
-    /// Reason why they are not trusted.
     pub distrust: Option<String>,
-    /// Time from the first packet to the end of the handshake.
     pub took: Duration,
 }
 
-/// Settings for secure connections, with the certificate verdicts.
 pub struct Trust {
     pub(crate) security: Security,
     observer: Arc<Observer>,
 }
 
 impl Trust {
-    /// Certificates are checked even with `--insecure`, which only decides whether a distrusted server counts
-    /// as usable. Without system authorities every certificate is reported as unchecked.
-    ///
-    /// # Errors
-    ///
-    /// A named file holds no authorities, or no certificate can match the name.
+    /// Certificates are checked even with `--insecure`, which only affects the verdict "usable".
     pub fn new(options: &TlsOptions, host: Option<&str>, server: SocketAddr) -> Result<Self, InvalidSetting> {
         let observer = match Authorities::new(options) {
             Ok(judge) => Observer::new(Arc::new(judge), None),
@@ -87,14 +75,12 @@ impl Trust {
         Ok(Self { security: Security::with_judge(options, host, server, judge)?, observer })
     }
 
-    /// Takes the verdict on the certificate of the connection being opened.
     fn verdict(&self) -> Option<String> {
         self.observer.seen.lock().ok().and_then(|mut seen| seen.remove(&thread::current().id()))
     }
 }
 
 impl ProbeConnection {
-    /// Connects and completes the handshake. The error is a readable reason.
     pub fn open(
         transport: Transport,
         server: SocketAddr,
@@ -122,7 +108,6 @@ impl ProbeConnection {
         Ok((this, opened))
     }
 
-    /// Messages may get lost, as over UDP and DTLS.
     pub(crate) fn is_lossy(&self) -> bool {
         matches!(self.channel, ProbeChannel::Udp(_) | ProbeChannel::Dtls(..))
     }
@@ -156,12 +141,7 @@ impl ProbeConnection {
         }
     }
 
-    /// Receives the next message.
-    ///
-    /// # Errors
-    ///
-    /// `TimedOut` at the deadline, `UnexpectedEof` if the server closed the connection, `InvalidData` if it
-    /// does not speak STUN, and socket errors.
+    /// `UnexpectedEof`: the server closed the connection; `InvalidData`: it does not speak STUN.
     pub fn receive(&mut self, deadline: Instant) -> io::Result<Vec<u8>> {
         loop {
             if !self.waiting.is_empty() {
@@ -174,7 +154,6 @@ impl ProbeConnection {
         }
     }
 
-    /// Removes a whole message from the buffered stream.
     fn cut(&mut self) -> io::Result<Option<Vec<u8>>> {
         if let Some(what) = web_server(&self.rest) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
@@ -252,7 +231,6 @@ impl Drop for ProbeConnection {
     }
 }
 
-/// Start of the failure text if a web server answers.
 pub(crate) const WEB_SERVER: &str = "a web server answers";
 
 /// Recognises a web server by its status line, which would otherwise parse as ChannelData of 21 kB.
@@ -269,14 +247,12 @@ pub(crate) fn left(deadline: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// UDP socket connected to the server.
 pub(crate) fn udp(server: SocketAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(any(server))?;
     socket.connect(server)?;
     Ok(socket)
 }
 
-/// Wildcard address of the server's family, port 0.
 pub(crate) fn any(server: SocketAddr) -> SocketAddr {
     match server {
         SocketAddr::V4(_) => ([0; 4], 0).into(),
@@ -284,7 +260,6 @@ pub(crate) fn any(server: SocketAddr) -> SocketAddr {
     }
 }
 
-/// Readable reason for an I/O error.
 pub(crate) fn words(error: io::Error) -> String {
     match error.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "no answer in time".to_owned(),
@@ -328,7 +303,6 @@ fn tls(
             return Err("the server closed the connection during the TLS handshake".to_owned());
         }
         if let Err(error) = tls.process_new_packets() {
-            // Sends the alert with the reason.
             let _ = tls.write_tls(&mut stream);
             return Err(match error {
                 // nginx and others reject the protocols of RFC 7443.
@@ -406,7 +380,6 @@ fn dtls(
     Ok(ProbeChannel::Dtls(socket, Box::new(association)))
 }
 
-/// Maps both names of a read timeout to `TimedOut`.
 fn timed_out<T>(result: io::Result<T>) -> io::Result<T> {
     result.map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
@@ -418,15 +391,12 @@ fn whole(buffer: &[u8], read: usize) -> io::Result<&[u8]> {
     if read == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(&buffer[..read]) }
 }
 
-/// Records the judge's verdict and lets the handshake continue, so that the probe can report more than the
-/// first fault.
+/// Lets the handshake continue, so that the probe can report more than the first fault.
 #[derive(Debug)]
 struct Observer {
     inner: Arc<dyn CertificateJudge>,
-    /// Reason why certificates cannot be checked at all.
     unjudged: Option<String>,
-    /// Verdict on the last certificate, by the thread that opens the connection; connections are opened in
-    /// parallel.
+    /// By opening thread, because connections are opened in parallel.
     seen: Mutex<HashMap<ThreadId, String>>,
 }
 
@@ -525,7 +495,6 @@ mod tests {
         let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
         trust.security.judge(expired.der()).unwrap();
         let verdict = trust.verdict().expect("something is wrong with it");
-        // A machine without authorities cannot verify the certificate at all.
         assert!(verdict.contains("has expired") || verdict.contains("cannot be verified"), "{verdict}");
         assert_eq!(trust.verdict(), None, "each verdict is taken once");
     }
@@ -557,15 +526,12 @@ mod tests {
         other.join().unwrap();
     }
 
-    /// Error of a handshake with a server that sends a HelloVerifyRequest (RFC 6347 section 4.2.1) with the
-    /// cookie [1] `most` times or until the client has gone. The client answers the first and drops the
-    /// copies silently.
+    /// Error of a handshake with a server that repeats one HelloVerifyRequest (RFC 6347 section 4.2.1).
     fn handshake_with_copies(most: usize, patience: Duration) -> String {
         let server = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
         let address = server.local_addr().unwrap();
         let talker = thread::spawn(move || {
             let (_, client) = server.recv_from(&mut [0; 2048]).unwrap();
-            // Connected, so that sending fails once the client is gone.
             server.connect(client).unwrap();
             let hello = [3, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 4, 0xFE, 0xFF, 1, 1];
             let record = [&[22, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16][..], &hello].concat();
@@ -590,7 +556,6 @@ mod tests {
         for most in [usize::MAX, 1] {
             let patience = [700, 20_000].map(Duration::from_millis);
             let mut told = patience.into_iter().map(|patience| handshake_with_copies(most, patience));
-            // A busy machine may answer too late.
             let failed = told.find(|failed| failed != "no answer in time");
             assert_eq!(failed.as_deref(), Some("the DTLS handshake did not finish in time"), "{most}");
         }

@@ -25,23 +25,18 @@ pub(crate) fn wanted(message: &mut Writer<'_>) {
     message.attribute(kind::REQUESTED_TRANSPORT, &[17, 0, 0, 0]);
 }
 
-/// Returns true if the report has a bad credential finding.
 pub(crate) fn is_bad(report: &ProbeReport) -> bool {
     report.findings.iter().any(|line| line.area == AREA && line.level == Level::Bad)
 }
 
 pub(crate) enum CredentialOutcome {
-    /// Success response to the Allocate request.
     Granted(ServerAnswer),
-    /// The server works and redirects its clients to another one.
     SentOn,
     /// The credential is valid, but the server relays no IPv4, the default family of an Allocate request.
     NoIpv4,
-    /// The report has the reason.
     Nothing,
 }
 
-/// Allocates step by step.
 pub(crate) fn allocate(
     report: &mut ProbeReport,
     session: &mut ProbeSession,
@@ -168,7 +163,6 @@ fn signed(
     )
 }
 
-/// Judges a 401 response to a signed request; `asks` is the realm of the new challenge.
 fn refused(
     report: &mut ProbeReport,
     credentials: &Login,
@@ -192,8 +186,6 @@ fn bad(report: &mut ProbeReport, what: impl Into<String>, remedy: impl Into<Stri
     CredentialOutcome::Nothing
 }
 
-/// Reports a redirect. The client starts over at the other server (RFC 8489 section 10), which needs a probe
-/// of its own.
 fn sent_on(report: &mut ProbeReport, answer: &ServerAnswer) -> CredentialOutcome {
     if answer.address(kind::ALTERNATE_SERVER).is_none() {
         return bad(
@@ -211,7 +203,6 @@ fn sent_on(report: &mut ProbeReport, answer: &ServerAnswer) -> CredentialOutcome
     CredentialOutcome::SentOn
 }
 
-/// Target of a redirect, with its certificate name.
 fn alternate(answer: &ServerAnswer) -> String {
     let to = answer.address(kind::ALTERNATE_SERVER);
     let to = to.map_or_else(|| "nowhere".to_owned(), |address| address.to_string());
@@ -221,7 +212,6 @@ fn alternate(answer: &ServerAnswer) -> String {
     }
 }
 
-/// Most likely reason for a 401, and a remedy.
 fn refusal(credentials: &Login, realm: &str, now: SystemTime) -> (String, String) {
     let user = &credentials.name;
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();

@@ -41,15 +41,13 @@ use turnpike_wire::stun::{kind, method};
 pub struct Config {
     pub server: ServerUri,
     pub user: Option<Login>,
-    /// Trust settings. [`TlsOptions::insecure`] affects the verdict "usable", not the findings about a
-    /// certificate.
+    /// [`TlsOptions::insecure`] affects the verdict "usable", not the findings about a certificate.
     pub tls: TlsOptions,
     /// Time limit of the whole probe. Default 30 s.
     pub timeout: Duration,
     /// Bindings per transport for the round-trip time, 1 to 1000. Default 5.
     pub count: usize,
-    /// Runs the attack instead of the ordinary probe, with these peer ports (empty: the server's own).
-    /// Default `None`.
+    /// Peer ports of an attack (empty: the server's own), which then replaces the ordinary probe.
     pub attack: Option<Vec<u16>>,
     /// Second user, who tries to take over the first user's allocations. Default `None`.
     pub attack_user: Option<Login>,
@@ -64,15 +62,12 @@ impl Config {
     }
 }
 
-/// Reason why the probe could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     #[error(transparent)]
     Setting(#[from] InvalidSetting),
-    /// The server name does not resolve.
     #[error("cannot find the server {host}: {source}")]
     Name { host: String, source: io::Error },
-    /// The resolver thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
 }
@@ -81,15 +76,9 @@ fn invalid(what: String) -> ProbeError {
     InvalidSetting(what).into()
 }
 
-/// Timeout of one request.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Probes a server, within about [`Config::timeout`].
-///
-/// # Errors
-///
-/// The settings are invalid, [`TlsOptions::ca`] is unusable, or the name does not resolve. Problems of the
-/// server are in the report instead.
+/// Probes a server within about [`Config::timeout`]. Errors are wrong settings, not problems of the server.
 pub fn run(config: &Config) -> Result<ProbeReport, ProbeError> {
     if !(1..=1_000).contains(&config.count) {
         return Err(invalid(format!("--count is {}, but must be 1 to 1000", config.count)));
@@ -127,11 +116,9 @@ fn run_at(config: &Config, addresses: Vec<IpAddr>, deadline: Instant) -> Result<
 struct ProbeRun<'a> {
     config: &'a Config,
     deadline: Instant,
-    /// One address per family, at least one.
     addresses: Vec<IpAddr>,
     /// Error: the reason why TLS and DTLS are unavailable.
     trust: Result<Trust, String>,
-    /// Working transports.
     servers: HashMap<Transport, SocketAddr>,
     report: ProbeReport,
 }
@@ -185,7 +172,6 @@ impl ProbeRun<'_> {
         }
     }
 
-    /// Runs all checks that need an allocation.
     fn turn(&mut self) {
         let Some((transport, server)) = self.reached() else { return };
         let Some(mut session) = self.session(transport) else { return };
@@ -294,7 +280,6 @@ impl ProbeRun<'_> {
         }
     }
 
-    /// Opens a session over a working transport; `None` if it no longer works.
     fn session(&self, transport: Transport) -> Option<ProbeSession> {
         self.session_of(self.config.user.clone(), transport)
     }
@@ -306,7 +291,6 @@ impl ProbeRun<'_> {
         Some(ProbeSession::new(connection, credentials, PATIENCE, self.deadline))
     }
 
-    /// Transport named by the URI if it works, otherwise the first working one.
     fn reached(&self) -> Option<(Transport, SocketAddr)> {
         let wanted = self.config.server.transport();
         std::iter::once(wanted)
@@ -314,8 +298,8 @@ impl ProbeRun<'_> {
             .find_map(|transport| self.servers.get(&transport).map(|server| (transport, *server)))
     }
 
-    /// Returns true if clients with this URI can connect. Browsers try nothing else and refuse a certificate
-    /// that does not verify; `--insecure` stands for clients that skip the check.
+    /// Browsers refuse a certificate that does not verify; `--insecure` stands for clients that skip the
+    /// check.
     fn wanted_works(&self) -> bool {
         let wanted = self.config.server.transport();
         let facts = self.report.transports.get(&wanted.to_string());
@@ -341,8 +325,7 @@ impl ProbeRun<'_> {
     }
 }
 
-/// Builds the trust settings. Wrong flags fail the whole probe; a name such as `turn:a..b`, which no
-/// certificate can contain, only disables TLS and DTLS unless the URI requires them.
+/// A name that no certificate can contain only disables TLS and DTLS, unless the URI requires them.
 fn trust(config: &Config, addresses: &[IpAddr]) -> Result<Result<Trust, String>, InvalidSetting> {
     let (uri, tls) = (&config.server, &config.tls);
     if !Transport::ALL.into_iter().any(|transport| transport.is_secure() && uri.allows(transport)) {
@@ -368,12 +351,10 @@ fn one_of_each_family(found: &[SocketAddr]) -> Vec<IpAddr> {
     addresses
 }
 
-/// Resolves the name in a separate thread, because the resolver has no timeout.
 fn resolve(uri: &ServerUri, deadline: Instant) -> Result<Vec<SocketAddr>, ProbeError> {
     let (sender, receiver) = mpsc::channel();
     let asked = uri.clone();
     let lookup = thread::Builder::new().name("resolve".to_owned()).spawn(move || {
-        // The receiver is gone once the deadline has passed.
         let _ = sender.send(asked.resolve(asked.transport()));
     });
     lookup.map_err(ProbeError::Thread)?;
@@ -400,7 +381,6 @@ mod tests {
     fn stun_server() -> u16 {
         let listener = TcpListener::bind((V4, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        // Ends with the test process.
         thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
                 let mut request = [0; 20];

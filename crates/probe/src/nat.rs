@@ -48,7 +48,6 @@ pub(crate) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Opti
             },
         }
     };
-    // Fresh socket that has only sent to the server's first address.
     let fresh = UdpSocket::bind(any(server))?;
     let ask = |change: u8| binding(&fresh, server, change, deadline);
     let filtering = if ask(0)?.is_none() {
@@ -67,7 +66,6 @@ pub(crate) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Opti
     }))
 }
 
-/// Sends one Binding request; accepts the response from any address.
 fn binding(
     socket: &UdpSocket,
     to: SocketAddr,
@@ -90,7 +88,6 @@ fn binding(
         let until = (began + Duration::from_millis(until)).min(deadline);
         while let Ok(left) = left(until) {
             socket.set_read_timeout(Some(left))?;
-            // An ICMP error counts as no answer.
             let Ok((length, _)) = socket.recv_from(&mut buffer) else { continue };
             let bytes = buffer[..length].to_vec();
             if let Some(answer) = read(bytes, method::BINDING, id, None, began.elapsed(), 1) {

@@ -10,7 +10,6 @@ use crate::{
     session::ProbeSession,
 };
 
-/// Address that a server must not relay to, and the severity if it does.
 struct Forbidden {
     address: &'static str,
     kind: &'static str,
@@ -21,7 +20,6 @@ const fn forbidden(address: &'static str, kind: &'static str, level: Level) -> F
     Forbidden { address, kind, level }
 }
 
-/// Targets for an allocation with an IPv4 address.
 const V4: &[Forbidden] = &[
     forbidden("127.0.0.1", "loopback", Level::Bad),
     forbidden("127.255.255.254", "loopback", Level::Bad),
@@ -56,11 +54,9 @@ const PORT: u16 = 9;
 /// Within the ranges of RFC 8656 and RFC 5766.
 const FIRST_CHANNEL: u16 = 0x4000;
 
-/// Results for one allocation.
 pub(crate) struct PeerQuestion {
     is_v6: bool,
     answers: Vec<(&'static Forbidden, PeerAccess, String)>,
-    /// Reason why the check ended early.
     ended: Option<String>,
 }
 
@@ -72,16 +68,13 @@ enum PeerAccess {
     Unknown,
 }
 
-/// Requests each target that the allocation's family can reach; ends early when the server stops answering.
-/// If the allocation runs out of permissions or channels, `renew` supplies a fresh one, which stays in
-/// `session`.
+/// `renew` supplies a fresh allocation, which stays in `session`, if one runs out of room.
 pub(crate) fn ask(
     session: &mut ProbeSession,
     is_v6: bool,
     renew: &dyn Fn() -> Option<ProbeSession>,
 ) -> PeerQuestion {
-    // IPv4 allocations try the mapped forms too, because some servers treat them as the embedded IPv4
-    // address.
+    // Some servers treat the mapped forms as the embedded IPv4 address.
     let mapped = V6.iter().filter(|target| !is_v6 && target.address.starts_with("::ffff:"));
     let targets = if is_v6 { V6 } else { V4 };
     let mut asked = PeerQuestion { is_v6, answers: Vec::new(), ended: None };
@@ -116,7 +109,6 @@ pub(crate) fn ask(
     asked
 }
 
-/// Reports the peers that the server allows.
 pub(crate) fn judge(report: &mut ProbeReport, asked: PeerQuestion) {
     let PeerQuestion { is_v6, answers, ended } = asked;
     let family = if is_v6 { "IPv6" } else { "IPv4" };
@@ -170,7 +162,6 @@ pub(crate) fn judge(report: &mut ProbeReport, asked: PeerQuestion) {
     }));
 }
 
-/// Tries both methods; returns the verdict and the server's answers.
 fn ask_for(
     session: &mut ProbeSession,
     address: SocketAddr,
@@ -195,8 +186,7 @@ fn ask_for(
     Ok((access(permission.code(), bound.code()), told))
 }
 
-/// Verdict from both error codes (`None` is success): one success opens the peer, and only two refusals close
-/// it.
+/// One success opens the peer, and only two refusals close it.
 fn access(permission: Option<u16>, channel: Option<u16>) -> PeerAccess {
     if permission.is_none() || channel.is_none() {
         PeerAccess::Allowed
@@ -207,8 +197,7 @@ fn access(permission: Option<u16>, channel: Option<u16>) -> PeerAccess {
     }
 }
 
-/// Forbidden, or of a family that the allocation lacks (RFC 8656 sections 10.2 and 12.2). Other codes concern
-/// the request or the server's resources (508) instead of the peer.
+/// Other codes, such as 508, do not concern the peer (RFC 8656 sections 10.2 and 12.2).
 fn is_refusal(code: Option<u16>) -> bool {
     matches!(code, Some(403 | 443))
 }

@@ -23,7 +23,6 @@ use crate::{
 /// Only port for TLS that strict firewalls leave open.
 const HTTPS: u16 = 443;
 
-/// Result for one transport at one address and port.
 struct ReachAttempt {
     transport: Transport,
     server: SocketAddr,
@@ -31,11 +30,8 @@ struct ReachAttempt {
     software: Option<String>,
 }
 
-/// Results for one transport at one address.
 struct ReachTried {
-    /// Attempt at the port implied by the URI.
     named: ReachAttempt,
-    /// Attempt at port 443, if different.
     https: Option<ReachAttempt>,
 }
 
@@ -53,15 +49,12 @@ impl ReachTried {
     }
 }
 
-/// Returns true if this machine has a route to the address.
 pub(crate) fn has_route(ip: IpAddr) -> bool {
     // Connecting a UDP socket sends nothing; the port is irrelevant.
     connection::udp(SocketAddr::new(ip, 9)).is_ok()
 }
 
 impl ProbeRun<'_> {
-    /// Tries every transport that the URI allows, at one address per family. Later checks use the address
-    /// where the URI's own transport works.
     pub(crate) fn transports(&mut self) {
         let Some((first, others)) = self.addresses.split_first() else { return };
         let wanted = self.config.server.transport();
@@ -75,7 +68,6 @@ impl ProbeRun<'_> {
                 self.report.line(Level::Note, "probe", what);
             }
             Some(ip) if Instant::now() < self.deadline => {
-                // A transport that fails at both addresses is reported once.
                 let works = works(&chosen, wanted);
                 let asked: Vec<_> =
                     all.into_iter().filter(|transport| !works || self::works(&chosen, *transport)).collect();
@@ -93,8 +85,7 @@ impl ProbeRun<'_> {
         }
     }
 
-    /// Tries all ports of all transports in parallel: a firewall that drops packets costs a full timeout
-    /// each.
+    /// Parallel, because a firewall that drops packets costs a full timeout each.
     fn attempts(&self, ip: IpAddr, transports: &[Transport]) -> Vec<ReachTried> {
         thread::scope(|scope| {
             let try_at = |transport: Transport, port| {
@@ -112,7 +103,6 @@ impl ProbeRun<'_> {
         })
     }
 
-    /// Sorts the attempts of one transport into the URI's port and port 443.
     fn choose(&self, mut attempts: Vec<ReachAttempt>) -> ReachTried {
         let is_named = attempts[0].transport.is_secure() == self.config.server.is_secure();
         let works = attempts.iter().position(|attempt| attempt.facts.reachable);
@@ -129,8 +119,7 @@ impl ProbeRun<'_> {
         ReachTried { named, https: attempts.into_iter().find(|attempt| attempt.server.port() == HTTPS) }
     }
 
-    /// Ports to try, the URI's first. A plain server may offer TLS and DTLS on their default port or on its
-    /// own, distinguished by the first byte.
+    /// A plain server may offer TLS and DTLS on its own port too, distinguished by the first byte.
     fn ports(&self, transport: Transport) -> Vec<u16> {
         let uri = &self.config.server;
         let mut ports = match (transport.is_secure(), uri.is_secure()) {
@@ -156,7 +145,6 @@ impl ProbeRun<'_> {
         ReachAttempt { transport, server, facts, software }
     }
 
-    /// Opens a connection and sends Bindings; returns SOFTWARE.
     fn try_transport(
         &self,
         transport: Transport,
@@ -184,7 +172,6 @@ impl ProbeRun<'_> {
                     }
                     last = Some(answer);
                 }
-                // A server that has answered before may lose a packet.
                 Err(error) if last.is_none() => return Err(words(error)),
                 Err(_) => break,
             }
@@ -227,7 +214,6 @@ impl ProbeRun<'_> {
         self.report.transports.insert(transport.to_string(), facts);
     }
 
-    /// Reports port 443 in addition to the URI's port.
     fn tell_https(&mut self, https: ReachAttempt, named: &TransportFacts, over_tls: &'static str) {
         let ReachAttempt { transport, server, facts, software } = https;
         match &facts.failure {
@@ -272,7 +258,6 @@ impl ProbeRun<'_> {
         }
     }
 
-    /// Severity and remedy for a transport that does not work.
     fn unreachable(&self, tried: &ReachTried, over_tls: &'static str) -> (Level, String) {
         let uri = &self.config.server;
         let transport = tried.transport();
@@ -311,7 +296,6 @@ impl ProbeRun<'_> {
         }
     }
 
-    /// Advice for clients behind strict firewalls, depending on the service at port 443.
     fn advice_on_https(&self, chosen: &[ReachTried]) -> &'static str {
         let tcp = chosen.iter().find(|tried| tried.transport() == Transport::Tcp);
         let https = tcp.and_then(|tried| {

@@ -15,7 +15,6 @@ use crate::{
 /// Recommended relay ports (RFC 8656 section 7.2).
 const RELAY_PORTS: std::ops::RangeInclusive<u16> = 49152..=65535;
 
-/// Reports whether peers can reach the relayed address.
 pub(crate) fn judge_address(report: &mut ProbeReport, server: IpAddr, relayed: SocketAddr) {
     let area = "relay";
     let ip = relayed.ip();
@@ -63,7 +62,6 @@ pub(crate) fn judge_address(report: &mut ProbeReport, server: IpAddr, relayed: S
     }
 }
 
-/// Reports the client's NAT from the allocation's mapped address.
 pub(crate) fn judge_mapped(report: &mut ProbeReport, local: Option<SocketAddr>, answer: &ServerAnswer) {
     let Some(mapped) = answer.address(kind::XOR_MAPPED_ADDRESS) else {
         report.line(Level::Warn, "relay", "does not tell clients their own address (XOR-MAPPED-ADDRESS)");
@@ -80,12 +78,10 @@ pub(crate) fn judge_mapped(report: &mut ProbeReport, local: Option<SocketAddr>, 
     }
 }
 
-/// Optional feature, tested by an Allocate request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Feature {
     /// RFC 8656 section 7.1.
     Ipv6,
-    /// Both families in one allocation.
     DualStack,
     EvenPort,
     /// RFC 8016.
@@ -145,7 +141,6 @@ impl Feature {
 
 pub(crate) enum RelayFound {
     Yes(Vec<SocketAddr>),
-    /// The server's answer.
     No(String),
     /// Allocated without the feature; the server's answer, if any.
     Less(String),
@@ -153,7 +148,6 @@ pub(crate) enum RelayFound {
     Unknown(String),
 }
 
-/// Tests a feature with an allocation, which stays until the session deletes it.
 pub(crate) fn ask(session: &mut ProbeSession, feature: Feature) -> RelayFound {
     match session.request(method::ALLOCATE, &|message| feature.ask(message)) {
         Ok(answer) => match answer.code() {

@@ -10,7 +10,6 @@ use crate::attack::facts::AttackFacts;
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     Ok,
-    /// Neutral fact.
     Note,
     /// Some clients will fail, or the server may be abused.
     Warn,
@@ -53,10 +52,8 @@ pub struct Finding {
     pub remedy: Option<String>,
 }
 
-/// Facts about one transport.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct TransportFacts {
-    /// Address and port tried.
     pub address: String,
     /// A Binding request was answered.
     pub reachable: bool,
@@ -65,10 +62,8 @@ pub struct TransportFacts {
     /// Milliseconds from the first packet to the open connection, handshake included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_ms: Option<f64>,
-    /// TLS or DTLS version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Negotiated ALPN protocol (RFC 7443).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alpn: Option<String>,
     /// Round trips of Bindings answered after one transmission.
@@ -81,29 +76,21 @@ pub struct TransportFacts {
     pub certificate: Option<CertificateFacts>,
 }
 
-/// Round trips in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RoundTrip {
     pub min: u64,
     pub median: u64,
-    /// Bindings sent.
     pub asked: usize,
     /// Bindings answered after one transmission.
     pub answered: usize,
 }
 
-/// Leaf certificate of a server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CertificateFacts {
-    /// Distinguished name.
     pub subject: String,
-    /// Distinguished name.
     pub issuer: String,
-    /// DNS names and IP addresses.
     pub names: Vec<String>,
-    /// RFC 3339.
     pub not_before: String,
-    /// RFC 3339.
     pub not_after: String,
     /// Whole days until expiry, negative once expired.
     pub days_left: i64,
@@ -113,48 +100,37 @@ pub struct CertificateFacts {
     /// Number of certificates sent, leaf included (DTLS reports the leaf only).
     pub chain: usize,
     pub verifies: bool,
-    /// Reason why it does not verify.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distrust: Option<String>,
 }
 
-/// NAT behaviour (RFC 5780).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NatFacts {
     /// `none`, `endpoint-independent`, `address-dependent`, `address-and-port-dependent`, or `unknown`.
     pub mapping: String,
     /// `endpoint-independent`, `address-dependent`, `address-and-port-dependent`, or `unknown`.
     pub filtering: String,
-    /// The server's second address.
     pub other_address: String,
 }
 
-/// Result for one forbidden peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PeerFacts {
     pub peer: String,
-    /// Kind of address.
     pub kind: String,
-    /// A permission or channel was granted. `None` (null) if the server refused for an unrelated reason such
-    /// as lack of room.
+    /// `None` (null) if the server refused for an unrelated reason such as lack of room.
     pub allowed: Option<bool>,
-    /// The server's answers.
     pub answer: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ProbeReport {
-    /// As given by the user.
     pub server: String,
     /// The server works with this URI and credential.
     pub usable: bool,
-    /// SOFTWARE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub software: Option<String>,
-    /// REALM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub realm: Option<String>,
-    /// By transport: `udp`, `tcp`, `tls`, `dtls`.
     pub transports: BTreeMap<String, TransportFacts>,
     /// By transport: results for port 443, if the URI leads to another port.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -165,23 +141,19 @@ pub struct ProbeReport {
     /// Absent if no credential was given or tested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials_accepted: Option<bool>,
-    /// Relayed addresses handed out.
     pub relayed: Vec<String>,
     /// Features by name; untested ones are absent.
     pub features: BTreeMap<String, bool>,
     /// Absent if the server has no OTHER-ADDRESS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nat: Option<NatFacts>,
-    /// Forbidden peers tested.
     pub peers: Vec<PeerFacts>,
-    /// Results of the attack, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attack: Option<AttackFacts>,
     pub findings: Vec<Finding>,
 }
 
 impl ProbeReport {
-    /// Highest level of all findings.
     #[must_use]
     pub fn worst(&self) -> Level {
         self.findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok)
@@ -191,7 +163,6 @@ impl ProbeReport {
         self.findings.push(Finding { level, area: area.to_string(), what: what.into(), remedy: None });
     }
 
-    /// Adds a finding with a remedy.
     pub(crate) fn advise(
         &mut self,
         level: Level,

@@ -26,10 +26,8 @@ const MOST_CHALLENGES: u8 = 3;
 /// Limit on buffered indications, since a server may send any number.
 const MOST_UNASKED: usize = 1024;
 
-/// Writes the attributes of a request except credentials.
 pub(crate) type RequestAttributes<'a> = &'a dyn Fn(&mut Writer<'_>);
 
-/// A server's challenge, and the key that answers it.
 #[derive(Clone, Debug)]
 pub(crate) struct ProbeChallenge {
     pub(crate) realm: String,
@@ -38,12 +36,10 @@ pub(crate) struct ProbeChallenge {
     key: Key,
     algorithm: KeyAlgorithm,
     mac: Mac,
-    /// USERNAME is sent as a hash.
     pub(crate) anonymous: bool,
 }
 
 impl ProbeChallenge {
-    /// Keys and MACs use SHA-256.
     pub(crate) fn is_sha256(&self) -> bool {
         self.mac == Mac::Sha256
     }
@@ -58,7 +54,6 @@ pub(crate) struct ServerAnswer {
     pub(crate) verified: bool,
     /// Time since the last transmission: an estimate after a loss.
     pub(crate) took: Duration,
-    /// Number of transmissions.
     pub(crate) sent: u32,
 }
 
@@ -81,7 +76,6 @@ impl ServerAnswer {
         }
     }
 
-    /// Error for a family left out of a dual-stack allocation, such as "440 Address Family not Supported":
     /// ADDRESS-ERROR-CODE (RFC 8656 section 18.12) is an ERROR-CODE preceded by a family.
     pub(crate) fn family_refused(&self) -> Option<String> {
         let error = self.value(kind::ADDRESS_ERROR_CODE).and_then(ErrorCode::of)?;
@@ -92,12 +86,10 @@ impl ServerAnswer {
         self.view().get(kind)
     }
 
-    /// Text attribute as received.
     pub(crate) fn text(&self, kind: u16) -> Option<String> {
         self.value(kind).map(|value| String::from_utf8_lossy(value).into_owned())
     }
 
-    /// Address attributes, XOR-decoded depending on the type.
     pub(crate) fn addresses(&self, kind: u16) -> Vec<SocketAddr> {
         let view = self.view();
         let read = |value| match kind {
@@ -116,16 +108,12 @@ impl ServerAnswer {
     }
 }
 
-/// Requests over one connection, one at a time.
 pub(crate) struct ProbeSession {
     connection: ProbeConnection,
-    /// Data received while waiting for a response.
     unasked: VecDeque<Vec<u8>>,
     credentials: Option<Login>,
     pub(crate) challenge: Option<ProbeChallenge>,
-    /// Timeout of one request.
     patience: Duration,
-    /// Time limit of the whole probe.
     deadline: Instant,
 }
 
@@ -143,12 +131,10 @@ impl ProbeSession {
         self.connection.local_addr()
     }
 
-    /// Sends an unsigned request.
     pub(crate) fn ask(&mut self, method: u16, attributes: RequestAttributes<'_>) -> io::Result<ServerAnswer> {
         self.exchange(method, attributes, false)
     }
 
-    /// Sends a request signed for the current challenge.
     pub(crate) fn signed(
         &mut self,
         method: u16,
@@ -206,7 +192,6 @@ impl ProbeSession {
         true
     }
 
-    /// Sends an unsigned indication.
     pub(crate) fn indicate(&mut self, method: u16, attributes: RequestAttributes<'_>) -> io::Result<()> {
         let mut buffer = Vec::new();
         let header = Header { class: Class::Indication, method, transaction: rand::random() };
@@ -224,9 +209,7 @@ impl ProbeSession {
         }
     }
 
-    /// Deletes the allocation.
     pub(crate) fn delete(&mut self) {
-        // If this fails, the allocation expires.
         let _ = self.request(method::REFRESH, &|message| _ = message.number(kind::LIFETIME, 0));
     }
 
@@ -277,13 +260,10 @@ impl ProbeSession {
     }
 }
 
-/// Message that cannot be a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stray {
-    /// The request itself.
     Echo,
-    /// Neither STUN nor ChannelData. Text may look like ChannelData, but no peer has been sent anything to
-    /// answer.
+    /// Text may look like ChannelData, but no peer has been sent anything to answer.
     Garbage,
 }
 
@@ -334,14 +314,12 @@ pub(crate) fn write(
     buffer
 }
 
-/// Returns true for data of a peer: an indication, or a channel message (RFC 8656 section 12: 0x4000 to
-/// 0x4FFF).
+/// Indications, and channel numbers 0x4000 to 0x4FFF (RFC 8656 section 12).
 fn is_data(bytes: &[u8]) -> bool {
     matches!(bytes.first(), Some(0x40..=0x4F))
         || View::new_checked(bytes).is_ok_and(|view| view.header().class == Class::Indication)
 }
 
-/// Parses the response to this request.
 pub(crate) fn read(
     bytes: Vec<u8>,
     method: u16,
@@ -375,7 +353,6 @@ fn told(code: u16, reason: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Binding response with this transaction ID.
     fn answer(class: Class, id: [u8; 12], attributes: RequestAttributes<'_>) -> Vec<u8> {
         let mut buffer = Vec::new();
         let header = Header { class, method: method::BINDING, transaction: id };

@@ -10,7 +10,6 @@ pub(super) struct Form {
     pub(super) is_own: bool,
 }
 
-/// Special-purpose addresses.
 const SPECIAL: &[(&str, &str)] = &[
     ("unspecified", "0.0.0.0"),
     ("loopback", "127.0.0.1"),
@@ -30,21 +29,18 @@ const SPECIAL: &[(&str, &str)] = &[
     ("multicast", "ff02::1"),
 ];
 
-/// IPv4 addresses to embed in IPv6.
 const EMBEDDED: &[(&str, Ipv4Addr)] = &[
     ("loopback", Ipv4Addr::LOCALHOST),
     ("unspecified", Ipv4Addr::UNSPECIFIED),
     ("cloud metadata", Ipv4Addr::new(169, 254, 169, 254)),
 ];
 
-/// Forms that do not depend on the server's addresses.
 pub(super) fn special() -> impl Iterator<Item = Form> {
     let plain = SPECIAL.iter().filter_map(|(name, ip)| Some(form(name, ip.parse().ok()?)));
     plain.chain(EMBEDDED.iter().flat_map(|(name, ip)| spellings(name, *ip)))
 }
 
-/// Forms to try with an allocation of this family. `public` holds the server's external addresses as peers
-/// see them.
+/// `public` holds the server's external addresses as peers see them.
 pub(super) fn all(is_v6: bool, server: IpAddr, public: &[IpAddr]) -> impl Iterator<Item = Form> {
     let public = public.iter().map(|ip| ("its PUBLIC", *ip));
     let own = [("the server's own", server)].into_iter().chain(public).flat_map(|(name, ip)| {
@@ -58,7 +54,6 @@ pub(super) fn all(is_v6: bool, server: IpAddr, public: &[IpAddr]) -> impl Iterat
     special().chain(own).filter(move |form| form.ip.is_ipv6() == is_v6 || !is_v6 && is_mapped(form.ip))
 }
 
-/// All IPv6 spellings of an IPv4 address.
 fn spellings(name: &str, ip: Ipv4Addr) -> impl Iterator<Item = Form> {
     let [a, b, c, d] = ip.octets().map(u16::from);
     let (high, low) = (a << 8 | b, c << 8 | d);

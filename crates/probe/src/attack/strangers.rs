@@ -15,12 +15,9 @@ use crate::connection::{Trust, udp};
 
 /// Wait for replies and retransmissions: RFC 6347 section 4.2.4 starts with one second.
 const WAIT: Duration = Duration::from_millis(2500);
-/// Messages per batch; larger batches would overflow buffers on the path.
 const AT_ONCE: usize = 16;
-/// Approximate number of messages over UDP.
 pub(super) const COUNT: usize = 70;
 
-/// Sends each kind of message once, each from its own socket.
 pub(super) fn ask(
     transport: Transport,
     server: SocketAddr,
@@ -72,7 +69,6 @@ fn take(socket: &UdpSocket, (bytes, datagrams): &mut (usize, usize)) {
     }
 }
 
-/// STUN messages with every kind of defect, and other datagrams.
 fn datagrams() -> Vec<(String, Vec<u8>)> {
     let mut all = Vec::new();
     let methods = [
@@ -150,8 +146,7 @@ fn datagrams() -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// ClientHello messages: intact, damaged, and short ones, since the ratio is highest for the shortest message
-/// that gets an answer.
+/// ClientHellos: intact, damaged and short; the ratio is highest for the shortest that gets an answer.
 fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
     let settings = dtls::DtlsSettings::new(trust.security.clone(), WAIT).map_err(io::Error::other)?;
     let mut association =
@@ -193,12 +188,10 @@ fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
 const SUITE: [u8; 2] = [0xC0, 0x2B];
 /// AES-128-GCM with SHA-256 (TLS 1.3).
 const NEW_SUITE: [u8; 2] = [0x13, 0x01];
-/// supported_groups: P-256; ec_point_formats: uncompressed; signature_algorithms: ECDSA with SHA-256;
-/// extended_master_secret.
+/// P-256, uncompressed points, ECDSA with SHA-256, extended_master_secret.
 const OLD: [u8; 26] = [0, 10, 0, 4, 0, 2, 0, 23, 0, 11, 0, 2, 1, 0, 0, 13, 0, 4, 0, 2, 4, 3, 0, 23, 0, 0];
 
-/// supported_versions: DTLS 1.3; supported_groups: X25519; signature_algorithms as above; a key share of
-/// `share` bytes; preceded by a padding extension (RFC 7685) of `padding` bytes in total if its header fits.
+/// `padding` is the total length of a padding extension (RFC 7685), if its header fits.
 fn extensions_of_13(share: u8, padding: u8) -> Vec<u8> {
     let mut all = match padding.checked_sub(4) {
         Some(rest) => [&[0, 21, 0, rest][..], &vec![0; rest.into()]].concat(),
@@ -212,16 +205,13 @@ fn extensions_of_13(share: u8, padding: u8) -> Vec<u8> {
     all
 }
 
-/// Body of a ClientHello (RFC 5246 section 7.4.1.2, with the cookie of RFC 6347 section 4.2.2).
 fn body(version: [u8; 2], cookie: &[u8], suites: &[u8], extensions: &[u8]) -> Vec<u8> {
     let mut body = version.to_vec();
     body.extend([7; 32]);
-    // Empty session ID.
     body.extend([0, short(cookie.len())]);
     body.extend(cookie);
     body.extend([0, short(suites.len())]);
     body.extend(suites);
-    // Null compression; omitted in the shortest message.
     body.extend(if suites.is_empty() { &[0][..] } else { &[1, 0] });
     if !extensions.is_empty() {
         body.extend([0, short(extensions.len())]);
@@ -235,7 +225,6 @@ fn record(body: &[u8]) -> Vec<u8> {
     of_message(body, body.len())
 }
 
-/// Wraps the first half of a body in a record.
 fn fragment(body: &[u8]) -> Vec<u8> {
     of_message(&body[..body.len() / 2], body.len())
 }
@@ -244,7 +233,6 @@ fn short(len: usize) -> u8 {
     u8::try_from(len).expect("all of these are shorter than 256 bytes")
 }
 
-/// Wraps part of a handshake message of total length `len`.
 fn of_message(here: &[u8], len: usize) -> Vec<u8> {
     let head = [1, 0, 0, short(len), 0, 0, 0, 0, 0, 0, 0, short(here.len())];
     let message = [&head[..], here].concat();
