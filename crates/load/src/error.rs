@@ -122,7 +122,6 @@ impl LoadError {
         move |source| Self::System { what, source }
     }
 
-    /// Connection that ended during the run.
     pub(crate) fn lost(server: SocketAddr, error: &io::Error, connection: usize, bytes: u64) -> Self {
         let how = match error.kind() {
             io::ErrorKind::UnexpectedEof => "closed a connection".to_owned(),
@@ -132,7 +131,6 @@ impl LoadError {
         Self::Lost { server, how, connection, bytes }
     }
 
-    /// Converts a client's failed request into the error of the run.
     pub(crate) fn from_failure(
         config: &turn::Config,
         server: SocketAddr,
@@ -157,7 +155,6 @@ impl LoadError {
     }
 }
 
-/// Remedy for an address that cannot be bound.
 fn listen_hint(transport: &str, error: &io::Error) -> String {
     let flag = if transport == "tcp" { "--tcp" } else { "--listen" };
     match error.kind() {
@@ -175,7 +172,6 @@ fn listen_hint(transport: &str, error: &io::Error) -> String {
     }
 }
 
-/// Remedy for a failed connection.
 fn link_hint(transport: Transport, during_setup: bool, what: &str) -> &'static str {
     let certificate = what.contains("certificate");
     match transport {
@@ -189,7 +185,6 @@ fn link_hint(transport: Transport, during_setup: bool, what: &str) -> &'static s
     }
 }
 
-/// Remedy for an error code.
 fn hint(code: u16) -> &'static str {
     match code {
         403 => {

@@ -29,27 +29,32 @@ use std::time::Duration;
 pub(crate) const GREETING_LEN: usize = 16;
 pub(crate) const ACK_LEN: usize = 8;
 pub(crate) const RECORD_LEN: usize = 24;
-/// Maximum size of a request, response or block.
 pub(crate) const MAX_SIZE: usize = 1 << 20;
 
 const MAGIC: [u8; 4] = *b"TPKS";
 const VERSION: u8 = 1;
 
-/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamMode {
-    /// The server receives and counts bytes.
     Sink {
         verify: bool,
         /// Discards in the kernel instead of copying to user space.
         discard: bool,
     },
     /// The server sends bytes in writes of `block`, 1 to [`MAX_SIZE`].
-    Source { block: usize },
+    Source {
+        block: usize,
+    },
     /// Requests and responses, 1 to [`MAX_SIZE`] bytes each.
-    Exchange { request: usize, response: usize },
-    /// One exchange, then the connection is closed.
-    Connect { request: usize, response: usize, client_closes: bool },
+    Exchange {
+        request: usize,
+        response: usize,
+    },
+    Connect {
+        request: usize,
+        response: usize,
+        client_closes: bool,
+    },
 }
 
 const VERIFY: u8 = 1;
@@ -59,7 +64,6 @@ const CLIENT_CLOSES: u8 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GreetingBytes {
     Greeting(StreamMode),
-    /// Prefix of a greeting.
     Incomplete,
     /// Unsupported version or invalid parameters.
     Unknown,
@@ -88,7 +92,6 @@ impl StreamMode {
 }
 
 impl GreetingBytes {
-    /// Parses the first bytes of a connection; reads at most [`GREETING_LEN`].
     pub(crate) fn read(bytes: &[u8]) -> Self {
         let shown = bytes.len().min(MAGIC.len());
         if bytes[..shown] != MAGIC[..shown] {
@@ -121,10 +124,8 @@ pub(crate) fn ack(accepted: bool) -> [u8; ACK_LEN] {
     [m0, m1, m2, m3, VERSION, u8::from(!accepted), 0, 0]
 }
 
-/// Progress of a stream as counted by the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StreamRecord {
-    /// Payload bytes received or sent.
     pub(crate) total: u64,
     /// Time since the greeting by the server's clock.
     pub(crate) elapsed: Duration,

@@ -66,16 +66,11 @@ impl BurstOptions {
 }
 
 /// Parses flags separated by blanks; other settings keep their defaults.
-///
-/// # Errors
-///
-/// Those of the command line.
 pub fn parse<A: Args>(flags: &str) -> Result<A, clap::Error> {
     let command = A::augment_args(Command::new("load").no_binary_name(true).args_override_self(true));
     A::from_arg_matches(&command.try_get_matches_from(flags.split_whitespace())?)
 }
 
-/// Default settings for a server.
 pub(crate) fn defaults<A: Args>(server: SocketAddr) -> A {
     parse(&server.to_string()).unwrap_or_else(|error| unreachable!("an address is enough: {error}"))
 }
@@ -106,7 +101,6 @@ pub(crate) fn reflector(text: &str) -> Result<SocketAddr, String> {
     resolve(&text).map_err(|error| error.replace("ADDR:PORT", "HOST or HOST:PORT"))
 }
 
-/// Parses HOST:PORT.
 pub(crate) fn resolve(text: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = socket_address(text) {
         return Ok(address);

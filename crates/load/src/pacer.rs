@@ -9,12 +9,10 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    /// Starts at `start_ns` with `per_second` due times per second.
     pub(crate) fn new(start_ns: u64, per_second: f64) -> Self {
         Self { start_ns, interval_ns: 1e9 / per_second, index: 0 }
     }
 
-    /// Next due time.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,

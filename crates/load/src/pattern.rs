@@ -2,10 +2,8 @@
 
 use std::sync::LazyLock;
 
-/// Period of the pattern: a prime, so that it divides no buffer, pipe or page size and a displaced block
-/// never matches.
+/// Prime, so that it divides no buffer, pipe or page size and a displaced block never matches.
 const PERIOD: usize = 65_521;
-/// Maximum length that [`at`] returns.
 pub(crate) const LONGEST: usize = 1 << 20;
 
 static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| {
@@ -29,7 +27,6 @@ pub(crate) fn at(offset: u64, len: usize) -> &'static [u8] {
     &BYTES[start..start + len.min(LONGEST)]
 }
 
-/// Number of bytes of `data` at `offset` that differ from the pattern.
 pub(crate) fn wrong(offset: u64, data: &[u8]) -> u64 {
     let mut wrong = 0;
     let mut offset = offset;

@@ -5,7 +5,6 @@
 //!  │ "TPKE" │  flow  │ sequence (u64) │ due (u64, ns)  │ filler …      all big-endian
 //! ```
 
-/// Size of the generator's own header, the minimum payload.
 pub const HEADER_LEN: usize = 24;
 /// "TPKE", followed by room for the flow.
 const MAGIC: u64 = 0x5450_4B45 << 32;
@@ -14,14 +13,12 @@ const MAGIC: u64 = 0x5450_4B45 << 32;
 pub(crate) struct PayloadStamp {
     /// Flow number within the run: the client's, or with a profile the stream's.
     pub(crate) flow: u32,
-    /// Per-flow datagram counter, from 0.
     pub(crate) sequence: u64,
     /// Due time in nanoseconds of the run's clock.
     pub(crate) due_ns: u64,
 }
 
 impl PayloadStamp {
-    /// Writes the header; `out` holds at least [`HEADER_LEN`] bytes.
     #[inline]
     pub(crate) fn write(self, out: &mut [u8]) {
         // Whole words: slice copies cost a function call each.

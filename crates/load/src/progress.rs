@@ -10,15 +10,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunPhase {
-    /// Allocating and binding.
     Setup { ready: usize, clients: usize },
-    /// Uncounted traffic.
     Warmup,
-    /// Counted traffic, and the wait for the last replies.
     Measuring,
 }
 
-/// Unit of the counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountKind {
     /// Datagrams or requests with a reply each; missing replies are losses.
@@ -29,30 +25,26 @@ pub enum CountKind {
     Bytes,
 }
 
-/// One interval, usually a second.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interval {
     pub phase: RunPhase,
-    /// Time since the start of the run.
     pub elapsed: Duration,
     pub length: Duration,
     /// Messages, or bytes with [`CountKind::Bytes`].
     pub sent: u64,
     pub received: u64,
-    /// Lost packets detected in this interval: sent and unanswered although a later one was answered.
+    /// Unanswered although a later one was answered.
     pub lost: u64,
-    /// Sent since the start and neither answered nor known to be lost: in flight, or lost without a later
-    /// reply that reveals it.
+    /// In flight, or lost without a later reply that reveals it.
     pub outstanding: u64,
     pub kind: CountKind,
-    /// Median round trip in microseconds.
     pub p50_us: u64,
     /// 99th percentile in microseconds.
     pub p99_us: u64,
 }
 
 impl Interval {
-    /// Losses detected in this interval in percent of the packets sent in it, at most 100.
+    /// In percent of the packets sent in this interval, at most 100.
     #[expect(clippy::cast_precision_loss, reason = "for display")]
     pub fn loss_percent(&self) -> f64 {
         if self.sent == 0 { 0.0 } else { (self.lost as f64 * 100.0 / self.sent as f64).min(100.0) }
@@ -87,7 +79,6 @@ impl fmt::Display for Interval {
     }
 }
 
-/// Whole number with thousands separators.
 struct Thousands(f64);
 
 impl fmt::Display for Thousands {
@@ -109,7 +100,6 @@ pub struct Display {
 }
 
 impl Display {
-    /// `terminal`: stderr is a terminal.
     pub fn new(terminal: bool) -> Self {
         let bar = terminal.then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());

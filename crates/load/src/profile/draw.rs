@@ -1,6 +1,5 @@
 //! Pseudo-random numbers that depend only on the seed, not on the machine or the number of threads.
 
-/// Generator for one burst of one flow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Draw(u64);
 
@@ -24,16 +23,13 @@ impl Draw {
         ((self.next() >> 32) * bound.min(1 << 32)) >> 32
     }
 
-    /// Uniform in `range`, inclusive.
     #[inline]
     pub(super) fn from(&mut self, range: Range) -> u32 {
         let span = u64::from(range.most - range.least) + 1;
-        // Below the span, which fits a u32.
         range.least + u32::try_from(self.below(span)).unwrap_or_default()
     }
 }
 
-/// Inclusive range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Range {
     pub(super) least: u32,

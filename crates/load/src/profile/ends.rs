@@ -22,7 +22,6 @@ use crate::{
     udp::PROBE,
 };
 
-/// Sends and receives until the run ends.
 pub(crate) fn run<C>(
     carrier: &mut impl Carrier,
     mut ends: ProfileEnds<'_>,
@@ -63,40 +62,32 @@ pub(crate) fn run<C>(
     Ok(Finished { cpu, streams, jitter, ..Finished::default() })
 }
 
-/// Client end and peer end.
 pub(crate) struct ProfileEnds<'a> {
     counts: EndCounts<'a>,
     peer: Peer,
     clock: Clock,
 }
 
-/// Packets sent at either end and received at the other.
 struct EndCounts<'a> {
     profile: &'a Profile,
     seed: u64,
     /// Number of clients, and the number of the first one within the run.
     share: (usize, usize),
-    /// By client, then by its flow.
     flows: Vec<Flow>,
-    /// Per stream, since the last sum.
     tallies: Vec<RunTallies>,
-    /// Per stream, up to the last sum.
     totals: Vec<Figures>,
     measure_ns: u64,
 }
 
-/// Peers of one thread's clients, behind one socket.
 struct Peer {
     datagrams: Datagrams,
     address: SocketAddr,
-    /// Source address of each client's packets.
     addresses: Vec<Option<SocketAddr>>,
     errors: Errors,
     received: usize,
 }
 
 impl<'a> ProfileEnds<'a> {
-    /// Creates the ends; the peers' socket listens on `listen` and is registered with `poller`.
     pub(crate) fn new(
         shaped: &'a Shaped,
         share: (usize, usize),
@@ -131,8 +122,7 @@ impl<'a> ProfileEnds<'a> {
         self.peer.address
     }
 
-    /// Sends due packets, up to a few batches. Returns the time until the next one, or `None` at the end of
-    /// the run.
+    /// Returns the time until the next packet, or `None` at the end of the run.
     fn send(
         &mut self,
         carrier: &mut impl Carrier,
@@ -255,7 +245,6 @@ impl Sink for ProfileEnds<'_> {
         let known = PayloadStamp::read(payload).is_some_and(|stamp| {
             self.counts.arrived(client, Direction::ToClient, now_ns, stamp, payload.len())
         });
-        // A late answer to a greeting is unexpected too.
         if !known {
             *self.peer.errors.entry("unexpected_datagram").or_default() += 1;
         }
@@ -267,7 +256,6 @@ impl Sink for ProfileEnds<'_> {
 }
 
 impl EndCounts<'_> {
-    /// Counts an arrival at one end; false if the packet was not sent to that end.
     #[inline]
     fn arrived(
         &mut self,
@@ -289,7 +277,6 @@ impl EndCounts<'_> {
         flow.arrived(stamp, len, now_ns, measured, self.tallies[stream].of(measured))
     }
 
-    /// Client of a packet or greeting.
     #[inline]
     fn client_of(&self, stamp: PayloadStamp) -> Option<usize> {
         let (count, first) = self.share;
@@ -305,7 +292,6 @@ impl EndCounts<'_> {
         self.flows.iter().map(Flow::under_way).sum()
     }
 
-    /// Adds the counts since the last call to `all`.
     fn sum(&mut self, all: &mut RunTallies) {
         for (tallies, total) in self.tallies.iter_mut().zip(&mut self.totals) {
             total.tally.merge(&mut tallies.measured);
@@ -318,7 +304,6 @@ impl EndCounts<'_> {
         }
     }
 
-    /// Counts per stream, and the jitter over all flows.
     fn figures(mut self) -> (Vec<Figures>, (f64, u64)) {
         let mut all = (0.0, 0);
         let flows = self.profile.flows();

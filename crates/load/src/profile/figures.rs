@@ -9,7 +9,6 @@ use crate::run::{RunFindings, RunTally};
 
 #[derive(Clone, Default)]
 pub(crate) struct Figures {
-    /// Counts of the measured time.
     pub(crate) tally: RunTally,
     /// Sum and number of the flows' jitter estimates, in microseconds.
     pub(crate) jitter: (f64, u64),
@@ -40,7 +39,6 @@ impl Figures {
     }
 }
 
-/// Merges the figures of all threads, by stream.
 pub(crate) fn gather(found: &mut RunFindings) -> Vec<Figures> {
     let mut all: Vec<Figures> = Vec::new();
     for finished in &mut found.finished {
@@ -52,7 +50,6 @@ pub(crate) fn gather(found: &mut RunFindings) -> Vec<Figures> {
     all
 }
 
-/// Writes the figures into the report.
 pub(crate) fn put(report: &mut Report, shaped: &Shaped, mut streams: Vec<Figures>, measured: Duration) {
     let known = &shaped.profile.streams;
     let mut direction = |wanted: Direction| {

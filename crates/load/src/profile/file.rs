@@ -11,13 +11,9 @@ use crate::{payload::HEADER_LEN, udp::MAX_SIZE};
 
 /// Bursts per second of one flow.
 const RATES: RangeInclusive<f64> = 0.1..=10_000.0;
-/// Packets per burst.
 const BURSTS: RangeInclusive<u32> = 1..=256;
-/// Bytes per frame.
 const FRAMES: RangeInclusive<u32> = 1..=1_048_576;
-/// Flows per stream.
 const COPIES: RangeInclusive<u32> = 1..=100;
-/// Relative weights of sizes.
 const WEIGHTS: RangeInclusive<u32> = 1..=1_000_000;
 /// Frames between key frames.
 const EVERY: RangeInclusive<u32> = 1..=1_000_000;

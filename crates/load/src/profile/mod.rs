@@ -23,7 +23,6 @@ use turnpike_strict::{Mistake, Mistakes, Origin};
 
 use crate::{LoadError, payload::HEADER_LEN};
 
-/// Built-in profiles by name.
 const BUILT_IN: [(&str, &str); 5] = [
     ("audio", include_str!("builtin/audio.toml")),
     ("call", include_str!("builtin/call.toml")),
@@ -32,36 +31,28 @@ const BUILT_IN: [(&str, &str); 5] = [
     ("vpn", include_str!("builtin/vpn.toml")),
 ];
 
-/// Traffic of each client of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
     name: String,
-    /// By stream index.
     streams: Vec<ProfileStream>,
     /// By flow index: the stream of each flow of a client. Every flow has its own sequence numbers.
     flows: Vec<usize>,
 }
 
-/// Packets of one kind in one direction.
 #[derive(Clone, Debug, PartialEq)]
 struct ProfileStream {
     name: String,
     direction: Direction,
-    /// Rate of each of its flows.
     bursts_per_second: f64,
     shape: Shape,
 }
 
-/// Content of a burst.
 #[derive(Clone, Debug, PartialEq)]
 enum Shape {
-    /// Packets with independent sizes.
     Packets { count: Range, sizes: Vec<Sizes> },
-    /// Frame that is cut into packets of about equal size.
     Frame { bytes: Range, packet: u32, key: Option<KeyFrames> },
 }
 
-/// Packet sizes in bytes, with a weight relative to other sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
     range: Range,
@@ -81,10 +72,6 @@ impl Profile {
     const MAX_FLOWS: usize = 200;
 
     /// Opens a built-in profile by name, or a profile file.
-    ///
-    /// # Errors
-    ///
-    /// There is no such profile or file, or the file has mistakes (all are reported).
     pub fn open(name: &str) -> Result<Self, Mistakes> {
         if let Some((name, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
             return file::parse(Path::new(name), name, text);
@@ -104,19 +91,16 @@ impl Profile {
         &self.name
     }
 
-    /// Flows per client.
     pub(crate) fn flows(&self) -> usize {
         self.flows.len()
     }
 
-    /// Number of a client's flow within the run.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "at most 10,000 clients of 200 flows")]
     fn flow_number(&self, client: usize, flow: usize) -> u32 {
         (client * self.flows.len() + flow) as u32
     }
 
-    /// Maximum packet size in bytes.
     pub(crate) fn longest(&self) -> usize {
         self.streams.iter().map(|stream| stream.shape.longest() as usize).max().unwrap_or_default()
     }
@@ -126,7 +110,6 @@ impl Profile {
         self.per_flow(|stream| stream.bursts_per_second * stream.shape.mean().packets)
     }
 
-    /// Average packet size in bytes.
     pub(crate) fn mean_size(&self) -> f64 {
         self.per_flow(|stream| stream.bursts_per_second * stream.shape.mean().bytes)
             / self.packets_per_second()
@@ -145,15 +128,13 @@ impl FromStr for Profile {
     }
 }
 
-/// Averages per burst.
 struct Mean {
     packets: f64,
     bytes: f64,
 }
 
 impl Shape {
-    /// Passes on the packet sizes of one burst with their counts. `number` is the index of the burst within
-    /// its flow, from any origin.
+    /// `number` is the index of the burst within its flow, from any origin.
     #[inline]
     fn burst(&self, mut draw: Draw, number: u64, mut packets: impl FnMut(usize, usize)) {
         match self {
@@ -247,7 +228,6 @@ pub struct Shaped {
 }
 
 impl Shaped {
-    /// Fails if the profile has packets longer than `most`.
     pub(crate) fn validate(&self, most: usize) -> Result<(), LoadError> {
         let longest = self.profile.longest();
         if longest > most {

@@ -5,7 +5,6 @@
 
 use super::{Draw, Profile};
 
-/// Bursts of one thread's clients.
 pub(super) struct Bursts {
     rotations: Vec<FlowRotation>,
 }
@@ -13,25 +12,19 @@ pub(super) struct Bursts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Burst {
     pub(super) stream: usize,
-    /// Index within this thread.
     pub(super) client: usize,
-    /// Index within the client.
     pub(super) flow: usize,
-    /// Per-flow burst counter, from 0.
     pub(super) number: u64,
     pub(super) due_ns: u64,
 }
 
-/// Bursts of one stream.
 struct FlowRotation {
     stream: usize,
     start_ns: u64,
     interval_ns: f64,
-    /// Ordered by offset within the interval.
     places: Vec<BurstPlace>,
     next: usize,
     round: u64,
-    /// Due time of the next burst.
     due_ns: u64,
 }
 
@@ -42,7 +35,6 @@ struct BurstPlace {
 }
 
 impl BurstPlace {
-    /// Draws the offset of a flow within its stream's interval.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -57,8 +49,7 @@ impl BurstPlace {
 }
 
 impl Bursts {
-    /// Creates the schedule of `count` clients from `start_ns` on; `first` is the number of the first client
-    /// within the run.
+    /// `first` is the number of the first client within the run.
     pub(super) fn new(profile: &Profile, seed: u64, (count, first): (usize, usize), start_ns: u64) -> Self {
         let rotation = |stream: usize| {
             let interval_ns = 1e9 / profile.streams[stream].bursts_per_second;
@@ -84,7 +75,6 @@ impl Bursts {
         self.rotations.iter().map(|rotation| rotation.due_ns).min().unwrap_or(u64::MAX)
     }
 
-    /// Takes the next burst.
     #[inline]
     pub(super) fn take(&mut self) -> Option<Burst> {
         let rotation = self.rotations.iter_mut().min_by_key(|rotation| rotation.due_ns)?;

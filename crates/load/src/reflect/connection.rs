@@ -16,19 +16,14 @@ use crate::{
     pattern,
 };
 
-/// recv(2) on TCP: the kernel counts bytes as read without copying them (tcp(7), since Linux 2.4). Same value
-/// on every architecture.
+/// recv(2) counts bytes as read without copying them (tcp(7), since Linux 2.4); same value everywhere.
 pub(crate) const MSG_TRUNC: i32 = 0x20;
-/// Bytes per receive call.
 const READ: usize = 256 << 10;
-/// Bytes that one connection may move before others get their turn.
 const BUDGET: usize = 1 << 20;
 
-/// Buffers and counters shared by all connections of a worker.
 pub(super) struct Buffers {
     bytes: Vec<u8>,
     discarded: Vec<MaybeUninit<u8>>,
-    /// Bytes received and sent by all connections.
     pub(super) received: u64,
     pub(super) sent: u64,
 }
@@ -39,7 +34,6 @@ impl Buffers {
     }
 }
 
-/// Next action of the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Wait,
@@ -55,18 +49,11 @@ pub(super) struct ReflectedConnection {
 }
 
 enum ReflectRole {
-    Greeting {
-        bytes: [u8; GREETING_LEN],
-        len: usize,
-    },
-    Echo {
-        pending: Vec<u8>,
-        written: usize,
-    },
+    Greeting { bytes: [u8; GREETING_LEN], len: usize },
+    Echo { pending: Vec<u8>, written: usize },
     Sink(SinkState),
     Source(SourceState),
     Exchange(ExchangeState),
-    /// Everything is sent; the peer closes.
     Lingering,
 }
 
@@ -78,7 +65,6 @@ struct SinkState {
     /// The worker has been asked to call `tell`.
     news: bool,
     told: u64,
-    /// Record of which the kernel accepted only a part.
     rest: Rest,
 }
 
@@ -94,21 +80,17 @@ struct SourceState {
 struct ExchangeState {
     request: usize,
     response: usize,
-    /// Bytes of the current request that are still missing.
     missing: usize,
-    /// Bytes of responses still to send.
     owed: u64,
     once: Option<ConnectState>,
 }
 
-/// Side that closes after one exchange.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConnectState {
     Server,
     Client,
 }
 
-/// Partly written record.
 struct Rest {
     bytes: [u8; RECORD_LEN],
     written: usize,
@@ -121,7 +103,6 @@ impl Rest {
         Self { bytes: record.to_bytes(), written: 0 }
     }
 
-    /// Returns true once everything is written.
     fn write(&mut self, stream: &mut TcpStream, buffers: &mut Buffers) -> io::Result<bool> {
         if self.written < RECORD_LEN {
             self.written += write(stream, &self.bytes[self.written..], buffers)?;
@@ -142,7 +123,6 @@ impl ReflectedConnection {
         Self { stream, role, watched_for_writing: false }
     }
 
-    /// Must write before it reads on.
     pub(super) fn blocked(&self) -> bool {
         match &self.role {
             ReflectRole::Echo { pending, written } => *written < pending.len(),
@@ -154,12 +134,10 @@ impl ReflectedConnection {
         }
     }
 
-    /// Writes whenever there is room.
     pub(super) fn streams(&self) -> bool {
         matches!(&self.role, ReflectRole::Source(source) if source.commands > 0)
     }
 
-    /// Reads and writes until the socket would block or the budget is used up.
     pub(super) fn advance(
         &mut self,
         readable: bool,
@@ -213,25 +191,21 @@ impl ReflectedConnection {
         sink.news
     }
 
-    /// One receive call; returns the bytes received and the size of the buffer.
     fn read(&mut self, buffers: &mut Buffers) -> io::Result<(usize, usize)> {
         if let ReflectRole::Sink(SinkState { discard: true, .. }) = self.role {
             let len = SockRef::from(&self.stream).recv_with_flags(&mut buffers.discarded, MSG_TRUNC)?;
             return Ok((len, READ));
         }
-        // A greeting is followed by little data, or its role reads the rest: those bytes must not be
-        // discarded.
+        // Must not discard bytes after the greeting.
         let room = if let ReflectRole::Greeting { .. } = self.role { MAX_GREETING_READ } else { READ };
         Ok((self.stream.read(&mut buffers.bytes[..room])?, room))
     }
 
-    /// Processes the first `len` bytes of the buffer.
     fn take(&mut self, len: usize, buffers: &mut Buffers, now: Instant) -> io::Result<Next> {
         let data = &buffers.bytes[..len];
         match &mut self.role {
             ReflectRole::Greeting { .. } => return self.choose_role(len, buffers, now),
             ReflectRole::Echo { pending, written } => {
-                // Only called once everything is written.
                 pending.clear();
                 *written = 0;
                 pending.extend_from_slice(data);
@@ -257,7 +231,6 @@ impl ReflectedConnection {
         match GreetingBytes::read(&bytes[..*had]) {
             GreetingBytes::Incomplete => return Ok(Next::Wait),
             GreetingBytes::Unknown => {
-                // The rejection is best effort.
                 let _ = write(&mut self.stream, &greeting::ack(false), buffers);
                 return Ok(Next::Close);
             }
@@ -285,7 +258,6 @@ impl ReflectedConnection {
         Ok(Next::Wait)
     }
 
-    /// Writes pending data.
     fn write(&mut self, buffers: &mut Buffers) -> io::Result<Next> {
         match &mut self.role {
             ReflectRole::Echo { pending, written } => {
@@ -376,7 +348,6 @@ impl ExchangeState {
 }
 
 impl SourceState {
-    /// Returns true once it has stopped and sent its record.
     fn write(&mut self, stream: &mut TcpStream, buffers: &mut Buffers) -> io::Result<bool> {
         if self.commands == 0 {
             return Ok(false);
@@ -402,10 +373,8 @@ impl SourceState {
     }
 }
 
-/// Larger than any number of commands.
 const STOPPED: usize = usize::MAX;
 
-/// Returns the bytes written, 0 if there is no room.
 fn write(stream: &mut TcpStream, bytes: &[u8], buffers: &mut Buffers) -> io::Result<usize> {
     match stream.write(bytes) {
         Ok(len) => {

@@ -5,16 +5,13 @@ use std::time::Duration;
 use super::{RunShared, RunTallies, Schedule};
 use crate::{LoadError, clock::thread_cpu};
 
-/// Interval at which counts are passed to the reporter.
 const PUBLISH_NS: u64 = 200_000_000;
 
-/// Publishes counts, checks for a stop, and records the CPU time of the measured part.
 pub(crate) struct Heartbeat<'a, C> {
     shared: &'a RunShared<'a, C>,
     thread: usize,
     next: u64,
     measure: u64,
-    /// CPU time of the thread at the start of the measurement.
     cpu: Option<Duration>,
 }
 
@@ -28,8 +25,7 @@ impl<'a, C> Heartbeat<'a, C> {
         now >= self.next
     }
 
-    /// Publishes if it is time, and returns whether it was. Updates `schedule`; `under_way` returns the
-    /// number of packets that may still be answered.
+    /// Publishes if it is time, and returns whether it was. Updates `schedule`.
     #[inline]
     pub(crate) fn beat(
         &mut self,
@@ -50,7 +46,6 @@ impl<'a, C> Heartbeat<'a, C> {
         Ok(true)
     }
 
-    /// CPU time of the thread since the start of the measurement.
     pub(crate) fn cpu(&self) -> Option<Duration> {
         self.cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from))
     }

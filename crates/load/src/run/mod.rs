@@ -37,17 +37,14 @@ pub struct RunOutcome {
     pub report: Report,
     /// Exceeded limits (`--max-loss`, `--max-p99`), one sentence each.
     pub exceeded: Vec<String>,
-    /// The run was ended early by [`StopHandle::stop`]; the report covers the time until then.
     pub interrupted: bool,
 }
 
-/// Ends a run early, from another thread.
 #[derive(Clone, Debug, Default)]
 pub struct StopHandle(Arc<AtomicBool>);
 
 impl StopHandle {
-    /// Ends the run within half a second. The run still waits for the last replies, deletes its allocations
-    /// and reports.
+    /// Within half a second; still waits for the last replies, deletes its allocations and reports.
     pub fn stop(&self) {
         self.0.store(true, Relaxed);
     }
@@ -57,7 +54,6 @@ impl StopHandle {
     }
 }
 
-/// Settings common to all generators.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunFrame {
     pub(crate) clients: usize,
@@ -76,7 +72,6 @@ impl RunFrame {
     }
 }
 
-/// Requested load and limits, for the report.
 #[derive(Clone, Debug)]
 pub(crate) struct AskedLoad {
     pub(crate) size: usize,
@@ -86,7 +81,6 @@ pub(crate) struct AskedLoad {
 }
 
 impl AskedLoad {
-    /// Replaces size and rate by those of the profile, if any.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -100,16 +94,13 @@ impl AskedLoad {
     }
 }
 
-/// Merged results of all threads.
 pub(crate) struct RunFindings {
     pub(crate) tallies: RunTallies,
     pub(crate) finished: Vec<Finished>,
     pub(crate) measured: Duration,
-    /// The measured time is shorter than requested.
     pub(crate) interrupted: bool,
 }
 
-/// Runs `body` in each thread. Calls `progress` about once a second from the calling thread.
 pub(crate) fn run<C: Sync>(
     config: &C,
     frame: RunFrame,
@@ -127,7 +118,6 @@ pub(crate) fn run<C: Sync>(
                 // Best effort: with coarser timers the pace is less even, which `late_us` shows.
                 let _ = turnpike_net::rlimit::exact_timers();
                 let result = body(shared, number).map_err(|error| shared.fail(error)).ok();
-                // The receiver outlives the scope.
                 let _ = sender.send(result);
             };
             let spawned = thread::Builder::new().name(format!("load-{number}")).spawn_scoped(scope, work);
@@ -142,7 +132,6 @@ pub(crate) fn run<C: Sync>(
     shared.take_failure().map_or(Ok(RunFindings { tallies, finished, measured, interrupted }), Err)
 }
 
-/// Checks the numeric flags that all generators share.
 pub(crate) fn check(
     numbers: &[(&str, usize, RangeInclusive<usize>)],
     threads: Option<usize>,
@@ -160,7 +149,6 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Raises the limit of open files for `clients` sockets.
 pub(crate) fn check_files(clients: usize) -> Result<(), LoadError> {
     /// Standard streams, epoll instances, and files of the caller.
     const OTHERS: usize = 128;
@@ -172,7 +160,6 @@ pub(crate) fn check_files(clients: usize) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// Reports every second until all threads have ended.
 fn watch<C>(
     shared: &RunShared<'_, C>,
     stop: &StopHandle,
@@ -181,7 +168,6 @@ fn watch<C>(
     progress: &mut impl FnMut(&Interval),
 ) -> Vec<Finished> {
     const INTERVAL: Duration = Duration::from_secs(1);
-    /// Interval of checking for a stop.
     const LOOK: Duration = Duration::from_millis(100);
     let begin = Instant::now();
     let (mut finished, mut last) = (Vec::new(), begin);
@@ -222,7 +208,6 @@ fn collect<C>(shared: &RunShared<'_, C>, into: &mut RunTallies) {
     }
 }
 
-/// Losses so far: sent, neither answered nor in flight.
 #[derive(Default)]
 struct Losses {
     unanswered: u64,
@@ -230,7 +215,6 @@ struct Losses {
 }
 
 impl Losses {
-    /// Losses detected in this interval. A reply that arrives after all reduces later losses.
     fn note(&mut self, interval: &RunTallies) -> u64 {
         let RunTallies { warmup, measured, under_way } = interval;
         self.unanswered = (self.unanswered + warmup.sent + measured.sent)
@@ -241,7 +225,6 @@ impl Losses {
         newly
     }
 
-    /// Datagrams sent and neither answered nor known to be lost.
     fn outstanding(&self) -> u64 {
         self.unanswered.saturating_sub(self.lost)
     }
@@ -275,7 +258,6 @@ fn summary<C>(
     }
 }
 
-/// Report of a run with individually answered messages. [`conclude`] adds notes and limits.
 #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
 pub(crate) fn report(frame: &RunFrame, asked: &AskedLoad, found: RunFindings) -> Report {
     let tally = found.tallies.measured;
@@ -310,7 +292,6 @@ pub(crate) fn report(frame: &RunFrame, asked: &AskedLoad, found: RunFindings) ->
         ));
     }
     let lost = match frame.kind {
-        // Most messages get no reply.
         CountKind::OneWay => 0,
         CountKind::Answered | CountKind::Bytes => tally.sent.saturating_sub(tally.received),
     };
@@ -340,7 +321,6 @@ pub(crate) fn report(frame: &RunFrame, asked: &AskedLoad, found: RunFindings) ->
     }
 }
 
-/// Adds a note if the generator was late, and checks the limits.
 pub(crate) fn conclude(mut report: Report, asked: &AskedLoad, interrupted: bool) -> RunOutcome {
     if report.late_us.p99 > LATE_P99_US {
         report.notes.insert(

@@ -14,13 +14,11 @@ use crate::{
     clock::{Clock, nanos},
 };
 
-/// Created once and borrowed by all threads.
 pub(crate) struct RunShared<'a, C> {
     pub(crate) config: &'a C,
     pub(crate) frame: RunFrame,
     pub(crate) clock: Clock,
     pub(crate) slots: Vec<Mutex<RunTallies>>,
-    /// Number of clients that are set up.
     pub(crate) ready_clients: AtomicUsize,
     ready_threads: AtomicUsize,
     /// Start of traffic in nanoseconds of the clock; 0 during setup.
@@ -31,7 +29,6 @@ pub(crate) struct RunShared<'a, C> {
     failure: Mutex<Option<LoadError>>,
 }
 
-/// Times of a run in nanoseconds of its clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
     pub(crate) start: u64,
@@ -40,7 +37,6 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// Time from the end of the warm-up to the end of the run.
     pub(crate) fn measured(self) -> Duration {
         Duration::from_nanos(self.end.saturating_sub(self.measure))
     }
@@ -62,7 +58,6 @@ impl<'a, C> RunShared<'a, C> {
         }
     }
 
-    /// Marks this thread as ready; the last thread sets the start time.
     pub(crate) fn thread_is_ready(&self) {
         /// Long enough for every thread to see the start time before it is reached.
         const NOTICE_NS: u64 = 20_000_000;
@@ -71,10 +66,8 @@ impl<'a, C> RunShared<'a, C> {
         }
     }
 
-    /// Times of the run, once all threads are ready.
     pub(crate) fn schedule(&self) -> Option<Schedule> {
         let start = self.start_ns.load(SeqCst);
-        // Saturates at the end of the clock's range.
         let measure = start.saturating_add(nanos(self.frame.warmup));
         let end = measure.saturating_add(nanos(self.frame.duration)).min(self.cut_ns.load(SeqCst));
         (start > 0).then_some(Schedule { start, measure, end })
@@ -94,7 +87,6 @@ impl<'a, C> RunShared<'a, C> {
         }
     }
 
-    /// Measured time, and whether the run was cut short.
     pub(crate) fn measured(&self) -> (Duration, bool) {
         match self.schedule() {
             Some(schedule) if schedule.measured() < self.frame.duration => (schedule.measured(), true),
@@ -111,7 +103,6 @@ impl<'a, C> RunShared<'a, C> {
         Ok(())
     }
 
-    /// Waits for the other threads to become ready.
     pub(crate) fn wait_for_start(&self) -> Result<Schedule, LoadError> {
         loop {
             self.check()?;
@@ -122,7 +113,6 @@ impl<'a, C> RunShared<'a, C> {
         }
     }
 
-    /// Stops all threads; the first error is kept.
     pub(crate) fn fail(&self, error: LoadError) {
         if let Ok(mut failure) = self.failure.lock()
             && (failure.is_none() || matches!(*failure, Some(LoadError::Stopped)))

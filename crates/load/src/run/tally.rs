@@ -7,7 +7,6 @@ use turnpike_measure::Latency;
 
 use crate::profile::Figures;
 
-/// Counts of one or more threads.
 #[derive(Clone, Default)]
 pub(crate) struct RunTally {
     pub(crate) sent: u64,
@@ -18,8 +17,7 @@ pub(crate) struct RunTally {
     pub(crate) reordered: u64,
     pub(crate) rtt: Latency,
     pub(crate) late: Latency,
-    /// Pending equal round trips: datagrams of a batch share a clock read and often a due time, so they are
-    /// recorded together.
+    /// Pending equal round trips, recorded together: a batch shares a clock read and often a due time.
     run_us: u64,
     run_length: u32,
 }
@@ -48,7 +46,6 @@ impl RunTally {
         self.late.merge(&other.late);
     }
 
-    /// Resets the counts; the histograms keep their memory.
     pub(crate) fn clear(&mut self) {
         let Self { sent, sent_bytes, received, received_bytes, duplicated, reordered, rtt, late, .. } = self;
         for counter in [sent, sent_bytes, received, received_bytes, duplicated, reordered] {
@@ -68,12 +65,10 @@ impl RunTally {
     }
 }
 
-/// Counts of the warm-up and of the measured time, by due time.
 #[derive(Default)]
 pub(crate) struct RunTallies {
     pub(crate) warmup: RunTally,
     pub(crate) measured: RunTally,
-    /// Packets in flight when this was published.
     pub(crate) under_way: u64,
 }
 
@@ -83,7 +78,6 @@ impl RunTallies {
         if measured { &mut self.measured } else { &mut self.warmup }
     }
 
-    /// Moves the counts to `slot`. `under_way` is the number of packets in flight.
     pub(crate) fn publish(&mut self, slot: &Mutex<Self>, under_way: u64) {
         let Ok(mut slot) = slot.lock() else { return };
         let slot = &mut *slot;
@@ -96,7 +90,6 @@ impl RunTallies {
         }
     }
 
-    /// Merges the counts published since the last call into `into`.
     pub(crate) fn collect(slot: &Mutex<Self>, into: &mut Self) {
         let Ok(mut slot) = slot.lock() else { return };
         let Self { warmup, measured, under_way } = &mut *slot;
@@ -108,15 +101,12 @@ impl RunTallies {
     }
 }
 
-/// Final results of a thread.
 #[derive(Default)]
 pub(crate) struct Finished {
     pub(crate) errors: Errors,
     /// Sum and number of the flows' jitter estimates, in microseconds.
     pub(crate) jitter: (f64, u64),
-    /// Counts per stream of a profile.
     pub(crate) streams: Vec<Figures>,
-    /// Unknown payloads received.
     pub(crate) garbled: u64,
     /// CPU time of the measured part, including the wait for the last replies.
     pub(crate) cpu: Option<Duration>,

@@ -22,16 +22,12 @@ use crate::{
     run::{Errors, Finished, Heartbeat, RunTallies, Schedule},
 };
 
-/// Bits per second that arrived within the measured time.
 pub(super) const TO_SERVER_BPS: &str = "to_server_bps";
 pub(super) const TO_CLIENT_BPS: &str = "to_client_bps";
 
-/// Bytes per receive call.
 const READ: usize = 256 << 10;
-/// Bytes that one stream may move before others get their turn.
 const BUDGET: usize = 1 << 20;
 
-/// Runs one thread's share of the streams.
 pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.connections(), thread);
     let modes: Vec<StreamMode> = (first..first + count).map(|number| shared.config.mode(number)).collect();
@@ -55,7 +51,6 @@ struct Bulk<'a> {
     tallies: RunTallies,
 }
 
-/// Receive buffers, and the treatment of received bytes.
 struct ReceiveBuffers {
     bytes: Vec<u8>,
     discarded: Vec<MaybeUninit<u8>>,
@@ -143,7 +138,6 @@ impl<'a> Bulk<'a> {
         })
     }
 
-    /// Rates within the measured time.
     fn rates(&self) -> BTreeMap<&'static str, f64> {
         let (mut rates, measured) = (BTreeMap::new(), self.schedule.measured());
         for stream in &self.streams {
@@ -177,7 +171,6 @@ struct BulkStream {
     socket: TcpStream,
     number: usize,
     way: BulkWay,
-    /// Time of the last progress.
     last_ns: u64,
 }
 
@@ -224,7 +217,6 @@ impl BulkStream {
         }
     }
 
-    /// Payload bytes so far.
     fn moved(&self) -> u64 {
         match &self.way {
             BulkWay::ToServer(sending) => sending.sent,
@@ -269,7 +261,6 @@ impl BulkStream {
         }
     }
 
-    /// Checks after the end that everything arrived.
     fn check(&self, server: SocketAddr) -> Result<(), LoadError> {
         let (sent, received, wrong) = match &self.way {
             BulkWay::ToServer(sending) => (sending.sent, sending.latest.total, sending.latest.wrong),
@@ -290,13 +281,11 @@ impl BulkStream {
 #[derive(Default)]
 struct Sending {
     sent: u64,
-    /// Number of these bytes that belong to the warm-up.
     warmup: u64,
     stopped: bool,
     partial: [u8; RECORD_LEN],
     partial_len: usize,
     latest: StreamRecord,
-    /// First and last record within the measured time.
     window: Option<(StreamRecord, StreamRecord)>,
 }
 
@@ -344,8 +333,7 @@ impl Sending {
         }
     }
 
-    /// Bits per second between the records of the measured time, by the reflector's clock, so that bytes that
-    /// only fill buffers do not count. If the time was too short for two records, counts the bytes sent.
+    /// By the reflector's clock, so that bytes that only fill buffers do not count. Falls back to bytes sent.
     fn rate(&self, duration: Duration) -> f64 {
         let between = self.window.and_then(|(first, last)| {
             let time = last.elapsed.checked_sub(first.elapsed)?;
@@ -360,7 +348,6 @@ impl Sending {
 #[derive(Default)]
 struct Receiving {
     received: u64,
-    /// Number of these bytes that arrived within the measured time.
     in_window: u64,
     wrong: u64,
     stopped: bool,
@@ -412,7 +399,6 @@ impl Receiving {
         Ok(())
     }
 
-    /// Counts the payload; returns its length.
     fn take(&mut self, data: &[u8], verify: bool) -> u64 {
         let before = self.received;
         let (received, wrong) = (&mut self.received, &mut self.wrong);
@@ -433,7 +419,6 @@ impl Receiving {
         Ok(())
     }
 
-    /// Total sent, from the reflector's record.
     fn sent(&self) -> u64 {
         StreamRecord::from_bytes(self.tail.bytes).total
     }
@@ -451,7 +436,6 @@ struct Tail {
 }
 
 impl Tail {
-    /// Passes on everything so far except the last [`RECORD_LEN`] bytes.
     fn push(&mut self, data: &[u8], mut payload: impl FnMut(&[u8])) {
         if let Some((rest, last)) = data.split_last_chunk::<RECORD_LEN>() {
             payload(&self.bytes[..self.len]);

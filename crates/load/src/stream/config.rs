@@ -22,7 +22,6 @@ pub struct Config {
     pub timeout: Duration,
 }
 
-/// Target and duration.
 #[derive(Clone, Debug, Args)]
 pub struct StreamTarget {
     /// A `turnpike reflect`, or a forwarder to one: HOST[:PORT], default port 3480
@@ -35,11 +34,8 @@ pub struct StreamTarget {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Workload {
-    /// As many bytes as possible.
     Bulk(BulkLoad),
-    /// Requests and responses on open connections, one outstanding per connection.
     Exchange(ExchangeLoad),
-    /// One connection per request and response.
     Connect(ConnectLoad),
 }
 
@@ -124,12 +120,10 @@ pub struct ConnectLoad {
     pub limits: ResultLimits,
 }
 
-/// Side that closes a connection of `load connect` first. It keeps the address pair for 60 s (TIME_WAIT), and
-/// a client, or a transparent forwarder, has only 28,000 local ports per server address.
+/// The first to close keeps the address pair for 60 s (TIME_WAIT); a client has 28,000 ports per server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, VariantNames)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum Close {
-    /// No limit on the length of the run.
     #[default]
     Server,
     Client,
@@ -145,7 +139,6 @@ impl Config {
         Self { target, workload, timeout: Duration::from_secs(5) }
     }
 
-    /// Checks the settings.
     pub(crate) fn validate(&self) -> Result<(), LoadError> {
         let (clients, response) = match self.workload {
             Workload::Bulk(_) => ("--parallel", 1),
@@ -166,7 +159,6 @@ impl Config {
         Ok(())
     }
 
-    /// Concurrent connections; in bulk, streams per direction.
     pub(crate) fn clients(&self) -> usize {
         match self.workload {
             Workload::Bulk(BulkLoad { clients, .. })
@@ -175,14 +167,12 @@ impl Config {
         }
     }
 
-    /// Concurrent connections, both directions together.
     pub(crate) fn connections(&self) -> usize {
         let both = matches!(self.workload, Workload::Bulk(BulkLoad { bidir: true, .. }));
         if both { self.clients() * 2 } else { self.clients() }
     }
 
-    /// Offered load. A due request only waits for a free client, and the wait counts. Bulk has no rate and no
-    /// losses.
+    /// A due request only waits for a free client, and the wait counts. Bulk has no rate and no losses.
     pub(crate) fn rate_and_limits(&self) -> (Rate, ResultLimits) {
         match self.workload {
             Workload::Bulk(_) => (Rate::Max, ResultLimits::default()),
@@ -191,7 +181,6 @@ impl Config {
         }
     }
 
-    /// Bytes per write or request.
     pub(crate) fn size(&self) -> usize {
         match self.workload {
             Workload::Bulk(BulkLoad { size, .. })
@@ -200,7 +189,6 @@ impl Config {
         }
     }
 
-    /// Mode that connection `number` of the run requests.
     pub(crate) fn mode(&self, number: usize) -> StreamMode {
         match self.workload {
             Workload::Bulk(BulkLoad { reverse, bidir, size, verify, skip_rx_copy, .. }) => {

@@ -18,17 +18,13 @@ use crate::{
     run::{Errors, Finished, Heartbeat, RunTallies},
 };
 
-/// Error when no local port is left for this server.
 pub(super) const NO_LOCAL_PORT: &str = "no_local_port";
 
 /// Pause of a client after a failure, which would otherwise repeat immediately.
 const REST_NS: u64 = 10_000_000;
-/// Time without any success after which the server counts as gone.
 const GONE_NS: u64 = 1_500_000_000;
-/// Bytes per receive call.
 const READ: usize = 64 << 10;
 
-/// Runs one thread's share of the clients.
 pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let Workload::Connect(options) = shared.config.workload else {
         return Ok(Finished::default());
@@ -104,12 +100,10 @@ enum SlotState {
     Connecting,
     Sending,
     Waiting,
-    /// Waiting for the server to close.
     Closing,
 }
 
 impl Connect<'_> {
-    /// Returns the CPU time of the measured part.
     fn run(&mut self) -> Result<Option<Duration>, LoadError> {
         let mut heartbeat = Heartbeat::new(self.shared, self.thread, self.starts.schedule);
         let mut ready: Vec<Event> = Vec::new();
@@ -207,7 +201,6 @@ impl Connect<'_> {
                 }
                 Ok(len) => slot.missing -= len,
                 Err(error) if is_not_now(&error) => return Ok(()),
-                // The response is complete, so any kind of close is fine.
                 Err(_) if slot.state == SlotState::Closing => break,
                 Err(error) => return Err(error),
             }
@@ -222,7 +215,6 @@ impl Connect<'_> {
             tally.received_bytes += self.response as u64;
             tally.record_rtt((now - due) / 1_000);
             match self.close {
-                // The close has often arrived already.
                 Close::Server => continue,
                 Close::Client => {}
                 Close::Reset => SockRef::from(&*stream).set_linger(Some(Duration::ZERO))?,
@@ -257,7 +249,6 @@ impl Connect<'_> {
         Ok(())
     }
 
-    /// Fails attempts that take too long.
     fn expire(&mut self, now: u64) -> Result<(), LoadError> {
         let limit = nanos(self.shared.config.timeout);
         for index in 0..self.slots.len() {

@@ -17,19 +17,15 @@ use crate::{
     greeting::{self, ACK_LEN, StreamMode},
 };
 
-/// Concurrent connection attempts of all threads during setup.
 const OUTSTANDING: usize = 256;
 
-/// Interval of checking on the run while idle.
 const LOOK_NS: u64 = 10_000_000;
 
-/// Result of a connection attempt.
 pub(super) fn finish(stream: &TcpStream) -> io::Result<()> {
     stream.take_error()?.map_or(Ok(()), Err)
 }
 
-/// Opens one connection per mode and waits for all acknowledgements. Poller tokens are indices into the
-/// result.
+/// Poller tokens are indices into the result.
 pub(super) fn all(
     shared: &StreamShared<'_>,
     poller: &mut Poller,
@@ -89,7 +85,6 @@ impl Dial {
         Ok(Self { stream, state: DialState::Connecting })
     }
 
-    /// Returns true when the connection becomes ready.
     fn advance(
         &mut self,
         server: SocketAddr,

@@ -14,10 +14,8 @@ use crate::{
     run::{Errors, Finished, Heartbeat, RunTallies},
 };
 
-/// Bytes per receive call.
 const READ: usize = 64 << 10;
 
-/// Runs one thread's share of the connections.
 pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let Workload::Exchange(options) = shared.config.workload else {
         return Ok(Finished::default());
@@ -69,15 +67,12 @@ struct Exchange<'a> {
 struct ExchangeClient {
     stream: TcpStream,
     due: u64,
-    /// Bytes of the request that the kernel has not accepted yet.
     unsent: usize,
-    /// Bytes of the response that are still missing.
     missing: usize,
     moved: u64,
 }
 
 impl Exchange<'_> {
-    /// Returns the CPU time of the measured part.
     fn run(&mut self) -> Result<Option<Duration>, LoadError> {
         let mut heartbeat = Heartbeat::new(self.shared, self.thread, self.starts.schedule);
         let mut ready: Vec<Event> = Vec::new();

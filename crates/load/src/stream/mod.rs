@@ -31,19 +31,9 @@ use crate::{
 
 type StreamShared<'a> = run::RunShared<'a, Config>;
 
-/// Maximum sleep of a thread, so that it ends in time.
 const LONGEST_SLEEP_NS: u64 = 20_000_000;
 
-/// Runs a load until its time is over or `stop` is called. Calls `progress` about once a second from the
-/// calling thread.
-///
-/// In a bulk run [`Report::sent`] and [`Report::received`] count bytes, and `send_pps` and `recv_pps` bytes
-/// per second; `recv_bps` is what the receiver saw within the measured time.
-///
-/// # Errors
-///
-/// The settings are invalid, no reflector answers, a connection is lost, or the run is stopped before the
-/// measurement starts; in a bulk run, also if not every byte arrives.
+/// Calls `progress` about once a second. In bulk, counts are bytes and `recv_bps` is the receiver's rate.
 pub fn run(
     config: &Config,
     stop: &StopHandle,
@@ -71,7 +61,6 @@ fn run_thread(shared: &StreamShared<'_>, number: usize) -> Result<run::Finished,
     }
 }
 
-/// Waits for events for at most `longest_ns` and [`LONGEST_SLEEP_NS`].
 fn wait(poller: &mut Poller, ready: &mut Vec<Event>, longest_ns: u64) -> Result<(), LoadError> {
     let timeout = Duration::from_nanos(longest_ns.min(LONGEST_SLEEP_NS));
     ready.clear();
@@ -79,12 +68,10 @@ fn wait(poller: &mut Poller, ready: &mut Vec<Event>, longest_ns: u64) -> Result<
     Ok(())
 }
 
-/// The poller reports when a retry is worthwhile.
 fn is_not_now(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Adds the figures that have other names for this workload.
 fn complete(report: &mut Report, workload: Workload) {
     match workload {
         Workload::Bulk(_) => {

@@ -13,10 +13,8 @@ use crate::{
 /// Requests due in the measured time that found no free client before its end.
 pub(super) const NOT_STARTED: &str = "not_started";
 
-/// Responses later than this after the end count as lost.
 const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 
-/// Request starts of one thread.
 pub(super) struct Starts {
     pub(super) schedule: Schedule,
     pacer: Option<Pacer>,
@@ -26,7 +24,6 @@ pub(super) struct Starts {
 }
 
 impl Starts {
-    /// Creates the starts of `clients` clients; `first` is the number of the first one within the run.
     #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
     pub(super) fn new(shared: &StreamShared<'_>, schedule: Schedule, clients: usize, first: usize) -> Self {
         let pacer = match shared.config.rate_and_limits().0 {
@@ -43,7 +40,6 @@ impl Starts {
         Self { schedule, pacer, clients, free: (0..clients).map(|index| (index, 0)).collect() }
     }
 
-    /// Next client that may start, with the due time of its request.
     #[inline]
     pub(super) fn next(&mut self, now: u64, tallies: &mut RunTallies) -> Option<(usize, u64)> {
         let (index, free_since) = *self.free.front().filter(|(_, from)| *from <= now)?;
@@ -52,7 +48,6 @@ impl Starts {
         Some((index, due))
     }
 
-    /// Frees a client from the given time on.
     pub(super) fn free(&mut self, index: usize, from: u64) {
         self.free.push_back((index, from));
     }
@@ -66,20 +61,17 @@ impl Starts {
         due
     }
 
-    /// Clients with an outstanding request.
     pub(super) fn busy(&self) -> usize {
         self.clients - self.free.len()
     }
 
-    /// The run has ended and all responses have arrived or count as lost.
     pub(super) fn is_over(&self, now: u64) -> bool {
         let end = self.schedule.end;
         now >= end && (self.busy() == 0 || now - end > LONGEST_DRAIN_NS)
     }
 
-    /// Due time of the next request if it may start now on a client that has been free since `free_since`.
-    /// Only the delay after both is lateness of the generator; the wait for a client is caused by the server
-    /// and part of the round trip.
+    /// Only the delay after `free_since` and the due time is lateness of the generator; the wait for a client
+    /// is part of the round trip.
     #[inline]
     fn take(&mut self, now: u64, free_since: u64, tallies: &mut RunTallies) -> Option<u64> {
         if now < self.schedule.start || now >= self.schedule.end {
@@ -95,7 +87,6 @@ impl Starts {
         Some(due)
     }
 
-    /// Nanoseconds until the next start.
     pub(super) fn pause(&self, now: u64) -> u64 {
         let Some((_, from)) = self.free.front().filter(|_| now < self.schedule.end) else {
             return LONGEST_SLEEP_NS;
@@ -108,7 +99,6 @@ impl Starts {
         next.min(self.schedule.end).max(*from).saturating_sub(now)
     }
 
-    /// Counts requests that were due and did not start.
     pub(super) fn end(&mut self, errors: &mut Errors) {
         let Some(pacer) = &mut self.pacer else { return };
         let mut missed = 0;

@@ -20,19 +20,13 @@ use crate::{
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EchoPlan {
-    /// Clients of all threads.
     pub(crate) clients: usize,
-    /// Total of all clients.
     pub(crate) rate: Rate,
-    /// Payload bytes.
     pub(crate) size: usize,
-    /// Payloads that a client sends back to back.
     pub(crate) burst: usize,
-    /// With [`Rate::Max`]: maximum payloads in flight per client.
     pub(crate) window: Option<u64>,
 }
 
-/// Sends and receives until the run ends, for this thread's clients, which are set up.
 pub(crate) fn run<C>(
     carrier: &mut impl Carrier,
     plan: &EchoPlan,
@@ -75,12 +69,10 @@ pub(crate) fn run<C>(
 }
 
 struct EchoFlows {
-    /// Number of the first client.
     first: usize,
     flows: Vec<Flow>,
     tallies: RunTallies,
     measure_ns: u64,
-    /// Received payloads that differ from the ones sent.
     garbled: u64,
 }
 
@@ -95,14 +87,12 @@ impl EchoFlows {
         }
     }
 
-    /// Number of a client's flow within the run.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "validated: at most 10,000 clients")]
     fn number(&self, client: usize) -> u32 {
         (self.first + client) as u32
     }
 
-    /// Queues a burst of one client.
     fn push(&mut self, carrier: &mut impl Carrier, client: usize, due_ns: u64, plan: &EchoPlan) {
         let number = self.number(client);
         let flow = &mut self.flows[client];
@@ -137,28 +127,26 @@ impl Sink for EchoFlows {
         }
     }
 
-    /// Frees the window of packets that will never be answered.
     fn forget(&mut self, client: usize) {
         self.flows[client].settled = self.flows[client].next_sequence;
     }
 }
 
-/// Selects the next client to send.
 struct EchoSender {
     plan: EchoPlan,
     schedule: Schedule,
     pace: EchoPace,
     flows: usize,
-    /// Next client.
     turn: usize,
 }
 
 enum EchoPace {
-    /// Bursts at their due times.
     Open(Pacer),
-    /// As fast as possible within each client's window; `stuck_since` is the time since which nothing has
-    /// come back.
-    Flood { window: u64, stuck_since: u64 },
+    /// `stuck_since`: time since which nothing has come back.
+    Flood {
+        window: u64,
+        stuck_since: u64,
+    },
 }
 
 impl EchoSender {
@@ -178,8 +166,7 @@ impl EchoSender {
         Self { plan, schedule, pace, flows, turn: 0 }
     }
 
-    /// Sends due bursts, up to a few batches. Returns the time until the next one, or `None` at the end of
-    /// the run.
+    /// Returns the time until the next burst, or `None` at the end of the run.
     fn send<C>(
         &mut self,
         carrier: &mut impl Carrier,
@@ -219,7 +206,6 @@ impl EchoSender {
         Some(Duration::ZERO)
     }
 
-    /// Queues one batch of due bursts.
     #[expect(clippy::cast_possible_truncation, reason = "a burst is at most 64")]
     fn send_due(&mut self, carrier: &mut impl Carrier, echo: &mut EchoFlows, now: u64) {
         let EchoPace::Open(pacer) = &mut self.pace else { return };
@@ -241,15 +227,13 @@ impl EchoSender {
     fn flood(&mut self, carrier: &mut impl Carrier, echo: &mut EchoFlows, now: u64) -> Duration {
         /// Time without replies, with every window full, after which the packets in flight count as lost.
         const STUCK_NS: u64 = 100_000_000;
-        /// Limits for gathering bursts of clients with room in their window, since bursts of one client leave
-        /// in one call. Without a window, gathering would not end.
+        /// Bursts of one client leave in one call. Without a window, gathering would not end.
         const GATHERED: usize = 32;
         const GATHERED_BYTES: usize = 256 << 10;
         let EchoPlan { burst, size, .. } = self.plan;
         let EchoPace::Flood { window, stuck_since } = &mut self.pace else { return Duration::ZERO };
         let gathered =
             if *window == u64::MAX { 0 } else { (GATHERED * burst).min(GATHERED_BYTES / size.max(1)) };
-        // Clients that had their turn, and how many of the latest could not send.
         let (mut turns, mut idle) = (0, 0);
         while idle < self.flows {
             let flow = &echo.flows[self.turn];
@@ -282,7 +266,6 @@ impl EchoSender {
     }
 }
 
-/// Sends the batch; datagrams that the kernel rejects do not count as sent.
 fn flush(carrier: &mut impl Carrier, echo: &mut EchoFlows, plan: &EchoPlan, measured: bool) -> u64 {
     let dropped = carrier.flush();
     if dropped > 0 {
@@ -293,7 +276,6 @@ fn flush(carrier: &mut impl Carrier, echo: &mut EchoFlows, plan: &EchoPlan, meas
     dropped
 }
 
-/// Sends bursts held back during a client's move, up to one batch.
 fn release(carrier: &mut impl Carrier, echo: &mut EchoFlows, plan: &EchoPlan) {
     while carrier.queued() < BATCH
         && let Some((client, due)) = carrier.release()
@@ -326,7 +308,6 @@ fn drain<C>(
         let all = echo.flows.iter().all(|flow| flow.under_way() == 0);
         let quiet = all || now - last > QUIET_NS;
         if (quiet && !carrier.is_waiting()) || now - start > LONGEST_DRAIN_NS {
-            // Bursts still held are due and lost.
             carrier.give_up();
             while carrier.is_releasing() {
                 release(carrier, echo, plan);

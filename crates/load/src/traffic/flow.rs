@@ -10,14 +10,12 @@ pub(crate) struct Flow {
     pub(crate) jitter: Jitter,
     /// Sequence numbers below this are no longer in flight.
     pub(crate) settled: u64,
-    /// Sent in the measured time.
     pub(crate) sent: u64,
     received: u64,
     seen: Sequence,
 }
 
 impl Flow {
-    /// Counts a received payload of `len` bytes; false if it was never sent.
     #[inline]
     pub(crate) fn arrived(
         &mut self,
@@ -54,7 +52,6 @@ impl Flow {
         self.next_sequence - self.seen.next().max(self.settled)
     }
 
-    /// Payloads lost in the measured time.
     pub(crate) fn lost(&self) -> u64 {
         self.sent.saturating_sub(self.received)
     }

@@ -14,12 +14,10 @@ use crate::{
     run::{RunShared, Schedule},
 };
 
-/// Payloads queued before a flush.
 pub(crate) const BATCH: usize = 256;
-/// Minimum sleep of a paced thread. Waking for every burst cost 38 % of the generator's CPU time at 25,000
-/// bursts/s; at 20,000/s, used for latency measurements, every burst still has its own wake-up.
+/// Waking for every burst cost 38 % of the generator's CPU time at 25,000 bursts/s; at 20,000/s, used for
+/// latency, each has a wake-up.
 pub(crate) const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
-/// Maximum sleep of an idle thread, which also looks after its clients.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 /// Silence after the last arrival after which missing packets count as lost.
 pub(crate) const QUIET_NS: u64 = 400_000_000;
@@ -28,11 +26,9 @@ pub(crate) const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 /// Token of a socket that does not belong to the carrier; see [`Sink::peer_is_ready`].
 pub(crate) const PEER: u64 = 1 << 32;
 
-/// Path of one thread's clients to their peers, by client index.
 pub(crate) trait Carrier {
     /// Queues `count` payloads of `len` bytes, each written by `fill`, from a client to its peer.
     fn push(&mut self, client: usize, count: usize, len: usize, fill: impl FnMut(&mut [u8]));
-    /// Payloads and protocol messages queued since the last flush.
     fn queued(&self) -> usize;
     /// Sends the queue; returns how many messages were not accepted.
     fn flush(&mut self) -> u64;
@@ -45,13 +41,11 @@ pub(crate) trait Carrier {
     fn seen_as(&self, _client: usize) -> Option<SocketAddr> {
         None
     }
-    /// Poller for a socket registered as [`PEER`].
     fn poller(&self) -> &Poller;
     fn errors(&mut self) -> &mut Errors;
 
     // The following methods serve clients that change their socket during the run; due bursts wait meanwhile.
 
-    /// Sets or updates the times of the run.
     fn plan(&mut self, _schedule: Schedule) {}
     /// [`Carrier::tend`] has work to do.
     fn is_due(&self, _now_ns: u64) -> bool {
@@ -71,27 +65,22 @@ pub(crate) trait Carrier {
     fn release(&mut self) -> Option<(usize, u64)> {
         None
     }
-    /// Bursts are held back, or a client waits for the server.
     fn is_waiting(&self) -> bool {
         false
     }
-    /// Drops held bursts.
     fn give_up(&mut self) {}
 
     /// Reports the number of a client's payloads lost in the measured time, at the end of the run.
     fn lost(&mut self, _client: usize, _count: u64) {}
 }
 
-/// Receiver of arrivals.
 pub(crate) trait Sink {
     fn payload(&mut self, client: usize, now_ns: u64, payload: &[u8]);
     /// Packets of this client in flight will not be answered any more.
     fn forget(&mut self, _client: usize) {}
-    /// The socket registered as [`PEER`] is readable.
     fn peer_is_ready(&mut self) {}
 }
 
-/// Marks this thread as ready, and receives until all threads are.
 pub(crate) fn await_start<C>(
     carrier: &mut impl Carrier,
     sink: &mut impl Sink,
@@ -108,7 +97,6 @@ pub(crate) fn await_start<C>(
     }
 }
 
-/// Ignores payloads, during setup and teardown.
 pub(crate) struct NoData;
 
 impl Sink for NoData {

@@ -24,14 +24,12 @@ use crate::{
     traffic::{Carrier as _, LONGEST_DRAIN_NS, LONGEST_SLEEP, NoData},
 };
 
-/// Source ports, used in rotation. They end below 49152, where a server on the same machine has its relay
-/// ports (RFC 8656 section 7.2).
+/// End below 49152, where a server on the same machine has its relay ports (RFC 8656 section 7.2).
 const PORTS: std::ops::Range<u16> = 20_000..49_152;
 
 /// Channels per allocation in mode `bind`: fewer than servers allow by default.
 const CHANNELS: u16 = 60;
 
-/// Runs one thread's share.
 pub(super) fn run(
     shared: &TurnShared<'_>,
     security: Option<&Security>,
@@ -65,19 +63,14 @@ struct Churn<'a> {
     shared: &'a TurnShared<'a>,
     schedule: Schedule,
     engine: TurnEngine,
-    /// Endpoints without an allocation, longest idle first.
     free: VecDeque<usize>,
-    /// Due time of each endpoint's allocation or channel.
     due: Vec<u64>,
-    /// Endpoints whose allocation is to be deleted.
     is_granted: Vec<bool>,
-    /// Channels requested by each endpoint.
     bound: Vec<u16>,
     ports: SourcePorts,
     users: UserRotation,
     limit: usize,
     under_way: usize,
-    /// Number of these that were granted.
     deleting: usize,
     granted: u64,
     tallies: RunTallies,
@@ -113,7 +106,6 @@ impl Churn<'_> {
         Ok(finished(config, self.engine, Finished { cpu, ..Finished::default() }))
     }
 
-    /// Starts due allocations while slots and sockets are free; returns the time until the next one.
     fn start_due(&mut self, now: u64, mut pacer: Option<&mut Pacer>) -> Duration {
         if now < self.schedule.start {
             return Duration::from_nanos(self.schedule.start - now).min(LONGEST_SLEEP);
@@ -176,7 +168,6 @@ impl Churn<'_> {
         self.delete(index, now);
     }
 
-    /// Counts a response.
     fn answered(&mut self, index: usize, now: u64) {
         let due = self.due[index];
         let tally = self.tallies.of(due >= self.schedule.measure);
@@ -184,7 +175,6 @@ impl Churn<'_> {
         tally.record_rtt(now.saturating_sub(due) / 1_000);
     }
 
-    /// Binds another channel, or deletes the allocation if it has enough or the time is over.
     fn bind_next(&mut self, index: usize, now: u64) {
         let bound = self.bound[index];
         if bound == CHANNELS || now >= self.schedule.end {
@@ -203,7 +193,6 @@ impl Churn<'_> {
     fn delete(&mut self, index: usize, now: u64) {
         self.deleting += 1;
         self.is_granted[index] = true;
-        // Cannot fail: the allocation exists.
         let _ = self.engine.endpoints[index].client.delete(now / 1_000_000);
         self.engine.pump(index);
     }
@@ -219,7 +208,6 @@ impl Churn<'_> {
         self.rest(index)
     }
 
-    /// Prepares the endpoint for the next allocation, from another port.
     fn rest(&mut self, index: usize) -> Result<(), LoadError> {
         let mut source = io::Error::from(io::ErrorKind::AddrInUse);
         self.engine.return_home(index);
@@ -256,7 +244,6 @@ impl Churn<'_> {
     }
 }
 
-/// Users of one thread's allocations, in rotation.
 struct UserRotation {
     /// Settings of the first user; the others append a number to the name.
     settings: Arc<client::Config>,
@@ -266,7 +253,7 @@ struct UserRotation {
 }
 
 impl UserRotation {
-    /// Threads start at different users, so that all users together have one turn per `count` allocations.
+    /// Threads start at different users, so that all users have one turn per `count` allocations.
     fn of_thread(thread: usize, shared: &TurnShared<'_>) -> Self {
         let config = shared.config;
         let settings = client_settings(config);
@@ -280,7 +267,6 @@ impl UserRotation {
     }
 }
 
-/// Source ports of one thread, in rotation.
 struct SourcePorts {
     first: u16,
     count: u16,
@@ -288,7 +274,6 @@ struct SourcePorts {
 }
 
 impl SourcePorts {
-    /// Takes an equal part of [`PORTS`] per thread.
     fn of_thread(thread: usize, threads: usize) -> Self {
         let each = (PORTS.len() / threads).max(1);
         let offset = (thread * each).min(PORTS.len() - 1);

@@ -168,7 +168,6 @@ pub struct Config {
     pub addresses: Vec<SocketAddr>,
 }
 
-/// Returns a configuration error with this message.
 macro_rules! refuse_if {
     ($is_wrong:expr, $($what:tt)*) => {
         if $is_wrong {
@@ -177,23 +176,19 @@ macro_rules! refuse_if {
     };
 }
 
-/// Number of users who may take turns.
 const USERS: RangeInclusive<usize> = 1..=1_000_000;
 /// Intervals of moves: a lost Refresh is retransmitted after half a second.
 const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
-/// Silences after which clients reconnect.
 const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
 
 impl Config {
     /// Maximum payload over DTLS: a record's 2^14 bytes (RFC 6347 section 4.1) minus the largest header.
     pub(crate) const MAX_DTLS_SIZE: usize = 16_000;
-    /// Default settings for one server.
     #[must_use]
     pub fn new(server: SocketAddr) -> Self {
         options::defaults(server)
     }
 
-    /// Reads the token file and resolves the servers.
     pub(super) fn looked_up(&self) -> Result<Self, LoadError> {
         let mut found = self.clone();
         let transport = self.transport();
@@ -206,7 +201,6 @@ impl Config {
         Ok(found)
     }
 
-    /// Transport to the servers.
     pub(crate) fn transport(&self) -> Transport {
         self.transport.or_else(|| Some(self.servers.first()?.transport())).unwrap_or(Transport::Udp)
     }
@@ -230,7 +224,6 @@ impl Config {
         peer
     }
 
-    /// Checks the settings.
     fn validate(&self) -> Result<(), LoadError> {
         udp::check(&self.plan(), &self.frame(), self.run.threads)?;
         self.validate_transport()?;
@@ -266,10 +259,8 @@ impl Config {
         Ok(())
     }
 
-    /// Server of client `number` of the run.
     pub(super) fn server_of(&self, number: usize) -> SocketAddr {
         let place = number * self.addresses.len() / self.clients;
-        // Settings without a server are rejected earlier.
         self.addresses.get(place).copied().unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into())
     }
 
@@ -320,12 +311,10 @@ impl Config {
         Ok(())
     }
 
-    /// Local address of client `number` if all clients share a socket.
     pub(super) fn address_of_client(&self, number: usize) -> Option<IpAddr> {
         self.client_prefix?.nth(u32::try_from(number).ok()?.checked_add(1)?)
     }
 
-    /// Peer of client `number`.
     pub(super) fn peer_of_client(&self, number: usize) -> SocketAddr {
         let number = u32::try_from(number).unwrap_or(u32::MAX);
         let ip = self.peer_prefix.and_then(|prefix| prefix.nth(number.saturating_add(1)));
@@ -386,7 +375,6 @@ impl Config {
             "--family {} does not match the peer {peer}: choose another with --peer",
             if peer.is_ipv6() { 4 } else { 6 }
         );
-        // A DTLS record holds less than a datagram.
         refuse_if!(
             transport == Transport::Dtls && self.size > Self::MAX_DTLS_SIZE,
             "--size is {}, but over DTLS it must be {HEADER_LEN} to {}",
@@ -440,7 +428,6 @@ impl Config {
         Ok(())
     }
 
-    /// Checks the number of users and the access token.
     fn validate_users(&self) -> Result<(), LoadError> {
         if self.users != 1 {
             refuse_if!(
@@ -471,7 +458,6 @@ impl Config {
         self.family.or_else(|| self.peer().is_ipv6().then_some(Family::V6))
     }
 
-    /// Connections or sockets per client.
     pub(super) fn files_per_client(&self) -> usize {
         if self.relayed == Relayed::Tcp { 2 } else { 1 }
     }
@@ -483,7 +469,6 @@ fn within(flag: &str, time: Duration, range: RangeInclusive<Duration>) -> Result
     Ok(())
 }
 
-/// Address of a TURN server for this transport.
 fn address_of(server: &ServerUri, transport: Transport) -> Result<SocketAddr, LoadError> {
     if !server.is_turn() {
         let what = format!("{server} is a STUN server, which does not relay: give a turn: or turns: URI");
@@ -497,7 +482,6 @@ fn address_of(server: &ServerUri, transport: Transport) -> Result<SocketAddr, Lo
     addresses.first().copied().ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))
 }
 
-/// Reads a file with the output of `turnpike credentials`.
 fn read_token(path: &Path) -> Result<AccessToken, LoadError> {
     let wrong =
         |what: &dyn Display| LoadError::Config(format!("--access-token-file {}: {what}", path.display()));
@@ -526,10 +510,8 @@ fn family(text: &str) -> Result<Family, &'static str> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, VariantNames)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum DataVia {
-    /// ChannelData on a bound channel.
     #[default]
     Channel,
-    /// Send and Data indications.
     Send,
 }
 
@@ -537,14 +519,12 @@ pub enum DataVia {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, VariantNames)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum Mode {
-    /// Traffic through the relay to the reflector and back.
     #[default]
     Packet,
     /// Authenticated allocations from rotating source ports, deleted once granted.
     Allocate,
     /// Channels, bound one after the other per client; a client with enough of them starts over.
     Bind,
-    /// Unauthenticated requests, malformed and truncated messages, random bytes.
     Invalid,
 }
 
@@ -554,7 +534,6 @@ mod tests {
 
     use super::*;
 
-    /// Configuration for `flags` and the server 127.0.0.1, or the error.
     fn config(flags: &str) -> Result<Config, String> {
         let config =
             options::parse::<Config>(&format!("127.0.0.1 {flags}")).map_err(|error| error.to_string())?;

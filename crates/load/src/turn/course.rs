@@ -6,7 +6,6 @@ use turnpike_turn::client::{Failure, Request};
 
 use crate::LoadError;
 
-/// Maximum redirects in a row.
 const MAX_HOPS: usize = 5;
 
 /// Returns true if the client's port belongs to another allocation (437).
@@ -15,11 +14,8 @@ pub(super) fn is_taken_port(request: Request, failure: &Failure) -> bool {
 }
 
 pub(super) struct Course {
-    /// Current server.
     pub(super) server: SocketAddr,
-    /// Servers that redirected the client.
     pub(super) left: Vec<SocketAddr>,
-    /// Consecutive ports on which the server still had an allocation.
     pub(super) taken_ports: usize,
 }
 
@@ -28,15 +24,13 @@ impl Course {
         Self { server, left: Vec::new(), taken_ports: 0 }
     }
 
-    /// Moves on to the next server, or fails if it is not acceptable.
     pub(super) fn advance(&mut self, to: SocketAddr) -> Result<(), LoadError> {
         let from = self.server;
         let refused = |why| Err(LoadError::Redirected { from, to, why });
         if to.port() == 0 || to.ip().is_unspecified() || to.ip().is_multicast() {
             return refused("which is not a server address");
         }
-        // RFC 8489 section 10: a redirect to a server that got this request in the last five minutes fails
-        // the request.
+        // RFC 8489 section 10: a redirect to a server that got this request before fails the request.
         if to == from || self.left.contains(&to) {
             return refused("where it had been before: the servers redirect in a circle");
         }

@@ -21,17 +21,13 @@ use crate::{
     traffic::{Carrier, PEER, Sink},
 };
 
-/// Interval of checking client timers.
 const SWEEP_NS: u64 = 20_000_000;
 
 pub(super) struct TurnEndpoint {
     pub(super) client: Client,
-    /// Settings of this client.
     pub(super) settings: Arc<client::Config>,
     pub(super) course: Course,
-    /// Time of the client's next timer in milliseconds.
     timeout: u64,
-    /// RFC 6062: second connection while it is being bound.
     binding: Option<DataConnection>,
     pub(super) peer: SocketAddr,
     header: DataHeader,
@@ -41,12 +37,10 @@ pub(super) struct TurnEndpoint {
 struct DataHeader {
     bytes: [u8; indication::MAX_HEADER_LEN],
     len: usize,
-    /// Payload length of this header; 0 if there is none yet.
     payload: usize,
 }
 
 impl TurnEndpoint {
-    /// Prepares the header for payloads of this length.
     #[inline]
     fn prepare(&mut self, payload: usize) {
         if self.header.payload != payload {
@@ -73,14 +67,11 @@ impl TurnEndpoint {
 
 pub(super) struct TurnEngine {
     pub(super) endpoints: Vec<TurnEndpoint>,
-    /// Client events by endpoint; the driver of the engine removes them.
     pub(super) events: Vec<(usize, Event)>,
-    /// Results of binding peer connections by endpoint; the driver of the engine removes them.
     pub(super) bound: Vec<(usize, Result<(), Failure>)>,
     pub(super) errors: Errors,
     /// Endpoint that received an ICMP port unreachable from its server's address.
     pub(super) unreachable: Option<usize>,
-    /// Number of redirects followed.
     pub(super) redirects: u64,
     pub(super) moves: ClientMoves,
     pub(super) returns: Returns,
@@ -89,27 +80,22 @@ pub(super) struct TurnEngine {
     clock: Clock,
     poller: Poller,
     ready: Vec<Ready>,
-    /// Clients with a response on the shared socket.
     answered: Vec<usize>,
     next_sweep_ns: u64,
     wire: EngineSockets,
     /// ChannelData is padded on streams (RFC 8656 section 12.5), Send indications always.
     pads: bool,
-    /// Chunk size for a peer connection's bytes.
     piece: usize,
-    /// Each endpoint has a second connection for its peer.
     relays_streams: bool,
 }
 
 enum EngineSockets {
     Datagrams(Box<Datagrams>),
-    /// Peer connections, if any, follow the clients' own.
     Links(Box<Links>),
 }
 
 impl TurnEngine {
-    /// Creates `count` clients; `first` is the number of the first one within the run. Datagram sockets are
-    /// opened at once, connections on first use.
+    /// Datagram sockets are opened at once, connections on first use.
     pub(super) fn new(
         config: &Config,
         security: Option<&Security>,
@@ -178,8 +164,7 @@ impl TurnEngine {
         })
     }
 
-    /// Gives an endpoint a new socket to its server, over UDP from this source port (0: any). Nothing may be
-    /// queued for the old socket.
+    /// Port 0 is any. Nothing may be queued for the old socket.
     pub(super) fn reopen(&mut self, index: usize, port: u16) -> io::Result<()> {
         match &mut self.wire {
             EngineSockets::Datagrams(datagrams) => {
@@ -192,7 +177,6 @@ impl TurnEngine {
         }
     }
 
-    /// Sets the peer of all clients.
     pub(super) fn set_peer(&mut self, peer: SocketAddr) {
         self.endpoints.iter_mut().for_each(|endpoint| endpoint.peer = peer);
     }
@@ -204,12 +188,10 @@ impl TurnEngine {
         }
     }
 
-    /// Client time in milliseconds.
     pub(super) fn now_ms(&self) -> u64 {
         self.clock.ns() / 1_000_000
     }
 
-    /// Directs the next connections of an endpoint to another server, optionally with a certificate name.
     pub(super) fn aim(
         &mut self,
         index: usize,
@@ -224,14 +206,12 @@ impl TurnEngine {
         Ok(())
     }
 
-    /// Reverts an endpoint to its first server.
     pub(super) fn aim_home(&mut self, index: usize) {
         let EngineSockets::Links(links) = &mut self.wire else { return };
         links.aim_home(index);
         links.aim_home(self.endpoints.len() + index);
     }
 
-    /// The connection of this endpoint has failed for good.
     pub(super) fn is_broken(&self, index: usize) -> bool {
         match &self.wire {
             EngineSockets::Datagrams(_) => false,
@@ -239,12 +219,10 @@ impl TurnEngine {
         }
     }
 
-    /// Nanoseconds of the run's clock.
     pub(super) fn now_ns(&self) -> u64 {
         self.clock.ns()
     }
 
-    /// Queues a message of `len` bytes for the server.
     #[inline]
     fn push_with(&mut self, index: usize, len: usize, fill: impl FnMut(&mut [u8])) {
         match &mut self.wire {
@@ -253,12 +231,10 @@ impl TurnEngine {
         }
     }
 
-    /// Queues bytes for the peer of a bound connection (RFC 6062).
     fn push_to_peer(&mut self, index: usize, len: usize, fill: impl FnMut(&mut [u8])) {
         self.push_with(self.endpoints.len() + index, len, fill);
     }
 
-    /// Replaces an endpoint's client by a fresh one and requests an allocation.
     pub(super) fn allocate_anew(&mut self, index: usize, settings: Arc<client::Config>) {
         let now = self.now_ms();
         let endpoint = &mut self.endpoints[index];
@@ -270,14 +246,12 @@ impl TurnEngine {
         self.pump(index);
     }
 
-    /// Opens the data connection for this peer connection (RFC 6062 section 4.3).
     pub(super) fn bind_connection(&mut self, index: usize, connection: ConnectionId) {
         let endpoint = &mut self.endpoints[index];
         endpoint.binding = Some(endpoint.client.data_connection(connection));
         self.pump_binding(index);
     }
 
-    /// Queues the client's messages and collects its events.
     pub(super) fn pump(&mut self, index: usize) {
         let endpoint = &mut self.endpoints[index];
         while let Some(bytes) = endpoint.client.poll_transmit() {
@@ -303,7 +277,6 @@ impl TurnEngine {
         }
     }
 
-    /// Transport error that explains why clients cannot be set up.
     pub(super) fn setup_failure(&self, config: &Config) -> Option<LoadError> {
         let transport = config.transport();
         match &self.wire {
@@ -320,7 +293,6 @@ impl TurnEngine {
         }
     }
 
-    /// TLS and DTLS handshakes so far: full and resumed.
     pub(super) fn handshakes(&self) -> (u64, u64) {
         match &self.wire {
             EngineSockets::Datagrams(_) => (0, 0),
@@ -328,7 +300,6 @@ impl TurnEngine {
         }
     }
 
-    /// Runs due client timers.
     pub(super) fn sweep(&mut self) {
         let now_ns = self.clock.ns();
         if now_ns < self.next_sweep_ns {
@@ -348,7 +319,7 @@ impl TurnEngine {
         }
     }
 
-    /// Waits for at most `timeout`, then passes on arrivals. Returns the number of messages.
+    /// Returns the number of messages received.
     pub(super) fn drive(&mut self, timeout: Duration, sink: &mut impl Sink) -> Result<usize, LoadError> {
         self.ready.clear();
         let events = self.poller.wait(Some(timeout)).map_err(LoadError::system("epoll_wait"))?;
@@ -402,7 +373,6 @@ impl TurnEngine {
         messages
     }
 
-    /// Reads the shared socket.
     fn drain_shared(&mut self, sink: &mut impl Sink) -> usize {
         let Self { wire: EngineSockets::Datagrams(datagrams), endpoints, errors, clock, answered, .. } = self
         else {
@@ -503,7 +473,6 @@ impl TurnEngine {
 impl Carrier for TurnEngine {
     #[inline]
     fn push(&mut self, client: usize, count: usize, len: usize, mut fill: impl FnMut(&mut [u8])) {
-        // A peer connection carries the peer's bytes and nothing else.
         if self.relays_streams {
             return (0..count).for_each(|_| self.push_to_peer(client, len, &mut fill));
         }
@@ -572,7 +541,6 @@ impl Carrier for TurnEngine {
             let error = match event {
                 Event::Migrated { .. } => {
                     self.moves.done(index, self.clock.ns());
-                    // Packets in flight to the old socket are lost.
                     sink.forget(index);
                     continue;
                 }
@@ -671,7 +639,7 @@ fn deliver(
     }
 }
 
-/// Settings of user `number`, with the number appended to the name; unchanged for a single user.
+/// Appends the number to the name if there are several users.
 pub(super) fn as_user(settings: &Arc<client::Config>, users: usize, number: usize) -> Arc<client::Config> {
     if users == 1 {
         return Arc::clone(settings);
@@ -681,7 +649,6 @@ pub(super) fn as_user(settings: &Arc<client::Config>, users: usize, number: usiz
     Arc::new(settings)
 }
 
-/// Settings of the TURN clients of a run.
 pub(super) fn client_settings(config: &Config) -> Arc<client::Config> {
     let (user, password) = config.user.as_ref().map_or(("", ""), |user| (&*user.name, &*user.password));
     let mut settings = client::Config::new(user, password);

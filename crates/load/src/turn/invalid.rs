@@ -18,7 +18,6 @@ use crate::{
 };
 
 const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
-/// Wait for the last replies.
 const DRAIN_NS: u64 = 300_000_000;
 /// Number of prepared messages, a multiple of the number of kinds.
 const PREPARED: usize = 10 * 32;
@@ -26,7 +25,6 @@ const PREPARED: usize = 10 * 32;
 const TRANSACTION: std::ops::Range<usize> = 8..20;
 const MARK: [u8; 2] = *b"TP";
 
-/// Runs one thread's share.
 pub(super) fn run(shared: &TurnShared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
     let Config { datapath, clients, .. } = *shared.config;
@@ -78,7 +76,6 @@ struct Replies {
     measure_ns: u64,
     tallies: RunTallies,
     longest: usize,
-    /// Maximum ratio of reply bytes to message bytes.
     worst: f64,
 }
 
@@ -103,14 +100,11 @@ impl Sink for Replies {
     }
 }
 
-/// Sends messages in rotation, each from the next client.
 struct Flood {
     clients: UdpClients,
     count: usize,
     messages: Vec<Vec<u8>>,
-    /// Number of messages queued.
     turn: usize,
-    /// `None`: as fast as possible.
     pacer: Option<Pacer>,
     replies: Replies,
 }
@@ -137,7 +131,6 @@ impl Flood {
         }
     }
 
-    /// Queues due messages, up to a batch; returns the time until the next one.
     fn queue_due(&mut self, now: u64, schedule: &Schedule) -> Duration {
         while self.clients.queued() < BATCH {
             let due = self.pacer.as_ref().map_or(now.max(schedule.start), Pacer::due);
@@ -166,7 +159,6 @@ impl Flood {
     }
 }
 
-/// Message of one of ten kinds, in rotation.
 fn message(kind: usize, random: &mut SmallRng) -> Vec<u8> {
     const REQUESTED_TRANSPORT: [u8; 4] = [17, 0, 0, 0];
     let mut bytes = |from: usize, to: usize| -> Vec<u8> {

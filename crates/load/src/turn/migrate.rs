@@ -11,7 +11,6 @@
 
 use super::{engine::TurnEngine, moves::MoveState};
 
-/// Moves started before the traffic gets its turn.
 const AT_A_TIME: usize = 32;
 
 impl TurnEngine {
@@ -22,7 +21,6 @@ impl TurnEngine {
             let Some(index) = self.moves.next(now_ns) else { return };
             match self.moves.clients[index] {
                 MoveState::Stranded => continue,
-                // The previous move is still in progress; a failed connection never finishes one.
                 MoveState::Moving(_) if !self.is_broken(index) => continue,
                 MoveState::Moving(_) => self.moves.failed(index, || "the new connection failed".to_owned()),
                 MoveState::Settled => {}

@@ -43,13 +43,7 @@ use engine::TurnEngine;
 
 type TurnShared<'a> = run::RunShared<'a, Config>;
 
-/// Runs a load until its time is over or `stop` is called. Calls `progress` about once a second from the
-/// calling thread.
-///
-/// # Errors
-///
-/// The settings are invalid, the clients cannot be set up, or the run is stopped before the measurement
-/// starts. Later failures are counted in [`turnpike_measure::Report::errors`].
+/// Calls `progress` about once a second. Failures after the setup are counted in the report.
 pub fn run(
     config: &Config,
     stop: &StopHandle,
@@ -108,7 +102,6 @@ pub fn run(
     Ok(run::conclude(report, &asked, interrupted))
 }
 
-/// Client figures of all threads, besides the traffic.
 #[derive(Default)]
 struct ClientFigures {
     moved: Mutex<moves::MoveFigures>,
@@ -128,7 +121,6 @@ fn run_thread(
     }
 }
 
-/// Mode `packet`: traffic through the relay to the reflector and back.
 fn relay(
     shared: &TurnShared<'_>,
     security: Option<&Security>,
@@ -161,7 +153,6 @@ fn relay(
     Ok(finished(shared.config, engine, relayed))
 }
 
-/// Final results of a thread's engine.
 #[expect(clippy::cast_precision_loss, reason = "counts of handshakes and redirections")]
 fn finished(config: &Config, engine: TurnEngine, mut rest: Finished) -> Finished {
     if config.transport().is_secure() {
@@ -175,7 +166,6 @@ fn finished(config: &Config, engine: TurnEngine, mut rest: Finished) -> Finished
     Finished { errors: engine.errors, ..rest }
 }
 
-/// Adds the bytes sent to peers and received back.
 #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
 fn put_bytes(report: &mut Report, sent: u64, received: u64) {
     for (name, bytes) in [("sent_bytes", sent), ("received_bytes", received)] {

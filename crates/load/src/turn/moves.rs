@@ -11,17 +11,12 @@ use crate::{clock::nanos, run::Schedule};
 /// Maximum bursts held back per thread; further ones are sent, and lost if the server is not ready.
 const MOST_HELD: usize = 4096;
 
-/// Moves of one thread's clients.
 pub(super) struct ClientMoves {
     plan: Option<MovePlan>,
-    /// Time of the next move; `u64::MAX` if there is none.
     next_ns: u64,
     pub(super) clients: Vec<MoveState>,
-    /// Clients that are moving.
     pub(super) under_way: usize,
-    /// Client and due time of each held burst.
     held: Vec<(usize, u64)>,
-    /// Some held bursts can be sent.
     releasing: bool,
     found: MoveFigures,
 }
@@ -30,10 +25,8 @@ struct MovePlan {
     begin_ns: u64,
     end_ns: u64,
     interval_ns: u64,
-    /// Number of this thread's first client, and the total number of clients.
     first: usize,
     of: usize,
-    /// Moves started by this thread.
     turn: u64,
 }
 
@@ -50,13 +43,11 @@ pub(super) struct MoveFigures {
     failed: u64,
     /// Time from opening the new socket to the server's response.
     took: Latency,
-    /// Reason of the first failure.
     why: Option<String>,
 }
 
 impl ClientMoves {
-    /// Creates the state for `count` clients; `first` is the number of the first one within the run. No
-    /// client moves before [`ClientMoves::plan`].
+    /// No client moves before [`ClientMoves::plan`].
     pub(super) fn new(config: &Config, count: usize, first: usize) -> Self {
         let plan = config.migrate.map(|interval| MovePlan {
             begin_ns: 0,
@@ -81,7 +72,6 @@ impl ClientMoves {
         }
     }
 
-    /// Schedules the moves within the measured time. May be called again when the run's end changes.
     pub(super) fn plan(&mut self, schedule: Schedule) {
         let Some(plan) = &mut self.plan else { return };
         (plan.begin_ns, plan.end_ns) = (schedule.measure, schedule.end);
@@ -93,12 +83,10 @@ impl ClientMoves {
         now_ns >= self.next_ns
     }
 
-    /// A move or a held burst is pending.
     pub(super) fn any_under_way(&self) -> bool {
         self.under_way > 0 || !self.held.is_empty()
     }
 
-    /// The client cannot send.
     #[inline]
     pub(super) fn is_moving(&self, index: usize) -> bool {
         matches!(self.clients[index], MoveState::Moving(_))
@@ -114,7 +102,6 @@ impl ClientMoves {
         held
     }
 
-    /// [`ClientMoves::release`] has a burst.
     #[inline]
     pub(super) fn is_releasing(&self) -> bool {
         self.releasing
@@ -128,7 +115,6 @@ impl ClientMoves {
         ready.map(|position| self.held.remove(position))
     }
 
-    /// Fails the moves in progress.
     pub(super) fn end(&mut self) {
         for index in 0..self.clients.len() {
             if self.is_moving(index) {
@@ -137,18 +123,15 @@ impl ClientMoves {
         }
     }
 
-    /// Next client that is due.
     pub(super) fn next(&mut self, now_ns: u64) -> Option<usize> {
         let count = self.clients.len();
         let plan = self.plan.as_mut().filter(|_| now_ns >= self.next_ns)?;
-        // At most 10,000 clients.
         let index = usize::try_from(plan.turn % count as u64).unwrap_or_default();
         plan.turn += 1;
         self.next_ns = plan.next(count);
         Some(index)
     }
 
-    /// The server has accepted the new socket.
     pub(super) fn done(&mut self, index: usize, now_ns: u64) {
         if let MoveState::Moving(began) = self.settle(index, MoveState::Settled) {
             self.found.done += 1;
@@ -156,7 +139,6 @@ impl ClientMoves {
         }
     }
 
-    /// The server has rejected the move.
     pub(super) fn refused(&mut self, index: usize, failure: &Failure) {
         match failure {
             // The allocation may live on (RFC 8016 section 3.2.1); the next move tries again.
@@ -165,7 +147,6 @@ impl ClientMoves {
         }
     }
 
-    /// Adds this thread's figures to the report's.
     pub(super) fn finish(&mut self, all: &Mutex<MoveFigures>) {
         let found = mem::take(&mut self.found);
         if let Ok(mut all) = all.lock() {
@@ -202,7 +183,6 @@ impl MovePlan {
     fn next(&self, count: usize) -> u64 {
         let (round, index) = (self.turn / count as u64, self.turn % count as u64);
         let place = u128::from(self.interval_ns) * (2 * (self.first as u128 + u128::from(index)) + 1);
-        // Below the interval.
         let offset = u64::try_from(place / (2 * self.of as u128)).unwrap_or(self.interval_ns);
         let due = self.begin_ns.saturating_add(self.interval_ns.saturating_mul(round)) + offset;
         if due < self.end_ns { due } else { u64::MAX }
@@ -210,7 +190,6 @@ impl MovePlan {
 }
 
 impl MoveFigures {
-    /// Writes the figures into the report.
     #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
     pub(super) fn put(&self, report: &mut Report) {
         let ms = |us: u64| us as f64 / 1_000.0;

@@ -14,7 +14,6 @@ use super::{allocate, course::is_taken_port, engine::TurnEngine, set_up};
 use crate::traffic::Carrier as _;
 
 impl TurnEngine {
-    /// Reconnects clients that have received nothing for too long.
     pub(super) fn come_back(&mut self, now_ns: u64) {
         self.returns.look(now_ns);
         let mut from = 0;
@@ -34,7 +33,6 @@ impl TurnEngine {
         }
     }
 
-    /// Handles an event of a reconnecting client; returns false for other clients.
     pub(super) fn returning(&mut self, index: usize, event: &Event) -> bool {
         if !self.returns.is_away(index) {
             return false;

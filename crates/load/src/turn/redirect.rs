@@ -9,12 +9,10 @@ use turnpike_turn::client::{Failure, Request};
 use super::{Config, course::Course, engine::TurnEngine};
 use crate::LoadError;
 
-/// Maximum ports that a client tries after its first one.
 const MAX_PORTS: usize = 5;
 
 impl TurnEngine {
-    /// Requests a client's allocation from another server, over the same transport with the same credentials,
-    /// and over TLS and DTLS with the certificate name of the redirect, if any.
+    /// Same transport and credentials; `domain` is the certificate name of the redirect.
     pub(super) fn follow(
         &mut self,
         index: usize,
@@ -34,8 +32,7 @@ impl TurnEngine {
         Ok(())
     }
 
-    /// Retries from another port if the server still has an allocation for this one, from an earlier run or
-    /// before a reconnect. Returns false if the limit is reached.
+    /// The server may still have an allocation for this port. Returns false if the limit is reached.
     pub(super) fn take_another_port(&mut self, index: usize) -> Result<bool, LoadError> {
         let course = &mut self.endpoints[index].course;
         let server = course.server;
@@ -48,12 +45,10 @@ impl TurnEngine {
         Ok(true)
     }
 
-    /// Resets the limit after a successful allocation.
     pub(super) fn has_a_port(&mut self, index: usize) {
         self.endpoints[index].course.taken_ports = 0;
     }
 
-    /// Reverts a client to its first server.
     pub(super) fn return_home(&mut self, index: usize) {
         let course = &mut self.endpoints[index].course;
         let Some(home) = course.left.first() else { return };
@@ -61,7 +56,6 @@ impl TurnEngine {
         self.aim_home(index);
     }
 
-    /// Converts a client's failed request into the error of the run.
     pub(super) fn failure(
         &self,
         config: &Config,
@@ -74,7 +68,6 @@ impl TurnEngine {
         self.blame(index, LoadError::from_failure(config, server, index, request, failure, ready))
     }
 
-    /// Error for missing answers, naming the server that clients wait for.
     pub(super) fn no_answer(&self, config: &Config, (ready, clients): (usize, usize)) -> LoadError {
         let waits = |index: &usize| self.endpoints[*index].client.allocation().is_none();
         let was_sent_on = |index: &usize| !self.endpoints[*index].course.left.is_empty();
@@ -89,7 +82,6 @@ impl TurnEngine {
         }
     }
 
-    /// Adds the server that redirected the client.
     pub(super) fn blame(&self, index: usize, error: LoadError) -> LoadError {
         match self.endpoints[index].course.left.last() {
             Some(from) => LoadError::Alternate { from: *from, source: Box::new(error) },

@@ -7,18 +7,13 @@ use turnpike_measure::{Latency, Report};
 use super::Config;
 use crate::{clock::nanos, run::Schedule};
 
-/// Default of `--reconnect-spread`.
 const SPREAD: Duration = Duration::from_secs(1);
 
-/// State of one thread's clients.
 pub(super) struct Returns {
-    /// Empty without `--reconnect`.
     clients: Vec<ReturningClient>,
-    /// Timeout of a reconnecting client's requests.
     patience_ns: u64,
     /// Silences only count within this time.
     measured: Option<Schedule>,
-    /// Time of the last check.
     looked_ns: u64,
     /// Silence before this time proves nothing: the thread itself was stalled.
     awake_ns: u64,
@@ -27,28 +22,20 @@ pub(super) struct Returns {
 
 #[derive(Clone, Copy)]
 struct ReturningClient {
-    /// Silence after which the client drops its allocation; differs per client, so that they do not all
-    /// reconnect at once.
+    /// Differs per client, so that they do not all reconnect at once.
     patience_ns: u64,
-    /// Time of the last payload; 0 before the first.
     heard_ns: u64,
-    /// Time of the last request or response.
     asked_ns: u64,
     /// Start of the silence that ended the last allocation.
     lost_ns: u64,
-    /// Longest silence.
     longest_ns: u64,
-    /// The client has no allocation.
     away: bool,
-    /// The client has lost an allocation before.
     has_lost: bool,
 }
 
 #[derive(Default)]
 pub(super) struct ReturnFigures {
-    /// Allocations dropped.
     lost: u64,
-    /// Times of the first and last drop.
     lost_ns: Option<(u64, u64)>,
     done: u64,
     failed: u64,
@@ -56,16 +43,12 @@ pub(super) struct ReturnFigures {
     times: Latency,
     /// Payloads lost by clients that never reconnected.
     lost_of_others: u64,
-    /// Longest silence of each client.
     pauses: Latency,
-    /// Clients that received nothing at the end.
     silent: u64,
-    /// Reason of the first failed attempt.
     why: Option<String>,
 }
 
 impl Returns {
-    /// Creates the state for `count` clients; `first` is the number of the first one within the run.
     pub(super) fn new(config: &Config, count: usize, first: usize) -> Self {
         let client = |number: usize, patience_ns: u64| {
             let spread_ns = nanos(config.spread.unwrap_or(SPREAD)).min(patience_ns);
@@ -93,7 +76,6 @@ impl Returns {
         }
     }
 
-    /// Sets or updates the times of the run.
     pub(super) fn plan(&mut self, schedule: Schedule) {
         self.measured = Some(schedule);
     }
@@ -103,7 +85,6 @@ impl Returns {
         self.clients.get(index).is_some_and(|client| client.away)
     }
 
-    /// Records a payload for a client.
     #[inline]
     pub(super) fn heard(&mut self, index: usize, now_ns: u64) {
         let Some(client) = self.clients.get_mut(index) else { return };
@@ -114,14 +95,13 @@ impl Returns {
         client.heard_ns = now_ns;
     }
 
-    /// Records a response from the server.
     pub(super) fn answered(&mut self, index: usize, now_ns: u64) {
         if let Some(client) = self.clients.get_mut(index) {
             client.asked_ns = now_ns;
         }
     }
 
-    /// Notes a check. After a long gap between checks, arrivals of the meantime have not been read yet.
+    /// After a long gap between checks, arrivals of the meantime have not been read yet.
     pub(super) fn look(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(mem::replace(&mut self.looked_ns, now_ns)) > self.patience_ns / 2 {
             self.awake_ns = now_ns;
@@ -140,7 +120,6 @@ impl Returns {
         Some(from + found)
     }
 
-    /// Drops the client's allocation, if any.
     pub(super) fn leave(&mut self, index: usize, now_ns: u64) {
         let start = self.measured.map_or(0, |measured| measured.start);
         let client = &mut self.clients[index];
@@ -154,7 +133,6 @@ impl Returns {
         self.found.lost_ns = hull(self.found.lost_ns, Some((now_ns, now_ns)));
     }
 
-    /// The client has a new allocation.
     pub(super) fn has_come_back(&mut self, index: usize, now_ns: u64) {
         let client = &mut self.clients[index];
         client.away = false;
@@ -162,7 +140,6 @@ impl Returns {
         self.found.times.record(now_ns.saturating_sub(client.lost_ns) / 1_000);
     }
 
-    /// Counts lost payloads of a client.
     pub(super) fn lost(&mut self, index: usize, count: u64) {
         if self.clients.get(index).is_some_and(|client| !client.has_lost) {
             self.found.lost_of_others += count;
@@ -174,7 +151,6 @@ impl Returns {
         self.found.why.get_or_insert_with(why);
     }
 
-    /// Adds this thread's figures to the report's.
     pub(super) fn finish(&mut self, all: &Mutex<ReturnFigures>) {
         let mut found = mem::take(&mut self.found);
         for client in &self.clients {
@@ -197,21 +173,18 @@ impl Returns {
     }
 }
 
-/// Smallest interval that contains both.
 fn hull(one: Option<(u64, u64)>, other: Option<(u64, u64)>) -> Option<(u64, u64)> {
     let (Some((one_from, one_to)), Some((from, to))) = (one, other) else { return one.or(other) };
     Some((one_from.min(from), one_to.max(to)))
 }
 
 impl ReturningClient {
-    /// Start of the current silence within the measured time.
     fn since(&self, measured: Option<Schedule>) -> u64 {
         self.heard_ns.max(measured.map_or(0, |measured| measured.measure))
     }
 }
 
 impl ReturnFigures {
-    /// Writes the figures into the report.
     #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
     pub(super) fn put(&self, report: &mut Report) {
         let ms = |us: u64| us as f64 / 1_000.0;
@@ -300,7 +273,6 @@ mod tests {
     fn first_and_last_drop_cover_all_threads() {
         let (mut one, mut other) = (returns(2), returns(2));
         one.leave(0, 12 * SECOND);
-        // A second attempt after the allocation was dropped.
         one.leave(0, 20 * SECOND);
         other.leave(1, 11 * SECOND);
         other.leave(0, 13 * SECOND);

@@ -15,16 +15,12 @@ use crate::{
     traffic::{Carrier as _, NoData},
 };
 
-/// Concurrent requests of all threads during setup and teardown.
 const OUTSTANDING: usize = 256;
 
-/// Share of one thread.
 fn outstanding(shared: &TurnShared<'_>) -> usize {
     (OUTSTANDING / shared.frame.threads).max(1)
 }
 
-/// Allocates for every client of this thread, then binds a channel, installs a permission, or connects to the
-/// peer.
 pub(super) fn set_up(engine: &mut TurnEngine, shared: &TurnShared<'_>) -> Result<(), LoadError> {
     let config = shared.config;
     let Config { setup_timeout, .. } = *config;
@@ -36,7 +32,6 @@ pub(super) fn set_up(engine: &mut TurnEngine, shared: &TurnShared<'_>) -> Result
         shared.check()?;
         while started < total && started - ready < limit {
             let now = engine.now_ms();
-            // Cannot fail on a new client.
             let _ = engine.endpoints[started].client.allocate(now);
             engine.pump(started);
             started += 1;
@@ -97,7 +92,6 @@ pub(super) fn set_up(engine: &mut TurnEngine, shared: &TurnShared<'_>) -> Result
     Ok(())
 }
 
-/// Requests the channel or permission for a fresh allocation.
 pub(super) fn begin(engine: &mut TurnEngine, index: usize) {
     engine.has_a_port(index);
     let now = engine.now_ms();

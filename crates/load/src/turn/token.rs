@@ -5,13 +5,11 @@ use std::{fmt, str::FromStr};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use turnpike_turn::client;
 
-/// Access token that replaces user and password. Parses the output of `turnpike credentials --token-key`:
-/// `username:`, `mac_key:`, `access_token:` and `expires_in:` in any order, on lines or separated by blanks.
+/// Parses `username:`, `mac_key:`, `access_token:` and `expires_in:` in any order.
 #[derive(Clone)]
 pub struct AccessToken {
     /// USERNAME: the name (kid) of the key that made the token.
     pub kid: String,
-    /// Token and session key.
     pub(super) secret: client::AccessToken,
     /// Validity in seconds when issued, if given.
     pub expires_in: Option<u64>,
@@ -25,7 +23,6 @@ impl FromStr for AccessToken {
         let field = |name: &str| {
             let mut words = text.split_whitespace();
             words.find(|word| word.strip_suffix(':') == Some(name))?;
-            // A following label is not a value.
             words.next().filter(|word| !word.ends_with(':'))
         };
         let needed = |name| {

@@ -14,14 +14,12 @@ use crate::{
     traffic::{Carrier, PEER, Sink},
 };
 
-/// Sockets of one thread.
 pub(crate) struct UdpClients {
     datagrams: Datagrams,
     poller: Poller,
     ready: Vec<Event>,
     clock: Clock,
     pub(crate) errors: Errors,
-    /// An ICMP port unreachable arrived from the server.
     pub(super) unreachable: bool,
 }
 

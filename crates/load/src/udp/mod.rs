@@ -30,7 +30,6 @@ type UdpShared<'a> = run::RunShared<'a, Config>;
 
 /// Maximum burst: the kernel's original UDP_MAX_SEGMENTS.
 pub(crate) const MAX_BURST: usize = 64;
-/// Maximum clients per run.
 pub(crate) const MAX_CLIENTS: usize = 10_000;
 /// Maximum payload: a UDP datagram minus the header of an IPv6 Send indication.
 pub(crate) const MAX_SIZE: usize = 65_000;
@@ -83,7 +82,6 @@ pub struct Config {
 }
 
 impl Config {
-    /// Default settings for one server.
     #[must_use]
     pub fn new(server: SocketAddr) -> Self {
         options::defaults(server)
@@ -100,13 +98,7 @@ impl Config {
     }
 }
 
-/// Runs a load until its time is over or `stop` is called. Calls `progress` about once a second from the
-/// calling thread.
-///
-/// # Errors
-///
-/// The settings are invalid, nothing comes back from the server, or the run is stopped before the measurement
-/// starts. Later losses are counted.
+/// Calls `progress` about once a second. Losses after the setup are counted.
 pub fn run(
     config: &Config,
     stop: &StopHandle,
@@ -159,7 +151,6 @@ fn run_thread(shared: &UdpShared<'_>, thread: usize) -> Result<Finished, LoadErr
     Ok(Finished { errors: clients.errors, ..finished })
 }
 
-/// Checks settings that all datagram loads share.
 pub(crate) fn check(plan: &EchoPlan, frame: &RunFrame, threads: Option<usize>) -> Result<(), LoadError> {
     let numbers = [
         ("--clients", plan.clients, 1..=MAX_CLIENTS),

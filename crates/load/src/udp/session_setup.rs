@@ -13,15 +13,13 @@ use crate::{
 
 /// Sequence number that no client reaches, so a late answer is never mistaken for traffic.
 pub(crate) const PROBE: u64 = u64::MAX;
-/// Concurrent probes of all threads.
 const OUTSTANDING: usize = 256;
-/// Retransmission interval of a probe, doubling up to a fifth of a second: socat accepts one flow at a time
-/// and loses datagrams of the others.
+/// Doubles each time: socat accepts one flow at a time and loses datagrams of the others.
 const FIRST_RETRY_NS: u64 = 50_000_000;
 const LONGEST_RETRY_NS: u64 = 200_000_000;
 
-/// Waits until every client of this thread has got a datagram back; `first` is the number of the first one
-/// within the run. Calls `peer_is_ready` when the peers' socket, if any, is readable.
+/// `first` is the number of this thread's first client. Calls `peer_is_ready` when the peers' socket is
+/// readable.
 pub(super) fn set_up(
     clients: &mut UdpClients,
     shared: &UdpShared<'_>,
@@ -31,7 +29,6 @@ pub(super) fn set_up(
     let Config { server, setup_timeout, .. } = *shared.config;
     let limit = (OUTSTANDING / shared.frame.threads).max(1);
     let mut answers = Answers { answered: vec![false; count], ready: 0, first, peer_is_ready };
-    // Clients with a pending probe: index, time of the next retransmission, and the interval after it.
     let mut probing: Vec<(usize, u64, u64)> = Vec::with_capacity(limit);
     let (mut started, mut ready) = (0, 0);
     let mut last_answer = shared.clock.ns();
