@@ -15,10 +15,8 @@ use crate::{
     request::{Overrides, RunRequest, Variant},
 };
 
-/// Default port of the reflector.
 const ECHO: u16 = 3480;
 
-/// Placement of the programs of an ad-hoc experiment.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args)]
 pub(crate) struct AdhocOptions {
     /// `host`, `veth` or `wire` (client, relay, peer), or a topology file [default: veth if a command
@@ -73,7 +71,6 @@ pub(crate) struct AdhocOptions {
 }
 
 impl AdhocOptions {
-    /// The command line has a readiness probe.
     fn has_probe(&self) -> bool {
         [&self.ready_stun, &self.ready_tcp, &self.ready_log, &self.ready_udp_port, &self.ready_tcp_port]
             .into_iter()
@@ -84,24 +81,20 @@ impl AdhocOptions {
         self.topology.as_deref() == Some("host")
     }
 
-    /// The given namespace, or the default one if the topology has namespaces.
     fn place<'a>(&self, given: Option<&'a str>, usual: &'a str) -> Option<&'a str> {
         given.or_else(|| (!self.is_on_host()).then_some(usual))
     }
 }
 
-/// Workload as typed, completed with the defaults of its program.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Adhoc {
     setting: AdhocOptions,
     workload: Vec<String>,
-    /// Listen address of our reflector.
     reflector: Option<String>,
     /// Metrics judged besides the deciding one.
     metrics: &'static [&'static str],
 }
 
-/// Builds a request that compares `subjects` (name and command line) under `workload`.
 pub(crate) fn request(
     name: &str,
     subjects: &[(&str, &str)],
@@ -120,7 +113,7 @@ pub(crate) fn request(
     requests.into_iter().next().ok_or_else(|| LabError::failed("the experiment has no points"))
 }
 
-/// Describes the placement of all programs, for the user who left it to the lab.
+/// For users who left the placement to the lab.
 pub(crate) fn describe(experiment: &Experiment) -> String {
     let place = |namespace: &Option<String>, cpus: &Option<String>| {
         let space = namespace.as_deref().map_or("on the host".to_owned(), |name| format!("in {name}"));
@@ -140,7 +133,6 @@ pub(crate) fn describe(experiment: &Experiment) -> String {
 }
 
 impl Adhoc {
-    /// Completes `setting` and `workload`. `commands` are the subjects' commands.
     fn new(setting: &AdhocOptions, workload: &[String], commands: &[&str]) -> Result<Self, LabError> {
         let mut adhoc = Self { setting: setting.clone(), workload: workload.to_vec(), ..Self::default() };
         if adhoc.setting.topology.is_none() {
@@ -226,7 +218,7 @@ impl Adhoc {
     }
 }
 
-/// Text of the experiment, without keys that have no value.
+/// Leaves out keys without a value.
 fn document(
     name: &str,
     subjects: &[(&str, &str)],
@@ -321,7 +313,6 @@ fn pinned(cpus: Option<&str>) -> Option<&str> {
     cpus.filter(|list| *list != "all")
 }
 
-/// Replaces a leading `turnpike` by this program.
 fn this_program(command: &str) -> String {
     match command.strip_prefix("turnpike ") {
         Some(rest) => format!("{{turnpike}} {rest}"),
@@ -338,7 +329,6 @@ fn pin(setting: &mut AdhocOptions) {
     }
 }
 
-/// Returns true if the option is present, alone or as `--option=value`.
 fn has(words: &[String], option: &str) -> bool {
     words
         .iter()

@@ -9,9 +9,8 @@ use crate::verdict::{Conclusion, MetricVerdict, VerdictReason};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Advice {
-    /// Exceeded limit and measured values.
     pub(crate) what: String,
-    /// Remedies, best first.
+    /// Best first.
     pub(crate) tries: Vec<String>,
 }
 
@@ -39,7 +38,6 @@ impl fmt::Display for Advice {
     }
 }
 
-/// `None` if no run is void for this cause.
 fn of_cause(record: &Record, cause: Cause) -> Option<Advice> {
     let all = || record.rounds.iter().chain(&record.aa);
     let voids = all().filter_map(|round| round.voided.as_ref()?.cause());
@@ -136,7 +134,6 @@ fn plural(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Range of the values, with the median.
 fn span(values: &[f64], digits: usize) -> String {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     let most = values.iter().copied().fold(0.0, f64::max);

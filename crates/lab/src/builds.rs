@@ -22,14 +22,14 @@ use crate::{
     tools,
 };
 
-/// Maximum files per command: the program and its arguments, such as a script or a configuration.
+/// Files per command.
 const MOST: usize = 8;
-/// Size limit for hashing in bytes; of larger files only size and time are recorded.
+/// Of larger files only size and time are recorded.
 const LONGEST: u64 = 1 << 30;
 /// Digits of an abbreviated hash.
 const SHORT: usize = 12;
 
-/// Name for the workload's files; the blank keeps it distinct from services.
+/// Distinct from services by its blank.
 pub(crate) const WORKLOAD: &str = "the workload";
 
 /// Identifies the files of all commands of an experiment. `versions` holds the output of the version
@@ -69,7 +69,6 @@ pub(crate) fn look(
     builds
 }
 
-/// Differences between recorded and current programs, as sentences.
 pub(crate) fn differences(then: &[BuildFile], now: &[BuildFile]) -> Vec<String> {
     let of_now =
         |before: &BuildFile| now.iter().find(|now| (&now.name, now.word) == (&before.name, before.word));
@@ -90,7 +89,6 @@ pub(crate) fn differences(then: &[BuildFile], now: &[BuildFile]) -> Vec<String> 
         .collect()
 }
 
-/// Changes to the files of a record since it was made, as sentences.
 pub(crate) fn since(builds: &[BuildFile]) -> Vec<String> {
     let mut told = Vec::new();
     for build in builds {
@@ -109,7 +107,6 @@ pub(crate) fn since(builds: &[BuildFile]) -> Vec<String> {
     told
 }
 
-/// One line of text.
 pub(crate) fn describe(build: &BuildFile) -> String {
     let version = build.version.as_ref().map_or_else(String::new, |version| format!(" ({version})"));
     format!("{}: {}{version}, {}", build.name, build.path, short(build))
@@ -125,12 +122,11 @@ fn short(build: &BuildFile) -> String {
 }
 
 impl BuildFile {
-    /// Abbreviated hash.
     pub(crate) fn short_hash(&self) -> Option<&str> {
         self.sha256.as_ref().map(|hash| hash.get(..SHORT).unwrap_or(hash))
     }
 
-    /// Compares hashes, or size and time if there is no hash.
+    /// Compares size and time if there is no hash.
     fn is_same_as(&self, other: &Self) -> bool {
         match (&self.sha256, &other.sha256) {
             (Some(this), Some(that)) => this == that,
@@ -172,7 +168,6 @@ fn of_file(path: &Path) -> BuildFile {
 }
 
 fn hash(path: &Path) -> io::Result<String> {
-    // The file may grow while it is read.
     let mut file = io::BufReader::new(File::open(path)?.take(LONGEST));
     let mut hasher = Sha256::new();
     loop {
@@ -199,7 +194,6 @@ mod tests {
 
     use super::*;
 
-    /// Builds of an experiment with the scripts `first` and `second` in `directory`.
     fn experiment(directory: &Path) -> Vec<BuildFile> {
         for (name, text) in [("first", "#!/bin/sh\nsleep 1\n"), ("second", "sleep 2\n"), ("list.conf", "x\n")]
         {
@@ -229,7 +223,6 @@ mod tests {
             .iter()
             .map(|build| (build.name.as_str(), build.word, build.path.rsplit('/').next().unwrap()))
             .collect();
-        // `sh` and `sleep` may be links.
         assert_eq!((found[0], found[1]), (("a", 0, "first"), ("a", 1, "list.conf")));
         assert_eq!((found[2].0, found[2].1, found[3]), ("b", 0, ("b", 1, "second")));
         assert_eq!(

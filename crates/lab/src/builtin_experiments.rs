@@ -13,10 +13,8 @@ macro_rules! texts {
     };
 }
 
-/// Built-in files of one kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shelf {
-    /// Singular, for messages.
     kind: &'static str,
     /// Below `experiments/`.
     folder: &'static str,
@@ -34,21 +32,18 @@ pub(crate) const EXPERIMENTS: Shelf = Shelf {
     ],
 };
 
-/// Programs shared by several experiments.
 pub(crate) const PARTS: Shelf = Shelf {
     kind: "part",
     folder: "parts",
     texts: texts!["parts/": "relays" "datapaths" "forwarders" "datagram-forwarders" "nodes"],
 };
 
-/// Tables of experiments.
 pub(crate) const SUITES: Shelf = Shelf {
     kind: "suite",
     folder: "suites",
     texts: texts!["suites/": "relay" "relay-thin-user-space" "builds" "kernel" "forward" "forward-kernel" "fleet" "net"],
 };
 
-/// Text of a file or built-in, with its (virtual) path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BuiltinText {
     pub(crate) path: PathBuf,
@@ -56,7 +51,7 @@ pub(crate) struct BuiltinText {
 }
 
 impl Shelf {
-    /// Finds a file by path, or a text by name in `experiments/` or among the built-ins.
+    /// Looks for a file, then in `experiments/`, then among the built-ins.
     pub(crate) fn find(&self, wanted: &Path, experiments: &Path) -> Result<BuiltinText, LabError> {
         let named = experiments.join(self.folder).join(wanted).with_extension("toml");
         if let Some(path) = [wanted.to_owned(), named].into_iter().find(|path| path.is_file()) {
@@ -69,7 +64,6 @@ impl Shelf {
         }
     }
 
-    /// All built-ins by name.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, BuiltinText)> {
         self.texts
             .iter()
@@ -85,7 +79,6 @@ impl Shelf {
     }
 }
 
-/// Path of a built-in for messages.
 fn built_in(name: &str) -> PathBuf {
     Path::new("built-in").join(name).with_extension("toml")
 }

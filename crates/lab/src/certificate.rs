@@ -4,7 +4,6 @@ use std::{fs::OpenOptions, io::Write as _, os::unix::fs::OpenOptionsExt as _, pa
 
 use crate::error::LabError;
 
-/// File names in the run directory: `{cert}` and `{key}` of an experiment.
 pub(crate) const CERT: &str = "cert.pem";
 pub(crate) const KEY: &str = "key.pem";
 

@@ -47,7 +47,6 @@ Example:
     --allow-peer {peer}/32 --workers 1' -- turnpike load turn {relay}:3478 --user u:p --clients 8 --rate max
   turnpike lab profile --diff lab-runs/profile-A lab-runs/profile-B";
 
-/// `turnpike lab ...`, for the binary's own parser.
 #[derive(Debug, Args)]
 pub struct LabArgs {
     #[command(subcommand)]

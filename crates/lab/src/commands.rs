@@ -34,7 +34,6 @@ use crate::{
 
 /// Exit code for an exceeded limit, as with all commands.
 const LIMIT_EXCEEDED: u8 = 3;
-/// Additional verdicts printed before the reader is referred to the report.
 const FURTHER: usize = 8;
 
 /// Runs `turnpike lab` with these arguments, program name first. Returns the exit code: 0 done, 1 failed, 2
@@ -50,8 +49,6 @@ pub fn main<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) -
     }
 }
 
-/// Runs one command. A signal ends it early and keeps finished measurements. Exit codes are those of
-/// [`main`].
 pub fn run(arguments: LabArgs) -> u8 {
     match dispatch(arguments.command, &StopFlag::on_signals()) {
         Ok(code) => code,
@@ -150,7 +147,6 @@ fn up(topology: &str, id: &str) -> Result<u8, LabError> {
     Ok(0)
 }
 
-/// Replaces this process by the command; returns only on failure.
 fn exec(id: &str, name: &str, command: &[String]) -> LabError {
     let entered = check_id(id).and_then(|()| Topology::find(id)).and_then(|lab| lab.entry(Some(name)));
     let mut words = match entered {
@@ -202,7 +198,6 @@ fn requests_of(file: &ExperimentFile) -> Result<Vec<RunRequest>, LabError> {
     RunRequest::of(Experiment::find(&file.experiment)?, &file.changes, &variant, &file.set)
 }
 
-/// Lists the built-ins, each with its first comment.
 fn list() -> Result<u8, LabError> {
     let mut text = String::new();
     for (title, shelf) in [
@@ -241,7 +236,6 @@ fn conclude_suite(journal: &SuiteJournal, markdown: bool, stop: &StopFlag) -> Re
     })
 }
 
-/// Carries out the requests one after the other.
 fn carry_out(requests: &[RunRequest], out: &OutputOptions, stop: &StopFlag) -> Result<u8, LabError> {
     let mut code = 0;
     for request in requests {
@@ -283,7 +277,6 @@ fn conclude(
     Ok(u8::from(!all_counted))
 }
 
-/// Median per subject, verdicts, and advice on void runs.
 fn summary(record: &Record, wanted: &[String]) -> String {
     let deciding = &record.experiment.metric;
     let mut text = String::new();
@@ -331,7 +324,6 @@ fn summary(record: &Record, wanted: &[String]) -> String {
     text
 }
 
-/// Builds of a record, with warnings about changes since.
 fn programs(record: &Record) -> String {
     let mut text = String::new();
     for build in &record.programs {
@@ -343,7 +335,7 @@ fn programs(record: &Record) -> String {
     text
 }
 
-/// Inserts the new row on top of the log's table; creates the log if it does not exist.
+/// Creates the log if it does not exist.
 fn append_row(record: &Record, asked: &Log) -> Result<(), LabError> {
     const HEAD: &str = "| date | commit | change | workload | predicted | measured A/B ratio (rounds) | verdict |\n\
                         | --- | --- | --- | --- | --- | --- | --- |\n";

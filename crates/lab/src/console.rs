@@ -7,7 +7,6 @@ use std::{
 
 use crate::progress::RunProgress;
 
-/// Progress line on standard error: rewritten in place on a terminal, otherwise one line per run.
 pub(crate) struct Console {
     since: Instant,
     terminal: bool,
@@ -32,13 +31,11 @@ impl Console {
         };
     }
 
-    /// Prints a permanent line.
     pub(crate) fn note(&self, text: &str) {
         let clear = if self.terminal { "\r\x1b[K" } else { "" };
         let _ = writeln!(std::io::stderr(), "{clear}{text}");
     }
 
-    /// Removes the progress line.
     pub(crate) fn done(&self) {
         if self.terminal {
             let _ = write!(std::io::stderr(), "\r\x1b[K");

@@ -12,7 +12,6 @@ use crate::{
     topology::{Topology, offload},
 };
 
-/// Describes the machine and versions for `experiment`.
 pub(crate) fn describe(experiment: &Experiment, topology: &Topology, variables: &Variables) -> Environment {
     let mut notes = vec![
         format!("load average {}", read("/proc/loadavg")),
@@ -40,17 +39,15 @@ pub(crate) fn describe(experiment: &Experiment, topology: &Topology, variables: 
     }
 }
 
-/// Current time, RFC 3339 in UTC.
 pub(crate) fn now() -> String {
     show_time(Timestamp::now())
 }
 
-/// RFC 3339 in UTC, to the second.
+/// RFC 3339.
 pub(crate) fn show_time(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Timestamp for a directory name.
 pub(crate) fn stamp() -> String {
     Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string()
 }
@@ -107,7 +104,6 @@ fn idle(sys: &Path, latency: &Path) -> String {
         value(GUEST_HALT_POLL).and_then(|text| text.parse::<u64>().ok()).filter(|_| governor == "haltpoll");
     let polls = polls
         .map_or_else(String::new, |nanoseconds| format!(", polls for at most {} µs", nanoseconds / 1_000));
-    // Four binary bytes.
     let latency = fs::read(latency).ok().and_then(|bytes| Some(i32::from_ne_bytes(bytes.try_into().ok()?)));
     let awake = latency
         .filter(|micros| *micros < UNLIMITED_US)
@@ -119,7 +115,6 @@ fn idle(sys: &Path, latency: &Path) -> String {
 /// (`Documentation/power/pm_qos_interface.rst` of the kernel). With 0 an idle CPU polls all the time.
 const CPU_DMA_LATENCY: &str = "/dev/cpu_dma_latency";
 
-/// Value without any request.
 const UNLIMITED_US: i32 = 2_000_000_000;
 
 /// Maximum polling time of an idle guest CPU before it halts, in nanoseconds.

@@ -23,13 +23,11 @@ impl LabError {
         Self::Failed(text.into())
     }
 
-    /// Adapter for [`Result::map_err`] that adds a description.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |error| Self::Failed(format!("{what}: {error}"))
     }
 
-    /// Reads a file named by the user.
     pub(crate) fn read(path: &Path) -> Result<String, Self> {
         fs::read_to_string(path)
             .map_err(|error| Self::usage(format!("cannot read {}: {error}", path.display())))

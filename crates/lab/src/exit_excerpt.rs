@@ -7,9 +7,8 @@ use std::{
     path::Path,
 };
 
-/// Bytes read at the start and at the end of a log.
+/// Bytes at either end.
 const READ: u64 = 256 * 1024;
-/// Characters kept per line.
 const WIDTH: usize = 300;
 /// Last lines kept.
 const LAST: usize = 3;
@@ -48,7 +47,6 @@ pub(crate) fn of(log: &Path, skip: u64, program: &str) -> String {
 
 const PANIC: &str = "panicked at";
 
-/// First line with an error, or else the first that starts with the program's name.
 fn first_complaint(lines: &[String], program: &str) -> Option<usize> {
     const WORDS: [&str; 7] = ["ERROR", "FATAL", "CRITICAL", "EMERG", "ALERT", "PANIC", "Traceback"];
     const BRACKETED: [&str; 5] = ["[error]", "[fatal]", "[emerg]", "[alert]", "[crit]"];
@@ -73,7 +71,6 @@ fn first_complaint(lines: &[String], program: &str) -> Option<usize> {
     found.or_else(|| if program.is_empty() { None } else { lines.iter().position(complains) })
 }
 
-/// Start of the log after the skipped part, and its end without overlap.
 fn both_ends(log: &Path, skip: u64) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
     let mut file = File::open(log)?;
     let length = file.metadata()?.len();
@@ -87,7 +84,7 @@ fn both_ends(log: &Path, skip: u64) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
     Ok((head, tail))
 }
 
-/// Non-empty lines without colours and control characters, cut to the maximum width.
+/// Cuts lines to the maximum width.
 fn readable(bytes: &[u8]) -> Vec<String> {
     String::from_utf8_lossy(bytes)
         .lines()
@@ -110,7 +107,6 @@ fn without_escapes(line: &str) -> String {
     while let Some(c) = characters.next() {
         if c == '\x1b' {
             if characters.next() == Some('[') {
-                // Parameters, up to the final letter.
                 let _ = characters.by_ref().find(char::is_ascii_alphabetic);
             }
         } else if c == '\t' {

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::metric;
 
-/// Reason why a run is void.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Void {
@@ -27,7 +26,7 @@ pub enum Void {
     Other { what: String },
 }
 
-/// Cause with a configurable limit, not attributable to a subject.
+/// Not attributable to a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     GeneratorLate,
@@ -50,7 +49,6 @@ impl fmt::Display for Cause {
 }
 
 impl Void {
-    /// Cause and measured value in microseconds or percent.
     pub(crate) fn cause(&self) -> Option<(Cause, f64)> {
         match self {
             Self::GeneratorLate { p99_us, .. } => Some((Cause::GeneratorLate, *p99_us)),
@@ -61,17 +59,16 @@ impl Void {
     }
 }
 
-/// Limits above which a run is void.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VoidLimits {
-    /// Lateness of the generator, 99th percentile, microseconds.
+    /// 99th percentile.
     pub late_p99_us: f64,
-    /// Stolen CPU time of the whole machine, percent.
+    /// Of the whole machine.
     pub steal_percent: f64,
-    /// Time of the subject's cores used by other processes, percent; known only for pinned subjects.
+    /// Other processes on the subject's cores; known only for pinned subjects.
     pub foreign_percent: f64,
-    /// Loss in percent; absent if losses are being measured.
+    /// Absent if losses are being measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_percent: Option<f64>,
     /// Generator connections that broke or could not be opened, in percent of those sent.

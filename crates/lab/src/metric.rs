@@ -7,9 +7,7 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Preference {
-    /// More is better: packets per CPU-second.
     Higher,
-    /// Less is better: CPU per packet, latency.
     Lower,
     /// Explanatory only.
     Neither,
@@ -18,7 +16,7 @@ pub(crate) enum Preference {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Metric {
     pub(crate) name: &'static str,
-    /// Unit as printed; empty for plain counts and ratios.
+    /// Empty for plain counts and ratios.
     pub(crate) unit: &'static str,
     pub(crate) better: Preference,
     pub(crate) about: &'static str,
@@ -48,7 +46,6 @@ pub(crate) const PACKETS_PER_BUSY_S: &str = "packets_per_busy_s";
 pub(crate) const SEGMENTS_PER_SUPERPACKET: &str = "segments_per_superpacket";
 pub(crate) const OVERLOAD_SHARE: &str = "overload_share";
 
-/// All metrics with a direction or a unit.
 pub(crate) const METRICS: &[Metric] = &[
     higher(DELIVERED_PPS, "/s", "delivered at the far ends"),
     higher(DELIVERED, "", "delivered at the far ends"),
@@ -126,7 +123,6 @@ const fn neither(name: &'static str, unit: &'static str, about: &'static str) ->
 /// CPU seconds of one process: a subject, a node, or a helper.
 static OF_PROCESS: Metric = lower("cpu.NAME_s", "s", "CPU of the process and its children");
 
-/// Metric name for a process.
 pub(crate) fn of_process(name: &str) -> String {
     format!("cpu.{name}_s")
 }
@@ -135,13 +131,12 @@ pub(crate) fn is_of_process(name: &str) -> bool {
     name.starts_with("cpu.") && name.ends_with("_s")
 }
 
-/// Finds a metric that is listed or belongs to a process.
 pub(crate) fn find(name: &str) -> Option<&'static Metric> {
     let listed = METRICS.iter().find(|metric| metric.name == name);
     listed.or_else(|| is_of_process(name).then_some(&OF_PROCESS))
 }
 
-/// Preferred direction; [`Preference::Neither`] for unlisted metrics.
+/// [`Preference::Neither`] for unlisted metrics.
 pub(crate) fn direction(name: &str) -> Preference {
     find(name).map_or(Preference::Neither, |metric| metric.better)
 }
@@ -164,7 +159,7 @@ pub(crate) fn survives_lateness(name: &str) -> bool {
     .contains(&name)
 }
 
-/// Unit as printed; empty for unlisted metrics.
+/// Empty for unlisted metrics.
 pub(crate) fn unit(name: &str) -> &'static str {
     find(name).map_or("", |metric| metric.unit)
 }

@@ -20,17 +20,13 @@ use crate::{error::LabError, exit_excerpt};
 /// of `turnpike serve` and `forward`, which warn about unknown variables.
 pub(crate) const MARK: &str = "TPLAB";
 
-/// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
-/// Time for perf or a tracer to write its result.
+/// For perf or a tracer.
 const WRITE: Duration = Duration::from_secs(20);
-/// Polling interval while waiting for an exit.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Program to start.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Launch {
-    /// Name for messages.
     pub(crate) name: String,
     /// Prefix command that enters a namespace; must `exec` the command so that the process ID stays the same.
     pub(crate) entry: Vec<String>,
@@ -39,11 +35,10 @@ pub(crate) struct Launch {
     pub(crate) environment: Vec<(String, String)>,
     /// List as for `taskset -c`, such as `0` or `1-3`.
     pub(crate) cpus: Option<String>,
-    /// Value of [`MARK`].
     pub(crate) mark: String,
-    /// Standard output and error.
+    /// Standard error, and standard output unless separate.
     pub(crate) log: PathBuf,
-    /// Separate standard output, if it is the result.
+    /// Standard output if it is the result.
     pub(crate) output: Option<PathBuf>,
 }
 
@@ -51,7 +46,6 @@ pub(crate) struct Launch {
 #[derive(Debug)]
 pub(crate) struct ChildProgram {
     pub(crate) name: String,
-    /// File name of the command, which its messages may start with.
     file_name: String,
     child: Child,
     log: PathBuf,
@@ -108,7 +102,6 @@ impl ChildProgram {
         })
     }
 
-    /// Starts perf or a tracer, which observes other programs until [`ChildProgram::detach`].
     pub(crate) fn attach(
         name: &str,
         command: Vec<String>,
@@ -119,7 +112,6 @@ impl ChildProgram {
         Self::start(&Launch { name, command, mark, log, ..Launch::default() })
     }
 
-    /// Interrupts it and waits for its result.
     pub(crate) fn detach(mut self) {
         self.signal(Signal::INT);
         self.wait(Instant::now() + WRITE, || false);
@@ -158,7 +150,6 @@ impl ChildProgram {
         }
     }
 
-    /// Exit status if the program has exited.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
             // Errors mean that there is no such child, which is impossible: it is reaped here only.
@@ -167,7 +158,6 @@ impl ChildProgram {
         self.ended
     }
 
-    /// Waits for the exit, `stop` or the deadline; returns the status if the program has exited.
     pub(crate) fn wait(&mut self, deadline: Instant, stop: impl Fn() -> bool) -> Option<ExitStatus> {
         loop {
             let ended = self.ended();
@@ -178,7 +168,6 @@ impl ChildProgram {
         }
     }
 
-    /// Sends SIGTERM to the group, and SIGKILL after a grace period.
     pub(crate) fn stop(&mut self) {
         if self.ended().is_none() {
             self.signal(Signal::TERM);
@@ -191,7 +180,6 @@ impl ChildProgram {
         }
     }
 
-    /// Exit status and log excerpt, for a report.
     pub(crate) fn obituary(&mut self) -> String {
         let how = match self.ended() {
             None => "is running".to_owned(),
@@ -255,13 +243,11 @@ pub(crate) fn sweep(id: &str) {
     }
 }
 
-/// Processes of a group.
 pub(crate) fn members(leader: u32) -> impl Iterator<Item = Process> {
     let leader = i32::try_from(leader).ok();
     all_processes().filter(move |process| process.stat().is_ok_and(|stat| Some(stat.pgrp) == leader))
 }
 
-/// Process IDs of a group, the leader's first.
 pub(crate) fn group(leader: u32) -> Vec<u32> {
     let mut pids: Vec<u32> = members(leader).filter_map(|process| pid_of(&process)).collect();
     pids.sort_by_key(|pid| *pid != leader);

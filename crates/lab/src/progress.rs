@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use crate::stats::{self, Estimate};
 
-/// Progress of an experiment whose runs are equally long.
+/// All runs are equally long.
 #[derive(Clone, Debug)]
 pub(crate) struct RunProgress {
     rounds: u32,
     runs_per_round: u32,
     expected: Duration,
     took: Vec<f64>,
-    /// Planned runs that are not made.
     fallen_out: usize,
     began: Option<Duration>,
     running: Option<String>,
@@ -42,7 +41,6 @@ impl RunProgress {
         self.began = Some(now);
     }
 
-    /// Ends the current run. Use [`RunProgress::add_round`] if its round is repeated.
     pub(crate) fn run_ends(&mut self, now: Duration) {
         if let Some(began) = self.began.take() {
             self.took.push(now.saturating_sub(began).as_secs_f64());
@@ -50,22 +48,18 @@ impl RunProgress {
         self.running = None;
     }
 
-    /// Skips a planned run.
     pub(crate) fn run_falls_out(&mut self) {
         self.fallen_out += 1;
     }
 
-    /// Adds a round because one was void.
     pub(crate) fn add_round(&mut self) {
         self.rounds += 1;
     }
 
-    /// Current estimate of `what` ("turnpike / coturn").
     pub(crate) fn estimate(&mut self, what: impl Into<String>, estimate: Option<Estimate>) {
         self.estimate = estimate.map(|estimate| (what.into(), estimate));
     }
 
-    /// Runs that have ended or were skipped.
     pub(crate) fn runs_done(&self) -> usize {
         self.took.len() + self.fallen_out
     }

@@ -22,21 +22,16 @@ pub(crate) const FORMAT: u32 = 1;
 /// at times stays far below; one that cannot reach the rate does not.
 const SAME_LOAD: f64 = 0.05;
 
-/// File name inside the record's directory.
 pub(crate) const FILE: &str = "record.json";
 
-/// Record of one experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// `FORMAT` of the writer.
     pub format: u32,
-    /// Unique name, usually that of the directory.
+    /// Usually the name of the directory.
     pub id: String,
-    /// Start time, RFC 3339.
+    /// RFC 3339.
     pub started: String,
-    /// Command line.
     pub command: Vec<String>,
-    /// Seed of the order of the runs and the bootstrap.
     pub seed: u64,
     pub environment: Environment,
     pub experiment: RecordedExperiment,
@@ -48,43 +43,34 @@ pub struct Record {
     /// Rate sweeps and find-max searches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sweeps: Vec<Sweep>,
-    /// Files of the measured programs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub programs: Vec<BuildFile>,
     /// Syscalls per subject, longest duration first, from a separate run, since tracing slows the subject
     /// down.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub syscalls: BTreeMap<String, Vec<Syscall>>,
-    /// Sampled CPU profile per subject.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub profiles: BTreeMap<String, CpuProfile>,
-    /// Stopped before all rounds were done.
     #[serde(default)]
     pub interrupted: bool,
 }
 
-/// File named by a command, as it was at the start of the run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuildFile {
-    /// Subject or helper it belongs to, or "the workload".
+    /// A service, or "the workload".
     pub name: String,
-    /// Index of the command's word: 0 is the program, others are scripts and configurations.
     pub word: usize,
-    /// Resolved path.
     pub path: String,
-    /// Bytes.
     pub size: u64,
-    /// Modification time, RFC 3339.
+    /// RFC 3339.
     pub modified: String,
-    /// SHA-256 in hexadecimal digits; absent for unreadable or too large files.
+    /// Hexadecimal; absent for unreadable or too large files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// Version, if known without running the program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
 }
 
-/// Row of a table of syscalls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Syscall {
     /// Name without the prefix `sys_`.
@@ -96,84 +82,65 @@ pub struct Syscall {
     pub seconds: f64,
 }
 
-/// Samples of a subject under load; the flame graph is `flame.svg` next to the record.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuProfile {
     pub samples: u64,
-    /// Share of samples in the kernel, percent.
+    /// Percent of the samples.
     pub kernel_percent: f64,
-    /// Hottest symbols first.
     pub symbols: Vec<Symbol>,
 }
 
-/// Function with its own samples, excluding callees.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Symbol {
-    /// Demangled name.
     pub name: String,
     pub kernel: bool,
-    /// Percent of the samples.
     pub percent: f64,
 }
 
-/// Machine and software.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Environment {
-    /// Kernel release.
     pub kernel: String,
     pub cpu_model: String,
-    /// Logical CPUs online.
     pub cores: u32,
-    /// Memory in bytes.
     pub memory_bytes: u64,
-    /// Idle behaviour of the CPUs, and the polling time of a guest before it halts; empty in old records.
+    /// Idle behaviour and the polling time of a guest before it halts; empty in old records.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub idle: String,
     /// Interface to feature to state (`tx-udp-segmentation`, `generic-receive-offload`).
     pub offloads: BTreeMap<String, BTreeMap<String, bool>>,
     /// Tool (`iperf3`, `perf`, a subject) to version.
     pub tools: BTreeMap<String, String>,
-    /// Commit of the repository in the working directory, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
-    /// The working tree differed from that commit.
     pub dirty: bool,
     pub notes: Vec<String>,
 }
 
-/// Requested experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RecordedExperiment {
     pub name: String,
-    /// Compared programs; the first is the baseline.
+    /// The first is the baseline.
     pub subjects: Vec<RecordedSubject>,
-    /// Description or command line of the workload; equal text means equal workload.
+    /// Equal text means equal workload.
     pub workload: String,
-    /// CPUs of the workload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_cpus: Option<String>,
-    /// Deciding metric.
     pub metric: String,
-    /// Requested rounds.
     pub rounds: u32,
-    /// Measured seconds per run.
     pub duration_s: f64,
-    /// Uncounted seconds before the measurement.
+    /// Before the measurement.
     pub warmup_s: f64,
     #[serde(default)]
     pub rules: VerdictRules,
     #[serde(default)]
     pub limits: VoidLimits,
-    /// Required thresholds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub must: Vec<Threshold>,
-    /// Desired thresholds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aim: Vec<Threshold>,
 }
 
-/// Conditions for a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VerdictRules {
@@ -182,9 +149,7 @@ pub struct VerdictRules {
     /// Smallest relevant relative difference (0.05 is 5 %). *No difference shown* requires an interval
     /// narrower than plus or minus this; otherwise the verdict is *cannot tell*.
     pub resolution: f64,
-    /// Requires A/A rounds.
     pub need_noise_floor: bool,
-    /// Maximum share of void rounds.
     pub max_voided: f64,
 }
 
@@ -194,15 +159,13 @@ impl Default for VerdictRules {
     }
 }
 
-/// Limit for one figure.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Threshold {
     pub metric: String,
-    /// Lower limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_least: Option<f64>,
-    /// Upper limit. Exactly one of the two is set.
+    /// Exactly one of the two is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_most: Option<f64>,
     /// Subject of the figure; absent for the last subject.
@@ -211,22 +174,18 @@ pub struct Threshold {
     /// Other subject of a ratio; absent for every other subject.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub against: Option<String>,
-    /// The figure is the value itself instead of a ratio.
     #[serde(default, skip_serializing_if = "is_false")]
     pub own: bool,
 }
 
-/// Program under test.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RecordedSubject {
     pub name: String,
     pub command: Vec<String>,
-    /// Pinned CPUs as a list such as `0,2-3`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<String>,
 }
 
-/// One run of one subject.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     /// From 0.
@@ -234,18 +193,15 @@ pub struct Round {
     pub subject: String,
     /// Position within the round, from 0, including `aa` runs.
     pub order_in_round: u32,
-    /// Values by metric name. Non-finite values are dropped, because JSON cannot represent them.
+    /// Non-finite values are dropped, because JSON cannot represent them.
     #[serde(default, serialize_with = "finite_only")]
     pub metrics: BTreeMap<String, f64>,
-    /// Metrics that this machine or subject cannot provide.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub not_supported: BTreeSet<String>,
-    /// Reason why the run does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub voided: Option<Void>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<LatencySummary>,
-    /// Remarks, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -262,33 +218,25 @@ pub struct LatencySummary {
     pub max: f64,
 }
 
-/// Results of one subject at several offered rates.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sweep {
     pub subject: String,
-    /// Round, if repeated.
+    /// `None` if not repeated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round: Option<u32>,
-    /// Trials in order of execution.
     pub points: Vec<SweepPoint>,
-    /// Results of a find-max search.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub found: Vec<FoundRate>,
 }
 
-/// One trial.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SweepPoint {
     /// Value of the rate variable: datagrams per second, or clients.
     #[serde(default)]
     pub rate_pps: u64,
-    /// Datagrams offered per second.
     pub offered_pps: f64,
-    /// Datagrams delivered per second.
     pub delivered_pps: f64,
-    /// Loss in percent.
     pub loss_percent: f64,
-    /// Measured seconds.
     pub duration_s: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<LatencySummary>,
@@ -301,7 +249,7 @@ impl Round {
 }
 
 impl Environment {
-    /// Nine digits of the commit, with a `+` for a changed tree.
+    /// Nine digits, with a `+` for a changed tree.
     pub(crate) fn short_commit(&self) -> String {
         let Some(commit) = &self.commit else { return "–".to_owned() };
         format!("{}{}", commit.get(..9).unwrap_or(commit), if self.dirty { "+" } else { "" })
@@ -309,25 +257,22 @@ impl Environment {
 }
 
 impl Syscall {
-    /// Microseconds per call; 0 without calls.
+    /// 0 without calls.
     pub(crate) fn us_per_call(&self) -> f64 {
         if self.calls == 0 { 0.0 } else { self.seconds * 1e6 / self.calls as f64 }
     }
 }
 
 impl LatencySummary {
-    /// Percentiles by name, in ascending order.
     pub(crate) fn percentiles(&self) -> [(&'static str, f64); 5] {
         [("p50", self.p50), ("p90", self.p90), ("p99", self.p99), ("p99.9", self.p999), ("max", self.max)]
     }
 
-    /// Percentiles by metric name.
     pub(crate) fn metrics(&self) -> [(String, f64); 5] {
         self.percentiles().map(|(name, value)| (format!("latency_{}_us", name.replace('.', "")), value))
     }
 }
 
-/// Converts the microseconds of our own generators.
 impl From<turnpike_measure::Percentiles> for LatencySummary {
     fn from(of: turnpike_measure::Percentiles) -> Self {
         let [min, p50, p90, p99, p999, max] =
@@ -337,17 +282,14 @@ impl From<turnpike_measure::Percentiles> for LatencySummary {
 }
 
 impl Record {
-    /// First subject, with which the others are compared.
     pub(crate) fn baseline(&self) -> Option<&str> {
         self.experiment.subjects.first().map(|subject| subject.name.as_str())
     }
 
-    /// Names of the other subjects.
     pub(crate) fn candidates(&self) -> impl Iterator<Item = &str> {
         self.experiment.subjects.iter().skip(1).map(|subject| subject.name.as_str())
     }
 
-    /// Names of all metrics in any round.
     pub(crate) fn metrics(&self) -> BTreeSet<&str> {
         self.rounds.iter().flat_map(|round| round.metrics.keys()).map(String::as_str).collect()
     }
@@ -378,7 +320,7 @@ impl Record {
         })
     }
 
-    /// Values of a metric over a subject's valid rounds.
+    /// Valid rounds only.
     pub(crate) fn values(&self, subject: &str, metric: &str) -> Vec<f64> {
         self.rounds
             .iter()
@@ -392,22 +334,17 @@ impl Record {
         paired(&self.of_subject(other, metric), &self.of_subject(subject, metric))
     }
 
-    /// Pairs of the baseline with itself.
     pub(crate) fn aa_pairs(&self, metric: &str) -> Vec<(f64, f64)> {
         let baseline = self.baseline().unwrap_or_default();
         paired(&self.of_subject(baseline, metric), &self.by_index(self.aa.iter(), metric))
     }
 
-    /// Writes `record.json` into `dir`, creating it if necessary. A crash leaves the previous file intact.
+    /// A crash leaves the previous file intact.
     pub fn save(&self, dir: &Path) -> Result<(), LabError> {
         write_json(&dir.join(FILE), self)
     }
 
-    /// Reads `record.json` of `dir`, or the file itself.
-    ///
-    /// # Errors
-    ///
-    /// The file is unreadable, not a record, or written by a newer lab.
+    /// Accepts a directory or the file itself.
     pub fn load(dir: &Path) -> Result<Self, LabError> {
         #[derive(Deserialize)]
         struct FormatVersion {
@@ -454,7 +391,6 @@ pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), LabError> {
         .map_err(LabError::io(format!("cannot write {}", path.display())))
 }
 
-/// Writes a value as JSON, atomically.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), LabError> {
     let json = serde_json::to_string_pretty(value).map_err(|error| LabError::failed(error.to_string()))?;
     write_whole(path, json.as_bytes())

@@ -22,58 +22,51 @@ use crate::{
 const EXPERIMENT: &str = "experiment.toml";
 const REQUEST: &str = "request.json";
 
-/// One experiment at one point of its sweep, with the changes from the command line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RunRequest {
     /// Base of relative paths in the experiment.
     path: PathBuf,
     pub(crate) changes: Overrides,
-    /// Values of the variables at this point.
     pub(crate) point: BTreeMap<String, String>,
     pub(crate) seed: u64,
     #[serde(default)]
     pub(crate) task: Task,
-    /// Settings of a suite row or the command line that replace those of the file.
+    /// Replaces settings of the file; from a suite row or the command line.
     #[serde(default)]
     pub(crate) variant: Variant,
-    /// Command line as typed.
     pub(crate) command: Vec<String>,
-    /// Included texts by name, as used.
     #[serde(default)]
     parts: BTreeMap<String, String>,
-    /// Text of the file, which may have changed since.
+    /// The file may have changed since.
     #[serde(skip)]
     text: String,
-    /// Builds measured by the record that this request repeats.
+    /// Of the record that this request repeats.
     #[serde(skip)]
     pub(crate) repeats: Option<Vec<BuildFile>>,
 }
 
-/// Settings that replace those of the experiment file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Variant {
     pub(crate) topology: Option<String>,
-    /// Replace all thresholds of the file, if there are any.
+    /// Replace those of the file, if there are any.
     #[serde(default)]
     pub(crate) must: Vec<Threshold>,
     #[serde(default)]
     pub(crate) aim: Vec<Threshold>,
 }
 
-/// Kind of measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Task {
-    /// Compares the subjects.
     #[default]
     Compare,
-    /// Offers several rates to each subject.
-    Rates { plan: RatePlan, rounds: u32 },
-    /// Profiles the only subject.
+    Rates {
+        plan: RatePlan,
+        rounds: u32,
+    },
     Profile,
 }
 
-/// Settings of the command line that replace those of the file.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, clap::Args)]
 pub(crate) struct Overrides {
     /// Rounds, at least 6 for a verdict
@@ -144,7 +137,6 @@ impl RunRequest {
             .collect())
     }
 
-    /// Request that made the record in `directory`.
     pub(crate) fn load(directory: &Path) -> Result<Self, LabError> {
         let read = |name: &str| {
             let path = directory.join(name);
@@ -175,7 +167,7 @@ impl RunRequest {
         Ok(experiment)
     }
 
-    /// Values of the swept variables, such as `clients-8-size-120`; empty without a sweep.
+    /// Such as `clients-8-size-120`; empty without a sweep.
     pub(crate) fn point_name(&self, experiment: &Experiment) -> String {
         let parts: Vec<String> = experiment
             .sweep
@@ -189,7 +181,6 @@ impl RunRequest {
             .collect()
     }
 
-    /// Creates a new directory for the record below `base`.
     pub(crate) fn make_directory(&self, base: &Path, experiment: &Experiment) -> Result<PathBuf, LabError> {
         let parts = [experiment.name.clone(), self.point_name(experiment), environment::stamp()];
         let name = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-");

@@ -23,36 +23,30 @@ use crate::stats;
 /// Relative shortfall of the offered rate from which on a trial is void.
 const SHORTFALL: f64 = 0.02;
 
-/// Rates to offer to each subject in each round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RatePlan {
-    /// Datagrams per second.
     Sweep(Vec<u64>),
     FindMax(SearchSettings),
 }
 
-/// Parameters of a search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct SearchSettings {
-    /// Lowest rate, datagrams per second.
+    /// Datagrams per second.
     pub(crate) min_pps: u64,
-    /// Highest rate, datagrams per second; the search starts there.
+    /// The search starts there.
     pub(crate) max_pps: u64,
     /// Loss goals as ratios: 0.001 is 0.1 %.
     pub(crate) goals: Vec<f64>,
     /// Relative width of the result. Must not be below the largest goal, or the delivered rates of two goals
     /// can swap places.
     pub(crate) width: f64,
-    /// Seconds per trial in the coarse phases.
     pub(crate) short_s: f64,
-    /// Seconds per trial in the last phase.
     pub(crate) long_s: f64,
     /// Seconds of long trials that decide a rate in any case. An odd multiple of `long_s`, so that one half
     /// is a majority.
     pub(crate) sum_s: f64,
-    /// Maximum number of trials.
     pub(crate) max_trials: usize,
     /// Void trials at a rate after which the generator counts as unable to make it.
     pub(crate) max_voids: u32,
@@ -77,34 +71,29 @@ impl Default for SearchSettings {
     }
 }
 
-/// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Trial {
-    /// Datagrams to offer per second.
     pub(crate) rate_pps: u64,
-    /// Measured seconds.
     pub(crate) duration_s: f64,
 }
 
-/// Result for one goal.
+/// Result for one goal; rates in datagrams per second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FoundRate {
-    /// Loss goal as a ratio.
+    /// As a ratio.
     pub max_loss: f64,
-    /// Highest rate that meets the goal, datagrams per second. `None`: not even the lowest rate does.
+    /// `None`: not even the lowest rate meets the goal.
     pub lower_pps: Option<u64>,
-    /// Lowest rate that fails the goal. `None`: no tried rate fails.
+    /// `None`: no tried rate fails.
     pub upper_pps: Option<u64>,
-    /// Datagrams delivered per second at `lower_pps`: the median of its trials that met the goal.
+    /// Median of the trials at `lower_pps` that met the goal.
     pub delivered_pps: Option<f64>,
     pub because: Because,
 }
 
-/// Reason for the end of a goal's search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Because {
-    /// The interval is narrow enough.
     Narrow,
     /// The highest rate meets the goal: the true maximum is higher.
     Highest,
@@ -116,7 +105,6 @@ pub enum Because {
     Ended,
 }
 
-/// Search settings on a command line or in a suite row.
 #[derive(Clone, Debug, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SearchOptions {
@@ -150,13 +138,11 @@ fn three() -> f64 {
     3.0
 }
 
-/// A suite row has a single goal.
 fn one_goal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, D::Error> {
     f64::deserialize(deserializer).map(|loss| vec![loss])
 }
 
 impl SearchOptions {
-    /// Validates the options.
     pub(crate) fn settings(&self) -> Result<SearchSettings, String> {
         let &Self { min, max, width, trial, ref loss, max_p99_us, .. } = self;
         if min == 0 || min >= max {
@@ -186,7 +172,6 @@ impl SearchOptions {
 }
 
 impl SearchSettings {
-    /// Largest loss goal, as a ratio.
     pub(crate) fn loosest(&self) -> f64 {
         self.goals.iter().copied().fold(0.0, f64::max)
     }
@@ -204,7 +189,6 @@ impl fmt::Display for Because {
     }
 }
 
-/// Search in progress.
 #[derive(Clone, Debug)]
 pub(crate) struct Search {
     settings: SearchSettings,
@@ -220,7 +204,6 @@ pub(crate) struct Search {
     current: Option<(Trial, Cursor)>,
 }
 
-/// One pass over all goals.
 #[derive(Clone, Copy, Debug)]
 struct SearchPhase {
     trial_s: f64,
@@ -278,7 +261,7 @@ impl Search {
         }
     }
 
-    /// Next trial; returns the same one until it is observed. `None` when the search is finished.
+    /// Returns the same trial until it is observed. `None` when the search is finished.
     pub(crate) fn next(&mut self) -> Option<Trial> {
         if let Some((trial, _)) = self.current {
             return Some(trial);
@@ -330,7 +313,6 @@ impl Search {
         self.void(None);
     }
 
-    /// Interval per goal, in order. Before the end of the search, based on the trials so far.
     pub(crate) fn found(&self) -> Vec<FoundRate> {
         (0..self.settings.goals.len()).map(|goal| self.found_for(goal)).collect()
     }
@@ -411,7 +393,6 @@ impl Search {
         self.classify(cursor.phase, cursor.goal, cursor.rate)
     }
 
-    /// Next rate of the first unfinished goal in the first unfinished phase.
     fn place(&self, from: Option<Cursor>) -> Option<Cursor> {
         for phase in self.phase..self.phases.len() {
             for goal in 0..self.settings.goals.len() {
@@ -430,7 +411,7 @@ impl Search {
         None
     }
 
-    /// Next rate for this goal in this phase; `None` if no rate is left between the bounds.
+    /// `None` if no rate is left between the bounds.
     fn choose(&self, cursor: &Cursor) -> Option<u64> {
         let &Cursor { phase, goal, step, .. } = cursor;
         let (lower, upper) = self.range(phase, goal);
@@ -480,7 +461,6 @@ impl Search {
         stats::median(&self.tried.get(&rate)?.iter().map(|tried| tried.delivered_pps).collect::<Vec<_>>())
     }
 
-    /// This goal needs no further trial in this phase.
     fn finished(&self, phase: usize, goal: usize) -> bool {
         match self.range(phase, goal) {
             (Some(lower), _) if lower >= self.settings.max_pps => true,
@@ -490,7 +470,6 @@ impl Search {
         }
     }
 
-    /// Bounds to continue between; the upper one is the limit of the subject or the generator.
     fn range(&self, phase: usize, goal: usize) -> (Option<u64>, Option<u64>) {
         let (lower, upper) = self.bounds(phase, goal);
         let ceiling = self.ceilings[goal].map(|(rate, _)| rate);

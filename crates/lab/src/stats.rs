@@ -33,16 +33,15 @@ const MEDIAN_OVER_MEAN: f64 = 1.253_314;
 /// covers `1 - 2^(1-n)`, which is 93.75 % at five.
 pub(crate) const ROUNDS_FOR_95_PERCENT: usize = 6;
 
-/// `ln(candidate / baseline)` per round.
+/// `ln(candidate / baseline)`, one per usable round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct LogRatios {
-    /// One per usable round, in order.
     pub(crate) values: Vec<f64>,
     /// Rounds without a ratio because a value was zero, negative or not finite.
     pub(crate) unusable: usize,
 }
 
-/// Ratios of the pairs `(baseline, candidate)`, one per round.
+/// Pairs are `(baseline, candidate)`.
 pub(crate) fn log_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> LogRatios {
     let mut ratios = LogRatios::default();
     for (baseline, candidate) in pairs {
@@ -56,7 +55,6 @@ pub(crate) fn log_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> LogRati
     ratios
 }
 
-/// Closed interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ConfidenceInterval {
     pub(crate) low: f64,
@@ -69,7 +67,6 @@ impl ConfidenceInterval {
     }
 }
 
-/// Comparison of two subjects in one metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Estimate {
     pub(crate) rounds: usize,
@@ -98,12 +95,10 @@ impl Estimate {
         })
     }
 
-    /// Candidate over baseline.
     pub(crate) fn ratio(&self) -> f64 {
         self.log_ratio.exp()
     }
 
-    /// Interval of the ratio.
     pub(crate) fn interval(&self) -> ConfidenceInterval {
         ConfidenceInterval { low: self.log_interval.low.exp(), high: self.log_interval.high.exp() }
     }
@@ -113,17 +108,15 @@ impl Estimate {
         if self.rounds >= ROUNDS_FOR_95_PERCENT { 0.95 } else { 1.0 - 2.0_f64.powi(1 - small(self.rounds)) }
     }
 
-    /// Half the width of the interval, in logarithms.
     pub(crate) fn half_width(&self) -> f64 {
         (self.log_interval.high - self.log_interval.low) / 2.0
     }
 
-    /// The interval excludes a ratio of 1.
     pub(crate) fn excludes_one(&self) -> bool {
         !self.log_interval.covers(0.0)
     }
 
-    /// Standard deviation of one round's log-ratio, estimated from the MAD and thus robust against outliers.
+    /// From the MAD, and thus robust against outliers.
     pub(crate) fn sigma(&self) -> f64 {
         self.mad * MAD_TO_SIGMA
     }
@@ -149,7 +142,6 @@ pub(crate) fn median_interval(values: &[f64], seed: u64) -> Option<(f64, Confide
 /// Difference of the baseline from itself, below which differences are meaningless.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NoiseFloor {
-    /// Number of A/A rounds.
     pub(crate) rounds: usize,
     /// Median of the A/A log-ratios. Far from 0, the second run of a round is systematically favoured.
     pub(crate) log_ratio: f64,
@@ -168,7 +160,7 @@ impl NoiseFloor {
         Some(Self { rounds: itself.rounds, log_ratio: itself.log_ratio, level })
     }
 
-    /// Level as a relative difference in percent.
+    /// Percent.
     pub(crate) fn percent(&self) -> f64 {
         self.level.exp_m1() * 100.0
     }
@@ -190,7 +182,6 @@ pub(crate) fn rounds_for(sigma: f64, half_width: f64) -> u32 {
     whole(rounds.max(least))
 }
 
-/// `None` if empty.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);

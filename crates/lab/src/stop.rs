@@ -11,7 +11,7 @@ use std::{
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Stop request; clones share the state.
+/// Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopFlag(Arc<AtomicBool>);
 
@@ -54,7 +54,6 @@ impl StopFlag {
                     _ = hup.recv() => {}
                 }
                 if self.requested() {
-                    // 128 + SIGINT, the convention of shells.
                     std::process::exit(130);
                 }
                 self.request();

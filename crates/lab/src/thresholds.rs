@@ -12,36 +12,31 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ThresholdKind {
-    /// Missing it fails the suite.
     Must,
-    /// Desired.
     Aim,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ThresholdOutcome {
-    /// The whole interval is on the right side.
     Met,
-    /// The whole interval is on the wrong side.
     Missed,
     /// Neither; with the reason.
     Undecided(String),
 }
 
-/// Threshold with its outcome.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ThresholdResult {
     pub(crate) bar: Threshold,
     pub(crate) kind: ThresholdKind,
     pub(crate) subject: String,
-    /// Other subject of a ratio; `None` for a plain value.
+    /// `None` for a plain value.
     pub(crate) against: Option<String>,
-    /// Median and interval, if available.
+    /// Median and interval.
     pub(crate) figure: Option<(f64, ConfidenceInterval)>,
     pub(crate) standing: ThresholdOutcome,
 }
 
-/// Checks a record against all its thresholds; one against several subjects yields one result each.
+/// One result per subject compared with.
 pub(crate) fn hold(record: &Record) -> Vec<ThresholdResult> {
     let experiment = &record.experiment;
     let kinds = [(ThresholdKind::Must, &experiment.must), (ThresholdKind::Aim, &experiment.aim)];
@@ -52,7 +47,6 @@ pub(crate) fn hold(record: &Record) -> Vec<ThresholdResult> {
 }
 
 impl Threshold {
-    /// Mistake in the definition, if any.
     pub(crate) fn mistake(&self) -> Option<&'static str> {
         match (self.at_least, self.at_most) {
             (Some(limit), None) | (None, Some(limit)) if !limit.is_finite() || limit < 0.0 => {
@@ -185,7 +179,6 @@ impl fmt::Display for Threshold {
 }
 
 impl ThresholdResult {
-    /// Figure and interval, as ratios or as values with their unit.
     pub(crate) fn figure_in_words(&self) -> Option<String> {
         let show = |figure: f64| {
             if self.bar.own { metric::show(&self.bar.metric, figure) } else { format!("{figure:.3}") }
@@ -257,7 +250,6 @@ impl fmt::Display for ThresholdResult {
     }
 }
 
-/// Rounds to three decimals: a sixth is 0.167.
 fn short(ratio: f64) -> f64 {
     (ratio * 1e3).round() / 1e3
 }
@@ -389,7 +381,6 @@ mod tests {
         let held = hold(&record);
         let told: Vec<_> = held.iter().map(|held| (held.against.as_deref(), &held.standing)).collect();
         assert_eq!(told, [(Some("old"), &ThresholdOutcome::Met), (Some("third"), &ThresholdOutcome::Missed)]);
-        // A table shows one line, the hardest.
         let [hardest] = &hardest(&record)[..] else { panic!("one bar") };
         assert_eq!(hardest, &held[1]);
         record.experiment.aim = vec![at_least(0.1), at_most(9.0)];

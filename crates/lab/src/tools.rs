@@ -8,7 +8,7 @@ use std::{
 
 use crate::error::LabError;
 
-/// Programs and their Debian packages.
+/// With Debian packages.
 const PACKAGES: [(&str, &str); 14] = [
     ("ip", "iproute2"),
     ("nsenter", "util-linux"),
@@ -36,12 +36,11 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Finds a program or fails with a remedy; `purpose` completes "... is needed".
+/// `purpose` completes "... is needed".
 pub(crate) fn require(program: &str, purpose: &str) -> Result<PathBuf, LabError> {
     find(program).ok_or_else(|| LabError::usage(missing(program, purpose)))
 }
 
-/// Error text for a missing program.
 pub(crate) fn missing(program: &str, purpose: &str) -> String {
     let remedy = match PACKAGES.iter().find(|(name, _)| *name == program) {
         Some((_, package)) => format!("apt-get install {package}"),
@@ -51,7 +50,6 @@ pub(crate) fn missing(program: &str, purpose: &str) -> String {
     format!("`{program}` is missing, needed {purpose}: {remedy}")
 }
 
-/// Runs a command; returns its standard output, or fails with its standard error.
 pub(crate) fn output<W: AsRef<str>>(command: impl IntoIterator<Item = W>) -> Result<String, LabError> {
     let command: Vec<String> = command.into_iter().map(|word| word.as_ref().to_owned()).collect();
     let (program, arguments) =
@@ -68,12 +66,10 @@ pub(crate) fn output<W: AsRef<str>>(command: impl IntoIterator<Item = W>) -> Res
     Err(LabError::failed(format!("`{}` failed: {}", command.join(" "), reason.trim())))
 }
 
-/// Runs a command in the namespace that `entry` enters.
 pub(crate) fn output_in(entry: &[String], command: &[&str]) -> Result<String, LabError> {
     output(entry.iter().map(String::as_str).chain(command.iter().copied()))
 }
 
-/// Owned words of a command built from literals.
 pub(crate) fn words<'a>(words: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     words.into_iter().map(str::to_owned).collect()
 }

@@ -11,9 +11,8 @@ use crate::order;
 use crate::record::{FORMAT, Record, RecordedExperiment, RecordedSubject, Round};
 use crate::verdict::{Conclusion, MetricVerdict, judge};
 
-/// Relative standard deviation of one run.
 const NOISE: f64 = 0.08;
-/// Rounds that reduce 8 % noise to about plus or minus 2.8 %, and rarely leave more than the 5 % resolution.
+/// Reduce 8 % noise to about plus or minus 2.8 %, and rarely leave more than the 5 % resolution.
 const ROUNDS: u32 = 96;
 
 /// Machine that slows down as it warms up, with random noise per run.
@@ -43,7 +42,6 @@ impl Machine {
     }
 }
 
-/// Position of a run: subject, round, and position within the round.
 struct Slot {
     round: u32,
     place: u32,

@@ -12,13 +12,10 @@ use crate::stats::{self, Estimate, LogRatios, NoiseFloor};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Conclusion {
-    /// Better than the baseline in this metric.
     Faster,
-    /// Worse than the baseline.
     Slower,
-    /// Higher value of a metric without a preferred direction.
+    /// Metric without a preferred direction.
     Higher,
-    /// Lower value of a metric without a preferred direction.
     Lower,
     /// A difference of the resolution would have been visible: the interval is narrow enough and contains 1,
     /// or the effect is below a noise floor that is itself below the resolution.
@@ -30,7 +27,6 @@ pub(crate) enum Conclusion {
     },
 }
 
-/// Reason for a missing verdict.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum VerdictReason {
     #[error("{subject} failed in {runs} {} ({how})", if *runs == 1 { "run" } else { "runs" })]
@@ -56,24 +52,21 @@ pub(crate) enum VerdictReason {
     TooNoisy { percent: f64, wanted_percent: f64 },
 }
 
-/// One metric of one subject against the baseline.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct MetricVerdict {
     pub(crate) metric: String,
     pub(crate) subject: String,
     pub(crate) baseline: String,
     pub(crate) outcome: Conclusion,
-    /// Figures, if available, whatever the outcome.
+    /// Present whatever the outcome.
     pub(crate) estimate: Option<Estimate>,
-    /// Difference of the baseline from itself.
     pub(crate) floor: Option<NoiseFloor>,
     /// Medians of baseline and subject if zeros leave no ratio at all.
     pub(crate) medians: Option<(f64, f64)>,
-    /// Rounds of the estimate with a late generator.
+    /// Of the estimate, with a late generator.
     pub(crate) late: usize,
 }
 
-/// Judges one metric of one subject by the experiment's rules.
 pub(crate) fn judge(record: &Record, subject: &str, metric: &str) -> MetricVerdict {
     let rules = &record.experiment.rules;
     let baseline = record.baseline().unwrap_or_default().to_owned();
@@ -110,14 +103,11 @@ pub(crate) fn judge(record: &Record, subject: &str, metric: &str) -> MetricVerdi
     }
 }
 
-/// Basis of a comparison of two subjects in one metric.
 pub(crate) struct Grounds {
-    /// `(other, subject)` per valid round.
+    /// Valid rounds, `(other, subject)`.
     pairs: Vec<(f64, f64)>,
     pub(crate) estimate: Option<Estimate>,
-    /// Difference of the baseline from itself.
     pub(crate) floor: Option<NoiseFloor>,
-    /// Reasons that rule out a verdict; empty if there are none.
     pub(crate) reasons: Vec<VerdictReason>,
 }
 
@@ -146,7 +136,6 @@ impl MetricVerdict {
 }
 
 impl Conclusion {
-    /// Verdict without its figures.
     pub(crate) fn word(&self) -> &'static str {
         match self {
             Self::Faster => "faster",
@@ -271,13 +260,11 @@ fn outcome_of(higher: bool, better: Preference) -> Conclusion {
     }
 }
 
-/// All runs that a comparison of these subjects is based on.
 fn concerned<'a>(record: &'a Record, subjects: &[&str]) -> Vec<&'a Round> {
     let of_either = record.rounds.iter().filter(|round| subjects.contains(&round.subject.as_str()));
     of_either.chain(&record.aa).collect()
 }
 
-/// Rounds of the estimate with a late generator.
 fn late_rounds(record: &Record, baseline: &str, subject: &str, metric: &str) -> usize {
     let counting = |name: &str| {
         let counts = |round: &&Round| {
@@ -415,7 +402,7 @@ fn rounds_that_help(
     })
 }
 
-/// Rounds needed to reduce the noise by `factor`, at least one more than now.
+/// At least one more than now.
 fn scaled(rounds: usize, factor: f64) -> u32 {
     let wanted = (rounds as f64 * factor * factor).ceil().max(rounds as f64 + 1.0);
     #[expect(

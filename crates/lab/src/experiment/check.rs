@@ -19,7 +19,6 @@ use crate::{
 };
 
 impl Experiment {
-    /// Reports all mistakes to `document`.
     pub(crate) fn check(&self, document: &mut Document) {
         self.check_figures(document);
         self.check_bars(document);
@@ -90,7 +89,6 @@ impl Experiment {
         placed("helper", &self.helper).into_iter().chain(placed("subject", &self.subject))
     }
 
-    /// `spaces` holds the names of the namespaces, if known.
     fn check_services(&self, spaces: Option<&BTreeSet<String>>, document: &mut Document) {
         let mut names = BTreeSet::new();
         let mut places = Vec::new();

@@ -11,7 +11,7 @@ use turnpike_strict::nearest;
 
 use crate::{certificate, error::LabError};
 
-/// Variable for this program; the only built-in one that an experiment may redefine.
+/// The only built-in variable that an experiment may redefine.
 pub(crate) const TURNPIKE: &str = "turnpike";
 
 /// Command as one line (split like a shell does, without running one) or as a list of words.
@@ -23,7 +23,7 @@ pub(crate) enum CommandLine {
 }
 
 impl CommandLine {
-    /// Words with variables not yet replaced.
+    /// Variables are not yet replaced.
     pub(crate) fn words(&self) -> Result<Vec<String>, LabError> {
         let words = match self {
             Self::Line(line) => {
@@ -35,7 +35,6 @@ impl CommandLine {
     }
 }
 
-/// Value as text for a command.
 pub(crate) fn plain(value: &toml::Value) -> String {
     match value {
         toml::Value::String(text) => text.clone(),
@@ -43,7 +42,6 @@ pub(crate) fn plain(value: &toml::Value) -> String {
     }
 }
 
-/// Values of the variables of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct Variables(BTreeMap<String, String>);
 
@@ -130,7 +128,6 @@ impl Variables {
         Ok(filled)
     }
 
-    /// Replaces known names only.
     pub(crate) fn lenient(&self, text: &str) -> String {
         self.0.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("{{{name}}}"), value))
     }

@@ -28,22 +28,18 @@ use crate::{
     topology::spec::Spec,
 };
 
-/// Path of an experiment typed on the command line.
 pub(crate) const COMMAND_LINE: &str = "command line";
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Experiment {
     pub(crate) name: String,
-    /// One sentence for the progress and the record.
     #[serde(default)]
     pub(crate) about: String,
     /// `veth` or `wire` (client, relay, peer), `host`, or a topology file relative to this file.
     #[serde(default = "veth")]
     pub(crate) topology: String,
-    /// Deciding metric.
     pub(crate) metric: String,
-    /// Further metrics judged in the summary.
     #[serde(default)]
     pub(crate) metrics: Vec<String>,
     #[serde(default = "eight")]
@@ -57,7 +53,7 @@ pub(crate) struct Experiment {
     /// Seconds of the first run after each start, which is discarded; 0 for none.
     #[serde(default = "one")]
     pub(crate) discard: f64,
-    /// Seed of the order and the bootstrap; drawn and printed if absent.
+    /// Drawn and printed if absent.
     pub(crate) seed: Option<u64>,
     /// Runs the baseline twice per round, to determine the noise floor.
     #[serde(default = "yes")]
@@ -70,10 +66,8 @@ pub(crate) struct Experiment {
     pub(crate) syscalls: bool,
     /// Shared part whose variables and programs come before those of this file.
     include: Option<String>,
-    /// Subjects of the part to leave out.
     #[serde(default)]
     without: Vec<String>,
-    /// Variables for commands.
     #[serde(default)]
     pub(crate) vars: BTreeMap<String, toml::Value>,
     /// Variables with several values: each combination is an experiment with its own record.
@@ -88,22 +82,18 @@ pub(crate) struct Experiment {
     pub(crate) must: Vec<Threshold>,
     #[serde(default)]
     pub(crate) aim: Vec<Threshold>,
-    /// Programs to compare; the first is the baseline.
     #[serde(default)]
     pub(crate) subject: Vec<ServiceSpec>,
     /// Programs started before each subject: reflectors, backend servers.
     #[serde(default)]
     pub(crate) helper: Vec<ServiceSpec>,
     pub(crate) workload: WorkloadSpec,
-    /// Base of relative paths, also used in messages.
     #[serde(skip)]
     pub(crate) path: PathBuf,
-    /// Text of `include` by name.
     #[serde(skip)]
     pub(crate) parts: BTreeMap<String, String>,
 }
 
-/// Content of an included part.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ExperimentPart {
@@ -115,7 +105,6 @@ struct ExperimentPart {
     helper: Vec<ServiceSpec>,
 }
 
-/// Load, and the format of its result.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct WorkloadSpec {
@@ -125,10 +114,8 @@ pub(crate) struct WorkloadSpec {
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) cpus: Option<String>,
     pub(crate) namespace: Option<String>,
-    /// Format of its JSON result.
     #[serde(default)]
     pub(crate) format: ResultFormat,
-    /// `stdout`, or the file that it writes.
     #[serde(default = "result_file")]
     pub(crate) result: String,
     /// With `format = "json"`: metric to the path of a number, such as `"end.sum.bits_per_second"`.
@@ -172,12 +159,10 @@ impl Experiment {
         EXPERIMENTS.find(wanted, Path::new("experiments"))
     }
 
-    /// Parses text as if it were the file `path`. All mistakes form one error.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, LabError> {
         Self::parse_with(path, text, &BTreeMap::new())
     }
 
-    /// Parses text with the given parts instead of reading them.
     pub(crate) fn parse_with(
         path: &Path,
         text: &str,
@@ -218,7 +203,7 @@ impl Experiment {
         Ok(())
     }
 
-    /// Removes optional subjects that are not installed; returns a sentence for each.
+    /// Returns a sentence for each.
     pub(crate) fn leave_out(&mut self, variables: &Variables) -> Vec<String> {
         let base = env::current_dir().unwrap_or_default();
         let mut told = Vec::new();
@@ -231,7 +216,6 @@ impl Experiment {
         told
     }
 
-    /// Topology of the experiment; `None` for the host.
     pub(crate) fn topology(&self) -> Result<Option<Spec>, LabError> {
         match self.topology.as_str() {
             "host" => Ok(None),
@@ -239,7 +223,6 @@ impl Experiment {
         }
     }
 
-    /// Some program uses a certificate.
     pub(crate) fn wants_certificate(&self) -> bool {
         let names = |text: &String| text.contains("{cert}");
         let commands = self.services().map(|service| &service.command).chain([&self.workload.command]);
@@ -247,7 +230,6 @@ impl Experiment {
             || self.services().flat_map(|service| service.files.values()).any(names)
     }
 
-    /// All programs besides the workload.
     pub(crate) fn services(&self) -> impl Iterator<Item = &ServiceSpec> {
         self.helper.iter().chain(&self.subject)
     }
@@ -270,7 +252,6 @@ impl Experiment {
         points
     }
 
-    /// Variables at one point of the sweep; `directory` is that of the run.
     pub(crate) fn variables(
         &self,
         addresses: &BTreeMap<String, String>,
@@ -283,7 +264,6 @@ impl Experiment {
         variables
     }
 
-    /// Workload command with the variables of the first subject.
     pub(crate) fn workload_of_first(&self, variables: &Variables) -> Result<Vec<String>, LabError> {
         match self.subject.first() {
             Some(subject) => subject.scope(variables)?.command(&self.workload.command),
@@ -291,7 +271,6 @@ impl Experiment {
         }
     }
 
-    /// Fails with a remedy if a program is not installed.
     pub(crate) fn check_tools(&self, variables: &Variables) -> Result<(), LabError> {
         let base = env::current_dir().unwrap_or_default();
         for service in self.services() {

@@ -11,7 +11,6 @@ use serde::Deserialize;
 use super::fill::{CommandLine, Variables};
 use crate::{error::LabError, record, tools};
 
-/// Program that runs during the load, or several of a kind.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ServiceSpec {
@@ -22,31 +21,25 @@ pub(crate) struct ServiceSpec {
     pub(crate) env: BTreeMap<String, String>,
     /// As for `taskset -c`.
     pub(crate) cpus: Option<String>,
-    /// Absent for the host.
     pub(crate) namespace: Option<String>,
     pub(crate) ready: Option<Ready>,
-    /// Variables for this service; the workload sees those of the current subject too.
+    /// The workload sees those of the current subject too.
     #[serde(default)]
     pub(crate) vars: BTreeMap<String, toml::Value>,
-    /// The individual processes, if there are several.
     #[serde(default)]
     pub(crate) node: Vec<SubjectNode>,
-    /// Configuration files written to `{dir}` before the start.
     #[serde(default)]
     pub(crate) files: BTreeMap<String, String>,
     /// `http://ADDRESS:PORT/PATH` of Prometheus metrics.
     pub(crate) metrics: Option<String>,
-    /// Command that prints the version.
     pub(crate) version: Option<CommandLine>,
     /// Skipped with a note if not installed.
     #[serde(default)]
     pub(crate) optional: bool,
-    /// Defined by `include`.
     #[serde(skip)]
     pub(super) is_included: bool,
 }
 
-/// Readiness probe.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Ready {
@@ -69,21 +62,17 @@ pub(crate) struct Ready {
     pub(crate) within: f64,
 }
 
-/// One process of a service; inherits the settings it does not override.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SubjectNode {
-    /// Value of `{node}`.
     pub(crate) name: String,
     pub(crate) cpus: Option<String>,
     pub(crate) namespace: Option<String>,
-    /// Variables for this node.
     #[serde(default)]
     pub(crate) vars: BTreeMap<String, toml::Value>,
 }
 
 impl ServiceSpec {
-    /// Fails with a remedy if the program is not installed.
     pub(super) fn check_tools(&self, variables: &Variables, base: &Path) -> Result<(), LabError> {
         for process in self.processes(variables)? {
             require(&process.command.words()?, self.cwd.as_deref().unwrap_or(base), &self.name)?;
@@ -91,7 +80,6 @@ impl ServiceSpec {
         Ok(())
     }
 
-    /// Copy with all variables replaced.
     fn fill(&self, variables: &Variables) -> Result<Self, LabError> {
         let mut filled = self.clone();
         filled.command = CommandLine::Words(variables.command(&self.command)?);
@@ -105,7 +93,7 @@ impl ServiceSpec {
         Ok(filled)
     }
 
-    /// All texts with variables, except commands, by key.
+    /// By key; without commands.
     pub(super) fn texts(&mut self) -> Vec<(String, &mut String)> {
         let mut texts: Vec<(String, &mut String)> =
             self.env.iter_mut().map(|(name, value)| (format!("env.{name}"), value)).collect();
@@ -115,12 +103,10 @@ impl ServiceSpec {
         texts
     }
 
-    /// Adds the variables of this service.
     pub(crate) fn scope(&self, variables: &Variables) -> Result<Variables, LabError> {
         variables.with(&self.vars)
     }
 
-    /// Names of its processes.
     pub(crate) fn process_names(&self) -> Vec<String> {
         match &self.node[..] {
             [] => vec![self.name.clone()],
@@ -166,7 +152,6 @@ impl ServiceSpec {
 }
 
 impl SubjectNode {
-    /// Adds the variables of this node.
     pub(crate) fn scope(&self, variables: &Variables) -> Result<Variables, LabError> {
         let mut own = variables.with(&self.vars)?;
         own.set("node", &self.name);
@@ -175,7 +160,6 @@ impl SubjectNode {
 }
 
 impl Ready {
-    /// Every probe: key, value, and a predicate for the value.
     fn probes(&mut self) -> [(&'static str, &mut Option<String>, &'static str); 6] {
         [
             ("stun", &mut self.stun, "answers STUN"),

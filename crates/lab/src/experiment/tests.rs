@@ -103,7 +103,6 @@ fn names() -> String {
 fn an_unknown_metric_lists_the_known_ones() {
     let told = refusal(&MINIMAL.replace("delivered_pps", "speed"));
     assert_eq!(told, format!("x.toml:3:10: no metric \"speed\" (expected one of {})", names()));
-    // Fields of the result are metrics too.
     let fields = "format = 'json'\nfields = { speed = 'a.b' }\ncommand = ['true'";
     assert!(parse(&MINIMAL.replace("delivered_pps", "speed").replace("command = ['true'", fields)).is_ok());
 }

@@ -6,7 +6,6 @@ use procfs::process::{Process, Task};
 
 use crate::{error::LabError, program};
 
-/// Seconds per kind that one CPU has spent since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CpuTime {
     /// Not idle, sampled by the kernel; excludes stolen time.
@@ -59,21 +58,19 @@ impl CpuTime {
 /// Resource usage of process groups, so that a program that forks is measured as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct GroupUse {
-    /// Seconds over all threads, including reaped children.
     pub(crate) user: f64,
     pub(crate) system: f64,
     pub(crate) voluntary_switches: u64,
     pub(crate) involuntary_switches: u64,
     /// Moves between CPUs; `None` if the kernel does not report them (no CONFIG_SCHED_DEBUG).
     pub(crate) migrations: Option<u64>,
-    /// Current and peak resident set in bytes.
     pub(crate) resident: u64,
     pub(crate) resident_peak: u64,
     pub(crate) threads: u32,
 }
 
 impl GroupUse {
-    /// Sums over the processes of these groups; zeros if there are none.
+    /// Zeros if there are no processes.
     pub(crate) fn read(groups: &[u32]) -> Self {
         let mut sum = Self { migrations: Some(0), ..Self::default() };
         for process in groups.iter().flat_map(|group| program::members(*group)) {
@@ -167,7 +164,6 @@ pub(crate) fn time_of_others(subject: &[u32], network_threads: &[u32], cpus: &[u
     all.filter_map(time_of).sum::<f64>() / ticks_a_second()
 }
 
-/// CPU seconds of these processes.
 pub(crate) fn time_of(pids: &[u32]) -> f64 {
     let ticks = pids.iter().filter_map(|pid| {
         let stat = Process::new(i32::try_from(*pid).ok()?).ok()?.stat().ok()?;
@@ -254,7 +250,6 @@ intr 336889 0
         let cpus: Vec<usize> = (0..1024).collect();
         let (with, without) = (time_of_others(&[], &[], &cpus), time_of_others(&[own], &[], &cpus));
         assert!(with > without && without > 0.0, "{with} {without}");
-        // A CPU number that does not exist.
         assert!(time_of_others(&[], &[], &[1_000_000]).abs() < f64::EPSILON);
     }
 

@@ -12,7 +12,6 @@ use crate::{
     tools::{self, words},
 };
 
-/// Names in perf and in our metrics.
 pub(crate) const EVENTS: [(&str, &str); 4] = [
     ("cycles", "cycles"),
     ("instructions", "instructions"),
@@ -20,7 +19,6 @@ pub(crate) const EVENTS: [(&str, &str); 4] = [
     ("branch-misses", "branch_misses"),
 ];
 
-/// perf is installed and can count cycles of our own processes.
 pub(crate) fn supported() -> bool {
     tools::find("perf").is_some()
         && std::process::Command::new("perf")
@@ -52,7 +50,6 @@ impl Counting {
         Ok(Self { perf, result })
     }
 
-    /// Detaches; returns the counts by metric name.
     pub(crate) fn finish(self) -> BTreeMap<String, f64> {
         self.perf.detach();
         parse(&std::fs::read_to_string(&self.result).unwrap_or_default())

@@ -14,7 +14,6 @@ use turnpike_wire::stun::{Class, Header, Writer, method};
 
 use crate::error::LabError;
 
-/// Timeout of a single probe.
 const PATIENCE: Duration = Duration::from_millis(200);
 const BINDING_REQUEST: Header =
     Header { class: Class::Request, method: method::BINDING, transaction: *b"turnpike-lab" };
@@ -41,7 +40,7 @@ pub(crate) fn inside<T: Send>(
     })
 }
 
-/// Succeeds if `address` answers a STUN Binding request over UDP.
+/// UDP.
 pub(crate) fn answers_stun(address: SocketAddr) -> Option<()> {
     let any: SocketAddr = if address.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = UdpSocket::bind(any).ok()?;
@@ -54,12 +53,11 @@ pub(crate) fn answers_stun(address: SocketAddr) -> Option<()> {
     is_binding_success(&answer[..length]).then_some(())
 }
 
-/// Succeeds if `address` accepts a TCP connection.
 pub(crate) fn accepts_tcp(address: SocketAddr) -> Option<()> {
     TcpStream::connect_timeout(&address, PATIENCE).ok().map(drop)
 }
 
-/// Body of an HTTP response with status 200.
+/// `None` unless the status is 200.
 pub(crate) fn http_get(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
     stream.set_read_timeout(Some(10 * PATIENCE)).ok()?;
@@ -76,12 +74,10 @@ fn parse_http(answer: &str) -> Option<&str> {
     (status == "200").then_some(body)
 }
 
-/// Returns true for a success response to our request.
 fn is_binding_success(bytes: &[u8]) -> bool {
     Header::new_checked(bytes) == Ok(BINDING_REQUEST.answered(Class::Success))
 }
 
-/// Parses `http://ADDRESS:PORT/PATH`.
 pub(crate) fn parse_url(url: &str) -> Result<(SocketAddr, String), LabError> {
     let refuse = || LabError::usage(format!("\"{url}\": expected http://ADDRESS:PORT/PATH"));
     let rest = url.strip_prefix("http://").ok_or_else(refuse)?;

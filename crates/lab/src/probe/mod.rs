@@ -21,17 +21,14 @@ const HOST: &str = "host";
 /// Clock tick in seconds, the unit of Linux CPU time (USER_HZ, proc_pid_stat(5)).
 const TICK_S: f64 = 0.01;
 
-/// Processes and namespaces to observe.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CounterScope {
     /// Namespaces by name with a process in each; without namespaces the host under its own name.
     spaces: Vec<(String, u32)>,
-    /// The subject's process groups and namespaces; no namespace on the host.
+    /// No namespace on the host.
     subject: Vec<u32>,
     subject_spaces: Vec<String>,
-    /// CPUs it is pinned to, if any.
     subject_cpus: Vec<usize>,
-    /// Process groups by name: nodes of a subject, and helpers.
     named: Vec<(String, u32)>,
     /// Kernel threads that receive on these CPUs.
     network_threads: Vec<u32>,
@@ -39,12 +36,10 @@ pub(crate) struct CounterScope {
     receivers: BTreeMap<String, Vec<u32>>,
     /// Metrics endpoints, with a process of the namespace to query them from.
     metrics: Vec<(SocketAddr, String, Option<u32>)>,
-    /// Namespaces where arriving datagrams count as delivered.
     pub(crate) delivered_at: Vec<String>,
 }
 
 impl CounterScope {
-    /// Scope without any process.
     pub(crate) fn new(topology: &Topology) -> Result<Self, LabError> {
         let mut spaces = Vec::new();
         for name in topology.names() {
@@ -56,7 +51,6 @@ impl CounterScope {
         Ok(Self { spaces, receivers: topology.receivers.clone(), ..Self::default() })
     }
 
-    /// Adds a process of the subject by its group.
     pub(crate) fn add_node(
         &mut self,
         process: &ServiceSpec,
@@ -109,15 +103,12 @@ pub(crate) struct CounterReading {
     pub(crate) taken: Instant,
     spaces: BTreeMap<String, Network>,
     cpus: Vec<(usize, CpuTime)>,
-    /// Seconds of the kernel threads that receive on the subject's CPUs.
     network_threads: f64,
-    /// CPU on which the threads of a device last ran, and their seconds.
+    /// Last CPU, and seconds.
     receivers: BTreeMap<String, (u32, f64)>,
     /// Seconds of other processes that may run on the subject's CPUs.
     others: f64,
-    /// Sum over all groups of the subject.
     subject: GroupUse,
-    /// CPU seconds.
     named: Vec<f64>,
     generator: GroupUse,
     exported: Option<BTreeMap<String, f64>>,
@@ -161,7 +152,6 @@ impl CounterReading {
         })
     }
 
-    /// Writes the changes between `earlier` and this snapshot into `round`.
     pub(crate) fn since(&self, earlier: &Self, scope: &CounterScope, round: &mut Round) {
         let elapsed = self.taken.duration_since(earlier.taken).as_secs_f64();
         round.metrics.insert("elapsed_s".to_owned(), elapsed);
@@ -230,7 +220,6 @@ impl CounterReading {
             steal += change.steal;
             cores += 1;
             if scope.subject_cpus.contains(number) {
-                // Idle time is exact, busy time is sampled.
                 core_busy += (elapsed - change.idle).clamp(0.0, elapsed);
             }
         }
@@ -335,7 +324,6 @@ mod tests {
         foreign(window(4.0, 4.0, 1.5, 3.0), 5.0);
         foreign(window(4.0, 4.0, 2.0, 3.0), 0.0);
         foreign(window(4.0, 4.0, 1.5, 0.0), 0.0);
-        // Negative differences due to coarse ticks count as zero.
         foreign(window(4.0, 7.0, 0.0, 1.0), 0.0);
         foreign(window(10.0, 0.0, 0.0, 1.0), 0.0);
         close(metric::CORE_BUSY_S, window(10.0, 0.0, 0.0, 1.0), 0.0);

@@ -17,7 +17,6 @@ pub(crate) const DATAGRAMS_PER_PACKET: &str = "datagrams_per_packet";
 /// Datagrams dropped because a socket's receive buffer was full.
 const RECEIVE_BUFFER_ERRORS: &str = "udp_receive_buffer_errors";
 
-/// Counters since the namespace was created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Network {
     /// IP packets received, with each segment of a super-packet counted.
@@ -27,7 +26,6 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Reads the counters of the namespace of process `pid`.
     pub(crate) fn read(pid: u32) -> Result<Self, LabError> {
         let counters = NetCounters::read(pid).map_err(LabError::io("cannot read the kernel's counters"))?;
         let devices = i32::try_from(pid)
@@ -57,7 +55,6 @@ impl Network {
             ("buffers_in", counters.buffers()),
             ("udp_in", of_both("InDatagrams")),
             ("udp_out", of_both("OutDatagrams")),
-            // To ports without a socket.
             ("udp_no_port", of_both("NoPorts")),
             (RECEIVE_BUFFER_ERRORS, of_both("RcvbufErrors")),
             ("udp_send_buffer_errors", of_both("SndbufErrors")),
@@ -66,7 +63,6 @@ impl Network {
         Self { datagrams: counters.datagrams(), counters: counters_by_name }
     }
 
-    /// Difference to an earlier reading.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         let then = |name: &String| earlier.counters.get(name).copied().unwrap_or(0);
         Self {
@@ -79,17 +75,14 @@ impl Network {
         }
     }
 
-    /// Packets received on all interfaces.
     pub(crate) fn rx_packets(&self) -> u64 {
         self.sum(".rx_packets")
     }
 
-    /// Packets dropped on all interfaces.
     pub(crate) fn drops(&self) -> u64 {
         self.sum(".rx_drops") + self.sum(".tx_drops")
     }
 
-    /// Datagrams dropped because a socket's receive buffer was full.
     pub(crate) fn receive_buffer_errors(&self) -> u64 {
         self.sum(RECEIVE_BUFFER_ERRORS)
     }
@@ -98,7 +91,6 @@ impl Network {
         self.counters.iter().filter(|(name, _)| name.ends_with(ending)).map(|(_, value)| value).sum()
     }
 
-    /// Exports everything as metrics named after the namespace.
     pub(crate) fn metrics(&self, space: &str, metrics: &mut BTreeMap<String, f64>) {
         metrics.insert(format!("net.{space}.datagrams_in"), self.datagrams as f64);
         if self.rx_packets() > 0 {

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-/// turnpike's histogram; its sum and count over all workers give the mean.
 const BATCHES: &str = "turnpike_rx_batch_datagrams";
 
-/// Adds every series, summed over its labels.
+/// Sums over the labels.
 pub(crate) fn add(sums: &mut BTreeMap<String, f64>, text: &str) {
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let Some(name_end) = line.find(['{', ' ']) else { continue };

@@ -21,7 +21,6 @@ use crate::{
 pub(crate) const ATTACH: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Attached tracer.
 pub(crate) struct Tracing {
     tracer: ChildProgram,
     tool: Tool,
@@ -35,7 +34,7 @@ enum Tool {
 }
 
 impl Tracing {
-    /// Attaches to processes `pids`; `None` if no tracer is available.
+    /// `None` if no tracer is available.
     pub(crate) fn start(pids: &[u32], mark: &str, directory: &Path) -> Result<Option<Self>, LabError> {
         let Some(tool) = tool() else { return Ok(None) };
         let result = directory.join("syscalls.txt");
@@ -66,7 +65,7 @@ impl Tracing {
         Ok(Some(Self { tracer, tool, result }))
     }
 
-    /// Detaches; returns the table, longest duration first.
+    /// Longest duration first.
     pub(crate) fn finish(self) -> Vec<Syscall> {
         self.tracer.detach();
         let text = fs::read_to_string(&self.result).unwrap_or_default();
@@ -149,7 +148,6 @@ fn summed(rows: impl Iterator<Item = Syscall>) -> Vec<Syscall> {
     table
 }
 
-/// Formats the `limit` longest rows.
 pub(crate) fn describe(table: &[Syscall], limit: usize) -> String {
     let mut text =
         format!("{:<20} {:>12} {:>10} {:>12} {:>10}\n", "syscall", "calls", "errors", "seconds", "us/call");

@@ -4,10 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::record::{CpuProfile, Symbol};
 
-/// Marker of a kernel frame.
 const KERNEL: &str = "_[k]";
 
-/// Samples by running function.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Folded {
     leaves: BTreeMap<String, u64>,
@@ -39,7 +37,6 @@ impl Folded {
         }
     }
 
-    /// The hottest `rows` symbols, for the record.
     pub(crate) fn profile(&self, rows: usize) -> CpuProfile {
         let symbols = self.hottest().take(rows).map(|leaf| {
             let (name, side) = side(leaf);
@@ -62,7 +59,6 @@ impl Folded {
         self.leaves.keys().filter(|leaf| leaf.ends_with(KERNEL)).map(|leaf| self.percent(leaf)).sum()
     }
 
-    /// Formats the hottest `rows` symbols.
     pub(crate) fn describe(&self, rows: usize) -> String {
         let kernel = self.kernel_percent();
         let mut text =
@@ -74,7 +70,7 @@ impl Folded {
         text
     }
 
-    /// Formats the symbols whose share changed most from `self` to `after`.
+    /// The symbols whose share changed most.
     pub(crate) fn compare(&self, after: &Self, rows: usize) -> String {
         let mut leaves: Vec<&String> = self.leaves.keys().chain(after.leaves.keys()).collect();
         leaves.sort();

@@ -24,14 +24,11 @@ use crate::{
 
 /// Samples per second: a prime, to avoid beating with periodic timers.
 const FREQUENCY: u32 = 997;
-/// Rows per table.
 const ROWS: usize = 20;
 
-/// Folded stacks in a profile's directory.
 const STACKS: &str = "stacks.folded";
 const FLAME: &str = "flame.svg";
 
-/// Profiles the only subject; writes files and record to its directory.
 pub(crate) fn profile(request: &RunRequest, stage: &RunStage) -> Result<Record, LabError> {
     tools::require("perf", "to take a profile")?;
     let mut kept = stage.record(request)?;
@@ -93,7 +90,6 @@ pub(crate) fn profile(request: &RunRequest, stage: &RunStage) -> Result<Record, 
     Ok(kept)
 }
 
-/// Difference between two profiles: a flame graph coloured by the difference, and a table.
 pub(crate) fn diff(before: &Path, after: &Path, out: &Path) -> Result<(), LabError> {
     let read = |directory: &Path| {
         let path = directory.join(STACKS);

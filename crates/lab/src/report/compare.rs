@@ -19,7 +19,6 @@ use crate::record::{BuildFile, Record, RecordedExperiment, RecordedSubject};
 use crate::stats;
 use crate::verdict::MetricVerdict;
 
-/// Records compared with the first one.
 #[derive(Clone, Debug)]
 pub(crate) struct Comparison {
     pub(crate) entries: Vec<ComparedRecord>,
@@ -29,17 +28,15 @@ pub(crate) struct Comparison {
 pub(crate) struct ComparedRecord {
     pub(crate) id: String,
     pub(crate) started: String,
-    /// Commit, with a `+` for a changed tree.
+    /// With a `+` for a changed tree.
     pub(crate) commit: String,
-    /// Differences to the first record.
     pub(crate) differences: Vec<RecordDifference>,
     pub(crate) verdicts: Vec<MetricVerdict>,
-    /// Baseline median of the deciding metric: the performance of the machine on that day.
+    /// Median of the deciding metric.
     pub(crate) baseline: Option<f64>,
     metric: String,
 }
 
-/// Compares all records with the first.
 pub(crate) fn compare(records: &[Record]) -> Comparison {
     let entry = |record: &Record| {
         let metric = record.experiment.metric.clone();
@@ -134,7 +131,6 @@ impl ComparedRecord {
 }
 
 impl fmt::Display for Comparison {
-    /// Text for a terminal: comparability, reasons, and a line per verdict.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for entry in &self.entries {
             let mark = if entry.is_comparable() { "" } else { ", NOT COMPARABLE with the first" };
@@ -160,11 +156,11 @@ impl fmt::Display for Comparison {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {first} and {second}")]
 pub(crate) struct RecordDifference {
-    /// Subject of the difference: "kernel", "offloads of veth0".
+    /// Such as "kernel" or "offloads of veth0".
     pub(crate) what: String,
     pub(crate) first: String,
     pub(crate) second: String,
-    /// The difference makes the figures incomparable; otherwise it is informational.
+    /// Informational otherwise.
     pub(crate) forbids: bool,
 }
 

@@ -19,20 +19,16 @@ use crate::metric::{self, Preference};
 use crate::record::{Record, write_whole};
 use crate::verdict::{MetricVerdict, judge};
 
-/// File name inside the record's directory.
 pub(crate) const FILE: &str = "report.html";
 
-/// Writes `report.html` into `dir`, creating it if necessary.
 pub(crate) fn save(dir: &Path, record: &Record) -> Result<(), LabError> {
     write_whole(&dir.join(FILE), page(record).as_bytes())
 }
 
-/// Writes the comparison of several records to a file.
 pub(crate) fn save_comparison(file: &Path, comparison: &Comparison) -> Result<(), LabError> {
     write_whole(file, comparison.page().as_bytes())
 }
 
-/// Verdicts on the deciding metric for each subject except the baseline.
 pub(crate) fn verdicts(record: &Record) -> Vec<MetricVerdict> {
     record.candidates().map(|subject| judge(record, subject, &record.experiment.metric)).collect()
 }

@@ -11,12 +11,10 @@ use crate::verdict::MetricVerdict;
 
 const STYLE: &str = include_str!("style.css");
 
-/// Legend of the ratio plot.
 const RATIOS: &str = "Median of the paired ratios, as a number and a dot, with its interval; the grey band is the difference of \
 the baseline from itself. ↑: higher is better, ↓: lower is better. Green is significantly better, orange significantly worse, \
 grey inconclusive. The scale is logarithmic.";
 
-/// Report of a record as HTML.
 pub(crate) fn page(record: &Record) -> String {
     let experiment = &record.experiment;
     let deciding = verdicts(record);
@@ -55,7 +53,6 @@ pub(crate) fn page(record: &Record) -> String {
     document(&experiment.name, &body)
 }
 
-/// Ratios and tables of all metrics, and plots of rounds, latencies and sweeps.
 fn figures(record: &Record, deciding: Vec<MetricVerdict>) -> Markup {
     let metric = &record.experiment.metric;
     let judged: Vec<MetricVerdict> = record
@@ -90,7 +87,6 @@ fn figures(record: &Record, deciding: Vec<MetricVerdict>) -> Markup {
     }
 }
 
-/// HTML page around a body.
 pub(super) fn document(title: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
@@ -107,7 +103,7 @@ pub(super) fn document(title: &str, body: &Markup) -> String {
     page.into_string()
 }
 
-/// Section with a heading; empty if there is no content.
+/// Empty if there is no content.
 pub(super) fn section(title: &str, content: &Markup) -> Markup {
     html! {
         @if !content.0.is_empty() {
@@ -117,7 +113,6 @@ pub(super) fn section(title: &str, content: &Markup) -> Markup {
     }
 }
 
-/// Collapsed section.
 fn folded(title: &str, content: &Markup) -> Markup {
     html! {
         @if !content.0.is_empty() {
@@ -237,7 +232,6 @@ mod tests {
         {
             assert!(html.contains(text), "{text} is missing");
         }
-        // Round 7: both subjects, and the repeated baseline.
         assert_eq!(html.matches("<td class=\"n\">7</td>").count(), 3);
     }
 

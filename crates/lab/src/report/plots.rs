@@ -15,15 +15,12 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type PlotResult = Result<(), Box<dyn std::error::Error>>;
 
 const WIDTH: u32 = 760;
-/// Maximum rows of the ratio plot.
 const MOST_ROWS: usize = 200;
-/// Maximum labels of rounds.
 const MOST_ROUNDS: usize = 20;
-/// Radius of a dot.
 const DOT: i32 = 5;
 const HEIGHT: u32 = 320;
 const FONT: (&str, i32) = ("sans-serif", 13);
-/// Maximum average width of a label's character in pixels.
+/// Average, in pixels.
 const CHARACTER: u32 = 7;
 
 /// Distinguishable by colour-blind readers (Okabe and Ito 2008).
@@ -36,7 +33,6 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
-/// Row of the ratio plot.
 pub(super) struct Ratio {
     pub(crate) label: String,
     pub(crate) ratio: f64,
@@ -44,7 +40,7 @@ pub(super) struct Ratio {
     pub(crate) high: f64,
     /// Half-width of the noise band around 1, as a logarithm.
     pub(crate) floor: Option<f64>,
-    /// Direction of a significant difference; `None` if there is none.
+    /// `None` if there is no significant difference.
     pub(crate) better: Option<bool>,
 }
 
@@ -130,7 +126,7 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
     })
 }
 
-/// Range of all intervals and noise floors with a margin; always contains 1.
+/// Always contains 1.
 fn extent(rows: &[Ratio]) -> (f64, f64) {
     let ends = rows.iter().flat_map(|row| {
         let floor = row.floor.unwrap_or(0.0);
@@ -177,7 +173,6 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
     ticks
 }
 
-/// Short label of an axis.
 fn tick_label(x: f64) -> String {
     if (1e-3..1e5).contains(&x) {
         // Avoids 0.30000000000000004.
@@ -187,7 +182,6 @@ fn tick_label(x: f64) -> String {
     }
 }
 
-/// Ratio with three decimals, more for small and fewer for large values.
 fn figure(ratio: f64) -> String {
     match ratio {
         0.1..1000.0 => format!("{ratio:.3}"),
@@ -245,7 +239,7 @@ pub(super) fn rounds(record: &Record, metric: &str) -> String {
     })
 }
 
-/// Legend of [`rounds`], placed above the plot because it would cover dots.
+/// Above the plot, because it would cover dots.
 pub(super) fn rounds_legend(record: &Record, metric: &str) -> Markup {
     let is_void = |round: &Round| round.metrics.contains_key(metric) && !record.counts(round, metric);
     html! {
@@ -260,7 +254,6 @@ pub(super) fn rounds_legend(record: &Record, metric: &str) -> Markup {
     }
 }
 
-/// Latency percentiles of each subject, as medians over its rounds, on a logarithmic scale.
 pub(super) fn latency(record: &Record) -> String {
     let curves = lines(record, |subject| median_percentiles(record, subject));
     let all = || curves.iter().flat_map(|line| line.points.iter().map(|(_, value)| *value));
@@ -293,13 +286,11 @@ pub(super) fn latency(record: &Record) -> String {
 }
 
 struct PlotLine<'a, X> {
-    /// Index of the subject, which selects the colour.
     subject: usize,
     name: &'a str,
     points: Vec<(X, f64)>,
 }
 
-/// Lines of all subjects with data.
 fn lines<X>(record: &Record, points: impl Fn(&str) -> Vec<(X, f64)>) -> Vec<PlotLine<'_, X>> {
     let subjects = record.experiment.subjects.iter().map(|subject| subject.name.as_str()).enumerate();
     subjects
@@ -327,7 +318,6 @@ fn median_percentiles(record: &Record, subject: &str) -> Vec<(SegmentValue<usize
         .collect()
 }
 
-/// Vertical axis of a sweep plot.
 #[derive(Clone, Copy)]
 pub(super) enum Curve {
     Delivered,
@@ -394,7 +384,7 @@ fn sweep_points(sweeps: &[Sweep], subject: &str, curve: Curve) -> Vec<(f64, f64)
     rates.into_iter().filter_map(|rate| Some((rate, at(rate)?))).collect()
 }
 
-/// Range of the finite values with a margin; never empty. `None` without values.
+/// Never empty. `None` without values.
 fn range(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     let (low, high) = values
         .filter(|value| value.is_finite())
@@ -407,7 +397,6 @@ fn colour(subject: usize) -> RGBColor {
     COLOURS[subject % COLOURS.len()]
 }
 
-/// Draws the lines with a dot at each point, and a legend.
 fn draw_lines<'a, DB, X: Ranged>(
     chart: &mut ChartContext<'a, DB, Cartesian2d<X, impl Ranged<ValueType = f64>>>,
     curves: Vec<PlotLine<'_, X::ValueType>>,
@@ -434,7 +423,7 @@ where
     Ok(())
 }
 
-/// SVG text; empty if drawing fails.
+/// Empty if drawing fails.
 fn svg(height: u32, draw: impl FnOnce(&Area<'_>) -> PlotResult) -> String {
     let mut text = String::new();
     let drawn = {

@@ -8,22 +8,18 @@ use crate::stats;
 use crate::thresholds::{ThresholdOutcome, hold};
 use crate::verdict::{Conclusion, MetricVerdict};
 
-/// Row of [`cards`].
 pub(super) struct TableRow {
-    /// CSS class of the row; may be empty.
     pub(super) class: &'static str,
     pub(super) cells: Vec<Cell>,
 }
 
-/// Cell of [`cards`].
 pub(super) struct Cell {
     pub(super) html: Markup,
-    /// CSS class of the cell; may be empty.
     pub(super) class: &'static str,
 }
 
 impl TableRow {
-    /// Plain cells, with the verdict in the second column.
+    /// The verdict is in the second column.
     pub(super) fn of(class: &'static str, texts: &[String]) -> Self {
         let mut cells: Vec<Cell> = texts.iter().map(|text| Cell::text(text)).collect();
         cells[1].class = "verdict";
@@ -37,7 +33,7 @@ impl Cell {
     }
 }
 
-/// Table that becomes one card per row on a narrow screen, with column names as labels. Empty without rows.
+/// Becomes one card per row on a narrow screen. Empty without rows.
 pub(super) fn cards(head: &[&str], rows: &[TableRow]) -> Markup {
     html! {
         @if !rows.is_empty() {
@@ -108,7 +104,7 @@ fn metric_row(record: &Record, verdict: &MetricVerdict, several: bool) -> TableR
     TableRow { class: class(&verdict.outcome), cells }
 }
 
-/// CSS class of a row with this verdict; may be empty.
+/// May be empty.
 pub(super) fn class(outcome: &Conclusion) -> &'static str {
     match outcome {
         Conclusion::Faster => "faster",
@@ -133,7 +129,6 @@ fn absent(record: &Record, subject: &str, metric: &str) -> String {
     if unsupported { "not supported".to_owned() } else { dash() }
 }
 
-/// Thresholds and their outcome.
 pub(super) fn bars(record: &Record) -> Markup {
     let rows: Vec<TableRow> = hold(record)
         .iter()
@@ -321,7 +316,6 @@ pub(super) fn rounds(record: &Record, rounds: &[Round]) -> Markup {
     }
 }
 
-/// Table of the measured builds.
 pub(super) fn programs(record: &Record) -> Markup {
     let rows: Vec<TableRow> = record
         .programs
@@ -344,7 +338,7 @@ pub(super) fn programs(record: &Record) -> Markup {
     cards(&["program", "file", "version", "bytes", "modified", "SHA-256"], &rows)
 }
 
-/// Plain table. Empty without rows.
+/// Empty without rows.
 pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> Markup {
     html! {
         @if !rows.is_empty() {
@@ -356,12 +350,10 @@ pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> Markup {
     }
 }
 
-/// Numbers are right-aligned.
 fn cells(row: &[String]) -> Markup {
     html! { @for cell in row { td class=[number(cell)] { (cell) } } }
 }
 
-/// CSS class of a numeric cell.
 fn number(cell: &str) -> Option<&'static str> {
     cell.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '±').then_some("n")
 }

@@ -31,12 +31,9 @@ pub(super) fn compare(request: &RunRequest, stage: &RunStage) -> Result<Record, 
     outcome.map(|()| record)
 }
 
-/// Outlook for further runs.
 enum Prospect {
     Good,
-    /// The subject always fails, and the experiment continues without it.
     WithoutIt,
-    /// The subject always fails, and the experiment cannot continue.
     None,
 }
 
@@ -109,7 +106,6 @@ impl RunStage {
         Ok(())
     }
 
-    /// Adds a run to the record, and decides whether to continue.
     fn add(
         &self,
         round: Round,

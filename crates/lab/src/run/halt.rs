@@ -2,17 +2,12 @@
 
 use crate::{error::LabError, invalid_rounds::Void};
 
-/// Early end of a run.
 #[derive(Debug)]
 pub(crate) enum Halt {
     Interrupted,
-    /// The subject did not start.
     NotReady(String),
-    /// A helper did not start.
     HelperNotReady(String),
-    /// The subject exited under load.
     Subject(String),
-    /// The workload or a helper failed.
     Other(String),
     /// The lab itself cannot continue.
     Fatal(LabError),
@@ -34,7 +29,6 @@ impl Halt {
         }
     }
 
-    /// Error for commands that need this run.
     pub(crate) fn into_error(self) -> LabError {
         match self {
             Self::Interrupted => LabError::failed("interrupted"),

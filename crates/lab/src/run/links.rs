@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use crate::{probe::network::DATAGRAMS_PER_PACKET, record::Record, stats};
 
-/// Datagrams per packet and receiving CPUs of the devices.
 pub(crate) fn describe(record: &Record) -> Vec<String> {
     let subjects = record.experiment.subjects.iter().map(|subject| &subject.name);
     subjects.filter_map(|subject| of_subject(record, subject)).collect()

@@ -20,7 +20,7 @@ use crate::{
 /// Rate variable that is a number of clients, each with the traffic of its profile.
 const CLIENTS: &str = "clients";
 
-/// Metric of a search for a loss goal: `find_max_0.1_pps`, or `find_max_0.1_clients`.
+/// `find_max_0.1_pps` or `find_max_0.1_clients`.
 fn metric_of(goal: f64, variable: &str) -> String {
     // 0.001 * 100 is not 0.1 in binary; four digits are enough for any goal.
     let percent = (goal * 1e6).round() / 1e4;
@@ -38,7 +38,6 @@ const SHARES: [u32; 5] = [30, 60, 80, WHOLE, OVERLOAD];
 const WHOLE: u32 = 100;
 const OVERLOAD: u32 = 200;
 
-/// Carries out `plan` for all subjects, `rounds` times.
 pub(super) fn run(
     request: &RunRequest,
     stage: &RunStage,
@@ -230,7 +229,6 @@ impl RunStage {
         Ok(())
     }
 
-    /// One trial, with the reason if it is void.
     fn trial(
         &self,
         session: &mut SubjectSession<'_>,
@@ -240,7 +238,6 @@ impl RunStage {
         self.trial_into(session, service, trial, &mut Round::new(0, &service.name, 0))
     }
 
-    /// One trial with all its figures in `round`.
     fn trial_into(
         &self,
         session: &mut SubjectSession<'_>,
@@ -300,7 +297,6 @@ fn counts(point: &SweepPoint, trial: Trial, variable: &str) -> (u64, u64) {
     (sent, sent.saturating_sub(lost))
 }
 
-/// Subjects whose searches were limited by the generator.
 fn ended_by_the_generator(record: &Record) -> Vec<String> {
     let of_subject = |name: &str| {
         let sweeps = || record.sweeps.iter().filter(|sweep| sweep.subject == name);
@@ -317,12 +313,10 @@ fn ended_by_the_generator(record: &Record) -> Vec<String> {
     record.experiment.subjects.iter().filter_map(|subject| of_subject(&subject.name)).collect()
 }
 
-/// Percentage of the highest rate.
 fn share_of(highest: u64, percent: u32) -> u64 {
     (highest * u64::from(percent) / 100).max(1)
 }
 
-/// Formats the result of a search or sweep.
 pub(crate) fn describe(sweep: &Sweep) -> String {
     let mut text = format!("{}\n", sweep.subject);
     for found in &sweep.found {

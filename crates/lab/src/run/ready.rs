@@ -26,7 +26,6 @@ const SETTLE: Duration = Duration::from_secs(5);
 /// A program without a probe that lives this long has not failed immediately.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// Waits until `program` is ready according to `service`.
 pub(crate) fn wait(
     service: &ServiceSpec,
     program: &mut ChildProgram,
@@ -67,7 +66,6 @@ pub(crate) fn wait(
     }
 }
 
-/// Runs the probe once, from its namespace.
 fn is_ready(service: &ServiceSpec, topology: &Topology, log: &Path) -> Result<bool, LabError> {
     // The validation ensures exactly one probe.
     let Some((ready, (key, text, _))) =
@@ -101,7 +99,6 @@ fn is_ready(service: &ServiceSpec, topology: &Topology, log: &Path) -> Result<bo
     })
 }
 
-/// Description of the missing answer.
 fn missing(ready: &Ready) -> String {
     match ready.probe() {
         Some(("stun", address, _)) => format!("no answer to STUN from {address}"),

@@ -14,21 +14,18 @@ use crate::{
 /// Generator errors that count as broken connections.
 const BROKEN: [&str; 3] = ["connection_lost", "connect_failed", "refresh_failed"];
 
-/// Results of the workload for its own window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct WorkloadResult {
     pub(crate) metrics: BTreeMap<String, f64>,
     pub(crate) latency: Option<LatencySummary>,
-    /// Bytes per datagram, if constant.
     pub(crate) size: Option<f64>,
-    /// Datagrams sent and received.
     pub(crate) sent: Option<u64>,
     pub(crate) received: Option<u64>,
     pub(crate) clients: Option<u64>,
     pub(crate) notes: Vec<String>,
 }
 
-/// Parses a result; the error is part of a sentence.
+/// The error is part of a sentence.
 pub(crate) fn read(workload: &WorkloadSpec, text: &str) -> Result<WorkloadResult, String> {
     let mut outcome = match workload.format {
         ResultFormat::None => return Ok(WorkloadResult::default()),
@@ -47,7 +44,6 @@ fn json(text: &str) -> Result<Value, String> {
 }
 
 impl WorkloadResult {
-    /// Reads numbers of any JSON by their paths.
     fn take_fields(&mut self, value: &Value, fields: &BTreeMap<String, String>) -> Result<(), String> {
         for (name, path) in fields {
             let number = at(value, path)
@@ -88,7 +84,6 @@ impl WorkloadResult {
     }
 }
 
-/// Reads the format of our generators.
 fn turnpike(text: &str) -> Result<WorkloadResult, String> {
     let report: Report = serde_json::from_str(text).map_err(|error| {
         format!("the workload's result does not have the format of our generators: {error}")
@@ -164,7 +159,7 @@ fn iperf3(value: &Value) -> Result<WorkloadResult, String> {
     Ok(outcome)
 }
 
-/// Number at a path such as `end.streams.0.bytes`.
+/// Path such as `end.streams.0.bytes`.
 fn at(value: &Value, path: &str) -> Option<f64> {
     path.split('.')
         .try_fold(value, |value, key| match value {

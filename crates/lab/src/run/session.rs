@@ -37,24 +37,19 @@ const LOOK: Duration = Duration::from_millis(10);
 /// CPU share from which on a generator counts as saturated.
 const SATURATED: f64 = 0.97;
 
-/// Running subject.
 pub(crate) struct SubjectSession<'a> {
     stage: &'a RunStage,
-    /// Includes those of the subject.
     variables: Variables,
     // Fields are dropped in order: the subject before its dependencies.
     /// One process, or the nodes of a fleet.
     nodes: Vec<ChildProgram>,
     helpers: Vec<ChildProgram>,
     pub(crate) scope: CounterScope,
-    /// Bytes before the first request.
     memory_at_start: u64,
-    /// A workload has run before.
     has_worked: bool,
 }
 
 impl RunStage {
-    /// Starts helpers and the subject, and waits until each is ready.
     pub(crate) fn start(&self, subject: &ServiceSpec) -> Result<SubjectSession<'_>, Halt> {
         let mut scope = CounterScope::new(&self.topology)?;
         scope.delivered_at.clone_from(&self.experiment.workload.delivered_at);
@@ -143,7 +138,6 @@ impl SubjectSession<'_> {
         workload.format == ResultFormat::None && !workload.whole
     }
 
-    /// One measured run; writes the figures to `round`.
     pub(crate) fn measure(
         &mut self,
         window: MeasuredWindow,
@@ -153,7 +147,6 @@ impl SubjectSession<'_> {
         self.measure_with(window, adjust, round, |_| Ok(()), |()| {})
     }
 
-    /// One run under a tracer; returns the table of syscalls, or `None` without a tracer.
     pub(crate) fn trace(&mut self, window: MeasuredWindow) -> Result<Option<Vec<Syscall>>, Halt> {
         let mark = self.stage.topology.id().to_owned();
         let directory = self.stage.scratch.clone();
@@ -169,7 +162,6 @@ impl SubjectSession<'_> {
         Ok(table)
     }
 
-    /// Measures with an observer attached to the subject's processes during the window.
     pub(crate) fn measure_with<T>(
         &mut self,
         window: MeasuredWindow,
@@ -240,7 +232,6 @@ impl SubjectSession<'_> {
         Ok(outcome)
     }
 
-    /// All processes of the subject.
     fn pids(&self) -> Vec<u32> {
         self.nodes.iter().flat_map(|node| program::group(node.pid())).collect()
     }
@@ -312,7 +303,6 @@ impl SubjectSession<'_> {
         }
     }
 
-    /// Waits while everything runs.
     fn pass(&mut self, time: Duration, workload: &mut ChildProgram) -> Result<(), Halt> {
         let until = Instant::now() + time;
         loop {
@@ -325,7 +315,6 @@ impl SubjectSession<'_> {
         }
     }
 
-    /// Fails if a program has exited or a stop was requested.
     fn look(&mut self, workload: &mut ChildProgram) -> Result<(), Halt> {
         if self.stage.stop.requested() {
             return Err(Halt::Interrupted);

@@ -19,23 +19,18 @@ use crate::{
     topology::{Topology, spec::Spec, userns},
 };
 
-/// Experiment ready to run, with its topology and directories.
 pub(crate) struct RunStage {
     pub(crate) experiment: Experiment,
     pub(crate) topology: Topology,
     pub(crate) variables: Variables,
-    /// Directory of the record.
     pub(crate) directory: PathBuf,
-    /// Directory for logs and results of single runs.
     pub(crate) scratch: PathBuf,
     pub(crate) hardware: bool,
-    /// Sentences about subjects that are not installed.
     left_out: Vec<String>,
     pub(crate) stop: StopFlag,
     pub(crate) console: Console,
 }
 
-/// Duration of a measurement and of the preceding load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MeasuredWindow {
     pub(crate) warmup: f64,
@@ -97,7 +92,6 @@ impl RunStage {
         Ok(())
     }
 
-    /// Removes the record's directory, and its parent if it is empty.
     pub(crate) fn leave_nothing(&self) {
         // Best effort: the user sees what is left and knows why there is no record.
         let _ = fs::remove_dir_all(&self.directory);
@@ -106,7 +100,6 @@ impl RunStage {
         }
     }
 
-    /// Record without rounds.
     pub(crate) fn record(&self, request: &RunRequest) -> Result<Record, LabError> {
         let experiment = &self.experiment;
         let mut subjects = Vec::new();

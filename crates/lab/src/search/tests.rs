@@ -44,7 +44,6 @@ impl Device {
     }
 }
 
-/// Expected result for a goal on a device without noise.
 fn truth(capacity: f64, max_loss: f64) -> f64 {
     capacity / (1.0 - max_loss)
 }

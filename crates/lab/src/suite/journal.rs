@@ -19,34 +19,28 @@ use crate::{
     stop::StopFlag,
 };
 
-/// File name inside the suite's directory.
 const FILE: &str = "suite.json";
 
-/// Suite in its directory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SuiteJournal {
     pub(crate) name: String,
     pub(crate) about: String,
     pub(crate) rows: Vec<JournalRow>,
-    /// Actual location, which may have changed since.
+    /// May have changed since.
     #[serde(skip)]
     directory: PathBuf,
 }
 
-/// Row with its state.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct JournalRow {
     pub(crate) title: String,
-    /// Directory of its record, below that of the suite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     record: Option<String>,
-    /// Reason for a missing record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failed: Option<String>,
 }
 
 impl SuiteJournal {
-    /// Starts a suite in a new directory below `base`. `rows` has titles and requests.
     pub(crate) fn begin(
         name: &str,
         about: &str,
@@ -70,12 +64,10 @@ impl SuiteJournal {
         Ok(journal)
     }
 
-    /// The directory contains a suite.
     pub(crate) fn is_in(directory: &Path) -> bool {
         directory.join(FILE).is_file()
     }
 
-    /// Loads the suite in `directory`.
     pub(crate) fn load(directory: &Path) -> Result<Self, LabError> {
         let path = directory.join(FILE);
         let refuse = |why: String| {
@@ -90,12 +82,10 @@ impl SuiteJournal {
         &self.directory
     }
 
-    /// Record of a row, if it has one.
     pub(crate) fn record(&self, entry: &JournalRow) -> Option<Record> {
         Record::load(&self.directory.join(entry.record.as_ref()?)).ok()
     }
 
-    /// Number of rows without a record.
     pub(crate) fn left(&self) -> usize {
         self.rows.iter().filter(|entry| entry.record.is_none()).count()
     }
@@ -109,7 +99,7 @@ impl SuiteJournal {
     }
 }
 
-/// Runs the rows without a record, including failed ones, in order. `stop` ends it early.
+/// Includes failed rows.
 pub(crate) fn carry_on(journal: &mut SuiteJournal, stop: &StopFlag) -> Result<(), LabError> {
     let (screen, of) = (Console::new(), journal.rows.len());
     for index in 0..of {
@@ -135,7 +125,6 @@ pub(crate) fn carry_on(journal: &mut SuiteJournal, stop: &StopFlag) -> Result<()
     Ok(())
 }
 
-/// Runs a row; returns the name of its record, or `None` if interrupted.
 fn make(request: &RunRequest, base: &Path, stop: &StopFlag) -> Result<Option<String>, LabError> {
     let stage = RunStage::set(request, base, stop)?;
     let record = run::carry_out(request, &stage)?;

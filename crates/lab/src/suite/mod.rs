@@ -27,29 +27,24 @@ use crate::{
 #[serde(deny_unknown_fields)]
 pub(crate) struct Suite {
     pub(crate) name: String,
-    /// One sentence above its table.
     #[serde(default)]
     pub(crate) about: String,
     row: Vec<SuiteRow>,
-    /// Directory of its experiments.
     #[serde(skip)]
     experiments: std::path::PathBuf,
 }
 
-/// Row of a suite.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SuiteRow {
     title: String,
-    /// File or name.
     experiment: String,
-    /// Values of its variables, including all swept ones.
+    /// Includes all swept variables.
     #[serde(default)]
     set: BTreeMap<String, toml::Value>,
     topology: Option<String>,
-    /// Searches the highest rate instead of comparing at one rate.
+    /// Instead of comparing at one rate.
     find_max: Option<SearchOptions>,
-    /// Replace those of the experiment.
     #[serde(default)]
     must: Vec<Threshold>,
     #[serde(default)]
@@ -57,7 +52,6 @@ struct SuiteRow {
 }
 
 impl Suite {
-    /// Parses text as if it were the file `path`. All mistakes form one error.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, LabError> {
         let (mut suite, mut document): (Self, _) = Document::parse(path, text)?;
         suite.check(&mut document);
@@ -69,7 +63,7 @@ impl Suite {
         Ok(suite)
     }
 
-    /// Keeps the rows whose title or experiment contains one of `texts`; all of them if `texts` is empty.
+    /// All rows if `texts` is empty.
     pub(crate) fn only(mut self, texts: &[String]) -> Result<Self, LabError> {
         let has = |row: &SuiteRow, text: &String| row.title.contains(text) || row.experiment.contains(text);
         self.row.retain(|row| texts.is_empty() || texts.iter().any(|text| has(row, text)));
@@ -225,7 +219,6 @@ mod tests {
         assert_eq!(request.point["clients"], "8");
         assert_eq!(request.experiment().unwrap().must[0].at_least, Some(2.0));
         assert!(suite.clone().only(&["nine".to_owned()]).is_err());
-        // Settings for all rows take precedence.
         let set = suite.requests(&Overrides::default(), &["clients=3".to_owned()], Some("veth")).unwrap();
         assert_eq!((&*set[0].1.point["clients"], &*set[0].1.experiment().unwrap().topology), ("3", "veth"));
     }

@@ -12,14 +12,11 @@ use crate::{
 
 #[derive(Default)]
 pub(crate) struct SuiteTable {
-    /// All subjects of all rows, in order of appearance.
+    /// In order of appearance.
     subjects: Vec<String>,
     lines: Vec<SuiteLine>,
-    /// Origin of the figures, in sentences.
     origin: Vec<String>,
-    /// Missed `must` thresholds.
     pub(crate) missed: usize,
-    /// Undecided thresholds.
     undecided: usize,
     met: usize,
     missed_aims: usize,
@@ -28,7 +25,6 @@ pub(crate) struct SuiteTable {
 struct SuiteLine {
     title: String,
     figure: String,
-    /// Median per subject.
     medians: Vec<String>,
     ratio: String,
     bar: String,
@@ -197,7 +193,6 @@ impl SuiteLine {
     }
 }
 
-/// Machine, time and programs of the records.
 fn origin(records: &[&Record]) -> Vec<String> {
     let Some(first) = records.first() else { return Vec::new() };
     let (machine, asked) = (&first.environment, &first.experiment);
@@ -241,7 +236,6 @@ fn origin(records: &[&Record]) -> Vec<String> {
     sentences
 }
 
-/// Shortens text for a cell; the record has all of it.
 fn shortened(text: &str) -> String {
     const MOST: usize = 120;
     match text.char_indices().nth(MOST) {

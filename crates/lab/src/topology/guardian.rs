@@ -31,7 +31,6 @@ for name in "$@"; do ip netns del "$name" 2>/dev/null; done
 rm -f "$state"
 "#;
 
-/// Guardian process; dropping it triggers the cleanup and waits for it.
 #[derive(Debug)]
 pub(crate) struct Guardian(Child);
 

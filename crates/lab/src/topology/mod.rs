@@ -34,16 +34,13 @@ use crate::{
     tools::{self, output_in, words},
 };
 
-/// Common prefix of all namespaces.
 const FAMILY: &str = "tplab-";
 /// Time for an anchor to exec `sleep`.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Set of namespaces, or none (host only).
 #[derive(Debug)]
 pub(crate) struct Topology {
     state: TopologyState,
-    /// Variables for addresses in commands, see [`Spec::addresses`].
     pub(crate) addresses: BTreeMap<String, String>,
     /// By `NAMESPACE/DEVICE`.
     pub(crate) offloads: BTreeMap<String, BTreeMap<String, bool>>,
@@ -54,7 +51,6 @@ pub(crate) struct Topology {
 }
 
 impl Topology {
-    /// Creates the namespaces of `spec`, which stay until [`down`].
     pub(crate) fn up(spec: &Spec, id: &str) -> Result<Self, LabError> {
         if let Some(state) = TopologyState::load(id)?
             && !state.is_stale()
@@ -97,7 +93,6 @@ impl Topology {
         Ok(lab)
     }
 
-    /// Finds a topology of `lab up`.
     pub(crate) fn find(id: &str) -> Result<Self, LabError> {
         match TopologyState::load(id)? {
             Some(state) if state.is_whole() => Ok(Self::of(state)),
@@ -121,7 +116,6 @@ impl Topology {
         Self { state, addresses, offloads, receivers, guardian: None }
     }
 
-    /// Mark of its processes.
     pub(crate) fn id(&self) -> &str {
         &self.state.id
     }

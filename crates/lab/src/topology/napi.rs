@@ -18,11 +18,9 @@ use crate::{
 /// with an interrupt. A thread with mere niceness would wait for the end of a time slice of some
 /// milliseconds, in which a veth's ring of 256 packets overflows.
 const PRIORITY: &str = "1";
-/// Number of polls for a device's threads, and their interval.
 const LOOKS: usize = 200;
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Fails with a remedy if kernel threads are unavailable or cannot be pinned as `spec` requires.
 pub(super) fn require(spec: &Spec) -> Result<(), LabError> {
     if !userns::is_root() {
         return Err(LabError::usage(
@@ -42,7 +40,7 @@ pub(super) fn require(spec: &Spec) -> Result<(), LabError> {
     }
 }
 
-/// Makes `device` receive in threads on `cpu`; returns their process IDs. `entry` enters its namespace.
+/// `entry` enters the namespace. Returns process IDs.
 pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>, LabError> {
     let before = threads(device);
     // /sys shows the devices of the namespace in which it was mounted.
@@ -76,7 +74,6 @@ pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>
     }
 }
 
-/// Makes the threads of `device` poll less often.
 pub(super) fn mitigate(entry: &[String], device: &str, mitigation: &Mitigation) -> Result<(), LabError> {
     let Mitigation { gro_flush_timeout_us, napi_defer_hard_irqs } = mitigation;
     // In nanoseconds; read back, because invalid values are ignored.

@@ -20,7 +20,6 @@ const SHOWN: [(&str, &str); 8] = [
     ("rx-udp-gro-forwarding", "rx-udp-gro-forwarding"),
 ];
 
-/// Description if `ethtool` is missing.
 pub(crate) const UNKNOWN: &str = "kernel defaults, not read: `ethtool` is missing (apt-get install ethtool)";
 
 /// Applies `wanted` to a device and returns the resulting features. Without `ethtool` the kernel defaults
@@ -52,7 +51,6 @@ pub(crate) fn apply(
     Ok(held)
 }
 
-/// Parses `ethtool -k`; uses the names of `ethtool -K`.
 fn parse(text: &str) -> BTreeMap<String, bool> {
     text.lines()
         .filter_map(|line| {

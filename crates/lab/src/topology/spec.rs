@@ -42,7 +42,6 @@ const FAR_MITIGATED: LinkChange =
     LinkChange::Mitigation(FAR, Mitigation { gro_flush_timeout_us: 200, napi_defer_hard_irqs: 2 });
 const WIRE: &str = include_str!("wire.toml");
 
-/// Change to the devices of some namespaces.
 enum LinkChange {
     Offload(&'static [&'static str], &'static str, bool),
     Mitigation(&'static [&'static str], Mitigation),
@@ -67,7 +66,7 @@ pub(crate) struct Spec {
     pub(crate) namespace: Vec<Namespace>,
     #[serde(default)]
     pub(crate) link: Vec<VethLink>,
-    /// `ethtool -K` names, applied to every device.
+    /// `ethtool -K` names.
     #[serde(default)]
     pub(crate) offloads: BTreeMap<String, bool>,
 }
@@ -76,7 +75,6 @@ pub(crate) struct Spec {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Namespace {
     pub(crate) name: String,
-    /// Forwards packets between its links.
     #[serde(default)]
     pub(crate) forward: bool,
     /// Default routes, one per family.
@@ -106,18 +104,15 @@ pub(crate) struct VethLink {
 pub(crate) struct VethEnd {
     pub(crate) namespace: String,
     pub(crate) device: String,
-    /// `ADDRESS/PREFIX`.
     pub(crate) addresses: Vec<String>,
-    /// Take precedence over those of all devices.
     #[serde(default)]
     pub(crate) offloads: BTreeMap<String, bool>,
-    /// CPU of dedicated NAPI threads for receiving.
+    /// Dedicated NAPI threads receive there.
     pub(crate) napi_cpu: Option<usize>,
-    /// Interrupt mitigation of these threads; requires `napi_cpu`.
+    /// Requires `napi_cpu`.
     pub(crate) mitigation: Option<Mitigation>,
 }
 
-/// Interrupt mitigation of a device (`/sys/class/net/DEVICE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Mitigation {
@@ -128,7 +123,7 @@ pub(crate) struct Mitigation {
 }
 
 impl Spec {
-    /// Loads the built-in topology of that name, or the file `path` below `base`.
+    /// Prefers the built-in topology.
     pub(crate) fn load(path: &str, base: &Path) -> Result<Self, LabError> {
         let file = base.join(path);
         let (spec, mut document): (Self, _) = match KNOWN.iter().find(|(name, ..)| *name == path) {
@@ -157,7 +152,6 @@ impl Spec {
         self.ends().any(|end| end.napi_cpu.is_some())
     }
 
-    /// Reports all mistakes to `document`.
     fn check(&self, document: &mut Document) {
         let names: BTreeSet<&str> = self.namespace.iter().map(|space| space.name.as_str()).collect();
         if names.len() != self.namespace.len() || names.is_empty() {
@@ -268,7 +262,7 @@ fn check_end(end: &VethEnd, path: &str, names: &BTreeSet<&str>, document: &mut D
     }
 }
 
-/// Parses `ADDRESS/PREFIX`; `None` if invalid.
+/// `None` if invalid.
 pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
     let (address, prefix) = text.split_once('/')?;
     let address: IpAddr = address.parse().ok()?;
@@ -276,7 +270,6 @@ pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
     prefix.parse::<u32>().is_ok_and(|prefix| prefix <= bits).then_some(address)
 }
 
-/// Description of [`is_plain`] names.
 pub(crate) const PLAIN: &str = "lower-case letters, digits and hyphens, starting with a letter";
 
 /// Returns true if a name is safe in a file name, a command and an interface list.
@@ -287,7 +280,6 @@ pub(crate) fn is_plain(name: &str, longest: usize) -> bool {
 }
 
 impl VethEnd {
-    /// Features for its device, by the names of `ethtool -K`.
     pub(crate) fn wanted(&self, all: &BTreeMap<String, bool>) -> BTreeMap<String, bool> {
         let mut wanted = all.clone();
         wanted.extend(self.offloads.clone());

@@ -11,11 +11,10 @@ use serde::{Deserialize, Serialize};
 use super::userns::directory;
 use crate::{error::LabError, program::birth, record::write_json};
 
-/// Topology as far as it has been created.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TopologyState {
     pub(crate) id: String,
-    /// Process whose exit makes the topology stale; `None` for `lab up`, which stays until `lab down`.
+    /// `None` for `lab up`, which stays until `lab down`.
     pub(crate) owner: Option<ProcessIdentity>,
     /// Its namespaces belong to a user namespace, which must be entered first.
     pub(crate) user_namespace: bool,
@@ -27,15 +26,14 @@ pub(crate) struct SpaceState {
     pub(crate) name: String,
     /// Process that sleeps in the namespace and keeps it alive.
     pub(crate) anchor: ProcessIdentity,
-    /// Name in `ip netns`, for root.
     pub(crate) netns: Option<String>,
 }
 
-/// Process identity: a process ID alone may be reused.
+/// A process ID alone may be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessIdentity {
     pub(crate) pid: u32,
-    /// Start time in clock ticks since boot.
+    /// Clock ticks since boot.
     pub(crate) birth: u64,
 }
 
@@ -54,13 +52,11 @@ impl TopologyState {
         write_json(&path_of(&self.id)?, self)
     }
 
-    /// State of the topology with this ID, if any.
     pub(crate) fn load(id: &str) -> Result<Option<Self>, LabError> {
         Ok(read(&path_of(id)?))
     }
 
     pub(crate) fn remove(&self) -> Result<(), LabError> {
-        // It may be gone already.
         let _ = fs::remove_file(path_of(&self.id)?);
         Ok(())
     }
@@ -73,13 +69,12 @@ impl TopologyState {
         }
     }
 
-    /// All its namespaces are alive.
     pub(crate) fn is_whole(&self) -> bool {
         !self.spaces.is_empty() && self.spaces.iter().all(|space| space.anchor.lives())
     }
 }
 
-/// All topologies of this user.
+/// Only of this user.
 pub(crate) fn all() -> Result<Vec<TopologyState>, LabError> {
     let directory = directory()?;
     let entries =

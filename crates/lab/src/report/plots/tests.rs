@@ -18,7 +18,6 @@ fn ratio(label: &str, low: f64, ratio: f64, high: f64) -> Ratio {
     Ratio { label: label.to_owned(), ratio, low, high, floor: Some(0.05), better: None }
 }
 
-/// Values of an attribute over all elements of this kind.
 fn numbers(svg: &str, element: &str, attribute: &str) -> Vec<f64> {
     svg.split(&format!("<{element} "))
         .skip(1)
@@ -30,7 +29,6 @@ fn numbers(svg: &str, element: &str, attribute: &str) -> Vec<f64> {
         .collect()
 }
 
-/// Texts with their positions.
 fn texts(svg: &str) -> Vec<(String, f64, f64)> {
     let xs = numbers(svg, "text", "x");
     let ys = numbers(svg, "text", "y");
@@ -142,7 +140,6 @@ fn rounds_are_at_integers_with_one_tick_each() {
             .collect();
         let numbers_seen: Vec<u32> = ticks.iter().map(|(number, _)| *number).collect();
         if count == 48 {
-            // Not all labels fit.
             assert!((4..=20).contains(&numbers_seen.len()), "{numbers_seen:?}");
             let step = numbers_seen[1] - numbers_seen[0];
             assert!(step > 1 && numbers_seen.iter().all(|number| number % step == 0), "{numbers_seen:?}");
