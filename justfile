@@ -1,24 +1,24 @@
-# Short names for what CONTRIBUTING.md explains; `just` lists them.
+# Short names of the commands in CONTRIBUTING.md; `just` lists them.
 
 _list:
     @just --list --unsorted
 
-# A working server with a credential that it makes up
+# Run a server with a generated credential
 serve *FLAGS:
     cargo run --release -- serve {{FLAGS}}
 
-# Everything that continuous integration runs, or some steps of it
+# Run all steps of continuous integration, or some
 test *STEPS:
     ./test {{STEPS}}
 
-# The quick part: format, lints, unit tests
+# Run the quick steps: format, lints, unit tests
 quick:
     ./test format lints house unit
 
-# What a packet costs in instructions, against the budgets
+# Count instructions per packet against the budgets
 instructions:
     cargo xtask instructions
 
-# The binary with symbols and frame pointers, for perf
+# Build the binary with symbols and frame pointers, for perf
 profiling:
     cargo profiling
