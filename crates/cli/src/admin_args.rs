@@ -1,4 +1,4 @@
-//! The commands that speak to a running program: `sessions`, `session`, `drain`, `reload`, `health`, `top`, `fleet`.
+//! Commands that talk to a running program: `sessions`, `session`, `drain`, `reload`, `health`, `top`, `fleet`.
 
 use std::{
     env,
@@ -17,52 +17,52 @@ use turnpike_ctl::{
 };
 use turnpike_process::wait_for_stop;
 
-/// Which program, and how it is to be asked.
 #[derive(Args)]
 pub(crate) struct AdminArgs {
-    /// Address of the running program: unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT [default: the socket of this user's or this machine's
-    /// `turnpike serve`: $RUNTIME_DIRECTORY/turnpike.sock, $XDG_RUNTIME_DIR/turnpike/admin.sock, /run/turnpike/turnpike.sock; else, to look, 127.0.0.1:9641; for health and top also that of `turnpike forward`]
+    /// Address of the running program: unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT
+    ///
+    /// [default: the first of $RUNTIME_DIRECTORY/turnpike.sock, $XDG_RUNTIME_DIR/turnpike/admin.sock and /run/turnpike/turnpike.sock;
+    /// otherwise 127.0.0.1:9641, which only reads; health and top also try the sockets of `turnpike forward`]
     #[arg(long, value_name = "ADDRESS", env = "TURNPIKE_ADMIN")]
     admin: Option<Target>,
 
-    /// File whose first line is a token of admin.tokens, or of admin.read_tokens to look; the Unix socket needs none [default: none]
+    /// File whose first line is a token of admin.tokens or, for read-only commands, of admin.read_tokens; not needed for the Unix
+    /// socket [default: none]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// PEM file with the certificate authorities to trust, or with the program's own certificate, for https:// [default: those of this
-    /// machine]
+    /// PEM file with certificate authorities to trust, or the program's own certificate, for https:// [default: the system's authorities]
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// Print JSON in place of text for people
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// `turnpike sessions`.
 #[derive(Args)]
 pub(crate) struct SessionsArgs {
-    /// Only those of this user: the username, or the name that quotas count
+    /// Only sessions of this user: the username, or the name that quotas count
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
 
-    /// Only those of users in this realm
+    /// Only sessions of users in this realm
     #[arg(long, value_name = "R")]
     realm: Option<String>,
 
-    /// Only those of this client: ADDR:PORT, ADDR, or a prefix such as 192.0.2.0/24
+    /// Only sessions of this client: ADDR:PORT, ADDR, or a prefix such as 192.0.2.0/24
     #[arg(long, value_name = "ADDR|CIDR")]
     client: Option<String>,
 
-    /// Only those whose client comes by udp, tcp, tls or dtls
+    /// Only sessions whose client uses udp, tcp, tls or dtls
     #[arg(long, value_name = "T")]
     transport: Option<String>,
 
-    /// Only those with this relayed address: ADDR:PORT, ADDR, or a prefix
+    /// Only sessions with this relayed address: ADDR:PORT, ADDR, or a prefix
     #[arg(long, value_name = "ADDR|CIDR")]
     relayed: Option<String>,
 
-    /// No more sessions than that, 1 or more [default: all]
+    /// At most this many sessions, 1 or more [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
 
@@ -70,33 +70,30 @@ pub(crate) struct SessionsArgs {
     admin: AdminArgs,
 }
 
-/// `turnpike session`.
 #[derive(Subcommand)]
 pub(crate) enum SessionCommand {
-    /// Show a session, its permissions and channels
+    /// Show a session with its permissions and channels
     Show(SessionArgs),
-    /// End a session; its client may make another one
+    /// End a session; the client may start a new one
     End(SessionArgs),
 }
 
-/// One session.
 #[derive(Args)]
 pub(crate) struct SessionArgs {
-    /// Its name, 32 hex digits: `turnpike sessions` and log lines tell it
+    /// Session ID, 32 hex digits, from `turnpike sessions` or the log
     id: String,
 
     #[command(flatten)]
     admin: AdminArgs,
 }
 
-/// `turnpike drain`.
 #[derive(Args)]
 pub(crate) struct DrainArgs {
-    /// Seconds that sessions may live on, 0 to 86400 [default: shutdown.deadline of the program]
+    /// Seconds until remaining sessions are ended, 0 to 86400 [default: the program's shutdown.deadline]
     #[arg(long, value_name = "S")]
     deadline: Option<u32>,
 
-    /// Return when the program has ended, and not before: for hooks that end it when they return
+    /// Wait until the program has exited, for hooks after which the program is killed
     #[arg(long)]
     wait: bool,
 
@@ -104,10 +101,9 @@ pub(crate) struct DrainArgs {
     admin: AdminArgs,
 }
 
-/// `turnpike health`.
 #[derive(Args)]
 pub(crate) struct HealthArgs {
-    /// Ask whether it runs, and not whether it takes clients: one that drains is well then
+    /// Check only that the program runs; a draining one passes
     #[arg(long)]
     live: bool,
 
@@ -115,61 +111,55 @@ pub(crate) struct HealthArgs {
     admin: AdminArgs,
 }
 
-/// `turnpike reload`.
 #[derive(Args)]
 pub(crate) struct ReloadArgs {
     #[command(flatten)]
     admin: AdminArgs,
 }
 
-/// `turnpike fleet`.
 #[derive(Subcommand)]
 pub(crate) enum FleetCommand {
-    /// List all nodes, with what each has to do
+    /// List all nodes with their load
     Status(FleetStatusArgs),
-    /// Have a node take nobody new: new clients go to the others. The node runs on, and a restart ends this
+    /// Cordon a node: new clients go to the other nodes. The node keeps running; a restart uncordons it
     Drain(NodeArgs),
-    /// Have a node take clients again
+    /// Let a node accept new clients again
     Uncordon(UncordonArgs),
     /// List the sessions of all nodes
     Sessions(Box<SessionsArgs>),
 }
 
-/// Of a fleet that is asked at any node.
 #[derive(Args)]
 pub(crate) struct FleetStatusArgs {
     #[command(flatten)]
     admin: AdminArgs,
 }
 
-/// One node.
 #[derive(Args)]
 pub(crate) struct NodeArgs {
-    /// Its name: `turnpike fleet status` lists them
+    /// Node name from `turnpike fleet status`
     node: String,
 
     #[command(flatten)]
     admin: AdminArgs,
 }
 
-/// One node, or the one that is asked.
 #[derive(Args)]
 pub(crate) struct UncordonArgs {
-    /// Its name [default: the node that is asked]
+    /// Node name [default: the node that receives the command]
     node: Option<String>,
 
     #[command(flatten)]
     admin: AdminArgs,
 }
 
-/// `turnpike top`.
 #[derive(Args)]
 pub(crate) struct TopArgs {
-    /// Seconds between two readings, 0.2 to 60
+    /// Refresh interval in seconds, 0.2 to 60
     #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
     interval: Duration,
 
-    /// Print one reading, and end
+    /// Print one reading and exit
     #[arg(long)]
     once: bool,
 
@@ -189,7 +179,7 @@ impl AdminArgs {
         Ok(if self.admin.is_none() { client.or_on_loopback() } else { client })
     }
 
-    /// For what a forwarder can be asked as well.
+    /// Client that also tries the sockets of a forwarder.
     fn client_of_either(&self) -> Result<Client, CommandError> {
         let client = self.client()?;
         Ok(if self.admin.is_none() { client.or_a_forwarder() } else { client })
@@ -266,7 +256,7 @@ impl ReloadArgs {
 }
 
 impl TopArgs {
-    /// Without `--once` or `--json` it needs a terminal, for as long as nobody ends it.
+    /// Runs until interrupted; needs a terminal unless `--once` or `--json` is given.
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
         static STOPPED: AtomicBool = AtomicBool::new(false);
         let Self { interval, once, admin } = self;
@@ -275,7 +265,7 @@ impl TopArgs {
             return Err(CommandError::NoTerminal);
         }
         if is_picture {
-            // The terminal is to be as it was before.
+            // Restores the terminal on a signal.
             let wait = || STOPPED.store(wait_for_stop().is_ok(), Ordering::Relaxed);
             thread::Builder::new().name("signals".to_owned()).spawn(wait)?;
         }
@@ -290,7 +280,7 @@ pub(crate) const TOP_EXAMPLES: &str = "\
 Examples:
   turnpike top
   turnpike top --once
-  turnpike top --json --interval 10 >>top.jsonl        (a line each ten seconds)
+  turnpike top --json --interval 10 >>top.jsonl        (one line every ten seconds)
   turnpike top --admin 127.0.0.1:9641
   turnpike top --admin https://turn.example.org:9641 --token-file read.token
   turnpike top --admin unix:/run/turnpike/forward.sock        (a forwarder)
@@ -311,21 +301,21 @@ Examples:
 pub(crate) const DRAIN_EXAMPLES: &str = "\
 Examples:
   turnpike drain
-  turnpike drain --deadline 3600        (an hour for the sessions that there are; asked for again, it counts anew)
-  turnpike drain --deadline 0           (ends at once)
-  turnpike drain --deadline 300 --wait  (a preStop hook of Kubernetes)";
+  turnpike drain --deadline 3600        (existing sessions get an hour; repeating the command restarts the hour)
+  turnpike drain --deadline 0           (ends all sessions at once)
+  turnpike drain --deadline 300 --wait  (a Kubernetes preStop hook)";
 
 pub(crate) const HEALTH_EXAMPLES: &str = "\
 Examples:
-  turnpike health                       (a readiness probe: exit code 0 while it takes clients, 1 while it drains or nobody is there)
-  turnpike health --live                (a liveness probe)";
+  turnpike health                       (readiness probe: exit code 0 if it accepts clients, 1 if it drains or is not running)
+  turnpike health --live                (liveness probe)";
 
 pub(crate) const FLEET_EXAMPLES: &str = "\
 Examples:
   turnpike fleet status
-  turnpike fleet drain turn-3            (before it is upgraded; `status` says when its last session is gone)
+  turnpike fleet drain turn-3            (before an upgrade; `status` shows the remaining sessions)
   turnpike fleet uncordon turn-3
-  turnpike fleet sessions --user alice   (of all nodes; `turnpike session end ID` ends one, wherever it is)";
+  turnpike fleet sessions --user alice   (on all nodes; `turnpike session end ID` ends one on any node)";
 
 pub(crate) const RELOAD_EXAMPLES: &str = "\
 Examples:

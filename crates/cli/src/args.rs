@@ -25,7 +25,6 @@ use crate::{
 #[derive(Parser)]
 #[command(name = "turnpike", version, propagate_version = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
-    /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -33,64 +32,58 @@ pub(crate) struct Cli {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Run a TURN/STUN server over UDP, TCP, TLS and DTLS (RFC 8656, RFC 8489)
-    #[command(long_about = SERVE, after_help = SERVE_EXAMPLES)]
+    #[command(long_about = SERVE, after_help = SERVE_HINT, after_long_help = SERVE_EXAMPLES)]
     Serve(Box<ServeCommand>),
-    /// Forward TCP and UDP ports: instead of rinetd, oxidinetd, realm or socat
-    #[command(long_about = FORWARD, after_help = FORWARD_EXAMPLES)]
+    /// Forward TCP and UDP ports; replaces rinetd, oxidinetd, realm and socat
+    #[command(long_about = FORWARD, after_help = FORWARD_HINT, after_long_help = FORWARD_EXAMPLES)]
     Forward(Box<ForwardArgs>),
-    /// Have a running `serve` or `forward` go on in a new process, of a new version perhaps, without losing a client over UDP
+    /// Upgrade a running `serve` or `forward` to a new binary without dropping UDP clients
     #[command(long_about = UPGRADE, after_help = UPGRADE_EXAMPLES)]
     Upgrade(UpgradeArgs),
-    /// Check the configuration that `serve` would use with the same flags, or `forward` a file; print the effective settings
+    /// Check the configuration of `serve` or `forward` and print the effective settings
     #[command(long_about = CHECK_CONFIG, after_help = CHECK_CONFIG_EXAMPLES)]
     CheckConfig(Box<CheckConfigArgs>),
-    /// Make time-limited credentials from a shared secret, access tokens (RFC 7635), or stored keys from a password
+    /// Make time-limited credentials, access tokens (RFC 7635) or stored keys
     #[command(long_about = CREDENTIALS, after_help = CREDENTIALS_EXAMPLES)]
     Credentials(CredentialsArgs),
-    /// List, make and remove the users of a store; a server that runs sees it
+    /// Add, list and remove users
     #[command(long_about = USER, after_help = USER_EXAMPLES)]
     User {
-        /// What to do.
         #[command(subcommand)]
         command: UserCommand,
     },
-    /// List, make, rotate and remove a store's shared secrets of time-limited credentials
+    /// Add, list, rotate and remove shared secrets of time-limited credentials
     #[command(after_help = SECRET_EXAMPLES)]
     Secret {
-        /// What to do.
         #[command(subcommand)]
         command: SecretCommand,
     },
-    /// List, make and remove the realms that a store has beside server.realm
+    /// Add, list and remove realms besides server.realm
     #[command(after_help = REALM_EXAMPLES)]
     Realm {
-        /// What to do.
         #[command(subcommand)]
         command: RealmCommand,
     },
-    /// List, make and remove the keys by which applications ask a server for credentials
+    /// Add, list and remove API keys with which applications request credentials
     #[command(long_about = KEY, after_help = KEY_EXAMPLES)]
     Key {
-        /// What to do.
         #[command(subcommand)]
         command: KeyCommand,
     },
     /// Translate another server's configuration
     Import {
-        /// Whose.
         #[command(subcommand)]
         command: ImportCommand,
     },
-    /// Send datagrams back to where they came from, and be the far end of TCP load: the peer that `load` needs
+    /// Echo datagrams and serve TCP load: the peer for `load`
     #[command(after_help = REFLECT_EXAMPLES)]
     Reflect(turnpike_load::reflect::Config),
-    /// Generate load and measure what comes back
+    /// Generate load and measure throughput, loss and latency
     Load {
-        /// Which generator.
         #[command(subcommand)]
         command: LoadCommand,
     },
-    /// Say what a STUN or TURN server supports, and what is wrong with it
+    /// Check what a STUN or TURN server supports and report problems
     #[command(long_about = PROBE, after_help = PROBE_EXAMPLES)]
     Probe(ProbeArgs),
     /// List the sessions of a running server
@@ -99,83 +92,85 @@ pub(crate) enum Command {
     /// Show or end one session of a running server
     #[command(after_help = SESSION_EXAMPLES)]
     Session {
-        /// What to do with it.
         #[command(subcommand)]
         command: SessionCommand,
     },
-    /// Have a running server take nobody new and end with its last session
+    /// Stop accepting clients and exit after the last session
     #[command(after_help = DRAIN_EXAMPLES)]
     Drain(DrainArgs),
-    /// Say whether a running program takes clients, or runs at all, by the exit code: for probes
+    /// Report readiness or liveness through the exit code
     #[command(after_help = HEALTH_EXAMPLES)]
     Health(HealthArgs),
-    /// List the servers that are one service, and have one of them take nobody new
+    /// List the nodes of a fleet; cordon or uncordon a node
     #[command(after_help = FLEET_EXAMPLES)]
     Fleet {
-        /// What to do.
         #[command(subcommand)]
         command: FleetCommand,
     },
-    /// Have a running server read its configuration and certificates again, and say what has changed
+    /// Reload configuration and certificates and print the changes
     #[command(after_help = RELOAD_EXAMPLES)]
     Reload(ReloadArgs),
-    /// Show what a running program does, again each second, in a terminal or as JSON
+    /// Watch a running program in a terminal, or print JSON
     #[command(after_help = TOP_EXAMPLES)]
     Top(TopArgs),
-    /// Compare programs in network namespaces: is it faster, by how much, how sure, and where does the time go
+    /// Compare the performance of programs in network namespaces
     #[cfg(feature = "tools")]
     Lab(Box<turnpike_lab::LabArgs>),
-    /// Compare programs in network namespaces: this build cannot
+    /// Compare the performance of programs in network namespaces (not in this build)
     #[cfg(not(feature = "tools"))]
     #[command(disable_help_flag = true)]
     Lab {
-        /// Command of the lab
+        /// Arguments of the lab
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<std::ffi::OsString>,
     },
-    /// Say what a firewall has to let in, in its own words: the listeners and relay ports of the configuration
+    /// Print firewall rules for the listeners and relay ports
     #[command(long_about = PRINT_FIREWALL, after_help = PRINT_FIREWALL_EXAMPLES)]
     PrintFirewall(Box<FirewallArgs>),
-    /// Say where this machine is reached from outside: ask the cloud, or Kubernetes
+    /// Print the public address of this machine, from the cloud or Kubernetes
     #[command(long_about = PUBLIC_ADDRESS, after_help = PUBLIC_ADDRESS_EXAMPLES)]
     PublicAddress(PublicAddressArgs),
-    /// Print a script that completes commands and flags in a shell
+    /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions(CompletionsArgs),
-    /// Print the manual page, or write those of all commands to a directory
+    /// Print the manual page, or write all pages to a directory
     #[command(after_help = MAN_EXAMPLES)]
     Man(ManArgs),
 }
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 an asked-for limit (--max-loss, --max-p99, --fail-on) was exceeded.";
+Exit codes: 0 success, 1 failure, 2 bad usage or configuration, 3 a requested limit (--max-loss, --max-p99, --fail-on) was exceeded.";
 
 const SERVE: &str = "\
-Run a TURN/STUN server for clients over UDP, TCP, TLS and DTLS (RFC 8656, RFC 8489), which relays UDP, and TCP for clients over TCP \
-and TLS (RFC 6062).
+Run a TURN/STUN server (RFC 8656, RFC 8489) for clients over UDP, TCP, TLS and DTLS. It relays UDP, and TCP for clients over TCP and TLS \
+(RFC 6062).
 
-With no flag at all it works: it listens on UDP and TCP port 3478 of all addresses, relays on the addresses of the default routes, \
-makes up a user, keeps it in the embedded store and prints its password once on standard output, and serves metrics and its admin \
-interface on loopback. Log lines go to standard error. \
-With --tls-cert and --tls-key the TCP port takes TLS clients too; --tls-listen and --dtls-listen add ports.
+Every flag is optional. By default the server listens on UDP and TCP port 3478 of all addresses, relays on the addresses of the default \
+routes, creates a user in the embedded store and prints the password once on standard output, and serves metrics and its admin interface \
+on loopback. The log goes to standard error. With --tls-cert and --tls-key the TCP port also accepts TLS; --tls-listen and --dtls-listen \
+add ports.
 
-Precedence, key by key: flags, environment (TURNPIKE_SECTION_KEY; TURNPIKE_SECTION_KEY_FILE, such as TURNPIKE_AUTH_SECRETS_FILE, names \
-files), configuration file, defaults. A flag that may be repeated replaces the whole list of a weaker source.
+Precedence of each setting: flags, environment (TURNPIKE_SECTION_KEY; TURNPIKE_SECTION_KEY_FILE, such as TURNPIKE_AUTH_SECRETS_FILE, names \
+a file), configuration file, defaults. A repeatable flag replaces the whole list of a weaker source.
 
-With --fleet URL on each, several servers are one service: clients go to the one that has room, and quotas and bans hold on all of them \
-(docs/fleet.md).
+Fleet: with --fleet URL, several servers form one service. The fleet redirects clients to servers with free capacity and enforces quotas and bans \
+across all of them (docs/fleet.md).
 
-Other programs, and `turnpike sessions`, `session`, `user`, `secret`, `realm`, `key`, `fleet`, `drain` and `reload`, speak to it over its \
-admin interface: a Unix socket and HTTP on loopback (docs/admin.md). Applications ask for credentials on listeners of their own, by HTTP \
-with a key ([credentials], docs/credentials.md).
+Administration: `turnpike sessions`, `session`, `user`, `secret`, `realm`, `key`, `fleet`, `drain`, `reload` and other programs use the \
+admin interface, a Unix socket and HTTP on loopback (docs/admin.md). Applications request credentials with a key, over HTTP on separate \
+listeners ([credentials], docs/credentials.md).
 
-Signals: SIGTERM and SIGINT stop taking allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a \
-second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the configuration and the certificates again; certificates are \
-also read when their files change. A file with a mistake changes nothing, a bad certificate only leaves the \
-old one in place, and the log says why. SIGUSR2 has the server go on in a new process, as `turnpike upgrade` does.
+Signals: SIGTERM and SIGINT stop new allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a second \
+signal, or Ctrl-C on a terminal, exits at once. SIGHUP reloads the configuration and the certificates; a certificate is also reloaded when \
+its file changes. If a file has a mistake, nothing changes; if a certificate is unusable, the old one stays in use; the log says why. \
+SIGUSR2 upgrades to a new process, like `turnpike upgrade`.
 
-systemd: readiness, reload, stop, status and watchdog are told by NOTIFY_SOCKET (Type=notify-reload); listeners of a .socket unit are \
-taken over by LISTEN_FDS, those named tls and dtls as such. docs/install.md has units.";
+systemd: the server reports readiness, reload, stop, status and watchdog through NOTIFY_SOCKET (Type=notify-reload) and accepts listeners of \
+a .socket unit through LISTEN_FDS, including those named tls and dtls. docs/install.md has units.";
+
+const SERVE_HINT: &str = "\
+Example: turnpike serve --realm example.org --user alice:wonderland --relay-ip 10.0.0.5=203.0.113.5
+`turnpike serve --help` explains each flag; examples/turnpike.toml documents every setting.";
 
 const SERVE_EXAMPLES: &str = "\
 Examples:
@@ -185,15 +180,15 @@ Examples:
   turnpike serve --secret S --tls-cert fullchain.pem --tls-key privkey.pem --listen 0.0.0.0:3478 --listen 0.0.0.0:443    (TCP and TLS on 443)
   turnpike serve --secret S --tls-cert fullchain.pem --tls-key privkey.pem --tls-listen 0.0.0.0:5349 --dtls-listen 0.0.0.0:5349
   TURNPIKE_FLEET_SECRET_FILE=fleet.key turnpike serve --secret S --fleet redis://valkey.internal        (on each machine)
-  turnpike serve --user a:b --listen 127.0.0.1:3478 --relay-ip 127.0.0.1 --allow-peer 127.0.0.0/8    (everything on loopback)";
+  turnpike serve --user a:b --listen 127.0.0.1:3478 --relay-ip 127.0.0.1 --allow-peer 127.0.0.0/8    (loopback only)";
 
 const FORWARD: &str = "\
 Forward TCP and UDP ports.
 
-Rules stand on the command line, in a TOML file of ours (examples/forward.toml), in an unchanged rinetd.conf, or in an unchanged \
-oxidinetd TOML or .conf. A rule is SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...]: the scheme is tcp, udp, udptotcp, \
-tcptoudp or unix; a port may be a range, FIRST-LAST; IPv6 stands in brackets; host names are resolved again and again, and each address \
-of a name is a target; *WEIGHT behind a target, 0 to 256, is its share.
+Rules come from the command line, a TOML file (examples/forward.toml), an unchanged rinetd.conf, or an unchanged oxidinetd TOML or .conf. \
+The form of a rule is SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...]. The scheme is tcp, udp, udptotcp, tcptoudp or unix. A port may be \
+a range, FIRST-LAST. IPv6 addresses need brackets. Host names are resolved periodically, and each address of a name is a target. *WEIGHT \
+after a target, 0 to 256, sets its share.
 
 Options of a rule, as in [[rule]] of the TOML file: name, framed, balance=round-robin|least-connections|failover|source, health=SECONDS, \
 health_send=BYTES, health_expect=BYTES, source=IP, device=NAME, mark=N, transparent, proxy_protocol_from=PREFIX[,...], \
@@ -203,14 +198,18 @@ user_timeout=SECONDS, nodelay=BOOL, ipv6_only=BOOL, freebind=BOOL, any_port=BOOL
 max_connections_per_client=N, new_connections_per_client=N, max_bytes_per_second=N, \
 max_bytes_per_second_per_connection=N, copy=auto|splice|buffer|kernel, kernel=BOOL.
 
-Precedence of settings, key by key: flags, environment (TURNPIKE_SECTION_KEY), file, defaults.
+Precedence of each setting: flags, environment (TURNPIKE_SECTION_KEY), file, defaults.
 
-Signals: SIGTERM and SIGINT close the listeners and wait for the connections to end, at most shutdown.deadline seconds (30), \
-but not for a UDP session without a datagram for 2 seconds; a second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the file again; connections of unchanged rules live on, and a \
-broken file changes nothing. SIGUSR2 has the forwarder go on in a new process, as `turnpike upgrade` does.
+Signals: SIGTERM and SIGINT close the listeners and wait for the connections to end, at most shutdown.deadline seconds (30); UDP sessions \
+idle for 2 seconds do not count. A second signal, or Ctrl-C on a terminal, exits at once. SIGHUP reloads the file; connections of unchanged \
+rules continue, and a broken file changes nothing. SIGUSR2 upgrades to a new process, like `turnpike upgrade`.
 
-systemd: readiness, reload, stop, status and watchdog are told by NOTIFY_SOCKET (Type=notify-reload); listeners of a .socket unit are \
-taken over by LISTEN_FDS, for the rules that listen at their addresses. docs/install.md has units.";
+systemd: the forwarder reports readiness, reload, stop, status and watchdog through NOTIFY_SOCKET (Type=notify-reload) and accepts listeners \
+of a .socket unit through LISTEN_FDS, matched to rules by address. docs/install.md has units.";
+
+const FORWARD_HINT: &str = "\
+Example: turnpike forward tcp://0.0.0.0:9000=10.0.0.2:9001
+`turnpike forward --help` explains rules and flags; docs/forward.md has examples.";
 
 const FORWARD_EXAMPLES: &str = "\
 Examples:
@@ -221,15 +220,15 @@ Examples:
   turnpike forward -c /etc/rinetd.conf --check        (prints the rules as TOML)";
 
 const UPGRADE: &str = "\
-Have a running `serve` or `forward` go on in a new process, of a new version perhaps (docs/upgrade.md).
+Upgrade a running `serve` or `forward` to a new process, usually of a new version (docs/upgrade.md).
 
-The running process starts the new one with its own arguments and environment; that reads the configuration, takes the sockets and the \
-sessions of clients over UDP, and serves. Nothing is lost and nothing reordered meanwhile; whoever comes over TCP, TLS or DTLS from then \
-on comes to the new one. Connections that exist live on in the old process until they end, at most shutdown.upgrade_deadline seconds (3600). \
-A new process that does not start, or cannot take over, changes nothing.
+The running process starts the new one with its own arguments and environment. The new process reads the configuration, takes over the \
+sockets and the sessions of UDP clients, and serves them, without loss or reordering. New TCP, TLS and DTLS clients reach the new process; \
+existing connections stay in the old process until they end, at most shutdown.upgrade_deadline seconds (3600). If the new process fails to \
+start or to take over, the old one continues.
 
-Each step stands on standard error, what has come of it on standard output; the exit code is 1 where the process serves as before, with \
-the reason. SIGUSR2 to the process does the same, with the steps in its log.";
+Progress is printed on standard error and the outcome on standard output. If the upgrade fails, the exit code is 1 and the reason is \
+printed. SIGUSR2 to the process does the same and logs the steps.";
 
 const UPGRADE_EXAMPLES: &str = "\
 Examples:
@@ -238,11 +237,11 @@ Examples:
   turnpike upgrade --binary /opt/turnpike-2/bin/turnpike";
 
 const CHECK_CONFIG: &str = "\
-Check the configuration that `serve` would use with the same flags, or with --forward a file with forwarding rules.
+Check the configuration that `serve` would use with the same flags, or a file of forwarding rules with --forward.
 
-Prints \"ok\" and the effective settings as TOML, each with its origin, secrets masked; or every mistake with file, line, column, \
-key and what was expected, and exits with 2. Finds what `serve` would fail on: addresses of other machines, and files, certificates and \
-databases that are missing. Opens no listener; a port in use shows when `serve` starts. `serve --check` does the same.";
+Prints \"ok\" and the effective settings as TOML, each with its origin and secrets masked. Otherwise lists every mistake with file, line, \
+column, key and the expected value, and exits with code 2. Also finds addresses that are not on this machine, and missing files, \
+certificates and databases. Opens no listener, so a port in use shows only when `serve` starts. `serve --check` does the same.";
 
 const CHECK_CONFIG_EXAMPLES: &str = "\
 Example:
@@ -252,13 +251,13 @@ Example:
 const CREDENTIALS: &str = "\
 Make time-limited credentials from a shared secret, access tokens (RFC 7635), or stored keys from a password.
 
-With --secret: prints username and password that a server with the same secret accepts until the time is over \
+With --secret: prints a username and password that a server with the same secret accepts until they expire \
 (username = expiry:id, password = base64(HMAC-SHA1(secret, username))).
 
-With --token-key: prints what an authorization server gives to a client for a server with the same key in oauth.key: USERNAME \
-(the key's kid), the mac_key to sign with, and the token, both base64.
+With --token-key: prints the values that an authorization server issues to a client of a server with the same oauth.key: USERNAME \
+(the kid of the key), the mac_key for signing, and the token, both base64.
 
-With --password: prints an entry of auth.users that holds the user's long-term keys (MD5 and SHA-256 of \
+With --password: prints an entry for auth.users with the user's long-term keys (MD5 and SHA-256 of \
 \"name:realm:password\") instead of the password.";
 
 const CREDENTIALS_EXAMPLES: &str = "\
@@ -268,38 +267,39 @@ Examples:
   turnpike credentials --token-key-file /etc/turnpike/north.key --user north --server-name turn.example.org --ttl 600";
 
 const USER: &str = "\
-List, make and remove the users of a store.
+Add, list and remove the users of a store.
 
-A running server is asked, with which the change counts at once; where none runs, the embedded store that `turnpike serve` would have. \
--c, --store and --state name another store: a server that has it open sees the change within a second (SQLite), or when the user is \
-looked up again (store.cache_lifetime, 60 s). What was done in which store is said. `secret`, `realm` and `key` do the same.";
+If a server is running, the command goes to it and takes effect at once; otherwise it changes the embedded store of `turnpike serve`. \
+-c, --store and --state select another store: a server using it sees the change within a second (SQLite), or at the next lookup of the user \
+(store.cache_lifetime, 60 s). The output names the change and the store. `secret`, `realm` and `key` work the same way.";
 
 const USER_EXAMPLES: &str = "\
 Examples:
-  turnpike user add alice                                          (makes a password up and prints it)
-  turnpike user add alice --realm example.org --password-file -    (reads it from standard input)
+  turnpike user add alice                                          (generates a password and prints it)
+  turnpike user add alice --realm example.org --password-file -    (reads the password from standard input)
   turnpike user list --json
   turnpike user remove alice -c turnpike.toml                      (in the store of that file)
-  turnpike user list --admin 127.0.0.1:9641 --token-file token     (of the server there)";
+  turnpike user list --admin 127.0.0.1:9641 --token-file token     (on the server at that address)";
 
 const SECRET_EXAMPLES: &str = "\
 Examples:
-  turnpike secret add                            (makes one up and prints it)
-  turnpike secret add --secret-file new.txt      (beside those that there are)
+  turnpike secret add                            (generates a secret and prints it)
+  turnpike secret add --secret-file new.txt      (in addition to the existing secrets)
   turnpike secret list
-  turnpike secret rotate example.org             (another one signs; the others count a day longer, and are removed then)
-  turnpike secret rotate example.org --overlap 0 (a secret has leaked: what was made with the others is refused at once)
+  turnpike secret rotate example.org             (a new secret signs; the old ones stay valid for a day)
+  turnpike secret rotate example.org --overlap 0 (after a leak: credentials of the old secrets are refused at once)
   turnpike secret remove 5f2c19e0a4d1b3c7";
 
 const KEY: &str = "\
-List, make and remove the keys by which applications ask a server for credentials (docs/credentials.md).
+Add, list and remove API keys with which applications request credentials from a server (docs/credentials.md).
 
-A key is printed once, when it is made; the store has its hash alone. It is good on the listeners of credentials.listen, for all realms \
-or for --realm. A server that is asked knows it at once, others that have the same store within store.refresh seconds (10).";
+A key is printed once, when it is created; the store keeps only its hash. The key is valid on the listeners of credentials.listen, for all \
+realms or for --realm. The server that handles the command accepts it at once, other servers with the same store within store.refresh \
+seconds (10).";
 
 const KEY_EXAMPLES: &str = "\
 Examples:
-  turnpike key add shop                                            (makes it and prints it)
+  turnpike key add shop                                            (creates the key and prints it)
   turnpike key add page --realm example.org --ttl-max 600 --rate 5
   turnpike key list --json
   turnpike key remove shop";
@@ -318,11 +318,11 @@ Examples:
   turnpike reflect --listen 10.0.0.2:9001 --datapath kernel";
 
 const PRINT_FIREWALL: &str = "\
-Print what a firewall has to let in: the listeners and relay ports that `serve` would have with the same flags, or the listeners of a file \
-with forwarding rules.
+Print firewall rules for the listeners and relay ports that `serve` would use with the same flags, or for the listeners of a file of \
+forwarding rules.
 
-Changes nothing and opens no socket. nftables and iptables get a chain named turnpike, to be jumped to from the chain that drops; aws and \
-gcp are commands for their command lines. What only listens on loopback, and the admin page, stay closed; comments say so.";
+Changes nothing and opens no socket. nftables and iptables rules are in a chain named turnpike; jump to it from your input chain. aws and \
+gcp print commands for those command-line tools. Loopback listeners and the admin page stay closed, as comments in the output note.";
 
 const PRINT_FIREWALL_EXAMPLES: &str = "\
 Examples:
@@ -359,12 +359,12 @@ mod tests {
     }
 
     #[test]
-    fn the_definitions_are_consistent() {
+    fn clap_accepts_the_definitions() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn every_flag_says_what_it_does_and_every_subcommand_has_an_example() {
+    fn every_flag_has_help_and_every_subcommand_has_an_example() {
         for command in Cli::command().get_subcommands() {
             for argument in command
                 .get_arguments()
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn every_subcommand_tells_the_version() {
+    fn every_subcommand_has_a_version_flag() {
         fn paths(command: &clap::Command, path: &[String], found: &mut Vec<Vec<String>>) {
             let path = [path, &[command.get_name().to_owned()]].concat();
             command.get_subcommands().for_each(|command| paths(command, &path, found));
@@ -421,13 +421,13 @@ mod tests {
         assert!(found.len() > 15, "{found:?}");
         for path in found {
             let asked = path.iter().map(String::as_str).chain(["--version"]);
-            let told = Cli::try_parse_from(asked).map(drop).expect_err("told in place of what is to be done");
+            let told = Cli::try_parse_from(asked).map(drop).expect_err("--version ends parsing");
             assert_eq!(told.kind(), clap::error::ErrorKind::DisplayVersion, "{path:?}: {told}");
             assert!(told.to_string().contains(env!("CARGO_PKG_VERSION")), "{path:?}: {told}");
         }
     }
 
-    /// The words of all help texts and documents that look like a variable of ours.
+    /// Words of help texts and documents that look like a TURNPIKE_ variable.
     fn documented_variables() -> Vec<String> {
         let mut command = Cli::command();
         command.build();
@@ -454,18 +454,18 @@ mod tests {
         let known = turnpike_config::known_variables();
         let documented = documented_variables();
         for name in ["TURNPIKE_LOAD_ACCESS_TOKEN", "TURNPIKE_PROBE_USER", "TURNPIKE_FORWARD_CONFIG"] {
-            assert!(documented.iter().any(|found| found == name), "{name} is in no help");
+            assert!(documented.iter().any(|found| found == name), "{name} is missing from the help texts");
         }
-        // Those stand for all keys.
+        // Placeholders for any key.
         let of_any = ["TURNPIKE_SECTION_KEY", "TURNPIKE_SECTION_KEY_FILE"];
         for name in documented.iter().filter(|name| !of_any.contains(&name.as_str())) {
             assert!(known.contains(name), "{name}");
         }
     }
 
-    /// A shell takes ? for a character of a file name, and & for the end of a command.
+    /// A shell expands `?` and ends a command at `&`.
     #[test]
-    fn rules_with_options_stand_in_quotes_wherever_a_shell_may_see_them() {
+    fn rules_with_options_are_quoted_in_shell_examples() {
         let documents = [
             include_str!("../../../README.md"),
             include_str!("../../../examples/forward.toml"),
@@ -485,7 +485,7 @@ mod tests {
         assert!(found >= 5, "{found}");
     }
 
-    /// The example has every key of a rule; a test of the configuration holds that.
+    /// examples/forward.toml has every key of a rule; a test in `config` checks that.
     #[test]
     fn forward_help_names_every_option_of_a_rule() {
         let example = include_str!("../../../examples/forward.toml");
@@ -497,7 +497,7 @@ mod tests {
             .filter(|key| !key.contains(' ') && !["protocol", "listen", "target"].contains(key));
         let options: Vec<&str> = FORWARD.split([' ', ',', '=', '.', '\n']).collect();
         for key in keys {
-            assert!(options.contains(&key), "{key} is not in the help of forward");
+            assert!(options.contains(&key), "{key} is missing from the help of forward");
         }
     }
 }

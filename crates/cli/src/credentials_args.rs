@@ -5,15 +5,14 @@ use std::{fs, io, path::PathBuf};
 use clap::{ArgGroup, Args};
 use turnpike_config::{Secret, access_tokens, restapi_credentials, secret_file};
 
-/// Flags of `turnpike credentials`.
 #[derive(Args)]
 #[command(group = ArgGroup::new("source").required(true))]
 pub(crate) struct CredentialsArgs {
-    /// Name of the user; with a shared secret, the id that quotas count; with a token key, its kid
+    /// Username; with a shared secret, the id that quotas count; with a token key, its kid
     #[arg(long, value_name = "NAME")]
     user: String,
 
-    /// Shared secret, one of the server's auth.secrets. Other users of this machine can see it in the process list
+    /// Shared secret from the server's auth.secrets. Other users of this machine can see it in the process list
     #[arg(long, value_name = "S", group = "source", value_parser = secret)]
     secret: Option<String>,
 
@@ -21,7 +20,7 @@ pub(crate) struct CredentialsArgs {
     #[arg(long, value_name = "FILE", group = "source")]
     secret_file: Option<PathBuf>,
 
-    /// Password to make stored keys from. Other users of this machine can see it in the process list
+    /// Password to derive stored keys from. Other users of this machine can see it in the process list
     #[arg(long, value_name = "PASSWORD", group = "source", value_parser = password)]
     password: Option<String>,
 
@@ -29,24 +28,24 @@ pub(crate) struct CredentialsArgs {
     #[arg(long, value_name = "FILE", group = "source")]
     password_file: Option<PathBuf>,
 
-    /// Key shared with the server (oauth.key), base64: makes an access token (RFC 7635). Other users of this machine can
+    /// Key shared with the server (oauth.key), base64, to make an access token (RFC 7635). Other users of this machine can
     /// see it in the process list
     #[arg(long, value_name = "KEY", group = "source", requires = "server_name")]
     token_key: Option<String>,
 
-    /// File whose first line is such a key; "-" is standard input
+    /// File whose first line is the key; "-" is standard input
     #[arg(long, value_name = "FILE", group = "source", requires = "server_name")]
     token_key_file: Option<PathBuf>,
 
-    /// Name of the server that the access token is for (oauth.server_name)
+    /// Server that accepts the access token (its oauth.server_name)
     #[arg(long, value_name = "NAME")]
     server_name: Option<String>,
 
-    /// Seconds for which time-limited credentials and access tokens are good, at least 1
+    /// Lifetime of time-limited credentials and access tokens in seconds, at least 1
     #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=315_360_000))]
     ttl: u64,
 
-    /// Realm of the server that the stored keys are for
+    /// Realm of the stored keys
     #[arg(long, value_name = "R", default_value = "turnpike")]
     realm: String,
 }

@@ -1,4 +1,4 @@
-//! The flags of `print-firewall`.
+//! Flags of `print-firewall`.
 
 use std::path::PathBuf;
 
@@ -11,14 +11,13 @@ use turnpike_config::{Firewall, FirewallFormat, Mistakes};
 
 use crate::{forward_args::ForwardArgs, serve_args::ServeArgs};
 
-/// Flags of `print-firewall`.
 #[derive(Args)]
 pub(crate) struct FirewallArgs {
-    /// For the rules of this file instead: ours, rinetd.conf or oxidinetd's
+    /// Use this file of forwarding rules instead: turnpike's own format, rinetd.conf or oxidinetd's
     #[arg(long, value_name = "FILE", conflicts_with = "ServeArgs")]
     forward: Option<PathBuf>,
 
-    /// For which firewall
+    /// Output format
     #[arg(long, value_name = "FORMAT", default_value = "nftables", value_parser = format())]
     format: FirewallFormat,
 
@@ -27,11 +26,10 @@ pub(crate) struct FirewallArgs {
 }
 
 impl FirewallArgs {
-    /// What to print.
     pub(crate) fn make(self) -> Result<String, Mistakes> {
         let firewall = match self.forward {
             Some(file) => Firewall::of_forwarder(&ForwardArgs::of_file(file).load()?.settings),
-            // A certificate that cannot be used changes no port.
+            // An unusable certificate changes no port.
             None => Firewall::of_server(&self.serve.into_sources().settings()?),
         };
         Ok(firewall.show(self.format))

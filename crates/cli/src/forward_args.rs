@@ -1,5 +1,5 @@
-//! The flags of `forward`. They are text here; `config` judges them together with the file and the environment, so that every
-//! mistake is reported at once.
+//! Flags of `forward`. They stay text here; `config` checks them together with the file and the environment, so that one run
+//! reports every mistake.
 
 use std::path::PathBuf;
 
@@ -8,71 +8,87 @@ use turnpike_config::{Flags, forward::ForwardSources};
 
 use crate::{CHECKS, log_args::LogArgs};
 
-/// Flags of `forward`.
 #[derive(Args)]
 pub(crate) struct ForwardArgs {
-    /// Rules on the command line, beside those of the file: tcp, udp, udptotcp, tcptoudp or unix, listener, targets, options;
-    /// docs/forward.md has many
+    /// Rules, in addition to those of the file
+    ///
+    /// Scheme tcp, udp, udptotcp, tcptoudp or unix, then listener, targets and options; docs/forward.md has examples
     #[arg(value_name = "SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...]")]
     rules: Vec<String>,
 
-    /// File with rules: ours (TOML, examples/forward.toml documents every key), an unchanged rinetd.conf, or an unchanged
-    /// oxidinetd TOML or .conf; the content tells which [default: none]
+    /// File with rules: TOML, rinetd.conf or oxidinetd's
+    ///
+    /// turnpike's own TOML (examples/forward.toml documents every key), an unchanged rinetd.conf, or an unchanged oxidinetd TOML or .conf;
+    /// the content decides [default: none]
     #[arg(short, long, value_name = "FILE", env = "TURNPIKE_FORWARD_CONFIG")]
     config: Option<PathBuf>,
 
-    /// Threads, 1 to 1024, or "auto" for one per core [default: auto]
+    /// Threads, or "auto" for one per core [default: auto]
+    ///
+    /// 1 to 1024
     #[arg(long, value_name = "N")]
     workers: Option<String>,
 
-    /// How datagrams enter and leave: auto, basic, mmsg, gso or kernel [default: auto, the highest that works but kernel]. With kernel, an
-    /// eBPF program forwards lone datagrams without waking turnpike; they do not meet this machine's firewall
+    /// Packet I/O: auto, basic, mmsg, gso or kernel
+    ///
+    /// With kernel, an eBPF program forwards lone datagrams without waking turnpike; these bypass the machine's firewall [default: auto,
+    /// the fastest that works in user space]
     #[arg(long, value_name = "D")]
     datapath: Option<String>,
 
-    /// Microseconds for which a worker that has just had something to do looks for more before it sleeps, 0 to 1000: less
-    /// latency for more CPU [default: 0]
+    /// Busy-poll before sleeping, in microseconds [default: 0]
+    ///
+    /// A worker that was just busy keeps polling this long, 0 to 1000: lower latency for more CPU
     #[arg(long, value_name = "US")]
     busy_poll_us: Option<String>,
 
-    /// How TCP moves bytes in rules that do not say: auto, splice, buffer or kernel [default: auto]. With kernel, chatter goes from socket to
-    /// socket in the kernel (Linux 6.16), everything else as with auto
+    /// TCP copy mode: auto, splice, buffer or kernel [default: auto]
+    ///
+    /// Applies to rules without their own copy option. With kernel, interactive traffic moves from socket to socket in the kernel (Linux
+    /// 6.16) and everything else as with auto
     #[arg(long, value_name = "MODE")]
     copy: Option<String>,
 
-    /// Address of the admin interface (metrics, health, HTTP API): unix for the socket where the commands look, unix:/PATH, ADDR:PORT, or
-    /// "off"; beyond loopback with admin.tls_cert only; repeat for several [default: unix and 127.0.0.1:9642]
+    /// Address of the admin interface, or "off"
+    ///
+    /// Serves metrics, health and the HTTP API: unix (the socket that the commands look for), unix:/PATH, ADDR:PORT, or "off". An address
+    /// beyond loopback requires admin.tls_cert. Repeat for several [default: unix and 127.0.0.1:9642]
     #[arg(long, value_name = "ADDRESS|off")]
     admin: Vec<String>,
 
-    /// Whether the process gives up at its start what it does not need: on or off. On, it has no other capabilities, files and system
-    /// calls than its work takes, as far as the kernel has these; what it names is said in the log [default: on]
+    /// Drop unneeded privileges at start [default: on]
+    ///
+    /// With on, the process keeps only the capabilities, files and system calls that it needs, as far as the kernel supports this; the log
+    /// lists the restrictions
     #[arg(long, value_name = "on|off")]
     sandbox: Option<String>,
 
     #[command(flatten)]
     log: LogArgs,
 
-    /// Run although some rules cannot be bound: a port in use, an address that is not ours
+    /// Start even if some rules cannot be bound
+    ///
+    /// Skips rules whose port is in use or whose address is not on this machine
     #[arg(long)]
     keep_going: bool,
 
-    /// Nothing: turnpike is always in the foreground. For command lines of rinetd
+    /// Ignored: turnpike always runs in the foreground. Accepts command lines of rinetd
     #[arg(short = 'f', long = "foreground", hide = true)]
     _foreground: bool,
 
-    /// Only check: print "ok" and the effective settings and rules as TOML, or every mistake, and open no listener
+    /// Only check the configuration
+    ///
+    /// Prints "ok" and the effective settings and rules as TOML, or every mistake, and opens no listener
     #[arg(long)]
     pub(crate) check: bool,
 }
 
 impl ForwardArgs {
-    /// Only a file, as `check-config --forward` has it.
+    /// Sources of `check-config --forward FILE`.
     pub(crate) fn of_file(file: PathBuf) -> ForwardSources {
         ForwardSources::from_process(Some(file), Vec::new(), Flags::new(), CHECKS)
     }
 
-    /// These rules and flags, the file they name and this process's environment.
     pub(crate) fn into_sources(self) -> ForwardSources {
         let mut flags = Flags::new();
         flags.set("forward.workers", "--workers", self.workers);

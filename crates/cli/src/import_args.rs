@@ -11,20 +11,20 @@ use clap::Subcommand;
 use turnpike_config::{Mistake, Mistakes, settings_of};
 use turnpike_convert::{Imported, coturn};
 
-/// Subcommands of `turnpike import`.
 #[derive(Subcommand)]
 pub(crate) enum ImportCommand {
-    /// Translate a turnserver.conf of coturn, its command line, or both; what has no translation is listed with its line and what to do
-    /// instead
+    /// Translate coturn's turnserver.conf, its command line, or both
+    ///
+    /// Options without a translation are listed on standard error, with their line and the alternative
     #[command(after_help = COTURN_EXAMPLES)]
     Coturn {
-        /// The file, often /etc/turnserver.conf [default: none, if there are arguments]
+        /// Configuration file, usually /etc/turnserver.conf; may be omitted if arguments are given
         #[arg(required_unless_present = "arguments")]
         file: Option<PathBuf>,
         /// Write the translation to FILE, readable by this user alone; "-" is standard output [default: standard output]
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
-        /// Arguments of coturn's command line, as a compose file or a unit has them
+        /// Arguments of coturn's command line, as in a compose file or unit
         #[arg(last = true, value_name = "ARGUMENT")]
         arguments: Vec<String>,
     },
@@ -45,7 +45,7 @@ impl ImportCommand {
         }
     }
 
-    /// The file for the translation, if it does not go to standard output.
+    /// Output file; `None` is standard output.
     pub(crate) fn output(&self) -> Option<&Path> {
         match self {
             Self::Coturn { output, .. } => output.as_deref().filter(|path| *path != Path::new("-")),
@@ -57,7 +57,7 @@ fn mistakes(toml: &str) -> Vec<Mistake> {
     settings_of(toml).err().map_or_else(Vec::new, |mistakes| mistakes.0)
 }
 
-/// Writes a new file for this user alone; a file that is there is left as it is.
+/// Creates the file with mode 0600; fails if it exists.
 pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
     fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?.write_all(text.as_bytes())
 }

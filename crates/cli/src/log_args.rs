@@ -1,32 +1,37 @@
-//! The flags about log lines, which `serve` and `forward` have alike.
+//! Log flags, shared by `serve` and `forward`.
 
 use clap::{ArgAction, Args};
 use turnpike_config::Flags;
 
-/// What is logged, and how it looks.
+const LOG: &str = "Logging";
+
 #[derive(Args)]
 pub(crate) struct LogArgs {
-    /// off, error, warn, info, debug, trace, or directives such as "info,turnpike::session=off,turnpike::forward=off" (no line per
-    /// session, none per connection) [default: info]
-    #[arg(long, value_name = "LEVEL")]
+    /// Log level, or directives [default: info]
+    ///
+    /// off, error, warn, info, debug, trace, or directives such as "info,turnpike::session=off,turnpike::forward=off" (no lines for
+    /// sessions and connections)
+    #[arg(long, value_name = "LEVEL", help_heading = LOG)]
     log: Option<String>,
 
-    /// More log lines: -v is --log debug, -vv is --log trace
-    #[arg(short, long, action = ArgAction::Count, conflicts_with_all = ["log", "quiet"])]
+    /// Log more: -v is --log debug, -vv is --log trace
+    #[arg(short, long, help_heading = LOG, action = ArgAction::Count, conflicts_with_all = ["log", "quiet"])]
     verbose: u8,
 
-    /// Fewer log lines: -q is --log warn, -qq is --log error, -qqq is --log off
-    #[arg(short, long, action = ArgAction::Count, conflicts_with = "log")]
+    /// Log less: -q is --log warn, -qq error, -qqq off
+    #[arg(short, long, help_heading = LOG, action = ArgAction::Count, conflicts_with = "log")]
     quiet: u8,
 
-    /// How log lines look: text (in colours on a terminal, unless NO_COLOR is set), json, one object a line, or journald, with priorities
-    /// for systemd's journal [default: text]
-    #[arg(long, value_name = "FORMAT")]
+    /// Log format: text, json or journald [default: text]
+    ///
+    /// text has colours on a terminal unless NO_COLOR is set; json prints one object a line; journald adds priorities for systemd's
+    /// journal
+    #[arg(long, value_name = "FORMAT", help_heading = LOG)]
     log_format: Option<String>,
 }
 
 impl LogArgs {
-    /// Adds them to the flags that set configuration.
+    /// Adds the log flags to the configuration flags.
     pub(crate) fn put(self, flags: &mut Flags) {
         let (flag, level) = match (self.verbose, self.quiet) {
             (1, _) => ("-v", Some("debug")),

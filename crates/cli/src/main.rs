@@ -1,4 +1,4 @@
-//! The `turnpike` program: arguments in, exit codes out. Everything else happens in the crates below.
+//! The `turnpike` program: parses arguments, calls the other crates, and sets the exit code.
 #![forbid(unsafe_code)]
 
 mod admin_args;
@@ -58,11 +58,10 @@ use crate::{
     upgrade_args::UpgradeArgs,
 };
 
-/// Something did not work.
 const FAILED: u8 = 1;
-/// Wrong flags or configuration; clap exits with the same.
+/// Bad flags or configuration; matches the exit code of clap.
 const BAD_USAGE: u8 = 2;
-/// `--max-loss`, `--max-p99` or `--fail-on`.
+/// A limit of `--max-loss`, `--max-p99` or `--fail-on`.
 const LIMIT_EXCEEDED: u8 = 3;
 
 fn main() -> ExitCode {
@@ -107,7 +106,7 @@ fn main() -> ExitCode {
         #[cfg(not(feature = "tools"))]
         Command::Lab { arguments } => {
             drop(arguments);
-            let remedy = "build turnpike with its cargo feature `tools`, which is on by default";
+            let remedy = "build turnpike with its default cargo feature `tools`";
             fail(BAD_USAGE, &format_args!("this build has no lab: {remedy}"))
         }
     }
@@ -137,7 +136,7 @@ fn run_forwarder(args: ForwardArgs) -> ExitCode {
     }
 }
 
-/// Another server's configuration: the translation on standard output or in a file, what it lacks on standard error.
+/// Writes the translation to standard output or a file, and notes about options without one to standard error.
 fn import(command: &ImportCommand) -> ExitCode {
     let imported = match command.run() {
         Ok(imported) => imported,
@@ -156,7 +155,7 @@ fn import(command: &ImportCommand) -> ExitCode {
     }
 }
 
-/// What a store says.
+/// Runs a command on a store.
 fn managed(ask: impl FnOnce(&mut dyn Write) -> Result<(), ManageError>) -> ExitCode {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let done = ask(&mut out);
@@ -185,7 +184,7 @@ fn upgrade(args: &UpgradeArgs) -> ExitCode {
     }
 }
 
-/// Checks of the configuration with the crates that use its values.
+/// Checks that need crates above `config`.
 const CHECKS: Checks =
     Checks { log_filter: turnpike_process::check_filter, turn_uri: turnpike_client::uri::turn_uri };
 
@@ -222,7 +221,7 @@ fn check_forward(sources: &ForwardSources) -> ExitCode {
     }))
 }
 
-/// Warnings and the effective settings, or every mistake.
+/// Prints warnings and the effective settings, or every mistake.
 fn show_checked(checked: Result<(Vec<String>, String), Mistakes>) -> ExitCode {
     match checked {
         Ok((warnings, settings)) => {
@@ -235,7 +234,7 @@ fn show_checked(checked: Result<(Vec<String>, String), Mistakes>) -> ExitCode {
     }
 }
 
-/// What a running program has answered.
+/// Runs a command on a running program.
 fn told(ask: impl FnOnce(&mut dyn Write) -> Result<(), CommandError>) -> ExitCode {
     let mut out = io::BufWriter::new(io::stdout().lock());
     match ask(&mut out).and_then(|()| Ok(out.flush()?)) {
@@ -276,22 +275,22 @@ fn run_reflector(config: &reflect::Config) -> ExitCode {
     tell(format_args!("data path {}; workers: {}", config.datapath.step(), config.workers()));
     let in_kernel = config.datapath == ReflectPath::Kernel;
     if in_kernel {
-        tell(format_args!("in the kernel: what comes by {}", reflector.in_kernel().join(", ")));
+        tell(format_args!("in-kernel reflection on {}", reflector.in_kernel().join(", ")));
     }
     if let Err(error) = wait_for_stop() {
         return fail(FAILED, &format_args!("cannot wait for signals: {error}"));
     }
     let stats = reflector.stop();
     tell(format_args!(
-        "received {} datagrams, sent {} back, {} refused by the kernel, {} dropped for want of receive buffer",
+        "received {} datagrams, returned {}, {} refused by the kernel, {} dropped because the receive buffer was full",
         stats.received, stats.sent, stats.refused, stats.kernel_drops
     ));
     if in_kernel {
-        tell(format_args!("sent back in the kernel: {}", stats.in_kernel));
+        tell(format_args!("returned in the kernel: {}", stats.in_kernel));
     }
     if stats.connections > 0 {
         tell(format_args!(
-            "took {} TCP connections, received {} bytes, sent {}",
+            "accepted {} TCP connections, received {} bytes, sent {}",
             stats.connections, stats.tcp_received_bytes, stats.tcp_sent_bytes
         ));
     }
@@ -369,17 +368,17 @@ fn run_load(
     if !exceeded.is_empty() {
         return fail(LIMIT_EXCEEDED, &exceeded.join("\n"));
     }
-    // Who asked for an hour did not get it, whatever the figures are.
+    // An interrupted run is a failure even if the figures are good.
     if outcome.interrupted { ExitCode::from(FAILED) } else { ExitCode::SUCCESS }
 }
 
-/// The first SIGINT or SIGTERM ends the run with what it has measured, the second at once.
+/// The first SIGINT or SIGTERM ends the run and reports its measurements; the second exits at once.
 fn stop_on_signals(stop: StopHandle) -> io::Result<()> {
     let wait = move || {
         if wait_for_stop().is_ok() {
             stop.stop();
             tell(format_args!(
-                "turnpike: interrupted; waiting for the last replies (once more to end at once)"
+                "turnpike: interrupted; waiting for the last replies (interrupt again to exit at once)"
             ));
             let _ = wait_for_stop();
             std::process::exit(FAILED.into());
@@ -388,7 +387,7 @@ fn stop_on_signals(stop: StopHandle) -> io::Result<()> {
     std::thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop)
 }
 
-/// Better known before a run of an hour than after it. What the file holds stays until there is a result.
+/// Checks before the run that the result can be written; keeps the content of the file.
 fn unwritable(json: &Path) -> io::Result<()> {
     if json.as_os_str() == "-" {
         return Ok(());
@@ -396,7 +395,7 @@ fn unwritable(json: &Path) -> io::Result<()> {
     fs::OpenOptions::new().append(true).create(true).open(json).map(drop)
 }
 
-/// JSON where it was asked for; for people on standard output, unless that has the JSON.
+/// Writes JSON if requested, and text to standard output unless the JSON goes there.
 fn show(report: &Report, unit: Unit, json: Option<&Path>) -> io::Result<()> {
     let Some(path) = json else {
         return writeln!(io::stdout(), "{}", Summary { report, unit }).or_else(forgive_closed_pipe);
@@ -410,7 +409,7 @@ fn show(report: &Report, unit: Unit, json: Option<&Path>) -> io::Result<()> {
     writeln!(io::stdout(), "{}", Summary { report, unit }).or_else(forgive_closed_pipe)
 }
 
-/// Prints a result and its line end. `println!` would panic where standard output cannot be written to.
+/// Prints a line; `println!` would panic if standard output is closed.
 fn print(result: fmt::Arguments<'_>) -> ExitCode {
     match writeln!(io::stdout(), "{result}").or_else(forgive_closed_pipe) {
         Ok(()) => ExitCode::SUCCESS,
@@ -425,19 +424,19 @@ fn written(what: &str, result: io::Result<()>) -> ExitCode {
     }
 }
 
-/// A line on standard error. `eprintln!` would panic where nobody reads that any more.
+/// Prints a line on standard error; `eprintln!` would panic if it is closed.
 fn tell(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{}", escape::line(&line.to_string()));
 }
 
-/// Says that others can read the token in a file that was named.
+/// Warns if other users can read the token file.
 pub(crate) fn warn_of_token(file: Option<&Path>) {
     if let Some(warning) = file.and_then(|file| readable_by_all(file, "the token in it")) {
         tell(format_args!("warning: {warning}"));
     }
 }
 
-/// Whoever reads has seen enough, as `head` has after ten lines.
+/// Ignores a closed pipe, as with `turnpike ... | head`.
 pub(crate) fn forgive_closed_pipe(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) }
 }
@@ -450,7 +449,7 @@ fn fail(code: u8, error: &dyn Display) -> ExitCode {
     fail_as(code, error, None)
 }
 
-/// Prints one line per mistake, or one object if the command was to print JSON: the problem of a program or a store, if it is one.
+/// Prints one line per mistake, or one JSON object with `--json`: the problem of the server or store, if there is one.
 fn fail_as(code: u8, error: &dyn Display, problem: Option<&Problem>) -> ExitCode {
     if usage::wants_json() {
         let detail = error.to_string();

@@ -1,4 +1,4 @@
-//! Flags of `turnpike user`, `secret`, `realm` and `key`, and what they print.
+//! Flags and output of `turnpike user`, `secret`, `realm` and `key`.
 
 use std::{
     env, fs,
@@ -21,53 +21,51 @@ use turnpike_serve::ServeError;
 
 use crate::CHECKS;
 
-/// Whose store it is: a running server's, or one that is named in the same way as for `serve`.
+/// Store to change: a running server's, or one named with the flags of `serve`.
 #[derive(Args)]
 pub(crate) struct StoreArgs {
-    /// Ask the running server at this address: unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT [default: TURNPIKE_ADMIN, else the server of this
-    /// user or this machine, if one runs; else the embedded store]
+    /// Use the running server at this address: unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT [default: TURNPIKE_ADMIN, else a
+    /// running server of this user or machine, else the embedded store]
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["store", "state"])]
     admin: Option<Target>,
 
-    /// File whose first line is a token of admin.tokens; the Unix socket needs none [default: none]
+    /// File whose first line is a token of admin.tokens; not needed for the Unix socket [default: none]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// PEM file with the certificate authorities to trust, or with the server's own certificate, for https:// [default: those of this
-    /// machine]
+    /// PEM file with certificate authorities to trust, or the server's own certificate, for https:// [default: the system's authorities]
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// Use the store of this configuration of `serve`, and its realm, whether a server runs or not
+    /// Use the store and realm of this server configuration, whether or not a server is running
     #[arg(short, long, value_name = "FILE", env = "TURNPIKE_CONFIG")]
     config: Option<PathBuf>,
 
-    /// Use this database, as `serve --store` does; prefer TURNPIKE_STORE_URL_FILE
+    /// Use this database, like `serve --store`; prefer TURNPIKE_STORE_URL_FILE
     #[arg(long, value_name = "URL")]
     store: Option<String>,
 
-    /// Use the embedded store in this directory, as `serve --state` does [default: $STATE_DIRECTORY, $XDG_STATE_HOME/turnpike or
+    /// Use the embedded store in this directory, like `serve --state` [default: $STATE_DIRECTORY, $XDG_STATE_HOME/turnpike or
     /// ~/.local/state/turnpike]
     #[arg(long, value_name = "DIR")]
     state: Option<String>,
 
-    /// Realm that is meant [default: server.realm of the configuration, else turnpike; of lists and keys, all]
+    /// Realm [default: server.realm of the configuration, else turnpike; for lists and keys, all realms]
     #[arg(long, value_name = "R")]
     realm: Option<String>,
 
-    /// Print JSON in place of text for people
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Subcommands of `turnpike user`.
 #[derive(Subcommand)]
 pub(crate) enum UserCommand {
-    /// Make a user, or give one another password; without a password one is made up and printed
+    /// Add a user, or change its password; without a password, generates one and prints it
     Add {
         /// Name, 1 to 508 bytes without a colon
         name: String,
-        /// The password. Other users of this machine can see it in the process list
+        /// Password. Other users of this machine can see it in the process list
         #[arg(long, value_name = "PASSWORD", conflicts_with = "password_file")]
         password: Option<String>,
         /// File whose first line is the password; "-" is standard input
@@ -76,26 +74,25 @@ pub(crate) enum UserCommand {
         #[command(flatten)]
         store: StoreArgs,
     },
-    /// List users, with the algorithms of their keys
+    /// List users and the algorithms of their keys
     List {
         #[command(flatten)]
         store: StoreArgs,
     },
-    /// Remove a user: sessions live on until they expire, and are not refreshed
+    /// Remove a user; existing sessions expire and cannot be refreshed
     Remove {
-        /// Name.
+        /// Name
         name: String,
         #[command(flatten)]
         store: StoreArgs,
     },
 }
 
-/// Subcommands of `turnpike secret`.
 #[derive(Subcommand)]
 pub(crate) enum SecretCommand {
-    /// Take a shared secret for time-limited credentials; without one it is made up and printed
+    /// Add a shared secret for time-limited credentials; without a secret, generates one and prints it
     Add {
-        /// The secret. Other users of this machine can see it in the process list
+        /// Secret. Other users of this machine can see it in the process list
         #[arg(long, value_name = "S", conflicts_with = "secret_file")]
         secret: Option<String>,
         /// File whose first line is the secret; "-" is standard input
@@ -104,68 +101,67 @@ pub(crate) enum SecretCommand {
         #[command(flatten)]
         store: StoreArgs,
     },
-    /// List secrets by their fingerprints
+    /// List the fingerprints of secrets
     List {
         #[command(flatten)]
         store: StoreArgs,
     },
-    /// Have another secret make new credentials; those that there are count until credentials made with them are over, and are removed then
+    /// Sign new credentials with a new secret; remove the old secrets once the credentials made with them have expired
     Rotate {
-        /// REALM.
+        /// Realm
         #[arg(value_name = "REALM", conflicts_with = "realm")]
         name: String,
-        /// Seconds for which the others count, 0 to 31536000 [default: a minute more than credentials.max_ttl of the server]
+        /// Seconds that the old secrets stay valid, 0 to 31536000 [default: the server's credentials.max_ttl plus a minute]
         #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(..=31_536_000))]
         overlap: Option<u32>,
-        /// File whose first line is the new secret; "-" is standard input [default: it is made up and printed]
+        /// File whose first line is the new secret; "-" is standard input [default: generate a secret and print it]
         #[arg(long, value_name = "FILE")]
         secret_file: Option<PathBuf>,
         #[command(flatten)]
         store: StoreArgs,
     },
-    /// Remove a secret: credentials made with it are refused from then on
+    /// Remove a secret; credentials made with it are refused at once
     Remove {
-        /// Fingerprint, as `turnpike secret list` shows it.
+        /// Fingerprint from `turnpike secret list`
         fingerprint: String,
         #[command(flatten)]
         store: StoreArgs,
     },
 }
 
-/// Subcommands of `turnpike realm`.
 #[derive(Subcommand)]
 pub(crate) enum RealmCommand {
-    /// Have a realm served beside server.realm, or change its limits
+    /// Add a realm, or change its limits
     Add {
-        /// REALM, 1 to 127 characters.
+        /// Realm, 1 to 127 characters
         name: String,
-        /// Allocations of all its users together; 0 for no limit of its own
+        /// Maximum allocations of all its users together; 0 for no limit of its own
         #[arg(long, value_name = "N", default_value_t = 0)]
         allocations: u64,
-        /// Allocations of each of its users; 0 for no limit of its own
+        /// Maximum allocations of each user; 0 for no limit of its own
         #[arg(long, value_name = "N", default_value_t = 0)]
         allocations_per_user: u64,
-        /// Bits per second of each allocation, each way, such as 2M; "none" for no limit of its own
+        /// Maximum bits per second of each allocation, in each direction, such as 2M; "none" for no limit of its own
         #[arg(long, value_name = "BITS", default_value = "none", value_parser = rate)]
         bits_per_second_per_allocation: Rate,
         #[command(flatten)]
         store: StoreArgs,
     },
-    /// List the realms of the store, with their limits and origins
+    /// List realms with their limits and origins
     List {
         #[command(flatten)]
         store: StoreArgs,
     },
-    /// Have a realm served no more; its sessions end. Its users and secrets stay in the store
+    /// Stop serving a realm and end its sessions; its users and secrets stay in the store
     Remove {
-        /// REALM.
+        /// Realm
         name: String,
         #[command(flatten)]
         store: StoreArgs,
     },
 }
 
-/// Bits per second; `None` is no limit.
+/// Bits per second; `None` for no limit.
 #[derive(Clone, Copy)]
 pub(crate) struct Rate(Option<u64>);
 
@@ -173,30 +169,29 @@ fn rate(text: &str) -> Result<Rate, &'static str> {
     limit_keys::rate(text).map(Rate)
 }
 
-/// Subcommands of `turnpike key`.
 #[derive(Subcommand)]
 pub(crate) enum KeyCommand {
-    /// Make a key for an application, and print it once: the store has its hash alone
+    /// Add a key for an application and print it once; the store keeps only its hash
     Add {
-        /// Name, 1 to 64 small letters, digits, - and _
+        /// Name, 1 to 64 lower-case letters, digits, - and _
         name: String,
-        /// Seconds that a credential made for it lives at most, 1 to 31536000 [default: credentials.max_ttl of the server]
+        /// Maximum lifetime of its credentials in seconds, 1 to 31536000 [default: the server's credentials.max_ttl]
         #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=31_536_000))]
         ttl_max: Option<u32>,
-        /// Requests a second, 1 to 1000000 [default: credentials.rate of the server]
+        /// Maximum requests per second, 1 to 1000000 [default: the server's credentials.rate]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
         rate: Option<u32>,
         #[command(flatten)]
         store: StoreArgs,
     },
-    /// List keys, with what each may have
+    /// List keys with their limits
     List {
         #[command(flatten)]
         store: StoreArgs,
     },
-    /// Remove a key: it is refused from then on; what was made for it is good until its own end
+    /// Remove a key; it is refused at once, and credentials made with it stay valid until they expire
     Remove {
-        /// Name.
+        /// Name
         name: String,
         #[command(flatten)]
         store: StoreArgs,
@@ -303,7 +298,7 @@ impl KeyCommand {
             Self::Add { name, ttl_max, rate, store } => {
                 let key = api_keys::make(&name, rand::random());
                 let (realm, json) = (store.realm.clone(), store.json);
-                // The server gets no more than the hash, wherever it is.
+                // Only the hash leaves this process.
                 let sha256 = api_keys::hash_digits(&key);
                 let new = NewKey { name, sha256, realm, max_ttl: ttl_max, rate };
                 let shown = Some(GeneratedSecret { what: "key", text: key.reveal() });
@@ -322,7 +317,7 @@ impl KeyCommand {
 }
 
 impl StoreArgs {
-    /// The backend for a change in one realm. Without --realm that has to be the realm of the server that uses the store.
+    /// Backend for a change in one realm. Fails without --realm if the server of the store has another realm.
     fn backend_of_realm(self) -> Result<AccountBackend, ManageError> {
         let is_named = self.realm.is_some();
         self.open(|settings| {
@@ -332,7 +327,7 @@ impl StoreArgs {
             if let Some((server, file)) = turnpike_serve::realm_of_another(settings) {
                 return Err(ManageError::OtherRealm { server, file, realm: settings.realm.clone() });
             }
-            // Servers of a shared store may have any realm.
+            // A shared store may serve any realm.
             if settings.store.url.is_some() && !settings.is_explicit("server.realm") {
                 return Err(ManageError::NoRealm);
             }
@@ -344,8 +339,7 @@ impl StoreArgs {
         self.open(|_| Ok(()))
     }
 
-    /// The server or the store that is named; otherwise a running server, or if there is none, the store that it would have, with
-    /// settings that pass the check.
+    /// Opens the named server or store, otherwise a running server, otherwise the default store after `check` accepts its settings.
     fn open(
         self,
         check: impl FnOnce(&Settings) -> Result<(), ManageError>,
@@ -383,69 +377,47 @@ impl StoreArgs {
     }
 }
 
-/// Whether this process's environment names a store.
 fn names_store() -> bool {
     env::vars_os().any(|(name, _)| name.to_str().is_some_and(|name| name.starts_with("TURNPIKE_STORE_")))
 }
 
-/// Why a command has not done what it was to do.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ManageError {
-    /// Of a running server, or of the store.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// The store cannot be opened.
     #[error(transparent)]
     Store(#[from] ServeError),
-    /// There is no event loop.
-    #[error("cannot wait for a store: {0}")]
+    #[error("cannot start an event loop for the store: {0}")]
     Loop(#[from] io::Error),
-    /// The server of this store would never look there.
+    /// The server that uses this store has another realm.
     #[error(
-        "the server of this store has realm {server:?} ({}), and this would go to realm {realm:?}: name the realm with --realm, or the \
-         server's configuration with -c",
+        "the server of this store has realm {server:?} ({}), but the change would apply to realm {realm:?}: choose the realm with --realm, \
+         or the server's configuration with -c",
         file.display()
     )]
     OtherRealm {
-        /// The server's realm.
         server: String,
-        /// The file that says so.
+        /// File that sets the server's realm.
         file: PathBuf,
-        /// The realm of this command's configuration.
         realm: String,
     },
-    /// A shared store, and nothing that says which realm its servers have.
     #[error(
-        "a shared store does not say which realm its servers have: name the realm with --realm, or the server's configuration with -c"
+        "the realm of a shared store's servers is unknown: choose it with --realm, or pass the server's configuration with -c"
     )]
     NoRealm,
-    /// TURNPIKE_ADMIN.
     #[error("TURNPIKE_ADMIN: {0}")]
     Address(String),
-    /// A file of a secret or password that holds something else.
     #[error("{}: {why}", path.display())]
-    Secret {
-        /// Which.
-        path: PathBuf,
-        /// The fault.
-        why: String,
-    },
-    /// A file that a flag names.
+    Secret { path: PathBuf, why: String },
     #[error("cannot read {}: {source}", path.display())]
-    Unreadable {
-        /// Which.
-        path: PathBuf,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    Unreadable { path: PathBuf, source: io::Error },
 }
 
-/// 128 bits by chance, as hex digits.
+/// 128 random bits as hex digits.
 fn made_up() -> Secret {
     turnpike_serve::random_password()
 }
 
-/// The text, or the first line of the file.
 fn first_line(text: Option<String>, file: Option<PathBuf>) -> Result<Option<Secret>, ManageError> {
     let path = match (text, file) {
         (Some(text), _) => return Ok(Some(Secret::new(text))),

@@ -7,43 +7,42 @@ use turnpike_client::{Login, ServerUri, TlsOptions};
 use turnpike_load::options::seconds;
 use turnpike_probe::{Config, Level};
 
-/// Flags of `probe`.
 #[derive(Args)]
 pub(crate) struct ProbeArgs {
-    /// The server: turn:HOST[:PORT][?transport=udp|tcp], turns:… (TLS; with ?transport=udp DTLS), stun:…, stuns:…, or
+    /// Server: turn:HOST[:PORT][?transport=udp|tcp], turns:… (TLS, or DTLS with ?transport=udp), stun:…, stuns:…, or
     /// HOST[:PORT]
     #[arg(value_name = "SERVER")]
     server: ServerUri,
 
-    /// Long-term credential; without it nothing behind an allocation is checked
+    /// Long-term credential; without it, checks that need an allocation are skipped
     #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_PROBE_USER", hide_env_values = true)]
     user: Option<Login>,
 
     #[command(flatten)]
     tls: TlsOptions,
 
-    /// Seconds after which the probe ends, whatever has not been asked by then
+    /// Time limit in seconds; checks not done by then are skipped
     #[arg(long, value_name = "S", default_value = "30", value_parser = seconds)]
     timeout: Duration,
 
-    /// Bindings of which the round trip is taken, 1 to 1000, over each transport
+    /// Binding requests per transport for the round-trip time, 1 to 1000
     #[arg(long, value_name = "N", default_value_t = 5)]
     count: usize,
 
-    /// Ask what an attacker would: for peers that should be out of reach, in each spelling and by each way in, and what strangers are sent
-    /// for a byte. Only says what it would do without --i-own-this-server
+    /// Test the server's defences: forbidden peers in every spelling and over every transport, and amplification towards strangers.
+    /// Without --i-own-this-server, only prints the planned requests
     #[arg(long)]
     attack: bool,
 
-    /// The server is yours, or its owner has agreed: do what --attack says
+    /// Confirm that the server is yours or its owner has agreed, and run --attack
     #[arg(long, requires = "attack")]
     i_own_this_server: bool,
 
-    /// Port of the peers that --attack asks for, one where the server's machine answers STUN; repeat for several [default: the server's own]
+    /// Peer port for --attack on which the server's machine answers STUN; repeat for several [default: the server's port]
     #[arg(long, value_name = "PORT", requires = "attack")]
     attack_port: Vec<u16>,
 
-    /// Another user, as which --attack tries to take and to end the first one's allocations by their mobility tickets [default: nobody]
+    /// Second user for --attack, which tries to take over and delete the first user's allocations with their mobility tickets
     #[arg(long, value_name = "NAME:PASSWORD", requires = "attack")]
     attack_user: Option<Login>,
 
@@ -51,16 +50,16 @@ pub(crate) struct ProbeArgs {
     #[arg(long)]
     json: bool,
 
-    /// Exit with 3 when a line is as bad as this or worse: warn or bad
+    /// Exit with code 3 if any finding has this level or worse: warn or bad
     #[arg(long, value_name = "LEVEL")]
     fail_on: Option<Level>,
 }
 
-/// What is done with the result.
+/// Output options.
 pub(crate) struct Asked {
     pub(crate) json: bool,
     pub(crate) fail_on: Option<Level>,
-    /// Nothing at all: it is only to be said what would be asked.
+    /// Prints the plan without running it.
     pub(crate) only_say: bool,
 }
 
@@ -81,16 +80,16 @@ impl ProbeArgs {
 }
 
 pub(crate) const PROBE: &str = "\
-Say what a STUN or TURN server supports, and what is wrong with it, as a client sees it.
+Check what a STUN or TURN server supports and report problems, from a client's point of view.
 
-Tries each transport that the name allows (a plain name: UDP and TCP on its port, TLS and DTLS on 5349 or else on its port too), and port 443 of \
-TURN servers, at an address of each family that the name has, looks at the certificate, \
-the credential and why it is refused, the relayed address, round trips, the NAT on the way, optional features, and whether users \
-can reach peers that should be out of reach: loopback, cloud metadata, private networks, and IPv6 forms of them. Each line begins \
-with ok, note, warn or bad; below it stands what to do. With --insecure a bad certificate is still called bad, but the server counts \
-as one that can be used. In the JSON, `allowed` of a peer is null where the server refused for want of room or the like.
+Tries every transport that the URI allows (for a plain name: UDP and TCP on its port, TLS and DTLS on 5349 or else on its port), and \
+port 443 of TURN servers, on one address of each family. Checks the certificate, the credential and the reason for a refusal, the \
+relayed address, round-trip times, NATs on the path, optional features, and whether users can reach peers that should be blocked: \
+loopback, cloud metadata, private networks and their IPv6 forms. Each line starts with ok, note, warn or bad, followed by the remedy. \
+With --insecure a bad certificate is still reported as bad, but the server counts as usable. In the JSON, a peer's `allowed` is null if \
+the server refused for another reason, such as a full server.
 
-It sends requests only and no data to any peer, deletes its allocations, and ends in time.";
+The probe sends no data to peers, deletes its allocations, and finishes within --timeout.";
 
 pub(crate) const PROBE_EXAMPLES: &str = "\
 Examples:
@@ -99,4 +98,4 @@ Examples:
   turnpike probe stun:stun.example.org --json
   turnpike probe turn:turn.example.org --user alice:wonderland --attack --i-own-this-server --timeout 300
 
-Exit codes: 0 the server can be used, 1 it cannot, 2 bad usage, 3 it can but a line is as bad as --fail-on.";
+Exit codes: 0 the server is usable, 1 it is not, 2 bad usage, 3 it is usable but a finding reaches --fail-on.";

@@ -1,4 +1,4 @@
-//! A probe's result, for people or as JSON.
+//! Output of a probe, as text or JSON.
 
 use std::{
     fmt,
@@ -19,7 +19,6 @@ pub(crate) fn show(report: &ProbeReport, json: bool) -> io::Result<()> {
     shown.or_else(forgive_closed_pipe)
 }
 
-/// Shows a report line by line.
 struct Text<'a>(&'a ProbeReport);
 
 impl fmt::Display for Text<'_> {

@@ -1,26 +1,28 @@
-//! Flags of `turnpike public-address`, and what it prints or writes.
+//! Flags and output of `turnpike public-address`.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use turnpike_serve::{AddressSource, PublicAddress, PublicAddressError};
 
-/// `turnpike public-address`.
 #[derive(Args)]
 pub(crate) struct PublicAddressArgs {
-    /// Who is asked: metadata (the cloud's metadata service), node (Kubernetes, for the external addresses of the node that the
-    /// environment names in NODE_NAME), or annotation:KEY (Kubernetes, for that annotation of the node)
+    /// Source of the address: metadata, node or annotation:KEY
+    ///
+    /// metadata asks the cloud's metadata service, node asks Kubernetes for the external addresses of the node named in NODE_NAME, and
+    /// annotation:KEY reads that annotation of the node
     #[arg(long, value_name = "SOURCE", default_value = "metadata")]
     from: AddressSource,
 
-    /// Directory for the files relay-addresses and zone, which TURNPIKE_RELAY_ADDRESSES_FILE and TURNPIKE_FLEET_ZONE_FILE may name [default:
-    /// the addresses go to standard output]
+    /// Write the files relay-addresses and zone to this directory
+    ///
+    /// Set TURNPIKE_RELAY_ADDRESSES_FILE and TURNPIKE_FLEET_ZONE_FILE to these files [default: print the addresses on standard output]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
 impl PublicAddressArgs {
-    /// The addresses, one a line, unless they went into a file.
+    /// Returns the addresses, one a line, unless they were written to files.
     pub(crate) fn run(self) -> Result<Option<String>, PublicAddressError> {
         let found = PublicAddress::find(&self.from)?;
         match self.out {
@@ -31,11 +33,10 @@ impl PublicAddressArgs {
 }
 
 pub(crate) const PUBLIC_ADDRESS: &str = "\
-Say where this machine is reached from outside, as relay.addresses has it: each of its addresses with the outer one of its family \
-(LOCAL=PUBLIC), where a NAT stands in front as it does in most clouds.
+Print the public address of this machine, in the form of relay.addresses: LOCAL=PUBLIC for each address behind a NAT, as in most clouds.
 
-The metadata services of AWS, Azure, Google, Hetzner, DigitalOcean and whoever has the paths of AWS are known. In a pod of Kubernetes the \
-service account has to be allowed to get nodes.";
+Supports the metadata services of AWS (and compatible ones), Azure, Google, Hetzner and DigitalOcean. In a Kubernetes pod the service \
+account needs permission to get nodes.";
 
 pub(crate) const PUBLIC_ADDRESS_EXAMPLES: &str = "\
 Examples:

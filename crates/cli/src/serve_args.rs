@@ -1,5 +1,5 @@
-//! The flags that set configuration, shared by `serve` and `check-config`. They are text here; `config` judges them
-//! together with the file and the environment, so that every mistake is reported at once.
+//! Flags that set configuration, shared by `serve`, `check-config` and `print-firewall`. They stay text here; `config` checks
+//! them together with the file and the environment, so that one run reports every mistake.
 
 use std::path::PathBuf;
 
@@ -8,134 +8,184 @@ use turnpike_config::{Flags, Sources};
 
 use crate::{CHECKS, log_args::LogArgs};
 
-/// Flags of `serve` and `check-config`.
+const LISTENERS: &str = "Listeners";
+const CREDENTIALS: &str = "Credentials";
+const RELAY: &str = "Relay addresses and peers";
+const OPERATION: &str = "Performance and operation";
+
 #[derive(Args)]
 pub(crate) struct ServeArgs {
-    /// Configuration file (TOML); examples/turnpike.toml documents every key. Flags and TURNPIKE_... environment
-    /// variables win over it [default: none, all keys have defaults]
+    /// Configuration file (TOML)
+    ///
+    /// examples/turnpike.toml documents every key. Flags and TURNPIKE_... environment variables override the file [default: none; every
+    /// key has a default]
     #[arg(short, long, value_name = "FILE", env = "TURNPIKE_CONFIG")]
     config: Option<PathBuf>,
 
-    /// Address to listen on by UDP and TCP; with a certificate TCP takes TLS too, told apart by the first byte; repeat for
-    /// several [default: 0.0.0.0:3478 and [::]:3478]
-    #[arg(long, value_name = "ADDR:PORT")]
+    /// Listen on this address over UDP and TCP
+    ///
+    /// With a certificate, the TCP port also accepts TLS: the first byte decides. Repeat for several addresses [default: 0.0.0.0:3478 and
+    /// [::]:3478]
+    #[arg(long, value_name = "ADDR:PORT", help_heading = LISTENERS)]
     listen: Vec<String>,
 
-    /// Further address to listen on by TLS 1.2 and 1.3, with --tls-cert and --tls-key; takes plain TCP too unless tls.only is
-    /// set; repeat for several [default: none]
-    #[arg(long, value_name = "ADDR:PORT")]
+    /// Listen on this address over TLS
+    ///
+    /// TLS 1.2 and 1.3; requires --tls-cert and --tls-key. Also accepts plain TCP unless tls.only is set. Repeat for several addresses
+    /// [default: none]
+    #[arg(long, value_name = "ADDR:PORT", help_heading = LISTENERS)]
     tls_listen: Vec<String>,
 
-    /// UDP address to listen on by DTLS 1.2 and 1.3, with --tls-cert and --tls-key, whose key must be ECDSA; one that is in --listen
-    /// too serves plain UDP and DTLS, told apart by the first byte; repeat for several [default: none]
-    #[arg(long, value_name = "ADDR:PORT")]
+    /// Listen on this address over DTLS
+    ///
+    /// DTLS 1.2 and 1.3; requires --tls-cert and an ECDSA --tls-key. An address that is also in --listen serves plain UDP and DTLS: the
+    /// first byte decides. Repeat for several addresses [default: none]
+    #[arg(long, value_name = "ADDR:PORT", help_heading = LISTENERS)]
     dtls_listen: Vec<String>,
 
-    /// Certificate chain, PEM, the server's own first; read again when it changes, and a bad new one keeps the old. More of
-    /// them, chosen by server name, can be named in the file [default: none]
-    #[arg(long, value_name = "FILE")]
+    /// Certificate chain (PEM)
+    ///
+    /// The server's own certificate comes first. The server reloads the file when it changes and keeps the old certificate if the new one
+    /// is unusable. The configuration file can name further certificates, chosen by server name [default: none]
+    #[arg(long, value_name = "FILE", help_heading = LISTENERS)]
     tls_cert: Option<String>,
 
-    /// Private key of --tls-cert, PEM, not encrypted [default: none]
-    #[arg(long, value_name = "FILE")]
+    /// Private key of --tls-cert (PEM, not encrypted)
+    #[arg(long, value_name = "FILE", help_heading = LISTENERS)]
     tls_key: Option<String>,
 
-    /// Realm of the long-term credentials, 1 to 127 characters [default: turnpike]
-    #[arg(long, value_name = "R")]
+    /// Realm of the long-term credentials [default: turnpike]
+    ///
+    /// 1 to 127 characters
+    #[arg(long, value_name = "R", help_heading = CREDENTIALS)]
     realm: Option<String>,
 
-    /// A user with a password; repeat for several. Other users of this machine can see it in the process list: prefer
-    /// the file, TURNPIKE_AUTH_USERS or TURNPIKE_AUTH_USERS_FILE [default: user turnpike, random password printed]
-    #[arg(long, value_name = "NAME:PASSWORD")]
+    /// Add a user with a password
+    ///
+    /// Repeat for several users. Other users of this machine can see the password in the process list: prefer the configuration file,
+    /// TURNPIKE_AUTH_USERS or TURNPIKE_AUTH_USERS_FILE [default: user turnpike with a random password, which is printed]
+    #[arg(long, value_name = "NAME:PASSWORD", help_heading = CREDENTIALS)]
     user: Vec<String>,
 
-    /// Shared secret of time-limited credentials, see `turnpike credentials`; repeat to rotate. As visible as --user:
-    /// prefer TURNPIKE_AUTH_SECRETS_FILE
-    #[arg(long, value_name = "S")]
+    /// Shared secret of time-limited credentials
+    ///
+    /// `turnpike credentials` makes such credentials. Repeat to rotate secrets. Visible in the process list like --user: prefer
+    /// TURNPIKE_AUTH_SECRETS_FILE
+    #[arg(long, value_name = "S", help_heading = CREDENTIALS)]
     secret: Vec<String>,
 
-    /// Database with users, secrets, realms and peer rules, in coturn's schema: postgres://, mysql://, redis://, rediss:// or
-    /// sqlite:///PATH. As visible as --user: prefer TURNPIKE_STORE_URL_FILE [default: the embedded store of --state]
-    #[arg(long, value_name = "URL")]
+    /// Database with users, secrets and realms
+    ///
+    /// Holds users, secrets, realms and peer rules in coturn's schema: postgres://, mysql://, redis://, rediss:// or sqlite:///PATH.
+    /// Visible in the process list like --user: prefer TURNPIKE_STORE_URL_FILE [default: the embedded store of --state]
+    #[arg(long, value_name = "URL", help_heading = CREDENTIALS)]
     store: Option<String>,
 
-    /// Directory of the embedded store, where `turnpike user`, `secret` and `realm` write, or "off" for none [default:
-    /// $STATE_DIRECTORY, $XDG_STATE_HOME/turnpike or ~/.local/state/turnpike]
-    #[arg(long, value_name = "DIR|off")]
+    /// Directory of the embedded store, or "off"
+    ///
+    /// `turnpike user`, `secret` and `realm` write to this store [default: $STATE_DIRECTORY, $XDG_STATE_HOME/turnpike or
+    /// ~/.local/state/turnpike]
+    #[arg(long, value_name = "DIR|off", help_heading = CREDENTIALS)]
     state: Option<String>,
 
-    /// Be one service with all other servers that have this store and the same fleet.secret: redis://, rediss://, redis+sentinel:// or
-    /// redis+cluster://, valkey too; docs/fleet.md. As visible as --user: prefer TURNPIKE_FLEET_URL_FILE [default: none]
-    #[arg(long, value_name = "URL")]
-    fleet: Option<String>,
-
-    /// Address of this machine to relay on, with the public one where a NAT stands in front; repeat for several
-    /// [default: the source addresses of the default routes]
-    #[arg(long, value_name = "IP[=EXTERNAL]")]
+    /// Relay on this address of the machine
+    ///
+    /// EXTERNAL is the public address if a NAT is in front. Repeat for several addresses [default: the source addresses of the default
+    /// routes]
+    #[arg(long, value_name = "IP[=EXTERNAL]", help_heading = RELAY)]
     relay_ip: Vec<String>,
 
-    /// First and last port to relay on (UDP, and TCP with RFC 6062), 1 to 65535, at least two ports [default: 49152-65535]
-    #[arg(long, value_name = "A-B")]
+    /// First and last relay port [default: 49152-65535]
+    ///
+    /// For UDP, and for TCP with RFC 6062; 1 to 65535, at least two ports
+    #[arg(long, value_name = "A-B", help_heading = RELAY)]
     relay_ports: Option<String>,
 
-    /// Relay ports on each relay address that each worker's allocations share, 0 to 1024, for many clients whose peers have addresses of
-    /// their own: on such a port an address of peers is one client's alone, and others are refused it [default: 0, a port for each
-    /// allocation]
-    #[arg(long, value_name = "N")]
+    /// Relay ports that allocations of a worker share
+    ///
+    /// Number of shared ports on each relay address of each worker, 0 to 1024. Saves ports and sockets for many clients whose peers have
+    /// addresses of their own: on a shared port each peer address belongs to one client, and other clients are refused it [default: 0, a
+    /// port for each allocation]
+    #[arg(long, value_name = "N", help_heading = RELAY)]
     shared_ports: Option<String>,
 
-    /// Peers that may be relayed to although they are private, loopback or otherwise special: a prefix, or ADDR:PORT[-PORT]. A service
-    /// on this machine's own addresses needs its ADDR or ADDR:PORT, or a prefix within 127.0.0.0/8; repeat for several
-    /// [default: none]
-    #[arg(long, value_name = "CIDR")]
+    /// Allow private, loopback or other special peers
+    ///
+    /// A prefix, or ADDR:PORT[-PORT]. A service on the machine's own addresses needs its exact ADDR or ADDR:PORT, or a prefix within
+    /// 127.0.0.0/8. Repeat for several [default: none]
+    #[arg(long, value_name = "CIDR", help_heading = RELAY)]
     allow_peer: Vec<String>,
 
-    /// Peers that are refused; deny wins over allow; repeat for several [default: none]
-    #[arg(long, value_name = "CIDR")]
+    /// Refuse these peers; overrides --allow-peer
+    ///
+    /// Repeat for several [default: none]
+    #[arg(long, value_name = "CIDR", help_heading = RELAY)]
     deny_peer: Vec<String>,
 
-    /// Refuse all peers that no --allow-peer names, public ones too [default: off]
-    #[arg(long)]
+    /// Refuse every peer that --allow-peer does not list
+    ///
+    /// Applies to public peers too [default: off]
+    #[arg(long, help_heading = RELAY)]
     allow_peers_only: bool,
 
-    /// Threads, 1 to 1024, or "auto" for one per core [default: auto]
-    #[arg(long, value_name = "N")]
+    /// Threads, or "auto" for one per core [default: auto]
+    ///
+    /// 1 to 1024
+    #[arg(long, value_name = "N", help_heading = OPERATION)]
     workers: Option<String>,
 
-    /// How datagrams enter and leave: auto, basic, mmsg, gso, kernel, xdp or xdp-generic [default: auto, the highest that works in user
-    /// space]. With kernel, an eBPF program relays lone datagrams between bound channels without waking the server; they do not meet
-    /// this machine's firewall. With xdp it does so in the drivers that can; xdp-generic is for tests
-    #[arg(long, value_name = "D")]
+    /// Packet I/O: auto, basic, mmsg, gso, kernel, xdp
+    ///
+    /// auto, basic, mmsg, gso, kernel, xdp or xdp-generic. With kernel, an eBPF program relays lone datagrams between bound channels
+    /// without waking the server; these bypass the machine's firewall. xdp runs the same program in the network drivers that support it;
+    /// xdp-generic is for tests [default: auto, the fastest that works in user space]
+    #[arg(long, value_name = "D", help_heading = OPERATION)]
     datapath: Option<String>,
 
-    /// Microseconds for which a worker that has just had something to do looks for more before it sleeps, 0 to 1000: less
-    /// latency for more CPU [default: 0]
-    #[arg(long, value_name = "US")]
+    /// Busy-poll before sleeping, in microseconds [default: 0]
+    ///
+    /// A worker that was just busy keeps polling this long, 0 to 1000: lower latency for more CPU
+    #[arg(long, value_name = "US", help_heading = OPERATION)]
     busy_poll_us: Option<String>,
 
-    /// Microseconds by which a worker may delay a datagram so that its next wake-up carries more, 0 to 1000: less CPU for more latency,
-    /// and only at rates at which that gathers some; the opposite of --busy-poll-us, not both [default: 0]
-    #[arg(long, value_name = "US")]
+    /// Delay wake-ups to batch datagrams, in microseconds [default: 0]
+    ///
+    /// A worker may delay a datagram this long so that its next wake-up handles more, 0 to 1000: less CPU for more latency. Takes effect
+    /// only at packet rates that fill such a batch. Conflicts with --busy-poll-us
+    #[arg(long, value_name = "US", help_heading = OPERATION)]
     coalesce_us: Option<String>,
 
-    /// Address of the admin interface (metrics, health, HTTP API): unix for the socket where the commands look, unix:/PATH, ADDR:PORT, or
-    /// "off"; beyond loopback with admin.tls_cert only; repeat for several [default: unix and 127.0.0.1:9641]
-    #[arg(long, value_name = "ADDRESS|off")]
+    /// Form a fleet with other servers through this store
+    ///
+    /// All servers with this store and the same fleet.secret form one service: redis://, rediss://, redis+sentinel:// or
+    /// redis+cluster://, Valkey too (docs/fleet.md). Visible in the process list like --user: prefer TURNPIKE_FLEET_URL_FILE [default:
+    /// none]
+    #[arg(long, value_name = "URL", help_heading = OPERATION)]
+    fleet: Option<String>,
+
+    /// Address of the admin interface, or "off"
+    ///
+    /// Serves metrics, health and the HTTP API: unix (the socket that the commands look for), unix:/PATH, ADDR:PORT, or "off". An address
+    /// beyond loopback requires admin.tls_cert. Repeat for several [default: unix and 127.0.0.1:9641]
+    #[arg(long, value_name = "ADDRESS|off", help_heading = OPERATION)]
     admin: Vec<String>,
 
-    /// Whether the process gives up at its start what it does not need: on or off. On, it has no other capabilities, files and system
-    /// calls than its work takes, as far as the kernel has these; what it names is said in the log [default: on]
-    #[arg(long, value_name = "on|off")]
+    /// Drop unneeded privileges at start [default: on]
+    ///
+    /// With on, the process keeps only the capabilities, files and system calls that it needs, as far as the kernel supports this; the log
+    /// lists the restrictions
+    #[arg(long, value_name = "on|off", help_heading = OPERATION)]
     sandbox: Option<String>,
 
     #[command(flatten)]
     log: LogArgs,
 }
 
-/// Flags of `serve` alone.
 #[derive(Args)]
 pub(crate) struct ServeCommand {
-    /// Only check, as `check-config` does: print "ok" and the effective settings as TOML, or every mistake, and open no listener
+    /// Only check the configuration
+    ///
+    /// Like `check-config`: prints "ok" and the effective settings as TOML, or every mistake, and opens no listener
     #[arg(long)]
     pub(crate) check: bool,
 
@@ -143,10 +193,9 @@ pub(crate) struct ServeCommand {
     pub(crate) serve: ServeArgs,
 }
 
-/// Flags of `check-config`.
 #[derive(Args)]
 pub(crate) struct CheckConfigArgs {
-    /// Check this file with forwarding rules instead: ours, rinetd.conf or oxidinetd's
+    /// Check this file of forwarding rules instead: turnpike's own format, rinetd.conf or oxidinetd's
     #[arg(long, value_name = "FILE", exclusive = true)]
     pub(crate) forward: Option<PathBuf>,
 
@@ -155,7 +204,6 @@ pub(crate) struct CheckConfigArgs {
 }
 
 impl ServeArgs {
-    /// These flags, the file they name and this process's environment.
     pub(crate) fn into_sources(self) -> Sources {
         let mut flags = Flags::new();
         flags.set("server.listen", "--listen", self.listen);

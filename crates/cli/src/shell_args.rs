@@ -1,4 +1,4 @@
-//! What a packager installs beside the program, made from the definitions of its commands: completions and manual pages.
+//! Shell completions and manual pages, generated from the command definitions.
 
 mod manual;
 
@@ -12,25 +12,21 @@ use clap_complete::{Generator, Shell};
 
 use crate::args::Cli;
 
-/// Flags of `completions`.
 #[derive(Args)]
 pub(crate) struct CompletionsArgs {
-    /// Shell that shall complete commands and flags
+    /// Shell to generate completions for
     #[arg(value_name = "SHELL")]
     shell: Shell,
 }
 
-/// Flags of `man`.
 #[derive(Args)]
 pub(crate) struct ManArgs {
-    /// Directory to write the pages of all commands to, one file each; made where it is missing [default: the page turnpike(1), on
-    /// standard output]
+    /// Write a page for each command to this directory, which is created if missing [default: print turnpike(1) on standard output]
     #[arg(value_name = "DIR")]
     directory: Option<PathBuf>,
 }
 
 impl CompletionsArgs {
-    /// Writes the script.
     pub(crate) fn write(self, out: &mut dyn Write) -> io::Result<()> {
         let mut command = Cli::command();
         command.set_bin_name("turnpike");
@@ -40,7 +36,7 @@ impl CompletionsArgs {
 }
 
 impl ManArgs {
-    /// Writes one page to `out`, or all of them to the directory.
+    /// Writes turnpike(1) to `out`, or every page to the directory.
     pub(crate) fn write(self, out: &mut dyn Write) -> io::Result<()> {
         match self.directory {
             Some(directory) => manual::write_all(Cli::command(), &directory),

@@ -1,18 +1,16 @@
-//! A generator's result for people; scripts take `--json`.
+//! Text output of a load generator; scripts use `--json`.
 
 use std::fmt;
 
 use turnpike_load::{Direction, Leg, Report};
 
-/// What a report counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// Datagrams or requests, with a round trip each.
+    /// Datagrams or requests, each with a round trip.
     Messages,
     Bytes,
 }
 
-/// Shows a report in a few lines.
 pub(crate) struct Summary<'a> {
     pub(crate) report: &'a Report,
     pub(crate) unit: Unit,
@@ -53,7 +51,7 @@ fn messages(report: &Report, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     )
 }
 
-/// Packets of a profile: both directions together, each direction, each stream.
+/// Traffic of a profile: totals, then each direction, then each stream.
 fn shaped(report: &Report, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let Some(profile) = &report.profile else { return Ok(()) };
     counts(report, f)?;

@@ -1,4 +1,4 @@
-//! Wrong usage: clap's own words, with hints for options of coturn, and for files and addresses without their option.
+//! Usage errors: clap's messages, with hints for options of coturn and for files and addresses without their option.
 
 use std::{env, net::SocketAddr, process::ExitCode};
 
@@ -11,7 +11,7 @@ use turnpike_convert::coturn;
 
 use crate::args::Cli;
 
-/// Shows what clap says, with its exit code; options of coturn get a line that names the way to translate them.
+/// Prints clap's error and returns its exit code; an option of coturn gets a hint to `turnpike import`.
 pub(crate) fn show(mut error: Error) -> ExitCode {
     if let Some(option) = coturns(&arguments()).filter(|_| error.kind() == ErrorKind::UnknownArgument) {
         return crate::fail(
@@ -34,7 +34,7 @@ pub(crate) fn show(mut error: Error) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// The command line asks for JSON, whether or not the rest of it is right.
+/// Returns true if the command line has `--json`, even if the rest does not parse.
 pub(crate) fn wants_json() -> bool {
     let mut words = env::args_os().skip(1).take_while(|word| word != "--");
     words.any(|word| word.to_str().is_some_and(|word| word == "--json" || word.starts_with("--json=")))
@@ -44,7 +44,7 @@ fn arguments() -> Vec<String> {
     env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
-/// An option of coturn among the arguments of `serve` or `check-config`; those two have none of its name, or clap would know it.
+/// Finds an option of coturn among the arguments of `serve` or `check-config`.
 fn coturns(arguments: &[String]) -> Option<&str> {
     let [_, command, rest @ ..] = arguments else { return None };
     let name =
@@ -60,7 +60,7 @@ fn coturns(arguments: &[String]) -> Option<&str> {
     ["serve", "check-config"].contains(&command.as_str()).then(|| option.split('=').next().unwrap_or(option))
 }
 
-/// A tip for a file or an address that stands without the option of the command that takes it.
+/// Suggests the option for a file or address given without one.
 fn missing_option(arguments: &[String], error: &Error) -> Option<String> {
     let Some(ContextValue::String(stray)) = error.get(ContextKind::InvalidArg) else { return None };
     if stray.starts_with('-') || error.kind() != ErrorKind::UnknownArgument {
@@ -75,7 +75,7 @@ fn missing_option(arguments: &[String], error: &Error) -> Option<String> {
     let takes = |option: &str| command.get_arguments().any(|flag| flag.get_long() == Some(option));
     let is_admin = stray.parse::<SocketAddr>().is_ok() || stray.contains("://") || stray.starts_with("unix:");
     let option = if is_admin { "admin" } else { "config" };
-    takes(option).then(|| format!("to name it, write '--{option} {stray}'"))
+    takes(option).then(|| format!("use '--{option} {stray}'"))
 }
 
 #[cfg(test)]
@@ -88,13 +88,13 @@ mod tests {
     fn a_file_or_an_address_without_its_option_gets_a_tip() {
         let tip = |line: &str| {
             let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            let error = Cli::try_parse_from(&words).map(drop).expect_err("the last word is too many");
+            let error = Cli::try_parse_from(&words).map(drop).expect_err("the last word is unexpected");
             missing_option(&words, &error)
         };
-        let file = Some("to name it, write '--config turnpike.toml'");
+        let file = Some("use '--config turnpike.toml'");
         assert_eq!(tip("turnpike serve turnpike.toml").as_deref(), file);
         assert_eq!(tip("turnpike check-config turnpike.toml").as_deref(), file);
-        let address = Some("to name it, write '--admin 127.0.0.1:9641'");
+        let address = Some("use '--admin 127.0.0.1:9641'");
         assert_eq!(tip("turnpike health 127.0.0.1:9641").as_deref(), address);
         assert_eq!(tip("turnpike fleet status 127.0.0.1:9641").as_deref(), address);
         assert_eq!(tip("turnpike health turnpike.toml"), None);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_coturn_are_known_among_others() {
+    fn coturn_options_are_found_among_others() {
         let found = |line: &str| {
             let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
             coturns(&words).map(str::to_owned)
@@ -116,9 +116,9 @@ mod tests {
     }
 
     #[test]
-    fn no_flag_of_serve_is_taken_for_coturns() {
+    fn serve_flags_are_not_taken_for_coturn_options() {
         let cli = Cli::command();
-        let serve = cli.find_subcommand("serve").expect("there is one");
+        let serve = cli.find_subcommand("serve").expect("serve exists");
         for name in serve.get_arguments().filter_map(clap::Arg::get_long) {
             let words = ["turnpike".to_owned(), "serve".to_owned(), format!("--{name}")];
             assert_eq!(coturns(&words), None);

@@ -1,4 +1,4 @@
-//! What the program says and how it exits when nothing is served: configuration checks, credentials, wrong usage.
+//! Output and exit codes of commands that serve nothing: configuration checks, credentials, usage errors.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn a_good_configuration_is_ok_and_shows_the_effective_settings_without_secrets() {
+fn check_config_prints_effective_settings_without_secrets() {
     let dir = Dir::new();
     let path = dir.file("t.toml", "[server]\nrealm = \"file\"\n[auth]\nsecrets = [\"hunter2\"]\n");
     let output = turnpike(&[
@@ -43,7 +43,7 @@ fn a_good_configuration_is_ok_and_shows_the_effective_settings_without_secrets()
 }
 
 #[test]
-fn a_broken_configuration_exits_with_2_and_lists_every_mistake() {
+fn broken_configuration_exits_with_2_and_lists_every_mistake() {
     let dir = Dir::new();
     let path = dir.file("t.toml", "[server]\nlisten = [\"nowhere\"]\nrelm = \"x\"\n");
     let path = path.to_str().expect("UTF-8");
@@ -74,7 +74,7 @@ fn wrong_usage_exits_with_2() {
 }
 
 #[test]
-fn a_credential_that_is_none_says_what_is_missing() {
+fn malformed_credential_error_names_the_missing_part() {
     for (arguments, what) in [
         (&["load", "turn", "127.0.0.1", "--user", "alice:"][..], "the password after the colon is empty"),
         (&["load", "turn", "127.0.0.1", "--user", "alice"], "there is no colon"),
@@ -100,7 +100,7 @@ fn credentials_from_a_secret_are_two_lines() {
 }
 
 #[test]
-fn stored_keys_are_an_entry_for_the_configuration() {
+fn stored_keys_are_a_valid_users_entry() {
     let output = turnpike(&["credentials", "--user", "user", "--realm", "realm", "--password", "pass"]);
     let entry = stdout(&output);
     assert!(entry.contains("8493fbc53ba582fb4c044c456bdc40eb"), "{entry}");
@@ -110,9 +110,9 @@ fn stored_keys_are_an_entry_for_the_configuration() {
     assert_eq!(check.status.code(), Some(0), "{}", stderr(&check));
 }
 
-/// As in `turnpike check-config | head`.
+/// Like `turnpike check-config | head`.
 #[test]
-fn a_reader_that_leaves_early_is_no_failure() {
+fn closed_output_pipe_is_not_a_failure() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_turnpike"))
         .arg("check-config")
         .stdout(Stdio::piped())
@@ -149,7 +149,7 @@ fn import_translates_a_command_line_and_writes_to_standard_output() {
 }
 
 #[test]
-fn an_option_of_coturn_leads_to_import() {
+fn coturn_option_error_suggests_import() {
     for arguments in [&["serve", "--lt-cred-mech"][..], &["serve", "-n", "--min-port=50000", "--realm=x"]] {
         let output = turnpike(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
@@ -158,14 +158,14 @@ fn an_option_of_coturn_leads_to_import() {
     assert!(stderr(&turnpike(&["serve", "--nonsense"])).contains("unexpected argument"));
 }
 
-/// Root may read everything, so the program runs as another user there.
+/// Root can read any file, so the program runs as another user.
 #[test]
-fn a_key_that_cannot_be_read_is_told_with_the_commands_that_help() {
+fn unreadable_key_error_suggests_chmod() {
     use std::os::unix::{fs::PermissionsExt as _, process::CommandExt as _};
     let dir = Dir::new();
     let key = dir.file("key.pem", "a key");
     let key = key.to_str().expect("UTF-8");
-    std::fs::set_permissions(key, std::fs::Permissions::from_mode(0o000)).expect("it is ours");
+    std::fs::set_permissions(key, std::fs::Permissions::from_mode(0o000)).expect("the mode can be changed");
     let mut command = Command::new(env!("CARGO_BIN_EXE_turnpike"));
     command.args(["check-config", "--tls-cert", key, "--tls-key", key, "--tls-listen", "127.0.0.1:5349"]);
     let is_root =
@@ -186,7 +186,7 @@ fn a_key_that_cannot_be_read_is_told_with_the_commands_that_help() {
 }
 
 #[test]
-fn a_pair_of_relay_addresses_the_wrong_way_round_is_told_the_right_one() {
+fn swapped_relay_addresses_error_shows_the_right_order() {
     let dir = Dir::new();
     let state = dir.path().to_str().expect("UTF-8").to_owned();
     let serve = |address: &str| {
@@ -216,7 +216,7 @@ fn a_pair_of_relay_addresses_the_wrong_way_round_is_told_the_right_one() {
 }
 
 #[test]
-fn yaml_is_told_from_toml() {
+fn yaml_file_is_recognized() {
     let dir = Dir::new();
     for (text, name) in
         [("eturnal:\n  secret: \"x\"\n", "eturnal.yml"), ("realm: example.org\nport: 3478\n", "YAML")]
@@ -233,18 +233,18 @@ fn yaml_is_told_from_toml() {
     }
 }
 
-/// Examples of earlier versions without their comments: the defaults, and what was commented out as an example. One line is left out
-/// on purpose: `accept_proxy` without `proxy_protocol_from`, which is refused because it trusts every client.
+/// Configurations of earlier versions: the defaults plus the commented-out examples. `accept_proxy` without `proxy_protocol_from` is
+/// left out on purpose: it is refused because it trusts every client.
 #[test]
 fn configurations_of_earlier_versions_load() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/configurations");
-    let files = fs::read_dir(folder).expect("it is in the repository");
+    let files = fs::read_dir(folder).expect("the folder exists");
     let mut loaded = 0;
-    for file in files.map(|entry| entry.expect("it can be read").path()) {
+    for file in files.map(|entry| entry.expect("the entry is readable").path()) {
         let name = file.file_name().expect("a file").to_string_lossy().into_owned();
         let flag = if name.starts_with("forward") { "--forward" } else { "--config" };
         let output = turnpike(&["check-config", flag, file.to_str().expect("UTF-8")]);
-        // The certificates of the examples are nowhere.
+        // The certificates of the examples do not exist.
         let text = stderr(&output);
         let mistakes: Vec<&str> =
             text.lines().filter(|line| !line.contains("cannot be read: No such file or directory")).collect();

@@ -1,18 +1,18 @@
-//! The arrows that must never be (ARCHITECTURE.md, "The house"), read from `cargo metadata` and from the sources. Every rule
-//! is a function over rooms, so that the second half of this file can show on doctored rooms that each one bites.
+//! Forbidden dependencies between crates (ARCHITECTURE.md, "The house"), checked with `cargo metadata` and the sources. Every rule is a
+//! function, and the second half of this file shows on modified input that each one fails.
 
 use std::{fs, path::Path, path::PathBuf, process::Command};
 
 use serde_json::{Value, json};
 
-/// Floors of the house. A crate imports only crates of lower floors.
+/// Layers. A crate imports only crates of lower layers.
 const FLOORS: &[(&str, u8)] = &[
     ("turnpike-wire", 0),
     ("turnpike-net", 0),
     ("turnpike-measure", 0),
     ("turnpike-strict", 0),
     ("turnpike-rates", 0),
-    // For tests alone.
+    // For tests only.
     ("turnpike-testkit", 0),
     ("turnpike-trials", 1),
     ("turnpike-turn", 1),
@@ -35,16 +35,16 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-serve", 5),
     ("turnpike-forwarder", 5),
     ("turnpike-cli", 6),
-    // Chores stand outside the house: they may look in, nobody may import them.
+    // Development tools: may import any crate, and no crate imports them.
     ("turnpike-benches", 6),
     ("turnpike-interleave", 6),
     ("xtask", 6),
 ];
 
-/// Where kernel calls live.
+/// Crates with system calls.
 const MAY_BE_UNSAFE: &[&str] = &["turnpike-net", "turnpike-offload"];
 
-/// How often `unsafe` stands there, by file: more of it is a decision, which is made here. Each has its argument on the spot.
+/// Number of `unsafe` blocks by file; an increase must be decided here. Each has a SAFETY comment.
 const UNSAFE: &[(&str, usize)] = &[
     ("net/src/error_queue.rs", 1),
     ("net/src/passed.rs", 1),
@@ -60,7 +60,7 @@ const UNSAFE: &[(&str, usize)] = &[
     ("offload/src/mapped_array.rs", 5),
 ];
 
-/// Crates that bring sockets, runtimes, threads or clocks: `turn` is fed bytes and time.
+/// Crates for sockets, runtimes, threads or clocks: `turn` gets bytes and time as arguments.
 const IO_CRATES: &[&str] = &[
     "async-io",
     "async-std",
@@ -81,23 +81,23 @@ const IO_CRATES: &[&str] = &[
     "turnpike-net",
 ];
 
-/// Names of the standard library by which `turn` would know a socket, a clock, a thread or a file.
+/// Names of the standard library for sockets, clocks, threads and files.
 const IO_NAMES: &[&str] =
     &["UdpSocket", "TcpStream", "TcpListener", "Instant", "SystemTime", "thread", "fs", "File"];
 
-/// Crates and names by which `turn` would have randomness of its own: it is handed a seed, as it is handed the time. Seeds of hash tables
-/// decide nothing that anybody sees.
+/// Sources of randomness, forbidden in `turn`, which gets a seed as an argument. Seeds of hash tables are allowed, because they affect no
+/// visible result.
 const RANDOM_CRATES: &[&str] = &["fastrand", "getrandom", "oorandom", "rand"];
 const RANDOM_NAMES: &[&str] =
     &["rand", "getrandom", "OsRng", "ThreadRng", "thread_rng", "from_os_rng", "from_entropy"];
 
-/// Crates by which `api` would serve what it describes.
+/// HTTP servers, forbidden in `api`, which only describes the interface.
 const SERVING_CRATES: &[&str] = &["axum", "hyper", "hyper-util", "http-body-util", "tokio"];
 
-/// What reads and writes STUN as `turnpike-wire` does, to compare the two.
+/// Independent STUN implementations, for comparison with `turnpike-wire`.
 const ORACLE: &[&str] = &["stun-types", "turn-types"];
 
-/// Crates that a parser of configurations does without: TLS, HTTP and the runtimes of servers.
+/// TLS, HTTP and server runtimes, forbidden for configuration parsers.
 const RUNNING_CRATES: &[&str] = &[
     "axum",
     "dimpl",
@@ -110,7 +110,7 @@ const RUNNING_CRATES: &[&str] = &[
     "turnpike-relay",
 ];
 
-/// What `lab` starts as programs and therefore never links.
+/// Programs under test in `lab`, which starts but never links them.
 const SERVERS: &[&str] = &[
     "turnpike-relay",
     "turnpike-forward",
@@ -122,7 +122,7 @@ const SERVERS: &[&str] = &[
     "turnpike-admin",
 ];
 
-/// Crates of TURN and of the forwarder, which `process` does not know.
+/// Crates of TURN and of the forwarder, forbidden in `process`.
 const WORK: &[&str] = &[
     "turnpike-turn",
     "turnpike-relay",
@@ -133,7 +133,7 @@ const WORK: &[&str] = &[
 ];
 
 #[test]
-fn the_house_has_the_rooms_that_the_rules_speak_of() {
+fn rules_name_existing_crates() {
     let names: Vec<String> = house().into_iter().map(|room| room.name).collect();
     for room in [
         "turnpike-wire",
@@ -149,12 +149,12 @@ fn the_house_has_the_rooms_that_the_rules_speak_of() {
 }
 
 #[test]
-fn a_crate_imports_only_lower_floors() {
+fn crates_import_only_lower_layers() {
     assert_eq!(upward_imports(&house()), NONE);
 }
 
 #[test]
-fn turn_knows_no_socket_clock_thread_or_file() {
+fn turn_uses_no_socket_clock_thread_or_file() {
     let house = house();
     assert_eq!(io_crates_in_turn(&house), NONE);
     let turn = house.iter().find(|room| room.name == "turnpike-turn").expect("turn is a room");
@@ -164,7 +164,7 @@ fn turn_knows_no_socket_clock_thread_or_file() {
 }
 
 #[test]
-fn api_knows_no_http_and_no_tokio() {
+fn api_uses_neither_http_nor_tokio() {
     assert_eq!(forbidden_imports(&house(), "turnpike-api", SERVING_CRATES), NONE);
 }
 
@@ -176,7 +176,7 @@ fn config_links_no_tls_and_no_runtime() {
 }
 
 #[test]
-fn turn_and_fleet_draw_no_random_number_but_from_what_they_are_handed() {
+fn turn_and_fleet_use_only_injected_randomness() {
     let house = house();
     for name in ["turnpike-turn", "turnpike-fleet"] {
         assert_eq!(forbidden_imports(&house, name, RANDOM_CRATES), NONE);
@@ -186,7 +186,7 @@ fn turn_and_fleet_draw_no_random_number_but_from_what_they_are_handed() {
 }
 
 #[test]
-fn the_rules_of_a_fleet_know_no_socket_clock_thread_or_file() {
+fn fleet_uses_no_socket_clock_thread_or_file() {
     let house = house();
     assert_eq!(forbidden_imports(&house, "turnpike-fleet", IO_CRATES), NONE);
     let fleet = house.iter().find(|room| room.name == "turnpike-fleet").expect("fleet is a room");
@@ -194,7 +194,7 @@ fn the_rules_of_a_fleet_know_no_socket_clock_thread_or_file() {
 }
 
 #[test]
-fn the_oracle_of_the_codec_is_in_tests_alone() {
+fn codec_oracle_is_only_in_tests() {
     let house = house();
     for room in &house {
         assert_eq!(forbidden_imports(&house, &room.name, ORACLE), NONE);
@@ -207,12 +207,12 @@ fn lab_links_no_server() {
 }
 
 #[test]
-fn process_knows_neither_turn_nor_rules() {
+fn process_uses_neither_turn_nor_rules() {
     assert_eq!(forbidden_imports(&house(), "turnpike-process", WORK), NONE);
 }
 
 #[test]
-fn unsafe_stands_only_where_kernel_calls_live() {
+fn unsafe_code_is_only_in_crates_with_system_calls() {
     for room in house().iter().filter(|room| !MAY_BE_UNSAFE.contains(&room.name.as_str())) {
         let sources = sources(&room.dir);
         assert!(!sources.is_empty(), "{} has no sources", room.name);
@@ -221,14 +221,14 @@ fn unsafe_stands_only_where_kernel_calls_live() {
 }
 
 #[test]
-fn unsafe_is_counted_and_each_time_argued() {
+fn unsafe_blocks_are_counted_and_have_safety_comments() {
     let mut found = Vec::new();
     for room in house().iter().filter(|room| MAY_BE_UNSAFE.contains(&room.name.as_str())) {
-        let crates = room.dir.parent().expect("crates stand in one directory");
+        let crates = room.dir.parent().expect("crates are in one directory");
         for (path, text) in sources(&room.dir.join("src")) {
             assert_eq!(unargued(&text), Vec::<usize>::new(), "{}: no SAFETY above", path.display());
             let count = tokens_in(&[(path.clone(), text)], &["unsafe"]).len();
-            let name = path.strip_prefix(crates).expect("it stands in the crate").display().to_string();
+            let name = path.strip_prefix(crates).expect("the file is in the crate").display().to_string();
             found.extend((count > 0).then_some((name, count)));
         }
     }
@@ -243,18 +243,18 @@ fn every_other_crate_forbids_unsafe_code() {
     for room in house().iter().filter(|room| !MAY_BE_UNSAFE.contains(&room.name.as_str())) {
         assert!(!room.roots.is_empty(), "{} has no root", room.name);
         for root in &room.roots {
-            let text = fs::read_to_string(root).expect("cargo names a file that is there");
+            let text = fs::read_to_string(root).expect("cargo names an existing file");
             assert!(forbids_unsafe(&text), "{} lacks #![forbid(unsafe_code)]", root.display());
         }
     }
 }
 
 #[test]
-fn no_test_file_is_forgotten() {
+fn every_test_file_is_a_module() {
     for room in house() {
         let tests = room.dir.join("tests");
         let Ok(main) = fs::read_to_string(tests.join("main.rs")) else { continue };
-        let files = fs::read_dir(&tests).expect("it has a main.rs").flatten().map(|entry| entry.path());
+        let files = fs::read_dir(&tests).expect("main.rs exists").flatten().map(|entry| entry.path());
         let stems = files.filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
         let stems: Vec<_> = stems.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect();
         assert_eq!(forgotten_tests(&main, &stems), NONE, "in {}", tests.display());
@@ -271,25 +271,25 @@ fn documents_name_files_that_exist() {
     }
 }
 
-// The rules, each shown to fail.
+// Tests of the rules.
 
 #[test]
-fn a_test_file_that_no_module_names_is_found() {
+fn missing_test_module_is_found() {
     let stems = ["main", "one", "two"].map(str::to_owned);
     assert_eq!(forgotten_tests("mod one;\nmod two;\n", &stems), NONE);
     assert_eq!(forgotten_tests("mod one;\n// mod two;\n", &stems), ["two"]);
 }
 
 #[test]
-fn a_file_that_is_not_there_is_found_in_a_document() {
+fn missing_file_in_a_document_is_found() {
     let files = ["/a/src/one.rs", "/a/justfile"].map(PathBuf::from);
     assert_eq!(missing_files("`one.rs`, `src/one.rs`, `cargo run x.rs`, `*.rs`, `NAME.rs`", &files), NONE);
     assert_eq!(missing_files("`ne.rs` and `src/two.rs`", &files), ["ne.rs", "src/two.rs"]);
 }
 
-/// Of a crate with one import; `dev` and `build` are cargo's kinds of dependencies.
+/// A crate with one import; `dev` and `build` are cargo's kinds of dependencies.
 #[test]
-fn imports_that_break_a_rule_are_found() {
+fn forbidden_imports_are_found() {
     type Rule = fn(&[Room]) -> Vec<String>;
     let randomness: Rule = |house| forbidden_imports(house, "turnpike-turn", RANDOM_CRATES);
     for (rule, room, import, kind, found) in [
@@ -332,7 +332,7 @@ fn imports_that_break_a_rule_are_found() {
 }
 
 #[test]
-fn a_token_is_found_in_code_but_not_in_comments_strings_or_longer_names() {
+fn tokens_are_found_only_in_code_and_as_whole_words() {
     let find = |code: &str| tokens_in(&[(PathBuf::from("a.rs"), code.to_owned())], &["unsafe"]);
     for code in [
         "\nfn f() { unsafe { g() } }",
@@ -359,7 +359,7 @@ fn a_token_is_found_in_code_but_not_in_comments_strings_or_longer_names() {
 }
 
 #[test]
-fn unsafe_without_an_argument_is_found() {
+fn unsafe_without_a_safety_comment_is_found() {
     for argued in [
         "// SAFETY: it is so.\nlet a = unsafe { b() };",
         "// SAFETY: it is so,\n// and so.\nmatch c(\n    unsafe { b() },\n) {}",
@@ -374,27 +374,27 @@ fn unsafe_without_an_argument_is_found() {
 }
 
 #[test]
-fn a_missing_forbid_is_found() {
+fn missing_forbid_attribute_is_found() {
     assert!(forbids_unsafe("//! Docs.\n#![forbid(unsafe_code)]\nfn main() {}"));
     assert!(!forbids_unsafe("fn main() {}"));
     assert!(!forbids_unsafe("// #![forbid(unsafe_code)]\nfn main() {}"));
     assert!(!forbids_unsafe("#![deny(unsafe_code)]"));
 }
 
-/// What a rule returns when the house is in order.
+/// Result of a rule that holds.
 const NONE: &[String] = &[];
 
 /// A workspace crate.
 struct Room {
     name: String,
-    /// What it links or builds with: dev-dependencies are not in here.
+    /// Normal and build dependencies, without dev-dependencies.
     imports: Vec<String>,
-    /// `lib.rs`, `main.rs`: where crate attributes stand.
+    /// `lib.rs` and `main.rs`, which hold crate attributes.
     roots: Vec<PathBuf>,
     dir: PathBuf,
 }
 
-/// The workspace as it is.
+/// The workspace.
 fn house() -> Vec<Room> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
@@ -430,7 +430,7 @@ fn read(metadata: &Value) -> Vec<Room> {
         .collect()
 }
 
-/// Metadata of a workspace with one crate that imports one other; `kind` as cargo writes it.
+/// Metadata of a workspace with one crate that imports one other; `kind` in cargo's notation.
 fn doctored(name: &str, import: &str, kind: Value) -> Value {
     let dependency = json!({ "name": import, "kind": kind });
     json!({ "packages": [
@@ -482,14 +482,14 @@ fn forbidden_imports(house: &[Room], name: &str, forbidden: &[&str]) -> Vec<Stri
         .collect()
 }
 
-/// Of the test files of a crate those that its `tests/main.rs` does not have as modules: nobody would ever run them.
+/// Test files of a crate that are not modules of its `tests/main.rs` and so would never run.
 fn forgotten_tests(main: &str, stems: &[String]) -> Vec<String> {
     let code = code_of(main);
     let has = |stem: &String| code.lines().any(|line| line.trim() == format!("mod {stem};"));
     stems.iter().filter(|stem| *stem != "main" && !has(stem)).cloned().collect()
 }
 
-/// Lines with `unsafe` whose statement, or whose documentation, does not say why that is sound.
+/// Lines with `unsafe` whose statement or documentation has no SAFETY comment.
 fn unargued(source: &str) -> Vec<usize> {
     let lines: Vec<&str> = source.lines().collect();
     let code = code_of(source);
@@ -499,7 +499,7 @@ fn unargued(source: &str) -> Vec<usize> {
     let mut found = Vec::new();
     for (index, _) in code.lines().enumerate().filter(|(_, line)| has_unsafe(line)) {
         let mut above = lines[..index].iter().rev();
-        // To the beginning of the statement, and then through the comment above it.
+        // To the start of the statement, then through the comment above it.
         let begins = above
             .clone()
             .take_while(|line| !is_comment(line) && !line.trim_end().ends_with([';', '{', '}']))
@@ -519,7 +519,7 @@ fn forbids_unsafe(root: &str) -> bool {
     code_of(root).split_whitespace().collect::<String>().contains("#![forbid(unsafe_code)]")
 }
 
-/// Files below `dir` that may be part of the repository.
+/// Files below `dir` that may belong to the repository.
 fn files_below(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).expect("a directory of the workspace can be read") {
@@ -534,7 +534,7 @@ fn files_below(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Names of source files that a document has in code, and that no path ends with.
+/// Source files named in a document's code spans that do not exist.
 fn missing_files(document: &str, files: &[PathBuf]) -> Vec<String> {
     let is_named = |text: &str| {
         let endings = [".rs", ".md", ".toml", ".sh", ".tsv", ".py", ".c"];
@@ -546,14 +546,14 @@ fn missing_files(document: &str, files: &[PathBuf]) -> Vec<String> {
     named.filter(|name| !files.iter().any(|path| path.ends_with(name))).map(str::to_owned).collect()
 }
 
-/// Every `.rs` file below `dir`, with its text.
+/// Every `.rs` file below `dir` with its text.
 fn sources(dir: &Path) -> Vec<(PathBuf, String)> {
     let files = files_below(dir).into_iter();
     let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
     files.map(|path| (path.clone(), fs::read_to_string(path).expect("sources are UTF-8"))).collect()
 }
 
-/// `file:line: token` for each of `tokens` that stands in code as a whole word.
+/// `file:line: token` for each of `tokens` in code, as a whole word.
 fn tokens_in(sources: &[(PathBuf, String)], tokens: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     for (path, text) in sources {
@@ -568,7 +568,7 @@ fn tokens_in(sources: &[(PathBuf, String)], tokens: &[&str]) -> Vec<String> {
     found
 }
 
-/// Rust source with comments and the contents of literals left out, line for line.
+/// Rust source without comments and contents of literals, line by line.
 fn code_of(source: &str) -> String {
     let bytes = source.as_bytes();
     let mut code = String::with_capacity(source.len());
@@ -601,7 +601,7 @@ fn code_of(source: &str) -> String {
     code
 }
 
-/// Length of the block comment that `rest` begins with; they nest.
+/// Length of the block comment at the start of `rest`; block comments nest.
 fn block_comment(rest: &str) -> usize {
     let (mut depth, mut at) = (0, 0);
     while at < rest.len() {
@@ -617,7 +617,7 @@ fn block_comment(rest: &str) -> usize {
     at
 }
 
-/// Length of the raw string that `rest` begins with, unless its `r` is the end of a longer name in `before`.
+/// Length of the raw string at the start of `rest`, unless its `r` ends a longer name in `before`.
 fn raw_string(rest: &str, before: &str) -> Option<usize> {
     let after = rest.strip_prefix('r')?;
     if before.ends_with(|c: char| c.is_alphanumeric() && c != 'b' && c != 'c' || c == '_') {
@@ -629,7 +629,7 @@ fn raw_string(rest: &str, before: &str) -> Option<usize> {
     Some(1 + hashes + 1 + text.find(&end)? + end.len())
 }
 
-/// Length of the quoted literal that `rest` begins with.
+/// Length of the quoted literal at the start of `rest`.
 fn quoted(rest: &str, quote: u8) -> usize {
     let mut escaped = false;
     for (index, byte) in rest.bytes().enumerate().skip(1) {
@@ -643,7 +643,7 @@ fn quoted(rest: &str, quote: u8) -> usize {
     rest.len()
 }
 
-/// `'a'` and `'\n'`, but not the lifetime `'a`.
+/// True for `'a'` and `'\n'`, false for the lifetime `'a`.
 fn is_char_literal(rest: &str) -> bool {
     let mut chars = rest.chars().skip(1);
     chars.next() == Some('\\') || chars.next() == Some('\'')

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_for_terminals_without_no_color() {
+    fn log_has_colours_on_terminals_without_no_color() {
         for (terminal, no_color, coloured) in [
             (true, None, true),
             (true, Some(""), true),

@@ -1,4 +1,4 @@
-//! A database of coturn's.
+//! Database with coturn's schema.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use turnpike_testkit::databases::{PASSWORD, Proxy, Server, installed};
 
 use super::Program;
 
-/// PostgreSQL with coturn's tables, and a proxy in front of it.
+/// Starts PostgreSQL with coturn's tables behind a proxy.
 pub fn coturn_store() -> Result<(Server, Proxy), String> {
     let server = Server::postgres()?;
     let proxy = Proxy::new(server.address);

@@ -1,4 +1,4 @@
-//! A running `turnpike forward`, and servers to forward to.
+//! Runs `turnpike forward` and the servers behind it.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use super::{
     turnpike::{address_after, upgradable},
 };
 
-/// Ways to copy, of which the kernel's needs one that is new enough.
+/// Copy modes to test; the kernel mode only if the kernel supports it.
 pub fn copies() -> Vec<&'static str> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(['.', '-']).map_while(|number| number.trim().parse::<u32>().ok());
@@ -34,7 +34,7 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// With these arguments; the admin page is on a port of its own.
+    /// Starts a forwarder with an admin interface on a free port.
     pub fn start(arguments: &[&str]) -> Self {
         Self::start_in(Dir::new(), arguments)
     }
@@ -54,7 +54,7 @@ impl Forward {
         forward
     }
 
-    /// Where the rule listens whose listener's line contains `text`, such as `rule web`.
+    /// Listener address from the log line that contains `text`, such as `rule web`.
     pub fn address(&mut self, text: &str) -> SocketAddr {
         let found = eventually(&format!("a listener with {text:?}"), || {
             let listening = |line: &String| line.contains("listening on ") && line.contains(text);
@@ -75,23 +75,23 @@ impl Forward {
         Metrics::new(text)
     }
 
-    /// Waits until a counter of all rules has this value.
+    /// Waits until a counter, summed over all rules, reaches this value.
     pub fn wait_for(&self, family: &str, label: &str, wanted: u64) {
         eventually(&format!("{family}{{{label}}} is {wanted}"), || {
             self.metrics().sum(family, label) == wanted
         });
     }
 
-    /// Writes a file beside the one it was started with.
+    /// Writes a file next to the configuration.
     pub fn write(&self, name: &str, text: &str) {
         fs::write(self.path(name), text).expect("our own directory can be written");
     }
 
-    /// Sends SIGHUP and waits for the answer.
+    /// Sends SIGHUP and waits for the log line.
     pub fn reload(&mut self, answer: &str) {
         let before = self.count(answer);
         self.program.signal("HUP");
-        eventually(&format!("another line with {answer:?}"), || self.count(answer) > before);
+        eventually(&format!("no further line with {answer:?}"), || self.count(answer) > before);
     }
 
     fn count(&self, text: &str) -> usize {
@@ -103,10 +103,10 @@ impl Forward {
     }
 }
 
-/// A TCP server that sends everything back, and ends its side when the client has ended its own.
+/// TCP echo server; shuts down its side after the client does.
 pub fn tcp_echo() -> SocketAddr {
     let listener = TcpListener::bind((V4, 0)).expect("loopback has a free port");
-    let address = listener.local_addr().expect("it is bound");
+    let address = listener.local_addr().expect("the socket is bound");
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             thread::spawn(move || echo(stream));
@@ -124,10 +124,10 @@ fn echo(mut stream: TcpStream) {
     }
 }
 
-/// A UDP server that sends everything back.
+/// UDP echo server.
 pub fn udp_echo() -> SocketAddr {
     let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
-    let address = socket.local_addr().expect("it is bound");
+    let address = socket.local_addr().expect("the socket is bound");
     thread::spawn(move || {
         let mut buffer = vec![0; 65_535];
         while let Ok((len, client)) = socket.recv_from(&mut buffer) {
@@ -137,7 +137,7 @@ pub fn udp_echo() -> SocketAddr {
     address
 }
 
-/// A connection that fails a test rather than hang.
+/// Connects with timeouts, so that a test fails instead of hanging.
 pub fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect_timeout(&address, SOON).expect("it listens");
     stream.set_read_timeout(Some(SOON)).expect("not zero");
@@ -145,21 +145,20 @@ pub fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Sends `text` and reads as much back.
+/// Sends `text` and reads back as many bytes.
 pub fn say(stream: &mut TcpStream, text: &str) -> String {
-    stream.write_all(text.as_bytes()).expect("it takes bytes");
+    stream.write_all(text.as_bytes()).expect("the write succeeds");
     let mut answer = vec![0; text.len()];
     stream.read_exact(&mut answer).expect("it answers");
-    String::from_utf8(answer).expect("what was sent")
+    String::from_utf8(answer).expect("the echo arrives")
 }
 
-/// Sends a datagram and waits for its echo.
 pub fn say_udp(address: SocketAddr, text: &str) -> String {
     let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     socket.connect(address).expect("loopback is reachable");
     socket.set_read_timeout(Some(SOON)).expect("not zero");
-    socket.send(text.as_bytes()).expect("loopback takes a datagram");
+    socket.send(text.as_bytes()).expect("the send on loopback succeeds");
     let mut buffer = vec![0; 2048];
     let len = socket.recv(&mut buffer).expect("it answers");
-    String::from_utf8(buffer[..len].to_vec()).expect("what was sent")
+    String::from_utf8(buffer[..len].to_vec()).expect("the echo arrives")
 }

@@ -1,4 +1,4 @@
-//! Just enough HTTP to read the admin page and to ask for credentials, and just enough of the metrics format to read a number.
+//! Minimal HTTP client for the admin interface and credentials API, and a reader of the metrics format.
 
 use std::{
     io::{self, Read, Write},
@@ -11,12 +11,12 @@ use serde_json::Value;
 
 use super::SOON;
 
-/// Status and JSON of a POST with a key.
+/// POST with an API key; returns status and JSON.
 pub fn post(server: SocketAddr, path: &str, key: &str, body: &Value) -> io::Result<(u16, Value)> {
     change(server, "POST", path, key, &body.to_string())
 }
 
-/// Status and JSON of a DELETE with a key.
+/// DELETE with an API key; returns status and JSON.
 pub fn delete(server: SocketAddr, path: &str, key: &str) -> io::Result<(u16, Value)> {
     change(server, "DELETE", path, key, "")
 }
@@ -34,19 +34,19 @@ fn change(server: SocketAddr, method: &str, path: &str, key: &str, body: &str) -
     Ok((status, serde_json::from_str(&body)?))
 }
 
-/// Status and body of a GET.
+/// GET; returns status and body.
 pub fn get(server: SocketAddr, path: &str) -> io::Result<(u16, String)> {
     get_as(server, path, &server.to_string())
 }
 
-/// The same by a name of the server's.
+/// GET with a `Host` header.
 pub fn get_as(server: SocketAddr, path: &str, host: &str) -> io::Result<(u16, String)> {
     let stream = TcpStream::connect_timeout(&server, SOON)?;
     stream.set_read_timeout(Some(SOON))?;
     ask(stream, path, host)
 }
 
-/// The same over a Unix socket, whose server may be in another network namespace.
+/// GET over a Unix socket, which reaches other network namespaces.
 pub fn get_unix(socket: &Path, path: &str) -> io::Result<(u16, String)> {
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(SOON))?;
@@ -54,7 +54,7 @@ pub fn get_unix(socket: &Path, path: &str) -> io::Result<(u16, String)> {
 }
 
 fn ask(mut stream: impl Read + Write, path: &str, host: &str) -> io::Result<(u16, String)> {
-    // 1.0: the answer ends with the connection and is never chunked.
+    // HTTP/1.0: the response ends with the connection and is never chunked.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n")?;
     answer(stream)
 }
@@ -68,7 +68,7 @@ fn answer(mut stream: impl Read) -> io::Result<(u16, String)> {
     Ok((status, body.to_owned()))
 }
 
-/// One reading of `/metrics`.
+/// One scrape of `/metrics`.
 pub struct Metrics(String);
 
 impl Metrics {
@@ -76,10 +76,10 @@ impl Metrics {
         Self(text)
     }
 
-    /// The sum of all series of `name` whose labels contain `label` (such as `reason="expired"`; empty for all).
+    /// Sum of all series of `name` whose labels contain `label` (such as `reason="expired"`; empty for all).
     ///
     /// # Panics
-    /// When there is no such series: a misspelt name must not read as zero.
+    /// If no series matches, so that a misspelt name does not read as zero.
     pub fn sum(&self, name: &str, label: &str) -> u64 {
         let mut found = false;
         let mut sum = 0.0;
@@ -102,7 +102,7 @@ impl Metrics {
         }
     }
 
-    /// The same, where there is such a series.
+    /// Like `sum`, but `None` if there is no such series.
     pub fn maybe(&self, name: &str) -> Option<u64> {
         let there = |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
         self.0.lines().any(there).then(|| self.sum(name, ""))

@@ -1,5 +1,5 @@
-//! Harness of all tests of the binary: programs that are started, watched and always ended, links of their own, the admin page,
-//! a bare STUN client. The trials themselves are in `tests`.
+//! Harness for tests of the binary: child processes that always end, test networks, an HTTP client and a bare STUN client. The
+//! trials themselves are in `tests`.
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "shown by libtest where a test fails")]
 
@@ -38,22 +38,21 @@ pub use upgraded::{Upgraded, ends, lives};
 pub const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-/// Flags as a person types them.
+/// Splits flags at blanks.
 pub fn words(text: &str) -> Vec<&str> {
     text.split(' ').collect()
 }
 
-/// True if this machine has an IPv6 loopback address.
 pub fn has_ipv6() -> bool {
     loopback_of(V6).is_ok()
 }
 
-/// Fails with the reason if this machine has no loopback address of the family.
+/// Returns the reason if loopback has no address of this family.
 pub fn loopback_of(family: IpAddr) -> Result<(), &'static str> {
     UdpSocket::bind((family, 0)).map(drop).map_err(|_| "no IPv6 loopback address")
 }
 
-/// Fails unless this process may load programs into the kernel, which a user namespace never allows.
+/// Returns the reason if this process may not load eBPF programs, which a user namespace never allows.
 pub fn may_load_programs() -> Result<(), &'static str> {
     if is_root() { Ok(()) } else { Err("only root may load programs into the kernel here") }
 }
@@ -65,7 +64,7 @@ pub fn is_root() -> bool {
     is_root && map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// Path of a program on the PATH, or in the directories of servers, which the PATH of an ordinary user leaves out.
+/// Finds a program on the PATH or in the sbin directories, which are not on the PATH of ordinary users.
 pub fn installed(name: &str) -> Result<PathBuf, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let servers = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
@@ -73,7 +72,7 @@ pub fn installed(name: &str) -> Result<PathBuf, String> {
     places.find(|program| program.is_file()).ok_or_else(|| format!("{name} is not installed"))
 }
 
-/// Path of a program that a step of `./test` has put into `target/interop`.
+/// Finds a program that a step of `./test` has built in `target/interop`.
 pub fn interop_program(step: &str, name: &str) -> Result<PathBuf, String> {
     let program = turnpike::target().join("interop").join(name);
     if program.is_file() { Ok(program) } else { Err(format!("{name} is missing: ./test {step} installs it")) }

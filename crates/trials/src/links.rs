@@ -1,4 +1,4 @@
-//! Links of their own to a namespace for the server, so that the kernel can relay.
+//! Veth links to a server in its own network namespace, where the kernel path can relay.
 //!
 //! ```text
 //!  this test                       the server's namespace
@@ -25,7 +25,6 @@ const fn v6(link: u16, end: u16) -> IpAddr {
     IpAddr::V6(std::net::Ipv6Addr::new(0xfd77, link, 0, 0, 0, 0, 0, end))
 }
 
-/// The server's namespace, and the links to it.
 pub struct Links(Namespace);
 
 impl Deref for Links {
@@ -36,7 +35,7 @@ impl Deref for Links {
     }
 }
 
-/// Runs `body` with links to a namespace for the server; `test` is the name of the calling test. Says why it cannot.
+/// Runs `body` with links to a server namespace, or prints why it cannot; `test` is the name of the calling test.
 pub fn on_links(test: &str, body: impl FnOnce(&Links)) {
     need!(may_load_programs());
     need!(installed("nsenter"));
@@ -47,7 +46,7 @@ pub fn on_links(test: &str, body: impl FnOnce(&Links)) {
     });
 }
 
-/// The same by each data path that the kernel has, whose name `body` is told.
+/// Runs `body` once per kernel data path.
 pub fn by_each(test: &str, body: impl Fn(&Links, &str)) {
     need!(installed("ethtool"));
     on_links(test, |links| {
@@ -61,34 +60,34 @@ pub fn by_each(test: &str, body: impl Fn(&Links, &str)) {
     });
 }
 
-/// Why what comes in bulk goes up.
+/// Counter label for super-packets that the kernel path leaves to user space.
 pub fn reason_of_bulk(datapath: &str) -> &'static str {
     if datapath == "xdp" { "bulk" } else { "super_packet" }
 }
 
 impl Links {
-    /// What XDP needs of a veth: its far end writes checksums and tags, for XDP sees what is there, and receives by NAPI, for else nothing
-    /// that is redirected arrives.
+    /// Configures the veths for XDP: the far end must write checksums and VLAN tags, because XDP sees the packet as it is, and must
+    /// receive through NAPI, or redirected packets never arrive.
     pub fn behave_as_cards(&self) {
         for device in ["c", "p"] {
             run("ethtool", &["-K", device, "tx", "off", "txvlan", "off", "gro", "on"]);
         }
     }
 
-    /// Whether super-packets cross the links as they are. Otherwise what comes to the server is single, and gathered there.
+    /// Lets super-packets cross the links unsegmented, or else arrive as single datagrams that the receiver's GRO merges.
     pub fn bursts_come_whole(&self, whole: bool) {
         let segments = if whole { "on" } else { "off" };
         for device in ["c", "p"] {
-            // A veth gathers nothing that comes from one that could have segmented TCP...
+            // A veth does not merge packets from a peer that could have segmented TCP.
             run("ethtool", &["-K", device, "tx-udp-segmentation", segments, "tso", segments]);
-            // ...and has GRO when it is turned on while both ends are up.
+            // GRO takes effect only if it is turned on while both ends are up.
             for gro in ["off", "on"] {
                 self.inside(&["ethtool", "-K", device, "gro", gro]);
             }
         }
     }
 
-    /// The server's link address on link `p`.
+    /// Link-layer address of the server's end of link `p`.
     pub fn link_address(&self) -> String {
         let said = self.inside_says(&["ip", "-o", "link", "show", "dev", "p"]);
         let mut words = said.split_whitespace().skip_while(|word| *word != "link/ether");
@@ -112,14 +111,14 @@ impl Links {
         links
     }
 
-    /// A server with these addresses; `more` are further flags.
+    /// Starts a server on the link addresses; `more` are additional flags.
     pub fn serve(&self, more: &[&str]) -> Server<'_> {
         let mut command = Command::new("nsenter");
         command.args(self.nsenter()).env_clear();
         self.serve_as(command, more)
     }
 
-    /// The same, started by a command that ends where the server's begins.
+    /// Starts a server through `command`, which the server's own words are appended to.
     pub fn serve_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
         let mut arguments = vec!["serve", "--listen", "10.77.1.1:3478", "--listen", "[fd77:1::1]:3478"];
         let (dir, admin) = admin_socket();
@@ -144,14 +143,14 @@ impl Links {
         Server { program, dir, _links: self }
     }
 
-    /// A forwarder on the kernel path, with these rules and flags.
+    /// Starts a forwarder on the kernel path.
     pub fn forward(&self, more: &[&str]) -> Server<'_> {
         let mut command = Command::new("nsenter");
         command.args(self.nsenter()).env_clear();
         self.forward_as(command, more)
     }
 
-    /// The same, started by a command that ends where the forwarder's begins.
+    /// Starts a forwarder through `command`, which the forwarder's own words are appended to.
     pub fn forward_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
         let (dir, admin) = admin_socket();
         let mut arguments = vec!["forward", "--admin", &admin];
@@ -169,8 +168,8 @@ impl Links {
     }
 }
 
-/// Where the admin interface is to be: a socket with a file is reached from every network namespace, and an ordinary user may make one
-/// here.
+/// Address of the admin interface: a Unix socket in a directory is reachable from every network namespace and writable for an ordinary
+/// user.
 fn admin_socket() -> (Dir, String) {
     let dir = Dir::new();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
@@ -178,12 +177,11 @@ fn admin_socket() -> (Dir, String) {
     (dir, admin)
 }
 
-/// A running server or forwarder.
 pub struct Server<'l> {
     pub program: Program,
-    /// With its socket.
+    /// Holds the admin socket.
     dir: Dir,
-    /// It ends before its namespace does.
+    /// Keeps the namespace alive until the server has ended.
     _links: &'l Links,
 }
 
@@ -194,12 +192,12 @@ impl Server<'_> {
         Metrics::new(text)
     }
 
-    /// Datagrams that the kernel has relayed, told at most a second late.
+    /// Datagrams relayed in the kernel; up to a second old.
     pub fn across(&self) -> u64 {
         self.metrics().sum("turnpike_kernel_datagrams_total", "")
     }
 
-    /// Datagrams and super-packets that went up for this reason.
+    /// Datagrams and super-packets passed to user space for this reason.
     pub fn passes(&self, reason: &str) -> u64 {
         self.metrics().sum("turnpike_kernel_passes_total", &format!("reason=\"{reason}\""))
     }

@@ -1,40 +1,41 @@
-//! A network of one's own, in which addresses and ports are free that somebody has outside.
+//! Network namespaces for tests, with addresses and ports of their own.
 
 use std::{fs, process::Command};
 
 use super::{Program, eventually, installed};
 
-/// Commands that have the shell run a script in a new network namespace, with loopback and what else `setup` makes. Or why there are none.
+/// Returns a factory of commands that run a shell script in a new network namespace with loopback and `setup`, or the reason why the
+/// machine cannot.
 pub fn namespace(setup: &'static str) -> Result<impl Fn(&str) -> Command, String> {
     installed("ip")?;
     installed("unshare")?;
-    // With the shell, the first process of its namespace, everything in it ends.
+    // The shell is the first process of its namespace; everything in it ends with the shell.
     let inside = move |flags: &str, script: &str| {
         let script = format!("ip link set lo up && {setup} && {script}");
         let mut command = Command::new("unshare");
         command.args([flags, "--kill-child", "sh", "-c", &script]).env_remove("TURNPIKE_CONFIG");
         command
     };
-    // A user namespace needs no privilege, but is often forbidden in containers, where root may do without.
+    // A user namespace needs no privilege but is often forbidden in containers, where root works without one.
     let allowed = |flags: &&str| Program::run(&mut inside(flags, "true")).code == Some(0);
     let flags = ["-npf", "-rnpf"].into_iter().find(allowed);
     let flags = flags.ok_or("unshare(1) and ip(8) cannot make a network namespace here")?;
     Ok(move |script: &str| inside(flags, script))
 }
 
-/// A namespace beside this process's, which may make one.
+/// A second network namespace, for a process that may create one.
 pub struct Namespace {
-    /// Keeps it.
+    /// Process that keeps the namespace alive.
     holder: Program,
 }
 
 impl Namespace {
-    /// With loopback and nothing else.
+    /// A namespace with loopback only.
     pub fn with_loopback() -> Self {
         let holder = Program::start(Command::new("unshare").args(["-n", "sleep", "86400"]));
         let pid = holder.pid();
         let own = fs::read_link("/proc/self/ns/net").expect("this process has a namespace");
-        eventually("there is another namespace", || {
+        eventually("the namespace exists", || {
             fs::read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|other| other != own)
         });
         let namespace = Self { holder };
@@ -42,29 +43,29 @@ impl Namespace {
         namespace
     }
 
-    /// A process in it.
+    /// PID of a process in the namespace.
     pub fn pid(&self) -> u32 {
         self.holder.pid()
     }
 
-    /// Runs a program in it, which must succeed.
+    /// Runs a program in the namespace and requires success.
     pub fn inside(&self, words: &[&str]) {
         self.inside_says(words);
     }
 
-    /// The same, for what it says.
+    /// Runs a program in the namespace and returns its output.
     pub fn inside_says(&self, words: &[&str]) -> String {
         let output = Command::new("nsenter").args(self.nsenter()).args(words).output().expect("nsenter runs");
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// The words of `nsenter` in front of those of a program that is to run in it.
+    /// The `nsenter` words to put before a command.
     pub fn nsenter(&self) -> Vec<String> {
         vec![format!("--net=/proc/{}/ns/net", self.pid()), "--".to_owned()]
     }
 
-    /// A program of ours, to be run in it.
+    /// Wraps a command of the tests to run in the namespace.
     pub fn command(&self, of: &Command) -> Command {
         let mut command = Command::new("nsenter");
         command.args(self.nsenter()).arg(of.get_program()).args(of.get_args()).env_clear();

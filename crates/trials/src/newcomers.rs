@@ -1,4 +1,4 @@
-//! Newcomers: clients that ask for an allocation for the first time, each from a port of its own, at a fixed rate.
+//! New clients at a fixed rate, each sending its first Allocate from its own port.
 
 use std::{
     collections::VecDeque,
@@ -12,29 +12,29 @@ use std::{
 };
 use turnpike_testkit::stun;
 
-/// Sockets kept open for the answer.
+/// Sockets kept open for replies.
 const WAITING: usize = 256;
-/// Length of a nonce that works.
+/// Length of a valid nonce in bytes.
 const NONCE_LEN: usize = 24;
 
-/// Newcomers that arrive until this is stopped or dropped.
+/// Sends until stopped or dropped.
 pub struct Newcomers {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Arrived>>,
 }
 
-/// Outcome for the newcomers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Arrived {
     pub sent: u64,
-    /// 401 with a nonce that works.
+    /// 401 with a valid nonce.
     pub challenged: u64,
-    /// Other answers.
+    /// Other responses.
     pub refused: u64,
 }
 
 impl Newcomers {
-    /// `rate` newcomers per second over UDP, from `networks` addresses in /24 networks of their own; a single one is 127.0.0.1.
+    /// Sends `rate` first requests per second over UDP from `networks` addresses, each in its own /24; a single one is
+    /// 127.0.0.1.
     pub fn arrive(server: SocketAddr, rate: u32, networks: u32) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let thread = {
@@ -70,7 +70,7 @@ fn arrive(server: SocketAddr, rate: u32, networks: u32, stop: &AtomicBool) -> Ar
         thread::sleep((interval * number).saturating_sub(started.elapsed()));
         let socket = UdpSocket::bind((source(number % networks), 0)).expect("loopback has free ports");
         socket.set_nonblocking(true).expect("a socket");
-        // A full socket buffer of the server is loss, as on a network.
+        // A full socket buffer of the server counts as loss, as on a network.
         if socket.send_to(&stun::allocate_request(None), server).is_ok() {
             arrived.sent += 1;
         }
@@ -97,7 +97,7 @@ impl Arrived {
     }
 }
 
-/// The host of number 0 is 127.0.0.1, each other one in a /24 of its own.
+/// Network 0 is 127.0.0.1; every other address is in its own /24.
 fn source(network: u32) -> IpAddr {
     Ipv4Addr::from_bits(0x7F00_0001 + (network << 8)).into()
 }

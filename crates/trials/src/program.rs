@@ -1,4 +1,4 @@
-//! A program that runs beside the test: its output is kept, every wait has a deadline, and dropping it ends it.
+//! A child process of a test: keeps its output, bounds every wait, and ends with the value.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -20,9 +20,8 @@ pub struct Program {
     readers: Vec<JoinHandle<()>>,
 }
 
-/// How a program ended.
 pub struct Finished {
-    /// Exit status; `None` when a signal killed it.
+    /// Exit status; `None` if killed by a signal.
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
@@ -33,14 +32,14 @@ impl Finished {
         format!("{}\n{}", self.stdout, self.stderr)
     }
 
-    /// Returns it if it has ended with this exit code.
+    /// Asserts this exit code.
     #[track_caller]
     pub fn ended(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{}", self.output());
         self
     }
 
-    /// Returns it if its standard error contains this.
+    /// Asserts that standard error contains this.
     #[track_caller]
     pub fn says(self, text: &str) -> Self {
         assert!(self.stderr.contains(text), "{text:?} in {}", self.output());
@@ -53,7 +52,7 @@ impl Program {
         Self::start_with(command.stdin(Stdio::null()).stdout(Stdio::piped()))
     }
 
-    /// With the standard input and output that the command has.
+    /// Starts the command with its own standard input and output.
     pub fn start_with(command: &mut Command) -> Self {
         let name = format!("{command:?}");
         let mut child =
@@ -65,7 +64,7 @@ impl Program {
         Self { name, child, stdout, stderr, readers }
     }
 
-    /// Runs a program to its end.
+    /// Runs the command to its end.
     pub fn run(command: &mut Command) -> Finished {
         Self::start(command).wait(SOON * 2)
     }
@@ -74,15 +73,15 @@ impl Program {
         self.child.id()
     }
 
-    /// What it has written so far, line by line, errors last.
+    /// Output so far, line by line, standard error last.
     pub fn lines(&self) -> Vec<String> {
         [&self.stdout, &self.stderr].iter().flat_map(|lines| snapshot(lines)).collect()
     }
 
-    /// The first line that contains `text`, as soon as there is one.
+    /// Waits for the first line that contains `text`.
     pub fn line_with(&mut self, text: &str) -> String {
         eventually(&format!("{}: a line with {text:?}", self.name), || {
-            // Its last words may still be on their way through the pipe, which those that took its place have too.
+            // The last lines may still be in the pipe, which upgraded processes share.
             let is_silent = self.has_ended() && self.readers.iter().all(JoinHandle::is_finished);
             let found = self.lines().into_iter().find(|line| line.contains(text));
             assert!(found.is_some() || !is_silent, "{} ended without a line with {text:?}", self.name);
@@ -96,16 +95,16 @@ impl Program {
 
     /// Sends a signal, named as in `kill -NAME`.
     pub fn signal(&self, name: &str) {
-        // The shell's own `kill`: a machine need not have the program, and a call of ours would need `unsafe`.
+        // Uses the shell's built-in `kill`: the program may be missing, and a system call would need `unsafe`.
         let script = format!("kill -{name} {}", self.pid());
         let status = Command::new("sh").args(["-c", &script]).status().expect("every Linux has sh");
         assert!(status.success(), "{script}");
     }
 
-    /// Waits for its end.
+    /// Waits for the process to end.
     ///
     /// # Panics
-    /// When it has not ended after `deadline`.
+    /// If it is still running after `deadline`.
     pub fn wait(mut self, deadline: Duration) -> Finished {
         let until = Instant::now() + deadline;
         let status = loop {
@@ -140,15 +139,15 @@ fn collect(stream: impl Read + Send + 'static, lines: &Lines) -> JoinHandle<()> 
     thread::spawn(move || {
         let mut reader = BufReader::new(stream);
         let mut bytes = Vec::new();
-        // Not `lines()`: it would stop for good at the first byte that is not UTF-8.
+        // Not `lines()`, which stops at the first byte that is not UTF-8.
         while reader.read_until(b'\n', &mut bytes).is_ok_and(|len| len > 0) {
             let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
-            lines.lock().expect("nobody panics while holding this").push(line);
+            lines.lock().expect("no thread panics while holding the lock").push(line);
             bytes.clear();
         }
     })
 }
 
 fn snapshot(lines: &Lines) -> Vec<String> {
-    lines.lock().expect("nobody panics while holding this").clone()
+    lines.lock().expect("no thread panics while holding the lock").clone()
 }

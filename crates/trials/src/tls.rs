@@ -1,4 +1,4 @@
-//! Certificates made for a test, and a client that asks a server for its own.
+//! Test certificates, and a client that fetches a server's certificate.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use turnpike_testkit::certificates;
 
 use super::{Dir, SOON};
 
-/// A certificate and its key, in files of their own. Self-signed, but for [`Certificate::of_authority`].
+/// A certificate and key in files; self-signed unless made by [`Certificate::of_authority`].
 pub struct Certificate {
     dir: Dir,
 }
@@ -31,37 +31,37 @@ impl Certificate {
         certificate
     }
 
-    /// Another certificate and key in the same files.
+    /// Replaces certificate and key in the same files.
     pub fn renew(&self, names: &[&str]) {
         self.write(&certificates::Certificate::new(names));
     }
 
-    /// One whose time is over.
+    /// A certificate that has expired.
     pub fn expired(names: &[&str]) -> Self {
         let day = |year| rcgen::date_time_ymd(year, 1, 1);
         Self::with(names, |params| (params.not_before, params.not_after) = (day(2020), day(2021)))
     }
 
-    /// One whose time has not come.
+    /// A certificate that is not yet valid.
     pub fn early(names: &[&str]) -> Self {
         let day = |year| rcgen::date_time_ymd(year, 1, 1);
         Self::with(names, |params| (params.not_before, params.not_after) = (day(2090), day(2091)))
     }
 
-    /// One whose time is over after so many whole days.
+    /// A certificate that expires in `days` whole days.
     pub fn expiring(names: &[&str], days: u64) -> Self {
         const DAY: u64 = 86_400;
-        // An hour more, so that no slow test sees a day less.
+        // One hour more, so that a slow test still sees the full days.
         Self::ending_in(names, Duration::from_secs(days * DAY + 3600))
     }
 
-    /// One whose time is over in so long.
+    /// A certificate that expires after `left`.
     pub fn ending_in(names: &[&str], left: Duration) -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970");
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is after 1970");
         Self::with(names, |params| params.not_after = rcgen::date_time_ymd(1970, 1, 1) + now + left)
     }
 
-    /// One that an authority of this test alone has signed: what trusts no self-signed server is made to trust that.
+    /// A certificate signed by a test authority, for clients that reject self-signed certificates.
     pub fn of_authority(names: &[&str]) -> Self {
         let certificate = Self { dir: Dir::new() };
         let (made, authority) = certificates::Certificate::of_authority(names);
@@ -89,26 +89,25 @@ impl Certificate {
         self.dir.path().join("key.pem")
     }
 
-    /// The certificate of the authority, where there is one.
+    /// Certificate of the authority, if there is one.
     pub fn authority(&self) -> PathBuf {
         self.dir.path().join("authority.pem")
     }
 
-    /// SHA-256 of the public key with its kind (SPKI), in Base64: how Chromium and HPKP (RFC 7469) name a key.
+    /// Base64 of SHA-256 of the public key (SPKI), the form of Chromium and HPKP (RFC 7469).
     pub fn spki_hash(&self) -> String {
         let pem = fs::read_to_string(self.key()).expect("our own file");
         let key = KeyPair::from_pem(&pem).expect("our own key");
         STANDARD.encode(Sha256::digest(key.subject_public_key_info()))
     }
 
-    /// What `serve` is given.
+    /// Flags for `serve`.
     pub fn flags(&self) -> [&str; 4] {
-        // Leaked: a few dozen bytes for the life of a test program.
+        // Leaks a few dozen bytes per test program.
         let leak = |path: PathBuf| &*path.into_os_string().into_string().expect("UTF-8").leak();
         ["--tls-cert", leak(self.cert()), "--tls-key", leak(self.key())]
     }
 
-    /// The certificate as a client sees it.
     pub fn der(&self) -> CertificateDer<'static> {
         read(&self.cert())
     }
@@ -118,7 +117,7 @@ fn read(path: &Path) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(path).expect("a certificate")
 }
 
-/// The certificate that a server shows to a client that names this one.
+/// Fetches the certificate that a server presents for this name.
 pub fn shown_by(server: SocketAddr, name: &'static str) -> CertificateDer<'static> {
     let config = certificates::believing_client(rustls::ALL_VERSIONS);
     let name = ServerName::try_from(name).expect("names of tests are names");

@@ -1,4 +1,4 @@
-//! The binary's own commands, as the tests use them.
+//! The binary's commands as tests use them.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -16,13 +16,13 @@ pub const USER: &str = "alice";
 pub const PASSWORD: &str = "secret";
 pub const REALM: &str = "example.org";
 
-/// The binary, with nothing of this environment that could configure it.
+/// The binary without environment variables that would configure it.
 pub fn turnpike(arguments: &[&str]) -> Command {
-    // `cargo xtask faults` has a release build tested.
+    // `cargo xtask faults` tests a release build.
     let program = std::env::var_os("TURNPIKE_TEST_PROGRAM").map_or_else(built_program, PathBuf::from);
     let mut command = Command::new(program);
     command.args(arguments).env_clear().env("RUST_BACKTRACE", "1");
-    // All servers and forwarders of all tests by another data path, and another way to copy.
+    // Environment variables that run all tests with another data path or copy mode.
     for (asked, variables) in [
         ("TURNPIKE_TEST_DATAPATH", &["TURNPIKE_SERVER_DATAPATH", "TURNPIKE_FORWARD_DATAPATH"][..]),
         ("TURNPIKE_TEST_COPY", &["TURNPIKE_FORWARD_COPY"][..]),
@@ -34,38 +34,37 @@ pub fn turnpike(arguments: &[&str]) -> Command {
     command
 }
 
-/// The binary that cargo has put beside the directory of this test program.
+/// Binary next to the directory of this test program.
 fn built_program() -> PathBuf {
     let program = build_directory().join("turnpike");
     assert!(program.is_file(), "{}: cargo build --bin turnpike makes it", program.display());
     program
 }
 
-/// Such as `target/debug`.
+/// For example `target/debug`.
 fn build_directory() -> PathBuf {
     let test = std::env::current_exe().expect("this program has a path");
-    // Below it in `deps`.
-    test.ancestors().nth(2).expect("cargo has put it there").to_owned()
+    // Test programs are in `deps` below it.
+    test.ancestors().nth(2).expect("test programs are below the target directory").to_owned()
 }
 
-/// Directory of all that cargo builds.
+/// Cargo's target directory.
 pub(crate) fn target() -> PathBuf {
-    build_directory().parent().expect("it is a directory of the target directory").to_owned()
+    build_directory().parent().expect("the build directory is inside the target directory").to_owned()
 }
 
-/// Where processes of tests have the sockets on which they can be asked to upgrade. None has its admin interface there.
+/// Directory for the upgrade sockets of test processes; contains no admin sockets.
 pub fn run_directory() -> PathBuf {
     target().join("tmp/run")
 }
 
-/// The same, for one that has such a socket or asks at one.
+/// Command with `run_directory` set, for programs that upgrade or request an upgrade.
 pub fn upgradable(arguments: &[&str]) -> Command {
     let mut command = turnpike(arguments);
     command.env("RUNTIME_DIRECTORY", run_directory());
     command
 }
 
-/// A running `turnpike serve`.
 pub struct Serve {
     pub program: Program,
     v4: SocketAddr,
@@ -75,17 +74,17 @@ pub struct Serve {
     _dir: Dir,
 }
 
-/// Newcomers per second that arrive at each server while its test runs, from the address that most tests use.
+/// Environment variable with the rate of unrelated new clients per second at each server under test.
 const NEWCOMERS: &str = "TURNPIKE_TEST_NEWCOMERS";
 
 impl Serve {
-    /// A generator by UDP and IPv4, to and from this reflector.
+    /// Load generator over UDP and IPv4 through this server to the reflector.
     pub fn load(&self, reflect: &Reflect) -> Load {
         Load::new(self.address(super::V4)).to(reflect.address)
     }
 
-    /// On loopback, in both families where there are two, for [`USER`], peers on loopback allowed. It relays on loopback too, unless `more`
-    /// names a relay address.
+    /// Starts a server on loopback (both families if available) with [`USER`], loopback peers allowed, relaying on loopback unless `more`
+    /// has a relay address.
     pub fn start(more: &[&str]) -> Self {
         let user = format!("{USER}:{PASSWORD}");
         let mut arguments = vec!["--realm", REALM, "--user", &user];
@@ -100,7 +99,7 @@ impl Serve {
         Self::start_bare(&arguments)
     }
 
-    /// The same with TLS and DTLS as well: all four on the port that UDP has, told apart by what comes first.
+    /// Like `start`, with UDP, TCP, TLS and DTLS on one port.
     pub fn start_secured(certificate: &Certificate, more: &[&str]) -> Self {
         let mut arguments = certificate.flags().to_vec();
         arguments.extend(["--dtls-listen", "127.0.0.1:0"]);
@@ -111,7 +110,7 @@ impl Serve {
         Self::start(&arguments)
     }
 
-    /// Only the sockets are chosen here, so that tests never meet.
+    /// Starts a server with only its listeners and sockets set, on free ports.
     pub fn start_bare(more: &[&str]) -> Self {
         let mut arguments = vec!["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
         if has_ipv6() {
@@ -132,28 +131,28 @@ impl Serve {
         serve
     }
 
-    /// Where it listens.
+    /// Listener address of this family.
     pub fn address(&self, family: IpAddr) -> SocketAddr {
-        if family.is_ipv4() { self.v4 } else { self.v6.expect("asked only where there is IPv6") }
+        if family.is_ipv4() { self.v4 } else { self.v6.expect("IPv6 is available") }
     }
 
-    /// Where it listens by `udp`, `tcp`, `tls` or `dtls` on this address.
+    /// Listener address of this transport (`udp`, `tcp`, `tls` or `dtls`) and IP.
     pub fn address_of(&self, transport: &str, ip: IpAddr) -> SocketAddr {
-        // A TCP listener takes TLS too; its line is the one of plain TCP.
+        // A TCP listener also accepts TLS; its log line is the one for TCP.
         let shown = if transport == "tls" { "tcp" } else { transport };
         let label = format!("listening on {shown} ");
-        // The lines of listeners came before the admin page's, for which the start has waited.
+        // The listeners are logged before the admin interface, which the start waits for.
         let lines = self.program.lines();
         let found = lines.iter().filter(|line| line.contains(&label)).map(|line| address_after(line, &label));
         found.into_iter().find(|address| address.ip() == ip).unwrap_or_else(|| panic!("no {label}{ip}"))
     }
 
-    /// Where the admin page is.
+    /// Address of the admin interface.
     pub fn admin(&self) -> SocketAddr {
         self.admin
     }
 
-    /// The status of `/healthz`, if the admin page is there.
+    /// Status of `/healthz`, or `None` if the admin interface is unreachable.
     pub fn health(&self) -> Option<u16> {
         http::get(self.admin, "/healthz").ok().map(|(status, _)| status)
     }
@@ -172,13 +171,12 @@ impl Serve {
         eventually(&format!("{wanted} allocations"), || self.allocations() == wanted);
     }
 
-    /// Memory of its own in bytes.
+    /// Private memory in bytes.
     pub fn memory(&self) -> u64 {
         process::memory_of(self.program.pid())
     }
 }
 
-/// A running `turnpike reflect`.
 pub struct Reflect {
     pub address: SocketAddr,
     pub program: Program,
@@ -192,7 +190,7 @@ impl Reflect {
         Self::of(Program::start(&mut turnpike(&arguments)))
     }
 
-    /// At this address of another namespace.
+    /// Listens on an address of another namespace.
     pub fn start_in(namespace: &Namespace, listen: SocketAddr) -> Self {
         let listen = listen.to_string();
         Self::of(Program::start(&mut namespace.command(&turnpike(&["reflect", "--listen", &listen]))))
@@ -204,11 +202,11 @@ impl Reflect {
     }
 }
 
-/// A `turnpike load turn` to be run.
+/// A `turnpike load turn` command.
 pub struct Load(Vec<String>);
 
 impl Load {
-    /// As [`USER`] through `server`, the result as JSON on standard output.
+    /// As [`USER`] through `server`, with JSON on standard output.
     pub fn new(server: SocketAddr) -> Self {
         Self::as_user(server, &format!("{USER}:{PASSWORD}"))
     }
@@ -222,22 +220,22 @@ impl Load {
         Self::at_as(&server.to_string(), user)
     }
 
-    /// As somebody else through the server of a URI.
+    /// As another user through the server of a URI.
     pub fn at_as(server: &str, user: &str) -> Self {
         Self(["load", "turn", server, "--user", user, "--json", "-"].map(str::to_owned).to_vec())
     }
 
-    /// To and from this peer.
+    /// Sends to this peer.
     pub fn to(self, peer: SocketAddr) -> Self {
         self.with(&format!("--peer {peer}"))
     }
 
-    /// With these arguments, which blanks separate.
+    /// Adds arguments separated by blanks.
     pub fn with(self, more: &str) -> Self {
         self.with_words(&super::words(more))
     }
 
-    /// With these arguments, whatever is in them.
+    /// Adds arguments verbatim.
     pub fn with_words(mut self, more: &[&str]) -> Self {
         self.0.extend(more.iter().map(|&argument| argument.to_owned()));
         self
@@ -247,7 +245,7 @@ impl Load {
         Program::start(&mut self.command())
     }
 
-    /// In another namespace.
+    /// Starts it in another namespace.
     pub fn start_in(&self, namespace: &Namespace) -> Program {
         Program::start(&mut namespace.command(&self.command()))
     }
@@ -257,14 +255,13 @@ impl Load {
         turnpike(&arguments)
     }
 
-    /// Runs it to its end.
     pub fn run(&self) -> Finished {
         self.start().wait(super::SOON * 2)
     }
 }
 
 impl Finished {
-    /// The JSON result of a generator that has done its work.
+    /// JSON result of a generator that succeeded.
     pub fn result(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| {
             panic!("no JSON result ({error}), exit {:?}:\n{}", self.code, self.output())
@@ -272,7 +269,7 @@ impl Finished {
     }
 }
 
-/// The address that stands in `line` after `label`.
+/// Parses the address after `label` in `line`.
 pub fn address_after(line: &str, label: &str) -> SocketAddr {
     let (_, rest) = line.split_once(label).expect("the line was found by its label");
     let end = rest.find(|c: char| !c.is_ascii_hexdigit() && !"[]:.".contains(c)).unwrap_or(rest.len());

@@ -1,12 +1,12 @@
-//! Processes that took a running program's place.
+//! Chains of processes created by upgrades.
 
 use std::{fs, process::Command, thread};
 
 use super::{Finished, Program, eventually, upgradable};
 
-/// A program of a test and those that came after it; they end with this.
+/// A program and its successors; ends all of them when dropped.
 pub struct Upgraded {
-    /// The first is the program itself, the last the one that serves.
+    /// The original program first, the serving process last.
     pids: Vec<u32>,
 }
 
@@ -15,18 +15,18 @@ impl Upgraded {
         Self { pids: vec![program.pid()] }
     }
 
-    /// The process that serves.
+    /// PID of the serving process.
     pub fn pid(&self) -> u32 {
         self.pids.last().copied().unwrap_or_default()
     }
 
-    /// Asks it to go on in another one.
+    /// Requests an upgrade.
     pub fn ask(&self, more: &[&str]) -> Finished {
         let pid = self.pid().to_string();
         Program::run(&mut upgradable(&[&["upgrade", "--pid", &pid], more].concat()))
     }
 
-    /// The same, which must not fail; the number of the process before.
+    /// Upgrades and requires success; returns the previous PID.
     pub fn upgrade(&mut self) -> u32 {
         let before = self.pid();
         let asked = self.ask(&[]).ended(0);
@@ -34,10 +34,10 @@ impl Upgraded {
         before
     }
 
-    /// A line says which process serves now.
+    /// Records the PID of the serving process from a log line.
     pub fn took_over(&mut self, line: &str) {
         let (_, rest) = line.split_once("process ").unwrap_or_else(|| panic!("no process in {line:?}"));
-        let (pid, _) = rest.split_once(" serves").unwrap_or_else(|| panic!("nobody serves in {line:?}"));
+        let (pid, _) = rest.split_once(" serves").unwrap_or_else(|| panic!("no process ID in {line:?}"));
         self.pids.push(pid.parse().unwrap_or_else(|error| panic!("{line:?}: {error}")));
     }
 }
@@ -45,9 +45,9 @@ impl Upgraded {
 impl Drop for Upgraded {
     fn drop(&mut self) {
         for pid in self.pids.iter().skip(1).filter(|pid| lives(**pid)) {
-            // Where it has just ended there is nobody to be told.
+            // The process may already be gone; ignore a failed kill.
             let _ = Command::new("sh").args(["-c", &format!("kill -KILL {pid}")]).status();
-            // Until then it has its sockets.
+            // The sockets stay in use until the process has ended.
             if !thread::panicking() {
                 ends(*pid);
             }
@@ -55,14 +55,14 @@ impl Drop for Upgraded {
     }
 }
 
-/// Whether a process of this number runs. One whose parent has not asked for its end runs no more.
+/// Returns true if the process runs; a zombie does not count.
 pub fn lives(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
-/// Waits for its end.
+/// Waits for the process to end.
 pub fn ends(pid: u32) {
     eventually(&format!("process {pid} ends"), || !lives(pid));
 }

@@ -1,5 +1,5 @@
-//! A piece of `cargo xtask soak`: clients of all transports talk, others come and go, the server is reloaded and upgraded meanwhile. After each
-//! slice everybody goes, both ends compare what they have counted, and what the server then still has is written down.
+//! One piece of `cargo xtask soak`: clients over all transports send data and others come and go while the server reloads and upgrades.
+//! After each slice all clients leave, both ends compare their counters, and the server's remaining resources are recorded.
 
 use std::{
     fs::{self, File},
@@ -17,11 +17,11 @@ use super::faults::{Group, Server, Wanted, cpu_ms};
 use turnpike_trials::links::{Links, PEER, RELAY, SERVER, on_links};
 use turnpike_trials::{Certificate, Load, PASSWORD, Program, Reflect, SOON, USER, ends, eventually, skip};
 
-const TEST: &str = "soak::a_piece";
-/// Of one slice.
+const TEST: &str = "soak::soak_piece";
+/// Length of a slice in seconds.
 const SECONDS: u64 = 10;
 const TRANSPORTS: [&str; 4] = ["udp", "tcp", "tls", "dtls"];
-/// Who talks: in bursts, and one datagram at a time, which is what the kernel relays itself.
+/// Traffic in bursts, and in single datagrams, which the kernel path relays.
 const TALKERS: [(&str, &str, [&str; 6]); 5] = [
     ("bursts over UDP", "udp", BURSTS),
     ("bursts over TCP", "tcp", BURSTS),
@@ -31,25 +31,25 @@ const TALKERS: [(&str, &str, [&str; 6]); 5] = [
 ];
 const BURSTS: [&str; 6] = ["--clients", "8", "--burst", "8", "--window", "16"];
 
-/// What is asked for, as JSON in TURNPIKE_TEST_SOAK.
+/// Parameters, as JSON in TURNPIKE_TEST_SOAK.
 #[derive(Deserialize)]
 struct Piece {
     datapath: String,
-    /// It ends after the slice in which one of these is over.
+    /// Ends after the slice in which this time has passed.
     seconds: u64,
     allocations: u64,
     datagrams: u64,
-    /// A line for each slice is added to this.
+    /// Receives one line per slice.
     file: PathBuf,
 }
 
 #[test]
 #[ignore = "takes hours: cargo xtask soak"]
-fn a_piece() {
+fn soak_piece() {
     let Some(asked) = std::env::var_os("TURNPIKE_TEST_SOAK") else {
-        return skip("cargo xtask soak says how much");
+        return skip("cargo xtask soak sets TURNPIKE_TEST_SOAK");
     };
-    let piece: Piece = serde_json::from_str(asked.to_str().expect("UTF-8")).expect("what xtask writes");
+    let piece: Piece = serde_json::from_str(asked.to_str().expect("UTF-8")).expect("xtask writes JSON");
     on_links(TEST, |links| {
         if piece.datapath == "xdp" {
             links.behave_as_cards();
@@ -61,9 +61,9 @@ fn a_piece() {
 struct Soak<'l> {
     links: &'l Links,
     server: Server,
-    /// One that nobody uses, beside it.
+    /// An idle server for comparison.
     control: Server,
-    /// It ends after the server.
+    /// Dropped after the server.
     group: Option<Group>,
     certificate: Certificate,
     reflect: Reflect,
@@ -71,7 +71,7 @@ struct Soak<'l> {
     datapath: String,
 }
 
-/// Sums over a server's life.
+/// Totals over a server's life.
 #[derive(Clone, Copy, Default)]
 struct Totals {
     allocations: u64,
@@ -103,7 +103,7 @@ impl<'l> Soak<'l> {
         let mut wanted = Wanted::flags(&flags);
         wanted.entry = [vec!["nsenter".to_owned()], links.nsenter()].concat();
         let server = Server::on(SocketAddr::new(SERVER[0], 3478), RELAY[0], wanted);
-        // Without it kernel memory is told by sockets alone.
+        // Without a cgroup, sockets are the only measure of kernel memory.
         let group = Group::of_process(server.pid()).ok();
         let mut wanted = Wanted::flags(&["--workers", "2", "--datapath", "basic"]);
         wanted.entry = [vec!["nsenter".to_owned()], links.nsenter()].concat();
@@ -118,14 +118,14 @@ impl<'l> Soak<'l> {
             .append(true)
             .open(&piece.file)
             .expect("xtask has made its directory");
-        // Of this life alone, on whatever machine.
+        // Seed of this run.
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock that was set");
         let (life, begin) = (since_1970.as_secs(), Instant::now());
         let mut all = Totals::default();
         for slice in 0.. {
             let share =
                 begin.elapsed().as_secs_f64() / (Duration::from_secs(piece.seconds.max(1))).as_secs_f64();
-            // Each upgrade begins with fresh memory: they come in the last fifth.
+            // Each upgrade starts with fresh memory, so upgrades happen in the last fifth.
             let upgrade = slice > 0 && share > 0.8;
             let line = self.slice(&mut all, upgrade);
             let (seconds, kept) = (begin.elapsed().as_secs(), self.server.kept());
@@ -147,7 +147,7 @@ impl<'l> Soak<'l> {
         }
     }
 
-    /// Ten seconds of it.
+    /// Runs a ten-second slice.
     fn slice(&mut self, all: &mut Totals, upgrade: bool) -> Value {
         let (before, across) = (Counted::of(&self.server), self.across());
         let talkers: Vec<Program> =
@@ -185,7 +185,7 @@ impl<'l> Soak<'l> {
         };
         let (sent, received, lost) = (sum(&talked, "sent"), sum(&talked, "received"), sum(&talked, "lost"));
         let granted = sum(&came, "received") + sum(&talked, "clients");
-        // What the kernel has relayed is told at most a second late.
+        // Kernel counters are up to a second old.
         let told = || Counted::of(&self.server).since(before);
         if lost == 0 {
             eventually("both ends agree to the datagram", || {
@@ -219,12 +219,12 @@ impl<'l> Soak<'l> {
         })
     }
 
-    /// Datagrams that the kernel has relayed by itself.
+    /// Datagrams relayed in the kernel.
     fn across(&self) -> u64 {
         self.server.metrics().maybe("turnpike_kernel_datagrams_total").unwrap_or_default()
     }
 
-    /// Datagrams there and back, as fast as a window allows.
+    /// Sends datagrams to the reflector and back as fast as the window allows.
     fn talk(&self, transport: &str, how: &[&str]) -> Program {
         self.load(transport)
             .to(self.reflect.address)
@@ -233,7 +233,7 @@ impl<'l> Soak<'l> {
             .start()
     }
 
-    /// Allocations that are made and deleted.
+    /// Creates and deletes allocations.
     fn come_and_go(&self, transport: &str) -> Program {
         let clients = if transport == "dtls" { "4" } else { "8" };
         self.load(transport)
@@ -250,15 +250,14 @@ impl<'l> Soak<'l> {
     }
 }
 
-/// What the kernel's count of pages may be off: each CPU keeps so many for itself before it counts them (net.core.mem_pcpu_rsv, since Linux
-/// 6.7; 1 MiB before).
+/// Error of the kernel's page count: each CPU keeps this many pages uncounted (net.core.mem_pcpu_rsv, since Linux 6.7; 1 MiB before).
 fn slack_pages() -> u64 {
     let each =
         fs::read_to_string("/proc/sys/net/core/mem_pcpu_rsv").ok().and_then(|text| text.trim().parse().ok());
     each.unwrap_or(256) * thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64)
 }
 
-/// What a reload takes, another one each time.
+/// Settings of a reload, different each time.
 fn settings(turn: u64) -> String {
     format!(
         "[relay]\nports = \"20000-{}\"\n[limits]\nallocations = 20000\nallocations_per_user = {}\nhalf_open_per_network = 1024\n",
@@ -274,7 +273,7 @@ fn merge(mut one: Value, other: Value) -> Value {
     one
 }
 
-/// What the server has counted.
+/// Counters of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Counted {
     to_peer: u64,

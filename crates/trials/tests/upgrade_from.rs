@@ -1,5 +1,5 @@
 //! In-place upgrades from another build to this one and back, under load. `cargo xtask upgrade-from COMMIT` makes the other build,
-//! which starts first, and names this one in TURNPIKE_TEST_NEXT_BUILD.
+//! which starts first; TURNPIKE_TEST_NEXT_BUILD is this one.
 
 use std::{
     env,
@@ -14,21 +14,20 @@ use turnpike_trials::{
     say_udp, udp_echo,
 };
 
-/// Clients on calls, each with this many datagrams a second.
+/// Clients on calls, each with this many datagrams per second.
 const CLIENTS: &str = "20";
 const RATE: &str = "1000";
 
-/// Paths of the build that starts, and of the one that takes its place.
+/// Paths of the first and the next build.
 fn builds() -> Result<[PathBuf; 2], &'static str> {
     let path = |name| env::var_os(name).map(PathBuf::from);
     match (path("TURNPIKE_TEST_PROGRAM"), path("TURNPIKE_TEST_NEXT_BUILD")) {
         (Some(first), Some(next)) => Ok([first, next]),
-        _ => Err("cargo xtask upgrade-from COMMIT makes another build"),
+        _ => Err("run cargo xtask upgrade-from COMMIT"),
     }
 }
 
-/// Upgrades to the next build, back to the first and once more; `goes_on` checks that traffic flows after each. What serves then ends
-/// with the result.
+/// Upgrades to the next build, back to the first, and to the next again; `goes_on` checks traffic after each.
 #[must_use]
 fn there_and_back(program: &Program, [first, next]: &[PathBuf; 2], mut goes_on: impl FnMut()) -> Upgraded {
     let mut upgraded = Upgraded::new(program);
@@ -48,7 +47,7 @@ fn upgrade_to(upgraded: &mut Upgraded, build: &Path) {
     ends(before);
 }
 
-/// Ends the clients: all that they sent came back, in order.
+/// Ends the clients and asserts that every datagram came back in order.
 fn heard_all(load: Program) {
     load.signal("INT");
     let run = load.wait(SOON);
@@ -61,7 +60,7 @@ fn heard_all(load: Program) {
 
 #[test]
 #[ignore = "needs another build: cargo xtask upgrade-from COMMIT"]
-fn clients_of_a_server_lose_nothing() {
+fn server_clients_lose_nothing_across_builds() {
     let builds = need!(builds());
     let serve = Serve::start(&["--workers", "2"]);
     let reflect = Reflect::start(V4, &[]);
@@ -78,10 +77,10 @@ fn clients_of_a_server_lose_nothing() {
     serve.wait_for_allocations(0);
 }
 
-/// Flows cross the kernel again after each upgrade, whether the tables went along or new ones were made.
+/// Kernel flows exist again after each upgrade, with inherited or new maps.
 #[test]
 #[ignore = "needs another build: cargo xtask upgrade-from COMMIT"]
-fn clients_of_a_server_with_the_kernel_path_lose_nothing() {
+fn kernel_path_clients_lose_nothing_across_builds() {
     let builds = need!(builds());
     on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&["--workers", "2"]);
@@ -101,7 +100,7 @@ fn clients_of_a_server_with_the_kernel_path_lose_nothing() {
 
 #[test]
 #[ignore = "needs another build: cargo xtask upgrade-from COMMIT"]
-fn a_forwarder_goes_on() {
+fn forwarder_traffic_continues_across_builds() {
     let builds = need!(builds());
     let target = udp_echo();
     let mut forward = Forward::start(&[&format!("udp://127.0.0.1:0={target}?name=echo")]);

@@ -22,7 +22,7 @@ use crate::{Failure, LIMIT_EXCEEDED, document::with_table, program, why_skipped}
 
 /// In turns, so that each has its share of what is done.
 const DATAPATHS: [&str; 5] = ["basic", "mmsg", "gso", "kernel", "xdp"];
-const TEST: &str = "soak::a_piece";
+const TEST: &str = "soak::soak_piece";
 /// Seconds of a server's life in which it gets what it then keeps: the longest is the admin interface's history of ten minutes.
 const WARM_UP: u64 = 660;
 /// What every slice has left, a line each; committed.

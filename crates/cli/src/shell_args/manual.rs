@@ -1,4 +1,4 @@
-//! Manual pages: what clap_mangen makes of a command, and what stands behind its flags as sections of their own.
+//! Manual pages: the output of clap_mangen, with the text after the flags split into sections.
 
 use std::{fs, io, io::Write, path::Path};
 
@@ -8,12 +8,11 @@ use clap_mangen::{
     roff::{Roff, bold, roman},
 };
 
-/// turnpike(1).
 pub(super) fn write(command: Command, out: &mut dyn Write) -> io::Result<()> {
     page(&built(command), out)
 }
 
-/// turnpike(1), turnpike-serve(1) and so on, a file for each.
+/// Writes turnpike.1, turnpike-serve.1 and so on.
 pub(super) fn write_all(command: Command, directory: &Path) -> io::Result<()> {
     fn write_each(command: &Command, directory: &Path) -> io::Result<()> {
         let name = command.get_display_name().unwrap_or_else(|| command.get_name());
@@ -26,7 +25,7 @@ pub(super) fn write_all(command: Command, directory: &Path) -> io::Result<()> {
     write_each(&built(command), directory)
 }
 
-/// With the names that its commands have in the whole.
+/// Resolves the full names of subcommands.
 fn built(command: Command) -> Command {
     let mut command = command.disable_help_subcommand(true);
     command.build();
@@ -48,8 +47,8 @@ fn page(command: &Command, out: &mut dyn Write) -> io::Result<()> {
     behind.to_writer(out)
 }
 
-/// Lines of the help behind the flags: "Heading: text"; "Heading:" or "Heading (text):" in front of indented lines, which stand as
-/// they are; or plain text.
+/// Converts the help text after the flags. Lines are "Heading: text", "Heading:" or "Heading (text):" before indented (verbatim)
+/// lines, or plain text.
 fn sections(text: &str, roff: &mut Roff) {
     let mut verbatim = false;
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
@@ -74,9 +73,9 @@ fn sections(text: &str, roff: &mut Roff) {
     }
 }
 
-/// The heading of a line, what stands in parentheses behind it, and the rest.
+/// Splits a line into heading, parenthesized condition and rest.
 fn heading_of(line: &str) -> Option<(&str, &str, &str)> {
-    /// More of them are a sentence.
+    /// Longer headings are sentences.
     const LETTERS: usize = 20;
     let (heading, rest) =
         line.strip_suffix(':').map(|heading| (heading, "")).or_else(|| line.split_once(": "))?;
@@ -89,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stands_behind_the_flags_becomes_sections() {
+    fn text_after_the_flags_becomes_sections() {
         let mut roff = Roff::new();
         let help = "This is no heading, as it is too long: see?\nExamples (on one machine):\n  a --b c:d\n  .e\n\nExit codes: 0 done, 1: failed";
         sections(help, &mut roff);

@@ -1,8 +1,8 @@
-//! `turnpike sessions`, `session`, `drain` and `reload` against a running program, over the socket where they look for it.
+//! `turnpike sessions`, `session`, `drain` and `reload` against a running program, through its default socket.
 
 use crate::prelude::*;
 
-/// A directory as a login gives to a user, and servers and commands that know of it.
+/// Runtime directory of a user's login session, for servers and commands.
 struct Login(Dir);
 
 impl Login {
@@ -21,7 +21,7 @@ impl Login {
         serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {}", ended.stdout))
     }
 
-    /// A directory for the embedded store.
+    /// Directory of the embedded store.
     fn state(&self) -> String {
         self.0.path().join("state").display().to_string()
     }
@@ -30,7 +30,7 @@ impl Login {
         self.0.path().join("turnpike/admin.sock")
     }
 
-    /// Relays on loopback for [`USER`], with all defaults of the admin interface but its port.
+    /// Relays on loopback for [`USER`], with the default admin interface except for its port.
     fn serve(&self, more: &[&str]) -> Program {
         let mut arguments = vec!["serve", "--listen", "127.0.0.1:0", "--relay-ip", "127.0.0.1"];
         arguments.extend(["--allow-peer", "127.0.0.0/8", "--admin", "unix"]);
@@ -42,9 +42,9 @@ impl Login {
     }
 }
 
-/// One object, whatever is wrong: the command line, the way to the program, or the answer of the program or the store.
+/// Usage errors, connection errors, and errors of the program or store are each one JSON object.
 #[test]
-fn errors_are_json_where_json_was_asked_for() {
+fn errors_are_json_with_the_json_flag() {
     let Some(login) = login() else { return };
     let error = |arguments: &[&str]| {
         let ended = login.run(&[arguments, &["--json"]].concat());
@@ -77,7 +77,7 @@ fn errors_are_json_where_json_was_asked_for() {
         &["health"],
         &["fleet", "status"],
     ] {
-        // Another test may serve where commands look by default.
+        // The default address may belong to another test.
         let (code, told) = error(&[unheard, &["--admin", "unix:/nowhere.sock"]].concat());
         assert!(code == Some(1) && told["detail"].is_string(), "{unheard:?}: {told}");
     }
@@ -98,13 +98,13 @@ fn errors_are_json_where_json_was_asked_for() {
     }
 }
 
-/// What docs/admin.md promises of `--json`.
+/// Schemas of `--json` output in docs/admin.md.
 #[test]
-fn what_commands_print_as_json_is_of_the_schema_that_the_documentation_names() {
+fn json_output_matches_the_documented_schemas() {
     let Some(login) = login() else { return };
     let read = |file: &str| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(file);
-        fs::read_to_string(path).expect("it is in the repository")
+        fs::read_to_string(path).expect("docs/openapi.json exists")
     };
     let schemas =
         &serde_json::from_str::<Value>(&read("openapi.json")).expect("JSON")["components"]["schemas"];
@@ -160,9 +160,9 @@ fn what_commands_print_as_json_is_of_the_schema_that_the_documentation_names() {
     is_of(&login.json(&["drain", "--deadline", "0"]), "Draining", "", "drain");
 }
 
-/// In a container neither a service manager nor a session has a directory for the socket.
+/// Containers have neither a service manager nor a login session.
 #[test]
-fn without_a_runtime_directory_the_admin_socket_is_in_run_turnpike() {
+fn admin_socket_defaults_to_run_turnpike() {
     const CANNOT: i32 = 75;
     const SCRIPT: &str = r#"
         mount -t tmpfs tmpfs /run || exit 75
@@ -187,7 +187,7 @@ fn without_a_runtime_directory_the_admin_socket_is_in_run_turnpike() {
     assert!(ended.stdout.contains("mode 700"), "{}", ended.output());
 }
 
-/// Cargo's own directory may be too deep for the path of a socket.
+/// Cargo's target directory may be too deep for a socket path.
 fn login() -> Option<Login> {
     let login = Login(Dir::new());
     let length = login.socket().as_os_str().len();
@@ -203,7 +203,7 @@ fn listening(program: &mut Program) -> std::net::SocketAddr {
 }
 
 #[test]
-fn sessions_are_listed_looked_at_and_ended_over_the_socket_where_the_commands_look() {
+fn sessions_are_listed_shown_and_ended_over_the_default_socket() {
     let Some(login) = login() else { return };
     let mut server =
         login.serve(&["--user", "alice:secret", "--user", "bob:secret", "--realm", "example.org"]);
@@ -248,7 +248,7 @@ fn sessions_are_listed_looked_at_and_ended_over_the_socket_where_the_commands_lo
 }
 
 #[test]
-fn a_reload_says_what_has_changed_and_every_mistake() {
+fn reload_reports_changes_and_every_mistake() {
     let Some(login) = login() else { return };
     let file = login.0.file("t.toml", "[auth]\nusers = [\"alice:one\"]\n");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("our own file");
@@ -279,24 +279,24 @@ fn a_reload_says_what_has_changed_and_every_mistake() {
     }
     let reasons =
         ["POST /v1/reload", "status=422", "auth.usrs: unknown key", "server.listen: found the integer 5"];
-    eventually("the audit line says why", || {
+    eventually("the audit line has the reason", || {
         let is_it = |line: &String| {
             line.contains("turnpike::audit") && reasons.iter().all(|part| line.contains(part))
         };
         server.lines().iter().any(is_it)
     });
     let realms = |login: &Login| login.run(&["sessions", "--json"]).code;
-    assert_eq!(realms(&login), Some(0), "it goes on");
+    assert_eq!(realms(&login), Some(0), "the server continues");
 }
 
 #[test]
-fn a_drain_ends_the_server_with_its_last_session_or_at_its_deadline() {
+fn drain_exits_after_the_last_session_or_at_the_deadline() {
     let Some(login) = login() else { return };
     let mut server = login.serve(&["--user", "alice:secret"]);
     let at = listening(&mut server);
     let reflect = Reflect::start(V4, &[]);
     let session = Load::new(at).to(reflect.address).with("--rate 30 --duration 600").start();
-    // What a drain tells is counted ten times a second.
+    // Counters are updated ten times a second.
     eventually("a session", || {
         get_unix(&login.socket(), "/v1/status").is_ok_and(|(_, status)| status.contains("\"open\":1"))
     });
@@ -309,8 +309,8 @@ fn a_drain_ends_the_server_with_its_last_session_or_at_its_deadline() {
     assert_eq!(said["open"], 1);
     server.wait(SOON).ended(0).says("sessions still open are ended");
     drop(session);
-    assert!(!login.socket().exists(), "its socket goes with it");
-    // On loopback, where commands look next, a server of another test may be.
+    assert!(!login.socket().exists(), "the socket is removed");
+    // The next default, loopback, may belong to another test's server.
     let socket = format!("unix:{}", login.socket().display());
     let nobody = login.run(&["reload", "--admin", &socket]);
     assert_eq!(nobody.code, Some(1));
@@ -319,11 +319,11 @@ fn a_drain_ends_the_server_with_its_last_session_or_at_its_deadline() {
 }
 
 #[test]
-fn health_is_told_by_the_exit_code_and_a_drain_may_wait_for_the_end() {
+fn health_sets_the_exit_code_and_drain_can_wait() {
     let Some(login) = login() else { return };
-    // On loopback a server of another test may be.
+    // The default on loopback may belong to another test's server.
     let socket = format!("unix:{}", login.socket().display());
-    assert_eq!(login.run(&["health", "--live", "--admin", &socket]).code, Some(1), "nobody is there");
+    assert_eq!(login.run(&["health", "--live", "--admin", &socket]).code, Some(1), "no server");
     let mut server = login.serve(&["--user", "alice:secret"]);
     let at = listening(&mut server);
     let well = login.run(&["health"]);
@@ -339,10 +339,10 @@ fn health_is_told_by_the_exit_code_and_a_drain_may_wait_for_the_end() {
     let drains = login.run(&["health"]);
     assert!(drains.stderr.contains("draining"), "{}", drains.output());
     assert_eq!(login.run(&["health", "--live"]).code, Some(0), "it runs");
-    assert!(!waiting.has_ended(), "there is a session");
+    assert!(!waiting.has_ended(), "a session exists");
     login.json(&["drain", "--deadline", "0"]);
     assert_eq!(server.wait(SOON).code, Some(0));
-    // Who has its place now is not waited for.
+    // `drain --wait` does not wait for a successor at the same address.
     let _next = login.serve(&["--user", "alice:secret"]);
     let waited = waiting.wait(SOON).ended(0);
     assert!(waited.stdout.starts_with("draining: 1 open, for 1 day at"), "{}", waited.output());
@@ -350,7 +350,7 @@ fn health_is_told_by_the_exit_code_and_a_drain_may_wait_for_the_end() {
 }
 
 #[test]
-fn a_second_server_of_a_user_does_without_the_socket_that_nobody_asked_for() {
+fn second_server_runs_without_the_default_socket() {
     let Some(login) = login() else { return };
     let mut first = login.serve(&["--user", "alice:secret"]);
     first.line_with("listening on udp ");
@@ -362,11 +362,11 @@ fn a_second_server_of_a_user_does_without_the_socket_that_nobody_asked_for() {
     let line = third.line_with("cannot serve the admin interface on unix:");
     assert!(line.contains("choose another"), "{line}");
     assert_eq!(third.wait(SOON).code, Some(1));
-    assert_eq!(login.run(&["sessions"]).code, Some(0), "the first one is asked");
+    assert_eq!(login.run(&["sessions"]).code, Some(0), "the first server is asked");
 }
 
 #[test]
-fn a_forwarder_is_reloaded_and_drained_by_its_address() {
+fn forwarder_is_reloaded_and_drained_by_address() {
     let Some(login) = login() else { return };
     let socket = login.0.path().join("f.sock");
     let address = format!("unix:{}", socket.display());
@@ -389,7 +389,7 @@ fn a_forwarder_is_reloaded_and_drained_by_its_address() {
 }
 
 #[test]
-fn on_loopback_the_commands_look_and_with_a_token_they_change_things() {
+fn loopback_is_read_only_without_a_token() {
     let dir = Dir::new();
     let token = "0123456789abcdef0123456789abcdef";
     let file = dir.file("t.toml", format!("[admin]\ntokens = [\"{token}\"]\n"));
@@ -419,7 +419,7 @@ fn on_loopback_the_commands_look_and_with_a_token_they_change_things() {
 }
 
 #[test]
-fn wrong_words_are_told_before_anybody_is_asked() {
+fn usage_errors_appear_before_any_request() {
     for (arguments, told) in [
         (&["sessions", "--admin", "192.0.2.1:9641"][..], "not on loopback"),
         (&["reload", "--admin", "https://me@127.0.0.1:1"], "expected unix:/PATH"),
@@ -434,7 +434,7 @@ fn wrong_words_are_told_before_anybody_is_asked() {
 }
 
 #[test]
-fn an_interface_beyond_loopback_needs_tls_and_somebody_who_may_enter() {
+fn admin_beyond_loopback_requires_tls_and_a_token() {
     let open = |arguments: &[&str]| Program::run(&mut turnpike(arguments));
     for arguments in [
         &["serve", "--user", "a:b", "--admin", "0.0.0.0:0"][..],

@@ -1,11 +1,11 @@
-//! The admin page beside the relay when descriptors are few: neither takes what the other needs.
+//! The admin interface and the relay when descriptors are scarce: neither starves the other.
 
 use crate::prelude::*;
 use turnpike_trials::get_as;
 
 fn connect_to(address: SocketAddr, said: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).expect("it listens");
-    stream.write_all(said).expect("it is open");
+    stream.write_all(said).expect("the connection is open");
     stream
 }
 
@@ -14,7 +14,7 @@ fn max_descriptors(serve: &Serve) -> u64 {
 }
 
 #[test]
-fn eight_hundred_unfinished_requests_leave_the_relay_its_descriptors() {
+fn unfinished_admin_requests_leave_descriptors_for_the_relay() {
     alone::with_descriptors(turnpike_testkit::this_test!(), 1024, || {
         let serve = Serve::start(&["--workers", "1"]);
         assert_eq!(max_descriptors(&serve), 1024);
@@ -40,14 +40,15 @@ fn eight_hundred_unfinished_requests_leave_the_relay_its_descriptors() {
 }
 
 #[test]
-fn clients_that_take_every_descriptor_leave_the_admin_page_its_own() {
+fn clients_cannot_take_the_descriptors_of_the_admin_interface() {
     alone::with_descriptors(turnpike_testkit::this_test!(), 1024, || {
         let dir = Dir::new();
         let text = "[limits]\nidle_connections_per_address = 4096\nfirst_message = 600\n";
         let file = dir.file("turnpike.toml", text);
         let serve = Serve::start(&["--workers", "1", "-c", file.to_str().expect("our own path is UTF-8")]);
         assert_eq!(max_descriptors(&serve), 1024);
-        // The first byte of a STUN message: the connection is accepted, and waits for more. This process has 1,024 as well.
+        // The first byte of a STUN message: the server accepts the connection and waits for more. This process may open
+        // 1,024 as well.
         let there = serve.address_of("tcp", V4);
         let _crowd: Vec<TcpStream> = (0..985).map(|_| connect_to(there, &[0])).collect();
         eventually("the listener rests", || serve.metrics().sum("turnpike_accept_pauses_total", "") > 0);
@@ -59,7 +60,7 @@ fn clients_that_take_every_descriptor_leave_the_admin_page_its_own() {
 }
 
 #[test]
-fn a_page_asked_for_by_a_strangers_name_is_refused_and_by_one_that_is_configured_it_is_not() {
+fn unknown_host_names_are_refused_and_configured_ones_served() {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", "[admin]\nhosts = [\"turn1.example.org\"]\n");
     let serve = Serve::start(&["-c", file.to_str().expect("our own path is UTF-8")]);

@@ -1,8 +1,8 @@
-//! Mistakes in files, flags and environment: exit 2, where and what, before any socket opens.
+//! Mistakes in files, flags and environment: exit code 2 with location and reason, before any socket opens.
 
 use crate::prelude::*;
 
-/// Runs `serve -c turnpike.toml` on this file.
+/// Runs `serve -c turnpike.toml` with this file.
 fn run(file: &str) -> Finished {
     let dir = Dir::new();
     let path = dir.file("turnpike.toml", file);
@@ -11,7 +11,7 @@ fn run(file: &str) -> Finished {
 }
 
 #[test]
-fn a_mistake_in_a_flag_names_the_flag() {
+fn mistake_in_a_flag_names_the_flag() {
     for (flag, value, what) in [
         ("--listen", "nonsense", ""),
         ("--relay-ports", "9000-8000", ""),
@@ -38,26 +38,26 @@ fn a_mistake_in_a_flag_names_the_flag() {
 }
 
 #[test]
-fn a_secret_is_not_quoted_in_a_message() {
+fn messages_contain_no_secrets() {
     let ended = run("[auth]\nusers = [\"hunter2hunter2\"]\nsecrets = [\"hunter3hunter3\", \n");
     assert_eq!(ended.code, Some(2));
     assert!(!ended.output().contains("hunter"), "{}", ended.output());
 }
 
-/// The file is wrong, and its port is taken. Only a program that reads all before it binds complains of the file alone.
+/// The file has a mistake and its port is taken: a program that reads everything before binding reports only the file.
 #[test]
-fn no_socket_opens_before_the_configuration_is_right() {
+fn configuration_is_checked_before_sockets_open() {
     let holder = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
-    let taken = holder.local_addr().expect("it is bound");
+    let taken = holder.local_addr().expect("the port is bound");
     let ended = run(&format!("[server]\nlisten = [\"{taken}\"]\nlisen = []\n")).ended(2);
     assert!(!ended.stderr.contains("in use"), "{}", ended.stderr);
 }
 
-/// The port is taken, which a check does not see: it opens no listener.
+/// A check opens no listener, so it does not notice the taken port.
 #[test]
-fn check_names_all_that_would_end_serve() {
+fn check_finds_everything_that_serve_fails_on() {
     let holder = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
-    let taken = holder.local_addr().expect("it is bound").to_string();
+    let taken = holder.local_addr().expect("the port is bound").to_string();
     let dir = Dir::new();
     let file = dir.file(
         "turnpike.toml",
@@ -71,7 +71,7 @@ fn check_names_all_that_would_end_serve() {
         };
         let good = check(&["--relay-ip", "127.0.0.1"]).ended(0);
         assert!(good.stdout.starts_with("ok\n"), "{}", good.stdout);
-        // An address that comes later ends nothing.
+        // A missing relay address is only a warning.
         check(&["--relay-ip", "203.0.113.5"]).ended(0).says("does not have the address 203.0.113.5");
         let bad = check(&["-c", file, "--store", "sqlite:///nowhere/turn.sqlite"]).ended(2);
         for words in ["/nowhere/admin.pem", "no database /nowhere/turn.sqlite"] {
@@ -82,12 +82,12 @@ fn check_names_all_that_would_end_serve() {
 }
 
 #[test]
-fn a_port_that_is_taken_names_the_setting_to_change() {
+fn taken_port_error_names_the_setting() {
     let certificate = Certificate::new(&["turn.example.org"]);
     let port = free_port(V4);
     let taken = SocketAddr::new(V4, port).to_string();
-    let _udp = UdpSocket::bind(&taken).expect("it is free");
-    let _tcp = TcpListener::bind(&taken).expect("it is free");
+    let _udp = UdpSocket::bind(&taken).expect("the port is free");
+    let _tcp = TcpListener::bind(&taken).expect("the port is free");
     let dir = Dir::new();
     let text = format!(
         "[nat_discovery]\naddresses = [\"127.0.0.1\", \"127.0.0.2\"]\nports = [{port}, {}]\n",
@@ -110,9 +110,9 @@ fn a_port_that_is_taken_names_the_setting_to_change() {
         for word in words {
             assert!(format!("{}\n", ended.stderr).contains(&word), "no {word:?} in {}", ended.stderr);
         }
-        assert_eq!(ended.stderr.matches(&taken).count(), 1, "told once: {}", ended.stderr);
+        assert_eq!(ended.stderr.matches(&taken).count(), 1, "more than one message: {}", ended.stderr);
     }
-    // Our own page in the way of our own listener is known before.
+    // A conflict with our own admin listener is found without binding.
     for command in ["serve", "check-config"] {
         let free = SocketAddr::new(V4, free_port(V4)).to_string();
         let ended = Program::start(&mut turnpike(&[command, "--listen", &free, "--admin", &free])).wait(SOON);
@@ -122,7 +122,7 @@ fn a_port_that_is_taken_names_the_setting_to_change() {
 }
 
 #[test]
-fn a_file_with_secrets_that_everybody_can_read_is_told_by_both_commands() {
+fn world_readable_secrets_cause_a_warning() {
     let dir = Dir::new();
     let secrets = dir.file("secrets", "north\n");
     let file = dir.file("turnpike.toml", "[auth]\nusers = [\"ned:one\"]\n");

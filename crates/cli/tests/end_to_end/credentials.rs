@@ -1,11 +1,10 @@
-//! Credentials that applications get: good for each transport that they are told, until their time is over; and secrets that are rotated
-//! without anybody noticing.
+//! The credentials API: credentials work over every listed transport until they expire, and secrets rotate without failures.
 
 use crate::prelude::*;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac::{KeyInit as _, Mac as _};
 
-/// A directory with a store, in which there are a secret and a key.
+/// Directory with a store that has a secret and a key.
 pub(crate) struct Store {
     pub(crate) dir: Dir,
     secret: Value,
@@ -18,16 +17,16 @@ impl Store {
         let secret = rotate(dir.path(), &[]);
         let made =
             json_of(&["key", "add", "shop", "--rate", "100000", "--json", "--state", text(dir.path())]);
-        let key = made["key"].as_str().expect("it is printed once").to_owned();
+        let key = made["key"].as_str().expect("the key is printed").to_owned();
         Self { dir, secret, key }
     }
 
-    /// `serve` on this store, whose clients know it as 127.0.0.1.
+    /// `serve` on this store, with the public name 127.0.0.1.
     pub(crate) fn serve(&self, certificate: Option<&Certificate>, more: &str) -> Server {
         self.serve_with(certificate, more, &[])
     }
 
-    /// As above, with further flags.
+    /// Like `serve`, with additional flags.
     pub(crate) fn serve_with(&self, certificate: Option<&Certificate>, more: &str, flags: &[&str]) -> Server {
         let file = Dir::new();
         let section = "[credentials]\nlisten = [\"127.0.0.1:0\"]\nnames = [\"127.0.0.1\"]\n";
@@ -43,7 +42,7 @@ impl Store {
     }
 }
 
-/// A server, and where applications ask it.
+/// A server and its credentials API.
 pub(crate) struct Server {
     pub(crate) serve: Serve,
     api: SocketAddr,
@@ -51,7 +50,7 @@ pub(crate) struct Server {
     _file: Dir,
 }
 
-/// What an application has got.
+/// An issued credential.
 pub(crate) struct Credential {
     pub(crate) username: String,
     pub(crate) password: String,
@@ -63,7 +62,7 @@ impl Credential {
         format!("{}:{}", self.username, self.password)
     }
 
-    /// Whether this secret has made it.
+    /// Returns true if this secret signed it.
     fn is_of(&self, secret: &Value) -> bool {
         let secret = secret["secret"].as_str().expect("a secret");
         let mut mac = Hmac::<sha1::Sha1>::new_from_slice(secret.as_bytes()).expect("any key");
@@ -86,7 +85,7 @@ impl Server {
         Credential { username: word(&server["username"]), password: word(&server["credential"]), urls }
     }
 
-    /// The error code of an Allocate, or `None` if it is granted.
+    /// Error code of an Allocate, or `None` if it succeeds.
     pub(crate) fn allocate(&self, credential: &Credential) -> Option<u16> {
         loop {
             let client = stun::Client::new(self.serve.address(V4));
@@ -94,7 +93,7 @@ impl Server {
             let stun::Challenge { realm, .. } = &challenge;
             assert_eq!(realm, REALM.as_bytes(), "a browser takes the realm that it is challenged with");
             match client.allocate(&credential.username, &credential.password, &challenge) {
-                // The port is that of an earlier client, whose allocation is still there.
+                // The port belonged to an earlier client whose allocation still exists.
                 Some(437) => {}
                 answered => return answered,
             }
@@ -106,7 +105,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("our own path is UTF-8")
 }
 
-/// What a command says that works.
+/// Output of a command that succeeds.
 #[track_caller]
 fn said(arguments: &[&str]) -> String {
     let ended = Program::start(&mut turnpike(arguments)).wait(SOON);
@@ -125,7 +124,7 @@ pub(crate) fn rotate(state: &Path, more: &[&str]) -> Value {
 }
 
 #[test]
-fn a_credential_is_good_for_each_transport_that_it_comes_with() {
+fn credential_works_over_every_listed_transport() {
     let (store, certificate) = (Store::new(), Certificate::of_authority(&["127.0.0.1", "::1"]));
     let mut server = store.serve(Some(&certificate), "");
     let credential = server.credential(&json!({ "user": "carol", "ttl": 3600 }));
@@ -158,7 +157,7 @@ fn a_credential_is_good_for_each_transport_that_it_comes_with() {
         assert!(run.result()["received"].as_u64() > Some(10), "{url}: {}", run.output());
     }
     server.serve.wait_for_allocations(0);
-    // Log and metrics say who got something, and nothing that opens anything.
+    // Log and metrics name the user but contain no secret.
     let line = server.serve.program.line_with("credential issued");
     assert!(line.contains("carol") && line.contains("by key \\\"shop\\\""), "{line}");
     let secret = store.secret["secret"].as_str().expect("a secret");
@@ -172,7 +171,7 @@ fn a_credential_is_good_for_each_transport_that_it_comes_with() {
 }
 
 #[test]
-fn a_token_of_the_api_lets_a_client_in() {
+fn access_token_of_the_api_allows_an_allocation() {
     let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     let oauth = format!(
         "[oauth]\nserver_name = \"turn.example.org\"\nkey = [{{ kid = \"east\", key = \"{key}\" }}]\n"
@@ -201,7 +200,7 @@ fn a_token_of_the_api_lets_a_client_in() {
 }
 
 #[test]
-fn a_rotation_leaves_old_and_new_credentials_good_until_the_old_secrets_end() {
+fn rotation_keeps_old_credentials_until_the_old_secrets_expire() {
     let store = Store::new();
     let state = store.dir.path();
     let mut server = store.serve(None, "");
@@ -212,11 +211,11 @@ fn a_rotation_leaves_old_and_new_credentials_good_until_the_old_secrets_end() {
         Some(server.credential(&json!({ "user": "carol" }))).filter(|credential| credential.is_of(&second))
     });
     assert_eq!([server.allocate(&old), server.allocate(&new)], [None, None]);
-    // The next one ends all others at once, the first too, which would have had until tomorrow.
+    // The next rotation ends all older secrets at once, although the first was valid until tomorrow.
     let third = rotate(state, &["--overlap", "0"]);
     assert!(third["until"].is_string(), "{third}");
     eventually("the other secrets are good no more", || {
-        // Each time that one still gets in there is one allocation more.
+        // Each accepted credential adds an allocation.
         std::thread::sleep(std::time::Duration::from_millis(50));
         [server.allocate(&old), server.allocate(&new)] == [Some(401); 2]
     });
@@ -235,13 +234,13 @@ fn a_rotation_leaves_old_and_new_credentials_good_until_the_old_secrets_end() {
 }
 
 #[test]
-fn servers_of_one_store_take_each_others_credentials_from_the_first_moment() {
+fn servers_of_one_store_accept_each_others_credentials_at_once() {
     let store = Store::new();
     let full = "[admin]\nloopback = \"full\"\n";
     let [one, other] = [(), ()].map(|()| store.serve(None, full));
     let admin = one.serve.admin().to_string();
     let secret = json_of(&["secret", "rotate", REALM, "--json", "--admin", &admin]);
-    // The one knows of it already, the other need not: it looks for a secret when a key fits none.
+    // The first server knows the secret; the other looks it up when no secret matches.
     let credential = one.credential(&json!({ "user": "carol" }));
     assert!(credential.is_of(&secret));
     assert_eq!([other.allocate(&credential), one.allocate(&credential)], [None, None]);
@@ -253,7 +252,7 @@ fn servers_of_one_store_take_each_others_credentials_from_the_first_moment() {
 }
 
 #[test]
-fn what_cannot_be_is_said_before_anything_is_opened() {
+fn impossible_credentials_settings_fail_before_sockets_open() {
     let dir = Dir::new();
     for (section, told) in [
         ("listen = [\"0.0.0.0:8443\"]", "there is no certificate"),

@@ -1,8 +1,8 @@
-//! The files of deploy/: systemd takes the units and finds little exposed, and what the Debian package is made of is there.
+//! Files of deploy/: systemd accepts the units with low exposure, and the parts of the Debian package exist.
 
 use crate::prelude::*;
 
-/// Of ten; less is better.
+/// Limit for `systemd-analyze security`, from 0 (best) to 10.
 const MOST_EXPOSED: f32 = 2.0;
 
 fn repository() -> PathBuf {
@@ -30,7 +30,7 @@ fn drop_ins() -> Vec<PathBuf> {
     entries.map(|entry| entry.expect("readable").path()).collect()
 }
 
-/// Of a unit in a directory, with the drop-ins that are there.
+/// Exposure of a unit with the drop-ins in the directory.
 fn exposure(dir: &Path, unit: &str) -> f32 {
     let mut command = Command::new("systemd-analyze");
     command.args(["security", "--offline=true", "--no-pager"]).arg(dir.join(unit));
@@ -43,7 +43,7 @@ fn exposure(dir: &Path, unit: &str) -> f32 {
     level.split(' ').next().and_then(|level| level.parse().ok()).unwrap_or_else(|| panic!("{line}"))
 }
 
-/// Before 250 it only knows units of the machine itself.
+/// Before version 250 it only checks installed units.
 fn has_systemd_analyze() -> Result<(), &'static str> {
     let command = || Command::new("systemd-analyze").arg("--version").output().ok();
     let version = || String::from_utf8(command()?.stdout).ok()?.split(' ').nth(1)?.parse::<u32>().ok();
@@ -52,7 +52,7 @@ fn has_systemd_analyze() -> Result<(), &'static str> {
 }
 
 #[test]
-fn the_units_expose_little_with_every_drop_in_too() {
+fn units_have_low_exposure_with_every_drop_in() {
     need!(has_systemd_analyze());
     for unit in ["turnpike.service", "turnpike-forward.service"] {
         let level = exposure(&units(), unit);
@@ -69,9 +69,9 @@ fn the_units_expose_little_with_every_drop_in_too() {
     }
 }
 
-/// With the program of this test in place of the installed one; what this systemd is too old for is left out.
+/// Uses the program under test; skips settings that this systemd does not know.
 #[test]
-fn systemd_finds_nothing_wrong_with_the_units() {
+fn systemd_accepts_the_units() {
     need!(has_systemd_analyze());
     let dir = Dir::new();
     for unit in UNITS {
@@ -91,7 +91,7 @@ fn systemd_finds_nothing_wrong_with_the_units() {
 }
 
 #[test]
-fn the_units_say_what_the_program_understands() {
+fn units_use_valid_command_lines() {
     for (unit, command, key) in [
         ("deploy/systemd/turnpike.service", "serve", "-c /etc/turnpike/turnpike.toml"),
         ("deploy/systemd/turnpike-forward.service", "forward", "-c /etc/turnpike/forward.toml"),
@@ -105,11 +105,11 @@ fn the_units_say_what_the_program_understands() {
 }
 
 #[test]
-fn the_configuration_of_the_package_is_valid_as_it_is() {
+fn packaged_configuration_is_valid() {
     let path = repository().join("deploy/debian/turnpike.toml");
     let path = path.to_str().expect("UTF-8");
     Program::run(&mut turnpike(&["check-config", "-c", path])).ended(0);
-    // And with all that it proposes, as far as it is on one line.
+    // Also with every proposed line enabled.
     let dir = Dir::new();
     let proposed = read("deploy/debian/turnpike.toml");
     let proposed: String = proposed
@@ -120,7 +120,7 @@ fn the_configuration_of_the_package_is_valid_as_it_is() {
                 .unwrap_or(line)
         })
         .fold(String::new(), |text, line| text + line + "\n")
-        // A check refuses addresses of other machines.
+        // The check refuses addresses of other machines.
         .replace("10.0.0.5=203.0.113.5", "127.0.0.1=203.0.113.5");
     let file = dir.file("turnpike.toml", &proposed);
     let run = Program::run(&mut turnpike(&["check-config", "-c", file.to_str().expect("UTF-8")]));
@@ -129,7 +129,7 @@ fn the_configuration_of_the_package_is_valid_as_it_is() {
 }
 
 #[test]
-fn what_the_package_is_made_of_is_there() {
+fn files_of_the_package_exist() {
     let manifest = read("crates/cli/Cargo.toml");
     let sources: Vec<&str> = manifest
         .lines()
@@ -140,7 +140,7 @@ fn what_the_package_is_made_of_is_there() {
         let path = repository().join(source.split_once('*').map_or(*source, |(directory, _)| directory));
         assert!(path.exists(), "{source}");
     }
-    // Completions and man pages are made from the program, by a script that says where.
+    // A script generates completions and manual pages; it names their paths.
     let generate = read("deploy/debian/generate");
     for made in sources.iter().filter_map(|source| source.strip_prefix("target/package/")) {
         assert!(generate.contains(&format!("$package/{}", made.trim_end_matches("/*"))), "{made}");
@@ -148,7 +148,7 @@ fn what_the_package_is_made_of_is_there() {
 }
 
 #[test]
-fn shellcheck_finds_nothing_in_the_scripts() {
+fn shellcheck_accepts_the_scripts() {
     let shellcheck = need!(installed("shellcheck"));
     let of_debian = ["build", "generate", "scripts/postinst", "scripts/prerm", "scripts/postrm"];
     let scripts = of_debian.map(|script| format!("debian/{script}"));

@@ -1,4 +1,4 @@
-//! Commands and configurations of the documents that other programs read.
+//! Documented commands and configurations for other programs.
 
 use crate::prelude::*;
 
@@ -6,11 +6,11 @@ const SERVE: &str = include_str!("../../../../docs/serve.md");
 const NAT: &str = include_str!("../../../../docs/nat.md");
 const NAME: &str = "turn.example.org";
 
-/// The first block of code behind these words.
+/// First code block after these words.
 fn block<'d>(document: &'d str, words: &str) -> &'d str {
     let (_, behind) = document.split_once(words).unwrap_or_else(|| panic!("{words} is not in the document"));
     let code = behind.split("```").nth(1).expect("a block of code");
-    code.split_once('\n').expect("it has a line").1
+    code.split_once('\n').expect("the block has a line").1
 }
 
 fn run(line: &str) {
@@ -19,7 +19,7 @@ fn run(line: &str) {
 }
 
 #[test]
-fn haproxy_hands_on_who_its_clients_are() {
+fn documented_haproxy_passes_client_addresses() {
     let haproxy = need!(installed("haproxy"));
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         run("ip address add 10.0.0.5/32 dev lo");
@@ -55,7 +55,7 @@ fn haproxy_hands_on_who_its_clients_are() {
 }
 
 #[test]
-fn answers_leave_by_the_uplink_of_the_address_that_was_asked() {
+fn documented_routes_answer_through_the_right_uplink() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         for (link, network, own) in [("eth0", "203.0.113", 5), ("eth1", "198.51.100", 7)] {
             run(&format!("ip link add {link} type veth peer name {link}-far"));

@@ -1,13 +1,13 @@
-//! When something runs out: the client gets 508, the operator one sentence with the remedy, the counter the rest.
+//! Exhausted resources: the client gets a 508, the log one line with the remedy, the counter every case.
 
 use crate::prelude::*;
 
 #[test]
-fn an_exhausted_port_range_is_one_sentence_with_the_remedy() {
-    // Two ports somewhere in the upper half; that other programs hold one only makes the range smaller.
+fn exhausted_port_range_is_logged_once_with_the_remedy() {
+    // Two ports in the upper half; if another program holds one, the range is only smaller.
     let first = free_port(V4).clamp(32_768, 65_000);
     let ports = format!("{first}-{}", first + 1);
-    // One worker: each says it once.
+    // One worker, because each worker logs it once.
     let mut serve = Serve::start(&["--workers", "1", "--relay-ports", &ports]);
     let load = Load::new(serve.address(V4))
         .to(SocketAddr::new(V4, free_port(V4)))
@@ -28,7 +28,7 @@ fn an_exhausted_port_range_is_one_sentence_with_the_remedy() {
 }
 
 #[test]
-fn the_warning_about_open_files_comes_once_for_each_need() {
+fn open_files_warning_appears_once_per_cause() {
     alone::with_descriptors(turnpike_testkit::this_test!(), 400, || {
         let dir = Dir::new();
         let file = dir.file("turnpike.toml", "");

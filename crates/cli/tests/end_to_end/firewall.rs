@@ -1,8 +1,8 @@
-//! `print-firewall` on the programs that it is for: nft and iptables take what it prints, in a network namespace of their own.
+//! `print-firewall` output is accepted by nft and iptables, in a network namespace.
 
 use crate::prelude::*;
 
-/// Listeners of all transports, of one address and of all.
+/// Listeners of all transports, on one address and on all.
 const CONFIG: &str = "\
 [server]
 listen = [\"0.0.0.0:3478\", \"[::]:3478\", \"203.0.113.5:443\", \"[2001:db8::5]:443\"]
@@ -32,23 +32,23 @@ fn printed(arguments: &[&str]) -> String {
     run.stdout
 }
 
-/// What is printed for a server, and for a forwarder.
+/// Rules for a server and for a forwarder.
 fn both(dir: &Dir, format: &str) -> [String; 2] {
     let (server, rules) = (dir.file("turnpike.toml", CONFIG), dir.file("forward.toml", RULES));
     let [server, rules] = [&server, &rules].map(|path| path.to_str().expect("UTF-8"));
     [printed(&["-c", server, "--format", format]), printed(&["--forward", rules, "--format", format])]
 }
 
-/// What a program says to these words.
+/// Output of a program.
 fn said(program: &str, arguments: &[&str]) -> String {
     let path = installed(program).unwrap_or_else(|_| program.into());
-    let output = Command::new(path).args(arguments).output().expect("it can be started");
+    let output = Command::new(path).args(arguments).output().expect("the program starts");
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 #[test]
-fn nft_takes_the_rules_and_has_them_once_however_often_they_are_loaded() {
+fn nft_rules_load_repeatedly_without_duplicates() {
     let nft = need!(installed("nft"));
     let nft = nft.to_str().expect("UTF-8");
     alone::in_namespaces(turnpike_testkit::this_test!(), "n", &[nft, "list", "ruleset"], || {
@@ -68,7 +68,7 @@ fn nft_takes_the_rules_and_has_them_once_however_often_they_are_loaded() {
 }
 
 #[test]
-fn iptables_takes_the_script_and_has_its_rules_once_however_often_it_runs() {
+fn iptables_script_runs_repeatedly_without_duplicates() {
     let iptables = need!(installed("iptables"));
     let probe = [iptables.to_str().expect("UTF-8"), "-w", "-S"];
     alone::in_namespaces(turnpike_testkit::this_test!(), "n", &probe, || {
@@ -89,7 +89,7 @@ fn iptables_takes_the_script_and_has_its_rules_once_however_often_it_runs() {
 }
 
 #[test]
-fn every_format_but_that_of_nft_is_a_script_that_a_shell_can_read() {
+fn every_format_except_nft_is_a_valid_shell_script() {
     let dir = Dir::new();
     for format in ["iptables", "ufw", "aws", "gcp"] {
         for script in both(&dir, format) {
@@ -101,7 +101,7 @@ fn every_format_but_that_of_nft_is_a_script_that_a_shell_can_read() {
 }
 
 #[test]
-fn the_permissions_for_aws_are_json_without_duplicates() {
+fn aws_permissions_are_json_without_duplicates() {
     let dir = Dir::new();
     let [server, _] = both(&dir, "aws");
     let (_, permissions) = server.split_once("--ip-permissions '").expect("an argument");
@@ -118,7 +118,7 @@ fn the_permissions_for_aws_are_json_without_duplicates() {
 }
 
 #[test]
-fn a_wrong_configuration_prints_its_mistakes_and_no_rules() {
+fn invalid_configuration_prints_mistakes_and_no_rules() {
     let run = Program::run(&mut turnpike(&["print-firewall", "--relay-ports", "9-1"]));
     assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{}", run.output());
     assert!(run.stderr.contains("--relay-ports"), "{}", run.stderr);

@@ -1,5 +1,5 @@
-//! Rules that cannot be parsed: exit 2, all of them told, no socket opened. Rules that cannot be bound: named, exit 1, or left out
-//! with `--keep-going`.
+//! Unparsable rules: exit code 2, every mistake reported, no socket opened. Unbindable rules: reported with exit code 1, or
+//! skipped with `--keep-going`.
 
 use crate::prelude::*;
 use std::io::Read as _;
@@ -12,11 +12,12 @@ fn run(arguments: &[&str], file: Option<(&str, &str)>) -> Finished {
     Program::start(turnpike(arguments).current_dir(dir.path())).wait(SOON)
 }
 
-/// The rule is right and its port is taken, another is wrong: only who reads all before binding complains of the second alone.
+/// One rule is valid but its port is taken, another is invalid: a program that reads everything before binding reports only the
+/// second.
 #[test]
-fn every_mistake_is_told_before_a_socket_opens() {
+fn every_mistake_is_reported_before_a_socket_opens() {
     let holder = TcpListener::bind((V4, 0)).expect("loopback has a free port");
-    let taken = holder.local_addr().expect("it is bound");
+    let taken = holder.local_addr().expect("the port is bound");
     let conf = format!("127.0.0.1 {} 127.0.0.1 9\n0.0.0.0 80 10.0.0.1\nalow 10.*\n", taken.port());
     for arguments in [&["forward", "-c", "r.conf"][..], &["check-config", "--forward", "r.conf"]] {
         let ended = run(arguments, Some(("r.conf", &conf))).ended(2);
@@ -61,9 +62,9 @@ fn check_prints_the_rules_as_toml_that_checks_again() {
 }
 
 #[test]
-fn a_rule_that_cannot_be_bound_is_named_and_the_others_run_only_if_asked() {
+fn unbindable_rule_is_named_and_skipped_with_keep_going() {
     let holder = TcpListener::bind((V4, 0)).expect("loopback has a free port");
-    let taken = holder.local_addr().expect("it is bound");
+    let taken = holder.local_addr().expect("the port is bound");
     let good = format!("tcp://127.0.0.1:0={}?name=good", tcp_echo());
     // RFC 5737: no machine has this address.
     for (bad, place) in [
@@ -82,15 +83,15 @@ fn a_rule_that_cannot_be_bound_is_named_and_the_others_run_only_if_asked() {
 }
 
 #[test]
-fn a_listener_whose_name_is_unknown_is_named() {
+fn unresolvable_listener_is_named() {
     let ended = run(&["forward", "tcp://nowhere.invalid:80=127.0.0.1:9", "--admin", "off"], None).ended(1);
     let told = "rule tcp://nowhere.invalid:80: cannot listen on nowhere.invalid:80: ";
     assert!(ended.stderr.contains(told) && ended.stderr.contains("; check the name"), "{}", ended.stderr);
 }
 
-/// What would fail with every single connection is told before the first.
+/// Settings that would fail for every connection are reported at start.
 #[test]
-fn outgoing_sockets_that_cannot_be_had_name_the_rule() {
+fn impossible_outgoing_socket_names_the_rule() {
     let good = format!("tcp://127.0.0.1:0={}?name=good", tcp_echo());
     for (option, message) in [
         ("source=203.0.113.1", "rule bad: cannot send from 203.0.113.1: "),
@@ -108,13 +109,15 @@ fn outgoing_sockets_that_cannot_be_had_name_the_rule() {
 }
 
 #[test]
-fn why_no_target_can_be_reached_is_told_once_and_that_one_can_be_again() {
-    let target =
-        TcpListener::bind((V4, 0)).expect("loopback has a free port").local_addr().expect("it is bound");
+fn unreachable_targets_and_recovery_are_logged_once() {
+    let target = TcpListener::bind((V4, 0))
+        .expect("loopback has a free port")
+        .local_addr()
+        .expect("the port is bound");
     let mut forward = Forward::start(&[&format!("tcp://127.0.0.1:0={target}?name=a")]);
     let address = forward.address("rule a");
     for count in 1..=3 {
-        // It is reset at once, maybe before connect(2) has returned.
+        // The connection is reset at once, perhaps before connect(2) returns.
         let refused = TcpStream::connect_timeout(&address, SOON);
         let _ = refused.and_then(|mut refused| refused.read(&mut [0; 1]));
         forward.wait_for("turnpike_forward_ended_total", "rule=\"a\",reason=\"connect_failed\"", count);

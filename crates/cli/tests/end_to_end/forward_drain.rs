@@ -1,8 +1,9 @@
-//! SIGTERM: no new connections, existing ones go on until they end or the deadline is over; a second signal ends at once.
+//! SIGTERM: no new connections; existing ones continue until they end or the deadline passes; a second signal exits at
+//! once.
 
 use crate::prelude::*;
 
-/// A rule `a` from TCP to an echo, or from UDP to one. It waits for so many seconds when it is told to stop.
+/// Starts a rule `a` to a TCP or UDP echo, with this shutdown deadline in seconds.
 fn start(protocol: &str, deadline: u32) -> (Forward, SocketAddr) {
     let target = if protocol == "udp" { udp_echo() } else { tcp_echo() };
     let dir = Dir::new();
@@ -23,12 +24,12 @@ const EVER: u32 = 86_400;
 
 fn drain(forward: &Forward, address: SocketAddr) {
     forward.program.signal("TERM");
-    eventually("/healthz says that it drains", || forward.health() == Some(503));
+    eventually("/healthz reports draining", || forward.health() == Some(503));
     eventually("the listener is closed", || TcpStream::connect(address).is_err());
 }
 
 #[test]
-fn existing_connections_go_on_and_it_ends_with_the_last() {
+fn existing_connections_continue_until_the_last_ends() {
     let (forward, address) = start("tcp", EVER);
     let mut stream = connect(address);
     assert_eq!(say(&mut stream, "before"), "before");
@@ -40,7 +41,7 @@ fn existing_connections_go_on_and_it_ends_with_the_last() {
 }
 
 #[test]
-fn without_connections_it_ends_at_once() {
+fn forwarder_without_connections_exits_at_once() {
     let (forward, _) = start("tcp", EVER);
     forward.program.signal("TERM");
     let Forward { program, .. } = forward;
@@ -48,7 +49,7 @@ fn without_connections_it_ends_at_once() {
 }
 
 #[test]
-fn a_second_signal_ends_the_connections() {
+fn second_signal_ends_the_connections() {
     let (forward, address) = start("tcp", EVER);
     let mut stream = connect(address);
     assert_eq!(say(&mut stream, "before"), "before");
@@ -60,7 +61,7 @@ fn a_second_signal_ends_the_connections() {
 }
 
 #[test]
-fn the_deadline_ends_the_connections() {
+fn deadline_ends_the_connections() {
     let (forward, address) = start("tcp", 1);
     let mut stream = connect(address);
     assert_eq!(say(&mut stream, "before"), "before");
@@ -69,10 +70,10 @@ fn the_deadline_ends_the_connections() {
     program.wait(SOON).ended(0).says("connections still open are ended");
 }
 
-/// A UDP server that answers everything with its name.
+/// A UDP server that answers with its name.
 fn named(name: &'static str) -> SocketAddr {
     let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
-    let address = socket.local_addr().expect("it is bound");
+    let address = socket.local_addr().expect("the socket is bound");
     thread::spawn(move || {
         while let Ok((_, client)) = socket.recv_from(&mut [0; 64]) {
             let _ = socket.send_to(name.as_bytes(), client);
@@ -98,9 +99,9 @@ fn ask(socket: &UdpSocket) -> String {
     String::from_utf8_lossy(&name[..len]).into_owned()
 }
 
-/// UDP has no end: until its idle timeout of 72 seconds nothing else would end it.
+/// Without an end marker, only the idle timeout of 72 seconds would end it.
 #[test]
-fn a_quiet_udp_session_holds_nothing_up() {
+fn idle_udp_session_does_not_delay_the_exit() {
     let (forward, address) = start("udp", EVER);
     assert_eq!(say_udp(address, "hello"), "hello");
     forward.program.signal("TERM");
@@ -110,7 +111,7 @@ fn a_quiet_udp_session_holds_nothing_up() {
 }
 
 #[test]
-fn the_next_forwarder_has_the_udp_port_while_this_one_serves_its_client_to_the_end() {
+fn next_forwarder_binds_the_udp_port_while_the_old_one_drains() {
     let port = free_port(V4);
     let rule = |target: SocketAddr| format!("udp://127.0.0.1:{port}={target}?name=a");
     let first = Forward::start(&[&rule(named("first")), "--workers", "2"]);
@@ -120,24 +121,24 @@ fn the_next_forwarder_has_the_udp_port_while_this_one_serves_its_client_to_the_e
     let talking = udp_client(at);
     (0..10).for_each(|_| assert_eq!(ask(&talking), "first"));
     first.program.signal("TERM");
-    eventually("/healthz says that it drains", || first.health() == Some(503));
+    eventually("/healthz reports draining", || first.health() == Some(503));
 
     let mut second = Forward::start(&[&rule(named("second"))]);
     second.program.line_with("listening on udp");
     assert_eq!(ask(&udp_client(at)), "second");
     (0..100).for_each(|_| assert_eq!(ask(&talking), "first"));
-    // It has fallen silent: nothing is left to be served.
+    // The session is idle, so nothing keeps the process.
     let Forward { program, .. } = first;
     program.wait(SOON).ended(0);
     for client in [talking, quiet] {
-        // The last answers of the first one may still be unread.
-        eventually("the next one serves it", || ask(&client) == "second");
+        // The last answers of the first process may still be unread.
+        eventually("the next process serves the client", || ask(&client) == "second");
     }
 }
 
-/// Two that listen are still one too many.
+/// Two listeners on one port are refused.
 #[test]
-fn a_udp_port_that_somebody_listens_on_is_told() {
+fn taken_udp_port_is_reported() {
     let mut forward = Forward::start(&[&format!("udp://127.0.0.1:0={}?name=a", udp_echo())]);
     let at = forward.address("rule a");
     assert_eq!(say_udp(at, "hello"), "hello");

@@ -1,4 +1,4 @@
-//! Files of rinetd and oxidinetd, unchanged, over real sockets: TCP, UDP, their log file and their process ID file.
+//! Unchanged files of rinetd and oxidinetd over real sockets: TCP, UDP, log file and process ID file.
 
 use crate::prelude::*;
 
@@ -19,7 +19,7 @@ fn rinetd_conf(port: u16, tcp: SocketAddr, udp: SocketAddr, more: &str) -> Strin
 }
 
 #[test]
-fn an_unchanged_rinetd_conf_forwards_tcp_and_udp_and_writes_its_log() {
+fn unchanged_rinetd_conf_forwards_tcp_and_udp_and_logs() {
     let mut forward =
         Forward::start_file("rinetd.conf", &rinetd_conf(free_port(V4), tcp_echo(), udp_echo(), ""));
     forward.program.line_with("rinetd.conf is read as rinetd.conf; rules: 2");
@@ -51,7 +51,7 @@ fn an_unchanged_rinetd_conf_forwards_tcp_and_udp_and_writes_its_log() {
 }
 
 #[test]
-fn logcommon_writes_as_web_servers_do() {
+fn logcommon_uses_the_common_log_format() {
     let mut forward = Forward::start_file(
         "rinetd.conf",
         &rinetd_conf(free_port(V4), tcp_echo(), udp_echo(), "logcommon\n"),
@@ -64,20 +64,20 @@ fn logcommon_writes_as_web_servers_do() {
     assert!(line.ends_with("/done-remote-closed HTTP/1.0\" 200 5 - - - 5"), "{line}");
 }
 
-/// Log rotation: the file is moved away, and SIGHUP makes a new one.
+/// Log rotation: after the file is renamed, SIGHUP creates a new one.
 #[test]
-fn a_reload_opens_the_log_file_anew() {
+fn reload_reopens_the_log_file() {
     let mut forward =
         Forward::start_file("rinetd.conf", &rinetd_conf(free_port(V4), tcp_echo(), udp_echo(), ""));
     let tcp = forward.address("(tcp, ");
-    fs::rename(forward.path("connections.log"), forward.path("old.log")).expect("it is there");
+    fs::rename(forward.path("connections.log"), forward.path("old.log")).expect("the file exists");
     forward.reload("rules reloaded");
     assert_eq!(say(&mut connect(tcp), "hello"), "hello");
     line_of(&forward, "connections.log", "\tdone-remote-closed");
 }
 
 #[test]
-fn an_unchanged_oxidinetd_file_forwards_all_four_ways() {
+fn unchanged_oxidinetd_file_forwards_all_four_protocols() {
     let (tcp, udp) = (tcp_echo().port(), udp_echo().port());
     let rule = |name: &str, port: u16| {
         format!(

@@ -1,10 +1,10 @@
-//! `forward --keep-going`: rules whose address or name comes later.
+//! `forward --keep-going`: rules whose address or name appears later.
 
 use crate::prelude::*;
 use turnpike_testkit::alone;
 
 const HOSTS: &str = "/etc/hosts";
-/// RFC 5737: no machine has them.
+/// RFC 5737: no machine has these addresses.
 const FIRST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const SECOND: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 
@@ -44,15 +44,15 @@ fn appear() {
     assert_eq!(say(&mut connect(SocketAddr::from((FIRST, 8080))), "here"), "here");
     assert_eq!(state(&forward), (Some(0), [1, 0]));
 
-    // The name has an address before this machine has it.
-    fs::write(&hosts, format!("127.0.0.1 localhost\n{SECOND} late.test\n")).expect("it is ours");
+    // The name resolves before the machine has the address.
+    fs::write(&hosts, format!("127.0.0.1 localhost\n{SECOND} late.test\n")).expect("the file is writable");
     eventually("another reason", || top(&forward).contains("cannot listen on 192.0.2.2:8081"));
     run("ip", &["address", "add", &format!("{SECOND}/32"), "dev", "lo"]);
     forward.address("rule name");
     assert_eq!(say(&mut connect(SocketAddr::from((SECOND, 8081))), "here"), "here");
     assert_eq!(state(&forward), (Some(0), [1, 1]));
 
-    // A reload finds all of them unchanged.
+    // A reload sees all of them unchanged.
     let mut old = connect(SocketAddr::from((SECOND, 8081)));
     forward.reload("rules reloaded");
     assert_eq!(say(&mut old, "still here"), "still here");

@@ -1,4 +1,5 @@
-//! SIGHUP: rules come, change and go, while a transfer loses no byte; a broken file changes nothing.
+//! SIGHUP: rules are added, changed and removed while a transfer loses no byte; a broken file changes
+//! nothing.
 
 use crate::prelude::*;
 use std::net::Shutdown;
@@ -9,13 +10,13 @@ fn rule(name: &str, target: std::net::SocketAddr, more: &str) -> String {
     format!("[[rule]]\nname = \"{name}\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{target}\"\n{more}")
 }
 
-/// A byte that tells its place: no period that a lost or doubled piece could hide in.
+/// Byte at a position, without a period that could hide a lost or repeated piece.
 fn byte_at(position: usize) -> u8 {
     let mixed = (position as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     mixed.to_be_bytes()[0]
 }
 
-/// Sends [`TRANSFER`] bytes through an echo, counts those that come back, and stops at the first wrong one.
+/// Sends [`TRANSFER`] bytes through an echo and counts correct bytes up to the first wrong one.
 fn transfer(stream: TcpStream) -> thread::JoinHandle<usize> {
     let mut writer = stream.try_clone().expect("a socket can be cloned");
     thread::spawn(move || {
@@ -44,13 +45,13 @@ fn transfer(stream: TcpStream) -> thread::JoinHandle<usize> {
 }
 
 #[test]
-fn rules_come_change_and_go_and_a_transfer_loses_no_byte() {
+fn reload_changes_rules_without_losing_a_byte() {
     let (one, two) = (tcp_echo(), tcp_echo());
     let mut forward = Forward::start_file("f.toml", &rule("a", one, ""));
     let a = forward.address("rule a");
     let running = transfer(connect(a));
 
-    // Unchanged beside a new one.
+    // Unchanged, next to a new rule.
     forward.write("f.toml", &(rule("a", one, "") + &rule("b", two, "")));
     forward.reload("rules reloaded rules=2 added=\"b\"");
     assert_eq!(forward.metrics().sum("turnpike_forward_accepted_total", "rule=\"b\""), 0);
@@ -60,7 +61,7 @@ fn rules_come_change_and_go_and_a_transfer_loses_no_byte() {
     forward.reload("the old ones stay in force");
     forward.program.line_with("f.toml:2:1: rule.lisen: unknown key");
     assert_eq!(say(&mut connect(a), "still there"), "still there");
-    // Changed, and then gone: its connections are left to finish.
+    // Changed, then removed: its connections may finish.
     forward.write("f.toml", &(rule("a", two, "idle = 600\n") + &rule("b", two, "")));
     forward.reload("rules reloaded rules=2 changed=\"a\"");
     forward.write("f.toml", &(String::from("[forward]\nresolve_every = 99\n") + &rule("b", two, "")));
@@ -71,15 +72,15 @@ fn rules_come_change_and_go_and_a_transfer_loses_no_byte() {
 }
 
 #[test]
-fn a_reload_reads_included_files_again_and_names_the_one_that_is_broken() {
+fn reload_rereads_included_files_and_names_the_broken_one() {
     let target = tcp_echo();
     let main = format!("include = [\"*.rules\"]\n{}", rule("a", target, ""));
     let mut forward = Forward::start_file("f.toml", &main);
     let a = forward.address("rule a");
     forward.program.line_with("include \"*.rules\" matches no file");
-    // The lines of a reload name no listeners: a port that was free a moment ago.
+    // A reload logs no listener addresses, so the test uses a port that was just free.
     let holder = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-    let b = holder.local_addr().expect("it is bound");
+    let b = holder.local_addr().expect("the port is bound");
     drop(holder);
     forward.write("b.rules", &rule("b", target, "").replace("127.0.0.1:0", &b.to_string()));
     forward.reload("rules reloaded");
@@ -94,7 +95,7 @@ fn a_reload_reads_included_files_again_and_names_the_one_that_is_broken() {
 }
 
 #[test]
-fn metrics_tell_targets_apart() {
+fn metrics_have_a_label_per_target() {
     let (one, two) = (tcp_echo(), tcp_echo());
     let text =
         format!("[[rule]]\nname = \"a\"\nlisten = \"127.0.0.1:0\"\ntarget = [\"{one}*2\", \"{two}\"]\n");

@@ -1,6 +1,6 @@
-//! Contracts that scripts and dashboards rely on, each in a file of `tests/golden`: help texts, names of metrics with their labels,
-//! keys of JSON results. The API has docs/openapi.json. `TURNPIKE_TEST_GOLDEN=write cargo test --workspace --test end_to_end golden::`
-//! writes the files after a change on purpose; the change then shows in the diff.
+//! Interfaces that scripts and dashboards rely on, each in a file of `tests/golden`: help texts, metric names with labels, keys of
+//! JSON results. The API has docs/openapi.json. `TURNPIKE_TEST_GOLDEN=write cargo test --workspace --test end_to_end golden::`
+//! rewrites the files after an intended change, which the diff then shows.
 
 use crate::prelude::*;
 use std::fmt::Write as _;
@@ -25,19 +25,19 @@ fn is_as_in(file: &str, found: &str) {
 }
 
 #[test]
-fn help_texts_are_as_before() {
+fn help_texts_match_the_golden_file() {
     let mut text = String::new();
     collect_help(&[], &mut text);
     is_as_in("help.txt", &text);
 }
 
-/// The help of a command, and of all commands below it.
+/// Help of a command and its subcommands.
 fn collect_help(path: &[&str], text: &mut String) {
     let run = Program::run(&mut turnpike(&[path, &["--help"]].concat()));
     assert_eq!(run.code, Some(0), "{path:?}: {}", run.output());
     let _ = writeln!(text, "$ turnpike {}\n{}\n", [path, &["--help"]].concat().join(" "), run.stdout);
     let listed = run.stdout.lines().skip_while(|line| *line != "Commands:").skip(1);
-    // A longer description goes on in lines that are indented further.
+    // Wrapped descriptions continue with deeper indentation.
     let names = listed
         .take_while(|line| line.is_empty() || line.starts_with(' '))
         .filter_map(|line| line.strip_prefix("  "))
@@ -50,9 +50,9 @@ fn collect_help(path: &[&str], text: &mut String) {
 }
 
 #[test]
-fn metrics_have_the_names_types_and_labels_that_they_had() {
+fn metrics_match_the_golden_files() {
     let certificate = Certificate::new(&["turn.example.org"]);
-    // Metrics of the kernel path are there with that path alone.
+    // Avoids metrics that exist only with the kernel path.
     let serve = Serve::start_secured(&certificate, &["--datapath", "mmsg"]);
     let reflect = Reflect::start(V4, &[]);
     let load = serve.load(&reflect);
@@ -66,7 +66,7 @@ fn metrics_have_the_names_types_and_labels_that_they_had() {
     is_as_in("metrics-forward.txt", &families(&forward.metrics()));
 }
 
-/// A line for each family: its name, its type and its labels.
+/// One line per family: name, type, labels.
 fn families(metrics: &Metrics) -> String {
     let mut families = BTreeMap::<&str, (&str, BTreeSet<&str>)>::new();
     let mut family = "";
@@ -77,7 +77,7 @@ fn families(metrics: &Metrics) -> String {
         } else if let Some((_, rest)) = line.split_once('{')
             && let Some((labels, _)) = rest.rsplit_once('}')
         {
-            // No value of a label has both a quotation mark and a comma in it.
+            // No label value contains both a quotation mark and a comma.
             let names = labels.split("\",").filter_map(|label| Some(label.split_once('=')?.0));
             families.entry(family).or_default().1.extend(names);
         }
@@ -90,7 +90,7 @@ fn families(metrics: &Metrics) -> String {
 }
 
 #[test]
-fn json_results_have_the_keys_that_they_had() {
+fn json_results_match_the_golden_files() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     let more = ["--rate", "100", "--duration", "0.5"];
@@ -108,13 +108,13 @@ fn json_results_have_the_keys_that_they_had() {
     eventually("all have ended", || serve.allocations() == 0);
 }
 
-/// Contents of these depend on the run or the machine.
+/// Contents depend on the run or the machine.
 const VARIABLE: [&str; 2] = [".errors", ".port_443"];
 
-/// A run that has nothing to note leaves this key out.
+/// Absent if the run has no notes.
 const OPTIONAL: &str = ".notes";
 
-/// A line for each key, with the types of its values.
+/// One line per key with the types of its values.
 fn keys(result: &Value) -> String {
     let mut keys = BTreeMap::new();
     collect_keys("", result, &mut keys);

@@ -1,12 +1,12 @@
-//! SIGTERM: no new allocations, existing ones relay on until they are deleted or the deadline is over; a second signal
-//! ends at once.
+//! SIGTERM: no new allocations; existing ones relay until they are deleted or the deadline passes; a second signal
+//! exits at once.
 
 use crate::prelude::*;
 use std::io::{BufRead, BufReader};
 
 const CLIENTS: &str = "4";
 
-/// A session of `seconds` that is under way.
+/// An active session of `seconds`.
 fn session(serve: &Serve, reflect: &Reflect, seconds: &str) -> Program {
     let load =
         serve.load(reflect).with(&format!("--clients {CLIENTS} --rate 200 --duration {seconds}")).start();
@@ -21,10 +21,10 @@ fn relayed(serve: &Serve) -> u64 {
 
 fn drain(serve: &Serve) {
     serve.program.signal("TERM");
-    eventually("/healthz says that it drains", || serve.health() == Some(503));
+    eventually("/healthz reports draining", || serve.health() == Some(503));
 }
 
-/// A server that waits for so many seconds when it is told to stop.
+/// A server with this shutdown deadline in seconds.
 fn with_deadline(seconds: u32) -> Serve {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", format!("[shutdown]\ndeadline = {seconds}\n"));
@@ -32,7 +32,7 @@ fn with_deadline(seconds: u32) -> Serve {
 }
 
 #[test]
-fn existing_sessions_relay_on_and_new_ones_are_refused() {
+fn existing_sessions_continue_and_new_ones_are_refused() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     let existing = session(&serve, &reflect, "6");
@@ -49,28 +49,28 @@ fn existing_sessions_relay_on_and_new_ones_are_refused() {
     let Serve { program, .. } = serve;
     let ended = program.wait(SOON).ended(0);
     let clients: usize = CLIENTS.parse().expect("a number");
-    // One line per session, with whose it was.
+    // One line per session with its user.
     let sessions = ended.stderr.lines().filter(|line| line.contains("session ended") && line.contains(USER));
     let deleted = sessions.filter(|line| line.contains("deleted by the client")).count();
     assert_eq!(deleted, clients, "{}", ended.stderr);
 }
 
 #[test]
-fn without_sessions_it_ends_at_once() {
+fn server_without_sessions_exits_at_once() {
     let serve = Serve::start(&[]);
     serve.program.signal("TERM");
     serve.program.wait(SOON).ended(0);
 }
 
 #[test]
-fn an_interrupt_ends_it_like_a_termination() {
+fn interrupt_drains_like_termination() {
     let serve = Serve::start(&[]);
     serve.program.signal("INT");
     assert_eq!(serve.program.wait(SOON).code, Some(0));
 }
 
 #[test]
-fn a_second_signal_ends_the_sessions() {
+fn second_signal_ends_the_sessions() {
     let serve = with_deadline(86_400);
     let reflect = Reflect::start(V4, &[]);
     let _session = session(&serve, &reflect, "600");
@@ -80,7 +80,7 @@ fn a_second_signal_ends_the_sessions() {
 }
 
 #[test]
-fn the_deadline_ends_the_sessions() {
+fn deadline_ends_the_sessions() {
     let serve = with_deadline(1);
     let reflect = Reflect::start(V4, &[]);
     let _session = session(&serve, &reflect, "600");
@@ -88,14 +88,14 @@ fn the_deadline_ends_the_sessions() {
     serve.program.wait(SOON).ended(0).says("sessions still open are ended").says("server stopped");
 }
 
-/// A log pipe that breaks costs the log, not the sessions.
+/// A broken log pipe must not end the sessions.
 #[test]
-fn a_server_outlives_the_reader_of_its_log() {
+fn server_survives_a_closed_log_pipe() {
     let mut command = turnpike(&["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--user", "a:b"]);
     let mut server =
         command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary is there");
     let log = BufReader::new(server.stderr.take().expect("piped above"));
-    // The reader goes with the iterator.
+    // Dropping the iterator closes the pipe.
     let started = log.lines().map_while(Result::ok).any(|line| line.contains("no admin interface"));
     for signal in ["-HUP", "-TERM"] {
         let sent = Command::new("kill").args([signal, &server.id().to_string()]).status();

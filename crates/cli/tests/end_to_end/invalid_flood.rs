@@ -1,10 +1,10 @@
-//! Floods of what nobody authenticated: counters with reasons, and nothing else that stays.
+//! Floods of unauthenticated packets: counters with reasons, and no other lasting state.
 
 use crate::prelude::*;
 use std::sync::atomic::AtomicBool;
 
 #[test]
-fn a_flood_leaves_no_state_no_log_lines_and_no_amplification() {
+fn floods_leave_no_state_no_log_lines_and_no_amplification() {
     let serve = Serve::start(&["--workers", "1"]);
     let flood = |seconds: &str| {
         Load::new(serve.address(V4))
@@ -14,7 +14,7 @@ fn a_flood_leaves_no_state_no_log_lines_and_no_amplification() {
             .ended(0);
     };
     let (lines, start) = (serve.program.lines(), serve.memory());
-    // The first flood fills the arenas that every later one uses again.
+    // The first flood fills arenas that later ones reuse.
     flood("1");
     let (after_first, arrived) = (serve.memory(), received(&serve));
     flood("3");
@@ -23,7 +23,7 @@ fn a_flood_leaves_no_state_no_log_lines_and_no_amplification() {
     let (of_first, of_second) =
         (after_first.saturating_sub(start), serve.memory().saturating_sub(after_first));
     assert!(of_second <= of_first, "{of_second} bytes after {of_first}");
-    assert_eq!(serve.program.lines(), lines, "lines for what nobody has proved to have sent");
+    assert_eq!(serve.program.lines(), lines, "log lines about unauthenticated packets");
     assert_eq!(serve.allocations(), 0);
     assert_eq!(serve.metrics().sum("turnpike_allocations_opened_total", ""), 0);
 
@@ -31,12 +31,11 @@ fn a_flood_leaves_no_state_no_log_lines_and_no_amplification() {
     assert!(metrics.sum("turnpike_dropped_datagrams_total", "") > 0);
     let (bytes_in, bytes_out) =
         (metrics.sum("turnpike_rx_bytes_total", ""), metrics.sum("turnpike_tx_bytes_total", ""));
-    // Over the whole mixture: most of it deserves no answer at all.
+    // Over the whole mixture, most of which gets no response.
     assert!(bytes_out <= bytes_in * MOST_AMPLIFICATION, "{bytes_out} bytes out for {bytes_in} in");
 }
 
-/// As an attacker would who wants the log to accuse others, or to hold nothing else: with names and, had it more addresses, with
-/// addresses of its choice.
+/// An attacker could flood the log with forged names and source addresses.
 fn pour_in_forged_requests(server: SocketAddr, stop: &AtomicBool) -> u64 {
     let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     let nonces: [&[u8]; 3] = [b"", b"f//499k954d6OL34oL9FSTvy64sA", b"obMatJos2gAAAAAAAAAAAAAAAAAAA"];
@@ -52,20 +51,20 @@ fn pour_in_forged_requests(server: SocketAddr, stop: &AtomicBool) -> u64 {
                 }
             }
         }
-        // A few thousand a second: that the genuine ones find room in the socket is not the question here.
+        // A few thousand a second, so that genuine requests find room in the socket.
         thread::sleep(Duration::from_millis(20));
     }
     sent
 }
 
 #[test]
-fn a_genuine_clients_refusals_are_logged_while_forged_packets_pour_in() {
+fn refusals_of_genuine_clients_are_logged_during_a_forged_flood() {
     let mut serve = Serve::start(&["--workers", "1"]);
     let server = serve.address(V4);
     let started = serve.program.lines().len();
     let stop = AtomicBool::new(false);
     let forged = thread::scope(|scope| {
-        // Also where an assertion fails, or the scope would wait for ever.
+        // Stops also if an assertion fails; otherwise the scope would never end.
         let _stop = StopAtEnd(&stop);
         let attacker = scope.spawn(|| pour_in_forged_requests(server, &stop));
         let invalid = Load::new(server).with("--mode invalid --clients 4 --rate 2000 --duration 3").start();
@@ -101,7 +100,7 @@ fn wrong_realms(serve: &Serve) -> u64 {
     serve.metrics().sum("turnpike_credentials_refused_total", "reason=\"wrong_realm\"")
 }
 
-/// A 401 must carry realm and nonce, and the shortest Allocate has 28 bytes: replies may be that many times larger.
+/// A 401 must carry realm and nonce, and the shortest Allocate has 28 bytes; replies may be this many times larger.
 const MOST_AMPLIFICATION: u64 = 5;
 
 fn received(serve: &Serve) -> u64 {

@@ -1,5 +1,5 @@
-//! Log lines as JSON have one schema, in `serve` and in `forward`: every line that can be made to appear is read by a parser that
-//! takes no name twice, and each name has the type that docs/serve.md gives it.
+//! JSON log lines of `serve` and `forward` have one schema: no name occurs twice in a line, and each name has the type documented
+//! in docs/serve.md.
 
 use crate::prelude::*;
 use std::fmt;
@@ -9,7 +9,7 @@ use serde::{
     de::{Error, MapAccess, Visitor},
 };
 
-/// An object without a name that is listed twice; `serde_json` itself would keep the last.
+/// An object that may not repeat a name; `serde_json` itself keeps the last.
 struct Line(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Line {
@@ -44,11 +44,11 @@ impl Line {
     }
 }
 
-/// The names of docs/serve.md, section "Log lines": in its tables, numbers and texts.
+/// Names in the tables of docs/serve.md, section "Log lines": numbers and texts.
 fn documented() -> (BTreeSet<String>, BTreeSet<String>) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/serve.md");
-    let text = fs::read_to_string(path).expect("it is in the repository");
-    let (_, section) = text.split_once("## Log lines").expect("a section about them");
+    let text = fs::read_to_string(path).expect("docs/serve.md exists");
+    let (_, section) = text.split_once("## Log lines").expect("the section exists");
     let section = section.split("\n## ").next().unwrap_or_default();
     let (mut numbers, mut texts) = (BTreeSet::new(), BTreeSet::new());
     for row in section.lines().filter(|line| line.starts_with("| `")) {
@@ -94,7 +94,7 @@ fn of<'a>(lines: &'a [Line], message: &str) -> &'a Line {
 }
 
 #[test]
-fn every_kind_of_line_of_serve_is_an_object_of_the_schema() {
+fn every_log_line_of_serve_matches_the_schema() {
     let dir = Dir::new();
     let file = dir.file("t.toml", "[auth]\nusers = [\"alice:secret\", \"bob:x\"]\n");
     let path = file.to_str().expect("our own path is UTF-8");
@@ -165,7 +165,7 @@ fn every_kind_of_line_of_serve_is_an_object_of_the_schema() {
 }
 
 #[test]
-fn every_kind_of_line_of_forward_is_an_object_of_the_schema() {
+fn every_log_line_of_forward_matches_the_schema() {
     let target = tcp_echo();
     let nobody = format!("127.0.0.1:{}", free_port(V4));
     let rules = |more: &str| {

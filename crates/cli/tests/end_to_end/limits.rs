@@ -1,10 +1,10 @@
-//! Limits from a file, as clients feel them and the operator reads them.
+//! Limits from a file: their effect on clients, and their log lines and metrics.
 
 use crate::prelude::*;
 
 const PLAIN: [&str; 4] = ["--relay-ip", "127.0.0.1", "--user", "a:one"];
 
-/// A server of this file, which the test may write again.
+/// A server with this configuration file, which the test may rewrite.
 fn serve(dir: &Dir, text: &str) -> (Serve, PathBuf) {
     let file = dir.file("turnpike.toml", text);
     let path = file.to_str().expect("our own path is UTF-8");
@@ -17,7 +17,7 @@ fn reload(serve: &mut Serve, file: &Path, text: &str) {
     serve.program.line_with("configuration reloaded");
 }
 
-/// So many at a time, each deleted at once.
+/// Allocates with this many concurrent clients, deleting each allocation at once.
 fn allocate(serve: &Serve, clients: &str) -> Finished {
     Load::as_user(serve.address(V4), "a:one")
         .with(&format!("--mode allocate --clients {clients} --rate max --duration 1"))
@@ -25,7 +25,7 @@ fn allocate(serve: &Serve, clients: &str) -> Finished {
 }
 
 #[test]
-fn a_user_has_the_bits_per_second_of_the_file_until_a_reload() {
+fn user_rate_limit_applies_until_a_reload() {
     let peers = "[peers]\nallow = [\"127.0.0.0/8\"]\n";
     let dir = Dir::new();
     let text = format!("[limits]\nbits_per_second_per_user = \"2M\"\nburst = 100\n{peers}");
@@ -42,13 +42,13 @@ fn a_user_has_the_bits_per_second_of_the_file_until_a_reload() {
         |serve: &Serve| serve.metrics().sum("turnpike_dropped_datagrams_total", "reason=\"user_bandwidth\"");
     let started = Instant::now();
     let result = load(&serve);
-    // 250 bytes a millisecond; 64 KiB at once, because several share it.
+    // 250 bytes per millisecond, plus 64 KiB at once because several clients share the limit.
     let allowed =
         (65_536 + 250 * u64::try_from(started.elapsed().as_millis()).expect("not for ever")) * 21 / 20;
     let received = result["received"].as_u64().expect("a count") * 1000;
     assert!(received <= allowed, "{received} bytes, of which {allowed} may pass: {result}");
     assert!(received >= 250 * 3000 / 2, "{received} bytes: {result}");
-    eventually("they are counted", || dropped(&serve) > 0);
+    eventually("the drops are counted", || dropped(&serve) > 0);
 
     reload(&mut serve, &file, peers);
     let lines = serve.program.lines();
@@ -61,7 +61,7 @@ fn a_user_has_the_bits_per_second_of_the_file_until_a_reload() {
 }
 
 #[test]
-fn clients_of_one_prefix_have_so_many_allocations_whoever_they_are() {
+fn allocations_per_prefix_are_limited() {
     let dir = Dir::new();
     let (mut serve, file) = serve(&dir, "[limits]\nallocations_per_prefix = 2\n");
     let refused = |serve: &Serve| serve.metrics().sum("turnpike_limit_refusals_total", "limit=\"prefix\"");
@@ -77,7 +77,7 @@ fn clients_of_one_prefix_have_so_many_allocations_whoever_they_are() {
 }
 
 #[test]
-fn with_an_allow_list_only_nobody_else_is_a_peer() {
+fn allow_only_refuses_peers_outside_the_list() {
     let dir = Dir::new();
     let text = |allowed: &str| format!("[peers]\nallow_only = true\nallow = [\"{allowed}\"]\n");
     let (mut serve, file) = serve(&dir, &text("192.0.2.1"));
@@ -91,9 +91,9 @@ fn with_an_allow_list_only_nobody_else_is_a_peer() {
         assert!(is_let_in || text.contains("403"), "neither refused nor let in: {text}");
         is_let_in
     };
-    // Public, and by default a peer.
+    // A public peer, allowed by default.
     assert!(!lets(&serve, "198.41.0.5:50000"));
-    eventually("it is counted", || {
+    eventually("the refusal is counted", || {
         serve.metrics().sum("turnpike_peer_refusals_total", "by=\"not_allowed\"") > 0
     });
     reload(&mut serve, &file, &text("198.41.0.4/31"));
@@ -101,7 +101,7 @@ fn with_an_allow_list_only_nobody_else_is_a_peer() {
 }
 
 #[test]
-fn a_realm_has_ports_of_its_own() {
+fn realms_can_have_their_own_ports() {
     let dir = Dir::new();
     let blue = format!("127.0.0.1:{}", free_port(V4));
     let file = dir.file(
@@ -127,7 +127,7 @@ fn a_realm_has_ports_of_its_own() {
 }
 
 #[test]
-fn a_limit_that_cannot_be_is_refused_with_its_place() {
+fn invalid_limit_is_refused_with_its_location() {
     let dir = Dir::new();
     let check = |text: &str| {
         let file = dir.file("turnpike.toml", text);

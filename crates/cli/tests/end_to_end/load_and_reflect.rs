@@ -1,5 +1,5 @@
-//! A flood of real TURN traffic, client to relay to reflector and back, by every step of the ladder, both ways of
-//! sending and both families; and what the generator says of it by exit code and JSON.
+//! TURN traffic from client to relay to reflector and back, with every I/O method, both ways of sending and both
+//! families; exit codes and JSON of the generator.
 
 use crate::prelude::*;
 use turnpike_load::Report;
@@ -16,8 +16,9 @@ fn relays_all(family: IpAddr, via: &str, datapath: &str) {
         .run()
         .ended(0)
         .result();
-    let number = |key: &str| result[key].as_u64().unwrap_or_else(|| panic!("{key} is no count in {result}"));
-    // Fewer where other tests take the processor away; what is sent must all come back.
+    let number =
+        |key: &str| result[key].as_u64().unwrap_or_else(|| panic!("{key} is not a count in {result}"));
+    // Fewer on a busy machine; everything sent must return.
     assert!((1000..=4400).contains(&number("sent")), "{result}");
     assert_eq!(number("received"), number("sent"), "{result}");
     for nothing in ["lost", "duplicated", "reordered"] {
@@ -50,7 +51,7 @@ tests! {
 }
 
 #[test]
-fn the_json_result_has_every_key_of_the_contract() {
+fn json_result_has_every_documented_key() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     let run = serve.load(&reflect).with("--duration 1 --rate 100").run();
@@ -67,9 +68,9 @@ fn the_json_result_has_every_key_of_the_contract() {
     assert!(result["jitter_us"].is_number());
 }
 
-/// A burst of one client fills super-packets; that it does is what the whole design is for.
+/// Bursts of one client leave as super-packets, which the design depends on.
 #[test]
-fn a_flood_leaves_the_relay_in_super_packets() {
+fn bursts_leave_the_relay_in_super_packets() {
     let serve = Serve::start(&["--datapath", "gso"]);
     let reflect = Reflect::start(V4, &[]);
     let run = serve.load(&reflect).with("--clients 1 --rate max --duration 2").run();
@@ -83,24 +84,24 @@ fn a_flood_leaves_the_relay_in_super_packets() {
 }
 
 #[test]
-fn many_clients_have_an_allocation_each() {
+fn every_client_gets_an_allocation() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     let load = serve.load(&reflect).with("--clients 300 --rate 600 --duration 4").start();
     serve.wait_for_allocations(300);
     let ended = load.wait(SOON * 2).ended(0);
     assert_eq!(ended.result()["lost"], 0);
-    // Every client takes its allocation back.
+    // Every client deletes its allocation.
     serve.wait_for_allocations(0);
 }
 
 #[test]
 fn loss_beyond_the_limit_is_exit_code_3() {
     let serve = Serve::start(&[]);
-    // Takes everything and answers nothing.
+    // Receives everything and answers nothing.
     let silent = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     let load = Load::new(serve.address(V4))
-        .to(silent.local_addr().expect("it is bound"))
+        .to(silent.local_addr().expect("the socket is bound"))
         .with("--rate 100 --duration 1");
     let result = load.with("--max-loss 1").run().ended(3).result();
     assert_eq!(result["received"], 0, "{result}");
@@ -116,11 +117,11 @@ fn latency_beyond_the_limit_is_exit_code_3() {
     load.with(&format!("--max-p99 {MICROSECOND}")).run().ended(3);
 }
 
-/// As `--max-p99` has it.
+/// Limit for `--max-p99`.
 const MICROSECOND: &str = "1";
 
 #[test]
-fn an_impossible_run_is_exit_code_1() {
+fn impossible_run_is_exit_code_1() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     let run = |load: Load| load.to(reflect.address).with("--rate 10 --duration 1").start().wait(SOON * 3);
@@ -142,7 +143,7 @@ fn bad_usage_is_exit_code_2() {
 }
 
 #[test]
-fn allocations_churn_by_the_second() {
+fn allocations_are_created_and_deleted_at_the_requested_rate() {
     let serve = Serve::start(&[]);
     let run = Load::new(serve.address(V4)).with("--mode allocate --clients 8 --duration 2").run().ended(0);
     let result: Value = run.result();
@@ -155,21 +156,21 @@ fn allocations_churn_by_the_second() {
 }
 
 #[test]
-fn a_line_of_progress_appears_each_second() {
+fn progress_line_appears_every_second() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     let load = serve.load(&reflect).with("--rate 100 --duration 3").start();
     let ended = load.wait(SOON);
     let progress: Vec<&str> = ended.stderr.lines().filter(|line| line.contains("p99")).collect();
     assert!(progress.len() >= 2, "{}", ended.stderr);
-    // What is still under way at the end of a second is not lost.
+    // Datagrams in flight at the end of an interval are not lost.
     assert_eq!(ended.result()["lost"], 0, "{}", ended.output());
     assert!(progress.iter().all(|line| line.contains("loss 0.00 %")), "{}", ended.stderr);
 }
 
-/// The reflector alone: what it gets goes back to where it came from.
+/// The reflector alone returns each datagram to its sender.
 #[test]
-fn the_reflector_returns_every_datagram_to_its_sender() {
+fn reflector_returns_every_datagram_to_its_sender() {
     let reflect = Reflect::start(V4, &[]);
     let sockets: Vec<UdpSocket> = (0..4)
         .map(|_| {
@@ -184,20 +185,20 @@ fn the_reflector_returns_every_datagram_to_its_sender() {
             let payload: Vec<u8> = (0..=round * 29 % 1400).map(|at| (at + index).to_le_bytes()[0]).collect();
             socket.send(&payload).expect("loopback takes a datagram");
             let mut back = [0; 2048];
-            let len = socket.recv(&mut back).expect("it comes back");
+            let len = socket.recv(&mut back).expect("the datagram returns");
             assert_eq!(&back[..len], payload);
         }
     }
 }
 
 #[test]
-fn the_reflector_ends_when_told_and_says_what_it_did() {
+fn reflector_reports_its_counters_at_exit() {
     let reflect = Reflect::start(V4, &[]);
     let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     socket.set_read_timeout(Some(SOON)).expect("not zero");
     for _ in 0..3 {
         socket.send_to(b"hello", reflect.address).expect("loopback takes a datagram");
-        socket.recv(&mut [0; 16]).expect("it comes back");
+        socket.recv(&mut [0; 16]).expect("the datagram returns");
     }
     reflect.program.signal("TERM");
     reflect.program.wait(SOON).ended(0).says("received 3 datagrams, sent 3 back");

@@ -1,9 +1,9 @@
-//! The generators for forwarders, by exit code and JSON: bulk, requests, connections and datagrams to one reflector.
+//! Load generators for forwarders, by exit code and JSON: bulk, requests, connections and datagrams to one reflector.
 
 use crate::prelude::*;
 use std::collections::HashMap;
 
-/// Returns datagrams, but not those of which `drops` says so: by the number of the sender, and that of its datagram.
+/// Returns datagrams except those for which `drops` is true; its arguments are the sender's number and the datagram's.
 fn lossy_reflector(drops: impl Fn(usize, usize) -> bool + Send + 'static) -> SocketAddr {
     let socket = UdpSocket::bind((V4, 0)).expect("a socket");
     let address = socket.local_addr().expect("an address");
@@ -23,7 +23,7 @@ fn lossy_reflector(drops: impl Fn(usize, usize) -> bool + Send + 'static) -> Soc
     address
 }
 
-/// A reflector for both, and its UDP and TCP addresses.
+/// A reflector with its UDP and TCP addresses.
 fn reflector() -> (Reflect, SocketAddr) {
     let mut reflect = Reflect::start(V4, &["--tcp", "127.0.0.1:0"]);
     let line = reflect.program.line_with(" on tcp ");
@@ -40,7 +40,8 @@ fn load(kind: &str, server: SocketAddr, more: &[&str]) -> Finished {
 }
 
 fn complete(result: &Value) {
-    let count = |key: &str| result[key].as_u64().unwrap_or_else(|| panic!("{key} is no count in {result}"));
+    let count =
+        |key: &str| result[key].as_u64().unwrap_or_else(|| panic!("{key} is not a count in {result}"));
     assert!(count("sent") > 0, "{result}");
     assert_eq!((count("received"), count("lost")), (count("sent"), 0), "{result}");
     assert!(result["recv_bps"].as_f64() > Some(0.0), "{result}");
@@ -56,7 +57,7 @@ fn every_workload_runs_against_one_reflector() {
         ("tcp", tcp, &["--reverse", "--skip-rx-copy"], "to_client_bps"),
         ("tcp", tcp, &["--bidir"], "to_client_bps"),
         ("rr", tcp, &["--clients", "4"], "transactions_per_s"),
-        // On a busy machine an answer takes its time, and what is due when no connection is free was not sent.
+        // On a busy machine a response may be late, and requests without a free connection are not sent.
         (
             "rr",
             tcp,
@@ -73,7 +74,7 @@ fn every_workload_runs_against_one_reflector() {
     }
 }
 
-/// Figures of the lines of progress behind the warm-up: sent and received a second, percent lost, and what is outstanding.
+/// Figures of the progress lines after the warm-up: sent and received per second, percent lost, and outstanding.
 fn progress(stderr: &str) -> Vec<[f64; 4]> {
     let lines = stderr.lines().filter(|line| line.contains(" p99 ") && !line.contains("warm-up"));
     let figure = |line: &str, name: &str| {
@@ -86,13 +87,13 @@ fn progress(stderr: &str) -> Vec<[f64; 4]> {
 }
 
 #[test]
-fn interval_shows_every_missing_datagram_as_lost_or_as_outstanding() {
+fn progress_counts_missing_datagrams_as_lost_or_outstanding() {
     let load = |server: SocketAddr| {
         let flags = ["--clients", "10", "--rate", "1000", "--duration", "3", "--json", "-"];
         Program::start(&mut turnpike(&[&["load", "udp", &server.to_string()][..], &flags].concat()))
             .wait(SOON)
     };
-    // Every tenth datagram: the next one shows that it is missing. The first is the greeting.
+    // Every tenth datagram: the next one shows the gap. The first is the greeting.
     let run = load(lossy_reflector(|_, count| count % 10 == 2));
     let found = progress(&run.stderr);
     assert!(found.len() >= 2, "{}", run.stderr);
@@ -103,7 +104,7 @@ fn interval_shows_every_missing_datagram_as_lost_or_as_outstanding() {
     let [sent, lost] = ["sent", "lost"].map(|key| result[key].as_u64().expect("a count"));
     assert!(lost.abs_diff(sent / 10) <= 10, "{result}");
 
-    // Everything of one client in ten: no later reply shows that anything is missing.
+    // All datagrams of one client in ten: no later reply shows the gap.
     let run = load(lossy_reflector(|sender, count| sender == 0 && count > 1));
     let found = progress(&run.stderr);
     assert!(found.len() >= 2, "{}", run.stderr);
@@ -118,7 +119,7 @@ fn interval_shows_every_missing_datagram_as_lost_or_as_outstanding() {
 }
 
 #[test]
-fn a_limit_is_exit_code_3() {
+fn exceeded_limit_is_exit_code_3() {
     let (reflect, tcp) = reflector();
     for (kind, server) in [("rr", tcp), ("connect", tcp), ("udp", reflect.address)] {
         let run = load(kind, server, &["--max-p99", "1"]);
@@ -128,7 +129,7 @@ fn a_limit_is_exit_code_3() {
 }
 
 #[test]
-fn nobody_there_is_exit_code_1_and_names_the_address() {
+fn unreachable_target_is_exit_code_1_with_its_address() {
     let server = SocketAddr::new(V4, free_port(V4));
     for kind in ["tcp", "rr", "connect", "udp"] {
         let run = load(kind, server, &[]);

@@ -1,20 +1,21 @@
-//! A generator that is told to stop in mid-run reports what it has measured, and leaves nothing behind.
+//! An interrupted generator reports its measurements and cleans up.
 
 use crate::prelude::*;
 
-/// Longer than any test waits: what ends it is the signal.
+/// Longer than any test waits; a signal ends the run.
 const FOR_AN_HOUR: [&str; 4] = ["--duration", "3600", "--warmup", "0"];
 
-/// Interrupts a run once it shows progress; its result.
+/// Interrupts a run once it shows progress; returns the result.
 fn interrupt(mut load: Program, signal: &str) -> Value {
     load.line_with("received");
     load.signal(signal);
     let result = load.wait(SOON).ended(1).result();
-    let number = |key: &str| result[key].as_f64().unwrap_or_else(|| panic!("{key} is no number in {result}"));
+    let number =
+        |key: &str| result[key].as_f64().unwrap_or_else(|| panic!("{key} is not a number in {result}"));
     assert!(number("duration_s") > 0.0 && number("duration_s") < 3600.0, "{result}");
     assert!(number("sent") > 0.0, "{result}");
     assert_eq!(result["lost"], 0, "{result}");
-    // Rates are of the time that was measured, not of the hour that was asked for.
+    // Rates refer to the measured time, not to the requested hour.
     let rate = number("sent") / number("duration_s");
     assert!((number("send_pps") - rate).abs() <= rate * 0.01, "{result}");
     let notes = result["notes"].to_string();
@@ -23,7 +24,7 @@ fn interrupt(mut load: Program, signal: &str) -> Value {
 }
 
 #[test]
-fn turn_clients_report_and_give_their_allocations_back() {
+fn interrupted_turn_clients_report_and_delete_their_allocations() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     for (signal, mode) in
@@ -36,7 +37,7 @@ fn turn_clients_report_and_give_their_allocations_back() {
 }
 
 #[test]
-fn streams_and_datagrams_report() {
+fn interrupted_streams_and_datagrams_report() {
     let mut reflect = Reflect::start(V4, &["--tcp", "127.0.0.1:0"]);
     let line = reflect.program.line_with(" on tcp ");
     let tcp: SocketAddr =
@@ -55,7 +56,7 @@ fn streams_and_datagrams_report() {
 }
 
 #[test]
-fn people_read_what_was_measured_without_json() {
+fn interrupted_run_prints_text_without_json() {
     let reflect = Reflect::start(V4, &[]);
     let server = reflect.address.to_string();
     let arguments = [&["load", "udp", &server, "--rate", "200"][..], &FOR_AN_HOUR].concat();
@@ -69,7 +70,7 @@ fn people_read_what_was_measured_without_json() {
 }
 
 #[test]
-fn before_anything_was_measured_there_is_nothing_to_report() {
+fn run_interrupted_before_measuring_reports_nothing() {
     let reflect = Reflect::start(V4, &[]);
     let server = reflect.address.to_string();
     let arguments = ["load", "udp", &server, "--warmup", "3600", "--duration", "1", "--json", "-"];

@@ -1,14 +1,14 @@
-//! `load --profile`: calls and the like through the server and through the forwarder, told by direction and by stream.
+//! `load --profile`: calls and similar traffic through the server and the forwarder, reported by direction and stream.
 
 use crate::prelude::*;
 
 const SHORT: [&str; 4] = ["--duration", "1", "--warmup", "0.2"];
 
 fn count(value: &Value, key: &str) -> u64 {
-    value[key].as_u64().unwrap_or_else(|| panic!("{key} is no count in {value}"))
+    value[key].as_u64().unwrap_or_else(|| panic!("{key} is not a count in {value}"))
 }
 
-/// The result, of which nothing is lost and each direction is some.
+/// The result; asserts that nothing was lost and that both directions have traffic.
 fn complete(run: &Finished) -> Value {
     assert_eq!(run.code, Some(0), "{}", run.output());
     let result = run.result();
@@ -36,7 +36,7 @@ fn complete(run: &Finished) -> Value {
 }
 
 #[test]
-fn a_call_goes_through_the_server() {
+fn call_profile_runs_through_the_server() {
     let serve = Serve::start(&[]);
     let load = Load::new(serve.address(V4)).with("--profile call --seed 3 --clients 2");
     let result = complete(&load.with_words(&SHORT).with("--max-loss 0").run());
@@ -45,13 +45,13 @@ fn a_call_goes_through_the_server() {
     let streams = profile["streams"].as_array().expect("a list");
     let names: Vec<_> = streams.iter().filter_map(|stream| stream["name"].as_str()).collect();
     assert_eq!(names, ["audio", "audio", "video", "video", "feedback", "feedback", "reports", "reports"]);
-    // 50 a second of each client, each way.
+    // 50 per second and client in each direction.
     assert!(streams[..2].iter().all(|stream| count(stream, "sent") == 100), "{result}");
     serve.wait_for_allocations(0);
 }
 
 #[test]
-fn a_profile_of_ones_own_goes_through_the_forwarder_and_people_can_read_it() {
+fn custom_profile_runs_through_the_forwarder() {
     let dir = Dir::new();
     let text = "[[stream]]\nname = 'door'\ndirection = 'to-client'\nrate = 100\nsize = [100, 200]\n\
                 [[stream]]\nname = 'bell'\ndirection = 'to-peer'\nrate = 10\nsize = 30\n";
@@ -76,7 +76,7 @@ fn a_profile_of_ones_own_goes_through_the_forwarder_and_people_can_read_it() {
 }
 
 #[test]
-fn what_is_wrong_with_a_profile_is_bad_usage_and_names_the_line() {
+fn profile_mistake_is_bad_usage_and_names_the_line() {
     let dir = Dir::new();
     let file = dir.file("wrong.toml", "[[stream]]\nname = 'a'\ndirection = 'both'\nrate = 50\nsizes = 100\n");
     let file = file.to_str().expect("UTF-8");

@@ -1,9 +1,9 @@
-//! How much is said and how it looks: `-v`, `-q`, `--log-format`, and colours, which are for terminals of those who want them.
+//! Log level and format: `-v`, `-q`, `--log-format`, and colours on terminals.
 
 use crate::prelude::*;
 
 #[test]
-fn v_says_more_and_q_says_less() {
+fn v_logs_more_and_q_logs_less() {
     let mut serve = Serve::start(&["-v"]);
     Load::new(serve.address(V4)).with("--mode allocate --rate 5 --duration 1").run().ended(0);
     serve.program.line_with("session opened");
@@ -24,7 +24,7 @@ fn v_says_more_and_q_says_less() {
 }
 
 #[test]
-fn a_level_is_said_in_one_way_only() {
+fn log_level_flags_conflict() {
     for command in ["serve", "forward"] {
         for flags in [&["-v", "-q"][..], &["-v", "--log", "info"], &["-q", "--log", "info"]] {
             let mut program = turnpike_trials::turnpike(&[command]);
@@ -38,7 +38,7 @@ fn a_level_is_said_in_one_way_only() {
 }
 
 #[test]
-fn the_format_is_chosen_by_a_flag_too() {
+fn log_format_flag_sets_the_format() {
     let mut forward =
         Forward::start(&[&format!("tcp://127.0.0.1:0={}?name=a", tcp_echo()), "--log-format", "json"]);
     let address = forward.address("rule a");
@@ -47,7 +47,7 @@ fn the_format_is_chosen_by_a_flag_too() {
     assert!(line.starts_with('{') && line.ends_with('}'), "{line}");
 }
 
-/// What a command shows on a terminal, which `script` gives it; `None` where there is no script(1).
+/// Output of a command on a terminal, which script(1) provides; `None` without script(1).
 fn on_terminal(command: &str, no_color: Option<&str>) -> Option<String> {
     let shell = format!("{} {command}", env!("CARGO_BIN_EXE_turnpike"));
     let mut script = Command::new(installed("script").ok()?);
@@ -59,8 +59,8 @@ fn on_terminal(command: &str, no_color: Option<&str>) -> Option<String> {
 }
 
 #[test]
-fn colours_are_for_terminals_without_no_color() {
-    // `serve` ends by itself, after its first lines: its port is taken.
+fn log_has_colours_on_terminals_without_no_color() {
+    // `serve` exits after its first lines, because its port is taken.
     let taken = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("its address").port();
     let serve = format!("serve --listen 127.0.0.1:{port} --admin off --user a:b --relay-ip 127.0.0.1");
@@ -69,15 +69,15 @@ fn colours_are_for_terminals_without_no_color() {
         let first = output.lines().find(|line| line.contains("INFO")).map(str::to_owned);
         Some(first.unwrap_or_else(|| panic!("no line in {output}")))
     };
-    let coloured = need!(said(None).ok_or("no script(1), which makes a terminal"));
+    let coloured = need!(said(None).ok_or("script(1), which provides a terminal, is not installed"));
     assert!(coloured.contains('\u{1b}'), "coloured on a terminal");
-    assert!(said(Some("")).is_some_and(|line| line.contains('\u{1b}')), "an empty value is none");
+    assert!(said(Some("")).is_some_and(|line| line.contains('\u{1b}')), "an empty value counts as unset");
     let plain = said(Some("1")).unwrap_or_default();
     assert!(!plain.contains('\u{1b}'), "{plain:?}");
 }
 
 #[test]
-fn help_mistakes_and_results_have_colours_on_terminals_alone() {
+fn help_and_errors_have_colours_only_on_terminals() {
     for (command, coloured) in [
         ("--help", true),
         ("serve --help", true),

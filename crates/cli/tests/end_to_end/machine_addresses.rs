@@ -1,5 +1,5 @@
-//! Addresses and routes of the server's machine change while it serves. Each test in a network namespace of its own, with the interface
-//! `e0`, the other end of which is `e1`.
+//! Addresses and routes of the server's machine change while it serves. Each test has a network namespace with the interface `e0`,
+//! whose far end is `e1`.
 
 use crate::prelude::*;
 use turnpike_testkit::stun::{self, attribute::*, kind::*};
@@ -16,20 +16,19 @@ fn run(line: &str) {
 fn link(name: &str, other: &str) {
     run(&format!("ip link add {name} type veth peer name {other}"));
     for name in [name, other] {
-        // Only what a test adds.
+        // Only addresses that the test adds.
         run(&format!("sysctl -qw net.ipv6.conf.{name}.accept_ra=0"));
         run(&format!("ip link set {name} up"));
     }
 }
 
-/// A lease of this address, with its default route.
+/// Adds this address with its default route, like a DHCP lease.
 fn lease(address: &str, interface: &str, metric: u32) {
     let (network, _) = address.rsplit_once('.').expect("an IPv4 address");
     run(&format!("ip address add {address}/24 dev {interface}"));
     run(&format!("ip route replace default via {network}.1 dev {interface} metric {metric}"));
 }
 
-/// Ends a lease.
 fn end_lease(address: &str, interface: &str) {
     run(&format!("ip address del {address}/24 dev {interface}"));
 }
@@ -65,12 +64,12 @@ impl Call {
         Ok(call.relayed.ip())
     }
 
-    /// Ends the allocation, so that a test that asks often meets no quota.
+    /// Deletes the allocation, so that repeated requests meet no quota.
     fn end(&self) {
         self.asks(REFRESH, &[(LIFETIME, &[0; 4])]);
     }
 
-    /// Checks that the server knows the allocation.
+    /// Asserts that the server knows the allocation.
     fn is_answered(&self) {
         self.asks(REFRESH, &[]);
     }
@@ -79,10 +78,10 @@ impl Call {
         assert_eq!(self.client.ask_as((USER, PASSWORD), kind, attributes).error(), None);
     }
 
-    /// Checks that a peer on loopback reaches the client through the relay.
+    /// Asserts that a peer on loopback reaches the client through the relay.
     fn goes_on(&self) {
         let peer = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
-        let address = stun::xor_address(peer.local_addr().expect("it is bound"), 0);
+        let address = stun::xor_address(peer.local_addr().expect("the socket is bound"), 0);
         self.asks(CREATE_PERMISSION, &[(XOR_PEER_ADDRESS, &address)]);
         peer.send_to(b"still there", self.relayed).expect("the relay has the address");
         let data = self.client.receive().expect("a Data indication");
@@ -90,7 +89,7 @@ impl Call {
     }
 }
 
-/// An answer of the admin interface.
+/// A response of the admin interface.
 fn told(serve: &Serve, path: &str) -> Value {
     let (status, text) = fetch(serve.admin(), path).expect("the admin interface answers");
     assert_eq!(status, 200, "{text}");
@@ -123,14 +122,14 @@ fn eventually_at(serve: &Serve, address: &str) {
 }
 
 #[test]
-fn a_lease_with_another_address_under_200_calls_serves_new_calls_within_two_seconds() {
+fn new_lease_serves_new_calls_within_two_seconds_under_200_calls() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
         let serve = serve(&["--workers", "2"]);
         assert_eq!(Call::at(&serve), Ok(ip(OLD)));
         let peer = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
-        let peer = peer.local_addr().expect("it is bound");
+        let peer = peer.local_addr().expect("the socket is bound");
         let calls = ["--clients", "200", "--rate", "2", "--warmup", "0", "--duration", "60"];
         let load = Load::new(serve.address(V4)).to(peer).with_words(&calls).start();
         serve.wait_for_allocations(200);
@@ -148,7 +147,7 @@ fn a_lease_with_another_address_under_200_calls_serves_new_calls_within_two_seco
         assert!(verbose.starts_with(&format!("ok\nrelay address {NEW} up since ")), "{verbose}");
         let refused = told(&serve, "/v1/refusals");
         assert!(refused.to_string().contains("does not have the relay address"), "{refused}");
-        // Both go on where it relays now.
+        // Both continue on the current address.
         let mut program = serve.program;
         program.signal("HUP");
         program.line_with("configuration reloaded; nothing in it has changed");
@@ -159,7 +158,7 @@ fn a_lease_with_another_address_under_200_calls_serves_new_calls_within_two_seco
 }
 
 #[test]
-fn sessions_go_on_when_their_address_returns() {
+fn sessions_continue_when_their_address_returns() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
@@ -179,7 +178,7 @@ fn sessions_go_on_when_their_address_returns() {
 }
 
 #[test]
-fn the_default_route_decides_also_when_it_changes() {
+fn relay_address_follows_the_default_route() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         link("f0", "f1");
@@ -199,7 +198,7 @@ fn the_default_route_decides_also_when_it_changes() {
 }
 
 #[test]
-fn ipv6_is_relayed_on_stable_addresses_and_never_on_loopback() {
+fn ipv6_relays_on_stable_addresses_and_never_on_loopback() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
@@ -208,16 +207,16 @@ fn ipv6_is_relayed_on_stable_addresses_and_never_on_loopback() {
         let serve = serve(&[]);
         assert_eq!(relays(&serve), [(OLD.to_owned(), true)], "a default route without an address");
         assert_eq!(Call::new(&serve, false).err(), Some(440));
-        // With it the kernel makes a temporary one (RFC 8981), which it prefers.
+        // Makes the kernel create a temporary address (RFC 8981), which it prefers.
         run("ip address add 2001:db8:5::5/64 dev e0 mngtmpaddr nodad valid_lft 3600 preferred_lft 3600");
-        let temporary = eventually("there is a temporary address", || {
-            let socket = UdpSocket::bind("[::]:0").expect("there is IPv6");
+        let temporary = eventually("a temporary address exists", || {
+            let socket = UdpSocket::bind("[::]:0").expect("IPv6 is available");
             socket.connect("[2001:db8::1]:9").ok()?;
-            let source = socket.local_addr().expect("it is connected").ip();
+            let source = socket.local_addr().expect("the socket is connected").ip();
             (source != ip("2001:db8:5::5") && !source.is_loopback()).then_some(source)
         });
         eventually("the stable one is relayed on", || relays_on(&serve, "2001:db8:5::5"));
-        let call = Call::new(&serve, false).expect("there is IPv6 now");
+        let call = Call::new(&serve, false).expect("IPv6 is available");
         assert_eq!(call.relayed.ip(), ip("2001:db8:5::5"));
         run(&format!("ip address change {temporary}/64 dev e0 valid_lft 2 preferred_lft 0"));
         eventually("the temporary address has expired", || UdpSocket::bind((temporary, 0)).is_err());
@@ -226,7 +225,7 @@ fn ipv6_is_relayed_on_stable_addresses_and_never_on_loopback() {
 }
 
 #[test]
-fn ipv6_leaves_a_deprecated_address_and_sessions_there_wait_when_it_expires() {
+fn ipv6_leaves_a_deprecated_address_and_its_sessions_wait() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
@@ -238,7 +237,7 @@ fn ipv6_leaves_a_deprecated_address_and_sessions_there_wait_when_it_expires() {
         let serve = serve(&[]);
         let at = || Call::new(&serve, false).map(|call| call.relayed.ip());
         assert_eq!(at(), Ok(ip("2001:db8:5::aaaa")));
-        let call = Call::new(&serve, false).expect("there is IPv6");
+        let call = Call::new(&serve, false).expect("IPv6 is available");
         own("add", "2001:db8:5::bbbb", "valid_lft 600 preferred_lft 600");
         own("change", "2001:db8:5::aaaa", "valid_lft 600 preferred_lft 0");
         eventually("the deprecated address is left", || at() == Ok(ip("2001:db8:5::bbbb")));
@@ -246,17 +245,17 @@ fn ipv6_leaves_a_deprecated_address_and_sessions_there_wait_when_it_expires() {
         own("change", "2001:db8:5::aaaa", "valid_lft 1 preferred_lft 0");
         eventually("the address has expired", || UdpSocket::bind("[2001:db8:5::aaaa]:0").is_err());
         assert_eq!(at(), Ok(ip("2001:db8:5::bbbb")));
-        // It has a minute to return.
+        // The address has a minute to return.
         call.is_answered();
     });
 }
 
 #[test]
-fn without_a_default_route_any_address_beside_loopback_is_relayed_on() {
+fn without_a_default_route_any_non_loopback_address_relays() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         let serve = serve(&[]);
-        assert_eq!(Call::at(&serve), Ok(V4), "there is no other address");
+        assert_eq!(Call::at(&serve), Ok(V4), "no other address exists");
         run("ip address add 10.0.5.5/24 dev e0");
         eventually_at(&serve, "10.0.5.5");
         run("ip address del 10.0.5.5/24 dev e0");
@@ -266,14 +265,14 @@ fn without_a_default_route_any_address_beside_loopback_is_relayed_on() {
         other.line_with("no default route: relaying on 10.0.5.6 until it has one");
         lease(OLD, "e0", 100);
         eventually_at(&serve, OLD);
-        // Its route has only gone for a while.
+        // The route is only gone for a while.
         end_lease(OLD, "e0");
         eventually("nothing is granted elsewhere", || Call::at(&serve) == Err(508));
     });
 }
 
 #[test]
-fn pages_on_absent_addresses_are_there_once_these_are() {
+fn pages_on_absent_addresses_appear_with_the_address() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
@@ -302,17 +301,17 @@ fn pages_on_absent_addresses_are_there_once_these_are() {
         run("ip address add 203.0.113.9/24 dev e0");
         run("ip address add 2001:db8:5::9/64 dev e0 nodad");
         for page in pages {
-            eventually("it is reached", || TcpStream::connect(page).is_ok());
+            eventually("the page is reached", || TcpStream::connect(page).is_ok());
             let shown = shown_by(page.parse().expect("an address"), "turn.example.org");
             assert_eq!(shown, certificate.der(), "{page}");
         }
     });
 }
 
-/// The minute for which sessions wait, as it really is.
+/// Waits for the real minute of grace.
 #[test]
 #[ignore = "waits for two minutes"]
-fn sessions_go_on_when_their_address_returns_after_50_seconds_and_end_when_it_stays_away_for_60() {
+fn sessions_wait_60_seconds_for_their_address() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
@@ -327,7 +326,7 @@ fn sessions_go_on_when_their_address_returns_after_50_seconds_and_end_when_it_st
         eventually("no address is left", || serve.health() == Some(503));
         let left = || serve.allocations();
         thread::sleep(Duration::from_secs(57));
-        assert!(left() > 0, "they have a minute");
+        assert!(left() > 0, "sessions have a minute");
         thread::sleep(Duration::from_secs(5));
         assert_eq!(left(), 0);
         let line = serve.program.line_with("session ended");
@@ -338,7 +337,7 @@ fn sessions_go_on_when_their_address_returns_after_50_seconds_and_end_when_it_st
 }
 
 #[test]
-fn a_tentative_address_at_the_start_is_relayed_on_once_it_is_verified() {
+fn tentative_address_is_used_once_verified() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
@@ -346,17 +345,17 @@ fn a_tentative_address_at_the_start_is_relayed_on_once_it_is_verified() {
         run("ip -6 route add default dev e0");
         run("ip address add 2001:db8:5::5/64 dev e0");
         let serve = serve(&["--listen", "[2001:db8:5::5]:3478"]);
-        assert_eq!(Call::new(&serve, false).err(), Some(440), "it is tentative");
-        eventually("it is relayed on", || relays_on(&serve, "2001:db8:5::5"));
+        assert_eq!(Call::new(&serve, false).err(), Some(440), "the address is tentative");
+        eventually("the address is used for relaying", || relays_on(&serve, "2001:db8:5::5"));
         assert!(Call::new(&serve, false).is_ok());
-        eventually("it is listened on", || {
+        eventually("the listener is bound", || {
             stun::Client::new("[2001:db8:5::5]:3478".parse().expect("an address")).is_answered()
         });
     });
 }
 
 #[test]
-fn named_addresses_are_waited_for_whatever_can_be_bound() {
+fn server_waits_for_configured_addresses_even_with_nonlocal_bind() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
@@ -382,7 +381,7 @@ fn named_addresses_are_waited_for_whatever_can_be_bound() {
         };
         for _ in 0..2 {
             run("ip address add 203.0.113.9/32 dev e0");
-            eventually("it is listened on", &listening);
+            eventually("the listener is bound", &listening);
             eventually_at(&serve, "203.0.113.9");
             run("ip address del 203.0.113.9/32 dev e0");
             eventually("nothing is granted", || Call::at(&serve) == Err(508));

@@ -1,7 +1,7 @@
-//! The real binary over real sockets on loopback: one module per behaviour, and `interop` for other people's programs.
-//! One test program instead of one per file, so that it is linked once.
+//! Tests of the real binary over real sockets on loopback: one module per behaviour, and `interop` for third-party
+//! programs. A single test program, so that it is linked once.
 #![forbid(unsafe_code)]
-// Cargo builds this with `--test` only; saying so lets clippy treat helpers as test code.
+// Cargo builds this with `--test` only; the attribute makes clippy treat the helpers as test code.
 #![cfg(test)]
 
 mod admin_commands;

@@ -1,4 +1,4 @@
-//! `turnpike man` and `turnpike completions`: groff and the shells take what they print.
+//! Output of `turnpike man` and `turnpike completions` works with groff and the shells.
 
 use crate::prelude::*;
 
@@ -19,7 +19,7 @@ fn pages(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn each_command_has_a_page_that_names_its_flags() {
+fn every_command_has_a_page_with_its_flags() {
     let dir = Dir::new();
     let names = pages(dir.path());
     for page in
@@ -46,7 +46,7 @@ fn groff_renders_every_page_without_a_warning() {
         let output = command
             .args(["-man", "-ww", "-K", "utf8", "-T", "utf8", "-P", "-cbu"])
             .arg(dir.path().join("pages").join(&page));
-        let output = output.output().expect("it is installed");
+        let output = output.output().expect("the program is installed");
         let (text, complaints) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success() && complaints.is_empty(), "{page}: {complaints}");
@@ -55,13 +55,13 @@ fn groff_renders_every_page_without_a_warning() {
 }
 
 #[test]
-fn man_shows_a_page_with_examples_as_they_are_typed() {
+fn man_shows_examples_verbatim() {
     need!(installed("man").and(installed("groff")));
     let dir = Dir::new();
     pages(dir.path());
     let mut man = Command::new("man");
     man.args(["-l", "pages/turnpike-forward.1"]).env("MANWIDTH", "200").env("MAN_KEEP_FORMATTING", "");
-    let output = man.current_dir(dir.path()).output().expect("it is installed");
+    let output = man.current_dir(dir.path()).output().expect("the program is installed");
     let text = String::from_utf8_lossy(&output.stdout);
     let example = "turnpike forward -c /etc/rinetd.conf --workers 2";
     assert!(text.lines().any(|line| line.trim() == example), "{text}");
@@ -80,7 +80,8 @@ fn bash_completes_commands_flags_and_their_values() {
             words.join(" "),
             words.len() - 1,
         );
-        let output = Command::new("bash").args(["--norc", "-c", &script]).output().expect("it is installed");
+        let output =
+            Command::new("bash").args(["--norc", "-c", &script]).output().expect("the program is installed");
         assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect::<Vec<_>>()
     };
@@ -90,14 +91,15 @@ fn bash_completes_commands_flags_and_their_values() {
 }
 
 #[test]
-fn other_shells_can_read_their_scripts() {
+fn other_shells_accept_their_scripts() {
     let dir = Dir::new();
     let mut tried = 0;
     for (shell, argument) in [("zsh", "-n"), ("fish", "-n")] {
         let script = dir.file(shell, printed(&["completions", shell]));
         let Ok(program) = installed(shell) else { continue };
         tried += 1;
-        let output = Command::new(program).arg(argument).arg(script).output().expect("it is installed");
+        let output =
+            Command::new(program).arg(argument).arg(script).output().expect("the program is installed");
         assert!(output.status.success(), "{shell}: {}", String::from_utf8_lossy(&output.stderr));
     }
     for shell in ["elvish", "powershell"] {

@@ -1,9 +1,9 @@
-//! Counters move while a session is alive, not when it ends.
+//! Counters change during a session, not only at its end.
 
 use crate::prelude::*;
 
 #[test]
-fn counters_move_while_the_session_is_alive() {
+fn counters_change_during_a_session() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     let load = serve.load(&reflect).with("--clients 10 --rate 500 --duration 4").start();
@@ -29,9 +29,9 @@ fn counters_move_while_the_session_is_alive() {
     });
 }
 
-/// A label that clients fill would let them fill our memory.
+/// Labels with client-chosen values would let clients exhaust memory.
 #[test]
-fn no_label_has_a_value_that_a_client_chose() {
+fn no_label_value_is_chosen_by_a_client() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     serve.load(&reflect).with("--rate 100 --duration 1").run().ended(0);

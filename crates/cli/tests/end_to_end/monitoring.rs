@@ -1,5 +1,5 @@
-//! What is there for whoever watches turnpike: every query of the dashboard and of the alerts names series that `serve` or `forward`
-//! really has, and promtool takes metrics and alerts.
+//! Monitoring: every query of the dashboard and alerts uses series that `serve` or `forward` exports, and promtool accepts metrics
+//! and alerts.
 
 use crate::prelude::*;
 
@@ -7,11 +7,11 @@ const DASHBOARD: &str = include_str!("../../../../deploy/grafana/turnpike.json")
 const RULES: &str = include_str!("../../../../deploy/prometheus/turnpike.rules.yml");
 const TESTS: &str = include_str!("../../../../deploy/prometheus/turnpike.test.yml");
 
-/// What is scraped, as who asks for no format gets it: of a server that has something of everything, and of a forwarder.
+/// Metrics in the default format, of a server with every feature and of a forwarder.
 fn scraped() -> [String; 2] {
     let certificate = Certificate::new(&["turn.example.org"]);
     let state = Dir::new();
-    // A node of a fleet, whose store nobody has.
+    // A node of a fleet whose store is unreachable.
     let secret = "x".repeat(32);
     let node = format!("[fleet]\nurl = \"redis://127.0.0.1:1\"\nsecret = \"{secret}\"\nnode = \"a\"\n");
     let (file, path) = (state.file("node.toml", &node), state.path().to_str().expect("UTF-8"));
@@ -29,7 +29,7 @@ fn scraped() -> [String; 2] {
     [serve.metrics().text().to_owned(), forward.metrics().text().to_owned()]
 }
 
-/// Names of series, with the values that each of their labels has.
+/// Series names with the values of each label.
 fn series(pages: &[String]) -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
     let mut all: BTreeMap<String, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
     for line in pages.iter().flat_map(|page| page.lines()).filter(|line| !line.starts_with('#')) {
@@ -57,7 +57,7 @@ fn matchers(labels: &str) -> Vec<(&str, &str)> {
     found
 }
 
-/// All that is asked for: expressions, and queries of variables.
+/// Collects expressions and variable queries.
 fn queries(dashboard: &Value, found: &mut Vec<String>) {
     match dashboard {
         Value::Object(members) => {
@@ -75,10 +75,10 @@ fn queries(dashboard: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// Labels whose values are for whoever runs it to choose.
+/// Labels whose values depend on the deployment.
 const CHOSEN: [&str; 7] = ["job", "instance", "worker", "file", "rule", "target", "address"];
 
-/// What a query asks for that nobody has.
+/// Series and labels of a query that do not exist.
 fn unknown(query: &str, known: &BTreeMap<String, BTreeMap<String, BTreeSet<String>>>) -> Vec<String> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut missing = Vec::new();
@@ -104,7 +104,7 @@ fn unknown(query: &str, known: &BTreeMap<String, BTreeMap<String, BTreeSet<Strin
 }
 
 #[test]
-fn every_query_of_the_dashboard_and_the_alerts_is_about_series_that_there_are() {
+fn dashboard_and_alerts_query_existing_series() {
     let known = series(&scraped());
     let mut all = Vec::new();
     queries(&serde_json::from_str(DASHBOARD).expect("JSON"), &mut all);
@@ -112,12 +112,12 @@ fn every_query_of_the_dashboard_and_the_alerts_is_about_series_that_there_are() 
     for query in all.iter().map(String::as_str).chain([RULES, TESTS]) {
         assert_eq!(unknown(query, &known), [] as [String; 0], "{query}");
     }
-    // Each state is on the dashboard, and has an alert.
+    // Every state is on the dashboard and has an alert.
     for state in known.keys().filter(|name| name.ends_with("_up")) {
         let is_named = [RULES.to_owned(), all.join("\n")].map(|text| text.contains(state.as_str()));
         assert_eq!(is_named, [true, true], "{state}");
     }
-    // Whatever is grouped by is a label of something.
+    // Grouping labels must exist.
     let labels: BTreeSet<&str> =
         known.values().flat_map(|labels| labels.keys().map(String::as_str)).collect();
     for by in
@@ -131,7 +131,7 @@ fn every_query_of_the_dashboard_and_the_alerts_is_about_series_that_there_are() 
 }
 
 #[test]
-fn each_alert_has_a_test_that_it_fires_and_one_that_it_does_not() {
+fn every_alert_has_a_firing_and_a_quiet_test() {
     let alerts: Vec<&str> = RULES.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(alerts.len() > 15, "{alerts:?}");
     let cases: Vec<(&str, bool)> = TESTS
@@ -151,12 +151,12 @@ fn deploy() -> PathBuf {
 }
 
 #[test]
-fn promtool_takes_the_metrics_of_both() {
+fn promtool_accepts_the_metrics() {
     let promtool = need!(installed("promtool"));
     for page in scraped() {
         let mut check = Command::new(&promtool);
         check.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = check.spawn().expect("it is installed");
+        let mut child = check.spawn().expect("promtool is installed");
         child.stdin.take().expect("piped").write_all(page.as_bytes()).expect("it reads");
         let output = child.wait_with_output().expect("it ends");
         let said = [output.stdout, output.stderr].concat();
@@ -165,11 +165,14 @@ fn promtool_takes_the_metrics_of_both() {
 }
 
 #[test]
-fn promtool_takes_the_alerts_and_they_fire_when_they_should() {
+fn promtool_accepts_the_alerts_and_their_tests_pass() {
     let promtool = need!(installed("promtool"));
     for arguments in [["check", "rules", "turnpike.rules.yml"], ["test", "rules", "turnpike.test.yml"]] {
-        let output =
-            Command::new(&promtool).args(arguments).current_dir(deploy()).output().expect("it is installed");
+        let output = Command::new(&promtool)
+            .args(arguments)
+            .current_dir(deploy())
+            .output()
+            .expect("promtool is installed");
         let said = [output.stdout, output.stderr].concat();
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&said));
     }

@@ -1,11 +1,11 @@
-//! Usernames that would confuse whoever reads them: escaped in log lines and tables, themselves in JSON.
+//! Confusing usernames: escaped in log lines and tables, unchanged in JSON.
 
 use crate::prelude::*;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hmac::{KeyInit as _, Mac as _};
 use sha1::Sha1;
 
-/// An address for each name: log lines about refusals are limited by address.
+/// An address per name, because refusal log lines are limited by address.
 fn client(number: usize) -> IpAddr {
     Ipv4Addr::from(0x7f00_0002 + u32::try_from(number).expect("few names")).into()
 }
@@ -21,7 +21,7 @@ fn users(body: &str, list: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn refused_names_are_escaped_in_the_log_and_kept_by_the_api() {
+fn refused_names_are_escaped_in_the_log_and_kept_in_json() {
     let mut serve = Serve::start(&[]);
     for (number, (name, shown)) in CORPUS.iter().enumerate() {
         let stun = stun::Client::from(client(number), serve.address(V4));
@@ -37,7 +37,7 @@ fn refused_names_are_escaped_in_the_log_and_kept_by_the_api() {
 }
 
 #[test]
-fn a_username_that_is_no_text_is_refused_and_named_by_its_attribute() {
+fn non_text_username_is_refused_and_named_by_its_attribute() {
     let mut serve = Serve::start(&["-v"]);
     let stun = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = stun.challenge();
@@ -48,7 +48,7 @@ fn a_username_that_is_no_text_is_refused_and_named_by_its_attribute() {
 }
 
 #[test]
-fn names_of_sessions_are_escaped_in_tables_and_kept_in_json() {
+fn session_names_are_escaped_in_tables_and_kept_in_json() {
     let serve = Serve::start(&["--secret", "north-star"]);
     let mut wanted = BTreeSet::new();
     for (number, (name, _)) in CORPUS.iter().enumerate().filter(|(_, (name, _))| name.len() < 400) {

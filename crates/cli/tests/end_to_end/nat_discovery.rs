@@ -1,4 +1,4 @@
-//! NAT behaviour discovery (RFC 5780) over real sockets: answers leave by the address and port that were asked for.
+//! NAT behaviour discovery (RFC 5780) over real sockets: responses leave from the requested address and port.
 
 use crate::prelude::*;
 use turnpike_testkit::stun::{self, attribute::*};
@@ -14,7 +14,7 @@ fn client() -> UdpSocket {
     socket
 }
 
-/// Two free ports, and the two addresses, each with each: in the order of CHANGE-REQUEST's flags from the first.
+/// Two free ports and all four endpoints, in the order of CHANGE-REQUEST's flags from the first.
 fn endpoints() -> ([u16; 2], [SocketAddr; 4]) {
     let [first, second] = [free_port(V4), free_port(V4)];
     let at = |host: u8, port| SocketAddr::from(([127, 0, 0, host], port));
@@ -27,14 +27,14 @@ fn file(dir: &Dir, ports: [u16; 2], more: &str) -> String {
     dir.file("turnpike.toml", &text).to_str().expect("our own path is UTF-8").to_owned()
 }
 
-/// Asks `server` with all flags, and expects the answers of RFC 5780's table 1.
+/// Queries `server` with all flags and expects the responses of RFC 5780's table 1.
 fn answers_come_from_where_flags_say(all: &[SocketAddr; 4]) {
     let socket = client();
     for (here, server) in all.iter().enumerate() {
         for flags in [0, 2, 4, 6] {
-            socket.send_to(&binding(CHANGE_REQUEST, &[0, 0, 0, flags]), server).expect("it is sent");
+            socket.send_to(&binding(CHANGE_REQUEST, &[0, 0, 0, flags]), server).expect("the request is sent");
             let mut answer = [0; 2048];
-            let (length, from) = socket.recv_from(&mut answer).expect("it is answered");
+            let (length, from) = socket.recv_from(&mut answer).expect("a response arrives");
             assert_eq!(from, all[here ^ usize::from(flags >> 1)], "{server} {flags}");
             assert_eq!(answer[..2], [1, 1], "{:x?}", &answer[..length]);
         }
@@ -42,7 +42,7 @@ fn answers_come_from_where_flags_say(all: &[SocketAddr; 4]) {
 }
 
 #[test]
-fn an_answer_leaves_by_the_address_and_port_asked_for() {
+fn response_leaves_from_the_requested_address_and_port() {
     let dir = Dir::new();
     let (ports, all) = endpoints();
     let config = file(&dir, ports, "");
@@ -50,20 +50,20 @@ fn an_answer_leaves_by_the_address_and_port_asked_for() {
     answers_come_from_where_flags_say(&all);
     let asker = client();
     let other = client();
-    let port = other.local_addr().expect("it is bound").port();
-    asker.send_to(&binding(RESPONSE_PORT, &port.to_be_bytes()), all[0]).expect("it is sent");
-    let (_, from) = other.recv_from(&mut [0; 2048]).expect("it is answered to the port named");
+    let port = other.local_addr().expect("the socket is bound").port();
+    asker.send_to(&binding(RESPONSE_PORT, &port.to_be_bytes()), all[0]).expect("the request is sent");
+    let (_, from) = other.recv_from(&mut [0; 2048]).expect("the response arrives on the requested port");
     assert_eq!(from, all[0]);
     let padded = binding(PADDING, &[7; 3000]);
-    asker.send_to(&padded, all[0]).expect("it is sent");
-    let (length, _) = asker.recv_from(&mut [0; 4096]).expect("it is answered");
+    asker.send_to(&padded, all[0]).expect("the request is sent");
+    let (length, _) = asker.recv_from(&mut [0; 4096]).expect("a response arrives");
     assert!((1500..1600).contains(&length), "{length}");
     assert_eq!(serve.health(), Some(200));
 }
 
-/// One wildcard listener on the first port serves both addresses; those of the second port are added.
+/// One wildcard listener on the first port serves both addresses; listeners on the second port are added.
 #[test]
-fn a_wildcard_listener_answers_for_each_of_its_addresses() {
+fn wildcard_listener_answers_for_each_of_its_addresses() {
     let dir = Dir::new();
     let (ports, all) = endpoints();
     let config = file(&dir, ports, "");

@@ -1,5 +1,5 @@
-//! Services of the server's own machine are no peers: of its addresses, which come and go, the relay's ports alone are open. Each test in
-//! a network namespace of its own.
+//! Services of the server's own machine are not allowed as peers: on its addresses, which may change, only relay ports are open. Each
+//! test has a network namespace.
 
 use crate::prelude::*;
 
@@ -7,7 +7,7 @@ fn ip(arguments: &[&str]) {
     alone::run("ip", arguments);
 }
 
-/// Whether the server lets a client have this peer: over a channel, or else by a permission and a Send indication.
+/// Returns true if the server accepts this peer for a channel, or else for a permission and a Send indication.
 fn lets(serve: &Serve, peer: SocketAddr) -> bool {
     let run =
         Load::new(serve.address(V4)).to(peer).with("--clients 1 --rate 10 --warmup 0 --duration 0.2").run();
@@ -22,7 +22,7 @@ const OTHER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 const PUBLIC: Ipv4Addr = Ipv4Addr::new(198, 41, 0, 9);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 99);
 
-/// With a wildcard listener beside those of the harness.
+/// With a wildcard listener in addition to those of the harness.
 fn serve(more: &[&str]) -> Serve {
     for address in ["10.9.0.1/24", "10.9.0.2/24"] {
         ip(&["address", "add", address, "dev", "lo"]);
@@ -32,15 +32,15 @@ fn serve(more: &[&str]) -> Serve {
 }
 
 #[test]
-fn of_the_servers_own_addresses_only_relay_ports_are_peers() {
+fn on_own_addresses_only_relay_ports_are_allowed_peers() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
-        // Whatever is allowed by range.
+        // Regardless of ranges in --allow-peer.
         for allow in [&[][..], &["--allow-peer", "0.0.0.0/0"]] {
             let serve = serve(allow);
             let admin = serve.admin();
             let own = serve.address(V4).port();
             for ip in [LOCAL, OTHER, PUBLIC, Ipv4Addr::UNSPECIFIED, Ipv4Addr::LOCALHOST] {
-                // On an address where it is not bound, a port that the kernel chose may be one of the relay's.
+                // On an address without listener, a port that the kernel chose may be a relay port.
                 let is_service = |port: &u16| *port < 49_152 || ip.is_loopback();
                 for port in [22, 4478, own, admin.port(), 6379].into_iter().filter(is_service) {
                     assert!(!lets(&serve, (ip, port).into()), "{ip}:{port} with {allow:?}");
@@ -56,15 +56,15 @@ fn of_the_servers_own_addresses_only_relay_ports_are_peers() {
 }
 
 #[test]
-fn an_address_that_comes_up_is_protected_and_free_again_when_it_goes() {
+fn new_own_address_is_protected_until_it_is_removed() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         let serve = serve(&["--allow-peer", "10.0.0.0/8"]);
         let peer = SocketAddr::from((STRANGER, 22));
-        assert!(lets(&serve, peer), "another machine's, so far");
+        assert!(lets(&serve, peer), "belongs to another machine so far");
         ip(&["address", "add", "10.9.0.99/32", "dev", "lo"]);
         eventually("the new address is protected", || !lets(&serve, peer));
         ip(&["address", "del", "10.9.0.99/32", "dev", "lo"]);
-        eventually("and free again", || lets(&serve, peer));
+        eventually("allowed again", || lets(&serve, peer));
         let told =
             serve.program.lines().into_iter().filter(|line| line.contains("addresses of this machine"));
         assert_eq!(told.count(), 2);

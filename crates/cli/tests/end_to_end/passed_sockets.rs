@@ -1,11 +1,11 @@
-//! Listeners that a service manager has bound and passes (LISTEN_FDS, sd_listen_fds(3)): they are taken over, whoever waits in them is
-//! served, and they outlive the program.
+//! Listeners bound and passed by a service manager (LISTEN_FDS, sd_listen_fds(3)): the program serves clients that already wait in
+//! them, and the listeners outlive the program.
 
 use crate::prelude::*;
 use std::os::fd::OwnedFd;
 
-/// Starts the binary with these two as descriptors 3 and 4. They come as standard input and output, because the standard library has no
-/// other way to hand descriptors on.
+/// Starts the binary with these two as descriptors 3 and 4. They arrive as standard input and output, because the standard library
+/// cannot pass other descriptors.
 fn start_passing(sockets: [OwnedFd; 2], names: &str, arguments: &[&str]) -> Program {
     const LAUNCH: &str = "export LISTEN_PID=$$; exec \"$@\" 3<&0 4<&1 </dev/null >&2";
     let [first, second] = sockets;
@@ -15,7 +15,7 @@ fn start_passing(sockets: [OwnedFd; 2], names: &str, arguments: &[&str]) -> Prog
     Program::start_with(command.stdin(Stdio::from(first)).stdout(Stdio::from(second)))
 }
 
-/// Listeners of one port, as a service manager keeps them.
+/// Listeners of one port, as held by a service manager.
 struct Unit {
     udp: UdpSocket,
     tcp: TcpListener,
@@ -50,7 +50,7 @@ const SERVE: [&str; 9] = [
 ];
 
 #[test]
-fn serve_listens_on_what_was_passed_with_a_worker_for_each() {
+fn serve_uses_passed_listeners_with_a_worker_for_each() {
     let unit = Unit::new();
     let mut serve = unit.start(&SERVE);
     serve.line_with(&format!("listening on udp {}", unit.at));
@@ -58,7 +58,7 @@ fn serve_listens_on_what_was_passed_with_a_worker_for_each() {
     let workers = serve.line_with("workers: ");
     assert!(workers.ends_with("workers: 1"), "{workers}");
     let listening = serve.lines().iter().filter(|line| line.contains("listening on ")).count();
-    assert_eq!(listening, 2, "nothing but what was passed: {:?}", serve.lines());
+    assert_eq!(listening, 2, "only passed listeners: {:?}", serve.lines());
     let reflect = Reflect::start(V4, &[]);
     for server in [format!("turn:{}", unit.at), format!("turn:{}?transport=tcp", unit.at)] {
         let load = Load::at(&server).to(reflect.address).with("--rate 100 --duration 1").run();
@@ -70,25 +70,25 @@ fn serve_listens_on_what_was_passed_with_a_worker_for_each() {
 }
 
 #[test]
-fn who_waits_in_a_passed_listener_is_served_before_and_after_a_restart() {
+fn clients_waiting_in_a_passed_listener_survive_restarts() {
     let unit = Unit::new();
     let (udp, tcp) = (udp_echo(), tcp_echo());
     let rules = [format!("udp://{}={udp}", unit.at), format!("tcp://{}={tcp}", unit.at)];
     let arguments = ["forward", "--admin", "off", &rules[0], &rules[1]];
     for round in 0..2 {
-        // Nobody runs yet, or any more.
+        // No process is running.
         let mut stream = TcpStream::connect(unit.at).expect("the listener is there");
-        stream.write_all(b"early").expect("its queue takes it");
+        stream.write_all(b"early").expect("the backlog has room");
         let client = UdpSocket::bind((V4, 0)).expect("loopback");
-        client.set_read_timeout(Some(SOON)).expect("it is long");
+        client.set_read_timeout(Some(SOON)).expect("the data is sent");
         client.connect(unit.at).expect("an address");
-        client.send(b"early").expect("its queue takes it");
+        client.send(b"early").expect("the backlog has room");
 
         let forward = unit.start(&arguments);
         let mut answer = [0; 16];
         let len = client.recv(&mut answer).expect("served");
         assert_eq!(&answer[..len], b"early", "round {round}");
-        stream.write_all(b" and late").expect("it takes bytes");
+        stream.write_all(b" and late").expect("the write succeeds");
         let mut answer = [0; 14];
         stream.read_exact(&mut answer).expect("served");
         assert_eq!(&answer, b"early and late", "round {round}");
@@ -99,9 +99,9 @@ fn who_waits_in_a_passed_listener_is_served_before_and_after_a_restart() {
     }
 }
 
-/// The service manager has the port: what is bound anew by a reload is the passed socket once more.
+/// The service manager owns the port, so a changed rule must reuse the passed socket.
 #[test]
-fn a_rule_that_changes_keeps_its_passed_listener() {
+fn changed_rule_keeps_its_passed_listener() {
     let unit = Unit::new();
     let (udp, tcp) = (udp_echo(), tcp_echo());
     let dir = Dir::new();
@@ -128,7 +128,7 @@ fn a_rule_that_changes_keeps_its_passed_listener() {
 }
 
 #[test]
-fn a_socket_that_nothing_listens_on_ends_the_start_with_its_name() {
+fn unused_passed_socket_fails_the_start_with_its_name() {
     let unit = Unit::new();
     let rule = format!("udp://{}={}", unit.at, udp_echo());
     let ended = unit.start(&["forward", "--admin", "off", &rule]).wait(SOON).ended(1);
@@ -138,7 +138,7 @@ fn a_socket_that_nothing_listens_on_ends_the_start_with_its_name() {
 }
 
 #[test]
-fn two_sockets_of_an_address_are_for_two_workers() {
+fn two_passed_sockets_of_one_address_serve_two_workers() {
     let at = SocketAddr::new(V4, free_port(V4));
     let bound = || {
         let socket =

@@ -1,4 +1,4 @@
-//! `turnpike probe` against `turnpike serve`, and against what is no server at all.
+//! `turnpike probe` against `turnpike serve` and against other programs.
 
 use crate::prelude::*;
 
@@ -9,7 +9,7 @@ fn probe(arguments: &[&str]) -> Finished {
 }
 
 fn as_user(server: SocketAddr, user: &str, more: &[&str]) -> Finished {
-    // Over UDP alone, so that the verdict does not hang on other listeners.
+    // UDP only, so that the verdict does not depend on other listeners.
     let uri = format!("turn:{server}?transport=udp");
     let mut arguments = vec![uri.as_str(), "--user", user];
     arguments.extend(more);
@@ -22,7 +22,7 @@ fn line<'a>(report: &'a Value, area: &str) -> Vec<&'a Value> {
 }
 
 #[test]
-fn a_server_as_it_comes_can_be_used_and_lets_nobody_in() {
+fn default_server_is_usable_and_blocks_internal_peers() {
     let user = format!("{USER}:{PASSWORD}");
     let serve = Serve::start_bare(&["--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"]);
     let report = as_user(serve.address(V4), &user, &["--json", "--fail-on", "bad"]).ended(0).result();
@@ -51,7 +51,7 @@ fn a_server_as_it_comes_can_be_used_and_lets_nobody_in() {
 }
 
 #[test]
-fn peers_on_loopback_are_found_and_are_a_limit_that_can_be_asked_for() {
+fn open_loopback_peers_are_reported_and_fail_on_request() {
     let serve = Serve::start(&[]);
     let user = format!("{USER}:{PASSWORD}");
     let report = as_user(serve.address(V4), &user, &["--json", "--fail-on", "bad"]).ended(3).result();
@@ -60,12 +60,12 @@ fn peers_on_loopback_are_found_and_are_a_limit_that_can_be_asked_for() {
     assert!(!bad.is_empty(), "{report}");
     assert!(bad[0]["what"].as_str().is_some_and(|what| what.contains("127.0.0.1 (loopback)")), "{report}");
     assert!(bad[0]["remedy"].as_str().is_some_and(|remedy| remedy.contains("--allow-peer")), "{report}");
-    // A limit that nobody asked for is none.
+    // Without --fail-on there is no limit.
     assert_eq!(as_user(serve.address(V4), &user, &[]).code, Some(0));
 }
 
 #[test]
-fn a_refused_credential_is_told_with_its_reason() {
+fn refused_credential_is_reported_with_its_reason() {
     let serve = Serve::start(&["--secret", "north"]);
     let report = as_user(serve.address(V4), &format!("{USER}:looking-glass"), &["--json"]).ended(1).result();
     assert_eq!(report["credentials_accepted"], false, "{report}");
@@ -80,7 +80,7 @@ fn a_refused_credential_is_told_with_its_reason() {
 }
 
 #[test]
-fn nothing_there_silence_and_other_protocols_are_told_apart() {
+fn closed_silent_and_foreign_ports_are_distinguished() {
     let closed = probe(&[&format!("turn:127.0.0.1:{}?transport=udp", free_port(V4))]).ended(1);
     assert!(closed.stdout.contains("refused"), "{}", closed.stdout);
 
@@ -89,7 +89,7 @@ fn nothing_there_silence_and_other_protocols_are_told_apart() {
     let mute = probe(&[&format!("turn:{address}?transport=udp"), "--timeout", "1"]).ended(1);
     assert!(mute.stdout.contains("no answer in time"), "{}", mute.stdout);
 
-    // One says something else, one never stops saying little.
+    // One server speaks another protocol, one sends small data forever.
     let web = TcpListener::bind((V4, 0)).expect("loopback");
     let address = web.local_addr().expect("bound");
     thread::spawn(move || {
@@ -119,7 +119,7 @@ fn nothing_there_silence_and_other_protocols_are_told_apart() {
 }
 
 #[test]
-fn a_name_that_is_none_is_bad_usage() {
+fn invalid_name_is_bad_usage() {
     for (name, word) in [
         ("http://turn.example.org", "turn"),
         ("turn://a", "slashes"),
@@ -136,7 +136,7 @@ fn a_name_that_is_none_is_bad_usage() {
 }
 
 #[test]
-fn stun_alone_needs_no_credential() {
+fn stun_needs_no_credential() {
     let serve = Serve::start(&[]);
     let report = probe(&[&format!("stun:{}", serve.address(V4)), "--json"]).ended(0).result();
     assert_eq!(report["usable"], true, "{report}");

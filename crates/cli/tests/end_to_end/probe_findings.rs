@@ -1,23 +1,23 @@
-//! What `turnpike probe` finds on a `turnpike serve` with every listener: transports, certificates, credentials, the relayed
-//! address, NAT behaviour, and peers that should be out of reach.
+//! Findings of `turnpike probe` on a `turnpike serve` with every listener: transports, certificates, credentials, relayed
+//! address, NAT behaviour, and peers that should be blocked.
 
 use crate::prelude::*;
 
 const NAME: &str = "turn.example.org";
 
-/// As [`USER`], as JSON.
+/// As [`USER`], with JSON output.
 fn probe(uri: &str, more: &[&str]) -> Finished {
     let user = format!("{USER}:{PASSWORD}");
     Program::run(&mut turnpike(&[&["probe", uri, "--user", &user, "--json"], more].concat()))
 }
 
-/// Lines of an area.
+/// Findings of an area.
 fn lines<'a>(report: &'a Value, area: &str) -> Vec<&'a Value> {
     let lines = report["findings"].as_array().expect("a list of lines");
     lines.iter().filter(|line| line["area"] == area).collect()
 }
 
-/// A line of this area and level that says and advises this.
+/// Asserts a finding with this area, level, text and remedy.
 fn finds(report: &Value, area: &str, level: &str, what: &str, remedy: &str) {
     let found = lines(report, area).into_iter().any(|line| {
         let says = |key: &str, text: &str| {
@@ -25,11 +25,11 @@ fn finds(report: &Value, area: &str, level: &str, what: &str, remedy: &str) {
         };
         line["level"] == level && says("what", what) && says("remedy", remedy)
     });
-    assert!(found, "no {level} line of {area} with {what:?} and {remedy:?} in {report:#}");
+    assert!(found, "no {level} finding of {area} with {what:?} and {remedy:?} in {report:#}");
 }
 
 #[test]
-fn every_transport_is_reachable_with_its_certificate_and_nothing_is_left_behind() {
+fn probe_reaches_every_transport_and_deletes_its_allocations() {
     let certificate = Certificate::of_authority(&[NAME, "127.0.0.1", "::1"]);
     let user = format!("{USER}:{PASSWORD}");
     let mut arguments = vec!["--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"];
@@ -41,7 +41,7 @@ fn every_transport_is_reachable_with_its_certificate_and_nothing_is_left_behind(
     let serve = Serve::start_bare(&arguments);
     let trust = certificate.authority().display().to_string();
     for family in if has_ipv6() { vec![V4, V6] } else { vec![V4] } {
-        // It finds TLS and DTLS on that port too.
+        // The probe also finds TLS and DTLS on that port.
         let plain =
             probe(&format!("turn:{}", serve.address(family)), &["--ca", &trust, "--fail-on", "bad"]).ended(0);
         let secure =
@@ -98,18 +98,18 @@ fn every_transport_is_reachable_with_its_certificate_and_nothing_is_left_behind(
 }
 
 #[test]
-fn a_family_that_a_dual_stack_allocation_did_not_get_is_told_with_the_servers_reason() {
+fn missing_family_of_a_dual_stack_allocation_has_the_reason() {
     let user = format!("{USER}:{PASSWORD}");
     let serve = Serve::start_bare(&["--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"]);
     let report = probe(&format!("turn:{}", serve.address(V4)), &[]).result();
     assert_eq!(report["features"]["dual_stack"], false, "{report}");
     finds(&report, "features", "note", "dual-stack allocations (440 Address Family not Supported)", "");
-    // The allocation of the other family, which was granted, is given back.
+    // The allocation of the granted family is deleted.
     serve.wait_for_allocations(0);
 }
 
 #[test]
-fn server_that_relays_ipv6_alone_is_told_what_browsers_get() {
+fn ipv6_only_relay_finding_names_the_effect_on_browsers() {
     if !has_ipv6() {
         return println!("SKIPPED: no IPv6 on loopback");
     }
@@ -124,7 +124,7 @@ fn server_that_relays_ipv6_alone_is_told_what_browsers_get() {
 }
 
 #[test]
-fn certificates_are_found_untrusted_misnamed_and_about_to_expire() {
+fn certificate_findings_cover_trust_name_and_expiry() {
     let own = Certificate::new(&[NAME, "127.0.0.1"]);
     let serve = Serve::start_secured(&own, &[]);
     let uri = format!("turns:{}", serve.address(V4));
@@ -139,7 +139,7 @@ fn certificates_are_found_untrusted_misnamed_and_about_to_expire() {
         assert_eq!(run.code, Some(1), "{}", run.output());
         let report = run.result();
         assert_eq!(report["usable"], false, "{report}");
-        // The rest is looked at all the same.
+        // The other checks still run.
         assert_eq!(report["credentials_accepted"], true, "{report}");
         for transport in ["tls", "dtls"] {
             let facts = &report["transports"][transport];
@@ -165,7 +165,7 @@ fn certificates_are_found_untrusted_misnamed_and_about_to_expire() {
 }
 
 #[test]
-fn credentials_are_refused_with_the_same_reason_by_each_transport() {
+fn refused_credentials_have_the_same_reason_on_each_transport() {
     let certificate = Certificate::of_authority(&["127.0.0.1"]);
     let serve = Serve::start_secured(&certificate, &[]);
     let trust = certificate.authority().display().to_string();
@@ -185,14 +185,14 @@ fn credentials_are_refused_with_the_same_reason_by_each_transport() {
         finds(&report, "credentials", "bad", "wrong password", REALM);
         assert!(!run.output().contains("looking-glass"), "{}", run.output());
     }
-    // One line for each in the server's log and metrics; the reason stands there too.
+    // The server's log and metrics have the reason of each.
     eventually("four refusals are counted", || {
         serve.metrics().sum("turnpike_credentials_refused_total", "") == 4
     });
 }
 
 #[test]
-fn nat_behaviour_is_found_where_the_server_has_two_addresses_and_missed_where_not() {
+fn nat_behaviour_needs_a_server_with_two_addresses() {
     let dir = Dir::new();
     let ports = [free_port(V4), free_port(V4)];
     let text = format!("[nat_discovery]\naddresses = [\"127.0.0.1\", \"127.0.0.2\"]\nports = {ports:?}\n");
@@ -212,7 +212,7 @@ fn nat_behaviour_is_found_where_the_server_has_two_addresses_and_missed_where_no
 }
 
 #[test]
-fn peers_within_the_servers_own_networks_are_reported_by_how_bad_they_are() {
+fn reachable_internal_peers_are_reported_by_severity() {
     let serve = Serve::start(&["--allow-peer", "10.0.0.0/8", "--allow-peer", "169.254.0.0/16"]);
     let report =
         probe(&format!("turn:{}?transport=tcp", serve.address(V4)), &["--fail-on", "bad"]).ended(3).result();
@@ -227,7 +227,7 @@ fn peers_within_the_servers_own_networks_are_reported_by_how_bad_they_are() {
     let peers = report["peers"].as_array().expect("a list");
     let allowed = |peer: &str| {
         let facts = peers.iter().find(|facts| facts["peer"] == peer);
-        facts.unwrap_or_else(|| panic!("{peer} was not asked for: {report}"))["allowed"] == true
+        facts.unwrap_or_else(|| panic!("{peer} was not requested: {report}"))["allowed"] == true
     };
     for (peer, expected) in [
         ("127.0.0.1", true),
@@ -243,7 +243,7 @@ fn peers_within_the_servers_own_networks_are_reported_by_how_bad_they_are() {
         assert_eq!(allowed(peer), expected, "{peer}: {report}");
     }
     if has_ipv6() {
-        // `Serve::start` allows ::1 as well, and what embeds an allowed IPv4 address is that address.
+        // `Serve::start` also allows ::1, and an address that embeds an allowed IPv4 address is allowed.
         assert!(allowed("::1"));
         for refused in ["::", "fe80::1", "fd00:ec2::254", "fc00::1", "ff02::1"] {
             assert!(!allowed(refused), "{refused}: {report}");
@@ -251,9 +251,9 @@ fn peers_within_the_servers_own_networks_are_reported_by_how_bad_they_are() {
     }
 }
 
-/// On public addresses of a namespace of its own, where a relayed address that is private is nobody's.
+/// Public addresses in a namespace, where the private relayed address is unreachable.
 #[test]
-fn a_private_relayed_address_of_a_public_server_is_bad_and_the_remedy_names_the_public_one() {
+fn private_relayed_address_remedy_names_the_public_address() {
     let inside = need!(namespace("ip addr add 203.0.113.5/32 dev lo && ip addr add 10.9.8.7/32 dev lo"));
     let binary = env!("CARGO_BIN_EXE_turnpike");
     let user = format!("{USER}:{PASSWORD}");
@@ -262,7 +262,7 @@ fn a_private_relayed_address_of_a_public_server_is_bad_and_the_remedy_names_the_
         ("10.9.8.7=203.0.113.5", "ok", "relays on 203.0.113.5:", ""),
         ("10.9.8.7=203.0.113.6", "note", "relays on 203.0.113.6:", "several addresses"),
     ] {
-        // Nobody else is in the namespace, so that the port may be the usual one.
+        // The usual port is free in the namespace.
         let script = format!(
             "{{ {binary} serve --admin off --user {user} --relay-ip {relay_ip} >&2 & \
              for try in $(seq 300); do {binary} probe stun:203.0.113.5 >&2 && break; sleep 0.1; done; \
@@ -277,7 +277,7 @@ fn a_private_relayed_address_of_a_public_server_is_bad_and_the_remedy_names_the_
 }
 
 #[test]
-fn probe_does_not_bury_refusals_of_others() {
+fn probe_does_not_suppress_log_lines_of_other_refusals() {
     let serve = Serve::start_bare(&[
         "--realm",
         REALM,
@@ -291,7 +291,7 @@ fn probe_does_not_bury_refusals_of_others() {
     assert_eq!(stranger.forge("mallory", REALM.as_bytes(), &challenge.nonce), Some(401));
     let run = probe(&format!("turn:{}", serve.address(V4)), &[]);
     assert!(run.result()["peers"].as_array().is_some_and(|peers| peers.len() > 10), "{}", run.output());
-    let found = eventually("the probe's peers are told", || {
+    let found = eventually("the probe's peers are logged", || {
         let (_, text) = fetch(serve.admin(), "/v1/refusals").ok()?;
         let found: Value = serde_json::from_str(&text).expect("JSON");
         let rows = found["refusals"].as_array().expect("a list").clone();
@@ -311,9 +311,9 @@ fn probe_does_not_bury_refusals_of_others() {
     assert!(peers["count"].as_u64() > peers["others"].as_u64(), "{peers}");
 }
 
-/// In a namespace of its own, where port 443 is free.
+/// In a namespace where port 443 is free.
 #[test]
-fn port_443_is_tried_before_the_advice_to_listen_there() {
+fn probe_tries_port_443_before_recommending_it() {
     const LISTEN: &str = "clients behind strict firewalls need TLS on port 443: listen there";
     let inside = need!(namespace("true"));
     let binary = env!("CARGO_BIN_EXE_turnpike");
@@ -330,7 +330,7 @@ fn port_443_is_tried_before_the_advice_to_listen_there() {
     };
     let advised = |report: &Value| report["findings"].to_string().contains(LISTEN);
 
-    // On both ports, with TLS on either: there is nothing to advise.
+    // TLS on both ports: nothing to advise.
     let both = format!("--admin off --listen 127.0.0.1:3478 --listen 127.0.0.1:443 {tls}");
     let found = report(&both, "stun:127.0.0.1", "turn:127.0.0.1");
     finds(&found, "tls", "ok", "127.0.0.1:3478 answers", "");
@@ -340,7 +340,7 @@ fn port_443_is_tried_before_the_advice_to_listen_there() {
     }
     assert!(!advised(&found), "{found:#}");
 
-    // On 443 alone: the name leads nowhere, and the rest is asked where the server is.
+    // Only on 443: the port of the name is closed, and the other checks use 443.
     let https = format!("--admin off --listen 127.0.0.1:443 {tls}");
     for (uri, there) in [
         ("turn:127.0.0.1", "turn:127.0.0.1:443"),
@@ -362,7 +362,7 @@ fn port_443_is_tried_before_the_advice_to_listen_there() {
         assert!(!advised(&found), "{found:#}");
     }
 
-    // Nothing on 443, then plain TURN without TLS, then a web server.
+    // Port 443 closed, then plain TURN without TLS, then a web server.
     let plain = "--admin off --listen 127.0.0.1:3478";
     for (server, remedy) in [
         (plain.to_owned(), LISTEN),
@@ -372,7 +372,7 @@ fn port_443_is_tried_before_the_advice_to_listen_there() {
         let found = report(&server, "stun:127.0.0.1", "turn:127.0.0.1");
         finds(&found, "tls", "note", "; on port 443: ", remedy);
     }
-    // TLS elsewhere does not get through a strict firewall.
+    // TLS on another port does not pass a strict firewall.
     let found = report(&format!("{plain} {tls}"), "stun:127.0.0.1", "turn:127.0.0.1");
     finds(&found, "tls", "note", "127.0.0.1:443: ", LISTEN);
 }

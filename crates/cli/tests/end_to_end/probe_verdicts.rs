@@ -1,11 +1,11 @@
-//! What `turnpike probe` concludes where the answer is not plainly yes or no: a server without room, one that sends its clients
-//! on, a certificate that is taken unseen, services that are no STUN server; and what `load turn` says of how it went.
+//! Verdicts of `turnpike probe` in ambiguous cases: a full server, redirects, an unverified certificate, services that are not
+//! STUN servers; and the result of `load turn`.
 
 use crate::prelude::*;
 
 const NAME: &str = "turn.example.org";
 
-/// As [`USER`], as JSON.
+/// As [`USER`], with JSON output.
 fn probe(uri: &str, more: &[&str]) -> Finished {
     probe_as(&format!("{USER}:{PASSWORD}"), uri, more)
 }
@@ -14,7 +14,7 @@ fn probe_as(user: &str, uri: &str, more: &[&str]) -> Finished {
     Program::run(&mut turnpike(&[&["probe", uri, "--user", user, "--json"], more].concat()))
 }
 
-/// What is said about an area, each line with its level.
+/// Findings of an area, each with its level.
 fn lines(report: &Value, area: &str) -> Vec<String> {
     let lines = report["findings"].as_array().expect("a list of lines");
     let text = |line: &Value, key: &str| line[key].as_str().unwrap_or_default().to_owned();
@@ -22,16 +22,16 @@ fn lines(report: &Value, area: &str) -> Vec<String> {
     of_area.map(|line| format!("{}: {}", text(line, "level"), text(line, "what"))).collect()
 }
 
-/// A server with this in its file.
+/// A server with these lines in its file.
 fn serve(file: &str, more: &[&str]) -> Serve {
     let dir = Dir::new();
     let path = dir.file("turnpike.toml", file);
     Serve::start(&[&["-c", path.to_str().expect("UTF-8")], more].concat())
 }
 
-/// With room for three permissions and twelve peers to ask for, the fourth that is let in finds none.
+/// With room for three permissions and twelve peers to request, the fourth allowed peer finds no room.
 #[test]
-fn a_server_that_runs_out_of_room_does_not_pass_for_one_that_refuses() {
+fn full_server_is_not_mistaken_for_a_refusing_one() {
     let private = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"];
     let allowed: Vec<_> = private.iter().flat_map(|range| ["--allow-peer", range]).collect();
     let serve = serve("[limits]\npermissions = 3\nchannels = 3\n", &allowed);
@@ -46,25 +46,25 @@ fn a_server_that_runs_out_of_room_does_not_pass_for_one_that_refuses() {
         ("169.254.169.254", false),
         ("100.64.0.1", false),
     ] {
-        let facts = peers.iter().find(|facts| facts["peer"] == peer).expect("asked for");
+        let facts = peers.iter().find(|facts| facts["peer"] == peer).expect("requested");
         assert_eq!(facts["allowed"], expected, "{peer}: {report}");
     }
     let told = lines(&report, "peers");
     let private = "warn: lets users send to 10.0.0.1 (private), 172.16.0.1 (private), 192.168.0.1 (private)";
     assert!(told.iter().any(|line| line == private), "{told:?}");
-    // The fresh allocations that this takes are gone too.
+    // The additional allocations are deleted too.
     serve.wait_for_allocations(0);
 }
 
 #[test]
-fn clients_that_are_sent_on_are_no_refused_credential() {
+fn redirect_is_not_reported_as_a_refused_credential() {
     let file =
         "[[alternate]]\naddress = \"127.0.0.1:4478\"\ndomain = \"turn2.example.org\"\nwhen = \"always\"\n";
     let certificate = Certificate::new(&[NAME, "127.0.0.1"]);
     let serve = serve(file, &certificate.flags());
     let ca = certificate.cert().display().to_string();
     let uri = format!("turn:{}?transport=udp", serve.address(V4));
-    // The name is for clients that will look at a certificate.
+    // The name is for clients that verify a certificate.
     for (uri, to) in [
         (uri.clone(), "127.0.0.1:4478 (300"),
         (format!("turns:{}?transport=tcp", serve.address(V4)), "127.0.0.1:4478, turn2.example.org (300"),
@@ -81,9 +81,9 @@ fn clients_that_are_sent_on_are_no_refused_credential() {
 }
 
 #[test]
-fn insecure_makes_a_server_usable_and_no_certificate_good() {
+fn insecure_makes_a_server_usable_but_no_certificate_good() {
     let certificate = Certificate::new(&[NAME, "127.0.0.1"]);
-    // No peers on loopback, so that the certificate alone is bad.
+    // Loopback peers are denied, so that only the certificate is bad.
     let user = format!("{USER}:{PASSWORD}");
     let plain = ["--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"];
     let serve = Serve::start_bare(&[&plain[..], &certificate.flags()].concat());
@@ -95,7 +95,7 @@ fn insecure_makes_a_server_usable_and_no_certificate_good() {
     let told = lines(&report, "certificate");
     assert!(told.iter().any(|line| line.starts_with("bad: tls: ")), "{told:?}");
     assert_eq!(probe(&uri, &["--insecure", "--fail-on", "bad"]).code, Some(3));
-    // The question without a credential is answered by the credential alone.
+    // Without a credential, the 401 is the only possible answer.
     Program::run(&mut turnpike(&["probe", &uri, "--insecure"])).ended(0);
     assert_eq!(probe(&uri, &[]).code, Some(1));
     let ca = certificate.cert().display().to_string();
@@ -104,7 +104,7 @@ fn insecure_makes_a_server_usable_and_no_certificate_good() {
 }
 
 #[test]
-fn tls_on_the_port_of_the_name_is_found() {
+fn probe_finds_tls_on_the_port_of_the_name() {
     let certificate = Certificate::new(&[NAME, "127.0.0.1"]);
     let serve = Serve::start(&certificate.flags());
     let address = serve.address(V4);
@@ -115,7 +115,7 @@ fn tls_on_the_port_of_the_name_is_found() {
     assert_eq!(facts["address"], address.to_string(), "{report}");
     assert_eq!(facts["certificate"]["verifies"], true, "{report}");
 
-    // Where it is at neither, both are named.
+    // With no TLS on either port, the finding names both.
     let plain = Serve::start(&[]);
     let address = plain.address(V4);
     let report = probe(&format!("turn:{address}?transport=tcp"), &[]).result();
@@ -124,14 +124,14 @@ fn tls_on_the_port_of_the_name_is_found() {
     assert!(lines(&report, "tls")[0].starts_with("note: 127.0.0.1:5349: "), "{report}");
 }
 
-/// Answers each connection with these words, then closes.
+/// Sends these bytes on each connection, then closes.
 fn banner(words: &'static [u8]) -> SocketAddr {
     let listener = TcpListener::bind((V4, 0)).expect("loopback");
     let address = listener.local_addr().expect("bound");
-    // Ends with the test's process, as those below.
+    // This thread and those below end with the test's process.
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            // Read first: closing with unread bytes is a reset, which may overtake the words.
+            // Reads first: closing with unread bytes causes a reset, which may overtake the data.
             let _ = stream.read(&mut [0; 512]);
             let _ = stream.write_all(words);
         }
@@ -139,7 +139,7 @@ fn banner(words: &'static [u8]) -> SocketAddr {
     address
 }
 
-/// Answers each datagram with what `answer` makes of it.
+/// Answers each datagram with the result of `answer`.
 fn responder(answer: fn(&[u8]) -> Vec<u8>) -> SocketAddr {
     let socket = UdpSocket::bind((V4, 0)).expect("loopback");
     let address = socket.local_addr().expect("bound");
@@ -153,11 +153,11 @@ fn responder(answer: fn(&[u8]) -> Vec<u8>) -> SocketAddr {
 }
 
 #[test]
-fn what_answers_without_speaking_stun_is_not_called_silent() {
+fn non_stun_answer_is_not_reported_as_silence() {
     let echo = responder(<[u8]>::to_vec);
     let garbage = responder(|_| b"HTTP/1.1 400 Bad Request".to_vec());
     let web = banner(b"HTTP/1.1 400 Bad Request\r\n\r\n");
-    // An error response as it should not be: without ERROR-CODE.
+    // An invalid error response without ERROR-CODE.
     let bare = responder(|request| [&[1, 0x11, 0, 0], &request[4..20]].concat());
     for (address, transport, word) in [
         (echo, "udp", "an echo service"),
@@ -173,7 +173,7 @@ fn what_answers_without_speaking_stun_is_not_called_silent() {
 }
 
 #[test]
-fn flags_that_cannot_be_are_bad_usage() {
+fn invalid_flags_are_bad_usage() {
     for (arguments, word) in [
         (&["probe", "turn:127.0.0.1", "--timeout", "1e19"][..], "--timeout"),
         (&["load", "turn", "127.0.0.1", "--duration", "1e19"], "--duration"),
@@ -191,7 +191,7 @@ fn flags_that_cannot_be_are_bad_usage() {
 }
 
 #[test]
-fn a_loads_result_names_the_transport_and_counts_in_integers() {
+fn load_result_names_the_transport_and_has_integer_counts() {
     let certificate = Certificate::new(&[NAME, "127.0.0.1"]);
     let serve = Serve::start(&certificate.flags());
     let reflect = Reflect::start(V4, &[]);

@@ -1,15 +1,15 @@
-//! `turnpike public-address` beside a metadata service as clouds have one, and what `serve` makes of its files.
+//! `turnpike public-address` with a fake metadata service, and `serve` with its files.
 
 use crate::prelude::*;
 
-/// In a network where the service has its own address, 169.254.169.254.
+/// In a namespace where the service has its usual address, 169.254.169.254.
 #[test]
-fn what_the_cloud_says_is_what_serve_relays_on() {
+fn serve_relays_on_the_address_of_the_metadata_service() {
     need!(installed("python3"));
     let inside = need!(namespace(
         "ip addr add 10.9.8.7/32 dev lo && ip addr add 169.254.169.254/32 dev lo && ip route add default dev lo src 10.9.8.7"
     ));
-    // As Google's: a file for each path.
+    // Google's layout: a file for each path.
     let cloud = Dir::new();
     let instance = "computeMetadata/v1/instance";
     cloud.file(&format!("{instance}/network-interfaces/0/access-configs/0/external-ip"), "203.0.113.9");
@@ -34,7 +34,7 @@ fn what_the_cloud_says_is_what_serve_relays_on() {
 }
 
 #[test]
-fn who_is_in_no_pod_is_told_so_and_who_is_in_no_network_too() {
+fn missing_pod_or_network_is_reported() {
     let inside = need!(namespace("ip addr add 10.9.8.7/32 dev lo"));
     let binary = env!("CARGO_BIN_EXE_turnpike");
     Program::run(&mut inside(&format!("{binary} public-address --from node")))

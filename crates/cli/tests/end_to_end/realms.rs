@@ -1,4 +1,4 @@
-//! Several realms on one server: each with its own users, listener and limit, from one file and through a reload.
+//! Several realms on one server, each with its own users, listener and limit, from one file and through a reload.
 
 use crate::prelude::*;
 
@@ -9,7 +9,7 @@ fn allocate(port: u16, user: &str, clients: &str) -> Finished {
 }
 
 #[test]
-fn each_listener_serves_its_realm_and_a_reload_changes_who_that_is() {
+fn each_listener_serves_its_realm_also_after_a_reload() {
     let dir = Dir::new();
     let ports = [free_port(V4), free_port(V4)];
     let [north, south] = ports.map(|port| format!("127.0.0.1:{port}"));

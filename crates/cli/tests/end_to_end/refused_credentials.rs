@@ -1,9 +1,9 @@
-//! Time-limited credentials are accepted until their time is over. Each refused credential has a reason, in one log
-//! line for people and one counter for machines; the client learns no more than 401.
+//! Time-limited credentials are accepted until they expire. Each refused credential has a reason in one log line
+//! and one counter; the client only sees a 401.
 
 use crate::prelude::*;
 
-/// Username, realm it is sent with, reason in the log, `reason` label of the counter.
+/// Username, realm in the request, reason in the log, `reason` label of the counter.
 const REFUSALS: &[(&str, &str, &str, &str)] = &[
     ("mallory", REALM, "no such user", "no_such_user"),
     // 1700000000 is 14 November 2023.
@@ -14,9 +14,9 @@ const REFUSALS: &[(&str, &str, &str, &str)] = &[
 ];
 
 #[test]
-fn each_refused_credential_is_logged_and_counted_with_its_reason() {
+fn refused_credentials_are_logged_and_counted_with_their_reason() {
     for (username, realm, reason, label) in REFUSALS {
-        // A server each: log lines about refusals are bounded in rate, and this is not about that bound.
+        // A new server for each, because refusal log lines are rate-limited.
         let mut serve = Serve::start(&["--secret", "north-star"]);
         let stun = stun::Client::new(serve.address(V4));
         let (_, _, challenge) = stun.challenge();
@@ -37,7 +37,7 @@ fn each_refused_credential_is_logged_and_counted_with_its_reason() {
 }
 
 #[test]
-fn a_time_limited_credential_says_for_how_long_it_is_over() {
+fn expired_credential_is_logged_with_its_age() {
     let mut serve = Serve::start(&["--secret", "north-star"]);
     let stun = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = stun.challenge();
@@ -50,9 +50,9 @@ fn a_time_limited_credential_says_for_how_long_it_is_over() {
     assert!(seconds.is_some(), "{line}");
 }
 
-/// Whoever guesses passwords from an address of its own is told of, but does not keep others out of the log.
+/// A client that guesses passwords from its own address is logged without suppressing lines about others.
 #[test]
-fn one_who_guesses_passwords_leaves_room_in_the_log_for_others() {
+fn password_guessing_does_not_suppress_other_log_lines() {
     let mut serve = Serve::start(&["--workers", "1"]);
     let guesser = stun::Client::from([127, 0, 0, 2].into(), serve.address(V4));
     let (_, _, challenge) = guesser.challenge();
@@ -64,7 +64,7 @@ fn one_who_guesses_passwords_leaves_room_in_the_log_for_others() {
     assert_eq!(honest.forge("honest", REALM.as_bytes(), &challenge.nonce), Some(401));
     let line = serve.program.line_with("honest");
     assert!(line.contains("client=127.0.0.1:"), "{line}");
-    // What was not told is counted: in a later line, and in full by a metric.
+    // Suppressed lines are counted, in a later line and completely in a metric.
     let suppressed: u64 = line
         .split_once("suppressed=")
         .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())
@@ -79,20 +79,19 @@ fn one_who_guesses_passwords_leaves_room_in_the_log_for_others() {
 }
 
 #[test]
-fn a_wrong_key_with_a_nonce_of_another_address_is_counted_and_accuses_nobody() {
+fn wrong_key_with_another_clients_nonce_is_counted_but_not_logged() {
     let serve = Serve::start(&[]);
-    let error =
-        stun::Client::new(serve.address(V4)).forge(USER, REALM.as_bytes(), b"a nonce of somebody else");
+    let error = stun::Client::new(serve.address(V4)).forge(USER, REALM.as_bytes(), b"another client's nonce");
     assert_eq!(error, Some(401));
     let counted = || serve.metrics().sum("turnpike_credentials_refused_total", "reason=\"wrong_key\"");
-    eventually("it is counted", || counted() == 1);
+    eventually("the refusal is counted", || counted() == 1);
     assert!(!serve.program.lines().iter().any(|line| line.contains("credential refused")));
 }
 
 #[test]
-fn what_the_credentials_command_makes_is_accepted() {
+fn server_accepts_output_of_the_credentials_command() {
     let serve = Serve::start(&["--secret", "south-star", "--secret", "north-star"]);
-    // Either of two secrets, so that they can be rotated.
+    // Either of two secrets, as during a rotation.
     for secret in ["north-star", "south-star"] {
         let made = Program::run(&mut turnpike(&[
             "credentials",
@@ -115,9 +114,9 @@ fn what_the_credentials_command_makes_is_accepted() {
     assert_eq!(serve.metrics().sum("turnpike_credentials_refused_total", ""), 0);
 }
 
-/// Whoever hands out time-limited credentials chooses the id; that takes nothing of a configured user's quota.
+/// The issuer of time-limited credentials chooses the id; it must not use up a configured user's quota.
 #[test]
-fn a_user_and_a_time_limited_id_of_the_same_name_have_quotas_of_their_own() {
+fn user_and_time_limited_id_of_one_name_have_separate_quotas() {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", "[limits]\nallocations_per_user = 1\n");
     let path = file.to_str().expect("our own path is UTF-8");
@@ -132,7 +131,7 @@ fn a_user_and_a_time_limited_id_of_the_same_name_have_quotas_of_their_own() {
             let stun = stun::Client::new(serve.address(V4));
             let (_, _, challenge) = stun.challenge();
             assert_eq!(stun.allocate(user, password, &challenge), expected, "{user}");
-            // Its allocation lives on.
+            // Keeps the allocation alive.
             clients.push(stun);
         }
     }

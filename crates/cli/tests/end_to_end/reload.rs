@@ -1,4 +1,4 @@
-//! SIGHUP reads the configuration again: a good one is taken while sessions live on, a broken one changes nothing.
+//! SIGHUP reloads the configuration: a valid one applies while sessions continue, a broken one changes nothing.
 
 use crate::prelude::*;
 
@@ -7,7 +7,7 @@ fn allocate(serve: &Serve, user: &str) -> Finished {
 }
 
 #[test]
-fn a_good_file_changes_who_may_enter_and_a_broken_one_nothing() {
+fn reload_applies_valid_users_and_ignores_a_broken_file() {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", "[auth]\nusers = [\"a:one\"]\n");
     let path = file.to_str().expect("our own path is UTF-8");
@@ -45,9 +45,9 @@ fn a_good_file_changes_who_may_enter_and_a_broken_one_nothing() {
     assert_eq!(session.result()["lost"], 0);
 }
 
-/// With one that cannot be had, the log level stays as it was too.
+/// If one listener cannot be bound, the log level stays unchanged too.
 #[test]
-fn a_reload_changes_listeners_relay_ports_and_log_level_or_nothing_at_all() {
+fn reload_changes_listeners_ports_and_log_level_atomically() {
     let [first, second] = [free_port(V4), free_port(V4)];
     let admin = format!("127.0.0.1:{}", free_port(V4));
     let dir = Dir::new();
@@ -71,8 +71,8 @@ fn a_reload_changes_listeners_relay_ports_and_log_level_or_nothing_at_all() {
         serve.signal("HUP");
     };
 
-    // Somebody else has the second port: not even the level changes.
-    let busy = UdpSocket::bind(("127.0.0.1", second)).expect("it was free");
+    // The second port is taken: not even the log level changes.
+    let busy = UdpSocket::bind(("127.0.0.1", second)).expect("the port was free");
     reload(&serve, text(&[second, first], "[log]\nlevel = \"debug\"\n"));
     serve.line_with(&format!("cannot listen on udp 127.0.0.1:{second}"));
     serve.line_with("configuration not reloaded: the old one stays in force");
@@ -99,7 +99,7 @@ fn a_reload_changes_listeners_relay_ports_and_log_level_or_nothing_at_all() {
     for protocol in ["udp", "tcp"] {
         serve.line_with(&format!("no longer listening on {protocol} 127.0.0.1:{first}"));
     }
-    eventually("it is closed", || UdpSocket::bind(("127.0.0.1", first)).ok());
+    eventually("the port is closed", || UdpSocket::bind(("127.0.0.1", first)).ok());
     allocates(second);
     let (status, page) =
         fetch(admin.parse().expect("an address"), "/metrics").expect("the admin page answers");

@@ -1,9 +1,9 @@
-//! What a running process has given up: it is in force in each of its threads, said, and passed on in an upgrade. That all else works in it
-//! is what every other test here shows.
+//! Dropped privileges of a running process: in force in every thread, logged, and kept by upgrades. All other tests show that the program
+//! still works in the sandbox.
 
 use crate::prelude::*;
 
-/// Of each thread of a process, the value of a line of its status (proc(5)).
+/// Value of a status line (proc(5)) for each thread of a process.
 fn of_threads(pid: u32, name: &str) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
     let value = |task: fs::DirEntry| {
@@ -11,7 +11,7 @@ fn of_threads(pid: u32, name: &str) -> Vec<String> {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.map(|value| value.trim().to_owned())
     };
-    // Threads come and go.
+    // Threads may end meanwhile.
     tasks.filter_map(value).collect()
 }
 
@@ -22,18 +22,18 @@ fn assert_sandboxed(pid: u32) {
     // CAP_SYS_ADMIN (21), CAP_SYS_PTRACE (19), CAP_SYS_MODULE (16), CAP_SETUID (7), CAP_CHOWN (0).
     let given_up = 1 << 21 | 1 << 19 | 1 << 16 | 1 << 7 | 1;
     for kept in of_threads(pid, "CapPrm") {
-        assert_eq!(u64::from_str_radix(&kept, 16).expect("it is hex") & given_up, 0, "{kept}");
+        assert_eq!(u64::from_str_radix(&kept, 16).expect("the value is hexadecimal") & given_up, 0, "{kept}");
     }
 }
 
 fn status(serve: &Serve) -> Value {
     let (code, text) = fetch(serve.admin(), "/v1/status").expect("the admin page answers");
     assert_eq!(code, 200, "{text}");
-    serde_json::from_str(&text).expect("it is JSON")
+    serde_json::from_str(&text).expect("the status is JSON")
 }
 
 #[test]
-fn each_thread_of_a_server_is_in_it_and_so_is_the_process_that_goes_on() {
+fn every_server_thread_is_sandboxed_also_after_an_upgrade() {
     let mut serve = Serve::start(&["--workers", "2"]);
     let line = serve.program.line_with("sandbox: ");
     assert!(line.contains(" system calls, ") && line.contains("capabilities"), "{line}");
@@ -53,30 +53,30 @@ fn each_thread_of_a_server_is_in_it_and_so_is_the_process_that_goes_on() {
     for _ in 0..2 {
         upgraded.upgrade();
         assert_sandboxed(upgraded.pid());
-        // The kernel takes only so many: what is in force is not put there again.
+        // The kernel limits the number of filters, so the new process installs no second one.
         assert_eq!(of_threads(upgraded.pid(), "Seccomp_filters").first(), filters.first());
     }
     serve.load(&reflect).with("--rate 100 --duration 1").run().ended(0);
 }
 
 #[test]
-fn a_forwarder_is_in_it_too() {
+fn forwarder_is_sandboxed() {
     let mut forward = Forward::start(&["tcp://127.0.0.1:0=127.0.0.1:9"]);
     forward.program.line_with("sandbox: ");
     assert_sandboxed(forward.program.pid());
 }
 
 #[test]
-fn it_can_be_turned_off() {
+fn sandbox_can_be_turned_off() {
     let mut serve = Serve::start(&["--sandbox", "off"]);
     serve.program.line_with("sandbox: off, as configured");
     assert!(of_threads(serve.program.pid(), "Seccomp").iter().all(|mode| mode == "0"));
     assert!(status(&serve)["sandbox"].is_null());
 }
 
-/// A reload that names a file where nothing may be read changes nothing and says why; what the configuration named at the start is read anew.
+/// A reload that names a file in an unreadable place changes nothing and reports why; files named at start are reread.
 #[test]
-fn a_file_elsewhere_needs_a_restart_or_a_word_in_advance() {
+fn file_outside_the_sandbox_needs_a_restart_or_configuration() {
     let (dir, elsewhere) = (Dir::new(), Certificate::new(&["b.example.org"]));
     let own = Certificate::new(&["a.example.org"]);
     let text = |certificate: &Certificate, more: &str| {
@@ -110,7 +110,7 @@ fn a_file_elsewhere_needs_a_restart_or_a_word_in_advance() {
 }
 
 #[test]
-fn a_store_elsewhere_needs_a_restart_too() {
+fn store_outside_the_sandbox_needs_a_restart() {
     let (dir, elsewhere) = (Dir::new(), Dir::new());
     let store = elsewhere.file("turndb", "");
     let file = dir.file("turnpike.toml", "[auth]\nusers = [\"a:one\"]\n");
@@ -124,19 +124,19 @@ fn a_store_elsewhere_needs_a_restart_too() {
     serve.program.signal("HUP");
     serve.program.line_with("unable to open database file");
     serve.program.line_with("name directories in sandbox.read and sandbox.write");
-    // Beside the configuration it can be read, which is not enough either for a file with a write-ahead log.
+    // Next to the configuration the file is readable, which is not enough for a database with a write-ahead log.
     let state = dir.at("state");
     let made = ["user", "add", "b", "--password", "pw", "--state", state.to_str().expect("UTF-8")];
     assert_eq!(Program::run(&mut turnpike(&made)).code, Some(0));
     for log in ["turnpike.sqlite-wal", "turnpike.sqlite-shm"] {
-        // The command that created the file may have removed them.
+        // The command that created the database may have removed them.
         let _ = fs::remove_file(state.join(log));
     }
     let url = format!("[store]\nurl = \"sqlite://{}/turnpike.sqlite\"\n", state.display());
     fs::write(&file, url).expect("our own file");
     serve.program.signal("HUP");
     serve.program.line_with("attempt to write a readonly database");
-    eventually("that is said once more", || {
+    eventually("the refusal is logged again", || {
         let lines = serve.program.lines();
         lines.iter().filter(|line| line.contains("sandbox.read and sandbox.write")).count() == 2
     });

@@ -1,9 +1,9 @@
-//! `serve` with nothing configured: a working server with a credential of its own, closed to peers it must not reach.
+//! `serve` without configuration: a working server with a generated credential, closed to internal peers.
 
 use crate::prelude::*;
 
 #[test]
-fn the_generated_credential_works_and_is_printed_once() {
+fn generated_credential_works_and_is_printed_once() {
     let serve = Serve::start_bare(&[]);
     let credential = generated_credential(&serve);
     Load::as_user(serve.address(V4), &credential).with("--mode allocate --duration 1").run().ended(0);
@@ -22,7 +22,7 @@ fn each_start_generates_another_password() {
 }
 
 #[test]
-fn peers_on_loopback_are_refused_unless_allowed() {
+fn loopback_peers_are_refused_unless_allowed() {
     let serve = Serve::start_bare(&["--relay-ip", "127.0.0.1"]);
     let reflect = Reflect::start(V4, &[]);
     let load = Load::as_user(serve.address(V4), &generated_credential(&serve))
@@ -39,7 +39,7 @@ fn peers_on_loopback_are_refused_unless_allowed() {
 }
 
 #[test]
-fn the_start_says_which_data_path_was_taken_and_why() {
+fn start_logs_the_data_path_with_the_reason() {
     let mut serve = Serve::start_bare(&["--datapath", "auto"]);
     let line = serve.program.line_with("data path ");
     assert!(
@@ -59,9 +59,9 @@ fn metrics_and_health_are_served() {
 }
 
 #[test]
-fn an_admin_address_that_was_asked_for_must_be_free() {
+fn requested_admin_address_must_be_free() {
     let holder = TcpListener::bind((V4, 0)).expect("loopback has a free port");
-    let taken = holder.local_addr().expect("it is bound").to_string();
+    let taken = holder.local_addr().expect("the port is bound").to_string();
     let ended = Program::start(&mut turnpike(&["serve", "--listen", "127.0.0.1:0", "--admin", &taken]))
         .wait(SOON)
         .ended(1);
@@ -69,17 +69,17 @@ fn an_admin_address_that_was_asked_for_must_be_free() {
 }
 
 #[test]
-fn a_relay_address_of_another_machine_is_waited_for_with_the_remedy_in_one_sentence() {
-    // TEST-NET-3 (RFC 5737) is nobody's.
+fn missing_relay_address_is_logged_with_the_remedy() {
+    // TEST-NET-3 (RFC 5737) belongs to no machine.
     let serve = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--user", "a:b"];
     let mut program = Program::start(&mut turnpike(&[&serve[..], &["--relay-ip", "203.0.113.1"]].concat()));
     let line = program.line_with("does not have the relay address 203.0.113.1: waiting for it");
     assert!(line.contains("LOCAL=PUBLIC") || line.contains("name an address of this machine"), "{line}");
 }
 
-/// `NAME:PASSWORD` as `serve` has printed it.
+/// `NAME:PASSWORD` as printed by `serve`.
 fn generated_credential(serve: &Serve) -> String {
-    // It is told to whoever sits at the terminal, and not in the log, whose lines come on another way.
+    // Printed on standard output, not in the log.
     let line = eventually("the credential is printed", || {
         serve.program.lines().into_iter().find(|line| line.contains("No user is configured"))
     });

@@ -1,9 +1,9 @@
-//! What the program tells a service manager by NOTIFY_SOCKET (sd_notify(3)).
+//! Notifications to a service manager through NOTIFY_SOCKET (sd_notify(3)).
 
 use crate::prelude::*;
 use std::os::unix::net::UnixDatagram;
 
-/// The end of the service manager.
+/// The service manager's end.
 struct Manager {
     socket: UnixDatagram,
     dir: Dir,
@@ -13,25 +13,25 @@ impl Manager {
     fn new() -> Self {
         let dir = Dir::new();
         let socket = UnixDatagram::bind(dir.path().join("notify")).expect("a fresh directory");
-        socket.set_read_timeout(Some(SOON)).expect("it is long");
+        socket.set_read_timeout(Some(SOON)).expect("the timeout is set");
         Self { socket, dir }
     }
 
-    /// Starts a program that wants a sign of life within 0.6 s.
+    /// Starts a program with a watchdog interval of 0.6 s.
     fn start(&self, arguments: &[&str]) -> Program {
         let mut command: Command = turnpike(arguments);
         command.env("NOTIFY_SOCKET", self.dir.path().join("notify")).env("WATCHDOG_USEC", "600000");
         Program::start(command.current_dir(self.dir.path()))
     }
 
-    /// The next message, variable by variable.
+    /// The next message as a list of variables.
     fn next(&self) -> Vec<String> {
         let mut message = [0; 4096];
-        let len = self.socket.recv(&mut message).expect("there is another message");
+        let len = self.socket.recv(&mut message).expect("another message arrives");
         std::str::from_utf8(&message[..len]).expect("UTF-8").lines().map(str::to_owned).collect()
     }
 
-    /// The next message that is about something else than the watchdog and the status.
+    /// The next message except for watchdog and status.
     fn next_event(&self) -> Vec<String> {
         let until = Instant::now() + SOON;
         while Instant::now() < until {
@@ -43,16 +43,16 @@ impl Manager {
         panic!("nothing happened");
     }
 
-    /// Passes over what else is said meanwhile.
+    /// Skips messages until the wanted one.
     fn wait_for(&self, wanted: &str) {
         let until = Instant::now() + SOON;
         while !self.next().iter().any(|said| said == wanted) {
-            assert!(Instant::now() < until, "nobody said {wanted}");
+            assert!(Instant::now() < until, "no message {wanted}");
         }
     }
 }
 
-/// A time of CLOCK_MONOTONIC in microseconds.
+/// CLOCK_MONOTONIC timestamp in microseconds.
 fn reloading_since(message: &[String]) -> u64 {
     assert_eq!(message[0], "RELOADING=1", "{message:?}");
     let since = message[1].strip_prefix("MONOTONIC_USEC=").expect("systemd wants the time");
@@ -60,7 +60,7 @@ fn reloading_since(message: &[String]) -> u64 {
 }
 
 #[test]
-fn serve_is_ready_alive_reloading_and_stopping() {
+fn serve_notifies_ready_watchdog_reloading_and_stopping() {
     let manager = Manager::new();
     manager.dir.file("turnpike.toml", "[shutdown]\ndeadline = 7\n");
     let serve = manager.start(&[
@@ -97,7 +97,7 @@ fn serve_is_ready_alive_reloading_and_stopping() {
 }
 
 #[test]
-fn forward_is_ready_alive_and_stopping() {
+fn forward_notifies_ready_watchdog_and_stopping() {
     let manager = Manager::new();
     let rule = format!("tcp://127.0.0.1:0={}", tcp_echo());
     let forward = manager.start(&["forward", "--admin", "off", &rule]);

@@ -1,4 +1,4 @@
-//! A line per session: what it names, and that nobody fills a disk with them.
+//! Log line per session: its fields, and a bound on the number of lines.
 
 use crate::prelude::*;
 
@@ -8,7 +8,7 @@ fn field(line: &str, name: &str) -> Option<String> {
 }
 
 #[test]
-fn the_end_of_a_session_names_relayed_address_and_transports() {
+fn session_end_line_names_relayed_address_and_transports() {
     let certificate = Certificate::new(&["localhost"]);
     let reflect = Reflect::start(V4, &[]);
     for transport in ["udp", "tcp", "tls", "dtls"] {

@@ -1,5 +1,4 @@
-//! Users in a store: the embedded one and what the commands write into it, coturn's databases, and what becomes of clients while one is
-//! away.
+//! Users in a store: the embedded one with the commands that change it, coturn's databases, and store outages.
 
 mod fleet;
 
@@ -9,14 +8,14 @@ use turnpike_testkit::databases::PASSWORD as SERVERS_PASSWORD;
 
 use turnpike_trials::coturn_store;
 
-/// The error code that this user gets for an Allocate in the realm that the server names first; `None` for an allocation.
+/// Error code of an Allocate by this user in the realm that the server names first; `None` if it succeeds.
 fn allocate(serve: &Serve, user: &str, password: &str) -> Option<u16> {
     let client = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = client.challenge();
     client.allocate(user, password, &challenge)
 }
 
-/// The same in a realm that the client knows of.
+/// Error code of an Allocate in a given realm.
 fn allocate_in(serve: &Serve, realm: &str, user: &str, password: &str) -> Option<u16> {
     let client = stun::Client::new(serve.address(V4));
     let (_, _, stun::Challenge { nonce, .. }) = client.challenge();
@@ -27,7 +26,7 @@ fn run(arguments: &[&str]) -> Finished {
     Program::start(&mut turnpike(arguments)).wait(SOON)
 }
 
-/// What a command prints that works.
+/// Output of a command that succeeds.
 #[track_caller]
 fn said(arguments: &[&str]) -> String {
     let ended = run(arguments);
@@ -44,7 +43,7 @@ fn path(dir: &Path) -> &str {
 }
 
 #[test]
-fn what_is_made_up_is_kept_and_shown_once() {
+fn generated_credential_is_kept_and_shown_once() {
     let dir = Dir::new();
     let state = dir.path().join("state");
     let mut serve = Serve::start_bare(&["--state", path(&state)]);
@@ -56,10 +55,10 @@ fn what_is_made_up_is_kept_and_shown_once() {
     assert_eq!(allocate(&serve, "turnpike", "another"), Some(401));
     drop(serve);
 
-    let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+    let mode = |path: &Path| fs::metadata(path).expect("the file exists").permissions().mode() & 0o777;
     let file = state.join("turnpike.sqlite");
     assert_eq!((mode(&state), mode(&file)), (0o700, 0o600));
-    let bytes = fs::read(&file).expect("it can be read");
+    let bytes = fs::read(&file).expect("the file is readable");
     assert!(
         !bytes.windows(password.len()).any(|window| window == password.as_bytes()),
         "no password in there"
@@ -71,7 +70,7 @@ fn what_is_made_up_is_kept_and_shown_once() {
 }
 
 #[test]
-fn the_default_directory_is_where_the_machine_has_it() {
+fn default_state_directory_follows_the_environment() {
     let dir = Dir::new();
     for (variables, expected) in [
         (vec![("STATE_DIRECTORY", "systemd:other")], "systemd"),
@@ -88,9 +87,9 @@ fn the_default_directory_is_where_the_machine_has_it() {
     run(&["user", "list"]).ended(2).says("--state DIR");
 }
 
-/// A command that cannot ask the server knows its realm from the directory of the store.
+/// A command that cannot reach the server finds the realm in the store's directory.
 #[test]
-fn a_command_without_the_server_writes_to_no_realm_that_the_server_does_not_have() {
+fn offline_command_refuses_a_realm_unknown_to_the_server() {
     let dir = Dir::new();
     let state = path(dir.path());
     let serve = Serve::start(&["--state", state]);
@@ -113,7 +112,7 @@ fn a_command_without_the_server_writes_to_no_realm_that_the_server_does_not_have
 }
 
 #[test]
-fn a_running_server_sees_what_the_commands_write() {
+fn running_server_sees_changes_of_the_commands() {
     let dir = Dir::new();
     let state = path(dir.path());
     let mut serve = Serve::start(&["--state", state]);
@@ -127,21 +126,21 @@ fn a_running_server_sees_what_the_commands_write() {
     assert_eq!(allocate(&serve, "bob", "sesame"), Some(401));
     with(&["user", "add", "bob"], &["--realm", realm, "--password", "sesame"]);
     eventually("bob gets in", || allocate(&serve, "bob", "sesame").is_none());
-    // Beside those of the configuration.
+    // In addition to users of the configuration.
     assert_eq!(allocate(&serve, turnpike_trials::USER, turnpike_trials::PASSWORD), None);
     with(&["user", "add", "bob"], &["--realm", realm, "--password", "changed"]);
     eventually("bob's new password counts", || allocate(&serve, "bob", "changed").is_none());
     assert_eq!(allocate(&serve, "bob", "sesame"), Some(401));
     with(&["user", "remove", "bob"], &["--realm", realm]);
     eventually("bob is out", || {
-        // Each time that he still gets in there is one allocation more, of a port that is not free again.
+        // Each accepted attempt adds an allocation on a port that stays in use.
         std::thread::sleep(Duration::from_millis(50));
         allocate(&serve, "bob", "changed") == Some(401)
     });
 
-    // A secret counts at once, without the server having looked for it.
+    // A secret works at once, without a lookup by the server.
     let secret = json(&["secret", "add", "--state", state, "--realm", realm, "--json"]);
-    let secret_text = secret["secret"].as_str().expect("it is made up");
+    let secret_text = secret["secret"].as_str().expect("the secret is generated");
     let credential = said(&["credentials", "--secret", secret_text, "--user", "carol"]);
     let field = |name: &str| {
         let line = credential.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
@@ -159,27 +158,29 @@ fn a_running_server_sees_what_the_commands_write() {
         allocate(&serve, &name, &password) == Some(401)
     });
 
-    // A realm is served as soon as it is named, with its limit.
+    // A realm is served as soon as it is added, with its limit.
     with(&["user", "add", "dora"], &["--realm", "blue.example", "--password", "pw"]);
     assert_eq!(allocate_in(&serve, realm, "dora", "pw"), Some(401));
     with(&["realm", "add", "blue.example"], &["--allocations-per-user", "1"]);
     eventually("the realm is served", || {
         let client = stun::Client::new(serve.address(V4));
         let (_, _, stun::Challenge { nonce, .. }) = client.challenge();
-        // Who names a realm that is not served is led to the first.
+        // A client of an unserved realm is directed to the first realm.
         client.forge("dora", b"blue.example", &nonce) == Some(438)
     });
-    // By each worker as soon as it has heard of it.
-    eventually("its user comes in", || allocate_in(&serve, "blue.example", "dora", "pw").is_none());
+    // Each worker accepts it as soon as it learns of the realm.
+    eventually("the realm's user gets an allocation", || {
+        allocate_in(&serve, "blue.example", "dora", "pw").is_none()
+    });
     assert_eq!(allocate_in(&serve, "blue.example", "dora", "pw"), Some(486));
     with(&["realm", "remove", "blue.example"], &[]);
     let line = serve.program.line_with("session ended");
     assert!(line.contains("blue.example") && line.contains("ended by an administrator"), "{line}");
 }
 
-/// Nobody says which store: it is the running server's, over its socket.
+/// Without store flags the command uses the running server's store, over its socket.
 #[test]
-fn a_running_server_is_asked_where_no_store_is_named_and_the_store_of_nobody_where_none_runs() {
+fn commands_use_the_running_server_or_else_the_embedded_store() {
     let dir = Dir::new();
     let (runtime, home) = (dir.path().join("run"), dir.path().join("home"));
     fs::create_dir(&runtime).expect("a fresh directory");
@@ -209,7 +210,7 @@ fn a_running_server_is_asked_where_no_store_is_named_and_the_store_of_nobody_whe
     assert_eq!(allocate("bob", "sesame"), Some(401));
     let added = command(&["user", "add", "bob", "--password", "sesame"]).ended(0);
     assert!(added.stdout.contains(path(&state)), "{}", added.stdout);
-    // The embedded store has come into use just now, which is noticed within a second.
+    // The embedded store was just created, which the server notices within a second.
     eventually("bob gets in", || allocate("bob", "sesame").is_none());
     let line = server.line_with("turnpike::audit");
     assert!(line.contains("bob") && line.contains("is added") && line.contains("status=201"), "{line}");
@@ -224,15 +225,15 @@ fn a_running_server_is_asked_where_no_store_is_named_and_the_store_of_nobody_whe
     assert_eq!(server.wait(SOON).code, Some(0));
     let added = command(&["user", "add", "bob"]);
     assert!(added.stdout.contains("home/.local/state/turnpike"), "{}", added.output());
-    // Who names a server wants that one.
+    // An explicit --admin is used even if no server is there.
     command(&["user", "add", "bob", "--admin", &format!("unix:{}/none", path(&runtime))])
         .ended(1)
         .says("no running turnpike serve");
 }
 
-/// Their output is that of a running server: `the_commands_say_the_same_of_a_running_server_and_of_its_store` in crates/admin.
+/// The output matches that of a running server: see `the_commands_say_the_same_of_a_running_server_and_of_its_store` in crates/admin.
 #[test]
-fn commands_make_the_embedded_store_when_needed_and_name_what_is_wrong() {
+fn commands_create_the_embedded_store_and_report_mistakes() {
     let dir = Dir::new();
     let state = ["--state", path(dir.path())];
     let on_state = |arguments: &[&str]| run(&[arguments, &state[..]].concat());
@@ -259,7 +260,7 @@ fn commands_make_the_embedded_store_when_needed_and_name_what_is_wrong() {
 }
 
 #[test]
-fn a_state_that_cannot_be_written_leaves_a_credential_for_this_run() {
+fn unwritable_state_directory_leaves_a_credential_for_this_run() {
     let mut serve = Serve::start_bare(&["--state", "/proc/turnpike"]);
     let line = serve.program.line_with("No user is configured. For this run: user turnpike password ");
     serve.program.line_with("for this run alone");
@@ -267,7 +268,7 @@ fn a_state_that_cannot_be_written_leaves_a_credential_for_this_run() {
     assert_eq!(allocate(&serve, "turnpike", rest.split(' ').next().expect("a word")), None);
 }
 
-/// Such a store, and `serve` that asks it.
+/// A database and a `serve` that uses it.
 struct World {
     serve: Serve,
     proxy: Proxy,
@@ -291,7 +292,7 @@ impl World {
 }
 
 #[test]
-fn a_database_that_goes_and_comes_is_noticed_by_who_is_not_known_alone() {
+fn database_outage_only_affects_unknown_users() {
     let mut world = need!(World::new(&[]));
     world.add("known", "pw");
     world.add("stranger", "pw");
@@ -318,11 +319,11 @@ fn a_database_that_goes_and_comes_is_noticed_by_who_is_not_known_alone() {
     assert_eq!(allocate(&world.serve, "known", "pw"), None);
 
     let result = session.wait(SOON * 2).result();
-    assert_eq!(result["lost"], 0, "nobody who is relayed is disturbed: {result}");
+    assert_eq!(result["lost"], 0, "relayed traffic is not disturbed: {result}");
 }
 
 #[test]
-fn a_database_that_is_away_at_the_start_is_taken_when_it_comes() {
+fn database_missing_at_start_is_used_when_it_appears() {
     let mut server = need!(Server::postgres());
     server.stop();
     let url = server.url(server.address, "");
@@ -331,15 +332,15 @@ fn a_database_that_is_away_at_the_start_is_taken_when_it_comes() {
     assert_eq!(allocate(&serve, turnpike_trials::USER, turnpike_trials::PASSWORD), None);
     assert_eq!(allocate(&serve, "stranger", "pw"), Some(500));
     server.start();
-    // It has no tables: that is told when it is there.
+    // The missing tables are reported once the database is up.
     serve.program.line_with("is not as coturn's");
 }
 
-/// A server that answers +OK to whatever it is asked is no Redis.
+/// A server that answers +OK to everything is not a Redis.
 #[test]
-fn store_that_answers_nonsense_does_not_end_a_server_with_users_of_its_own() {
+fn fake_redis_does_not_stop_a_server_with_configured_users() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-    let url = format!("redis://{}/0", listener.local_addr().expect("it is bound"));
+    let url = format!("redis://{}/0", listener.local_addr().expect("the port is bound"));
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             thread::spawn(move || {
@@ -355,7 +356,7 @@ fn store_that_answers_nonsense_does_not_end_a_server_with_users_of_its_own() {
 }
 
 #[test]
-fn what_is_wrong_with_a_database_ends_the_start() {
+fn unusable_database_fails_the_start() {
     let server = need!(Server::postgres());
     let url = server.url(server.address, "");
     let wrong = url.replace(&SERVERS_PASSWORD.replace('%', "%25"), "wrong");
@@ -380,7 +381,7 @@ fn what_is_wrong_with_a_database_ends_the_start() {
 }
 
 #[test]
-fn a_store_that_everybody_can_read_is_told() {
+fn world_readable_store_causes_a_warning() {
     let dir = Dir::new();
     let state = dir.path().join("state");
     said(&["user", "add", "one", "--password", "pw", "--state", path(&state)]);
@@ -392,14 +393,14 @@ fn a_store_that_everybody_can_read_is_told() {
 }
 
 #[test]
-fn a_reload_takes_another_store_and_refuses_one_that_cannot_be_used() {
+fn reload_switches_stores_and_refuses_an_unusable_one() {
     let dir = Dir::new();
     let [one, two] = ["one", "two"].map(|name| {
         let state = dir.path().join(name);
         said(&["user", "add", name, "--password", "pw", "--state", path(&state)]);
         format!("sqlite://{}", state.join("turnpike.sqlite").display())
     });
-    // Without leave to write there, the other one could be opened only if the command that made it left its log behind.
+    // Without write permission, the other database opens only if its write-ahead log still exists.
     let written = path(dir.path());
     let configuration = |url: &str| format!("[store]\nurl = \"{url}\"\n[sandbox]\nwrite = [\"{written}\"]\n");
     let file = dir.file("turnpike.toml", configuration(&one));

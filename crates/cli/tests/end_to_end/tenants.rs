@@ -1,5 +1,4 @@
-//! Several tenants behind one listener: by the name that a client asks for (SNI), by the listener, and by the realm that a client
-//! puts into its requests.
+//! Several tenants behind one listener, selected by server name (SNI), by listener, and by the realm in requests.
 
 use crate::prelude::*;
 use std::{
@@ -10,12 +9,12 @@ use std::{
 const A: &str = "a.example";
 const B: &str = "b.example";
 
-/// Two realms with a server name, a certificate and a user each, and one realm for everybody else.
+/// Two realms, each with a server name, a certificate and a user, and a default realm.
 struct Tenants {
     program: Program,
     address: SocketAddr,
     certificates: [Certificate; 3],
-    /// All of them, for who trusts all.
+    /// All certificates, for clients that trust all.
     trust: String,
     config: std::path::PathBuf,
     _dir: Dir,
@@ -52,7 +51,7 @@ impl Tenants {
         )
     }
 
-    /// What a client finds that asks for this name by TLS: code, realm, and the names in the certificate.
+    /// Result of a TLS client for this name: exit code, realm, and certificate names.
     fn probe(&self, name: &str, user: &str) -> (Option<i32>, String, String) {
         let uri = format!("turns:{}?transport=tcp", self.address);
         let run = Program::run(&mut turnpike(&[
@@ -83,7 +82,7 @@ impl Tenants {
 }
 
 #[test]
-fn a_server_name_leads_to_its_own_certificate_realm_and_users() {
+fn server_name_selects_certificate_realm_and_users() {
     let mut tenants = Tenants::start(&["--workers", "2"]);
     for (name, certificate) in [(A, 1), (B, 2), ("other.example", 0)] {
         assert_eq!(shown_by(tenants.address, name), tenants.certificates[certificate].der(), "{name}");
@@ -104,11 +103,11 @@ fn a_server_name_leads_to_its_own_certificate_realm_and_users() {
     assert!(run.result()["received"].as_u64() > Some(0), "{}", run.output());
     assert!(tenants.program.line_with("session ended").contains("realm=\"realm-"));
     tenants.load(B, "ann:x").ended(1).says("refused user");
-    // Without a name of its own a client gets what everybody gets, and so does one without TLS.
+    // Clients without SNI or TLS get the default realm.
     let plain = stun::Client::new(tenants.address);
     assert_eq!(plain.challenge().2.realm, b"other");
 
-    // Users of a realm are others after a reload; names and numbers of listeners stay.
+    // A reload changes the users of a realm; names and numbers of listeners stay.
     fs::write(&tenants.config, Tenants::text(&tenants.certificates, "alma")).expect("our own file");
     tenants.program.signal("HUP");
     tenants.program.line_with("configuration reloaded");
@@ -119,7 +118,7 @@ fn a_server_name_leads_to_its_own_certificate_realm_and_users() {
 
 /// dimpl's clients send no server name; openssl's do.
 #[test]
-fn a_server_name_leads_to_its_certificate_and_realm_by_dtls_too() {
+fn dtls_server_name_selects_certificate_and_realm() {
     need!(installed("openssl"));
     let mut tenants = Tenants::start(&["--workers", "2"]);
     for (name, certificate, realm, user) in
@@ -137,12 +136,12 @@ fn a_server_name_leads_to_its_certificate_and_realm_by_dtls_too() {
         }
         let granted = openssl.ask(&stun::allocate_request(Some((user, "x", &challenge))));
         assert_eq!(granted.error(), None, "{user} at {name}");
-        // Its farewell ends the allocation, which is found under the number that the name has.
+        // The close_notify ends the allocation, which is found under the number of the name.
         openssl.end();
         tenants.program.line_with(&format!("session ended realm=\"{realm}\" user=\"{user}\""));
     }
 
-    // A name that a reload adds leads somewhere at once.
+    // A name added by a reload works at once.
     let text = Tenants::text(&tenants.certificates, "ann");
     let more = "[[realm]]\nname = \"realm-c\"\nserver_names = [\"other.example\"]\nusers = [\"cat:x\"]\n";
     fs::write(&tenants.config, text + more).expect("our own file");
@@ -156,14 +155,14 @@ fn a_server_name_leads_to_its_certificate_and_realm_by_dtls_too() {
     });
 }
 
-/// `openssl s_client` as a TURN client over DTLS, with a server name.
+/// `openssl s_client` as a TURN client over DTLS with a server name.
 struct Openssl {
     child: Child,
     answers: Receiver<Vec<u8>>,
 }
 
 impl Openssl {
-    /// Trusts this certificate and no other.
+    /// Trusts only this certificate.
     fn start(server: SocketAddr, name: &str, trust: &Path) -> Self {
         let mut command = Command::new("openssl");
         command.args([
@@ -192,7 +191,7 @@ impl Openssl {
         Self { child: child.expect("it runs"), answers }
     }
 
-    /// The answer to a request, which goes into one record.
+    /// Response to a request, which fits into one record.
     fn ask(&mut self, request: &[u8]) -> stun::Message {
         let stdin = self.child.stdin.as_mut().expect("piped");
         stdin.write_all(request).and_then(|()| stdin.flush()).expect("openssl reads");
@@ -200,7 +199,7 @@ impl Openssl {
         stun::Message::stun(&answer)
     }
 
-    /// Has nothing more to say, at which openssl takes its leave of the server.
+    /// Closes standard input, after which openssl sends its close_notify.
     fn end(mut self) {
         drop(self.child.stdin.take());
         eventually("openssl ends", || self.child.try_wait().expect("our own child"));

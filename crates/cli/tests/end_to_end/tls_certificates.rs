@@ -1,4 +1,5 @@
-//! Certificates: refused at start with the file's name, loaded anew when they change, kept when the new ones are no good.
+//! Certificates: unusable ones are refused at start with the file's name, changed ones are reloaded, and the old ones
+//! stay if the new ones are unusable.
 
 use crate::prelude::*;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,7 +12,7 @@ fn run(command: &str, flags: &[&str]) -> Finished {
 }
 
 #[test]
-fn certificates_that_cannot_be_used_are_named_before_anything_starts() {
+fn unusable_certificates_are_named_before_anything_starts() {
     let good = Certificate::new(&[NAME]);
     let other = Certificate::new(&[NAME]);
     let dir = Dir::new();
@@ -37,9 +38,9 @@ fn certificates_that_cannot_be_used_are_named_before_anything_starts() {
     assert_eq!(run("check-config", &good.flags()).code, Some(0));
 }
 
-/// A machine without a battery clock boots in the past, and clients by UDP need no certificate.
+/// A machine without a battery-backed clock boots in the past, and UDP clients need no certificate.
 #[test]
-fn a_certificate_out_of_its_time_is_served_and_named_as_an_error() {
+fn expired_certificate_is_served_and_logged_as_an_error() {
     for (certificate, told, checked) in [
         (Certificate::expired(&[NAME]), "has expired (2021-01-01", "the certificate expired"),
         (Certificate::early(&[NAME]), "is valid from 2090-01-01", "not valid yet"),
@@ -54,7 +55,7 @@ fn a_certificate_out_of_its_time_is_served_and_named_as_an_error() {
     }
 }
 
-/// ring makes no RSA keys, so openssl does.
+/// ring generates no RSA keys, so openssl does.
 #[test]
 fn dtls_with_an_rsa_certificate_is_refused_with_the_remedy() {
     need!(installed("openssl"));
@@ -72,8 +73,8 @@ fn dtls_with_an_rsa_certificate_is_refused_with_the_remedy() {
             assert!(ended.stderr.contains(word), "{command}: no {word:?} in {}", ended.stderr);
         }
     }
-    assert_eq!(run("check-config", &rsa).code, Some(0), "TLS takes it");
-    // Beside an ECDSA certificate it may stay.
+    assert_eq!(run("check-config", &rsa).code, Some(0), "TLS accepts it");
+    // Allowed next to an ECDSA certificate.
     let good = Certificate::new(&[NAME]);
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let file = dir.file(
@@ -88,14 +89,14 @@ fn dtls_with_an_rsa_certificate_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn a_certificate_that_changes_is_shown_and_a_bad_one_keeps_the_old() {
+fn changed_certificate_is_used_and_an_unusable_one_ignored() {
     let certificate = Certificate::new(&[NAME]);
     let mut serve = Serve::start(&certificate.flags());
     let server = serve.address(V4);
     let first = certificate.der();
     assert_eq!(shown_by(server, NAME), first);
 
-    // By itself, when the files change.
+    // Automatically when the files change.
     certificate.renew(&[NAME]);
     let second = certificate.der();
     assert_ne!(second, first);
@@ -103,7 +104,7 @@ fn a_certificate_that_changes_is_shown_and_a_bad_one_keeps_the_old() {
     assert!(line.contains(&format!("changed=\"{}\"", certificate.cert().display())), "{line}");
     assert_eq!(shown_by(server, NAME), second);
 
-    // The key of another: both the file and the reason are named.
+    // Another certificate's key: the log names the file and the reason.
     let key = fs::read(certificate.key()).expect("our own file");
     fs::copy(Certificate::new(&[NAME]).key(), certificate.key()).expect("our own file");
     serve.program.line_with("does not belong to the certificate");
@@ -118,7 +119,7 @@ fn a_certificate_that_changes_is_shown_and_a_bad_one_keeps_the_old() {
     };
     reloads("certificate", "loaded", 1);
     reloads("certificate", "failed", 1);
-    // A broken one does not get through by SIGHUP either, which does all else.
+    // SIGHUP ignores a broken certificate too, but applies everything else.
     fs::write(certificate.cert(), "").expect("our own file");
     serve.program.signal("HUP");
     reloads("config", "loaded", 1);
@@ -128,7 +129,7 @@ fn a_certificate_that_changes_is_shown_and_a_bad_one_keeps_the_old() {
     });
     assert_eq!(shown_by(server, NAME), second);
 
-    // And a good one does.
+    // A valid certificate applies.
     fs::write(certificate.key(), key).expect("our own file");
     certificate.renew(&[NAME]);
     serve.program.signal("HUP");
@@ -137,9 +138,9 @@ fn a_certificate_that_changes_is_shown_and_a_bad_one_keeps_the_old() {
     eventually("the third certificate", || shown_by(server, NAME) == certificate.der());
 }
 
-/// Who revokes a user must not have to look after certificates first.
+/// Revoking a user must not depend on valid certificates.
 #[test]
-fn a_reload_with_a_certificate_that_expired_or_is_gone_revokes_users_all_the_same() {
+fn reload_with_a_bad_certificate_still_revokes_users() {
     let certificate = Certificate::new(&[NAME]);
     let expired = Certificate::expired(&[NAME]);
     let dir = Dir::new();
@@ -181,13 +182,13 @@ fn a_reload_with_a_certificate_that_expired_or_is_gone_revokes_users_all_the_sam
     assert!(has_said("cert.pem: cannot be read"));
     assert_eq!(shown_by(server, NAME), first, "the old one stays");
 
-    // It is picked up as soon as it is there.
+    // A new certificate is picked up as soon as it appears.
     certificate.renew(&[NAME]);
     eventually("the new certificate", || shown_by(server, NAME) == certificate.der());
 }
 
 #[test]
-fn the_log_says_where_tls_is_served_under_which_names_and_until_when() {
+fn log_has_tls_listeners_names_and_expiry() {
     let certificate = Certificate::new(&[NAME, "turn.example.net"]);
     let mut serve = Serve::start(&[&certificate.flags()[..], &["--tls-listen", "127.0.0.1:0"]].concat());
     let told = serve.program.line_with("valid until");
@@ -202,17 +203,17 @@ fn the_log_says_where_tls_is_served_under_which_names_and_until_when() {
 }
 
 #[test]
-fn an_end_that_is_near_is_a_warning_and_a_metric() {
+fn upcoming_expiry_is_a_warning_and_a_metric() {
     const DAY: u64 = 86_400;
     let certificate = Certificate::ending_in(&[NAME], Duration::from_secs(10 * DAY + DAY / 2));
     let mut serve = Serve::start(&certificate.flags());
     let told = serve.program.line_with("expires in");
     assert!(told.contains("WARN") && told.contains("cert.pem expires in 10 days"), "{told}");
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970").as_secs();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is after 1970").as_secs();
     let end = |serve: &Serve| serve.metrics().sum("turnpike_certificate_not_after_seconds", "cert.pem");
     assert!((now + 10 * DAY..now + 11 * DAY).contains(&end(&serve)), "{}", end(&serve));
 
-    // Long enough to start, and then it is over while it runs.
+    // Long enough to start; it expires while the server runs.
     let brief = Certificate::ending_in(&[NAME], Duration::from_secs(12));
     let mut serve = Serve::start(&brief.flags());
     serve.program.line_with("cert.pem expires in ");
@@ -222,7 +223,7 @@ fn an_end_that_is_near_is_a_warning_and_a_metric() {
 }
 
 #[test]
-fn a_key_that_everybody_can_read_is_a_warning_and_an_encrypted_one_is_called_that() {
+fn world_readable_key_is_a_warning_and_encrypted_key_an_error() {
     let certificate = Certificate::new(&[NAME]);
     let mode = |mode| {
         fs::set_permissions(certificate.key(), fs::Permissions::from_mode(mode)).expect("our own file");
@@ -242,14 +243,14 @@ fn a_key_that_everybody_can_read_is_a_warning_and_an_encrypted_one_is_called_tha
     assert!(encrypted.stderr.contains("openssl pkey"), "{}", encrypted.stderr);
 }
 
-/// The same by DTLS. Associations by the old one live on: `dtls_messages` of crates/relay.
+/// Associations with the old certificate continue: see `dtls_messages` of crates/relay.
 #[test]
-fn dtls_shows_a_certificate_that_changes() {
+fn dtls_uses_a_changed_certificate() {
     let certificate = Certificate::new(&[NAME]);
     let mut serve = Serve::start_secured(&certificate, &["--workers", "2"]);
     let uri = format!("turns:{}?transport=udp", serve.address_of("dtls", V4));
     let dir = Dir::new();
-    // Our client trusts the very certificate that is in this file, and none besides.
+    // Our client trusts exactly the certificate in this file.
     let trusts = |pem: &[u8]| {
         let file = dir.file("trust.pem", pem);
         let trust = file.to_str().expect("UTF-8");

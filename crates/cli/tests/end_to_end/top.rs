@@ -1,4 +1,4 @@
-//! `turnpike top` against a real server, and why a client was refused, from the client's packet to the words.
+//! `turnpike top` against a real server, and the reason of a refusal from the client's packet to the text.
 
 use crate::prelude::*;
 
@@ -9,12 +9,12 @@ fn top(serve: &Serve, more: &[&str]) -> Finished {
 }
 
 #[test]
-fn top_shows_what_a_server_relays() {
+fn top_shows_the_relayed_traffic() {
     let serve = Serve::start(&["--workers", "2"]);
     let reflect = Reflect::start(V4, &[]);
     let _load = serve.load(&reflect).with("--clients 5 --rate 500 --duration 600").start();
     serve.wait_for_allocations(5);
-    eventually("the rates of a second in which it relayed", || {
+    eventually("the rates of a second with traffic", || {
         let json: Value =
             serde_json::from_str(&top(&serve, &["--once", "--json"]).stdout).expect("a line of JSON");
         let relayed = json["server"]["to_peer"]["datagrams"].as_f64()?;
@@ -25,25 +25,25 @@ fn top_shows_what_a_server_relays() {
     for part in ["sessions 5 ", "WORKER", "Top talkers", "alice", REALM] {
         assert!(ended.stdout.contains(part), "{part} in {}", ended.stdout);
     }
-    assert!(!ended.stdout.contains('\u{1b}'), "no escapes where there is no terminal");
+    assert!(!ended.stdout.contains('\u{1b}'), "no escape sequences without a terminal");
 }
 
 #[test]
-fn top_needs_a_terminal_or_a_word_that_it_needs_none() {
+fn top_without_a_terminal_needs_once_or_json() {
     let serve = Serve::start(&[]);
     top(&serve, &[]).ended(1).says("--once or --json");
     top(&serve, &["--interval", "0"]).ended(2);
 }
 
 #[test]
-fn a_client_that_is_refused_is_found_with_the_reason_and_a_remedy() {
+fn top_shows_refused_clients_with_reason_and_remedy() {
     let serve = Serve::start(&[]);
     let stun = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = stun.challenge();
     for _ in 0..3 {
         assert_eq!(stun.forge("mallory", REALM.as_bytes(), &challenge.nonce), Some(401));
     }
-    let found = eventually("it is remembered", || {
+    let found = eventually("the refusal is recorded", || {
         let (status, text) = turnpike_trials::fetch(serve.admin(), "/v1/refusals?client=127.0.0.1").ok()?;
         assert_eq!(status, 200, "{text}");
         let found: Value = serde_json::from_str(&text).expect("JSON");

@@ -1,15 +1,15 @@
-//! `load turn` through `serve` by each transport: our client against our server, with the server's metrics as the witness.
+//! `load turn` through `serve` over each transport, checked with the server's metrics.
 
 use crate::prelude::*;
 
 const NAME: &str = "turn.example.org";
-/// Datagrams a second, few enough that the smallest receive buffer of any kernel holds what comes while a busy machine lets a
-/// program sleep for a second.
+/// Datagrams per second, few enough that the smallest receive buffer of any kernel holds a second of them while a busy
+/// machine suspends a program.
 const RATE: &str = "200";
-/// By each of them a server is reached.
+/// Transports of the server.
 const ALL: [&str; 4] = ["udp", "tcp", "tls", "dtls"];
 
-/// A server with every listener, and the certificate that it shows.
+/// A server with every listener, and its certificate.
 struct Server {
     serve: Serve,
     certificate: Certificate,
@@ -30,14 +30,14 @@ impl Server {
         if matches!(transport, "tls" | "dtls") { load.with(&format!("--ca {trust}")) } else { load }
     }
 
-    /// Waits until the counters of all workers agree with what was done.
+    /// Waits until the sum over all workers satisfies `is_right`.
     fn wait_for_metric(&self, name: &str, label: &str, is_right: impl Fn(u64) -> bool) {
         eventually(&format!("{name}{{{label}}} is right"), || {
             is_right(self.serve.metrics().sum(name, label))
         });
     }
 
-    /// That `clients` came by this transport and by no other.
+    /// Waits until `clients` connected over this transport, and none over others.
     fn saw(&self, transport: &str, clients: u64) {
         let connections = if matches!(transport, "tcp" | "tls") { clients } else { 0 };
         self.wait_for_metric("turnpike_connections_accepted_total", "", |count| count == connections);
@@ -55,10 +55,10 @@ impl Server {
 }
 
 fn count(result: &Value, key: &str) -> u64 {
-    result[key].as_u64().unwrap_or_else(|| panic!("{key} is no count in {result}"))
+    result[key].as_u64().unwrap_or_else(|| panic!("{key} is not a count in {result}"))
 }
 
-/// All of a run came back; but for what the kernel may do to datagrams.
+/// Asserts that everything returned; datagrams may be lost.
 fn came_back(run: &Finished, transport: &str) -> u64 {
     assert_eq!(run.code, Some(0), "{}", run.output());
     let result = run.result();
@@ -71,7 +71,7 @@ fn came_back(run: &Finished, transport: &str) -> u64 {
     assert!(count(&result, "lost") <= if is_stream { 0 } else { 20 }, "{result}");
     let mut errors = result["errors"].as_object().expect("counts by name").clone();
     if !is_stream {
-        // On a busy machine a client asks again before the answer to its first request has come, and gets two.
+        // On a busy machine a client repeats its first request and gets two responses.
         errors.remove("unexpected_datagram");
     }
     assert!(errors.is_empty(), "{result}");
@@ -85,7 +85,7 @@ fn relays(transport: &str, family: IpAddr, via: &str, workers: &str) {
     let run = server
         .load(transport, family)
         .to(reflect.address)
-        // An odd size: on a stream ChannelData is padded.
+        // An odd size: over a stream ChannelData is padded.
         .with(&format!("--via {via} --clients 16 --rate {RATE} --size 121 --duration 2"))
         .run();
     let sent = came_back(&run, transport);
@@ -97,9 +97,9 @@ fn relays(transport: &str, family: IpAddr, via: &str, workers: &str) {
     server.saw(transport, 16);
 }
 
-/// Plain clients at all addresses, TLS and DTLS at one of them, all at one port: with one worker as with several.
+/// Plain clients on all addresses, TLS and DTLS on one of them, all on one port, with one worker and with several.
 #[test]
-fn an_address_of_its_own_for_tls_beside_a_wildcard_at_one_port() {
+fn tls_address_and_wildcard_share_one_port() {
     let certificate = Certificate::of_authority(&["127.0.0.1"]);
     let authority = certificate.authority().display().to_string();
     let user = format!("{USER}:{PASSWORD}");
@@ -135,9 +135,9 @@ tests! {
     indications_over_dtls_and_ipv6: relays("dtls", V6, "send", "1");
 }
 
-/// `server.udp = false`: TCP is served, and the UDP port is left to others.
+/// `server.udp = false`: TCP is served, and the UDP port stays free.
 #[test]
-fn without_udp_clients_come_by_tcp_alone() {
+fn server_without_udp_serves_tcp_only() {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", "[server]\nudp = false\n");
     let user = format!("{USER}:{PASSWORD}");
@@ -154,9 +154,9 @@ fn without_udp_clients_come_by_tcp_alone() {
     std::net::UdpSocket::bind(address).expect("the UDP port is free");
 }
 
-/// Plain UDP and DTLS told apart by the first byte of each datagram, at the same time.
+/// Plain UDP and DTLS on one port at the same time, distinguished by the first byte of each datagram.
 #[test]
-fn plain_udp_and_dtls_share_an_address_without_harm() {
+fn plain_udp_and_dtls_share_an_address() {
     let server = Server::start(&["--workers", "2"]);
     assert_eq!(server.serve.address_of("dtls", V4), server.serve.address(V4));
     let reflect = Reflect::start(V4, &[]);
@@ -172,7 +172,7 @@ fn plain_udp_and_dtls_share_an_address_without_harm() {
 }
 
 #[test]
-fn a_dtls_listener_of_its_own_serves_many_clients_of_several_workers() {
+fn separate_dtls_listener_serves_clients_on_several_workers() {
     let certificate = Certificate::of_authority(&[NAME]);
     let mut arguments = certificate.flags().to_vec();
     arguments.extend(["--dtls-listen", "127.0.0.2:0", "--workers", "2"]);
@@ -188,16 +188,16 @@ fn a_dtls_listener_of_its_own_serves_many_clients_of_several_workers() {
         .run();
     came_back(&run, "dtls");
     server.saw("dtls", 64);
-    // All but one of 2^63 runs have some on either.
+    // All but one of 2^63 runs have some on each.
     for worker in 0..2 {
         let label = format!("worker=\"{worker}\"");
         server.wait_for_metric("turnpike_dtls_handshakes_total", &label, |count| count > 0);
     }
 }
 
-/// Which family is relayed is not that of the way to the server.
+/// The relayed family is independent of the family between client and server.
 #[test]
-fn both_families_are_relayed_by_each_transport() {
+fn each_transport_relays_both_families() {
     need!(loopback_of(V6));
     let server = Server::start(&["--workers", "1"]);
     for (way, relayed, name) in [(V4, V6, "6"), (V6, V4, "4"), (V6, V6, "6"), (V4, V4, "4")] {
@@ -219,9 +219,9 @@ fn both_families_are_relayed_by_each_transport() {
     assert!(never.code != Some(0), "an IPv6 relayed address reaches no IPv4 peer: {}", never.output());
 }
 
-/// As fast as it goes, with so much under way that queues fill and messages are cut anywhere, but no queue overflows.
+/// At full speed, with enough in flight to fill queues and split messages anywhere, but not to overflow a queue.
 #[test]
-fn streams_lose_nothing_at_full_speed_as_long_as_no_queue_overflows() {
+fn streams_lose_nothing_at_full_speed() {
     let server = Server::start(&["--workers", "2"]);
     let reflect = Reflect::start(V4, &[]);
     for (transport, via, size) in [
@@ -243,7 +243,7 @@ fn streams_lose_nothing_at_full_speed_as_long_as_no_queue_overflows() {
 }
 
 #[test]
-fn tcp_is_relayed_by_tcp_and_by_tls() {
+fn tcp_is_relayed_over_tcp_and_tls() {
     let server = Server::start(&["--workers", "2"]);
     let listen = ["reflect", "--tcp", "127.0.0.1:0", "--listen", "127.0.0.1:0"];
     let mut reflect = Program::start(&mut turnpike(&listen));
@@ -268,7 +268,7 @@ fn tcp_is_relayed_by_tcp_and_by_tls() {
 }
 
 #[test]
-fn allocations_come_and_go_by_each_transport() {
+fn allocations_are_created_and_deleted_over_each_transport() {
     let server = Server::start(&["--workers", "2"]);
     let mut before = 0;
     for transport in ALL {
@@ -304,7 +304,7 @@ fn allocations_come_and_go_by_each_transport() {
 }
 
 #[test]
-fn whoever_does_not_trust_the_certificate_or_wants_another_name_says_why() {
+fn client_reports_untrusted_or_misnamed_certificates() {
     let server = Server::start(&[]);
     let other = Certificate::of_authority(&[NAME]);
     let reflect = Reflect::start(V4, &[]);

@@ -1,11 +1,11 @@
-//! `turnpike upgrade` and SIGUSR2: another process takes the place of a running server, and its clients notice nothing.
+//! `turnpike upgrade` and SIGUSR2: a new process replaces a running server without its clients noticing.
 
 use crate::prelude::*;
 
 use turnpike_trials::{delete, run_directory, upgradable};
 
-/// Datagrams a second, few enough that the smallest receive buffer of any kernel holds what comes while a busy machine lets a
-/// program sleep for a moment; and enough that each of the pauses has some.
+/// Datagrams per second: few enough that the smallest receive buffer of any kernel holds those of a moment in which a busy
+/// machine suspends a program, and enough that some arrive in every pause.
 const RATE: &str = "1000";
 
 fn relayed(serve: &Serve) -> u64 {
@@ -17,7 +17,7 @@ fn goes_on(serve: &Serve) {
     eventually("datagrams are relayed", || relayed(serve) > before + 200);
 }
 
-/// Clients over UDP that talk until they are told to stop.
+/// UDP clients that send until interrupted.
 fn talking(serve: &Serve, reflect: &Reflect, clients: u64) -> Program {
     let load = serve
         .load(reflect)
@@ -28,7 +28,7 @@ fn talking(serve: &Serve, reflect: &Reflect, clients: u64) -> Program {
     load
 }
 
-/// Ends such clients: all that they sent came back, in order, and nobody asked twice.
+/// Ends such clients; asserts that everything returned in order and that no request was repeated.
 fn heard_all(load: Program) -> Value {
     load.signal("INT");
     let run = load.wait(SOON);
@@ -49,20 +49,20 @@ fn config(dir: &Dir, more: &str) -> PathBuf {
 }
 
 #[test]
-fn clients_over_udp_notice_nothing_and_all_is_counted() {
+fn upgrade_does_not_disturb_udp_clients_or_counters() {
     let serve = Serve::start(&["--workers", "2"]);
     let reflect = Reflect::start(V4, &[]);
     let mut upgraded = Upgraded::new(&serve.program);
     let load = talking(&serve, &reflect, 16);
     for turn in 1..=3 {
         let before = (relayed(&serve), upgraded.upgrade());
-        // The page is the new one's, and what the one before has counted is in it.
+        // The admin interface is the new process's and includes the old counters.
         let now = relayed(&serve);
         assert!(now >= before.0, "{now} after {}", before.0);
         ends(before.1);
         serve.wait_for_allocations(16);
         goes_on(&serve);
-        // The last counts of the one before are read when the kernel's path is attached again.
+        // The last counters of the old process arrive when the kernel path is attached again.
         let done = || serve.metrics().sum("turnpike_upgrades_total", "result=\"done\"");
         eventually("the change is counted", || done() == turn);
         let metrics = serve.metrics();
@@ -72,7 +72,7 @@ fn clients_over_udp_notice_nothing_and_all_is_counted() {
     let received = heard_all(load)["received"].as_u64().unwrap_or_default();
     serve.wait_for_allocations(0);
     assert!(relayed(&serve) >= received);
-    // Lines of all processes stand in one log.
+    // The lines of all processes are in one log.
     let lines = eventually("each session has its line", || {
         let lines = serve.program.lines();
         let deleted = lines.iter().filter(|line| line.contains("deleted by the client")).count();
@@ -84,7 +84,7 @@ fn clients_over_udp_notice_nothing_and_all_is_counted() {
 }
 
 #[test]
-fn a_signal_does_the_same_and_the_log_tells_the_steps() {
+fn signal_upgrades_and_the_log_has_the_steps() {
     let mut serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     let mut upgraded = Upgraded::new(&serve.program);
@@ -101,7 +101,7 @@ fn a_signal_does_the_same_and_the_log_tells_the_steps() {
 }
 
 #[test]
-fn streams_and_dtls_live_on_in_the_old_process_and_newcomers_come_to_the_new_one() {
+fn upgrade_keeps_streams_in_the_old_process() {
     let certificate = Certificate::of_authority(&["127.0.0.1"]);
     let serve = Serve::start_secured(&certificate, &["--workers", "2"]);
     let reflect = Reflect::start(V4, &[]);
@@ -125,23 +125,23 @@ fn streams_and_dtls_live_on_in_the_old_process_and_newcomers_come_to_the_new_one
     goes_on(&serve);
     let first = upgraded.upgrade();
     let lines = serve.program.lines();
-    let line = lines.iter().find(|line| line.contains("handed over")).expect("it says so");
+    let line = lines.iter().find(|line| line.contains("handed over")).expect("the log reports it");
     assert!(line.contains("allocations=12 connections=12 "), "{line}");
-    // Those of the old process are still counted.
+    // Sessions of the old process still count.
     serve.wait_for_allocations(16);
     goes_on(&serve);
     for transport in all {
         is_well(load(transport, "1").wait(SOON), transport);
     }
     serve.wait_for_allocations(16);
-    // Again: now two processes have clients of before.
+    // A second upgrade: two previous processes have clients.
     let second = upgraded.upgrade();
     serve.wait_for_allocations(16);
     for transport in all {
         is_well(load(transport, "1").wait(SOON), transport);
     }
     goes_on(&serve);
-    assert!(lives(first), "it has clients");
+    assert!(lives(first), "the process has clients");
     for (load, transport) in before.into_iter().zip(all) {
         load.signal("INT");
         let run = load.wait(SOON);
@@ -155,7 +155,7 @@ fn streams_and_dtls_live_on_in_the_old_process_and_newcomers_come_to_the_new_one
     assert_eq!(serve.metrics().sum("turnpike_connections_accepted_total", ""), 24);
 }
 
-/// As `turnpike sessions` has them: transport and process of each.
+/// Transport and process of each session in `turnpike sessions`.
 fn listed(run: &impl Fn(&[&str]) -> Finished) -> Vec<(String, Option<u64>, String)> {
     let asked = run(&["sessions", "--json"]).ended(0);
     let sessions: Vec<Value> = serde_json::from_str(&asked.stdout).expect("an array");
@@ -169,7 +169,7 @@ fn listed(run: &impl Fn(&[&str]) -> Finished) -> Vec<(String, Option<u64>, Strin
 }
 
 #[test]
-fn sessions_that_stay_in_previous_processes_are_listed_and_can_be_ended() {
+fn sessions_of_previous_processes_are_listed_and_can_be_ended() {
     let dir = Dir::new();
     let config = dir.file("turnpike.toml", "[admin]\nloopback = \"full\"\n");
     let serve = Serve::start(&["--workers", "2", "-c", config.to_str().expect("our own path is UTF-8")]);
@@ -198,7 +198,7 @@ fn sessions_that_stay_in_previous_processes_are_listed_and_can_be_ended() {
     let first = upgraded.upgrade();
     let expected = [in_process(first), in_process(first), here("udp")];
     assert_eq!(of(&listed(&run)), expected);
-    // A page may end anywhere.
+    // Page boundaries may fall anywhere.
     for limit in 1..=3 {
         let limit = limit.to_string();
         let asked = run(&["sessions", "--limit", &limit, "--json"]);
@@ -220,7 +220,7 @@ fn sessions_that_stay_in_previous_processes_are_listed_and_can_be_ended() {
     eventually("all are counted once", || open() == Some(3));
     assert_eq!(serve.allocations(), 3);
 
-    // Once more: the second process asks the first.
+    // Through a chain: the second process asks the first.
     let middle = load("tcp", "1");
     serve.wait_for_allocations(4);
     let second = upgraded.upgrade();
@@ -233,7 +233,7 @@ fn sessions_that_stay_in_previous_processes_are_listed_and_can_be_ended() {
     assert!(table.contains(&format!("tcp (process {first})")), "{table}");
 
     for (_, process, id) in both.iter().filter(|(_, process, _)| process.is_some()) {
-        let pid = process.expect("it is elsewhere");
+        let pid = process.expect("the session is in another process");
         let shown = run(&["session", "show", id]);
         assert!(shown.stdout.contains(&format!("{pid}, the previous one")), "{}", shown.output());
         let ended = run(&["session", "end", id]);
@@ -244,12 +244,12 @@ fn sessions_that_stay_in_previous_processes_are_listed_and_can_be_ended() {
     ends(first);
     ends(second);
     assert_eq!(of(&listed(&run)), [here("udp")]);
-    eventually("what is left is counted", || open() == Some(1));
+    eventually("the remaining session is counted", || open() == Some(1));
     drop(udp);
 }
 
 #[test]
-fn a_ban_ends_sessions_that_stay_in_previous_processes() {
+fn ban_ends_sessions_of_previous_processes() {
     const TOKEN: &str = "0123456789abcdef";
     let dir = Dir::new();
     let config = dir.file("turnpike.toml", format!("[admin]\ntokens = [\"{TOKEN}\"]\n"));
@@ -280,7 +280,7 @@ fn a_ban_ends_sessions_that_stay_in_previous_processes() {
     ends(second);
 }
 
-/// A program in a file of its own, which is not turnpike.
+/// An executable that is not turnpike.
 fn other_program(dir: &Dir, script: &str) -> String {
     let path = dir.file("other", script);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");
@@ -288,9 +288,9 @@ fn other_program(dir: &Dir, script: &str) -> String {
 }
 
 #[test]
-fn a_program_that_does_not_take_over_changes_nothing() {
+fn program_that_does_not_take_over_changes_nothing() {
     let dir = Dir::new();
-    // Programs may be started only from where files may be read.
+    // The sandbox allows execution only in readable directories.
     let config = dir.file("turnpike.toml", "");
     let serve = Serve::start(&["-c", config.to_str().expect("our own path is UTF-8")]);
     let reflect = Reflect::start(V4, &[]);
@@ -316,7 +316,7 @@ fn a_program_that_does_not_take_over_changes_nothing() {
 }
 
 #[test]
-fn a_configuration_that_does_not_fit_is_told_and_changes_nothing() {
+fn incompatible_configuration_fails_the_upgrade_without_effect() {
     let dir = Dir::new();
     let path = config(&dir, "");
     let path = path.to_str().expect("our own path is UTF-8");
@@ -354,22 +354,24 @@ fn a_configuration_that_does_not_fit_is_told_and_changes_nothing() {
         let asked = upgraded.ask(&[]).ended(1);
         assert!(asked.stderr.contains(why), "{why} in {}", asked.output());
     }
-    // Another number of workers is none that a running server can have, and no reason to refuse.
+    // A running server cannot change its number of workers; the upgrade ignores it.
     fs::write(path, text.replace("workers = 2", "workers = 3")).expect("our own file");
     upgraded.upgrade();
     program.line_with("server.workers has changed, but takes effect only after a restart");
-    eventually("it goes on", || count("turnpike_relayed_datagrams_total", "direction=\"to_client\"") > 1000);
+    eventually("the server continues", || {
+        count("turnpike_relayed_datagrams_total", "direction=\"to_client\"") > 1000
+    });
     heard_all(load);
 }
 
 #[test]
-fn a_server_that_drains_or_is_not_there_is_not_upgraded() {
+fn draining_or_missing_server_is_not_upgraded() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     let upgraded = Upgraded::new(&serve.program);
     let load = talking(&serve, &reflect, 1);
     serve.program.signal("TERM");
-    eventually("/healthz says that it drains", || serve.health() == Some(503));
+    eventually("/healthz reports draining", || serve.health() == Some(503));
     let asked = upgraded.ask(&[]);
     assert!(asked.code == Some(1) && asked.stderr.contains("while draining"), "{}", asked.output());
     heard_all(load);

@@ -1,15 +1,15 @@
-//! `turnpike upgrade` of a forwarder: its listeners and UDP sessions go along, TCP connections stay.
+//! `turnpike upgrade` of a forwarder: listeners and UDP sessions move, TCP connections stay.
 
 use crate::prelude::*;
 
 const DATAGRAMS: u64 = 1000;
 
-/// A UDP client that never waits for an answer; all come back, in order.
+/// A UDP client that sends continuously; all datagrams return in order.
 fn talk(address: SocketAddr) -> thread::JoinHandle<()> {
     let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     socket.connect(address).expect("loopback is reachable");
     socket.set_read_timeout(Some(SOON)).expect("not zero");
-    let receiving = socket.try_clone().expect("it is ours");
+    let receiving = socket.try_clone().expect("the socket is bound");
     thread::spawn(move || {
         for number in 0..DATAGRAMS {
             socket.send(&number.to_be_bytes()).expect("loopback takes a datagram");
@@ -19,14 +19,14 @@ fn talk(address: SocketAddr) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         let mut number = [0; 8];
         for expected in 0..DATAGRAMS {
-            receiving.recv(&mut number).expect("it comes back");
+            receiving.recv(&mut number).expect("the datagram returns");
             assert_eq!(u64::from_be_bytes(number), expected, "lost, or out of order");
         }
     })
 }
 
 #[test]
-fn listeners_and_udp_sessions_go_along_and_connections_stay() {
+fn upgrade_moves_listeners_and_udp_sessions_and_keeps_connections() {
     let dir = Dir::new();
     dir.file(
         "f.toml",
@@ -56,15 +56,15 @@ fn listeners_and_udp_sessions_go_along_and_connections_stay() {
     forward.wait_for("turnpike_forward_connections", "rule=\"t\"", 1);
     let second = upgraded.upgrade();
     assert_eq!(say(&mut stream, "once more"), "once more");
-    assert!(lives(first), "it has a connection");
+    assert!(lives(first), "a connection is open");
     drop(stream);
     ends(first);
-    // It has told what the first one counted until then.
+    // It has reported the first process's counters up to that point.
     ends(second);
     eventually("the file names the new process", || pid_file().trim() == upgraded.pid().to_string());
 
     for talk in talks {
-        talk.join().expect("all came back");
+        talk.join().expect("all returned");
     }
     let metrics = forward.metrics();
     let sum = |name, label| metrics.sum(name, label);
@@ -76,7 +76,7 @@ fn listeners_and_udp_sessions_go_along_and_connections_stay() {
 }
 
 #[test]
-fn a_rule_that_is_gone_is_told_and_changes_nothing() {
+fn removed_rule_fails_the_upgrade_without_effect() {
     let dir = Dir::new();
     let rule = |name: &str, target: SocketAddr| {
         format!("[[rule]]\nname = \"{name}\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{target}\"\n")

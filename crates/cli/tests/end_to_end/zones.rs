@@ -1,4 +1,4 @@
-//! Link-local addresses with the name of their interface, in a network namespace of the test's own.
+//! Link-local addresses with an interface name, in a network namespace.
 
 use crate::prelude::*;
 use std::net::{Ipv6Addr, SocketAddrV6, ToSocketAddrs as _};
@@ -10,10 +10,10 @@ const TARGET: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2);
 /// A Binding request.
 const BINDING: [u8; 20] = *b"\x00\x01\x00\x00\x21\x12\xa4\x42turnpiketest";
 
-/// Without such links the tests say so.
+/// Tests are skipped without such links.
 const PROBE: [&str; 5] = ["ip", "link", "add", "type", "veth"];
 
-/// The interface, with both addresses on it; its index.
+/// Creates the interface with both addresses; returns its index.
 fn interface(name: &str) -> u32 {
     run("ip", &["link", "set", "lo", "up"]);
     let other_end = format!("{name}-peer");
@@ -24,10 +24,10 @@ fn interface(name: &str) -> u32 {
     for end in [name, &other_end] {
         run("ip", &["link", "set", end, "up"]);
     }
-    let zoned = (format!("{LISTENER}%{name}"), 0).to_socket_addrs().expect("it is there").next();
+    let zoned = (format!("{LISTENER}%{name}"), 0).to_socket_addrs().expect("the interface exists").next();
     let Some(SocketAddr::V6(zoned)) = zoned else { panic!("no address of IPv6") };
     let index = zoned.scope_id();
-    // Addresses of a link that has just come up may be tentative still.
+    // Addresses of a new link may be tentative.
     eventually("the addresses can be bound", || UdpSocket::bind(at(TARGET, 0, index)).ok());
     index
 }
@@ -36,14 +36,14 @@ fn at(ip: Ipv6Addr, port: u16, index: u32) -> SocketAddr {
     SocketAddrV6::new(ip, port, 0, index).into()
 }
 
-/// Echoes connections and datagrams at one port.
+/// Echoes connections and datagrams on one port.
 fn echo(index: u32) -> u16 {
     let (streams, datagrams) = eventually("a port that is free for both", || {
         let streams = TcpListener::bind(at(TARGET, 0, index)).ok()?;
         let port = streams.local_addr().ok()?.port();
         Some((streams, UdpSocket::bind(at(TARGET, port, index)).ok()?))
     });
-    let port = streams.local_addr().expect("it is bound").port();
+    let port = streams.local_addr().expect("the socket is bound").port();
     thread::spawn(move || {
         for stream in streams.incoming().flatten() {
             thread::spawn(move || std::io::copy(&mut &stream, &mut &stream));
@@ -63,20 +63,20 @@ fn ask(server: SocketAddr, question: &[u8]) -> Vec<u8> {
     let length = eventually("an answer", || {
         let client = UdpSocket::bind("[::]:0").expect("IPv6");
         client.set_read_timeout(Some(std::time::Duration::from_millis(500))).expect("a timeout");
-        client.send_to(question, server).expect("there is a route");
+        client.send_to(question, server).expect("the target is reachable");
         client.recv(&mut bytes).ok()
     });
     bytes[..length].to_vec()
 }
 
 #[test]
-fn a_forwarder_listens_on_one_link_and_reaches_targets_there() {
+fn forwarder_listens_and_reaches_targets_on_one_link() {
     let test = turnpike_testkit::this_test!();
     alone::in_namespaces(test, "n", &PROBE, || {
         let index = interface("d0");
         let target = format!("[{TARGET}%d0]:{}", echo(index));
         let rule = |scheme| format!("{scheme}://[{LISTENER}%d0]:8080={target}?name={scheme}");
-        // The interface of the third comes later.
+        // The interface of the third rule appears later.
         let late = format!("tcp://[{LISTENER}%d1]:8081={target}?name=late");
         let mut forward =
             Forward::start(&[&rule("tcp"), &rule("udp"), &late, "--workers", "2", "--keep-going"]);
@@ -93,7 +93,7 @@ fn a_forwarder_listens_on_one_link_and_reaches_targets_there() {
 }
 
 #[test]
-fn a_server_listens_on_one_link() {
+fn server_listens_on_one_link() {
     let test = turnpike_testkit::this_test!();
     alone::in_namespaces(test, "n", &PROBE, || {
         let index = interface("d0");

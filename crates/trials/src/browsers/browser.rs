@@ -1,4 +1,4 @@
-//! Debian's browsers, headless, each with a fresh profile of its own, fake devices, and trust in one certificate.
+//! Starts Debian's browsers headless, each with a fresh profile, fake media devices, and trust in one certificate.
 
 use std::{
     path::Path,
@@ -8,20 +8,18 @@ use std::{
 
 use crate::{Certificate, Dir, Program, installed};
 
-/// A browser that shows one page.
 pub trait Browser: Sized {
-    /// Whether it takes no address for the host of a `turns:` URI.
+    /// True if the browser rejects an IP address as the host of a `turns:` URI.
     const TLS_WANTS_NAME: bool;
 
-    /// Or why not; `tls` when it must trust a certificate of ours.
+    /// Returns the reason if the browser cannot run here; `tls` requires trust in a test certificate.
     fn available(tls: bool) -> Result<(), String>;
 
     fn open(url: &str, certificate: &Certificate) -> Self;
 
     fn program(&mut self) -> &mut Program;
 
-    /// Has it end as a person would, so that none of its processes stays behind; dropping it kills the first of them, which the
-    /// others notice.
+    /// Closes the browser cleanly, so that no child process stays behind; a drop only kills the first process.
     fn close(mut self) {
         self.program().signal("TERM");
         let deadline = Instant::now() + Duration::from_secs(5);
@@ -56,11 +54,11 @@ impl Browser for Chromium {
     }
 }
 
-/// Without a window, and without what would leave this machine.
+/// Headless, without network access of its own.
 pub(super) fn chromium(home: &Dir) -> Command {
     let mut command = at_home("chromium", home);
     command.args(["--headless=new", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]);
-    // Root has no sandbox, and user namespaces are missing in many containers: the only page it opens is ours.
+    // Root has no sandbox, and many containers lack user namespaces. The browser opens only the test's page.
     command.arg("--no-sandbox");
     command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync"]);
     command.arg(format!("--user-data-dir={}", home.path().join("profile").display()));
@@ -72,7 +70,7 @@ pub struct Firefox {
     _home: Dir,
 }
 
-/// Fake devices without a question, candidates on loopback, and no call home.
+/// Fake devices without a prompt, candidates on loopback, no telemetry.
 const PREFERENCES: &[(&str, &str)] = &[
     ("app.normandy.enabled", "false"),
     ("app.update.enabled", "false"),
@@ -116,7 +114,7 @@ impl Browser for Firefox {
     }
 }
 
-/// Without a window, with these preferences besides.
+/// Headless, with additional preferences.
 pub(super) fn firefox(home: &Dir, more: &[(&str, &str)]) -> Command {
     let all = PREFERENCES.iter().chain(more);
     let preferences: String = all.map(|(name, value)| format!("user_pref(\"{name}\", {value});\n")).collect();
@@ -126,7 +124,7 @@ pub(super) fn firefox(home: &Dir, more: &[(&str, &str)]) -> Command {
     command
 }
 
-/// Firefox finds trust anchors in a database of its profile, and asks nothing else on Linux.
+/// Adds the trust anchor to the profile's database, the only one that Firefox reads on Linux.
 fn trust(profile: &Path, authority: &Path) {
     let database = format!("sql:{}", profile.display());
     let certutil = |arguments: &[&str]| {
@@ -137,7 +135,7 @@ fn trust(profile: &Path, authority: &Path) {
     certutil(&["-A", "-n", "ours", "-t", "C,,", "-i", authority.to_str().expect("our own path is UTF-8")]);
 }
 
-/// With nothing to find, and nothing to leave, in the home of whoever runs the tests.
+/// Sets an empty home directory, so that the user's own profile is neither read nor changed.
 fn at_home(name: &str, home: &Dir) -> Command {
     let mut command = Command::new(name);
     command.env("HOME", home.path());

@@ -1,5 +1,5 @@
-//! Browsers that do what a test says: Chromium by its DevTools protocol over a pair of pipes, Firefox by Marionette. Both come with the
-//! browsers themselves.
+//! Drives browsers from a test: Chromium through the DevTools protocol over a pair of pipes, Firefox through Marionette. Both protocols
+//! ship with the browsers.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -20,28 +20,27 @@ use crate::{Dir, Program, SOON, eventually, installed};
 pub trait Driver: Sized {
     const NAME: &'static str;
 
-    /// Or why not.
+    /// Returns the reason if the browser cannot run here.
     fn available() -> Result<(), String>;
 
     fn start() -> Self;
 
-    /// Opens this, and waits until it is there.
+    /// Opens the URL and waits until it has loaded.
     fn go(&mut self, url: &str);
 
-    /// What the body of an asynchronous function returns that is run in the page.
+    /// Runs the body of an asynchronous function in the page and returns its result.
     fn run(&mut self, script: &str) -> Value;
 
-    /// As many pixels, in the dark or not.
+    /// Sets the viewport in pixels and the colour scheme.
     fn show(&mut self, width: u32, height: u32, dark: bool);
 
     /// Presses a key: `Tab`, `Enter`, `Escape`.
     fn press(&mut self, key: &str);
 
-    /// What is to be seen, as PNG.
+    /// Takes a screenshot as PNG.
     fn picture(&mut self) -> Vec<u8>;
 }
 
-/// Chromium.
 pub struct Devtools {
     commands: File,
     answers: Receiver<Value>,
@@ -59,7 +58,7 @@ impl Devtools {
             command["sessionId"] = json!(session);
         }
         let bytes = [command.to_string().as_bytes(), b"\0"].concat();
-        self.commands.write_all(&bytes).expect("Chromium takes commands");
+        self.commands.write_all(&bytes).expect("Chromium accepts commands");
         loop {
             let answer = self.answers.recv_timeout(SOON).unwrap_or_else(|_| panic!("{method}: no answer"));
             if answer["id"] == self.last {
@@ -81,10 +80,10 @@ impl Driver for Devtools {
     fn start() -> Self {
         let home = Dir::new();
         let pipes = ["commands", "answers"].map(|name| home.path().join(name));
-        assert!(Command::new("mkfifo").args(&pipes).status().expect("it is installed").success());
+        assert!(Command::new("mkfifo").args(&pipes).status().expect("the browser is installed").success());
         let mut browser = chromium(&home);
         browser.args(["--remote-debugging-pipe", "--hide-scrollbars", "about:blank"]);
-        // A descriptor that is not one of the first three can be handed over by a shell, and not by `Command`.
+        // A shell can pass on descriptors above 2; `Command` cannot.
         let mut command = Command::new("sh");
         command
             .arg("-c")
@@ -99,7 +98,7 @@ impl Driver for Devtools {
             };
         }
         let program = Program::start(&mut command);
-        // Each waits for the other end.
+        // Opening a FIFO blocks until the other end is open.
         let commands = OpenOptions::new().write(true).open(&pipes[0]).expect("a pipe");
         let mut output = File::open(&pipes[1]).expect("a pipe");
         let (sender, answers) = mpsc::channel();
@@ -181,7 +180,6 @@ impl Driver for Devtools {
     }
 }
 
-/// Firefox.
 pub struct Marionette {
     stream: TcpStream,
     last: u64,
@@ -194,7 +192,7 @@ impl Marionette {
         self.last += 1;
         let command = json!([0, self.last, method, parameters]).to_string();
         let framed = format!("{}:{command}", command.len());
-        self.stream.write_all(framed.as_bytes()).expect("Firefox takes commands");
+        self.stream.write_all(framed.as_bytes()).expect("Firefox accepts commands");
         let answer = hear(&mut self.stream);
         assert_eq!(answer[1], self.last, "{method}: {answer}");
         assert!(answer[2].is_null(), "{method}: {}", answer[2]);
@@ -207,7 +205,7 @@ impl Marionette {
     }
 }
 
-/// One message: its length, a colon, JSON.
+/// Reads one message: length, colon, JSON.
 fn hear(stream: &mut TcpStream) -> Value {
     let mut length = 0;
     loop {
@@ -232,9 +230,9 @@ impl Driver for Marionette {
 
     fn start() -> Self {
         let home = Dir::new();
-        // A port that nobody else has, which it writes down.
+        // Port 0: Firefox picks a free port and writes it to its profile.
         let mut command = firefox(&home, &[("marionette.port", "0")]);
-        // Whether it is dark is a preference, which newer ones let nobody set without the second of these.
+        // The colour scheme is a preference that newer versions protect unless the second preference is set.
         let program =
             Program::start(command.args(["--marionette", "--remote-allow-system-access", "about:blank"]));
         let port: u16 = eventually("the port of Firefox", || {

@@ -1,4 +1,4 @@
-//! Browsers that are steered by a test.
+//! Browsers driven by tests.
 
 mod browser;
 mod driver;
@@ -12,7 +12,7 @@ pub use browser::{Browser, Chromium, Firefox};
 pub use driver::{Devtools, Driver, Marionette};
 pub use page::Page;
 
-/// How a browser reaches the server.
+/// Transport from the browser to the server.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Over {
     Udp,
@@ -21,7 +21,7 @@ pub enum Over {
 }
 
 impl Over {
-    /// The server's URI (RFC 7065). `localhost` is both addresses, but the ports of the two families differ.
+    /// URI of the server (RFC 7065). Not `localhost`: the ports of the two address families differ.
     pub fn uri<B: Browser>(self, serve: &Serve, family: IpAddr) -> String {
         let server = serve.address(family);
         match self {

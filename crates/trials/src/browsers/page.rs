@@ -1,4 +1,4 @@
-//! The page that browsers call each other from (tests/interop/browser), and the web server it comes from and reports to.
+//! Serves the page of the browser calls (tests/interop/browser) and receives its report.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -12,26 +12,26 @@ use serde_json::Value;
 use crate::SOON;
 
 const HTML: &str = include_str!("../../../../tests/interop/browser/page.html");
-/// Has a piece of a page in it that asks for credentials.
+/// Contains the documented script that requests credentials.
 const DOCUMENT: &str = include_str!("../../../../docs/credentials.md");
 
-/// No report is as long.
+/// Maximum size of a report in bytes.
 const LONGEST: usize = 1 << 20;
 
-/// A page on loopback, for as long as the test program runs: its thread ends with it.
+/// Page on loopback; its thread runs until the test program exits.
 pub struct Page {
     address: SocketAddr,
     report: Arc<Mutex<Option<Value>>>,
 }
 
 impl Page {
-    /// Gives the page these settings.
+    /// Serves the page with these settings on a free port.
     pub fn serve(settings: Value) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a free port");
         Self::serve_at(listener, settings)
     }
 
-    /// The same where somebody expects it.
+    /// Serves the page on a given listener.
     pub fn serve_at(listener: TcpListener, settings: Value) -> Self {
         let address = listener.local_addr().expect("a bound socket has an address");
         let report = Arc::new(Mutex::new(None));
@@ -40,9 +40,9 @@ impl Page {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (settings, report) = (Arc::clone(&settings), Arc::clone(&report));
-                // Browsers open connections that they do not use: none may keep another waiting.
+                // Browsers open connections that they never use; a thread each keeps them from blocking others.
                 thread::spawn(move || {
-                    // A browser that goes away in the middle is no fault of the page.
+                    // A closed browser connection is no error.
                     let _ = answer(stream, &settings, &report);
                 });
             }
@@ -50,18 +50,18 @@ impl Page {
         page
     }
 
-    /// On loopback, which browsers take for secure: there is no camera for other pages without TLS.
+    /// Loopback URL: browsers treat it as secure and so allow the camera without TLS.
     pub fn url(&self) -> String {
         format!("http://{}/", self.address)
     }
 
-    /// What the page said when it was done.
+    /// Final report of the page.
     pub fn report(&self) -> Option<Value> {
-        self.report.lock().expect("nobody panics while holding this").clone()
+        self.report.lock().expect("no thread panics while holding the lock").clone()
     }
 }
 
-/// One request per connection.
+/// Answers one request per connection.
 fn answer(stream: TcpStream, settings: &str, report: &Mutex<Option<Value>>) -> io::Result<()> {
     stream.set_read_timeout(Some(SOON))?;
     let mut reader = BufReader::new(&stream);
@@ -85,7 +85,8 @@ fn answer(stream: TcpStream, settings: &str, report: &Mutex<Option<Value>>) -> i
         (Some("GET"), Some("/settings")) => ("200 OK", "application/json", settings),
         (Some("GET"), Some("/documented.js")) => ("200 OK", "text/javascript", documented()),
         (Some("POST"), Some("/report")) => {
-            *report.lock().expect("nobody panics while holding this") = serde_json::from_slice(&body).ok();
+            *report.lock().expect("no thread panics while holding the lock") =
+                serde_json::from_slice(&body).ok();
             ("200 OK", "text/plain", "")
         }
         _ => ("404 Not Found", "text/plain", ""),
@@ -97,7 +98,7 @@ fn answer(stream: TcpStream, settings: &str, report: &Mutex<Option<Value>>) -> i
     )
 }
 
-/// What the document tells people to put into their pages.
+/// Script that docs/credentials.md tells users to put into their pages.
 fn documented() -> &'static str {
     let (_, rest) = DOCUMENT.split_once("```js\n").expect("the document has it");
     rest.split_once("```").expect("and an end of it").0

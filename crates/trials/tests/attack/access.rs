@@ -1,4 +1,4 @@
-//! What somebody gets who may only look, and an application with its key: no secret of anybody's, and no change of anything.
+//! Limits of read-only tokens and application keys: neither reveals a secret or changes anything.
 
 use std::{
     fs,
@@ -13,21 +13,21 @@ use turnpike_trials::{Dir, Program, REALM, SOON, Serve, V4, address_after, fetch
 
 const FULL: &str = "0123456789-may-do-everything";
 const READ: &str = "0123456789-may-only-look";
-/// A user, whose password is no word of anybody else's.
+/// A user whose password appears nowhere else.
 const BOB: (&str, &str) = ("bob", "hunter-and-gatherer");
-/// Of the configuration, beside those in the store.
+/// Secret of the configuration, in addition to those in the store.
 const SECRET: &str = "signs-what-is-configured";
-/// In the store, beside the realm of the server.
+/// Second realm, in the store.
 const TENANT: &str = "tenant.example";
 
-/// A server with secrets of each kind, which runs on a store, and the keys of two applications.
+/// A server on a store with secrets of each kind, and the keys of two applications.
 struct World {
     serve: Serve,
-    /// Where applications ask.
+    /// Address of the credentials API.
     api: SocketAddr,
-    /// Of an application, good for [`REALM`] alone.
+    /// Application key valid for [`REALM`] only.
     key: String,
-    /// Whatever must not be seen: tokens, passwords, secrets, and what of each key is secret.
+    /// Texts that must not appear: tokens, passwords, secrets, and the secret part of each key.
     secrets: Vec<String>,
     _dir: Dir,
 }
@@ -72,15 +72,16 @@ impl World {
         Self { serve, api, key, secrets, _dir: dir }
     }
 
-    /// Each method at each path that the description of the interface has.
+    /// Each method of each path in the OpenAPI description.
     fn all_paths() -> Vec<(String, String)> {
         let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json"));
-        let described: Value = serde_json::from_str(&text.expect("it is committed")).expect("it is JSON");
+        let described: Value = serde_json::from_str(&text.expect("docs/openapi.json exists"))
+            .expect("docs/openapi.json is JSON");
         let paths = described["paths"].as_object().expect("paths by name");
         let each = paths.iter().flat_map(|(path, methods)| {
             let filled = path.split('/').map(|part| if part.starts_with('{') { "x" } else { part });
             let filled = filled.collect::<Vec<_>>().join("/");
-            // Else it would never end.
+            // Without a count the stream would never end.
             let filled = if filled.ends_with("/events") { format!("{filled}?count=1") } else { filled };
             let methods = methods.as_object().expect("methods by name").keys();
             methods.map(move |method| (method.to_uppercase(), filled.clone())).collect::<Vec<_>>()
@@ -95,12 +96,12 @@ impl World {
     }
 }
 
-/// What a request has that may have a body.
+/// Request body for methods that may have one.
 fn body_of(method: &str) -> &'static str {
     if ["POST", "PUT"].contains(&method) { "{}" } else { "" }
 }
 
-/// Status and text of an answer to a request with this token or key.
+/// Sends a request with this token or key; returns status and text.
 fn asked(at: SocketAddr, method: &str, path: &str, token: &str, body: &str) -> (u16, String) {
     let mut stream = TcpStream::connect_timeout(&at, SOON).expect("it listens");
     stream.set_read_timeout(Some(SOON)).expect("not zero");
@@ -118,10 +119,10 @@ fn asked(at: SocketAddr, method: &str, path: &str, token: &str, body: &str) -> (
 }
 
 #[test]
-fn who_may_only_look_sees_no_secret_and_changes_nothing() {
+fn read_only_tokens_reveal_no_secret_and_change_nothing() {
     let world = World::new();
     let (serve, admin) = (&world.serve, world.serve.admin());
-    // Somebody whose session can be looked at.
+    // A session to look at.
     let client = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = client.challenge();
     assert_eq!(client.allocate(BOB.0, BOB.1, &challenge), None);
@@ -133,7 +134,7 @@ fn who_may_only_look_sees_no_secret_and_changes_nothing() {
         let asked_for = format!("{method} {path}");
         world.holds_no_secret(&answer, &asked_for);
         if method == "GET" {
-            // Secrets are told by their fingerprints, by which weak ones could be guessed.
+            // Secrets are listed by fingerprint, which would allow guessing weak ones.
             let is_closed = path == "/v1/secrets";
             assert_eq!(status == 403, is_closed, "{asked_for}: {answer}");
             looked += usize::from(status == 200);
@@ -142,7 +143,7 @@ fn who_may_only_look_sees_no_secret_and_changes_nothing() {
         }
     }
     assert!(looked > 15, "{looked}");
-    // There is something to see, and it is as it was.
+    // The sessions are visible and unchanged.
     let (_, sessions) = asked(admin, "GET", "/v1/sessions", READ, "");
     assert!(sessions.contains(BOB.0), "{sessions}");
     let (_, secrets) = asked(admin, "GET", "/v1/secrets", FULL, "");
@@ -151,7 +152,7 @@ fn who_may_only_look_sees_no_secret_and_changes_nothing() {
 }
 
 #[test]
-fn a_key_is_good_for_credentials_of_its_own_realm_and_for_nothing_else() {
+fn application_keys_only_issue_credentials_of_their_own_realm() {
     let world = World::new();
     let give = |wanted: &Value| asked(world.api, "POST", "/v1/credentials", &world.key, &wanted.to_string());
     let (status, answer) = give(&json!({ "user": "alice" }));
@@ -166,7 +167,7 @@ fn a_key_is_good_for_credentials_of_its_own_realm_and_for_nothing_else() {
         assert_eq!(status, refused, "{wanted}: {answer}");
         world.holds_no_secret(&answer, "a refusal");
     }
-    // The interface of who looks after the server takes no keys of applications. It answers them late.
+    // The admin interface rejects application keys, after a delay.
     for (method, path) in [
         ("GET", "/v1/status"),
         ("GET", "/v1/keys"),
@@ -177,14 +178,14 @@ fn a_key_is_good_for_credentials_of_its_own_realm_and_for_nothing_else() {
         let (status, answer) = asked(world.serve.admin(), method, path, &world.key, body_of(method));
         assert_eq!(status, 401, "{method} {path}: {answer}");
     }
-    // Where they ask there is nothing but credentials.
+    // The credentials listener offers nothing else.
     for (method, path) in World::all_paths() {
         if path == "/v1/credentials" || path == "/" {
             continue;
         }
         let (status, answer) = asked(world.api, &method, &path, &world.key, body_of(&method));
         world.holds_no_secret(&answer, &path);
-        // Balancers ask there whether it lives; a request that should have no body is refused for that.
+        // Load balancers use the health paths here; a request with an unexpected body is refused.
         let is_told_to_everybody = ["/livez", "/readyz", "/healthz"].contains(&&*path) && status == 200;
         assert!([404, 413].contains(&status) || is_told_to_everybody, "{method} {path}: {answer}");
     }

@@ -1,5 +1,4 @@
-//! What is done to a server again and again while others relay through it, below what saturates it: nothing is sent faster than it is read
-//! or answered, however busy the machine is.
+//! Floods a server below saturation while other clients relay through it: nothing is sent faster than the server reads or answers it.
 
 use std::{
     io::{Read as _, Write as _},
@@ -15,15 +14,15 @@ use super::{
 };
 use turnpike_trials::{Dir, PASSWORD, Program, REALM, Serve, USER, V4, address_after, fetch, post, turnpike};
 
-/// Nobody's peer here.
+/// A forbidden peer.
 const FORBIDDEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), 9);
 
-/// Does some of it, and says how much; it is told how many turns there were before.
+/// Sends one round and returns the number of messages; the argument is the number of earlier rounds.
 pub(super) type Turn<'a> = Box<dyn FnMut(u32) -> u32 + 'a>;
 
 pub(super) struct Flood {
     pub(super) name: &'static str,
-    /// Gets ready against a server.
+    /// Prepares the flood against a server.
     pub(super) begin: Box<dyn for<'a> Fn(&'a Serve) -> Turn<'a>>,
 }
 
@@ -31,13 +30,13 @@ fn flood(name: &'static str, begin: impl for<'a> Fn(&'a Serve) -> Turn<'a> + 'st
     Flood { name, begin: Box::new(begin) }
 }
 
-/// With the key of an application ([`Applications`]).
+/// Every flood; `key` is the key of an application ([`Applications`]).
 pub(super) fn all(key: &str) -> Vec<Flood> {
     let others = others().into_iter().chain([application(key.to_owned())]).collect();
     [Packet::ALL.map(packets).into(), streams(), users(), others].into_iter().flatten().collect()
 }
 
-/// Datagrams of strangers, whose answers go to where nobody waits for them.
+/// Datagrams from forged sources; the responses go nowhere.
 fn packets(packet: Packet) -> Flood {
     flood(packet.name(), move |serve| {
         let server = match packet {
@@ -51,7 +50,7 @@ fn packets(packet: Packet) -> Flood {
     })
 }
 
-/// Strangers over TCP, TLS, and DTLS as far as a handshake.
+/// Unauthenticated TCP and TLS connections, and DTLS up to the handshake.
 fn streams() -> Vec<Flood> {
     let bytes = |name: &'static str, bytes: Vec<u8>| {
         flood(name, move |serve| {
@@ -59,7 +58,7 @@ fn streams() -> Vec<Flood> {
             Box::new(move |_| {
                 for _ in 0..5 {
                     let mut stream = TcpStream::connect(server).expect("it listens");
-                    // Where it has been closed already, that is an answer too.
+                    // A connection already closed by the server also counts as an answer.
                     let _ = stream.write_all(&bytes);
                 }
                 5
@@ -95,7 +94,7 @@ fn streams() -> Vec<Flood> {
             Box::new(move |_| {
                 let mut stream = handshake(server);
                 stream.write_all(b"GET / HTTP/1.0\r\n\r\n").expect("it is open");
-                // It is closed, in whichever way.
+                // The server closes the connection, cleanly or with a reset.
                 let _ = stream.read(&mut [0; 64]);
                 1
             })
@@ -111,17 +110,17 @@ fn streams() -> Vec<Flood> {
     ]
 }
 
-/// Users who ask for what they must not get.
+/// Authenticated users with forbidden requests.
 fn users() -> Vec<Flood> {
     let over_udp = |serve: &Serve| User::new(Wire::udp(serve.address(V4)), USER, PASSWORD);
     let peer = || xor_address(FORBIDDEN, 0);
-    // So many requests, each of which is refused with this.
+    // Sends the request repeatedly; each must be refused with this code.
     let refused = |user: &mut User, message_type: u16, attributes: &[(u16, &[u8])], code: u16| {
         (0..10).for_each(|_| user.say(message_type, attributes));
         (0..10).for_each(|_| assert_eq!(user.wire.receive().error(), Some(code)));
         10
     };
-    // The server sends no more than some of the same refusals to one 5-tuple over UDP.
+    // Over UDP the server limits identical refusals to one 5-tuple.
     let refused_again =
         |user: &mut User, message_type: u16, attributes: &[(u16, &[u8])], server: SocketAddr| {
             (0..10).for_each(|_| user.say(message_type, attributes));
@@ -185,7 +184,7 @@ fn users() -> Vec<Flood> {
             *ticket.last_mut().expect("it is not empty") ^= 1;
             let (mut user, server) = (over_udp(serve), serve.address(V4));
             Box::new(move |_| {
-                // Its allocation stays where it is.
+                // The owner's allocation stays where it is.
                 let _of_ticket = &of_ticket;
                 refused_again(&mut user, REFRESH, &[(MOBILITY_TICKET, &ticket)], server)
             })
@@ -197,7 +196,7 @@ fn users() -> Vec<Flood> {
     ]
 }
 
-/// What is neither a client's nor a peer's.
+/// Floods of the admin interface and credentials API.
 fn others() -> Vec<Flood> {
     vec![
         flood("requests to the admin interface", |serve| {
@@ -210,7 +209,7 @@ fn others() -> Vec<Flood> {
         }),
         flood("changes at the admin interface with a wrong token", |serve| {
             Box::new(move |turn| {
-                // Each of them is answered late.
+                // Each is answered after a delay.
                 let path = ["/v1/reload", "/v1/drain", "/v1/credentials", "/v1/users"][turn as usize % 4];
                 let answer = post(serve.admin(), path, "guessed", &json!({}));
                 assert!(answer.is_ok_and(|(status, _)| (400..500).contains(&status)), "{path}");
@@ -226,7 +225,7 @@ fn others() -> Vec<Flood> {
     ]
 }
 
-/// Where applications get credentials, and the key of one that may ask so often a second.
+/// Credentials API and the key of an application with this request rate per second.
 pub(super) struct Applications {
     dir: Dir,
     pub(super) key: String,
@@ -248,14 +247,14 @@ impl Applications {
         Self { dir, key }
     }
 
-    /// What `serve` is given.
+    /// Flags for `serve`.
     pub(super) fn flags(&self) -> [String; 4] {
         let path = |name: &str| self.dir.at(name).display().to_string();
         ["-c".to_owned(), path("turnpike.toml"), "--state".to_owned(), path("state")]
     }
 }
 
-/// One that asks as often as it can, and more often than it may.
+/// An application that exceeds its request rate.
 fn application(key: String) -> Flood {
     flood("application credentials above the rate limit", move |serve| {
         let label = "credentials for applications on http://";
@@ -272,7 +271,7 @@ fn application(key: String) -> Flood {
     })
 }
 
-/// Packets from addresses that are nobody's, by links on which the server, a process with this id, has a route to all of them.
+/// Packets from forged addresses over links; the server, process `pid`, has a route to all of them.
 pub(super) fn spoofed(server: SocketAddr, pid: u32, turn: u32) -> u32 {
     for number in turn % 400 * 10..turn % 400 * 10 + 10 {
         let source = Ipv4Addr::from_bits(0xC612_0001 + number);

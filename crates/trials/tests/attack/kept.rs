@@ -1,4 +1,4 @@
-//! What a server keeps of strangers: of packets whose source may be forged nothing, of connections what its limits say, and no log lines.
+//! State that a server keeps for strangers: none for packets whose source may be forged, bounded state for connections, and no log lines.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use super::{
 };
 use turnpike_trials::{Certificate, Dir, Serve, V4, eventually};
 
-/// What a running server has.
+/// Resources of a running server.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     memory: u64,
@@ -28,7 +28,7 @@ impl Kept {
         Self { memory: serve.memory(), descriptors: fds, log }
     }
 
-    /// By what it has grown since then.
+    /// Growth since `before`.
     fn since(self, before: Self) -> Self {
         Self {
             memory: self.memory.saturating_sub(before.memory),
@@ -44,7 +44,7 @@ fn secured() -> (Certificate, Serve) {
     (certificate, serve)
 }
 
-/// The same with these limits.
+/// Server with these limits.
 fn limited(limits: &str) -> (Certificate, Serve) {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", format!("[limits]\n{limits}\n"));
@@ -58,7 +58,7 @@ fn arrived(serve: &Serve) -> u64 {
     serve.metrics().sum("turnpike_rx_datagrams_total", "")
 }
 
-/// The first so many fill tables and arenas whose size does not depend on how many come; after that there is no growth.
+/// The first packets fill tables and arenas of fixed size; later packets must not add to them.
 #[test]
 fn packets_with_forged_sources_leave_nothing_behind() {
     let count = if is_thorough() { 60_000 } else { 16_000 };
@@ -71,17 +71,17 @@ fn packets_with_forged_sources_leave_nothing_behind() {
         let flood = |first, count| {
             let before = arrived(&serve);
             pour_in_as_read(packet, server, first, count);
-            // What the kernel had no room for has left nothing either, but proves nothing.
+            // Packets dropped by the kernel leave no state but prove nothing.
             eventually("most have arrived", || arrived(&serve) - before > u64::from(count) * 9 / 10);
         };
         flood(0, count);
-        // As many as ever came before come each time, so that a table of them would have to grow. What the allocator asks for now and then
-        // it does not ask for three times.
+        // Each round sends as many packets as all earlier ones, so that a table of them would have to grow; the minimum of three rounds
+        // excludes occasional allocator growth.
         let mut each = f64::INFINITY;
         for first in [count, count * 2, count * 4] {
             let before = Kept::by(&serve);
             flood(first, first);
-            // The connection that asked for the metrics is closed a moment later.
+            // The connection that read the metrics closes a moment later.
             let kept = eventually("no descriptor stays", || {
                 let kept = Kept::by(&serve).since(before);
                 (kept.descriptors == 0).then_some(kept)
@@ -92,18 +92,18 @@ fn packets_with_forged_sources_leave_nothing_behind() {
                 break;
             }
         }
-        // A table of their addresses would take twenty times as much.
+        // A table of addresses would take twenty times as much.
         assert!(each < 1.0, "{packet:?}: {each} bytes of each");
         row("kept", &[&packet.name(), &count, &format_args!("{each:.1}"), &0, &0, &"no state"]);
     }
     assert_eq!(serve.allocations(), 0);
 }
 
-/// Connections of strangers: each costs a descriptor and its buffers until it is closed, and there is a limit to them.
+/// Each unauthenticated connection costs a descriptor and buffers until it is closed, and their number is limited.
 #[test]
-fn connections_of_strangers_cost_what_is_said_and_have_a_limit() {
+fn unauthenticated_connections_have_bounded_cost_and_number() {
     const LIMIT: usize = 300;
-    // What there is of a message that is never whole: as much of it as a stranger may send (4,096 bytes), and of a record of TLS.
+    // The longest incomplete message that an unauthenticated client may send (4,096 bytes), and an incomplete TLS record.
     let most_of_a_message = [&[0, 3, 0x0F, 0xEC, 0x21, 0x12, 0xA4, 0x42][..], &[0; 4087]].concat();
     let most_of_a_record = [&[0x16, 3, 1, 0x40, 0, 1, 0, 0x3F, 0xFC, 3, 3][..], &[0; 16_377]].concat();
     for (name, bytes, most) in [
@@ -114,11 +114,11 @@ fn connections_of_strangers_cost_what_is_said_and_have_a_limit() {
         ("TLS connections with the longest record minus one byte", &most_of_a_record, 40_960.0),
         ("TLS connections with only a ClientHello", &client_hello(), 16_384.0),
     ] {
-        // A server of its own for each: what those of another row have left to the allocator would cost nothing here.
+        // A new server for each row: memory freed by an earlier row would hide the cost.
         let (_certificate, serve) = limited(&format!("idle_connections = {LIMIT}"));
         let server = serve.address_of("tls", V4);
         let evicted = || serve.metrics().sum("turnpike_connections_closed_total", "reason=\"evicted\"");
-        // The first one makes what all later ones use, and no more than that.
+        // The first connection allocates everything that later ones share.
         drop(crowd(&serve, server, bytes, 1));
         all_gone(&serve);
         let (before, given_way) = (Kept::by(&serve), evicted());
@@ -128,14 +128,14 @@ fn connections_of_strangers_cost_what_is_said_and_have_a_limit() {
         assert!(each <= most, "{name}: {kept:?}");
         assert!(kept.descriptors.abs_diff(LIMIT) <= 8, "{name}: {kept:?}");
         assert_eq!(kept.log, 0, "{name}: {:?}", serve.program.lines().last());
-        assert_eq!(evicted(), given_way, "{name}: there was room");
-        // One more takes the place of one that was there.
+        assert_eq!(evicted(), given_way, "{name}: none was closed");
+        // Each further connection replaces an existing one.
         let more: Vec<TcpStream> = (0..20).map(|_| connect(server, bytes)).collect();
-        eventually("as many give way as come", || evicted() == given_way + 20);
+        eventually("each new connection replaces one", || evicted() == given_way + 20);
         assert!(serve.metrics().sum("turnpike_connections", "") <= LIMIT as u64);
         drop((first, more));
         all_gone(&serve);
-        // Those who come later find the room that they have left.
+        // Later connections reuse the freed memory.
         let crowds = if is_thorough() { 10 } else { 3 };
         for _ in 0..crowds {
             let later = crowd(&serve, server, bytes, LIMIT);
@@ -145,7 +145,7 @@ fn connections_of_strangers_cost_what_is_said_and_have_a_limit() {
             drop(later);
             all_gone(&serve);
         }
-        // The connection that asks for the metrics is closed a moment later.
+        // The connection that read the metrics closes a moment later.
         let left = eventually("no descriptor stays", || {
             let left = Kept::by(&serve).since(before);
             (left.descriptors == 0).then_some(left)
@@ -157,17 +157,18 @@ fn connections_of_strangers_cost_what_is_said_and_have_a_limit() {
     }
 }
 
-/// DTLS clients whose address is proved: each costs the state of its handshake until that is over or others come, and never a descriptor.
+/// A DTLS client with a verified address costs its handshake state until the handshake completes or newer clients replace it, and never a
+/// descriptor.
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
-fn dtls_clients_that_say_nothing_after_a_good_cookie_cost_what_is_said_and_have_a_limit() {
+fn silent_dtls_clients_have_bounded_cost_and_number() {
     const LIMIT: u32 = 200;
     const MOST_EACH: f64 = 32_768.0;
     let (_certificate, serve) = limited(&format!("half_open = {LIMIT}\nhalf_open_per_network = {LIMIT}"));
     let server = serve.address_of("dtls", V4);
     let under_way = || serve.metrics().sum("turnpike_dtls_associations", "stage=\"half_open\"");
     let ended = || serve.metrics().sum("turnpike_dtls_ended_total", "");
-    // The first one makes what all later ones use. Its socket stays: a closed one would be told of by ICMP.
+    // The first client allocates shared state. Its socket stays open, because a closed one would cause ICMP errors.
     let mut silent = vec![half_open(server, 0)];
     let before = Kept::by(&serve);
     silent.extend((1..LIMIT).map(|number| half_open(server, number)));
@@ -175,14 +176,14 @@ fn dtls_clients_that_say_nothing_after_a_good_cookie_cost_what_is_said_and_have_
     let kept = Kept::by(&serve).since(before);
     let each = kept.memory as f64 / f64::from(LIMIT - 1);
     assert!(each <= MOST_EACH, "{kept:?}");
-    // Many more take the places of those that were there.
+    // Many more clients replace the existing ones.
     let given_way = ended();
     let more = if is_thorough() { 20 } else { 3 } * LIMIT;
     silent.extend((LIMIT..LIMIT + more).map(|number| half_open(server, number)));
-    eventually("the oldest have given way", || ended() - given_way >= u64::from(more));
+    eventually("the oldest were replaced", || ended() - given_way >= u64::from(more));
     assert!(under_way() <= u64::from(LIMIT));
-    // The connection that asks for the metrics is closed a moment later.
-    let all = eventually("no descriptor is taken", || {
+    // The connection that read the metrics closes a moment later.
+    let all = eventually("no descriptor is used", || {
         let kept = Kept::by(&serve).since(before);
         (kept.descriptors == 0).then_some(kept)
     });
@@ -204,7 +205,7 @@ fn connect(server: SocketAddr, bytes: &[u8]) -> TcpStream {
     stream
 }
 
-/// So many connections, all of which the server has accepted and read.
+/// Opens `count` connections and waits until the server has accepted and read all of them.
 fn crowd(serve: &Serve, server: SocketAddr, bytes: &[u8], count: usize) -> Vec<TcpStream> {
     let read = || serve.metrics().sum("turnpike_stream_read_bytes_total", "");
     let wanted = read() + (count * bytes.len()) as u64;

@@ -1,5 +1,5 @@
-//! Each way in, with each spelling of an address that should be nobody's peer, over each transport and on each data path: asked by
-//! `turnpike probe --attack`. And what strangers get for a byte.
+//! Runs `turnpike probe --attack`: every request type with every spelling of forbidden addresses, over each transport and data path, and
+//! the amplification towards strangers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use turnpike_trials::{
     Certificate, Finished, PASSWORD, Program, Serve, USER, Upgraded, V4, eventually, turnpike,
 };
 
-/// What each address has to be asked for in.
+/// Spellings of each address.
 const SPELLINGS: [&str; 9] = [
     "IPv4-mapped",
     "IPv4-compatible",
@@ -34,9 +34,9 @@ const SPELLINGS: [&str; 9] = [
 ];
 /// Bytes out per byte in, with the realm `turnpike`. A longer realm adds its length to the challenge (docs/serve.md).
 const MOST_AMPLIFICATION: f64 = 4.0;
-/// Of a handshake with DTLS, before its client has shown that it is there.
+/// Limit for a DTLS handshake before the client's address is verified.
 const MOST_OF_DTLS: f64 = 1.0;
-/// Another user, who is after the first one's allocation.
+/// Second user, who attacks the first one's allocation.
 const OTHER: &str = "mallory:guessed";
 
 fn user() -> String {
@@ -53,23 +53,23 @@ fn attack(uri: &str, more: &[&str]) -> Value {
         assert!(matches!(run.code, Some(0 | 1)), "{}", run.output());
         run.result()
     };
-    // Once more where a machine that was busy with something else has not let the server answer in time.
+    // Repeats the probe if a busy machine kept the server from answering in time.
     let late = |report: &Value| not_asked(report).iter().any(|line| line.contains("no answer in time"));
     let report = ask();
     let report = if late(&report) { ask() } else { report };
     let notes = not_asked(&report);
-    assert!(notes.is_empty(), "not everything was asked: {notes:?}");
+    assert!(notes.is_empty(), "the probe skipped requests: {notes:?}");
     report
 }
 
-/// What it says of what it could not ask.
+/// Notes about requests that the probe could not make.
 fn not_asked(report: &Value) -> Vec<String> {
     let findings = report["findings"].as_array().expect("a list").iter();
     let notes = findings.filter(|line| line["level"] == "note" && line["area"] == "attack");
     notes.map(|line| line["what"].to_string()).collect()
 }
 
-/// How often each way in was tried, by transport. None may be open.
+/// Attempts by request type and transport; none may succeed.
 type Tried = BTreeMap<(String, String), usize>;
 
 fn nothing_is_open(report: &Value) -> Tried {
@@ -77,10 +77,10 @@ fn nothing_is_open(report: &Value) -> Tried {
     let attempts = report["attack"]["peers"].as_array().expect("a list");
     for attempt in attempts {
         assert_ne!(attempt["outcome"], "open", "{attempt}");
-        // Each refusal is one for the peer's sake: all else would prove nothing.
+        // A refusal for any other reason proves nothing.
         assert_ne!(attempt["outcome"], "unknown", "{attempt}");
         let text = |name: &str| attempt[name].as_str().expect("text").to_owned();
-        // Nobody answers a Send. That it led nowhere, and not to a peer that keeps silent, the server's own counters have to say.
+        // A Send has no response. The server's counters show whether the data reached a peer.
         assert_eq!(attempt["outcome"] == "silent", text("entry").ends_with("send"), "{attempt}");
         *tried.entry((text("entry"), text("transport"))).or_default() += 1;
     }
@@ -88,11 +88,11 @@ fn nothing_is_open(report: &Value) -> Tried {
     for address in ["loopback", "unspecified", "cloud metadata", "the server's own", "its PUBLIC"] {
         for spelling in SPELLINGS {
             let form = format!("{address} as {spelling}");
-            assert!(forms.contains(form.as_str()), "{form} was not asked for");
+            assert!(forms.contains(form.as_str()), "{form} was not requested");
         }
     }
     for form in ["link-local, in any scope of the server", "the server's own", "its PUBLIC", "unspecified"] {
-        assert!(forms.contains(form), "{form} was not asked for");
+        assert!(forms.contains(form), "{form} was not requested");
     }
     for form in
         ["a changed ticket", "a ticket of zeros", "another user's ticket", "another user's ticket, to end it"]
@@ -102,7 +102,7 @@ fn nothing_is_open(report: &Value) -> Tried {
     tried
 }
 
-/// Over all transports, with each way in.
+/// Asserts that every request type was tried over all transports.
 fn is_complete(tried: &Tried, transports: &[&str]) {
     for transport in transports {
         for entry in [
@@ -138,7 +138,7 @@ fn say(where_to: &str, tried: &Tried) {
     }
 }
 
-/// All ways in by one row.
+/// Prints one row for all request types.
 fn say_together(where_to: &str, tried: &Tried) {
     let mut together = Tried::new();
     for ((_, transport), count) in tried {
@@ -183,7 +183,7 @@ fn ratio(reply: &Value) -> f64 {
     reply["ratio"].as_f64().expect("a number")
 }
 
-/// Requests are told apart by their method, all else by what it may be taken for.
+/// Classifies a message: requests by method, everything else by appearance.
 fn kind_of(message: &str) -> &str {
     let first = message.split_whitespace().next().unwrap_or_default();
     match first {
@@ -194,10 +194,10 @@ fn kind_of(message: &str) -> &str {
     }
 }
 
-/// What peers see of the relay, as behind a NAT: an address that nobody else has on a loopback, and that no rule speaks of.
+/// Public relay address as behind a NAT: on no loopback interface and in no rule.
 const PUBLIC: &str = "198.41.0.9";
 
-/// On loopback, as it comes: nothing is allowed but what witnesses talk to.
+/// Server on loopback that allows only the peers of the witnesses.
 fn on_loopback(datapath: &str, transports: &[&str]) -> (Certificate, Serve) {
     let certificate = Certificate::new(&["turn.example.org"]);
     let user = user();
@@ -215,12 +215,12 @@ fn on_loopback(datapath: &str, transports: &[&str]) -> (Certificate, Serve) {
 }
 
 #[test]
-fn no_way_in_leads_to_a_peer_that_should_be_nobodys() {
+fn no_request_reaches_a_forbidden_peer() {
     const DATAPATHS: [&str; 3] = ["basic", "mmsg", "gso"];
     if is_thorough() {
         return DATAPATHS.iter().for_each(|datapath| by(datapath));
     }
-    // Most of it is waiting for what does not come.
+    // Most of the time is spent waiting for responses that never come.
     thread::scope(|scope| DATAPATHS.iter().for_each(|datapath| _ = scope.spawn(|| by(datapath))));
 }
 
@@ -240,7 +240,7 @@ fn by(datapath: &str) {
     }
 }
 
-/// All of it, while witnesses relay by these transports. Whatever a server keeps to itself: to no peer but theirs went anything.
+/// Runs the probe while witnesses relay over these transports. The server's counters show data to no other peer.
 fn beside_witnesses<S: Asked>(
     what: &str,
     server: &S,
@@ -253,14 +253,13 @@ fn beside_witnesses<S: Asked>(
     (report, witnesses.end(what, || server.metrics()))
 }
 
-/// What witnesses have seen of a whole `turnpike probe --attack`.
+/// Prints the witnesses' observations during a `turnpike probe --attack`.
 fn say_of_probe(datapath: &str, tried: &Tried, seen: &Seen) {
     let attempts: usize = tried.values().sum();
     seen.say(&format!("`probe --attack`, data path {datapath}"), &attempts.to_string());
 }
 
-/// Once more when the configuration has been read again, and in a new process; here nothing in it has changed. What becomes of peers that
-/// were allowed before is another test's question ([`super::peers`]).
+/// Repeats the probe after a reload and after an upgrade with an unchanged configuration. [`super::peers`] covers rules that change.
 fn again<S: Asked>(datapath: &str, server: &mut S, transports: &[&'static str], uri: &str) {
     let once_more = |server: &S, when: &str| {
         let what = format!("{datapath}, {when}");
@@ -275,13 +274,13 @@ fn again<S: Asked>(datapath: &str, server: &mut S, transports: &[&'static str], 
     let mut upgraded = Upgraded::new(server.program());
     upgraded.upgrade();
     let done = || server.metrics().sum("turnpike_upgrades_total", "result=\"done\"");
-    eventually("what the process before has counted is counted on", || done() == 1);
+    eventually("the new process continues the counters", || done() == 1);
     once_more(&*server, "after an upgrade");
 }
 
-/// The same where the kernel relays: on links of their own, as on loopback it relays nothing.
+/// Like the test above, with the kernel path, which needs real links.
 #[test]
-fn nor_where_the_kernel_relays() {
+fn no_request_reaches_a_forbidden_peer_on_the_kernel_path() {
     by_each_in_the_kernel(turnpike_testkit::this_test!(), in_the_kernel);
 }
 
@@ -306,11 +305,11 @@ fn in_the_kernel(links: &Links, datapath: &str) {
     }
 }
 
-/// Strangers whose addresses are nobody's, and witnesses beside them.
+/// Requests from forged addresses, next to witnesses.
 fn from_addresses_of_nobody(links: &Links, server: &Server<'_>, datapath: &str) {
     let address = SocketAddr::new(SERVER[0], 3478);
     run("ip", &["route", "replace", "local", "198.18.0.0/15", "dev", "lo"]);
-    // The server has a way to answer by.
+    // Gives the server a route for its responses.
     links.inside(&["ip", "route", "replace", "198.18.0.0/15", "via", "10.77.1.2"]);
     let witnesses = Witnesses::begin(&TRANSPORTS, |_| address, PEER[0], || server.metrics());
     let begun = Instant::now();
@@ -326,11 +325,10 @@ fn from_addresses_of_nobody(links: &Links, server: &Server<'_>, datapath: &str) 
     witnesses.end(&what, || server.metrics()).say(&what, &done.to_string());
 }
 
-/// The ports of the admin interface and of other services of the machine; and once more when the configuration has been read again, and in a
-/// new process.
+/// Peers on the ports of the admin interface and of other services, also after a reload and an upgrade.
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
-fn nor_to_the_admin_interface_nor_after_a_reload_or_an_upgrade() {
+fn no_request_reaches_the_admin_interface_after_reload_or_upgrade() {
     let (_certificate, mut serve) = on_loopback("gso", &["udp", "tcp"]);
     let uri = |transport: &str| format!("turn:{}?transport={transport}", serve.address(V4));
     let admin = serve.admin().port().to_string();
@@ -340,16 +338,16 @@ fn nor_to_the_admin_interface_nor_after_a_reload_or_an_upgrade() {
     let tried = nothing_is_open(&report);
     is_complete(&tried, &["tcp"]);
     say("gso, ports of the API and of SSH", &tried);
-    // Else that has been asked on each data path.
+    // The full run covers each data path elsewhere.
     if !is_thorough() {
         again("gso", &mut serve, &["udp", "tcp"], &udp);
     }
 }
 
-/// What is only said is not done.
+/// Without --i-own-this-server the probe sends nothing.
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
-fn without_consent_nothing_is_sent() {
+fn attack_probe_without_consent_sends_nothing() {
     let serve = Serve::start(&["--workers", "1"]);
     let uri = format!("turn:{}", serve.address(V4));
     let said: Finished = Program::run(&mut turnpike(&["probe", &uri, "--user", &user(), "--attack"]));
@@ -360,13 +358,13 @@ fn without_consent_nothing_is_sent() {
     Program::run(&mut turnpike(&["probe", &uri, "--i-own-this-server"])).ended(2);
 }
 
-/// A server that lets users in where they should not be is found out, by data that comes back.
+/// The probe detects an open relay by the data that returns.
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
-fn a_server_that_is_open_is_told() {
+fn attack_probe_detects_an_open_relay() {
     let mut serve = Serve::start(&["--allow-peer", "10.0.0.0/8", "--workers", "1"]);
     let uri = format!("turn:{}?transport=udp", serve.address(V4));
-    // The other server on this machine answers STUN, and its port is open to peers.
+    // The second server answers STUN on this machine, and its port is open to peers.
     let other = Serve::start(&["--workers", "1"]);
     let port = other.address(V4).port();
     let report = Program::run(&mut turnpike(&[
@@ -393,7 +391,7 @@ fn a_server_that_is_open_is_told() {
         assert_eq!(outcome(entry, "loopback"), Some("open".into()), "{entry}: {report}");
     }
     assert_eq!(outcome("create_permission", "private"), Some("open".into()));
-    // There nobody answers: that it went there cannot be seen from here, and is not denied.
+    // A Send without an answer is inconclusive.
     assert_eq!(outcome("send", "private"), Some("silent".into()));
     assert_eq!(outcome("channel_bind", "cloud metadata as NAT64"), Some("refused".into()));
     assert!(!serve.program.has_ended());

@@ -1,5 +1,5 @@
-//! What an attacker gets out of a server: nothing, with a credential or without one, by any way in and on any data path. Every test prints
-//! rows of the tables in docs/dev/reliability.md, which `cargo xtask attack` collects.
+//! Attacks on a server, with and without a credential, over every transport and data path; none may succeed. Every test prints rows of the
+//! tables in docs/dev/reliability.md, which `cargo xtask attack` collects.
 
 mod access;
 mod floods;
@@ -21,21 +21,21 @@ use std::{
 use turnpike_trials::links::{Links, PEER, SERVER, Server, on_links};
 use turnpike_trials::{Metrics, Program, Serve, V4, installed, skip};
 
-/// By which clients come.
+/// Client transports.
 const TRANSPORTS: [&str; 4] = ["udp", "tcp", "tls", "dtls"];
 
-/// Set by `cargo xtask attack`: as much as the tables say, and not only what each run of all tests has time for.
+/// True if `cargo xtask attack` runs the full amounts of the tables instead of the quick ones.
 fn is_thorough() -> bool {
     env::var_os("TURNPIKE_TEST_ATTACK").is_some()
 }
 
-/// A row of one of the tables.
+/// Prints a row of a table.
 fn row(table: &str, cells: &[&dyn Display]) {
     let cells: Vec<String> = cells.iter().map(ToString::to_string).collect();
     println!("ATTACK {table} | {} |", cells.join(" | "));
 }
 
-/// Runs `body` by each data path that the kernel has, on links; without time for all, by the first. Says which it cannot.
+/// Runs `body` on links for each kernel data path, or only the first in a quick run. Prints unsupported ones.
 fn by_each_in_the_kernel(test: &str, body: impl Fn(&Links, &str)) {
     on_links(test, |links| {
         body(links, "kernel");
@@ -50,24 +50,24 @@ fn by_each_in_the_kernel(test: &str, body: impl Fn(&Links, &str)) {
     });
 }
 
-/// A server, wherever it runs.
+/// A server under attack, in this namespace or another.
 trait Asked {
-    /// Where peers of witnesses are.
+    /// Address of the witnesses' peers.
     const PEER: IpAddr;
 
     fn program(&mut self) -> &mut Program;
 
     fn metrics(&self) -> Metrics;
 
-    /// Where it listens by `udp`, `tcp`, `tls` or `dtls`.
+    /// Listener address of this transport (`udp`, `tcp`, `tls` or `dtls`).
     fn at(&self, transport: &str) -> SocketAddr;
 
-    /// Flows in the kernel, where it relays.
+    /// Number of kernel flows, if the server uses the kernel path.
     fn flows(&self) -> Option<u64>;
 }
 
 impl Asked for Serve {
-    /// An address that no attacker asks for.
+    /// An address that no attack uses.
     const PEER: IpAddr = witness::PEER;
 
     fn program(&mut self) -> &mut Program {

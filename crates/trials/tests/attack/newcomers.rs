@@ -1,5 +1,5 @@
-//! Newcomers in numbers keep no genuine client from its relay: pion clients and Chromium arrive over each transport while others ask, from one
-//! address or from many networks, however long the realm.
+//! Floods of new clients, from one address or many networks and with realms of any length, do not keep pion clients or Chromium from their
+//! allocations.
 
 use std::{path::Path, process::Command};
 
@@ -11,15 +11,15 @@ use turnpike_trials::{
     Certificate, Newcomers, PASSWORD, Program, Serve, USER, V4, eventually, interop_program, need,
 };
 
-/// Clients of each row, and how many of them arrive per second.
+/// Clients per row, and arrivals per second.
 fn clients() -> (&'static str, &'static str) {
     if is_thorough() { ("300", "100") } else { ("20", "40") }
 }
 
-/// Connections of Chromium of each row, one after the other.
+/// Sequential Chromium connections per row.
 const GATHERINGS: u64 = 30;
 
-/// Time to the relay over one transport, in milliseconds.
+/// Time to the allocation over one transport, in milliseconds.
 struct Arrivals {
     attempts: u64,
     relayed: u64,
@@ -27,7 +27,7 @@ struct Arrivals {
     p99: f64,
 }
 
-/// Lets clients arrive alone, and then while newcomers do, over each transport and with each realm. Each must get its relay. Prints the rows.
+/// Measures clients alone and during a flood, over each transport and with each realm. All must get an allocation. Prints the rows.
 fn get_their_relays<T: Copy>(
     client: &str,
     transports: &[(&str, T)],
@@ -111,7 +111,7 @@ fn pion_gets_its_relay_while_newcomers_arrive() {
     });
 }
 
-/// Time from the configuration of a connection to its relayed candidate.
+/// Time from the configuration of a connection to its relay candidate.
 fn gatherings(serve: &Serve, over: Over, certificate: &Certificate) -> Arrivals {
     let page = Page::serve(json!({
         "urls": [over.uri::<Chromium>(serve, V4)],
@@ -132,7 +132,7 @@ fn gatherings(serve: &Serve, over: Over, certificate: &Certificate) -> Arrivals 
     Arrivals { attempts, relayed, p50: at(50), p99: at(99) }
 }
 
-/// Browsers have no DTLS to a TURN server.
+/// Browsers do not support DTLS to a TURN server.
 #[test]
 fn chromium_gets_its_relay_while_newcomers_arrive() {
     need!(Chromium::available(true));

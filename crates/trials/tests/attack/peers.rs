@@ -1,5 +1,5 @@
-//! What passes between clients and peers that are refused, that have been allowed until now, or that no client has permitted: nothing, by no
-//! channel and no permission, in neither direction, while other peers of the same clients lose nothing. Counted at both ends.
+//! Data between clients and peers that are refused, no longer allowed or not permitted by any client: none passes through channels or
+//! permissions in either direction, while other peers of the same clients lose nothing. Counted at both ends.
 
 use std::{
     fs,
@@ -21,19 +21,19 @@ use super::{
 };
 use turnpike_trials::{Certificate, Dir, PASSWORD, SOON, Serve, USER, Upgraded, eventually};
 
-/// Datagrams each way, by each way in.
+/// Datagrams in each direction, per channel or permission.
 const COUNT: usize = 10;
-/// How long after the last thing that has to arrive something might still come that must not.
+/// Time to wait for data that must not arrive, after the last expected datagram.
 const GRACE: Duration = Duration::from_millis(300);
 const FORBIDDEN: u16 = 403;
 
-/// At an address of its own.
+/// A peer with its own address.
 struct Peer {
     number: u8,
     ip: IpAddr,
-    /// Whose port has a channel.
+    /// Port with a channel.
     bound: UdpSocket,
-    /// Whose port has none: only the permission of the address counts.
+    /// Port without a channel, reached through the permission only.
     bare: UdpSocket,
 }
 
@@ -51,7 +51,7 @@ impl Peer {
         [&self.bound, &self.bare]
     }
 
-    /// Says so many datagrams to a relayed address, from each of its ports.
+    /// Sends datagrams to a relayed address from both ports.
     fn send(&self, to: SocketAddr, turn: u8) {
         for socket in self.sockets() {
             (0..COUNT).for_each(|_| _ = socket.send_to(&[self.number, turn, 0, 0], to).expect("it leaves"));
@@ -59,7 +59,7 @@ impl Peer {
     }
 }
 
-/// The next datagram, within so long; what it holds, and from where it came.
+/// Receives the next datagram within `wait`; returns its content and source.
 fn next(socket: &UdpSocket, wait: Duration) -> Option<([u8; 4], SocketAddr)> {
     socket.set_read_timeout(Some(wait)).expect("not zero");
     let mut buffer = [0; 64];
@@ -86,7 +86,7 @@ impl Client {
         Self { transport, user, relayed }
     }
 
-    /// Asks for both ways in to a peer; the errors, if they are refused.
+    /// Requests a permission and a channel for a peer; returns the error codes.
     fn ask_for(&mut self, peer: &Peer) -> [Option<u16>; 2] {
         let (bound, bare) = (xor_address(address(&peer.bound), 0), xor_address(address(&peer.bare), 0));
         let [high, low] = peer.channel();
@@ -97,7 +97,7 @@ impl Client {
         ]
     }
 
-    /// Says so many datagrams to each port of a peer: by the channel, and by Send.
+    /// Sends datagrams to both ports of a peer, through the channel and as Send indications.
     fn send(&mut self, peer: &Peer, turn: u8) {
         let payload = [peer.number, turn, 0, 0];
         let [high, low] = peer.channel();
@@ -110,7 +110,7 @@ impl Client {
         }
     }
 
-    /// What comes next from a peer.
+    /// Receives the next data from a peer.
     fn hear(&mut self) -> [u8; 4] {
         let message = self.user.wire.hear();
         let data = if message[0] & 0xC0 == 0x40 {
@@ -123,11 +123,10 @@ impl Client {
     }
 }
 
-/// All that clients and peers send each other in this turn: what goes to and comes from those that are refused arrives nowhere, all of the
-/// others arrives.
+/// Exchanges one round of data in both directions: data of refused peers must not arrive, all other data must.
 fn only_these_pass(clients: &mut [Client], refused: &[&Peer], allowed: &[&Peer], turn: u8) {
     for client in &mut *clients {
-        // The refused ones first: what comes behind on the same way says that their turn is over.
+        // Refused peers first: later data on the same path proves that the round is over.
         refused.iter().chain(allowed).for_each(|peer| client.send(peer, turn));
     }
     for peer in allowed {
@@ -155,7 +154,7 @@ fn only_these_pass(clients: &mut [Client], refused: &[&Peer], allowed: &[&Peer],
         };
         expect(client, allowed.len() * 2 * COUNT, turn);
         thread::sleep(GRACE);
-        // Whatever else was on its way has come before this.
+        // Everything in flight arrived before this marker.
         let last = u8::MAX - turn;
         let fence = [allowed[0].number, last, 0, 0];
         allowed[0].bound.send_to(&fence, client.relayed).expect("it leaves");
@@ -163,7 +162,7 @@ fn only_these_pass(clients: &mut [Client], refused: &[&Peer], allowed: &[&Peer],
     }
 }
 
-/// Where servers and peers are, and a file with rules that can be made narrower.
+/// Addresses of servers and peers, and a rules file.
 struct Place {
     _dir: Dir,
     file: PathBuf,
@@ -171,7 +170,7 @@ struct Place {
 }
 
 impl Place {
-    /// Below a prefix of three bytes.
+    /// `prefix` is the first three bytes of the addresses.
     fn new(prefix: [u8; 3]) -> Self {
         let dir = Dir::new();
         let file = dir.file("turnpike.toml", "[peers]\ndeny = []\n");
@@ -195,7 +194,7 @@ impl Place {
         self.file.to_str().expect("our own path is UTF-8")
     }
 
-    /// Rules that refuse these.
+    /// Writes rules that refuse these peers.
     fn refuse(&self, peers: &[&Peer]) {
         let denied: Vec<String> = peers.iter().map(|peer| format!("\"{}\"", peer.ip)).collect();
         fs::write(&self.file, format!("[peers]\ndeny = [{}]\n", denied.join(", "))).expect("our own file");
@@ -207,7 +206,7 @@ impl Place {
     }
 }
 
-/// In user space, by each of its data paths.
+/// Runs `body` for each user-space data path.
 fn by_each_in_user_space(body: impl Fn(&mut Serve, &Place, &str) + Sync) {
     const DATAPATHS: [&str; 3] = ["basic", "mmsg", "gso"];
     let certificate = Certificate::new(&["turn.example.org"]);
@@ -218,13 +217,13 @@ fn by_each_in_user_space(body: impl Fn(&mut Serve, &Place, &str) + Sync) {
     if is_thorough() {
         return DATAPATHS.into_iter().for_each(by);
     }
-    // Most of it is waiting for what does not come.
+    // Most of the time is spent waiting for data that must not arrive.
     thread::scope(|scope| {
         DATAPATHS.into_iter().for_each(|datapath| _ = scope.spawn(move || by(datapath)));
     });
 }
 
-/// The same where the kernel relays.
+/// Runs `body` on the kernel path.
 fn by_each_where_the_kernel_relays(
     test: &str,
     body: impl Fn(&mut turnpike_trials::links::Server<'_>, &Place, &str),
@@ -240,7 +239,7 @@ fn by_each_where_the_kernel_relays(
     });
 }
 
-/// Clients over all transports, with both ways in to these peers, through which data passes; where the kernel relays, by its flows.
+/// Clients over all transports with channels and permissions to `peers`, carrying data through kernel flows if available.
 fn clients_of<S: Asked>(server: &S, peers: &[&Peer], refused: &[&Peer]) -> Vec<Client> {
     let mut clients: Vec<Client> =
         TRANSPORTS.into_iter().map(|transport| Client::new(server, transport)).collect();
@@ -254,7 +253,7 @@ fn clients_of<S: Asked>(server: &S, peers: &[&Peer], refused: &[&Peer]) -> Vec<C
     clients
 }
 
-/// Where there are some, waits for those of so many peers: of each client over UDP one each way.
+/// Waits for the kernel flows of these peers, if the kernel path is in use: one in each direction per UDP client.
 fn flows_are<S: Asked>(server: &S, clients: &mut [Client], peers: &[&Peer], turn: u8) {
     if server.flows().is_none() {
         return;
@@ -265,7 +264,7 @@ fn flows_are<S: Asked>(server: &S, clients: &mut [Client], peers: &[&Peer], turn
     });
 }
 
-/// A row of the table: so much went nowhere.
+/// Prints a table row with the datagrams that did not arrive.
 fn say(what: &str, way_in: &str, clients: &[Client], turns: usize, refused: usize) {
     let each = 4 * COUNT * turns * refused;
     let cell = |transport: &str| {
@@ -277,13 +276,13 @@ fn say(what: &str, way_in: &str, clients: &[Client], turns: usize, refused: usiz
 }
 
 #[test]
-fn a_peer_that_no_client_has_permitted_reaches_none_and_is_reached_by_none() {
+fn no_data_passes_to_or_from_a_peer_without_permission() {
     by_each_in_user_space(not_permitted);
 }
 
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
-fn nor_does_it_where_the_kernel_relays() {
+fn no_data_passes_without_permission_on_the_kernel_path() {
     by_each_where_the_kernel_relays(turnpike_testkit::this_test!(), |server, place, datapath| {
         not_permitted(server, place, datapath);
     });
@@ -292,7 +291,7 @@ fn nor_does_it_where_the_kernel_relays() {
 fn not_permitted<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
     let [stranger, _, _, known] = &place.peers;
     let mut clients = clients_of(server, &[known], &[stranger]);
-    // Who has permitted it is reached, and the others are not for that.
+    // Another client's permission does not affect this client.
     let mut other = [Client::new(server, "udp")];
     assert_eq!(other[0].ask_for(stranger), [None; 2]);
     only_these_pass(&mut other, &[known], &[stranger], 1);
@@ -302,12 +301,12 @@ fn not_permitted<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
 
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
-fn what_was_allowed_ends_with_a_reload_or_an_upgrade_that_refuses_it() {
+fn a_reload_or_upgrade_stops_traffic_of_peers_it_refuses() {
     by_each_in_user_space(refused_later);
 }
 
 #[test]
-fn so_it_does_where_the_kernel_relays() {
+fn a_reload_or_upgrade_stops_refused_peers_on_the_kernel_path() {
     by_each_where_the_kernel_relays(turnpike_testkit::this_test!(), |server, place, datapath| {
         refused_later(server, place, datapath);
     });
@@ -320,7 +319,7 @@ fn refused_later<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
     place.refuse(&[by_reload]);
     server.program().signal("HUP");
     server.program().line_with("configuration reloaded");
-    // Who comes now is refused, by the only worker there is: so it has taken the new rules.
+    // A new client is refused by the only worker, so the worker has the new rules.
     let mut newcomer = Client::new(server, "udp");
     eventually("the rules are in force", || newcomer.ask_for(by_reload) == [Some(FORBIDDEN); 2]);
     only_these_pass(&mut clients, &[by_reload], &[by_upgrade, kept], 1);
@@ -334,7 +333,7 @@ fn refused_later<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
     place.refuse(&[by_reload, by_upgrade]);
     let mut upgraded = Upgraded::new(server.program());
     upgraded.upgrade();
-    // Allocations over UDP are the new process's; the others have stayed in the old one, with its rules (docs/upgrade.md).
+    // The new process owns the UDP allocations; other allocations stay in the old process with its rules (docs/upgrade.md).
     let mut stayed = clients.split_off(1);
     let mut moved = clients;
     only_these_pass(&mut moved, &[by_reload, by_upgrade], &[kept], 4);
@@ -351,10 +350,10 @@ fn refused_later<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
     say(&format!("{what} that denies another peer"), "existing channel and permission", &moved, 1, 2);
 }
 
-/// RFC 6062: what a user has bound is closed at the peer's end, and that of another peer is not.
+/// RFC 6062: connections to a peer that a reload refuses are closed; connections to other peers stay open.
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
-fn a_connection_to_a_peer_ends_with_a_reload_that_refuses_it() {
+fn a_reload_closes_connections_to_peers_it_refuses() {
     let certificate = Certificate::new(&["turn.example.org"]);
     let place = Place::on_loopback();
     let mut serve = place.serve(&certificate, "gso");

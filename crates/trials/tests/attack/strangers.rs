@@ -1,4 +1,4 @@
-//! Packets of strangers, each with a source address of its own: all of 127.0.0.0/8 is this machine's.
+//! Unauthenticated packets, each from its own source address; all of 127.0.0.0/8 is local.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, UdpSocket},
@@ -10,16 +10,16 @@ use procfs::process::Process;
 
 use turnpike_trials::eventually;
 
-/// What a stranger sends.
+/// Packet types.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Packet {
-    /// An Allocate without a credential.
+    /// Allocate without a credential.
     Allocate,
-    /// One that is signed with nothing, for a nonce that nobody gave.
+    /// Allocate with a forged nonce and an invalid signature.
     Forged,
-    /// No message at all.
+    /// Random bytes.
     Garbage,
-    /// The first packet of a DTLS handshake.
+    /// First packet of a DTLS handshake.
     ClientHello,
 }
 
@@ -47,7 +47,7 @@ impl Packet {
     }
 }
 
-/// So many of a kind, each from an address of its own, the first of which has this number.
+/// Sends `count` packets, each from its own address, starting with number `first`.
 fn pour_in(packet: Packet, server: SocketAddr, first: u32, count: u32) {
     for number in first..first + count {
         let socket = UdpSocket::bind((source(number), 0)).expect("each address of loopback is ours");
@@ -55,12 +55,12 @@ fn pour_in(packet: Packet, server: SocketAddr, first: u32, count: u32) {
     }
 }
 
-/// Above 127.1.0.0, where nobody else is; no last byte of 0 or 255.
+/// Source address above 127.1.0.0, which no test uses; the last byte is never 0 or 255.
 fn source(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(0x7F01_0001 + ((number / 250) << 8) + number % 250)
 }
 
-/// The same, no faster than they are read: a socket that nobody has given more room holds a hundred or two.
+/// Like `pour_in`, but paced by the reader: the default socket buffer holds one or two hundred packets.
 pub(super) fn pour_in_as_read(packet: Packet, server: SocketAddr, first: u32, count: u32) {
     const AT_ONCE: u32 = 50;
     for from in (first..first + count).step_by(AT_ONCE as usize) {
@@ -69,22 +69,22 @@ pub(super) fn pour_in_as_read(packet: Packet, server: SocketAddr, first: u32, co
     }
 }
 
-/// Waits until a socket of the server has nothing to read.
+/// Waits until the server's socket is empty.
 pub(super) fn are_read(server: SocketAddr) {
     are_read_by(std::process::id(), server);
 }
 
-/// The same of a socket in the network namespace of this process.
+/// Waits until a socket in the network namespace of this process is empty.
 pub(super) fn are_read_by(pid: u32, server: SocketAddr) {
     eventually("they are read", || !is_waiting(pid, server));
 }
 
-/// A DTLS client at the address of this number that has shown that it is there (RFC 6347 section 4.2.1), has got the first packet of what
-/// the server says next, and says nothing to that.
+/// A DTLS client that has returned its cookie (RFC 6347 section 4.2.1), received the first packet of the server's flight, and stays
+/// silent.
 pub(super) fn half_open(server: SocketAddr, number: u32) -> UdpSocket {
     let socket = UdpSocket::bind((source(number), 0)).expect("each address of loopback is ours");
     socket.connect(server).expect("loopback has a route");
-    // Newcomers repeat their ClientHello until the oldest handshake may give way.
+    // Repeats the ClientHello until the server may drop its oldest handshake.
     socket.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
     let mut buffer = [0; 2048];
     let mut ask = |hello: &[u8]| {
@@ -94,7 +94,7 @@ pub(super) fn half_open(server: SocketAddr, number: u32) -> UdpSocket {
         })
     };
     let answer = ask(&client_hello(number, None));
-    // HelloVerifyRequest, behind 13 bytes of the record and 12 of the message: a version, and the cookie with its length in front.
+    // HelloVerifyRequest after 13 bytes of record header and 12 of message header: version, cookie length, cookie.
     assert_eq!((answer[0], answer[13]), (22, 3), "a cookie: {answer:?}");
     let cookie = &answer[28..][..usize::from(answer[27])];
     let answer = ask(&client_hello(number, Some(cookie)));
@@ -102,7 +102,7 @@ pub(super) fn half_open(server: SocketAddr, number: u32) -> UdpSocket {
     socket
 }
 
-/// Whether a socket of the server has something to read (proc(5), `/proc/PID/net/udp`).
+/// Returns true if the socket has data to read (proc(5), `/proc/PID/net/udp`).
 fn is_waiting(pid: u32, server: SocketAddr) -> bool {
     let pid = i32::try_from(pid).expect("it is one");
     let process = Process::new(pid).expect("it runs");
@@ -110,11 +110,11 @@ fn is_waiting(pid: u32, server: SocketAddr) -> bool {
     sockets.iter().any(|socket| socket.local_address == server && socket.rx_queue > 0)
 }
 
-/// DTLS 1.2 (RFC 6347 section 4.2.2, RFC 5246 section 7.4.1.2), with one suite; the first one, or the second with a cookie.
+/// ClientHello of DTLS 1.2 (RFC 6347 section 4.2.2, RFC 5246 section 7.4.1.2) with one cipher suite, with or without a cookie.
 fn client_hello(number: u32, cookie: Option<&[u8]>) -> Vec<u8> {
     let mut body = vec![0xFE, 0xFD];
     body.extend(number.to_be_bytes().repeat(8));
-    // No session.
+    // Empty session ID.
     body.push(0);
     let sequence = u8::from(cookie.is_some());
     let cookie = cookie.unwrap_or_default();
@@ -133,7 +133,7 @@ fn client_hello(number: u32, cookie: Option<&[u8]>) -> Vec<u8> {
     body.extend(u16::try_from(extensions.len()).expect("short").to_be_bytes());
     body.extend(extensions);
     let len = u16::try_from(body.len()).expect("short").to_be_bytes();
-    // Of the type, its length in 24 bits, the number of the message, the fragment from 0 on with all of it.
+    // Message header: type, 24-bit length, sequence number, fragment offset 0, fragment length.
     let head = [1, 0, len[0], len[1], 0, sequence, 0, 0, 0, 0, len[0], len[1]];
     let handshake = [&head[..], &body].concat();
     let len = u16::try_from(handshake.len()).expect("short").to_be_bytes();

@@ -1,5 +1,5 @@
-//! What one user can do to another's allocation: nothing, with a good credential of his own, from the other's very address, with the other's
-//! ticket, or with the number of a connection of the other's.
+//! Attacks of one authenticated user on another user's allocation: from the owner's address, with the owner's ticket, or with the ID of the
+//! owner's connection.
 
 use std::{
     io::{Read as _, Write as _},
@@ -21,7 +21,7 @@ fn serve(certificate: &Certificate) -> Serve {
     Serve::start_secured(certificate, &["--workers", "1", "--user", "mallory:guessed"])
 }
 
-/// That an allocation is what it was: data passes both ways.
+/// Asserts that the allocation still relays in both directions.
 fn relays(owner: &mut User, relayed: SocketAddr, peer: &UdpSocket) {
     let address = xor_address(peer.local_addr().expect("it is bound"), 0);
     owner.wire.send(&stun::plain_message(SEND, &[(XOR_PEER_ADDRESS, &address), (PAYLOAD, b"ours")]));
@@ -34,7 +34,7 @@ fn relays(owner: &mut User, relayed: SocketAddr, peer: &UdpSocket) {
 }
 
 #[test]
-fn a_user_neither_takes_over_nor_ends_nor_uses_the_allocation_of_another() {
+fn a_user_cannot_take_over_end_or_use_another_users_allocation() {
     let certificate = Certificate::new(&["turn.example.org"]);
     let serve = serve(&certificate);
     let peer = UdpSocket::bind((V4, 0)).expect("a free port");
@@ -48,7 +48,7 @@ fn a_user_neither_takes_over_nor_ends_nor_uses_the_allocation_of_another() {
         let answer = owner.ask(CREATE_PERMISSION, &[(XOR_PEER_ADDRESS, &permitted)]);
         assert_eq!(answer.error(), None, "over {transport}");
         relays(&mut owner, relayed, &peer);
-        // From the owner's own 5-tuple, as over UDP anybody can who writes its address into a packet.
+        // From the owner's 5-tuple: over UDP anyone can forge the source address.
         let end: (u16, &[u8]) = (LIFETIME, &[0; 4]);
         let channel: [(u16, &[u8]); 2] = [(CHANNEL_NUMBER, &[0x40, 0, 0, 0]), (XOR_PEER_ADDRESS, &permitted)];
         for (asked, attributes) in [
@@ -60,14 +60,14 @@ fn a_user_neither_takes_over_nor_ends_nor_uses_the_allocation_of_another() {
             let answer = owner.ask_as(OTHER, asked, attributes);
             assert_eq!(answer.error(), Some(WRONG_CREDENTIALS), "{asked:#06x} over {transport}");
         }
-        // From elsewhere, with the ticket.
+        // From another address, with the ticket.
         let mut thief = User::new(wire(), OTHER.0, OTHER.1);
         for attributes in [&[(MOBILITY_TICKET, &ticket[..])][..], &[(MOBILITY_TICKET, &ticket), end]] {
             let answer = thief.ask(REFRESH, attributes);
             assert_eq!(answer.error(), Some(WRONG_CREDENTIALS), "over {transport}");
         }
         relays(&mut owner, relayed, &peer);
-        // The ticket is as good as before to whom it was given.
+        // The ticket stays valid for its owner.
         let mut moved = User::new(wire(), USER, PASSWORD);
         assert_eq!(moved.ask(REFRESH, &[(MOBILITY_TICKET, &ticket)]).error(), None, "over {transport}");
         relays(&mut moved, relayed, &peer);
@@ -75,9 +75,9 @@ fn a_user_neither_takes_over_nor_ends_nor_uses_the_allocation_of_another() {
     }
 }
 
-/// RFC 6062: who knows the number of a connection to a peer, and is not its user, does not get it.
+/// RFC 6062: only its user can bind a connection to a peer, even if another user knows its ID.
 #[test]
-fn a_connection_to_a_peer_is_bound_by_nobody_but_its_user() {
+fn only_its_user_can_bind_a_connection_to_a_peer() {
     let certificate = Certificate::new(&["turn.example.org"]);
     let serve = serve(&certificate);
     let listener = TcpListener::bind((V4, 0)).expect("a free port");

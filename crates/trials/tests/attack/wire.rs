@@ -1,5 +1,4 @@
-//! What attackers speak by who wait for answers: a socket, a connection, a connection with TLS, an association with DTLS. And users of a
-//! server, who have an allocation and ask for what they must not get.
+//! Transports of attackers that read responses (UDP, TCP, TLS, DTLS), and users with an allocation that send forbidden requests.
 
 use std::{
     collections::VecDeque,
@@ -19,14 +18,13 @@ use turnpike_testkit::{
 
 use turnpike_trials::SOON;
 
-/// One way to a server, and back.
+/// Connection to a server over one transport.
 pub(super) enum Wire {
     Datagrams(UdpSocket),
     Stream(Box<dyn StreamOfBytes>),
     Dtls(Box<Association>),
 }
 
-/// See [`Wire`].
 pub(super) trait StreamOfBytes: Read + Write + Send {}
 
 impl<S: Read + Write + Send> StreamOfBytes for S {}
@@ -68,7 +66,7 @@ impl Wire {
         stun::Message::stun(&self.hear())
     }
 
-    /// Answers that have come so far, as datagrams.
+    /// Responses received so far over UDP.
     pub(super) fn arrived(&mut self) -> Vec<stun::Message> {
         let Self::Datagrams(socket) = self else { panic!("no datagrams") };
         let mut buffer = [0; 4096];
@@ -81,7 +79,7 @@ impl Wire {
         answers
     }
 
-    /// So many bytes, of whatever a connection has become.
+    /// Reads `len` bytes from a connection.
     pub(super) fn read(&mut self, len: usize) -> Vec<u8> {
         let Self::Stream(stream) = self else { panic!("no stream of bytes") };
         let mut bytes = vec![0; len];
@@ -89,7 +87,7 @@ impl Wire {
         bytes
     }
 
-    /// The next message, be it data.
+    /// Receives the next message or ChannelData.
     pub(super) fn hear(&mut self) -> Vec<u8> {
         match self {
             Self::Datagrams(socket) => {
@@ -101,7 +99,7 @@ impl Wire {
                 let mut message = vec![0; 4];
                 stream.read_exact(&mut message).expect("something comes");
                 let len = usize::from(u16::from_be_bytes([message[2], message[3]]));
-                // ChannelData is padded (RFC 8656 section 12.5); the length of a STUN message leaves out its header.
+                // ChannelData is padded over streams (RFC 8656 section 12.5); the length of a STUN message excludes its header.
                 let rest = if message[0] & 0xC0 == 0x40 { len.next_multiple_of(4) } else { 16 + len };
                 message.resize(4 + rest, 0);
                 stream.read_exact(&mut message[4..]).expect("a message is whole");
@@ -112,7 +110,7 @@ impl Wire {
     }
 }
 
-/// A socket to the server; on loopback from an address that no witness has: whatever is held against it is held against nobody else.
+/// UDP socket to the server; on loopback from an address that no witness uses, so that penalties apply to the attacker only.
 fn socket(server: SocketAddr) -> UdpSocket {
     let own = if server.ip().is_loopback() { Ipv4Addr::new(127, 3, 3, 3) } else { Ipv4Addr::UNSPECIFIED };
     let socket = UdpSocket::bind((IpAddr::V4(own), 0)).expect("each address of loopback is ours");
@@ -121,7 +119,7 @@ fn socket(server: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// An association with DTLS, whose handshake is done.
+/// A DTLS association after its handshake.
 pub(super) struct Association {
     socket: UdpSocket,
     client: dtls::ClientAssociation,
@@ -158,7 +156,7 @@ impl Association {
         }
     }
 
-    /// Takes a datagram of the server's, or the end of the time in which one should have come.
+    /// Receives a datagram or times out.
     fn read(&mut self) {
         let now = Instant::now();
         let until = self.client.timeout().map_or(SOON, |at| at.saturating_duration_since(now));
@@ -172,7 +170,7 @@ impl Association {
         self.pass();
     }
 
-    /// Hands on what there is to be sent, and what was received.
+    /// Sends pending datagrams and collects received data.
     fn pass(&mut self) {
         let Self { socket, client, heard } = self;
         let send = |packet: &[u8]| _ = socket.send(packet).expect("the link takes it");
@@ -186,7 +184,7 @@ fn connect(server: SocketAddr) -> TcpStream {
     stream
 }
 
-/// A connection with TLS, whose handshake is done.
+/// A TLS connection after its handshake.
 pub(super) fn handshake(server: SocketAddr) -> StreamOwned<ClientConnection, TcpStream> {
     let mut stream = StreamOwned::new(hello(), connect(server));
     while stream.conn.is_handshaking() {
@@ -195,21 +193,21 @@ pub(super) fn handshake(server: SocketAddr) -> StreamOwned<ClientConnection, Tcp
     stream
 }
 
-/// The client's side of a connection with TLS.
+/// Client side of a TLS connection.
 fn hello() -> ClientConnection {
     let config = certificates::believing_client(rustls::ALL_VERSIONS);
     let name = ServerName::try_from("turn.example.org").expect("it is a name");
     ClientConnection::new(Arc::new(config), name).expect("a valid configuration")
 }
 
-/// A whole ClientHello of TLS.
+/// A complete TLS ClientHello.
 pub(super) fn client_hello() -> Vec<u8> {
     let mut bytes = Vec::new();
     hello().write_tls(&mut bytes).expect("a vector takes it");
     bytes
 }
 
-/// A user, whose requests are signed.
+/// A user who signs requests.
 pub(super) struct User {
     pub(super) wire: Wire,
     name: &'static str,
@@ -218,14 +216,14 @@ pub(super) struct User {
 }
 
 impl User {
-    /// Who has asked once, and knows realm and nonce.
+    /// Sends one request to learn realm and nonce.
     pub(super) fn new(mut wire: Wire, name: &'static str, password: &'static str) -> Self {
         wire.send(&stun::plain_message(ALLOCATE, &[(REQUESTED_TRANSPORT, &stun::UDP)]));
         let challenge = wire.receive().challenge();
         Self { wire, name, password, challenge }
     }
 
-    /// Says it, and waits for nothing.
+    /// Sends a request without waiting.
     pub(super) fn say(&mut self, message_type: u16, attributes: &[(u16, &[u8])]) {
         let credentials = (self.name, self.password, &self.challenge);
         let request = stun::signed_request(message_type, attributes, credentials);
@@ -237,7 +235,7 @@ impl User {
         self.wire.receive()
     }
 
-    /// The same once, by the same way, as somebody else.
+    /// Sends one request over the same connection as another user.
     pub(super) fn ask_as(
         &mut self,
         (name, password): (&'static str, &'static str),
@@ -250,7 +248,7 @@ impl User {
         answer
     }
 
-    /// An allocation for UDP (17) or TCP (6), with more attributes.
+    /// Allocates with protocol UDP (17) or TCP (6) and additional attributes.
     pub(super) fn allocate(&mut self, protocol: u8, more: &[(u16, &[u8])]) -> stun::Message {
         let transport: (u16, &[u8]) = (REQUESTED_TRANSPORT, &[protocol, 0, 0, 0]);
         let answer = self.ask(ALLOCATE, &[&[transport], more].concat());

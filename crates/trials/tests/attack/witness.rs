@@ -1,5 +1,4 @@
-//! Clients that relay on the very worker that is attacked, over each transport: below what saturates that, they lose nothing and hear of
-//! nothing.
+//! Clients that relay on the attacked worker over each transport: below saturation they lose nothing and see no errors.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -12,33 +11,33 @@ use serde_json::Value;
 use super::{TRANSPORTS, floods, is_thorough, row};
 use turnpike_trials::{Certificate, Load, Metrics, Program, Reflect, SOON, Serve, V4, eventually};
 
-/// Where their peers are: an address that no attacker asks for.
+/// Peer address that no attack uses.
 pub(super) const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 9, 9, 9));
-/// Over each transport.
+/// Clients per transport.
 const CLIENTS: u64 = 2;
-/// Datagrams a second over each transport: what a generator that stood still for a second sends all at once fits into a socket.
+/// Datagrams per second and transport; one second of them fits into a socket buffer.
 fn rate() -> &'static str {
     if is_thorough() { "100" } else { "25" }
 }
 
-/// Two over each of some transports.
+/// Two clients over each given transport.
 pub(super) struct Witnesses {
     loads: Vec<(&'static str, Program)>,
     _reflect: Reflect,
-    /// Datagrams that had been relayed to peers before.
+    /// Datagrams relayed to peers before the attack.
     before: u64,
 }
 
-/// What they have seen.
+/// Results by transport.
 pub(super) struct Seen(Vec<(&'static str, Value)>);
 
-/// What the server has relayed to peers.
+/// Datagrams relayed to peers.
 pub(super) fn relayed(metrics: &Metrics) -> u64 {
     metrics.sum("turnpike_relayed_datagrams_total", "direction=\"to_peer\"")
 }
 
 impl Witnesses {
-    /// To where `server` is by each of these transports, with peers at this address; until all of them relay.
+    /// Starts clients over these transports with peers at `peer`, and waits until all of them relay.
     pub(super) fn begin(
         transports: &[&'static str],
         server: impl Fn(&str) -> SocketAddr,
@@ -62,7 +61,7 @@ impl Witnesses {
         Self { loads, _reflect: reflect, before }
     }
 
-    /// Ends them: what they have seen of `what`. Nothing was lost, and nothing else was sent to any peer.
+    /// Stops the clients and asserts that nothing was lost and that no other peer received data.
     pub(super) fn end(self, what: &str, metrics: impl Fn() -> Metrics) -> Seen {
         self.loads.iter().for_each(|(_, load)| load.signal("INT"));
         let seen = self.loads.into_iter().map(|(transport, load)| {
@@ -76,11 +75,11 @@ impl Witnesses {
             for figure in ["duplicated", "reordered"] {
                 assert_eq!(result[figure], 0, "{what}: {figure} over {transport}: {said}");
             }
-            // A request that was repeated, because the machine was slow, is answered twice.
+            // A request that a slow machine repeated is answered twice.
             let is_known = |error: &String| error == "unexpected_datagram";
             let errors = result["errors"].as_object().expect("counts by name");
             assert!(errors.keys().all(is_known), "{what}: over {transport}: {said}");
-            // Who stands still himself gives up what is late, and what has not left yet.
+            // A generator that stalls drops late datagrams.
             let is_slow = result["late_us"]["max"].as_u64() > Some(100_000);
             assert!(
                 result["lost"] == 0 || is_slow && !is_thorough(),
@@ -92,7 +91,7 @@ impl Witnesses {
         let sent = seen.sum("sent");
         let least = if was_slow { seen.sum("received") } else { sent };
         let found = || relayed(&metrics()) - self.before;
-        // What the kernel has relayed is told a second late.
+        // Kernel counters are up to a second old.
         eventually("all of theirs is relayed", || found() >= least);
         assert!(found() <= sent, "{what}: {} datagrams to peers, {sent} of witnesses", found());
         seen
@@ -104,7 +103,7 @@ impl Seen {
         self.0.iter().map(|(_, result)| result[figure].as_u64().expect("a number")).sum()
     }
 
-    /// A row of the table.
+    /// Prints a table row.
     pub(super) fn say(&self, what: &str, done: &str) {
         let p99 = |transport: &str| {
             let found = self.0.iter().find(|(name, _)| *name == transport);
@@ -135,7 +134,7 @@ fn clients_on_the_attacked_worker_lose_nothing() {
             if begun.elapsed() >= duration {
                 break;
             }
-            // A few thousand a second: what saturates a worker is another question.
+            // A few thousand packets per second, below saturation.
             thread::sleep(Duration::from_millis(5));
         }
         let seen = witnesses.end(flood.name, || serve.metrics());

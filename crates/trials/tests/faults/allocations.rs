@@ -1,5 +1,4 @@
-//! What an allocation takes: while nothing is broken, under a fault, and right after it. A figure of a machine that was busy with something
-//! else says nothing, so that such turns are made again, and a row that has no others is void.
+//! Allocation latency before, during and right after a fault. Turns on a busy machine are repeated; a row without valid turns is void.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -10,14 +9,12 @@ use std::{
 use super::{Row, Server, or_thorough};
 use turnpike_trials::Load;
 
-/// Milliseconds that it takes at most while nothing is broken, or is broken no more. Machines of two cores with a crowd on calls need a
-/// third of it.
+/// Maximum p99 in milliseconds without a fault. Two-core machines with a crowd on calls need a third of it.
 const MOST_WITHOUT: f64 = 10.0;
-/// By how much it may be longer under a fault.
+/// Maximum ratio of the p99 under a fault to the p99 without.
 const MOST_UNDER: f64 = 2.0;
 
-/// Allocations that are made and deleted, for `seconds`, by these clients: the 99th percentile of the time that one takes, in
-/// milliseconds. All must be granted.
+/// Allocates and deletes for `seconds`; returns the 99th percentile of the latency in milliseconds. Every request must succeed.
 pub(super) fn allocation_p99(server: &Server, user: &str, seconds: &str) -> f64 {
     let run = Load::as_user(server.address, user)
         .with_words(&[
@@ -26,7 +23,7 @@ pub(super) fn allocation_p99(server: &Server, user: &str, seconds: &str) -> f64 
             "--clients",
             "4",
             "--rate",
-            // So many that one in a hundred is not only those few that wait for one and the same query.
+            // Enough requests that the 99th percentile is more than the few that wait for one query.
             or_thorough("100", "400"),
             "--warmup",
             "0.2",
@@ -41,31 +38,31 @@ pub(super) fn allocation_p99(server: &Server, user: &str, seconds: &str) -> f64 
 
 /// Turns of [`allocation_p99`].
 pub(super) struct Turns {
-    /// All is as it should be: before the first fault, and whenever what a fault has left is over.
+    /// Before the first fault, and after every trace of a fault is gone.
     without: Vec<Turn>,
     under: Vec<Turn>,
-    /// Begun when the fault was over, with whatever it has left.
+    /// Started when a fault ended, before recovery was complete.
     right_after: Vec<Turn>,
-    /// How long after such a turn all that was left was over, at most.
+    /// Longest time from such a turn to full recovery.
     settled: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     p99: f64,
-    /// The longest that the machine kept a thread waiting meanwhile which does nothing but sleep.
+    /// Longest delay of a thread that only sleeps.
     machine: Duration,
 }
 
 impl Turn {
-    /// Whether its figure is the server's and not the machine's. One in a hundred allocations tells: a gap that is much longer than what one of
-    /// them takes is all that would be seen.
+    /// True if the figure reflects the server rather than the machine: the p99 is meaningless if the machine stalled for much longer than
+    /// an allocation takes.
     fn counts(&self) -> bool {
         self.machine <= Duration::from_millis(10)
     }
 }
 
-/// Turns without a fault, under it and right after it. `settle` waits until a fault that is over has left nothing.
+/// Measures without a fault, under it and right after it. `settle` waits for full recovery.
 pub(super) fn allocations_under(
     server: &mut Server,
     user: &str,
@@ -74,7 +71,7 @@ pub(super) fn allocations_under(
 ) -> Turns {
     let watched = Watched::default();
     thread::scope(|scope| {
-        // Also where an assertion fails, or the scope would wait for ever.
+        // Stops the watcher also if an assertion fails; otherwise the scope would never end.
         let _end = Over(&watched);
         scope.spawn(|| watched.watch());
         let turn = |server: &Server| {
@@ -83,10 +80,10 @@ pub(super) fn allocations_under(
             let machine = Duration::from_micros(watched.longest.load(Ordering::Relaxed));
             Turn { p99, machine }
         };
-        // Again where the machine was busy, which a test by itself takes as it comes.
+        // Repeats turns on a busy machine; a quick run accepts them.
         let good_turn = |server: &Server| {
             let mut tries = (0..or_thorough(1, 5)).map(|_| turn(server));
-            let first = tries.next().expect("there is one");
+            let first = tries.next().expect("at least one turn");
             if first.counts() { first } else { tries.find(Turn::counts).unwrap_or(first) }
         };
         let (mut without, mut under, mut right_after) = (Vec::new(), Vec::new(), Vec::new());
@@ -105,7 +102,7 @@ pub(super) fn allocations_under(
     })
 }
 
-/// How late a thread is that only sleeps: by that the machine is known, whatever the server does.
+/// Measures how late a sleeping thread wakes up, as a sign of a busy machine.
 #[derive(Default)]
 struct Watched {
     over: AtomicBool,
@@ -134,7 +131,7 @@ impl Drop for Over<'_> {
 }
 
 impl Turns {
-    /// Tells them: `who` takes these allocations, `when` is the fault.
+    /// Adds the figures to the row.
     pub(super) fn tell(&self, row: &mut Row, who: &str, when: &str) {
         let all = [&self.without, &self.under, &self.right_after];
         let [without, under, right_after] = all.map(|turns| median(turns));
@@ -159,14 +156,14 @@ impl Turns {
             row.void(format!("allocation p99 without: {without:.2} ms, above {MOST_WITHOUT}"));
         }
         row.limit(&format!("ratio of allocation p99 {when}"), under / without, MOST_UNDER);
-        // Such a turn comes once, whatever the machine does meanwhile; and whoever asks for a user first may wait for a query.
+        // These turns cannot be repeated, and the first request for a user may wait for a query.
         if after_count {
             row.limit("right after it, ms", right_after, MOST_WITHOUT);
         }
     }
 }
 
-/// Of those that count, or of all where none does.
+/// Median of the valid turns, or of all if none is valid.
 fn median(turns: &[Turn]) -> f64 {
     let good = turns.iter().filter(|turn| turn.counts());
     let mut figures: Vec<f64> = good.map(|turn| turn.p99).collect();

@@ -1,4 +1,4 @@
-//! Control groups of a test's own: to have one thread stand still, and to leave a process little memory.
+//! Control groups of tests: freeze one thread, limit the memory of a process.
 
 use std::{
     fs, io,
@@ -12,27 +12,27 @@ use turnpike_trials::SOON;
 
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// A thread that does not run.
+/// A frozen thread.
 pub(super) struct Frozen {
     group: PathBuf,
     thread: u32,
-    /// Where it was.
+    /// The thread's original group.
     home: PathBuf,
     control: (&'static str, &'static str, &'static str),
 }
 
-/// A process whose memory is counted, and may be limited.
+/// A process in a group that accounts for its memory and may limit it.
 pub(crate) struct Group {
     group: PathBuf,
     process: u32,
-    /// Where it was.
+    /// The process's original group.
     home: PathBuf,
 }
 
 impl Frozen {
-    /// Or why not.
+    /// Freezes a thread; returns the reason if the machine cannot.
     pub(super) fn thread(thread: u32) -> Result<Self, String> {
-        // Version 1, whose groups hold threads; then version 2, where a group for threads lies within that of their process.
+        // Version 1 groups hold threads. In version 2, a threaded group must be inside the process's group.
         let (base, home, members, control) = match place(thread, "freezer") {
             Some(home) => {
                 (PathBuf::from(ROOT).join("freezer"), home, "tasks", ("freezer.state", "FROZEN", "THAWED"))
@@ -64,7 +64,7 @@ impl Drop for Frozen {
 }
 
 impl Group {
-    /// Puts a process into a group of its own; or why not.
+    /// Moves a process to its own group; returns the reason if the machine cannot.
     pub(crate) fn of_process(pid: u32) -> Result<Self, String> {
         let why = |error: io::Error| format!("a process cannot be given a limit of memory here: {error}");
         let (base, home) = match place(pid, "memory") {
@@ -79,12 +79,12 @@ impl Group {
         Ok(limited)
     }
 
-    /// Bytes that it may use from now on.
+    /// Limits the memory to `bytes`.
     pub(super) fn to(&self, bytes: u64) -> io::Result<()> {
         fs::write(self.limit(), bytes.to_string())
     }
 
-    /// Bytes that it uses, those of its files included.
+    /// Bytes in use, including the page cache.
     pub(super) fn used(&self) -> u64 {
         let text = ["memory.usage_in_bytes", "memory.current"]
             .iter()
@@ -92,7 +92,7 @@ impl Group {
         text.and_then(|text| text.trim().parse().ok()).expect("the kernel counts it")
     }
 
-    /// How often it wanted more than its limit: reclaimed from it, refused, or ended for it.
+    /// Number of times the limit was hit: reclaim, refusal or OOM kill.
     pub(super) fn refusals(&self) -> u64 {
         if let Ok(text) = fs::read_to_string(self.group.join("memory.failcnt")) {
             return text.trim().parse().expect("a number");
@@ -102,7 +102,7 @@ impl Group {
         most.expect("version 2 counts it")
     }
 
-    /// Bytes that the kernel has for it (slabs, sockets), where it says so.
+    /// Kernel memory of the group (slabs, sockets), if reported.
     pub(crate) fn kernel(&self) -> Option<u64> {
         if let Ok(text) = fs::read_to_string(self.group.join("memory.kmem.usage_in_bytes")) {
             return text.trim().parse().ok();
@@ -119,13 +119,13 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = fs::write(&self.home, self.process.to_string());
         remove(&self.group);
     }
 }
 
-/// The directory of the group that a thread is in, for a controller of version 1, or `""` for version 2.
+/// Directory of a thread's group, for a version 1 controller, or `""` for version 2.
 fn place(thread: u32, controller: &str) -> Option<PathBuf> {
     let groups = fs::read_to_string(format!("/proc/{thread}/cgroup")).ok()?;
     let line = groups.lines().find_map(|line| {
@@ -137,7 +137,7 @@ fn place(thread: u32, controller: &str) -> Option<PathBuf> {
     dir.is_dir().then_some(dir)
 }
 
-/// Those in it may need a moment to be gone.
+/// Processes in the group may need a moment to exit.
 fn remove(group: &Path) {
     for _ in 0..100 {
         if fs::remove_dir(group).is_ok() || !group.exists() {

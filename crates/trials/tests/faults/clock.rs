@@ -1,5 +1,5 @@
-//! The time of day jumps. A time namespace does not move it, and the machine's own clock is not a test's to move: the server loads a
-//! library in front of libc's that adds what a file says.
+//! Jumps of the wall clock. A time namespace does not affect it, and a test must not change the machine's clock: the server preloads a
+//! library that adds an offset from a file.
 
 use std::{
     fs::File,
@@ -19,18 +19,18 @@ use turnpike_trials::{
 
 const DAY: i64 = 86_400;
 
-/// A day forth, two back, and home.
+/// A day forward, two back, and back to the real time.
 const JUMPS: [i64; 3] = [DAY, -DAY, 0];
 
-/// The time of day of one program.
+/// Wall clock of one program.
 struct Clock {
     offset: File,
-    /// With the library and the file.
+    /// Holds the library and the file.
     _dir: Dir,
 }
 
 impl Clock {
-    /// Of what is started so; or why there is none.
+    /// Applies to programs started with `wanted`; returns the reason if the machine cannot.
     fn of(wanted: &mut Wanted) -> Result<Self, String> {
         installed("cc")?;
         let dir = Dir::new();
@@ -45,14 +45,14 @@ impl Clock {
         Ok(Self { offset, _dir: dir })
     }
 
-    /// So many seconds from the machine's time.
+    /// Sets the offset from the real time.
     fn jump(&self, seconds: i64) {
         self.offset.write_all_at(&seconds.to_ne_bytes(), 0).expect("our own file");
         thread::sleep(Duration::from_secs(1));
     }
 }
 
-/// Waits for a line of a program that has been written so many seconds from the machine's time: it has seen that time.
+/// Waits for a log line with a date at this offset.
 fn says_so(seconds: i64, lines: impl Fn() -> Vec<String>, said: usize) {
     within(SOON, "a line has the other day", || {
         let day = day(seconds);
@@ -60,32 +60,33 @@ fn says_so(seconds: i64, lines: impl Fn() -> Vec<String>, said: usize) {
     });
 }
 
-/// The date (UTC) so many seconds from now, as lines of the log begin with.
+/// Date (UTC) at this offset, as in log lines.
 fn day(seconds: i64) -> String {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("it is after 1970").as_secs();
+    let now =
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("the clock is after 1970").as_secs();
     let then = now.checked_add_signed(seconds).expect("a day more or less");
     let date =
         Program::run(Command::new("date").args(["-u", "-d", &format!("@{then}"), "+%Y-%m-%d"])).ended(0);
     date.stdout.trim().to_owned()
 }
 
-/// What opens the server for a time, all made at home: which is good at which time of day.
+/// Time-limited credentials made at the real time, with their validity.
 struct Timed {
-    /// With the token.
+    /// Holds the token file.
     dir: Dir,
-    /// A name with its time and the password (`auth.secrets`), good for two hours.
+    /// Time-limited name and password (`auth.secrets`), valid for two hours.
     short: (String, String),
-    /// The same, good for three days.
+    /// Time-limited name and password, valid for three days.
     long: (String, String),
 }
 
-/// For names with a time.
+/// Secret of the time-limited names.
 const SECRET: &str = "north wind";
-/// For access tokens, in base64.
+/// Key of access tokens, in base64.
 const TOKEN_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 impl Timed {
-    /// What the server's file has for it.
+    /// Server configuration for these credentials.
     fn settings() -> String {
         format!(
             "[auth]\nsecrets = [\"{SECRET}\"]\n[oauth]\nserver_name = \"turn.faults.test\"\nkey = [{{ kid = \"east\", key = \
@@ -121,7 +122,7 @@ impl Timed {
         Self { dir, short: named("7200"), long: named("259200") }
     }
 
-    /// So many seconds from home: whoever comes is let in or not, as the documents have it.
+    /// Asserts which credentials the server accepts at this offset.
     fn are_judged(&self, server: &Server, seconds: i64) {
         let answers = |(name, password): &(String, String)| server.answers(name, password);
         let is_over = seconds >= DAY;
@@ -131,7 +132,7 @@ impl Timed {
             "a name good for two hours, {seconds} s from home"
         );
         assert_eq!(answers(&self.long), None, "a name good for three days, {seconds} s from home");
-        // One from the future is none, either.
+        // A token from the future is invalid too.
         let is_good = seconds == 0;
         let server = server.address.to_string();
         let token = self.dir.at("token").display().to_string();
@@ -161,8 +162,8 @@ impl Timed {
     }
 }
 
-/// Two clients that take another socket again and again and their allocation along, by the ticket that they got last, before, while and
-/// after `meanwhile`: each of these is good.
+/// Runs two clients that repeatedly change sockets and move their allocations with the latest ticket, before, during and after
+/// `meanwhile`; every ticket must work.
 fn movers_notice_nothing(server: &Server, reflect: &Reflect, meanwhile: impl FnOnce()) {
     let there = server.allocations() + 2;
     let movers = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
@@ -181,20 +182,20 @@ fn movers_notice_nothing(server: &Server, reflect: &Reflect, meanwhile: impl FnO
     movers.signal("INT");
     let run = movers.wait(SOON);
     assert_eq!(refused(), none, "{}", run.output());
-    // Of the 5-tuple of a new socket the server may remember an allocation, and say so (437).
+    // The server may still know an allocation on the 5-tuple of a new socket and answer 437.
     assert!(run.result()["migrations_done"].as_u64() > Some(4), "{}", run.output());
 }
 
-/// Waits until each client of the crowd has refreshed its allocation. Nobody else may be there.
+/// Waits until each client of the crowd has refreshed its allocation. Requires that no other client refreshes.
 fn all_refresh(server: &Server, clients: u32) {
-    /// They do so each half minute (`limits.default_lifetime` is a minute here).
+    /// Clients refresh every half minute (`limits.default_lifetime` is a minute here).
     const PATIENCE: Duration = Duration::from_secs(50);
     let refreshed = || server.metrics().sum("turnpike_successes_total", "method=\"refresh\"");
     let before = refreshed();
     within(PATIENCE, "all refresh their allocations", || refreshed() >= before + u64::from(clients));
 }
 
-/// How often somebody came with a nonce of another time.
+/// Number of stale-nonce responses.
 fn stale(server: &Server) -> u64 {
     server.metrics().sum("turnpike_error_responses_total", "code=\"438\"")
 }
@@ -219,17 +220,17 @@ fn the_clock_jumps_forth_and_back() {
                 let mut at_home = Visitor::of(server);
                 for jump in JUMPS {
                     let (said, before) = (server.lines().len(), stale(server));
-                    // One who has a nonce of the time before, and has not used it.
+                    // A client with an unused nonce from before the jump.
                     let mut late = Visitor::of(server);
                     movers_notice_nothing(server, &reflect, || clock.jump(jump));
-                    // It is too old, or of the future; with the one that comes with the answer he is served.
+                    // The nonce is too old or from the future; the one in the response works.
                     let asked = [(); 2].map(|()| late.asks(USER, PASSWORD));
                     assert_eq!(asked, [Some(438), None], "{jump} s from home");
-                    // Whoever comes new.
+                    // New clients.
                     allocation_p99(server, &format!("{USER}:{PASSWORD}"), "0.5");
                     timed.are_judged(server, jump);
                     says_so(jump, || server.lines(), said);
-                    // That takes half a minute each time.
+                    // Takes half a minute each time.
                     if rows().is_some() {
                         all_refresh(server, clients);
                         assert!(stale(server) >= before + u64::from(clients), "each had a nonce of before");

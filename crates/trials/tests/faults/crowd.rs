@@ -1,5 +1,5 @@
-//! Clients on calls: both ends are the generator's, so that what was lost is known, and each client that hears nothing for a while comes
-//! back with another allocation, as calls do.
+//! Clients on calls: the generator runs both ends, so it knows every loss, and a client without data for a while makes a new allocation,
+//! as calls do.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Server, or_thorough, within};
 use turnpike_trials::{Load, PASSWORD, Program, SOON, USER};
 
-/// Silence after which a client comes back, in seconds: more than a busy machine makes by itself.
+/// Silence in seconds after which a client reconnects; longer than a busy machine causes by itself.
 const PATIENCE: &str = "2";
 
 pub(super) struct Crowd {
@@ -27,27 +27,27 @@ struct Part {
 }
 
 impl Crowd {
-    /// As many as usual, on loopback.
+    /// Default size, on loopback.
     pub(super) fn of(server: &Server) -> Self {
         Self::of_user(server, &format!("{USER}:{PASSWORD}"))
     }
 
-    /// The same as another user.
+    /// Default size, as another user.
     pub(super) fn of_user(server: &Server, user: &str) -> Self {
         Self::usual(server.address, "127.0.0.1:0", PATIENCE, user)
     }
 
-    /// The same that wait so many seconds before they come back.
+    /// Default size, with this reconnect timeout in seconds.
     pub(super) fn patient(server: &Server, seconds: &str) -> Self {
         Self::at(server.address, "127.0.0.1:0", seconds)
     }
 
-    /// To the server by this address, with peers at another one.
+    /// Clients to this server address, with peers at `peer`.
     pub(super) fn at(server: SocketAddr, peer: &str, patience: &str) -> Self {
         Self::usual(server, peer, patience, &format!("{USER}:{PASSWORD}"))
     }
 
-    /// The same whose datagrams come one by one: voice alone.
+    /// Clients whose datagrams are sent singly: voice only.
     pub(super) fn thin(server: SocketAddr, peer: &str, patience: &str) -> Self {
         let part = Part::new(
             server,
@@ -59,7 +59,7 @@ impl Crowd {
         Self::new(vec![part], peer)
     }
 
-    /// As many as usual by TCP, TLS and DTLS, a third each.
+    /// Default size over TCP, TLS and DTLS, a third each.
     pub(super) fn secured(server: &Server) -> Self {
         let (peer, user) = ("127.0.0.1:0", format!("{USER}:{PASSWORD}"));
         let part = |transport| {
@@ -79,7 +79,7 @@ impl Crowd {
         Self { parts, peer: peer.to_owned(), clients }
     }
 
-    /// Starts it, and waits until all have what they need.
+    /// Starts the clients and waits until all have an allocation.
     pub(super) fn begin(&mut self, server: &Server) {
         let before = server.allocations();
         self.parts.iter_mut().for_each(|part| part.load = Some(part.asked.start()));
@@ -87,13 +87,13 @@ impl Crowd {
         self.flows();
     }
 
-    /// Waits until media flows as it should, for all: by what the clients and their peers say each second.
+    /// Waits until media flows for every client, from the per-second reports of both ends.
     pub(super) fn flows(&self) {
         for part in &self.parts {
-            let load = part.load.as_ref().expect("it has begun");
+            let load = part.load.as_ref().expect("the crowd was started");
             let seconds = || load.lines().iter().filter_map(|line| Second::of(line)).collect::<Vec<_>>();
             let begun = seconds().len();
-            // Were one of them silent, it would be less; the second that had begun counts for nothing.
+            // One silent client would lower the ratio below this; the first, partial second does not count.
             let whole = 1.0 - 0.5 / f64::from(part.clients);
             within(SOON * 3, "media flows for all", || {
                 seconds()
@@ -104,10 +104,12 @@ impl Crowd {
         }
     }
 
-    /// Ends it: what it has seen. Nobody may be silent at the end.
+    /// Ends the clients and returns the results; no client may be silent at the end.
     pub(super) fn end(&mut self) -> Value {
-        let loads =
-            self.parts.iter_mut().map(|part| (part.transport, part.load.take().expect("it has begun")));
+        let loads = self
+            .parts
+            .iter_mut()
+            .map(|part| (part.transport, part.load.take().expect("the crowd was started")));
         let loads: Vec<_> = loads.collect();
         loads.iter().for_each(|(_, load)| load.signal("INT"));
         let seen = loads.into_iter().map(|(transport, load)| {
@@ -120,10 +122,10 @@ impl Crowd {
         together(seen.collect())
     }
 
-    /// A whole call of two more, in each way.
+    /// Complete calls of two more clients, one through each path.
     pub(super) fn control_calls(&self, server: &Server) -> Vec<Load> {
         let call = |part: &Part| {
-            // Thin where the crowd is.
+            // Single datagrams if the crowd sends single datagrams.
             let load = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
                 .with_words(&[
                     "--profile",
@@ -153,13 +155,12 @@ impl Part {
     }
 }
 
-/// By this transport.
 fn by(load: Load, transport: &str) -> Load {
     let load = load.with(&format!("--transport {transport}"));
     if matches!(transport, "tls" | "dtls") { load.with("--insecure") } else { load }
 }
 
-/// What all parts have seen: counts of all, and of silence the longest.
+/// Combines the results: sums of counts, maxima of silences.
 fn together(mut parts: Vec<Value>) -> Value {
     const COUNTS: [&str; 5] = ["sent", "lost", "duplicated", "reordered", "returns_done"];
     if parts.len() == 1 {
@@ -167,25 +168,25 @@ fn together(mut parts: Vec<Value>) -> Value {
     }
     let mut all = json!({});
     for name in COUNTS {
-        let counts = parts.iter().map(|part| part[name].as_u64().expect("each tells it"));
+        let counts = parts.iter().map(|part| part[name].as_u64().expect("every result has the field"));
         all[name] = counts.sum::<u64>().into();
     }
     for name in ["pause_ms_p50", "pause_ms_max"] {
-        let times = parts.iter().map(|part| part[name].as_f64().expect("each tells it"));
+        let times = parts.iter().map(|part| part[name].as_f64().expect("every result has the field"));
         all[name] = times.fold(0.0, f64::max).into();
     }
     all["parts"] = parts.into();
     all
 }
 
-/// What was sent and received in a second, by both ends.
+/// Datagrams that both ends sent and received in a second.
 pub(super) struct Second {
     pub(super) sent: f64,
     pub(super) received: f64,
 }
 
 impl Second {
-    /// A line such as `  12.0 s  sent 1,200/s  received 1,199/s  loss 0.08 %  p50 ...`.
+    /// Parses a line such as `  12.0 s  sent 1,200/s  received 1,199/s  loss 0.08 %  p50 ...`.
     pub(super) fn of(line: &str) -> Option<Self> {
         let rate = |label: &str| {
             let (_, rest) = line.split_once(label)?;

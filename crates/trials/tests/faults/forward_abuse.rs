@@ -1,4 +1,4 @@
-//! Strangers who mean harm, and names that lie, at `turnpike forward`: those who are served notice nothing.
+//! Hostile clients and a lying name server at `turnpike forward`: other clients must not notice.
 
 use std::{
     fs,
@@ -26,10 +26,10 @@ use super::{
 use turnpike_trials::links::{PEER, SERVER, on_links};
 use turnpike_trials::{Dir, SOON, V4, need};
 
-/// Bytes that a connection may cost the process, whatever its client does. What waits for a reader is the kernel's.
+/// Maximum memory of the process per connection. Data waiting for a reader is in the kernel.
 const MOST_MEMORY: u64 = 16 << 10;
 
-/// How long it lasts.
+/// Duration of a fault.
 fn a_while() -> Duration {
     or_thorough(Duration::from_secs(1), Duration::from_secs(6))
 }
@@ -41,7 +41,7 @@ fn clients_that_hardly_speak() {
         "clients_that_hardly_speak",
         "forward: 500 clients send one byte per second (slow loris); 500 more are half-closed or never read",
     );
-    // Room for those who are served and for these.
+    // Room for the served clients and these.
     let most = Forwarder::clients() + 1000;
     let wanted = Wanted::default().with_rule(&format!("max_connections = {most}\n"));
     let seen = Forwarder::local(wanted).row(row, |forwarder, row| {
@@ -55,7 +55,7 @@ fn clients_that_hardly_speak() {
                 stream.write_all(talks::HOLD).expect("it is open");
                 stream.shutdown(std::net::Shutdown::Write).expect("it is open");
             } else {
-                // What the target sends back finds no reader.
+                // Never reads the returned data.
                 stream.set_nonblocking(true).expect("it is open");
                 while stream.write(&[7; 16_384]).is_ok() {}
             }
@@ -68,7 +68,7 @@ fn clients_that_hardly_speak() {
             thread::sleep(Duration::from_secs(1));
         }
         let spent = cpu_ms(forwarder.pid()) - spent;
-        // With the sessions of the rule for datagrams.
+        // Includes the sessions of the UDP rule.
         let all = most + Forwarder::clients();
         within(SOON, "all of them are there", || forwarder.kept().sessions == all);
         let held = forwarder.kept();
@@ -97,11 +97,11 @@ fn clients_that_hardly_speak() {
 #[ignore = "thorough: cargo xtask faults"]
 fn connections_that_never_come_about() {
     on_links(turnpike_testkit::this_test!(), |links| {
-        // Room for those who are served, and for one more.
+        // Room for the served clients and one more.
         let most = Forwarder::clients() + 1;
         let wanted = Wanted::inside(links).with_rule(&format!("max_connections = {most}\n"));
         let forwarder = Forwarder::between(SERVER[0], Target::on(PEER[0]), wanted);
-        // From this address nothing leaves but the first packet of each connection.
+        // Only the first packet of each connection leaves this address.
         run("ip", &["addr", "add", "10.77.1.66/24", "dev", "c"]);
         run("nft", &["add table inet flood"]);
         run("nft", &["add chain inet flood out { type filter hook output priority 0; }"]);
@@ -118,19 +118,19 @@ fn connections_that_never_come_about() {
                 let flood: Vec<socket2::Socket> = (0..200).filter_map(|_| half_open(forwarder.tcp)).collect();
                 sent += u32::try_from(flood.len()).expect("a few");
                 thread::sleep(Duration::from_millis(50));
-                // Those that the kernel keeps: state 03 is SYN_RECV.
+                // Connections in state 03, SYN_RECV.
                 let table = links.inside_says(&["cat", "/proc/net/tcp"]);
                 let state = |line: &str| line.split_whitespace().nth(3).map(str::to_owned);
                 half = half.max(table.lines().filter(|line| state(line).as_deref() == Some("03")).count());
                 if turn % 10 == 9 {
                     let fate = talks::newcomer(forwarder.tcp);
-                    assert_eq!(fate, Fate::Served, "the flood takes nobody's place");
+                    assert_eq!(fate, Fate::Served, "the flood takes no other client's place");
                     served += 1;
                 }
             }
             let held = forwarder.kept();
             assert!(half > 100, "only {half} were half open at a time");
-            assert!(held.sessions <= before.sessions + 1, "none of them is a connection: {held:?}");
+            assert!(held.sessions <= before.sessions + 1, "no connection was established: {held:?}");
             assert!(held.descriptors <= before.descriptors + 4, "{before:?}, {held:?}");
             assert!(held.memory <= before.memory + (4 << 20), "{before:?}, {held:?}");
             row.note(format!(
@@ -147,21 +147,21 @@ fn half_open(to: SocketAddr) -> Option<socket2::Socket> {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).ok()?;
     socket.set_nonblocking(true).ok()?;
     socket.bind(&SocketAddr::from((Ipv4Addr::new(10, 77, 1, 66), 0)).into()).ok()?;
-    // It is under way.
+    // Returns EINPROGRESS.
     let _ = socket.connect(&to.into());
     Some(socket)
 }
 
-/// Whose PROXY headers are believed, and somebody whose are not.
+/// Trusted PROXY source, and an untrusted one.
 const PROXY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
 const NO_PROXY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 8);
-/// How long a header may take here: as long as a connect.
+/// Timeout for a header: the connect timeout.
 const TOO_LATE: Duration = Duration::from_secs(2);
-/// By when it has come to an end because of that: before the ten seconds that a connect may take by default.
+/// Deadline for the end of such a connection, less than the default connect timeout of ten seconds.
 const MUCH_LATER: Duration = Duration::from_secs(5);
-/// What stands behind a header, and would come back if a target heard it.
+/// Data after a header, which returns if the target receives it.
 const BEHIND: &[u8] = b"let me through";
-/// How version 2 begins.
+/// First bytes of version 2.
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
 #[test]
@@ -191,7 +191,7 @@ fn hostile_proxy_headers() {
         for turn in 0..or_thorough(2, 40) {
             for header in bad_headers() {
                 let stream = come_from(PROXY, forwarder.tcp);
-                // In pieces, every other time.
+                // In pieces every other time.
                 say(&stream, &[&header[..], BEHIND].concat(), if turn % 2 == 0 { usize::MAX } else { 7 });
                 assert_eq!(until_its_end(&stream), b"", "{}", header.escape_ascii());
                 tried += 1;
@@ -213,7 +213,7 @@ fn hostile_proxy_headers() {
             }
         }
         all_are_counted("untrusted_proxy", untrusted + liars);
-        // The connection may be there before its client has said anything.
+        // The connection may exist before its client has sent anything.
         let visits = forwarder.visits();
         assert!(visits[0] <= connections + served + liars && visits[1] == heard + served, "{visits:?}");
 
@@ -229,7 +229,7 @@ fn hostile_proxy_headers() {
     unharmed(&seen);
 }
 
-/// A connection from this address of loopback.
+/// Connects from this loopback address.
 fn come_from(ip: Ipv4Addr, to: SocketAddr) -> TcpStream {
     let socket =
         socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a descriptor");
@@ -241,12 +241,12 @@ fn come_from(ip: Ipv4Addr, to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Says it in pieces of so many bytes; the other side may end before the last one.
+/// Sends in pieces; the peer may close before the last one.
 fn say(mut stream: &TcpStream, bytes: &[u8], piece: usize) {
     let _ = bytes.chunks(piece).try_for_each(|bytes| stream.write_all(bytes));
 }
 
-/// What comes until a connection ends.
+/// Reads until the connection ends.
 fn until_its_end(mut stream: &TcpStream) -> Vec<u8> {
     let mut back = Vec::new();
     if let Err(error) = stream.read_to_end(&mut back) {
@@ -256,20 +256,20 @@ fn until_its_end(mut stream: &TcpStream) -> Vec<u8> {
     back
 }
 
-/// Headers as they should be. None is one for whoever is no proxy.
+/// Valid headers; the empty one is for untrusted sources.
 fn good_headers() -> Vec<Vec<u8>> {
     let v2 = |len: u8| [SIGNATURE, &[0x21, 0x11, 0, len], &[1; 12]].concat();
     vec![
         b"PROXY TCP4 192.0.2.7 192.0.2.8 4660 443\r\n".to_vec(),
         b"PROXY UNKNOWN\r\n".to_vec(),
         v2(12),
-        // Behind the addresses something that says to be longer than it is: that may be passed over, unread (section 2.2).
+        // A TLV that claims to be longer than it is; receivers may skip it unread (section 2.2).
         [&v2(20)[..], &[4, 0xFF, 0xFF, 0, 0, 0, 0, 0]].concat(),
         Vec::new(),
     ]
 }
 
-/// What is behind good headers comes back; how many these were.
+/// Asserts that data after valid headers returns; returns their number.
 fn good_headers_are_served(server: SocketAddr) -> u64 {
     let mut served = 0;
     for header in good_headers() {
@@ -287,7 +287,7 @@ fn good_headers_are_served(server: SocketAddr) -> u64 {
     served
 }
 
-/// Headers that are none, and no header at all.
+/// Invalid headers, and none at all.
 fn bad_headers() -> Vec<Vec<u8>> {
     let v2 = |rest: &[&[u8]]| [&[SIGNATURE][..], rest].concat().concat();
     vec![
@@ -307,11 +307,10 @@ fn bad_headers() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Proxies that stay, with a header that is not whole and goes on slowly, if at all: their connections end, and not before their time.
-/// How many these were.
+/// Proxies that send an incomplete header slowly or stop: their connections end at the timeout, not earlier. Returns their number.
 fn headers_without_an_end(server: SocketAddr) -> u64 {
     let beginning = |bytes: &[u8], slowly| (bytes.to_vec(), slowly);
-    // Of the longest that is believed.
+    // Longest accepted header.
     let longest = [SIGNATURE, &[0x21, 0x11, 0x0F, 0xF0]].concat();
     let headers = [
         beginning(b"", false),
@@ -347,11 +346,11 @@ fn headers_without_an_end(server: SocketAddr) -> u64 {
     tried
 }
 
-/// Where the name leads.
+/// Address of the name.
 const TARGET: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 
-/// What a name server says, and what becomes of those who come new then. An answer that is none, or that names nobody, leaves the last one
-/// as it was; one with addresses counts, wherever these lead. The forwarder listens at the target's ports on 127.0.0.1.
+/// Answers of the name server, and the fate of new clients. Invalid and empty answers keep the last addresses; valid ones apply, wherever
+/// they lead. The forwarder listens on the target's ports on 127.0.0.1.
 const LIES: [(&str, Fate); 8] = [
     ("the truth", Fate::Served),
     ("no such name", Fate::Served),
@@ -380,12 +379,12 @@ fn a_name_server_lies() {
             }
         }
         let server = need!(NameServer::start());
-        // Not where 0.0.0.0 would lead, and not the address where the forwarder listens.
+        // Neither the address of 0.0.0.0 nor the forwarder's own.
         let target = Target::on(TARGET.into());
         let forwarder = Forwarder::to_name(Wanted::default(), target, "target.faults.test");
         let row = Row::new("a_name_server_lies", "forward: the name server sends wrong answers or none");
         let seen = forwarder.row(row, |forwarder, row| {
-            // The name is asked for once a second; an answer that is waited for takes longer.
+            // The name is resolved once a second; a timed-out query takes longer.
             let is_asked = |times: u64| {
                 let asked = server.asked();
                 within(SOON, "it asks again", || server.asked() >= asked + times);
@@ -397,7 +396,7 @@ fn a_name_server_lies() {
                 |rule: &str| sum("turnpike_forward_ended_total", &format!("{rule},reason=\"connect_failed\""));
             for (lie, (said, fate)) in LIES.iter().enumerate().skip(1) {
                 server.say(lie);
-                // Questions for both families, and one more round.
+                // Queries for both families, plus one more round.
                 is_asked(or_thorough(4, 8));
                 within(SOON, said, || talks::newcomer(forwarder.tcp) == *fate);
                 let (kept, before) = (forwarder.kept(), RULES.map(begun));
@@ -406,7 +405,7 @@ fn a_name_server_lies() {
                 assert_eq!(fates, [*fate; 5], "newcomers by TCP, the name server saying {said}");
                 let by_udp = talks::newcomer_of_udp(forwarder.udp, 100);
                 assert_eq!(by_udp == Fate::Served, *fate == Fate::Served, "{said}: {by_udp:?}");
-                // It was heard.
+                // The target received it.
                 match fate {
                     Fate::Served => within(SOON, said, || told("cannot resolve") > 0),
                     _ => within(SOON, said, || {
@@ -414,7 +413,7 @@ fn a_name_server_lies() {
                         now[0] >= failed[0] + 5 && now[1] > failed[1]
                     }),
                 }
-                // Each newcomer is one connection or session, and not one that makes others.
+                // Each new client is one connection or session; none may loop.
                 let (now, more) = (forwarder.kept(), RULES.map(begun));
                 assert!(now.sessions <= kept.sessions + FEW, "{said}: {kept:?}, {now:?}");
                 assert!(now.descriptors as u64 <= kept.descriptors as u64 + FEW, "{said}: {kept:?}, {now:?}");
@@ -437,12 +436,12 @@ fn a_name_server_lies() {
     });
 }
 
-/// The rules for streams and for datagrams, as labels.
+/// Labels of the TCP and UDP rules.
 const RULES: [&str; 2] = ["rule=\"t\"", "rule=\"u\""];
-/// Newcomers while one lie is looked at, and then some.
+/// New clients per lie, with margin.
 const FEW: u64 = 20;
 
-/// Answers for every name.
+/// Answers queries for every name.
 struct NameServer {
     says: Arc<AtomicU8>,
     asked: Arc<AtomicU64>,
@@ -484,7 +483,7 @@ impl Drop for NameServer {
     }
 }
 
-/// An answer to a question with one name (RFC 1035 section 4).
+/// Answer to a query with one name (RFC 1035 section 4).
 fn answer(question: &[u8], lie: usize) -> Option<Vec<u8>> {
     let name = question.get(12..)?;
     let end = name.iter().position(|byte| *byte == 0)?;
@@ -495,7 +494,7 @@ fn answer(question: &[u8], lie: usize) -> Option<Vec<u8>> {
         "garbage" => return Some(vec![0xA5; 300]),
         "no such name" => (3, Vec::new()),
         "0.0.0.0" => (0, vec![[0; 4]]),
-        // At the target's port, as all of these.
+        // At the target's port.
         "the forwarder's own address" => (0, vec![[127, 0, 0, 1]]),
         "an address without a listener" => (0, vec![[127, 0, 0, 4]]),
         "200 addresses" => (0, (0..200).map(|last| [198, 51, 100, last]).collect()),
@@ -503,7 +502,7 @@ fn answer(question: &[u8], lie: usize) -> Option<Vec<u8>> {
     };
     let addresses = if is_a { addresses } else { Vec::new() };
     let count = u16::try_from(addresses.len()).ok()?;
-    // Response, recursion available; then question and answers, a second's life each.
+    // Response, recursion available; then the question and answers with a TTL of one second.
     let mut out = [&question[..2], &[0x81, 0x80 | code, 0, 1], &count.to_be_bytes(), &[0; 4], asked].concat();
     for address in addresses {
         out.extend([0xC0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4]);
@@ -512,13 +511,12 @@ fn answer(question: &[u8], lie: usize) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Not rows.
 mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_one_for_dig() {
-        // A question for a.b, type A, class IN.
+    fn dns_answer_has_the_expected_bytes() {
+        // Query for a.b, type A, class IN.
         let question = [7, 9, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, b'a', 1, b'b', 0, 0, 1, 0, 1];
         let said = answer(&question, 0).expect("the truth");
         assert_eq!(said[..12], [7, 9, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! Something has run out for `turnpike forward`: memory, ports, room for its log. Descriptors are in `forwards.rs`.
+//! Exhausted memory, ports or log space of `turnpike forward`; forwards.rs covers descriptors.
 
 use std::{
     io::{Read as _, Write as _},
@@ -31,8 +31,8 @@ fn no_memory_is_left_to_a_forwarder() {
     );
     let mut killed = false;
     let seen = forwarder.row(row, |forwarder, row| {
-        let limited = Group::of_process(forwarder.pid()).expect("it went before");
-        limited.to(limited.used() + (2 << 20)).expect("it can be limited");
+        let limited = Group::of_process(forwarder.pid()).expect("the rule works");
+        limited.to(limited.used() + (2 << 20)).expect("memory can be limited");
         let opened: Vec<TcpStream> = (0..1000)
             .filter_map(|_| TcpStream::connect_timeout(&forwarder.tcp, Duration::from_millis(200)).ok())
             .collect();
@@ -56,14 +56,14 @@ fn no_memory_is_left_to_a_forwarder() {
         if killed {
             forwarder.again();
         } else {
-            limited.to(1 << 40).expect("it can be given back");
+            limited.to(1 << 40).expect("the limit can be raised");
         }
         within(SOON * 2, "newcomers are served", || talks::newcomer(forwarder.tcp) == Fate::Served);
     });
     assert!(!killed || seen["cut"].as_u64() >= Some(Forwarder::clients()), "{seen}");
 }
 
-/// Ports towards a target, which the kernel gives: what comes nearest to a server's relay ports.
+/// Ephemeral ports towards a target.
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn no_port_is_left_to_a_forwarder() {
@@ -80,7 +80,7 @@ fn no_port_is_left_to_a_forwarder() {
                 .collect();
             for mut stream in &held {
                 stream.set_read_timeout(Some(SOON)).expect("not zero");
-                stream.write_all(b"?").and_then(|()| stream.read_exact(&mut [0])).expect("there is a port");
+                stream.write_all(b"?").and_then(|()| stream.read_exact(&mut [0])).expect("a port is free");
             }
             let refused = or_thorough(10, 100);
             for _ in 0..refused {
@@ -101,7 +101,8 @@ fn no_port_is_left_to_a_forwarder() {
     );
 }
 
-/// Four take the last ports towards the target for datagrams; so many more are not served. Of these all must be counted.
+/// Four clients take the last ports towards the UDP target; asserts that the drops of `clients` further ones are
+/// counted.
 fn send_without_ports(forwarder: &Forwarder, clients: u64) -> u64 {
     let refused =
         || forwarder.metrics().sum("turnpike_forward_ended_total", r#"rule="u",reason="connect_failed""#);
@@ -112,10 +113,10 @@ fn send_without_ports(forwarder: &Forwarder, clients: u64) -> u64 {
         client.set_read_timeout(Some(SOON)).expect("not zero");
         ask(client).and_then(|()| client.recv(&mut [0]))
     };
-    held.iter().for_each(|client| assert_eq!(served(client).ok(), Some(1), "there is a port"));
+    held.iter().for_each(|client| assert_eq!(served(client).ok(), Some(1), "a port is free"));
     let newcomers: Vec<UdpSocket> = (0..clients).map(|_| talks::client_of(forwarder.udp)).collect();
     for client in &newcomers {
-        // These do not fall silent meanwhile, which would end their sessions.
+        // Keeps the sessions active.
         held.iter().chain([client]).for_each(|client| ask(client).expect("there is a route"));
     }
     within(SOON, "all are counted", || refused() >= before + clients);
@@ -145,7 +146,7 @@ fn no_room_is_left_for_the_log_of_a_forwarder() {
             come_and_go(5);
             within(SOON, "each has a line", || disk.lines() >= before + 5);
             disk.fill();
-            // The last page of the log has some room left.
+            // The last page of the log still has room.
             come_and_go(100);
             thread::sleep(Duration::from_secs(1));
             let before = disk.lines();

@@ -1,4 +1,4 @@
-//! What happens to the links of `turnpike forward`: streams stay whole to the byte, and go on.
+//! Link faults of `turnpike forward`: no stream is cut, and every byte arrives.
 
 use std::thread;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use turnpike_trials::links::{Links, PEER, SERVER, on_links};
 
-/// Has something happen to the links, with clients at one and the target at the other; no connection may be cut by it.
+/// Runs a fault on the links between clients and target; no connection may break.
 pub(super) fn on_a_link(
     test: &str,
     what: &'static str,
@@ -28,7 +28,7 @@ pub(super) fn on_a_link(
     });
 }
 
-/// The fault has cost somebody something.
+/// Asserts that the fault affected clients.
 fn was_felt(seen: &Value) {
     assert!(seen["lost"].as_u64() > Some(0), "{seen}");
 }
@@ -71,7 +71,7 @@ fn the_mtu_of_a_forwarder_becomes_small() {
                 let before = fragments(links);
                 let fate = talks::newcomer_of_udp(forwarder.udp, 1400);
                 assert_eq!(fate, Fate::Served, "a datagram of 1,400 bytes");
-                // To the target and back to the client, in two each.
+                // Two fragments to the target and two back to the client.
                 assert!(fragments(links) >= before + 4, "the links are not narrow");
             });
             row.note("a 1,400-byte datagram was echoed in fragments");
@@ -80,13 +80,13 @@ fn the_mtu_of_a_forwarder_becomes_small() {
     );
 }
 
-/// How many fragments have left the forwarder's namespace.
+/// Fragments sent from the forwarder's namespace.
 fn fragments(links: &Links) -> u64 {
     let said = links.inside_says(&["cat", "/proc/net/snmp"]);
     let mut lines = said.lines().filter_map(|line| line.strip_prefix("Ip: "));
     let (names, figures) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
     let found = names.split(' ').zip(figures.split(' ')).find(|(name, _)| *name == "FragCreates");
-    found.and_then(|(_, figure)| figure.parse().ok()).expect("the kernel counts them")
+    found.and_then(|(_, figure)| figure.parse().ok()).expect("the kernel has the counter")
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn links_of_a_forwarder_lose_much() {
         |links, forwarder, row| {
             let mut served = 0;
             let lost = link_faults::lose(links, 30, || {
-                // While they wait, for no longer: a connection that waits for its turn to send again waits twice as long each time.
+                // Only while clients wait: a connection in TCP back-off doubles its wait each time.
                 thread::scope(|scope| {
                     let come = || talks::newcomer(forwarder.tcp) == Fate::Served;
                     let newcomers: Vec<_> = (0..8).map(|_| scope.spawn(come)).collect();

@@ -1,5 +1,4 @@
-//! The way between clients of `turnpike forward` and its rule for datagrams gets worse. What is lost on a way of streams, their kernels send
-//! again: `forward_links.rs`.
+//! A worse path between clients and the UDP rule of `turnpike forward`. TCP retransmits: see forward_links.rs.
 
 use serde_json::Value;
 
@@ -13,7 +12,7 @@ use super::{
 };
 use turnpike_trials::SOON;
 
-/// Makes the way of datagrams worse for some seconds, while a newcomer comes by it too.
+/// Degrades the UDP path for some seconds, while a new client connects over it.
 fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32; 3]) -> Value {
     let forwarder = Forwarder::local(Wanted::default());
     let path = Path::to(forwarder.udp);
@@ -80,10 +79,10 @@ fn a_nat_before_a_forwarder_rebinds_all_at_once() {
         let before = begun(forwarder);
         path.rebind();
         within(SOON, "each client has another session", || begun(forwarder) >= before + clients);
-        // The old ones end by themselves.
+        // The old sessions time out.
         within(SOON, "those of the old ports have ended", || forwarder.kept().sessions <= 2 * clients);
         row.note(format!("{} new sessions; the old ones ended after `idle`", begun(forwarder) - before));
     });
-    // What was under way to an old port is lost; whoever came by the new one was served at once.
+    // Only datagrams in flight to an old port are lost.
     assert_eq!(seen["cut"], 0, "{seen}");
 }

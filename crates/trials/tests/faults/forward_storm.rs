@@ -1,4 +1,4 @@
-//! Thousands of clients of `turnpike forward` whose process is killed, and who all come back within a second.
+//! Thousands of clients of `turnpike forward` reconnect within a second after its process is killed.
 
 use std::{
     fs,
@@ -24,17 +24,17 @@ use super::{
 };
 use turnpike_trials::{SOON, need};
 
-/// A client says something once in this time, and whoever was cut is back within it.
+/// Interval between messages of a client; a client that lost its connection reconnects within it.
 const TURN: Duration = Duration::from_secs(1);
-/// Bytes of it.
+/// Message size in bytes.
 const PIECE: usize = 64;
 
-/// What clients of a kind have seen.
+/// Results of clients of one kind.
 #[derive(Default)]
 struct Kind {
-    /// Those served by the first process.
+    /// Clients served by the first process.
     first: AtomicU64,
-    /// When those that came back were served by the second one, each once.
+    /// Times at which returning clients were first served by the second process.
     back: Mutex<Vec<Instant>>,
     sent: AtomicU64,
     right: AtomicU64,
@@ -46,21 +46,21 @@ struct Storm {
     udp: SocketAddr,
     clients: u32,
     ends: AtomicBool,
-    /// 0, and 1 once the first process has ended.
+    /// 0, then 1 after the first process has ended.
     process: AtomicU64,
     streams: Kind,
     datagrams: Kind,
-    /// Connections that were not even taken.
+    /// Refused connections.
     failed: AtomicU64,
 }
 
 impl Kind {
-    /// A client has been served for the first time by a process.
+    /// Records a client's first service by a process.
     fn served(&self, process: u64) {
         if process == 0 {
             self.first.fetch_add(1, Relaxed);
         } else {
-            self.back.lock().expect("nobody panics with it").push(Instant::now());
+            self.back.lock().expect("no thread panics while holding the lock").push(Instant::now());
         }
     }
 
@@ -71,12 +71,12 @@ impl Kind {
 }
 
 impl Storm {
-    /// A client's place in a turn, so that they come one after the other.
+    /// Offset of a client within an interval, to spread clients.
     fn place(&self, number: u32) -> Duration {
         TURN * number / self.clients
     }
 
-    /// One client's connections, until the end.
+    /// Connections of one client, until the end.
     fn stream(&self, number: u32) {
         for life in 0.. {
             thread::sleep(self.place(number));
@@ -93,9 +93,9 @@ impl Storm {
         }
     }
 
-    /// One connection, until it ends.
+    /// Uses one connection until it ends.
     fn talk(&self, mut stream: &TcpStream, number: u64) {
-        // Whoever connects to the second process knows that the first has ended.
+        // A client that connects to the second process knows that the first has ended.
         let (process, mut position) = (self.process.load(Relaxed), 0);
         while !self.ends.load(Relaxed) {
             let piece: Vec<u8> = (position..).take(PIECE).map(|at| foretold(number, at)).collect();
@@ -110,7 +110,7 @@ impl Storm {
                 self.streams.served(process);
             }
             position += PIECE as u64;
-            // Until it says something again, nothing may come but the end.
+            // Until the next message, only the end of the connection may arrive.
             stream.set_read_timeout(Some(TURN)).expect("not zero");
             match stream.read(&mut back) {
                 Ok(0) => return,
@@ -121,12 +121,12 @@ impl Storm {
         }
     }
 
-    /// One client's datagrams, until the end.
+    /// Datagrams of one client, until the end.
     fn datagrams(&self, number: u32) {
         let socket = client_of(self.udp);
         thread::sleep(self.place(number));
         let number = u64::from(number) << 32;
-        // Where the second process found it, if it has, and by whom it has been served.
+        // Position at which the second process was first seen, and the processes that have served the client.
         let (mut position, mut found, mut served) = (0, None, [false; 2]);
         while !self.ends.load(Relaxed) {
             let due = Instant::now() + TURN;
@@ -134,14 +134,14 @@ impl Storm {
                 found.get_or_insert(position);
             }
             self.datagrams.sent.fetch_add(1, Relaxed);
-            // Where nobody listens for a moment, ICMP says so.
+            // Ignores ICMP errors while the port is closed.
             let _ = socket.send(&datagram(number, position));
             let mut back = [0; 2 * PIECE];
             while let Some(left) = due.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
                 socket.set_read_timeout(Some(left)).expect("not zero");
                 match socket.recv(&mut back) {
                     Ok(len) => {
-                        // It may be a late one.
+                        // May be a late echo.
                         let of = back[..8].try_into().map_or(0, u64::from_be_bytes).min(position);
                         self.datagrams.came_back(&datagram(number, of), &back[..len]);
                         let process = u64::from(found.is_some_and(|first| of >= first));
@@ -162,7 +162,7 @@ impl Storm {
     }
 }
 
-/// A client's datagram with this number: the number, then bytes that can be foretold.
+/// Datagram of a client: the number, then predictable bytes.
 fn datagram(client: u64, number: u64) -> Vec<u8> {
     number
         .to_be_bytes()
@@ -171,7 +171,7 @@ fn datagram(client: u64, number: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Whether this process may have so many descriptors.
+/// Checks the limit of descriptors.
 fn descriptors(wanted: u64) -> Result<(), String> {
     let limits = fs::read_to_string("/proc/self/limits").map_err(|error| error.to_string())?;
     let most = limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next());
@@ -185,7 +185,7 @@ fn descriptors(wanted: u64) -> Result<(), String> {
 #[ignore = "thorough: cargo xtask faults"]
 fn thousands_return_to_a_forwarder() {
     let clients: u32 = or_thorough(200, 2_000);
-    // Two for each connection, its end at the target being the second one, and one for each socket.
+    // Two per connection (the target's end is the second) and one per socket.
     need!(descriptors(u64::from(3 * clients) + 200));
     let mut forwarder = Forwarder::local(Wanted::default());
     whole(forwarder.tcp, forwarder.udp);
@@ -209,7 +209,7 @@ fn thousands_return_to_a_forwarder() {
             small().spawn_scoped(scope, move || storm.stream(number)).expect("a thread more");
             small().spawn_scoped(scope, move || storm.datagrams(number)).expect("a thread more");
         }
-        // Whatever fails below, they end.
+        // Ends the clients even if an assertion fails.
         let _ends = Ends(&storm.ends);
         let all =
             |count: &dyn Fn(&Kind) -> u64| storm.kinds().map(count).iter().all(|of| *of >= clients.into());
@@ -218,11 +218,12 @@ fn thousands_return_to_a_forwarder() {
         forwarder.kill();
         storm.process.store(1, Relaxed);
         forwarder.again();
-        let back = |kind: &Kind| kind.back.lock().expect("nobody panics with it").len() as u64;
+        let back =
+            |kind: &Kind| kind.back.lock().expect("no thread panics while holding the lock").len() as u64;
         within(SOON * 2, "all are back", || all(&back));
     });
     let took = storm.kinds().map(|kind| {
-        let back = kind.back.lock().expect("nobody panics with it");
+        let back = kind.back.lock().expect("no thread panics while holding the lock");
         let (first, last) = (back.iter().min(), back.iter().max());
         last.expect("all are back").duration_since(*first.expect("all are back")).as_secs_f64()
     });
@@ -252,7 +253,7 @@ fn thousands_return_to_a_forwarder() {
     );
 }
 
-/// Says that it ends when it goes.
+/// Ends the clients when dropped.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {

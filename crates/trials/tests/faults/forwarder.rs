@@ -1,4 +1,4 @@
-//! A forwarder that is to break, with a target of its own: clients' streams are checked byte for byte, their datagrams one by one.
+//! A forwarder under test and its target: checks every byte of the clients' streams and every datagram.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ pub(super) struct Forwarder {
     pub(super) tcp: SocketAddr,
     pub(super) udp: SocketAddr,
     target: Option<Target>,
-    /// How the rules name its host.
+    /// Host name in the rules.
     host: Option<String>,
     wanted: Wanted,
     dir: Dir,
@@ -33,18 +33,18 @@ pub(super) struct Forwarder {
 }
 
 impl Forwarder {
-    /// From loopback to a target on loopback.
+    /// On loopback.
     pub(super) fn local(wanted: Wanted) -> Self {
         Self::between(V4, Target::on(V4), wanted)
     }
 
-    /// To a target that the rules know by this name, at its own ports: the name can lead to the forwarder itself. In a namespace where
-    /// nobody else has them.
+    /// To a target that the rules name by host name, on the target's own ports: the name may resolve to the forwarder itself. Requires
+    /// a namespace in which the ports are free.
     pub(super) fn to_name(wanted: Wanted, target: Target, name: &str) -> Self {
         Self::new(V4, target, Some(name), wanted)
     }
 
-    /// From this address to that target.
+    /// From this listen address to the target.
     pub(super) fn between(listen: IpAddr, target: Target, wanted: Wanted) -> Self {
         Self::new(listen, target, None, wanted)
     }
@@ -55,7 +55,7 @@ impl Forwarder {
         let ports = match host {
             Some(_) => [target.tcp.port(), target.udp.port()],
             None if listen == V4 => [free_port(V4), free_port(V4)],
-            // In a namespace of its own every port is free.
+            // In a new namespace every port is free.
             None => [9000, 9001],
         };
         let [tcp, udp] = ports.map(|port| SocketAddr::new(listen, port));
@@ -74,13 +74,12 @@ impl Forwarder {
         self.again();
     }
 
-    /// Ends it at once.
     pub(super) fn kill(&mut self) {
         self.program.signal("KILL");
-        eventually("it has ended", || self.program.has_ended());
+        eventually("the process has ended", || self.program.has_ended());
     }
 
-    /// Another one in place of one that has ended.
+    /// Starts a new process after the old one has ended.
     pub(super) fn again(&mut self) {
         self.said.append(&mut self.program.lines());
         let _ = fs::remove_file(self.dir.at("a.sock"));
@@ -89,16 +88,16 @@ impl Forwarder {
         self.is_up();
     }
 
-    /// Reads another file of rules, in which something has changed that its clients need not notice.
+    /// Reloads a rules file with a change that does not affect clients.
     pub(super) fn reload(&self, turn: u32) {
-        let target = self.target.as_ref().expect("it is there");
+        let target = self.target.as_ref().expect("the target runs");
         let text = rules(self.tcp, self.udp, target, self.host.as_deref(), &self.wanted.rule, turn);
         self.dir.file("next.toml", text);
         fs::rename(self.dir.at("next.toml"), self.dir.at("f.toml")).expect("one directory");
         self.program.signal("HUP");
     }
 
-    /// Whether the rules of that turn are in force: that the one that nobody uses is where they have it, and leads where they say.
+    /// Returns true if the rules of that turn apply: the unused rule has its new listener and target.
     pub(super) fn has_rules_of(&self, turn: u32) -> bool {
         let (listener, target) = other(self.tcp, turn);
         let leads_there = format!("rule=\"other\",target=\"{target}\"");
@@ -106,17 +105,17 @@ impl Forwarder {
         is_taken && self.metrics().text().contains(&leads_there)
     }
 
-    /// Connections that have come to the target, and those of them that it has heard anything by.
+    /// Connections that reached the target, and those of them that sent data.
     pub(super) fn visits(&self) -> [u64; 2] {
-        self.target.as_ref().expect("it is there").visits()
+        self.target.as_ref().expect("the target runs").visits()
     }
 
-    /// The target goes.
+    /// Stops the target.
     pub(super) fn lose_target(&mut self) {
         self.target = None;
     }
 
-    /// Another one comes.
+    /// Starts a new target.
     pub(super) fn lead_to(&mut self, target: Target) {
         self.target = Some(target);
         self.reload(1);
@@ -137,7 +136,7 @@ impl Forwarder {
         self.upgraded.pid()
     }
 
-    /// Connections and sessions, descriptors, memory.
+    /// Connections, sessions, descriptors and memory.
     pub(super) fn kept(&self) -> Kept {
         Kept::of(self.pid(), self.metrics().sum("turnpike_forward_connections", ""))
     }
@@ -148,18 +147,18 @@ impl Forwarder {
         });
     }
 
-    /// So many clients send streams, and as many datagrams.
+    /// Number of TCP clients, and of UDP clients.
     pub(super) fn clients() -> u64 {
         or_thorough(4, 20)
     }
 
-    /// Has `fault` happen and end while clients talk: what they saw. All must be as before then.
+    /// Runs `fault` with active clients and returns their results; afterwards all resources must be as before.
     pub(super) fn row(self, row: Row, fault: impl FnOnce(&mut Self, &mut Row)) -> Value {
         let udp = self.udp;
         self.row_by(udp, row, fault)
     }
 
-    /// The same with datagrams that come by way of this address.
+    /// Like `row`, with the UDP path through this address.
     pub(super) fn row_by(
         mut self,
         udp: SocketAddr,
@@ -177,7 +176,7 @@ impl Forwarder {
         fault(&mut self, &mut row);
         talks.flow();
         let seen = talks.end();
-        // Whole from beginning to end.
+        // Complete connections from start to end.
         talks::whole(self.tcp, udp);
         as_before(|| self.kept(), before, rest);
         row.note(format!(
@@ -194,7 +193,7 @@ fn launch(wanted: &Wanted, dir: &Dir) -> Program {
     start(&["forward", "-c", "f.toml"], wanted, dir.path())
 }
 
-/// Sessions of UDP end soon, so that nothing has to be waited for; a rule that nobody uses is another one each time.
+/// Short UDP timeouts, so that no test has to wait; the unused rule differs each time.
 fn rules(
     tcp: SocketAddr,
     udp: SocketAddr,
@@ -218,9 +217,9 @@ fn rules(
     )
 }
 
-/// Where the rule that nobody uses listens, and where it leads, each another time somewhere else.
+/// Listener and target of the unused rule, different each time.
 fn other(tcp: SocketAddr, turn: u32) -> (SocketAddr, SocketAddr) {
-    // Of loopback's addresses one that nobody else has, as nobody else has the port.
+    // A loopback address derived from the port, which no other test has.
     let [high, low] = tcp.port().to_be_bytes();
     let ip = if tcp.ip().is_loopback() { Ipv4Addr::new(127, 9, high, low).into() } else { tcp.ip() };
     let port = u16::try_from(9_100 + turn % 50).expect("a small number");

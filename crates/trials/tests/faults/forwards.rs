@@ -1,4 +1,4 @@
-//! The same for `turnpike forward`: it ends, is replaced, reads its rules again, stands still, has too little of something.
+//! `turnpike forward` is killed, upgraded or reloaded, stalls, or runs out of descriptors.
 
 use std::{net::TcpStream, thread, time::Duration};
 
@@ -60,7 +60,7 @@ fn a_forwarder_is_reloaded_again_and_again() {
             forwarder.metrics().sum("turnpike_config_reloads_total", &of_it)
         });
         assert_eq!(failed, 0, "reloads were refused");
-        // Two signals that come during a reload are one.
+        // Two signals during a reload count as one.
         let (asked, most) = (u64::from(last), loaded * 4 >= u64::from(last) * 3);
         assert!(most && loaded <= asked, "{loaded} of {asked} reloads were done");
         row.note(format!("{loaded} of {asked} reloads done, the last in force"));
@@ -94,11 +94,13 @@ fn a_worker_of_a_forwarder_stalls() {
     let seen = forwarder.row(row, |forwarder, _| {
         let says =
             |forwarder: &Forwarder, text: &str| forwarder.lines().iter().any(|line| line.contains(text));
-        let frozen = Frozen::thread(worker(forwarder.pid(), "forward-0")).expect("it went before");
-        within(SOON, "the watchdog says so", || says(forwarder, "a worker has taken no command"));
+        let frozen = Frozen::thread(worker(forwarder.pid(), "forward-0")).expect("the rule works");
+        within(SOON, "the watchdog reports the stall", || says(forwarder, "a worker has taken no command"));
         thread::sleep(Duration::from_millis(500));
         drop(frozen);
-        within(SOON, "it says the end too", || says(forwarder, "all workers take commands again"));
+        within(SOON, "the watchdog reports the recovery", || {
+            says(forwarder, "all workers take commands again")
+        });
     });
     assert_eq!(seen["cut"], 0, "{seen}");
 }
@@ -106,7 +108,7 @@ fn a_worker_of_a_forwarder_stalls() {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn no_descriptor_is_left_to_a_forwarder() {
-    // Two for each connection, one for each session.
+    // Two per connection, one per session.
     let forwarder = Forwarder::local(few_descriptors(Wanted::default(), 150));
     let row = Row::new(
         "no_descriptor_is_left_to_a_forwarder",
@@ -116,7 +118,9 @@ fn no_descriptor_is_left_to_a_forwarder() {
         let opened: Vec<TcpStream> = (0..300)
             .filter_map(|_| TcpStream::connect_timeout(&forwarder.tcp, Duration::from_millis(200)).ok())
             .collect();
-        within(SOON, "it says so", || forwarder.lines().iter().any(|line| line.contains("accepting pauses")));
+        within(SOON, "the log reports it", || {
+            forwarder.lines().iter().any(|line| line.contains("accepting pauses"))
+        });
         let spent = cpu_ms(forwarder.pid());
         thread::sleep(Duration::from_secs(1));
         let spent = cpu_ms(forwarder.pid()) - spent;

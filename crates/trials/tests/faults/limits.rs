@@ -1,4 +1,4 @@
-//! Something has run out: descriptors, relay ports, memory, room on the disk.
+//! Exhausted descriptors, relay ports, memory or disk space.
 
 use std::{fs, io::Write as _, net::TcpStream, path::PathBuf, process::Command, thread, time::Duration};
 
@@ -7,7 +7,7 @@ use turnpike_testkit::alone::{in_namespaces, run};
 use super::{Crowd, Row, Server, Wanted, cgroup::Group, or_thorough, within};
 use turnpike_trials::{Dir, Finished, Load, PASSWORD, Program, SOON, USER, need, turnpike};
 
-/// So many more clients, who need not all get in.
+/// Starts more clients; some may be refused.
 fn newcomers(server: &Server, clients: &str) -> Finished {
     Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
         .with(&format!("--profile audio --clients {clients} --warmup 0.1 --duration 0.5"))
@@ -17,13 +17,13 @@ fn newcomers(server: &Server, clients: &str) -> Finished {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn no_relay_port_is_left() {
-    // Twice for the crowd, since a port rests for a while.
+    // Twice the crowd's need, because a freed port rests for a while.
     let wanted =
         Wanted::flags(&["--workers", "2", "--relay-ports", or_thorough("47000-47019", "47000-47063")]);
     let mut server = Server::start(wanted);
     let crowd = Crowd::of(&server);
     let mut row = Row::new("no_relay_port_is_left", "all relay ports used; more clients arrive");
-    // Of newcomers who go before they are told that they may stay.
+    // Newly connected clients may leave before their allocation succeeds.
     row.leaves_sessions = true;
     let seen = row.run(&mut server, crowd, |server, row| {
         for _ in 0..or_thorough(1, 5) {
@@ -31,15 +31,15 @@ fn no_relay_port_is_left() {
             assert!(run.output().contains("508"), "{}", run.output());
         }
         let refused = || server.metrics().sum("turnpike_error_responses_total", "code=\"508\"");
-        // Told a tenth of a second late.
-        within(SOON, "they are counted", || refused() > 0);
+        // Counters are up to a tenth of a second old.
+        within(SOON, "the refusals are counted", || refused() > 0);
         let refused = refused();
         row.note(format!("{refused} new clients got 508"));
     });
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// At most so many descriptors, which root cannot raise either.
+/// Limits the descriptors, with a hard limit that root cannot raise.
 pub(super) fn few_descriptors(wanted: Wanted, most: u32) -> Wanted {
     let script = format!(
         "ulimit -n {most} || exit 1; [ \"$(id -u)\" != 0 ] || exec setpriv --bounding-set=-sys_resource -- \"$0\" \"$@\"; \
@@ -58,10 +58,10 @@ fn no_descriptor_is_left() {
     let seen = row.run(&mut server, crowd, |server, row| {
         let opened: Vec<TcpStream> =
             (0..150).filter_map(|_| TcpStream::connect_timeout(&server.address, SOON).ok()).collect();
-        // Whoever says something is accepted.
+        // A connection is accepted once it has data.
         opened.iter().for_each(|mut stream| _ = stream.write_all(&[0]));
         let run = newcomers(server, "150").ended(1);
-        // That is why, and nothing else.
+        // The refusals are 508 and nothing else.
         assert!(run.output().contains("508"), "{}", run.output());
         let lines = server.lines();
         assert!(lines.iter().any(|line| line.contains("no file descriptor")), "{lines:#?}");
@@ -72,7 +72,7 @@ fn no_descriptor_is_left() {
             "with {} connections open and no descriptor, {spent} ms CPU per second",
             opened.len()
         ));
-        // Connections that wait and cannot be accepted make it try again, but not without a pause.
+        // The server retries accepting, but with a pause.
         row.limit(
             "CPU ms per second without a descriptor",
             f64::from(u32::try_from(spent).unwrap_or(u32::MAX)),
@@ -83,10 +83,10 @@ fn no_descriptor_is_left() {
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// Milliseconds of processor time that a process has used, by hundredths of a second (proc_pid_stat(5)).
+/// CPU time of a process in milliseconds, with a resolution of 10 ms (proc_pid_stat(5)).
 pub(crate) fn cpu_ms(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    let fields: Vec<&str> = stat.rsplit_once(") ").expect("it has a name").1.split(' ').collect();
+    let fields: Vec<&str> = stat.rsplit_once(") ").expect("the process has a name").1.split(' ').collect();
     fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a number") * 10).sum()
 }
 
@@ -99,9 +99,9 @@ fn no_memory_is_left() {
     let mut row = Row::new("no_memory_is_left", "memory limited to current use; 1,000 more clients arrive");
     row.leaves_sessions = true;
     row.run(&mut server, crowd, |server, row| {
-        let limited = Group::of_process(server.pid()).expect("it went before");
+        let limited = Group::of_process(server.pid()).expect("clients are served");
         let used = limited.used();
-        limited.to(used + (2 << 20)).expect("it can be limited");
+        limited.to(used + (2 << 20)).expect("memory can be limited");
         let run = newcomers(server, "1000");
         let killed = server.program.has_ended();
         assert!(limited.refusals() > 0, "the limit was never in the way");
@@ -113,7 +113,7 @@ fn no_memory_is_left() {
         if killed {
             server.again();
         } else {
-            limited.to(1 << 40).expect("it can be given back");
+            limited.to(1 << 40).expect("the limit can be raised");
         }
     });
 }
@@ -124,15 +124,15 @@ fn no_room_is_left_on_the_disk() {
     Disk::alone(turnpike_testkit::this_test!(), full_disk);
 }
 
-/// A disk of 2 MiB, with the log of what is started.
+/// A 2 MiB disk that holds the log.
 pub(super) struct Disk {
     dir: Dir,
-    /// All that was free, while it is full.
+    /// File that fills the disk.
     filler: Option<fs::File>,
 }
 
 impl Disk {
-    /// Runs `body` with one where nobody else sees it; `test` is the name of the calling test.
+    /// Runs `body` with a disk in a private mount namespace; `test` is the name of the calling test.
     pub(super) fn alone(test: &str, body: impl FnOnce(Self)) {
         in_namespaces(test, "m", &["mount", "-t", "tmpfs", "tmpfs", "/mnt"], || {
             let dir = Dir::new();
@@ -141,7 +141,7 @@ impl Disk {
         });
     }
 
-    /// What is started so writes its log there.
+    /// Redirects the log of a program to the disk.
     pub(super) fn has_the_log_of(&self, mut wanted: Wanted) -> Wanted {
         let script = format!("exec \"$0\" \"$@\" 2>>{}", self.log().display());
         wanted.entry = ["sh", "-c", &script].map(str::to_owned).to_vec();
@@ -149,23 +149,23 @@ impl Disk {
         wanted
     }
 
-    /// Nothing more can be written.
+    /// Fills the disk.
     pub(super) fn fill(&mut self) {
-        let mut file = fs::File::create(self.dir.at("filler")).expect("there is room");
+        let mut file = fs::File::create(self.dir.at("filler")).expect("the disk can be filled");
         while file.write_all(&[0; 4096]).is_ok() {}
         while file.write_all(&[0]).is_ok() {}
         self.filler = Some(file);
     }
 
-    /// There is room again.
+    /// Frees the disk.
     pub(super) fn free(&mut self) {
         self.filler = None;
-        fs::remove_file(self.dir.at("filler")).expect("it is ours");
+        fs::remove_file(self.dir.at("filler")).expect("the file can be removed");
     }
 
-    /// How many lines the log has.
+    /// Number of lines in the log.
     pub(super) fn lines(&self) -> usize {
-        fs::read_to_string(self.log()).expect("it has been made").lines().count()
+        fs::read_to_string(self.log()).expect("the log exists").lines().count()
     }
 
     fn log(&self) -> PathBuf {
@@ -175,7 +175,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Its namespace ends with this process, and whoever still writes to it soon.
+        // The mount namespace ends with this process; other writers end soon.
         let _ = Program::run(Command::new("umount").arg("-l").arg(self.dir.path()));
     }
 }
@@ -195,7 +195,7 @@ fn full_disk(mut disk: Disk) {
         crowd,
         |server, row| {
             disk.fill();
-            // The last page of the log has some room left.
+            // The last page of the log still has room.
             super::allocation_p99(server, "known:pw", "1");
             let before = disk.lines();
             let p99 = super::allocation_p99(server, "known:pw", "1");

@@ -1,4 +1,4 @@
-//! What happens to the server's links: they go down, lose their address, become narrow or full.
+//! Faults of the server's links.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use super::{Crowd, Row, Server, Wanted, link_faults, or_thorough};
 use turnpike_trials::links::{Links, RELAY, SERVER, on_links};
 use turnpike_trials::{Load, PASSWORD, USER};
 
-/// Has something happen to a link for a while, with clients on calls over it; `test` is the calling test's name with its modules.
+/// Runs a fault on a link with active clients; `test` is the name of the calling test with its modules.
 fn on_a_link(
     test: &str,
     what: &'static str,
@@ -36,7 +36,7 @@ fn an_interface_goes_down_and_up() {
         "the peer link, then the client link down for 3 s",
         |links, _, _| link_faults::go_down_and_up(links),
         |seen| {
-            // Nothing comes while one is down; whoever has lost patience by then comes back.
+            // No data arrives while a link is down; clients that time out reconnect.
             let down = or_thorough(500.0, 3_000.0);
             assert!(
                 seen["lost"].as_u64() > Some(0) && seen["pause_ms_p50"].as_f64() >= Some(0.9 * down),
@@ -57,13 +57,13 @@ fn an_address_is_removed() {
     );
 }
 
-/// Fragments that were sent at the other end of these links (`FragCreates`, RFC 4293).
+/// Fragments sent at the far end of the links (`FragCreates`, RFC 4293).
 fn fragments_of(links: &Links) -> u64 {
     let said = links.inside_says(&["cat", "/proc/net/snmp"]);
     let mut lines = said.lines().filter_map(|line| line.strip_prefix("Ip: "));
     let names = lines.next().expect("a line of names").split(' ');
     let mut fields = names.zip(lines.next().expect("and one of counts").split(' '));
-    let (_, count) = fields.find(|(name, _)| *name == "FragCreates").expect("the kernel counts them");
+    let (_, count) = fields.find(|(name, _)| *name == "FragCreates").expect("the kernel has the counter");
     count.parse().expect("a number")
 }
 
@@ -77,7 +77,7 @@ fn the_mtu_becomes_small() {
             let mut fragments = 0;
             link_faults::become_narrow(links, || {
                 let before = fragments_of(links);
-                // With datagrams of up to 1,150 bytes.
+                // Datagrams of up to 1,150 bytes.
                 Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
                     .with("--profile call --clients 2 --max-loss 0")
                     .with("--peer 10.77.2.2:0 --warmup 0.2 --duration 1")

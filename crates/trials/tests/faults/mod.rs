@@ -1,6 +1,6 @@
-//! Faults under load: clients on calls, one thing that breaks, and what came of it. What the clients saw, what the log said, and whether
-//! all is as before once it is over; nothing may stay broken. Each test is a row of docs/dev/reliability.md. `cargo xtask faults` runs all of
-//! them, one after the other, with more clients and the release build; those that take long run there only.
+//! Faults under load: clients on calls and one fault. Each test records what the clients saw and what the log reported, and requires that
+//! everything recovers. Each test is a row of docs/dev/reliability.md. `cargo xtask faults` runs all of them in sequence with more clients
+//! and the release build; the long ones run only there.
 
 mod allocations;
 mod cgroup;
@@ -41,17 +41,17 @@ pub(crate) use limits::cpu_ms;
 use row::{Row, as_before};
 pub(crate) use server::{Server, Wanted};
 
-/// Where `cargo xtask faults` wants the rows; tests by themselves are shorter.
+/// Output file of `cargo xtask faults`; without it tests are shorter.
 fn rows() -> Option<PathBuf> {
     std::env::var_os("TURNPIKE_TEST_ROWS").map(PathBuf::from)
 }
 
-/// One of two, the second being for `cargo xtask faults`.
+/// Returns `thorough` under `cargo xtask faults`, otherwise `short`.
 fn or_thorough<T>(short: T, thorough: T) -> T {
     if rows().is_some() { thorough } else { short }
 }
 
-/// Asks until the answer is yes.
+/// Polls until the condition holds.
 fn within(patience: Duration, what: &str, mut ask: impl FnMut() -> bool) {
     let deadline = Instant::now() + patience;
     while !ask() {

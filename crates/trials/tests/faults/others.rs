@@ -1,5 +1,4 @@
-//! Clients that come by other ways than the rest of the rows: by TCP, TLS and DTLS; and over UDP by `--datapath kernel`, which user space
-//! does not see.
+//! Faults for clients over TCP, TLS and DTLS, and over UDP with `--datapath kernel`.
 
 use std::{
     net::SocketAddr,
@@ -22,7 +21,7 @@ use super::{
 use turnpike_trials::links::{Links, RELAY, SERVER, on_links};
 use turnpike_trials::{Certificate, Dir, Program, SOON, V4, ends, free_port, lives, need};
 
-/// A server that takes UDP, TCP, TLS and DTLS at one port; `wanted` is told its flags for that.
+/// A server with UDP, TCP, TLS and DTLS on one port; `wanted` gets the flags.
 fn secured(certificate: &Certificate, wanted: impl FnOnce(&[&str]) -> Wanted) -> Server {
     let address = SocketAddr::new(V4, free_port(V4));
     let listen = address.to_string();
@@ -62,7 +61,7 @@ fn upgraded_under_tcp_tls_and_dtls() {
         for _ in 0..2 {
             before.push(server.upgraded.upgrade());
         }
-        // They stay where they are: of the second process nobody has come yet.
+        // Existing clients stay in the first process; none has moved.
         assert!(lives(before[0]), "the first process has clients");
         row.note("the first process kept its clients and exited after the last one");
     });
@@ -90,8 +89,8 @@ fn reloaded_under_tcp_tls_and_dtls() {
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// Has something happen to a server whose kernel relays; `test` is the calling test's name with its modules. Clients come back after so many
-/// seconds of silence. Most of what was relayed since the server began has to have gone across.
+/// Runs a fault on a server with the kernel path; `test` is the name of the calling test with its modules. Clients reconnect after this
+/// many seconds of silence. Most datagrams must have been relayed by the kernel.
 fn in_the_kernel(
     test: &str,
     what: &'static str,
@@ -117,20 +116,20 @@ fn in_the_kernel(
     });
 }
 
-/// In the namespace at the other end of these links, by the kernel's path.
+/// In the server's namespace, with the kernel path.
 fn inside(links: &Links, wanted: Wanted) -> Wanted {
     let mut flags = wanted.flags;
     flags.extend(["--datapath", "kernel"].map(str::to_owned));
     Wanted { entry: Wanted::inside(links).entry, flags, ..wanted }
 }
 
-/// Waits until a second of what so many clients say and hear has gone across.
+/// Waits for one second in which the kernel relayed everything that the clients exchanged.
 fn goes_across(server: &Server, clients: u64) {
     let before = server.across();
     within(SOON, "it goes across", || server.across() > before + 50 * clients);
 }
 
-/// Of what this process and those whose place it has taken have relayed.
+/// Includes the counters of earlier processes.
 fn most_goes_across(server: &Server, row: &mut Row) {
     let relayed = server.metrics().sum("turnpike_relayed_datagrams_total", "");
     let across = server.across();
@@ -138,24 +137,24 @@ fn most_goes_across(server: &Server, row: &mut Row) {
     row.note(format!("{across} of {relayed} datagrams relayed by the kernel"));
 }
 
-/// Packets that have left for clients.
+/// Packets sent to clients.
 fn sent_to_clients(links: &Links) -> u64 {
     let said = links.inside_says(&["ip", "-s", "link", "show", "dev", "c"]);
     let sent = said.lines().last().and_then(|line| line.split_whitespace().nth(1));
-    sent.and_then(|packets| packets.parse().ok()).expect("ip counts them")
+    sent.and_then(|packets| packets.parse().ok()).expect("ip has the counter")
 }
 
-/// How many flows the kernel has: two for each client.
+/// Kernel flows: two per client.
 fn flows(server: &Server) -> u64 {
     server.metrics().sum("turnpike_kernel_flows", "")
 }
 
-/// How many packets leave for clients meanwhile, and how many would if all clients of these flows heard all that is said to them.
+/// Packets sent to clients during `meanwhile`, and the number if all clients of these flows received everything.
 fn heard(links: &Links, flows: u64, meanwhile: impl FnOnce()) -> [u64; 2] {
     let (before, begun) = (sent_to_clients(links), Instant::now());
     meanwhile();
     let sent = sent_to_clients(links) - before;
-    // Each says something every 20 ms.
+    // Each peer sends every 20 ms.
     [sent, flows / 2 * u64::try_from(begun.elapsed().as_millis() / 20).unwrap_or_default()]
 }
 
@@ -219,7 +218,8 @@ fn killed_in_the_kernel() {
         |links, server, row| {
             let flows = flows(server);
             server.kill();
-            // Were a program still there, clients would go on hearing their peers. Else the kernel tells them now and then that nobody listens.
+            // If an eBPF program were still attached, clients would keep receiving data; otherwise the kernel occasionally sends ICMP
+            // errors.
             let [sent, all] = heard(links, flows, || thread::sleep(Duration::from_millis(500)));
             assert!(sent < all / 10, "{sent} packets went to clients, of {all}");
             server.again();
@@ -238,7 +238,7 @@ fn killed_in_the_kernel() {
 #[ignore = "thorough: cargo xtask faults"]
 fn a_worker_stalls_beside_the_kernel() {
     const WATCHED: &str = "a worker has taken no command";
-    // Ways that a machine does not have are told before anything else.
+    // Reports missing capabilities first.
     let sleeps = Program::start(Command::new("sleep").arg("600"));
     drop(need!(Frozen::thread(sleeps.pid())));
     in_the_kernel(
@@ -247,17 +247,20 @@ fn a_worker_stalls_beside_the_kernel() {
         (watched(Wanted::flags(&["--workers", "1"])), "60"),
         |links, server, row| {
             let flows = flows(server);
-            let frozen = Frozen::thread(worker(server.pid(), "relay-0")).expect("it went before");
+            let frozen = Frozen::thread(worker(server.pid(), "relay-0")).expect("clients are served");
             let [sent, all] = heard(links, flows, || thread::sleep(Duration::from_secs(3)));
-            assert!(server.lines().iter().any(|line| line.contains(WATCHED)), "the watchdog says so");
+            assert!(
+                server.lines().iter().any(|line| line.contains(WATCHED)),
+                "the watchdog reports the stall"
+            );
             drop(frozen);
-            // But for what has come as a burst: that, and what follows it, waits for the worker.
+            // Except bursts: a burst and the datagrams after it wait for the worker.
             assert!(all > 0 && sent > all / 2, "{sent} packets went to clients, of {all}");
             row.note(format!("{sent} packets sent to clients meanwhile (expected {all})"));
         },
         |seen| {
             assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
-            assert!(seen["pause_ms_p50"].as_f64() < Some(1_500.0), "half of them noticed: {seen}");
+            assert!(seen["pause_ms_p50"].as_f64() < Some(1_500.0), "half of the clients noticed: {seen}");
         },
     );
 }

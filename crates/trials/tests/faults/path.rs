@@ -1,5 +1,5 @@
-//! A way between clients and server that a test can make worse: a router in user space, with a port of its own towards the server for
-//! each client, as a NAT has. It stands in for netem, which many kernels are built without, and needs no privilege.
+//! A degradable path between clients and server: a user-space router with a port towards the server per client, like a NAT. It
+//! replaces netem, which many kernels lack, and needs no privilege.
 
 use std::{
     collections::HashMap,
@@ -15,11 +15,11 @@ use std::{
 
 use turnpike_trials::V4;
 
-/// How long a datagram that shall come late is kept where no other comes.
+/// Maximum delay of a reordered datagram if no other follows.
 const LATEST: Duration = Duration::from_millis(50);
 
 pub(super) struct Path {
-    /// Where clients find the server.
+    /// Address for clients.
     pub(super) address: SocketAddr,
     shared: Arc<Shared>,
 }
@@ -29,21 +29,21 @@ struct Shared {
     server: SocketAddr,
     ways: Mutex<HashMap<SocketAddr, Arc<Way>>>,
     ends: AtomicBool,
-    /// Datagrams in a hundred.
+    /// Percentage of datagrams.
     lost: AtomicU32,
     doubled: AtomicU32,
     late: AtomicU32,
     chance: AtomicU64,
     passed: AtomicU64,
-    /// Datagrams that were lost, came twice, or were kept until another one had left.
+    /// Datagrams that were lost, duplicated or reordered.
     worsened: AtomicU64,
 }
 
-/// One client's.
+/// Path of one client.
 struct Way {
     client: SocketAddr,
     socket: UdpSocket,
-    /// A datagram that leaves behind the next one, in each direction.
+    /// Held datagram in each direction, sent after the next one.
     up: Mutex<Option<Vec<u8>>>,
     down: Mutex<Option<Vec<u8>>>,
 }
@@ -70,24 +70,24 @@ impl Path {
         Self { address, shared }
     }
 
-    /// So many datagrams in a hundred are lost, come twice, and come behind the next one, in both directions.
+    /// Sets the percentages of lost, duplicated and reordered datagrams in both directions.
     pub(super) fn worsen(&self, lost: u32, doubled: u32, late: u32) {
         self.shared.lost.store(lost, Relaxed);
         self.shared.doubled.store(doubled, Relaxed);
         self.shared.late.store(late, Relaxed);
     }
 
-    /// All clients have another port towards the server from now on, and what comes to the old ones is lost.
+    /// Gives every client a new port towards the server; datagrams to the old ports are lost.
     pub(super) fn rebind(&self) {
         self.shared.ways().clear();
     }
 
-    /// Datagrams that it was given.
+    /// Datagrams received.
     pub(super) fn passed(&self) -> u64 {
         self.shared.passed.load(Relaxed)
     }
 
-    /// Of these, those that it has lost, doubled or kept for later.
+    /// Datagrams lost, duplicated or reordered.
     pub(super) fn worsened(&self) -> u64 {
         self.shared.worsened.load(Relaxed)
     }
@@ -138,7 +138,7 @@ impl Shared {
     fn carry_down(&self, way: &Arc<Way>) {
         let mut buffer = [0; 65_535];
         let back = |bytes: &[u8]| self.front.send_to(bytes, way.client);
-        // Until another way has taken this one's place.
+        // Until another path has replaced this one.
         while !self.ends.load(Relaxed)
             && self.ways().get(&way.client).is_some_and(|own| Arc::ptr_eq(own, way))
         {
@@ -149,7 +149,7 @@ impl Shared {
         }
     }
 
-    /// One datagram of a direction.
+    /// Handles one datagram of a direction.
     fn pass(&self, held: &Mutex<Option<Vec<u8>>>, bytes: &[u8], send: impl Fn(&[u8]) -> io::Result<usize>) {
         self.passed.fetch_add(1, Relaxed);
         if self.happens(&self.lost) {
@@ -164,7 +164,7 @@ impl Shared {
         drop(place);
         let copies = if self.happens(&self.doubled) { 2 } else { 1 };
         for bytes in std::iter::repeat_n(bytes, copies).chain(before.as_deref()) {
-            // What nobody takes is lost, as on any way.
+            // A failed send is a loss.
             let _ = send(bytes);
         }
     }
@@ -174,7 +174,7 @@ impl Shared {
         if share == 0 {
             return false;
         }
-        // Steps of a linear congruential generator; two threads may take the same one, which is chance as well.
+        // Linear congruential generator; two threads may draw the same value.
         let next = self
             .chance
             .load(Relaxed)
@@ -187,7 +187,7 @@ impl Shared {
     }
 }
 
-/// What was to come late and has nothing to come behind.
+/// Sends the held datagram when nothing follows.
 fn release(held: &Mutex<Option<Vec<u8>>>, send: impl Fn(&[u8]) -> io::Result<usize>) {
     let kept = held.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(bytes) = kept {

@@ -1,4 +1,4 @@
-//! The server ends, is replaced, or reads its configuration again and again.
+//! The server is killed, upgraded, or reloaded repeatedly.
 
 use std::{
     fs,
@@ -39,13 +39,13 @@ fn upgraded_in_place() {
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// Reloads, 20 a second, each of a configuration with changes.
+/// Reloads 20 times a second, each with a changed configuration.
 pub(super) struct Storm {
     dir: Dir,
     file: PathBuf,
 }
 
-/// A configuration that changes with each turn what a reload takes.
+/// Configuration whose reloadable settings change with each turn.
 fn changing(turn: u64) -> String {
     format!(
         "[server]\nrealm = \"{REALM}\"\n[auth]\nusers = [\"{USER}:{PASSWORD}\", \"other:{turn}\"]\n[relay]\nports = \"49152-{}\"\n\
@@ -63,13 +63,13 @@ impl Storm {
         Self { dir, file }
     }
 
-    /// A server with that configuration.
+    /// A server with this configuration.
     pub(super) fn wanted(&self, more: &[&str]) -> Wanted {
         let file = self.file.to_str().expect("UTF-8");
         Wanted { by_file: true, ..Wanted::flags(&[&["--workers", "2", "-c", file], more].concat()) }
     }
 
-    /// Reloads until `meanwhile` is over, whenever that has it so; then the last configuration is in force, and no other was refused.
+    /// Reloads until `meanwhile` ends; then requires that the last configuration applies and that none was refused.
     pub(super) fn rages(
         &self,
         server: &mut Server,
@@ -80,7 +80,7 @@ impl Storm {
         let (storms, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         let pid = server.pid();
         let asked = thread::scope(|scope| {
-            // Also where an assertion fails, or the scope would wait for ever.
+            // Stops also if an assertion fails; otherwise the scope would never end.
             let end = Over(&is_over);
             let storm = scope.spawn(|| self.storm(pid, &storms, &is_over));
             meanwhile(server, row, &storms);
@@ -90,7 +90,7 @@ impl Storm {
         no_more_reloads(server);
         let after = reloads(server);
         let [loaded, failed] = [after[0] - before[0], after[1] - before[1]];
-        // What is asked for while one is under way may be one with the next.
+        // Reloads requested during a reload may be merged.
         assert!(
             asked >= 5 && 2 * loaded >= asked && failed == 0,
             "{loaded} of {asked} done, {failed} failed"
@@ -102,13 +102,13 @@ impl Storm {
         row.note(format!("{loaded} of {asked} reloads done, none refused, the last in force"));
     }
 
-    /// How many were asked for.
+    /// Returns the number of requested reloads.
     fn storm(&self, pid: u32, storms: &AtomicBool, is_over: &AtomicBool) -> u64 {
         let mut turns = 0;
         while !is_over.load(Relaxed) {
             if storms.load(Relaxed) {
                 turns += 1;
-                // In one go, as a careful operator does.
+                // Replaces the file atomically.
                 let next = self.dir.file("next.toml", changing(turns));
                 fs::rename(next, &self.file).expect("one directory");
                 let kill = Command::new("sh").args(["-c", &format!("kill -HUP {pid}")]).status();
@@ -128,14 +128,14 @@ impl Drop for Over<'_> {
     }
 }
 
-/// How many were done, and how many refused.
+/// Successful and failed reloads.
 fn reloads(server: &Server) -> [u64; 2] {
     let metrics = server.metrics();
     ["loaded", "failed"]
         .map(|result| metrics.sum("turnpike_config_reloads_total", &format!("result=\"{result}\"")))
 }
 
-/// Waits until no reload is under way any more.
+/// Waits until no reload is running.
 fn no_more_reloads(server: &Server) {
     let mut last = reloads(server);
     within(SOON, "no more reloads", || {
@@ -166,22 +166,21 @@ fn reloaded_again_and_again() {
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// Has clients that hear little talk by this server, which is killed: they come back within one second. `meet` looks at the server when all
-/// are served again.
+/// Kills a server with many quiet clients, which reconnect within one second. `meet` inspects the server when all are served again.
 pub(super) fn all_return(
     mut row: Row,
     server: &mut Server,
     (clients, peer): (u64, &str),
     meet: impl FnOnce(&Server, &mut Row),
 ) {
-    /// Within so many seconds all have asked, or the row says nothing of those who come at once; much later, and they do not.
+    /// Maximum time in seconds between the first and last request; beyond it the row is void.
     const AT_ONCE: f64 = 1.0;
     const NOT_AT_ONCE: f64 = 3.0;
-    /// So old a count may be.
+    /// Maximum age of a count.
     const OLDEST: Duration = Duration::from_millis(100);
     let dir = Dir::new();
-    // Each hears something three times in two seconds, and so notices within 0.7 s of the others: more would measure the generator. Its peer
-    // knows where it is by what it sends first, which has to come before the client's patience is over.
+    // Each client receives three datagrams in two seconds and so notices within 0.7 s of the others; more traffic would measure the
+    // generator. The peer learns the client's address from its first datagram, which must arrive before the client times out.
     let profile = dir.file(
         "thin.toml",
         "[[stream]]\nname = \"down\"\ndirection = \"to-client\"\nrate = 1.5\nsize = 100\n\
@@ -197,7 +196,7 @@ pub(super) fn all_return(
     within(SOON, "all hear something", || server.relayed() > 3 * clients);
     let said = server.lines().len();
     server.kill_and_start();
-    // At the last look nobody had asked.
+    // Last sample without any request.
     let mut nobody = Instant::now();
     let (mut all_asked, mut all_there) = (None, None);
     within(SOON, "all are back", || {
@@ -213,9 +212,9 @@ pub(super) fn all_return(
         all_there.is_some()
     });
     let [asked, took] =
-        [all_asked, all_there].map(|then| (then.expect("all have asked") - nobody).as_secs_f64());
+        [all_asked, all_there].map(|then| (then.expect("all have sent a request") - nobody).as_secs_f64());
     let relayed = server.relayed();
-    within(SOON, "all hear something again", || server.relayed() > relayed + 5 * clients);
+    within(SOON, "all receive data again", || server.relayed() > relayed + 5 * clients);
     meet(server, &mut row);
     crowd.signal("INT");
     let run = crowd.wait(SOON * 2);
@@ -237,7 +236,7 @@ pub(super) fn all_return(
     row.tell(&seen, &log, (before, server.kept()), clients);
 }
 
-/// A server for so many; the file lives as long as the directory.
+/// A server for this many clients; the file lives as long as the directory.
 pub(super) fn for_many(dir: &Dir, more: &[&str]) -> Wanted {
     let file = dir.file("turnpike.toml", "[limits]\nallocations_per_user = 16384\n");
     let flags = ["--workers", "2", "--relay-ports", "20000-65535", "-c", file.to_str().expect("UTF-8")];

@@ -1,4 +1,4 @@
-//! The way between clients and server gets worse.
+//! A worse path between clients and server.
 
 use std::{thread, time::Duration};
 
@@ -7,12 +7,12 @@ use serde_json::Value;
 use super::{Crowd, Row, Server, Wanted, or_thorough, path::Path};
 use turnpike_trials::{Load, PASSWORD, USER};
 
-/// Makes the way worse for some seconds, while newcomers come by it too.
+/// Degrades the path for some seconds, while new clients connect over it.
 fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32; 3]) -> Value {
     let mut server = Server::start(Wanted::flags(&["--workers", "2"]));
     let path = Path::to(server.address);
     let mut row = Row::new(name, what);
-    // A client that loses the answer to its goodbye may ask no more.
+    // A client that loses the response to its final Refresh may not retry.
     row.leaves_sessions = true;
     let crowd = Crowd::at(path.address, "127.0.0.1:0", "5");
     row.run(&mut server, crowd, |_, row| {
@@ -21,10 +21,10 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
         let newcomers = Load::as_user(path.address, &format!("{USER}:{PASSWORD}"))
             .with("--profile audio --clients 4 --warmup 0.1")
             .with_words(&["--duration", or_thorough("2", "8")]);
-        // A generator gives up after ten seconds without an answer, which chance may well make; people try again.
+        // A generator gives up after ten seconds without a response, which may happen by chance; users retry.
         let tries = (1..=5).find(|_| newcomers.run().code == Some(0)).expect("newcomers find a way");
         let [passed, worsened] = [path.passed() - before.0, path.worsened() - before.1];
-        // The chance that was asked for, or nearly: thousands went by.
+        // Close to the configured probability, over thousands of datagrams.
         let most = u64::from(lost + doubled + late) * passed / 100;
         assert!(worsened > most / 2 && worsened < 2 * most, "{worsened} of {passed}");
         row.note(format!(

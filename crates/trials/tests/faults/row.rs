@@ -1,4 +1,4 @@
-//! One row: clients on calls before, while and after something breaks.
+//! A row of the table: clients on calls before, during and after a fault.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, time::Duration};
 
@@ -7,55 +7,55 @@ use serde_json::{Value, json};
 use super::{Crowd, Server, or_thorough, rows, server::Kept, within};
 use turnpike_trials::Metrics;
 
-/// What is told of a fault.
+/// Name, description, notes and figures of a row.
 pub(super) struct Row {
     name: &'static str,
     what: &'static str,
     notes: Vec<String>,
     limits: Vec<Value>,
-    /// Why its figures say nothing.
+    /// Reasons for which the figures are invalid.
     void: Vec<String>,
-    /// Clients may leave sessions behind that end by themselves.
+    /// Clients may leave sessions behind that expire.
     pub(super) leaves_sessions: bool,
 }
 
-/// What has to be as it was.
+/// Asserts that resources are as before.
 pub(super) fn as_before(kept: impl Fn() -> Kept, before: Kept, patience: Duration) {
     within(patience, "no session is left", || kept().sessions <= before.sessions);
     within(patience, "no descriptor is left", || kept().descriptors <= before.descriptors + 2);
-    // What an allocator keeps for the next time is no leak; a leak shows in the hours of `cargo xtask soak`.
+    // Memory cached by the allocator is no leak; `cargo xtask soak` finds leaks.
     within(patience, "no memory is left", || kept().memory <= before.memory + before.memory / 4 + (16 << 20));
 }
 
 impl Row {
-    /// `name` is the test's, `what` what breaks, for a reader.
+    /// `name` is the test's name, `what` describes the fault.
     pub(super) fn new(name: &'static str, what: &'static str) -> Self {
         Self { name, what, notes: Vec::new(), limits: Vec::new(), void: Vec::new(), leaves_sessions: false }
     }
 
-    /// Something to know about it.
+    /// Adds a note.
     pub(super) fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
     }
 
-    /// A figure that must not be above another one; `cargo xtask faults` judges.
+    /// Adds a figure with its limit, which `cargo xtask faults` checks.
     pub(super) fn limit(&mut self, what: &str, value: f64, most: f64) {
         self.limits.push(json!({ "what": what, "value": value, "most": most }));
     }
 
-    /// Why its figures say nothing: the row has to be run again on an idle machine.
+    /// Marks the figures as invalid; the row must be repeated on an idle machine.
     pub(super) fn void(&mut self, why: String) {
         self.void.push(why);
     }
 
-    /// Has `fault` happen and end while the crowd is on calls: what the crowd saw. All must be as before then.
+    /// Runs `fault` with active clients and returns their results; afterwards everything must be as before.
     pub(super) fn run(
         mut self,
         server: &mut Server,
         mut crowd: Crowd,
         fault: impl FnOnce(&mut Server, &mut Self),
     ) -> Value {
-        // What a crowd like this needs for good is there afterwards.
+        // The baseline includes resources that the crowd allocates permanently.
         crowd.begin(server);
         crowd.end();
         within(Duration::from_secs(90), "the rehearsal is over", || server.allocations() == 0);
@@ -65,11 +65,11 @@ impl Row {
         let (said, counted) = (server.lines().len(), drops(&server.metrics()));
         fault(server, &mut self);
         crowd.flows();
-        // And those few who would not be missed in the sum.
+        // Time for the few clients that the sum would not reveal.
         std::thread::sleep(or_thorough(Duration::ZERO, Duration::from_millis(2_500)));
         let seen = crowd.end();
         let new = drops(&server.metrics()).into_iter().filter_map(|(series, count)| {
-            // Another process may have begun anew.
+            // A new process starts its counters at zero.
             let before = counted.get(&series).filter(|before| **before <= count);
             let new = count - before.copied().unwrap_or_default();
             (new > 0).then(|| format!("{series} {new}"))
@@ -91,7 +91,7 @@ impl Row {
         seen
     }
 
-    /// Writes it down.
+    /// Writes the row.
     pub(super) fn tell(self, seen: &Value, log: &[String], (before, after): (Kept, Kept), clients: u64) {
         let figure = |name: &str| seen[name].clone();
         let row = json!({
@@ -105,7 +105,7 @@ impl Row {
         self.write(row);
     }
 
-    /// Writes these figures down, and what is told beside them.
+    /// Writes these figures with the notes.
     pub(super) fn write(self, mut figures: Value) {
         println!("  {:?}\n  {:?}\n  {:?}", self.notes, self.limits, self.void);
         figures["name"] = self.name.into();
@@ -120,7 +120,7 @@ impl Row {
     }
 }
 
-/// What the server has counted as dropped, by series.
+/// Drop counters by series.
 fn drops(metrics: &Metrics) -> BTreeMap<String, u64> {
     const FAMILIES: [&str; 3] = ["tx_dropped_total", "rx_kernel_drops_total", "dropped_datagrams_total"];
     let series = metrics.text().lines().filter_map(|line| line.strip_prefix("turnpike_")?.rsplit_once(' '));
@@ -132,7 +132,7 @@ fn told(kept: Kept) -> Value {
     json!({ "sessions": kept.sessions, "descriptors": kept.descriptors, "memory": kept.memory })
 }
 
-/// Without the names of directories that tests make for themselves, which are others each time.
+/// Removes the names of temporary directories, which differ each time.
 fn without_places(words: &str) -> String {
     let temporary = std::env::temp_dir().join("turnpike-test-");
     let temporary = temporary.to_string_lossy();
@@ -145,16 +145,16 @@ fn without_places(words: &str) -> String {
     told
 }
 
-/// Warnings and errors, without their times, each kind once.
+/// Warnings and errors without timestamps, each kind once.
 pub(super) fn complaints(lines: &[String]) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     for line in lines {
         let Some((_, words)) = [" WARN ", " ERROR "].iter().find_map(|level| line.split_once(level)) else {
             continue;
         };
-        // Behind the module.
+        // Text after the module name.
         let words = words.split_once(": ").map_or(words, |(_, words)| words).trim();
-        // What every start says on a machine with few descriptors.
+        // Logged at every start on a machine with few descriptors.
         if words.starts_with("the limit of open files is") {
             continue;
         }
@@ -167,12 +167,11 @@ pub(super) fn complaints(lines: &[String]) -> Vec<String> {
     found
 }
 
-/// Not rows.
 mod tests {
     use super::*;
 
     #[test]
-    fn a_complaint_of_two_directories_is_told_once() {
+    fn complaints_that_differ_in_directories_appear_once() {
         let line = |number: u32| {
             let place = std::env::temp_dir().join(format!("turnpike-test-25041-{number}"));
             format!(
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_names_no_directory_of_a_test() {
+    fn complaints_contain_no_test_directories() {
         let place = std::env::temp_dir().join("turnpike-test-25041-0");
         let told = format!("sqlite://{0}/state refuses: {0} is full", place.display());
         assert_eq!(without_places(&told), "sqlite://DIR/state refuses: DIR is full");

@@ -1,5 +1,5 @@
-//! The server that is to break: it can be killed and started again where it was, and is asked by a socket with a file, also from another
-//! namespace.
+//! The server under test: can be killed and restarted on its ports; its admin interface is a Unix socket, reachable from other
+//! namespaces.
 
 use std::{
     ffi::OsStr,
@@ -19,16 +19,16 @@ use turnpike_trials::{
     upgradable,
 };
 
-/// How it is to be started.
+/// Start options.
 #[derive(Clone, Default)]
 pub(crate) struct Wanted {
-    /// Words in front of its own: what they start becomes the server.
+    /// Words before the command line; the started process becomes the server.
     pub(crate) entry: Vec<String>,
     pub(crate) environment: Vec<(&'static str, String)>,
     pub(crate) flags: Vec<String>,
-    /// Realm, user and peers stand in a file of the flags'.
+    /// Realm, user and peers come from a file instead of flags.
     pub(crate) by_file: bool,
-    /// More lines of a forwarder's rule for streams.
+    /// Additional lines of the forwarder's TCP rule.
     pub(crate) rule: String,
 }
 
@@ -37,12 +37,12 @@ impl Wanted {
         Self { flags: flags.iter().map(|&flag| flag.to_owned()).collect(), ..Self::default() }
     }
 
-    /// In the namespace at the other end of these links.
+    /// In the namespace behind these links.
     pub(super) fn inside(links: &Links) -> Self {
         Self { entry: [vec!["nsenter".to_owned()], links.nsenter()].concat(), ..Self::default() }
     }
 
-    /// With these lines in a forwarder's rule for streams.
+    /// With these lines in the forwarder's TCP rule.
     pub(super) fn with_rule(self, lines: &str) -> Self {
         Self { rule: lines.to_owned(), ..self }
     }
@@ -54,31 +54,31 @@ pub(crate) struct Server {
     relay: IpAddr,
     wanted: Wanted,
     dir: Dir,
-    /// What those before this one have said.
+    /// Log lines of earlier processes.
     said: Vec<String>,
     pub(crate) upgraded: Upgraded,
 }
 
-/// What a server has, whoever its clients are.
+/// Resources that do not depend on the clients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept {
     pub(crate) sessions: u64,
-    /// But for pipes, of which those for bulk are kept for the next connections.
+    /// Excludes pipes, which are kept for later bulk connections.
     pub(crate) descriptors: usize,
     /// In bytes.
     pub(crate) memory: u64,
 }
 
 impl Kept {
-    /// Of this process.
+    /// Resources of this process.
     pub(crate) fn of(pid: u32, sessions: u64) -> Self {
-        /// 256 of a worker at most, of two ends each, and two workers.
+        /// At most 256 per worker with two ends each, and two workers.
         const MOST_PIPES: usize = 2 * 2 * 256;
-        let all = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs, and is ours").flatten();
+        let all = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs and is a child").flatten();
         let is_pipe = |link: &PathBuf| link.to_string_lossy().starts_with("pipe:");
         let (pipes, others): (Vec<_>, Vec<_>) =
             all.filter_map(|entry| fs::read_link(entry.path()).ok()).partition(is_pipe);
-        // Beside those that are its standard streams.
+        // Standard streams may be pipes too.
         assert!(pipes.len() <= MOST_PIPES + 3, "{} pipes", pipes.len());
         Self { sessions, descriptors: others.len(), memory: process::memory_of(pid) }
     }
@@ -100,7 +100,7 @@ impl Server {
         server
     }
 
-    /// Another one in place of one that has ended.
+    /// Starts a new process after the old one has ended.
     pub(crate) fn again(&mut self) {
         self.said.append(&mut self.program.lines());
         let _ = fs::remove_file(self.admin());
@@ -109,23 +109,21 @@ impl Server {
         self.is_up();
     }
 
-    /// Kills it and starts another one.
     pub(crate) fn kill_and_start(&mut self) {
         self.kill();
         self.again();
     }
 
-    /// Ends it at once.
     pub(super) fn kill(&mut self) {
         self.program.signal("KILL");
-        eventually("it has ended", || self.program.has_ended());
+        eventually("the process has ended", || self.program.has_ended());
     }
 
     pub(crate) fn pid(&self) -> u32 {
         self.upgraded.pid()
     }
 
-    /// To the process that serves.
+    /// Signals the serving process.
     pub(crate) fn signal(&self, name: &str) {
         let script = format!("kill -{name} {}", self.pid());
         let status = Command::new("sh").args(["-c", &script]).status().expect("every Linux has sh");
@@ -140,7 +138,7 @@ impl Server {
         eventually("the admin interface answers", || self.metrics_now())
     }
 
-    /// The same, if it answers.
+    /// Like `metrics`, but `None` if the server does not answer.
     pub(super) fn metrics_now(&self) -> Option<Metrics> {
         let (status, text) = get_unix(&self.admin(), "/metrics").ok()?;
         (status == 200).then(|| Metrics::new(text))
@@ -150,12 +148,12 @@ impl Server {
         self.metrics().sum("turnpike_allocations", "")
     }
 
-    /// Datagrams that went to clients so far.
+    /// Datagrams sent to clients so far.
     pub(crate) fn relayed(&self) -> u64 {
         self.metrics().sum("turnpike_relayed_datagrams_total", "direction=\"to_client\"")
     }
 
-    /// Datagrams that the kernel has relayed by itself, told at most a second late.
+    /// Datagrams relayed in the kernel; up to a second old.
     pub(super) fn across(&self) -> u64 {
         self.metrics().sum("turnpike_kernel_datagrams_total", "")
     }
@@ -164,7 +162,7 @@ impl Server {
         Kept::of(self.pid(), self.allocations())
     }
 
-    /// The socket on which it can be asked.
+    /// Admin socket.
     pub(super) fn admin(&self) -> PathBuf {
         self.dir.at("a.sock")
     }
@@ -186,7 +184,7 @@ fn launch(address: SocketAddr, relay: IpAddr, wanted: &Wanted, dir: &Dir) -> Pro
     start(&arguments, wanted, dir.path())
 }
 
-/// Starts a server or a forwarder, whose admin interface is in this directory.
+/// Starts a server or forwarder with its admin socket in this directory.
 pub(crate) fn start(arguments: &[&str], wanted: &Wanted, dir: &Path) -> Program {
     let admin = format!("unix:{}", dir.join("a.sock").display());
     let mut arguments = [arguments, &["--admin", &admin]].concat();
@@ -198,7 +196,7 @@ pub(crate) fn start(arguments: &[&str], wanted: &Wanted, dir: &Path) -> Program 
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).env_clear().current_dir(dir);
     command.envs(turnpike.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    // What a client leaves behind that takes another address is gone after a minute, in place of ten.
+    // Allocations of clients that change their address expire after a minute instead of ten.
     if arguments[0] == "serve" {
         command.env("TURNPIKE_LIMITS_DEFAULT_LIFETIME", "60");
     }

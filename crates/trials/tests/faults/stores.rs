@@ -1,4 +1,4 @@
-//! The store of users becomes slow, silent, is gone, garbles what it says, or says quickly and clearly what is wrong.
+//! The user database is slow, silent, down, returns garbage, or returns wrong data.
 
 use std::{
     process::Command,
@@ -13,10 +13,10 @@ use super::{Crowd, Row, Server, Wanted, allocations_under, visitor::Visitor, wit
 use turnpike_trials::coturn_store;
 use turnpike_trials::{Finished, PASSWORD, Program, REALM, SOON, USER, need, turnpike};
 
-/// What a question may take where the store is as it should be: less than what anybody waits for a store that does not answer.
+/// Maximum latency of a healthy store; less than any wait for a store that does not answer.
 const AT_ONCE: Duration = Duration::from_millis(200);
 
-/// How long the store has for an answer (`store.deadline`).
+/// Deadline of a query (`store.deadline`).
 const DEADLINE: Duration = Duration::from_secs(2);
 
 /// PostgreSQL behind a proxy.
@@ -26,7 +26,7 @@ struct World {
 }
 
 impl World {
-    /// With these users, all of the password `pw`.
+    /// With these users, all with the password `pw`.
     fn new(users: &[&str]) -> Result<Self, String> {
         let (database, proxy) = coturn_store()?;
         let world = Self { proxy, database };
@@ -34,12 +34,12 @@ impl World {
         Ok(world)
     }
 
-    /// Where the server finds it.
+    /// URL of the store.
     fn url(&self) -> String {
         self.database.url(self.proxy.address, "")
     }
 
-    /// A user has this password from now on.
+    /// Sets a user's password.
     fn has(&self, user: &str, password: &str) {
         let url = self.database.url(self.database.address, "");
         let arguments = ["user", "add", user, "--realm", REALM, "--password", password, "--store", &url];
@@ -62,7 +62,7 @@ impl World {
     }
 }
 
-/// Has the store fail in turns, and holds what `known` waits for an allocation then against what it waits for otherwise.
+/// Makes the store fail in turns, and compares the allocation latency of `known` with and without the fault.
 fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) {
     let world = need!(World::new(&["known", "stranger"]));
     let mut server = Server::start(Wanted::flags(&["--workers", "2", "--store", &world.url()]));
@@ -75,31 +75,31 @@ fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) 
             }
         });
         turns.tell(row, "cached users", "in an outage");
-        // Who is in the configuration never asks a store.
+        // A user of the configuration never needs the store.
         super::allocation_p99(server, &format!("{USER}:{PASSWORD}"), "0.5");
         thread::sleep(Duration::from_millis(200));
     });
-    // And whoever was not known finds it again.
-    within(SOON, "a stranger is let in", || server.answers("stranger", "pw").is_none());
+    // Unknown users work again.
+    within(SOON, "an unknown user gets an allocation", || server.answers("stranger", "pw").is_none());
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// Eight strangers at once, each of a name that nobody has, and that was never asked for: what each is answered, and after how long.
+/// Eight unknown users at once, each with a new name; returns their results and latencies.
 fn eight_strangers(server: &Server) -> Vec<(Option<u16>, Duration)> {
     thread::scope(|scope| {
         let asking: Vec<_> = (0..8).map(|_| scope.spawn(|| look_up(server))).collect();
-        asking.into_iter().map(|one| one.join().expect("it is answered")).collect()
+        asking.into_iter().map(|one| one.join().expect("the request is answered")).collect()
     })
 }
 
-/// Strangers come, and the store has no answer: then the server asks it no more, but for whether it is back.
+/// Unknown users connect while the store is down: then the server only probes the store.
 fn nobody_finds_it(server: &Server) {
     let answers = eight_strangers(server);
     assert!(answers.iter().all(|(answer, _)| *answer == Some(500)), "the store answers: {answers:?}");
     within(SOON, "the store is away", || server.metrics().sum("turnpike_store_up", "") == 0);
 }
 
-/// Waits until the store is asked again, and three names that nobody has are looked up one after the other: each of them is a query.
+/// Waits until the store is queried again and three unknown names are looked up, one query each.
 fn settled(server: &Server) {
     within(SOON, "the store is asked", || server.metrics().sum("turnpike_store_up", "") == 1);
     within(SOON, "the store answers", || {
@@ -110,13 +110,13 @@ fn settled(server: &Server) {
     });
 }
 
-/// What is said to somebody with a name that nobody has, and that was never asked for; how long that took.
+/// Result and latency of a request with an unknown, new name.
 fn look_up(server: &Server) -> (Option<u16>, Duration) {
     static NAMES: AtomicU64 = AtomicU64::new(0);
     ask(server, &format!("nobody{}", NAMES.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// The same of somebody with this name.
+/// Result and latency of a request with this name.
 fn ask(server: &Server, user: &str) -> (Option<u16>, Duration) {
     let mut visitor = Visitor::of(server);
     let begun = Instant::now();
@@ -124,7 +124,7 @@ fn ask(server: &Server, user: &str) -> (Option<u16>, Duration) {
     (answer, begun.elapsed())
 }
 
-/// How many queries for a user came to this.
+/// Number of user queries with this result.
 fn queries(server: &Server, result: &str) -> u64 {
     server.metrics().sum("turnpike_store_queries_total", &format!("result=\"{result}\""))
 }
@@ -132,9 +132,9 @@ fn queries(server: &Server, result: &str) -> u64 {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn the_store_is_slow() {
-    /// A piece waits for half of it on its way to the store, and another on its way back.
+    /// Each piece is delayed by half of it towards the store and by half on the way back.
     const SLOWER: Duration = Duration::from_secs(1);
-    /// For strangers, and one that reads the rules meanwhile. A connection that had to be made would take several questions.
+    /// For unknown users, plus one that reads the rules. A new connection would take several round trips.
     const CONNECTIONS: usize = 16;
     const STRANGERS: [&str; 5] = ["one", "two", "three", "four", "five"];
     let world = need!(World::new(&[&["known"], &STRANGERS[..]].concat()));
@@ -152,7 +152,7 @@ fn the_store_is_slow() {
             let (mut soonest, mut latest) = (Duration::MAX, Duration::ZERO);
             let turns = allocations_under(server, "known:pw", settled, |server, on| {
                 if on {
-                    // All connections are there, and each knows the question: they take turns.
+                    // Opens all connections and prepares the statement on each; they are used in turn.
                     (0..2 * CONNECTIONS).for_each(|_| assert_eq!(look_up(server).0, Some(401)));
                 }
                 world.proxy.delay(if on { SLOWER / 2 } else { Duration::ZERO });
@@ -160,7 +160,7 @@ fn the_store_is_slow() {
                     let mut answers = eight_strangers(server);
                     assert!(answers.iter().all(|(answer, _)| *answer == Some(401)), "{answers:?}");
                     let stranger = ask(server, strangers.next().expect("one for each turn"));
-                    assert_eq!(stranger.0, None, "a stranger is let in");
+                    assert_eq!(stranger.0, None, "an unknown user gets an allocation");
                     answers.push(stranger);
                     for (_, took) in answers {
                         (soonest, latest) = (soonest.min(took), latest.max(took));
@@ -208,7 +208,7 @@ fn the_store_talks_nonsense() {
     );
 }
 
-/// Rows of rules that make no sense, how each goes again, and what the server says of it.
+/// Invalid rules, the statements that remove them, and the server's log lines.
 const ODD_RULES: [[&str; 3]; 4] = [
     [
         "INSERT INTO turn_realm_option VALUES ('example.org', 'max-bps', '-7')",
@@ -232,7 +232,7 @@ const ODD_RULES: [[&str; 3]; 4] = [
     ],
 ];
 
-/// A rule that makes sense, by which nobody who is new gets an allocation. Rules are taken all or none.
+/// A valid rule that refuses every new client. Rules apply all or none.
 const NOBODY_NEW: [&str; 2] = [
     "INSERT INTO turn_realm_option VALUES ('example.org', 'total-quota', '1')",
     "DELETE FROM turn_realm_option WHERE opt = 'total-quota'",
@@ -256,7 +256,7 @@ fn the_store_lies() {
         let failed = || queries(server, "failed") + queries(server, "timeout");
         let before = failed();
         let is_let_in = |user: &str| {
-            // What was known of somebody who was turned away counts for a second.
+            // A cached refusal lasts for a second.
             within(SOON, &format!("{user} is let in"), || server.answers(user, "pw").is_none());
         };
         ["changed", "gone"].into_iter().for_each(is_let_in);
@@ -264,9 +264,9 @@ fn the_store_lies() {
         for (odd, stranger) in ODD_RULES.into_iter().zip(strangers) {
             odd_rule(&world, server, odd, stranger);
         }
-        // Alone that rule is taken.
+        // Without an invalid rule it applies.
         world.sql(NOBODY_NEW[0]);
-        within(SOON, "nobody new is let in", || server.answers("one", "pw") == Some(508));
+        within(SOON, "new clients are refused", || server.answers("one", "pw") == Some(508));
         world.sql(NOBODY_NEW[1]);
         ["odd", "changed", "gone"].into_iter().for_each(|user| world.has(user, "pw"));
         ["odd", "changed", "gone", "one", "two", "three", "four"].into_iter().for_each(is_let_in);
@@ -279,7 +279,7 @@ fn the_store_lies() {
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// A user has a key that is none, one has another's, and one is gone.
+/// One user has an invalid key, one has another user's key, and one is deleted.
 fn users_are_others(world: &World, server: &Server) {
     world.sql(&format!("INSERT INTO turnusers_lt VALUES ('{REALM}', 'odd', repeat('z', 128))"));
     let (since, found) = (server.lines().len(), queries(server, "found"));
@@ -288,7 +288,7 @@ fn users_are_others(world: &World, server: &Server) {
     let told = format!(
         "the key of user \"odd\" in realm \"{REALM}\" is none of 32, 64 or 96 hex digits, and opens nothing"
     );
-    within(SOON, "the log tells of the key", || says(server, since, &told));
+    within(SOON, "the log names the key", || says(server, since, &told));
     world.has("changed", "another");
     world.sql("DELETE FROM turnusers_lt WHERE name = 'gone'");
     for user in ["changed", "gone"] {
@@ -297,9 +297,9 @@ fn users_are_others(world: &World, server: &Server) {
     assert_eq!(server.answers("changed", "another"), None);
 }
 
-/// One rule makes no sense for a while: it is read and told, and none of the others are taken.
+/// Adds an invalid rule for a while: it is logged, and none of the other rules apply.
 fn odd_rule(world: &World, server: &Server, [comes, goes, told]: [&str; 3], stranger: &str) {
-    /// Rules are read each second.
+    /// Rules are read every second.
     const LONG_ENOUGH: Duration = Duration::from_millis(2_500);
     let since = server.lines().len();
     world.sql(comes);
@@ -320,7 +320,7 @@ fn odd_rule(world: &World, server: &Server, [comes, goes, told]: [&str; 3], stra
     within(SOON, "the rules are read again", || says(server, since, "can be read again"));
 }
 
-/// Whether a line since then has these words.
+/// Returns true if a log line since then contains these words.
 fn says(server: &Server, since: usize, words: &str) -> bool {
     server.lines()[since..].iter().any(|line| line.contains(words))
 }

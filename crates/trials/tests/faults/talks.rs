@@ -1,5 +1,5 @@
-//! Clients of a forwarder: streams and UDP sessions to an echo. Each byte of a stream is one that can be foretold, so that what comes back
-//! is checked to the byte up to where a connection ends; a client whose connection has ended makes another one.
+//! Clients of a forwarder: TCP streams and UDP sessions to an echo. Stream contents are predictable, so every byte is checked up to the
+//! end of a connection; a client whose connection ends opens a new one.
 
 use std::{
     io::{Read as _, Write as _},
@@ -17,24 +17,24 @@ use serde_json::{Value, json};
 use super::within;
 use turnpike_trials::SOON;
 
-/// Of one write; two a hundredth of a second.
+/// Bytes per write, two writes every 10 ms.
 const PIECE: usize = 4096;
-/// A connection over which nothing comes for so long is given up.
+/// Timeout of a connection without data.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two datagrams of a client.
+/// Interval between datagrams of a client.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Clients are looked at for so long at a time.
+/// Interval in which clients are checked.
 const WINDOW: Duration = Duration::from_millis(500);
-/// Of what they send in it, a client that is served gets at least so much: bytes of its stream, a quarter, and datagrams, a half.
+/// Minimum that a served client receives in a window: a quarter of its stream bytes and half of its datagrams.
 const FAIR: [u64; 2] = [50 * PIECE as u64 / 4, 50 / 2];
 
-/// Of whoever says this and no more the target keeps the connection.
+/// After this message the target keeps the connection open.
 pub(super) const HOLD: &[u8] = b"do not hang up";
-/// What a newcomer says, and how long it waits for an answer.
-const GREETING: &[u8] = b"anybody there?";
+/// Message of a new client.
+const GREETING: &[u8] = b"are you there?";
 const ENOUGH: Duration = Duration::from_secs(6);
 
-/// Sends all back, over TCP and UDP, for as long as it lives.
+/// Echo server over TCP and UDP.
 pub(super) struct Target {
     pub(super) tcp: SocketAddr,
     pub(super) udp: SocketAddr,
@@ -43,11 +43,11 @@ pub(super) struct Target {
     visits: Arc<Visits>,
 }
 
-/// Who came to a target by TCP.
+/// TCP connections to a target.
 #[derive(Default)]
 struct Visits {
     connections: AtomicU64,
-    /// Of these, those that have said something.
+    /// Connections that have sent data.
     heard: AtomicU64,
 }
 
@@ -73,7 +73,10 @@ impl Target {
                 }
                 visits.connections.fetch_add(1, Relaxed);
                 let stream = Arc::new(stream);
-                streams.lock().expect("nobody panics with it").push(Arc::downgrade(&stream));
+                streams
+                    .lock()
+                    .expect("no thread panics while holding the lock")
+                    .push(Arc::downgrade(&stream));
                 let (over, visits) = (Arc::clone(&over), Arc::clone(&visits));
                 thread::spawn(move || {
                     let said_something = || _ = visits.heard.fetch_add(1, Relaxed);
@@ -96,7 +99,7 @@ impl Target {
         target
     }
 
-    /// Connections so far, and those of them that have said something.
+    /// Connections so far, and those of them that sent data.
     pub(super) fn visits(&self) -> [u64; 2] {
         [&self.visits.connections, &self.visits.heard].map(|figure| figure.load(Relaxed))
     }
@@ -106,13 +109,19 @@ impl Drop for Target {
     fn drop(&mut self) {
         self.ends.store(true, Relaxed);
         let _ = TcpStream::connect(self.tcp);
-        for stream in self.streams.lock().expect("nobody panics with it").iter().filter_map(Weak::upgrade) {
+        for stream in self
+            .streams
+            .lock()
+            .expect("no thread panics while holding the lock")
+            .iter()
+            .filter_map(Weak::upgrade)
+        {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
 }
 
-/// A listener at which thousands may come at once.
+/// A listener with a backlog of thousands.
 fn many_may_wait(ip: IpAddr) -> std::io::Result<socket2::Socket> {
     let address = SocketAddr::new(ip, 0);
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
@@ -121,18 +130,18 @@ fn many_may_wait(ip: IpAddr) -> std::io::Result<socket2::Socket> {
     Ok(socket)
 }
 
-/// What becomes of somebody who comes new.
+/// Fate of a new client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// What it sent came back.
+    /// The echo returned.
     Served,
-    /// It was told that it would not be served: the connection ended, or ICMP said so.
+    /// The connection ended, or ICMP reported an error.
     Refused,
-    /// It heard nothing for some seconds.
+    /// No reply for some seconds.
     Unheard,
 }
 
-/// A new connection's fate, within [`ENOUGH`].
+/// Fate of a new TCP connection, within [`ENOUGH`].
 pub(super) fn newcomer(server: SocketAddr) -> Fate {
     let end = Instant::now() + ENOUGH;
     let stream = match TcpStream::connect_timeout(&server, ENOUGH) {
@@ -145,7 +154,7 @@ pub(super) fn newcomer(server: SocketAddr) -> Fate {
     Fate::told(asked.and_then(|()| (&stream).read_exact(&mut [0; GREETING.len()])))
 }
 
-/// The same of somebody who sends datagrams of so many bytes, two a second.
+/// Fate of a new UDP client that sends two datagrams of `len` bytes a second.
 pub(super) fn newcomer_of_udp(server: SocketAddr, len: usize) -> Fate {
     let socket = client_of(server);
     socket.set_read_timeout(Some(ENOUGH / 12)).expect("not zero");
@@ -173,13 +182,13 @@ impl Fate {
     }
 }
 
-/// Two clients of each kind, who are cut nowhere and lose nothing.
+/// Two complete clients of each kind, which must lose nothing.
 pub(super) fn whole(tcp: SocketAddr, udp: SocketAddr) {
     let seen = Talks::begin(tcp, udp, 2).end();
     assert_eq!((&seen["cut"], &seen["lost"]), (&0.into(), &0.into()), "the control is not whole: {seen}");
 }
 
-/// A socket for datagrams to and from there.
+/// UDP socket connected to the server.
 pub(super) fn client_of(server: SocketAddr) -> UdpSocket {
     let local: IpAddr = if server.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((local, 0)).expect("a free port");
@@ -187,7 +196,7 @@ pub(super) fn client_of(server: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Sends all back until the client has said all: how that began. `heard` is called with the first of it.
+/// Echoes until the client has finished; returns the first bytes. `heard` is called with the first data.
 fn echo(mut stream: &TcpStream, heard: impl FnOnce()) -> std::io::Result<Vec<u8>> {
     let (mut buffer, mut beginning) = (vec![0; 64 << 10], Vec::new());
     let mut heard = Some(heard);
@@ -199,28 +208,28 @@ fn echo(mut stream: &TcpStream, heard: impl FnOnce()) -> std::io::Result<Vec<u8>
         if let Some(heard) = heard.take() {
             heard();
         }
-        // One byte more tells that it goes on.
+        // One more byte distinguishes a longer message.
         let more = (HOLD.len() + 1 - beginning.len()).min(len);
         beginning.extend_from_slice(&buffer[..more]);
         stream.write_all(&buffer[..len])?;
     }
 }
 
-/// What all clients have seen.
+/// Results of all clients.
 #[derive(Default)]
 struct Seen {
     ends: AtomicBool,
-    /// Bytes of streams that came back as they were sent.
+    /// Stream bytes that returned correctly.
     right: AtomicU64,
     wrong: AtomicU64,
-    /// By number of a client of each kind: bytes and datagrams that came back to it as they were sent.
+    /// Correct stream bytes and datagrams, by client number.
     served: Vec<[AtomicU64; 2]>,
     connections: AtomicU64,
-    /// Of these, those that ended though nobody wanted it.
+    /// Connections that ended unexpectedly.
     cut: AtomicU64,
     sent: AtomicU64,
     received: AtomicU64,
-    /// Datagrams that are none of ours.
+    /// Unknown datagrams.
     strange: AtomicU64,
     doubled: AtomicU64,
     reordered: AtomicU64,
@@ -233,7 +242,7 @@ pub(super) struct Talks {
 }
 
 impl Talks {
-    /// So many clients by TCP, and as many by UDP.
+    /// Starts this many TCP clients and as many UDP clients.
     pub(super) fn begin(tcp: SocketAddr, udp: SocketAddr, clients: u64) -> Self {
         let served = (0..clients).map(|_| <[AtomicU64; 2]>::default()).collect();
         let seen = Arc::new(Seen { served, ..Seen::default() });
@@ -243,7 +252,7 @@ impl Talks {
             threads.push(thread::spawn(move || {
                 let mut connection = number;
                 while !own.ends.load(Relaxed) {
-                    // Each connection has bytes of its own.
+                    // Each connection has its own byte sequence.
                     connection += clients;
                     own.stream(tcp, connection, &own.served[place][0]);
                 }
@@ -256,8 +265,7 @@ impl Talks {
         talks
     }
 
-    /// Waits until each of them is served, all at the same time. What a connection lost lets it wait for its turn to send again, so that
-    /// this may take some windows.
+    /// Waits until all clients are served in the same window. TCP back-off may delay this by some windows.
     pub(super) fn flow(&self) {
         let figures = || -> Vec<[u64; 2]> {
             let of = |client: &[AtomicU64; 2]| client.each_ref().map(|figure| figure.load(Relaxed));
@@ -276,7 +284,7 @@ impl Talks {
         });
     }
 
-    /// Ends them; what they have seen. Not one byte may be wrong.
+    /// Ends the clients; no byte may be wrong.
     pub(super) fn end(self) -> Value {
         self.seen.ends.store(true, Relaxed);
         self.threads.into_iter().for_each(|thread| thread.join().expect("no client panics"));
@@ -303,7 +311,7 @@ impl Talks {
 }
 
 impl Seen {
-    /// One connection, until it ends.
+    /// Runs one connection until it ends.
     fn stream(&self, server: SocketAddr, number: u64, served: &AtomicU64) {
         let Ok(mut stream) = TcpStream::connect_timeout(&server, Duration::from_secs(1)) else {
             return thread::sleep(Duration::from_millis(100));
@@ -329,7 +337,7 @@ impl Seen {
                             position += len as u64;
                             self.note(&mut last);
                         }
-                        // What was sent is all that may come back, and at an end that was wanted all of it.
+                        // Only sent data may return, and all of it at a regular end.
                         Ok(0) => return Some(position),
                         Err(_) => return None,
                     }
@@ -350,7 +358,7 @@ impl Seen {
         self.cut.fetch_add(cut.into(), Relaxed);
     }
 
-    /// One client's datagrams: each has its client's number and its own.
+    /// Datagrams of one client, with client number and sequence number.
     fn datagrams(&self, server: SocketAddr, client: u64, served: &AtomicU64) {
         let socket = client_of(server);
         socket.set_read_timeout(Some(PAUSE)).expect("not zero");
@@ -386,7 +394,7 @@ impl Seen {
                 let mut datagram = [0; 100];
                 datagram[..8].copy_from_slice(&client.to_be_bytes());
                 datagram[8..16].copy_from_slice(&next.to_be_bytes());
-                // Where nobody listens for a moment, ICMP says so here; it is lost.
+                // Ignores ICMP errors of a closed port; the datagram is lost.
                 let _ = socket.send(&datagram);
                 self.sent.fetch_add(1, Relaxed);
                 next += 1;
@@ -400,7 +408,7 @@ impl Seen {
         }
     }
 
-    /// Something has come.
+    /// Records that data arrived.
     fn note(&self, last: &mut Instant) {
         let now = Instant::now();
         let pause = now.duration_since(std::mem::replace(last, now));
@@ -408,7 +416,7 @@ impl Seen {
     }
 }
 
-/// The byte of a connection at a place: neighbours differ, and so do connections.
+/// Byte of a connection at an offset: differs from its neighbours and from other connections.
 pub(super) fn foretold(connection: u64, at: u64) -> u8 {
     let mixed = (at ^ connection.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
     mixed.to_be_bytes()[0]

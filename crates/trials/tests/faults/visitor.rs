@@ -1,4 +1,4 @@
-//! Somebody who asks for one allocation and gives it back at once: whether he is let in, and by which challenge.
+//! A user that requests one allocation and deletes it at once.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use turnpike_testkit::stun::{self, attribute::LIFETIME, kind::REFRESH};
@@ -11,15 +11,15 @@ pub(super) struct Visitor {
 }
 
 impl Visitor {
-    /// One who has been challenged, and has not answered yet.
+    /// A client with a challenge that it has not used yet.
     pub(super) fn of(server: &Server) -> Self {
         let client = stun::Client::from(way_to(server.address), server.address);
         let (_, _, challenge) = client.challenge();
         Self { client, challenge }
     }
 
-    /// The error code of what an Allocate by that challenge is answered with, or none: then the allocation is gone again. A challenge that
-    /// comes with a 438 is for the next time.
+    /// Sends an Allocate with the challenge; returns the error code, or `None` after deleting the allocation. A new nonce from a 438 is
+    /// kept for the next call.
     pub(super) fn asks(&mut self, user: &str, password: &str) -> Option<u16> {
         let answer = self.client.allocate_once(user, password, &self.challenge);
         let error = answer.error();
@@ -30,7 +30,7 @@ impl Visitor {
                 let credentials = (user, password, &self.challenge);
                 self.client.send_raw(&stun::signed_request(REFRESH, &[(LIFETIME, &[0; 4])], credentials));
                 let deleted = self.client.receive().expect("a request is answered");
-                assert_eq!(deleted.error(), None, "it has an allocation");
+                assert_eq!(deleted.error(), None, "the allocation has an address");
             }
         }
         error
@@ -38,7 +38,7 @@ impl Visitor {
 }
 
 impl Server {
-    /// The same of somebody who comes now.
+    /// Result of a new client.
     pub(super) fn answers(&self, user: &str, password: &str) -> Option<u16> {
         let mut visitor = Visitor::of(self);
         match visitor.asks(user, password) {
@@ -48,7 +48,7 @@ impl Server {
     }
 }
 
-/// The address of ours from which that one is reached.
+/// Local address towards the server.
 fn way_to(server: SocketAddr) -> IpAddr {
     let any = if server.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).expect("a free port");

@@ -1,10 +1,10 @@
-//! aioice, the Python ICE library (tests/interop/aioice), relays an echo through `serve`, over a channel.
+//! The Python ICE library aioice (tests/interop/aioice) relays an echo through `serve` over a channel.
 
 use crate::prelude::*;
 
 const COUNT: u64 = 120;
 
-/// Runs the echo, if aioice is there.
+/// Runs the echo if aioice is installed.
 fn echo(
     serve: &Serve,
     family: IpAddr,
@@ -42,7 +42,7 @@ fn relays_an_echo(over: &str, family: IpAddr) {
     let ended = need!(echo(&serve, family, over, Some(certificate.authority()), PASSWORD)).ended(0);
     let report = super::report(&ended);
     assert_eq!(report["echoed"], COUNT, "{report}");
-    // The peer has seen the relayed transport address and nothing else.
+    // The peer saw only the relayed transport address.
     assert_eq!(report["heard_from"], serde_json::json!([report["relayed"]]), "{report}");
     eventually("each datagram is counted, there and back", || {
         serve.metrics().sum("turnpike_relayed_datagrams_total", "") == 2 * COUNT
@@ -71,9 +71,9 @@ fn aioice_relays_an_echo_over_tls() {
     relays_an_echo("tls", V6);
 }
 
-/// It binds a channel with a nonce that is not good any more, and deletes its allocation.
+/// Binds a channel with an expired nonce, and deletes its allocation.
 #[test]
-fn aioice_goes_on_with_the_nonce_of_a_438() {
+fn aioice_retries_with_the_nonce_of_a_438() {
     for over in ["udp", "tcp"] {
         let serve = Serve::start(&[]);
         let ended = Program::run(need!(command(&serve, V4, over, None, PASSWORD)).env("STALE", "1")).ended(0);
@@ -95,11 +95,11 @@ fn aioice_with_a_wrong_password_is_refused() {
 }
 
 #[test]
-fn aioice_that_does_not_trust_the_certificate_goes_away() {
+fn aioice_with_an_untrusted_certificate_disconnects() {
     let [certificate, other] = [(), ()].map(|()| Certificate::of_authority(&["127.0.0.1"]));
     let serve = Serve::start(&certificate.flags());
     need!(echo(&serve, V4, "tls", Some(other.authority()), PASSWORD)).ended(5);
-    // asyncio closes the socket before OpenSSL's alert has left.
+    // asyncio closes the socket before OpenSSL sends its alert.
     eventually("the failed handshake is counted", || {
         let metrics = serve.metrics();
         let failed = metrics.sum("turnpike_tls_handshakes_failed_total", "");

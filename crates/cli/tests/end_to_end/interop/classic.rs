@@ -1,4 +1,4 @@
-//! Clients of RFC 3489 against `serve`: Debian's `stun`, and pystun3. Both are answered and come to an end.
+//! RFC 3489 clients against `serve`: Debian's `stun` and pystun3. Both get answers and finish.
 
 use crate::prelude::*;
 
@@ -9,7 +9,7 @@ fn debians_stun_learns_its_address() {
     let run = Program::start(Command::new(stun).arg(serve.address(V4).to_string()).arg("-v")).wait(SOON * 2);
     let said = run.output();
     assert!(said.contains("MappedAddress = 127.0.0.1:"), "{said}");
-    // A server with one address allows no finer verdict; it would take an answer to CHANGE-REQUEST for "Open".
+    // With one server address this is the most precise verdict; an answer to CHANGE-REQUEST would mean "Open".
     assert!(said.contains("Primary: Firewall"), "{said}");
 }
 
@@ -20,6 +20,6 @@ fn pystun3_is_answered_and_ends() {
     let (at, port) = (serve.address(V4), free_port(V4).to_string());
     let arguments = ["-H", "127.0.0.1", "-P", &at.port().to_string(), "-i", "127.0.0.1", "-p", &port];
     let run = Program::start(Command::new(pystun3).args(arguments)).wait(SOON * 4);
-    // "Blocked" would be the verdict without an answer to the first request.
+    // Without an answer to the first request, the verdict would be "Blocked".
     assert!(run.stdout.contains("NAT Type: Symmetric UDP Firewall"), "{}", run.output());
 }

@@ -1,28 +1,28 @@
-//! The modes in which coturn's `turnutils_uclient` is no good client, on all transports at once: others must not notice.
+//! Abusive modes of coturn's `turnutils_uclient`, on all transports at once: other clients must not notice.
 //!
-//! With -N and -R it corrupts requests at random, gives up or waits for ever; so nothing is asked of its own ends but that they
-//! come to the server's notice.
+//! With -N and -R it corrupts requests at random, gives up or waits forever, so the test only requires that the server sees
+//! them.
 
 use super::coturn_client::{ALICE, coturn, returns_all, start_uclient};
 use crate::prelude::*;
 
 const TRANSPORTS: [&[&str]; 3] = [&[], &["-t"], &["-t", "-S"]];
 
-/// How long a client may wait for an answer that it has made impossible.
+/// Wait for a response that the client itself has made impossible.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Clients of the one that relays meanwhile, and of each that is let loose.
+/// Clients of the well-behaved uclient, and of each abusive one.
 const CLIENTS: u64 = 4;
 
-/// What came of clients that were let loose. A program that does nothing harms nobody either.
+/// Effects of the abusive clients, as proof that they did something.
 struct Harm {
-    /// Requests that were found wanting.
+    /// Invalid requests.
     flawed: u64,
-    /// Allocations that they opened.
+    /// Allocations opened.
     opened: u64,
 }
 
-/// Lets clients in this mode loose, so many times on each transport, while another relays; then the server must be as it was.
+/// Runs abusive clients `times` on each transport while another client relays; afterwards the server must be as before.
 fn others_do_not_notice(mode: &str, times: u32, patience: Duration) -> Harm {
     let certificate = Certificate::new(&["turn.example.org"]);
     let mut serve = Serve::start(&certificate.flags());
@@ -50,13 +50,13 @@ fn others_do_not_notice(mode: &str, times: u32, patience: Duration) -> Harm {
 
     let opened = serve.metrics().sum("turnpike_allocations_opened_total", "") - CLIENTS;
 
-    // And whoever comes later is served, on each transport.
+    // Later clients are served on each transport.
     let late: Vec<Program> = TRANSPORTS.iter().map(|&transport| start(transport)).collect();
     for program in late {
         returns_all(&program.wait(SOON), CLIENTS);
     }
     assert!(!serve.program.has_ended());
-    // Nobody holds on to connections: what is left are UDP clients that did not say that they go.
+    // All connections end; UDP clients may leave allocations without a Refresh.
     eventually("all connections are gone", || serve.metrics().sum("turnpike_connections", "") == 0);
     assert!(
         !serve.program.lines().iter().any(|line| line.contains("panicked")),
@@ -85,11 +85,11 @@ fn negative_protocol_tests() {
 #[test]
 fn denial_of_service() {
     need!(coturn(V4));
-    // Some of them leave before they have one.
+    // Some exit before they have an allocation.
     assert!(others_do_not_notice("-O", 8, PATIENCE).opened > 0);
 }
 
-/// It connects anew, and its messages arrive all the same.
+/// The client reconnects at random, and its messages still arrive.
 #[test]
 fn random_disconnects() {
     need!(coturn(V4));

@@ -1,20 +1,20 @@
-//! coturn's clients against `serve`: `turnutils_uclient` in many modes, `turnutils_stunclient`.
+//! coturn's clients against `serve`: `turnutils_uclient` in many modes, and `turnutils_stunclient`.
 
 use crate::prelude::*;
 
-/// Messages that each client of a uclient run sends.
+/// Messages per client of a uclient run.
 const MESSAGES: u64 = 50;
 
 /// Credentials of [`USER`].
 pub(super) const ALICE: [&str; 4] = ["-u", USER, "-w", PASSWORD];
 
-/// Or why a test cannot run here.
+/// Returns the reason if a test cannot run here.
 pub(super) fn coturn(family: IpAddr) -> Result<(), String> {
     installed("turnutils_uclient")?;
     Ok(loopback_of(family)?)
 }
 
-/// uclient to `peer` through `server`, with so many clients.
+/// Starts uclient to `peer` through `server` with this many clients.
 pub(super) fn start_uclient(server: SocketAddr, peer: SocketAddr, clients: u64, more: &[&str]) -> Program {
     let mut command = Command::new("turnutils_uclient");
     for (flag, value) in [
@@ -31,12 +31,11 @@ pub(super) fn start_uclient(server: SocketAddr, peer: SocketAddr, clients: u64, 
     Program::start(&mut command)
 }
 
-/// Runs it to its end.
 fn uclient(server: SocketAddr, peer: SocketAddr, clients: u64, more: &[&str]) -> Finished {
     start_uclient(server, peer, clients, more).wait(SOON * 2)
 }
 
-/// coturn's own echo, on this port and the next.
+/// coturn's echo, on this port and the next.
 fn turnutils_peer() -> (Program, SocketAddr) {
     let address = SocketAddr::new(V4, free_port(V4));
     let mut command = Command::new("turnutils_peer");
@@ -45,14 +44,14 @@ fn turnutils_peer() -> (Program, SocketAddr) {
     let probe = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     probe.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
     eventually("turnutils_peer echoes", || {
-        // Refused while nobody listens there yet.
+        // Refused until the echo listens.
         probe.send_to(b"?", address).ok()?;
         probe.recv(&mut [0; 16]).ok()
     });
     (peer, address)
 }
 
-/// How uclient sends.
+/// uclient's way of sending data.
 #[derive(Clone, Copy, PartialEq)]
 enum Via {
     Channel,
@@ -85,7 +84,7 @@ fn relays_all(family: IpAddr, via: Via, more: &[&str]) {
     }
 }
 
-/// Flags for DTLS on the ports of plain UDP, if it is asked for: -S without -t.
+/// DTLS flags for the plain UDP ports, if requested: -S without -t.
 fn dtls(more: &[&str]) -> Vec<&'static str> {
     let wanted = more.contains(&"-S") && !more.contains(&"-t");
     let addresses =
@@ -93,7 +92,7 @@ fn dtls(more: &[&str]) -> Vec<&'static str> {
     addresses.filter(|_| wanted).flat_map(|address| ["--dtls-listen", address]).collect()
 }
 
-/// uclient's own report says that nothing was lost.
+/// Asserts that uclient reports no loss.
 pub(super) fn returns_all(ended: &Finished, clients: u64) {
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     for (label, expected) in [
@@ -113,7 +112,7 @@ fn last_number(ended: &Finished, label: &str) -> u64 {
     digits.parse().unwrap_or_else(|error| panic!("{label:?}: {error} in {output}"))
 }
 
-/// The same as [`USER`].
+/// Like `relays_all`, as [`USER`].
 fn alice_relays_all(families: &[IpAddr], via: Via, flags: &str) {
     families.iter().for_each(|family| relays_all(*family, via, &[&ALICE[..], &words(flags)].concat()));
 }
@@ -125,26 +124,26 @@ tests! {
     send_over_ipv6: alice_relays_all(&[V6], Via::Send, "-c");
     channels_over_tcp: alice_relays_all(&[V4, V6], Via::Channel, "-c -t");
     send_over_tcp: alice_relays_all(&[V4], Via::Send, "-c -t");
-    /// Payloads of every length modulo 4 need padding over streams; uclient checks what comes back.
+    /// Payloads of every length modulo 4 need padding over streams; uclient checks the echo.
     odd_lengths_over_tcp: for length in ["121", "122", "123"] {
         alice_relays_all(&[V4], Via::Channel, &format!("-c -t -l {length}"));
     };
-    /// Over the same port as TCP. uclient tries TLS 1.0 and 1.1 too, is refused, and tries again.
+    /// On the TCP port. uclient also tries TLS 1.0 and 1.1, is refused, and retries.
     channels_over_tls: alice_relays_all(&[V4, V6], Via::Channel, "-c -t -S");
     send_over_tls: alice_relays_all(&[V4], Via::Send, "-c -t -S");
-    /// Over the same port as UDP, told apart by the first byte.
+    /// On the UDP port; the first byte decides.
     channels_over_dtls: alice_relays_all(&[V4, V6], Via::Channel, "-c -S");
     send_over_dtls: alice_relays_all(&[V4], Via::Send, "-c -S");
-    /// -G repeats CreatePermission, one time for a peer of the other family; -g asks for DONT-FRAGMENT; -D pads.
+    /// -G repeats CreatePermission, once for a peer of the other family; -g requests DONT-FRAGMENT; -D pads.
     extra_requests_dont_fragment_and_padding: alice_relays_all(&[V4], Via::Send, "-c -G -g -D");
     extra_requests_over_tcp: alice_relays_all(&[V4], Via::Channel, "-c -G -t");
     extra_requests_over_tls: alice_relays_all(&[V6], Via::Channel, "-c -G -t -S");
-    /// uclient makes itself a time-limited credential from the shared secret.
+    /// uclient derives a time-limited credential from the shared secret.
     time_limited_credentials: relays_all(V4, Via::Send, &["-u", "bob", "-W", "north-star", "-c"]);
 }
 
-/// Without -c each RTP session has an RTCP session on the next port (EVEN-PORT, RESERVATION-TOKEN), whose peer is the
-/// peer's next port: turnutils_peer has both.
+/// Without -c each RTP session has an RTCP session on the next port (EVEN-PORT, RESERVATION-TOKEN) to the peer's next port, where
+/// turnutils_peer listens too.
 #[test]
 fn pairs_of_ports() {
     need!(coturn(V4));
@@ -154,7 +153,7 @@ fn pairs_of_ports() {
     returns_all(&ended, 2);
 }
 
-/// -Z asks for an address of each family with one allocation, and uses that of the peer's.
+/// -Z requests an address of each family in one allocation and uses the peer's family.
 #[test]
 fn dual_stack_allocations() {
     for family in [V4, V6] {
@@ -184,7 +183,7 @@ fn a_wrong_password_is_refused() {
     assert_eq!(serve.allocations(), 0);
 }
 
-/// turnutils_peer in the place of our own reflector: nothing of ours but the relay.
+/// turnutils_peer instead of our own reflector.
 #[test]
 fn coturn_on_both_sides() {
     need!(coturn(V4));
@@ -209,7 +208,7 @@ fn stunclient_learns_its_address() {
     }
 }
 
-/// -T has clients connect to each other's relayed addresses, each over a data connection of its own, with the nonce of its control
+/// -T makes clients connect to each other's relayed addresses, each over its own data connection with the nonce of the control
 /// connection.
 fn relays_tcp(workers: &str, clients: u64, more: &[&str]) {
     need!(coturn(V4));
@@ -218,9 +217,9 @@ fn relays_tcp(workers: &str, clients: u64, more: &[&str]) {
     let nobody = SocketAddr::new(V4, 9);
     let ended =
         uclient(serve.address(V4), nobody, clients, &[&ALICE[..], &["-T", "-X"], more].concat()).ended(0);
-    // One alone would have nobody to talk to: uclient makes it two.
+    // A single client would have no partner: uclient makes it two.
     let sent = clients.max(2) * MESSAGES;
-    // -P: the server tells of the connections that the others made. uclient counts one of each pair, with coturn's own server too.
+    // -P: the server announces incoming connections. uclient counts one of each pair, also with coturn's own server.
     let heard = if more.contains(&"-P") { sent / 2 } else { sent };
     assert_eq!(last_number(&ended, "tot_send_msgs="), sent);
     assert_eq!(last_number(&ended, "tot_recv_msgs="), heard, "{}", ended.output());
@@ -251,7 +250,7 @@ fn tcp_relaying_with_active_peers() {
     relays_tcp("2", 2, &["-P"]);
 }
 
-/// -M has each client move to another port in the middle of its allocation.
+/// -M moves each client to another port during its allocation.
 #[test]
 fn mobility_over_udp_and_tcp() {
     for workers in ["1", "2"] {

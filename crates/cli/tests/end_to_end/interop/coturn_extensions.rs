@@ -1,15 +1,15 @@
-//! coturn's tools for what goes beyond RFC 8656: `turnutils_natdiscovery` (RFC 5780), tokens of RFC 7635 by `turnutils_uclient` and
-//! `turnutils_oauth`, and redirection.
+//! coturn's tools for features beyond RFC 8656: `turnutils_natdiscovery` (RFC 5780), RFC 7635 tokens with `turnutils_uclient` and
+//! `turnutils_oauth`, and redirects.
 
 use crate::prelude::*;
 
-/// The keys that uclient has built in for its `-J`; of those of 33 bytes the 32 that it uses.
+/// Keys built into uclient for `-J`; it uses 32 bytes of the 33-byte keys.
 const COTURN_KEYS: &str = "[oauth]\nserver_name = \"blackdow.carleon.gov\"\n\
      [[oauth.key]]\nkid = \"north\"\nkey = \"MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=\"\n\
      [[oauth.key]]\nkid = \"union\"\nkey = \"MTIzNDU2Nzg5MDEyMzQ1Ng==\"\nalgorithm = \"A128GCM\"\n\
      [[oauth.key]]\nkid = \"oldempire\"\nkey = \"MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTI=\"\n";
 
-/// `serve` on loopback with this file beside the usual user.
+/// `serve` on loopback with this file in addition to the usual user.
 fn serve_with(dir: &Dir, text: &str) -> Serve {
     let file = dir.file("turnpike.toml", text);
     let user = format!("{USER}:{PASSWORD}");
@@ -33,7 +33,7 @@ fn natdiscovery_finds_no_nat_on_loopback() {
         &format!("[nat_discovery]\naddresses = [\"127.0.0.1\", \"{second}\"]\nports = {ports:?}\n"),
     );
     let port = ports[0].to_string();
-    // The same again with 1,500 bytes of padding each way.
+    // Again with 1,500 bytes of padding in each direction.
     for padding in [&[][..], &["-P"]] {
         let ended =
             run("turnutils_natdiscovery", &[&["-m", "-f", "-H", "-p", &port, "127.0.0.1"], padding].concat());
@@ -41,7 +41,7 @@ fn natdiscovery_finds_no_nat_on_loopback() {
         for found in [
             "NAT with Endpoint Independent Mapping!",
             "NAT with Endpoint Independent Filtering!",
-            // Only an answer with padding has room for MAPPED-ADDRESS too.
+            // MAPPED-ADDRESS fits only into a padded response.
             if padding.is_empty() {
                 "Not received mapped address attribute"
             } else {
@@ -53,7 +53,7 @@ fn natdiscovery_finds_no_nat_on_loopback() {
             assert!(output.contains(found), "{found:?} is not in {output}");
         }
     }
-    // RESPONSE-PORT: the answer to the second request comes to the first one's port.
+    // RESPONSE-PORT: the response to the second request arrives on the first one's port.
     let ended = run("turnutils_natdiscovery", &["-t", "-T", "1", "-p", &port, "127.0.0.1"]);
     assert_eq!(ended.output().matches("RFC 5780 response").count(), 2, "{}", ended.output());
     eventually("each kind of request is counted", || {
@@ -65,7 +65,7 @@ fn natdiscovery_finds_no_nat_on_loopback() {
     });
 }
 
-/// uclient makes itself a token with one of its keys, for the name in our challenge, and drops USERNAME for the key's.
+/// uclient makes a token with one of its keys for the name in our challenge, and replaces USERNAME by the key's name.
 #[test]
 fn uclient_relays_with_tokens() {
     need!(installed("turnutils_uclient"));
@@ -73,7 +73,7 @@ fn uclient_relays_with_tokens() {
     let serve = serve_with(&dir, COTURN_KEYS);
     let reflect = Reflect::start(V4, &[]);
     let (server, peer) = (serve.address(V4).port().to_string(), reflect.address.port().to_string());
-    // It draws its key: several clients are like to take each of the three.
+    // It picks a key at random: several clients are likely to use all three.
     let messages = ["-J", "-c", "-X", "-n", "20", "-m", "6", "-l", "120", "-z", "5"];
     let ended = run(
         "turnutils_uclient",
@@ -85,7 +85,7 @@ fn uclient_relays_with_tokens() {
 }
 
 #[test]
-fn coturn_validates_our_tokens() {
+fn coturn_accepts_our_tokens() {
     need!(installed("turnutils_oauth"));
     for (algorithm, key) in
         [("A256GCM", "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="), ("A128GCM", "MTIzNDU2Nzg5MDEyMzQ1Ng==")]
@@ -107,7 +107,7 @@ fn coturn_validates_our_tokens() {
     }
 }
 
-/// uclient with channels through `server`, which must lose nothing.
+/// Runs uclient with channels through `server`; nothing may be lost.
 fn relays_ten(server: &Serve, peer: SocketAddr) {
     let (server, peer) = (server.address(V4).port().to_string(), peer.port().to_string());
     let flags = ["-u", USER, "-w", PASSWORD, "-c", "-X", "-n", "10", "-m", "1", "-l", "120", "-z", "5"];
@@ -120,7 +120,7 @@ fn relays_ten(server: &Serve, peer: SocketAddr) {
 }
 
 #[test]
-fn uclient_follows_try_alternate_always_and_from_a_server_that_drains() {
+fn uclient_follows_try_alternate_and_redirects_of_a_drain() {
     need!(installed("turnutils_uclient"));
     let other = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
@@ -131,7 +131,7 @@ fn uclient_follows_try_alternate_always_and_from_a_server_that_drains() {
         let mut serve = serve_with(&dir, &text);
         let mut session = None;
         if when == "drain" {
-            // Something to wait for, or the drain would be over at once.
+            // A session keeps the drain from finishing at once.
             session = Some(serve.load(&reflect).with("--rate 20 --duration 20").start());
             serve.wait_for_allocations(1);
             serve.program.signal("TERM");

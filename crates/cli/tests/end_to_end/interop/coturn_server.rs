@@ -4,7 +4,7 @@ mod transports;
 
 use crate::prelude::*;
 
-/// A running turnserver on loopback.
+/// A turnserver on loopback.
 struct Turnserver {
     address: SocketAddr,
     _program: Program,
@@ -12,7 +12,7 @@ struct Turnserver {
 }
 
 impl Turnserver {
-    /// Or why not.
+    /// Starts it; returns the reason if it is not installed.
     fn start(family: IpAddr) -> Result<Self, String> {
         installed("turnserver")?;
         loopback_of(family)?;
@@ -20,7 +20,7 @@ impl Turnserver {
         let file = |name: &str| dir.path().join(name).display().to_string();
         let address = SocketAddr::new(family, free_port(family));
         let mut command = Command::new("turnserver");
-        // Its own files all lie in our directory, so that nothing of an installed server is read or written.
+        // All its files are in the test directory, so no installed server is read or changed.
         command.args([
             "-n",
             "--no-cli",
@@ -88,9 +88,9 @@ fn load_with_a_wrong_password_is_refused() {
         .says("refused user");
 }
 
-/// It allows peers on loopback here, and is found out, by what is granted and by data that comes back.
+/// turnserver allows loopback peers here; the probe detects it by granted requests and by returned data.
 #[test]
-fn probe_asks_what_an_attacker_would() {
+fn attack_probe_detects_coturns_loopback_peers() {
     let server = need!(Turnserver::start(V4));
     let user = format!("{USER}:{PASSWORD}");
     let uri = format!("turn:{}?transport=udp", server.address);

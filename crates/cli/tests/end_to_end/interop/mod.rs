@@ -1,4 +1,5 @@
-//! Other people's programs: their clients against `serve`, our client against their server, both ends of them around `forward`.
+//! Third-party programs: their clients against `serve`, our client against their server, and both ends of them around
+//! `forward`.
 
 mod aioice;
 use crate::prelude::*;
@@ -16,7 +17,7 @@ mod openapi;
 mod openssl;
 mod pion;
 
-/// The one JSON object that our helper programs print.
+/// The single JSON object that a helper program prints.
 fn report(ended: &Finished) -> Value {
     let last = ended.stdout.lines().last().unwrap_or_default();
     serde_json::from_str(last)

@@ -1,10 +1,10 @@
-//! WebRTC libraries for Node (tests/interop/node): two peer connections that may only meet through `serve`, over a data channel.
+//! WebRTC libraries for Node (tests/interop/node): two peer connections that can only connect through `serve`, with a data channel.
 
 use crate::prelude::*;
 
 const COUNT: u64 = 49;
 
-/// Runs the echo, if the libraries are there. `target/interop/node-command` leads to the Node that `./test` has found.
+/// Runs the echo if the libraries are installed. `target/interop/node-command` links to the Node that `./test` found.
 fn echo(
     library: &str,
     serve: &Serve,
@@ -35,8 +35,8 @@ fn relays_an_echo(library: &str, over: &str, family: IpAddr) {
     let metrics = serve.metrics();
     for direction in ["to_peer", "to_client"] {
         let relayed = metrics.sum("turnpike_relayed_datagrams_total", &format!("direction=\"{direction}\""));
-        // The only candidates were relayed ones, but libjuice may then find the other's own socket behind them (a peer
-        // reflexive candidate) and go on without the relay.
+        // All candidates are relayed ones, but libjuice may discover the other end's socket (a peer-reflexive candidate) and
+        // continue without the relay.
         let least = if library == "node-datachannel" { 1 } else { COUNT };
         assert!(relayed >= least, "{direction}: {relayed} of {COUNT}\n{}", metrics.text());
     }
@@ -45,7 +45,7 @@ fn relays_an_echo(library: &str, over: &str, family: IpAddr) {
     let two_if = |what| if over == what { 2 } else { 0 };
     assert_eq!(connections, [two_if("tcp"), two_if("tls")], "{}", metrics.text());
     if over != "udp" {
-        // Over UDP an allocation may outlive a program that ends too soon; with a connection it goes.
+        // Over UDP an allocation may outlive a program that exits early; over TCP it ends with the connection.
         serve.wait_for_allocations(0);
     }
 }
@@ -62,19 +62,19 @@ fn werift_over_tcp() {
     relays_an_echo("werift", "tcp", V6);
 }
 
-/// Over IPv4 alone: Node 24 does not find an IPv6 address in a certificate that holds it, and not every machine has a name for ::1.
+/// IPv4 only: Node 24 does not match an IPv6 address in a certificate, and not every machine has a name for ::1.
 #[test]
 fn werift_over_tls() {
     relays_an_echo("werift", "tls", V4);
 }
 
-/// Over UDP and IPv4 alone: its libjuice has no other transport, and it takes no IPv6 address in a URI.
+/// UDP and IPv4 only: libjuice supports no other transport, and no IPv6 address in a URI.
 #[test]
 fn node_datachannel_over_udp() {
     relays_an_echo("node-datachannel", "udp", V4);
 }
 
-/// Runs the page's own function over the names of the corpus and every character that this Node knows.
+/// Runs the page's own function over the corpus of names and every character known to this Node.
 #[test]
 fn the_page_escapes_names_as_log_lines_do() {
     const SCRIPT: &str = "

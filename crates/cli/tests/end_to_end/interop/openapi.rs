@@ -1,8 +1,8 @@
-//! The admin interface as other people's programs see it: validators of OpenAPI (tests/interop/openapi), and curl.
+//! The admin interface as third-party programs see it: OpenAPI validators (tests/interop/openapi) and curl.
 
 use crate::prelude::*;
 
-/// In a directory whose name is short enough for a socket.
+/// Socket in a directory with a short enough name.
 fn socket(dir: &Dir) -> Result<PathBuf, &'static str> {
     let path = dir.path().join("a.sock");
     if path.as_os_str().len() <= 107 { Ok(path) } else { Err("the path of the socket is too long") }
@@ -15,7 +15,7 @@ fn curl(arguments: &[&str]) -> Result<Finished, String> {
 }
 
 #[test]
-fn a_validator_of_others_finds_nothing_wrong_with_the_document_nor_with_any_answer() {
+fn openapi_validator_accepts_the_document_and_every_answer() {
     let dir = Dir::new();
     let socket = need!(socket(&dir));
     let python = need!(interop_program("interop-openapi", "openapi/bin/python"));
@@ -36,7 +36,7 @@ fn a_validator_of_others_finds_nothing_wrong_with_the_document_nor_with_any_answ
 }
 
 #[test]
-fn curl_asks_over_the_socket_and_over_loopback() {
+fn curl_works_over_the_socket_and_loopback() {
     let dir = Dir::new();
     let socket = need!(socket(&dir));
     let admin = format!("unix:{}", socket.display());
@@ -46,11 +46,11 @@ fn curl_asks_over_the_socket_and_over_loopback() {
     let status: serde_json::Value = serde_json::from_str(&ended.stdout).expect("JSON");
     assert_eq!((&status["job"], &status["pid"]), (&"serve".into(), &serve.program.pid().into()));
     let put = ["--request", "PUT", "--json", "{\"level\":\"debug\"}", "--unix-socket", path];
-    let ended = curl(&[&put[..], &["http://localhost/v1/log"]].concat()).expect("it is there");
+    let ended = curl(&[&put[..], &["http://localhost/v1/log"]].concat()).expect("the server answers");
     assert_eq!(ended.stdout, "{\"level\":\"debug\"}");
     let code = |arguments: &[&str]| {
         let all = [&["--output", "/dev/null", "--write-out", "%{http_code}"], arguments].concat();
-        curl(&all).expect("it is there").stdout
+        curl(&all).expect("the server answers").stdout
     };
     let live = format!("http://{}/v1/status", serve.admin());
     let reload = format!("http://{}/v1/reload", serve.admin());
@@ -61,7 +61,7 @@ fn curl_asks_over_the_socket_and_over_loopback() {
 }
 
 #[test]
-fn curl_asks_by_tls_with_a_token() {
+fn curl_works_over_tls_with_a_token() {
     let dir = Dir::new();
     let certificate = Certificate::of_authority(&["admin.example.org"]);
     let token = "0123456789abcdef0123456789abcdef";
@@ -105,7 +105,8 @@ fn curl_asks_by_tls_with_a_token() {
     let answered = need!(code("/livez", &[]));
     assert_eq!(answered, "421", "the name is not configured");
     let host = ["--header", "Host: localhost"];
-    let ask = |path: &str, more: &[&str]| code(path, &[&host[..], more].concat()).expect("it is there");
+    let ask =
+        |path: &str, more: &[&str]| code(path, &[&host[..], more].concat()).expect("the server answers");
     assert_eq!(ask("/livez", &[]), "200");
     assert_eq!(ask("/v1/status", &[]), "401");
     assert_eq!(ask("/v1/status", &["--header", &bearer]), "200");

@@ -1,10 +1,10 @@
-//! `openssl s_client` against `serve`: protocols (RFC 7443), certificates by server name, versions, session resumption.
+//! `openssl s_client` against `serve`: ALPN (RFC 7443), certificates by server name, TLS versions, session resumption.
 
 use crate::prelude::*;
 
 const NAME: &str = "turn.example.org";
 
-/// Shakes hands and ends: it has nothing to say.
+/// Completes a handshake and exits.
 fn s_client(server: SocketAddr, more: &[&str]) -> Finished {
     let mut command = Command::new("openssl");
     command.args(["s_client", "-connect", &server.to_string()]).args(more);
@@ -15,7 +15,7 @@ fn wait_for(serve: &Serve, name: &str, label: &str, wanted: u64) {
     eventually(&format!("{name}{{{label}}} is {wanted}"), || serve.metrics().sum(name, label) == wanted);
 }
 
-/// The certificate in a text, without how its lines are broken.
+/// The certificate in a text, without line breaks.
 fn pem(text: &str) -> String {
     let (_, rest) =
         text.split_once("-----BEGIN CERTIFICATE-----").unwrap_or_else(|| panic!("no certificate in {text}"));
@@ -28,7 +28,7 @@ fn pem_of(file: &Path) -> String {
 }
 
 #[test]
-fn the_protocols_of_rfc_7443_are_chosen_turn_first() {
+fn turn_is_preferred_among_the_protocols_of_rfc_7443() {
     need!(installed("openssl"));
     let certificate = Certificate::of_authority(&[NAME, "127.0.0.1"]);
     let authority = certificate.authority();
@@ -63,7 +63,7 @@ fn the_protocols_of_rfc_7443_are_chosen_turn_first() {
                 ended.output()
             );
         }
-        // Not to offer any is what most clients do.
+        // Most clients offer no protocol.
         let ended = s_client(serve.address(V4), &[version]).ended(0);
         assert!(ended.stdout.contains("No ALPN negotiated"), "{}", ended.output());
     }
@@ -72,7 +72,7 @@ fn the_protocols_of_rfc_7443_are_chosen_turn_first() {
 }
 
 #[test]
-fn foreign_protocols_are_refused_with_the_alert_for_that() {
+fn unknown_protocols_are_refused_with_the_right_alert() {
     need!(installed("openssl"));
     let serve = Serve::start(&Certificate::new(&[NAME]).flags());
     for (count, version) in [(1, "-tls1_2"), (2, "-tls1_3")] {
@@ -89,7 +89,7 @@ fn versions_before_1_2_are_refused() {
     need!(installed("openssl"));
     let serve = Serve::start(&Certificate::new(&[NAME]).flags());
     for (count, version) in [(1, "-tls1"), (2, "-tls1_1")] {
-        // Level 0: OpenSSL itself would not offer them otherwise.
+        // Security level 0: OpenSSL would not offer these versions otherwise.
         let ended = s_client(serve.address(V4), &[version, "-cipher", "DEFAULT@SECLEVEL=0"]).ended(1);
         assert!(ended.output().contains("alert"), "{}", ended.output());
         wait_for(&serve, "turnpike_tls_handshakes_failed_total", "reason=\"incompatible\"", count);
@@ -134,7 +134,7 @@ fn the_server_name_chooses_the_certificate() {
 fn sessions_are_resumed() {
     need!(installed("openssl"));
     let serve = Serve::start(&Certificate::new(&[NAME]).flags());
-    // Connects once, and five times more with the ticket that it was given.
+    // Connects once, and five more times with the ticket.
     let ended = s_client(serve.address(V4), &["-tls1_2", "-reconnect"]).ended(0);
     assert_eq!(
         ended.stdout.lines().filter(|line| line.starts_with("Reused, ")).count(),

@@ -1,11 +1,11 @@
-//! pion/turn, the Go library (tests/interop/pion): v4 relays an echo through `serve`, by Send and over a channel, v4 and v5 relay TCP.
-//! It resolves a server's address as IPv4 alone.
+//! The Go library pion/turn (tests/interop/pion): v4 relays an echo through `serve` over Send and a channel, v4 and v5 relay TCP. It
+//! resolves a server's name to IPv4 only.
 
 use crate::prelude::*;
 
 const COUNT: u64 = 120;
 
-/// Runs the echo, if the helper is there.
+/// Runs the echo if the helper is installed.
 fn echo(serve: &Serve, password: &str, more: &[&str]) -> Result<Finished, String> {
     let mut command = Command::new(interop_program("interop-pion", "pion-echo")?);
     command.args(["-server", &serve.address(V4).to_string(), "-user", USER, "-password", password]);
@@ -21,9 +21,9 @@ fn relays_an_echo(over: &str) {
     let ended = need!(echo(&serve, PASSWORD, &["-transport", over, "-ca", ca])).ended(0);
     let report = super::report(&ended);
     assert_eq!(report["echoed"], COUNT, "{report}");
-    assert_eq!(report["mapped"], report["local"], "no NAT stands between: {report}");
+    assert_eq!(report["mapped"], report["local"], "the path has no NAT: {report}");
     assert_eq!(report["protocol"].as_str(), (over == "tls").then_some("stun.turn"), "{report}");
-    // The peer has seen the relayed transport address and nothing else.
+    // The peer saw only the relayed transport address.
     assert_eq!(report["heard_from"], serde_json::json!([report["relayed"]]), "{report}");
     eventually("each datagram is counted, there and back", || {
         serve.metrics().sum("turnpike_relayed_datagrams_total", "") == 2 * COUNT
@@ -41,7 +41,7 @@ tests! {
     pion_relays_an_echo_over_tls: relays_an_echo("tls");
 }
 
-/// With the nonce of the control connection on each data connection, on whichever worker that comes in.
+/// Each data connection uses the nonce of the control connection, on any worker.
 fn relays_tcp_both_ways(version: &str) {
     const EACH_WAY: u64 = 6;
     let serve = Serve::start(&["--workers", "3"]);

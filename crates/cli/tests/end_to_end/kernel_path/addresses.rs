@@ -1,4 +1,4 @@
-//! Addresses of the machine come and go under flows that the kernel relays.
+//! Machine addresses change under flows that the kernel relays.
 
 use super::{
     CLIENT, Links, PEER, SERVER, by_each,
@@ -10,7 +10,7 @@ use crate::prelude::*;
 const CHANNEL: u16 = 0x4001;
 const OTHER: &str = "10.77.2.9";
 
-/// A lease on link `p`, with its default route.
+/// Adds an address and default route to link `p`, like a DHCP lease.
 fn lease(links: &Links, address: &str) {
     links.inside(&["ip", "addr", "add", &format!("{address}/24"), "dev", "p"]);
     links.inside(&["ip", "route", "replace", "default", "via", "10.77.2.2", "dev", "p"]);
@@ -48,13 +48,13 @@ fn sessions_wait_for_their_address(links: &Links, datapath: &str) {
     eventually("both have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
     assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 0);
     drop(server);
-    // As it was, for the next data path.
+    // Restores the link for the next data path.
     links.inside(&["ip", "addr", "flush", "dev", "p", "scope", "global"]);
     lease(links, "10.77.2.1");
     links.inside(&["ip", "addr", "add", "fd77:2::1/64", "dev", "p", "nodad"]);
 }
 
 #[test]
-fn sessions_wait_for_their_address_and_new_ones_have_another() {
+fn existing_sessions_wait_for_their_address_and_new_ones_use_another() {
     by_each(turnpike_testkit::this_test!(), sessions_wait_for_their_address);
 }

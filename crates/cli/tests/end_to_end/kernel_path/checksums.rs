@@ -1,4 +1,4 @@
-//! Whatever devices offload: another program finds no wrong checksum in what leaves, nor a header that user space would not have written.
+//! Checksums and headers of relayed packets are correct with every combination of device offloads.
 
 use super::{
     CLIENT, Links, PEER, SERVER, Server,
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::prelude::*;
 
-/// What tcpdump says of the packets that arrive at an end, while `body` runs.
+/// Lines of tcpdump about packets that arrive at an end while `body` runs.
 pub(super) fn captured(interface: &str, filter: &str, body: impl FnOnce()) -> Vec<String> {
     let dir = Dir::new();
     let file = dir.path().join("packets");
@@ -22,7 +22,7 @@ pub(super) fn captured(interface: &str, filter: &str, body: impl FnOnce()) -> Ve
         let output = Command::new("tcpdump").args(["-nvvr", file]).output().expect("tcpdump runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    // The last of them says that it was seen.
+    // The last packet is a marker.
     eventually("the last packet is in the file", || {
         fs::read(file).is_ok_and(|bytes| bytes.windows(4).any(|at| at == b"LAST"))
     });
@@ -40,7 +40,7 @@ pub(super) fn ethtool(links: &Links, inside: bool, device: &str, feature: &str, 
     }
 }
 
-/// Relays datagrams of many lengths between all families, and looks at what arrives at either end.
+/// Relays datagrams of many lengths between all families and checks both ends.
 fn sums_are_right(server: &Server<'_>, what: &str) {
     for (client, peer) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
         let mut pair = Pair::new(client, peer);
@@ -57,7 +57,7 @@ fn sums_are_right(server: &Server<'_>, what: &str) {
             pair.peer.send_to(b"LAST", pair.client.relayed).expect("it leaves");
             pair.client.receive();
         });
-        eventually("they went across", || server.across() >= before + 38);
+        eventually("the kernel relayed them", || server.across() >= before + 38);
         for (lines, end) in [(at_peer, "peer"), (at_client, "client")] {
             let good = lines.iter().filter(|line| line.contains("udp sum ok")).count();
             let bad = lines.iter().any(|line| line.contains("bad"));
@@ -73,14 +73,14 @@ fn no_checksum_is_wrong_in_any_combination_of_offloads() {
     need!(installed("ethtool"));
     on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&[]);
-        // What leaves is whole, whatever came: its device computes no sums.
+        // Outgoing packets are complete: the device computes no checksums.
         for device in ["c", "p"] {
             ethtool(links, true, device, "tx", false);
         }
         for partial in [true, false] {
             for gro in [true, false] {
                 for device in ["c", "p"] {
-                    // Without it, what arrives has its sum; with it, the sum is left to the receiver.
+                    // With the offload, the receiver must accept partial checksums.
                     ethtool(links, false, device, "tx", partial);
                     ethtool(links, true, device, "gro", gro);
                 }
@@ -92,18 +92,18 @@ fn no_checksum_is_wrong_in_any_combination_of_offloads() {
 }
 
 #[test]
-fn no_checksum_is_wrong_by_xdp() {
+fn checksums_are_correct_with_xdp() {
     need!(installed("tcpdump"));
     need!(installed("ethtool"));
     on_links(turnpike_testkit::this_test!(), |links| {
-        // As the kernel makes it, a veth leaves its sums to the receiver. XDP cannot see that, and leaves it to user space.
+        // By default a veth leaves checksums to the receiver. XDP cannot see that and passes such packets to user space.
         for device in ["c", "p"] {
             ethtool(links, false, device, "gro", true);
             ethtool(links, true, device, "tx", false);
         }
         let server = links.serve(&["--datapath", "xdp"]);
         let mut pair = Pair::new(0, 0);
-        eventually("they are seen, and passed up", || {
+        eventually("they are passed to user space", || {
             pair.exchange(100);
             server.passes("checksum") > 20
         });
@@ -117,7 +117,7 @@ fn no_checksum_is_wrong_by_xdp() {
 }
 
 #[test]
-fn headers_are_as_user_space_writes_them() {
+fn kernel_headers_match_those_of_user_space() {
     need!(installed("tcpdump"));
     need!(installed("ethtool"));
     on_links(turnpike_testkit::this_test!(), |links| {
@@ -130,9 +130,9 @@ fn headers_are_as_user_space_writes_them() {
             client.bind(0x4001, peer.local_addr().expect("bound"));
             client.socket().set_ttl(33).expect("a TTL");
             let lines = captured("p", "udp", || {
-                // A channel's first datagram goes up, and so does what follows it closely.
+                // The first datagram of a channel goes through user space, and so do those that follow closely.
                 if datapath != "gso" {
-                    eventually("they go across", || {
+                    eventually("the kernel relays them", || {
                         client.send(0x4001, b"payload");
                         received(&peer);
                         server.across() > 10
@@ -142,7 +142,7 @@ fn headers_are_as_user_space_writes_them() {
                 received(&peer);
             });
             let header = lines.iter().rev().find(|line| line.contains("ttl 32")).expect("the last one");
-            // The ID is another each time.
+            // The IP ID differs each time.
             let (before, after) = header.split_once(", id ").expect("an ID");
             let after = after.split_once(',').expect("more").1;
             let (_, before) = before.split_once(" IP ").expect("after the time");

@@ -1,10 +1,10 @@
-//! Channels that come and go leave nothing behind.
+//! Short-lived channels leave no flows behind.
 
 use super::{CLIENT, PEER, SERVER, client::Client, client::bound, on_links};
 use crate::prelude::*;
 
 #[test]
-fn channels_that_come_and_go_by_the_thousand_leave_no_flow() {
+fn thousands_of_short_lived_channels_leave_no_flow() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&[]);
         let flows = || server.metrics().sum("turnpike_kernel_flows", "");

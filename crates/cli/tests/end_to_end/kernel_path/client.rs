@@ -1,4 +1,4 @@
-//! A TURN client by hand, for a server that asks nobody for credentials; and its peer.
+//! A minimal TURN client for a server without authentication, and its peer.
 
 use crate::prelude::*;
 use turnpike_testkit::stun::{self, Transaction, UDP, attribute::*, kind::*, xor_address};
@@ -9,7 +9,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// One with an allocation; its relayed address is of this family.
+    /// Allocates a relayed address of this family.
     pub(crate) fn allocate(own: IpAddr, server: SocketAddr, relay_v6: bool) -> Self {
         let stun = stun::Client::from(own, server);
         let mut client = Self { stun, relayed: server };
@@ -40,7 +40,7 @@ impl Client {
         self.ask(REFRESH, Transaction::unique(), &[(LIFETIME, &seconds.to_be_bytes())]);
     }
 
-    /// On a channel.
+    /// Sends ChannelData.
     pub(crate) fn send(&self, channel: u16, payload: &[u8]) {
         let mut message = channel.to_be_bytes().to_vec();
         message.extend(u16::try_from(payload.len()).expect("short").to_be_bytes());
@@ -48,14 +48,14 @@ impl Client {
         self.stun.send_raw(&message);
     }
 
-    /// As a Send indication.
+    /// Sends a Send indication.
     pub(crate) fn indicate(&self, peer: SocketAddr, payload: &[u8]) {
         let id = Transaction::unique();
         let attributes = [(XOR_PEER_ADDRESS, &xor_address(peer, id)[..]), (PAYLOAD, payload)];
         self.stun.send_raw(&stun::message(SEND, id, &attributes));
     }
 
-    /// What comes on a channel.
+    /// Receives ChannelData.
     pub(crate) fn receive(&self) -> Option<(u16, Vec<u8>)> {
         let message = self.receive_message()?;
         let number = u16::from_be_bytes([message[0], message[1]]);
@@ -68,7 +68,7 @@ impl Client {
         Some((number, message[4..].to_vec()))
     }
 
-    /// What comes, but for a second answer to a request that was sent again.
+    /// Receives a message; skips duplicate responses to a retransmitted request.
     pub(crate) fn receive_message(&self) -> Option<Vec<u8>> {
         let mut buffer = [0; 4096];
         loop {
@@ -86,21 +86,21 @@ impl Client {
     }
 }
 
-/// A socket with patience.
+/// Binds a socket with a read timeout.
 pub(crate) fn bound(address: IpAddr) -> UdpSocket {
     let socket = UdpSocket::bind((address, 0)).expect("a free port");
     socket.set_read_timeout(Some(SOON)).expect("not zero");
     socket
 }
 
-/// What a peer receives, and from whom.
+/// Receives a datagram and its source.
 pub(crate) fn received(peer: &UdpSocket) -> (Vec<u8>, SocketAddr) {
     let mut buffer = [0; 4096];
     let (len, from) = peer.recv_from(&mut buffer).expect("a datagram");
     (buffer[..len].to_vec(), from)
 }
 
-/// Whether nothing comes for a while.
+/// Returns true if nothing arrives for a while.
 pub(crate) fn is_silent(socket: &UdpSocket) -> bool {
     socket.set_read_timeout(Some(Duration::from_millis(300))).expect("not zero");
     let silent = socket.recv_from(&mut [0; 4096]).is_err();

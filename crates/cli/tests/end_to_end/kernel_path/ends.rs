@@ -1,4 +1,4 @@
-//! What ends in user space has ended in the kernel before anybody is answered.
+//! Flows end in the kernel before the response to the request that ends them.
 
 use super::{
     PEER, SERVER, by_each,
@@ -11,7 +11,7 @@ use crate::prelude::*;
 const CHANNEL: u16 = 0x4001;
 
 #[test]
-fn after_the_answer_to_refresh_0_nothing_is_relayed() {
+fn nothing_is_relayed_after_the_response_to_a_zero_refresh() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
@@ -27,14 +27,14 @@ fn after_the_answer_to_refresh_0_nothing_is_relayed() {
 }
 
 #[test]
-fn a_peer_that_a_reload_refuses_is_cut_off() {
+fn reload_cuts_off_peers_it_refuses() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let dir = Dir::new();
         let file = dir.file("turnpike.toml", "[peers]\ndeny = []\n");
         let mut server = links.serve(&["-c", file.to_str().expect("a name")]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
-        fs::write(&file, "[peers]\ndeny = [\"10.77.2.2/32\"]\n").expect("it can be written");
+        fs::write(&file, "[peers]\ndeny = [\"10.77.2.2/32\"]\n").expect("the file is writable");
         server.program.signal("HUP");
         server.program.line_with("reloaded");
         eventually("its flows are gone", || server.metrics().sum("turnpike_kernel_flows", "") == 0);
@@ -45,7 +45,7 @@ fn a_peer_that_a_reload_refuses_is_cut_off() {
 }
 
 #[test]
-fn other_channels_of_a_client_go_on_when_one_peer_changes() {
+fn other_channels_continue_when_one_peer_changes() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&[]);
         let mut pair = Pair::new(0, 0);
@@ -61,7 +61,7 @@ fn other_channels_of_a_client_go_on_when_one_peer_changes() {
             assert_eq!(pair.client.receive(), Some((0x4002, b"back".to_vec())));
             server.across() > before + 12
         });
-        // A stranger on the peer's machine has no channel, and its permission by IP address still holds.
+        // Another source port on the peer's machine has no channel but still a permission by IP address.
         let stranger = bound(PEER[0]);
         stranger.send_to(b"strange", pair.client.relayed).expect("it leaves");
         let message = pair.client.receive_message().expect("a Data indication");
@@ -70,7 +70,7 @@ fn other_channels_of_a_client_go_on_when_one_peer_changes() {
 }
 
 #[test]
-fn an_allocation_that_moves_takes_its_flows_along() {
+fn moved_allocation_keeps_its_kernel_flows() {
     on_links(turnpike_testkit::this_test!(), |links| {
         for workers in ["1", "2"] {
             let server = links.serve(&["--workers", workers]);
@@ -91,7 +91,7 @@ fn an_allocation_that_moves_takes_its_flows_along() {
 }
 
 #[test]
-fn a_client_over_tcp_is_none_of_the_kernels_business() {
+fn tcp_clients_create_no_kernel_flows() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&[]);
         let reflect = Reflect::start(PEER[0], &[]);

@@ -1,4 +1,4 @@
-//! Other people's clients, whose channels the kernel relays: `./test interop-coturn-client`, `interop-aioice` and `interop-pion` prepare them.
+//! Third-party clients on the kernel path: `./test interop-coturn-client`, `interop-aioice` and `interop-pion` prepare them.
 
 use super::{Links, PEER, SERVER, Server, on_links};
 use crate::prelude::*;
@@ -9,7 +9,7 @@ fn with_users<'l>(links: &'l Links) -> Server<'l> {
     links.serve(&["--realm", REALM, "--user", &format!("{USER}:{PASSWORD}")])
 }
 
-/// The echo went through, and each datagram is counted, wherever it went.
+/// Asserts that the echo succeeded and that every datagram was counted, in the kernel or in user space.
 fn judge(ended: &Finished, server: &Server<'_>) {
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     let last = ended.stdout.lines().last().unwrap_or_default();
@@ -38,7 +38,7 @@ fn uclient_gets_every_message_back() {
             let said = ended.output();
             let line = said.lines().rev().find(|line| line.contains("tot_recv_msgs=")).expect("a total");
             assert!(line.contains("tot_send_msgs=1000, tot_recv_msgs=1000"), "{line}");
-            eventually("most went across", || server.across() > before + 1500);
+            eventually("the kernel relayed most", || server.across() > before + 1500);
         }
     });
 }
@@ -52,7 +52,7 @@ fn aioice_relays_an_echo() {
         let mut command = Command::new(&python);
         command.arg(script).args([&SERVER[0].to_string(), "3478", USER, PASSWORD, &COUNT.to_string(), "udp"]);
         judge(&Program::run(command.env("PEER", PEER[0].to_string())), &server);
-        eventually("most went across", || server.across() > COUNT);
+        eventually("the kernel relayed most", || server.across() > COUNT);
     });
 }
 
@@ -64,7 +64,7 @@ fn pion_relays_an_echo() {
         let at = SocketAddr::new(SERVER[0], 3478).to_string();
         let mut command = Command::new(&pion);
         command.args(["-server", &at, "-user", USER, "-password", PASSWORD, "-count", &COUNT.to_string()]);
-        // Each of its datagrams follows the answer to the last at once, the first ones as Send indications: such a flow may stay up.
+        // Each datagram follows the previous answer at once, starting with Send indications; such a flow may stay in user space.
         judge(&Program::run(command.args(["-peer", &PEER[0].to_string()])), &server);
     });
 }

@@ -1,4 +1,4 @@
-//! `forward --datapath kernel`: sessions of rules from UDP to UDP go across the kernel, and live and end as they do in user space.
+//! `forward --datapath kernel`: UDP sessions are forwarded in the kernel and behave as in user space.
 
 use super::{
     CLIENT, Links, PEER, SERVER, Server,
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::prelude::*;
 
-/// A client, a target, and what has passed between the two.
+/// A client, a target, and the datagrams exchanged.
 struct Session {
     client: UdpSocket,
     target: UdpSocket,
@@ -17,19 +17,19 @@ struct Session {
 }
 
 impl Session {
-    /// Of a client of this family, which asks the forwarder at this address.
+    /// A client of this family that uses the forwarder at this address.
     fn new(family: usize, at: SocketAddr, target: &UdpSocket) -> Self {
         let client = bound(CLIENT[family]);
-        client.connect(at).expect("there is a route");
+        client.connect(at).expect("the target is reachable");
         Self { client, target: target.try_clone().expect("a descriptor"), sent: 0, bytes: 0 }
     }
 
-    /// A datagram of this length each way.
+    /// Sends a datagram of this length in each direction.
     fn exchange(&mut self, len: usize) {
         self.sent += 1;
         self.bytes += len as u64;
         let first = self.sent.to_le_bytes()[0];
-        // What begins like ChannelData is forwarded like anything else.
+        // Data that looks like ChannelData is forwarded unchanged.
         let payload: Vec<u8> =
             (first..=255).cycle().map(|byte| byte.wrapping_mul(37) ^ 0x40).take(len).collect();
         self.client.send(&payload).expect("it leaves");
@@ -39,14 +39,14 @@ impl Session {
         assert!(self.answer() == payload, "{len} bytes to the client");
     }
 
-    /// What the client hears, from whom it asked and nobody else.
+    /// Receives on the client; accepts only data from the forwarder.
     fn answer(&self) -> Vec<u8> {
         let mut buffer = [0; 4096];
         let len = self.client.recv(&mut buffer).expect("an answer");
         buffer[..len].to_vec()
     }
 
-    /// Until the kernel forwards both directions.
+    /// Exchanges data until the kernel forwards both directions.
     fn settle(&mut self, forward: &Server<'_>) {
         let before = counts(forward);
         eventually("the kernel has taken the session", || {
@@ -57,7 +57,7 @@ impl Session {
     }
 }
 
-/// Datagrams that the kernel has forwarded, to targets and to clients.
+/// Datagrams forwarded in the kernel, to targets and to clients.
 fn counts(forward: &Server<'_>) -> [u64; 2] {
     let metrics = forward.metrics();
     ["to_target", "to_client"].map(|direction| {
@@ -65,7 +65,7 @@ fn counts(forward: &Server<'_>) -> [u64; 2] {
     })
 }
 
-/// The same, once all datagrams of these sessions have been counted, and no others were sent.
+/// Like `counts`, once exactly the datagrams of these sessions have been counted.
 fn counts_of(forward: &Server<'_>, sessions: &[&Session]) -> [u64; 2] {
     let sent: u64 = sessions.iter().map(|session| session.sent).sum();
     eventually("all is counted", || sum(forward, "turnpike_forward_datagrams_total", "") == 2 * sent);
@@ -89,12 +89,12 @@ fn rule(at: SocketAddr, target: &UdpSocket, more: &str) -> String {
     format!("udp://{at}={}{options}", target.local_addr().expect("bound"))
 }
 
-/// Lengths around those at which something changes: none, odd ones, Ethernet's padding, what just fits.
+/// Lengths near boundaries: empty, odd, Ethernet padding, the MTU.
 const LENGTHS: [usize; 14] = [0, 1, 2, 3, 4, 17, 18, 19, 100, 101, 1000, 1231, 1232, 1233];
 const FAMILIES: [(usize, usize); 4] = [(0, 0), (0, 1), (1, 0), (1, 1)];
 
 #[test]
-fn payloads_arrive_as_they_were_sent_in_every_combination_of_families_and_totals_are_exact() {
+fn forwarded_payloads_are_unchanged_and_totals_are_exact() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let targets = [0, 1].map(|family| bound(PEER[family]));
         let port = |client: usize, target: usize| 5000 + u16::from(client == 1) * 2 + u16::from(target == 1);
@@ -111,9 +111,9 @@ fn payloads_arrive_as_they_were_sent_in_every_combination_of_families_and_totals
             session.settle(&forward);
             let before = counts(&forward);
             LENGTHS.into_iter().for_each(|len| session.exchange(len));
-            // All but the longest: in IPv6 that is beyond what fits everywhere.
+            // Except the longest, which exceeds the IPv6 limit.
             let least = LENGTHS.len() as u64 - 1;
-            eventually("they went across", || {
+            eventually("the kernel forwarded them", || {
                 counts(&forward).iter().zip(before).all(|(now, before)| *now >= before + least)
             });
             assert_eq!(flows(&forward), 2);
@@ -136,13 +136,13 @@ fn payloads_arrive_as_they_were_sent_in_every_combination_of_families_and_totals
 }
 
 #[test]
-fn a_session_across_the_kernel_lives_as_long_as_it_has_something_to_do() {
+fn kernel_session_lives_while_it_has_traffic() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let target = bound(PEER[0]);
         let forward = links.forward(&[&rule(at(0, 5000), &target, "idle=2")]);
         let mut session = Session::new(0, at(0, 5000), &target);
         session.settle(&forward);
-        // Three times its timeout; first both ways, then one.
+        // Three times the timeout; first in both directions, then in one.
         for round in 0..12 {
             thread::sleep(Duration::from_millis(500));
             if round < 6 {
@@ -156,20 +156,20 @@ fn a_session_across_the_kernel_lives_as_long_as_it_has_something_to_do() {
         assert_eq!(flows(&forward), 2);
         eventually("it ends", || sum(&forward, "turnpike_forward_ended_total", "reason=\"idle\"") == 1);
         assert_eq!(flows(&forward), 0);
-        // A client that returns gets a new one.
+        // A returning client gets a new session.
         session.settle(&forward);
         assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 2);
     });
 }
 
 #[test]
-fn a_session_that_user_space_alone_has_heard_of_for_long_goes_across_again() {
+fn session_returns_to_the_kernel_after_a_long_time_in_user_space() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let target = bound(PEER[0]);
         let forward = links.forward(&[&rule(at(0, 5000), &target, "idle=1")]);
         let mut session = Session::new(0, at(0, 5000), &target);
         session.settle(&forward);
-        // Longer than its flows live by themselves; these are not for the kernel, and nothing comes back.
+        // Longer than the lifetime of idle kernel flows; this traffic stays in user space, and the target does not answer.
         let before = forward.passes("ttl");
         session.client.set_ttl(1).expect("a TTL");
         for _ in 0..20 {
@@ -186,7 +186,7 @@ fn a_session_that_user_space_alone_has_heard_of_for_long_goes_across_again() {
 }
 
 #[test]
-fn a_full_rule_gives_up_who_was_idle_for_longest_also_where_the_kernel_knows() {
+fn full_rule_evicts_the_longest_idle_session_of_the_kernel() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let target = bound(PEER[0]);
         let forward = links.forward(&[&rule(at(0, 5000), &target, "max_connections=2")]);
@@ -198,7 +198,7 @@ fn a_full_rule_gives_up_who_was_idle_for_longest_also_where_the_kernel_knows() {
             busy.exchange(10);
         }
         new.exchange(10);
-        eventually("one had to end", || {
+        eventually("one session ended", || {
             sum(&forward, "turnpike_forward_ended_total", "reason=\"evicted\"") == 1
         });
         assert_eq!((flows(&forward), sum(&forward, "turnpike_forward_connections", "")), (4, 2));
@@ -214,22 +214,22 @@ fn a_full_rule_gives_up_who_was_idle_for_longest_also_where_the_kernel_knows() {
 }
 
 #[test]
-fn a_session_without_an_answer_goes_across_to_another_target() {
+fn unanswered_session_moves_to_another_target_in_the_kernel() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let [silent, other] = [(); 2].map(|()| bound(PEER[0]));
         let more = format!("{}?balance=failover&idle=60", other.local_addr().expect("bound"));
         let forward = links.forward(&[&format!("{},{more}", rule(at(0, 5000), &silent, ""))]);
         let mut session = Session::new(0, at(0, 5000), &other);
-        other.set_nonblocking(true).expect("it is ours");
+        other.set_nonblocking(true).expect("the file is writable");
         eventually("the second target", || {
             session.client.send(b"?").expect("it leaves");
             thread::sleep(Duration::from_millis(50));
             other.recv(&mut [0; 64]).is_ok()
         });
-        // What is still under way.
+        // Datagrams still in flight.
         thread::sleep(Duration::from_millis(500));
         while other.recv(&mut [0; 64]).is_ok() {}
-        other.set_nonblocking(false).expect("it is ours");
+        other.set_nonblocking(false).expect("the file is writable");
         assert_eq!(flows(&forward), 2, "those of the first target are gone");
         session.settle(&forward);
         assert_eq!(flows(&forward), 2);
@@ -239,7 +239,7 @@ fn a_session_without_an_answer_goes_across_to_another_target() {
 }
 
 #[test]
-fn what_a_reload_takes_away_has_ended_in_the_kernel_before_it_is_told() {
+fn reload_removes_kernel_flows_before_it_is_logged() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let [target, other] = [(); 2].map(|()| bound(PEER[0]));
         let table = |name: &str, port: u16, target: &UdpSocket, more: &str| {
@@ -256,9 +256,9 @@ fn what_a_reload_takes_away_has_ended_in_the_kernel_before_it_is_told() {
         one.settle(&forward);
         two.settle(&forward);
 
-        // Changed: to another target, and from now on through user space.
+        // Changed: another target, through user space.
         fs::write(&file, stays + &table("goes", 5001, &other, "kernel = false\n"))
-            .expect("it can be written");
+            .expect("the file is writable");
         forward.program.signal("HUP");
         forward.program.line_with("rules reloaded rules=2");
         assert_eq!(flows(&forward), 2);
@@ -277,8 +277,8 @@ fn what_a_reload_takes_away_has_ended_in_the_kernel_before_it_is_told() {
         assert_eq!(stays("turnpike_kernel_datagrams_total"), before + 2);
         assert_eq!(flows(&forward), 2, "and no other flow is in the kernel");
 
-        // Removed: no rule accepts it now.
-        fs::write(&file, &goes).expect("it can be written");
+        // Removed: no rule accepts it.
+        fs::write(&file, &goes).expect("the file is writable");
         forward.program.signal("HUP");
         forward.program.line_with("rules reloaded rules=1");
         assert_eq!(flows(&forward), 0);
@@ -288,7 +288,7 @@ fn what_a_reload_takes_away_has_ended_in_the_kernel_before_it_is_told() {
 }
 
 #[test]
-fn rules_that_cannot_go_across_are_named_and_stay_in_user_space() {
+fn rules_unsupported_by_the_kernel_stay_in_user_space() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let target = bound(PEER[0]);
         let rules = [
@@ -301,7 +301,7 @@ fn rules_that_cannot_go_across_are_named_and_stay_in_user_space() {
             let line = forward.program.line_with(&format!("rule {name}: its datagrams stay in user space"));
             assert!(line.contains(why), "{line}");
         }
-        // None of them needs the kernel.
+        // No rule requires the kernel.
         assert!(!forward.program.lines().iter().any(|line| line.contains("data path kernel")));
         for port in [5000, 5001, 5002] {
             let mut session = Session::new(0, at(0, port), &target);
@@ -313,7 +313,7 @@ fn rules_that_cannot_go_across_are_named_and_stay_in_user_space() {
         assert_eq!(counts(&forward), [0, 0]);
         drop(forward);
 
-        // And the other way round: one rule alone.
+        // The reverse: only one rule uses the kernel.
         let rules = [rule(at(0, 5000), &target, "kernel=true"), rule(at(0, 5001), &target, "")];
         let more = ["--datapath", "gso", &rules[0], &rules[1]];
         let forward = links.forward(&more);
@@ -325,12 +325,12 @@ fn rules_that_cannot_go_across_are_named_and_stay_in_user_space() {
         }
         assert_eq!(counts_of(&forward, &[&across, &up]), before);
         across.exchange(40);
-        eventually("one goes across", || counts(&forward)[0] > before[0]);
+        eventually("the kernel forwards one rule", || counts(&forward)[0] > before[0]);
     });
 }
 
 #[test]
-fn a_target_that_is_gone_ends_its_session() {
+fn unreachable_target_ends_its_session() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let target = bound(PEER[0]);
         let forward = links.forward(&[&rule(at(0, 5000), &target, "")]);
@@ -338,13 +338,13 @@ fn a_target_that_is_gone_ends_its_session() {
         session.settle(&forward);
         let address = target.local_addr().expect("bound");
         drop((target, session.target));
-        eventually("ICMP says so", || {
-            session.client.send(b"is anybody there?").expect("it leaves");
+        eventually("ICMP reports it", || {
+            session.client.send(b"are you listening?").expect("it leaves");
             sum(&forward, "turnpike_forward_ended_total", "reason=\"target_reset\"") == 1
         });
-        let target = UdpSocket::bind(address).expect("it is free");
+        let target = UdpSocket::bind(address).expect("the port is free");
         target.set_read_timeout(Some(Duration::from_millis(300))).expect("not zero");
-        eventually("what had no target has ended", || {
+        eventually("the session without a target has ended", || {
             session.client.send(b"new").expect("it leaves");
             target.recv(&mut [0; 100]).is_ok()
         });
@@ -355,14 +355,14 @@ fn a_target_that_is_gone_ends_its_session() {
 }
 
 #[test]
-fn a_wildcard_listener_answers_from_where_it_was_asked() {
+fn wildcard_listener_answers_from_the_requested_address() {
     on_links(turnpike_testkit::this_test!(), |links| {
         links.inside(&["ip", "addr", "add", "10.77.1.9/24", "dev", "c"]);
         let target = bound(PEER[0]);
         let to = target.local_addr().expect("bound");
         for (rules, family) in [
             (vec![format!("udp://0.0.0.0:5000={to}")], vec![0]),
-            // Both families by one socket.
+            // Both families over one socket.
             (vec![format!("udp://[::]:5000={to}?ipv6_only=false")], vec![0, 1]),
         ] {
             let forward = links.forward(&rules.iter().map(String::as_str).collect::<Vec<_>>());
@@ -377,7 +377,7 @@ fn a_wildcard_listener_answers_from_where_it_was_asked() {
 }
 
 #[test]
-fn while_draining_sessions_go_on_in_user_space() {
+fn draining_sessions_continue_in_user_space() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let target = bound(PEER[0]);
         let mut forward = links.forward(&[&rule(at(0, 5000), &target, "")]);
@@ -395,7 +395,7 @@ fn while_draining_sessions_go_on_in_user_space() {
 }
 
 #[test]
-fn a_process_that_takes_its_place_has_its_programs_links_and_sessions_go_across_again() {
+fn upgraded_forwarder_reattaches_and_forwards_in_the_kernel() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let target = bound(PEER[0]);
         let mut forward = links.forward(&[&rule(at(0, 5000), &target, "idle=8")]);
@@ -438,7 +438,7 @@ fn a_table_that_is_full_leaves_the_rest_in_user_space() {
         assert!(sum(&forward, "turnpike_kernel_flows_refused_total", "") >= 1);
         assert_eq!((flows(&forward), sum(&forward, "turnpike_kernel_flows_limit", "")), (2, 2));
         first.exchange(70);
-        eventually("the first still goes across", || counts(&forward)[0] > before[0]);
+        eventually("the kernel still forwards the first", || counts(&forward)[0] > before[0]);
     });
 }
 
@@ -453,7 +453,7 @@ fn number(run: &Finished, name: &str) -> u64 {
 }
 
 #[test]
-fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
+fn alternating_flow_keeps_its_order_under_load() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let reflect = Reflect::start(PEER[0], &[]);
         let rules = format!("udp://{}={}", at(0, 5000), reflect.address);
@@ -477,7 +477,7 @@ fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
 }
 
 #[test]
-fn several_workers_share_a_rule_whose_sessions_go_across() {
+fn workers_share_a_rule_with_kernel_sessions() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let reflect = Reflect::start(PEER[1], &[]);
         let rules = format!("udp://{}={}?idle=1", at(1, 5000), reflect.address);
@@ -493,7 +493,7 @@ fn several_workers_share_a_rule_whose_sessions_go_across() {
         assert!(counts(&forward)[1] > received / 2, "{:?} of {received}", counts(&forward));
         eventually("all have ended", || sum(&forward, "turnpike_forward_connections", "") == 0);
         assert_eq!(flows(&forward), 0);
-        // What the far end sent back has been counted, wherever it went.
+        // Echoes are counted in the kernel or in user space.
         let label = "direction=\"to_client\"";
         assert!(sum(&forward, "turnpike_forward_datagrams_total", label) >= received);
     });
@@ -508,13 +508,13 @@ fn no_checksum_is_wrong_in_any_combination_of_offloads() {
         let port = |target: usize| 5000 + u16::from(target == 1);
         let rules = FAMILIES.map(|(client, target)| rule(at(client, port(target)), &targets[target], ""));
         let forward = links.forward(&rules.each_ref().map(String::as_str));
-        // What leaves is whole, whatever came: its device computes no sums.
+        // Outgoing packets are complete: the device computes no checksums.
         for device in ["c", "p"] {
             ethtool(links, true, device, "tx", false);
         }
         for (partial, gro) in [(true, true), (true, false), (false, true), (false, false)] {
             for device in ["c", "p"] {
-                // Without it, what arrives has its sum; with it, the sum is left to the receiver.
+                // With the offload, the receiver must accept partial checksums.
                 ethtool(links, false, device, "tx", partial);
                 ethtool(links, true, device, "gro", gro);
             }
@@ -538,7 +538,7 @@ fn no_checksum_is_wrong_in_any_combination_of_offloads() {
                     assert!(good >= 11, "{what}: {lines:#?}");
                     assert!(lines.iter().all(|line| !line.contains("tos 0x") || line.contains("tos 0x0")));
                 }
-                eventually("they went across", || {
+                eventually("the kernel forwarded them", || {
                     counts(&forward).iter().zip(before).all(|(now, before)| *now >= before + 20)
                 });
             }
@@ -548,7 +548,7 @@ fn no_checksum_is_wrong_in_any_combination_of_offloads() {
 }
 
 #[test]
-fn what_does_not_fit_or_is_in_pieces_is_forwarded_by_user_space() {
+fn oversized_and_fragmented_datagrams_use_user_space() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let target = bound(PEER[0]);
         let forward = links.forward(&[&rule(at(0, 5000), &target, "")]);
@@ -564,13 +564,13 @@ fn what_does_not_fit_or_is_in_pieces_is_forwarded_by_user_space() {
         assert_eq!(received(&target).0, long);
         links.inside(&["ip", "link", "set", "p", "mtu", "1500"]);
         assert!(forward.passes("too_big") > 0);
-        // Its end of life is here, and user space sends with another.
+        // The TTL expires here; user space sends with a new one.
         session.client.set_ttl(1).expect("a TTL");
         session.exchange(40);
         assert!(forward.passes("ttl") > 0);
         session.client.set_ttl(64).expect("a TTL");
         session.settle(&forward);
-        // Datagrams from unknown senders at the session's own socket belong to no session.
+        // Datagrams from unknown senders to the session's socket belong to no session.
         session.client.send(b"where?").expect("it leaves");
         let (_, from) = received(&target);
         bound(PEER[0]).send_to(b"strange", from).expect("it leaves");
@@ -579,7 +579,7 @@ fn what_does_not_fit_or_is_in_pieces_is_forwarded_by_user_space() {
 }
 
 #[test]
-fn an_ordinary_user_with_three_capabilities_has_it_and_without_the_start_fails() {
+fn forwarder_kernel_path_needs_three_capabilities() {
     on_links(turnpike_testkit::this_test!(), has_it_with_capabilities);
 }
 

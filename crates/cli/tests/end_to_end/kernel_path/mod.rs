@@ -1,5 +1,5 @@
-//! `serve` with `--datapath kernel` and `xdp`, `forward` and `reflect` with `kernel`, on links of their own: what goes across is what user space would have
-//! sent, and nothing else.
+//! `serve` with `--datapath kernel` and `xdp`, and `forward` and `reflect` with `kernel`, on veth links: the kernel sends exactly the
+//! packets that user space would send.
 //!
 //! ```text
 //!  this test                       the server's namespace

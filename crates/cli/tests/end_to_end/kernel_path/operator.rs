@@ -1,4 +1,4 @@
-//! What an operator sees: at start, when interfaces come and go, and when the kernel path cannot be had.
+//! The kernel path from an operator's view: at start, when interfaces change, and when it is unavailable.
 
 use super::{
     CLIENT, Links, PEER, SERVER, by_each,
@@ -10,7 +10,7 @@ use crate::prelude::*;
 
 const USER: &str = "65534";
 
-/// Starts a program as somebody who is not root, with these capabilities.
+/// Command that runs as an unprivileged user with these capabilities.
 pub(super) fn unprivileged(links: &Links, capabilities: &str) -> Command {
     let mut command = Command::new("nsenter");
     command.args(links.nsenter());
@@ -26,7 +26,7 @@ pub(super) fn unprivileged(links: &Links, capabilities: &str) -> Command {
 }
 
 #[test]
-fn an_ordinary_user_with_three_capabilities_has_it() {
+fn server_kernel_path_works_with_three_capabilities() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let as_user = unprivileged(links, ",+net_admin,+bpf,+perfmon");
         let mut server = links.serve_as(as_user, &["--datapath", datapath]);
@@ -40,7 +40,7 @@ fn an_ordinary_user_with_three_capabilities_has_it() {
 }
 
 #[test]
-fn without_capabilities_the_start_fails_and_says_which() {
+fn start_without_capabilities_names_the_missing_ones() {
     on_links(turnpike_testkit::this_test!(), |links| {
         for (given, missing) in [
             ("", "lacks CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON"),
@@ -58,7 +58,7 @@ fn without_capabilities_the_start_fails_and_says_which() {
 }
 
 #[test]
-fn interfaces_that_come_and_go_are_followed() {
+fn new_and_removed_interfaces_are_followed() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let mut server = links.serve(&["--datapath", datapath]);
         links.inside(&["ip", "link", "add", "late", "type", "veth", "peer", "name", "later"]);
@@ -67,7 +67,7 @@ fn interfaces_that_come_and_go_are_followed() {
         server.program.line_with("attached to late");
         links.inside(&["ip", "link", "del", "late"]);
         server.program.line_with("late is down, or has no address any more");
-        // And those that stay still work, also when they were gone for a moment.
+        // Remaining links still work, including those that disappeared briefly.
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
         links.inside(&["ip", "link", "set", "p", "down"]);
@@ -81,16 +81,16 @@ fn interfaces_that_come_and_go_are_followed() {
 }
 
 #[test]
-fn a_route_that_changes_is_followed() {
+fn changed_routes_are_followed() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
-        // The peer is reached by the other link, whose far end has its address just as well.
+        // The peer is reachable over the other link, whose far end has its address too.
         links.inside(&["ip", "route", "add", "10.77.2.2/32", "via", "10.77.1.2", "dev", "c"]);
         let back = ["10.77.2.1/32", "via", "10.77.1.1", "dev", "c"];
         if datapath == "xdp" {
-            // What comes by another link than leads back, it leaves to user space.
+            // Packets that arrive on another link than the return route stay in user space.
             let before = server.passes("source");
             eventually("an answer by the old link is seen", || {
                 pair.exchange(100);
@@ -102,13 +102,13 @@ fn a_route_that_changes_is_followed() {
         let sent_by_old = || {
             let said = links.inside_says(&["ip", "-s", "link", "show", "p"]);
             let bytes = said.lines().last().and_then(|line| line.split_whitespace().next());
-            bytes.and_then(|bytes| bytes.parse::<u64>().ok()).expect("ip counts them")
+            bytes.and_then(|bytes| bytes.parse::<u64>().ok()).expect("ip has the counter")
         };
         let before = sent_by_old();
         for _ in 0..20 {
             pair.exchange(700);
         }
-        // But for questions by ARP and the like.
+        // Except ARP and the like.
         assert!(sent_by_old() < before + 700, "none left by the old link");
         links.inside(&["ip", "route", "del", "10.77.2.2/32"]);
         if datapath == "xdp" {
@@ -119,13 +119,13 @@ fn a_route_that_changes_is_followed() {
 }
 
 #[test]
-fn a_neighbour_that_moves_is_followed() {
+fn moved_neighbours_are_followed() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
-        // As another machine that takes over an address does, it says so by ARP.
-        fs::write("/proc/sys/net/ipv4/conf/p/arp_notify", "1").expect("it is this test's own");
+        // Like a machine that takes over an address, it announces itself by ARP.
+        fs::write("/proc/sys/net/ipv4/conf/p/arp_notify", "1").expect("the namespace is private");
         let number = if datapath == "xdp" { "02:00:00:00:00:07" } else { "02:00:00:00:00:06" };
         run("ip", &["link", "set", "p", "address", number]);
         let before = server.across();
@@ -141,7 +141,7 @@ fn clients_and_peers_behind_routers_are_reached() {
         let far = [ip("10.77.9.9"), ip("fd77:9::9")];
         let home = ip("10.77.8.8");
         for device in ["c", "p"] {
-            // Whoever asks on the link itself is not told where they are.
+            // The machine does not answer ARP for them on the link itself.
             fs::write(format!("/proc/sys/net/ipv4/conf/{device}/arp_ignore"), "1").expect("this test's own");
         }
         for address in [far[0], far[1], home] {
@@ -164,7 +164,7 @@ fn clients_and_peers_behind_routers_are_reached() {
             let mut pair = Pair { client, peer, sent: 0 };
             pair.settle(&server);
             if family == 0 {
-                // From now on an IPv6 router takes what is for an IPv4 address (ip-route(8), via inet6).
+                // An IPv6 router as next hop for an IPv4 address (ip-route(8), via inet6).
                 leads(far[0], &["inet6", &router], "p");
                 links.inside(&["ip", "neigh", "flush", "dev", "p"]);
                 pair.settle(&server);
@@ -178,15 +178,15 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// What ip(8) says of this test's own side.
+/// Output of ip(8) in the test's namespace.
 fn ip_says(arguments: &[&str]) -> String {
     let output = Command::new("ip").args(arguments).output().expect("ip is installed");
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The address that IPv6 gives a device of the test's own on its link.
+/// IPv6 link-local address of a device in the test's namespace.
 fn link_local(device: &str) -> String {
-    eventually("nobody else has it", || {
+    eventually("duplicate address detection is done", || {
         let said = ip_says(&["-o", "-6", "addr", "show", "dev", device, "scope", "link", "-tentative"]);
         let address = said.split_whitespace().find_map(|word| word.strip_suffix("/64"));
         address.map(str::to_owned)
@@ -194,7 +194,7 @@ fn link_local(device: &str) -> String {
 }
 
 #[test]
-fn a_gateway_that_has_gone_is_left_for_another() {
+fn dead_gateway_is_replaced_by_another() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let said = ip_says(&["-o", "link", "show", "dev", "p"]);
         let number = said.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
@@ -212,12 +212,12 @@ fn a_gateway_that_has_gone_is_left_for_another() {
         client.bind(0x4001, peer.local_addr().expect("bound"));
         let mut pair = Pair { client, peer, sent: 0 };
         pair.settle(&server);
-        // Any other news would have all routes looked up: that of addresses which IPv6 has made up, for one.
-        eventually("the links are as they will be", || {
+        // Any further netlink event, such as a new IPv6 address, would trigger a lookup of all routes.
+        eventually("the links have settled", || {
             !links.inside_says(&["ip", "-6", "addr", "show", "tentative"]).contains("inet6")
         });
         pair.settle(&server);
-        // Nobody tells of that but its silence; the kernel goes by the other one from then on.
+        // No event reports the dead router; the kernel switches after ARP fails.
         run("ip", &["addr", "del", "10.77.2.7/24", "dev", "p"]);
         links.inside(&["ip", "neigh", "replace", "10.77.2.7", "dev", "p", "nud", "failed"]);
         let before = server.across();
@@ -225,7 +225,7 @@ fn a_gateway_that_has_gone_is_left_for_another() {
         pair.settle(&server);
         for router in ["10.77.2.7", "10.77.2.3"] {
             links.inside(&["ip", "route", "del", "default", "via", router, "dev", "p"]);
-            // The kernel may have forgotten it by itself.
+            // The kernel may already have dropped the entry.
             links.inside(&["ip", "neigh", "replace", router, "lladdr", number, "dev", "p", "nud", "stale"]);
             links.inside(&["ip", "neigh", "del", router, "dev", "p"]);
         }
@@ -233,7 +233,7 @@ fn a_gateway_that_has_gone_is_left_for_another() {
 }
 
 #[test]
-fn flows_that_have_all_come_up_at_once_go_across_again_under_load() {
+fn flows_return_to_the_kernel_under_load() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let reflect = Reflect::start(PEER[0], &[]);
@@ -241,19 +241,19 @@ fn flows_that_have_all_come_up_at_once_go_across_again_under_load() {
             .to(reflect.address)
             .with("--clients 200 --rate 15000 --duration 8")
             .start();
-        eventually("they go across", || server.across() > 5000);
+        eventually("the kernel relays them", || server.across() > 5000);
         let no_route = server.passes("no_route");
         links.inside(&["ip", "route", "add", "unreachable", "10.77.2.2/32"]);
         eventually("nothing does", || server.passes("no_route") > no_route + 1000);
         links.inside(&["ip", "route", "del", "unreachable", "10.77.2.2/32"]);
         let before = server.across();
-        eventually("they go across again", || server.across() > before + 10_000);
+        eventually("the kernel relays them again", || server.across() > before + 10_000);
         assert_eq!(load.wait(SOON).code, Some(0));
     });
 }
 
 #[test]
-fn a_link_that_becomes_narrower_is_heeded_while_traffic_flows() {
+fn smaller_mtu_is_respected_under_traffic() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
@@ -261,28 +261,28 @@ fn a_link_that_becomes_narrower_is_heeded_while_traffic_flows() {
         let too_big = server.passes("too_big");
         for (mtu, len) in [("1280", 1260), ("1500", 1400), ("1000", 990), ("1500", 1400)] {
             links.inside(&["ip", "link", "set", "p", "mtu", mtu]);
-            // To the peer only: what it sends is as long as its own end of the link allows.
+            // Towards the peer only: the peer's end of the link limits what it can send.
             let payload = vec![7; len];
             pair.client.send(0x4001, &payload);
             assert_eq!(received(&pair.peer).0, payload);
             pair.exchange(500);
         }
         assert_eq!(server.passes("too_big") - too_big, 2);
-        // Below 1,280 bytes a link has no IPv6, whose addresses went with it.
+        // Below 1,280 bytes the kernel removes IPv6 and its addresses from a link.
         links.inside(&["ip", "addr", "replace", "fd77:2::1/64", "dev", "p", "nodad"]);
         pair.settle(&server);
     });
 }
 
 #[test]
-fn a_server_that_is_killed_leaves_nothing_behind() {
+fn killed_server_leaves_nothing_attached() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let mut server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
         server.program.signal("KILL");
-        eventually("it has ended", || server.program.has_ended());
-        // Were the program still there, the flow would be: nobody else takes these datagrams.
+        eventually("the server has ended", || server.program.has_ended());
+        // With the program still attached, the flow would still exist: nothing else handles these datagrams.
         pair.client.send(0x4001, b"into the void");
         pair.peer.send_to(b"into the void", pair.client.relayed).expect("it leaves");
         assert!(super::client::is_silent(&pair.peer) && super::client::is_silent(pair.client.socket()));

@@ -1,4 +1,4 @@
-//! Heavy flows keep their super-packets and thin ones go across; no flow is reordered when it is now the one and now the other.
+//! Bulk flows keep their super-packets and thin flows use the kernel; no flow is reordered when it alternates.
 
 use super::{
     CLIENT, PEER, SERVER, Server, by_each,
@@ -12,7 +12,7 @@ fn load(arguments: &str) -> Load {
 }
 
 #[test]
-fn bursts_stay_in_user_space_and_lone_datagrams_do_not() {
+fn bursts_use_user_space_and_lone_datagrams_the_kernel() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let reflect = Reflect::start(PEER[0], &[]);
@@ -30,15 +30,15 @@ fn bursts_stay_in_user_space_and_lone_datagrams_do_not() {
         assert!(bulk > 100, "{bulk}");
         let received = result["received"].as_u64().expect("a number");
         let across = across_of_all(&server) - before;
-        // XDP takes what begins a burst, and a generator that was held up begins anew.
+        // XDP takes the first datagram of a burst, and a generator that stalled starts a new burst.
         let most = if datapath == "xdp" { received } else { received / 10 };
         assert!(across < most, "{across} of {result}");
     });
 }
 
-/// The frames of a call. Where a sender's super-packets come whole, as here on plain links, nothing can be done about them.
+/// Traffic like the frames of a call. Super-packets that a sender emits whole, as on plain links here, stay in user space.
 #[test]
-fn short_bursts_go_across_unless_they_come_as_one() {
+fn short_bursts_use_the_kernel_unless_they_arrive_merged() {
     on_links(turnpike_testkit::this_test!(), |links| {
         for come_whole in [false, true] {
             links.bursts_come_whole(come_whole);
@@ -58,7 +58,7 @@ fn short_bursts_go_across_unless_they_come_as_one() {
 }
 
 #[test]
-fn short_bursts_of_forwarded_sessions_go_across_unless_they_come_as_one() {
+fn forwarded_short_bursts_use_the_kernel_unless_merged() {
     on_links(turnpike_testkit::this_test!(), |links| {
         for come_whole in [false, true] {
             links.bursts_come_whole(come_whole);
@@ -86,14 +86,14 @@ fn short_bursts_went(result: &Value, server: &Server<'_>, come_whole: bool) {
     }
 }
 
-/// What went across of sessions that have all ended: then it is told exactly.
+/// Kernel-relayed datagrams of ended sessions, for which the count is exact.
 fn across_of_all(server: &Server<'_>) -> u64 {
     eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
     server.across()
 }
 
-/// TC overtakes nothing. XDP may where the CPU of a virtual machine is taken away between driver and socket (docs/kernel.md): one in
-/// ten thousand is far above what was ever seen, and far below what a flow loses that changes sides without waiting.
+/// TC never reorders. XDP may if a virtual machine loses its CPU between driver and socket (docs/kernel.md): one in ten thousand is far
+/// above anything observed, and far below the loss of a flow that switches paths without waiting.
 fn is_in_order(result: &Value, datapath: &str) {
     let count = |name: &str| result[name].as_u64().expect("a count");
     let allowed = if datapath == "xdp" { count("received") / 10_000 } else { 0 };
@@ -101,11 +101,11 @@ fn is_in_order(result: &Value, datapath: &str) {
 }
 
 #[test]
-fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
+fn alternating_flow_keeps_its_order_under_load() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let reflect = Reflect::start(PEER[0], &[]);
-        // Streams of single datagrams and of bursts, by turns, beside others that keep user space busy.
+        // Streams that alternate between single datagrams and bursts, next to others that keep user space busy.
         let busy = load("--clients 4 --rate max --window 64 --duration 12").to(reflect.address).start();
         let mut runs = Vec::new();
         for (rate, burst) in [("300", "1"), ("3000", "16"), ("900", "3")] {
@@ -130,15 +130,15 @@ fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
     });
 }
 
-/// Sends numbered datagrams by turns such as the kernel takes and such as it leaves to user space, and has that stand still meanwhile: what
-/// `receive` gets has the order in which it was sent.
+/// Sends numbered datagrams that alternate between the kernel and user space while user space is stalled; `receive` must return them in
+/// order.
 fn stands_still(server: &Server<'_>, client: &Client, receive: impl Fn() -> Vec<u8>) {
     let mut sent = 0_u32;
     let mut send = |padded: bool| {
         sent += 1;
         let [_, payload @ ..] = sent.to_be_bytes();
         if padded {
-            // The kernel does not take what has padding.
+            // The kernel does not relay padded ChannelData.
             client.socket().send(&[&[0x40, 0x01, 0, 3][..], &payload, &[0]].concat()).expect("it leaves");
         } else {
             client.send(0x4001, &payload);
@@ -149,13 +149,13 @@ fn stands_still(server: &Server<'_>, client: &Client, receive: impl Fn() -> Vec<
         server.program.signal("STOP");
         send(true);
         (0..5).for_each(|_| send(false));
-        // Longer than a flow that came in bulk has to be calm.
+        // Longer than a bulk flow must be quiet.
         thread::sleep(Duration::from_millis(if round % 2 == 0 { 12 } else { 1 }));
         (0..5).for_each(|_| send(false));
         server.program.signal("CONT");
         for number in 1..=40 {
             send(false);
-            // After a rest, as long as XDP needs it, the flow goes across.
+            // After a pause, which XDP needs, the kernel relays the flow.
             let rest = if number % 10 == 0 { Duration::from_millis(4) } else { Duration::from_micros(50) };
             thread::sleep(rest);
         }
@@ -167,19 +167,19 @@ fn stands_still(server: &Server<'_>, client: &Client, receive: impl Fn() -> Vec<
 }
 
 #[test]
-fn what_user_space_has_not_sent_yet_is_not_overtaken() {
+fn kernel_does_not_overtake_datagrams_in_user_space() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
         let peer = bound(PEER[0]);
         client.bind(0x4001, peer.local_addr().expect("bound"));
         stands_still(&server, &client, || received(&peer).0);
-        eventually("some went across", || server.across() > 100);
+        eventually("the kernel relayed some", || server.across() > 100);
     });
 }
 
 #[test]
-fn nor_where_that_sends_it_to_itself() {
+fn kernel_does_not_overtake_datagrams_between_own_allocations() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let [one, other] =
@@ -187,6 +187,6 @@ fn nor_where_that_sends_it_to_itself() {
         one.bind(0x4001, other.relayed);
         other.bind(0x4002, one.relayed);
         stands_still(&server, &one, || other.receive().expect("a datagram").1);
-        eventually("some went across", || server.across() > 200);
+        eventually("the kernel relayed some", || server.across() > 200);
     });
 }

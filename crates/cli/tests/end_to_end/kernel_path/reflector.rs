@@ -1,4 +1,5 @@
-//! `reflect --datapath kernel`: what comes by a link goes back in the kernel, and only what is the reflector's.
+//! `reflect --datapath kernel`: the kernel returns datagrams that are addressed to the reflector, and no
+//! others.
 
 use crate::prelude::*;
 use std::io::ErrorKind;
@@ -7,7 +8,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{CLIENT, Links, SERVER, on_links, operator::unprivileged};
 
-/// More than the links' MTU: it comes in fragments.
+/// Larger than the links' MTU: arrives in fragments.
 const FRAGMENTED: usize = 4000;
 
 fn reflect(links: &Links, more: &[&str]) -> Program {
@@ -15,13 +16,13 @@ fn reflect(links: &Links, more: &[&str]) -> Program {
     Program::start(&mut command)
 }
 
-/// Ends it; what it said last.
+/// Stops the reflector and returns its output.
 fn end(program: Program) -> Finished {
     program.signal("TERM");
     program.wait(SOON)
 }
 
-/// The number behind `text` in what was said.
+/// Number after `text` in the output.
 fn number(said: &str, text: &str) -> u64 {
     let rest = said.split(text).nth(1).unwrap_or_else(|| panic!("no {text:?} in {said}"));
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
@@ -35,7 +36,7 @@ fn client(from: IpAddr, to: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Whether it comes back, whole.
+/// Returns true if the payload returns unchanged.
 fn comes_back(socket: &UdpSocket, payload: &[u8]) -> bool {
     socket.send(payload).unwrap();
     let mut buffer = [0; 1 << 16];
@@ -47,13 +48,13 @@ fn comes_back(socket: &UdpSocket, payload: &[u8]) -> bool {
 }
 
 #[test]
-fn what_comes_by_a_link_goes_back_in_the_kernel() {
+fn kernel_returns_datagrams_from_links() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let mut program = reflect(links, &["--listen", "10.77.1.1:9001", "--listen", "[fd77:1::1]:9001"]);
         let line = program.line_with("in the kernel");
-        assert!(line.ends_with("what comes by c, p"), "{line}");
+        assert!(line.ends_with("in-kernel reflection on c, p"), "{line}");
         let (mut lone, mut fragmented) = (0, 0);
-        // Also where the checksums are written by the sender, as on a wire.
+        // Also with checksums computed by the sender, as on a wire.
         for offload in ["on", "off"] {
             run("ethtool", &["-K", "c", "tx", offload]);
             for family in 0..2 {
@@ -63,15 +64,15 @@ fn what_comes_by_a_link_goes_back_in_the_kernel() {
                     assert!(comes_back(&socket, &payload), "{size} bytes, family {family}, tx {offload}");
                     lone += 1;
                 }
-                // Put together in user space's socket, and sent back from there.
+                // Reassembled and returned in user space.
                 assert!(comes_back(&socket, &[7; FRAGMENTED]), "family {family}, tx {offload}");
                 fragmented += 1;
             }
         }
         let said = end(program).output();
-        assert_eq!(number(&said, "sent back in the kernel: "), lone, "{said}");
+        assert_eq!(number(&said, "returned in the kernel: "), lone, "{said}");
         assert_eq!(number(&said, "received "), lone + fragmented, "{said}");
-        // It has taken its program along.
+        // The eBPF program ended with the process.
         let nobody = client(CLIENT[0], SocketAddr::new(SERVER[0], 9001));
         nobody.send(b"anybody?").unwrap();
         assert_eq!(nobody.recv(&mut [0; 64]).unwrap_err().kind(), ErrorKind::ConnectionRefused);
@@ -79,7 +80,7 @@ fn what_comes_by_a_link_goes_back_in_the_kernel() {
 }
 
 #[test]
-fn a_generator_gets_all_back_also_what_gro_has_coalesced() {
+fn gro_merged_datagrams_all_return() {
     on_links(turnpike_testkit::this_test!(), |links| {
         links.inside(&["ethtool", "-K", "c", "gro", "on"]);
         let mut program = reflect(links, &["--listen", "10.77.1.1:9001"]);
@@ -95,15 +96,15 @@ fn a_generator_gets_all_back_also_what_gro_has_coalesced() {
             assert_eq!(result["reordered"], 0, "{result}");
         }
         let said = end(program).output();
-        let in_kernel = number(&said, "sent back in the kernel: ");
+        let in_kernel = number(&said, "returned in the kernel: ");
         assert!(in_kernel > 2000, "{said}");
         assert_eq!(number(&said, "received "), in_kernel, "{said}");
     });
 }
 
-/// The kernel drops what is longer than what it came in, and cuts what is shorter.
+/// The kernel drops a UDP length beyond the packet and truncates to a shorter one.
 #[test]
-fn lengths_that_do_not_agree_go_up() {
+fn mismatched_lengths_are_left_to_user_space() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let to: SocketAddr = "10.77.1.1:9001".parse().unwrap();
         let mut program = reflect(links, &["--listen", "10.77.1.1:9001"]);
@@ -122,7 +123,7 @@ fn lengths_that_do_not_agree_go_up() {
             packet.extend(b"payload");
             raw.send_to(&packet, &to.into()).unwrap();
         };
-        // The last two are what there is, and less.
+        // The last two are the actual length, and less.
         for length in [0, 7, 16, u16::MAX, 15, 11] {
             says(length);
         }
@@ -132,16 +133,16 @@ fn lengths_that_do_not_agree_go_up() {
             assert_eq!(&buffer[..length], expected);
         }
         let said = end(program).output();
-        assert_eq!(number(&said, "sent back in the kernel: "), 1, "{said}");
+        assert_eq!(number(&said, "returned in the kernel: "), 1, "{said}");
         assert_eq!(number(&said, "received "), 2, "{said}");
     });
 }
 
-/// A listener on all addresses has those of this machine, and nobody else's that it forwards to.
+/// A wildcard listener owns the machine's addresses but not those that the machine forwards to.
 #[test]
-fn what_is_for_others_passes_by() {
+fn forwarded_packets_are_not_reflected() {
     on_links(turnpike_testkit::this_test!(), |links| {
-        // To a third machine, behind the reflector's: this one, by its other link.
+        // Towards a third machine behind the reflector's: this one, over its other link.
         links.inside(&["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]);
         links.inside(&["ip", "addr", "add", "10.78.0.1/32", "dev", "lo"]);
         links.inside(&["ip", "route", "add", "10.99.0.0/16", "via", "10.77.2.2"]);
@@ -160,13 +161,13 @@ fn what_is_for_others_passes_by() {
             assert!(socket.recv(&mut [0; 64]).is_err(), "{other}:{port}");
         }
         let said = end(program).output();
-        assert_eq!(number(&said, "sent back in the kernel: "), 3, "{said}");
+        assert_eq!(number(&said, "returned in the kernel: "), 3, "{said}");
         assert_eq!(number(&said, "received "), 3, "{said}");
     });
 }
 
 #[test]
-fn a_kernel_that_cannot_says_why_at_the_start() {
+fn unsupported_kernel_path_fails_with_the_reason() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let refused = |command: &mut Command, why: &str| {
             Program::run(command).ended(1).says(why);

@@ -1,4 +1,4 @@
-//! Payloads arrive as they were sent, in both directions and all combinations of families, across the kernel; totals are exact.
+//! Payloads arrive unchanged in both directions and all combinations of families through the kernel; totals are exact.
 
 use super::{
     CLIENT, Links, PEER, RELAY, SERVER, Server, by_each,
@@ -9,7 +9,7 @@ use crate::prelude::*;
 
 const CHANNEL: u16 = 0x4001;
 
-/// A client with a channel to a peer, and what has passed through it.
+/// A client with a channel to a peer, and the datagrams exchanged.
 pub(crate) struct Pair {
     pub(crate) client: Client,
     pub(crate) peer: UdpSocket,
@@ -27,7 +27,7 @@ impl Pair {
         Self { client, peer, sent: 0 }
     }
 
-    /// With a peer that has an IPv4 address to itself, of this number.
+    /// A pair whose peer has its own IPv4 address with this last byte.
     pub(crate) fn apart(end: u8) -> Self {
         let address = format!("10.77.2.{end}");
         run("ip", &["addr", "add", &format!("{address}/24"), "dev", "p"]);
@@ -37,7 +37,7 @@ impl Pair {
         Self { client, peer, sent: 0 }
     }
 
-    /// A datagram of this length each way.
+    /// Sends a datagram of this length in each direction.
     pub(crate) fn exchange(&mut self, len: usize) {
         self.sent += 1;
         let first = self.sent.to_le_bytes()[0];
@@ -48,20 +48,20 @@ impl Pair {
         assert_eq!(self.client.receive(), Some((CHANNEL, payload)));
     }
 
-    /// Until what the client sends arrives, and the kernel has relayed more than so many datagrams; some may be lost before.
+    /// Sends until data arrives and the kernel has relayed more than `across` datagrams; earlier ones may be lost.
     pub(crate) fn reach_again(&self, server: &Server<'_>, across: u64) {
         self.peer.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
-        eventually("it is reached again, across", || {
+        eventually("the kernel relays to it again", || {
             self.client.send(CHANNEL, b"where are you?");
             let is_there = self.peer.recv(&mut [0; 100]).is_ok();
             is_there && server.across() > across
         });
-        // What is left of that comes now.
+        // Drains late datagrams.
         while self.peer.recv(&mut [0; 100]).is_ok() {}
         self.peer.set_read_timeout(Some(SOON)).expect("not zero");
     }
 
-    /// Until the kernel relays both directions.
+    /// Exchanges data until the kernel relays both directions.
     pub(crate) fn settle(&mut self, server: &Server<'_>) {
         let [before, peer] = counts(server);
         eventually("the kernel has taken the flow", || {
@@ -83,7 +83,7 @@ pub(crate) fn number(line: &str, name: &str) -> u64 {
     rest.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{name} in {line}"))
 }
 
-/// Lengths around those at which something changes: none, odd ones, Ethernet's padding, what just fits.
+/// Lengths near boundaries: empty, odd, Ethernet padding, the MTU.
 const LENGTHS: [usize; 14] = [0, 1, 2, 3, 4, 17, 18, 19, 100, 101, 1000, 1231, 1232, 1233];
 
 fn all_families(links: &Links, datapath: &str) {
@@ -95,9 +95,9 @@ fn all_families(links: &Links, datapath: &str) {
         for len in LENGTHS {
             pair.exchange(len);
         }
-        // All but the longest: in IPv6 that is beyond what fits everywhere.
+        // Except the longest, which exceeds the IPv6 limit.
         let least = LENGTHS.len() as u64 - 3;
-        eventually("they went across", || {
+        eventually("the kernel relayed them", || {
             let [to_peer, to_client] = counts(&server);
             to_peer >= before[0] + least && to_client >= before[1] + least
         });
@@ -112,28 +112,28 @@ fn all_families(links: &Links, datapath: &str) {
 }
 
 #[test]
-fn payloads_arrive_as_they_were_sent_in_every_combination_of_families() {
+fn payloads_are_unchanged_in_every_combination_of_families() {
     by_each(turnpike_testkit::this_test!(), all_families);
 }
 
 #[test]
-fn a_flow_of_questions_and_answers_goes_across() {
+fn request_response_flow_uses_the_kernel() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
-        // Each datagram follows the answer to the last after as long as a network takes, and nothing else wakes the server up.
+        // Each datagram follows the previous answer after a network delay, and nothing else wakes the server.
         for number in 0..500 {
             pair.exchange(60);
-            // XDP begins after a rest.
+            // XDP starts after a pause.
             let rests = datapath == "xdp" && number % 100 == 0;
             thread::sleep(Duration::from_micros(if rests { 5000 } else { 100 }));
         }
-        eventually("most went across", || server.across() > 500);
+        eventually("the kernel relayed most", || server.across() > 500);
     });
 }
 
 #[test]
-fn a_relay_behind_a_nat_relays_from_its_own_address() {
+fn relay_behind_a_nat_sends_from_its_own_address() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&["--relay-ip", "10.77.2.1=198.51.100.77"]);
         let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
@@ -152,7 +152,7 @@ fn a_relay_behind_a_nat_relays_from_its_own_address() {
 }
 
 #[test]
-fn a_wildcard_listener_answers_from_where_it_was_asked() {
+fn wildcard_listener_answers_from_the_requested_address() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&["--listen", "0.0.0.0:3479", "--listen", "[::]:3479"]);
         for family in [0, 1] {
@@ -165,7 +165,7 @@ fn a_wildcard_listener_answers_from_where_it_was_asked() {
                 client.send(CHANNEL, b"out");
                 assert_eq!(received(&peer).0, b"out");
                 peer.send_to(b"in", client.relayed).expect("it leaves");
-                // The client's socket is connected: what comes from elsewhere does not come at all.
+                // The client's socket is connected and so receives nothing from other addresses.
                 assert_eq!(client.receive(), Some((CHANNEL, b"in".to_vec())));
                 server.across() > before + 4
             });
@@ -173,11 +173,11 @@ fn a_wildcard_listener_answers_from_where_it_was_asked() {
     });
 }
 
-/// Each has the other as its peer, by a relayed address of one of these.
+/// Two clients, each the other's peer at a relayed address of `relayed`.
 fn clients_reach_each_other(links: &Links, datapath: &str, relayed: [&str; 2], more: &[&str]) {
     let mut server = links.serve(&[&["--datapath", datapath], more].concat());
     for (family, relayed) in relayed.into_iter().enumerate() {
-        // One client of each family; between them two relayed addresses of this one.
+        // One client of each family, with two relayed addresses of one family.
         let [one, other] =
             [0, 1].map(|at| Client::allocate(CLIENT[at], SocketAddr::new(SERVER[at], 3478), family == 1));
         assert_eq!([&one, &other].map(|client| client.relayed.ip().to_string()), [relayed; 2]);
@@ -185,14 +185,14 @@ fn clients_reach_each_other(links: &Links, datapath: &str, relayed: [&str; 2], m
         other.bind(CHANNEL + 1, one.relayed);
         let before = server.across();
         let mut sent = 0;
-        eventually("the kernel turns them back itself", || {
+        eventually("the kernel hairpins them", || {
             let payload = vec![7; sent % 200];
             one.send(CHANNEL, &payload);
             assert_eq!(other.receive(), Some((CHANNEL + 1, payload.clone())));
             other.send(CHANNEL + 1, &payload);
             assert_eq!(one.receive(), Some((CHANNEL, payload)));
             sent += 1;
-            // Each is counted twice, as it is where user space does it.
+            // Each datagram counts twice, as in user space.
             server.across() > before + 100
         });
         one.refresh(0);
@@ -207,15 +207,15 @@ fn clients_reach_each_other(links: &Links, datapath: &str, relayed: [&str; 2], m
 }
 
 #[test]
-fn two_clients_of_one_server_reach_each_other_without_it() {
+fn clients_of_one_server_reach_each_other_in_the_kernel() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         clients_reach_each_other(links, datapath, ["10.77.2.1", "fd77:2::1"], &[]);
     });
 }
 
-/// Nobody has the public addresses, and no NAT is there that could send anything back.
+/// No NAT exists that could return the packets, and no machine has the public addresses.
 #[test]
-fn two_clients_of_one_server_behind_a_nat_reach_each_other_without_both() {
+fn clients_of_a_server_behind_nat_reach_each_other_in_the_kernel() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let public = ["198.41.0.9", "2600:1::5"];
         let relays = ["--relay-ip", "10.77.2.1=198.41.0.9", "--relay-ip", "fd77:2::1=2600:1::5"];
@@ -223,9 +223,9 @@ fn two_clients_of_one_server_behind_a_nat_reach_each_other_without_both() {
     });
 }
 
-/// Flows are found by the peer too, so that a relayed address may be several clients'.
+/// Flow keys include the peer, so several clients may share a relayed address.
 #[test]
-fn clients_that_share_a_relayed_address_go_across_each_to_its_own_peer() {
+fn kernel_separates_clients_of_a_shared_relayed_address() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let mut server = links.serve(&["--shared-ports", "1"]);
         let mut pairs: Vec<Pair> = (3..=5).map(Pair::apart).collect();
@@ -235,15 +235,15 @@ fn clients_that_share_a_relayed_address_go_across_each_to_its_own_peer() {
             pair.settle(&server);
         }
         assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 6);
-        // A peer that has but a permission goes up, to the client whose address it is.
+        // A peer with only a permission goes through user space to the client that permitted it.
         let before = server.passes("unknown_peer");
         let stranger = bound(pairs[1].peer.local_addr().expect("bound").ip());
         stranger.send_to(b"strange", relayed).expect("it leaves");
         let mut buffer = [0; 200];
         let len = pairs[1].client.socket().recv(&mut buffer).expect("a Data indication");
         assert_eq!(buffer[..2], [0x00, 0x17], "{:02x?}", &buffer[..len]);
-        eventually("it went up", || server.passes("unknown_peer") > before);
-        // A session that ends removes its own flows only.
+        eventually("user space relayed it", || server.passes("unknown_peer") > before);
+        // A session that ends removes only its own flows.
         let gone = pairs.remove(0);
         gone.client.refresh(0);
         let line = server.program.line_with(&format!("to_peer_datagrams={}", gone.sent));

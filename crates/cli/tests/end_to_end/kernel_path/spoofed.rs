@@ -1,4 +1,4 @@
-//! Crafted sources: nobody outside this machine speaks for an address of its own.
+//! Spoofed sources: packets from outside cannot use an address of this machine as their source.
 
 use super::{
     CLIENT, SERVER, by_each,
@@ -7,12 +7,12 @@ use super::{
 use crate::prelude::*;
 
 #[test]
-fn a_relayed_address_of_ours_is_no_source_of_what_comes_from_outside() {
+fn packets_from_outside_cannot_spoof_a_relayed_address() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         links.inside(&["ip", "addr", "replace", "10.77.2.9/24", "dev", "p"]);
         let server =
             links.serve(&["--datapath", datapath, "--relay-ip", "10.77.2.1", "--relay-ip", "10.77.2.9"]);
-        // On two relay addresses, so that one of them can be another machine's, too.
+        // On two relay addresses, so that another machine can have one of them too.
         let allocate = || Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
         let (one, other) = eventually("two clients on two addresses", || {
             let (one, other) = (allocate(), allocate());
@@ -27,28 +27,28 @@ fn a_relayed_address_of_ours_is_no_source_of_what_comes_from_outside() {
             server.across() > before + 20
         });
 
-        // Out here somebody takes one's relayed address and speaks to the other's.
+        // Another machine uses one client's relayed address to send to the other's.
         let (stolen, to) = (format!("{}/32", one.relayed.ip()), other.relayed.ip().to_string());
         run("ip", &["addr", "add", &stolen, "dev", "lo"]);
-        // Nobody would answer its questions by ARP.
+        // Nothing would answer its ARP requests.
         run(
             "ip",
             &["neigh", "replace", &to, "lladdr", &links.link_address(), "dev", "p", "nud", "permanent"],
         );
-        let thief = UdpSocket::bind(one.relayed).expect("it is ours for now");
+        let thief = UdpSocket::bind(one.relayed).expect("the address is assigned");
         let passes = server.passes("source");
         for _ in 0..20 {
             thief.send_to(b"not mine", other.relayed).expect("it leaves");
-            // XDP would find them too many to look at.
+            // XDP would classify a faster rate as bulk.
             thread::sleep(Duration::from_millis(1));
         }
-        eventually("they were seen", || server.passes("source") >= passes + 20);
+        eventually("the packets were seen", || server.passes("source") >= passes + 20);
         assert!(is_silent(other.socket()));
         run("ip", &["addr", "del", &stolen, "dev", "lo"]);
 
-        // And whose address it is still has it.
+        // The owner of the address still works.
         let before = server.across();
-        eventually("their flow is across again", || {
+        eventually("the kernel relays their flow again", || {
             one.send(0x4001, b"mine");
             assert_eq!(other.receive(), Some((0x4001, b"mine".to_vec())));
             server.across() > before + 20

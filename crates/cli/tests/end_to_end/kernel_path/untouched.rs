@@ -1,4 +1,5 @@
-//! What goes up for a reason behaves as with any other data path, and is counted.
+//! Packets that the kernel path passes to user space behave as with any other data path, and are
+//! counted by reason.
 
 use super::{
     PEER,
@@ -11,20 +12,20 @@ use crate::prelude::*;
 const CHANNEL: u16 = 0x4001;
 
 #[test]
-fn what_the_program_does_not_take_is_relayed_by_user_space() {
+fn packets_unsupported_by_the_kernel_use_user_space() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let server = links.serve(&[]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
         let peer = pair.peer.local_addr().expect("bound");
 
-        // Longer than a link: fragments, in and out.
+        // Longer than the MTU: fragments in both directions.
         for len in [1473, 2900] {
             pair.exchange(len);
         }
         assert!(server.passes("fragment") > 0);
 
-        // Fits in, and with four bytes more, or through a narrower link, does not fit out.
+        // Fits in, but with four bytes more, or on a smaller MTU, does not fit out.
         pair.exchange(1472);
         links.inside(&["ip", "link", "set", "p", "mtu", "1300"]);
         let long = vec![9; 1300];
@@ -45,7 +46,7 @@ fn what_the_program_does_not_take_is_relayed_by_user_space() {
         assert_eq!(received(&pair.peer).0, b"indicated");
         assert!(server.passes("not_channel_data") > 0);
 
-        // Its end of life.
+        // Expired TTL.
         pair.client.socket().set_ttl(1).expect("a TTL");
         pair.client.send(CHANNEL, b"dies here");
         assert!(is_silent(&pair.peer));
@@ -53,7 +54,7 @@ fn what_the_program_does_not_take_is_relayed_by_user_space() {
         assert!(server.passes("ttl") > 0);
         assert!(server.metrics().sum("turnpike_ttl_expired_total", "") > 0);
 
-        // Channels that are not bound, peers that have none.
+        // Unbound channels, and peers without one.
         pair.client.send(0x4009, b"unbound");
         assert!(is_silent(&pair.peer));
         assert!(server.passes("unknown_channel") + server.passes("not_channel_data") > 0);
@@ -62,14 +63,14 @@ fn what_the_program_does_not_take_is_relayed_by_user_space() {
         eventually("it was counted", || server.passes("unknown_peer") > 0);
         pair.client.receive_message().expect("a Data indication: the permission is for its address");
 
-        // And what can go across still does.
+        // Other packets still use the kernel.
         pair.settle(&server);
         assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
     });
 }
 
 #[test]
-fn a_table_that_is_full_leaves_flows_to_user_space() {
+fn flows_beyond_a_full_table_use_user_space() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let dir = turnpike_trials::Dir::new();
         let file = dir.file("turnpike.toml", "[limits]\nkernel_flows = 4\n");
@@ -82,7 +83,7 @@ fn a_table_that_is_full_leaves_flows_to_user_space() {
         assert_eq!(metrics.sum("turnpike_kernel_flows", ""), 4);
         assert_eq!(metrics.sum("turnpike_kernel_flows_limit", ""), 4);
         assert!(metrics.sum("turnpike_kernel_flows_refused_total", "") >= 2);
-        // As somebody leaves there is room for others, of whom it hears when they renew.
+        // An ended allocation makes room for others, which enter when they renew.
         pairs.remove(0).client.refresh(0);
         let peer = pairs[2].peer.local_addr().expect("bound");
         pairs[2].client.bind(CHANNEL, peer);
@@ -91,7 +92,7 @@ fn a_table_that_is_full_leaves_flows_to_user_space() {
 }
 
 #[test]
-fn who_has_a_limit_of_bits_per_second_stays_in_user_space_until_a_reload() {
+fn rate_limited_clients_stay_in_user_space_until_a_reload() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let dir = turnpike_trials::Dir::new();
         let limits = "[limits]\nbits_per_second_per_allocation = \"8M\"\nburst = 20\n";
@@ -106,7 +107,7 @@ fn who_has_a_limit_of_bits_per_second_stays_in_user_space_until_a_reload() {
             server.metrics().sum("turnpike_kernel_channels_limited_total", "") == 1
         });
         assert!(server.passes("unknown_channel") + server.passes("unknown_peer") > 0);
-        // The limit is kept.
+        // The limit still applies.
         let dropped =
             || server.metrics().sum("turnpike_dropped_datagrams_total", "reason=\"allocation_bandwidth\"");
         eventually("something is dropped", || {
@@ -121,7 +122,7 @@ fn who_has_a_limit_of_bits_per_second_stays_in_user_space_until_a_reload() {
         pair.settle(&server);
         std::fs::write(&file, limits).expect("our own file");
         server.program.signal("HUP");
-        eventually("it is in user space again", || {
+        eventually("user space relays again", || {
             let before = server.across();
             (0..20).for_each(|_| pair.exchange(20));
             server.across() == before && server.metrics().sum("turnpike_kernel_flows", "") == 0

@@ -1,4 +1,4 @@
-//! An upgrade of a server whose kernel relays: links and flows go along, and what goes across does so all the time.
+//! Upgrades with the kernel path: links and flows are handed over, and the kernel relays without interruption.
 
 use crate::prelude::*;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,8 +9,8 @@ use super::{
     run,
 };
 
-/// Datagrams of clients that went up because the kernel had no flow for them. (Those of strangers to relay ports may be of a process that
-/// tries out what its sockets can.)
+/// Client datagrams passed up for lack of a flow. (Unknown peers' datagrams to relay ports may come from a process that tests its
+/// sockets' features.)
 fn without_flow(server: &Server<'_>) -> u64 {
     server.passes("unknown_channel")
 }
@@ -19,19 +19,19 @@ fn flows(server: &Server<'_>) -> u64 {
     server.metrics().sum("turnpike_kernel_flows", "")
 }
 
-/// The very program of the tests, with other settings.
+/// A wrapper that starts the program with another setting.
 fn with_setting(dir: &Dir, setting: &str) -> String {
     started_by(dir, setting, &format!("{setting} exec"))
 }
 
-/// The same, with user space's data path in place of the kernel's.
+/// A wrapper that starts the program with a user-space data path instead of the kernel's.
 fn in_user_space(dir: &Dir) -> String {
-    // Without another process, which the sandbox does not allow.
+    // Avoids a subprocess, which the sandbox would forbid.
     let change = r#"for it; do shift; [ "$it" = kernel ] && it=gso; set -- "$@" "$it"; done"#;
     started_by(dir, "in-user-space", &format!("{change}\nexec"))
 }
 
-/// A script of this name that ends where the program begins.
+/// A script with this name that executes the program.
 fn started_by(dir: &Dir, name: &str, exec: &str) -> String {
     let program = turnpike(&[]).get_program().to_string_lossy().into_owned();
     let path = dir.file(name, format!("#!/bin/sh\n{exec} {program} \"$@\"\n"));
@@ -39,7 +39,7 @@ fn started_by(dir: &Dir, name: &str, exec: &str) -> String {
     path.display().to_string()
 }
 
-/// All that this session has relayed, and nothing else, stands in its line.
+/// The session's log line has exactly the datagrams that it relayed.
 fn ends_with_its_total(mut pair: Pair, server: &mut Server<'_>) {
     pair.exchange(20);
     pair.client.refresh(0);
@@ -50,7 +50,7 @@ fn ends_with_its_total(mut pair: Pair, server: &mut Server<'_>) {
 }
 
 #[test]
-fn what_goes_across_does_so_all_the_time_and_nothing_is_lost_or_reordered() {
+fn upgrade_keeps_kernel_relaying_without_loss_or_reordering() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--workers", "2", "--datapath", datapath]);
         let reflect = Reflect::start(PEER[0], &[]);
@@ -61,7 +61,7 @@ fn what_goes_across_does_so_all_the_time_and_nothing_is_lost_or_reordered() {
             .start();
         let goes_across = || {
             let before = server.across();
-            eventually("it goes across", || server.across() > before + 2000);
+            eventually("the kernel relays it", || server.across() > before + 2000);
         };
         goes_across();
         let before = without_flow(&server);
@@ -78,7 +78,7 @@ fn what_goes_across_does_so_all_the_time_and_nothing_is_lost_or_reordered() {
         assert_eq!(nothing, [Some(0), Some(0)], "{result}");
         eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
         assert_eq!(flows(&server), 0);
-        // The reflector has sent all back, and each process has counted its part of both ways.
+        // The reflector has returned everything, and each process has counted its part in both directions.
         let [to_peer, to_client] = ["to_peer", "to_client"].map(|direction| {
             let label = format!("direction=\"{direction}\"");
             server.metrics().sum("turnpike_relayed_datagrams_total", &label)
@@ -90,7 +90,7 @@ fn what_goes_across_does_so_all_the_time_and_nothing_is_lost_or_reordered() {
 }
 
 #[test]
-fn totals_are_exact_and_what_has_come_in_the_pause_is_relayed_in_order() {
+fn upgrade_keeps_totals_exact_and_queued_datagrams_in_order() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let mut server = links.serve(&["--datapath", datapath]);
         let mut upgraded = Upgraded::new(&server.program);
@@ -110,10 +110,10 @@ fn totals_are_exact_and_what_has_come_in_the_pause_is_relayed_in_order() {
 }
 
 #[test]
-fn a_successor_that_does_not_take_over_changes_nothing_and_one_with_another_table_has_flows_of_its_own() {
+fn failed_upgrade_keeps_flows_and_another_table_size_recreates_them() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let dir = Dir::new();
-        // Programs may be started only from where files may be read.
+        // The sandbox allows execution only in readable directories.
         let config = dir.file("turnpike.toml", "");
         let config = config.to_str().expect("our own path is UTF-8");
         let mut server = links.serve(&["-c", config, "--workers", "2"]);
@@ -142,7 +142,7 @@ fn a_successor_that_does_not_take_over_changes_nothing_and_one_with_another_tabl
 }
 
 #[test]
-fn clients_that_share_a_relayed_address_still_do() {
+fn clients_still_share_a_relayed_address_after_an_upgrade() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let mut server = links.serve(&["--shared-ports", "1"]);
         let mut upgraded = Upgraded::new(&server.program);
@@ -152,7 +152,7 @@ fn clients_that_share_a_relayed_address_still_do() {
         ends(upgraded.upgrade());
         pairs.iter_mut().for_each(|pair| pair.settle(&server));
         assert_eq!((flows(&server), without_flow(&server)), (6, before));
-        // Whoever comes now shares it too.
+        // New clients share the address too.
         let mut newcomer = Pair::apart(6);
         newcomer.settle(&server);
         assert_eq!(newcomer.client.relayed, pairs[0].client.relayed);
@@ -164,7 +164,7 @@ fn clients_that_share_a_relayed_address_still_do() {
 }
 
 #[test]
-fn limits_and_drain_hold_after_an_upgrade_as_before() {
+fn limits_and_drain_apply_after_an_upgrade() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let dir = Dir::new();
         let file = dir.file("turnpike.toml", "");
@@ -179,11 +179,11 @@ fn limits_and_drain_hold_after_an_upgrade_as_before() {
         let limits = "[limits]\nbits_per_second_per_allocation = \"8M\"\nburst = 20\n";
         fs::write(&file, limits).expect("our own file");
         signal("HUP", &upgraded);
-        eventually("it is in user space", || flows(&server) == 0);
+        eventually("user space relays it", || flows(&server) == 0);
         let before = server.across();
         (0..20).for_each(|_| pair.exchange(20));
         assert_eq!(server.across(), before);
-        // With a limit there is nothing in the kernel that could go along, and a reload takes it away as ever.
+        // With a rate limit the kernel has no flows to hand over; a reload removes the limit as usual.
         ends(upgraded.upgrade());
         (0..20).for_each(|_| pair.exchange(20));
         assert_eq!(flows(&server), 0);
@@ -191,7 +191,7 @@ fn limits_and_drain_hold_after_an_upgrade_as_before() {
         signal("HUP", &upgraded);
         pair.settle(&server);
         assert_eq!(flows(&server), 2);
-        // While it drains, what there is goes across still.
+        // During a drain the kernel still relays existing flows.
         signal("TERM", &upgraded);
         server.program.line_with("draining");
         pair.settle(&server);
@@ -201,9 +201,9 @@ fn limits_and_drain_hold_after_an_upgrade_as_before() {
 }
 
 #[test]
-fn a_server_keeps_its_data_path_whatever_its_successor_is_told() {
+fn upgraded_server_keeps_its_data_path() {
     on_links(turnpike_testkit::this_test!(), |links| {
-        // Programs may be started only from where files may be read.
+        // The sandbox allows execution only in readable directories.
         let dir = Dir::new();
         let config = dir.file("turnpike.toml", "");
         let mut server = links.serve(&["-c", config.to_str().expect("our own path is UTF-8")]);
@@ -219,7 +219,7 @@ fn a_server_keeps_its_data_path_whatever_its_successor_is_told() {
 }
 
 #[test]
-fn a_forwarder_goes_on_in_user_space_where_its_successor_is_told_so() {
+fn upgraded_forwarder_may_switch_to_user_space() {
     on_links(turnpike_testkit::this_test!(), |links| {
         links.bursts_come_whole(false);
         let reflect = Reflect::start(PEER[0], &[]);
@@ -231,8 +231,8 @@ fn a_forwarder_goes_on_in_user_space_where_its_successor_is_told_so() {
         let mut upgraded = Upgraded::new(&forward.program);
         let rate = ["--clients", "4", "--rate", "4000", "--burst", "4", "--duration", "600", "--json", "-"];
         let load = Program::start(&mut turnpike(&[&["load", "udp", &at][..], &rate].concat()));
-        // Short bursts, by sockets that gather nothing.
-        eventually("they go across", || forward.across() > 4000);
+        // Short bursts from sockets without GRO.
+        eventually("the kernel forwards them", || forward.across() > 4000);
         goes_on_in_user_space(&mut upgraded, &dir);
         let forwarded = || forward.metrics().sum("turnpike_forward_datagrams_total", "");
         let before = forwarded();

@@ -1,4 +1,4 @@
-//! VLANs: a device of one is an interface like others, and what is tagged for another passes by.
+//! VLANs: a VLAN device works like any interface, and packets tagged for another VLAN are ignored.
 
 use super::{
     CLIENT, Links, PEER, SERVER, by_each,
@@ -7,7 +7,8 @@ use super::{
 };
 use crate::prelude::*;
 
-/// A VLAN between the ends of link `p`: 10.77.NUMBER.1 inside, 10.77.NUMBER.2 outside. False, and said, where the kernel has none.
+/// Adds a VLAN to both ends of link `p`: 10.77.NUMBER.1 inside, 10.77.NUMBER.2 outside. Returns false with a message if the kernel
+/// does not support VLANs.
 fn lay(links: &Links, number: &str) -> bool {
     let name = format!("p.{number}");
     let probe = ["link", "add", "link", "p", "name", "probe", "type", "vlan", "id", "99"];
@@ -33,7 +34,7 @@ fn take_up(links: &Links, number: &str) {
 }
 
 #[test]
-fn peers_in_a_vlan_are_reached_by_its_device() {
+fn peers_in_a_vlan_are_reached_through_its_device() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         if !lay(links, "5") {
             return;
@@ -43,7 +44,7 @@ fn peers_in_a_vlan_are_reached_by_its_device() {
         let peer = bound(IpAddr::from([10, 77, 5, 2]));
         client.bind(0x4001, peer.local_addr().expect("bound"));
         let before = server.across();
-        eventually("it goes across", || {
+        eventually("the kernel relays it", || {
             client.send(0x4001, b"out");
             assert_eq!(received(&peer), (b"out".to_vec(), client.relayed));
             peer.send_to(b"in", client.relayed).expect("it leaves");
@@ -53,7 +54,7 @@ fn peers_in_a_vlan_are_reached_by_its_device() {
         let counted = |direction| {
             server.metrics().sum("turnpike_kernel_datagrams_total", &format!("direction=\"{direction}\""))
         };
-        // A VLAN's device has no driver: XDP leaves what is for it to user space, and takes what comes by it at TC.
+        // A VLAN device has no driver for XDP: user space relays towards it, and TC relays from it.
         assert_eq!(counted("to_peer") > 0, datapath == "kernel");
         assert!(counted("to_client") > 0);
         drop(server);
@@ -61,9 +62,9 @@ fn peers_in_a_vlan_are_reached_by_its_device() {
     });
 }
 
-/// Where the tag is not left to the card, it is a part of what a device of the VLAN calls its header.
+/// If the card does not insert the tag, the tag is part of the VLAN device's header.
 #[test]
-fn what_does_not_fit_into_a_vlan_is_left_to_user_space() {
+fn packets_too_long_for_a_vlan_use_user_space() {
     need!(installed("ethtool"));
     on_links(turnpike_testkit::this_test!(), |links| {
         links.inside(&["ethtool", "-K", "p", "txvlan", "off"]);
@@ -79,8 +80,8 @@ fn what_does_not_fit_into_a_vlan_is_left_to_user_space() {
             assert_eq!(client.receive(), Some((0x4001, vec![7; len])));
         };
         let before = server.across();
-        eventually("it goes across", || {
-            // With what ChannelData adds, all that fits.
+        eventually("the kernel relays it", || {
+            // Exactly fits with the ChannelData header.
             exchange(1468);
             server.across() > before + 20
         });
@@ -93,7 +94,7 @@ fn what_does_not_fit_into_a_vlan_is_left_to_user_space() {
 }
 
 #[test]
-fn what_is_tagged_for_another_vlan_is_nobodys_flow() {
+fn packets_of_another_vlan_match_no_flow() {
     need!(installed("python3"));
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
@@ -107,7 +108,7 @@ fn what_is_tagged_for_another_vlan_is_nobodys_flow() {
             server.across() > before + 20
         });
 
-        // The very same packets, of no VLAN and of one which the server's machine has no part in.
+        // Identical packets without a VLAN, and with one that the server's machine does not have.
         let (from, to) = (peer.local_addr().expect("bound"), client.relayed);
         send_frames(&[frame(links, None, from, to, b"by hand")]);
         assert_eq!(client.receive(), Some((0x4001, b"by hand".to_vec())));
@@ -119,11 +120,11 @@ fn what_is_tagged_for_another_vlan_is_nobodys_flow() {
     });
 }
 
-/// A UDP datagram in IPv4 to the server's end of link `p`, in hexadecimal digits.
+/// A UDP/IPv4 frame to the server's end of link `p`, as hexadecimal digits.
 fn frame(links: &Links, vlan: Option<u16>, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> String {
     let octets = |address: SocketAddr| match address.ip() {
         IpAddr::V4(ip) => ip.octets(),
-        IpAddr::V6(_) => panic!("IPv4 is asked for"),
+        IpAddr::V6(_) => panic!("the test uses IPv4"),
     };
     let length = |more: usize| u16::try_from(payload.len() + more).expect("short").to_be_bytes();
     let mut ip =
@@ -131,7 +132,7 @@ fn frame(links: &Links, vlan: Option<u16>, from: SocketAddr, to: SocketAddr, pay
     let sum: u32 = ip.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
     let [.., high, low] = ((sum & 0xffff) + (sum >> 16)).to_be_bytes();
     ip[10..12].copy_from_slice(&[!high, !low]);
-    // UDP needs no checksum in IPv4.
+    // The UDP checksum is optional in IPv4.
     let udp =
         [&from.port().to_be_bytes()[..], &to.port().to_be_bytes(), &length(8), &[0, 0], payload].concat();
     let link = links.link_address().replace(':', "");
@@ -140,7 +141,7 @@ fn frame(links: &Links, vlan: Option<u16>, from: SocketAddr, to: SocketAddr, pay
     format!("{link}020000000009{tag}0800{rest}")
 }
 
-/// Sends them by link `p`, as they are.
+/// Sends raw frames on link `p`.
 fn send_frames(frames: &[String]) {
     const SCRIPT: &str = "import socket, sys\n\
         link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)\n\

@@ -1,17 +1,18 @@
-//! What only `--datapath xdp` has: neighbours that user space must know, and links whose drivers cannot.
+//! Specifics of `--datapath xdp`: neighbours that user space must resolve, and links without driver
+//! support.
 
 use super::{client::received, on_links, relays::Pair, run};
 use crate::prelude::*;
 
 #[test]
-fn a_neighbour_that_is_not_known_yet_is_found_by_what_goes_up() {
+fn unknown_neighbour_is_resolved_by_user_space_traffic() {
     need!(installed("ethtool"));
     on_links(turnpike_testkit::this_test!(), |links| {
         links.behave_as_cards();
         let server = links.serve(&["--datapath", "xdp"]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
-        // The kernel forgets where the peer is, and finds it again by what user space sends.
+        // The kernel forgets the peer's link-layer address and resolves it again when user space sends.
         let before = server.passes("no_neighbour");
         links.inside(&["ip", "neigh", "flush", "dev", "p"]);
         pair.client.send(0x4001, b"where?");
@@ -27,7 +28,7 @@ fn a_neighbour_that_is_not_known_yet_is_found_by_what_goes_up() {
 }
 
 #[test]
-fn generic_xdp_has_to_be_asked_for_and_relays_too() {
+fn generic_xdp_relays_if_requested() {
     need!(installed("ethtool"));
     on_links(turnpike_testkit::this_test!(), |links| {
         links.behave_as_cards();
@@ -40,7 +41,7 @@ fn generic_xdp_has_to_be_asked_for_and_relays_too() {
 }
 
 #[test]
-fn where_no_driver_can_the_start_fails_and_says_why() {
+fn start_without_driver_support_fails_with_the_reason() {
     on_links(turnpike_testkit::this_test!(), |links| {
         for name in ["c", "p"] {
             links.inside(&["ip", "link", "del", name]);
@@ -60,9 +61,9 @@ fn where_no_driver_can_the_start_fails_and_says_why() {
     });
 }
 
-/// As it is made, a veth drops what is redirected to it, and says so to nobody.
+/// By default a veth silently drops redirected packets.
 #[test]
-fn a_veth_that_takes_nothing_is_named_with_its_remedy() {
+fn veth_that_drops_redirects_is_named_with_the_remedy() {
     need!(installed("ethtool"));
     on_links(turnpike_testkit::this_test!(), |links| {
         run("ethtool", &["-K", "c", "gro", "on"]);

@@ -1,18 +1,17 @@
-//! Several servers as one, with a Redis or Valkey between them: who goes where, what holds on all of them, and what becomes of clients while
-//! that is away.
+//! Several servers as a fleet over Redis or Valkey: redirects, fleet-wide quotas and bans, and store outages.
 
 use crate::prelude::*;
 use std::os::unix::net::UnixStream;
 
 const SECRET: &str = "of the fleet, and of at least 32 characters";
 
-/// The store, and where files of nodes are.
+/// The store and the directory of the nodes' files.
 struct World {
     server: Server,
     dir: Dir,
 }
 
-/// A node, and its socket for administrators.
+/// A node and its admin socket.
 struct Node {
     serve: Serve,
     socket: PathBuf,
@@ -23,7 +22,7 @@ impl World {
         Ok(Self { server: Server::redis()?, dir: Dir::new() })
     }
 
-    /// What it is started with; `more` are lines of `[fleet]`.
+    /// Command line of a node; `more` are lines of `[fleet]`.
     fn arguments(&self, name: &str, at: SocketAddr, more: &str) -> Vec<String> {
         let url = self.server.url(at, "");
         let text = format!("[fleet]\nurl = \"{url}\"\nsecret = \"{SECRET}\"\nnode = \"{name}\"\n{more}\n");
@@ -48,7 +47,7 @@ impl World {
 }
 
 impl Node {
-    /// What `turnpike` says to these words about this node.
+    /// Runs `turnpike` with these words against the node.
     fn told(&self, words: &[&str]) -> Finished {
         let admin = format!("unix:{}", self.socket.display());
         let arguments = [words, &["--admin", &admin]].concat();
@@ -73,7 +72,7 @@ impl Node {
             .collect()
     }
 
-    /// Waits until it knows these in these states, and the store grants quotas.
+    /// Waits until it sees these nodes in these states, and the store grants quotas.
     #[track_caller]
     fn waits_for(&self, nodes: &[(&str, &str)]) {
         let wanted: Vec<_> =
@@ -84,7 +83,7 @@ impl Node {
         });
     }
 
-    /// Status and body of what is asked over its socket.
+    /// Sends a request over its socket; returns status and body.
     fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         ask(&self.socket, method, path, body)
     }
@@ -93,7 +92,7 @@ impl Node {
         self.serve.address(V4)
     }
 
-    /// The error code that a user gets for an Allocate here; `None` for an allocation.
+    /// Error code of an Allocate; `None` if it succeeds.
     fn allocate(&self, user: &str, password: &str) -> Option<u16> {
         super::allocate(&self.serve, user, password)
     }
@@ -110,7 +109,7 @@ fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String) {
         stream,
         "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
     )
-    .expect("it takes requests");
+    .expect("the server accepts requests");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("it answers");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
@@ -120,7 +119,7 @@ fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String) {
 const BOTH: [(&str, &str); 2] = [("a", "serving"), ("b", "serving")];
 
 #[test]
-fn a_node_that_drains_sends_its_clients_to_another_which_knows_their_nonce() {
+fn draining_node_redirects_to_a_node_that_accepts_the_nonce() {
     let world = need!(World::new());
     let (a, b) = (world.node("a", ""), world.node("b", ""));
     a.waits_for(&BOTH);
@@ -158,9 +157,9 @@ fn a_node_that_drains_sends_its_clients_to_another_which_knows_their_nonce() {
     assert!(nobody.code == Some(1) && nobody.stderr.contains("there is no node"), "{}", nobody.output());
 }
 
-/// A Service of Kubernetes puts the node's address in place of its own: only the port tells who came by it.
+/// A Kubernetes Service replaces its address by the node's: only the port identifies clients of the balancer.
 #[test]
-fn who_comes_by_a_balancer_is_sent_to_the_nodes_own_port_and_who_comes_there_is_served() {
+fn clients_of_a_balancer_are_redirected_to_the_nodes_own_port() {
     let world = need!(World::new());
     let balanced = SocketAddr::new(V4, free_port(V4));
     let more = format!("redirect = \"always\"\nbalancer_ports = [{}]", balanced.port());
@@ -178,7 +177,7 @@ fn who_comes_by_a_balancer_is_sent_to_the_nodes_own_port_and_who_comes_there_is_
 }
 
 #[test]
-fn a_quota_holds_on_all_nodes_together_and_who_leaves_gives_back() {
+fn quota_is_fleet_wide_and_leaving_clients_return_it() {
     let world = need!(World::new());
     let limits = "[limits]\nallocations_per_user = 12";
     let nodes = ["a", "b", "c"].map(|name| world.node(name, limits));
@@ -191,25 +190,25 @@ fn a_quota_holds_on_all_nodes_together_and_who_leaves_gives_back() {
             None => taken[attempt % 3] += 1,
             Some(code) => codes.push(code),
         }
-        // What has been taken is told ten times a second.
+        // Counters are updated ten times a second.
         thread::sleep(Duration::from_millis(50));
     }
     let sum: u32 = taken.iter().sum();
-    assert!((12..=15).contains(&sum), "one a node more at most: {taken:?}");
+    assert!((12..=15).contains(&sum), "at most one more per node: {taken:?}");
     assert!(codes.iter().all(|code| *code == 486), "{codes:?}");
     let [a, b, _c] = nodes;
     assert_eq!(b.allocate(USER, PASSWORD), Some(486));
     a.serve.program.signal("TERM");
     a.serve.program.signal("TERM");
     assert_eq!(a.serve.program.wait(SOON).code, Some(0));
-    eventually("what the first one had can be had", || {
+    eventually("the first user's share is free", || {
         thread::sleep(Duration::from_millis(50));
         b.allocate(USER, PASSWORD).is_none()
     });
 }
 
 #[test]
-fn what_a_node_held_that_is_killed_is_given_back_by_another() {
+fn quota_of_a_killed_node_is_returned_by_another() {
     let world = need!(World::new());
     let limits = "[limits]\nallocations_per_user = 2";
     let (a, b) = (world.node("a", limits), world.node("b", limits));
@@ -222,14 +221,14 @@ fn what_a_node_held_that_is_killed_is_given_back_by_another() {
     });
     a.serve.program.signal("KILL");
     b.waits_for(&[("b", "serving")]);
-    eventually("it can be had", || {
+    eventually("the share is free", || {
         thread::sleep(Duration::from_millis(200));
         b.allocate(USER, PASSWORD).is_none()
     });
 }
 
 #[test]
-fn a_ban_holds_on_all_nodes_and_ends_sessions_there() {
+fn ban_is_fleet_wide_and_ends_sessions() {
     let world = need!(World::new());
     let (a, mut b) = (world.node("a", ""), world.node("b", ""));
     a.waits_for(&BOTH);
@@ -240,16 +239,16 @@ fn a_ban_holds_on_all_nodes_and_ends_sessions_there() {
     assert!(line.contains("reason=\"banned\""), "{line}");
     eventually("that name is refused", || b.allocate(USER, PASSWORD) == Some(403));
     assert_eq!(a.allocate(USER, PASSWORD), Some(403));
-    // Who comes later knows it too.
+    // A node that joins later knows the ban too.
     let c = world.node("c", "");
     eventually("a new node knows", || c.allocate(USER, PASSWORD) == Some(403));
     let (status, body) = b.ask("DELETE", &format!("/v1/bans?user={USER}"), "");
     assert_eq!(status, 200, "{body}");
-    eventually("it is lifted", || a.allocate(USER, PASSWORD).is_none());
+    eventually("the ban is lifted", || a.allocate(USER, PASSWORD).is_none());
 }
 
 #[test]
-fn sessions_are_listed_and_ended_at_whichever_node_somebody_asks() {
+fn any_node_lists_and_ends_sessions_of_the_fleet() {
     let world = need!(World::new());
     let (a, b) = (world.node("a", ""), world.node("b", ""));
     a.waits_for(&BOTH);
@@ -268,7 +267,7 @@ fn sessions_are_listed_and_ended_at_whichever_node_somebody_asks() {
 }
 
 #[test]
-fn a_user_who_is_removed_at_one_node_is_out_at_the_others() {
+fn user_removed_on_one_node_is_refused_on_the_others() {
     let world = need!(World::new());
     let state = world.dir.path().join("state");
     let users = format!("[store]\nstate = \"{}\"", super::path(&state));
@@ -285,7 +284,7 @@ fn a_user_who_is_removed_at_one_node_is_out_at_the_others() {
 }
 
 #[test]
-fn a_store_that_goes_changes_nothing_for_clients_and_is_found_again() {
+fn store_outage_does_not_affect_clients() {
     let world = need!(World::new());
     let proxy = Proxy::new(world.server.address);
     let mut a = world.node_at("a", proxy.address, "");
@@ -293,7 +292,7 @@ fn a_store_that_goes_changes_nothing_for_clients_and_is_found_again() {
     a.waits_for(&BOTH);
     let reflect = Reflect::start(V4, &[]);
     let session = Load::new(a.address()).to(reflect.address).with("--rate 200 --duration 15").start();
-    eventually("it is relayed", || a.serve.allocations() > 0);
+    eventually("data is relayed", || a.serve.allocations() > 0);
 
     let (status, body) = b.ask("POST", "/v1/bans", "{\"user\":\"eve\",\"seconds\":600}");
     assert_eq!(status, 201, "{body}");
@@ -325,11 +324,11 @@ fn a_store_that_goes_changes_nothing_for_clients_and_is_found_again() {
         bans.matches("mallory").count() == 501 && !bans.contains("eve")
     });
     let result = session.wait(SOON * 2).result();
-    assert_eq!(result["lost"], 0, "nobody who is relayed is disturbed: {result}");
+    assert_eq!(result["lost"], 0, "relayed traffic is not disturbed: {result}");
 }
 
 #[test]
-fn a_store_that_was_emptied_is_told_everything_again() {
+fn emptied_store_is_filled_again() {
     let world = need!(World::new());
     let limits = "[limits]\nallocations_per_user = 4";
     let (mut a, b) = (world.node("a", limits), world.node("b", limits));
@@ -352,8 +351,8 @@ fn a_store_that_was_emptied_is_told_everything_again() {
     assert!(world.server.say("FLUSHALL").contains("OK"));
     a.serve.program.line_with("each grants its equal share");
     let is_whole = || world.server.say("HGET turnpike:{turnpike}:era whole") == "$1\r\n1\r\n";
-    eventually("the store knows what all have", || {
-        assert_eq!(b.allocate(USER, PASSWORD), Some(486), "nobody gets what another node has");
+    eventually("the store has the state of all nodes", || {
+        assert_eq!(b.allocate(USER, PASSWORD), Some(486), "no node exceeds the quota");
         thread::sleep(Duration::from_millis(50));
         is_whole() && a.readiness().1 == "ok\n" && b.readiness().1 == "ok\n"
     });
@@ -362,18 +361,18 @@ fn a_store_that_was_emptied_is_told_everything_again() {
         assert_eq!(b.allocate(USER, PASSWORD), Some(486));
         thread::sleep(Duration::from_millis(50));
     }
-    eventually("the ban is kept again", || {
+    eventually("the ban is stored again", || {
         thread::sleep(Duration::from_millis(50));
         world.server.say("HLEN turnpike:{turnpike}:bans").starts_with(":1")
     });
-    // The keys are those from before.
+    // The keys are unchanged.
     let stun::Challenge { realm, nonce } = before;
     let answer =
         stun::Client::new(b.address()).allocate_once("nobody", "x", &stun::Challenge { realm, nonce });
     assert_eq!(answer.error(), Some(401), "not stale");
 }
 
-/// Ids of the sessions of a node.
+/// Session IDs of a node.
 fn ids(node: &Node) -> BTreeSet<String> {
     let sessions = node.json(&["sessions"]);
     let ids = sessions.as_array().expect("a list").iter().filter_map(|session| session["id"].as_str());
@@ -381,7 +380,7 @@ fn ids(node: &Node) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_node_that_goes_on_in_another_process_is_the_same_node() {
+fn upgraded_node_keeps_its_identity() {
     let world = need!(World::new());
     let limits = "[limits]\nallocations_per_user = 8";
     let (a, b) = (world.node("a", limits), world.node("b", limits));
@@ -393,13 +392,13 @@ fn a_node_that_goes_on_in_another_process_is_the_same_node() {
     let load = Load::new(a.address()).to(reflect.address).with_words(&clients).start();
     a.serve.wait_for_allocations(4);
     let mut taken = 0;
-    eventually("all that there may be is taken", || {
+    eventually("the quota is used up", || {
         thread::sleep(Duration::from_millis(100));
         let code = b.allocate(USER, PASSWORD);
         taken += u32::from(code.is_none());
         code == Some(486)
     });
-    assert!((4..=5).contains(&taken), "one more at most: {taken}");
+    assert!((4..=5).contains(&taken), "at most one more: {taken}");
     let (status, body) = a.ask("POST", "/v1/bans", "{\"user\":\"mallory\",\"seconds\":600}");
     assert_eq!(status, 201, "{body}");
     let sessions = ids(&a);
@@ -410,7 +409,7 @@ fn a_node_that_goes_on_in_another_process_is_the_same_node() {
         let told = world.server.say(&format!("HVALS turnpike:{{turnpike}}:held:{number}"));
         told.lines().filter(|line| !line.starts_with(['*', '$'])).map(str::to_owned).collect::<BTreeSet<_>>()
     };
-    eventually("the store knows what it has", || held().contains("4"));
+    eventually("the store has its state", || held().contains("4"));
     let stun::Challenge { realm, nonce } = stun::Client::new(a.address()).challenge().2;
 
     for drains in [false, true] {
@@ -420,7 +419,7 @@ fn a_node_that_goes_on_in_another_process_is_the_same_node() {
         }
         let old = upgraded.upgrade();
         ends(old);
-        assert_eq!(ids(&a), sessions, "they have their names still");
+        assert_eq!(ids(&a), sessions, "the sessions keep their IDs");
         a.waits_for(&[("a", if drains { "draining" } else { "serving" }), ("b", "serving")]);
         assert_eq!(of_a(&b.json(&["fleet", "status"])), before, "its number, and the keys of all");
         for node in [&a, &b] {
@@ -432,9 +431,9 @@ fn a_node_that_goes_on_in_another_process_is_the_same_node() {
             );
         }
         assert!(a.ask("GET", "/v1/bans", "").1.contains("mallory"));
-        eventually("the store knows what it has still", || held().contains("4"));
+        eventually("the store still has its state", || held().contains("4"));
         for _ in 0..5 {
-            assert_eq!(b.allocate(USER, PASSWORD), Some(486), "nobody gets what it has");
+            assert_eq!(b.allocate(USER, PASSWORD), Some(486), "the quota is not exceeded");
             thread::sleep(Duration::from_millis(100));
         }
     }
@@ -442,24 +441,24 @@ fn a_node_that_goes_on_in_another_process_is_the_same_node() {
     load.signal("INT");
     let result = load.wait(SOON).result();
     assert_eq!((&result["lost"], &result["reordered"]), (&Value::from(0), &Value::from(0)), "{result}");
-    eventually("what its clients had can be had", || {
+    eventually("the share of its clients is free", || {
         thread::sleep(Duration::from_millis(50));
         b.allocate(USER, PASSWORD).is_none()
     });
     let strange = ["has left", "node gone", "did not know this node"];
     let lines = [a.serve.program.lines(), b.serve.program.lines()].concat();
     let noticed = lines.iter().find(|line| strange.iter().any(|text| line.contains(text)));
-    assert_eq!(noticed, None, "nobody notices");
+    assert_eq!(noticed, None, "no client notices");
     assert_eq!(b.told(&["fleet", "uncordon", "a"]).code, Some(0));
     b.waits_for(&BOTH);
-    // It says goodbye as any other.
+    // Its shutdown notifies the fleet as usual.
     let told = Command::new("sh").args(["-c", &format!("kill -TERM {}", upgraded.pid())]).status();
     assert!(told.is_ok_and(|status| status.success()));
     b.waits_for(&[("b", "serving")]);
 }
 
 #[test]
-fn a_ban_reaches_sessions_that_have_stayed_in_the_process_before() {
+fn ban_ends_sessions_in_previous_processes_of_a_node() {
     let world = need!(World::new());
     let (mut a, b) = (world.node("a", ""), world.node("b", ""));
     b.waits_for(&BOTH);
@@ -469,7 +468,7 @@ fn a_ban_reaches_sessions_that_have_stayed_in_the_process_before() {
     let load = Load::new(a.serve.address_of("tcp", V4)).to(reflect.address).with_words(&over_tcp).start();
     a.serve.wait_for_allocations(1);
     let old = upgraded.upgrade();
-    assert!(lives(old), "it has a client");
+    assert!(lives(old), "a client is connected");
     let (status, body) = b.ask("POST", "/v1/bans", &format!("{{\"user\":\"{USER}\",\"seconds\":600}}"));
     assert_eq!(status, 201, "{body}");
     let line = a.serve.program.line_with("session ended");
@@ -480,7 +479,7 @@ fn a_ban_reaches_sessions_that_have_stayed_in_the_process_before() {
 }
 
 #[test]
-fn a_second_node_of_a_name_and_one_with_another_secret_are_refused() {
+fn duplicate_name_and_other_secret_are_refused() {
     let world = need!(World::new());
     let a = world.node("a", "");
     a.waits_for(&[("a", "serving")]);
@@ -502,14 +501,14 @@ fn a_second_node_of_a_name_and_one_with_another_secret_are_refused() {
     for secret in [SECRET, "xxxxxxxx"] {
         assert!(!ended.output().contains(secret), "{}", ended.output());
     }
-    assert_eq!(a.allocate(USER, PASSWORD), None, "the first one goes on");
+    assert_eq!(a.allocate(USER, PASSWORD), None, "the first node continues");
     assert_eq!(a.sees(), [("a".to_owned(), "serving".to_owned())], "a node that was refused is not listed");
     assert!(world.server.say("HEXISTS turnpike:{turnpike}:nodes b").starts_with(":0"));
 }
 
-/// A record in the store of a node with another secret: one that runs on with it, or a previous version.
+/// A node record in the store with another secret, from a running node or a previous version.
 #[test]
-fn a_node_whose_card_is_sealed_with_another_secret_is_not_listed_and_takes_no_share() {
+fn node_with_another_secret_is_ignored() {
     let world = need!(World::new());
     let a = world.node("a", "[limits]\nallocations_per_user = 12");
     a.waits_for(&[("a", "serving")]);
@@ -519,14 +518,14 @@ fn a_node_whose_card_is_sealed_with_another_secret_is_not_listed_and_takes_no_sh
     world.server.say(&format!("HSET turnpike:{{turnpike}}:nodes b \"{stamp} 9 7 0 0 0 0 0 0 0 0\""));
     for _ in 0..12 {
         assert_eq!(a.allocate(USER, PASSWORD), None);
-        // It looks at all nodes once a second.
+        // Nodes are listed once a second.
         thread::sleep(Duration::from_millis(200));
         assert_eq!(a.sees(), [("a".to_owned(), "serving".to_owned())]);
     }
 }
 
 #[test]
-fn a_node_that_starts_again_is_seen_as_it_is_from_the_first_moment() {
+fn restarted_node_is_seen_with_its_new_state_at_once() {
     let world = need!(World::new());
     let (mut a, b) = (world.node("a", ""), world.node("b", ""));
     b.waits_for(&BOTH);
@@ -534,7 +533,7 @@ fn a_node_that_starts_again_is_seen_as_it_is_from_the_first_moment() {
     a.serve.program.signal("TERM");
     a.serve.program.line_with("has left the fleet");
     let again = world.node("a", "");
-    eventually("it is back", || {
+    eventually("the node is back", || {
         let nodes = b.json(&["fleet", "status"])["nodes"].clone();
         for node in nodes.as_array().expect("a list") {
             let is_wrong = node["state"] == "full" || node["state"] == "silent" || node["max_sessions"] == 0;
@@ -558,7 +557,7 @@ fn a_node_that_starts_again_is_seen_as_it_is_from_the_first_moment() {
 }
 
 #[test]
-fn sessions_are_published_as_coturn_publishes_them() {
+fn sessions_are_published_in_coturns_format() {
     let world = need!(World::new());
     let a = world.node("a", "coturn_status = true");
     a.waits_for(&[("a", "serving")]);
@@ -573,5 +572,5 @@ fn sessions_are_published_as_coturn_publishes_them() {
     let sessions = a.json(&["sessions"]);
     let id = sessions[0]["id"].as_str().expect("a name");
     assert_eq!(a.told(&["session", "end", id]).code, Some(0));
-    eventually("it is gone", || world.server.say(&format!("EXISTS {key}")).starts_with(":0"));
+    eventually("the session is gone", || world.server.say(&format!("EXISTS {key}")).starts_with(":0"));
 }

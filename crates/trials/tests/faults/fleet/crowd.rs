@@ -1,5 +1,5 @@
-//! A crowd by three ways through the balancer: UDP, TCP and TLS, each client a user of its own. One that hears nothing for a while makes
-//! another allocation, by the balancer again.
+//! Clients over UDP, TCP and TLS through the balancer, each with its own user. A client without data for a while makes a new allocation
+//! through the balancer.
 
 use serde_json::Value;
 
@@ -11,10 +11,10 @@ use super::{
 use crate::faults::{crowd::Second, or_thorough, within};
 use turnpike_trials::{Load, Program, SOON};
 
-/// Datagrams a second of each client, there and back.
+/// Datagrams per second of each client, in each direction.
 const RATE: u32 = 2;
 
-/// Names of users, transport, and how many.
+/// Username prefix, transport, and number of clients.
 fn parts() -> [(&'static str, String, u32); 3] {
     let [udp, streams] = or_thorough([48, 6], [800, 100]);
     [
@@ -24,17 +24,16 @@ fn parts() -> [(&'static str, String, u32); 3] {
     ]
 }
 
-/// How many they are.
 pub(super) fn clients() -> u32 {
     parts().iter().map(|(_, _, count)| count).sum()
 }
 
-/// How many more come once a fault is over.
+/// Number of new clients after a fault.
 pub(super) fn newcomers() -> u32 {
     clients() / 5
 }
 
-/// Names and numbers of all users there are.
+/// Username prefixes and counts of all users.
 pub(super) fn users() -> Vec<(&'static str, u32)> {
     let own = parts().into_iter().map(|(name, _, count)| (name, count));
     own.chain([("new", newcomers()), ("late", newcomers()), ("known", 1), ("stranger", STRANGERS)]).collect()
@@ -42,7 +41,7 @@ pub(super) fn users() -> Vec<(&'static str, u32)> {
 
 pub(super) struct Crowd(Vec<(&'static str, u32, Program)>);
 
-/// What clients of one transport saw.
+/// Results of one transport.
 pub(super) struct Seen {
     pub(super) transport: &'static str,
     result: Value,
@@ -54,14 +53,14 @@ impl Seen {
         self.result[name].as_f64().map_or(0, |value| value as u64)
     }
 
-    /// Of a time in milliseconds.
+    /// Time in seconds, from a value in milliseconds.
     pub(super) fn seconds(&self, name: &str) -> f64 {
         self.result[name].as_f64().unwrap_or_default() / 1e3
     }
 }
 
 impl Crowd {
-    /// Clients that come back after so many seconds of silence.
+    /// Starts clients with this reconnect timeout in seconds.
     pub(super) fn begin(network: &Network, patience: &str) -> Self {
         let start = |(name, server, count): (&'static str, String, u32)| {
             let load = load(&server, name, count).with(&format!("--reconnect {patience} --insecure"));
@@ -70,13 +69,13 @@ impl Crowd {
         Self(parts().into_iter().map(start).collect())
     }
 
-    /// More clients over UDP.
+    /// Starts more clients over UDP.
     pub(super) fn more(network: &Network, name: &'static str) -> Self {
         let load = load(&format!("turn:{FLEET}"), name, newcomers()).with("--reconnect 5");
         Self(vec![(name, newcomers(), load.start_in(&network.clients))])
     }
 
-    /// Waits until all hear something again.
+    /// Waits until every client receives data again.
     pub(super) fn flows(&self) {
         for (name, count, load) in &self.0 {
             let seconds = || load.lines().iter().filter_map(|line| Second::of(line)).collect::<Vec<_>>();
@@ -89,7 +88,7 @@ impl Crowd {
         }
     }
 
-    /// Ends it. Nobody may be silent at the end.
+    /// Ends the clients; none may be silent at the end.
     pub(super) fn end(self) -> Vec<Seen> {
         self.0.iter().for_each(|(_, _, load)| load.signal("INT"));
         let ended = |(transport, _, load): (&'static str, u32, Program)| {

@@ -1,6 +1,6 @@
-//! Faults of a fleet: three nodes behind a balancer, clients by UDP, TCP and TLS, a user who always wants more than he may have, and one thing
-//! that breaks. Each row finds that it was broken, by what the nodes or their clients say of it meanwhile. Each test is a row of docs/dev/fleet-faults.md;
-//! `cargo xtask faults fleet --write` writes them there. Needs root, HAProxy, nftables, Redis and PostgreSQL.
+//! Faults of a fleet: three nodes behind a balancer, clients over UDP, TCP and TLS, a user who always exceeds the quota, and one fault.
+//! Each test verifies that the fault took effect, and is a row of docs/dev/fleet-faults.md; `cargo xtask faults fleet --write` writes
+//! them there. Needs root, HAProxy, nftables, Redis and PostgreSQL.
 
 mod crowd;
 mod network;
@@ -25,39 +25,38 @@ use turnpike_trials::{SOON, is_root, lives, need, skip};
 use visitors::{KNOWN, STRANGER, are_turned_away, ask, is_served};
 use watch::Watch;
 
-/// The node that breaks, where one does.
+/// The node with the fault, if the fault affects one node.
 const BROKEN: usize = 0;
-/// Another one, which is asked about it.
+/// A healthy node that reports on [`BROKEN`].
 const WITNESS: usize = 1;
 const NOBODY: [bool; NODES] = [false; NODES];
 const ALL: [bool; NODES] = [true; NODES];
-/// [`BROKEN`] and no other.
+/// Only [`BROKEN`].
 const ONE: [bool; NODES] = {
     let mut one = NOBODY;
     one[BROKEN] = true;
     one
 };
 
-/// What clients may notice.
+/// Expected effect on clients.
 #[derive(Clone, Copy, PartialEq)]
 enum Notice {
     Nothing,
     /// Some datagrams are lost.
     Loss,
-    /// All of [`BROKEN`] lose their sessions, and nobody else loses anything.
+    /// All sessions on [`BROKEN`] end; other clients lose nothing.
     End,
 }
 
-/// What has to come of a fault.
 #[derive(Clone, Copy)]
 struct Expected {
     notice: Notice,
-    /// The nodes that are without their store for so long that they go by limits of their own.
+    /// Nodes that lose the store long enough to apply local limits.
     alone: [bool; NODES],
 }
 
-/// Has a fault happen and end while a crowd talks through the fleet, and holds what comes of it against what is expected; `test` is the calling
-/// test's name with its modules. `fault` finds that it is there before it mends it, and says when that was.
+/// Runs a fault while clients send data through the fleet, and compares the effect with the expectation; `test` is the name of the calling
+/// test with its modules. `fault` verifies that it took effect before repairing it, and returns the time of the repair.
 fn on_a_fleet(
     test: &str,
     what: &'static str,
@@ -67,14 +66,16 @@ fn on_a_fleet(
 ) {
     let expected = Expected { notice, alone };
     if !is_root() {
-        return skip("only root can make machines for a fleet, and run a database as another user");
+        return skip(
+            "only root can create network namespaces for a fleet and run a database as another user",
+        );
     }
     need!(Network::is_possible());
     let name: &'static str = test.rsplit("::").next().unwrap_or_default().to_owned().leak();
     in_network_namespace(test, || {
         let mut world = need!(World::up());
         let row = Row::new(name, what);
-        // Where nobody has to come back, or it is not about the time, a machine with other things to do shall not make anybody.
+        // If no client has to reconnect, or the time does not matter, a longer timeout keeps a busy machine from causing reconnects.
         let patience = if notice == Notice::End { or_thorough("3", "1") } else { "5" };
         let crowd = Crowd::begin(&world.network, patience);
         world.are_served(clients().into());
@@ -87,16 +88,16 @@ fn on_a_fleet(
 struct Outcome {
     row: Row,
     seen: Vec<Seen>,
-    /// Sessions of each node before.
+    /// Sessions of each node before the fault.
     before: [u64; NODES],
-    /// Allocations of each node afterwards, in percent of all, and how many of the newcomers each got.
+    /// Percentage of allocations on each node afterwards, and new clients per node.
     shares: [u64; NODES],
     newcomers: [u64; NODES],
     most_in_a_second: u64,
     most_of_one_user: usize,
-    /// The nodes that have said that they go by limits of their own.
+    /// Nodes that reported local limits.
     alone: [bool; NODES],
-    /// Seconds until the fleet was whole again, once the cause was mended.
+    /// Seconds from the repair until the fleet was healthy.
     healed: f64,
 }
 
@@ -117,8 +118,8 @@ impl Outcome {
         crowd.flows();
         let most_in_a_second = watch.most_in_a_second();
 
-        // Nobody has heard of these users so far. They come when all nodes have looked at one another again: before, two might send a client to
-        // each other.
+        // New users, unknown to every node. They start after all nodes see each other again: before that, two nodes might redirect a client
+        // to each other.
         thread::sleep(Duration::from_secs(3));
         let begin = Instant::now();
         let more = Crowd::more(&world.network, "new");
@@ -133,7 +134,7 @@ impl Outcome {
         let most_of_one_user = world.greedy.most();
         let now_alone = world.times_alone();
         let alone = array::from_fn(|node| now_alone[node] > times_alone[node]);
-        // What was given up while a node could not be told ends by itself, later.
+        // Allocations abandoned while their node was unreachable expire later.
         let kept: u64 = seen.iter().map(|seen| seen.count("sessions_lost")).sum();
         within(SOON, "no session is left", || {
             world.all_allocations().iter().sum::<u64>() <= kept + NODES as u64
@@ -151,7 +152,7 @@ impl Outcome {
         self.seen.iter().map(|seen| seen.seconds(name)).fold(0.0, f64::max)
     }
 
-    /// Writes the row; fails where somebody has noticed what he may not, or nobody what a fault like this does.
+    /// Writes the row; fails if a client noticed more or less than expected.
     fn judge(mut self, Expected { notice, alone }: Expected) {
         let most = f64::from(quota());
         let beyond = ((self.most_of_one_user as f64 / most - 1.0) * 100.0).max(0.0);
@@ -183,7 +184,7 @@ impl Outcome {
         });
         println!("{fleet:#}");
         self.row.write(json!({ "clients": clients(), "log": [], "fleet": fleet }));
-        // An allocation of the greedy user may have been counted as another's.
+        // An allocation of the quota user may have been counted as another client's.
         let may_be_lost =
             if notice == Notice::End { broken.saturating_sub(1).max(1)..=broken } else { 0..=0 };
         assert!(may_be_lost.contains(&lost), "{lost} sessions were lost, and {may_be_lost:?} may have been");
@@ -193,7 +194,7 @@ impl Outcome {
                 assert_eq!(of_others, 0, "datagrams of those were lost who kept their sessions");
             }
         }
-        // On a machine with other things to do others may have been held up for as long.
+        // On a busy machine other clients may be delayed as well.
         let is_right =
             |node: usize| self.alone[node] == alone[node] || self.alone[node] && or_thorough(true, false);
         assert!(
@@ -205,15 +206,15 @@ impl Outcome {
     }
 }
 
-/// Excess of a quota in percent, where all nodes get a burst at once: `turnpike_fleet::lease` bounds it by half of the limit.
+/// Maximum excess of a quota in percent when all nodes get a burst at once: `turnpike_fleet::lease` bounds it by half of the limit.
 const MOST_BEYOND: f64 = 50.0;
 
-/// How long a store is away, and a link.
+/// Duration of outages of a store or link.
 fn a_while() {
     thread::sleep(or_thorough(Duration::from_secs(4), Duration::from_secs(8)));
 }
 
-/// Waits until these nodes and no others say that they are alone.
+/// Waits until exactly these nodes report that they are isolated.
 fn are_alone(world: &World, alone: [bool; NODES]) {
     within(SOON, &format!("of the nodes these are alone: {alone:?}"), || {
         let now: [bool; NODES] = array::from_fn(|node| world.is_alone(node));
@@ -221,7 +222,7 @@ fn are_alone(world: &World, alone: [bool; NODES]) {
     });
 }
 
-/// Waits until the other nodes and the balancer have missed [`BROKEN`].
+/// Waits until the other nodes and the balancer have noticed the loss of [`BROKEN`].
 fn is_missed(world: &World) {
     within(SOON, "the others miss it", || world.is_missed(BROKEN));
     within(SOON, "the balancer misses it", || !world.network.leads_to_all());
@@ -266,7 +267,7 @@ fn a_node_loses_its_link() {
 #[test]
 #[ignore = "thorough: cargo xtask faults fleet"]
 fn the_link_of_a_node_flaps() {
-    /// It is down for so long, and then up.
+    /// The link is down this long, then up.
     const FLAP: Duration = Duration::from_millis(300);
     on_a_fleet(
         turnpike_testkit::this_test!(),
@@ -281,7 +282,7 @@ fn the_link_of_a_node_flaps() {
                 thread::sleep(FLAP.saturating_sub(begun.elapsed()));
                 let begun = Instant::now();
                 world.network.cut(BROKEN, false);
-                within(SOON, "it answers again", || world.network.reaches(BROKEN));
+                within(SOON, "the node answers again", || world.network.reaches(BROKEN));
                 thread::sleep(FLAP.saturating_sub(begun.elapsed()));
             }
             Instant::now()
@@ -337,9 +338,9 @@ fn the_store_is_killed_and_comes_back_empty() {
             let (before, emptied) = (world.books(), world.times_emptied());
             assert!(before.is_whole && before.ring > 0, "{before:?}");
             world.redis.kill();
-            // So that nobody writes before it is looked at.
+            // Keeps nodes from writing before the store is inspected.
             world.store.refuse(true);
-            // What it may have saved by itself meanwhile.
+            // Removes a snapshot that Redis may have saved on its own.
             let _ = fs::remove_file(world.redis.dir.join("dump.rdb"));
             thread::sleep(Duration::from_millis(500));
             world.redis.start();
@@ -404,7 +405,7 @@ fn the_users_are_away() {
                 (0..NODES).all(|node| world.is_without_users(node))
             });
             a_while();
-            // As long as it is away.
+            // Refused as long as the database is away.
             are_turned_away();
             (0..NODES).for_each(|node| is_served(node, KNOWN, &[]));
             assert!((0..NODES).all(|node| world.is_without_users(node)), "a node has found the store");
@@ -412,7 +413,7 @@ fn the_users_are_away() {
             let mended = Instant::now();
             (0..NODES).for_each(|node| is_served(node, STRANGER, &[500]));
             row.note("all nodes answered 500 to unknown users and served known ones");
-            // Between two probes there are 5 s at most, and one takes 2 s at most.
+            // Probes are at most 5 s apart, and one takes at most 2 s.
             row.limit("unknown users served after, s", mended.elapsed().as_secs_f64(), 7.0);
             mended
         },
@@ -432,7 +433,7 @@ fn upgraded_node_by_node() {
             let mended = Instant::now();
             world.is_whole();
             for (node, old) in world.nodes.iter().zip(before) {
-                assert!(node.pid() != old && lives(node.pid()), "process {old} has handed over to nobody");
+                assert!(node.pid() != old && lives(node.pid()), "no process took over from {old}");
             }
             let stay = before.iter().filter(|pid| lives(**pid)).count();
             row.note(format!("{stay} old processes kept their TCP and TLS clients"));
@@ -460,18 +461,15 @@ fn drained_and_uncordoned() {
             let late = Crowd::more(&world.network, "late");
             late.flows();
             let during = world.all_allocations();
-            // The greedy user is counted a moment later.
-            assert!(
-                during[BROKEN] <= before[BROKEN] + 1,
-                "a node that drains has taken somebody: {during:?}"
-            );
+            // The quota user's allocation is counted a moment later.
+            assert!(during[BROKEN] <= before[BROKEN] + 1, "a drained node accepted a client: {during:?}");
             let late = late.end();
-            assert_eq!(late[0].count("lost"), 0, "who came meanwhile is not served well");
+            assert_eq!(late[0].count("lost"), 0, "clients that connected meanwhile are not served");
             let told = late[0].count("redirects");
             row.note(format!("{} newcomers during the drain, {told} redirected", newcomers()));
-            // For the sake of load nobody is sent away twice.
+            // A drained node redirects for load only once.
             let answers = [ask(BROKEN, KNOWN), ask(BROKEN, KNOWN)];
-            assert_eq!(answers, [Some(300); 2], "what a node says that drains");
+            assert_eq!(answers, [Some(300); 2], "answers of a drained node");
             asked(world, "uncordon");
             Instant::now()
         },

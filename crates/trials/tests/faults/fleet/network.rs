@@ -1,4 +1,4 @@
-//! The network of a fleet: clients, a router that is the balancer, and a machine for each node.
+//! Network of a fleet: clients, a router that is the balancer, and a namespace for each node.
 //!
 //! ```text
 //!  clients and their peers      this test: router, HAProxy, stores     nodes
@@ -25,21 +25,21 @@ use turnpike_testkit::{alone::run, stun};
 use turnpike_trials::{Dir, Namespace, Program, installed};
 
 pub(super) const NODES: usize = 3;
-/// Of the balancer and of each node.
+/// Port of the balancer and of each node.
 const PORT: u16 = 3478;
-/// Where clients find the fleet.
+/// Balancer address for clients.
 pub(super) const FLEET: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 78, 0, 1)), PORT);
-/// Where clients' peers are.
+/// Peers of the clients.
 pub(super) const PEERS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 78, 0, 2)), 3480);
-/// Where nodes find the stores.
+/// Stores, as seen by the nodes.
 pub(super) const STORES: Ipv4Addr = Ipv4Addr::new(10, 78, 9, 1);
 
-/// Where a node listens.
+/// Listener of a node.
 pub(super) fn node_address(node: usize) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 78, number(node), 2)), PORT)
 }
 
-/// From where the balancer speaks to a node.
+/// Balancer address that a node sees.
 pub(super) fn balancer_of(node: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 78, number(node), 1)
 }
@@ -56,17 +56,17 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// What this machine needs for it.
+    /// Returns what the machine lacks.
     pub(super) fn is_possible() -> Result<(), String> {
         ["ip", "nsenter", "nft", "haproxy"].into_iter().try_for_each(|program| installed(program).map(drop))
     }
 
-    /// In this process's namespace, which is its own.
+    /// Requires that this process has its own network namespace.
     pub(super) fn up(dir: &Dir) -> Self {
         run("ip", &["addr", "add", &format!("{STORES}/32"), "dev", "lo"]);
         fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("a namespace of our own");
         let clients = linked("c", "c", 0);
-        // A port whose node is gone is still led there for some minutes. With many ports hardly a client draws one of these.
+        // The router keeps leading a port to its dead node for some minutes. With many ports hardly a client draws one of those.
         clients.inside(&["sh", "-c", "echo 1024 65535 >/proc/sys/net/ipv4/ip_local_port_range"]);
         as_many(&clients);
         let nodes = std::array::from_fn(|node| linked(&device(node), "n", number(node)));
@@ -74,17 +74,17 @@ impl Network {
         Self { nodes, clients, router: Router::start(), _haproxy: haproxy }
     }
 
-    /// Pulls a node's cable, or puts it back.
+    /// Takes a node's link down or up.
     pub(super) fn cut(&self, node: usize, is_cut: bool) {
         run("ip", &["link", "set", "dev", &device(node), if is_cut { "down" } else { "up" }]);
     }
 
-    /// Whether a node answers by its link.
+    /// Returns true if a node answers over its link.
     pub(super) fn reaches(&self, node: usize) -> bool {
         answers(node)
     }
 
-    /// Has a node and the store of the fleet hear nothing of one another, or again; `None` for all nodes.
+    /// Blocks or unblocks traffic between a node and the fleet's store; `None` for all nodes.
     pub(super) fn partition(&self, node: Option<usize>, store: SocketAddr, is_cut: bool) {
         if !is_cut {
             return nft("delete table ip partition");
@@ -97,7 +97,7 @@ impl Network {
         ));
     }
 
-    /// Whether the balancer takes all nodes for alive.
+    /// Returns true if the balancer considers all nodes alive.
     pub(super) fn leads_to_all(&self) -> bool {
         *self.router.alive() == [true; NODES]
     }
@@ -109,12 +109,12 @@ impl Drop for Network {
     }
 }
 
-/// The router's end of a node's link.
+/// Router's end of a node's link.
 fn device(node: usize) -> String {
     format!("n{}", number(node))
 }
 
-/// A namespace at the other end of a link of ours, which leads to everything.
+/// Creates a namespace behind a link, with a default route through it.
 fn linked(ours: &str, theirs: &str, link: u8) -> Namespace {
     let namespace = Namespace::with_loopback();
     let pid = namespace.pid().to_string();
@@ -127,7 +127,7 @@ fn linked(ours: &str, theirs: &str, link: u8) -> Namespace {
     namespace
 }
 
-/// Has clients come from a hundred addresses, as they do in life: of one address only so many requests wait for the users' database at a time.
+/// Gives clients a hundred source addresses: the server limits concurrent user lookups per address.
 fn as_many(clients: &Namespace) {
     let addresses: Vec<String> = (0..100).map(|number| format!("{number} : 10.78.4.{number}")).collect();
     run("ip", &["route", "add", "10.78.4.0/24", "via", "10.78.0.2"]);
@@ -146,14 +146,14 @@ fn nft(script: &str) {
     run("nft", &[script]);
 }
 
-/// Leads each new flow of datagrams to a node that answers, by chance. Flows that there are stay where they are.
+/// Sends each new UDP flow to a random node that answers; existing flows keep their node.
 struct Router {
     alive: Mutex<[bool; NODES]>,
     ends: AtomicBool,
 }
 
 impl Router {
-    /// Asks each node five times a second; who has not answered three times is dead.
+    /// Checks each node five times a second; three missed answers mean dead.
     fn start() -> Arc<Self> {
         nft(
             "add table ip balancer; add chain ip balancer prerouting { type nat hook prerouting priority -100; }",
@@ -190,13 +190,13 @@ impl Router {
     }
 }
 
-/// Where new flows go.
+/// Sets the destinations of new flows.
 fn lead_to(alive: &[bool; NODES]) {
     let nodes: Vec<String> =
         (0..NODES).filter(|node| alive[*node]).map(|node| node_address(node).ip().to_string()).collect();
     let places: Vec<String> = nodes.iter().enumerate().map(|(place, ip)| format!("{place} : {ip}")).collect();
     let target = match nodes.as_slice() {
-        // There is nothing better to do.
+        // No better choice.
         [] => return,
         [one] => one.clone(),
         all => format!("numgen random mod {} map {{ {} }}", all.len(), places.join(", ")),
@@ -208,7 +208,7 @@ fn lead_to(alive: &[bool; NODES]) {
     ));
 }
 
-/// Whether a node answers a Binding request soon.
+/// Returns true if a node answers a Binding request in time.
 fn answers(node: usize) -> bool {
     let Ok(socket) = UdpSocket::bind((balancer_of(node), 0)) else { return false };
     let asked = socket
@@ -216,14 +216,14 @@ fn answers(node: usize) -> bool {
         .and_then(|()| socket.send(&stun::plain_message(stun::kind::BINDING, &[])));
     socket.set_read_timeout(Some(Duration::from_millis(150))).expect("not zero");
     let answered = asked.is_ok() && socket.recv(&mut [0; 512]).is_ok();
-    // Asked as often, whether refused at once or silent.
+    // Keeps the interval, whether the request is refused at once or times out.
     if !answered {
         thread::sleep(Duration::from_millis(50));
     }
     answered
 }
 
-/// Streams, TLS inside or not, as a balancer in front of TURN has them: with the client's address in front (PROXY protocol).
+/// TCP, with or without TLS inside, with the client's address in front (PROXY protocol), as load balancers do for TURN.
 fn haproxy_configuration() -> String {
     let server = |node: usize| format!("  server n{node} {} send-proxy-v2 check\n", node_address(node));
     format!(

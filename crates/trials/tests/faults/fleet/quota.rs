@@ -1,5 +1,5 @@
-//! A user who wants more than he may have: he asks all nodes for allocations, again and again, and keeps what he gets. So it shows how far a
-//! limit for all nodes together is exceeded, at each moment.
+//! A user who requests allocations at all nodes continuously and keeps them, to measure how far a fleet-wide limit is exceeded at any
+//! moment.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ use super::network::{NODES, node_address};
 
 pub(super) const GREEDY: &str = "greedy";
 
-/// Between two requests of one thread that are refused.
+/// Pause after a refusal, per thread.
 const PAUSE: Duration = Duration::from_millis(15);
 
 pub(super) struct Greedy {
@@ -35,11 +35,11 @@ struct Shared {
 struct Held {
     /// Sockets with an allocation, by node.
     sockets: [Vec<UdpSocket>; NODES],
-    /// What each node has granted him.
+    /// Allocations granted by each node.
     granted: [u64; NODES],
-    /// How often each node has lost them.
+    /// Number of times each node lost them.
     losses: [u32; NODES],
-    /// The most at a time.
+    /// Maximum number at a time.
     most: usize,
 }
 
@@ -60,30 +60,30 @@ impl Greedy {
         Self { shared, threads }
     }
 
-    /// Allocations that he has now.
+    /// Current allocations.
     pub(super) fn count(&self) -> usize {
         self.shared.held().count()
     }
 
-    /// The same at one node.
+    /// Current allocations at one node.
     pub(super) fn count_at(&self, node: usize) -> usize {
         self.shared.held().sockets[node].len()
     }
 
-    /// The most that he had at a time, since this was asked last.
+    /// Maximum number at a time since the last call.
     pub(super) fn most(&self) -> usize {
         let mut held = self.shared.held();
         let now = held.count();
         std::mem::replace(&mut held.most, now)
     }
 
-    /// How many each node has granted him so far, to be asked by another thread.
+    /// Returns a counter of allocations granted so far by node, for another thread.
     pub(super) fn granted(&self) -> impl Fn(usize) -> u64 + Send + use<> {
         let shared = Arc::clone(&self.shared);
         move |node| shared.held().granted[node]
     }
 
-    /// A node was killed, and all that he had there is gone.
+    /// Forgets the allocations of a killed node.
     pub(super) fn has_lost(&self, node: usize) {
         let mut held = self.shared.held();
         held.sockets[node].clear();
@@ -123,7 +123,7 @@ impl Shared {
                     }
                 }
                 Ok(answer) => {
-                    // With a nonce that is stale he begins anew; sent elsewhere he is there already.
+                    // A stale nonce is renewed; other redirects lead to a node that is already in use.
                     if answer.error() != Some(438) {
                         spare = Some((socket, challenge));
                     }
@@ -135,7 +135,7 @@ impl Shared {
     }
 }
 
-/// A socket that knows the nonce.
+/// Returns a socket with a nonce.
 fn challenged(node: usize) -> io::Result<(UdpSocket, stun::Challenge)> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.connect(node_address(node))?;

@@ -1,4 +1,4 @@
-//! The fleet itself: three nodes, the Redis between them, and PostgreSQL with the users of all.
+//! The fleet: three nodes, their Redis, and PostgreSQL with all users.
 
 use std::{array, fmt::Write as _, process::Command};
 
@@ -16,11 +16,11 @@ use turnpike_trials::{
     Certificate, Dir, Finished, Metrics, Program, REALM, Reflect, SOON, get_unix, turnpike,
 };
 
-/// Of all users.
+/// Password of all users.
 pub(super) const PASSWORD: &str = "pw";
 const SECRET: &str = "of this fleet, and of at least 32 characters";
 
-/// Allocations that one user may have at all nodes together.
+/// Maximum allocations of one user in the fleet.
 pub(super) fn quota() -> u32 {
     or_thorough(60, 300)
 }
@@ -31,7 +31,7 @@ pub(super) struct World {
     pub(super) redis: databases::Server,
     pub(super) postgres: databases::Server,
     pub(super) network: Network,
-    /// By which nodes reach the Redis.
+    /// Proxy between the nodes and the Redis.
     pub(super) store: Proxy,
     _reflect: Reflect,
     _users: Proxy,
@@ -39,25 +39,25 @@ pub(super) struct World {
     _dir: Dir,
 }
 
-/// What the Redis knows of the fleet.
+/// Contents of the Redis.
 #[derive(Debug)]
 pub(super) struct Books {
-    /// In all of it.
+    /// Number of keys.
     pub(super) keys: u64,
     pub(super) era: u64,
-    /// It knows what all nodes have.
+    /// True if the store has the state of all nodes.
     pub(super) is_whole: bool,
-    /// The version of the keys for nonces and tickets.
+    /// Version of the keys for nonces and tickets.
     pub(super) ring: u64,
-    /// That have beaten, and that have said who they are.
+    /// Nodes with a heartbeat and a self-description.
     pub(super) nodes: u64,
     pub(super) cards: u64,
-    /// Allocations: of all, of the realm, which is as many, and of the users, most first.
+    /// Allocation counts: total, of the realm (the same number), and of the users in descending order.
     pub(super) sums: Vec<u64>,
 }
 
 impl World {
-    /// All of it, and the user who wants too much. Or why it cannot be here.
+    /// Starts the fleet and the quota user; returns the reason if the machine cannot.
     pub(super) fn up() -> Result<Self, String> {
         let dir = Dir::new();
         let redis = databases::Server::redis()?;
@@ -86,7 +86,7 @@ impl World {
         Ok(world)
     }
 
-    /// Waits until the store knows all nodes, every node says that all are there, knows the same keys, and serves; and the balancer finds them.
+    /// Waits until the store and every node know all nodes, all have the same keys and serve, and the balancer reaches them.
     pub(super) fn is_whole(&self) {
         within(SOON * 2, "the fleet is whole", || {
             if self.redis.say("HLEN turnpike:{turnpike}:nodes") != format!(":{NODES}\r\n") {
@@ -110,7 +110,7 @@ impl World {
         });
     }
 
-    /// Waits until the greedy user has what he may have.
+    /// Waits until the quota user has used the quota.
     pub(super) fn quota_is_used(&self) {
         let most = quota() as usize;
         within(SOON * 2, "the quota can be used", || self.greedy.count() >= most - most / 20);
@@ -120,35 +120,35 @@ impl World {
         self.nodes[node].metrics_now()
     }
 
-    /// Status and words of its `/readyz`.
+    /// Status and body of the node's `/readyz`.
     pub(super) fn readiness(&self, node: usize) -> Option<(u16, String)> {
         get_unix(&self.nodes[node].admin(), "/readyz").ok()
     }
 
-    /// Allocations of all but the greedy user at a node; none at one that does not live.
+    /// Allocations at a node, excluding the quota user's; 0 if the node is down.
     pub(super) fn allocations(&self, node: usize) -> u64 {
         let all = self.metrics(node).map_or(0, |metrics| metrics.sum("turnpike_allocations", ""));
         all.saturating_sub(self.greedy.count_at(node) as u64)
     }
 
-    /// The same at all nodes.
+    /// Allocations at all nodes, excluding the quota user's.
     pub(super) fn all_allocations(&self) -> [u64; NODES] {
         array::from_fn(|node| self.allocations(node))
     }
 
-    /// Waits until so many clients have an allocation.
+    /// Waits until this many clients have an allocation.
     pub(super) fn are_served(&self, clients: u64) {
         within(SOON * 2, &format!("{clients} clients have an allocation"), || {
             self.all_allocations().iter().sum::<u64>() >= clients
         });
     }
 
-    /// How often each node has said that it goes by limits of its own, without the store.
+    /// Number of times each node has logged that it lost the store.
     pub(super) fn times_alone(&self) -> [usize; NODES] {
         self.times_said(&["this node is alone"])
     }
 
-    /// How often each node has said that the store knows no more what it was told.
+    /// Number of times each node has logged that the store lost its data.
     pub(super) fn times_emptied(&self) -> [usize; NODES] {
         self.times_said(&[
             "the fleet's store was emptied",
@@ -156,7 +156,7 @@ impl World {
         ])
     }
 
-    /// In how many lines of its log each node has said one of these.
+    /// Number of log lines of each node that contain one of these texts.
     fn times_said(&self, words: &[&str]) -> [usize; NODES] {
         array::from_fn(|node| {
             let lines = self.nodes[node].lines();
@@ -164,7 +164,7 @@ impl World {
         })
     }
 
-    /// Whether a node says wherever it can be asked, and has said in its log, that it is without the store of the fleet.
+    /// Returns true if a node reports, over HTTP and in its log, that it has lost the fleet's store.
     pub(super) fn is_alone(&self, node: usize) -> bool {
         let said = self.nodes[node].lines();
         let said = said.iter().rev().find(|line| {
@@ -175,17 +175,17 @@ impl World {
             && self.readiness(node) == Some((200, "alone\n".to_owned()))
     }
 
-    /// Whether all other nodes have missed a node's beats.
+    /// Returns true if all other nodes have missed a node's heartbeats.
     pub(super) fn is_missed(&self, node: usize) -> bool {
         self.others_know(node, "serving", NODES as u64 - 1)
     }
 
-    /// Whether all other nodes know that a node drains.
+    /// Returns true if all other nodes know that a node drains.
     pub(super) fn drains_for_others(&self, node: usize) -> bool {
         self.others_know(node, "draining", 1)
     }
 
-    /// Whether all nodes but one know so many in this state.
+    /// Returns true if all nodes except `but` see this many nodes in a state.
     fn others_know(&self, but: usize, state: &str, count: u64) -> bool {
         let label = format!("state=\"{state}\"");
         let knows = |node| {
@@ -194,16 +194,16 @@ impl World {
         (0..NODES).filter(|node| *node != but).all(knows)
     }
 
-    /// Whether a node has given the store of users up.
+    /// Returns true if a node has marked the user database as down.
     pub(super) fn is_without_users(&self, node: usize) -> bool {
         self.metrics(node).is_some_and(|metrics| metrics.sum("turnpike_store_up", "") == 0)
     }
 
-    /// What is in the Redis.
+    /// Reads the Redis.
     pub(super) fn books(&self) -> Books {
         let numbers = |words: &str| -> Vec<u64> {
             let said = self.redis.say(words);
-            // In an answer of several lines these tell of lengths.
+            // In a multi-line reply these lines are lengths.
             let values = said.lines().filter(|line| !line.starts_with(['*', '$']));
             values.filter_map(|line| line.trim_start_matches(':').parse().ok()).collect()
         };
@@ -221,19 +221,18 @@ impl World {
         }
     }
 
-    /// Ends a node at once.
     pub(super) fn kill(&mut self, node: usize) {
         self.nodes[node].kill();
         self.greedy.has_lost(node);
     }
 
-    /// What `turnpike` says to these words about this node.
+    /// Runs `turnpike` with these words against a node.
     pub(super) fn told(&self, node: usize, words: &[&str]) -> Finished {
         let admin = format!("unix:{}", self.nodes[node].admin().display());
         Program::run(&mut turnpike(&[words, &["--admin", &admin]].concat()))
     }
 
-    /// Whether `turnpike fleet status` shows all nodes as serving.
+    /// Returns true if `turnpike fleet status` shows all nodes as serving.
     fn sees_all(&self, node: usize) -> bool {
         let status = self.told(node, &["fleet", "status", "--json"]);
         let status: Value = serde_json::from_str(&status.stdout).unwrap_or_default();
@@ -242,7 +241,7 @@ impl World {
     }
 }
 
-/// What a node is called.
+/// Node name.
 pub(super) fn name(node: usize) -> String {
     format!("n{}", node + 1)
 }
@@ -265,14 +264,14 @@ fn start(
     let mut wanted = Wanted::flags(&["--workers", "1", "-c", file.to_str().expect("UTF-8")]);
     wanted.flags.extend(certificate.flags().map(str::to_owned));
     wanted.by_file = true;
-    // Nothing ends by itself while a row lasts.
+    // Keeps allocations from expiring during a row.
     wanted.environment = vec![("TURNPIKE_LIMITS_DEFAULT_LIFETIME", "600".to_owned())];
     wanted.entry = [vec!["nsenter".to_owned()], network.nodes[node].nsenter()].concat();
     let address = node_address(node);
     Server::on(address, address.ip(), wanted)
 }
 
-/// Each client's user, and the greedy one.
+/// Adds each client's user and the quota user.
 fn enter_users(postgres: &databases::Server) {
     let key = |name: &str| format!("md5({name} || ':{REALM}:{PASSWORD}')");
     let mut sql =

@@ -1,4 +1,4 @@
-//! Users who come to one node by hand, ask for an allocation and give it back at once: what is said to who is known there, and to who is not.
+//! Users who ask one node for an allocation and delete it at once, to see the answers to known and unknown users.
 
 use std::thread;
 use turnpike_testkit::stun::{self, attribute::LIFETIME, kind::REFRESH};
@@ -10,14 +10,14 @@ use super::{
 use crate::faults::within;
 use turnpike_trials::SOON;
 
-/// A user whom a row makes known to a node, if it wants to.
+/// A user that a row may make known to a node.
 pub(super) const KNOWN: &str = "known0";
 /// One of [`STRANGERS`].
 pub(super) const STRANGER: &str = "stranger0";
-/// Users who come only if a row has them come.
+/// Users who have never connected before.
 pub(super) const STRANGERS: u32 = 8;
 
-/// What a node says to a user who wants an allocation; `None` if he got one.
+/// Error code of an Allocate at a node, or `None` if it succeeds.
 pub(super) fn ask(node: usize, user: &str) -> Option<u16> {
     let client = stun::Client::from(balancer_of(node).into(), node_address(node));
     let (_, _, challenge) = client.challenge();
@@ -29,7 +29,7 @@ pub(super) fn ask(node: usize, user: &str) -> Option<u16> {
 }
 
 fn give_back(client: &stun::Client, user: &str, mut challenge: stun::Challenge) {
-    // Another nonce may have been asked for meanwhile.
+    // Repeats once for a stale nonce.
     for _ in 0..2 {
         let credentials = (user, PASSWORD, &challenge);
         client.send_raw(&stun::signed_request(REFRESH, &[(LIFETIME, &[0; 4])], credentials));
@@ -43,7 +43,7 @@ fn give_back(client: &stun::Client, user: &str, mut challenge: stun::Challenge) 
     panic!("the nonce of {user} is stale again");
 }
 
-/// Waits until a user has an allocation at a node, who may be told another one, or something of `meanwhile`, before.
+/// Waits until a user gets an allocation at a node; redirects and the codes in `meanwhile` are accepted before.
 pub(super) fn is_served(node: usize, user: &str, meanwhile: &[u16]) {
     within(SOON, &format!("node {node} serves {user}"), || match ask(node, user) {
         None => true,
@@ -52,7 +52,7 @@ pub(super) fn is_served(node: usize, user: &str, meanwhile: &[u16]) {
     });
 }
 
-/// All strangers come to all nodes, and each is answered 500: nobody can tell who they are.
+/// All strangers connect to all nodes and get a 500, because their users cannot be looked up.
 pub(super) fn are_turned_away() {
     let answers: Vec<_> = thread::scope(|scope| {
         let come = |(node, number): (usize, u32)| {

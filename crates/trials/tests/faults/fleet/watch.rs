@@ -1,4 +1,4 @@
-//! Looks at all nodes, some times a second: who gets how many allocations when.
+//! Samples allocations of all nodes several times a second.
 
 use std::{
     path::PathBuf,
@@ -25,15 +25,15 @@ struct Shared {
 
 struct Sample {
     at: Instant,
-    /// Of a node that answers.
+    /// `None` for a node that does not answer.
     nodes: [Option<Node>; NODES],
 }
 
 #[derive(Clone, Copy)]
 struct Node {
-    /// Allocations that this process has granted.
+    /// Allocations granted by this process.
     granted: i64,
-    /// Those that the greedy user has got here, from all processes.
+    /// The quota user's allocations on this node, from all processes.
     greedy: i64,
 }
 
@@ -58,7 +58,7 @@ impl Watch {
         Self { shared, thread: Some(thread) }
     }
 
-    /// The most allocations that one node has granted within a second, the greedy user's not counted.
+    /// Maximum allocations that one node granted within a second, excluding the quota user's.
     pub(super) fn most_in_a_second(&self) -> u64 {
         let of_node = |node: usize| {
             let grants = self.grants(node);
@@ -71,7 +71,7 @@ impl Watch {
         (0..NODES).map(of_node).max().and_then(|most| u64::try_from(most).ok()).unwrap_or_default()
     }
 
-    /// How many each node has granted since then, likewise.
+    /// Allocations granted by each node since `begin`, excluding the quota user's.
     pub(super) fn granted_since(&self, begin: Instant) -> [u64; NODES] {
         std::array::from_fn(|node| {
             let grants = self.grants(node);
@@ -80,13 +80,13 @@ impl Watch {
         })
     }
 
-    /// What a node has granted from one sample to the next.
+    /// Allocations granted by a node from one sample to the next.
     fn grants(&self, node: usize) -> Vec<(Instant, i64)> {
         let mut before: Option<Node> = None;
         let new = |sample: &Sample| {
             let now = sample.nodes[node]?;
             let before = before.replace(now)?;
-            // Another process has begun at zero.
+            // A new process starts at zero.
             let begun = if now.granted < before.granted { 0 } else { before.granted };
             Some((sample.at, now.granted - begun - (now.greedy - before.greedy)))
         };

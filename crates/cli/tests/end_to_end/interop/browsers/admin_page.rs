@@ -1,5 +1,5 @@
-//! The page of the admin interface in real browsers, with 10,000 sessions: what it shows is what there is, it is operated by keyboard, and
-//! axe (tests/interop/axe) finds nothing that keeps anybody from using it.
+//! The admin page in real browsers with 10,000 sessions: correct contents, keyboard operation, and no accessibility violations found by
+//! axe (tests/interop/axe).
 
 use crate::prelude::*;
 use std::sync::{Mutex, PoisonError};
@@ -10,10 +10,10 @@ use turnpike_trials::browsers::{Devtools, Driver, Marionette};
 
 const TOKEN: &str = "token-for-the-browsers-test";
 
-/// One at a time: twenty thousand sockets are enough.
+/// One test at a time: each needs twenty thousand sockets.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A server with so many sessions, and who has them.
+/// A server and clients with this many sessions.
 struct World {
     serve: Serve,
     _load: Program,
@@ -40,7 +40,7 @@ impl World {
     }
 }
 
-/// Whether so many relay sockets, and so many sockets of clients, may be open.
+/// Checks the descriptor limit for relay and client sockets.
 fn enough_descriptors(sessions: u64) -> Result<(), String> {
     let limit = turnpike_net::rlimit::raise_open_files(2 * sessions + 1000);
     if limit >= sessions + 500 {
@@ -50,12 +50,12 @@ fn enough_descriptors(sessions: u64) -> Result<(), String> {
     }
 }
 
-/// Waits until a script returns something that is neither null nor false.
+/// Waits until a script returns neither null nor false.
 fn until(page: &mut impl Driver, what: &str, script: &str) -> Value {
     eventually(what, || Some(page.run(script)).filter(|value| !value.is_null() && *value != json!(false)))
 }
 
-/// Rows of the table of this caption, as text.
+/// Script that returns the rows of the table with this caption as text.
 fn rows(caption: &str) -> String {
     format!(
         "[...document.querySelectorAll('main table')].filter((it) => it.caption.textContent === '{caption}')\
@@ -63,11 +63,12 @@ fn rows(caption: &str) -> String {
     )
 }
 
-/// For who wants to look: TURNPIKE_TEST_PICTURES=DIR keeps what there was to be seen.
+/// Saves a screenshot in the directory of TURNPIKE_TEST_PICTURES, if set.
 fn keep(page: &mut impl Driver, browser: &str, name: &str) {
     if let Some(dir) = env::var_os("TURNPIKE_TEST_PICTURES") {
         let picture = page.picture();
-        fs::write(Path::new(&dir).join(format!("{browser}-{name}.png")), picture).expect("it can be written");
+        fs::write(Path::new(&dir).join(format!("{browser}-{name}.png")), picture)
+            .expect("the picture can be written");
     }
 }
 
@@ -77,7 +78,7 @@ fn shows_ten_thousand_sessions<D: Driver>() {
     need!(enough_descriptors(SESSIONS));
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let world = World::new(SESSIONS);
-    // Somebody whose password is wrong.
+    // A client with a wrong password.
     let stranger = stun::Client::new(world.serve.address(V4));
     let (_, _, challenge) = stranger.challenge();
     assert_eq!(stranger.forge("mallory", REALM.as_bytes(), &challenge.nonce), Some(401));
@@ -88,7 +89,7 @@ fn shows_ten_thousand_sessions<D: Driver>() {
     until(&mut page, "the stream", "return document.getElementById('state').textContent === 'Live'");
     until(&mut page, "all sessions", "return document.querySelector('.tiles dd').textContent === '10,000'");
     assert_eq!(page.run("return document.getElementById('access').textContent"), "Read only");
-    // Nothing came from elsewhere, and nothing that the policy forbids was tried.
+    // The page loaded nothing from other origins and violated no content security policy.
     let strange = page.run(
         "return performance.getEntriesByType('resource').map((it) => it.name).filter((it) => !it.startsWith(location.origin))",
     );
@@ -144,7 +145,7 @@ fn shows_ten_thousand_sessions<D: Driver>() {
     );
     keep(&mut page, D::NAME, "configuration");
 
-    // The server goes; the page stays, and says so.
+    // The page stays and reports that the server is gone.
     world.serve.program.signal("KILL");
     until(&mut page, "the loss", "return document.getElementById('state').textContent === 'No connection'");
 }
@@ -166,7 +167,7 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
     let on_both = |row: &Value| second.as_array().expect("rows").contains(row);
     assert!(!first.as_array().expect("rows").iter().any(on_both), "no session is on two pages");
 
-    // The client of the first row, found by its address.
+    // The client of the first row, by address.
     let client =
         page.run("return document.querySelector('main tbody tr').cells[1].querySelector('span').textContent");
     page.run(&format!(
@@ -187,7 +188,7 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
     keep(page, D::NAME, "session");
     assert_eq!(page.run("return document.querySelector('main button.danger').disabled"), true, "it may look");
 
-    // By keyboard: the token, the question, and its answer.
+    // By keyboard: token, confirmation, result.
     page.run("document.getElementById('token-open').focus()");
     page.press("Enter");
     until(page, "a question for the token", "return document.getElementById('token-dialog').open");
@@ -205,7 +206,7 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
     assert_eq!(
         page.run("return document.activeElement.textContent"),
         "Cancel",
-        "what does no harm comes first"
+        "the harmless choice comes first"
     );
     keep(page, D::NAME, "end");
     page.press("Escape");
@@ -219,11 +220,11 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
     let announced = page.run("return document.getElementById('announcement').textContent");
     assert_eq!(announced, format!("The session of {USER} has ended."));
     let ended = || world.serve.metrics().sum("turnpike_allocations_closed_total", "reason=\"administrator\"");
-    eventually("it is counted", || ended() == 1);
+    eventually("the action is counted", || ended() == 1);
     page.run("sessionStorage.clear()");
 }
 
-/// What axe says of the page as it is, and where.
+/// Violations found by axe, with their elements.
 fn violations(page: &mut impl Driver, axe: &str) -> Value {
     page.run(&format!(
         "{axe}\n; const found = await axe.run(document, {{ resultTypes: ['violations'] }}); \
@@ -267,7 +268,7 @@ fn axe_finds_nothing<D: Driver>() {
     }
 }
 
-/// From the top, with nothing but the Tab key: each stop can be seen and has a name.
+/// Starts at the top and uses only the Tab key: each stop is visible and has a name.
 fn every_stop_of_the_keyboard_has_a_name<D: Driver>() {
     need!(D::available());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -299,7 +300,7 @@ fn every_stop_of_the_keyboard_has_a_name<D: Driver>() {
     }
 }
 
-/// Waits for a view, and shows it on a phone.
+/// Waits for a view at phone size.
 fn on_a_phone(page: &mut impl Driver, place: &str, there: &str, dark: bool) {
     page.run(&format!("location.hash = '{place}'"));
     until(page, place, there);
@@ -358,7 +359,7 @@ fn fits_a_phone<D: Driver>() {
     let addresses = "return document.querySelectorAll('td .together').length > 0";
     on_a_phone(&mut page, "#/sessions", addresses, false);
 
-    // From the reason to the key that decides it.
+    // From a refusal reason to the setting behind it.
     on_a_phone(&mut page, "#/refusals", "return document.querySelector('td .links a') !== null", false);
     let why = page.run(
         "const it = [...document.querySelectorAll('td')].find((cell) => cell.textContent.includes('no such user')); \
@@ -378,7 +379,7 @@ fn fits_a_phone<D: Driver>() {
     assert!(all.clone().all(|row| row.as_str().is_some_and(|row| row.contains("auth.users"))), "{found}");
 }
 
-/// The page has its own functions for what the commands show by `turnpike_measure::units`, and breaks no address within its port.
+/// The page formats units like `turnpike_measure::units`, and wraps no address within its port.
 fn writes_as_the_commands_do<D: Driver>() {
     need!(D::available());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Browsers: two peer connections of one page that may only meet through `serve`, with audio, video and a data channel.
+//! Browsers: two peer connections of one page that can only connect through `serve`, with audio, video and a data channel.
 
 mod admin_page;
 
@@ -6,7 +6,7 @@ use crate::prelude::*;
 
 use turnpike_trials::browsers::{Browser, Firefox, Over};
 
-/// Has a browser call itself through `serve`, and holds what it saw against what the server counted.
+/// A browser calls itself through `serve`; compares its report with the server's counters.
 fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
     need!(loopback_of(family));
     need!(B::available(over == Over::Tls));
@@ -20,7 +20,7 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
     let (browser, report) = shown::<B>(&page, &certificate, || serve.metrics());
     let received = audio_heard(&report, over);
 
-    // What is sent to a peer, the other allocation, comes back from it: each datagram counts there and back.
+    // Both ends are allocations, so each datagram counts in both directions.
     let metrics = serve.metrics();
     let relayed =
         |direction| metrics.sum("turnpike_relayed_datagrams_total", &format!("direction=\"{direction}\""));
@@ -32,7 +32,7 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
     match over {
         Over::Udp => assert_eq!((of_streams, handshakes, plain), ([0, 0], 0, 0)),
         Over::Tcp | Over::Tls => {
-            // All of it over streams: a client message each, and requests and replies besides.
+            // Over TCP the counters include one client message each, plus requests and responses.
             assert!(of_streams[0] > relayed("to_peer"), "{}", metrics.text());
             assert!(of_streams[1] > relayed("to_client"), "{}", metrics.text());
             let (of_this, of_other) =
@@ -44,7 +44,7 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
     browser.close();
 }
 
-/// Both ends met through relayed addresses alone, saw and heard each other; how many packets of audio they got.
+/// Asserts that both ends connected through relayed addresses and received media; returns the number of audio packets.
 fn audio_heard(report: &Value, over: Over) -> u64 {
     let number = |value: &Value| value.as_u64().unwrap_or_default();
     let mut received = 0;
@@ -58,12 +58,12 @@ fn audio_heard(report: &Value, over: Over) -> u64 {
     received
 }
 
-/// The same through a server on links of its own, whose kernel relays what comes on channels, from one allocation of its own to the
-/// other. `channels` says whether the browser binds any.
+/// Like `calls_itself`, on links, where the kernel relays channel data between the two allocations. `channels` is true if the browser
+/// binds channels.
 fn calls_itself_in_the_kernel<B: Browser>(test: &str, channels: bool) {
     need!(B::available(false));
     on_links(test, |links| {
-        // Firefox uses the address that leads everywhere, and no other.
+        // Firefox only uses the address of the default route.
         run("ip", &["route", "add", "default", "via", &SERVER[0].to_string()]);
         let server = links.serve(&["--realm", REALM, "--user", &format!("{USER}:{PASSWORD}")]);
         let certificate = Certificate::of_authority(&["localhost"]);
@@ -83,7 +83,7 @@ fn calls_itself_in_the_kernel<B: Browser>(test: &str, channels: bool) {
     });
 }
 
-/// Opens the page, and waits for what it reports: that all messages came back.
+/// Opens the page and waits for its report that all messages returned.
 fn shown<B: Browser>(page: &Page, certificate: &Certificate, metrics: impl Fn() -> Metrics) -> (B, Value) {
     let mut browser = B::open(&page.url(), certificate);
     let report = eventually("the page reports", || {
@@ -98,8 +98,8 @@ fn shown<B: Browser>(page: &Page, certificate: &Certificate, metrics: impl Fn() 
     (browser, report)
 }
 
-/// Has a page get its credentials by the code that docs/credentials.md tells people to use, from another origin, and call itself with
-/// them by whichever of the transports that it is told.
+/// A page from another origin gets credentials with the script in docs/credentials.md and calls itself over one of the listed
+/// transports.
 fn gets_its_credentials<B: Browser>() {
     need!(B::available(true));
     let certificate = Certificate::of_authority(&["localhost", "127.0.0.1", "::1"]);
@@ -125,7 +125,7 @@ fn gets_its_credentials<B: Browser>() {
     for end in report["ends"].as_array().expect("two of them") {
         assert_eq!((&end["local"], &end["remote"]), (&json!("relay"), &json!("relay")), "{report:#}");
     }
-    // A browser takes them all, those that it cannot use too.
+    // A browser accepts the whole list, including transports that it does not support.
     let urls: Vec<&str> =
         report["urls"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
     for (scheme, transport) in [("turn", "udp"), ("turn", "tcp"), ("turns", "tcp"), ("turns", "udp")] {
@@ -152,7 +152,7 @@ tests! {
     firefox_over_tcp_and_ipv6: calls_itself::<Firefox>(Over::Tcp, V6);
     firefox_over_tls: calls_itself::<Firefox>(Over::Tls, V4);
     chromium_in_the_kernel: calls_itself_in_the_kernel::<Chromium>("interop::browsers::chromium_in_the_kernel", true);
-    /// It sends by Send indications alone.
+    /// Firefox only sends Send indications.
     firefox_in_the_kernel: calls_itself_in_the_kernel::<Firefox>("interop::browsers::firefox_in_the_kernel", false);
     firefox_over_tls_and_ipv6: calls_itself::<Firefox>(Over::Tls, V6);
 }

@@ -1,15 +1,15 @@
-//! The clients of docs/clients.md, and both ends of a call that one of them makes with itself.
+//! The clients of docs/clients.md, and both ends of a call that a client makes with itself.
 
 use super::{call_length, credential};
 use crate::credentials::{Credential, Server};
 use crate::prelude::*;
 use turnpike_trials::browsers::Browser as _;
 
-/// Time in which every client starts its call beside all others.
+/// Time in which every client starts its call.
 const START: Duration = Duration::from_secs(60);
 
 /// A client with both ends of a call in one program. The program takes TRANSPORT HOST PORT USERNAME PASSWORD SECONDS and prints
-/// `version NAMES`, then a line for each [`Sample`].
+/// `version NAMES`, then a line per [`Sample`].
 pub(super) struct Client {
     pub(super) name: &'static str,
     /// Below `target/interop`.
@@ -18,16 +18,16 @@ pub(super) struct Client {
     script: Option<&'static str>,
     /// Arguments before TRANSPORT.
     arguments: &'static [&'static str],
-    /// Where it runs, below `target/interop`.
+    /// Working directory, below `target/interop`.
     directory: &'static str,
     pub(super) transports: &'static [(&'static str, Outcome)],
 }
 
-/// How a call is known to go. docs/clients.md has the reason where it does not hold.
+/// Expected outcome of a call. docs/clients.md explains exceptions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
     Holds,
-    /// Holds, over TCP where TLS is asked for.
+    /// Succeeds, but over TCP instead of TLS.
     Unencrypted,
     /// Ends after the default lifetime of an allocation.
     NeverRefreshes,
@@ -112,7 +112,7 @@ pub(super) struct Call {
     client: &'static str,
     pub(super) transport: &'static str,
     pub(super) expected: Outcome,
-    /// End of the name of its sessions' user.
+    /// Suffix of the username.
     user: String,
     ends: Ends,
 }
@@ -122,7 +122,7 @@ enum Ends {
     Chromium { browser: Chromium, page: Page },
 }
 
-/// Messages of both ends until a moment of the call.
+/// Messages of both ends up to a moment of the call.
 pub(super) struct Sample {
     at: Duration,
     pub(super) sent: [u64; 2],
@@ -130,7 +130,7 @@ pub(super) struct Sample {
 }
 
 impl Call {
-    /// Starts the client, unless it is missing.
+    /// Starts the client, unless it is not installed.
     pub(super) fn start(
         client: &Client,
         (transport, expected): (&'static str, Outcome),
@@ -147,7 +147,7 @@ impl Call {
         Ok(Self { client: client.name, transport, expected, user, ends })
     }
 
-    /// Transports of its sessions, as the server has them.
+    /// Transports of its sessions according to the server.
     pub(super) fn spoken(&self, server: &Server) -> BTreeSet<String> {
         let (_, sessions) = fetch(server.serve.admin(), "/v1/sessions?limit=1000").expect("it answers");
         let sessions: Value = serde_json::from_str(&sessions).expect("JSON");
@@ -157,7 +157,7 @@ impl Call {
         own.map(|session| text(session, "transport")).collect()
     }
 
-    /// Transport that its sessions are expected to have.
+    /// Expected transport of its sessions.
     pub(super) fn speaks(&self) -> Option<&'static str> {
         match self.expected {
             Holds | NeverRefreshes => Some(self.transport),
@@ -189,13 +189,13 @@ impl Call {
         }
     }
 
-    /// Is true once the last sample is there, or the client has ended.
+    /// Returns true after the last sample or the end of the client.
     pub(super) fn is_over(&mut self) -> bool {
         let last = self.samples().pop().map(|sample| sample.at);
         last >= Some(call_length()) || self.has_ended()
     }
 
-    /// Returns whether its ends hear each other before [`START`] has passed since then.
+    /// Returns true if both ends receive data before [`START`] has passed.
     pub(super) fn starts(&mut self, since: Instant) -> bool {
         while self.samples().is_empty() {
             if since.elapsed() > START || self.has_ended() {
@@ -273,7 +273,7 @@ fn chromium_version() -> String {
 }
 
 impl Sample {
-    /// A line `MS SENT RECEIVED SENT RECEIVED`. Libraries write lines of their own.
+    /// Parses a line `MS SENT RECEIVED SENT RECEIVED`; libraries print lines of their own.
     fn parse(line: &str) -> Option<Self> {
         let numbers: Vec<u64> = line.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
         let [ms, sent_a, received_a, sent_b, received_b] = numbers[..] else { return None };
@@ -285,7 +285,7 @@ impl Sample {
     }
 }
 
-/// Longest time for which one of the ends heard nothing.
+/// Longest time without data at either end.
 pub(super) fn longest_gap(samples: &[Sample]) -> Duration {
     let of_end = |end: usize| {
         let (mut heard, mut at, mut longest) = (0, Duration::ZERO, Duration::ZERO);

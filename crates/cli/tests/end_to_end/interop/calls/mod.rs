@@ -1,5 +1,5 @@
-//! Calls that outlast their credential: both ends of a client meet through `serve` alone and talk, while their credential and their nonces
-//! expire, the server reloads, and its secret is rotated and ends. `./test calls` runs them.
+//! Calls that outlast their credential: both ends of a client send data through `serve` while credentials and nonces expire, the server
+//! reloads, and its secret is rotated and removed. `./test calls` runs them.
 
 mod client;
 
@@ -8,9 +8,9 @@ use crate::prelude::*;
 use crate::credentials::{Credential, Server, Store, rotate};
 use client::{CLIENTS, Call, GSTREAMER, Outcome, longest_gap};
 
-/// Seconds that a call lasts.
+/// Duration of a call in seconds.
 const SECONDS: &str = "TURNPIKE_TEST_CALL_SECONDS";
-/// Silence that ends a call. Samples are 250 ms apart, and some twenty calls share the machine.
+/// Silence after which a call counts as ended. Samples are 250 ms apart, and some twenty calls share the machine.
 const GAP: Duration = Duration::from_secs(5);
 /// Default lifetime of an allocation.
 const LIFETIME: Duration = Duration::from_secs(600);
@@ -29,8 +29,8 @@ fn credential(user: &str, server: &Server) -> Credential {
     server.credential(&json!({ "user": user, "ttl": lifetime().as_secs() }))
 }
 
-/// Prints how a call went, as a row of docs/clients.md that `./test` shows. Returns the number of messages received, or why the call went
-/// otherwise than expected.
+/// Prints the result of a call as a row of docs/clients.md, which `./test` shows. Returns the number of messages received, or the
+/// difference from the expected outcome.
 fn report(call: &Call) -> Result<u64, String> {
     let (client, transport, samples) = (call.version(), call.transport, call.samples());
     let Some(last) = samples.last() else {
@@ -54,7 +54,7 @@ fn report(call: &Call) -> Result<u64, String> {
     }
 }
 
-/// Returns which transports its sessions have, if they are others than expected.
+/// Returns the transports of its sessions if they differ from the expected one.
 fn wrong_transport(call: &Call, server: &Server) -> Option<String> {
     let spoken = call.spoken(server);
     let is_wrong = !spoken.iter().eq(call.speaks());
@@ -65,7 +65,7 @@ fn wrong_transport(call: &Call, server: &Server) -> Option<String> {
 #[ignore = "takes twelve minutes: ./test calls"]
 fn calls_outlast_credential_nonce_reload_and_secret() {
     let (store, certificate) = (Store::new(), Certificate::of_authority(&["127.0.0.1"]));
-    // Clients have no permission for one another's own address, so that no ICE agent finds a way beside the relay.
+    // Clients have no permission for each other's own address, so no ICE agent finds a path around the relay.
     let mut server =
         store.serve_with(Some(&certificate), "[auth]\nnonce_lifetime = 60\n", &["--relay-ip", "127.0.0.2"]);
     let early = credential("early", &server);
@@ -88,7 +88,7 @@ fn calls_outlast_credential_nonce_reload_and_secret() {
     }
     let began = Instant::now();
     let go_on_until = |moment: Duration| thread::sleep(moment.saturating_sub(began.elapsed()));
-    // All of them began before, so none is due to end yet.
+    // All calls started before this point, so none is due to end.
     go_on_until(call_length() / 3);
     let mut faults: Vec<String> = calls.iter().filter_map(|call| wrong_transport(call, &server)).collect();
     server.serve.program.signal("HUP");
@@ -120,11 +120,11 @@ fn calls_outlast_credential_nonce_reload_and_secret() {
     calls.into_iter().for_each(Call::close);
 }
 
-/// libnice 0.1.21 refreshes after half of a LIFETIME in whole seconds, at once after that of 1. It renews its channel after nine minutes, and
-/// repeats a refused renewal at once.
+/// libnice 0.1.21 refreshes after half of a LIFETIME in whole seconds, that is at once for a LIFETIME of 1. It renews its channel after
+/// nine minutes, and repeats a refused renewal at once.
 #[test]
 #[ignore = "takes twelve minutes: ./test calls"]
-fn libnice_whose_session_ends_with_its_credential_is_answered_seldom() {
+fn refusals_to_libnice_with_an_expired_credential_are_limited() {
     const ENDS: usize = 2;
     let (store, certificate) = (Store::new(), Certificate::of_authority(&["127.0.0.1"]));
     let server = store.serve(Some(&certificate), "[limits]\nend_with_credential = true\n");
@@ -148,7 +148,7 @@ fn libnice_whose_session_ends_with_its_credential_is_answered_seldom() {
         "REPORT: GStreamer whose sessions end with their credential: {refreshes} Refreshes; {answered} refusals, {dropped} repeated requests dropped"
     );
     assert!(refreshes <= ENDS as u64 * 20, "{}", metrics.text());
-    // Per end: a hundred ChannelBinds at once and ten a second; few other requests.
+    // Per end: a hundred ChannelBinds at once, ten a second, and few other requests.
     assert!(answered <= ENDS as u64 * (110 + 10 * call_length().as_secs()), "{}", metrics.text());
     if call_length() >= Duration::from_secs(600) {
         assert!(dropped > 0, "{}", metrics.text());

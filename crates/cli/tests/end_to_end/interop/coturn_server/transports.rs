@@ -2,18 +2,18 @@
 
 use crate::prelude::*;
 
-/// A running turnserver with every transport, on loopback in both families; two IPv4 addresses, for RFC 5780.
+/// A turnserver with every transport, on loopback in both families; two IPv4 addresses, for RFC 5780.
 struct Turnserver {
     plain: u16,
     secure: u16,
-    /// Its own certificate, which is its own authority.
+    /// Self-signed.
     certificate: PathBuf,
     _program: Program,
     dir: Dir,
 }
 
 impl Turnserver {
-    /// Or why not.
+    /// Starts it; returns the reason if it is not installed.
     fn start() -> Result<Self, String> {
         Self::start_with(&[])
     }
@@ -45,7 +45,7 @@ impl Turnserver {
         Ok(Self { plain, secure, certificate, _program: program, dir })
     }
 
-    /// What it has written; it adds a date to the name that it was given.
+    /// Its log; turnserver adds a date to the file name.
     fn log(&self) -> String {
         let files = fs::read_dir(self.dir.path()).expect("the directory is ours").flatten();
         let logs = files.filter(|file| file.file_name().to_string_lossy().starts_with("log"));
@@ -71,7 +71,7 @@ impl Turnserver {
     }
 }
 
-/// Two ports in a row that are free for TCP and UDP: turnserver takes the next one too, for RFC 5780.
+/// Two consecutive free ports for TCP and UDP: turnserver also takes the next port, for RFC 5780.
 fn free_pair() -> u16 {
     eventually("two free ports in a row", || {
         let port = free_port(V4);
@@ -91,14 +91,14 @@ fn relays_all(transport: &str, family: std::net::IpAddr, via: &str) {
     let result = server
         .load(transport, family)
         .to(reflect.address)
-        // An odd size: on a stream ChannelData is padded.
+        // An odd size: over a stream ChannelData is padded.
         .with(&format!("--via {via} --clients 4 --rate 200 --size 121 --duration 2"))
         .run()
         .ended(0)
         .result();
     assert!(result["sent"].as_u64() >= Some(100), "{result}");
     assert_eq!(result["datapath"], transport, "{result}");
-    // A datagram may be lost; a stream loses nothing as long as the server keeps up.
+    // A datagram may be lost; a stream loses nothing while the server keeps up.
     let lost = result["lost"].as_u64().expect("a count");
     assert!(if transport == "dtls" { lost <= 20 } else { lost == 0 }, "{result}");
 }
@@ -112,12 +112,12 @@ tests! {
 }
 
 #[test]
-fn allocations_over_tls_resume_sessions_unless_told_not_to() {
+fn allocations_over_tls_resume_sessions_by_default() {
     let server = need!(Turnserver::start());
     let handshakes = |more: &[&str]| {
         let result = server
             .load("tls", V4)
-            // On a busy machine all that fits into a warm-up and more would be late for what is measured.
+            // On a busy machine a warm-up would delay the measured requests.
             .with("--mode allocate --clients 2 --rate 100 --duration 1 --warmup 0")
             .with_words(more)
             .run()
@@ -159,7 +159,7 @@ fn tcp_is_relayed_to_a_tcp_reflector() {
 }
 
 #[test]
-fn a_certificate_that_is_not_trusted_or_has_another_name_is_refused_with_a_remedy() {
+fn untrusted_or_misnamed_certificate_error_has_a_remedy() {
     let server = need!(Turnserver::start());
     let reflect = Reflect::start(V4, &[]);
     for transport in ["tls", "dtls"] {
@@ -179,7 +179,7 @@ fn a_certificate_that_is_not_trusted_or_has_another_name_is_refused_with_a_remed
 }
 
 #[test]
-fn a_closed_port_and_a_wrong_password_are_told_over_tcp() {
+fn closed_port_and_wrong_password_are_reported_over_tcp() {
     let server = need!(Turnserver::start());
     Load::new((V4, free_pair()).into())
         .with("--transport tcp --duration 1")
@@ -194,7 +194,7 @@ fn a_closed_port_and_a_wrong_password_are_told_over_tcp() {
 }
 
 #[test]
-fn probe_tells_what_coturn_has_over_every_transport() {
+fn probe_reports_coturns_features_over_every_transport() {
     let server = need!(Turnserver::start());
     let plain = server.probe(&format!("turn:127.0.0.1:{}", server.plain), &["--fail-on", "bad"]);
     // Loopback peers are allowed here.
@@ -233,7 +233,7 @@ fn probe_tells_what_coturn_has_over_every_transport() {
     assert_eq!(distrusted.result()["transports"]["tls"]["certificate"]["verifies"], false);
 }
 
-/// Left behind, its allocations would live for ten minutes, on the user's quota.
+/// Leftover allocations would count against the user's quota for ten minutes.
 #[test]
 fn probe_deletes_its_allocations() {
     let server = need!(Turnserver::start_with(&["-v"]));

@@ -1,4 +1,4 @@
-//! curl fetches from Python's http.server through the forwarder, byte for byte.
+//! curl fetches files from Python's http.server through the forwarder, byte for byte.
 
 use crate::prelude::*;
 
@@ -6,7 +6,7 @@ use crate::prelude::*;
 fn curl_gets_files_of_all_sizes() {
     let (curl, python) = (need!(installed("curl")), need!(installed("python3")));
     let dir = Dir::new();
-    // Port 0: it takes a free one, and says which.
+    // Port 0: the server picks a free port and prints it.
     let mut web = Program::start(
         Command::new(python)
             .args(["-u", "-m", "http.server", "0", "--bind", "127.0.0.1"])
@@ -34,7 +34,7 @@ fn curl_gets_files_of_all_sizes() {
             ]))
             .wait(SOON)
             .ended(0);
-            // curl makes no file of an empty answer.
+            // curl creates no file for an empty response.
             assert!(fs::read(&got).unwrap_or_default() == content, "{copy}, {size} bytes");
             let _ = fs::remove_file(&got);
         }

@@ -1,4 +1,4 @@
-//! dig to a dnsmasq of our own: hundreds of queries over UDP, long answers, TCP.
+//! dig to a local dnsmasq: hundreds of queries over UDP, long answers, TCP.
 
 use crate::prelude::*;
 use std::fmt::Write as _;
@@ -7,12 +7,12 @@ use super::{Workshop, all_installed, free_address, run};
 
 /// Host number n has the address 10.1.n/256.n%256.
 const HOSTS: u32 = 200;
-/// Programs that ask at once.
+/// Concurrent dig programs.
 const ASKERS: u32 = 3;
-/// A long answer: so many strings of 200 characters. A line of the configuration file has room for 1,024.
+/// Number of 200-character strings in a long answer. A line of the configuration file holds at most 1,024 characters.
 const LONG: usize = 4;
 
-/// A running dnsmasq that knows a few hundred names and asks nobody.
+/// A dnsmasq with a few hundred names and no upstream.
 pub(super) struct Dnsmasq {
     pub(super) address: SocketAddr,
     _program: Program,
@@ -51,7 +51,7 @@ impl Dnsmasq {
         Ok(Self { address, _program: program, _workshop: workshop })
     }
 
-    /// Each query comes from a port at random, so nearly each is a session; one try, so that a lost datagram fails the test.
+    /// Each query uses a random port, so nearly each is a session; one try, so that a lost datagram fails the test.
     pub(super) fn exercise_udp(&self, through: SocketAddr) {
         let dir = Dir::new();
         let names: String = (0..HOSTS).map(|host| format!("host{host}.test A\n")).collect();
@@ -61,8 +61,8 @@ impl Dnsmasq {
             for asker in 0..ASKERS {
                 let (names, wanted) = (&names, &wanted);
                 scope.spawn(move || {
-                    // dig sets SO_REUSEPORT: on one address two of them may get the same port at the same time, and then one
-                    // gets the other's answer.
+                    // dig sets SO_REUSEPORT: on one address two of them may get the same port at once, and one would get the
+                    // other's answer.
                     let own = format!("127.0.0.{}", 10 + asker);
                     let ended = run(dig(through).args(["-b", &own, "+notcp", "-f"]).arg(names));
                     assert_eq!(&ended.stdout.lines().collect::<Vec<_>>(), wanted);
@@ -100,7 +100,7 @@ fn long_answer() -> String {
 }
 
 #[test]
-fn queries_over_udp_are_each_answered() {
+fn every_udp_query_is_answered() {
     let server = need!(Dnsmasq::start());
     for datapath in ["basic", "mmsg", "gso"] {
         let rule = format!("udp://127.0.0.1:0={}?name=dns", server.address);
@@ -111,16 +111,16 @@ fn queries_over_udp_are_each_answered() {
             let label = format!("rule=\"dns\",direction=\"{direction}\"");
             forward.wait_for("turnpike_forward_datagrams_total", &label, queries);
         }
-        // Few of dig's random ports are taken twice.
+        // Few of dig's random ports repeat.
         let sessions = forward.metrics().sum("turnpike_forward_accepted_total", "rule=\"dns\"");
         assert!((queries * 9 / 10..=queries).contains(&sessions), "{sessions} sessions");
         forward.wait_for("turnpike_forward_dropped_datagrams_total", "rule=\"dns\"", 0);
     }
 }
 
-/// As its readers have it: both transports of a port, in a file that rinetd takes too.
+/// Both protocols of a port, as in many rinetd.conf files.
 #[test]
-fn an_unchanged_rinetd_conf_serves_both_transports() {
+fn unchanged_rinetd_conf_serves_both_protocols() {
     let server = need!(Dnsmasq::start());
     let (port, ip) = (server.address.port(), server.address.ip());
     let listen = free_port(V4);

@@ -1,4 +1,4 @@
-//! Real programs through `turnpike forward`: each with its own server, started here, and all at once through one process.
+//! Real programs through `turnpike forward`, each with its own server, and all at once through one process.
 
 mod curl;
 mod dns;
@@ -18,11 +18,11 @@ use std::{
 
 use turnpike_testkit::certificates;
 
-/// The user without rights, on all Linux systems.
+/// The unprivileged user on all Linux systems.
 const NOBODY: u32 = 65_534;
 
-/// Where a server keeps its files, and who it is: nobody where the tests run as root (initdb(1) refuses root), else ourselves. Not
-/// below `target`: a clone may lie where nobody may look.
+/// Files and user of a server: nobody if the tests run as root (initdb(1) refuses root), else the current user. Not below
+/// `target`, which another user may be unable to read.
 struct Workshop {
     path: PathBuf,
     owner: Option<u32>,
@@ -45,7 +45,7 @@ impl Workshop {
         self.path.join(name)
     }
 
-    /// Writes a file that only the server may read, as keys must be.
+    /// Writes a file that only the server may read, as required for keys.
     fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, content).expect("a fresh directory can be written");
@@ -54,7 +54,7 @@ impl Workshop {
         path
     }
 
-    /// A program run by the owner.
+    /// A command that runs as the owner.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.path).env("LC_ALL", "C");
@@ -66,7 +66,7 @@ impl Workshop {
 
     fn give(&self, path: &Path) {
         if self.owner.is_some() {
-            std::os::unix::fs::chown(path, self.owner, self.owner).expect("root may give files away");
+            std::os::unix::fs::chown(path, self.owner, self.owner).expect("root may change the owner");
         }
     }
 }
@@ -81,7 +81,7 @@ fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// Or which is missing.
+/// Returns the missing program.
 fn all_installed(programs: &[&str]) -> Result<(), String> {
     programs.iter().try_for_each(|program| installed(program).map(drop))
 }
@@ -94,19 +94,19 @@ fn run(command: &mut Command) -> Finished {
     ended
 }
 
-/// Bytes that do not repeat within any buffer, so that none can be lost or doubled unnoticed.
+/// Bytes that do not repeat within any buffer, so that a lost or repeated part is noticed.
 fn noise(len: u64) -> Vec<u8> {
     (0..len).map(|at| at.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes()[0]).collect()
 }
 
-/// The name in [`Certificate`], so that clients check it against something.
+/// Name in [`Certificate`] for the clients to verify.
 const NAME: &str = "forwarded.test";
 
-/// A key and a certificate that nobody signed but itself.
+/// A self-signed certificate and its key.
 struct Certificate {
     key: PathBuf,
     certificate: PathBuf,
-    /// The certificate as text.
+    /// PEM text of the certificate.
     pem: String,
 }
 

@@ -1,15 +1,15 @@
-//! curl to nginx: plain, TLS that ends at nginx, PROXY protocol, large bodies both ways.
+//! curl to nginx: plain, TLS terminated by nginx, PROXY protocol, large bodies in both directions.
 
 use super::{Certificate, NAME, Workshop, all_installed, free_address, noise, run};
 use crate::prelude::*;
 
 const BODY: u64 = 48 << 20;
 
-/// A running nginx with three listeners.
+/// An nginx with three listeners.
 pub(super) struct Nginx {
     pub(super) http: SocketAddr,
     pub(super) https: SocketAddr,
-    /// Expects a PROXY header and answers with the address in it.
+    /// Expects a PROXY header and answers with its client address.
     pub(super) behind_proxy: SocketAddr,
     certificate: Certificate,
     workshop: Workshop,
@@ -69,10 +69,10 @@ impl Nginx {
         Ok(Self { http, https, behind_proxy, certificate, workshop, _program: program })
     }
 
-    /// Small and large bodies, down and up, over one connection and over several.
+    /// Small and large bodies in both directions, over one connection and over several.
     pub(super) fn exercise_http(&self, through: SocketAddr) {
         let dir = Dir::new();
-        // curl keeps the connection between two files.
+        // curl reuses the connection for the second file.
         let small = run(curl().arg(format!("http://{through}/small")).arg(format!("http://{through}/small")));
         assert_eq!(small.stdout, "small\nsmall");
         self.fetches_the_large_file(&dir, curl().arg(format!("http://{through}/large")));
@@ -84,7 +84,7 @@ impl Nginx {
         assert!(stored == noise(BODY / 2), "{} bytes were stored, not the ones sent", stored.len());
     }
 
-    /// The client verifies nginx's own certificate, and gets it unchanged.
+    /// The client receives and verifies nginx's own certificate.
     pub(super) fn exercise_https(&self, through: SocketAddr) {
         let dir = Dir::new();
         let url = format!("https://{NAME}:{}/large", through.port());
@@ -94,7 +94,7 @@ impl Nginx {
             command.args(["--resolve", &resolve]).arg(&url);
             command
         };
-        // Only this certificate convinces: without it, curl refuses.
+        // Without this certificate as trust anchor curl refuses.
         let refused = Program::run(&mut command());
         assert_eq!(refused.code, Some(60), "CURLE_PEER_FAILED_VERIFICATION: {}", refused.output());
         let trusted = self.certificate.certificate.as_os_str();
@@ -111,7 +111,7 @@ impl Nginx {
         assert!(shown.stdout.contains(&self.certificate.pem), "another certificate: {}", shown.output());
     }
 
-    /// nginx hears of the client's own address and port, not of the forwarder's.
+    /// nginx sees the client's address and port instead of the forwarder's.
     pub(super) fn exercise_proxy_header(&self, through: SocketAddr) {
         let client = ["--interface", "127.0.0.77", "--write-out", "\n%{local_port}"];
         let ended = run(curl().args(client).arg(format!("http://{through}/")));
@@ -122,7 +122,7 @@ impl Nginx {
     fn fetches_the_large_file(&self, dir: &Dir, command: &mut Command) {
         let path = dir.path().join("got");
         run(command.arg("--output").arg(&path));
-        let served = fs::read(self.workshop.path("www/large")).expect("it is served from there");
+        let served = fs::read(self.workshop.path("www/large")).expect("the file is readable");
         let got = fs::read(&path).expect("curl has written it");
         assert!(got == served, "{} bytes came, not the {} that are served", got.len(), served.len());
     }
@@ -130,7 +130,7 @@ impl Nginx {
 
 fn curl() -> Command {
     let mut command = Command::new(installed("curl").unwrap_or_else(|_| Path::new("curl").to_owned()));
-    // Neither a proxy of this environment nor a file of this user.
+    // Without proxies of the environment or the user's configuration.
     command.env_clear().args(["--disable", "--silent", "--show-error", "--fail", "--noproxy", "*"]);
     command
 }
@@ -142,7 +142,7 @@ fn start(rule: impl Fn(&Nginx) -> String) -> Result<(Nginx, Forward), String> {
 }
 
 #[test]
-fn bodies_arrive_byte_for_byte_both_ways() {
+fn bodies_arrive_unchanged_in_both_directions() {
     for copy in copies() {
         let rule = |nginx: &Nginx| format!("tcp://127.0.0.1:0={}?name=web&copy={copy}", nginx.http);
         let (nginx, mut forward) = need!(start(rule));
@@ -152,13 +152,13 @@ fn bodies_arrive_byte_for_byte_both_ways() {
 }
 
 #[test]
-fn tls_passes_untouched() {
+fn tls_passes_unchanged() {
     let (nginx, mut forward) = need!(start(|nginx| format!("tcp://127.0.0.1:0={}?name=tls", nginx.https)));
     nginx.exercise_https(forward.address("rule tls"));
 }
 
 #[test]
-fn a_proxy_header_of_either_version_tells_nginx_the_client() {
+fn proxy_headers_of_both_versions_carry_the_client_address() {
     for version in ["v1", "v2"] {
         let rule = |nginx: &Nginx| format!("tcp://127.0.0.1:0={}?name=p&proxy={version}", nginx.behind_proxy);
         let (nginx, mut forward) = need!(start(rule));
@@ -166,9 +166,9 @@ fn a_proxy_header_of_either_version_tells_nginx_the_client() {
     }
 }
 
-/// curl speaks version 1 itself: what comes in is believed, and goes on as version 2.
+/// curl sends version 1; the forwarder trusts it and sends version 2.
 #[test]
-fn a_proxy_header_of_curl_is_passed_on_in_the_other_version() {
+fn incoming_proxy_header_is_forwarded_in_the_other_version() {
     let rule = |nginx: &Nginx| {
         format!("tcp://127.0.0.1:0={}?name=p&proxy_protocol_from=127.0.0.78&proxy=v2", nginx.behind_proxy)
     };

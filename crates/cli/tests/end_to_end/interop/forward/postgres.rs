@@ -1,4 +1,4 @@
-//! psql to a PostgreSQL cluster of our own: statements, large COPYs both ways, TLS with the channel bound to the certificate.
+//! psql to a local PostgreSQL cluster: statements, large COPYs in both directions, TLS with channel binding.
 
 use super::{Certificate, NAME, Workshop, all_installed, free_address, run};
 use crate::prelude::*;
@@ -6,7 +6,7 @@ use crate::prelude::*;
 const PASSWORD: &str = "forwarded";
 const ROWS: u32 = 200_000;
 
-/// A running cluster whose only user has a password.
+/// A cluster whose only user has a password.
 pub(super) struct Postgres {
     pub(super) address: SocketAddr,
     certificate: Certificate,
@@ -37,7 +37,7 @@ impl Postgres {
             format!("ssl_key_file={}", certificate.key.display()),
             "ssl=on".to_owned(),
             "fsync=off".to_owned(),
-            // Files of the cluster instead of /dev/shm, which would outlive a crash.
+            // Files of the cluster instead of /dev/shm, which would survive a crash.
             "dynamic_shared_memory_type=mmap".to_owned(),
             "shared_buffers=8MB".to_owned(),
             "log_destination=stderr".to_owned(),
@@ -49,7 +49,7 @@ impl Postgres {
         Ok(Self { address, certificate, program, _workshop: workshop })
     }
 
-    /// `prefix` keeps the tables of several runs apart.
+    /// `prefix` separates the tables of several runs.
     pub(super) fn exercise(&self, through: SocketAddr, prefix: &str) {
         let dir = Dir::new();
         let table = format!("{prefix}_words");
@@ -63,7 +63,7 @@ impl Postgres {
         let sum = u64::from(ROWS) * u64::from(ROWS + 1) / 2;
         assert!(count.starts_with(&format!("{ROWS}|{sum}|0000")), "{count}");
 
-        // The same rows by either way.
+        // The rows are identical over both connections.
         let copy = |at: SocketAddr, name: &str| {
             let path = dir.path().join(name);
             let query = format!("\\copy (select * from {table} order by number) to '{}'", path.display());
@@ -91,8 +91,8 @@ impl Postgres {
         assert_eq!(ended.stdout.lines().collect::<Vec<_>>(), wanted);
     }
 
-    /// The password exchange is bound to the server's certificate (RFC 5929, tls-server-end-point): whoever stood between with
-    /// another one would be found out.
+    /// The password exchange is bound to the server's certificate (RFC 5929, tls-server-end-point): an interceptor with
+    /// another certificate would be detected.
     fn exercise_tls(&self, through: SocketAddr) {
         let query = "select ssl, version from pg_stat_ssl where pid = pg_backend_pid()";
         let ended = run(self.psql(through, "verify-full").args(["-c", query]));
@@ -106,7 +106,7 @@ impl Postgres {
     fn psql(&self, at: SocketAddr, tls: &str) -> Command {
         let binding = if tls == "disable" { "disable" } else { "require" };
         let mut command = Command::new("psql");
-        // No file of this user: neither .psqlrc nor .pgpass.
+        // Ignores the user's .psqlrc and .pgpass.
         command.env("PGPASSWORD", PASSWORD).env("PGPASSFILE", "/dev/null");
         command.args(["-X", "-A", "-t", "-v", "ON_ERROR_STOP=1"]).arg(format!(
             "host={NAME} hostaddr={} port={} user=turnpike dbname=postgres sslmode={tls} sslrootcert={} \
@@ -119,7 +119,7 @@ impl Postgres {
     }
 }
 
-/// Killed, it would leave shared memory behind; SIGINT is its fast shutdown.
+/// SIGINT is its fast shutdown; a kill would leave shared memory behind.
 impl Drop for Postgres {
     fn drop(&mut self) {
         if self.program.has_ended() {
@@ -133,7 +133,7 @@ impl Drop for Postgres {
     }
 }
 
-/// Where initdb and postgres are: on the PATH, or where Debian keeps each version's.
+/// Directory of initdb and postgres: on the PATH, or Debian's directory of a version.
 fn programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut places: Vec<PathBuf> = versions.map(|version| version.path().join("bin")).collect();

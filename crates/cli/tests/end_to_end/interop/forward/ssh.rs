@@ -1,4 +1,4 @@
-//! ssh and scp to a sshd of our own, with keys made for the occasion.
+//! ssh and scp to a local sshd with fresh keys.
 
 use crate::prelude::*;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -7,8 +7,7 @@ use super::{all_installed, free_address, is_root, noise, run};
 
 const FILE: u64 = 8 << 20;
 
-/// A running sshd that lets in who runs the tests, and nobody else. Unlike other servers it runs as that user: only root's sshd
-/// could log in anybody else.
+/// An sshd that admits only the user who runs the tests. It runs as that user, because only root's sshd could log in others.
 pub(super) struct Sshd {
     pub(super) address: SocketAddr,
     user: String,
@@ -25,7 +24,7 @@ impl Sshd {
             return Err(format!("{user} has no shell to log in to"));
         }
         if is_root() {
-            // Where sshd locks itself up; compiled in, and made by the service that we do not start.
+            // sshd's chroot directory; compiled in, and normally created by the service.
             let _ = fs::create_dir_all("/run/sshd");
         }
         let dir = Dir::new();
@@ -35,7 +34,7 @@ impl Sshd {
         }
         let address = free_address();
         let host_key = fs::read_to_string(dir.path().join("host.pub")).expect("ssh-keygen has written it");
-        // A name of its own: behind a forwarder address and port are not the host's.
+        // A fixed name: behind a forwarder, address and port are not the host's.
         dir.file("known_hosts", format!("the-host {host_key}"));
         let here = dir.path().display();
         let conf = dir.file(
@@ -60,7 +59,7 @@ impl Sshd {
         Ok(server)
     }
 
-    /// Commands, their exit status, streams, and files both ways.
+    /// Commands, exit status, streams, and files in both directions.
     pub(super) fn exercise(&self, through: SocketAddr) {
         let ended = self.ssh(through, "echo out; echo err >&2; exit 7");
         assert_eq!((ended.code, ended.stdout.as_str()), (Some(7), "out"), "{}", ended.output());
@@ -68,7 +67,7 @@ impl Sshd {
 
         let sent = self.dir.path().join("sent");
         fs::write(&sent, noise(FILE)).expect("our own directory");
-        // A server that says much while the client says nothing, and the other way round.
+        // Much output without input, and the reverse.
         let sum = run(Command::new("sha256sum").arg(&sent)).stdout[..64].to_owned();
         let ssh = [&["ssh".to_owned()], &self.options(through)[..], &["the-host".to_owned()]].concat();
         for (pipe, remote) in [
@@ -96,7 +95,7 @@ impl Sshd {
         Program::run(Command::new("ssh").args(self.options(through)).args(["the-host", remote]))
     }
 
-    /// Of ssh and scp: nothing of this user's own configuration, and only the host key that we know.
+    /// Options of ssh and scp: no user configuration, and only the known host key.
     fn options(&self, through: SocketAddr) -> Vec<String> {
         let here = self.dir.path().display();
         let mut options = vec!["-F".to_owned(), "/dev/null".to_owned()];
@@ -118,7 +117,7 @@ impl Sshd {
     }
 }
 
-/// Name and shell of whom the tests run as.
+/// Name and shell of the current user.
 fn myself() -> Option<(String, String)> {
     let uid = fs::metadata("/proc/self").ok()?.uid().to_string();
     let users = fs::read_to_string("/etc/passwd").ok()?;

@@ -1,4 +1,4 @@
-//! One process, one file, all programs at once.
+//! All programs at once through one process with one file.
 
 use crate::prelude::*;
 use std::fmt::Write as _;
