@@ -1,4 +1,4 @@
-//! One packet in `wire`: the bytes that each datagram of a relay costs, and the MAC that each request costs.
+//! Cost of one packet in `wire`: the parsing of each relayed datagram, and the MAC of each request.
 
 use std::{hint::black_box, net::SocketAddr};
 

@@ -1,5 +1,5 @@
-//! Runs each case of [`codec`] and [`route`] [`CALLS`] times under valgrind's eyes, for `cargo xtask instructions`, which
-//! compares the counts with `budgets.toml`. Without valgrind it only checks that each case does what its name says.
+//! Runs each case of [`codec`] and [`route`] [`CALLS`] times under valgrind, for `cargo xtask instructions`, which compares
+//! the counts with `budgets.toml`. Without valgrind it only checks that each case does what its name states.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
@@ -9,7 +9,7 @@ mod route;
 
 use std::hint::black_box;
 
-/// Calls per case: enough that the counts of a hash table with a random seed come near their mean.
+/// Calls per case: enough that the counts of a randomly seeded hash table approach their mean.
 const CALLS: u32 = 2000;
 
 fn main() {
@@ -18,25 +18,25 @@ fn main() {
     route::cases(&mut bench);
 }
 
-/// What the cases are handed to, one after the other.
+/// Runs the cases in turn.
 struct Bench;
 
 impl Bench {
-    /// Counts `call`, which gives a value so that it cannot be optimised away. Prints the case's name and number of
-    /// calls, in the order in which valgrind dumps its counters.
+    /// Counts `call`, whose result prevents the optimiser from removing it. Prints the case's name and number of calls, in
+    /// the order of valgrind's dumps.
     fn case<T>(&mut self, name: &str, mut call: impl FnMut() -> T) {
         let mut body = || {
             black_box(call());
         };
-        // Whatever happens only once (features of the CPU, symbols of shared libraries, memory grown) is no cost of a packet.
+        // One-time work (CPU detection, symbol lookup, memory growth) is not part of a packet's cost.
         body();
         turnpike_counted_region(CALLS, &mut body);
         println!("{name} {CALLS}");
     }
 }
 
-/// The only function in which valgrind counts, and after each return from which it dumps: named in xtask. One copy, not
-/// inlined, called through a pointer, so that each case is measured with the same few instructions of frame.
+/// The only function that valgrind counts, with a dump after each return; xtask knows its name. A single copy, not inlined,
+/// called through a pointer, so that each case has the same few instructions of overhead.
 #[inline(never)]
 fn turnpike_counted_region(calls: u32, body: &mut dyn FnMut()) {
     for _ in 0..calls {

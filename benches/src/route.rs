@@ -1,4 +1,4 @@
-//! One packet in `turn`: each decision of the server that a client, a peer or a stranger can ask for at will.
+//! Cost of one packet in `turn`, for each decision that a client, a peer or a stranger can trigger at will.
 
 #[path = "../../crates/turn/tests/common/mod.rs"]
 mod common;
@@ -13,7 +13,7 @@ use turnpike_turn::server::{OwnEndpoints, RelayId, SharedPort, Source, Verdict};
 
 use crate::Bench;
 
-/// A peer with a permission and no channel: what it sends becomes a Data indication.
+/// A peer with a permission and no channel: its data becomes a Data indication.
 const PERMITTED: &str = "198.41.0.5:7000";
 const PAYLOAD: [u8; 120] = [7; 120];
 
@@ -25,7 +25,7 @@ pub(crate) fn cases(bench: &mut Bench) {
     requests(bench);
 }
 
-/// Whose a peer is, where 1,000 allocations share a relay socket.
+/// Owner lookup of a peer when 1,000 allocations share a relay socket.
 fn claims(bench: &mut Bench) {
     const PORT: SharedPort = SharedPort(0);
     let mut world = empty();
@@ -46,18 +46,18 @@ fn claims(bench: &mut Bench) {
     });
 }
 
-/// What an allocation relays, when it is one of `clients` on its worker.
+/// Relaying of one allocation among `clients` on its worker.
 fn relaying(bench: &mut Bench, clients: u16) {
     let (mut world, relays) = populated(clients);
     let (now, server) = (world.now, &mut world.server);
     let (bound, permitted) = (address(PEER), address(PERMITTED));
     let message = channel_data(0x4000, &PAYLOAD);
     let send = Ask::send(PEER, &PAYLOAD);
-    // The first datagram of a channel costs more than all others.
+    // The first datagram of a channel costs more than later ones.
     for (source, _) in &relays {
         let _ = server.from_client(now, source, &message);
     }
-    // A stride that visits all clients, in no order that depends on how they came.
+    // A stride that visits all clients in an order independent of their creation.
     let mut at = 0;
     let mut next = || {
         at = (at + 617) % relays.len();
@@ -80,7 +80,7 @@ fn relaying(bench: &mut Bench, clients: u16) {
         let verdict = server.from_client(now, &next().0, black_box(&send));
         assert!(matches!(verdict, Verdict::ToPeer { payload, .. } if payload.len() == PAYLOAD.len()));
     });
-    // Many: a single one whose hash happens to resemble a client's would be 30 instructions dearer.
+    // Many of them: a single one whose hash resembles a client's would cost 30 instructions more.
     let strangers: Vec<Source> = (clients + 1..=clients + 1000).map(|port| client(port).into()).collect();
     let mut stranger = 0;
     bench.case(&format!("route/stranger/{clients}"), || {
@@ -90,14 +90,14 @@ fn relaying(bench: &mut Bench, clients: u16) {
     });
 }
 
-/// What anybody may ask, and what a known client asks now and then.
+/// Unauthenticated requests, and occasional requests of known clients.
 fn requests(bench: &mut Bench) {
     let (mut world, relays) = populated(1);
     let (now, from) = (world.now, relays[0].0);
     let (binding, challenge) = (Ask::new(BINDING).bytes(), Ask::allocate().bytes());
     let refresh = Ask::refresh(600).signed(&world.credentials("alice", Scheme::Md5)).bytes();
     let stranger = client(2).into();
-    // The type of a STUN message is its first two bytes: success and error responses (RFC 8489, section 5).
+    // The first two bytes of a STUN message are its type: success and error responses (RFC 8489, section 5).
     let server = &mut world.server;
     bench.case("request/binding", || {
         let verdict = server.from_client(now, &from, black_box(&binding));
@@ -107,7 +107,7 @@ fn requests(bench: &mut Bench) {
         let verdict = server.from_client(now, &stranger, black_box(&challenge));
         assert!(matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == [0x01, 0x13]));
     });
-    // Authenticated; deriving the key from the password is the test policy's part of it.
+    // Authenticated; the test policy's part is to derive the key from the password.
     bench.case("request/refresh", || {
         let verdict = server.from_client(now, &from, black_box(&refresh));
         assert!(matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == [0x01, 0x04]));
@@ -118,7 +118,7 @@ fn requests(bench: &mut Bench) {
 fn empty() -> World {
     let policy = TestPolicy { per_user: 100_000, total: 100_000, ..TestPolicy::default() };
     let mut config = config();
-    // One listener, as most servers have: each peer is compared with them.
+    // One listener, as on most servers: each peer is compared with it.
     config.peers.own = OwnEndpoints::new([client(1).local.ip()], [], [client(1).local], 49_152..=65_535);
     World::with_policy(config, policy)
 }

@@ -1,17 +1,17 @@
-//! What the product's threads share without a lock around all of it, built once more with the types of loom, which runs threads in
-//! every order that there is and lets them see whatever their memory orderings allow. The files are the product's own: each says
-//! `crate::sync`, which is the standard library there and loom here.
+//! Models of lock-free data shared between threads, built with loom, which runs threads in every order that their memory orderings allow.
+//! The files are the product's own: they import `crate::sync`, which is the standard library there and loom here.
 //!
-//! Each function below is one model, and a test of the same name runs it. Beyond two threads and a few operations each there are too
-//! many orders to try; the smallest case of each fault has no more.
+//! Each function below is one model, run by a test of the same name. More than two threads with a few operations each have too many orders
+//! to explore; the smallest example of each fault needs no more.
 //!
-//! loom (0.7) remembers of each atomic the last access alone: an order is left out in which a thread writes what it has read before, and another
-//! had read it first. So where two threads do different things to one atomic, the model is run with each of the two in each place.
+//! loom (0.7) remembers only the last access of each atomic. It therefore misses orders in which a thread writes a value that it read
+//! earlier, if another thread read the atomic first. If two threads do different things to one atomic, the model runs with each thread in
+//! each role.
 #![cfg(not(test))] // Nor are the tests beside what is borrowed built here: they know nothing of loom.
 #![forbid(unsafe_code)]
-#![allow(dead_code, reason = "a model needs a part of what it borrows")]
+#![allow(dead_code, reason = "a model uses only part of a file")]
 #![allow(clippy::modulo_one, reason = "of one part, each key is in it")]
-#![allow(unreachable_pub, reason = "functions that are called what they show")]
+#![allow(unreachable_pub, reason = "names of models are sentences")]
 
 use loom::sync;
 
@@ -56,45 +56,45 @@ use limit::{BYTE, Limit, gained, needed_ms};
 pub use turnpike_forward::{Address, Balance, Endpoint, Host, Limits, PortRange, Rule, UnixName, ZonedIp};
 pub use turnpike_turn::server::RealmLimits;
 
-/// One part, so that it is no matter of chance who meets in it: loom wants every run alike.
+/// One shard: loom needs every run to be the same.
 const SHARDS: usize = 1;
 
-/// What [`quotas`] is told of all of them.
+/// Limits for [`quotas`].
 #[derive(Clone, Debug)]
 pub struct Config {
     pub limits: AllocationLimits,
     pub realm_limits: Vec<RealmLimits>,
 }
 
-/// What [`cache`] keeps of a user.
+/// User data for [`cache`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct UserKeys(u32);
 
-/// Where all clients of a model are.
+/// Address of all clients.
 const HOME: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
-/// So many allocations in total, and of one user.
+/// Quotas with these limits in total and per user.
 fn quotas_of(allocations: usize, allocations_per_user: usize) -> Arc<quotas::Quotas> {
     let limits = AllocationLimits { allocations, allocations_per_user, allocations_per_prefix: None };
     Arc::new(quotas::Quotas::new(&Config { limits, realm_limits: Vec::new() }))
 }
 
-/// Runs `work` in a thread of its own, with something that is shared.
+/// Runs `work` in a thread with a shared value.
 fn with<T: 'static, R: 'static>(shared: &Arc<T>, work: impl FnOnce(&T) -> R + 'static) -> JoinHandle<R> {
     let shared = Arc::clone(shared);
     thread::spawn(move || work(&shared))
 }
 
 fn join<R>(thread: JoinHandle<R>) -> R {
-    thread.join().unwrap_or_else(|_| panic!("the thread has said why"))
+    thread.join().unwrap_or_else(|_| panic!("the thread panicked"))
 }
 
-pub fn a_gauge_lets_in_no_more_than_its_limit() {
+pub fn gauge_never_exceeds_its_limit() {
     loom::model(|| {
         let shared = Arc::new((gauge::Gauge::new(1), AtomicUsize::new(0)));
         let visit = |(gauge, inside): &(gauge::Gauge, AtomicUsize)| {
             if gauge.enter() {
-                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "another is in");
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "another thread is inside");
                 inside.fetch_sub(1, Ordering::SeqCst);
                 gauge.leave();
             }
@@ -106,18 +106,18 @@ pub fn a_gauge_lets_in_no_more_than_its_limit() {
     });
 }
 
-pub fn a_gauge_refuses_nobody_for_the_sake_of_somebody_who_was_refused() {
+pub fn gauge_refuses_none_because_of_a_refused_entry() {
     loom::model(|| {
         let gauge = Arc::new(gauge::Gauge::new(1));
         assert!(gauge.enter());
         let other = with(&gauge, gauge::Gauge::enter);
         gauge.leave();
         let again = gauge.enter();
-        assert!(join(other) || again, "there was a place, and two were refused");
+        assert!(join(other) || again, "one place was free, and both were refused");
     });
 }
 
-pub fn quotas_are_never_exceeded_and_given_back_whole() {
+pub fn quotas_are_never_exceeded_and_fully_returned() {
     loom::model(|| {
         let quotas = quotas_of(1, 1);
         let visit = |quotas: &quotas::Quotas| {
@@ -130,17 +130,17 @@ pub fn quotas_are_never_exceeded_and_given_back_whole() {
         };
         let other = with(&quotas, visit);
         let own = visit(&quotas);
-        assert!(join(other) || own, "there was a place, and two were refused");
+        assert!(join(other) || own, "one place was free, and both were refused");
         assert!(quotas.held().is_empty());
         assert_eq!(quotas.acquire(UserRef::new("realm", "alice"), HOME), Ok(()));
     });
 }
 
-pub fn a_user_at_the_limit_takes_no_place_from_others() {
+pub fn user_at_the_limit_blocks_no_other_user() {
     loom::model(|| {
         let quotas = quotas_of(2, 1);
         assert_eq!(quotas.acquire(UserRef::new("realm", "alice"), HOME), Ok(()));
-        // She is refused, whatever happens meanwhile, and bob is not.
+        // Alice is refused in every order, Bob never.
         let greedy = with(&quotas, |quotas| quotas.acquire(UserRef::new("realm", "alice"), HOME));
         assert_eq!(quotas.acquire(UserRef::new("elsewhere", "alice"), HOME), Ok(()), "another user");
         assert!(join(greedy).is_err());
@@ -148,7 +148,7 @@ pub fn a_user_at_the_limit_takes_no_place_from_others() {
     });
 }
 
-pub fn a_port_that_is_taken_again_has_nothing_open_but_what_its_owner_opens() {
+pub fn reused_port_is_open_only_for_its_new_owner() {
     loom::model(|| {
         let bits = Arc::new(pool_bits::PoolBits::default());
         let (port, udp) = (50_000, RelayTransport::Udp);
@@ -157,23 +157,23 @@ pub fn a_port_that_is_taken_again_has_nothing_open_but_what_its_owner_opens() {
         let next = with(&bits, move |bits| {
             let is_its = bits.take(port);
             if is_its {
-                assert!(!bits.is_open(port, udp), "still somebody else's");
+                assert!(!bits.is_open(port, udp), "still open from its previous owner");
                 bits.opened(port, udp);
             }
             is_its
         });
         bits.free(port);
         let is_open = join(next);
-        assert_eq!(bits.is_open(port, udp), is_open, "the owner of a port has opened it, nobody else");
+        assert_eq!(bits.is_open(port, udp), is_open, "only its owner opened the port");
         assert_eq!(bits.is_taken(port), is_open);
     });
 }
 
-pub fn a_bucket_gives_each_byte_once_whoever_fills_it() {
+pub fn bucket_grants_each_byte_once() {
     loom::model(|| {
         let limits = Limits { bytes_per_second: Some(1_000_000), ..Limits::default() };
-        let rates = rate::Rates::new(&limits).unwrap_or_else(|| panic!("there is a limit"));
-        let pace = || rate::Pace::of(Some(&rates)).unwrap_or_else(|| panic!("there is a limit"));
+        let rates = rate::Rates::new(&limits).unwrap_or_else(|| panic!("a limit is set"));
+        let pace = || rate::Pace::of(Some(&rates)).unwrap_or_else(|| panic!("a limit is set"));
         let (one, another) = (pace(), pace());
         // The burst.
         assert_eq!(one.take(rate::UP, u64::MAX, 1), 100_000);
@@ -184,7 +184,7 @@ pub fn a_bucket_gives_each_byte_once_whoever_fills_it() {
     });
 }
 
-pub fn the_version_of_a_name_is_never_ahead_of_its_answer() {
+pub fn version_of_a_name_is_never_ahead_of_its_answer() {
     loom::model(|| {
         let name = Arc::new(resolver::Name::new("name.example", true));
         let answer = |last: u8| vec![ZonedIp::from([192, 0, 2, last])];
@@ -192,7 +192,7 @@ pub fn the_version_of_a_name_is_never_ahead_of_its_answer() {
             name.set(Ok(answer(1)));
             name.set(Ok(answer(2)));
         });
-        // As a rule takes the answer: the version first.
+        // Reads the version first, as a rule does.
         let version = name.version();
         let last = name.addresses().first().map_or(0, |ip| match ip.ip() {
             IpAddr::V4(ip) => u32::from(ip.octets()[3]),
@@ -204,17 +204,17 @@ pub fn the_version_of_a_name_is_never_ahead_of_its_answer() {
     });
 }
 
-/// A pool of so many bits a second, in which so much is to begin with.
+/// A pool with this rate in bits per second and this initial amount.
 fn pool_of(rate: u64, burst: i64) -> Arc<pool::Pool> {
     Arc::new(pool::Pool::new(Limit { rate, burst }, 0))
 }
 
-/// All that there is at that time.
+/// Takes everything available at that time.
 fn take_all(pool: &pool::Pool, now_ms: u64) -> i64 {
     pool.take(Way::ToPeer, i64::MAX, 0, now_ms)
 }
 
-pub fn a_pool_gives_what_it_gains_once_whoever_fills_it() {
+pub fn pool_grants_each_gain_once() {
     loom::model(|| {
         let pool = pool_of(1000, 10_000);
         assert_eq!(take_all(&pool, 0), 10_000, "the burst");
@@ -225,32 +225,32 @@ pub fn a_pool_gives_what_it_gains_once_whoever_fills_it() {
     });
 }
 
-pub fn what_a_worker_has_leased_and_not_given_out_is_the_pools_again() {
+pub fn unused_part_of_a_lease_returns_to_the_pool() {
     loom::model(|| {
         let burst = 6 * 2048 * BYTE;
         let pool = pool_of(1, burst);
-        // Each leases a slice, of which a part passes.
+        // Each thread leases a slice and uses part of it.
         let visit = |pool: &Arc<pool::Pool>, now_ms| {
             let lease = pool::Lease::new(Arc::clone(pool));
-            assert_eq!(lease.offers(Way::ToPeer, BYTE, 0, now_ms), BYTE, "there is enough");
+            assert_eq!(lease.offers(Way::ToPeer, BYTE, 0, now_ms), BYTE, "the pool has enough");
             lease.spend(Way::ToPeer, BYTE, 0);
         };
         let shared = Arc::new(Arc::clone(&pool));
         let other = with(&shared, move |pool| visit(pool, 1));
         visit(&pool, 0);
         join(other);
-        // What is gained while it is full is nobody's.
+        // A full pool gains nothing.
         let left = take_all(&pool, 1);
         assert!((burst - 2 * BYTE..=burst - 2 * BYTE + 1).contains(&left), "{left} of {burst}");
     });
 }
 
-pub fn a_share_is_no_larger_than_what_all_who_ask_leave() {
+pub fn shares_do_not_exceed_the_pool() {
     loom::model(|| {
         let pool = pool_of(120, 10_000);
         let asks = |pool: &pool::Pool, period| pool.join(Way::ToPeer, period, pool::WHOLE);
         (0..3).for_each(|_| asks(&pool, 1));
-        // The next period begins with whoever comes first.
+        // The first request starts the next period.
         let ask = move |pool: &pool::Pool| {
             asks(pool, 2);
             let share = pool.share(Way::ToPeer);
@@ -259,7 +259,7 @@ pub fn a_share_is_no_larger_than_what_all_who_ask_leave() {
         let other = with(&pool, ask);
         ask(&pool);
         join(other);
-        // Each is counted once, in the period that ended or in the one that began.
+        // Each request counts once, in the old period or in the new one.
         let before = pool.share(Way::ToPeer);
         asks(&pool, 3);
         let shares = (before, pool.share(Way::ToPeer));
@@ -267,14 +267,14 @@ pub fn a_share_is_no_larger_than_what_all_who_ask_leave() {
     });
 }
 
-pub fn a_worker_that_is_a_period_late_makes_no_share_vanish() {
+pub fn late_worker_does_not_lose_a_share() {
     for [own, other] in [[2, 3], [3, 2]] {
         loom::model(move || {
             let pool = pool_of(120, 10_000);
             let asks = |pool: &pool::Pool, period| pool.join(Way::ToPeer, period, pool::WHOLE);
             let is_one_of_five = |pool: &pool::Pool| {
                 let share = pool.share(Way::ToPeer);
-                assert!(share >= 120 / 5, "{share} bits of 120, and five have asked");
+                assert!(share >= 120 / 5, "{share} bits of 120 for five requests");
             };
             (0..3).for_each(|_| asks(&pool, 1));
             let worker = with(&pool, move |pool| asks(pool, other));
@@ -283,12 +283,12 @@ pub fn a_worker_that_is_a_period_late_makes_no_share_vanish() {
             join(worker);
             is_one_of_five(&pool);
             asks(&pool, 9);
-            assert_eq!(pool.share(Way::ToPeer), 120, "whoever asked long ago counts no more");
+            assert_eq!(pool.share(Way::ToPeer), 120, "old requests no longer count");
         });
     }
 }
 
-pub fn a_pool_whose_limit_changes_gives_no_more_than_one_of_the_two() {
+pub fn changed_limit_grants_no_more_than_the_larger_one() {
     loom::model(|| {
         let pool = pool_of(1000, 10_000);
         assert_eq!(take_all(&pool, 0), 10_000, "the burst");
@@ -300,18 +300,18 @@ pub fn a_pool_whose_limit_changes_gives_no_more_than_one_of_the_two() {
     });
 }
 
-pub fn a_pool_that_somebody_has_taken_from_is_not_forgotten() {
+pub fn used_pool_is_not_forgotten() {
     loom::model(|| {
         let pool = pool_of(1000, 10_000);
         let other = with(&pool, |pool| pool.take(Way::ToClient, 1, 0, 0));
-        assert!(!pool::Pool::is_idle(&pool, 0), "somebody is in it, or has taken from it");
+        assert!(!pool::Pool::is_idle(&pool, 0), "the pool is in use");
         assert_eq!(join(other), 1);
-        assert!(!pool::Pool::is_idle(&pool, 0), "it is not full");
-        assert!(pool::Pool::is_idle(&pool, 1), "now it is");
+        assert!(!pool::Pool::is_idle(&pool, 0), "the pool is not full");
+        assert!(pool::Pool::is_idle(&pool, 1), "the pool is full");
     });
 }
 
-pub fn who_is_forgotten_is_not_taken_from_an_older_answer() {
+pub fn forgotten_user_does_not_return_from_an_older_answer() {
     for (everybody, swapped) in [(false, false), (false, true), (true, false), (true, true)] {
         loom::model(move || {
             let lifetimes = cache::Lifetimes {
@@ -319,7 +319,7 @@ pub fn who_is_forgotten_is_not_taken_from_an_older_answer() {
                 nobody: Duration::from_secs(60),
                 old: Duration::from_secs(60),
             };
-            // A database with a password, and what is remembered of it.
+            // A database with a password, and its cache.
             let shared = Arc::new((AtomicU32::new(1), cache::Cache::new(1, lifetimes)));
             let change = move |(database, cache): &(AtomicU32, cache::Cache<()>)| {
                 database.store(2, Ordering::SeqCst);
@@ -328,7 +328,7 @@ pub fn who_is_forgotten_is_not_taken_from_an_older_answer() {
                 } else {
                     cache.forget("user");
                 }
-                assert!(is_new(cache), "whoever asks from now on is given the old one");
+                assert!(is_new(cache), "later lookups get the old password");
             };
             let look_up = |(database, cache): &(AtomicU32, cache::Cache<()>)| {
                 let epoch = cache.epoch();
@@ -349,7 +349,7 @@ pub fn who_is_forgotten_is_not_taken_from_an_older_answer() {
     }
 }
 
-/// Whether what is remembered of the user, if anything is, is the newer password.
+/// True if the cache has no entry or the newer password.
 fn is_new(cache: &cache::Cache<()>) -> bool {
     match cache.get("user") {
         cache::Cached::Fresh(keys) | cache::Cached::Old(keys) => *keys == UserKeys(2),
@@ -357,7 +357,7 @@ fn is_new(cache: &cache::Cache<()>) -> bool {
     }
 }
 
-/// A name, and targets that it stands for; with a first answer, and a second one that nobody has taken.
+/// A name and its targets, with a first answer, and a second one that is still pending.
 fn targets_of_a_name() -> (std::sync::Arc<resolver::Name>, Arc<targets::Targets>) {
     let name = std::sync::Arc::new(resolver::Name::new("name.example", true));
     name.set(Ok(vec![answer(1)]));
@@ -381,7 +381,7 @@ fn at(last: u8) -> Vec<Address> {
     vec![answer(last).at(80).into()]
 }
 
-pub fn a_choice_is_made_of_an_answer_no_older_than_the_version() {
+pub fn choice_uses_an_answer_no_older_than_its_version() {
     loom::model(|| {
         let (name, targets) = targets_of_a_name();
         let writer = {
@@ -396,27 +396,30 @@ pub fn a_choice_is_made_of_an_answer_no_older_than_the_version() {
     });
 }
 
-pub fn two_workers_take_an_answer_and_both_have_it() {
+pub fn two_workers_take_an_answer_and_both_see_it() {
     loom::model(|| {
         let (_name, targets) = targets_of_a_name();
         let worker = with(&targets, addresses);
-        assert_eq!(addresses(&targets), at(2), "whoever took it");
-        assert_eq!(join(worker), at(2), "whoever took it");
+        assert_eq!(addresses(&targets), at(2), "one of the threads took it");
+        assert_eq!(join(worker), at(2), "one of the threads took it");
     });
 }
 
-pub fn who_has_a_seat_at_an_address_keeps_it_though_the_name_has_lost_it() {
+pub fn connection_keeps_an_address_that_the_name_lost() {
     loom::model(|| {
         let (name, targets) = targets_of_a_name();
         assert_eq!(addresses(&targets), at(2));
         let worker = with(&targets, |targets| {
             let targets::Pick::At(seat, _) = targets.pick(None, 0, &[], false) else {
-                panic!("there is a target");
+                panic!("a target exists");
             };
             let slot = seat.slot();
-            assert!(targets.member(slot).is_some_and(|member| member.slot == slot), "it is forgotten");
+            assert!(
+                targets.member(slot).is_some_and(|member| member.slot == slot),
+                "the target is forgotten"
+            );
             assert_eq!(seat.keep(), slot);
-            assert!(targets.member(slot).is_some(), "it is forgotten");
+            assert!(targets.member(slot).is_some(), "the target is forgotten");
             slot
         });
         name.set(Ok(vec![answer(3)]));
@@ -425,6 +428,6 @@ pub fn who_has_a_seat_at_an_address_keeps_it_though_the_name_has_lost_it() {
         targets.leave(slot);
         name.set(Ok(vec![answer(4)]));
         assert_eq!(addresses(&targets), at(4));
-        assert!(targets.member(slot).is_none(), "nobody has it, and it is kept");
+        assert!(targets.member(slot).is_none(), "the entry is kept without an owner");
     });
 }

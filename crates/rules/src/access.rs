@@ -1,35 +1,35 @@
-//! Who may connect: `allow` and `deny` patterns as rinetd writes them.
+//! Access control: `allow` and `deny` patterns in rinetd's notation.
 
 mod spelling;
 
 use std::{fmt::Write as _, net::IpAddr};
 
-/// A pattern over the text of a client's address: `*` stands for any run of characters, `?` for one (rinetd(8)); or a prefix
-/// such as `10.0.0.0/8`.
+/// Pattern for the text of a client's address: `*` matches any run of characters, `?` one (rinetd(8)); or a prefix such as
+/// `10.0.0.0/8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// `192.168.*`, `10.0.0.?`.
+    /// For example `192.168.*` or `10.0.0.?`.
     Wildcard(String),
-    /// A prefix: first address and leading bits that count.
+    /// Address and prefix length.
     Prefix(IpAddr, u8),
 }
 
 impl Pattern {
-    /// Whether an address fits. An IPv4-mapped IPv6 address counts as IPv4. A wildcard is compared with the address's canonical
-    /// text (RFC 5952 for IPv6), letters in either case.
+    /// Matches an address. An IPv4-mapped IPv6 address counts as IPv4. A wildcard is compared with the canonical text (RFC 5952
+    /// for IPv6), ignoring case.
     pub fn matches(&self, client: IpAddr) -> bool {
         let client = client.to_canonical();
         match self {
             Self::Prefix(first, bits) => in_prefix(first.to_canonical(), *bits, client),
             Self::Wildcard(pattern) => {
                 let mut text = AddressText::default();
-                // The longest text of an address is 39 characters, and canonical ones have no scope.
+                // An address has at most 39 characters, and canonical ones have no scope.
                 write!(text, "{client}").is_ok() && wildcard(pattern.as_bytes(), text.as_bytes())
             }
         }
     }
 
-    /// True if an address fits. A wildcard such as `127.0.0` fits none, and a list that has it means something else.
+    /// True if some address matches. A wildcard such as `127.0.0` matches none and is likely a mistake.
     pub fn fits_some_address(&self) -> bool {
         match self {
             Self::Prefix(..) => true,
@@ -39,7 +39,7 @@ impl Pattern {
 }
 
 /// Allow and deny lists. As in rinetd: with any `allow`, a client must match one of them; then a match of any `deny` refuses
-/// it. Global lists are asked first, then the rule's own.
+/// it. Global lists apply first, then the rule's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     /// If not empty, one must match.
@@ -49,7 +49,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Whether these lists let a client in.
+    /// Returns true if these lists admit the client.
     pub fn admits(&self, client: IpAddr) -> bool {
         (self.allow.is_empty() || self.allow.iter().any(|pattern| pattern.matches(client)))
             && !self.deny.iter().any(|pattern| pattern.matches(client))
@@ -70,7 +70,7 @@ fn in_prefix(first: IpAddr, bits: u8, client: IpAddr) -> bool {
     }
 }
 
-/// Greedy matching with one point of return, the last `*`: time is bounded by the product of the lengths, whatever the pattern.
+/// Greedy matching with one backtracking point, the last `*`: time is bounded by the product of the lengths for any pattern.
 fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut back: Option<(usize, usize)> = None;
@@ -99,7 +99,7 @@ fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
     pattern[p..].iter().all(|byte| *byte == b'*')
 }
 
-/// The text of an address, without an allocation per connection.
+/// Text of an address without an allocation per connection.
 struct AddressText {
     bytes: [u8; 48],
     len: usize,
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_any_run_and_a_question_mark_for_one_character() {
+    fn star_matches_any_run_and_question_mark_one_character() {
         assert!(glob("*", "10.0.0.1"));
         assert!(glob("192.168.*", "192.168.7.9"));
         assert!(!glob("192.168.*", "192.169.7.9"));
@@ -153,19 +153,19 @@ mod tests {
     }
 
     #[test]
-    fn a_mapped_address_counts_as_ipv4() {
+    fn mapped_address_counts_as_ipv4() {
         assert!(glob("10.*", "::ffff:10.1.2.3"));
         assert!(prefix("10.0.0.0", 8, "::ffff:10.1.2.3"));
     }
 
     #[test]
-    fn ipv6_is_compared_in_canonical_text_in_either_case() {
+    fn ipv6_patterns_match_canonical_text_ignoring_case() {
         assert!(glob("2001:DB8::*", "2001:db8::1"));
         assert!(!glob("2001:db8:0:*", "2001:db8::1"));
     }
 
     #[test]
-    fn a_prefix_compares_leading_bits() {
+    fn prefix_compares_leading_bits() {
         assert!(prefix("10.0.0.0", 8, "10.255.0.1"));
         assert!(!prefix("10.0.0.0", 8, "11.0.0.1"));
         assert!(prefix("0.0.0.0", 0, "203.0.113.9"));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn with_any_allow_a_client_must_match_one_and_deny_has_the_last_word() {
+    fn client_must_match_an_allow_and_no_deny() {
         let pattern = |text: &str| Pattern::Wildcard(text.to_owned());
         let access =
             Access { allow: vec![pattern("10.*"), pattern("127.*")], deny: vec![pattern("10.0.0.6")] };
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_of_many_stars_ends_in_bounded_time() {
+    fn pattern_of_many_stars_matches_in_bounded_time() {
         let pattern = format!("{}x", "*1".repeat(2000));
         assert!(!glob(&pattern, "111.111.111.111"));
     }

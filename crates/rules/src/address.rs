@@ -1,4 +1,4 @@
-//! Ends of connections (an address and port, or a Unix socket), and listeners.
+//! Addresses of clients, targets and listeners: IP address and port, or Unix socket.
 
 use std::{
     fmt, io,
@@ -10,17 +10,15 @@ use turnpike_wire::address::canonical_ip;
 
 use crate::Host;
 
-/// A client, a target or a listener. Shown as `10.0.0.2:80` or `unix:/run/app.sock`.
+/// A client, target or listener. Displayed as `10.0.0.2:80` or `unix:/run/app.sock`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// TCP or UDP.
     Ip(SocketAddr),
-    /// A Unix stream socket; a client has that of the listener, as most clients bind none.
+    /// Unix stream socket; a client has the listener's name, as most clients bind none.
     Unix(UnixName),
 }
 
 impl Address {
-    /// The IP address, where there is one.
     pub fn ip(&self) -> Option<IpAddr> {
         match self {
             Self::Ip(address) => Some(address.ip()),
@@ -28,7 +26,7 @@ impl Address {
         }
     }
 
-    /// The port; 0 where there is none.
+    /// Port, or 0 for a Unix socket.
     pub fn port(&self) -> u16 {
         match self {
             Self::Ip(address) => address.port(),
@@ -36,12 +34,11 @@ impl Address {
         }
     }
 
-    /// Whether it is a Unix socket.
     pub fn is_unix(&self) -> bool {
         matches!(self, Self::Unix(_))
     }
 
-    /// Begins to connect. The options are for IP alone.
+    /// Starts to connect. The options apply to IP only.
     pub fn connect(&self, options: &ConnectOptions) -> io::Result<TcpSocket> {
         match self {
             Self::Ip(address) => TcpSocket::connect(*address, options),
@@ -65,18 +62,17 @@ impl From<SocketAddr> for Address {
     }
 }
 
-/// The listening address of a rule, without its ports.
+/// Listening address of a rule, without ports.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Bind {
-    /// An address of this machine.
     Ip(ZonedIp),
-    /// A name of this machine, or an address whose interface is looked up by name. A rule in force has the first address of the name in its place.
+    /// A local host name, or an address with an interface name. An active rule has the first address of the name instead.
     Name(String),
-    /// A Unix stream socket, for rules from TCP to TCP; the rule's ports mean nothing then.
+    /// Unix stream socket, for TCP rules; ports are ignored.
     Unix(UnixName),
 }
 
-/// Without the rule's ports; an IPv6 address in brackets.
+/// Without ports; an IPv6 address in brackets.
 impl fmt::Display for Bind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -88,7 +84,7 @@ impl fmt::Display for Bind {
     }
 }
 
-/// To listen there.
+/// Listens at the host.
 impl From<Host> for Bind {
     fn from(host: Host) -> Self {
         match host {
@@ -105,14 +101,14 @@ impl<T: Into<IpAddr>> From<T> for Bind {
     }
 }
 
-/// True if a listener at `bind` takes what is sent to `ip`, an address of this machine.
+/// True if a listener at `bind` receives packets for `ip`, an address of this machine.
 #[must_use]
 pub fn hears(bind: IpAddr, ipv6_only: bool, ip: IpAddr) -> bool {
     let (bind, ip) = (canonical_ip(bind), reached(ip));
     bind == ip || bind.is_unspecified() && (bind.is_ipv4() == ip.is_ipv4() || bind.is_ipv6() && !ipv6_only)
 }
 
-/// The address that connect(2) makes of this one: the loopback address of the unspecified one.
+/// Address that connect(2) uses: loopback instead of the unspecified address.
 #[must_use]
 pub fn reached(ip: IpAddr) -> IpAddr {
     match canonical_ip(ip) {

@@ -1,4 +1,4 @@
-//! Forwarding rules, already parsed: their listeners, targets and limits, and the clients that they admit.
+//! Parsed forwarding rules: listeners, targets, limits and access lists.
 //!
 //! The forwarder runs them, the configuration reads them, and other programs' files are translated into them.
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! One forwarding rule, already parsed: it cannot hold what cannot be run.
+//! One parsed forwarding rule; it cannot represent an invalid one.
 
 use std::{
     fmt,
@@ -12,33 +12,29 @@ use turnpike_wire::proxy_protocol::ProxyVersion;
 
 use crate::{Access, Address, Bind, Pattern};
 
-/// Names a rule in metrics and logs, and across reloads: equal text is the same rule.
+/// Identifies a rule in metrics and logs, and across reloads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RuleId(pub String);
 
-/// What comes in, and what goes out.
+/// Incoming and outgoing protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Protocol {
-    /// TCP to TCP.
     Tcp,
-    /// UDP to UDP.
     Udp,
-    /// Each UDP session becomes a TCP connection. `framed`: two bytes of length (big endian) before each datagram keep its
-    /// boundaries; otherwise one datagram, one write, as oxidinetd does.
+    /// Each UDP session becomes a TCP connection. `framed`: a two-byte big-endian length before each datagram keeps its boundaries;
+    /// otherwise one write per datagram, as in oxidinetd.
     UdpToTcp {
-        /// Length-prefixed.
         framed: bool,
     },
-    /// Each TCP connection becomes a UDP session. `framed` as above; otherwise one read, one datagram.
+    /// Each TCP connection becomes a UDP session. `framed` as above; otherwise one datagram per read.
     TcpToUdp {
-        /// Length-prefixed.
         framed: bool,
     },
 }
 
 impl Protocol {
-    /// Its name in TOML and before `://`.
+    /// Name in TOML and before `://`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -49,7 +45,7 @@ impl Protocol {
         }
     }
 
-    /// The opposite of [`Protocol::name`]; not framed.
+    /// Inverse of [`Protocol::name`]; not framed.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
@@ -62,36 +58,31 @@ impl Protocol {
     }
 }
 
-/// An inclusive range of ports; a lone port is a range of one.
+/// Inclusive range of ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortRange {
-    /// First.
     pub first: u16,
-    /// Last, not below `first`.
+    /// Not below `first`.
     pub last: u16,
 }
 
-/// Where to connect.
+/// Host of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Host {
-    /// An address.
     Ip(IpAddr),
-    /// A name, or an address with a zone such as `fe80::1%eth0`, resolved again when its answer is older than the forwarder's `resolve_every`. Each of its addresses, of both
-    /// families and 16 at most, is balanced as a target of its own.
+    /// A name, or an address with a zone such as `fe80::1%eth0`, resolved again when its answer is older than the forwarder's
+    /// `resolve_every`. Each of its addresses, of both families and at most 16, is balanced as a separate target.
     Name(String),
-    /// A Unix stream socket; the endpoint's ports mean nothing then.
+    /// Unix stream socket; ports are ignored.
     Unix(UnixName),
 }
 
-/// A target: with a port range, port i of the listener's range maps to port i of the target's; a lone port serves the whole range.
+/// A target. Port i of the listener's range maps to port i of the target's range; a single port serves the whole range.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
-    /// Host.
     pub host: Host,
-    /// Ports.
     pub ports: PortRange,
-    /// Its share among the rule's targets, at most [`MOST_WEIGHT`]; that of each address of a name. With 0 it gets no new
-    /// connections.
+    /// Weight among the rule's targets, 0 to [`MOST_WEIGHT`], for each address of a name. 0 stops new connections.
     pub weight: u16,
 }
 
@@ -103,17 +94,17 @@ impl Endpoint {
     }
 }
 
-/// Highest weight of a target.
+/// Maximum weight of a target.
 pub const MOST_WEIGHT: u16 = 256;
 
-/// A lone port.
+/// A single port.
 impl From<u16> for PortRange {
     fn from(port: u16) -> Self {
         Self { first: port, last: port }
     }
 }
 
-/// Of weight 1.
+/// With weight 1.
 impl From<SocketAddr> for Endpoint {
     fn from(address: SocketAddr) -> Self {
         Self { host: Host::Ip(address.ip()), ports: address.port().into(), weight: 1 }
@@ -128,7 +119,7 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// As it stands in front of a port.
+/// Form before a port.
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -150,77 +141,71 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// How one of several targets is chosen.
+/// Balancing method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
     /// In turn, by weight.
     #[default]
     RoundRobin,
-    /// The one with the fewest connections for its weight.
+    /// Fewest connections relative to weight.
     LeastConnections,
-    /// The first that is healthy; weights but 0 mean nothing.
+    /// First healthy target; ignores weights except 0.
     Failover,
-    /// The same one for the same client address, by weight.
+    /// Same target for the same client address, by weight.
     Source,
 }
 
-/// Question to a target, and the answer that makes it healthy.
+/// Health check request and expected response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// A datagram's payload, or the first bytes of a connection: none where the target speaks first.
+    /// Payload of a datagram, or first bytes of a connection; empty if the target sends first.
     pub send: Vec<u8>,
-    /// How a good answer begins; if empty, any answer is good.
+    /// Prefix of a good response; if empty, any response is good.
     pub expect: Vec<u8>,
 }
 
-/// Whose PROXY headers are believed.
+/// Trusted source of PROXY headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Proxy {
-    /// Those of the addresses that fit.
+    /// Matching addresses.
     Network(Pattern),
-    /// Those of whoever comes by a Unix socket.
+    /// Clients of a Unix socket.
     Unix,
 }
 
-/// What a rule allows one client, and how fast it moves bytes. The default limits nothing.
+/// Limits per client and for bandwidth. The default has no limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections or sessions of one client at a time. A client is an IPv4 address or an IPv6 network of 64 bits; who comes by a
-    /// Unix socket is not limited.
+    /// Maximum concurrent connections or sessions per client. A client is an IPv4 address or an IPv6 /64; clients of a Unix socket are not
+    /// limited.
     pub connections_per_client: Option<u32>,
-    /// New connections or sessions of one client a second, of which as many may come at once.
+    /// New connections or sessions per second and client, with a burst of the same number.
     pub new_connections_per_client: Option<u32>,
-    /// Bytes a second, each way, of all connections together. TCP is slowed down, datagrams beyond it are dropped.
+    /// Bytes per second in each direction for all connections together. TCP is slowed down, datagrams beyond the limit are dropped.
     pub bytes_per_second: Option<u64>,
-    /// The same for each connection or session.
+    /// Bytes per second in each direction for each connection or session.
     pub bytes_per_second_per_connection: Option<u64>,
 }
 
-/// One rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
-    /// Its name.
     pub id: RuleId,
-    /// Protocols.
     pub protocol: Protocol,
-    /// What to listen on.
     pub bind: Bind,
-    /// On an IPv6 address: whether IPv4 clients are left to others. If not, `[::]` is open to both.
+    /// If true, an IPv6 listener leaves IPv4 clients to others; if false, `[::]` accepts both.
     pub ipv6_only: bool,
-    /// IP_FREEBIND of its listeners: their address need not be this machine's yet.
+    /// IP_FREEBIND on listeners: the address may not exist yet.
     pub freebind: bool,
-    /// Permissions of the file of a Unix socket that is listened on; `None` leaves them to the umask.
+    /// File mode of a listening Unix socket; `None` uses the umask.
     pub socket_mode: Option<u32>,
-    /// Ports to listen on.
     pub ports: PortRange,
-    /// Targets, at least one.
+    /// At least one.
     pub targets: Vec<Endpoint>,
-    /// Choice among them.
     pub balance: Balance,
-    /// Health checks of the targets this often, a TCP connect or, where they speak UDP, a datagram; `None` for none.
+    /// Interval of health checks, by TCP connect or by datagram for UDP targets; `None` for none.
     pub health_check: Option<Duration>,
-    /// Question of a check. Without it a target that speaks TCP is healthy if it accepts; one that speaks UDP gets an empty datagram, and is
-    /// healthy unless ICMP reports that its port is closed.
+    /// Without it, a TCP target is healthy if it accepts; a UDP target gets an empty datagram and is healthy unless ICMP reports a closed
+    /// port.
     pub health_question: Option<Question>,
     /// Source address of outgoing connections and datagrams.
     pub source: Option<ZonedIp>,
@@ -228,41 +213,40 @@ pub struct Rule {
     pub device: Option<String>,
     /// SO_MARK of outgoing sockets.
     pub mark: Option<u32>,
-    /// Outgoing sockets carry the client's own address (IP_TRANSPARENT).
+    /// Outgoing sockets use the client's address (IP_TRANSPARENT).
     pub transparent: bool,
-    /// Proxies of ours: each of their connections begins with a PROXY header (either version), which is believed. All
-    /// others are clients themselves, and one that sends a header is refused. If empty, nobody is a proxy and nothing is looked at.
+    /// Trusted proxies: each of their connections starts with a PROXY header of either version. All other clients are refused if they send
+    /// a header. If empty, headers are not parsed.
     pub proxy_protocol_from: Vec<Proxy>,
-    /// Send a PROXY header to targets: in front of a connection, or of each datagram (version 2, from UDP to UDP).
+    /// Sends a PROXY header to targets: before a connection, or before each datagram (version 2, UDP to UDP).
     pub send_proxy: Option<ProxyVersion>,
-    /// Who may connect, beside the global lists.
+    /// In addition to the global lists.
     pub access: Access,
-    /// A connection or session without a byte for so long is ended. TCP default: none. UDP default 72 s (as rinetd).
+    /// Ends a connection or session without data for this long. TCP default: none. UDP default 72 s (as rinetd).
     pub idle_timeout: Option<Duration>,
-    /// A TCP connection whose one side has said all is ended when the other has not sent a byte for so long either. Default: none.
+    /// Ends a TCP connection after one side has closed and the other has sent nothing for this long. Default: none.
     pub half_close_timeout: Option<Duration>,
-    /// A TCP connect that takes longer fails over to the next address or target. Default 10 s.
+    /// Timeout of a TCP connect, after which the next address or target is tried. Default 10 s.
     pub connect_timeout: Duration,
     /// SO_KEEPALIVE on both sides. Default true.
     pub keepalive: bool,
-    /// Keepalive and TCP_USER_TIMEOUT on both sides, where they speak TCP. Default: as the machine is configured.
+    /// Keepalive and TCP_USER_TIMEOUT on both TCP sides. Default: the machine's settings.
     pub timers: TcpTimers,
     /// TCP_NODELAY on both sides. Default true.
     pub nodelay: bool,
-    /// Connections or sessions of this rule at a time.
+    /// Maximum concurrent connections or sessions of this rule.
     pub max_connections: usize,
-    /// Limits per client, and of bytes.
     pub limits: Limits,
-    /// Answers may come from any port of the target's address (UDP to UDP); otherwise from the port alone that was asked. What the client
-    /// sends goes to the latter either way.
+    /// Accepts responses from any port of the target's address (UDP to UDP); otherwise only from the target's port. The client's datagrams
+    /// go to the target's port in both cases.
     pub any_port: bool,
-    /// How bytes move (TCP).
+    /// For TCP.
     pub copy: CopyMode,
-    /// Whether the kernel forwards lone datagrams itself (UDP); `None` is as the forwarder's `kernel` says, where the rule allows it.
+    /// Forwards lone datagrams in the kernel (UDP); `None` uses the forwarder's `kernel` setting if the rule allows it.
     pub kernel: Option<bool>,
 }
 
-/// From any TCP port of this machine to nobody.
+/// From any TCP port of this machine to no target.
 impl Default for Rule {
     fn default() -> Self {
         Self {
@@ -300,13 +284,13 @@ impl Default for Rule {
 }
 
 impl Rule {
-    /// From a TCP port to a TCP target, with the defaults that [`Rule`] names, and nothing limited.
+    /// From a TCP port to a TCP target, with the defaults of [`Rule`] and no limits.
     pub fn new(id: &str, listen: SocketAddr, target: Endpoint) -> Self {
         let (bind, ports) = (listen.ip().into(), listen.port().into());
         Self { id: RuleId(id.to_owned()), bind, ports, targets: vec![target], ..Self::default() }
     }
 
-    /// Whether this client is one of [`Rule::proxy_protocol_from`].
+    /// Returns true if this client is in [`Rule::proxy_protocol_from`].
     pub fn is_proxy(&self, client: &Address) -> bool {
         self.proxy_protocol_from.iter().any(|proxy| match (proxy, client) {
             (Proxy::Network(pattern), Address::Ip(client)) => pattern.matches(client.ip()),
@@ -315,7 +299,7 @@ impl Rule {
         })
     }
 
-    /// What keeps the kernel from forwarding this rule's datagrams itself, whatever is asked for.
+    /// Reason for which the kernel cannot forward this rule's datagrams.
     pub fn kernel_obstacle(&self) -> Option<&'static str> {
         let Limits { bytes_per_second, bytes_per_second_per_connection, .. } = self.limits;
         let obstacles = [
@@ -333,12 +317,12 @@ impl Rule {
         obstacles.into_iter().find_map(|(is_there, what)| is_there.then_some(what))
     }
 
-    /// Whether what goes out is UDP.
+    /// True for outgoing UDP.
     pub fn targets_speak_udp(&self) -> bool {
         matches!(self.protocol, Protocol::Udp | Protocol::TcpToUdp { .. })
     }
 
-    /// How its outgoing TCP sockets are made. Those of a [`Rule::transparent`] one also want the client's address as source.
+    /// Options of outgoing TCP sockets. A [`Rule::transparent`] rule also sets the client's address as source.
     pub fn connect_options(&self) -> ConnectOptions {
         ConnectOptions {
             source: self.source,

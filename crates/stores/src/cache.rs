@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_forgotten_is_not_taken_from_an_older_answer() {
+    fn forgotten_user_does_not_return_from_an_older_answer() {
         let cache = cache(10);
         let before = cache.epoch();
         for (name, found) in [("a", keys()), ("b", keys()), ("n", None)] {

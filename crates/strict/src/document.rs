@@ -1,4 +1,4 @@
-//! A file that serde reads. What is wrong is left out and reading goes on, so that one mistake does not hide the others.
+//! Reads a file with serde. Invalid entries are removed and reading continues, so that one mistake does not hide others.
 
 use std::{
     collections::BTreeMap,
@@ -15,26 +15,26 @@ use toml::{
 
 use crate::{Mistake, Mistakes, Origin, nearest};
 
-/// Mistakes told of one file; more are noise.
+/// Maximum number of mistakes reported for a file.
 const MOST: usize = 50;
 
-/// A file while it is checked: where its keys stand, and what is wrong with it so far.
+/// A file under validation: positions of its keys, and the mistakes so far.
 #[derive(Debug, Default)]
 pub struct Document {
     file: PathBuf,
-    /// Offset of each key's value by its path, such as `subject[1].cpus`.
+    /// Offset of each value by its path, such as `subject[1].cpus`.
     places: BTreeMap<String, usize>,
-    /// Paths of which a mistake is told already: they were left out, or stand for something that is missing.
+    /// Paths that already have a mistake: removed entries, or placeholders of missing ones.
     wrong: Vec<String>,
     mistakes: Vec<Mistake>,
     text: String,
 }
 
 impl Document {
-    /// Reads the text of `file` into `T`, which denies unknown fields. Mistakes that leave something of it are in the document.
+    /// Parses the text of `file` as `T`, which must deny unknown fields. Recoverable mistakes are in the document.
     ///
     /// # Errors
-    /// Mistakes that leave nothing.
+    /// If nothing can be recovered.
     pub fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<(T, Self), Mistakes> {
         let (mut root, errors) = DeTable::parse_recoverable(text);
         let mut document = Self { text: text.to_owned(), ..Self::without_places(file) };
@@ -49,8 +49,8 @@ impl Document {
         loop {
             match T::deserialize(Deserializer::from(root.clone())) {
                 Ok(value) => return Ok((value, document)),
-                // Each turn leaves an entry out, or puts one in where it is missing, so this comes to an end; the bound is
-                // for texts made to have thousands of mistakes.
+                // Each iteration removes an entry or adds a missing one, so this terminates; the bound is for malicious texts
+                // with thousands of mistakes.
                 Err(error) if mended < 4 * MOST && document.mend(&mut root, &error, is_broken) => mended += 1,
                 Err(_) => break,
             }
@@ -59,12 +59,12 @@ impl Document {
         Err(Mistakes(vec![Mistake::new(&Origin::file(file), "", "cannot be read", "")]))
     }
 
-    /// For what stands in no file: messages begin with `name` alone.
+    /// For values that are not in a file: messages start with `name` only.
     pub fn without_places(name: &Path) -> Self {
         Self { file: name.to_owned(), ..Self::default() }
     }
 
-    /// The same text under a name that has no lines for a reader.
+    /// Keeps the text but reports no line numbers.
     pub fn forget_places(&mut self) {
         self.text.clear();
         self.places.clear();
@@ -73,22 +73,22 @@ impl Document {
         }
     }
 
-    /// Tells that the value at `path` is wrong, unless a mistake there or above it has been told.
+    /// Reports a mistake at `path`, unless there is one at or above it.
     pub fn problem(&mut self, path: &str, what: impl Into<String>) {
         if !self.is_wrong(path) {
             self.tell(Mistake::new(&self.nearest_place(path), "", what, ""));
         }
     }
 
-    /// Whether a mistake is known at `path`, above it, or below it.
+    /// Returns true if there is a mistake at `path`, above it, or below it.
     pub fn is_wrong(&self, path: &str) -> bool {
         self.wrong.iter().any(|wrong| is_below(path, wrong) || is_below(wrong, path))
     }
 
-    /// The end.
+    /// Ends the validation.
     ///
     /// # Errors
-    /// All mistakes in the order of the file, if there are any.
+    /// All mistakes in file order, if any.
     pub fn finish(self) -> Result<(), Mistakes> {
         let Mistakes(mut mistakes) = Mistakes::sorted(self.mistakes);
         let more = mistakes.len().saturating_sub(MOST);
@@ -105,13 +105,13 @@ impl Document {
     }
 
     fn tell(&mut self, mistake: Mistake) {
-        // A sweep meets the same mistake at each of its points.
+        // A sweep finds the same mistake at each of its points.
         if !self.mistakes.contains(&mistake) {
             self.mistakes.push(mistake);
         }
     }
 
-    /// The place of the key, or of what it would stand in.
+    /// Position of the key, or of its nearest existing parent.
     fn nearest_place(&self, path: &str) -> Origin {
         let mut path = path;
         loop {
@@ -129,7 +129,7 @@ impl Document {
         Origin::in_text(&self.file, &self.text, offset)
     }
 
-    /// Tells a mistake and changes the tree so that the next one shows; false where that cannot be done.
+    /// Reports a mistake and changes the tree to reveal the next one; returns false if that is impossible.
     fn mend(&mut self, root: &mut Spanned<DeTable<'_>>, error: &Error, is_broken: bool) -> bool {
         let message = one_line(error.message());
         let Some(span) = error.span() else {
@@ -148,14 +148,14 @@ impl Document {
         if self.is_stand_in(&entry.value) {
             return stand_in_again(root, entry);
         }
-        // A broken line has been told.
+        // A broken line is already reported.
         let told = is_broken && self.mistakes.iter().any(|mistake| line(&mistake.origin) == line(&at));
         let mistake = explain(&at, &entry.key_name, &message);
         self.wrong.push(entry.path.clone());
         if mistake.key.is_empty()
             && let Some(meant) = &mistake.suggestion
         {
-            // The key that was meant is not missing too.
+            // A misspelt key must not also count as missing.
             let parent = entry.path.strip_suffix(&entry.key_name).unwrap_or_default();
             self.wrong.push(format!("{parent}{meant}"));
         }
@@ -166,7 +166,7 @@ impl Document {
         true
     }
 
-    /// Tells what is missing and puts something in its place.
+    /// Reports a missing key and inserts a placeholder.
     fn add_missing(
         &mut self,
         root: &mut Spanned<DeTable<'_>>,
@@ -189,7 +189,7 @@ impl Document {
         }
         self.wrong.push(path);
         let Some(table) = table_at(root.get_mut(), &steps) else { return false };
-        // Behind the end of the text: no place of the file.
+        // After the end of the text: not a position in the file.
         let beyond = self.text.len() + 1 + self.wrong.len();
         let key = Spanned::new(beyond..beyond, field.to_owned().into());
         table.insert(key, Spanned::new(beyond..beyond, DeValue::String("".into()))).is_none()
@@ -200,11 +200,11 @@ impl Document {
     }
 }
 
-/// A key or an item anywhere in the file.
+/// A key or array item anywhere in the file.
 struct Entry {
     path: String,
     steps: Vec<Step>,
-    /// The last key on the way; an item of a list has that of the list.
+    /// Last key of the path; an array item has the key of the array.
     key_name: String,
     key: Range<usize>,
     value: Range<usize>,
@@ -253,7 +253,7 @@ fn list_value(
     all.push(Entry { path, steps, key_name, key, value: value.span(), is_table: value.get_ref().is_table() });
 }
 
-/// What an error's span means: the key or the value that is just this, or else the smallest that holds it.
+/// Entry of an error's span: the key or value with exactly this span, or else the smallest that contains it.
 fn innermost<'a>(entries: &'a [Entry], span: &Range<usize>) -> Option<&'a Entry> {
     let holds = |range: &Range<usize>| range.start <= span.start && span.end <= range.end;
     entries
@@ -281,7 +281,7 @@ fn value_at<'t, 'i>(value: &'t mut DeValue<'i>, steps: &[Step]) -> Option<&'t mu
     value_at(next.get_mut(), rest)
 }
 
-/// Takes an entry out of the table in which it stands, an item with its list.
+/// Removes an entry from its table or array.
 fn remove(root: &mut DeTable<'_>, steps: &[Step]) {
     let Some(last) = steps.iter().rposition(|step| matches!(step, Step::Key(_))) else { return };
     if let (Some(table), Step::Key(name)) = (table_at(root, &steps[..last]), &steps[last]) {
@@ -289,7 +289,7 @@ fn remove(root: &mut DeTable<'_>, steps: &[Step]) {
     }
 }
 
-/// What stands for a missing entry is of the wrong kind: the next kind. False when all were tried.
+/// Tries the next type for a placeholder; returns false after the last one.
 fn stand_in_again(root: &mut Spanned<DeTable<'_>>, entry: &Entry) -> bool {
     let Some((last, before)) = entry.steps.split_last() else { return false };
     let (Some(table), Step::Key(name)) = (table_at(root.get_mut(), before), last) else { return false };
@@ -307,7 +307,7 @@ fn is_below(path: &str, above: &str) -> bool {
     path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
-/// A table as its header is written: `[subject]` for `subject[1]`.
+/// Table header of a path: `[subject]` for `subject[1]`.
 fn header(path: &str) -> String {
     path.split('[').next().map_or_else(String::new, |name| {
         if path.ends_with(']') { format!("[{name}]") } else { path.to_owned() }
@@ -322,8 +322,7 @@ fn line(origin: &Origin) -> usize {
     if let Origin::File { line, .. } = origin { *line } else { 0 }
 }
 
-/// Serde's words in ours. It names the unknown key and all known ones between backticks; a reader wants the nearest
-/// first.
+/// Converts serde's message. It lists the unknown key and all known ones in backticks; ours suggests the nearest first.
 fn explain(at: &Origin, key: &str, message: &str) -> Mistake {
     let one_of = |known: &[&str]| format!("one of {}", known.join(", "));
     let names = |prefix| message.strip_prefix(prefix).map(backticked);
@@ -346,7 +345,7 @@ fn explain(at: &Origin, key: &str, message: &str) -> Mistake {
     Mistake::new(at, key, message, "")
 }
 
-/// The names of a list such as "a`, expected one of `b`, `c`".
+/// Names of a list such as "a`, expected one of `b`, `c`".
 fn backticked(rest: &str) -> Vec<&str> {
     rest.split('`').step_by(2).filter(|name| !name.is_empty()).collect()
 }
@@ -412,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_named_with_its_line_and_the_nearest_key() {
+    fn unknown_key_is_reported_with_line_and_nearest_key() {
         assert_eq!(
             refusal(&format!("rounds = 6\nduratoin = 3\n{RIGHT}")),
             "x.toml:2:1: unknown key \"duratoin\"; did you mean \"duration\"?"
@@ -424,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_like_no_other_gets_the_list() {
+    fn unknown_key_without_a_near_match_lists_all_keys() {
         assert_eq!(
             refusal(&format!("colour = 1\n{RIGHT}")),
             "x.toml:1:1: unknown key \"colour\"; expected one of name, rounds, duration, inner, list"
@@ -432,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_type_says_what_was_found_and_what_was_expected() {
+    fn wrong_type_reports_found_and_expected_types() {
         assert_eq!(
             refusal(&format!("rounds = 'six'\n{RIGHT}")),
             "x.toml:1:10: rounds: found string \"six\"; expected a whole number, not negative"
@@ -444,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn all_mistakes_are_told_at_once_in_the_order_of_the_file() {
+    fn all_mistakes_are_reported_in_file_order() {
         let text = "\
 nmae = 'a'
 rounds = -1
@@ -472,7 +471,7 @@ namespace = 'b'
     }
 
     #[test]
-    fn what_is_missing_is_told_once_with_all_else() {
+    fn missing_keys_are_reported_once_with_other_mistakes() {
         assert_eq!(
             refusals("rounds = true\n"),
             [
@@ -484,7 +483,7 @@ namespace = 'b'
     }
 
     #[test]
-    fn broken_syntax_has_a_place_and_hides_no_other_mistake() {
+    fn syntax_error_has_a_position_and_hides_no_other_mistake() {
         let lines = refusals("rounds ==\nduratoin = 1\nname = 'a'\n[inner\n");
         assert!(lines[0].starts_with("x.toml:1:"), "{lines:?}");
         assert!(lines.iter().any(|line| line.starts_with("x.toml:2:1: unknown key")), "{lines:?}");
@@ -493,7 +492,7 @@ namespace = 'b'
     }
 
     #[test]
-    fn a_wrong_value_is_not_told_a_second_time_by_what_checks_it() {
+    fn wrong_value_is_reported_once() {
         let text = format!("rounds = 'six'\n{RIGHT}");
         let (_, mut document) = Document::parse::<Example>(Path::new("x.toml"), &text).unwrap();
         document.problem("rounds", "too few");
@@ -507,7 +506,7 @@ namespace = 'b'
     }
 
     #[test]
-    fn any_text_is_read_or_refused_and_the_refusal_is_bounded() {
+    fn any_text_parses_or_yields_a_bounded_error() {
         let many: String = (0..500).map(|i| format!("key{i} = 1\n")).collect();
         let lines = refusals(&format!("{many}{RIGHT}"));
         assert!((40..=MOST + 2).contains(&lines.len()), "{}", lines.len());

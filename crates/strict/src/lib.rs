@@ -1,6 +1,6 @@
-//! Files read strictly: every mistake at once, each with file, line and column, and with what was expected or the nearest name.
+//! Strict file parsing: reports every mistake at once, with file, line and column, and the expected value or the nearest name.
 //!
-//! A [`Document`] is read into serde types, as experiments and profiles are. The configuration has tables of its own and reads a tree of
+//! A [`Document`] is parsed into serde types, for experiments and profiles. The configuration has its own tables and reads a tree of
 //! [`Node`]s. Both report the same [`Mistake`]s.
 #![forbid(unsafe_code)]
 

@@ -1,45 +1,37 @@
-//! What is wrong, and where: every mistake at once, each with what was expected.
+//! Mistakes in settings, with their origin and the expected value.
 
 use std::{
     fmt,
     path::{Path, PathBuf},
 };
 
-/// Where a setting comes from.
+/// Source of a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody set it.
+    /// Not set.
     Default,
-    /// A place in a file; line and column count from 1, the column in characters;
-    /// line 0 is the file as a whole.
+    /// Position in a file; line and column count from 1, the column in characters; line 0 is the whole file.
     File {
-        /// The file as it was named.
+        /// Path as given.
         path: PathBuf,
-        /// Line.
         line: usize,
-        /// Column.
         column: usize,
     },
-    /// An environment variable.
+    /// Name of an environment variable.
     Environment(String),
-    /// A command line flag, with its dashes.
+    /// Command line flag with its dashes.
     Flag(&'static str),
-    /// A place in a command line argument; the column counts characters from 1.
-    Argument {
-        /// The argument.
-        text: String,
-        /// Column.
-        column: usize,
-    },
+    /// Position in a command line argument; the column counts characters from 1.
+    Argument { text: String, column: usize },
 }
 
 impl Origin {
-    /// A file as a whole.
+    /// A whole file.
     pub fn file(path: &Path) -> Self {
         Self::File { path: path.to_owned(), line: 0, column: 0 }
     }
 
-    /// The place of a byte in the text of a file.
+    /// Position of a byte offset in the text of a file.
     pub fn in_text(path: &Path, text: &str, offset: usize) -> Self {
         let before = text.get(..offset).unwrap_or(text);
         let line_start = before.rfind('\n').map_or(0, |at| at + 1);
@@ -47,7 +39,7 @@ impl Origin {
         Self::File { path: path.to_owned(), line: before.matches('\n').count() + 1, column }
     }
 
-    /// Whether values from here are always text, so that `"4"` stands for the number 4.
+    /// True if values of this source are always text, so that `"4"` means the number 4.
     pub fn is_textual(&self) -> bool {
         matches!(self, Self::Environment(_) | Self::Flag(_) | Self::Argument { .. })
     }
@@ -66,23 +58,20 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// Where.
     pub origin: Origin,
-    /// Which key, such as `relay.ports`; empty where the problem names it, or the file as a whole is meant.
+    /// Key, such as `relay.ports`; empty if the problem names it or concerns the whole file.
     pub key: String,
-    /// What is wrong; never holds a secret.
+    /// Never contains a secret.
     pub problem: String,
-    /// What would be right.
     pub expected: String,
-    /// What was meant most likely.
+    /// Most likely intended text.
     pub suggestion: Option<String>,
 }
 
 impl Mistake {
-    /// One that suggests nothing.
+    /// Without a suggestion.
     pub fn new(
         origin: &Origin,
         key: impl Into<String>,
@@ -93,12 +82,12 @@ impl Mistake {
         Self { origin: origin.clone(), key, problem, expected, suggestion: None }
     }
 
-    /// The same, with what was meant most likely.
+    /// Adds a suggestion.
     pub fn suggesting(self, meant: Option<&str>) -> Self {
         Self { suggestion: meant.map(str::to_owned), ..self }
     }
 
-    /// Suggests the word that was most likely meant, in place of the list of all words.
+    /// Replaces the list of all words by the most likely intended one.
     pub fn suggesting_instead(self, meant: Option<&str>) -> Self {
         match meant {
             Some(meant) => Self { expected: String::new(), ..self }.suggesting(Some(meant)),
@@ -126,12 +115,12 @@ impl fmt::Display for Mistake {
 
 impl std::error::Error for Mistake {}
 
-/// All mistakes, at least one, in the order of their files.
+/// All mistakes, at least one, in file order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistakes(pub Vec<Mistake>);
 
 impl Mistakes {
-    /// File by file, in their order, then of the other sources. The file whose mistake comes first here is the first.
+    /// Sorts by file in order of first appearance, then by other sources.
     pub fn sorted(mut problems: Vec<Mistake>) -> Self {
         let mut files: Vec<PathBuf> = Vec::new();
         for problem in &problems {
@@ -148,7 +137,7 @@ impl Mistakes {
             Origin::Default => (1, 0, 0, 0),
             Origin::Environment(_) => (2, 0, 0, 0),
             Origin::Flag(_) => (3, 0, 0, 0),
-            // A stable sort: arguments are told in their own order.
+            // The sort is stable: arguments keep their order.
             Origin::Argument { .. } => (4, 0, 0, 0),
         });
         Self(problems)
@@ -169,7 +158,7 @@ impl fmt::Display for Mistakes {
 
 impl std::error::Error for Mistakes {}
 
-/// The candidate that a mistyped word most likely meant: close by Damerau-Levenshtein distance, or none.
+/// Candidate nearest to a mistyped word by Damerau-Levenshtein distance, if close enough.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let allowed = (word.chars().count() / 3).max(1);
     candidates
@@ -180,7 +169,7 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// The same as a part of a sentence, or else what there is.
+/// The nearest candidate as part of a sentence, or else the list of candidates.
 pub fn hint<'a>(word: &str, candidates: impl Iterator<Item = &'a str> + Clone) -> String {
     match nearest(word, candidates.clone()) {
         Some(meant) => format!("did you mean \"{meant}\"?"),
@@ -193,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_typing_mistake_finds_its_key_and_noise_finds_none() {
+    fn typo_finds_its_key_and_noise_finds_none() {
         let keys = ["listen", "realm", "workers"];
         assert_eq!(nearest("lisen", keys), Some("listen"));
         assert_eq!(nearest("wrokers", keys), Some("workers"));

@@ -1,4 +1,4 @@
-//! A TOML file as a tree whose nodes remember their place.
+//! A TOML file as a tree of nodes with their positions.
 
 use std::{collections::BTreeSet, fmt, fs, path::Path};
 
@@ -10,29 +10,23 @@ use zeroize::Zeroizing;
 
 use crate::{Mistake, Origin, nearest};
 
-/// A value and its place.
 #[derive(Clone)]
 pub struct Node {
-    /// The value.
     pub value: Value,
-    /// Its place.
     pub origin: Origin,
 }
 
-/// A value as its source has it, not yet validated.
+/// An unvalidated value.
 #[derive(Clone)]
 pub enum Value {
-    /// Overwritten when it is dropped: it may be a password.
+    /// Zeroized on drop: it may be a password.
     Text(Zeroizing<String>),
-    /// A whole number.
     Integer(i64),
-    /// True or false.
     Boolean(bool),
-    /// An array.
     List(Vec<Node>),
-    /// A table, in the order of the file.
+    /// In file order.
     Table(Vec<Entry>),
-    /// A type that no key has, by its TOML name.
+    /// A TOML type that no key uses, by name.
     Other(&'static str),
 }
 
@@ -43,24 +37,21 @@ impl Value {
     }
 }
 
-/// A key with its value.
 #[derive(Clone)]
 pub struct Entry {
-    /// The key.
     pub key: String,
-    /// Place of the key.
+    /// Position of the key.
     pub origin: Origin,
-    /// The value.
     pub node: Node,
 }
 
-/// The value of a key.
+/// Value of a key.
 pub fn find<'e>(entries: &'e [Entry], key: &str) -> Option<&'e Node> {
     entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
 }
 
 impl Entry {
-    /// The mistake for an entry of `table` that is none of `names`.
+    /// Mistake for an entry of `table` that is not in `names`.
     pub fn unknown(&self, table: &str, names: &[&str]) -> Mistake {
         let (key, expected) = (format!("{table}.{}", self.key), format!("one of {}", names.join(", ")));
         Mistake::new(&self.origin, key, "unknown key", expected)
@@ -69,7 +60,7 @@ impl Entry {
 }
 
 impl Node {
-    /// The name of its type, with an article.
+    /// Type name with an article.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match &self.value {
@@ -83,7 +74,7 @@ impl Node {
     }
 }
 
-/// As messages quote it.
+/// Form for messages.
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.value {
@@ -97,7 +88,7 @@ impl fmt::Display for Node {
     }
 }
 
-/// The text of a configuration file, which may hold passwords.
+/// Text of a configuration file, which may contain passwords.
 pub fn file_text(path: &Path, problems: &mut Vec<Mistake>) -> Option<Zeroizing<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Some(Zeroizing::new(text)),
@@ -113,18 +104,18 @@ pub fn file_text(path: &Path, problems: &mut Vec<Mistake>) -> Option<Zeroizing<S
     }
 }
 
-/// Reads the text of a file into its top-level entries; syntax errors go to `problems`.
+/// Parses a file into its top-level entries; syntax errors go to `problems`.
 pub fn parse_file(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Vec<Entry> {
     let places = Places { path, text };
     let (table, errors) = DeTable::parse_recoverable(text);
     let mut told = BTreeSet::new();
     for error in &errors {
         let start = error.span().map_or(0, |span| span.start);
-        // What else the parser finds in the same place follows from the first.
+        // Further errors at the same position follow from the first.
         if !told.insert(start) {
             continue;
         }
-        // Only the message and the place: the error's own text quotes the line, and the line may hold a password.
+        // Message and position only: the parser's own text quotes the line, which may contain a password.
         problems.push(Mistake::new(
             &places.origin(start),
             "",
@@ -145,7 +136,7 @@ impl Places<'_> {
         Origin::in_text(self.path, self.text, offset)
     }
 
-    /// The table in the order of the file (the parser's map is sorted by key).
+    /// Entries of a table in file order (the parser's map is sorted by key).
     fn entries(&self, table: &DeTable<'_>) -> Vec<Entry> {
         let mut entries: Vec<_> = table.iter().collect();
         entries.sort_by_key(|(key, _)| key.span().start);

@@ -1,5 +1,4 @@
-//! Tests with a process to themselves: for its descriptors, its memory or its namespaces. The test starts its own program again, for
-//! itself alone; the rest of it runs in there.
+//! Runs a test in its own process, for its own descriptors, memory or namespaces: the test program starts itself again for that test.
 
 use std::{
     env,
@@ -9,15 +8,15 @@ use std::{
 
 const INSIDE: &str = "TURNPIKE_TEST_ALONE";
 
-/// Runs `body` in a process of its own. `test` is the name of the calling test, with its modules.
+/// Runs `body` in a new process. `test` is the name of the calling test with its modules.
 pub fn in_own_process(test: &str, body: impl FnOnce()) {
     again(test, &[], body);
 }
 
-/// The same with so many descriptors at most (RLIMIT_NOFILE), which neither it nor its children can raise. Says why the test does not
-/// run where it cannot be made so.
+/// Like [`in_own_process`], with at most `most` descriptors (RLIMIT_NOFILE), which neither the process nor its children can raise.
+/// Skips the test with the reason if the machine cannot.
 pub fn with_descriptors(test: &str, most: u32, body: impl FnOnce()) {
-    // Root may raise every limit, but for who has given that up.
+    // Root can raise every limit unless it drops the capability.
     let script = format!(
         "ulimit -n {most} || exit 1; [ \"$(id -u)\" != 0 ] || exec setpriv --bounding-set=-sys_resource -- \"$0\" \"$@\"; \
          exec \"$0\" \"$@\""
@@ -29,13 +28,13 @@ pub fn with_descriptors(test: &str, most: u32, body: impl FnOnce()) {
     again(test, &launcher, body);
 }
 
-/// The same in namespaces of its own, `kinds` being letters of unshare(1). Where the machine does not let `probe` run so, says why
-/// the test does not run.
+/// Like [`in_own_process`], in new namespaces; `kinds` are letters of unshare(1). Skips the test with the reason if `probe` fails in
+/// them.
 pub fn in_namespaces(test: &str, kinds: &str, probe: &[&str], body: impl FnOnce()) {
     if is_inside(test) {
         return body();
     }
-    // A user namespace needs no privilege, but is often forbidden in containers, where root may do without.
+    // A user namespace needs no privilege but is often forbidden in containers, where root works without one.
     let flags = [format!("-{kinds}"), format!("-r{kinds}")];
     match flags.iter().find(|flags| works(&["unshare", flags], probe)) {
         Some(flags) => again(test, &["unshare", flags], body),
@@ -43,7 +42,7 @@ pub fn in_namespaces(test: &str, kinds: &str, probe: &[&str], body: impl FnOnce(
     }
 }
 
-/// The same in a network namespace of its own with loopback up.
+/// Like [`in_namespaces`], with a network namespace and loopback up.
 pub fn in_network_namespace(test: &str, body: impl FnOnce()) {
     const UP: [&str; 5] = ["ip", "link", "set", "lo", "up"];
     in_namespaces(test, "n", &UP, || {
@@ -58,7 +57,7 @@ pub fn run(program: &str, arguments: &[&str]) {
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Name of the test function that this stands in, as the test program knows it.
+/// Name of the enclosing test function, as libtest knows it.
 #[macro_export]
 macro_rules! this_test {
     () => {{
@@ -67,7 +66,7 @@ macro_rules! this_test {
     }};
 }
 
-/// Path of the function that `inner` is declared in, without the crate.
+/// Path of the function that declares `inner`, without the crate.
 #[doc(hidden)]
 pub fn path_of<T>(_inner: T) -> &'static str {
     let path = std::any::type_name::<T>().trim_end_matches("::here");
@@ -75,7 +74,7 @@ pub fn path_of<T>(_inner: T) -> &'static str {
     path.split_once("::").map_or(path, |(_, path)| path)
 }
 
-/// What a test cannot do without; where that is missing, says why and ends the test.
+/// Unwraps a requirement of the test; if it is missing, prints the reason and ends the test.
 #[macro_export]
 macro_rules! need {
     ($what:expr) => {
@@ -86,24 +85,24 @@ macro_rules! need {
     };
 }
 
-/// Says that a test did not run; `./test` collects these lines.
+/// Reports a skipped test; `./test` collects these lines.
 #[expect(clippy::print_stdout, reason = "libtest shows it, and ./test reads it")]
 pub fn skip(why: &str) {
     println!("SKIPPED: {why}");
 }
 
-/// Whether this is the process that was started for this test.
+/// Returns true in the process started for this test.
 fn is_inside(test: &str) -> bool {
     env::var_os(INSIDE).is_some_and(|inside| inside == test)
 }
 
-/// Whether a launcher can start this program.
+/// Returns true if the launcher can start this program.
 fn works(launcher: &[&str], program: &[&str]) -> bool {
     let output = Command::new(launcher[0]).args(&launcher[1..]).args(program).output();
     output.is_ok_and(|output| output.status.success())
 }
 
-/// Runs `body` if this is the process for it; else starts that one, by the program and arguments of `launcher` in front of its own.
+/// Runs `body` in the process started for it; otherwise starts that process through `launcher`.
 fn again(test: &str, launcher: &[&str], body: impl FnOnce()) {
     if is_inside(test) {
         return body();
@@ -112,22 +111,22 @@ fn again(test: &str, launcher: &[&str], body: impl FnOnce()) {
     let words: Vec<OsString> = launcher.iter().map(OsString::from).chain([own.into()]).collect();
     let output = Command::new(&words[0])
         .args(&words[1..])
-        // Whoever runs it has asked for it, also where it is one that takes long.
+        // Includes ignored tests: the caller selected this one explicitly.
         .args(["--exact", test, "--include-ignored", "--nocapture", "--test-threads=1"])
         .env(INSIDE, test)
         .output()
         .unwrap_or_else(|error| panic!("{:?}: {error}", words[0]));
     let said = tell(&output);
     assert!(output.status.success(), "{test} failed in its own process");
-    assert!(said.contains("1 passed"), "{test} is no test of this program");
+    assert!(said.contains("1 passed"), "{test} is not a test of this program");
 }
 
-/// Shows what was said inside, without libtest's own words: the test is counted out here.
-#[expect(clippy::print_stdout, reason = "passes on what the test inside said")]
+/// Shows the inner output without libtest's lines, because the outer run counts the test.
+#[expect(clippy::print_stdout, reason = "prints the output of the inner test")]
 fn tell(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     for line in said.lines() {
-        // What a test says first stands behind its name.
+        // The first output of a test follows its name on the line.
         let words = if line.starts_with("test ") {
             line.split_once(" ... ").map_or("", |split| split.1)
         } else {
@@ -149,7 +148,7 @@ mod tests {
     use crate::process;
 
     #[test]
-    fn a_limit_holds_inside_alone() {
+    fn limit_applies_only_inside() {
         let outside = std::process::id();
         with_descriptors(crate::this_test!(), 50, || {
             let taken = process::take_descriptors();
@@ -159,9 +158,9 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_inside_fails_outside() {
+    fn inner_failure_fails_the_outer_test() {
         let test = crate::this_test!();
-        assert_eq!(test, "alone::tests::what_fails_inside_fails_outside");
+        assert_eq!(test, "alone::tests::inner_failure_fails_the_outer_test");
         let inside = is_inside(test);
         let failed = panic::catch_unwind(|| in_own_process(test, || panic!("as it should")));
         if inside {
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_no_test_has_is_told() {
+    fn unknown_test_name_is_reported() {
         assert!(panic::catch_unwind(|| in_own_process("alone::tests::no_such_test", || {})).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Certificates made as a test runs, and a TLS client that believes all of them.
+//! Test certificates, and a TLS client that accepts any certificate.
 
 use std::sync::Arc;
 
@@ -11,12 +11,10 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
-/// A certificate and its key, as PEM.
+/// PEM text of a certificate and its key.
 #[derive(Clone, Debug)]
 pub struct Certificate {
-    /// The certificate.
     pub pem: String,
-    /// Its key.
     pub key: String,
 }
 
@@ -26,12 +24,12 @@ impl Certificate {
         Self::with(names, |_| ())
     }
 
-    /// The same with something changed.
+    /// Self-signed, with changed parameters.
     pub fn with(names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Self {
         Self::of_key(&key(), names, change)
     }
 
-    /// The same with a key of any kind.
+    /// Self-signed, with a given key.
     pub fn of_key(key: &KeyPair, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Self {
         let mut params = params(names);
         change(&mut params);
@@ -39,12 +37,12 @@ impl Certificate {
         Self { pem: certificate.pem(), key: key.serialize_pem() }
     }
 
-    /// One that an authority has signed which was made for it, and the certificate of that authority.
+    /// Signed by a new authority; returns the authority's certificate too.
     pub fn of_authority(names: &[&str]) -> (Self, String) {
         Self::signed(names, ExtendedKeyUsagePurpose::ServerAuth)
     }
 
-    /// The same for a client that is to show who it is.
+    /// A client certificate signed by a new authority; returns the authority's certificate too.
     pub fn of_client(name: &str) -> (Self, String) {
         Self::signed(&[name], ExtendedKeyUsagePurpose::ClientAuth)
     }
@@ -68,8 +66,7 @@ impl Certificate {
     }
 }
 
-/// A client that speaks these versions and believes whatever certificate it is shown: it is asked which one that is, not whether it
-/// is trusted.
+/// A client for these versions that accepts any certificate, to see which one a server presents.
 pub fn believing_client(versions: &[&'static SupportedProtocolVersion]) -> ClientConfig {
     ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(versions)

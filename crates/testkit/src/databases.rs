@@ -1,5 +1,5 @@
-//! Database servers of a test's own, in a directory of its own, on a port of its own; gone with the value. And a proxy in front of one,
-//! by which it becomes slow, silent, or gone.
+//! Database servers of a test, each with its own directory and port, stopped on drop. A proxy in front of one makes it slow, silent or
+//! unreachable.
 
 use std::{
     fs,
@@ -24,31 +24,30 @@ use crate::{PATIENCE, certificates::Certificate, eventually, free_address};
 
 mod template;
 
-/// User and database of every server here.
+/// User and owner of every database.
 pub const USER: &str = "turn";
-/// Its password: in a URL one of its characters has to be written in another way.
+/// Its password; one character needs escaping in a URL.
 pub const PASSWORD: &str = "good%horse";
-/// The database that it may use; Redis has a number.
+/// Database name; Redis uses a number.
 pub const DATABASE: &str = "coturn";
 
-/// The user without rights, on all Linux systems. Servers refuse to run as root.
+/// The unprivileged user on all Linux systems. Servers refuse to run as root.
 const NOBODY: u32 = 65_534;
 
-/// Of 96 MB otherwise, in each directory.
+/// The default is 96 MB per directory.
 const MARIADB_LOG: &str = "--innodb-log-file-size=4M";
 
-/// A server that runs.
+/// A running server.
 pub struct Server {
-    /// Where it listens.
     pub address: SocketAddr,
-    /// The same with TLS; for PostgreSQL and MariaDB it is `address`.
+    /// Address with TLS; for PostgreSQL and MariaDB the same as `address`.
     pub tls_address: SocketAddr,
-    /// Authority of its certificate, which is for `localhost`; PEM.
+    /// PEM file of the authority of its certificate, which is for `localhost`.
     pub authority: PathBuf,
-    /// Its directory; PostgreSQL's socket is in it.
+    /// Its directory; contains PostgreSQL's socket.
     pub dir: PathBuf,
     kind: Kind,
-    /// Beyond what all of its kind are started with.
+    /// In addition to the common arguments of its kind.
     arguments: Vec<String>,
     child: Option<Child>,
 }
@@ -99,23 +98,23 @@ impl Server {
             ),
         );
         server.start();
-        // The statements of the file are run once; at the next start there is everything already.
+        // The file's statements run only at the first start.
         server.file("init.sql", "");
         Ok(server)
     }
 
-    /// Redis, or Valkey.
+    /// Redis or Valkey.
     pub fn redis() -> Result<Self, String> {
         Self::redis_with(&[])
     }
 
-    /// The same, which copies another one.
+    /// A replica of another server.
     pub fn redis_replica(master: &Self) -> Result<Self, String> {
         let (ip, port) = (master.address.ip().to_string(), master.address.port().to_string());
         Self::redis_with(&["--replicaof", &ip, &port, "--masterauth", PASSWORD])
     }
 
-    /// A sentinel that watches a server under this name, and makes a replica of it the master when it is gone.
+    /// A sentinel that watches a server under this name and promotes its replica when it fails.
     pub fn sentinel(master: &Self, name: &str) -> Result<Self, String> {
         redis_program().ok_or("neither redis-server nor valkey-server is installed")?;
         let mut server = Self::new(Kind::Sentinel);
@@ -133,7 +132,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Two servers of one cluster, each with half of the slots.
+    /// A cluster of two servers, each with half of the slots.
     pub fn redis_cluster() -> Result<[Self; 2], String> {
         let start = || {
             let bus = free_address().port().to_string();
@@ -163,14 +162,14 @@ impl Server {
         Ok(server)
     }
 
-    /// What Redis answers to a line.
+    /// Redis's reply to a command line.
     pub fn say(&self, line: &str) -> String {
         let mut stream = TcpStream::connect(self.address).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
-        write!(stream, "AUTH {PASSWORD}\r\n{line}\r\nQUIT\r\n").expect("it takes lines");
+        write!(stream, "AUTH {PASSWORD}\r\n{line}\r\nQUIT\r\n").expect("the command is sent");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("it answers");
-        // What it says to the password, and to the goodbye.
+        // Removes the replies to AUTH and QUIT.
         let rest = answer.strip_prefix("+OK\r\n").unwrap_or(&answer);
         rest.strip_suffix("+OK\r\n").unwrap_or(rest).to_owned()
     }
@@ -194,7 +193,7 @@ impl Server {
         server
     }
 
-    /// Starts it, again perhaps, with the data that it has, and waits until it answers.
+    /// Starts or restarts the server with its data, and waits until it answers.
     pub fn start(&mut self) {
         let log = fs::File::create(self.dir.join("log")).expect("its directory can be written");
         let mut command = self.program();
@@ -206,12 +205,12 @@ impl Server {
         eventually(&format!("{command:?} is ready"), || {
             let said = fs::read_to_string(self.dir.join("log")).unwrap_or_default();
             let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
-            assert!(ended.is_none(), "it ended: {said}");
+            assert!(ended.is_none(), "the server ended: {said}");
             said.contains(ready) && TcpStream::connect(self.address).is_ok()
         });
     }
 
-    /// The server's own program, and what it is told.
+    /// Command line of the server.
     fn program(&self) -> Command {
         let port = self.address.port();
         let path = |name: &str| self.dir.join(name).display().to_string();
@@ -228,7 +227,7 @@ impl Server {
                     format!("ssl_key_file={}", path("key.pem")),
                     "ssl=on".to_owned(),
                     "fsync=off".to_owned(),
-                    // Files of the cluster instead of /dev/shm, which would outlive a crash.
+                    // Files of the cluster instead of /dev/shm, which would survive a crash.
                     "dynamic_shared_memory_type=mmap".to_owned(),
                     "shared_buffers=16MB".to_owned(),
                     "log_destination=stderr".to_owned(),
@@ -281,21 +280,21 @@ impl Server {
         }
     }
 
-    /// Ends it; its data stay.
+    /// Stops the server and keeps its data.
     pub fn stop(&mut self) {
-        // PostgreSQL, killed, would leave shared memory behind: SIGINT is its fast shutdown. The others end by SIGTERM.
+        // SIGINT is PostgreSQL's fast shutdown (a kill would leave shared memory behind); the others stop on SIGTERM.
         self.signal(if self.kind == Kind::Postgres { "INT" } else { "TERM" });
         self.ends();
     }
 
-    /// Ends it as a crash does: what it has not written down is gone.
+    /// Stops it like a crash: unwritten data is lost.
     pub fn kill(&mut self) {
-        // SIGQUIT ends all processes of PostgreSQL at once, as a crash would; SIGKILL only the first of them.
+        // SIGQUIT stops all processes of PostgreSQL at once, SIGKILL only the first one.
         self.signal(if self.kind == Kind::Postgres { "QUIT" } else { "KILL" });
         self.ends();
     }
 
-    /// Sends it a signal, named as in `kill -NAME`.
+    /// Sends a signal, named as in `kill -NAME`.
     pub fn signal(&self, name: &str) {
         let Some(child) = &self.child else { return };
         let kill = format!("kill -{name} {}", child.id());
@@ -315,7 +314,7 @@ impl Server {
         let _ = child.wait();
     }
 
-    /// A URL of its database through `address`, with `options` behind.
+    /// URL of its database through `address`, followed by `options`.
     pub fn url(&self, address: SocketAddr, options: &str) -> String {
         let password = PASSWORD.replace('%', "%25");
         match self.kind {
@@ -325,7 +324,7 @@ impl Server {
         }
     }
 
-    /// What turnserver.conf and `turnadmin` have for it.
+    /// Connection string for turnserver.conf and `turnadmin`.
     pub fn coturn_words(&self) -> String {
         let (ip, port) = (self.address.ip(), self.address.port());
         match self.kind {
@@ -339,7 +338,7 @@ impl Server {
         }
     }
 
-    /// Writes a file that only the server may read, as keys must be.
+    /// Writes a file that only the server may read, as required for keys.
     fn file(&self, name: &str, content: &str) -> PathBuf {
         file_in(&self.dir, name, content)
     }
@@ -358,20 +357,19 @@ impl Drop for Server {
 
 /// A TCP proxy in front of a server.
 pub struct Proxy {
-    /// Where it listens.
     pub address: SocketAddr,
     state: Arc<State>,
 }
 
 struct State {
     target: SocketAddr,
-    /// Milliseconds before each piece is passed on.
+    /// Milliseconds by which each piece is delayed.
     delay: AtomicU64,
-    /// Nothing is passed on.
+    /// Forwards nothing while set.
     holds: AtomicBool,
-    /// Connections are ended at once.
+    /// Closes connections at once while set.
     refuses: AtomicBool,
-    /// What the server says is changed.
+    /// Corrupts the server's replies while set.
     garbles: AtomicBool,
     ends: AtomicBool,
     open: Mutex<Vec<TcpStream>>,
@@ -379,15 +377,15 @@ struct State {
 }
 
 impl Proxy {
-    /// In front of this address.
+    /// A proxy on loopback in front of this address.
     pub fn new(target: SocketAddr) -> Self {
         Self::on(Ipv4Addr::LOCALHOST, target)
     }
 
-    /// The same at another address of this machine, which others reach.
+    /// A proxy on another address of this machine.
     pub fn on(ip: Ipv4Addr, target: SocketAddr) -> Self {
         let listener = TcpListener::bind((ip, 0)).expect("a free port");
-        let address = listener.local_addr().expect("it is bound");
+        let address = listener.local_addr().expect("the socket is bound");
         let state = Arc::new(State {
             target,
             delay: AtomicU64::new(0),
@@ -410,17 +408,17 @@ impl Proxy {
         Self { address, state }
     }
 
-    /// Each piece is passed on so much later.
+    /// Delays each piece.
     pub fn delay(&self, delay: Duration) {
         self.state.delay.store(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Whether nothing is passed on, and nobody is told.
+    /// Holds all data back, without closing connections.
     pub fn hold(&self, holds: bool) {
         self.state.holds.store(holds, Ordering::Relaxed);
     }
 
-    /// Whether connections are ended, those that there are and those that come.
+    /// Closes existing and new connections.
     pub fn refuse(&self, refuses: bool) {
         self.state.refuses.store(refuses, Ordering::Relaxed);
         if refuses {
@@ -428,12 +426,12 @@ impl Proxy {
         }
     }
 
-    /// Whether every other byte that the server says is another one.
+    /// Corrupts every other byte of the server's replies.
     pub fn garble(&self, garbles: bool) {
         self.state.garbles.store(garbles, Ordering::Relaxed);
     }
 
-    /// Connections that have come so far.
+    /// Connections accepted so far.
     pub fn accepted(&self) -> usize {
         self.state.accepted.load(Ordering::Relaxed)
     }
@@ -443,7 +441,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.state.ends.store(true, Ordering::Relaxed);
         self.state.end_all();
-        // So that the listener's thread looks.
+        // Wakes the listener thread.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -497,7 +495,7 @@ impl State {
     }
 }
 
-/// A PostgreSQL's files, with an empty database.
+/// Creates PostgreSQL's files with an empty database.
 fn postgres_data(programs: &Path) -> Template {
     Template::new("postgres", |dir| {
         let password = file_in(dir, "password", PASSWORD);
@@ -511,12 +509,12 @@ fn postgres_data(programs: &Path) -> Template {
     })
 }
 
-/// A MariaDB's files, without any database but its own.
+/// Creates MariaDB's files with only its system databases.
 fn mariadb_data(install: &Path) -> Template {
     Template::new("mariadb", |dir| {
         run(command_in(dir, install).args([
             "--no-defaults",
-            // One that is relative would be below the directory of the program.
+            // A relative path would be below the program's directory.
             &format!("--datadir={}", dir.join("data").display()),
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
@@ -526,14 +524,14 @@ fn mariadb_data(install: &Path) -> Template {
     })
 }
 
-/// An empty directory for who has the servers' files.
+/// Creates an empty directory owned by the server's user.
 fn make_dir(dir: &Path) {
     fs::create_dir(dir).expect("the directory for temporary files can be written");
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("it is our own");
     give(dir);
 }
 
-/// Writes a file that only the server may read, as keys must be.
+/// Writes a file that only the server may read, as required for keys.
 fn file_in(dir: &Path, name: &str, content: &str) -> PathBuf {
     let path = dir.join(name);
     fs::write(&path, content).expect("a fresh directory can be written");
@@ -542,14 +540,14 @@ fn file_in(dir: &Path, name: &str, content: &str) -> PathBuf {
     path
 }
 
-/// A program run by who has the servers' files.
+/// A command that runs as the server's user.
 fn command_in(dir: &Path, program: &Path) -> Command {
     let mut command = Command::new(program);
     command
         .current_dir(dir)
         .env_clear()
         .env("LC_ALL", "C")
-        // MariaDB, when it starts, removes all temporary tables there, those of other servers too.
+        // At start, MariaDB removes all temporary tables there, including those of other servers.
         .env("TMPDIR", dir)
         .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
     if is_root() {
@@ -558,14 +556,14 @@ fn command_in(dir: &Path, program: &Path) -> Command {
     command
 }
 
-/// Where a program of this name is on the PATH, or where servers are, which the PATH of an ordinary user leaves out.
+/// Finds a program on the PATH or in the sbin directories, which are not on the PATH of ordinary users.
 pub fn installed(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let servers = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
     std::env::split_paths(&path).chain(servers).map(|dir| dir.join(name)).find(|program| program.is_file())
 }
 
-/// Debian keeps the programs of each version apart.
+/// Debian has a directory per version.
 fn postgres_programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut places: Vec<PathBuf> = versions.map(|version| version.path().join("bin")).collect();
@@ -585,7 +583,7 @@ fn is_root() -> bool {
 
 fn give(path: &Path) {
     if is_root() {
-        std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).expect("root may give files away");
+        std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).expect("root may change the owner");
     }
 }
 

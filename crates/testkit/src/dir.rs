@@ -1,4 +1,4 @@
-//! Files of one test.
+//! Temporary directories of tests.
 
 use std::{
     fs,
@@ -6,33 +6,32 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// A directory of one test alone, removed with the value.
+/// A temporary directory, removed on drop.
 pub struct Dir(PathBuf);
 
 impl Dir {
-    /// An empty one among the temporary files of this machine.
+    /// Creates an empty directory.
     #[expect(clippy::new_without_default, reason = "it makes something")]
     pub fn new() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("turnpike-test-{}-{number}", std::process::id()));
-        // Of a process that had this number before.
+        // Left by an earlier process with the same PID.
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         Self(path)
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Where a file of this name is, or would be.
+    /// Path of a file in the directory, which need not exist.
     pub fn at(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// Writes a file, and the directories that it lies in; where it is.
+    /// Writes a file and its parent directories; returns its path.
     pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.at(name);
         let written =

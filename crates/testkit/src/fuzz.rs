@@ -1,7 +1,6 @@
-//! Fuzz targets with memory. Each is an ordinary test: it feeds the target what is worth remembering, which is the seeds that the
-//! target makes itself and the inputs of `fuzz/NAME/` (`captured.hex` from real clients, `found.hex` and `faults.hex` from fuzzing, one
-//! input in hex a line). `cargo xtask fuzz` runs the same test in a build with coverage counters, where it goes on for as long as it is
-//! let.
+//! Fuzz targets that also run as ordinary tests. The test feeds the target its seeds and the inputs of `fuzz/NAME/` (`captured.hex`
+//! from real clients, `found.hex` and `faults.hex` from fuzzing, one input in hex per line). `cargo xtask fuzz` runs the same test with
+//! coverage counters and fuzzes it for a given time.
 
 use std::{
     env, fs,
@@ -10,67 +9,65 @@ use std::{
     time::Duration,
 };
 
-/// Set by `cargo xtask fuzz`: the target is fuzzed.
+/// Set by `cargo xtask fuzz` to fuzz the target.
 const FUZZ: &str = "TURNPIKE_FUZZ";
-/// Set by `cargo xtask fuzz`: the target writes its seeds to this file and ends.
+/// Set by `cargo xtask fuzz` to the file for the target's seeds; the target writes them and ends.
 const SEEDS: &str = "TURNPIKE_FUZZ_SEEDS";
 
-/// The files of a target's memory.
+/// Input files of a target.
 pub const FILES: [&str; 3] = ["captured.hex", "found.hex", "faults.hex"];
 
-/// Runs a target: `check` panics where an input has found a fault. `seeds` are good inputs, as complete as they are few.
+/// Runs a target: `check` panics on an input that reveals a fault. `seeds` are a few good inputs that cover much.
 pub fn target(name: &str, seeds: impl FnOnce() -> Vec<Vec<u8>>, check: impl Fn(&[u8]) + RefUnwindSafe) {
     if let Some(file) = env::var_os(SEEDS) {
         fs::write(&file, lines(&seeds())).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     } else if env::var_os(FUZZ).is_some() {
-        // Inputs are made smaller by libFuzzer, later.
+        // libFuzzer shrinks inputs later.
         bolero::check!().with_shrink_time(Duration::ZERO).for_each(|input: &[u8]| check(input));
     } else {
         replay(name, &seeds(), check);
     }
 }
 
-/// The inputs of real clients that a target of this name remembers, in the order in which they came.
+/// Inputs from real clients for the target of this name, in their original order.
 pub fn captured(name: &str) -> Vec<Vec<u8>> {
     remembered(name, FILES[0])
 }
 
-/// The target's input as what it is made of. Behind the end there are zeros, so that any bytes are an input.
+/// Structured input of a target. Reads zeros after the end, so that any bytes are valid.
 #[derive(Clone, Debug)]
 pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    /// All of it.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    /// Whether there is no more.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The next byte.
+    /// Next byte.
     pub fn byte(&mut self) -> u8 {
         self.array::<1>()[0]
     }
 
-    /// The next byte, less than this.
+    /// Next byte, reduced to less than `most`.
     pub fn below(&mut self, most: u8) -> u8 {
         self.byte() % most
     }
 
-    /// The next two bytes.
+    /// Next two bytes.
     pub fn u16(&mut self) -> u16 {
         u16::from_be_bytes(self.array())
     }
 
-    /// The next four bytes.
+    /// Next four bytes.
     pub fn u32(&mut self) -> u32 {
         u32::from_be_bytes(self.array())
     }
 
-    /// The next bytes.
+    /// Next `N` bytes.
     pub fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut array = [0; N];
         let taken = self.up_to(N);
@@ -78,25 +75,25 @@ impl<'a> Input<'a> {
         array
     }
 
-    /// As many bytes as the next byte says, or fewer at the end.
+    /// As many bytes as the next byte gives, or fewer at the end.
     pub fn bytes(&mut self) -> &'a [u8] {
         let length = self.byte();
         self.up_to(length.into())
     }
 
-    /// As many bytes as the next two say, or fewer at the end.
+    /// As many bytes as the next two bytes give, or fewer at the end.
     pub fn long_bytes(&mut self) -> &'a [u8] {
         let length = self.u16();
         self.up_to(length.into())
     }
 
-    /// One of these.
+    /// One of these items.
     pub fn choice<'t, T>(&mut self, among: &'t [T]) -> &'t T {
         assert!(among.len() <= 256, "one byte chooses");
         &among[usize::from(self.byte()) % among.len()]
     }
 
-    /// Whatever is left.
+    /// All remaining bytes.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.0)
     }
@@ -108,7 +105,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Feeds all that is remembered. Says which input it was that failed.
+/// Runs all stored inputs; names the input that fails.
 #[expect(clippy::print_stdout, reason = "libtest shows it where the test fails")]
 fn replay(name: &str, seeds: &[Vec<u8>], check: impl Fn(&[u8]) + RefUnwindSafe) {
     assert!(!seeds.is_empty(), "{name} has no seeds");
@@ -142,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_input_ends_in_zeros() {
+    fn input_reads_zeros_after_the_end() {
         let mut input = Input::new(&[1, 2, 3, 7, 9, 9]);
         assert_eq!((input.u16(), input.below(2), input.bytes()), (0x0102, 1, &[9, 9][..]));
         assert!(input.is_empty());
@@ -151,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn an_input_that_fails_fails_the_test() {
+    fn failing_input_fails_the_test() {
         let seeds = || vec![vec![1], vec![2]];
         let replayed = |bad: u8| catch_unwind(|| target("none", seeds, |input| assert_ne!(input, [bad])));
         assert!(replayed(2).is_err());

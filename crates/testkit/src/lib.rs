@@ -1,5 +1,5 @@
-//! Helpers that tests of several crates share; the product links none of them. A function panics where its test fails,
-//! and returns an error that says why the machine cannot run the test.
+//! Helpers for tests of several crates; the product never links them. A function panics if its test fails, and returns
+//! an error with the reason if the machine cannot run the test.
 #![forbid(unsafe_code)]
 
 pub mod alone;
@@ -20,12 +20,12 @@ pub use loopback::loopback_keeps_super_packets;
 pub use ports::{free_address, free_port};
 pub use wait::{PATIENCE, eventually};
 
-/// True if golden files are to be written: `TURNPIKE_TEST_GOLDEN=write`.
+/// True if golden files should be rewritten: `TURNPIKE_TEST_GOLDEN=write`.
 pub fn writes_golden_files() -> bool {
     std::env::var_os("TURNPIKE_TEST_GOLDEN").is_some_and(|what| what == "write")
 }
 
-/// Tests that differ in what they are called with.
+/// Defines tests that call one function with different arguments.
 #[macro_export]
 macro_rules! tests {
     ($($(#[$about:meta])* $name:ident: $call:expr;)+) => {

@@ -1,6 +1,6 @@
-//! Names that someone might choose in order to confuse whoever reads them.
+//! Confusing names that a user might choose.
 
-/// Names, and how log lines, tables and pages show them. Servers take all of them but the one of invalid UTF-8, which is no text.
+/// Names, and their form in log lines, tables and pages. Servers accept all of them except the one with invalid UTF-8.
 pub const CORPUS: &[(&str, &str)] = &[
     ("alice", "alice"),
     ("müller 李 مها", "müller 李 مها"),
@@ -27,7 +27,7 @@ pub const CORPUS: &[(&str, &str)] = &[
     (LONG, LONG),
 ];
 
-/// As long as a username may be: 508 bytes.
+/// Maximum length of a username: 508 bytes.
 pub const LONG: &str = {
     const BYTES: [u8; 508] = [b'x'; 508];
     match str::from_utf8(&BYTES) {

@@ -1,4 +1,4 @@
-//! Ports for programs that cannot let the kernel choose one, and for addresses where nobody listens.
+//! Free ports for programs that cannot let the kernel choose, and for addresses without a listener.
 
 use std::{
     mem,
@@ -12,21 +12,21 @@ use std::{
 
 use crate::eventually;
 
-/// The first of the ports given away. The kernel gives nobody anything here by itself (`net.ipv4.ip_local_port_range`), and no server of
-/// a test has its relay ports here: what is free stays free until it is used.
+/// First port to hand out. The range is outside the kernel's ephemeral ports (`net.ipv4.ip_local_port_range`) and the relay ports of
+/// test servers, so a free port stays free.
 const FIRST: u16 = 10_000;
 /// Even ports, so that the next one is free too, as for RTP and RTCP.
 const PAIRS: u32 = 5_000;
 
-/// An even port that is free at `ip` for UDP and TCP, and that this function gives to nobody else in this network namespace until the
-/// process ends: not to another test, and not to another test program either.
+/// An even port that is free at `ip` for UDP and TCP. It is unique within the network namespace, across tests and test programs, until
+/// the process ends.
 pub fn free_port(ip: IpAddr) -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     eventually("a free port", || {
-        // Test programs that run at the same time begin elsewhere.
+        // Concurrent test programs start at different ports.
         let turn = std::process::id().wrapping_mul(401).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         let port = FIRST + 2 * u16::try_from(turn % PAIRS).expect("less than PAIRS");
-        // Names of this kind belong to the network namespace, as ports do, and end with who holds them.
+        // Abstract socket names belong to the network namespace, as ports do, and disappear with the process.
         let name = UnixAddr::from_abstract_name(format!("turnpike-test-port-{port}")).expect("a short name");
         let held = UnixDatagram::bind_addr(&name).ok()?;
         let is_free = UdpSocket::bind((ip, port)).is_ok() && TcpListener::bind((ip, port)).is_ok();
@@ -37,7 +37,7 @@ pub fn free_port(ip: IpAddr) -> u16 {
     })
 }
 
-/// The same with its address, that of IPv4's loopback.
+/// An IPv4 loopback address with such a port.
 pub fn free_address() -> SocketAddr {
     let ip = Ipv4Addr::LOCALHOST.into();
     SocketAddr::new(ip, free_port(ip))
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_given_to_one_caller_only() {
+    fn port_is_handed_out_once() {
         let addresses: BTreeSet<SocketAddr> = (0..100).map(|_| free_address()).collect();
         assert_eq!(addresses.len(), 100);
         for address in addresses {

@@ -1,4 +1,4 @@
-//! What a process takes: memory, descriptors, processor time.
+//! Resources of a process: memory, descriptors, threads.
 
 use std::{
     fs::{self, File},
@@ -6,39 +6,39 @@ use std::{
     path::PathBuf,
 };
 
-/// Memory of this process that is its own, in bytes: pages in use that no file has (RssAnon of proc_pid_status(5)).
+/// Anonymous memory of this process in bytes (RssAnon of proc_pid_status(5)).
 pub fn memory() -> u64 {
     memory_at("/proc/self/status")
 }
 
-/// The same of another process.
+/// Anonymous memory of another process in bytes.
 pub fn memory_of(pid: u32) -> u64 {
     memory_at(&format!("/proc/{pid}/status"))
 }
 
-/// How much [`memory`] has grown when `work` is done; 0 if it has shrunk.
+/// Growth of [`memory`] during `work`; 0 if it shrank.
 pub fn grown(work: impl FnOnce()) -> u64 {
     let before = memory();
     work();
     memory().saturating_sub(before)
 }
 
-/// Descriptors that this process has open.
+/// Number of open descriptors of this process.
 pub fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-/// Takes every descriptor that is left.
+/// Uses up all remaining descriptors.
 pub fn take_descriptors() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
 
-/// A thread of this process, under watch. It can be asked without a descriptor to spare.
+/// A thread of this process, observable without a spare descriptor.
 #[derive(Debug)]
 pub struct Thread(File);
 
 impl Thread {
-    /// The first thread with this name, of at most 15 bytes. One that has just been made gives itself the name.
+    /// The first thread with this name, of at most 15 bytes. A new thread sets its name itself.
     pub fn named(name: &str) -> Self {
         let has_name = |path: &PathBuf| {
             fs::read_to_string(path.join("comm")).is_ok_and(|found| found.trim_end() == name)
@@ -49,13 +49,13 @@ impl Thread {
         })
     }
 
-    /// Waits until the thread sleeps, as one does that has nothing to do. One that goes in circles never does.
+    /// Waits until the thread sleeps, as an idle one does; a spinning thread never does.
     pub fn comes_to_rest(&self) {
-        // Often in a row, for it might be seen in the middle of a call that waits for a moment.
+        // Many samples in a row, because a busy thread may briefly wait in a system call.
         crate::eventually("the thread sleeps", || (0..20).all(|_| self.state() == Some('S')));
     }
 
-    /// The third field of proc_pid_stat(5); the second is a name in brackets.
+    /// Third field of proc_pid_stat(5); the second is a name in parentheses.
     fn state(&self) -> Option<char> {
         let mut bytes = [0; 512];
         let len = self.0.read_at(&mut bytes, 0).ok()?;
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_shows() {
+    fn kept_memory_is_measured() {
         let mut kept = Vec::new();
         let grown = grown(|| kept = black_box(vec![7_u8; 32 << 20]));
         assert!(grown >= 16 << 20, "{grown}");
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_waits_is_at_rest_and_one_that_spins_is_not() {
+    fn sleeping_and_spinning_threads_are_distinguished() {
         let (stop, stopped) = mpsc::channel::<()>();
         let spins = thread::Builder::new()
             .name("tk-spins".to_owned())

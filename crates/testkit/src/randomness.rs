@@ -1,19 +1,18 @@
-//! Statistics on what nobody may guess: identifiers, tokens, cookies. They find a generator that is broken (constant, counting,
-//! biased, of a short period), not one that is merely weak: no statistic could.
+//! Statistical tests for unpredictable values: identifiers, tokens, cookies. They detect broken generators (constant, counting,
+//! biased, of a short period), but not merely weak ones, which no statistic could.
 //!
-//! Each comparison has a threshold that a good generator exceeds less than once in 10^13 times, so that with the few hundred
-//! comparisons of one call a false alarm is below 10^-9.
+//! A good generator exceeds the threshold of each comparison less than once in 10^13 times. With the few hundred comparisons of one
+//! call, a false alarm is less likely than 10^-9.
 
 use std::collections::HashSet;
 
-/// Samples that [`judge`] wants at least: 16 for each value that a byte can have.
+/// Minimum number of samples: 16 for each value of a byte.
 pub const SAMPLES: usize = 4096;
 
 /// Standard deviations of the normal distribution; two-sided probability 8e-14.
 const FAR: f64 = 7.5;
 
-/// Judges samples of equal length, of which the bits set in `mask` are to be random; the others are left out of account. Where that
-/// are at least 56 bits, none may come twice.
+/// Tests samples of equal length. Only bits set in `mask` must be random. If these are at least 56 bits, no sample may repeat.
 pub fn judge(samples: &[Vec<u8>], mask: &[u8]) -> Result<(), String> {
     assert!(samples.len() >= SAMPLES, "{} samples", samples.len());
     let masked: Vec<Vec<u8>> = samples
@@ -25,12 +24,12 @@ pub fn judge(samples: &[Vec<u8>], mask: &[u8]) -> Result<(), String> {
         .collect();
     let random_bits: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
     assert!(random_bits > 0, "a mask without bits");
-    // Of 2^56 values, 4096 good samples have two alike once in 10^10 times.
+    // 4096 good samples of 56 bits contain a duplicate once in 10^10 times.
     if random_bits >= 56 {
         no_repetition(&masked)?;
     }
     balanced(&masked, mask, "a sample")?;
-    // What counts has balanced low bits, which change each time, and high ones that never do.
+    // A counter has balanced low bits, which change each time, and constant high bits.
     let changes: Vec<Vec<u8>> = masked
         .windows(2)
         .map(|pair| pair[0].iter().zip(&pair[1]).map(|(one, other)| one ^ other).collect())
@@ -46,11 +45,11 @@ fn no_repetition(samples: &[Vec<u8>]) -> Result<(), String> {
     let mut seen = HashSet::with_capacity(samples.len());
     match samples.iter().position(|sample| !seen.insert(sample)) {
         None => Ok(()),
-        Some(at) => Err(format!("sample {at} has come before: {:02x?}", samples[at])),
+        Some(at) => Err(format!("sample {at} repeats: {:02x?}", samples[at])),
     }
 }
 
-/// Monobit tests: of all bits, and of the bit at each place.
+/// Monobit tests of all bits together and of each bit.
 fn balanced(samples: &[Vec<u8>], mask: &[u8], what: &str) -> Result<(), String> {
     let (mut all, mut ones_of_all) = (0_u32, 0_u32);
     for (at, byte) in mask.iter().enumerate() {
@@ -73,13 +72,13 @@ fn far_from_half(ones: u32, of: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// The chi-square test of a byte's 256 values, on both sides: what counts is more even than chance.
+/// Two-sided chi-square test of a byte's 256 values: a counter is more even than chance.
 fn even(bytes: impl Iterator<Item = u8>, at: usize) -> Result<(), String> {
     let mut counts = [0_u32; 256];
     bytes.for_each(|byte| counts[usize::from(byte)] += 1);
     let expected = f64::from(counts.iter().sum::<u32>()) / 256.0;
     let chi_square: f64 = counts.iter().map(|count| (f64::from(*count) - expected).powi(2) / expected).sum();
-    // Wilson and Hilferty: the cube root of chi-square over its degrees of freedom is about normal.
+    // Wilson and Hilferty: the cube root of chi-square over its degrees of freedom is approximately normal.
     let spread = 2.0 / (9.0 * 255.0);
     let deviations = ((chi_square / 255.0).cbrt() - (1.0 - spread)) / spread.sqrt();
     if deviations.abs() > FAR {
@@ -109,14 +108,14 @@ mod tests {
     }
 
     #[test]
-    fn a_good_generator_passes_whatever_the_mask() {
+    fn good_generator_passes_with_any_mask() {
         for mask in [[0xFF; 8], [0x3F, 0xFF, 0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0, 0, 0x80]] {
             assert_eq!(judge(&samples(|_| rand::random()), &mask), Ok(()));
         }
     }
 
     #[test]
-    fn generators_that_are_broken_are_found() {
+    fn broken_generators_are_found() {
         let broken: [(&str, Generator); 10] = [
             ("a constant", Box::new(|_| [0x5A; 8])),
             ("a counter", Box::new(|number| number.to_be_bytes())),
@@ -132,7 +131,7 @@ mod tests {
             ),
             ("text", Box::new(|_| rand::random::<[u8; 8]>().map(|byte| b'a' + byte % 26))),
             (
-                "one bit that is always set",
+                "one bit always set",
                 Box::new(|_| {
                     let mut bytes: [u8; 8] = rand::random();
                     bytes[3] |= 4;
@@ -140,7 +139,7 @@ mod tests {
                 }),
             ),
             (
-                "bits of which six of ten are set",
+                "six of ten bits set",
                 Box::new(|_| {
                     std::array::from_fn(|_| {
                         (0..8).fold(0, |byte, _| byte << 1 | u8::from(rand::random_range(0..10) < 6))
@@ -148,7 +147,7 @@ mod tests {
                 }),
             ),
             (
-                "a value that is missing",
+                "a missing value",
                 Box::new(|_| {
                     rand::random::<[u8; 8]>().map(|byte| if byte < 128 { 255 - byte } else { byte })
                 }),
@@ -172,18 +171,18 @@ mod tests {
         }
     }
 
-    /// A short period, and a seed that is the same after each start.
+    /// A short period, or a seed that repeats after each start.
     #[test]
-    fn one_sample_that_comes_twice_is_found() {
+    fn repeated_sample_is_found() {
         let mut all = samples(|_| rand::random());
         let last = all.len() - 1;
         all[last] = all[7].clone();
         let found = judge(&all, &[0xFF; 8]).unwrap_err();
-        assert!(found.contains("come before"), "{found}");
+        assert!(found.contains("repeats"), "{found}");
     }
 
     #[test]
-    fn a_flaw_in_bits_that_do_not_count_is_none() {
+    fn flaws_in_unmasked_bits_are_ignored() {
         let version = |_| {
             let mut bytes: [u8; 8] = rand::random();
             bytes[0] = 4;
@@ -193,10 +192,10 @@ mod tests {
         assert_eq!(judge(&samples(version), &[0, 255, 255, 255, 255, 255, 255, 255]), Ok(()));
     }
 
-    /// The figure of the chi-square test against a table: 255 degrees of freedom exceed 330.5 once in a thousand times, which are 3.09
-    /// standard deviations of the normal distribution.
+    /// Compares with a table: 255 degrees of freedom exceed 330.5 once in a thousand times, which is 3.09 standard deviations of the
+    /// normal distribution.
     #[test]
-    fn the_approximation_agrees_with_the_table() {
+    fn chi_square_approximation_agrees_with_the_table() {
         let spread: f64 = 2.0 / (9.0 * 255.0);
         let deviations = ((330.52_f64 / 255.0).cbrt() - (1.0 - spread)) / spread.sqrt();
         assert!((deviations - 3.09).abs() < 0.02, "{deviations}");

@@ -1,5 +1,5 @@
-//! STUN messages written and read by hand (RFC 8489 section 5), and a client that sends them: an oracle that shares no code with what
-//! is tested, and that can write what no honest client would.
+//! Hand-written STUN messages (RFC 8489 section 5) and a client: an independent oracle that shares no code with the product and can
+//! send invalid messages.
 
 mod client;
 mod message;
@@ -38,7 +38,7 @@ pub mod attribute {
     pub const CHANNEL_NUMBER: u16 = 0x000C;
     pub const LIFETIME: u16 = 0x000D;
     pub const XOR_PEER_ADDRESS: u16 = 0x0012;
-    /// DATA, whose name a message has too.
+    /// DATA; the name is taken by a message type.
     pub const PAYLOAD: u16 = 0x0013;
     pub const REALM: u16 = 0x0014;
     pub const NONCE: u16 = 0x0015;
@@ -54,7 +54,7 @@ pub mod attribute {
     pub const MOBILITY_TICKET: u16 = 0x8030;
 }
 
-/// UDP, as REQUESTED-TRANSPORT has it (RFC 8656 section 18.7).
+/// UDP in REQUESTED-TRANSPORT (RFC 8656 section 18.7).
 pub const UDP: [u8; 4] = [17, 0, 0, 0];
 
 /// Transaction ID of a message (RFC 8489 section 5).
@@ -62,7 +62,7 @@ pub const UDP: [u8; 4] = [17, 0, 0, 0];
 pub struct Transaction([u8; 12]);
 
 impl Transaction {
-    /// One that no other message of this process has: to a server they would be copies.
+    /// Unique in this process; a server would treat an equal one as a retransmission.
     pub fn unique() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut bytes = [7; 12];
@@ -90,7 +90,7 @@ pub fn message(kind: u16, id: impl Into<Transaction>, attributes: &[(u16, &[u8])
     [&kind.to_be_bytes(), &length(&body).to_be_bytes()[..], &MAGIC_COOKIE, &id.into().0, &body].concat()
 }
 
-/// The attributes of a message, in their order.
+/// Attributes of a message in order.
 pub fn attributes(message: &[u8]) -> Vec<(u16, Vec<u8>)> {
     let mut found = Vec::new();
     let mut rest = &message[20..];
@@ -103,7 +103,7 @@ pub fn attributes(message: &[u8]) -> Vec<(u16, Vec<u8>)> {
     found
 }
 
-/// The value of an XOR-…-ADDRESS attribute (RFC 8489 section 14.2) in a message with this transaction ID, which counts for IPv6 alone.
+/// Value of an XOR-…-ADDRESS attribute (RFC 8489 section 14.2); the transaction ID matters only for IPv6.
 pub fn xor_address(address: SocketAddr, id: impl Into<Transaction>) -> Vec<u8> {
     let (family, mut ip) = match address.ip() {
         IpAddr::V4(ip) => (1, ip.octets().to_vec()),
@@ -114,7 +114,7 @@ pub fn xor_address(address: SocketAddr, id: impl Into<Transaction>) -> Vec<u8> {
     [&[0, family][..], &port.to_be_bytes(), &ip].concat()
 }
 
-/// The opposite of [`xor_address`].
+/// Inverse of [`xor_address`].
 pub fn address(value: &[u8], id: impl Into<Transaction>) -> SocketAddr {
     let port = u16::from_be_bytes([value[2], value[3]]) ^ 0x2112;
     let bytes: Vec<u8> = value[4..].iter().zip(mask(id)).map(|(byte, mask)| byte ^ mask).collect();
@@ -137,9 +137,9 @@ fn length(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// RFC 5769 section 2.3, whose transaction ID is another one: only the port and the first four bytes of the mask are the same.
+    /// Based on RFC 5769 section 2.3 with another transaction ID: only the port and the first four mask bytes are the same.
     #[test]
-    fn an_address_is_as_in_the_test_vector() {
+    fn xor_address_matches_the_test_vector() {
         let value = [0, 1, 0xA1, 0x47, 0xE1, 0x12, 0xA6, 0x43];
         let there: SocketAddr = "192.0.2.1:32853".parse().unwrap();
         assert_eq!((xor_address(there, 9), address(&value, 9)), (value.to_vec(), there));
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_are_padded_and_found_again() {
+    fn attributes_are_padded_and_parsed_back() {
         let written = message(1, 7, &[(0x8022, b"hello"), (0x0025, b"")]);
         assert_eq!(written[..8], [0, 1, 0, 16, 0x21, 0x12, 0xA4, 0x42]);
         assert_eq!(attributes(&written), [(0x8022, b"hello".to_vec()), (0x0025, Vec::new())]);

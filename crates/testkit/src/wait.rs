@@ -1,14 +1,14 @@
-//! Waiting for something by asking again and again: a test has no idea of how long anything takes.
+//! Polling with a deadline, instead of sleeping for a guessed time.
 
 use std::{
     thread,
     time::{Duration, Instant},
 };
 
-/// How long anything may take that happens at once on an idle machine: only a test that fails waits that long.
+/// Deadline for things that take no time on an idle machine; only a failing test waits that long.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Asks until the answer is `true` or `Some`, and returns what was found.
+/// Polls until the answer is `true` or `Some`, and returns the value.
 pub fn eventually<A: Answer>(what: &str, mut ask: impl FnMut() -> A) -> A::Found {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -20,11 +20,10 @@ pub fn eventually<A: Answer>(what: &str, mut ask: impl FnMut() -> A) -> A::Found
     }
 }
 
-/// What [`eventually`] is told: whether, or what.
+/// Result of one poll of [`eventually`].
 pub trait Answer {
-    /// What it finds.
     type Found;
-    /// `None` to be asked again.
+    /// `None` polls again.
     fn found(self) -> Option<Self::Found>;
 }
 

@@ -1,17 +1,16 @@
-//! The texts of addresses as automata, which answer whether a pattern can match any address at all.
+//! Automata for the text of addresses, which decide if a pattern can match any address at all.
 //!
-//! IPv4 is dotted decimal. IPv6 is the canonical text of RFC 5952, without the IPv4-mapped addresses, which are compared as IPv4.
+//! IPv4 is dotted decimal. IPv6 is the canonical text of RFC 5952, without IPv4-mapped addresses, which are compared as IPv4.
 
 use hashbrown::HashSet;
 
-/// True if the text of an address fits.
+/// True if the text of some address matches.
 pub(super) fn some_address_fits(pattern: &[u8]) -> bool {
     search(pattern, [V4::default()], V4::after, V4::is_address)
         || search(pattern, V6::starts(), V6::after, V6::is_address)
 }
 
-/// Walks pattern and automaton together through every pair of places that they can reach. There are a few hundred of them for each byte
-/// of the pattern.
+/// Explores all reachable pairs of pattern position and automaton state: a few hundred per byte of the pattern.
 fn search<S: Copy + Eq + std::hash::Hash>(
     pattern: &[u8],
     starts: impl IntoIterator<Item = S>,
@@ -45,11 +44,11 @@ fn search<S: Copy + Eq + std::hash::Hash>(
     false
 }
 
-/// A place in the text of an IPv4 address.
+/// Position in the text of an IPv4 address.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct V4 {
     octet: u8,
-    /// Digits of this octet so far.
+    /// Value of this octet so far.
     value: Option<u8>,
 }
 
@@ -58,7 +57,7 @@ impl V4 {
         match (byte, self.value) {
             (b'.', Some(_)) if self.octet < 3 => Some(Self { octet: self.octet + 1, value: None }),
             (b'0'..=b'9', None) => Some(Self { value: Some(byte - b'0'), ..self }),
-            // No octet has leading zeros.
+            // Octets have no leading zeros.
             (b'0'..=b'9', Some(value @ 1..)) => {
                 let value = value.checked_mul(10)?.checked_add(byte - b'0')?;
                 Some(Self { value: Some(value), ..self })
@@ -72,33 +71,33 @@ impl V4 {
     }
 }
 
-/// A place in the text of an IPv6 address whose `::` stands for chosen groups.
+/// Position in the text of an IPv6 address whose `::` replaces given groups.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct V6 {
-    /// First of the groups that `::` stands for.
+    /// First of the groups that `::` replaces.
     first: u8,
-    /// Number of them; 0 without `::`.
+    /// Number of replaced groups; 0 without `::`.
     count: u8,
     /// Group, from 0 to 8.
     group: u8,
     text: Group,
-    /// Groups of zero in a row before this one.
+    /// Consecutive zero groups before this one.
     zeros: u8,
 }
 
-/// The text of a group so far.
+/// Text of a group so far.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Group {
     Empty,
-    /// The first colon of `::` has been read, or both colons are due.
+    /// The first colon of `::` was read, or both colons are due.
     Due(u8),
     Zero,
-    /// Digits, and whether all are `f`.
+    /// Digits read, and true if all are `f`.
     Digits(u8, bool),
 }
 
 impl V6 {
-    /// Every place that `::` can have, and none.
+    /// Every possible position of `::`, and none.
     fn starts() -> impl Iterator<Item = Self> {
         let places = (0..8_u8).flat_map(|first| (2..=8 - first).map(move |count| (first, count)));
         places.chain([(u8::MAX, 0)]).map(|(first, count)| {
@@ -134,7 +133,8 @@ impl V6 {
         }
     }
 
-    /// Behind its group, unless the canonical text has `::` elsewhere: for the longest run of zeros, and the first of equals.
+    /// State after a group, unless the canonical text has `::` elsewhere: it replaces the longest run of zeros, and the first of
+    /// equals.
     fn closed(self) -> Option<Self> {
         let is_zero = self.text == Group::Zero;
         let follows = self.count > 0 && self.group == self.first + self.count;
@@ -150,7 +150,7 @@ impl V6 {
         is_canonical.then_some(Self { zeros, group: self.group + 1, ..self })
     }
 
-    /// Behind the colon after a group.
+    /// State after the colon that follows a group.
     fn entered(self) -> Self {
         let text = if self.group == self.first { Group::Due(1) } else { Group::Empty };
         Self { text, ..self }
@@ -223,7 +223,7 @@ mod tests {
         }
     }
 
-    /// Groups that are often zero, so that all shapes of `::` come up.
+    /// Groups are often zero, so that all forms of `::` occur.
     fn address() -> impl Strategy<Value = IpAddr> {
         let group = prop_oneof![Just(0_u16), Just(0xffff), any::<u16>(), 0_u16..16];
         let v6 =
@@ -233,7 +233,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_text_of_every_address_fits_also_with_stars_in_it(
+        fn every_address_text_matches_also_with_stars(
             address in address(),
             stars in prop::collection::vec((any::<prop::sample::Index>(), 0_usize..6), 0..4),
         ) {
@@ -247,7 +247,7 @@ mod tests {
         }
 
         #[test]
-        fn what_fits_without_stars_is_the_text_of_an_address(text in "[0-2f]{1,3}([.:]{1,2}[0-2f]{1,3}){2,7}|::([01f]{1,2}:){0,6}[0-2]") {
+        fn match_without_stars_is_an_address_text(text in "[0-2f]{1,3}([.:]{1,2}[0-2f]{1,3}){2,7}|::([01f]{1,2}:){0,6}[0-2]") {
             let canonical = text.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().to_string() == text);
             prop_assert_eq!(fits(&text), canonical, "{}", text);
         }

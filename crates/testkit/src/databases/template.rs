@@ -1,4 +1,4 @@
-//! The files that a server begins with. What makes them computes for seconds, so it is done once in a process, and each server gets a copy.
+//! Initial files of a server. Creating them takes seconds of CPU, so it happens once per process, and each server gets a copy.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,24 +10,24 @@ use super::{command_in, make_dir, run};
 /// A directory with a server's files in `data`.
 pub(super) struct Template {
     dir: PathBuf,
-    /// It waits for the end of its input, which comes when this process ends, however that is, and removes the directory.
+    /// Waits for the end of its input, which comes when this process ends for any reason, and removes the directory.
     _remover: Child,
 }
 
 impl Template {
-    /// What `fill` puts into `data` of the directory that it is told.
+    /// Lets `fill` create the files in `data` of the given directory.
     pub(super) fn new(name: &str, fill: impl FnOnce(&Path)) -> Self {
         let dir = std::env::temp_dir().join(format!("turnpike-store-{}-{name}", std::process::id()));
         make_dir(&dir);
         let mut remover = Command::new("sh");
         remover.args(["-c", "read -r _; rm -rf \"$0\""]).arg(&dir);
         let remover = remover.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        let _remover = remover.spawn().expect("there is a shell");
+        let _remover = remover.spawn().expect("the shell starts");
         fill(&dir);
         Self { dir, _remover }
     }
 
-    /// For another server's directory.
+    /// Copies the files to a server's directory.
     pub(super) fn copy_to(&self, dir: &Path) {
         run(command_in(dir, Path::new("cp")).arg("-a").arg(self.dir.join("data")).arg("data"));
     }

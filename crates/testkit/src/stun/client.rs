@@ -1,4 +1,4 @@
-//! A client over UDP.
+//! A STUN client over UDP.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -17,7 +17,7 @@ use crate::PATIENCE;
 /// Initial retransmission timeout (RFC 8489 section 6.2.1).
 const RTO: Duration = Duration::from_millis(500);
 
-/// A bare client, which knows nothing of what it has sent.
+/// A client without state about its requests.
 #[derive(Debug)]
 pub struct Client {
     socket: UdpSocket,
@@ -30,27 +30,27 @@ impl Client {
         Self::from(if v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() }, server)
     }
 
-    /// From this address of ours.
+    /// From this local address.
     pub fn from(local: IpAddr, server: SocketAddr) -> Self {
-        let socket = UdpSocket::bind((local, 0)).expect("there is a free port");
-        socket.connect(server).expect("there is a route");
+        let socket = UdpSocket::bind((local, 0)).expect("a port is free");
+        socket.connect(server).expect("the server is reachable");
         socket.set_read_timeout(Some(PATIENCE)).expect("not zero");
         Self { socket }
     }
 
-    /// The socket, connected to the server.
+    /// Socket connected to the server.
     pub fn socket(&self) -> &UdpSocket {
         &self.socket
     }
 
-    /// True if a server answers Binding; for waiting until there is one.
+    /// True if a server answers a Binding request.
     pub fn is_answered(&self) -> bool {
-        // An unconnected port answers with ICMP, which shows up here: nobody listens there yet.
+        // A closed port causes an ICMP error, which appears here.
         let _ = self.socket.send(&plain_message(BINDING, &[]));
         self.waiting(PATIENCE / 100, || self.receive().is_some())
     }
 
-    /// Length of an Allocate request without credentials, and its 401.
+    /// Length of an Allocate request without credentials, and the 401 with its challenge.
     pub fn challenge(&self) -> (usize, Message, Challenge) {
         let request = plain_message(ALLOCATE, &[(REQUESTED_TRANSPORT, &UDP)]);
         self.send_raw(&request);
@@ -60,30 +60,29 @@ impl Client {
         (request.len(), answer, challenge)
     }
 
-    /// Asks for an allocation as `username` with a MESSAGE-INTEGRITY that no key makes; the error code of the answer.
+    /// Sends an Allocate as `username` with an invalid MESSAGE-INTEGRITY; returns the error code.
     pub fn forge(&self, username: impl AsRef<[u8]>, realm: &[u8], nonce: &[u8]) -> Option<u16> {
         self.send_raw(&forged_request(username.as_ref(), realm, nonce));
         self.receive().expect("a request is answered").error()
     }
 
-    /// Asks for an allocation with a password, once more where the nonce is stale; the error code of the answer, or `None` if it
-    /// is granted.
+    /// Allocates with a password, once more after a stale nonce; returns the error code, or `None` on success.
     pub fn allocate(&self, username: &str, password: &str, challenge: &Challenge) -> Option<u16> {
         let answer = self.allocate_once(username, password, challenge);
         if answer.error() != Some(438) {
             return answer.error();
         }
         let again = answer.challenge();
-        assert_eq!(again.realm, challenge.realm, "a nonce for the realm that was asked for");
+        assert_eq!(again.realm, challenge.realm, "a nonce for the requested realm");
         self.allocate_once(username, password, &again).error()
     }
 
-    /// Asks once for an allocation with a password.
+    /// Sends one Allocate with a password.
     pub fn allocate_once(&self, username: &str, password: &str, challenge: &Challenge) -> Message {
         self.ask(&allocate_request(Some((username, password, challenge))))
     }
 
-    /// Asks with a nonce of this moment.
+    /// Sends a request with a fresh nonce.
     pub fn ask_as(
         &self,
         (username, password): (&str, &str),
@@ -94,7 +93,7 @@ impl Client {
         self.ask(&signed_request(kind, attributes, (username, password, &challenge)))
     }
 
-    /// Answer to a request, which is repeated until there is one. Those to earlier requests are passed over, and so is data.
+    /// Sends a request, repeats it until a response arrives, and returns it. Skips other messages.
     pub fn ask(&self, request: &[u8]) -> Message {
         let began = Instant::now();
         self.waiting(RTO, || {
@@ -118,19 +117,19 @@ impl Client {
         }
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     pub fn send_raw(&self, bytes: &[u8]) {
         self.socket.send(bytes).expect("a datagram leaves");
     }
 
-    /// Next STUN message of the server.
+    /// Receives the next STUN message.
     pub fn receive(&self) -> Option<Message> {
         let mut buffer = [0; 4096];
         let len = self.socket.recv(&mut buffer).ok()?;
         Some(Message::stun(&buffer[..len]))
     }
 
-    /// Does something with another patience.
+    /// Runs `body` with another read timeout.
     fn waiting<T>(&self, patience: Duration, body: impl FnOnce() -> T) -> T {
         self.socket.set_read_timeout(Some(patience)).expect("not zero");
         let found = body();

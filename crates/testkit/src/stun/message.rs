@@ -1,4 +1,4 @@
-//! Messages that a client writes, and what a server answers.
+//! Requests of a client and responses of a server.
 
 use std::net::SocketAddr;
 
@@ -16,14 +16,14 @@ use super::{
     length, message,
 };
 
-/// Realm and nonce that a 401 or 438 names.
+/// Realm and nonce of a 401 or 438.
 #[derive(Clone, Debug)]
 pub struct Challenge {
     pub realm: Vec<u8>,
     pub nonce: Vec<u8>,
 }
 
-/// An Allocate request with a MESSAGE-INTEGRITY that no key makes.
+/// An Allocate request with an invalid MESSAGE-INTEGRITY.
 pub fn forged_request(username: &[u8], realm: &[u8], nonce: &[u8]) -> Vec<u8> {
     let attributes = [
         (REQUESTED_TRANSPORT, &UDP[..]),
@@ -35,7 +35,7 @@ pub fn forged_request(username: &[u8], realm: &[u8], nonce: &[u8]) -> Vec<u8> {
     plain_message(ALLOCATE, &attributes)
 }
 
-/// An Allocate request; with credentials, signed.
+/// An Allocate request, signed if credentials are given.
 pub fn allocate_request(credentials: Option<(&str, &str, &Challenge)>) -> Vec<u8> {
     let attributes = [(REQUESTED_TRANSPORT, &UDP[..])];
     match credentials {
@@ -49,7 +49,7 @@ pub fn plain_message(kind: u16, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     message(kind, Transaction::unique(), attributes)
 }
 
-/// A request that is signed as RFC 8489 section 9.2.2 has it with an MD5 key, for a user with this password.
+/// A request signed with an MD5 key (RFC 8489 section 9.2.2) for a user with this password.
 pub fn signed_request(
     kind: u16,
     attributes: &[(u16, &[u8])],
@@ -57,7 +57,7 @@ pub fn signed_request(
 ) -> Vec<u8> {
     let user = username.as_bytes();
     let credentials = [(USERNAME, user), (REALM, &realm[..]), (NONCE, &nonce[..])];
-    // The length already counts the MAC, whose place is taken by zeros so far.
+    // The length already includes the MAC, which is zero so far.
     let mac = [(MESSAGE_INTEGRITY, &[0; 20][..])];
     let mut message = plain_message(kind, &[attributes, &credentials, &mac].concat());
     message.truncate(message.len() - 24);
@@ -70,19 +70,19 @@ pub fn signed_request(
     message
 }
 
-/// A message that came, STUN or ChannelData.
+/// A received STUN message or ChannelData.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message(pub Vec<u8>);
 
 impl Message {
-    /// A whole STUN message.
+    /// Checks that the bytes are one complete STUN message.
     pub fn stun(bytes: &[u8]) -> Self {
         assert!(bytes.len() >= 20 && bytes[4..8] == MAGIC_COOKIE, "no STUN message: {bytes:?}");
         assert_eq!(bytes[2..4], length(&bytes[20..]).to_be_bytes(), "the length of a STUN message");
         Self(bytes.to_vec())
     }
 
-    /// Type of the message, or number of the channel.
+    /// Message type, or channel number.
     pub fn kind(&self) -> u16 {
         u16::from_be_bytes([self.0[0], self.0[1]])
     }
@@ -112,7 +112,7 @@ impl Message {
         Challenge { realm: self.attribute(REALM), nonce: self.attribute(NONCE) }
     }
 
-    /// Server that a 300 names for clients over IPv4 (RFC 8489 section 14.15).
+    /// IPv4 address in the ALTERNATE-SERVER of a 300 (RFC 8489 section 14.15).
     pub fn alternate(&self) -> SocketAddr {
         let value = self.attribute(ALTERNATE_SERVER);
         let [0, 1, high, low, a, b, c, d] = value[..] else { panic!("no IPv4 address: {value:?}") };
