@@ -1,4 +1,4 @@
-//! `cargo xtask attack`: runs the tests of what attackers get, thoroughly, and writes their tables into docs/dev/reliability.md.
+//! `cargo xtask attack`: runs the attack tests in full and writes their tables into docs/dev/reliability.md.
 
 mod condense;
 
@@ -79,24 +79,24 @@ const TABLES: [Table; 5] = [
 ];
 
 impl Table {
-    /// Whether a run of these modules has all its rows; none are all.
+    /// True if a run of these modules produces all its rows; no modules means all.
     fn is_asked_for(&self, modules: &[String]) -> bool {
         modules.is_empty() || self.modules.iter().all(|module| modules.iter().any(|asked| asked == module))
     }
 }
 
 const DOCUMENT: &str = "docs/dev/reliability.md";
-/// Each of them has rows of its own among the peers. Those of the kernel need root, and XDP ethtool too.
+/// Each has its own rows in the table of peers. The kernel paths need root, and XDP also ethtool.
 const DATAPATHS: [&str; 6] = ["basic", "mmsg", "gso", "kernel", "xdp", "xdp-generic"];
 
-/// Runs the tests, and writes the tables where each of their rows was asked for. Fails where a test does; the exit code is 5 where none does,
-/// and some could not run: then what was skipped is told, and the document stays as it is.
+/// Runs the tests, and writes each table whose rows were all requested. Fails if a test fails; the exit code is 5 if none failed but some
+/// could not run: then it prints the skipped ones and leaves the document unchanged.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     let program = program(&root, options.program.as_deref())?;
     let tables: Vec<&Table> = TABLES.iter().filter(|table| table.is_asked_for(&options.modules)).collect();
     let mut child = trials(&root)
-        // One after the other: that a witness loses nothing is said of an attack, not of other tests.
+        // In sequence, so that a witness measures one attack and no other tests.
         .args(["--", "--include-ignored", "--nocapture", "--test-threads", "1"])
         .args(filters(&options.modules))
         .env("TURNPIKE_TEST_ATTACK", "1")
@@ -126,7 +126,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         for what in skipped {
             println!("skipped: {what}");
         }
-        println!("{DOCUMENT} stays as it is, for these rows of it have not been asked for again");
+        println!("{DOCUMENT} is unchanged, because this run did not include all of its rows");
         return Ok(ExitCode::from(INCOMPLETE));
     }
     let document = said.written_into(&document, &tables)?;
@@ -136,7 +136,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Paths of the tests of these modules.
+/// Test paths of these modules.
 fn filters(modules: &[String]) -> Vec<String> {
     match modules {
         [] => vec!["attack::".into()],
@@ -144,17 +144,17 @@ fn filters(modules: &[String]) -> Vec<String> {
     }
 }
 
-/// What the tests have said, line by line.
+/// Output of the tests.
 #[derive(Default)]
 struct Said {
     /// Rows by table.
     rows: BTreeMap<String, Vec<String>>,
-    /// Why some did not run.
+    /// Reasons of skipped tests.
     reasons: Vec<String>,
 }
 
 impl Said {
-    /// Keeps a row of a table, or the reason why one is missing; false for lines to print.
+    /// Keeps a row or a reason for a skip; returns false for lines to print.
     fn take(&mut self, line: &str) -> bool {
         if let Some(why) = why_skipped(line) {
             if !self.reasons.iter().any(|known| known == why) {
@@ -172,10 +172,10 @@ impl Said {
         true
     }
 
-    /// What is not in the tables, and why; nothing where they are whole.
+    /// Missing rows with their reasons; empty if the tables are complete.
     fn skipped(&self, tables: &[&Table]) -> Vec<String> {
         let peers = self.rows.get("peers").map_or(&[][..], Vec::as_slice);
-        // A row begins with its data path.
+        // A row starts with its data path.
         let has = |datapath: &str| peers.iter().any(|row| row.starts_with(&format!("| {datapath} |")));
         let are_asked_for = tables.iter().any(|table| table.name == "peers");
         let missing = DATAPATHS.iter().filter(|datapath| are_asked_for && !has(datapath));
@@ -189,7 +189,7 @@ impl Said {
         Some(format!("{head}\n{line}\n{}\n", condense(self.rows.get(*name)?).join("\n")))
     }
 
-    /// A document with these tables.
+    /// Replaces the tables in the document.
     fn written_into(&self, document: &str, tables: &[&Table]) -> Result<String, Failure> {
         tables.iter().try_fold(document.to_owned(), |document, table| {
             let name = table.name;
@@ -203,7 +203,7 @@ impl Said {
 mod tests {
     use super::*;
 
-    /// All that a whole run says, but for rows of these data paths.
+    /// Output of a full run without rows of these data paths.
     fn said_without(left_out: &[&str]) -> Said {
         let mut said = Said::default();
         for datapath in DATAPATHS.iter().filter(|datapath| !left_out.contains(datapath)) {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_modules_writes_the_tables_that_are_theirs_alone() {
+    fn run_of_modules_writes_only_complete_tables() {
         let named = |modules: &[&str]| -> Vec<&str> {
             let modules: Vec<String> = modules.iter().map(|module| (*module).to_owned()).collect();
             let asked = TABLES.iter().filter(|table| table.is_asked_for(&modules));
@@ -254,10 +254,10 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_run_is_written() {
+    fn full_run_is_written() {
         let mut said = said_without(&[]);
         assert!(!said.take("test result: ok"));
-        // Told by each of two data paths, and one row.
+        // Reported by each of two data paths as one row.
         assert!(said.take("ATTACK kept | a | b |"));
         assert_eq!(said.skipped(&all()), [""; 0]);
         let written = said.written_into(&document(), &all()).expect("all marks are there");
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_with_missing_rows_names_them_and_the_reason() {
+    fn missing_rows_are_named_with_the_reason() {
         let mut said = said_without(&["xdp", "xdp-generic"]);
         for before in ["", "test attack::b ... ", ".", ".i."] {
             let line = format!("{before}SKIPPED: data paths xdp and xdp-generic: ethtool is not installed");
@@ -279,7 +279,7 @@ mod tests {
             "no row of the data path xdp-generic",
         ];
         assert_eq!(said.skipped(&all()), missing);
-        // A row without a reason, and one whose name begins another's.
+        // A row without a reason, and one whose name is a prefix of another.
         assert_eq!(said_without(&["xdp"]).skipped(&all()), ["no row of the data path xdp"]);
         assert_eq!(said_without(&["kernel"]).skipped(&all()), ["no row of the data path kernel"]);
         assert_eq!(Said::default().skipped(&all()).len(), DATAPATHS.len() + TABLES.len());

@@ -1,13 +1,12 @@
-//! Tables of the documentation that chores write, each between two marks.
+//! Generated tables in the documentation, each between two markers.
 
 use crate::Failure;
 
-/// The text with another table of this name, which the chore `by` writes.
+/// Replaces the table of this name; `by` is the command that generates it.
 pub(crate) fn with_table(text: &str, name: &str, by: &str, table: &str) -> Result<String, Failure> {
     let (begin, end) = (format!("<!-- {name}: written by {by} -->\n"), format!("<!-- end of {name} -->"));
-    let (before, rest) =
-        text.split_once(&begin).ok_or(format!("there is no {} in the document", begin.trim()))?;
-    let (_, after) = rest.split_once(&end).ok_or(format!("there is no {end} in the document"))?;
+    let (before, rest) = text.split_once(&begin).ok_or(format!("the document has no {}", begin.trim()))?;
+    let (_, after) = rest.split_once(&end).ok_or(format!("the document has no {end}"))?;
     Ok(format!("{before}{begin}{table}{end}{after}"))
 }
 
@@ -16,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_takes_the_place_of_the_one_before() {
+    fn table_replaces_the_previous_one() {
         let document =
             |table: &str| format!("a\n<!-- x: written by cargo xtask y -->\n{table}<!-- end of x -->\nb\n");
         let new = with_table(&document("old\n"), "x", "cargo xtask y", "new\n");

@@ -1,4 +1,4 @@
-//! `cargo xtask links`: checks that links between documents, and documents that other files name, lead somewhere.
+//! `cargo xtask links`: checks links between documents, and documents that other files name.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,7 +9,7 @@ use std::{
 
 use crate::{Failure, prose::tracked_files, repository};
 
-/// Has links in its tests.
+/// Its tests contain links.
 const EXAMPLES: &str = "xtask/src/links.rs";
 
 /// Contents of documents by path below the repository.

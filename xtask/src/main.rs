@@ -1,4 +1,4 @@
-//! Chores of the repository that are too long for a shell line; `cargo xtask --help` lists them.
+//! Repository tasks that are too long for a shell line; `cargo xtask --help` lists them.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
@@ -28,12 +28,12 @@ use std::{
 
 use clap::{Parser, Subcommand};
 
-/// An error for a person to read; nothing here is recovered from by kind.
+/// Any error; no caller distinguishes kinds.
 type Failure = Box<dyn std::error::Error>;
 
-/// An asked-for limit was exceeded, as turnpike's own exit code says it.
+/// Exit code for an exceeded limit, as in turnpike itself.
 const LIMIT_EXCEEDED: u8 = 3;
-/// All that ran has passed, and something could not run on this machine.
+/// Exit code if everything that ran has passed but something could not run on this machine.
 const INCOMPLETE: u8 = 5;
 
 #[derive(Parser)]
@@ -45,33 +45,33 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Count the instructions of one packet, against the budgets of benches/budgets.toml (needs valgrind)
+    /// Count the instructions per packet and compare them with benches/budgets.toml (needs valgrind)
     Instructions(instructions::Options),
-    /// Fuzz, and remember what was found (fuzz/) and spent (fuzz/ledger.toml)
+    /// Fuzz, and record new inputs (fuzz/) and cost (fuzz/ledger.toml)
     Fuzz(fuzz::Options),
-    /// Have one thing after the other break under clients on calls, and tell what came of it
+    /// Break one thing at a time under clients on calls, and tabulate the effects
     Faults(faults::Options),
-    /// Serve for hours, and tell whether anything grows
+    /// Serve for hours, and check if anything grows
     Soak(soak::Options),
-    /// Ask a server what attackers would, on all data paths, and write the tables of docs/dev/reliability.md
+    /// Run attacks on all data paths, and write the tables of docs/dev/reliability.md
     Attack(attack::Options),
-    /// Send random sequences to turnpike, coturn and pion at once, and compare what they do
+    /// Send random sequences to turnpike, coturn and pion, and compare the responses
     Differential(differential::Options),
-    /// Boot kernels of several ages, relay on each data path, and print what each can do (needs root or QEMU)
+    /// Boot kernels of several ages, relay on each data path, and print a table (needs root or QEMU)
     Kernels(kernels::Options),
-    /// Check that links between documents, and documents that code names, lead somewhere
+    /// Check links between documents, and documents named in code
     Links,
     /// Run the parts with `unsafe` that call no kernel under Miri (needs a nightly with it)
     Miri,
-    /// Break one function after the other of wire, turn and fleet, and print what no test notices (hours)
+    /// Break one function at a time in wire, turn and fleet, and print changes that no test notices (hours)
     Mutants(mutants::Options),
     /// Measure the size and shape of the code: lines, types, public items, circular imports, unsafe blocks
     Numbers(numbers::Options),
     /// Count phrases that make prose hard to read, against the budget in tests/prose.tsv
     Prose(prose::Options),
-    /// Check that each requirement of the RFCs has a test that passes, or a documented reason
+    /// Check that each RFC requirement has a passing test or a documented reason
     Requirements(requirements::Options),
-    /// Build the binary of a release twice, in different directories, and compare
+    /// Build the release binary twice, in different directories, and compare
     Reproducible(reproducible::Options),
     /// Upgrade under load from the build of an earlier commit to this one, and back
     UpgradeFrom(upgrade_from::Options),
@@ -104,28 +104,27 @@ fn main() -> ExitCode {
     }
 }
 
-/// The reason why a test did not run, if this line of its output gives one. It may follow the name of the test, or the dots of those
-/// that passed.
+/// Reason of a skipped test in a line of output, possibly after the test's name or dots.
 fn why_skipped(line: &str) -> Option<&str> {
     let name = line.strip_prefix("test ").and_then(|line| line.split_once(" ... "));
     name.map_or_else(|| line.trim_start_matches(['.', 'i']), |(_, words)| words).strip_prefix("SKIPPED: ")
 }
 
-/// The root of the repository, wherever below it the command was typed.
+/// Root of the repository, from any directory below it.
 fn repository() -> Result<PathBuf, Failure> {
-    // Cargo runs us with this set; a copied binary falls back to where it was built.
+    // Set by cargo; a copied binary uses the path of its build.
     let manifest =
         env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     Ok(manifest.parent().ok_or("xtask has no parent directory")?.to_owned())
 }
 
-/// Where cargo puts what it builds.
+/// Cargo's target directory.
 fn target(repository: &Path) -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository.join("target"), PathBuf::from)
 }
 
-/// The cargo that runs us, in the repository. What it tells this package of itself must not reach it again: build scripts that look at it
-/// (ring's) would be run anew, and everything that needs them compiled.
+/// The current cargo, in the repository, without the variables that it set for this package: build scripts that depend on them (ring's)
+/// would rerun and recompile everything after them.
 fn cargo(repository: &Path) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(repository);
@@ -136,14 +135,14 @@ fn cargo(repository: &Path) -> Command {
     command
 }
 
-/// The trials of the binary. Always the whole workspace, as ./test has it: so cargo compiles everything once.
+/// Tests of the binary. Always the whole workspace, like ./test, so that cargo compiles everything once.
 fn trials(repository: &Path) -> Command {
     let mut command = cargo(repository);
     command.args(["test", "--quiet", "--workspace", "--locked", "--test", "trials"]);
     command
 }
 
-/// The program to test: the one that was named, or a release build as it is shipped.
+/// Program to test: the given one, or a release build.
 fn program(repository: &Path, named: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(program) = named {
         return Ok(program.canonicalize()?);

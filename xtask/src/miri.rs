@@ -1,11 +1,11 @@
-//! `cargo xtask miri`: the parts of `net` and `offload` that compute and call no kernel, under Miri, which sees undefined behaviour that
-//! a processor forgives. It needs a nightly toolchain with Miri, and says so where there is none.
+//! `cargo xtask miri`: runs the parts of `net` and `offload` without system calls under Miri, which detects undefined behaviour that a
+//! CPU tolerates. Needs a nightly toolchain with Miri; otherwise it is skipped.
 
 use std::process::{Command, ExitCode};
 
 use crate::Failure;
 
-/// Crates, and which of their tests: those that make no system call which Miri does not have, and take no hours by it.
+/// Crates and their tests that use only system calls known to Miri and finish within hours.
 const PURE: [(&str, &[&str]); 2] = [
     (
         "turnpike-net",
@@ -31,14 +31,14 @@ pub(crate) fn run() -> Result<ExitCode, Failure> {
     let version = Command::new("cargo").args(["+nightly", "miri", "--version"]).output();
     let Some(version) = version.ok().filter(|output| output.status.success()) else {
         println!(
-            "skipped: there is no nightly with Miri (rustup toolchain install nightly --component miri,rust-src)"
+            "skipped: no nightly with Miri (rustup toolchain install nightly --component miri,rust-src)"
         );
         return Ok(ExitCode::SUCCESS);
     };
     println!("{}", String::from_utf8_lossy(&version.stdout).trim());
     for (package, tests) in PURE {
         let mut command = Command::new("cargo");
-        // Cargo's own variables are those of the toolchain that runs us.
+        // Cargo's own variables refer to the current toolchain.
         for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "RUSTFLAGS"] {
             command.env_remove(variable);
         }

@@ -1,5 +1,5 @@
-//! `cargo xtask mutants`: breaks one function after the other of `wire`, `turn` and `fleet`, and prints each change that no test of
-//! its crate notices. Hours for all of it, minutes for a file.
+//! `cargo xtask mutants`: breaks one function at a time in `wire`, `turn` and `fleet`, and prints each change that no test of its
+//! crate notices. Takes hours in total, minutes per file.
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +12,7 @@ use clap::Args;
 
 use crate::{Failure, LIMIT_EXCEEDED, cargo, repository, target};
 
-/// Of cargo-mutants.
+/// Version of cargo-mutants.
 const VERSION: &str = "27.1.0";
 const CRATES: [&str; 3] = ["wire", "turn", "fleet"];
 
@@ -22,16 +22,16 @@ pub(crate) struct Options {
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// Print the changes, and make none
+    /// Print the changes without making them
     #[arg(long)]
     list: bool,
 
-    /// Only one in so many changes, for an estimate of the score
+    /// Only one in this many changes, for an estimate of the score
     #[arg(long, value_name = "N")]
     one_in: Option<u32>,
 }
 
-/// Ends with 3 where a change survives.
+/// Exit code 3 if a change survives.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     if let Some(missing) = options.files.iter().find(|file| !root.join(file).exists()) {
@@ -58,30 +58,30 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
             ExitCode::FAILURE
         });
     }
-    // Examples in the documentation are tests of the documentation.
+    // Doc tests cover the documentation, not the code.
     let status = mutants.args(["--", "--lib", "--tests"]).status()?;
     let found = Found::read(&folder.join("mutants.out"))?;
     println!("{}", found.score());
     found.missed.iter().for_each(|mutant| println!("survives: {mutant}"));
     match status.code() {
         Some(0) => Ok(ExitCode::SUCCESS),
-        // Missed, or only timeouts, which count as noticed.
+        // Missed ones, or only timeouts, which count as noticed.
         Some(2 | 3) if found.missed.is_empty() => Ok(ExitCode::SUCCESS),
         Some(2) => Ok(ExitCode::from(LIMIT_EXCEEDED)),
         _ => Err("the tests fail without a change, or cargo-mutants cannot work here".into()),
     }
 }
 
-/// The crates that these files belong to.
+/// Crates of these files.
 fn crates_of(files: &[PathBuf]) -> Result<BTreeSet<&'static str>, Failure> {
     let owner = |file: &PathBuf| {
         let owner = CRATES.into_iter().find(|krate| file.starts_with(Path::new("crates").join(krate)));
-        owner.ok_or_else(|| format!("{} is no file of {}", file.display(), CRATES.join(", ")).into())
+        owner.ok_or_else(|| format!("{} is not a file of {}", file.display(), CRATES.join(", ")).into())
     };
     if files.is_empty() { Ok(CRATES.into()) } else { files.iter().map(owner).collect() }
 }
 
-/// The program, compiled once.
+/// Builds the program once.
 fn installed(root: &Path, folder: &Path) -> Result<PathBuf, Failure> {
     let tools = folder.join(VERSION);
     let program = tools.join("bin/cargo-mutants");
@@ -92,7 +92,7 @@ fn installed(root: &Path, folder: &Path) -> Result<PathBuf, Failure> {
             .arg(&tools)
             .arg("--target-dir")
             .arg(folder.join("build"))
-            // It waits for the compiler: what it computes itself is nothing.
+            // The program itself computes little, so it needs no optimisation.
             .envs([("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0"), ("CARGO_PROFILE_RELEASE_LTO", "off")])
             .envs([("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"), ("CARGO_PROFILE_RELEASE_DEBUG", "0")])
             .status()?;
@@ -104,7 +104,7 @@ fn installed(root: &Path, folder: &Path) -> Result<PathBuf, Failure> {
     Ok(program)
 }
 
-/// Outcomes as cargo-mutants lists them, a line each.
+/// Outcomes in cargo-mutants' list, one per line.
 struct Found {
     missed: Vec<String>,
     caught: usize,

@@ -32,7 +32,7 @@ const MANAGEMENT: [&str; 12] = [
     "serve",
     "stores",
 ];
-/// Programs that make the tables of the documents.
+/// Programs that generate the tables of the documents.
 const TRIALS: &str = "trials";
 /// Crates that only tests link.
 const TESTS: [&str; 3] = ["interleave", "testkit", "trials"];
@@ -426,13 +426,13 @@ mod tests {
 
     fn source(krate: &str, module: &[&str], text: &str) -> Source {
         let module: Vec<String> = module.iter().map(|part| (*part).to_owned()).collect();
-        let file = syn::parse_file(text).expect("it is Rust");
+        let file = syn::parse_file(text).expect("valid Rust");
         let shape = Shape::of(&file, module.clone());
         Source { krate: krate.into(), module, lines: text.lines().count(), shape }
     }
 
     #[test]
-    fn what_stands_in_tests_is_not_counted_as_source() {
+    fn code_in_tests_is_not_counted_as_source() {
         let Source { shape, lines, .. } = source("net", &["x", "y"], FILE);
         assert_eq!((lines, shape.test_lines), (18, 8));
         assert_eq!(shape.types, ["One", "Two"]);
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_only_tests_declare_is_a_test() {
+    fn file_declared_only_for_tests_is_a_test() {
         let mut numbers = Numbers { sources: vec![source("net", &["x"], FILE)], ..Numbers::default() };
         numbers.sources.push(source("net", &["x", "fixtures"], "struct Four;\n"));
         numbers.sources.push(source("relay", &["x", "fixtures"], "struct Five;\n"));
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn two_files_that_import_each_other_are_a_circle_and_one_way_is_none() {
+    fn mutual_imports_of_two_files_are_a_cycle() {
         let sources = vec![
             source("net", &[], "mod a; mod b; mod c;"),
             source("net", &["a"], "use crate::b::B;"),
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_name_of_two_crates_is_listed_with_both() {
+    fn type_name_of_two_crates_is_listed_with_both() {
         let sources = vec![source("net", &["a"], "struct A;"), source("relay", &[], "enum A {}")];
         let numbers = Numbers { sources, ..Numbers::default() };
         assert_eq!(numbers.types()["A"], ["net::a", "relay"]);

@@ -1,5 +1,5 @@
-//! `cargo xtask reproducible`: builds the binary of a release in two directories of different names and compares the bytes. Where they differ,
-//! both are kept.
+//! `cargo xtask reproducible`: builds the release binary in two directories with different names and compares the bytes. Keeps both if they
+//! differ.
 
 use std::{
     fs,
@@ -13,19 +13,19 @@ use crate::{Failure, repository};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Where to build; some gigabytes, which are removed afterwards
+    /// Directory for the builds; needs some gigabytes, which are removed afterwards
     #[arg(long, default_value = "target/reproducible")]
     dir: PathBuf,
 }
 
-/// Of different lengths, so that no path fits into the place of the other.
+/// Different lengths, so that neither path fits in place of the other.
 const PLACES: [&str; 2] = ["a", "another/place"];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     let dir = root.join(&options.dir);
     let trees = PLACES.map(|place| dir.join(place));
-    // Both before one is built, and their time: whoever works here goes on meanwhile.
+    // Copies both with one timestamp before building, since the tree may change meanwhile.
     for tree in &trees {
         copy_of_the_tree(&root, tree)?;
     }
@@ -56,11 +56,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let first = one.iter().zip(&other).position(|(one, other)| one != other);
-    println!("{} and {} bytes, which differ from byte {first:?} on", one.len(), other.len());
+    println!("{} and {} bytes, first difference at byte {first:?}", one.len(), other.len());
     Ok(ExitCode::FAILURE)
 }
 
-/// What git knows of, as it lies here.
+/// Copies all tracked files with uncommitted changes.
 fn copy_of_the_tree(root: &Path, to: &Path) -> Result<(), Failure> {
     if to.exists() {
         fs::remove_dir_all(to)?;
@@ -71,7 +71,7 @@ fn copy_of_the_tree(root: &Path, to: &Path) -> Result<(), Failure> {
     }
     for name in String::from_utf8(listed.stdout)?.split_terminator('\0') {
         let (from, to) = (root.join(name), to.join(name));
-        // A file that has been removed, but not committed so.
+        // Removed but not committed.
         if !from.is_file() {
             continue;
         }

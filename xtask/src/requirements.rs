@@ -1,11 +1,12 @@
-//! `cargo xtask requirements`: each requirement of the RFCs on a server names the tests that hold it, or the entry of docs/rfcs.md that says
-//! why the server does otherwise.
+//! `cargo xtask requirements`: each RFC requirement on a server names the tests that check it, or the entry of docs/rfcs.md with the reason
+//! for a deviation.
 //!
 //! ```text
 //! rfc ⇥ section ⇥ level ⇥ requirement ⇥ TARGET::module::test, …; rfcs.md: Entry
 //! ```
 //!
-//! A row has tests, an entry or both. TARGET is the program that cargo makes of the tests: `turn`, `relay`, `end_to_end`, or `turnpike_turn` for those inside a crate.
+//! A row has tests, an entry or both. TARGET is cargo's name of the test program: `turn`, `relay`, `end_to_end`, or `turnpike_turn` for
+//! unit tests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,25 +22,25 @@ use crate::{Failure, why_skipped};
 const LIST: &str = "tests/requirements.tsv";
 const DEVIATIONS: &str = "docs/rfcs.md";
 const HEADER: &str = "rfc\tsection\tlevel\trequirement\tevidence";
-/// Beginning of evidence that is an entry of [`DEVIATIONS`].
+/// Prefix of evidence that is an entry of [`DEVIATIONS`].
 const ENTRY: &str = "rfcs.md: ";
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Take what ran from the logs in this directory, as ./test writes them, instead of running the tests
+    /// Read results from the logs in this directory, as written by ./test, instead of running the tests
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
-    /// Run nothing: check that tests and entries exist
+    /// Run no tests; check that tests and entries exist
     #[arg(long, conflicts_with = "logs")]
     list: bool,
 }
 
 struct Row<'a> {
-    /// Number and section, for people.
+    /// RFC number and section.
     place: String,
     rfc: &'a str,
     tests: Vec<&'a str>,
-    /// Bold words at the beginning of an entry.
+    /// Bold words at the start of an entry.
     entry: Option<&'a str>,
 }
 
@@ -56,7 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let deviations = fs::read_to_string(DEVIATIONS)?;
     let tests: BTreeSet<&str> = rows.iter().flat_map(|row| &row.tests).copied().collect();
     let mut mistakes = missing_entries(&rows, &deviations);
-    mistakes.extend(tests.iter().filter(|test| !exists(test)).map(|test| format!("there is no test {test}")));
+    mistakes.extend(tests.iter().filter(|test| !exists(test)).map(|test| format!("no such test: {test}")));
     let outcomes = match &options.logs {
         _ if options.list || !mistakes.is_empty() => None,
         Some(logs) => Some(read_logs(logs)?),
@@ -99,7 +100,7 @@ fn parse_row(at: usize, line: &str) -> Result<Row<'_>, Failure> {
     Ok(Row { place: format!("RFC {rfc} section {section}, {requirement}"), rfc, tests, entry })
 }
 
-/// Entries that rows name and the document lacks.
+/// Entries named in rows that the document lacks.
 fn missing_entries(rows: &[Row<'_>], deviations: &str) -> Vec<String> {
     let is_there = |entry: &str| deviations.contains(&format!("**{entry}"));
     let missing = rows.iter().filter_map(|row| {
@@ -109,14 +110,14 @@ fn missing_entries(rows: &[Row<'_>], deviations: &str) -> Vec<String> {
     missing.collect()
 }
 
-/// Whether the source has this test.
+/// True if the source has this test.
 fn exists(test: &str) -> bool {
     let path: Vec<&str> = test.split("::").collect();
     let [target, modules @ .., name] = &path[..] else { return false };
     let is_test = |file: &Path| {
         let Ok(text) = fs::read_to_string(file) else { return false };
         let declared = format!("fn {name}(");
-        // Attributes such as #[ignore] may stand between the two.
+        // Attributes such as #[ignore] may be between the two.
         text.match_indices(&declared)
             .any(|(at, _)| text[..at].rsplit("\n\n").next().is_some_and(|before| before.contains("#[test]")))
     };
@@ -129,7 +130,7 @@ fn exists(test: &str) -> bool {
     })
 }
 
-/// Directories that the tests of a target may be in.
+/// Directories of a target's tests.
 fn sources(target: &str) -> Vec<PathBuf> {
     match target.strip_prefix("turnpike_") {
         Some(name) => vec![Path::new("crates").join(name).join("src")],
@@ -139,7 +140,7 @@ fn sources(target: &str) -> Vec<PathBuf> {
     }
 }
 
-/// Outcomes by TARGET::path, of all logs in a directory.
+/// Outcomes by TARGET::path, from all logs in a directory.
 fn read_logs(directory: &Path) -> Result<BTreeMap<String, Outcome>, Failure> {
     let mut outcomes = BTreeMap::new();
     for entry in fs::read_dir(directory)? {
@@ -151,7 +152,7 @@ fn read_logs(directory: &Path) -> Result<BTreeMap<String, Outcome>, Failure> {
     Ok(outcomes)
 }
 
-/// Notes what a run of cargo test says of each test.
+/// Records the outcome of each test in a log of cargo test.
 fn read(log: &str, outcomes: &mut BTreeMap<String, Outcome>) {
     let (mut target, mut shown) = (String::new(), String::new());
     for line in log.lines() {
@@ -164,7 +165,7 @@ fn read(log: &str, outcomes: &mut BTreeMap<String, Outcome>) {
         {
             shown = format!("{target}::{name}");
         } else if why_skipped(line).is_some() {
-            // Wins over the `ok` that cargo has for it.
+            // Overrides the `ok` that cargo prints for a skipped test.
             if let Some(outcome @ Outcome::Passed) = outcomes.get_mut(&shown) {
                 *outcome = Outcome::Skipped;
             }
@@ -176,14 +177,14 @@ fn read(log: &str, outcomes: &mut BTreeMap<String, Outcome>) {
                 "FAILED" => Outcome::Failed,
                 _ => continue,
             };
-            // One of several runs is enough: a test that failed may have passed alone.
+            // One pass is enough: a failed test may have passed alone.
             let before = outcomes.entry(format!("{target}::{name}")).or_insert(outcome);
             *before = outcome.min(*before);
         }
     }
 }
 
-/// Runs them, each target once.
+/// Runs each target once.
 fn run_tests(tests: &BTreeSet<&str>) -> Result<BTreeMap<String, Outcome>, Failure> {
     let mut by_target: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (target, name) in tests.iter().filter_map(|test| test.split_once("::")) {
@@ -199,7 +200,7 @@ fn run_tests(tests: &BTreeSet<&str>) -> Result<BTreeMap<String, Outcome>, Failur
         };
         let output =
             cargo.args(["--", "--show-output", "--exact"]).args(names).stdin(Stdio::null()).output()?;
-        // Where a program begins is said on standard error, in the order of both.
+        // The name of each program is on standard error, in the order of the results.
         let said = [&output.stderr[..], &output.stdout[..]].map(String::from_utf8_lossy).join("\n");
         read(&said.replace("\r", ""), &mut outcomes);
         if target.starts_with("turnpike_") {
@@ -209,7 +210,7 @@ fn run_tests(tests: &BTreeSet<&str>) -> Result<BTreeMap<String, Outcome>, Failur
     Ok(outcomes)
 }
 
-/// Library tests run in many programs whose names stand in another stream than their results; the paths are enough to find them.
+/// Unit tests run in many programs, whose names are in another stream than their results; the paths identify them.
 fn relabelled(target: &str, said: &str) -> BTreeMap<String, Outcome> {
     let mut found = BTreeMap::new();
     read(said, &mut found);
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_tests_or_an_entry_and_no_empty_column() {
+    fn row_has_tests_or_an_entry_and_no_empty_column() {
         let list = |evidence: &str| format!("{HEADER}\n8489\t5\tMUST\tFirst two bits\t{evidence}\n");
         let of = |evidence: &str| {
             let list = list(evidence);
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_the_document_lacks_is_a_mistake() {
+    fn missing_entry_is_a_mistake() {
         let list = format!("{HEADER}\n5780\t6.1\tSHOULD\tLength\trfcs.md: PADDING\n");
         let rows = rows(&list).expect("a list");
         assert!(missing_entries(&rows, "- **PADDING** in an answer").is_empty());
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_tell_what_passed_was_skipped_or_failed() {
+    fn logs_are_parsed_into_outcomes() {
         let log = "     Running tests/main.rs (target/debug/deps/turn-0a1b)\n\
                    test a::one ... ok\ntest a::two ... FAILED\ntest a::three ... ok\ntest a::four ... ignored\n\
                    ---- a::three stdout ----\nSKIPPED: no ip\n\

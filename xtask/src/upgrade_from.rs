@@ -1,6 +1,6 @@
-//! `cargo xtask upgrade-from`: upgrades a server and a forwarder under load from an earlier build to this one, back, and once more. The
-//! earlier build is a program, such as the last release, or is built from its commit in a work tree of its own; crates of both are the
-//! same for the most part, so that cargo has them already.
+//! `cargo xtask upgrade-from`: upgrades a server and a forwarder under load from an earlier build to this one, back, and again. The
+//! earlier build is a given program, such as the last release, or is built from its commit in a separate work tree; most crates of both
+//! are the same, so cargo reuses them.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use crate::{Failure, INCOMPLETE, cargo, repository, target, trials, why_skipped}
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// The program that starts, or the commit to build it from, such as a tag
+    /// First program, or the commit or tag to build it from
     #[arg(value_name = "FILE|COMMIT")]
     previous: String,
 
@@ -23,7 +23,7 @@ pub(crate) struct Options {
     program: Option<PathBuf>,
 }
 
-/// Runs the trials. The exit code is 5 where none failed and one could not run here.
+/// Runs the tests. Exit code 5 if none failed but one could not run here.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     let previous = match Path::new(&options.previous) {
@@ -34,7 +34,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         Some(program) => program.clone(),
         None => build(&root, &target(&root))?,
     };
-    // The sandbox lets a process start programs of its own directory.
+    // The sandbox allows executing programs in this directory.
     let folder = target(&root).join("upgrade");
     fs::create_dir_all(&folder)?;
     let [previous, next] = [("previous", previous), ("next", next)].map(|(name, program)| {
@@ -61,14 +61,14 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     })
 }
 
-/// The program of this commit, built in a work tree of its own. What it has compiled is kept for the next time.
+/// Builds the program of this commit in a separate work tree and keeps its build cache.
 fn built_from(root: &Path, commit: &str) -> Result<PathBuf, Failure> {
     let folder = target(root).join("previous");
     let tree = folder.join("source");
     let git = |arguments: &[&str]| Command::new("git").current_dir(root).args(arguments).status();
-    // Left by a run before, which may have been stopped.
+    // Left by an interrupted run.
     let _ = Command::new("git").current_dir(root).args(["worktree", "remove", "--force"]).arg(&tree).output();
-    let path = tree.to_str().ok_or("a path that is no text")?;
+    let path = tree.to_str().ok_or("a path that is not UTF-8")?;
     if !git(&["worktree", "add", "--quiet", "--detach", path, commit])?.success() {
         return Err(format!("{commit} cannot be checked out").into());
     }
@@ -77,7 +77,7 @@ fn built_from(root: &Path, commit: &str) -> Result<PathBuf, Failure> {
     built
 }
 
-/// The program with the features that cargo unifies for tests: so it has been compiled already.
+/// Builds with the features that cargo unifies for tests, which are already compiled.
 fn build(tree: &Path, target: &Path) -> Result<PathBuf, Failure> {
     let built = cargo(tree)
         .args(["test", "--workspace", "--locked", "--no-run", "--test=command_line"])

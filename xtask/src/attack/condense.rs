@@ -91,7 +91,7 @@ fn label(paths: &[&str]) -> String {
     if DATAPATHS.iter().all(|path| paths.contains(path)) { "all".to_owned() } else { paths.join(", ") }
 }
 
-/// Smallest and largest figure of each column; texts as they are in the first row.
+/// Minimum and maximum of each column; texts from the first row.
 fn ranges(rows: &[&Cells]) -> Cells {
     let column = |at: usize| {
         let cells: Vec<&str> = rows.iter().filter_map(|row| row.get(at)).map(String::as_str).collect();

@@ -1,4 +1,4 @@
-//! Questions that the table of known differences asks about a difference.
+//! Predicates on a difference, for the table of known differences.
 
 use turnpike_client::Transport;
 use turnpike_wire::stun::{kind, method};
@@ -9,12 +9,12 @@ use super::{
     step::{Auth, Damage, Field, Request, Sequence, Step},
 };
 
-/// A difference where it happened.
+/// A difference with its context.
 pub(super) struct Case<'a> {
     pub(super) sequence: &'a Sequence,
     pub(super) at: usize,
     pub(super) what: &'a What,
-    /// The request of the step, or the one that the step sends again.
+    /// Request of the step, or the one that the step repeats.
     pub(super) request: Option<&'a Request>,
 }
 
@@ -62,7 +62,7 @@ impl Case<'_> {
         matches!(self.sequence.steps[self.at], Step::Again(_))
     }
 
-    /// Only the other has relayed something.
+    /// Only the other server relayed something.
     pub(super) fn only_theirs(&self) -> bool {
         let is_data = |seen: &Seen| matches!(seen, Seen::Data(..) | Seen::Channel(..) | Seen::Relayed(..));
         matches!(self.what, What::Other { ours, theirs } if ours.is_empty() && theirs.iter().all(is_data))
@@ -78,7 +78,7 @@ impl Case<'_> {
         self.earlier().any(|request| request.method == method::REFRESH && request.fields.contains(&zero))
     }
 
-    /// A lifetime beyond the hour that is the maximum of all servers.
+    /// A lifetime beyond the maximum of all servers, an hour.
     pub(super) fn has_asked_for_more_than_the_maximum(&self) -> bool {
         let is_beyond = |field: &Field| match field {
             Field::Value(kind::LIFETIME, value) => {
@@ -99,7 +99,7 @@ impl Case<'_> {
         self.earlier().any(|request| request.auth != Auth::None && Some(user(request.auth)) != now)
     }
 
-    /// More has been allocated than the quota, if what was deleted counts.
+    /// More allocations than the quota, if deleted ones count.
     pub(super) fn is_quota_used(&self) -> bool {
         let earlier = &self.sequence.steps[..self.at];
         let has_method =
@@ -107,7 +107,7 @@ impl Case<'_> {
         earlier.iter().any(|step| has_method(&step, method::REFRESH) || matches!(step, Step::Leave(_)))
     }
 
-    /// On a shared port data comes to the client that permits the peer, not to the one that the peer means.
+    /// On a shared port data goes to the client that permits the peer, not to the intended one.
     pub(super) fn is_anothers(&self) -> bool {
         let what = |seen: &[Seen]| -> Vec<String> { seen.iter().map(|seen| seen.without_client()).collect() };
         match self.what {
@@ -146,7 +146,7 @@ impl Case<'_> {
         self.ours() == Some(None) && self.request.is_some_and(|request| !KNOWN.contains(&request.method))
     }
 
-    /// An attribute that stands there twice and may not.
+    /// A repeated attribute that may not repeat.
     pub(super) fn repeats(&self) -> bool {
         self.request.is_some_and(|request| {
             let kinds = || request.fields.iter().map(super::step::Field::kind);

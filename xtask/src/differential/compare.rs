@@ -1,4 +1,4 @@
-//! Differences between what turnpike and another server did in one sequence.
+//! Differences between turnpike and another server in one sequence.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::{
     step::{Dialect, Sequence, Step},
 };
 
-/// One difference. Those behind it in a sequence may follow from it.
+/// One difference. Later ones in a sequence may follow from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Difference {
     pub(super) who: Name,
@@ -20,28 +20,28 @@ pub(super) struct Difference {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// Codes of the answers; 0 for success, `None` for silence.
+    /// Codes of the responses; 0 for success, `None` for silence.
     Code { ours: Option<u16>, theirs: Option<u16> },
-    /// Part of one answer and not of the other.
+    /// Part of only one response.
     Fact { fact: String, is_ours: bool },
-    /// Anything else that only one of them did.
+    /// Any other event at only one server.
     Other { ours: Vec<Seen>, theirs: Vec<Seen> },
 }
 
 impl What {
-    /// True if the servers are in different states from then on.
+    /// True if the servers' states differ from here on.
     fn diverges(&self) -> bool {
         match self {
             // After a 438 a client has another nonce.
             Self::Code { ours, theirs } => [ours, theirs].iter().any(|code| matches!(code, Some(0 | 438))),
-            // A relayed address of another family, or a connection that is closed.
+            // A relayed address of another family, or a closed connection.
             Self::Fact { fact, .. } => fact.starts_with("XOR-RELAYED-ADDRESS"),
             Self::Other { .. } => true,
         }
     }
 }
 
-/// The differences up to the one behind which nothing can be compared.
+/// Differences up to the first after which states diverge.
 pub(super) fn differences(
     sequence: &Sequence,
     who: Name,
@@ -50,7 +50,7 @@ pub(super) fn differences(
 ) -> Vec<Difference> {
     let mut found = Vec::new();
     for (at, step) in sequence.steps.iter().enumerate() {
-        // A server that cannot be reached is named by the report.
+        // The report names unreachable servers.
         if theirs[at].iter().any(|seen| matches!(seen, Seen::Failed(..))) {
             break;
         }
@@ -69,7 +69,7 @@ pub(super) fn differences(
     found
 }
 
-/// Differences from what an RFC says where no other server can be compared.
+/// Differences from an RFC rule that no other server implements.
 pub(super) fn from_rules(sequence: &Sequence, ours: &[Vec<Seen>]) -> Vec<Difference> {
     if sequence.dialect == Dialect::Classic {
         return Vec::new();
@@ -122,7 +122,7 @@ fn differences_at(step: &Step, ours: &[Seen], theirs: &[Seen]) -> Vec<What> {
     found
 }
 
-/// The answer to the step's own request.
+/// Response to the step's own request.
 fn answer<'a>(step: &Step, seen: &'a [Seen]) -> Option<&'a Answer> {
     let client = step.client()?;
     seen.iter().find_map(|seen| match seen {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_compared_behind_an_allocation_that_one_server_refused() {
+    fn comparison_stops_at_an_allocation_that_one_server_refused() {
         let ours = [answered(3, 0, &[]), answered(4, 0, &[]), Vec::new()];
         let theirs = [answered(3, 508, &[]), answered(4, 437, &[]), Vec::new()];
         assert_eq!(found(&ours, &theirs), [(0, "turnpike success, the other 508".to_owned())]);
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(from_rules(&sequence, &seen(400)), []);
         let what = What::Code { ours: Some(401), theirs: Some(400) };
         assert_eq!(from_rules(&sequence, &seen(401)), [Difference { who: Name::Rfc, at: 0, what }]);
-        // Other servers get no such request, and are not compared.
+        // Other servers get no such request and are not compared.
         assert_eq!(differences(&sequence, Name::Pion, &seen(401), &[Vec::new(), Vec::new(), Vec::new()]), []);
     }
 }

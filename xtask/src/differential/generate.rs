@@ -1,4 +1,4 @@
-//! Random sequences, valid and nearly valid, the same ones for the same seed.
+//! Random sequences, valid and nearly valid, reproducible from a seed.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use super::{
 };
 
 pub(super) const UDP: u8 = 17;
-/// Seconds after which something expires: nonces (as the servers are configured here), permissions, channels and allocations.
+/// Lifetimes in seconds: nonces (in the test configuration), permissions, channels and allocations.
 const LIFETIMES: [u64; 3] = [60, 300, 600];
-/// Distance from each expiry, in seconds: servers differ in when they look.
+/// Distance from each expiry in seconds: servers differ in when they check.
 const MARGIN: u64 = 12;
 
-/// The sequence of this number. `transports` are those that clients may have.
+/// Sequence number `number`. `transports` are available to clients.
 pub(super) fn sequence(seed: u64, number: u64, kind: Kind, transports: &[Transport]) -> Sequence {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     random.set_stream(number);
@@ -29,7 +29,7 @@ pub(super) fn sequence(seed: u64, number: u64, kind: Kind, transports: &[Transpo
 pub(super) struct Generator {
     pub(super) random: ChaCha8Rng,
     kind: Kind,
-    /// State of each client, as far as its requests were right.
+    /// Expected state of each client if its requests were valid.
     believed: Vec<Believed>,
 }
 
@@ -66,7 +66,7 @@ impl Generator {
         Sequence { kind: self.kind, transports, dialect, steps }
     }
 
-    /// Steps between waits, none of which happens near the end of anything that began with an earlier one.
+    /// Steps between waits, none close to the expiry of anything that an earlier step created.
     fn with_waits(&mut self, count: usize) -> Vec<Step> {
         let mut steps = vec![Step::Request(Client(0), self.allocate(0))];
         let mut times = vec![0];
@@ -146,7 +146,7 @@ impl Generator {
         }
     }
 
-    /// A request that an honest client might send now.
+    /// A request that a well-behaved client might send now.
     fn plausible(&mut self, client: usize) -> Request {
         let has_allocation = self.believed[client].has_allocation;
         let mut request = match self.random.random_range(0..20) {
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_makes_the_same_sequences() {
+    fn same_seed_gives_the_same_sequences() {
         assert_eq!(of(Kind::Requests), of(Kind::Requests));
         assert_ne!(
             sequence(7, 1, Kind::Requests, &Transport::ALL),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_have_all_that_is_compared() {
+    fn sequences_contain_every_kind_of_step() {
         let sequences = of(Kind::Requests);
         let steps: Vec<&Step> = sequences.iter().flat_map(|sequence| &sequence.steps).collect();
         let requests: Vec<&Request> = steps.iter().filter_map(|step| step.request()).collect();
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_keep_their_distance_from_what_expires() {
+    fn steps_keep_their_distance_from_expiries() {
         let sequences = of(Kind::Time);
         assert!(
             sequences.iter().any(|sequence| sequence.steps.iter().any(|step| matches!(step, Step::Wait(_))))

@@ -1,4 +1,4 @@
-//! Receiving side of a session: messages at clients, datagrams at peers.
+//! Receives messages at clients and datagrams at peers.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -22,7 +22,7 @@ impl Session<'_> {
                 Ok(data) if is_payload(data.payload()) => {
                     Some(Seen::Channel(client, data.number().get(), data.payload().len()))
                 }
-                _ => Some(Seen::Stray(client, "ChannelData that is damaged")),
+                _ => Some(Seen::Stray(client, "damaged ChannelData")),
             },
             _ => match View::new_checked(bytes) {
                 Ok(view) if view.header().class == Class::Indication => self.indication(client, &view),
@@ -33,11 +33,11 @@ impl Session<'_> {
         self.seen.extend(seen);
     }
 
-    /// Data of strangers is none of ours: ports are used again.
+    /// Ignores data of other sequences: ports are reused.
     fn indication(&self, client: Client, view: &View<'_>) -> Option<Seen> {
         let peer = self.peer(view.xor_address(kind::XOR_PEER_ADDRESS)?)?;
         let data = view.get(kind::DATA)?;
-        let damaged = Seen::Stray(client, "a Data indication that is damaged");
+        let damaged = Seen::Stray(client, "a damaged Data indication");
         Some(if is_payload(data) { Seen::Data(client, peer, data.len()) } else { damaged })
     }
 
@@ -48,7 +48,7 @@ impl Session<'_> {
         else {
             return Seen::Stray(client, "an answer to no request");
         };
-        // A socket on all addresses does not know its own; the way to loopback is from 127.0.0.1.
+        // A wildcard socket does not know its address; loopback uses 127.0.0.1.
         let own = own.map(|own| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), own.port()));
         let expected = Expected {
             own,

@@ -1,4 +1,4 @@
-//! Differences that have been judged. One that is not here is a fault of turnpike's, or a row to be written.
+//! Accepted differences. Any other is a fault of turnpike or needs a new row.
 
 use turnpike_client::Transport;
 use turnpike_wire::stun::{kind, method};
@@ -12,12 +12,12 @@ use super::{
     step::{Damage, Sequence},
 };
 
-/// A judged difference.
+/// An accepted difference.
 pub(super) struct Known {
     pub(super) who: &'static [Name],
     /// Behaviour of the other server.
     pub(super) what: &'static str,
-    /// The RFC section that decides, or the entry of docs/rfcs.md or docs/serve.md.
+    /// RFC section that decides, or an entry of docs/rfcs.md or docs/serve.md.
     pub(super) why: &'static str,
     applies: fn(&Case<'_>) -> bool,
 }
@@ -108,7 +108,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "keeps a client to the user that it has tried first: 437",
+        what: "binds a client to its first user: 437",
         why: "RFC 8489 section 9.2.4: each request by itself",
         applies: |case| {
             case.is(method::ALLOCATE) && case.theirs() == Some(Some(437)) && case.has_tried_other_user()
@@ -144,7 +144,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: BOTH,
-        what: "names another of two faults",
+        what: "reports the other of two faults",
         why: "RFC 8656 sections 7.2, 10.2 and 12.2: the order is left open",
         applies: |case| match case.codes() {
             Some((Some(403 | 443), Some(403 | 443))) => case.is(method::CREATE_PERMISSION),
@@ -178,7 +178,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "400 for a protocol that is not supported, and 440 for a malformed family or 400 for an unknown one",
+        what: "400 for an unsupported protocol, and 440 for a malformed family or 400 for an unknown one",
         why: "RFC 8656 section 7.2: 442, 400 and 440",
         applies: |case| {
             case.is(method::ALLOCATE)
@@ -207,7 +207,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: BOTH,
-        what: "the last one counts of several attributes that are alike, or it is 400",
+        what: "uses the last of repeated attributes, or answers 400",
         why: "RFC 8489 section 14: the first one",
         applies: |case| case.repeats(),
     },
@@ -222,13 +222,13 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: BOTH,
-        what: "takes the attribute behind the integrity",
+        what: "accepts attributes after the integrity",
         why: "RFC 8489 section 14.5: ignored",
         applies: |case| case.damage() == Some(Damage::Behind),
     },
     Known {
         who: &[Coturn],
-        what: "a retransmission gets no RESERVATION-TOKEN, and what is left of LIFETIME",
+        what: "a retransmission gets no RESERVATION-TOKEN, and the remaining LIFETIME",
         why: "RFC 8489 section 6.3.1: the same answer",
         applies: |case| {
             case.is_retransmission()
@@ -243,7 +243,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "a RESERVATION-TOKEN is good for any user, and over the transport alone that it came by",
+        what: "a RESERVATION-TOKEN is valid for any user, but only over its own transport",
         why: "RFC 8656 section 7.2: from any 5-tuple; and rfcs.md: RESERVATION-TOKEN",
         applies: |case| {
             let codes = matches!(case.codes(), Some((Some(0), Some(508)) | (Some(508), Some(0))));
@@ -309,7 +309,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "silence where there is no allocation, or that of another user",
+        what: "silence if there is no allocation, or one of another user",
         why: "RFC 8656 section 5: 437 and 441; RFC 8489 section 6.3.1: the same answer to a retransmission",
         applies: |case| match case.codes() {
             Some((Some(437 | 441), None)) => true,
@@ -325,7 +325,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "a refused CreatePermission permits the peers before the one that is refused",
+        what: "a refused CreatePermission permits the peers before the refused one",
         why: "RFC 8656 section 10.2: all or none",
         applies: |case| case.only_theirs() && case.has_asked_for_several(),
     },
@@ -378,7 +378,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "401 for a peer that is refused",
+        what: "401 for a refused peer",
         why: "RFC 8656 section 12.2: 403",
         applies: |case| case.codes() == Some((Some(403), Some(401))),
     },
@@ -394,13 +394,13 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "takes a wrong FINGERPRINT, and bytes behind the message",
+        what: "accepts a wrong FINGERPRINT, and bytes after the message",
         why: "RFC 8489 sections 5 and 7",
         applies: |case| matches!(case.damage(), Some(Damage::Fingerprint | Damage::Long)),
     },
 ];
 
-/// The first row of the table that has this difference.
+/// First row of the table that matches.
 pub(super) fn known(sequence: &Sequence, difference: &Difference) -> Option<usize> {
     let at = difference.at;
     let request = sequence.request(at);
@@ -421,9 +421,9 @@ mod tests {
     };
 
     #[test]
-    fn each_row_names_a_section_or_an_entry_that_exists() {
+    fn every_row_names_an_existing_section_or_entry() {
         let root = repository().expect("the repository");
-        let deviations = fs::read_to_string(root.join("docs/rfcs.md")).expect("it is there");
+        let deviations = fs::read_to_string(root.join("docs/rfcs.md")).expect("the file exists");
         for Known { what, why, .. } in TABLE {
             let exists = match why.strip_prefix("rfcs.md: ") {
                 Some(entry) => deviations.contains(&format!("**{entry}")),
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_code_to_an_honest_request_is_not_known() {
+    fn wrong_code_for_a_valid_request_is_unknown() {
         let request = Request::new(method::ALLOCATE, Vec::new(), Auth::Good);
         let sequence = Sequence {
             kind: Kind::Requests,

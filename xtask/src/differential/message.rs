@@ -1,4 +1,4 @@
-//! Messages of a sequence on the wire: requests as their steps describe them, and answers without what may differ between servers.
+//! Messages of a sequence on the wire: requests from their steps, and responses without the parts that may differ between servers.
 
 use std::{collections::BTreeSet, fmt, net::SocketAddr};
 
@@ -13,7 +13,7 @@ use turnpike_wire::{
 use super::step::{Auth, Damage, Dialect, Field, Peer, Request, name};
 
 pub(super) const REALM: &str = "example.org";
-/// First users of sequences; each has a second one.
+/// Number of first users; each has a second one.
 pub(super) const USERS: usize = 500;
 
 /// Names and passwords of all users.
@@ -29,7 +29,7 @@ fn user(index: usize) -> (String, String) {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Challenge {
     pub(super) nonce: Vec<u8>,
-    /// Empty where the server offers none.
+    /// Empty if the server offers none.
     pub(super) algorithms: Vec<u8>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Context<'a> {
     pub(super) address: &'a dyn Fn(Peer) -> SocketAddr,
 }
 
-/// The key and the MAC of an honest client.
+/// Key and MAC of a well-behaved client.
 pub(super) fn key(dialect: Dialect, auth: Auth, index: usize) -> (Key, Mac) {
     let (user, password) = user(if auth == Auth::OtherUser { index + USERS } else { index });
     let password = if auth == Auth::WrongPassword { "wrong" } else { &password };
@@ -54,7 +54,7 @@ pub(super) fn key(dialect: Dialect, auth: Auth, index: usize) -> (Key, Mac) {
     (Key::long_term(algorithm, &user, REALM, password.as_bytes()), mac)
 }
 
-/// A request as bytes.
+/// Encodes a request.
 pub(super) fn write(request: &Request, transaction: Transaction, context: &Context<'_>) -> Vec<u8> {
     let class = match (request.damage, request.indication) {
         (Some(Damage::Response), _) => Class::Success,
@@ -108,7 +108,7 @@ fn credentials(message: &mut Writer<'_>, auth: Auth, context: &Context<'_>) {
     match auth {
         Auth::WithoutNonce => {}
         Auth::WrongNonce => {
-            // The beginning stays, which says what the server can do.
+            // Keeps the prefix, which encodes the server's features.
             let mut nonce = context.challenge.nonce.clone();
             nonce.iter_mut().rev().take(2).for_each(|byte| *byte = if *byte == b'0' { b'1' } else { b'0' });
             message.attribute(kind::NONCE, &nonce);
@@ -139,18 +139,18 @@ fn algorithms(message: &mut Writer<'_>, auth: Auth, offered: &[u8]) {
     }
 }
 
-/// Application data: as many bytes, no two neighbours alike.
+/// Application data of this length, with no two equal neighbours.
 pub(super) fn payload(length: u16) -> Vec<u8> {
     (0..length).map(|at| at.to_be_bytes()[1]).collect()
 }
 
-/// An answer without its nonce, ports, texts and transaction.
+/// A response without nonce, ports, texts and transaction ID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Answer {
     pub(super) method: u16,
-    /// 0 for success, and for an error without ERROR-CODE 1.
+    /// 0 for success, 1 for an error without ERROR-CODE.
     pub(super) code: u16,
-    /// Attributes, and what is left of their values.
+    /// Attributes with the comparable part of their values.
     pub(super) facts: BTreeSet<String>,
 }
 
@@ -169,19 +169,18 @@ pub(super) fn code(code: u16) -> String {
     }
 }
 
-/// Things that the values of an answer are compared with.
+/// Context for reading the values of a response.
 pub(super) struct Expected<'a> {
     pub(super) own: Option<SocketAddr>,
     pub(super) key: &'a (Key, Mac),
     /// Relayed addresses before the request, IPv4 and IPv6.
     pub(super) relays: [Option<SocketAddr>; 2],
-    /// The request had EVEN-PORT.
     pub(super) is_even: bool,
     /// The request was sent before.
     pub(super) is_again: bool,
 }
 
-/// `None` for what is no answer.
+/// `None` if the message is not a response.
 pub(super) fn read(view: &View<'_>, expected: &Expected<'_>) -> Option<Answer> {
     let header = view.header();
     let code = match header.class {
@@ -231,14 +230,13 @@ fn fact(view: &View<'_>, kind: u16, value: &[u8], expected: &Expected<'_>) -> Op
     Some(told.map_or_else(|| name.to_string(), |told| format!("{name}={told}")))
 }
 
-/// Takes over nonce and algorithms of an answer.
+/// Reads nonce and algorithms of a response.
 pub(super) fn challenge(view: &View<'_>) -> Option<Challenge> {
     let nonce = view.get(kind::NONCE)?.to_vec();
     let algorithms = view.get(kind::PASSWORD_ALGORITHMS).unwrap_or_default().to_vec();
     Some(Challenge { nonce, algorithms })
 }
 
-/// True if the challenge offers SHA-256 keys.
 pub(super) fn offers_sha256(challenge: &Challenge) -> bool {
     password_algorithms(&challenge.algorithms).any(|number| number == 2)
 }

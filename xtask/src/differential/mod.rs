@@ -1,8 +1,8 @@
-//! `cargo xtask differential`: random sequences of STUN and TURN messages to turnpike, coturn and pion at once. Each difference is known (with
-//! its RFC section) or is reported with the shortest sequence that shows it.
+//! `cargo xtask differential`: sends random sequences of STUN and TURN messages to turnpike, coturn and pion. Each difference is known,
+//! with its RFC section, or is reported with the shortest sequence that shows it.
 //!
 //! ```text
-//! generate ─▶ session, one for each server ─▶ compare ─▶ known ─▶ again, with patience ─▶ reduce ─▶ report
+//! generate ─▶ session, one for each server ─▶ compare ─▶ known ─▶ repeat with longer timeouts ─▶ reduce ─▶ report
 //! ```
 
 mod case;
@@ -44,24 +44,24 @@ use self::{
 };
 use crate::{Failure, INCOMPLETE, cargo, repository, target};
 
-/// The turnpike to test, for the process in the namespace.
+/// Environment variable with the turnpike under test, for the process in the namespace.
 const INSIDE: &str = "TURNPIKE_DIFFERENTIAL";
-/// Sequences under way at a time.
+/// Concurrent sequences.
 const LANES: usize = 6;
-/// Sequences kept of each unknown difference, to try again.
+/// Sequences kept per unknown difference, for repetition.
 const KEPT: usize = 3;
-/// Unknown differences that are tried again and reduced.
+/// Maximum number of unknown differences that are repeated and reduced.
 const MOST: usize = 24;
 /// Datagrams per second that make a server busy.
 const FLOOD: u64 = 1_000;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Number from which all sequences follow
+    /// Seed of all sequences
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
-    /// Sequences for each transport and kind
+    /// Sequences per transport and kind
     #[arg(long, default_value_t = 1_000)]
     sequences: u64,
 
@@ -86,7 +86,7 @@ pub(crate) struct Options {
 enum Kind {
     /// Requests, data and retransmissions of one or two clients
     Requests,
-    /// Waiting for the end of nonces, permissions, channels and allocations; all sequences at a time
+    /// Expiry of nonces, permissions, channels and allocations; all sequences run at once
     Time,
     /// Quotas and a flood of other requests; clients over several transports
     Overload,
@@ -97,11 +97,11 @@ enum Kind {
 /// Result of one sequence.
 struct Compared {
     found: Vec<Difference>,
-    /// Servers that could not be reached, with the reason.
+    /// Unreachable servers, with the reason.
     failed: Vec<String>,
 }
 
-/// A difference that is not known, and sequences that show it.
+/// An unknown difference, and sequences that show it.
 struct Unknown {
     difference: Difference,
     sequences: Vec<Sequence>,
@@ -134,7 +134,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         };
         let mut servers = servers::start(&programs, *kind, &dir)?;
         if !servers[0].has_ipv6 {
-            report.skipped.insert("relayed IPv6: this kernel has none".to_owned());
+            report.skipped.insert("relayed IPv6: not supported by this kernel".to_owned());
         }
         for transports in transports {
             campaign(options, *kind, &transports, &servers, &mut report)?;
@@ -144,7 +144,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(report.finish())
 }
 
-/// Builds and installs what is needed, and goes on in a network namespace.
+/// Builds and installs everything, and continues in a network namespace.
 fn outside(options: &Options, repository: &Path) -> Result<ExitCode, Failure> {
     let program = match &options.program {
         Some(program) => program.canonicalize()?,
@@ -174,7 +174,7 @@ fn outside(options: &Options, repository: &Path) -> Result<ExitCode, Failure> {
             .map(|address| format!("ip addr add {address} dev lo nodad 2>/dev/null; "))
             .collect();
     let script = format!("ip link set lo up && {{ {addresses} exec \"$0\" \"$@\"; }}");
-    // The servers end with this command, however it ends.
+    // The servers end with this command in any case.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "unshare"]);
     if fs::metadata("/proc/self")?.uid() != 0 {
@@ -222,7 +222,7 @@ fn campaign(
         let work = |lane| {
             let mut report = Report::default();
             if kind == Kind::Time {
-                // coturn has one thread for all first requests.
+                // coturn handles all first requests in one thread.
                 thread::sleep(Duration::from_millis(20) * u32::try_from(lane).unwrap_or_default());
             }
             loop {
@@ -243,10 +243,10 @@ fn campaign(
     let mut all = Report::default();
     found.into_iter().for_each(|found| all.merge(found));
     let unknown = std::mem::take(&mut all.unknown);
-    // A round of those that wait takes as long as the campaign.
+    // One round of waiting sequences takes as long as the campaign.
     let rounds = if kind == Kind::Time { 1 } else { 200 };
     for (signature, unknown) in unknown.iter().take(MOST) {
-        println!("trying again: {signature}");
+        println!("repeating: {signature}");
         if kind == Kind::Time {
             println!("{}", unknown.sequences[0]);
         }
@@ -300,7 +300,7 @@ fn compared(
     Ok(Compared { found, failed: failed.collect() })
 }
 
-/// The shortest sequence that shows a difference; `None` where it does not show again.
+/// The shortest sequence that shows a difference; `None` if it does not recur.
 fn shortest(unknown: &Unknown, servers: &[Server], lane: usize, rounds: usize) -> Option<Sequence> {
     let signature = report::signature(&unknown.sequences[0], &unknown.difference);
     let shows = |sequence: &Sequence, lane: usize| {
@@ -334,7 +334,7 @@ fn shortest(unknown: &Unknown, servers: &[Server], lane: usize, rounds: usize) -
     Some(sequence)
 }
 
-/// A sequence with one attribute less, and in the plain dialect.
+/// Variants with one attribute less, and with the plain dialect.
 fn simpler(sequence: &Sequence) -> Vec<Sequence> {
     let mut found = Vec::new();
     if sequence.dialect != Dialect::Classic {
@@ -359,7 +359,7 @@ fn simpler(sequence: &Sequence) -> Vec<Sequence> {
     found
 }
 
-/// Strangers that keep the servers busy while it lives.
+/// Sends unauthenticated packets to keep the servers busy until dropped.
 struct Flood {
     is_over: &'static AtomicBool,
 }
@@ -370,7 +370,7 @@ impl Flood {
         for server in servers {
             let socket = server.socket()?;
             thread::spawn(move || {
-                // An Allocate without anything, a Binding request, and garbage.
+                // An empty Allocate, a Binding request, and garbage.
                 let header = [0x21, 0x12, 0xA4, 0x42, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
                 let messages = [
                     [&[0, 3, 0, 0], &header[..]].concat(),
@@ -381,7 +381,7 @@ impl Flood {
                     if is_over.load(Ordering::Relaxed) {
                         break;
                     }
-                    // Answers are left where they are.
+                    // Responses are never read.
                     let _ = socket.send(message);
                     thread::sleep(Duration::from_micros(1_000_000 / FLOOD));
                 }
@@ -397,5 +397,5 @@ impl Drop for Flood {
     }
 }
 
-/// Unknown differences by their signature.
+/// Unknown differences by signature.
 type Unknowns = BTreeMap<String, Unknown>;

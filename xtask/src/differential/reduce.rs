@@ -1,10 +1,10 @@
 //! Delta debugging (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input"): removes the items of a list that a failure
 //! does not need.
 
-/// Asks which of these lists fails, if any. They may be tried at the same time.
+/// Returns the index of a list that fails, if any. The lists may be tried concurrently.
 pub(super) type Fails<'a, T> = &'a mut dyn FnMut(&[Vec<T>]) -> Option<usize>;
 
-/// The smallest list found in at most `rounds` questions. Each of its items is needed if the rounds sufficed.
+/// The smallest failing list found in at most `rounds` rounds. If the rounds suffice, each of its items is needed.
 pub(super) fn reduce<T: Clone>(items: Vec<T>, rounds: usize, fails: Fails<'_, T>) -> Vec<T> {
     let mut items = items;
     let mut parts = 2;
@@ -26,7 +26,7 @@ pub(super) fn reduce<T: Clone>(items: Vec<T>, rounds: usize, fails: Fails<'_, T>
     items
 }
 
-/// The items without one of so many parts.
+/// The items without one of `parts` parts.
 fn without<T: Clone>(items: &[T], part: usize, parts: usize) -> Vec<T> {
     let bound = |part: usize| part * items.len() / parts;
     [&items[..bound(part)], &items[bound(part + 1)..]].concat()
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_needed_remains_in_its_order() {
+    fn only_needed_items_remain_in_order() {
         let needs =
             |wanted: &'static [u32]| move |items: &[u32]| wanted.iter().all(|item| items.contains(item));
         assert_eq!(reduced((0..40).collect(), 1000, needs(&[3, 17, 39])), [3, 17, 39]);
@@ -51,8 +51,8 @@ mod tests {
     }
 
     #[test]
-    fn no_single_item_can_go_also_where_they_depend_on_each_other() {
-        // An odd number of them, and 7 among them.
+    fn result_is_minimal_also_with_dependent_items() {
+        // Fails for an odd number of items that include 7.
         let fails = |items: &[u32]| items.len() % 2 == 1 && items.contains(&7);
         let left = reduced((0..21).collect(), 1000, fails);
         assert!(fails(&left) && left.len() < 6, "{left:?}");

@@ -1,4 +1,4 @@
-//! Counts and findings of a run, printed for people.
+//! Text output of counts and findings.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,15 +18,15 @@ use crate::INCOMPLETE;
 pub(super) struct Report {
     sequences: u64,
     steps: usize,
-    /// Known differences, by the other server and their place in the table.
+    /// Known differences, by the other server and their row in the table.
     known: BTreeMap<(Name, usize), u64>,
     pub(super) unknown: Unknowns,
-    /// Differences that did not show again.
+    /// Differences that did not recur.
     pub(super) fleeting: u64,
     /// Unknown differences, each with its shortest sequence.
     pub(super) faults: Vec<String>,
     pub(super) skipped: BTreeSet<String>,
-    /// Servers that have ended, and other errors of the run.
+    /// Servers that ended, and other errors of the run.
     pub(super) ended: Vec<String>,
 }
 
@@ -79,12 +79,12 @@ impl Report {
             println!("  {count:6}  {who}: {} ({})", row.what, row.why);
         }
         if self.fleeting > 0 {
-            println!("  {:6}  did not show again, or not by themselves", self.fleeting);
+            println!("  {:6}  did not recur, or not on their own", self.fleeting);
         }
         self.faults.iter().for_each(|fault| println!("\n  UNKNOWN {fault}"));
     }
 
-    /// Prints what concerns all campaigns.
+    /// Prints the results of all campaigns.
     pub(super) fn finish(&self) -> ExitCode {
         println!(
             "\n{} sequences, {} steps, {} unknown differences",
@@ -104,7 +104,7 @@ impl Report {
     }
 }
 
-/// Alike for differences that are one.
+/// Equal for equivalent differences.
 pub(super) fn signature(sequence: &Sequence, difference: &Difference) -> String {
     format!("{}: {}: {}", difference.who, sequence.steps[difference.at].label(), difference.what)
 }

@@ -1,4 +1,4 @@
-//! Observations of clients and peers.
+//! Events that clients and peers observe.
 
 use std::fmt;
 
@@ -7,7 +7,6 @@ use super::{
     step::{Client, Peer},
 };
 
-/// An event at a client or a peer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Seen {
     Answer(Client, Answer),
@@ -18,7 +17,7 @@ pub(super) enum Seen {
     Relayed(Peer, Client, usize),
     /// The server closed the connection.
     Closed(Client),
-    /// The server does not answer Binding requests any more.
+    /// The server no longer answers Binding requests.
     Deaf(Client),
     /// An unexpected or damaged message.
     Stray(Client, &'static str),
@@ -26,12 +25,12 @@ pub(super) enum Seen {
 }
 
 impl Seen {
-    /// Nothing more will come of the connection.
+    /// The connection is over.
     pub(super) const fn is_end(&self) -> bool {
         matches!(self, Self::Closed(_) | Self::Deaf(_))
     }
 
-    /// In words, whichever client it was.
+    /// Text without the client's name.
     pub(super) fn without_client(&self) -> String {
         match self {
             Self::Data(_, peer, length) => format!("{length} bytes of {peer} in a Data indication"),

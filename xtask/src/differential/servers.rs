@@ -1,6 +1,6 @@
-//! The servers that are compared: where each listens, how it is started, and how clients reach it.
+//! The servers under comparison: their addresses, command lines and client connections.
 //!
-//! Each has an address of its own in a network namespace that nothing else is in, so that ports never meet.
+//! Each has its own address in a private network namespace, so that ports never conflict.
 
 use std::{
     fmt,
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::Failure;
 
-/// Allocations of a user where servers are full.
+/// Allocations per user in tests of full servers.
 const QUOTA: u16 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,7 +31,7 @@ pub(super) enum Name {
     Turnpike,
     Coturn,
     Pion,
-    /// No server: the letter of an RFC.
+    /// A rule of an RFC instead of a server.
     Rfc,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Programs {
     pub(super) pion: Option<PathBuf>,
 }
 
-/// A running server. Ends when it is dropped.
+/// A running server, stopped on drop.
 pub(super) struct Server {
     pub(super) name: Name,
     pub(super) has_ipv6: bool,
@@ -63,7 +63,7 @@ pub(super) struct Server {
     process: Child,
 }
 
-/// Starts all that there are, with settings for sequences of this kind. `dir` gets their logs.
+/// Starts all available servers with settings for this kind of sequences; their logs go to `dir`.
 pub(super) fn start(programs: &Programs, kind: Kind, dir: &Path) -> Result<Vec<Server>, Failure> {
     let has_ipv6 = UdpSocket::bind((SIX, 0)).is_ok();
     let made = rcgen::generate_simple_self_signed(vec!["turn.example.org".to_owned()])?;
@@ -80,7 +80,7 @@ pub(super) fn start(programs: &Programs, kind: Kind, dir: &Path) -> Result<Vec<S
     Ok(servers)
 }
 
-/// Things that the command lines have in common.
+/// Common parts of the command lines.
 struct Place<'a> {
     dir: &'a Path,
     kind: Kind,
@@ -153,7 +153,7 @@ impl Place<'_> {
         command.args(["-L", &ip, "-E", &ip, "-p", "3478", "--tls-listening-port", "5349"]);
         command.args(["--cert", &file("cert.pem"), "--pkey", &file("key.pem")]);
         command.args(["--lt-cred-mech", "-r", REALM, "--allow-loopback-peers"]);
-        // One thread: with more, the first answers to a client overtake each other.
+        // One thread: with more, the first responses to a client may be reordered.
         command.args(["-m", "0"]);
         command.args(["--denied-peer-ip", "10.0.0.0-10.255.255.255"]);
         for (user, password) in users() {
@@ -187,14 +187,14 @@ impl Place<'_> {
 }
 
 impl Server {
-    /// In words, why not.
+    /// Connects a client; returns the reason of a failure as text.
     pub(super) fn connect(&self, transport: Transport, deadline: Instant) -> Result<ProbeConnection, String> {
         let address = SocketAddr::new(self.ip, transport.default_port());
         ProbeConnection::open(transport, address, Some(&self.trust), deadline)
             .map(|(connection, _)| connection)
     }
 
-    /// Asks for a nonce.
+    /// Requests a nonce.
     fn challenge(&self) -> Option<super::message::Challenge> {
         use turnpike_wire::stun::{Class, Header, View, Writer, method};
         let deadline = Instant::now() + Duration::from_secs(1);
@@ -207,7 +207,7 @@ impl Server {
         super::message::challenge(&View::new_checked(&answer).ok()?)
     }
 
-    /// A socket that floods it.
+    /// A socket for the flood.
     pub(super) fn socket(&self) -> io::Result<UdpSocket> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         socket.connect((self.ip, 3478))?;
@@ -223,7 +223,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may already have ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -233,7 +233,7 @@ const fn address(name: Name) -> Ipv4Addr {
     Ipv4Addr::new(127, 0, 1, name as u8 + 1)
 }
 
-/// Addresses that `run` gives to the loopback of the namespace.
+/// IPv6 addresses that `run` adds to the namespace's loopback.
 pub(super) fn six(name: Name) -> String {
     format!("2001:db8::{}", name as u8 + 1)
 }

@@ -1,7 +1,7 @@
-//! One sequence against one server: clients, peers and what each of them sees, step by step.
+//! Runs one sequence against one server and records the observations of clients and peers in each step.
 //!
-//! Behind each step the clients send Binding requests: whatever a server does at once has arrived when those are answered twice. Application
-//! data takes another way, and coturn has a thread of its own for a client's first signed request, so that both have a deadline too.
+//! After each step the clients send Binding requests: everything that a server does at once has arrived when two of those are answered.
+//! Application data takes another path, and coturn has a separate thread for a client's first signed request, so both also have a timeout.
 
 use std::{
     io,
@@ -25,13 +25,13 @@ use super::{
     step::{Auth, Client, Dialect, Field, Peer, Request, Sequence, Step},
 };
 
-/// The address of IPv6 peers.
+/// Address of IPv6 peers.
 pub(super) const SIX: Ipv6Addr = Ipv6Addr::new(0x2001, 0xDB8, 0, 0, 0, 0, 0, 9);
 
-/// Sequences so far.
+/// Number of sequences so far.
 static RUNS: AtomicUsize = AtomicUsize::new(0);
 
-/// Deadlines for data and first answers, and for answers to Binding requests.
+/// Timeouts for data and first responses, and for responses to Binding requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     pub(super) data: Duration,
@@ -45,7 +45,7 @@ impl Patience {
         Self { data: Duration::from_millis(150), answer: Duration::from_millis(3_000) };
 }
 
-/// Runs a sequence; returns what was seen in each step. `lane` tells sequences apart that run at the same time.
+/// Runs a sequence; returns the observations of each step. `lane` separates concurrent sequences.
 pub(super) fn run(
     sequence: &Sequence,
     server: &Server,
@@ -61,7 +61,7 @@ pub(super) fn run(
 pub(super) struct Session<'a> {
     pub(super) server: &'a Server,
     dialect: Dialect,
-    /// A user of its own, for quotas and for the ports that turnpike lets a user reserve.
+    /// A user for this sequence only, because of quotas and of turnpike's limit on reserved ports.
     user: usize,
     patience: Patience,
     pub(super) clients: Vec<State>,
@@ -73,7 +73,7 @@ pub(super) struct Session<'a> {
 pub(super) struct State {
     transport: Transport,
     pub(super) connection: Option<ProbeConnection>,
-    /// The server has closed it, or answers no more.
+    /// The server closed the connection or stopped answering.
     is_gone: bool,
     pub(super) challenge: Challenge,
     pub(super) relays: [Option<SocketAddr>; 2],
@@ -81,7 +81,7 @@ pub(super) struct State {
     pub(super) last: Option<Sent>,
 }
 
-/// The last request of a client.
+/// Last request of a client.
 pub(super) struct Sent {
     bytes: Vec<u8>,
     pub(super) transaction: Transaction,
@@ -94,7 +94,7 @@ pub(super) struct Sent {
 impl<'a> Session<'a> {
     fn new(sequence: &Sequence, server: &'a Server, lane: usize, patience: Patience) -> io::Result<Self> {
         let [high, low] = u16::try_from(lane).unwrap_or_default().to_be_bytes();
-        // 127.0/16 has the servers; the bits of the lane leave the last byte to the peers.
+        // The servers are in 127.0/16; the bits of the lane leave the last byte to the peers.
         let near = Ipv4Addr::new(127, 64 + high, low, 1);
         let far = Ipv4Addr::new(127, 64 + high, low, 2);
         let mut addresses: Vec<(Peer, IpAddr)> =
@@ -159,7 +159,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// A request as bytes. `None` where the step has no meaning for this server.
+    /// Encodes a request; `None` if the step does not apply to this server.
     fn request(&mut self, client: Client, request: &Request) -> Option<Vec<u8>> {
         if request.auth.rule().is_some() && self.dialect == Dialect::Classic {
             return None;
@@ -193,7 +193,7 @@ impl<'a> Session<'a> {
     }
 
     fn ask_for_nonce(&mut self, client: Client) {
-        // turnpike answers those without an attribute at a bounded rate.
+        // turnpike rate-limits responses to requests without attributes.
         let request = Request::new(method::REFRESH, vec![Field::number(kind::LIFETIME, 600)], Auth::None);
         let bytes = self.request(client, &request);
         bytes.iter().for_each(|bytes| self.send(client, bytes));
@@ -206,7 +206,7 @@ impl<'a> Session<'a> {
         if is_waiting(&self.clients[client.0]) {
             self.clients[client.0].challenge = old;
         }
-        // The challenge is no part of the sequence.
+        // The challenge is not part of the sequence.
         self.seen.retain(|seen| !matches!(seen, Seen::Answer(from, _) if *from == client));
         if self.clients[client.0].challenge.nonce.is_empty() {
             self.seen.push(Seen::Failed(client, "no nonce".to_owned()));
@@ -217,7 +217,7 @@ impl<'a> Session<'a> {
         let Some((_, socket, from)) = self.peers.iter().find(|(known, ..)| *known == peer) else { return };
         let [v4, v6] = self.clients[client.0].relays;
         if let Some(relay) = if from.is_ipv4() { v4 } else { v6 } {
-            // A port without a socket is an ICMP error, which is the next call's result.
+            // Ignores ICMP errors of a closed port.
             let _ = socket.send_to(&payload(length), relay);
         }
     }
@@ -231,7 +231,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Connects a client that is not yet; false if its connection is over.
+    /// Connects a client if necessary; false if its connection is over.
     fn is_open(&mut self, client: Client) -> bool {
         let state = &mut self.clients[client.0];
         if state.connection.is_none() && !state.is_gone {
@@ -246,7 +246,7 @@ impl<'a> Session<'a> {
         !self.clients[client.0].is_gone
     }
 
-    /// Takes what the step has caused.
+    /// Collects the effects of a step.
     fn listen(&mut self, may_take_time: bool) {
         let deadline = Instant::now() + self.patience.data;
         for round in 0.. {
@@ -261,7 +261,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Takes all that the server has sent to a client before it answers a Binding request.
+    /// Collects everything that the server sent to a client before answering a Binding request.
     fn fence(&mut self, client: Client) {
         let transaction: Transaction = rand::random();
         let mut buffer = Vec::new();
@@ -340,7 +340,7 @@ fn is_answer(bytes: &[u8], transaction: Transaction) -> bool {
     View::new_checked(bytes).is_ok_and(|view| view.header().transaction == transaction)
 }
 
-/// ChannelData of any number, padded where it belongs.
+/// ChannelData with any channel number, padded over streams.
 fn channel_data(number: u16, length: u16, transport: Transport) -> Vec<u8> {
     let mut bytes = [&number.to_be_bytes()[..], &length.to_be_bytes(), &payload(length)].concat();
     if transport.is_stream() {

@@ -1,4 +1,4 @@
-//! Faults in requests: one wrong credential, attribute or byte.
+//! Introduces one fault into a request: a wrong credential, attribute or byte.
 
 use rand::{Rng as _, seq::IndexedRandom as _};
 use turnpike_wire::stun::{FAMILY_IPV4, kind, method};
@@ -9,7 +9,7 @@ use super::{
 };
 
 impl Generator {
-    /// Makes a request wrong in one respect.
+    /// Applies one random fault.
     pub(super) fn spoil(&mut self, request: &mut Request) {
         match self.random.random_range(0..10) {
             0..=3 => {
@@ -67,7 +67,7 @@ impl Generator {
                 }
             }
             (4, _) => {
-                // Two that nothing defines, of either half, and attributes of other requests.
+                // An undefined attribute of either half, or an attribute of another request.
                 let field = self.pick_field();
                 let at = self.random.random_range(0..=request.fields.len());
                 request.fields.insert(at, field);

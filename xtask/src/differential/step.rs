@@ -1,4 +1,4 @@
-//! Steps of a sequence: actions of clients and peers, in words that hold for any server.
+//! Steps of a sequence: actions of clients and peers, independent of the server.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -11,11 +11,11 @@ use super::Kind;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Client(pub(super) usize);
 
-/// An address to relay to.
+/// A peer address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Peer {
     Near,
-    /// The IP address of [`Peer::Near`], and another port.
+    /// IP address of [`Peer::Near`] with another port.
     Sibling,
     /// Another IP address.
     Far,
@@ -23,7 +23,7 @@ pub(super) enum Peer {
     Six,
     /// In a range that every server refuses.
     Denied,
-    /// The IPv4 relayed address of a client; [`Peer::Near`] while it has none.
+    /// IPv4 relayed address of a client; [`Peer::Near`] if it has none.
     Relay(Client),
 }
 
@@ -35,16 +35,15 @@ pub(super) enum Dialect {
     Classic,
     /// SHA-256 keys, MESSAGE-INTEGRITY-SHA256, PASSWORD-ALGORITHMS.
     Sha256,
-    /// SHA-256, with USERHASH in place of USERNAME.
+    /// SHA-256 with USERHASH instead of USERNAME.
     Userhash,
 }
 
-/// Credentials of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Auth {
     None,
     Good,
-    /// Those of the second user.
+    /// Credentials of the second user.
     OtherUser,
     WrongPassword,
     UnknownUser,
@@ -57,20 +56,20 @@ pub(super) enum Auth {
     Unsigned,
     /// A flipped bit in the integrity attribute.
     Broken,
-    /// The client asks for a nonce first. Not a fault.
+    /// Requests a nonce first; not a fault.
     Fresh,
     /// PASSWORD-ALGORITHM without PASSWORD-ALGORITHMS.
     WithoutAlgorithms,
     /// PASSWORD-ALGORITHMS without PASSWORD-ALGORITHM.
     WithoutAlgorithm,
-    /// A list that is not the server's.
+    /// A list that differs from the server's.
     OtherAlgorithms,
     /// An algorithm that is not in the list.
     UnlistedAlgorithm,
 }
 
 impl Auth {
-    /// Answer to a client with SHA-256 by RFC 8489 alone, where no other server can be compared.
+    /// Response required by RFC 8489 for SHA-256, which no other server implements.
     pub(super) const fn rule(self) -> Option<(u16, &'static str)> {
         match self {
             Self::WithoutAlgorithms
@@ -82,13 +81,12 @@ impl Auth {
     }
 }
 
-/// An attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Field {
     Value(u16, Vec<u8>),
     /// XOR-PEER-ADDRESS.
     Peer(Peer),
-    /// RESERVATION-TOKEN as the server gave it last; eight zero bytes without one.
+    /// Last RESERVATION-TOKEN of the server; eight zero bytes without one.
     Token,
     /// DATA of this length.
     Data(u16),
@@ -109,24 +107,24 @@ impl Field {
     }
 }
 
-/// Faults of a message as a whole.
+/// Faults of a whole message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Damage {
     /// Class "success response".
     Response,
-    /// Another value in place of the magic cookie.
+    /// A wrong magic cookie.
     Cookie,
     /// The last four bytes are missing; datagrams only.
     Cut,
-    /// Four bytes more than the length field says; datagrams only.
+    /// Four bytes more than the length field; datagrams only.
     Long,
-    /// A FINGERPRINT that does not match.
+    /// A wrong FINGERPRINT.
     Fingerprint,
-    /// An attribute behind the integrity attribute.
+    /// An attribute after the integrity attribute.
     Behind,
 }
 
-/// A request, or an indication.
+/// A request or an indication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) indication: bool,
@@ -150,13 +148,12 @@ impl Request {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Request(Client, Request),
-    /// The client's last request once more, byte by byte.
+    /// Repeats the client's last request byte by byte.
     Again(Client),
-    /// ChannelData.
     Channel(Client, u16, u16),
     /// A peer sends to a client's relayed address.
     Peer(Peer, Client, u16),
-    /// The client leaves; its next step comes from another port.
+    /// The client leaves; its next step uses another port.
     Leave(Client),
     Wait(Duration),
 }
@@ -189,7 +186,7 @@ impl Step {
         }
     }
 
-    /// The step without its particulars: differences are grouped by it.
+    /// The step without its parameters, for grouping differences.
     pub(super) fn label(&self) -> String {
         match self {
             Self::Request(_, Request { indication, method, fields, auth, damage, .. }) => {
@@ -209,7 +206,7 @@ impl Step {
     }
 }
 
-/// Steps with their clients, each of which has its transport.
+/// Steps with their clients, each with its transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sequence {
     pub(super) kind: Kind,
@@ -219,7 +216,7 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// The request of a step, or the one that it sends again.
+    /// Request of a step, or the one that it repeats.
     pub(super) fn request(&self, at: usize) -> Option<&Request> {
         match &self.steps[at] {
             Step::Again(client) => self.earlier(at, *client).next_back(),
@@ -227,7 +224,7 @@ impl Sequence {
         }
     }
 
-    /// Requests of a client before a step, since it came.
+    /// Requests of a client before a step, since it last connected.
     pub(super) fn earlier(&self, at: usize, client: Client) -> impl DoubleEndedIterator<Item = &Request> {
         let came = self.steps[..at].iter().rposition(|step| *step == Step::Leave(client)).unwrap_or_default();
         self.steps[came..at].iter().filter_map(move |step| match step {

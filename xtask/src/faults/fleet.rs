@@ -1,10 +1,10 @@
-//! The rows of a fleet: what clients lost, how soon they had it again, whether quotas held, and how the nodes shared who came.
+//! Rows of a fleet: losses of clients, time to recovery, quotas, and distribution over the nodes.
 
 use std::fmt::Write as _;
 
 use serde::Deserialize;
 
-/// Where the table stands, between two marks.
+/// Document with the table.
 pub(super) const DOCUMENT: &str = "docs/dev/fleet-faults.md";
 
 pub(super) const HEAD: &str = "\
@@ -12,11 +12,11 @@ pub(super) const HEAD: &str = "\
 peak grants per second on one node; load shares; newcomers | notes, limits, recovery |\n\
 | --- | --- | --- | --- | --- | --- | --- | --- |\n";
 
-/// What a test has written.
+/// Figures that a test has written.
 #[derive(Deserialize)]
 pub(super) struct Figures {
     sessions_lost: u64,
-    /// Of the node that was broken, where sessions may be lost.
+    /// Sessions of the faulty node, if they may be lost.
     sessions_of_the_broken: Option<u64>,
     sent: u64,
     lost_of_others: u64,
@@ -27,7 +27,7 @@ pub(super) struct Figures {
     most_of_one_user: u64,
     /// Percent.
     beyond: f64,
-    /// Nodes went by limits of their own.
+    /// Nodes applied local limits.
     were_alone: bool,
     most_in_a_second: u64,
     /// Percent.
@@ -37,7 +37,7 @@ pub(super) struct Figures {
     healed: f64,
 }
 
-/// Seconds, of who came back over a transport.
+/// Seconds until clients of a transport reconnected.
 #[derive(Deserialize)]
 struct Reconnect {
     transport: String,
@@ -47,7 +47,7 @@ struct Reconnect {
 }
 
 impl Figures {
-    /// A row for [`HEAD`]; `told` is what else there is to say.
+    /// A row for [`HEAD`]; `told` are the notes.
     pub(super) fn row(&self, name: &str, what: &str, clients: u64, told: &[String]) -> String {
         let cells: Vec<String> = self.lines(clients).into_iter().map(|(_, words)| words).collect();
         let [rest @ .., whole] = cells.as_slice() else { return String::new() };
@@ -56,7 +56,7 @@ impl Figures {
         format!("| `{name}` | {what} | {} | {} |\n", rest.join(" | "), last.join("; "))
     }
 
-    /// The same for people at a terminal, line by line.
+    /// Text output, line by line.
     pub(super) fn lines(&self, clients: u64) -> Vec<(&'static str, String)> {
         let lost = match self.sessions_of_the_broken {
             Some(most) => format!("{} of the node's {most}; {clients} clients", self.sessions_lost),
@@ -104,11 +104,11 @@ mod tests {
             "quota": 300, "most_of_one_user": 303, "beyond": 1.0, "were_alone": were_alone, "most_in_a_second": 160,
             "shares": [10, 45, 45], "newcomers": [180, 11, 9], "healed": 3.2,
         });
-        serde_json::from_value(figures).expect("what a test writes")
+        serde_json::from_value(figures).expect("a test writes valid figures")
     }
 
     #[test]
-    fn a_row_has_a_cell_for_each_of_the_head() {
+    fn row_has_a_cell_for_each_column() {
         let row = figures(false).row("killed", "SIGKILL", 1000, &["known".to_owned(), String::new()]);
         assert_eq!(
             row,

@@ -1,6 +1,5 @@
-//! `cargo xtask faults`: clients on calls while one thing breaks, row by row, and what came of it. The rows are tests of the binary
-//! (crates/trials/tests/faults); here they are run one after the other with the release build, and become a table. Those of a fleet
-//! have a table of their own.
+//! `cargo xtask faults`: breaks one thing at a time under clients on calls and tabulates the effects. The rows are tests of the binary
+//! (crates/trials/tests/faults), run in sequence with the release build. Those of a fleet have their own table.
 
 mod fleet;
 mod table;
@@ -15,12 +14,12 @@ use clap::Args;
 
 use crate::Failure;
 
-/// All heals, and a row says nothing: the machine was busy with something else.
+/// Everything healed, but the row is invalid because the machine was busy.
 const VOID: u8 = 4;
 
-/// Where the rows stand among the tests.
+/// Modules of the rows.
 const MODULE: &str = "faults::";
-/// Those of a fleet.
+/// Modules of the rows of a fleet.
 const FLEET: &str = "faults::fleet::";
 
 #[derive(Args)]
@@ -29,26 +28,26 @@ pub(crate) struct Options {
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 
-    /// Print the table as docs/dev/reliability.md has it
+    /// Print the tables in the form of docs/dev/reliability.md
     #[arg(long)]
     markdown: bool,
 
-    /// Write the rows into the tables of docs/dev/reliability.md, where those that have not run stay as they are, and of docs/dev/fleet-faults.md, where all
-    /// must have run; nothing is written if one is broken, void or skipped
+    /// Write the rows into the tables of docs/dev/reliability.md, keeping rows that did not run, and of docs/dev/fleet-faults.md, for which
+    /// all must run; writes nothing if a row is broken, void or skipped
     #[arg(long)]
     write: bool,
 
-    /// Say which rows there are, and run none
+    /// List the rows without running them
     #[arg(long)]
     list: bool,
 
-    /// The program to test [default: a release build of this repository]
+    /// Program to test [default: a release build of this repository]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
 }
 
-/// Runs the rows. Fails where one stays broken; the exit code is 3 where all heal and a figure is above its limit, 4 where none is, but a row
-/// has to be run again on an idle machine, and 5 where none has, but a row could not be tried here.
+/// Runs the rows. Fails if one stays broken; the exit code is 3 if a figure exceeds its limit, 4 if a row must be repeated on an idle
+/// machine, and 5 if a row could not run here.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let repository = crate::repository()?;
     let all = rows(&repository)?;
@@ -64,9 +63,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let is_of_fleet = |name: &&String| name.starts_with(FLEET);
     let of_fleet = chosen.iter().copied().filter(is_of_fleet).count();
     if options.write && of_fleet > 0 && of_fleet < all.iter().filter(is_of_fleet).count() {
-        return Err(
-            "a table that is written has all rows of a fleet: cargo xtask faults fleet --write".into()
-        );
+        return Err("the table of the fleet needs all of its rows: cargo xtask faults fleet --write".into());
     }
     let program = crate::program(&repository, options.program.as_deref())?;
     let found = crate::target(&repository).join("faults");
@@ -75,7 +72,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     for (number, name) in chosen.iter().enumerate() {
         eprintln!("{}/{} {} ...", number + 1, chosen.len(), short(name));
         let row = found.join(format!("{}.json", short(name)));
-        // What an earlier run has left.
+        // Left by an earlier run.
         if row.exists() {
             fs::remove_file(&row)?;
         }
@@ -91,7 +88,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         table.add(short(name), output.status.success(), &row, &said)?;
     }
     print!("{}", if options.markdown { table.markdown() } else { table.text() });
-    println!("What each has said is in {}", found.display());
+    println!("Logs are in {}", found.display());
     if options.write {
         match table.is_in_part() {
             None => table.write(&repository, &all.iter().map(|name| short(name)).collect::<Vec<_>>())?,
@@ -109,12 +106,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(table.code()))
 }
 
-/// The test's own name, without its modules.
+/// Name of a test without its modules.
 fn short(name: &str) -> &str {
     name.rsplit("::").next().unwrap_or(name)
 }
 
-/// The names of all rows. In modules called `tests` are those of their tools.
+/// Names of all rows; modules named `tests` are unit tests of the tools.
 fn rows(repository: &Path) -> Result<Vec<String>, Failure> {
     let output = crate::trials(repository).args(["--", "--list"]).stderr(Stdio::inherit()).output()?;
     if !output.status.success() {

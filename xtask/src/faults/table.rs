@@ -1,4 +1,4 @@
-//! What came of each row, as a table.
+//! Results of the rows, as a table.
 
 use std::{fmt::Write as _, fs, path::Path};
 
@@ -8,13 +8,13 @@ use serde_json::Value;
 use super::{VOID, fleet};
 use crate::{Failure, INCOMPLETE, LIMIT_EXCEEDED, document::with_table, why_skipped};
 
-/// Where the tables of all other rows stand, between two marks each.
+/// Document with the tables of all other rows.
 const DOCUMENT: &str = "docs/dev/reliability.md";
-/// What writes them.
+/// Command that writes them.
 const BY: &str = "cargo xtask faults --write";
-/// With what a row of the forwarder begins to tell what happens.
+/// Prefix of the forwarder's descriptions.
 const OF_FORWARDER: &str = "forward: ";
-/// The names of the tables in [`DOCUMENT`]: of the server, and of the forwarder.
+/// Names of the tables in [`DOCUMENT`]: server and forwarder.
 const TABLES: [&str; 2] = ["faults", "faults of the forwarder"];
 
 const HEAD: &str = "\
@@ -27,15 +27,15 @@ pub(super) struct Table {
 }
 
 enum Outcome {
-    /// It healed.
+    /// Everything recovered.
     Healed(Box<Row>),
-    /// It did not, or what was expected of it did not come; its last words.
+    /// It stayed broken or an assertion failed; the end of its output.
     Broken(String),
-    /// It could not be tried here.
+    /// Could not run here.
     Skipped(String),
 }
 
-/// What a test has written.
+/// Figures that a test has written.
 #[derive(Deserialize)]
 struct Row {
     what: String,
@@ -50,14 +50,14 @@ struct Row {
     log: Vec<String>,
     notes: Vec<String>,
     limits: Vec<Limit>,
-    /// Why its figures say nothing.
+    /// Reasons for which the figures are invalid.
     #[serde(default)]
     void: Vec<String>,
     #[serde(default)]
     before: Value,
     #[serde(default)]
     after: Value,
-    /// Of a fleet, in place of what stands above but for clients, notes and limits.
+    /// For a fleet, replaces the fields above except clients, notes and limits.
     fleet: Option<fleet::Figures>,
 }
 
@@ -75,7 +75,7 @@ impl Limit {
 }
 
 impl Table {
-    /// Takes what a row has left: its file, and what it has said.
+    /// Adds the result of a row from its file and output.
     pub(super) fn add(&mut self, name: &str, passed: bool, file: &Path, said: &str) -> Result<(), Failure> {
         let outcome = match (passed, said.lines().find_map(why_skipped)) {
             (true, Some(why)) => Outcome::Skipped(why.to_owned()),
@@ -99,18 +99,18 @@ impl Table {
         self.rows.iter().any(|(_, outcome)| matches!(outcome, Outcome::Healed(row) if exceeded(row)))
     }
 
-    /// Whether a row was compared with figures of a busy machine.
+    /// True if a figure was measured on a busy machine.
     pub(super) fn is_void(&self) -> bool {
         self.rows.iter().any(|(_, outcome)| matches!(outcome, Outcome::Healed(row) if !row.void.is_empty()))
     }
 
-    /// Those that could not be tried here.
+    /// Rows that could not run here.
     pub(super) fn skipped(&self) -> Vec<&str> {
         let is_skipped = |(_, outcome): &&(String, Outcome)| matches!(outcome, Outcome::Skipped(_));
         self.rows.iter().filter(is_skipped).map(|(name, _)| name.as_str()).collect()
     }
 
-    /// What the run ends with; 0 where every row was tried, heals, and is within its limits.
+    /// Exit code; 0 if every row ran, recovered and is within its limits.
     pub(super) fn code(&self) -> u8 {
         if self.is_broken() {
             1
@@ -125,15 +125,15 @@ impl Table {
         }
     }
 
-    /// Why the tables are not written, if they are not.
+    /// Reason for which the tables cannot be written.
     pub(super) fn is_in_part(&self) -> Option<&'static str> {
         let has_all =
             !self.is_void() && self.rows.iter().all(|(_, outcome)| matches!(outcome, Outcome::Healed(_)));
         (!has_all).then_some("a row is broken, void or was skipped: no table is written")
     }
 
-    /// Writes the rows into their documents. Of a fleet all have run, or none; of the others each that has not run stays as it was, as long as
-    /// it is one of `all`.
+    /// Writes the rows into their documents. Either all rows of a fleet have run or none; other rows that have not run stay unchanged if
+    /// they are in `all`.
     pub(super) fn write(&self, repository: &Path, all: &[&str]) -> Result<(), Failure> {
         let of_fleets = self.of_fleets();
         if !of_fleets.is_empty() {
@@ -153,7 +153,7 @@ impl Table {
         Ok(())
     }
 
-    /// The document with these rows in place of those of the same names, all in the order of `all`.
+    /// The document with the new rows, all in the order of `all`.
     fn within(&self, document: &str, all: &[&str]) -> Result<String, Failure> {
         let mut document = document.to_owned();
         for (table, of_forwarder) in TABLES.into_iter().zip([false, true]) {
@@ -176,14 +176,14 @@ impl Table {
         Ok(document)
     }
 
-    /// The rows that are of no fleet.
+    /// Rows that are not of a fleet.
     fn others(&self) -> impl Iterator<Item = &(String, Outcome)> {
         self.rows
             .iter()
             .filter(|(_, outcome)| !matches!(outcome, Outcome::Healed(row) if row.fleet.is_some()))
     }
 
-    /// The table of those rows that are of a fleet; nothing if there are none.
+    /// Table of the rows of a fleet; empty if none ran.
     fn of_fleets(&self) -> String {
         let mut text = String::new();
         for (name, outcome) in &self.rows {
@@ -198,7 +198,7 @@ impl Table {
         text
     }
 
-    /// For people at a terminal.
+    /// Text output.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for (name, outcome) in &self.rows {
@@ -227,7 +227,7 @@ impl Table {
         text
     }
 
-    /// For docs/dev/reliability.md, and that of a fleet's rows.
+    /// Tables for docs/dev/reliability.md and of the fleet.
     pub(super) fn markdown(&self) -> String {
         let mut text = self.of_fleets();
         let others: String = self.others().map(|(name, outcome)| outcome.row(name)).collect();
@@ -239,7 +239,7 @@ impl Table {
 }
 
 impl Outcome {
-    /// As a line of a table.
+    /// One line of a table.
     fn row(&self, name: &str) -> String {
         let cells: Vec<String> = match self {
             Self::Healed(row) => row.cells(),
@@ -255,7 +255,7 @@ impl Outcome {
     }
 }
 
-/// The lines of a table of a document; none where it is not there.
+/// Lines of a document's table; empty if it has none.
 fn lines_of<'a>(document: &'a str, table: &str) -> Vec<&'a str> {
     let (begin, end) = (format!("<!-- {table}: written by {BY} -->\n"), format!("<!-- end of {table} -->"));
     let rest = document.split_once(&begin).map_or("", |(_, rest)| rest);
@@ -263,7 +263,7 @@ fn lines_of<'a>(document: &'a str, table: &str) -> Vec<&'a str> {
 }
 
 impl Row {
-    /// Cells of a table, as in [`HEAD`] without the first.
+    /// Cells of a row, as in [`HEAD`] without the first.
     fn cells(&self) -> Vec<String> {
         let mut lost = match (self.sent, self.lost) {
             (Some(sent), Some(lost)) => format!("{lost}/{sent}"),
@@ -321,7 +321,7 @@ impl Row {
         seen
     }
 
-    /// The first few of its kinds.
+    /// The first few kinds of log lines.
     fn log(&self) -> String {
         const MOST: usize = 4;
         let mut said: Vec<String> = self.log.iter().take(MOST).map(|line| format!("\"{line}\"")).collect();
@@ -333,7 +333,7 @@ impl Row {
 
     fn limits(&self) -> String {
         if !self.void.is_empty() {
-            return format!("VOID, run again on an idle machine: {}", self.void.join("; "));
+            return format!("VOID, repeat on an idle machine: {}", self.void.join("; "));
         }
         let told = |limit: &Limit| {
             let verdict = if limit.is_exceeded() { "ABOVE" } else { "within" };
@@ -364,12 +364,12 @@ mod tests {
             "before": { "sessions": 0, "descriptors": 27, "memory": 3 << 20 },
             "after": { "sessions": 0, "descriptors": 26, "memory": 4 << 20 },
         });
-        let row = serde_json::from_value(row).expect("what a test writes");
+        let row = serde_json::from_value(row).expect("a test writes valid figures");
         Table { rows: vec![("killed".to_owned(), Outcome::Healed(Box::new(row)))] }
     }
 
     #[test]
-    fn a_row_tells_what_was_seen_said_and_left() {
+    fn row_has_losses_log_lines_and_resources() {
         let markdown = table(4.5).markdown();
         let row = markdown.lines().nth(2).expect("behind the title");
         for words in [
@@ -393,18 +393,18 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_a_busy_machine_says_nothing() {
+    fn row_of_a_busy_machine_is_void() {
         let mut table = table(5.1);
-        let Some((_, Outcome::Healed(row))) = table.rows.first_mut() else { unreachable!("there is one") };
+        let Some((_, Outcome::Healed(row))) = table.rows.first_mut() else { unreachable!("one row exists") };
         row.void.push("without: 27.00, above 10".to_owned());
         assert!(table.is_void() && !table.is_exceeded() && !table.is_broken());
         let text = table.text();
-        assert!(text.contains("VOID, run again on an idle machine: without: 27.00, above 10"), "{text}");
+        assert!(text.contains("VOID, repeat on an idle machine: without: 27.00, above 10"), "{text}");
         assert!(!text.contains("5.10"), "{text}");
     }
 
     #[test]
-    fn what_is_above_its_limit_or_broken_or_skipped_is_told() {
+    fn exceeded_broken_and_skipped_rows_are_reported() {
         assert!(table(5.1).is_exceeded() && table(5.1).text().contains("5.10, ABOVE 5"));
         let mut table = Table::default();
         let nowhere = Path::new("/nonexistent");
@@ -417,11 +417,11 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_was_skipped_is_told_by_the_exit_code_and_nothing_is_written() {
+    fn skipped_row_sets_the_exit_code_and_prevents_writing() {
         let nowhere = Path::new("/nonexistent");
         for said in [
             "SKIPPED: no freezer\n",
-            // As libtest has it: the name first, where the test is run alone.
+            // libtest prints the name first if the test runs alone.
             "running 1 test\ntest faults::a ... SKIPPED: no freezer\nok\n",
         ] {
             let mut table = table(4.5);
@@ -431,14 +431,14 @@ mod tests {
             assert!(table.is_in_part().is_some_and(|why| why.contains("skipped")), "{said}");
             assert!(table.text().contains("a: skipped: no freezer"), "{}", table.text());
         }
-        // What is worse counts first.
+        // The worst result decides.
         let mut above = table(5.1);
         above.add("a", true, nowhere, "SKIPPED: no freezer\n").expect("nothing is read");
         assert_eq!(above.code(), LIMIT_EXCEEDED);
     }
 
     #[test]
-    fn a_row_that_passed_and_left_nothing_is_broken() {
+    fn passed_row_without_figures_is_broken() {
         let mut table = Table::default();
         table.add("a", true, Path::new("/nonexistent"), "test faults::a ... ok\n").expect("nothing is read");
         assert_eq!(table.code(), 1);
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_have_run_take_the_place_of_those_before_and_no_others() {
+    fn new_rows_replace_only_their_predecessors() {
         let tables = |rows: &str, of_forwarder: &str| {
             format!(
                 "a\n<!-- faults: written by {BY} -->\n{HEAD}{rows}<!-- end of faults -->\nb\n\
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn the_document_has_both_tables() {
+    fn document_has_both_tables() {
         let document = include_str!("../../../docs/dev/reliability.md");
         for table in TABLES {
             assert!(lines_of(document, table).len() > 10, "{table}");

@@ -1,17 +1,16 @@
-//! Seeds from real clients: what tcpdump has written while they talked to the server is sorted by what it is, and of each shape the
-//! first is kept.
+//! Seeds from real clients: sorts packets captured by tcpdump by target and keeps the first of each shape.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
 use super::{corpus, program::Places, targets};
 use crate::Failure;
 
-/// Bytes of an input at most: longer ones show nothing more.
+/// Maximum length of an input in bytes: longer ones show nothing new.
 const LONGEST: usize = 1500;
-/// Of ChannelData: what it carries is nothing to us.
+/// Maximum length of ChannelData in bytes: its payload does not matter.
 const LONGEST_DATA: usize = 64;
 
-/// Adds what files of tcpdump have to `captured.hex` of each target. What was added, by target.
+/// Adds packets of tcpdump files to `captured.hex` of each target; returns the number added per target.
 pub(super) fn add(
     places: &Places,
     files: &[impl AsRef<Path>],
@@ -40,14 +39,14 @@ pub(super) fn add(
     Ok(added)
 }
 
-/// What two messages of the same kind have in common.
+/// Common properties of similar messages.
 struct Shape {
     key: Vec<u8>,
-    /// Of the message, where something stands behind it.
+    /// Length of the message, without trailing bytes.
     length: usize,
 }
 
-/// Of a STUN message: its type, and type and length of its attributes.
+/// Shape of a STUN message: its type, and type and length of its attributes.
 fn stun(bytes: &[u8]) -> Option<Shape> {
     let (header, rest) = bytes.split_at_checked(20)?;
     let attributes = rest.get(..usize::from(u16::from_be_bytes([header[2], header[3]])))?;
@@ -59,14 +58,14 @@ fn stun(bytes: &[u8]) -> Option<Shape> {
     let mut rest = attributes;
     while let [k0, k1, l0, l1, value @ ..] = rest {
         let length = usize::from(u16::from_be_bytes([*l0, *l1]));
-        // Lengths of names and of data are nobody's shape.
+        // Exact lengths of names and data do not distinguish shapes.
         key.extend([*k0, *k1, u8::try_from(length.min(20)).ok()?]);
         rest = value.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     Some(Shape { key, length })
 }
 
-/// Of ChannelData: whether it is padded, and how long it is, roughly.
+/// Shape of ChannelData: padding and approximate length.
 fn channel_data(bytes: &[u8]) -> Option<Shape> {
     let [0x40..=0x7F, _, l0, l1, data @ ..] = bytes else { return None };
     let length = u16::from_be_bytes([*l0, *l1]);
@@ -74,19 +73,19 @@ fn channel_data(bytes: &[u8]) -> Option<Shape> {
     fits.then(|| Shape { key: vec![l1 % 4, l1 / 16], length: 4 + usize::from(length) })
 }
 
-/// Of a ClientHello: what it has in which order is too much to be told apart here; its length will do.
+/// Shape of a ClientHello: its length; the order of its extensions would be too fine a distinction.
 fn dtls_hello(bytes: &[u8]) -> Option<Shape> {
     let is_hello = matches!(bytes, [22, 0xFE, _, 0, 0, _, _, _, _, _, _, _, _, 1, ..]);
     let length = bytes.len();
     (is_hello && length <= LONGEST).then(|| Shape { key: length.to_be_bytes().to_vec(), length })
 }
 
-/// What UDP and TCP carried, in a file of tcpdump's (pcap(3PCAP), pcap-linktype(7)).
+/// UDP and TCP payloads in a tcpdump file (pcap(3PCAP), pcap-linktype(7)).
 fn payloads(file: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     let bytes = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
-    let wrong = || format!("{}: no capture that is understood; tcpdump -w FILE makes one", file.display());
+    let wrong = || format!("{}: not a supported capture; create one with tcpdump -w FILE", file.display());
     let (header, mut rest) = bytes.split_at_checked(24).ok_or_else(wrong)?;
-    // Both ways round, and with micro- or nanoseconds.
+    // Both byte orders, with micro- or nanoseconds.
     let number = match header[..4] {
         [0xD4, 0xC3, 0xB2, 0xA1] | [0x4D, 0x3C, 0xB2, 0xA1] => u32::from_le_bytes,
         [0xA1, 0xB2, 0xC3, 0xD4] | [0xA1, 0xB2, 0x3C, 0x4D] => u32::from_be_bytes,
@@ -94,7 +93,7 @@ fn payloads(file: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     };
     let at = |bytes: &[u8], at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).copied().map(number);
     let link_header = match at(header, 20) {
-        // Ethernet, raw IP, and the two of `tcpdump -i any`.
+        // Ethernet, raw IP, and the two formats of `tcpdump -i any`.
         Some(1) => 14,
         Some(101) => 0,
         Some(113) => 16,
@@ -135,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_told_apart_by_type_and_attributes() {
+    fn messages_are_distinguished_by_type_and_attributes() {
         let message = |kind: u8, value: &[u8]| {
             let length = u8::try_from(value.len()).expect("short");
             let header = [&[0, 1, 0, 4 + length, 0x21, 0x12, 0xA4, 0x42][..], &[7; 12]].concat();
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_udp_and_tcp_carry_is_found_behind_their_headers() {
+    fn udp_and_tcp_payloads_are_extracted() {
         let mut udp = vec![0x45, 0, 0, 31, 0, 0, 0, 0, 64, 17, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2];
         udp.extend([0, 1, 0, 2, 0, 11, 0, 0, 7, 8, 9, 0xEE]);
         assert_eq!(payload(&udp), Some(&[7, 8, 9][..]), "padding is left out");

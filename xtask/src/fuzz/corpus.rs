@@ -1,5 +1,5 @@
-//! What is remembered of a target, `fuzz/NAME/`: inputs in hex, one a line. `captured.hex` is from real clients, `found.hex` what
-//! fuzzing has found to go where nothing else goes, `faults.hex` what has once made the target fail.
+//! Committed inputs of a target, `fuzz/NAME/`, in hex with one input per line. `captured.hex` comes from real clients, `found.hex` has
+//! inputs that reached new code, `faults.hex` inputs that once made the target fail.
 
 use std::{
     collections::BTreeSet,
@@ -17,13 +17,13 @@ use crate::Failure;
 pub(super) const CAPTURED: &str = "captured.hex";
 pub(super) const FOUND: &str = "found.hex";
 pub(super) const FAULTS: &str = "faults.hex";
-/// What a target writes when it is asked for its seeds.
+/// File that a target writes its seeds to.
 const SEEDS: &str = "seeds.hex";
 
-/// Bytes of all that `found.hex` has. It is in everybody's clone.
+/// Maximum size of `found.hex` in bytes, since it is committed.
 const MOST_FOUND: usize = 48 * 1024;
 
-/// The inputs of a file, of which there may be none.
+/// Inputs of a file, which may be missing.
 pub(super) fn read(file: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     let text = match fs::read_to_string(file) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -35,7 +35,7 @@ pub(super) fn read(file: &Path) -> Result<Vec<Vec<u8>>, Failure> {
         .collect()
 }
 
-/// Replaces a file; one without inputs is none.
+/// Replaces a file; removes it if there are no inputs.
 pub(super) fn write(file: &Path, inputs: &[Vec<u8>]) -> Result<(), Failure> {
     if inputs.is_empty() {
         return match fs::remove_file(file) {
@@ -48,7 +48,7 @@ pub(super) fn write(file: &Path, inputs: &[Vec<u8>]) -> Result<(), Failure> {
     Ok(fs::write(file, lines)?)
 }
 
-/// Adds an input that has made a target fail, with what it said.
+/// Adds a failing input with its error message.
 pub(super) fn add_fault(file: &Path, why: &str, input: &[u8]) -> Result<(), Failure> {
     if read(file)?.iter().any(|known| known == input) {
         return Ok(());
@@ -58,8 +58,7 @@ pub(super) fn add_fault(file: &Path, why: &str, input: &[u8]) -> Result<(), Fail
     Ok(writeln!(file, "# {}\n{}", why.replace('\n', " "), hex::encode(input))?)
 }
 
-/// All that a target remembers, its own seeds first, as files of a directory in place of what was there. How many of them; `None` where
-/// the test skips itself.
+/// Replaces a directory by all inputs of a target, its own seeds first. Returns their number, or `None` if the test skips itself.
 pub(super) fn unpack(
     places: &Places,
     target: &Target,
@@ -82,7 +81,7 @@ pub(super) fn unpack(
     Ok(Some(count))
 }
 
-/// What a target remembers beside what fuzzing has found, from one directory to another.
+/// Copies seeds and committed inputs except `found.hex`.
 pub(super) fn copy_given(from: &Path, to: &Path) -> Result<(), Failure> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;
@@ -93,7 +92,7 @@ pub(super) fn copy_given(from: &Path, to: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The seeds that a target makes itself.
+/// Seeds that a target generates itself.
 fn seeds(places: &Places, target: &Target, program: &Path) -> Result<Option<Vec<Vec<u8>>>, Failure> {
     let scratch = places.scratch(target)?;
     let file = scratch.join(SEEDS);
@@ -107,7 +106,7 @@ fn seeds(places: &Places, target: &Target, program: &Path) -> Result<Option<Vec<
     if file.exists() { read(&file).map(Some) } else { Ok(None) }
 }
 
-/// Makes these files `found.hex`; the smallest, where they are too many. How many.
+/// Writes these files to `found.hex`, the smallest if they are too many; returns their number.
 pub(super) fn keep(places: &Places, target: &Target, files: &[PathBuf]) -> Result<usize, Failure> {
     let inputs = files.iter().map(fs::read).collect::<Result<Vec<_>, _>>()?;
     let sorted: BTreeSet<_> = inputs.into_iter().map(|input| (input.len(), input)).collect();

@@ -1,5 +1,5 @@
-//! Which code a set of inputs reaches, told by libFuzzer's own counters: its merge writes down which places each input was the first to
-//! reach, the program has the table of all places, and its debug information knows their lines. No tool must fit the compiler's version.
+//! Code coverage of a set of inputs from libFuzzer's own counters: its merge records which input first reached each counter, the program
+//! has a table of all counters, and its debug information has their lines. No tool has to match the compiler's version.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,24 +13,24 @@ use object::{File as ElfFile, Object as _, ObjectSection as _};
 use super::{program::fuzzing, targets::Target};
 use crate::Failure;
 
-/// Programs that know the lines of addresses, and how each is asked about which program. The first is many times as fast.
+/// Programs that map addresses to lines, with their arguments. The first is much faster.
 const SYMBOLIZERS: [(&str, &[&str], &str); 2] = [
     ("llvm-symbolizer", &["--output-style=GNU", "--functions=none", "--no-inlines"], "--obj="),
     ("addr2line", &[], "--exe="),
 ];
 
-/// What a merge has found out.
+/// Result of a merge.
 pub(super) struct Merged {
-    /// Inputs that were the first to reach a place, smallest first, and were not given.
+    /// New inputs that first reached a counter, smallest first.
     pub(super) found: Vec<PathBuf>,
-    /// Places that were reached, by their number in the program's table.
+    /// Reached counters by index in the program's table.
     reached: BTreeSet<usize>,
 }
 
-/// Lines of source at which a basic block begins; which of them are reached.
+/// Source lines at which a basic block starts; true if reached.
 pub(super) type Lines = BTreeMap<(String, u32), bool>;
 
-/// Runs all files of `into` and then those of `from`; copies to `into` those that show anything new.
+/// Runs all files of `into`, then those of `from`; copies to `into` those that reach new code.
 pub(super) fn merge(
     target: &Target,
     program: &Path,
@@ -59,10 +59,10 @@ pub(super) fn merge(
     }
     let text =
         fs::read_to_string(&control).map_err(|error| format!("no control file of a merge: {error}"))?;
-    parse(&text, scratch).ok_or_else(|| "libFuzzer's control file has another form than is known here".into())
+    parse(&text, scratch).ok_or_else(|| "libFuzzer's control file has an unknown format".into())
 }
 
-/// The control file: how many files, how many of them were given, their names; then `COV`, a file's number and places, for each.
+/// The control file: number of files, number of initial files, their names; then `COV` with a file's number and counters for each.
 fn parse(text: &str, scratch: &Path) -> Option<Merged> {
     let mut lines = text.lines();
     let count: usize = lines.next()?.parse().ok()?;
@@ -83,7 +83,7 @@ fn parse(text: &str, scratch: &Path) -> Option<Merged> {
     Some(merged)
 }
 
-/// The line of each place of a program, in the order of its table; none where the debug information knows no line.
+/// Line of each counter of a program in table order; `None` without debug information.
 pub(super) fn places(program: &Path, scratch: &Path) -> Result<Vec<Option<(String, u32)>>, Failure> {
     let addresses = table(program)?;
     let list = scratch.join("addresses");
@@ -108,7 +108,7 @@ pub(super) fn places(program: &Path, scratch: &Path) -> Result<Vec<Option<(Strin
     Err("neither llvm-symbolizer nor addr2line is installed".into())
 }
 
-/// The addresses in the program's table of places: pairs of an address and flags, linked to be what they are at run time.
+/// Addresses in the program's table of counters: pairs of an address and flags, linked without relocation.
 fn table(program: &Path) -> Result<Vec<u64>, Failure> {
     let bytes = fs::read(program)?;
     let elf = ElfFile::parse(&*bytes)?;
@@ -117,7 +117,7 @@ fn table(program: &Path) -> Result<Vec<u64>, Failure> {
     Ok(entries.filter_map(|entry| entry.first_chunk().copied().map(u64::from_le_bytes)).collect())
 }
 
-/// `/somewhere/crates/wire/src/frame.rs:12 (discriminator 3)`, as a path in the repository.
+/// Converts `/somewhere/crates/wire/src/frame.rs:12 (discriminator 3)` to a path in the repository.
 fn place(line: &str) -> Option<(String, u32)> {
     let (file, rest) = line.rsplit_once(':')?;
     let number = rest.split(' ').next()?.parse().ok().filter(|number| *number > 0)?;
@@ -125,7 +125,7 @@ fn place(line: &str) -> Option<(String, u32)> {
     Some((file[at..].to_owned(), number))
 }
 
-/// The lines that a target is about, and which of them were reached. Tests beside the code are not what it is about.
+/// Lines of a target's files with their coverage, without unit tests.
 pub(super) fn lines(
     repository: &Path,
     target: &Target,
@@ -148,7 +148,7 @@ pub(super) fn lines(
     lines
 }
 
-/// Where the module of tests begins that stands in a file.
+/// First line of a file's test module.
 fn first_line_of_tests(file: &Path) -> Option<u32> {
     let text = fs::read_to_string(file).unwrap_or_default();
     (1..).zip(text.lines()).find_map(|(number, line)| (line == "mod tests {").then_some(number))
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_control_file_tells_who_was_first() {
+    fn control_file_names_the_first_input_of_each_counter() {
         let text = "4\n1\nin/z\nin/a\nin/b\nin/c\nSTARTED 0 1\nFT 0 9\nCOV 0 6\nSTARTED 1 2\nFT 1 1 2\nCOV 1 7 8\n\
                     STARTED 2 4\nFT 2\nCOV 2\nSTARTED 3 9\nFT 3 5\nCOV 3 9\n";
         let merged = parse(text, Path::new("/s")).expect("its form");
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_told_by_its_path_in_the_repository() {
+    fn line_has_its_path_in_the_repository() {
         let told = place("/home/a/turnpike/crates/wire/src/frame.rs:12 (discriminator 3)");
         assert_eq!(told, Some(("crates/wire/src/frame.rs".to_owned(), 12)));
         assert_eq!(place("??:0"), None);

@@ -1,4 +1,4 @@
-//! `fuzz/ledger.toml`: what fuzzing has cost so far, target by target. Every run adds to it.
+//! `fuzz/ledger.toml`: total cost of fuzzing by target. Every run adds to it.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,6 @@ use crate::Failure;
 
 const HEAD: &str = "# Seconds of CPU time and executions that fuzzing has spent, by target. Written by `cargo xtask fuzz`.\n\n";
 
-/// By target.
 pub(super) type Ledger = BTreeMap<String, Spent>;
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -30,7 +29,7 @@ pub(super) fn load(file: &Path) -> Result<Ledger, Failure> {
     Ok(toml::from_str(&fs::read_to_string(file)?)?)
 }
 
-/// Adds what a run has spent; several may run at a time.
+/// Adds the cost of a run; safe with concurrent runs.
 pub(super) fn add(file: &Path, target: &str, cpu: Duration, executions: u64) -> Result<(), Failure> {
     fs::create_dir_all(file.parent().ok_or("a file has a directory")?)?;
     let mut file = fs::File::options().read(true).write(true).create(true).truncate(false).open(file)?;
@@ -46,16 +45,16 @@ pub(super) fn add(file: &Path, target: &str, cpu: Duration, executions: u64) -> 
     Ok(write!(file, "{HEAD}{}", toml::to_string(&ledger)?)?)
 }
 
-/// CPU time of all children that have ended and were waited for, theirs included (proc_pid_stat(5)).
+/// CPU time of all waited-for children and their descendants (proc_pid_stat(5)).
 pub(super) fn children_cpu() -> Result<Duration, Failure> {
-    /// Linux counts it in hundredths of a second for everybody.
+    /// Linux reports it in hundredths of a second on every machine.
     const TICK: Duration = Duration::from_millis(10);
     let stat = fs::read_to_string("/proc/self/stat")?;
-    // Behind the name, which may have spaces, the third field comes first.
+    // The third field is the first after the name, which may contain spaces.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3).and_then(|text| text.parse::<u32>().ok());
     let (Some(user), Some(system)) = (field(16), field(17)) else {
-        return Err("/proc/self/stat does not say what children have spent".into());
+        return Err("/proc/self/stat has no CPU time of children".into());
     };
     Ok(TICK * (user + system))
 }

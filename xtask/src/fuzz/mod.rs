@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz`: fuzzing that remembers what it has found and counts what it has spent. docs/dev/reliability.md has the result,
-//! CONTRIBUTING.md says how to use it.
+//! `cargo xtask fuzz`: fuzzes targets, keeps new inputs, and records the cost. docs/dev/reliability.md has the results,
+//! CONTRIBUTING.md the instructions.
 
 mod capture;
 mod corpus;
@@ -23,31 +23,31 @@ use self::{
 };
 use crate::{Failure, repository};
 
-/// Seconds that one input may take, and megabytes that a program may have.
+/// Seconds per input, and megabytes per program.
 const TIMEOUT: u32 = 20;
 const MEMORY: u32 = 1500;
-/// Seconds for making an input smaller that has found a fault.
+/// Seconds for shrinking an input that fails.
 const MINIMISE: u32 = 60;
 
-/// Directories of a target's own: all that is remembered, what is found beyond that, and what is worth going on with.
+/// Directories of a target: all committed inputs, new ones, and the working corpus.
 const KNOWN: &str = "known";
 const CORPUS: &str = "corpus";
 const MERGED: &str = "merged";
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Targets, one after the other; all without
+    /// Targets to fuzz in sequence [default: all]
     targets: Vec<String>,
-    /// How long for each target
+    /// Minutes per target
     #[arg(long, default_value_t = 1, value_name = "N")]
     minutes: u32,
-    /// Count which code the committed inputs reach, and write it with what was spent into docs/dev/reliability.md, instead of fuzzing
+    /// Instead of fuzzing, count the code that committed inputs reach, and write it with the cost into docs/dev/reliability.md
     #[arg(long, conflicts_with_all = ["minutes", "seeds"])]
     coverage: bool,
-    /// Take seeds from captures of real clients (tcpdump -w FILE), instead of fuzzing
+    /// Instead of fuzzing, take seeds from captures of real clients (tcpdump -w FILE)
     #[arg(long, num_args = 1.., value_name = "FILE", conflicts_with = "minutes")]
     seeds: Vec<PathBuf>,
-    /// Name the targets
+    /// List the targets
     #[arg(long)]
     list: bool,
 }
@@ -81,19 +81,19 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     println!(
-        "\n{faults} faults were found. The inputs are in fuzz/, and the tests of these names fail until they are mended."
+        "\n{faults} faults were found. The inputs are in fuzz/, and the targets' tests fail until they are fixed."
     );
     Ok(ExitCode::FAILURE)
 }
 
-/// Fuzzes one target, keeps what it has found, and says so; how many faults.
+/// Fuzzes one target and keeps its new inputs; returns the number of faults.
 fn fuzz(places: &Places, target: &Target, program: &Path, minutes: u32) -> Result<usize, Failure> {
     let scratch = places.scratch(target)?;
     if corpus::unpack(places, target, program, KNOWN)?.is_none() {
         println!("{:<16} SKIPPED: its test does not run here", target.name);
         return Ok(0);
     }
-    // What earlier runs have found beyond what is committed remains there.
+    // Keeps uncommitted inputs of earlier runs.
     let corpus = scratch.join(CORPUS);
     fs::create_dir_all(&corpus)?;
     let artifacts = scratch.join("artifacts");
@@ -140,7 +140,7 @@ fn fuzz(places: &Places, target: &Target, program: &Path, minutes: u32) -> Resul
     Ok(faults)
 }
 
-/// The last number of inputs that libFuzzer has told of.
+/// Last number of executions in libFuzzer's log.
 fn executions(log: &str) -> u64 {
     let told = log.lines().filter_map(|line| {
         let exact = line.strip_prefix("stat::number_of_executed_units:").map(str::trim);
@@ -149,22 +149,22 @@ fn executions(log: &str) -> u64 {
     told.max().unwrap_or(0)
 }
 
-/// Makes the input of each fault smaller and remembers it, with what was said of it. How many.
+/// Shrinks and stores the input of each fault with its message; returns their number.
 fn keep_faults(places: &Places, target: &Target, program: &Path, log: &str) -> Result<usize, Failure> {
     let scratch = places.scratch(target)?;
     let mut faults = 0;
     for entry in fs::read_dir(scratch.join("artifacts"))? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        // Of slow ones libFuzzer only tells.
+        // libFuzzer only reports slow inputs.
         if name.starts_with("slow-unit") {
             continue;
         }
         let artifact = format!("artifacts/{name}");
-        // The machine may have been busy, or have slept.
+        // The machine may have been busy or suspended.
         if name.starts_with("timeout") {
             let again = [format!("-timeout={TIMEOUT}"), artifact.clone()];
             if fuzzing(target, program, &scratch, &again).output()?.status.success() {
-                println!("{:<16} an input took more than {TIMEOUT} s, and not again", target.name);
+                println!("{:<16} an input took more than {TIMEOUT} s, but not when repeated", target.name);
                 continue;
             }
         }
@@ -188,7 +188,7 @@ fn keep_faults(places: &Places, target: &Target, program: &Path, log: &str) -> R
     Ok(faults)
 }
 
-/// What the panic said, or libFuzzer.
+/// Message of the panic or of libFuzzer.
 fn reason(log: &str) -> Option<String> {
     let mut lines = log.lines();
     let at = lines.by_ref().find(|line| line.contains("panicked at") || line.contains("ERROR: libFuzzer"))?;
@@ -199,7 +199,7 @@ fn reason(log: &str) -> Option<String> {
     Some(told.join(" ").chars().take(300).collect())
 }
 
-/// Of a path of this machine, what is the same elsewhere: a package's file by its package, another by its name.
+/// Replaces machine-specific paths: a package's file by its package, any other by its name.
 fn without_machine(word: &str) -> String {
     let path = word.trim_start_matches(['"', '\'', '(']);
     let quote = &word[..word.len() - path.len()];
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_count_is_the_count() {
+    fn last_execution_count_is_used() {
         assert_eq!(
             executions("#2\tINITED\n#1024\tpulse  cov: 3\nstat::number_of_executed_units: 2000\n"),
             2000
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_told_by_its_panic() {
+    fn fault_is_described_by_its_panic() {
         let log = "#2 INITED\nthread 'x' panicked at crates/wire/src/a.rs:1:2:\nbyte 7\nnote: run\n";
         assert_eq!(reason(log).as_deref(), Some("thread 'x' panicked at crates/wire/src/a.rs:1:2: byte 7"));
         assert_eq!(
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_says_nothing_of_the_machine() {
+    fn fault_description_is_independent_of_the_machine() {
         let log = "thread 'x' panicked at /home/me/registry/src/host-1/toml-1.0/src/a.rs:1:2:\nno file \"/home/me/x.toml\"\n";
         assert_eq!(
             reason(log).as_deref(),
@@ -245,17 +245,19 @@ mod tests {
     }
 
     #[test]
-    fn each_target_is_remembered_and_each_memory_is_a_targets() {
+    fn targets_and_input_folders_match() {
         let mut names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), TARGETS.len());
         let memory = repository().expect("a repository").join("fuzz");
-        for entry in
-            fs::read_dir(memory).expect("it is committed").flatten().filter(|entry| entry.path().is_dir())
+        for entry in fs::read_dir(memory)
+            .expect("the folder is committed")
+            .flatten()
+            .filter(|entry| entry.path().is_dir())
         {
             let name = entry.file_name();
-            assert!(names.iter().any(|known| *known == name), "nobody replays {name:?}");
+            assert!(names.iter().any(|known| *known == name), "no target replays {name:?}");
         }
     }
 }

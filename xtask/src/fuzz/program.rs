@@ -1,4 +1,4 @@
-//! Test programs with coverage counters and libFuzzer in them, and how they are run: when nothing else wants the CPU.
+//! Test programs with coverage counters and libFuzzer, run at idle priority.
 
 use std::{
     collections::BTreeSet,
@@ -12,8 +12,8 @@ use serde::Deserialize;
 use super::targets::Target;
 use crate::Failure;
 
-/// What has bolero bring libFuzzer; what makes coverage counters, by a pass that the stable compiler has too; and addresses that stand in
-/// the program as they are at run time, for the report of coverage.
+/// Flags that make bolero link libFuzzer, add coverage counters with a pass of the stable compiler, and disable relocation of addresses
+/// for the coverage report.
 const FLAGS: [&str; 8] = [
     "--cfg=fuzzing",
     "--cfg=fuzzing_libfuzzer",
@@ -25,13 +25,13 @@ const FLAGS: [&str; 8] = [
     "-Crelocation-model=static",
 ];
 
-/// Where all of it is: programs, inputs, logs.
+/// Paths of programs, inputs and logs.
 pub(super) struct Places {
     repository: PathBuf,
     target_dir: PathBuf,
 }
 
-/// What cargo says of a test program.
+/// A test program in cargo's output.
 #[derive(Deserialize)]
 struct Artifact {
     executable: Option<PathBuf>,
@@ -55,25 +55,24 @@ impl Places {
         &self.repository
     }
 
-    /// What is remembered of a target.
+    /// Committed inputs of a target.
     pub(super) fn memory(&self, target: &Target) -> PathBuf {
         self.repository.join("fuzz").join(target.name)
     }
 
-    /// What fuzzing has cost.
     pub(super) fn ledger(&self) -> PathBuf {
         self.repository.join("fuzz/ledger.toml")
     }
 
-    /// What is not committed: a directory of the target's own.
+    /// Uncommitted directory of a target.
     pub(super) fn scratch(&self, target: &Target) -> Result<PathBuf, Failure> {
         let scratch = self.target_dir.join("fuzz").join(target.name);
         fs::create_dir_all(&scratch)?;
-        // libFuzzer's arguments are told apart by spaces.
+        // libFuzzer's arguments are separated by spaces.
         let scratch = scratch.canonicalize()?;
         if scratch.to_string_lossy().contains(' ') {
             return Err(format!(
-                "{} has a space in its name, which libFuzzer cannot have",
+                "{} has a space in its name, which libFuzzer does not support",
                 scratch.display()
             )
             .into());
@@ -81,7 +80,7 @@ impl Places {
         Ok(scratch)
     }
 
-    /// Builds the programs of these targets; each target's own, in their order.
+    /// Builds the programs of these targets; returns one per target, in order.
     pub(super) fn build(&self, targets: &[&Target]) -> Result<Vec<PathBuf>, Failure> {
         let mut packages: Vec<_> = targets.iter().map(|target| target.package()).collect();
         packages.dedup();
@@ -94,7 +93,7 @@ impl Places {
         targets.iter().map(|target| program_of(target, &built)).collect()
     }
 
-    /// Each package by itself: one that needs no TLS is not to wait for it.
+    /// Each package separately, so that one without TLS does not wait for it.
     fn cargo_test(&self, package: &str, options: &BTreeSet<String>) -> Result<Vec<Artifact>, Failure> {
         let host = host()?;
         let output = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
@@ -105,7 +104,7 @@ impl Places {
                 "--profile=fuzz",
                 "--message-format=json-render-diagnostics",
             ])
-            // With a target given, flags are not for build scripts and macros, which have no libFuzzer to call.
+            // With --target, the flags do not apply to build scripts and macros, which cannot link libFuzzer.
             .args(["--target", &host, "--package", package])
             .args(options)
             .env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\x1f"))
@@ -132,16 +131,16 @@ fn program_of(target: &Target, built: &[Artifact]) -> Result<PathBuf, Failure> {
     artifact.ok_or_else(|| format!("cargo built no program for {}", target.name).into())
 }
 
-/// What this compiler compiles for.
+/// Default target of this compiler.
 fn host() -> Result<String, Failure> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("-vV").output().map_err(|error| format!("rustc: {error}"))?;
     let said = String::from_utf8_lossy(&output.stdout);
     let host = said.lines().find_map(|line| line.strip_prefix("host: "));
-    host.map(str::to_owned).ok_or_else(|| "`rustc -vV` does not say for which machine it compiles".into())
+    host.map(str::to_owned).ok_or_else(|| "`rustc -vV` prints no host".into())
 }
 
-/// A target's test in its program, in a directory, with the lowest priority that there is: SCHED_IDLE where util-linux can ask for it.
+/// Command for a target's test in a directory at the lowest priority: SCHED_IDLE if util-linux supports it.
 pub(super) fn command(target: &Target, program: &Path, directory: &Path) -> Command {
     let idle = Command::new("chrt")
         .args(["--idle", "0", "true"])
@@ -156,15 +155,15 @@ pub(super) fn command(target: &Target, program: &Path, directory: &Path) -> Comm
         .arg(program)
         .args([target.test, "--exact", "--nocapture", "--quiet", "--test-threads", "1"])
         .current_dir(directory)
-        // libFuzzer starts itself again by these.
+        // libFuzzer restarts itself with these variables.
         .envs([("BOLERO_LIBTEST_HARNESS", "1"), ("BOLERO_TEST_NAME", target.test)]);
     command
 }
 
-/// Where files are in memory.
+/// A file system in memory.
 const MEMORY: &str = "/dev/shm";
 
-/// The same, fuzzing, with libFuzzer's arguments. What a target writes to files is written often.
+/// Command for fuzzing with libFuzzer's arguments. Targets that write files write them often.
 pub(super) fn fuzzing(target: &Target, program: &Path, directory: &Path, arguments: &[String]) -> Command {
     let mut command = command(target, program, directory);
     command.env("TURNPIKE_FUZZ", "1").env("BOLERO_LIBFUZZER_ARGS", arguments.join(" "));

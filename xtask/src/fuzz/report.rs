@@ -1,4 +1,4 @@
-//! The table of docs/dev/reliability.md: what each target holds, what it has cost, and which code its committed inputs reach.
+//! Fuzzing table of docs/dev/reliability.md: property, cost and coverage of each target.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use crate::Failure;
 const BEGIN: &str = "<!-- fuzzing: written by cargo xtask fuzz --coverage -->";
 const END: &str = "<!-- end of fuzzing -->";
 
-/// Counts coverage and writes the table; of targets that were not asked for, the rows remain.
+/// Counts coverage and writes the table; rows of other targets remain.
 pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) -> Result<ExitCode, Failure> {
     let document = places.repository().join("docs/dev/reliability.md");
     let text = fs::read_to_string(&document)?;
@@ -68,7 +68,7 @@ pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) 
         "| target | input: invariant | inputs | CPU hours | million runs | faults | lines reached |\n\
          | --- | --- | ---: | ---: | ---: | ---: | ---: |\n",
     );
-    // In the order of the targets' list.
+    // In the order of the list of targets.
     for target in super::TARGETS {
         if let Some(row) = rows.get(target.name) {
             table += row;
@@ -80,7 +80,7 @@ pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) 
     Ok(ExitCode::SUCCESS)
 }
 
-/// What stands before and behind the table, and its rows by target.
+/// Text before and after the table, and its rows by target.
 fn split(text: &str) -> Option<(&str, &str, BTreeMap<String, String>)> {
     let (before, rest) = text.split_once(BEGIN)?;
     let (table, after) = rest.split_once(END)?;
@@ -96,7 +96,7 @@ fn percent(lines: &Lines) -> f64 {
     100.0 * as_float(reached as u64) / as_float(lines.len().max(1) as u64)
 }
 
-/// `file:line`, one a line.
+/// `file:line`, one per line.
 fn unreached(lines: &Lines) -> String {
     let missing = lines.iter().filter(|(_, reached)| !**reached);
     missing.map(|((file, line), _)| format!("{file}:{line}\n")).collect()
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_nothing_reaches_are_told() {
+    fn unreached_lines_are_listed() {
         let lines = Lines::from([(("a.rs".to_owned(), 1), true), (("a.rs".to_owned(), 2), false)]);
         assert!((percent(&lines) - 50.0).abs() < f64::EPSILON);
         assert_eq!(unreached(&lines), "a.rs:2\n");

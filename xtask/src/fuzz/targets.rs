@@ -1,24 +1,23 @@
-//! The fuzz targets: each is a test of a crate, so that it may know what is private there.
+//! Fuzz targets: each is a test inside a crate, with access to private items.
 
-/// A fuzz target.
 pub(super) struct Target {
     pub(super) name: &'static str,
-    /// Of the test's crate, without the prefix that all have.
+    /// Crate without the common prefix.
     package: &'static str,
     program: Program,
-    /// The test, with its modules.
+    /// Test name with modules.
     pub(super) test: &'static str,
-    /// Bytes of an input at most.
+    /// Maximum input length in bytes.
     pub(super) max_len: u32,
-    /// What it is about: its coverage is counted in these files and directories.
+    /// Files and directories whose coverage counts.
     pub(super) about: &'static [&'static str],
-    /// What is fed and what must hold, for the report.
+    /// Input and property, for the report.
     pub(super) holds: &'static str,
 }
 
-/// Which of a crate's test programs.
+/// Test program of a crate.
 enum Program {
-    /// Tests beside the modules.
+    /// Unit tests.
     Unit,
     /// `tests/main.rs`.
     Integration,
@@ -29,7 +28,7 @@ impl Target {
         format!("turnpike-{}", self.package)
     }
 
-    /// Has cargo build the test program.
+    /// Cargo option that builds the test program.
     pub(super) fn cargo_option(&self) -> String {
         match self.program {
             Program::Unit => "--lib".to_owned(),
@@ -37,7 +36,7 @@ impl Target {
         }
     }
 
-    /// What cargo calls the program, and its kind.
+    /// Cargo's name and kind of the program.
     pub(super) fn artifact(&self) -> (String, &'static str) {
         match self.program {
             Program::Unit => (format!("turnpike_{}", self.package), "lib"),
@@ -46,12 +45,12 @@ impl Target {
     }
 }
 
-/// A target of this name.
+/// Target with this name.
 pub(super) fn named(name: &str) -> Result<&'static Target, String> {
     let found = TARGETS.iter().find(|target| target.name == name);
     found.ok_or_else(|| {
         let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
-        format!("no target is called {name}; there are {}", names.join(", "))
+        format!("unknown target {name}; known: {}", names.join(", "))
     })
 }
 
@@ -244,7 +243,7 @@ pub(super) const TARGETS: &[Target] = &[
         ],
         holds: "requests on each API listener: replies match the description, contain no secret and change nothing without permission",
     },
-    // Root alone may load a program into the kernel.
+    // Only root may load eBPF programs.
     Target {
         name: "offload_mirror",
         package: "offload",

@@ -1,4 +1,4 @@
-//! The budgets: the file that holds them, and what a count means against them.
+//! Instruction budgets: their file, and the comparison with counts.
 
 use std::{cmp::Ordering, collections::BTreeMap, fmt::Write as _, fs, path::Path};
 
@@ -14,17 +14,16 @@ const HEADER: &str = "\
 
 const TOLERANCE_PERCENT: f64 = 5.0;
 
-/// `benches/budgets.toml`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Budgets {
-    /// How far a count may lie above its budget; that far below, the budget is to be lowered.
+    /// Maximum excess of a count over its budget; a count that much lower requires a lower budget.
     tolerance_percent: f64,
     made_with: Origin,
     instructions: BTreeMap<String, u64>,
 }
 
-/// The compiler that made the program: another one makes other instructions of the same source.
+/// Compiler of the program; another version generates other instructions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Origin {
@@ -33,7 +32,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// From the output of `rustc -vV`.
+    /// Parses the output of `rustc -vV`.
     pub(crate) fn of_rustc(said: &str) -> Option<Self> {
         let version = said.lines().next()?.strip_prefix("rustc ")?;
         let target = said.lines().find_map(|line| line.strip_prefix("host: "))?;
@@ -52,7 +51,7 @@ impl Budgets {
         Ok(budgets)
     }
 
-    /// What was counted as the budgets, with the tolerance that was.
+    /// New budgets from counts, with the previous tolerance.
     pub(crate) fn of(made_with: Origin, before: Option<&Self>, counts: &[Count]) -> Self {
         Self {
             tolerance_percent: before.map_or(TOLERANCE_PERCENT, |budgets| budgets.tolerance_percent),
@@ -65,7 +64,7 @@ impl Budgets {
         Ok(fs::write(file, format!("{HEADER}\n{}", toml::to_string(self)?))?)
     }
 
-    /// Why counts of this compiler cannot be held against these budgets, if so.
+    /// Reason for which counts of this compiler cannot be compared with these budgets.
     pub(crate) fn made_elsewhere(&self, here: &Origin) -> Option<String> {
         let Origin { rustc, target } = &self.made_with;
         (self.made_with != *here).then(|| {
@@ -78,7 +77,7 @@ impl Budgets {
     }
 }
 
-/// Every case that was counted or has a budget.
+/// Every case with a count or a budget.
 pub(crate) struct Comparison {
     tolerance_percent: f64,
     rows: Vec<Row>,
@@ -101,7 +100,7 @@ enum Finding {
     NoCase,
 }
 
-/// Without budgets every case is a new one.
+/// Without budgets every case is new.
 pub(crate) fn compare(budgets: Option<&Budgets>, counts: &[Count]) -> Comparison {
     let none = BTreeMap::new();
     let known = budgets.map_or(&none, |budgets| &budgets.instructions);
@@ -143,7 +142,7 @@ fn judge(budget: u64, counted: u64, tolerance_percent: f64) -> Finding {
 }
 
 impl Comparison {
-    /// Whether nothing costs more than its budget, and every case has one.
+    /// True if no case exceeds its budget and every case has one.
     pub(crate) fn is_kept(&self) -> bool {
         self.rows.iter().all(|row| matches!(row.finding, Finding::Kept | Finding::MuchBetter))
     }
@@ -175,7 +174,7 @@ impl Comparison {
         table
     }
 
-    /// What is to be done.
+    /// Required action.
     pub(crate) fn summary(&self) -> String {
         let of = |finding: Finding| self.rows.iter().filter(|row| row.finding == finding).count();
         let mut sentences = Vec::new();
@@ -240,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_beyond_the_tolerance_fails_and_is_named() {
+    fn count_beyond_the_tolerance_fails_with_its_name() {
         assert!(compared(200, 210).is_kept(), "exactly 5 % more");
         let over = compared(200, 211);
         assert!(!over.is_kept());
@@ -249,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_much_better_count_passes_and_asks_for_a_lower_budget() {
+    fn much_lower_count_passes_and_requests_a_lower_budget() {
         let better = compared(200, 189);
         assert!(better.is_kept());
         assert!(better.table().contains("lower the budget"), "{}", better.table());
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn another_compiler_or_target_is_no_basis() {
+    fn other_compiler_or_target_is_not_compared() {
         let budgets = Budgets::of(origin(), None, &[]);
         assert_eq!(budgets.made_elsewhere(&origin()), None);
         let newer = Origin { rustc: "1.96.0".to_owned(), ..origin() };
@@ -277,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_what_is_loaded_with_its_tolerance() {
+    fn saved_budgets_load_with_their_tolerance() {
         let file = std::env::temp_dir().join(format!("turnpike-budgets-{}.toml", std::process::id()));
         let mut budgets = Budgets::of(origin(), None, &counts(&[("route/send/1", 600)]));
         budgets.tolerance_percent = 3.0;

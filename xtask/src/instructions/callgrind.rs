@@ -1,4 +1,4 @@
-//! One run of `benches` under valgrind's callgrind, and the reading of what that dumps.
+//! Runs `benches` under valgrind's callgrind and parses its dumps.
 
 use std::{
     collections::BTreeMap,
@@ -9,25 +9,25 @@ use std::{
 
 use crate::Failure;
 
-/// Where `benches` lets itself be counted. Given in full: valgrind 3.19 takes one pattern with wildcards for either of the
-/// two options, not for both.
+/// Counted function of `benches`. Fully qualified: valgrind 3.19 supports one wildcard pattern for either of the two
+/// options, not for both.
 const REGION: &str = "instructions::turnpike_counted_region";
 
-/// The lowest count of so many runs is taken. Hash tables are seeded at random, and one seed of thirty has enough chance
+/// Number of runs, of which the minimum counts. Hash tables are seeded at random, and one seed in thirty has enough
 /// collisions for 5 to 10 % more instructions; a worse hash would have them with every seed.
 const RUNS: usize = 3;
 
-/// What one call of a case costs.
+/// Cost of one call of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) name: String,
     /// Instructions of our own program.
     pub(crate) own: u64,
-    /// Instructions of shared libraries (`memcpy`, the allocator): these depend on the machine's C library and CPU.
+    /// Instructions of shared libraries (`memcpy`, the allocator), which depend on the machine's C library and CPU.
     pub(crate) libraries: u64,
 }
 
-/// Counts every case of `program`. The dumps stay in `directory`, one per case, for `callgrind_annotate`.
+/// Counts every case of `program`. Dumps remain in `directory`, one per case, for `callgrind_annotate`.
 pub(crate) fn count(program: &Path, directory: &Path) -> Result<Vec<Count>, Failure> {
     if directory.exists() {
         fs::remove_dir_all(directory)?;
@@ -69,7 +69,7 @@ fn run(program: &Path, directory: &Path) -> Result<Vec<(Count, PathBuf)>, Failur
     if !output.status.success() {
         return Err(format!("the run under valgrind failed ({}):\n{errors}", output.status).into());
     }
-    // What was executed outside of the cases.
+    // Dump of the code outside the cases.
     fs::remove_file(rest)?;
     let said = String::from_utf8_lossy(&output.stdout);
     said.lines()
@@ -98,8 +98,8 @@ fn per_call(instructions: u64, calls: u64) -> u64 {
     (instructions + calls / 2) / calls
 }
 
-/// Instructions executed in each object file itself, callees in others left out: the self costs of
-/// "Callgrind Format Specification" (valgrind's manual), summed by `ob=`. They must add up to the file's own total.
+/// Instructions executed in each object file without callees in others: the self costs of "Callgrind Format Specification"
+/// (valgrind's manual), summed by `ob=`. They must equal the file's own total.
 fn costs_by_object(dump: &str) -> Result<BTreeMap<String, u64>, Failure> {
     let mut names: BTreeMap<&str, &str> = BTreeMap::new();
     let mut costs: BTreeMap<String, u64> = BTreeMap::new();
@@ -112,12 +112,12 @@ fn costs_by_object(dump: &str) -> Result<BTreeMap<String, u64>, Failure> {
         } else if let Some(name) = line.strip_prefix("cob=") {
             resolve(name, &mut names);
         } else if line.starts_with("calls=") {
-            // The next line is the callee's, inclusive.
+            // The next line has the inclusive cost of the callee.
             lines.next();
         } else if let Some(number) = line.strip_prefix("totals: ") {
             total = Some(number.trim().parse::<u64>()?);
         } else if line.starts_with(|c: char| c.is_ascii_digit() || "+-*".contains(c)) {
-            // A position (absolute, or relative to the line before) and one cost, as only `Ir` is counted; no cost is 0.
+            // A position (absolute or relative) and one cost, as only `Ir` is counted; a missing cost is 0.
             let cost = line.split_whitespace().nth(1).map_or(Ok(0), str::parse::<u64>)?;
             *costs.entry(object.to_owned()).or_default() += cost;
         }
@@ -172,21 +172,21 @@ totals: 130
 ";
 
     #[test]
-    fn instructions_belong_to_the_object_that_executed_them() {
+    fn instructions_count_for_the_executing_object() {
         let costs = costs_by_object(DUMP).unwrap();
         assert_eq!(costs["/bin/program"], 95);
         assert_eq!(costs["/lib/libc.so.6"], 35);
     }
 
     #[test]
-    fn a_dump_that_does_not_add_up_is_refused() {
+    fn inconsistent_dump_is_refused() {
         let error = costs_by_object(&DUMP.replace("totals: 130", "totals: 131")).unwrap_err().to_string();
         assert!(error.contains("130") && error.contains("131"), "{error}");
         assert!(costs_by_object("events: Ir\n").is_err());
     }
 
     #[test]
-    fn counts_are_rounded_to_whole_instructions_a_call() {
+    fn counts_are_rounded_to_whole_instructions_per_call() {
         assert_eq!(per_call(52_011, 2000), 26);
         assert_eq!(per_call(53_000, 2000), 27);
     }

@@ -1,5 +1,5 @@
-//! `cargo xtask instructions`: how many instructions one packet costs, against the budgets in `benches/budgets.toml`.
-//! CONTRIBUTING.md says how to read and change them, docs/dev/benchmarks.md what is counted.
+//! `cargo xtask instructions`: counts the instructions of one packet and compares them with the budgets in
+//! `benches/budgets.toml`. CONTRIBUTING.md has the instructions, docs/dev/benchmarks.md the cases.
 
 mod budgets;
 mod callgrind;
@@ -17,13 +17,13 @@ use crate::{Failure, LIMIT_EXCEEDED};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Make what is counted now the budgets
+    /// Make the current counts the budgets
     #[arg(long)]
     update: bool,
 }
 
-/// Builds, counts, compares. With a compiler that the budgets were not made with there is nothing to compare: that is
-/// said, and no failure.
+/// Builds, counts, compares. With another compiler than that of the budgets there is nothing to compare, which is
+/// reported but not a failure.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let repository = crate::repository()?;
     let file = repository.join("benches/budgets.toml");
@@ -45,22 +45,22 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 
     if options.update {
         Budgets::of(here, budgets.as_ref(), &counts).save(&file)?;
-        println!("\nThese are the budgets now, in {}: say in the commit why.", file.display());
+        println!("\nThe new budgets are in {}: give the reason in the commit message.", file.display());
         return Ok(ExitCode::SUCCESS);
     }
     println!("\n{}", comparison.summary());
     Ok(if comparison.is_kept() { ExitCode::SUCCESS } else { ExitCode::from(LIMIT_EXCEEDED) })
 }
 
-/// The compiler that cargo will use here.
+/// Compiler that cargo uses here.
 fn compiler() -> Result<Origin, Failure> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("-vV").output().map_err(|error| format!("rustc: {error}"))?;
     Origin::of_rustc(&String::from_utf8_lossy(&output.stdout))
-        .ok_or_else(|| "`rustc -vV` does not say which compiler it is".into())
+        .ok_or_else(|| "`rustc -vV` prints no version".into())
 }
 
-/// The release build as it is shipped: flags from the environment would be counted too.
+/// A release build without flags from the environment.
 fn build(repository: &Path) -> Result<(), Failure> {
     let built = crate::cargo(repository)
         .args(["build", "--release", "--locked", "--package=turnpike-benches", "--example=instructions"])

@@ -1,5 +1,5 @@
-//! Packages of any Debian suite and architecture, from the mirror that this machine uses itself: downloaded with a private configuration of
-//! apt and unpacked, without installing them and without running anything of theirs.
+//! Downloads and unpacks packages of any Debian suite and architecture from this machine's mirror, with a private apt configuration,
+//! without installing them or running their scripts.
 
 use std::{
     collections::BTreeSet,
@@ -10,24 +10,24 @@ use std::{
 
 use crate::Failure;
 
-/// The archive keys that Debian ships.
+/// Archive keys shipped by Debian.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Where this machine gets Debian from.
+/// Debian mirror of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mirror {
     uri: String,
-    /// Suite of this machine, by codename.
+    /// Codename of this machine's suite.
     pub(super) codename: String,
 }
 
 impl Mirror {
-    /// The mirror in apt's own sources.
+    /// Mirror in apt's own sources.
     pub(super) fn of_this_machine() -> Result<Self, Failure> {
         if let Some(mirror) = Self::configured()? {
             return Ok(mirror);
         }
-        // apt knows its targets once it has read their lists.
+        // apt lists its index targets only after reading them.
         said(Command::new("apt-get").args(["update", "-qq"]))?;
         Self::configured()?.ok_or_else(|| "the sources of apt name no Debian mirror".into())
     }
@@ -39,7 +39,7 @@ impl Mirror {
         Ok(Self::among(&targets))
     }
 
-    /// Updates and security have suites of their own, and not all of them have what is asked for here.
+    /// Skips the separate suites for updates and security, which lack some packages.
     fn among(targets: &str) -> Option<Self> {
         targets.lines().find_map(|line| {
             let ["Debian", "Debian", codename, uri] = line.split('|').collect::<Vec<_>>()[..] else {
@@ -50,13 +50,13 @@ impl Mirror {
     }
 }
 
-/// The packages of a suite for an architecture.
+/// Packages of a suite for an architecture.
 pub(super) struct Suite {
     dir: PathBuf,
 }
 
 impl Suite {
-    /// Reads the lists of a suite. All that belongs to it is kept below `dir`.
+    /// Reads the package lists of a suite into `dir`.
     pub(super) fn open(
         dir: PathBuf,
         mirror: &Mirror,
@@ -77,14 +77,14 @@ impl Suite {
         );
         fs::write(dir.join("apt.conf"), configuration)?;
         fs::write(dir.join("sources.list"), format!("deb [signed-by={KEYS}] {} {suite} main\n", mirror.uri))?;
-        // Nothing is installed: what a package needs is downloaded with it.
+        // Nothing is installed, so apt downloads every dependency.
         fs::write(dir.join("status"), "")?;
         let suite = Self { dir };
         said(suite.apt("apt-get").args(["update", "-qq"]))?;
         Ok(suite)
     }
 
-    /// The packages that `package` needs, itself among them, and theirs in turn.
+    /// All transitive dependencies of `package`, including itself.
     pub(super) fn needed_by(&self, package: &str) -> Result<BTreeSet<String>, Failure> {
         let listed = said(self.apt("apt-cache").args([
             "depends",
@@ -94,18 +94,18 @@ impl Suite {
             "--no-suggests",
             package,
         ]))?;
-        // Each begins its line; below it are the names that its own control file has.
+        // Each dependency starts a line; indented lines are details.
         Ok(listed.lines().filter(|line| line.starts_with(char::is_alphanumeric)).map(str::to_owned).collect())
     }
 
-    /// Unpacks these packages alone into `root`.
+    /// Unpacks only these packages into `root`.
     pub(super) fn unpack(&self, packages: &[&str], root: &Path) -> Result<(), Failure> {
         let into = self.fresh_folder()?;
         said(self.apt("apt-get").args(["download", "-qq"]).args(packages).current_dir(&into))?;
         unpack_all(&into, root)
     }
 
-    /// The same with all that they need.
+    /// Unpacks packages with all dependencies.
     pub(super) fn unpack_with_dependencies(&self, packages: &[&str], root: &Path) -> Result<(), Failure> {
         let into = self.fresh_folder()?;
         let archives = format!("Dir::Cache::archives={}", into.display());
@@ -132,7 +132,7 @@ impl Suite {
     }
 }
 
-/// Unpacks the packages in a folder. `root` has Debian's merged /usr, which packages of older suites need not know of.
+/// Unpacks the packages in a folder. `root` has a merged /usr, which packages of older suites may not expect.
 fn unpack_all(from: &Path, root: &Path) -> Result<(), Failure> {
     for folder in ["bin", "sbin", "lib", "lib64"] {
         fs::create_dir_all(root.join("usr").join(folder))?;
@@ -163,7 +163,7 @@ fn unpack_all(from: &Path, root: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The standard output of a program that must succeed.
+/// Standard output of a program that must succeed.
 pub(super) fn said(command: &mut Command) -> Result<String, Failure> {
     let output = command.stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
@@ -172,7 +172,7 @@ pub(super) fn said(command: &mut Command) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Has these programs on this machine, each by the package behind it; as root it installs what is missing.
+/// Ensures that programs exist on this machine; as root, installs the packages of missing ones.
 pub(super) fn need(programs: &[(&str, &str)]) -> Result<(), Failure> {
     let is_there = |program: &str| {
         Command::new("sh")
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mirror_is_that_of_the_release_itself() {
+    fn mirror_is_that_of_the_main_suite() {
         let targets = "Debian|Debian-Security|bookworm-security|http://one.test/security/\n\
                        Other|Other|stable|http://two.test/\n\
                        Debian|Debian|bookworm-updates|http://three.test/debian/\n\

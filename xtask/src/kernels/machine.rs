@@ -1,4 +1,4 @@
-//! A virtual machine without disk and network card: its kernel, and a file system in memory with the programs to run.
+//! A virtual machine without disk and network card: a kernel, and an initramfs with the programs to run.
 
 use std::{
     fs,
@@ -13,10 +13,10 @@ use super::{
 };
 use crate::Failure;
 
-/// QEMU, with an emulated processor: nested virtualisation hangs on too many hosts.
+/// QEMU with an emulated CPU: nested virtualisation hangs on too many hosts.
 fn qemu(architecture: &Architecture) -> Command {
     let (program, _, options) = architecture.machine;
-    // It ends by itself; a guest that hangs is ended.
+    // The guest powers off; `timeout` ends one that hangs.
     let mut command = Command::new("timeout");
     command.args(["7200", program, "-accel", "tcg,thread=multi"]).args(options);
     command.args(["-m", "4096", "-smp", "2", "-nic", "none", "-nographic", "-no-reboot", "-append"]);
@@ -24,7 +24,7 @@ fn qemu(architecture: &Architecture) -> Command {
     command
 }
 
-/// Programs of the guest beside ours.
+/// Guest programs besides ours.
 const TOOLS: [&str; 20] = [
     "bash",
     "coreutils",
@@ -48,13 +48,13 @@ const TOOLS: [&str; 20] = [
     "netbase",
 ];
 
-/// The file system of all guests of an architecture, without kernel and programs.
+/// File system of all guests of an architecture, without kernel and programs.
 pub(super) struct Root {
     pub(super) folder: PathBuf,
     archive: PathBuf,
 }
 
-/// Makes the file system, or finds it where an earlier run made it.
+/// Creates the file system, or reuses that of an earlier run.
 pub(super) fn root(dir: &Path, mirror: &Mirror, architecture: &Architecture) -> Result<Root, Failure> {
     let (suite, name) = (architecture.suite.unwrap_or(&mirror.codename), architecture.debian);
     let root = dir.join(format!("root-{suite}-{name}"));
@@ -81,7 +81,7 @@ pub(super) fn root(dir: &Path, mirror: &Mirror, architecture: &Architecture) -> 
     Ok(Root { folder: root, archive })
 }
 
-/// A kernel of Debian's, as QEMU loads it, and an archive of its modules.
+/// A Debian kernel in QEMU's form, and an archive of its modules.
 pub(super) struct Kernel {
     architecture: &'static Architecture,
     image: PathBuf,
@@ -89,7 +89,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// The one that the metapackage of the suite depends on.
+    /// Kernel of the suite's metapackage.
     pub(super) fn of(
         dir: &Path,
         mirror: &Mirror,
@@ -104,7 +104,7 @@ impl Kernel {
         }
         let packages = Suite::open(dir.join("apt"), mirror, suite, &[name])?;
         let needed = packages.needed_by(&format!("linux-image-cloud-{name}"))?;
-        // Newer suites have image, modules and the rest in packages of their own.
+        // Newer suites split image, modules and the rest into packages.
         let parts = ["linux-image-", "linux-binary-", "linux-modules-"];
         let is_part = |name: &&str| {
             parts
@@ -128,7 +128,7 @@ impl Kernel {
         Ok(Self { architecture, image, modules })
     }
 
-    /// Runs the guest to its end, with `root` and what is in `programs`. Its console goes to `log`; `dir` has room for a file.
+    /// Runs the guest to its end with `root` and `programs`. The console goes to `log`; `dir` is for a temporary file.
     pub(super) fn boot(
         &self,
         root: &Root,
@@ -150,7 +150,7 @@ impl Kernel {
     }
 }
 
-/// An archive of a folder as the kernel unpacks it; several, one behind the other, are one.
+/// An initramfs archive of a folder; the kernel accepts several concatenated ones.
 pub(super) fn pack(folder: &Path, archive: &Path) -> Result<(), Failure> {
     let unfinished = archive.with_extension("unfinished");
     let script =

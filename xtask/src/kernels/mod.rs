@@ -1,5 +1,5 @@
-//! `cargo xtask kernels`: boots Debian's kernels in virtual machines, relays on each data path, runs the tests that depend on the kernel, and
-//! prints a table of what each kernel can do. It needs root where programs are to be installed, and no hardware support.
+//! `cargo xtask kernels`: boots Debian's kernels in virtual machines, relays on each data path, runs kernel-dependent tests, and
+//! prints a table of each kernel's features. Needs root if programs must be installed, and no hardware virtualisation.
 
 mod architecture;
 mod debian;
@@ -27,7 +27,7 @@ use self::{
 };
 use crate::{Failure, repository, target};
 
-/// A machine to try, and the suite whose kernel it has.
+/// A machine to test, and the suite of its kernel.
 struct Machine {
     name: &'static str,
     suite: &'static str,
@@ -42,27 +42,26 @@ const MACHINES: [Machine; 5] = [
     Machine { name: "arm64", suite: "sid", architecture: &ARM64 },
 ];
 
-/// Programs needed besides QEMU, with the packages that have them.
+/// Programs needed besides QEMU, with their packages.
 const TOOLS: [(&str, &str); 4] =
     [("cpio", "cpio"), ("depmod", "kmod"), ("strip", "binutils"), ("dpkg-deb", "dpkg")];
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Only these: 5.10, 6.1, 6.12, newest, arm64 [default: all but arm64, which builds everything once more]
+    /// Kernels to boot: 5.10, 6.1, 6.12, newest, arm64 [default: all except arm64, which rebuilds everything]
     #[arg(value_name = "KERNEL")]
     kernels: Vec<String>,
 
-    /// Only relay, and run no tests
+    /// Only relay; run no tests
     #[arg(long)]
     no_tests: bool,
 
-    /// The program to test [default: a release build of this repository]
+    /// Program to test [default: a release build of this repository]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
 }
 
-/// Runs all that was asked for and prints the table. Fails where a data path that the kernel has loses datagrams at 1,000 a second, and where a
-/// test fails.
+/// Runs the requested machines and prints the table. Fails if a supported data path loses datagrams at 1,000 a second, or if a test fails.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let machines = chosen(&options.kernels)?;
     let repository = repository()?;
@@ -115,7 +114,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 fn chosen(names: &[String]) -> Result<Vec<&'static Machine>, Failure> {
     if let Some(unknown) = names.iter().find(|name| MACHINES.iter().all(|machine| machine.name != **name)) {
         let all = MACHINES.map(|machine| machine.name).join(", ");
-        return Err(format!("unknown kernel {unknown}; there are {all}").into());
+        return Err(format!("unknown kernel {unknown}; known: {all}").into());
     }
     let is_asked_for = |machine: &&Machine| match names {
         [] => machine.architecture == &AMD64,
@@ -137,6 +136,6 @@ mod tests {
         assert_eq!(names(&[]).expect("all"), ["5.10", "6.1", "6.12", "newest"]);
         assert_eq!(names(&["arm64"]).expect("one"), ["arm64"]);
         assert_eq!(names(&["newest", "6.1"]).expect("two"), ["6.1", "newest"]);
-        assert!(names(&["6"]).expect_err("there is none").to_string().contains("6.12"));
+        assert!(names(&["6"]).expect_err("no such kernel").to_string().contains("6.12"));
     }
 }

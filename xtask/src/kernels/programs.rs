@@ -1,4 +1,4 @@
-//! What the guests run: the program of a release and the tests that depend on the kernel, built here.
+//! Programs for the guests: a release build and the kernel-dependent tests.
 
 use std::{
     fs,
@@ -11,10 +11,10 @@ use serde_json::Value;
 use super::{debian::said, machine::pack, report::PATHS, toolchain::Toolchain};
 use crate::Failure;
 
-/// Crates whose tests depend on the kernel.
+/// Crates with kernel-dependent tests.
 pub(super) const CRATES: [&str; 4] = ["net", "offload", "relay", "forward"];
 
-/// A program of tests, with the folder that it has to run in.
+/// A test program and its working directory.
 pub(super) struct Tests {
     pub(super) name: String,
     pub(super) program: PathBuf,
@@ -34,7 +34,7 @@ pub(super) fn build_tests(toolchain: &Toolchain<'_>, crates: &[&str]) -> Result<
     Ok(built.lines().filter_map(|message| test_program(message, crates)).collect())
 }
 
-/// An archive of all that the guests run: `program`, and these tests.
+/// An archive of `program` and these tests.
 pub(super) fn archive(
     folder: &Path,
     repository: &Path,
@@ -55,11 +55,11 @@ pub(super) fn archive(
     toolchain.strip(program, &folder.join("usr/local/bin/turnpike"))?;
     for test in tests {
         toolchain.strip(&test.program, &trial.join("tests").join(&test.name))?;
-        let at = test.dir.to_str().ok_or("a path that is no text")?;
+        let at = test.dir.to_str().ok_or("a path that is not UTF-8")?;
         fs::write(trial.join("tests").join(format!("{}.dir", test.name)), at)?;
         fs::create_dir_all(folder.join(test.dir.strip_prefix("/")?))?;
     }
-    // Files that tests read where they lie here: the object, and what fuzz targets remember.
+    // Files that tests read: the eBPF object and inputs of fuzz targets.
     let mut files = Command::new("git");
     files.args(["ls-files", "-z", "fuzz", "crates/offload/bpf"]).current_dir(repository);
     for name in said(&mut files)?.split_terminator('\0') {
@@ -73,7 +73,7 @@ pub(super) fn archive(
     Ok(archive)
 }
 
-/// The test program that a message of cargo is about.
+/// Test program in a message of cargo.
 fn test_program(message: &str, crates: &[&str]) -> Option<Tests> {
     let message: Value = serde_json::from_str(message).ok()?;
     let program = message["executable"].as_str()?;

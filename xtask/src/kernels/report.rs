@@ -1,4 +1,4 @@
-//! What a guest reports by its console, and what of it is a fault.
+//! Parses a guest's console and finds faults.
 
 use std::{
     collections::BTreeMap,
@@ -12,13 +12,13 @@ use serde::Deserialize;
 
 use crate::Failure;
 
-/// A data path of `serve`, and the first kernel that has all that it needs.
+/// A data path of `serve`, and the first kernel that supports it.
 pub(super) struct Path {
     pub(super) name: &'static str,
     since: (u32, u32),
 }
 
-/// All of them, in the order of the table.
+/// In the order of the table.
 pub(super) const PATHS: [Path; 7] = [
     Path { name: "auto", since: (0, 0) },
     Path { name: "basic", since: (0, 0) },
@@ -29,16 +29,16 @@ pub(super) const PATHS: [Path; 7] = [
     Path { name: "xdp-generic", since: (5, 18) },
 ];
 
-/// One machine, as it has reported.
+/// Report of one machine.
 #[derive(Debug, Default)]
 pub(super) struct Report {
-    /// Its kernel's release and its processor.
+    /// Kernel release and architecture.
     kernel: String,
-    /// How the server confines itself.
+    /// Sandbox features of the server.
     sandbox: String,
     paths: BTreeMap<String, Trial>,
     tests: BTreeMap<String, Tests>,
-    /// The program whose output is being read.
+    /// Program whose output is being parsed.
     reading: Option<String>,
     ended: bool,
 }
@@ -46,17 +46,17 @@ pub(super) struct Report {
 /// A data path on one machine.
 #[derive(Debug, Default)]
 struct Trial {
-    /// Step of the ladder, or hook of the program in the kernel.
+    /// I/O method, or eBPF hook.
     way: String,
-    /// The last line of a server that did not start.
+    /// Last line of a server that failed to start.
     refusal: Option<String>,
-    /// By kind of load.
+    /// Results by kind of load.
     loads: BTreeMap<String, Vec<Load>>,
-    /// Datagrams that the kernel relayed itself.
+    /// Datagrams relayed in the kernel.
     across: u64,
 }
 
-/// What the generator says of a run, as far as it is looked at.
+/// Fields of the generator's result.
 #[derive(Clone, Copy, Debug, Deserialize)]
 struct Load {
     sent: u64,
@@ -66,7 +66,7 @@ struct Load {
 /// A test program on one machine.
 #[derive(Debug, Default)]
 struct Tests {
-    /// The line with the counts, if the program came to its end.
+    /// Number of passed tests, if the program finished.
     passed: Option<u32>,
     skipped: Vec<String>,
     passed_alone: Vec<String>,
@@ -75,7 +75,7 @@ struct Tests {
 }
 
 impl Report {
-    /// Runs a program and takes its output, which also goes to `log`.
+    /// Runs a program and parses its output, which also goes to `log`.
     pub(super) fn read(&mut self, program: &mut Command, log: &mut File) -> Result<ExitStatus, Failure> {
         let mut child = program.stdout(Stdio::piped()).spawn()?;
         let mut output = BufReader::new(child.stdout.take().ok_or("a program without output")?);
@@ -90,7 +90,7 @@ impl Report {
         Ok(child.wait()?)
     }
 
-    /// Takes a line of the console; returns what is worth showing of it.
+    /// Parses a console line; returns the part worth printing.
     pub(super) fn take(&mut self, line: &str) -> Option<String> {
         let Some(words) = line.strip_prefix("@@ ") else {
             self.take_output(line);
@@ -126,13 +126,13 @@ impl Report {
         matches!(what, "kernel" | "refused" | "alone" | "failed" | "tests").then(|| words.to_owned())
     }
 
-    /// A line of a test program.
+    /// Parses a line of a test program.
     fn take_output(&mut self, line: &str) {
         let Some(tests) = self.reading.as_ref().and_then(|name| self.tests.get_mut(name)) else { return };
         if let Some(why) = line.strip_prefix("SKIPPED: ") {
             tests.skipped.push(why.to_owned());
         }
-        // Of a program that was started again for one test there is another such line.
+        // A program restarted for a single test prints a second such line.
         if tests.passed.is_none()
             && let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|it| it.split_once(". "))
         {
@@ -161,11 +161,11 @@ impl Report {
         row
     }
 
-    /// What must not be: a path that the kernel has and that is refused or loses datagrams, a test that fails.
+    /// Faults: a supported path that fails to start or loses datagrams, a failing test.
     pub(super) fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         if !self.ended {
-            faults.push("the guest did not come to its end".to_owned());
+            faults.push("the guest did not finish".to_owned());
         }
         for path in &PATHS {
             let Some(trial) = self.paths.get(path.name) else {
@@ -181,8 +181,8 @@ impl Report {
         }
         for (name, tests) in &self.tests {
             let ended = match tests.exit {
-                _ if tests.passed.is_none() => Some("did not come to its end"),
-                // A named test that fails has a line of its own from its second run.
+                _ if tests.passed.is_none() => Some("did not finish"),
+                // A named failing test has its own line from its second run.
                 Some(1..) if tests.failed.is_empty() && tests.passed_alone.is_empty() => Some("failed"),
                 _ => None,
             };
@@ -192,7 +192,7 @@ impl Report {
         faults
     }
 
-    /// Tests that did not run, with why.
+    /// Skipped tests with their reasons.
     pub(super) fn skipped(&self) -> BTreeMap<&str, Vec<String>> {
         let mut skipped: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for (name, tests) in &self.tests {
@@ -213,14 +213,14 @@ impl Report {
 }
 
 impl Trial {
-    /// The best of the runs of one kind: an emulated processor loses datagrams where its host stalls, a path loses them each time.
+    /// Best run of one kind: an emulated CPU loses datagrams when its host stalls, a faulty path in every run.
     fn best(&self, kind: &str) -> Option<Load> {
         self.loads.get(kind)?.iter().copied().min_by_key(|load| load.lost)
     }
 
     fn fault(&self) -> Option<String> {
         ["steady", "steady6"].into_iter().find_map(|kind| match self.best(kind) {
-            None => Some(format!("{kind}: the generator came to nothing")),
+            None => Some(format!("{kind}: the generator had no result")),
             Some(Load { sent: 0, .. }) => Some(format!("{kind}: nothing was sent")),
             Some(Load { lost: 0, .. }) => None,
             Some(Load { sent, lost }) => Some(format!("{kind}: {lost} of {sent} lost in each run, at best")),
@@ -236,7 +236,7 @@ impl Trial {
         format!("{} {} lost{across}", self.way, lost.join("/"))
     }
 
-    /// The best run of a kind, with its number where it was not the first.
+    /// Loss of the best run of a kind, with its number if it was not the first.
     fn lost(&self, kind: &str) -> String {
         let Some(best) = self.best(kind) else { return "?".to_owned() };
         match self.loads[kind].len() {
@@ -258,7 +258,7 @@ impl Tests {
     }
 }
 
-/// Parts of the sandbox that this kernel has, from the line that the server logs.
+/// Sandbox features of this kernel, from the server's log line.
 fn confined_by(line: &str) -> String {
     let parts = [("all system calls", "seccomp"), ("all files", "Landlock")];
     let here: Vec<&str> =
@@ -283,7 +283,7 @@ mod tests {
         report
     }
 
-    /// A machine on which all is well, and then `more`.
+    /// A machine without faults, followed by `more`.
     fn machine(kernel: &str, more: &[&str]) -> Report {
         let mut lines = vec![format!("@@ kernel {kernel} x86_64")];
         for path in PATHS {
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_may_be_refused_by_kernels_that_are_too_old_for_it_alone() {
+    fn only_too_old_kernels_may_refuse_a_path() {
         let refused = ["@@ refused xdp error: the kernel is older than Linux 5.18"];
         assert_eq!(machine("5.10.0-32-cloud-amd64", &refused).faults(), [""; 0]);
         let faults = machine("6.1.0-50-cloud-amd64", &refused).faults();
@@ -309,18 +309,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_in_each_run_is_a_fault_and_what_is_lost_in_one_is_not() {
+    fn only_loss_in_every_run_is_a_fault() {
         let lost = |lost| format!(r#"@@ load kernel steady {{"sent": 5000, "lost": {lost}}}"#);
         let mut report = report(&["@@ kernel 6.12 aarch64", &lost(7), &lost(9)]);
         assert!(report.faults().contains(&"kernel: steady: 7 of 5000 lost in each run, at best".to_owned()));
         report.take(&lost(0));
         assert!(!report.faults().iter().any(|fault| fault.contains("in each run")), "{:?}", report.faults());
-        assert!(report.faults().contains(&"kernel: steady6: the generator came to nothing".to_owned()));
-        assert!(report.faults().contains(&"the guest did not come to its end".to_owned()));
+        assert!(report.faults().contains(&"kernel: steady6: the generator had no result".to_owned()));
+        assert!(report.faults().contains(&"the guest did not finish".to_owned()));
     }
 
     #[test]
-    fn a_test_that_fails_alone_too_is_a_fault() {
+    fn test_that_fails_twice_is_a_fault() {
         let output = [
             "@@ tests net",
             "test a ... FAILED",
@@ -340,7 +340,7 @@ mod tests {
         let failed = [&output[..], &["@@ exit net 101"]].concat();
         assert_eq!(machine("6.1.0", &failed).faults(), ["net: the program failed (exit code Some(101))"]);
         let hung = machine("6.1.0", &["@@ tests net", "@@ exit net 124"]);
-        assert_eq!(hung.faults(), ["net: the program did not come to its end (exit code Some(124))"]);
+        assert_eq!(hung.faults(), ["net: the program did not finish (exit code Some(124))"]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Compilers of the guests' programs: those that built this command, or Debian's for another architecture.
+//! Compilers for guest programs: the current ones, or Debian's for another architecture.
 
 use std::{
     env, fs,
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{Failure, cargo, program};
 
-/// Debian's compilers of Rust and C for arm64, with the programs that they and cargo start.
+/// Debian's Rust and C compilers for arm64, with the programs that they and cargo start.
 const PACKAGES: [&str; 8] = [
     "cargo",
     "rustc",
@@ -25,7 +25,7 @@ const PACKAGES: [&str; 8] = [
     "libstd-rust-dev:arm64",
 ];
 
-/// Runs a program in the root `$0` and there in the folder `$1`. That folder, `$2` and `$3` are those outside. The mounts end with the program.
+/// Runs a program in the root `$0` and the folder `$1`; `$1`, `$2` and `$3` are bind-mounted from outside. The mounts end with the program.
 const INSIDE: &str = r#"
 for folder in "$1" "$2" "$3" /proc /dev; do
   mkdir -p "$0$folder"
@@ -40,14 +40,14 @@ exec chroot "$0" /usr/bin/env --chdir="$folder" "$@"
 pub(super) struct Toolchain<'a> {
     architecture: &'static Architecture,
     repository: &'a Path,
-    /// Folder of all that this command makes.
+    /// Directory for all outputs.
     dir: &'a Path,
-    /// Root of compilers for another architecture than this machine's.
+    /// Root with compilers for another architecture.
     root: Option<PathBuf>,
 }
 
 impl<'a> Toolchain<'a> {
-    /// Has the compilers, and the sources of all crates where they have to build without a network.
+    /// Prepares the compilers, and vendored crates if they must build without a network.
     pub(super) fn of(
         architecture: &'static Architecture,
         repository: &'a Path,
@@ -63,7 +63,7 @@ impl<'a> Toolchain<'a> {
                 let packages = Suite::open(root.with_extension("apt"), mirror, suite, &architectures)?;
                 packages.unpack_with_dependencies(&PACKAGES, &root)?;
                 fs::create_dir_all(root.join("tmp"))?;
-                // Debian makes this link where it installs the package.
+                // Debian's package installation creates this link.
                 symlink("gcc", linker)?;
             }
             said(cargo(repository).args(["fetch", "--locked"]))?;
@@ -72,12 +72,12 @@ impl<'a> Toolchain<'a> {
         Ok(toolchain)
     }
 
-    /// True if it builds for an architecture other than this machine's.
+    /// True for another architecture than this machine's.
     pub(super) fn is_across(&self) -> bool {
         self.root.is_some()
     }
 
-    /// The program of a release: the one that was named, or a new one.
+    /// Release program: the given one, or a new build.
     pub(super) fn release(&self, named: Option<&Path>) -> Result<PathBuf, Failure> {
         if self.root.is_none() || named.is_some() {
             return program(self.repository, named);
@@ -87,7 +87,7 @@ impl<'a> Toolchain<'a> {
         Ok(self.built().join(self.architecture.target).join("release/turnpike"))
     }
 
-    /// cargo, which builds for the architecture unless it is asked for something else.
+    /// cargo for this architecture.
     pub(super) fn cargo(&self) -> Result<Command, Failure> {
         let Some(root) = &self.root else { return Ok(cargo(self.repository)) };
         let mut cargo = self.inside(root, "cargo")?;
@@ -98,14 +98,14 @@ impl<'a> Toolchain<'a> {
             .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", compiler)
             .env("CC_aarch64_unknown_linux_gnu", compiler)
             .env("CARGO_NET_OFFLINE", "true")
-            // The guests get programs without symbols.
+            // Guests get programs without symbols.
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
             .env("CARGO_PROFILE_RELEASE_DEBUG", "0");
         Ok(cargo)
     }
 
-    /// Packages to build for the tests of these crates. With this machine's own compiler that is the whole workspace, whose features `./test`
-    /// has compiled already.
+    /// Packages to build for the tests of these crates. With this machine's compiler, the whole workspace, whose features `./test` has
+    /// already compiled.
     pub(super) fn packages(&self, crates: &[&str]) -> Vec<String> {
         match self.root {
             None => vec!["--workspace".to_owned()],
@@ -113,7 +113,7 @@ impl<'a> Toolchain<'a> {
         }
     }
 
-    /// Copies a program without its symbols, which are most of it.
+    /// Copies a program without its symbols.
     pub(super) fn strip(&self, program: &Path, to: &Path) -> Result<(), Failure> {
         let mut strip = match &self.root {
             None => Command::new("strip"),

@@ -1,4 +1,4 @@
-//! Runs tests of another processor on the kernel of this machine: QEMU emulates the processor and passes system calls on.
+//! Runs tests of another architecture on this machine's kernel: QEMU emulates the CPU and passes system calls through.
 
 use std::{fs::File, process::Command};
 
@@ -8,7 +8,7 @@ use crate::Failure;
 /// Emulator and its package.
 pub(super) const EMULATOR: (&str, &str) = ("qemu-aarch64", "qemu-user");
 
-/// Crates whose tests need nothing of the kernel.
+/// Crates whose tests need no special kernel.
 pub(super) const CRATES: [&str; 2] = ["wire", "turn"];
 
 /// Runs these test programs with the libraries of `root`.
@@ -18,7 +18,7 @@ pub(super) fn run(tests: &[Tests], root: &Root, log: &mut File, report: &mut Rep
         let mut emulator = Command::new("timeout");
         emulator.args(["1500", EMULATOR.0, "-L"]).arg(&root.folder).arg(program);
         emulator.args(["--color", "never", "--show-output"]).current_dir(dir);
-        // Ten times as slow as this machine.
+        // Emulation is ten times slower.
         emulator.env("PROPTEST_CASES", "16").env("RUST_BACKTRACE", "0");
         let status = report.read(&mut emulator, log)?;
         report.take(&format!("@@ exit {name} {}", status.code().unwrap_or(-1)));

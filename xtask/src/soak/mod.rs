@@ -1,6 +1,5 @@
-//! `cargo xtask soak`: allocations and datagrams over all transports and data paths for as long as is asked for, in pieces, with reloads and
-//! upgrades; then whether anything has grown that should not. What is done is kept in the repository, so that the next run, on whatever machine,
-//! goes on from there.
+//! `cargo xtask soak`: relays over all transports and data paths for a given time, in pieces, with reloads and upgrades, and checks if
+//! resources grow. Results are committed, so that later runs on any machine continue from them.
 
 mod slope;
 
@@ -20,63 +19,63 @@ use serde_json::json;
 use self::slope::{Series, Trend};
 use crate::{Failure, LIMIT_EXCEEDED, document::with_table, program, why_skipped};
 
-/// In turns, so that each has its share of what is done.
+/// In turns, so that all get a similar share.
 const DATAPATHS: [&str; 5] = ["basic", "mmsg", "gso", "kernel", "xdp"];
 const TEST: &str = "soak::soak_piece";
-/// Seconds of a server's life in which it gets what it then keeps: the longest is the admin interface's history of ten minutes.
+/// Seconds until a server has allocated its long-lived state; the longest is the admin interface's history of ten minutes.
 const WARM_UP: u64 = 660;
-/// What every slice has left, a line each; committed.
+/// One line per slice; committed.
 const MEMORY: &str = "soak/slices.jsonl";
 const DOCUMENT: &str = "docs/dev/reliability.md";
-/// What a figure may grow by in a million allocations, as a share of what it is, before that is called a leak.
+/// Growth per million allocations, relative to the level, beyond which a figure counts as a leak.
 const TOLERATED: f64 = 0.02;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Allocations in all, over all runs
+    /// Total allocations over all runs
     #[arg(long, value_name = "N", default_value_t = 200_000)]
     allocations: u64,
 
-    /// Datagrams in all, there and back
+    /// Total datagrams in both directions
     #[arg(long, value_name = "N", default_value_t = 20_000_000)]
     datagrams: u64,
 
-    /// Stop after so many minutes, though there is more to do; another run goes on
+    /// Stop after this many minutes, even if unfinished; another run continues
     #[arg(long, value_name = "N", default_value_t = 10)]
     minutes: u64,
 
-    /// Forget what earlier runs have done
+    /// Forget the results of earlier runs
     #[arg(long)]
     fresh: bool,
 
-    /// Run nothing, and tell what earlier runs have found
+    /// Report earlier results without running
     #[arg(long)]
     report: bool,
 
-    /// Write what all runs have found into docs/dev/reliability.md
+    /// Write the results of all runs into docs/dev/reliability.md
     #[arg(long)]
     write: bool,
 
-    /// The program to test [default: a release build of this repository]
+    /// Program to test [default: a release build of this repository]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
 }
 
-/// What a slice has left, of which there is a line each.
+/// Resources after a slice; one line each.
 #[derive(Deserialize)]
 struct Slice {
     datapath: String,
     life: u64,
-    /// Of its server's life until then.
+    /// Seconds of its server's life until then.
     seconds: u64,
     upgraded: bool,
-    /// Of it.
+    /// Allocations in the slice.
     allocations: u64,
     datagrams: u64,
     lost: u64,
-    /// Relayed by the kernel itself.
+    /// Relayed in the kernel.
     across: u64,
-    /// Of its server's life until then.
+    /// Allocations in its server's life until then.
     life_allocations: u64,
     memory: u64,
     descriptors: u64,
@@ -85,14 +84,14 @@ struct Slice {
     sockets: Option<u64>,
     tcp_pages: Option<u64>,
     udp_pages: Option<u64>,
-    /// What the kernel's count of pages may be off, by what each CPU keeps.
+    /// Error of the kernel's page count, due to per-CPU reserves.
     slack_pages: Option<u64>,
     kernel_memory: Option<u64>,
-    /// Memory of a server beside it that nobody uses.
+    /// Memory of an idle server for comparison.
     control: u64,
 }
 
-/// Runs pieces until all is done or the time is over. The exit code is 3 where something grows.
+/// Runs pieces until everything is done or the time is up. Exit code 3 if something grows.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let repository = crate::repository()?;
     let dir = crate::target(&repository).join("soak");
@@ -141,11 +140,11 @@ fn soak(
             options.datagrams.saturating_sub(sum(|slice| slice.datagrams)),
         );
         let time = until.saturating_duration_since(Instant::now()).as_secs();
-        // Whoever has had least is next.
+        // The data path with the fewest slices is next.
         let had = |name: &str| done.iter().filter(|slice| slice.datapath == name).count();
         let next = DATAPATHS.iter().filter(|name| !skipped.contains(*name)).min_by_key(|name| had(name));
         let Some(datapath) = next.filter(|_| time > 0 && left != (0, 0)) else { return Ok(()) };
-        // An equal part of the time; long enough for a trend only where that is some twenty minutes.
+        // An equal share of the time; only some twenty minutes are enough for a trend.
         let seconds = (options.minutes * 60 / DATAPATHS.len() as u64).clamp(60, 3_600).min(time.max(30));
         eprintln!("{datapath}: {seconds} s; {} allocations and {} datagrams are left", left.0, left.1);
         let piece = json!({
@@ -178,10 +177,10 @@ fn read(file: &Path) -> Result<Vec<Slice>, Failure> {
     fs::read_to_string(file)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
 }
 
-/// What two CPUs keep, of which slices that do not tell are.
+/// Reserve of two CPUs, for slices without this value.
 const SLACK_PAGES: u64 = 512;
 
-/// A figure of a slice, what it is called, its unit and how much of that makes one.
+/// Name, divisor of the unit, and value of a figure.
 type Figure = (&'static str, f64, fn(&Slice) -> Option<u64>);
 
 const FIGURES: [Figure; 9] = [
@@ -196,7 +195,7 @@ const FIGURES: [Figure; 9] = [
     ("kernel memory, KiB", 1024.0, |slice| slice.kernel_memory),
 ];
 
-/// Two tables in Markdown, and whether anything grows.
+/// Two tables in Markdown, and true if anything grows.
 fn report(slices: &[Slice]) -> (String, bool) {
     let mut by_path: BTreeMap<&str, Vec<&Slice>> = BTreeMap::new();
     slices.iter().for_each(|slice| by_path.entry(&slice.datapath).or_default().push(slice));
@@ -223,7 +222,7 @@ fn report(slices: &[Slice]) -> (String, bool) {
                 continue;
             };
             let Trend { first, second, slope, interval, .. } = trend;
-            // From the middle of the first half to that of the second.
+            // Between the middles of the two halves.
             let slack = if what.contains("pages") { slack(slices) / 2.0 } else { 0.0 };
             let leaks = trend.grows(TOLERATED, figures) && second - first > slack;
             grows |= leaks;
@@ -243,13 +242,13 @@ fn report(slices: &[Slice]) -> (String, bool) {
     (text, grows)
 }
 
-/// Pages by which the kernel's count may be off.
+/// Error of the kernel's page count in pages.
 #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
 fn slack(slices: &[&Slice]) -> f64 {
     slices.iter().map(|slice| slice.slack_pages.unwrap_or(SLACK_PAGES)).max().unwrap_or(SLACK_PAGES) as f64
 }
 
-/// What was done on each data path, and whether both ends agreed.
+/// Work done on each data path, and agreement of both ends.
 fn done(slices: &[Slice], by_path: &BTreeMap<&str, Vec<&Slice>>) -> String {
     let mut text = "| data path | servers | slices | with an upgrade | allocations | datagrams | by the kernel | lost | slices with equal counters |\n\
                     | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
@@ -282,7 +281,7 @@ fn done(slices: &[Slice], by_path: &BTreeMap<&str, Vec<&Slice>>) -> String {
 mod tests {
     use super::*;
 
-    /// A life of slices of ten seconds and 10,000 allocations each, whose memory is told by its seconds.
+    /// A life of slices of ten seconds and 10,000 allocations each, with memory as a function of seconds.
     fn life(seconds: u64, memory: impl Fn(u64) -> u64) -> Vec<Slice> {
         let slice = |at: u64| Slice {
             datapath: "gso".to_owned(),
@@ -309,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_after_the_first_minutes_is_a_leak_and_what_stops_is_none() {
+    fn only_growth_after_the_first_minutes_is_a_leak() {
         let leak = |seconds: u64| (10 << 20) + seconds * 4096;
         let (text, grows) = report(&life(1200, leak));
         assert!(grows && text.contains("**grows**") && !text.contains("unknown"), "{text}");
@@ -318,20 +317,20 @@ mod tests {
     }
 
     #[test]
-    fn pages_grow_when_it_is_more_than_what_cpus_keep() {
+    fn page_growth_must_exceed_the_cpu_reserves() {
         let with_pages = |pages: fn(u64) -> u64| {
             let mut slices = life(1200, |_| 10 << 20);
             slices.iter_mut().for_each(|slice| slice.tcp_pages = Some(pages(slice.seconds)));
             slices
         };
         let (text, grows) = report(&with_pages(|seconds| if seconds < 800 { 0 } else { 76 }));
-        assert!(!grows, "a CPU has let go of what it kept: {text}");
+        assert!(!grows, "a CPU released its reserve: {text}");
         let (text, grows) = report(&with_pages(|seconds| seconds * 2));
         assert!(grows && text.contains("| TCP pages | ") && text.contains("**grows**"), "{text}");
     }
 
     #[test]
-    fn where_no_life_is_long_enough_that_is_said() {
+    fn too_short_lives_are_reported() {
         let (text, grows) = report(&life(600, |seconds| (10 << 20) + seconds * 4096));
         assert!(!grows && text.contains("unknown for gso"), "{text}");
     }

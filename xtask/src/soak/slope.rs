@@ -1,6 +1,6 @@
-//! Whether a figure grows: a straight line through what was measured, and how sure that is.
+//! Growth of a figure: a linear trend and its confidence.
 
-/// One figure over the lives of several servers, each of which has a level of its own.
+/// One figure over the lives of several servers, each with its own level.
 #[derive(Default)]
 pub(super) struct Series(Vec<Point>);
 
@@ -10,16 +10,15 @@ struct Point {
     y: f64,
 }
 
-/// What a series shows.
 pub(super) struct Trend {
-    /// Mean of the first half of each life, and of the second.
+    /// Means of the first and second half of each life.
     pub(super) first: f64,
     pub(super) second: f64,
-    /// Growth of y by one of x.
+    /// Growth of y per unit of x.
     pub(super) slope: f64,
-    /// Half of the interval in which it lies with 95 %.
+    /// Half-width of the 95 % confidence interval.
     pub(super) interval: f64,
-    /// Its standard error, and the degrees of freedom.
+    /// Standard error, and degrees of freedom.
     error: f64,
     freedom: usize,
 }
@@ -29,7 +28,7 @@ impl Series {
         self.0.push(Point { life, x, y });
     }
 
-    /// By least squares, with a level for each life; `None` where there is too little.
+    /// Least squares with a level per life; `None` with too few points.
     #[expect(clippy::cast_precision_loss, reason = "counts of points")]
     pub(super) fn trend(&self) -> Option<Trend> {
         let mut lives: Vec<u64> = self.0.iter().map(|point| point.life).collect();
@@ -64,8 +63,8 @@ impl Series {
 }
 
 impl Trend {
-    /// Whether it surely grows, and by more than this share of what it is. Of so many figures that are looked at none is called growing by
-    /// chance, with 97.5 % (Bonferroni's way).
+    /// True if it grows significantly and by more than `share` of its level. With `figures` figures, the chance of any false positive is
+    /// 2.5 % (Bonferroni correction).
     pub(super) fn grows(&self, share: f64, figures: usize) -> bool {
         self.slope - self.error * student(self.freedom, figures) > share * self.first.abs().max(1.0)
     }
@@ -77,8 +76,8 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     if count == 0 { 0.0 } else { values.sum::<f64>() / count as f64 }
 }
 
-/// What Student's t, of so many degrees of freedom, exceeds with a chance of 2.5 % in all where it is drawn so many times. Fewer than six
-/// degrees of freedom count as not enough for any but one.
+/// Quantile of Student's t that is exceeded with a total chance of 2.5 % in `draws` draws. With fewer than six degrees of freedom only a
+/// single draw is possible.
 #[expect(clippy::cast_precision_loss, reason = "counts of points")]
 fn student(freedom: usize, draws: usize) -> f64 {
     const FEW: [f64; 5] = [12.706, 4.303, 3.182, 2.776, 2.571];
@@ -86,13 +85,13 @@ fn student(freedom: usize, draws: usize) -> f64 {
         return if draws > 1 { f64::INFINITY } else { *value };
     }
     let (z, n) = (normal(0.025 / draws.max(1) as f64), freedom as f64);
-    // Its expansion by the normal one (Abramowitz and Stegun, 26.7.5).
+    // Expansion in terms of the normal quantile (Abramowitz and Stegun, 26.7.5).
     z + (z.powi(3) + z) / (4.0 * n)
         + (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * n.powi(2))
         + (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / (384.0 * n.powi(3))
 }
 
-/// What a normal variable exceeds with this chance, below a half (Abramowitz and Stegun, 26.2.23: to 0.0005).
+/// Upper quantile of the normal distribution for a chance below a half (Abramowitz and Stegun, 26.2.23: to 0.0005).
 fn normal(chance: f64) -> f64 {
     let t = (-2.0 * chance.ln()).sqrt();
     t - (2.515_517 + 0.802_853 * t + 0.010_328 * t * t)
@@ -103,7 +102,7 @@ fn normal(chance: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Points of a life: a level, a slope, and something that comes and goes.
+    /// Points of a life: a level, a slope and noise.
     fn points(series: &mut Series, life: u64, level: f64, slope: f64) {
         for step in 0..20_u32 {
             let x = f64::from(step) / 10.0;
@@ -112,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_is_told_from_what_stays() {
+    fn growth_is_distinguished_from_noise() {
         let (mut grows, mut stays) = (Series::default(), Series::default());
         for (life, level) in [(1, 1_000.0), (2, 3_000.0)] {
             points(&mut grows, life, level, 80.0);
@@ -130,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_little_nothing_is_said() {
+    fn too_few_points_give_no_trend() {
         let mut series = Series::default();
         series.add(1, 0.0, 5.0);
         series.add(1, 1.0, 5.0);
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_those_of_the_tables() {
+    fn quantiles_match_the_tables() {
         for (freedom, draws, value) in [
             (1, 1, 12.706),
             (6, 1, 2.447),
@@ -156,9 +155,9 @@ mod tests {
         }
     }
 
-    /// Noise that by itself would pass for growth once in forty times does not where many figures are looked at.
+    /// Noise that looks like growth once in forty times must not count among many figures.
     #[test]
-    fn many_figures_need_more_than_one() {
+    fn many_figures_need_stronger_evidence() {
         let mut series = Series::default();
         // The slope is some 2.5 of its standard errors.
         for step in 0..20_u32 {
