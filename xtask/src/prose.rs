@@ -63,9 +63,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 
 fn list(found: &BTreeMap<String, Vec<Finding>>, paths: &[PathBuf]) {
     let mut count = 0;
-    for (path, found) in
-        found.iter().filter(|(path, _)| paths.iter().any(|it| Path::new(path).starts_with(it)))
-    {
+    let is_below = |path: &str, it: &Path| Path::new(path).starts_with(it.strip_prefix(".").unwrap_or(it));
+    for (path, found) in found.iter().filter(|(path, _)| paths.iter().any(|it| is_below(path, it))) {
         found.iter().for_each(|finding| println!("{path}:{finding}"));
         count += found.len();
     }

@@ -3,7 +3,7 @@
 // The peer is a plain UDP socket of this program. Every payload must come back unchanged, once, from the peer's own
 // address. pion sends the first datagrams as Send indications and binds a channel meanwhile, so both ways are used.
 // Over TLS the certificate must be signed by -ca and good for the server's address.
-// Exit status: 0 all echoed, 1 not, 4 the server refused (the JSON then has `refused`, what pion said).
+// Exit status: 0 all echoed, 1 not, 4 the server refused (the JSON then has pion's error in `refused`).
 package main
 
 import (
@@ -100,7 +100,7 @@ func run(server, transport, ca, username, password, at string, count int) (int, 
 	defer relay.Close()
 	res.Relayed = relay.LocalAddr().String()
 
-	// pion asks for no address family, so what it gets is IPv4.
+	// pion requests no address family, so it gets IPv4.
 	peer, err := net.ListenPacket("udp", net.JoinHostPort(at, "0"))
 	if err != nil {
 		return 1, res, err
@@ -168,7 +168,7 @@ func connect(server, transport, ca string, res *result) (net.PacketConn, error) 
 		if !roots.AppendCertsFromPEM(pem) {
 			return nil, fmt.Errorf("%s: no certificate", ca)
 		}
-		// RFC 7443: what is spoken inside is said outside.
+		// RFC 7443: ALPN names the inner protocol.
 		config := &tls.Config{RootCAs: roots, ServerName: host, NextProtos: []string{"stun.turn"}}
 		stream, err := tls.Dial("tcp", server, config)
 		if err != nil {
@@ -181,7 +181,7 @@ func connect(server, transport, ca string, res *result) (net.PacketConn, error) 
 	}
 }
 
-// echo sends back what it gets until the socket is closed, and says from where it came.
+// echo returns datagrams until the socket is closed, and reports their source.
 func echo(peer net.PacketConn, heard chan<- string) {
 	defer close(heard)
 	buffer := make([]byte, 2048)

@@ -18,7 +18,7 @@ mount -t securityfs security /sys/kernel/security
 ln -sfn /proc/self/fd /dev/fd
 # Tests mount another one over it.
 : >/etc/resolv.conf
-# What no system call asks for by itself where modules are loaded on demand.
+# Modules that are not loaded on demand.
 for module in veth sch_ingress cls_bpf act_bpf nf_tables dummy tun 8021q; do modprobe -q "$module"; done
 ip link set lo up
 ulimit -n 65536
@@ -29,7 +29,7 @@ say() { echo "@@ $*"; }
 links_up() {
   local name link
   ip netns add server
-  # Programs ask loopback for what the kernel has.
+  # Programs query the kernel over loopback.
   ip -n server link set lo up
   for name in c p; do
     [ $name = c ] && link=1 || link=2

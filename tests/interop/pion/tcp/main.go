@@ -169,7 +169,7 @@ func allocateV5(control net.Conn, server, username, password string) (relay, err
 	return relay{allocation.Addr(), dial, allocation.Accept, permit, client.Close}, nil
 }
 
-// exchange writes what is this number's alone to one end, and reads it at the other.
+// exchange writes bytes unique to this number to one end, and reads them at the other.
 func exchange(to, from net.Conn, number int) error {
 	sent := make([]byte, 100_000)
 	for i := range sent {
@@ -193,7 +193,7 @@ func exchange(to, from net.Conn, number int) error {
 	return <-wrote
 }
 
-// echo sends back what the first connection brings, and says from where that came.
+// echo returns the bytes of the first connection, and reports its source.
 func echo(peer net.Listener, from chan<- string) {
 	conn, err := peer.Accept()
 	if err != nil {
