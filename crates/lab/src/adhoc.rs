@@ -91,7 +91,6 @@ struct Adhoc {
     setting: AdhocOptions,
     workload: Vec<String>,
     reflector: Option<String>,
-    /// Metrics judged besides the deciding one.
     metrics: &'static [&'static str],
 }
 
@@ -113,7 +112,6 @@ pub(crate) fn request(
     requests.into_iter().next().ok_or_else(|| LabError::failed("the experiment has no points"))
 }
 
-/// For users who left the placement to the lab.
 pub(crate) fn describe(experiment: &Experiment) -> String {
     let place = |namespace: &Option<String>, cpus: &Option<String>| {
         let space = namespace.as_deref().map_or("on the host".to_owned(), |name| format!("in {name}"));
@@ -218,7 +216,6 @@ impl Adhoc {
     }
 }
 
-/// Leaves out keys without a value.
 fn document(
     name: &str,
     subjects: &[(&str, &str)],
@@ -320,7 +317,6 @@ fn this_program(command: &str) -> String {
     }
 }
 
-/// Pins subject and load to different CPUs if the machine has two and no option was given.
 fn pin(setting: &mut AdhocOptions) {
     let several = thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
     if several && setting.cpus.is_none() && setting.load_cpus.is_none() {

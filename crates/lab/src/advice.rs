@@ -10,7 +10,7 @@ use crate::verdict::{Conclusion, MetricVerdict, VerdictReason};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Advice {
     pub(crate) what: String,
-    /// Best first.
+    /// Remedies, best first.
     pub(crate) tries: Vec<String>,
 }
 

@@ -22,18 +22,16 @@ use crate::{
     tools,
 };
 
-/// Files per command.
+/// Maximum number of files per command.
 const MOST: usize = 8;
-/// Of larger files only size and time are recorded.
+/// Maximum size for hashing; larger files are identified by size and time.
 const LONGEST: u64 = 1 << 30;
-/// Digits of an abbreviated hash.
 const SHORT: usize = 12;
 
-/// Distinct from services by its blank.
+/// Contains a blank, so no service has this name.
 pub(crate) const WORKLOAD: &str = "the workload";
 
-/// Identifies the files of all commands of an experiment. `versions` holds the output of the version
-/// commands.
+/// `versions` holds the output of the version commands.
 pub(crate) fn look(
     experiment: &Experiment,
     variables: &Variables,

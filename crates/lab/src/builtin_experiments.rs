@@ -16,7 +16,6 @@ macro_rules! texts {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shelf {
     kind: &'static str,
-    /// Below `experiments/`.
     folder: &'static str,
     texts: &'static [(&'static str, &'static str)],
 }

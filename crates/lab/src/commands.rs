@@ -1,4 +1,4 @@
-//! Implementation of the `turnpike lab` commands.
+//! `turnpike lab` commands.
 
 use std::{ffi::OsString, fs, io::ErrorKind, os::unix::process::CommandExt, path::Path, process::Command};
 
@@ -32,12 +32,10 @@ use crate::{
     verdict::judge,
 };
 
-/// Exit code for an exceeded limit, as with all commands.
 const LIMIT_EXCEEDED: u8 = 3;
 const FURTHER: usize = 8;
 
-/// Runs `turnpike lab` with these arguments, program name first. Returns the exit code: 0 done, 1 failed, 2
-/// bad usage.
+/// Runs `turnpike lab`. Returns the exit code: 0 done, 1 failed, 2 bad usage.
 pub fn main<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) -> u8 {
     match Lab::try_parse_from(arguments) {
         Ok(lab) => run(lab.args),
@@ -77,8 +75,7 @@ fn dispatch(command: LabCommand, stop: &StopFlag) -> Result<u8, LabError> {
                     let seed = changes.seed.unwrap_or_else(request::draw_seed);
                     let changes = Overrides { seed: Some(seed), ..changes };
                     let rows = suite.requests(&changes, &set, place.topology.as_deref())?;
-                    // Before anything is written, because this may re-execute the program as root of a user
-                    // namespace.
+                    // Runs first, because this may re-execute the program as root of a user namespace.
                     for (_, request) in &rows {
                         if request.experiment()?.topology()?.is_some() {
                             userns::enter_if_needed()?;

@@ -1,4 +1,4 @@
-//! Description of the machine for the record.
+//! Machine description for the record.
 
 use std::{collections::BTreeMap, fs, path::Path, thread};
 
@@ -43,7 +43,6 @@ pub(crate) fn now() -> String {
     show_time(Timestamp::now())
 }
 
-/// RFC 3339.
 pub(crate) fn show_time(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
@@ -55,7 +54,7 @@ pub(crate) fn stamp() -> String {
 fn versions(experiment: &Experiment, variables: &Variables) -> BTreeMap<String, String> {
     let mut versions = BTreeMap::new();
     for service in experiment.services() {
-        // Only with an explicit command: an unknown server might start when given `--version`.
+        // An unknown server might start when given `--version`, so the experiment gives the command.
         if let Some(command) = &service.version
             && let Ok(command) = variables.command(command)
             && let Some(version) = first_line(&command)
@@ -91,9 +90,8 @@ fn cpu_model(cpuinfo: &str) -> String {
     model.map_or_else(|| "unknown".to_owned(), |(_, model)| model.to_owned())
 }
 
-/// Idle behaviour of the CPUs, from the files below `sys` and from `latency` ([`CPU_DMA_LATENCY`]). A virtual
-/// CPU that halts at once is descheduled by the host each time, and waking it takes as long as the host
-/// likes. One that polls first is not.
+/// Describes the idle behaviour of the CPUs. Hosts deschedule a virtual CPU that halts at once, and wake it
+/// slowly; one that polls first keeps running.
 fn idle(sys: &Path, latency: &Path) -> String {
     let value = |path: &str| Some(fs::read_to_string(sys.join(path)).ok()?.trim().to_owned());
     let cpuidle = |name: &str| value(&format!("devices/system/cpu/cpuidle/{name}"));
@@ -111,8 +109,8 @@ fn idle(sys: &Path, latency: &Path) -> String {
     format!("driver {driver}, governor {governor}{polls}{awake}")
 }
 
-/// Maximum wake-up latency of CPUs in microseconds, as requested by a process that keeps this file open
-/// (`Documentation/power/pm_qos_interface.rst` of the kernel). With 0 an idle CPU polls all the time.
+/// Maximum wake-up latency of CPUs in microseconds (`Documentation/power/pm_qos_interface.rst`); 0 makes an
+/// idle CPU poll.
 const CPU_DMA_LATENCY: &str = "/dev/cpu_dma_latency";
 
 const UNLIMITED_US: i32 = 2_000_000_000;

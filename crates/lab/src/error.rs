@@ -6,10 +6,9 @@ use turnpike_strict::Mistakes;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// Fixable by the user (mistyped key, missing tool, no permission): exit code 2.
+    /// Mistakes that the user can fix (mistyped key, missing tool, no permission): exit code 2.
     #[error("{0}")]
     Usage(String),
-    /// The experiment failed: exit code 1.
     #[error("{0}")]
     Failed(String),
 }
@@ -33,7 +32,6 @@ impl LabError {
             .map_err(|error| Self::usage(format!("cannot read {}: {error}", path.display())))
     }
 
-    /// Process exit code: 1 failed, 2 bad usage or configuration.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,

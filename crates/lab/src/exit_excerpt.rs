@@ -7,14 +7,12 @@ use std::{
     path::Path,
 };
 
-/// Bytes at either end.
+/// Number of bytes read at either end.
 const READ: u64 = 256 * 1024;
 const WIDTH: usize = 300;
-/// Last lines kept.
 const LAST: usize = 3;
 
-/// Excerpt of the log of `program` (its file name, with which many start their error messages). Skips the
-/// first `skip` bytes, which belong to an earlier run; empty if there is no output.
+/// Skips the first `skip` bytes, which belong to an earlier run. `program` is the file name.
 pub(crate) fn of(log: &Path, skip: u64, program: &str) -> String {
     let (head, tail) = both_ends(log, skip).unwrap_or_default();
     let mut lines = readable(&head);
@@ -181,7 +179,6 @@ c
             assert!(told.starts_with(line), "{told}");
         }
         assert_eq!(words("no errors\n1\n2\n3\n", "x"), "1 / 2 / 3");
-        // An error is more relevant than a line with the program's name.
         let told = words("turnpike: welcome\n1\nERROR no port\n2\n3\n4\n5\n", "turnpike");
         assert!(told.starts_with("ERROR no port"), "{told}");
     }

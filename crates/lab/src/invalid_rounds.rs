@@ -9,24 +9,21 @@ use crate::metric;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Void {
-    /// The generator sent later than due, so the offered load was not the requested one. Some metrics survive
-    /// this.
+    /// Changes the offered load. Some metrics survive this.
     #[error("the generator was late (p99 {p99_us:.0} µs, allowed {limit_us:.0} µs)")]
     GeneratorLate { p99_us: f64, limit_us: f64 },
     #[error("CPU time was stolen ({percent:.1} %, allowed {limit_percent:.1} %)")]
     CpuStolen { percent: f64, limit_percent: f64 },
-    /// Other processes ran on the subject's cores, not counting its own and the kernel's network threads.
+    /// Excludes the subject itself and the kernel's network threads.
     #[error("other processes used the subject's cores ({percent:.1} %, allowed {limit_percent:.1} %)")]
     CoresShared { percent: f64, limit_percent: f64 },
-    /// The subject did not start, exited early, or delivered nothing.
     #[error("the subject failed: {how}")]
     SubjectFailed { how: String },
-    /// Anything else, including a failed workload.
     #[error("{what}")]
     Other { what: String },
 }
 
-/// Not attributable to a subject.
+/// Causes that are not attributable to a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     GeneratorLate,
@@ -62,23 +59,22 @@ impl Void {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VoidLimits {
-    /// 99th percentile.
     pub late_p99_us: f64,
-    /// Of the whole machine.
+    /// Stolen time of the whole machine.
     pub steal_percent: f64,
     /// Other processes on the subject's cores; known only for pinned subjects.
     pub foreign_percent: f64,
     /// Absent if losses are being measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_percent: Option<f64>,
-    /// Generator connections that broke or could not be opened, in percent of those sent.
+    /// Broken or refused generator connections.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub broken_percent: Option<f64>,
 }
 
 impl Default for VoidLimits {
-    /// 1 % steal is a fifth of the difference that an experiment resolves by default. 3 % of a core leaves
-    /// room for the kernel's own threads.
+    /// Assumes a resolution of 5 %, a fifth of which is 1 % steal. 3 % of a core leave room for kernel
+    /// threads.
     fn default() -> Self {
         Self {
             late_p99_us: turnpike_measure::LATE_P99_US as f64,
@@ -91,9 +87,7 @@ impl Default for VoidLimits {
 }
 
 impl VoidLimits {
-    /// Checks the metrics of a run ([`metric::LATE_P99_US`], [`metric::STEAL_PERCENT`],
-    /// [`metric::FOREIGN_PERCENT`] and others) against the limits. Metrics that were not recorded void
-    /// nothing.
+    /// Ignores limits of metrics that were not recorded.
     pub(crate) fn check(&self, metrics: &BTreeMap<String, f64>) -> Option<Void> {
         let above = |name: &str, limit: f64| metrics.get(name).copied().filter(|value| *value > limit);
         // Lateness is checked last because it does not affect every metric.

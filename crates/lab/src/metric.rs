@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 pub(crate) enum Preference {
     Higher,
     Lower,
-    /// Explanatory only.
     Neither,
 }
 
@@ -120,7 +119,6 @@ const fn neither(name: &'static str, unit: &'static str, about: &'static str) ->
     Metric { name, unit, better: Preference::Neither, about }
 }
 
-/// CPU seconds of one process: a subject, a node, or a helper.
 static OF_PROCESS: Metric = lower("cpu.NAME_s", "s", "CPU of the process and its children");
 
 pub(crate) fn of_process(name: &str) -> String {
@@ -136,7 +134,7 @@ pub(crate) fn find(name: &str) -> Option<&'static Metric> {
     listed.or_else(|| is_of_process(name).then_some(&OF_PROCESS))
 }
 
-/// [`Preference::Neither`] for unlisted metrics.
+/// Returns [`Preference::Neither`] for unlisted metrics.
 pub(crate) fn direction(name: &str) -> Preference {
     find(name).map_or(Preference::Neither, |metric| metric.better)
 }
@@ -164,8 +162,7 @@ pub(crate) fn unit(name: &str) -> &'static str {
     find(name).map_or("", |metric| metric.unit)
 }
 
-/// Adds the figures per packet and per gigabyte whose inputs are available. Figures with a zero divisor are
-/// omitted.
+/// Omits figures whose inputs are missing or whose divisor is zero.
 pub(crate) fn derive(metrics: &mut BTreeMap<String, f64>) {
     if let (Some(&user), Some(&system)) = (metrics.get(SUBJECT_USER_S), metrics.get(SUBJECT_SYSTEM_S)) {
         metrics.entry(SUBJECT_CPU_S.to_owned()).or_insert(user + system);

@@ -27,8 +27,7 @@ pub fn plan(seed: u64, subjects: usize, rounds: u32) -> Vec<Vec<usize>> {
     plan
 }
 
-/// One balanced block: `subjects` rounds, or twice as many if their number is odd (an odd Williams square
-/// balances succession only together with its mirror image).
+/// Balanced block of `subjects` rounds, or twice as many for an odd number, which needs the mirror image too.
 fn block(rng: &mut ChaCha8Rng, subjects: usize) -> Vec<Vec<usize>> {
     let mut names: Vec<usize> = (0..subjects).collect();
     names.shuffle(rng);
@@ -59,8 +58,7 @@ mod tests {
         let expected = plan(42, 3, 12);
         assert_eq!(plan(42, 3, 12), expected);
         assert_ne!(plan(43, 3, 12), expected);
-        // Pinned, so that a change of the generator or shuffle cannot silently alter what `lab rerun`
-        // repeats.
+        // Pinned, so that a new generator cannot silently alter what `lab rerun` repeats.
         assert_eq!(plan(42, 2, 6), PINNED);
     }
 

@@ -16,12 +16,12 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::{error::LabError, exit_excerpt};
 
-/// Environment variable of every process that the lab starts, set to the lab's ID. The name avoids the prefix
-/// of `turnpike serve` and `forward`, which warn about unknown variables.
+/// Environment variable of every process of the lab. The name avoids the prefix of `turnpike serve`, which
+/// warns about unknown variables.
 pub(crate) const MARK: &str = "TPLAB";
 
 const GRACE: Duration = Duration::from_secs(2);
-/// For perf or a tracer.
+/// Time for perf or a tracer to write its result.
 const WRITE: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -42,7 +42,7 @@ pub(crate) struct Launch {
     pub(crate) output: Option<PathBuf>,
 }
 
-/// Process group, terminated on drop.
+/// Stopped on drop.
 #[derive(Debug)]
 pub(crate) struct ChildProgram {
     pub(crate) name: String,
@@ -55,8 +55,7 @@ pub(crate) struct ChildProgram {
 }
 
 impl ChildProgram {
-    /// Starts the program. The process ID is that of the command itself, after entering a namespace and
-    /// pinning.
+    /// Starts the program; its process ID stays the same while it enters a namespace.
     pub(crate) fn start(launch: &Launch) -> Result<Self, LabError> {
         let mut words = launch.entry.clone();
         if let Some(cpus) = &launch.cpus {
@@ -121,8 +120,7 @@ impl ChildProgram {
         self.child.id()
     }
 
-    /// Waits until the prefix commands have exec'ed the program (same process ID, different name), or the
-    /// timeout.
+    /// Waits until the prefix commands have exec'ed the program, or the timeout.
     pub(crate) fn settle(&mut self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let comm = format!("/proc/{}/comm", self.pid());
@@ -135,8 +133,8 @@ impl ChildProgram {
         }
     }
 
-    /// Waits until this perf process has opened its counters, has exited, or the timeout. Earlier it records
-    /// nothing and would not write a result when interrupted.
+    /// Waits until this perf process has opened its counters: earlier it would not write a result when
+    /// interrupted.
     pub(crate) fn await_counters(&mut self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let descriptors = format!("/proc/{}/fd", self.pid());
@@ -214,7 +212,6 @@ impl Drop for ChildProgram {
 /// Processes that carry [`MARK`]` = id`, except this one and its ancestors.
 pub(crate) fn marked(id: &str) -> Vec<u32> {
     let spared = ancestors();
-    // Processes of other users are unreadable and not ours.
     let carries = |process: &Process| {
         process.environ().is_ok_and(|environ| {
             environ.get(OsStr::new(MARK)).is_some_and(|mark| mark.as_os_str() == OsStr::new(id))
@@ -236,7 +233,6 @@ pub(crate) fn sweep(id: &str) {
             return;
         }
         for pid in pids.into_iter().filter_map(to_pid) {
-            // It may be gone by now.
             let _ = kill_process(pid, Signal::KILL);
         }
         thread::sleep(LOOK);
@@ -254,8 +250,7 @@ pub(crate) fn group(leader: u32) -> Vec<u32> {
     pids
 }
 
-/// Start time of a process in clock ticks since boot, which identifies it together with its process ID.
-/// `None` if it is gone.
+/// Start time in clock ticks since boot, which identifies a process together with its ID.
 pub(crate) fn birth(pid: u32) -> Option<u64> {
     // A zombie counts as gone.
     stat(pid).filter(|stat| stat.state != 'Z').map(|stat| stat.starttime)

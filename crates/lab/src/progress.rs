@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use crate::stats::{self, Estimate};
 
-/// All runs are equally long.
+/// Assumes that all runs are equally long.
 #[derive(Clone, Debug)]
 pub(crate) struct RunProgress {
     rounds: u32,
     runs_per_round: u32,
     expected: Duration,
     took: Vec<f64>,
+    /// Planned runs that are skipped.
     fallen_out: usize,
     began: Option<Duration>,
     running: Option<String>,
@@ -21,8 +22,7 @@ pub(crate) struct RunProgress {
 }
 
 impl RunProgress {
-    /// Experiment of `rounds` times `runs_per_round` runs, each expected to take `expected` in total
-    /// (start-up, warm-up, measured time).
+    /// Runs are each expected to take `expected`, with start-up and warm-up.
     pub(crate) fn new(rounds: u32, runs_per_round: u32, expected: Duration) -> Self {
         Self {
             rounds,

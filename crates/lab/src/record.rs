@@ -18,8 +18,8 @@ use crate::stats;
 /// Version of the JSON. Raised when an older reader would misunderstand it, not for a new optional field.
 pub(crate) const FORMAT: u32 = 1;
 
-/// Relative difference of offered load up to which two runs count as equally loaded. A generator that is late
-/// at times stays far below; one that cannot reach the rate does not.
+/// Maximum relative difference between equally loaded runs. A generator that is late at times stays far
+/// below.
 const SAME_LOAD: f64 = 0.05;
 
 pub(crate) const FILE: &str = "record.json";
@@ -27,9 +27,8 @@ pub(crate) const FILE: &str = "record.json";
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub format: u32,
-    /// Usually the name of the directory.
+    /// Name, usually that of the directory.
     pub id: String,
-    /// RFC 3339.
     pub started: String,
     pub command: Vec<String>,
     pub seed: u64,
@@ -40,13 +39,11 @@ pub struct Record {
     /// Second runs of the baseline: entry `index` pairs with the baseline's run in round `index`.
     #[serde(default)]
     pub aa: Vec<Round>,
-    /// Rate sweeps and find-max searches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sweeps: Vec<Sweep>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub programs: Vec<BuildFile>,
-    /// Syscalls per subject, longest duration first, from a separate run, since tracing slows the subject
-    /// down.
+    /// Syscalls per subject, from a separate run, since tracing slows the subject down.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub syscalls: BTreeMap<String, Vec<Syscall>>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -62,7 +59,6 @@ pub struct BuildFile {
     pub word: usize,
     pub path: String,
     pub size: u64,
-    /// RFC 3339.
     pub modified: String,
     /// Hexadecimal; absent for unreadable or too large files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -73,19 +69,17 @@ pub struct BuildFile {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Syscall {
-    /// Name without the prefix `sys_`.
     pub name: String,
     pub calls: u64,
-    /// Failed calls, including `EAGAIN`.
+    /// Includes `EAGAIN`.
     pub errors: u64,
-    /// Seconds spent, including waiting.
+    /// Includes waiting.
     pub seconds: f64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuProfile {
     pub samples: u64,
-    /// Percent of the samples.
     pub kernel_percent: f64,
     pub symbols: Vec<Symbol>,
 }
@@ -120,16 +114,16 @@ pub struct Environment {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RecordedExperiment {
     pub name: String,
-    /// The first is the baseline.
+    /// Subjects, the baseline first.
     pub subjects: Vec<RecordedSubject>,
-    /// Equal text means equal workload.
+    /// Workload in words; equal text means equal workload.
     pub workload: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_cpus: Option<String>,
     pub metric: String,
     pub rounds: u32,
     pub duration_s: f64,
-    /// Before the measurement.
+    /// Seconds before the measurement.
     pub warmup_s: f64,
     #[serde(default)]
     pub rules: VerdictRules,
@@ -144,10 +138,8 @@ pub struct RecordedExperiment {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VerdictRules {
-    /// Minimum number of valid rounds.
     pub min_rounds: u32,
-    /// Smallest relevant relative difference (0.05 is 5 %). *No difference shown* requires an interval
-    /// narrower than plus or minus this; otherwise the verdict is *cannot tell*.
+    /// Smallest relevant relative difference (0.05 is 5 %); *no difference shown* needs a narrower interval.
     pub resolution: f64,
     pub need_noise_floor: bool,
     pub max_voided: f64,
@@ -165,13 +157,12 @@ pub struct Threshold {
     pub metric: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_least: Option<f64>,
-    /// Exactly one of the two is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_most: Option<f64>,
-    /// Subject of the figure; absent for the last subject.
+    /// Defaults to the last subject.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
-    /// Other subject of a ratio; absent for every other subject.
+    /// Defaults to every other subject.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub against: Option<String>,
     #[serde(default, skip_serializing_if = "is_false")]
@@ -188,12 +179,11 @@ pub struct RecordedSubject {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
-    /// From 0.
     pub index: u32,
     pub subject: String,
     /// Position within the round, from 0, including `aa` runs.
     pub order_in_round: u32,
-    /// Non-finite values are dropped, because JSON cannot represent them.
+    /// Drops non-finite values, which JSON cannot represent.
     #[serde(default, serialize_with = "finite_only")]
     pub metrics: BTreeMap<String, f64>,
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
@@ -206,7 +196,7 @@ pub struct Round {
     pub notes: Vec<String>,
 }
 
-/// Latency in microseconds since the due time.
+/// Microseconds since the due time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LatencySummary {
@@ -231,7 +221,7 @@ pub struct Sweep {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SweepPoint {
-    /// Value of the rate variable: datagrams per second, or clients.
+    /// Datagrams per second, or clients.
     #[serde(default)]
     pub rate_pps: u64,
     pub offered_pps: f64,
@@ -249,7 +239,7 @@ impl Round {
 }
 
 impl Environment {
-    /// Nine digits, with a `+` for a changed tree.
+    /// Shortens the commit to nine digits, with a `+` for a changed tree.
     pub(crate) fn short_commit(&self) -> String {
         let Some(commit) = &self.commit else { return "–".to_owned() };
         format!("{}{}", commit.get(..9).unwrap_or(commit), if self.dirty { "+" } else { "" })
@@ -257,7 +247,7 @@ impl Environment {
 }
 
 impl Syscall {
-    /// 0 without calls.
+    /// Returns 0 without calls.
     pub(crate) fn us_per_call(&self) -> f64 {
         if self.calls == 0 { 0.0 } else { self.seconds * 1e6 / self.calls as f64 }
     }
@@ -308,8 +298,7 @@ impl Record {
         }
     }
 
-    /// Returns true if this run's offered load is within [`SAME_LOAD`] of every subject's median. A single
-    /// median over all runs would be that of the baseline, which runs twice per round.
+    /// Compares with every subject's median, because the baseline runs twice per round.
     fn had_the_usual_load(&self, round: &Round) -> bool {
         let offered = |round: &Round| round.metrics.get(metric::OFFERED_PPS).copied();
         let Some(this) = offered(round) else { return false };
@@ -320,7 +309,7 @@ impl Record {
         })
     }
 
-    /// Valid rounds only.
+    /// Skips rounds that do not count.
     pub(crate) fn values(&self, subject: &str, metric: &str) -> Vec<f64> {
         self.rounds
             .iter()
@@ -329,7 +318,7 @@ impl Record {
             .collect()
     }
 
-    /// `(other, subject)` for each round in which both runs count and have the metric, in order.
+    /// `(other, subject)` for each round in which both runs count.
     pub(crate) fn pairs(&self, other: &str, subject: &str, metric: &str) -> Vec<(f64, f64)> {
         paired(&self.of_subject(other, metric), &self.of_subject(subject, metric))
     }
@@ -339,12 +328,12 @@ impl Record {
         paired(&self.of_subject(baseline, metric), &self.by_index(self.aa.iter(), metric))
     }
 
-    /// A crash leaves the previous file intact.
+    /// Keeps the previous file intact in a crash.
     pub fn save(&self, dir: &Path) -> Result<(), LabError> {
         write_json(&dir.join(FILE), self)
     }
 
-    /// Accepts a directory or the file itself.
+    /// Accepts the directory or the file itself.
     pub fn load(dir: &Path) -> Result<Self, LabError> {
         #[derive(Deserialize)]
         struct FormatVersion {
@@ -354,7 +343,7 @@ impl Record {
         let refuse = |what: String| LabError::usage(format!("{}: {what}", path.display()));
         let json = fs::read_to_string(&path).map_err(|error| refuse(error.to_string()))?;
         let bad = |error| refuse(format!("not a record of the lab: {error}"));
-        // The version first, because the rest of a newer format may not parse.
+        // Parsed first, because the rest of a newer format may not parse.
         let FormatVersion { format } = serde_json::from_str(&json).map_err(bad)?;
         if format > FORMAT {
             return Err(refuse(format!(
@@ -381,7 +370,7 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// Writes to a temporary file and renames it, so that readers see either the old or the new content.
+/// Writes to a temporary file and renames it.
 pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), LabError> {
     let beside = path.with_extension("new");
     path.parent()

@@ -37,10 +37,10 @@ pub(crate) struct RunRequest {
     pub(crate) command: Vec<String>,
     #[serde(default)]
     parts: BTreeMap<String, String>,
-    /// The file may have changed since.
+    /// Text as used; the file may have changed since.
     #[serde(skip)]
     text: String,
-    /// Of the record that this request repeats.
+    /// Builds of the record that this request repeats.
     #[serde(skip)]
     pub(crate) repeats: Option<Vec<BuildFile>>,
 }
@@ -48,7 +48,6 @@ pub(crate) struct RunRequest {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Variant {
     pub(crate) topology: Option<String>,
-    /// Replace those of the file, if there are any.
     #[serde(default)]
     pub(crate) must: Vec<Threshold>,
     #[serde(default)]
@@ -104,7 +103,7 @@ pub(crate) struct Overrides {
 }
 
 impl RunRequest {
-    /// One request per point of the experiment's sweep. `set` assigns variables and selects points.
+    /// `set` assigns variables and selects points.
     pub(crate) fn of(
         BuiltinText { path, text }: BuiltinText,
         changes: &Overrides,
@@ -167,7 +166,7 @@ impl RunRequest {
         Ok(experiment)
     }
 
-    /// Such as `clients-8-size-120`; empty without a sweep.
+    /// Values of the point, such as `clients-8-size-120`; empty without a sweep.
     pub(crate) fn point_name(&self, experiment: &Experiment) -> String {
         let parts: Vec<String> = experiment
             .sweep

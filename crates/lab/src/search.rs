@@ -33,19 +33,16 @@ pub(crate) enum RatePlan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct SearchSettings {
-    /// Datagrams per second.
     pub(crate) min_pps: u64,
-    /// The search starts there.
+    /// Rate of the first trial.
     pub(crate) max_pps: u64,
     /// Loss goals as ratios: 0.001 is 0.1 %.
     pub(crate) goals: Vec<f64>,
-    /// Relative width of the result. Must not be below the largest goal, or the delivered rates of two goals
-    /// can swap places.
+    /// Relative width of the result, at least the largest goal, or two goals can swap places.
     pub(crate) width: f64,
     pub(crate) short_s: f64,
     pub(crate) long_s: f64,
-    /// Seconds of long trials that decide a rate in any case. An odd multiple of `long_s`, so that one half
-    /// is a majority.
+    /// Seconds of long trials that decide a rate; an odd multiple of `long_s`, so that half is no tie.
     pub(crate) sum_s: f64,
     pub(crate) max_trials: usize,
     /// Void trials at a rate after which the generator counts as unable to make it.
@@ -80,11 +77,10 @@ pub(crate) struct Trial {
 /// Result for one goal; rates in datagrams per second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FoundRate {
-    /// As a ratio.
     pub max_loss: f64,
-    /// `None`: not even the lowest rate meets the goal.
+    /// `None` if not even the lowest rate meets the goal.
     pub lower_pps: Option<u64>,
-    /// `None`: no tried rate fails.
+    /// `None` if no tried rate fails.
     pub upper_pps: Option<u64>,
     /// Median of the trials at `lower_pps` that met the goal.
     pub delivered_pps: Option<f64>,
@@ -194,7 +190,7 @@ pub(crate) struct Search {
     settings: SearchSettings,
     phases: Vec<SearchPhase>,
     tried: BTreeMap<u64, Vec<TriedRate>>,
-    /// By rate and goal.
+    /// Void trials by rate and goal.
     voids: BTreeMap<(u64, usize), u32>,
     /// Per goal: the lowest rate that the generator cannot make, and the rate it made instead, if known.
     ceilings: Vec<Option<(u64, Option<f64>)>>,
@@ -216,11 +212,9 @@ struct TriedRate {
     duration_s: f64,
     loss: f64,
     delivered_pps: f64,
-    /// The generator was late and sent bursts, which may have caused the loss.
     late: bool,
 }
 
-/// Position of the search: it stays at a rate until that is decided for this goal in this phase.
 #[derive(Clone, Copy, Debug)]
 struct Cursor {
     phase: usize,
@@ -228,7 +222,6 @@ struct Cursor {
     rate: u64,
     /// Relative distance to move from the nearest bound; doubles with each move.
     step: f64,
-    /// Decision on the previous rate of this phase and goal.
     last: Option<RateBound>,
 }
 
@@ -239,8 +232,7 @@ enum RateBound {
 }
 
 impl Search {
-    /// Starts a search. Invalid settings (minimum above maximum, no goals) make a search that is finished at
-    /// once.
+    /// Finishes at once with invalid settings (minimum above maximum, no goals).
     pub(crate) fn new(settings: SearchSettings) -> Self {
         let phase = |trial_s, sum_s, factor| SearchPhase { trial_s, sum_s, width: settings.width * factor };
         let phases = vec![
@@ -270,13 +262,13 @@ impl Search {
         self.current.map(|(trial, _)| trial)
     }
 
-    /// Reports the datagrams of the current trial. The trial is void if much less than requested was sent.
+    /// Counts the trial as void if much less than requested was sent.
     pub(crate) fn observe(&mut self, sent: u64, received: u64) {
         self.take(sent, received, false);
     }
 
-    /// Reports a trial with a late generator. Bursts are harder than an even stream, so a goal that was met
-    /// still counts; one that was not is retried like a void trial.
+    /// Counts a goal that was met, because bursts are harder than an even stream; otherwise the trial is
+    /// void.
     pub(crate) fn observe_late(&mut self, sent: u64, received: u64) {
         self.take(sent, received, true);
     }
@@ -294,7 +286,7 @@ impl Search {
         let tried = TriedRate {
             duration_s: trial.duration_s,
             loss,
-            // In the unit of the rate, clients or datagrams.
+            // Rate in its own unit, clients or datagrams.
             delivered_pps: (received as f64 / trial.duration_s).min(trial.rate_pps as f64 * (1.0 - loss)),
             late,
         };
@@ -306,9 +298,7 @@ impl Search {
         self.advance(Some(cursor));
     }
 
-    /// Reports that the current trial is void (late generator, stolen CPU).
-    ///
-    /// It is repeated; after [`SearchSettings::max_voids`] times the search stays below this rate.
+    /// Repeats the trial, and stays below its rate after [`SearchSettings::max_voids`] times.
     pub(crate) fn observe_void(&mut self) {
         self.void(None);
     }
@@ -364,8 +354,7 @@ impl Search {
         }
     }
 
-    /// Selects the next trial: at the cursor while its rate is undecided, otherwise at the next unfinished
-    /// position.
+    /// Stays at the cursor while its rate is undecided.
     fn advance(&mut self, cursor: Option<Cursor>) {
         if self.trials >= self.settings.max_trials {
             return;
@@ -411,7 +400,7 @@ impl Search {
         None
     }
 
-    /// `None` if no rate is left between the bounds.
+    /// Returns `None` if no rate is left between the bounds.
     fn choose(&self, cursor: &Cursor) -> Option<u64> {
         let &Cursor { phase, goal, step, .. } = cursor;
         let (lower, upper) = self.range(phase, goal);
@@ -442,7 +431,7 @@ impl Search {
         inside.then_some(rate)
     }
 
-    /// Starting point: a bound of the previous phase that this phase has not decided yet.
+    /// Finds a bound of the previous phase that this phase has not decided yet.
     fn hint(&self, phase: usize, goal: usize, lower: Option<u64>, upper: Option<u64>) -> Option<u64> {
         let (low, high) = self.bounds(phase.checked_sub(1)?, goal);
         let undecided = |rate: &u64| {
@@ -476,8 +465,8 @@ impl Search {
         (lower, upper.into_iter().chain(ceiling).min())
     }
 
-    /// Relevant bounds: the smallest upper bound and the largest lower bound below it. A lossless trial above
-    /// an upper bound counts as luck.
+    /// Finds the smallest upper bound and the largest lower bound below it. A lossless trial above counts as
+    /// luck.
     fn bounds(&self, phase: usize, goal: usize) -> (Option<u64>, Option<u64>) {
         let mut lower = None;
         for &rate in self.tried.keys() {

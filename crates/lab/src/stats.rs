@@ -29,8 +29,7 @@ const MAD_TO_SIGMA: f64 = 1.482_6;
 /// Ratio of the standard errors of median and mean for a normal distribution: `sqrt(pi / 2)`.
 const MEDIAN_OVER_MEAN: f64 = 1.253_314;
 
-/// Below this number of rounds, not even the range from the smallest to the largest ratio covers 95 %: it
-/// covers `1 - 2^(1-n)`, which is 93.75 % at five.
+/// Minimum rounds for 95 %: five cover only `1 - 2^(1-n)`, which is 93.75 %.
 pub(crate) const ROUNDS_FOR_95_PERCENT: usize = 6;
 
 /// `ln(candidate / baseline)`, one per usable round.
@@ -41,7 +40,6 @@ pub(crate) struct LogRatios {
     pub(crate) unusable: usize,
 }
 
-/// Pairs are `(baseline, candidate)`.
 pub(crate) fn log_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> LogRatios {
     let mut ratios = LogRatios::default();
     for (baseline, candidate) in pairs {
@@ -76,7 +74,6 @@ pub(crate) struct Estimate {
     pub(crate) log_interval: ConfidenceInterval,
     /// Median absolute deviation of the log-ratios: the noise of one round.
     pub(crate) mad: f64,
-    /// Rounds in which the candidate's value was higher.
     pub(crate) higher: usize,
     pub(crate) lower: usize,
 }
@@ -116,19 +113,16 @@ impl Estimate {
         !self.log_interval.covers(0.0)
     }
 
-    /// From the MAD, and thus robust against outliers.
+    /// Derived from the MAD, and thus robust against outliers.
     pub(crate) fn sigma(&self) -> f64 {
         self.mad * MAD_TO_SIGMA
     }
 
-    /// Effect in units of one round's noise; infinite for noiseless rounds that differ. An effect of 0.2
-    /// needs hundreds of rounds to show; above 2, every single round shows it.
+    /// Effect in units of one round's noise; 0.2 needs hundreds of rounds to show, 2 shows in each.
     pub(crate) fn effect_size(&self) -> f64 {
         if self.log_ratio == 0.0 { 0.0 } else { self.log_ratio / self.sigma() }
     }
 
-    /// Rounds needed for an interval of plus or minus `half_width` (log-ratio; for small values the relative
-    /// difference).
     pub(crate) fn rounds_for(&self, half_width: f64) -> u32 {
         rounds_for(self.sigma(), half_width)
     }
@@ -139,13 +133,11 @@ pub(crate) fn median_interval(values: &[f64], seed: u64) -> Option<(f64, Confide
     Some((median(values)?, bootstrap_median(values, seed)?))
 }
 
-/// Difference of the baseline from itself, below which differences are meaningless.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NoiseFloor {
     pub(crate) rounds: usize,
     /// Median of the A/A log-ratios. Far from 0, the second run of a round is systematically favoured.
     pub(crate) log_ratio: f64,
-    /// Absolute log-ratio that an effect must exceed.
     pub(crate) level: f64,
 }
 
@@ -160,7 +152,6 @@ impl NoiseFloor {
         Some(Self { rounds: itself.rounds, log_ratio: itself.log_ratio, level })
     }
 
-    /// Percent.
     pub(crate) fn percent(&self) -> f64 {
         self.level.exp_m1() * 100.0
     }
@@ -171,8 +162,7 @@ impl NoiseFloor {
     }
 }
 
-/// Rounds for a 95 % interval of plus or minus `half_width` if one round's log-ratio has the standard
-/// deviation `sigma`; at least [`ROUNDS_FOR_95_PERCENT`].
+/// Assumes that one round's log-ratio has the standard deviation `sigma`.
 pub(crate) fn rounds_for(sigma: f64, half_width: f64) -> u32 {
     let least = ROUNDS_FOR_95_PERCENT as f64;
     let rounds = (Z * MEDIAN_OVER_MEAN * sigma / half_width).powi(2).ceil();
@@ -189,12 +179,10 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     Some(f64::midpoint(sorted[below], sorted[above]))
 }
 
-/// Positions of the one or two middle values among `n` sorted ones.
 fn middle(n: usize) -> Option<(usize, usize)> {
     (n > 0).then(|| ((n - 1) / 2, n / 2))
 }
 
-/// Expanded percentile interval of the median (see the top of this file).
 fn bootstrap_median(values: &[f64], seed: u64) -> Option<ConfidenceInterval> {
     let n = values.len();
     let (below, above) = middle(n)?;

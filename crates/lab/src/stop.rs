@@ -16,7 +16,6 @@ use tokio::signal::unix::{SignalKind, signal};
 pub(crate) struct StopFlag(Arc<AtomicBool>);
 
 impl StopFlag {
-    /// Listens for SIGINT, SIGTERM and SIGHUP from now on.
     pub(crate) fn on_signals() -> Self {
         static STOP: OnceLock<StopFlag> = OnceLock::new();
         STOP.get_or_init(|| {

@@ -20,7 +20,7 @@ pub(crate) enum ThresholdKind {
 pub(crate) enum ThresholdOutcome {
     Met,
     Missed,
-    /// Neither; with the reason.
+    /// Reason.
     Undecided(String),
 }
 
@@ -31,12 +31,10 @@ pub(crate) struct ThresholdResult {
     pub(crate) subject: String,
     /// `None` for a plain value.
     pub(crate) against: Option<String>,
-    /// Median and interval.
     pub(crate) figure: Option<(f64, ConfidenceInterval)>,
     pub(crate) standing: ThresholdOutcome,
 }
 
-/// One result per subject compared with.
 pub(crate) fn hold(record: &Record) -> Vec<ThresholdResult> {
     let experiment = &record.experiment;
     let kinds = [(ThresholdKind::Must, &experiment.must), (ThresholdKind::Aim, &experiment.aim)];
@@ -134,8 +132,7 @@ impl Threshold {
         (figure, standing)
     }
 
-    /// `scale` converts the limit to the scale of the figure. Within `floor` of the limit, the outcome is
-    /// undecided.
+    /// Leaves the outcome undecided within `floor` of the limit. `scale` converts the limit.
     fn weigh(
         &self,
         median: f64,
@@ -187,14 +184,13 @@ impl ThresholdResult {
         Some(format!("{} ({} to {})", show(median), show(interval.low), show(interval.high)))
     }
 
-    /// Distance from the limit, positive on the wrong side: larger means harder to meet.
+    /// Larger means harder to meet.
     fn excess(&self) -> f64 {
         let limit = self.bar.at_least.or(self.bar.at_most).unwrap_or_default();
         let above = self.figure.map_or(f64::INFINITY, |(median, _)| median - limit);
         if self.bar.at_least.is_some() { -above } else { above }
     }
 
-    /// Returns true if this is the harder one of two results for the same threshold.
     fn is_harder_than(&self, other: &Self) -> bool {
         let rank = |standing: &ThresholdOutcome| match standing {
             ThresholdOutcome::Missed => 2,
@@ -208,7 +204,7 @@ impl ThresholdResult {
     }
 }
 
-/// One result per threshold: of a threshold against several subjects the hardest to meet.
+/// Selects the hardest result of a threshold against several subjects.
 pub(crate) fn hardest(record: &Record) -> Vec<ThresholdResult> {
     let mut all: Vec<ThresholdResult> = Vec::new();
     for held in hold(record) {

@@ -8,7 +8,6 @@ use std::{
 
 use crate::error::LabError;
 
-/// With Debian packages.
 const PACKAGES: [(&str, &str); 14] = [
     ("ip", "iproute2"),
     ("nsenter", "util-linux"),
@@ -26,7 +25,7 @@ const PACKAGES: [(&str, &str); 14] = [
     ("python3", "python3"),
 ];
 
-/// Path of `program`: itself if it is a path to a file, otherwise the first match in `PATH`.
+/// Accepts a path to a file, otherwise searches `PATH`.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     if program.contains('/') {
         return Path::new(program).is_file().then(|| program.into());

@@ -12,10 +12,9 @@ use crate::record::{FORMAT, Record, RecordedExperiment, RecordedSubject, Round};
 use crate::verdict::{Conclusion, MetricVerdict, judge};
 
 const NOISE: f64 = 0.08;
-/// Reduce 8 % noise to about plus or minus 2.8 %, and rarely leave more than the 5 % resolution.
+/// Reduces 8 % noise to about plus or minus 2.8 %, rarely more than the 5 % resolution.
 const ROUNDS: u32 = 96;
 
-/// Machine that slows down as it warms up, with random noise per run.
 struct Machine {
     rng: ChaCha8Rng,
     /// Relative slowdown from the first to the last run.
@@ -31,8 +30,6 @@ impl Machine {
         Self { rng: ChaCha8Rng::seed_from_u64(seed), drift, cold, runs: runs as f64, run: 0.0 }
     }
 
-    /// Packets per CPU-second of a subject with this true speed in the next run, at this position of its
-    /// round.
     fn measure(&mut self, speed: f64, place: u32) -> f64 {
         let warm = if place == 0 { 1.0 - self.cold } else { 1.0 };
         let drifted = warm * (1.0 - self.drift * self.run / self.runs);
@@ -48,7 +45,6 @@ struct Slot {
     who: usize,
 }
 
-/// The lab's own order of `old`, `new` and `old` again (0, 1, 2).
 fn lab_order(seed: u64, rounds: u32) -> Vec<Slot> {
     let in_round = |(round, whos): (u32, Vec<usize>)| -> Vec<Slot> {
         (0..).zip(whos).map(|(place, who)| Slot { round, place, who }).collect()
@@ -56,8 +52,7 @@ fn lab_order(seed: u64, rounds: u32) -> Vec<Slot> {
     (0..).zip(order::plan(seed, 3, rounds)).flat_map(in_round).collect()
 }
 
-/// Manual order: all runs of one, then all runs of the other. The second runs of the baseline follow its
-/// first ones, so that the noise floor is fair.
+/// Order by hand: all runs of the baseline, each twice in a row, then all runs of the other.
 fn sequential_order(rounds: u32) -> Vec<Slot> {
     let old =
         (0..rounds).flat_map(|round| [Slot { round, place: 0, who: 0 }, Slot { round, place: 1, who: 2 }]);
@@ -72,8 +67,7 @@ fn fixed_order(rounds: u32) -> Vec<Slot> {
         .collect()
 }
 
-/// Runs the slots on a machine that loses 20 % of its speed meanwhile; `new` has `speed` times the speed of
-/// `old`.
+/// Loses 20 % of the speed meanwhile; `new` has `speed` times the speed of `old`.
 fn experiment(seed: u64, speed: f64, rounds: u32, slots: &[Slot]) -> Record {
     experiment_on(Machine::new(seed ^ 0x5eed, 0.2, 0.0, slots.len()), seed, speed, rounds, slots)
 }
@@ -186,7 +180,7 @@ fn sequential_runs_give_wrong_verdicts() {
     assert!(covered <= 2, "5 % covered in {covered} of 20: {told:#?}");
 }
 
-/// Equal subjects on a machine where the first run of a round is 10 % slower.
+/// Equal subjects, with a first run of each round that is 10 % slower.
 fn cold_verdicts(slots: impl Fn(u64) -> Vec<Slot>) -> Vec<MetricVerdict> {
     let verdict = |seed| {
         let slots = slots(seed);
@@ -203,7 +197,7 @@ fn the_order_spreads_the_handicap_of_running_first() {
         verdicts.iter().filter(|v| matches!(v.outcome, Conclusion::Faster | Conclusion::Slower)).count();
     assert!(wrong <= 1, "{wrong} of 20: {:#?}", verdicts.iter().map(ToString::to_string).collect::<Vec<_>>());
 
-    // In a fixed order the handicap looks like a difference: the interval excludes the truth.
+    // Handicap that looks like a difference: the interval excludes the truth.
     let fixed = cold_verdicts(|_| fixed_order(ROUNDS));
     let fooled = fixed.iter().filter(|verdict| verdict.estimate.unwrap().excludes_one()).count();
     assert!(fooled >= 19, "{fooled} of 20");

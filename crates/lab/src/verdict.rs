@@ -14,11 +14,9 @@ use crate::stats::{self, Estimate, LogRatios, NoiseFloor};
 pub(crate) enum Conclusion {
     Faster,
     Slower,
-    /// Metric without a preferred direction.
     Higher,
     Lower,
-    /// A difference of the resolution would have been visible: the interval is narrow enough and contains 1,
-    /// or the effect is below a noise floor that is itself below the resolution.
+    /// Narrow interval that contains 1, or an effect below a noise floor that is below the resolution.
     NoDifference,
     CannotTell {
         reasons: Vec<VerdictReason>,
@@ -58,12 +56,11 @@ pub(crate) struct MetricVerdict {
     pub(crate) subject: String,
     pub(crate) baseline: String,
     pub(crate) outcome: Conclusion,
-    /// Present whatever the outcome.
     pub(crate) estimate: Option<Estimate>,
     pub(crate) floor: Option<NoiseFloor>,
     /// Medians of baseline and subject if zeros leave no ratio at all.
     pub(crate) medians: Option<(f64, f64)>,
-    /// Of the estimate, with a late generator.
+    /// Rounds of the estimate with a late generator.
     pub(crate) late: usize,
 }
 
@@ -127,8 +124,7 @@ impl Grounds {
 }
 
 impl MetricVerdict {
-    /// Improvement by the subject: above 1 is better whatever the metric's direction. `None` without an
-    /// estimate; the plain ratio for a metric without direction.
+    /// Improvement: above 1 is better whatever the metric's direction. `None` without an estimate.
     pub(crate) fn gain(&self) -> Option<f64> {
         let ratio = self.estimate?.ratio();
         Some(if metric::direction(&self.metric) == Preference::Lower { 1.0 / ratio } else { ratio })
@@ -163,8 +159,7 @@ impl fmt::Display for Conclusion {
 }
 
 impl fmt::Display for MetricVerdict {
-    /// `packets_per_cpu_s: new against old: faster; 1.520 times as high (95 % interval 1.410 to 1.660, …)`.
-    /// The metric comes first, so that one line of many is easy to find.
+    /// Starts with the metric, so that one line of many is easy to find.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} against {}: {}", self.metric, self.subject, self.baseline, self.outcome)?;
         let Some(estimate) = &self.estimate else {
@@ -226,8 +221,7 @@ fn weigh(
     Conclusion::CannotTell { reasons, rounds }
 }
 
-/// Verdict without ratios: every round has a zero on the same side (a sign test, so at least six rounds) or
-/// on both. The baseline must be consistent in this respect. `None` if the rounds disagree.
+/// Sign test for zeros, which have no ratio: every round must have a zero on the same side, or on both.
 fn weigh_zeros(pairs: &[(f64, f64)], floor: &[(f64, f64)], better: Preference) -> Option<Conclusion> {
     let (before, after) = pairs.first()?;
     let like_the_first =
@@ -279,8 +273,7 @@ fn late_rounds(record: &Record, baseline: &str, subject: &str, metric: &str) -> 
     distinct_rounds(ours.iter().chain(&theirs).copied().filter(late))
 }
 
-/// A failed subject always prevents a verdict; other void rounds do if there are many or too few remain.
-/// `usable` is the number of valid rounds.
+/// Lists a failed subject always; other void rounds if there are many or too few remain.
 pub(crate) fn reasons_of_void(
     record: &Record,
     subjects: &[&str],
@@ -402,7 +395,7 @@ fn rounds_that_help(
     })
 }
 
-/// At least one more than now.
+/// Adds at least one round to the present number.
 fn scaled(rounds: usize, factor: f64) -> u32 {
     let wanted = (rounds as f64 * factor * factor).ceil().max(rounds as f64 + 1.0);
     #[expect(

@@ -77,7 +77,7 @@ impl Experiment {
         }
     }
 
-    /// All services with their path in the file; those of a part have the path of the include.
+    /// Paths of services in the file; those of a part have the path of the include.
     fn placed_services(&self) -> impl Iterator<Item = (String, &ServiceSpec)> {
         fn placed<'a>(list: &str, services: &'a [ServiceSpec]) -> Vec<(String, &'a ServiceSpec)> {
             let (included, own): (Vec<&ServiceSpec>, _) =
@@ -194,7 +194,6 @@ impl Experiment {
         }
     }
 
-    /// Checks that every `{name}` in every command is defined, at each point of the sweep.
     fn check_variables(&self, spec: Option<&Spec>, document: &mut Document) {
         let addresses = spec.map(Spec::addresses).unwrap_or_default();
         for point in self.points() {
@@ -230,7 +229,7 @@ impl Experiment {
     }
 }
 
-/// Extends the variables by those at `path`; `None` if one of them is wrong.
+/// Returns `None` if one of the variables at `path` is wrong.
 fn scope(
     variables: &Variables,
     vars: &BTreeMap<String, toml::Value>,

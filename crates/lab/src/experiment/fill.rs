@@ -23,7 +23,6 @@ pub(crate) enum CommandLine {
 }
 
 impl CommandLine {
-    /// Variables are not yet replaced.
     pub(crate) fn words(&self) -> Result<Vec<String>, LabError> {
         let words = match self {
             Self::Line(line) => {
@@ -46,8 +45,7 @@ pub(crate) fn plain(value: &toml::Value) -> String {
 pub(crate) struct Variables(BTreeMap<String, String>);
 
 impl Variables {
-    /// `addresses` come from the topology, `point` from the sweep. `experiments` is the directory of the
-    /// experiment file and `directory` that of the run. The times of a run are set later.
+    /// `experiments` is the directory of the experiment file, and `directory` that of the run.
     pub(super) fn new(
         experiments: &Path,
         addresses: &BTreeMap<String, String>,
@@ -69,8 +67,7 @@ impl Variables {
         Self(names)
     }
 
-    /// Times for the workload: one second more than measured, so that the measurement window lies within its
-    /// own. `whole_*` are rounded up for programs without fractional seconds.
+    /// Gives the workload one second more than measured. `whole_*` are rounded up.
     pub(crate) fn set_window(&mut self, warmup: f64, duration: f64) {
         let told = duration + 1.0;
         for (name, value) in [
@@ -84,7 +81,6 @@ impl Variables {
         }
     }
 
-    /// Adds variables, which may refer to the existing ones.
     pub(crate) fn with(&self, vars: &BTreeMap<String, toml::Value>) -> Result<Self, LabError> {
         let mut all = self.clone();
         for (name, value) in vars {
@@ -132,8 +128,7 @@ impl Variables {
         self.0.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("{{{name}}}"), value))
     }
 
-    /// Replaces variables word by word: a value with spaces stays one word, except that `{name*}` expands to
-    /// as many words as its value has.
+    /// Keeps a value with spaces in one word, but `{name*}` expands to as many words as its value has.
     pub(crate) fn command(&self, command: &CommandLine) -> Result<Vec<String>, LabError> {
         let mut filled = Vec::new();
         for word in command.words()? {

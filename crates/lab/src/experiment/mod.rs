@@ -44,16 +44,14 @@ pub(crate) struct Experiment {
     pub(crate) metrics: Vec<String>,
     #[serde(default = "eight")]
     pub(crate) rounds: u32,
-    /// Measured seconds per run.
     #[serde(default = "five")]
     pub(crate) duration: f64,
-    /// Seconds of load before the measurement.
     #[serde(default = "one")]
     pub(crate) warmup: f64,
     /// Seconds of the first run after each start, which is discarded; 0 for none.
     #[serde(default = "one")]
     pub(crate) discard: f64,
-    /// Drawn and printed if absent.
+    /// Seed, drawn and printed if absent.
     pub(crate) seed: Option<u64>,
     /// Runs the baseline twice per round, to determine the noise floor.
     #[serde(default = "yes")]
@@ -61,7 +59,6 @@ pub(crate) struct Experiment {
     /// Hardware counters by `perf stat`; the cost is the same for all subjects.
     #[serde(default = "yes")]
     pub(crate) counters: bool,
-    /// One additional run per subject under `perf trace` or `strace`.
     #[serde(default)]
     pub(crate) syscalls: bool,
     /// Shared part whose variables and programs come before those of this file.
@@ -77,14 +74,12 @@ pub(crate) struct Experiment {
     pub(crate) rules: VerdictRules,
     #[serde(default)]
     pub(crate) limits: VoidLimits,
-    /// Required thresholds, and desired ones.
     #[serde(default)]
     pub(crate) must: Vec<Threshold>,
     #[serde(default)]
     pub(crate) aim: Vec<Threshold>,
     #[serde(default)]
     pub(crate) subject: Vec<ServiceSpec>,
-    /// Programs started before each subject: reflectors, backend servers.
     #[serde(default)]
     pub(crate) helper: Vec<ServiceSpec>,
     pub(crate) workload: WorkloadSpec,
@@ -118,7 +113,7 @@ pub(crate) struct WorkloadSpec {
     pub(crate) format: ResultFormat,
     #[serde(default = "result_file")]
     pub(crate) result: String,
-    /// With `format = "json"`: metric to the path of a number, such as `"end.sum.bits_per_second"`.
+    /// Metric to the path of a number, such as `"end.sum.bits_per_second"`.
     #[serde(default)]
     pub(crate) fields: BTreeMap<String, String>,
     /// Namespaces where arriving datagrams count as delivered; if absent, the workload's own count is used.
@@ -127,15 +122,13 @@ pub(crate) struct WorkloadSpec {
     /// The workload takes no duration, and its whole run counts.
     #[serde(default)]
     pub(crate) whole: bool,
-    /// Seconds between two runs with the same subject process, for state that it must forget: coturn keeps
-    /// the 5-tuple of a deleted allocation for one second.
+    /// Seconds between two runs with the same subject: coturn keeps the 5-tuple of a deleted allocation for
+    /// one second.
     #[serde(default)]
     pub(crate) rest: f64,
-    /// Seconds allowed beyond warm-up and duration.
     #[serde(default = "thirty")]
     pub(crate) patience: f64,
-    /// Variable that `find-max` and `sweep` set, in datagrams per second; `clients` is a number of clients
-    /// instead.
+    /// Variable that `find-max` and `sweep` set: datagrams per second, or the number of `clients`.
     #[serde(default = "rate")]
     pub(crate) rate: String,
 }
@@ -143,18 +136,14 @@ pub(crate) struct WorkloadSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ResultFormat {
-    /// Format of our generators, [`turnpike_measure::Report`].
     #[default]
     Turnpike,
     Iperf3,
-    /// Any JSON object, read through `fields`.
     Json,
-    /// No result, only counters.
     None,
 }
 
 impl Experiment {
-    /// Finds an experiment: a file, or a name in `experiments/` or among the built-ins.
     pub(crate) fn find(wanted: &Path) -> Result<BuiltinText, LabError> {
         EXPERIMENTS.find(wanted, Path::new("experiments"))
     }
@@ -203,7 +192,7 @@ impl Experiment {
         Ok(())
     }
 
-    /// Returns a sentence for each.
+    /// Returns a sentence for each removed subject.
     pub(crate) fn leave_out(&mut self, variables: &Variables) -> Vec<String> {
         let base = env::current_dir().unwrap_or_default();
         let mut told = Vec::new();

@@ -19,7 +19,7 @@ pub(crate) struct ServiceSpec {
     pub(crate) cwd: Option<PathBuf>,
     #[serde(default)]
     pub(crate) env: BTreeMap<String, String>,
-    /// As for `taskset -c`.
+    /// List as for `taskset -c`.
     pub(crate) cpus: Option<String>,
     pub(crate) namespace: Option<String>,
     pub(crate) ready: Option<Ready>,
@@ -33,7 +33,6 @@ pub(crate) struct ServiceSpec {
     /// `http://ADDRESS:PORT/PATH` of Prometheus metrics.
     pub(crate) metrics: Option<String>,
     pub(crate) version: Option<CommandLine>,
-    /// Skipped with a note if not installed.
     #[serde(default)]
     pub(crate) optional: bool,
     #[serde(skip)]
@@ -45,19 +44,15 @@ pub(crate) struct ServiceSpec {
 pub(crate) struct Ready {
     /// `ADDRESS:PORT` answers a STUN Binding request over UDP.
     pub(crate) stun: Option<String>,
-    /// `ADDRESS:PORT` accepts a TCP connection.
     pub(crate) tcp: Option<String>,
-    /// `http://ADDRESS:PORT/PATH` answers 200.
     pub(crate) http: Option<String>,
-    /// Its output contains this text.
     pub(crate) log: Option<String>,
     /// A UDP socket in its namespace is bound to this port.
     pub(crate) udp_port: Option<String>,
     /// A TCP socket in its namespace listens on this port; unlike `tcp`, this opens no connection.
     pub(crate) tcp_port: Option<String>,
-    /// Namespace of the probe; by default the service's own.
+    /// Defaults to the service's own.
     pub(crate) from: Option<String>,
-    /// Seconds until the start counts as failed.
     #[serde(default = "ten")]
     pub(crate) within: f64,
 }
@@ -93,7 +88,7 @@ impl ServiceSpec {
         Ok(filled)
     }
 
-    /// By key; without commands.
+    /// Texts by key; commands are not among them.
     pub(super) fn texts(&mut self) -> Vec<(String, &mut String)> {
         let mut texts: Vec<(String, &mut String)> =
             self.env.iter_mut().map(|(name, value)| (format!("env.{name}"), value)).collect();
@@ -171,7 +166,7 @@ impl Ready {
         ]
     }
 
-    /// The probe, if there is exactly one.
+    /// Returns `None` unless there is exactly one.
     pub(crate) fn probe(&self) -> Option<(&'static str, String, &'static str)> {
         let mut all = self.clone();
         let mut given =

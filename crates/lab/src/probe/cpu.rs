@@ -8,7 +8,7 @@ use crate::{error::LabError, program};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CpuTime {
-    /// Not idle, sampled by the kernel; excludes stolen time.
+    /// Busy time, sampled by the kernel; excludes stolen time.
     pub(crate) busy: f64,
     /// Idle and iowait. Exact on a tickless kernel, whereas busy time is sampled at each timer tick.
     pub(crate) idle: f64,
@@ -17,8 +17,7 @@ pub(crate) struct CpuTime {
 }
 
 impl CpuTime {
-    /// Reads all CPUs with their numbers. `procfs` only keeps the order of the lines, which shifts if a CPU
-    /// is offline.
+    /// Reads CPUs with their numbers, which `procfs` drops.
     pub(crate) fn read_all() -> Result<Vec<(usize, Self)>, LabError> {
         let text = fs::read_to_string("/proc/stat").map_err(LabError::io("cannot read /proc/stat"))?;
         Ok(Self::parse_all(&text))
@@ -55,7 +54,7 @@ impl CpuTime {
     }
 }
 
-/// Resource usage of process groups, so that a program that forks is measured as a whole.
+/// Sums over process groups, so that a program that forks is measured as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct GroupUse {
     pub(crate) user: f64,
@@ -70,7 +69,6 @@ pub(crate) struct GroupUse {
 }
 
 impl GroupUse {
-    /// Zeros if there are no processes.
     pub(crate) fn read(groups: &[u32]) -> Self {
         let mut sum = Self { migrations: Some(0), ..Self::default() };
         for process in groups.iter().flat_map(|group| program::members(*group)) {
@@ -112,8 +110,7 @@ impl GroupUse {
     }
 }
 
-/// Memory of a process group in bytes, with shared pages divided by their users, so that code shared after a
-/// fork counts once.
+/// Divides shared pages by their users, so that code shared after a fork counts once.
 pub(crate) fn memory(group: u32) -> u64 {
     program::members(group)
         .filter_map(|process| process.smaps_rollup().ok())
@@ -122,8 +119,7 @@ pub(crate) fn memory(group: u32) -> u64 {
         .sum()
 }
 
-/// Kernel threads that receive for these CPUs: `ksoftirqd`, and pinned NAPI threads. Their work is caused by
-/// the subject but charged to no program.
+/// Finds `ksoftirqd` and pinned NAPI threads, whose work is charged to no program.
 pub(crate) fn network_threads(cpus: &[usize]) -> Vec<u32> {
     let serves = |process: &Process| {
         // All kernel threads are children of kthreadd.
@@ -141,8 +137,7 @@ pub(crate) fn network_threads(cpus: &[usize]) -> Vec<u32> {
         .collect()
 }
 
-/// CPU seconds, reaped children included, of all other processes that may run on these CPUs: neither in the
-/// process groups `subject` nor among `network_threads`.
+/// CPU seconds, with reaped children, of all other processes that may run on these CPUs.
 pub(crate) fn time_of_others(subject: &[u32], network_threads: &[u32], cpus: &[usize]) -> f64 {
     let may_run_there = |process: &Process| {
         let allowed = process.status().ok()?.cpus_allowed_list?;
@@ -172,13 +167,11 @@ pub(crate) fn time_of(pids: &[u32]) -> f64 {
     ticks.sum::<f64>() / ticks_a_second()
 }
 
-/// CPU on which the first of these processes last ran.
 pub(crate) fn last_cpu(pids: &[u32]) -> Option<u32> {
     let cpu = Process::new(i32::try_from(*pids.first()?).ok()?).ok()?.stat().ok()?.processor?;
     u32::try_from(cpu).ok()
 }
 
-/// Clock ticks per second in `/proc/stat` and `/proc/PID/stat`.
 fn ticks_a_second() -> f64 {
     procfs::ticks_per_second() as f64
 }

@@ -30,7 +30,6 @@ pub(crate) fn supported() -> bool {
             })
 }
 
-/// `perf stat` attached to the subject during the window.
 pub(crate) struct Counting {
     perf: ChildProgram,
     result: PathBuf,

@@ -40,7 +40,6 @@ pub(crate) fn inside<T: Send>(
     })
 }
 
-/// UDP.
 pub(crate) fn answers_stun(address: SocketAddr) -> Option<()> {
     let any: SocketAddr = if address.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = UdpSocket::bind(any).ok()?;
@@ -57,7 +56,7 @@ pub(crate) fn accepts_tcp(address: SocketAddr) -> Option<()> {
     TcpStream::connect_timeout(&address, PATIENCE).ok().map(drop)
 }
 
-/// `None` unless the status is 200.
+/// Returns `None` unless the status is 200.
 pub(crate) fn http_get(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
     stream.set_read_timeout(Some(10 * PATIENCE)).ok()?;

@@ -16,7 +16,6 @@ use self::{
 };
 use crate::{error::LabError, experiment::ServiceSpec, metric, record::Round, topology::Topology};
 
-/// Name of the host in topologies with namespaces.
 const HOST: &str = "host";
 /// Clock tick in seconds, the unit of Linux CPU time (USER_HZ, proc_pid_stat(5)).
 const TICK_S: f64 = 0.01;
@@ -25,12 +24,10 @@ const TICK_S: f64 = 0.01;
 pub(crate) struct CounterScope {
     /// Namespaces by name with a process in each; without namespaces the host under its own name.
     spaces: Vec<(String, u32)>,
-    /// No namespace on the host.
     subject: Vec<u32>,
     subject_spaces: Vec<String>,
     subject_cpus: Vec<usize>,
     named: Vec<(String, u32)>,
-    /// Kernel threads that receive on these CPUs.
     network_threads: Vec<u32>,
     /// Kernel threads that receive for a device, by `NAMESPACE.DEVICE`.
     receivers: BTreeMap<String, Vec<u32>>,
@@ -83,8 +80,7 @@ impl CounterScope {
         }
     }
 
-    /// IP packets that have arrived at the counting namespaces, or by default at the subject; `None` on the
-    /// host, which has other traffic too.
+    /// Counts at the subject by default; `None` on the host, which has other traffic too.
     pub(crate) fn arrived(&self) -> Result<Option<u64>, LabError> {
         let watched = |name: &String| match &self.delivered_at[..] {
             [] => self.subject_spaces.contains(name),
@@ -104,9 +100,8 @@ pub(crate) struct CounterReading {
     spaces: BTreeMap<String, Network>,
     cpus: Vec<(usize, CpuTime)>,
     network_threads: f64,
-    /// Last CPU, and seconds.
+    /// Last CPU and seconds by device.
     receivers: BTreeMap<String, (u32, f64)>,
-    /// Seconds of other processes that may run on the subject's CPUs.
     others: f64,
     subject: GroupUse,
     named: Vec<f64>,
@@ -117,8 +112,7 @@ pub(crate) struct CounterReading {
 impl CounterReading {
     /// `generator` is the workload's process group.
     pub(crate) fn take(scope: &CounterScope, generator: u32) -> Result<Self, LabError> {
-        // Fetched first, because it costs the subject a little and timed counters must be read close
-        // together.
+        // Fetched first: it costs the subject a little, and timed counters must be read close together.
         let mut exported = None;
         for (address, path, space) in &scope.metrics {
             if let Some(text) = inside::inside(*space, || inside::http_get(*address, path))? {
@@ -231,9 +225,8 @@ impl CounterReading {
             put(metric::CORE_BUSY_S, core_busy);
             let receiving = self.network_threads - earlier.network_threads;
             let own = self.subject.total() - earlier.subject.total() + receiving;
-            // The remaining core time is not all foreign: entering and leaving idle belongs to no process and
-            // is part of the cost of a datagram. Other processes may have run elsewhere. So the smaller of
-            // the two bounds is used, minus one tick for rounding.
+            // Core time left over is not all foreign: entering and leaving idle belongs to no process. Others
+            // may have run elsewhere. The smaller of the two bounds is used, minus one tick.
             let left = (core_busy - own).max(0.0);
             let foreign = left.min((self.others - earlier.others - TICK_S).max(0.0));
             put("network_threads_s", receiving);
@@ -275,8 +268,7 @@ mod tests {
 
     use super::*;
 
-    /// Window of ten seconds on two CPUs; the subject is pinned to the first, which is idle for `idle`
-    /// seconds.
+    /// Window of ten seconds on two CPUs; the subject is pinned to the first, which idles for `idle` seconds.
     fn window(idle: f64, subject: f64, network_threads: f64, others: f64) -> Round {
         let scope = CounterScope {
             spaces: Vec::new(),
@@ -316,8 +308,7 @@ mod tests {
             assert!((round.metrics[name] - expected).abs() < 1e-9, "{name}: {:?}", round.metrics);
         };
         let foreign = |round, percent| close(metric::FOREIGN_PERCENT, round, percent);
-        // Busy for 6 s: 4 by the subject, 1.5 in its receiving threads, 0.5 elsewhere, of which other
-        // processes ran 0.2 or 3.
+        // Busy for 6 s: 4 by the subject, 1.5 in its threads, 0.5 elsewhere, of which others ran 0.2 or 3.
         foreign(window(4.0, 4.0, 1.5, 0.21), 2.0);
         close("idle_transitions_s", window(4.0, 4.0, 1.5, 0.21), 0.3);
         foreign(window(4.0, 4.0, 1.5, 0.01), 0.0);

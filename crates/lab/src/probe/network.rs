@@ -11,17 +11,15 @@ use turnpike_measure::kernel::NetCounters;
 
 use crate::error::LabError;
 
-/// Average number of datagrams per interface packet in a namespace, before GRO. 1 on a link that behaves like
-/// a wire.
+/// Average before GRO; 1 on a link that behaves like a wire.
 pub(crate) const DATAGRAMS_PER_PACKET: &str = "datagrams_per_packet";
-/// Datagrams dropped because a socket's receive buffer was full.
 const RECEIVE_BUFFER_ERRORS: &str = "udp_receive_buffer_errors";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Network {
     /// IP packets received, with each segment of a super-packet counted.
     pub(crate) datagrams: u64,
-    /// By metric name; those of devices have the device name as a prefix. Excludes the loopback.
+    /// Counters by metric name; those of devices start with the device name. Excludes the loopback.
     counters: BTreeMap<String, u64>,
 }
 

@@ -16,7 +16,6 @@ pub(crate) fn add(sums: &mut BTreeMap<String, f64>, text: &str) {
     }
 }
 
-/// Datagrams per receive call between two readings, if the subject exports them and has received data.
 pub(crate) fn occupancy(before: &BTreeMap<String, f64>, after: &BTreeMap<String, f64>) -> Option<f64> {
     let grown = |suffix: &str| {
         let name = format!("{BATCHES}_{suffix}");

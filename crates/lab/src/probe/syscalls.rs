@@ -34,7 +34,7 @@ enum Tool {
 }
 
 impl Tracing {
-    /// `None` if no tracer is available.
+    /// Returns `None` if no tracer is available.
     pub(crate) fn start(pids: &[u32], mark: &str, directory: &Path) -> Result<Option<Self>, LabError> {
         let Some(tool) = tool() else { return Ok(None) };
         let result = directory.join("syscalls.txt");
@@ -65,7 +65,7 @@ impl Tracing {
         Ok(Some(Self { tracer, tool, result }))
     }
 
-    /// Longest duration first.
+    /// Sorts by duration, longest first.
     pub(crate) fn finish(self) -> Vec<Syscall> {
         self.tracer.detach();
         let text = fs::read_to_string(&self.result).unwrap_or_default();
@@ -94,8 +94,7 @@ fn tool() -> Option<Tool> {
     if perf_traces { Some(Tool::PerfTrace) } else { tools::find("strace").map(|_| Tool::Strace) }
 }
 
-/// Parses `perf trace -s`: one table per thread with name, calls, errors, total milliseconds, ...; sums over
-/// threads.
+/// Sums over the tables of all threads: name, calls, errors, total milliseconds, ...
 fn parse_perf(text: &str) -> Vec<Syscall> {
     let rows = text.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -70,7 +70,7 @@ impl Folded {
         text
     }
 
-    /// The symbols whose share changed most.
+    /// Lists the symbols whose share changed most.
     pub(crate) fn compare(&self, after: &Self, rows: usize) -> String {
         let mut leaves: Vec<&String> = self.leaves.keys().chain(after.leaves.keys()).collect();
         leaves.sort();

@@ -117,8 +117,7 @@ pub(crate) fn diff(before: &Path, after: &Path, out: &Path) -> Result<(), LabErr
 fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<ChildProgram, LabError> {
     let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
     let hardware = crate::probe::hardware::supported();
-    // Without hardware counters the kernel's timer takes the samples; it cannot see code that runs with
-    // interrupts off.
+    // Samples by the kernel's timer miss code that runs with interrupts off.
     let event = if hardware { "cycles" } else { "cpu-clock" };
     let mut command = words([
         "perf",
@@ -140,7 +139,7 @@ fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<Chi
     Ok(perf)
 }
 
-/// One line per stack, with kernel frames marked by `_[k]`.
+/// Marks kernel frames with `_[k]`.
 fn fold(data: &Path) -> Result<String, LabError> {
     // Without the period every sample counts as one; with it, software clocks would count nanoseconds.
     let fields = "comm,pid,tid,time,event,ip,sym,dso";

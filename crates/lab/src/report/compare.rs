@@ -28,11 +28,10 @@ pub(crate) struct Comparison {
 pub(crate) struct ComparedRecord {
     pub(crate) id: String,
     pub(crate) started: String,
-    /// With a `+` for a changed tree.
+    /// Commit, with a `+` for a changed tree.
     pub(crate) commit: String,
     pub(crate) differences: Vec<RecordDifference>,
     pub(crate) verdicts: Vec<MetricVerdict>,
-    /// Median of the deciding metric.
     pub(crate) baseline: Option<f64>,
     metric: String,
 }
@@ -156,15 +155,15 @@ impl fmt::Display for Comparison {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {first} and {second}")]
 pub(crate) struct RecordDifference {
-    /// Such as "kernel" or "offloads of veth0".
+    /// Subject of the difference: "kernel", "offloads of veth0".
     pub(crate) what: String,
     pub(crate) first: String,
     pub(crate) second: String,
-    /// Informational otherwise.
+    /// Informational if false.
     pub(crate) forbids: bool,
 }
 
-/// Differences between two records, which are comparable if none of them [forbids](Difference::forbids) it.
+/// Differences between two records, comparable if none of them [forbids](RecordDifference::forbids) it.
 ///
 /// The measured programs may differ; machine and workload may not.
 fn comparable(a: &Record, b: &Record) -> Vec<RecordDifference> {

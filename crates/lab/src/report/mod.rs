@@ -33,7 +33,7 @@ pub(crate) fn verdicts(record: &Record) -> Vec<MetricVerdict> {
     record.candidates().map(|subject| judge(record, subject, &record.experiment.metric)).collect()
 }
 
-/// Verdicts on all other metrics of a subject: metrics with a preferred direction first, then by name.
+/// Sorts metrics with a preferred direction first.
 pub(crate) fn other_verdicts(record: &Record, subject: &str) -> Vec<MetricVerdict> {
     let mut names: Vec<&str> =
         record.metrics().into_iter().filter(|&name| name != record.experiment.metric).collect();

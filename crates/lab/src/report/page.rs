@@ -103,7 +103,6 @@ pub(super) fn document(title: &str, body: &Markup) -> String {
     page.into_string()
 }
 
-/// Empty if there is no content.
 pub(super) fn section(title: &str, content: &Markup) -> Markup {
     html! {
         @if !content.0.is_empty() {

@@ -20,10 +20,10 @@ const MOST_ROUNDS: usize = 20;
 const DOT: i32 = 5;
 const HEIGHT: u32 = 320;
 const FONT: (&str, i32) = ("sans-serif", 13);
-/// Average, in pixels.
+/// Average width in pixels.
 const CHARACTER: u32 = 7;
 
-/// Distinguishable by colour-blind readers (Okabe and Ito 2008).
+/// Colours for colour-blind readers (Okabe and Ito 2008).
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -58,8 +58,7 @@ impl Ratio {
     }
 }
 
-/// Ratios with intervals on a logarithmic scale that fits all of them, with a line at 1 and the noise floor
-/// as a band. Each row is labelled with name and ratio.
+/// Ratios with intervals on a logarithmic scale, with a line at 1 and the noise floor as a band.
 pub(super) fn ratios(rows: &[Ratio]) -> String {
     if rows.is_empty() {
         return String::new();
@@ -76,7 +75,6 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
         let last = (rows.len() - 1).max(1);
         let mut chart = ChartBuilder::on(area)
             .margin(10)
-            // Room for the right half of the last label.
             .margin_right(30)
             .x_label_area_size(34)
             .y_label_area_size(label_area)
@@ -100,7 +98,6 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
             .label_style(FONT)
             .draw()?;
         for (i, row) in rows.iter().enumerate() {
-            // The first row is at the top.
             let place = last - i;
             let middle = SegmentValue::CenterOf(place);
             if let Some(floor) = row.floor {
@@ -194,8 +191,7 @@ fn after(place: usize, last: usize) -> SegmentValue<usize> {
     if place == last { SegmentValue::Last } else { SegmentValue::Exact(place + 1) }
 }
 
-/// Dot plot of all runs in one colour per subject, with void runs as rings and the median as a line.
-/// [`rounds_legend`] explains it.
+/// All runs as dots, void runs as rings, and the median as a line; see [`rounds_legend`].
 pub(super) fn rounds(record: &Record, metric: &str) -> String {
     let values =
         || record.rounds.iter().filter_map(|round| round.metrics.get(metric).map(|value| (round, *value)));
@@ -206,8 +202,7 @@ pub(super) fn rounds(record: &Record, metric: &str) -> String {
             .margin(10)
             .x_label_area_size(34)
             .y_label_area_size(80)
-            // Integers with a free position at either end; fractional axes would have ticks between the
-            // rounds.
+            // Integers, because fractional axes would have ticks between the rounds.
             .build_cartesian_2d(0..end, low..high)?;
         let label = |number: &u32| {
             if (1..end).contains(number) { number.to_string() } else { String::new() }
@@ -239,7 +234,7 @@ pub(super) fn rounds(record: &Record, metric: &str) -> String {
     })
 }
 
-/// Above the plot, because it would cover dots.
+/// Legend for above the plot, where it covers no dots.
 pub(super) fn rounds_legend(record: &Record, metric: &str) -> Markup {
     let is_void = |round: &Round| round.metrics.contains_key(metric) && !record.counts(round, metric);
     html! {
@@ -299,7 +294,7 @@ fn lines<X>(record: &Record, points: impl Fn(&str) -> Vec<(X, f64)>) -> Vec<Plot
         .collect()
 }
 
-/// Empty without latencies. Omits zeros, which a logarithmic scale cannot show.
+/// Omits zeros, which a logarithmic scale cannot show.
 fn median_percentiles(record: &Record, subject: &str) -> Vec<(SegmentValue<usize>, f64)> {
     let latencies: Vec<_> = record
         .rounds
@@ -325,7 +320,7 @@ pub(super) enum Curve {
     LatencyP99,
 }
 
-/// One line per subject over the offered rate; repeated trials at a rate are shown by their median.
+/// Shows repeated trials at a rate by their median.
 pub(super) fn sweeps(record: &Record, curve: Curve) -> String {
     let curves = lines(record, |subject| sweep_points(&record.sweeps, subject, curve));
     let points = || curves.iter().flat_map(|line| &line.points);
@@ -384,7 +379,7 @@ fn sweep_points(sweeps: &[Sweep], subject: &str, curve: Curve) -> Vec<(f64, f64)
     rates.into_iter().filter_map(|rate| Some((rate, at(rate)?))).collect()
 }
 
-/// Never empty. `None` without values.
+/// Range that is never empty. `None` without values.
 fn range(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     let (low, high) = values
         .filter(|value| value.is_finite())
@@ -423,7 +418,6 @@ where
     Ok(())
 }
 
-/// Empty if drawing fails.
 fn svg(height: u32, draw: impl FnOnce(&Area<'_>) -> PlotResult) -> String {
     let mut text = String::new();
     let drawn = {

@@ -24,8 +24,7 @@ pub(crate) fn row(record: &Record, asked: &Log) -> Option<String> {
     Some(format!("| {} |", cells.map(cell).join(" | ")))
 }
 
-/// Inserts the row below the header of the table that starts with `| date |`. `None` if there is no such
-/// table.
+/// Inserts below the header that starts with `| date |`. `None` if there is no such table.
 pub(crate) fn insert_row(log: &str, row: &str) -> Option<String> {
     let is_head = |lines: &[&str]| lines[0].starts_with("| date |") && lines[1].starts_with("| ---");
     let lines: Vec<&str> = log.split_inclusive('\n').collect();

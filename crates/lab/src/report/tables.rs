@@ -19,7 +19,6 @@ pub(super) struct Cell {
 }
 
 impl TableRow {
-    /// The verdict is in the second column.
     pub(super) fn of(class: &'static str, texts: &[String]) -> Self {
         let mut cells: Vec<Cell> = texts.iter().map(|text| Cell::text(text)).collect();
         cells[1].class = "verdict";
@@ -33,7 +32,7 @@ impl Cell {
     }
 }
 
-/// Becomes one card per row on a narrow screen. Empty without rows.
+/// Becomes one card per row on a narrow screen.
 pub(super) fn cards(head: &[&str], rows: &[TableRow]) -> Markup {
     html! {
         @if !rows.is_empty() {
@@ -53,7 +52,7 @@ pub(super) fn cards(head: &[&str], rows: &[TableRow]) -> Markup {
     }
 }
 
-/// One row per metric, with the verdict next to its name so that narrow screens show it.
+/// Shows the verdict next to the name, so that narrow screens show it too.
 pub(super) fn metrics(record: &Record, judged: &[&MetricVerdict]) -> Markup {
     let several = record.candidates().count() > 1;
     let rows: Vec<TableRow> = judged.iter().map(|verdict| metric_row(record, verdict, several)).collect();
@@ -104,7 +103,6 @@ fn metric_row(record: &Record, verdict: &MetricVerdict, several: bool) -> TableR
     TableRow { class: class(&verdict.outcome), cells }
 }
 
-/// May be empty.
 pub(super) fn class(outcome: &Conclusion) -> &'static str {
     match outcome {
         Conclusion::Faster => "faster",
@@ -338,7 +336,6 @@ pub(super) fn programs(record: &Record) -> Markup {
     cards(&["program", "file", "version", "bytes", "modified", "SHA-256"], &rows)
 }
 
-/// Empty without rows.
 pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> Markup {
     html! {
         @if !rows.is_empty() {

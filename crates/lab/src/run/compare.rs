@@ -94,7 +94,7 @@ impl RunStage {
                 let what = format!("{} / {}, {}", candidate.name, subjects[0].name, experiment.metric);
                 progress.estimate(what, Estimate::new(&ratios.values, record.seed));
             }
-            // Repeated only if most rounds are valid.
+            // Requires that most rounds are valid.
             if is_void(record, index) && rounds < most && good_rounds(record, index) * 2 > index {
                 rounds += 1;
                 progress.add_round();
@@ -136,7 +136,7 @@ impl RunStage {
         Ok(prospect)
     }
 
-    /// One run of one subject. Errors end the experiment; reasons that only void the run are in the round.
+    /// Returns errors that end the experiment; reasons that only void the run are in the round.
     fn run_once(
         &self,
         service: &ServiceSpec,

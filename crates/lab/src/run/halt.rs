@@ -9,7 +9,6 @@ pub(crate) enum Halt {
     HelperNotReady(String),
     Subject(String),
     Other(String),
-    /// The lab itself cannot continue.
     Fatal(LabError),
 }
 
@@ -20,7 +19,7 @@ impl From<LabError> for Halt {
 }
 
 impl Halt {
-    /// Void reason for the record; `None` if the whole experiment ends.
+    /// Returns `None` if the whole experiment ends.
     pub(crate) fn void(&self) -> Option<Void> {
         match self {
             Self::NotReady(how) | Self::Subject(how) => Some(Void::SubjectFailed { how: how.clone() }),

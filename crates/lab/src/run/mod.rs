@@ -18,7 +18,7 @@ use crate::{
     request::{RunRequest, Task},
 };
 
-/// Carries out `request` on `stage`. If nothing was measured, the record's directory is removed.
+/// Removes the record's directory if nothing was measured.
 pub(crate) fn carry_out(request: &RunRequest, stage: &RunStage) -> Result<Record, LabError> {
     match &request.task {
         Task::Compare => compare(request, stage),

@@ -28,12 +28,10 @@ fn metric_of(goal: f64, variable: &str) -> String {
     format!("find_max_{percent}_{unit}")
 }
 
-/// Consecutive void trials after which the rate cannot be the cause: six rates given up, the last a 32nd of
-/// the first.
+/// Consecutive void trials after which the rate cannot be the cause: the last rate is a 32nd of the first.
 const HOPELESS: u32 = 18;
 
-/// Percentages of the highest rate that are offered after a search: latency is measured at the first three,
-/// the cost per datagram at 100 %, and overload behaviour at 200 %.
+/// Percentages of the highest rate: the first three for latency, 100 % for cost, 200 % for overload.
 const SHARES: [u32; 5] = [30, 60, 80, WHOLE, OVERLOAD];
 const WHOLE: u32 = 100;
 const OVERLOAD: u32 = 200;
@@ -185,8 +183,6 @@ impl RunStage {
         Ok(())
     }
 
-    /// Latency at shares of the highest rate for the full duration, cost per datagram at that rate, and
-    /// deliveries at twice that rate.
     fn shares(
         &self,
         session: &mut SubjectSession<'_>,
@@ -267,7 +263,6 @@ impl RunStage {
     }
 }
 
-/// Figures of the workload, which sees both ends.
 fn point(outcome: &WorkloadResult, trial: Trial) -> Option<SweepPoint> {
     let (sent, received) = (outcome.sent? as f64, outcome.received? as f64);
     let offered = outcome.metrics.get("offered_pps").copied().unwrap_or(trial.rate_pps as f64);
@@ -282,8 +277,7 @@ fn point(outcome: &WorkloadResult, trial: Trial) -> Option<SweepPoint> {
     })
 }
 
-/// Datagrams sent and received in a trial of that length. Scaled down, because the workload ran a little
-/// longer; a loss never rounds to zero. With clients as the rate, the whole profile counts as offered.
+/// Scaled to the trial's length, because the workload ran a little longer; a loss never rounds to zero.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -329,8 +323,7 @@ pub(crate) fn describe(sweep: &Sweep) -> String {
             found.because
         );
     }
-    // Of a search, only the trials at shares of the rate found are listed; earlier trials are steps on the
-    // way, and an interrupted search has nothing else. Trials at 100 % and above are metrics.
+    // Lists only trials at shares of the rate found. Trials at 100 % and above are metrics.
     let shares = sweep.points.len().saturating_sub(SHARES.iter().filter(|percent| **percent < WHOLE).count());
     let highest = sweep.found.iter().find_map(|found| found.lower_pps);
     let is_share = |highest: u64| sweep.points[shares].rate_pps == share_of(highest, SHARES[0]);
@@ -371,7 +364,6 @@ mod tests {
         assert_eq!(counts(&point, trial(1000, 1.0), "rate"), (1000, 999));
         let whole = SweepPoint { offered_pps: 1000.0, ..SweepPoint::default() };
         assert_eq!(counts(&whole, trial(1000, 5.0), "rate"), (5000, 5000));
-        // Ten clients that lose one datagram in 6,000.
         assert_eq!(counts(&point, trial(10, 5.0), CLIENTS), (50_000_000, 50_000_000 - 8_334));
     }
 

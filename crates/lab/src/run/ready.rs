@@ -67,7 +67,6 @@ pub(crate) fn wait(
 }
 
 fn is_ready(service: &ServiceSpec, topology: &Topology, log: &Path) -> Result<bool, LabError> {
-    // The validation ensures exactly one probe.
     let Some((ready, (key, text, _))) =
         service.ready.as_ref().and_then(|ready| Some((ready, ready.probe()?)))
     else {

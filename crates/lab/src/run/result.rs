@@ -11,7 +11,6 @@ use crate::{
     record::{LatencySummary, Round},
 };
 
-/// Generator errors that count as broken connections.
 const BROKEN: [&str; 3] = ["connection_lost", "connect_failed", "refresh_failed"];
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,7 +24,7 @@ pub(crate) struct WorkloadResult {
     pub(crate) notes: Vec<String>,
 }
 
-/// The error is part of a sentence.
+/// Returns an error that is part of a sentence.
 pub(crate) fn read(workload: &WorkloadSpec, text: &str) -> Result<WorkloadResult, String> {
     let mut outcome = match workload.format {
         ResultFormat::None => return Ok(WorkloadResult::default()),
@@ -55,8 +54,7 @@ impl WorkloadResult {
         Ok(())
     }
 
-    /// Adds the workload's figures to those of the counters in the window of `elapsed` seconds. For delivered
-    /// datagrams the counters take precedence if available.
+    /// Prefers the counters for delivered datagrams.
     pub(crate) fn complete(self, elapsed: f64, round: &mut Round) {
         let counted = round.metrics.get(metric::DELIVERED).copied();
         for (name, value) in self.metrics {
@@ -105,7 +103,6 @@ fn turnpike(text: &str) -> Result<WorkloadResult, String> {
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into();
-    // Mode-specific figures keep their names.
     metrics.extend(report.extra);
     let latency = (report.rtt_us.max > 0).then(|| LatencySummary::from(report.rtt_us));
     metrics.extend(latency.iter().flat_map(LatencySummary::metrics));

@@ -31,17 +31,14 @@ use crate::{
     record::{Round, Syscall},
 };
 
-/// Packets from which on traffic counts as flowing.
 const FLOWING: u64 = 20;
 const LOOK: Duration = Duration::from_millis(10);
-/// CPU share from which on a generator counts as saturated.
 const SATURATED: f64 = 0.97;
 
 pub(crate) struct SubjectSession<'a> {
     stage: &'a RunStage,
     variables: Variables,
     // Fields are dropped in order: the subject before its dependencies.
-    /// One process, or the nodes of a fleet.
     nodes: Vec<ChildProgram>,
     helpers: Vec<ChildProgram>,
     pub(crate) scope: CounterScope,
@@ -114,8 +111,7 @@ impl RunStage {
 }
 
 impl SubjectSession<'_> {
-    /// Runs and discards the first load after a start: caches fill, memory is faulted in, neighbours are
-    /// resolved.
+    /// Discards the first load after a start: caches fill, memory is faulted in, neighbours are resolved.
     pub(crate) fn discard_first(&mut self) -> Result<(), Halt> {
         let seconds = self.stage.experiment.discard;
         if seconds == 0.0 {
@@ -202,7 +198,7 @@ impl SubjectSession<'_> {
             self.pass(rest, &mut workload)?;
         }
         let closed = CounterReading::take(&self.scope, workload.pid())?;
-        // After the window, because counting the subject's pages stalls it.
+        // Read after the window, because counting the subject's pages stalls it.
         let memory = self.memory();
         detach(attached);
         match counting {
@@ -215,7 +211,6 @@ impl SubjectSession<'_> {
         } else if !whole {
             self.await_end(&mut workload, window.warmup + window.duration)?;
         }
-        // It may have died at the very end.
         self.check_alive()?;
         let elapsed = round.metrics.get("elapsed_s").copied().unwrap_or(window.duration);
         let outcome = read_result(&stage.experiment, &result).map_err(Halt::Other)?;
@@ -240,7 +235,6 @@ impl SubjectSession<'_> {
         self.nodes.iter().map(|node| cpu::memory(node.pid())).sum()
     }
 
-    /// Leaves the subject idle between two runs for the configured time.
     fn rest(&mut self) -> Result<(), Halt> {
         let until = Instant::now() + Duration::from_secs_f64(self.stage.experiment.workload.rest);
         while self.has_worked && Instant::now() < until {
@@ -284,7 +278,7 @@ impl SubjectSession<'_> {
         Ok((program, result))
     }
 
-    /// Waits until the workload's packets arrive; returns at once on the host, which has other traffic.
+    /// Returns at once on the host, which has other traffic.
     fn await_flow(&mut self, workload: &mut ChildProgram) -> Result<(), Halt> {
         let patience = self.stage.experiment.workload.patience;
         let deadline = Instant::now() + Duration::from_secs_f64(patience);
@@ -379,10 +373,8 @@ fn read_result(experiment: &Experiment, path: &Path) -> Result<WorkloadResult, S
     result::read(&experiment.workload, &text)
 }
 
-/// Adds notes that qualify the figures.
 fn caveats(round: &mut Round, elapsed: f64) {
-    // A single-threaded generator is at its limit here; a multi-threaded one may not be, so this is only a
-    // note.
+    // Noted only: a multi-threaded generator may not be at its limit here.
     if round.metrics.get("generator_cpu_s").is_some_and(|spent| *spent > SATURATED * elapsed) {
         round.notes.push("the generator used a whole CPU and may have limited the subject".to_owned());
     }

@@ -38,8 +38,7 @@ pub(crate) struct MeasuredWindow {
 }
 
 impl RunStage {
-    /// Validates everything that can be validated before any start, then creates the topology and the
-    /// directories below `base`.
+    /// Validates everything before any start, then creates topology and directories below `base`.
     pub(crate) fn set(request: &RunRequest, base: &Path, stop: &StopFlag) -> Result<Self, LabError> {
         let mut experiment = request.experiment()?;
         let spec = experiment.topology()?;
@@ -74,8 +73,7 @@ impl RunStage {
         MeasuredWindow { warmup: self.experiment.warmup, duration: self.experiment.duration }
     }
 
-    /// Completes the record with final observations (behaviour of the links, replaced programs) and saves it.
-    /// Removes everything if nothing was measured.
+    /// Saves the record with final observations, or removes it if nothing was measured.
     pub(crate) fn keep(&self, record: &mut Record, is_measured: bool) -> Result<(), LabError> {
         if is_measured {
             for told in builds::since(&record.programs) {
@@ -153,7 +151,7 @@ impl RunStage {
         })
     }
 
-    /// Same text for the same workload, independent of the record's location and the build.
+    /// Gives equal text for equal workloads, independent of location and build.
     fn workload_in_words(&self, request: &RunRequest) -> Result<String, LabError> {
         let mut command = self.experiment.workload.command.words()?;
         for word in &mut command {

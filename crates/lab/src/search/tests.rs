@@ -82,7 +82,7 @@ fn noise_and_hiccups_hardly_affect_the_result() {
 
 #[test]
 fn plain_bisection_fails_because_of_hiccups() {
-    // Same device with a goal of zero loss, where one trial decides a rate as in RFC 2544.
+    // RFC 2544: one trial decides a rate.
     let mut far_off = 0;
     for seed in 0..20 {
         let mut device = Device::noisy(200_000.0, seed);
@@ -239,7 +239,7 @@ fn the_search_ends_for_arbitrary_results() {
 
 #[test]
 fn late_trials_count_if_lossless_and_are_ignored_if_lossy() {
-    // With a generator that is always late, every trial has bursts: met goals count, losses do not.
+    // Every trial has bursts: met goals count, losses do not.
     let settings = SearchSettings {
         min_pps: 1_000,
         max_pps: 100_000,

@@ -26,7 +26,7 @@ pub(crate) struct SuiteJournal {
     pub(crate) name: String,
     pub(crate) about: String,
     pub(crate) rows: Vec<JournalRow>,
-    /// May have changed since.
+    /// Directory, which may have been moved.
     #[serde(skip)]
     directory: PathBuf,
 }

@@ -43,7 +43,7 @@ struct SuiteRow {
     #[serde(default)]
     set: BTreeMap<String, toml::Value>,
     topology: Option<String>,
-    /// Instead of comparing at one rate.
+    /// Search to run instead of a comparison at one rate.
     find_max: Option<SearchOptions>,
     #[serde(default)]
     must: Vec<Threshold>,
@@ -63,7 +63,7 @@ impl Suite {
         Ok(suite)
     }
 
-    /// All rows if `texts` is empty.
+    /// Keeps all rows if `texts` is empty.
     pub(crate) fn only(mut self, texts: &[String]) -> Result<Self, LabError> {
         let has = |row: &SuiteRow, text: &String| row.title.contains(text) || row.experiment.contains(text);
         self.row.retain(|row| texts.is_empty() || texts.iter().any(|text| has(row, text)));
@@ -73,7 +73,7 @@ impl Suite {
         Ok(self)
     }
 
-    /// Validated requests of all rows with their titles. `set` and `topology` apply to every row.
+    /// Applies `set` and `topology` to every row.
     pub(crate) fn requests(
         &self,
         changes: &Overrides,

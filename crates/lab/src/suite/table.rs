@@ -12,7 +12,6 @@ use crate::{
 
 #[derive(Default)]
 pub(crate) struct SuiteTable {
-    /// In order of appearance.
     subjects: Vec<String>,
     lines: Vec<SuiteLine>,
     origin: Vec<String>,
@@ -48,7 +47,6 @@ impl SuiteTable {
                         || "not yet measured".to_owned(),
                         |why| shortened(&format!("not measured: {}", why.replace('\n', "; "))),
                     );
-                    // A record without figures has dashes.
                     table.push(&entry.title, &Record::default(), "–", (dash(), dash(), verdict));
                 }
             }

@@ -35,14 +35,13 @@ use crate::{
 };
 
 const FAMILY: &str = "tplab-";
-/// Time for an anchor to exec `sleep`.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(crate) struct Topology {
     state: TopologyState,
     pub(crate) addresses: BTreeMap<String, String>,
-    /// By `NAMESPACE/DEVICE`.
+    /// Offloads by `NAMESPACE/DEVICE`.
     pub(crate) offloads: BTreeMap<String, BTreeMap<String, bool>>,
     /// Dedicated receiving kernel threads by `NAMESPACE.DEVICE`.
     pub(crate) receivers: BTreeMap<String, Vec<u32>>,
@@ -70,8 +69,7 @@ impl Topology {
         }
     }
 
-    /// Creates the namespaces of `spec`, or stays on the host. They are removed on drop, and even if this
-    /// process is killed.
+    /// Removes the namespaces on drop, and even if this process is killed.
     pub(crate) fn for_run(spec: Option<&Spec>) -> Result<Self, LabError> {
         remove_stale()?;
         // Runs within one process (tests) must not share namespaces.
@@ -129,7 +127,7 @@ impl Topology {
         self.space(name).map(|space| space.anchor.pid)
     }
 
-    /// Prefix command that runs a command in that namespace by `exec`; empty for the host.
+    /// Prefix command; empty for the host.
     pub(crate) fn entry(&self, name: Option<&str>) -> Result<Vec<String>, LabError> {
         match name {
             Some(name) => Ok(self.entry_of(self.anchor(name)?)),
@@ -306,7 +304,7 @@ impl Drop for Topology {
     }
 }
 
-/// Removes the topology with this ID, if any, and all stale ones; returns their number.
+/// Returns the number of removed topologies, with stale ones.
 pub(crate) fn down(id: &str) -> Result<usize, LabError> {
     let mut ended = 0;
     if let Some(state) = TopologyState::load(id)? {
@@ -340,7 +338,7 @@ pub(crate) fn remove_stale() -> Result<usize, LabError> {
 fn remove(state: &TopologyState) -> Result<(), LabError> {
     program::sweep(&state.id);
     if userns::is_root() && tools::find("ip").is_some() {
-        // By name, because the lab may have died between creating and recording a namespace.
+        // Matched by name, because the lab may have died between creating and recording a namespace.
         let family = format!("{FAMILY}{}-", state.id);
         for name in netns_names()?.iter().filter(|name| name.starts_with(&family)) {
             remove_netns(name)?;
@@ -357,7 +355,6 @@ fn remove_netns(name: &str) -> Result<(), LabError> {
     }
     match tools::output(["ip", "netns", "del", name]) {
         Err(error) if fs::exists(Path::new("/run/netns").join(name)).unwrap_or(true) => Err(error),
-        // Another `down` or a guardian was faster.
         _ => Ok(()),
     }
 }

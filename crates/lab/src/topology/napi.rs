@@ -14,9 +14,8 @@ use crate::{
     tools::{self, output_in},
 };
 
-/// SCHED_FIFO, ahead of all programs: packets are received at once although programs keep the CPUs busy, as
-/// with an interrupt. A thread with mere niceness would wait for the end of a time slice of some
-/// milliseconds, in which a veth's ring of 256 packets overflows.
+/// SCHED_FIFO, ahead of all programs: a merely nice thread waits for the end of a time slice, in which a
+/// veth's ring of 256 packets overflows.
 const PRIORITY: &str = "1";
 const LOOKS: usize = 200;
 const LOOK: Duration = Duration::from_millis(5);
@@ -76,7 +75,7 @@ pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>
 
 pub(super) fn mitigate(entry: &[String], device: &str, mitigation: &Mitigation) -> Result<(), LabError> {
     let Mitigation { gro_flush_timeout_us, napi_defer_hard_irqs } = mitigation;
-    // In nanoseconds; read back, because invalid values are ignored.
+    // Nanoseconds, read back because invalid values are ignored.
     let (timeout, looks) = (format!("{gro_flush_timeout_us}000"), napi_defer_hard_irqs.to_string());
     let script = "mount -t sysfs none /sys && cd \"/sys/class/net/$1\" && echo \"$2\" >gro_flush_timeout && \
                   echo \"$3\" >napi_defer_hard_irqs && cat gro_flush_timeout napi_defer_hard_irqs";

@@ -8,7 +8,6 @@ use crate::{
     tools::{self, output_in},
 };
 
-/// Feature names of `ethtool -k` with their short names for `ethtool -K`; these are shown.
 const SHOWN: [(&str, &str); 8] = [
     ("rx-checksumming", "rx"),
     ("tx-checksumming", "tx"),
@@ -22,8 +21,7 @@ const SHOWN: [(&str, &str); 8] = [
 
 pub(crate) const UNKNOWN: &str = "kernel defaults, not read: `ethtool` is missing (apt-get install ethtool)";
 
-/// Applies `wanted` to a device and returns the resulting features. Without `ethtool` the kernel defaults
-/// stay and the result is empty. `entry` enters the device's namespace.
+/// Returns the resulting features; empty without `ethtool`. `entry` enters the namespace.
 pub(crate) fn apply(
     entry: &[String],
     device: &str,
@@ -35,8 +33,7 @@ pub(crate) fn apply(
     let run = |arguments: &[&str]| output_in(entry, arguments);
     let held = parse(&run(&["ethtool", "-k", device])?);
     for (name, on) in wanted {
-        // One call per feature: ethtool stops at the first one that cannot be changed, and a fixed feature
-        // with the right value is fine.
+        // One call per feature, because ethtool stops at the first one that cannot be changed.
         if held.get(name) != Some(on) {
             let switch = if *on { "on" } else { "off" };
             run(&["ethtool", "-K", device, name, switch]).map_err(|error| {

@@ -12,7 +12,7 @@ use turnpike_strict::{Document, nearest};
 
 use crate::error::LabError;
 
-/// Built-in topologies by name; the first is the default. The changes in the last column override the text.
+/// Built-in topologies; the first is the default. The last column overrides the text.
 const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
     ("veth", include_str!("veth.toml"), &[]),
     ("wire", WIRE, &[]),
@@ -77,16 +77,14 @@ pub(crate) struct Namespace {
     pub(crate) name: String,
     #[serde(default)]
     pub(crate) forward: bool,
-    /// Default routes, one per family.
     #[serde(default)]
     pub(crate) gateways: Vec<IpAddr>,
     /// Prefixes whose addresses are all local, without a device.
     #[serde(default)]
     pub(crate) local: Vec<String>,
-    /// Further routes, from prefix to gateway.
     #[serde(default)]
     pub(crate) routes: BTreeMap<String, IpAddr>,
-    /// Below `/proc/sys/net`, such as `"ipv4/ip_local_port_range" = "1024 65535"`.
+    /// Keys below `/proc/sys/net`, such as `"ipv4/ip_local_port_range" = "1024 65535"`.
     #[serde(default)]
     pub(crate) sysctl: BTreeMap<String, String>,
 }
@@ -109,7 +107,7 @@ pub(crate) struct VethEnd {
     pub(crate) offloads: BTreeMap<String, bool>,
     /// Dedicated NAPI threads receive there.
     pub(crate) napi_cpu: Option<usize>,
-    /// Requires `napi_cpu`.
+    /// Mitigation, which requires `napi_cpu`.
     pub(crate) mitigation: Option<Mitigation>,
 }
 
@@ -118,7 +116,6 @@ pub(crate) struct VethEnd {
 pub(crate) struct Mitigation {
     /// Polling interval in microseconds while packets arrive.
     pub(crate) gro_flush_timeout_us: u32,
-    /// Empty polls before the device interrupts again.
     pub(crate) napi_defer_hard_irqs: u32,
 }
 
@@ -203,9 +200,8 @@ impl Spec {
         self.link.iter().flat_map(|link| &link.ends)
     }
 
-    /// Variables for addresses in commands: `client` and `client6` are the first IPv4 and IPv6 address of
-    /// that namespace, `relay-peer` and `relay-peer6` those of `relay` on its link to `peer`, and
-    /// `peer-prefix` the first prefix local to `peer`.
+    /// Variables: `client` and `client6` are first addresses, `relay-peer` is that of `relay` on its link to
+    /// `peer`, `peer-prefix` the first local prefix.
     pub(crate) fn addresses(&self) -> BTreeMap<String, String> {
         let mut names = BTreeMap::new();
         for link in &self.link {

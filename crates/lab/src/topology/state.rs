@@ -33,7 +33,6 @@ pub(crate) struct SpaceState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessIdentity {
     pub(crate) pid: u32,
-    /// Clock ticks since boot.
     pub(crate) birth: u64,
 }
 
@@ -61,7 +60,7 @@ impl TopologyState {
         Ok(())
     }
 
-    /// Stale: its owner has died or, without an owner, one of its anchors has.
+    /// Returns true if its owner has died or, without an owner, one of its anchors.
     pub(crate) fn is_stale(&self) -> bool {
         match self.owner {
             Some(owner) => !owner.lives(),
@@ -74,7 +73,6 @@ impl TopologyState {
     }
 }
 
-/// Only of this user.
 pub(crate) fn all() -> Result<Vec<TopologyState>, LabError> {
     let directory = directory()?;
     let entries =
@@ -92,8 +90,7 @@ pub(crate) fn path_of(id: &str) -> Result<PathBuf, LabError> {
 }
 
 fn read(path: &Path) -> Option<TopologyState> {
-    // An unreadable state counts as missing; its namespaces are still found by name and its processes by
-    // their mark.
+    // Counts an unreadable state as missing; its namespaces are found by name, its processes by their mark.
     serde_json::from_str(&fs::read_to_string(path).ok()?).ok()
 }
 

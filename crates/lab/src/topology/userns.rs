@@ -12,12 +12,10 @@ use std::{
 
 use crate::{error::LabError, tools};
 
-/// Set in the inner process to the outer one's state directory. Named like [`crate::program::MARK`], because
-/// started programs inherit it.
+/// State directory of the outer process, set in the inner one. Started programs inherit it.
 const INSIDE: &str = "TPLAB_INSIDE";
 
-/// Ensures that this process may create namespaces: as root directly, otherwise by re-executing the same
-/// command in a user namespace through `unshare`. Fails if neither is possible.
+/// Re-executes the command in a user namespace through `unshare` unless this process is root.
 pub(crate) fn enter_if_needed() -> Result<(), LabError> {
     tools::require("ip", "for namespaces")?;
     tools::require("nsenter", "to enter namespaces")?;
@@ -58,12 +56,12 @@ fn can_make_namespaces() -> Result<(), LabError> {
     })
 }
 
-/// Inside the user namespace: the state directory of the outer process.
+/// Returns the state directory of the outer process inside the user namespace.
 pub(crate) fn inherited_directory() -> Option<PathBuf> {
     env::var_os(INSIDE).map(PathBuf::from)
 }
 
-/// State directory of all topologies, created if missing and private to this user.
+/// Creates the directory if missing, private to this user.
 pub(crate) fn directory() -> Result<PathBuf, LabError> {
     let directory = match inherited_directory() {
         Some(directory) => directory,
@@ -75,14 +73,14 @@ pub(crate) fn directory() -> Result<PathBuf, LabError> {
     };
     let cannot = || LabError::io(format!("cannot use {} for the lab's state", directory.display()));
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(cannot())?;
-    // In a shared /tmp another user may have created it first.
+    // Another user may have created it first in a shared /tmp.
     if fs::metadata(&directory).map_err(cannot())?.uid() != uid() {
         return Err(LabError::usage(format!("{} belongs to another user: remove it", directory.display())));
     }
     Ok(directory)
 }
 
-/// Root of the machine or a container, not of our own user namespace.
+/// Excludes root of our own user namespace.
 pub(crate) fn is_root() -> bool {
     uid() == 0 && inherited_directory().is_none()
 }
