@@ -157,7 +157,7 @@ fn by_tls_a_server_is_asked_that_has_the_right_certificate() {
     assert_eq!(reload("localhost", &ca), Ok(()));
     for (host, ca, told) in [
         ("127.0.0.1", &ca, "is for localhost, not for 127.0.0.1"),
-        ("localhost", &strange, "not trusted here"),
+        ("localhost", &strange, "authority that this machine does not trust"),
         ("localhost", &running.dir.path("nowhere.pem"), "nowhere.pem"),
     ] {
         let error = reload(host, ca).expect_err(told);

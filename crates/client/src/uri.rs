@@ -251,7 +251,7 @@ mod tests {
             ("turn:a b", "not a host name"),
             ("turn://a:1", "\"turn:a:1\""),
             ("http://a", "unknown scheme"),
-            ("sip:a:1", "none of turn"),
+            ("sip:a:1", "expected turn:"),
             ("turn:a?transport=sctp", "?transport=udp or ?transport=tcp"),
             ("turn:a?x=1", "?transport=udp or ?transport=tcp"),
             ("stun:a?transport=tcp", "RFC 7064"),

@@ -111,7 +111,7 @@ fn a_client_with_a_taken_port_tries_a_few_others() {
 
     let all = Forgetful::new(listener(&relay, Transport::Udp), usize::MAX);
     let error = run(&load_over(all.address), &StopHandle::default(), |_| {}).unwrap_err().to_string();
-    assert!(error.contains("437") && error.contains("those tried after it"), "{error}");
+    assert!(error.contains("437") && error.contains("ones tried after it"), "{error}");
     let tried = all.refused.load(Ordering::Relaxed);
     assert!((6..=6 * CLIENTS).contains(&tried), "{tried} ports");
 }

@@ -239,7 +239,7 @@ mod tests {
             told[0].0 == Level::Note && told[0].1.contains("10.0.0.1: the server answers 508"),
             "{told:?}"
         );
-        assert!(told[1].0 == Level::Ok && told[1].1.starts_with("refuses 1 IPv4"), "{told:?}");
+        assert!(told[1].0 == Level::Ok && told[1].1.starts_with("refuses 1 forbidden IPv4"), "{told:?}");
     }
 
     #[test]

@@ -414,7 +414,7 @@ fn useless_or_excessive_settings_are_warnings() {
         ),
         (
             "[server]\nproxy_protocol_from = [\"10.0.0.1/32\", \"0.0.0.0/0\"]",
-            &["t.toml:2:23: server.proxy_protocol_from: 0.0.0.0/0", "anybody"],
+            &["t.toml:2:23: server.proxy_protocol_from: 0.0.0.0/0", "every TCP client"],
         ),
         ("[server]\nproxy_protocol_from = [\"::/0\"]", &["server.proxy_protocol_from: ::/0"]),
         ("[fleet]\nzone = \"west\"", &["fleet.url: it is missing", "[fleet]"]),
