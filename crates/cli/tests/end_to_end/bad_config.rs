@@ -20,7 +20,7 @@ fn mistake_in_a_flag_names_the_flag() {
         ("--datapath", "warp", ""),
         ("--workers", "none", ""),
         ("--user", "nocolon", "the colon and the password are missing"),
-        ("--user", "alice:", "behind the colon, is empty"),
+        ("--user", "alice:", "after the colon, is empty"),
         ("--secret", "", "the secret is empty"),
         ("--tls-listen", "127.0.0.1:0", ""),
         ("--dtls-listen", "127.0.0.1:0", ""),
