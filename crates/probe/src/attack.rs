@@ -1,4 +1,4 @@
-//! Attack mode: asks a server the operator owns for what an attacker would ask.
+//! Attack mode: sends the requests of an attacker to an operator's own server.
 //!
 //! With a credential, it requests forbidden peers in every spelling of their addresses and by every method,
 //! and the allocations of other users. Without one, it looks for responses larger than their requests.

@@ -104,7 +104,7 @@ impl ServerAnswer {
     }
 
     fn view(&self) -> View<'_> {
-        View::new_checked(&self.bytes).expect("an answer is made of what has been checked")
+        View::new_checked(&self.bytes).expect("only checked answers are kept")
     }
 }
 

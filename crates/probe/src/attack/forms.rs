@@ -42,8 +42,8 @@ pub(super) fn special() -> impl Iterator<Item = Form> {
 
 /// `public` holds the server's external addresses as peers see them.
 pub(super) fn all(is_v6: bool, server: IpAddr, public: &[IpAddr]) -> impl Iterator<Item = Form> {
-    let public = public.iter().map(|ip| ("its PUBLIC", *ip));
-    let own = [("the server's own", server)].into_iter().chain(public).flat_map(|(name, ip)| {
+    let public = public.iter().map(|ip| ("the server's public address", *ip));
+    let own = [("the server's own address", server)].into_iter().chain(public).flat_map(|(name, ip)| {
         let embedded = match ip {
             IpAddr::V4(ip) => spellings(name, ip).collect(),
             IpAddr::V6(_) => Vec::new(),
@@ -105,7 +105,7 @@ mod tests {
         let server = IpAddr::from([192, 0, 2, 1]);
         let v4: Vec<Form> = all(false, server, &[[192, 0, 2, 2].into()]).collect();
         assert!(v4.iter().any(|form| form.ip == server && form.is_own));
-        assert!(v4.iter().any(|form| form.name == "its PUBLIC as IPv4-mapped"));
+        assert!(v4.iter().any(|form| form.name == "the server's public address as IPv4-mapped"));
         assert!(v4.iter().all(|form| form.ip.is_ipv4() || form.name.ends_with("IPv4-mapped")));
         let v6: Vec<Form> = all(true, server, &[]).collect();
         assert!(v6.iter().all(|form| form.ip.is_ipv6()) && v6.len() > 40, "{}", v6.len());

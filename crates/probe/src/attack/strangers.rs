@@ -93,13 +93,13 @@ fn datagrams() -> Vec<(String, Vec<u8>)> {
             unsigned(method, &|it| _ = it.attribute(kind::MESSAGE_INTEGRITY, &[0; 20])),
         );
         add(
-            "of a user, unsigned",
+            "with a user name, unsigned",
             unsigned(method, &|it| {
                 it.attribute(kind::USERNAME, b"u").attribute(kind::REALM, b"r").attribute(kind::NONCE, b"n");
             }),
         );
         add(
-            "of a user, with a forged nonce",
+            "with a user name and a forged nonce",
             unsigned(method, &|it| {
                 it.attribute(kind::USERNAME, b"u")
                     .attribute(kind::REALM, b"r")
@@ -115,7 +115,7 @@ fn datagrams() -> Vec<(String, Vec<u8>)> {
         add("as an answer", success);
         let mut long = unsigned(method, &|_| ());
         long[3] = 0xFC;
-        add("that says that it is longer", long);
+        add("with a length beyond its end", long);
     }
     let many = unsigned(method::BINDING, &|it| {
         for number in 0..40 {
@@ -175,7 +175,7 @@ fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
     ];
     let mut all = all.map(|(name, bytes)| (name.to_owned(), bytes)).to_vec();
     // A DTLS 1.3 answer is longer than the shortest message that gets one, so padding covers all lengths.
-    for (share, what) in [(1, "with a share of a byte"), (32, "with a whole share")] {
+    for (share, what) in [(1, "with a key share of one byte"), (32, "with a complete key share")] {
         all.extend([0].into_iter().chain(4..48).map(|padding| {
             let bytes = record(&body([0xFE, 0xFD], &[], &NEW_SUITE, &extensions_of_13(share, padding)));
             (format!("a ClientHello of DTLS 1.3 {what}, {} bytes", bytes.len()), bytes)
