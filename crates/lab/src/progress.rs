@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_running_estimate_stands_at_the_end() {
+    fn the_running_estimate_comes_last() {
         let mut progress = RunProgress::new(2, 1, s(10));
         progress.run_begins("a", s(0));
         progress.run_ends(s(10));

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn syscalls_and_hot_symbols_stand_in_the_page() {
+    fn the_page_shows_syscalls_and_hot_symbols() {
         let html = page(&full());
         for text in [
             "Syscalls of new",
