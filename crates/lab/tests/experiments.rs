@@ -69,7 +69,6 @@ patience = 20
     path
 }
 
-/// Runs the lab with blank-separated arguments.
 fn run_words(words: &str) -> Output {
     run(&words.split_whitespace().collect::<Vec<_>>())
 }
@@ -91,7 +90,6 @@ fn recorded(code: i32, make: impl FnOnce(&Path) -> PathBuf) -> Option<(String, R
     Some((said(&output), Record::load(&only_directory(&out)).unwrap()))
 }
 
-/// Checks that the lab of that process left nothing behind.
 fn assert_nothing_left(pid: u32) {
     let id = format!("{pid}.0");
     assert_eq!(namespaces(&format!("tplab-{id}-")), Vec::<String>::new());

@@ -24,7 +24,7 @@ use std::{
 use serde_json::Value;
 
 const CLIENTS: u32 = 200;
-/// Per client.
+/// Messages per client.
 const MESSAGES: u32 = 500;
 const SIZE: &str = "120";
 

@@ -132,7 +132,6 @@ enum Mischief {
     None,
     Drop,
     Double,
-    /// Delays by [`DELAY`].
     Delay,
 }
 

@@ -18,7 +18,6 @@ fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
-/// Relay that redirects every client.
 fn signpost(
     to: &[(SocketAddr, Option<&str>)],
     certificate: Option<&Certificate>,

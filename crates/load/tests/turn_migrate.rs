@@ -22,7 +22,6 @@ use turnpike_load::{
 use turnpike_relay::Relay;
 
 const CLIENTS: u16 = 4;
-/// Datagrams per second and client.
 const PPS: u16 = 100;
 
 fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {

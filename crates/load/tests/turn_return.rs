@@ -19,7 +19,6 @@ fn allocations(relay: &Relay) -> u64 {
     relay.snapshots().iter().map(|worker| worker.allocations).sum()
 }
 
-/// Data relayed to clients.
 fn relayed(relay: &Relay) -> u64 {
     relay.snapshots().iter().map(|worker| worker.turn.to_client_datagrams).sum()
 }

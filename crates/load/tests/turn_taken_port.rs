@@ -23,7 +23,6 @@ const ALLOCATE: [u8; 2] = [0x00, 0x03];
 /// Proxy that answers 437 for the first ports it sees.
 struct Forgetful {
     address: SocketAddr,
-    /// Number of ports refused.
     refused: Arc<AtomicUsize>,
     ends: Arc<AtomicBool>,
 }
@@ -84,7 +83,6 @@ fn pass_on(
     }
 }
 
-/// Passes the server's packets on to a client.
 fn answer(way: UdpSocket, socket: UdpSocket, to: SocketAddr, ends: Arc<AtomicBool>) {
     thread::spawn(move || {
         let mut buffer = [0; 2048];

@@ -31,7 +31,7 @@ fn server() -> Relay {
     })
 }
 
-/// In the format of `turnpike credentials --token-key`.
+/// Token in the format of `turnpike credentials --token-key`.
 fn token(
     kid: &str,
     key: [u8; 32],

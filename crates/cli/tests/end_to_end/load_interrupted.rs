@@ -79,5 +79,9 @@ fn run_interrupted_before_measuring_reports_nothing() {
     load.signal("INT");
     let ended = load.wait(SOON).ended(1);
     assert!(ended.stdout.is_empty(), "{}", ended.output());
-    assert!(ended.stderr.contains("interrupted during the warm-up: nothing was measured"), "{}", ended.output());
+    assert!(
+        ended.stderr.contains("interrupted during the warm-up: nothing was measured"),
+        "{}",
+        ended.output()
+    );
 }

@@ -22,7 +22,6 @@ pub(crate) fn as_lab() {
     }
 }
 
-/// Command `turnpike lab ARGUMENTS`, not yet started.
 pub(crate) fn lab(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -93,7 +92,6 @@ fn run_in_user_namespace() {
     }
 }
 
-/// Namespaces with this prefix.
 pub(crate) fn namespaces(prefix: &str) -> Vec<String> {
     let list = Command::new("ip").args(["netns", "list"]).output().unwrap();
     String::from_utf8_lossy(&list.stdout)
@@ -104,7 +102,6 @@ pub(crate) fn namespaces(prefix: &str) -> Vec<String> {
         .collect()
 }
 
-/// Number of processes with the mark of this lab.
 pub(crate) fn marked(id: &str) -> usize {
     let mark = format!("TPLAB={id}");
     fs::read_dir("/proc")
@@ -117,20 +114,17 @@ pub(crate) fn marked(id: &str) -> usize {
         .count()
 }
 
-/// Sends a signal by name to a child process.
 pub(crate) fn signal(child: &Child, name: &str) {
     let pid = child.id().to_string();
     assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
 }
 
-/// The only directory below `base`.
 pub(crate) fn only_directory(base: &Path) -> std::path::PathBuf {
     let entries: Vec<_> = fs::read_dir(base).unwrap().flatten().map(|entry| entry.path()).collect();
     assert_eq!(entries.len(), 1, "{entries:?}");
     entries.into_iter().next().unwrap()
 }
 
-/// Number of entries in a directory; 0 if it does not exist.
 pub(crate) fn entries(base: &Path) -> usize {
     fs::read_dir(base).map_or(0, Iterator::count)
 }

@@ -49,11 +49,9 @@ impl Users for OneUser {
     }
 }
 
-/// Settings that tests vary.
 pub(crate) struct Wishes {
     pub(crate) max_allocations_per_user: usize,
     pub(crate) allow_loopback: bool,
-    /// Listen and relay address.
     pub(crate) address: IpAddr,
     pub(crate) datapath: Datapath,
 }
@@ -73,12 +71,10 @@ pub(crate) fn relay(wishes: &Wishes) -> Relay {
     relay_with(wishes, |_| {})
 }
 
-/// Relay with further changes to its configuration.
 pub(crate) fn relay_with(wishes: &Wishes, change: impl FnOnce(&mut turnpike_relay::Config)) -> Relay {
     relay_of(wishes, Arc::new(OneUser), change)
 }
 
-/// Relay with other users.
 pub(crate) fn relay_of(
     wishes: &Wishes,
     users: Arc<dyn CredentialStore>,
@@ -111,7 +107,6 @@ pub(crate) fn relay_of(
     Relay::start(&config, users, Arc::new(())).unwrap()
 }
 
-/// Certificate with its key, and the PEM that a client trusts.
 pub(crate) struct Certificate {
     pub(crate) identity: Identity,
     pub(crate) pem: String,
@@ -136,7 +131,6 @@ pub(crate) fn listen_to_all(config: &mut turnpike_relay::Config, certificate: Op
     }
 }
 
-/// Listener for a transport.
 pub(crate) fn listener(relay: &Relay, transport: Transport) -> SocketAddr {
     let listeners = relay.listeners();
     match transport {
@@ -155,7 +149,6 @@ pub(crate) fn counter(relay: &Relay, family: &str, label: &str) -> u64 {
     relay.snapshots().iter().flat_map(|worker| worker.turn.counters().filter_map(counts)).sum()
 }
 
-/// Waits until a counter has reached a value.
 pub(crate) fn wait_for_counter(relay: &Relay, family: &str, label: &str, value: u64) {
     eventually(&format!("{family} {label} is {value}"), || counter(relay, family, label) >= value);
     assert_eq!(counter(relay, family, label), value, "{family} {label}");
