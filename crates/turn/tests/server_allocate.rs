@@ -1,11 +1,11 @@
-//! Allocate (RFC 8656 section 7): what it grants and every reason to refuse.
+//! Allocate (RFC 8656 section 7): grants and all refusals.
 
 use crate::common::{turn::*, *};
 use stun_types::attribute::AttributeStaticType as _;
 use turnpike_turn::server::{OpenRelay, OpenRequest};
 
 #[test]
-fn an_allocation_tells_relayed_and_mapped_address_and_lifetime() {
+fn an_allocate_returns_relayed_and_mapped_address_and_lifetime() {
     let mut world = World::new();
     let reply = world.ask_as("alice", Ask::allocate()).success();
     assert_eq!(reply.relayed(), [address("203.0.113.1:50002")]);
@@ -62,9 +62,9 @@ fn malformed_and_contradictory_requests_are_refused() {
     assert_eq!(world.server.policy_mut().held(), 0);
 }
 
-/// RFC 8656 section 3.7: no socket tells the DF bit of an IPv4 datagram that is translated.
+/// RFC 8656 section 3.7: sockets do not report the DF bit of a translated IPv4 datagram.
 #[test]
-fn dont_fragment_is_unknown_where_ipv4_datagrams_are_relayed_by_ipv6() {
+fn dont_fragment_is_unknown_for_ipv4_to_ipv6_relaying() {
     let v6 = || Ask::allocate().with(&RequestedAddressFamily::new(AddressFamily::IPV6));
     let both = || Ask::allocate().with(&AdditionalAddressFamily::new(AddressFamily::IPV6));
     let (udp, tcp, dtls) = (0, 1, 3);
@@ -89,7 +89,7 @@ fn dont_fragment_is_unknown_where_ipv4_datagrams_are_relayed_by_ipv6() {
 }
 
 #[test]
-fn a_family_without_relay_address_is_440() {
+fn a_family_without_a_relay_address_is_440() {
     let mut world = World::with(ServerConfig { relay_v6: false, ..config() });
     let alice = world.credentials("alice", Scheme::Md5);
     let v6 = RequestedAddressFamily::new(AddressFamily::IPV6);
@@ -111,7 +111,7 @@ fn another_allocate_on_the_same_5_tuple_is_437() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(437));
-    // The listener and our address are parts of the 5-tuple, and of neither does the nonce depend.
+    // Listener and local address are part of the 5-tuple; the nonce depends on neither.
     world.client.local = address("192.0.2.2:3478");
     world.ask(&Ask::allocate().signed(&alice)).success();
     world.client.listener.0 = 1;
@@ -120,7 +120,7 @@ fn another_allocate_on_the_same_5_tuple_is_437() {
 }
 
 #[test]
-fn a_relay_socket_that_cannot_be_opened_is_508_and_leaves_nothing() {
+fn a_failed_relay_socket_is_508_and_leaves_no_state() {
     for (result, code) in [(OpenResult::NoCapacity, 508), (OpenResult::UnsupportedFamily, 440)] {
         let mut world = World::new();
         let alice = world.credentials("alice", Scheme::Sha256);
@@ -134,13 +134,13 @@ fn a_relay_socket_that_cannot_be_opened_is_508_and_leaves_nothing() {
         assert_eq!(world.server.policy_mut().held(), 0);
         assert_eq!(world.server.poll_timeout(), None);
         assert!(world.effects().is_empty());
-        // The same request may be tried again.
+        // The same request may be retried.
         world.ask(&ask).success();
     }
 }
 
 #[test]
-fn a_relay_socket_opened_for_an_allocation_that_is_gone_is_given_back() {
+fn a_relay_socket_of_an_ended_allocation_is_returned() {
     let mut world = World::new();
     let request = world.feed_as("alice", Ask::allocate()).opens();
     world.server.close_all(world.now, ClosedReason::Shutdown);
@@ -157,7 +157,7 @@ fn a_relay_socket_opened_for_an_allocation_that_is_gone_is_given_back() {
 }
 
 #[test]
-fn even_port_asks_for_an_even_port() {
+fn even_port_requests_an_even_port() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let ask = Ask::allocate().with(&EvenPort::new(false)).signed(&alice);
@@ -170,7 +170,7 @@ fn even_port_asks_for_an_even_port() {
 }
 
 #[test]
-fn a_reserved_port_is_found_again_by_its_token_and_family() {
+fn a_reserved_port_is_requested_by_its_token_and_family() {
     for (family, asked) in [(Family::V4, AddressFamily::IPV4), (Family::V6, AddressFamily::IPV6)] {
         let mut world = World::with(streams());
         let alice = world.credentials("alice", Scheme::Md5);
@@ -180,7 +180,7 @@ fn a_reserved_port_is_found_again_by_its_token_and_family() {
         let reply = world.open(&request).success();
         assert_eq!(reply.get::<ReservationToken>().token().to_be_bytes(), token);
 
-        // From another 5-tuple, as RTCP's would be, and over another transport.
+        // From another 5-tuple, as for RTCP, and over another transport.
         for from in [client(40_001), stream(40_001)] {
             world.client = from;
             let alice = world.credentials("alice", Scheme::Md5);
@@ -193,14 +193,14 @@ fn a_reserved_port_is_found_again_by_its_token_and_family() {
                 OpenRelay { family, transport: RelayTransport::Udp, port: PortRequest::Reserved(token) }
             );
             assert_eq!(second, None);
-            // Expired or never given: the runtime knows.
+            // Expired or unknown: the runtime decides.
             assert_eq!(world.opened(allocation, OpenResult::NoCapacity, None).code(), Some(508));
         }
     }
 }
 
 #[test]
-fn tokens_do_not_repeat() {
+fn reservation_tokens_do_not_repeat() {
     let mut world = World::new();
     let mut seen = std::collections::HashSet::new();
     for port in 1..100 {
@@ -227,7 +227,7 @@ fn no_request_works_before_the_relay_socket_is_open() {
 }
 
 #[test]
-fn draining_refuses_new_allocations_and_keeps_the_old() {
+fn draining_refuses_new_allocations_and_keeps_existing_ones() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();

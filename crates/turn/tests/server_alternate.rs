@@ -1,4 +1,4 @@
-//! 300 (Try Alternate): who is sent where, and when (RFC 8489 section 10, RFC 8656 section 7.2).
+//! Redirects with 300 (Try Alternate): conditions and targets (RFC 8489 section 10, RFC 8656 section 7.2).
 
 use crate::common::*;
 use stun_types::attribute::{AlternateDomain, AttributeStaticType as _};
@@ -27,10 +27,10 @@ fn ask(world: &mut World, scheme: Scheme) -> Reply {
 }
 
 #[test]
-fn always_means_every_allocation_of_who_has_authenticated() {
+fn always_redirects_every_authenticated_allocate() {
     let mut world = World::with(with(vec![alternate(V4, AlternateWhen::Always)]));
     let challenge = world.ask(&Ask::allocate());
-    assert_eq!(challenge.code(), Some(401), "an unauthenticated request learns nothing");
+    assert_eq!(challenge.code(), Some(401), "an unauthenticated request is not redirected");
     assert!(challenge.alternates().is_empty());
     let reply = ask(&mut world, Scheme::Md5);
     assert_eq!((reply.code(), reply.alternates()), (Some(300), vec![address(V4)]));
@@ -40,7 +40,7 @@ fn always_means_every_allocation_of_who_has_authenticated() {
 }
 
 #[test]
-fn a_wrong_password_is_told_no_other_server() {
+fn a_wrong_password_is_not_redirected() {
     let mut world = World::with(with(vec![alternate(V4, AlternateWhen::Always)]));
     let mut guess = world.credentials("alice", Scheme::Md5);
     guess.password = "guess".to_owned();
@@ -49,20 +49,20 @@ fn a_wrong_password_is_told_no_other_server() {
 }
 
 #[test]
-fn without_authentication_nobody_is_redirected() {
+fn without_authentication_no_client_is_redirected() {
     let mut world =
         World::with(ServerConfig { authenticate: false, ..with(vec![alternate(V4, AlternateWhen::Always)]) });
     world.ask(&Ask::allocate()).success();
 }
 
 #[test]
-fn a_malformed_request_is_a_bad_request_wherever_it_would_go() {
+fn a_malformed_request_is_refused_instead_of_redirected() {
     let mut world = World::with(with(vec![alternate(V4, AlternateWhen::Always)]));
     assert_eq!(world.ask_as("alice", Ask::new(ALLOCATE)).code(), Some(400));
 }
 
 #[test]
-fn while_draining_clients_are_sent_on_instead_of_508() {
+fn a_draining_server_redirects_instead_of_508() {
     for (when, before) in
         [(AlternateWhen::Drain, None), (AlternateWhen::Full, None), (AlternateWhen::Always, Some(300))]
     {
@@ -79,7 +79,7 @@ fn while_draining_clients_are_sent_on_instead_of_508() {
 }
 
 #[test]
-fn an_allocation_that_exists_lives_on() {
+fn an_existing_allocation_is_not_redirected() {
     let mut world = World::with(with(vec![alternate(V4, AlternateWhen::Drain)]));
     let (alice, _) = world.allocated();
     world.server.set_draining(true);
@@ -88,7 +88,7 @@ fn an_allocation_that_exists_lives_on() {
 }
 
 #[test]
-fn a_full_server_sends_on_and_a_user_at_the_limit_stays() {
+fn a_full_server_redirects_but_not_a_user_at_the_limit() {
     for (when, code) in [(AlternateWhen::Full, 300), (AlternateWhen::Drain, 508)] {
         let policy = TestPolicy { per_user: 2, total: 3, ..TestPolicy::default() };
         let mut world = World::with_policy(with(vec![alternate(V4, when)]), policy);
@@ -108,12 +108,12 @@ fn a_full_server_sends_on_and_a_user_at_the_limit_stays() {
 }
 
 #[test]
-fn no_free_port_sends_on_and_gives_the_quota_back() {
+fn a_server_without_ports_redirects_and_releases_the_quota() {
     let mut world = World::with(with(vec![alternate(V4, AlternateWhen::Full)]));
     for (result, code) in [(OpenResult::NoCapacity, 300), (OpenResult::UnsupportedFamily, 440)] {
         let alice = world.credentials("alice", Scheme::Sha256);
         let Outcome::Open(request) = world.feed(&Ask::allocate().fingerprint().signed(&alice).bytes()) else {
-            panic!("it is to be opened")
+            panic!("expected an open request")
         };
         let reply = world.opened(request.allocation, result, None);
         assert_eq!(reply.code(), Some(code));
@@ -123,7 +123,7 @@ fn no_free_port_sends_on_and_gives_the_quota_back() {
 }
 
 #[test]
-fn the_family_of_the_client_comes_first_and_decides() {
+fn the_first_alternate_has_the_clients_family() {
     let both = vec![alternate(V6, AlternateWhen::Always), alternate(V4, AlternateWhen::Always)];
     let mut world = World::with(with(both));
     assert_eq!(ask(&mut world, Scheme::Md5).alternates(), [address(V4), address(V6)]);
@@ -131,14 +131,14 @@ fn the_family_of_the_client_comes_first_and_decides() {
     assert_eq!(ask(&mut world, Scheme::Md5).alternates(), [address(V6), address(V4)]);
 
     let mut only_v6 = World::with(with(vec![alternate(V6, AlternateWhen::Always)]));
-    assert_eq!(ask(&mut only_v6, Scheme::Md5).code(), None, "no address of its family: served here");
+    assert_eq!(ask(&mut only_v6, Scheme::Md5).code(), None, "no alternate of its family: served here");
     only_v6.client.address.set_port(1);
     only_v6.server.set_draining(true);
     assert_eq!(ask(&mut only_v6, Scheme::Md5).code(), Some(508));
 }
 
 #[test]
-fn several_take_turns() {
+fn several_alternates_take_turns() {
     let other = "198.51.100.2:3478";
     let mut world = World::with(with(vec![
         alternate(V4, AlternateWhen::Always),
@@ -150,7 +150,7 @@ fn several_take_turns() {
 }
 
 #[test]
-fn a_domain_is_for_secure_transports_and_clients_that_know_it() {
+fn a_domain_is_sent_over_secure_transports_to_rfc_8489_clients() {
     let named =
         Alternate { domain: Some("turn2.example.org".to_owned()), ..alternate(V4, AlternateWhen::Always) };
     let mut world = World::with(with(vec![named]));
@@ -173,7 +173,7 @@ fn a_domain_is_for_secure_transports_and_clients_that_know_it() {
 }
 
 #[test]
-fn one_domain_stands_for_all_that_is_told() {
+fn both_alternate_addresses_share_one_domain() {
     let named = |at, domain: &str| Alternate {
         domain: Some(domain.to_owned()),
         ..alternate(at, AlternateWhen::Always)
@@ -188,7 +188,7 @@ fn one_domain_stands_for_all_that_is_told() {
 }
 
 #[test]
-fn each_transport_may_have_its_own() {
+fn each_transport_may_have_its_own_alternate() {
     let tls = "198.51.100.2:5349";
     let mut world = World::with(with(vec![
         Alternate {

@@ -1,4 +1,4 @@
-//! Refusals to prefixes: whoever forges a source address makes the server send there no more than it may.
+//! Limit on refusals per prefix: forged source addresses cause only a bounded number of responses.
 
 use crate::common::*;
 use turnpike_turn::server::RefusalLimit;
@@ -11,7 +11,7 @@ fn bounded() -> ServerConfig {
     }
 }
 
-/// Answers to so many bare requests from ports of one address.
+/// Number of responses to bare requests from ports of one address.
 fn answered(world: &mut World, listener: u16, last: u8, requests: u16) -> usize {
     let asked = (1..=requests).filter(|port| {
         let address = ([198, 51, 100, last], *port).into();
@@ -22,10 +22,10 @@ fn answered(world: &mut World, listener: u16, last: u8, requests: u16) -> usize 
 }
 
 #[test]
-fn a_prefix_gets_no_more_refusals_than_it_may_and_others_get_theirs() {
+fn a_prefix_gets_limited_refusals_and_others_get_theirs() {
     let mut world = World::with(bounded());
     assert_eq!(answered(&mut world, 0, 1, 100), 20, "two seconds' worth");
-    assert_eq!(answered(&mut world, 0, 200, 100), 0, "its neighbours count with it");
+    assert_eq!(answered(&mut world, 0, 200, 100), 0, "its neighbours share the limit");
     assert_eq!(world.dropped(DropReason::RefusalLimit), 180);
     world.client = client(1);
     assert!(matches!(world.feed(&Ask::allocate().bytes()), Outcome::Reply(_)), "another prefix");
@@ -34,7 +34,7 @@ fn a_prefix_gets_no_more_refusals_than_it_may_and_others_get_theirs() {
 }
 
 #[test]
-fn streams_and_whoever_has_authenticated_are_answered_as_ever() {
+fn streams_and_authenticated_clients_are_not_limited() {
     let mut world = World::with(bounded());
     assert_eq!(answered(&mut world, 1, 1, 100), 100, "over TCP");
     world.client = Client { address: address("198.51.100.1:5000"), ..client(1) };

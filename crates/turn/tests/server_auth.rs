@@ -11,7 +11,8 @@ const MESSAGE_INTEGRITY: u16 = 0x0008;
 const MESSAGE_INTEGRITY_SHA256: u16 = 0x001C;
 const USERHASH: u16 = 0x001E;
 
-/// Asserts that a 401 or 438 has all that the next attempt needs and nothing of a user or a key (section 9.2.4).
+/// Asserts that a 401 or 438 has everything the next attempt needs, and nothing of a user or key (section
+/// 9.2.4).
 #[track_caller]
 fn is_challenge(reply: &Reply, code: u16) {
     assert_eq!(reply.code(), Some(code));
@@ -29,7 +30,7 @@ fn lacks(reply: &Reply, kinds: &[u16]) {
     kinds.iter().for_each(|kind| assert_eq!(reply.raw(*kind), None, "{kind:#06x}"));
 }
 
-/// Asserts that an answer to a signed request is signed, and repeats nothing that the client knows (section 9.2.4).
+/// Asserts that the response is signed and does not repeat the client's credentials (section 9.2.4).
 #[track_caller]
 fn is_signed_answer(reply: &Reply, credentials: &Credentials) {
     assert!(reply.is_signed(credentials), "{:?}", credentials.scheme);
@@ -37,7 +38,7 @@ fn is_signed_answer(reply: &Reply, credentials: &Credentials) {
 }
 
 #[test]
-fn a_request_without_credentials_is_challenged_with_realm_nonce_and_algorithms() {
+fn an_unauthenticated_request_gets_realm_nonce_and_algorithms() {
     let mut world = World::new();
     let challenge = world.ask(&Ask::allocate());
     is_challenge(&challenge, 401);
@@ -70,10 +71,10 @@ fn every_scheme_is_accepted() {
     }
 }
 
-/// RFC 8489 section 9.2.4: the password algorithm decides, not the attribute that the request has. A client that names an algorithm and
-/// still signs with SHA-1 gets SHA-1 as well.
+/// RFC 8489 section 9.2.4: the password algorithm decides, not the attribute in the request. A client that
+/// names an algorithm but signs with SHA-1 gets SHA-1 as well.
 #[test]
-fn a_password_algorithm_is_answered_by_sha256_and_none_by_sha1() {
+fn a_password_algorithm_is_answered_with_sha256_and_none_with_sha1() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let key = Key::long_term(KeyAlgorithm::Md5, &alice.user, REALM, alice.password.as_bytes());
@@ -89,7 +90,7 @@ fn a_password_algorithm_is_answered_by_sha256_and_none_by_sha1() {
             (named(Ask::new(method)), Mac::Sha1, true, true),
             (named(Ask::new(method)), Mac::Sha256, false, true),
         ] {
-            let Outcome::Reply(reply) = world.feed(&md5(&ask, asked)) else { panic!("no answer") };
+            let Outcome::Reply(reply) = world.feed(&md5(&ask, asked)) else { panic!("no response") };
             let reply = Reply(reply);
             assert!([Some(400), Some(437)].contains(&reply.code()), "past authentication");
             let verified = [Mac::Sha1, Mac::Sha256].map(|mac| reply.verifies(&key, mac));
@@ -99,7 +100,7 @@ fn a_password_algorithm_is_answered_by_sha256_and_none_by_sha1() {
 }
 
 #[test]
-fn of_two_integrity_attributes_sha256_decides() {
+fn sha256_takes_precedence_over_sha1_integrity() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let key = |password: &str| Key::long_term(KeyAlgorithm::Md5, "alice", REALM, password.as_bytes());
@@ -123,7 +124,7 @@ fn a_signed_request_gets_a_signed_error() {
 }
 
 #[test]
-fn refused_credentials_are_401_with_a_reason_for_the_log() {
+fn refused_credentials_are_401_and_logged_with_a_reason() {
     let mut world = World::new();
     let mut wrong_key = world.credentials("alice", Scheme::Md5);
     wrong_key.password = "guess".to_owned();
@@ -148,7 +149,7 @@ fn refused_credentials_are_401_with_a_reason_for_the_log() {
 }
 
 #[test]
-fn a_wrong_key_behind_a_userhash_is_told_with_the_users_name() {
+fn a_wrong_key_with_userhash_is_logged_with_the_username() {
     let mut world = World::new();
     let mut guess = world.credentials("alice", Scheme::Userhash);
     guess.password = "guess".to_owned();
@@ -161,7 +162,7 @@ fn a_wrong_key_behind_a_userhash_is_told_with_the_users_name() {
 }
 
 #[test]
-fn a_flood_of_refusals_makes_few_effects_and_counts_the_rest() {
+fn a_flood_of_refusals_emits_few_effects_and_counts_the_rest() {
     let mut world = World::new();
     let mut guess = world.credentials("alice", Scheme::Md5);
     guess.password = "guess".to_owned();
@@ -173,14 +174,14 @@ fn a_flood_of_refusals_makes_few_effects_and_counts_the_rest() {
     let effects = world.effects();
     assert_eq!(effects.len(), 20);
     let Effect::Refused { username, .. } = &effects[0] else { panic!() };
-    assert_eq!(**username, *guess.user, "whole, and as it was sent");
+    assert_eq!(**username, *guess.user, "complete and as sent");
     world.sleep(1);
     world.feed(&bytes);
     assert!(matches!(&world.effects()[..], [Effect::Refused { suppressed: 480, .. }]));
 }
 
 #[test]
-fn a_flood_from_one_address_leaves_others_their_effects() {
+fn a_flood_from_one_address_does_not_suppress_others() {
     let mut world = World::new();
     let mut guess = world.credentials("alice", Scheme::Md5);
     guess.password = "guess".to_owned();
@@ -194,9 +195,9 @@ fn a_flood_from_one_address_leaves_others_their_effects() {
     assert!(matches!(&world.effects()[..], [Effect::Refused { suppressed: 4980, .. }]));
 }
 
-/// Its address may be forged: it is counted, and nobody is accused.
+/// The source address may be forged, so the refusal is counted but not logged.
 #[test]
-fn a_wrong_realm_without_a_nonce_of_ours_is_counted_and_not_told() {
+fn a_wrong_realm_without_a_valid_nonce_is_counted_not_logged() {
     let mut world = World::new();
     let mut elsewhere = world.credentials("alice", Scheme::Md5);
     elsewhere.realm = "elsewhere.example".to_owned();
@@ -211,7 +212,7 @@ fn a_wrong_realm_without_a_nonce_of_ours_is_counted_and_not_told() {
 }
 
 #[test]
-fn over_tcp_tls_and_dtls_a_wrong_realm_is_told_with_any_nonce() {
+fn a_wrong_realm_over_tcp_tls_or_dtls_is_logged_with_any_nonce() {
     for listener in 1..4 {
         let mut world = World::with(streams());
         world.client.listener = ListenerId(listener);
@@ -224,11 +225,11 @@ fn over_tcp_tls_and_dtls_a_wrong_realm_is_told_with_any_nonce() {
 }
 
 #[test]
-fn integrity_without_username_realm_or_nonce_is_a_bad_request_that_tells_nothing() {
+fn integrity_without_username_realm_or_nonce_is_an_unlogged_400() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     for missing in [0x0006_u16, 0x0014, 0x0015] {
-        // Unsigned attributes by hand, then an integrity attribute that nobody will verify.
+        // Unsigned attributes by hand, then an arbitrary integrity attribute.
         let mut ask = Ask::allocate();
         for (kind, value) in [(0x0006, &alice.user), (0x0014, &alice.realm), (0x0015, &alice.nonce)] {
             if kind != missing {
@@ -240,7 +241,7 @@ fn integrity_without_username_realm_or_nonce_is_a_bad_request_that_tells_nothing
         assert!(!reply.has(Nonce::TYPE) && !reply.has(Realm::TYPE) && !reply.has(Software::TYPE));
         lacks(&reply, &[USERNAME, USERHASH]);
     }
-    // USERHASH is an SHA-256 (section 14.4).
+    // USERHASH is a SHA-256 hash (section 14.4).
     for length in [0, 31, 33] {
         let ask = Ask::allocate().raw(USERHASH, &vec![7; length]).raw(0x0014, alice.realm.as_bytes());
         let ask = ask.raw(0x0015, alice.nonce.as_bytes()).raw(MESSAGE_INTEGRITY, &[0; 20]);
@@ -250,7 +251,7 @@ fn integrity_without_username_realm_or_nonce_is_a_bad_request_that_tells_nothing
 }
 
 #[test]
-fn a_username_of_up_to_763_bytes_is_looked_up_and_a_longer_one_is_a_bad_request() {
+fn a_username_longer_than_763_bytes_is_a_bad_request() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     for (len, code) in [(508, 401), (509, 401), (763, 401), (764, 400)] {
@@ -264,8 +265,8 @@ fn a_username_of_up_to_763_bytes_is_looked_up_and_a_longer_one_is_a_bad_request(
 }
 
 #[test]
-fn a_client_stripped_of_sha256_on_the_way_is_found_out() {
-    // What a man in the middle would have made of the challenge, and the client of that: MD5 as the only algorithm.
+fn a_downgrade_of_the_algorithm_list_is_detected() {
+    // Challenge as altered by a man in the middle, and the client's answer: MD5 as the only algorithm.
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     for (algorithms, algorithm) in [
@@ -291,7 +292,7 @@ fn a_client_stripped_of_sha256_on_the_way_is_found_out() {
 }
 
 #[test]
-fn clearing_the_feature_bits_of_a_nonce_makes_it_worthless() {
+fn clearing_the_feature_bits_invalidates_a_nonce() {
     let mut world = World::new();
     let mut alice = world.credentials("alice", Scheme::Md5);
     alice.nonce = alice.nonce.replace("obMatJos2wAAA", "obMatJos2AAAA");
@@ -310,24 +311,24 @@ fn md5_can_be_refused() {
     assert_eq!(world.server.policy_mut().lookups.get(), 0);
 }
 
-/// Where only MD5 keys are stored, a client that is offered SHA-256 would take it and be refused for ever.
+/// If only MD5 keys are stored, a client offered SHA-256 would use it and always fail.
 #[test]
-fn sha256_is_not_offered_where_no_such_keys_are_stored() {
+fn sha256_is_not_offered_without_stored_sha256_keys() {
     let mut world = World::with(ServerConfig { allow_sha256: false, ..config() });
     let challenge = world.ask(&Ask::allocate());
     assert_eq!(challenge.code(), Some(401));
     let offered =
         Message::from_bytes(&challenge.0).unwrap().raw_attribute(0x8002.into()).unwrap().value.to_vec();
     assert_eq!(offered, [0, 1, 0, 0]);
-    // One who answers a longer list than ours was lied to on the way.
+    // A client that echoes a longer list got an altered challenge.
     let sha256 = world.credentials("alice", Scheme::Sha256);
     assert_eq!(world.ask(&Ask::allocate().signed(&sha256)).code(), Some(400));
     world.ask_as("alice", Ask::allocate()).success();
 }
 
 #[test]
-fn a_nonce_is_stale_after_its_lifetime_and_the_fresh_one_works() {
-    // By default within the hour (RFC 8656 section 5).
+fn a_nonce_turns_stale_and_the_fresh_one_works() {
+    // The default is at most an hour (RFC 8656 section 5).
     let default = ServerConfig::default().nonce_lifetime;
     assert!(default <= 3600);
     for nonce_lifetime in [default, 100] {
@@ -345,7 +346,7 @@ fn a_nonce_is_stale_after_its_lifetime_and_the_fresh_one_works() {
 
 #[test]
 fn a_stale_nonce_with_a_wrong_key_is_401() {
-    // Of an old nonce and a wrong key the key decides (RFC 8489 section 9.2.4).
+    // With an old nonce and a wrong key, the key decides (RFC 8489 section 9.2.4).
     let mut world = World::with(ServerConfig { nonce_lifetime: 100, ..config() });
     let mut alice = world.credentials("alice", Scheme::Md5);
     alice.password = "guess".to_owned();
@@ -353,9 +354,9 @@ fn a_stale_nonce_with_a_wrong_key_is_401() {
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(401));
 }
 
-/// RFC 8489 section 9.2.4 has the nonce last of all checks.
+/// RFC 8489 section 9.2.4 checks the nonce last.
 #[test]
-fn a_nonce_that_was_never_given_to_the_client_is_438_after_user_and_key() {
+fn a_foreign_nonce_is_438_after_user_and_key_checks() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     world.client.address = address("192.0.2.8:40000");
@@ -370,20 +371,20 @@ fn a_nonce_that_was_never_given_to_the_client_is_438_after_user_and_key() {
         assert_eq!(code(&mut world, &of("nobody", "guess")), Some(401));
         assert_eq!(code(&mut world, &of("alice", "guess")), Some(401));
         assert_eq!(code(&mut world, &of("alice", &alice.password)), Some(438));
-        // Its address may be forged: it is counted, and nobody is accused.
+        // The source address may be forged, so the refusal is counted but not logged.
         assert_eq!(world.refusals(), []);
-        // A list of another configuration goes with a nonce of it.
+        // A list from another configuration comes with a nonce from it.
         let listed = Ask::allocate().raw(0x8002, &[0, 1, 0, 0]).raw(0x001D, &[0, 1, 0, 0]);
         let reply = world.ask(&listed.signed(&of("alice", &alice.password)));
         assert_eq!(reply.code(), Some(438));
     }
     world.server.policy_mut().later = true;
-    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(438), "no store is waited for");
+    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(438), "the store is not queried");
     assert!(!world.effects().iter().any(|effect| matches!(effect, Effect::LookUp(_))));
 }
 
 #[test]
-fn a_401_repeats_a_nonce_that_is_still_good() {
+fn a_401_repeats_a_valid_nonce() {
     let mut world = World::with(ServerConfig { nonce_lifetime: 100, ..config() });
     let mut guess = world.credentials("alice", Scheme::Md5);
     guess.password = "guess".to_owned();
@@ -397,9 +398,9 @@ fn a_401_repeats_a_nonce_that_is_still_good() {
     assert_eq!(nonce_of_401(&mut world, asks()), guess.nonce);
     let nobody = Credentials { user: "nobody".to_owned(), ..guess.clone() };
     assert_eq!(nonce_of_401(&mut world, Ask::allocate().signed(&nobody)), guess.nonce);
-    assert_ne!(nonce_of_401(&mut world, Ask::allocate()), guess.nonce, "nothing is repeated");
+    assert_ne!(nonce_of_401(&mut world, Ask::allocate()), guess.nonce, "no nonce to repeat");
     world.sleep(1);
-    assert_ne!(nonce_of_401(&mut world, asks()), guess.nonce, "it has gone stale");
+    assert_ne!(nonce_of_401(&mut world, asks()), guess.nonce, "the nonce is stale");
 }
 
 #[test]
@@ -415,7 +416,7 @@ fn attributes_after_message_integrity_are_ignored() {
     };
     let request = world.feed(&with_lifetime_appended(Ask::allocate(), &alice)).opens();
     assert_eq!(world.open(&request).lifetime(), 600);
-    // An unknown one there is no reason for 420 either.
+    // An unknown attribute there does not cause 420 either.
     let mut bytes = Ask::refresh(700).signed(&alice).bytes();
     bytes.extend_from_slice(&[0x7F, 0xFF, 0, 0]);
     let length = u16::try_from(bytes.len() - 20).unwrap();
@@ -424,11 +425,11 @@ fn attributes_after_message_integrity_are_ignored() {
 }
 
 #[test]
-fn a_request_altered_on_the_way_is_401() {
+fn an_altered_request_is_401() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Sha256);
     let mut bytes = Ask::allocate().signed(&alice).bytes();
-    // REQUESTED-TRANSPORT's protocol number.
+    // Protocol number of REQUESTED-TRANSPORT.
     bytes[24] = 6;
     assert_eq!(world.feed(&bytes).reply().code(), Some(401));
 }
@@ -455,7 +456,7 @@ fn unauthenticated_requests_leave_no_state() {
 }
 
 #[test]
-fn without_authentication_a_closed_network_needs_no_credentials() {
+fn an_open_server_requires_no_credentials() {
     let mut world = World::with(ServerConfig { authenticate: false, ..config() });
     let reply = world.ask(&Ask::allocate()).success();
     assert!(Message::from_bytes(&reply.0).unwrap().raw_attribute(0x0008.into()).is_none());

@@ -1,4 +1,4 @@
-//! Limits of bits per second, as the forwarding table holds them: what passes is counted, in virtual time.
+//! Bandwidth limits on the packet path, with exact counts in virtual time.
 
 use crate::common::*;
 use turnpike_turn::server::{Level, Way};
@@ -14,7 +14,7 @@ fn per_allocation(rate: u64) -> ServerConfig {
     limited(Rates { per_allocation: Some(rate), ..Rates::default() }, None)
 }
 
-/// A client with a channel to one peer and a permission for another.
+/// Client with a channel to one peer and a permission for another.
 fn relaying(world: &mut World, client: Client, user: &str) -> RelayId {
     world.client = client;
     let user = world.credentials(user, Scheme::Md5);
@@ -25,7 +25,7 @@ fn relaying(world: &mut World, client: Client, user: &str) -> RelayId {
     relay
 }
 
-/// Datagrams of 1,000 bytes that pass at once on the channel.
+/// Datagrams of 1,000 bytes that pass immediately on the channel.
 fn passing(world: &mut World, client: Client) -> usize {
     world.client = client;
     let datagram = channel_data(0x4000, &[7; 1000]);
@@ -33,8 +33,8 @@ fn passing(world: &mut World, client: Client) -> usize {
 }
 
 #[test]
-fn each_way_of_an_allocation_has_the_rate_by_channel_and_by_indication() {
-    // 1,000 bytes a millisecond, 100,000 at once.
+fn each_direction_has_the_rate_by_channel_and_by_indication() {
+    // 1,000 bytes per millisecond, with a burst of 100,000.
     let mut world = World::with(per_allocation(8_000_000));
     let relay = relaying(&mut world, client(1), "alice");
     assert_eq!(passing(&mut world, client(1)), 100);
@@ -43,14 +43,14 @@ fn each_way_of_an_allocation_has_the_rate_by_channel_and_by_indication() {
     for peer in [PEER, PERMITTED] {
         let passed =
             (0..50).filter(|_| matches!(world.peer_sends(relay, peer, &[7; 1000]), Outcome::ToClient { .. }));
-        assert_eq!(passed.count(), 50, "the other way");
+        assert_eq!(passed.count(), 50, "the other direction");
     }
     assert_eq!(world.peer_sends(relay, PEER, &[7; 1000]), dropped);
     world.now.ms += 7;
     assert_eq!(passing(&mut world, client(1)), 7);
     assert!(
         matches!(world.feed(&Ask::send(PERMITTED, &[])), Outcome::ToPeer { .. }),
-        "nothing costs nothing"
+        "an empty payload is free"
     );
     let stats = world.server.stats();
     assert_eq!((stats.to_peer_bytes, stats.to_client_bytes), (107_000, 100_000));
@@ -58,7 +58,7 @@ fn each_way_of_an_allocation_has_the_rate_by_channel_and_by_indication() {
 }
 
 #[test]
-fn a_user_a_realm_and_all_together_are_counted_by_what_held_them_up() {
+fn drops_are_counted_by_the_limit_that_caused_them() {
     for (rates, total, reason) in [
         (Rates { per_user: Some(8_000_000), ..Rates::default() }, None, DropReason::UserBandwidth),
         (Rates { per_realm: Some(8_000_000), ..Rates::default() }, None, DropReason::RealmBandwidth),
@@ -71,7 +71,7 @@ fn a_user_a_realm_and_all_together_are_counted_by_what_held_them_up() {
         let passed: Vec<usize> = [1, 2, 3].map(|port| passing(&mut world, client(port))).to_vec();
         let (alice, bob) = (passed[0] + passed[1], passed[2]);
         if reason == DropReason::UserBandwidth {
-            assert_eq!((alice, bob), (100, 100), "each user has it all");
+            assert_eq!((alice, bob), (100, 100), "each user has the full rate");
         } else {
             assert_eq!(alice + bob, 100, "{reason:?}");
         }
@@ -80,7 +80,7 @@ fn a_user_a_realm_and_all_together_are_counted_by_what_held_them_up() {
 }
 
 #[test]
-fn workers_share_what_is_a_users() {
+fn workers_share_a_users_rate() {
     let config = limited(Rates { per_user: Some(80_000_000), ..Rates::default() }, None);
     let mut workers = World::workers(&config, 4);
     for (number, world) in (1..).zip(&mut workers) {
@@ -90,7 +90,7 @@ fn workers_share_what_is_a_users() {
     for _ in 0..4000 {
         for (number, world) in (1..).zip(&mut workers) {
             world.now.ms += 1;
-            // Each offers more than all may have.
+            // Each worker offers more than the total limit.
             world.client = client(number);
             for _ in 0..11 {
                 passed += u64::from(matches!(
@@ -100,13 +100,13 @@ fn workers_share_what_is_a_users() {
             }
         }
     }
-    // 10,000 bytes a millisecond; 1,000,000 at once, and what four workers hold.
+    // 10,000 bytes per millisecond, plus a burst of 1,000,000 and the leases of four workers.
     let brought = (workers[0].now.ms - start) * 10;
     assert!(passed >= brought * 99 / 100 && passed <= brought + 1000 + 4 * 40, "{passed} of {brought}");
 }
 
 #[test]
-fn a_realm_has_rates_of_its_own_and_may_have_none() {
+fn a_realm_may_have_its_own_rates_or_none() {
     let mut config = per_allocation(8_000_000);
     config.bandwidth.realms.insert(REALM.into(), Rates::default());
     let mut world = World::with(config);
@@ -116,7 +116,7 @@ fn a_realm_has_rates_of_its_own_and_may_have_none() {
 }
 
 #[test]
-fn what_a_stream_brings_waits_and_is_not_dropped() {
+fn data_from_a_stream_waits_instead_of_being_dropped() {
     let mut world = World::with(per_allocation(8_000_000));
     let relay = relaying(&mut world, stream(1), "alice");
     assert_eq!(passing(&mut world, stream(1)), 100);
@@ -127,18 +127,18 @@ fn what_a_stream_brings_waits_and_is_not_dropped() {
     assert_eq!(world.feed(&Ask::send(PERMITTED, &[7; 1000])), Outcome::Wait { until_ms, otherwise });
     world.now.ms = until_ms;
     assert!(world.feed(&datagram).goes_to_peer(), "fed again");
-    assert_eq!(world.server.stats().bandwidth_pauses, [3, 0, 0, 0], "the first, when it was counted, too");
+    assert_eq!(world.server.stats().bandwidth_pauses, [3, 0, 0, 0], "including the first one");
     assert_eq!(world.dropped(DropReason::AllocationBandwidth), 0);
-    // Where nobody can be made to wait, it is lost, and said so.
+    // If the caller cannot wait, the message is dropped and counted.
     world.server.not_waited(otherwise);
     assert_eq!(world.dropped(DropReason::AllocationBandwidth), 1);
-    // Peers send datagrams, whatever the client has.
+    // Peers send datagrams whatever the client's transport.
     let to_client = (0..101).map(|_| world.peer_sends(relay, PEER, &[7; 1000])).last();
     assert_eq!(to_client, Some(Outcome::Drop(DropReason::AllocationBandwidth)));
 }
 
 #[test]
-fn connections_take_bytes_from_the_same_buckets_and_give_back_what_they_do_not_carry() {
+fn connections_use_the_same_buckets_and_return_unused_bytes() {
     let mut world = World::with(limited(
         Rates { per_allocation: Some(8_000_000), per_user: Some(16_000_000), ..Rates::default() },
         None,
@@ -158,7 +158,7 @@ fn connections_take_bytes_from_the_same_buckets_and_give_back_what_they_do_not_c
 }
 
 #[test]
-fn a_reload_changes_rates_of_what_there_is_and_a_rate_that_there_was_gives_nobody_a_burst() {
+fn a_reload_changes_rates_without_granting_a_new_burst() {
     let mut world = World::with(per_allocation(8_000_000));
     let relay = relaying(&mut world, client(1), "alice");
     assert_eq!(passing(&mut world, client(1)), 100);
@@ -171,15 +171,15 @@ fn a_reload_changes_rates_of_what_there_is_and_a_rate_that_there_was_gives_nobod
     assert!(!world.server.is_limited(relay.allocation));
     let user = limited(Rates { per_user: Some(8_000_000), ..Rates::default() }, None);
     world.server.reconfigure(world.now, user.clone().into());
-    assert_eq!(passing(&mut world, client(1)), 100, "nobody has used it so far");
+    assert_eq!(passing(&mut world, client(1)), 100, "not used yet");
     world.server.reconfigure(world.now, user.into());
     assert_eq!(passing(&mut world, client(1)), 0);
     world.server.reconfigure(world.now, per_allocation(8_000_000).into());
-    assert_eq!(passing(&mut world, client(1)), 100, "a limit that is new loses nobody anything");
+    assert_eq!(passing(&mut world, client(1)), 100, "a new limit starts with a full burst");
 }
 
 #[test]
-fn a_new_allocation_of_a_user_has_no_burst_of_its_own() {
+fn a_users_new_allocation_gets_no_extra_burst() {
     let mut world = World::with(limited(Rates { per_user: Some(8_000_000), ..Rates::default() }, None));
     relaying(&mut world, client(1), "alice");
     assert_eq!(passing(&mut world, client(1)), 100);
@@ -189,8 +189,8 @@ fn a_new_allocation_of_a_user_has_no_burst_of_its_own() {
 }
 
 #[test]
-fn no_rule_but_the_rates_holds_up_who_is_within_them() {
-    // All there is to say about a packet still holds.
+fn rates_do_not_replace_other_rules() {
+    // All other rules still apply.
     let mut config = per_allocation(8_000_000);
     config.peers = PeerRules { deny: vec!["198.41.0.5".parse().unwrap()], ..PeerRules::default() };
     let mut world = World::with(config);

@@ -1,4 +1,4 @@
-//! Binding (RFC 8489 section 12), FINGERPRINT, unknown attributes, and what is no request at all.
+//! Binding (RFC 8489 section 12), FINGERPRINT, unknown attributes, and messages that are not requests.
 
 use crate::common::*;
 use stun_types::{
@@ -7,7 +7,7 @@ use stun_types::{
 };
 
 #[test]
-fn a_binding_request_learns_the_address_it_came_from() {
+fn a_binding_request_returns_its_source_address() {
     let mut world = World::with(streams());
     for listener in 0..4 {
         for from in ["192.0.2.7:40000", "[2001:db8::7]:40000"] {
@@ -59,10 +59,10 @@ fn unknown_comprehension_required_attributes_are_420_and_listed() {
     assert_eq!(world.ask(&Ask::allocate().raw(0x7FFF, b"x")).code(), Some(401));
 }
 
-/// stuntman's client and others put CHANGE-REQUEST into each request, because there are servers that answer no other.
+/// stuntman's client and others add CHANGE-REQUEST to every request, because some servers answer no other.
 #[test]
-fn a_change_request_that_asks_for_no_change_is_as_if_absent() {
-    // As stuntman's `stunclient` in its basic mode sends it, header and all.
+fn a_change_request_without_flags_is_ignored() {
+    // Request of stuntman's `stunclient` in basic mode.
     let stuntman = [
         &[0, 1, 0, 8, 0x21, 0x12, 0xA4, 0x42, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2][..],
         &[0, 3, 0, 4, 0, 0, 0, 0],
@@ -72,7 +72,7 @@ fn a_change_request_that_asks_for_no_change_is_as_if_absent() {
         let listeners = vec![ListenerProfile { transport, ..ListenerProfile::default() }];
         let mut world = World::with(ServerConfig { listeners, ..config() });
         assert_eq!(world.feed(&stuntman).reply().success().mapped(), world.client.address);
-        // Bits that mean nothing are none that ask.
+        // Undefined bits are ignored.
         world.ask(&Ask::new(BINDING).raw(0x0003, &[0xFF, 0xFF, 0xFF, 0xF9])).success();
         for asks in [&[0, 0, 0, 2][..], &[0, 0, 0, 4], &[0, 0, 0, 6], &[0, 0, 0], &[]] {
             let reply = world.ask(&Ask::new(BINDING).raw(0x0003, asks));
@@ -82,7 +82,7 @@ fn a_change_request_that_asks_for_no_change_is_as_if_absent() {
     }
 }
 
-/// The request of RFC 5769 section 2.1: PRIORITY, ICE-CONTROLLED, USERNAME, MESSAGE-INTEGRITY and FINGERPRINT.
+/// Request of RFC 5769 section 2.1: PRIORITY, ICE-CONTROLLED, USERNAME, MESSAGE-INTEGRITY and FINGERPRINT.
 const ICE_CHECK: &[u8] = b"\x00\x01\x00\x58\x21\x12\xa4\x42\xb7\xe7\xa7\x01\xbc\x34\xd6\x86\xfa\x87\xdf\xae\
     \x80\x22\x00\x10STUN test client\x00\x24\x00\x04\x6e\x00\x01\xff\
     \x80\x29\x00\x08\x93\x2f\xf9\xb1\x51\x26\x3b\x36\x00\x06\x00\x09evtj:h6vY\x20\x20\x20\
@@ -90,23 +90,23 @@ const ICE_CHECK: &[u8] = b"\x00\x01\x00\x58\x21\x12\xa4\x42\xb7\xe7\xa7\x01\xbc\
     \x80\x28\x00\x04\xe5\x7a\x3b\xcf";
 
 #[test]
-fn attributes_of_ice_in_a_binding_are_ignored() {
+fn ice_attributes_in_a_binding_request_are_ignored() {
     let mut world = World::new();
     let reply = world.feed(ICE_CHECK).reply().success();
     assert_eq!(reply.mapped(), world.client.address);
-    assert!(reply.has(Fingerprint::TYPE), "as the request has one");
-    // Before MESSAGE-INTEGRITY, whoever controls, with a nomination: RFC 8445 section 7.1.
+    assert!(reply.has(Fingerprint::TYPE), "like the request");
+    // Before MESSAGE-INTEGRITY, in either role, with a nomination: RFC 8445 section 7.1.
     for role in [0x8029, 0x802A] {
         let check = Ask::new(BINDING).raw(0x0024, &[0x6E, 0, 1, 0xFF]).raw(0x0025, &[]).raw(role, &[7; 8]);
         world.ask(&check.fingerprint()).success();
     }
     let reply = world.ask(&Ask::new(BINDING).raw(0x0024, &[0; 4]).raw(0x7FFF, b"x"));
-    assert_eq!(reply.code(), Some(420), "another one is still unknown");
+    assert_eq!(reply.code(), Some(420), "other attributes are still unknown");
     assert!(!reply.get::<UnknownAttributes>().has_attribute(AttributeType::new(0x0024)));
 }
 
 #[test]
-fn all_unknown_attributes_are_listed_once_in_a_reply_no_larger_than_the_request() {
+fn unknown_attributes_are_listed_once_in_a_bounded_reply() {
     let mut world = World::new();
     let ask = (0..900).fold(Ask::new(BINDING), |ask, n| ask.raw(0x7000 + n % 800, b""));
     let reply = world.ask(&ask);
@@ -117,7 +117,7 @@ fn all_unknown_attributes_are_listed_once_in_a_reply_no_larger_than_the_request(
 }
 
 #[test]
-fn what_is_no_request_is_dropped_with_its_reason() {
+fn non_requests_are_dropped_with_a_reason() {
     let binding = Ask::new(BINDING).bytes();
     let altered = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = binding.clone();
@@ -161,15 +161,15 @@ fn what_is_no_request_is_dropped_with_its_reason() {
     }
 }
 
-/// A message of RFC 3489: 16 bytes of transaction ID, none of them the magic cookie.
+/// RFC 3489 message: a transaction ID of 16 bytes without the magic cookie.
 fn classic(message_type: u16, attributes: &[u8]) -> Vec<u8> {
     let length = u16::try_from(attributes.len()).unwrap();
     [&message_type.to_be_bytes()[..], &length.to_be_bytes(), b"sixteen bytes ID", attributes].concat()
 }
 
-/// RFC 5389 section 12.2. Debian's `stun`, pystun3 and jstun ask like that.
+/// RFC 5389 section 12.2, with the requests of Debian's `stun`, pystun3 and jstun.
 #[test]
-fn a_client_of_rfc_3489_learns_its_address_by_mapped_address() {
+fn an_rfc_3489_client_gets_mapped_address() {
     let mut world = World::new();
     let asks_for_nothing: &[u8] = &[0, 3, 0, 4, 0, 0, 0, 0];
     for (attributes, from, mapped) in [
@@ -188,12 +188,12 @@ fn a_client_of_rfc_3489_learns_its_address_by_mapped_address() {
 }
 
 #[test]
-fn a_client_of_rfc_3489_gets_420_for_an_answer_to_elsewhere_and_none_for_one_from_there() {
+fn an_rfc_3489_response_address_is_420_and_a_change_is_dropped() {
     let mut world = World::new();
     let to_elsewhere: &[u8] = &[0, 2, 0, 8, 0, 1, 0, 80, 192, 0, 2, 1];
     let error = [0, 9, 0, 4, 0, 0, 4, 20, 0, 10, 0, 4, 0, 2, 0, 2];
     let reply = world.feed(&classic(0x0001, to_elsewhere));
-    assert_eq!(reply, Outcome::Reply(classic(0x0111, &error)), "the attribute is there twice");
+    assert_eq!(reply, Outcome::Reply(classic(0x0111, &error)), "the attribute is listed twice");
     for flags in [2, 4, 6] {
         let from_elsewhere = [&[0, 3, 0, 4, 0, 0, 0, flags], to_elsewhere].concat();
         for attributes in [&from_elsewhere[..8], &from_elsewhere] {
@@ -205,11 +205,11 @@ fn a_client_of_rfc_3489_gets_420_for_an_answer_to_elsewhere_and_none_for_one_fro
 
 /// RFC 8489 section 11.
 #[test]
-fn dtls_answers_500_to_a_request_without_the_magic_cookie() {
+fn a_request_without_magic_cookie_over_dtls_is_500() {
     let listeners = vec![ListenerProfile { transport: Transport::Dtls, ..ListenerProfile::default() }];
     let mut world = World::with(ServerConfig { listeners, ..config() });
     for message_type in [0x0001, 0x0003] {
-        let Outcome::Reply(bytes) = world.feed(&classic(message_type, &[])) else { panic!("no answer") };
+        let Outcome::Reply(bytes) = world.feed(&classic(message_type, &[])) else { panic!("no response") };
         let error = [&[0, 9, 0, 16, 0, 0, 5, 0][..], b"Server Error"].concat();
         assert_eq!(bytes, classic(message_type | 0x0110, &error));
     }
@@ -217,7 +217,7 @@ fn dtls_answers_500_to_a_request_without_the_magic_cookie() {
 }
 
 #[test]
-fn other_messages_of_rfc_3489_are_dropped() {
+fn other_rfc_3489_messages_are_dropped() {
     let mut world = World::new();
     for message_type in [0x0002, 0x0003, 0x0011, 0x0101, 0x0111] {
         assert_eq!(world.feed(&classic(message_type, &[])), Outcome::Drop(DropReason::ClassicStun));

@@ -15,7 +15,7 @@ fn a_channel_carries_payloads_both_ways() {
         let expected =
             Outcome::ToPeer { relay, peer: address(PEER), payload: payload.to_vec(), dont_fragment: false };
         assert_eq!(world.feed(&message), expected);
-        // Padding is allowed over UDP (section 12.5) and is no part of the payload.
+        // Padding is allowed over UDP (section 12.5) and not part of the payload.
         assert_eq!(world.feed(&[&message[..], &[0; 3]].concat()), expected);
         assert_eq!(
             world.peer_sends(relay, PEER, payload),
@@ -25,7 +25,7 @@ fn a_channel_carries_payloads_both_ways() {
 }
 
 #[test]
-fn channel_data_that_cannot_be_relayed_is_dropped_with_its_reason() {
+fn unrelayable_channel_data_is_dropped_with_a_reason() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
@@ -44,7 +44,7 @@ fn channel_data_that_cannot_be_relayed_is_dropped_with_its_reason() {
 }
 
 #[test]
-fn channel_numbers_of_rfc_5766_relay_where_the_configuration_lets_them() {
+fn rfc_5766_channel_numbers_relay_if_configured() {
     let mut world = World::with(ServerConfig { channels: ChannelRange::Rfc5766, ..config() });
     let (alice, _) = world.allocated();
     world.ask(&Ask::bind(0x7FFF, PEER).signed(&alice)).success();
@@ -53,7 +53,7 @@ fn channel_numbers_of_rfc_5766_relay_where_the_configuration_lets_them() {
 }
 
 #[test]
-fn our_own_services_are_no_peers_on_any_way_in() {
+fn own_services_are_never_peers() {
     let own: SocketAddr = "198.41.0.4:3478".parse().unwrap();
     let mut rules = config();
     rules.peers.own = OwnEndpoints::new([], [], [own], 49_152..=65_535);
@@ -116,12 +116,12 @@ fn neither_number_nor_peer_can_be_bound_twice() {
 }
 
 #[test]
-fn a_peer_is_permitted_for_as_long_as_a_channel_to_it_lives() {
+fn a_peer_is_permitted_while_a_channel_to_it_lives() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::refresh(3600).signed(&alice)).success();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
-    // A request for the permission alone shortens nothing.
+    // A CreatePermission shortens nothing.
     world.sleep(1);
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     let answered = |world: &mut World| {
@@ -130,14 +130,14 @@ fn a_peer_is_permitted_for_as_long_as_a_channel_to_it_lives() {
         assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
         assert!(world.feed(&Ask::send(PEER, b"x")).goes_to_peer());
     };
-    // As aioice refreshes it.
+    // Refreshed like aioice does.
     for _ in 0..4 {
         world.sleep(500);
         answered(&mut world);
         world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     }
     world.sleep(100);
-    // A second channel to the same address, which outlives the first.
+    // A second channel to the same address outlives the first.
     world.ask(&Ask::bind(0x4001, "198.41.0.4:7001").signed(&alice)).success();
     world.sleep(499);
     answered(&mut world);
@@ -149,7 +149,7 @@ fn a_peer_is_permitted_for_as_long_as_a_channel_to_it_lives() {
 }
 
 #[test]
-fn a_reload_lets_live_channels_permit_and_denies_their_peers_at_once() {
+fn a_reload_applies_channels_permit_and_new_denials() {
     let strict = ServerConfig { channels_permit: false, ..config() };
     let mut world = World::with(strict);
     let (alice, relay) = world.allocated();
@@ -167,7 +167,7 @@ fn a_reload_lets_live_channels_permit_and_denies_their_peers_at_once() {
 }
 
 #[test]
-fn a_binding_lives_600_seconds_and_its_permission_300_where_channels_do_not_permit() {
+fn a_channel_lives_600_s_and_its_permission_300_s_if_so_configured() {
     let mut world = World::with(ServerConfig { channels_permit: false, ..config() });
     let (alice, relay) = world.allocated();
     world.ask(&Ask::refresh(3600).signed(&alice)).success();
@@ -177,11 +177,11 @@ fn a_binding_lives_600_seconds_and_its_permission_300_where_channels_do_not_perm
     assert!(world.feed(&Ask::send(PEER, b"x")).goes_to_peer());
     assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
     world.sleep(1);
-    // Section 9: the permission is gone, and with it what comes from the peer. Section 12.6: data refreshes neither.
+    // Section 9: without the permission, data from the peer is dropped. Section 12.6: data refreshes neither.
     assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
     assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
     assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoPermission));
-    // A permission of its own brings it back, on the channel.
+    // A separate permission enables the channel again.
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     assert_eq!(
         world.peer_sends(relay, PEER, b"x"),
@@ -197,7 +197,7 @@ fn a_binding_lives_600_seconds_and_its_permission_300_where_channels_do_not_perm
 }
 
 #[test]
-fn channels_of_an_allocation_are_limited_and_the_expired_make_room() {
+fn channels_are_limited_and_expired_ones_make_room() {
     let mut world = World::with(ServerConfig {
         limits: ServerLimits { channels: 12, ..ServerLimits::default() },
         ..config()
@@ -221,7 +221,7 @@ fn channels_of_an_allocation_are_limited_and_the_expired_make_room() {
 }
 
 #[test]
-fn a_channel_is_of_one_allocation() {
+fn a_channel_belongs_to_one_allocation() {
     let mut world = World::new();
     let (alice, first) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();

@@ -17,10 +17,10 @@ fn refused(world: &World, reason: ConnectionRefusal) -> u64 {
     world.server.stats().connection_refusals[reason as usize]
 }
 
-/// Asks for the bind on a connection of its own.
+/// Sends a ConnectionBind on a new connection.
 fn bind(world: &mut World, who: &Credentials, port: u16, connection: ConnectionId) -> Outcome {
     let control = std::mem::replace(&mut world.client, stream(port));
-    // A nonce holds for one client address.
+    // A nonce is valid for one client address.
     let who = world.credentials(&who.user, Scheme::Md5);
     let outcome = world.feed(&Ask::connection_bind(connection).signed(&who).bytes());
     world.client = control;
@@ -35,7 +35,7 @@ fn code(outcome: Outcome) -> Option<u16> {
     }
 }
 
-/// The connections that the runtime is told to close.
+/// Connections that the runtime must close.
 fn closed(world: &mut World) -> Vec<ConnectionId> {
     let closed = |effect| match effect {
         Effect::ConnectionClosed { connection, .. } => Some(connection),
@@ -74,7 +74,7 @@ fn an_allocation_for_tcp_needs_a_stream_to_the_client() {
 }
 
 #[test]
-fn what_makes_sense_for_udp_alone_is_400() {
+fn udp_only_attributes_with_tcp_are_400() {
     let mut world = world();
     world.client = stream(1);
     let alice = world.credentials("alice", Scheme::Md5);
@@ -114,7 +114,7 @@ fn a_client_connects_to_a_peer_and_binds_the_connection() {
     };
     assert_eq!((connection, client), (request.connection, stream(42_000)));
     assert!(Reply(bytes).is_success());
-    // Bound, it outlives every timer but the allocation's.
+    // Once bound, only the allocation's timer limits it.
     world.sleep(500);
     assert_eq!(world.server.connections(), 1);
     world.server.connection_carried(connection, 10, 20);
@@ -128,7 +128,7 @@ fn a_client_connects_to_a_peer_and_binds_the_connection() {
 }
 
 #[test]
-fn a_connection_that_fails_is_447_and_may_be_tried_again() {
+fn a_failed_connection_is_447_and_may_be_retried() {
     let mut world = world();
     let (alice, _) = world.allocated_tcp();
     for (error, code) in
@@ -155,12 +155,12 @@ fn an_attempt_ends_after_thirty_seconds() {
     let timed_out = Effect::ConnectTimedOut { allocation: relay.allocation, connection: request.connection };
     assert_eq!(world.effects(), [timed_out]);
     world.sleep(30);
-    assert_eq!(world.effects(), [], "said once");
+    assert_eq!(world.effects(), [], "reported once");
     assert_eq!(world.connect_result(&request, Err(ConnectError::TimedOut)).code(), Some(447));
 }
 
 #[test]
-fn what_nobody_binds_in_thirty_seconds_is_closed() {
+fn a_connection_unbound_for_thirty_seconds_is_closed() {
     let mut world = world();
     let (alice, relay) = world.allocated_tcp();
     let ours = world.connected(&alice, PEER);
@@ -187,12 +187,12 @@ fn what_nobody_binds_in_thirty_seconds_is_closed() {
 }
 
 #[test]
-fn a_second_connect_to_the_same_peer_is_446_whatever_became_of_the_first() {
+fn a_second_connect_to_the_same_peer_is_446() {
     let mut world = world();
     let (alice, relay) = world.allocated_tcp();
     let first = Ask::connect(PEER).signed(&alice);
     let request = world.connecting(&first);
-    // The very same request again waits for the same answer.
+    // A retransmission waits for the same answer.
     assert_eq!(world.feed(&first.bytes()), Outcome::Drop(DropReason::OpenPending));
     assert_eq!(world.ask(&Ask::connect(PEER).signed(&alice)).code(), Some(446));
     let reply = world.connect_result(&request, Ok(())).success();
@@ -200,7 +200,7 @@ fn a_second_connect_to_the_same_peer_is_446_whatever_became_of_the_first() {
     assert_eq!(world.ask(&Ask::connect(PEER).signed(&alice)).code(), Some(446));
     bind(&mut world, &alice, 42_000, request.connection);
     assert_eq!(world.ask(&first).code(), Some(446));
-    // One that the peer made is one too; another port of the same address is another peer.
+    // Connections made by the peer count too; another port of the address is another peer.
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     world.peer_connects(relay, OTHER_PEER);
     assert_eq!(world.ask(&Ask::connect(OTHER_PEER).signed(&alice)).code(), Some(446));
@@ -210,7 +210,7 @@ fn a_second_connect_to_the_same_peer_is_446_whatever_became_of_the_first() {
 }
 
 #[test]
-fn connect_is_refused_as_the_peer_or_the_request_deserves() {
+fn connect_is_refused_with_the_right_code() {
     let mut world = world();
     let (alice, _) = world.allocated_tcp();
     let no_peer = Ask::new(CONNECT);
@@ -231,7 +231,7 @@ fn connect_is_refused_as_the_peer_or_the_request_deserves() {
     assert_eq!(world.ask(&Ask::connect(PEER)).code(), Some(401));
     assert_eq!(world.ask_as("bob", Ask::connect(PEER)).code(), Some(441));
     assert_eq!(world.server.connections(), 0);
-    // Without an allocation, and with one that relays UDP.
+    // Without an allocation, and with one for UDP.
     world.client = stream(2);
     let alice = world.credentials("alice", Scheme::Md5);
     assert_eq!(world.ask(&Ask::connect(PEER).signed(&alice)).code(), Some(437));
@@ -240,7 +240,7 @@ fn connect_is_refused_as_the_peer_or_the_request_deserves() {
 }
 
 #[test]
-fn datagrams_have_no_place_on_an_allocation_for_tcp() {
+fn an_allocation_for_tcp_refuses_datagrams() {
     let mut world = world();
     let (alice, _) = world.allocated_tcp();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
@@ -271,7 +271,7 @@ fn a_peer_without_permission_is_closed_at_once() {
     let mut world = world();
     let (alice, relay) = world.allocated_tcp();
     assert_eq!(world.peer_connects(relay, PEER), FromPeer::Refused(ConnectionRefusal::NoPermission));
-    // A Connect is no permission for others at the peer's address.
+    // A Connect does not permit others at the peer's address.
     world.connected(&alice, PEER);
     assert_eq!(world.peer_connects(relay, OTHER_PEER), FromPeer::Refused(ConnectionRefusal::NoPermission));
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
@@ -285,7 +285,7 @@ fn a_peer_without_permission_is_closed_at_once() {
 }
 
 #[test]
-fn connections_have_a_limit_per_allocation_and_in_total() {
+fn connections_are_limited_per_allocation_and_in_total() {
     let mut world = World::with(ServerConfig {
         limits: ServerLimits {
             peer_connections_per_allocation: 3,
@@ -314,15 +314,15 @@ fn connections_have_a_limit_per_allocation_and_in_total() {
 }
 
 #[test]
-fn connection_bind_is_400_for_what_is_not_pending() {
+fn connection_bind_without_a_pending_connection_is_400() {
     let mut world = world();
     let (alice, _) = world.allocated_tcp();
     let request = world.connecting(&Ask::connect(PEER).signed(&alice));
-    // Still connecting; unknown; bound already; none; too short.
+    // Still connecting, unknown, already bound, missing, too short.
     assert_eq!(code(bind(&mut world, &alice, 42_000, request.connection)), Some(400));
     assert_eq!(code(bind(&mut world, &alice, 42_001, ConnectionId(request.connection.0 ^ 1))), Some(400));
     world.connect_result(&request, Ok(())).success();
-    // Not over datagrams, and not on a control connection.
+    // Not over datagrams and not on a control connection.
     assert_eq!(world.ask(&Ask::connection_bind(request.connection).signed(&alice)).code(), Some(400));
     for listener in [0, 3] {
         world.client = Client { listener: ListenerId(listener), ..stream(42_002) };
@@ -341,7 +341,7 @@ fn connection_bind_is_400_for_what_is_not_pending() {
 }
 
 #[test]
-fn a_connection_is_bound_by_nobody_but_the_user_who_owns_it() {
+fn only_its_user_can_bind_a_connection() {
     let mut world = world();
     let (alice, _) = world.allocated_tcp();
     let connection = world.connected(&alice, PEER);
@@ -353,12 +353,12 @@ fn a_connection_is_bound_by_nobody_but_the_user_who_owns_it() {
     assert_eq!(code(bind(&mut world, &bob, 42_001, connection)), Some(441));
     assert_eq!(refused(&world, ConnectionRefusal::WrongUser), 1);
     assert_eq!(world.server.stats().credentials_refused[4], 1);
-    // The thief has not spoilt it.
+    // The failed attempt of another user changes nothing.
     assert!(matches!(bind(&mut world, &alice, 42_002, connection), Outcome::Bind { .. }));
 }
 
 #[test]
-fn one_user_does_not_take_the_connections_of_all() {
+fn one_user_cannot_use_up_all_connections() {
     let config = ServerConfig {
         limits: ServerLimits {
             peer_connections_per_allocation: 4,
@@ -373,7 +373,7 @@ fn one_user_does_not_take_the_connections_of_all() {
     let peers = |n: u16| format!("198.41.0.4:{n}");
     let ours: Vec<_> = (1..=4).map(|n| world.connected(&alice, &peers(n))).collect();
     assert_eq!(world.ask(&Ask::connect(&peers(5)).signed(&alice)).code(), Some(508));
-    // A second allocation of hers has what is left to her, whichever side connects.
+    // Her second allocation gets the rest of her limit, whichever side connects.
     world.client = stream(41_001);
     let alice = world.credentials("alice", Scheme::Md5);
     world.ask(&Ask::allocate_tcp().signed(&alice)).success();
@@ -384,12 +384,12 @@ fn one_user_does_not_take_the_connections_of_all() {
     assert_eq!(world.ask(&Ask::connect(&peers(3)).signed(&alice)).code(), Some(508));
     assert_eq!(world.peer_connects(second, &peers(3)), FromPeer::Refused(ConnectionRefusal::Limit));
     assert_eq!(world.server.stats().connection_limit, [1, 0, 2]);
-    // Bob's are his.
+    // Bob has his own limit.
     world.client = stream(41_002);
     let bob = world.credentials("bob", Scheme::Md5);
     world.ask(&Ask::allocate_tcp().signed(&bob)).success();
     (1..=4).for_each(|n| _ = world.connected(&bob, &peers(n)));
-    // What has ended counts no more, by whatever end.
+    // Ended connections no longer count, however they ended.
     world.client = stream(41_001);
     world.server.connection_ended(world.now, ours[0], 0, 0);
     world.connected(&alice, &peers(3));
@@ -410,7 +410,7 @@ fn connections_end_with_their_realm() {
 }
 
 #[test]
-fn where_nobody_authenticates_the_address_must_be_the_same() {
+fn without_authentication_connection_bind_needs_the_same_address() {
     let mut world = World::with(ServerConfig { authenticate: false, ..streams() });
     world.client = stream(1);
     world.ask(&Ask::allocate_tcp()).success();
@@ -424,7 +424,7 @@ fn where_nobody_authenticates_the_address_must_be_the_same() {
 }
 
 #[test]
-fn the_end_of_the_allocation_is_the_end_of_its_connections() {
+fn connections_end_with_their_allocation() {
     let mut world = world();
     let (alice, relay) = world.allocated_tcp();
     let bound = world.connected(&alice, PEER);
@@ -433,7 +433,7 @@ fn the_end_of_the_allocation_is_the_end_of_its_connections() {
     world.ask(&Ask::refresh(0).signed(&alice)).success();
     assert_eq!(world.server.connections(), 0);
     assert!(matches!(&world.effects()[..], [Effect::Closed { .. }]));
-    // What the runtime still reports finds nothing, and a connection that came about is given back.
+    // Later reports find nothing, and an opened connection is closed.
     let late = world.server.connected(world.now, relay.allocation, connecting.connection, Ok(()));
     assert_eq!(Outcome::from(late), Outcome::Drop(DropReason::StaleRelay));
     assert_eq!(closed(&mut world), [connecting.connection]);
@@ -443,7 +443,7 @@ fn the_end_of_the_allocation_is_the_end_of_its_connections() {
 }
 
 #[test]
-fn the_end_of_one_family_closes_its_connections_alone() {
+fn the_end_of_one_family_closes_only_its_connections() {
     let mut world = world();
     world.client = stream(1);
     let alice = world.credentials("alice", Scheme::Md5);
@@ -458,7 +458,7 @@ fn the_end_of_one_family_closes_its_connections_alone() {
 }
 
 #[test]
-fn a_reload_closes_connections_to_peers_that_it_refuses() {
+fn a_reload_closes_connections_to_refused_peers() {
     let mut world = world();
     let (alice, _) = world.allocated_tcp();
     let (gone, stays) = (world.connected(&alice, PEER), world.connected(&alice, "192.5.5.241:7000"));
@@ -477,7 +477,7 @@ fn the_end_of_the_control_connection_ends_the_allocation() {
     let bound = world.connected(&alice, PEER);
     bind(&mut world, &alice, 42_000, bound);
     world.server.disconnected(world.now, &stream(42_000));
-    assert_eq!(world.server.allocations(), 1, "a data connection is no control connection");
+    assert_eq!(world.server.allocations(), 1, "a data connection is not a control connection");
     world.server.disconnected(world.now, &world.client);
     assert_eq!((world.server.allocations(), world.server.connections()), (0, 0));
     assert!(matches!(
@@ -489,7 +489,7 @@ fn the_end_of_the_control_connection_ends_the_allocation() {
 }
 
 #[test]
-fn a_connection_bind_is_handed_over_to_the_worker_that_owns_the_connection() {
+fn a_connection_bind_is_passed_to_the_connections_worker() {
     let mut workers = World::workers(&streams(), 3);
     let [first, owner, _] = &mut workers[..] else { panic!() };
     let (alice, _) = owner.allocated_tcp();
@@ -502,14 +502,14 @@ fn a_connection_bind_is_handed_over_to_the_worker_that_owns_the_connection() {
     assert_eq!(first.feed(&ask), Outcome::HandOver { worker: 1 });
     let verdict = owner.handed_over(stream(42_000), &ask);
     assert!(matches!(verdict, Outcome::Bind { connection: bound, .. } if bound == connection));
-    // Only for those who authenticate, and only to workers that there are.
+    // Only authenticated requests, and only to existing workers.
     assert_eq!(first.ask(&Ask::connection_bind(connection)).code(), Some(401));
     let nowhere = ConnectionId(connection.0 | 3 << 22);
     assert_eq!(first.ask(&Ask::connection_bind(nowhere).signed(&alice)).code(), Some(400));
 }
 
 #[test]
-fn connection_ids_are_unforeseeable_and_say_whose_they_are() {
+fn connection_ids_are_unpredictable_and_encode_the_worker() {
     let mut seen = std::collections::HashSet::new();
     let (mut ones, mut zeros) = (0, u32::MAX);
     let config = ServerConfig {
@@ -538,7 +538,7 @@ fn connection_ids_are_unforeseeable_and_say_whose_they_are() {
     assert_eq!((ones, zeros), (u32::MAX, 0xFFC0_0000), "every lower bit varies");
     let mut steps: Vec<u32> = seen.iter().map(|id| id.0).collect();
     steps.sort_unstable();
-    assert!(steps.windows(2).filter(|pair| pair[1] - pair[0] < 8).count() < 100, "they do not count up");
+    assert!(steps.windows(2).filter(|pair| pair[1] - pair[0] < 8).count() < 100, "IDs are not sequential");
 }
 
 fn policy() -> TestPolicy {
@@ -555,7 +555,7 @@ fn every_truncation_of_a_request_is_dropped() {
         for length in 0..bytes.len() {
             assert!(matches!(world.feed(&bytes[..length]), Outcome::Drop(_)), "{length}");
         }
-        // The same with a length field that fits: without the integrity, or half an attribute.
+        // The same with a matching length field: without integrity, or with half an attribute.
         for length in (20..bytes.len()).step_by(4) {
             let mut cut = bytes[..length].to_vec();
             cut[2..4].copy_from_slice(&u16::try_from(length - 20).unwrap().to_be_bytes());
@@ -567,7 +567,7 @@ fn every_truncation_of_a_request_is_dropped() {
         }
     }
     assert_eq!(world.server.connections(), 1);
-    // Neither indications nor responses of these methods are for a server.
+    // Servers accept neither indications nor responses of these methods.
     for kind in [0x001A_u16, 0x001B, 0x010A, 0x011B] {
         let mut bytes = Ask::connect(PEER).bytes();
         bytes[..2].copy_from_slice(&kind.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Allocations of two families (RFC 8656 sections 7.2, 7.3 and 8).
+//! Dual-stack allocations (RFC 8656 sections 7.2, 7.3 and 8).
 
 use crate::common::{turn::*, *};
 use stun_types::attribute::AttributeStaticType as _;
@@ -43,12 +43,12 @@ fn a_dual_stack_allocation_has_an_address_of_each_family() {
             Outcome::ToClient { .. }
         ));
     }
-    assert_eq!(world.server.policy_mut().held(), 1, "one allocation, whatever its addresses");
+    assert_eq!(world.server.policy_mut().held(), 1, "both addresses count as one allocation");
 }
 
-/// coturn's client asks by the number that the attribute had before RFC 8656.
+/// coturn's client uses the attribute number from before RFC 8656.
 #[test]
-fn the_drafts_number_of_the_attribute_asks_for_the_same() {
+fn the_draft_attribute_number_has_the_same_meaning() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let drafted = |value: &[u8]| Ask::allocate().raw(0x8032, value).signed(&alice);
@@ -61,7 +61,7 @@ fn the_drafts_number_of_the_attribute_asks_for_the_same() {
 }
 
 #[test]
-fn when_only_the_second_fails_the_reply_says_so() {
+fn if_only_the_second_fails_the_reply_has_an_address_error() {
     for (result, code) in [(OpenResult::NoCapacity, 508), (OpenResult::UnsupportedFamily, 440)] {
         let mut world = World::new();
         let alice = world.credentials("alice", Scheme::Md5);
@@ -73,7 +73,7 @@ fn when_only_the_second_fails_the_reply_says_so() {
         let error = reply.get::<AddressErrorCode>();
         assert_eq!((error.family(), error.error().code()), (AddressFamily::IPV6, code));
         assert!(!error.error().reason().is_empty());
-        assert_eq!(world.ask(&ask), reply, "and again to the retransmission");
+        assert_eq!(world.ask(&ask), reply, "same response to the retransmission");
         assert_eq!(world.ask(&Ask::permit(PEER_V6).signed(&alice)).code(), Some(443));
     }
 }
@@ -93,7 +93,7 @@ fn a_family_that_is_not_configured_is_an_address_error() {
 }
 
 #[test]
-fn when_only_the_first_fails_the_second_is_enough() {
+fn if_only_the_first_fails_the_second_is_enough() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let request = world.feed(&ask(&alice).bytes()).opens();
@@ -111,7 +111,7 @@ fn when_only_the_first_fails_the_second_is_enough() {
 }
 
 #[test]
-fn when_both_fail_the_request_fails_with_the_reason_of_the_first() {
+fn if_both_fail_the_error_is_that_of_the_first() {
     for second in [Some(OpenResult::UnsupportedFamily), None] {
         let mut world = World::new();
         let alice = world.credentials("alice", Scheme::Md5);
@@ -124,7 +124,7 @@ fn when_both_fail_the_request_fails_with_the_reason_of_the_first() {
 }
 
 #[test]
-fn one_family_can_be_deleted_alone() {
+fn one_family_can_be_deleted_separately() {
     let mut world = World::new();
     let (alice, v4, v6) = dual(&mut world);
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
@@ -133,7 +133,7 @@ fn one_family_can_be_deleted_alone() {
     let reply = world.ask(&delete).success();
     assert_eq!(reply.lifetime(), 0);
     assert_eq!(world.effects(), [Effect::RelayClosed { relay: v4 }]);
-    assert_eq!(world.ask(&delete), reply, "and again to the retransmission");
+    assert_eq!(world.ask(&delete), reply, "same response to the retransmission");
 
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
     assert_eq!(world.peer_sends(v4, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
@@ -147,13 +147,16 @@ fn one_family_can_be_deleted_alone() {
     let [Effect::Closed { reason: ClosedReason::Deleted, relayed, .. }] = &effects[..] else {
         panic!("{effects:?}")
     };
-    assert!(relayed[0].is_some_and(|v4| v4.is_ipv4()), "it had one, though it ended first: {relayed:?}");
+    assert!(
+        relayed[0].is_some_and(|v4| v4.is_ipv4()),
+        "the address that ended first is missing: {relayed:?}"
+    );
     assert!(relayed[1].is_some_and(|v6| v6.is_ipv6()), "{relayed:?}");
     assert_eq!(world.server.allocations(), 0);
 }
 
 #[test]
-fn a_lost_relay_address_ends_its_family_and_the_last_one_the_allocation() {
+fn a_lost_relay_address_ends_its_family_and_then_the_allocation() {
     let mut world = World::new();
     let (_, v4, v6) = dual(&mut world);
     assert_eq!(world.server.relays(), [v4, v6]);
@@ -173,7 +176,7 @@ fn a_lost_relay_address_ends_its_family_and_the_last_one_the_allocation() {
 }
 
 #[test]
-fn each_family_expires_by_itself() {
+fn each_family_expires_separately() {
     let mut world = World::new();
     let (alice, v4, _) = dual(&mut world);
     world.ask(&only(AddressFamily::IPV6, 1000).signed(&alice)).success();
@@ -186,7 +189,7 @@ fn each_family_expires_by_itself() {
 }
 
 #[test]
-fn a_refresh_without_family_is_for_both() {
+fn a_refresh_without_family_applies_to_both() {
     let mut world = World::new();
     let (alice, ..) = dual(&mut world);
     world.ask(&Ask::refresh(1000).signed(&alice)).success();
@@ -197,7 +200,7 @@ fn a_refresh_without_family_is_for_both() {
 }
 
 #[test]
-fn a_refresh_of_a_family_that_the_allocation_lacks_is_443() {
+fn a_refresh_of_a_missing_family_is_443() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     assert_eq!(world.ask(&only(AddressFamily::IPV6, 600).signed(&alice)).code(), Some(443));

@@ -1,4 +1,4 @@
-//! Each made, renewed and ended session, permission and channel is told, in order.
+//! Effects for each new, refreshed and ended session, permission and channel, in order.
 
 use crate::common::*;
 use turnpike_turn::wire::channel_data::ChannelNumber;
@@ -6,7 +6,7 @@ use turnpike_turn::wire::channel_data::ChannelNumber;
 const OTHER: &str = "198.41.0.5:7000";
 
 #[test]
-fn what_is_made_renewed_and_ended_is_told_once() {
+fn each_creation_refresh_and_end_has_one_effect() {
     let mut world = World::with(ServerConfig { channels_permit: false, ..config() });
     let (alice, relay) = world.allocated();
     let (allocation, start) = (relay.allocation, world.now.ms);
@@ -33,7 +33,7 @@ fn what_is_made_renewed_and_ended_is_told_once() {
     world.ask(&Ask::refresh(1200).signed(&alice)).success();
     let renewed = Effect::Renewed { allocation, family: None, expires_ms: start + 1_300_000 };
     assert_eq!(world.all_effects(), [permitted(100_000, true), renewed]);
-    // The permission ends before the channel, and comes back with it.
+    // The permission ends before the channel and returns with its refresh.
     world.sleep(300);
     assert_eq!(world.all_effects(), [Effect::PermissionEnded { allocation, peer: peer.ip() }]);
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
@@ -50,7 +50,7 @@ fn what_is_made_renewed_and_ended_is_told_once() {
 }
 
 #[test]
-fn the_first_datagram_on_a_channel_is_told_once_to_who_wants_to_know() {
+fn first_use_of_a_channel_is_reported_once_if_enabled() {
     let mut world = World::new();
     world.server.tell_first_use();
     let (alice, relay) = world.allocated();
@@ -60,11 +60,11 @@ fn the_first_datagram_on_a_channel_is_told_once_to_who_wants_to_know() {
     let used =
         |number| Effect::Used { allocation: relay.allocation, number: ChannelNumber::new(number).unwrap() };
 
-    // Neither an indication is one, nor what is not relayed.
+    // Neither an indication nor a dropped datagram counts.
     assert!(world.feed(&Ask::send(PEER, b"x")).goes_to_peer());
     assert_eq!(world.feed(&channel_data(0x4002, b"x")), Outcome::Drop(DropReason::UnboundChannel));
     assert_eq!(world.all_effects(), []);
-    // The client's on the one, the peer's on the other.
+    // The client uses one channel first, the peer the other.
     assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
     assert!(world.peer_sends(relay, OTHER, b"x").goes_to_client());
     assert_eq!(world.all_effects(), [used(0x4000), used(0x4001)]);
@@ -78,7 +78,7 @@ fn the_first_datagram_on_a_channel_is_told_once_to_who_wants_to_know() {
         effects
     };
     assert_eq!(both_ways(&mut world), []);
-    // A channel that is renewed is the same; one that is bound again is not.
+    // A refreshed channel is the same; one bound again is new.
     world.ask(&Ask::refresh(1200).signed(&alice)).success();
     world.sleep(250);
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
@@ -92,7 +92,7 @@ fn the_first_datagram_on_a_channel_is_told_once_to_who_wants_to_know() {
 }
 
 #[test]
-fn channels_that_come_from_another_process_have_not_been_used_here() {
+fn channels_from_another_process_start_as_unused() {
     let mut world = World::new();
     let mut there = World::new();
     there.server.tell_first_use();
@@ -109,7 +109,7 @@ fn channels_that_come_from_another_process_have_not_been_used_here() {
 }
 
 #[test]
-fn what_new_peer_rules_refuse_is_told() {
+fn new_peer_rules_emit_effects_for_ended_bindings() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();

@@ -1,9 +1,9 @@
-//! Time-limited credentials that expire while their allocation lives, and the bound on refusals to one session.
+//! Time-limited credentials that expire during an allocation, and the limit on refusals to one session.
 
 use crate::{common::*, server_mobility_workers::Workers};
 use turnpike_turn::server::Credentials as Found;
 
-/// A server at which the credential of `timed` expires in a minute.
+/// Server where the credential of `timed` expires in a minute.
 fn world(config: ServerConfig) -> World {
     let mut world = World::with(config);
     world.server.policy_mut().timed_until = world.now.unix + 60;
@@ -14,7 +14,7 @@ fn timed(world: &mut World) -> Credentials {
     world.credentials("timed", Scheme::Md5)
 }
 
-/// Its credential, and an allocation that it has made.
+/// Allocates as `timed`.
 fn allocated(world: &mut World) -> Credentials {
     let timed = timed(world);
     world.ask(&Ask::allocate().signed(&timed)).success();
@@ -22,12 +22,12 @@ fn allocated(world: &mut World) -> Credentials {
 }
 
 #[test]
-fn an_allocation_goes_on_after_its_credential_has_expired() {
+fn an_allocation_outlives_its_expired_credential() {
     let mut world = world(ServerConfig { nonce_lifetime: 60, ..config() });
     let mut timed = allocated(&mut world);
     for round in 0..12 {
         world.sleep(61);
-        // The nonce has gone stale each time, and the client is given another.
+        // The nonce is stale each time, and the client gets another.
         let stale = world.ask(&Ask::refresh(600).signed(&timed));
         assert_eq!(stale.code(), Some(438), "round {round}");
         timed.nonce = world.credentials("timed", Scheme::Md5).nonce;
@@ -38,32 +38,32 @@ fn an_allocation_goes_on_after_its_credential_has_expired() {
     assert_eq!(world.refusals(), []);
     let deletion = Ask::refresh(0).signed(&timed);
     assert_eq!(world.ask(&deletion).success().lifetime(), 0);
-    assert_eq!(world.ask(&deletion).success().lifetime(), 0, "and again, should the answer be lost");
+    assert_eq!(world.ask(&deletion).success().lifetime(), 0, "same response to the retransmission");
     assert_eq!(closed(&mut world), [(ClosedReason::Deleted, 61_000 * 12)]);
 }
 
 #[test]
-fn an_expired_credential_makes_no_allocation() {
+fn an_expired_credential_cannot_allocate() {
     let mut world = world(config());
     let timed = timed(&mut world);
     let allocate = Ask::allocate().signed(&timed);
     world.ask(&allocate).success();
     world.sleep(63);
     world.ask(&allocate).success();
-    assert_eq!(world.ask(&Ask::allocate().signed(&timed)).code(), Some(437), "its 5-tuple has one");
+    assert_eq!(world.ask(&Ask::allocate().signed(&timed)).code(), Some(437), "its 5-tuple has an allocation");
     world.client = client(40_001);
     let refused = world.ask(&Ask::allocate().signed(&timed));
     assert_eq!(refused.code(), Some(401));
     assert_eq!(world.refusals(), [CredentialRefusal::Expired { ago: 3 }]);
     assert_eq!(world.ask(&Ask::refresh(600).signed(&timed)).code(), Some(437));
-    // Nor does it lead to the allocation of another user.
+    // It does not give access to another user's allocation either.
     world.allocated();
     assert_eq!(world.ask_as("timed", Ask::refresh(0)).code(), Some(441));
     assert_eq!(world.server.allocations(), 2);
 }
 
 #[test]
-fn a_wrong_key_is_refused_however_the_allocation_was_made() {
+fn a_wrong_key_is_refused_despite_an_existing_allocation() {
     let mut world = world(config());
     let mut timed = allocated(&mut world);
     timed.password = "of another secret".to_owned();
@@ -72,7 +72,7 @@ fn a_wrong_key_is_refused_however_the_allocation_was_made() {
 }
 
 #[test]
-fn a_store_that_has_to_be_asked_makes_no_difference() {
+fn an_asynchronous_store_gives_the_same_answers() {
     let mut world = world(config());
     world.server.policy_mut().later = true;
     let timed = timed(&mut world);
@@ -93,7 +93,7 @@ fn a_store_that_has_to_be_asked_makes_no_difference() {
 }
 
 #[test]
-fn relayed_connections_are_made_and_bound_after_the_credential_has_expired() {
+fn connections_are_made_and_bound_after_credential_expiry() {
     let mut world = world(streams());
     world.client = stream(41_000);
     let timed = timed(&mut world);
@@ -106,14 +106,14 @@ fn relayed_connections_are_made_and_bound_after_the_credential_has_expired() {
 }
 
 #[test]
-fn a_client_takes_its_allocation_along_after_its_credential_has_expired() {
+fn an_allocation_moves_after_its_credential_has_expired() {
     let mut workers = Workers::new(2);
     for world in &mut workers.0 {
         world.server.policy_mut().timed_until = world.now.unix + 60;
     }
     let home = &mut workers.0[0];
     let reply = home.ask_as("timed", Ask::allocate().raw(TICKET, &[])).success();
-    let ticket = reply.ticket().expect("one was asked for");
+    let ticket = reply.ticket().expect("a requested ticket");
     workers.sleep(100);
     for (worker, port) in [(0, 40_500), (1, 40_501)] {
         let world = &mut workers.0[worker];
@@ -127,7 +127,7 @@ fn a_client_takes_its_allocation_along_after_its_credential_has_expired() {
 }
 
 #[test]
-fn an_allocation_ends_with_its_credential_where_that_is_configured() {
+fn an_allocation_ends_with_its_credential_if_configured() {
     let ending = ServerConfig {
         limits: ServerLimits { end_with_credential: true, ..ServerLimits::default() },
         ..config()
@@ -138,13 +138,13 @@ fn an_allocation_ends_with_its_credential_where_that_is_configured() {
     world.sleep(20);
     assert_eq!(world.ask(&Ask::refresh(600).signed(&timed)).success().lifetime(), 40);
     world.ask(&Ask::bind(0x4000, PEER).signed(&timed)).success();
-    // It goes on so in a process that takes over.
+    // The limit continues in a process that takes over.
     let mut there = World::with(ending);
     there.now.unix = world.now.unix;
     there.server.policy_mut().timed_until = world.server.policy_mut().timed_until;
     let id = world.last_opened().allocation;
-    let moved = world.server.snapshot(world.now, id).expect("it is there");
-    there.server.restore(there.now, moved, Link::default()).expect("there is room");
+    let moved = world.server.snapshot(world.now, id).expect("an open allocation");
+    there.server.restore(there.now, moved, Link::default()).expect("below all quotas");
     for world in [&mut world, &mut there] {
         world.effects();
         world.sleep(39);
@@ -154,14 +154,14 @@ fn an_allocation_ends_with_its_credential_where_that_is_configured() {
         world.sleep(1);
         assert_eq!(closed(world), [(ClosedReason::Credential, 60_000)]);
     }
-    // What has no end is not ended.
+    // Credentials without expiry are not limited.
     let (alice, _) = world.allocated();
     assert_eq!(world.ask(&Ask::refresh(3600).signed(&alice)).success().lifetime(), 3600);
 }
 
 #[test]
-fn a_reload_ends_sessions_whose_credential_has_expired_and_shortens_others() {
-    // A timer looks at what is over already in the next second.
+fn a_reload_ends_sessions_at_the_expiry_of_their_credential() {
+    // A timer notices a past deadline in the next second.
     for (slept, lived) in [(20, 60_000), (100, 101_000)] {
         let mut world = world(config());
         let timed = allocated(&mut world);
@@ -178,7 +178,7 @@ fn a_reload_ends_sessions_whose_credential_has_expired_and_shortens_others() {
 }
 
 #[test]
-fn no_lifetime_below_two_seconds_is_answered() {
+fn the_lowest_lifetime_in_a_response_is_two_seconds() {
     let mut world = world(ServerConfig {
         limits: ServerLimits { end_with_credential: true, ..ServerLimits::default() },
         ..config()
@@ -188,12 +188,12 @@ fn no_lifetime_below_two_seconds_is_answered() {
     assert_eq!(world.ask(&Ask::allocate().signed(&timed)).success().lifetime(), 2);
     world.effects();
     world.sleep(1);
-    assert_eq!(closed(&mut world), [(ClosedReason::Credential, 1000)], "it really has one");
+    assert_eq!(closed(&mut world), [(ClosedReason::Credential, 1000)], "it really lives for one second");
 }
 
-/// A stranger who forges the address of a client sees no nonce of its.
+/// An attacker with a forged address never sees the client's nonce.
 #[test]
-fn a_forger_does_not_use_up_the_refusals_of_a_client() {
+fn a_forged_address_does_not_use_up_a_clients_refusals() {
     let mut world = World::with(ServerConfig { nonce_lifetime: 60, ..config() });
     let (alice, _) = world.allocated();
     let forged = Credentials { nonce: "guess".to_owned(), password: "guess".to_owned(), ..alice.clone() };
@@ -204,9 +204,9 @@ fn a_forger_does_not_use_up_the_refusals_of_a_client() {
     assert_eq!(world.ask(&Ask::refresh(600).signed(&alice)).code(), Some(438));
 }
 
-/// libnice answers a refused ChannelBind at once with the next one.
+/// libnice answers a refused ChannelBind immediately with the next one.
 #[test]
-fn repeated_refusals_to_a_session_are_bounded_by_cause_and_cost_no_other_client_an_answer() {
+fn repeated_refusals_are_bounded_per_session_and_cause() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     let denied = Ask::bind(0x4000, "10.0.0.1:7000").signed(&alice).bytes();
@@ -219,14 +219,14 @@ fn repeated_refusals_to_a_session_are_bounded_by_cause_and_cost_no_other_client_
     };
     assert_eq!(answered(&mut world), 100);
     assert_eq!(world.dropped(DropReason::RefusalRepeated), 19_900);
-    // Another peer, another cause, another method, and what is granted.
+    // Another peer, another error, another method, and a success.
     assert_eq!(world.ask(&Ask::bind(0x4000, "10.0.0.2:7000").signed(&alice)).code(), Some(403));
     let mut wrong = alice.clone();
     wrong.password = "guess".to_owned();
     assert_eq!(world.ask(&Ask::bind(0x4000, PEER).signed(&wrong)).code(), Some(401));
     assert_eq!(world.ask(&Ask::permit("10.0.0.1:7000").signed(&alice)).code(), Some(403));
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
-    // Another client of the same address, and one without a session.
+    // Another client at the same address, and one without a session.
     world.client = client(40_001);
     assert_eq!(world.ask(&Ask::bind(0x4000, "10.0.0.1:7000").signed(&alice)).code(), Some(437));
     let (bob, _) = world.allocated();
@@ -234,13 +234,13 @@ fn repeated_refusals_to_a_session_are_bounded_by_cause_and_cost_no_other_client_
     world.client = client(40_000);
     world.sleep(1);
     assert_eq!(answered(&mut world), 10);
-    // After the session has ended, its client goes on asking.
+    // The client keeps asking after its session has ended.
     world.ask(&Ask::refresh(0).signed(&alice)).success();
-    assert_eq!(answered(&mut world), 100, "437 is another cause");
+    assert_eq!(answered(&mut world), 100, "437 is a different refusal");
 }
 
 #[test]
-fn over_a_stream_repeated_refusals_are_given_and_its_client_is_read_more_slowly() {
+fn repeated_refusals_over_a_stream_slow_it_down() {
     let mut world = World::with(streams());
     let (alice, _) = world.allocated_tcp();
     world.effects();
@@ -254,5 +254,8 @@ fn over_a_stream_repeated_refusals_are_given_and_its_client_is_read_more_slowly(
         assert_eq!(slowed, number >= 100, "refusal {number}");
     }
     assert_eq!(world.ask(&Ask::connect("10.0.0.2:7000").signed(&alice)).code(), Some(403));
-    assert!(!world.effects().iter().any(|effect| matches!(effect, Effect::Slow { .. })), "another cause");
+    assert!(
+        !world.effects().iter().any(|effect| matches!(effect, Effect::Slow { .. })),
+        "a different refusal"
+    );
 }

@@ -1,4 +1,4 @@
-//! A server that is one of many: who is sent to another node, how requests find the node that they belong to, and what all nodes share.
+//! Server in a fleet: redirects to other nodes, routing of requests to their node, and shared keys.
 
 use crate::common::*;
 use turnpike_turn::server::{Destination, NonceKey, NonceKeys, Occasion};
@@ -30,7 +30,7 @@ fn allocate(world: &mut World, user: &str) -> Reply {
 }
 
 #[test]
-fn the_fleet_says_where_newcomers_go_before_the_configuration_does() {
+fn the_fleets_redirect_precedes_configured_alternates() {
     let elsewhere =
         Destination { second: Some(address(OTHER_V6)), domain: Some("b.example".into()), ..at(OTHER) };
     let alternate = Alternate {
@@ -50,7 +50,7 @@ fn the_fleet_says_where_newcomers_go_before_the_configuration_does() {
 }
 
 #[test]
-fn the_fleet_is_told_why_and_who_it_keeps_is_served_or_refused_as_ever() {
+fn the_fleet_gets_the_occasion_and_may_keep_the_client() {
     let mut world = World::with_policy(node(1), TestPolicy { total: 1, ..policy() });
     allocate(&mut world, "alice").success();
     world.client = client(2);
@@ -68,7 +68,7 @@ fn the_fleet_is_told_why_and_who_it_keeps_is_served_or_refused_as_ever() {
 }
 
 #[test]
-fn a_client_that_comes_back_after_a_redirect_is_served_while_the_server_drains() {
+fn a_client_returning_from_a_redirect_is_served_while_draining() {
     let mut world = World::with_policy(node(1), TestPolicy { redirect_target: Some(at(OTHER)), ..policy() });
     world.server.set_draining(true);
     assert_eq!(allocate(&mut world, "alice").code(), Some(300));
@@ -76,23 +76,19 @@ fn a_client_that_comes_back_after_a_redirect_is_served_while_the_server_drains()
     world.server.policy_mut().returned.push(port);
     allocate(&mut world, "alice").success();
     world.client = client(2);
-    assert_eq!(allocate(&mut world, "bob").code(), Some(300), "it was not redirected before");
+    assert_eq!(allocate(&mut world, "bob").code(), Some(300), "not redirected before");
 }
 
 #[test]
-fn a_limit_that_holds_everywhere_sends_nobody_elsewhere() {
+fn a_fleet_wide_limit_causes_no_redirect() {
     let mut world = World::with_policy(node(1), TestPolicy { total: 0, shared: true, ..policy() });
     assert_eq!(allocate(&mut world, "alice").code(), Some(508));
-    assert_eq!(
-        world.server.policy_mut().attempts.borrow().len(),
-        1,
-        "asked before the quota was, and not again"
-    );
+    assert_eq!(world.server.policy_mut().attempts.borrow().len(), 1, "asked once, before the quota check");
     assert_eq!(world.server.stats().quota_refusals, [0, 1, 0]);
 }
 
 #[test]
-fn an_allocate_beyond_the_share_of_a_node_waits_for_the_fleet() {
+fn an_allocate_beyond_the_nodes_share_waits_for_the_fleet() {
     for (quota, code) in
         [(TestPolicy { per_user: 1, ..policy() }, 486), (TestPolicy { total: 1, ..policy() }, 508)]
     {
@@ -110,31 +106,31 @@ fn an_allocate_beyond_the_share_of_a_node_waits_for_the_fleet() {
             matches!(effect, Effect::RequestRefused { code: 0, why, .. } if *why == wanted)
         };
         assert_eq!(world.all_effects().iter().filter(|effect| is_told(effect)).count(), 2);
-        // No client repeats a request over a stream, so the stream brings it again.
+        // Clients on streams do not retransmit, so the stream delivers the request again.
         world.client = stream(3);
         let over_stream = Ask::allocate().signed(&credentials).bytes();
         let requests = world.server.stats().requests;
         let (until_ms, otherwise) = (world.now.ms + 100, DropReason::QuotaPending);
         assert_eq!(world.feed(&over_stream), Outcome::Wait { until_ms, otherwise });
-        assert_eq!(world.server.stats().requests, requests, "counted when it comes again");
+        assert_eq!(world.server.stats().requests, requests, "counted when delivered again");
         world.server.policy_mut().undecided = false;
-        assert_eq!(allocate(&mut world, "alice").code(), Some(code), "the fleet has no more");
+        assert_eq!(allocate(&mut world, "alice").code(), Some(code), "the fleet has no room");
         world.server.policy_mut().undecided = true;
 
         let policy = world.server.policy_mut();
         (policy.per_user, policy.total) = (10, 10);
         for (waiting, request) in [(stream(3), over_stream), (client(2), request)] {
             world.client = waiting;
-            assert!(matches!(world.feed(&request), Outcome::Open(_)), "the fleet has given more");
+            assert!(matches!(world.feed(&request), Outcome::Open(_)), "the fleet has granted more");
         }
     }
 }
 
 #[test]
-fn a_ticket_leads_to_its_node() {
+fn a_ticket_redirects_to_its_node() {
     let mut home = World::with_policy(node(1), policy());
     let reply = home.ask_as("alice", Ask::allocate().raw(TICKET, &[])).success();
-    let ticket = reply.ticket().expect("it was asked for");
+    let ticket = reply.ticket().expect("a requested ticket");
     for (mut world, code, alternates) in [
         (World::with_policy(node(2), knows(1, OTHER)), 300, vec![address(OTHER)]),
         (World::with_policy(node(2), policy()), 437, vec![]),
@@ -146,7 +142,7 @@ fn a_ticket_leads_to_its_node() {
         assert_eq!((reply.code(), reply.alternates()), (Some(code), alternates));
         assert!(reply.is_signed(&alice));
     }
-    // There it is good, with a nonce of any node: the keys are the same.
+    // The ticket's node accepts it with a nonce of any node, since they share the keys.
     home.client = client(5);
     let mut other = World::with_policy(node(2), policy());
     other.client = client(5);
@@ -155,7 +151,7 @@ fn a_ticket_leads_to_its_node() {
 }
 
 #[test]
-fn a_ticket_that_was_given_before_the_node_had_a_number_is_its_own() {
+fn a_ticket_issued_before_numbering_belongs_to_the_node() {
     let mut world = World::with_policy(node(0), policy());
     let reply = world.ask_as("alice", Ask::allocate().raw(TICKET, &[])).success();
     let now = world.now;
@@ -165,11 +161,11 @@ fn a_ticket_that_was_given_before_the_node_had_a_number_is_its_own() {
     let mut other = World::with_policy(node(2), knows(9, OTHER));
     other.client = client(6);
     let reply = other.ask_as("alice", Ask::present(&next.ticket().unwrap()));
-    assert_eq!(reply.alternates(), [address(OTHER)], "its next one has the number");
+    assert_eq!(reply.alternates(), [address(OTHER)], "the next ticket has the node number");
 }
 
 #[test]
-fn a_connection_leads_to_its_node() {
+fn a_connection_id_redirects_to_its_node() {
     let mut home = World::with_policy(node(4095), policy());
     let (alice, _) = home.allocated_tcp();
     let connection = home.connected(&alice, PEER);
@@ -190,7 +186,7 @@ fn a_connection_leads_to_its_node() {
 }
 
 #[test]
-fn a_client_that_a_balancer_sends_elsewhere_needs_no_second_round() {
+fn nonces_are_valid_on_every_node_with_the_same_keys() {
     let key = |byte| NonceKey([byte; 32]);
     let now = World::new().now.unix;
     let keys = NonceKeys::new(key(1), [(now - 10, key(2)), (now + 60, key(3))]);
@@ -204,7 +200,7 @@ fn a_client_that_a_balancer_sends_elsewhere_needs_no_second_round() {
         other.client = client(50_000 + u16::try_from(wait).unwrap());
         other.ask(&Ask::allocate().signed(&alice)).success();
     }
-    // One that has not been told of the new key knows nonces of the old one, and no others.
+    // A node without the new key accepts only nonces made with the old one.
     let mut late = with(3, &NonceKeys::new(key(1), [(now - 10, key(2))]));
     let alice = one.credentials("alice", Scheme::Sha256);
     late.ask(&Ask::allocate().signed(&alice)).success();
@@ -216,14 +212,18 @@ fn a_client_that_a_balancer_sends_elsewhere_needs_no_second_round() {
 }
 
 #[test]
-fn who_is_banned_gets_403_once_it_has_shown_who_it_is() {
+fn a_banned_user_gets_403_after_authentication() {
     for banned in ["alice", "192.0.2.7"] {
         let policy = TestPolicy { banned: vec![banned.to_owned()], ..policy() };
         let mut world = World::with_policy(node(1), policy);
         let alice = world.credentials("alice", Scheme::Sha256);
         let mut guess = alice.clone();
         guess.password = "guess".to_owned();
-        assert_eq!(world.ask(&Ask::allocate().signed(&guess)).code(), Some(401), "a stranger learns nothing");
+        assert_eq!(
+            world.ask(&Ask::allocate().signed(&guess)).code(),
+            Some(401),
+            "a ban is not revealed before authentication"
+        );
         assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(403));
         assert_eq!(world.server.stats().ban_refusals, 1);
         world.server.policy_mut().banned.clear();

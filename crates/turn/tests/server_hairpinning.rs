@@ -1,13 +1,13 @@
-//! Clients of one server behind a NAT are each other's peers by external addresses, and reach each other without the NAT.
+//! Clients of one server behind a NAT reach each other by external addresses, bypassing the NAT.
 
 use crate::common::{turn::*, *};
 use turnpike_turn::wire::channel_data::ChannelNumber;
 
-/// What another client's relayed transport address is called, and where it is bound.
+/// External and bound address of another client's relayed transport address.
 const NAMED: &str = "203.0.114.5:50101";
 const BOUND: &str = "10.0.0.5:50101";
 
-/// Behind a NAT of each family; what is bound may be named as well if `allow` says so.
+/// Configuration behind a NAT for each family; `allow` may permit naming the bound address.
 fn behind_nat(allow: &[&str]) -> ServerConfig {
     let mut config = streams();
     let ip = |text: &str| text.parse().unwrap();
@@ -28,46 +28,50 @@ fn goes_to(outcome: &Outcome, wanted: &str) {
     assert!(matches!(outcome, Outcome::ToPeer { peer, .. } if *peer == address(wanted)), "{outcome:?}");
 }
 
-/// Whose XOR-PEER-ADDRESS an indication has.
+/// XOR-PEER-ADDRESS of an indication.
 fn said_of(indication: &Reply) -> SocketAddr {
     indication.get::<XorPeerAddress>().addr(indication.message().transaction_id())
 }
 
-/// From whom a Data indication says that it is; none for ChannelData.
+/// Peer address of a Data indication; `None` for ChannelData.
 fn from(outcome: Outcome) -> Option<SocketAddr> {
     let Outcome::ToClient { bytes, .. } = outcome else { panic!("{outcome:?}") };
     (bytes[0] < 0x40).then(|| said_of(&Reply(bytes)))
 }
 
 #[test]
-fn a_channel_leads_to_where_the_other_client_is_bound_and_back() {
+fn a_channel_to_another_client_uses_its_bound_address() {
     let mut world = world();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).success();
     goes_to(&world.feed(&channel_data(0x4000, b"x")), BOUND);
     assert_eq!(from(world.peer_sends(relay, BOUND, b"x")), None);
-    // What has no channel comes by the name that clients know; so does what a NAT has sent back all the same.
+    // Data without a channel arrives under the external address, even if a NAT did send it back.
     assert_eq!(from(world.peer_sends(relay, "10.0.0.5:50102", b"x")), Some(address("203.0.114.5:50102")));
     assert_eq!(from(world.peer_sends(relay, NAMED, b"x")), Some(address(NAMED)));
-    // Who is on this machine and no client of ours has no name.
+    // Local sources that are not clients have no external address.
     let dropped = Outcome::Drop(DropReason::NoPermission);
     for stranger in ["10.0.0.5:22", "10.0.0.5:3478", "10.0.0.5:50443", "10.0.0.6:50101"] {
         assert_eq!(world.peer_sends(relay, stranger, b"x"), dropped, "{stranger}");
     }
-    // Both names of a channel are the same to an administrator and to whoever renews it.
+    // Administrators see the external address, and it refreshes the channel.
     let view = world.server.view(world.now, 0).unwrap();
     assert!(view.channels().map(|(_, peer, _)| peer).eq([address(NAMED)]));
     assert!(view.permissions().map(|(ip, _)| ip).eq([address(NAMED).ip()]));
     world.sleep(299);
     world.ask(&Ask::permit(NAMED).signed(&alice)).success();
     world.sleep(299);
-    assert_eq!(from(world.peer_sends(relay, BOUND, b"x")), None, "the permission is that of its name");
+    assert_eq!(
+        from(world.peer_sends(relay, BOUND, b"x")),
+        None,
+        "the permission is for the external address"
+    );
     world.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).success();
     assert_eq!(world.ask(&Ask::bind(0x4001, NAMED).signed(&alice)).code(), Some(400));
 }
 
 #[test]
-fn send_and_data_indications_name_what_clients_know() {
+fn indications_contain_external_addresses() {
     let mut world = world();
     let also = AdditionalAddressFamily::new(AddressFamily::IPV6);
     let alice = world.credentials("alice", Scheme::Md5);
@@ -80,7 +84,7 @@ fn send_and_data_indications_name_what_clients_know() {
         world.ask(&Ask::permit(named).signed(&alice)).success();
         goes_to(&world.feed(&Ask::send(named, b"x")), bound);
         assert_eq!(from(world.peer_sends(relay, bound, b"x")), Some(address(named)));
-        // An ICMP error about it, too.
+        // ICMP errors use it too.
         let icmp_type = if relay.family == Family::V4 { 3 } else { 1 };
         let unreachable = IcmpError { icmp_type, code: 0, info: 0 };
         let told = world.server.data.from_icmp(world.now, relay, address(bound), unreachable);
@@ -89,7 +93,7 @@ fn send_and_data_indications_name_what_clients_know() {
 }
 
 #[test]
-fn connections_are_made_to_where_the_other_client_listens_and_come_under_its_name() {
+fn connections_use_bound_addresses_and_show_external_ones() {
     let mut world = world();
     let (alice, relay) = world.allocated_tcp();
     let request = world.connecting(&Ask::connect(NAMED).signed(&alice));
@@ -101,13 +105,17 @@ fn connections_are_made_to_where_the_other_client_listens_and_come_under_its_nam
         panic!()
     };
     assert_eq!(said_of(&indication), address("203.0.114.5:50102"));
-    assert_eq!(world.ask(&Ask::connect("203.0.114.5:50102").signed(&alice)).code(), Some(446), "it is there");
+    assert_eq!(
+        world.ask(&Ask::connect("203.0.114.5:50102").signed(&alice)).code(),
+        Some(446),
+        "already connected"
+    );
     assert!(matches!(world.peer_connects(relay, "10.0.0.5:22"), FromPeer::Refused(_)));
 }
 
-/// By whichever name, nothing is a peer that was none.
+/// Refused peers stay refused under every address.
 #[test]
-fn listeners_other_services_and_what_is_bound_are_refused_as_ever() {
+fn listeners_services_and_bound_addresses_stay_refused() {
     let mut world = world();
     let (alice, _) = world.allocated();
     world.ask(&Ask::permit(NAMED).signed(&alice)).success();
@@ -122,9 +130,9 @@ fn listeners_other_services_and_what_is_bound_are_refused_as_ever() {
     }
 }
 
-/// A media server on the machine announces its public address; a 1:1 NAT need not send back what comes from the machine.
+/// A media server on this machine announces its public address; a 1:1 NAT need not hairpin.
 #[test]
-fn a_service_that_a_rule_allows_is_reached_without_the_nat() {
+fn an_allowed_local_service_is_reached_without_the_nat() {
     let mut world = World::with(behind_nat(&["203.0.114.5:10000"]));
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, "203.0.114.5:10000").signed(&alice)).success();
@@ -140,14 +148,15 @@ fn a_service_that_a_rule_allows_is_reached_without_the_nat() {
 }
 
 #[test]
-fn who_may_name_what_is_bound_hears_of_it_by_that_name() {
+fn a_permitted_bound_address_is_reported_as_such() {
     let mut world = World::with(behind_nat(&["10.0.0.5"]));
     let (alice, relay) = world.allocated();
     world.ask(&Ask::permit(BOUND).signed(&alice)).success();
     goes_to(&world.feed(&Ask::send(BOUND, b"x")), BOUND);
     assert_eq!(from(world.peer_sends(relay, BOUND, b"x")), Some(address(BOUND)));
     assert_eq!(world.feed(&Ask::send(NAMED, b"x")), Outcome::Drop(DropReason::NoPermission));
-    // A channel is to a peer of one name; and where both are known, what a relay port sends is another client's.
+    // A channel is bound to one of a peer's addresses; if both are known, a relay port belongs to another
+    // client.
     world.ask(&Ask::bind(0x4000, BOUND).signed(&alice)).success();
     for (number, peer) in [(0x4000, NAMED), (0x4001, NAMED)] {
         assert_eq!(world.ask(&Ask::bind(number, peer).signed(&alice)).code(), Some(400), "{number:#x}");
@@ -158,7 +167,7 @@ fn who_may_name_what_is_bound_hears_of_it_by_that_name() {
 }
 
 #[test]
-fn a_reload_leads_channels_to_where_their_peers_are_by_then() {
+fn a_reload_updates_the_addresses_behind_channels() {
     let mut world = World::with(streams());
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).success();
@@ -188,16 +197,17 @@ fn a_reload_leads_channels_to_where_their_peers_are_by_then() {
     }
 }
 
-/// To another process, or another worker: what is written are names, and each knows where its own clients are bound.
+/// In another process or worker: the serialized form has external addresses, which the receiver maps to its
+/// own.
 #[test]
-fn an_allocation_that_moves_finds_its_peers_where_they_are_there() {
+fn a_moved_allocation_uses_the_new_processs_addresses() {
     let (mut here, mut there) = (World::with(streams()), world());
     let (alice, relay) = here.allocated();
     here.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).success();
     let text = serde_json::to_string(&here.server.snapshot(here.now, relay.allocation).unwrap()).unwrap();
     let moved: Moved = serde_json::from_str(&text).unwrap();
     let allocation =
-        there.server.restore(there.now, moved, Link(7)).unwrap_or_else(|_| panic!("there is room"));
+        there.server.restore(there.now, moved, Link(7)).unwrap_or_else(|_| panic!("below all quotas"));
     there.client = here.client;
     goes_to(&there.feed(&channel_data(0x4000, b"x")), BOUND);
     assert_eq!(from(there.peer_sends(RelayId { allocation, ..relay }, BOUND, b"x")), None);
@@ -206,7 +216,7 @@ fn an_allocation_that_moves_finds_its_peers_where_they_are_there() {
 }
 
 #[test]
-fn on_a_shared_relay_socket_all_names_of_a_peer_are_one_clients() {
+fn all_addresses_of_a_peer_on_a_shared_port_have_one_owner() {
     const PORT: SharedPort = SharedPort(0);
     let mut world = World::with(behind_nat(&["10.0.0.5"]));
     let relayed = address("203.0.114.5:50000");
@@ -219,7 +229,7 @@ fn on_a_shared_relay_socket_all_names_of_a_peer_are_one_clients() {
         assert_eq!(world.ask(&Ask::permit(name).signed(&bob)).code(), Some(508));
         assert_eq!(world.ask(&Ask::bind(0x4000, name).signed(&bob)).code(), Some(508));
     }
-    // Free again, it is the other's by whichever name he chooses.
+    // Once released, another client may claim it under any address.
     world.client = client(40_000);
     world.ask(&Ask::refresh(0).signed(&alice)).success();
     assert_eq!(world.server.data.claimant(PORT, address(BOUND).ip(), 1), None);
@@ -228,9 +238,9 @@ fn on_a_shared_relay_socket_all_names_of_a_peer_are_one_clients() {
     assert_eq!(world.server.data.claimant(PORT, address(NAMED).ip(), 1), Some(second));
 }
 
-/// By the names that there were when they asked, they had peers of their own.
+/// Before the NAT was known, the two addresses were different peers.
 #[test]
-fn on_a_shared_relay_socket_a_peer_of_two_clients_is_one_clients_once_a_nat_is_known() {
+fn learning_of_a_nat_leaves_a_shared_peer_to_one_client() {
     const PORT: SharedPort = SharedPort(0);
     for bobs_name in [BOUND, "10.0.0.5:1"] {
         let mut config = streams();
@@ -248,7 +258,7 @@ fn on_a_shared_relay_socket_a_peer_of_two_clients_is_one_clients_once_a_nat_is_k
         world.all_effects();
 
         world.server.reconfigure(world.now, Arc::new(behind_nat(&["10.0.0.5"])));
-        // One of them has lost it, with its channel, and nothing else.
+        // One of the two clients has lost it, with its channel, and nothing else.
         let (allocation, number, peer) = (first.allocation, ChannelNumber::MIN, address(NAMED));
         let told = world.all_effects();
         assert_eq!(told.len(), 2, "{told:?}");
@@ -265,7 +275,7 @@ fn on_a_shared_relay_socket_a_peer_of_two_clients_is_one_clients_once_a_nat_is_k
 }
 
 #[test]
-fn the_way_without_the_nat_allocates_nothing() {
+fn address_translation_does_not_allocate() {
     let mut world = world();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).success();

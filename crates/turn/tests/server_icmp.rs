@@ -1,9 +1,9 @@
-//! ICMP errors passed on to clients (RFC 8656 sections 11.5 and 18.13).
+//! Relaying of ICMP errors to clients (RFC 8656 sections 11.5 and 18.13).
 
 use crate::common::{turn::*, *};
 use stun_types::{attribute::AttributeStaticType as _, message::MessageClass};
 
-/// What the client reads: type, code, error data.
+/// Type, code and error data received by the client.
 fn relayed(
     world: &mut World,
     relay: RelayId,
@@ -30,7 +30,7 @@ fn relayed(
 }
 
 #[test]
-fn errors_about_permitted_peers_are_passed_on_and_others_not() {
+fn icmp_errors_are_relayed_only_for_permitted_peers() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let also = AdditionalAddressFamily::new(AddressFamily::IPV6);

@@ -3,7 +3,7 @@
 use crate::common::{turn::*, *};
 
 #[test]
-fn the_lifetime_granted_is_the_one_asked_for_within_default_and_maximum() {
+fn the_granted_lifetime_is_between_default_and_maximum() {
     for (asked, granted) in
         [(0, 600), (1, 600), (600, 600), (601, 601), (3600, 3600), (3601, 3600), (u32::MAX, 3600)]
     {
@@ -22,7 +22,7 @@ fn the_lifetime_granted_is_the_one_asked_for_within_default_and_maximum() {
 }
 
 #[test]
-fn an_allocation_expires_when_it_is_not_refreshed() {
+fn an_allocation_expires_without_a_refresh() {
     let mut world = World::new();
     let (_, relay) = world.allocated();
     assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 600_000));
@@ -37,7 +37,7 @@ fn an_allocation_expires_when_it_is_not_refreshed() {
 }
 
 #[test]
-fn a_refresh_prolongs_from_now_and_may_shorten() {
+fn a_refresh_counts_from_now_and_may_shorten() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     world.sleep(500);
@@ -52,7 +52,7 @@ fn a_refresh_prolongs_from_now_and_may_shorten() {
 }
 
 #[test]
-fn refresh_without_lifetime_gives_the_default() {
+fn refresh_without_lifetime_grants_the_default() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     assert_eq!(world.ask(&Ask::new(REFRESH).signed(&alice)).success().lifetime(), 600);
@@ -60,7 +60,7 @@ fn refresh_without_lifetime_gives_the_default() {
 }
 
 #[test]
-fn refresh_with_zero_lifetime_deletes_and_its_retransmission_gets_the_same_answer() {
+fn a_retransmitted_deletion_gets_the_same_response() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     world.sleep(7);
@@ -70,18 +70,18 @@ fn refresh_with_zero_lifetime_deletes_and_its_retransmission_gets_the_same_answe
     assert_eq!(world.server.allocations(), 0);
     assert_eq!(closed(&mut world), [(ClosedReason::Deleted, 7000)]);
     assert_eq!(world.server.policy_mut().held(), 0);
-    // The answer was lost.
+    // Retransmission after a lost response.
     world.sleep(39);
     assert_eq!(world.ask(&ask), reply);
     assert_eq!(world.server.stats().retransmits, 1);
-    // Another transaction, or too late: there is no such allocation.
+    // With another transaction, or too late, the allocation does not exist.
     assert_eq!(world.ask(&Ask::refresh(0).signed(&alice)).code(), Some(437));
     world.sleep(1);
     assert_eq!(world.ask(&ask).code(), Some(437));
 }
 
 #[test]
-fn an_allocate_sent_again_gets_the_same_answer() {
+fn a_retransmitted_allocate_gets_the_same_response() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Sha256);
     let ask =
@@ -94,12 +94,12 @@ fn an_allocate_sent_again_gets_the_same_answer() {
     assert_eq!(world.server.stats().retransmits, 7);
     assert_eq!(world.server.stats().allocations_opened, 1);
     assert_eq!(world.server.allocations(), 1);
-    // A transaction ID that somebody else happens to use is no retransmission.
+    // Another user's request with the same transaction ID is not a retransmission.
     assert_eq!(world.ask_as("bob", ask).code(), Some(437));
 }
 
 #[test]
-fn requests_without_allocation_are_437() {
+fn requests_without_an_allocation_are_437() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     for ask in [Ask::refresh(600), Ask::refresh(0), Ask::permit(PEER), Ask::bind(0x4000, PEER)] {
@@ -108,7 +108,7 @@ fn requests_without_allocation_are_437() {
 }
 
 #[test]
-fn another_user_cannot_touch_the_allocation() {
+fn another_user_cannot_change_the_allocation() {
     let mut world = World::new();
     world.allocated();
     let bob = world.credentials("bob", Scheme::Md5);
@@ -122,7 +122,7 @@ fn another_user_cannot_touch_the_allocation() {
 }
 
 #[test]
-fn an_index_is_used_again_with_another_generation() {
+fn an_index_is_reused_with_another_generation() {
     let mut world = World::new();
     let (alice, first) = world.allocated();
     world.ask(&Ask::refresh(0).signed(&alice)).success();
@@ -135,7 +135,7 @@ fn an_index_is_used_again_with_another_generation() {
 }
 
 #[test]
-fn an_administrator_ends_one_and_a_shutdown_all() {
+fn an_administrator_ends_one_allocation_and_a_shutdown_all() {
     let mut world = World::new();
     let (_, first) = world.allocated();
     for port in 1..=3 {
@@ -154,7 +154,7 @@ fn an_administrator_ends_one_and_a_shutdown_all() {
 }
 
 #[test]
-fn a_closed_session_tells_its_relayed_address_and_transports() {
+fn a_closed_session_reports_its_relayed_address_and_transports() {
     for (listener, transport) in
         [Transport::Udp, Transport::Tcp, Transport::Tls, Transport::Dtls].into_iter().enumerate()
     {
@@ -185,7 +185,7 @@ fn a_closed_session_tells_its_relayed_address_and_transports() {
 }
 
 #[test]
-fn a_closed_session_tells_what_it_carried() {
+fn a_closed_session_reports_its_traffic() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();

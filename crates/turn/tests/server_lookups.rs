@@ -1,4 +1,5 @@
-//! Credentials that a store cannot tell without waiting: the request is kept, the worker goes on, and the answer takes it up again.
+//! Asynchronous credential lookups: the request is kept, the worker continues, and the store's answer resumes
+//! it.
 
 use crate::common::*;
 use turnpike_turn::server::{Asked, CredentialQuery, StoreFailure};
@@ -21,7 +22,7 @@ fn query(outcome: Outcome) -> CredentialQuery {
     query
 }
 
-/// What a store says that knows everybody by their names backwards.
+/// Answer of a store where every password is the reversed name.
 fn found(query: &CredentialQuery) -> Found {
     let name = match &query.user {
         Asked::Name(name) => name.clone(),
@@ -47,14 +48,14 @@ fn answered(world: &mut World, ask: &Ask) -> Reply {
 }
 
 #[test]
-fn a_request_is_answered_when_the_store_has_answered() {
+fn a_request_is_answered_after_the_stores_answer() {
     for scheme in [Scheme::Md5, Scheme::Sha256, Scheme::Userhash] {
         let mut world = world();
         let alice = world.credentials("alice", scheme);
         let asked = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
         let algorithm = if scheme == Scheme::Md5 { KeyAlgorithm::Md5 } else { KeyAlgorithm::Sha256 };
         assert_eq!((&*asked.realm, asked.algorithm), (REALM, algorithm));
-        assert_eq!(world.server.allocations(), 0, "nothing has come of it so far");
+        assert_eq!(world.server.allocations(), 0, "no allocation yet");
         world.sleep(9);
         let request = world.found(asked.lookup, found(&asked)).opens();
         let reply = world.open(&request).success();
@@ -62,12 +63,12 @@ fn a_request_is_answered_when_the_store_has_answered() {
         answered(&mut world, &Ask::permit(PEER).signed(&alice)).success();
         answered(&mut world, &Ask::bind(0x4000, PEER).signed(&alice)).success();
         assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
-        assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 300_000), "nothing waits any more");
+        assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 300_000), "no lookup waits any more");
     }
 }
 
 #[test]
-fn what_the_store_refuses_is_refused_as_ever() {
+fn refusals_by_the_store_get_the_usual_response() {
     let another = |until_unix| Found::Keys {
         username: "alice".into(),
         identity: "alice".into(),
@@ -88,7 +89,7 @@ fn what_the_store_refuses_is_refused_as_ever() {
 }
 
 #[test]
-fn a_request_sent_again_asks_the_store_once_and_has_one_answer() {
+fn a_retransmission_causes_one_lookup_and_one_response() {
     let mut world = world();
     let alice = world.credentials("alice", Scheme::Md5);
     let allocate = Ask::allocate().signed(&alice).bytes();
@@ -96,12 +97,8 @@ fn a_request_sent_again_asks_the_store_once_and_has_one_answer() {
     for _ in 0..5 {
         assert_eq!(world.feed(&allocate), Outcome::Drop(DropReason::LookupPending));
     }
-    assert_eq!(
-        world.server.policy_mut().lookups.get(),
-        6,
-        "the policy has said each time that it does not know"
-    );
-    // Another request of the same client is another question.
+    assert_eq!(world.server.policy_mut().lookups.get(), 6, "the policy answered Later each time");
+    // Another request of the same client is another lookup.
     let other = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
     assert_ne!(asked.lookup, other.lookup);
     let request = world.found(asked.lookup, found(&asked)).opens();
@@ -109,19 +106,19 @@ fn a_request_sent_again_asks_the_store_once_and_has_one_answer() {
     assert_eq!(
         world.found(other.lookup, found(&other)).reply().code(),
         Some(437),
-        "there is an allocation by now"
+        "the 5-tuple has an allocation by now"
     );
     assert_eq!(world.server.allocations(), 1);
     assert_eq!(world.found(asked.lookup, found(&asked)), Outcome::Drop(DropReason::LookupOver), "once");
 }
 
 #[test]
-fn an_allocate_over_a_stream_whose_user_is_known_late_waits_for_the_fleet_too() {
+fn an_allocate_over_a_stream_waits_for_store_and_fleet() {
     let policy = || TestPolicy { total: 0, undecided: true, later: true, ..TestPolicy::default() };
     let again = |world: &mut World| {
         assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 100));
         world.now.ms += 100;
-        let (lookup, credentials) = world.server.next_answered(world.now).expect("it is due");
+        let (lookup, credentials) = world.server.next_answered(world.now).expect("a due answer");
         world.found(lookup, credentials)
     };
     let begun = |client: Client| {
@@ -136,7 +133,7 @@ fn an_allocate_over_a_stream_whose_user_is_known_late_waits_for_the_fleet_too() 
         let (mut world, outcome) = begun(stream(3));
         let requests = world.server.stats().requests;
         assert_eq!([outcome, again(&mut world), again(&mut world)], [const { Outcome::Later }; 3]);
-        assert_eq!(world.server.policy_mut().lookups.get(), 1, "the store is asked once");
+        assert_eq!(world.server.policy_mut().lookups.get(), 1, "the store is queried once");
         world.server.policy_mut().undecided = false;
         (world.server.policy_mut().total, world.server.policy_mut().shared) = (usize::from(granted), shared);
         match again(&mut world) {
@@ -147,7 +144,7 @@ fn an_allocate_over_a_stream_whose_user_is_known_late_waits_for_the_fleet_too() 
         assert_eq!(world.server.stats().requests, requests);
         assert!(world.server.next_answered(world.now).is_none());
     }
-    // As ever, for ten seconds at most.
+    // Ten seconds at most, as for the store.
     let (mut world, _) = begun(stream(3));
     for _ in 0..99 {
         assert_eq!(again(&mut world), Outcome::Later);
@@ -155,12 +152,12 @@ fn an_allocate_over_a_stream_whose_user_is_known_late_waits_for_the_fleet_too() 
     world.sleep(1);
     assert!(world.server.next_answered(world.now).is_none() && world.server.poll_timeout().is_none());
     assert_eq!(world.dropped(DropReason::LookupOver), 1);
-    // Over UDP the client repeats it.
+    // Over UDP the client retransmits.
     assert_eq!(begun(client(3)).1, Outcome::Drop(DropReason::QuotaPending));
 }
 
 #[test]
-fn a_store_that_does_not_answer_costs_ten_seconds_and_no_more() {
+fn an_unanswered_lookup_expires_after_ten_seconds() {
     let mut world = world();
     let alice = world.credentials("alice", Scheme::Md5);
     let allocate = Ask::allocate().signed(&alice).bytes();
@@ -168,14 +165,14 @@ fn a_store_that_does_not_answer_costs_ten_seconds_and_no_more() {
     assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 10_000));
     world.sleep(10);
     assert_eq!((world.dropped(DropReason::LookupOver), world.server.poll_timeout()), (1, None));
-    // Too late; the client has asked again meanwhile, or will.
+    // Too late; the client retransmits.
     let again = query(world.feed(&allocate));
     assert_eq!(world.found(asked.lookup, found(&asked)), Outcome::Drop(DropReason::LookupOver));
     assert!(matches!(world.found(again.lookup, found(&again)), Outcome::Open(_)));
 }
 
 #[test]
-fn how_long_an_allocation_took_counts_from_its_request() {
+fn allocation_time_counts_from_the_request() {
     let mut world = world();
     let asked = query(world.feed_as("alice", Ask::allocate()));
     world.now.ms += 40;
@@ -187,7 +184,7 @@ fn how_long_an_allocation_took_counts_from_its_request() {
 }
 
 #[test]
-fn a_store_that_cannot_tell_is_a_500_or_silence() {
+fn a_failed_lookup_is_a_500_or_silence() {
     for (store_failure, transport) in [
         (StoreFailure::Answer, client(2)),
         (StoreFailure::Answer, stream(41_000)),
@@ -201,7 +198,7 @@ fn a_store_that_cannot_tell_is_a_500_or_silence() {
             (StoreFailure::Answer, Outcome::Reply(bytes)) => {
                 let reply = Reply(bytes);
                 assert_eq!(reply.code(), Some(500));
-                assert!(!reply.is_signed(&bob), "nobody knows the key");
+                assert!(!reply.is_signed(&bob), "the key is unknown");
                 let told = world.all_effects();
                 assert!(
                     matches!(
@@ -215,13 +212,13 @@ fn a_store_that_cannot_tell_is_a_500_or_silence() {
             (_, outcome) => panic!("{outcome:?}"),
         }
         assert_eq!((world.server.allocations(), world.server.poll_timeout()), (0, None));
-        // And when it can tell again, nothing is in the way.
+        // The failed lookup leaves nothing behind.
         answered(&mut world, &Ask::allocate().signed(&bob)).success();
     }
 }
 
 #[test]
-fn who_finds_no_place_is_told_so_over_a_stream_and_repeats_over_udp() {
+fn a_full_lookup_table_is_a_500_over_streams_and_silence_over_udp() {
     for (at, store_failure, is_told) in [
         (stream as fn(u16) -> Client, StoreFailure::Answer, true),
         (stream, StoreFailure::Drop, false),
@@ -240,7 +237,7 @@ fn who_finds_no_place_is_told_so_over_a_stream_and_repeats_over_udp() {
             Outcome::Reply(bytes) => assert_eq!((Reply(bytes).code(), is_told), (Some(500), true)),
             outcome => assert_eq!((outcome, is_told), (Outcome::Drop(DropReason::LookupLimit), false)),
         }
-        // Each answer makes room.
+        // Each answer frees a place.
         let first = asked.remove(0);
         world.client = at(1);
         assert!(matches!(world.found(first.lookup, found(&first)), Outcome::Open(_)));
@@ -250,7 +247,7 @@ fn who_finds_no_place_is_told_so_over_a_stream_and_repeats_over_udp() {
 }
 
 #[test]
-fn a_nonce_may_have_gone_stale_meanwhile() {
+fn a_nonce_may_turn_stale_during_the_lookup() {
     let mut world = later(ServerConfig { nonce_lifetime: 5, ..config() });
     let asked = query(world.feed_as("alice", Ask::allocate()));
     world.sleep(6);
@@ -258,7 +255,7 @@ fn a_nonce_may_have_gone_stale_meanwhile() {
 }
 
 #[test]
-fn who_has_no_nonce_of_ours_takes_no_place() {
+fn a_request_without_a_valid_nonce_causes_no_lookup() {
     let mut world = world();
     let alice = world.credentials("alice", Scheme::Md5);
     let stolen = Ask::allocate().signed(&alice).bytes();
@@ -268,7 +265,7 @@ fn who_has_no_nonce_of_ours_takes_no_place() {
     };
     for port in 1..=2000 {
         world.client.address = address(&format!("198.18.{}.1:{port}", port % 250));
-        assert_eq!(code(world.feed(&stolen)), Some(438), "from another address");
+        assert_eq!(code(world.feed(&stolen)), Some(438), "nonce of another address");
         let mut forged = alice.clone();
         forged.nonce = format!("obMatJos2gAAA{:015}", port);
         assert_eq!(code(world.feed(&Ask::allocate().signed(&forged).bytes())), Some(438));
@@ -277,7 +274,7 @@ fn who_has_no_nonce_of_ours_takes_no_place() {
     }
     assert!(!world.effects().iter().any(|effect| matches!(effect, Effect::LookUp(_))));
     assert_eq!(world.server.poll_timeout(), None);
-    // One that has gone stale is none either.
+    // A stale nonce does not count either.
     world.client = client(40_000);
     world.sleep(3601);
     assert_eq!(code(world.feed(&stolen)), Some(438));
@@ -285,7 +282,7 @@ fn who_has_no_nonce_of_ours_takes_no_place() {
 }
 
 #[test]
-fn one_address_cannot_take_all_places_and_all_addresses_not_more_than_there_are() {
+fn lookups_are_limited_per_address_and_in_total() {
     let mut world = world();
     let mut waiting = Vec::new();
     let ask = |world: &mut World, waiting: &mut Vec<_>, ip: String, times: u16| {
@@ -300,14 +297,14 @@ fn one_address_cannot_take_all_places_and_all_addresses_not_more_than_there_are(
         }
         dropped
     };
-    assert_eq!(ask(&mut world, &mut waiting, "198.18.0.1".to_owned(), 600), 88, "half of the places");
-    assert_eq!(ask(&mut world, &mut waiting, "198.18.0.2".to_owned(), 1), 0, "another finds room");
+    assert_eq!(ask(&mut world, &mut waiting, "198.18.0.1".to_owned(), 600), 88, "half of the table");
+    assert_eq!(ask(&mut world, &mut waiting, "198.18.0.2".to_owned(), 1), 0, "another address finds room");
     for host in 3..=40 {
         ask(&mut world, &mut waiting, format!("198.18.0.{host}"), 32);
     }
     assert_eq!(waiting.len(), 1024);
     assert_eq!(ask(&mut world, &mut waiting, "198.18.1.1".to_owned(), 1), 1);
-    // Places become free by answers, and by time.
+    // Answers and timeouts free places.
     let lookup = waiting[0];
     world.found(lookup, Found::NoSuchUser);
     world.client.address = address("198.18.1.1:9");
@@ -318,7 +315,7 @@ fn one_address_cannot_take_all_places_and_all_addresses_not_more_than_there_are(
 }
 
 #[test]
-fn an_answer_finds_its_client_on_the_worker_that_forwarded_the_request() {
+fn an_answer_returns_through_the_forwarding_worker() {
     let policy = TestPolicy { per_user: 10, total: 10, ..TestPolicy::default() };
     let mut workers: Vec<World> = World::workers_with(&streams(), 2, &policy);
     let alice = workers[0].credentials("alice", Scheme::Md5);
@@ -335,7 +332,7 @@ fn an_answer_finds_its_client_on_the_worker_that_forwarded_the_request() {
     let (outcome, pending_move) = workers[0].forwarded(1, there, &bytes);
     assert_eq!(pending_move, None);
     let asked = query(outcome);
-    // The reply is not this worker's to send.
+    // Another worker sends the reply.
     assert_eq!(workers[0].found(asked.lookup, found(&asked)), Outcome::Later);
     let effects = workers[0].effects();
     let [Effect::Opened { .. }, Effect::Answer { via: 1, source, pending_move: Some(_), reply }] =
@@ -348,7 +345,7 @@ fn an_answer_finds_its_client_on_the_worker_that_forwarded_the_request() {
 }
 
 #[test]
-fn a_client_that_leaves_while_it_waits_gets_nothing() {
+fn a_client_that_disconnects_while_waiting_gets_no_response() {
     let mut world = world();
     world.client = stream(41_000);
     assert_eq!(streams().listeners[1].transport, Transport::Tcp);

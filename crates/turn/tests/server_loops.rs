@@ -1,9 +1,10 @@
-//! Clients that come from one of our own relayed transport addresses: no allocation, none moved, no connection bound.
+//! Clients behind this server's relayed transport addresses get no allocation, cannot move one and cannot
+//! bind connections.
 
 use crate::common::*;
 use turnpike_turn::server::ConnectionId;
 
-/// A client on a listener for datagrams (0) or streams (1), whose address is one that we relay on by `transport`.
+/// Client on a listener for datagrams (0) or streams (1), with a relayed address of `transport`.
 fn behind(listener: u16, transport: RelayTransport) -> (World, Credentials) {
     let mut world = World::with(streams());
     world.client.listener = ListenerId(listener);
@@ -13,7 +14,7 @@ fn behind(listener: u16, transport: RelayTransport) -> (World, Credentials) {
 }
 
 #[test]
-fn a_client_behind_a_relayed_address_gets_nothing_but_its_own_address() {
+fn a_client_behind_a_relayed_address_gets_only_its_address() {
     for (listener, transport) in [(0, RelayTransport::Udp), (1, RelayTransport::Tcp)] {
         let (mut world, alice) = behind(listener, transport);
         for ask in [
@@ -28,20 +29,16 @@ fn a_client_behind_a_relayed_address_gets_nothing_but_its_own_address() {
         }
         assert_eq!(world.server.stats().loop_refusals, 4);
         assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (0, 0));
-        assert_eq!(
-            world.ask(&Ask::allocate()).code(),
-            Some(401),
-            "who does not authenticate is told nothing"
-        );
+        assert_eq!(world.ask(&Ask::allocate()).code(), Some(401), "unauthenticated requests get a challenge");
         world.ask(&Ask::new(BINDING)).success();
-        // What makes no allocation and moves none is answered as ever.
+        // Requests that neither make nor move an allocation are answered as usual.
         assert_eq!(world.ask(&Ask::refresh(600).signed(&alice)).code(), Some(437));
         assert_eq!(world.server.stats().loop_refusals, 4);
     }
 }
 
 #[test]
-fn the_same_number_of_the_other_transport_is_a_client_like_any() {
+fn a_relayed_port_of_the_other_transport_is_no_loop() {
     for (listener, transport) in [(0, RelayTransport::Tcp), (1, RelayTransport::Udp)] {
         let (mut world, alice) = behind(listener, transport);
         world.ask(&Ask::allocate().signed(&alice)).success();

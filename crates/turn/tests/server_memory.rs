@@ -1,4 +1,4 @@
-//! What the packet path and an idle allocation cost in memory.
+//! Memory use of the packet path and of idle allocations.
 
 use crate::common;
 use crate::common::*;
@@ -9,7 +9,7 @@ fn allocations(work: impl FnOnce()) -> u64 {
 }
 
 #[test]
-fn relaying_allocates_nothing() {
+fn relaying_does_not_allocate() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     let count = 20;
@@ -29,7 +29,7 @@ fn relaying_allocates_nothing() {
             black_box(server.data.from_peer(now, relay, *peer, message));
             black_box(server.from_client(now, &client.into(), &send));
             black_box(server.data.from_peer(now, relay, stranger, &send));
-            // What is dropped costs nothing either.
+            // Dropped packets cost nothing either.
             black_box(server.from_client(now, &client.into(), &message[..60]));
             black_box(server.from_client(now, &common::client(1).into(), message));
             black_box(server.from_client(now, &common::client(1).into(), &send));
@@ -41,18 +41,18 @@ fn relaying_allocates_nothing() {
 }
 
 #[test]
-fn a_flood_of_requests_without_credentials_allocates_nothing() {
+fn a_flood_of_unauthenticated_requests_does_not_allocate() {
     flood_allocates_nothing(config());
 }
 
 #[test]
-fn a_flood_answered_with_a_long_realm_allocates_nothing() {
+fn a_flood_with_a_long_realm_does_not_allocate() {
     flood_allocates_nothing(ServerConfig { realm: "r".repeat(100), ..config() });
 }
 
 fn flood_allocates_nothing(config: ServerConfig) {
     let mut world = World::with(config);
-    // The first challenge to a request too short to be granted makes the table of rates.
+    // The first challenge to a bare header allocates the rate table.
     world.feed(&Ask::new(ALLOCATE).bytes());
     let floods = [
         Ask::allocate().bytes(),
@@ -65,7 +65,7 @@ fn flood_allocates_nothing(config: ServerConfig) {
     let server = &mut world.server;
     let counted = allocations(|| {
         for port in 1..1000 {
-            // Each of them is another one.
+            // A new client each time.
             let mut client = common::client(port);
             client.address.set_ip(std::net::Ipv4Addr::from_bits(0xC612_0000 + u32::from(port)).into());
             for datagram in &floods {
@@ -96,7 +96,7 @@ fn an_idle_allocation_costs_less_than_600_bytes() {
 }
 
 #[test]
-fn what_a_mobile_allocation_or_one_for_tcp_costs_is_its_own() {
+fn mobile_and_tcp_allocations_have_bounded_memory() {
     const COUNT: u16 = 5_000;
     for (ask, most) in [
         (Ask::allocate().raw(TICKET, &[]), 900),
@@ -108,7 +108,7 @@ fn what_a_mobile_allocation_or_one_for_tcp_costs_is_its_own() {
         let info = allocation_counter::measure(|| {
             for port in 1..=COUNT {
                 world.client = stream(port);
-                // They expire one after the other: what all of them leave to be drained at once is not theirs.
+                // They expire one by one, so that the peak of queued effects does not count.
                 world.now.unix += 1;
                 world.now.ms += 100;
                 assert!(world.ask_as("alice", ask.clone()).is_success());
@@ -118,7 +118,7 @@ fn what_a_mobile_allocation_or_one_for_tcp_costs_is_its_own() {
         let each = info.bytes_current / i64::from(COUNT);
         println!("{each} bytes");
         assert!(each < most, "{each}");
-        // And it is given back, connections included.
+        // Memory is released again, including connections.
         let info = allocation_counter::measure(|| {
             for port in 1..=COUNT {
                 world.server.disconnected(world.now, &stream(port));
@@ -131,7 +131,7 @@ fn what_a_mobile_allocation_or_one_for_tcp_costs_is_its_own() {
             }
         });
         assert_eq!(world.server.allocations(), 0);
-        println!("{} bytes given back", -info.bytes_current / i64::from(COUNT));
+        println!("{} bytes released", -info.bytes_current / i64::from(COUNT));
         assert!(info.bytes_current < -200 * i64::from(COUNT), "{}", info.bytes_current);
     }
 }

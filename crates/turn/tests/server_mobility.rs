@@ -10,7 +10,7 @@ fn counted(world: &World, event: MobilityEvent) -> u64 {
     world.server.stats().mobility[event as usize]
 }
 
-/// A world in which Alice has a mobile allocation, channel 0x4000 to the peer, and this ticket.
+/// World where alice has a mobile allocation with channel 0x4000 to the peer, and its ticket.
 fn mobile() -> (World, RelayId, Vec<u8>) {
     from(client(40_000))
 }
@@ -22,11 +22,11 @@ fn from(client: Client) -> (World, RelayId, Vec<u8>) {
     let reply = world.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
     let relay = world.last_opened();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
-    let ticket = reply.ticket().expect("a ticket was asked for");
+    let ticket = reply.ticket().expect("a requested ticket");
     (world, relay, ticket)
 }
 
-/// Presents a ticket from there.
+/// Presents a ticket from this client.
 fn present(world: &mut World, from: Client, ticket: &[u8]) -> Reply {
     world.client = from;
     world.ask_as("alice", Ask::present(ticket))
@@ -38,14 +38,14 @@ fn speaks(world: &mut World, from: Client) -> Outcome {
 }
 
 #[test]
-fn a_client_that_asks_gets_a_ticket_and_nobody_else_does() {
+fn only_a_client_that_asks_gets_a_ticket() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Sha256);
     let ask = Ask::allocate().raw(TICKET, &[]).signed(&alice);
     let reply = world.ask(&ask).success();
     assert!(reply.is_signed(&alice));
     assert_eq!(reply.ticket().unwrap().len(), 32);
-    assert_eq!(world.ask(&ask), reply, "sent again");
+    assert_eq!(world.ask(&ask), reply, "same response to the retransmission");
     world.client = client(2);
     let (_, other) = (world.allocated(), world.client);
     assert_eq!(other, client(2));
@@ -54,7 +54,7 @@ fn a_client_that_asks_gets_a_ticket_and_nobody_else_does() {
     world.client = client(4);
     let alice = world.credentials("alice", Scheme::Md5);
     let ask = Ask::allocate().raw(TICKET, &reply.ticket().unwrap()).signed(&alice);
-    assert_eq!(world.ask(&ask).code(), Some(400), "a ticket makes no allocation");
+    assert_eq!(world.ask(&ask).code(), Some(400), "an Allocate with a ticket is invalid");
     assert_eq!(world.server.policy_mut().held(), 3);
 }
 
@@ -70,13 +70,13 @@ fn mobility_switched_off_is_405() {
 }
 
 #[test]
-fn the_old_address_is_good_until_data_comes_from_the_new() {
+fn the_old_address_is_valid_until_data_from_the_new_one() {
     let (mut world, relay, ticket) = mobile();
     let (old, new) = (world.client, elsewhere(1));
     let reply = present(&mut world, new, &ticket).success();
     assert_eq!(reply.lifetime(), 600);
     assert_ne!(reply.ticket().unwrap(), ticket);
-    // Both ways, and requests on either.
+    // Both directions, and requests on either 5-tuple.
     assert_eq!(reaches(&mut world, relay), old);
     assert!(matches!(speaks(&mut world, old), Outcome::ToPeer { relay: from, .. } if from == relay));
     world.client = new;
@@ -98,7 +98,7 @@ fn the_old_address_is_good_until_data_comes_from_the_new() {
     assert_eq!(world.effects(), [moved]);
     assert_eq!(reaches(&mut world, relay), new);
     assert_eq!(speaks(&mut world, old), Outcome::Drop(DropReason::NoAllocation));
-    // The permission that was asked for from the new address, the channel and the quota have come along.
+    // The permission requested from the new address, the channel and the quota moved along.
     world.client = new;
     assert!(world.feed(&Ask::send("198.41.0.9:5", b"x")).goes_to_peer());
     assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (1, 1));
@@ -113,7 +113,7 @@ fn a_send_indication_is_data_too() {
 }
 
 #[test]
-fn what_is_no_data_does_not_move_it() {
+fn only_data_moves_an_allocation() {
     let (mut world, relay, ticket) = mobile();
     let old = world.client;
     present(&mut world, elsewhere(1), &ticket).success();
@@ -125,7 +125,7 @@ fn what_is_no_data_does_not_move_it() {
 }
 
 #[test]
-fn the_lifetime_of_the_refresh_holds_wherever_it_came_from() {
+fn a_refresh_with_a_ticket_sets_the_lifetime() {
     let (mut world, _, ticket) = mobile();
     world.sleep(500);
     world.client = elsewhere(1);
@@ -140,7 +140,7 @@ fn the_lifetime_of_the_refresh_holds_wherever_it_came_from() {
 }
 
 #[test]
-fn a_refresh_sent_again_gets_the_same_answer_for_forty_seconds() {
+fn a_retransmitted_refresh_gets_the_same_response_for_40_s() {
     let (mut world, relay, ticket) = mobile();
     let old = world.client;
     world.client = elsewhere(1);
@@ -152,15 +152,16 @@ fn a_refresh_sent_again_gets_the_same_answer_for_forty_seconds() {
     assert_eq!(reaches(&mut world, relay), old);
     speaks(&mut world, elsewhere(1));
     world.sleep(9);
-    assert_eq!(world.ask(&ask), reply, "after the move as well");
+    assert_eq!(world.ask(&ask), reply, "same response after the move");
     world.sleep(1);
     assert_eq!(world.ask(&ask).code(), Some(400));
     assert_eq!(world.server.stats().retransmits, 2);
 }
 
-/// Nonces count on every port of an address, so that a neighbour behind the client's NAT needs no key to send a copy.
+/// Nonces are valid on every port of an address, so a neighbour behind the client's NAT can send a copy
+/// without the key.
 #[test]
-fn a_copy_of_a_refresh_is_refused_wherever_it_comes_from_and_whenever() {
+fn a_copy_of_a_refresh_is_always_refused() {
     let (mut world, relay, ticket) = mobile();
     let (old, new) = (world.client, elsewhere(1));
     world.client = new;
@@ -176,11 +177,11 @@ fn a_copy_of_a_refresh_is_refused_wherever_it_comes_from_and_whenever() {
         world.client = new;
     };
     refused(&mut world, 438);
-    assert_eq!(world.ask(&copy), first, "the client itself repeats it");
+    assert_eq!(world.ask(&copy), first, "retransmission by the client itself");
     assert_eq!(reaches(&mut world, relay), old);
     world.sleep(41);
     refused(&mut world, 438);
-    // Now the ticket is spent as well.
+    // By now the ticket is spent as well.
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     refused(&mut world, 400);
     assert!(speaks(&mut world, new).goes_to_peer());
@@ -189,10 +190,10 @@ fn a_copy_of_a_refresh_is_refused_wherever_it_comes_from_and_whenever() {
     assert_eq!(counted(&world, MobilityEvent::Arrived), 1);
 }
 
-/// The copy comes first, and the client gets the allocation back with its next request: the answer to the copy is signed, and of no use to
-/// its sender but for the data that it could send at once.
+/// The copy arrives first, and the client regains the allocation with its next request. The sender of the
+/// copy gains only the data it could send immediately; the signed response is useless to it.
 #[test]
-fn the_client_gets_its_allocation_back_from_a_copy_that_came_first() {
+fn the_client_regains_its_allocation_from_an_earlier_copy() {
     let (mut world, relay, ticket) = mobile();
     world.client = elsewhere(1);
     let alice = world.credentials("alice", Scheme::Md5);
@@ -208,27 +209,27 @@ fn the_client_gets_its_allocation_back_from_a_copy_that_came_first() {
 }
 
 #[test]
-fn a_signed_request_from_the_new_address_shows_that_its_ticket_has_arrived() {
+fn a_signed_request_from_the_new_address_spends_the_old_ticket() {
     for ask in [Ask::permit(PEER), Ask::refresh(600), Ask::bind(0x4000, PEER)] {
         let (mut world, relay, ticket) = mobile();
         let old = world.client;
         let next = present(&mut world, elsewhere(1), &ticket).success().ticket().unwrap();
-        // A request from the old address shows nothing.
+        // A request from the old address proves nothing.
         world.client = old;
         world.ask_as("alice", Ask::permit(PEER)).success();
         let again = present(&mut world, elsewhere(1), &ticket).success().ticket().unwrap();
         assert_ne!(again, next);
         world.ask_as("alice", ask).success();
         assert_eq!(present(&mut world, elsewhere(2), &ticket).code(), Some(400));
-        assert_eq!(reaches(&mut world, relay), old, "it ends nothing");
+        assert_eq!(reaches(&mut world, relay), old, "the old 5-tuple stays current");
         present(&mut world, elsewhere(2), &again).success();
     }
-    // Nor does an unsigned one.
+    // An unsigned request does not either.
     let (mut world, _, ticket) = mobile();
     present(&mut world, elsewhere(1), &ticket).success();
     assert_eq!(world.ask(&Ask::permit(PEER)).code(), Some(401));
     present(&mut world, elsewhere(2), &ticket).success();
-    // The same after an allocation has moved at once, because there was no old connection.
+    // Same after an allocation moved immediately because its old connection had closed.
     let (mut world, _, ticket) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     present(&mut world, elsewhere(1), &ticket).success();
@@ -237,19 +238,20 @@ fn a_signed_request_from_the_new_address_shows_that_its_ticket_has_arrived() {
 }
 
 #[test]
-fn a_ticket_is_good_once_and_then_the_next_is() {
+fn each_ticket_is_valid_once() {
     let (mut world, relay, first) = mobile();
     let second = present(&mut world, elsewhere(1), &first).success().ticket().unwrap();
-    // On to a third network without a word from the second: that one is forgotten, the first still is the current.
+    // The client moves on to a third network without sending from the second, which is dropped; the first
+    // stays current.
     let third = present(&mut world, elsewhere(3), &second).success().ticket().unwrap();
     assert_eq!(reaches(&mut world, relay), client(40_000));
     assert_eq!(speaks(&mut world, elsewhere(1)), Outcome::Drop(DropReason::NoAllocation));
     assert!(speaks(&mut world, elsewhere(3)).goes_to_peer());
-    // And home again.
+    // Back to the first address.
     present(&mut world, client(40_000), &third).success();
     assert!(speaks(&mut world, client(40_000)).goes_to_peer());
     assert_eq!(reaches(&mut world, relay), client(40_000));
-    // Replayed, by the client itself or from anywhere.
+    // Replayed by the client or from anywhere.
     for spent in [first, second, third] {
         for from in [elsewhere(3), elsewhere(9), client(40_000)] {
             assert_eq!(present(&mut world, from, &spent).code(), Some(400));
@@ -259,14 +261,14 @@ fn a_ticket_is_good_once_and_then_the_next_is() {
 }
 
 #[test]
-fn a_ticket_whose_answer_was_lost_is_good_until_data_shows_that_it_was_not() {
+fn a_ticket_with_a_lost_response_is_valid_until_data_arrives() {
     let (mut world, relay, first) = mobile();
-    // The client gives up repeating itself, asks once more, and gives up that network.
+    // The client stops retransmitting, tries once more, and leaves that network.
     let lost = [elsewhere(1), elsewhere(1), elsewhere(2)]
         .map(|from| present(&mut world, from, &first).success().ticket().unwrap());
     assert!(lost.iter().enumerate().all(|(n, ticket)| !lost[..n].contains(ticket) && *ticket != first));
     assert_eq!(speaks(&mut world, elsewhere(1)), Outcome::Drop(DropReason::NoAllocation));
-    // What comes late over the old one says nothing of the new.
+    // Late data over the old 5-tuple proves nothing about the new one.
     assert!(speaks(&mut world, client(40_000)).goes_to_peer());
     let last = present(&mut world, elsewhere(3), &first).success().ticket().unwrap();
     for superseded in &lost {
@@ -279,28 +281,28 @@ fn a_ticket_whose_answer_was_lost_is_good_until_data_shows_that_it_was_not() {
 }
 
 #[test]
-fn a_ticket_whose_answer_died_with_its_stream_is_good_until_data_shows_that_it_did_not() {
+fn a_ticket_lost_with_its_stream_is_valid_until_data_arrives() {
     let (mut world, relay, first) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     for port in [41_001, 41_002, 41_003] {
         present(&mut world, stream(port), &first).success();
-        assert_eq!(reaches(&mut world, relay), stream(port), "there was nothing to wait for");
+        assert_eq!(reaches(&mut world, relay), stream(port), "moved immediately");
         world.server.disconnected(world.now, &stream(port));
     }
-    // Its server need not have heard of the end.
+    // The server may not have noticed the end of the stream.
     present(&mut world, stream(41_004), &first).success();
     let last = present(&mut world, stream(41_005), &first).success().ticket().unwrap();
     assert!(speaks(&mut world, stream(41_005)).goes_to_peer());
     world.server.disconnected(world.now, &stream(41_005));
     assert_eq!(present(&mut world, stream(41_006), &first).code(), Some(400));
     present(&mut world, stream(41_006), &last).success();
-    // Here data comes after the move, and the next ticket is as good as the one before it was.
+    // Data comes after the move here, and the next ticket behaves like the one before.
     assert!(speaks(&mut world, stream(41_006)).goes_to_peer());
     assert_eq!(present(&mut world, stream(41_007), &last).code(), Some(400));
 }
 
 #[test]
-fn a_ticket_of_a_realm_that_is_no_more_opens_nothing_in_another() {
+fn a_ticket_of_a_removed_realm_is_useless_in_another() {
     let (mut world, _, ticket) = mobile();
     let renamed = ServerConfig { realm: "renamed.example".to_owned(), ..streams() };
     world.server.reconfigure(world.now, Arc::new(renamed));
@@ -309,7 +311,7 @@ fn a_ticket_of_a_realm_that_is_no_more_opens_nothing_in_another() {
 }
 
 #[test]
-fn a_ticket_is_worth_nothing_to_a_user_of_the_same_name_in_another_realm() {
+fn a_ticket_is_useless_to_a_namesake_in_another_realm() {
     let (mut world, _, ticket) = mobile();
     let old =
         turnpike_turn::server::Realm { name: REALM.to_owned(), allow_sha256: true, username_anonymity: true };
@@ -320,7 +322,7 @@ fn a_ticket_is_worth_nothing_to_a_user_of_the_same_name_in_another_realm() {
 }
 
 #[test]
-fn the_end_of_one_family_sent_again_with_its_ticket_gets_the_next_one_again() {
+fn a_retransmitted_family_deletion_repeats_the_next_ticket() {
     let mut world = World::with(streams());
     let alice = world.credentials("alice", Scheme::Md5);
     let dual =
@@ -332,13 +334,13 @@ fn the_end_of_one_family_sent_again_with_its_ticket_gets_the_next_one_again() {
         Ask::refresh(0).with(&turn::RequestedAddressFamily::new(AddressFamily::IPV4)).raw(TICKET, &ticket);
     let end = end.signed(&alice);
     let reply = world.ask(&end).success();
-    let next = reply.ticket().expect("the other one lives on");
+    let next = reply.ticket().expect("a ticket for the remaining family");
     assert_eq!(world.ask(&end), reply);
     present(&mut world, elsewhere(2), &next).success();
 }
 
 #[test]
-fn what_becomes_of_an_absent_client_says_nothing_of_its_address() {
+fn effects_of_an_absent_client_omit_its_address() {
     let (mut world, _, ticket) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     present(&mut world, elsewhere(1), &ticket).success();
@@ -347,12 +349,12 @@ fn what_becomes_of_an_absent_client_says_nothing_of_its_address() {
         matches!(effects[..], [Effect::Moved { was: None, client, .. }] if client == elsewhere(1)),
         "{effects:?}"
     );
-    // Nor does the end of a connection that ends a wait.
+    // Neither does the end of a connection that completes a pending move.
     let (mut world, _, ticket) = from(stream(41_000));
     present(&mut world, elsewhere(1), &ticket).success();
     world.server.disconnected(world.now, &stream(41_000));
     assert!(matches!(world.effects()[..], [Effect::Moved { was: None, .. }]));
-    // Nor an end by time; that of a client who is there does.
+    // Expiry does not either, unless the client is present.
     let (mut world, ..) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     world.sleep(600);
@@ -363,19 +365,19 @@ fn what_becomes_of_an_absent_client_says_nothing_of_its_address() {
 }
 
 #[test]
-fn a_ticket_from_where_the_client_is_already_is_400() {
+fn a_ticket_from_the_current_address_is_400() {
     let (mut world, _, ticket) = mobile();
     let here = world.client;
     assert_eq!(present(&mut world, here, &ticket).code(), Some(400));
     let next = present(&mut world, elsewhere(1), &ticket).success().ticket().unwrap();
     assert_eq!(present(&mut world, elsewhere(1), &next).code(), Some(400));
     assert_eq!(present(&mut world, here, &next).code(), Some(400));
-    // It has not been spent by that.
+    // The ticket is still valid.
     present(&mut world, elsewhere(2), &next).success();
 }
 
 #[test]
-fn nobody_but_its_user_moves_an_allocation() {
+fn only_its_user_can_move_an_allocation() {
     let (mut world, relay, ticket) = mobile();
     let old = world.client;
     world.client = elsewhere(1);
@@ -388,7 +390,7 @@ fn nobody_but_its_user_moves_an_allocation() {
 }
 
 #[test]
-fn no_bytes_but_ours_are_a_ticket() {
+fn forged_tickets_are_refused() {
     let (mut world, _, ticket) = mobile();
     world.client = elsewhere(1);
     let alice = world.credentials("alice", Scheme::Md5);
@@ -412,14 +414,14 @@ fn no_bytes_but_ours_are_a_ticket() {
 }
 
 #[test]
-fn the_ticket_of_an_allocation_that_has_ended_is_437() {
+fn a_ticket_of_an_ended_allocation_is_437() {
     let (mut world, _, ticket) = mobile();
     world.sleep(600);
     assert_eq!(present(&mut world, elsewhere(1), &ticket).code(), Some(437));
 }
 
 #[test]
-fn one_address_has_one_allocation() {
+fn a_5_tuple_has_at_most_one_allocation() {
     let (mut world, _, ticket) = mobile();
     world.client = elsewhere(1);
     let (alice, _) = world.allocated();
@@ -460,7 +462,7 @@ fn a_mobile_allocation_outlives_its_stream_until_it_expires() {
 }
 
 #[test]
-fn one_that_is_not_mobile_ends_with_its_stream() {
+fn a_non_mobile_allocation_ends_with_its_stream() {
     let mut world = World::with(streams());
     world.client = stream(41_000);
     world.allocated();
@@ -472,7 +474,7 @@ fn one_that_is_not_mobile_ends_with_its_stream() {
 }
 
 #[test]
-fn a_stream_that_ends_while_its_relay_is_opened_leaves_nothing() {
+fn a_stream_that_ends_while_its_relay_opens_leaves_nothing() {
     let mut world = World::with(streams());
     world.client = stream(41_000);
     let alice = world.credentials("alice", Scheme::Md5);
@@ -483,7 +485,7 @@ fn a_stream_that_ends_while_its_relay_is_opened_leaves_nothing() {
 }
 
 #[test]
-fn after_its_stream_has_ended_an_allocation_moves_at_once() {
+fn an_allocation_without_a_stream_moves_immediately() {
     let (mut world, relay, ticket) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     present(&mut world, elsewhere(1), &ticket).success();
@@ -492,7 +494,7 @@ fn after_its_stream_has_ended_an_allocation_moves_at_once() {
 }
 
 #[test]
-fn the_end_of_the_old_stream_ends_the_wait_for_data() {
+fn the_end_of_the_old_stream_completes_a_pending_move() {
     let (mut world, relay, ticket) = from(stream(41_000));
     present(&mut world, elsewhere(1), &ticket).success();
     assert_eq!(reaches(&mut world, relay), stream(41_000));
@@ -501,7 +503,7 @@ fn the_end_of_the_old_stream_ends_the_wait_for_data() {
 }
 
 #[test]
-fn the_end_of_the_new_stream_leaves_the_old_address() {
+fn the_end_of_the_new_stream_cancels_a_pending_move() {
     let (mut world, relay, ticket) = mobile();
     let next = present(&mut world, stream(41_000), &ticket).success().ticket().unwrap();
     world.server.disconnected(world.now, &stream(41_000));
@@ -512,7 +514,7 @@ fn the_end_of_the_new_stream_leaves_the_old_address() {
 }
 
 #[test]
-fn who_gets_the_address_of_a_stream_that_has_ended_gets_nothing_else() {
+fn a_new_client_on_an_old_address_gets_nothing_else() {
     let (mut world, relay, ticket) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     // Another host behind the same NAT.
@@ -522,7 +524,7 @@ fn who_gets_the_address_of_a_stream_that_has_ended_gets_nothing_else() {
     world.ask(&Ask::allocate().signed(&bob)).success();
     let other = world.last_opened();
     assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::ClientAway));
-    // Alice comes back, and Bob keeps what is his.
+    // Alice returns, and Bob keeps his allocation.
     present(&mut world, elsewhere(1), &ticket).success();
     assert_eq!(reaches(&mut world, relay), elsewhere(1));
     world.server.close_one(world.now, relay.allocation, ClosedReason::Administrator);
@@ -535,7 +537,7 @@ fn who_gets_the_address_of_a_stream_that_has_ended_gets_nothing_else() {
 }
 
 #[test]
-fn the_client_itself_may_come_back_to_the_address_of_its_stream() {
+fn a_client_may_return_to_the_address_of_its_stream() {
     let (mut world, relay, ticket) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     present(&mut world, stream(41_000), &ticket).success();
@@ -556,7 +558,7 @@ fn connections_to_peers_outlive_the_control_connection() {
     assert_eq!(
         world.peer_connects(relay, "198.41.0.4:9"),
         FromPeer::Refused(ConnectionRefusal::ClientAway),
-        "there is nobody to be told"
+        "no client to notify"
     );
     // Only a stream can control it.
     let ticket = reply.ticket().unwrap();
@@ -573,7 +575,7 @@ fn connections_to_peers_outlive_the_control_connection() {
 }
 
 #[test]
-fn strangers_cost_a_server_with_mobile_clients_no_memory() {
+fn unknown_clients_cost_no_memory_despite_pending_moves() {
     let (mut world, _, ticket) = mobile();
     present(&mut world, elsewhere(1), &ticket).success();
     let message = channel_data(0x4000, &[7; 120]);
@@ -587,9 +589,9 @@ fn strangers_cost_a_server_with_mobile_clients_no_memory() {
     assert_eq!(counted.count_total, 0);
 }
 
-/// The nonce that the client learned where it was lets a ticket through; it proves no address to which the client may have come.
+/// The nonce from the client's old address lets a ticket pass but does not verify the new address.
 #[test]
-fn a_wrong_password_beside_a_ticket_accuses_no_address_that_is_not_proved() {
+fn a_wrong_password_with_a_ticket_is_not_logged_for_the_address() {
     let (mut world, _, ticket) = mobile();
     let mut alice = world.credentials("alice", Scheme::Md5);
     alice.password = "guess".to_owned();
@@ -597,7 +599,7 @@ fn a_wrong_password_beside_a_ticket_accuses_no_address_that_is_not_proved() {
     world.effects();
     world.client.address = address("198.51.100.9:5000");
     assert_eq!(world.ask(&guess).code(), Some(401));
-    assert_eq!(world.effects(), [], "it may be forged");
+    assert_eq!(world.effects(), [], "the address may be forged");
     assert_eq!(world.server.stats().credentials_refused[2], 1);
     world.client = client(40_000);
     assert_eq!(world.ask(&guess).code(), Some(401));

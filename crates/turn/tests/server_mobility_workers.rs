@@ -1,10 +1,10 @@
-//! Mobility (RFC 8016) across the workers of a server: the client's new address belongs to another worker than its
-//! allocation.
+//! Mobility (RFC 8016) across the workers of a server: another worker than the allocation's receives the
+//! client's new address.
 
 use crate::common::*;
 use turnpike_turn::server::{MoveRequest, PendingMove};
 
-/// The workers of a server, and a runtime that carries messages between them. Their clocks started at different times.
+/// Workers of a server, and a runtime that passes messages between them. Their clocks have different starts.
 pub(crate) struct Workers(pub(crate) Vec<World>);
 
 impl Workers {
@@ -16,7 +16,7 @@ impl Workers {
         Self(workers)
     }
 
-    /// Alice has a mobile allocation of worker 0 and a channel to the peer.
+    /// Alice has a mobile allocation on worker 0 and a channel to the peer.
     fn mobile(count: u16) -> (Self, RelayId, Vec<u8>) {
         let mut workers = Self::new(count);
         let owner = &mut workers.0[0];
@@ -24,10 +24,10 @@ impl Workers {
         let reply = owner.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
         let relay = owner.last_opened();
         owner.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
-        (workers, relay, reply.ticket().expect("one was asked for"))
+        (workers, relay, reply.ticket().expect("a requested ticket"))
     }
 
-    /// What Alice signs for this address.
+    /// Request signed by alice for this address.
     pub(crate) fn signed(&mut self, at: usize, from: Client, ask: Ask) -> Vec<u8> {
         let world = &mut self.0[at];
         world.client = from;
@@ -35,7 +35,7 @@ impl Workers {
         ask.signed(&alice).bytes()
     }
 
-    /// Carries a request through the server, from the worker that the kernel gave it to.
+    /// Passes a request through the server, starting at the worker that received it.
     #[track_caller]
     pub(crate) fn request(&mut self, at: usize, from: Client, bytes: &[u8]) -> Outcome {
         let (outcome, pending_move) = self.request_unannounced(at, from, bytes);
@@ -43,7 +43,7 @@ impl Workers {
         outcome
     }
 
-    /// The same, but the client's worker is not told to expect it.
+    /// Like [`Self::request`], without announcing the pending move to the client's worker.
     #[track_caller]
     pub(crate) fn request_unannounced(
         &mut self,
@@ -71,7 +71,7 @@ impl Workers {
                 _ => return (outcome, announced),
             }
         }
-        panic!("a request that goes round in circles")
+        panic!("the request is forwarded in circles")
     }
 
     pub(crate) fn expect(&mut self, at: usize, pending_move: Option<PendingMove>) {
@@ -95,7 +95,7 @@ impl Workers {
         owner.server.export(owner.now, request)
     }
 
-    /// Carries out a move as a runtime does. The relay's new name, if it came about.
+    /// Executes a move like a runtime. Returns the new relay ID if it succeeded.
     pub(crate) fn carry_out(&mut self, request: &MoveRequest) -> Option<RelayId> {
         let to = usize::from(request.to);
         let Some(moved) = self.export(request) else {
@@ -113,7 +113,7 @@ impl Workers {
         }
     }
 
-    /// Data from there; moves what has to be moved for it.
+    /// Sends data from this client, executing the move that it causes.
     pub(crate) fn speaks(&mut self, at: usize, from: Client) -> (Outcome, Option<RelayId>) {
         let data = channel_data(0x4000, b"from the client");
         self.0[at].client = from;
@@ -145,7 +145,7 @@ impl Workers {
 }
 
 #[test]
-fn repeated_refusals_of_forwarded_requests_are_bounded_as_others_are() {
+fn repeated_refusals_of_forwarded_requests_are_bounded() {
     let (mut workers, _, ticket) = Workers::mobile(2);
     let from = elsewhere(9);
     workers.0[1].client = from;
@@ -166,19 +166,19 @@ fn an_allocation_follows_its_client_to_another_worker() {
     assert_eq!(reply.lifetime(), 600);
     let next = reply.ticket().unwrap();
     assert_ne!(next, ticket);
-    // Until it speaks, everything is as it was.
+    // Nothing changes until the client sends data.
     assert_eq!(reaches(&mut workers.0[0], relay), old);
     assert!(workers.speaks(0, old).0.goes_to_peer());
     assert_eq!(workers.allocations(), [1, 0, 0]);
 
     workers.0.iter_mut().for_each(|world| drop(world.effects()));
     let (outcome, moved) = workers.speaks(2, new);
-    let moved = moved.expect("it came");
+    let moved = moved.expect("a completed move");
     assert!(matches!(outcome, Outcome::ToPeer { relay, .. } if relay == moved));
     assert_eq!(workers.allocations(), [0, 0, 1]);
     assert_eq!(workers.held(), 1);
     assert_eq!(reaches(&mut workers.0[2], moved), new);
-    assert_eq!(workers.0[0].effects(), [], "it has not ended");
+    assert_eq!(workers.0[0].effects(), [], "the session has not ended");
     let effect = Effect::Moved {
         allocation: moved.allocation,
         was: Some(old),
@@ -192,7 +192,7 @@ fn an_allocation_follows_its_client_to_another_worker() {
     assert_eq!(workers.0[0].peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::StaleRelay));
     assert_eq!(workers.0[0].server.poll_timeout(), None);
 
-    // Its times are the same on the other clock: the channel permits for 600 s, of which 100 had gone.
+    // Remaining times carry over to the other clock: the channel permits for 600 s, 100 of which have passed.
     workers.sleep(499);
     assert_eq!(reaches(&mut workers.0[2], moved), new);
     workers.sleep(1);
@@ -202,7 +202,7 @@ fn an_allocation_follows_its_client_to_another_worker() {
     workers.sleep(1);
     assert_eq!(workers.allocations(), [0, 0, 0]);
     assert_eq!(workers.held(), 0);
-    // The session tells of its whole life.
+    // The report covers the session's whole life.
     let effects = workers.0[2].effects();
     let [Effect::Closed { client, username, reason, lived_ms, to_peer, to_client, .. }] = &effects[..] else {
         panic!("{effects:?}")
@@ -212,9 +212,9 @@ fn an_allocation_follows_its_client_to_another_worker() {
 }
 
 #[test]
-fn the_next_ticket_leads_to_wherever_the_allocation_is() {
+fn the_next_ticket_finds_the_allocation_on_any_worker() {
     let (mut workers, _, mut ticket) = Workers::mobile(4);
-    // Before it has moved, after it has, home, and on.
+    // Before the move, after it, back, and on.
     let steps =
         [(2, 1, false), (3, 2, true), (3, 3, true), (0, 4, false), (1, 5, false), (0, 6, true), (0, 7, true)];
     for (at, port, speaks) in steps {
@@ -233,7 +233,7 @@ fn the_next_ticket_leads_to_wherever_the_allocation_is() {
 }
 
 #[test]
-fn a_refresh_sent_again_gets_the_same_answer_from_whichever_worker() {
+fn a_retransmitted_refresh_gets_the_same_response_on_any_worker() {
     let (mut workers, _, ticket) = Workers::mobile(2);
     let new = elsewhere(1);
     let bytes = workers.signed(1, new, Ask::present(&ticket));
@@ -244,16 +244,16 @@ fn a_refresh_sent_again_gets_the_same_answer_from_whichever_worker() {
     workers.speaks(1, new);
     assert_eq!(workers.allocations(), [0, 1]);
     workers.sleep(29);
-    assert_eq!(workers.request(1, new, &bytes), first, "after the move");
+    assert_eq!(workers.request(1, new, &bytes), first, "same response after the move");
     workers.sleep(1);
     assert!(
         !matches!(workers.request(1, new, &bytes), Outcome::Reply(bytes) if Reply(bytes.clone()).is_success())
     );
 }
 
-/// Section 3.2.2: the old 5-tuple ends with data from the new one, and with nothing else.
+/// Section 3.2.2: only data from the new 5-tuple ends the old one.
 #[test]
-fn requests_from_the_new_address_are_answered_by_the_owner_and_move_nothing() {
+fn the_owner_answers_requests_from_the_new_address() {
     let (mut workers, relay, ticket) = Workers::mobile(2);
     let (old, new) = (client(40_000), elsewhere(1));
     workers.present(1, new, &ticket).success();
@@ -264,7 +264,7 @@ fn requests_from_the_new_address_are_answered_by_the_owner_and_move_nothing() {
         assert!(workers.speaks(0, old).0.goes_to_peer());
         assert_eq!(workers.allocations(), [1, 0]);
     }
-    // The client's answer has arrived, then, and the ticket before is spent.
+    // The client evidently got the response, so the previous ticket is spent.
     assert_eq!(workers.present(1, elsewhere(2), &ticket).code(), Some(400));
     assert_eq!(workers.present(0, client(40_002), &ticket).code(), Some(400));
     let (outcome, moved) = workers.speaks(1, new);
@@ -273,7 +273,7 @@ fn requests_from_the_new_address_are_answered_by_the_owner_and_move_nothing() {
 }
 
 #[test]
-fn a_request_that_comes_while_the_allocation_is_on_its_way_is_repeated_by_its_client() {
+fn a_request_during_a_move_is_dropped_and_retransmitted() {
     let (mut workers, _, ticket) = Workers::mobile(2);
     let new = elsewhere(1);
     workers.present(1, new, &ticket).success();
@@ -287,7 +287,7 @@ fn a_request_that_comes_while_the_allocation_is_on_its_way_is_repeated_by_its_cl
 }
 
 #[test]
-fn a_ticket_from_where_the_client_arrives_already_is_400_on_every_worker() {
+fn a_ticket_from_the_pending_address_is_400_on_every_worker() {
     for at in 0..3 {
         let (mut workers, _, ticket) = Workers::mobile(3);
         let next = workers.present(at, elsewhere(1), &ticket).success().ticket().unwrap();
@@ -296,7 +296,7 @@ fn a_ticket_from_where_the_client_arrives_already_is_400_on_every_worker() {
     }
 }
 
-/// The same request, the same address, another port: a neighbour behind the client's NAT needs no key for that.
+/// Same request and address, another port: a neighbour behind the client's NAT can do this without the key.
 #[test]
 fn a_copy_of_a_refresh_is_refused_on_every_worker() {
     let (mut workers, relay, ticket) = Workers::mobile(3);
@@ -307,13 +307,13 @@ fn a_copy_of_a_refresh_is_refused_on_every_worker() {
         assert_eq!(workers.request(at, elsewhere(10), &bytes).reply().code(), Some(438), "worker {at}");
         assert_eq!(workers.speaks(at, elsewhere(10)).0, Outcome::Drop(DropReason::NoAllocation));
     }
-    assert_eq!(workers.request(1, new, &bytes), first, "the client itself repeats it");
+    assert_eq!(workers.request(1, new, &bytes), first, "retransmission by the client itself");
     assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
     assert!(workers.speaks(1, new).0.goes_to_peer());
 }
 
 #[test]
-fn a_ticket_at_a_5_tuple_with_another_allocation_gets_the_owners_answer() {
+fn a_ticket_from_an_occupied_5_tuple_gets_the_owners_answer() {
     let (mut workers, _, ticket) = Workers::mobile(2);
     let taken = elsewhere(1);
     workers.0[1].client = taken;
@@ -331,7 +331,7 @@ fn a_ticket_at_a_5_tuple_with_another_allocation_gets_the_owners_answer() {
 }
 
 #[test]
-fn a_client_that_closes_its_connection_where_it_arrives_may_come_back_there() {
+fn a_client_may_return_after_closing_its_new_connection() {
     for at in [0, 1] {
         let (mut workers, _, ticket) = Workers::mobile(2);
         let dtls = Client { listener: ListenerId(3), ..elsewhere(1) };
@@ -353,7 +353,7 @@ fn a_client_that_closes_its_connection_where_it_arrives_may_come_back_there() {
 }
 
 #[test]
-fn nobody_is_given_away_but_to_where_it_is_expected() {
+fn an_allocation_is_exported_only_to_its_pending_address() {
     let (mut workers, _, ticket) = Workers::mobile(3);
     workers.present(1, elsewhere(1), &ticket).success();
     let data = channel_data(0x4000, b"x");
@@ -367,7 +367,7 @@ fn nobody_is_given_away_but_to_where_it_is_expected() {
     assert!(workers.export(&wrong(|request| request.to = 2)).is_none());
     assert!(workers.export(&wrong(|request| request.client = elsewhere(2))).is_none());
     assert!(workers.export(&wrong(|request| request.owner = 1)).is_none());
-    let moved = workers.export(&request).expect("as asked");
+    let moved = workers.export(&request).expect("a pending move");
     assert_eq!(moved.client(), elsewhere(1));
     assert!(workers.export(&request).is_none(), "once");
     assert_eq!((workers.allocations(), workers.held()), (vec![0, 0, 0], 1));
@@ -377,20 +377,20 @@ fn nobody_is_given_away_but_to_where_it_is_expected() {
 }
 
 #[test]
-fn an_allocation_that_has_ended_meanwhile_does_not_come() {
+fn an_ended_allocation_is_not_exported() {
     let (mut workers, relay, ticket) = Workers::mobile(2);
     workers.present(1, elsewhere(1), &ticket).success();
     let owner = &mut workers.0[0];
     owner.server.close_one(owner.now, relay.allocation, ClosedReason::Administrator);
     assert_eq!(workers.speaks(1, elsewhere(1)), (Outcome::Drop(DropReason::NoAllocation), None));
     assert_eq!(workers.held(), 0);
-    // The ticket does not travel for ever either.
+    // The ticket is not forwarded in circles either.
     assert_eq!(workers.present(1, elsewhere(2), &ticket).code(), Some(437));
     assert_eq!(workers.present(0, elsewhere(2), &ticket).code(), Some(437));
 }
 
 #[test]
-fn a_client_that_leaves_before_it_speaks_is_still_led_to_the_owner() {
+fn a_client_that_leaves_before_sending_still_reaches_the_owner() {
     let (mut workers, relay, ticket) = Workers::mobile(2);
     let dtls = Client { listener: ListenerId(3), ..elsewhere(1) };
     let next = workers.present(1, dtls, &ticket).success().ticket().unwrap();
@@ -404,7 +404,7 @@ fn a_client_that_leaves_before_it_speaks_is_still_led_to_the_owner() {
 }
 
 #[test]
-fn what_is_expected_is_forgotten_when_the_allocation_would_have_expired() {
+fn a_pending_move_of_an_expired_allocation_is_dropped() {
     let (mut workers, _, ticket) = Workers::mobile(2);
     workers.present(1, elsewhere(1), &ticket).success();
     workers.sleep(600);
@@ -414,7 +414,7 @@ fn what_is_expected_is_forgotten_when_the_allocation_would_have_expired() {
 }
 
 #[test]
-fn an_address_that_is_expected_makes_no_other_allocation() {
+fn an_address_with_a_pending_move_cannot_allocate() {
     let (mut workers, relay, ticket) = Workers::mobile(2);
     workers.present(1, elsewhere(1), &ticket).success();
     let alice = workers.signed(1, elsewhere(1), Ask::allocate());
@@ -424,7 +424,7 @@ fn an_address_that_is_expected_makes_no_other_allocation() {
 }
 
 #[test]
-fn an_address_where_no_client_is_expected_any_more_makes_an_allocation() {
+fn an_address_with_a_cancelled_move_can_allocate() {
     let (mut workers, relay, ticket) = Workers::mobile(2);
     workers.present(1, elsewhere(1), &ticket).success();
     let owner = &mut workers.0[0];
@@ -435,7 +435,7 @@ fn an_address_where_no_client_is_expected_any_more_makes_an_allocation() {
 }
 
 #[test]
-fn what_is_lost_between_workers_is_said_again() {
+fn lost_messages_between_workers_are_repeated() {
     let (mut workers, relay, ticket) = Workers::mobile(2);
     let new = elsewhere(1);
     let bytes = workers.signed(1, new, Ask::present(&ticket));
@@ -444,21 +444,21 @@ fn what_is_lost_between_workers_is_said_again() {
     let lost = verdict;
     assert!(pending_move.is_some());
     assert_eq!(workers.speaks(1, new).0, Outcome::Drop(DropReason::NoAllocation));
-    // The client hears nothing and repeats itself.
+    // The client gets no response and retransmits.
     workers.sleep(2);
     assert_eq!(workers.request(1, new, &bytes), lost);
     assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
     let (outcome, moved) = workers.speaks(1, new);
     assert!(outcome.goes_to_peer(), "{outcome:?}");
     assert_eq!(reaches(&mut workers.0[1], moved.unwrap()), new);
-    // Once it has moved there is nothing to be said.
+    // After the move there is nothing to announce.
     let here = &mut workers.0[1];
     let (_, pending_move) = here.forwarded(0, new, &bytes);
     assert!(pending_move.is_none());
 }
 
 #[test]
-fn what_is_said_twice_does_not_prolong_a_wait_under_way() {
+fn a_repeated_announcement_does_not_extend_a_fetch() {
     let (mut workers, _, ticket) = Workers::mobile(2);
     let new = elsewhere(1);
     let bytes = workers.signed(1, new, Ask::present(&ticket));
@@ -469,15 +469,15 @@ fn what_is_said_twice_does_not_prolong_a_wait_under_way() {
     assert_eq!(
         workers.0[1].feed(&channel_data(0x4000, b"x")),
         Outcome::Drop(DropReason::Moving),
-        "asked once"
+        "fetched once"
     );
 }
 
 #[test]
-fn a_ticket_leads_to_its_allocation_whoever_has_forgotten_its_client() {
+fn a_ticket_finds_its_allocation_without_a_pending_move() {
     let (mut workers, relay, ticket) = Workers::mobile(4);
     let next = workers.present(1, elsewhere(1), &ticket).success().ticket().unwrap();
-    // Back home, for longer than was agreed on, and then away again.
+    // At home for longer than a lifetime, and then away again.
     for _ in 0..3 {
         workers.sleep(300);
         for ask in [Ask::refresh(600), Ask::bind(0x4000, PEER)] {
@@ -485,7 +485,7 @@ fn a_ticket_leads_to_its_allocation_whoever_has_forgotten_its_client() {
             assert!(workers.request(0, client(40_000), &bytes).reply().is_success());
         }
     }
-    // The answers are lost, so that it is the same ticket everywhere.
+    // The responses are lost, so every attempt uses the same ticket.
     for (at, port) in [(1, 6), (2, 2), (3, 3), (1, 4), (0, 5)] {
         workers.present(at, elsewhere(port), &next).success();
     }
@@ -497,7 +497,7 @@ fn a_ticket_leads_to_its_allocation_whoever_has_forgotten_its_client() {
 }
 
 #[test]
-fn a_move_that_could_not_be_asked_for_is_asked_for_by_the_next_datagram() {
+fn the_next_datagram_retries_a_failed_fetch() {
     let (mut workers, _, ticket) = Workers::mobile(2);
     let new = elsewhere(1);
     workers.present(1, new, &ticket).success();
@@ -512,13 +512,13 @@ fn a_move_that_could_not_be_asked_for_is_asked_for_by_the_next_datagram() {
 }
 
 #[test]
-fn an_arrival_that_gave_way_comes_back_with_its_ticket() {
+fn a_displaced_pending_move_returns_with_its_ticket() {
     let (mut workers, _, ticket) = Workers::mobile(3);
     let new = elsewhere(1);
     let next = workers.present(1, new, &ticket).success().ticket().unwrap();
-    // Another user fills the table of that worker, with an allocation at a time.
+    // Another user fills the table of that worker, one allocation at a time.
     for n in 0..8192 {
-        // Each with a nonce of its own: many allocations of one second would be asked to try again.
+        // With a fresh nonce each, because many allocations in one second would have to retry.
         workers.0.iter_mut().for_each(|world| world.now.unix += 1);
         let owner = &mut workers.0[2];
         owner.client = client(n + 1);
@@ -533,12 +533,12 @@ fn an_arrival_that_gave_way_comes_back_with_its_ticket() {
         workers.expect(1, pending_move);
     }
     assert_eq!(workers.speaks(1, new).0, Outcome::Drop(DropReason::NoAllocation));
-    // It has arrived there; but its worker expects it again from now on.
+    // The move is already pending at the owner, but the worker expects it again from now on.
     assert_eq!(workers.present(1, new, &next).code(), Some(400));
     assert!(workers.speaks(1, new).0.goes_to_peer());
 }
 
-/// The client has made an allocation at its new address while the owner was answering its Refresh.
+/// The client made an allocation at its new address while the owner was answering its Refresh.
 fn refused(workers: &mut Workers, ticket: &[u8]) -> MoveRequest {
     let new = elsewhere(1);
     let bytes = workers.signed(1, new, Ask::present(ticket));
@@ -548,7 +548,7 @@ fn refused(workers: &mut Workers, ticket: &[u8]) -> MoveRequest {
     let (verdict, pending_move) = owner.forwarded(1, new, &bytes);
     assert!(matches!(verdict, Outcome::Reply(_)));
     workers.expect(1, pending_move);
-    // The request would come when the client's other allocation has ended; here the owner acts first.
+    // In practice this follows the end of the client's other allocation; here the owner acts first.
     let owner = &mut workers.0[0];
     owner.server.disconnected(owner.now, &client(40_000));
     let effects = owner.effects();
@@ -557,7 +557,7 @@ fn refused(workers: &mut Workers, ticket: &[u8]) -> MoveRequest {
 }
 
 #[test]
-fn what_cannot_be_taken_over_is_given_back() {
+fn a_refused_import_returns_the_allocation() {
     let (mut workers, _, ticket) = Workers::mobile(2);
     let request = refused(&mut workers, &ticket);
     assert!(workers.carry_out(&request).is_none());
@@ -567,26 +567,26 @@ fn what_cannot_be_taken_over_is_given_back() {
 }
 
 #[test]
-fn an_allocation_given_back_lives_on_at_its_old_address() {
+fn a_returned_allocation_continues_at_its_old_address() {
     let (mut workers, _, ticket) = Workers::mobile(2);
     let next = workers.present(1, elsewhere(1), &ticket).success().ticket().unwrap();
     workers.0[1].client = elsewhere(1);
     let Outcome::Move(request) = workers.0[1].feed(&channel_data(0x4000, b"x")) else { panic!() };
     let moved = workers.export(&request).unwrap();
     let owner = &mut workers.0[0];
-    let allocation = owner.server.take_back(owner.now, moved).expect("its address is free");
+    let allocation = owner.server.take_back(owner.now, moved).expect("the 5-tuple is free");
     let relay = RelayId { allocation, family: Family::V4 };
     workers.0[1].server.not_moved(&elsewhere(1));
     assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
     assert!(workers.speaks(0, client(40_000)).0.goes_to_peer());
     assert_eq!(workers.speaks(1, elsewhere(1)).0, Outcome::Drop(DropReason::NoAllocation));
-    // The ticket that it got is good, though it names the worker that has refused.
+    // Its ticket is valid, although it was issued for the worker that refused.
     workers.present(1, elsewhere(2), &next).success();
     assert_eq!(workers.held(), 1);
 }
 
 #[test]
-fn an_allocation_given_back_to_an_address_that_is_taken_ends() {
+fn a_returned_allocation_ends_if_its_address_is_taken() {
     let (mut workers, relay, ticket) = Workers::mobile(2);
     workers.present(1, elsewhere(1), &ticket).success();
     workers.0[1].client = elsewhere(1);
@@ -597,18 +597,18 @@ fn an_allocation_given_back_to_an_address_that_is_taken_ends() {
     let (_, taken) = owner.allocated();
     assert!(owner.server.take_back(owner.now, moved).is_none());
     let other = owner.server.close_one(owner.now, relay.allocation, ClosedReason::Administrator);
-    assert!(!other, "its name of old is nobody's");
+    assert!(!other, "the old ID is unused");
     let effects = owner.effects();
     let [Effect::Closed { allocation, .. }] = &effects[..] else { panic!("{effects:?}") };
-    // What the runtime looks for under this number is not the other one's: that has the same slot as this one had.
+    // The runtime must not find the other allocation under this number; that one has the old slot.
     assert_ne!(allocation.index, taken.allocation.index);
     assert_eq!(taken.allocation.index, relay.allocation.index);
     assert_eq!((workers.allocations(), workers.held()), (vec![1, 0], 1));
 }
 
-/// A reload comes to the workers one after the other, and an allocation may be between two of them.
+/// A reload reaches the workers one after the other, possibly while an allocation is in transit.
 #[test]
-fn what_is_refused_while_an_allocation_is_on_its_way_does_not_arrive_with_it() {
+fn bindings_refused_during_a_move_do_not_arrive() {
     let denying = || {
         let deny = vec!["198.41.0.0/24".parse().unwrap()];
         let peers = PeerRules { deny, ..PeerRules::default() };
@@ -627,10 +627,10 @@ fn what_is_refused_while_an_allocation_is_on_its_way_does_not_arrive_with_it() {
         }
         let (at, allocation) = if is_taken {
             let here = &mut workers.0[1];
-            (1, here.server.import(here.now, moved).expect("its address is free"))
+            (1, here.server.import(here.now, moved).expect("the 5-tuple is free"))
         } else {
             let owner = &mut workers.0[0];
-            (0, owner.server.take_back(owner.now, moved).expect("its address is free"))
+            (0, owner.server.take_back(owner.now, moved).expect("the 5-tuple is free"))
         };
         let effects = workers.0[at].all_effects();
         assert!(effects.iter().any(|it| matches!(it, Effect::Unbound { .. })), "{effects:?}");
@@ -643,7 +643,7 @@ fn what_is_refused_while_an_allocation_is_on_its_way_does_not_arrive_with_it() {
 }
 
 #[test]
-fn an_owner_whose_client_has_gone_gives_the_allocation_away_unasked() {
+fn an_owner_whose_client_disconnected_exports_unasked() {
     let mut workers = Workers::new(2);
     let owner = &mut workers.0[0];
     owner.client = stream(41_000);
@@ -652,13 +652,13 @@ fn an_owner_whose_client_has_gone_gives_the_allocation_away_unasked() {
     owner.ask(&Ask::permit(PEER).signed(&alice)).success();
     owner.effects();
     let ticket = reply.ticket().unwrap();
-    // First the Refresh, then the end of the stream; and the reverse.
+    // First the Refresh, then the end of the stream; then the reverse.
     let next = workers.present(1, elsewhere(1), &ticket).success().ticket().unwrap();
     let owner = &mut workers.0[0];
     owner.server.disconnected(owner.now, &stream(41_000));
     let effects = owner.effects();
     let [Effect::Move(request)] = effects[..] else { panic!("{effects:?}") };
-    let relay = workers.carry_out(&request).expect("it goes");
+    let relay = workers.carry_out(&request).expect("a pending move");
     assert_eq!(reaches(&mut workers.0[1], relay), elsewhere(1));
 
     let dtls = Client { listener: ListenerId(3), ..elsewhere(1) };
@@ -670,13 +670,13 @@ fn an_owner_whose_client_has_gone_gives_the_allocation_away_unasked() {
     workers.present(1, elsewhere(2), &next).success();
     let effects = workers.0[0].effects();
     let [Effect::Move(request)] = effects[..] else { panic!("{effects:?}") };
-    let relay = workers.carry_out(&request).expect("it goes");
+    let relay = workers.carry_out(&request).expect("a pending move");
     assert_eq!(reaches(&mut workers.0[1], relay), elsewhere(2));
     assert_eq!((workers.allocations(), workers.held()), (vec![0, 1], 1));
 }
 
 #[test]
-fn a_stream_is_handed_over_to_the_owner() {
+fn a_stream_is_passed_to_the_owner() {
     let (mut workers, relay, ticket) = Workers::mobile(3);
     let new = stream(41_000);
     let bytes = workers.signed(2, new, Ask::present(&ticket));
@@ -686,7 +686,7 @@ fn a_stream_is_handed_over_to_the_owner() {
     assert!(outcome.reply().is_success());
     assert!(workers.speaks(0, new).0.goes_to_peer());
     assert_eq!(reaches(&mut workers.0[0], relay), new);
-    // A stream with the ticket of an allocation that has ended stays where it is.
+    // A stream with the ticket of an ended allocation stays where it is.
     let spent = workers.signed(1, stream(5), Ask::present(&ticket));
     let owner = &mut workers.0[0];
     owner.server.close_all(owner.now, ClosedReason::Shutdown);
@@ -696,7 +696,7 @@ fn a_stream_is_handed_over_to_the_owner() {
 }
 
 #[test]
-fn another_user_is_refused_by_the_owner_and_strangers_never_get_to_it() {
+fn the_owner_refuses_other_users_and_sees_only_authenticated_requests() {
     let (mut workers, relay, ticket) = Workers::mobile(2);
     let new = elsewhere(1);
     let away = &mut workers.0[1];
@@ -717,25 +717,25 @@ fn another_user_is_refused_by_the_owner_and_strangers_never_get_to_it() {
 }
 
 #[test]
-fn of_two_allocations_that_arrive_at_one_address_one_gets_it() {
+fn only_one_of_two_allocations_moves_to_an_address() {
     let (mut workers, _, ticket) = Workers::mobile(2);
     let (new, old) = (elsewhere(1), client(40_001));
     let owner = &mut workers.0[1];
     owner.client = old;
     let second = owner.ask_as("alice", Ask::allocate().raw(TICKET, &[])).success().ticket().unwrap();
-    // Worker 1 is not told that the first arrives there, so that the second may as well.
+    // Worker 1 does not hear of the first move, so that the second may be pending too.
     let bytes = workers.signed(1, new, Ask::present(&ticket));
     workers.request_unannounced(1, new, &bytes);
     let second = workers.present(1, new, &second).success().ticket().unwrap();
-    // The first comes, for its old address is gone.
+    // The first moves, because its old address is gone.
     let world = &mut workers.0[0];
     world.server.disconnected(world.now, &client(40_000));
     let wanted = world.all_effects().into_iter().find_map(|effect| match effect {
         Effect::Move(request) => Some(request),
         _ => None,
     });
-    let moved = workers.carry_out(&wanted.expect("it has to move")).expect("it came");
-    // So the second has nowhere to be when its old address goes too, and waits.
+    let moved = workers.carry_out(&wanted.expect("an immediate move")).expect("a completed move");
+    // The second has no place to go when its old address closes, and waits.
     let world = &mut workers.0[1];
     world.all_effects();
     assert!(world.server.disconnected(world.now, &old));

@@ -1,10 +1,10 @@
-//! An allocation as data: what is written and read again goes on where it was, and nothing of it is told to who must not know.
+//! Serialized allocations: a restored one continues where it was, and its secrets are never printed.
 
 use crate::common::*;
 use proptest::prelude::*;
 use turn::{AdditionalAddressFamily, EvenPort};
 
-/// A server of another process, whose clock is another and which knows the same users.
+/// Server of another process with another clock and the same users.
 fn another(config: ServerConfig) -> World {
     let mut world = World::with(config);
     world.now.ms = 5_000;
@@ -16,20 +16,20 @@ fn written(moved: &Moved) -> String {
     serde_json::to_string(moved).unwrap()
 }
 
-/// Takes an allocation along to another process.
+/// Moves an allocation to another process.
 fn carried(from: &mut World, allocation: AllocationId, to: &mut World) -> AllocationId {
-    let moved = from.server.snapshot(from.now, allocation).expect("it is there");
+    let moved = from.server.snapshot(from.now, allocation).expect("an open allocation");
     let text = written(&moved);
     let read: Moved = serde_json::from_str(&text).unwrap();
-    assert_eq!(written(&read), text, "what is read is what was written");
+    assert_eq!(written(&read), text, "serialization must round-trip");
     drop(moved);
     to.client = from.client;
     to.now.unix = from.now.unix;
-    to.server.restore(to.now, read, Link(7)).unwrap_or_else(|_| panic!("there is room"))
+    to.server.restore(to.now, read, Link(7)).unwrap_or_else(|_| panic!("below all quotas"))
 }
 
 #[test]
-fn channels_permissions_and_counters_go_along() {
+fn channels_permissions_and_counters_move_along() {
     let mut here = World::new();
     let (alice, relay) = here.allocated();
     for n in 0..20 {
@@ -56,7 +56,7 @@ fn channels_permissions_and_counters_go_along() {
     );
     let to_client = there.server.data.from_peer(there.now, relay, address("198.41.0.9:1"), b"x");
     assert!(matches!(to_client, Verdict::ToClient { link: Link(7), .. }));
-    // Of the 300 s of a permission 100 are over, and of the 600 s of a channel.
+    // 100 s of the permission's 300 s and of the channel's 600 s have passed.
     there.sleep(199);
     assert!(there.peer_sends(relay, "198.41.0.9:1", b"x").goes_to_client());
     there.sleep(1);
@@ -75,9 +75,9 @@ fn channels_permissions_and_counters_go_along() {
     assert_eq!(there.server.policy_mut().held(), 0);
 }
 
-/// A process of an older version, or one that was configured so, lets the permission end before the channel.
+/// An older process, or one configured this way, ends the permission before the channel.
 #[test]
-fn a_channel_permits_in_the_process_that_takes_over() {
+fn channels_permit_in_the_new_process() {
     for gone in [100, 400] {
         let mut here = World::with(ServerConfig { channels_permit: false, ..config() });
         let (alice, relay) = here.allocated();
@@ -92,7 +92,7 @@ fn a_channel_permits_in_the_process_that_takes_over() {
 }
 
 #[test]
-fn both_families_go_along_and_end_when_each_would_have() {
+fn both_families_move_along_with_their_expiry() {
     let mut here = World::new();
     let alice = here.credentials("alice", Scheme::Md5);
     here.ask(&Ask::allocate().with(&AdditionalAddressFamily::new(AddressFamily::IPV6)).signed(&alice))
@@ -112,7 +112,7 @@ fn both_families_go_along_and_end_when_each_would_have() {
 }
 
 #[test]
-fn a_mobile_allocation_goes_along_with_the_ticket_that_its_client_has() {
+fn a_mobile_allocation_moves_with_its_clients_ticket() {
     let mut here = World::new();
     let alice = here.credentials("alice", Scheme::Md5);
     let first = here.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success().ticket().unwrap();
@@ -129,7 +129,7 @@ fn a_mobile_allocation_goes_along_with_the_ticket_that_its_client_has() {
 }
 
 #[test]
-fn connections_go_along_in_whatever_stage_they_are() {
+fn connections_move_along_in_any_stage() {
     let mut here = World::with(streams());
     let (alice, relay) = here.allocated_tcp();
     let waiting = here.connected(&alice, "198.41.0.4:1");
@@ -149,8 +149,8 @@ fn connections_go_along_in_whatever_stage_they_are() {
         ..connecting
     };
     let reply = there.connect_result(&request, Ok(()));
-    assert!(reply.success().is_signed(&alice), "the key of the request went along");
-    // Of the 30 s for which somebody may bind it, 10 are over.
+    assert!(reply.success().is_signed(&alice), "the request's key must move along");
+    // 10 of the 30 s for a ConnectionBind have passed.
     there.sleep(19);
     there.effects();
     there.sleep(1);
@@ -159,7 +159,7 @@ fn connections_go_along_in_whatever_stage_they_are() {
     there.server.connection_ended(there.now, bound, 5, 6);
     assert_eq!(there.server.stats().connection_events[ConnectionEvent::Ended as usize], 1);
     assert_eq!(there.server.connections(), 1);
-    // Numbers that are taken there, or another worker's, are not taken along.
+    // Connections whose numbers are taken there, or belong to another worker, stay behind.
     let mut another_worker = World::workers(&streams(), 2).pop().unwrap();
     another_worker.now.ms = 77;
     carried(&mut here, relay.allocation, &mut another_worker);
@@ -167,14 +167,14 @@ fn connections_go_along_in_whatever_stage_they_are() {
 }
 
 #[test]
-fn what_cannot_be_taken_in_is_given_back() {
+fn a_refused_restore_returns_the_allocation() {
     let mut here = World::new();
     let (_, relay) = here.allocated();
     let moved = here.server.snapshot(here.now, relay.allocation).unwrap();
     let moved = here.server.restore(here.now, moved, Link(0)).expect_err("the 5-tuple is taken");
     let policy = TestPolicy { per_user: 0, total: 10, ..TestPolicy::default() };
     let mut full = World::with_policy(config(), policy);
-    let moved = full.server.restore(full.now, moved, Link(0)).expect_err("alice has no room");
+    let moved = full.server.restore(full.now, moved, Link(0)).expect_err("alice is at her limit");
     assert_eq!(full.server.allocations(), 0);
     let mut elsewhere = World::with(ServerConfig { realm: "other.example".to_owned(), ..config() });
     let moved = elsewhere.server.restore(elsewhere.now, moved, Link(0)).expect_err("alice is unknown there");
@@ -182,14 +182,14 @@ fn what_cannot_be_taken_in_is_given_back() {
 }
 
 #[test]
-fn an_allocation_that_is_still_being_made_is_no_data_yet() {
+fn an_allocation_still_opening_has_no_snapshot() {
     let mut world = World::new();
     let request = world.feed_as("alice", Ask::allocate()).opens();
     assert!(world.server.snapshot(world.now, request.allocation).is_none());
 }
 
 #[test]
-fn a_version_that_is_not_known_is_refused_and_so_is_what_cannot_be() {
+fn unknown_versions_and_invalid_data_are_refused() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
@@ -212,7 +212,7 @@ fn a_version_that_is_not_known_is_refused_and_so_is_what_cannot_be() {
 }
 
 #[test]
-fn secrets_are_written_and_never_shown() {
+fn secrets_are_serialized_and_never_printed() {
     let key = TokenKey::A128Gcm([1; 16]);
     let mut world = World::with(everything());
     let mac_key = [0xAB; 20];
@@ -231,7 +231,7 @@ fn secrets_are_written_and_never_shown() {
     let (shown, text) = (format!("{moved:?}"), written(&moved));
     let in_decimal = |bytes: &[u8]| serde_json::to_string(bytes).unwrap();
     assert!(text.contains(&in_decimal(&mac_key)), "{text}");
-    assert!(shown.contains("north"), "the name is no secret: {shown}");
+    assert!(shown.contains("north"), "the key name is not secret: {shown}");
     let digits: String = shown.chars().filter(|c| !c.is_whitespace()).collect();
     assert!(!digits.contains("171,171,171"), "{shown}");
     let value: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -245,9 +245,9 @@ fn secrets_are_written_and_never_shown() {
 proptest! {
     #![proptest_config(crate::kept_seeds())]
 
-    /// Whatever has happened to it on its way: it is refused, or it is an allocation that ends.
+    /// Altered data must be refused or yield an allocation that ends normally.
     #[test]
-    fn what_was_altered_on_its_way_does_no_harm(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+    fn altered_data_is_refused_or_harmless(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let mut here = World::new();
         let alice = here.credentials("alice", Scheme::Md5);
         here.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();

@@ -1,4 +1,4 @@
-//! NAT behaviour discovery (RFC 5780): who answers from where, to where, with what, and how often.
+//! NAT behaviour discovery (RFC 5780): sources, destinations, content and rate of responses.
 
 use crate::common::*;
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ const A1P2: &str = "192.0.2.1:3479";
 const A2P1: &str = "192.0.2.2:3478";
 const A2P2: &str = "192.0.2.2:3479";
 
-/// Two of each family; listeners 0 to 3 are those of IPv4 in the order above, 4 to 7 those of IPv6.
+/// Two addresses and ports per family; listeners 0 to 3 are IPv4 in the order above, 4 to 7 IPv6.
 fn discovery() -> ServerConfig {
     let of = |addresses: [&str; 2], first: u16| NatDiscovery {
         addresses: addresses.map(|ip| ip.parse().unwrap()),
@@ -49,10 +49,10 @@ fn change(flags: u8) -> Ask {
     binding().raw(CHANGE_REQUEST, &[0, 0, 0, flags])
 }
 
-/// The value of an attribute in MAPPED-ADDRESS's format.
+/// Value of an attribute in the format of MAPPED-ADDRESS.
 fn plain_address(reply: &Reply, kind: u16) -> SocketAddr {
     let message = reply.message();
-    let raw = message.raw_attribute(AttributeType::new(kind)).expect("it is there");
+    let raw = message.raw_attribute(AttributeType::new(kind)).expect("the attribute");
     let port = u16::from_be_bytes(raw.value[2..4].try_into().unwrap());
     match raw.value[1] {
         1 => SocketAddr::new(<[u8; 4]>::try_from(&raw.value[4..]).unwrap().into(), port),
@@ -63,7 +63,7 @@ fn plain_address(reply: &Reply, kind: u16) -> SocketAddr {
 
 /// Table 1 of section 6.1, from each of the four.
 #[test]
-fn flags_choose_where_the_answer_comes_from() {
+fn change_flags_select_the_source_of_the_response() {
     let mut world = World::with(discovery());
     let all = [A1P1, A1P2, A2P1, A2P2];
     for (here, local) in all.iter().enumerate() {
@@ -77,7 +77,11 @@ fn flags_choose_where_the_answer_comes_from() {
             assert_eq!(client.local, address(all[expected]));
             assert_eq!(client.address, world.client.address);
             assert_eq!(plain_address(&reply, RESPONSE_ORIGIN), address(all[expected]));
-            assert_eq!(plain_address(&reply, OTHER_ADDRESS), address(all[here ^ 3]), "whatever the flags");
+            assert_eq!(
+                plain_address(&reply, OTHER_ADDRESS),
+                address(all[here ^ 3]),
+                "regardless of the flags"
+            );
             assert_eq!(reply.mapped(), world.client.address);
         }
     }
@@ -85,7 +89,7 @@ fn flags_choose_where_the_answer_comes_from() {
 }
 
 #[test]
-fn attributes_of_ice_are_ignored_there_too() {
+fn discovery_ignores_ice_attributes() {
     let mut world = World::with(discovery());
     let check = binding().raw(0x0024, &[0; 4]).raw(0x0025, &[]);
     let (_, reply) = asks(&mut world, 0, A1P1, &check);
@@ -95,7 +99,7 @@ fn attributes_of_ice_are_ignored_there_too() {
 }
 
 #[test]
-fn a_plain_binding_learns_of_the_other_address() {
+fn a_plain_binding_request_gets_other_address() {
     let mut world = World::with(discovery());
     for ask in [binding(), binding().fingerprint(), binding().raw(0x8022, b"a client")] {
         let (client, reply) = asks(&mut world, 1, A1P2, &ask);
@@ -106,9 +110,9 @@ fn a_plain_binding_learns_of_the_other_address() {
     assert_eq!(world.server.stats().nat_discovery, [0; 3]);
 }
 
-/// One by one, as the request has room for an answer of twice its length.
+/// One by one, as twice the request's length leaves room.
 #[test]
-fn a_longer_request_learns_more() {
+fn a_longer_request_gets_more_addresses() {
     let mut world = World::with(discovery());
     for (length, origin, mapped) in [(0, false, false), (4, true, false), (8, true, false), (12, true, true)]
     {
@@ -121,7 +125,7 @@ fn a_longer_request_learns_more() {
 }
 
 #[test]
-fn ipv6_has_its_own_four() {
+fn ipv6_has_its_own_four_listeners() {
     let mut world = World::with(discovery());
     world.client.address = address("[2001:db8::7]:40000");
     let (client, reply) = asks(&mut world, 4, "[2001:db8::a1]:3478", &change(6));
@@ -131,18 +135,18 @@ fn ipv6_has_its_own_four() {
 }
 
 #[test]
-fn behind_a_nat_clients_are_told_the_external_addresses() {
+fn behind_a_nat_responses_contain_external_addresses() {
     let mut config = discovery();
     config.nat_discovery[0].external = ["198.51.100.1", "198.51.100.2"].map(|ip| ip.parse().ok());
     let mut world = World::with(config);
     let (client, reply) = asks(&mut world, 0, A1P1, &change(6));
-    assert_eq!(client.local, address(A2P2), "sent from what this machine has");
+    assert_eq!(client.local, address(A2P2), "sent from the local address");
     assert_eq!(plain_address(&reply, RESPONSE_ORIGIN), address("198.51.100.2:3479"));
     assert_eq!(plain_address(&reply, OTHER_ADDRESS), address("198.51.100.2:3479"));
 }
 
 #[test]
-fn where_it_is_not_configured_its_attributes_are_unknown() {
+fn without_discovery_its_attributes_are_unknown() {
     let mut elsewhere = World::with(discovery());
     let mut off = World::new();
     for (listener, local) in [(0, "192.0.2.9:3478"), (0, "192.0.2.1:3480"), (9, A1P1)] {
@@ -163,18 +167,18 @@ fn where_it_is_not_configured_its_attributes_are_unknown() {
 }
 
 #[test]
-fn other_unknown_attributes_are_listed_without_those_of_discovery() {
+fn discovery_attributes_are_not_listed_as_unknown() {
     let mut world = World::with(discovery());
     let (client, reply) = asks(&mut world, 0, A1P1, &change(6).raw(0x7FFF, b"x"));
     assert_eq!(reply.code(), Some(420));
     let unknown = reply.get::<UnknownAttributes>();
     assert!(unknown.has_attribute(AttributeType::new(0x7FFF)));
     assert!(!unknown.has_attribute(AttributeType::new(CHANGE_REQUEST)));
-    assert_eq!(client, world.client, "an error comes from where it was asked");
+    assert_eq!(client, world.client, "an error comes from the request's address");
 }
 
 #[test]
-fn they_stay_unknown_in_other_requests() {
+fn discovery_attributes_are_unknown_in_other_requests() {
     let mut world = World::with(discovery());
     let alice = world.credentials("alice", Scheme::Md5);
     let (_, reply) = asks(&mut world, 0, A1P1, &Ask::allocate().raw(CHANGE_REQUEST, &[0; 4]).signed(&alice));
@@ -182,7 +186,7 @@ fn they_stay_unknown_in_other_requests() {
 }
 
 #[test]
-fn padding_is_answered_with_no_more_than_was_asked_and_at_most_an_mtu() {
+fn padding_is_at_most_the_requests_and_at_most_an_mtu() {
     let mut world = World::with(discovery());
     for (asked, answered) in [(0, 0), (1, 1), (100, 100), (MAX_PADDING, MAX_PADDING), (4000, MAX_PADDING)] {
         let ask = binding().raw(PADDING, &vec![7; asked]);
@@ -190,23 +194,23 @@ fn padding_is_answered_with_no_more_than_was_asked_and_at_most_an_mtu() {
         let length =
             reply.message().raw_attribute(AttributeType::new(PADDING)).expect("MUST be included").value.len();
         assert_eq!(length, answered, "{asked}");
-        assert!(reply.0.len() <= ask.bytes().len() + 48, "four addresses more and no amplification");
+        assert!(reply.0.len() <= ask.bytes().len() + 48, "at most four more addresses");
     }
     assert_eq!(world.server.stats().nat_discovery, [0, 5, 0]);
 }
 
 #[test]
-fn a_response_port_is_where_the_answer_goes() {
+fn a_response_goes_to_the_response_port() {
     let mut world = World::with(discovery());
     for value in [&[0x9C, 0x41, 0, 0][..], &[0x9C, 0x41]] {
         let (client, reply) = asks(&mut world, 0, A1P1, &binding().raw(RESPONSE_PORT, value));
         assert_eq!(client.address, SocketAddr::new(world.client.address.ip(), 40_001));
-        assert_eq!(reply.success().mapped(), world.client.address, "the mapping of who asked");
+        assert_eq!(reply.success().mapped(), world.client.address, "the client's own mapping");
     }
 }
 
 #[test]
-fn what_is_malformed_excluded_or_a_service_is_a_bad_request() {
+fn malformed_or_conflicting_discovery_attributes_are_400() {
     let mut world = World::with(discovery());
     for ask in [
         binding().raw(CHANGE_REQUEST, &[]),
@@ -228,7 +232,7 @@ fn what_is_malformed_excluded_or_a_service_is_a_bad_request() {
 }
 
 #[test]
-fn a_network_over_its_rate_is_dropped_and_counted_and_others_are_not() {
+fn only_the_network_above_its_rate_is_dropped() {
     let limits = DiscoveryLimits { per_source: 2, total: 12 };
     let mut world = World::with(ServerConfig { discovery_limits: limits, ..discovery() });
     world.client.local = address(A1P1);
@@ -244,7 +248,7 @@ fn a_network_over_its_rate_is_dropped_and_counted_and_others_are_not() {
     for refused in [change(6), binding().raw(PADDING, &[0; 8]), binding().raw(RESPONSE_PORT, &[9, 9, 0, 0])] {
         assert_eq!(ask(&mut world, "198.51.100.77:1", refused), drop);
     }
-    assert!(matches!(ask(&mut world, "198.51.100.77:1", binding()), Outcome::Reply(_)), "asks for nothing");
+    assert!(matches!(ask(&mut world, "198.51.100.77:1", binding()), Outcome::Reply(_)), "a plain request");
     assert!(matches!(ask(&mut world, "203.0.113.1:1", change(2)), Outcome::Reply(_)));
     assert!(matches!(ask(&mut world, "203.0.113.1:1", change(2)), Outcome::Reply(_)));
     assert_eq!(ask(&mut world, "203.0.113.1:1", change(2)), Outcome::Drop(DropReason::DiscoveryTotalLimit));
@@ -255,10 +259,10 @@ fn a_network_over_its_rate_is_dropped_and_counted_and_others_are_not() {
 }
 
 proptest! {
-    /// Any values of the three, in any order: an answer goes to the asker's address, from one of ours, and is not much larger than
-    /// the question.
+    /// With any values of the three attributes in any order, a response goes to the client's address, from
+    /// one of the server's, and is not much larger than the request.
     #[test]
-    fn nothing_makes_it_send_elsewhere_or_much_more(
+    fn responses_go_to_the_client_and_stay_small(
         attributes in prop::collection::vec(
             (
                 prop::sample::select(vec![CHANGE_REQUEST, PADDING, RESPONSE_PORT, RESPONSE_ORIGIN, OTHER_ADDRESS]),

@@ -1,9 +1,9 @@
-//! Nonces that a client learned at another address: from which ports and for which requests they count (RFC 6062, RFC 8016).
+//! Nonces issued to another address: ports and requests for which they are valid (RFC 6062, RFC 8016).
 
 use crate::common::*;
 use turnpike_turn::server::ConnectionId;
 
-/// A client's TCP connection from another address than that of [`client`].
+/// Client's TCP connection from another address than that of [`client`].
 fn stream_elsewhere(port: u16) -> Client {
     Client { address: address(&format!("198.18.0.1:{port}")), ..stream(port) }
 }
@@ -17,7 +17,7 @@ fn code(outcome: &Outcome) -> Option<u16> {
     Reply(bytes.clone()).code()
 }
 
-/// Alice on a control connection of worker 0, with a connection to a peer that waits to be bound.
+/// Alice on a control connection of worker 0, with an unbound connection to a peer.
 fn waiting(workers: u16) -> (Vec<World>, Credentials, ConnectionId) {
     let mut workers = World::workers(&streams(), workers);
     let (alice, _) = workers[0].allocated_tcp();
@@ -31,7 +31,7 @@ fn bind_at(world: &mut World, who: &Credentials, from: Client, connection: Conne
 }
 
 #[test]
-fn a_nonce_counts_on_every_port_of_its_address() {
+fn a_nonce_is_valid_on_every_port_of_its_address() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     world.client = client(40_001);
@@ -55,7 +55,7 @@ fn the_nonce_of_the_control_connection_binds_a_data_connection() {
 }
 
 #[test]
-fn a_data_connection_from_elsewhere_is_bound_by_the_worker_that_owns_it() {
+fn a_data_connection_from_elsewhere_is_bound_by_its_worker() {
     let (mut workers, alice, connection) = waiting(2);
     let from = stream_elsewhere(42_000);
     let outcome = bind_at(&mut workers[1], &alice, from, connection);
@@ -66,21 +66,21 @@ fn a_data_connection_from_elsewhere_is_bound_by_the_worker_that_owns_it() {
     assert!(matches!(outcome, Outcome::Bind { client, .. } if client == from), "{outcome:?}");
 }
 
-/// What nobody but the owner can judge gets no further than to it, and there only with good credentials.
+/// A request that only the owner can judge gets there, and no further without valid credentials.
 #[test]
-fn a_stream_is_not_handed_over_for_a_guess() {
+fn a_guessed_password_or_nonce_does_not_bind_a_stream() {
     let (mut workers, alice, connection) = waiting(2);
     let guess = Credentials { password: "guess".to_owned(), ..alice.clone() };
     let refused = bind_at(&mut workers[1], &guess, stream_elsewhere(42_000), connection);
     assert_eq!(code(&refused), Some(438));
-    assert!(workers[1].effects().is_empty(), "no line for the log");
+    assert!(workers[1].effects().is_empty(), "nothing to log");
     assert_eq!(workers[1].server.stats().credentials_refused.iter().sum::<u64>(), 0);
-    // The owner does not believe a nonce that is nobody's.
+    // The owner rejects an unknown nonce.
     let forged = Credentials { nonce: "obMatJos2wAAAAAAAAAAAAAAAAAA".to_owned(), ..alice.clone() };
     let from = stream_elsewhere(42_001);
     assert_eq!(bind_at(&mut workers[1], &forged, from, connection), Outcome::HandOver { worker: 0 });
     assert_eq!(code(&bind_at(&mut workers[0], &forged, from, connection)), Some(438));
-    // Nor does a nonce from elsewhere count for a connection that there is not, or on a datagram.
+    // A nonce of another address is not valid for an unknown connection or over datagrams either.
     let none = ConnectionId(connection.0 ^ 1);
     assert_eq!(code(&bind_at(&mut workers[0], &alice, from, none)), Some(438));
     assert_eq!(code(&bind_at(&mut workers[0], &alice, elsewhere(1), connection)), Some(438));
@@ -88,7 +88,7 @@ fn a_stream_is_not_handed_over_for_a_guess() {
 }
 
 #[test]
-fn a_stale_nonce_of_the_control_connection_is_438_elsewhere_too() {
+fn a_stale_control_connection_nonce_is_438_elsewhere_too() {
     let (mut workers, alice, _) = waiting(1);
     let world = &mut workers[0];
     world.now.unix += 3590;
@@ -97,20 +97,20 @@ fn a_stale_nonce_of_the_control_connection_is_438_elsewhere_too() {
     assert_eq!(code(&bind_at(world, &alice, stream_elsewhere(42_000), connection)), Some(438));
 }
 
-/// Alice with a mobile allocation, and the nonce that she learned there.
+/// Alice with a mobile allocation and a nonce from its address.
 fn mobile(world: &mut World) -> (Credentials, Vec<u8>) {
     let alice = world.credentials("alice", Scheme::Md5);
     let reply = world.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
-    (alice, reply.ticket().expect("one was asked for"))
+    (alice, reply.ticket().expect("a requested ticket"))
 }
 
 #[test]
-fn a_ticket_moves_with_the_nonce_of_the_old_address() {
+fn a_ticket_is_accepted_with_the_nonce_of_the_old_address() {
     let mut world = World::new();
     let (alice, ticket) = mobile(&mut world);
     world.client = elsewhere(1);
     let next = world.ask(&Ask::present(&ticket).signed(&alice)).success().ticket().unwrap();
-    // And on, before any data was sent from there: with the nonce of either.
+    // Again before any data came from there, with the nonce of either address.
     world.client = client(50_000);
     let next = world.ask(&Ask::present(&next).signed(&alice)).success().ticket().unwrap();
     world.client = elsewhere(2);
@@ -124,7 +124,7 @@ fn a_ticket_moves_with_the_nonce_of_the_old_address() {
 }
 
 #[test]
-fn a_refresh_sent_again_from_a_new_address_is_answered_again() {
+fn a_retransmitted_refresh_from_a_new_address_is_answered() {
     let mut world = World::new();
     let (alice, ticket) = mobile(&mut world);
     world.client = elsewhere(1);
@@ -133,7 +133,7 @@ fn a_refresh_sent_again_from_a_new_address_is_answered_again() {
     assert_eq!(world.ask(&ask), first);
 }
 
-/// Who sees the Refresh on its way may send a copy; it comes too late.
+/// An eavesdropper's copy comes too late.
 #[test]
 fn a_copy_of_a_refresh_from_a_third_address_is_438() {
     let mut world = World::new();
@@ -146,7 +146,7 @@ fn a_copy_of_a_refresh_from_a_third_address_is_438() {
 }
 
 #[test]
-fn the_nonce_of_another_address_is_good_for_nothing_else() {
+fn a_nonce_of_another_address_is_otherwise_invalid() {
     let mut world = World::new();
     let (alice, ticket) = mobile(&mut world);
     world.client = elsewhere(1);
@@ -164,7 +164,7 @@ fn the_nonce_of_another_address_is_good_for_nothing_else() {
 }
 
 #[test]
-fn a_ticket_leads_to_its_owner_with_the_nonce_of_the_old_address() {
+fn a_ticket_reaches_its_owner_with_the_old_addresss_nonce() {
     let mut workers = World::workers(&config(), 2);
     let (alice, ticket) = mobile(&mut workers[0]);
     let new = elsewhere(1);
@@ -172,13 +172,13 @@ fn a_ticket_leads_to_its_owner_with_the_nonce_of_the_old_address() {
     here.client = new;
     let guess = Credentials { password: "guess".to_owned(), ..alice.clone() };
     assert_eq!(here.ask(&Ask::present(&ticket).signed(&guess)).code(), Some(438));
-    assert!(here.effects().is_empty(), "no line for the log");
+    assert!(here.effects().is_empty(), "nothing to log");
     let bytes = Ask::present(&ticket).signed(&alice).bytes();
     assert_eq!(here.feed(&bytes), Outcome::Forward { worker: 0, occupied: false });
     let (verdict, pending_move) = owner.forwarded(1, new, &bytes);
     assert!(verdict.reply().success().ticket().is_some());
     assert!(pending_move.is_some());
-    // A nonce that is nobody's is the owner's to refuse.
+    // The owner refuses an unknown nonce.
     let next = elsewhere(2);
     let forged = Credentials { nonce: "obMatJos2wAAAAAAAAAAAAAAAAAA".to_owned(), ..alice };
     let bytes = Ask::present(&ticket).signed(&forged).bytes();

@@ -1,4 +1,5 @@
-//! Padding of every answer is zero (RFC 8489 section 14), and so are reserved bits: what the buffer held before is nobody's business.
+//! Padding (RFC 8489 section 14) and reserved bits of every response are zero, so that no earlier buffer
+//! content leaks.
 
 use std::collections::BTreeSet;
 
@@ -18,20 +19,19 @@ const ALTERNATE_DOMAIN: u16 = 0x8003;
 const THIRD_PARTY: u16 = 0x802E;
 const PADDING: u16 = 0x0026;
 
-/// MAPPED-ADDRESS and its like begin with a byte of zeros (RFC 8489 section 14.1).
+/// MAPPED-ADDRESS and similar attributes start with a zero byte (RFC 8489 section 14.1).
 const ADDRESSES: [u16; 7] = [0x0001, 0x0012, 0x0016, 0x0020, 0x8023, 0x802B, 0x802C];
 
-/// What has been seen, so that the test cannot come to see less without being noticed.
+/// Coverage record, so that the test notices if it sees less.
 #[derive(Default)]
 struct Seen {
-    /// Error codes.
     codes: BTreeSet<u16>,
-    /// Bytes of padding, by the kind of attribute.
+    /// Padding lengths by attribute type.
     padded: BTreeMap<u16, BTreeSet<usize>>,
 }
 
 impl Seen {
-    /// Walks the attributes of a message by itself: no parser that the server may share errors with.
+    /// Iterates over the attributes itself, independent of the server's parser.
     #[track_caller]
     fn note(&mut self, message: &[u8]) {
         assert_eq!(message[0] & 0xC0, 0);
@@ -69,7 +69,7 @@ impl Seen {
         reply
     }
 
-    /// The same request signed, unsigned, and with FINGERPRINT.
+    /// Sends the request signed, unsigned, and with FINGERPRINT.
     #[track_caller]
     fn ask_each_way(&mut self, world: &mut World, ask: &Ask, who: &Credentials) {
         self.ask(world, &ask.clone().fingerprint());
@@ -78,12 +78,12 @@ impl Seen {
     }
 }
 
-/// The beginning of these has one, two, three and four bytes.
+/// Text of one to four bytes.
 fn text(length: usize) -> String {
     "turn"[..length].to_owned()
 }
 
-/// SOFTWARE, REALM and all other names end at each place within four bytes.
+/// SOFTWARE, REALM and other names of every length modulo four.
 fn with(length: usize) -> ServerConfig {
     ServerConfig {
         realm: format!("realm{}", text(length)),
@@ -109,10 +109,10 @@ fn alice(world: &mut World, seen: &mut Seen) -> Credentials {
 }
 
 #[test]
-fn padding_and_reserved_bits_of_every_answer_are_zero() {
+fn padding_and_reserved_bits_of_every_response_are_zero() {
     let mut seen = Seen::default();
     for length in 1..=4 {
-        // What is written first is long, so that a buffer used again has something to show.
+        // The first response is long, so that a reused buffer has old content.
         let mut world = World::with(ServerConfig { software: Some("\u{ff}".repeat(60)), ..with(length) });
         let long = world.credentials("alice", Scheme::Md5);
         seen.ask(&mut world, &Ask::allocate().signed(&long));
@@ -135,7 +135,7 @@ fn padding_and_reserved_bits_of_every_answer_are_zero() {
     }
 }
 
-/// Successes, indications, and errors about an allocation that there is.
+/// Successes, indications, and errors about an existing allocation.
 fn requests(world: &mut World, seen: &mut Seen) {
     world.client = client(1);
     let who = alice(world, seen);
@@ -174,7 +174,7 @@ fn requests(world: &mut World, seen: &mut Seen) {
     world.client = client(1);
 }
 
-/// What is refused before there is an allocation, and for want of something.
+/// Refusals without an allocation, and for missing capacity.
 fn refusals(config: ServerConfig, seen: &mut Seen) {
     let mut world = World::with(ServerConfig { mobility: false, ..config.clone() });
     let who = alice(&mut world, seen);
@@ -201,7 +201,7 @@ fn refusals(config: ServerConfig, seen: &mut Seen) {
     world.server.policy_mut().per_user = 1;
     seen.ask(&mut world, &Ask::allocate().signed(&who));
 
-    // Half of what was asked for.
+    // Half of a dual-stack request.
     let mut world = World::with(ServerConfig { relay_v6: false, ..config });
     let who = alice(&mut world, seen);
     let dual = Ask::allocate().with(&AdditionalAddressFamily::new(AddressFamily::IPV6)).signed(&who);
@@ -240,7 +240,7 @@ fn redirects(config: ServerConfig, length: usize, seen: &mut Seen) {
     };
     for at in ["198.51.100.1:3478", "[2001:db8::5]:3478"] {
         let mut world = World::with(ServerConfig { alternates: vec![alternate(at)], ..config.clone() });
-        // The name is for those who check a certificate.
+        // The name is for clients that check a certificate.
         world.client = Client { listener: ListenerId(2), ..client(1) };
         let who = alice(&mut world, seen);
         seen.ask_each_way(&mut world, &Ask::allocate(), &who);
@@ -251,9 +251,9 @@ fn redirects(config: ServerConfig, length: usize, seen: &mut Seen) {
 fn discovery(length: usize, seen: &mut Seen) {
     let mut world = World::with(everything());
     seen.ask(&mut world, &Ask::new(BINDING).raw(0x0003, &[0; 4])).success();
-    // One with room for an answer with all four addresses.
+    // Long enough for a response with all four addresses.
     seen.ask(&mut world, &Ask::new(BINDING).raw(0x8022, b"a long client name")).success();
-    // Long enough for an answer with everything in it: short requests get short ones.
+    // Long enough for a response with everything: short requests get short ones.
     let long = Ask::new(BINDING).raw(0x0003, &[0; 4]).raw(0xFF00, &[0xEE; 100]);
     seen.ask(&mut world, &long).success();
     for padding in 0..9 {

@@ -1,9 +1,9 @@
-//! "Safe by default": every special range, in every form that embeds it, on every way in.
+//! Peer rules: every special range, in every embedding form, for every request and packet.
 
 use crate::common::{turn::*, *};
 use turnpike_turn::server::PeerDenial;
 
-/// First and last address of each range that is refused, and the public addresses next to it.
+/// First and last address of each refused range, and the public addresses next to it.
 const V4: &[(&str, &str, Option<&str>, Option<&str>)] = &[
     ("0.0.0.0", "0.255.255.255", None, Some("1.0.0.0")),
     ("10.0.0.0", "10.255.255.255", Some("9.255.255.255"), Some("11.0.0.0")),
@@ -38,7 +38,7 @@ const V6: &[(&str, &str, Option<&str>, Option<&str>)] = &[
     ("ff00::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", None, None),
 ];
 
-/// Every IPv6 form of an IPv4 address that leads there.
+/// All IPv6 forms of an IPv4 address that lead there.
 fn forms(ip: &str) -> Vec<IpAddr> {
     let ip: std::net::Ipv4Addr = ip.parse().expect("an address of the table");
     let [a, b, c, d] = ip.octets();
@@ -57,12 +57,12 @@ fn forms(ip: &str) -> Vec<IpAddr> {
     .into()
 }
 
-/// Whether it is a form of 6to4 or Teredo, which only a rule opens that names it.
+/// Returns true for 6to4 and Teredo forms, which only an explicit rule allows.
 fn is_by_tunnel(form: IpAddr) -> bool {
     matches!(form, IpAddr::V6(ip) if matches!(ip.segments(), [0x2002, ..] | [0x2001, 0, ..]))
 }
 
-/// Alice, with an allocation of both families.
+/// Alice with a dual-stack allocation.
 fn world(config: ServerConfig) -> (World, Credentials) {
     let mut world = World::with(ServerConfig {
         limits: ServerLimits { permissions: 100_000, channels: 4096, ..ServerLimits::default() },
@@ -79,9 +79,9 @@ fn check(world: &mut World, alice: &Credentials, ip: IpAddr, permitted: bool) {
     static CHANNEL: std::sync::atomic::AtomicU16 = std::sync::atomic::AtomicU16::new(0);
     let peer = SocketAddr::new(ip, 7000).to_string();
     let refused = if permitted { None } else { Some(403) };
-    // Slowly enough for a session to be answered each time.
+    // Slow enough to stay below the session's refusal rate.
     world.now.ms += 100;
-    // Send first: later there may be a permission.
+    // Send comes first, before a permission may exist.
     let reason = if permitted { DropReason::NoPermission } else { DropReason::PeerRefused };
     assert_eq!(world.feed(&Ask::send(&peer, b"x")), Outcome::Drop(reason), "Send to {peer}");
     let channel = 0x4000 + CHANNEL.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 0x1000;
@@ -93,7 +93,7 @@ fn check(world: &mut World, alice: &Credentials, ip: IpAddr, permitted: bool) {
 }
 
 #[test]
-fn special_ipv4_ranges_are_refused_in_every_form_and_their_neighbours_are_not() {
+fn special_ipv4_ranges_are_refused_in_every_form() {
     let (mut world, alice) = world(config());
     for (first, last, before, after) in V4 {
         for refused in [first, last] {
@@ -114,7 +114,7 @@ fn special_ipv4_ranges_are_refused_in_every_form_and_their_neighbours_are_not() 
 }
 
 #[test]
-fn special_ipv6_ranges_are_refused_and_their_neighbours_are_not() {
+fn special_ipv6_ranges_are_refused() {
     let (mut world, alice) = world(config());
     for (first, last, before, after) in V6 {
         for refused in [first, last] {
@@ -127,7 +127,7 @@ fn special_ipv6_ranges_are_refused_and_their_neighbours_are_not() {
 }
 
 #[test]
-fn an_allow_rule_opens_a_range_and_its_embedded_forms_on_every_way_in() {
+fn an_allow_rule_opens_a_range_and_its_embedded_forms() {
     for form in forms("10.1.2.3").into_iter().chain(["10.1.2.3".parse().unwrap()]) {
         let mut opened = config();
         opened.peers.allow = vec!["10.1.0.0/16".parse().unwrap()];
@@ -141,7 +141,7 @@ fn an_allow_rule_opens_a_range_and_its_embedded_forms_on_every_way_in() {
 }
 
 #[test]
-fn a_deny_rule_closes_a_range_and_its_embedded_forms_on_every_way_in() {
+fn a_deny_rule_closes_a_range_and_its_embedded_forms() {
     let mut closed = config();
     closed.peers.deny = vec!["8.8.0.0/16".parse().unwrap(), "2a01::/16".parse().unwrap()];
     closed.peers.allow = vec!["8.8.8.0/24".parse().unwrap(), "::/0".parse().unwrap()];
@@ -153,7 +153,7 @@ fn a_deny_rule_closes_a_range_and_its_embedded_forms_on_every_way_in() {
 }
 
 #[test]
-fn a_refused_peer_is_told_with_what_refuses_it_and_counted_by_it() {
+fn a_refused_peer_is_logged_and_counted_by_reason() {
     let rules = PeerRules { deny: vec!["8.8.0.0/16".parse().unwrap()], ..PeerRules::default() };
     let deny = PeerDenial::Rule(rules.deny[0]);
     let mut world = World::with(ServerConfig { peers: rules, ..config() });
@@ -178,9 +178,9 @@ fn a_refused_peer_is_told_with_what_refuses_it_and_counted_by_it() {
     assert_eq!(world.server.stats().peer_refusals, [2, 0, 501, 0]);
 }
 
-/// RFC 8656 section 21.4: a tunnel may send relayed packets back to us.
+/// RFC 8656 section 21.4: a tunnel may send relayed packets back to this server.
 #[test]
-fn neither_clients_nor_peers_are_at_6to4_or_teredo_addresses() {
+fn tunnel_addresses_are_refused_for_clients_and_peers() {
     let tunnels = ["2002:808:808::1", "2001:0:808:808::f7f7:f7f7"];
     for ip in tunnels {
         let mut world = World::new();
@@ -188,7 +188,7 @@ fn neither_clients_nor_peers_are_at_6to4_or_teredo_addresses() {
         let ticket = {
             let alice = world.credentials("alice", Scheme::Md5);
             let ask = Ask::allocate().raw(0x0017, &[2, 0, 0, 0]).raw(TICKET, &[]).signed(&alice);
-            let ticket = world.ask(&ask).success().ticket().expect("mobility is on");
+            let ticket = world.ask(&ask).success().ticket().expect("a requested ticket");
             for ask in [Ask::permit(&peer), Ask::bind(0x4000, &peer)] {
                 assert_eq!(world.ask(&ask.signed(&alice)).code(), Some(403), "{peer}");
             }
@@ -202,7 +202,7 @@ fn neither_clients_nor_peers_are_at_6to4_or_teredo_addresses() {
             assert!(reply.is_signed(&alice));
             assert_eq!(reply.code(), Some(403), "{ip}");
         }
-        assert_eq!(world.server.allocations(), 1, "which goes on at its first address");
+        assert_eq!(world.server.allocations(), 1, "the allocation stays at its first address");
         world.ask(&Ask::new(BINDING)).success();
     }
 }

@@ -1,11 +1,11 @@
-//! Permissions and Send and Data indications (RFC 8656 sections 9 to 11).
+//! Permissions, and Send and Data indications (RFC 8656 sections 9 to 11).
 
 use crate::common::*;
 use turn_types::attribute::DontFragment;
 use turnpike_turn::wire::indication;
 
 #[test]
-fn with_a_permission_data_flows_both_ways() {
+fn data_flows_both_ways_with_a_permission() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
@@ -21,7 +21,7 @@ fn with_a_permission_data_flows_both_ways() {
 }
 
 #[test]
-fn without_a_permission_nothing_flows() {
+fn no_data_flows_without_a_permission() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoPermission));
@@ -52,7 +52,7 @@ fn permissions_and_channels_belong_to_one_allocation_and_end_with_it() {
 }
 
 #[test]
-fn a_permission_is_for_an_address_whatever_the_port() {
+fn a_permission_covers_all_ports_of_an_address() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::permit("198.41.0.4:0").signed(&alice)).success();
@@ -79,7 +79,7 @@ fn a_permission_lives_300_seconds_from_its_last_refresh() {
 }
 
 #[test]
-fn one_request_installs_many_or_none() {
+fn a_request_installs_all_permissions_or_none() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     let many = Ask::permit(PEER).peer("198.41.0.5:1").peer("198.41.0.6:1");
@@ -97,14 +97,14 @@ fn one_request_installs_many_or_none() {
 }
 
 #[test]
-fn a_request_without_peer_is_400() {
+fn a_request_without_a_peer_is_400() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     assert_eq!(world.ask(&Ask::new(CREATE_PERMISSION).signed(&alice)).code(), Some(400));
 }
 
 #[test]
-fn permissions_of_an_allocation_are_limited_and_the_expired_make_room() {
+fn permissions_are_limited_and_expired_ones_make_room() {
     let mut world = World::with(ServerConfig {
         limits: ServerLimits { permissions: 20, ..ServerLimits::default() },
         ..config()
@@ -112,13 +112,13 @@ fn permissions_of_an_allocation_are_limited_and_the_expired_make_room() {
     let (alice, _) = world.allocated();
     let peer = |n: u32| format!("198.41.1.{n}:1");
     for n in 0..20 {
-        // Twice in one request is one permission, the last one too.
+        // The same peer twice in a request is one permission, even at the limit.
         world.ask(&Ask::permit(&peer(n)).peer(&peer(n)).signed(&alice)).success();
     }
     assert_eq!(world.ask(&Ask::permit(&peer(20)).signed(&alice)).code(), Some(508));
     assert_eq!(world.ask(&Ask::bind(0x4000, &peer(20)).signed(&alice)).code(), Some(508));
     assert_eq!(world.server.stats().permission_limit, 2);
-    // Those that exist can be refreshed.
+    // Existing permissions can be refreshed.
     world.ask(&Ask::permit(&peer(3)).peer(&peer(3)).signed(&alice)).success();
     world.sleep(299);
     world.ask(&Ask::permit(&peer(0)).signed(&alice)).success();
@@ -132,7 +132,7 @@ fn permissions_of_an_allocation_are_limited_and_the_expired_make_room() {
 }
 
 #[test]
-fn dont_fragment_counts_between_ipv4_addresses_and_from_streams() {
+fn dont_fragment_applies_from_ipv4_to_ipv4_and_from_streams() {
     const V6: &str = "[2001:db8::7]:40000";
     let (udp, tcp, tls, dtls) = (0, 1, 2, 3);
     for (listener, from, peer, counts) in [
@@ -142,7 +142,7 @@ fn dont_fragment_counts_between_ipv4_addresses_and_from_streams() {
         (udp, V6, PEER, false),
         (udp, V6, PEER_V6, false),
         (dtls, V6, PEER, false),
-        // Section 15: nothing of a stream is translated packet by packet.
+        // Section 15: streams are not translated packet by packet.
         (tcp, "192.0.2.7:40000", PEER, true),
         (tcp, "192.0.2.7:40000", PEER_V6, true),
         (tls, V6, PEER_V6, true),
@@ -162,7 +162,7 @@ fn dont_fragment_counts_between_ipv4_addresses_and_from_streams() {
 }
 
 #[test]
-fn a_send_indication_that_cannot_be_is_dropped_with_its_reason() {
+fn an_invalid_send_indication_is_dropped_with_a_reason() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
@@ -185,7 +185,7 @@ fn a_send_indication_that_cannot_be_is_dropped_with_its_reason() {
 }
 
 #[test]
-fn a_payload_that_no_datagram_to_the_client_can_hold_is_dropped() {
+fn a_payload_too_long_for_the_client_is_dropped() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
@@ -195,7 +195,7 @@ fn a_payload_that_no_datagram_to_the_client_can_hold_is_dropped() {
 }
 
 #[test]
-fn data_indications_differ_in_their_transaction() {
+fn data_indications_have_distinct_transaction_ids() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
@@ -208,10 +208,11 @@ fn data_indications_differ_in_their_transaction() {
     assert_eq!(transactions.len(), 100);
 }
 
-/// RFC 8656 goes by the family that stands in XOR-PEER-ADDRESS (sections 10.2, 11.2, 12.2; RFC 6062 section 5.2), and an IPv4-mapped address
-/// stands there as IPv6. With an IPv6 relay there is no mismatch; but no such address is on any wire, so it is nobody's.
+/// RFC 8656 uses the family encoded in XOR-PEER-ADDRESS (sections 10.2, 11.2, 12.2; RFC 6062 section 5.2),
+/// and an IPv4-mapped address is encoded as IPv6. With an IPv6 relay there is no mismatch, but no such
+/// address exists on the wire.
 #[test]
-fn an_ipv4_mapped_peer_is_no_ipv4_peer_on_any_way_in() {
+fn an_ipv4_mapped_peer_is_not_an_ipv4_peer() {
     const MAPPED: &str = "[::ffff:198.41.0.4]:7000";
     let also = turn::AdditionalAddressFamily::new(AddressFamily::IPV6);
     let v6 = turn::RequestedAddressFamily::new(AddressFamily::IPV6);
@@ -227,7 +228,7 @@ fn an_ipv4_mapped_peer_is_no_ipv4_peer_on_any_way_in() {
         world.ask(&ask.signed(&alice)).success();
         assert_eq!(world.ask(&Ask::permit(MAPPED).signed(&alice)).code(), Some(code));
         assert_eq!(world.ask(&Ask::bind(0x4000, MAPPED).signed(&alice)).code(), Some(code));
-        // A permission for the address it stands for does not help.
+        // A permission for the IPv4 address does not help.
         if code == 443 {
             world.ask(&Ask::permit(PEER).signed(&alice)).success();
         }
@@ -236,7 +237,7 @@ fn an_ipv4_mapped_peer_is_no_ipv4_peer_on_any_way_in() {
 }
 
 #[test]
-fn an_address_that_becomes_ours_loses_its_channels_but_to_the_relays_ports() {
+fn an_address_that_becomes_own_keeps_only_relay_ports() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     for (number, peer) in [(0x4000, "198.41.0.4:22"), (0x4001, "198.41.0.4:50000"), (0x4002, "198.41.0.5:22")]
@@ -256,7 +257,7 @@ fn an_address_that_becomes_ours_loses_its_channels_but_to_the_relays_ports() {
 }
 
 #[test]
-fn new_peer_rules_end_what_they_refuse() {
+fn new_peer_rules_end_refused_permissions_and_channels() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::permit("198.41.0.5:1").signed(&alice)).success();

@@ -1,4 +1,4 @@
-//! Quotas of allocations (RFC 8656 sections 7.2 and 19: 486 of a user, 508 in total).
+//! Quotas of allocations (RFC 8656 sections 7.2 and 19: 486 for a user, 508 in total).
 
 use crate::common::*;
 
@@ -8,7 +8,7 @@ fn at(ip: &str, port: u16) -> Client {
 }
 
 #[test]
-fn a_user_has_no_more_allocations_than_the_gate_gives() {
+fn a_user_has_no_more_allocations_than_the_quota() {
     let policy = TestPolicy { per_user: 2, total: 3, ..TestPolicy::default() };
     let mut world = World::with_policy(config(), policy);
     let mut allocate = |port, user| {
@@ -23,7 +23,7 @@ fn a_user_has_no_more_allocations_than_the_gate_gives() {
     let (code, bob) = allocate(4, "bob");
     assert_eq!(code, None);
     assert_eq!(allocate(5, "bob").0, Some(508));
-    assert_eq!(world.server.stats().quota_refusals, [1, 1, 0], "of the user, in total");
+    assert_eq!(world.server.stats().quota_refusals, [1, 1, 0], "user, total");
 
     world.client = client(4);
     world.ask(&Ask::refresh(0).signed(&bob)).success();
@@ -36,7 +36,7 @@ fn a_user_has_no_more_allocations_than_the_gate_gives() {
 }
 
 #[test]
-fn a_prefix_has_no_more_allocations_than_the_gate_gives_whoever_its_users_are() {
+fn a_prefix_has_no_more_allocations_than_the_quota() {
     let policy = TestPolicy { per_user: 10, total: 10, per_prefix: 2, ..TestPolicy::default() };
     let config = ServerConfig { prefixes: PrefixLengths { v4: 24, v6: 56 }, ..config() };
     let mut world = World::with_policy(config, policy);
@@ -57,7 +57,7 @@ fn a_prefix_has_no_more_allocations_than_the_gate_gives_whoever_its_users_are() 
     assert_eq!(allocate("2001:db8:0:100::1", 8, "bob").0, None);
     assert_eq!(world.server.stats().quota_refusals, [0, 0, 2]);
 
-    // It counts where it was made: the end of one makes room there.
+    // It counts at its original address, so its end makes room there.
     world.client = at("198.51.100.1", 1);
     world.ask(&Ask::refresh(0).signed(&alice)).success();
     world.client = at("198.51.100.9", 9);
@@ -65,7 +65,7 @@ fn a_prefix_has_no_more_allocations_than_the_gate_gives_whoever_its_users_are() 
 }
 
 #[test]
-fn a_listener_that_is_to_be_closed_takes_no_new_allocation_and_keeps_those_that_it_has() {
+fn a_closing_listener_refuses_only_new_allocations() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();

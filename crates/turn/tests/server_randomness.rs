@@ -1,4 +1,4 @@
-//! What nobody may guess is drawn as if by chance, by the figures of [`turnpike_testkit::randomness`].
+//! Unguessable values look random by the measures of [`turnpike_testkit::randomness`].
 
 use std::net::Ipv4Addr;
 
@@ -6,7 +6,7 @@ use crate::common::{turn::*, *};
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use turnpike_testkit::randomness::{SAMPLES, judge};
 
-/// Clients with addresses of their own.
+/// Clients with distinct addresses.
 fn clients() -> impl Iterator<Item = Client> {
     let address = |number: usize| Ipv4Addr::from(0xC633_0000 + u32::try_from(number).unwrap());
     (0..SAMPLES)
@@ -15,7 +15,7 @@ fn clients() -> impl Iterator<Item = Client> {
 
 /// Cookie, features and time are public; the last 46 bits are the MAC.
 #[test]
-fn the_secret_part_of_nonces_is_as_if_by_chance() {
+fn the_secret_part_of_nonces_looks_random() {
     let mut world = World::new();
     let nonces = clients().map(|client| {
         world.client = client;
@@ -26,9 +26,9 @@ fn the_secret_part_of_nonces_is_as_if_by_chance() {
     judge(&nonces.collect::<Vec<_>>(), &[0x3F, 0xFF, 0xFF, 0xFF]).unwrap();
 }
 
-/// The last bit is that of the family.
+/// The last bit is the family.
 #[test]
-fn reservation_tokens_are_as_if_by_chance() {
+fn reservation_tokens_look_random() {
     let mut world = World::with(ServerConfig { authenticate: false, ..config() });
     world.server.policy_mut().total = SAMPLES;
     let tokens = clients().map(|client| {
@@ -39,9 +39,9 @@ fn reservation_tokens_are_as_if_by_chance() {
     judge(&tokens.collect::<Vec<_>>(), &[255, 255, 255, 255, 255, 255, 255, 0xFE]).unwrap();
 }
 
-/// Whoever may end sessions must not end another by a slip: no name is near another.
+/// A typing error must not end another session: no two IDs are similar.
 #[test]
-fn names_of_sessions_are_as_if_by_chance() {
+fn session_ids_look_random() {
     let mut world = World::with(ServerConfig { authenticate: false, ..config() });
     world.server.policy_mut().total = SAMPLES;
     let names = (0..).zip(clients()).map(|(slot, client)| {
@@ -54,20 +54,20 @@ fn names_of_sessions_are_as_if_by_chance() {
 }
 
 #[test]
-fn mobility_tickets_are_as_if_by_chance() {
+fn mobility_tickets_look_random() {
     let mut world = World::with(ServerConfig { authenticate: false, mobility: true, ..streams() });
     world.server.policy_mut().total = SAMPLES;
     let tickets = clients().map(|client| {
         world.client = client;
         world.ask(&Ask::allocate().raw(TICKET, &[])).success().ticket().unwrap()
     });
-    // None of their bytes is zero, of which so many samples say nothing yet.
+    // No byte of a ticket is zero, which so many samples cannot show.
     judge(&tickets.collect::<Vec<_>>(), &[255; 32]).unwrap();
 }
 
-/// The upper bits are the worker's number, and 22 remain: too few never to come again, but none is another's at the time.
+/// The upper bits are the worker number, which leaves 22: IDs will repeat, but never among live connections.
 #[test]
-fn connection_ids_are_as_if_by_chance() {
+fn connection_ids_look_random() {
     let config = ServerConfig {
         authenticate: false,
         limits: ServerLimits {
@@ -85,7 +85,7 @@ fn connection_ids_are_as_if_by_chance() {
     let ids = (0..SAMPLES).map(|number| {
         let peer = SocketAddr::new("198.41.0.4".parse().unwrap(), 1024 + u16::try_from(number).unwrap());
         let id = world.connecting(&Ask::connect(&peer.to_string())).connection.0;
-        assert!(seen.insert(id), "{id:#x} is taken");
+        assert!(seen.insert(id), "{id:#x} is in use");
         id.to_be_bytes().to_vec()
     });
     judge(&ids.collect::<Vec<_>>(), &[0, 0x3F, 255, 255]).unwrap();

@@ -1,4 +1,4 @@
-//! Several realms on one server: chosen by listener, or by the REALM of a request.
+//! Several realms on one server, selected by listener or by the REALM of a request.
 
 use crate::common::*;
 use stun_types::attribute::Realm as RealmAttribute;
@@ -11,7 +11,7 @@ fn realm(name: &str) -> Realm {
     Realm { name: name.to_owned(), allow_sha256: true, username_anonymity: true }
 }
 
-/// Listener 0 serves all realms, listener 1 `TENANT` alone, listener 2 `OTHER` first and then `TENANT`.
+/// Listener 0 serves all realms, listener 1 only `TENANT`, listener 2 `OTHER` first and then `TENANT`.
 fn tenants() -> ServerConfig {
     let profile = |realms: &[u16]| ListenerProfile {
         realms: realms.iter().copied().map(RealmId).collect(),
@@ -24,14 +24,14 @@ fn tenants() -> ServerConfig {
     }
 }
 
-/// What alice needs to be believed in `realm`, whatever the challenge named.
+/// Alice's credentials for `realm`, whichever realm the challenge names.
 fn alice_in(world: &mut World, listener: u16, realm: &str) -> Credentials {
     world.client.listener = ListenerId(listener);
     let mut alice = world.credentials("alice", Scheme::Sha256);
     if alice.realm != realm {
         alice.realm = realm.to_owned();
         let stale = world.ask(&Ask::allocate().signed(&alice));
-        assert_eq!(stale.code(), Some(438), "a nonce holds for one realm");
+        assert_eq!(stale.code(), Some(438), "a nonce is valid for one realm");
         assert_eq!(stale.get::<RealmAttribute>().realm(), realm);
         alice.nonce = stale.get::<Nonce>().nonce().to_owned();
     }
@@ -49,7 +49,7 @@ fn a_listener_challenges_with_its_first_realm() {
 }
 
 #[test]
-fn a_user_authenticates_in_any_realm_that_the_listener_serves() {
+fn a_user_authenticates_in_any_realm_of_the_listener() {
     for (listener, realm) in [(0, REALM), (0, TENANT), (0, OTHER), (1, TENANT), (2, OTHER), (2, TENANT)] {
         let mut world = World::with(tenants());
         let alice = alice_in(&mut world, listener, realm);
@@ -61,7 +61,7 @@ fn a_user_authenticates_in_any_realm_that_the_listener_serves() {
 }
 
 #[test]
-fn a_realm_that_the_listener_does_not_serve_is_refused_with_one_that_it_does() {
+fn an_unserved_realm_is_challenged_with_a_served_one() {
     let mut world = World::with(tenants());
     for (listener, realm, first) in
         [(1, REALM, TENANT), (1, OTHER, TENANT), (2, REALM, OTHER), (0, "x", REALM)]
@@ -74,11 +74,11 @@ fn a_realm_that_the_listener_does_not_serve_is_refused_with_one_that_it_does() {
         assert_eq!(reply.get::<RealmAttribute>().realm(), first);
         assert!(matches!(&world.effects()[..], [Effect::Refused { why: CredentialRefusal::WrongRealm, .. }]));
     }
-    assert_eq!(world.server.policy_mut().lookups.get(), 0, "no key was looked for");
+    assert_eq!(world.server.policy_mut().lookups.get(), 0, "no key lookup");
 }
 
 #[test]
-fn a_nonce_of_one_realm_is_worth_nothing_in_another() {
+fn a_nonce_of_one_realm_is_invalid_in_another() {
     let mut world = World::with(tenants());
     let tenant = alice_in(&mut world, 0, TENANT);
     let mut elsewhere = tenant;
@@ -90,7 +90,7 @@ fn a_nonce_of_one_realm_is_worth_nothing_in_another() {
 fn a_key_of_one_realm_is_wrong_in_another() {
     let mut world = World::with(tenants());
     let alice = alice_in(&mut world, 0, TENANT);
-    // Signed with the key of OTHER, and TENANT written over its REALM.
+    // Signed with the key of OTHER, with its REALM replaced by TENANT.
     let forger = Credentials { realm: OTHER.to_owned(), ..alice };
     let mut forged = Ask::allocate().signed(&forger).bytes();
     let at = forged.windows(OTHER.len()).position(|window| window == OTHER.as_bytes()).unwrap();
@@ -102,7 +102,7 @@ fn a_key_of_one_realm_is_wrong_in_another() {
 }
 
 #[test]
-fn a_user_of_the_same_name_in_another_realm_is_another_user() {
+fn the_same_username_in_another_realm_is_another_user() {
     let mut world = World::with(tenants());
     let alice = alice_in(&mut world, 0, TENANT);
     world.ask(&Ask::allocate().signed(&alice)).success();
@@ -112,7 +112,7 @@ fn a_user_of_the_same_name_in_another_realm_is_another_user() {
 }
 
 #[test]
-fn quotas_count_each_realm_by_itself() {
+fn quotas_count_each_realm_separately() {
     let policy = TestPolicy { per_user: 1, total: 10, ..TestPolicy::default() };
     let mut world = World::with_policy(tenants(), policy);
     for (port, realm, code) in [(1, TENANT, None), (2, OTHER, None), (3, TENANT, Some(486))] {
@@ -122,7 +122,7 @@ fn quotas_count_each_realm_by_itself() {
     }
     assert_eq!(world.server.policy_mut().held.borrow().len(), 2);
     world.sleep(3600);
-    assert_eq!(world.server.policy_mut().held(), 0, "released in the realm in which it was acquired");
+    assert_eq!(world.server.policy_mut().held(), 0, "released in the realm where it was acquired");
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn each_realm_offers_its_own_algorithms() {
 }
 
 #[test]
-fn a_reload_that_takes_a_realm_away_ends_its_sessions_and_no_others() {
+fn a_reload_that_removes_a_realm_ends_only_its_sessions() {
     let mut world = World::with(tenants());
     let tenant = alice_in(&mut world, 1, TENANT);
     world.ask(&Ask::allocate().signed(&tenant)).success();
@@ -160,15 +160,15 @@ fn a_reload_that_takes_a_realm_away_ends_its_sessions_and_no_others() {
     };
     assert_eq!((*client, &**realm), (theirs, TENANT));
     assert_eq!(world.server.allocations(), 1);
-    assert_eq!(world.server.policy_mut().held(), 1, "given back to the realm's quota");
+    assert_eq!(world.server.policy_mut().held(), 1, "returned to the realm's quota");
     assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
     world.client = theirs;
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::NoAllocation));
 }
 
-/// Who is alice in the realm that is left gets nothing of what alice of the other one had.
+/// Alice in the remaining realm gets nothing of the other alice's.
 #[test]
-fn a_session_of_a_removed_realm_does_not_pass_to_a_user_of_the_same_name() {
+fn a_namesake_gets_no_session_of_a_removed_realm() {
     let mut world = World::with(tenants());
     let tenant = alice_in(&mut world, 1, TENANT);
     world.ask(&Ask::allocate().signed(&tenant)).success();
@@ -194,7 +194,7 @@ fn a_realm_with_another_name_is_another_realm() {
 }
 
 #[test]
-fn an_origin_chooses_the_realm_of_the_challenge_where_the_listener_serves_it() {
+fn an_origin_selects_the_challenges_realm_if_served() {
     const ORIGIN: u16 = 0x802F;
     let origins = [("https://tenant.example:443", 1), ("http://other.example:8080", 2)];
     let origins = origins.map(|(origin, realm)| (origin.into(), RealmId(realm)));
@@ -212,7 +212,7 @@ fn an_origin_chooses_the_realm_of_the_challenge_where_the_listener_serves_it() {
         let challenge = world.ask(&Ask::allocate().raw(ORIGIN, origin));
         assert_eq!(challenge.get::<RealmAttribute>().realm(), realm, "{listener} {origin:?}");
     }
-    // The realm in which a client answers is the one that counts.
+    // The realm in the client's request decides.
     world.client.listener = ListenerId(0);
     let tenant = alice_in(&mut world, 0, TENANT);
     let reply = world.ask(&Ask::allocate().raw(ORIGIN, b"http://other.example:8080").signed(&tenant));
@@ -220,13 +220,13 @@ fn an_origin_chooses_the_realm_of_the_challenge_where_the_listener_serves_it() {
 }
 
 #[test]
-fn a_realm_has_peer_rules_of_its_own() {
+fn a_realm_may_have_its_own_peer_rules() {
     let prefix = |text: &str| text.parse().unwrap();
     let denied: Cidr = "198.41.0.4/32".parse().unwrap();
     let strict = PeerRules { deny: vec![denied], ..PeerRules::default() };
     let open = PeerRules { allow: vec![prefix("10.0.0.0/8")], ..PeerRules::default() };
     let rules = ServerConfig {
-        // By which packets go: all that any realm allows.
+        // Packets use the union of all realms' rules.
         peers: open.clone(),
         realm_peers: [
             (REALM.into(), PeerRules::default()),
@@ -256,7 +256,7 @@ fn a_realm_has_peer_rules_of_its_own() {
         assert!(sent.goes_to_peer(), "{realm}: {sent:?}");
     }
     world.effects();
-    // A reload that changes one realm's rules takes its permissions along, and no other's.
+    // A reload that changes one realm's rules ends only that realm's permissions.
     let mut stricter = rules;
     stricter.realm_peers.insert(OTHER.into(), strict);
     world.server.reconfigure(world.now, Arc::new(stricter));

@@ -1,4 +1,5 @@
-//! Effects of refused requests: each error response is told with its cause. And the number of clients of each listener.
+//! Effects of refused requests, one for each error response with its cause; and the number of clients per
+//! listener.
 
 use crate::common::*;
 use turnpike_turn::{
@@ -6,7 +7,7 @@ use turnpike_turn::{
     wire::{channel_data::ChannelNumber, stun::kind},
 };
 
-/// What was told since the last time.
+/// Refusals since the last call.
 fn told(world: &mut World) -> Vec<(String, Method, u16, RequestRefusal)> {
     let told = world.all_effects().into_iter().filter_map(|effect| match effect {
         Effect::RequestRefused { client, realm, username, method, code, why, .. } => {
@@ -30,7 +31,7 @@ fn other_family(peer: &str) -> RequestRefusal {
     RequestRefusal::PeerFamily(peer.parse().unwrap())
 }
 
-/// The address in brackets, without the port.
+/// Address in brackets, without the port.
 fn ip_of(peer: &str) -> &str {
     peer.rsplit_once(':').unwrap().0
 }
@@ -40,7 +41,7 @@ fn of_alice(method: Method, code: u16, why: RequestRefusal) -> Vec<(String, Meth
 }
 
 #[test]
-fn each_reason_is_told_with_the_code_of_the_answer() {
+fn each_refusal_is_reported_with_its_code_and_reason() {
     let policy = TestPolicy { per_user: 1, total: 2, ..TestPolicy::default() };
     let mut world = World::with_policy(
         ServerConfig {
@@ -93,7 +94,7 @@ fn each_reason_is_told_with_the_code_of_the_answer() {
 }
 
 #[test]
-fn a_relayed_address_that_cannot_be_had_is_told_of_its_user() {
+fn a_failed_relay_socket_is_reported_with_its_user() {
     for (result, code, why) in [
         (OpenResult::NoCapacity, 508, RequestRefusal::NoRelay),
         (OpenResult::AddressAbsent, 508, RequestRefusal::AddressAbsent),
@@ -107,7 +108,7 @@ fn a_relayed_address_that_cannot_be_had_is_told_of_its_user() {
     }
 }
 
-/// The log, the page and the client hear of the attribute.
+/// The log, the page and the client get the attribute.
 #[test]
 fn each_cause_of_400_names_its_attribute() {
     let allocate = || Ask::new(ALLOCATE);
@@ -174,7 +175,7 @@ fn each_cause_of_400_names_its_attribute() {
 }
 
 #[test]
-fn a_refused_peer_is_named_together_with_the_number_of_the_others() {
+fn a_refused_peer_is_reported_with_the_number_of_others() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     world.all_effects();
@@ -188,12 +189,12 @@ fn a_refused_peer_is_named_together_with_the_number_of_the_others() {
     let effects = world.all_effects();
     let [Effect::PeerRefused { peer, others: 2, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(peer.to_string(), "127.0.0.1:0");
-    // None of them is permitted.
+    // None of the peers is permitted.
     assert!(matches!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(_)));
 }
 
 #[test]
-fn errors_before_authentication_are_told_with_the_claimed_user() {
+fn errors_before_authentication_report_the_claimed_user() {
     let mut world = World::new();
     let strangers = |world: &mut World| -> Vec<_> {
         let told = world.all_effects().into_iter().filter_map(|effect| match effect {
@@ -206,7 +207,7 @@ fn errors_before_authentication_are_told_with_the_claimed_user() {
     };
     let alice = world.credentials("alice", Scheme::Md5);
     world.all_effects();
-    // Of the first 401 nothing is told.
+    // The first 401 is not reported.
     assert_eq!(world.ask(&Ask::allocate()).code(), Some(401));
     assert_eq!(strangers(&mut world), []);
     let unknown = Ask::new(BINDING).raw(0x0031, &[]);
@@ -217,18 +218,18 @@ fn errors_before_authentication_are_told_with_the_claimed_user() {
     assert_eq!(world.ask(&nameless).code(), Some(400));
     let why = bad(kind::USERNAME, Fault::Missing);
     assert_eq!(strangers(&mut world), [(String::new(), Method::Allocate, 400, why)]);
-    // Proved, it is told as the user's.
+    // An authenticated request is reported with its user.
     assert_eq!(world.ask(&Ask::allocate().raw(0x0031, &[]).signed(&alice)).code(), Some(420));
     let why = RequestRefusal::UnknownAttribute(0x0031);
     assert_eq!(told(&mut world), of_alice(Method::Allocate, 420, why));
-    // Another server's nonce.
+    // Nonce of another server.
     let foreign = Credentials { nonce: "anotherserversnonce".to_owned(), ..alice };
     assert_eq!(world.ask(&Ask::allocate().signed(&foreign)).code(), Some(438));
     assert_eq!(strangers(&mut world), [("alice".to_owned(), Method::Allocate, 438, RequestRefusal::Code)]);
 }
 
 #[test]
-fn of_who_has_not_proved_who_he_is_nothing_is_told_nor_twice_of_a_peer_or_a_wrong_user() {
+fn challenges_are_not_reported_and_other_refusals_only_once() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     world.all_effects();
@@ -238,12 +239,12 @@ fn of_who_has_not_proved_who_he_is_nothing_is_told_nor_twice_of_a_peer_or_a_wron
     let effects = world.all_effects();
     assert!(
         matches!(effects[..], [Effect::PeerRefused { .. }, Effect::Refused { .. }]),
-        "each as what it is: {effects:?}"
+        "one effect of the right kind each: {effects:?}"
     );
 }
 
 #[test]
-fn a_client_that_asks_again_and_again_is_told_of_at_a_bounded_rate() {
+fn refusals_are_reported_at_a_bounded_rate() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let refresh = Ask::refresh(600).signed(&alice);
@@ -259,7 +260,7 @@ fn a_client_that_asks_again_and_again_is_told_of_at_a_bounded_rate() {
 }
 
 #[test]
-fn each_listener_knows_how_many_clients_it_has() {
+fn clients_are_counted_per_listener() {
     let mut world = World::with(ServerConfig { mobility: true, ..streams() });
     assert!(world.server.allocations_by_listener().is_empty());
     let (_, of_first) = world.allocated();
@@ -269,11 +270,11 @@ fn each_listener_knows_how_many_clients_it_has() {
     let relay = world.last_opened();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     assert_eq!(world.server.allocations_by_listener(), [2]);
-    // The second takes its allocation along to TCP.
+    // The second client moves its allocation to TCP.
     world.client = stream(3);
     assert_eq!(world.client.listener, ListenerId(1));
     world.ask(&Ask::present(&ticket).signed(&alice)).success();
-    assert_eq!(world.server.allocations_by_listener(), [2], "it has not moved before data comes");
+    assert_eq!(world.server.allocations_by_listener(), [2], "it does not move before data arrives");
     assert!(world.feed(&channel_data(0x4000, b"data")).goes_to_peer());
     assert_eq!(world.server.allocations_by_listener(), [1, 1]);
     for allocation in [of_first.allocation, relay.allocation] {

@@ -1,4 +1,5 @@
-//! Copies of an Allocate: answered again while its allocation lives on that 5-tuple, and granted nowhere else.
+//! Copies of an Allocate: they get the original response while the allocation lives on that 5-tuple, and are
+//! refused everywhere else.
 
 use crate::common::*;
 
@@ -13,7 +14,7 @@ fn granted(world: &mut World) -> (Credentials, Ask) {
 }
 
 #[test]
-fn a_copy_is_answered_again_while_the_allocation_lives() {
+fn a_copy_gets_the_same_response_while_the_allocation_lives() {
     let mut world = World::new();
     let (_, ask) = granted(&mut world);
     let reply = world.ask(&ask).success();
@@ -23,7 +24,7 @@ fn a_copy_is_answered_again_while_the_allocation_lives() {
 }
 
 #[test]
-fn a_copy_of_an_allocate_whose_allocation_was_deleted_or_expired_makes_no_other() {
+fn a_copied_allocate_is_refused_after_its_allocation_ended() {
     for expire in [false, true] {
         let mut world = World::new();
         let (alice, ask) = granted(&mut world);
@@ -36,13 +37,13 @@ fn a_copy_of_an_allocate_whose_allocation_was_deleted_or_expired_makes_no_other(
             assert_eq!(world.ask(&ask).code(), Some(438));
         }
         world.sleep(2000);
-        assert_eq!(world.ask(&ask).code(), Some(438), "for as long as its nonce is good");
+        assert_eq!(world.ask(&ask).code(), Some(438), "while its nonce is valid");
         assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (0, 0));
     }
 }
 
 #[test]
-fn the_client_itself_allocates_again_with_the_nonce_that_it_has() {
+fn a_client_may_allocate_again_with_its_nonce() {
     let mut world = World::new();
     let (alice, _) = granted(&mut world);
     for _ in 0..20 {
@@ -51,9 +52,9 @@ fn the_client_itself_allocates_again_with_the_nonce_that_it_has() {
     }
 }
 
-/// Nonces count on every port of an address, and a port may be another worker's.
+/// Nonces are valid on every port of an address, and a port may belong to another worker.
 #[test]
-fn a_copy_from_another_port_makes_no_allocation_on_any_worker() {
+fn a_copy_from_another_port_is_refused_on_every_worker() {
     let mut workers = World::workers(&config(), 3);
     let (_, ask) = granted(&mut workers[0]);
     for (port, world) in (41_000..).zip(&mut workers) {
@@ -65,7 +66,7 @@ fn a_copy_from_another_port_makes_no_allocation_on_any_worker() {
 }
 
 #[test]
-fn a_copy_where_a_mobile_client_was_before_makes_no_allocation() {
+fn a_copy_from_a_mobile_clients_old_address_is_refused() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let ask = Ask::allocate().raw(TICKET, &[]).signed(&alice);
@@ -80,9 +81,9 @@ fn a_copy_where_a_mobile_client_was_before_makes_no_allocation() {
     assert_eq!(world.server.allocations(), 1);
 }
 
-/// The address alone counts for a nonce, and not the transport.
+/// Nonces depend only on the address, not on the transport.
 #[test]
-fn a_copy_over_another_transport_makes_no_allocation() {
+fn a_copy_over_another_transport_is_refused() {
     let over = |listener, port| Client { listener: ListenerId(listener), ..client(port) };
     for listener in 0..4 {
         let mut workers = World::workers(&streams(), 2);
@@ -99,15 +100,15 @@ fn a_copy_over_another_transport_makes_no_allocation() {
 }
 
 #[test]
-fn a_copy_takes_no_reserved_port() {
+fn a_copy_cannot_take_a_reserved_port() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let pair = Ask::allocate().raw(EVEN_PORT, &[0x80]).signed(&alice);
-    let token = world.ask(&pair).success().raw(RESERVATION_TOKEN).expect("one was asked for");
+    let token = world.ask(&pair).success().raw(RESERVATION_TOKEN).expect("a requested token");
     world.client = client(41_000);
     let ask = Ask::allocate().raw(RESERVATION_TOKEN, &token).signed(&alice);
     let request = world.feed(&ask.bytes()).opens();
-    // The copy comes while the port is being opened, and after.
+    // The copy arrives while the port is opening, and after.
     world.client = client(42_000);
     assert_eq!(world.ask(&ask).code(), Some(438));
     world.client = client(41_000);
@@ -118,7 +119,7 @@ fn a_copy_takes_no_reserved_port() {
 }
 
 #[test]
-fn a_copy_of_a_connection_bind_binds_nothing() {
+fn a_copy_of_a_connection_bind_is_refused() {
     let mut workers = World::workers(&streams(), 2);
     let (alice, _) = workers[0].allocated_tcp();
     let connection = workers[0].connected(&alice, PEER);
@@ -132,7 +133,7 @@ fn a_copy_of_a_connection_bind_binds_nothing() {
     workers[1].client = stream(42_002);
     assert_eq!(workers[1].feed(&bytes), Outcome::HandOver { worker: 0 });
     assert!(refused(workers[0].handed_over(stream(42_002), &bytes)));
-    // Another connection to that peer has another number.
+    // Another connection to that peer has another ID.
     let now = workers[0].now;
     workers[0].server.connection_ended(now, connection, 0, 0);
     workers[0].client = stream(41_000);
@@ -142,7 +143,7 @@ fn a_copy_of_a_connection_bind_binds_nothing() {
 }
 
 #[test]
-fn what_was_granted_is_remembered_through_a_reload() {
+fn granted_requests_are_remembered_across_a_reload() {
     let mut world = World::new();
     let (alice, ask) = granted(&mut world);
     world.ask(&Ask::refresh(0).signed(&alice)).success();
@@ -157,7 +158,7 @@ fn what_was_granted_is_remembered_through_a_reload() {
 }
 
 #[test]
-fn what_was_refused_may_be_sent_again_as_it_is() {
+fn a_refused_request_may_be_resent_unchanged() {
     let policy = TestPolicy { per_user: 1, total: 1000, ..TestPolicy::default() };
     let mut world = World::with_policy(config(), policy);
     let (alice, _) = granted(&mut world);

@@ -1,12 +1,12 @@
-//! How much a stranger gets for a byte: anybody can send these with somebody else's address as their source. And which answers
-//! carry SOFTWARE.
+//! Amplification limits: the sizes of responses to unauthenticated requests, whose source address may be
+//! forged; and responses with SOFTWARE.
 
 use crate::common::*;
 use stun_types::{attribute::AttributeStaticType as _, message::Method};
 
 const METHODS: [Method; 6] = [ALLOCATE, REFRESH, CREATE_PERMISSION, CHANNEL_BIND, CONNECT, CONNECTION_BIND];
 
-/// The usual settings, under the default realm.
+/// Default settings with the default realm.
 fn usual() -> ServerConfig {
     ServerConfig { realm: ServerConfig::default().realm, ..config() }
 }
@@ -15,7 +15,7 @@ fn world() -> World {
     World::with(usual())
 }
 
-/// The same where tokens count too.
+/// Default settings with tokens.
 fn with_tokens() -> ServerConfig {
     let (kid, key) = ("north".to_owned(), TokenKey::A128Gcm([1; 16]));
     let keys = vec![IssuerKey { kid, key, realm: usual().realm, max_lifetime: 60 }];
@@ -23,14 +23,14 @@ fn with_tokens() -> ServerConfig {
     ServerConfig { third_party, ..usual() }
 }
 
-/// Bytes of the answer, and of STUN that was asked with.
+/// Bytes of the response and of the request.
 fn sizes(world: &mut World, ask: &Ask) -> (usize, usize) {
     let question = ask.bytes();
     let Outcome::Reply(answer) = world.feed(&question) else { return (0, question.len()) };
     (answer.len(), question.len())
 }
 
-/// One of each kind of message that a stranger can send and is answered.
+/// One message of each kind that gets a response without authentication.
 fn unauthenticated(world: &mut World) -> Vec<(String, Ask)> {
     let alice = world.credentials("alice", Scheme::Md5);
     let guess = Credentials { password: "guess".to_owned(), ..alice.clone() };
@@ -68,18 +68,18 @@ fn unauthenticated(world: &mut World) -> Vec<(String, Ask)> {
 }
 
 #[test]
-fn no_answer_to_a_stranger_is_longer_than_four_times_its_request() {
+fn unauthenticated_responses_are_at_most_four_times_the_request() {
     for config in [usual(), with_tokens(), ServerConfig { realm: "r".repeat(40), ..usual() }] {
         let mut world = World::with(config.clone());
         let name = if config.third_party.keys.is_empty() { 0 } else { 20 };
-        // Exhausts the rate of requests too short to be granted; see below.
+        // Exhausts the rate for requests too short to be granted; see below.
         for _ in 0..100 {
             world.feed(&Ask::new(ALLOCATE).bytes());
         }
         for (what, ask) in unauthenticated(&mut world) {
             let (answer, question) = sizes(&mut world, &ask);
             let fingerprint = if what.contains("FINGERPRINT") { 8 } else { 0 };
-            assert!(answer > 0 || question - fingerprint < 28, "{what} is answered");
+            assert!(answer > 0 || question - fingerprint < 28, "{what} must be answered");
             assert!(answer <= 4 * question + name, "{what}: {answer} bytes for {question}");
         }
     }
@@ -89,9 +89,10 @@ fn no_answer_to_a_stranger_is_longer_than_four_times_its_request() {
     assert_eq!(sizes(&mut world, &Ask::new(BINDING)), (32, 20));
 }
 
-/// Browsers and pion give up after a 438 on Allocate, so none of the newcomers behind one address may be given a nonce that fails.
+/// Browsers and pion give up after a 438 on Allocate, so every new client behind an address must get a usable
+/// nonce.
 #[test]
-fn each_challenge_carries_all_that_the_next_request_needs_however_many_newcomers_ask() {
+fn every_challenge_is_complete_for_any_number_of_clients() {
     for (len, tokens) in [(1, 0), (8, 0), (9, 0), (20, 0), (40, 0), (41, 0), (127, 0), (127, 20)] {
         let realm = "r".repeat(len);
         let mut config =
@@ -111,9 +112,9 @@ fn each_challenge_carries_all_that_the_next_request_needs_however_many_newcomers
     }
 }
 
-/// A header alone asks for nothing that can be granted, so its longer answer may wait.
+/// A bare header cannot be granted anything, so its longer response may be rate-limited.
 #[test]
-fn a_request_too_short_to_be_granted_has_a_bounded_rate_of_longer_answers() {
+fn long_challenges_to_bare_headers_are_rate_limited() {
     let mut world = World::with(ServerConfig { realm: "r".repeat(20), ..usual() });
     let answered = |world: &mut World, ask: &Ask| {
         let challenge = |answer: Outcome| matches!(answer, Outcome::Reply(reply) if reply.len() >= 92);
@@ -123,7 +124,7 @@ fn a_request_too_short_to_be_granted_has_a_bounded_rate_of_longer_answers() {
     world.sleep(2);
     assert_eq!(answered(&mut world, &Ask::new(REFRESH)), 20);
     assert_eq!(world.dropped(DropReason::RefusalRatio), 1930);
-    // Requests that can be granted, another address and other transports do not share that rate.
+    // Meaningful requests, other addresses and other transports have separate rates.
     assert_eq!(answered(&mut world, &Ask::allocate()), 1000);
     world.client.address = address("198.51.100.77:4000");
     assert_eq!(answered(&mut world, &Ask::new(ALLOCATE)), 50);
@@ -133,9 +134,9 @@ fn a_request_too_short_to_be_granted_has_a_bounded_rate_of_longer_answers() {
     assert_eq!(answered(&mut world, &Ask::new(ALLOCATE)), 1000);
 }
 
-/// Where NAT behaviour can be discovered, over IPv4. What asks for discovery is limited in number besides.
+/// NAT discovery over IPv4; its requests are rate-limited too.
 #[test]
-fn an_answer_of_nat_discovery_is_no_longer_than_twice_its_request() {
+fn a_discovery_response_is_at_most_twice_its_request() {
     let mut world = World::with(ServerConfig {
         discovery_limits: DiscoveryLimits { per_source: 1, total: 1000 },
         ..everything()
@@ -151,7 +152,7 @@ fn an_answer_of_nat_discovery_is_no_longer_than_twice_its_request() {
         assert!(answer > 0 && answer <= 2 * question, "{kind:#06x}: {answer} bytes for {question}");
         assert!(answer <= room);
     }
-    // A plain request has no room for OTHER-ADDRESS, by which clients find out that there is something to discover.
+    // A plain request has no room for OTHER-ADDRESS, which announces discovery.
     let mut world = World::with(ServerConfig {
         discovery_limits: DiscoveryLimits { per_source: 1, total: 1000 },
         ..everything()
@@ -161,7 +162,7 @@ fn an_answer_of_nat_discovery_is_no_longer_than_twice_its_request() {
         let (mut answered, mut asked) = (0, 0);
         for _ in 0..1000 {
             let (answer, question) = sizes(&mut world, &ask);
-            assert!(answer > 0, "nobody goes unanswered");
+            assert!(answer > 0, "every request must be answered");
             (answered, asked) = (answered + answer, asked + question);
         }
         assert!(answered <= 2 * asked, "a flood gets {answered} bytes for {asked}");
@@ -170,13 +171,13 @@ fn an_answer_of_nat_discovery_is_no_longer_than_twice_its_request() {
 }
 
 #[test]
-fn answers_carry_texts_where_the_address_cannot_be_forged() {
+fn responses_contain_texts_only_for_verified_addresses() {
     for (listener, what) in [(0, "UDP"), (1, "TCP"), (2, "TLS"), (3, "DTLS")] {
         let mut world = World::with(ServerConfig { listeners: streams().listeners, ..usual() });
         world.client.listener = ListenerId(listener);
         for (asked, ask) in unauthenticated(&mut world) {
             let reply = world.ask(&ask);
-            // Of these one alone has a nonce that was given to its address.
+            // Only this request has a nonce issued to its address.
             let proved = listener > 0 || asked.contains("with a wrong key");
             assert_eq!(reply.has(Software::TYPE), proved, "{asked} over {what}");
             if !reply.is_success() {
@@ -204,5 +205,8 @@ fn answers_carry_texts_where_the_address_cannot_be_forged() {
     let mut silent = World::with(ServerConfig { software: None, ..config() });
     assert!(!silent.ask_as("alice", Ask::allocate()).success().has(Software::TYPE));
     let mut open = World::with(ServerConfig { authenticate: false, ..config() });
-    assert!(!open.ask(&Ask::allocate()).success().has(Software::TYPE), "nothing is signed there");
+    assert!(
+        !open.ask(&Ask::allocate()).success().has(Software::TYPE),
+        "responses are unsigned without authentication"
+    );
 }

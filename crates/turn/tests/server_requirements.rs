@@ -1,5 +1,5 @@
-//! Requirements of RFC 8489 and RFC 8656 on how a request is read and an answer formed, for all methods alike. tests/requirements.tsv
-//! names the test of each requirement.
+//! Requirements of RFC 8489 and RFC 8656 on reading requests and forming responses, common to all methods.
+//! tests/requirements.tsv lists the test of each requirement.
 
 use crate::common::{turn::*, *};
 use stun_types::{
@@ -12,7 +12,7 @@ const METHODS: [Method; 7] =
 
 /// Section 6.3.1.1 of RFC 8489.
 #[test]
-fn an_answer_has_method_and_transaction_of_its_request() {
+fn a_response_has_method_and_transaction_of_its_request() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let (mut successes, mut errors) = (0, 0);
@@ -36,7 +36,7 @@ fn an_answer_has_method_and_transaction_of_its_request() {
     assert_eq!((successes, errors), (2, 12));
 }
 
-/// Section 14.8 of RFC 8489: fewer than 128 characters, also where the phrase names what the client has sent.
+/// Section 14.8 of RFC 8489: fewer than 128 characters, even if the phrase includes data of the request.
 #[test]
 fn reason_phrases_and_software_are_short() {
     let longest = "2606:4700:1234:5678:9abc:def0:1234:5678";
@@ -52,20 +52,20 @@ fn reason_phrases_and_software_are_short() {
         let reply = world.ask(&ask.signed(&alice));
         let reason = reply.reason();
         assert!(!reason.is_empty() && reason.chars().count() < 128, "{reason}");
-        let software = String::from_utf8(reply.raw(0x8022).expect("it is signed")).expect("UTF-8");
+        let software = String::from_utf8(reply.raw(0x8022).expect("a signed response")).expect("UTF-8");
         assert!(software.chars().count() < 128);
     }
 }
 
 /// Sections 6.3 and 14 of RFC 8489.
 #[test]
-fn unexpected_and_unknown_optional_attributes_are_ignored_and_order_does_not_matter() {
+fn optional_attributes_are_ignored_and_order_is_free() {
     let transport = RequestedTransport::new(RequestedTransport::UDP);
     let lifetime = turn::Lifetime::new(700);
     let orders = [
         Ask::new(ALLOCATE).with(&transport).with(&lifetime),
         Ask::new(ALLOCATE).with(&lifetime).with(&transport),
-        // Comprehension-optional, and known ones that Allocate has no use for.
+        // Comprehension-optional attributes, and known ones without meaning in Allocate.
         Ask::new(ALLOCATE)
             .raw(0xFFFE, b"whatever")
             .with(&lifetime)
@@ -73,7 +73,7 @@ fn unexpected_and_unknown_optional_attributes_are_ignored_and_order_does_not_mat
             .peer(PEER)
             .raw(0x8FFF, b"")
             .with(&transport),
-        // Of several the first counts.
+        // The first of repeated attributes counts.
         Ask::new(ALLOCATE)
             .with(&lifetime)
             .with(&transport)
@@ -86,7 +86,7 @@ fn unexpected_and_unknown_optional_attributes_are_ignored_and_order_does_not_mat
         assert_eq!(
             world.feed(&Ask::send(PEER, b"x")),
             Outcome::Drop(DropReason::NoPermission),
-            "the XOR-PEER-ADDRESS of an Allocate permits nothing"
+            "XOR-PEER-ADDRESS in an Allocate permits nothing"
         );
     }
 }
@@ -112,16 +112,16 @@ fn padding_and_reserved_bits_of_requests_are_ignored() {
         world.feed(&channel_data(0x4000, b"x")),
         Outcome::ToPeer { peer, .. } if peer == address(PEER)
     ));
-    // Padding of SOFTWARE, of three bytes.
+    // Three bytes of padding after SOFTWARE.
     let mut bytes = Ask::new(BINDING).raw(0x8022, b"x").bytes();
     let len = bytes.len();
     bytes[len - 3..].fill(0xFF);
     assert!(world.feed(&bytes).reply().success().has(AttributeType::new(0x0020)));
 }
 
-/// Section 6.3 of RFC 8489: the rest of a message counts nothing where its beginning is another protocol's (RFC 7983, RFC 9443).
+/// Section 6.3 of RFC 8489: a message that starts like another protocol is dropped (RFC 7983, RFC 9443).
 #[test]
-fn first_bytes_of_other_protocols_are_dropped() {
+fn messages_of_other_protocols_are_dropped() {
     let mut world = World::new();
     let binding = Ask::new(BINDING).bytes();
     for first in 1..=u8::MAX {
@@ -131,9 +131,10 @@ fn first_bytes_of_other_protocols_are_dropped() {
     }
 }
 
-/// Section 5 of RFC 8656: the 5-tuple includes the transport, and the relay's own address and port are the same for all.
+/// Section 5 of RFC 8656: the 5-tuple includes the transport, and the relay's local address and port are the
+/// same for all.
 #[test]
-fn clients_over_four_transports_at_one_address_and_port_are_four() {
+fn each_transport_has_its_own_5_tuple() {
     let mut world = World::with(streams());
     for listener in 0..4 {
         world.client.listener.0 = listener;
@@ -142,10 +143,10 @@ fn clients_over_four_transports_at_one_address_and_port_are_four() {
     assert_eq!(world.server.allocations(), 4);
 }
 
-/// Section 6.1 of RFC 8489, of the longest answers that there are.
+/// Section 6.1 of RFC 8489, with the longest possible responses.
 #[test]
-fn answers_fit_into_a_datagram_of_576_bytes() {
-    // Names of the greatest length that the configuration takes.
+fn responses_fit_into_a_datagram_of_576_bytes() {
+    // Names of the maximum configurable length.
     let mut config = everything();
     (config.realm, config.software) = ("r".repeat(127), Some("s".repeat(127)));
     (config.third_party.server_name, config.third_party.keys[0].realm) =
@@ -177,9 +178,9 @@ fn answers_fit_into_a_datagram_of_576_bytes() {
     }
 }
 
-/// Sections 14.9 and 14.10 of RFC 8489: up to 763 bytes can be read; ours are shorter.
+/// Sections 14.9 and 14.10 of RFC 8489: up to 763 bytes are readable; this server's are shorter.
 #[test]
-fn a_long_realm_is_another_and_a_long_nonce_is_stale() {
+fn a_long_realm_is_unknown_and_a_long_nonce_is_stale() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     assert!(alice.nonce.len() < 128 && alice.realm.len() < 128);
@@ -195,11 +196,11 @@ fn a_long_realm_is_another_and_a_long_nonce_is_stale() {
 
 /// Section 12 of RFC 8489.
 #[test]
-fn a_binding_is_never_sent_elsewhere() {
+fn a_binding_request_is_never_redirected() {
     let mut config = everything();
     config.alternates[0].when = AlternateWhen::Always;
     let mut world = World::with(config);
-    // Nor beside CHANGE-REQUEST, PADDING and RESPONSE-PORT (RFC 5780 section 6.1).
+    // Not with CHANGE-REQUEST, PADDING and RESPONSE-PORT either (RFC 5780 section 6.1).
     let binding = || Ask::new(BINDING);
     for ask in [
         binding(),
@@ -213,7 +214,7 @@ fn a_binding_is_never_sent_elsewhere() {
 
 /// Section 12.5 of RFC 8656.
 #[test]
-fn an_icmp_error_comes_by_a_data_indication_though_its_peer_has_a_channel() {
+fn icmp_errors_use_data_indications_despite_a_channel() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
@@ -225,7 +226,7 @@ fn an_icmp_error_comes_by_a_data_indication_though_its_peer_has_a_channel() {
 
 /// Section 3.1.2 of RFC 8016.
 #[test]
-fn an_allocate_with_a_ticket_of_some_length_is_a_bad_request() {
+fn an_allocate_with_a_non_empty_ticket_is_400() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     assert_eq!(world.ask(&Ask::allocate().raw(TICKET, &[7; 32]).signed(&alice)).code(), Some(400));

@@ -1,9 +1,10 @@
-//! Any bytes: the server neither panics nor keeps anything. What whole plays leave is held against `model` and `fuzz_server`.
+//! Arbitrary bytes: the server neither panics nor keeps state. `model` and `fuzz_server` check whole
+//! sequences.
 
 use crate::common::*;
 use proptest::prelude::*;
 
-/// Bytes that look like something: a header of ours with anything after it, or anything at all.
+/// Plausible bytes: a valid header with anything after it, or anything at all.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let anything = prop::collection::vec(any::<u8>(), 0..200);
     let stun = (
@@ -13,7 +14,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
         .prop_map(|(kind, attributes)| {
             let mut bytes = [&kind.to_be_bytes()[..], &[0, 0, 0x21, 0x12, 0xA4, 0x42], &[9; 12]].concat();
             for (kind, value) in attributes {
-                // Half of them attributes that mean something.
+                // Half of them are meaningful attributes.
                 let kind = if kind & 1 == 0 { kind & 0x002F } else { kind };
                 bytes.extend(kind.to_be_bytes());
                 bytes.extend(u16::try_from(value.len()).expect("a short value").to_be_bytes());
@@ -31,11 +32,11 @@ proptest! {
     #![proptest_config(crate::kept_seeds())]
 
     #[test]
-    fn any_bytes_are_answered_dropped_or_relayed_and_leave_nothing(datagrams in prop::collection::vec(bytes(), 1..50)) {
+    fn arbitrary_bytes_leave_no_state(datagrams in prop::collection::vec(bytes(), 1..50)) {
         let mut world = World::new();
         for datagram in &datagrams {
             if let Outcome::Reply(reply) = world.feed(datagram) {
-                // The oracle reads whatever we answer, and it is never much larger than the question.
+                // Responses are readable by the oracle and never much larger than the request.
                 let reply = Reply(reply);
                 reply.message();
                 prop_assert!(reply.0.len() <= datagram.len() + 80);
@@ -47,7 +48,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_to_an_open_server_do_not_panic_it(datagrams in prop::collection::vec(bytes(), 1..50)) {
+    fn arbitrary_bytes_do_not_panic_an_open_server(datagrams in prop::collection::vec(bytes(), 1..50)) {
         let mut world = World::with(ServerConfig { authenticate: false, ..config() });
         for datagram in &datagrams {
             if let Outcome::Open(request) = world.feed(datagram) {

@@ -1,4 +1,4 @@
-//! The longest age of an allocation: no Refresh leads beyond it.
+//! Maximum session duration: no Refresh extends beyond it.
 
 use crate::common::*;
 use turnpike_turn::server::MaxSessionDuration;
@@ -7,22 +7,22 @@ fn aged(seconds: Option<u32>) -> ServerConfig {
     ServerConfig { max_session_duration: MaxSessionDuration { seconds, realms: HashMap::new() }, ..config() }
 }
 
-/// What a Refresh for an hour is granted.
+/// Lifetime granted to a Refresh for an hour.
 fn refreshed(world: &mut World) -> u32 {
     world.ask_as("alice", Ask::refresh(3600)).success().lifetime()
 }
 
 #[test]
-fn an_allocation_ends_at_its_longest_age_however_often_it_is_refreshed() {
+fn an_allocation_ends_at_its_maximum_duration() {
     let mut world = World::with(aged(Some(5000)));
     world.allocated();
     assert_eq!(refreshed(&mut world), 3600);
     world.sleep(3000);
-    assert_eq!(refreshed(&mut world), 2000, "what is left");
+    assert_eq!(refreshed(&mut world), 2000, "the remaining time");
     world.sleep(1999);
-    assert_eq!(refreshed(&mut world), 2, "libnice refreshes at once after a LIFETIME of 1");
+    assert_eq!(refreshed(&mut world), 2, "libnice refreshes immediately after a LIFETIME of 1");
     world.now.ms += 700;
-    assert_eq!(refreshed(&mut world), 2, "no LIFETIME of 0, which would say that it is deleted");
+    assert_eq!(refreshed(&mut world), 2, "a LIFETIME of 0 would mean a deletion");
     world.now.ms -= 700;
     world.sleep(1);
     assert_eq!(world.server.allocations(), 0);
@@ -31,12 +31,12 @@ fn an_allocation_ends_at_its_longest_age_however_often_it_is_refreshed() {
 }
 
 #[test]
-fn an_allocation_that_is_not_refreshed_expires_as_ever() {
+fn an_unrefreshed_allocation_expires_as_usual() {
     let mut world = World::with(aged(Some(5000)));
     world.allocated();
     world.sleep(600);
     assert_eq!(closed(&mut world), [(ClosedReason::Expired, 600_000)]);
-    // The first lifetime is no longer than the age either.
+    // The first lifetime is limited too.
     let mut world = World::with(aged(Some(300)));
     assert_eq!(world.ask_as("alice", Ask::allocate()).success().lifetime(), 300);
     world.sleep(300);
@@ -44,7 +44,7 @@ fn an_allocation_that_is_not_refreshed_expires_as_ever() {
 }
 
 #[test]
-fn a_reload_shortens_what_there_is_and_lengthens_what_is_refreshed() {
+fn a_reload_applies_the_new_maximum_to_existing_sessions() {
     let mut world = World::with(aged(None));
     world.allocated();
     assert_eq!(refreshed(&mut world), 3600);
@@ -59,7 +59,7 @@ fn a_reload_shortens_what_there_is_and_lengthens_what_is_refreshed() {
 }
 
 #[test]
-fn a_realm_has_an_age_of_its_own() {
+fn a_realm_may_have_its_own_maximum_duration() {
     let realms = HashMap::from([(REALM.into(), None)]);
     let config =
         ServerConfig { max_session_duration: MaxSessionDuration { seconds: Some(600), realms }, ..config() };
@@ -69,7 +69,7 @@ fn a_realm_has_an_age_of_its_own() {
 }
 
 #[test]
-fn both_families_of_an_allocation_end_at_its_longest_age() {
+fn both_families_end_at_the_maximum_duration() {
     let mut world = World::with(aged(Some(1000)));
     world.ask_as("alice", Ask::allocate().raw(0x8000, &[2, 0, 0, 0])).success();
     assert_eq!(refreshed(&mut world), 1000);

@@ -1,4 +1,5 @@
-//! Several allocations on one relayed transport address: an address of peers is one client's alone, and whoever comes second is refused.
+//! Several allocations on one relayed transport address: a peer's address belongs to one client, and the
+//! second is refused.
 
 use crate::common::{turn::AdditionalAddressFamily, *};
 use proptest::prelude::*;
@@ -6,7 +7,7 @@ use proptest::prelude::*;
 const PORT: SharedPort = SharedPort(0);
 const OTHER_PORT: SharedPort = SharedPort(1);
 
-/// The relayed transport address of a port, and the number of its socket: each family has one.
+/// Relayed transport address of a port with its socket number, per family.
 fn relayed(SharedPort(number): SharedPort, family: Family) -> (SocketAddr, SharedPort) {
     let relayed = match family {
         Family::V4 => address(&format!("203.0.113.1:{}", 50_000 + number)),
@@ -20,7 +21,7 @@ fn opened(port: SharedPort, family: Family) -> OpenResult {
     OpenResult::Shared { relayed, port }
 }
 
-/// A client of this port with an allocation on a relay socket that others have too.
+/// Allocates from this client port on a shared relay socket.
 fn shares(world: &mut World, from: u16, port: SharedPort) -> (Credentials, RelayId) {
     world.client = client(from);
     let (relayed, port) = relayed(port, Family::V4);
@@ -39,7 +40,7 @@ fn claimant(world: &mut World, port: SharedPort, peer: &str) -> Option<RelayId> 
 }
 
 #[test]
-fn a_peers_datagrams_are_for_whoever_permitted_its_address() {
+fn a_peers_datagrams_go_to_the_client_that_permitted_it() {
     let mut world = World::new();
     let (alice, first) = shares(&mut world, 1, PORT);
     let (bob, second) = shares(&mut world, 2, PORT);
@@ -52,7 +53,7 @@ fn a_peers_datagrams_are_for_whoever_permitted_its_address() {
         let other = if relay == first { second } else { first };
         let sent = world.peer_sends(other, &format!("{peer}:7000"), b"x");
         assert_eq!(sent, Outcome::Drop(DropReason::NoPermission));
-        // ICMP errors go the same way.
+        // ICMP errors go to the same client.
         let peer = address(&format!("{peer}:7000"));
         let unreachable = IcmpError { icmp_type: 3, code: 3, info: 0 };
         let verdict = world.server.data.from_icmp(world.now, relay, peer, unreachable);
@@ -61,31 +62,32 @@ fn a_peers_datagrams_are_for_whoever_permitted_its_address() {
     let before = world.dropped(DropReason::NoPermission);
     assert_eq!(claimant(&mut world, PORT, "198.41.0.3"), None);
     assert_eq!(world.server.data.claimant(PORT, "198.41.0.3".parse().unwrap(), 7), None);
-    assert_eq!(world.dropped(DropReason::NoPermission), before + 8, "each datagram counts");
+    assert_eq!(world.dropped(DropReason::NoPermission), before + 8, "each datagram is counted");
     assert_eq!(claimant(&mut world, OTHER_PORT, "198.41.0.1"), None, "another socket");
 }
 
 #[test]
-fn whoever_wants_a_peer_second_is_refused_and_told_why() {
+fn the_second_client_for_a_shared_peer_is_refused() {
     let mut world = World::new();
     let (alice, first) = shares(&mut world, 1, PORT);
     let (bob, _) = shares(&mut world, 2, PORT);
     let (carol, third) = shares(&mut world, 3, OTHER_PORT);
     assert_eq!(ask(&mut world, 1, &Ask::permit(PEER).signed(&alice)), None);
-    // A permission is for all ports of the address, and so a channel to any of them is refused too; with one such peer all are.
+    // A permission covers all ports of the address, so a channel to any of them is refused too, and so are
+    // all peers of such a request.
     world.client = client(2);
     let refused = world.ask(&Ask::permit("198.41.0.9:0").peer("198.41.0.4:1").signed(&bob));
     assert_eq!(refused.code(), Some(508));
     assert_eq!(refused.get::<stun_types::attribute::ErrorCode>().reason(), "Peer Taken on Shared Port");
     assert_eq!(ask(&mut world, 2, &Ask::bind(0x4000, "198.41.0.4:7001").signed(&bob)), Some(508));
     assert_eq!(world.server.stats().shared_peer_limit, 2);
-    assert_eq!(claimant(&mut world, PORT, "198.41.0.9"), None, "all are installed or none");
+    assert_eq!(claimant(&mut world, PORT, "198.41.0.9"), None, "all or none are installed");
     assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(first));
-    // Who has it renews it; elsewhere it is free.
+    // The owner can refresh it; on other sockets it is free.
     assert_eq!(ask(&mut world, 1, &Ask::bind(0x4000, PEER).signed(&alice)), None);
     assert_eq!(ask(&mut world, 3, &Ask::permit(PEER).signed(&carol)), None);
     assert_eq!(claimant(&mut world, OTHER_PORT, "198.41.0.4"), Some(third));
-    // An allocation on a port of its own shares nothing.
+    // An allocation with its own port shares nothing.
     world.client = client(4);
     let (dave, own) = world.allocated();
     assert_eq!(ask(&mut world, 4, &Ask::permit(PEER).signed(&dave)), None);
@@ -93,7 +95,7 @@ fn whoever_wants_a_peer_second_is_refused_and_told_why() {
 }
 
 #[test]
-fn a_peer_is_held_by_permission_or_channel_and_free_as_soon_as_both_have_ended() {
+fn a_shared_peer_is_free_after_its_permission_and_channel_end() {
     let mut world = World::with(ServerConfig { channels_permit: false, ..config() });
     let (alice, first) = shares(&mut world, 1, PORT);
     let (bob, second) = shares(&mut world, 2, PORT);
@@ -101,16 +103,16 @@ fn a_peer_is_held_by_permission_or_channel_and_free_as_soon_as_both_have_ended()
     assert_eq!(ask(&mut world, 1, &Ask::refresh(3600).signed(&alice)), None);
     assert_eq!(ask(&mut world, 2, &Ask::refresh(3600).signed(&bob)), None);
     world.sleep(301);
-    // The permission is over; but on the channel alice sends still, and what comes back is hers.
+    // The permission expired, but alice still sends on the channel, and the peer's data is hers.
     assert_eq!(ask(&mut world, 2, &Ask::permit(PEER).signed(&bob)), Some(508));
     assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(first));
     assert_eq!(world.peer_sends(first, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
-    // Nobody has looked since: no timer has gone off.
+    // No timer has fired meanwhile.
     world.now.ms += 300_000;
     assert_eq!(ask(&mut world, 2, &Ask::permit(PEER).signed(&bob)), None);
     assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(second));
     assert_eq!(ask(&mut world, 1, &Ask::bind(0x4000, PEER).signed(&alice)), Some(508));
-    // A session that ends leaves its peers to others, and so does one that nobody has refreshed.
+    // A session that ends or expires frees its peers.
     assert_eq!(ask(&mut world, 2, &Ask::refresh(0).signed(&bob)), None);
     assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), None);
     assert_eq!(ask(&mut world, 1, &Ask::permit(PEER).signed(&alice)), None);
@@ -126,7 +128,7 @@ fn a_peer_is_held_by_permission_or_channel_and_free_as_soon_as_both_have_ended()
 }
 
 #[test]
-fn new_peer_rules_free_what_they_refuse() {
+fn new_peer_rules_free_refused_shared_peers() {
     let mut world = World::new();
     let (alice, _) = shares(&mut world, 1, PORT);
     assert_eq!(ask(&mut world, 1, &Ask::bind(0x4000, PEER).signed(&alice)), None);
@@ -140,7 +142,7 @@ fn new_peer_rules_free_what_they_refuse() {
 }
 
 #[test]
-fn each_family_of_a_dual_stack_allocation_is_shared_by_itself() {
+fn each_family_of_an_allocation_is_shared_separately() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let also = AdditionalAddressFamily::new(AddressFamily::IPV6);
@@ -152,8 +154,8 @@ fn each_family_of_a_dual_stack_allocation_is_shared_by_itself() {
     let first = RelayId { family: Family::V6, ..world.last_opened() };
     world.ask(&Ask::permit(PEER).peer(PEER_V6).signed(&alice)).success();
     assert_eq!(claimant(&mut world, PORT, "2606:4700::1"), Some(first));
-    assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), None, "that one is her own");
-    // The end of one family frees its peers and leaves the other's.
+    assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), None, "her IPv4 port is not shared");
+    // The end of one family frees only that family's peers.
     world.ask(&Ask::refresh(0).raw(0x0017, &[2, 0, 0, 0]).signed(&alice)).success();
     assert_eq!(claimant(&mut world, PORT, "2606:4700::1"), None);
     let v4 = RelayId { family: Family::V4, ..first };
@@ -161,7 +163,7 @@ fn each_family_of_a_dual_stack_allocation_is_shared_by_itself() {
 }
 
 #[test]
-fn an_allocation_that_may_move_to_another_worker_wants_ports_of_its_own() {
+fn a_mobile_allocation_requests_unshared_ports() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let also = AdditionalAddressFamily::new(AddressFamily::IPV6);
@@ -171,9 +173,9 @@ fn an_allocation_that_may_move_to_another_worker_wants_ports_of_its_own() {
     assert_eq!(wishes, (PortRequest::Own, Some(PortRequest::Own)));
 }
 
-/// A session that ended while its socket was being opened gives back what it got of a shared one too.
+/// A session that ended while its socket was opening returns a shared socket too.
 #[test]
-fn a_shared_port_that_comes_too_late_is_given_back() {
+fn a_shared_port_of_an_ended_allocation_is_returned() {
     let mut world = World::new();
     let request = world.feed_as("alice", Ask::allocate()).opens();
     world.server.close_all(world.now, ClosedReason::Administrator);
@@ -184,9 +186,9 @@ fn a_shared_port_that_comes_too_late_is_given_back() {
     assert_eq!(world.all_effects(), [Effect::RelayClosed { relay }]);
 }
 
-/// As data, on its way to another process.
+/// Serialized, for another process.
 #[test]
-fn an_allocation_that_is_written_and_read_has_its_peers_still() {
+fn a_restored_allocation_keeps_its_shared_peers() {
     let (mut here, mut there) = (World::new(), World::new());
     let (alice, first) = shares(&mut here, 1, PORT);
     assert_eq!(ask(&mut here, 1, &Ask::bind(0x4000, PEER).signed(&alice)), None);
@@ -194,7 +196,7 @@ fn an_allocation_that_is_written_and_read_has_its_peers_still() {
     let allocation = there
         .server
         .restore(there.now, serde_json::from_str(&text).unwrap(), Link(0))
-        .expect("there is room");
+        .expect("below all quotas");
     assert_eq!(claimant(&mut there, PORT, "198.41.0.4"), Some(RelayId { allocation, ..first }));
     let (bob, _) = shares(&mut there, 2, PORT);
     assert_eq!(ask(&mut there, 2, &Ask::permit(PEER).signed(&bob)), Some(508));
@@ -224,7 +226,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// Who holds which peers on which port, by what is told.
+/// Owners of peers by port, built from effects.
 #[derive(Default)]
 struct Holders(BTreeMap<u32, Holder>);
 
@@ -264,7 +266,7 @@ impl Holders {
         }
     }
 
-    /// All who hold a peer on a port.
+    /// All owners of a peer on a port.
     fn of(&self, port: SharedPort, peer: IpAddr) -> Vec<RelayId> {
         let holds = |holder: &&Holder| {
             holder.port == port
@@ -277,9 +279,10 @@ impl Holders {
 proptest! {
     #![proptest_config(crate::kept_seeds())]
 
-    /// Whatever is asked for, and slept through: no peer of a shared port is two clients', and it is found exactly where somebody holds it.
+    /// With any requests and pauses: at most one client owns a peer on a shared port, and lookups find
+    /// exactly that client.
     #[test]
-    fn a_peer_of_a_shared_port_has_one_client_at_most(steps in steps()) {
+    fn a_peer_of_a_shared_port_has_at_most_one_client(steps in steps()) {
         let mut world = World::new();
         let mut holders = Holders::default();
         for step in steps {

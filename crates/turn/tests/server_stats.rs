@@ -1,4 +1,4 @@
-//! Counters are live: they show each event at once, under the labels that dashboards know.
+//! Counters show each event immediately, under the labels used by dashboards.
 
 use crate::common::*;
 use turnpike_turn::server::{Stats, stats::ERROR_CODES};
@@ -9,7 +9,7 @@ fn value(stats: &Stats, family: &str, label: Option<(&str, &str)>) -> u64 {
 }
 
 #[test]
-fn what_happens_is_counted_where_it_is_looked_for() {
+fn events_are_counted_under_their_labels() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice));
@@ -40,7 +40,7 @@ fn what_happens_is_counted_where_it_is_looked_for() {
 }
 
 #[test]
-fn every_request_is_a_success_an_error_an_open_or_a_drop() {
+fn every_request_counts_as_success_error_open_or_drop() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     for ask in

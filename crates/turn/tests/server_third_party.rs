@@ -1,4 +1,5 @@
-//! Third-party authorization (RFC 7635): tokens in place of passwords, from the challenge to the end of the session.
+//! Third-party authorization (RFC 7635): tokens instead of passwords, from the challenge to the end of the
+//! session.
 
 use crate::common::*;
 use proptest::prelude::*;
@@ -22,7 +23,7 @@ fn south() -> TokenKey {
     TokenKey::A128Gcm([2; 16])
 }
 
-/// Keys `north` and `south` in the first realm, `north` once more with another key in the tenant's.
+/// Keys `north` and `south` in the first realm, and another key `north` in the tenant's.
 fn third_party() -> ServerConfig {
     let issuer = |kid: &str, key, realm: &str| IssuerKey {
         kid: kid.to_owned(),
@@ -45,7 +46,7 @@ fn third_party() -> ServerConfig {
     }
 }
 
-/// A client that holds a token.
+/// Client with a token.
 #[derive(Clone)]
 struct Holder {
     kid: &'static str,
@@ -57,7 +58,7 @@ struct Holder {
 }
 
 impl Holder {
-    /// With a token made `age` seconds ago for `lifetime` seconds, and a fresh nonce.
+    /// Token issued `age` seconds ago for `lifetime` seconds, and a fresh nonce.
     fn new(world: &mut World, age: u64, lifetime: u32) -> Self {
         let challenge = world.ask(&Ask::allocate());
         let mut holder = Self {
@@ -100,14 +101,15 @@ impl Holder {
         }
     }
 
-    /// RFC 7635 section 7 has MESSAGE-INTEGRITY, and so has RFC 8489 for a request without a password algorithm.
+    /// RFC 7635 section 7 uses MESSAGE-INTEGRITY, and so does RFC 8489 for a request without a password
+    /// algorithm.
     fn signed(&self, reply: &Reply) -> bool {
         reply.verifies(&Key::from_bytes(&self.mac_key), Mac::Sha1)
     }
 }
 
 #[test]
-fn a_challenge_names_the_server_where_tokens_count() {
+fn a_challenge_contains_the_server_name_if_tokens_are_accepted() {
     let offered = |config| {
         let challenge = World::with(config).ask(&Ask::allocate());
         assert!(challenge.code() == Some(401) && challenge.has(Nonce::TYPE));
@@ -119,11 +121,11 @@ fn a_challenge_names_the_server_where_tokens_count() {
     assert_eq!(offered(config()), None);
     let mut elsewhere = third_party();
     elsewhere.third_party.keys.retain(|key| key.realm == TENANT);
-    assert_eq!(offered(elsewhere), None, "no key counts in this realm");
+    assert_eq!(offered(elsewhere), None, "no key is valid in this realm");
 }
 
 #[test]
-fn a_token_lets_in_and_its_key_signs_every_answer() {
+fn a_token_authenticates_and_its_key_signs_every_response() {
     for (mac_key, mac) in [(20, Mac::Sha1), (32, Mac::Sha256), (20, Mac::Sha256), (64, Mac::Sha1)] {
         let mut world = World::with(third_party());
         let mut holder = Holder::new(&mut world, 0, 3600);
@@ -133,7 +135,7 @@ fn a_token_lets_in_and_its_key_signs_every_answer() {
         assert!(holder.signed(&reply));
         assert_eq!(reply.lifetime(), 600);
         assert!(matches!(&world.effects()[..], [Effect::Opened { username, .. }] if &**username == "north"));
-        // RFC 7635 section 9: ACCESS-TOKEN stands in Allocate and Refresh requests only.
+        // RFC 7635 section 9: ACCESS-TOKEN only in Allocate and Refresh requests.
         let bare = holder.without_token();
         for ask in [Ask::permit(PEER), Ask::bind(0x4000, PEER)] {
             assert!(bare.signed(&bare.ask(&mut world, ask).success()));
@@ -142,12 +144,12 @@ fn a_token_lets_in_and_its_key_signs_every_answer() {
         holder.ask(&mut world, Ask::refresh(0)).success();
         assert_eq!(world.server.allocations(), 0);
         assert_eq!(world.server.policy_mut().held(), 0);
-        assert_eq!(world.server.policy_mut().lookups.get(), 0, "no password was looked for");
+        assert_eq!(world.server.policy_mut().lookups.get(), 0, "no password lookup");
     }
 }
 
 #[test]
-fn coturns_clients_sign_with_a_part_of_the_key_and_are_answered_in_kind() {
+fn coturn_clients_may_sign_with_a_part_of_the_key() {
     let mut world = World::with(third_party());
     let whole = Holder::new(&mut world, 0, 600);
     let holder = Holder { mac_key: MAC_KEY[..16].to_vec(), ..whole.clone() };
@@ -160,9 +162,9 @@ fn coturns_clients_sign_with_a_part_of_the_key_and_are_answered_in_kind() {
 }
 
 #[test]
-fn a_refused_token_is_401_with_a_reason_for_the_log() {
+fn a_refused_token_is_401_and_logged_with_a_reason() {
     let broken = |change: fn(&mut Vec<u8>)| {
-        move |_: &World, holder: &mut Holder| change(holder.token.as_mut().expect("it has one"))
+        move |_: &World, holder: &mut Holder| change(holder.token.as_mut().expect("a token"))
     };
     type Change = Box<dyn Fn(&World, &mut Holder)>;
     let cases: Vec<(Change, CredentialRefusal)> = vec![
@@ -211,7 +213,7 @@ fn a_refused_token_is_401_with_a_reason_for_the_log() {
 }
 
 #[test]
-fn a_token_is_good_to_the_last_second_and_the_skew_beyond() {
+fn a_token_is_valid_until_its_expiry_plus_the_skew() {
     for (age, lifetime, left) in [(0, 60, Some(60)), (59, 60, Some(2)), (64, 60, Some(2)), (65, 60, None)] {
         let mut world = World::with(third_party());
         let holder = Holder::new(&mut world, age, lifetime);
@@ -222,11 +224,15 @@ fn a_token_is_good_to_the_last_second_and_the_skew_beyond() {
     let mut holder = Holder::new(&mut world, 0, 60);
     let ahead = AccessToken::new(&holder.mac_key, world.now.unix + 5, 60).unwrap();
     holder.token = Some(ahead.seal(&north(), NAME, [9; 12]));
-    assert_eq!(holder.ask(&mut world, Ask::allocate()).success().lifetime(), 60, "no longer than it lives");
+    assert_eq!(
+        holder.ask(&mut world, Ask::allocate()).success().lifetime(),
+        60,
+        "limited to the token's lifetime"
+    );
 }
 
 #[test]
-fn a_key_bounds_how_long_its_tokens_are_believed() {
+fn a_key_limits_the_lifetime_of_its_tokens() {
     let mut config = third_party();
     config.third_party.keys[0].max_lifetime = 100;
     let mut world = World::with(config);
@@ -239,12 +245,12 @@ fn a_key_bounds_how_long_its_tokens_are_believed() {
 }
 
 #[test]
-fn a_session_ends_with_its_token_unless_a_newer_one_prolongs_it() {
+fn a_session_ends_with_its_token_unless_renewed() {
     let mut world = World::with(third_party());
     let mut holder = Holder::new(&mut world, 0, 100);
     assert_eq!(holder.ask(&mut world, Ask::allocate()).success().lifetime(), 100);
     world.sleep(60);
-    // Without a token it is the old one that counts; with a newer one, of a newer key, that.
+    // Without a token the old one counts; a newer token with another key replaces it.
     assert_eq!(holder.without_token().ask(&mut world, Ask::refresh(600)).success().lifetime(), 40);
     holder.kid = "south";
     holder.mac_key = vec![7; 20];
@@ -265,7 +271,7 @@ fn a_session_ends_with_its_token_unless_a_newer_one_prolongs_it() {
 }
 
 #[test]
-fn a_request_without_a_token_is_believed_from_its_own_address_alone() {
+fn a_request_without_a_token_needs_its_allocations_5_tuple_and_key() {
     let mut world = World::with(third_party());
     let holder = Holder::new(&mut world, 0, 600);
     holder.ask(&mut world, Ask::allocate()).success();
@@ -279,12 +285,12 @@ fn a_request_without_a_token_is_believed_from_its_own_address_alone() {
     assert!(world.refusals().contains(&CredentialRefusal::WrongKey));
 }
 
-/// The workers of a server on streams and datagrams.
+/// Workers of a server with streams and datagrams.
 fn workers(count: u16) -> Vec<World> {
     World::workers(&ServerConfig { listeners: streams().listeners, ..third_party() }, count)
 }
 
-/// A client somewhere else, with the same token and a nonce for that address.
+/// Client at another address with the same token and a nonce for that address.
 fn elsewhere(world: &mut World, holder: &Holder, client: Client) -> Holder {
     world.client = client;
     let challenge = world.ask(&Ask::allocate());
@@ -292,14 +298,14 @@ fn elsewhere(world: &mut World, holder: &Holder, client: Client) -> Holder {
 }
 
 #[test]
-fn a_mobile_client_needs_its_token_for_the_refresh_alone() {
+fn a_mobile_client_needs_its_token_only_for_refresh() {
     let [mut world] = workers(1).try_into().ok().unwrap();
     let holder = Holder::new(&mut world, 0, 600);
     let reply = holder.ask(&mut world, Ask::allocate().raw(TICKET, &[])).success();
     let ticket = reply.ticket().unwrap();
     let there = elsewhere(&mut world, &holder, client(1));
     there.ask(&mut world, Ask::present(&ticket)).success();
-    // Before any data has come from there.
+    // Before any data came from there.
     let bare = there.without_token();
     for ask in [Ask::permit(PEER), Ask::bind(0x4000, PEER), Ask::refresh(600)] {
         assert!(bare.signed(&bare.ask(&mut world, ask).success()));
@@ -310,7 +316,7 @@ fn a_mobile_client_needs_its_token_for_the_refresh_alone() {
 }
 
 #[test]
-fn a_request_without_its_token_is_answered_by_the_worker_that_has_the_allocation() {
+fn a_request_without_a_token_is_answered_by_its_worker() {
     let mut workers = workers(2);
     let [owner, here] = &mut workers[..] else { panic!() };
     let holder = Holder::new(owner, 0, 600);
@@ -319,9 +325,9 @@ fn a_request_without_its_token_is_answered_by_the_worker_that_has_the_allocation
     let present = there.bytes(Ask::present(&reply.ticket().unwrap()));
     assert_eq!(here.feed(&present), Outcome::Forward { worker: 0, occupied: false });
     let (_, pending_move) = owner.forwarded(1, client(1), &present);
-    here.server.expect(pending_move.expect("it arrives"));
+    here.server.expect(pending_move.expect("a pending move"));
 
-    // A nonce that is none is no reason to ask the owner, nor is a user with a password.
+    // Neither an unknown nonce nor a user with a password triggers a request to the owner.
     let bare = there.without_token();
     let stranger = Holder { nonce: "obMatJos2wAAAAAAAAAAAAAAAAAA".to_owned(), ..bare.clone() };
     assert_eq!(stranger.ask(here, Ask::permit(PEER)).code(), Some(438));
@@ -357,7 +363,7 @@ fn a_connection_is_bound_with_the_token_of_its_allocation() {
     assert!(matches!(owner.feed(&bind), Outcome::Bind { connection: bound, .. } if bound == connection));
     assert_eq!(bare.ask(owner, Ask::connection_bind(connection)).code(), Some(400), "once");
 
-    // With another worker, its stream goes to the owner before it is known whose it is, but with a nonce of ours.
+    // On another worker, its stream goes to the owner before authentication, but only with a valid nonce.
     let connection = connect(owner, "198.41.0.4:7001");
     let bare = elsewhere(here, &holder, stream(4)).without_token();
     let user = Holder { kid: "alice", ..bare.clone() };
@@ -368,7 +374,7 @@ fn a_connection_is_bound_with_the_token_of_its_allocation() {
     assert_eq!(here.feed(&bind), Outcome::HandOver { worker: 0 });
     let verdict = owner.handed_over(stream(4), &bind);
     assert!(matches!(verdict, Outcome::Bind { connection: bound, .. } if bound == connection));
-    // Datagrams have no connection to give, and control connections keep theirs.
+    // Datagrams have no connection to pass on, and control connections stay.
     let datagram = elsewhere(here, &holder, client(5)).without_token();
     assert_eq!(datagram.ask(here, Ask::connection_bind(connection)).code(), Some(401));
     let control = elsewhere(here, &holder, stream(6));
@@ -377,14 +383,14 @@ fn a_connection_is_bound_with_the_token_of_its_allocation() {
 }
 
 #[test]
-fn a_token_counts_in_the_realm_of_its_key_alone() {
+fn a_token_is_valid_only_in_the_realm_of_its_key() {
     let mut world = World::with(third_party());
     let mut holder = Holder::new(&mut world, 0, 600);
     holder.realm = TENANT.to_owned();
     let stale = holder.ask(&mut world, Ask::allocate());
     assert_eq!(stale.code(), Some(438));
     holder.nonce = stale.get::<Nonce>().nonce().to_owned();
-    // A key of the same name, but another one.
+    // A different key of the same name.
     assert_eq!(holder.ask(&mut world, Ask::allocate()).code(), Some(401));
     holder.kid = "south";
     holder.renew(&world, &south(), 0, 600);
@@ -394,20 +400,20 @@ fn a_token_counts_in_the_realm_of_its_key_alone() {
 }
 
 #[test]
-fn users_with_passwords_live_beside_tokens() {
+fn users_with_passwords_coexist_with_tokens() {
     for scheme in [Scheme::Md5, Scheme::Sha256, Scheme::Userhash] {
         let mut world = World::with(third_party());
         let alice = world.credentials("alice", scheme);
         let reply = world.ask(&Ask::allocate().signed(&alice)).success();
         assert!(reply.is_signed(&alice));
-        // A token is no attribute of hers.
+        // She does not use tokens.
         let holder = Holder::new(&mut world, 0, 600);
         assert_eq!(holder.ask(&mut world, Ask::permit(PEER)).code(), Some(441));
     }
 }
 
 #[test]
-fn where_tokens_do_not_count_theirs_is_an_unknown_attribute() {
+fn access_token_is_unknown_where_tokens_are_not_accepted() {
     let mut world = World::with(config());
     let reply = world.ask_as("alice", Ask::allocate().raw(ACCESS_TOKEN, &[0; 60]));
     assert_eq!(reply.code(), Some(420));
@@ -418,7 +424,7 @@ fn where_tokens_do_not_count_theirs_is_an_unknown_attribute() {
 }
 
 #[test]
-fn other_unknown_attributes_are_refused_as_ever() {
+fn other_unknown_attributes_with_a_token_are_refused() {
     let mut world = World::with(third_party());
     let holder = Holder::new(&mut world, 0, 600);
     let reply = holder.ask(&mut world, Ask::allocate().raw(0x7FFF, b"x"));
@@ -439,11 +445,11 @@ fn a_stale_nonce_is_438_and_a_foreign_one_costs_no_decryption() {
     "obMatJos2wAAAAAAAAAAAAAAAAAAA".clone_into(&mut holder.nonce);
     holder.token = Some(vec![0; 60]);
     assert_eq!(holder.ask(&mut world, Ask::allocate()).code(), Some(438));
-    assert_eq!(world.refusals(), [], "a token that is none was not looked at");
+    assert_eq!(world.refusals(), [], "an invalid token is not decrypted");
 }
 
 #[test]
-fn a_quota_is_the_tokens_and_a_new_token_has_its_own() {
+fn quotas_apply_per_token() {
     let policy = TestPolicy { per_user: 2, total: 10, ..TestPolicy::default() };
     let mut world = World::with_policy(third_party(), policy);
     for (port, mac_key, code) in [(1, 5, None), (2, 5, None), (3, 5, Some(486)), (4, 6, None)] {
@@ -459,7 +465,7 @@ fn a_quota_is_the_tokens_and_a_new_token_has_its_own() {
 }
 
 #[test]
-fn a_reload_without_the_key_ends_no_session_and_starts_none() {
+fn removing_a_token_key_keeps_sessions_and_refuses_new_ones() {
     let mut world = World::with(third_party());
     let holder = Holder::new(&mut world, 0, 600);
     holder.ask(&mut world, Ask::allocate()).success();
@@ -474,14 +480,14 @@ fn a_reload_without_the_key_ends_no_session_and_starts_none() {
 }
 
 #[test]
-fn no_truncation_of_a_request_with_a_token_lets_in() {
+fn no_truncated_request_with_a_token_is_accepted() {
     let mut world = World::with(third_party());
     let holder = Holder::new(&mut world, 0, 600);
     let bytes = holder.bytes(Ask::allocate());
     for length in 0..bytes.len() {
         let mut cut = bytes[..length].to_vec();
         if length >= 20 {
-            // A length that agrees, where one can.
+            // With a matching length field, if possible.
             let claimed = u16::try_from((length - 20) & !3).unwrap();
             cut[2..4].copy_from_slice(&claimed.to_be_bytes());
             cut.truncate(20 + usize::from(claimed));
@@ -496,14 +502,14 @@ fn no_truncation_of_a_request_with_a_token_lets_in() {
     assert!(Holder::new(&mut world, 0, 600).ask(&mut world, Ask::allocate()).is_success());
 }
 
-/// What happens to a client with tokens, all of one key: of an age, and for so many seconds.
+/// Step of a client with tokens of one key, given as (age, lifetime).
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Sleep(u64),
     Allocate((u64, u32)),
     Refresh(Option<(u64, u32)>, u32),
     Permit,
-    /// Another process goes on.
+    /// Another process takes over.
     Upgrade,
 }
 
@@ -520,27 +526,27 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The same server in another process, whose clock began at another time.
+/// Server in another process with another clock.
 fn upgraded(mut from: World) -> World {
     let mut to = World::with(lasting());
     to.now = Now { ms: 5000, unix: from.now.unix };
     (to.client, to.ports) = (from.client, from.ports);
     for allocation in from.server.portable(|_| true) {
-        let moved = from.server.snapshot(from.now, allocation).expect("it is there");
+        let moved = from.server.snapshot(from.now, allocation).expect("an open allocation");
         let text = serde_json::to_string(&moved).unwrap();
         let moved: Moved = serde_json::from_str(&text).unwrap();
         from.server.surrender(from.now, allocation);
-        assert!(to.server.restore(to.now, moved, Link(0)).is_ok(), "there is room");
+        assert!(to.server.restore(to.now, moved, Link(0)).is_ok(), "below all quotas");
     }
     to
 }
 
-/// With nonces that no play outlives.
+/// Nonces outlive every play.
 fn lasting() -> ServerConfig {
     ServerConfig { nonce_lifetime: 1_000_000, ..third_party() }
 }
 
-/// What is believed of a client: until when its last token counts, and until when its allocation lasts; Unix seconds.
+/// Expected state of a client: expiry of its last token and of its allocation, in Unix seconds.
 #[derive(Clone, Copy, Debug)]
 struct Believed {
     token: u64,
@@ -549,23 +555,23 @@ struct Believed {
 
 const SKEW_S: u64 = 5;
 
-/// When a token ends, if it counts now.
+/// Expiry of a token that is valid now.
 fn end_of((age, lifetime): (u64, u32), now: u64) -> Option<u64> {
     let end = now - age + u64::from(lifetime);
     (now < end + SKEW_S).then_some(end)
 }
 
-/// What is granted of so many seconds under a token that ends then.
+/// Lifetime granted under a token with this expiry.
 fn granted(asked: u32, token: u64, now: u64) -> u64 {
     let asked = u64::from(asked).clamp(600, 3600);
     asked.min(token.saturating_sub(now).max(1))
 }
 
-/// Code, or lifetime.
+/// Error code, or lifetime.
 type Answered = Result<u64, u16>;
 
 impl Believed {
-    /// What the server has to answer, and what is believed then.
+    /// Expected answer and state.
     fn after(before: Option<Self>, step: Step, now: u64) -> (Answered, Option<Self>) {
         match (step, before) {
             (Step::Sleep(_) | Step::Upgrade, _) => (Ok(0), before),
@@ -578,7 +584,7 @@ impl Believed {
                 }
             },
             (Step::Refresh(shown, asked), _) => {
-                // Without one it is the last one that counts; that of an allocation which is over is nobody's.
+                // Without a token the last one counts, unless the allocation has ended.
                 let end = match (shown, before) {
                     (Some(token), _) => end_of(token, now),
                     (None, Some(it)) => (now < it.token + SKEW_S).then_some(it.token),
@@ -603,10 +609,10 @@ impl Believed {
 proptest! {
     #![proptest_config(crate::kept_seeds())]
 
-    /// Whatever tokens it shows, and whichever process it comes to: no allocation outlasts the last one, and all that is asked without one is
-    /// believed for as long as that.
+    /// With any tokens in any process: no allocation outlasts its last token, and requests without a token
+    /// are accepted just as long.
     #[test]
-    fn an_allocation_lasts_as_long_as_its_tokens_let_it(steps in prop::collection::vec(step(), 1..40)) {
+    fn an_allocation_lasts_as_long_as_its_tokens(steps in prop::collection::vec(step(), 1..40)) {
         let mut world = World::with(lasting());
         let mut holder = Holder::new(&mut world, 0, 600);
         let mut believed: Option<Believed> = None;
@@ -641,7 +647,7 @@ proptest! {
                     None if has_lifetime => Ok(reply.lifetime().into()),
                     None => Ok(0),
                 };
-                // No shorter lifetime than this is answered.
+                // Responses have a minimum lifetime.
                 let told = expected.map(|seconds| if seconds == 0 { 0 } else { seconds.max(2) });
                 prop_assert_eq!(answered, told, "{:?}", step);
                 prop_assert_eq!(holder.signed(&reply), !matches!(expected, Err(401)), "{:?}", step);

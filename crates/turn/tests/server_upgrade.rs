@@ -1,9 +1,10 @@
-//! A server goes on in another process. That no client can tell is shown by the plays of `model`; here are the cases that need more.
+//! In-place upgrade to another process. The plays of `model` show that clients do not notice; these are
+//! additional cases.
 
 use crate::common::*;
 
 #[test]
-fn a_client_that_was_on_its_way_arrives_in_the_other_process() {
+fn a_pending_move_completes_in_the_new_process() {
     for workers in [1, 2] {
         let mut here = World::workers(&config(), workers);
         let last = here.len() - 1;
@@ -11,7 +12,7 @@ fn a_client_that_was_on_its_way_arrives_in_the_other_process() {
         let reply = here[0].ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
         let relay = here[0].last_opened();
         here[0].ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
-        // It shows its ticket from elsewhere, to the worker where it is now; and then there is another process.
+        // The client presents its ticket to the worker of its new address; then another process takes over.
         let present = Ask::present(&reply.ticket().unwrap()).signed(&alice).bytes();
         let new = client(50_001);
         if workers == 1 {
@@ -20,7 +21,7 @@ fn a_client_that_was_on_its_way_arrives_in_the_other_process() {
         } else {
             let (outcome, pending_move) = here[0].forwarded(1, new, &present);
             assert!(matches!(outcome, Outcome::Reply(_)), "{outcome:?}");
-            here[1].server.expect(pending_move.expect("its client is expected there"));
+            here[1].server.expect(pending_move.expect("a pending move"));
         }
         let mut there = World::workers(&config(), workers);
         for (here, there) in here.iter_mut().zip(&mut there) {
@@ -31,7 +32,7 @@ fn a_client_that_was_on_its_way_arrives_in_the_other_process() {
             }
         }
         let (before, now) = (here[0].now, there[0].now);
-        let moved = here[0].server.snapshot(before, relay.allocation).expect("it is there");
+        let moved = here[0].server.snapshot(before, relay.allocation).expect("an open allocation");
         let restored = there[0].server.restore(now, moved, Link(0)).unwrap_or_else(|_| panic!());
         there[last].client = new;
         let outcome = there[last].feed(&channel_data(0x4000, b"here I am"));
@@ -41,14 +42,14 @@ fn a_client_that_was_on_its_way_arrives_in_the_other_process() {
         } else {
             let Outcome::Move(request) = outcome else { panic!("{outcome:?}") };
             let now = there[0].now;
-            let moved = there[0].server.export(now, &request).expect("it is to go there");
+            let moved = there[0].server.export(now, &request).expect("a pending move");
             assert!(there[1].server.import(now, moved).is_ok());
         }
     }
 }
 
 #[test]
-fn a_limit_of_bits_per_second_goes_on_where_it_was() {
+fn a_bandwidth_limit_continues_in_the_new_process() {
     let config = || {
         let rates = Rates { per_allocation: Some(8_000_000), ..Rates::default() };
         ServerConfig { bandwidth: Bandwidth { rates, burst_ms: 100, ..Bandwidth::default() }, ..config() }
@@ -62,20 +63,20 @@ fn a_limit_of_bits_per_second_goes_on_where_it_was() {
     here.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     assert_eq!(passing(&mut here), 100);
     here.now.ms += 30;
-    let moved = here.server.snapshot(here.now, relay.allocation).expect("it is there");
+    let moved = here.server.snapshot(here.now, relay.allocation).expect("an open allocation");
     let text = serde_json::to_string(&moved).unwrap();
     let mut there = World::with(config());
     there.now.ms = 123_456;
     there.client = here.client;
     let moved: Moved = serde_json::from_str(&text).unwrap();
-    there.server.restore(there.now, moved, Link(0)).unwrap_or_else(|_| panic!("there is room"));
+    there.server.restore(there.now, moved, Link(0)).unwrap_or_else(|_| panic!("below all quotas"));
     there.all_effects();
     there.now.ms += 5;
     assert_eq!(passing(&mut there), 35);
 }
 
 #[test]
-fn what_needs_something_of_its_process_stays_there() {
+fn allocations_tied_to_their_process_are_not_portable() {
     let mut here = World::with(streams());
     let is_datagrams = |link: Link| link == Link(0);
     let (_, udp) = here.allocated();
@@ -85,17 +86,17 @@ fn what_needs_something_of_its_process_stays_there() {
     let source = turnpike_turn::server::Source { client: here.client, link: Link(9) };
     here.server.from_client(here.now, &source, &allocate);
     let Some(Effect::Open(request)) = here.server.poll_effect() else { panic!() };
-    assert_eq!(here.server.portable(|_| true).len(), 1, "one that is being made is nobody's to give");
+    assert_eq!(here.server.portable(|_| true).len(), 1, "an allocation still opening is not portable");
     here.open(&request).success();
     here.allocated_tcp();
     assert_eq!(here.server.portable(is_datagrams), [udp.allocation]);
-    // A mobile one needs no connection, once that is closed.
+    // A mobile allocation needs no connection once that is closed.
     here.server.disconnected(here.now, &source.client);
     assert_eq!(here.server.portable(is_datagrams), [udp.allocation, request.allocation]);
-    let moved = here.server.snapshot(here.now, request.allocation).expect("it is there");
+    let moved = here.server.snapshot(here.now, request.allocation).expect("an open allocation");
     let mut there = World::with(streams());
     assert!(moved.was().is_none());
-    let allocation = there.server.restore(there.now, moved, Link(0)).expect("there is room");
+    let allocation = there.server.restore(there.now, moved, Link(0)).expect("below all quotas");
     assert_eq!(
         there.peer_sends(RelayId { allocation, ..udp }, PEER, b"x"),
         Outcome::Drop(DropReason::ClientAway)
@@ -103,35 +104,36 @@ fn what_needs_something_of_its_process_stays_there() {
 }
 
 #[test]
-fn requests_that_wait_for_credentials_are_forgotten_by_who_goes() {
+fn the_old_process_drops_requests_waiting_for_credentials() {
     let mut here = World::with_policy(
         config(),
         TestPolicy { per_user: 10, total: 10, later: true, ..TestPolicy::default() },
     );
     let Outcome::LookUp(query) = here.feed_as("alice", Ask::allocate()) else { panic!() };
     here.server.forget_lookups(|link| link != Link(0));
-    assert!(here.server.poll_timeout().is_some(), "it waits");
+    assert!(here.server.poll_timeout().is_some(), "a waiting lookup");
     here.server.forget_lookups(|link| link == Link(0));
     assert!(here.server.poll_timeout().is_none());
     let found = here.found(query.lookup, turnpike_turn::server::Credentials::NoSuchUser);
     assert!(matches!(found, Outcome::Drop(_) | Outcome::Later), "{found:?}");
 }
 
-/// What the previous version wrote: a session that named two workers, and an arrival with a time.
+/// Serialized form of the previous version: a session with two worker numbers, and a pending move with a
+/// time.
 #[test]
-fn a_mobile_session_of_the_previous_version_goes_on() {
+fn a_mobile_session_of_the_previous_version_continues() {
     let mut here = World::with(config());
     let alice = here.credentials("alice", Scheme::Md5);
     let reply = here.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
     let relay = here.last_opened();
-    let moved = here.server.snapshot(here.now, relay.allocation).expect("it is there");
+    let moved = here.server.snapshot(here.now, relay.allocation).expect("an open allocation");
     let mut written = serde_json::to_value(&moved).unwrap();
-    let mobility = written["1"]["mobility"].as_object_mut().expect("it is mobile");
+    let mobility = written["1"]["mobility"].as_object_mut().expect("a mobile session");
     mobility.extend([("via".to_owned(), 1.into()), ("owner".to_owned(), 0.into())]);
     let moved: Moved = serde_json::from_value(written).unwrap();
     let mut there = World::with(config());
     let restored =
-        there.server.restore(there.now, moved, Link(0)).unwrap_or_else(|_| panic!("there is room"));
+        there.server.restore(there.now, moved, Link(0)).unwrap_or_else(|_| panic!("below all quotas"));
     there.client = client(50_001);
     there.ask(&Ask::present(&reply.ticket().unwrap()).signed(&alice)).success();
     assert!(there.server.close_one(there.now, restored, ClosedReason::Administrator));
@@ -140,7 +142,7 @@ fn a_mobile_session_of_the_previous_version_goes_on() {
     let ticket = { workers[0].ask_as("alice", Ask::allocate().raw(TICKET, &[])).success().ticket().unwrap() };
     let present = Ask::present(&ticket).signed(&workers[0].credentials("alice", Scheme::Md5)).bytes();
     let (_, pending_move) = workers[0].forwarded(1, client(50_001), &present);
-    let mut written = serde_json::to_value(pending_move.expect("its client is expected there")).unwrap();
+    let mut written = serde_json::to_value(pending_move.expect("a pending move")).unwrap();
     written["patience_ms"] = 600_000.into();
     workers[1].server.expect(serde_json::from_value(written).unwrap());
     assert_eq!(workers[1].server.expected().len(), 1);

@@ -1,9 +1,9 @@
-//! What an administrator is told of an allocation, and the name that it keeps.
+//! Administrator's view of an allocation, and its session ID.
 
 use crate::common::*;
 
 #[test]
-fn a_view_tells_what_there_is_and_for_how_long() {
+fn a_view_shows_bindings_and_their_remaining_time() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
@@ -13,7 +13,7 @@ fn a_view_tells_what_there_is_and_for_how_long() {
     world.sleep(100);
     assert_eq!(world.server.slots(), 1);
     let client = world.client;
-    let view = world.server.view(world.now, 0).expect("it is there");
+    let view = world.server.view(world.now, 0).expect("an open allocation");
     assert_eq!((view.allocation(), view.client(), &**view.realm()), (relay.allocation, client, REALM));
     assert_eq!((view.username(), view.identity()), ("alice", "alice"));
     assert_eq!((view.transport(), view.relay_transport()), (Transport::Udp, RelayTransport::Udp));
@@ -30,12 +30,12 @@ fn a_view_tells_what_there_is_and_for_how_long() {
 }
 
 #[test]
-fn an_allocation_is_seen_from_when_it_has_its_sockets_until_it_ends() {
+fn an_allocation_is_visible_from_open_sockets_to_its_end() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     assert_eq!(world.server.slots(), 0);
     assert!(matches!(world.feed(&Ask::allocate().signed(&alice).bytes()), Outcome::Open(_)));
-    assert!(world.server.view(world.now, 0).is_none(), "its sockets are being opened");
+    assert!(world.server.view(world.now, 0).is_none(), "its sockets are still opening");
     let (alice, _) = {
         world.client = client(40_001);
         world.allocated()
@@ -43,15 +43,15 @@ fn an_allocation_is_seen_from_when_it_has_its_sockets_until_it_ends() {
     assert!(world.server.view(world.now, 1).is_some());
     world.ask(&Ask::refresh(0).signed(&alice)).success();
     assert!(world.server.view(world.now, 1).is_none());
-    assert!(world.server.view(world.now, 2).is_none(), "there is no such slot");
+    assert!(world.server.view(world.now, 2).is_none(), "no such slot");
 }
 
 #[test]
-fn a_name_is_told_when_a_session_begins_and_when_it_ends() {
+fn the_session_id_is_in_the_first_and_last_effect() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     world.ask(&Ask::allocate().signed(&alice)).success();
-    let seen = world.server.view(world.now, 0).expect("it is there").id();
+    let seen = world.server.view(world.now, 0).expect("an open allocation").id();
     world.ask(&Ask::refresh(0).signed(&alice)).success();
     let effects = world.effects();
     let [Effect::Opened { session: opened, .. }, Effect::Closed { session: closed, .. }] = &effects[..]
@@ -60,31 +60,31 @@ fn a_name_is_told_when_a_session_begins_and_when_it_ends() {
     };
     assert_eq!([*opened, *closed], [seen; 2]);
     let (_, next) = world.allocated();
-    let next = world.server.view(world.now, next.allocation.index).expect("it is there").id();
-    assert_ne!(next, seen, "the slot is the same, and the session another");
+    let next = world.server.view(world.now, next.allocation.index).expect("an open allocation").id();
+    assert_ne!(next, seen, "a new session in the same slot");
 }
 
-/// To another worker of this process; `server_moved` has the way to another process.
+/// To another worker of this process; `server_moved` tests other processes.
 #[test]
-fn a_name_goes_along_to_another_worker() {
+fn the_session_id_moves_to_another_worker() {
     let mut workers = World::workers(&streams(), 2);
     let (from, to) = workers.split_at_mut(1);
     let (here, there) = (&mut from[0], &mut to[0]);
     let ticket = here.ask_as("alice", Ask::allocate().raw(TICKET, &[])).success().ticket().unwrap();
     let relay = here.last_opened();
-    let name = here.server.view(here.now, relay.allocation.index).expect("it is there").id();
+    let name = here.server.view(here.now, relay.allocation.index).expect("an open allocation").id();
     let moved_to = client(40_009);
     there.client = moved_to;
     let alice = there.credentials("alice", Scheme::Md5);
     let refresh = Ask::present(&ticket).signed(&alice).bytes();
     assert_eq!(there.feed(&refresh), Outcome::Forward { worker: 0, occupied: false });
     let (_, pending_move) = here.forwarded(1, moved_to, &refresh);
-    there.server.expect(pending_move.expect("it is expected"));
+    there.server.expect(pending_move.expect("a pending move"));
     let Outcome::Move(request) = there.feed(&channel_data(0x4000, b"x")) else { panic!("no move") };
-    let moved = here.server.export(here.now, &request).expect("it goes");
+    let moved = here.server.export(here.now, &request).expect("a pending move");
     assert!(here.server.view(here.now, relay.allocation.index).is_none());
-    let allocation = there.server.import(there.now, moved).expect("it comes");
-    let view = there.server.view(there.now, allocation.index).expect("it is there");
+    let allocation = there.server.import(there.now, moved).expect("a free 5-tuple");
+    let view = there.server.view(there.now, allocation.index).expect("an open allocation");
     assert_eq!((view.id(), view.is_mobile()), (name, true));
     assert_eq!(there.server.stats().mobility[MobilityEvent::Imported as usize], 1);
 }

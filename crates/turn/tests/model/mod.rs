@@ -17,7 +17,7 @@
 //! Not covered although they last as long as an allocation: tokens (RFC 7635), which end it, and bandwidth
 //! limits, which delay data. Clients here have passwords and no such limit. Each has its own model: tokens
 //! with their deadlines and upgrades in `server_third_party.rs`
-//! (`an_allocation_lasts_as_long_as_its_tokens_let_it`), and rates, bursts and fair shares in
+//! (`an_allocation_lasts_as_long_as_its_tokens`), and rates, bursts and fair shares in
 //! `server/data/bandwidth/tests.rs` (`a_bucket_keeps_its_rate_and_its_burst` and the tests after it). A
 //! single case in `server_upgrade.rs` covers a bucket that moves with its allocation.
 
