@@ -1,4 +1,4 @@
-//! Where a store is: a URL, a path, or the line that turnserver.conf has for it.
+//! Address of a store: a URL, a path, or a line of turnserver.conf.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -6,73 +6,66 @@ use percent_encoding::percent_decode_str;
 use url::{ParseError, Url};
 use zeroize::Zeroizing;
 
-/// Which database, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreAddress {
-    /// A file.
     Sqlite(PathBuf),
-    /// A server.
     Postgres(ServerAddress),
-    /// A server; MariaDB too.
+    /// Includes MariaDB.
     Mysql(ServerAddress),
-    /// A server; Valkey too.
+    /// Includes Valkey.
     Redis(ServerAddress),
 }
 
-/// A server, and as whom.
+/// A server and the login.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServerAddress {
     /// Name or address.
     pub host: String,
-    /// A Unix socket in its place; for PostgreSQL the directory of it.
+    /// Unix socket instead of `host`; for PostgreSQL its directory.
     pub socket: Option<PathBuf>,
-    /// `None` for that of the protocol.
+    /// `None` for the protocol's default.
     pub port: Option<u16>,
-    /// As whom.
     pub user: Option<String>,
     /// Never shown.
     pub password: Option<Zeroizing<String>>,
-    /// The name of the database; of Redis its number.
+    /// Database name; for Redis its number.
     pub database: Option<String>,
-    /// How it is encrypted, and whom to believe.
     pub tls: Tls,
 }
 
-/// TLS to a server.
+/// TLS settings for a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// How strictly.
     pub mode: TlsMode,
-    /// PEM file with authorities beside those that this machine trusts; for Redis in place of them.
+    /// PEM file with CAs in addition to the system's; for Redis instead of them.
     pub authority: Option<PathBuf>,
-    /// PEM files of a certificate and its key, for servers that want to know us.
+    /// PEM files of a client certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// How strictly a server is asked who it is.
+/// Strictness of the server's authentication.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TlsMode {
-    /// No TLS.
     Off,
-    /// TLS where the server has it, and whoever that is.
+    /// Opportunistic TLS, certificate not verified.
     #[default]
     IfOffered,
-    /// TLS, with whoever it is.
+    /// TLS required, certificate not verified.
     Unverified,
-    /// TLS with a server that an authority vouches for, by any name.
+    /// TLS required, certificate chain verified, name ignored.
     Authority,
-    /// TLS with a server that an authority vouches for by the name that is asked for.
+    /// TLS required, certificate chain and name verified.
     Full,
 }
 
-/// What an address may look like.
+/// Valid forms, for error messages.
 const FORMS: &str = "postgres://USER:PASSWORD@HOST/DATABASE, mysql://..., redis://... or rediss://..., sqlite:///PATH, or a line of \
                      turnserver.conf such as psql-userdb=\"host=... dbname=... user=... password=...\"";
 
 impl FromStr for StoreAddress {
     type Err = String;
 
-    /// Messages hold nothing of the text: it may have a password in it.
+    /// Messages never quote the text, because it may hold a password.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let text = text.trim();
         if text.starts_with('/') {
@@ -94,13 +87,13 @@ impl FromStr for StoreAddress {
     }
 }
 
-/// Whether it is a URL (RFC 3986 section 3.1). Words may have `://` in them too: in a password.
+/// Returns true for a URL (RFC 3986 section 3.1). The `key=value` form may also contain `://`, in a password.
 fn begins_with_scheme(value: &str) -> bool {
     let is_of_scheme = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
     value.split_once("://").is_some_and(|(scheme, _)| !scheme.is_empty() && scheme.chars().all(is_of_scheme))
 }
 
-/// Without the password.
+/// Omits the password.
 impl fmt::Display for StoreAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scheme, server) = match self {
@@ -163,7 +156,7 @@ impl Kind {
     }
 }
 
-/// What stands behind `option=`, without the quotes around it.
+/// Value after `option=`, without quotes.
 fn value_of<'a>(text: &'a str, option: &str) -> Option<&'a str> {
     let value = text.strip_prefix(option)?.trim_start().strip_prefix('=')?.trim();
     let unquoted = ['"', '\''].into_iter().find_map(|quote| value.strip_prefix(quote)?.strip_suffix(quote));
@@ -171,16 +164,17 @@ fn value_of<'a>(text: &'a str, option: &str) -> Option<&'a str> {
 }
 
 fn from_url(text: &str) -> Result<StoreAddress, String> {
-    // libpq takes `USER@/DATABASE`, with a host of its own choice.
+    // libpq accepts `USER@/DATABASE` with a default host.
     let parsed = Url::parse(text).or_else(|why| match why {
         ParseError::EmptyHost => Url::parse(&text.replacen("@/", "@localhost/", 1)),
         _ => Err(why),
     });
-    let url = parsed.map_err(|_| format!("it is no address of a store: expected {FORMS}"))?;
+    let url = parsed.map_err(|_| format!("not a store address: expected {FORMS}"))?;
     let (kind, with_tls) = match url.scheme() {
         "sqlite" | "sqlite3" => {
             let path = decoded(url.path())?;
-            // What stands behind two slashes would be a host, and sqlite://store.db no path at all.
+            // With two slashes, the text after them would be a host, and sqlite://store.db has no path at
+            // all.
             if url.host_str().is_some_and(|host| !host.is_empty()) || !path.starts_with('/') || path == "/" {
                 return Err(
                     "sqlite needs a whole path, with three slashes: sqlite:///var/db/turndb".to_owned()
@@ -193,7 +187,7 @@ fn from_url(text: &str) -> Result<StoreAddress, String> {
         "redis" | "valkey" => (Kind::Redis, false),
         "rediss" | "valkeys" => (Kind::Redis, true),
         "unix" | "redis+unix" | "valkey+unix" => (Kind::Redis, false),
-        other => return Err(format!("{other} is no kind of store: expected {FORMS}")),
+        other => return Err(format!("{other} is not a supported store: expected {FORMS}")),
     };
     let mut server = kind.server();
     let is_unix = url.scheme().ends_with("unix");
@@ -225,21 +219,18 @@ fn from_url(text: &str) -> Result<StoreAddress, String> {
     finish(kind, server)
 }
 
-/// `key=value key=value`, as coturn and libpq have it. A value of libpq may stand in single quotes, with a backslash before each of
-/// those and of itself.
+/// Parses `key=value key=value`, the form of coturn and libpq. As in libpq, a value may be in single quotes,
+/// with a backslash before quotes and backslashes.
 fn from_words(kind: Kind, text: &str) -> Result<StoreAddress, String> {
     let mut server = kind.server();
     let mut rest = text.trim_start();
     while !rest.is_empty() {
         let Some((key, after)) = rest.split_once('=') else {
-            return Err(
-                "what has no = in it is no setting: expected host=... dbname=... user=... password=..."
-                    .to_owned(),
-            );
+            return Err("a setting has no =: expected host=... dbname=... user=... password=...".to_owned());
         };
         let after = if kind == Kind::Postgres { after.trim_start() } else { after };
         let (value, left) = if kind == Kind::Postgres && after.starts_with('\'') {
-            quoted(&after[1..]).ok_or("a value begins with a quote that nothing ends")?
+            quoted(&after[1..]).ok_or("a quoted value has no closing quote")?
         } else {
             let end = after.find(char::is_whitespace).unwrap_or(after.len());
             (after[..end].to_owned(), &after[end..])
@@ -250,7 +241,7 @@ fn from_words(kind: Kind, text: &str) -> Result<StoreAddress, String> {
     finish(kind, server)
 }
 
-/// Up to the quote that ends it, and what comes behind.
+/// Parses up to the closing quote; returns the value and the rest.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut characters = text.char_indices();
@@ -264,7 +255,7 @@ fn quoted(text: &str) -> Option<(String, &str)> {
     None
 }
 
-/// One setting, by the names that coturn and each database's own programs have for it.
+/// Applies one setting, by the names that coturn and the databases' own clients use.
 fn set(kind: Kind, server: &mut ServerAddress, key: &str, value: &str) -> Result<(), String> {
     let tls = &mut server.tls;
     match (kind, key) {
@@ -280,11 +271,12 @@ fn set(kind: Kind, server: &mut ServerAddress, key: &str, value: &str) -> Result
         }
         (_, "port" | "p") => {
             let port = value.parse().ok().filter(|port| *port > 0);
-            server.port = Some(port.ok_or_else(|| format!("{key} is {value:?}, no port"))?);
+            server.port = Some(port.ok_or_else(|| format!("{key} is {value:?}, not a port"))?);
         }
-        // The deadline of each question holds for connections too; the rest is how libpq keeps and names its connections.
+        // Ignored: queries have a deadline of their own, which includes the connection; the rest only affects
+        // how libpq keeps and names connections.
         (_, "connect_timeout" | "timeout") => {}
-        // The ciphers of TLS 1.2 and 1.3 that are good cannot be chosen.
+        // Ignored: only the secure ciphers of TLS 1.2 and 1.3 are available.
         (Kind::Mysql, "read_timeout" | "write_timeout" | "cipher" | "ssl-cipher") => {}
         (
             Kind::Postgres,
@@ -305,7 +297,7 @@ fn set(kind: Kind, server: &mut ServerAddress, key: &str, value: &str) -> Result
                 "require" | "required" => TlsMode::Unverified,
                 "verify-ca" => TlsMode::Authority,
                 "verify-full" | "verify-identity" => TlsMode::Full,
-                other => return Err(format!("{key} is {other:?}, none that is known")),
+                other => return Err(format!("{key} has the unknown value {other:?}")),
             };
         }
         (Kind::Redis, "tls" | "ssl") => {
@@ -322,7 +314,7 @@ fn set(kind: Kind, server: &mut ServerAddress, key: &str, value: &str) -> Result
         (Kind::Postgres, "sslkey")
         | (Kind::Mysql, "key" | "ssl-key" | "sslkey")
         | (Kind::Redis, "tls-key" | "clientkey") => tls.identity.get_or_insert_default().1 = value.into(),
-        _ => return Err(format!("{key} is no setting that turnpike has for this store")),
+        _ => return Err(format!("{key} is not a supported setting of this store")),
     }
     Ok(())
 }
@@ -331,16 +323,16 @@ fn finish(kind: Kind, mut server: ServerAddress) -> Result<StoreAddress, String>
     if let Some((certificate, key)) = &server.tls.identity
         && (certificate.as_os_str().is_empty() || key.as_os_str().is_empty())
     {
-        return Err("a certificate and its key go together".to_owned());
+        return Err("a client certificate needs its key, and a key its certificate".to_owned());
     }
-    // Who names an authority wants it to be asked.
+    // A configured CA implies verification.
     if server.tls.authority.is_some() && matches!(server.tls.mode, TlsMode::IfOffered | TlsMode::Unverified) {
         server.tls.mode = TlsMode::Authority;
     }
     match kind {
         Kind::Redis => match &server.database {
             Some(number) if number.parse::<u16>().is_err() => {
-                return Err(format!("{number:?} is no number of a database of Redis"));
+                return Err(format!("{number:?} is not a database number of Redis"));
             }
             _ => {}
         },
@@ -354,7 +346,7 @@ fn finish(kind: Kind, mut server: ServerAddress) -> Result<StoreAddress, String>
 
 fn decoded(text: &str) -> Result<String, String> {
     let decoded = percent_decode_str(text).decode_utf8();
-    decoded.map(std::borrow::Cow::into_owned).map_err(|_| "a part of it is no UTF-8".to_owned())
+    decoded.map(std::borrow::Cow::into_owned).map_err(|_| "it is not valid UTF-8".to_owned())
 }
 
 #[cfg(test)]
@@ -368,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_and_coturns_lines_name_the_same_stores() {
+    fn urls_and_coturn_lines_are_equivalent() {
         for (url, line, shown) in [
             (
                 "postgres://turn:se%20cret@db.example:5433/coturn",
@@ -407,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_is_as_strict_as_it_says_and_an_authority_is_asked() {
+    fn tls_modes_are_parsed_and_a_ca_implies_verification() {
         let mode = |text: &str| match read(text) {
             StoreAddress::Postgres(server) | StoreAddress::Mysql(server) | StoreAddress::Redis(server) => {
                 server.tls.mode
@@ -429,20 +421,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_store_is_refused_with_what_would_be_one_and_without_its_password() {
+    fn invalid_store_is_refused_without_its_password() {
         for (text, told) in [
             ("", "expected postgres://"),
             ("turndb", "expected postgres://"),
-            ("mongodb://u:hunter2@h/d", "mongodb is no kind of store"),
+            ("mongodb://u:hunter2@h/d", "mongodb is not a supported store"),
             ("postgres://u:hunter2@h", "names no database"),
             ("sqlite://turndb", "three slashes"),
             ("sqlite:///", "three slashes"),
             ("redis://:hunter2@h/two", "no number"),
-            ("psql-userdb=host=h dbname=d password='hunter2", "nothing ends"),
-            ("psql-userdb=host=h dbname=d color=hunter2", "color is no setting"),
+            ("psql-userdb=host=h dbname=d password='hunter2", "no closing quote"),
+            ("psql-userdb=host=h dbname=d color=hunter2", "color is not a supported setting"),
             ("psql-userdb=hunter2", "no = in it"),
-            ("mysql-userdb=host=h dbname=d capath=/etc/hunter2", "capath is no setting"),
-            ("redis-userdb=ip=h tls=1 tls-verify=none password=hunter2", "tls-verify is no setting"),
+            ("mysql-userdb=host=h dbname=d capath=/etc/hunter2", "capath is not a supported setting"),
+            (
+                "redis-userdb=ip=h tls=1 tls-verify=none password=hunter2",
+                "tls-verify is not a supported setting",
+            ),
             ("mysql://h/d?ssl-cert=/c", "go together"),
             ("redis-userdb=ip=h port=hunter", "no port"),
         ] {
@@ -452,13 +447,13 @@ mod tests {
     }
 
     #[test]
-    fn no_output_holds_the_password() {
+    fn address_output_omits_the_password() {
         let address = read("mysql://turn:hunter2@h/d");
         assert!(!format!("{address} {address:?}").contains("hunter2"));
     }
 
     #[test]
-    fn a_password_is_no_scheme() {
+    fn password_is_not_mistaken_for_a_scheme() {
         for text in
             ["psql-userdb=dbname=d password=a://b user=u", "psql-userdb=\"dbname=d password='a://b' user=u\""]
         {
@@ -470,12 +465,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_an_address_or_none(text in "(psql-userdb=|mysql-userdb=|redis-userdb=|postgres://)?\\PC{0,60}") {
+        fn address_parser_accepts_any_text_without_panic(text in "(psql-userdb=|mysql-userdb=|redis-userdb=|postgres://)?\\PC{0,60}") {
             let _ = text.parse::<StoreAddress>();
         }
 
         #[test]
-        fn any_password_stands_in_quotes(password in "\\PC{1,20}") {
+        fn any_quoted_password_is_parsed(password in "\\PC{1,20}") {
             let written = password.replace('\\', "\\\\").replace('\'', "\\'");
             let read = format!("psql-userdb=dbname=d password='{written}' user=u").parse::<StoreAddress>();
             let Ok(StoreAddress::Postgres(server)) = read else { panic!("{read:?}") };

@@ -1,27 +1,25 @@
-//! Keys by which applications ask for credentials: their hashes, and what each may have. The keys themselves are nowhere but with their
-//! applications.
+//! Hashes of the API keys of applications, with their permissions. Only the applications have the keys
+//! themselves.
 
 use std::collections::BTreeMap;
 
-/// All keys by name.
 pub type ApiKeys = BTreeMap<Box<str>, ApiKey>;
 
-/// What is known of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiKey {
-    /// Its name.
     pub name: String,
     /// SHA-256 of the key.
     pub hash: [u8; 32],
-    /// The one realm that it is good for; `None` for all.
+    /// Realm that the key is limited to; `None` for all.
     pub realm: Option<String>,
-    /// Seconds that a credential made for it lives at most.
+    /// Maximum lifetime of its credentials in seconds.
     pub max_ttl: Option<u32>,
-    /// Requests a second.
+    /// Requests per second.
     pub rate: Option<u32>,
 }
 
-/// A row of `turnpike_api_key`, or an entry of the hash `turnpike/api-keys`: all of it text, what is not set empty.
+/// A row of `turnpike_api_key`, or an entry of the hash `turnpike/api-keys`. All fields are text; unset ones
+/// are empty.
 pub(crate) struct ApiKeyRow<'a> {
     pub(crate) name: &'a str,
     pub(crate) hash: &'a str,
@@ -31,7 +29,7 @@ pub(crate) struct ApiKeyRow<'a> {
 }
 
 impl ApiKey {
-    /// `None` where it cannot be read.
+    /// Returns `None` for an invalid row.
     pub(crate) fn read(row: &ApiKeyRow<'_>) -> Option<Self> {
         let number = |digits: &str| match digits.trim() {
             "" => Some(None),
@@ -46,7 +44,7 @@ impl ApiKey {
         })
     }
 
-    /// Hash, realm, `max_ttl` and `rate` as a store has them.
+    /// Hash, realm, `max_ttl` and `rate` in the store's form.
     pub(crate) fn written(&self) -> [String; 4] {
         let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
         let realm = self.realm.clone().unwrap_or_default();
@@ -63,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn api_key_round_trips() {
         let bare = ApiKey { name: "shop".to_owned(), hash: [7; 32], realm: None, max_ttl: None, rate: None };
         let bound =
             ApiKey { realm: Some("a b".to_owned()), max_ttl: Some(600), rate: Some(5), ..bare.clone() };
@@ -74,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_cannot_be_read_is_no_key() {
+    fn invalid_row_is_not_an_api_key() {
         let hash = "07".repeat(32);
         assert!(read("shop", [&hash, "", "", ""]).is_some());
         for bad in [

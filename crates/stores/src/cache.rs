@@ -1,5 +1,5 @@
-//! Who is known: users with their keys for a while, and names that nobody has for a shorter one. Bounded, the least recently used give
-//! way; and those who ask for the same user at the same time wait together.
+//! Bounded LRU cache of users with their keys, and of absent names for a shorter time. Concurrent lookups of
+//! the same user share one query.
 
 use std::{
     collections::HashMap,
@@ -20,27 +20,24 @@ use crate::{
     },
 };
 
-/// Of the room for users, what names that nobody has may take beside it: whoever makes names up drives no user out.
+/// Absent names get this fraction of the capacity, in addition to it, so that made-up names evict no users.
 const NOBODY_SHARE: usize = 4;
 
-/// What is known of a name.
 pub(crate) enum Cached {
-    /// A user, looked up not long ago.
+    /// A user whose lifetime is not over.
     Fresh(Arc<UserKeys>),
-    /// A user whose lifetime here is over; good while nobody can be asked.
+    /// A user whose lifetime is over; valid while the store is unavailable.
     Old(Arc<UserKeys>),
-    /// Nobody, as of not long ago.
+    /// A name that was absent recently.
     Nobody,
-    /// Nothing.
     Unknown,
 }
 
-/// How long.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lifetimes {
     pub(crate) user: Duration,
     pub(crate) nobody: Duration,
-    /// Of users, counted from when they were looked up, while nobody can be asked.
+    /// For users, counted from the lookup, while the store is unavailable.
     pub(crate) old: Duration,
 }
 
@@ -48,14 +45,14 @@ pub(crate) struct Cache<W> {
     shards: [Mutex<Shard<W>>; SHARDS],
     lifetimes: Lifetimes,
     hasher: RandomState,
-    /// Of what is put in: what was asked before everything was forgotten comes too late.
+    /// Incremented when entries are forgotten. A lookup from an earlier epoch is not stored.
     epoch: AtomicU64,
 }
 
 struct Shard<W> {
     users: LruCache<Box<str>, User, RandomState>,
     nobody: LruCache<Box<str>, Instant, RandomState>,
-    /// Who waits for a user that is being looked up.
+    /// Waiters for each user being looked up.
     flights: HashMap<Box<str>, Vec<W>>,
 }
 
@@ -65,16 +62,16 @@ struct User {
     fresh_until: Instant,
 }
 
-/// Of keys, `realm NUL name`: realms have no control characters.
+/// `realm NUL name`; realms have no control characters.
 pub(crate) fn key(realm: &str, name: &str) -> Box<str> {
     [realm, "\0", name].concat().into_boxed_str()
 }
 
 impl<W> Cache<W> {
-    /// Room for so many users.
+    /// Capacity in users.
     pub(crate) fn new(users: usize, lifetimes: Lifetimes) -> Self {
         let room = users.div_ceil(SHARDS).max(1);
-        // Unlike a table of std, one of hashlink takes no memory before it is filled.
+        // hashlink allocates on insertion, unlike std's table.
         let shard = || Shard {
             users: LruCache::with_hasher(room, RandomState::default()),
             nobody: LruCache::with_hasher((room / NOBODY_SHARE).max(1), RandomState::default()),
@@ -110,7 +107,7 @@ impl<W> Cache<W> {
         }
     }
 
-    /// What a look-up that began at `epoch` has found.
+    /// Stores the result of a lookup that began at `epoch`.
     pub(crate) fn put(&self, epoch: u64, key: &str, found: Option<Arc<UserKeys>>) {
         let now = Instant::now();
         let shard = &mut *self.shard(key);
@@ -130,14 +127,15 @@ impl<W> Cache<W> {
         }
     }
 
-    /// An old user counts as fresh for so much longer.
+    /// Treats an old user as fresh for this long.
     pub(crate) fn prolong(&self, key: &str, by: Duration) {
         if let Some(user) = self.shard(key).users.get_mut(key) {
             user.fresh_until = Instant::now() + by;
         }
     }
 
-    /// Waits with the others who ask for this user. True for the first, who has to look up and then [`Cache::leave`].
+    /// Joins the lookup of this user. Returns true for the first caller, who must do the lookup and then call
+    /// [`Cache::leave`].
     pub(crate) fn join(&self, key: &str, who: W) -> bool {
         let shard = &mut *self.shard(key);
         if let Some(waiting) = shard.flights.get_mut(key) {
@@ -148,12 +146,12 @@ impl<W> Cache<W> {
         true
     }
 
-    /// Those who wait so far; others may still come.
+    /// Takes the current waiters; more may join.
     pub(crate) fn waiting(&self, key: &str) -> Vec<W> {
         self.shard(key).flights.get_mut(key).map(std::mem::take).unwrap_or_default()
     }
 
-    /// Those who wait, and none any more.
+    /// Takes all waiters and ends the lookup.
     pub(crate) fn leave(&self, key: &str) -> Vec<W> {
         self.shard(key).flights.remove(key).unwrap_or_default()
     }
@@ -163,7 +161,7 @@ impl<W> Cache<W> {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Forgets one name; what was asked before comes too late, whoever it was about.
+    /// Forgets one name. Lookups in progress are discarded, whatever their name.
     pub(crate) fn forget(&self, key: &str) {
         self.epoch.fetch_add(1, Ordering::AcqRel);
         let shard = &mut *self.shard(key);
@@ -171,7 +169,7 @@ impl<W> Cache<W> {
         shard.nobody.remove(key);
     }
 
-    /// Forgets everybody.
+    /// Forgets all users and absent names.
     pub(crate) fn clear(&self) {
         self.epoch.fetch_add(1, Ordering::AcqRel);
         for shard in &self.shards {
@@ -181,7 +179,7 @@ impl<W> Cache<W> {
         }
     }
 
-    /// Users that are held.
+    /// Number of cached users.
     pub(crate) fn users(&self) -> usize {
         let held = |shard: &Mutex<Shard<W>>| shard.lock().unwrap_or_else(PoisonError::into_inner).users.len();
         self.shards.iter().map(held).sum()
@@ -224,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_user_is_fresh_then_old_then_forgotten() {
+    async fn cached_user_is_fresh_then_old_then_forgotten() {
         let cache = cache(100);
         cache.put(0, "a", keys());
         cache.put(0, "n", None);
@@ -242,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn who_makes_names_up_drives_no_user_out_and_both_have_a_bound() {
+    fn absent_names_evict_no_users_and_both_are_bounded() {
         let cache = cache(1600);
         for number in 0..100 {
             cache.put(0, &format!("user{number}"), keys());
@@ -261,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_a_user_or_nobody() {
+    fn name_is_either_present_or_absent() {
         let cache = cache(10);
         cache.put(0, "a", None);
         cache.put(0, "a", keys());
@@ -271,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_before_all_was_forgotten_is_not_kept() {
+    fn lookup_from_before_a_clear_is_not_stored() {
         let cache = cache(10);
         let before = cache.epoch();
         cache.put(before, "a", keys());
@@ -299,11 +297,11 @@ mod tests {
     }
 
     #[test]
-    fn those_who_ask_for_one_user_wait_together() {
+    fn concurrent_lookups_of_one_user_wait_together() {
         let cache: Cache<u8> = Cache::new(10, LIFETIMES);
         assert_eq!([cache.join("a", 1), cache.join("a", 2), cache.join("b", 3)], [true, false, true]);
         assert_eq!(cache.waiting("a"), [1, 2]);
-        assert!(!cache.join("a", 4), "it is still being looked up");
+        assert!(!cache.join("a", 4), "the lookup is in progress");
         assert_eq!((cache.leave("a"), cache.leave("a"), cache.leave("b")), (vec![4], vec![], vec![3]));
         assert!(cache.join("a", 5));
     }

@@ -1,4 +1,4 @@
-//! One of the databases, whichever it is.
+//! A database of any supported kind.
 
 use crate::{
     Backend, Edit, Existing, Rules, SqliteUse, StoreAddress, StoreError, StoredSecret, UserKeys, UserRow,
@@ -9,7 +9,7 @@ use crate::{
     tables::Tables,
 };
 
-/// A database, connected to when there is something to ask.
+/// Connects on first use.
 pub struct Database(Kind);
 
 enum Kind {
@@ -20,8 +20,8 @@ enum Kind {
 }
 
 impl Database {
-    /// What is at an address. PostgreSQL and MySQL get so many connections; a file is used as `file` says. Must be called on the
-    /// runtime that is to do the work.
+    /// Creates the database for an address. `connections` applies to PostgreSQL and MySQL, `file` to SQLite.
+    /// Must be called on the runtime that does the work.
     #[must_use]
     pub fn new(address: &StoreAddress, connections: usize, file: SqliteUse, limits: &Limits) -> Self {
         let name = address.to_string();
@@ -38,7 +38,7 @@ impl Database {
     }
 }
 
-/// The same question to whichever it is.
+/// Dispatches a call to the backend.
 macro_rules! each {
     ($self:ident, $backend:ident => $question:expr) => {
         match &$self.0 {

@@ -1,5 +1,5 @@
-//! A store as the server sees it: what is known is answered at once, the rest by one query a user within the deadline, and a database
-//! that is slow or gone is noticed by who is not known alone.
+//! A store from the server's point of view. Cached answers are immediate; others take one query per user
+//! within the deadline. Only uncached users notice a slow or unavailable database.
 
 use std::{
     collections::HashMap,
@@ -25,40 +25,39 @@ use crate::{
     secrets::{self, signing, unix},
 };
 
-/// How long somebody who is known, if not as of late, is made to wait for the store. The client repeats its request after 500 ms.
+/// Maximum wait for the store if an older entry of the user is cached. Clients retransmit after 500 ms.
 const KNOWN_PATIENCE: Duration = Duration::from_millis(300);
-/// For how long such a one is then taken as known, before the store is asked once more.
+/// Time that such a user is then accepted before the store is queried again.
 const BENEFIT_OF_DOUBT: Duration = Duration::from_secs(5);
-/// How often a realm's secrets are asked for because a key did not fit.
+/// Minimum interval of queries for a realm's secrets after a key did not fit.
 const SECRETS_PAUSE: Duration = Duration::from_millis(100);
-/// How many may wait for that. More are told what is known: most of them will have been wrong, and a worker has room for only so many
-/// that wait.
+/// Maximum requests that wait for such a query. Others use the known secrets: most of their keys are wrong,
+/// and a worker has limited room for waiting requests.
 const MOST_WAIT_FOR_SECRETS: usize = 1000;
-/// How often a backend is asked whether anything has been written, if it can tell.
+/// Interval of version queries, if the backend has versions.
 const VERSION_PAUSE: Duration = Duration::from_secs(1);
-/// All rules of a large store take longer than one user.
+/// Reading all rules of a large store takes longer than one user.
 const RULES_DEADLINE: Duration = Duration::from_secs(30);
-/// The same for a page of users, and for a change: somebody sits before them.
+/// For a page of users or a change, with a person waiting.
 const LIST_DEADLINE: Duration = Duration::from_secs(20);
-/// Reading the rules may take this share of the time, one in so many.
+/// Reading the rules may take one part in this many of the time.
 const RULES_SHARE: u32 = 20;
-/// Who may only read does not remove secrets either, and tries again so late.
+/// Retry interval after a removal failed, such as for lack of permission.
 const REMOVAL_PAUSE: Duration = Duration::from_secs(3600);
 
-/// How much is kept, and for how long.
+/// Size and lifetimes of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Users in memory.
+    /// Cached users.
     pub users: usize,
-    /// How long a user is known before the store is asked again.
+    /// Lifetime of a cached user.
     pub lifetime: Duration,
-    /// The same of a name that nobody has.
+    /// Lifetime of a cached absent name.
     pub negative: Duration,
-    /// How long a user stays known while the store does not answer.
+    /// Time that a cached user stays valid while the store is unavailable.
     pub stale: Duration,
-    /// How long the store has for an answer.
     pub deadline: Duration,
-    /// How often everything but users is read.
+    /// Interval of reading everything except users.
     pub refresh: Duration,
 }
 
@@ -75,32 +74,30 @@ impl Default for Limits {
     }
 }
 
-/// What can be said of a user at once.
+/// Immediate answer about a user.
 #[derive(Clone, Debug)]
 pub enum Known {
-    /// The keys.
     User(Arc<UserKeys>),
-    /// There is no such user.
+    /// The user does not exist.
     Nobody,
-    /// The store has to be asked.
+    /// The store must be queried asynchronously.
     Ask,
 }
 
-/// What the store was found to say.
+/// Result of a lookup.
 #[derive(Clone, Debug)]
 pub enum Found {
-    /// The keys.
     User(Arc<UserKeys>),
-    /// There is no such user.
+    /// The user does not exist.
     Nobody,
-    /// Nobody can tell.
+    /// The store did not answer and nothing is cached.
     Unavailable,
 }
 
-/// Called once, from the runtime's thread or the caller's.
+/// Called once, on a runtime thread or the caller's.
 type Answer = Box<dyn FnOnce(Found) + Send>;
 
-/// A store behind a cache. Clones are the same one.
+/// A store behind a cache. Clones share their state.
 pub struct Directory<B>(Arc<Inner<B>>);
 
 struct Inner<B> {
@@ -114,33 +111,33 @@ struct Inner<B> {
     rules: RwLock<Option<Arc<Rules>>>,
     /// As of `rules`, or later.
     secrets: RwLock<HashMap<Box<str>, Secrets>>,
-    /// Secrets that have come to their end and are gone from the store: sessions that began with their credentials go on.
+    /// Expired secrets that are gone from the store; sessions that began with their credentials continue.
     ended_secrets: RwLock<HashMap<Box<str>, Secrets>>,
     /// As of `rules`.
     api_keys: RwLock<Arc<ApiKeys>>,
-    /// Before that no secret is removed whose time is over.
+    /// No removal of expired secrets before this time.
     removes_after: Mutex<Option<Instant>>,
-    /// When the question began that was last answered, because a key of this realm did not fit.
+    /// Start of the last answered query for a realm's secrets, after a key did not fit.
     secrets_asked: Mutex<HashMap<Box<str>, Instant>>,
     wait_for_secrets: AtomicUsize,
-    /// Held by who asks for some.
+    /// Held during such a query.
     asks_for_secrets: tokio::sync::Mutex<()>,
     generation: AtomicU64,
-    /// Number of the last question for all rules, or for the secrets of a realm.
+    /// Number of the last query for all rules, or for a realm's secrets.
     asked: AtomicU64,
-    /// Held while an answer takes the place of another.
+    /// Held while an answer replaces another one.
     read_at: Mutex<ReadAt>,
     version: AtomicU64,
-    /// The last trouble with rules that the log was told of.
+    /// Last logged problem with the rules.
     trouble: Mutex<Option<String>>,
     counts: Tallies,
 }
 
-/// Numbers of the questions whose answers are held.
+/// Numbers of the queries whose answers are in use.
 #[derive(Default)]
 struct ReadAt {
     rules: u64,
-    /// Of realms whose secrets were asked for since.
+    /// Realms whose secrets were queried separately.
     secrets: HashMap<Box<str>, u64>,
 }
 
@@ -151,8 +148,8 @@ impl<B> Clone for Directory<B> {
 }
 
 impl<B: Backend> Directory<B> {
-    /// Nothing is asked yet. `name` is for log lines. Must be called on the runtime that is to do the work; what it does there ends when
-    /// the last clone is dropped.
+    /// Sends no query yet. `name` is for log lines. Must be called on the runtime that does the work; its
+    /// tasks end when the last clone is dropped.
     #[must_use]
     pub fn new(backend: B, name: String, limits: Limits) -> Self {
         let lifetimes = Lifetimes { user: limits.lifetime, nobody: limits.negative, old: limits.stale };
@@ -185,11 +182,11 @@ impl<B: Backend> Directory<B> {
     /// Reads rules and secrets now.
     ///
     /// # Errors
-    /// Why not; [`StoreError::may_pass`] tells whether [waiting](Self::wait_for_it) helps.
+    /// [`StoreError::may_pass`] decides if [waiting](Self::wait_for_it) helps.
     pub async fn read(&self) -> Result<(), StoreError> {
         let version = self.0.backend.version().await;
         self.0.read_rules().await?;
-        // Or the first refresh would take it for news, and forget whoever has been looked up by then.
+        // Otherwise the first refresh would see a change and clear the cache.
         if let Some(version) = version
             && self.0.version.swap(version, Ordering::Relaxed) != version
         {
@@ -198,12 +195,12 @@ impl<B: Backend> Directory<B> {
         Ok(())
     }
 
-    /// The store cannot be reached now: nobody asks it before a probe finds that it answers.
+    /// Marks the store as unavailable until a probe succeeds.
     pub fn wait_for_it(&self, error: &StoreError) {
         self.0.give_up(error);
     }
 
-    /// What can be said of a user without waiting. On any thread.
+    /// Cached answer about a user. Never waits; callable on any thread.
     #[must_use]
     pub fn known(&self, realm: &str, name: &str) -> Known {
         let Inner { cache, counts, .. } = &*self.0;
@@ -217,7 +214,7 @@ impl<B: Backend> Directory<B> {
         known
     }
 
-    /// Finds out about a user, and says so within the deadline. Does not wait; on any thread.
+    /// Looks up a user and calls `answer` within the deadline. Never waits; callable on any thread.
     pub fn look_up(&self, realm: &str, name: &str, answer: impl FnOnce(Found) + Send + 'static) {
         let inner = &self.0;
         let key = cache::key(realm, name);
@@ -233,66 +230,65 @@ impl<B: Backend> Directory<B> {
         }
     }
 
-    /// The secrets of a realm, perhaps none; `None` as long as the store has never answered.
+    /// Secrets of a realm, possibly none; `None` if the store has never answered.
     #[must_use]
     pub fn secrets(&self, realm: &str) -> Option<Secrets> {
         let found = read(&self.0.secrets).get(realm).cloned();
         found.or_else(|| self.rules().map(|_| Secrets::default()))
     }
 
-    /// Secrets of a realm that a rotation has brought to their end, and that are gone from the store since.
+    /// Secrets of a realm that expired after a rotation and are gone from the store.
     #[must_use]
     pub fn ended_secrets(&self, realm: &str) -> Secrets {
         read(&self.0.ended_secrets).get(realm).cloned().unwrap_or_default()
     }
 
-    /// The same of all realms, for the process that takes over.
+    /// Ended secrets of all realms, for the handover to a new process.
     #[must_use]
     pub fn all_ended_secrets(&self) -> Vec<(Box<str>, Secrets)> {
         read(&self.0.ended_secrets).iter().map(|(realm, ended)| (realm.clone(), Arc::clone(ended))).collect()
     }
 
-    /// Remembers what the process before this one remembered.
+    /// Takes over the ended secrets of the previous process.
     pub fn remember_ended_secrets(&self, ended: impl IntoIterator<Item = (Box<str>, Secrets)>) {
         write(&self.0.ended_secrets).extend(ended);
     }
 
-    /// Remembers the secrets that have ended by what another directory of the same store has read.
+    /// Keeps the secrets that ended between the last read of another directory of the same store and now.
     pub fn take_ended_secrets(&self, before: &Self) {
         for (realm, held) in before.all_secrets().into_iter().chain(before.all_ended_secrets()) {
             self.0.remember_ended(&realm, &held, &self.secrets(&realm).unwrap_or_default());
         }
     }
 
-    /// The secret that credentials of a realm are made with, if it has one: the same on all servers of the store that have read it since
-    /// it was rotated.
+    /// Secret that signs a realm's credentials. All servers of the store agree on it once they have read it
+    /// after a rotation.
     #[must_use]
     pub fn signing_secret(&self, realm: &str) -> Option<Zeroizing<String>> {
         let secrets = read(&self.0.secrets).get(realm).cloned()?;
         signing(&secrets).map(|secret| secret.value.clone())
     }
 
-    /// The key of an application, if there is one of this name.
     #[must_use]
     pub fn api_key(&self, name: &str) -> Option<ApiKey> {
         read(&self.0.api_keys).get(name).cloned()
     }
 
-    /// All keys of applications.
     #[must_use]
     pub fn api_keys(&self) -> Arc<ApiKeys> {
         Arc::clone(&read(&self.0.api_keys))
     }
 
-    /// Whether it is worth to ask for the secrets of a realm again, because a key fits none of them: another server of the store may have
-    /// rotated them a moment ago.
+    /// Returns true if querying a realm's secrets again is worthwhile after a key fits none: another server
+    /// of the store may just have rotated them.
     #[must_use]
     pub fn may_have_new_secrets(&self) -> bool {
         !self.0.is_away() && self.0.wait_for_secrets.load(Ordering::Relaxed) < MOST_WAIT_FOR_SECRETS
     }
 
-    /// Reads the secrets of a realm again, and says within the deadline what they are: `None` if nobody knows. They are read as they stand
-    /// after this call, but not more than ten times a second: whoever asks more often waits. Does not wait itself; on any thread.
+    /// Queries the secrets of a realm again and calls `answer` within the deadline, with `None` if they are
+    /// unknown. The result is never older than this call; queries are limited to ten per second, and further
+    /// callers wait. Never blocks; callable on any thread.
     pub fn refresh_secrets(&self, realm: &str, answer: impl FnOnce(Option<Secrets>) + Send + 'static) {
         let (directory, realm) = (self.clone(), Box::<str>::from(realm));
         self.0.wait_for_secrets.fetch_add(1, Ordering::Relaxed);
@@ -306,24 +302,23 @@ impl<B: Backend> Directory<B> {
         });
     }
 
-    /// What is known of a user counts no more: the store is asked anew. On any thread.
+    /// Drops a user from the cache. Callable on any thread.
     pub fn forget(&self, realm: &str, name: &str) {
         self.0.cache.forget(&cache::key(realm, name));
     }
 
-    /// Everything but users and secrets, as last read; `None` before the first time.
+    /// Everything except users and secrets, as last read; `None` before the first time.
     #[must_use]
     pub fn rules(&self) -> Option<Arc<Rules>> {
         read(&self.0.rules).clone()
     }
 
-    /// Another number whenever [`Directory::rules`] has changed.
+    /// Changes whenever [`Directory::rules`] has changed.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.0.generation.load(Ordering::Acquire)
     }
 
-    /// The secrets of all realms.
     pub fn all_secrets(&self) -> Vec<(Box<str>, Secrets)> {
         read(&self.0.secrets).iter().map(|(realm, secrets)| (realm.clone(), Arc::clone(secrets))).collect()
     }
@@ -331,7 +326,7 @@ impl<B: Backend> Directory<B> {
     /// As [`Backend::users`].
     ///
     /// # Errors
-    /// Why not.
+    /// The store failed or did not answer in time.
     pub async fn users(
         &self,
         realm: Option<&str>,
@@ -340,15 +335,15 @@ impl<B: Backend> Directory<B> {
         self.0.within(LIST_DEADLINE, self.0.backend.users(realm, after)).await
     }
 
-    /// Changes the store, as [`Backend::edit`], and sees to it that the change counts here at once.
+    /// As [`Backend::edit`]; the change takes effect here immediately.
     ///
     /// # Errors
-    /// Why not. What has not been answered in time may have been done.
+    /// The store failed or did not answer in time. A change without an answer may have been made.
     pub async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
         self.apply(edit, Existing::Replace).await
     }
 
-    /// The same, as [`Backend::apply`].
+    /// As [`Backend::apply`].
     ///
     /// # Errors
     /// As [`Self::edit`].
@@ -357,7 +352,7 @@ impl<B: Backend> Directory<B> {
         let edited = inner.within(LIST_DEADLINE, inner.backend.apply(edit, existing)).await;
         let is_user = match edit {
             Edit::PutUser { realm, name, .. } | Edit::RemoveUser { realm, name } => {
-                // Before an error is returned: the change may have been made.
+                // Even after an error, because the change may have been made.
                 inner.cache.forget(&cache::key(realm, name));
                 true
             }
@@ -366,7 +361,7 @@ impl<B: Backend> Directory<B> {
         let existed = match edited {
             Ok(existed) => existed,
             Err(error) => {
-                // Likewise; but nobody waits for a store that has just been slow.
+                // As above, but without waiting for a store that was just slow.
                 if !is_user {
                     let inner = Arc::clone(&self.0);
                     self.0.runtime.spawn(async move { inner.read_rules().await });
@@ -374,16 +369,17 @@ impl<B: Backend> Directory<B> {
                 return Err(error);
             }
         };
-        // Which realms have users without a SHA-256 key, SQLite alone tells; and it tells nobody of what he has written himself.
+        // Only SQLite knows which realms have users without a SHA-256 key, and its version does not change
+        // with our own writes.
         if (!is_user || inner.version.load(Ordering::Relaxed) != u64::MAX)
             && let Err(error) = inner.read_rules().await
         {
-            tracing::warn!("{error}; what has been changed counts when its rules can be read again");
+            tracing::warn!("{error}; the change takes effect when the rules can be read again");
         }
         Ok(existed)
     }
 
-    /// As log lines have it.
+    /// Name for log lines.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
@@ -423,7 +419,7 @@ impl<B: Backend> Inner<B> {
         lock(&self.breaker).is_open()
     }
 
-    /// What is left to say where the store does not answer.
+    /// Answer without the store.
     fn without_store(&self, key: &str) -> Found {
         let (found, counter) = match self.cache.get(key) {
             Cached::Fresh(keys) | Cached::Old(keys) => (Found::User(keys), &self.counts.old),
@@ -438,7 +434,7 @@ impl<B: Backend> Inner<B> {
         StoreError::new(&self.name, Fault::Slow, format_args!("not within {} s", deadline.as_secs_f32()))
     }
 
-    /// Within the deadline.
+    /// Queries within the deadline.
     async fn ask(&self, realm: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
         self.within(self.limits.deadline, self.backend.user(realm, name)).await
     }
@@ -463,7 +459,7 @@ impl<B: Backend> Inner<B> {
         }
     }
 
-    /// Nobody asks any more, until a probe is answered.
+    /// Stops queries until a probe succeeds.
     fn give_up(self: &Arc<Self>, error: &StoreError) {
         let mut breaker = lock(&self.breaker);
         while !breaker.is_open() {
@@ -482,7 +478,7 @@ impl<B: Backend> Inner<B> {
     async fn read_rules(&self) -> Result<(), StoreError> {
         let turn = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
         let mut rules = self.within(RULES_DEADLINE, self.backend.rules()).await?;
-        // An answer that was overtaken by one to a later question is older.
+        // The answer to a later query arrived first.
         let mut read_at = lock(&self.read_at);
         if read_at.rules > turn {
             return Ok(());
@@ -509,7 +505,7 @@ impl<B: Backend> Inner<B> {
         Ok(())
     }
 
-    /// One at a time; whoever waits for a question that has yet to be asked has its answer.
+    /// One query at a time; it answers all callers that came before it started.
     async fn read_secrets(self: &Arc<Self>, realm: &str) {
         let begun = Instant::now();
         let asked = || lock(&self.secrets_asked).get(realm).copied();
@@ -548,7 +544,7 @@ impl<B: Backend> Inner<B> {
         }
     }
 
-    /// Secrets of a realm were read again.
+    /// Called after the secrets of a realm were read again.
     fn remember_ended(&self, realm: &str, held: &[StoredSecret], read: &[StoredSecret]) {
         let mut all = write(&self.ended_secrets);
         let known = all.get(realm).map_or(&[][..], |ended| ended);
@@ -560,32 +556,32 @@ impl<B: Backend> Inner<B> {
         }
     }
 
-    /// Removes secrets whose time is over. Each server of a store does it, and whoever comes first has done it.
+    /// Removes expired secrets. Each server of a store tries; the first one succeeds.
     async fn remove_ended(&self) {
         let may = lock(&self.removes_after).is_none_or(|after| Instant::now() >= after);
-        // Somebody may have added one again meanwhile.
+        // A secret may have been added again since.
         if !may || self.ended().is_empty() || self.read_rules().await.is_err() {
             return;
         }
         for (realm, secret) in self.ended() {
-            let told = format!("a secret of realm {realm:?} whose time is over");
+            let told = format!("an expired secret of realm {realm:?}");
             let removal = Edit::RemoveSecret { realm, secret };
             match self.within(LIST_DEADLINE, self.backend.edit(&removal)).await {
-                Ok(true) => tracing::info!("{told} is removed from {}", self.name),
+                Ok(true) => tracing::info!("{told} was removed from {}", self.name),
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::warn!("{told} cannot be removed: {error}; here it counts no more");
+                    tracing::warn!("{told} cannot be removed: {error}; this server no longer accepts it");
                     *lock(&self.removes_after) = Some(Instant::now() + REMOVAL_PAUSE);
                     return;
                 }
             }
         }
         if let Err(error) = self.read_rules().await {
-            tracing::warn!("{error}; the rules that were read before stay in force");
+            tracing::warn!("{error}; the previous rules stay in force");
         }
     }
 
-    /// With their realms.
+    /// Expired secrets with their realms.
     fn ended(&self) -> Vec<(String, Zeroizing<String>)> {
         let (secrets, unix) = (read(&self.secrets), unix());
         let ended = secrets.iter().flat_map(|(realm, secrets)| {
@@ -595,7 +591,7 @@ impl<B: Backend> Inner<B> {
         ended.collect()
     }
 
-    /// Reads the rules again, if anything has changed where that can be told.
+    /// Reads the rules again, unless the version is unchanged.
     async fn refresh(&self) {
         let version = self.backend.version().await;
         if let Some(version) = version
@@ -617,17 +613,17 @@ impl<B: Backend> Inner<B> {
             (Err(error), told_before) => {
                 let text = error.to_string();
                 if told_before.as_ref() != Some(&text) {
-                    tracing::error!("{text}; the rules that were read before stay in force");
+                    tracing::error!("{text}; the previous rules stay in force");
                     *told = Some(text);
                 }
-                // Whatever it was that has changed, it has not been taken.
+                // The change was not applied, so the version is reset.
                 self.version.store(u64::MAX, Ordering::Relaxed);
             }
         }
     }
 }
 
-/// A look-up under way. However it ends, nobody is left waiting.
+/// A lookup in progress. Answers all waiters however it ends.
 struct Flight<B: Backend> {
     inner: Arc<Inner<B>>,
     key: Box<str>,
@@ -681,7 +677,7 @@ impl<B: Backend> Flight<B> {
     }
 }
 
-/// What is dropped here answers for itself; see [`turnpike_turn::server::Credentials::Unavailable`].
+/// Dropped waiters answer for themselves; see [`turnpike_turn::server::Credentials::Unavailable`].
 impl<B: Backend> Drop for Flight<B> {
     fn drop(&mut self) {
         if !self.landed {
@@ -690,7 +686,7 @@ impl<B: Backend> Drop for Flight<B> {
     }
 }
 
-/// Reads the rules again and again, as long as anybody has the directory.
+/// Reads the rules periodically while the directory exists.
 async fn keep_current<B: Backend>(weak: Weak<Inner<B>>) {
     let Some(first) = weak.upgrade().map(|inner| inner.limits.refresh) else { return };
     let mut pause = first.min(VERSION_PAUSE);
@@ -709,13 +705,13 @@ async fn keep_current<B: Backend>(weak: Weak<Inner<B>>) {
     }
 }
 
-/// Tells of each new kind of trouble; the log knows of the first.
+/// Logs each new kind of fault; `fault` was logged already.
 async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: Fault) {
     let since = Instant::now();
     for pause in breaker::pauses() {
         sleep(pause).await;
         let Some(inner) = weak.upgrade() else { return };
-        // Nobody has this name, and finding that out takes what finding a user takes.
+        // An empty name does not exist, and its lookup takes the same path as a user's.
         match inner.ask("", "").await {
             Ok(_) => {
                 lock(&inner.breaker).close();
@@ -732,24 +728,25 @@ async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: Fau
     }
 }
 
-/// What a directory has done, for metrics.
+/// Counters for metrics.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts {
-    /// Whether the store answers.
+    /// The store answers.
     pub is_up: bool,
-    /// Users in memory.
+    /// Cached users.
     pub users: u64,
-    /// Requests answered without a query of their own, by what answered.
+    /// Requests answered without a query of their own, by source.
     pub answers: [(&'static str, u64); 5],
     /// Queries for a user, by result.
     pub queries: [(&'static str, u64); 4],
-    /// How long they took: an upper bound in seconds, the last of which is infinite, and how many it bounds that no smaller one does.
+    /// Histogram of query times: upper bound in seconds (the last is infinite), and the count between the
+    /// previous bound and this one.
     pub query_times: [(f64, u64); QUERY_TIMES.len() + 1],
-    /// All of these together, in seconds.
+    /// Sum of the query times in seconds.
     pub query_seconds: f64,
 }
 
-/// Upper bounds of the times that are told apart, in seconds.
+/// Upper bounds of the histogram in seconds.
 const QUERY_TIMES: [f64; 11] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0];
 
 #[derive(Debug, Default)]
@@ -768,7 +765,7 @@ struct Tallies {
 }
 
 impl Tallies {
-    /// Of a query.
+    /// Records a query.
     fn took(&self, time: Duration) {
         let bucket = QUERY_TIMES.iter().position(|bound| time.as_secs_f64() <= *bound);
         self.times[bucket.unwrap_or(QUERY_TIMES.len())].fetch_add(1, Ordering::Relaxed);

@@ -1,42 +1,37 @@
-//! Why a store cannot be used, or did not answer. Each message is one sentence with what to do; none holds a password.
+//! Errors of a store. Each message is one sentence with what to do; none holds a password.
 
 use std::fmt;
 
-/// What is wrong, and with which store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct StoreError {
     /// As [`crate::StoreAddress`] shows it.
     pub store: String,
-    /// The key of the configuration that names it.
+    /// Configuration key of the address.
     pub setting: &'static str,
-    /// What kind of trouble.
     pub fault: Fault,
-    /// What the database or the kernel said.
+    /// Text of the database or the kernel.
     pub detail: String,
 }
 
-/// Kinds of trouble.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nobody is there, or the way to there is broken.
     Unreachable,
-    /// It has not answered in time.
+    /// No answer within the deadline.
     Slow,
-    /// It does not know the user, or not by this password.
+    /// Unknown user or wrong password.
     Login,
-    /// The user may not do what is needed.
+    /// The user lacks a permission.
     Permission,
-    /// It has no database of this name.
+    /// The database does not exist.
     NoDatabase,
-    /// What is in there is not what coturn or we make.
+    /// The schema is neither coturn's nor ours.
     Schema,
-    /// One row cannot be read.
+    /// A row is invalid.
     Row,
-    /// Its character set has no such text.
+    /// The character set of the table cannot represent the text.
     Text,
-    /// Its certificate, or the TLS handshake.
+    /// The certificate or the TLS handshake.
     Tls,
-    /// Anything else that it refuses.
     Other,
 }
 
@@ -45,7 +40,7 @@ impl StoreError {
         Self { store: store.to_string(), setting: "store.url", fault, detail: detail.to_string() }
     }
 
-    /// The same of a fleet's store.
+    /// Changes the setting in the message to the fleet's.
     pub(crate) fn of_fleet(self) -> Self {
         Self { setting: "fleet.url", ..self }
     }
@@ -56,7 +51,7 @@ impl StoreError {
         matches!(self.fault, Fault::Login | Fault::Permission | Fault::NoDatabase)
     }
 
-    /// Whether waiting may help: what else is wrong, somebody has to change.
+    /// Returns true for errors that can resolve themselves; all others need a change by an operator.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self.fault, Fault::Unreachable | Fault::Slow | Fault::Other)
@@ -70,29 +65,31 @@ impl fmt::Display for StoreError {
             Fault::Unreachable => {
                 write!(
                     f,
-                    "{store} cannot be reached: {detail}; start it, or name its host and port in {setting}"
+                    "{store} cannot be reached: {detail}; start it, or correct host and port in {setting}"
                 )
             }
             Fault::Slow => write!(f, "{store} does not answer in time: {detail}"),
             Fault::Login => {
                 write!(f, "{store} refuses user or password: {detail}; correct them in {setting}")
             }
-            Fault::Permission => write!(f, "{store} does not allow it: {detail}; grant this user the right"),
-            Fault::NoDatabase => {
-                write!(f, "{store} does not exist: {detail}; name the database in {setting}, or create it")
+            Fault::Permission => {
+                write!(f, "{store} does not allow it: {detail}; grant the user this permission")
             }
-            Fault::Schema => write!(f, "{store} {detail}; docs/stores.md has the tables"),
-            Fault::Row => write!(f, "{store} has what cannot be read: {detail}; correct it there"),
-            Fault::Tls => {
+            Fault::NoDatabase => {
                 write!(
                     f,
-                    "{store} cannot be trusted: {detail}; name its authority in {setting} (docs/stores.md)"
+                    "{store} does not exist: {detail}; correct the database name in {setting}, or create it"
                 )
+            }
+            Fault::Schema => write!(f, "{store} {detail}; docs/stores.md has the tables"),
+            Fault::Row => write!(f, "{store} has invalid data: {detail}; correct it there"),
+            Fault::Tls => {
+                write!(f, "TLS to {store} failed: {detail}; set its CA in {setting} (docs/stores.md)")
             }
             Fault::Text => {
                 write!(
                     f,
-                    "{store} cannot hold this text: {detail}; give the table a character set that has it, such as utf8mb4"
+                    "{store} cannot hold this text: {detail}; convert the table to a character set such as utf8mb4"
                 )
             }
             Fault::Other => write!(f, "{store} refuses: {detail}"),

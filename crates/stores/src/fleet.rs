@@ -1,12 +1,13 @@
-//! What the nodes of a fleet share, in one Redis or Valkey: who is there, quotas, keys, bans, notices. The rules are in `turnpike_fleet`; here they
-//! are kept.
+//! State that the nodes of a fleet share in one Redis or Valkey: members, quotas, keys, bans, notices. The
+//! rules are in `turnpike_fleet`; this module stores the data.
 //!
 //! ```text
-//!  questions ──▶ Link: one connection that carries all of them ──▶ commands, and scripts where several keys must agree
-//!  news      ──▶ News: one that is blocked until there is some ──▶ XREAD
+//!  questions ──▶ Link: one multiplexed connection           ──▶ commands, and scripts if several keys must agree
+//!  news      ──▶ News: one connection that blocks for events ──▶ XREAD
 //! ```
 //!
-//! All keys have one hash tag, so that of a cluster one server has them all: scripts may use several, and nobody needs a map of slots.
+//! All keys have one hash tag, so one server of a cluster has all of them: scripts may use several keys, and
+//! no slot map is needed.
 
 mod address;
 mod link;
@@ -28,22 +29,21 @@ use crate::StoreError;
 use link::Link;
 use reply::{bytes, int, list, text};
 
-/// Seconds for which an answer of another node is kept for who has asked.
+/// Seconds that an answer to another node's question is kept.
 const ANSWER_S: u64 = 10;
-/// Levels that one HSCAN looks at.
+/// Levels per HSCAN.
 const SCAN: usize = 1000;
-/// Buckets that a node gives back at a time for one that is gone.
+/// Buckets per call that are returned for a dead node.
 const REAPED: usize = 500;
-/// Status lines sent at a time.
+/// Status lines per pipeline.
 const LINES: usize = 200;
 
-/// What the nodes of a fleet share.
+/// Shared state of a fleet.
 pub struct FleetStore {
     link: Link,
     keys: Keys,
 }
 
-/// The names of keys.
 #[derive(Clone, Debug)]
 struct Keys(String);
 
@@ -61,77 +61,73 @@ impl Keys {
     }
 }
 
-/// What the store says to a beat.
+/// The store's answer to a heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Beaten {
-    /// It is written.
     Written {
-        /// The node's number, which may be another than it had.
+        /// The node's number, which may have changed.
         number: u16,
-        /// Whether the store knew this process before. If not, it may have lost all that it was told.
+        /// False if the store did not know this process. It may have lost all its data.
         known: bool,
-        /// Of the key ring; 0 if there is none.
+        /// Version of the key ring; 0 if there is none.
         ring: u64,
-        /// In which era the store is.
         era: EpochState,
     },
-    /// Another process has this name, by this record.
+    /// Another process has this name; holds its record.
     Taken(String),
-    /// There are as many nodes as there may be.
+    /// The fleet has the maximum number of nodes.
     Full,
 }
 
-/// All nodes as the store has them.
+/// All nodes in the store.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
-    /// The store's time, in milliseconds.
+    /// The store's time in milliseconds.
     pub store_ms: u64,
-    /// One for each node; what cannot be read is left out.
+    /// One per node; invalid records are left out.
     pub records: Vec<Record>,
 }
 
-/// A node that tells the store of itself.
+/// A node's heartbeat.
 #[derive(Clone, Copy, Debug)]
 pub struct Beating<'a> {
-    /// Who.
     pub name: &'a NodeName,
-    /// Which process of that name.
+    /// Distinguishes processes of the same name.
     pub incarnation: u64,
-    /// The number that it has, or would like.
+    /// Current or preferred number.
     pub number: u16,
-    /// Whether it takes nobody new.
+    /// Refuses new clients.
     pub draining: bool,
-    /// What it has to do.
     pub load: &'a Load,
-    /// The record of another process of that name which is to be overwritten.
+    /// Record of another process of that name, to be overwritten.
     pub take_over: Option<&'a str>,
-    /// How far it is with telling what it holds.
+    /// Progress of reporting what the node holds.
     pub report: Report,
 }
 
-/// What the store says to asks.
+/// The store's answer to quota requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchanged {
-    /// In which era it is.
     pub era: EpochState,
-    /// What is granted, in the order of the asks; `None` if that is another than the node knows: then nothing was heard.
+    /// Grants in the order of the requests; `None` if the epoch differs from the node's, and the requests
+    /// were ignored.
     pub grants: Option<Vec<Grant>>,
 }
 
 impl FleetStore {
-    /// Connects when there is something to do; `name` is the fleet's. For `patience` an answer is waited for.
+    /// Connects on first use. `name` is the fleet's name, `patience` the deadline for answers.
     #[must_use]
     pub fn new(address: &FleetAddress, name: &str, patience: Duration) -> Self {
         Self { link: Link::new(address.clone(), patience), keys: Keys(format!("turnpike:{{{name}}}:")) }
     }
 
-    /// As log lines have it.
+    /// Name for log lines.
     #[must_use]
     pub fn name(&self) -> &str {
         self.link.name()
     }
 
-    /// Tells that a node is there.
+    /// Writes a heartbeat.
     ///
     /// # Errors
     /// The store does not answer.
@@ -178,7 +174,7 @@ impl FleetStore {
         Ok(Look { store_ms: store_ms.unwrap_or_default(), records: records.collect() })
     }
 
-    /// Tells who a node is.
+    /// Stores a node's card.
     ///
     /// # Errors
     /// The store does not answer.
@@ -188,7 +184,7 @@ impl FleetStore {
         self.link.ask(&command).await.map(drop)
     }
 
-    /// Who these nodes are, as far as it is known.
+    /// Cards of these nodes; missing ones are left out.
     ///
     /// # Errors
     /// The store does not answer.
@@ -203,7 +199,7 @@ impl FleetStore {
         Ok(cards.into_iter().filter_map(bytes).collect())
     }
 
-    /// In which era the store is, for a node that knows of this one.
+    /// Epoch of the store, for a node that knows epoch `known`.
     ///
     /// # Errors
     /// The store does not answer.
@@ -213,7 +209,7 @@ impl FleetStore {
         Ok(era_of(&list(self.link.ask(&script).await?)))
     }
 
-    /// Asks for parts of quotas for the node of this number, which knows of this era.
+    /// Requests parts of quotas for node `number`, which knows epoch `known`.
     ///
     /// # Errors
     /// The store does not answer.
@@ -243,7 +239,7 @@ impl FleetStore {
         Ok(Exchanged { era, grants: (era.era == known).then(|| granted.collect()) })
     }
 
-    /// All buckets that are not calm.
+    /// Levels of all buckets except calm ones.
     ///
     /// # Errors
     /// The store does not answer.
@@ -278,7 +274,7 @@ impl FleetStore {
         self.link.ask(&command).await.map(bytes)
     }
 
-    /// Puts a ring in place of the one of version `before`, 0 being none; whether that was still the one.
+    /// Replaces the ring of version `before` (0 for none). Returns false if the version has changed.
     ///
     /// # Errors
     /// The store does not answer.
@@ -298,7 +294,7 @@ impl FleetStore {
         Ok(list(self.link.ask(&command).await?).into_iter().filter_map(bytes).collect())
     }
 
-    /// Keeps a ban.
+    /// Stores a ban.
     ///
     /// # Errors
     /// The store does not answer.
@@ -308,7 +304,7 @@ impl FleetStore {
         self.link.ask(&command).await.map(drop)
     }
 
-    /// Keeps one no more.
+    /// Removes a ban.
     ///
     /// # Errors
     /// The store does not answer.
@@ -318,7 +314,7 @@ impl FleetStore {
         self.link.ask(&command).await.map(drop)
     }
 
-    /// Says something to all nodes, this one included.
+    /// Broadcasts a message to all nodes, including this one.
     ///
     /// # Errors
     /// The store does not answer.
@@ -329,13 +325,14 @@ impl FleetStore {
         self.link.ask(&command).await.map(drop)
     }
 
-    /// What is said from now on; what has been said before is in the store.
+    /// Subscribes to messages from now on; the effect of earlier ones is in the store.
     #[must_use]
     pub fn news(&self) -> News {
         News::new(self.link.address().clone(), self.keys.of("events"))
     }
 
-    /// Gives back what a node held that is gone, some of it: whether there is more. `force` is for the node itself, which goes.
+    /// Returns part of the quotas of a dead node; true if there is more. `force` is for a node that leaves by
+    /// itself.
     ///
     /// # Errors
     /// The store does not answer.
@@ -361,7 +358,7 @@ impl FleetStore {
         self.link.ask(&expire).await.map(drop)
     }
 
-    /// The answer to a question, if it is there; it is taken away.
+    /// Takes the answer to a question, if it has arrived.
     ///
     /// # Errors
     /// The store does not answer.
@@ -371,8 +368,8 @@ impl FleetStore {
         self.link.ask(&command).await.map(bytes)
     }
 
-    /// Publishes lines, each on its channel, as coturn does; those with a time to live are kept under the name of their channel as well, and a
-    /// time of 0 removes that.
+    /// Publishes lines, each on its channel, like coturn. Lines with a time to live are also stored under the
+    /// name of the channel; a time of 0 deletes that key.
     ///
     /// # Errors
     /// The store does not answer.
@@ -380,7 +377,7 @@ impl FleetStore {
         for some in lines.chunks(LINES) {
             let mut commands = Vec::new();
             for (channel, line, kept_s) in some {
-                // Of a cluster, each of these keys would be elsewhere.
+                // In a cluster, these keys would be on other servers.
                 let kept_s = kept_s.filter(|_| !self.link.address().is_cluster());
                 match kept_s {
                     Some(0) => commands.push(command("DEL", &[channel])),
@@ -397,7 +394,7 @@ impl FleetStore {
     }
 }
 
-/// Its number, when it began, and whether the store is whole.
+/// Number, beginning, and true if the store is complete.
 fn era_of(answer: &[Value]) -> EpochState {
     let number = |at: usize| answer.get(at).and_then(int).and_then(|number| u64::try_from(number).ok());
     let era = StoreEpoch { number: number(0).unwrap_or_default(), since_ms: number(1).unwrap_or_default() };

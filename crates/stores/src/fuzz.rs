@@ -1,4 +1,4 @@
-//! What the fuzz targets of databases have in common: texts as rows and keys have them, and what must hold once something was written.
+//! Shared parts of the database fuzz targets: texts for rows and keys, and checks after each change.
 
 use std::panic::AssertUnwindSafe;
 
@@ -11,18 +11,18 @@ use crate::{
     secrets::latest_kept_end, signing,
 };
 
-/// Rows or keys at most, and changes.
+/// Maximum rows or keys, and maximum changes.
 pub(crate) const MOST_ROWS: u8 = 24;
 const MOST_EDITS: usize = 12;
-/// Words of an error, which say nothing of a secret that is made of them: a fuzzer tries that too.
-const ALWAYS_TOLD: &str = " in memory is not as coturn's: \"WRONGTYPE\": another kind of value; docs/stores.md has the tables \
+/// Words of error messages. A fuzzer also tries secrets made of them, and those may appear in an error.
+const ALWAYS_TOLD: &str = " in memory does not match coturn's schema: \"WRONGTYPE\": another kind of value; docs/stores.md has the tables \
      turn/realm//secret turn/realm//allowed-peer-ip turn/realm//denied-peer-ip \
-     the option of realm is not known the API key cannot be read, and opens nothing the time of oauth_key is over \
-     in admin_user rows, users of coturn's web page, which there is none of here an oauth_key has no kid, by which tokens would name it";
-/// What is shorter stands in many words.
+     unknown option of realm the API key is invalid and not accepted oauth_key has expired \
+     in admin_user rows, users of coturn's web page, which turnpike does not have an oauth_key has no kid";
+/// Shorter texts appear by chance in other words.
 const LONG: usize = 8;
 
-/// What a text is of.
+/// Purpose of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
     Realm,
@@ -41,7 +41,7 @@ pub(crate) enum Word {
 }
 
 impl Word {
-    /// Those that mean something.
+    /// Texts with a meaning.
     fn known(self) -> &'static [&'static str] {
         match self {
             Self::Realm => &["", "north.gov", "b/c", "user", "é.example"],
@@ -64,12 +64,12 @@ impl Word {
         }
     }
 
-    /// Whether nobody but the database and its clients may see it.
+    /// Returns true for texts that must not be shown.
     pub(crate) fn is_private(self) -> bool {
         matches!(self, Self::Secret | Self::TokenKey | Self::Keys)
     }
 
-    /// A text of this kind, mostly one that means something; `well` says that all shall.
+    /// A text of this kind, usually one with a meaning; always with `well`.
     pub(crate) fn draw(self, input: &mut Input<'_>, well: bool) -> Option<String> {
         let how = input.byte();
         let text = match how % 16 {
@@ -78,11 +78,11 @@ impl Word {
             1 | 2 => String::from_utf8_lossy(input.bytes()).into_owned(),
             _ => (*input.choice(self.known())).to_owned(),
         };
-        // As a char(n) of SQL has it.
+        // Padded like a char(n) in SQL.
         Some(if how >= 240 && !well { format!("{text}   ") } else { text })
     }
 
-    /// One that somebody may be called: whoever changes a store has seen to that.
+    /// A valid user name: the callers of `edit` validate names.
     fn name(self, input: &mut Input<'_>) -> String {
         let text = self.draw(input, false).unwrap_or_default().replace(char::is_control, "_");
         let text = text.trim();
@@ -90,18 +90,18 @@ impl Word {
     }
 }
 
-/// Where the targets run.
+/// Runtime of the targets.
 pub(crate) fn runtime() -> AssertUnwindSafe<Runtime> {
     AssertUnwindSafe(Builder::new_current_thread().enable_time().build().expect("a runtime"))
 }
 
-/// What was told of a failure: one row, and nothing that is private.
+/// Checks that an error is expected and shows nothing private.
 pub(crate) fn is_told(error: &StoreError, faults: &[Fault], texts: &[(Word, String)]) {
     assert!(faults.contains(&error.fault), "{error}");
     says_nothing_private(&error.to_string(), texts);
 }
 
-/// Whether what is private stands there. What stands elsewhere too may be told from there.
+/// Checks that no private text is shown. A private text that also appears elsewhere may be shown from there.
 pub(crate) fn says_nothing_private(said: &str, texts: &[(Word, String)]) {
     for (word, text) in texts.iter().filter(|(word, text)| word.is_private() && text.len() >= LONG) {
         let is_elsewhere = texts.iter().any(|(other, found)| !other.is_private() && found.contains(text))
@@ -110,15 +110,15 @@ pub(crate) fn says_nothing_private(said: &str, texts: &[(Word, String)]) {
     }
 }
 
-/// All changes that the input asks for, each looked at afterwards. `exact` says that no text that was there before has blanks at its ends,
-/// which are no part of it when it is read.
+/// Applies all changes that the input asks for, and checks each. `exact` means that no earlier text has
+/// leading or trailing blanks, which are ignored when reading.
 pub(crate) async fn edits<B: Backend>(backend: &B, input: &mut Input<'_>, exact: bool) {
     for _ in 0..MOST_EDITS {
         if input.is_empty() {
             return;
         }
         let edit = draw(input);
-        // A row that cannot be read keeps some changes from being made.
+        // A row that cannot be read prevents some changes.
         if let Err(error) = change(backend, &edit, exact).await {
             assert!(matches!(error.fault, Fault::Row | Fault::Schema), "{error} after {edit:?}");
         }
@@ -162,12 +162,13 @@ fn draw(input: &mut Input<'_>) -> Edit {
     }
 }
 
-/// What was written is read, and what was removed is not; and the answer says what was there before.
+/// Checks that a written item is found, a removed one is not, and that the result of the change tells if it
+/// existed.
 async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(), StoreError> {
     match edit {
         Edit::PutUser { realm, name, keys } => {
             let was_there = backend.user(realm, name).await?.is_some();
-            // One without keys is there, and nobody.
+            // A user without keys exists but cannot be found.
             assert!(backend.edit(edit).await? || !was_there);
             assert_eq!(backend.user(realm, name).await?.as_ref(), Some(keys));
         }
@@ -176,7 +177,7 @@ async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(),
             assert!(backend.edit(edit).await? || !was_there);
             assert_eq!(backend.user(realm, name).await?, None);
         }
-        // Two that differ in such blanks alone are one when they are read.
+        // Two texts that differ only in such blanks are equal when read.
         Edit::AddSecret { .. } | Edit::RemoveSecret { .. } | Edit::RotateSecret { .. } if !exact => {
             backend.edit(edit).await?;
         }
@@ -185,7 +186,10 @@ async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(),
             let existed = backend.edit(edit).await?;
             let after = backend.secrets(realm).await?;
             assert_eq!(existed, has(&before, secret));
-            assert!(after.contains(&StoredSecret::new(secret.clone())), "it is there, and nobody rotated it");
+            assert!(
+                after.contains(&StoredSecret::new(secret.clone())),
+                "the secret exists and was not rotated"
+            );
             assert_eq!(after.len(), before.len() + usize::from(!existed));
         }
         Edit::RemoveSecret { realm, secret } => {
@@ -199,10 +203,10 @@ async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(),
             let before = backend.secrets(realm).await?;
             assert_eq!(backend.edit(edit).await?, !before.is_empty());
             let after = backend.secrets(realm).await?;
-            let signs = signing(&after).expect("there is one that signs");
+            let signs = signing(&after).expect("a signing secret");
             assert_eq!((&signs.value, signs.since), (secret, *since));
             for other in before.iter().filter(|other| other.value != *secret) {
-                let left = after.iter().find(|left| left.value == other.value).expect("it counts a while");
+                let left = after.iter().find(|left| left.value == other.value).expect("still accepted");
                 let kept = other.until.filter(|end| *end <= latest_kept_end(*since, *until));
                 let sooner = kept.unwrap_or(*until);
                 assert_eq!((left.since, left.until), (other.since, Some(sooner)));
@@ -235,9 +239,9 @@ async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(),
         Edit::RemoveRealm { realm } => {
             backend.edit(edit).await?;
             if let Some(rules) = rules(backend).await?.filter(|_| exact) {
-                assert_eq!(rules.realms.get(&**realm), None, "nothing is said of it");
+                assert_eq!(rules.realms.get(&**realm), None, "the realm is gone");
             }
-            assert!(!backend.edit(edit).await?, "it is gone");
+            assert!(!backend.edit(edit).await?, "already removed");
         }
     }
     Ok(())
@@ -247,7 +251,7 @@ fn has(secrets: &[StoredSecret], wanted: &str) -> bool {
     secrets.iter().any(|secret| *secret.value == wanted)
 }
 
-/// None where a row cannot be read, which may be one of another realm.
+/// `None` if a row cannot be read, possibly in another realm.
 async fn rules<B: Backend>(backend: &B) -> Result<Option<Rules>, StoreError> {
     match backend.rules().await {
         Ok(rules) => Ok(Some(rules)),
@@ -256,7 +260,7 @@ async fn rules<B: Backend>(backend: &B) -> Result<Option<Rules>, StoreError> {
     }
 }
 
-/// Bytes as if by chance, the same each time: each kind of row is in there, and most of them can be read.
+/// Pseudo-random bytes with a fixed seed: they include each kind of row, and most rows are valid.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut state = 7_u64;
     let mut byte = || {

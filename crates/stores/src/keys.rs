@@ -1,7 +1,7 @@
-//! What a store holds of a user: long-term keys in hex digits, never the password.
+//! A user's long-term keys in a store, in hex digits; never the password.
 //!
-//! coturn writes 32 digits, the MD5 key, and reads no more of whatever is longer. So a key of ours has 96, MD5 and SHA-256 behind it,
-//! and is good for both programs. 64 are a SHA-256 key alone.
+//! coturn writes 32 digits, the MD5 key, and reads only the first 32. Our keys have 96 digits, MD5 followed
+//! by SHA-256, which work in both programs. 64 digits are a SHA-256 key.
 
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 use zeroize::Zeroizing;
@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 const MD5_DIGITS: usize = 32;
 const SHA256_DIGITS: usize = 64;
 
-/// The keys of a user, of each algorithm at most one.
+/// At most one key per algorithm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserKeys {
     md5: Option<Key>,
@@ -17,14 +17,14 @@ pub struct UserKeys {
 }
 
 impl UserKeys {
-    /// Both keys, made from the password.
+    /// Derives both keys from the password.
     #[must_use]
     pub fn new(name: &str, realm: &str, password: &str) -> Self {
         let key = |algorithm| Some(Key::long_term(algorithm, name, realm, password.as_bytes()));
         Self { md5: key(KeyAlgorithm::Md5), sha256: key(KeyAlgorithm::Sha256) }
     }
 
-    /// From hex digits; blanks at the end are those of a `char(128)`. `None` where it is no key.
+    /// Parses hex digits; a `char(128)` has trailing blanks. Returns `None` for anything else.
     #[must_use]
     pub fn from_hex(text: &str) -> Option<Self> {
         let bytes = Zeroizing::new(hex::decode(text.trim_end()).ok()?);
@@ -40,7 +40,7 @@ impl UserKeys {
         Some(Self { md5: md5.map(Key::from_bytes), sha256: sha256.map(Key::from_bytes) })
     }
 
-    /// As a store keeps them.
+    /// Formats the keys for a store.
     #[must_use]
     pub fn to_hex(&self) -> Zeroizing<String> {
         let digits =
@@ -48,7 +48,6 @@ impl UserKeys {
         Zeroizing::new(digits(&self.md5) + &digits(&self.sha256))
     }
 
-    /// That of an algorithm.
     #[must_use]
     pub fn get(&self, algorithm: KeyAlgorithm) -> Option<&Key> {
         match algorithm {
@@ -57,7 +56,7 @@ impl UserKeys {
         }
     }
 
-    /// The algorithms that there are keys of, for people.
+    /// Available algorithms, for people.
     #[must_use]
     pub fn kinds(&self) -> &'static str {
         match (&self.md5, &self.sha256) {
@@ -73,9 +72,9 @@ impl UserKeys {
 mod tests {
     use super::*;
 
-    /// The MD5 key is the one of coturn's own example database.
+    /// The MD5 key is the one in coturn's example database.
     #[test]
-    fn keys_are_those_of_name_realm_and_password() {
+    fn keys_are_derived_from_name_realm_and_password() {
         let keys = UserKeys::new("gorst", "north.gov", "hero");
         let digits = keys.to_hex();
         assert_eq!(&digits[..32], "7da2270ccfa49786e0115366d3a3d14d");
@@ -85,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_digits_tells_the_algorithms() {
+    fn digit_count_selects_the_algorithms() {
         for (digits, kinds) in [(32, "MD5"), (64, "SHA-256"), (96, "MD5, SHA-256")] {
             let keys = UserKeys::from_hex(&"a1".repeat(digits / 2)).expect("keys");
             assert_eq!((keys.kinds(), keys.to_hex().len()), (kinds, digits));

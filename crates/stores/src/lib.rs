@@ -1,16 +1,16 @@
-//! Users, secrets, realms, token keys, quotas and peer rules in a database, in coturn's own tables and keys, read in place; what coturn
-//! has no place for, in tables and keys of ours beside them: rotated secrets and API keys; and what the nodes of a fleet share
-//! ([`FleetStore`]).
+//! Users, secrets, realms, token keys, quotas and peer rules in a database. coturn's tables and keys are read
+//! in place; rotated secrets and API keys, which coturn does not have, are in tables and keys of our own.
+//! [`FleetStore`] holds the shared state of a fleet.
 //!
 //! ```text
-//!  check (a worker)  ──▶ Directory::known ──▶ cache: a user, nobody, or "ask"
-//!  look up (a worker) ─▶ Directory::look_up ─▶ one query a user, however many ask ─▶ Backend ─▶ SQLite, PostgreSQL, MySQL, Redis
+//!  check (a worker)  ──▶ Directory::known ──▶ cache: a user, absent, or "ask"
+//!  look up (a worker) ─▶ Directory::look_up ─▶ one query per user for all waiters ─▶ Backend ─▶ SQLite, PostgreSQL, MySQL, Redis
 //!                                                    │ slow or gone: breaker
-//!  every few seconds  ──▶ Rules: realms, limits, peers, token keys, secrets; all of them small, and held whole
+//!  every few seconds  ──▶ Rules: realms, limits, peers, token keys, secrets; small, and held completely
 //! ```
 //!
-//! A worker never waits here: what it asks for is in memory, or comes later from the control thread's runtime. While the database is
-//! away, whoever is known stays known.
+//! A worker never waits here: the answer is in memory, or comes later from the control thread's runtime.
+//! Cached users stay valid during an outage.
 #![forbid(unsafe_code)]
 
 mod address;
@@ -33,10 +33,10 @@ mod sql;
 mod sqlite;
 mod tables;
 
-// What threads share says `crate::sync`, where `interleave` has other types, which try every order of events.
+// Shared types come from `crate::sync`, which `interleave` replaces to try every order of events.
 use std::sync;
 
-/// Parts of a table that threads share, each with a lock of its own.
+/// Shards of a shared table, each with its own lock.
 const SHARDS: usize = 16;
 
 pub use address::{ServerAddress, StoreAddress, TlsMode};

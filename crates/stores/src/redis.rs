@@ -1,4 +1,5 @@
-//! Redis and Valkey, with coturn's keys, and ours for what coturn has none: one connection that carries all questions at once.
+//! Redis and Valkey with coturn's keys, and our own for features that coturn does not have. Uses one
+//! multiplexed connection.
 
 use std::{borrow::Cow, collections::BTreeSet, fs, time::Duration};
 
@@ -21,26 +22,25 @@ use crate::{
     tables::bad_key,
 };
 
-/// Keys that one SCAN looks at.
+/// Keys per SCAN.
 const SCAN: usize = 1000;
 
-/// A server with coturn's keys.
 pub(crate) struct Redis {
     client: Result<Client, StoreError>,
-    /// For one answer. A connection that is silent for longer may have nobody at its other end.
+    /// Deadline for one answer. A connection that is silent longer may be dead.
     patience: Duration,
     connection: Mutex<Option<MultiplexedConnection>>,
     name: String,
 }
 
 impl Redis {
-    /// Connects when there is something to do. `name` is for errors.
+    /// Connects on first use. `name` is for errors.
     pub(crate) fn new(address: &ServerAddress, patience: Duration, name: String) -> Self {
         let client = client(address).map_err(|(fault, why)| StoreError::new(&name, fault, why));
         Self { client, patience, connection: Mutex::new(None), name }
     }
 
-    /// The connection, or a new one; whoever comes meanwhile waits for that.
+    /// The connection, or a new one. Concurrent callers wait for one connection attempt.
     async fn connected(&self) -> Result<MultiplexedConnection, StoreError> {
         let mut held = self.connection.lock().await;
         if let Some(connection) = &*held {
@@ -56,7 +56,7 @@ impl Redis {
         Ok(made)
     }
 
-    /// A question. On a connection that has gone stale it is asked once more, on another.
+    /// Runs a command. Retries once on a new connection if the old one was stale.
     async fn ask<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
         let mut fresh = false;
         loop {
@@ -79,7 +79,7 @@ impl Redis {
         }
     }
 
-    /// An answer that is no text, or of another kind than is asked for: nothing is wrong with the connection.
+    /// Error for an answer that is not text or has the wrong type; the connection is fine.
     fn unlike(&self, command: &Cmd, error: &ParsingError) -> StoreError {
         let key = match command.args_iter().nth(1) {
             Some(Arg::Simple(key)) => String::from_utf8_lossy(key),
@@ -88,11 +88,11 @@ impl Redis {
         StoreError::new(
             &self.name,
             Fault::Schema,
-            format_args!("is not as coturn's: the value of {key}: {error}"),
+            format_args!("does not match coturn's schema:  the value of {key}: {error}"),
         )
     }
 
-    /// Every key of these that begins with `turn/` and fits the pattern.
+    /// All keys that start with `turn/` and match the pattern.
     async fn keys(&self, pattern: &str) -> Result<BTreeSet<String>, StoreError> {
         let mut found = BTreeSet::new();
         let mut cursor = 0_u64;
@@ -130,7 +130,7 @@ impl Redis {
         })
     }
 
-    /// What is known of the secrets of a realm.
+    /// Reads rotation times of a realm's secrets.
     async fn marks(&self, realm: &str, reader: &mut RulesReader<'_>) -> Result<(), StoreError> {
         let marks: Vec<(String, String)> = self.ask(redis::cmd("HGETALL").arg(marks_key(realm))).await?;
         for (secret, times) in &marks {
@@ -158,13 +158,13 @@ impl Redis {
         Ok(())
     }
 
-    /// Runs a script, which is atomic; its number.
+    /// Runs a script atomically; returns its number.
     async fn script(&self, script: &str, keys: &[&str], arguments: &[&str]) -> Result<u64, StoreError> {
         let mut command = redis::cmd("EVAL");
         self.ask(command.arg(script).arg(keys.len()).arg(keys).arg(arguments)).await
     }
 
-    /// How many of these commands have changed something.
+    /// Returns how many of the commands changed something.
     async fn run(&self, commands: &[Cmd]) -> Result<u64, StoreError> {
         let mut changed = 0;
         for command in commands {
@@ -182,9 +182,9 @@ const OPTIONS: [&str; 3] = ["total-quota", "user-quota", "max-bps"];
 const ALLOWED: &str = "allowed-peer-ip";
 const DENIED: &str = "denied-peer-ip";
 
-/// A hash of ours: a name, and its words as in a query.
+/// A hash: name, and fields in query syntax.
 const API_KEYS: &str = "turnpike/api-keys";
-/// In the order of [`ApiKey::written`].
+/// Same order as [`ApiKey::written`].
 const API_KEY_WORDS: [&str; 4] = ["sha256", "realm", "max_ttl", "rate"];
 
 impl Backend for Redis {
@@ -207,7 +207,7 @@ impl Backend for Redis {
         Ok(reader.finish().secrets.into_values().flat_map(|secrets| secrets.to_vec()).collect())
     }
 
-    /// Two walks over all keys, because Redis finds none by its beginning otherwise: all but the users, whose keys end in `/key`.
+    /// Scans all keys twice, because Redis has no index by prefix. Skips users, whose keys end in `/key`.
     async fn rules(&self) -> Result<Rules, StoreError> {
         let mut reader = RulesReader::new(&self.name);
         let mut admins = 0;
@@ -215,7 +215,7 @@ impl Backend for Redis {
         keys.extend(self.keys("turn/[^r]*y").await?);
         for key in &keys {
             if let Some(of_realm) = key.strip_prefix(REALM) {
-                // A realm may have a slash in its name; what stands behind the last one is ours to know.
+                // A realm may contain a slash; the known suffix is after the last one.
                 let Some((realm, what)) = of_realm.rsplit_once('/') else { continue };
                 match what {
                     "secret" => {
@@ -248,7 +248,7 @@ impl Backend for Redis {
         self.api_keys(&mut reader).await?;
         if admins > 0 {
             reader.ignore(format!(
-                "{ADMIN}* has {admins} users of coturn's web page, which there is none of here"
+                "{ADMIN}* has {admins} users of coturn's web page, which turnpike does not have"
             ));
         }
         Ok(reader.finish())
@@ -329,17 +329,17 @@ impl Backend for Redis {
     }
 }
 
-/// Keys: secrets, marks. Arguments: secret, `keep` or `replace`. 1 if it was there before.
+/// Keys: secrets, marks. Arguments: secret, `keep` or `replace`. Returns 1 if it existed.
 const ADD_SECRET: &str = "\
 local added = redis.call('SADD', KEYS[1], ARGV[1])
 if added == 1 or ARGV[2] == 'replace' then redis.call('HDEL', KEYS[2], ARGV[1]) end
 return 1 - added";
-/// Keys: secrets, marks. Argument: secret. 1 if it was there.
+/// Keys: secrets, marks. Argument: secret. Returns 1 if it existed.
 const REMOVE_SECRET: &str = "\
 redis.call('HDEL', KEYS[2], ARGV[1])
 return redis.call('SREM', KEYS[1], ARGV[1])";
-/// Keys: secrets, marks. Arguments: secret, since, until, the latest end that stays as it is. Numbers have no leading zeros, so the longer one is
-/// the greater one. The number of secrets that were there before.
+/// Keys: secrets, marks. Arguments: secret, since, until, the latest end to keep. Compares numbers as text:
+/// they have no leading zeros, so the longer one is greater. Returns the number of secrets before.
 const ROTATE: &str = "\
 local held = redis.call('SMEMBERS', KEYS[1])
 for _, other in ipairs(held) do
@@ -355,7 +355,7 @@ end
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2] .. ' ')
 redis.call('SADD', KEYS[1], ARGV[1])
 return #held";
-/// Keys: options. Arguments: `keep` or `replace`, their values. The number of options that were there before.
+/// Keys: options. Arguments: `keep` or `replace`, their values. Returns the number of options before.
 const PUT_REALM: &str = "\
 local found = 0
 for _, key in ipairs(KEYS) do found = found + redis.call('EXISTS', key) end
@@ -363,10 +363,10 @@ if found > 0 and ARGV[1] == 'keep' then return found end
 for index, key in ipairs(KEYS) do redis.call('SET', key, ARGV[index + 1]) end
 return found";
 
-/// What is wrong with the server of this name.
+/// Converts an error of this server.
 pub(crate) fn told(name: &str, error: &RedisError) -> StoreError {
     let code = error.code().unwrap_or_default();
-    // The client wraps what a server answers to its first SELECT: the code is in there no more, only the words.
+    // The client wraps the answer to its first SELECT without the code, so only the text is left.
     let says = |words: &str| error.to_string().contains(words);
     let fault = match error.kind() {
         ErrorKind::AuthenticationFailed => Fault::Login,
@@ -385,7 +385,9 @@ pub(crate) fn told(name: &str, error: &RedisError) -> StoreError {
         _ => Fault::Other,
     };
     match fault {
-        Fault::Schema => StoreError::new(name, fault, format_args!("is not as coturn's: {error}")),
+        Fault::Schema => {
+            StoreError::new(name, fault, format_args!("does not match coturn's schema:  {error}"))
+        }
         _ => StoreError::new(name, fault, error),
     }
 }
@@ -404,7 +406,7 @@ fn secrets_key(realm: &str) -> String {
     format!("{REALM}{realm}/secret")
 }
 
-/// A hash of ours: a secret, and its two times with a blank between them.
+/// A hash: secret, and its two times separated by a blank.
 fn marks_key(realm: &str) -> String {
     format!("turnpike/realm/{realm}/secrets")
 }
@@ -416,13 +418,13 @@ fn words(key: &ApiKey) -> String {
     words.finish()
 }
 
-/// Realm and name of a user's key. Names may have slashes, and so may realms: the first `/user/` divides them.
+/// Realm and name of a user's key. Both may contain slashes; the first `/user/` separates them.
 fn user_of(key: &str) -> Option<(String, String)> {
     let (realm, name) = key.strip_prefix(REALM)?.strip_suffix("/key")?.split_once("/user/")?;
     Some((realm.to_owned(), name.to_owned()))
 }
 
-/// A text as a pattern that fits itself alone.
+/// Pattern that matches only this text.
 fn literal(text: &str) -> String {
     let mut pattern = String::new();
     for character in text.chars() {
@@ -434,7 +436,7 @@ fn literal(text: &str) -> String {
     pattern
 }
 
-/// What connects to a server.
+/// Client for a server.
 pub(crate) fn client(address: &ServerAddress) -> Result<Client, (Fault, String)> {
     let port = address.port.unwrap_or(6379);
     let with_tls = address.tls.mode != TlsMode::Off;
@@ -449,7 +451,7 @@ pub(crate) fn client(address: &ServerAddress) -> Result<Client, (Fault, String)>
     if let Some(number) = &address.database {
         let number = number
             .parse()
-            .map_err(|_| (Fault::NoDatabase, format!("{number:?} is no number of a database")))?;
+            .map_err(|_| (Fault::NoDatabase, format!("{number:?} is not a database number")))?;
         settings = settings.set_db(number);
     }
     if let Some(user) = &address.user {
@@ -484,7 +486,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_are_found_by_their_keys() {
+    fn user_keys_are_parsed() {
         let user = |realm: &str, name: &str| Some((realm.to_owned(), name.to_owned()));
         assert_eq!(user_of("turn/realm/north.gov/user/gorst/key"), user("north.gov", "gorst"));
         assert_eq!(user_of(&user_key("a/b", "c/d")), user("a/b", "c/d"));
@@ -496,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_of_a_name_fits_that_alone() {
+    fn literal_pattern_matches_only_its_text() {
         assert_eq!(literal("north.gov"), "north.gov");
         assert_eq!(literal("a*b?[c]\\"), "a\\*b\\?\\[c\\]\\\\");
     }

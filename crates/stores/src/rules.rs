@@ -1,5 +1,5 @@
-//! Everything in a store that is not a user: few rows, read whole. A row that cannot be read keeps all of them from being taken: a peer
-//! rule that is left out would open what it was to close.
+//! Everything in a store except users: few rows, read completely. One invalid row rejects all, because
+//! skipping a peer rule would allow what it denies.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,28 +16,28 @@ use crate::{
     secrets::{Secrets, StoredSecret, unix},
 };
 
-/// Realms with their limits and peers, origins, secrets, token keys and API keys.
+/// Realms with limits and peers, origins, secrets, token keys and API keys.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Realms that have limits, peers or an origin, by name.
+    /// Realms with limits, peers or an origin, by name.
     pub realms: BTreeMap<Box<str>, RealmRules>,
-    /// Peers for users of every realm.
+    /// Peer rules for all realms.
     pub peers: PeerRanges,
-    /// Realms by the canonical origin of their web pages.
+    /// Realms by canonical web origin.
     pub origins: BTreeMap<Box<str>, Box<str>>,
-    /// Keys shared with authorization servers, those left out whose time is over.
+    /// Keys shared with authorization servers, without expired ones.
     pub token_keys: Vec<StoredTokenKey>,
-    /// Secrets by realm. [`crate::Directory::rules`] has none: they are told by [`crate::Directory::secrets`].
+    /// Secrets by realm. Empty in [`crate::Directory::rules`]; use [`crate::Directory::secrets`].
     pub secrets: BTreeMap<Box<str>, Secrets>,
-    /// Keys of applications. [`crate::Directory::rules`] has none: they are told by [`crate::Directory::api_keys`].
+    /// API keys. Empty in [`crate::Directory::rules`]; use [`crate::Directory::api_keys`].
     pub api_keys: ApiKeys,
-    /// Realms that have users without a SHA-256 key; `None` where that is not known.
+    /// Realms with users that lack a SHA-256 key; `None` if unknown.
     pub md5_only: Option<BTreeSet<Box<str>>>,
-    /// What is there and counts for nothing, for the log.
+    /// Ignored rows, for the log.
     pub ignored: Vec<String>,
 }
 
-/// Names what there is, and no secret.
+/// Omits secrets.
 impl fmt::Debug for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { realms, peers, origins, token_keys, md5_only, ignored, .. } = self;
@@ -45,42 +45,35 @@ impl fmt::Debug for Rules {
     }
 }
 
-/// Of one realm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RealmRules {
-    /// Whether it is one of the store's realms; else it is named for its peers or secrets alone.
+    /// True if it is a realm of the store; otherwise it only has peers or secrets.
     pub named: bool,
-    /// Allocations of all its users.
+    /// Allocations of the whole realm.
     pub total_quota: Option<usize>,
-    /// Allocations of each of its users.
+    /// Allocations per user.
     pub user_quota: Option<usize>,
-    /// Bytes a second of each of its allocations (coturn's `max-bps`).
+    /// Bytes per second of each allocation (coturn's `max-bps`).
     pub max_bps: Option<u64>,
-    /// Peers for its users.
     pub peers: PeerRanges,
 }
 
-/// Peers as coturn has them: what is allowed wins over what is denied.
+/// Peers as in coturn: allowed ranges override denied ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerRanges {
-    /// Allowed.
     pub allow: Vec<IpRange>,
-    /// Denied.
     pub deny: Vec<IpRange>,
 }
 
-/// A key shared with an authorization server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTokenKey {
-    /// Its name.
     pub kid: String,
-    /// The key.
     pub key: TokenKey,
-    /// Where its tokens count; `None` is the server's own realm.
+    /// Realm that accepts its tokens; `None` is the server's own.
     pub realm: Option<String>,
 }
 
-/// Fills [`Rules`] row by row. `store` is what errors name.
+/// Builds [`Rules`] row by row. `store` is for errors.
 pub(crate) struct RulesReader<'a> {
     pub(crate) store: &'a str,
     pub(crate) rules: Rules,
@@ -88,7 +81,7 @@ pub(crate) struct RulesReader<'a> {
     secrets: BTreeMap<Box<str>, Vec<StoredSecret>>,
 }
 
-/// Of a row: a column that may be null, which counts as empty.
+/// A nullable column; null counts as empty.
 pub(crate) type Field<'a> = Option<&'a str>;
 
 impl<'a> RulesReader<'a> {
@@ -96,7 +89,7 @@ impl<'a> RulesReader<'a> {
         Self { store, rules: Rules::default(), secrets: BTreeMap::new() }
     }
 
-    /// A peer range; `table` is where it stands, `realm` empty for all.
+    /// Adds a peer range. `table` is its table; an empty `realm` means all.
     pub(crate) fn peer(
         &mut self,
         denied: bool,
@@ -119,7 +112,8 @@ impl<'a> RulesReader<'a> {
         Ok(())
     }
 
-    /// A limit of a realm; 0 is none. Of two rows of one realm, which differ in blanks or in whether there is a name at all, the lower counts.
+    /// Adds a limit of a realm; 0 means none. If two rows differ only in blanks or null, the lower limit
+    /// wins.
     pub(crate) fn option(
         &mut self,
         realm: Field<'_>,
@@ -127,7 +121,7 @@ impl<'a> RulesReader<'a> {
         value: Field<'_>,
     ) -> Result<(), StoreError> {
         let number = text(value).parse::<u64>().map_err(|_| {
-            let said = format_args!("{option} of realm {:?} is {:?}, no number", text(realm), text(value))
+            let said = format_args!("{option} of realm {:?} is {:?}, not a number", text(realm), text(value))
                 .to_string();
             StoreError::new(self.store, Fault::Row, said)
         })?;
@@ -138,12 +132,13 @@ impl<'a> RulesReader<'a> {
             "total-quota" => lower(&mut rules.total_quota, count),
             "user-quota" => lower(&mut rules.user_quota, count),
             "max-bps" => lower(&mut rules.max_bps, number),
-            _ => self.ignore(format!("the option {option:?} of realm {:?} is not known", text(realm))),
+            _ => self.ignore(format!("unknown option {option:?} of realm {:?}", text(realm))),
         }
         Ok(())
     }
 
-    /// An origin and its realm. One that is written in two ways, for two realms, stands for the first of them by name.
+    /// Adds an origin and its realm. If two spellings of one origin have different realms, the first realm by
+    /// name wins.
     pub(crate) fn origin(&mut self, origin: Field<'_>, realm: Field<'_>) {
         let (origin, realm) = (canonical_origin(text(origin)), text(realm));
         if !realm.is_empty() {
@@ -155,7 +150,7 @@ impl<'a> RulesReader<'a> {
         }
     }
 
-    /// A secret of a realm.
+    /// Adds a secret of a realm.
     pub(crate) fn secret(&mut self, realm: Field<'_>, secret: Field<'_>) {
         let secret = text(secret);
         if !secret.is_empty() {
@@ -164,7 +159,7 @@ impl<'a> RulesReader<'a> {
         }
     }
 
-    /// What is known of a secret of a realm, behind the secret itself; of one that is not there, it counts for nothing.
+    /// Adds rotation times of a secret; ignored if the secret does not exist.
     pub(crate) fn mark(
         &mut self,
         realm: Field<'_>,
@@ -180,35 +175,39 @@ impl<'a> RulesReader<'a> {
         Ok(())
     }
 
-    /// A key of an application. One that cannot be read opens nothing.
+    /// Adds an API key; ignored if it is invalid.
     pub(crate) fn api_key(&mut self, row: &ApiKeyRow<'_>) {
         match ApiKey::read(row) {
             Some(key) => _ = self.rules.api_keys.insert(row.name.into(), key),
-            None => self.ignore(format!("the API key {:?} cannot be read, and opens nothing", row.name)),
+            None => self.ignore(format!("the API key {:?} is invalid and not accepted", row.name)),
         }
     }
 
-    /// A token key, as coturn writes them: base64 of at least as many bytes as the algorithm needs; the algorithm is A256GCM where none
-    /// is said; `lifetime` seconds from `timestamp`, 0 for ever.
+    /// Adds a token key in coturn's form: base64 of at least as many bytes as the algorithm needs, A256GCM by
+    /// default, valid for `lifetime` seconds from `timestamp` (0 for ever).
     pub(crate) fn token_key(&mut self, row: TokenKeyRow<'_>) -> Result<(), StoreError> {
         let TokenKeyRow { kid, key, timestamp, lifetime, algorithm, realm } = row;
         if kid.is_empty() {
-            self.ignore("an oauth_key has no kid, by which tokens would name it".to_owned());
+            self.ignore("an oauth_key has no kid".to_owned());
             return Ok(());
         }
         let bad =
             |why: String| StoreError::new(self.store, Fault::Row, format_args!("oauth_key {kid:?} {why}"));
         let number = |what: &str, field: Field<'_>| match text(field) {
             "" => Ok(0),
-            digits => digits.parse::<u64>().map_err(|_| bad(format!("has the {what} {digits:?}, no number"))),
+            digits => {
+                digits.parse::<u64>().map_err(|_| bad(format!("has the {what} {digits:?}, not a number")))
+            }
         };
         let (timestamp, lifetime) = (number("timestamp", timestamp)?, number("lifetime", lifetime)?);
         let length = match text(algorithm) {
             "A128GCM" => 16,
             "" | "A256GCM" => 32,
-            other => return Err(bad(format!("has the algorithm {other:?}: A128GCM and A256GCM are known"))),
+            other => {
+                return Err(bad(format!("has the algorithm {other:?}: A128GCM and A256GCM are supported")));
+            }
         };
-        let bytes = Zeroizing::new(LENIENT.decode(text(key)).map_err(|_| bad("is no base64".to_owned()))?);
+        let bytes = Zeroizing::new(LENIENT.decode(text(key)).map_err(|_| bad("is not base64".to_owned()))?);
         let key = bytes.get(..length).and_then(TokenKey::from_bytes).ok_or_else(|| {
             bad(format!(
                 "has {} bytes, and {} needs {length}",
@@ -217,7 +216,7 @@ impl<'a> RulesReader<'a> {
             ))
         })?;
         if lifetime > 0 && timestamp.saturating_add(lifetime) <= unix() {
-            self.ignore(format!("the time of oauth_key {kid:?} is over"));
+            self.ignore(format!("oauth_key {kid:?} has expired"));
             return Ok(());
         }
         let realm = Some(text(realm)).filter(|realm| !realm.is_empty()).map(str::to_owned);
@@ -225,7 +224,7 @@ impl<'a> RulesReader<'a> {
         Ok(())
     }
 
-    /// Says that something counts for nothing.
+    /// Records an ignored row.
     pub(crate) fn ignore(&mut self, what: String) {
         self.rules.ignored.push(what);
     }
@@ -234,7 +233,7 @@ impl<'a> RulesReader<'a> {
         self.rules.realms.entry(name.into()).or_default()
     }
 
-    /// In an order of its own, so that the same rows in another order are the same rules.
+    /// Sorts everything, so that the order of rows does not matter.
     pub(crate) fn finish(mut self) -> Rules {
         let rules = &mut self.rules;
         for peers in rules.realms.values_mut().map(|realm| &mut realm.peers).chain([&mut rules.peers]) {
@@ -265,7 +264,7 @@ pub(crate) struct TokenKeyRow<'a> {
     pub(crate) realm: Field<'a>,
 }
 
-/// Since when a secret signs, and until when it counts: digits, or nothing.
+/// Parses the times since a secret signs and until it is accepted: digits, or empty.
 pub(crate) fn read_mark(
     store: &str,
     realm: &str,
@@ -275,8 +274,8 @@ pub(crate) fn read_mark(
     let number = |field: Field<'_>| match text(field) {
         "" => Ok(None),
         digits => digits.parse::<u64>().map(Some).map_err(|_| {
-            let said =
-                format_args!("the time {digits:?} of a secret of realm {realm:?} is no number").to_string();
+            let said = format_args!("the time {digits:?} of a secret of realm {realm:?} is not a number")
+                .to_string();
             StoreError::new(store, Fault::Row, said)
         }),
     };
@@ -289,7 +288,7 @@ const LENIENT: engine::GeneralPurpose = engine::GeneralPurpose::new(
     engine::GeneralPurposeConfig::new().with_decode_padding_mode(engine::DecodePaddingMode::Indifferent),
 );
 
-/// Keeps the lower of two limits, of which 0 is none.
+/// Keeps the lower of two limits; 0 means none.
 fn lower<N: Ord + Default>(limit: &mut Option<N>, other: N) {
     if other > N::default() && limit.as_ref().is_none_or(|limit| other < *limit) {
         *limit = Some(other);
@@ -321,12 +320,12 @@ mod tests {
         }
     }
 
-    /// The keys of coturn's own example database; the newline in them comes from how they were made.
+    /// Keys of coturn's example database. The newline in them comes from the way they were made.
     const COTURN_256: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDEK";
     const COTURN_128: &str = "MTIzNDU2Nzg5MDEyMzQ1Ngo=";
 
     #[test]
-    fn token_keys_are_read_as_coturn_writes_them() {
+    fn coturn_token_keys_are_parsed() {
         let rules = read(|reader| {
             reader.token_key(token("A256GCM", COTURN_256, "0"))?;
             reader.token_key(token("", COTURN_256, ""))?;
@@ -347,7 +346,7 @@ mod tests {
         for (bad, told) in [
             (token("A256GCM", COTURN_128, "0"), "has 17 bytes, and A256GCM needs 32"),
             (token("AES-256-CBC", COTURN_256, "0"), "\"AES-256-CBC\""),
-            (token("A256GCM", "not base64!", "0"), "is no base64"),
+            (token("A256GCM", "not base64!", "0"), "is not base64"),
             (token("A256GCM", COTURN_256, "soon"), "the lifetime \"soon\""),
         ] {
             let error = read(|reader| reader.token_key(bad)).expect_err(told);
@@ -359,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_key_whose_time_is_over_is_left_out_and_told() {
+    fn expired_token_key_is_ignored_and_logged() {
         let rules = read(|reader| reader.token_key(token("A256GCM", COTURN_256, "60"))).expect("rules");
         assert!(rules.token_keys.is_empty());
         assert!(rules.ignored[0].contains("north"), "{:?}", rules.ignored);
@@ -369,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_are_of_one_realm_or_of_all_and_one_that_cannot_be_read_is_an_error() {
+    fn invalid_peer_rule_is_an_error() {
         let rules = read(|reader| {
             reader.peer(true, "denied_peer_ip", Some("a"), Some("10.0.0.0-10.0.0.9"))?;
             reader.peer(false, "allowed_peer_ip", Some("a"), Some("10.0.0.5"))?;
@@ -381,14 +380,11 @@ mod tests {
         assert_eq!((a.peers.deny.len(), a.peers.allow.len(), a.named), (1, 1, false));
         let error =
             read(|reader| reader.peer(true, "denied_peer_ip", None, Some("10.0.0"))).expect_err("no range");
-        assert!(
-            error.starts_with("postgres://db/turn has what cannot be read: in denied_peer_ip"),
-            "{error}"
-        );
+        assert!(error.starts_with("postgres://db/turn has invalid data: in denied_peer_ip"), "{error}");
     }
 
     #[test]
-    fn limits_are_numbers_and_zero_is_none() {
+    fn limits_are_numbers_and_zero_means_none() {
         let rules = read(|reader| {
             reader.option(Some("a"), "total-quota", Some("12000"))?;
             reader.option(Some("a"), "user-quota", Some("0"))?;
@@ -402,7 +398,7 @@ mod tests {
             (Some(12_000), None, Some(500_000), true)
         );
         assert!(rules.ignored[0].contains("\"colour\""));
-        // As SQLite holds them: its keys may be empty, or nothing.
+        // SQLite allows primary keys to be empty or null.
         let rows = [(None, "700"), (Some(""), "300"), (Some(" "), "0"), (None, "500")];
         for rows in [rows, [rows[3], rows[2], rows[1], rows[0]]] {
             let rules = read(|reader| {
@@ -416,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_rows_means_nothing_and_debug_output_holds_no_secret() {
+    fn row_order_does_not_matter_and_debug_omits_secrets() {
         let one = read(|reader| {
             reader.secret(Some("a"), Some("north"));
             reader.secret(Some("a"), Some("south"));
@@ -442,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_belong_to_a_secret_of_their_realm_and_one_that_cannot_be_read_is_an_error() {
+    fn invalid_mark_is_an_error() {
         let marked = |since, until| {
             read(|reader| {
                 reader.secret(Some("a"), Some("north"));
@@ -460,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn an_api_key_that_cannot_be_read_is_told_and_opens_nothing() {
+    fn invalid_api_key_is_ignored_and_logged() {
         let hash = "ab".repeat(32);
         let row = |name, hash| ApiKeyRow { name, hash, realm: "", max_ttl: "60", rate: "" };
         let rules = read(|reader| {

@@ -1,8 +1,7 @@
-//! PostgreSQL, MySQL and MariaDB: a few connections, each of which does one job after the other. A connection that has failed, or that
-//! nobody has used for a minute, is not used again.
+//! PostgreSQL, MySQL and MariaDB: a few connections, each of which runs one job at a time. A connection that
+//! failed or was idle for a minute is replaced.
 //!
-//! sqlx has a pool too, which asks the server after each query whether the connection still works: half of the throughput, for an answer
-//! that the next query gives anyway.
+//! sqlx's own pool checks the connection after each query, which halves the throughput.
 
 use std::{io, marker::PhantomData, sync::Arc, time::Duration};
 
@@ -21,12 +20,12 @@ use crate::{
     tables::{Change, OwnedChange, Row, Sql, is_query},
 };
 
-/// A connection that has been idle for longer may have been forgotten by something on the way.
+/// An idle connection may have been dropped by a firewall or the server.
 const IDLE: Duration = Duration::from_secs(60);
-/// Jobs that wait for a connection; whoever asks has a deadline of its own.
+/// Queued jobs; each caller has its own deadline.
 const QUEUE: usize = 65_536;
 
-/// Transactions of other programs that a change gives way to.
+/// Retries after conflicts with transactions of other programs.
 const MOST_COLLISIONS: usize = 5;
 
 /// A server with coturn's tables.
@@ -44,7 +43,7 @@ struct Job {
     answer: oneshot::Sender<Result<Output, StoreError>>,
 }
 
-/// Statements with what stands for their question marks.
+/// Statements with their bound values.
 pub(crate) enum Work {
     Read(&'static str, Vec<String>),
     Change(OwnedChange),
@@ -54,28 +53,30 @@ pub(crate) enum Work {
 pub(crate) struct Output {
     rows: Vec<Row>,
     changed: Vec<u64>,
-    /// The connection may still have the lock, which ends with it.
+    /// The connection may still hold the lock and must be closed.
     keeps_lock: bool,
 }
 
-/// What differs between the two.
+/// Differences between the databases.
 pub(crate) trait Driver: Send + Sized + 'static {
     type Options: Send + Sync + 'static;
-    /// Table and column, of all that this connection sees.
+    /// Table and column names visible to this connection.
     const COLUMNS: &'static str;
-    /// Waits for the lock of all who change this database as we do, and says 1 when it has it. A transaction of PostgreSQL gives it back.
+    /// Waits for the lock that serializes our changes of this database; returns 1. In PostgreSQL, the
+    /// transaction releases it.
     const LOCK: &'static str;
-    /// Gives it back, where a transaction does not.
+    /// Releases the lock, if the transaction does not.
     const UNLOCK: Option<&'static str>;
 
     fn options(address: &ServerAddress) -> Self::Options;
     fn connect(options: &Self::Options) -> impl Future<Output = sqlx::Result<Self>> + Send;
-    /// `commits` becomes true when COMMIT is sent: from then on a change may be made although its answer is lost.
+    /// Runs the work. `commits` becomes true when COMMIT is sent: after that, the change may be made although
+    /// the answer is lost.
     fn run(&mut self, work: &Work, commits: &mut bool) -> impl Future<Output = sqlx::Result<Output>> + Send;
 }
 
 impl<D: Driver> Server<D> {
-    /// Connects when there is something to do, at most `connections` times at once. `name` is for errors. Must be called on a runtime.
+    /// Connects on first use, at most `connections` times. `name` is for errors. Must be called on a runtime.
     pub(crate) fn new(address: &ServerAddress, connections: usize, name: String) -> Self {
         let (jobs, queue) = mpsc::channel(QUEUE);
         let (queue, options) = (Arc::new(Mutex::new(queue)), Arc::new(D::options(address)));
@@ -88,8 +89,8 @@ impl<D: Driver> Server<D> {
     async fn run(&self, work: Work) -> Result<Output, StoreError> {
         let (answer, result) = oneshot::channel();
         let slow = |why| StoreError::new(&self.name, Fault::Slow, why);
-        self.jobs.try_send(Job { work, answer }).map_err(|_| slow("too many wait for it"))?;
-        result.await.map_err(|_| slow("its connection was given up"))?
+        self.jobs.try_send(Job { work, answer }).map_err(|_| slow("too many queries are waiting"))?;
+        result.await.map_err(|_| slow("the connection was closed"))?
     }
 }
 
@@ -112,14 +113,15 @@ impl<D: Driver> Sql for Server<D> {
     }
 }
 
-/// One connection, until nobody has jobs any more.
+/// Serves one connection until the queue is closed.
 async fn serve<D: Driver>(queue: Arc<Mutex<mpsc::Receiver<Job>>>, options: Arc<D::Options>, name: String) {
     let mut held: Option<(D, Instant)> = None;
     loop {
         let job = queue.lock().await.recv().await;
         let Some(Job { work, mut answer }) = job else { return };
         let kept = held.take().filter(|(_, used)| used.elapsed() < IDLE).map(|(connection, _)| connection);
-        // Who asked has waited long enough: neither does the connection go on, nor is it used again in the middle of an answer.
+        // The caller gave up: the query is abandoned, and the connection, which is in the middle of an
+        // answer, is dropped.
         let done = tokio::select! {
             done = run(kept, &options, &work) => done,
             () = answer.closed() => continue,
@@ -132,8 +134,8 @@ async fn serve<D: Driver>(queue: Arc<Mutex<mpsc::Receiver<Job>>>, options: Arc<D
     }
 }
 
-/// On the connection that there is, or on a new one if that has gone stale. A transaction that has met one of another program begins again;
-/// a change that may be made does not, for it would meet itself.
+/// Runs the work on the existing connection, or on a new one if it was stale. Retries after a conflict with
+/// another transaction. Does not retry after COMMIT was sent, because it could conflict with itself.
 async fn run<D: Driver>(mut kept: Option<D>, options: &D::Options, work: &Work) -> sqlx::Result<(D, Output)> {
     let mut collisions = 0;
     loop {
@@ -152,7 +154,7 @@ async fn run<D: Driver>(mut kept: Option<D>, options: &D::Options, work: &Work) 
     }
 }
 
-/// A connection and what it runs; `$text` makes of a statement what this database understands.
+/// Implements [`Driver`]; `$text` converts statements to this database's syntax.
 macro_rules! driver {
     ($database:ty, $connection:ty, $options:ty, $columns:literal, $lock:literal, $unlock:expr, $address:path, $text:path) => {
         impl Driver for $connection {
@@ -187,7 +189,7 @@ macro_rules! driver {
                         let locked =
                             sqlx::query::<$database>(Self::LOCK).fetch_one(&mut *transaction).await?;
                         if locked.try_get::<Option<i32>, usize>(0)? != Some(1) {
-                            let why = "another change of this database does not end";
+                            let why = "another change holds the lock of this database too long";
                             return Err(io::Error::new(io::ErrorKind::TimedOut, why).into());
                         }
                         let mut changed = Vec::with_capacity(change.statements.len());
@@ -207,7 +209,7 @@ macro_rules! driver {
                         }
                         *commits = true;
                         transaction.commit().await?;
-                        // The change is made, whatever becomes of the lock.
+                        // The change is made, even if releasing the lock fails.
                         let keeps_lock = match Self::UNLOCK {
                             Some(unlock) => {
                                 sqlx::query::<$database>(unlock).execute(&mut *self).await.is_err()
@@ -309,7 +311,7 @@ fn verbatim(statement: &'static str) -> &'static str {
     statement
 }
 
-/// With `$1`, `$2` in place of question marks. Statements are constants of ours; what users say is bound, never written into them.
+/// Replaces question marks with `$1`, `$2`. Statements are constants; user data is always bound.
 fn numbered(statement: &str) -> AssertSqlSafe<String> {
     let mut text = String::with_capacity(statement.len() + 8);
     for (index, part) in statement.split('?').enumerate() {
@@ -322,7 +324,7 @@ fn numbered(statement: &str) -> AssertSqlSafe<String> {
     AssertSqlSafe(text)
 }
 
-/// Whether a transaction was ended for the sake of another one, such as that of a `turnadmin`.
+/// Returns true if the transaction was aborted because of another one, such as that of `turnadmin`.
 fn is_collision(error: &sqlx::Error) -> bool {
     let sqlx::Error::Database(error) = error else { return false };
     match error.try_downcast_ref::<MySqlDatabaseError>() {
@@ -333,11 +335,12 @@ fn is_collision(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Whether the connection is the trouble, and another one may do better.
+/// Returns true if another connection may succeed.
 fn is_broken(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(error) => {
-            // PostgreSQL: admin_shutdown, crash_shutdown, idle_session_timeout; and cached plan must not change result type.
+            // PostgreSQL: admin_shutdown, crash_shutdown, idle_session_timeout; and cached plan must not
+            // change result type.
             matches!(error.code().as_deref(), Some("57P01" | "57P02" | "57P05" | "0A000"))
         }
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) | sqlx::Error::WorkerCrashed => {
@@ -355,17 +358,18 @@ fn told(name: &str, error: &sqlx::Error) -> StoreError {
                 (Some(1045 | 1698), _) | (None, Some("28P01" | "28000")) => Fault::Login,
                 (Some(1049), _) | (None, Some("3D000")) => Fault::NoDatabase,
                 (Some(1044 | 1142 | 1143), _) | (None, Some("42501")) => Fault::Permission,
-                // Illegal mix of collations, no such character; untranslatable_character, character_not_in_repertoire.
+                // Illegal mix of collations, no such character; untranslatable_character,
+                // character_not_in_repertoire.
                 (Some(1267 | 1366 | 3854 | 3988), _) | (None, Some("22P05" | "22021")) => Fault::Text,
                 (Some(1054 | 1146), _) | (None, Some("42P01" | "42703")) => Fault::Schema,
-                // Too many connections, or it starts or stops.
+                // Too many connections, or the server starts or stops.
                 (Some(1040 | 1053), _) | (None, Some("53300" | "57P01" | "57P02" | "57P03")) => {
                     Fault::Unreachable
                 }
                 _ => Fault::Other,
             }
         }
-        // rustls tells of a certificate by what it says when it reads.
+        // rustls reports certificate errors as InvalidData while reading.
         sqlx::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => Fault::Tls,
         sqlx::Error::Io(_) => Fault::Unreachable,
         sqlx::Error::Tls(_) => Fault::Tls,
@@ -373,7 +377,7 @@ fn told(name: &str, error: &sqlx::Error) -> StoreError {
     };
     match error {
         sqlx::Error::Database(error) if fault == Fault::Schema => {
-            StoreError::new(name, fault, format_args!("is not as coturn's: {}", error.message()))
+            StoreError::new(name, fault, format_args!("does not match coturn's schema: {}", error.message()))
         }
         sqlx::Error::Database(error) => StoreError::new(name, fault, error.message()),
         sqlx::Error::Io(error) => StoreError::new(name, fault, error),
@@ -388,7 +392,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether the first connection breaks behind a COMMIT, how often work was run, and how many connections were made.
+    /// True if the first connection breaks after COMMIT; number of runs; number of connections.
     struct Breaks(bool, AtomicU8, AtomicU8);
 
     impl Driver for &'static Breaks {
@@ -416,7 +420,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_whose_commit_was_sent_is_not_repeated_on_another_connection() {
+    async fn change_is_not_retried_after_commit_was_sent() {
         static BEFORE: Breaks = Breaks(false, AtomicU8::new(0), AtomicU8::new(0));
         static BEHIND: Breaks = Breaks(true, AtomicU8::new(0), AtomicU8::new(0));
         for (breaks, expected) in [(&BEFORE, (true, 2, 1)), (&BEHIND, (false, 1, 0))] {

@@ -1,4 +1,4 @@
-//! SQLite: the store that is built in, and files that coturn has made. One thread has the connection, because SQLite blocks.
+//! SQLite: the embedded store, and files made by coturn. SQLite blocks, so one thread owns the connection.
 
 use std::{
     fs, io,
@@ -22,17 +22,16 @@ use crate::{
     tables::{Change, OwnedChange, Row, Sql, is_query},
 };
 
-/// How long a writer elsewhere may keep us waiting.
+/// Maximum wait for another writer.
 const BUSY: Duration = Duration::from_secs(1);
-/// Of our own file: `pragma user_version`.
+/// `pragma user_version` of our own file.
 const OUR_VERSION: i64 = 1;
 
-/// What a file is to us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SqliteUse {
-    /// Ours: made when something is written first, and empty before that.
+    /// Our own file: created by the first write, and empty until then.
     Own,
-    /// Somebody else's, that has to be there already.
+    /// A file of another program, which must exist.
     Foreign,
 }
 
@@ -46,7 +45,7 @@ pub(crate) struct Sqlite {
 type Job = Box<dyn FnOnce(&mut File) + Send>;
 
 impl Sqlite {
-    /// Opens nothing yet. `name` is for errors.
+    /// Does not open the file yet. `name` is for errors.
     pub(crate) fn new(path: &Path, kind: SqliteUse, name: String) -> Self {
         let (jobs, queue) = mpsc::channel::<Job>();
         let mut file = File { path: path.to_owned(), kind, name: name.clone(), open: None };
@@ -88,7 +87,7 @@ impl Sql for Sqlite {
     async fn change(&self, change: Change<'_>) -> Result<Vec<u64>, StoreError> {
         let change = change.to_owned();
         self.run(move |file| {
-            // For what is removed no file is made.
+            // A removal does not create the file.
             let adds = |(statement, _): &(&str, _)| {
                 statement.starts_with("insert") || statement.starts_with("create")
             };
@@ -104,7 +103,7 @@ impl Sql for Sqlite {
         let is_own = self.kind == SqliteUse::Own;
         self.run(move |file| match file.open(false)? {
             Some(open) => read_rows(&open.connection, COLUMNS, &[]).map_err(|error| file.error(&error)),
-            // What is made when something is written has all of them.
+            // The file that a write would create has all tables.
             None if is_own => {
                 let empty = Connection::open_in_memory().map_err(|error| file.error(&error))?;
                 empty.execute_batch(TABLES).map_err(|error| file.error(&error))?;
@@ -115,7 +114,7 @@ impl Sql for Sqlite {
         .await
     }
 
-    /// Of a file that is not there, 0. Another file at the same path is another version.
+    /// 0 without a file. A replaced file has another version.
     async fn version(&self) -> Option<u64> {
         let version = self.run(|file| {
             let Some(open) = file.open(false)? else { return Ok(0) };
@@ -140,7 +139,7 @@ impl Sql for Sqlite {
     }
 }
 
-/// The file, as its thread has it.
+/// State of the thread.
 struct File {
     path: PathBuf,
     kind: SqliteUse,
@@ -154,10 +153,10 @@ struct Open {
 }
 
 impl File {
-    /// The connection; `None` for a file of ours that is not there, unless something is to be written.
+    /// Opens the connection; `None` if our own file does not exist and nothing will be written.
     fn open(&mut self, to_write: bool) -> Result<Option<&mut Open>, StoreError> {
         let inode = fs::metadata(&self.path).map(|found| found.ino()).ok();
-        // A file that was removed or replaced is not read on.
+        // Reopens a file that was removed or replaced.
         if self.open.as_ref().is_some_and(|open| Some(open.inode) != inode) {
             self.open = None;
         }
@@ -171,7 +170,7 @@ impl File {
         Ok(self.open.as_mut())
     }
 
-    /// Only whom the server runs as may read it.
+    /// Creates the file readable only by the server's user.
     fn open_own(&self) -> Result<Open, StoreError> {
         let unusable = |why: io::Error| StoreError::new(&self.name, Fault::Permission, why);
         if let Some(dir) = self.path.parent() {
@@ -184,7 +183,8 @@ impl File {
             .open(&self.path)
             .map_err(unusable)?;
         let inode = made.metadata().map_err(unusable)?.ino();
-        // Closed later, it would give up the locks that SQLite has by then (fcntl(2)): another process that ends would take the log away.
+        // Closed before SQLite opens the file: closing it later would release SQLite's locks (fcntl(2)), and
+        // another exiting process would delete the WAL.
         drop(made);
         let connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         let prepare = || -> rusqlite::Result<i64> {
@@ -200,7 +200,7 @@ impl File {
             Ok(0 | OUR_VERSION) => Ok(Open { connection, inode }),
             Ok(later) => {
                 let why = format!(
-                    "was written by a later turnpike (its version is {later}, this one knows {OUR_VERSION})"
+                    "was written by a newer turnpike (schema version {later}, this one supports {OUR_VERSION})"
                 );
                 Err(StoreError::new(&self.name, Fault::Schema, why))
             }
@@ -215,7 +215,7 @@ impl File {
             StoreError::new(&self.name, fault, error)
         };
         let inode = fs::metadata(&self.path).map_err(unusable)?.ino();
-        // Written to only by who asks for it: `turnpike user`.
+        // Only `turnpike user` and similar commands write to it.
         let connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         Ok(Open { connection, inode })
     }
@@ -240,21 +240,21 @@ impl File {
         };
         match fault {
             Fault::Schema => {
-                StoreError::new(&self.name, fault, format_args!("is no SQLite database ({error})"))
+                StoreError::new(&self.name, fault, format_args!("is not a SQLite database ({error})"))
             }
             _ => StoreError::new(&self.name, fault, error),
         }
     }
 }
 
-/// A page of users that a client can name. A name that is not UTF-8 would be no cursor for the next page either: read with replacement
-/// characters it comes before itself.
+/// A page of users. Names that are not UTF-8 are skipped: clients cannot use them, and a cursor with
+/// replacement characters would sort before the original.
 const USERS: &str = "select realm, name, hmackey from turnusers_lt where (realm, name) > (?, ?) and name is not null \
                      and is_utf8(realm) and is_utf8(name) order by realm, name limit 1000";
 const USERS_OF: &str = "select realm, name, hmackey from turnusers_lt where realm = ? and name > ? and is_utf8(name) \
                         order by name limit 1000";
 
-/// Adds the function by which these statements leave such names out.
+/// Defines the SQL function for these queries.
 fn add_is_utf8(connection: &Connection) -> rusqlite::Result<()> {
     let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DETERMINISTIC;
     connection.create_scalar_function("is_utf8", 1, flags, |context| {
@@ -265,7 +265,7 @@ fn add_is_utf8(connection: &Connection) -> rusqlite::Result<()> {
     })
 }
 
-/// Table and column, of all that there are.
+/// Table and column names.
 pub(crate) const COLUMNS: &str =
     "select m.name, c.name from sqlite_master m join pragma_table_info(m.name) c";
 
@@ -282,7 +282,8 @@ pub(crate) fn read_rows(
     rows.collect()
 }
 
-/// A value as text. SQLite checks no encoding, and `turnadmin` writes what is not UTF-8: one such row must not hide the others.
+/// A value as text. SQLite does not check encodings, and `turnadmin` writes names that are not UTF-8; one
+/// such row must not hide the others.
 fn text(value: ValueRef<'_>) -> rusqlite::Result<Option<String>> {
     match value {
         ValueRef::Text(bytes) => Ok(Some(String::from_utf8_lossy(bytes).into_owned())),
@@ -291,7 +292,7 @@ fn text(value: ValueRef<'_>) -> rusqlite::Result<Option<String>> {
 }
 
 pub(crate) fn change_all(connection: &mut Connection, change: &OwnedChange) -> rusqlite::Result<Vec<u64>> {
-    // Locked from its beginning: one that reads first and writes then could not wait for another writer.
+    // Takes the write lock at the beginning: a transaction that reads first cannot wait for another writer.
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let mut changed = Vec::with_capacity(change.statements.len());
     for (statement, values) in &change.statements {
@@ -309,7 +310,7 @@ pub(crate) fn change_all(connection: &mut Connection, change: &OwnedChange) -> r
     Ok(changed)
 }
 
-/// coturn's tables and columns, so that its `turnadmin -b FILE` works on our file too.
+/// coturn's schema, so that `turnadmin -b FILE` works with our file.
 pub(crate) const TABLES: &str = "
 create table turnusers_lt (realm varchar(127) default '', name varchar(512), hmackey char(128), primary key (realm, name));
 create table turn_secret (realm varchar(127) default '', value varchar(256), primary key (realm, value));
@@ -330,7 +331,7 @@ mod tests {
     use crate::{Backend as _, UserRow, tables::Tables};
 
     #[test]
-    fn the_built_in_file_is_locked_while_it_is_open() {
+    fn embedded_file_is_locked_while_open() {
         let dir = Dir::new();
         let (path, name) = (dir.at("own.sqlite"), "a file".to_owned());
         let mut file = File { path: path.clone(), kind: SqliteUse::Own, name, open: None };
@@ -343,7 +344,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn users_whose_names_are_not_utf_8_are_left_out_of_pages_and_hold_up_no_other() {
+    async fn user_names_that_are_not_utf8_are_skipped() {
         let dir = Dir::new();
         let path = dir.at("coturn.sqlite");
         let made = Connection::open(&path).expect("a file");
@@ -356,7 +357,7 @@ mod tests {
         let tables = Tables::new(Sqlite::new(&path, SqliteUse::Foreign, "a file".to_owned()));
         for (realm, expected) in [(None, vec!["r a", "r b", "s a"]), (Some("r"), vec!["r a", "r b"])] {
             let (mut found, mut last): (Vec<String>, Option<UserRow>) = (Vec::new(), None);
-            // As a client does that asks for one user at a time.
+            // Pages of one user.
             while let Some(next) = tables.users(realm, last.as_ref()).await.expect("users").into_iter().next()
             {
                 assert!(found.len() < 5, "{found:?}");

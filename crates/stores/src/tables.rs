@@ -1,5 +1,5 @@
-//! coturn's tables (its `schema.sql`), in any database that speaks SQL: one set of statements for all of them, whose values are text. Two
-//! tables of ours stand beside them once somebody has written what coturn has no column for.
+//! coturn's tables (`schema.sql`) in any SQL database: one set of statements with text values. Two tables of
+//! our own are created when needed, for data that coturn has no column for.
 
 use std::{
     collections::BTreeMap,
@@ -16,17 +16,17 @@ use crate::{
     secrets::latest_kept_end,
 };
 
-/// A row of columns that may be null.
+/// A row of nullable columns.
 pub(crate) type Row = Vec<Option<String>>;
 
-/// A statement and what stands for its question marks.
+/// A statement and its bound values.
 pub(crate) type Bound<'a> = (&'static str, Vec<&'a str>);
 
 /// Statements of one transaction.
 #[derive(Clone, Debug)]
 pub(crate) struct Change<'a> {
     pub(crate) statements: Vec<Bound<'a>>,
-    /// Whether it ends without a change if the first statement finds rows.
+    /// Stops without a change if the first statement finds rows.
     pub(crate) only_if_absent: bool,
 }
 
@@ -37,7 +37,7 @@ impl<'a> From<Vec<Bound<'a>>> for Change<'a> {
 }
 
 impl<'a> Change<'a> {
-    /// As a job for another thread has it.
+    /// Copy for another thread.
     pub(crate) fn to_owned(&self) -> OwnedChange {
         let owned = |values: &[&str]| values.iter().map(|value| (*value).to_owned()).collect();
         let statements = self.statements.iter().map(|(statement, values)| (*statement, owned(values)));
@@ -45,38 +45,36 @@ impl<'a> Change<'a> {
     }
 }
 
-/// A [`Change`] with values of its own.
+/// Owned form of [`Change`].
 pub(crate) struct OwnedChange {
     pub(crate) statements: Vec<(&'static str, Vec<String>)>,
     pub(crate) only_if_absent: bool,
 }
 
 impl OwnedChange {
-    /// Whether nothing more is to be done, after statements that have changed or found so many rows.
+    /// Returns true if the transaction must stop, given the rows changed or found so far.
     pub(crate) fn ends_after(&self, rows: &[u64]) -> bool {
         self.only_if_absent && rows.len() == 1 && rows[0] > 0
     }
 }
 
-/// Whether a statement finds rows, and changes none.
+/// Returns true for a statement that only reads.
 pub(crate) fn is_query(statement: &str) -> bool {
     statement.starts_with("select")
 }
 
-/// A database that runs statements.
 pub(crate) trait Sql: Send + Sync + 'static {
-    /// Runs a query.
     fn rows(
         &self,
         statement: &'static str,
         values: &[&str],
     ) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
 
-    /// Runs statements in one transaction, one transaction of all servers of the store after the other; returns how many rows each has
-    /// changed, or found.
+    /// Runs statements in one transaction, serialized with those of all servers of the store. Returns the
+    /// number of rows each has changed or found.
     fn change(&self, change: Change<'_>) -> impl Future<Output = Result<Vec<u64>, StoreError>> + Send;
 
-    /// Table and column, of all that there are.
+    /// Table and column names.
     fn columns(&self) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
 
     /// As [`Backend::version`].
@@ -89,7 +87,7 @@ pub(crate) trait Sql: Send + Sync + 'static {
         [USERS, USERS_OF]
     }
 
-    /// Whether all users can be looked at at each change.
+    /// Returns true if all users can be read at each change.
     fn is_small(&self) -> bool {
         false
     }
@@ -98,19 +96,18 @@ pub(crate) trait Sql: Send + Sync + 'static {
     fn name(&self) -> &str;
 }
 
-/// coturn's schema in a database.
 pub(crate) struct Tables<S> {
     sql: S,
-    /// Whether our own tables were there when somebody looked last.
+    /// Existence of our own tables, as of the last check.
     own: AtomicU8,
 }
 
-/// [`Tables::own`].
+/// Values of [`Tables::own`].
 const NOT_LOOKED: u8 = 0;
 const NOT_THERE: u8 = 1;
 const THERE: u8 = 2;
 
-/// The tables and columns that are read.
+/// Tables and columns that are read.
 const SCHEMA: &[(&str, &[&str])] = &[
     ("turnusers_lt", &["realm", "name", "hmackey"]),
     ("turn_secret", &["realm", "value"]),
@@ -121,7 +118,7 @@ const SCHEMA: &[(&str, &[&str])] = &[
     ("oauth_key", &["kid", "ikm_key", "timestamp", "lifetime", "as_rs_alg", "realm"]),
 ];
 
-/// Of what coturn has no place for. Numbers are text, as all values are; what is not set is empty.
+/// Tables for data that coturn has no place for. Numbers are text; unset values are empty.
 pub(crate) const OWN_TABLES: [(&str, &str); 2] = [
     (
         "turnpike_secret",
@@ -140,10 +137,11 @@ const MARKS: &str = "select realm, value, signs_since, counts_until from turnpik
 const REMOVE_MARK: &str = "delete from turnpike_secret where realm = ? and value = ?";
 const ADD_MARK: &str =
     "insert into turnpike_secret (realm, value, signs_since, counts_until) values (?, ?, ?, ?)";
-/// An end for each mark that has none, or one after a certain second: numbers without leading zeros, so the longer one is the greater one.
+/// Sets the end of marks without one, or with a later one. Compares numbers as text: they have no leading
+/// zeros, so the longer one is greater.
 const END_MARKS: &str = "update turnpike_secret set counts_until = ? where realm = ? and (counts_until is null or counts_until = '' or \
                          length(counts_until) > length(?) or (length(counts_until) = length(?) and counts_until > ?))";
-/// A mark with an end for each secret without a mark.
+/// Inserts a mark with an end for each secret without one.
 const MARK_OTHERS: &str = "insert into turnpike_secret (realm, value, signs_since, counts_until) \
                            select s.realm, s.value, '0', ? from turn_secret s where s.realm = ? and not exists \
                            (select 1 from turnpike_secret m where m.realm = s.realm and m.value = s.value)";
@@ -162,7 +160,7 @@ const DENIED: &str = "select realm, ip_range from denied_peer_ip";
 const ORIGINS: &str = "select origin, realm from turn_origin_to_realm";
 const OPTIONS_OF: &str = "select opt from turn_realm_option where realm = ?";
 const OPTIONS: &str = "select realm, opt, value from turn_realm_option";
-// Numbers as text, in words that every database knows.
+// Numbers as text, in syntax that every database accepts.
 const TOKEN_KEYS: &str = "select kid, ikm_key, cast(oauth_key.timestamp as char(20)), cast(lifetime as char(20)), as_rs_alg, \
                           realm from oauth_key";
 const ADMIN_USERS: &str = "select cast(count(*) as char(20)) from admin_user";
@@ -186,11 +184,12 @@ const REMOVE_DENIED: &str = "delete from denied_peer_ip where realm = ?";
 impl<S: Sql> Backend for Tables<S> {
     async fn user(&self, realm: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
         let rows = match self.sql.rows(USER, &[realm, name]).await {
-            // A name that the column cannot hold is in no row: clients choose what is asked for, and must not make a store look broken.
+            // The column's character set lacks the name, so no row can have it. Clients choose these names
+            // and must not make the store look broken.
             Err(error) if error.fault == Fault::Text => return Ok(None),
             rows => rows?,
         };
-        // MySQL takes "ALICE" for "alice" too, who would be somebody else to quotas.
+        // MySQL compares case-insensitively; "ALICE" is another user for quotas.
         let row = rows.into_iter().find(|row| field(row, 0) == Some(name));
         let Some(hmackey) = row.and_then(|mut row| row.pop()?) else { return Ok(None) };
         let hmackey = Zeroizing::new(hmackey);
@@ -258,7 +257,7 @@ impl<S: Sql> Backend for Tables<S> {
             let count = rows.first().and_then(|row| field(row, 0)).map_or("0", str::trim);
             if count != "0" {
                 reader.ignore(format!(
-                    "admin_user has {count} rows, users of coturn's web page, which there is none of here"
+                    "admin_user has {count} rows, users of coturn's web page, which turnpike does not have"
                 ));
             }
         }
@@ -339,7 +338,8 @@ impl<S: Sql> Tables<S> {
         Self { sql, own: AtomicU8::new(NOT_LOOKED) }
     }
 
-    /// Whether there is something of ours to read. What another server has just made is noticed with the next look at all rules.
+    /// Returns true if our own tables exist. Tables that another server has just created are noticed with the
+    /// next read of the rules.
     async fn has_own_tables(&self) -> Result<bool, StoreError> {
         if self.own.load(Ordering::Relaxed) == NOT_LOOKED {
             self.check_schema().await?;
@@ -347,7 +347,8 @@ impl<S: Sql> Tables<S> {
         Ok(self.own.load(Ordering::Relaxed) == THERE)
     }
 
-    /// Makes our own tables where they are not there. Who may write rows need not have the right to make tables, once they are there.
+    /// Creates our own tables if they are missing. Once they exist, the right to create tables is no longer
+    /// needed.
     async fn make_own_tables(&self) -> Result<(), StoreError> {
         if has_own(&self.check_schema().await?) {
             return Ok(());
@@ -359,7 +360,7 @@ impl<S: Sql> Tables<S> {
         Ok(())
     }
 
-    /// Statements by which a secret goes, the first of which tells whether it was there.
+    /// Statements that remove a secret; the first one shows if it existed.
     async fn without_secret<'a>(
         &self,
         realm: &'a str,
@@ -372,7 +373,7 @@ impl<S: Sql> Tables<S> {
         Ok(statements)
     }
 
-    /// Whether another secret was there before.
+    /// Returns true if another secret existed before.
     async fn rotate(&self, realm: &str, secret: &str, since: u64, until: u64) -> Result<bool, StoreError> {
         self.make_own_tables().await?;
         let kept = latest_kept_end(since, until).to_string();
@@ -382,7 +383,7 @@ impl<S: Sql> Tables<S> {
                 (SECRETS_OF, vec![realm]),
                 (REMOVE_MARK, vec![realm, secret]),
                 (REMOVE_SECRET, vec![realm, secret]),
-                // All that are left count until then, unless they end sooner.
+                // All other secrets expire then, unless they expire sooner.
                 (END_MARKS, vec![&until, realm, &kept, &kept, &kept]),
                 (MARK_OTHERS, vec![&until, realm]),
                 (ADD_SECRET, vec![realm, secret]),
@@ -401,7 +402,8 @@ impl<S: Sql> Tables<S> {
         self.put((API_KEY, vec![name]), vec![(REMOVE_API_KEY, vec![name]), add], existing).await
     }
 
-    /// Puts something by statements, the first of which removes it; only if `find` finds nothing, where what exists is kept.
+    /// Runs statements of which the first removes the old item. With [`Existing::Keep`], only if `find` finds
+    /// nothing.
     async fn put<'a>(
         &self,
         find: Bound<'a>,
@@ -415,7 +417,7 @@ impl<S: Sql> Tables<S> {
         self.sql.change(Change { statements, only_if_absent }).await
     }
 
-    /// What tables there are, if all are that are needed.
+    /// All tables, after checking that the required ones exist.
     async fn check_schema(&self) -> Result<BTreeMap<String, Vec<String>>, StoreError> {
         let mut found = BTreeMap::<String, Vec<String>>::new();
         for row in self.sql.columns().await? {
@@ -431,14 +433,14 @@ impl<S: Sql> Tables<S> {
         }
     }
 
-    /// Whether it had any of its limits before.
+    /// Returns true if it had any of its limits before.
     async fn put_realm(
         &self,
         realm: &str,
         options: RealmOptions,
         existing: Existing,
     ) -> Result<bool, StoreError> {
-        // All have a row, so that the realm is there though it has no limit: coturn takes 0 for none.
+        // Each limit gets a row, so that a realm without limits exists; coturn treats 0 as none.
         let values = options.named().map(|(name, value)| (name, value.to_string()));
         let remove = values.iter().map(|(name, _)| (REMOVE_OPTION, vec![realm, *name]));
         let add = values.iter().map(|(name, value)| (ADD_OPTION, vec![realm, *name, value.as_str()]));
@@ -453,7 +455,7 @@ fn has_own(found: &BTreeMap<String, Vec<String>>) -> bool {
     OWN_TABLES.iter().all(|(table, _)| found.contains_key(*table))
 }
 
-/// What keeps tables from being coturn's.
+/// Describes the difference from coturn's schema.
 fn missing(found: &BTreeMap<String, Vec<String>>) -> Option<String> {
     let (there, not_there): (Vec<_>, Vec<_>) =
         SCHEMA.iter().partition(|(table, _)| found.contains_key(*table));
@@ -474,10 +476,10 @@ fn missing(found: &BTreeMap<String, Vec<String>>) -> Option<String> {
     })
 }
 
-/// What is said of a user whose key is none.
+/// Warning about a user with an invalid key.
 pub(crate) fn bad_key(realm: &str, name: &str) -> String {
     format!(
-        "the key of user {name:?} in realm {realm:?} is none of 32, 64 or 96 hex digits, and opens nothing"
+        "the key of user {name:?} in realm {realm:?} does not have 32, 64 or 96 hex digits; the user cannot authenticate"
     )
 }
 
@@ -506,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_is_not_coturns_is_told_by_what_it_lacks() {
+    fn schema_errors_name_the_missing_part() {
         assert_eq!(missing(&tables(&[])), None);
         let told = |but: &[(&str, &str)]| missing(&tables(but)).unwrap_or_default();
         assert!(

@@ -1,4 +1,5 @@
-//! coturn's own programs and files: what its `turnadmin` writes we read, what we write it reads, and its example databases are read whole.
+//! Interoperability with coturn's programs and files: `turnadmin` reads our changes and we read its, and its
+//! example databases are read completely.
 
 use std::{fs, path::Path, process::Command};
 
@@ -11,7 +12,7 @@ use crate::support::*;
 
 const REALM: &str = "north.gov";
 
-/// Which store, as `turnadmin` is told it.
+/// The store in the syntax of `turnadmin`.
 fn place(world: &World) -> [String; 2] {
     match (&world.server, &world.file) {
         (Some(server), _) => {
@@ -30,12 +31,12 @@ fn place(world: &World) -> [String; 2] {
 fn turnadmin_command(world: &World, arguments: &[&str]) -> Command {
     let program = installed("turnadmin").expect("the caller has looked");
     let mut command = Command::new(program);
-    // It leaves a log file where it stands.
+    // It writes a log file to the working directory.
     command.current_dir(env!("CARGO_TARGET_TMPDIR")).args(place(world)).args(arguments);
     command
 }
 
-/// What it says on standard output.
+/// Its standard output.
 fn turnadmin(world: &World, arguments: &[&str]) -> String {
     let mut command = turnadmin_command(world, arguments);
     let output = command.output().expect("it runs");
@@ -51,7 +52,7 @@ fn with_turnadmin(test: impl Fn(&World)) {
 }
 
 #[test]
-fn what_turnadmin_writes_is_read() {
+fn changes_by_turnadmin_are_read() {
     with_turnadmin(|world| {
         turnadmin(world, &["-a", "-u", "gorst", "-r", REALM, "-p", "hero"]);
         turnadmin(world, &["-s", "logen", "-r", REALM]);
@@ -83,7 +84,7 @@ fn what_turnadmin_writes_is_read() {
 }
 
 #[test]
-fn what_we_write_turnadmin_reads() {
+fn turnadmin_reads_our_changes() {
     with_turnadmin(|world| {
         let realm = REALM.to_owned();
         let keys = UserKeys::new("whirrun", REALM, "sword");
@@ -95,7 +96,7 @@ fn what_we_write_turnadmin_reads() {
         assert!(users.contains("whirrun"), "{:?}: {users}", world.kind);
         let secrets = turnadmin(world, &["-S", "-r", REALM]);
         assert!(secrets.contains("bloody9"), "{secrets}");
-        // While one takes the place of another, both count for coturn too; afterwards the row is gone.
+        // During a rotation, coturn accepts both secrets; afterwards the row is gone.
         let secret = |text: &str| Zeroizing::new(text.to_owned());
         let (realm, new) = (REALM.to_owned(), secret("shivers"));
         world.edit(&Edit::RotateSecret { realm, secret: new, since: 1000, until: 2000 });
@@ -111,7 +112,7 @@ fn what_we_write_turnadmin_reads() {
     });
 }
 
-/// Names of users as people have them, and as they try them out.
+/// Realistic and tricky user names.
 const NAMES: [&str; 22] = [
     "gorst",
     "Gorst",
@@ -137,9 +138,9 @@ const NAMES: [&str; 22] = [
     "🦀",
 ];
 
-/// What turnadmin itself does not manage to write (it escapes nothing) is nobody, and nothing fails for it.
+/// Names that turnadmin fails to write (it escapes nothing) do not exist, and no query fails because of them.
 #[test]
-fn every_name_that_turnadmin_writes_is_found_and_no_name_makes_a_store_fail() {
+fn every_turnadmin_name_is_found_and_none_breaks_the_store() {
     with_turnadmin(|world| {
         let mut found = Vec::new();
         for name in NAMES {
@@ -163,7 +164,7 @@ fn every_name_that_turnadmin_writes_is_found_and_no_name_makes_a_store_fail() {
         let listed = world.wait(database.users(Some(REALM), None)).expect("a list, whatever is in it");
         for name in found {
             let rows = listed.iter().filter(|row| row.name == name).count();
-            // A key of MySQL takes Gorst for gorst.
+            // A MySQL key treats Gorst and gorst as equal.
             assert!(
                 rows == 1 || (world.kind == Kind::Mariadb && name.eq_ignore_ascii_case("gorst")),
                 "{name:?}"
@@ -189,9 +190,9 @@ fn every_name_that_turnadmin_writes_is_found_and_no_name_makes_a_store_fail() {
     });
 }
 
-/// As old installations have them: coturn's schema names no character set, and MariaDB's default was latin1.
+/// As in old installations: coturn's schema sets no character set, and MariaDB's default was latin1.
 #[test]
-fn a_name_that_the_character_set_of_a_table_lacks_is_nobody() {
+fn name_outside_the_table_charset_does_not_exist() {
     on(Kind::Mariadb, |world| {
         world.sql("alter table turnusers_lt convert to character set latin1");
         let database = world.database();
@@ -206,11 +207,11 @@ fn a_name_that_the_character_set_of_a_table_lacks_is_nobody() {
     });
 }
 
-/// Debian's package has them.
+/// Part of Debian's package.
 const EXAMPLES: &str = "/usr/share/coturn";
 
 #[test]
-fn coturns_schema_and_example_rows_are_read_as_they_are() {
+fn coturn_schema_and_example_rows_are_read_unchanged() {
     let read = |name: &str| fs::read_to_string(Path::new(EXAMPLES).join(name));
     let (Ok(schema), Ok(rows)) = (read("schema.sql"), read("testsqldbsetup.sql")) else {
         return skip(&format!("{EXAMPLES} has no schema.sql and testsqldbsetup.sql"));

@@ -1,4 +1,5 @@
-//! What a fleet shares, in a real Redis or Valkey: who is there, quotas, keys, news; behind sentinels and in a cluster; slow, gone, emptied.
+//! State of a fleet in a real Redis or Valkey: members, quotas, keys, news; with sentinels and in a cluster;
+//! slow, gone, emptied.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,7 +15,7 @@ use turnpike_testkit::{
     databases::{PASSWORD, Proxy, Server},
 };
 
-/// A store that a test has made, and how it is reached.
+/// A store and its address.
 struct World {
     runtime: Runtime,
     server: Server,
@@ -27,7 +28,7 @@ impl World {
         Some(Self { runtime, server })
     }
 
-    /// Has the store know what all nodes hold.
+    /// Marks the store as complete.
     fn is_whole(&self, store: &FleetStore) {
         let era = self.wait(store.era(StoreEpoch::default())).unwrap().era;
         self.put_into_era("whole", 1);
@@ -83,7 +84,7 @@ async fn beat(
     let name = &name(of);
     let beating = Beating { name, incarnation, number, draining: false, load: &LOAD, take_over, report };
     match store.beat(beating).await.unwrap() {
-        // Which era it is is another question.
+        // The epoch has tests of its own.
         Beaten::Written { number, known, ring, .. } => {
             Beaten::Written { number, known, ring, era: EpochState::default() }
         }
@@ -95,13 +96,13 @@ fn written(number: u16, known: bool) -> Beaten {
     Beaten::Written { number, known, ring: 0, era: EpochState::default() }
 }
 
-/// What is granted in the era that it is.
+/// Grants in the current epoch.
 async fn exchange(store: &FleetStore, number: u16, nodes: u32, asks: &[Ask]) -> Vec<Grant> {
     let known = store.era(StoreEpoch::default()).await.unwrap().era;
     store.exchange(number, nodes, known, asks).await.unwrap().grants.expect("that is its era")
 }
 
-/// What a node hears that reports of what it holds.
+/// Epoch that a node gets after reporting what it holds.
 async fn report(store: &FleetStore, of: &str, report: Report) -> EpochState {
     let (name, incarnation) = (&name(of), u64::from(of.as_bytes()[0]));
     let number = u16::from(of.as_bytes()[0]);
@@ -114,7 +115,7 @@ async fn report(store: &FleetStore, of: &str, report: Report) -> EpochState {
 }
 
 #[test]
-fn a_node_that_beats_is_seen_by_all_under_its_number() {
+fn node_with_a_heartbeat_is_visible_with_its_number() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     world.wait(async {
@@ -139,7 +140,7 @@ fn a_node_that_beats_is_seen_by_all_under_its_number() {
 }
 
 #[test]
-fn a_name_is_one_processs_and_can_be_taken_over_by_who_knows_its_record() {
+fn name_belongs_to_one_process_and_can_be_taken_over() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     world.wait(async {
@@ -148,7 +149,7 @@ fn a_name_is_one_processs_and_can_be_taken_over_by_who_knows_its_record() {
             panic!("it is another's")
         };
         assert!(record.ends_with(" 1 1 0 7 100 1 2 3 4 5"), "{record}");
-        // It lives, so that its record is another.
+        // The process is alive, so its record has changed.
         sleep(Duration::from_millis(5)).await;
         beat(&store, "a", 1, 1, None).await;
         let Beaten::Taken(now) = beat(&store, "a", 0xBEEF, 1, Some(&record)).await else {
@@ -161,7 +162,7 @@ fn a_name_is_one_processs_and_can_be_taken_over_by_who_knows_its_record() {
 }
 
 #[test]
-fn cards_bans_and_answers_are_kept_as_they_are_written() {
+fn cards_bans_and_answers_are_stored() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     let any_bytes: Vec<u8> = (0..=255).collect();
@@ -185,7 +186,7 @@ fn cards_bans_and_answers_are_kept_as_they_are_written() {
 }
 
 #[test]
-fn of_two_that_rotate_the_keys_at_once_one_succeeds() {
+fn only_one_of_two_concurrent_key_rotations_succeeds() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     world.wait(async {
@@ -201,12 +202,12 @@ fn of_two_that_rotate_the_keys_at_once_one_succeeds() {
 }
 
 #[test]
-fn the_rights_that_the_documentation_names_are_enough() {
+fn documented_permissions_are_sufficient() {
     let Some(world) = World::new() else { return };
     let documentation = include_str!("../../../docs/fleet.md");
     let line = documentation.lines().find(|line| line.starts_with("ACL SETUSER turnpike ")).unwrap();
     let line = line.replace(">PASSWORD", &format!(">{PASSWORD}"));
-    // What the program of this machine knows is another question.
+    // The client on this machine may lack this command.
     let older = line.replace(" +client|setinfo", "");
     assert!([line, older].iter().any(|line| world.server.say(line).contains("OK")));
     let url = world.server.url(world.server.address, "");
@@ -237,7 +238,7 @@ fn the_rights_that_the_documentation_names_are_enough() {
 }
 
 fn bucket(byte: u8) -> Bucket {
-    // With all bytes that could mean something to somebody on the way.
+    // Includes bytes that are special in some protocol.
     Bucket([byte, 0, b'\r', b'\n', b' ', b'*', 255, b'"', 1, 2, 3, 4, 5, 6, 7, 8])
 }
 
@@ -252,9 +253,9 @@ async fn hear(news: &mut News) -> Heard {
     }
 }
 
-/// The script is the rule of `turnpike_fleet`: whatever is asked, both grant the same.
+/// The script grants the same as the rule of `turnpike_fleet`, for any request.
 #[test]
-fn the_store_grants_what_the_rule_grants() {
+fn store_grants_the_same_as_the_rule() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     let mut seed = 7_u64;
@@ -270,7 +271,7 @@ fn the_store_grants_what_the_rule_grants() {
         for round in 0..300 {
             let is_whole = below(3) > 0;
             world.put_into_era("whole", is_whole.into());
-            // However long this takes.
+            // Far enough in the future for a slow test.
             world.put_into_era("until", era.since_ms + 3_600_000);
             let (node, nodes) = (1 + u16::try_from(below(3)).unwrap(), 1 + below(5));
             let asks: Vec<Ask> = (0..1 + below(4))
@@ -310,9 +311,10 @@ fn the_store_grants_what_the_rule_grants() {
     });
 }
 
-/// What an era is told, and when it is over, is the rule of `turnpike_fleet::Chronicle`; how long things last, a test of the scripts.
+/// The beginning and end of an epoch follow the rule of `turnpike_fleet::Chronicle`. Durations are tested
+/// with the scripts.
 #[test]
-fn a_store_grants_again_when_all_have_told_that_anybody_knew_or_nobody_is_to_be_waited_for() {
+fn store_grants_again_after_all_nodes_reported_or_a_timeout() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     let look = |known| world.wait(store.era(StoreEpoch { number: known, since_ms: 0 })).unwrap();
@@ -329,7 +331,7 @@ fn a_store_grants_again_when_all_have_told_that_anybody_knew_or_nobody_is_to_be_
     assert_eq!((era.era.number, era.is_whole), (9, false));
     assert_eq!(look(9), era);
 
-    // A moment later all come, one that has just begun among them.
+    // A moment later all nodes report, including one that has just started.
     world.put_into_era("since", era.era.since_ms - SHORTEST_MS);
     let (before, era) = (era.era, look(9).era);
     for (of, known, members, progress, is_whole) in [
@@ -346,7 +348,7 @@ fn a_store_grants_again_when_all_have_told_that_anybody_knew_or_nobody_is_to_be_
     }
     assert!(look(9).is_whole);
 
-    // One does not come.
+    // One node never reports.
     assert_eq!(another_server(2).era.number, 10);
     assert_eq!(world.server.say("HLEN turnpike:{f}:told"), ":0\r\n", "all are to tell it again");
     world.put_into_era("until", 1);
@@ -356,7 +358,7 @@ fn a_store_grants_again_when_all_have_told_that_anybody_knew_or_nobody_is_to_be_
     let far = look(11).era.since_ms + 3_600_000;
     world.put_into_era("until", far);
     assert!(!look(11).is_whole && world.of_era("until") < far);
-    // Who tells is waited for. Where this test itself stood still, once more.
+    // Reports extend the wait. Repeated in case the test itself was suspended.
     for number in 4.. {
         let era = another_server(number).era;
         let soon = era.since_ms + TELLING_MS - 100;
@@ -370,7 +372,7 @@ fn a_store_grants_again_when_all_have_told_that_anybody_knew_or_nobody_is_to_be_
 }
 
 #[test]
-fn what_is_asked_in_another_era_is_not_heard() {
+fn requests_from_another_epoch_are_ignored() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     world.wait(async {
@@ -391,9 +393,10 @@ fn what_is_asked_in_another_era_is_not_heard() {
     });
 }
 
-/// Whoever can write there can delete everything; but a text in the place of a number stops nobody.
+/// Writers of the store can delete everything anyway, but invalid text instead of a number must not stop the
+/// nodes.
 #[test]
-fn what_somebody_else_has_put_in_the_place_of_a_number_counts_for_none() {
+fn invalid_stored_numbers_count_as_zero() {
     const BUCKET: &str = "abcdefghijklmnop";
     let Some(world) = World::new() else { return };
     let store = world.store();
@@ -415,7 +418,7 @@ fn what_somebody_else_has_put_in_the_place_of_a_number_counts_for_none() {
         world.wait(async {
             known = store.era(StoreEpoch { number: known, since_ms: 0 }).await.unwrap().era.number;
             if !put.starts_with("HSET") {
-                // A list is put only where nothing is.
+                // A list is only stored under an unused key.
                 world.server.say("DEL turnpike:{f}:era");
             }
             let told = world.server.say(put);
@@ -434,7 +437,7 @@ fn what_somebody_else_has_put_in_the_place_of_a_number_counts_for_none() {
         assert!(store.put_ring(0, 1, b"ring").await.unwrap());
         world.server.say(&format!("HSET turnpike:{{f}}:held:1 {BUCKET} x"));
         assert!(!store.reap(&name("a"), 1, true).await.unwrap());
-        // A key that is something else altogether has to be mended by somebody.
+        // A key of the wrong type needs an operator.
         world.server.say("DEL turnpike:{f}:nodes");
         world.server.say("SET turnpike:{f}:nodes x");
         let error = store.look().await.unwrap_err();
@@ -444,7 +447,7 @@ fn what_somebody_else_has_put_in_the_place_of_a_number_counts_for_none() {
 }
 
 #[test]
-fn a_node_that_is_gone_gives_back_what_it_held_and_all_hear_of_it() {
+fn dead_node_returns_its_quotas_with_an_event() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     world.is_whole(&store);
@@ -458,7 +461,7 @@ fn a_node_that_is_gone_gives_back_what_it_held_and_all_hear_of_it() {
         exchange(&store, 2, 2, &ask(6, 6)).await;
         let heard = hear(&mut news).await;
         assert_eq!(heard.levels.last(), Some(&(bucket(1), Level::Full)), "{heard:?}");
-        // More buckets than are given back at a time, none of which is anybody else's.
+        // More buckets than one call returns, held only by this node.
         let many = (0..1200_u16).map(|at| Ask {
             bucket: Bucket(std::array::from_fn(|byte| at.to_be_bytes()[byte % 2])),
             limit: 100,
@@ -482,14 +485,14 @@ fn a_node_that_is_gone_gives_back_what_it_held_and_all_hear_of_it() {
             [(bucket(1), Level::Heavy)],
             "full no more, and others have some"
         );
-        // Its number is free for others now, and it learns that it was forgotten.
+        // Its number is free now, and it learns that it was forgotten.
         assert_eq!(beat(&store, "c", 3, 2, None).await, written(2, false));
         assert_eq!(beat(&store, "b", 2, 2, None).await, written(3, false));
     });
 }
 
 #[test]
-fn a_number_is_not_given_away_before_all_is_given_back() {
+fn number_is_not_reused_before_all_quotas_are_returned() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     world.wait(async {
@@ -516,7 +519,7 @@ fn a_number_is_not_given_away_before_all_is_given_back() {
 }
 
 #[test]
-fn what_is_said_is_heard_by_all_in_order_and_what_was_said_before_by_nobody() {
+fn messages_reach_all_subscribers_in_order() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     world.wait(async {
@@ -538,7 +541,7 @@ fn what_is_said_is_heard_by_all_in_order_and_what_was_said_before_by_nobody() {
     });
 }
 
-/// A fault, and what follows from it.
+/// Waits for an error and returns its kind.
 async fn fails(store: &FleetStore) -> Fault {
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {
@@ -562,7 +565,7 @@ async fn heals(store: &FleetStore) {
 }
 
 #[test]
-fn a_store_that_is_gone_slow_or_emptied_is_told_of_and_found_again() {
+fn lost_slow_or_emptied_store_is_detected_and_recovers() {
     let Some(mut world) = World::new() else { return };
     let proxy = Proxy::new(world.server.address);
     let address: FleetAddress = world.server.url(proxy.address, "").parse().unwrap();
@@ -606,7 +609,7 @@ fn a_store_that_is_gone_slow_or_emptied_is_told_of_and_found_again() {
 }
 
 #[test]
-fn sentinels_lead_to_the_master_and_to_the_next_one() {
+fn sentinels_lead_to_the_current_master() {
     let Some(mut world) = World::new() else { return };
     let replica = match Server::redis_replica(&world.server) {
         Ok(replica) => replica,
@@ -631,7 +634,7 @@ fn sentinels_lead_to_the_master_and_to_the_next_one() {
         let mut stream = std::net::TcpStream::connect(sentinel.address).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
         std::io::Write::write_all(&mut stream, b"SENTINEL replicas main\r\n").expect("it takes lines");
-        // Some hundred bytes, which come at once.
+        // A few hundred bytes, which arrive at once.
         let mut answer = [0; 4096];
         let length = std::io::Read::read(&mut stream, &mut answer).expect("it answers");
         String::from_utf8_lossy(&answer[..length]).contains(&replica.address.port().to_string())
@@ -647,7 +650,7 @@ fn sentinels_lead_to_the_master_and_to_the_next_one() {
 }
 
 #[test]
-fn of_a_cluster_the_server_that_has_the_keys_is_found() {
+fn cluster_server_with_the_keys_is_found() {
     let [first, second] = match Server::redis_cluster() {
         Ok(servers) => servers,
         Err(why) => return skip(&why),
@@ -672,7 +675,7 @@ fn of_a_cluster_the_server_that_has_the_keys_is_found() {
 }
 
 #[test]
-fn statuses_are_published_and_kept_as_coturns_are() {
+fn statuses_are_published_like_coturn_does() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     let channel = "turn/realm/here/user/alice/allocation/000000000000000007/status";

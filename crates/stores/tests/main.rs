@@ -1,5 +1,5 @@
-//! The stores against real servers, which each test starts for itself: the same suite for all of them, coturn's own programs writing
-//! into each, and what becomes of a server that is slow, gone, or back.
+//! The stores against real servers, started by each test: one suite for all databases, coturn's own programs,
+//! and servers that are slow, gone, or back.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests may panic")]
 

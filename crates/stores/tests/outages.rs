@@ -1,4 +1,5 @@
-//! A server that is slow, silent, gone and back: who is known notices nothing, who is not is told so within the deadline.
+//! A server that is slow, silent, gone and back: cached users are unaffected, others are refused within the
+//! deadline.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use crate::support::*;
 
 const REALM: &str = "north.example";
 
-/// A store behind a proxy, with two users of whom one is known.
+/// A store behind a proxy, with two users, one of them cached.
 fn behind_a_proxy(world: &World) -> (Proxy, Directory<Database>) {
     for name in ["alice", "bob"] {
         let (realm, name) = (REALM.to_owned(), name.to_owned());
@@ -33,7 +34,7 @@ fn found(world: &World, directory: &Directory<Database>, name: &str) -> Found {
     world.wait(async { receiver.await.expect("everybody is answered") })
 }
 
-/// As a request does: by the cache if that will do.
+/// Authenticates like a request, from the cache if possible.
 fn gets_in(world: &World, directory: &Directory<Database>, name: &str) -> bool {
     match directory.known(REALM, name) {
         Known::User(_) => true,
@@ -52,7 +53,7 @@ fn comes_back(world: &World, directory: &Directory<Database>) {
     assert!(matches!(found(world, directory, "nobody"), Found::Nobody));
 }
 
-/// Strangers are refused until it is known that nobody can tell; alice gets in all the while.
+/// Unknown users are refused while the store is away; alice is accepted all the time.
 fn is_away(world: &World, directory: &Directory<Database>) {
     for number in 0..6 {
         assert!(gets_in(world, directory, "alice"), "{:?}: alice is known", world.kind);
@@ -68,7 +69,7 @@ fn is_away(world: &World, directory: &Directory<Database>) {
 const SERVERS: [Kind; 3] = [Kind::Postgres, Kind::Mariadb, Kind::Redis];
 
 #[test]
-fn a_server_that_says_nothing_any_more() {
+fn silent_server_keeps_cached_users_working() {
     for kind in SERVERS {
         on(kind, |world| {
             let (proxy, directory) = behind_a_proxy(world);
@@ -81,7 +82,7 @@ fn a_server_that_says_nothing_any_more() {
 }
 
 #[test]
-fn a_server_that_cannot_be_reached_any_more() {
+fn unreachable_server_keeps_cached_users_working() {
     for kind in SERVERS {
         on(kind, |world| {
             let (proxy, directory) = behind_a_proxy(world);
@@ -94,7 +95,7 @@ fn a_server_that_cannot_be_reached_any_more() {
 }
 
 #[test]
-fn a_server_that_is_slow_but_answers_in_time() {
+fn slow_server_within_the_deadline_works() {
     for kind in SERVERS {
         on(kind, |world| {
             let (proxy, directory) = behind_a_proxy(world);
@@ -109,7 +110,7 @@ fn a_server_that_is_slow_but_answers_in_time() {
 }
 
 #[test]
-fn a_server_that_is_started_again() {
+fn restarted_server_is_used_again() {
     for kind in SERVERS {
         on(kind, |world| {
             let (_proxy, directory) = behind_a_proxy(world);
@@ -122,7 +123,7 @@ fn a_server_that_is_started_again() {
 }
 
 #[test]
-fn connections_that_were_cut_while_idle_are_made_again_without_anybody_noticing() {
+fn closed_idle_connections_are_reopened() {
     for kind in SERVERS {
         on(kind, |world| {
             let (proxy, directory) = behind_a_proxy(world);

@@ -1,4 +1,4 @@
-//! What each store is asked, and what it answers; what we write is what we read.
+//! Queries and changes of each store.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::support::*;
 
 const REALM: &str = "north.example";
 
-/// Rows as coturn's operators have them.
+/// Rows as in an operator's coturn database.
 const ROWS: &str = "
 insert into turnusers_lt (realm, name, hmackey) values ('north.example', 'gorst', '0123456789abcdef0123456789abcdef');
 insert into turnusers_lt (realm, name, hmackey) values ('north.example', 'broken', 'no key at all');
@@ -36,7 +36,7 @@ insert into oauth_key (kid, ikm_key, timestamp, lifetime, as_rs_alg, realm)
 insert into admin_user (name, realm, password) values ('skarling', 'north.example', 'hoodless');
 ";
 
-/// The same for Redis.
+/// [`ROWS`] for Redis.
 const KEYS: &str = "
 set turn/realm/north.example/user/gorst/key 0123456789abcdef0123456789abcdef
 set turn/realm/north.example/user/broken/key no-key-at-all
@@ -59,7 +59,7 @@ fn fill(world: &World) {
     if world.kind == Kind::Redis { world.redis(KEYS) } else { world.sql(ROWS) }
 }
 
-/// In an order of their own.
+/// Sorted values.
 fn values(secrets: &[StoredSecret]) -> Vec<&str> {
     let mut values: Vec<&str> = secrets.iter().map(|secret| secret.value.as_str()).collect();
     values.sort_unstable();
@@ -71,7 +71,7 @@ fn texts(ranges: &[turnpike_turn::ip_range::IpRange]) -> Vec<String> {
 }
 
 #[test]
-fn coturns_rows_are_read_where_they_are() {
+fn coturn_rows_are_read_in_place() {
     each(|world| {
         fill(world);
         let database = world.database();
@@ -111,7 +111,7 @@ fn coturns_rows_are_read_where_they_are() {
 }
 
 #[test]
-fn what_is_written_is_read_and_what_is_removed_is_gone() {
+fn written_items_are_read_and_removed_items_are_gone() {
     each(|world| {
         let database = world.database();
         let (realm, name) = (REALM.to_owned(), "o'brien/50%".to_owned());
@@ -155,7 +155,7 @@ fn what_is_written_is_read_and_what_is_removed_is_gone() {
 }
 
 #[test]
-fn a_rotation_makes_another_secret_sign_and_gives_the_others_an_end() {
+fn rotation_changes_the_signing_secret_and_ends_the_others() {
     each(|world| {
         fill(world);
         let database = world.database();
@@ -167,7 +167,7 @@ fn a_rotation_makes_another_secret_sign_and_gives_the_others_an_end() {
             world.edit(&Edit::RotateSecret { realm, secret, since, until })
         };
         assert!(rotate("new", 1000, 2000), "{:?}: there were others", world.kind);
-        // What another server has made is seen with the rules.
+        // Tables that another server created are noticed when the rules are read.
         let rules = || -> Rules { world.wait(database.rules()).expect("it answers") };
         let times = |secrets: &[StoredSecret]| {
             let mut times: Vec<_> =
@@ -182,7 +182,7 @@ fn a_rotation_makes_another_secret_sign_and_gives_the_others_an_end() {
         assert_eq!(times(&rules().secrets[REALM]), first, "{:?}", world.kind);
         assert_eq!((times(&secrets()), signs().as_deref()), (first, Some("new")));
         assert_eq!(rules().secrets["crinna.example"][0].until, None, "of another realm");
-        // An end that is set is not put off.
+        // An existing end is not extended.
         assert!(rotate("newer", 1500, 2500));
         let second = expected(&[
             ("bloody9", 0, Some(2000)),
@@ -191,7 +191,7 @@ fn a_rotation_makes_another_secret_sign_and_gives_the_others_an_end() {
             ("newer", 1500, None),
         ]);
         assert_eq!((times(&secrets()), signs().as_deref()), (second, Some("newer")));
-        // But it may come sooner: what has leaked may be one that has an end already.
+        // It can come sooner: the leaked secret may already have an end.
         assert!(rotate("newest", 1600, 1600));
         let third = expected(&[
             ("bloody9", 0, Some(1600)),
@@ -201,8 +201,8 @@ fn a_rotation_makes_another_secret_sign_and_gives_the_others_an_end() {
             ("newest", 1600, None),
         ]);
         assert_eq!((times(&secrets()), signs().as_deref()), (third, Some("newest")));
-        // A secret that is cut off is not mistaken for one whose end is the second in which another began to sign, and one that has come
-        // to its end is not cut off afterwards.
+        // A cut-off secret is not confused with one that expires in the second of the next rotation, and an
+        // expired secret is not cut off.
         assert!(rotate("leaked", 1700, 1800) && rotate("safe", 1800, CUT_OFF));
         let fourth = expected(&[
             ("bloody9", 0, Some(1600)),
@@ -218,14 +218,14 @@ fn a_rotation_makes_another_secret_sign_and_gives_the_others_an_end() {
             let (realm, secret) = (REALM.to_owned(), Zeroizing::new(cut_off.to_owned()));
             assert!(world.edit(&Edit::RemoveSecret { realm, secret }));
         }
-        // What is removed leaves no mark for another of the same name.
+        // A removed secret leaves no mark for a new one with the same value.
         let of = |text: &str| (REALM.to_owned(), Zeroizing::new(text.to_owned()));
         let ((realm, secret), (again, same)) = (of("logen"), of("logen"));
         assert!(world.edit(&Edit::RemoveSecret { realm, secret }));
         assert_eq!(values(&secrets()), ["bloody9", "new", "newer", "newest"]);
         assert!(!world.edit(&Edit::AddSecret { realm: again, secret: same }));
         assert!(times(&secrets()).contains(&("logen".to_owned(), 0, None)), "{:?}", world.kind);
-        // Where there was none, the first one signs.
+        // The first secret of a realm signs.
         let (realm, secret) = ("empty.example".to_owned(), Zeroizing::new("only".to_owned()));
         assert!(!world.edit(&Edit::RotateSecret { realm, secret, since: 1, until: 2 }));
         let only = world.wait(database.secrets("empty.example")).expect("it answers");
@@ -236,7 +236,7 @@ fn a_rotation_makes_another_secret_sign_and_gives_the_others_an_end() {
 }
 
 #[test]
-fn api_keys_are_kept_with_all_that_is_said_of_them() {
+fn api_keys_are_stored_with_all_fields() {
     each(|world| {
         let database = world.database();
         let rules = || -> Rules { world.wait(database.rules()).expect("it answers") };
@@ -265,7 +265,7 @@ fn api_keys_are_kept_with_all_that_is_said_of_them() {
 }
 
 #[test]
-fn users_are_listed_in_order_page_by_page() {
+fn users_are_listed_in_pages_in_order() {
     each(|world| {
         let name = |number: usize| format!("user{number:05}");
         let mut rows = String::new();
@@ -326,7 +326,7 @@ fn ask(directory: &Directory<turnpike_stores::Database>, name: &str) -> oneshot:
 }
 
 #[test]
-fn ten_thousand_users_are_found_by_as_many_queries_and_then_known() {
+fn ten_thousand_users_take_one_query_each_and_are_cached() {
     const USERS: usize = 10_000;
     each(|world| {
         let hex = |number: usize| format!("{number:032x}");
@@ -347,7 +347,7 @@ fn ten_thousand_users_are_found_by_as_many_queries_and_then_known() {
             world.directory_at(&world.url, Limits { deadline: Duration::from_secs(8), ..impatient() });
         world.wait(async {
             directory.read().await.expect("it answers");
-            // As many at once as one worker lets wait.
+            // As many as one worker allows to wait.
             for first in (0..USERS).step_by(1000) {
                 let asking: Vec<_> =
                     (first..first + 1000).map(|number| ask(&directory, &format!("u{number}"))).collect();
@@ -371,7 +371,7 @@ fn ten_thousand_users_are_found_by_as_many_queries_and_then_known() {
 }
 
 #[test]
-fn a_file_tells_of_what_others_write() {
+fn changes_of_a_file_by_others_are_noticed() {
     on(Kind::Sqlite, |world| {
         fill(world);
         let directory = world.directory_at(&world.url, impatient());
@@ -381,7 +381,7 @@ fn a_file_tells_of_what_others_write() {
             let Found::Nobody = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
         });
         let generation = directory.generation();
-        // By another process, as far as the file can tell.
+        // From another process, from the file's point of view.
         world.edit(&Edit::PutUser {
             realm: REALM.to_owned(),
             name: "whirrun".to_owned(),
@@ -405,9 +405,9 @@ fn a_file_tells_of_what_others_write() {
     });
 }
 
-/// Whoever may not make tables has them made as the document says.
+/// Users without the right to create tables can have them created as documented.
 #[test]
-fn our_own_tables_are_those_of_the_document() {
+fn own_tables_match_the_documentation() {
     const DOCUMENT: &str = include_str!("../../../docs/credentials.md");
     let (_, rest) = DOCUMENT.split_once("```sql\n").expect("the document has them");
     let tables = rest.split_once("```").expect("and an end of them").0;

@@ -1,5 +1,5 @@
-//! Changes at the same time: of several writers, each with connections of its own, exactly one adds what there was not, and no change is
-//! lost in another one.
+//! Concurrent changes by writers with separate connections: exactly one adds a new item, and no change is
+//! lost.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::support::*;
 
 const WRITERS: u8 = 8;
 
-/// `TURNPIKE_RACE_ROUNDS=100` takes minutes where disks are slow.
+/// `TURNPIKE_RACE_ROUNDS=100` takes minutes on slow disks.
 fn rounds() -> usize {
     let rounds = std::env::var("TURNPIKE_RACE_ROUNDS").ok();
     rounds.map_or(20, |rounds| rounds.parse().expect("a number"))
@@ -27,7 +27,7 @@ fn writers(world: &World) -> Vec<Arc<Database>> {
     (0..WRITERS).map(writer).collect()
 }
 
-/// What each writer finds: whether it was there before.
+/// Result of each writer: true if the item existed.
 fn race(
     world: &World,
     writers: &[Arc<Database>],
@@ -50,7 +50,7 @@ fn assert_one_was_first(found: &[bool], world: &World) {
 }
 
 #[test]
-fn of_writers_of_one_name_exactly_one_is_the_first() {
+fn exactly_one_of_concurrent_writers_adds_a_name() {
     each(|world| {
         let writers = writers(world);
         for round in 0..rounds() {
@@ -90,7 +90,7 @@ fn of_writers_of_one_name_exactly_one_is_the_first() {
 }
 
 #[test]
-fn writers_that_replace_one_another_all_succeed_and_leave_what_one_of_them_wrote() {
+fn concurrent_replacements_leave_one_consistent_result() {
     each(|world| {
         let writers = writers(world);
         for round in 0..rounds() / 4 {
@@ -122,7 +122,7 @@ fn writers_that_replace_one_another_all_succeed_and_leave_what_one_of_them_wrote
 }
 
 #[test]
-fn after_rotations_at_once_one_secret_has_no_end() {
+fn concurrent_rotations_leave_one_secret_without_an_end() {
     each(|world| {
         let writers = writers(world);
         for round in 0..rounds() {
@@ -137,7 +137,7 @@ fn after_rotations_at_once_one_secret_has_no_end() {
             let lasting: Vec<_> = secrets.iter().filter(|secret| secret.until.is_none()).collect();
             assert_eq!(lasting.len(), 1, "{:?}, round {round}: {secrets:?}", world.kind);
             assert!(signing(&secrets).expect("one").value.starts_with(&format!("secret-{round}-")));
-            // What ended sooner still does.
+            // Earlier ends are unchanged.
             let soonest = secrets.iter().filter_map(|secret| secret.until).min();
             assert_eq!(soonest, Some(2_000_000_000));
             if round % 10 == 9 {

@@ -1,12 +1,12 @@
-//! What is wrong with a store is named: no server, no such user, another password, no database, no tables, a certificate that nobody
-//! vouches for.
+//! Errors of a store: no server, no such user, wrong password, no database, no tables, an untrusted
+//! certificate.
 
 use turnpike_stores::{Backend as _, Fault, Limits, StoreError};
 use turnpike_testkit::databases::{DATABASE, PASSWORD};
 
 use crate::support::*;
 
-/// What asking for the rules through this URL comes to.
+/// Error of reading the rules through this URL.
 fn error(world: &World, url: &str) -> StoreError {
     let error = world.wait(world.database_at(url).rules()).expect_err(url);
     let text = error.to_string();
@@ -17,7 +17,7 @@ fn error(world: &World, url: &str) -> StoreError {
 const SERVERS: [Kind; 3] = [Kind::Postgres, Kind::Mariadb, Kind::Redis];
 
 #[test]
-fn a_wrong_password_is_told_as_that() {
+fn wrong_password_is_reported() {
     for kind in SERVERS {
         on(kind, |world| {
             let url = world.url.replace(&PASSWORD.replace('%', "%25"), "wrong%20horse");
@@ -30,7 +30,7 @@ fn a_wrong_password_is_told_as_that() {
 }
 
 #[test]
-fn a_password_that_is_missing_is_told_as_a_wrong_one() {
+fn missing_password_is_reported_as_wrong() {
     on(Kind::Redis, |world| {
         let without = world.url.replace(&format!(":{}@", PASSWORD.replace('%', "%25")), "");
         for url in [&without, &without.replace("/0", "/2")] {
@@ -42,7 +42,7 @@ fn a_password_that_is_missing_is_told_as_a_wrong_one() {
 }
 
 #[test]
-fn a_server_that_is_not_there_may_come() {
+fn absent_server_is_a_temporary_error() {
     for kind in SERVERS {
         on(kind, |world| {
             world.server.as_mut().expect("it has one").stop();
@@ -59,11 +59,11 @@ fn a_server_that_is_not_there_may_come() {
 }
 
 #[test]
-fn a_database_that_is_not_there_is_named() {
+fn missing_database_is_named() {
     for kind in [Kind::Postgres, Kind::Mariadb] {
         on(kind, |world| {
             let error = error(world, &world.url.replace(&format!("/{DATABASE}"), "/elsewhere"));
-            // MariaDB tells only who may see it whether it exists.
+            // MariaDB reveals only to authorized users if a database exists.
             assert!(matches!(error.fault, Fault::NoDatabase | Fault::Permission), "{error}");
             assert!(error.to_string().contains("elsewhere") && !error.may_pass(), "{error}");
         });
@@ -76,7 +76,7 @@ fn a_database_that_is_not_there_is_named() {
 }
 
 #[test]
-fn tables_that_are_not_coturns_are_told_by_what_they_lack() {
+fn wrong_tables_are_reported_with_the_missing_part() {
     for kind in [Kind::Sqlite, Kind::Postgres, Kind::Mariadb] {
         on(kind, |world| {
             world.sql("alter table oauth_key drop column realm");
@@ -105,7 +105,7 @@ fn tables_that_are_not_coturns_are_told_by_what_they_lack() {
 }
 
 #[test]
-fn a_row_that_cannot_be_read_keeps_all_rules_from_being_taken() {
+fn invalid_row_rejects_all_rules() {
     each(|world| {
         match world.kind {
             Kind::Redis => world.redis("sadd turn/realm/a/denied-peer-ip 10.0.0.0-9.0.0.0"),
@@ -118,7 +118,7 @@ fn a_row_that_cannot_be_read_keeps_all_rules_from_being_taken() {
 }
 
 #[test]
-fn a_file_that_is_not_there_or_none_is_named() {
+fn missing_or_invalid_file_is_named() {
     on(Kind::Sqlite, |world| {
         let missing = file_of_a_test();
         let told = error(world, &format!("sqlite://{}", missing.display()));
@@ -136,7 +136,7 @@ fn a_file_that_is_not_there_or_none_is_named() {
 }
 
 #[test]
-fn tls_is_with_a_server_that_somebody_vouches_for() {
+fn tls_requires_a_trusted_certificate() {
     for kind in SERVERS {
         on(kind, |world| {
             let server = world.server.as_ref().expect("it has one");
@@ -174,7 +174,7 @@ fn tls_is_with_a_server_that_somebody_vouches_for() {
 }
 
 #[test]
-fn a_unix_socket_leads_there_too() {
+fn unix_socket_works() {
     on(Kind::Postgres, |world| {
         let server = world.server.as_ref().expect("it has one");
         let (dir, port) = (server.dir.display(), server.address.port());

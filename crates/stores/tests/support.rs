@@ -1,4 +1,4 @@
-//! Each kind of store, ready to be asked, with a way to write into it that is not ours.
+//! Each kind of store, with an independent way to write to it.
 
 use std::path::PathBuf;
 
@@ -7,18 +7,17 @@ use tokio::runtime::Runtime;
 use turnpike_stores::{Backend as _, Database, Directory, Edit, Limits, SqliteUse, StoreAddress};
 use turnpike_testkit::{alone::skip, databases::Server};
 
-/// The schema as our own documentation has it.
+/// The schema in our documentation.
 const DOCUMENT: &str = include_str!("../../../docs/stores.md");
 
-/// A store that a test has made.
+/// A store of a test.
 pub(crate) struct World {
     pub(crate) runtime: Runtime,
     pub(crate) kind: Kind,
-    /// Where it is, in a form that [`StoreAddress`] reads.
+    /// Address in a form that [`StoreAddress`] parses.
     pub(crate) url: String,
-    /// Of the kinds that have one.
     pub(crate) server: Option<Server>,
-    /// Of SQLite.
+    /// For SQLite.
     pub(crate) file: Option<PathBuf>,
 }
 
@@ -30,14 +29,14 @@ pub(crate) enum Kind {
     Redis,
 }
 
-/// Runs a test on each kind of store that this machine has; says which it leaves out.
+/// Runs a test on each kind of store that this machine has; prints the skipped ones.
 pub(crate) fn each(test: impl Fn(&mut World)) {
     for kind in [Kind::Sqlite, Kind::Postgres, Kind::Mariadb, Kind::Redis] {
         on(kind, &test);
     }
 }
 
-/// The same on one kind.
+/// Runs a test on one kind.
 pub(crate) fn on(kind: Kind, test: impl Fn(&mut World)) {
     match World::new(kind) {
         Ok(mut world) => test(&mut world),
@@ -82,7 +81,7 @@ impl World {
         Database::new(&address, 8, SqliteUse::Foreign, &Limits::default())
     }
 
-    /// The same behind its cache.
+    /// The store behind its cache.
     pub(crate) fn directory_at(&self, url: &str, limits: Limits) -> Directory<Database> {
         let _inside = self.runtime.enter();
         Directory::new(self.database_at(url), "the store of a test".to_owned(), limits)
@@ -96,7 +95,7 @@ impl World {
         self.wait(self.database().edit(edit)).expect("it can be written to")
     }
 
-    /// Runs statements by other means than ours.
+    /// Runs statements without our code.
     pub(crate) fn sql(&self, statements: &str) {
         let text = sqlx::AssertSqlSafe(statements.to_owned());
         self.wait(async {
@@ -121,7 +120,7 @@ impl World {
         });
     }
 
-    /// Runs commands of Redis, a line each; words have no blanks in them.
+    /// Runs Redis commands, one per line; words have no blanks.
     pub(crate) fn redis(&self, commands: &str) {
         self.wait(async {
             let client = redis::Client::open(self.url.as_str()).expect("an address");
@@ -149,7 +148,7 @@ impl Drop for World {
     }
 }
 
-/// What the document says makes the tables.
+/// SQL in the documentation that creates the tables.
 fn schema() -> String {
     let (_, rest) = DOCUMENT.split_once("```sql\n").expect("the document has the schema");
     rest.split_once("```").expect("and an end of it").0.to_owned()
@@ -163,7 +162,7 @@ pub(crate) fn file_of_a_test() -> PathBuf {
     dir.join(format!("store-{}-{number}.sqlite", std::process::id()))
 }
 
-/// Limits of a store that is asked for everything again and again.
+/// Limits with a short deadline.
 pub(crate) fn impatient() -> Limits {
     Limits { deadline: std::time::Duration::from_secs(2), ..Limits::default() }
 }

@@ -223,7 +223,7 @@ fn rotation_keeps_old_credentials_until_the_old_secrets_expire() {
         Some(server.credential(&json!({ "user": "carol" }))).filter(|credential| credential.is_of(&third))
     });
     assert_eq!(server.allocate(&newest), None);
-    let line = server.serve.program.line_with("whose time is over is removed");
+    let line = server.serve.program.line_with("an expired secret of realm");
     assert!(line.contains(REALM), "{line}");
     eventually("it alone is left", || {
         let listed = json_of(&["secret", "list", "--json", "--state", text(state)]);

@@ -333,7 +333,7 @@ fn database_missing_at_start_is_used_when_it_appears() {
     assert_eq!(allocate(&serve, "stranger", "pw"), Some(500));
     server.start();
     // The missing tables are reported once the database is up.
-    serve.program.line_with("is not as coturn's");
+    serve.program.line_with("does not match coturn's schema");
 }
 
 /// A server that answers +OK to everything is not a Redis.
@@ -365,7 +365,7 @@ fn unusable_database_fails_the_start() {
         (url.as_str(), 1, "has none of coturn's tables"),
         (&wrong, 1, "refuses user or password"),
         ("postgres://u:hunter2@h", 2, "flag --store: store.url: it names no database"),
-        ("mongodb://u:hunter2@h/d", 2, "mongodb is no kind of store"),
+        ("mongodb://u:hunter2@h/d", 2, "mongodb is not a supported store"),
     ] {
         let ended = start(url);
         assert_eq!(ended.code, Some(code), "{url}: {}", ended.output());

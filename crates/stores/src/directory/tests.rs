@@ -11,7 +11,7 @@ use crate::{Edit, StoredSecret, UserRow};
 
 const REALM: &str = "here";
 
-/// A database that does what a test says.
+/// A database with scripted behavior.
 #[derive(Default)]
 struct Fake {
     users: Mutex<HashMap<String, UserKeys>>,
@@ -30,18 +30,18 @@ struct Fake {
 enum State {
     #[default]
     Good,
-    /// Answers nothing at all.
+    /// Never answers.
     Hangs,
     /// Answers when released.
     Waits,
     Refuses,
     /// It has a version.
     Tells,
-    /// It is read only.
+    /// Read-only.
     TakesNothing,
-    /// Questions are answered late, with what was there when they were asked.
+    /// Late answers with the state at the time of the query.
     AnswersLate,
-    /// Changes are made, and not answered.
+    /// Changes are made without an answer.
     LosesAnswers,
 }
 
@@ -171,7 +171,7 @@ impl World {
         self.fake.asked.load(Ordering::Relaxed)
     }
 
-    /// Nobody is asked any more.
+    /// Opens the breaker.
     async fn take_away(&self, state: State) {
         self.set(state);
         for number in 0..3 {
@@ -198,13 +198,13 @@ fn count(counts: &[(&'static str, u64)], name: &str) -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_user_is_looked_up_once_in_its_lifetime_and_so_is_nobody() {
+async fn user_or_absence_is_queried_once_per_lifetime() {
     let world = World::new();
     assert_eq!([world.known("alice"), world.known("bob")], ["ask", "ask"]);
     assert_eq!((world.found("alice").await, world.found("bob").await), ("user", "nobody"));
     assert_eq!([world.known("alice"), world.known("bob")], ["user", "nobody"]);
     advance(Duration::from_secs(10)).await;
-    assert_eq!([world.known("alice"), world.known("bob")], ["user", "ask"], "somebody may have made bob");
+    assert_eq!([world.known("alice"), world.known("bob")], ["user", "ask"], "bob may exist by now");
     advance(Duration::from_secs(50)).await;
     assert_eq!(world.known("alice"), "ask");
     lock(&world.fake.users).clear();
@@ -213,7 +213,7 @@ async fn a_user_is_looked_up_once_in_its_lifetime_and_so_is_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hundred_who_ask_for_one_user_are_one_query() {
+async fn hundred_lookups_of_one_user_are_one_query() {
     let world = World::new();
     world.set(State::Waits);
     let asking: Vec<_> = (0..100).map(|_| world.ask("alice")).collect();
@@ -227,14 +227,14 @@ async fn a_hundred_who_ask_for_one_user_are_one_query() {
     assert_eq!(said(&other.await.expect("an answer")), "nobody");
     let counts = world.directory.counts();
     assert_eq!((count(&counts.answers, "joined"), count(&counts.queries, "found")), (99, 1));
-    // The next one is another query, and waits for nobody's.
+    // A later lookup is a new query.
     world.set(State::Good);
     advance(Duration::from_secs(61)).await;
     assert_eq!((world.found("alice").await, world.asked()), ("user", 3));
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_not_known_waits_for_a_store_that_hangs_as_long_as_the_deadline_and_then_not_at_all() {
+async fn uncached_user_waits_until_the_deadline_then_fails_fast() {
     let world = World::new();
     world.set(State::Hangs);
     for number in 0..3 {
@@ -252,12 +252,12 @@ async fn who_is_not_known_waits_for_a_store_that_hangs_as_long_as_the_deadline_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_known_notices_nothing_while_the_store_is_away() {
+async fn cached_user_keeps_working_during_an_outage() {
     let world = World::new();
     world.found("alice").await;
     for state in [State::Hangs, State::Refuses] {
         world.take_away(state).await;
-        // Fresh, and long after.
+        // While fresh, and long after.
         for hours in [0, 1, 20] {
             advance(Duration::from_secs(3600 * hours)).await;
             assert_eq!(world.known("alice"), "user", "after {hours} h");
@@ -277,7 +277,7 @@ async fn who_is_known_notices_nothing_while_the_store_is_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_known_does_not_wait_for_the_deadline_of_a_store_that_has_just_become_slow() {
+async fn cached_user_does_not_wait_for_a_slow_store() {
     let world = World::new();
     world.found("alice").await;
     advance(Duration::from_secs(60)).await;
@@ -291,7 +291,7 @@ async fn who_is_known_does_not_wait_for_the_deadline_of_a_store_that_has_just_be
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_comes_back_is_noticed_without_anybody_asking() {
+async fn store_recovery_is_noticed_without_requests() {
     let world = World::new();
     world.directory.read().await.expect("it answers");
     world.take_away(State::Refuses).await;
@@ -306,7 +306,7 @@ async fn a_store_that_comes_back_is_noticed_without_anybody_asking() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_failure_is_none_that_others_notice() {
+async fn single_failure_does_not_affect_others() {
     let world = World::new();
     for number in 0..10 {
         world.set(State::Refuses);
@@ -318,7 +318,7 @@ async fn one_failure_is_none_that_others_notice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_away_at_the_start_is_taken_when_it_comes() {
+async fn store_absent_at_startup_is_used_when_it_appears() {
     let world = World::new();
     world.set(State::Refuses);
     let error = world.directory.read().await.expect_err("it is not there");
@@ -333,7 +333,7 @@ async fn a_store_that_is_away_at_the_start_is_taken_when_it_comes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rules_are_read_again_and_say_when_they_have_changed() {
+async fn rules_are_reread_and_changes_bump_the_generation() {
     let world = World::new();
     world.directory.read().await.expect("it answers");
     assert_eq!(world.directory.generation(), 1);
@@ -342,19 +342,19 @@ async fn rules_are_read_again_and_say_when_they_have_changed() {
     assert_eq!(world.directory.generation(), 1, "nothing has changed");
     lock(&world.fake.secrets).push(secret("north"));
     tokio::time::sleep(Duration::from_secs(11)).await;
-    assert_eq!(world.directory.generation(), 1, "secrets are no rules");
+    assert_eq!(world.directory.generation(), 1, "secrets are not part of the rules");
     assert_eq!(world.directory.secrets(REALM).map(|secrets| secrets.len()), Some(1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_tells_of_changes_is_read_when_there_are_some_and_forgets_what_was_known() {
+async fn versioned_store_is_read_after_changes_and_clears_the_cache() {
     let world = World::new();
     world.set(State::Tells);
     world.directory.read().await.expect("it answers");
     world.found("alice").await;
     let read = world.fake.rules_asked.load(Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(world.known("alice"), "user", "the first refresh brings no news");
+    assert_eq!(world.known("alice"), "user", "the first refresh sees no change");
     world.found("bob").await;
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(world.fake.rules_asked.load(Ordering::Relaxed), read);
@@ -367,7 +367,7 @@ async fn a_store_that_tells_of_changes_is_read_when_there_are_some_and_forgets_w
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_secret_is_found_when_a_key_needs_it_and_not_more_than_ten_times_a_second() {
+async fn new_secret_is_found_with_at_most_ten_queries_a_second() {
     let world = World::new();
     world.directory.read().await.expect("it answers");
     lock(&world.fake.secrets).push(secret("new"));
@@ -381,8 +381,8 @@ async fn a_new_secret_is_found_when_a_key_needs_it_and_not_more_than_ten_times_a
     for one in many {
         assert_eq!(one.await.expect("an answer").map(|secrets| secrets.len()), Some(1));
     }
-    assert_eq!(world.fake.secrets_asked.load(Ordering::Relaxed), 1, "they wait for one question");
-    // Rotated behind the last question, by another server of the store.
+    assert_eq!(world.fake.secrets_asked.load(Ordering::Relaxed), 1, "they share one query");
+    // Rotated after the last query, by another server of the store.
     lock(&world.fake.secrets).push(secret("newer"));
     assert!(world.directory.may_have_new_secrets());
     let begun = Instant::now();
@@ -394,12 +394,12 @@ async fn a_new_secret_is_found_when_a_key_needs_it_and_not_more_than_ten_times_a
     assert!(begun.elapsed() >= SECRETS_PAUSE, "the clock is the test's own");
     world.take_away(State::Hangs).await;
     advance(SECRETS_PAUSE).await;
-    assert!(!world.directory.may_have_new_secrets(), "nobody is there to ask");
+    assert!(!world.directory.may_have_new_secrets(), "the store is away");
     assert_eq!(ask().await.expect("an answer").map(|secrets| secrets.len()), Some(2), "those from before");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_that_began_before_a_secret_was_made_answers_nobody_who_came_after() {
+async fn secret_query_does_not_answer_later_callers() {
     let world = World::new();
     world.directory.read().await.expect("it answers");
     let ask = || {
@@ -421,7 +421,7 @@ async fn a_question_that_began_before_a_secret_was_made_answers_nobody_who_came_
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_so_many_wait_for_secrets() {
+async fn waiters_for_secrets_are_limited() {
     let world = World::new();
     world.directory.read().await.expect("it answers");
     world.set(State::Waits);
@@ -438,7 +438,7 @@ async fn only_so_many_wait_for_secrets() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_changed_by_the_directory_itself_counts_at_once() {
+async fn own_changes_take_effect_immediately() {
     let world = World::new();
     world.directory.read().await.expect("it answers");
     let put = |name: &str| Edit::PutUser { realm: REALM.to_owned(), name: name.to_owned(), keys: keys() };
@@ -448,14 +448,14 @@ async fn what_is_changed_by_the_directory_itself_counts_at_once() {
     assert_eq!([edit(put("bob")).await, edit(remove("alice")).await], [false, true]);
     assert_eq!([world.known("alice"), world.known("bob")], ["ask", "ask"]);
     assert_eq!([world.found("alice").await, world.found("bob").await], ["nobody", "user"]);
-    assert_eq!(world.fake.rules_asked.load(Ordering::Relaxed), 1, "users are no rules");
+    assert_eq!(world.fake.rules_asked.load(Ordering::Relaxed), 1, "users are not part of the rules");
 
     let secret = Zeroizing::new("north".to_owned());
     edit(Edit::AddSecret { realm: REALM.to_owned(), secret }).await;
     assert_eq!(world.directory.secrets(REALM).map(|secrets| secrets.len()), Some(1));
     assert_eq!(world.directory.all_secrets().len(), 1);
 
-    // A look-up that began before comes too late.
+    // A lookup that began before is discarded.
     world.set(State::Waits);
     let late = world.ask("carol");
     tokio::task::yield_now().await;
@@ -471,7 +471,7 @@ async fn what_is_changed_by_the_directory_itself_counts_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_secret_of_the_latest_rotation_signs_and_one_whose_time_is_over_is_removed() {
+async fn latest_secret_signs_and_expired_ones_are_removed() {
     let world = World::new();
     assert!(world.directory.signing_secret(REALM).is_none());
     let old = StoredSecret { until: Some(unix() + 1_000_000), ..secret("old") };
@@ -486,7 +486,7 @@ async fn the_secret_of_the_latest_rotation_signs_and_one_whose_time_is_over_is_r
     tokio::time::sleep(Duration::from_secs(25)).await;
     assert_eq!((held(), lock(&world.fake.secrets).len()), (2, 2));
     assert_eq!(world.fake.removals.load(Ordering::Relaxed), 1);
-    // Sessions that began with its credentials go on, in another process too.
+    // Sessions that began with its credentials continue, in another process too.
     let ended = |directory: &Directory<Arc<Fake>>| {
         let ended = directory.ended_secrets(REALM);
         ended.iter().map(|secret| secret.value.to_string()).collect::<BTreeSet<_>>()
@@ -496,7 +496,7 @@ async fn the_secret_of_the_latest_rotation_signs_and_one_whose_time_is_over_is_r
     another.directory.remember_ended_secrets(world.directory.all_ended_secrets());
     another.directory.read().await.expect("it answers");
     assert_eq!(ended(&another.directory), ["over".to_owned()].into());
-    // And in another directory of the same store, even if no look of this one has come between the end and the removal.
+    // Also in another directory of the same store that never read the secret between its end and its removal.
     lock(&world.fake.secrets).push(StoredSecret { until: Some(unix() - 1), ..secret("just over") });
     world.directory.read().await.expect("it answers");
     let next = World::new();
@@ -506,7 +506,7 @@ async fn the_secret_of_the_latest_rotation_signs_and_one_whose_time_is_over_is_r
     lock(&world.fake.secrets).pop();
     world.directory.read().await.expect("it answers");
 
-    // A store that takes no changes is not asked again and again.
+    // A read-only store is not retried all the time.
     let over = StoredSecret { until: Some(unix() - 1), ..secret("over") };
     lock(&world.fake.secrets).push(over);
     world.set(State::TakesNothing);
@@ -518,10 +518,10 @@ async fn the_secret_of_the_latest_rotation_signs_and_one_whose_time_is_over_is_r
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_whose_answer_is_lost_counts_all_the_same() {
+async fn change_with_a_lost_answer_takes_effect() {
     let world = World::with(Limits { refresh: Duration::from_secs(3600), ..Limits::default() });
     world.directory.read().await.expect("it answers");
-    // Behind the first look at the rules.
+    // After the first read of the rules.
     tokio::time::sleep(Duration::from_secs(5)).await;
     world.set(State::LosesAnswers);
     let edit = Edit::AddSecret { realm: REALM.to_owned(), secret: Zeroizing::new("late".to_owned()) };
@@ -531,7 +531,7 @@ async fn a_change_whose_answer_is_lost_counts_all_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_about_secrets_does_not_take_the_place_of_one_to_a_later_question() {
+async fn older_secrets_answer_does_not_replace_a_newer_one() {
     let world = World::new();
     let put = |text: &str| *lock(&world.fake.secrets) = vec![secret(text)];
     let held = || world.directory.secrets(REALM).expect("they were read")[0].value.to_string();
@@ -550,7 +550,7 @@ async fn an_answer_about_secrets_does_not_take_the_place_of_one_to_a_later_quest
     world.fake.released.notify_one();
     late.await.expect("an answer");
     assert_eq!(held(), "second");
-    // And the other way round.
+    // The other way round.
     advance(Duration::from_millis(200)).await;
     world.set(State::AnswersLate);
     let directory = world.directory.clone();
@@ -566,7 +566,7 @@ async fn an_answer_about_secrets_does_not_take_the_place_of_one_to_a_later_quest
 }
 
 #[tokio::test(start_paused = true)]
-async fn api_keys_are_known_as_of_the_last_look_and_are_no_news_to_the_relay() {
+async fn api_key_changes_do_not_bump_the_generation() {
     let world = World::new();
     world.directory.read().await.expect("it answers");
     let generation = world.directory.generation();
@@ -577,11 +577,11 @@ async fn api_keys_are_known_as_of_the_last_look_and_are_no_news_to_the_relay() {
     assert_eq!((world.directory.api_key("shop"), world.directory.api_keys().len()), (Some(key), 1));
     assert_eq!(world.directory.generation(), generation);
     world.take_away(State::Refuses).await;
-    assert!(world.directory.api_key("shop").is_some(), "what was read before stays");
+    assert!(world.directory.api_key("shop").is_some(), "the previous keys stay");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_works_for_a_directory_ends_with_it() {
+async fn tasks_end_with_their_directory() {
     let world = World::new();
     let weak = Arc::downgrade(&world.directory.0);
     let fake = Arc::clone(&world.fake);

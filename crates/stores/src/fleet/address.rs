@@ -1,4 +1,4 @@
-//! Where the store of a fleet is: one server, one that sentinels name, or a cluster.
+//! Address of a fleet's store: one server, a master known to sentinels, or a cluster.
 
 use std::{fmt, str::FromStr};
 
@@ -6,7 +6,6 @@ use zeroize::Zeroizing;
 
 use crate::{ServerAddress, StoreAddress};
 
-/// One or several servers, and what they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetAddress {
     /// At least one.
@@ -14,18 +13,20 @@ pub struct FleetAddress {
     pub(super) kind: Kind,
 }
 
-/// What is at these addresses.
+/// Role of the servers.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The server.
     Alone,
-    /// Sentinels, which know where the master of this name is; with their own password, if they have one.
-    Sentinels { master: String, password: Option<Zeroizing<String>> },
+    /// Sentinels, which know the master of this name; with a password of their own if they need one.
+    Sentinels {
+        master: String,
+        password: Option<Zeroizing<String>>,
+    },
     /// Some servers of a cluster.
     Cluster,
 }
 
-/// Without the password.
+/// Omits the password.
 impl fmt::Debug for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -36,12 +37,11 @@ impl fmt::Debug for Kind {
     }
 }
 
-/// What an address may look like.
+/// Valid forms, for error messages.
 const FORMS: &str = "redis://:PASSWORD@HOST, rediss://..., redis+sentinel://:PASSWORD@HOST,HOST,HOST/MASTER or redis+cluster://:PASSWORD@HOST,HOST; \
                      valkey is the same";
 
 impl FleetAddress {
-    /// Whether keys are spread over several servers.
     #[must_use]
     pub fn is_cluster(&self) -> bool {
         self.kind == Kind::Cluster
@@ -51,9 +51,9 @@ impl FleetAddress {
 impl FromStr for FleetAddress {
     type Err = String;
 
-    /// Messages hold nothing of the text: it may have a password in it.
+    /// Messages never quote the text, because it may hold a password.
     fn from_str(text: &str) -> Result<Self, String> {
-        let none = || format!("it is no address of a fleet's store: expected {FORMS}");
+        let none = || format!("not a fleet store address: expected {FORMS}");
         let (scheme, rest) = text.trim().split_once("://").ok_or_else(none)?;
         let (base, wanted) = match scheme.split_once('+') {
             Some((base, "sentinel")) => (base, Some(true)),
@@ -90,7 +90,7 @@ impl FromStr for FleetAddress {
             (Kind::Sentinels { master: master.to_owned(), password }, database)
         } else {
             if !matches!(path, "" | "0") {
-                return Err("a cluster has database 0 alone".to_owned());
+                return Err("a cluster has only database 0".to_owned());
             }
             (Kind::Cluster, "")
         };
@@ -108,7 +108,7 @@ fn server(text: &str) -> Result<ServerAddress, String> {
     }
 }
 
-/// Without the password.
+/// Omits the password.
 impl fmt::Display for FleetAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown: Vec<String> =
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn one_server_sentinels_and_a_cluster_are_told_apart() {
+    fn server_sentinels_and_cluster_are_distinguished() {
         let alone = read("rediss://u:hunter2@db.example:7000/2");
         assert_eq!((alone.servers.len(), &alone.kind), (1, &Kind::Alone));
         let sentinels =
@@ -155,14 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused_without_its_password() {
+    fn invalid_fleet_store_is_refused_without_its_password() {
         for (text, told) in [
             ("", "expected redis://"),
             ("postgres://u:hunter2@h/d", "is Redis or Valkey"),
             ("redis+sentinel://:hunter2@h", "name of the master"),
             ("redis+cluster://:hunter2@h/2", "database 0"),
-            ("redis+cluster://:hunter2@h?color=hunter2", "color is no setting"),
-            ("mongodb+cluster://:hunter2@h", "no kind of store"),
+            ("redis+cluster://:hunter2@h?color=hunter2", "color is not a supported setting"),
+            ("mongodb+cluster://:hunter2@h", "not a supported store"),
         ] {
             let why = text.parse::<FleetAddress>().expect_err(text);
             assert!(why.contains(told) && !why.contains("hunter2"), "{text}: {why}");
@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_an_address_or_none(text in "(redis|valkeys|postgres)(\\+sentinel|\\+cluster)?://\\PC{0,40}") {
+        fn address_parser_accepts_any_text_without_panic(text in "(redis|valkeys|postgres)(\\+sentinel|\\+cluster)?://\\PC{0,40}") {
             let _ = text.parse::<FleetAddress>();
         }
     }

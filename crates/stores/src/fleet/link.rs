@@ -1,4 +1,5 @@
-//! The way to the server that has the fleet's keys: found anew whenever it is lost, by sentinels or by what a cluster says.
+//! Connection to the server that holds the fleet's keys. After a failure, the server is looked up again
+//! through sentinels or cluster redirects.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -17,7 +18,7 @@ use crate::{
     redis::{client, told},
 };
 
-/// A connection that carries all questions at once.
+/// A multiplexed connection.
 pub(super) struct Link {
     finder: Finder,
     patience: Duration,
@@ -37,7 +38,7 @@ impl Link {
         &self.finder.address
     }
 
-    /// A question. On a connection that has gone stale, or to a server that is not the one any more, it is asked once more.
+    /// Runs a command. Retries once if the connection was stale or the server no longer holds the keys.
     pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, StoreError> {
         let mut again = true;
         loop {
@@ -59,7 +60,7 @@ impl Link {
         }
     }
 
-    /// Commands whose answers nobody needs.
+    /// Runs commands and ignores their answers.
     pub(super) async fn tell(&self, commands: &[Cmd]) -> Result<(), StoreError> {
         let (mut connection, _) = self.connected().await?;
         let mut pipeline = Pipeline::with_capacity(commands.len());
@@ -75,7 +76,7 @@ impl Link {
         sent.map(drop).map_err(|error| self.finder.told(&error))
     }
 
-    /// The connection, and whether it was there before. Whoever comes while one is made waits for that.
+    /// The connection, and true if it existed before. Concurrent callers wait for one connection attempt.
     async fn connected(&self) -> Result<(MultiplexedConnection, bool), StoreError> {
         let mut held = self.held.lock().await;
         if let Some(connection) = &*held {
@@ -87,11 +88,10 @@ impl Link {
     }
 }
 
-/// Finds the server.
 pub(super) struct Finder {
     address: FleetAddress,
     name: String,
-    /// Which of the addresses has answered last, and where a cluster has said that the keys are.
+    /// Index of the address that answered last, and the server that a cluster redirected to.
     known: Mutex<(usize, Option<ServerAddress>)>,
 }
 
@@ -101,7 +101,8 @@ impl Finder {
         Self { address, name, known: Mutex::default() }
     }
 
-    /// A connection to the server that has the keys now; each step has `patience`, and each of its answers `for_answers`.
+    /// Connects to the server that currently holds the keys. Each step may take `patience`, and each later
+    /// answer `for_answers`.
     pub(super) async fn connect(
         &self,
         patience: Duration,
@@ -111,7 +112,7 @@ impl Finder {
         if let Some(server) = moved {
             match self.open(&server, patience, for_answers).await {
                 Ok(connection) => return Ok(connection),
-                // The others know more.
+                // The other servers know the current one.
                 Err(_) => self.known.lock().unwrap_or_else(PoisonError::into_inner).1 = None,
             }
         }
@@ -149,10 +150,10 @@ impl Finder {
         Err(trouble.of_fleet())
     }
 
-    /// Whether an answer says that another server has the keys.
+    /// Returns true if the error redirects to another server.
     pub(super) fn learn(&self, error: &RedisError) -> bool {
         let Some((at, _)) = error.redirect_node() else { return false };
-        // An empty host is that of who says it.
+        // An empty host means the answering server.
         let Some((host, port)) = at.rsplit_once(':') else { return false };
         let Ok(port) = port.parse() else { return false };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -164,11 +165,10 @@ impl Finder {
         true
     }
 
-    /// The fault.
     pub(super) fn told(&self, error: &RedisError) -> StoreError {
         let told = told(&self.name, error).of_fleet();
         match told.fault {
-            // Whoever reads it needs no tables of coturn's.
+            // coturn's schema is irrelevant for a fleet's store.
             Fault::Schema => StoreError { fault: Fault::Row, detail: error.to_string(), ..told },
             _ => told,
         }
@@ -188,7 +188,7 @@ impl Finder {
         made.map_err(|error| told(&self.name, &error))
     }
 
-    /// Where a sentinel says that the master is.
+    /// Address of the master, according to a sentinel.
     async fn master(
         &self,
         sentinel: &ServerAddress,
@@ -210,7 +210,7 @@ impl Finder {
         found.ok_or_else(unknown)
     }
 
-    /// A server that a sentinel has named may have ceased to be the master, and not know it before it is asked.
+    /// Connects to the master that a sentinel named, and checks its role: it may have been demoted.
     async fn open_master(
         &self,
         server: &ServerAddress,
@@ -224,14 +224,14 @@ impl Finder {
             Some("master") => Ok(connection),
             role => {
                 let role = role.unwrap_or("nothing");
-                let why = format!("{} is {role}, and no master", server.host);
+                let why = format!("{} is {role}, not master", server.host);
                 Err(StoreError::new(&self.name, Fault::Unreachable, why))
             }
         }
     }
 }
 
-/// Whether nothing more is to be had of this connection: it is broken or silent, or its server may not write any more.
+/// Returns true if the connection is useless: broken, silent, or to a server that became read-only.
 pub(super) fn is_over(error: &RedisError) -> bool {
     let code = error.code().unwrap_or_default();
     error.is_io_error()

@@ -1,4 +1,4 @@
-//! What nodes say to one another, as it comes: one connection that is blocked until there is something.
+//! Stream of events from the nodes: one connection that blocks until there are some.
 
 use std::time::Duration;
 
@@ -12,37 +12,37 @@ use super::{
 };
 use crate::StoreError;
 
-/// The fields of an event: a sealed message, levels that have changed.
+/// Fields of an event: a sealed message, changed levels.
 pub(super) const MESSAGE: &str = "n";
 const LEVELS: &str = "l";
 
-/// So long one question is blocked, and so much longer its answer is waited for.
+/// Blocking time of one XREAD, and the additional time to wait for its answer.
 const BLOCK: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Events in one answer.
+/// Maximum events per answer.
 const MOST: usize = 1000;
 
-/// Hears what is said.
+/// A subscriber.
 pub struct News {
     finder: Finder,
     key: String,
     connection: Option<MultiplexedConnection>,
-    /// The last event that was heard; none before the first connection.
+    /// Last event received; `None` before the first connection.
     last: Option<EventId>,
 }
 
-/// What was heard.
+/// A batch of events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Heard {
-    /// Whether the connection is a new one: what is kept in the store may have changed without a word.
+    /// True for a new connection: stored state may have changed without an event.
     pub anew: bool,
-    /// Sealed messages, in their order.
+    /// Sealed messages in order.
     pub messages: Vec<Vec<u8>>,
-    /// Levels of buckets, in their order.
+    /// Levels of buckets in order.
     pub levels: Vec<(Bucket, Level)>,
 }
 
-/// The store's time in milliseconds, and a number.
+/// The store's time in milliseconds, and a sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct EventId(u64, u64);
 
@@ -64,14 +64,14 @@ impl News {
         Self { finder: Finder::new(address), key, connection: None, last: None }
     }
 
-    /// What comes next; nothing after a while in which nothing has come.
+    /// Next events; empty after a timeout.
     ///
     /// # Errors
-    /// The store does not answer. The next call connects anew.
+    /// The store does not answer. The next call reconnects.
     pub async fn next(&mut self) -> Result<Heard, StoreError> {
         let Some(mut connection) = self.connection.take() else {
             self.connection = Some(self.connect().await?);
-            // Whoever hears it reads first what is kept: nothing that comes meanwhile is lost.
+            // The caller reads the stored state first; events from now on are kept in the stream.
             return Ok(Heard { anew: true, ..Heard::default() });
         };
         let mut command = redis::cmd("XREAD");
@@ -99,13 +99,12 @@ impl News {
             newest = self.newest(&mut connection).await;
         }
         let newest = newest.map_err(|error| self.finder.told(&error))?;
-        // Behind the last event of all when there is none before, or when the one that was heard last lies in the future, because the store was
-        // emptied, or another server with another clock took over.
+        // Starts after the newest event on the first connection. Also if the last known event is in the
+        // future: the store was emptied, or a server with another clock took over.
         self.last = Some(self.last.map_or(newest, |last| last.min(newest)));
         Ok(connection)
     }
 
-    /// The last event of all.
     async fn newest(&self, connection: &mut MultiplexedConnection) -> Result<EventId, RedisError> {
         let mut command = redis::cmd("XREVRANGE");
         command.arg(&self.key).arg("+").arg("-").arg("COUNT").arg(1);
@@ -114,7 +113,7 @@ impl News {
         Ok(newest.first().and_then(text).as_deref().and_then(EventId::read).unwrap_or(EventId::FIRST))
     }
 
-    /// The events of an answer: `[[key, [[id, [field, value, ...]], ...]]]`, or a map of the same.
+    /// Parses an answer: `[[key, [[id, [field, value, ...]], ...]]]`, or the same as a map.
     fn take(&mut self, answer: Value) -> Heard {
         let mut heard = Heard::default();
         let mut streams = list(answer);
@@ -139,7 +138,7 @@ impl News {
     }
 }
 
-/// Names of 16 bytes, each with a digit behind it.
+/// Names of 16 bytes, each followed by a digit.
 fn levels(bytes: &[u8]) -> impl Iterator<Item = (Bucket, Level)> + '_ {
     bytes.chunks_exact(17).filter_map(|chunk| {
         let (name, digit) = chunk.split_first_chunk::<16>()?;
@@ -161,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_read_in_both_shapes_and_the_last_one_is_remembered() {
+    fn events_are_parsed_in_both_shapes_and_the_last_is_kept() {
         let level = [&[7; 16][..], b"2", &[8; 16], b"0", &[9; 16], b"x"].concat();
         let event = |id: &str, field: &str, value: Value| {
             Value::Array(vec![text(id), Value::Array(vec![text(field), value])])
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_in_the_order_of_their_numbers() {
+    fn event_ids_sort_by_number() {
         let read = |text| EventId::read(text).expect("an event");
         assert!(read("5-9") < read("5-10") && read("5-10") < read("10-0"));
         assert_eq!(read("5-10").written(), "5-10");

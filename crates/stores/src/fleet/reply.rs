@@ -1,8 +1,8 @@
-//! Answers of Redis, taken apart. They come in one of two shapes, by the version of the protocol that was agreed on.
+//! Helpers for Redis answers, whose shape depends on the protocol version.
 
 use redis::Value;
 
-/// The items of a list; keys and values of a map in turn; nothing of what is neither.
+/// Items of a list, or alternating keys and values of a map; empty for anything else.
 pub(super) fn list(value: Value) -> Vec<Value> {
     match value {
         Value::Array(items) | Value::Set(items) => items,
@@ -12,7 +12,6 @@ pub(super) fn list(value: Value) -> Vec<Value> {
     }
 }
 
-/// The bytes of a text.
 pub(super) fn bytes(value: Value) -> Option<Vec<u8>> {
     match value {
         Value::BulkString(bytes) => Some(bytes),
@@ -21,7 +20,6 @@ pub(super) fn bytes(value: Value) -> Option<Vec<u8>> {
     }
 }
 
-/// A text.
 pub(super) fn text(value: &Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
@@ -30,7 +28,7 @@ pub(super) fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// A number, which may be written as text.
+/// A number, which may be text.
 pub(super) fn int(value: &Value) -> Option<i64> {
     match value {
         Value::Int(number) => Some(*number),
@@ -43,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_shapes_of_a_list_of_pairs_are_one() {
+    fn both_shapes_of_a_list_of_pairs_are_equal() {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let flat = Value::Array(vec![text("a"), text("1"), text("b"), Value::Int(2)]);
         let map = Value::Map(vec![(text("a"), text("1")), (text("b"), Value::Int(2))]);

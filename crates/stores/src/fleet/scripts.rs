@@ -1,9 +1,9 @@
-//! What has to happen at once to several keys. Each script is sent whole: the longest has three thousand bytes, and a server that has forgotten it
-//! needs no second round.
+//! Lua scripts for atomic changes of several keys. Each is sent as a whole: the longest has 3,000 bytes, and
+//! a server without a script cache needs no second round trip.
 
 use redis::Cmd;
 
-/// Events that are kept, about: minutes of a busy fleet, for nodes that lost their connection.
+/// Approximate number of events in the stream: minutes of a busy fleet, for nodes that lost their connection.
 pub(super) const EVENTS: usize = 100_000;
 
 /// Runs a script on these keys; arguments follow.
@@ -13,7 +13,7 @@ pub(super) fn eval(script: &str, keys: &[String]) -> Cmd {
     command
 }
 
-/// A number that is kept, or none: what somebody else has put there counts for 0, so that no text in it stops every node.
+/// Lua: converts a stored value to a number. Invalid text counts as 0, so that it cannot stop all nodes.
 macro_rules! count {
     () => {
         r"
@@ -26,9 +26,10 @@ end
     };
 }
 
-/// Before each script that grants something or asks whether it could: in which era the store is, who began it if that is over, and whether it knows
-/// what all nodes hold. The rule is `turnpike_fleet::Chronicle`; a test holds the two together. Which server this is, and which start of it, says its
-/// `run_id`: of a replica that has taken over it is another.
+/// Lua prologue of each script that grants quotas or checks if it could: determines the epoch, starts a new
+/// one if needed, and checks if the store is complete. The rule is `turnpike_fleet::Chronicle`; a test
+/// compares the two. A server and its restarts are distinguished by `run_id`; a replica that took over has
+/// another one.
 macro_rules! chronicle {
     () => {
         concat!(
@@ -72,7 +73,7 @@ end
     };
 }
 
-/// era, who has told all; number of the era that the node knows.
+/// Keys: epoch, nodes that have reported. Argument: epoch number that the node knows.
 pub(super) const LOOK_AT_ERA: &str = concat!(
     chronicle!(),
     r"
@@ -81,9 +82,10 @@ return {era.number, era.since, era.whole and 1 or 0}
 "
 );
 
-/// nodes, numbers, ring, era, who has told all; name, incarnation, time after which a record is nobody's, wanted number, record, record to be
-/// overwritten, prefix of what nodes hold, number and beginning of the era that the node knows, nodes that it knew, how far it is. A number is free
-/// when its node is gone and nothing is left of what that held; a new process of a name has the number of the last one.
+/// Keys: nodes, numbers, ring, epoch, nodes that have reported. Arguments: name, incarnation, age of a stale
+/// record, preferred number, record, record to overwrite, prefix of held quotas, number and beginning of the
+/// epoch that the node knows, nodes it knew, its progress. A number is free when its node is gone and holds
+/// nothing. A new process of a name gets the number of the last one.
 pub(super) const BEAT: &str = concat!(
     chronicle!(),
     r"
@@ -135,15 +137,16 @@ return {1, number, known, ring, era.number, era.since, era.whole and 1 or 0}
 "
 );
 
-/// nodes.
+/// Key: nodes.
 pub(super) const LOOK: &str = r"
 local time = redis.call('TIME')
 return {time[1] * 1000 + math.floor(time[2] / 1000), redis.call('HGETALL', KEYS[1])}
 ";
 
-/// sums, levels, what this node holds, events, era, who has told all; number of nodes, number and beginning of the era that the node knows, and for
-/// each bucket its name, the limit, what is used, what is wanted. Of another era nothing is heard. The rules are `turnpike_fleet::grant` and `reclaim`;
-/// a test holds them together.
+/// Keys: sums, levels, held by this node, events, epoch, nodes that have reported. Arguments: number of
+/// nodes, number and beginning of the epoch that the node knows, and for each bucket its name, the limit, the
+/// used and the wanted amount. Requests from another epoch are ignored. The rules are `turnpike_fleet::grant`
+/// and `reclaim`; a test compares them.
 pub(super) const EXCHANGE: &str = concat!(
     chronicle!(),
     r"
@@ -196,7 +199,7 @@ return answer
 "
 );
 
-/// ring; version that is expected, new version, sealed.
+/// Key: ring. Arguments: expected version, new version, sealed ring.
 pub(super) const RING: &str = concat!(
     count!(),
     r"
@@ -208,9 +211,10 @@ return 1
 "
 );
 
-/// nodes, cards, sums, levels, events, what the node holds; name, number, time after which a record is nobody's, buckets at a time, whether the node
-/// itself asks. How many buckets are left; below 0 for a node that is there. Until the last is given back, a record of nobody stands in its place: so
-/// whoever begins need not be the one who ends, and the node learns of it if it comes back.
+/// Keys: nodes, cards, sums, levels, events, held by the node. Arguments: name, number, age of a stale
+/// record, buckets per call, 1 if the node itself asks. Returns the number of buckets left; below 0 for a
+/// live node. Until the last bucket is returned, a record without an owner stays, so that another node can
+/// continue, and the node learns of it if it comes back.
 pub(super) const REAP: &str = concat!(
     count!(),
     r"
@@ -269,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_scripts_wait_as_long_as_the_rule() {
+    fn scripts_use_the_durations_of_the_rule() {
         for script in [BEAT, EXCHANGE, LOOK_AT_ERA] {
             assert_eq!(script.matches(&format!("now + {SETTLE_MS}")).count(), 3);
         }
@@ -281,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scripts_keep_as_many_events_as_the_rest() {
+    fn scripts_keep_the_configured_number_of_events() {
         for script in [EXCHANGE, REAP] {
             assert!(script.contains(&format!("'~', {EVENTS}, '*'")));
         }

@@ -1,4 +1,4 @@
-//! Fuzz target: any keys in a Redis, of which this is the little that is asked of it.
+//! Fuzz target: arbitrary keys in a minimal Redis server.
 
 use std::{
     collections::BTreeMap,
@@ -15,10 +15,10 @@ use crate::{
     fuzz::{MOST_ROWS, Word, edits, is_told, runtime, says_nothing_private, seeds},
 };
 
-/// Keys of one answer to SCAN.
+/// Keys per SCAN answer.
 const PAGE_OF_KEYS: usize = 5;
 
-/// What a key leads to.
+/// Value of a key.
 #[derive(Clone, Debug)]
 enum Held {
     Text(Vec<u8>),
@@ -26,7 +26,7 @@ enum Held {
     Hash(BTreeMap<Vec<u8>, Vec<u8>>),
 }
 
-/// What the server has, and whether it tells it from its end.
+/// Content of the server, and the order of its answers.
 #[derive(Clone, Default)]
 struct Keyspace {
     held: Arc<StdMutex<BTreeMap<Vec<u8>, Held>>>,
@@ -39,9 +39,9 @@ fn redis_keys() {
     fuzz::target("redis_keys", seeds, |bytes| _ = runtime.block_on(check(bytes)));
 }
 
-/// Some of the seeds can be read, and some cannot.
+/// Some seeds are valid and some are not.
 #[test]
-fn seeds_of_keys_are_good_and_bad() {
+fn seeds_of_keys_are_mixed() {
     let runtime = runtime();
     let read: Vec<bool> = seeds().iter().map(|seed| runtime.block_on(check(seed))).collect();
     let good = read.iter().filter(|is_read| **is_read).count();
@@ -49,7 +49,7 @@ fn seeds_of_keys_are_good_and_bad() {
 }
 
 #[test]
-fn a_pattern_fits_as_in_redis() {
+fn pattern_matches_as_in_redis() {
     let fitting: [(&str, &str); 5] =
         [("turn/*[^y]", "turn/a"), ("turn/[^r]*y", "turn/oy"), ("a\\*?", "a*b"), ("*", ""), ("*b*", "abc")];
     for (pattern, text) in fitting {
@@ -60,21 +60,21 @@ fn a_pattern_fits_as_in_redis() {
     }
 }
 
-/// There is one connection: whoever throws it away has none.
+/// The test has only one connection; discarding it fails the next query.
 #[test]
-fn a_value_that_is_no_text_is_named_and_costs_no_connection() {
+fn binary_value_is_reported_and_keeps_the_connection() {
     runtime().block_on(async {
         let keyspace = Keyspace::default();
         let key = format!("{ORIGIN}https://a.example");
         keyspace.lock().insert(key.clone().into_bytes(), Held::Text(vec![0xe0]));
         let redis = connected(&keyspace).await;
-        let error = redis.rules().await.expect_err("no realm is called so");
+        let error = redis.rules().await.expect_err("an unreadable value");
         assert!(matches!(error.fault, Fault::Schema) && error.to_string().contains(&key), "{error}");
-        assert_eq!(redis.user("a", "b").await.expect("it is still there"), None);
+        assert_eq!(redis.user("a", "b").await.expect("the connection still works"), None);
     });
 }
 
-/// Whether the rules could be read.
+/// Returns true if the rules could be read.
 async fn check(bytes: &[u8]) -> bool {
     let mut input = Input::new(bytes);
     let well = input.byte() & 2 == 0;
@@ -82,12 +82,12 @@ async fn check(bytes: &[u8]) -> bool {
     for _ in 0..input.below(MOST_ROWS) {
         keyspace.draw(&mut input, well, &mut texts);
     }
-    // Blanks at the ends are no part of what is read.
+    // Leading and trailing blanks are ignored when reading.
     let exact = texts.iter().all(|(_, text)| text.trim() == text);
     let redis = connected(&keyspace).await;
 
     let read = redis.rules().await;
-    // The order in which keys, members and fields come means nothing, unless two differ in such blanks alone.
+    // The order of keys, members and fields must not matter, unless two differ only in such blanks.
     let turned = connected(&Keyspace { turned: true, ..keyspace.clone() }).await;
     match (&read, turned.rules().await) {
         (Ok(rules), Ok(other)) => assert!(!exact || *rules == other, "{rules:?}, {other:?}"),
@@ -106,14 +106,14 @@ async fn check(bytes: &[u8]) -> bool {
     read.is_ok()
 }
 
-/// A client of it, whose connection is made.
+/// A connected client.
 async fn connected(keyspace: &Keyspace) -> Redis {
     let (ours, theirs) = duplex(1 << 16);
     tokio::spawn(keyspace.clone().serve(theirs));
-    // However long it takes: the machine may be busy.
+    // No timeout, because the machine may be busy.
     let config = AsyncConnectionConfig::new().set_response_timeout(None);
     let made = MultiplexedConnection::new_with_config(&RedisConnectionInfo::default(), ours, config).await;
-    let (connection, driver) = made.expect("it answers");
+    let (connection, driver) = made.expect("an answer");
     tokio::spawn(driver);
     Redis {
         client: Err(StoreError::new("memory", Fault::Other, "there is one connection")),
@@ -125,10 +125,10 @@ async fn connected(keyspace: &Keyspace) -> Redis {
 
 impl Keyspace {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Vec<u8>, Held>> {
-        self.held.lock().expect("nobody panics there")
+        self.held.lock().expect("the lock is not poisoned")
     }
 
-    /// A key that coturn or we make, or one that looks like it; what it is made of goes to `texts`.
+    /// A key of coturn's or ours, or a similar one. Its parts go to `texts`.
     fn draw(&self, input: &mut Input<'_>, well: bool, texts: &mut Vec<(Word, String)>) {
         let mut word = |word: Word, input: &mut Input<'_>| {
             let text = word.draw(input, well).unwrap_or_default();
@@ -173,7 +173,7 @@ impl Keyspace {
             10 => {
                 let name = word(Word::User, input);
                 let text = word(Word::Keys, input);
-                // The key says that it is a limit.
+                // The name marks it as a limit.
                 if OPTIONS.iter().any(|option| name.ends_with(option)) {
                     texts.push((Word::Number, text.clone()));
                 }
@@ -181,7 +181,7 @@ impl Keyspace {
             }
             _ => (format!("turn/{}", word(Word::Origin, input)), set(word(Word::User, input))),
         };
-        // Another kind of value than belongs there, or no text.
+        // A value of the wrong type, or binary data.
         let other = input.byte();
         let held = if well || other >= 8 {
             held
@@ -198,22 +198,22 @@ impl Keyspace {
         }
     }
 
-    // What must hold.
+    // Invariants.
 
-    /// No member is lost on the way, least of all one that denies something.
+    /// Checks that no set member is lost, especially none that denies peers.
     fn is_read_whole(&self, rules: &Rules) {
         let ranges = |of: fn(&PeerRanges) -> &Vec<IpRange>| -> usize {
             rules.realms.values().map(|realm| of(&realm.peers).len()).sum::<usize>() + of(&rules.peers).len()
         };
         assert_eq!(ranges(|peers| &peers.deny), self.members(DENIED));
         assert_eq!(ranges(|peers| &peers.allow), self.members(ALLOWED));
-        // One for each key, or each field of one.
+        // One per key, or per field of a hash.
         let told = |held: &Held| if let Held::Hash(fields) = held { fields.len().max(1) } else { 1 };
         let most = self.lock().values().map(told).sum::<usize>() + 1;
         assert!(rules.ignored.len() <= most, "{:?}", rules.ignored);
     }
 
-    /// Of all sets of realms that are called this.
+    /// Members of all realm sets with this name.
     fn members(&self, wanted: &str) -> usize {
         let all = self.lock();
         let of_realms = all.iter().filter(|(key, _)| {
@@ -233,7 +233,7 @@ impl Keyspace {
         }
     }
 
-    /// Each alone and all in a list.
+    /// Checks each user alone and in a list.
     async fn users_are_found(&self, redis: &Redis) {
         let all = self.lock().clone();
         let users = all.iter().filter_map(|(key, held)| Some((user_of(str::from_utf8(key).ok()?)?, held)));
@@ -274,7 +274,7 @@ impl Keyspace {
         }
     }
 
-    /// Runs a script of [`super`]: what it would do by `redis.call`, whose errors end it.
+    /// Runs a script of [`super`] with the same `redis.call` errors.
     fn eval(&self, script: &str, keys: &[Vec<u8>], arguments: &[Vec<u8>]) -> Result<usize, Vec<u8>> {
         let call = |words: &[&[u8]]| -> Result<Vec<u8>, Vec<u8>> {
             let answer = self.answer(&words.iter().map(|word| word.to_vec()).collect::<Vec<_>>());
@@ -427,7 +427,7 @@ impl Keyspace {
         if name == b"GETSET" && !said.starts_with(b"-") {
             all.insert(key, Held::Text(more[0].clone()));
         }
-        // What is empty is not there.
+        // Empty values do not exist.
         all.retain(|_, held| match held {
             Held::Text(_) => true,
             Held::Set(members) => !members.is_empty(),
@@ -445,7 +445,7 @@ impl Keyspace {
     }
 }
 
-/// The words of the first command, and how many bytes it has (the protocol's version 2).
+/// Words and length of the first command (protocol version 2).
 fn command(bytes: &[u8]) -> Option<(Vec<Vec<u8>>, usize)> {
     let mut at = 0;
     let mut words = Vec::new();
@@ -457,7 +457,7 @@ fn command(bytes: &[u8]) -> Option<(Vec<Vec<u8>>, usize)> {
     (at <= bytes.len()).then_some((words, at))
 }
 
-/// A line with a mark and a number.
+/// A line with a marker and a number.
 fn number(bytes: &[u8], at: &mut usize) -> Option<usize> {
     let end = *at + bytes.get(*at..)?.windows(2).position(|two| two == b"\r\n")?;
     let number = str::from_utf8(&bytes[*at + 1..end]).ok()?.parse().ok()?;
@@ -479,7 +479,7 @@ fn integer(said: &mut Vec<u8>, number: usize) {
     said.extend_from_slice(format!(":{number}\r\n").as_bytes());
 }
 
-/// Patterns as Redis has them, but for ranges of characters.
+/// Redis patterns, except character ranges.
 fn fits(pattern: &[u8], text: &[u8]) -> bool {
     match pattern {
         [] => text.is_empty(),

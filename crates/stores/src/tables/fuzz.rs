@@ -1,4 +1,4 @@
-//! Fuzz target: any rows in coturn's tables and ours, in a SQLite of this process.
+//! Fuzz target: arbitrary rows in coturn's tables and ours, in an in-memory SQLite.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +16,7 @@ use crate::{
     sqlite,
 };
 
-/// Tables with their columns, and what these are of.
+/// Tables with their columns and the kind of text in each.
 const COLUMNS: [(&str, &[(&str, Word)]); 10] = [
     ("turnusers_lt", &[("realm", Word::Realm), ("name", Word::User), ("hmackey", Word::Keys)]),
     ("turn_secret", &[("realm", Word::Realm), ("value", Word::Secret)]),
@@ -56,15 +56,14 @@ const COLUMNS: [(&str, &[(&str, Word)]); 10] = [
         ],
     ),
 ];
-/// Of [`COLUMNS`], those that coturn has.
+/// Number of coturn's tables in [`COLUMNS`].
 const COTURNS: usize = 8;
 
-/// A database of this process alone.
 struct Memory(Mutex<Connection>);
 
 impl Memory {
     fn lock(&self) -> MutexGuard<'_, Connection> {
-        self.0.lock().expect("nobody panics there")
+        self.0.lock().expect("the lock is not poisoned")
     }
 }
 
@@ -95,7 +94,7 @@ fn told(error: rusqlite::Error) -> StoreError {
     StoreError::new("memory", Fault::Other, error)
 }
 
-/// A row, by the place of its table.
+/// Index of the table, and a row.
 type Stored = (usize, Row);
 
 #[test]
@@ -104,16 +103,16 @@ fn sql_rows() {
     fuzz::target("sql_rows", seeds, |bytes| _ = runtime.block_on(check(bytes)));
 }
 
-/// Some of the seeds can be read, and some cannot.
+/// Some seeds are valid and some are not.
 #[test]
-fn seeds_of_rows_are_good_and_bad() {
+fn seeds_of_rows_are_mixed() {
     let runtime = runtime();
     let read: Vec<bool> = seeds().iter().map(|seed| runtime.block_on(check(seed))).collect();
     let good = read.iter().filter(|is_read| **is_read).count();
     assert!((5..read.len() - 5).contains(&good), "{good} of {}", read.len());
 }
 
-/// Whether the rules could be read.
+/// Returns true if the rules could be read.
 async fn check(bytes: &[u8]) -> bool {
     let mut input = Input::new(bytes);
     let how = input.byte();
@@ -121,11 +120,11 @@ async fn check(bytes: &[u8]) -> bool {
     let drawn: Vec<Stored> = (0..input.below(MOST_ROWS)).map(|_| row(&mut input, has_own, well)).collect();
     let (tables, rows) = filled(has_own, drawn);
     let texts: Vec<(Word, String)> = rows.iter().flat_map(texts).collect();
-    // Blanks at the ends are no part of what is read.
+    // Leading and trailing blanks are ignored when reading.
     let exact = texts.iter().all(|(_, text)| text.trim() == text);
 
     let read = tables.rules().await;
-    // The order in which rows come means nothing, unless two differ in such blanks alone.
+    // The order of rows must not matter, unless two differ only in such blanks.
     let (turned, _) = filled(has_own, rows.iter().rev().cloned());
     match (&read, turned.rules().await) {
         (Ok(rules), Ok(other)) => assert!(!exact || *rules == other, "{rules:?}, {other:?}"),
@@ -150,7 +149,7 @@ fn row(input: &mut Input<'_>, has_own: bool, well: bool) -> Stored {
     (table, COLUMNS[table].1.iter().map(|(_, word)| word.draw(input, well)).collect())
 }
 
-/// A database with these rows, and those of them that it has: of two with the same key, the first.
+/// A database with these rows, and the rows it kept: of two with the same key, the first.
 fn filled(has_own: bool, rows: impl IntoIterator<Item = Stored>) -> (Tables<Memory>, Vec<Stored>) {
     let connection = Connection::open_in_memory().expect("memory");
     connection.execute_batch(sqlite::TABLES).expect("coturn's tables");
@@ -178,7 +177,7 @@ fn of<'r>(rows: &'r [Stored], wanted: &str) -> impl Iterator<Item = &'r Row> {
     rows.iter().filter(move |(of, _)| *of == table).map(|(_, row)| row)
 }
 
-/// No row is lost on the way, least of all one that denies something.
+/// Checks that no row is lost, especially none that denies peers.
 fn has_all(rules: &Rules, rows: &[Stored]) {
     let ranges = |of: fn(&PeerRanges) -> &Vec<IpRange>| -> usize {
         let realms = rules.realms.values().map(|realm| &realm.peers);
@@ -198,7 +197,7 @@ fn has_all(rules: &Rules, rows: &[Stored]) {
 
 async fn secrets_are_those_of_their_realms(tables: &Tables<Memory>, rules: &Rules, rows: &[Stored]) {
     for realm in of(rows, "turn_secret").filter_map(|row| field(row, 0)) {
-        // One that belongs to no realm stands among the rules by an empty name.
+        // Secrets of null and empty realms are merged under an empty name.
         let is_both = realm.is_empty() && of(rows, "turn_secret").any(|row| field(row, 0).is_none());
         let found = tables.secrets(realm).await.expect("all could be read");
         let expected = rules.secrets.get(realm).map(|secrets| secrets.to_vec()).unwrap_or_default();
@@ -206,7 +205,7 @@ async fn secrets_are_those_of_their_realms(tables: &Tables<Memory>, rules: &Rule
     }
 }
 
-/// Each alone and all in a list.
+/// Checks each user alone and in a list.
 async fn users_are_found(tables: &Tables<Memory>, rows: &[Stored]) {
     let mut expected = BTreeSet::new();
     for row in of(rows, "turnusers_lt") {

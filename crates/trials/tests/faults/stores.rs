@@ -213,12 +213,12 @@ const ODD_RULES: [[&str; 3]; 4] = [
     [
         "INSERT INTO turn_realm_option VALUES ('example.org', 'max-bps', '-7')",
         "DELETE FROM turn_realm_option WHERE opt = 'max-bps'",
-        "max-bps of realm \"example.org\" is \"-7\", no number",
+        "max-bps of realm \"example.org\" is \"-7\", not a number",
     ],
     [
         "INSERT INTO turn_realm_option VALUES ('example.org', 'user-quota', 'many')",
         "DELETE FROM turn_realm_option WHERE opt = 'user-quota'",
-        "user-quota of realm \"example.org\" is \"many\", no number",
+        "user-quota of realm \"example.org\" is \"many\", not a number",
     ],
     [
         "INSERT INTO denied_peer_ip VALUES ('example.org', '300.1.2.3-nowhere')",
@@ -228,7 +228,7 @@ const ODD_RULES: [[&str; 3]; 4] = [
     [
         "INSERT INTO oauth_key VALUES ('west', 'no base64!', 0, 0, 'A256GCM', 'example.org')",
         "DELETE FROM oauth_key",
-        "oauth_key \"west\" is no base64",
+        "oauth_key \"west\" is not base64",
     ],
 ];
 
@@ -286,7 +286,7 @@ fn users_are_others(world: &World, server: &Server) {
     assert_eq!(server.answers("odd", "pw"), Some(401));
     assert!(queries(server, "found") > found, "nobody has read it");
     let told = format!(
-        "the key of user \"odd\" in realm \"{REALM}\" is none of 32, 64 or 96 hex digits, and opens nothing"
+        "the key of user \"odd\" in realm \"{REALM}\" does not have 32, 64 or 96 hex digits; the user cannot authenticate"
     );
     within(SOON, "the log names the key", || says(server, since, &told));
     world.has("changed", "another");
@@ -305,9 +305,7 @@ fn odd_rule(world: &World, server: &Server, [comes, goes, told]: [&str; 3], stra
     world.sql(comes);
     within(SOON, told, || {
         let lines = &server.lines()[since..];
-        lines
-            .iter()
-            .any(|line| line.contains(told) && line.contains("the rules that were read before stay in force"))
+        lines.iter().any(|line| line.contains(told) && line.contains("the previous rules stay in force"))
     });
     world.sql(NOBODY_NEW[0]);
     let begun = Instant::now();

@@ -96,7 +96,7 @@ fn calls_outlast_credential_nonce_reload_and_secret() {
     go_on_until(call_length() / 2);
     rotate(store.dir.path(), &["--overlap", &lifetime().as_secs().to_string()]);
     go_on_until(call_length() * 3 / 4);
-    server.serve.program.line_with("whose time is over is removed");
+    server.serve.program.line_with("an expired secret of realm");
     assert_eq!(server.allocate(&early), Some(401), "the first credentials are good no more");
     let end = Instant::now() + call_length().saturating_sub(began.elapsed()) + SOON;
     for call in calls.iter_mut().filter(|call| call.expected != Outcome::NeverStarts) {
