@@ -1,8 +1,7 @@
-//! Who may have nothing for a while: a user, or whoever comes from some addresses. Asked on requests of those who have authenticated; a stranger
-//! gets no further anyway.
+//! Bans of users and client prefixes. Checked only on authenticated requests; others are refused anyway.
 //!
-//! A ban that is lifted is remembered as such for as long as it would have lasted: a node that was away meanwhile has it still, and would else
-//! give it back to all the others.
+//! A lifted ban is remembered until its original end. Otherwise a node that missed the lift would restore the
+//! ban everywhere.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -14,25 +13,20 @@ use std::{
 use serde::{Deserialize, Serialize};
 use turnpike_turn::server::Cidr;
 
-/// Seconds that a ban may last: what is meant for longer is a change of users or of peers.
+/// Maximum seconds of a ban. For longer periods, change users or peer rules.
 pub const LONGEST_BAN_S: u64 = 31 * 86_400;
-/// Seconds by which the clocks of two nodes may differ and a message may be late.
+/// Maximum clock difference between two nodes, plus message delay, in seconds.
 pub(crate) const GOOD_FOR_S: u64 = 120;
-/// Seconds for which a ban is remembered after its end: it may last that much longer by the clock of another node.
+/// Seconds that an ended ban is remembered: by another node's clock it may still be in force.
 const REMEMBERED_S: u64 = GOOD_FOR_S;
 
-/// Who is banned. Written as `user NAME@REALM` or `client 192.0.2.0/24`.
+/// Subject of a ban. Written as `user NAME@REALM` or `client 192.0.2.0/24`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Subject {
-    /// A user, by name or by whom quotas count.
-    User {
-        /// Where.
-        realm: String,
-        /// Who.
-        name: String,
-    },
-    /// Whoever comes from there.
+    /// A user, by the full name or by the name that quotas use.
+    User { realm: String, name: String },
+    /// All clients in a prefix.
     Client(Cidr),
 }
 
@@ -49,10 +43,11 @@ impl FromStr for Subject {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || format!("{text:?} is nobody: expected \"user NAME@REALM\" or \"client CIDR\"");
+        let expected =
+            || format!("{text:?} is not a ban subject: expected \"user NAME@REALM\" or \"client CIDR\"");
         match text.split_once(' ') {
             Some(("user", user)) => {
-                // A name may have an @ in it; a realm that has one can be banned by addresses alone.
+                // A name may contain an @. A realm may not, so its users can be banned only by prefix.
                 let (name, realm) = user.rsplit_once('@').ok_or_else(expected)?;
                 let fits = !name.is_empty() && !realm.is_empty() && !user.contains(char::is_control);
                 let (realm, name) = (realm.to_owned(), name.to_owned());
@@ -78,46 +73,44 @@ impl From<Subject> for String {
     }
 }
 
-/// A ban.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ban {
-    /// Who.
     pub subject: Subject,
-    /// Unix seconds. 0 of one that was lifted, so that nobody takes it for a ban who does not know the next field.
+    /// Unix seconds. 0 for a lifted ban, so that versions without the `lifted` field ignore it.
     pub until: u64,
-    /// As somebody wrote it; may be empty.
+    /// Free text, may be empty.
     #[serde(default)]
     pub reason: String,
-    /// Until when it would have lasted that was lifted; 0 of one that was not.
+    /// Original end of a lifted ban; 0 otherwise.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lifted: u64,
-    /// A random number that tells this ban from any other of its subject: two may end in the same second. 0 is none: older programs draw none.
+    /// Random number that distinguishes bans of one subject with the same end. 0 means none: older versions
+    /// do not set it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub id: u64,
 }
 
 impl Ban {
-    /// One that holds until then.
+    /// A ban in force until `until`.
     #[must_use]
     pub fn new(subject: Subject, until: u64, reason: String) -> Self {
         Self { subject, until, reason, lifted: 0, id: 0 }
     }
 
-    /// The same with a random number, see [`Ban::id`].
+    /// Sets [`Ban::id`].
     #[must_use]
     pub fn with_id(self, id: u64) -> Self {
         Self { id, ..self }
     }
 
-    /// Whether it holds.
     #[must_use]
     pub fn is_in_force(&self, unix: u64) -> bool {
         unix < self.until
     }
 
-    /// Whether it is that very ban which was lifted.
+    /// Returns true if `self` lifts `other`.
     fn lifts(&self, other: &Self) -> bool {
-        // A program that knows of no numbers drops them.
+        // Versions without ids drop them.
         let is_same = self.id == other.id || self.id == 0 || other.id == 0;
         self.lifted != 0 && self.lifted == other.until && is_same
     }
@@ -132,52 +125,52 @@ const fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// An administrator's ban, which is in force at the node that was asked.
+/// Result of a ban at this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ordered {
     /// Sessions that it has ended at this node.
     pub here: u64,
-    /// Whether the other nodes know. If not, they are told when the store answers again.
+    /// The other nodes know. If not, they will when the store answers again.
     pub is_announced: bool,
 }
 
-/// Result of an administrator's order to lift a ban.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unbanned {
-    /// The ban is over on all nodes.
+    /// Lifted on all nodes.
     Everywhere,
-    /// It is over on the node that was asked; the others are told when the store answers again.
+    /// Lifted on this node; the others follow when the store answers again.
     HereOnly,
     /// There was no such ban.
     NotBanned,
 }
 
-/// All bans.
 #[derive(Clone, Debug, Default)]
 pub struct Bans {
     users: HashMap<Box<str>, Ban>,
     clients: Vec<(Cidr, Ban)>,
-    /// Subjects whose last order was given at this node, and that the other nodes have not heard of yet.
+    /// Subjects banned or unbanned at this node without the others' knowledge.
     unannounced: HashSet<Subject>,
 }
 
 impl Bans {
-    /// Bans at most, so that a request looks through few prefixes: the one that ends first gives way.
+    /// Maximum number of bans, which bounds the prefixes checked per request. The ban that ends first is
+    /// evicted.
     pub const MOST: usize = 10_000;
 
-    /// Bans at this node. The others do not know until [`Self::announced`]; until then nothing that they said before counts.
+    /// Bans at this node. Until [`Self::announced`], this overrides earlier messages of other nodes.
     pub fn order(&mut self, ban: Ban) {
         self.mark(ban.subject.clone());
         self.put(ban);
     }
 
-    /// Lifts a ban at this node, likewise: also one that this node does not know of.
+    /// Lifts a ban at this node, even one that it does not know yet. Overrides other nodes like
+    /// [`Self::order`].
     pub fn order_lift(&mut self, unix: u64, subject: &Subject) -> Option<Ban> {
         self.mark(subject.clone());
         self.lift(unix, subject)
     }
 
-    /// Takes a ban that another node announces; returns false if an order of this node counts instead.
+    /// Applies a ban of another node; returns false if an order at this node overrides it.
     pub fn hear(&mut self, ban: Ban) -> bool {
         let takes = !self.is_unannounced(&ban.subject);
         if takes {
@@ -186,37 +179,35 @@ impl Bans {
         takes
     }
 
-    /// Another node announces that a ban is lifted.
+    /// Applies a lift of another node, unless an order at this node overrides it.
     pub fn hear_lift(&mut self, unix: u64, subject: &Subject) {
         if !self.is_unannounced(subject) {
             self.lift(unix, subject);
         }
     }
 
-    /// Marks a subject as one to be announced: [`Self::MOST`] at a time.
+    /// Marks a subject to be announced, up to [`Self::MOST`].
     pub fn mark(&mut self, subject: Subject) {
         if self.unannounced.len() < Self::MOST {
             self.unannounced.insert(subject);
         }
     }
 
-    /// Another process of this node announces them instead.
+    /// Leaves the announcements to another process of this node.
     pub fn clear_unannounced(&mut self) {
         self.unannounced.clear();
     }
 
-    /// Whether a subject is to be announced.
     pub fn is_unannounced(&self, subject: &Subject) -> bool {
         self.unannounced.contains(subject)
     }
 
-    /// Subjects to be announced.
     pub fn unannounced(&self) -> impl Iterator<Item = &Subject> {
         self.unannounced.iter()
     }
 
-    /// What the others are to know of a subject, and the store to keep; `None` if this node knows of no ban. `kept` is what the store keeps: what was
-    /// lifted here before this node knew of it is lifted in there.
+    /// Ban to send to the other nodes and the store; `None` if there is none. `kept` is the store's content:
+    /// a ban that was lifted here before this node knew it is now lifted.
     pub fn to_announce(&mut self, unix: u64, subject: &Subject, kept: &[Ban]) -> Option<Ban> {
         if self.get(subject).is_none() {
             let ban = kept.iter().find(|ban| ban.subject == *subject && ban.is_in_force(unix))?;
@@ -226,14 +217,14 @@ impl Bans {
         self.get(subject).cloned()
     }
 
-    /// The others know of a subject what [`Self::to_announce`] gave.
+    /// Ends the override for a subject after the result of [`Self::to_announce`] was sent.
     pub fn announced(&mut self, subject: &Subject, ban: Option<&Ban>) {
         if self.get(subject) == ban {
             self.unannounced.remove(subject);
         }
     }
 
-    /// Takes one, in place of another of the same subject.
+    /// Adds a ban, replacing one of the same subject.
     pub fn put(&mut self, ban: Ban) {
         self.remove(&ban.subject);
         if self.len() >= Self::MOST {
@@ -245,7 +236,8 @@ impl Bans {
         }
     }
 
-    /// Removes the ban that ends first of those that the other nodes know of: they would take one that is missing here for lifted.
+    /// Evicts the ban that ends first, preferably one that the other nodes know: they would take a missing
+    /// one for lifted.
     fn evict(&mut self) {
         let order = |ban: &&Ban| (self.unannounced.contains(&ban.subject), ban.until);
         if let Some(first) = self.iter().min_by_key(order).map(|ban| ban.subject.clone()) {
@@ -254,7 +246,7 @@ impl Bans {
         }
     }
 
-    /// Lifts one; what all nodes are to remember of it. `None` if there is none in force.
+    /// Lifts a ban in force and returns the record for all nodes.
     pub fn lift(&mut self, unix: u64, subject: &Subject) -> Option<Ban> {
         let ban = self.get(subject).filter(|ban| ban.is_in_force(unix))?;
         let lifted = Ban { until: 0, lifted: ban.until, ..ban.clone() };
@@ -262,8 +254,8 @@ impl Bans {
         Some(lifted)
     }
 
-    /// Takes what the store keeps, and says what it lacks: it may have been emptied. Of a subject that it has it knows best, unless somebody has
-    /// given back to it what was lifted.
+    /// Merges the store's bans and returns those that it lacks, such as after it was emptied. The store takes
+    /// precedence, except for bans that were lifted and then restored by another node.
     pub fn read(&mut self, unix: u64, kept: &[Ban]) -> Vec<Ban> {
         let is_own = |subject: &Subject| self.unannounced.contains(subject);
         let kept_ones: Vec<&Ban> =
@@ -276,13 +268,13 @@ impl Bans {
         self.missing(unix, kept)
     }
 
-    /// What the store lacks.
+    /// Bans that the store lacks.
     #[must_use]
     pub fn missing(&self, unix: u64, kept: &[Ban]) -> Vec<Ban> {
         let kept: HashMap<&Subject, &Ban> = kept.iter().map(|ban| (&ban.subject, ban)).collect();
         let is_kept = |ban: &&Ban| kept.get(&ban.subject).is_some_and(|other| !ban.lifts(other));
         let is_missing = |ban: &&Ban| !ban.is_over(unix) && !is_kept(ban);
-        // What is to be announced still goes there then.
+        // Subjects to be announced are written then.
         self.iter()
             .filter(|ban| is_missing(ban) && !self.unannounced.contains(&ban.subject))
             .cloned()
@@ -305,7 +297,7 @@ impl Bans {
         self.len() < before
     }
 
-    /// Forgets those that are over, by whichever clock; who they were.
+    /// Removes ended bans and returns their subjects.
     pub fn expire(&mut self, unix: u64) -> Vec<Subject> {
         let over: Vec<_> =
             self.iter().filter(|ban| ban.is_over(unix)).map(|ban| ban.subject.clone()).collect();
@@ -316,37 +308,36 @@ impl Bans {
         over
     }
 
-    /// Whether this user, or who comes from there, is banned.
+    /// Returns true if the user or the client address is banned.
     #[must_use]
     pub fn has(&self, unix: u64, realm: &str, names: [&str; 2], client: IpAddr) -> bool {
         let counts = |ban: &Ban| ban.is_in_force(unix);
         let user = |name| !self.users.is_empty() && self.users.get(&*key(realm, name)).is_some_and(counts);
         let [name, identity] = names;
-        // Of a time-limited name quotas count the id, which stands behind a colon so that it is no user's.
+        // For time-limited names, quotas use the id, marked with a colon to distinguish it from user names.
         let id = identity.strip_prefix(':').unwrap_or(identity);
         user(name)
             || (id != name && user(id))
             || self.clients.iter().any(|(prefix, ban)| prefix.contains(client) && counts(ban))
     }
 
-    /// Whether there is one to be forgotten.
+    /// Returns true if [`Self::expire`] would remove a ban.
     #[must_use]
     pub fn has_old(&self, unix: u64) -> bool {
         self.iter().any(|ban| ban.is_over(unix))
     }
 
-    /// In no order that means anything; among them those that were lifted, and those that are over by our clock alone.
+    /// All bans in arbitrary order, including lifted ones and those that are over by our clock.
     pub fn iter(&self) -> impl Iterator<Item = &Ban> {
         self.users.values().chain(self.clients.iter().map(|(_, ban)| ban))
     }
 
-    /// How many are remembered.
+    /// Number of bans that [`Self::iter`] returns.
     #[must_use]
     pub fn len(&self) -> usize {
         self.users.len() + self.clients.len()
     }
 
-    /// Whether nobody is banned.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -372,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ban_holds_for_its_subject_until_it_is_over() {
+    fn ban_applies_to_its_subject_until_it_ends() {
         let mut bans = Bans::default();
         bans.put(ban("user alice@here", 100));
         bans.put(ban("client 192.0.2.0/24", 50));
@@ -387,7 +378,7 @@ mod tests {
             assert_eq!(has(&bans, unix, name, client), banned, "{unix} {name} {client}");
         }
         assert!(!bans.has(0, "there", ["alice", "alice"], "198.51.100.1".parse().unwrap()));
-        assert!(bans.expire(50 + REMEMBERED_S - 1).is_empty(), "by another clock it may hold still");
+        assert!(bans.expire(50 + REMEMBERED_S - 1).is_empty(), "still in force by another clock");
         assert_eq!(bans.expire(50 + REMEMBERED_S), ["client 192.0.2.0/24".parse().unwrap()]);
         let alice = "user alice@here".parse().unwrap();
         assert!(bans.lift(100, &alice).is_none(), "it is over");
@@ -398,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ban_that_was_lifted_is_given_back_by_nobody_and_may_be_made_again() {
+    fn lifted_ban_is_not_restored_and_can_be_set_again() {
         let (mut here, mut away) = (Bans::default(), Bans::default());
         let alice: Subject = "user alice@here".parse().unwrap();
         [&mut here, &mut away].into_iter().for_each(|bans| bans.put(ban("user alice@here", 1000)));
@@ -406,25 +397,25 @@ mod tests {
         let kept = here.lift(500, &alice).unwrap();
         assert!(away.read(600, std::slice::from_ref(&kept)).is_empty());
         assert!(!has(&away, 600, "alice", "198.51.100.1"));
-        assert_eq!(away.read(700, &[]), [kept], "an empty store hears of that, too");
+        assert_eq!(away.read(700, &[]), [kept], "an empty store gets the lift too");
         away.put(ban("user alice@here", 2000));
         assert!(has(&away, 800, "alice", "198.51.100.1"));
     }
 
     #[test]
-    fn what_was_lifted_is_not_taken_from_a_store_that_somebody_has_given_it_back_to() {
+    fn lifted_ban_is_not_read_from_a_store_with_the_old_one() {
         let mut here = Bans::default();
         let given_back = [ban("user alice@here", 1000)];
         here.put(given_back[0].clone());
         let lifted = here.lift(500, &given_back[0].subject).unwrap();
-        assert_eq!(here.read(600, &given_back), [lifted], "it is told so");
+        assert_eq!(here.read(600, &given_back), [lifted], "the store gets the lift");
         assert!(!has(&here, 600, "alice", "198.51.100.1"));
         let anew = [ban("user alice@here", 2000)];
         assert!(here.read(700, &anew).is_empty() && has(&here, 700, "alice", "198.51.100.1"), "another one");
     }
 
     #[test]
-    fn another_ban_that_ends_in_the_same_second_is_not_the_one_that_was_lifted() {
+    fn lift_does_not_affect_another_ban_with_the_same_end() {
         let alice: Subject = "user alice@here".parse().unwrap();
         let banned = |lifted_id, id| {
             let (mut away, mut here) = (Bans::default(), Bans::default());
@@ -439,14 +430,14 @@ mod tests {
             (has(&away, 600, "alice", "198.51.100.1"), gives_back)
         };
         assert_eq!(banned(1, 2), (true, 0));
-        assert_eq!(banned(1, 1), (false, 1), "that very ban");
+        assert_eq!(banned(1, 1), (false, 1), "the same ban");
         for (lifted_id, id) in [(0, 0), (1, 0), (0, 2)] {
-            assert_eq!(banned(lifted_id, id), (false, 1), "one that may be it");
+            assert_eq!(banned(lifted_id, id), (false, 1), "possibly the same ban");
         }
     }
 
     #[test]
-    fn an_order_of_this_node_counts_until_it_is_announced_whatever_the_store_has() {
+    fn local_order_overrides_the_store_until_announced() {
         let alice: Subject = "user alice@here".parse().unwrap();
         let mut bans = Bans::default();
         let ordered = ban("user alice@here", 1000).with_id(1);
@@ -466,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ban_that_the_store_alone_knows_of_can_be_lifted_before_it_was_read() {
+    fn ban_known_only_to_the_store_can_be_lifted() {
         let alice: Subject = "user alice@here".parse().unwrap();
         let mut bans = Bans::default();
         let kept = [ban("user alice@here", 1000).with_id(1)];
@@ -480,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn who_knows_nothing_of_lifted_bans_takes_one_for_over() {
+    fn older_version_treats_a_lifted_ban_as_ended() {
         let mut bans = Bans::default();
         bans.put(ban("user alice@here", 1000));
         let written = serde_json::to_value(bans.lift(5, &"user alice@here".parse().unwrap())).unwrap();
@@ -494,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn the_id_of_a_time_limited_name_is_banned_with_all_its_names() {
+    fn banned_id_covers_all_its_time_limited_names() {
         let mut bans = Bans::default();
         bans.put(ban("user carol@here", 100));
         let client = "198.51.100.1".parse().unwrap();
@@ -503,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subject_is_banned_once_and_all_of_them_are_bounded() {
+    fn subject_has_one_ban_and_the_number_is_bounded() {
         let mut bans = Bans::default();
         bans.put(ban("user a@r", 1));
         bans.put(ban("user a@r", 2));
@@ -513,12 +504,12 @@ mod tests {
         }
         assert_eq!(bans.len(), Bans::MOST);
         let client = "198.51.100.1".parse().unwrap();
-        assert!(!bans.has(0, "r", ["a", "a"], client), "the first to end gave way");
+        assert!(!bans.has(0, "r", ["a", "a"], client), "the first to end was evicted");
         assert!(bans.has(0, "r", ["10000", "10000"], client));
     }
 
     #[test]
-    fn a_ban_that_is_yet_to_be_announced_does_not_give_way() {
+    fn unannounced_ban_is_not_evicted() {
         let (mut bans, subject) = (Bans::default(), "user first@r".parse().unwrap());
         let first = ban("user first@r", 5);
         bans.order(first.clone());
@@ -532,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ban_that_is_overruled_by_an_order_of_this_node_is_not_taken() {
+    fn ban_overridden_by_a_local_order_is_ignored() {
         let mut bans = Bans::default();
         assert!(bans.hear(ban("user alice@here", 1000)));
         bans.order_lift(500, &"user alice@here".parse().unwrap());
@@ -542,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nobody_is_refused_with_what_would_be_somebody() {
+    fn invalid_subject_is_refused_with_the_expected_form() {
         for bad in [
             "",
             "alice",
@@ -560,7 +551,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_subject_is_read_as_it_is_written(name in "[^@\\pC]{1,20}", realm in "[^@\\pC]{1,20}", ip: [u8; 4]) {
+        fn subject_round_trips_through_text(name in "[^@\\pC]{1,20}", realm in "[^@\\pC]{1,20}", ip: [u8; 4]) {
             let user = Subject::User { realm, name };
             prop_assert_eq!(user.to_string().parse(), Ok(user));
             let client = Subject::Client(Cidr { base: ip.into(), bits: 32 });
@@ -568,7 +559,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_is_more_than_refused(text in "\\PC{0,40}") {
+        fn parser_rejects_invalid_text_without_panic(text in "\\PC{0,40}") {
             let _ = text.parse::<Subject>();
         }
     }

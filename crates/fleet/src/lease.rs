@@ -1,34 +1,37 @@
-//! Quotas of a fleet: how much of a limit a node may use without waiting for the store. Nodes take on requests, and ask in between, for many
-//! buckets at a time; no request waits for an answer.
+//! Quotas of a fleet: the part of a limit that a node may use without the store. Nodes exchange data with the
+//! store in the background, for many buckets at a time; no request waits for an answer.
 //!
 //! ```text
 //!            limit ┬───────────────────────────── Full: what the node holds
-//!                  │  held by A │ held by B │ …    Heavy: what the node holds, and one beyond what it told
+//!                  │  held by A │ held by B │ …    Heavy: what the node holds, and one beyond its reported use
 //!          limit/2 ┼─────────────────────────────
-//!                  │                               Calm: the node's equal share of what is left, and at least a few
+//!                  │                               Calm: the node's equal share of the rest, and at least a few
 //!                0 ┴─────────────────────────────
 //! ```
 //!
-//! The equal shares of all nodes are the limit. From half of it on, the store grants, and never more than there is; what is held in reserve shrinks
-//! with what is left. The limit is exceeded by one allocation a node in the same moment, by 1/40 of the limit that is never told, and at most by half
-//! of the limit where nodes that have not heard of a bucket get a burst while others hold nearly half. A user may be refused although something is
-//! left only while other nodes hold it in reserve, which they give back when they do not use it. Small limits have one exception: a user may open a
-//! few allocations at once on each node that has not heard of any. A burst beyond the share is undecided until the store has answered.
+//! The equal shares of all nodes add up to the limit. From half of the limit on, the store grants, never more
+//! than is left; reserves shrink with the rest. Possible excess: one allocation per node at the same moment,
+//! the unreported 1/40 of the limit, and up to half of the limit if nodes that have not heard of a bucket get
+//! a burst while others hold nearly half. With small limits, a user may open a few allocations on each node
+//! that has not heard of any. A user is refused early only while other nodes hold the rest in reserve, which
+//! they return if unused. A burst beyond the share is undecided until the store has answered.
 //!
-//! A node tells absolute numbers (its use), never differences, so each report repairs any that was lost.
+//! A node reports absolute numbers, never differences, so each report repairs lost ones.
 //!
-//! A node keeps what it holds if the store forgets it. Until the store knows again what all nodes hold ([`Books`]), it grants nothing: each node
-//! claims what it has ([`reclaim`]) and serves its equal share of each limit. An excess of some seconds is better than a refused call.
+//! A node keeps its quota if the store forgets it. Until the store knows again what all nodes hold
+//! ([`Books`]), it grants nothing: each node claims what it has ([`reclaim`]) and serves its equal share of
+//! each limit. A short excess is better than a refused call.
 
 use foldhash::quality::RandomState;
 use hashbrown::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
-/// What is counted together: all allocations, those of a realm, or those of a user. The name says nothing of whose it is ([`crate::Sealer`]).
+/// A counted group: all allocations, those of a realm, or those of a user. The name does not reveal which
+/// ([`crate::Sealer`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Bucket(pub [u8; 16]);
 
-/// How much of a bucket all nodes hold, as the store has last said of it.
+/// How much of a bucket all nodes hold, as last reported by the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Less than half.
@@ -41,7 +44,6 @@ pub enum Level {
 }
 
 impl Level {
-    /// As the store has it.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         [Self::Calm, Self::Heavy, Self::Full].into_iter().find(|level| *level as u8 == number)
@@ -58,8 +60,9 @@ impl Level {
     }
 }
 
-/// The store's answer: how much a node holds that uses so much and wants so much, where all of them hold `sum` and it held `old` of that; and what
-/// all of them hold then. What is used is a fact, whatever the limit. The script of the store does the same.
+/// The store's grant for a node that uses `used` and wants `want`. All nodes hold `sum`, of which this one
+/// held `old`. Returns what the node and all nodes hold then. Reported use is always accepted, even above the
+/// limit. The store's script does the same.
 #[must_use]
 pub fn grant(limit: u32, nodes: u32, sum: u32, old: u32, used: u32, want: u32) -> (u32, u32, Level) {
     let others = sum.saturating_sub(old);
@@ -71,7 +74,8 @@ pub fn grant(limit: u32, nodes: u32, sum: u32, old: u32, used: u32, want: u32) -
     (held, sum, Level::of(sum, limit))
 }
 
-/// The same while the store does not know yet what all nodes hold: it grants nothing, and what a node has it keeps.
+/// [`grant`] while the store does not know what all nodes hold: it grants nothing new, and a node keeps what
+/// it has.
 #[must_use]
 pub fn reclaim(limit: u32, sum: u32, old: u32, used: u32, want: u32) -> (u32, u32, Level) {
     let held = used.max(want);
@@ -79,79 +83,76 @@ pub fn reclaim(limit: u32, sum: u32, old: u32, used: u32, want: u32) -> (u32, u3
     (held, sum, Level::of(sum, limit))
 }
 
-/// Whether the store knows what all nodes hold.
+/// State of the store's records of what all nodes hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Books {
-    /// It does, and can grant.
+    /// Complete; the store can grant.
     Whole,
-    /// Not again yet. This node knows what was granted to it, and how much was left.
+    /// Incomplete. This node remembers its grants and how much was left.
     Recovering,
-    /// Not again yet, or it has not been asked; and this node has just begun and knows nothing of what others hold.
+    /// Incomplete or not yet queried, and this node has just started and does not know what the others hold.
     #[default]
     Unknown,
 }
 
-/// What holds for all buckets now.
+/// Conditions for all buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Nodes that share.
+    /// Nodes that share the limits.
     pub nodes: u32,
-    /// False while the store is away: everybody then counts, and nobody is refused for the sake of the fleet.
+    /// False during a store outage: allocations are counted, but no client is refused because of the fleet.
     pub enforced: bool,
-    /// What the store knows.
     pub books: Books,
 }
 
-/// What a node wants to be told of a bucket.
+/// A node's request for a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Which.
     pub bucket: Bucket,
-    /// The most that all nodes together may use.
+    /// Limit for all nodes together.
     pub limit: u32,
-    /// What this one uses.
+    /// Used by this node.
     pub used: u32,
-    /// What it would like to hold, that included.
+    /// Wanted by this node, including `used`.
     pub want: u32,
 }
 
-/// What it is told.
+/// The store's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Which.
     pub bucket: Bucket,
-    /// What this node uses, as it has told, and may use.
+    /// Reported use of this node.
     pub told: u32,
-    /// See `told`.
+    /// Quota of this node.
     pub held: u32,
-    /// What all nodes hold.
+    /// Held by all nodes.
     pub sum: u32,
 }
 
-/// What the store knows of a bucket of a node, for the process that takes its place.
+/// A bucket as the store knows it for this node, for the handover to a new process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
-    /// Which.
     pub bucket: Bucket,
-    /// As it was last.
+    /// Limit in the last request.
     pub limit: u32,
-    /// What was used.
+    /// Reported use.
     pub told: u32,
-    /// What may be.
+    /// Quota.
     pub held: u32,
 }
 
-/// The reason why nothing was taken of a bucket.
+/// Reason for a refused [`Ledger::acquire`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denial {
     /// The limit is reached.
     Full,
-    /// The node has used up its share, and asks the store for more. It knows within an exchange, a tenth of a second.
+    /// The node has used up its share and asks the store for more. The answer takes one exchange, a tenth of
+    /// a second.
     Undecided,
 }
 
-/// What a client may open at once that has several interfaces and transports: so much of a calm bucket is taken unasked, as far as others can hold no
-/// more than the rest.
+/// Allocations that a client with several interfaces and transports may open at once. A node takes this many
+/// from a calm bucket without asking, unless the others could hold more than the rest.
 const BURST: u32 = 8;
 
 /// One node's part of a bucket.
@@ -159,25 +160,25 @@ const BURST: u32 = 8;
 struct Share {
     used: u32,
     held: u32,
-    /// What was used when the store heard of it last; 0 if it has not.
+    /// Use in the last report to the store; 0 if not reported.
     told: u32,
-    /// It is being told, and may have heard it although it has not answered.
+    /// A request is on its way; the store may have processed it.
     asked: bool,
-    /// The least that it has asked for since the last answer.
+    /// Smallest amount requested since the last answer.
     wanted: u32,
-    /// The store had none left at the last ask for more: that counts before this exchange.
+    /// The store had nothing left at the last request; valid until this exchange.
     denied_until: u64,
-    /// The store has lost it, and was not told again yet.
+    /// The store lost it, and it was not reported again yet.
     is_lost: bool,
     limit: u32,
-    /// What was left for all, then.
+    /// Left for all nodes at that time.
     room: u32,
-    /// Taken since the last ask.
+    /// Taken since the last request.
     recent: u32,
 }
 
 impl Share {
-    /// Whether one more may be taken.
+    /// Returns true if one more may be taken.
     fn allows(&self, level: Level, Terms { nodes, books, .. }: Terms) -> bool {
         let few = BURST.min(self.limit / 2 + 1);
         let unasked = match (books, level) {
@@ -189,22 +190,23 @@ impl Share {
         self.used < self.held.max(unasked)
     }
 
-    /// What is left of a calm bucket, as far as this node knows: at least half.
+    /// Rest of a calm bucket as far as this node knows: at least half.
     fn left(&self) -> u32 {
         if self.is_known() { self.room.max(self.limit / 2) } else { self.limit }
     }
 
-    /// Whether the store may have heard of it: then it has to hear of the end of it, too.
+    /// Returns true if the store may know of it, and must learn of its end.
     fn is_known(&self) -> bool {
         self.held > 0 || self.told > 0 || self.asked
     }
 
-    /// Whether the store need not know of it.
+    /// Returns true if it need not be reported.
     fn is_small(&self, nodes: u32) -> bool {
         self.held == 0 && self.used <= untold(self.limit, nodes)
     }
 
-    /// What it would like to hold: as much more as it took lately, twice, and a little of what is left. Where nothing is granted, what it has.
+    /// Amount to request: the use plus twice the recent growth and a small part of the rest. While nothing is
+    /// granted, the current amount.
     fn want(&self, level: Level, Terms { nodes, books, .. }: Terms) -> u32 {
         match books {
             Books::Whole => {
@@ -214,39 +216,38 @@ impl Share {
         }
     }
 
-    /// What it keeps though nobody takes it. A calm bucket needs none, and of a full one each is needed elsewhere.
+    /// Amount to keep for future use. A calm bucket needs none, and a full one is needed elsewhere.
     fn reserve(&self, level: Level, nodes: u32) -> u32 {
         if level == Level::Heavy && self.used > 0 { self.room / (8 * nodes.max(1)) } else { 0 }
     }
 }
 
-/// Of a limit, what a node never tells of.
+/// Part of a limit that a node never reports.
 fn untold(limit: u32, nodes: u32) -> u32 {
     limit / (40 * nodes.max(1))
 }
 
-/// The levels of all buckets that are not calm, as the store has them. They are the same for all shards of a ledger.
+/// Levels of all buckets that are not calm, from the store. Shared by all shards of a ledger.
 #[derive(Clone, Debug, Default)]
 pub struct Levels(HashMap<Bucket, Level, RandomState>);
 
 impl Levels {
-    /// Levels at most; beyond that newcomers are taken for calm. 25 bytes each.
+    /// Maximum entries of 25 bytes; further buckets are treated as calm.
     const MOST: usize = 16 << 20;
 
-    /// That of a bucket.
     #[must_use]
     pub fn get(&self, bucket: &Bucket) -> Level {
         self.0.get(bucket).copied().unwrap_or_default()
     }
 
-    /// A store says so that does not know yet what all nodes hold: it can be no less.
+    /// Raises a level. Used while the store's records are incomplete: the true level can only be higher.
     pub fn raise(&mut self, bucket: Bucket, level: Level) {
         if level > self.get(&bucket) {
             self.put(bucket, level);
         }
     }
 
-    /// The store says so.
+    /// Sets a level.
     pub fn put(&mut self, bucket: Bucket, level: Level) {
         if level == Level::Calm {
             self.0.remove(&bucket);
@@ -255,45 +256,43 @@ impl Levels {
         }
     }
 
-    /// Forgets all of them: they are read anew.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// How many are not calm.
+    /// Number of buckets that are not calm.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether all are calm.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// What one node uses and holds: one of several shards, each with buckets of its own.
+/// Quotas of one node; one of several shards with separate buckets.
 #[derive(Debug, Default)]
 pub struct Ledger {
     shares: HashMap<Bucket, Share, RandomState>,
-    /// Those that the store shall hear of.
+    /// Buckets to report.
     dirty: HashSet<Bucket, RandomState>,
-    /// How many of them it has lost.
+    /// Number of buckets that the store has lost.
     lost: usize,
-    /// Times at which it was to be asked.
+    /// Number of exchanges so far.
     exchanges: u64,
 }
 
-/// Exchanges for which the store's denial counts: the client that asked for more repeats its request meanwhile, and others may have given
-/// something back later. Ten seconds of a small fleet.
+/// Exchanges that a denial by the store is valid for. Long enough for the client's retransmissions; after
+/// that, others may have returned something. Ten seconds in a small fleet.
 const DENIED_FOR: u64 = 100;
 
 impl Ledger {
-    /// Takes one of a bucket.
+    /// Takes one from a bucket.
     ///
     /// # Errors
-    /// The fleet's limit does not allow it, or may not: then nothing has been taken.
+    /// The limit is reached or undecided; nothing was taken.
     pub fn acquire(&mut self, bucket: Bucket, limit: u32, level: Level, terms: Terms) -> Result<(), Denial> {
         let share = self.shares.entry(bucket).or_default();
         share.limit = limit;
@@ -303,7 +302,7 @@ impl Ledger {
             if is_unused {
                 self.forget(&bucket);
             } else if level != Level::Full {
-                // It held too little for as many as came: it asks for more.
+                // The quota was too small for the demand, so more is requested.
                 share.recent = share.recent.saturating_add(1);
                 self.dirty.insert(bucket);
             }
@@ -318,7 +317,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Gives one back.
+    /// Returns one.
     pub fn release(&mut self, bucket: Bucket) {
         let Some(share) = self.shares.get_mut(&bucket) else { return };
         share.used = share.used.saturating_sub(1);
@@ -335,7 +334,7 @@ impl Ledger {
         }
     }
 
-    /// What is to be asked now, of `most` buckets.
+    /// Requests for the next exchange, for at most `most` buckets.
     pub fn asks(&mut self, most: usize, levels: &Levels, terms: Terms) -> Vec<Ask> {
         self.exchanges += 1;
         let now: Vec<Bucket> = self.dirty.iter().copied().take(most).collect();
@@ -351,7 +350,7 @@ impl Ledger {
         asks
     }
 
-    /// The store has answered.
+    /// Applies an answer of the store.
     pub fn granted(&mut self, grant: Grant, levels: &Levels, terms: Terms) {
         let Grant { bucket, told, held, sum } = grant;
         let Some(share) = self.shares.get_mut(&bucket) else { return };
@@ -363,14 +362,14 @@ impl Ledger {
             self.forget(&bucket);
             return;
         }
-        // Until all is known, neither what is left nor one more than what was told means anything.
+        // While the records are incomplete, neither the rest nor a denial is meaningful.
         if terms.books != Books::Whole {
             return;
         }
         (share.told, share.room) = (told, share.limit.saturating_sub(sum));
         let is_denied = held <= told && share.wanted > told;
         share.denied_until = if is_denied { self.exchanges + DENIED_FOR } else { 0 };
-        // Nobody has taken any since the ask: what is held beyond the reserve is given back by another.
+        // Unused since the request: the amount beyond the reserve is returned in another exchange.
         let idle = if share.recent == 0 { held.saturating_sub(share.used) } else { 0 };
         let reserve = share.reserve(levels.get(&bucket), terms.nodes);
         if idle > reserve.saturating_mul(2) {
@@ -378,28 +377,28 @@ impl Ledger {
         }
     }
 
-    /// Has not been heard: asks are asked again.
+    /// Requests that were lost are sent again.
     pub fn unheard(&mut self, asks: &[Ask]) {
         self.dirty
             .extend(asks.iter().map(|ask| ask.bucket).filter(|bucket| self.shares.contains_key(bucket)));
     }
 
-    /// A level has changed: who holds some of a full bucket in reserve looks whether it is needed.
+    /// Applies a change of level: a node with a reserve in a full bucket checks if it is still needed.
     pub fn level_changed(&mut self, bucket: Bucket, level: Level) {
         if level == Level::Full && self.shares.get(&bucket).is_some_and(|share| share.held > share.used) {
             self.dirty.insert(bucket);
         }
     }
 
-    /// The store has lost what it was told: everything is told anew. If the others tell it too and nothing is granted meanwhile, what is held stays;
-    /// else it may be another's by now.
+    /// Reports everything again after the store has lost it. If the others report too and nothing was granted
+    /// meanwhile, the quota is kept; otherwise it may belong to another node by now.
     pub fn tell_all(&mut self, terms: Terms) {
         self.lost = 0;
         for (bucket, share) in &mut self.shares {
             if terms.books == Books::Whole {
                 (share.held, share.told) = (0, 0);
             } else {
-                // What it wanted no more may have become another's, though nobody has heard the answer.
+                // The part that it wanted to return may belong to another node, although the answer was lost.
                 if share.asked {
                     share.held = share.held.min(share.wanted.max(share.used));
                 }
@@ -413,13 +412,13 @@ impl Ledger {
         }
     }
 
-    /// How much is to be told anew still.
+    /// Number of buckets still to be reported again.
     #[must_use]
     pub fn lost(&self) -> usize {
         self.lost
     }
 
-    /// The store knows again what all nodes hold: who has more than he uses asks how much he may keep.
+    /// Ends the recovery: nodes with more quota than use ask how much they may keep.
     pub fn settle(&mut self) {
         for (bucket, share) in &mut self.shares {
             share.told = share.used.min(share.held);
@@ -429,7 +428,7 @@ impl Ledger {
         }
     }
 
-    /// What the store has been told, or may have been, and has granted.
+    /// Reported and granted quotas.
     pub fn told(&self) -> impl Iterator<Item = Told> {
         let known = self.shares.iter().filter(|(_, share)| share.is_known());
         known.map(|(bucket, share)| {
@@ -438,28 +437,27 @@ impl Ledger {
         })
     }
 
-    /// Another process of this node has told so much. What it used is counted by [`Self::acquire`] if it comes here, and what has not come
-    /// is given back when the store is told of it.
+    /// Takes over the quota of the previous process. Its use is counted by [`Self::acquire`] as sessions
+    /// arrive; the rest is returned with the next report.
     pub fn take_over(&mut self, Told { bucket, limit, told, held }: Told) {
         let share = Share { held, told, limit, asked: true, wanted: held, ..Share::default() };
         self.shares.insert(bucket, share);
         self.dirty.insert(bucket);
     }
 
-    /// Buckets, what is used of them, and what is held.
+    /// Number of buckets, their use, and their quota.
     #[must_use]
     pub fn totals(&self) -> (u64, u64, u64) {
         let sum = |of: fn(&Share) -> u32| self.shares.values().map(|share| u64::from(of(share))).sum::<u64>();
         (self.shares.len() as u64, sum(|share| share.used), sum(|share| share.held))
     }
 
-    /// What is used of one.
     #[must_use]
     pub fn used(&self, bucket: &Bucket) -> u32 {
         self.shares.get(bucket).map_or(0, |share| share.used)
     }
 
-    /// Buckets that the store is to hear of.
+    /// Number of buckets to report.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.dirty.len()
@@ -543,17 +541,17 @@ mod tests {
             self.nodes.iter().map(|node| node.used(&B)).sum()
         }
 
-        /// Nobody has anything left to say.
+        /// Exchanges until nothing is left to report.
         fn settle(&mut self) {
             for _ in 0..20 {
                 self.exchange_all();
             }
-            assert!(self.nodes.iter().all(|node| node.waiting() == 0), "it comes to rest");
+            assert!(self.nodes.iter().all(|node| node.waiting() == 0), "reports remain");
         }
     }
 
     #[test]
-    fn a_grant_is_never_more_than_what_is_left_and_never_less_than_what_is_used() {
+    fn grant_is_between_the_use_and_the_rest() {
         assert_eq!(grant(100, 2, 0, 0, 10, 20), (20, 20, Level::Calm));
         assert_eq!(
             grant(100, 2, 0, 0, 10, 90),
@@ -569,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_that_one_node_serves_gets_all_of_the_limit() {
+    fn user_on_one_node_gets_the_whole_limit() {
         for (nodes, limit) in [(1, 1000), (3, 1000), (3, 1), (10, 5), (50, 1000)] {
             let mut world = World::new(nodes);
             let mut taken = 0;
@@ -582,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_may_open_a_few_at_once_where_nobody_has_heard_of_any() {
+    fn client_may_open_a_few_at_once_in_an_unused_bucket() {
         for (limit, at_once) in [(1, 1), (2, 2), (3, 2), (10, 6), (100, 10), (1000, 100)] {
             let mut world = World::new(10);
             let taken = (0..200).filter(|_| world.acquire(0, limit)).count();
@@ -591,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_can_be_taken_elsewhere() {
+    fn returned_quota_can_be_used_elsewhere() {
         let mut world = World::new(3);
         while world.acquire(0, 100) {
             world.exchange_all();
@@ -608,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_of_what_nobody_uses() {
+    fn unused_quota_is_returned() {
         let mut world = World::new(3);
         for node in 0..3 {
             for _ in 0..30 {
@@ -626,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_of_many_are_never_told() {
+    fn small_use_is_not_reported() {
         let mut world = World::new(3);
         for _ in 0..8 {
             assert!(world.acquire(0, 1024));
@@ -637,12 +635,12 @@ mod tests {
     }
 
     #[test]
-    fn while_the_store_is_away_everybody_counts_and_nobody_is_refused() {
+    fn outage_counts_allocations_without_refusals() {
         let mut world = World::new(3);
         world.terms.enforced = false;
         assert!((0..50).all(|_| world.acquire(0, 10)));
         world.terms.enforced = true;
-        assert!(!world.acquire(0, 10), "what was taken meanwhile counts");
+        assert!(!world.acquire(0, 10), "allocations of the outage are counted");
         world.exchange_all();
         assert_eq!((world.sums[&B], world.levels.get(&B)), (50, Level::Full));
         assert!(!world.acquire(1, 10));
@@ -652,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_has_lost_everything_is_told_again() {
+    fn empty_store_gets_all_reports_again() {
         let mut world = World::new(2);
         for node in [0, 1] {
             (0..40).for_each(|_| assert!(world.acquire(node, 200)));
@@ -669,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_one_to_tell_an_empty_store_gets_its_share_and_no_more() {
+    fn first_reporter_to_an_empty_store_gets_only_its_share() {
         let mut world = World::new(2);
         for _ in 0..60 {
             for node in [0, 1] {
@@ -699,7 +697,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_full_stays_full_and_what_ends_can_be_had_again_where_it_was() {
+    fn full_bucket_stays_full_during_recovery() {
         let mut world = World::new(2);
         while world.acquire(0, 100) {
             world.exchange_all();
@@ -711,14 +709,14 @@ mod tests {
         assert_eq!(
             (world.sums[&B], world.levels.get(&B)),
             (100, Level::Full),
-            "it is kept for who asks there"
+            "kept for clients of that node"
         );
         assert_eq!((0..20).filter(|_| world.acquire(0, 100)).count(), 10);
         assert!(!world.acquire(1, 100));
     }
 
     #[test]
-    fn a_node_takes_its_equal_share_unasked() {
+    fn node_takes_its_equal_share_without_asking() {
         for books in [Books::Unknown, Books::Recovering, Books::Whole] {
             for (limit, most) in [(1, 1), (10, 6), (30, 15), (400, 200)] {
                 let mut world = World::new(2);
@@ -733,7 +731,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_recovers_takes_its_equal_share_of_a_heavy_bucket_and_nothing_of_a_full_one() {
+    fn recovering_node_takes_its_share_unless_the_bucket_is_full() {
         for books in [Books::Unknown, Books::Recovering] {
             for (level, most) in [(Level::Heavy, 100), (Level::Full, 0)] {
                 let mut world = World::new(4);
@@ -745,7 +743,7 @@ mod tests {
     }
 
     #[test]
-    fn an_equal_share_is_of_what_is_left() {
+    fn equal_share_is_a_share_of_the_rest() {
         let mut world = World::new(3);
         (0..100).for_each(|_| assert!(world.acquire(0, 300)));
         assert!(!world.acquire(0, 300));
@@ -755,7 +753,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_beyond_the_share_is_undecided_until_the_store_has_answered() {
+    fn burst_beyond_the_share_waits_for_the_store() {
         let mut world = World::new(3);
         let acquire = |world: &mut World, node: usize| {
             world.nodes[node].acquire(B, 300, world.levels.get(&B), world.terms)
@@ -768,7 +766,7 @@ mod tests {
             world.exchange(0);
         }
         assert_eq!(waiting, 0, "half of the limit was free");
-        // A decision takes one exchange once all is gone.
+        // A decision takes one exchange once everything is used.
         while world.nodes[0].used(&B) < 300 {
             _ = acquire(&mut world, 0);
             world.exchange(0);
@@ -777,7 +775,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_that_others_hold_in_reserve_is_denied_after_one_exchange() {
+    fn reserve_of_others_is_denied_after_one_exchange() {
         let mut node = Ledger::default();
         let (levels, terms) = (Levels::default(), Terms { nodes: 3, enforced: true, books: Books::Whole });
         let acquire = |node: &mut Ledger| node.acquire(B, 24, Level::Heavy, terms);
@@ -796,7 +794,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denial_of_long_ago_leaves_a_client_undecided() {
+    fn old_denial_no_longer_decides() {
         let mut node = Ledger::default();
         let (levels, terms) = (Levels::default(), Terms { nodes: 3, enforced: true, books: Books::Whole });
         let acquire = |node: &mut Ledger| node.acquire(B, 24, Level::Heavy, terms);
@@ -811,7 +809,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_wanted_any_more_is_not_claimed_although_nobody_has_heard_the_answer() {
+    fn unwanted_quota_is_not_claimed_after_a_lost_answer() {
         let mut world = World::new(2);
         for _ in 0..60 {
             assert!(world.acquire(0, 100));
@@ -821,11 +819,11 @@ mod tests {
         let asks = world.nodes[0].asks(usize::MAX, &world.levels, world.terms);
         assert_eq!((asks[0].used, asks[0].want), (0, 0));
         world.lose_all();
-        assert_eq!(world.held(), 0, "it may be another's by now");
+        assert_eq!(world.held(), 0, "it may belong to another node by now");
     }
 
     #[test]
-    fn what_ends_before_it_is_told_anew_is_told_no_more() {
+    fn quota_ended_before_its_new_report_is_not_reported() {
         let mut world = World::new(2);
         let all = Terms { enforced: false, ..world.terms };
         (0..20).for_each(|_| assert!(world.nodes[0].acquire(B, 100, Level::Calm, all).is_ok()));
@@ -836,7 +834,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_while_the_store_is_told_of_it_is_given_back() {
+    fn quota_ended_during_its_report_is_returned() {
         for is_heard in [true, false] {
             let mut world = World::new(2);
             assert!(world.acquire(0, 1));
@@ -847,7 +845,7 @@ mod tests {
             world.sums.insert(B, sum);
             world.levels.put(B, level);
             world.nodes[0].release(B);
-            assert!(!world.acquire(1, 1), "it is full");
+            assert!(!world.acquire(1, 1), "the bucket is full");
             if is_heard {
                 let grant = Grant { bucket: B, told: ask.used, held, sum };
                 world.nodes[0].granted(grant, &world.levels, world.terms);
@@ -861,7 +859,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_a_nodes_place_holds_what_it_held_and_gives_back_what_has_not_come() {
+    fn new_process_holds_the_quota_and_returns_the_unused_part() {
         let mut world = World::new(2);
         while world.acquire(0, 100) {
             world.exchange_all();
@@ -869,12 +867,12 @@ mod tests {
         let told: Vec<Told> = world.nodes[0].told().collect();
         world.nodes[0] = Ledger::default();
         told.iter().for_each(|told| world.nodes[0].take_over(*told));
-        // Seventy of a hundred sessions come along, whatever the limit says meanwhile.
+        // 70 of 100 sessions arrive, regardless of the limit.
         let terms = Terms { enforced: false, ..world.terms };
         for _ in 0..70 {
             assert!(world.nodes[0].acquire(B, 100, world.levels.get(&B), terms).is_ok());
         }
-        assert!(!world.acquire(1, 100), "it counts for full until the store has heard");
+        assert!(!world.acquire(1, 100), "full until the store has received the report");
         world.settle();
         let mut taken = 0;
         for _ in 0..60 {
@@ -884,7 +882,7 @@ mod tests {
         assert_eq!((taken, world.used()), (30, 100));
     }
 
-    /// Requests anywhere, exchanges at any time: how far beyond the limit it can get.
+    /// Requests and exchanges in any order, to find the maximum excess.
     #[derive(Clone, Debug)]
     enum Step {
         Acquire(usize),
@@ -903,12 +901,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_happens_the_limit_is_exceeded_by_what_is_allowed_at_most(
+        fn limit_is_never_exceeded_beyond_the_allowed_excess(
             limit in 1_u32..300, steps in steps(4), nodes in 1_usize..=4,
         ) {
             let mut world = World::new(nodes);
             let count = u32::try_from(nodes).unwrap();
-            // The equal shares of all, while others hold nearly half; one each beyond what they hold, and 1/40 that is never told.
+            // The equal shares of all nodes while others hold nearly half, one per node beyond its quota, and
+            // the unreported 1/40.
             let at_once = limit + limit / 2 + count * BURST.min(limit / 2 + 1);
             let most = at_once + count + limit / 40;
             for step in steps {
@@ -919,7 +918,7 @@ mod tests {
                 }
                 prop_assert!(world.used() <= most, "{} of {limit}", world.used());
             }
-            // And what the store knows is what there is, when all have been heard.
+            // After all reports, the store's sum is correct.
             world.settle();
             let told: u32 = world.nodes.iter().map(|node| node.totals().2).sum::<u64>().try_into().unwrap();
             prop_assert_eq!(world.sums.get(&B).copied().unwrap_or_default(), told);
@@ -927,7 +926,7 @@ mod tests {
         }
 
         #[test]
-        fn a_grant_keeps_the_books(limit: u16, nodes in 1_u32..2000, others: u16, old: u16, used: u16, want: u16) {
+        fn grant_keeps_the_sum_consistent(limit: u16, nodes in 1_u32..2000, others: u16, old: u16, used: u16, want: u16) {
             let (limit, others, old) = (u32::from(limit), u32::from(others), u32::from(old));
             let (used, want) = (u32::from(used), u32::from(want));
             let (held, sum, level) = grant(limit, nodes, others + old, old, used, want);

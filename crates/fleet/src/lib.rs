@@ -1,10 +1,10 @@
-//! Many servers that are one service: the rules, without sockets, clocks or threads. What nodes know of one another comes in, what follows
-//! from it goes out; time and chance are handed in. `stores` keeps what is shared, `serve` brings the two together.
+//! Rules of a fleet: many servers that act as one service. Without sockets, clocks or threads; time and
+//! random numbers are arguments. `stores` keeps the shared state, `serve` connects the two.
 //!
 //! ```text
 //!  records of all nodes ──▶ Members ──▶ FleetView ──▶ where a client goes               (placement)
-//!  allocations that come and go ──▶ Ledger ──▶ asks ──▶ the store: [`grant`] ──▶ Ledger    (lease)
-//!  a store that has lost something ──▶ Recovery ──▶ nothing is granted until all have told it again  (store_epoch)
+//!  allocations that start and end ──▶ Ledger ──▶ asks ──▶ the store: [`grant`] ──▶ Ledger  (lease)
+//!  a store that has lost something ──▶ Recovery ──▶ no grants until all nodes have reported  (store_epoch)
 //!  keys of all nodes ──▶ KeyRing · notices between nodes ──▶ Bans, questions · all of it sealed
 //! ```
 #![forbid(unsafe_code)]

@@ -1,72 +1,60 @@
-//! The nodes of a fleet, as one node sees them. A node counts from when its card was read, which only nodes with the fleet's secret can write: a
-//! record without one is of a node that was refused, or has not begun to serve. A node is gone when its record has not changed for long; that is
-//! counted in time for which the store has answered us, so that no node vanishes because the store was away, and no clock is compared with another
-//! machine's. Clients are sent there no more much sooner: as soon as its record is old by the store's own clock, or another node has seen that.
+//! Nodes of a fleet, as one node sees them. A node is a member once its card was read; only nodes with the
+//! fleet's secret can write cards. A node is gone when its record has not changed for a long time. Only time
+//! during which the store answered us counts, so that a store outage removes no node, and clocks of different
+//! machines are never compared. Redirects to a node stop much sooner: when its record is old by the store's
+//! clock, or another node has noticed that.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::node::{Beat, Card, NodeName};
 
-/// Milliseconds between two beats of a node.
+/// Milliseconds between two heartbeats of a node.
 pub const BEAT_MS: u64 = 1000;
-/// A node whose record was older when it was looked at has missed a beat.
+/// Age of a record that has missed a heartbeat.
 const LATE_MS: u64 = BEAT_MS + BEAT_MS / 4;
-/// A node that is silent for so long is sent nobody any more.
+/// Silence after which no clients are redirected to a node.
 const DOUBTFUL_MS: u64 = 2500;
-/// After that it is gone. Longer than the pauses of who tries to reach a store again that was away for all.
+/// Silence after which a node is gone. Longer than the reconnect back-off after a store outage.
 pub const GONE_MS: u64 = 10_000;
 
-/// A node's record, as the store has it.
+/// A node's record in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Whose.
     pub name: NodeName,
-    /// The store's time when it was written, in milliseconds.
+    /// The store's time of the write in milliseconds.
     pub stamp_ms: u64,
-    /// What it says.
     pub beat: Beat,
 }
 
-/// A node, this one included.
+/// A node, including this one.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// Its card; `None` until that has been read.
+    /// `None` until it has been read.
     pub card: Option<Arc<Card>>,
-    /// What it has said last.
+    /// Last heartbeat.
     pub beat: Beat,
-    /// Milliseconds for which it has said nothing new.
+    /// Milliseconds without a new heartbeat.
     pub silent_ms: u64,
     stamp_ms: u64,
-    /// How old its record was by the store's clock, as far as the store has answered us for so long.
+    /// Age of the last record by the store's clock, limited to the time that the store has answered us.
     age_ms: u64,
-    /// Another node has seen that it is silent.
+    /// Another node reported it silent.
     is_doubted: bool,
-    /// It has another card by now, which counts as soon as it has been read.
+    /// A new card is available, and replaces the old one when it was read.
     has_new_card: bool,
 }
 
-/// What has changed among them.
+/// A change of the membership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A node that was not there, or another process of its name: its card was read.
+    /// A new node, or a new process of its name, whose card was read.
     Joined(NodeName),
-    /// Its record was not renewed in time: nobody is to be sent there.
-    Silent {
-        /// Which.
-        name: NodeName,
-        /// Its process.
-        incarnation: u64,
-    },
-    /// It was silent for too long, or has said that it goes; what it held is to be given back.
-    Gone {
-        /// Which.
-        name: NodeName,
-        /// Its number.
-        number: u16,
-    },
+    /// Its record is overdue: no redirects to it.
+    Silent { name: NodeName, incarnation: u64 },
+    /// It was silent for too long or has left; its quotas are to be returned.
+    Gone { name: NodeName, number: u16 },
 }
 
-/// All nodes of a fleet.
 #[derive(Clone, Debug, Default)]
 pub struct Members {
     nodes: BTreeMap<NodeName, Member>,
@@ -74,17 +62,18 @@ pub struct Members {
 }
 
 impl Members {
-    /// Takes what the store has shown at `now_ms` of our clock and `store_ms` of its own. For `steady_ms` it has answered whatever it was asked.
+    /// Applies the store's records, read at `now_ms` of our clock and `store_ms` of its own. The store has
+    /// answered every request for `steady_ms`.
     pub fn look(&mut self, now_ms: u64, store_ms: u64, steady_ms: u64, records: Vec<Record>) -> Vec<Change> {
         let since = self.looked_ms.replace(now_ms).map_or(0, |before| now_ms.saturating_sub(before));
-        // While it was away, the others could not say anything either.
+        // During an outage, the other nodes could not write either.
         let passed = since.min(steady_ms);
         let mut changes = Vec::new();
         for member in self.nodes.values_mut() {
             member.silent_ms += passed;
         }
         for Record { name, stamp_ms, beat } in records {
-            // Of one that we have never seen, the store alone can say how old it is.
+            // The age of a new record is known only by the store's clock.
             let age_ms = store_ms.saturating_sub(stamp_ms);
             let known = self.nodes.get_mut(&name);
             match known.filter(|known| known.beat.incarnation == beat.incarnation) {
@@ -120,20 +109,20 @@ impl Members {
         changes
     }
 
-    /// Nodes whose card is to be read.
+    /// Nodes whose card must be read.
     pub fn without_card(&self) -> Vec<NodeName> {
         let missing = self.nodes.iter().filter(|(_, member)| member.card.is_none() || member.has_new_card);
         missing.map(|(name, _)| name.clone()).collect()
     }
 
-    /// A node has said that its card is another now.
+    /// Another node has announced a new card.
     pub fn has_new_card(&mut self, name: &NodeName) {
         if let Some(member) = self.nodes.get_mut(name) {
             member.has_new_card = true;
         }
     }
 
-    /// A card was read. One of another process of that name is of no use.
+    /// Stores a card; ignores one of another process.
     pub fn put_card(&mut self, card: Card) -> Option<Change> {
         let incarnation = card.incarnation;
         let member = self.nodes.get_mut(&card.name).filter(|it| it.beat.incarnation == incarnation)?;
@@ -142,7 +131,7 @@ impl Members {
         joined
     }
 
-    /// Another node has seen that this one is silent; whether that is news.
+    /// Another node has reported this one silent. Returns true if that is new.
     pub fn doubt(&mut self, name: &NodeName, incarnation: u64) -> bool {
         let Some(member) = self.nodes.get_mut(name) else { return false };
         let is_news = member.beat.incarnation == incarnation && member.is_heard();
@@ -150,7 +139,7 @@ impl Members {
         is_news
     }
 
-    /// A node has said that it goes.
+    /// A node has announced that it leaves.
     pub fn left(&mut self, name: &NodeName, incarnation: u64) -> Option<Change> {
         let member = self.nodes.get(name).filter(|member| member.beat.incarnation == incarnation)?;
         let (number, was_known) = (member.beat.number, member.card.is_some());
@@ -158,24 +147,23 @@ impl Members {
         was_known.then(|| Change::Gone { name: name.clone(), number })
     }
 
-    /// All of them whose card was read, by name.
+    /// Members whose card was read, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&NodeName, &Member)> {
         self.nodes.iter().filter(|(_, member)| member.card.is_some())
     }
 
-    /// One of these.
+    /// A member whose card was read.
     #[must_use]
     pub fn get(&self, name: &NodeName) -> Option<&Member> {
         self.nodes.get(name).filter(|member| member.card.is_some())
     }
 
-    /// Number of these.
+    /// Number of members whose card was read.
     #[must_use]
     pub fn len(&self) -> usize {
         self.iter().count()
     }
 
-    /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -183,46 +171,46 @@ impl Members {
 }
 
 impl Member {
-    /// Whether clients may be sent there, as far as it has been heard.
+    /// Returns true if clients may be redirected there.
     #[must_use]
     pub fn is_heard(&self) -> bool {
         self.is_heard_but_for(0)
     }
 
-    /// Whether it has missed no beat, as far as that was seen. Who could be served elsewhere is not sent to one that may be gone: when a node
-    /// fails, the others get its clients, and it would look idle beside them.
+    /// Returns true if it has missed no heartbeat. Clients that could be served here are not redirected to a
+    /// late node: a failed one would look idle, because the others get its clients.
     #[must_use]
     pub fn is_on_time(&self) -> bool {
         self.is_heard() && self.age_ms <= LATE_MS
     }
 
-    /// The same before that much silence was added.
+    /// [`Self::is_heard`] before `passed_ms` of silence was added.
     fn is_heard_but_for(&self, passed_ms: u64) -> bool {
         !self.is_doubted && self.silent_ms.saturating_sub(passed_ms).max(self.age_ms) < DOUBTFUL_MS
     }
 }
 
-/// Whether a node may have the name that it wants. The store refuses it to whoever comes while another incarnation's record is not old; one
-/// that was killed leaves such a record behind, and one that lives renews it.
+/// Conflict over a node name. The store refuses a name while the record of another incarnation is fresh. A
+/// killed process leaves such a record behind; a live one renews it.
 #[derive(Clone, Debug, Default)]
 pub struct Claim {
-    /// The record in the way, and since when we know it.
+    /// The conflicting record, and the time it was first seen.
     seen: Option<(String, u64)>,
 }
 
-/// What follows from that.
+/// Result of a refused name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Look again in a moment.
+    /// Try again in a moment.
     Wait,
-    /// It has not changed for long enough: take the name over from who wrote it.
+    /// The record has not changed for long enough: take over the name with it.
     TakeOver(String),
-    /// It has: there are two of that name.
+    /// The record has changed: another live process has the name.
     Taken,
 }
 
 impl Claim {
-    /// The store has refused the name at `now_ms`, because of this record.
+    /// The store refused the name at `now_ms` because of this record.
     pub fn refused(&mut self, now_ms: u64, record: &str) -> Verdict {
         match &self.seen {
             Some((seen, _)) if seen != record => {
@@ -240,7 +228,7 @@ impl Claim {
         }
     }
 
-    /// It has given it.
+    /// The store granted the name.
     pub fn granted(&mut self) {
         self.seen = None;
     }
@@ -271,7 +259,7 @@ mod tests {
         }
     }
 
-    /// Our clock, and that of a store which is an hour behind. All cards are read.
+    /// Our clock, and that of a store one hour ahead. All cards are read.
     fn look(members: &mut Members, now_ms: u64, records: Vec<Record>) -> Vec<Change> {
         look_at(members, (now_ms, now_ms + 3_600_000, u64::MAX), records)
     }
@@ -288,9 +276,9 @@ mod tests {
         changes
     }
 
-    /// It has the wrong secret, or was refused.
+    /// Its secret is wrong, or it was refused.
     #[test]
-    fn a_node_without_a_card_is_not_a_member() {
+    fn node_without_a_card_is_not_a_member() {
         let mut members = Members::default();
         let mut changes = Vec::new();
         for now in (0..30_000).step_by(1000) {
@@ -322,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_there_as_long_as_its_record_changes() {
+    fn node_is_a_member_while_its_record_changes() {
         let mut members = Members::default();
         let at = |ms: u64| 3_600_000 + ms;
         assert_eq!(look(&mut members, 0, vec![record("a", at(0), 1)]), [joined("a")]);
@@ -343,11 +331,11 @@ mod tests {
             assert_eq!(look(&mut members, now, vec![last.clone()]), Vec::from_iter(change), "{now}");
             assert_eq!(heard_now(&members), heard, "{now}");
         }
-        assert!(look(&mut members, 20_000, vec![last]).is_empty(), "an old record is nobody");
+        assert!(look(&mut members, 20_000, vec![last]).is_empty(), "an old record is not a member");
     }
 
     #[test]
-    fn a_node_that_has_missed_a_beat_is_late_until_the_next() {
+    fn node_is_late_after_a_missed_heartbeat() {
         let mut members = Members::default();
         for (now, stamp, on_time) in
             [(0, 0, true), (900, 0, true), (1900, 1000, true), (2900, 1000, false), (3000, 3000, true)]
@@ -358,16 +346,16 @@ mod tests {
         }
     }
 
-    /// With a thousand nodes each looks every five seconds.
+    /// A fleet of a thousand nodes reads every five seconds.
     #[test]
-    fn a_record_that_is_old_at_the_first_look_is_doubted_and_who_hears_of_it_doubts_it_too() {
+    fn old_record_at_first_sight_is_doubted_by_all() {
         let (mut one, mut other) = (Members::default(), Members::default());
         let at = |ms: u64| 3_600_000 + ms;
         for members in [&mut one, &mut other] {
             look(members, 0, vec![record("a", at(0), 1)]);
-            assert!(!members.doubt(&name("b"), 1) && !members.doubt(&name("a"), 2), "nobody of that name");
+            assert!(!members.doubt(&name("b"), 1) && !members.doubt(&name("a"), 2), "no such process");
         }
-        // It has beaten once since, and then no more.
+        // It has sent one more heartbeat and then stopped.
         assert_eq!(look(&mut one, 5000, vec![record("a", at(1000), 1)]), [silent("a")]);
         assert!(look(&mut one, 5100, vec![record("a", at(1000), 1)]).is_empty(), "no news");
         assert!(!one.get(&name("a")).unwrap().is_heard(), "its record is four seconds old");
@@ -375,19 +363,19 @@ mod tests {
         assert!(heard(&other) && other.doubt(&name("a"), 1) && !heard(&other));
         assert!(!other.doubt(&name("a"), 1), "no news");
         assert!(look(&mut other, 5500, vec![record("a", at(5400), 1)]).is_empty());
-        assert!(heard(&other), "it was but late");
+        assert!(heard(&other), "it was only late");
     }
 
     #[test]
-    fn nobody_vanishes_while_the_store_is_away_or_has_lost_its_records() {
+    fn outage_or_data_loss_removes_no_node() {
         let mut members = Members::default();
         let at = |ms: u64| 3_600_000 + ms;
         let both = |ms| vec![record("a", at(ms), 1), record("b", at(ms), 2)];
         look(&mut members, 0, both(0));
-        // It has answered again for 200 ms after an hour, with records older than anything.
+        // The store answers again for 200 ms after an hour, with old records.
         let back = 3_600_000;
         assert!(look_at(&mut members, (back, 2 * back, 200), both(0)).is_empty());
-        // It is empty: they have a few beats to come back.
+        // It is empty: the nodes have a few heartbeats to return.
         for beat in 1..10 {
             let now = back + beat * BEAT_MS;
             assert!(look_at(&mut members, (now, 2 * now, 200 + beat * BEAT_MS), vec![]).is_empty());
@@ -398,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_process_of_a_name_is_another_node_with_another_card() {
+    fn new_process_of_a_name_needs_its_own_card() {
         let mut members = Members::default();
         let look = |members: &mut Members, ms, incarnation| {
             members.look(ms, ms, u64::MAX, vec![record("a", ms, incarnation)])
@@ -416,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_is_another_by_now_counts_until_the_new_one_is_read() {
+    fn old_card_is_used_until_the_new_one_is_read() {
         let mut members = Members::default();
         look(&mut members, 0, vec![record("a", 3_600_000, 1)]);
         members.has_new_card(&name("b"));
@@ -430,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_refused_while_another_renews_it_and_taken_over_from_the_dead() {
+    fn name_is_refused_while_renewed_and_taken_from_the_dead() {
         let mut claim = Claim::default();
         for now in [0, 1000, 2000] {
             assert_eq!(claim.refused(now, "1 7 a"), Verdict::Wait);
@@ -440,7 +428,7 @@ mod tests {
         assert_eq!(claim.refused(0, "1 7 a"), Verdict::Wait);
         assert_eq!(claim.refused(1000, "2 7 a"), Verdict::Taken);
         assert_eq!(claim.refused(2000, "3 7 a"), Verdict::Taken);
-        // The other has stopped: its record is the last.
+        // The other process has stopped: its last record no longer changes.
         assert_eq!(claim.refused(3000, "3 7 a"), Verdict::Wait);
         assert_eq!(claim.refused(4500, "3 7 a"), Verdict::TakeOver("3 7 a".to_owned()));
         claim.granted();

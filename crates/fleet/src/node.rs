@@ -1,21 +1,19 @@
-//! What a node says of itself: once an incarnation who it is and where clients reach it ([`Card`]), and with each beat how much it has to do
-//! ([`Beat`]).
+//! Data that a node publishes: its [`Card`] once per process, and its load with each [`Beat`].
 
 use std::{fmt, net::SocketAddr, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use turnpike_turn::server::Transport;
 
-/// Nodes that a fleet may have: CONNECTION-IDs and tickets hold a node's number in 12 bits, and 0 is none.
+/// Maximum nodes of a fleet: CONNECTION-IDs and tickets hold a node number in 12 bits, and 0 means none.
 pub const MOST_NODES: u16 = 4095;
 
-/// What a node is called: 1 to 64 letters, digits, `.`, `_` and `-`.
+/// Name of a node: 1 to 64 letters, digits, `.`, `_` and `-`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct NodeName(Box<str>);
 
 impl NodeName {
-    /// The name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -55,11 +53,11 @@ impl From<NodeName> for String {
     }
 }
 
-/// Where clients of a transport come in, such as `tls://203.0.113.5:5349`.
+/// Address for clients of one transport, such as `tls://203.0.113.5:5349`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Entrance {
-    /// Between the client and the server.
+    /// Between client and server.
     pub transport: Transport,
     /// As clients reach it.
     pub address: SocketAddr,
@@ -75,12 +73,12 @@ impl FromStr for Entrance {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let expected = "an address looks like udp://203.0.113.5:3478; the others are tcp, tls and dtls";
+        let expected = "expected an address such as udp://203.0.113.5:3478, with udp, tcp, tls or dtls";
         let (transport, address) = text.trim().split_once("://").ok_or(expected)?;
         let transport = transport.parse().map_err(|_| expected)?;
         let address: SocketAddr = address.parse().map_err(|_| expected)?;
         if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
-            return Err("no client could connect there");
+            return Err("clients cannot connect to this address");
         }
         Ok(Self { transport, address })
     }
@@ -100,46 +98,42 @@ impl From<Entrance> for String {
     }
 }
 
-/// Who a node is, for as long as its process lives.
+/// Identity of a node for the life of its process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// Its name.
     pub name: NodeName,
-    /// By chance: tells one process of this name from the next.
+    /// Random; distinguishes processes of one name.
     pub incarnation: u64,
-    /// Nodes of the same zone are near; empty where nobody says.
+    /// Nodes of one zone are near each other; may be empty.
     #[serde(default)]
     pub zone: String,
     /// Of the program.
     pub version: String,
-    /// Where clients come in.
     pub entrances: Vec<Entrance>,
-    /// The name in its certificate, where clients over TLS and DTLS are to be told one.
+    /// Name in its certificate, sent to TLS and DTLS clients in redirects.
     #[serde(default)]
     pub domain: Option<String>,
 }
 
-/// How much a node has to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Allocations that exist.
     pub allocations: u32,
-    /// The most that it may have.
+    /// Maximum allocations.
     pub most_allocations: u32,
-    /// Bits of payload a second, both ways.
+    /// Payload in bits per second, both directions.
     pub bits_per_second: u64,
-    /// What it can carry, as somebody has configured it; 0 if nobody has.
+    /// Configured capacity in bits per second; 0 if not configured.
     pub most_bits_per_second: u64,
-    /// What the busiest worker took of its core lately, in thousandths.
+    /// Recent CPU use of the busiest worker in thousandths of a core.
     pub cpu: u16,
-    /// Relay ports that are free.
+    /// Free relay ports.
     pub ports_left: u32,
-    /// Of so many.
+    /// All relay ports.
     pub ports: u32,
 }
 
 impl Load {
-    /// Of the four shares the largest: 0 is idle, 1 is as much as it can take.
+    /// The largest of the four shares: 0 is idle, 1 is full.
     #[must_use]
     pub fn busy(&self) -> f64 {
         let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
@@ -150,35 +144,35 @@ impl Load {
         allocations.max(traffic).max(ports).max(f64::from(self.cpu) / 1000.0)
     }
 
-    /// Whether so few allocations can be made that they are kept for clients that do not follow redirects: a fiftieth.
+    /// Returns true if only the last fiftieth is left, which is reserved for clients that do not follow
+    /// redirects.
     #[must_use]
     pub fn is_nearly_full(&self) -> bool {
         let most = if self.ports > 0 { self.most_allocations.min(self.ports) } else { self.most_allocations };
         most > 0 && most.saturating_sub(self.allocations) <= most / 50
     }
 
-    /// Whether it can take no allocation more.
+    /// Returns true if no more allocations are possible.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.allocations >= self.most_allocations || (self.ports > 0 && self.ports_left == 0)
     }
 }
 
-/// What a node says again and again.
+/// A node's heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Beat {
-    /// The store gave it: what CONNECTION-IDs and tickets hold. 1 to [`MOST_NODES`].
+    /// Assigned by the store, for CONNECTION-IDs and tickets. 1 to [`MOST_NODES`].
     pub number: u16,
-    /// That of its card.
+    /// As in its card.
     pub incarnation: u64,
-    /// Whether it takes nobody new.
+    /// Refuses new clients.
     pub draining: bool,
-    /// What it has to do.
     pub load: Load,
 }
 
 impl Beat {
-    /// What stands behind the number: the store puts that in itself.
+    /// Fields after the number, which the store inserts itself.
     #[must_use]
     pub fn rest(draining: bool, load: &Load) -> String {
         let Load {
@@ -197,7 +191,7 @@ impl Beat {
     }
 }
 
-/// As the store has it: number, incarnation, [`Beat::rest`]. A field more, from a version that says more, is no fault.
+/// The store's form: number, incarnation, [`Beat::rest`]. Further fields of newer versions are ignored.
 impl FromStr for Beat {
     type Err = ();
 
@@ -255,11 +249,11 @@ mod tests {
         }
         assert!(Load { allocations: 100, ..idle }.is_full());
         assert!(Load { ports_left: 0, ..idle }.is_full());
-        assert!(Load::default().is_full(), "of nothing nothing is left");
+        assert!(Load::default().is_full(), "no capacity means full");
     }
 
     #[test]
-    fn names_and_entrances_are_what_they_are_written_as() {
+    fn names_and_addresses_round_trip() {
         for name in ["a", "turn-1.eu_west", &"x".repeat(64)] {
             assert_eq!(name.parse::<NodeName>().unwrap().to_string(), name);
         }
@@ -281,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_is_read_as_it_is_written() {
+    fn card_round_trips() {
         let card = Card {
             name: "a".parse().unwrap(),
             incarnation: u64::MAX,
@@ -297,7 +291,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_beat_is_read_as_it_is_written(
+        fn heartbeat_round_trips(
             number in 1..=MOST_NODES, incarnation: u64, draining: bool,
             allocations: u32, bits_per_second: u64, cpu in 0_u16..=1000, ports_left: u32,
         ) {
@@ -311,7 +305,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_is_more_than_refused(text in "\\PC{0,60}") {
+        fn parser_rejects_invalid_text_without_panic(text in "\\PC{0,60}") {
             let _ = text.parse::<Beat>();
             let _ = text.parse::<Entrance>();
             let _ = text.parse::<NodeName>();

@@ -1,5 +1,6 @@
-//! Messages between nodes through the store: news for all, and questions to one. They are sealed, so that only nodes with the fleet's secret give
-//! orders; dated, so that an order of yesterday is not carried out again; and each is carried out once, however often somebody puts it into the store.
+//! Messages between nodes through the store: broadcasts, and questions to one node. They are sealed, so that
+//! only nodes with the fleet's secret can give orders; dated, so that old orders are not repeated; and each
+//! is executed only once, even if it is replayed.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -11,95 +12,78 @@ use crate::{
     seal::{Sealer, TAG_LEN},
 };
 
-/// What is sealed as a message opens as nothing else.
+/// Purposes for sealing: a message cannot be opened as anything else.
 const PURPOSE: &str = "message";
 const ANSWER: &str = "answer";
 
-/// A notice, from whom, and when.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who says it.
     pub from: NodeName,
     /// Unix seconds.
     pub at: u64,
-    /// What.
     pub notice: Notice,
 }
 
-/// What is said.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Notice {
-    /// This node goes: nobody is to be sent there.
+    /// The sender leaves: no redirects to it.
     Left {
-        /// Its process.
         incarnation: u64,
     },
-    /// These nodes have not renewed their records in time: nobody is to be sent there until they do.
+    /// These nodes have overdue records: no redirects to them until they renew.
     Silent {
-        /// Each with its process.
+        /// Name and incarnation.
         nodes: Vec<(NodeName, u64)>,
     },
-    /// This node has another card than before: a new version, or other addresses.
+    /// The sender has a new card: a new version, or other addresses.
     Card,
-    /// A node is to take nobody new, or to take clients again.
+    /// A node must stop or resume taking new clients.
     Drain {
-        /// Which.
         node: NodeName,
-        /// Whether it drains.
         drains: bool,
     },
-    /// Somebody is banned; sessions that exist end.
+    /// Bans a subject; its sessions end.
     Ban {
-        /// Who, and until when.
         ban: Ban,
     },
-    /// Somebody is banned no more.
     Unban {
-        /// Who.
         subject: Subject,
     },
-    /// What is known of a user is over: the credential is another, or gone.
+    /// Drops a user from caches: the credential was changed or removed.
     Revoked {
-        /// Where.
         realm: String,
-        /// Who.
         name: String,
     },
-    /// Secrets, realms or their limits have changed in the store of users.
+    /// Secrets, realms or their limits have changed in the user store.
     RulesChanged,
-    /// A node is asked something, and answers.
     Question(Question),
 }
 
-/// What one node asks of another: a request to its admin interface.
+/// A request to another node's admin interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
-    /// Under which the answer is found.
+    /// Key of the answer.
     pub id: u64,
-    /// Who is asked.
     pub to: NodeName,
     /// GET, POST, DELETE.
     pub method: String,
-    /// With what stands behind `?`.
+    /// Includes the query.
     pub path: String,
-    /// What the one who asks may do, where it was asked.
+    /// Access level of the requester at the asking node.
     pub rights: Rights,
-    /// Who that is, for the line in the log.
+    /// Requester, for the log.
     pub by: String,
 }
 
-/// What somebody may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rights {
-    /// Look.
     Read,
-    /// Change things, too.
     Full,
 }
 
-/// What it is answered.
+/// Answer to a [`Question`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     /// HTTP status.
@@ -107,21 +91,20 @@ pub struct Answer {
     /// Media type of the body; empty from nodes of an older version.
     #[serde(default)]
     pub media_type: String,
-    /// Text of that type.
     pub body: String,
-    /// Headers that belong to the status, such as `allow`, by name.
+    /// Further headers by name, such as `allow`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub headers: Vec<(String, String)>,
 }
 
 impl Message {
-    /// Sealed. `nonce` is by chance.
+    /// Seals the message with a random `nonce`.
     #[must_use]
     pub fn seal(&self, sealer: &Sealer, nonce: [u8; 12]) -> Vec<u8> {
         sealer.seal(PURPOSE, &serde_json::to_vec(self).unwrap_or_default(), nonce)
     }
 
-    /// One that was sealed not long ago; `None` for everything else, what a later version says among it.
+    /// Opens a recent message; `None` for anything else, including kinds of newer versions.
     #[must_use]
     pub fn open(sealer: &Sealer, unix: u64, sealed: &[u8]) -> Option<Self> {
         let text = sealer.open(PURPOSE, sealed)?;
@@ -130,18 +113,18 @@ impl Message {
     }
 }
 
-/// Messages that were opened, so that none is carried out twice. Bounded: when more are remembered than there is room for, the oldest are forgotten,
-/// and what is as old as those counts as repeated from then on.
+/// Messages that were opened, to execute none twice. Bounded: when it is full, the oldest are forgotten, and
+/// messages that old are refused as repeated.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "Remembered", into = "Remembered")]
 pub struct Opened {
     tags: HashSet<[u8; TAG_LEN]>,
     by_time: BTreeMap<u64, Vec<[u8; TAG_LEN]>>,
-    /// Time of the newest message that was forgotten for want of room, or that an earlier process may have carried out.
+    /// Time of the newest message that was forgotten, or that an earlier process may have executed.
     forgotten: Option<u64>,
 }
 
-/// [`Opened`], for the process that takes over.
+/// Serialized form of [`Opened`], for the handover to a new process.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Remembered {
@@ -162,38 +145,38 @@ impl From<Remembered> for Opened {
     }
 }
 
-/// Why a message is not carried out.
+/// Reason why a message is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It was sealed with another secret, is too old or too new, or is of a version that has more to say.
+    /// Sealed with another secret, too old or too new, or of an unknown kind.
     Unreadable,
-    /// It was carried out before, or may have been.
+    /// Executed before, possibly by a previous process.
     Repeated,
 }
 
 impl Opened {
-    /// Tolerance for clocks that differ: notices from this many seconds before the start are accepted.
+    /// Seconds before the start from which messages are accepted, to allow for clock differences.
     const BEFORE_START_S: u64 = 2;
 
-    /// Notices for a process that starts at this time. It refuses older ones: its predecessor may have carried them out, and an attacker with
-    /// access to the store could replay them.
+    /// Creates the record for a process that starts at `unix`. Older messages are refused: the previous
+    /// process may have executed them, and an attacker with access to the store could replay them.
     #[must_use]
     pub fn since(unix: u64) -> Self {
         Self { forgotten: unix.checked_sub(Self::BEFORE_START_S + 1), ..Self::default() }
     }
 
-    /// Messages that are remembered: 273 a second for as long as one can be opened at all. 48 bytes each.
+    /// Maximum remembered messages of 48 bytes: 273 per second during the time they are valid.
     pub const MOST: usize = 1 << 16;
 
-    /// Opens a message that was sealed not long ago, once.
+    /// Opens a recent message, once.
     ///
     /// # Errors
-    /// It cannot be opened, or was before.
+    /// It cannot be opened, or was opened before.
     pub fn open(&mut self, sealer: &Sealer, unix: u64, sealed: &[u8]) -> Result<Message, Refused> {
         let message = Message::open(sealer, unix, sealed).ok_or(Refused::Unreadable)?;
         let (_, tag) = sealed.split_last_chunk().ok_or(Refused::Unreadable)?;
         self.forget(unix);
-        // A clock that was ahead and has been set right.
+        // After a clock that was ahead was corrected.
         self.forgotten = self.forgotten.map(|forgotten| forgotten.min(unix + GOOD_FOR_S));
         let is_old = self.forgotten.is_some_and(|forgotten| message.at <= forgotten);
         if is_old || !self.tags.insert(*tag) {
@@ -206,7 +189,7 @@ impl Opened {
         Ok(message)
     }
 
-    /// Forgets what is too old to be opened.
+    /// Forgets messages that are too old to be opened.
     fn forget(&mut self, unix: u64) {
         while self.by_time.first_key_value().is_some_and(|(at, _)| at + GOOD_FOR_S < unix) {
             self.forget_oldest();
@@ -221,14 +204,14 @@ impl Opened {
 }
 
 impl Answer {
-    /// Sealed, for this question alone.
+    /// Seals the answer for this question.
     #[must_use]
     pub fn seal(&self, sealer: &Sealer, question: u64, nonce: [u8; 12]) -> Vec<u8> {
         let text = serde_json::to_vec(self).unwrap_or_default();
         sealer.seal(&format!("{ANSWER} {question:x}"), &text, nonce)
     }
 
-    /// The opposite.
+    /// Inverse of [`Self::seal`].
     #[must_use]
     pub fn open(sealer: &Sealer, question: u64, sealed: &[u8]) -> Option<Self> {
         let text = sealer.open(&format!("{ANSWER} {question:x}"), sealed)?;
@@ -245,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn every_message_is_read_as_it_is_written_while_it_is_young() {
+    fn messages_round_trip_while_recent() {
         let sealer = Sealer::new("secret");
         let question = Question {
             id: u64::MAX,
@@ -286,17 +269,17 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_carried_out_once_however_often_it_is_in_the_store() {
+    fn replayed_message_is_executed_once() {
         let (sealer, mut opened) = (Sealer::new("secret"), Opened::default());
         let (one, same_again) = (sealed(&sealer, 1000, 1), sealed(&sealer, 1000, 2));
         assert!(opened.open(&sealer, 1000, &one).is_ok());
-        assert!(opened.open(&sealer, 1000, &same_again).is_ok(), "another one that says the same");
+        assert!(opened.open(&sealer, 1000, &same_again).is_ok(), "another message with the same content");
         for unix in [1000, 1001, 1000 + GOOD_FOR_S] {
             assert_eq!(opened.open(&sealer, unix, &one), Err(Refused::Repeated), "{unix}");
         }
         assert_eq!(opened.open(&sealer, 1001 + GOOD_FOR_S, &one), Err(Refused::Unreadable));
         assert_eq!(opened.open(&sealer, 1000, b"nonsense"), Err(Refused::Unreadable));
-        // A clock that is ahead: it can be opened for longer, and is remembered for longer.
+        // A message from a clock that is ahead can be opened for longer, and is remembered for longer.
         let ahead = sealed(&sealer, 1000 + GOOD_FOR_S, 3);
         assert!(opened.open(&sealer, 1000, &ahead).is_ok());
         for unix in (1000..=1000 + 2 * GOOD_FOR_S).step_by(10) {
@@ -318,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_opened_is_bounded_and_nothing_that_is_forgotten_is_carried_out_again() {
+    fn opened_messages_are_bounded_and_never_repeated() {
         let (sealer, mut opened) = (Sealer::new("secret"), Opened::default());
         let most = u32::try_from(Opened::MOST).unwrap();
         let all: Vec<_> =
@@ -330,20 +313,20 @@ mod tests {
         for sealed in all.iter().step_by(97) {
             assert_eq!(opened.open(&sealer, 1060, sealed), Err(Refused::Repeated));
         }
-        // Nor by the process that takes over.
+        // Neither by the process that takes over.
         let text = serde_json::to_string(&opened).unwrap();
         let mut taken: Opened = serde_json::from_str(&text).unwrap();
         for sealed in all.iter().step_by(97) {
             assert_eq!(taken.open(&sealer, 1060, sealed), Err(Refused::Repeated));
         }
         assert!(opened.open(&sealer, 1060, &sealed(&sealer, 1060, most + 100)).is_ok());
-        // All of that is over.
+        // All messages have expired.
         assert!(opened.open(&sealer, 2000, &sealed(&sealer, 2000, 1)).is_ok());
         assert_eq!((opened.tags.len(), opened.by_time.len()), (1, 1));
     }
 
     #[test]
-    fn an_answer_is_for_its_question_alone() {
+    fn answer_opens_only_for_its_question() {
         let sealer = Sealer::new("secret");
         let answer = Answer {
             status: 405,

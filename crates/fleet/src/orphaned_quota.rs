@@ -1,5 +1,5 @@
-//! Whose records nobody renews: what such a node held of quotas is given back by another. It has to be sure of that, for who lives has been granted
-//! it. So the record is old by the store's clock, and has been the same for as long by ours: the clock of a store may be set.
+//! Detects records of dead nodes, whose quotas another node then returns. A live node must never be affected,
+//! so a record must be old by the store's clock and unchanged by ours: the store's clock can be set.
 
 use std::collections::HashMap;
 
@@ -8,20 +8,21 @@ use crate::{
     node::NodeName,
 };
 
-/// So long the store has to answer all, and so old a record has to be, before it counts for one that nobody renews: who lost the store has found
-/// it again by then.
+/// Time that the store must have answered, and age of a record, before it counts as orphaned. Nodes that lost
+/// the store have reconnected by then.
 const ABANDONED_MS: u64 = 2 * GONE_MS;
 
-/// What has been seen of all records, whoever they are of.
+/// Observed records of all nodes.
 #[derive(Clone, Debug, Default)]
 pub struct OrphanedQuota {
-    /// What each says of its age, and since when by our clock it has said the same.
+    /// Timestamp in each record, and the time by our clock since when it has been unchanged.
     seen: HashMap<NodeName, (u64, u64)>,
 }
 
 impl OrphanedQuota {
-    /// The store has shown these at `now_ms` of our clock and `store_ms` of its own; for `steady_ms` it has answered whatever it was asked. Names and
-    /// numbers of nodes that are gone, or whose giving back was begun and not ended.
+    /// Applies the records, read at `now_ms` of our clock and `store_ms` of the store's. The store has
+    /// answered every request for `steady_ms`. Returns names and numbers of nodes that are dead, or whose
+    /// quotas were only partly returned.
     pub fn look(
         &mut self,
         now_ms: u64,
@@ -36,7 +37,7 @@ impl OrphanedQuota {
             let since = known.map_or(now_ms, |(_, since)| *since);
             seen.insert(name.clone(), (*stamp_ms, since));
             let for_ms = now_ms.saturating_sub(since).min(steady_ms);
-            // A beat of its own clock is all that somebody needs to renew it.
+            // A node needs one heartbeat by its own clock to renew its record.
             let is_old = store_ms.saturating_sub(*stamp_ms) >= ABANDONED_MS && for_ms >= GONE_MS;
             if is_old && steady_ms >= ABANDONED_MS {
                 abandoned.push((name.clone(), beat.number));
@@ -62,16 +63,16 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_nobodys_when_it_is_old_and_all_had_time_to_renew_theirs() {
+    fn record_is_orphaned_when_old_by_both_clocks() {
         let mut seen = OrphanedQuota::default();
         let records = [record("young", 100_000), record("old", 80_000), record("begun", 0)];
         assert!(seen.look(0, 90_000, 0, &records).is_empty());
-        assert!(seen.look(10_500, 100_500, 19_999, &records).is_empty(), "others may not have come back");
+        assert!(seen.look(10_500, 100_500, 19_999, &records).is_empty(), "others may not have reconnected");
         assert_eq!(names(&seen.look(10_500, 100_500, 20_000, &records)), ["old", "begun"]);
     }
 
     #[test]
-    fn a_store_whose_clock_is_set_forward_makes_nobody_nobody() {
+    fn forward_clock_jump_orphans_no_record() {
         let mut seen = OrphanedQuota::default();
         let mut store_ms = 1_000_000;
         for beat in 1..100 {

@@ -1,17 +1,18 @@
-//! Where a client goes that asks for an allocation. What is known of the others is as old as the last beat, so that all decide by loads of one
-//! moment, their own included: nobody thinks himself busy because the others' figures are older than his.
+//! Choice of the node for a new allocation. All loads, including our own, are those of the last heartbeat: no
+//! node considers itself busy only because the others' figures are older.
 //!
 //! ```text
-//!  share of new clients that is sent on
+//!  share of new clients that is redirected
 //!    1 ┤              ┌───────
 //!      │            ╱
 //!    0 ┼──────────╱───────────▶ own load over the mean of the zone
 //!             +1 %   +4 %
 //! ```
 //!
-//! They go to nodes below the mean alone that have missed no beat, and those send nobody on: no client goes in a circle. The better of two drawn by chance gets the client, so
-//! that the best one does not get all of them (power of two choices). What was sent there since the last beat counts as its load, times the number
-//! of nodes that send as well.
+//! Redirects go only to nodes below the mean that have missed no heartbeat, and those do not redirect: no
+//! client goes in a circle. The less busy of two random nodes gets the client (power of two choices), so that
+//! the best one does not get all of them. Clients redirected since the last heartbeat are added to a node's
+//! load, multiplied by the number of redirecting nodes.
 
 use std::{
     collections::BTreeMap,
@@ -30,86 +31,85 @@ use crate::{
     node::Card,
 };
 
-/// Where the share of clients that are sent on begins to grow, and where all are, over the mean.
+/// Excess over the mean at which redirects begin, and at which all clients are redirected.
 const BEGIN: f64 = 0.01;
 const END: f64 = 0.04;
-/// A node that has less to do keeps what comes, however idle the others are: to be sent on costs a client time.
+/// Load below which a node keeps its clients, because a redirect costs them time.
 const WORTH: f64 = 0.2;
-/// A zone that has less to do keeps what comes, however idle the others are.
+/// Load below which a zone keeps its clients.
 const ZONE_WORTH: f64 = 0.5;
 
-/// A node that is less busy takes the clients of nodes that keep a reserve, the last fiftieth: no client goes in a circle.
+/// Maximum load of a node that takes clients from nodes in their reserve, the last fiftieth: no client goes
+/// in a circle.
 const ROOMY: f64 = 0.95;
 
 const TRANSPORTS: usize = 4;
 
-/// Why a client might go elsewhere.
+/// Reason for a redirect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// It could be served here.
+    /// The client could be served here.
     None,
-    /// There is no room here, or no new client is taken.
+    /// This node is full or takes no new clients.
     Room,
-    /// What room is left is for clients that do not follow redirects: all others go to a node that has clearly more.
+    /// The remaining room is for clients that do not follow redirects; others go to a node with clearly more
+    /// room.
     Reserve,
 }
 
-/// Where it goes.
 #[derive(Clone, Debug)]
 pub struct RedirectTarget {
-    /// Whose address it is.
     pub card: Arc<Card>,
-    /// Its number.
+    /// Node number.
     pub number: u16,
     /// For the client's own family.
     pub address: SocketAddr,
-    /// For the other one, if the node has it.
+    /// For the other family, if the node has an address.
     pub second: Option<SocketAddr>,
 }
 
-/// All nodes as they were at the last beat, seen from a zone.
+/// Snapshot of all nodes at the last heartbeat, from the point of view of a zone.
 #[derive(Debug, Default)]
 pub struct FleetView {
     nodes: Vec<Seen>,
     by_number: HashMap<u16, u32>,
-    /// Means of those who take clients of others: of the zone, of all.
+    /// Mean load of nodes that accept redirects: of the zone, of all.
     near_mean: f64,
     mean: f64,
-    /// Nodes of the zone that send on within it, and nodes that send to other zones.
+    /// Nodes of the zone that redirect within it, and nodes that redirect to other zones.
     near_senders: u32,
     senders: u32,
     groups: [[Group; 2]; TRANSPORTS],
 }
 
-/// A node that is there.
 #[derive(Debug)]
 struct Seen {
     card: Arc<Card>,
     number: u16,
     busy: f64,
-    /// What one allocation more adds.
+    /// Load of one more allocation.
     step: f64,
     takes: bool,
-    /// It takes clients who could be served elsewhere as well.
+    /// Accepts clients that could be served elsewhere as well.
     invites: bool,
 }
 
-/// Nodes that serve a transport and a family, by their place.
+/// Indexes of nodes that serve a transport and a family.
 #[derive(Debug, Default)]
 struct Group {
     near: Vec<u32>,
     far: Vec<u32>,
-    /// Of these, those below the mean.
+    /// Nodes of these below the mean.
     near_below: Vec<u32>,
     far_below: Vec<u32>,
 }
 
-/// What one node has sent to each of the others since it has this view.
+/// Clients that this node has redirected to each other node since the snapshot.
 #[derive(Debug, Default)]
 pub struct Charges(Vec<AtomicU32>);
 
 impl FleetView {
-    /// What the members look like from this zone.
+    /// Snapshot of the members from this zone.
     #[must_use]
     pub fn new(zone: &str, members: &Members) -> Self {
         let mut view = Self::default();
@@ -142,13 +142,13 @@ impl FleetView {
         view
     }
 
-    /// Nothing sent yet.
+    /// Starts with zero redirects.
     #[must_use]
     pub fn charges(&self) -> Charges {
         Charges(self.nodes.iter().map(|_| AtomicU32::new(0)).collect())
     }
 
-    /// With what was sent since the last beats, which are those of the view `before`.
+    /// Adds the redirects since the heartbeats of the view `before`.
     #[must_use]
     pub fn charges_after(&self, before: &Self, charges: &Charges) -> Charges {
         let sent = |seen: &Seen| {
@@ -158,8 +158,8 @@ impl FleetView {
         Charges(self.nodes.iter().map(sent).collect())
     }
 
-    /// Where a client of node `own` goes that came over this transport and from an address of this family; `None` if it is best served there, or
-    /// nowhere. `dice` are any numbers.
+    /// Target for a client of node `own` with this transport and family; `None` if it should stay, or no node
+    /// can take it. `dice` are random numbers.
     #[must_use]
     pub fn choose(
         &self,
@@ -195,7 +195,7 @@ impl FleetView {
                     return None;
                 };
                 let (place, estimate) = pair(places, senders.max(1))?;
-                // It has got as much since the last beat as brings it to the mean.
+                // The redirects since the last heartbeat already bring it to the mean.
                 if estimate > mean * (1.0 + BEGIN) {
                     return None;
                 }
@@ -206,7 +206,7 @@ impl FleetView {
         self.target(place, transport, v4)
     }
 
-    /// So many clients more go where another was sent.
+    /// Adds clients that were redirected to a node.
     pub fn charge(&self, charges: &Charges, number: u16, clients: u32) {
         let place = self.by_number.get(&number).and_then(|place| charges.0.get(*place as usize));
         if let Some(sent) = place {
@@ -214,13 +214,13 @@ impl FleetView {
         }
     }
 
-    /// Where clients of the node of this number come in.
+    /// Address for clients of a node.
     #[must_use]
     pub fn node(&self, number: u16, transport: Transport, v4: bool) -> Option<RedirectTarget> {
         self.target(*self.by_number.get(&number)?, transport, v4)
     }
 
-    /// Nodes that are there, draining ones included.
+    /// Number of nodes, including draining ones.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.nodes.len()
@@ -230,7 +230,7 @@ impl FleetView {
         self.nodes.get(*self.by_number.get(&number)? as usize)
     }
 
-    /// The less busy of two that are drawn, and how busy it is; of one, that one.
+    /// The less busy of two random nodes and its load; with one node, that one.
     fn better(
         &self,
         own: u16,
@@ -242,7 +242,7 @@ impl FleetView {
         let own = self.by_number.get(&own).copied();
         let drawn = dice.map(|dice| {
             let at = usize::try_from(dice % u64::try_from(places.len().max(1)).ok()?).ok()?;
-            // Who draws himself takes the next one.
+            // A node that draws itself takes the next one.
             let place = *places.get(at)?;
             let place = if Some(place) == own { places[(at + 1) % places.len()] } else { place };
             (Some(place) != own).then(|| (place, self.estimate(charges, place, senders)))
@@ -253,7 +253,7 @@ impl FleetView {
         }
     }
 
-    /// The least busy of all.
+    /// The least busy node.
     fn least(&self, own: u16, charges: &Charges, places: &[u32]) -> Option<(u32, f64)> {
         let own = self.by_number.get(&own).copied();
         let others = places.iter().copied().filter(|place| Some(*place) != own);
@@ -261,7 +261,7 @@ impl FleetView {
         estimated.min_by(|one, other| one.1.total_cmp(&other.1))
     }
 
-    /// How busy it is with what we and so many others have sent there meanwhile.
+    /// Load of a node, including redirects by us and `senders` others.
     fn estimate(&self, charges: &Charges, place: u32, senders: u32) -> f64 {
         let place = place as usize;
         let sent = charges.0.get(place).map_or(0, |sent| sent.load(Ordering::Relaxed));
@@ -299,7 +299,7 @@ impl Group {
     fn put(&mut self, place: u32, near: bool, below: bool) {
         let (all, of_below) =
             if near { (&mut self.near, &mut self.near_below) } else { (&mut self.far, &mut self.far_below) };
-        // One that has two entrances of a kind is still one node.
+        // A node with two addresses of a kind is listed once.
         if all.last() != Some(&place) {
             all.push(place);
             if below {
@@ -309,13 +309,13 @@ impl Group {
     }
 }
 
-/// Of a node, how many of those who come are sent on within its zone.
+/// Share of a node's clients that are redirected within its zone.
 fn near_share(busy: f64, mean: f64) -> f64 {
     if busy < WORTH { 0.0 } else { ramp(busy, mean) }
 }
 
-/// Of a node, how many of those who come are sent to another zone, because its own is busier than others. Those below the mean of their zone send
-/// nobody: to them the others of the zone send.
+/// Share of a node's clients that are redirected to another zone, because its zone is busier. Nodes below the
+/// mean of their zone redirect none: the others of the zone redirect to them.
 fn far_share(busy: f64, zone_mean: f64, mean: f64) -> f64 {
     if zone_mean < ZONE_WORTH || busy < zone_mean { 0.0 } else { ramp(zone_mean, mean) }
 }
@@ -327,7 +327,7 @@ fn ramp(busy: f64, mean: f64) -> f64 {
     ((busy / mean - 1.0 - BEGIN) / (END - BEGIN)).clamp(0.0, 1.0)
 }
 
-/// How busy those are who take clients of others, zone by zone.
+/// Mean load of nodes that accept redirects, by zone.
 fn zone_means(nodes: &[Seen]) -> BTreeMap<&str, f64> {
     let mut sums: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
     for seen in nodes.iter().filter(|seen| seen.invites) {
@@ -346,7 +346,7 @@ fn count<T>(items: impl Iterator<Item = T>) -> u32 {
     u32::try_from(items.count()).unwrap_or(u32::MAX)
 }
 
-/// Of any number, a fraction of 1.
+/// Maps a number to the range 0 to 1.
 fn fraction(dice: u64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "53 bits are what a fraction has")]
     let fraction = (dice >> 11) as f64 / (1_u64 << 53) as f64;
@@ -363,7 +363,7 @@ mod tests {
 
     const UDP: (Transport, bool) = (Transport::Udp, true);
 
-    /// A node of a thousand allocations at most.
+    /// A node with a limit of 1,000 allocations.
     struct Node {
         name: &'static str,
         zone: &'static str,
@@ -387,7 +387,7 @@ mod tests {
         view_without(zone, nodes, "")
     }
 
-    /// The same where this one has missed two beats.
+    /// [`view`] after node `late` has missed two heartbeats.
     fn view_without(zone: &str, nodes: &[Node], late: &str) -> FleetView {
         let mut members = Members::default();
         let record = |node: &Node, stamp_ms| {
@@ -412,7 +412,7 @@ mod tests {
         FleetView::new(zone, &members)
     }
 
-    /// Any numbers, one after the other.
+    /// Pseudo-random numbers.
     fn dice(seed: &mut u64) -> [u64; 3] {
         [0; 3].map(|_| {
             *seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -422,7 +422,7 @@ mod tests {
         })
     }
 
-    /// How many of a thousand clients of a node go where; those that stay, to itself.
+    /// Targets of 1,000 clients of a node; those that stay count for the node itself.
     fn sent(view: &FleetView, own: &str, need: Need) -> HashMap<String, u32> {
         let (charges, mut seed, mut counts) = (view.charges(), 7, HashMap::new());
         for _ in 0..1000 {
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_much_busier_than_the_others_keeps_what_comes() {
+    fn slightly_busier_node_keeps_its_clients() {
         let alike = view("", &[node("a", "", 503), node("b", "", 500), node("c", "", 497)]);
         assert_eq!(sent(&alike, "a", Need::None), only("a"));
         let idle = view("", &[node("a", "", 190), node("b", "", 0)]);
@@ -448,13 +448,13 @@ mod tests {
     }
 
     #[test]
-    fn who_is_busier_sends_on_to_those_below_the_mean_and_they_send_nobody() {
+    fn busy_node_redirects_below_the_mean_and_they_do_not() {
         let nodes = [node("a", "", 800), node("b", "", 300), node("c", "", 400), node("d", "", 700)];
         let view = view("", &nodes);
         let counts = sent(&view, "a", Need::None);
         assert!(!counts.contains_key("d"), "{counts:?}");
         let (b, c) = (counts["b"], counts["c"]);
-        // Both are filled up to the mean of 550, by two that send: half of that from each.
+        // Two nodes redirect, so each fills half of the gap up to the mean of 550.
         assert!((110..=140).contains(&b) && (60..=90).contains(&c), "{counts:?}");
         for own in ["b", "c"] {
             assert_eq!(sent(&view, own, Need::None), only(own));
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_missed_a_beat_gets_only_those_who_find_no_room_elsewhere() {
+    fn late_node_gets_only_clients_without_room_elsewhere() {
         let nodes = [node("a", "", 800), node("b", "", 300), node("c", "", 795)];
         let late = view_without("", &nodes, "b");
         assert_eq!(sent(&late, "a", Need::None), only("a"), "hardly busier than those on time");
@@ -472,12 +472,12 @@ mod tests {
     }
 
     #[test]
-    fn the_share_that_is_sent_on_grows_with_the_difference() {
+    fn redirected_share_grows_with_the_difference() {
         let with = |allocations| view("", &[node("a", "", allocations), node("b", "", 1000 - allocations)]);
         let went = |allocations| {
             let view = with(allocations);
             let mut seed = 1;
-            // Each with fresh charges: what is asked for is the share, not how many fit.
+            // Fresh charges for each client, to measure the share rather than the room.
             let goes = |_: &u32| {
                 view.choose(number("a"), &view.charges(), Need::None, UDP, dice(&mut seed)).is_some()
             };
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_room_sends_all_to_whoever_has_some() {
+    fn full_node_redirects_all_to_nodes_with_room() {
         let mut nodes = vec![node("a", "", 1000), node("b", "", 999), node("c", "", 500), node("d", "", 10)];
         nodes[3].draining = true;
         let counts = sent(&view("", &nodes), "a", Need::Room);
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_zone_comes_first_and_another_when_it_is_too_busy() {
+    fn own_zone_comes_first_unless_it_is_too_busy() {
         let with = |west| {
             view(
                 "west",
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_has_an_address_of_the_clients_transport_and_family() {
+    fn target_matches_the_clients_transport_and_family() {
         let mut nodes = vec![node("a", "", 900), node("b", "", 100)];
         let all = ["udp://10.0.0.9:3478", "udp://[2001:db8::9]:3478", "tls://[2001:db8::9]:5349"];
         nodes[1].entrances = all.map(|text| text.parse().unwrap()).into();
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_counts_when_a_node_is_left_out() {
+    fn charges_are_kept_when_a_node_leaves() {
         let before = view("", &[node("a", "", 900), node("b", "", 500), node("c", "", 0)]);
         let charges = before.charges();
         before.charge(&charges, number("b"), 300);
@@ -552,9 +552,9 @@ mod tests {
         assert!(goes(&after.charges()) && !goes(&after.charges_after(&before, &charges)));
     }
 
-    /// One idle node among many busy ones, all of which send: what each sends in one beat must not fill it twice over.
+    /// One idle node among many busy ones that redirect: one interval of redirects must not fill it twice.
     #[test]
-    fn many_that_send_to_one_leave_it_standing() {
+    fn many_redirecting_nodes_do_not_overload_one() {
         let names: Vec<&'static str> =
             (0..20).map(|number| &*format!("n{}", "x".repeat(number + 1)).leak()).collect();
         let mut nodes: Vec<Node> = names.iter().map(|name| node(name, "", 900)).collect();
@@ -568,7 +568,7 @@ mod tests {
                 |_: &u32| view.choose(number(name), &charges, Need::None, UDP, dice(&mut seed)).is_some();
             arrived += (0..500).filter(goes).count();
         }
-        // 20 nodes of 500 clients each: without damping it would be some thousand.
+        // 20 nodes with 500 clients each: without damping, several thousand would arrive.
         assert!((500..=1000).contains(&arrived), "{arrived}");
     }
 }

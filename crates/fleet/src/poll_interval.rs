@@ -1,25 +1,26 @@
-//! How often nodes speak to the store, so that many of them ask it no more than it can answer, and never all at once.
+//! Intervals of requests to the store, chosen so that many nodes do not overload it and do not synchronize.
 
-/// Between two looks at all nodes.
+/// Interval of reading all nodes, shortest and longest.
 const SHORTEST_MS: u64 = 1000;
 const LONGEST_MS: u64 = 5000;
-/// A look reads all records, so that the number of nodes counts twice: 200 of them read 200 records 200 times a second.
+/// Reads per second of the whole fleet. A read returns all records, so the cost grows with the square: 200
+/// nodes read 200 records 200 times per second.
 const LOOKS_A_SECOND: u64 = 200;
 
-/// Between two looks at all nodes, in milliseconds.
+/// Interval of reading all nodes in milliseconds.
 #[must_use]
 pub fn look_period_ms(nodes: usize) -> u64 {
     (nodes as u64 * 1000 / LOOKS_A_SECOND).clamp(SHORTEST_MS, LONGEST_MS)
 }
 
-/// Between two exchanges about quotas, in milliseconds.
+/// Interval of quota exchanges in milliseconds.
 #[must_use]
 pub fn exchange_period_ms(nodes: usize) -> u64 {
     look_period_ms(nodes) / 10
 }
 
-/// How long to wait before each try to reach a store that is away: a random part of a time that doubles, so that those who lost it in the
-/// same moment come back one after the other.
+/// Reconnect back-off: a random part of a doubling time, so that nodes that lost the store together come back
+/// one after the other.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backoff {
     tried: u32,
@@ -29,15 +30,15 @@ impl Backoff {
     const FIRST_MS: u64 = 500;
     const LONGEST_MS: u64 = 5000;
 
-    /// In milliseconds; `dice` is any number.
+    /// Milliseconds; `dice` is a random number.
     pub fn next_ms(&mut self, dice: u64) -> u64 {
         let most = (Self::FIRST_MS << self.tried.min(10)).min(Self::LONGEST_MS);
         self.tried = self.tried.saturating_add(1);
-        // Never none at all: a store that refuses at once must not be asked in a loop.
+        // Never zero: a store that refuses immediately must not be retried in a busy loop.
         most / 10 + dice % (most - most / 10)
     }
 
-    /// It has answered.
+    /// Resets after a success.
     pub fn reset(&mut self) {
         self.tried = 0;
     }
@@ -48,13 +49,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_fleets_speak_less_often() {
+    fn large_fleets_poll_less_often() {
         assert_eq!([1, 200, 400, 1000, 4000].map(look_period_ms), [1000, 1000, 2000, 5000, 5000]);
         assert_eq!([1, 1000].map(exchange_period_ms), [100, 500]);
     }
 
     #[test]
-    fn pauses_grow_are_bounded_and_are_not_the_same_for_two() {
+    fn backoff_grows_is_bounded_and_random() {
         let mut pauses = Backoff::default();
         let all: Vec<u64> = (0..20).map(|_| pauses.next_ms(u64::MAX / 2)).collect();
         assert!(all.iter().all(|pause| (50..5000).contains(pause)), "{all:?}");

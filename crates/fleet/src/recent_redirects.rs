@@ -1,9 +1,10 @@
-//! Clients that were redirected not long ago. Those that do not follow a 300 ask again where they are: then they are served. A client is a hash in a
-//! table of fixed size; one that needs the place of another makes that forgotten, which is then redirected once more.
+//! Clients that were redirected recently. A client that ignores a 300 retries here and is then served. The
+//! table has a fixed size and stores hashes; a client whose entry was overwritten is redirected once more.
 
 /// Seconds.
 const REMEMBERED_S: u32 = 60;
-/// 192 KiB; of 10,000 redirections a second each is remembered for about as long as a client waits for an answer.
+/// 192 KiB. At 10,000 redirects per second, each is remembered for about as long as a client waits for an
+/// answer.
 const PLACES: usize = 1 << 14;
 
 #[derive(Clone, Copy, Default)]
@@ -14,7 +15,6 @@ struct Place {
     at: u32,
 }
 
-/// Clients that were sent away.
 pub struct RecentRedirects(Box<[Place]>);
 
 impl Default for RecentRedirects {
@@ -24,7 +24,8 @@ impl Default for RecentRedirects {
 }
 
 impl RecentRedirects {
-    /// Whether this client may be sent away by this request: for the first time, or again by the same one, whose answer was lost. Both are hashes.
+    /// Returns true if this request may be redirected: the client's first one, or a retransmission of it
+    /// after the answer was lost. Both arguments are hashes.
     #[must_use]
     pub fn may_go(&self, unix: u64, who: u64, request: u64) -> bool {
         let (place, who, request) = parts(who, request);
@@ -33,7 +34,7 @@ impl RecentRedirects {
         !(recent && known.who == who) || known.request == request
     }
 
-    /// It is sent.
+    /// Records a redirect.
     pub fn note(&mut self, unix: u64, who: u64, request: u64) {
         let (place, who, request) = parts(who, request);
         self.0[place] = Place { who, request, at: low(unix).max(1) };
@@ -54,13 +55,13 @@ const fn low(unix: u64) -> u32 {
 mod tests {
     use super::*;
 
-    /// As different as hashes are.
+    /// Well distributed, like a hash.
     fn hash(number: u64) -> u64 {
         number.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ number << 40
     }
 
     #[test]
-    fn who_was_sent_away_is_served_when_it_asks_again() {
+    fn redirected_client_is_served_on_retry() {
         let mut sent = RecentRedirects::default();
         let (alice, bob) = (hash(1), hash(2));
         let requests = [hash(10), hash(11)];
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_makes_few_forgotten() {
+    fn many_clients_evict_few_entries() {
         let mut sent = RecentRedirects::default();
         for client in 0..1000 {
             sent.note(5000, hash(client), hash(1));

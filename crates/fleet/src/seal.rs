@@ -1,5 +1,5 @@
-//! What goes into the store that is not for everybody who can read or write there: sealed with a key that is made of the fleet's secret. And
-//! the names of buckets, which tell nobody whose they are.
+//! Encryption of data in the store with a key derived from the fleet's secret, and names of buckets that do
+//! not reveal their subject.
 //!
 //! ```text
 //!  0             12                                   +16
@@ -21,10 +21,10 @@ use zeroize::{Zeroize as _, Zeroizing};
 use crate::lease::Bucket;
 
 const NONCE_LEN: usize = 12;
-/// Authenticates nonce and text: no two sealed texts share one.
+/// Authenticates nonce and text; unique per sealed text.
 pub(crate) const TAG_LEN: usize = 16;
 
-/// Seals and opens. Never printed, overwritten when dropped.
+/// Never printed, overwritten on drop.
 #[derive(Clone)]
 pub struct Sealer {
     sealing: Zeroizing<[u8; 32]>,
@@ -32,15 +32,15 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    /// Of the secret that all nodes have.
+    /// Derives the keys from the fleet's secret.
     #[must_use]
     pub fn new(secret: &str) -> Self {
         let key = |purpose: &[u8]| Zeroizing::new(hmac(secret.as_bytes(), &[purpose]));
         Self { sealing: key(b"turnpike fleet seal"), naming: key(b"turnpike fleet bucket") }
     }
 
-    /// A text for who has the secret, and for this purpose alone: what is sealed as one thing opens as no other. `nonce` is by chance; of
-    /// 2^32 texts of a fleet no two are likely to share one.
+    /// Encrypts with the purpose as associated data, so it opens for no other purpose. `nonce` is random;
+    /// 2^32 texts of a fleet are unlikely to share one.
     #[must_use]
     pub fn seal(&self, purpose: &str, text: &[u8], nonce: [u8; NONCE_LEN]) -> Vec<u8> {
         let mut sealed = Vec::with_capacity(NONCE_LEN + text.len() + TAG_LEN);
@@ -50,7 +50,7 @@ impl Sealer {
         let cipher = Aes256Gcm::new((&*self.sealing).into());
         match cipher.encrypt_inout_detached(nonce, purpose, (&mut sealed[NONCE_LEN..]).into()) {
             Ok(tag) => sealed.extend_from_slice(&<[u8; TAG_LEN]>::from(tag)),
-            // AES-GCM refuses texts of 64 GiB; what nobody can open is worth nothing, and says nothing.
+            // AES-GCM fails only above 64 GiB; the empty result cannot be opened.
             Err(_) => {
                 sealed.zeroize();
                 sealed.clear();
@@ -59,7 +59,7 @@ impl Sealer {
         sealed
     }
 
-    /// What was sealed with the same secret for the same purpose; `None` for everything else.
+    /// Decrypts a text with the same secret and purpose; `None` for anything else.
     #[must_use]
     pub fn open(&self, purpose: &str, sealed: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
         let (nonce, rest) = sealed.split_first_chunk::<NONCE_LEN>()?;
@@ -75,19 +75,19 @@ impl Sealer {
         opened.ok().map(|()| text)
     }
 
-    /// The bucket of all allocations.
+    /// Bucket of all allocations.
     #[must_use]
     pub fn total(&self) -> Bucket {
         self.bucket(&[b"total"])
     }
 
-    /// The bucket of a realm.
+    /// Bucket of a realm.
     #[must_use]
     pub fn realm(&self, realm: &str) -> Bucket {
         self.bucket(&[b"realm\0", realm.as_bytes()])
     }
 
-    /// The bucket of a user; realms have no control characters in their names.
+    /// Bucket of a user. Realm names have no control characters.
     #[must_use]
     pub fn user(&self, realm: &str, identity: &str) -> Bucket {
         self.bucket(&[b"user\0", realm.as_bytes(), b"\0", identity.as_bytes()])
@@ -123,7 +123,7 @@ mod tests {
     const NONCE: [u8; 12] = [9; 12];
 
     #[test]
-    fn what_is_sealed_opens_for_its_purpose_with_the_same_secret_only() {
+    fn sealed_text_opens_only_for_its_purpose_and_secret() {
         let sealer = Sealer::new("a secret of the fleet");
         let sealed = sealer.seal("card", b"who I am", NONCE);
         assert_eq!(sealer.open("card", &sealed).unwrap().as_slice(), b"who I am");
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_things_share_a_bucket_and_no_two_fleets_name_them_alike() {
+    fn bucket_names_are_unique_per_subject_and_fleet() {
         let sealer = Sealer::new("one");
         let buckets = [
             sealer.total(),
@@ -161,7 +161,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_comes_back(text: Vec<u8>, purpose in "[a-z]{0,8}", nonce: [u8; 12]) {
+        fn any_sealed_text_round_trips(text: Vec<u8>, purpose in "[a-z]{0,8}", nonce: [u8; 12]) {
             let sealer = Sealer::new("a secret of the fleet");
             let sealed = sealer.seal(&purpose, &text, nonce);
             prop_assert_eq!(sealed.len(), 28 + text.len());
@@ -170,7 +170,7 @@ mod tests {
         }
 
         #[test]
-        fn any_other_bytes_do_not_open(bytes: Vec<u8>) {
+        fn other_bytes_do_not_open(bytes: Vec<u8>) {
             prop_assert!(Sealer::new("s").open("card", &bytes).is_none());
         }
     }

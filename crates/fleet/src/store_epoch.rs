@@ -1,16 +1,16 @@
-//! What becomes of quotas when the store has lost what it knew: it was emptied, or another server took over that had not heard the last. From then on
-//! it is in another era, and until it knows again what all nodes hold, it grants nothing.
+//! Recovery of quotas after the store has lost data: it was emptied, or a lagging replica took over. It then
+//! starts a new epoch, and grants nothing until it knows again what all nodes hold.
 //!
 //! ```text
-//!  store   ── era 7, whole ──╳╌╌ empty, or another server ╌╌── era 8: grants nothing ───────────────────── era 8, whole ──
-//!                                                               │ a, who knows of 3 nodes, has told all      │
-//!                                                               │ b has told all      c has told all ────────┘ or 5 s, and nobody tells any more
-//!  node a  ── grants ────────── what it holds ──────────────────┴ claims what it holds, takes no more of what is half used ── grants ──
+//!  store   ── epoch 7, whole ──╳╌╌ empty, or another server ╌╌── epoch 8: grants nothing ─────────────────── epoch 8, whole ──
+//!                                                                 │ a, who knows of 3 nodes, has reported      │
+//!                                                                 │ b has reported      c has reported ────────┘ or 5 s without a report in progress
+//!  node a  ── grants ────────── keeps its quota ───────────────────┴ claims its quota, takes no more of half-used ones ── grants ──
 //! ```
 //!
-//! Whoever speaks to the store looks first whether that is still the server which the era began at. So nobody is granted anything by books that
-//! somebody may be missing from, and no node has to notice anything in time: one that does not know of the new era is not heard before it does.
-//! Only the store's own clock is used, and only to say how long something lasts.
+//! Each request first checks that the store is still the server on which the epoch began. So no grant is
+//! based on incomplete records, and no node has to notice the loss in time: requests of nodes that do not
+//! know the new epoch are ignored. Only the store's own clock is used, and only for durations.
 
 use std::collections::BTreeSet;
 
@@ -18,61 +18,59 @@ use serde::{Deserialize, Serialize};
 
 use crate::{lease::Books, members::BEAT_MS};
 
-/// Those who have lost the store for less than the 3 s after which they count for themselves have found it again by then.
+/// Nodes that lost the store for less than 3 s, after which they use their own limits, have reconnected by
+/// then.
 pub const SETTLE_MS: u64 = 5 * BEAT_MS;
-/// Nodes that had not seen one another yet have that time, even if all that are known have told all.
+/// Minimum duration, for nodes that do not know each other yet, even if all known nodes have reported.
 pub const SHORTEST_MS: u64 = BEAT_MS;
-/// So long a node is waited for that tells what it holds, from its last beat on.
+/// Maximum wait for a node that is reporting, from its last heartbeat on.
 pub const TELLING_MS: u64 = 3 * BEAT_MS;
-/// Nobody is waited for any more after that.
+/// Maximum duration.
 pub const LONGEST_MS: u64 = 120 * BEAT_MS;
 
-/// A time for which the store has lost nothing.
+/// A period in which the store has lost nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreEpoch {
-    /// Each has a higher one than all before that anybody knows; 0 is none.
+    /// Higher than every earlier number known to a node; 0 is none.
     pub number: u64,
-    /// When it began, by the clock of the store. Two may have begun with one number, at servers that knew nothing of each other.
+    /// Start by the store's clock. Distinguishes epochs of the same number on servers that knew nothing of
+    /// each other.
     pub since_ms: u64,
 }
 
-/// What the store says of itself.
+/// State of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpochState {
-    /// The one that it is in.
     pub era: StoreEpoch,
-    /// Whether it knows what all nodes hold, as far as can be expected.
+    /// The store knows what all nodes hold, as far as can be expected.
     pub is_whole: bool,
 }
 
-/// How far a node is with telling what it holds.
+/// Progress of a node's report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Progress {
-    /// What the store has of it is not given back yet.
+    /// The old records of this node are not removed yet.
     #[default]
     None,
-    /// It tells.
     Telling,
-    /// It has told all.
     Done,
 }
 
-/// What a node says of itself with each beat.
+/// A node's report with each heartbeat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// The one that it knows of.
+    /// Epoch that the node knows.
     pub era: StoreEpoch,
-    /// How many nodes it knew, itself included, before the store had lost anything; 0 for one that has begun since.
+    /// Nodes that it knew before the loss, including itself; 0 for a node that started since.
     pub members: u32,
-    /// How far it is.
     pub progress: Progress,
 }
 
-/// What the store keeps of its era. Its scripts do the same.
+/// The store's record of its epoch. Its scripts do the same.
 #[derive(Clone, Debug, Default)]
 pub struct Chronicle {
     era: StoreEpoch,
-    /// Which server, and which start of it.
+    /// Identifies the server and its start.
     run: String,
     until_ms: u64,
     is_whole: bool,
@@ -81,20 +79,20 @@ pub struct Chronicle {
 }
 
 impl Chronicle {
-    /// Somebody speaks to the store, who knows of an era of this number. This is server `run`.
+    /// Handles a request of a node that knows epoch number `known`, on server `run`.
     pub fn look(&mut self, now_ms: u64, run: &str, known: u64) -> EpochState {
         if self.era.number == 0 || self.run != run || known > self.era.number {
             let number = self.era.number.max(known) + 1;
             let era = StoreEpoch { number, since_ms: now_ms };
             *self = Self { era, run: run.to_owned(), until_ms: now_ms + SETTLE_MS, ..Self::default() };
         }
-        // Its clock may have been set back.
+        // The clock may have been set back.
         self.until_ms = self.until_ms.min(now_ms + SETTLE_MS);
         self.is_whole |= now_ms >= self.until_ms;
         self.state()
     }
 
-    /// A node reports, after the look.
+    /// Handles a node's report after [`Self::look`].
     pub fn report(&mut self, now_ms: u64, name: &str, report: Report) -> EpochState {
         let Report { era, members, progress } = report;
         if self.is_whole || era != self.era || progress == Progress::None {
@@ -119,38 +117,37 @@ impl Chronicle {
     }
 }
 
-/// What a node has to do about it.
+/// Action for a node after a change of the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Go on.
     Nothing,
-    /// The store has lost something: what it has left of this node is to be given back, and all told anew.
+    /// The store has lost data: remove the remaining records of this node and report everything again.
     Begins,
-    /// The store grants again, or for the first time.
+    /// The store grants, again or for the first time.
     Ends,
 }
 
-/// What a node knows of it.
+/// A node's knowledge of the epoch.
 #[derive(Clone, Debug, Default)]
 pub struct Recovery {
     era: StoreEpoch,
     books: Books,
-    /// Nodes that it knew when the store was last whole.
+    /// Nodes that it knew when the store was last complete.
     members: u32,
-    /// Nodes that it has seen last.
+    /// Nodes at the last read.
     seen: u32,
-    /// What the store had of this node when the era began is to be given back.
+    /// The records of this node from before the epoch must be removed.
     is_to_clear: bool,
 }
 
 impl Recovery {
-    /// Of a process that takes the place of another, for which the store was whole.
+    /// State of a process that takes over while the store is complete.
     #[must_use]
     pub fn after(era: StoreEpoch, members: u32) -> Self {
         Self { era, books: Books::Whole, members, seen: members, is_to_clear: false }
     }
 
-    /// The store has said so.
+    /// Applies the store's state.
     pub fn hear(&mut self, EpochState { era, is_whole }: EpochState) -> Turn {
         let before = std::mem::replace(&mut self.era, era);
         let books = match (is_whole, self.members) {
@@ -170,7 +167,7 @@ impl Recovery {
         }
     }
 
-    /// This node has seen so many, itself included.
+    /// Sets the number of known nodes, including this one.
     pub fn looked(&mut self, members: u32) {
         self.seen = members.max(1);
         if self.books == Books::Whole {
@@ -178,18 +175,19 @@ impl Recovery {
         }
     }
 
-    /// What the store had of this node in that era is given back.
+    /// The records of this node were removed in that epoch.
     pub fn cleared(&mut self, era: StoreEpoch) {
         self.is_to_clear &= self.era != era;
     }
 
-    /// Whether something is to be given back still. Until then nothing is told: it would be given back as well.
+    /// Returns true until the old records are removed. Before that, nothing is reported, because it would be
+    /// removed as well.
     #[must_use]
     pub fn is_to_clear(&self) -> bool {
         self.is_to_clear
     }
 
-    /// For the next beat; so much is to be told still.
+    /// Report for the next heartbeat; `lost` buckets remain to be reported.
     #[must_use]
     pub fn report(&self, lost: usize) -> Report {
         let progress = match (self.is_to_clear, lost) {
@@ -200,19 +198,18 @@ impl Recovery {
         Report { era: self.era, members: self.members, progress }
     }
 
-    /// The one that was heard of last.
+    /// Last known epoch.
     #[must_use]
     pub fn era(&self) -> StoreEpoch {
         self.era
     }
 
-    /// Nodes that it knew when the store was last whole; 0 if it never was.
+    /// Nodes that it knew when the store was last complete; 0 if it never was.
     #[must_use]
     pub fn members(&self) -> u32 {
         self.members
     }
 
-    /// What the store knows.
     #[must_use]
     pub fn books(&self) -> Books {
         self.books
@@ -230,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn an_era_ends_with_the_server_with_its_books_and_with_who_knows_of_a_later_one() {
+    fn epoch_ends_with_a_new_server_or_a_later_epoch() {
         let mut store = Chronicle::default();
         let first = store.look(1000, "a", 0);
         assert_eq!(first, EpochState { era: StoreEpoch { number: 1, since_ms: 1000 }, is_whole: false });
@@ -239,20 +236,20 @@ mod tests {
         assert_eq!(
             store.look(4000, "b", 7).era,
             StoreEpoch { number: 8, since_ms: 4000 },
-            "older than somebody"
+            "older than a node's epoch"
         );
         let mut emptied = Chronicle::default();
         assert_eq!(emptied.look(5000, "b", 8).era, StoreEpoch { number: 9, since_ms: 5000 });
     }
 
     #[test]
-    fn the_books_are_whole_when_all_have_told_that_anybody_knew() {
+    fn epoch_is_complete_when_all_known_nodes_reported() {
         let mut store = Chronicle::default();
         let era = store.look(0, "a", 6).era;
         assert!(!store.report(1000, "one", done(era, 2)).is_whole);
-        assert!(!store.report(1000, "one", done(era, 2)).is_whole, "it counts once");
-        assert!(!store.report(1100, "new", done(era, 0)).is_whole, "nobody has waited for that one");
-        assert!(!store.report(1200, "two", done(era, 3)).is_whole, "there is one more");
+        assert!(!store.report(1000, "one", done(era, 2)).is_whole, "a repeated report counts once");
+        assert!(!store.report(1100, "new", done(era, 0)).is_whole, "a new node is not waited for");
+        assert!(!store.report(1200, "two", done(era, 3)).is_whole, "one node is missing");
         assert!(
             !store.report(1300, "three", done(StoreEpoch { number: 6, ..era }, 3)).is_whole,
             "of another era"
@@ -263,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn who_had_just_come_has_a_moment_to_say_so() {
+    fn new_nodes_have_a_moment_to_report() {
         let mut store = Chronicle::default();
         let era = store.look(0, "a", 0).era;
         assert!(!store.report(SHORTEST_MS - 1, "one", done(era, 1)).is_whole);
@@ -271,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_waited_for_longer_than_some_seconds_but_who_tells() {
+    fn only_reporting_nodes_extend_the_wait() {
         let mut store = Chronicle::default();
         let era = store.look(0, "a", 0).era;
         store.report(1000, "one", done(era, 3));
@@ -285,11 +282,11 @@ mod tests {
             store.look(beat * BEAT_MS, "a", 1);
             store.report(beat * BEAT_MS, "two", telling);
         }
-        assert!(store.look(LONGEST_MS + TELLING_MS, "a", 1).is_whole, "it never comes to an end");
+        assert!(store.look(LONGEST_MS + TELLING_MS, "a", 1).is_whole, "the wait is bounded");
     }
 
     #[test]
-    fn a_clock_that_is_set_back_does_not_make_it_longer() {
+    fn clock_set_back_does_not_extend_the_epoch() {
         let mut store = Chronicle::default();
         store.look(3_600_000, "a", 0);
         assert!(!store.look(1000, "a", 1).is_whole);
@@ -297,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_holds_what_it_knows_until_the_store_is_whole_again() {
+    fn node_keeps_its_quota_until_the_store_is_complete() {
         let said = |number, is_whole| EpochState { era: StoreEpoch { number, since_ms: 0 }, is_whole };
         let mut node = Recovery::default();
         assert_eq!((node.books(), node.hear(said(1, true))), (Books::Unknown, Turn::Ends));
@@ -308,15 +305,19 @@ mod tests {
         node.looked(1);
         assert_eq!(node.report(7), Report { era: said(2, false).era, members: 3, progress: Progress::None });
         node.cleared(said(1, true).era);
-        assert!(node.is_to_clear(), "that was another one");
+        assert!(node.is_to_clear(), "that was another epoch");
         node.cleared(said(2, true).era);
         assert_eq!((node.report(7).progress, node.report(0).progress), (Progress::Telling, Progress::Done));
         assert_eq!((node.hear(said(2, true)), node.books()), (Turn::Ends, Books::Whole));
-        assert_eq!((node.hear(said(3, true)), node.books()), (Turn::Begins, Books::Whole), "it comes late");
+        assert_eq!(
+            (node.hear(said(3, true)), node.books()),
+            (Turn::Begins, Books::Whole),
+            "the state arrives late"
+        );
     }
 
     #[test]
-    fn a_node_that_begins_while_the_store_recovers_knows_nothing_until_that_is_over() {
+    fn node_started_during_recovery_knows_nothing_until_its_end() {
         let said = |number, is_whole| EpochState { era: StoreEpoch { number, since_ms: 0 }, is_whole };
         let mut node = Recovery::default();
         assert_eq!((node.hear(said(1, false)), node.books()), (Turn::Begins, Books::Unknown));
@@ -330,9 +331,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever servers, clocks and nodes say: books are whole some time after an era has begun, and not before all have told who are known.
+        /// For any servers, clocks and nodes: an epoch becomes complete some time after it began, and not
+        /// before all known nodes have reported.
         #[test]
-        fn an_era_becomes_whole_and_not_too_soon(
+        fn epoch_becomes_complete_but_not_too_soon(
             steps in prop::collection::vec((0_u64..3000, 0_u8..4, 0_u32..5, 0_u8..3, 0_u8..12), 1..80),
         ) {
             let (mut store, mut now, mut run, mut begun) = (Chronicle::default(), 1_000_000_u64, 0, 0);

@@ -1,4 +1,4 @@
-//! Numbers by chance that are the same in every run.
+//! Pseudo-random numbers, the same in every run.
 
 pub(crate) struct Chance(u64);
 
@@ -29,7 +29,7 @@ impl Chance {
         usize::try_from(self.next() % u64::try_from(most).unwrap()).unwrap()
     }
 
-    /// About so many, as they come when nobody waits for another: the variance is the mean.
+    /// Approximately Poisson-distributed: the variance is the mean.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

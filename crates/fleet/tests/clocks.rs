@@ -1,5 +1,5 @@
-//! Clocks that differ: by an offset, and by so many seconds in a million. What of a fleet depends on them, up to which difference it holds, and what
-//! happens beyond. Nodes, store and the way of what is said are simulated; what is said, bans, key rings and looks are the real ones.
+//! Clocks with offset and drift: the tolerated differences of each mechanism, and the effect of larger ones.
+//! Nodes, store and message delays are simulated; messages, bans, key rings and member views are real.
 
 use std::collections::BTreeMap;
 
@@ -11,28 +11,28 @@ use turnpike_fleet::{
 
 use crate::chance::Chance;
 
-/// The real time at which all begins, in Unix seconds.
+/// Real start time in Unix seconds.
 const BEGIN: u64 = 1_800_000_000;
-/// Clocks that differ by no more hear each other.
+/// Maximum clock difference for messages.
 const HEARD_S: u64 = 120;
 
-/// Of one node.
+/// Clock of one node.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
     ahead_s: i64,
-    /// Microseconds that it gains in a second.
+    /// Microseconds gained per second.
     drift: i64,
 }
 
 impl Clock {
-    /// What it shows so many milliseconds after the beginning.
+    /// Reading so many milliseconds after the start.
     fn unix(self, ms: u64) -> u64 {
         let drifted = i64::try_from(ms).unwrap() * self.drift / 1_000_000_000;
         (BEGIN + ms / 1000).checked_add_signed(self.ahead_s + drifted).unwrap()
     }
 }
 
-/// Clocks of which no two differ by more than that, within the hour for which anything here lasts.
+/// Clocks that differ by at most that much during the hour of the test.
 fn clocks(differ_s: i64, nodes: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Clock>> {
     let most = differ_s / 2 - 1;
     let clock = (-most..=most, -100_i64..=100).prop_map(|(ahead_s, drift)| Clock { ahead_s, drift });
@@ -52,7 +52,7 @@ fn is_banned(bans: &Bans, unix: u64) -> bool {
     bans.has(unix, "here", ["alice", "alice"], [192, 0, 2, 1].into())
 }
 
-/// What the store keeps of bans.
+/// Bans in the store.
 #[derive(Default)]
 struct Kept(BTreeMap<String, Ban>);
 
@@ -65,13 +65,13 @@ impl Kept {
         self.0.values().cloned().collect()
     }
 
-    /// A node forgets what is over, and takes it from the store.
+    /// A node expires bans and removes them from the store.
     fn forget(&mut self, bans: &mut Bans, unix: u64) {
         bans.expire(unix).iter().for_each(|subject| _ = self.0.remove(&subject.to_string()));
     }
 }
 
-/// An administrator gives an order at a node that does not reach the store.
+/// An administrator gives an order at a node without a connection to the store.
 fn order_away(bans: &mut Bans, unix: u64, order: &Order, id: u64) {
     match order {
         Order::Ban(ends) => bans.order(Ban::new(alice(), BEGIN + ends, String::new()).with_id(id)),
@@ -79,7 +79,7 @@ fn order_away(bans: &mut Bans, unix: u64, order: &Order, id: u64) {
     }
 }
 
-/// A node tells the store what was ordered at it while it did not reach that; what the others hear.
+/// A node announces its pending order to the store; returns what the others receive.
 fn announce(bans: &mut Bans, unix: u64, kept: &mut Kept) -> (Order, Ban) {
     let ban = bans.to_announce(unix, &alice(), &kept.all());
     ban.iter().for_each(|ban| kept.put(ban.clone()));
@@ -88,16 +88,16 @@ fn announce(bans: &mut Bans, unix: u64, kept: &mut Kept) -> (Order, Ban) {
     (if ban.until > 0 { Order::Ban(ban.until) } else { Order::Lift }, ban)
 }
 
-/// What happens to one ban.
+/// An order about one ban.
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// Until so many seconds after the beginning.
+    /// Until so many seconds after the start.
     Ban(u64),
     Lift,
 }
 
 fn orders() -> impl Strategy<Value = Vec<(u64, Order)>> {
-    // Many end in the same second, and are to be told apart all the same.
+    // Several bans with the same end must stay distinguishable.
     let ends = prop_oneof![Just(6000), 3000_u64..6000];
     let order = prop_oneof![ends.prop_map(Order::Ban), Just(Order::Lift)];
     prop::collection::vec((10_u64..400, order), 1..5)
@@ -106,10 +106,10 @@ fn orders() -> impl Strategy<Value = Vec<(u64, Order)>> {
 proptest! {
     #![proptest_config(crate::cases(200))]
 
-    /// Two nodes hear each other when their clocks and the way differ by less than two minutes together. Nothing is carried out again later than
-    /// twice that after it was said.
+    /// A message is accepted if clock difference and delay add up to less than two minutes. It cannot be
+    /// replayed later than twice that.
     #[test]
-    fn a_message_is_heard_when_clocks_and_its_way_differ_by_less_than_two_minutes(
+    fn message_is_accepted_within_two_minutes(
         sends in -300_i64..300,
         hears in -300_i64..300,
         way_ms in 0_u64..10_000,
@@ -127,9 +127,10 @@ proptest! {
         }
     }
 
-    /// Each node believes its own clock. The store keeps a ban for as long as any of them: whoever begins meanwhile knows of it, too.
+    /// Each node uses its own clock. The store keeps a ban for as long as any node does, so that new nodes
+    /// get it.
     #[test]
-    fn a_ban_lasts_until_its_end_by_the_clock_of_each_node_and_is_kept_for_those_who_come(
+    fn ban_lasts_by_each_nodes_clock_and_reaches_new_nodes(
         clocks in clocks(120, 2..6),
         seconds in 1_u64..900,
     ) {
@@ -149,19 +150,20 @@ proptest! {
                 prop_assert_eq!(is_banned(&begins, unix), unix < until, "second {}, one that begins", second);
             }
         }
-        prop_assert!(kept.0.is_empty() && nodes.iter().all(Bans::is_empty), "it is kept for ever");
+        prop_assert!(kept.0.is_empty() && nodes.iter().all(Bans::is_empty), "the ban is never removed");
     }
 }
 
 proptest! {
-    // What can go wrong takes several things at once.
+    // Failures need several coincidences, so run more cases.
     #![proptest_config(crate::cases(4000))]
 
-    /// Nodes are away for minutes while somebody is banned and the ban is lifted again, and the store may be emptied meanwhile. When all are back and
-    /// have read, all of them say what was said last. (If it is emptied in the seconds in which somebody comes back who has missed more than one
-    /// order, it may get back an older ban than the last.)
+    /// Nodes are disconnected for minutes while a ban is set and lifted, and the store may be emptied
+    /// meanwhile. After all have reconnected, all agree on the last order. (Exception: if the store is
+    /// emptied in the seconds in which a node that missed more than one order reconnects, it may get back an
+    /// older ban.)
     #[test]
-    fn who_was_away_while_a_ban_was_lifted_does_not_bring_it_back(
+    fn disconnected_node_does_not_restore_a_lifted_ban(
         clocks in clocks(120, 2..5),
         orders in orders(),
         away in prop::collection::vec((0_u64..1500, 0_u64..900), 4),
@@ -169,14 +171,14 @@ proptest! {
         anywhere: bool,
         seed: u64,
     ) {
-        // Orders are given at nodes as well that do not reach the store. They are announced when those are back, and count from then on.
+        // Orders are also given at disconnected nodes. They are announced on reconnect and take effect then.
         let anywhere = anywhere && emptied.is_none();
-        // Best of all when somebody comes back.
+        // Most interesting at the moment a node reconnects.
         let emptied = emptied.map(|at| if at == u64::MAX { away[1].0 + away[1].1 + seed % 3 } else { at });
         let orders = if emptied.is_some() { vec![orders[0], (orders[0].0, Order::Lift)] } else { orders };
         let (mut kept, mut chance) = (Kept::default(), Chance::new(seed));
         let mut nodes = vec![Bans::default(); clocks.len()];
-        // Notices, with when they were said.
+        // Notices with their time.
         let mut said: Vec<(u64, Order, Ban)> = Vec::new();
         let mut gives_back = vec![None; clocks.len()];
         let is_there = |at: usize, second: u64| {
@@ -188,7 +190,7 @@ proptest! {
             due.push((second + pause, *order));
             second + pause
         });
-        // Of the last order: whether it was a ban, and until when by the clock of who gave it.
+        // The last order: its end by the issuer's clock if it was a ban.
         let mut last = None;
         for second in 0..2500 {
             let mut new = Vec::new();
@@ -212,7 +214,7 @@ proptest! {
                         last = Some(ban.until);
                         Some(ban)
                     }
-                    // Who does not know of it lifts nothing.
+                    // A node that does not know the ban lifts nothing.
                     Order::Lift => nodes[by].lift(unix, &alice()).inspect(|_| last = None),
                 };
                 if let Some(ban) = ban {
@@ -238,7 +240,7 @@ proptest! {
                     last = Some(ban.until).filter(|until| *until > 0);
                     announced.push((second, order, ban));
                 }
-                // What was said while it was away it hears when it is back, of the last two minutes.
+                // After reconnecting, it receives the messages of the last two minutes.
                 let from = if comes_back { second.saturating_sub(HEARD_S) } else { second };
                 for (_, order, ban) in said.iter().filter(|(said, ..)| (from..=second).contains(said)) {
                     match order {
@@ -251,7 +253,7 @@ proptest! {
                 }
                 kept.forget(bans, unix);
             }
-            // The others hear of it with the next second.
+            // The others receive it in the next second.
             said.extend(announced.into_iter().map(|(at, order, ban)| (at + 1, order, ban)));
         }
         for (clock, bans) in clocks.iter().zip(&mut nodes) {
@@ -265,8 +267,8 @@ proptest! {
 proptest! {
     #![proptest_config(crate::cases(200))]
 
-    /// Whichever of them makes a new key, and however long some did not reach the store: no node uses a key that another one does not know that does
-    /// reach it. Clocks may differ by what a key is told ahead, less some beats.
+    /// No node uses a key that another connected node does not know, regardless of which node made it and of
+    /// absences. Clocks may differ by the advance time minus some heartbeats.
     #[test]
     fn no_key_is_used_before_all_know_it(
         clocks in clocks(60 - 2 * BEATS_S as i64, 2..6),
@@ -275,12 +277,13 @@ proptest! {
     ) {
         let fleet = Keys::new(&clocks, rotation_s).run(&absences);
         prop_assert_eq!(fleet.unknown, 0, "a key is used that is not known everywhere");
-        prop_assert!(fleet.version() > 2, "none was made");
+        prop_assert!(fleet.version() > 2, "no key was made");
     }
 
-    /// Beyond that: whoever reads a ring late, and is ahead of who made it, uses a key at once, which the others know with their next beat.
+    /// Beyond that difference, a node that reads the ring late and is ahead of its maker uses a key
+    /// immediately; the others know it with their next heartbeat.
     #[test]
-    fn a_key_is_known_to_all_a_beat_after_it_was_made_however_clocks_differ(
+    fn key_is_known_one_heartbeat_after_its_creation(
         clocks in clocks(3600, 2..6),
         absences in absences(),
         rotation_s in 120_u64..600,
@@ -288,10 +291,11 @@ proptest! {
         Keys::new(&clocks, rotation_s).run(&absences);
     }
 
-    /// The clock of the store is set, forward and back, by an hour. Whoever beats is there for the others, and nobody gives back what he holds; who
-    /// does not is gone after ten seconds, and what he held is given back soon after twice that, or later by as much as the clock was set back.
+    /// The store's clock is set forward and back by up to an hour. A node that sends heartbeats stays a
+    /// member and keeps its quota. A dead one is gone after ten seconds, and its quota is returned soon after
+    /// twice that, later by any amount the clock was set back.
     #[test]
-    fn a_store_whose_clock_is_set_loses_nobody_who_beats(
+    fn store_clock_jumps_remove_no_live_node(
         sets in prop::collection::vec((30_u64..300, -3_600_000_i64..3_600_000), 0..4),
         dies in 100_u64..250,
         phases in prop::collection::vec(0_u64..1000, 3),
@@ -349,10 +353,10 @@ proptest! {
     }
 }
 
-/// A node whose clock is ahead of the others by more than two minutes takes a ban from the store sooner than they are done with it, by what it is more.
-/// They have it still, and give it back when they read again; who begins in between knows nothing of it.
+/// A node that is more than two minutes ahead removes a ban from the store early. The others still have it
+/// and restore it at their next read; a node that starts in between does not know it.
 #[test]
-fn a_node_that_is_further_ahead_takes_a_ban_from_the_store_too_soon() {
+fn node_too_far_ahead_removes_a_ban_early() {
     let [right, ahead] = [0, 300].map(|ahead_s| Clock { ahead_s, drift: 0 });
     let (mut here, mut there, mut kept) = (Bans::default(), Bans::default(), Kept::default());
     let ban = Ban::new(alice(), right.unix(0) + 1000, String::new());
@@ -369,22 +373,22 @@ fn a_node_that_is_further_ahead_takes_a_ban_from_the_store_too_soon() {
     assert_eq!(here.missing(right.unix(999_000), &kept.all()).len(), 1);
 }
 
-/// A node that is more than a minute ahead of who has made a key uses it as soon as it has read it: until the others have beaten, what it makes with
-/// that is not known there.
+/// A node that is more than a minute ahead uses a new key as soon as it reads it; until their next heartbeat,
+/// the others do not know it.
 #[test]
-fn a_node_that_is_further_ahead_uses_a_key_before_another_knows_it() {
+fn node_too_far_ahead_uses_a_key_early() {
     for (ahead_s, is_too_soon) in [(50, false), (90, true)] {
         let clocks = [0, ahead_s, 0].map(|ahead_s| Clock { ahead_s, drift: 0 });
-        // It would make the key itself, if it were there then.
+        // If it were connected, it would make the key itself.
         let absences = [Absence::default(), Absence { from: 100, after_a_key: 1 }, Absence::default()];
         let fleet = Keys::new(&clocks, 300).run(&absences);
         assert_eq!(fleet.unknown > 0, is_too_soon, "{ahead_s} s ahead");
     }
 }
 
-/// An old key is good for a week after its last use, by whichever clock.
+/// An old key is valid for a week after its last use by any node's clock.
 #[test]
-fn an_old_key_is_kept_for_a_week_less_what_clocks_differ() {
+fn old_key_is_kept_a_week_minus_clock_difference() {
     const WEEK_S: u64 = 7 * 86_400;
     let clocks = [-300, 0, 10, 300].map(|ahead_s| Clock { ahead_s, drift: 0 });
     let mut fleet = Keys::new(&clocks, 6 * 3600);
@@ -403,10 +407,10 @@ fn an_old_key_is_kept_for_a_week_less_what_clocks_differ() {
     }
 }
 
-/// Seconds between two beats, as far apart as they ever are.
+/// Maximum seconds between two heartbeats.
 const BEATS_S: u64 = 5;
 
-/// A node does not reach the store from a second on, until some seconds after another one has made a key.
+/// A node loses the store at a second, until some seconds after another one has made a key.
 #[derive(Clone, Copy, Debug)]
 struct Absence {
     from: u64,
@@ -414,7 +418,7 @@ struct Absence {
 }
 
 impl Default for Absence {
-    /// None at all.
+    /// No absence.
     fn default() -> Self {
         Self { from: u64::MAX, after_a_key: 0 }
     }
@@ -425,17 +429,17 @@ fn absences() -> impl Strategy<Value = Vec<Absence>> {
     prop::collection::vec(prop_oneof![Just(Absence::default()), absence], 6)
 }
 
-/// Nodes, each with its clock and what it has read of the ring, and the store.
+/// Nodes with their clocks and rings, and the store.
 struct Keys {
     clocks: Vec<Clock>,
     rings: Vec<Option<KeyRing>>,
-    /// Those that reach the store and have beaten since they do.
+    /// Connected nodes that have sent a heartbeat since.
     there: Vec<bool>,
     stored: Option<KeyRing>,
-    /// In which second that was made.
+    /// Second in which it was made.
     made: u64,
     rotation_s: u64,
-    /// How often a key was used while a node that reaches the store did not know it.
+    /// Number of uses of a key that a connected node did not know.
     unknown: u32,
 }
 
@@ -449,7 +453,7 @@ impl Keys {
         self.stored.as_ref().map_or(0, |ring| ring.version)
     }
 
-    /// What a node makes nonces with.
+    /// Key for new nonces.
     fn in_use(&self, at: usize, second: u64) -> [u8; 32] {
         let unix = self.clocks[at].unix(1000 * second);
         let keys = self.rings[at].as_ref().unwrap().keys();
@@ -460,14 +464,14 @@ impl Keys {
         self.rings[at].as_ref().is_some_and(|ring| ring.keys().iter().any(|known| known.bytes == *key))
     }
 
-    /// Half an hour in which each node that reaches the store beats now and then. What was used when all of them have beaten since is known to all.
+    /// Runs half an hour with heartbeats. After a heartbeat of all nodes, each knows the keys in use.
     fn run(mut self, absences: &[Absence]) -> Self {
         let nodes = self.clocks.len();
         let mut left: Vec<Option<u64>> = vec![None; nodes];
         let mut used: Vec<Vec<[u8; 32]>> = Vec::new();
         for second in 0..1800 {
             for at in 0..nodes {
-                // The first one is always there.
+                // The first node is always connected.
                 let Absence { from, after_a_key } = absences[at];
                 if at > 0 && second == from {
                     left[at] = Some(self.version());

@@ -1,4 +1,4 @@
-//! The rules as a whole: many nodes, many clients, and a store, all simulated.
+//! The rules as a whole: a simulation of many nodes, many clients, and a store.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests may panic")]
 
@@ -11,7 +11,7 @@ mod recovery;
 
 use proptest::prelude::ProptestConfig;
 
-/// So many cases, or as many as `PROPTEST_CASES` asks for.
+/// Number of cases, unless `PROPTEST_CASES` overrides it.
 pub(crate) fn cases(usual: u32) -> ProptestConfig {
     let asked = std::env::var_os("PROPTEST_CASES").is_some();
     if asked { ProptestConfig::default() } else { ProptestConfig::with_cases(usual) }

@@ -1,21 +1,22 @@
-//! Some nodes do not reach the store, which is whole, and others do: how far a quota is exceeded on each side, and how all comes together again.
-//! Ledgers, eras and the rules of the store are the real ones, as in `recovery.rs`, whose world this is.
+//! Some nodes lose a healthy store while others keep it: the excess over a quota on each side, and the
+//! recovery. Ledgers, epochs and the store's rules are real, as in `recovery.rs`, whose world is used here.
 
 use proptest::prelude::*;
 
 use crate::recovery::{ABANDONED, ALONE, BACK, Demand, USER, World, most};
 
-/// Ticks within which nodes that come back find the store: the longest pause between two tries.
+/// Ticks within which reconnecting nodes find the store: the longest back-off.
 const FOUND: u64 = 50;
-/// Ticks after which what such a node has is known: a beat, what follows from it, and the exchange after that.
+/// Ticks until a reconnected node's quota is known: a heartbeat, its effect, and an exchange.
 const TOLD: u64 = 20;
 
-/// What the nodes on one side have.
+/// Use of the nodes on one side.
 fn used_of(world: &World, is_there: impl Fn(usize) -> bool) -> u32 {
     (0..world.nodes.len()).filter(|at| is_there(*at)).map(|at| world.nodes[at].ledger.used(&USER)).sum()
 }
 
-/// Those of `away` do not reach the store for so many ticks, and find it again at a time of their own. Some have asked, and hear no answer.
+/// The nodes in `away` lose the store for so many ticks, and reconnect at different times. Some have requests
+/// without an answer.
 fn part(world: &mut World, away: &[bool], ticks: u64, found: u64) {
     for at in (0..world.nodes.len()).filter(|at| away[*at]) {
         if world.chance.below(2) == 0 {
@@ -26,7 +27,7 @@ fn part(world: &mut World, away: &[bool], ticks: u64, found: u64) {
     }
 }
 
-/// What each node holds by the books of the store, is what all of them do; and no node uses more than that, but for what is never told.
+/// The store's sum is correct, and no node uses more than its quota, except for the unreported part.
 fn books_are_right(world: &World, limit: u32) {
     let held =
         |at: usize| world.store.held.get(&at).and_then(|held| held.get(&USER)).copied().unwrap_or_default();
@@ -39,7 +40,7 @@ fn books_are_right(world: &World, limit: u32) {
     }
 }
 
-/// Until so much has ended that the quota is kept to; then it can be used up, and nobody has more.
+/// Ends sessions until the quota is met; then it can be used up without excess.
 fn heals(world: &mut World, demand: Demand) -> bool {
     let Demand { limit, .. } = demand;
     let ends = Demand { ended: demand.ended.max(5), ..demand };
@@ -61,7 +62,7 @@ fn heals(world: &mut World, demand: Demand) -> bool {
     demand.is_met(world)
 }
 
-/// After so long a time in which all was well.
+/// Partitions a world after a healthy period.
 fn parted(away: &[bool], demand: Demand, before: u64, seed: u64, ticks: u64, found: u64) -> World {
     let mut world = World::new(away.len(), seed, 0);
     world.some_go_alone = true;
@@ -73,10 +74,11 @@ fn parted(away: &[bool], demand: Demand, before: u64, seed: u64, ticks: u64, fou
 proptest! {
     #![proptest_config(crate::cases(200))]
 
-    /// For so long that they are alone, and the others hold them for gone and give back what they held. Each side keeps to the limit: those who
-    /// reach the store together, and each of the others by itself. From some seconds after the last one has come back nobody gets anything beyond.
+    /// A long partition: the cut-off nodes use their own limits, and the others consider them gone and return
+    /// their quotas. Each side keeps to the limit: the connected nodes together, and each of the others
+    /// alone. A few seconds after the last reconnect, nothing beyond the limit is granted.
     #[test]
-    fn each_side_of_a_partition_keeps_to_the_limit_and_both_come_together_again(
+    fn each_side_of_a_partition_keeps_the_limit_and_recovers(
         away in prop::collection::vec(any::<bool>(), 2..8),
         limit in 100_u32..2000,
         asked in 1_usize..60,
@@ -102,10 +104,10 @@ proptest! {
         prop_assert!(heals(&mut world, demand), "{} of {limit}", world.used(&USER));
     }
 
-    /// For less than that: a node gives away what it may without asking, once, though the others have been granted all of it. All nodes together
-    /// exceed the limit by half at most.
+    /// A short partition: a node gives away its unasked share once, although the others were granted
+    /// everything. All nodes together exceed the limit by at most half.
     #[test]
-    fn nodes_that_miss_the_store_for_a_moment_give_away_what_they_may_without_asking_and_no_more(
+    fn short_partition_uses_only_the_unasked_shares(
         away in prop::collection::vec(any::<bool>(), 2..8),
         limit in 100_u32..2000,
         asked in 5_usize..80,

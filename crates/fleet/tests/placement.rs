@@ -1,5 +1,6 @@
-//! A thousand nodes in three zones and ten million clients, who come to the nodes as unevenly as DNS and anycast have them: one node gets fourteen
-//! times what another does. Clients are counted, not kept one by one; nodes, records, views and choices are the real ones, time and the store are not.
+//! 1,000 nodes in three zones and ten million clients, distributed as unevenly as with DNS and anycast: the
+//! busiest node gets fourteen times the clients of the idlest. Clients are counted in bulk; nodes, records,
+//! views and choices are real, time and the store are simulated.
 
 use turnpike_fleet::{
     BEAT_MS, Beat, Card, Change, Charges, Entrance, FleetView, Load, Members, Need, Record, look_period_ms,
@@ -11,17 +12,17 @@ use crate::chance::Chance;
 const NODES: usize = 1000;
 const ZONES: [&str; 3] = ["east", "west", "north"];
 const CLIENTS: f64 = 10e6;
-/// Allocations that a node may have.
+/// Maximum allocations of a node.
 const ROOM: u32 = 20_000;
 /// Seconds that a client stays.
 const LIFE: f64 = 300.0;
-/// Choices that stand for all clients of a node in one second.
+/// Choices per node and second, each for many clients.
 const CHOICES: u32 = 8;
 const UDP: (Transport, bool) = (Transport::Udp, true);
 
 struct Node {
     zone: usize,
-    /// Of all clients, how many come here first.
+    /// Share of clients that arrive here first.
     weight: f64,
     allocations: u32,
     alive: bool,
@@ -30,20 +31,20 @@ struct Node {
 
 struct World {
     nodes: Vec<Node>,
-    /// As the store has them: of the dead, what they said last.
+    /// The store's records; dead nodes keep their last one.
     records: Vec<Record>,
-    /// Who looks at the store now, and first.
+    /// Current view of the store.
     members: Members,
-    /// The same by the second of the period in which a node looks, and as each zone sees them.
+    /// Views by the second of the period in which a node reads, and for each zone.
     known: Vec<Members>,
     views: Vec<Vec<FleetView>>,
     chance: Chance,
     second: u64,
     redirected: f64,
     arrived: f64,
-    /// Sent to a node that was not there any more.
+    /// Clients redirected to a dead node.
     lost: f64,
-    /// Sent on by whom they were sent to.
+    /// Clients redirected twice.
     twice: f64,
 }
 
@@ -59,7 +60,7 @@ impl World {
             .collect();
         let all: f64 = nodes.iter().map(|node| node.weight).sum();
         for node in &mut nodes {
-            // As if nobody had ever been sent on.
+            // As without any redirects.
             node.allocations = chance.about(CLIENTS * node.weight / all).min(ROOM);
         }
         let mut world = Self {
@@ -100,7 +101,7 @@ impl World {
         usize::try_from(look_period_ms(NODES) / BEAT_MS).unwrap()
     }
 
-    /// Those who live beat, and some look; all others hear of who is silent.
+    /// Live nodes send heartbeats, and some read; all others hear of silent nodes.
     fn look(&mut self) {
         let now = self.second * 1000;
         let record = |(at, node): (usize, &Node)| {
@@ -136,7 +137,7 @@ impl World {
         }
     }
 
-    /// A second, in which so many come beside those who come for those who go.
+    /// One second, with `more` new clients in addition to the replaced ones.
     fn step(&mut self, more: f64) {
         self.second += 1;
         self.look();
@@ -169,7 +170,7 @@ impl World {
         }
     }
 
-    /// Where some clients go that have come to a node.
+    /// Target for some clients of a node.
     fn choose(&mut self, at: usize, some: u32) -> usize {
         let Some(to) = self.target(at, some) else { return at };
         if !self.nodes[to].alive {
@@ -190,12 +191,12 @@ impl World {
         let need = if full { Need::Room } else { Need::None };
         let number = u16::try_from(at + 1).unwrap();
         let target = view.choose(number, &node.charges, need, UDP, self.chance.dice())?;
-        // One choice stands for several clients, and so does its charge.
+        // One choice counts for several clients.
         view.charge(&node.charges, target.number, some - 1);
         Some(usize::from(target.number) - 1)
     }
 
-    /// The least and the most loaded of those who live, over their mean.
+    /// The least and the most loaded live node, relative to the mean.
     fn balance(&self) -> (f64, f64) {
         let loads = || self.nodes.iter().filter(|node| node.alive).map(|node| f64::from(node.allocations));
         let mean = loads().sum::<f64>() / loads().map(|_| 1.0).sum::<f64>();
@@ -213,7 +214,7 @@ fn seen(members: &Members) -> Vec<FleetView> {
 }
 
 #[test]
-fn a_thousand_nodes_balance_ten_million_clients_and_the_loss_of_a_zone() {
+fn thousand_nodes_balance_clients_and_survive_a_lost_zone() {
     let mut world = World::new();
     let (least, most) = world.balance();
     assert!(least < 0.35 && most > 1.6, "uneven at first: {least:.2} to {most:.2}");
@@ -230,10 +231,10 @@ fn a_thousand_nodes_balance_ten_million_clients_and_the_loss_of_a_zone() {
     }
     let sent_on = world.redirected / world.arrived;
     println!("at rest: {sent_on:.3} of clients sent on, {:.3} twice", world.twice / world.arrived);
-    assert!(sent_on < 0.4, "no more than is uneven: {sent_on:.2}");
+    assert!(sent_on < 0.4, "only the unevenness is redirected: {sent_on:.2}");
     assert!(world.twice / world.arrived < 0.01, "in circles: {:.3}", world.twice / world.arrived);
 
-    // A zone is gone, and its clients come back within four seconds, to whoever is left.
+    // A zone fails, and its clients reconnect to the others within four seconds.
     let mut gone = 0.0;
     for node in world.nodes.iter_mut().filter(|node| ZONES[node.zone] == "north") {
         gone += f64::from(std::mem::take(&mut node.allocations));
@@ -243,13 +244,14 @@ fn a_thousand_nodes_balance_ten_million_clients_and_the_loss_of_a_zone() {
     for second in 0..30 {
         world.step(if second < 4 { gone / 4.0 } else { 0.0 });
     }
-    // As many as went to that zone before, until it is known to be gone: they ask again, and are served where they are.
+    // Redirects to that zone continue until it is known to be gone; those clients retry and are served in
+    // place.
     println!("a zone lost: {:.3} of clients sent to it within half a minute", world.lost / world.arrived);
     assert!(world.lost / world.arrived < 0.1, "sent to the dead: {:.3}", world.lost / world.arrived);
     for _ in 30..300 {
         world.step(0.0);
     }
-    // From now on it stays as it is: nobody swings.
+    // From now on the loads are stable, without oscillation.
     let mut before: Option<Vec<u32>> = None;
     let mut turns = vec![0_u32; NODES];
     let mut last = vec![0_i64; NODES];
@@ -264,7 +266,7 @@ fn a_thousand_nodes_balance_ten_million_clients_and_the_loss_of_a_zone() {
         if let Some(before) = before.replace(now.clone()) {
             for at in (0..NODES).filter(|at| world.nodes[*at].alive) {
                 let step = i64::from(now[at]) - i64::from(before[at]);
-                // Two hundredths of the mean, one way and then the other.
+                // Two hundredths of the mean, up and then down.
                 let swings = step.abs() > 300 && last[at].abs() > 300 && step.signum() != last[at].signum();
                 turns[at] += u32::from(swings);
                 last[at] = step;
@@ -274,5 +276,5 @@ fn a_thousand_nodes_balance_ten_million_clients_and_the_loss_of_a_zone() {
     let (least, most) = world.balance();
     println!("two zones left: {least:.3} to {most:.3} of the mean");
     let swinging = turns.iter().filter(|turns| **turns > 2).count();
-    assert!(swinging < 10, "{swinging} nodes swing");
+    assert!(swinging < 10, "{swinging} nodes oscillate");
 }

@@ -1,5 +1,5 @@
-//! Ten thousand allocations a second over many nodes, which speak to the store each tenth of a second: how far quotas are exceeded, and how early
-//! somebody is refused. The ledgers are the real ones, and so is the rule of the store.
+//! 10,000 allocations per second on many nodes that exchange quotas with the store every tenth of a second:
+//! the excess over quotas, and early refusals. The ledgers and the store's rule are real.
 
 use std::collections::HashMap;
 
@@ -7,16 +7,16 @@ use turnpike_fleet::{Ask, Books, Bucket, Grant, Ledger, Level, Levels, Sealer, T
 
 use crate::chance::Chance;
 
-/// Allocations asked for in one exchange.
+/// Allocations requested per exchange.
 const PER_TICK: usize = 1000;
 
-/// A fleet, and what its store keeps.
+/// A fleet and the data in its store.
 struct Fleet {
     nodes: Vec<Node>,
     sums: HashMap<Bucket, u32>,
     levels: HashMap<Bucket, Level>,
     terms: Terms,
-    /// Asks of the last tick, whose answers are on their way.
+    /// Requests of the last tick, whose answers are on their way.
     asked: Vec<(usize, Vec<Ask>)>,
 }
 
@@ -52,7 +52,7 @@ impl Fleet {
         quotas.iter().for_each(|(bucket, _)| self.nodes[node].ledger.release(*bucket));
     }
 
-    /// What was asked a tick ago is answered, all hear of the levels, and ask anew.
+    /// Answers the requests of the last tick, distributes the levels, and sends new requests.
     fn tick(&mut self) {
         let mut changed = Vec::new();
         for (node, asks) in std::mem::take(&mut self.asked) {
@@ -88,8 +88,8 @@ impl Fleet {
     }
 }
 
-/// Clients come to any node until quotas are full, and then some go and others come: no quota is exceeded by more than a twentieth, and none is
-/// refused before it is used up to nineteen.
+/// Clients connect to random nodes until quotas are full, then some leave and others come. No quota is
+/// exceeded by more than a twentieth, and no client is refused before it is used to 95 %.
 fn quotas_hold(nodes: usize, users: usize, per_user: u32, per_realm: u32) {
     let (mut fleet, mut chance, sealer) = (Fleet::new(nodes), Chance::new(7), Sealer::new("secret"));
     let realm = (sealer.realm("realm"), per_realm);
@@ -109,7 +109,7 @@ fn quotas_hold(nodes: usize, users: usize, per_user: u32, per_realm: u32) {
                 let free = |(bucket, limit): &(Bucket, u32)| {
                     f64::from(fleet.used(bucket)) < 0.95 * f64::from(*limit)
                 };
-                // Counted of every tenth, for it takes a look at all nodes.
+                // Sampled, because it inspects all nodes.
                 refused_early += u32::from(asked % 10 == 0 && quotas[user].iter().all(free));
             }
         }
@@ -128,7 +128,7 @@ fn quotas_hold(nodes: usize, users: usize, per_user: u32, per_realm: u32) {
         if tick % 10 == 9 {
             for quota in quotas.iter().step_by(1 + nodes * users / 200_000) {
                 let (bucket, limit) = &quota[1];
-                // One a node is what a limit of a few cannot be held to.
+                // Small limits can be exceeded by one per node.
                 let most = (1.05 * f64::from(*limit)).max(f64::from(*limit) + f64::from(fleet.terms.nodes));
                 let used = fleet.used(bucket);
                 assert!(f64::from(used) <= most, "tick {tick}: {used} of {limit}");
@@ -141,9 +141,9 @@ fn quotas_hold(nodes: usize, users: usize, per_user: u32, per_realm: u32) {
     assert!(f64::from(used) > 0.93 * f64::from(u32::try_from(capacity).unwrap()), "{used} of {capacity}");
 }
 
-/// All within one exchange, while nothing is in use: no node has heard of the others' since.
+/// All requests in one exchange of an unused bucket: no node knows of the others' use.
 #[test]
-fn a_burst_gets_the_equal_share_of_its_node_and_all_nodes_together_no_more_than_there_is() {
+fn burst_gets_the_nodes_share_within_the_limit() {
     for (nodes, limit) in [(3, 300), (1, 300), (3, 1024), (10, 1000), (7, 100)] {
         let (mut fleet, user) = (Fleet::new(nodes), (Sealer::new("secret").user("realm", "alice"), limit));
         let share = limit / u32::try_from(nodes).unwrap();
@@ -158,21 +158,21 @@ fn a_burst_gets_the_equal_share_of_its_node_and_all_nodes_together_no_more_than_
 }
 
 #[test]
-fn users_of_a_small_fleet_keep_to_their_limits() {
+fn user_limits_hold_in_a_small_fleet() {
     quotas_hold(3, 50, 400, 100_000);
 }
 
 #[test]
-fn a_realm_of_a_small_fleet_keeps_to_its_limit() {
+fn realm_limit_holds_in_a_small_fleet() {
     quotas_hold(3, 1000, 1000, 20_000);
 }
 
 #[test]
-fn users_with_few_allocations_keep_to_their_limits() {
+fn small_user_limits_hold() {
     quotas_hold(5, 4000, 5, 100_000);
 }
 
 #[test]
-fn a_realm_of_a_thousand_nodes_keeps_to_its_limit() {
+fn realm_limit_holds_on_a_thousand_nodes() {
     quotas_hold(1000, 2000, 1000, 200_000);
 }

@@ -1,7 +1,8 @@
-//! A store that loses what it knew: it is emptied, or a replica takes over that lags. Nodes find it again one after the other, some never, and some
-//! have just begun. Until the store is whole each node grants its equal share: no user is refused less, quotas are exceeded by no more, and all is
-//! as before soon. Ledgers, eras and the rules of the store are the real ones; a tick is a tenth of a second, in which each node may speak to the
-//! store once. The clock of each store is another.
+//! A store that loses data: it is emptied, or a lagging replica takes over. Nodes reconnect one after the
+//! other, some never, and some have just started. Until the store is complete, each node grants its equal
+//! share: no user is refused earlier, quotas are exceeded by no more, and normal operation resumes soon.
+//! Ledgers, epochs and the store's rules are real. A tick is a tenth of a second, in which each node may
+//! exchange once. Each store has its own clock.
 
 use std::collections::HashMap;
 
@@ -14,27 +15,28 @@ use turnpike_fleet::{
 use crate::chance::Chance;
 
 const TICK_MS: u64 = 100;
-/// Ticks between two beats.
+/// Ticks between two heartbeats.
 const BEAT: u64 = 10;
-/// When all begins, by a clock that is right.
+/// Start time by a correct clock.
 const LONG_AGO_MS: u64 = 3_600_000;
-/// Ticks within which all must be as before, once the last node has found the store: the time that nodes are waited for, and two beats.
+/// Ticks until normal operation after the last node has reconnected: the maximum wait for nodes, and two
+/// heartbeats.
 pub(crate) const BACK: u64 = SETTLE_MS / TICK_MS + 2 * BEAT;
-/// Ticks without an answer after which a node is alone.
+/// Ticks without an answer after which a node uses its own limits.
 pub(crate) const ALONE: u64 = 30;
-/// Ticks after which the others hold it for gone.
+/// Ticks after which the others consider it gone.
 const GONE: u64 = GONE_MS / TICK_MS;
-/// Ticks after which they give back what it held.
+/// Ticks after which they return its quotas.
 pub(crate) const ABANDONED: u64 = 2 * GONE;
 
-/// One server, and what it has.
+/// A server and its data.
 #[derive(Clone, Default)]
 pub(crate) struct Store {
     chronicle: Chronicle,
     run: String,
-    /// By how much its clock differs.
+    /// Clock offset.
     clock_ms: i64,
-    /// Of each node, the tick of its last beat.
+    /// Tick of each node's last heartbeat.
     records: HashMap<usize, u64>,
     pub(crate) sums: HashMap<Bucket, u32>,
     levels: HashMap<Bucket, Level>,
@@ -84,16 +86,16 @@ pub(crate) struct Node {
     pub(crate) ledger: Ledger,
     levels: Levels,
     recovery: Recovery,
-    /// It does not find the store before that tick.
+    /// Cannot reach the store before that tick.
     pub(crate) away_until: u64,
     was_away: bool,
-    /// The tick in which the store has answered last, and the first one since when it has done so in each.
+    /// Tick of the last answer, and the first tick of an uninterrupted series of answers.
     answered: u64,
     steady_since: u64,
     speaks_soon: bool,
     rereads: bool,
     is_dead: bool,
-    /// It has beaten once: clients come after that.
+    /// It has sent a heartbeat; clients arrive after that.
     has_joined: bool,
 }
 
@@ -123,14 +125,14 @@ impl Node {
     }
 }
 
-/// What becomes of the store.
+/// Kind of data loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Loss {
-    /// Started again with nothing in it.
+    /// Restarted empty.
     Emptied,
-    /// The same server is told to forget everything.
+    /// The same server after FLUSHALL.
     Flushed,
-    /// Another one takes over, which has heard nothing for so many ticks.
+    /// A replica takes over that missed so many ticks.
     Lags(usize),
 }
 
@@ -139,19 +141,19 @@ pub(crate) struct World {
     pub(crate) nodes: Vec<Node>,
     pub(crate) chance: Chance,
     pub(crate) tick: u64,
-    /// The store in the ticks before, the last one last.
+    /// Earlier states of the store, oldest first.
     past: Vec<Store>,
-    /// How far back that goes.
+    /// Length of the history.
     remembers: usize,
     runs: u32,
-    /// Whether who has had no answer for long goes by its own limits. If not, what nodes hold has to do for however long.
+    /// Nodes without an answer for a long time use their own limits. Otherwise they keep to their quotas.
     pub(crate) some_go_alone: bool,
 }
 
 impl World {
     pub(crate) fn new(nodes: usize, seed: u64, remembers: usize) -> Self {
         let mut world = Self::begins(nodes, seed, remembers);
-        // Nothing is there yet that could be forgotten.
+        // No data to be lost yet.
         for _ in 0..BACK {
             world.step();
         }
@@ -159,7 +161,7 @@ impl World {
         world
     }
 
-    /// A fleet that is started for the first time, with an empty store.
+    /// A fleet that starts for the first time, with an empty store.
     fn begins(nodes: usize, seed: u64, remembers: usize) -> Self {
         Self {
             store: Store { run: "0".to_owned(), ..Store::default() },
@@ -182,12 +184,12 @@ impl World {
         self.some_go_alone && self.tick - self.nodes[at].answered > ALONE
     }
 
-    /// By the clock of the store.
+    /// By the store's clock.
     fn now_ms(&self) -> u64 {
         (self.tick * TICK_MS + LONG_AGO_MS).checked_add_signed(self.store.clock_ms).unwrap()
     }
 
-    /// The clock of the store is set: forward, or back.
+    /// Sets the store's clock forward or back.
     pub(crate) fn set_clock(&mut self, by_ms: i64) {
         self.store.clock_ms += by_ms;
     }
@@ -199,7 +201,7 @@ impl World {
             return false;
         }
         for (at, (bucket, limit)) in quotas.iter().enumerate() {
-            // What a node has by itself is no more than the limit, whatever the others have.
+            // A node's own use is within the limit, whatever the others have.
             if ledger.used(bucket) >= *limit
                 || ledger.acquire(*bucket, *limit, levels.get(bucket), terms).is_err()
             {
@@ -214,12 +216,12 @@ impl World {
         self.nodes.iter().filter(|node| !node.is_dead).map(|node| node.ledger.used(bucket)).sum()
     }
 
-    /// Whether some node does not hold the store for whole.
+    /// Returns true if a node considers the store incomplete.
     fn recovers(&self) -> bool {
         self.nodes.iter().any(|node| !node.is_dead && node.recovery.books() != Books::Whole)
     }
 
-    /// Everybody who finds the store speaks to it and hears of it.
+    /// All connected nodes talk to the store.
     pub(crate) fn step(&mut self) {
         self.tick += 1;
         self.reap();
@@ -247,7 +249,7 @@ impl World {
             if std::mem::take(&mut node.was_away) {
                 self.reread(at);
             }
-            // Which of the two comes first is chance.
+            // In random order.
             let beats = (self.tick + at as u64).is_multiple_of(BEAT) || self.nodes[at].speaks_soon;
             let first = self.chance.below(2) == 0;
             if beats && first {
@@ -267,7 +269,7 @@ impl World {
         }
     }
 
-    /// What a node held that does not beat is given back by another, for whom the store has answered for long enough.
+    /// A node with a long connection to the store returns the quotas of a node without heartbeats.
     fn reap(&mut self) {
         let tick = self.tick;
         let is_steady =
@@ -313,7 +315,7 @@ impl World {
             node.ledger.tell_all(node.terms(count, true));
             (node.speaks_soon, node.has_joined) = (true, true);
         }
-        // Who is there is known with each look.
+        // The number of nodes is known with each read.
         node.recovery.looked(count);
     }
 
@@ -346,7 +348,8 @@ impl World {
         node.speaks_soon |= lost > 0 && node.ledger.lost() == 0;
     }
 
-    /// The store goes, with answers on their way, and comes back after so many ticks; each node finds it some ticks after that.
+    /// The store fails with answers in flight, and comes back after `outage` ticks; each node reconnects some
+    /// ticks later.
     fn lose(&mut self, loss: Loss, outage: u64, mut found_after: impl FnMut(usize, &mut Chance) -> u64) {
         for at in 0..self.nodes.len() {
             if !self.nodes[at].is_dead && self.chance.below(3) == 0 {
@@ -364,7 +367,7 @@ impl World {
             }
         };
         if loss != Loss::Flushed {
-            // Minutes before the other's, or after it.
+            // Minutes ahead of or behind the other clock.
             self.store.clock_ms = i64::try_from(self.chance.below(1_200_000)).unwrap() - 600_000;
         }
         for (at, node) in self.nodes.iter_mut().enumerate() {
@@ -372,7 +375,7 @@ impl World {
         }
     }
 
-    /// A process ends, and another begins that knows nothing.
+    /// Restarts a node without state.
     fn begins_anew(&mut self, at: usize) {
         let Node { away_until, answered, .. } = self.nodes[at];
         self.nodes[at] = Node { away_until, answered, was_away: true, ..Node::default() };
@@ -387,23 +390,24 @@ impl World {
 
 pub(crate) const USER: Bucket = Bucket([7; 16]);
 
-/// A twentieth, or two a node where that is more: one before the store has lost anything, and one after.
+/// 5 %, or two per node if that is more: one before the loss, and one after.
 pub(crate) fn most(limit: u32, nodes: usize) -> u32 {
     limit + (limit / 20).max(2 * u32::try_from(nodes).unwrap())
 }
 
-/// What is asked of a user's quota in each tick.
+/// Requests for a user's quota in each tick.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
     pub(crate) limit: u32,
-    /// Allocations, at nodes by chance.
+    /// Allocations, at random nodes.
     pub(crate) asked: usize,
-    /// Of those that there are, in thousandths.
+    /// Ended allocations, in thousandths of all.
     pub(crate) ended: usize,
 }
 
 impl Demand {
-    /// While the store is not whole, the shares of all nodes come on top of what they hold; after that the excess does not grow.
+    /// While the store is incomplete, the shares of all nodes come on top of their quotas; after that the
+    /// excess does not grow.
     fn step(&self, world: &mut World) {
         let (before, recovers) = (world.used(&USER), world.recovers());
         self.step_unchecked(world);
@@ -427,7 +431,7 @@ impl Demand {
         world.step();
     }
 
-    /// Whether the excess ends with its sessions, and the quota can be used up after that.
+    /// Returns true if the excess ends with its sessions, and the quota can be used up after that.
     fn heals(&self, world: &mut World) -> bool {
         let ends = Self { ended: self.ended.max(5), ..*self };
         for _ in 0..2000 {
@@ -439,7 +443,7 @@ impl Demand {
         world.used(&USER) <= self.limit && self.is_met(world)
     }
 
-    /// Whether it can be used up.
+    /// Returns true if the quota can be used up.
     pub(crate) fn is_met(&self, world: &mut World) -> bool {
         let wanted = Self { asked: self.asked.max(10), ended: 0, ..*self };
         for _ in 0..self.limit {
@@ -459,10 +463,10 @@ fn losses() -> impl Strategy<Value = Loss> {
 proptest! {
     #![proptest_config(crate::cases(300))]
 
-    /// Whatever is lost, for however long it is away, in whatever order nodes come back: the quota is exceeded by their shares at most, and some
-    /// seconds after the last one has come back all is as before.
+    /// For any loss, outage and order of reconnects: the quota is exceeded by the shares at most, and normal
+    /// operation resumes a few seconds after the last reconnect.
     #[test]
-    fn a_store_that_has_lost_something_grants_no_more_than_the_shares_of_all(
+    fn data_loss_grants_no_more_than_all_shares(
         nodes in 2_usize..8,
         limit in 100_u32..2000,
         asked in 1_usize..60,
@@ -483,9 +487,9 @@ proptest! {
         prop_assert!(demand.heals(&mut world), "{} of {limit}", world.used(&USER));
     }
 
-    /// The same where one of them has just begun, or begins while the others come back.
+    /// Like the above, with a node that has just started, or starts during the recovery.
     #[test]
-    fn a_node_that_has_just_begun_gives_away_its_share_and_no_more(
+    fn new_node_grants_only_its_share_during_recovery(
         nodes in 2_usize..8,
         limit in 100_u32..2000,
         asked in 1_usize..60,
@@ -510,9 +514,10 @@ proptest! {
         prop_assert!(demand.heals(&mut world), "{} of {limit}", world.used(&USER));
     }
 
-    /// Meanwhile the clock of the store is set: back by whatever, or forward by so little that everybody is waited for long enough.
+    /// Like the above, while the store's clock is set back by any amount, or forward by so little that all
+    /// nodes are waited for.
     #[test]
-    fn a_clock_that_is_set_while_the_store_recovers_makes_it_grant_no_more(
+    fn clock_jump_during_recovery_grants_no_more(
         nodes in 2_usize..8,
         limit in 100_u32..2000,
         asked in 10_usize..60,
@@ -537,9 +542,9 @@ proptest! {
         prop_assert!(demand.heals(&mut world), "{} of {limit}", world.used(&USER));
     }
 
-    /// One is gone for good: after some seconds the others have its part.
+    /// One node never returns: after some seconds, the others get its part.
     #[test]
-    fn nobody_is_waited_for_that_does_not_come_back(
+    fn recovery_does_not_wait_for_a_lost_node(
         nodes in 2_usize..8,
         limit in 100_u32..2000,
         asked in 10_usize..60,
@@ -560,9 +565,9 @@ proptest! {
 proptest! {
     #![proptest_config(crate::cases(100))]
 
-    /// A fleet that is started for the first time refuses no user anything, at any node, before that has given away its share.
+    /// A fleet that starts for the first time refuses no user at any node before the node's share is used.
     #[test]
-    fn a_new_fleet_grants_the_share_of_each_node_at_once(nodes in 1_usize..8, limit in 1_u32..2000, ticks in BEAT..BACK, seed: u64) {
+    fn new_fleet_grants_each_nodes_share_immediately(nodes in 1_usize..8, limit in 1_u32..2000, ticks in BEAT..BACK, seed: u64) {
         let mut world = World::begins(nodes, seed, 0);
         (0..ticks).for_each(|_| world.step());
         let share = limit / u32::try_from(nodes).unwrap();
@@ -573,7 +578,8 @@ proptest! {
         }
         prop_assert!(world.used(&USER) <= limit);
         let demand = Demand { limit, asked: 10, ended: 0 };
-        // Until the nodes hear the level from the store, each may exceed its share by its part of half the limit, or a few of a small one.
+        // Until the nodes learn the level from the store, each may exceed its share by its part of half the
+        // limit, or by a few for a small limit.
         let most = limit + (limit / 2).max(8 * u32::try_from(nodes).unwrap());
         for _ in 0..BACK {
             demand.step_unchecked(&mut world);
@@ -583,9 +589,10 @@ proptest! {
         prop_assert!(demand.is_met(&mut world), "{} of {limit}", world.used(&USER));
     }
 
-    /// Nor does any node when the store has lost a quota that was not used up, until it is whole again.
+    /// A node does not refuse its share either after the store lost a partly used quota, until the store is
+    /// complete.
     #[test]
-    fn a_node_grants_its_share_while_the_store_recovers(
+    fn node_grants_its_share_while_the_store_recovers(
         nodes in 2_usize..8,
         limit in 100_u32..2000,
         used in 0_u32..70,
@@ -620,9 +627,9 @@ proptest! {
     }
 }
 
-/// Ten thousand allocations a second at a thousand nodes, and half of what nodes hold is in reserve.
+/// 10,000 allocations per second on 1,000 nodes, with half of the quotas in reserve.
 #[test]
-fn a_thousand_nodes_come_back_to_an_empty_store_and_to_one_that_lags() {
+fn thousand_nodes_recover_with_an_empty_or_lagging_store() {
     const NODES: usize = 1000;
     const LIMIT: u32 = 100_000;
     for loss in [Loss::Emptied, Loss::Lags(10)] {
@@ -664,7 +671,7 @@ fn a_thousand_nodes_come_back_to_an_empty_store_and_to_one_that_lags() {
         world.remembers = 11;
         (0..15).for_each(|_| _ = step(&mut world, 1000));
         world.remembers = 0;
-        // The first fifth would have time enough to be granted what the others hold.
+        // The first fifth would have time to be granted what the others hold.
         world.lose(loss, 5, |at, chance| if at < NODES / 5 { 0 } else { 15 + chance.next() % 10 });
         world.past.clear();
         (0..30 + BACK).for_each(|_| _ = step(&mut world, 3000));
