@@ -82,7 +82,7 @@ pub(crate) const CODES: [Code; 56] = [
         statuses: &[404],
         meaning: "Events come from the node itself, not through another node.",
     },
-    Code { name: "no_fleet", statuses: &[404], meaning: "The server is in no fleet." },
+    Code { name: "no_fleet", statuses: &[404], meaning: "The server is not in a fleet." },
     Code { name: "no_form", statuses: &[415], meaning: "The body is not a form." },
     Code { name: "no_key", statuses: &[401], meaning: "The request has no key." },
     Code { name: "no_listener", statuses: &[409], meaning: "No listener serves the realm." },

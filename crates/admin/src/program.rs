@@ -30,9 +30,9 @@ pub struct ServerView {
     pub certificates: Arc<[Certificate]>,
     /// Addresses of relayed transport addresses.
     pub addresses: Arc<[RelayState]>,
-    /// Path of datagrams.
+    /// I/O path for datagrams.
     pub datapath: Datapath,
-    /// Why that one.
+    /// Reason for the choice.
     pub datapath_reason: Arc<str>,
 }
 

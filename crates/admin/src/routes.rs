@@ -203,7 +203,7 @@ impl Modify for Token {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let scheme = HttpBuilder::new()
             .scheme(HttpAuthScheme::Bearer)
-            .description(Some("One of admin.tokens, or of admin.read_tokens to look."))
+            .description(Some("One of admin.tokens, or of admin.read_tokens for read access."))
             .build();
         let components = document.components.get_or_insert_default();
         components.add_security_scheme("token", SecurityScheme::Http(scheme));

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// Users, and how many there are.
+/// Users, with counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Users {
     /// Users that have a session.
@@ -14,17 +14,17 @@ pub struct Users {
     pub secrets: u64,
     /// Keys of access tokens (RFC 7635), those of a store included.
     pub token_keys: u64,
-    /// A page of them: first those of the configuration, then those of the store by realm and name.
+    /// One page: users of the configuration first, then those of the store by realm and name.
     #[schema(max_items = 1000)]
     pub users: Vec<User>,
     /// The `cursor` of the next page; null on the last one.
     pub next: Option<String>,
 }
 
-/// Some users: what a client that counts nothing reads of [`Users`].
+/// The part of [`Users`] without counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct UserPage {
-    /// First those of the configuration, then those of the store by realm and name.
+    /// Users of the configuration first, then those of the store by realm and name.
     pub users: Vec<User>,
     /// The cursor of the next page.
     pub next: Option<String>,
@@ -47,7 +47,7 @@ pub struct User {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
-    /// The configuration, which alone can change it.
+    /// The configuration file, which is the only place to change it.
     Configuration,
     /// The store.
     Store,
@@ -76,11 +76,11 @@ pub struct NewUser {
 /// Secrets of time-limited credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Secrets {
-    /// All of them.
+    /// All secrets.
     pub secrets: Vec<SharedSecret>,
 }
 
-/// A secret of time-limited credentials, without itself.
+/// A secret of time-limited credentials, identified by its fingerprint.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub struct SharedSecret {
     /// The realm.
@@ -92,7 +92,7 @@ pub struct SharedSecret {
     pub from: Origin,
     /// Makes new credentials.
     pub signs: bool,
-    /// The last second in which it counts, after a rotation (RFC 3339).
+    /// The last second in which it is accepted, after a rotation (RFC 3339).
     pub until: Option<String>,
 }
 
@@ -101,7 +101,7 @@ pub struct SharedSecret {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "secret": "b835b34458676107ba09b78bc9a22be5" }))]
 pub struct NewSecret {
-    /// The secret, without blanks at its ends.
+    /// The secret, without leading or trailing blanks.
     #[schema(min_length = 1, max_length = 256)]
     pub secret: String,
     /// The realm; default `server.realm`.
@@ -122,11 +122,11 @@ pub struct Rotation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
-    /// The secret that signs new credentials; default a random one, which no answer shows.
+    /// The secret that signs new credentials; default a random one, which no response shows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 256)]
     pub secret: Option<String>,
-    /// Seconds for which the other secrets still count; default at least a minute more than `credentials.max_ttl`. 0 ends them at once.
+    /// Seconds for which the other secrets are still accepted; default at least a minute more than `credentials.max_ttl`. 0 ends them immediately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 31536000)]
     pub overlap_s: Option<u32>,
@@ -141,7 +141,7 @@ pub struct Rotated {
     pub fingerprint: String,
     /// The store, without its password.
     pub store: String,
-    /// The last second in which the others count (RFC 3339); none if there were no others.
+    /// The last second in which the others are accepted (RFC 3339); none if there were no others.
     pub until: Option<String>,
     /// Note about the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -151,35 +151,35 @@ pub struct Rotated {
 /// Keys of applications.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Keys {
-    /// All of them, by name.
+    /// All keys, by name.
     pub keys: Vec<Key>,
 }
 
-/// A key by which an application asks for credentials, without itself.
+/// A key with which an application requests credentials. The key itself is not included.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Key {
     /// Its name.
     pub name: String,
-    /// The only realm that it is good for; null for all.
+    /// The only realm that it is valid for; null for all.
     pub realm: Option<String>,
-    /// Longest lifetime of its credentials in seconds; `credentials.max_ttl` holds too.
+    /// Longest lifetime of its credentials in seconds; `credentials.max_ttl` also applies.
     pub max_ttl: Option<u32>,
-    /// Requests a second; default `credentials.rate`.
+    /// Requests per second; default `credentials.rate`.
     pub rate: Option<u32>,
 }
 
-/// A key to be added. Its owner keeps the key and sends the hash alone.
+/// A key to be added. Its owner keeps the key and sends only the hash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "name": "shop", "sha256": "4355a46b19d348dc2f57c046f8ef63d4538ebb936000f3c9ee954a27460dd865", "max_ttl": 3600 }))]
 pub struct NewKey {
-    /// Its name: small letters, digits, `-` and `_`. The key itself is `tpk_NAME.SECRET`.
+    /// Its name: lower-case letters, digits, `-` and `_`. The key itself is `tpk_NAME.SECRET`.
     #[schema(min_length = 1, max_length = 64, pattern = "^[a-z0-9_-]+$")]
     pub name: String,
     /// SHA-256 of the key in hex digits.
     #[schema(min_length = 64, max_length = 64, pattern = "^[0-9a-fA-F]+$")]
     pub sha256: String,
-    /// The only realm that it is good for; default all.
+    /// The only realm that it is valid for; default all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
@@ -187,7 +187,7 @@ pub struct NewKey {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 31536000)]
     pub max_ttl: Option<u32>,
-    /// Requests a second.
+    /// Requests per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 1000000)]
     pub rate: Option<u32>,
@@ -198,7 +198,7 @@ pub struct NewKey {
 pub struct Change {
     /// The username, the fingerprint of the secret, the name of the realm or of the key.
     pub name: String,
-    /// The realm; empty for a key that is good for all.
+    /// The realm; empty for a key that is valid for all.
     pub realm: String,
     /// The store, without its password.
     pub store: String,
@@ -225,31 +225,31 @@ pub struct Realm {
     pub name: String,
     /// Its sessions.
     pub sessions: u64,
-    /// Limit of its sessions; null if `limits.allocations` alone holds.
+    /// Limit of its sessions; null if only `limits.allocations` applies.
     pub max_sessions: Option<u64>,
     /// Limit of each of its users.
     pub max_sessions_per_user: u64,
-    /// Bits per second, each way, of all its sessions together.
+    /// Bits per second of all its sessions together, in each direction.
     pub bits_per_second: Option<u64>,
     /// Bits per second of each of its users.
     pub bits_per_second_per_user: Option<u64>,
     /// Bits per second of each session.
     pub bits_per_second_per_session: Option<u64>,
-    /// Seconds that a session may last, however often it is refreshed.
+    /// Maximum duration of a session in seconds, regardless of refreshes.
     pub session_length: Option<u32>,
-    /// The ports of its relayed transport addresses, such as `50000-50999`, where it has some of its own.
+    /// The ports of its relayed transport addresses, such as `50000-50999`, if it has ports of its own.
     pub relay_ports: Option<String>,
     /// Users of the configuration.
     pub users: u64,
     /// Secrets of time-limited credentials in the configuration.
     pub secrets: u64,
-    /// Listeners that serve it; empty if those serve it that no realm names.
+    /// Listeners that serve it; empty for all listeners that no realm names.
     pub listen: Vec<String>,
-    /// TLS and DTLS server names that lead to it.
+    /// TLS and DTLS server names that select it.
     pub server_names: Vec<String>,
 }
 
-/// Realm of a store; a limit of the configuration comes before its own.
+/// Realm of a store. A limit in the configuration takes precedence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoredRealm {
     /// REALM.
@@ -258,18 +258,18 @@ pub struct StoredRealm {
     pub max_sessions: Option<u64>,
     /// Limit of each of its users.
     pub max_sessions_per_user: Option<u64>,
-    /// Bits per second, each way, of each of its sessions.
+    /// Bits per second of each of its sessions, in each direction.
     pub bits_per_second_per_session: Option<u64>,
-    /// Origins of web pages whose clients get it.
+    /// Origins of web pages whose clients use this realm.
     pub origins: Vec<String>,
 }
 
-/// A realm to be served beside those of the configuration, or new limits of one.
+/// A realm to be served in addition to those of the configuration, or new limits for one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "name": "blue.example", "max_sessions": 100 }))]
 pub struct NewRealm {
-    /// REALM, without control characters, `"`, `\` and blanks at its ends.
+    /// REALM, without control characters, `"`, `\`, and leading or trailing blanks.
     #[schema(min_length = 1, max_length = 127)]
     pub name: String,
     /// Limit of its sessions; default none of its own.
@@ -280,7 +280,7 @@ pub struct NewRealm {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 1000000)]
     pub max_sessions_per_user: Option<u64>,
-    /// Bits per second, each way, of each of its sessions; kept in whole bytes per second.
+    /// Bits per second of each of its sessions, in each direction; stored as whole bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1000, maximum = 1000000000000u64)]
     pub bits_per_second_per_session: Option<u64>,

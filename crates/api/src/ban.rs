@@ -22,7 +22,7 @@ pub struct Ban {
     /// A prefix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// When it ends (RFC 3339).
+    /// Its end (RFC 3339).
     pub until: String,
     /// Free text; may be empty.
     #[schema(max_length = 200)]
@@ -59,17 +59,17 @@ pub struct NewBan {
 pub struct Banned {
     /// The ban.
     pub ban: Ban,
-    /// Sessions that it has ended on the node that was asked, its previous process included.
+    /// Sessions that it ended on the queried node, including its previous process.
     pub ended: u64,
-    /// True if the other nodes of the fleet know. Otherwise they learn it when the store answers again.
+    /// True if the other nodes of the fleet know. Otherwise they are informed when the store answers again.
     pub announced: bool,
 }
 
 /// A ban that was ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Unbanned {
-    /// Bans that are left, sorted by their end.
+    /// Remaining bans, sorted by their end.
     pub bans: Vec<Ban>,
-    /// True if the other nodes of the fleet know. Otherwise they learn it when the store answers again.
+    /// True if the other nodes of the fleet know. Otherwise they are informed when the store answers again.
     pub announced: bool,
 }

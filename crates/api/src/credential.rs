@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "user": "alice", "ttl": 600 }))]
 pub struct CredentialsRequest {
-    /// Owner of the credential: 1 to 256 bytes. Quotas count by it, and log lines name it; default a random name.
+    /// Owner of the credential, for quotas and log lines: 1 to 256 bytes; default a random name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 256)]
     pub user: Option<String>,
@@ -20,7 +20,7 @@ pub struct CredentialsRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
-    /// Token key (`oauth.key`): the answer has a token of it instead of a password (RFC 7635).
+    /// Token key (`oauth.key`): the response has a token instead of a password (RFC 7635).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 508)]
     pub kid: Option<String>,
@@ -64,7 +64,7 @@ pub enum IceCredential {
     Token(IceToken),
 }
 
-/// An `RTCOAuthCredential` (W3C webrtc-extensions), base64 both.
+/// An `RTCOAuthCredential` (W3C webrtc-extensions), both parts in base64.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct IceToken {
     /// For MESSAGE-INTEGRITY.
@@ -75,7 +75,7 @@ pub struct IceToken {
     pub access_token: String,
 }
 
-/// Credential in the form of the draft of a TURN REST API (draft-uberti-behave-turn-rest).
+/// Credential in the form of the TURN REST API draft (draft-uberti-behave-turn-rest).
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct RestCredentials {
     /// USERNAME: its end and its owner.

@@ -1,4 +1,4 @@
-//! Other servers that are one service with this one.
+//! Administration of a fleet, and its state as JSON.
 
 use serde::{Deserialize, Serialize};
 use turnpike_fleet::{Answer, Ban, LONGEST_BAN_S, NodeName, Ordered, Question, Rights, Subject, Unbanned};
@@ -8,99 +8,92 @@ use crate::Later;
 
 /// Administers a fleet at one of its nodes; bans work without a fleet, too.
 pub trait FleetAdmin: Send + Sync + 'static {
-    /// Name of this node; `None` without a fleet.
+    /// `None` without a fleet.
     fn node(&self) -> Option<String>;
-    /// The fleet, as this node sees it; `None` without one.
+    /// The fleet as seen by this node; `None` without one.
     fn status(&self) -> Option<FleetStatus>;
-    /// State of this node among the others.
     fn health(&self) -> FleetHealth;
-    /// Sends new clients of a node to others, or lets it take clients again. Its sessions go on.
+    /// Redirects new clients of a node to others, or lets it take clients again. Its sessions continue.
     fn set_draining<'a>(&'a self, node: &'a str, drains: bool) -> Later<'a, Result<(), FleetError>>;
-    /// Sends a request to the admin interface of another node.
     fn ask(&self, request: PeerRequest) -> Later<'_, Result<Answer, FleetError>>;
-    /// The next request of another node; `None` when the server ends.
+    /// Next request of another node; `None` when the server ends.
     fn next_question(&self) -> Later<'_, Option<(Question, Reply)>>;
     /// Bans in force, sorted by their end.
     fn bans(&self) -> Vec<Ban>;
-    /// Bans a user or an address on all nodes, and ends their sessions here. Without a fleet the ban lasts as long as this process.
+    /// Bans a subject on all nodes, and ends its sessions here. Without a fleet the ban lasts as long as this process.
     fn ban(&self, ban: Ban) -> Later<'_, Result<Ordered, FleetError>>;
-    /// Ends a ban that this node or the store knows of.
+    /// Lifts a ban that this node or the store knows.
     fn unban(&self, subject: Subject) -> Later<'_, Result<Unbanned, FleetError>>;
-    /// Tells all nodes that a user has another credential, or none.
+    /// Announces to all nodes that a user's credential was changed or removed.
     fn revoked(&self, realm: String, name: String) -> Later<'_, ()>;
-    /// Has all nodes read secrets, realms and limits of the store again.
+    /// Makes all nodes read secrets, realms and limits of the store again.
     fn rules_changed(&self) -> Later<'_, ()>;
 }
 
 /// A request to the admin interface of another node.
 #[derive(Clone, Debug)]
 pub struct PeerRequest {
-    /// Name of the node.
     pub node: String,
     /// `GET` or `DELETE`.
     pub method: String,
     /// With the query.
     pub path: String,
-    /// Rights of the client here.
     pub rights: Rights,
     /// The client, for the audit log.
     pub by: String,
 }
 
-/// The way back to the node that asked.
+/// Sends the answer to the asking node.
 pub type Reply = Box<dyn FnOnce(Answer) + Send>;
 
-/// State of a node among the others of its fleet.
+/// State of a node with respect to its fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FleetHealth {
-    /// It takes clients, and is in no fleet or knows the others.
+    /// Serving, without a fleet or with current data of the others.
     Healthy,
-    /// It takes clients, and does not know the state of the others.
+    /// Serving, without current data of the others.
     Isolated,
-    /// Serving; until the store knows what all nodes have, each serves its equal share of quotas.
+    /// Serving; until the store knows the use of all nodes, each serves its equal share of quotas.
     Recovering,
-    /// An administrator sends its new clients elsewhere.
+    /// An administrator redirects its new clients elsewhere.
     Cordoned,
 }
 
-/// Why an order was not carried out; each message says what to do.
+/// Reason why an order failed; each message includes what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FleetError {
-    /// The server is in no fleet.
-    #[error("this server is in no fleet: name its store in fleet.url")]
+    #[error("this server is not in a fleet: set fleet.url to the fleet's store")]
     NoFleet,
-    /// No node has this name.
     #[error("there is no node {0:?} in the fleet; `turnpike fleet status` lists them")]
     NoSuchNode(String),
-    /// The node does not answer.
-    #[error("node {0} does not answer: it may have ended, or have another fleet.secret")]
+    #[error("node {0} does not answer: it may have ended, or have a different fleet.secret")]
     Silent(NodeName),
     /// The fleet's store does not answer.
     #[error("{0}")]
     Store(String),
-    /// A ban that is over before it begins, or too long.
+    /// The ban is too short or too long.
     #[error("a ban lasts from 1 second to {} days", LONGEST_BAN_S / 86_400)]
     Length,
 }
 
-/// Servers that are one service, as one of them sees them.
+/// Servers that form one service, as seen by one of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Fleet)]
 pub struct FleetStatus {
     /// Name of the fleet: `fleet.name`.
     pub name: String,
-    /// The node that was asked.
+    /// The queried node.
     pub node: String,
-    /// Where the fleet's store is, without a password.
+    /// Address of the fleet's store, without its password.
     pub store: String,
-    /// Why the node that was asked has not heard of the others lately; null if it has. If set, the rest is old.
+    /// Reason why the queried node has no recent data of the others; null if it has. If set, the rest is outdated.
     pub alone: Option<String>,
-    /// The store is new, was emptied or is another server. Until it knows what all nodes have, each serves its equal share of quotas.
+    /// The store is new, was emptied or is another server. Until it knows the use of all nodes, each serves its equal share of quotas.
     #[serde(default)]
     pub recovering: bool,
     /// The version of the keys that all nodes share.
     pub keys: u64,
-    /// All of them by name, the one that was asked included.
+    /// All nodes by name, including the queried one.
     pub nodes: Vec<FleetNode>,
 }
 
@@ -112,7 +105,7 @@ pub struct FleetNode {
     /// Number of the node in CONNECTION-IDs and mobility tickets.
     #[schema(maximum = 65535)]
     pub number: u16,
-    /// State towards new clients.
+    /// Its state for new clients.
     pub state: NodeState,
     /// Seconds since its last heartbeat.
     pub silent_s: f64,
@@ -120,37 +113,37 @@ pub struct FleetNode {
     pub zone: String,
     /// Version of the program; null before it is known.
     pub version: Option<String>,
-    /// The largest of its loads: 0 is idle, 1 is as much as it can take.
+    /// The largest of its loads: 0 is idle, 1 is full.
     pub busy: f64,
-    /// Sessions that it has.
+    /// Its current sessions.
     pub sessions: u64,
     /// Limit of its sessions.
     pub max_sessions: u64,
-    /// Payload both ways, in bits.
+    /// Relayed payload in bits per second, both directions together.
     pub bits_per_second: u64,
-    /// Capacity for that, where it is configured.
+    /// Configured capacity in bits per second.
     pub max_bits_per_second: Option<u64>,
-    /// The share of a core that its busiest worker took lately, 0 to 1.
+    /// Recent CPU use of its busiest worker as a share of a core, 0 to 1.
     pub cpu: f64,
-    /// Relay ports that are free.
+    /// Free relay ports.
     pub relay_ports_left: u64,
-    /// Relay ports in all.
+    /// All relay ports.
     pub relay_ports: u64,
-    /// Where clients reach it, such as `tls://203.0.113.5:5349`.
+    /// Addresses for clients, such as `tls://203.0.113.5:5349`.
     pub addresses: Vec<String>,
 }
 
-/// State of a node towards new clients.
+/// State of a node for new clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeState {
     /// It takes new clients.
     Serving,
-    /// It has no room.
+    /// It is full.
     Full,
     /// It takes no new clients.
     Draining,
-    /// It has not been heard of lately.
+    /// Its heartbeats are missing.
     Silent,
 }
 

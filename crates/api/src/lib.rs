@@ -1,5 +1,6 @@
-//! Everything that a running program can be asked: [`Program`] and [`FleetAdmin`], and the types of their answers as JSON. The program
-//! implements the traits, the admin interface serves the types by HTTP, the commands read them, and the OpenAPI document describes them.
+//! Interface of a running program: the traits [`Program`] and [`FleetAdmin`], and their results as JSON. The
+//! program implements the traits, the admin interface serves the types over HTTP, the commands read them, and
+//! the OpenAPI document describes them.
 #![forbid(unsafe_code)]
 
 mod account;
@@ -39,7 +40,6 @@ pub use server::{
 };
 pub use session::{Channel, FleetSessions, Permission, Relayed, Session, SessionPage, SessionQuery, Traffic};
 
-/// An answer that takes its time.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Schema of a transport between client and server.
@@ -48,7 +48,7 @@ pub fn transport() -> Object {
     one_of("Transport between client and server.", &["udp", "tcp", "tls", "dtls"])
 }
 
-/// Schema of a string with few values.
+/// Schema of an enumeration.
 fn one_of(description: &str, words: &[&'static str]) -> Object {
     let object = ObjectBuilder::new().schema_type(Type::String).description(Some(description));
     object.enum_values(Some(words.iter().copied())).build()

@@ -1,4 +1,4 @@
-//! Activity at this moment and over the last minutes.
+//! Current activity, and that of the last minutes.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -18,13 +18,13 @@ pub enum LiveEvent {
 /// State of the program at this moment, with rates over the last second or so (`interval_s`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Live {
-    /// When (RFC 3339, with milliseconds).
+    /// Time (RFC 3339, with milliseconds).
     pub at: String,
     /// Seconds over which rates are measured.
     pub interval_s: f64,
     /// State of the program.
     pub status: Status,
-    /// Cores that it took, 1.0 being one of them.
+    /// CPU use in cores; 1.0 is one core.
     pub cores: Option<f64>,
     /// Activity of the TURN server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -37,31 +37,31 @@ pub struct Live {
 /// Activity of the TURN server at this moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveServer {
-    /// Payload relayed to peers, a second.
+    /// Payload relayed to peers, per second.
     pub to_peer: Rate,
-    /// Payload relayed to clients, a second.
+    /// Payload relayed to clients, per second.
     pub to_client: Rate,
-    /// Traffic of both that the kernel relayed without waking a worker, a second.
+    /// The part of both that the kernel relayed without waking a worker, per second.
     pub across: Rate,
-    /// Datagrams that workers received, a second.
+    /// Datagrams received by workers, per second.
     pub received: f64,
-    /// Datagrams that workers sent, a second.
+    /// Datagrams sent by workers, per second.
     pub sent: f64,
-    /// Well-formed requests, a second.
+    /// Well-formed requests per second.
     pub requests: f64,
-    /// Sessions that began, a second.
+    /// New sessions per second.
     pub opened: f64,
-    /// Sessions that ended, a second.
+    /// Ended sessions per second.
     pub closed: f64,
     /// Duration of allocations in the last minute; null without any.
     pub opening: Option<Quantiles>,
     /// Losses and drops since the start, by reason; reasons that have not happened are left out.
     pub drops: Vec<Reason>,
-    /// Refusals since the start, by reason, likewise.
+    /// Refusals since the start, by reason; reasons that have not happened are left out.
     pub refusals: Vec<Reason>,
     /// Workers by number.
     pub workers: Vec<LiveWorker>,
-    /// Datagrams of one receive call.
+    /// Histogram of datagrams per receive call.
     pub batches: Vec<Batch>,
     /// Sessions by listener.
     pub listeners: Vec<LiveListener>,
@@ -71,7 +71,7 @@ pub struct LiveServer {
     pub talkers: Option<Talkers>,
 }
 
-/// Payload a second.
+/// Payload per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Rate {
     /// Datagrams.
@@ -87,7 +87,7 @@ pub struct Quantiles {
     pub count: u64,
     /// Median in seconds; null above the largest bucket.
     pub p50_s: Option<f64>,
-    /// 99th percentile in seconds, likewise.
+    /// 99th percentile in seconds; null above the largest bucket.
     pub p99_s: Option<f64>,
 }
 
@@ -100,9 +100,9 @@ pub struct Reason {
     pub reason: String,
     /// Since the start.
     pub total: u64,
-    /// A second.
+    /// Per second.
     pub rate: f64,
-    /// Keys of the configuration that decide it, such as `limits.allocations_per_user`.
+    /// Configuration keys that control it, such as `limits.allocations_per_user`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<String>,
 }
@@ -112,36 +112,36 @@ pub struct Reason {
 pub struct LiveWorker {
     /// Its number, from 0.
     pub number: u64,
-    /// Sessions that it has.
+    /// Its current sessions.
     pub sessions: u64,
-    /// The share of a core that it took, 0 to 1.
+    /// CPU use as a share of a core, 0 to 1.
     pub load: Option<f64>,
-    /// The share of time in which it was ready to run but another thread had its core.
+    /// Share of time in which it was ready to run but another thread had its core.
     pub waiting: Option<f64>,
-    /// Time that a datagram would have waited for it just now, in microseconds; null without an answer.
+    /// Event loop latency in microseconds: the time that a datagram would currently wait; null without an answer.
     pub event_loop_us: Option<u64>,
-    /// Times that it woke up, a second.
+    /// Wake-ups per second.
     pub wakeups: f64,
-    /// Datagrams received, a second.
+    /// Datagrams received per second.
     pub received: f64,
-    /// Datagrams sent, a second.
+    /// Datagrams sent per second.
     pub sent: f64,
-    /// Datagrams of a receive call that brought any.
+    /// Mean datagrams per receive call, without empty calls.
     pub receive_batch: Option<f64>,
-    /// Datagrams of a send call.
+    /// Mean datagrams per send call.
     pub send_batch: Option<f64>,
-    /// Datagrams that were lost or dropped, by the kernel or by us, a second.
+    /// Datagrams dropped by the kernel or the server, per second.
     pub dropped: f64,
 }
 
-/// Receive calls that brought so many datagrams.
+/// Rate of receive calls with this many datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Batch {
     /// Lower bound.
     pub from: u64,
     /// Upper bound; null for the last.
     pub to: Option<u64>,
-    /// Calls a second.
+    /// Calls per second.
     pub rate: f64,
 }
 
@@ -153,7 +153,7 @@ pub struct LiveListener {
     pub transport: String,
     /// Address and port.
     pub address: String,
-    /// The TLS server name that the clients asked for, if it leads to realms of its own.
+    /// The TLS server name that the clients requested, if it selects realms.
     pub server_name: Option<String>,
     /// Sessions.
     pub sessions: u64,
@@ -180,7 +180,7 @@ pub struct Talkers {
     pub talkers: Vec<Talker>,
 }
 
-/// A session that relays much.
+/// One of the sessions that relay the most.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Talker {
     /// Its name.
@@ -194,9 +194,9 @@ pub struct Talker {
     /// Between client and server.
     #[schema(schema_with = transport)]
     pub transport: String,
-    /// Payload to peers, a second.
+    /// Payload to peers, per second.
     pub to_peer: Rate,
-    /// Payload to the client, a second.
+    /// Payload to the client, per second.
     pub to_client: Rate,
 }
 
@@ -205,38 +205,37 @@ pub struct Talker {
 pub struct LiveRule {
     /// Its name.
     pub name: String,
-    /// State towards clients.
+    /// Its state.
     pub state: RuleState,
     /// Reason for waiting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
-    /// Connections and sessions that exist.
+    /// Open connections and sessions.
     pub open: u64,
-    /// Connections and sessions that began, a second.
+    /// New connections and sessions per second.
     pub accepted: f64,
-    /// To targets, a second; datagrams of UDP alone.
+    /// Traffic to targets per second; datagrams only for UDP.
     pub to_target: Rate,
-    /// To clients, likewise.
+    /// Traffic to clients per second; datagrams only for UDP.
     pub to_client: Rate,
     /// Ended connections and sessions and dropped datagrams since the start, by reason.
     pub ends: Vec<Reason>,
 }
 
-/// State of a rule of a forwarder towards clients.
+/// State of a forwarding rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleState {
-    /// It takes clients.
+    /// It accepts clients.
     #[default]
     Listening,
-    /// It cannot be bound yet; it is tried again (`forward.keep_going`).
+    /// It cannot be bound yet and is retried (`forward.keep_going`).
     Waiting,
-    /// It takes no new clients while its last connections end.
+    /// It takes no new clients, and its last connections end.
     Closed,
 }
 
 impl RuleState {
-    /// As in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -247,7 +246,7 @@ impl RuleState {
     }
 }
 
-/// The last minutes, a second apart, in lists of equal length; null stands for an unknown value.
+/// The last minutes in steps of a second, as lists of equal length; null is an unknown value.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct History {
     /// Time of the last point (RFC 3339); null without points.
@@ -257,40 +256,40 @@ pub struct History {
     /// Sessions or connections.
     #[schema(max_items = 600)]
     pub open: Vec<Option<f64>>,
-    /// Payload bits to peers or targets, a second.
+    /// Payload bits to peers or targets, per second.
     #[schema(max_items = 600)]
     pub to_peer_bps: Vec<Option<f64>>,
-    /// Payload bits to clients, a second.
+    /// Payload bits to clients, per second.
     #[schema(max_items = 600)]
     pub to_client_bps: Vec<Option<f64>>,
-    /// Payload datagrams to peers or targets, a second.
+    /// Payload datagrams to peers or targets, per second.
     #[schema(max_items = 600)]
     pub to_peer_pps: Vec<Option<f64>>,
-    /// Payload datagrams to clients, a second.
+    /// Payload datagrams to clients, per second.
     #[schema(max_items = 600)]
     pub to_client_pps: Vec<Option<f64>>,
-    /// Datagrams lost or dropped, a second.
+    /// Datagrams lost or dropped, per second.
     #[schema(max_items = 600)]
     pub dropped: Vec<Option<f64>>,
-    /// Refusals, a second.
+    /// Refusals per second.
     #[schema(max_items = 600)]
     pub refused: Vec<Option<f64>>,
-    /// The share of its core that the busiest worker took.
+    /// CPU use of the busiest worker as a share of a core.
     #[schema(max_items = 600)]
     pub load: Vec<Option<f64>>,
-    /// Microseconds that a datagram would have waited for the slowest worker.
+    /// Event loop latency of the slowest worker in microseconds.
     #[schema(max_items = 600)]
     pub event_loop_us: Vec<Option<f64>>,
 }
 
-/// Refusals a second, each counted once: what a limit, a peer rule or a drain has refused is among the answers.
+/// Refusals per second, each counted once: refusals by a limit, a peer rule or a drain are among the answers.
 #[must_use]
 pub fn refused(refusals: &[Reason]) -> f64 {
     let counts_once = |kind: &str| matches!(kind, "answer" | "credentials" | "connection" | "tls" | "dtls");
     total(refusals.iter().filter(|reason| counts_once(&reason.kind)).map(|reason| reason.rate))
 }
 
-/// The sum of nothing is 0 here, and -0 in the standard library, which people would see.
+/// Sum that is 0 without items; the standard library returns -0, which would be displayed.
 pub fn total(rates: impl Iterator<Item = f64>) -> f64 {
     rates.fold(0.0, |sum, rate| sum + rate)
 }

@@ -1,4 +1,4 @@
-//! A program as a whole: its state, and the orders that it takes.
+//! A program as a whole: its state, and the orders it takes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,81 +7,75 @@ use utoipa::{ToSchema, openapi::Object};
 
 use crate::{FleetAdmin, Later, Refusal, RefusalFilter, RelayRange, RuleState, one_of};
 
-/// The process of a running program: its control loop, log and sandbox.
+/// Control loop, log and sandbox of a running program.
 pub trait Process: Send + Sync {
-    /// Returns true if it takes no new clients.
     fn is_draining(&self) -> bool;
-    /// Reads the configuration again.
     fn reload(&self) -> Later<'_, Result<Reloaded, NotReloaded>>;
-    /// Takes no new clients, and ends after `patience` at the latest; `None` leaves that to the configuration. Returns `None` if the program
-    /// is ending already.
+    /// Stops taking new clients, and ends after `patience` at the latest; `None` uses the configured deadline. Returns
+    /// `None` if the program is already ending.
     fn drain(&self, patience: Option<Duration>) -> Later<'_, Option<Draining>>;
-    /// Filter of log lines.
     fn log_level(&self) -> String;
     /// Replaces the filter of log lines.
     ///
     /// # Errors
-    /// The mistake in it.
+    /// The mistake in the filter.
     fn set_log_level(&self, level: &str) -> Result<(), String>;
-    /// Rights left to the process; `None` without a sandbox.
+    /// `None` without a sandbox.
     fn sandbox(&self) -> Option<Sandbox> {
         None
     }
 }
 
-/// A running program, asked on its control thread.
+/// A running program; called on its control thread.
 pub trait Program: Send + Sync + 'static {
-    /// Its process.
     fn process(&self) -> &dyn Process;
-    /// Which program it is.
     fn job(&self) -> Job;
     /// The effective configuration as TOML, secrets masked.
     fn to_toml(&self) -> String;
     /// Sessions or connections now.
     fn open(&self) -> u64;
-    /// Metrics as OpenMetrics text.
+    /// OpenMetrics text.
     fn metrics(&self) -> String;
-    /// Recent refusals of the TURN server, the last ones first; `None` without a server.
+    /// Recent refusals of the TURN server, the latest first; `None` without a server.
     fn refusals(&self, _wanted: &RefusalFilter, _most: usize) -> Option<Vec<Refusal>> {
         None
     }
-    /// Configuration keys that control what is counted under this kind and reason; empty if none does.
+    /// Configuration keys that control this kind and reason of refusal; possibly none.
     fn keys_of(&self, _kind: &str, _reason: &str) -> &'static [&'static str] {
         &[]
     }
-    /// Counters of each rule of a forwarder.
+    /// Empty for a server.
     fn rules(&self) -> Vec<Rule> {
         Vec::new()
     }
-    /// Bans, and other servers that are one service with this one; `None` of a forwarder.
+    /// Bans and the fleet; `None` for a forwarder.
     fn fleet(&self) -> Option<Arc<dyn FleetAdmin>> {
         None
     }
 }
 
-/// Why a reload has changed nothing.
+/// Reason why a reload changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotReloaded {
-    /// The configuration is wrong: one line a mistake.
+    /// The configuration is wrong; one line per mistake.
     Refused(Vec<String>),
-    /// The program is about to end.
     Draining,
-    /// Another process is taking over, or has.
+    /// An upgrade is in progress or finished.
     Upgrade,
 }
 
-/// Counters of a rule of a forwarder.
+/// Counters of a forwarding rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
     /// Its name.
     pub name: String,
-    /// State towards clients.
+    /// Its state.
     pub state: RuleState,
     /// Reason for waiting.
     pub waits_for: Option<String>,
-    /// Connections and sessions that exist.
+    /// Open connections and sessions.
     pub open: u64,
-    /// Connections and sessions that began.
+    /// Accepted connections and sessions.
     pub accepted: u64,
     /// Datagrams and bytes to targets.
     pub to_target: (u64, u64),
@@ -91,7 +85,7 @@ pub struct Rule {
     pub ends: Vec<(&'static str, u64)>,
 }
 
-/// Which program it is.
+/// The running subcommand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Job {
@@ -104,7 +98,7 @@ pub enum Job {
 /// State of the program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
-    /// Which program it is.
+    /// The running subcommand.
     pub job: Job,
     /// Version of the program.
     pub version: String,
@@ -116,9 +110,9 @@ pub struct Status {
     pub uptime_s: u64,
     /// It takes no new clients and ends with the last session or connection.
     pub draining: bool,
-    /// Sessions of a server, connections of a forwarder, those of a previous process included. At most 1 s old.
+    /// Sessions of a server or connections of a forwarder, including those of a previous process. At most 1 s old.
     pub open: u64,
-    /// Path of datagrams, of a server.
+    /// I/O path for datagrams, of a server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub datapath: Option<Datapath>,
     /// Relay addresses of a server.
@@ -127,12 +121,12 @@ pub struct Status {
     /// Name in its fleet; absent outside a fleet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Rights left to the process; absent without a sandbox (`sandbox.mode`).
+    /// Remaining rights of the process; absent without a sandbox (`sandbox.mode`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Sandbox>,
 }
 
-/// Rights left to a process in its sandbox. A part that is null is not restricted, for a reason in `missing`.
+/// Remaining rights of a process in its sandbox. A part that is null is not restricted, for a reason in `missing`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Sandbox {
     /// Number of system calls that can be made.
@@ -141,18 +135,18 @@ pub struct Sandbox {
     pub read: Option<Vec<String>>,
     /// Directories that can be written.
     pub written: Option<Vec<String>>,
-    /// As capabilities(7) has them, without `CAP_`.
+    /// Capabilities as in capabilities(7), without `CAP_`.
     pub capabilities: Option<Vec<String>>,
     /// A sentence for each part that is not restricted.
     pub missing: Vec<String>,
 }
 
-/// Path of datagrams.
+/// I/O path for datagrams.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Datapath {
-    /// The step of the ladder, such as `gso`.
+    /// The method, such as `gso`.
     pub step: String,
-    /// Why that one.
+    /// Reason for the choice.
     pub why: String,
 }
 
@@ -170,7 +164,7 @@ pub struct Build {
     pub profile: String,
 }
 
-/// Rights of the client that asks.
+/// Rights of the requesting client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Access {
     /// Changes are allowed: ending sessions, reload, drain, log level.
@@ -192,18 +186,18 @@ pub struct LogLevel {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "deadline_s": 300 }))]
 pub struct Drain {
-    /// Seconds that sessions may live on, at most a day; default `shutdown.deadline`. 0 ends them at once.
+    /// Seconds that sessions may continue, at most a day; default `shutdown.deadline`. 0 ends them immediately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 86400)]
     pub deadline_s: Option<u32>,
 }
 
-/// A drain under way.
+/// A drain in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Draining {
-    /// Sessions or connections that are left.
+    /// Remaining sessions or connections.
     pub open: u64,
-    /// Seconds that they may live on.
+    /// Seconds that they may continue.
     pub deadline_s: f64,
 }
 
@@ -214,7 +208,7 @@ pub struct Reloaded {
     pub changed: Vec<String>,
     /// Keys that have changed, and take effect only after a restart.
     pub after_restart: Vec<String>,
-    /// Doubts, and what could not be taken although the rest was.
+    /// Warnings, including parts that could not be applied although the rest was.
     pub warnings: Vec<String>,
 }
 

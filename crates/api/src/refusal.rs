@@ -1,15 +1,15 @@
-//! Clients that were refused lately.
+//! Recently refused clients.
 
 use serde::{Deserialize, Serialize};
 use turnpike_turn::server::Cidr;
 use utoipa::ToSchema;
 
-/// Selects refusals.
+/// Filter of refusals.
 #[derive(Clone, Debug, Default)]
 pub struct RefusalFilter {
     /// Only clients within this prefix.
     pub client: Option<Cidr>,
-    /// With this in their username.
+    /// Part of the username.
     pub user: Option<String>,
 }
 
@@ -28,7 +28,7 @@ pub struct Refusal {
     pub first_at: String,
     /// The last one.
     pub last_at: String,
-    /// Number of refusals. Above some a second of one address, `/metrics` alone counts them.
+    /// Number of refusals. At a high rate from one address, only `/metrics` counts all of them.
     pub count: u64,
     /// Address of the client at the last one.
     pub client: String,
@@ -36,7 +36,7 @@ pub struct Refusal {
     pub user: Option<String>,
     /// The realm of an authenticated user.
     pub realm: Option<String>,
-    /// Refused thing: `credentials`, `peer`, a request such as `allocate`, `connection`, `tls_handshake`, `dtls_handshake`, `dtls_hello` (forgeable).
+    /// Refused item: `credentials`, `peer`, a request such as `allocate`, `connection`, `tls_handshake`, `dtls_handshake`, `dtls_hello` (forgeable).
     pub asked: String,
     /// STUN error code of the answer; null without one.
     #[schema(minimum = 300, maximum = 699)]
@@ -45,14 +45,14 @@ pub struct Refusal {
     pub reason: String,
     /// Remedy.
     pub remedy: String,
-    /// Keys of the configuration that decide it, such as `limits.allocations_per_user`.
+    /// Configuration keys that control it, such as `limits.allocations_per_user`.
     pub keys: Vec<String>,
     /// Refusals among them that concern other users, requests or peers of the client.
     pub others: u64,
-    /// The last users of these.
+    /// The most recent users among these.
     #[schema(max_items = 16)]
     pub other_users: Vec<String>,
-    /// The last peers of these.
+    /// The most recent peers among these.
     #[schema(max_items = 16)]
     pub other_peers: Vec<String>,
 }

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use crate::{Traffic, transport};
 
-/// All limits that have a number.
+/// All numeric limits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Limits {
     /// One for each key of the configuration.
@@ -20,7 +20,7 @@ pub struct Limit {
     /// The limit; null for none. Times are in seconds (`limits.burst` in milliseconds), rates in bits per second (refusals in refusals per
     /// second), buffers in bytes.
     pub most: Option<u64>,
-    /// Amount in use, where that is one number.
+    /// Amount in use, if it is a single number.
     pub used: Option<u64>,
 }
 
@@ -36,18 +36,18 @@ pub struct Listeners {
 /// A listener for clients.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Listener {
-    /// With a certificate, `tcp` takes TLS too.
+    /// With a certificate, `tcp` accepts TLS too.
     #[schema(schema_with = transport)]
     pub transport: String,
     /// Address and port.
     pub address: String,
     /// A reload has removed it: it takes no new clients and is listed while it has sessions.
     pub closing: bool,
-    /// Sessions that came in here and exist now.
+    /// Current sessions of clients that connected here.
     pub sessions: u64,
-    /// Traffic that these have relayed to peers.
+    /// Traffic of these sessions to peers.
     pub to_peer: Traffic,
-    /// Traffic that these have relayed to clients.
+    /// Traffic of these sessions to clients.
     pub to_client: Traffic,
 }
 
@@ -56,7 +56,7 @@ pub struct Listener {
 pub struct RelayRange {
     /// The address of this machine.
     pub address: String,
-    /// The address that clients see, if it is another one.
+    /// The external address that clients see, if it differs.
     pub external: Option<String>,
     /// The lowest port.
     #[schema(maximum = 65535)]
@@ -64,31 +64,31 @@ pub struct RelayRange {
     /// The highest port.
     #[schema(maximum = 65535)]
     pub last_port: u16,
-    /// True if this machine has the address. Allocations are granted only on an address that it has.
+    /// True if this machine has the address. Allocations are granted only on such addresses.
     pub up: bool,
-    /// Since when that is so (RFC 3339).
+    /// Time of the last change of `up` (RFC 3339).
     pub since: String,
 }
 
 /// Certificates of the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Certificates {
-    /// The default one first.
+    /// The default certificate first.
     pub certificates: Vec<Certificate>,
 }
 
 /// A certificate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Certificate {
-    /// Its file, as the configuration names it.
+    /// Its file, as in the configuration.
     pub file: String,
     /// Its DNS names.
     pub names: Vec<String>,
-    /// The last second in which it is valid (RFC 3339).
+    /// The end of its validity (RFC 3339).
     pub not_after: String,
-    /// Seconds until then; below zero afterwards.
+    /// Seconds until then; negative afterwards.
     pub expires_in_s: i64,
-    /// DTLS can use it, too.
+    /// DTLS can use it too.
     pub dtls: bool,
 }
 
@@ -104,19 +104,19 @@ pub struct Workers {
 pub struct Worker {
     /// Its number, from 0.
     pub number: u64,
-    /// Sessions that it has.
+    /// Its current sessions.
     pub sessions: u64,
-    /// The share of a core that it took lately, 0 to 1.
+    /// Recent CPU use as a share of a core, 0 to 1.
     pub load: Option<f64>,
-    /// The share of time in which it was ready to run lately but another thread had its core.
+    /// Recent share of time in which it was ready to run but another thread had its core.
     pub waiting: Option<f64>,
-    /// Time that a datagram would have waited for it just now, in microseconds; null without an answer.
+    /// Event loop latency in microseconds: the time that a datagram would currently wait; null without an answer.
     pub event_loop_us: Option<u64>,
-    /// Times that it woke up.
+    /// Wake-ups.
     pub wakeups: u64,
     /// Receive calls.
     pub receive_calls: u64,
-    /// Datagrams received; over the receive calls, the size of a batch.
+    /// Datagrams received; divided by the receive calls, the mean batch size.
     pub received: u64,
     /// Send calls.
     pub send_calls: u64,

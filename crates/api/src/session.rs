@@ -8,12 +8,12 @@ use crate::{one_of, transport};
 /// Some sessions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SessionPage {
-    /// In a fixed order that has no meaning.
+    /// In an arbitrary but stable order.
     #[schema(max_items = 1000)]
     pub sessions: Vec<Session>,
     /// The `cursor` of the next page; null on the last one.
     pub next: Option<String>,
-    /// The previous process if it does not answer, in a sentence: its sessions are missing.
+    /// A message if the previous process does not answer: its sessions are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent: Vec<String>,
 }
@@ -21,10 +21,10 @@ pub struct SessionPage {
 /// Sessions of all nodes of a fleet.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FleetSessions {
-    /// Each with its node.
+    /// Each with its `node`.
     #[schema(max_items = 1000)]
     pub sessions: Vec<Session>,
-    /// Nodes that have not answered, and why; their sessions are missing.
+    /// Nodes that did not answer, with the reason; their sessions are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent: Vec<String>,
     /// The `cursor` of the next page; null on the last one.
@@ -34,14 +34,14 @@ pub struct FleetSessions {
 /// An allocation of a client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Session {
-    /// Its name for as long as it lives, on any worker: 32 hex digits.
+    /// Its identifier, which never changes: 32 hex digits.
     #[schema(min_length = 32, max_length = 32, pattern = "^[0-9a-f]{32}$")]
     pub id: String,
     /// The realm of its user.
     pub realm: String,
     /// The username that authenticated it.
     pub user: String,
-    /// The name that quotas count by, if it is another one, such as the id of a time-limited credential.
+    /// The name used for quotas, if it differs, such as the id of a time-limited credential.
     pub identity: Option<String>,
     /// The client's address.
     pub client: String,
@@ -67,12 +67,12 @@ pub struct Session {
     pub to_client: Traffic,
     /// Connections to peers (RFC 6062).
     pub peer_connections: u64,
-    /// The worker that has it now.
+    /// Its current worker.
     pub worker: u64,
-    /// PID of the previous process, if that serves the session since an upgrade in place.
+    /// PID of the previous process, if it still serves the session after an upgrade in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<u32>,
-    /// The node of the fleet that has it; absent where only the node that was asked can.
+    /// Its node in the fleet; absent if only the queried node is possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// Peers that may send to it; absent in lists.
@@ -84,13 +84,13 @@ pub struct Session {
 }
 
 impl Session {
-    /// Names the node that has it.
+    /// Sets the node.
     #[must_use]
     pub fn of_node(self, node: &str) -> Self {
         Self { node: Some(node.to_owned()), ..self }
     }
 
-    /// Names the process that has it, unless one before it does.
+    /// Sets the process, unless it is set already.
     #[must_use]
     pub fn of_process(self, pid: u32) -> Self {
         Self { process: self.process.or(Some(pid)), ..self }
@@ -109,7 +109,7 @@ pub struct Relayed {
 /// Payload, without headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Traffic {
-    /// Datagrams; none of a session that relays TCP.
+    /// Datagrams; 0 for a session that relays TCP.
     pub datagrams: u64,
     /// Bytes.
     pub bytes: u64,
@@ -158,7 +158,7 @@ pub struct SessionQuery {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(schema_with = transport)]
     pub transport: Option<String>,
-    /// A relayed transport address, in the same form.
+    /// A relayed transport address, in the same form as `client`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub relayed: Option<String>,
     /// Sessions per page; default 100.

@@ -52,8 +52,8 @@ pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<Users
     tag = "accounts",
     request_body = NewUser,
     responses(
-        (status = 200, description = "Its password is changed.", body = Change),
-        (status = 201, description = "It is added.", body = Change),
+        (status = 200, description = "Its password was changed.", body = Change),
+        (status = 201, description = "It was added.", body = Change),
     ),
 )]
 pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -64,14 +64,14 @@ pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result
     change.map(|change| put("user", change))
 }
 
-/// Removes a user from the store. Its sessions are refreshed no more and expire.
+/// Removes a user from the store. Its sessions can no longer be refreshed and expire.
 #[utoipa::path(
     delete,
     path = "/v1/users/{name}",
     tag = "accounts",
     params(("name" = String, Path, description = "The username."), RealmQuery),
     responses(
-        (status = 200, description = "It is removed.", body = Change),
+        (status = 200, description = "It was removed.", body = Change),
     ),
 )]
 pub(super) async fn remove_user(
@@ -86,14 +86,14 @@ pub(super) async fn remove_user(
     change.map(|change| removed("user", change))
 }
 
-/// Lists secrets of time-limited credentials by their fingerprints. This needs full rights, because a fingerprint may give a weak secret away.
+/// Lists secrets of time-limited credentials by their fingerprints. This needs full rights, because a fingerprint can reveal a weak secret.
 #[utoipa::path(
     get,
     path = "/v1/secrets",
     tag = "accounts",
     params(RealmQuery),
     responses(
-        (status = 200, description = "Those of the configuration and of the store.", body = Secrets),
+        (status = 200, description = "Secrets of the configuration and of the store.", body = Secrets),
     ),
 )]
 pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<Secrets>, Problem> {
@@ -108,8 +108,8 @@ pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<Sec
     tag = "accounts",
     request_body = NewSecret,
     responses(
-        (status = 200, description = "The store had it.", body = Change),
-        (status = 201, description = "It is added.", body = Change),
+        (status = 200, description = "The store already had it.", body = Change),
+        (status = 201, description = "It was added.", body = Change),
     ),
 )]
 pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -127,7 +127,7 @@ pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Resu
     tag = "accounts",
     params(("fingerprint" = String, Path, description = "As in the list."), RealmQuery),
     responses(
-        (status = 200, description = "It is removed.", body = Change),
+        (status = 200, description = "It was removed.", body = Change),
     ),
 )]
 pub(super) async fn remove_secret(
@@ -143,15 +143,15 @@ pub(super) async fn remove_secret(
     Ok(removed("secret", change))
 }
 
-/// Replaces the secrets of time-limited credentials. The new secret makes credentials from now on. The others count until credentials made with
-/// them have ended, and are removed then.
+/// Replaces the secrets of time-limited credentials. The new secret signs from now on. The others stay valid until credentials made with
+/// them have expired, and are then removed.
 #[utoipa::path(
     post,
     path = "/v1/secrets/rotation",
     tag = "accounts",
     request_body(content = Option<Rotation>),
     responses(
-        (status = 200, description = "It makes new credentials.", body = Rotated),
+        (status = 200, description = "The new secret signs from now on.", body = Rotated),
     ),
 )]
 pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -172,21 +172,21 @@ pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> R
     path = "/v1/keys",
     tag = "accounts",
     responses(
-        (status = 200, description = "All of them.", body = Keys),
+        (status = 200, description = "All keys.", body = Keys),
     ),
 )]
 pub(super) async fn keys(State(app): State<App>) -> Result<Json<Keys>, Problem> {
     Ok(Json(app.accounts()?.keys().await?))
 }
 
-/// Adds the hash of a key. A name that is taken is refused, so that its owner keeps the key.
+/// Adds the hash of a key. An existing name is refused, so that its owner keeps the key.
 #[utoipa::path(
     post,
     path = "/v1/keys",
     tag = "accounts",
     request_body = NewKey,
     responses(
-        (status = 201, description = "It is added.", body = Change),
+        (status = 201, description = "It was added.", body = Change),
     ),
 )]
 pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -197,14 +197,14 @@ pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<
     Ok(put("key", change))
 }
 
-/// Removes a key. Credentials that were made for it last until their own end.
+/// Removes a key. Credentials made with it stay valid until they expire.
 #[utoipa::path(
     delete,
     path = "/v1/keys/{name}",
     tag = "accounts",
     params(("name" = String, Path, description = "As in the list.")),
     responses(
-        (status = 200, description = "It is removed.", body = Change),
+        (status = 200, description = "It was removed.", body = Change),
     ),
 )]
 pub(super) async fn remove_key(State(app): State<App>, name: PathPart) -> Result<Response, Problem> {
@@ -258,14 +258,14 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Probl
     Ok(Json(Realms { realms: realms.collect(), stored }))
 }
 
-/// Adds a realm to the store, beside those of the configuration, or changes its limits.
+/// Adds a realm to the store, in addition to those of the configuration, or changes its limits.
 #[utoipa::path(
     post,
     path = "/v1/realms",
     tag = "accounts",
     request_body = NewRealm,
     responses(
-        (status = 200, description = "Its limits are changed.", body = Change),
+        (status = 200, description = "Its limits were changed.", body = Change),
         (status = 201, description = "It is served within a second.", body = Change),
     ),
 )]
@@ -284,7 +284,7 @@ pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Resul
     tag = "accounts",
     params(("name" = String, Path, description = "Its name.")),
     responses(
-        (status = 200, description = "It is removed.", body = Change),
+        (status = 200, description = "It was removed.", body = Change),
     ),
 )]
 pub(super) async fn remove_realm(State(app): State<App>, name: PathPart) -> Result<Response, Problem> {

@@ -78,7 +78,7 @@ pub(super) async fn bans(State(app): State<App>) -> Result<Json<Bans>, Problem> 
     request_body = NewBan,
     responses(
         (status = 201, description = "The ban is in force on all nodes.", body = Banned),
-        (status = 202, description = "The ban is in force on the node that was asked. It is announced to the others when the fleet's store answers again.", body = Banned),
+        (status = 202, description = "The ban is in force on the queried node. The others are informed when the fleet's store answers again.", body = Banned),
     ),
 )]
 pub(super) async fn put_ban(
@@ -118,15 +118,15 @@ pub(super) async fn put_ban(
     Ok((status, Extension(audit), Json(Banned { ban: shown(&ban), ended, announced })).into_response())
 }
 
-/// Ends a ban before its time.
+/// Lifts a ban before its end.
 #[utoipa::path(
     delete,
     path = "/v1/bans",
     tag = "bans",
     params(BanQuery),
     responses(
-        (status = 200, description = "The ban is over on all nodes.", body = Unbanned),
-        (status = 202, description = "The ban is over on the node that was asked. This is announced to the others when the fleet's store answers again.", body = Unbanned),
+        (status = 200, description = "The ban is lifted on all nodes.", body = Unbanned),
+        (status = 202, description = "The ban is lifted on the queried node. The others are informed when the fleet's store answers again.", body = Unbanned),
     ),
 )]
 pub(super) async fn remove_ban(

@@ -64,9 +64,9 @@ pub(crate) struct RestQuery {
     #[schema(min_length = 1, max_length = 256)]
     #[param(min_length = 1, max_length = 256)]
     username: Option<String>,
-    /// The key of the application on a listener for applications; ignored on the admin interface.
+    /// The application's key, on a listener for applications; ignored on the admin interface.
     key: Option<String>,
-    /// The same as `key`, as Janus calls it.
+    /// Alias of `key`, used by Janus.
     api: Option<String>,
     /// Lifetime in seconds, at most `credentials.max_ttl`; default `credentials.ttl`.
     #[schema(minimum = 1, maximum = 31536000)]
@@ -97,7 +97,7 @@ pub(crate) async fn make(
 }
 
 /// Shows the page to browsers, and a list of paths to other clients. With a query, such as `/?service=turn&username=alice`, makes a credential
-/// in the form of the draft of a TURN REST API.
+/// in the form of the TURN REST API draft.
 #[utoipa::path(
     get,
     path = "/",
@@ -122,7 +122,7 @@ pub(crate) async fn front(
     if web::is_wanted(request.headers()) { web::front() } else { health::PATHS.into_response() }
 }
 
-/// Makes a credential in the form of the draft of a TURN REST API. Parameters are in the URI, in a form, or in both, as Janus sends them.
+/// Makes a credential in the form of the TURN REST API draft. Parameters are in the URI, in a form body, or in both, as Janus sends them.
 #[utoipa::path(
     post,
     path = "/",

@@ -57,7 +57,7 @@ pub(super) async fn fleet(State(app): State<App>) -> Result<Json<FleetStatus>, P
     app.fleet_status().map(Json)
 }
 
-/// Sends new clients to other nodes. The node runs on, and its next start undoes this.
+/// Redirects new clients to other nodes. The node keeps running, and its next start undoes this.
 #[utoipa::path(
     post,
     path = "/v1/fleet/nodes/{node}/drain",
@@ -85,7 +85,7 @@ pub(super) async fn uncordon_node(State(app): State<App>, node: PathPart) -> Res
     app.order(node, false).await
 }
 
-/// Passes a request on to a node, and its answer back.
+/// Forwards a request to a node, and returns its response.
 #[utoipa::path(
     get,
     path = "/v1/fleet/nodes/{node}/v1/{path}",
@@ -95,7 +95,7 @@ pub(super) async fn uncordon_node(State(app): State<App>, node: PathPart) -> Res
         ("path" = String, Path, description = "Such as `sessions`, `workers` or `status`."),
     ),
     responses(
-        (status = 200, description = "The answer of that node.", body = Object),
+        (status = 200, description = "The response of that node.", body = Object),
     ),
 )]
 pub(super) async fn of_node(
@@ -125,7 +125,7 @@ pub(super) async fn of_node(
     Ok((Extension(audit), passed_on(answer)).into_response())
 }
 
-/// Ends a session of a node. Other paths have no DELETE through another node.
+/// Ends a session of a node. No other path supports DELETE through another node.
 #[utoipa::path(
     delete,
     path = "/v1/fleet/nodes/{node}/v1/{path}",
@@ -135,7 +135,7 @@ pub(super) async fn of_node(
         ("path" = String, Path, description = "Such as `sessions/5f2c9a7be01d4c3f8a6b1e2d3c4f5a69`."),
     ),
     responses(
-        (status = 200, description = "The answer of that node.", body = Object),
+        (status = 200, description = "The response of that node.", body = Object),
     ),
 )]
 #[expect(dead_code, reason = "describes a method that another handler answers")]

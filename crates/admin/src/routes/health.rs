@@ -92,7 +92,7 @@ fn readiness(app: &App, relays: &[RelayRange]) -> (StatusCode, &'static str) {
 #[expect(dead_code, reason = "describes a path that another handler answers")]
 pub(super) fn health() {}
 
-/// Shows all counters for Prometheus: as OpenMetrics if `Accept` names that, else in the older text format.
+/// Shows all metrics for Prometheus: as OpenMetrics if `Accept` lists it, otherwise in the older text format.
 #[utoipa::path(
     get,
     path = "/metrics",

@@ -43,7 +43,7 @@ pub(super) struct EventQuery {
     path = "/v1/access",
     tag = "program",
     responses(
-        (status = 200, description = "Its rights.", body = Access),
+        (status = 200, description = "The rights.", body = Access),
     ),
 )]
 pub(super) async fn access(State(app): State<App>, Extension(grant): Extension<Grant>) -> Json<Access> {
@@ -51,13 +51,13 @@ pub(super) async fn access(State(app): State<App>, Extension(grant): Extension<G
     Json(Access { may_change })
 }
 
-/// Shows the activity of the program at this moment.
+/// Shows the current activity of the program.
 #[utoipa::path(
     get,
     path = "/v1/live",
     tag = "live",
     responses(
-        (status = 200, description = "A reading that is at most two seconds old.", body = Live),
+        (status = 200, description = "Values that are at most two seconds old.", body = Live),
     ),
 )]
 pub(super) async fn newest(State(app): State<App>) -> Result<Json<Live>, Problem> {
@@ -65,7 +65,7 @@ pub(super) async fn newest(State(app): State<App>) -> Result<Json<Live>, Problem
     Ok(Json(frame.live.clone()))
 }
 
-/// Shows the last ten minutes, a second apart.
+/// Shows the last ten minutes in steps of a second.
 #[utoipa::path(
     get,
     path = "/v1/live/history",

@@ -30,7 +30,7 @@ pub(super) struct RefusalQuery {
     limit: Option<usize>,
 }
 
-/// Lists recent refusals, the latest first. Refusals of one client for one reason are one entry. Memory bounds their number.
+/// Lists recent refusals, the latest first. Refusals of one client for one reason are one entry. Their number is bounded.
 #[utoipa::path(
     get,
     path = "/v1/refusals",

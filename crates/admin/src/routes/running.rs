@@ -76,7 +76,7 @@ pub(super) async fn log_level(State(app): State<App>) -> Json<LogLevel> {
     Json(LogLevel { level: app.program.process().log_level() })
 }
 
-/// Changes the filter of log lines until the program ends. The configuration stays as it is.
+/// Changes the filter of log lines until the program ends. The configuration is unchanged.
 #[utoipa::path(
     put,
     path = "/v1/log",
@@ -104,7 +104,7 @@ pub(super) async fn set_log_level(State(app): State<App>, request: Request) -> R
     Ok((Extension(audit), Json(wanted)).into_response())
 }
 
-/// Reads the configuration and the certificates again. With a mistake in it, nothing changes.
+/// Reads the configuration and the certificates again. If there is a mistake, nothing changes.
 #[utoipa::path(
     post,
     path = "/v1/reload",
@@ -148,7 +148,7 @@ pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> 
     tag = "program",
     request_body(content = Option<Drain>),
     responses(
-        (status = 202, description = "It drains.", body = Draining),
+        (status = 202, description = "The drain has started.", body = Draining),
     ),
 )]
 pub(super) async fn drain(State(app): State<App>, request: Request) -> Result<Response, Problem> {

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
     path = "/v1/limits",
     tag = "server",
     responses(
-        (status = 200, description = "All limits that are numbers.", body = Limits),
+        (status = 200, description = "All numeric limits.", body = Limits),
     ),
 )]
 pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Problem> {
@@ -77,7 +77,7 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Probl
     path = "/v1/listeners",
     tag = "server",
     responses(
-        (status = 200, description = "All of them, with real ports.", body = Listeners),
+        (status = 200, description = "All listeners and relay addresses, with their actual ports.", body = Listeners),
     ),
 )]
 pub(super) async fn listeners(State(app): State<App>) -> Result<Json<Listeners>, Problem> {
@@ -101,7 +101,7 @@ pub(super) async fn listeners(State(app): State<App>) -> Result<Json<Listeners>,
     path = "/v1/certificates",
     tag = "server",
     responses(
-        (status = 200, description = "All of them.", body = Certificates),
+        (status = 200, description = "All certificates.", body = Certificates),
     ),
 )]
 pub(super) async fn certificates(State(app): State<App>) -> Result<Json<Certificates>, Problem> {
@@ -126,7 +126,7 @@ pub(super) async fn certificates(State(app): State<App>) -> Result<Json<Certific
     path = "/v1/workers",
     tag = "server",
     responses(
-        (status = 200, description = "All of them.", body = Workers),
+        (status = 200, description = "All workers.", body = Workers),
     ),
 )]
 pub(super) async fn workers(State(app): State<App>) -> Result<Json<Workers>, Problem> {

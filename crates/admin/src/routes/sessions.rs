@@ -90,7 +90,7 @@ fn place(query: &SessionQuery) -> Result<Place, Problem> {
     place.ok_or_else(|| Problem::bad_request("cursor is expected to be `next` of another page"))
 }
 
-/// Lists sessions in pages. A session that exists throughout and stays on its worker is in exactly one of them.
+/// Lists sessions in pages. A session that exists throughout and stays on its worker is on exactly one page.
 #[utoipa::path(
     get,
     path = "/v1/sessions",
@@ -132,7 +132,7 @@ pub(super) async fn one(
     app.elsewhere(app.asker(&grant), &Method::GET, id).await.map(Json)
 }
 
-/// Ends a session on any node of the fleet. Its client may make another one at once.
+/// Ends a session on any node of the fleet. Its client may immediately start another one.
 #[utoipa::path(
     delete,
     path = "/v1/sessions/{id}",
