@@ -260,7 +260,7 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
         let made_up = || GeneratedSecret { what: "secret", text: "one" };
         let text = shown(|out| backend.rotate_secret(rotate("one"), Some(made_up()), false, out));
         let first = format!(
-            "secret {one} makes new credentials in realm blue ({place})\nthere was no other\nsecret: one\n"
+            "secret {one} makes new credentials in realm blue ({place})\nthere was no other secret\nsecret: one\n"
         );
         assert_eq!(text, first);
         let text = shown(|out| backend.rotate_secret(rotate("two"), None, true, out));

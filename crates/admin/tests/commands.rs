@@ -93,7 +93,7 @@ fn a_reload_says_each_change_and_each_mistake_on_a_line() {
     let running = Running::server(1);
     let client = client(&running);
     let reload = |json| shown(|out| commands::reload(&client, json, out));
-    assert_eq!(reload(false), "reloaded; nothing has changed that a reload takes\n");
+    assert_eq!(reload(false), "reloaded; no changes that a reload applies\n");
     let lines = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
     *running.program.reload.lock().unwrap() = Ok(Reloaded {
         changed: lines(&["auth.users: 1 added", "realm a: removed"]),
@@ -116,7 +116,7 @@ fn a_drain_says_what_is_left() {
     let running = Running::server(1);
     let client = client(&running);
     let text = shown(|out| commands::drain(&client, Some(9), false, out));
-    assert_eq!(text, "draining: 7 open, for 9 s at the most\n");
+    assert_eq!(text, "draining: 7 open, for at most 9 s\n");
     let json: Value = serde_json::from_str(&shown(|out| commands::drain(&client, None, true, out))).unwrap();
     assert_eq!((json["open"].as_u64(), json["deadline_s"].as_f64()), (Some(7), Some(30.0)));
 }

@@ -240,11 +240,11 @@ fn the_commands_show_a_fleet_and_steer_it() {
     commands::order_node(&client, Some("b"), false, false, &mut out).unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[0], "fleet turnpike in redis://h, as node a sees it");
+    assert_eq!(lines[0], "fleet turnpike in redis://h, as seen by node a");
     assert!(lines[1].starts_with("NODE ") && lines[3].starts_with("b "), "{text}");
     assert!(lines[3].contains("3 of 100") && lines[3].contains("8.00 Mbit/s"), "{text}");
     assert!(
-        lines[5].starts_with("node b takes nobody new") && lines[6] == "node b takes clients again",
+        lines[5].starts_with("node b takes no new clients") && lines[6] == "node b takes clients again",
         "{text}"
     );
     commands::order_node(&client, None, false, false, &mut out).unwrap();
@@ -252,7 +252,7 @@ fn the_commands_show_a_fleet_and_steer_it() {
     *nodes[0].member().health.lock().unwrap() = FleetHealth::Recovering;
     commands::show_fleet(&client, Format::Text(None), &mut out).unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
-    assert!(text.contains("\nthe store does not know yet what all nodes have: "), "{text}");
+    assert!(text.contains("\nthe store does not know the use of all nodes yet; "), "{text}");
     together.silence("c");
     commands::list_fleet_sessions(&client, Sessions::default(), Format::Text(None), &mut out).unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();

@@ -1,4 +1,5 @@
-//! How the commands reach a running program: over its Unix socket where nobody says otherwise, over TCP on loopback, and by TLS elsewhere.
+//! Client for the admin interface of a running program: over its Unix socket by default, over TCP on
+//! loopback, and over TLS elsewhere.
 
 use std::{
     fmt, fs,
@@ -33,19 +34,18 @@ use turnpike_api::{Job, Status};
 use turnpike_client::{TlsOptions, Verifier, certificates::Authorities, explain};
 use turnpike_config::{Secret, Settings, forward::ForwardSettings, secret_file};
 
-/// What a request may take: a little more than the server gives it.
+/// Request timeout; a little longer than the server's.
 const PATIENCE: Duration = Duration::from_secs(35);
-/// The port of a URL that names none.
+/// Default port of a URL.
 const HTTPS: u16 = 443;
 
-/// Where a program listens.
+/// Address of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Its Unix socket.
     Unix(PathBuf),
-    /// By HTTP in the clear.
+    /// Plain HTTP.
     Tcp(SocketAddr),
-    /// By TLS: host and port.
+    /// HTTPS: host and port.
     Tls(String, u16),
 }
 
@@ -55,7 +55,7 @@ impl FromStr for Target {
     fn from_str(text: &str) -> Result<Self, String> {
         let expected = || {
             format!(
-                "{text:?} is no address: expected unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT"
+                "{text:?} is not an address: expected unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT"
             )
         };
         if let Some(path) = text.strip_prefix("unix:") {
@@ -64,7 +64,7 @@ impl FromStr for Target {
         if let Some(rest) = text.strip_prefix("https://") {
             let authority: Authority = rest.trim_end_matches('/').parse().map_err(|_| expected())?;
             let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-            // What stands before an @ is for nobody here.
+            // Rejects user info before an @.
             let is_plain = !host.is_empty() && !authority.as_str().contains('@');
             let port = authority.port_u16().unwrap_or(HTTPS);
             return if is_plain { Ok(Self::Tls(host, port)) } else { Err(expected()) };
@@ -74,9 +74,7 @@ impl FromStr for Target {
         if address.ip().to_canonical().is_loopback() {
             Ok(Self::Tcp(address))
         } else {
-            Err(format!(
-                "{address} is not on loopback: beyond that it is served by TLS, as https://{address}"
-            ))
+            Err(format!("{address} is not on loopback: use TLS, with https://{address}"))
         }
     }
 }
@@ -91,81 +89,67 @@ impl fmt::Display for Target {
     }
 }
 
-/// As a URL and a Host header have it.
+/// Form for a URL or Host header.
 fn bracketed(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// Why there is no answer, or no good one; each message says what to do.
+/// Reason for a missing or bad answer; each message includes what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody listens there.
-    #[error("no running turnpike serve was found, at {}; name another one's address with --admin unix:/PATH", .tried.join(" or "))]
+    /// No program is listening.
+    #[error("no running turnpike serve was found, at {}; for another address, use --admin unix:/PATH", .tried.join(" or "))]
     Nobody {
-        /// Where it was looked for.
+        /// Addresses that were tried.
         tried: Vec<String>,
     },
-    /// It is somebody else's.
-    #[error("{target} is another user's: run this as that user, or as root")]
-    Forbidden {
-        /// Where.
-        target: Target,
-    },
-    /// On the way.
+    /// Permission denied.
+    #[error("{target} belongs to another user: run this command as that user, or as root")]
+    Forbidden { target: Target },
+    /// The connection failed.
     #[error("{target} does not answer: {source}")]
-    Broken {
-        /// Where.
-        target: Target,
-        /// What happened.
-        source: io::Error,
-    },
-    /// It said why not.
+    Broken { target: Target, source: io::Error },
+    /// The program refused the request.
     #[error("{}{}", .0.detail, listed(&.0.errors))]
     Refused(Problem),
-    /// It is no turnpike, or of another version.
-    #[error("{target} answers what cannot be understood ({status}): {why}")]
+    /// Not a turnpike, or another version.
+    #[error("unexpected answer of {target} ({status}): {why}")]
     Strange {
-        /// Where.
         target: Target,
         /// HTTP status.
         status: u16,
-        /// The fault.
         why: String,
     },
-    /// A token file.
+    /// The token file cannot be read.
     #[error("cannot read the token in {}: {source}", path.display())]
-    Token {
-        /// Which.
-        path: PathBuf,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    Token { path: PathBuf, source: io::Error },
 }
 
-/// Lines behind a sentence.
+/// Lines appended to a sentence.
 pub(crate) fn listed(lines: &[String]) -> String {
     lines.iter().map(|line| format!("\n{line}")).collect()
 }
 
-/// One program that can be asked.
+/// Client of one program.
 pub struct Client {
     targets: Vec<Target>,
-    /// Which of them has answered last.
+    /// Target of the last answer.
     answered: Mutex<Option<Target>>,
     token: Option<Secret>,
-    /// PEM, where others than the machine's authorities are trusted.
+    /// PEM file of trusted CAs; `None` for the system's.
     ca: Option<PathBuf>,
-    /// Made when it is first needed; or why it cannot be.
+    /// Created on first use, or the error.
     tls: OnceLock<Result<Arc<ClientConfig>, String>>,
     runtime: Runtime,
 }
 
 impl Client {
-    /// Of the program at `target`, or of the server of this user or this machine; with the first line of a file as its token.
+    /// Client for the program at `target`, by default for the server of this user or this machine. The first
+    /// line of `token_file` is the token.
     ///
     /// # Errors
-    /// Where the file cannot be read. Whether somebody is there turns out with the first question.
+    /// The file cannot be read. A missing program shows only with the first request.
     pub fn new(target: Option<Target>, token_file: Option<&Path>) -> Result<Self, ClientError> {
         let token = token_file.map(|path| {
             let invalid = |why| io::Error::new(io::ErrorKind::InvalidData, why);
@@ -182,17 +166,17 @@ impl Client {
         Ok(Self { targets, answered: Mutex::default(), token, ca: None, tls: OnceLock::new(), runtime })
     }
 
-    /// Asks the server on loopback too, if nobody is at its sockets: there it may be looked at by everybody on this machine.
+    /// Falls back to the server's port on loopback, which every local user may read.
     #[must_use]
     pub fn or_on_loopback(mut self) -> Self {
         self.targets.extend(Settings::default().admin.tcp().map(Target::Tcp));
         self
     }
 
-    /// Asks a forwarder of this user or this machine too, behind the servers.
+    /// Falls back to a forwarder of this user or this machine.
     #[must_use]
     pub fn or_a_forwarder(mut self) -> Self {
-        // The last is that of the unit.
+        // The last one belongs to the packaged unit.
         let sockets =
             candidates(Job::Forward).into_iter().chain([PathBuf::from("/run/turnpike-forward/forward.sock")]);
         let on_loopback = ForwardSettings::default().admin;
@@ -201,7 +185,7 @@ impl Client {
         self
     }
 
-    /// Trusts the authorities in this file, or the very certificate in it, in place of the machine's authorities.
+    /// Trusts the CAs or the certificate in this file instead of the system's CAs.
     #[must_use]
     pub fn trusting(mut self, ca: Option<PathBuf>) -> Self {
         self.ca = ca;
@@ -223,7 +207,7 @@ impl Client {
         made.clone().map_err(io::Error::other)
     }
 
-    /// Who has answered, for people; who is asked, while nobody has.
+    /// The target of the last answer, or all targets before that.
     #[must_use]
     pub fn whom(&self) -> String {
         let answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
@@ -231,10 +215,10 @@ impl Client {
         targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
     }
 
-    /// Whether a program answers.
+    /// Returns true if a program answers.
     ///
     /// # Errors
-    /// See [`ClientError`]: somebody is there who does not answer this one.
+    /// See [`ClientError`]: a program is listening but refuses.
     pub fn finds_somebody(&self) -> Result<bool, ClientError> {
         match self.get::<Status>("/v1/status") {
             Ok(_) => Ok(true),
@@ -243,7 +227,7 @@ impl Client {
         }
     }
 
-    /// What is at this path.
+    /// Sends GET.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -251,7 +235,7 @@ impl Client {
         self.ask(Method::GET, path, Bytes::new())
     }
 
-    /// Has something done.
+    /// Sends POST.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -264,7 +248,7 @@ impl Client {
         self.ask(Method::POST, path, body.unwrap_or_default().into())
     }
 
-    /// Has something ended.
+    /// Sends DELETE.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -272,7 +256,7 @@ impl Client {
         self.ask(Method::DELETE, path, Bytes::new())
     }
 
-    /// What is said at this path in words, and whether it is well: `/livez`, `/readyz`.
+    /// Text of `/livez` or `/readyz`, and true for a success status.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -286,7 +270,7 @@ impl Client {
         understand(target, status, &bytes)
     }
 
-    /// Of the first program that is found.
+    /// Answer of the first program found.
     fn answer(
         &self,
         method: &Method,
@@ -349,7 +333,7 @@ impl Client {
     }
 }
 
-/// Why a handshake failed.
+/// Explains a failed handshake.
 fn in_words(error: io::Error) -> io::Error {
     let of_tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).map(explain);
     of_tls.map_or(error, io::Error::other)
@@ -389,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_a_socket_on_loopback_or_a_url() {
+    fn target_is_a_socket_loopback_address_or_url() {
         assert_eq!("unix:/run/a.sock".parse(), Ok(Target::Unix("/run/a.sock".into())));
         for text in ["127.0.0.1:9641", "http://127.0.0.1:9641/"] {
             assert_eq!(text.parse(), Ok(Target::Tcp(([127, 0, 0, 1], 9641).into())), "{text}");

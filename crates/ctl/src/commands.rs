@@ -1,5 +1,5 @@
-//! `turnpike sessions`, `session`, `drain` and `reload`: their requests, and their answers as tables for people or as JSON. `user`, `secret`,
-//! `realm` and `key` are in `account_commands`; `fleet` and `health` have files of their own.
+//! `turnpike sessions`, `session`, `drain` and `reload`: their requests, and output as tables or JSON.
+//! `user`, `secret`, `realm` and `key` are in `account_commands`; `fleet` and `health` have their own files.
 
 mod account_commands;
 mod fleet;
@@ -27,25 +27,23 @@ use crate::{
     table::{Table, write_members},
 };
 
-/// Sessions asked for at a time.
+/// Sessions per request.
 const PAGE: usize = 1000;
 
-/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// It was not answered, or refused.
+    /// No answer, or a refusal.
     #[error(transparent)]
     Client(ClientError),
-    /// It was not done, by a running program or here.
+    /// Refused by a running program or by this process.
     #[error("{}{}", .0.detail, listed(&.0.errors))]
     Refused(Problem),
-    /// A picture that changes needs one.
-    #[error("standard input or output is no terminal: use --once or --json")]
+    /// The interactive screen needs a terminal.
+    #[error("standard input or output is not a terminal: use --once or --json")]
     NoTerminal,
-    /// It runs, and is not as it is asked to be: it takes nobody new.
+    /// The program runs but is not ready.
     #[error("it is {0}")]
     Unwell(String),
-    /// What was answered cannot be shown.
     #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
 }
@@ -66,27 +64,25 @@ impl From<Problem> for CommandError {
 }
 
 impl CommandError {
-    /// Whether what was typed is wrong, and not what became of it.
+    /// Returns true for a mistake on the command line.
     #[must_use]
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Refused(problem) if problem.status == 400)
     }
 }
 
-/// Which sessions are to be shown; all that is named must fit. The words are judged by the server.
+/// Filter of sessions; all conditions must match. The server validates the values.
 #[derive(Clone, Debug, Default)]
 pub struct Sessions {
-    /// Username, or whom quotas count.
+    /// Username, or the name used for quotas.
     pub user: Option<String>,
-    /// Realm.
     pub realm: Option<String>,
-    /// Client: address with port, address, or prefix.
+    /// Address with port, address, or prefix.
     pub client: Option<String>,
     /// `udp`, `tcp`, `tls` or `dtls`.
     pub transport: Option<String>,
-    /// Relayed transport address, in the same way.
+    /// In the same forms as `client`.
     pub relayed: Option<String>,
-    /// No more than that.
     pub limit: Option<usize>,
 }
 
@@ -97,7 +93,7 @@ impl Sessions {
     }
 }
 
-/// Lists sessions, page by page as they come. As JSON it is one array.
+/// Lists sessions, page by page. JSON output is one array.
 ///
 /// # Errors
 /// See [`CommandError`].
@@ -118,7 +114,7 @@ pub fn list_sessions(
     Ok(list.end_without(out, "no sessions", &silent)?)
 }
 
-/// Shows one session with all that is known of it.
+/// Shows all details of a session.
 ///
 /// # Errors
 /// See [`CommandError`].
@@ -158,7 +154,7 @@ pub fn end_session(
     Ok(())
 }
 
-/// Has the program take nobody new and end with its last session, after so many seconds at the latest.
+/// Drains the program; it ends with its last session, after `deadline_s` seconds at the latest.
 ///
 /// # Errors
 /// See [`CommandError`].
@@ -174,12 +170,12 @@ pub fn drain(
     } else {
         let Draining { open, deadline_s } = draining;
         let most = span(Duration::try_from_secs_f64(deadline_s.round()).unwrap_or(Duration::MAX).as_secs());
-        writeln!(out, "draining: {open} open, for {most} at the most")?;
+        writeln!(out, "draining: {open} open, for at most {most}")?;
     }
     Ok(())
 }
 
-/// Has the program read its configuration again, and shows what has changed.
+/// Reloads the configuration and shows the changes.
 ///
 /// # Errors
 /// See [`CommandError`].
@@ -200,12 +196,13 @@ pub fn reload(client: &Client, json: bool, out: &mut dyn Write) -> Result<(), Co
         writeln!(out, "{}", escape::line(line))?;
     }
     if changed.is_empty() {
-        writeln!(out, "reloaded; nothing has changed that a reload takes")?;
+        writeln!(out, "reloaded; no changes that a reload applies")?;
     }
     Ok(())
 }
 
-/// Asks for page after page, as many sessions as are wanted. `show` says how many were on one, and where the next begins.
+/// Requests pages until the limit is reached. `show` returns the number of sessions on a page and the next
+/// cursor.
 fn each_page<P: DeserializeOwned>(
     client: &Client,
     path: &str,
@@ -226,13 +223,13 @@ fn each_page<P: DeserializeOwned>(
     Ok(())
 }
 
-/// What is typed may hold anything; a path may not.
+/// Path of a session; strips characters that are invalid in a path.
 fn path_of(id: &str) -> String {
     let plain = id.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
     format!("/v1/sessions/{}", if plain.is_empty() { "-" } else { &plain })
 }
 
-/// The same of any name, as it is.
+/// Percent-encodes a name for a path.
 fn encoded(name: &str) -> String {
     let mut text = String::new();
     for byte in name.bytes() {
@@ -248,11 +245,11 @@ fn write_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
     writeln!(out, "{}", escape::json(&serde_json::to_string_pretty(value)?))
 }
 
-/// Rows as they come.
+/// Rows that are written page by page.
 enum List<const N: usize> {
-    /// With their number.
+    /// With the number of rows.
     Table(Table<N>, Format, usize),
-    /// Whether one has been written.
+    /// True after the first row.
     Json(bool),
 }
 
@@ -282,12 +279,12 @@ impl<const N: usize> List<N> {
         }
     }
 
-    /// `none` is for people.
+    /// `none` is the text for an empty table.
     fn end(self, out: &mut dyn Write, none: &str) -> io::Result<()> {
         self.end_without(out, none, &[])
     }
 
-    /// Names what is missing, for people too: an array has no place for it.
+    /// Also lists nodes without an answer, in text output only: a JSON array has no place for them.
     fn end_without(self, out: &mut dyn Write, none: &str, silent: &[String]) -> io::Result<()> {
         match self {
             Self::Table(_, format, count) => {

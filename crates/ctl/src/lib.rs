@@ -1,9 +1,9 @@
-//! The commands of operators: sessions, users, secrets, realms, keys, fleet, reload, drain, health checks and `top`. They ask a running program
-//! over its admin interface, and show the answers as tables or JSON.
+//! Operator commands: sessions, users, secrets, realms, keys, fleet, reload, drain, health checks and `top`.
+//! They send requests to the admin interface of a running program and show the answers as tables or JSON.
 //!
 //! ```text
 //!  commands, top ─▶ client ─▶ admin interface of a program
-//!      └──────────▶ accounts of a store, where no program runs
+//!      └──────────▶ accounts of a store, without a running program
 //! ```
 #![forbid(unsafe_code)]
 

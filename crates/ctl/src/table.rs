@@ -1,5 +1,5 @@
-//! Tables for people: columns as wide as what is first shown in them. On a terminal that is too narrow, each row becomes a record with one
-//! line for each column, so that no line breaks within an address.
+//! Tables with columns as wide as the content of the first page. On a terminal that is too narrow, each row
+//! becomes a record with one line per column, so that no address is broken.
 
 use std::{
     fmt::Write as _,
@@ -12,17 +12,16 @@ use turnpike_wire::escape;
 /// Blanks between two columns.
 const GAP: usize = 2;
 
-/// Form of the output of a command.
+/// Output format of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// For programs.
     Json,
-    /// For people, in lines of at most so many columns; `None` if lines may have any length.
+    /// Text with lines of at most this width; `None` for any length.
     Text(Option<usize>),
 }
 
 impl Format {
-    /// For standard output: no line is longer than a terminal is wide.
+    /// For standard output, limited to the width of the terminal.
     #[must_use]
     pub fn of_stdout(json: bool) -> Self {
         if json {
@@ -43,13 +42,13 @@ impl Format {
         }
     }
 
-    /// A sentence, broken between words.
+    /// A sentence, wrapped between words.
     pub(crate) fn sentence(self, text: &str) -> String {
         broken(text, self.columns()).join("\n")
     }
 }
 
-/// Writes rows as they come; the widths are those of the first rows, which come together.
+/// Writes rows page by page; the first page determines the widths.
 pub(crate) struct Table<const N: usize> {
     head: [&'static str; N],
     columns: usize,
@@ -67,7 +66,7 @@ impl<const N: usize> Table<N> {
         Self { head, columns: format.columns(), layout: None }
     }
 
-    /// Nothing, if there are no rows.
+    /// Writes nothing without rows.
     pub(crate) fn write(&mut self, out: &mut dyn Write, rows: &[[String; N]]) -> io::Result<()> {
         if rows.is_empty() {
             return Ok(());
@@ -110,7 +109,7 @@ impl<const N: usize> Table<N> {
     }
 }
 
-/// Writes titles and values below one another.
+/// Writes titles and values, one per line.
 pub(crate) fn write_members(
     out: &mut dyn Write,
     members: &[(&str, String)],
@@ -139,7 +138,7 @@ fn write_record(out: &mut dyn Write, members: &[(&str, &str)], columns: usize) -
     Ok(())
 }
 
-/// Lines of at most so many columns: broken between words, and if a word is too long, between the groups of an IPv6 address.
+/// Wraps text between words; a word that is too long is broken between the groups of an IPv6 address.
 fn broken(text: &str, columns: usize) -> Vec<String> {
     let (mut lines, mut line) = (Vec::new(), String::new());
     for word in text.split(' ') {
@@ -157,7 +156,7 @@ fn broken(text: &str, columns: usize) -> Vec<String> {
     lines
 }
 
-/// A word that fits, or the groups of an IPv6 address. The last one keeps the port.
+/// A word that fits, or the groups of an IPv6 address. The last piece includes the port.
 fn pieces(word: &str, columns: usize) -> Vec<String> {
     let end = word.rfind(']').filter(|_| width(word) > columns);
     let Some(end) = end else { return vec![word.to_owned()] };
@@ -198,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_stand_below_one_another_and_the_head_comes_once() {
+    fn columns_are_aligned_and_the_head_is_printed_once() {
         let text = written(&[&[["1", "x"], ["four", "y"]], &[["2", "z"]]], None);
         assert_eq!(text, "A     LONG\n1     x\nfour  y\n2     z\n");
         assert_eq!(written(&[&[], &[["1", "x"]]], None), "A  LONG\n1  x\n");
@@ -206,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_show_any_name_on_their_line() {
+    fn cells_show_any_name_on_one_line() {
         for (name, shown) in turnpike_testkit::names::CORPUS {
             let text = written(&[&[["1", name]]], None);
             assert_eq!(text, format!("A  LONG\n1  {shown}\n"));
@@ -226,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_breaks_within_a_port() {
+    fn no_line_is_broken_within_a_port() {
         let address = "[2001:db8:1111:2222:3333:4444:5555:6666]:50123";
         for columns in 20..60 {
             let text = written(&[&[["tls, to peers", address]]], Some(columns));

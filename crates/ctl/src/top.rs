@@ -1,5 +1,5 @@
-//! `turnpike top`: what the program does at this moment, in a terminal. The same readings as the page has (`/v1/live`), drawn again as they
-//! come; as lines of JSON for programs, or once as text.
+//! `turnpike top`: current activity in a terminal. Shows the same data as the admin page (`/v1/live`), as a
+//! screen that is redrawn, as JSON lines, or once as text.
 
 mod grid;
 mod screen;
@@ -28,33 +28,31 @@ use crate::{
 };
 use screen::Screen;
 
-/// Longest wait for a key: so late it is noticed at the most that the program was told to end.
+/// Maximum wait for a key, and so the maximum delay after a signal.
 const LOOK: Duration = Duration::from_millis(100);
-/// Certificates change seldom.
+/// Refresh interval of certificates and history.
 const SELDOM: Duration = Duration::from_secs(60);
-/// How often a fleet is asked for: its nodes speak once a second.
+/// Refresh interval of the fleet, whose nodes report once per second.
 const FLEET: Duration = Duration::from_secs(2);
-/// Columns of [`Options::once`] where nobody says how many there are.
+/// Default width of [`Options::once`].
 const COLUMNS: u16 = 110;
-/// Lines of it: as many as there is something for, and no more than that.
+/// Maximum lines of [`Options::once`].
 const LINES: u16 = 200;
 
-/// How it is to be shown.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Between two readings.
+    /// Between two updates.
     pub interval: Duration,
-    /// One reading, and an end.
+    /// Prints one update and exits.
     pub once: bool,
-    /// A line of JSON for each reading, in place of a picture.
+    /// Prints a JSON line per update instead of a screen.
     pub json: bool,
-    /// Whether colours may be used.
     pub colours: bool,
-    /// Columns of a picture that is no terminal's.
+    /// Width of output that is not a terminal.
     pub columns: Option<u16>,
 }
 
-/// What a thread has heard of the program.
+/// An update from the polling thread.
 enum Told {
     Live(Box<Live>),
     History(Box<History>),
@@ -63,10 +61,10 @@ enum Told {
     Problem(String),
 }
 
-/// Shows it until somebody presses `q` or `stopped` says so.
+/// Runs until the user presses `q` or `stopped` returns true.
 ///
 /// # Errors
-/// See [`CommandError`]; once it runs, a program that does not answer is told on the screen, and asked again.
+/// See [`CommandError`]. After the first answer, errors are shown on the screen and the request is retried.
 pub fn run(
     client: Client,
     options: &Options,
@@ -79,7 +77,7 @@ pub fn run(
     if options.once {
         return once(&client, options, out);
     }
-    // Before anything is drawn, so that an error stands where it can be read.
+    // Before anything is drawn, so that an error stays readable.
     let live: Live = client.get("/v1/live")?;
     let mut screen = Screen::new(options.colours, client.whom());
     screen.hear(live);
@@ -96,7 +94,7 @@ pub fn run(
     Ok(result?)
 }
 
-/// Asks again and again, until nobody listens.
+/// Polls until the receiver is gone.
 fn tell(client: &Client, interval: Duration, to: &mpsc::Sender<Told>) {
     let problem = |error: ClientError| Told::Problem(error.to_string());
     let (mut seldom, mut fleet): (Option<Instant>, Option<Instant>) = (None, None);
@@ -104,7 +102,7 @@ fn tell(client: &Client, interval: Duration, to: &mpsc::Sender<Told>) {
         if seldom.is_none_or(|last| last.elapsed() >= SELDOM) {
             let history = client.get("/v1/live/history").map(Box::new);
             let _ = history.map(|history| to.send(Told::History(history)));
-            // A forwarder has none.
+            // A forwarder has no certificates.
             let told = client.get("/v1/certificates").map(|told: Certificates| told.certificates);
             let _ = told.map(|told| to.send(Told::Certificates(told)));
             seldom = Some(Instant::now());
@@ -128,7 +126,7 @@ fn is_node(told: &Told) -> bool {
     matches!(told, Told::Live(live) if live.status.node.is_some())
 }
 
-/// What somebody can press.
+/// User input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
     Quit,
@@ -137,7 +135,7 @@ enum Key {
     Previous,
     Down,
     Up,
-    /// The picture has another size.
+    /// A resize, or any other event.
     Other,
 }
 
@@ -162,7 +160,7 @@ fn key(patience: Duration) -> io::Result<Option<Key>> {
     }))
 }
 
-/// Draws what is told, and handles keys.
+/// Draws updates and handles keys.
 fn interact(
     screen: &mut Screen,
     told: &Receiver<Told>,
@@ -201,7 +199,7 @@ fn interact(
     Ok(())
 }
 
-/// One object a line, as it is answered.
+/// One JSON object per line, as received.
 fn lines(
     client: &Client,
     options: &Options,
@@ -245,7 +243,7 @@ fn once(client: &Client, options: &Options, out: &mut dyn Write) -> Result<(), C
     Ok(())
 }
 
-/// What stands on a screen of this size, without what is empty at the ends.
+/// Lines of a screen of this size, without trailing blanks and empty lines.
 fn text(screen: &Screen, columns: u16, rows: u16) -> Vec<String> {
     let area = Rect::new(0, 0, columns, rows);
     let mut buffer = Buffer::empty(area);

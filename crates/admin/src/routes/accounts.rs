@@ -160,7 +160,8 @@ pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> R
     app.tell_of_rules(&rotated).await;
     let rotated = rotated?;
     let Rotated { realm, fingerprint, store, until, .. } = &rotated;
-    let others = until.as_ref().map_or_else(String::new, |until| format!(", the others count until {until}"));
+    let others =
+        until.as_ref().map_or_else(String::new, |until| format!(", the others stay valid until {until}"));
     let audit =
         Audit(format!("secret {fingerprint} makes credentials in realm {realm:?} now{others} ({store})"));
     Ok((Extension(audit), Json(rotated)).into_response())

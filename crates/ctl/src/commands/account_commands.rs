@@ -1,4 +1,5 @@
-//! `turnpike user`, `secret`, `realm` and `key`: the same questions to a running server, or to a store where none runs.
+//! `turnpike user`, `secret`, `realm` and `key`: requests to a running server, or direct changes of a store
+//! without one.
 
 use std::io::{self, Write};
 
@@ -14,30 +15,29 @@ use turnpike_wire::escape;
 use super::{CommandError, Format, List, encoded, write_json};
 use crate::client::Client;
 
-/// Users asked for at a time.
+/// Users per request.
 const PAGE: usize = 1000;
 
-/// Where users, secrets, realms and keys are kept.
+/// Destination of changes.
 pub enum AccountBackend {
     /// A running server and its store.
     Running(Client),
-    /// A store that this process opens.
+    /// A store opened by this process.
     Here(Runtime, Accounts),
 }
 
-/// A generated secret, which is shown once.
+/// A generated secret, shown once.
 pub struct GeneratedSecret<'a> {
     /// `password`, `secret` or `key`.
     pub what: &'static str,
-    /// The secret.
     pub text: &'a str,
 }
 
 impl AccountBackend {
-    /// A store that `open` opens, within the runtime that is to do its work.
+    /// Opens a store with `open`, in a new runtime.
     ///
     /// # Errors
-    /// Those of `open`, or there is no runtime.
+    /// `open` failed, or the runtime could not be created.
     pub fn here<E: From<io::Error>>(open: impl FnOnce() -> Result<Accounts, E>) -> Result<Self, E> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let inside = runtime.enter();
@@ -46,7 +46,7 @@ impl AccountBackend {
         Ok(Self::Here(runtime, accounts))
     }
 
-    /// Lists users of one realm or of all, page by page as they come. As JSON it is one array.
+    /// Lists users of one realm or of all, page by page. JSON output is one array.
     ///
     /// # Errors
     /// See [`CommandError`].
@@ -69,7 +69,7 @@ impl AccountBackend {
         Ok(list.end(out, "no users")?)
     }
 
-    /// Makes a user, or gives one another password.
+    /// Adds a user, or changes the password of one.
     ///
     /// # Errors
     /// See [`CommandError`].
@@ -164,7 +164,7 @@ impl AccountBackend {
         Ok(show_change("secret", &change, Some("removed"), None, json, out)?)
     }
 
-    /// Has another secret make new credentials.
+    /// Replaces the signing secret.
     ///
     /// # Errors
     /// See [`CommandError`].
@@ -189,15 +189,15 @@ impl AccountBackend {
             escape::name(realm)
         )?;
         match until {
-            Some(until) => writeln!(out, "the others count until {until}, and are removed then")?,
-            None => writeln!(out, "there was no other")?,
+            Some(until) => writeln!(out, "the others stay valid until {until}, and are then removed")?,
+            None => writeln!(out, "there was no other secret")?,
         }
         show_made_up(out, shown)?;
         note.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
         Ok(())
     }
 
-    /// Lists the keys of applications.
+    /// Lists API keys.
     ///
     /// # Errors
     /// See [`CommandError`].
@@ -211,7 +211,7 @@ impl AccountBackend {
         Ok(list.end(out, "no keys")?)
     }
 
-    /// Takes a key of an application.
+    /// Adds an API key.
     ///
     /// # Errors
     /// See [`CommandError`].
@@ -229,7 +229,7 @@ impl AccountBackend {
         Ok(show_change("key", &change, None, shown, json, out)?)
     }
 
-    /// Removes a key of an application.
+    /// Removes an API key.
     ///
     /// # Errors
     /// See [`CommandError`].
@@ -255,7 +255,7 @@ impl AccountBackend {
         Ok(list.end(out, "no realms in the store")?)
     }
 
-    /// Names a realm, or gives one other limits.
+    /// Adds a realm, or changes the limits of one.
     ///
     /// # Errors
     /// See [`CommandError`].
@@ -267,7 +267,7 @@ impl AccountBackend {
         Ok(show_change("realm", &change, None, None, json, out)?)
     }
 
-    /// Names a realm no more.
+    /// Removes a realm from the store.
     ///
     /// # Errors
     /// See [`CommandError`].
@@ -298,7 +298,7 @@ fn with_query(path: &str, query: &impl Serialize) -> String {
     if words.is_empty() { path.to_owned() } else { format!("{path}?{words}") }
 }
 
-/// With what is meant, and where.
+/// Path of an item, with its realm.
 fn path(collection: &str, name: &str, realm: Option<String>) -> String {
     with_query(&format!("{collection}/{}", encoded(name)), &RealmQuery { realm })
 }
@@ -364,7 +364,7 @@ fn show_made_up(out: &mut dyn Write, shown: Option<GeneratedSecret<'_>>) -> io::
     shown.iter().try_for_each(|GeneratedSecret { what, text }| writeln!(out, "{what}: {text}"))
 }
 
-/// As JSON, with what was made up beside it.
+/// Writes JSON with the generated secret added.
 fn write_with(
     out: &mut dyn Write,
     value: &impl Serialize,
@@ -382,7 +382,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_name_can_stand_in_a_path() {
+    fn any_name_can_be_encoded_in_a_path() {
         assert_eq!(path("/v1/users", "alice", None), "/v1/users/alice");
         let odd = path("/v1/users", "a/b ü?&.", Some("x y&z".to_owned()));
         assert_eq!(odd, "/v1/users/a%2Fb%20%C3%BC%3F%26%2E?realm=x+y%26z");

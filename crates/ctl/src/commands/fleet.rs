@@ -1,4 +1,4 @@
-//! `turnpike fleet`: who is there, who takes nobody new, and the sessions of all.
+//! `turnpike fleet`: status, draining, and the sessions of all nodes.
 
 use std::io::Write;
 
@@ -9,11 +9,10 @@ use turnpike_wire::escape;
 use super::{CommandError, Format, List, Sessions, each_page, encoded, row, write_json};
 use crate::{client::Client, table::Table};
 
-/// The page has the same words.
-const RECOVERING: &str =
-    "the store does not know yet what all nodes have: until then each node serves its equal share of quotas";
+/// Same text as on the admin page.
+const RECOVERING: &str = "the store does not know the use of all nodes yet; until then, each node serves its equal share of quotas";
 
-/// Shows all nodes, as one of them sees them.
+/// Shows all nodes as seen by one of them.
 ///
 /// # Errors
 /// See [`CommandError`].
@@ -24,9 +23,12 @@ pub fn show_fleet(client: &Client, format: Format, out: &mut dyn Write) -> Resul
     }
     let FleetStatus { name, node, store, alone, recovering, nodes, .. } = &fleet;
     let mut say = |text: &str| writeln!(out, "{}", format.sentence(text));
-    say(&format!("fleet {} in {store}, as node {} sees it", escape::name(name), escape::name(node)))?;
+    say(&format!("fleet {} in {store}, as seen by node {}", escape::name(name), escape::name(node)))?;
     if let Some(why) = alone {
-        say(&format!("this node is alone, and what follows is old: {}", escape::line(why)))?;
+        say(&format!(
+            "this node has no contact with the others, and the data below is outdated: {}",
+            escape::line(why)
+        ))?;
     }
     if *recovering {
         say(RECOVERING)?;
@@ -36,7 +38,7 @@ pub fn show_fleet(client: &Client, format: Format, out: &mut dyn Write) -> Resul
     Ok(Table::new(head, format).write(out, &rows)?)
 }
 
-/// Has a node take nobody new, or clients again; the one that is asked, if it is not named.
+/// Drains or uncordons a node; without a name, the queried one.
 ///
 /// # Errors
 /// See [`CommandError`].
@@ -59,14 +61,14 @@ pub fn order_node(
     }
     let NodeOrder { node, drains } = &order;
     let told = if *drains {
-        "takes nobody new; sessions that it has go on, and `turnpike fleet status` says how many they are"
+        "takes no new clients; its sessions continue, and `turnpike fleet status` shows their number"
     } else {
         "takes clients again"
     };
     Ok(writeln!(out, "node {} {told}", escape::name(node))?)
 }
 
-/// Lists sessions of all nodes, page by page as they come. As JSON it is one array.
+/// Lists sessions of all nodes, page by page. JSON output is one array.
 ///
 /// # Errors
 /// See [`CommandError`].

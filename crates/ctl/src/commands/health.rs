@@ -1,4 +1,5 @@
-//! `turnpike health`, and what `turnpike drain --wait` waits for: for those who look after a program and have no shell, as in a container.
+//! `turnpike health`, and the wait of `turnpike drain --wait`, for environments without a shell such as
+//! containers.
 
 use std::{io::Write, thread, time::Duration};
 
@@ -7,13 +8,13 @@ use turnpike_api::Status;
 use super::{CommandError, write_json};
 use crate::client::{Client, ClientError};
 
-/// How often it is asked whether the program has ended.
+/// Poll interval.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// Says how the program is: whether it takes clients, or with `live` whether it runs.
+/// Checks readiness, or with `live` only that the program runs.
 ///
 /// # Errors
-/// See [`CommandError`]; [`CommandError::Unwell`] where it takes nobody new.
+/// See [`CommandError`]; [`CommandError::Unwell`] if it takes no new clients.
 pub fn health(client: &Client, live: bool, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
     let (well, words) = client.words(if live { "/livez" } else { "/readyz?verbose" })?;
     if json {
@@ -26,23 +27,23 @@ pub fn health(client: &Client, live: bool, json: bool, out: &mut dyn Write) -> R
     if well { Ok(()) } else { Err(CommandError::Unwell(words)) }
 }
 
-/// Waits until the program that answers now has ended. Who ends it says when that is at the latest (`drain`).
+/// Waits until the running program has ended. Its deadline is set by `drain`.
 ///
 /// # Errors
-/// See [`CommandError`]: somebody is there who does not answer this one.
+/// See [`CommandError`]: a program is listening but refuses.
 pub fn wait_for_end(client: &Client) -> Result<(), CommandError> {
     let mut waited_for = None;
     loop {
         match client.get::<Status>("/v1/status") {
             Ok(Status { pid, started_at, .. }) => {
                 let process = (pid, started_at);
-                // Another one may have its place by now, such as one that a service manager has started.
+                // Another process may have taken its place, for example started by a service manager.
                 if *waited_for.get_or_insert_with(|| process.clone()) != process {
                     return Ok(());
                 }
             }
             Err(ClientError::Nobody { .. }) => return Ok(()),
-            // It may end in the midst of an answer: then nobody is there the next time.
+            // The program may end during an answer; the next request will find none.
             Err(ClientError::Broken { .. }) => {}
             Err(error) => return Err(error.into()),
         }

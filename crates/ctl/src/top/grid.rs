@@ -1,18 +1,20 @@
-//! A table before it is drawn. Where a terminal is too narrow it loses columns, never a part of a figure or an address.
+//! A table before it is drawn. On a narrow terminal it loses whole columns, never part of a figure or an
+//! address.
 
 use ratatui::{style::Color, text::Span};
 
 use turnpike_wire::escape;
 
-/// Columns between two columns.
+/// Blanks between two columns.
 pub(super) const GAP: u16 = 2;
-/// Width of the main column up to which other columns give way to it.
+/// Width of the main column up to which other columns are dropped for it.
 const TEXT: u16 = 20;
 
-/// Title and rank. Columns with a higher rank are left out first; the one with rank 0 stays, and its text may be shortened.
+/// Title and rank. Columns with the highest rank are dropped first; the one with rank 0 stays, and its text
+/// may be shortened.
 pub(super) type Column = (&'static str, u8);
 
-/// Rows as text, with a colour for those that need attention.
+/// Rows of text, with a color if they need attention.
 pub(super) struct Grid {
     pub(super) head: &'static [Column],
     pub(super) rows: Vec<(Vec<String>, Option<Color>)>,
@@ -81,7 +83,7 @@ impl Grid {
     }
 }
 
-/// Drops the middle of text that is too long: the end of an address is its port.
+/// Shortens text in the middle, because an address ends with its port.
 pub(super) fn shortened(text: &str, width: usize) -> String {
     if Span::raw(text).width() <= width {
         return text.to_owned();
@@ -105,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_that_is_too_long_loses_its_middle() {
+    fn long_text_loses_its_middle() {
         for (text, width, short) in [
             ("alice", 5, "alice"),
             ("alice", 4, "al…e"),

@@ -1,4 +1,4 @@
-//! What `turnpike top` draws: lines of figures, curves of the last minutes, the workers, and one of several tables below.
+//! Screen of `turnpike top`: figures, curves of the last minutes, the workers, and one of several tables.
 
 use std::collections::VecDeque;
 
@@ -21,13 +21,13 @@ use super::{
     units::{NONE, bits, micros},
 };
 
-/// Points of a curve: the widest terminal has fewer columns.
+/// Points of a curve; no terminal is wider.
 const POINTS: usize = 600;
-/// Below so many lines there are no curves.
+/// Minimum lines for curves.
 pub(super) const CURVES_FROM: u16 = 22;
 const CURVE: u16 = 3;
 
-/// The tables of which one is shown.
+/// Tables, of which one is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tab {
     Talkers,
@@ -35,7 +35,7 @@ enum Tab {
     Refusals,
     Listeners,
     Certificates,
-    /// Where there is one.
+    /// Only in a fleet.
     Fleet,
 }
 
@@ -55,12 +55,12 @@ impl Tab {
     }
 }
 
-/// What is known and how it is to be shown.
+/// Data and display state.
 pub(super) struct Screen {
     colours: bool,
     whom: String,
     live: Option<Live>,
-    /// Bits a second to peers and to clients, the newest last.
+    /// Bits per second to peers and to clients, the newest last.
     curves: [VecDeque<u64>; 2],
     certificates: Vec<Certificate>,
     fleet: Option<FleetStatus>,
@@ -68,7 +68,7 @@ pub(super) struct Screen {
     paused: bool,
     tab: Tab,
     first: usize,
-    /// All tables, one below the other.
+    /// Shows all tables, one below the other.
     whole: bool,
 }
 
@@ -89,7 +89,7 @@ impl Screen {
         }
     }
 
-    /// Takes a reading.
+    /// Applies an update.
     pub(super) fn hear(&mut self, live: Live) {
         let (to_peer, to_client) = match &live.server {
             Some(server) => (server.to_peer.bytes, server.to_client.bytes),
@@ -109,7 +109,7 @@ impl Screen {
         }
     }
 
-    /// Takes what there was before.
+    /// Sets the history.
     pub(super) fn remember(&mut self, history: History) {
         for (curve, told) in self.curves.iter_mut().zip([history.to_peer_bps, history.to_client_bps]) {
             *curve = told.into_iter().map(|point| point.map_or(0, whole)).collect();
@@ -120,20 +120,20 @@ impl Screen {
         self.certificates = certificates;
     }
 
-    /// It is one of several servers.
+    /// Sets the state of the fleet.
     pub(super) fn join(&mut self, fleet: FleetStatus) {
         if !self.paused {
             self.fleet = Some(fleet);
         }
     }
 
-    /// The tables that there are.
+    /// Available tables.
     fn tabs(&self) -> Vec<Tab> {
         let is_there = |tab: &Tab| *tab != Tab::Fleet || self.fleet.is_some();
         Tab::OF_SERVER.into_iter().filter(is_there).collect()
     }
 
-    /// The program does not answer.
+    /// Shows an error.
     pub(super) fn lose(&mut self, why: String) {
         self.problem = Some(why);
     }
@@ -142,7 +142,7 @@ impl Screen {
         self.paused = !self.paused;
     }
 
-    /// So many tables on.
+    /// Switches tables.
     pub(super) fn turn(&mut self, by: i8) {
         let all = self.tabs();
         let at = all.iter().position(|tab| *tab == self.tab).unwrap_or(0);
@@ -152,12 +152,12 @@ impl Screen {
         (self.tab, self.first) = (all[next], 0);
     }
 
-    /// So many rows on.
+    /// Scrolls rows.
     pub(super) fn scroll(&mut self, by: i8) {
         self.first = if by > 0 { self.first + 1 } else { self.first.saturating_sub(1) };
     }
 
-    /// The same for paper: all tables, and no keys.
+    /// All tables and no keys, for non-interactive output.
     pub(super) fn whole(mut self) -> Self {
         self.whole = true;
         self
@@ -242,8 +242,8 @@ impl Screen {
             ],
             vec![
                 ("data path", format!("{step}: {why}")),
-                ("across the kernel", per_second(server.across.datagrams)),
-                ("a receive call", batch(server)),
+                ("relayed by the kernel", per_second(server.across.datagrams)),
+                ("per receive call", batch(server)),
             ],
         ]
     }
@@ -264,7 +264,7 @@ impl Screen {
             #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
             let most_text = bits(most as f64 / 8.0);
             let titles = [
-                format!("{title}, {} s, at the most {most_text}", points.len()),
+                format!("{title}, {} s, at most {most_text}", points.len()),
                 format!("{title}, at most {most_text}"),
                 title.to_owned(),
             ];
@@ -278,7 +278,7 @@ impl Screen {
         }
     }
 
-    /// Tables of what is shown below, each with its title.
+    /// Tables of the lower part, with titles.
     fn tables(&self, live: &Live) -> Vec<(&'static str, Grid)> {
         let Some(server) = &live.server else {
             let waiting = Some(("Waiting", waiting(live))).filter(|(_, grid)| !grid.rows.is_empty());
@@ -318,7 +318,7 @@ impl Screen {
             tables.iter().map(|(title, _)| *title).collect()
         };
         let is_shown = |title: &str| tables.iter().any(|(shown, _)| *shown == title);
-        // Titles that do not fit are left out, but never the one that is shown.
+        // Titles that do not fit are dropped, except the selected one.
         let length = |titles: &[&str]| titles.iter().map(|title| title.len() + 3).sum::<usize>();
         let mut some = &all[..];
         while length(some) > width.into() && some.len() > 1 {
@@ -354,7 +354,7 @@ impl Widget for &Screen {
         if let Some(server) = &live.server {
             pen.skip();
             let workers = workers(&server.workers);
-            // Half of what is left at the most, but on paper.
+            // At most half of the rest, except in non-interactive output.
             let most = if self.whole { u16::MAX } else { pen.area.height / 2 };
             self.show(&workers, 0, pen.take(workers.height().min(most.max(2))), pen.buffer);
         }
@@ -389,9 +389,9 @@ impl Widget for &Screen {
     }
 }
 
-/// Draws from the top on.
+/// Draws from top to bottom.
 struct Pen<'b> {
-    /// What is left.
+    /// Remaining area.
     area: Rect,
     buffer: &'b mut Buffer,
 }
@@ -418,7 +418,7 @@ fn bold() -> Style {
     Style::new().add_modifier(Modifier::BOLD)
 }
 
-/// Wraps figures into as many lines as they take.
+/// Wraps figures into lines.
 fn figures(all: &[(&str, String)], width: u16) -> Vec<Line<'static>> {
     let mut lines: Vec<Vec<Span<'static>>> = Vec::new();
     let mut left = 0;
@@ -451,7 +451,7 @@ fn opening(quantiles: Option<&Quantiles>) -> String {
     format!("p50 {}, p99 {}", text(p50_s), text(p99_s))
 }
 
-/// Datagrams of a receive call, over all workers.
+/// Mean datagrams per receive call of all workers.
 fn batch(server: &LiveServer) -> String {
     let calls: f64 = server.batches.iter().map(|batch| batch.rate).sum();
     if calls > 0.0 { format!("{:.1} datagrams", server.received / calls) } else { NONE.to_owned() }

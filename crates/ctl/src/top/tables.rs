@@ -1,4 +1,4 @@
-//! The tables of `turnpike top`: columns, rows, and colours of rows that need attention.
+//! Tables of `turnpike top`: columns, rows, and colors of rows that need attention.
 
 use ratatui::style::Color;
 use turnpike_api::{
@@ -11,10 +11,10 @@ use super::{
     units::{bits, mean, micros, percent},
 };
 
-/// A share of a core beyond which a worker is shown as busy, and as full.
+/// Shares of a core above which a worker is shown as busy and as full.
 const BUSY: f64 = 0.8;
 const FULL: f64 = 0.95;
-/// Days from which the end of a certificate is near.
+/// Seconds before the end of a certificate from which it is highlighted.
 const NEAR_S: i64 = 14 * 86_400;
 
 pub(super) fn workers(workers: &[LiveWorker]) -> Grid {
@@ -110,7 +110,7 @@ pub(super) fn certificates(certificates: &[Certificate]) -> Grid {
     let row = |certificate: &Certificate| {
         let left = certificate.expires_in_s;
         let text = span(left.unsigned_abs());
-        let left_text = if left < 0 { format!("over for {text}") } else { text };
+        let left_text = if left < 0 { format!("expired {text} ago") } else { text };
         let cells = vec![
             certificate.names.join(", "),
             certificate.not_after.clone(),
@@ -192,7 +192,7 @@ pub(super) fn rules(live: &Live) -> Grid {
     )
 }
 
-/// Reasons of rules that wait; each begins with the name of its rule.
+/// Reasons of waiting rules; each begins with the name of its rule.
 pub(super) fn waiting(live: &Live) -> Grid {
     let rows = live.rules.iter().filter_map(|rule| Some(vec![rule.waits_for.clone()?]));
     Grid::new(&[("REASON", 0)], rows)

@@ -1,4 +1,4 @@
-//! The screen on a terminal that is a buffer, and what keys do.
+//! The screen in a buffer, and the effect of keys.
 
 use std::collections::VecDeque;
 
@@ -98,7 +98,7 @@ fn certificate(left_s: i64) -> Certificate {
     }
 }
 
-/// On a terminal of this size.
+/// Lines on a terminal of this size.
 fn drawn(screen: &Screen, columns: u16, rows: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
     terminal.draw(|frame| frame.render_widget(screen, frame.area())).unwrap();
@@ -115,7 +115,7 @@ fn holds(lines: &[String], parts: &[&str]) {
 }
 
 #[test]
-fn a_screen_has_figures_curves_workers_and_the_first_table() {
+fn screen_shows_figures_curves_workers_and_the_first_table() {
     let mut screen = Screen::new(true, "unix:/run/a.sock".to_owned());
     screen.hear(live());
     let lines = drawn(&screen, 120, 40);
@@ -133,8 +133,8 @@ fn a_screen_has_figures_curves_workers_and_the_first_table() {
             "to peers 1.00 Mbit/s 1.00 k/s",
             "lost 0.50/s",
             "data path gso: the highest that works",
-            "a receive call 3.0 datagrams",
-            "to clients, 1 s, at the most 2.00 Mbit/s",
+            "per receive call 3.0 datagrams",
+            "to clients, 1 s, at most 2.00 Mbit/s",
             "WORKER  LOAD",
             "1       97 %",
             "Top talkers",
@@ -143,7 +143,7 @@ fn a_screen_has_figures_curves_workers_and_the_first_table() {
             "q quit",
         ],
     );
-    assert!(!lines.concat().contains('\u{1b}'), "what a client has sent moves no cursor");
+    assert!(!lines.concat().contains('\u{1b}'), "client data cannot contain escape sequences");
     holds(&lines, &["al\\u{1b}[2Jice"]);
 }
 
@@ -177,7 +177,7 @@ fn fleet() -> FleetStatus {
 }
 
 #[test]
-fn a_node_has_the_table_of_its_fleet_and_others_have_none() {
+fn only_a_fleet_node_has_the_fleet_table() {
     let mut screen = Screen::new(false, String::new());
     screen.hear(live());
     assert!(!drawn(&screen, 120, 40).concat().contains(" Fleet "));
@@ -193,14 +193,14 @@ fn a_node_has_the_table_of_its_fleet_and_others_have_none() {
     holds(&drawn(&screen, 120, 40), &["192.0.2.9:50000"]);
 }
 
-/// Pieces of a line: figures, and cells of a table.
+/// Figures and table cells of the lines.
 fn pieces(lines: &[String]) -> Vec<String> {
     let pieces = lines.iter().flat_map(|line| line.split("  ")).map(str::trim);
     pieces.filter(|piece| !piece.is_empty()).map(str::to_owned).collect()
 }
 
 #[test]
-fn narrow_terminal_loses_columns_and_no_part_of_a_figure() {
+fn narrow_terminal_loses_only_whole_columns() {
     let mut of_node = live();
     of_node.status.node = Some("one".to_owned());
     for tab in 0..6 {
@@ -226,9 +226,9 @@ fn narrow_terminal_loses_columns_and_no_part_of_a_figure() {
             assert!(columns < 60 || shortened <= 1, "{columns} columns:\n{page}");
             shown.push(tables.len());
         }
-        assert!(shown.is_sorted() && shown[0] < shown[3], "wider ones show more: {shown:?}");
+        assert!(shown.is_sorted() && shown[0] < shown[3], "wider terminals show more: {shown:?}");
     }
-    // The most important ones stay.
+    // The most important columns stay.
     let mut screen = Screen::new(false, String::new());
     screen.hear(live());
     holds(&drawn(&screen, 40, 60), &["WORKER  LOAD", "LOST", "USER", "TO PEERS"]);
@@ -236,7 +236,7 @@ fn narrow_terminal_loses_columns_and_no_part_of_a_figure() {
 }
 
 #[test]
-fn a_terminal_may_be_as_small_as_it_likes() {
+fn tiny_terminals_do_not_panic() {
     let mut screen = Screen::new(true, "unix:/run/a.sock".to_owned());
     for known in [false, true] {
         if known {
@@ -254,7 +254,7 @@ fn a_terminal_may_be_as_small_as_it_likes() {
 }
 
 #[test]
-fn colours_are_left_out_where_nobody_wants_them() {
+fn colors_can_be_disabled() {
     for colours in [true, false] {
         let mut screen = Screen::new(colours, String::new());
         screen.hear(live());
@@ -267,7 +267,7 @@ fn colours_are_left_out_where_nobody_wants_them() {
 }
 
 #[test]
-fn on_paper_stand_all_tables() {
+fn whole_output_has_all_tables() {
     let mut screen = Screen::new(false, "unix:/run/a.sock".to_owned());
     screen.hear(live());
     screen.certify(vec![certificate(-90_000)]);
@@ -283,7 +283,7 @@ fn on_paper_stand_all_tables() {
             "Listeners and realms",
             "tls 192.0.2.1:5349",
             "Certificates",
-            "over for 1 day 1 h",
+            "expired 1 day 1 h ago",
         ],
     );
     assert!(!lines.concat().contains("q quit"));
@@ -291,7 +291,7 @@ fn on_paper_stand_all_tables() {
 }
 
 #[test]
-fn a_forwarder_has_its_rules() {
+fn forwarder_screen_shows_its_rules() {
     let mut live = live();
     (live.server, live.status.job, live.status.datapath) = (None, Job::Forward, None);
     live.rules = vec![LiveRule {
@@ -326,7 +326,7 @@ fn a_forwarder_has_its_rules() {
     );
 }
 
-/// Keys that come one by one, and what is on the screen after each.
+/// Screens after each of these keys.
 fn pressed(keys: &[Key], told: Vec<Told>) -> Vec<String> {
     let (teller, heard) = mpsc::channel();
     told.into_iter().for_each(|told| teller.send(told).unwrap());
@@ -343,7 +343,7 @@ fn pressed(keys: &[Key], told: Vec<Told>) -> Vec<String> {
 }
 
 #[test]
-fn keys_turn_the_tables_and_quit() {
+fn keys_switch_tables_and_quit() {
     let seen = pressed(&[Key::Next, Key::Next, Key::Previous], Vec::new());
     assert_eq!(seen.len(), 4, "the first, and one for each key but the last");
     assert!(seen[0].contains("192.0.2.9:50000") && !seen[1].contains("192.0.2.9:50000"));
@@ -352,7 +352,7 @@ fn keys_turn_the_tables_and_quit() {
 }
 
 #[test]
-fn a_pause_keeps_what_is_shown_and_a_program_that_is_gone_is_told() {
+fn pause_freezes_the_screen_and_lost_program_is_shown() {
     let mut other = live();
     other.status.open = 4321;
     let seen = pressed(&[Key::Pause], vec![Told::Problem("nobody listens there".to_owned())]);
@@ -370,8 +370,8 @@ fn a_pause_keeps_what_is_shown_and_a_program_that_is_gone_is_told() {
 }
 
 #[test]
-fn it_ends_when_the_program_is_told_to() {
+fn top_ends_when_stopped() {
     let (_teller, told) = mpsc::channel();
     let mut screen = Screen::new(false, String::new());
-    interact(&mut screen, &told, |_| Ok(()), |_| panic!("nobody is asked"), || true).unwrap();
+    interact(&mut screen, &told, |_| Ok(()), |_| panic!("no key is read"), || true).unwrap();
 }

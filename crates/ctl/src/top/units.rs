@@ -1,11 +1,11 @@
-//! Figures that may be unknown, as the page has them (docs/web.md).
+//! Figures that may be unknown, formatted as on the admin page (docs/web.md).
 
 use turnpike_measure::units::bits_per_second;
 
-/// What is not known.
+/// Unknown value.
 pub(super) const NONE: &str = "-";
 
-/// A rate of payload, of bytes a second.
+/// Formats a payload rate in bytes per second as bits.
 pub(super) fn bits(bytes: f64) -> String {
     bits_per_second(bytes * 8.0)
 }
